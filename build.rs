@@ -1,0 +1,28 @@
+//! Generates the gRPC types from `proto/` (no `protoc` needed) and passes on the revision.
+
+use std::error::Error;
+use std::process::Command;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo::rerun-if-changed=proto");
+    let descriptors = protox::compile(
+        ["podresources/v1.proto", "podresources/v1alpha1.proto", "deviceplugin/v1beta1.proto", "pods/v1alpha1.proto"],
+        ["proto"],
+    )?;
+    tonic_prost_build::configure().compile_fds(descriptors)?;
+
+    println!("cargo::rerun-if-changed=.git/HEAD");
+    println!("cargo::rerun-if-changed=.git/refs/heads");
+    println!("cargo::rustc-env=PODMETER_BUILD_REVISION={}", first_line("git", &["rev-parse", "--short=12", "HEAD"]));
+    let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned());
+    let version = first_line(&rustc, &["--version"]);
+    println!("cargo::rustc-env=PODMETER_BUILD_RUSTC={}", version.split(' ').nth(1).unwrap_or("unknown"));
+    Ok(())
+}
+
+/// A source archive has no git: the revision is then `unknown`, not an error.
+fn first_line(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().ok().filter(|output| output.status.success());
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    text.as_deref().and_then(|text| text.lines().next()).unwrap_or("unknown").to_owned()
+}

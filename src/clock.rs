@@ -1,0 +1,27 @@
+//! The one place that reads the time. Everything below the agent takes it as an argument.
+
+use std::time::UNIX_EPOCH;
+
+use crate::model::{Moment, Monotonic, UnixSeconds};
+
+/// Counts from the moment it was made. Copies share that origin.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    // tokio's Instant is std's outside a paused test runtime.
+    origin: tokio::time::Instant,
+}
+
+impl Clock {
+    #[must_use]
+    pub fn start() -> Self {
+        Self { origin: tokio::time::Instant::now() }
+    }
+
+    #[must_use]
+    pub fn now(&self) -> Moment {
+        #[allow(clippy::disallowed_methods, reason = "this is the clock")]
+        let wall = std::time::SystemTime::now();
+        let unix = wall.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+        Moment { monotonic: Monotonic::new(self.origin.elapsed()), unix: UnixSeconds(unix) }
+    }
+}

@@ -1,0 +1,85 @@
+use crate::model::{Fast, GpuUuid, Inventory, Medium, Moment, Slow};
+
+/// Somewhere that GPUs can be found: the installed driver, or a simulation.
+pub trait Driver: Send + 'static {
+    /// `nvml` or `simulated`.
+    fn name(&self) -> &'static str;
+
+    /// Opens it. Called again, with backoff, for as long as it fails and after each loss.
+    fn open(&mut self) -> Result<Box<dyn Session>, Failure>;
+}
+
+/// An open driver. Dropping it closes the driver, so it is leaked while a reader is stuck inside a call.
+pub trait Session: Send + Sync {
+    /// All GPUs that answer. One that refuses is a problem, not an error.
+    fn inventory(&self) -> Result<(Inventory, Vec<Problem>), Failure>;
+
+    /// What one worker thread reads one GPU with.
+    fn reader(&self, gpu: &GpuUuid) -> Result<Box<dyn Reader>, Failure>;
+
+    /// Cheap; true when the layout (MIG instances, number of GPUs, driver version) differs from the last inventory.
+    fn layout_changed(&self) -> bool;
+}
+
+/// Reads one GPU, from one thread. May block for ever.
+pub trait Reader: Send {
+    fn read(&mut self, due: Due, now: Moment) -> Pass;
+}
+
+/// Which tiers a pass is to read. Fast is always read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Due {
+    pub medium: bool,
+    pub slow: bool,
+}
+
+/// What came of one pass over one GPU: values and problems side by side.
+#[derive(Debug, Default)]
+pub struct Pass {
+    pub verdict: Verdict,
+    pub integrals: Integrals,
+    pub fast: Option<Fast>,
+    pub medium: Option<Medium>,
+    pub slow: Option<Slow>,
+    pub problems: Vec<Problem>,
+}
+
+/// What one pass adds to the totals. `None`: not known, for this GPU or this time.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Integrals {
+    pub busy_seconds: Option<f64>,
+    pub memory_busy_seconds: Option<f64>,
+    /// encoder, decoder, jpeg, ofa
+    pub engine_busy_seconds: Vec<(&'static str, f64)>,
+    pub energy_joules: Option<f64>,
+    pub uncovered_seconds: f64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Verdict {
+    #[default]
+    Answers,
+    /// Lost, or a reset is required: this GPU only.
+    Lost,
+    /// The session as a whole is of no more use: open a new one.
+    SessionOver,
+}
+
+/// One failed call that cost a value and nothing more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// The driver's name of the call.
+    pub call: &'static str,
+    /// The driver's name of the return code, lower case: `gpu_is_lost`.
+    pub code: &'static str,
+}
+
+/// Why there is no session. Shown to people: says what, where, and what to do.
+#[derive(Debug, thiserror::Error)]
+#[error("{reason}; {remedy}")]
+pub struct Failure {
+    pub call: &'static str,
+    pub code: &'static str,
+    pub reason: String,
+    pub remedy: &'static str,
+}

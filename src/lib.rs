@@ -1,0 +1,12 @@
+//! podmeter: one binary per node that hands out accelerators and tells truthfully who uses them.
+//! `ARCHITECTURE.md` draws the rooms below and the arrows allowed between them.
+
+pub mod attribution;
+pub mod clock;
+pub mod hardware;
+pub mod kubelet;
+pub mod metrics;
+pub mod model;
+pub mod simulation;
+pub mod web;
+pub mod wire;

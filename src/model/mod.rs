@@ -1,0 +1,23 @@
+//! The words that every room speaks.
+//!
+//! In: nothing. Out: plain values. Refuses to know: tokio, gRPC, NVML, Prometheus, files, clocks.
+
+mod identity;
+mod inventory;
+mod reading;
+mod relation;
+mod snapshot;
+mod time;
+
+pub use identity::{ContainerRef, DeviceId, GpuUuid, MigUuid, PciBusId, PodRef, ResourceName};
+pub use inventory::{DriverInfo, Gpu, Inventory, MigDevice, NodeDevices};
+pub use reading::{
+    Clocks, DeviceReadings, EccLocation, FabricState, Fast, GpmRatios, InstanceReading, Medium, MemoryUse, NvLink,
+    Pcie, RowRemap, Slow, Stamped, Totals,
+};
+pub use relation::{Allocatable, ClaimDevice, Container, CpuSet, HeldDevice, MemoryBlock, Pod, Relation};
+pub use snapshot::{
+    Account, Attribution, Collector, ConfigReload, HardwareState, Holding, KubeletCounters, KubeletState,
+    PodResourcesApi, SelfUse, Sharing, Snapshot, UnresolvedDevices,
+};
+pub use time::{DurationHistogram, Moment, Monotonic, UnixSeconds};

@@ -1,0 +1,174 @@
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::{MigUuid, Monotonic};
+
+/// A value and when it was read. The publisher drops what has grown stale.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Stamped<T> {
+    pub at: Monotonic,
+    pub value: T,
+}
+
+/// What one GPU says. Absent is never zero: an unsupported, failed or stale value is `None`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct DeviceReadings {
+    pub totals: Totals,
+    pub fast: Option<Stamped<Fast>>,
+    pub medium: Option<Stamped<Medium>>,
+    pub slow: Option<Stamped<Slow>>,
+    /// A call on this GPU has not come back within the watchdog's limit.
+    pub stuck: bool,
+    /// The driver says the GPU is lost or refuses it.
+    pub lost: bool,
+}
+
+/// Integrals since the agent first saw the GPU. They never fall, whatever the driver's own counters do.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Totals {
+    /// The time up to which the integrals are complete.
+    pub through: Monotonic,
+    pub busy_seconds: Option<f64>,
+    pub memory_busy_seconds: Option<f64>,
+    /// encoder, decoder, jpeg, ofa
+    pub engine_busy_seconds: BTreeMap<&'static str, f64>,
+    pub energy_joules: Option<f64>,
+    /// Time that neither samples nor the fallback cover.
+    pub uncovered_seconds: f64,
+}
+
+/// Read every second.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Fast {
+    pub utilization_ratio: Option<f64>,
+    pub power_watts: Option<f64>,
+}
+
+/// Read every ten seconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Medium {
+    pub memory: Option<MemoryUse>,
+    pub gpu_temperature_celsius: Option<f64>,
+    pub memory_temperature_celsius: Option<f64>,
+    /// Degrees below the slowdown limit.
+    pub temperature_margin_celsius: Option<f64>,
+    pub power_limit_watts: Option<f64>,
+    pub clocks: Clocks,
+    /// Seconds by reason, since driver load, made monotonic.
+    pub throttled_seconds: BTreeMap<&'static str, f64>,
+    /// State set: every known reason, true when active. Empty when the driver does not say.
+    pub clock_events: BTreeMap<&'static str, bool>,
+    pub performance_state: Option<u32>,
+    /// By fan number.
+    pub fan_speed_ratios: Vec<f64>,
+    pub gpm: GpmRatios,
+    /// GPM 248 and 249.
+    pub sm_cycles: Option<f64>,
+    pub sm_active_cycles: Option<f64>,
+    /// Physical GPU only, while it is partitioned.
+    pub instances: Vec<InstanceReading>,
+}
+
+/// GPM ratios, 0 to 1, over the time since the last medium pass.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct GpmRatios {
+    pub graphics_engine_active: Option<f64>,
+    pub sm_active: Option<f64>,
+    pub sm_occupancy: Option<f64>,
+    pub dram_active: Option<f64>,
+    /// tensor, hmma, imma, dfma, fp64, fp32, fp16, int
+    pub pipes: BTreeMap<&'static str, f64>,
+}
+
+/// One GPU instance of a partitioned GPU; its memory is shared by its compute instances.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct InstanceReading {
+    pub gpu_instance: u32,
+    /// The MIG devices inside it.
+    pub members: Vec<MigUuid>,
+    pub memory: Option<MemoryUse>,
+    pub gpm: GpmRatios,
+}
+
+/// used + free + reserved = total.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MemoryUse {
+    pub used: u64,
+    pub free: u64,
+    pub reserved: Option<u64>,
+    pub total: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Clocks {
+    pub sm_hertz: Option<f64>,
+    pub memory_hertz: Option<f64>,
+    pub graphics_hertz: Option<f64>,
+    pub video_hertz: Option<f64>,
+}
+
+/// Read every minute.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Slow {
+    pub ecc: Vec<EccLocation>,
+    /// Board lifetime: (corrected, uncorrected).
+    pub ecc_lifetime_corrected: Option<u64>,
+    pub ecc_lifetime_uncorrected: Option<u64>,
+    pub row_remap: Option<RowRemap>,
+    /// Banks by availability: max, high, partial, low, none.
+    pub row_remap_banks: BTreeMap<&'static str, u64>,
+    /// Pages by cause: single_bit, double_bit.
+    pub retired_pages: BTreeMap<&'static str, u64>,
+    pub retired_pages_pending: Option<bool>,
+    pub pcie: Pcie,
+    pub nvlink: NvLink,
+    pub fabric: Option<FabricState>,
+    /// NVML field 230, as the driver numbers it.
+    pub recovery_action: Option<u32>,
+}
+
+/// Volatile ECC counts of one location, since driver load, made monotonic.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct EccLocation {
+    pub location: &'static str,
+    pub corrected: Option<u64>,
+    pub uncorrected: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct RowRemap {
+    pub correctable: u64,
+    pub uncorrectable: u64,
+    pub pending: bool,
+    pub failed: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Pcie {
+    pub replays: Option<u64>,
+    pub errors: BTreeMap<&'static str, u64>,
+    pub transmitted_bytes: Option<f64>,
+    pub received_bytes: Option<f64>,
+    pub link_generation: Option<u32>,
+    pub link_generation_max: Option<u32>,
+    pub link_width_lanes: Option<u32>,
+    pub link_width_lanes_max: Option<u32>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct NvLink {
+    pub transmitted_bytes: Option<f64>,
+    pub received_bytes: Option<f64>,
+    pub errors: BTreeMap<&'static str, u64>,
+    pub active_links: Option<u32>,
+    pub inactive_links: Option<u32>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct FabricState {
+    /// not_supported, not_started, in_progress, completed
+    pub state: &'static str,
+    /// Only the conditions that the driver supports.
+    pub conditions: BTreeMap<&'static str, bool>,
+}

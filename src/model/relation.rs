@@ -1,0 +1,157 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Serialize, Serializer};
+
+use super::{ContainerRef, DeviceId, PodRef, ResourceName};
+
+/// Which container holds what, as the kubelet's `List` says. Sorted, each device once.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Relation {
+    pub pods: Vec<Pod>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Pod {
+    pub reference: PodRef,
+    pub containers: Vec<Container>,
+    /// Pod-level exclusive CPUs (kubelet 1.37); containers' own are a subset, not an addition.
+    pub exclusive_cpus: CpuSet,
+    pub memory: Vec<MemoryBlock>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Container {
+    pub reference: ContainerRef,
+    pub devices: Vec<HeldDevice>,
+    pub claims: Vec<ClaimDevice>,
+    pub exclusive_cpus: CpuSet,
+    pub memory: Vec<MemoryBlock>,
+}
+
+/// One device of an extended resource.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct HeldDevice {
+    pub resource: ResourceName,
+    pub id: DeviceId,
+    /// Empty when the plugin gave no topology.
+    pub numa_nodes: BTreeSet<i64>,
+}
+
+/// One device of a DRA claim. The kubelet lists all devices of a claim under every container that refers to it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct ClaimDevice {
+    pub claim_namespace: Arc<str>,
+    pub claim: Arc<str>,
+    pub driver: Arc<str>,
+    pub pool: Arc<str>,
+    pub device: DeviceId,
+    pub share_id: Option<Arc<str>>,
+}
+
+/// A block of the memory manager.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct MemoryBlock {
+    /// `memory` or `hugepages-<size>`.
+    pub memory_type: Arc<str>,
+    pub numa_nodes: BTreeSet<i64>,
+    pub bytes: u64,
+}
+
+/// What the kubelet could give: healthy devices whether held or not, CPUs and memory under the static policies.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Allocatable {
+    pub devices: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
+    pub cpus: CpuSet,
+    pub memory: Vec<MemoryBlock>,
+}
+
+impl Relation {
+    pub fn containers(&self) -> impl Iterator<Item = &Container> {
+        self.pods.iter().flat_map(|pod| &pod.containers)
+    }
+}
+
+impl Pod {
+    #[must_use]
+    pub fn has_devices(&self) -> bool {
+        self.containers.iter().any(|container| !container.devices.is_empty() || !container.claims.is_empty())
+    }
+}
+
+/// CPU numbers, printed as the kernel does: `0-3,8`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CpuSet(BTreeSet<u32>);
+
+impl CpuSet {
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    #[must_use]
+    pub fn union(&self, other: &Self) -> Self {
+        Self(self.0.union(&other.0).copied().collect())
+    }
+
+    #[must_use]
+    pub fn difference(&self, other: &Self) -> Self {
+        Self(self.0.difference(&other.0).copied().collect())
+    }
+}
+
+impl FromIterator<u32> for CpuSet {
+    fn from_iter<T: IntoIterator<Item = u32>>(cpus: T) -> Self {
+        Self(cpus.into_iter().collect())
+    }
+}
+
+impl fmt::Display for CpuSet {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut cpus = self.0.iter().copied().peekable();
+        let mut separator = "";
+        while let Some(first) = cpus.next() {
+            let mut last = first;
+            while let Some(next) = cpus.next_if(|next| Some(*next) == last.checked_add(1)) {
+                last = next;
+            }
+            if first == last {
+                write!(formatter, "{separator}{first}")?;
+            } else {
+                write!(formatter, "{separator}{first}-{last}")?;
+            }
+            separator = ",";
+        }
+        Ok(())
+    }
+}
+
+impl Serialize for CpuSet {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_sets_print_as_ranges() {
+        for (cpus, expected) in [
+            (vec![], ""),
+            (vec![3], "3"),
+            (vec![0, 1, 2, 3, 8], "0-3,8"),
+            (vec![5, 4, 9, 10], "4-5,9-10"),
+            (vec![u32::MAX - 1, u32::MAX], "4294967294-4294967295"),
+        ] {
+            assert_eq!(cpus.into_iter().collect::<CpuSet>().to_string(), expected);
+        }
+    }
+}

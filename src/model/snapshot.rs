@@ -1,0 +1,193 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::{
+    Allocatable, ContainerRef, DeviceId, DeviceReadings, DurationHistogram, GpuUuid, Inventory, MigUuid, Moment,
+    Monotonic, NodeDevices, Relation, ResourceName, UnixSeconds,
+};
+
+/// Everything that the page, the API and the plugin show, at one moment. Published by the agent alone, never changed.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Snapshot {
+    /// Rises with each publication.
+    pub sequence: u64,
+    pub at: Moment,
+    pub started: UnixSeconds,
+    pub node_name: Arc<str>,
+    pub hardware: Arc<HardwareState>,
+    pub kubelet: Arc<KubeletState>,
+    /// What each container holds or held, after the join.
+    pub accounts: Vec<Account>,
+    pub unresolved: Vec<UnresolvedDevices>,
+    pub process: SelfUse,
+    pub config_reload: Option<ConfigReload>,
+}
+
+/// What the hardware room publishes.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct HardwareState {
+    /// Where readings come from: `nvml`, `simulated` or `none`.
+    pub source: &'static str,
+    pub inventory: Arc<Inventory>,
+    pub readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
+    /// From sysfs; `None` where it cannot be read.
+    pub node_devices: Option<NodeDevices>,
+    /// Why there is no data, in words with a remedy; `None` while the driver answers.
+    pub problem: Option<Arc<str>>,
+    /// By tier: fast, medium, slow.
+    pub collectors: BTreeMap<&'static str, Collector>,
+    /// By call, by code.
+    pub errors: BTreeMap<&'static str, BTreeMap<&'static str, u64>>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Collector {
+    pub success: bool,
+    pub stuck: bool,
+    pub last_success: Option<Moment>,
+    pub duration: Option<Duration>,
+}
+
+/// What the kubelet room publishes.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct KubeletState {
+    /// The relation believed; `None` until the kubelet has answered once.
+    pub relation: Option<Arc<Relation>>,
+    /// When the believed relation was last confirmed by an answer; its age is what grows while the kubelet is away.
+    pub relation_at: Option<Moment>,
+    /// False after a (re)connect until two equal answers stood a second apart.
+    pub settled: bool,
+    pub allocatable: Option<Arc<Allocatable>>,
+    pub allocatable_at: Option<Moment>,
+    pub api: Option<PodResourcesApi>,
+    /// The last answer was over the size limit.
+    pub truncated: bool,
+    /// Why the last call failed, with a remedy; `None` after a success.
+    pub problem: Option<Arc<str>>,
+    pub collector: Collector,
+    pub counters: KubeletCounters,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PodResourcesApi {
+    V1,
+    V1alpha1,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct KubeletCounters {
+    /// By method: List, GetAllocatableResources.
+    pub durations: BTreeMap<&'static str, DurationHistogram>,
+    /// By method, by code.
+    pub errors: BTreeMap<&'static str, BTreeMap<&'static str, u64>>,
+    /// By trigger: allocate, checkpoint, timer, reconnect.
+    pub triggers: BTreeMap<&'static str, u64>,
+}
+
+/// One device that a container holds, or held until less than the retention ago.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Account {
+    pub container: ContainerRef,
+    pub gpu: GpuUuid,
+    pub mig: Option<MigUuid>,
+    /// `None` once the container has let go.
+    pub holding: Option<Holding>,
+    /// When this account began.
+    pub created: UnixSeconds,
+    pub allocated_seconds: f64,
+    /// `None` where busy time is not known or not attributable.
+    pub busy_seconds: Option<f64>,
+    pub idle_seconds: Option<f64>,
+    pub energy_joules: Option<f64>,
+    pub last_active: Option<UnixSeconds>,
+    pub utilization_ratio: Option<f64>,
+    pub sm_active_ratio: Option<f64>,
+    pub dram_active_ratio: Option<f64>,
+    pub memory_used_bytes: Option<u64>,
+    pub memory_limit_bytes: Option<u64>,
+    #[serde(skip)]
+    pub ended: Option<Monotonic>,
+}
+
+/// How a container holds a device now.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Holding {
+    /// `None` for a DRA claim.
+    pub resource: Option<ResourceName>,
+    pub device_ids: Vec<DeviceId>,
+    pub sharing: Sharing,
+    pub attribution: Attribution,
+    /// GPU-seconds that one second of holding counts.
+    pub share: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sharing {
+    Exclusive,
+    TimeSlicing,
+    Mps,
+    Mig,
+}
+
+impl Sharing {
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Exclusive => "exclusive",
+            Self::TimeSlicing => "time_slicing",
+            Self::Mps => "mps",
+            Self::Mig => "mig",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Attribution {
+    Exclusive,
+    Process,
+    EqualShare,
+    Estimated,
+}
+
+impl Attribution {
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Exclusive => "exclusive",
+            Self::Process => "process",
+            Self::EqualShare => "equal_share",
+            Self::Estimated => "estimated",
+        }
+    }
+}
+
+/// Devices whose id could not be joined to hardware.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct UnresolvedDevices {
+    pub resource: ResourceName,
+    pub form: &'static str,
+    pub devices: usize,
+}
+
+/// The agent's own process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct SelfUse {
+    pub cpu_seconds: Option<f64>,
+    pub resident_bytes: Option<u64>,
+    pub virtual_bytes: Option<u64>,
+    pub open_files: Option<u64>,
+    pub max_files: Option<u64>,
+    pub start: Option<UnixSeconds>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct ConfigReload {
+    pub successful: bool,
+    pub last_success: UnixSeconds,
+}

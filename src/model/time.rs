@@ -1,0 +1,110 @@
+use std::time::Duration;
+
+use serde::Serialize;
+
+/// Time since the agent started. Never steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(transparent)]
+pub struct Monotonic(Duration);
+
+impl Monotonic {
+    #[must_use]
+    pub const fn new(since_start: Duration) -> Self {
+        Self(since_start)
+    }
+
+    #[must_use]
+    pub const fn from_secs(seconds: u64) -> Self {
+        Self(Duration::from_secs(seconds))
+    }
+
+    #[must_use]
+    pub const fn from_millis(milliseconds: u64) -> Self {
+        Self(Duration::from_millis(milliseconds))
+    }
+
+    /// Zero when `earlier` is later.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+
+    #[must_use]
+    pub const fn as_duration(self) -> Duration {
+        self.0
+    }
+}
+
+impl std::ops::Add<Duration> for Monotonic {
+    type Output = Self;
+
+    fn add(self, duration: Duration) -> Self {
+        Self(self.0.saturating_add(duration))
+    }
+}
+
+/// Seconds since 1970-01-01 UTC. May step; only ever shown, never subtracted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Serialize)]
+#[serde(transparent)]
+pub struct UnixSeconds(pub f64);
+
+/// One instant on both clocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Serialize)]
+pub struct Moment {
+    pub monotonic: Monotonic,
+    pub unix: UnixSeconds,
+}
+
+/// Durations counted into fixed buckets, cumulative as Prometheus wants them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct DurationHistogram {
+    counts: [u64; Self::BOUNDS.len() + 1],
+    sum_seconds: f64,
+}
+
+impl DurationHistogram {
+    /// Upper bounds in seconds: 250 µs (a local gRPC call) to 10 s (past every deadline we set).
+    pub const BOUNDS: [f64; 10] = [0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.05, 0.25, 1.0, 10.0];
+
+    pub fn observe(&mut self, duration: Duration) {
+        let seconds = duration.as_secs_f64();
+        let bucket = Self::BOUNDS.iter().position(|bound| seconds <= *bound).unwrap_or(Self::BOUNDS.len());
+        self.counts[bucket] += 1;
+        self.sum_seconds += seconds;
+    }
+
+    #[must_use]
+    pub fn sum_seconds(&self) -> f64 {
+        self.sum_seconds
+    }
+
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// (upper bound, observations in that bucket alone); the last bound is infinity.
+    pub fn buckets(&self) -> impl Iterator<Item = (f64, u64)> + '_ {
+        Self::BOUNDS.iter().copied().chain([f64::INFINITY]).zip(self.counts.iter().copied())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_duration_on_a_bound_falls_into_that_bucket() {
+        let mut histogram = DurationHistogram::default();
+        histogram.observe(Duration::from_micros(500));
+        histogram.observe(Duration::from_secs(11));
+        let filled: Vec<_> = histogram.buckets().filter(|(_, count)| *count > 0).collect();
+        assert_eq!(filled, [(0.000_5, 1), (f64::INFINITY, 1)]);
+        assert_eq!(histogram.count(), 2);
+    }
+
+    #[test]
+    fn monotonic_differences_never_go_below_zero() {
+        assert_eq!(Monotonic::from_secs(1).since(Monotonic::from_secs(2)), Duration::ZERO);
+    }
+}
