@@ -21,6 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// A source archive has no git: the revision is then `unknown`, not an error.
+#[allow(clippy::disallowed_methods, reason = "a build script is not the agent")]
 fn first_line(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output().ok().filter(|output| output.status.success());
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
