@@ -1,1 +1,14 @@
-//! To come.
+//! From device use to container use: pure decisions, and the ledger that integrates them.
+//!
+//! In: the relation (who holds what), the inventory, readings, the time. Out: accounts. Refuses to know: where any of
+//! it came from; it has no clock, does no I/O and never waits.
+
+mod device_id;
+mod join;
+mod ledger;
+mod settle;
+
+pub use device_id::{DeviceForm, parse_claim_device, parse_device_id};
+pub use join::{ClaimGpu, Drift, HoldingKey, Join, join};
+pub use ledger::{Ledger, Observation};
+pub use settle::Settle;

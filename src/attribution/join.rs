@@ -1,0 +1,514 @@
+//! The join of what the kubelet says (ids) with what the driver says (hardware).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::device_id::{DeviceForm, parse_claim_device, parse_device_id};
+use crate::model::{
+    Allocatable, Attribution, ClaimDevice, ContainerRef, DeviceId, Gpu, GpuUuid, Holding, Inventory, MigDevice,
+    MigUuid, Relation, ResourceName, Sharing, UnresolvedDevices,
+};
+
+/// A container and the piece of hardware it holds.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HoldingKey {
+    pub container: ContainerRef,
+    pub gpu: GpuUuid,
+    pub mig: Option<MigUuid>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Join {
+    pub holdings: BTreeMap<HoldingKey, Holding>,
+    pub unresolved: Vec<UnresolvedDevices>,
+    pub claims: Vec<ClaimGpu>,
+    pub drift: Vec<Drift>,
+}
+
+/// Which GPU a DRA device is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimGpu {
+    pub driver: Arc<str>,
+    pub pool: Arc<str>,
+    pub device: DeviceId,
+    pub gpu: GpuUuid,
+}
+
+/// Where the kubelet and the hardware disagree about a resource, in devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drift {
+    pub resource: ResourceName,
+    /// On the node, of the kind this resource has, and not allocatable.
+    pub advertised_not_allocatable: usize,
+    /// Allocatable, and not on the node.
+    pub allocatable_not_advertised: usize,
+    /// Held by a container, and not allocatable.
+    pub allocated_unknown: usize,
+}
+
+/// One piece of hardware: a whole GPU, or one MIG device of it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Target {
+    gpu: GpuUuid,
+    mig: Option<MigUuid>,
+}
+
+/// All that one container has of one target.
+#[derive(Default)]
+struct Grip<'a> {
+    resource: Option<&'a ResourceName>,
+    ids: BTreeSet<&'a DeviceId>,
+    replica: bool,
+}
+
+#[must_use]
+pub fn join(relation: &Relation, allocatable: &Allocatable, inventory: &Inventory) -> Join {
+    let mut grips: BTreeMap<HoldingKey, Grip<'_>> = BTreeMap::new();
+    let mut unresolved: BTreeMap<(ResourceName, &'static str), BTreeSet<&DeviceId>> = BTreeMap::new();
+    let mut claims: BTreeMap<&ClaimDevice, GpuUuid> = BTreeMap::new();
+    for container in relation.containers() {
+        for held in &container.devices {
+            let form = parse_device_id(held.id.as_str());
+            let targets = resolve(&form, inventory);
+            if targets.is_empty() {
+                unresolved.entry((held.resource.clone(), form.name())).or_default().insert(&held.id);
+            }
+            for target in targets {
+                let grip = grips.entry(key(&container.reference, target)).or_default();
+                grip.resource.get_or_insert(&held.resource);
+                grip.ids.insert(&held.id);
+                grip.replica |= form.is_replica();
+            }
+        }
+        for claim in &container.claims {
+            let form = parse_claim_device(&claim.driver, claim.device.as_str());
+            let targets = resolve(&form, inventory);
+            if targets.is_empty() {
+                let driver = ResourceName::new(Arc::clone(&claim.driver));
+                unresolved.entry((driver, form.name())).or_default().insert(&claim.device);
+            }
+            for target in targets {
+                claims.insert(claim, target.gpu.clone());
+                grips.entry(key(&container.reference, target)).or_default().ids.insert(&claim.device);
+            }
+        }
+    }
+    let slots = slots(relation, allocatable, inventory);
+    let mut holders: BTreeMap<Target, usize> = BTreeMap::new();
+    for key in grips.keys() {
+        *holders.entry(target_of(key)).or_default() += 1;
+    }
+    let holdings = grips.into_iter().map(|(key, grip)| {
+        let target = target_of(&key);
+        let holding = holding(&target, &grip, holders[&target], slots.get(&target).copied(), inventory);
+        (key, holding)
+    });
+    Join {
+        holdings: holdings.collect(),
+        unresolved: unresolved
+            .into_iter()
+            .map(|((resource, form), ids)| UnresolvedDevices { resource, form, devices: ids.len() })
+            .collect(),
+        claims: claims
+            .into_iter()
+            .map(|(claim, gpu)| ClaimGpu {
+                driver: claim.driver.clone(),
+                pool: claim.pool.clone(),
+                device: claim.device.clone(),
+                gpu,
+            })
+            .collect(),
+        drift: drift(relation, allocatable, inventory),
+    }
+}
+
+fn key(container: &ContainerRef, target: Target) -> HoldingKey {
+    HoldingKey { container: container.clone(), gpu: target.gpu, mig: target.mig }
+}
+
+fn target_of(key: &HoldingKey) -> Target {
+    Target { gpu: key.gpu.clone(), mig: key.mig.clone() }
+}
+
+fn holding(target: &Target, grip: &Grip<'_>, holders: usize, slots: Option<usize>, inventory: &Inventory) -> Holding {
+    let mig = target.mig.as_ref().and_then(|mig| inventory.mig(mig));
+    let whole = mig.map_or(1.0, |(gpu, mig)| gpu.slice_fraction(mig.slices));
+    let (held, of) = if grip.replica { (grip.ids.len(), slots.unwrap_or(0).max(grip.ids.len())) } else { (1, holders) };
+    let sharing = match (grip.replica || holders > 1, &target.mig) {
+        (true, _) => Sharing::TimeSlicing,
+        (false, Some(_)) => Sharing::Mig,
+        (false, None) => Sharing::Exclusive,
+    };
+    let attribution = match sharing {
+        Sharing::Exclusive => Attribution::Exclusive,
+        Sharing::Mig => Attribution::Estimated,
+        Sharing::TimeSlicing | Sharing::Mps => Attribution::EqualShare,
+    };
+    Holding {
+        resource: grip.resource.cloned(),
+        device_ids: grip.ids.iter().map(|id| (*id).clone()).collect(),
+        sharing,
+        attribution,
+        #[allow(clippy::cast_precision_loss, reason = "slots are few")]
+        share: whole * held as f64 / of as f64,
+    }
+}
+
+/// The hardware behind an id; nothing when the inventory has no such device.
+fn resolve(form: &DeviceForm, inventory: &Inventory) -> Vec<Target> {
+    let whole = |gpu: &Gpu| Target { gpu: gpu.uuid.clone(), mig: None };
+    let instance = |gpu: &Gpu, mig: &MigDevice| Target { gpu: gpu.uuid.clone(), mig: Some(mig.uuid.clone()) };
+    match form {
+        DeviceForm::Gpu { uuid } | DeviceForm::GpuReplica { uuid } | DeviceForm::GpuVirtual { uuid } => {
+            inventory.gpus.get(uuid).map(whole).into_iter().collect()
+        }
+        DeviceForm::Mig { uuid } | DeviceForm::MigReplica { uuid } => {
+            inventory.mig(uuid).map(|(gpu, mig)| instance(gpu, mig)).into_iter().collect()
+        }
+        DeviceForm::MigPath { gpu, gpu_instance, compute_instance, .. } => inventory
+            .gpus
+            .get(gpu)
+            .into_iter()
+            .flat_map(|gpu| gpu.mig_devices.iter().map(move |mig| (gpu, mig)))
+            .filter(|(_, mig)| (mig.gpu_instance, mig.compute_instance) == (*gpu_instance, *compute_instance))
+            .map(|(gpu, mig)| instance(gpu, mig))
+            .collect(),
+        DeviceForm::All { .. } => inventory.gpus.values().map(whole).collect(),
+        // There is only ever one integrated GPU; beside discrete ones the id would be ambiguous.
+        DeviceForm::Tegra { .. } if inventory.gpus.len() == 1 => inventory.gpus.values().map(whole).collect(),
+        DeviceForm::Minor { minor, gpu_instance: None, .. } | DeviceForm::DraGpu { minor } => {
+            inventory.by_minor(*minor).map(whole).into_iter().collect()
+        }
+        DeviceForm::Minor { minor, gpu_instance: Some(gpu_instance), .. } => inventory
+            .by_minor(*minor)
+            .into_iter()
+            .flat_map(|gpu| gpu.mig_devices.iter().map(move |mig| (gpu, mig)))
+            .filter(|(_, mig)| mig.gpu_instance == *gpu_instance)
+            .map(|(gpu, mig)| instance(gpu, mig))
+            .collect(),
+        DeviceForm::DraMig { minor, profile_id, placement_start } => inventory
+            .by_minor(*minor)
+            .into_iter()
+            .flat_map(|gpu| gpu.mig_devices.iter().map(move |mig| (gpu, mig)))
+            .filter(|(_, mig)| (mig.profile_id, mig.placement_start) == (Some(*profile_id), Some(*placement_start)))
+            .map(|(gpu, mig)| instance(gpu, mig))
+            .collect(),
+        DeviceForm::Tegra { .. }
+        | DeviceForm::DraVfio
+        | DeviceForm::DraComputeDomain
+        | DeviceForm::DraOther
+        | DeviceForm::Other => vec![],
+    }
+}
+
+/// How many slots each shared target has: all ids of the replica form that resolve to it, allocatable or held.
+fn slots(relation: &Relation, allocatable: &Allocatable, inventory: &Inventory) -> BTreeMap<Target, usize> {
+    let held = relation.containers().flat_map(|container| container.devices.iter().map(|held| &held.id));
+    let ids: BTreeSet<&DeviceId> = allocatable.devices.values().flatten().chain(held).collect();
+    let mut slots = BTreeMap::new();
+    for id in ids {
+        let form = parse_device_id(id.as_str());
+        if form.is_replica() {
+            for target in resolve(&form, inventory) {
+                *slots.entry(target).or_default() += 1;
+            }
+        }
+    }
+    slots
+}
+
+fn drift(relation: &Relation, allocatable: &Allocatable, inventory: &Inventory) -> Vec<Drift> {
+    let mut held: BTreeMap<&ResourceName, BTreeSet<&DeviceId>> = BTreeMap::new();
+    for device in relation.containers().flat_map(|container| &container.devices) {
+        held.entry(&device.resource).or_default().insert(&device.id);
+    }
+    let resources: BTreeSet<&ResourceName> = allocatable.devices.keys().chain(held.keys().copied()).collect();
+    let present: BTreeSet<Target> = inventory.gpus.values().filter(|gpu| gpu.present).flat_map(targets).collect();
+    let nothing = BTreeSet::new();
+    let hardware = resources.into_iter().map(|resource| {
+        let offered = allocatable.devices.get(resource).unwrap_or(&nothing);
+        let held = held.get(resource).into_iter().flatten().copied();
+        let mut known_hardware = false;
+        let mut reachable = BTreeSet::new();
+        let mut elsewhere = 0;
+        for id in offered.iter().chain(held.clone()) {
+            let form = parse_device_id(id.as_str());
+            if form == DeviceForm::Other {
+                continue;
+            }
+            known_hardware = true;
+            let targets = resolve(&form, inventory);
+            if offered.contains(id) {
+                elsewhere += usize::from(!targets.iter().any(|target| present.contains(target)));
+                reachable.extend(targets);
+            }
+        }
+        // Whole GPUs and MIG devices are resources of their own: a resource is held against devices of the kind it has.
+        let kinds = kinds(offered.iter().chain(held.clone()), inventory);
+        let missing =
+            present.iter().filter(|target| kinds.contains(&kind(target, inventory)) && !reachable.contains(*target));
+        Drift {
+            resource: resource.clone(),
+            advertised_not_allocatable: if known_hardware { missing.count() } else { 0 },
+            allocatable_not_advertised: elsewhere,
+            allocated_unknown: held.filter(|id| !offered.contains(*id)).count(),
+        }
+    });
+    hardware.collect()
+}
+
+/// What the plugin could advertise of a GPU: itself, or its MIG devices once it is partitioned.
+fn targets(gpu: &Gpu) -> Vec<Target> {
+    if gpu.mig_enabled == Some(true) {
+        let instance = |mig: &MigDevice| Target { gpu: gpu.uuid.clone(), mig: Some(mig.uuid.clone()) };
+        gpu.mig_devices.iter().map(instance).collect()
+    } else {
+        vec![Target { gpu: gpu.uuid.clone(), mig: None }]
+    }
+}
+
+/// `None`: a whole GPU; else the MIG profile.
+fn kind(target: &Target, inventory: &Inventory) -> Option<Arc<str>> {
+    let (_, mig) = inventory.mig(target.mig.as_ref()?)?;
+    Some(mig.profile.clone())
+}
+
+fn kinds<'a>(ids: impl Iterator<Item = &'a DeviceId>, inventory: &Inventory) -> BTreeSet<Option<Arc<str>>> {
+    ids.flat_map(|id| resolve(&parse_device_id(id.as_str()), inventory))
+        .map(|target| kind(&target, inventory))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Container, CpuSet, HeldDevice, Pod, PodRef};
+
+    const A: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
+    const B: &str = "GPU-bbbbbbbb-0000-0000-0000-000000000000";
+    const M1: &str = "MIG-11111111-0000-0000-0000-000000000000";
+    const M2: &str = "MIG-22222222-0000-0000-0000-000000000000";
+
+    /// A: whole, index 0, minor 1. B: partitioned, index 1, minor 0, two MIG devices.
+    fn inventory() -> Inventory {
+        let gpu = |uuid: &str, index, minor, mig_devices: Vec<MigDevice>| Gpu {
+            uuid: uuid.into(),
+            index,
+            minor: Some(minor),
+            pci_bus_id: None,
+            model: Some("NVIDIA H100 80GB HBM3".into()),
+            architecture: None,
+            compute_capability: None,
+            vbios_version: None,
+            serial: None,
+            numa_node: None,
+            memory_bytes: None,
+            mig_enabled: Some(!mig_devices.is_empty()),
+            mig_devices,
+            present: true,
+        };
+        let mig = |uuid: &str, gpu_instance, profile: &str, profile_id, placement_start, slices| MigDevice {
+            uuid: uuid.into(),
+            gpu_instance,
+            compute_instance: 0,
+            profile: profile.into(),
+            profile_id: Some(profile_id),
+            placement_start: Some(placement_start),
+            slices,
+            memory_bytes: None,
+        };
+        let partitions = vec![mig(M1, 7, "1g.10gb", 19, 4, 1), mig(M2, 2, "3g.40gb", 9, 0, 3)];
+        let gpus = [gpu(A, 0, 1, vec![]), gpu(B, 1, 0, partitions)];
+        Inventory { gpus: gpus.into_iter().map(|gpu| (gpu.uuid.clone(), gpu)).collect(), ..Inventory::default() }
+    }
+
+    fn container(name: &str, devices: &[(&str, &str)], claims: &[(&str, &str)]) -> Container {
+        Container {
+            reference: ContainerRef::new("team", name, "main"),
+            devices: devices
+                .iter()
+                .map(|(resource, id)| HeldDevice {
+                    resource: (*resource).into(),
+                    id: (*id).into(),
+                    numa_nodes: BTreeSet::new(),
+                })
+                .collect(),
+            claims: claims
+                .iter()
+                .map(|(driver, device)| ClaimDevice {
+                    claim_namespace: "team".into(),
+                    claim: "claim".into(),
+                    driver: (*driver).into(),
+                    pool: "node".into(),
+                    device: (*device).into(),
+                    share_id: None,
+                })
+                .collect(),
+            exclusive_cpus: CpuSet::default(),
+            memory: vec![],
+        }
+    }
+
+    fn relation(containers: Vec<Container>) -> Relation {
+        let pods = containers.into_iter().map(|container| Pod {
+            reference: PodRef::new("team", &container.reference.pod),
+            containers: vec![container],
+            exclusive_cpus: CpuSet::default(),
+            memory: vec![],
+        });
+        Relation { pods: pods.collect() }
+    }
+
+    fn offering(resource: &str, ids: &[&str]) -> Allocatable {
+        let ids = ids.iter().map(|id| DeviceId::from(*id)).collect();
+        Allocatable { devices: BTreeMap::from([(resource.into(), ids)]), ..Allocatable::default() }
+    }
+
+    /// "pod gpu-or-mig sharing share" of every holding.
+    fn held(join: &Join) -> Vec<String> {
+        let line = |(key, holding): (&HoldingKey, &Holding)| {
+            let device = key.mig.as_ref().map_or_else(|| key.gpu.as_str(), MigUuid::as_str);
+            format!("{} {} {} {:.4}", key.container.pod, &device[..5], holding.sharing.as_str(), holding.share)
+        };
+        join.holdings.iter().map(line).collect()
+    }
+
+    fn check(containers: Vec<Container>, allocatable: &Allocatable, expected: &[&str]) -> Join {
+        let join = join(&relation(containers), allocatable, &inventory());
+        assert_eq!(held(&join), expected);
+        join
+    }
+
+    #[test]
+    fn every_form_resolves_to_its_hardware() {
+        let none = Allocatable::default();
+        for (id, expected) in [
+            (A.to_owned(), vec!["p GPU-a exclusive 1.0000"]),
+            (format!("{A}::0"), vec!["p GPU-a time_slicing 1.0000"]),
+            (format!("{A}-0"), vec!["p GPU-a time_slicing 1.0000"]),
+            (M1.to_owned(), vec!["p MIG-1 mig 0.1429"]),
+            (format!("{M2}::1"), vec!["p MIG-2 time_slicing 0.4286"]),
+            (format!("MIG-{B}/2/0"), vec!["p MIG-2 mig 0.4286"]),
+            ("all".to_owned(), vec!["p GPU-a exclusive 1.0000", "p GPU-b exclusive 1.0000"]),
+            ("nvidia1".to_owned(), vec!["p GPU-a exclusive 1.0000"]),
+            ("nvidia0/gi7".to_owned(), vec!["p MIG-1 mig 0.1429"]),
+            ("nvidia1/vgpu3".to_owned(), vec!["p GPU-a time_slicing 1.0000"]),
+            ("nvidia0/gi2/vgpu0".to_owned(), vec!["p MIG-2 time_slicing 0.4286"]),
+        ] {
+            let join = check(vec![container("p", &[("any.example/name", &id)], &[])], &none, &expected);
+            assert!(join.unresolved.is_empty(), "{id}");
+        }
+        for (device, expected) in [
+            ("gpu-1", "p GPU-a exclusive 1.0000"),
+            ("gpu-0-mig-1g10gb-19-4", "p MIG-1 mig 0.1429"),
+            ("gpu-0-mig-9-0-4", "p MIG-2 mig 0.4286"),
+        ] {
+            let join = check(vec![container("p", &[], &[("gpu.nvidia.com", device)])], &none, &[expected]);
+            assert_eq!(join.claims.len(), 1, "{device}");
+        }
+    }
+
+    #[test]
+    fn the_minor_number_joins_and_the_index_does_not() {
+        let join = join(
+            &relation(vec![container("p", &[("nvidia.com/gpu", "nvidia0")], &[])]),
+            &Allocatable::default(),
+            &inventory(),
+        );
+        assert_eq!(join.holdings.keys().next().map(|key| key.gpu.as_str()), Some(B));
+    }
+
+    #[test]
+    fn what_does_not_resolve_is_counted_with_its_form() {
+        let join = check(
+            vec![container(
+                "p",
+                &[
+                    ("nvidia.com/gpu", "GPU-cccccccc-0000-0000-0000-000000000000"),
+                    ("nvidia.com/gpu", "tegra"),
+                    ("example.com/nic", "0000:3b:00.1"),
+                    ("example.com/nic", "0000:3b:00.2"),
+                ],
+                &[
+                    ("compute-domain.nvidia.com", "channel-0"),
+                    ("gpu.nvidia.com", "gpu-vfio-0"),
+                    ("gpu.nvidia.com", "gpu-7"),
+                ],
+            )],
+            &Allocatable::default(),
+            &[],
+        );
+        let counted: Vec<_> =
+            join.unresolved.iter().map(|row| (row.resource.as_str(), row.form, row.devices)).collect();
+        assert_eq!(
+            counted,
+            [
+                ("compute-domain.nvidia.com", "dra_compute_domain", 1),
+                ("example.com/nic", "other", 2),
+                ("gpu.nvidia.com", "dra_gpu", 1),
+                ("gpu.nvidia.com", "dra_vfio", 1),
+                ("nvidia.com/gpu", "gpu_uuid", 1),
+                ("nvidia.com/gpu", "tegra", 1),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_slot_is_its_part_of_all_slots() {
+        let slots: Vec<String> = (0..4).map(|slot| format!("{A}::{slot}")).collect();
+        let offered = offering("nvidia.com/gpu", &slots.iter().map(String::as_str).collect::<Vec<_>>());
+        check(
+            vec![
+                container("one", &[("nvidia.com/gpu", &slots[0])], &[]),
+                container("two", &[("nvidia.com/gpu", &slots[1]), ("nvidia.com/gpu", &slots[2])], &[]),
+            ],
+            &offered,
+            &["one GPU-a time_slicing 0.2500", "two GPU-a time_slicing 0.5000"],
+        );
+    }
+
+    #[test]
+    fn a_claim_under_two_containers_is_shared_between_them() {
+        let claim = [("gpu.nvidia.com", "gpu-1")];
+        let sharers = ["a", "b"].map(|name| container(name, &[], &claim));
+        check(
+            sharers.to_vec(),
+            &Allocatable::default(),
+            &["a GPU-a time_slicing 0.5000", "b GPU-a time_slicing 0.5000"],
+        );
+    }
+
+    #[test]
+    fn drift_names_each_disagreement() {
+        let gone = "GPU-cccccccc-0000-0000-0000-000000000000";
+        let drift = |containers, ids: &[&str]| {
+            let rows = join(&relation(containers), &offering("nvidia.com/gpu", ids), &inventory()).drift;
+            rows.into_iter()
+                .map(|row| (row.advertised_not_allocatable, row.allocatable_not_advertised, row.allocated_unknown))
+                .collect::<Vec<_>>()
+        };
+        let holder = || vec![container("p", &[("nvidia.com/gpu", A)], &[])];
+        assert_eq!(drift(holder(), &[A]), [(0, 0, 0)], "agreement");
+        assert_eq!(drift(holder(), &[]), [(1, 0, 1)], "plugin gone or device unhealthy");
+        assert_eq!(drift(vec![], &[A, gone]), [(0, 1, 0)], "kubelet believes in a GPU that is not there");
+        assert_eq!(drift(vec![], &[M1]), [(0, 0, 0)], "other profiles are other resources");
+        assert_eq!(drift(vec![], &["Dev-1"]), [(0, 0, 0)], "other vendors' hardware is not ours to judge");
+    }
+
+    #[test]
+    fn the_order_of_inputs_does_not_matter() {
+        let containers = || {
+            vec![
+                container("a", &[("r.example/x", A)], &[]),
+                container("b", &[("r.example/x", M1), ("r.example/x", M2)], &[]),
+            ]
+        };
+        let mut reversed = containers();
+        reversed.reverse();
+        for container in &mut reversed {
+            container.devices.reverse();
+        }
+        let none = Allocatable::default();
+        assert_eq!(join(&relation(containers()), &none, &inventory()), join(&relation(reversed), &none, &inventory()));
+    }
+}

@@ -1,0 +1,242 @@
+//! Empty is not free. A kubelet that has just started answers `List` with nothing, then with some of its pods, then with
+//! all: what is listed can be believed at once, what is missing only when the answer has settled.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::model::{Container, ContainerRef, DeviceId, Monotonic, Pod, PodRef, Relation, ResourceName};
+
+/// Two equal answers this far apart are believed whole.
+const SETTLE: Duration = Duration::from_secs(1);
+/// An answer without a single pod takes longer: until the container runtime is up, a kubelet lists none.
+const SETTLE_EMPTY: Duration = Duration::from_secs(30);
+/// A node whose pods change all the time never gives two equal answers; a kubelet this long up has all its pods.
+const SETTLE_AT_LAST: Duration = Duration::from_secs(10);
+
+/// Decides which relation to believe after each answer of the kubelet.
+#[derive(Debug, Default)]
+pub struct Settle {
+    believed: Option<Arc<Relation>>,
+    state: State,
+}
+
+#[derive(Debug, Default)]
+enum State {
+    /// Connected, nothing heard yet.
+    #[default]
+    Fresh,
+    Waiting {
+        first_answer: Monotonic,
+        answer: Relation,
+        answer_since: Monotonic,
+    },
+    Settled,
+}
+
+impl Settle {
+    /// The connection was lost, or made anew: what comes next may be the first words of a kubelet just started.
+    pub fn reconnected(&mut self) {
+        self.state = State::Fresh;
+    }
+
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        matches!(self.state, State::Settled)
+    }
+
+    /// What to believe after `answer`, given at `at`.
+    pub fn observe(&mut self, at: Monotonic, answer: Relation) -> Arc<Relation> {
+        let (first_answer, answer_since) = match &self.state {
+            State::Settled => (None, at),
+            State::Fresh => (Some(at), at),
+            State::Waiting { first_answer, answer: before, answer_since } if *before == answer => {
+                (Some(*first_answer), *answer_since)
+            }
+            State::Waiting { first_answer, .. } => (Some(*first_answer), at),
+        };
+        let settled = first_answer.is_none_or(|first_answer| {
+            let believed_any = self.believed.as_ref().is_some_and(|believed| !believed.pods.is_empty());
+            let emptied = answer.pods.is_empty() && believed_any;
+            at.since(answer_since) >= if emptied { SETTLE_EMPTY } else { SETTLE }
+                || (!emptied && at.since(first_answer) >= SETTLE_AT_LAST)
+        });
+        let believed = match (&self.believed, settled) {
+            (Some(believed), true) if **believed == answer => Arc::clone(believed),
+            (Some(believed), false) => {
+                let merged = merge(believed, &answer);
+                if **believed == merged { Arc::clone(believed) } else { Arc::new(merged) }
+            }
+            _ => Arc::new(answer.clone()),
+        };
+        self.state = match first_answer {
+            Some(first_answer) if !settled => State::Waiting { first_answer, answer, answer_since },
+            _ => State::Settled,
+        };
+        self.believed = Some(Arc::clone(&believed));
+        believed
+    }
+}
+
+/// All that `answer` lists, and of `believed` what it does not contradict: a device named under another container has
+/// moved, everything else that is merely missing stands.
+fn merge(believed: &Relation, answer: &Relation) -> Relation {
+    let listed: BTreeMap<&PodRef, &Pod> = answer.pods.iter().map(|pod| (&pod.reference, pod)).collect();
+    let claimed: BTreeMap<(&ResourceName, &DeviceId), BTreeSet<&ContainerRef>> =
+        answer.containers().fold(BTreeMap::new(), |mut claimed, container| {
+            for device in &container.devices {
+                claimed
+                    .entry((&device.resource, &device.id))
+                    .or_insert_with(BTreeSet::new)
+                    .insert(&container.reference);
+            }
+            claimed
+        });
+    let still_holds = |container: &Container| {
+        let mut kept = container.clone();
+        kept.devices.retain(|device| {
+            claimed.get(&(&device.resource, &device.id)).is_none_or(|holders| holders.contains(&container.reference))
+        });
+        kept
+    };
+    let mut pods: BTreeMap<&PodRef, Pod> = listed.iter().map(|(reference, pod)| (*reference, (*pod).clone())).collect();
+    for before in &believed.pods {
+        match pods.get_mut(&before.reference) {
+            None => {
+                let containers = before.containers.iter().map(still_holds).collect();
+                pods.insert(&before.reference, Pod { containers, ..before.clone() });
+            }
+            // Listed, but perhaps before its devices were read from the checkpoint.
+            Some(pod) => {
+                for container in &before.containers {
+                    match pod.containers.iter_mut().find(|now| now.reference == container.reference) {
+                        Some(now) if now.devices.is_empty() && now.claims.is_empty() => *now = still_holds(container),
+                        Some(_) => {}
+                        None => pod.containers.push(still_holds(container)),
+                    }
+                }
+                pod.containers.sort_by(|a, b| a.reference.cmp(&b.reference));
+            }
+        }
+    }
+    Relation { pods: pods.into_values().collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{CpuSet, HeldDevice};
+
+    fn world(pods: &[(&str, &[&str])]) -> Relation {
+        let pods = pods.iter().map(|(name, devices)| {
+            let reference = PodRef::new("team", name);
+            let devices = devices.iter().map(|id| HeldDevice {
+                resource: "nvidia.com/gpu".into(),
+                id: (*id).into(),
+                numa_nodes: BTreeSet::new(),
+            });
+            let container = Container {
+                reference: ContainerRef::in_pod(&reference, "main"),
+                devices: devices.collect(),
+                claims: vec![],
+                exclusive_cpus: CpuSet::default(),
+                memory: vec![],
+            };
+            Pod { reference, containers: vec![container], exclusive_cpus: CpuSet::default(), memory: vec![] }
+        });
+        Relation { pods: pods.collect() }
+    }
+
+    fn held(relation: &Relation) -> Vec<String> {
+        relation
+            .containers()
+            .flat_map(|container| {
+                container.devices.iter().map(|device| format!("{}={}", container.reference.pod, device.id))
+            })
+            .collect()
+    }
+
+    fn settled_on(relation: &Relation) -> Settle {
+        let mut settle = Settle::default();
+        settle.observe(Monotonic::from_secs(0), relation.clone());
+        settle.observe(Monotonic::from_secs(1), relation.clone());
+        assert!(settle.is_settled());
+        settle
+    }
+
+    #[test]
+    fn the_first_answer_ever_is_shown_at_once() {
+        let mut settle = Settle::default();
+        let believed = settle.observe(Monotonic::from_secs(0), world(&[("a", &["0"])]));
+        assert_eq!(held(&believed), ["a=0"]);
+        assert!(!settle.is_settled());
+    }
+
+    #[test]
+    fn once_settled_a_missing_pod_has_let_go() {
+        let mut settle = settled_on(&world(&[("a", &["0"]), ("b", &["1"])]));
+        assert_eq!(held(&settle.observe(Monotonic::from_secs(2), world(&[("b", &["1"])]))), ["b=1"]);
+    }
+
+    #[test]
+    fn an_empty_answer_after_a_reconnect_frees_nothing_for_half_a_minute() {
+        let before = world(&[("a", &["0"])]);
+        let mut settle = settled_on(&before);
+        settle.reconnected();
+        for seconds in 100..130 {
+            assert_eq!(held(&settle.observe(Monotonic::from_secs(seconds), world(&[]))), ["a=0"], "at {seconds}");
+        }
+        assert!(held(&settle.observe(Monotonic::from_secs(130), world(&[]))).is_empty());
+    }
+
+    #[test]
+    fn a_partial_answer_is_believed_only_after_it_stood_a_second() {
+        let mut settle = settled_on(&world(&[("a", &["0"]), ("b", &["1"])]));
+        settle.reconnected();
+        let partial = world(&[("b", &["1"])]);
+        assert_eq!(held(&settle.observe(Monotonic::from_millis(100_000), partial.clone())), ["a=0", "b=1"]);
+        assert_eq!(held(&settle.observe(Monotonic::from_millis(100_900), partial.clone())), ["a=0", "b=1"]);
+        assert_eq!(held(&settle.observe(Monotonic::from_millis(101_000), partial)), ["b=1"]);
+    }
+
+    #[test]
+    fn a_new_pod_is_shown_while_the_answer_settles() {
+        let mut settle = settled_on(&world(&[("a", &["0"])]));
+        settle.reconnected();
+        assert_eq!(held(&settle.observe(Monotonic::from_secs(100), world(&[("b", &["1"])]))), ["a=0", "b=1"]);
+    }
+
+    #[test]
+    fn a_device_listed_under_another_pod_has_moved() {
+        let mut settle = settled_on(&world(&[("a", &["0", "1"])]));
+        settle.reconnected();
+        assert_eq!(held(&settle.observe(Monotonic::from_secs(100), world(&[("b", &["1"])]))), ["a=0", "b=1"]);
+    }
+
+    #[test]
+    fn a_pod_listed_without_its_devices_keeps_them_until_settled() {
+        let mut settle = settled_on(&world(&[("a", &["0"])]));
+        settle.reconnected();
+        assert_eq!(held(&settle.observe(Monotonic::from_secs(100), world(&[("a", &[])]))), ["a=0"]);
+        assert!(held(&settle.observe(Monotonic::from_secs(101), world(&[("a", &[])]))).is_empty());
+    }
+
+    #[test]
+    fn a_node_that_never_repeats_itself_settles_at_last() {
+        let mut settle = settled_on(&world(&[("a", &["0"])]));
+        settle.reconnected();
+        for seconds in 0..=10 {
+            let name = format!("pod-{seconds}");
+            let believed = settle.observe(Monotonic::from_secs(100 + seconds), world(&[(&name, &["1"])]));
+            assert_eq!(held(&believed).contains(&"a=0".to_owned()), seconds < 10, "at {seconds}");
+        }
+    }
+
+    #[test]
+    fn an_unchanged_answer_keeps_the_very_same_relation() {
+        let mut settle = settled_on(&world(&[("a", &["0"])]));
+        let first = settle.observe(Monotonic::from_secs(2), world(&[("a", &["0"])]));
+        let second = settle.observe(Monotonic::from_secs(3), world(&[("a", &["0"])]));
+        assert!(Arc::ptr_eq(&first, &second));
+    }
+}

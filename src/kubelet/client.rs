@@ -1,0 +1,247 @@
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Status};
+
+use super::convert;
+use crate::model::{Allocatable, Pod, PodRef, PodResourcesApi, Relation};
+use crate::wire::v1::pod_resources_lister_client::PodResourcesListerClient;
+use crate::wire::v1alpha1::pod_resources_lister_client::PodResourcesListerClient as V1alpha1Client;
+use crate::wire::{v1, v1alpha1};
+
+/// A misbehaving DRA driver has made kubelets answer with 18 MB; past this the answer is refused, not cut.
+const MESSAGE_LIMIT: usize = 64 << 20;
+
+/// Talks to the kubelet's PodResources socket. Connects on first use and again after every failure.
+#[derive(Debug)]
+pub struct Client {
+    socket: PathBuf,
+    deadline: Duration,
+    connection: Option<Connection>,
+}
+
+#[derive(Clone, Debug)]
+struct Connection {
+    channel: Channel,
+    api: PodResourcesApi,
+}
+
+/// Why a call brought nothing. The message says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    #[error("there is no socket {0}: is the kubelet running, and is its directory mounted here (see --kubelet-root)?")]
+    SocketMissing(PathBuf),
+    #[error("{0} is not a socket: point --pod-resources-socket at the kubelet's")]
+    NotASocket(PathBuf),
+    #[error("no permission to connect to {0}: its directory belongs to root (0750), so run as uid 0")]
+    PermissionDenied(PathBuf),
+    #[error("nobody listens on {0}: the kubelet is down or restarting; retrying")]
+    Refused(PathBuf),
+    #[error("the connection to {socket} broke ({reason}); retrying")]
+    Unavailable { socket: PathBuf, reason: String },
+    #[error("{socket} did not answer {method} within {deadline:?}: the kubelet hangs; retrying")]
+    DeadlineExceeded { socket: PathBuf, method: &'static str, deadline: Duration },
+    #[error("the kubelet's rate limit refused {0}: another client of the socket asks too often; retrying later")]
+    RateLimited(&'static str),
+    #[error("this kubelet does not know {0}: it is older than the call")]
+    Unimplemented(&'static str),
+    #[error("the answer to {method} is over {limit} bytes: look for a DRA claim listed many times over")]
+    TooLarge { method: &'static str, limit: usize },
+    #[error("{socket} does not speak PodResources ({reason}): is it the kubelet's socket?")]
+    Malformed { socket: PathBuf, reason: String },
+    #[error("{method} failed: {code:?}, {message}")]
+    Other { method: &'static str, code: Code, message: String },
+}
+
+impl CallError {
+    /// The value of the `code` label.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::SocketMissing(_) | Self::Refused(_) | Self::Unavailable { .. } => "unavailable",
+            Self::NotASocket(_) => "not_a_socket",
+            Self::PermissionDenied(_) => "permission_denied",
+            Self::DeadlineExceeded { .. } => "deadline_exceeded",
+            Self::RateLimited(_) => "rate_limited",
+            Self::Unimplemented(_) => "unimplemented",
+            Self::TooLarge { .. } => "too_large",
+            Self::Malformed { .. } => "malformed",
+            Self::Other { .. } => "other",
+        }
+    }
+
+    /// Whether what answers next may be another kubelet than the one before.
+    #[must_use]
+    pub fn lost_connection(&self) -> bool {
+        !matches!(self, Self::RateLimited(_) | Self::Unimplemented(_) | Self::TooLarge { .. } | Self::Other { .. })
+    }
+}
+
+impl Client {
+    #[must_use]
+    pub fn new(socket: &Path, deadline: Duration) -> Self {
+        Self { socket: socket.to_owned(), deadline, connection: None }
+    }
+
+    /// Forgets the connection: the socket belongs to a new kubelet.
+    pub fn disconnect(&mut self) {
+        self.connection = None;
+    }
+
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.connection.is_some()
+    }
+
+    /// The API version in use; `None` while not connected.
+    #[must_use]
+    pub fn api(&self) -> Option<PodResourcesApi> {
+        self.connection.as_ref().map(|connection| connection.api)
+    }
+
+    /// Who holds what; v1, or v1alpha1 from a kubelet that has no v1.
+    pub async fn list(&mut self) -> Result<Relation, CallError> {
+        const METHOD: &str = "List";
+        let connection = self.connect().await?;
+        if connection.api == PodResourcesApi::V1 {
+            let mut client =
+                PodResourcesListerClient::new(connection.channel.clone()).max_decoding_message_size(MESSAGE_LIMIT);
+            match self.finish(METHOD, client.list(Request::new(v1::ListPodResourcesRequest {}))).await {
+                Err(CallError::Unimplemented(_)) => {}
+                answer => return answer.map(convert::relation),
+            }
+        }
+        let mut client = V1alpha1Client::new(connection.channel).max_decoding_message_size(MESSAGE_LIMIT);
+        let answer = self.finish(METHOD, client.list(Request::new(v1alpha1::ListPodResourcesRequest {}))).await?;
+        if let Some(connection) = &mut self.connection {
+            connection.api = PodResourcesApi::V1alpha1;
+        }
+        Ok(convert::relation_v1alpha1(answer))
+    }
+
+    /// What could be given: healthy devices whether held or not.
+    pub async fn allocatable(&mut self) -> Result<Allocatable, CallError> {
+        const METHOD: &str = "GetAllocatableResources";
+        let connection = self.connect().await?;
+        if connection.api == PodResourcesApi::V1alpha1 {
+            return Err(CallError::Unimplemented(METHOD));
+        }
+        let mut client = PodResourcesListerClient::new(connection.channel).max_decoding_message_size(MESSAGE_LIMIT);
+        let request = Request::new(v1::AllocatableResourcesRequest {});
+        let answer = self.finish(METHOD, client.get_allocatable_resources(request)).await?;
+        Ok(convert::allocatable(answer))
+    }
+
+    /// One pod, for a person who asks about it; never called in a loop (the rate limit is shared by the whole node).
+    /// The kubelet answers an unknown pod with code Unknown.
+    pub async fn get(&mut self, pod: &PodRef) -> Result<Pod, CallError> {
+        const METHOD: &str = "Get";
+        let connection = self.connect().await?;
+        let mut client = PodResourcesListerClient::new(connection.channel).max_decoding_message_size(MESSAGE_LIMIT);
+        let request =
+            v1::GetPodResourcesRequest { pod_name: pod.pod.to_string(), pod_namespace: pod.namespace.to_string() };
+        let answer = self.finish(METHOD, client.get(Request::new(request))).await?;
+        let missing = || CallError::Malformed { socket: self.socket.clone(), reason: "an answer without a pod".into() };
+        answer.pod_resources.map(convert::convert_pod).ok_or_else(missing)
+    }
+
+    async fn connect(&mut self) -> Result<Connection, CallError> {
+        if let Some(connection) = &self.connection {
+            return Ok(connection.clone());
+        }
+        let deadline = self.deadline;
+        let late = |_| CallError::DeadlineExceeded { socket: self.socket.clone(), method: "connect", deadline };
+        let connecting = UnixStream::connect(&self.socket);
+        let stream = tokio::time::timeout(deadline, connecting).await.map_err(late)?;
+        let stream = stream.map_err(|error| self.connect_error(&error))?;
+        // The stream is handed over once; when it breaks the channel is dropped, so that reconnecting is ours to see.
+        let mut stream = Some(TokioIo::new(stream));
+        let connector = tower::service_fn(move |_| {
+            let stream = stream.take().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected));
+            async move { stream }
+        });
+        // The path is the transport's affair; the kubelet's own clients say localhost too.
+        let endpoint = Endpoint::from_static("http://localhost");
+        let handshake = endpoint.connect_with_connector(connector);
+        let channel = tokio::time::timeout(deadline, handshake).await.map_err(late)?;
+        let channel =
+            channel.map_err(|error| CallError::Malformed { socket: self.socket.clone(), reason: chain(&error) })?;
+        let connection = Connection { channel, api: PodResourcesApi::V1 };
+        self.connection = Some(connection.clone());
+        Ok(connection)
+    }
+
+    fn connect_error(&self, error: &io::Error) -> CallError {
+        let socket = self.socket.clone();
+        match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => CallError::SocketMissing(socket),
+            io::ErrorKind::PermissionDenied => CallError::PermissionDenied(socket),
+            // A plain file refuses connections as a dead socket does.
+            io::ErrorKind::ConnectionRefused if !is_socket(&self.socket) => CallError::NotASocket(socket),
+            io::ErrorKind::ConnectionRefused => CallError::Refused(socket),
+            _ => CallError::Unavailable { socket, reason: error.to_string() },
+        }
+    }
+
+    async fn finish<T>(
+        &mut self,
+        method: &'static str,
+        call: impl Future<Output = Result<tonic::Response<T>, Status>>,
+    ) -> Result<T, CallError> {
+        let deadline = self.deadline;
+        let outcome = match tokio::time::timeout(deadline, call).await {
+            Ok(Ok(answer)) => return Ok(answer.into_inner()),
+            Ok(Err(status)) => self.call_error(method, &status),
+            Err(_) => CallError::DeadlineExceeded { socket: self.socket.clone(), method, deadline },
+        };
+        if outcome.lost_connection() {
+            self.disconnect();
+        }
+        Err(outcome)
+    }
+
+    fn call_error(&self, method: &'static str, status: &Status) -> CallError {
+        let socket = self.socket.clone();
+        let reason = || chain(status);
+        match status.code() {
+            Code::OutOfRange => CallError::TooLarge { method, limit: MESSAGE_LIMIT },
+            Code::ResourceExhausted => CallError::RateLimited(method),
+            Code::Unimplemented => CallError::Unimplemented(method),
+            Code::Unavailable | Code::Cancelled => CallError::Unavailable { socket, reason: reason() },
+            Code::Internal => CallError::Malformed { socket, reason: reason() },
+            // The kubelet's own errors come as Unknown with a text; a broken transport does too, but with a cause.
+            Code::Unknown if std::error::Error::source(status).is_some() => {
+                if chain(status).contains("protocol") || chain(status).contains("frame") {
+                    CallError::Malformed { socket, reason: reason() }
+                } else {
+                    CallError::Unavailable { socket, reason: reason() }
+                }
+            }
+            code => CallError::Other { method, code, message: status.message().to_owned() },
+        }
+    }
+}
+
+fn is_socket(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
+}
+
+/// An error and its causes in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let part = error.to_string();
+        if !text.contains(&part) {
+            text.push_str(": ");
+            text.push_str(&part);
+        }
+        cause = error.source();
+    }
+    text
+}

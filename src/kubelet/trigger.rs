@@ -1,0 +1,81 @@
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use inotify::{EventStream, Inotify, WatchMask};
+use tokio_stream::StreamExt;
+
+/// Why a refresh is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trigger {
+    /// The kubelet wrote its device checkpoint: an allocation changed.
+    Checkpoint,
+    /// The socket was replaced: another kubelet process.
+    Reconnect,
+    Timer,
+}
+
+impl Trigger {
+    pub const ALL: [Self; 3] = [Self::Checkpoint, Self::Reconnect, Self::Timer];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Checkpoint => "checkpoint",
+            Self::Reconnect => "reconnect",
+            Self::Timer => "timer",
+        }
+    }
+}
+
+const CHECKPOINT: &str = "kubelet_internal_checkpoint";
+
+/// Tells of changes beside the kubelet's sockets. Directories that are not there yet are watched once they are.
+pub struct FileEvents {
+    stream: Option<EventStream<[u8; 1024]>>,
+    directories: [PathBuf; 2],
+    socket_name: Option<OsString>,
+}
+
+impl FileEvents {
+    pub fn new(socket: &Path, device_plugin_directory: &Path) -> Self {
+        let stream = Inotify::init().and_then(|inotify| inotify.into_event_stream([0; 1024]));
+        if let Err(error) = &stream {
+            tracing::warn!(%error, "no inotify (fs.inotify.max_user_instances?): the kubelet is asked by timer only");
+        }
+        let directory = socket.parent().unwrap_or_else(|| Path::new("/")).to_owned();
+        let mut events = Self {
+            stream: stream.ok(),
+            directories: [directory, device_plugin_directory.to_owned()],
+            socket_name: socket.file_name().map(ToOwned::to_owned),
+        };
+        events.watch_directories();
+        events
+    }
+
+    /// Watching a directory again is harmless, so this is called on every timer: it may have been made or replaced.
+    pub fn watch_directories(&mut self) {
+        let Some(stream) = &self.stream else { return };
+        for directory in &self.directories {
+            let mask = WatchMask::CREATE | WatchMask::MOVED_TO | WatchMask::CLOSE_WRITE | WatchMask::ONLYDIR;
+            if let Err(error) = stream.watches().add(directory, mask) {
+                tracing::debug!(directory = %directory.display(), %error, "cannot be watched yet");
+            }
+        }
+    }
+
+    /// Waits for the next change that matters; for ever where there is no inotify. Cancel safe.
+    pub async fn next(&mut self) -> Trigger {
+        loop {
+            let Some(stream) = &mut self.stream else { return std::future::pending().await };
+            match stream.next().await {
+                Some(Ok(event)) if event.name.as_deref() == Some(CHECKPOINT.as_ref()) => return Trigger::Checkpoint,
+                Some(Ok(event)) if event.name.is_some() && event.name == self.socket_name => return Trigger::Reconnect,
+                Some(Ok(_)) => {}
+                Some(Err(error)) => {
+                    tracing::warn!(%error, "inotify failed: the kubelet is asked by timer only");
+                    self.stream = None;
+                }
+                None => self.stream = None,
+            }
+        }
+    }
+}

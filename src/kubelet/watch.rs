@@ -1,0 +1,219 @@
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::budget::Budget;
+use super::client::{CallError, Client};
+use super::trigger::{FileEvents, Trigger};
+use crate::attribution::Settle;
+use crate::clock::Clock;
+use crate::model::{DurationHistogram, KubeletState, Moment};
+
+/// While an answer has not settled it is asked for again after this long.
+const SETTLING_INTERVAL: Duration = Duration::from_millis(1000);
+/// First pause after a failure; doubles up to the refresh interval.
+const FIRST_RETRY: Duration = Duration::from_millis(250);
+/// Allocatable devices change rarely: asked for at this interval, and after a change that might concern them.
+const ALLOCATABLE_INTERVAL: Duration = Duration::from_secs(30);
+/// A busy node writes its checkpoint often; List comes first then.
+const ALLOCATABLE_PAUSE: Duration = Duration::from_secs(2);
+
+const METHODS: [&str; 2] = ["List", "GetAllocatableResources"];
+const CODES: [&str; 9] = [
+    "unavailable",
+    "not_a_socket",
+    "permission_denied",
+    "deadline_exceeded",
+    "rate_limited",
+    "unimplemented",
+    "too_large",
+    "malformed",
+    "other",
+];
+
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub pod_resources_socket: PathBuf,
+    /// Where the kubelet keeps `kubelet_internal_checkpoint`.
+    pub device_plugin_directory: PathBuf,
+    pub refresh_interval: Duration,
+    /// For each call.
+    pub deadline: Duration,
+}
+
+/// Keeps `publish` up to date for ever. Ends only by being dropped.
+pub async fn run(settings: Settings, clock: Clock, publish: watch::Sender<Arc<KubeletState>>) {
+    let mut events = FileEvents::new(&settings.pod_resources_socket, &settings.device_plugin_directory);
+    let mut watch = Watch::new(settings, clock, publish);
+    // The first look is nobody's trigger; a socket made a moment ago is already there.
+    watch.refresh().await;
+    loop {
+        let pause = watch.pause();
+        let trigger = tokio::select! {
+            trigger = events.next() => trigger,
+            () = tokio::time::sleep(pause) => Trigger::Timer,
+        };
+        events.watch_directories();
+        watch.take(trigger);
+        watch.refresh().await;
+    }
+}
+
+struct Watch {
+    settings: Settings,
+    clock: Clock,
+    publish: watch::Sender<Arc<KubeletState>>,
+    client: Client,
+    settle: Settle,
+    budget: Budget,
+    state: KubeletState,
+    retry: Option<Duration>,
+    allocatable_due: bool,
+    allocatable_asked: Option<Moment>,
+}
+
+impl Watch {
+    fn new(settings: Settings, clock: Clock, publish: watch::Sender<Arc<KubeletState>>) -> Self {
+        let mut state = KubeletState::default();
+        for trigger in Trigger::ALL {
+            state.counters.triggers.insert(trigger.name(), 0);
+        }
+        for method in METHODS {
+            state.counters.durations.insert(method, DurationHistogram::default());
+            state.counters.errors.insert(method, CODES.into_iter().map(|code| (code, 0)).collect());
+        }
+        Self {
+            client: Client::new(&settings.pod_resources_socket, settings.deadline),
+            budget: Budget::new(clock.now().monotonic),
+            settings,
+            clock,
+            publish,
+            settle: Settle::default(),
+            state,
+            retry: None,
+            allocatable_due: true,
+            allocatable_asked: None,
+        }
+    }
+
+    /// How long to sleep when nothing happens.
+    fn pause(&self) -> Duration {
+        let interval = self.settings.refresh_interval;
+        match self.retry {
+            Some(retry) => retry.min(interval),
+            None if !self.settle.is_settled() => SETTLING_INTERVAL.min(interval),
+            None => interval,
+        }
+    }
+
+    fn take(&mut self, trigger: Trigger) {
+        *self.state.counters.triggers.entry(trigger.name()).or_default() += 1;
+        match trigger {
+            Trigger::Checkpoint => self.allocatable_due = true,
+            Trigger::Reconnect => {
+                self.client.disconnect();
+                self.allocatable_due = true;
+            }
+            Trigger::Timer => {}
+        }
+    }
+
+    /// One look at the kubelet, published whatever comes of it.
+    async fn refresh(&mut self) {
+        if !self.client.is_connected() {
+            self.settle.reconnected();
+        }
+        self.list().await;
+        let now = self.clock.now();
+        let asked = self.allocatable_asked.map(|asked| now.monotonic.since(asked.monotonic));
+        let due = match asked {
+            None => true,
+            Some(since) => since >= ALLOCATABLE_INTERVAL || (self.allocatable_due && since >= ALLOCATABLE_PAUSE),
+        };
+        if due && self.retry.is_none() {
+            self.allocatable().await;
+        }
+    }
+
+    async fn list(&mut self) {
+        self.wait_for_budget().await;
+        let started = self.clock.now();
+        let answer = self.client.list().await;
+        let now = self.count("List", started, answer.as_ref().err());
+        self.state.collector.duration = Some(now.monotonic.since(started.monotonic));
+        match answer {
+            Ok(relation) => {
+                self.state.relation = Some(self.settle.observe(now.monotonic, relation));
+                self.state.relation_at = Some(now);
+                self.state.settled = self.settle.is_settled();
+                self.state.api = self.client.api();
+                self.state.truncated = false;
+                self.state.collector.success = true;
+                self.state.collector.last_success = Some(now);
+                if self.state.problem.take().is_some() {
+                    tracing::info!(socket = %self.settings.pod_resources_socket.display(), "the kubelet answers again");
+                }
+                self.retry = None;
+            }
+            Err(error) => {
+                self.state.collector.success = false;
+                self.state.truncated = matches!(error, CallError::TooLarge { .. });
+                if error.lost_connection() {
+                    self.state.settled = false;
+                }
+                let problem = error.to_string();
+                if self.state.problem.as_deref() != Some(&problem) {
+                    tracing::warn!(code = error.code(), "{problem}");
+                    self.state.problem = Some(problem.into());
+                }
+                self.retry =
+                    Some(self.retry.map_or(FIRST_RETRY, |retry| retry * 2).min(self.settings.refresh_interval));
+            }
+        }
+        self.publish();
+    }
+
+    async fn allocatable(&mut self) {
+        self.wait_for_budget().await;
+        let started = self.clock.now();
+        self.allocatable_asked = Some(started);
+        let answer = self.client.allocatable().await;
+        let now = self.count("GetAllocatableResources", started, answer.as_ref().err());
+        match answer {
+            Ok(allocatable) => {
+                self.allocatable_due = false;
+                if self.state.allocatable.as_deref() != Some(&allocatable) {
+                    self.state.allocatable = Some(Arc::new(allocatable));
+                }
+                self.state.allocatable_at = Some(now);
+            }
+            // List tells the same story and is asked more often: one failure, one log line.
+            Err(error) => tracing::debug!(code = error.code(), "{error}"),
+        }
+        self.publish();
+    }
+
+    fn count(&mut self, method: &'static str, started: Moment, error: Option<&CallError>) -> Moment {
+        let now = self.clock.now();
+        let counters = &mut self.state.counters;
+        counters.durations.entry(method).or_default().observe(now.monotonic.since(started.monotonic));
+        if let Some(error) = error {
+            *counters.errors.entry(method).or_default().entry(error.code()).or_default() += 1;
+        }
+        now
+    }
+
+    async fn wait_for_budget(&mut self) {
+        let wait = self.budget.wait(self.clock.now().monotonic);
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
+        self.budget.spend(self.clock.now().monotonic);
+    }
+
+    fn publish(&self) {
+        self.publish.send_replace(Arc::new(self.state.clone()));
+    }
+}
