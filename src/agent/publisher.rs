@@ -1,0 +1,133 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::self_use;
+use crate::attribution::{self, Join, Ledger, Observation};
+use crate::clock::Clock;
+use crate::model::{Allocatable, ConfigReload, HardwareState, Inventory, KubeletState, Monotonic, Relation, Snapshot, UnixSeconds};
+
+/// A new snapshot at least this often, so that the ages on the page grow while nothing answers.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// The publisher only computes; if it has not published for this long, something holds it up.
+const LIVENESS_LIMIT: Duration = Duration::from_secs(15);
+
+/// The one writer: joins what the rooms publish into snapshots.
+pub struct Publisher {
+    pub clock: Clock,
+    pub node_name: Arc<str>,
+    pub hardware: watch::Receiver<Arc<HardwareState>>,
+    pub kubelet: watch::Receiver<Arc<KubeletState>>,
+    pub retention: watch::Receiver<Duration>,
+    pub config_reload: watch::Receiver<Option<ConfigReload>>,
+    pub scrapes: crate::web::ScrapeDurations,
+    pub publish: watch::Sender<Arc<Snapshot>>,
+    pub pulse: Pulse,
+}
+
+/// When the publisher last published; `/-/healthy` feels it.
+#[derive(Clone, Debug, Default)]
+pub struct Pulse(Arc<AtomicU64>);
+
+impl Pulse {
+    fn beat(&self, now: Monotonic) {
+        let milliseconds = u64::try_from(now.as_duration().as_millis()).unwrap_or(u64::MAX);
+        self.0.store(milliseconds, Ordering::Relaxed);
+    }
+
+    /// The reason when it has stopped.
+    pub fn feel(&self, now: Monotonic) -> Result<(), String> {
+        let silent = now.since(Monotonic::from_millis(self.0.load(Ordering::Relaxed)));
+        if silent <= LIVENESS_LIMIT {
+            Ok(())
+        } else {
+            Err(format!("no snapshot has been published for {} s", silent.as_secs()))
+        }
+    }
+}
+
+/// A join and what it was made from: it is made again only when one of them is another.
+#[derive(Default)]
+struct JoinCache {
+    relation: Arc<Relation>,
+    allocatable: Arc<Allocatable>,
+    inventory: Arc<Inventory>,
+    join: Join,
+}
+
+impl Publisher {
+    /// Publishes for ever. Ends only by being dropped, or when a room has ended.
+    pub async fn run(mut self) {
+        let started = self.clock.now().unix;
+        let mut ledger = Ledger::new(*self.retention.borrow());
+        let mut cache = JoinCache::default();
+        let mut sequence = 0;
+        loop {
+            sequence += 1;
+            let snapshot = self.snapshot(&mut ledger, &mut cache, sequence, started);
+            self.pulse.beat(snapshot.at.monotonic);
+            self.publish.send_replace(Arc::new(snapshot));
+            let changed = tokio::select! {
+                changed = self.hardware.changed() => changed,
+                changed = self.kubelet.changed() => changed,
+                changed = self.retention.changed() => {
+                    ledger.set_retention(*self.retention.borrow());
+                    changed
+                }
+                () = tokio::time::sleep(HEARTBEAT) => Ok(()),
+            };
+            if changed.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn snapshot(&mut self, ledger: &mut Ledger, cache: &mut JoinCache, sequence: u64, started: UnixSeconds) -> Snapshot {
+        let hardware = Arc::clone(&self.hardware.borrow_and_update());
+        let kubelet = Arc::clone(&self.kubelet.borrow_and_update());
+        let now = self.clock.now();
+        cache.update(&hardware, &kubelet);
+        let accounts = ledger.advance(&Observation {
+            now,
+            join: &cache.join,
+            inventory: &hardware.inventory,
+            readings: &hardware.readings,
+            scrapes: self.scrapes.count(),
+        });
+        let join = &cache.join;
+        Snapshot {
+            sequence,
+            at: now,
+            started,
+            node_name: Arc::clone(&self.node_name),
+            accounts,
+            unresolved: join.unresolved.clone(),
+            process: self_use::read(),
+            config_reload: *self.config_reload.borrow(),
+            hardware,
+            kubelet,
+        }
+    }
+}
+
+impl JoinCache {
+    fn update(&mut self, hardware: &HardwareState, kubelet: &KubeletState) {
+        let relation = kubelet.relation.clone().unwrap_or_default();
+        let allocatable = kubelet.allocatable.clone().unwrap_or_default();
+        let same = Arc::ptr_eq(&self.relation, &relation)
+            && Arc::ptr_eq(&self.allocatable, &allocatable)
+            && Arc::ptr_eq(&self.inventory, &hardware.inventory);
+        if !same {
+            self.join = attribution::join(&relation, &allocatable, &hardware.inventory);
+            *self = Self {
+                relation,
+                allocatable,
+                inventory: Arc::clone(&hardware.inventory),
+                join: std::mem::take(&mut self.join),
+            };
+        }
+    }
+}

@@ -1,0 +1,128 @@
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::agent::{HardwareSource, ListenAddress, LogFormat, Profile};
+
+/// Hands out accelerators on a Kubernetes node and tells truthfully who uses them.
+#[derive(Debug, Parser)]
+#[command(name = "podmeter", version, max_term_width = 100)]
+pub struct Arguments {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run on a node: who holds which device, and what the device does, for Prometheus.
+    Agent(Box<AgentArguments>),
+    /// A whole simulated node in this one process: kubelet, GPUs and workloads.
+    Demo(DemoArguments),
+    /// Print the metric catalogue.
+    Metrics {
+        #[arg(short, long, value_enum, default_value_t = MetricsFormat::Markdown)]
+        output: MetricsFormat,
+    },
+    /// Validate a configuration file.
+    CheckConfig { file: PathBuf },
+    /// Call every NVML function that the agent uses on every GPU, and report support, latency and errors.
+    ProbeNvml(ProbeArguments),
+}
+
+/// Every flag is also the environment variable `PODMETER_<FLAG>` and a key of the file given by `--config`.
+/// A flag wins over a variable, a variable over the file.
+#[derive(Clone, Debug, Default, Args)]
+pub struct AgentArguments {
+    /// YAML file with the same settings (`refreshInterval: 5s`).
+    #[arg(long, env = "PODMETER_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Metrics and page: `HOST:PORT` or `unix:PATH`; repeatable [default: 0.0.0.0:9410].
+    #[arg(long, env = "PODMETER_LISTEN", value_name = "ADDR", value_delimiter = ',')]
+    pub listen: Vec<ListenAddress>,
+    /// Shown on the page, never a metric label [default: $NODE_NAME, else the host name].
+    #[arg(long, env = "PODMETER_NODE_NAME", value_name = "NAME")]
+    pub node_name: Option<String>,
+    /// The kubelet's root directory [default: /var/lib/kubelet].
+    #[arg(long, env = "PODMETER_KUBELET_ROOT", value_name = "DIR")]
+    pub kubelet_root: Option<PathBuf>,
+    /// [default: pod-resources/kubelet.sock under the kubelet root].
+    #[arg(long, env = "PODMETER_POD_RESOURCES_SOCKET", value_name = "PATH")]
+    pub pod_resources_socket: Option<PathBuf>,
+    /// [default: device-plugins under the kubelet root].
+    #[arg(long, env = "PODMETER_DEVICE_PLUGIN_DIR", value_name = "DIR")]
+    pub device_plugin_dir: Option<PathBuf>,
+    /// How often the kubelet is asked when nothing triggers it earlier [default: 5s].
+    #[arg(long, env = "PODMETER_REFRESH_INTERVAL", value_name = "DUR", value_parser = humantime::parse_duration)]
+    pub refresh_interval: Option<Duration>,
+    /// Where device readings come from [default: nvml].
+    #[arg(long, env = "PODMETER_HARDWARE", value_enum)]
+    pub hardware: Option<HardwareSource>,
+    /// `libnvidia-ml.so.1` [default: the loader's path, then the driver roots].
+    #[arg(long, env = "PODMETER_NVML_LIBRARY", value_name = "PATH")]
+    pub nvml_library: Option<PathBuf>,
+    /// Where a host or containerized driver may live; repeatable
+    /// [default: /, /run/nvidia/driver, /home/kubernetes/bin/nvidia].
+    #[arg(long, env = "PODMETER_DRIVER_ROOT", value_name = "DIR", value_delimiter = ',')]
+    pub driver_root: Vec<PathBuf>,
+    /// Fast tier of device sampling [default: 1s].
+    #[arg(long, env = "PODMETER_SAMPLE_INTERVAL", value_name = "DUR", value_parser = humantime::parse_duration)]
+    pub sample_interval: Option<Duration>,
+    /// [default: /sys].
+    #[arg(long, env = "PODMETER_SYS_ROOT", value_name = "DIR")]
+    pub sys_root: Option<PathBuf>,
+    /// Local HTTP for this binary's own clients, mode 0600; empty for none [default: /run/podmeter/podmeter.sock].
+    #[arg(long, env = "PODMETER_ADMIN_SOCKET", value_name = "PATH")]
+    pub admin_socket: Option<PathBuf>,
+    /// How long an ended container's counters stay on the page [default: 5m].
+    #[arg(long, env = "PODMETER_RETENTION", value_name = "DUR", value_parser = humantime::parse_duration)]
+    pub retention: Option<Duration>,
+    /// [default: text].
+    #[arg(long, env = "PODMETER_LOG_FORMAT", value_enum)]
+    pub log_format: Option<LogFormat>,
+    /// `info`, or a filter such as `info,podmeter::kubelet=debug` [default: info].
+    #[arg(long, env = "PODMETER_LOG_LEVEL", value_name = "FILTER")]
+    pub log_level: Option<String>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DemoArguments {
+    #[arg(long, default_value = "127.0.0.1:9410", value_name = "ADDR")]
+    pub listen: ListenAddress,
+    /// 8xh100, 8xh100-timesliced, 8xh100-mig, 8xa100 or empty.
+    #[arg(long, default_value = "8xh100", value_parser = Profile::from_str)]
+    pub profile: Profile,
+    /// Pods come and go.
+    #[arg(long)]
+    pub churn: bool,
+    /// The same seed gives the same node.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Where the devices come from: `nvml` puts the simulated kubelet on this machine's real GPUs.
+    #[arg(long, value_enum, default_value = "simulated")]
+    pub hardware: HardwareSource,
+    /// With `--hardware nvml`: see `podmeter agent --help`.
+    #[arg(long, value_name = "PATH")]
+    pub nvml_library: Option<PathBuf>,
+    /// Keep a JSON file of what the simulation really did, to compare the metrics with.
+    #[arg(long, value_name = "FILE")]
+    pub ground_truth: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct ProbeArguments {
+    #[arg(long, value_name = "PATH")]
+    pub nvml_library: Option<PathBuf>,
+    #[arg(long, value_name = "DIR", value_delimiter = ',')]
+    pub driver_root: Vec<PathBuf>,
+    /// Passes over each GPU, one sample interval apart.
+    #[arg(long, default_value_t = 20)]
+    pub passes: u32,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum MetricsFormat {
+    Markdown,
+    Json,
+}

@@ -1,0 +1,144 @@
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer};
+
+use super::arguments::AgentArguments;
+use crate::agent::{HardwareSource, ListenAddress, LogFormat};
+
+/// The flags as keys. Unknown keys are errors.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+struct ConfigFile {
+    listen: Vec<Parsed<ListenAddress>>,
+    node_name: Option<String>,
+    kubelet_root: Option<PathBuf>,
+    pod_resources_socket: Option<PathBuf>,
+    device_plugin_dir: Option<PathBuf>,
+    refresh_interval: Option<Parsed<humantime::Duration>>,
+    hardware: Option<HardwareSource>,
+    nvml_library: Option<PathBuf>,
+    driver_root: Vec<PathBuf>,
+    sample_interval: Option<Parsed<humantime::Duration>>,
+    sys_root: Option<PathBuf>,
+    admin_socket: Option<PathBuf>,
+    retention: Option<Parsed<humantime::Duration>>,
+    log_format: Option<LogFormat>,
+    log_level: Option<String>,
+}
+
+/// A value written as text in its flag's own form.
+#[derive(Debug)]
+struct Parsed<T>(T);
+
+impl<'de, T: FromStr<Err: fmt::Display>> Deserialize<'de> for Parsed<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map(Self).map_err(|error| serde::de::Error::custom(format!("{text:?}: {error}")))
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigFileError {
+    #[error("{file}: {error}; give --config a file that can be read")]
+    Unreadable { file: PathBuf, error: std::io::Error },
+    #[error("{file}: {error}")]
+    Invalid { file: PathBuf, error: String },
+}
+
+/// `arguments` with what they leave open taken from the file that they name.
+pub fn complete(arguments: AgentArguments) -> Result<AgentArguments, ConfigFileError> {
+    let Some(file) = &arguments.config else { return Ok(arguments) };
+    let read = read(file)?;
+    let or = |flags: Vec<PathBuf>, file: Vec<PathBuf>| if flags.is_empty() { file } else { flags };
+    let duration = |flag: Option<Duration>, file: Option<Parsed<humantime::Duration>>| flag.or(file.map(|file| file.0.into()));
+    Ok(AgentArguments {
+        listen: if arguments.listen.is_empty() {
+            read.listen.into_iter().map(|address| address.0).collect()
+        } else {
+            arguments.listen
+        },
+        node_name: arguments.node_name.or(read.node_name),
+        kubelet_root: arguments.kubelet_root.or(read.kubelet_root),
+        pod_resources_socket: arguments.pod_resources_socket.or(read.pod_resources_socket),
+        device_plugin_dir: arguments.device_plugin_dir.or(read.device_plugin_dir),
+        refresh_interval: duration(arguments.refresh_interval, read.refresh_interval),
+        hardware: arguments.hardware.or(read.hardware),
+        nvml_library: arguments.nvml_library.or(read.nvml_library),
+        driver_root: or(arguments.driver_root, read.driver_root),
+        sample_interval: duration(arguments.sample_interval, read.sample_interval),
+        sys_root: arguments.sys_root.or(read.sys_root),
+        admin_socket: arguments.admin_socket.or(read.admin_socket),
+        retention: duration(arguments.retention, read.retention),
+        log_format: arguments.log_format.or(read.log_format),
+        log_level: arguments.log_level.or(read.log_level),
+        config: arguments.config,
+    })
+}
+
+fn read(file: &Path) -> Result<ConfigFile, ConfigFileError> {
+    let text = std::fs::read_to_string(file)
+        .map_err(|error| ConfigFileError::Unreadable { file: file.to_owned(), error })?;
+    parse(&text).map_err(|error| ConfigFileError::Invalid { file: file.to_owned(), error })
+}
+
+fn parse(text: &str) -> Result<ConfigFile, String> {
+    // A file of comments alone is a file with every default.
+    if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
+        return Ok(ConfigFile::default());
+    }
+    serde_saphyr::from_str(text).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error_of(text: &str) -> String {
+        parse(text).expect_err("must not parse")
+    }
+
+    #[test]
+    fn every_key_is_read() {
+        let text = "listen: [\"127.0.0.1:1\", \"unix:/tmp/x.sock\"]\nnodeName: n\nkubeletRoot: /k\n\
+                    podResourcesSocket: /p\ndevicePluginDir: /d\nrefreshInterval: 2s\nhardware: simulated\n\
+                    nvmlLibrary: /l\ndriverRoot: [/a, /b]\nsampleInterval: 500ms\nsysRoot: /s\nadminSocket: /x\n\
+                    retention: 1m 30s\nlogFormat: json\nlogLevel: debug\n";
+        let file = parse(text).expect("parses");
+        assert_eq!(file.listen.len(), 2);
+        assert_eq!(file.retention.map(|parsed| *parsed.0), Some(Duration::from_secs(90)));
+        assert_eq!(file.hardware, Some(HardwareSource::Simulated));
+        assert_eq!(file.driver_root.len(), 2);
+    }
+
+    #[test]
+    fn an_empty_file_has_every_default() {
+        for text in ["", "\n", "# nothing yet\n"] {
+            assert!(parse(text).is_ok(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_misspelt_key_is_named_with_its_line_and_the_keys_there_are() {
+        let error = error_of("nodeName: n\nrefreshIntervall: 5s\n");
+        for part in ["refreshIntervall", "line 2", "refreshInterval"] {
+            assert!(error.contains(part), "{part:?} in {error}");
+        }
+    }
+
+    #[test]
+    fn a_bad_value_is_named_with_its_line() {
+        for (text, parts) in [
+            ("refreshInterval: soon\n", ["soon", "line 1"]),
+            ("hardware: gpu\n", ["gpu", "line 1"]),
+            ("listen: [\"nowhere\"]\n", ["nowhere", "line 1"]),
+        ] {
+            let error = error_of(text);
+            for part in parts {
+                assert!(error.contains(part), "{part:?} in {error}");
+            }
+        }
+    }
+}

@@ -1,0 +1,111 @@
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::arguments::AgentArguments;
+use super::config_file::{self, ConfigFileError};
+use crate::agent::{HardwareSource, ListenAddress, LogFormat, Reloadable, Settings};
+
+/// Its own answers take milliseconds; a loaded node may need seconds.
+const KUBELET_DEADLINE: Duration = Duration::from_secs(5);
+
+#[derive(Debug, thiserror::Error)]
+pub enum InvalidSettings {
+    #[error(transparent)]
+    ConfigFile(#[from] ConfigFileError),
+    #[error("{flag} {value}: {problem}")]
+    Value { flag: &'static str, value: String, problem: &'static str },
+}
+
+/// Flags and variables, completed from the file that they name, with every default filled in.
+pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
+    let arguments = config_file::complete(arguments)?;
+    let kubelet_root = arguments.kubelet_root.unwrap_or_else(|| "/var/lib/kubelet".into());
+    let admin_socket = arguments.admin_socket.unwrap_or_else(|| "/run/podmeter/podmeter.sock".into());
+    let socket = || kubelet_root.join("pod-resources/kubelet.sock");
+    let plugins = || kubelet_root.join("device-plugins");
+    let driver_roots = Some(arguments.driver_root).filter(|roots| !roots.is_empty());
+    let settings = Settings {
+        listen: if arguments.listen.is_empty() { vec![ListenAddress::everywhere()] } else { arguments.listen },
+        admin_socket: (!admin_socket.as_os_str().is_empty()).then_some(admin_socket),
+        node_name: arguments.node_name.unwrap_or_else(node_name),
+        pod_resources_socket: arguments.pod_resources_socket.unwrap_or_else(socket),
+        device_plugin_directory: arguments.device_plugin_dir.unwrap_or_else(plugins),
+        kubelet_deadline: KUBELET_DEADLINE,
+        hardware: arguments.hardware.unwrap_or(HardwareSource::Nvml),
+        nvml_library: arguments.nvml_library,
+        driver_roots: driver_roots.unwrap_or_else(default_driver_roots),
+        sample_interval: arguments.sample_interval.unwrap_or(Duration::from_secs(1)),
+        sys_root: arguments.sys_root.unwrap_or_else(|| "/sys".into()),
+        log_format: arguments.log_format.unwrap_or(LogFormat::Text),
+        reloadable: Reloadable {
+            refresh_interval: arguments.refresh_interval.unwrap_or(Duration::from_secs(5)),
+            retention: arguments.retention.unwrap_or(Duration::from_secs(300)),
+            log_level: arguments.log_level.unwrap_or_else(|| "info".into()),
+        },
+    };
+    check(&settings)?;
+    Ok(settings)
+}
+
+#[must_use]
+pub fn default_driver_roots() -> Vec<PathBuf> {
+    ["/", "/run/nvidia/driver", "/home/kubernetes/bin/nvidia"].map(PathBuf::from).to_vec()
+}
+
+/// `podmeter check-config`.
+pub fn check_file(file: &Path) -> Result<(), InvalidSettings> {
+    resolve(AgentArguments { config: Some(file.to_owned()), ..AgentArguments::default() }).map(|_| ())
+}
+
+fn check(settings: &Settings) -> Result<(), InvalidSettings> {
+    let range = |flag, value: Duration, low: Duration, high: Duration, problem| {
+        let value_text = || humantime::format_duration(value).to_string();
+        let valid = (low..=high).contains(&value);
+        if valid { Ok(()) } else { Err(InvalidSettings::Value { flag, value: value_text(), problem }) }
+    };
+    let (second, minute) = (Duration::from_secs(1), Duration::from_secs(60));
+    let Reloadable { refresh_interval, retention, log_level } = &settings.reloadable;
+    range("--refresh-interval", *refresh_interval, second, 10 * minute, "must be 1s to 10m")?;
+    range("--sample-interval", settings.sample_interval, second / 10, minute, "must be 100ms to 1m")?;
+    range("--retention", *retention, Duration::ZERO, 24 * 60 * minute, "must be 0s to 1day")?;
+    if log_level.parse::<tracing_subscriber::EnvFilter>().is_err() {
+        let problem = "must be error, warn, info, debug, trace, or a filter such as info,podmeter::kubelet=debug";
+        return Err(InvalidSettings::Value { flag: "--log-level", value: log_level.clone(), problem });
+    }
+    Ok(())
+}
+
+fn node_name() -> String {
+    let named = std::env::var("NODE_NAME").ok().filter(|name| !name.is_empty());
+    named.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let file = directory.path().join("podmeter.yaml");
+        std::fs::write(&file, "refreshInterval: 7s\nretention: 9s\nkubeletRoot: /k\n").expect("written");
+        let retention = Some(Duration::from_secs(11));
+        let arguments = AgentArguments { config: Some(file), retention, ..AgentArguments::default() };
+        let settings = resolve(arguments).expect("valid");
+        assert_eq!(settings.reloadable.retention, Duration::from_secs(11));
+        assert_eq!(settings.reloadable.refresh_interval, Duration::from_secs(7));
+        assert_eq!(settings.pod_resources_socket, Path::new("/k/pod-resources/kubelet.sock"));
+        assert_eq!(settings.sample_interval, Duration::from_secs(1));
+    }
+
+    #[test]
+    fn values_out_of_range_name_their_flag_and_the_range() {
+        let error = |arguments| resolve(arguments).expect_err("invalid").to_string();
+        let zero = AgentArguments { refresh_interval: Some(Duration::ZERO), ..AgentArguments::default() };
+        assert_eq!(error(zero), "--refresh-interval 0s: must be 1s to 10m");
+        let filter = AgentArguments { log_level: Some("a=b=c".into()), ..AgentArguments::default() };
+        assert!(error(filter).starts_with("--log-level a=b=c: must be error"));
+        let nowhere = AgentArguments { config: Some("/nowhere.yaml".into()), ..AgentArguments::default() };
+        assert!(error(nowhere).contains("/nowhere.yaml"));
+    }
+}
