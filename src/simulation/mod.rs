@@ -1,1 +1,7 @@
-//! To come.
+//! A node that is not there: a fake kubelet on real sockets, a stand-in device plugin, and workloads that come and go.
+//!
+//! In: a description (pods, devices, a seed). Out: gRPC on unix sockets, loads for simulated GPUs, and the truth that
+//! accounting can be checked against. Refuses to know: how the agent works. Used by `demo` and the tests alone.
+
+pub mod kubelet;
+mod random;

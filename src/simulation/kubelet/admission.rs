@@ -1,0 +1,153 @@
+//! A pod's way through admission: devices are chosen and allocated container by container, on one main loop.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::device_manager::{DeviceManager, Place, Selection};
+use super::registration::in_go;
+use super::shared::{Power, Shared};
+use super::spec::{ContainerKind, PodSpec};
+use super::state::Phase;
+use crate::wire::v1beta1::{
+    AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, PreferredAllocationRequest,
+};
+use prost::Message;
+
+/// What became of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Admission {
+    Running,
+    /// The pod has failed; the kubelet's reason and message.
+    Rejected {
+        reason: &'static str,
+        message: String,
+    },
+}
+
+struct Refusal {
+    reason: &'static str,
+    message: String,
+}
+
+/// Waits for the pods before it and, like the kubelet, without limit for the plugin; ends when the kubelet does.
+pub async fn admit(shared: &Shared, spec: PodSpec) -> Admission {
+    let _turn = shared.admission.lock().await;
+    let mut power = shared.power.subscribe();
+    // The sender lives in `shared`: these cannot fail.
+    let _ = power.wait_for(|power| *power != Power::Starting).await;
+    if *power.borrow() == Power::Off {
+        return Admission::Rejected { reason: "KubeletNotRunning", message: "the kubelet is stopped".to_owned() };
+    }
+    let (uid, namespace, name) = {
+        let mut state = shared.state();
+        state.free_devices_of_gone_pods();
+        let uid = state.insert(spec.clone());
+        let name = state.pods.last().map(|pod| pod.name.clone()).unwrap_or_default();
+        (uid, spec.namespace.clone(), name)
+    };
+    shared.changed();
+    let outcome = tokio::select! {
+        outcome = allocate_all(shared, &uid, &spec) => outcome,
+        _ = power.wait_for(|power| *power == Power::Off) => {
+            Err(Refusal { reason: "KubeletNotRunning", message: "the kubelet was stopped".to_owned() })
+        }
+    };
+    let phase = if outcome.is_ok() { Phase::Running } else { Phase::Failed };
+    shared.state().set_phase(&namespace, &name, phase);
+    shared.changed();
+    match outcome {
+        Ok(()) => Admission::Running,
+        Err(Refusal { reason, message }) => Admission::Rejected { reason, message },
+    }
+}
+
+async fn allocate_all(shared: &Shared, uid: &str, spec: &PodSpec) -> Result<(), Refusal> {
+    let mut reusable: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+    for (kind, container) in spec.all_containers() {
+        if !shared.state().take_cpus(uid, container) {
+            let message = "Resources cannot be allocated with Topology locality".to_owned();
+            return Err(Refusal { reason: "TopologyAffinityError", message });
+        }
+        for (resource, wanted) in &container.requests {
+            let place = (uid.to_owned(), container.name.clone(), resource.clone());
+            let of_resource = reusable.entry(resource).or_default();
+            let chosen = allocate(shared, place, *wanted, of_resource).await.map_err(|error| Refusal {
+                reason: "UnexpectedAdmissionError",
+                message: format!("Allocate failed due to {error}, which is unexpected"),
+            })?;
+            match kind {
+                // What an init container had, a later container of the pod gets.
+                ContainerKind::Init => of_resource.extend(chosen),
+                ContainerKind::Sidecar | ContainerKind::App => of_resource.retain(|id| !chosen.contains(id)),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One container, one resource: choose, call the plugin once, write it down.
+async fn allocate(
+    shared: &Shared,
+    place: Place,
+    wanted: usize,
+    reusable: &BTreeSet<String>,
+) -> Result<Vec<String>, String> {
+    let resource = place.2.clone();
+    let (selection, client, prefers) = {
+        let mut state = shared.state();
+        let mut random = state.random.clone();
+        let selection = state.devices.select(&place, wanted, reusable, &mut random)?;
+        state.random = random;
+        let serial = state.devices.plugin(&resource);
+        drop(state);
+        let plugins = shared.plugins();
+        let plugin = serial.and_then(|serial| plugins.get(&serial));
+        (selection, plugin.map(|plugin| plugin.client.clone()), plugin.is_some_and(|plugin| plugin.prefers))
+    };
+    let devices = match selection {
+        Selection::Nothing => return Ok(Vec::new()),
+        Selection::Take(devices) => devices,
+        Selection::Choose { available, must } => {
+            let mut preferred = Vec::new();
+            if let (true, Some(mut client)) = (prefers, client.clone()) {
+                let answer = client.get_preferred_allocation(preference(&available, &must, wanted)).await;
+                let answer = answer.map_err(|status| {
+                    format!("device plugin GetPreferredAllocation rpc failed with err: {}", in_go(&status))
+                })?;
+                preferred =
+                    answer.into_inner().container_responses.into_iter().flat_map(|one| one.device_i_ds).collect();
+            }
+            DeviceManager::settle(&available, &must, &preferred, wanted)
+        }
+    };
+    shared.state().devices.reserve(&resource, &devices);
+    let answer = match client {
+        None => Vec::new(),
+        Some(mut client) => {
+            let request = ContainerAllocateRequest { devices_ids: devices.clone() };
+            match client.allocate(AllocateRequest { container_requests: vec![request] }).await {
+                Err(status) => {
+                    shared.state().devices.release(&resource, &devices);
+                    return Err(in_go(&status));
+                }
+                // The devices stay reserved until the next recount.
+                Ok(answer) => match answer.into_inner().container_responses.into_iter().next() {
+                    None => return Err("no containers return in allocation response".to_owned()),
+                    Some(response) => response.encode_to_vec(),
+                },
+            }
+        }
+    };
+    let mut state = shared.state();
+    state.devices.assign(place, &devices, answer);
+    shared.write_checkpoint(&state);
+    Ok(devices)
+}
+
+fn preference(available: &[String], must: &[String], wanted: usize) -> PreferredAllocationRequest {
+    let request = ContainerPreferredAllocationRequest {
+        available_device_i_ds: available.to_vec(),
+        must_include_device_i_ds: must.to_vec(),
+        allocation_size: i32::try_from(wanted).unwrap_or(i32::MAX),
+    };
+    PreferredAllocationRequest { container_requests: vec![request] }
+}

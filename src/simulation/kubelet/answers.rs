@@ -1,0 +1,153 @@
+//! What the PodResources API answers to a given state: the rules of each call, without gRPC.
+
+use super::spec::{Claim, ContainerKind, ContainerSpec, MemoryBlock};
+use super::state::{Pod, Sight, State};
+use crate::wire::{v1, v1alpha1};
+
+impl State {
+    pub fn list(&mut self) -> v1::ListPodResourcesResponse {
+        self.free_devices_of_gone_pods();
+        let mut random = self.random.clone();
+        let active_only = self.gates.list_active_pods;
+        let pods = self.visible().filter(|pod| !active_only || pod.phase.is_active());
+        let mut pod_resources: Vec<_> = pods.map(|pod| self.resources_of(pod)).collect();
+        random.shuffle(&mut pod_resources);
+        for container in pod_resources.iter_mut().flat_map(|pod| &mut pod.containers) {
+            random.shuffle(&mut container.devices);
+        }
+        self.random = random;
+        v1::ListPodResourcesResponse { pod_resources }
+    }
+
+    /// The pod if it is active.
+    #[must_use]
+    pub fn get(&self, namespace: &str, name: &str) -> Option<v1::PodResources> {
+        let pod = self.visible().find(|pod| pod.spec.namespace == namespace && pod.name == name)?;
+        pod.phase.is_active().then(|| self.resources_of(pod))
+    }
+
+    pub fn allocatable(&mut self) -> v1::AllocatableResourcesResponse {
+        if self.sight == Sight::Nothing {
+            return v1::AllocatableResourcesResponse::default();
+        }
+        let mut devices = Vec::new();
+        for (resource, device) in self.devices.allocatable() {
+            match &device.numa_nodes {
+                None => devices.push(entry(resource, &device.id, None)),
+                // A topology without nodes yields no entry: so does the kubelet's loop.
+                Some(nodes) => devices.extend(nodes.iter().map(|node| entry(resource, &device.id, Some(*node)))),
+            }
+        }
+        self.random.shuffle(&mut devices);
+        let cpu_ids = self.cpu_ids.iter().copied().collect();
+        v1::AllocatableResourcesResponse { devices, cpu_ids, memory: self.memory.iter().map(memory).collect() }
+    }
+
+    /// Never filtered to active pods, app containers only, no topology.
+    pub fn list_v1alpha1(&mut self) -> v1alpha1::ListPodResourcesResponse {
+        self.free_devices_of_gone_pods();
+        let mut random = self.random.clone();
+        let mut pod_resources: Vec<_> = self.visible().map(|pod| self.resources_of_v1alpha1(pod)).collect();
+        random.shuffle(&mut pod_resources);
+        self.random = random;
+        v1alpha1::ListPodResourcesResponse { pod_resources }
+    }
+
+    fn visible(&self) -> impl Iterator<Item = &Pod> {
+        let count = match self.sight {
+            Sight::Nothing => 0,
+            Sight::Partial => self.pods.len().div_ceil(2),
+            Sight::All => self.pods.len(),
+        };
+        self.pods.iter().take(count)
+    }
+
+    fn resources_of(&self, pod: &Pod) -> v1::PodResources {
+        let shown = pod.spec.all_containers().filter(|(kind, _)| *kind != ContainerKind::Init);
+        v1::PodResources {
+            name: pod.name.clone(),
+            namespace: pod.spec.namespace.clone(),
+            containers: shown.map(|(_, container)| self.container(pod, container)).collect(),
+            cpu_ids: pod.spec.cpu_ids.clone(),
+            memory: pod.spec.memory.iter().map(memory).collect(),
+        }
+    }
+
+    fn container(&self, pod: &Pod, container: &ContainerSpec) -> v1::ContainerResources {
+        let devices = self.devices.devices_of(&pod.uid, &container.name);
+        v1::ContainerResources {
+            name: container.name.clone(),
+            devices: devices.map(|(resource, device, node)| entry(resource, device, node)).collect(),
+            cpu_ids: pod.cpu_ids.get(&container.name).cloned().unwrap_or_default(),
+            memory: container.memory.iter().map(memory).collect(),
+            dynamic_resources: self.dynamic_resources(&pod.spec.namespace, container),
+        }
+    }
+
+    /// One claim that is not known empties the whole list.
+    fn dynamic_resources(&self, namespace: &str, container: &ContainerSpec) -> Vec<v1::DynamicResource> {
+        if !self.gates.dynamic_resources {
+            return Vec::new();
+        }
+        let claims = container.claims.iter().map(|name| self.claims.get(&(namespace.to_owned(), name.clone())));
+        claims.map(|claim| claim.map(dynamic_resource)).collect::<Option<Vec<_>>>().unwrap_or_default()
+    }
+
+    fn resources_of_v1alpha1(&self, pod: &Pod) -> v1alpha1::PodResources {
+        let container = |container: &ContainerSpec| v1alpha1::ContainerResources {
+            name: container.name.clone(),
+            devices: self
+                .devices
+                .devices_of(&pod.uid, &container.name)
+                .map(|(resource, device, _)| v1alpha1::ContainerDevices {
+                    resource_name: resource.to_owned(),
+                    device_ids: vec![device.to_owned()],
+                })
+                .collect(),
+        };
+        v1alpha1::PodResources {
+            name: pod.name.clone(),
+            namespace: pod.spec.namespace.clone(),
+            containers: pod.spec.containers.iter().map(container).collect(),
+        }
+    }
+}
+
+/// All devices of the claim, whichever of its requests the container uses. The CDI names of a driver add up from
+/// device to device, as they do in 1.36.2.
+fn dynamic_resource(claim: &Claim) -> v1::DynamicResource {
+    let mut so_far: std::collections::BTreeMap<&str, Vec<v1::CdiDevice>> = std::collections::BTreeMap::new();
+    let claim_resources = claim.devices.iter().map(|device| {
+        let cdi_devices = so_far.entry(&device.driver).or_default();
+        cdi_devices.extend(device.cdi_names.iter().map(|name| v1::CdiDevice { name: name.clone() }));
+        v1::ClaimResource {
+            cdi_devices: cdi_devices.clone(),
+            driver_name: device.driver.clone(),
+            pool_name: device.pool.clone(),
+            device_name: device.device.clone(),
+            share_id: device.share_id.clone(),
+        }
+    });
+    v1::DynamicResource {
+        claim_name: claim.name.clone(),
+        claim_namespace: claim.namespace.clone(),
+        claim_resources: claim_resources.collect(),
+    }
+}
+
+fn entry(resource: &str, device: &str, node: Option<i64>) -> v1::ContainerDevices {
+    v1::ContainerDevices {
+        resource_name: resource.to_owned(),
+        device_ids: vec![device.to_owned()],
+        topology: node.map(|id| v1::TopologyInfo { nodes: vec![v1::NumaNode { id }] }),
+    }
+}
+
+fn memory(block: &MemoryBlock) -> v1::ContainerMemory {
+    let nodes = block.numa_nodes.iter().map(|id| v1::NumaNode { id: *id }).collect();
+    v1::ContainerMemory {
+        memory_type: block.memory_type.clone(),
+        size: block.bytes,
+        topology: Some(v1::TopologyInfo { nodes }),
+    }
+}

@@ -1,0 +1,357 @@
+//! The device manager's bookkeeping: which devices there are, which are healthy, and who holds which.
+//! Decisions only: the plugins are called, and the checkpoint is written, by others.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::checkpoint::{Checkpoint, Entry};
+use super::spec::Holding;
+use crate::model::Monotonic;
+use crate::simulation::random::Random;
+
+/// How long the kubelet keeps the capacity of a resource whose plugin has gone.
+pub const STOP_GRACE: Duration = Duration::from_secs(300);
+
+/// How a second registration of the same resource is treated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rules {
+    /// Up to 1.36: the last registration counts, and the end of any old stream disconnects whoever is current.
+    #[default]
+    UpTo136,
+    /// From 1.37: one client per socket path; a survivor is promoted; a path that is still connected is refused.
+    From137,
+}
+
+/// One device as a plugin lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedDevice {
+    pub id: String,
+    pub healthy: bool,
+    /// `Some` and empty is a TopologyInfo without nodes.
+    pub numa_nodes: Option<Vec<i64>>,
+}
+
+/// What a container was given of one resource.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assignment {
+    /// Device ids by NUMA node; node -1 is "none known". A device on two nodes stands under both.
+    pub by_node: BTreeMap<i64, Vec<String>>,
+    /// The plugin's answer to Allocate, as protobuf.
+    pub answer: Vec<u8>,
+}
+
+/// (pod uid, container, resource)
+pub type Place = (String, String, String);
+
+#[derive(Debug, Default)]
+struct Resource {
+    /// The list received last; of two entries with one id, the later.
+    devices: BTreeMap<String, ListedDevice>,
+    healthy: BTreeSet<String>,
+    unhealthy: BTreeSet<String>,
+    /// When the plugin went away.
+    stopped: Option<Monotonic>,
+}
+
+#[derive(Debug)]
+struct Connection {
+    resource: String,
+    endpoint: String,
+    list: Option<Vec<ListedDevice>>,
+}
+
+/// One plugin connection, in order of registration.
+pub type Serial = u64;
+
+#[derive(Debug, Default)]
+pub struct DeviceManager {
+    rules: Rules,
+    resources: BTreeMap<String, Resource>,
+    assignments: BTreeMap<Place, Assignment>,
+    /// Devices given to a container whose Allocate has not answered yet.
+    in_flight: BTreeMap<String, BTreeSet<String>>,
+    connections: BTreeMap<Serial, Connection>,
+    current: BTreeMap<String, Serial>,
+    last_serial: Serial,
+}
+
+/// How many devices of a resource the node status would show.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    pub capacity: usize,
+    pub allocatable: usize,
+}
+
+/// What is to be done for one container and one resource.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Selection {
+    /// Nothing to do: no plugin knows the resource, or the container has its devices already.
+    Nothing,
+    /// Take these; no choice was left.
+    Take(Vec<String>),
+    /// There is a choice among `available`, of which `must` are certain.
+    Choose { available: Vec<String>, must: Vec<String> },
+}
+
+impl DeviceManager {
+    #[must_use]
+    pub fn new(rules: Rules) -> Self {
+        Self { rules, ..Self::default() }
+    }
+
+    /// What a kubelet knows after a restart. The connections are gone, and known resources have no devices until
+    /// their plugins come back. Connections are numbered on from those of the `previous` life.
+    #[must_use]
+    pub fn restored(rules: Rules, checkpoint: &Checkpoint, now: Monotonic, previous: &Self) -> Self {
+        let mut manager = Self { last_serial: previous.last_serial, ..Self::new(rules) };
+        for entry in &checkpoint.data.pod_device_entries {
+            let place = (entry.pod_uid.clone(), entry.container_name.clone(), entry.resource_name.clone());
+            manager.assignments.insert(place, entry.assignment());
+        }
+        for resource in checkpoint.data.registered_devices.keys() {
+            manager.resources.insert(resource.clone(), Resource { stopped: Some(now), ..Resource::default() });
+        }
+        manager
+    }
+
+    #[must_use]
+    pub fn checkpoint(&self) -> Checkpoint {
+        let entries = self.assignments.iter().map(|(place, assignment)| Entry::new(place, assignment)).collect();
+        let healthy = |resource: &Resource| resource.healthy.iter().cloned().collect();
+        let registered = self.resources.iter().map(|(name, resource)| (name.clone(), healthy(resource))).collect();
+        Checkpoint::new(entries, registered)
+    }
+
+    /// A plugin was dialled and answered its options.
+    pub fn connected(&mut self, resource: &str, endpoint: &str) -> Result<Serial, String> {
+        let same_path = |connection: &Connection| connection.endpoint == endpoint && connection.resource == resource;
+        if self.rules == Rules::From137 && self.connections.values().any(same_path) {
+            return Err(format!("device plugin already connected: {endpoint}"));
+        }
+        self.last_serial += 1;
+        let connection = Connection { resource: resource.to_owned(), endpoint: endpoint.to_owned(), list: None };
+        self.connections.insert(self.last_serial, connection);
+        self.current.insert(resource.to_owned(), self.last_serial);
+        if let Some(resource) = self.resources.get_mut(resource) {
+            resource.stopped = None;
+        }
+        Ok(self.last_serial)
+    }
+
+    /// A ListAndWatch message: the whole list replaces the last. Returns whether it took effect.
+    pub fn listed(&mut self, serial: Serial, list: Vec<ListedDevice>) -> bool {
+        let Some(connection) = self.connections.get_mut(&serial) else { return false };
+        let resource = connection.resource.clone();
+        connection.list = Some(list.clone());
+        if self.rules == Rules::From137 && self.current.get(&resource) != Some(&serial) {
+            return false;
+        }
+        self.set_devices(&resource, list);
+        true
+    }
+
+    /// Replaces the devices of a resource, whoever says so.
+    pub fn set_devices(&mut self, name: &str, list: Vec<ListedDevice>) {
+        let resource = self.resources.entry(name.to_owned()).or_default();
+        resource.healthy.clear();
+        resource.unhealthy.clear();
+        resource.devices.clear();
+        for device in list {
+            let set = if device.healthy { &mut resource.healthy } else { &mut resource.unhealthy };
+            set.insert(device.id.clone());
+            resource.devices.insert(device.id.clone(), device);
+        }
+    }
+
+    /// The stream of a plugin ended. Returns the connections that the kubelet closes because of it.
+    pub fn stream_ended(&mut self, serial: Serial, now: Monotonic) -> Vec<Serial> {
+        let Some(connection) = self.connections.remove(&serial) else { return Vec::new() };
+        let name = connection.resource;
+        match self.rules {
+            Rules::UpTo136 => {
+                let Some(current) = self.current.remove(&name) else { return Vec::new() };
+                self.connections.remove(&current);
+                self.stop(&name, now);
+                if current == serial { Vec::new() } else { vec![current] }
+            }
+            Rules::From137 => {
+                if self.current.get(&name) != Some(&serial) {
+                    return Vec::new();
+                }
+                let survivor = self.connections.iter().rev().find(|(_, connection)| connection.resource == name);
+                match survivor.map(|(serial, connection)| (*serial, connection.list.clone())) {
+                    Some((serial, list)) => {
+                        self.current.insert(name.clone(), serial);
+                        self.set_devices(&name, list.unwrap_or_default());
+                    }
+                    None => {
+                        self.current.remove(&name);
+                        self.stop(&name, now);
+                    }
+                }
+                Vec::new()
+            }
+        }
+    }
+
+    fn stop(&mut self, name: &str, now: Monotonic) {
+        let resource = self.resources.entry(name.to_owned()).or_default();
+        resource.unhealthy.append(&mut resource.healthy);
+        resource.stopped = Some(now);
+    }
+
+    /// Forgets resources whose plugin has been away for the grace period. Returns whether there were any.
+    pub fn expire(&mut self, now: Monotonic) -> bool {
+        let before = self.resources.len();
+        self.resources.retain(|_, resource| resource.stopped.is_none_or(|stopped| now.since(stopped) < STOP_GRACE));
+        self.resources.len() < before
+    }
+
+    /// Frees what pods hold that are no longer active.
+    pub fn keep_only(&mut self, active: &BTreeSet<&str>) {
+        self.assignments.retain(|(pod, _, _), _| active.contains(pod.as_str()));
+    }
+
+    #[must_use]
+    pub fn counts(&self) -> BTreeMap<String, Count> {
+        let count = |resource: &Resource| Count {
+            capacity: resource.healthy.union(&resource.unhealthy).count(),
+            allocatable: resource.healthy.len(),
+        };
+        self.resources.iter().map(|(name, resource)| (name.clone(), count(resource))).collect()
+    }
+
+    /// Healthy devices, held or not, with the topology of the last list.
+    pub fn allocatable(&self) -> impl Iterator<Item = (&str, &ListedDevice)> {
+        self.resources.iter().flat_map(|(name, resource)| {
+            let healthy = resource.healthy.iter().filter_map(|id| resource.devices.get(id));
+            healthy.map(move |device| (name.as_str(), device))
+        })
+    }
+
+    /// The plugin that is asked to allocate.
+    #[must_use]
+    pub fn plugin(&self, resource: &str) -> Option<Serial> {
+        self.current.get(resource).copied()
+    }
+
+    /// Which devices a container could be given. `reusable` are those of the pod's earlier init containers.
+    pub fn select(
+        &self,
+        place: &Place,
+        wanted: usize,
+        reusable: &BTreeSet<String>,
+        random: &mut Random,
+    ) -> Result<Selection, String> {
+        let name = &place.2;
+        let Some(resource) = self.resources.get(name) else {
+            return match self.assignments.keys().any(|(_, _, assigned)| assigned == name) {
+                true => Err(format!("cannot allocate unregistered device {name}")),
+                false => Ok(Selection::Nothing),
+            };
+        };
+        if self.assignments.contains_key(place) || wanted == 0 {
+            return Ok(Selection::Nothing);
+        }
+        if resource.healthy.is_empty() {
+            return Err(format!("no healthy devices present; cannot allocate unhealthy devices {name}"));
+        }
+        let mut must: Vec<String> = reusable.intersection(&resource.healthy).take(wanted).cloned().collect();
+        let held = self.held(name);
+        let mut free: Vec<String> = resource.healthy.difference(&held).cloned().collect();
+        let needed = wanted - must.len();
+        if free.len() < needed {
+            let available = free.len();
+            return Err(format!(
+                "requested number of devices unavailable for {name}. Requested: {needed}, Available: {available}"
+            ));
+        }
+        if needed == 0 {
+            return Ok(Selection::Take(must));
+        }
+        random.shuffle(&mut free);
+        if free.len() == needed {
+            must.append(&mut free);
+            return Ok(Selection::Take(must));
+        }
+        free.extend(must.iter().cloned());
+        Ok(Selection::Choose { available: free, must })
+    }
+
+    /// The final choice: what the plugin prefers as far as it may, the rest as it comes.
+    #[must_use]
+    pub fn settle(available: &[String], must: &[String], preferred: &[String], wanted: usize) -> Vec<String> {
+        let mut chosen = must.to_vec();
+        for id in preferred.iter().chain(available) {
+            if chosen.len() < wanted && available.contains(id) && !chosen.contains(id) {
+                chosen.push(id.clone());
+            }
+        }
+        chosen
+    }
+
+    /// Takes devices out of the pool while Allocate is on its way.
+    pub fn reserve(&mut self, resource: &str, devices: &[String]) {
+        self.in_flight.entry(resource.to_owned()).or_default().extend(devices.iter().cloned());
+    }
+
+    pub fn release(&mut self, resource: &str, devices: &[String]) {
+        if let Some(reserved) = self.in_flight.get_mut(resource) {
+            reserved.retain(|id| !devices.contains(id));
+        }
+    }
+
+    /// Allocate answered: from now on List shows it.
+    pub fn assign(&mut self, place: Place, devices: &[String], answer: Vec<u8>) {
+        let known = self.resources.get(&place.2);
+        let mut by_node: BTreeMap<i64, Vec<String>> = BTreeMap::new();
+        for id in devices {
+            let nodes = known.and_then(|resource| resource.devices.get(id)?.numa_nodes.clone());
+            for node in nodes.filter(|nodes| !nodes.is_empty()).unwrap_or_else(|| vec![NO_NODE]) {
+                by_node.entry(node).or_default().push(id.clone());
+            }
+        }
+        self.release(&place.2, devices);
+        self.assignments.insert(place, Assignment { by_node, answer });
+    }
+
+    /// Gives devices without asking a plugin.
+    pub fn give(&mut self, pod_uid: &str, container: &str, holding: &Holding) {
+        let place = (pod_uid.to_owned(), container.to_owned(), holding.resource.clone());
+        let empty = Assignment { by_node: BTreeMap::new(), answer: Vec::new() };
+        let assignment = self.assignments.entry(place).or_insert(empty);
+        let nodes = if holding.numa_nodes.is_empty() { &[NO_NODE] } else { holding.numa_nodes.as_slice() };
+        for node in nodes {
+            assignment.by_node.entry(*node).or_default().push(holding.device.clone());
+        }
+    }
+
+    /// (resource, device, NUMA node) of one container.
+    pub fn devices_of(&self, pod_uid: &str, container: &str) -> impl Iterator<Item = (&str, &str, Option<i64>)> {
+        let of_container = move |place: &Place| place.0 == pod_uid && place.1 == container;
+        let assignments = self.assignments.iter().filter(move |(place, _)| of_container(place));
+        assignments.flat_map(|((_, _, resource), assignment)| {
+            let nodes = assignment.by_node.iter();
+            nodes.flat_map(move |(node, ids)| {
+                let node = (*node != NO_NODE).then_some(*node);
+                ids.iter().map(move |id| (resource.as_str(), id.as_str(), node))
+            })
+        })
+    }
+
+    /// Forgets what a pod was given.
+    pub fn free(&mut self, pod_uid: &str) {
+        self.assignments.retain(|(pod, _, _), _| pod != pod_uid);
+    }
+
+    fn held(&self, resource: &str) -> BTreeSet<String> {
+        let assigned = self.assignments.iter().filter(|((_, _, name), _)| name == resource);
+        let mut held: BTreeSet<String> =
+            assigned.flat_map(|(_, assignment)| assignment.by_node.values().flatten().cloned()).collect();
+        held.extend(self.in_flight.get(resource).into_iter().flatten().cloned());
+        held
+    }
+}
+
+/// The kubelet's mark for "no NUMA node".
+const NO_NODE: i64 = -1;

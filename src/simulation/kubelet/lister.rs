@@ -1,0 +1,83 @@
+//! The PodResources API's two versions.
+
+use std::sync::Arc;
+
+use tonic::{Request, Response, Status, async_trait};
+
+use super::faults::{Method, inflate};
+use super::shared::{Shared, lock};
+use crate::wire::{v1, v1alpha1};
+
+#[derive(Clone, Debug)]
+pub struct Lister(pub Arc<Shared>);
+
+impl Lister {
+    async fn admit(&self, method: Method) -> Result<(), Status> {
+        let shared = &self.0;
+        if shared.faults.borrow().unimplemented.contains(&method) {
+            return shared.faults.borrow().check(method);
+        }
+        let now = shared.now();
+        if !lock(&shared.limiter).allow(now) {
+            return Err(Status::resource_exhausted("rejected by rate limit"));
+        }
+        let mut faults = shared.faults.subscribe();
+        let faults = faults.wait_for(|faults| !faults.hanging.contains(&method)).await;
+        faults.map_err(|_| Status::unavailable("the kubelet is gone"))?.check(method)
+    }
+}
+
+#[async_trait]
+impl v1::pod_resources_lister_server::PodResourcesLister for Lister {
+    async fn list(
+        &self,
+        _: Request<v1::ListPodResourcesRequest>,
+    ) -> Result<Response<v1::ListPodResourcesResponse>, Status> {
+        self.admit(Method::List).await?;
+        let mut response = self.0.state().list();
+        let bytes = self.0.faults.borrow().answer_bytes;
+        if let Some(bytes) = bytes {
+            inflate(&mut response, bytes);
+        }
+        Ok(Response::new(response))
+    }
+
+    async fn get_allocatable_resources(
+        &self,
+        _: Request<v1::AllocatableResourcesRequest>,
+    ) -> Result<Response<v1::AllocatableResourcesResponse>, Status> {
+        self.admit(Method::GetAllocatableResources).await?;
+        let mut state = self.0.state();
+        if !state.gates.allocatable {
+            return Err(Status::unknown("Pod Resources API GetAllocatableResources disabled"));
+        }
+        Ok(Response::new(state.allocatable()))
+    }
+
+    async fn get(
+        &self,
+        request: Request<v1::GetPodResourcesRequest>,
+    ) -> Result<Response<v1::GetPodResourcesResponse>, Status> {
+        self.admit(Method::Get).await?;
+        let v1::GetPodResourcesRequest { pod_name, pod_namespace } = request.into_inner();
+        let state = self.0.state();
+        if !state.gates.get {
+            return Err(Status::unknown("PodResources API Get method disabled"));
+        }
+        let Some(pod) = state.get(&pod_namespace, &pod_name) else {
+            return Err(Status::unknown(format!("pod {pod_name} in namespace {pod_namespace} not found")));
+        };
+        Ok(Response::new(v1::GetPodResourcesResponse { pod_resources: Some(pod) }))
+    }
+}
+
+#[async_trait]
+impl v1alpha1::pod_resources_lister_server::PodResourcesLister for Lister {
+    async fn list(
+        &self,
+        _: Request<v1alpha1::ListPodResourcesRequest>,
+    ) -> Result<Response<v1alpha1::ListPodResourcesResponse>, Status> {
+        self.admit(Method::ListV1alpha1).await?;
+        Ok(Response::new(self.0.state().list_v1alpha1()))
+    }
+}

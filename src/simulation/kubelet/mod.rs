@@ -1,0 +1,380 @@
+//! A fake kubelet on real unix sockets, after the observed behaviour of Kubernetes 1.36 and its neighbours.
+//!
+//! In: pods and plugins, and what is to go wrong. Out: the PodResources API (v1 and v1alpha1), the registration socket
+//! and the checkpoint file. Refuses to know: who asks.
+
+mod admission;
+mod answers;
+mod checkpoint;
+mod device_manager;
+mod faults;
+mod limiter;
+mod lister;
+mod registration;
+mod shared;
+mod socket;
+mod spec;
+mod state;
+
+use std::collections::BTreeMap;
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::net::UnixListener;
+use tokio::task::JoinHandle;
+use tonic::Code;
+
+pub use admission::Admission;
+pub use checkpoint::{Checkpoint, Data, Entry};
+pub use device_manager::{Count, ListedDevice, Rules, STOP_GRACE};
+pub use faults::Method;
+pub use socket::Server;
+pub use spec::{Claim, ClaimDevice, ContainerKind, ContainerSpec, Cpus, Holding, MemoryBlock, PodSpec};
+pub use state::{Gates, Phase, Pod};
+
+use device_manager::DeviceManager;
+use faults::Faults;
+use limiter::Limiter;
+use lister::Lister;
+use registration::Registry;
+use shared::{Power, Shared, lock};
+use state::Sight;
+
+use crate::wire::v1::pod_resources_lister_server::PodResourcesListerServer;
+use crate::wire::v1alpha1::pod_resources_lister_server::PodResourcesListerServer as V1alpha1Server;
+use crate::wire::v1beta1::registration_server::RegistrationServer;
+
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub rules: Rules,
+    pub gates: Gates,
+    /// Ends the names of pods from manifests.
+    pub node_name: String,
+    /// Fixes every random order and choice.
+    pub seed: u64,
+    /// How long a restarted kubelet answers with nothing or with a part.
+    pub early_window: Duration,
+    pub dial_timeout: Duration,
+    /// Allocatable under the static CPU policy; empty without one.
+    pub cpu_ids: Vec<i64>,
+    /// Allocatable under the static memory policy; empty without one.
+    pub memory: Vec<MemoryBlock>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            rules: Rules::default(),
+            gates: Gates::default(),
+            node_name: "lab-node".to_owned(),
+            seed: 1,
+            early_window: Duration::from_millis(90),
+            dial_timeout: Duration::from_secs(10),
+            cpu_ids: Vec::new(),
+            memory: Vec::new(),
+        }
+    }
+}
+
+/// Dropping it ends it as SIGKILL would: connections break, socket files stay in the caller's directory.
+#[derive(Debug)]
+pub struct FakeKubelet {
+    shared: Arc<Shared>,
+    running: Mutex<Running>,
+}
+
+#[derive(Debug, Default)]
+struct Running {
+    pod_resources: Option<Server>,
+    boot: Option<JoinHandle<()>>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(boot) = &self.boot {
+            boot.abort();
+        }
+    }
+}
+
+impl FakeKubelet {
+    /// Starts under `root`, which stands for `/var/lib/kubelet`. Unlike a restart it is ready when it returns.
+    pub async fn start(root: &Path, options: Options) -> io::Result<Self> {
+        let (pod_resources, device_plugins) = (root.join("pod-resources"), root.join("device-plugins"));
+        for (directory, mode) in [(&pod_resources, 0o750), (&device_plugins, 0o755)] {
+            fs::create_dir_all(directory)?;
+            fs::set_permissions(directory, Permissions::from_mode(mode))?;
+        }
+        let shared = Arc::new(Shared::new(options, pod_resources, device_plugins));
+        let kubelet = Self { shared, running: Mutex::default() };
+        kubelet.switch_on(Duration::ZERO)?;
+        kubelet.ready().await;
+        Ok(kubelet)
+    }
+
+    #[must_use]
+    pub fn pod_resources_socket(&self) -> PathBuf {
+        self.shared.pod_resources.join(SOCKET)
+    }
+
+    #[must_use]
+    pub fn device_plugin_directory(&self) -> PathBuf {
+        self.shared.device_plugins.clone()
+    }
+
+    /// Breaks all connections and leaves both sockets behind as stale files.
+    pub fn stop(&self) {
+        drop(std::mem::take(&mut *lock(&self.running)));
+        self.shared.switch_off();
+    }
+
+    /// Begins to serve again. Returns at the beginning of the early window.
+    pub fn start_again(&self) -> io::Result<()> {
+        self.stop();
+        self.switch_on(self.shared.options.early_window)
+    }
+
+    pub fn restart(&self) -> io::Result<()> {
+        self.start_again()
+    }
+
+    /// Until the early window is over. Returns at once from a stopped kubelet.
+    pub async fn ready(&self) {
+        // The sender lives in `self`: this cannot fail.
+        let _ = self.shared.power.subscribe().wait_for(|power| *power != Power::Starting).await;
+    }
+
+    fn switch_on(&self, window: Duration) -> io::Result<()> {
+        let shared = &self.shared;
+        let path = self.pod_resources_socket();
+        remove_if_there(&path)?;
+        let listener = socket::bind_by_rename(&path, &shared.pod_resources.join(shared.temporary_name()))?;
+        fs::set_permissions(&path, Permissions::from_mode(0o755))?;
+        *lock(&shared.limiter) = Limiter::full(shared.now());
+        shared.state().sight = Sight::Nothing;
+        shared.power.send_replace(Power::Starting);
+        let lister = Lister(Arc::clone(shared));
+        let router = tonic::transport::Server::builder()
+            .add_service(PodResourcesListerServer::new(lister.clone()))
+            .add_service(V1alpha1Server::new(lister));
+        let mut running = lock(&self.running);
+        running.pod_resources = Some(Server::start(listener, router));
+        running.boot = Some(tokio::spawn(boot(Arc::clone(shared), window)));
+        Ok(())
+    }
+
+    /// Admits a pod as the kubelet would, through the device manager and the registered plugins.
+    pub async fn add_pod(&self, pod: PodSpec) -> Admission {
+        admission::admit(&self.shared, pod).await
+    }
+
+    /// Replaces all pods by running ones. Their `requests` are not looked at: what they hold is given.
+    pub fn set_pods(&self, pods: Vec<PodSpec>) {
+        let mut state = self.shared.state();
+        for pod in std::mem::take(&mut state.pods) {
+            state.devices.free(&pod.uid);
+        }
+        for spec in pods {
+            state.insert(spec);
+            if let Some(pod) = state.pods.last_mut() {
+                pod.phase = Phase::Running;
+            }
+        }
+        self.shared.write_checkpoint(&state);
+        drop(state);
+        self.shared.changed();
+    }
+
+    /// Replaces the devices of a resource without a plugin.
+    pub fn set_devices(&self, resource: &str, devices: Vec<ListedDevice>) {
+        let mut state = self.shared.state();
+        state.devices.set_devices(resource, devices);
+        self.shared.write_checkpoint(&state);
+        drop(state);
+        self.shared.changed();
+    }
+
+    /// A prepared claim. Containers that name it show it from now on.
+    pub fn set_claim(&self, claim: Claim) {
+        self.shared.state().claims.insert((claim.namespace.clone(), claim.name.clone()), claim);
+    }
+
+    pub fn remove_claim(&self, namespace: &str, name: &str) {
+        self.shared.state().claims.remove(&(namespace.to_owned(), name.to_owned()));
+    }
+
+    /// One container ran to its end; with the last app container the pod has succeeded. False: no such pod.
+    pub fn finish_container(&self, namespace: &str, pod: &str, container: &str) -> bool {
+        self.shared.state().finish_container(namespace, pod, container)
+    }
+
+    pub fn set_phase(&self, namespace: &str, pod: &str, phase: Phase) -> bool {
+        self.shared.state().set_phase(namespace, pod, phase)
+    }
+
+    /// A pod from a manifest is gone at once; another terminates and stays until `finish_termination`.
+    pub fn delete_pod(&self, namespace: &str, pod: &str) -> bool {
+        self.shared.state().delete(namespace, pod)
+    }
+
+    /// The last container of a terminating pod has exited.
+    pub fn finish_termination(&self, namespace: &str, pod: &str) -> bool {
+        self.shared.state().forget(namespace, pod)
+    }
+
+    /// Gone at once, whatever its containers do.
+    pub fn force_delete_pod(&self, namespace: &str, pod: &str) -> bool {
+        self.shared.state().forget(namespace, pod)
+    }
+
+    #[must_use]
+    pub fn phase(&self, namespace: &str, pod: &str) -> Option<Phase> {
+        self.shared.state().pod(namespace, pod).map(|pod| pod.phase)
+    }
+
+    /// (resource, device id) of one container, sorted; whether or not List would show the pod.
+    #[must_use]
+    pub fn devices_of(&self, namespace: &str, pod: &str, container: &str) -> Vec<(String, String)> {
+        let state = self.shared.state();
+        let Some(pod) = state.pod(namespace, pod) else { return Vec::new() };
+        let devices = state.devices.devices_of(&pod.uid, container);
+        let mut devices: Vec<_> =
+            devices.map(|(resource, device, _)| (resource.to_owned(), device.to_owned())).collect();
+        devices.sort();
+        devices.dedup();
+        devices
+    }
+
+    /// Capacity and allocatable by resource, as the node status would say now.
+    #[must_use]
+    pub fn node_status(&self) -> BTreeMap<String, Count> {
+        let now = self.shared.now();
+        let mut state = self.shared.state();
+        if state.devices.expire(now) {
+            self.shared.write_checkpoint(&state);
+        }
+        state.devices.counts()
+    }
+
+    /// Waits until the node status satisfies `condition`. False when it does not within ten seconds.
+    pub async fn node_status_becomes(&self, condition: impl Fn(&BTreeMap<String, Count>) -> bool) -> bool {
+        let mut changes = self.shared.changes.subscribe();
+        let wait = async {
+            while !condition(&self.node_status()) {
+                // The sender lives in `self`: this cannot fail.
+                let _ = changes.changed().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), wait).await.is_ok()
+    }
+
+    /// Moves the kubelet's own clock: the rate limit and the grace period of lost plugins see it.
+    pub fn advance(&self, by: Duration) {
+        self.shared.advance(by);
+        drop(self.node_status());
+    }
+
+    pub fn set_gates(&self, gates: Gates) {
+        self.shared.state().gates = gates;
+    }
+
+    /// Calls of this method wait until `heal`.
+    pub fn hang(&self, method: Method) {
+        self.shared.faults.send_modify(|faults| {
+            faults.hanging.insert(method);
+        });
+    }
+
+    /// Calls of this method fail until `heal`.
+    pub fn fail(&self, method: Method, code: Code, message: &str) {
+        self.shared.faults.send_modify(|faults| drop(faults.failing.insert(method, (code, message.to_owned()))));
+    }
+
+    /// As if this kubelet were too old, or too new, for the method.
+    pub fn unimplemented(&self, methods: &[Method]) {
+        self.shared.faults.send_modify(|faults| faults.unimplemented.extend(methods));
+    }
+
+    /// Blows List's answer up to about this size.
+    pub fn answer_bytes(&self, bytes: usize) {
+        self.shared.faults.send_modify(|faults| faults.answer_bytes = Some(bytes));
+    }
+
+    /// Takes every right from the PodResources directory, or gives them back. Root is not impressed.
+    pub fn refuse_permission(&self, refuse: bool) -> io::Result<()> {
+        let mode = if refuse { 0o000 } else { 0o750 };
+        fs::set_permissions(&self.shared.pod_resources, Permissions::from_mode(mode))
+    }
+
+    /// Ends `hang`, `fail`, `unimplemented` and `answer_bytes`.
+    pub fn heal(&self) {
+        self.shared.faults.send_replace(Faults::default());
+    }
+
+    /// What is in the checkpoint file. `None`: there is no valid one.
+    #[must_use]
+    pub fn checkpoint(&self) -> Option<Checkpoint> {
+        Checkpoint::read(&self.shared.device_plugins)
+    }
+}
+
+impl Drop for FakeKubelet {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+const SOCKET: &str = "kubelet.sock";
+
+/// The second half of a start: the runtime is up, the device manager comes, then the pods. It owns the registration
+/// server for as long as the kubelet runs.
+async fn boot(shared: Arc<Shared>, window: Duration) {
+    tokio::time::sleep(window * 3 / 4).await;
+    let registration = match start_device_manager(&shared) {
+        Ok(registration) => Some(registration),
+        Err(error) => {
+            tracing::warn!(%error, "the simulated device manager did not start");
+            None
+        }
+    };
+    tokio::time::sleep(window / 4).await;
+    shared.state().sight = Sight::All;
+    shared.power.send_replace(Power::Ready);
+    shared.changed();
+    std::future::pending::<()>().await;
+    drop(registration);
+}
+
+/// The checkpoint is read, other plugins' sockets are deleted, then the registration socket appears.
+fn start_device_manager(shared: &Arc<Shared>) -> io::Result<Server> {
+    let now = shared.now();
+    let known = Checkpoint::read(&shared.device_plugins);
+    let rules = shared.options.rules;
+    {
+        let mut state = shared.state();
+        state.devices = DeviceManager::restored(rules, &known.unwrap_or_default(), now, &state.devices);
+        state.sight = Sight::Partial;
+    }
+    for entry in fs::read_dir(&shared.device_plugins)? {
+        let entry = entry?;
+        if entry.file_type()?.is_socket() {
+            remove_if_there(&entry.path())?;
+        }
+    }
+    let path = shared.device_plugins.join(SOCKET);
+    let listener = UnixListener::bind(&path)?;
+    fs::set_permissions(&path, Permissions::from_mode(0o755))?;
+    let registry = RegistrationServer::new(Registry(Arc::clone(shared)));
+    Ok(Server::start(listener, tonic::transport::Server::builder().add_service(registry)))
+}
+
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}

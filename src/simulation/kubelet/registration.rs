@@ -1,0 +1,176 @@
+//! The device manager's side of the device plugin API: Register, the dial back, and one ListAndWatch per plugin.
+
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Response, Status, async_trait};
+
+use super::device_manager::{ListedDevice, Serial};
+use super::shared::{Plugin, Shared};
+use crate::wire::v1beta1::device_plugin_client::DevicePluginClient;
+use crate::wire::v1beta1::registration_server::Registration;
+use crate::wire::v1beta1::{Device, Empty, RegisterRequest};
+
+const VERSION: &str = "v1beta1";
+
+#[derive(Clone, Debug)]
+pub struct Registry(pub Arc<Shared>);
+
+#[async_trait]
+impl Registration for Registry {
+    async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
+        let request = request.into_inner();
+        validate(&request).map_err(Status::unknown)?;
+        self.connect(&request).await.map_err(Status::unknown)?;
+        Ok(Response::new(Empty {}))
+    }
+}
+
+impl Registry {
+    /// The options in the request are ignored, as the kubelet ignores them.
+    async fn connect(&self, request: &RegisterRequest) -> Result<(), String> {
+        let shared = &self.0;
+        let path = clean(&shared.device_plugins, &request.endpoint);
+        let channel = dial(&path, shared.options.dial_timeout).await?;
+        let mut client = DevicePluginClient::new(channel);
+        let options = client.get_device_plugin_options(Empty {}).await;
+        let options = options.map_err(|status| format!("failed to get device plugin options: {}", in_go(&status)))?;
+        let prefers = options.into_inner().get_preferred_allocation_available;
+
+        // Held over both steps: the watch must find its plugin when its stream ends at once.
+        let mut plugins = shared.plugins();
+        let serial = shared.state().devices.connected(&request.resource_name, &path.to_string_lossy())?;
+        let watch = tokio::spawn(watch(Arc::clone(shared), serial, client.clone()));
+        plugins.insert(serial, Plugin { client, prefers, watch });
+        Ok(())
+    }
+}
+
+/// Follows one plugin's list until its stream ends. It is never opened a second time.
+async fn watch(shared: Arc<Shared>, serial: Serial, mut client: DevicePluginClient<Channel>) {
+    if let Ok(stream) = client.list_and_watch(Empty {}).await {
+        let mut stream = stream.into_inner();
+        while let Ok(Some(message)) = stream.message().await {
+            let list = message.devices.into_iter().map(ListedDevice::from).collect();
+            let mut state = shared.state();
+            if state.devices.listed(serial, list) {
+                shared.write_checkpoint(&state);
+            }
+            drop(state);
+            shared.changed();
+        }
+    }
+    shared.stream_ended(serial);
+}
+
+impl From<Device> for ListedDevice {
+    fn from(device: Device) -> Self {
+        let nodes = |topology: crate::wire::v1beta1::TopologyInfo| topology.nodes.iter().map(|node| node.id).collect();
+        Self { id: device.id, healthy: device.health == "Healthy", numa_nodes: device.topology.map(nodes) }
+    }
+}
+
+/// Tries until the time is over. The authority is `localhost`, as kubelets from 1.26 send it.
+async fn dial(path: &Path, timeout: Duration) -> Result<Channel, String> {
+    let connect = async {
+        loop {
+            let socket = path.to_owned();
+            let connector = tower::service_fn(move |_| {
+                let socket = socket.clone();
+                async move { UnixStream::connect(socket).await.map(hyper_util::rt::TokioIo::new) }
+            });
+            match Endpoint::from_static("http://localhost").connect_with_connector(connector).await {
+                Ok(channel) => return channel,
+                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+            }
+        }
+    };
+    let dialled = tokio::time::timeout(timeout, connect).await;
+    dialled.map_err(|_| "failed to dial device plugin: context deadline exceeded".to_owned())
+}
+
+/// The directory and the endpoint joined without asking the file system: an absolute endpoint is taken as relative,
+/// `..` may leave the directory.
+fn clean(directory: &Path, endpoint: &str) -> PathBuf {
+    let mut path = directory.to_owned();
+    for component in Path::new(endpoint).components() {
+        match component {
+            Component::Normal(part) => path.push(part),
+            Component::ParentDir => drop(path.pop()),
+            Component::CurDir | Component::RootDir | Component::Prefix(_) => {}
+        }
+    }
+    path
+}
+
+fn validate(request: &RegisterRequest) -> Result<(), String> {
+    if request.version != VERSION {
+        let version = &request.version;
+        return Err(format!(
+            "requested API version \"{version}\" is not supported by kubelet. Supported version is [\"{VERSION}\"]"
+        ));
+    }
+    match is_extended_resource(&request.resource_name) {
+        true => Ok(()),
+        false => Err(format!("the ResourceName \"{}\" is invalid", request.resource_name)),
+    }
+}
+
+fn is_extended_resource(resource: &str) -> bool {
+    if resource.contains("kubernetes.io/") || resource.starts_with("requests.") {
+        return false;
+    }
+    let Some((domain, name)) = resource.split_once('/') else { return false };
+    let alphanumeric = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    let label_ends = |label: &str| alphanumeric(label.as_bytes().first()) && alphanumeric(label.as_bytes().last());
+    let lower = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    // `requests.` is put before the domain when the kubelet checks its length.
+    let domain_fits = domain.len() + "requests.".len() <= 253;
+    domain_fits
+        && domain.split('.').all(|label| label_ends(label) && label.bytes().all(lower))
+        && name.len() <= 63
+        && label_ends(name)
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+}
+
+/// A gRPC error as Go prints it.
+pub fn in_go(status: &Status) -> String {
+    format!("rpc error: code = {:?} desc = {}", status.code(), status.message())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resource_names_are_checked_as_the_kubelet_does() {
+        let long = format!("example.com/{}", "a".repeat(64));
+        for (name, valid) in [
+            ("nvidia.com/gpu", true),
+            ("nvidia.com/mig-1g.10gb", true),
+            ("nvidia.com/gpu.shared", true),
+            ("gpu", false),
+            ("kubernetes.io/gpu", false),
+            ("requests.example.com/gpu", false),
+            ("lab.example.com/g pu", false),
+            ("Example.com/gpu", false),
+            ("example.com/", false),
+            ("example.com/gpu/0", false),
+            ("-example.com/gpu", false),
+            (&long, false),
+        ] {
+            assert_eq!(is_extended_resource(name), valid, "{name}");
+        }
+    }
+
+    #[test]
+    fn endpoints_are_joined_without_being_checked() {
+        let join = |endpoint| clean(Path::new("/plugins"), endpoint);
+        assert_eq!(join("gpu.sock"), Path::new("/plugins/gpu.sock"));
+        assert_eq!(join("/gpu.sock"), Path::new("/plugins/gpu.sock"));
+        assert_eq!(join("sub/../../gpu.sock"), Path::new("/gpu.sock"));
+    }
+}

@@ -1,0 +1,137 @@
+//! What the fake kubelet's servers and its handle share.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tonic::transport::Channel;
+
+use super::Options;
+use super::device_manager::{DeviceManager, Serial};
+use super::faults::Faults;
+use super::limiter::Limiter;
+use super::state::{Sight, State};
+use crate::clock::Clock;
+use crate::model::Monotonic;
+use crate::wire::v1beta1::device_plugin_client::DevicePluginClient;
+
+#[derive(Debug)]
+pub struct Shared {
+    pub options: Options,
+    pub pod_resources: PathBuf,
+    pub device_plugins: PathBuf,
+    pub power: watch::Sender<Power>,
+    /// Counts changes of the state, for those who wait for one.
+    pub changes: watch::Sender<u64>,
+    pub faults: watch::Sender<Faults>,
+    pub limiter: Mutex<Limiter>,
+    /// Pods are admitted one after the other, as on the kubelet's main loop.
+    pub admission: tokio::sync::Mutex<()>,
+    state: Mutex<State>,
+    plugins: Mutex<BTreeMap<Serial, Plugin>>,
+    clock: Clock,
+    skew: Mutex<Duration>,
+    names: AtomicU64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Power {
+    Off,
+    Starting,
+    Ready,
+}
+
+/// A registered plugin.
+#[derive(Debug)]
+pub struct Plugin {
+    pub client: DevicePluginClient<Channel>,
+    pub prefers: bool,
+    pub watch: JoinHandle<()>,
+}
+
+impl Shared {
+    pub fn new(options: Options, pod_resources: PathBuf, device_plugins: PathBuf) -> Self {
+        let clock = Clock::start();
+        let mut state = State::new(DeviceManager::new(options.rules), &options.node_name, options.seed);
+        state.gates = options.gates;
+        state.cpu_ids = options.cpu_ids.iter().copied().collect();
+        state.memory.clone_from(&options.memory);
+        Self {
+            options,
+            pod_resources,
+            device_plugins,
+            power: watch::Sender::new(Power::Off),
+            changes: watch::Sender::new(0),
+            faults: watch::Sender::default(),
+            limiter: Mutex::new(Limiter::full(clock.now().monotonic)),
+            admission: tokio::sync::Mutex::default(),
+            state: Mutex::new(state),
+            plugins: Mutex::default(),
+            clock,
+            skew: Mutex::default(),
+            names: AtomicU64::new(0),
+        }
+    }
+
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    pub fn plugins(&self) -> MutexGuard<'_, BTreeMap<Serial, Plugin>> {
+        lock(&self.plugins)
+    }
+
+    pub fn now(&self) -> Monotonic {
+        self.clock.now().monotonic + *lock(&self.skew)
+    }
+
+    pub fn advance(&self, by: Duration) {
+        *lock(&self.skew) += by;
+    }
+
+    pub fn temporary_name(&self) -> String {
+        format!("{:010}", self.names.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub fn changed(&self) {
+        self.changes.send_modify(|count| *count += 1);
+    }
+
+    /// A kubelet that cannot write its checkpoint goes on without.
+    pub fn write_checkpoint(&self, state: &State) {
+        let written = state.devices.checkpoint().write(&self.device_plugins, &format!(".{}", self.temporary_name()));
+        if let Err(error) = written {
+            tracing::warn!(%error, directory = %self.device_plugins.display(), "checkpoint not written");
+        }
+    }
+
+    pub fn stream_ended(&self, serial: Serial) {
+        let now = self.now();
+        let closed = self.state().devices.stream_ended(serial, now);
+        let mut plugins = self.plugins();
+        plugins.remove(&serial);
+        for plugin in closed.iter().filter_map(|serial| plugins.remove(serial)) {
+            plugin.watch.abort();
+        }
+        drop(plugins);
+        self.changed();
+    }
+
+    /// Forgets everything that does not outlive a kubelet.
+    pub fn switch_off(&self) {
+        self.power.send_replace(Power::Off);
+        for plugin in std::mem::take(&mut *self.plugins()).into_values() {
+            plugin.watch.abort();
+        }
+        self.state().sight = Sight::Nothing;
+        self.changed();
+    }
+}
+
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

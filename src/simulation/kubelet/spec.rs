@@ -1,0 +1,223 @@
+use std::collections::BTreeMap;
+
+/// A pod as it is asked for. The builder methods are meant to be read as the manifest they stand for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodSpec {
+    pub namespace: String,
+    pub name: String,
+    /// Given by the kubelet when absent.
+    pub uid: Option<String>,
+    /// From a manifest on the node: its name gets the node's name, and it is gone at once when it is removed.
+    pub static_pod: bool,
+    /// In start order.
+    pub init_containers: Vec<ContainerSpec>,
+    pub containers: Vec<ContainerSpec>,
+    /// Pod-level exclusive CPUs and memory (kubelet 1.37), as they are to be shown.
+    pub cpu_ids: Vec<i64>,
+    pub memory: Vec<MemoryBlock>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ContainerSpec {
+    pub name: String,
+    /// An init container that keeps running.
+    pub sidecar: bool,
+    /// Resource name and how many: goes through the device manager and the plugin.
+    pub requests: BTreeMap<String, usize>,
+    /// Devices given without asking anyone.
+    pub holds: Vec<Holding>,
+    /// Claims of the pod's namespace that this container refers to.
+    pub claims: Vec<String>,
+    pub cpus: Cpus,
+    pub memory: Vec<MemoryBlock>,
+}
+
+/// Exclusive CPUs of a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cpus {
+    /// This many, picked at admission.
+    Count(usize),
+    /// Just these, without admission.
+    Ids(Vec<i64>),
+}
+
+impl Default for Cpus {
+    fn default() -> Self {
+        Self::Count(0)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holding {
+    pub resource: String,
+    pub device: String,
+    /// Empty: no topology known.
+    pub numa_nodes: Vec<i64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryBlock {
+    /// `memory` or `hugepages-<size>`.
+    pub memory_type: String,
+    pub bytes: u64,
+    pub numa_nodes: Vec<i64>,
+}
+
+/// A prepared claim of Dynamic Resource Allocation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    pub namespace: String,
+    pub name: String,
+    pub devices: Vec<ClaimDevice>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimDevice {
+    pub driver: String,
+    pub pool: String,
+    pub device: String,
+    pub cdi_names: Vec<String>,
+    pub share_id: Option<String>,
+}
+
+impl PodSpec {
+    #[must_use]
+    pub fn new(namespace: &str, name: &str) -> Self {
+        Self { namespace: namespace.to_owned(), name: name.to_owned(), ..Self::default() }
+    }
+
+    #[must_use]
+    pub fn from_manifest(mut self) -> Self {
+        self.static_pod = true;
+        self
+    }
+
+    #[must_use]
+    pub fn uid(mut self, uid: &str) -> Self {
+        self.uid = Some(uid.to_owned());
+        self
+    }
+
+    #[must_use]
+    pub fn container(mut self, container: ContainerSpec) -> Self {
+        self.containers.push(container);
+        self
+    }
+
+    #[must_use]
+    pub fn init_container(mut self, container: ContainerSpec) -> Self {
+        self.init_containers.push(container);
+        self
+    }
+
+    #[must_use]
+    pub fn sidecar(mut self, mut container: ContainerSpec) -> Self {
+        container.sidecar = true;
+        self.init_containers.push(container);
+        self
+    }
+
+    #[must_use]
+    pub fn pod_level(mut self, cpu_ids: &[i64], memory: Vec<MemoryBlock>) -> Self {
+        self.cpu_ids = cpu_ids.to_vec();
+        self.memory = memory;
+        self
+    }
+
+    /// All containers, in the order in which the kubelet admits them.
+    pub fn all_containers(&self) -> impl Iterator<Item = (ContainerKind, &ContainerSpec)> {
+        let kind =
+            |container: &ContainerSpec| if container.sidecar { ContainerKind::Sidecar } else { ContainerKind::Init };
+        let first = self.init_containers.iter().map(move |container| (kind(container), container));
+        first.chain(self.containers.iter().map(|container| (ContainerKind::App, container)))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ContainerKind {
+    Init,
+    Sidecar,
+    App,
+}
+
+impl ContainerSpec {
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), ..Self::default() }
+    }
+
+    #[must_use]
+    pub fn asks(mut self, resource: &str, count: usize) -> Self {
+        self.requests.insert(resource.to_owned(), count);
+        self
+    }
+
+    #[must_use]
+    pub fn holds(mut self, resource: &str, device: &str, numa_nodes: &[i64]) -> Self {
+        self.holds.push(Holding {
+            resource: resource.to_owned(),
+            device: device.to_owned(),
+            numa_nodes: numa_nodes.to_vec(),
+        });
+        self
+    }
+
+    #[must_use]
+    pub fn claim(mut self, name: &str) -> Self {
+        self.claims.push(name.to_owned());
+        self
+    }
+
+    #[must_use]
+    pub fn exclusive_cpus(mut self, count: usize) -> Self {
+        self.cpus = Cpus::Count(count);
+        self
+    }
+
+    #[must_use]
+    pub fn cpu_ids(mut self, ids: &[i64]) -> Self {
+        self.cpus = Cpus::Ids(ids.to_vec());
+        self
+    }
+
+    #[must_use]
+    pub fn memory(mut self, block: MemoryBlock) -> Self {
+        self.memory.push(block);
+        self
+    }
+}
+
+impl MemoryBlock {
+    #[must_use]
+    pub fn new(memory_type: &str, bytes: u64, numa_nodes: &[i64]) -> Self {
+        Self { memory_type: memory_type.to_owned(), bytes, numa_nodes: numa_nodes.to_vec() }
+    }
+}
+
+impl Claim {
+    #[must_use]
+    pub fn new(namespace: &str, name: &str) -> Self {
+        Self { namespace: namespace.to_owned(), name: name.to_owned(), devices: Vec::new() }
+    }
+
+    #[must_use]
+    pub fn device(mut self, driver: &str, pool: &str, device: &str, cdi_names: &[&str]) -> Self {
+        self.devices.push(ClaimDevice {
+            driver: driver.to_owned(),
+            pool: pool.to_owned(),
+            device: device.to_owned(),
+            cdi_names: cdi_names.iter().map(|name| (*name).to_owned()).collect(),
+            share_id: None,
+        });
+        self
+    }
+
+    /// Of the device added last.
+    #[must_use]
+    pub fn share_id(mut self, share_id: &str) -> Self {
+        if let Some(device) = self.devices.last_mut() {
+            device.share_id = Some(share_id.to_owned());
+        }
+        self
+    }
+}

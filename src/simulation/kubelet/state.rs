@@ -1,0 +1,199 @@
+//! All that a kubelet knows, without sockets or clocks: pods with their phases, the device manager, CPUs, claims.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::device_manager::DeviceManager;
+use super::spec::{Claim, ContainerSpec, Cpus, MemoryBlock, PodSpec};
+use crate::simulation::random::Random;
+
+/// Where a pod stands. Only the last two are terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Known, not running yet: in admission, or its sandbox does not start.
+    Pending,
+    Running,
+    /// Asked to end; its containers still run.
+    Terminating,
+    Succeeded,
+    Failed,
+}
+
+impl Phase {
+    #[must_use]
+    pub fn is_active(self) -> bool {
+        !matches!(self, Self::Succeeded | Self::Failed)
+    }
+}
+
+/// Which parts of the API are switched on. The default is Kubernetes 1.36.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gates {
+    /// Off, and before 1.34: List has terminal pods too.
+    pub list_active_pods: bool,
+    /// Off by default from 1.27 to 1.33.
+    pub get: bool,
+    /// Off before 1.23.
+    pub allocatable: bool,
+    /// Off by default from 1.27 to 1.33.
+    pub dynamic_resources: bool,
+}
+
+impl Default for Gates {
+    fn default() -> Self {
+        Self { list_active_pods: true, get: true, allocatable: true, dynamic_resources: true }
+    }
+}
+
+/// How far a kubelet that has just started can see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sight {
+    /// Neither pods nor managers yet.
+    Nothing,
+    /// One batch of pods.
+    Partial,
+    All,
+}
+
+#[derive(Clone, Debug)]
+pub struct Pod {
+    pub uid: String,
+    /// With the node's name, when it comes from a manifest.
+    pub name: String,
+    pub spec: PodSpec,
+    pub phase: Phase,
+    /// Exclusive CPUs by container.
+    pub cpu_ids: BTreeMap<String, Vec<i64>>,
+    finished: BTreeSet<String>,
+}
+
+#[derive(Debug)]
+pub struct State {
+    pub devices: DeviceManager,
+    pub pods: Vec<Pod>,
+    pub claims: BTreeMap<(String, String), Claim>,
+    pub gates: Gates,
+    pub sight: Sight,
+    pub random: Random,
+    /// Allocatable under the static CPU policy; empty without one.
+    pub cpu_ids: BTreeSet<i64>,
+    /// Allocatable under the static memory policy; empty without one.
+    pub memory: Vec<MemoryBlock>,
+    node_name: String,
+}
+
+impl State {
+    #[must_use]
+    pub fn new(devices: DeviceManager, node_name: &str, seed: u64) -> Self {
+        Self {
+            devices,
+            pods: Vec::new(),
+            claims: BTreeMap::new(),
+            gates: Gates::default(),
+            sight: Sight::All,
+            random: Random::seeded(seed),
+            cpu_ids: BTreeSet::new(),
+            memory: Vec::new(),
+            node_name: node_name.to_owned(),
+        }
+    }
+
+    /// A new pod, pending. What it holds without asking is given now. Returns its uid.
+    pub fn insert(&mut self, spec: PodSpec) -> String {
+        let uid = spec.uid.clone().unwrap_or_else(|| self.new_uid(spec.static_pod));
+        let name = match spec.static_pod {
+            true => format!("{}-{}", spec.name, self.node_name),
+            false => spec.name.clone(),
+        };
+        let mut cpu_ids = BTreeMap::new();
+        for (_, container) in spec.all_containers() {
+            for holding in &container.holds {
+                self.devices.give(&uid, &container.name, holding);
+            }
+            if let Cpus::Ids(ids) = &container.cpus {
+                cpu_ids.insert(container.name.clone(), ids.clone());
+            }
+        }
+        let pod = Pod { uid: uid.clone(), name, spec, phase: Phase::Pending, cpu_ids, finished: BTreeSet::new() };
+        self.pods.push(pod);
+        uid
+    }
+
+    /// Exclusive CPUs for one container, or false when there are not enough.
+    pub fn take_cpus(&mut self, uid: &str, container: &ContainerSpec) -> bool {
+        let Cpus::Count(count) = container.cpus else { return true };
+        if count == 0 {
+            return true;
+        }
+        let active = self.pods.iter().filter(|pod| pod.phase.is_active());
+        let taken: BTreeSet<i64> = active.flat_map(|pod| pod.cpu_ids.values().flatten().copied()).collect();
+        let free: Vec<i64> = self.cpu_ids.difference(&taken).copied().take(count).collect();
+        let enough = free.len() == count;
+        if let (true, Some(pod)) = (enough, self.pods.iter_mut().find(|pod| pod.uid == uid)) {
+            pod.cpu_ids.insert(container.name.clone(), free);
+        }
+        enough
+    }
+
+    /// What is called at the start of every List: devices of pods that are no longer active are free again.
+    pub fn free_devices_of_gone_pods(&mut self) {
+        if self.sight == Sight::All {
+            let active: BTreeSet<&str> =
+                self.pods.iter().filter(|pod| pod.phase.is_active()).map(|pod| pod.uid.as_str()).collect();
+            self.devices.keep_only(&active);
+        }
+    }
+
+    #[must_use]
+    pub fn pod(&self, namespace: &str, name: &str) -> Option<&Pod> {
+        self.pods.iter().rev().find(|pod| pod.spec.namespace == namespace && pod.name == name)
+    }
+
+    fn pod_mut(&mut self, namespace: &str, name: &str) -> Option<&mut Pod> {
+        self.pods.iter_mut().rev().find(|pod| pod.spec.namespace == namespace && pod.name == name)
+    }
+
+    /// Returns whether there is such a pod.
+    pub fn set_phase(&mut self, namespace: &str, name: &str, phase: Phase) -> bool {
+        let Some(pod) = self.pod_mut(namespace, name) else { return false };
+        pod.phase = phase;
+        if phase == Phase::Failed {
+            pod.cpu_ids.clear();
+        }
+        true
+    }
+
+    /// One container ran to its end. The pod has succeeded when that was the last app container.
+    pub fn finish_container(&mut self, namespace: &str, name: &str, container: &str) -> bool {
+        let Some(pod) = self.pod_mut(namespace, name) else { return false };
+        pod.finished.insert(container.to_owned());
+        if pod.spec.containers.iter().all(|container| pod.finished.contains(&container.name)) {
+            pod.phase = Phase::Succeeded;
+        }
+        true
+    }
+
+    /// A pod from a manifest is forgotten at once, while its containers may still run. Another terminates first;
+    /// one that is terminal already is forgotten.
+    pub fn delete(&mut self, namespace: &str, name: &str) -> bool {
+        let Some(pod) = self.pod_mut(namespace, name) else { return false };
+        if pod.spec.static_pod || !pod.phase.is_active() {
+            return self.forget(namespace, name);
+        }
+        pod.phase = Phase::Terminating;
+        true
+    }
+
+    pub fn forget(&mut self, namespace: &str, name: &str) -> bool {
+        let before = self.pods.len();
+        self.pods.retain(|pod| !(pod.spec.namespace == namespace && pod.name == name));
+        self.pods.len() < before
+    }
+
+    fn new_uid(&mut self, static_pod: bool) -> String {
+        let hex = format!("{:016x}{:016x}", self.random.next(), self.random.next());
+        if static_pod {
+            return hex;
+        }
+        [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+    }
+}

@@ -1,0 +1,84 @@
+//! A fake kubelet in a temporary directory, and plain clients for its sockets.
+
+use std::path::{Path, PathBuf};
+
+use hyper_util::rt::TokioIo;
+use podmeter::wire::v1::pod_resources_lister_client::PodResourcesListerClient;
+use podmeter::wire::v1alpha1::pod_resources_lister_client::PodResourcesListerClient as V1alpha1Client;
+use podmeter::wire::v1beta1::registration_client::RegistrationClient;
+use podmeter::wire::{v1, v1alpha1, v1beta1};
+use tempfile::TempDir;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint};
+
+pub use podmeter::simulation::kubelet::{
+    Admission, Claim, ContainerSpec, Count, FakeKubelet, Gates, Holding, ListedDevice, MemoryBlock, Method, Options,
+    Phase, PodSpec, Rules,
+};
+
+/// A kubelet and the directory that stands for `/var/lib/kubelet`, which goes with it.
+pub struct Node {
+    pub kubelet: FakeKubelet,
+    pub root: TempDir,
+}
+
+impl std::ops::Deref for Node {
+    type Target = FakeKubelet;
+
+    fn deref(&self) -> &FakeKubelet {
+        &self.kubelet
+    }
+}
+
+pub async fn node(options: Options) -> Node {
+    let root = tempfile::tempdir().unwrap();
+    let kubelet = FakeKubelet::start(root.path(), options).await.unwrap();
+    Node { kubelet, root }
+}
+
+impl Node {
+    pub async fn client(&self) -> PodResourcesListerClient<Channel> {
+        let channel = connect(&self.pod_resources_socket()).await.unwrap();
+        PodResourcesListerClient::new(channel).max_decoding_message_size(1 << 30)
+    }
+
+    pub async fn list(&self) -> v1::ListPodResourcesResponse {
+        self.client().await.list(v1::ListPodResourcesRequest {}).await.unwrap().into_inner()
+    }
+
+    pub async fn allocatable(&self) -> v1::AllocatableResourcesResponse {
+        let request = v1::AllocatableResourcesRequest {};
+        self.client().await.get_allocatable_resources(request).await.unwrap().into_inner()
+    }
+
+    pub async fn get(&self, namespace: &str, pod: &str) -> Result<v1::PodResources, tonic::Status> {
+        let request = v1::GetPodResourcesRequest { pod_name: pod.to_owned(), pod_namespace: namespace.to_owned() };
+        let response = self.client().await.get(request).await?;
+        Ok(response.into_inner().pod_resources.expect("an answer without an error has a pod"))
+    }
+
+    pub async fn list_v1alpha1(&self) -> v1alpha1::ListPodResourcesResponse {
+        let mut client = V1alpha1Client::new(connect(&self.pod_resources_socket()).await.unwrap());
+        client.list(v1alpha1::ListPodResourcesRequest {}).await.unwrap().into_inner()
+    }
+
+    pub async fn register(&self, version: &str, endpoint: &str, resource: &str) -> Result<(), tonic::Status> {
+        let socket = self.device_plugin_directory().join("kubelet.sock");
+        let request = v1beta1::RegisterRequest {
+            version: version.to_owned(),
+            endpoint: endpoint.to_owned(),
+            resource_name: resource.to_owned(),
+            options: None,
+        };
+        RegistrationClient::new(connect(&socket).await.unwrap()).register(request).await.map(drop)
+    }
+}
+
+pub async fn connect(socket: &Path) -> Result<Channel, tonic::transport::Error> {
+    let socket: PathBuf = socket.to_owned();
+    let connector = tower::service_fn(move |_| {
+        let socket = socket.clone();
+        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+    });
+    Endpoint::from_static("http://localhost").connect_with_connector(connector).await
+}
