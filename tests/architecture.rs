@@ -15,10 +15,7 @@ const ARROWS: [(&str, &[&str]); 12] = [
     ("metrics", &["model"]),
     ("web", &["metrics", "model"]),
     ("simulation", &["clock", "hardware", "model", "wire"]),
-    (
-        "agent",
-        &["attribution", "clock", "hardware", "kubelet", "metrics", "model", "simulation", "web"],
-    ),
+    ("agent", &["attribution", "clock", "hardware", "kubelet", "metrics", "model", "simulation", "web"]),
     ("cli", &["agent"]),
     ("lib", &[]),
 ];
