@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::device_id::{DeviceForm, parse_claim_device, parse_device_id};
 use crate::model::{
-    Allocatable, Attribution, ClaimDevice, ContainerRef, DeviceId, Gpu, GpuUuid, Holding, Inventory, MigDevice,
-    MigUuid, Relation, ResourceName, Sharing, UnresolvedDevices,
+    Allocatable, Attribution, ClaimDevice, ClaimGpu, ContainerRef, DeviceId, Gpu, GpuUuid, Holding, Inventory,
+    InventoryDrift, MigDevice, MigUuid, Relation, ResourceName, Sharing, UnresolvedDevices,
 };
 
 /// A container and the piece of hardware it holds.
@@ -22,28 +22,7 @@ pub struct Join {
     pub holdings: BTreeMap<HoldingKey, Holding>,
     pub unresolved: Vec<UnresolvedDevices>,
     pub claims: Vec<ClaimGpu>,
-    pub drift: Vec<Drift>,
-}
-
-/// Which GPU a DRA device is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClaimGpu {
-    pub driver: Arc<str>,
-    pub pool: Arc<str>,
-    pub device: DeviceId,
-    pub gpu: GpuUuid,
-}
-
-/// Where the kubelet and the hardware disagree about a resource, in devices.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Drift {
-    pub resource: ResourceName,
-    /// On the node, of the kind this resource has, and not allocatable.
-    pub advertised_not_allocatable: usize,
-    /// Allocatable, and not on the node.
-    pub allocatable_not_advertised: usize,
-    /// Held by a container, and not allocatable.
-    pub allocated_unknown: usize,
+    pub drift: Vec<InventoryDrift>,
 }
 
 /// One piece of hardware: a whole GPU, or one MIG device of it.
@@ -65,7 +44,7 @@ struct Grip<'a> {
 pub fn join(relation: &Relation, allocatable: &Allocatable, inventory: &Inventory) -> Join {
     let mut grips: BTreeMap<HoldingKey, Grip<'_>> = BTreeMap::new();
     let mut unresolved: BTreeMap<(ResourceName, &'static str), BTreeSet<&DeviceId>> = BTreeMap::new();
-    let mut claims: BTreeMap<&ClaimDevice, GpuUuid> = BTreeMap::new();
+    let mut claims: BTreeMap<&ClaimDevice, Target> = BTreeMap::new();
     for container in relation.containers() {
         for held in &container.devices {
             let form = parse_device_id(held.id.as_str());
@@ -88,7 +67,7 @@ pub fn join(relation: &Relation, allocatable: &Allocatable, inventory: &Inventor
                 unresolved.entry((driver, form.name())).or_default().insert(&claim.device);
             }
             for target in targets {
-                claims.insert(claim, target.gpu.clone());
+                claims.insert(claim, target.clone());
                 grips.entry(key(&container.reference, target)).or_default().ids.insert(&claim.device);
             }
         }
@@ -111,11 +90,12 @@ pub fn join(relation: &Relation, allocatable: &Allocatable, inventory: &Inventor
             .collect(),
         claims: claims
             .into_iter()
-            .map(|(claim, gpu)| ClaimGpu {
+            .map(|(claim, target)| ClaimGpu {
                 driver: claim.driver.clone(),
                 pool: claim.pool.clone(),
                 device: claim.device.clone(),
-                gpu,
+                gpu: target.gpu,
+                mig: target.mig,
             })
             .collect(),
         drift: drift(relation, allocatable, inventory),
@@ -217,7 +197,7 @@ fn slots(relation: &Relation, allocatable: &Allocatable, inventory: &Inventory) 
     slots
 }
 
-fn drift(relation: &Relation, allocatable: &Allocatable, inventory: &Inventory) -> Vec<Drift> {
+fn drift(relation: &Relation, allocatable: &Allocatable, inventory: &Inventory) -> Vec<InventoryDrift> {
     let mut held: BTreeMap<&ResourceName, BTreeSet<&DeviceId>> = BTreeMap::new();
     for device in relation.containers().flat_map(|container| &container.devices) {
         held.entry(&device.resource).or_default().insert(&device.id);
@@ -225,7 +205,7 @@ fn drift(relation: &Relation, allocatable: &Allocatable, inventory: &Inventory) 
     let resources: BTreeSet<&ResourceName> = allocatable.devices.keys().chain(held.keys().copied()).collect();
     let present: BTreeSet<Target> = inventory.gpus.values().filter(|gpu| gpu.present).flat_map(targets).collect();
     let nothing = BTreeSet::new();
-    let hardware = resources.into_iter().map(|resource| {
+    let disagreements = resources.into_iter().filter_map(|resource| {
         let offered = allocatable.devices.get(resource).unwrap_or(&nothing);
         let held = held.get(resource).into_iter().flatten().copied();
         let mut known_hardware = false;
@@ -247,14 +227,14 @@ fn drift(relation: &Relation, allocatable: &Allocatable, inventory: &Inventory) 
         let kinds = kinds(offered.iter().chain(held.clone()), inventory);
         let missing =
             present.iter().filter(|target| kinds.contains(&kind(target, inventory)) && !reachable.contains(*target));
-        Drift {
+        // Other vendors' hardware is not ours to judge.
+        known_hardware.then(|| InventoryDrift {
             resource: resource.clone(),
-            advertised_not_allocatable: if known_hardware { missing.count() } else { 0 },
+            advertised_not_allocatable: missing.count(),
             allocatable_not_advertised: elsewhere,
-            allocated_unknown: held.filter(|id| !offered.contains(*id)).count(),
-        }
+        })
     });
-    hardware.collect()
+    disagreements.collect()
 }
 
 /// What the plugin could advertise of a GPU: itself, or its MIG devices once it is partitioned.
@@ -484,15 +464,15 @@ mod tests {
         let drift = |containers, ids: &[&str]| {
             let rows = join(&relation(containers), &offering("nvidia.com/gpu", ids), &inventory()).drift;
             rows.into_iter()
-                .map(|row| (row.advertised_not_allocatable, row.allocatable_not_advertised, row.allocated_unknown))
+                .map(|row| (row.advertised_not_allocatable, row.allocatable_not_advertised))
                 .collect::<Vec<_>>()
         };
         let holder = || vec![container("p", &[("nvidia.com/gpu", A)], &[])];
-        assert_eq!(drift(holder(), &[A]), [(0, 0, 0)], "agreement");
-        assert_eq!(drift(holder(), &[]), [(1, 0, 1)], "plugin gone or device unhealthy");
-        assert_eq!(drift(vec![], &[A, gone]), [(0, 1, 0)], "kubelet believes in a GPU that is not there");
-        assert_eq!(drift(vec![], &[M1]), [(0, 0, 0)], "other profiles are other resources");
-        assert_eq!(drift(vec![], &["Dev-1"]), [(0, 0, 0)], "other vendors' hardware is not ours to judge");
+        assert_eq!(drift(holder(), &[A]), [(0, 0)], "agreement");
+        assert_eq!(drift(holder(), &[]), [(1, 0)], "plugin gone or device unhealthy");
+        assert_eq!(drift(vec![], &[A, gone]), [(0, 1)], "kubelet believes in a GPU that is not there");
+        assert_eq!(drift(vec![], &[M1]), [(0, 0)], "other profiles are other resources");
+        assert_eq!(drift(vec![], &["Dev-1"]), [], "other vendors' hardware is not ours to judge");
     }
 
     #[test]

@@ -373,8 +373,10 @@ mod tests {
         held_by(pods, Sharing::Exclusive, 1.0)
     }
 
-    /// pod → (allocated, busy, idle, energy)
-    fn figures(accounts: &[Account]) -> Vec<(String, f64, Option<f64>, Option<f64>, Option<f64>)> {
+    /// Pod, allocated, busy, idle, energy.
+    type Figures = (String, f64, Option<f64>, Option<f64>, Option<f64>);
+
+    fn figures(accounts: &[Account]) -> Vec<Figures> {
         // To the microsecond: floating point is not what these tables are about.
         let round = |value: f64| (value * 1e6).round() / 1e6;
         let row = |account: &Account| {

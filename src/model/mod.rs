@@ -17,7 +17,7 @@ pub use reading::{
 };
 pub use relation::{Allocatable, ClaimDevice, Container, CpuSet, HeldDevice, MemoryBlock, Pod, Relation};
 pub use snapshot::{
-    Account, Attribution, Collector, ConfigReload, HardwareState, Holding, KubeletCounters, KubeletState,
-    PodResourcesApi, SelfUse, Sharing, Snapshot, UnresolvedDevices,
+    Account, Attribution, ClaimGpu, Collector, ConfigReload, HardwareState, Holding, InventoryDrift, KubeletCounters,
+    KubeletState, PodResourcesApi, SelfUse, Sharing, Snapshot, UnresolvedDevices,
 };
 pub use time::{DurationHistogram, Moment, Monotonic, UnixSeconds};

@@ -22,6 +22,12 @@ pub struct Snapshot {
     /// What each container holds or held, after the join.
     pub accounts: Vec<Account>,
     pub unresolved: Vec<UnresolvedDevices>,
+    /// The devices of DRA claims that were joined to hardware.
+    pub claim_gpus: Vec<ClaimGpu>,
+    /// Hardware against the kubelet, one per resource whose ids name whole GPUs or MIG devices.
+    pub drift: Vec<InventoryDrift>,
+    /// How long the page took to serve, as the web room saw it.
+    pub scrape_durations: DurationHistogram,
     pub process: SelfUse,
     pub config_reload: Option<ConfigReload>,
 }
@@ -173,6 +179,26 @@ pub struct UnresolvedDevices {
     pub resource: ResourceName,
     pub form: &'static str,
     pub devices: usize,
+}
+
+/// A device of a DRA claim, and the GPU that it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ClaimGpu {
+    pub driver: Arc<str>,
+    pub pool: Arc<str>,
+    pub device: DeviceId,
+    pub gpu: GpuUuid,
+    pub mig: Option<MigUuid>,
+}
+
+/// Where the hardware and the kubelet's list of one resource differ.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct InventoryDrift {
+    pub resource: ResourceName,
+    /// Hardware of this resource's form that the kubelet does not call allocatable.
+    pub advertised_not_allocatable: usize,
+    /// Allocatable ids that name no hardware.
+    pub allocatable_not_advertised: usize,
 }
 
 /// The agent's own process.

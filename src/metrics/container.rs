@@ -1,0 +1,191 @@
+//! Which container holds what, and what it made of it.
+
+use super::device_identity::{DEVICE, of_device};
+use super::resources::of_container;
+use super::{Descriptor, Family, Group, Label, Value};
+use crate::model::{Account, Snapshot};
+
+const ATTRIBUTED: &[&str] = &["namespace", "pod", "container", "gpu_uuid", "mig_uuid"];
+const LEDGER: &str = "PodResources List joined with NVML";
+
+static ALLOCATION_INFO: Descriptor = Descriptor::gauge(
+    "podmeter_container_allocation_info",
+    &["namespace", "pod", "container", "gpu_uuid", "mig_uuid", "resource", "device_id", "sharing", "attribution"],
+    "",
+    LEDGER,
+    "A GPU that a container holds now, and how its use is told apart; always 1.",
+);
+static ALLOCATED: Descriptor = Descriptor::counter(
+    "podmeter_container_allocated_seconds_total",
+    ATTRIBUTED,
+    "seconds",
+    LEDGER,
+    "GPU-seconds held: a shared slot counts its part, a MIG device its slices.",
+);
+static BUSY: Descriptor = Descriptor::counter(
+    "podmeter_container_busy_seconds_total",
+    ATTRIBUTED,
+    "seconds",
+    LEDGER,
+    "GPU-seconds in which the container kept what it holds busy.",
+);
+static IDLE: Descriptor = Descriptor::counter(
+    "podmeter_container_idle_seconds_total",
+    ATTRIBUTED,
+    "seconds",
+    LEDGER,
+    "GPU-seconds held and not busy.",
+);
+static LAST_ACTIVE: Descriptor = Descriptor::gauge(
+    "podmeter_container_last_active_timestamp_seconds",
+    ATTRIBUTED,
+    "seconds",
+    LEDGER,
+    "Unix time of the last activity; the start of the allocation if there was none.",
+);
+static UTILIZATION: Descriptor = Descriptor::gauge(
+    "podmeter_container_utilization_ratio",
+    ATTRIBUTED,
+    "ratio",
+    LEDGER,
+    "Use of what the container holds in the last sample, 0 to 1.",
+);
+static SM_ACTIVE: Descriptor = Descriptor::gauge(
+    "podmeter_container_sm_active_ratio",
+    ATTRIBUTED,
+    "ratio",
+    LEDGER,
+    "SM activity of what the container holds alone, 0 to 1; absent where it is shared.",
+);
+static DRAM_ACTIVE: Descriptor = Descriptor::gauge(
+    "podmeter_container_dram_active_ratio",
+    ATTRIBUTED,
+    "ratio",
+    LEDGER,
+    "Memory bandwidth use of what the container holds alone, 0 to 1; absent where it is shared.",
+);
+static MEMORY_USED: Descriptor = Descriptor::gauge(
+    "podmeter_container_memory_used_bytes",
+    ATTRIBUTED,
+    "bytes",
+    LEDGER,
+    "Device memory that the container uses.",
+);
+static MEMORY_LIMIT: Descriptor = Descriptor::gauge(
+    "podmeter_container_memory_limit_bytes",
+    ATTRIBUTED,
+    "bytes",
+    LEDGER,
+    "Device memory that the container may use.",
+);
+static ENERGY: Descriptor = Descriptor::counter(
+    "podmeter_container_energy_joules_total",
+    ATTRIBUTED,
+    "joules",
+    LEDGER,
+    "Energy attributed to the container.",
+);
+static DEVICE_ALLOCATED: Descriptor = Descriptor::gauge(
+    "podmeter_device_allocated_ratio",
+    DEVICE,
+    "ratio",
+    LEDGER,
+    "Part of the GPU that is allocated, 0 to 1.",
+);
+
+pub(super) const GROUP: Group = Group {
+    section: "Allocation and attribution",
+    descriptors: &[
+        &ALLOCATION_INFO,
+        &ALLOCATED,
+        &BUSY,
+        &IDLE,
+        &LAST_ACTIVE,
+        &UTILIZATION,
+        &SM_ACTIVE,
+        &DRAM_ACTIVE,
+        &MEMORY_USED,
+        &MEMORY_LIMIT,
+        &ENERGY,
+        &DEVICE_ALLOCATED,
+    ],
+    families,
+};
+
+fn families(snapshot: &Snapshot) -> Vec<Family> {
+    let accounts = &snapshot.accounts;
+    vec![
+        allocations(accounts),
+        per_account(accounts, &ALLOCATED, |account| Some(account.allocated_seconds)),
+        per_account(accounts, &BUSY, |account| account.busy_seconds),
+        per_account(accounts, &IDLE, |account| account.idle_seconds),
+        per_account(accounts, &ENERGY, |account| account.energy_joules),
+        per_account(accounts, &LAST_ACTIVE, |account| account.last_active),
+        per_holder(accounts, &UTILIZATION, |account| account.utilization_ratio),
+        per_holder(accounts, &SM_ACTIVE, |account| account.sm_active_ratio),
+        per_holder(accounts, &DRAM_ACTIVE, |account| account.dram_active_ratio),
+        per_holder(accounts, &MEMORY_USED, |account| account.memory_used_bytes),
+        per_holder(accounts, &MEMORY_LIMIT, |account| account.memory_limit_bytes),
+        allocated_ratio(snapshot),
+    ]
+}
+
+fn allocations(accounts: &[Account]) -> Family {
+    let mut family = Family::new(&ALLOCATION_INFO);
+    for account in accounts {
+        let Some(holding) = &account.holding else { continue };
+        for device in &holding.device_ids {
+            let mut labels = of_account(account);
+            labels.extend(holding.resource.as_ref().map(|resource| ("resource", resource.to_shared().into())));
+            labels.push(("device_id", device.to_shared().into()));
+            labels.push(("sharing", holding.sharing.as_str().into()));
+            labels.push(("attribution", holding.attribution.as_str().into()));
+            family.push(labels, 1u64);
+        }
+    }
+    family
+}
+
+fn per_account<V: Into<Value>>(
+    accounts: &[Account],
+    descriptor: &'static Descriptor,
+    read: impl Fn(&Account) -> Option<V>,
+) -> Family {
+    let mut family = Family::new(descriptor);
+    let counts = descriptor.kind == super::Kind::Counter;
+    for account in accounts {
+        family.push_created(of_account(account), read(account), counts.then_some(account.created));
+    }
+    family
+}
+
+/// For values of now: a container that has let go has none.
+fn per_holder<V: Into<Value>>(
+    accounts: &[Account],
+    descriptor: &'static Descriptor,
+    read: impl Fn(&Account) -> Option<V>,
+) -> Family {
+    per_account(accounts, descriptor, |account| account.holding.as_ref().and_then(|_| read(account)))
+}
+
+fn allocated_ratio(snapshot: &Snapshot) -> Family {
+    let mut family = Family::new(&DEVICE_ALLOCATED);
+    if snapshot.kubelet.relation.is_none() {
+        return family; // nobody has said yet who holds what
+    }
+    for gpu in snapshot.hardware.inventory.gpus.values() {
+        let holdings =
+            snapshot.accounts.iter().filter(|account| account.gpu == gpu.uuid).filter_map(|one| one.holding.as_ref());
+        let allocated: f64 = holdings.map(|holding| holding.share).sum();
+        // Parts such as 1/3 do not add up exactly.
+        family.push(of_device(gpu), allocated.min(1.0));
+    }
+    family
+}
+
+fn of_account(account: &Account) -> Vec<(&'static str, Label)> {
+    let mut labels = of_container(&account.container);
+    labels.push(("gpu_uuid", account.gpu.to_shared().into()));
+    labels.extend(account.mig.as_ref().map(|mig| ("mig_uuid", mig.to_shared().into())));
+    labels
+}

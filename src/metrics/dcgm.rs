@@ -1,0 +1,209 @@
+//! The same snapshot under dcgm-exporter's names, labels and units, for dashboards and tools that read those.
+//!
+//! Two differences are on purpose. Labels of a pod are there only where exactly one container holds the device, and a
+//! value that the snapshot lacks is left out: dcgm-exporter's PCIe and NVLink byte series are rates, its engine and
+//! memory-copy percentages are momentary, and an XID needs the event watch.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::device_identity::with_readings;
+use super::device_interconnect::slow;
+use super::device_use::medium;
+use super::{Descriptor, Family, Label, Value, mig};
+use crate::model::{ContainerRef, DeviceReadings, GpmRatios, Gpu, InstanceReading, MemoryUse, MigUuid, Snapshot};
+
+const MEBIBYTE: u64 = 1024 * 1024;
+const NVML: &str = "NVML";
+
+const LABELS: &[&str] = &[
+    "gpu",
+    "UUID",
+    "pci_bus_id",
+    "device",
+    "modelName",
+    "GPU_I_PROFILE",
+    "GPU_I_ID",
+    "Hostname",
+    "hostname",
+    "container",
+    "namespace",
+    "pod",
+];
+
+const fn gauge(name: &'static str, help: &'static str) -> Descriptor {
+    Descriptor::gauge(name, LABELS, "", NVML, help)
+}
+
+const fn counter(name: &'static str, help: &'static str) -> Descriptor {
+    Descriptor::counter(name, LABELS, "", NVML, help)
+}
+
+static GPU_UTIL: Descriptor = gauge("DCGM_FI_DEV_GPU_UTIL", "GPU utilization (%).");
+static FB_USED: Descriptor = gauge("DCGM_FI_DEV_FB_USED", "Frame buffer memory used (MiB).");
+static FB_FREE: Descriptor = gauge("DCGM_FI_DEV_FB_FREE", "Frame buffer memory free (MiB).");
+static FB_RESERVED: Descriptor = gauge("DCGM_FI_DEV_FB_RESERVED", "Frame buffer memory reserved (MiB).");
+static SM_CLOCK: Descriptor = gauge("DCGM_FI_DEV_SM_CLOCK", "SM clock (MHz).");
+static MEM_CLOCK: Descriptor = gauge("DCGM_FI_DEV_MEM_CLOCK", "Memory clock (MHz).");
+static GPU_TEMP: Descriptor = gauge("DCGM_FI_DEV_GPU_TEMP", "GPU temperature (C).");
+static MEMORY_TEMP: Descriptor = gauge("DCGM_FI_DEV_MEMORY_TEMP", "Memory temperature (C).");
+static POWER_USAGE: Descriptor = gauge("DCGM_FI_DEV_POWER_USAGE", "Power draw (W).");
+static ENERGY: Descriptor =
+    counter("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "Energy drawn since podmeter saw the GPU (mJ).");
+static PCIE_REPLAYS: Descriptor = counter("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "PCIe packets sent again.");
+static UNCORRECTABLE_ROWS: Descriptor =
+    counter("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "Rows remapped for uncorrectable errors.");
+static CORRECTABLE_ROWS: Descriptor =
+    counter("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "Rows remapped for correctable errors.");
+static ROW_REMAP_FAILURE: Descriptor = gauge("DCGM_FI_DEV_ROW_REMAP_FAILURE", "Whether a row remap has failed.");
+static GR_ENGINE_ACTIVE: Descriptor =
+    gauge("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "Part of the time in which the graphics engine was active.");
+static SM_ACTIVE: Descriptor =
+    gauge("DCGM_FI_PROF_SM_ACTIVE", "Part of the SMs' time with at least one warp resident.");
+static PIPE_TENSOR_ACTIVE: Descriptor =
+    gauge("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "Part of the time in which the tensor pipe was active.");
+static DRAM_ACTIVE: Descriptor =
+    gauge("DCGM_FI_PROF_DRAM_ACTIVE", "Part of the time in which the memory interface was active.");
+
+/// What a whole GPU says; while it is partitioned, what its instances cannot say for themselves.
+type DeviceValue = fn(&DeviceReadings) -> Option<Value>;
+static OF_DEVICES: &[(&Descriptor, DeviceValue)] = &[
+    (&GPU_UTIL, |readings| Some(whole(readings.fast.as_ref()?.value.utilization_ratio? * 100.0))),
+    (&POWER_USAGE, |readings| Some(readings.fast.as_ref()?.value.power_watts?.into())),
+    (&ENERGY, |readings| Some(whole(readings.totals.energy_joules? * 1000.0))),
+    (&SM_CLOCK, |readings| Some(whole(medium(readings)?.clocks.sm_hertz? / 1e6))),
+    (&MEM_CLOCK, |readings| Some(whole(medium(readings)?.clocks.memory_hertz? / 1e6))),
+    (&GPU_TEMP, |readings| Some(whole(medium(readings)?.gpu_temperature_celsius?))),
+    (&MEMORY_TEMP, |readings| Some(whole(medium(readings)?.memory_temperature_celsius?))),
+    (&PCIE_REPLAYS, |readings| Some(slow(readings)?.pcie.replays?.into())),
+    (&UNCORRECTABLE_ROWS, |readings| Some(slow(readings)?.row_remap?.uncorrectable.into())),
+    (&CORRECTABLE_ROWS, |readings| Some(slow(readings)?.row_remap?.correctable.into())),
+    (&ROW_REMAP_FAILURE, |readings| Some(slow(readings)?.row_remap?.failed.into())),
+];
+
+/// What a whole GPU and a GPU instance both say.
+type PartValue = fn(Option<MemoryUse>, &GpmRatios) -> Option<Value>;
+static OF_PARTS: &[(&Descriptor, PartValue)] = &[
+    (&FB_USED, |memory, _| Some((memory?.used / MEBIBYTE).into())),
+    (&FB_FREE, |memory, _| Some((memory?.free / MEBIBYTE).into())),
+    (&FB_RESERVED, |memory, _| Some((memory?.reserved? / MEBIBYTE).into())),
+    (&GR_ENGINE_ACTIVE, |_, gpm| Some(gpm.graphics_engine_active?.into())),
+    (&SM_ACTIVE, |_, gpm| Some(gpm.sm_active?.into())),
+    (&PIPE_TENSOR_ACTIVE, |_, gpm| Some((*gpm.pipes.get("tensor")?).into())),
+    (&DRAM_ACTIVE, |_, gpm| Some(gpm.dram_active?.into())),
+];
+
+/// The families of `/metrics/dcgm`. Only text 0.0.4 can say them: their counters have no `_total`.
+pub(super) fn families(snapshot: &Snapshot) -> Vec<Family> {
+    let holders = Holders::of(snapshot);
+    let mut families = Vec::new();
+    for (descriptor, read) in OF_DEVICES {
+        let mut family = Family::new(descriptor);
+        for (gpu, readings) in with_readings(snapshot) {
+            family.push_known(labels(snapshot, gpu, None, holders.of_gpu(gpu)), read(readings));
+        }
+        families.push(family);
+    }
+    for (descriptor, read) in OF_PARTS {
+        let mut family = Family::new(descriptor);
+        for (gpu, readings) in with_readings(snapshot) {
+            let Some(medium) = medium(readings) else { continue };
+            if medium.instances.is_empty() {
+                let value = read(medium.memory, &medium.gpm);
+                family.push_known(labels(snapshot, gpu, None, holders.of_gpu(gpu)), value);
+            }
+        }
+        for (gpu, instance) in mig::instances(snapshot) {
+            let value = read(instance.memory, &instance.gpm);
+            family.push_known(labels(snapshot, gpu, Some(instance), holders.of_instance(instance)), value);
+        }
+        families.push(family);
+    }
+    super::family::ordered(families)
+}
+
+fn whole(number: f64) -> Value {
+    if number.is_finite() { Value::Float(number.round()) } else { Value::Float(number) }
+}
+
+fn labels(
+    snapshot: &Snapshot,
+    gpu: &Gpu,
+    instance: Option<&InstanceReading>,
+    holder: Option<&ContainerRef>,
+) -> Vec<(&'static str, Label)> {
+    let mut labels: Vec<(_, Label)> = vec![("gpu", gpu.index.into()), ("UUID", gpu.uuid.to_shared().into())];
+    labels.extend(gpu.pci_bus_id.as_ref().map(|id| ("pci_bus_id", nvml_bus_id(id.as_str()).into())));
+    // dcgm-exporter puts the index here, not the minor number.
+    labels.push(("device", format!("nvidia{}", gpu.index).into()));
+    labels.extend(gpu.model.as_ref().map(|model| ("modelName", model.into())));
+    if let Some(instance) = instance {
+        let profile = gpu.mig_devices.iter().find(|mig| mig.gpu_instance == instance.gpu_instance);
+        labels.extend(profile.map(|mig| ("GPU_I_PROFILE", (&mig.profile).into())));
+        labels.push(("GPU_I_ID", instance.gpu_instance.into()));
+    }
+    if !snapshot.node_name.is_empty() {
+        // Renamed to lower case in 2026 (dcgm-exporter#655); readers of either find theirs.
+        labels.push(("Hostname", (&snapshot.node_name).into()));
+        labels.push(("hostname", (&snapshot.node_name).into()));
+    }
+    if let Some(holder) = holder {
+        labels.push(("container", (&holder.container).into()));
+        labels.push(("namespace", (&holder.namespace).into()));
+        labels.push(("pod", (&holder.pod).into()));
+    }
+    labels
+}
+
+/// DCGM writes bus ids as NVML does: eight-digit domain, upper case.
+fn nvml_bus_id(kernel: &str) -> String {
+    match kernel.split_once(':') {
+        Some((domain, rest)) => format!("{domain:0>8}:{rest}").to_ascii_uppercase(),
+        None => kernel.to_ascii_uppercase(),
+    }
+}
+
+/// Who holds each GPU and each MIG device now.
+struct Holders<'snapshot> {
+    gpus: BTreeMap<&'snapshot str, BTreeSet<&'snapshot ContainerRef>>,
+    migs: BTreeMap<&'snapshot MigUuid, BTreeSet<&'snapshot ContainerRef>>,
+}
+
+impl<'snapshot> Holders<'snapshot> {
+    fn of(snapshot: &'snapshot Snapshot) -> Self {
+        let mut holders = Self { gpus: BTreeMap::new(), migs: BTreeMap::new() };
+        for account in snapshot.accounts.iter().filter(|account| account.holding.is_some()) {
+            holders.gpus.entry(account.gpu.as_str()).or_default().insert(&account.container);
+            if let Some(mig) = &account.mig {
+                holders.migs.entry(mig).or_default().insert(&account.container);
+            }
+        }
+        holders
+    }
+
+    /// A partitioned GPU belongs to nobody as a whole, even while one container has a part of it.
+    fn of_gpu(&self, gpu: &Gpu) -> Option<&'snapshot ContainerRef> {
+        if gpu.mig_enabled == Some(true) { None } else { only(self.gpus.get(gpu.uuid.as_str())?) }
+    }
+
+    fn of_instance(&self, instance: &InstanceReading) -> Option<&'snapshot ContainerRef> {
+        let containers: BTreeSet<_> =
+            instance.members.iter().filter_map(|mig| self.migs.get(mig)).flatten().copied().collect();
+        only(&containers)
+    }
+}
+
+fn only<'snapshot>(containers: &BTreeSet<&'snapshot ContainerRef>) -> Option<&'snapshot ContainerRef> {
+    let first = containers.first().copied();
+    first.filter(|_| containers.len() == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bus_ids_are_written_as_nvml_does() {
+        assert_eq!(nvml_bus_id("0000:3b:00.0"), "00000000:3B:00.0");
+        assert_eq!(nvml_bus_id("00010000:3d:00.0"), "00010000:3D:00.0");
+    }
+}

@@ -1,0 +1,81 @@
+//! The kubelet's answers, and how old they are.
+
+use super::{Descriptor, Family, Group};
+use crate::model::{DurationHistogram, Snapshot};
+
+static REQUEST_DURATION: Descriptor = Descriptor::histogram(
+    "podmeter_podresources_request_duration_seconds",
+    &["method"],
+    "seconds",
+    "podmeter",
+    "Time that PodResources calls took, failed ones too.",
+);
+static ERRORS: Descriptor = Descriptor::counter(
+    "podmeter_podresources_errors_total",
+    &["method", "code"],
+    "",
+    "podmeter",
+    "PodResources calls that failed, by gRPC code.",
+);
+static AGE: Descriptor = Descriptor::gauge(
+    "podmeter_podresources_age_seconds",
+    &[],
+    "seconds",
+    "podmeter",
+    "Age of the allocation relation in use: grows while the kubelet does not answer.",
+);
+static TRUNCATED: Descriptor = Descriptor::gauge(
+    "podmeter_podresources_pods_truncated",
+    &[],
+    "",
+    "podmeter",
+    "Whether the last answer was over the size limit and the relation may lack pods, 0 or 1.",
+);
+static TRIGGERS: Descriptor = Descriptor::counter(
+    "podmeter_refresh_triggers_total",
+    &["trigger"],
+    "",
+    "podmeter",
+    "Refreshes of the allocation relation, by what asked for them.",
+);
+
+const METHODS: [&str; 2] = ["GetAllocatableResources", "List"];
+const TRIGGER_NAMES: [&str; 4] = ["allocate", "checkpoint", "reconnect", "timer"];
+
+pub(super) const GROUP: Group =
+    Group { section: "Kubelet", descriptors: &[&REQUEST_DURATION, &ERRORS, &AGE, &TRUNCATED, &TRIGGERS], families };
+
+fn families(snapshot: &Snapshot) -> Vec<Family> {
+    let kubelet = &snapshot.kubelet;
+    let counters = &kubelet.counters;
+
+    let mut durations = Family::new(&REQUEST_DURATION);
+    for (method, histogram) in &counters.durations {
+        durations.push(vec![("method", (*method).into())], histogram);
+    }
+    for method in METHODS.iter().filter(|method| !counters.durations.contains_key(*method)) {
+        durations.push(vec![("method", (*method).into())], &DurationHistogram::default());
+    }
+
+    let mut errors = Family::new(&ERRORS);
+    for (method, codes) in &counters.errors {
+        for (code, count) in codes {
+            errors.push(vec![("method", (*method).into()), ("code", (*code).into())], *count);
+        }
+    }
+
+    let mut age = Family::new(&AGE);
+    let relation_at = kubelet.relation_at;
+    age.push_known(vec![], relation_at.map(|then| snapshot.at.monotonic.since(then.monotonic).as_secs_f64()));
+
+    let mut truncated = Family::new(&TRUNCATED);
+    let has_answered = kubelet.relation.is_some() || kubelet.truncated;
+    truncated.push_known(vec![], has_answered.then_some(kubelet.truncated));
+
+    let mut triggers = Family::new(&TRIGGERS);
+    for trigger in TRIGGER_NAMES {
+        let count = counters.triggers.get(trigger).copied().unwrap_or(0);
+        triggers.push_created(vec![("trigger", trigger.into())], Some(count), snapshot.started);
+    }
+    vec![durations, errors, age, truncated, triggers]
+}

@@ -1,0 +1,158 @@
+//! Pages as bytes, made when first asked for and kept until the next snapshot is asked for.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::Write as _;
+use std::sync::{Mutex, PoisonError};
+
+use bytes::Bytes;
+
+use super::{dcgm, exposition, families};
+use crate::model::Snapshot;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Format {
+    /// Prometheus text 0.0.4.
+    Text,
+    OpenMetrics,
+    /// Delimited `io.prometheus.client.MetricFamily`.
+    Protobuf,
+    /// dcgm-exporter's names, as text 0.0.4.
+    Dcgm,
+}
+
+/// How the bytes are packed for the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Coding {
+    Identity,
+    Gzip,
+    Zstd,
+}
+
+/// A page could not be made: a defect of podmeter, told to the client.
+#[derive(Debug, thiserror::Error)]
+pub enum PageError {
+    #[error("the metrics could not be encoded; please report this")]
+    Encode(#[from] fmt::Error),
+    #[error("the page could not be compressed: {0}; scrape without compression")]
+    Compress(#[from] std::io::Error),
+}
+
+/// Renders each snapshot at most once per format, and packs it at most once per coding.
+#[derive(Debug, Default)]
+pub struct Pages {
+    cache: Mutex<Cache>,
+}
+
+#[derive(Debug, Default)]
+struct Cache {
+    sequence: u64,
+    bytes: BTreeMap<(Format, Coding), Bytes>,
+}
+
+impl Pages {
+    /// The page if it lies ready: cheap, for the way of most scrapes.
+    #[must_use]
+    pub fn ready(&self, snapshot: &Snapshot, format: Format, coding: Coding) -> Option<Bytes> {
+        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if cache.sequence == snapshot.sequence { cache.bytes.get(&(format, coding)).cloned() } else { None }
+    }
+
+    /// The page, made now if need be: milliseconds for a thousand series. Whoever asks for the same one waits and
+    /// shares it.
+    pub fn page(&self, snapshot: &Snapshot, format: Format, coding: Coding) -> Result<Bytes, PageError> {
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if snapshot.sequence < cache.sequence {
+            // Overtaken by a scrape of a newer snapshot, whose pages stay.
+            drop(cache);
+            return packed(&rendered(snapshot, format)?, coding);
+        }
+        if snapshot.sequence > cache.sequence {
+            *cache = Cache { sequence: snapshot.sequence, bytes: BTreeMap::new() };
+        }
+        if let Some(bytes) = cache.bytes.get(&(format, coding)) {
+            return Ok(bytes.clone());
+        }
+        let plain = match cache.bytes.get(&(format, Coding::Identity)) {
+            Some(plain) => plain.clone(),
+            None => rendered(snapshot, format)?,
+        };
+        cache.bytes.insert((format, Coding::Identity), plain.clone());
+        let bytes = packed(&plain, coding)?;
+        cache.bytes.insert((format, coding), bytes.clone());
+        Ok(bytes)
+    }
+}
+
+fn rendered(snapshot: &Snapshot, format: Format) -> Result<Bytes, PageError> {
+    Ok(match format {
+        Format::Text => exposition::text(families(snapshot))?.into(),
+        Format::OpenMetrics => exposition::open_metrics(families(snapshot))?.into(),
+        Format::Protobuf => exposition::protobuf(families(snapshot))?.into(),
+        Format::Dcgm => exposition::text(dcgm::families(snapshot))?.into(),
+    })
+}
+
+/// The lowest levels: the page is repetitive enough, and a node has better things to do.
+fn packed(plain: &Bytes, coding: Coding) -> Result<Bytes, PageError> {
+    Ok(match coding {
+        Coding::Identity => plain.clone(),
+        Coding::Gzip => {
+            let buffer = Vec::with_capacity(plain.len() / 8);
+            let mut encoder = flate2::write::GzEncoder::new(buffer, flate2::Compression::fast());
+            encoder.write_all(plain)?;
+            encoder.finish()?.into()
+        }
+        Coding::Zstd => zstd::bulk::compress(plain, 1)?.into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use super::*;
+    use crate::metrics::tests::fixture;
+
+    #[test]
+    fn a_page_is_made_once_per_snapshot() {
+        let pages = Pages::default();
+        let snapshot = fixture::snapshot();
+        assert!(pages.ready(&snapshot, Format::Text, Coding::Identity).is_none());
+        let first = pages.page(&snapshot, Format::Text, Coding::Identity).unwrap();
+        let second = pages.ready(&snapshot, Format::Text, Coding::Identity).unwrap();
+        assert_eq!(first.as_ptr(), second.as_ptr(), "the same bytes, not a copy");
+
+        let mut next = fixture::snapshot();
+        next.sequence += 1;
+        assert!(pages.ready(&next, Format::Text, Coding::Identity).is_none());
+        pages.page(&next, Format::Text, Coding::Identity).unwrap();
+        assert!(pages.ready(&snapshot, Format::Text, Coding::Identity).is_none(), "the old one is let go");
+    }
+
+    #[test]
+    fn an_overtaken_scrape_gets_its_own_page() {
+        let pages = Pages::default();
+        let old = fixture::snapshot();
+        let mut new = fixture::snapshot();
+        new.sequence += 1;
+        new.process.open_files = Some(4711);
+        let of_new = pages.page(&new, Format::Text, Coding::Identity).unwrap();
+        let of_old = pages.page(&old, Format::Text, Coding::Identity).unwrap();
+        assert_ne!(of_new, of_old);
+        assert_eq!(pages.ready(&new, Format::Text, Coding::Identity), Some(of_new));
+    }
+
+    #[test]
+    fn packed_pages_unpack_to_the_plain_one() {
+        let pages = Pages::default();
+        let snapshot = fixture::snapshot();
+        let plain = pages.page(&snapshot, Format::OpenMetrics, Coding::Identity).unwrap();
+        let gzip = pages.page(&snapshot, Format::OpenMetrics, Coding::Gzip).unwrap();
+        let mut unpacked = Vec::new();
+        flate2::read::GzDecoder::new(gzip.as_ref()).read_to_end(&mut unpacked).unwrap();
+        assert_eq!(unpacked, plain);
+        let zstd = pages.page(&snapshot, Format::OpenMetrics, Coding::Zstd).unwrap();
+        assert_eq!(zstd::stream::decode_all(zstd.as_ref()).unwrap(), plain);
+    }
+}

@@ -1,0 +1,361 @@
+//! Resources of any vendor, as PodResources tells of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Descriptor, Family, Group, Label};
+use crate::model::{Allocatable, ContainerRef, CpuSet, DeviceId, MemoryBlock, Relation, ResourceName, Snapshot};
+
+const LIST: &str = "PodResources List";
+const BOTH: &str = "PodResources List and GetAllocatableResources";
+
+static CONTAINER_DEVICE_INFO: Descriptor = Descriptor::gauge(
+    "podmeter_container_device_info",
+    &["namespace", "pod", "container", "resource", "device", "numa_node", "source"],
+    "",
+    LIST,
+    "A device that a container holds, of any vendor; always 1.",
+);
+static CONTAINER_CLAIM_INFO: Descriptor = Descriptor::gauge(
+    "podmeter_container_claim_info",
+    &["namespace", "pod", "container", "claim", "claim_namespace", "driver", "pool", "device", "share_id", "gpu_uuid"],
+    "",
+    LIST,
+    "A device of a DRA claim that a container refers to; always 1.",
+);
+static CONTAINER_EXCLUSIVE_CPUS: Descriptor = Descriptor::gauge(
+    "podmeter_container_exclusive_cpus",
+    &["namespace", "pod", "container"],
+    "",
+    LIST,
+    "CPUs allocated to this container alone.",
+);
+static CONTAINER_EXCLUSIVE_CPUS_INFO: Descriptor = Descriptor::gauge(
+    "podmeter_container_exclusive_cpus_info",
+    &["namespace", "pod", "container", "cpus"],
+    "",
+    LIST,
+    "Which CPUs are allocated to this container alone; always 1.",
+);
+static CONTAINER_MEMORY_RESERVED: Descriptor = Descriptor::gauge(
+    "podmeter_container_memory_reserved_bytes",
+    &["namespace", "pod", "container", "memory_type", "numa_node"],
+    "bytes",
+    LIST,
+    "Memory and hugepages that the memory manager reserved for a container.",
+);
+static POD_EXCLUSIVE_CPUS: Descriptor = Descriptor::gauge(
+    "podmeter_pod_exclusive_cpus",
+    &["namespace", "pod"],
+    "",
+    LIST,
+    "CPUs allocated to this pod as a whole; those of its containers are among them.",
+);
+static POD_MEMORY_RESERVED: Descriptor = Descriptor::gauge(
+    "podmeter_pod_memory_reserved_bytes",
+    &["namespace", "pod", "memory_type", "numa_node"],
+    "bytes",
+    LIST,
+    "Memory and hugepages reserved for this pod as a whole.",
+);
+static NODE_CPUS: Descriptor = Descriptor::gauge(
+    "podmeter_node_cpus",
+    &["state"],
+    "",
+    BOTH,
+    "CPUs of the node by state; shared is allocatable less exclusive, so do not sum over state.",
+);
+static NODE_MEMORY: Descriptor = Descriptor::gauge(
+    "podmeter_node_memory_bytes",
+    &["memory_type", "numa_node", "state"],
+    "bytes",
+    BOTH,
+    "Memory of the node by NUMA node and state; reserved is part of allocatable, so do not sum over state.",
+);
+static RESOURCE_DEVICES: Descriptor = Descriptor::gauge(
+    "podmeter_resource_devices",
+    &["resource", "state"],
+    "",
+    BOTH,
+    "Devices of an extended resource; allocatable is what the kubelet says, unallocated are those that nobody holds.",
+);
+static RESOURCE_DRIFT_DEVICES: Descriptor = Descriptor::gauge(
+    "podmeter_resource_drift_devices",
+    &["resource", "drift"],
+    "",
+    BOTH,
+    "Devices on which the hardware, the kubelet's allocatable list and its allocations disagree.",
+);
+static UNRESOLVED_DEVICES: Descriptor = Descriptor::gauge(
+    "podmeter_unresolved_devices",
+    &["resource", "form"],
+    "",
+    "podmeter",
+    "Held devices whose id could not be joined to hardware.",
+);
+static PODS: Descriptor = Descriptor::gauge(
+    "podmeter_pods",
+    &["state"],
+    "",
+    LIST,
+    "Pods that the kubelet lists; with_devices are among the listed.",
+);
+
+pub(super) const GROUP: Group = Group {
+    section: "Resources of any vendor (PodResources)",
+    descriptors: &[
+        &CONTAINER_DEVICE_INFO,
+        &CONTAINER_CLAIM_INFO,
+        &CONTAINER_EXCLUSIVE_CPUS,
+        &CONTAINER_EXCLUSIVE_CPUS_INFO,
+        &CONTAINER_MEMORY_RESERVED,
+        &POD_EXCLUSIVE_CPUS,
+        &POD_MEMORY_RESERVED,
+        &NODE_CPUS,
+        &NODE_MEMORY,
+        &RESOURCE_DEVICES,
+        &RESOURCE_DRIFT_DEVICES,
+        &UNRESOLVED_DEVICES,
+        &PODS,
+    ],
+    families,
+};
+
+fn families(snapshot: &Snapshot) -> Vec<Family> {
+    let mut families = Vec::new();
+    let kubelet = &snapshot.kubelet;
+    if let Some(relation) = &kubelet.relation {
+        families.extend([devices(relation), claims(relation, snapshot), pods(relation)]);
+        families.extend(exclusive_cpus(relation));
+        families.extend(reserved_memory(relation));
+    }
+    if let Some(allocatable) = &kubelet.allocatable {
+        families.extend([
+            node_cpus(allocatable, kubelet.relation.as_deref()),
+            node_memory(allocatable, kubelet.relation.as_deref()),
+            resource_devices(allocatable, kubelet.relation.as_deref()),
+        ]);
+    }
+    families.extend([drift(snapshot), unresolved(snapshot)]);
+    families
+}
+
+fn devices(relation: &Relation) -> Family {
+    let mut family = Family::new(&CONTAINER_DEVICE_INFO);
+    for container in relation.containers() {
+        for device in &container.devices {
+            let mut labels = of_container(&container.reference);
+            labels.push(("resource", device.resource.to_shared().into()));
+            labels.push(("device", device.id.to_shared().into()));
+            labels.extend(numa_label(&device.numa_nodes));
+            labels.push(("source", "device_plugin".into()));
+            family.push(labels, 1u64);
+        }
+        for claim in &container.claims {
+            // A claim belongs to no extended resource; its driver stands in, as the one name of what was asked for.
+            let mut labels = of_container(&container.reference);
+            labels.push(("resource", (&claim.driver).into()));
+            labels.push(("device", claim.device.to_shared().into()));
+            labels.push(("source", "dra".into()));
+            family.push(labels, 1u64);
+        }
+    }
+    family
+}
+
+fn claims(relation: &Relation, snapshot: &Snapshot) -> Family {
+    let mut family = Family::new(&CONTAINER_CLAIM_INFO);
+    for container in relation.containers() {
+        for claim in &container.claims {
+            let mut labels = of_container(&container.reference);
+            labels.push(("claim", (&claim.claim).into()));
+            labels.push(("claim_namespace", (&claim.claim_namespace).into()));
+            labels.push(("driver", (&claim.driver).into()));
+            labels.push(("pool", (&claim.pool).into()));
+            labels.push(("device", claim.device.to_shared().into()));
+            labels.extend(claim.share_id.as_ref().map(|share| ("share_id", share.into())));
+            let joined = snapshot.claim_gpus.iter().find(|joined| {
+                joined.driver == claim.driver && joined.pool == claim.pool && joined.device == claim.device
+            });
+            labels.extend(joined.map(|joined| ("gpu_uuid", joined.gpu.to_shared().into())));
+            family.push(labels, 1u64);
+        }
+    }
+    family
+}
+
+fn exclusive_cpus(relation: &Relation) -> [Family; 3] {
+    let mut count = Family::new(&CONTAINER_EXCLUSIVE_CPUS);
+    let mut which = Family::new(&CONTAINER_EXCLUSIVE_CPUS_INFO);
+    let mut of_pods = Family::new(&POD_EXCLUSIVE_CPUS);
+    for pod in &relation.pods {
+        if !pod.exclusive_cpus.is_empty() {
+            of_pods.push(of_pod(&pod.reference.namespace, &pod.reference.pod), pod.exclusive_cpus.len());
+        }
+        for container in pod.containers.iter().filter(|container| !container.exclusive_cpus.is_empty()) {
+            count.push(of_container(&container.reference), container.exclusive_cpus.len());
+            let mut labels = of_container(&container.reference);
+            labels.push(("cpus", container.exclusive_cpus.to_string().into()));
+            which.push(labels, 1u64);
+        }
+    }
+    [count, which, of_pods]
+}
+
+fn reserved_memory(relation: &Relation) -> [Family; 2] {
+    let mut of_containers = Family::new(&CONTAINER_MEMORY_RESERVED);
+    let mut of_pods = Family::new(&POD_MEMORY_RESERVED);
+    for pod in &relation.pods {
+        for (labels, bytes) in by_type_and_numa(&pod.memory) {
+            of_pods.push([of_pod(&pod.reference.namespace, &pod.reference.pod), labels].concat(), bytes);
+        }
+        for container in &pod.containers {
+            for (labels, bytes) in by_type_and_numa(&container.memory) {
+                of_containers.push([of_container(&container.reference), labels].concat(), bytes);
+            }
+        }
+    }
+    [of_containers, of_pods]
+}
+
+fn pods(relation: &Relation) -> Family {
+    let mut family = Family::new(&PODS);
+    family.push(vec![("state", "listed".into())], relation.pods.len());
+    let with_devices = relation.pods.iter().filter(|pod| pod.has_devices()).count();
+    family.push(vec![("state", "with_devices".into())], with_devices);
+    family
+}
+
+fn node_cpus(allocatable: &Allocatable, relation: Option<&Relation>) -> Family {
+    let mut family = Family::new(&NODE_CPUS);
+    if allocatable.cpus.is_empty() {
+        return family; // the kubelet does not say
+    }
+    family.push(vec![("state", "allocatable".into())], allocatable.cpus.len());
+    if let Some(relation) = relation {
+        let held = relation.pods.iter().fold(CpuSet::default(), |held, pod| {
+            pod.containers.iter().fold(held.union(&pod.exclusive_cpus), |held, one| held.union(&one.exclusive_cpus))
+        });
+        family.push(vec![("state", "exclusive".into())], held.len());
+        family.push(vec![("state", "shared".into())], allocatable.cpus.difference(&held).len());
+    }
+    family
+}
+
+fn node_memory(allocatable: &Allocatable, relation: Option<&Relation>) -> Family {
+    let mut family = Family::new(&NODE_MEMORY);
+    let total = by_type_and_numa(&allocatable.memory);
+    let reserved = relation.map(|relation| {
+        // Containers' blocks are part of their pod's where the pod has its own.
+        let blocks: Vec<MemoryBlock> = relation
+            .pods
+            .iter()
+            .flat_map(|pod| {
+                let of_containers = pod.containers.iter().flat_map(|container| &container.memory);
+                let (own, theirs) =
+                    if pod.memory.is_empty() { (None, Some(of_containers)) } else { (Some(&pod.memory), None) };
+                own.into_iter().flatten().chain(theirs.into_iter().flatten()).cloned()
+            })
+            .collect();
+        by_type_and_numa(&blocks)
+    });
+    for (labels, bytes) in &total {
+        family.push([labels.clone(), vec![("state", "allocatable".into())]].concat(), *bytes);
+        if let Some(reserved) = &reserved {
+            let bytes = reserved.get(labels).copied().unwrap_or(0);
+            family.push([labels.clone(), vec![("state", "reserved".into())]].concat(), bytes);
+        }
+    }
+    for (labels, bytes) in reserved.iter().flatten().filter(|(labels, _)| !total.contains_key(*labels)) {
+        family.push([labels.clone(), vec![("state", "reserved".into())]].concat(), *bytes);
+    }
+    family
+}
+
+fn resource_devices(allocatable: &Allocatable, relation: Option<&Relation>) -> Family {
+    let mut family = Family::new(&RESOURCE_DEVICES);
+    let held = relation.map(held_devices);
+    let nobody = BTreeSet::new();
+    let resources = allocatable.devices.keys().chain(held.iter().flat_map(|held| held.keys().copied()));
+    for resource in resources.collect::<BTreeSet<_>>() {
+        let offered = allocatable.devices.get(resource);
+        let mut push = |state: &'static str, count: usize| {
+            family.push(vec![("resource", resource.to_shared().into()), ("state", state.into())], count);
+        };
+        push("allocatable", offered.map_or(0, BTreeSet::len));
+        if let Some(held) = &held {
+            let held = held.get(resource).unwrap_or(&nobody);
+            push("allocated", held.len());
+            push("unallocated", offered.map_or(0, |offered| offered.iter().filter(|id| !held.contains(id)).count()));
+        }
+    }
+    family
+}
+
+fn drift(snapshot: &Snapshot) -> Family {
+    let mut family = Family::new(&RESOURCE_DRIFT_DEVICES);
+    let mut push = |resource: &ResourceName, drift: &'static str, count: usize| {
+        family.push(vec![("resource", resource.to_shared().into()), ("drift", drift.into())], count);
+    };
+    for drift in &snapshot.drift {
+        push(&drift.resource, "advertised_not_allocatable", drift.advertised_not_allocatable);
+        push(&drift.resource, "allocatable_not_advertised", drift.allocatable_not_advertised);
+    }
+    if let (Some(relation), Some(allocatable)) = (&snapshot.kubelet.relation, &snapshot.kubelet.allocatable) {
+        let held = held_devices(relation);
+        let resources: BTreeSet<_> = allocatable.devices.keys().chain(held.keys().copied()).collect();
+        for resource in resources {
+            let offered = allocatable.devices.get(resource);
+            let unknown = held.get(resource).map_or(0, |held| {
+                held.iter().filter(|id| !offered.is_some_and(|offered| offered.contains(**id))).count()
+            });
+            push(resource, "allocated_unknown", unknown);
+        }
+    }
+    family
+}
+
+fn unresolved(snapshot: &Snapshot) -> Family {
+    let mut family = Family::new(&UNRESOLVED_DEVICES);
+    for unresolved in &snapshot.unresolved {
+        let labels = vec![("resource", unresolved.resource.to_shared().into()), ("form", unresolved.form.into())];
+        family.push(labels, unresolved.devices);
+    }
+    family
+}
+
+fn held_devices(relation: &Relation) -> BTreeMap<&ResourceName, BTreeSet<&DeviceId>> {
+    let mut held: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+    for device in relation.containers().flat_map(|container| &container.devices) {
+        held.entry(&device.resource).or_default().insert(&device.id);
+    }
+    held
+}
+
+/// Blocks of one kind on the same NUMA nodes are one series.
+fn by_type_and_numa(blocks: &[MemoryBlock]) -> BTreeMap<Vec<(&'static str, Label)>, u64> {
+    let mut sums = BTreeMap::new();
+    for block in blocks {
+        let mut labels = vec![("memory_type", Label::from(&block.memory_type))];
+        labels.extend(numa_label(&block.numa_nodes));
+        let sum: &mut u64 = sums.entry(labels).or_default();
+        *sum = sum.saturating_add(block.bytes);
+    }
+    sums
+}
+
+fn numa_label(nodes: &BTreeSet<i64>) -> Option<(&'static str, Label)> {
+    let text = nodes.iter().map(i64::to_string).collect::<Vec<_>>().join(",");
+    (!text.is_empty()).then(|| ("numa_node", text.into()))
+}
+
+fn of_pod(namespace: &std::sync::Arc<str>, pod: &std::sync::Arc<str>) -> Vec<(&'static str, Label)> {
+    vec![("namespace", namespace.into()), ("pod", pod.into())]
+}
+
+pub(super) fn of_container(container: &ContainerRef) -> Vec<(&'static str, Label)> {
+    vec![
+        ("namespace", (&container.namespace).into()),
+        ("pod", (&container.pod).into()),
+        ("container", (&container.container).into()),
+    ]
+}

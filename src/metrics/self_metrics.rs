@@ -1,0 +1,181 @@
+//! podmeter about itself.
+
+use super::{Descriptor, Family, Group, Value};
+use crate::model::{Collector, Snapshot};
+
+const PROC: &str = "/proc/self";
+const OWN: &str = "podmeter";
+
+static COLLECTOR_SUCCESS: Descriptor = Descriptor::gauge(
+    "podmeter_collector_success",
+    &["collector"],
+    "",
+    OWN,
+    "Whether the collector's last run succeeded, 0 or 1.",
+);
+static COLLECTOR_STUCK: Descriptor = Descriptor::gauge(
+    "podmeter_collector_stuck",
+    &["collector"],
+    "",
+    OWN,
+    "Whether a call of the collector has not come back in time, 0 or 1.",
+);
+static COLLECTOR_LAST_SUCCESS: Descriptor = Descriptor::gauge(
+    "podmeter_collector_last_success_timestamp_seconds",
+    &["collector"],
+    "seconds",
+    OWN,
+    "Unix time of the collector's last success.",
+);
+static COLLECTOR_DURATION: Descriptor = Descriptor::gauge(
+    "podmeter_collector_duration_seconds",
+    &["collector"],
+    "seconds",
+    OWN,
+    "Time that the collector's last run took.",
+);
+static COLLECTOR_AGE: Descriptor = Descriptor::gauge(
+    "podmeter_collector_age_seconds",
+    &["collector"],
+    "seconds",
+    OWN,
+    "Time since the collector's last success.",
+);
+static NVML_ERRORS: Descriptor = Descriptor::counter(
+    "podmeter_nvml_errors_total",
+    &["call", "code"],
+    "",
+    "NVML",
+    "NVML calls that failed, by call and return code; what is not supported is no error.",
+);
+static SCRAPE_DURATION: Descriptor = Descriptor::histogram(
+    "podmeter_scrape_duration_seconds",
+    &[],
+    "seconds",
+    OWN,
+    "Time from a scrape's request to its page, as of the previous scrapes.",
+);
+static CONFIG_RELOAD_SUCCESSFUL: Descriptor = Descriptor::gauge(
+    "podmeter_config_last_reload_successful",
+    &[],
+    "",
+    OWN,
+    "Whether the last reading of the configuration succeeded, 0 or 1.",
+);
+static CONFIG_RELOAD_TIME: Descriptor = Descriptor::gauge(
+    "podmeter_config_last_reload_success_timestamp_seconds",
+    &[],
+    "seconds",
+    OWN,
+    "Unix time of the last successful reading of the configuration.",
+);
+static BUILD_INFO: Descriptor = Descriptor::gauge(
+    "podmeter_build_info",
+    &["version", "revision", "rustc_version"],
+    "",
+    OWN,
+    "What this podmeter was built from; always 1.",
+);
+static CPU_SECONDS: Descriptor =
+    Descriptor::counter("process_cpu_seconds_total", &[], "seconds", PROC, "User and system CPU time of podmeter.");
+static RESIDENT_MEMORY: Descriptor =
+    Descriptor::gauge("process_resident_memory_bytes", &[], "bytes", PROC, "Resident memory of podmeter.");
+static VIRTUAL_MEMORY: Descriptor =
+    Descriptor::gauge("process_virtual_memory_bytes", &[], "bytes", PROC, "Virtual memory of podmeter.");
+static OPEN_FILES: Descriptor =
+    Descriptor::gauge("process_open_fds", &[], "", PROC, "File descriptors that podmeter has open.");
+static MAX_FILES: Descriptor =
+    Descriptor::gauge("process_max_fds", &[], "", PROC, "File descriptors that podmeter may open.");
+static START_TIME: Descriptor =
+    Descriptor::gauge("process_start_time_seconds", &[], "seconds", PROC, "Unix time at which podmeter started.");
+
+pub(super) const GROUP: Group = Group {
+    section: "podmeter itself",
+    descriptors: &[
+        &COLLECTOR_SUCCESS,
+        &COLLECTOR_STUCK,
+        &COLLECTOR_LAST_SUCCESS,
+        &COLLECTOR_DURATION,
+        &COLLECTOR_AGE,
+        &NVML_ERRORS,
+        &SCRAPE_DURATION,
+        &CONFIG_RELOAD_SUCCESSFUL,
+        &CONFIG_RELOAD_TIME,
+        &BUILD_INFO,
+        &CPU_SECONDS,
+        &RESIDENT_MEMORY,
+        &VIRTUAL_MEMORY,
+        &OPEN_FILES,
+        &MAX_FILES,
+        &START_TIME,
+    ],
+    families,
+};
+
+fn families(snapshot: &Snapshot) -> Vec<Family> {
+    let now = snapshot.at.monotonic;
+    let reload = snapshot.config_reload;
+    let process = snapshot.process;
+    let mut cpu = Family::new(&CPU_SECONDS);
+    cpu.push_created(vec![], process.cpu_seconds, process.start);
+    vec![
+        per_collector(snapshot, &COLLECTOR_SUCCESS, |collector| Some(collector.success)),
+        per_collector(snapshot, &COLLECTOR_STUCK, |collector| Some(collector.stuck)),
+        per_collector(snapshot, &COLLECTOR_LAST_SUCCESS, |collector| Some(collector.last_success?.unix)),
+        per_collector(snapshot, &COLLECTOR_DURATION, |collector| Some(collector.duration?.as_secs_f64())),
+        per_collector(snapshot, &COLLECTOR_AGE, |collector| {
+            Some(now.since(collector.last_success?.monotonic).as_secs_f64())
+        }),
+        nvml_errors(snapshot),
+        single(&SCRAPE_DURATION, Some(&snapshot.scrape_durations)),
+        single(&CONFIG_RELOAD_SUCCESSFUL, reload.map(|reload| reload.successful)),
+        single(&CONFIG_RELOAD_TIME, reload.map(|reload| reload.last_success)),
+        build_info(),
+        cpu,
+        single(&RESIDENT_MEMORY, process.resident_bytes),
+        single(&VIRTUAL_MEMORY, process.virtual_bytes),
+        single(&OPEN_FILES, process.open_files),
+        single(&MAX_FILES, process.max_files),
+        single(&START_TIME, process.start),
+    ]
+}
+
+fn single<V: Into<Value>>(descriptor: &'static Descriptor, value: Option<V>) -> Family {
+    let mut family = Family::new(descriptor);
+    family.push_known(vec![], value);
+    family
+}
+
+fn per_collector<V: Into<Value>>(
+    snapshot: &Snapshot,
+    descriptor: &'static Descriptor,
+    read: impl Fn(&Collector) -> Option<V>,
+) -> Family {
+    let mut family = Family::new(descriptor);
+    let tiers = snapshot.hardware.collectors.iter().map(|(name, collector)| (*name, collector));
+    for (name, collector) in tiers.chain([("kubelet", &snapshot.kubelet.collector)]) {
+        family.push_known(vec![("collector", name.into())], read(collector));
+    }
+    family
+}
+
+fn nvml_errors(snapshot: &Snapshot) -> Family {
+    let mut family = Family::new(&NVML_ERRORS);
+    for (call, codes) in &snapshot.hardware.errors {
+        for (code, count) in codes {
+            family.push(vec![("call", (*call).into()), ("code", (*code).into())], *count);
+        }
+    }
+    family
+}
+
+fn build_info() -> Family {
+    let mut family = Family::new(&BUILD_INFO);
+    let labels = vec![
+        ("version", env!("CARGO_PKG_VERSION").into()),
+        ("revision", env!("PODMETER_BUILD_REVISION").into()),
+        ("rustc_version", env!("PODMETER_BUILD_RUSTC").into()),
+    ];
+    family.push(labels, 1u64);
+    family
+}

@@ -1,0 +1,423 @@
+//! One node with a little of everything: two whole GPUs of which one is lost, a partitioned one, three containers of
+//! which one bears hostile names, a DRA claim, pinned CPUs, reserved memory, a tier gone stale.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::model::*;
+
+pub(crate) const WHOLE: &str = "GPU-11111111-aaaa-4bbb-8ccc-000000000001";
+pub(crate) const LOST: &str = "GPU-22222222-aaaa-4bbb-8ccc-000000000002";
+pub(crate) const PARTITIONED: &str = "GPU-33333333-aaaa-4bbb-8ccc-000000000003";
+pub(crate) const SLICE: &str = "MIG-44444444-aaaa-4bbb-8ccc-000000000004";
+pub(crate) const OTHER_SLICE: &str = "MIG-55555555-aaaa-4bbb-8ccc-000000000005";
+/// Quotes, a backslash, a newline, an end of labels, markup, and letters beyond ASCII.
+pub(crate) const HOSTILE: &str = "ev\"il\\pod\n} 1 <b>&amp;β€";
+
+const STARTED: UnixSeconds = UnixSeconds(1_760_000_000.0);
+const GIB: u64 = 1 << 30;
+
+pub(crate) fn snapshot() -> Snapshot {
+    let mut scrape_durations = DurationHistogram::default();
+    scrape_durations.observe(Duration::from_micros(200));
+    scrape_durations.observe(Duration::from_millis(3));
+    Snapshot {
+        sequence: 42,
+        at: moment(600),
+        started: STARTED,
+        node_name: "node-a".into(),
+        hardware: Arc::new(hardware()),
+        kubelet: Arc::new(kubelet()),
+        accounts: accounts(),
+        unresolved: vec![UnresolvedDevices { resource: "example.com/nic".into(), form: "unknown", devices: 1 }],
+        claim_gpus: vec![ClaimGpu {
+            driver: "gpu.nvidia.com".into(),
+            pool: "node-a".into(),
+            device: "gpu-2-mig-1g.10gb-19-1".into(),
+            gpu: PARTITIONED.into(),
+            mig: Some(OTHER_SLICE.into()),
+        }],
+        drift: vec![InventoryDrift {
+            resource: "nvidia.com/gpu".into(),
+            advertised_not_allocatable: 1,
+            allocatable_not_advertised: 0,
+        }],
+        scrape_durations,
+        process: SelfUse {
+            cpu_seconds: Some(1.25),
+            resident_bytes: Some(14 << 20),
+            virtual_bytes: Some(90 << 20),
+            open_files: Some(23),
+            max_files: Some(1_048_576),
+            start: Some(STARTED),
+        },
+        config_reload: Some(ConfigReload { successful: true, last_success: STARTED }),
+    }
+}
+
+fn moment(seconds: u64) -> Moment {
+    Moment { monotonic: Monotonic::from_secs(seconds), unix: UnixSeconds(STARTED.0 + seconds as f64) }
+}
+
+fn stamped<T>(value: T) -> Stamped<T> {
+    Stamped { at: Monotonic::from_secs(599), value }
+}
+
+fn hardware() -> HardwareState {
+    let gpus = [whole(), lost(), partitioned()].into_iter().map(|gpu| (gpu.uuid.clone(), gpu)).collect();
+    let driver = DriverInfo {
+        driver_version: "580.95.05".into(),
+        cuda_version: Some("13.0".into()),
+        nvml_version: Some("13.580.95.05".into()),
+    };
+    let tier = |success, age: u64| Collector {
+        success,
+        stuck: !success,
+        last_success: Some(moment(600 - age)),
+        duration: Some(Duration::from_millis(7)),
+    };
+    HardwareState {
+        source: "nvml",
+        inventory: Arc::new(Inventory { generation: 3, driver: Some(driver), gpus }),
+        readings: BTreeMap::from([
+            (WHOLE.into(), Arc::new(whole_readings())),
+            (LOST.into(), Arc::new(lost_readings())),
+            (PARTITIONED.into(), Arc::new(partitioned_readings())),
+        ]),
+        node_devices: Some(NodeDevices { expected: 3, vfio: 1 }),
+        problem: None,
+        collectors: BTreeMap::from([("fast", tier(true, 1)), ("medium", tier(true, 4)), ("slow", tier(false, 240))]),
+        errors: BTreeMap::from([("nvmlDeviceGetPowerUsage", BTreeMap::from([("gpu_is_lost", 2)]))]),
+    }
+}
+
+fn gpu(uuid: &str, index: u32) -> Gpu {
+    Gpu {
+        uuid: uuid.into(),
+        index,
+        minor: Some(index),
+        pci_bus_id: Some(PciBusId::new(format!("0000:{:02x}:00.0", 0x17 + index))),
+        model: Some("NVIDIA H100 80GB HBM3".into()),
+        architecture: Some("hopper".into()),
+        compute_capability: Some("9.0".into()),
+        vbios_version: Some("96.00.74.00.01".into()),
+        serial: Some("1320000000001".into()),
+        numa_node: Some(index / 2),
+        memory_bytes: Some(80 * GIB),
+        mig_enabled: Some(false),
+        mig_devices: Vec::new(),
+        present: true,
+    }
+}
+
+fn whole() -> Gpu {
+    gpu(WHOLE, 0)
+}
+
+/// Never said much about itself, and is gone.
+fn lost() -> Gpu {
+    Gpu { minor: None, vbios_version: None, numa_node: None, mig_enabled: None, present: false, ..gpu(LOST, 1) }
+}
+
+fn partitioned() -> Gpu {
+    let mig = |uuid: &str, gpu_instance, start| MigDevice {
+        uuid: uuid.into(),
+        gpu_instance,
+        compute_instance: 0,
+        profile: "1g.10gb".into(),
+        profile_id: Some(19),
+        placement_start: Some(start),
+        slices: 1,
+        memory_bytes: Some(10 * GIB),
+    };
+    Gpu { mig_enabled: Some(true), mig_devices: vec![mig(SLICE, 7, 0), mig(OTHER_SLICE, 8, 1)], ..gpu(PARTITIONED, 2) }
+}
+
+fn whole_readings() -> DeviceReadings {
+    DeviceReadings {
+        totals: Totals {
+            through: Monotonic::from_secs(599),
+            busy_seconds: Some(300.5),
+            memory_busy_seconds: Some(120.25),
+            engine_busy_seconds: BTreeMap::from([("encoder", 0.0), ("decoder", 1.5)]),
+            energy_joules: Some(210_000.125),
+            uncovered_seconds: 0.5,
+        },
+        fast: Some(stamped(Fast { utilization_ratio: Some(0.87), power_watts: Some(412.5) })),
+        medium: Some(stamped(medium())),
+        slow: Some(stamped(slow())),
+        stuck: false,
+        lost: false,
+    }
+}
+
+fn medium() -> Medium {
+    Medium {
+        memory: Some(memory(40 * GIB, 80 * GIB)),
+        gpu_temperature_celsius: Some(61.0),
+        memory_temperature_celsius: Some(70.0),
+        temperature_margin_celsius: Some(26.0),
+        power_limit_watts: Some(700.0),
+        clocks: Clocks {
+            sm_hertz: Some(1.98e9),
+            memory_hertz: Some(2.619e9),
+            graphics_hertz: Some(1.98e9),
+            video_hertz: None,
+        },
+        throttled_seconds: BTreeMap::from([("sw_power_cap", 12.5), ("hw_thermal_slowdown", 0.0)]),
+        clock_events: BTreeMap::from([("sw_power_cap", true), ("hw_thermal_slowdown", false)]),
+        performance_state: Some(0),
+        fan_speed_ratios: vec![0.3, 0.35],
+        gpm: gpm(0.5),
+        sm_cycles: Some(1.0e12),
+        sm_active_cycles: Some(5.0e11),
+        instances: Vec::new(),
+    }
+}
+
+fn memory(used: u64, total: u64) -> MemoryUse {
+    let reserved = GIB / 2;
+    MemoryUse { used, free: total - used - reserved, reserved: Some(reserved), total }
+}
+
+fn gpm(level: f64) -> GpmRatios {
+    GpmRatios {
+        graphics_engine_active: Some(level),
+        sm_active: Some(level / 2.0),
+        sm_occupancy: Some(level / 4.0),
+        dram_active: Some(level / 8.0),
+        pipes: BTreeMap::from([("tensor", level / 2.0), ("fp64", 0.0)]),
+    }
+}
+
+fn slow() -> Slow {
+    Slow {
+        ecc: vec![
+            EccLocation { location: "dram", corrected: Some(3), uncorrected: Some(0) },
+            EccLocation { location: "sram", corrected: Some(0), uncorrected: None },
+        ],
+        ecc_lifetime_corrected: Some(11),
+        ecc_lifetime_uncorrected: Some(1),
+        row_remap: Some(RowRemap { correctable: 0, uncorrectable: 1, pending: true, failed: false }),
+        row_remap_banks: BTreeMap::from([("max", 639), ("high", 1), ("none", 0)]),
+        retired_pages: BTreeMap::from([("single_bit", 0), ("double_bit", 2)]),
+        retired_pages_pending: Some(false),
+        pcie: Pcie {
+            replays: Some(0),
+            errors: BTreeMap::from([("correctable", 2)]),
+            transmitted_bytes: Some(1.5e12),
+            received_bytes: Some(2.5e12),
+            link_generation: Some(5),
+            link_generation_max: Some(5),
+            link_width_lanes: Some(16),
+            link_width_lanes_max: Some(16),
+        },
+        nvlink: NvLink {
+            transmitted_bytes: Some(4.0e13),
+            received_bytes: Some(3.0e13),
+            errors: BTreeMap::from([("replay", 0), ("recovery", 0), ("crc", 1)]),
+            active_links: Some(17),
+            inactive_links: Some(1),
+        },
+        fabric: Some(FabricState { state: "completed", conditions: BTreeMap::from([("degraded_bandwidth", false)]) }),
+        recovery_action: Some(0),
+    }
+}
+
+/// Its counters stand still; everything that tells of now is gone.
+fn lost_readings() -> DeviceReadings {
+    DeviceReadings {
+        totals: Totals { busy_seconds: Some(12.0), uncovered_seconds: 30.0, ..Totals::default() },
+        lost: true,
+        ..DeviceReadings::default()
+    }
+}
+
+/// Its slow tier has gone stale.
+fn partitioned_readings() -> DeviceReadings {
+    let instance = |gpu_instance, member: &str, level| InstanceReading {
+        gpu_instance,
+        members: vec![member.into()],
+        memory: Some(memory(2 * GIB, 10 * GIB)),
+        gpm: gpm(level),
+    };
+    DeviceReadings {
+        totals: Totals { energy_joules: Some(90_000.0), ..Totals::default() },
+        fast: Some(stamped(Fast { utilization_ratio: None, power_watts: Some(150.0) })),
+        medium: Some(stamped(Medium {
+            memory: Some(memory(4 * GIB, 80 * GIB)),
+            gpu_temperature_celsius: Some(40.0),
+            instances: vec![instance(7, SLICE, 0.8), instance(8, OTHER_SLICE, 0.0)],
+            ..Medium::default()
+        })),
+        ..DeviceReadings::default()
+    }
+}
+
+fn kubelet() -> KubeletState {
+    let mut list = DurationHistogram::default();
+    list.observe(Duration::from_millis(2));
+    KubeletState {
+        relation: Some(Arc::new(relation())),
+        relation_at: Some(moment(597)),
+        settled: true,
+        allocatable: Some(Arc::new(allocatable())),
+        allocatable_at: Some(moment(590)),
+        api: Some(PodResourcesApi::V1),
+        truncated: false,
+        problem: None,
+        collector: Collector {
+            success: true,
+            stuck: false,
+            last_success: Some(moment(597)),
+            duration: Some(Duration::from_millis(2)),
+        },
+        counters: KubeletCounters {
+            durations: BTreeMap::from([("List", list)]),
+            errors: BTreeMap::from([("List", BTreeMap::from([("unavailable", 1)]))]),
+            triggers: BTreeMap::from([("timer", 120), ("allocate", 3)]),
+        },
+    }
+}
+
+fn held(resource: &str, id: &str, numa_nodes: &[i64]) -> HeldDevice {
+    HeldDevice { resource: resource.into(), id: id.into(), numa_nodes: numa_nodes.iter().copied().collect() }
+}
+
+fn block(memory_type: &str, numa_nodes: &[i64], bytes: u64) -> MemoryBlock {
+    MemoryBlock { memory_type: memory_type.into(), numa_nodes: numa_nodes.iter().copied().collect(), bytes }
+}
+
+fn relation() -> Relation {
+    let pod = |reference: ContainerRef, devices, claims, cpus: &[u32], memory| Pod {
+        reference: PodRef::new(&reference.namespace, &reference.pod),
+        containers: vec![Container {
+            reference,
+            devices,
+            claims,
+            exclusive_cpus: cpus.iter().copied().collect(),
+            memory,
+        }],
+        exclusive_cpus: CpuSet::default(),
+        memory: Vec::new(),
+    };
+    let claim = ClaimDevice {
+        claim_namespace: "research".into(),
+        claim: "one-slice".into(),
+        driver: "gpu.nvidia.com".into(),
+        pool: "node-a".into(),
+        device: "gpu-2-mig-1g.10gb-19-1".into(),
+        share_id: None,
+    };
+    let training = pod(
+        ContainerRef::new("research", "training-0", "main"),
+        vec![held("nvidia.com/gpu", WHOLE, &[0]), held("example.com/nic", "nic-7", &[0, 1])],
+        vec![],
+        &[0, 1, 2, 3, 8],
+        vec![block("memory", &[0], 4 * GIB), block("hugepages-2Mi", &[0, 1], GIB)],
+    );
+    let hostile = pod(
+        ContainerRef::new("default", HOSTILE, "main"),
+        vec![held("nvidia.com/mig-1g.10gb", SLICE, &[])],
+        vec![],
+        &[],
+        vec![],
+    );
+    let claiming = pod(ContainerRef::new("research", "claiming", "main"), vec![], vec![claim], &[], vec![]);
+    let mut sharing = pod(ContainerRef::new("web", "pod-level", "main"), vec![], vec![], &[], vec![]);
+    sharing.exclusive_cpus = [10, 11].into_iter().collect();
+    sharing.memory = vec![block("memory", &[1], GIB)];
+    Relation { pods: vec![hostile, claiming, training, sharing] }
+}
+
+fn allocatable() -> Allocatable {
+    let ids = |ids: &[&str]| ids.iter().map(|id| DeviceId::new(*id)).collect();
+    Allocatable {
+        devices: BTreeMap::from([
+            ("nvidia.com/gpu".into(), ids(&[WHOLE])),
+            ("nvidia.com/mig-1g.10gb".into(), ids(&[SLICE, OTHER_SLICE])),
+            ("example.com/nic".into(), ids(&["nic-1", "nic-2"])),
+        ]),
+        cpus: (0..16).collect(),
+        memory: vec![block("memory", &[0], 64 * GIB), block("memory", &[1], 64 * GIB)],
+    }
+}
+
+fn accounts() -> Vec<Account> {
+    let account = |container: ContainerRef, gpu: &str| Account {
+        container,
+        gpu: gpu.into(),
+        mig: None,
+        holding: None,
+        created: UnixSeconds(STARTED.0 + 100.5),
+        allocated_seconds: 0.0,
+        busy_seconds: None,
+        idle_seconds: None,
+        energy_joules: None,
+        last_active: None,
+        utilization_ratio: None,
+        sm_active_ratio: None,
+        dram_active_ratio: None,
+        memory_used_bytes: None,
+        memory_limit_bytes: None,
+        ended: None,
+    };
+    let exclusive = Account {
+        holding: Some(Holding {
+            resource: Some("nvidia.com/gpu".into()),
+            device_ids: vec![WHOLE.into()],
+            sharing: Sharing::Exclusive,
+            attribution: Attribution::Exclusive,
+            share: 1.0,
+        }),
+        allocated_seconds: 499.5,
+        busy_seconds: Some(300.5),
+        idle_seconds: Some(199.0),
+        energy_joules: Some(200_000.0),
+        last_active: Some(UnixSeconds(STARTED.0 + 599.0)),
+        utilization_ratio: Some(0.87),
+        sm_active_ratio: Some(0.25),
+        dram_active_ratio: Some(0.0625),
+        memory_used_bytes: Some(40 * GIB),
+        memory_limit_bytes: Some(80 * GIB),
+        ..account(ContainerRef::new("research", "training-0", "main"), WHOLE)
+    };
+    let hostile = Account {
+        mig: Some(SLICE.into()),
+        holding: Some(Holding {
+            resource: Some("nvidia.com/mig-1g.10gb".into()),
+            device_ids: vec![SLICE.into()],
+            sharing: Sharing::Mig,
+            attribution: Attribution::Estimated,
+            share: 1.0 / 7.0,
+        }),
+        allocated_seconds: 71.5,
+        last_active: Some(UnixSeconds(STARTED.0 + 100.5)),
+        memory_used_bytes: Some(2 * GIB),
+        memory_limit_bytes: Some(10 * GIB),
+        ..account(ContainerRef::new("default", HOSTILE, "main"), PARTITIONED)
+    };
+    let claiming = Account {
+        mig: Some(OTHER_SLICE.into()),
+        holding: Some(Holding {
+            resource: None,
+            device_ids: vec!["gpu-2-mig-1g.10gb-19-1".into()],
+            sharing: Sharing::Mig,
+            attribution: Attribution::Estimated,
+            share: 1.0 / 7.0,
+        }),
+        allocated_seconds: 10.0,
+        ..account(ContainerRef::new("research", "claiming", "main"), PARTITIONED)
+    };
+    let ended = Account {
+        allocated_seconds: 12.0,
+        busy_seconds: Some(12.0),
+        idle_seconds: Some(0.0),
+        // Of a moment that is over: may not be shown.
+        utilization_ratio: Some(0.5),
+        ended: Some(Monotonic::from_secs(500)),
+        ..account(ContainerRef::new("research", "finished", "main"), LOST)
+    };
+    vec![exclusive, hostile, claiming, ended]
+}

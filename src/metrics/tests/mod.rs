@@ -1,0 +1,160 @@
+//! The page as a whole: byte for byte against the golden files, and judged by parsers that share nothing with its
+//! writer. `UPDATE_GOLDEN=1 cargo nextest run golden` accepts a change.
+
+pub(crate) mod fixture;
+mod strict;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model::{MetricFamily, MetricType};
+use prost::Message as _;
+
+use self::strict::{Dialect, Page};
+use super::{Coding, Format, Pages, catalogue, families};
+
+fn rendered(format: Format) -> String {
+    let bytes = Pages::default().page(&fixture::snapshot(), format, Coding::Identity).unwrap();
+    let page = String::from_utf8(bytes.to_vec()).unwrap();
+    // What differs from build to build.
+    page.replace(env!("PODMETER_BUILD_REVISION"), "REVISION").replace(env!("PODMETER_BUILD_RUSTC"), "RUSTC")
+}
+
+fn golden(path: &str, actual: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, actual).unwrap();
+        return;
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    for (number, (actual, expected)) in actual.lines().zip(expected.lines()).enumerate() {
+        assert_eq!(actual, expected, "{}:{}", path.display(), number + 1);
+    }
+    assert_eq!(actual.len(), expected.len(), "{}: one is longer", path.display());
+}
+
+#[test]
+fn golden_text() {
+    golden("tests/golden/page.txt", &rendered(Format::Text));
+}
+
+#[test]
+fn golden_open_metrics() {
+    golden("tests/golden/page.openmetrics.txt", &rendered(Format::OpenMetrics));
+}
+
+#[test]
+fn golden_dcgm() {
+    golden("tests/golden/dcgm.txt", &rendered(Format::Dcgm));
+}
+
+#[test]
+fn golden_catalogue() {
+    golden("docs/metrics.md", &catalogue::markdown());
+}
+
+#[test]
+fn a_strict_parser_reads_both_texts_alike() {
+    let text = Page::parse(&rendered(Format::Text), Dialect::Text).unwrap();
+    let open = Page::parse(&rendered(Format::OpenMetrics), Dialect::OpenMetrics).unwrap();
+    let created = |name: &str| name.ends_with("_created");
+    let without_created: BTreeMap<_, _> =
+        open.samples.iter().filter(|((name, _), _)| !created(name)).map(|(key, value)| (key.clone(), *value)).collect();
+    assert_eq!(text.samples, without_created);
+    assert!(open.samples.keys().any(|(name, _)| created(name)));
+    assert!(text.samples.len() > 150, "{}", text.samples.len());
+    Page::parse(&rendered(Format::Dcgm), Dialect::Text).unwrap();
+}
+
+#[test]
+fn protobuf_says_the_same_as_text() {
+    let text = Page::parse(&rendered(Format::Text), Dialect::Text).unwrap();
+    let bytes = Pages::default().page(&fixture::snapshot(), Format::Protobuf, Coding::Identity).unwrap();
+    let mut rest = bytes.as_ref();
+    let mut samples = BTreeMap::new();
+    while !rest.is_empty() {
+        let family = MetricFamily::decode_length_delimited(&mut rest).unwrap();
+        for metric in &family.metric {
+            let mut labels: Vec<(String, String)> = metric
+                .label
+                .iter()
+                .map(|pair| {
+                    let value = pair.value.replace(env!("PODMETER_BUILD_REVISION"), "REVISION");
+                    (pair.name.clone(), value.replace(env!("PODMETER_BUILD_RUSTC"), "RUSTC"))
+                })
+                .collect();
+            labels.sort();
+            let mut add = |suffix: &str, labels: &Vec<(String, String)>, value: f64| {
+                samples.insert((format!("{}{suffix}", family.name), labels.clone()), value);
+            };
+            match family.r#type() {
+                MetricType::Counter => add("", &labels, metric.counter.as_ref().unwrap().value),
+                MetricType::Gauge => add("", &labels, metric.gauge.as_ref().unwrap().value),
+                MetricType::Histogram => {
+                    let histogram = metric.histogram.as_ref().unwrap();
+                    add("_sum", &labels, histogram.sample_sum);
+                    add("_count", &labels, histogram.sample_count as f64);
+                    for bucket in &histogram.bucket {
+                        let bound = bucket.upper_bound;
+                        let le = if bound.is_infinite() { "+Inf".to_owned() } else { format!("{bound:?}") };
+                        let mut labels = labels.clone();
+                        labels.push(("le".to_owned(), le));
+                        labels.sort();
+                        add("_bucket", &labels, bucket.cumulative_count as f64);
+                    }
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    assert_eq!(samples, text.samples);
+}
+
+#[test]
+fn samples_keep_to_their_descriptors() {
+    for family in families(&fixture::snapshot()) {
+        let allowed = family.descriptor.labels;
+        for sample in &family.samples {
+            let positions: Vec<_> = sample
+                .labels
+                .iter()
+                .map(|(name, _)| allowed.iter().position(|label| label == name).expect("a label of the catalogue"))
+                .collect();
+            assert!(positions.is_sorted(), "{}: {:?}", family.descriptor.name, sample.labels);
+        }
+    }
+}
+
+#[test]
+fn the_fixture_shows_every_metric() {
+    let shown: Vec<_> = families(&fixture::snapshot()).iter().map(|family| family.descriptor.name).collect();
+    for entry in catalogue::all() {
+        assert!(shown.contains(&entry.name), "{} has no sample in the fixture", entry.name);
+    }
+}
+
+#[test]
+fn an_empty_snapshot_says_nothing_of_devices() {
+    let page = Pages::default().page(&crate::model::Snapshot::default(), Format::Text, Coding::Identity).unwrap();
+    let page = Page::parse(std::str::from_utf8(&page).unwrap(), Dialect::Text).unwrap();
+    for (name, labels) in page.samples.keys() {
+        assert!(!name.starts_with("podmeter_device") && !name.starts_with("podmeter_container"), "{name} {labels:?}");
+        assert!(!name.starts_with("podmeter_node"), "{name} {labels:?}");
+    }
+}
+
+#[test]
+fn absent_is_not_zero() {
+    let page = Page::parse(&rendered(Format::Text), Dialect::Text).unwrap();
+    let of = |name: &str, uuid: &str| {
+        page.samples
+            .iter()
+            .filter(|((sample, labels), _)| sample == name && labels.iter().any(|(_, value)| value == uuid))
+            .count()
+    };
+    assert_eq!(of("podmeter_device_power_watts", fixture::LOST), 0, "a lost GPU draws an unknown power, not none");
+    assert_eq!(of("podmeter_device_busy_seconds_total", fixture::LOST), 1, "its counters stand");
+    assert_eq!(of("podmeter_device_pcie_replays_total", fixture::PARTITIONED), 0, "stale is dropped");
+    assert_eq!(of("podmeter_container_busy_seconds_total", fixture::SLICE), 0, "unknown busy time is absent");
+    assert_eq!(of("podmeter_container_utilization_ratio", fixture::LOST), 0, "an ended container has no now");
+}
