@@ -3,6 +3,33 @@
 //! In: a driver (NVML, or simulated GPUs). Out: `HardwareState`, published on a watch channel. Refuses to know:
 //! pods, metrics, HTTP. NVML's types end here; a hung call costs its thread and that GPU's data, nothing more.
 
+mod fleet;
+pub mod integrate;
+mod monotone;
+mod pci;
+mod record;
+mod rounds;
+pub mod simulated;
 mod source;
+mod supervisor;
+mod worker;
 
 pub use source::{Driver, Due, Failure, Integrals, Pass, Problem, Reader, Session, Verdict};
+pub use supervisor::{Hardware, Settings, start};
+
+/// Throttle counters, in NVML's words: fields 74 and 76, and the three that moved at driver 580.82.
+const THROTTLE_REASONS: [&str; 5] =
+    ["sw_power_cap", "sync_boost", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"];
+
+/// Clock event reasons, in NVML's words, by bit.
+const CLOCK_EVENTS: [&str; 9] = [
+    "idle",
+    "applications_clocks_setting",
+    "sw_power_cap",
+    "hw_slowdown",
+    "sync_boost",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+    "display_clock_setting",
+];

@@ -1,4 +1,4 @@
-use crate::model::{Fast, GpuUuid, Inventory, Medium, Moment, Slow};
+use crate::model::{Fast, GpuUuid, Inventory, Medium, Moment, NodeDevices, Slow};
 
 /// Somewhere that GPUs can be found: the installed driver, or a simulation.
 pub trait Driver: Send + 'static {
@@ -19,6 +19,11 @@ pub trait Session: Send + Sync {
 
     /// Cheap; true when the layout (MIG instances, number of GPUs, driver version) differs from the last inventory.
     fn layout_changed(&self) -> bool;
+
+    /// What should be there, where the driver knows better than the node's PCI bus (a simulation does).
+    fn node_devices(&self) -> Option<NodeDevices> {
+        None
+    }
 }
 
 /// Reads one GPU, from one thread. May block for ever.

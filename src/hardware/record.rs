@@ -1,0 +1,127 @@
+use std::time::Duration;
+
+use super::monotone::Monotone;
+use super::source::{Integrals, Pass, Verdict};
+use crate::model::{DeviceReadings, Fast, Medium, Monotonic, Slow, Stamped, Totals};
+
+/// Everything known about one GPU over the agent's life: it outlives readers, sessions and losses.
+#[derive(Debug, Default)]
+pub struct Record {
+    totals: Totals,
+    monotone: Monotone,
+    fast: Option<Stamped<Fast>>,
+    medium: Option<Stamped<Medium>>,
+    slow: Option<Stamped<Slow>>,
+    pub stuck: bool,
+    pub lost: bool,
+    seen: bool,
+}
+
+/// How old a tier may grow before it counts as unknown.
+#[derive(Clone, Copy, Debug)]
+pub struct Staleness {
+    pub fast: Duration,
+    pub medium: Duration,
+    pub slow: Duration,
+}
+
+impl Record {
+    /// Takes in a pass that answered. `fresh`: the reader's first, which knows nothing of the time before it.
+    pub fn take(&mut self, at: Monotonic, fresh: bool, pass: Pass) {
+        debug_assert_eq!(pass.verdict, Verdict::Answers);
+        if fresh && self.seen {
+            self.totals.uncovered_seconds += at.since(self.totals.through).as_secs_f64();
+        }
+        self.seen = true;
+        self.totals.through = self.totals.through.max(at);
+        self.add(pass.integrals);
+        if let Some(value) = pass.fast {
+            self.fast = Some(Stamped { at, value });
+        }
+        if let Some(mut value) = pass.medium {
+            self.monotone.medium(&mut value);
+            self.medium = Some(Stamped { at, value });
+        }
+        if let Some(mut value) = pass.slow {
+            self.monotone.slow(&mut value);
+            self.slow = Some(Stamped { at, value });
+        }
+    }
+
+    fn add(&mut self, integrals: Integrals) {
+        raise(&mut self.totals.busy_seconds, integrals.busy_seconds);
+        raise(&mut self.totals.memory_busy_seconds, integrals.memory_busy_seconds);
+        raise(&mut self.totals.energy_joules, integrals.energy_joules);
+        for (engine, seconds) in integrals.engine_busy_seconds {
+            *self.totals.engine_busy_seconds.entry(engine).or_default() += seconds.max(0.0);
+        }
+        self.totals.uncovered_seconds += integrals.uncovered_seconds.max(0.0);
+    }
+
+    /// Drops the readings; the totals stay.
+    pub fn withdraw(&mut self) {
+        self.fast = None;
+        self.medium = None;
+        self.slow = None;
+    }
+
+    /// What is to be published, less what has grown stale.
+    pub fn readings(&self, now: Monotonic, staleness: Staleness) -> DeviceReadings {
+        DeviceReadings {
+            totals: self.totals.clone(),
+            fast: current(self.fast.as_ref(), now, staleness.fast),
+            medium: current(self.medium.as_ref(), now, staleness.medium),
+            slow: current(self.slow.as_ref(), now, staleness.slow),
+            stuck: self.stuck,
+            lost: self.lost,
+        }
+    }
+}
+
+fn raise(total: &mut Option<f64>, addition: Option<f64>) {
+    if let Some(addition) = addition.filter(|addition| addition.is_finite()) {
+        *total.get_or_insert(0.0) += addition.max(0.0);
+    }
+}
+
+fn current<T: Clone>(stamped: Option<&Stamped<T>>, now: Monotonic, limit: Duration) -> Option<Stamped<T>> {
+    stamped.filter(|stamped| now.since(stamped.at) <= limit).cloned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STALENESS: Staleness =
+        Staleness { fast: Duration::from_secs(5), medium: Duration::from_secs(30), slow: Duration::from_secs(180) };
+
+    fn pass(busy: f64) -> Pass {
+        Pass {
+            integrals: Integrals { busy_seconds: Some(busy), ..Integrals::default() },
+            fast: Some(Fast { utilization_ratio: Some(0.5), power_watts: None }),
+            ..Pass::default()
+        }
+    }
+
+    #[test]
+    fn the_time_without_a_reader_is_uncovered() {
+        let mut record = Record::default();
+        record.take(Monotonic::from_secs(3), true, pass(0.0));
+        record.take(Monotonic::from_secs(4), false, pass(1.0));
+        record.take(Monotonic::from_secs(10), true, pass(0.0));
+        let readings = record.readings(Monotonic::from_secs(10), STALENESS);
+        assert_eq!(readings.totals.busy_seconds, Some(1.0));
+        assert_eq!(readings.totals.uncovered_seconds, 6.0);
+        assert_eq!(readings.totals.energy_joules, None);
+        assert_eq!(readings.totals.through, Monotonic::from_secs(10));
+    }
+
+    #[test]
+    fn stale_readings_are_absent_and_totals_stay() {
+        let mut record = Record::default();
+        record.take(Monotonic::from_secs(1), true, pass(0.25));
+        assert!(record.readings(Monotonic::from_secs(6), STALENESS).fast.is_some());
+        let readings = record.readings(Monotonic::from_millis(6001), STALENESS);
+        assert_eq!((readings.fast, readings.totals.busy_seconds), (None, Some(0.25)));
+    }
+}

@@ -1,0 +1,88 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::source::Verdict;
+use super::supervisor::tiers;
+use super::worker::Report;
+use crate::model::{Collector, GpuUuid, Monotonic};
+
+/// Gathers the passes of one tick into one publication, and keeps the collectors' record.
+#[derive(Debug, Default)]
+pub struct Rounds {
+    open: Option<Round>,
+    begun: bool,
+    /// Tiers that have answered since the round began.
+    answered: BTreeSet<&'static str>,
+    collectors: BTreeMap<&'static str, Collector>,
+}
+
+#[derive(Debug)]
+struct Round {
+    waiting: BTreeSet<GpuUuid>,
+    until: Monotonic,
+}
+
+impl Rounds {
+    pub fn none_yet(&self) -> bool {
+        !self.begun
+    }
+
+    pub fn begin(&mut self, waiting: BTreeSet<GpuUuid>, until: Monotonic) {
+        self.begun = true;
+        self.answered.clear();
+        self.open = Some(Round { waiting, until });
+    }
+
+    /// Every GPU asked has answered, or the slower ones have had their grace.
+    pub fn is_ready(&self, now: Monotonic) -> bool {
+        self.open.as_ref().is_some_and(|round| round.waiting.is_empty() || now >= round.until)
+    }
+
+    pub fn deadline(&self) -> Option<Monotonic> {
+        self.open.as_ref().map(|round| round.until)
+    }
+
+    pub fn give_up(&mut self, gpu: &GpuUuid) {
+        if let Some(round) = &mut self.open {
+            round.waiting.remove(gpu);
+        }
+    }
+
+    pub fn clear(&mut self) {
+        self.open = None;
+    }
+
+    /// A pass that belongs to the present session counts for the collectors of its tiers.
+    pub fn take(&mut self, report: &Report, is_current: bool) {
+        self.give_up(&report.gpu);
+        if !is_current || report.pass.verdict == Verdict::Lost {
+            return;
+        }
+        for tier in tiers(report.due) {
+            let answered = match tier {
+                "fast" => report.pass.fast.is_some(),
+                "medium" => report.pass.medium.is_some(),
+                _ => report.pass.slow.is_some(),
+            };
+            let collector = self.collectors.entry(tier).or_default();
+            // A tier is a success when every GPU gave it; it takes as long as the slowest GPU.
+            let first = self.answered.insert(tier);
+            collector.success = answered && (first || collector.success);
+            if answered {
+                collector.last_success = Some(report.at);
+                let before = collector.duration.filter(|_| !first).unwrap_or_default();
+                collector.duration = Some(report.duration.max(before));
+            }
+        }
+    }
+
+    /// Closes the round. Without a session no tier is a success.
+    pub fn publish(&mut self, is_open: bool, stuck: BTreeSet<&'static str>) -> BTreeMap<&'static str, Collector> {
+        self.open = None;
+        for tier in ["fast", "medium", "slow"] {
+            let collector = self.collectors.entry(tier).or_default();
+            collector.success &= is_open;
+            collector.stuck = stuck.contains(tier);
+        }
+        self.collectors.clone()
+    }
+}

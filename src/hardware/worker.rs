@@ -1,0 +1,190 @@
+//! The threads that may block for ever: one per GPU, and the keeper for all that concerns the driver as a whole.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use super::pci;
+use super::source::{Driver, Due, Failure, Pass, Problem, Reader, Session, Verdict};
+use crate::clock::Clock;
+use crate::model::{GpuUuid, Inventory, Moment, NodeDevices};
+
+/// A read and a release may wait at once, no more.
+const ORDERS: usize = 2;
+const STACK_BYTES: usize = 512 * 1024;
+
+/// What the threads tell the supervisor.
+pub enum Event {
+    Passed(Report),
+    Released(GpuUuid),
+    Opened(Box<Result<Opened, Failure>>, Option<NodeDevices>),
+    Inspected(Option<Box<Result<Found, Failure>>>, Option<NodeDevices>),
+    Closed,
+    Stop,
+}
+
+pub type Found = (Inventory, Vec<Problem>);
+
+pub struct Opened {
+    pub session: Arc<dyn Session>,
+    pub found: Found,
+}
+
+pub struct Report {
+    pub gpu: GpuUuid,
+    pub generation: u64,
+    pub due: Due,
+    pub at: Moment,
+    pub duration: Duration,
+    /// The first pass of a new reader.
+    pub fresh: bool,
+    pub pass: Pass,
+}
+
+pub enum Order {
+    Read { session: Arc<dyn Session>, generation: u64, due: Due },
+    Release,
+}
+
+pub enum Errand {
+    Open,
+    Inspect(Arc<dyn Session>),
+    Close(Arc<dyn Session>),
+}
+
+/// A thread and the way to give it orders. Dropping it lets the thread end once it is idle.
+pub struct Thread<T> {
+    orders: SyncSender<T>,
+    handle: JoinHandle<()>,
+}
+
+impl<T: Send + 'static> Thread<T> {
+    fn spawn(name: String, body: impl FnOnce(Receiver<T>) + Send + 'static) -> std::io::Result<Self> {
+        let (orders, received) = sync_channel(ORDERS);
+        let handle = Builder::new().name(name).stack_size(STACK_BYTES).spawn(move || body(received))?;
+        Ok(Self { orders, handle })
+    }
+
+    /// Gives the order back when the thread has ended or already has enough to do.
+    pub fn give(&self, order: T) -> Result<(), T> {
+        self.orders.try_send(order).map_err(|refused| match refused {
+            TrySendError::Full(order) | TrySendError::Disconnected(order) => order,
+        })
+    }
+
+    pub fn has_ended(&self) -> bool {
+        self.handle.is_finished()
+    }
+}
+
+/// The reader of one GPU.
+pub fn spawn_worker(gpu: GpuUuid, clock: Clock, events: SyncSender<Event>) -> std::io::Result<Thread<Order>> {
+    // Linux shows fifteen bytes of a thread's name.
+    let name = format!("gpu-{}", gpu.as_str().trim_start_matches("GPU-").get(..8).unwrap_or("reader"));
+    Thread::spawn(name, move |orders| work(&gpu, clock, &orders, &events))
+}
+
+fn work(gpu: &GpuUuid, clock: Clock, orders: &Receiver<Order>, events: &SyncSender<Event>) {
+    // The reader is dropped before the session that it reads from.
+    let mut current: Option<(Box<dyn Reader>, u64, Arc<dyn Session>)> = None;
+    while let Ok(order) = orders.recv() {
+        let event = match order {
+            Order::Release => {
+                current = None;
+                Event::Released(gpu.clone())
+            }
+            Order::Read { session, generation, due } => {
+                let at = clock.now();
+                if current.as_ref().is_some_and(|(_, readers, _)| *readers != generation) {
+                    current = None;
+                }
+                let fresh = current.is_none();
+                let pass = match read(gpu, &mut current, session, generation, due, at) {
+                    Ok(pass) => pass,
+                    Err(failure) => Pass {
+                        verdict: Verdict::Lost,
+                        problems: vec![Problem { call: failure.call, code: failure.code }],
+                        ..Pass::default()
+                    },
+                };
+                if pass.verdict != Verdict::Answers {
+                    current = None;
+                }
+                let duration = clock.now().monotonic.since(at.monotonic);
+                Event::Passed(Report { gpu: gpu.clone(), generation, due, at, duration, fresh, pass })
+            }
+        };
+        if events.send(event).is_err() {
+            return;
+        }
+    }
+}
+
+fn read(
+    gpu: &GpuUuid,
+    current: &mut Option<(Box<dyn Reader>, u64, Arc<dyn Session>)>,
+    session: Arc<dyn Session>,
+    generation: u64,
+    due: Due,
+    at: Moment,
+) -> Result<Pass, Failure> {
+    let reader = match current {
+        Some((reader, ..)) => reader,
+        None => &mut current.insert((session.reader(gpu)?, generation, session)).0,
+    };
+    Ok(reader.read(due, at))
+}
+
+/// Opens, inspects and closes the driver.
+pub fn spawn_keeper(
+    driver: Box<dyn Driver>,
+    sys_root: PathBuf,
+    events: SyncSender<Event>,
+) -> std::io::Result<Thread<Errand>> {
+    Thread::spawn("driver".to_owned(), move |errands| keep(driver, &sys_root, &errands, &events))
+}
+
+fn keep(
+    mut driver: Box<dyn Driver>,
+    sys_root: &std::path::Path,
+    errands: &Receiver<Errand>,
+    events: &SyncSender<Event>,
+) {
+    while let Ok(errand) = errands.recv() {
+        let event = match errand {
+            Errand::Open => {
+                let opened = driver.open().and_then(|session| {
+                    let session: Arc<dyn Session> = session.into();
+                    let found = take_inventory(&*session, sys_root)?;
+                    Ok(Opened { session, found })
+                });
+                let node_devices = match &opened {
+                    Ok(opened) => opened.session.node_devices().or_else(|| pci::scan(sys_root)),
+                    Err(_) => pci::scan(sys_root),
+                };
+                Event::Opened(Box::new(opened), node_devices)
+            }
+            Errand::Inspect(session) => {
+                let found = session.layout_changed().then(|| Box::new(take_inventory(&*session, sys_root)));
+                Event::Inspected(found, session.node_devices().or_else(|| pci::scan(sys_root)))
+            }
+            Errand::Close(session) => {
+                drop(session);
+                Event::Closed
+            }
+        };
+        if events.send(event).is_err() {
+            return;
+        }
+    }
+}
+
+fn take_inventory(session: &dyn Session, sys_root: &std::path::Path) -> Result<Found, Failure> {
+    let (mut inventory, problems) = session.inventory()?;
+    for gpu in inventory.gpus.values_mut().filter(|gpu| gpu.numa_node.is_none()) {
+        gpu.numa_node = gpu.pci_bus_id.as_ref().and_then(|bus_id| pci::numa_node(sys_root, bus_id));
+    }
+    Ok((inventory, problems))
+}
