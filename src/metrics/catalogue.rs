@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::{Descriptor, GROUPS};
+use super::{Descriptor, GROUPS, dcgm};
 
 /// As `docs/metrics.md`.
 #[must_use]
@@ -31,6 +31,15 @@ pub fn markdown() -> String {
                 descriptor.help,
             );
         }
+    }
+    page.push_str(
+        "\n## `/metrics/dcgm`\n\n\
+         The same readings under dcgm-exporter's names, labels and units. `container`, `namespace` and `pod` are there \
+         where exactly one container holds the GPU or MIG device.\n\n\
+         | Metric | Type | Meaning |\n|---|---|---|\n",
+    );
+    for descriptor in dcgm::descriptors() {
+        let _ = writeln!(page, "| `{}` | {} | {} |", descriptor.name, descriptor.kind.as_str(), descriptor.help);
     }
     page
 }

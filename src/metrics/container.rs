@@ -176,7 +176,8 @@ fn allocated_ratio(snapshot: &Snapshot) -> Family {
     for gpu in snapshot.hardware.inventory.gpus.values() {
         let holdings =
             snapshot.accounts.iter().filter(|account| account.gpu == gpu.uuid).filter_map(|one| one.holding.as_ref());
-        let allocated: f64 = holdings.map(|holding| holding.share).sum();
+        // From plain zero: the sum of no floats is -0.
+        let allocated = holdings.fold(0.0, |sum, holding| sum + holding.share);
         // Parts such as 1/3 do not add up exactly.
         family.push(of_device(gpu), allocated.min(1.0));
     }

@@ -92,6 +92,10 @@ static OF_PARTS: &[(&Descriptor, PartValue)] = &[
     (&DRAM_ACTIVE, |_, gpm| Some(gpm.dram_active?.into())),
 ];
 
+pub(super) fn descriptors() -> impl Iterator<Item = &'static Descriptor> {
+    OF_DEVICES.iter().map(|(descriptor, _)| *descriptor).chain(OF_PARTS.iter().map(|(descriptor, _)| *descriptor))
+}
+
 /// The families of `/metrics/dcgm`. Only text 0.0.4 can say them: their counters have no `_total`.
 pub(super) fn families(snapshot: &Snapshot) -> Vec<Family> {
     let holders = Holders::of(snapshot);
@@ -121,8 +125,10 @@ pub(super) fn families(snapshot: &Snapshot) -> Vec<Family> {
     super::family::ordered(families)
 }
 
+/// dcgm-exporter writes these without a fraction.
 fn whole(number: f64) -> Value {
-    if number.is_finite() { Value::Float(number.round()) } else { Value::Float(number) }
+    let rounded = number.round();
+    if (0.0..9e15).contains(&rounded) { Value::Integer(rounded as u64) } else { Value::Float(rounded) }
 }
 
 fn labels(

@@ -5,7 +5,7 @@ use std::fmt;
 use std::io::Write as _;
 use std::sync::{Mutex, PoisonError};
 
-use bytes::Bytes;
+use prost::bytes::Bytes;
 
 use super::{dcgm, exposition, families};
 use crate::model::Snapshot;
@@ -54,7 +54,8 @@ impl Pages {
     /// The page if it lies ready: cheap, for the way of most scrapes.
     #[must_use]
     pub fn ready(&self, snapshot: &Snapshot, format: Format, coding: Coding) -> Option<Bytes> {
-        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        // Whoever has the lock may be rendering, which is nothing to wait for here.
+        let cache = self.cache.try_lock().ok()?;
         if cache.sequence == snapshot.sequence { cache.bytes.get(&(format, coding)).cloned() } else { None }
     }
 

@@ -1,1 +1,20 @@
-//! To come.
+//! HTTP: the metrics, the live page, the snapshot as JSON, health and readiness.
+//!
+//! In: listeners, the latest `Snapshot`, and two questions to the agent (healthy? ready?). Out: answers. Refuses to
+//! know: the kubelet, drivers, and how anything is measured. No route changes anything; no request waits for anything
+//! but the rendering of a page.
+
+mod html;
+mod listener;
+mod negotiation;
+mod routes;
+mod scrapes;
+mod server;
+
+pub use listener::{BindError, ListenAddress, Listener};
+pub use routes::{Probe, WebState, router};
+pub use scrapes::ScrapeDurations;
+pub use server::serve;
+
+#[cfg(test)]
+mod tests;

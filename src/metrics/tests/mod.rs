@@ -110,6 +110,24 @@ fn protobuf_says_the_same_as_text() {
     assert_eq!(samples, text.samples);
 }
 
+proptest::proptest! {
+    #[test]
+    fn any_name_comes_through_whole(name in "(?s).{0,40}") {
+        let mut snapshot = fixture::snapshot();
+        for account in &mut snapshot.accounts {
+            account.container.pod = name.as_str().into();
+        }
+        for (format, dialect) in
+            [(Format::Text, Dialect::Text), (Format::OpenMetrics, Dialect::OpenMetrics), (Format::Dcgm, Dialect::Text)]
+        {
+            let bytes = Pages::default().page(&snapshot, format, Coding::Identity).unwrap();
+            let page = Page::parse(std::str::from_utf8(&bytes).unwrap(), dialect).unwrap();
+            let labels = page.samples.keys().flat_map(|(_, labels)| labels);
+            proptest::prop_assert!(labels.filter(|(label, value)| label == "pod" && *value == name).count() > 2);
+        }
+    }
+}
+
 #[test]
 fn samples_keep_to_their_descriptors() {
     for family in families(&fixture::snapshot()) {

@@ -1,0 +1,203 @@
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+
+/// Where to listen: `0.0.0.0:9410`, `[::]:9410`, or `unix:PATH`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ListenAddress {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("{text:?} is no address to listen on; write IP:PORT, such as 0.0.0.0:9410 or [::]:9410, or unix:PATH")]
+pub struct ParseAddressError {
+    text: String,
+}
+
+/// A listener could not be had: the agent ends with exit code 3.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    #[error("cannot listen on {address}: {source}; free the address or choose another with --listen")]
+    Tcp { address: SocketAddr, source: io::Error },
+    #[error("cannot listen on {}: {source}; the directory must exist and be writable", path.display())]
+    Unix { path: PathBuf, source: io::Error },
+    #[error("cannot listen on {}: another process listens there; stop it or choose another path", path.display())]
+    InUse { path: PathBuf },
+    #[error("cannot listen on {}: something that is no socket is in the way; remove it or choose another path", path.display())]
+    NotASocket { path: PathBuf },
+}
+
+#[derive(Debug)]
+pub enum Listener {
+    Tcp(TcpListener),
+    Unix { listener: UnixListener, file: SocketFile },
+}
+
+impl Listener {
+    /// Binds and listens. A unix socket gets the permissions that the process's umask leaves.
+    pub async fn bind(address: &ListenAddress) -> Result<Self, BindError> {
+        match address {
+            ListenAddress::Tcp(address) => match TcpListener::bind(address).await {
+                Ok(listener) => Ok(Self::Tcp(listener)),
+                Err(source) => Err(BindError::Tcp { address: *address, source }),
+            },
+            ListenAddress::Unix(path) => Self::bind_unix(path, None).await,
+        }
+    }
+
+    /// Binds a unix socket that only its owner can open.
+    pub async fn bind_private(path: &Path) -> Result<Self, BindError> {
+        Self::bind_unix(path, Some(0o600)).await
+    }
+
+    /// What was bound, with the port that the system chose where zero was asked for.
+    #[must_use]
+    pub fn address(&self) -> ListenAddress {
+        match self {
+            Self::Tcp(listener) => {
+                ListenAddress::Tcp(listener.local_addr().unwrap_or_else(|_| SocketAddr::from(([0, 0, 0, 0], 0))))
+            }
+            Self::Unix { file, .. } => ListenAddress::Unix(file.path.clone()),
+        }
+    }
+
+    async fn bind_unix(path: &Path, mode: Option<u32>) -> Result<Self, BindError> {
+        let failed = |source| BindError::Unix { path: path.to_owned(), source };
+        clear_the_way(path).await?;
+        if let Some(directory) = path.parent() {
+            std::fs::create_dir_all(directory).map_err(failed)?;
+        }
+        // Bound under another name and moved into place, so that nobody can open it before its mode is set.
+        let mut draft = path.as_os_str().to_owned();
+        draft.push(format!(".{}", std::process::id()));
+        let draft = PathBuf::from(draft);
+        let _ = std::fs::remove_file(&draft);
+        let listener = UnixListener::bind(&draft).map_err(failed)?;
+        let placed = place(&draft, path, mode);
+        if placed.is_err() {
+            let _ = std::fs::remove_file(&draft);
+        }
+        let inode = placed.map_err(failed)?;
+        Ok(Self::Unix { listener, file: SocketFile { path: path.to_owned(), inode } })
+    }
+}
+
+/// Removes a socket file that nobody listens on any more.
+async fn clear_the_way(path: &Path) -> Result<(), BindError> {
+    let failed = |source| BindError::Unix { path: path.to_owned(), source };
+    let metadata = match std::fs::symlink_metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed(error)),
+    };
+    if !metadata.file_type().is_socket() {
+        return Err(BindError::NotASocket { path: path.to_owned() });
+    }
+    match UnixStream::connect(path).await {
+        Ok(_) => Err(BindError::InUse { path: path.to_owned() }),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path).map_err(failed),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+fn place(draft: &Path, path: &Path, mode: Option<u32>) -> io::Result<u64> {
+    if let Some(mode) = mode {
+        std::fs::set_permissions(draft, std::fs::Permissions::from_mode(mode))?;
+    }
+    let inode = std::fs::symlink_metadata(draft)?.ino();
+    std::fs::rename(draft, path)?;
+    Ok(inode)
+}
+
+/// The socket's name in the file system, removed with the listener unless another has taken its place.
+#[derive(Debug)]
+pub struct SocketFile {
+    path: PathBuf,
+    inode: u64,
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if std::fs::symlink_metadata(&self.path).is_ok_and(|metadata| metadata.ino() == self.inode) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl FromStr for ListenAddress {
+    type Err = ParseAddressError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.strip_prefix("unix:") {
+            Some(path) if !path.is_empty() => Ok(Self::Unix(path.into())),
+            Some(_) => Err(ParseAddressError { text: text.to_owned() }),
+            None => text.parse().map(Self::Tcp).map_err(|_| ParseAddressError { text: text.to_owned() }),
+        }
+    }
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(formatter, "{address}"),
+            Self::Unix(path) => write!(formatter, "unix:{}", path.display()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_and_written_alike() {
+        for text in ["0.0.0.0:9410", "[::]:9410", "127.0.0.1:0", "unix:/run/podmeter/page.sock"] {
+            assert_eq!(text.parse::<ListenAddress>().unwrap().to_string(), text);
+        }
+        for text in ["", "9410", ":9410", "localhost:9410", "unix:", "0.0.0.0"] {
+            let message = text.parse::<ListenAddress>().unwrap_err().to_string();
+            assert!(message.contains("0.0.0.0:9410"), "{message}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_stale_socket_is_replaced_a_live_one_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("deep/podmeter.sock");
+        let first = Listener::bind_private(&path).await.unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert!(matches!(Listener::bind_private(&path).await, Err(BindError::InUse { .. })));
+        let Listener::Unix { listener, file } = first else { panic!("a unix listener") };
+        drop(listener);
+        std::mem::forget(file); // as after a kill
+        assert!(path.exists());
+        let second = Listener::bind_private(&path).await.unwrap();
+        drop(second);
+        assert!(!path.exists(), "an orderly end removes its file");
+    }
+
+    #[tokio::test]
+    async fn what_is_no_socket_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("precious");
+        std::fs::write(&path, "data").unwrap();
+        assert!(matches!(Listener::bind_private(&path).await, Err(BindError::NotASocket { .. })));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "data");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "no draft is left");
+    }
+
+    #[tokio::test]
+    async fn a_taken_port_is_named() {
+        let first = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let error = Listener::bind(&first.address()).await.unwrap_err();
+        assert!(error.to_string().contains(&first.address().to_string()), "{error}");
+    }
+}

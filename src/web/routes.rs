@@ -1,0 +1,159 @@
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, VARY};
+use axum::http::{HeaderMap, Method, StatusCode, Uri};
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::get;
+use tokio::sync::watch;
+use tracing::error;
+
+use super::negotiation::{self, Choice};
+use super::{ScrapeDurations, html};
+use crate::clock::Clock;
+use crate::metrics::{Coding, Format, PageError, Pages};
+use crate::model::Snapshot;
+
+/// A question to the agent: `Err` with the reason as text. Asked on each request, so it must not wait.
+pub type Probe = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
+
+/// What the routes read.
+#[derive(Clone)]
+pub struct WebState {
+    pub snapshots: watch::Receiver<Arc<Snapshot>>,
+    pub pages: Arc<Pages>,
+    pub scrapes: ScrapeDurations,
+    pub clock: Clock,
+    /// The process and its supervisor live; never asks about a GPU.
+    pub healthy: Probe,
+    /// A first snapshot is published, and the plugin's resources are registered or known to be absent.
+    pub ready: Probe,
+}
+
+impl WebState {
+    fn snapshot(&self) -> Arc<Snapshot> {
+        Arc::clone(&self.snapshots.borrow())
+    }
+}
+
+const ROUTES: &str = "/  /metrics  /metrics/dcgm  /api/v1/node  /-/healthy  /-/ready";
+
+/// All routes, for any server. Each reads; none changes anything.
+pub fn router(state: WebState) -> Router {
+    Router::new()
+        .route("/", get(index))
+        .route("/metrics", get(metrics))
+        .route("/metrics/dcgm", get(dcgm))
+        .route("/api/v1/node", get(node))
+        .route("/-/healthy", get(healthy))
+        .route("/-/ready", get(ready))
+        .method_not_allowed_fallback(method_not_allowed)
+        .fallback(not_found)
+        .with_state(state)
+}
+
+async fn metrics(State(state): State<WebState>, headers: HeaderMap) -> Response {
+    page(state, negotiation::format(&headers), negotiation::coding(&headers)).await
+}
+
+/// dcgm-exporter speaks text 0.0.4 only, and its counters fit nothing else.
+async fn dcgm(State(state): State<WebState>, headers: HeaderMap) -> Response {
+    let choice = Choice { format: Format::Dcgm, content_type: negotiation::TEXT.to_owned() };
+    page(state, choice, negotiation::coding(&headers)).await
+}
+
+async fn page(state: WebState, Choice { format, content_type }: Choice, coding: Coding) -> Response {
+    let began = state.clock.now();
+    let snapshot = state.snapshot();
+    let bytes = match state.pages.ready(&snapshot, format, coding) {
+        Some(bytes) => Ok(bytes),
+        None => {
+            let pages = Arc::clone(&state.pages);
+            let rendering = tokio::task::spawn_blocking(move || pages.page(&snapshot, format, coding));
+            rendering.await.unwrap_or_else(|_| Err(PageError::Encode(std::fmt::Error)))
+        }
+    };
+    state.scrapes.record(state.clock.now().monotonic.since(began.monotonic));
+    match bytes {
+        Ok(bytes) => {
+            let mut response = Response::builder()
+                .header(CONTENT_TYPE, content_type)
+                .header(VARY, "Accept, Accept-Encoding")
+                .header(CACHE_CONTROL, "no-store");
+            response = match coding {
+                Coding::Identity => response,
+                Coding::Gzip => response.header(CONTENT_ENCODING, "gzip"),
+                Coding::Zstd => response.header(CONTENT_ENCODING, "zstd"),
+            };
+            response.body(Body::from(bytes)).expect("the content types are header values")
+        }
+        Err(problem) => {
+            error!(%problem, "a page could not be made");
+            text(StatusCode::INTERNAL_SERVER_ERROR, &problem.to_string())
+        }
+    }
+}
+
+async fn index(State(state): State<WebState>) -> Response {
+    let page = html::page(&state.snapshot(), state.clock.now(), (state.ready)().err());
+    ([(CACHE_CONTROL, "no-store")], Html(page)).into_response()
+}
+
+async fn node(State(state): State<WebState>) -> Response {
+    match serde_json::to_vec(&*state.snapshot()) {
+        Ok(body) => ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")], body).into_response(),
+        Err(problem) => {
+            error!(%problem, "the snapshot could not be written as JSON");
+            api_problem(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "the snapshot could not be written as JSON; please report this",
+            )
+        }
+    }
+}
+
+async fn healthy(State(state): State<WebState>) -> Response {
+    answer((state.healthy)(), "healthy")
+}
+
+async fn ready(State(state): State<WebState>) -> Response {
+    answer((state.ready)(), "ready")
+}
+
+fn answer(verdict: Result<(), String>, yes: &str) -> Response {
+    match verdict {
+        Ok(()) => text(StatusCode::OK, yes),
+        Err(reason) => text(StatusCode::SERVICE_UNAVAILABLE, &reason),
+    }
+}
+
+async fn not_found(request: Request) -> Response {
+    refuse(request.uri(), StatusCode::NOT_FOUND, &format!("nothing is here; there is {ROUTES}"))
+}
+
+async fn method_not_allowed(method: Method, uri: Uri) -> Response {
+    refuse(&uri, StatusCode::METHOD_NOT_ALLOWED, &format!("{method} is not served here; use GET or HEAD"))
+}
+
+fn refuse(uri: &Uri, status: StatusCode, reason: &str) -> Response {
+    let path = uri.path();
+    if path == "/api" || path.starts_with("/api/") { api_problem(status, reason) } else { text(status, reason) }
+}
+
+fn text(status: StatusCode, line: &str) -> Response {
+    let headers = [(CONTENT_TYPE, "text/plain; charset=utf-8"), (CACHE_CONTROL, "no-store")];
+    (status, headers, format!("{line}\n")).into_response()
+}
+
+/// RFC 9457.
+fn api_problem(status: StatusCode, detail: &str) -> Response {
+    let body = serde_json::json!({
+        "type": "about:blank",
+        "title": status.canonical_reason(),
+        "status": status.as_u16(),
+        "detail": detail,
+    });
+    (status, [(CONTENT_TYPE, "application/problem+json")], body.to_string()).into_response()
+}

@@ -1,0 +1,252 @@
+//! The routes over real sockets, with a client that shares nothing with the server but hyper.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use http_body_util::{BodyExt as _, Empty};
+use hyper::client::conn::http1;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model::MetricFamily;
+use prost::Message as _;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+
+use super::{ListenAddress, Listener, ScrapeDurations, WebState, serve};
+use crate::clock::Clock;
+use crate::metrics::Pages;
+use crate::metrics::tests::fixture;
+use crate::model::Snapshot;
+
+struct Server {
+    tcp: std::net::SocketAddr,
+    snapshots: watch::Sender<Arc<Snapshot>>,
+    scrapes: ScrapeDurations,
+    ready: Arc<AtomicBool>,
+    stop: oneshot::Sender<()>,
+    serving: JoinHandle<std::io::Result<()>>,
+}
+
+impl Server {
+    async fn start(unix: Option<&Path>) -> Self {
+        let mut listeners = vec![Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap()];
+        let ListenAddress::Tcp(tcp) = listeners[0].address() else { panic!("tcp") };
+        if let Some(path) = unix {
+            listeners.push(Listener::bind_private(path).await.unwrap());
+        }
+        let (snapshots, latest) = watch::channel(Arc::new(fixture::snapshot()));
+        let scrapes = ScrapeDurations::default();
+        let ready = Arc::new(AtomicBool::new(true));
+        let asked = Arc::clone(&ready);
+        let state = WebState {
+            snapshots: latest,
+            pages: Arc::new(Pages::default()),
+            scrapes: scrapes.clone(),
+            clock: Clock::start(),
+            healthy: Arc::new(|| Ok(())),
+            ready: Arc::new(move || match asked.load(Ordering::Relaxed) {
+                true => Ok(()),
+                false => Err("waiting for the kubelet".to_owned()),
+            }),
+        };
+        let (stop, stopped) = oneshot::channel();
+        let serving = tokio::spawn(serve(listeners, state, async {
+            let _ = stopped.await;
+        }));
+        Self { tcp, snapshots, scrapes, ready, stop, serving }
+    }
+
+    async fn get(&self, path: &str, headers: &[(&str, &str)]) -> Response<Bytes> {
+        self.ask(Method::GET, path, headers).await
+    }
+
+    async fn ask(&self, method: Method, path: &str, headers: &[(&str, &str)]) -> Response<Bytes> {
+        request(TcpStream::connect(self.tcp).await.unwrap(), method, path, headers).await
+    }
+
+    async fn stop(self) {
+        self.stop.send(()).unwrap();
+        tokio::time::timeout(Duration::from_secs(10), self.serving).await.unwrap().unwrap().unwrap();
+    }
+}
+
+async fn request(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    method: Method,
+    path: &str,
+    headers: &[(&str, &str)],
+) -> Response<Bytes> {
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let mut request = Request::builder().method(method).uri(path).header("host", "node");
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let response = sender.send_request(request.body(Empty::<Bytes>::new()).unwrap()).await.unwrap();
+    let (parts, body) = response.into_parts();
+    let body = body.collect().await.unwrap().to_bytes();
+    drop(sender);
+    connection.await.unwrap().unwrap();
+    Response::from_parts(parts, body)
+}
+
+fn header<'response>(response: &'response Response<Bytes>, name: &str) -> &'response str {
+    response.headers().get(name).map_or("", |value| value.to_str().unwrap())
+}
+
+fn body(response: &Response<Bytes>) -> &str {
+    std::str::from_utf8(response.body()).unwrap()
+}
+
+#[tokio::test]
+async fn every_route_answers() {
+    let server = Server::start(None).await;
+    for (path, content_type, part) in [
+        ("/", "text/html; charset=utf-8", "<h1>node-a</h1>"),
+        ("/metrics", "text/plain; version=0.0.4; charset=utf-8", "# TYPE podmeter_device_busy_seconds_total counter"),
+        ("/metrics/dcgm", "text/plain; version=0.0.4; charset=utf-8", "DCGM_FI_DEV_GPU_UTIL{gpu=\"0\""),
+        ("/api/v1/node", "application/json", "\"node_name\":\"node-a\""),
+        ("/-/healthy", "text/plain; charset=utf-8", "healthy\n"),
+        ("/-/ready", "text/plain; charset=utf-8", "ready\n"),
+        ("/metrics?x=1", "text/plain; version=0.0.4; charset=utf-8", "podmeter_build_info"),
+    ] {
+        let response = server.get(path, &[]).await;
+        assert_eq!(response.status(), StatusCode::OK, "{path}");
+        assert_eq!(header(&response, "content-type"), content_type, "{path}");
+        assert!(body(&response).contains(part), "{path}: {}", body(&response));
+
+        let head = server.ask(Method::HEAD, path, &[]).await;
+        assert_eq!(head.status(), StatusCode::OK, "HEAD {path}");
+        assert!(head.body().is_empty(), "HEAD {path}");
+        assert_eq!(header(&head, "content-type"), content_type, "HEAD {path}");
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn refusals_say_what_there_is() {
+    let server = Server::start(None).await;
+    let missing = server.get("/metricz", &[]).await;
+    assert_eq!(missing.status(), StatusCode::NOT_FOUND);
+    assert!(body(&missing).contains("/metrics "), "{}", body(&missing));
+
+    let missing = server.get("/api/v2/node", &[]).await;
+    assert_eq!(missing.status(), StatusCode::NOT_FOUND);
+    assert_eq!(header(&missing, "content-type"), "application/problem+json");
+    let problem: serde_json::Value = serde_json::from_slice(missing.body()).unwrap();
+    assert_eq!((&problem["status"], &problem["title"]), (&404.into(), &"Not Found".into()));
+
+    for path in ["/", "/metrics", "/api/v1/node", "/-/ready"] {
+        let refused = server.ask(Method::POST, path, &[]).await;
+        assert_eq!(refused.status(), StatusCode::METHOD_NOT_ALLOWED, "{path}");
+        assert_eq!(header(&refused, "allow"), "GET,HEAD", "{path}");
+    }
+    let refused = server.ask(Method::DELETE, "/api/v1/node", &[]).await;
+    assert_eq!(header(&refused, "content-type"), "application/problem+json");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn not_ready_gives_its_reason() {
+    let server = Server::start(None).await;
+    server.ready.store(false, Ordering::Relaxed);
+    let response = server.get("/-/ready", &[]).await;
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(body(&response), "waiting for the kubelet\n");
+    assert_eq!(server.get("/-/healthy", &[]).await.status(), StatusCode::OK);
+    assert!(body(&server.get("/", &[]).await).contains("waiting for the kubelet"));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn formats_and_codings_are_as_asked() {
+    let server = Server::start(None).await;
+    let plain = server.get("/metrics", &[("accept", "application/openmetrics-text")]).await;
+    assert_eq!(header(&plain, "content-type"), "application/openmetrics-text; version=1.0.0; charset=utf-8");
+    assert_eq!(header(&plain, "vary"), "Accept, Accept-Encoding");
+    assert!(body(&plain).ends_with("# EOF\n"));
+
+    let open = ("accept", "application/openmetrics-text");
+    let gzip = server.get("/metrics", &[open, ("accept-encoding", "gzip")]).await;
+    assert_eq!(header(&gzip, "content-encoding"), "gzip");
+    let mut unpacked = Vec::new();
+    std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(gzip.body().as_ref()), &mut unpacked).unwrap();
+    assert_eq!(unpacked, *plain.body());
+
+    let zstd = server.get("/metrics", &[open, ("accept-encoding", "zstd;q=1, gzip;q=0.5")]).await;
+    assert_eq!(header(&zstd, "content-encoding"), "zstd");
+    assert_eq!(zstd::stream::decode_all(zstd.body().as_ref()).unwrap(), *plain.body());
+
+    let protobuf = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited";
+    let protobuf = server.get("/metrics", &[("accept", protobuf)]).await;
+    assert!(header(&protobuf, "content-type").starts_with("application/vnd.google.protobuf; proto="));
+    MetricFamily::decode_length_delimited(protobuf.body().as_ref()).unwrap();
+
+    assert!(server.scrapes.snapshot().count() >= 4, "scrapes are timed");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn the_private_socket_serves_and_goes() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("podmeter.sock");
+    let server = Server::start(Some(&path)).await;
+    let stream = UnixStream::connect(&path).await.unwrap();
+    let response = request(stream, Method::GET, "/-/healthy", &[]).await;
+    assert_eq!(response.status(), StatusCode::OK);
+    server.stop().await;
+    assert!(!path.exists());
+}
+
+#[tokio::test]
+async fn an_idle_connection_does_not_hold_up_the_end() {
+    let server = Server::start(None).await;
+    let mut idle = TcpStream::connect(server.tcp).await.unwrap();
+    assert_eq!(server.get("/-/healthy", &[]).await.status(), StatusCode::OK);
+    server.stop().await;
+    assert_eq!(idle.read(&mut [0; 16]).await.unwrap_or(0), 0, "it is closed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_scrape_sees_one_snapshot_whole() {
+    let server = Arc::new(Server::start(None).await);
+    let numbered = |number: u64| {
+        let mut snapshot = fixture::snapshot();
+        snapshot.sequence = number;
+        snapshot.process.open_files = Some(number);
+        snapshot.process.resident_bytes = Some(number);
+        Arc::new(snapshot)
+    };
+    server.snapshots.send_replace(numbered(100));
+    let scrapes: Vec<_> = (0..40)
+        .map(|number| {
+            let server = Arc::clone(&server);
+            tokio::spawn(async move {
+                let accept = ["text/plain", "application/openmetrics-text"][number % 2];
+                let response = server.get("/metrics", &[("accept", accept)]).await;
+                let value = |name: &str| {
+                    let line = body(&response).lines().find(|line| line.starts_with(name)).unwrap();
+                    line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()
+                };
+                assert_eq!(value("process_open_fds "), value("process_resident_memory_bytes "));
+                value("process_open_fds ")
+            })
+        })
+        .collect();
+    for number in 101..=120 {
+        server.snapshots.send_replace(numbered(number));
+        tokio::task::yield_now().await;
+    }
+    let mut seen = BTreeSet::new();
+    for scrape in scrapes {
+        seen.insert(scrape.await.unwrap());
+    }
+    assert!(seen.iter().all(|number| (100..=120).contains(number)), "{seen:?}");
+    Arc::into_inner(server).unwrap().stop().await;
+}
