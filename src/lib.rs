@@ -1,7 +1,9 @@
 //! podmeter: one binary per node that hands out accelerators and tells truthfully who uses them.
 //! `ARCHITECTURE.md` draws the rooms below and the arrows allowed between them.
 
+pub mod agent;
 pub mod attribution;
+pub mod cli;
 pub mod clock;
 pub mod hardware;
 pub mod kubelet;

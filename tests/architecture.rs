@@ -13,10 +13,10 @@ const ARROWS: [(&str, &[&str]); 12] = [
     ("kubelet", &["attribution", "clock", "model", "wire"]),
     ("hardware", &["clock", "model"]),
     ("metrics", &["model"]),
-    ("web", &["metrics", "model"]),
+    ("web", &["clock", "metrics", "model"]),
     ("simulation", &["clock", "hardware", "model", "wire"]),
     ("agent", &["attribution", "clock", "hardware", "kubelet", "metrics", "model", "simulation", "web"]),
-    ("cli", &["agent"]),
+    ("cli", &["agent", "metrics"]),
     ("lib", &[]),
 ];
 

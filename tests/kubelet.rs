@@ -35,7 +35,7 @@ impl Watching {
         let settings = Settings {
             pod_resources_socket: root.join("pod-resources/kubelet.sock"),
             device_plugin_directory: root.join("device-plugins"),
-            refresh_interval,
+            refresh_interval: Box::new(move || refresh_interval),
             deadline: DEADLINE,
         };
         let (publish, state) = watch::channel(Arc::default());

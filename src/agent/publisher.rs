@@ -1,4 +1,3 @@
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -6,9 +5,12 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::self_use;
+use super::settings::Reloadable;
 use crate::attribution::{self, Join, Ledger, Observation};
 use crate::clock::Clock;
-use crate::model::{Allocatable, ConfigReload, HardwareState, Inventory, KubeletState, Monotonic, Relation, Snapshot, UnixSeconds};
+use crate::model::{
+    Allocatable, ConfigReload, HardwareState, Inventory, KubeletState, Monotonic, Relation, Snapshot, UnixSeconds,
+};
 
 /// A new snapshot at least this often, so that the ages on the page grow while nothing answers.
 const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -21,7 +23,7 @@ pub struct Publisher {
     pub node_name: Arc<str>,
     pub hardware: watch::Receiver<Arc<HardwareState>>,
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
-    pub retention: watch::Receiver<Duration>,
+    pub reloadable: watch::Receiver<Reloadable>,
     pub config_reload: watch::Receiver<Option<ConfigReload>>,
     pub scrapes: crate::web::ScrapeDurations,
     pub publish: watch::Sender<Arc<Snapshot>>,
@@ -62,7 +64,7 @@ impl Publisher {
     /// Publishes for ever. Ends only by being dropped, or when a room has ended.
     pub async fn run(mut self) {
         let started = self.clock.now().unix;
-        let mut ledger = Ledger::new(*self.retention.borrow());
+        let mut ledger = Ledger::new(self.reloadable.borrow().retention);
         let mut cache = JoinCache::default();
         let mut sequence = 0;
         loop {
@@ -73,8 +75,8 @@ impl Publisher {
             let changed = tokio::select! {
                 changed = self.hardware.changed() => changed,
                 changed = self.kubelet.changed() => changed,
-                changed = self.retention.changed() => {
-                    ledger.set_retention(*self.retention.borrow());
+                changed = self.reloadable.changed() => {
+                    ledger.set_retention(self.reloadable.borrow_and_update().retention);
                     changed
                 }
                 () = tokio::time::sleep(HEARTBEAT) => Ok(()),
@@ -85,17 +87,23 @@ impl Publisher {
         }
     }
 
-    fn snapshot(&mut self, ledger: &mut Ledger, cache: &mut JoinCache, sequence: u64, started: UnixSeconds) -> Snapshot {
+    fn snapshot(
+        &mut self,
+        ledger: &mut Ledger,
+        cache: &mut JoinCache,
+        sequence: u64,
+        started: UnixSeconds,
+    ) -> Snapshot {
         let hardware = Arc::clone(&self.hardware.borrow_and_update());
         let kubelet = Arc::clone(&self.kubelet.borrow_and_update());
-        let now = self.clock.now();
+        let (now, scrape_durations) = (self.clock.now(), self.scrapes.snapshot());
         cache.update(&hardware, &kubelet);
         let accounts = ledger.advance(&Observation {
             now,
             join: &cache.join,
             inventory: &hardware.inventory,
             readings: &hardware.readings,
-            scrapes: self.scrapes.count(),
+            scrapes: scrape_durations.count(),
         });
         let join = &cache.join;
         Snapshot {
@@ -105,6 +113,9 @@ impl Publisher {
             node_name: Arc::clone(&self.node_name),
             accounts,
             unresolved: join.unresolved.clone(),
+            claim_gpus: join.claims.clone(),
+            drift: join.drift.clone(),
+            scrape_durations,
             process: self_use::read(),
             config_reload: *self.config_reload.borrow(),
             hardware,

@@ -4,7 +4,14 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde::Deserialize;
 
+use tokio::sync::watch;
+
+use crate::hardware::simulated::{Profile, SimulatedDriver};
 use crate::web::ListenAddress;
+use crate::{hardware, kubelet};
+
+/// The same simulated GPUs at every start.
+const SIMULATED_SEED: u64 = 1;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -26,6 +33,8 @@ pub enum LogFormat {
 pub struct Settings {
     pub listen: Vec<ListenAddress>,
     pub admin_socket: Option<PathBuf>,
+    /// Whether to end when it cannot be bound: it was asked for by name.
+    pub admin_socket_required: bool,
     pub node_name: String,
     pub pod_resources_socket: PathBuf,
     pub device_plugin_directory: PathBuf,
@@ -46,4 +55,31 @@ pub struct Reloadable {
     pub refresh_interval: Duration,
     pub retention: Duration,
     pub log_level: String,
+}
+
+impl Settings {
+    pub(super) fn driver(&self) -> Option<Box<dyn hardware::Driver>> {
+        match self.hardware {
+            HardwareSource::Nvml => None,
+            HardwareSource::Simulated => Some(Box::new(SimulatedDriver::new(Profile::default(), SIMULATED_SEED))),
+            HardwareSource::None => None,
+        }
+    }
+
+    pub(super) fn hardware_room(&self) -> hardware::Settings {
+        hardware::Settings {
+            sample_interval: self.sample_interval,
+            sys_root: self.sys_root.clone(),
+            ..hardware::Settings::default()
+        }
+    }
+
+    pub(super) fn kubelet_room(&self, reloadable: watch::Receiver<Reloadable>) -> kubelet::Settings {
+        kubelet::Settings {
+            pod_resources_socket: self.pod_resources_socket.clone(),
+            device_plugin_directory: self.device_plugin_directory.clone(),
+            refresh_interval: Box::new(move || reloadable.borrow().refresh_interval),
+            deadline: self.kubelet_deadline,
+        }
+    }
 }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::agent::{HardwareSource, ListenAddress, LogFormat, Profile};
+use super::settings::default_driver_roots;
+use crate::agent::{DemoSettings, HardwareSource, ListenAddress, LogFormat, Profile};
 
 /// Hands out accelerators on a Kubernetes node and tells truthfully who uses them.
 #[derive(Debug, Parser)]
@@ -72,7 +73,7 @@ pub struct AgentArguments {
     /// [default: /sys].
     #[arg(long, env = "PODMETER_SYS_ROOT", value_name = "DIR")]
     pub sys_root: Option<PathBuf>,
-    /// Local HTTP for this binary's own clients, mode 0600; empty for none [default: /run/podmeter/podmeter.sock].
+    /// Local HTTP for this binary's own clients, mode 0600; `none` for none [default: /run/podmeter/podmeter.sock].
     #[arg(long, env = "PODMETER_ADMIN_SOCKET", value_name = "PATH")]
     pub admin_socket: Option<PathBuf>,
     /// How long an ended container's counters stay on the page [default: 5m].
@@ -108,6 +109,22 @@ pub struct DemoArguments {
     /// Keep a JSON file of what the simulation really did, to compare the metrics with.
     #[arg(long, value_name = "FILE")]
     pub ground_truth: Option<PathBuf>,
+}
+
+impl DemoArguments {
+    #[must_use]
+    pub fn settings(&self) -> DemoSettings {
+        DemoSettings {
+            listen: self.listen.clone(),
+            profile: self.profile,
+            churn: self.churn,
+            seed: self.seed,
+            hardware: self.hardware,
+            nvml_library: self.nvml_library.clone(),
+            driver_roots: default_driver_roots(),
+            ground_truth: self.ground_truth.clone(),
+        }
+    }
 }
 
 #[derive(Clone, Debug, Args)]

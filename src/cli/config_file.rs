@@ -53,7 +53,8 @@ pub fn complete(arguments: AgentArguments) -> Result<AgentArguments, ConfigFileE
     let Some(file) = &arguments.config else { return Ok(arguments) };
     let read = read(file)?;
     let or = |flags: Vec<PathBuf>, file: Vec<PathBuf>| if flags.is_empty() { file } else { flags };
-    let duration = |flag: Option<Duration>, file: Option<Parsed<humantime::Duration>>| flag.or(file.map(|file| file.0.into()));
+    let duration =
+        |flag: Option<Duration>, file: Option<Parsed<humantime::Duration>>| flag.or(file.map(|file| file.0.into()));
     Ok(AgentArguments {
         listen: if arguments.listen.is_empty() {
             read.listen.into_iter().map(|address| address.0).collect()
@@ -79,8 +80,8 @@ pub fn complete(arguments: AgentArguments) -> Result<AgentArguments, ConfigFileE
 }
 
 fn read(file: &Path) -> Result<ConfigFile, ConfigFileError> {
-    let text = std::fs::read_to_string(file)
-        .map_err(|error| ConfigFileError::Unreadable { file: file.to_owned(), error })?;
+    let text =
+        std::fs::read_to_string(file).map_err(|error| ConfigFileError::Unreadable { file: file.to_owned(), error })?;
     parse(&text).map_err(|error| ConfigFileError::Invalid { file: file.to_owned(), error })
 }
 

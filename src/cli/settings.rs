@@ -1,3 +1,4 @@
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -5,6 +6,8 @@ use super::arguments::AgentArguments;
 use super::config_file::{self, ConfigFileError};
 use crate::agent::{HardwareSource, ListenAddress, LogFormat, Reloadable, Settings};
 
+/// 0.0.0.0:9410
+const EVERYWHERE: ListenAddress = ListenAddress::Tcp(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 9410));
 /// Its own answers take milliseconds; a loaded node may need seconds.
 const KUBELET_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -20,13 +23,15 @@ pub enum InvalidSettings {
 pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
     let arguments = config_file::complete(arguments)?;
     let kubelet_root = arguments.kubelet_root.unwrap_or_else(|| "/var/lib/kubelet".into());
+    let admin_socket_required = arguments.admin_socket.is_some();
     let admin_socket = arguments.admin_socket.unwrap_or_else(|| "/run/podmeter/podmeter.sock".into());
     let socket = || kubelet_root.join("pod-resources/kubelet.sock");
     let plugins = || kubelet_root.join("device-plugins");
     let driver_roots = Some(arguments.driver_root).filter(|roots| !roots.is_empty());
     let settings = Settings {
-        listen: if arguments.listen.is_empty() { vec![ListenAddress::everywhere()] } else { arguments.listen },
-        admin_socket: (!admin_socket.as_os_str().is_empty()).then_some(admin_socket),
+        listen: if arguments.listen.is_empty() { vec![EVERYWHERE] } else { arguments.listen },
+        admin_socket: (admin_socket.as_os_str() != "none").then_some(admin_socket),
+        admin_socket_required,
         node_name: arguments.node_name.unwrap_or_else(node_name),
         pod_resources_socket: arguments.pod_resources_socket.unwrap_or_else(socket),
         device_plugin_directory: arguments.device_plugin_dir.unwrap_or_else(plugins),

@@ -33,12 +33,12 @@ const CODES: [&str; 9] = [
     "other",
 ];
 
-#[derive(Clone, Debug)]
 pub struct Settings {
     pub pod_resources_socket: PathBuf,
     /// Where the kubelet keeps `kubelet_internal_checkpoint`.
     pub device_plugin_directory: PathBuf,
-    pub refresh_interval: Duration,
+    /// Asked before each pause: it may change while running.
+    pub refresh_interval: Box<dyn Fn() -> Duration + Send + Sync>,
     /// For each call.
     pub deadline: Duration,
 }
@@ -100,7 +100,7 @@ impl Watch {
 
     /// How long to sleep when nothing happens.
     fn pause(&self) -> Duration {
-        let interval = self.settings.refresh_interval;
+        let interval = (self.settings.refresh_interval)();
         match self.retry {
             Some(retry) => retry.min(interval),
             None if !self.settle.is_settled() => SETTLING_INTERVAL.min(interval),
@@ -168,8 +168,8 @@ impl Watch {
                     tracing::warn!(code = error.code(), "{problem}");
                     self.state.problem = Some(problem.into());
                 }
-                self.retry =
-                    Some(self.retry.map_or(FIRST_RETRY, |retry| retry * 2).min(self.settings.refresh_interval));
+                let longest = (self.settings.refresh_interval)();
+                self.retry = Some(self.retry.map_or(FIRST_RETRY, |retry| retry * 2).min(longest));
             }
         }
         self.publish();

@@ -1,0 +1,20 @@
+use super::*;
+#[derive(Debug)]
+pub struct DemoSettings {
+    pub listen: ListenAddress,
+    pub profile: Profile,
+    pub churn: bool,
+    pub seed: u64,
+    pub hardware: HardwareSource,
+    pub nvml_library: Option<std::path::PathBuf>,
+    pub driver_roots: Vec<std::path::PathBuf>,
+    pub ground_truth: Option<std::path::PathBuf>,
+}
+#[derive(Debug, thiserror::Error)]
+pub enum DemoError {
+    #[error(transparent)]
+    Agent(#[from] AgentError),
+}
+pub async fn demo(_s: DemoSettings) -> Result<(), DemoError> {
+    Ok(())
+}

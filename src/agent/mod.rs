@@ -1,0 +1,220 @@
+//! Wiring and supervision: the only room that knows all others.
+//!
+//! In: validated settings. Out: a running node agent, or the reason why it ended. Refuses to know: how any room does its
+//! work, and where settings come from.
+
+mod demo;
+mod probe;
+mod publisher;
+mod self_use;
+mod settings;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::clock::Clock;
+use crate::hardware::{self, Hardware};
+use crate::kubelet;
+use crate::metrics::Pages;
+use crate::model::{ConfigReload, HardwareState, Snapshot};
+use crate::web::{self, BindError, Listener, ScrapeDurations, WebState};
+
+pub use crate::hardware::simulated::Profile;
+pub use crate::web::ListenAddress;
+pub use demo::{DemoError, DemoSettings, demo};
+pub use probe::{ProbeError, probe_nvml};
+pub use settings::{HardwareSource, LogFormat, Reloadable, Settings};
+
+use publisher::{Publisher, Pulse};
+
+/// After a first signal: the promise is to be gone within five seconds.
+const GRACE: Duration = Duration::from_secs(4);
+
+/// Why the agent ended, other than by being asked to.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    #[error("signals cannot be received: {0}")]
+    Signals(std::io::Error),
+    #[error("the web server ended: {0}")]
+    Web(std::io::Error),
+    #[error("the {0} task ended, which it never should; the log above says why")]
+    TaskEnded(&'static str),
+}
+
+/// Re-reads the settings that may change while running; the error says what is wrong with them.
+pub type Reload = Box<dyn FnMut() -> Result<Reloadable, String> + Send>;
+
+/// Runs until SIGTERM or SIGINT. A second signal ends the process at once.
+pub async fn run(settings: Settings, reload: Reload) -> Result<(), AgentError> {
+    let driver = settings.driver();
+    run_on(driver, settings, reload, Clock::start()).await
+}
+
+async fn run_on(
+    driver: Option<Box<dyn hardware::Driver>>,
+    settings: Settings,
+    mut reload: Reload,
+    clock: Clock,
+) -> Result<(), AgentError> {
+    let mut signals = Signals::receive()?;
+    let listeners = bind(&settings).await?;
+
+    let devices = driver.map(|driver| hardware::start(driver, settings.hardware_room(), clock));
+    let (_no_devices, nothing) = watch::channel(Arc::new(HardwareState { source: "none", ..HardwareState::default() }));
+    let (publish_kubelet, kubelet_states) = watch::channel(Arc::default());
+    let (publish, snapshots) = watch::channel(Arc::<Snapshot>::default());
+    let (live, reloadable) = watch::channel(settings.reloadable.clone());
+    let (reloads, config_reload) = watch::channel(None);
+    let (pulse, scrapes) = (Pulse::default(), ScrapeDurations::default());
+
+    let mut tasks = JoinSet::new();
+    tasks.spawn(named("kubelet", kubelet::run(settings.kubelet_room(reloadable.clone()), clock, publish_kubelet)));
+    let publisher = Publisher {
+        clock,
+        node_name: settings.node_name.as_str().into(),
+        hardware: devices.as_ref().map_or(nothing, Hardware::watch),
+        kubelet: kubelet_states,
+        reloadable,
+        config_reload,
+        scrapes: scrapes.clone(),
+        publish,
+        pulse: pulse.clone(),
+    };
+    tasks.spawn(named("publisher", publisher.run()));
+
+    let ready_snapshots = snapshots.clone();
+    let state = WebState {
+        snapshots,
+        pages: Arc::new(Pages::default()),
+        scrapes,
+        clock,
+        healthy: Arc::new(move || pulse.feel(clock.now().monotonic)),
+        ready: Arc::new(move || ready(&ready_snapshots.borrow())),
+    };
+    for listener in &listeners {
+        tracing::info!(address = %listener.address(), "listening");
+    }
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let serving = web::serve(listeners, state, async move { drop(stopped.await) });
+    tokio::pin!(serving);
+
+    let outcome = loop {
+        tokio::select! {
+            served = &mut serving => break served.map_err(AgentError::Web),
+            Some(ended) = tasks.join_next() => break Err(AgentError::TaskEnded(ended.unwrap_or("a panicked"))),
+            asked = signals.next() => match asked {
+                Asked::ToEnd => break Ok(()),
+                Asked::ToReload => apply(reload(), &live, &reloads, clock),
+            },
+        }
+    };
+    if outcome.is_ok() {
+        tracing::info!("ending");
+        drop(stop);
+        tokio::select! {
+            served = &mut serving => served.map_err(AgentError::Web)?,
+            () = signals.end() => tracing::warn!("ended at once, as asked"),
+            () = tokio::time::sleep(GRACE) => tracing::warn!("requests under way did not finish"),
+        }
+    }
+    tasks.shutdown().await;
+    if let Some(devices) = devices {
+        // Waits for threads: not on the runtime's own.
+        let _ = tokio::task::spawn_blocking(move || devices.stop()).await;
+    }
+    outcome
+}
+
+async fn named(name: &'static str, task: impl Future<Output = ()>) -> &'static str {
+    task.await;
+    name
+}
+
+async fn bind(settings: &Settings) -> Result<Vec<Listener>, AgentError> {
+    let mut listeners = vec![];
+    for address in &settings.listen {
+        listeners.push(Listener::bind(address).await?);
+    }
+    if let Some(path) = &settings.admin_socket {
+        match Listener::bind_private(path).await {
+            Ok(listener) => listeners.push(listener),
+            Err(error) if settings.admin_socket_required => return Err(error.into()),
+            Err(error) => tracing::warn!(%error, "no admin socket; local commands need --url"),
+        }
+    }
+    Ok(listeners)
+}
+
+/// `Err` with what is still waited for.
+fn ready(snapshot: &Snapshot) -> Result<(), String> {
+    let kubelet = &snapshot.kubelet;
+    if kubelet.relation.is_none() && kubelet.problem.is_none() {
+        return Err("the kubelet has not been asked yet".into());
+    }
+    let devices = &snapshot.hardware;
+    if devices.source != "none" && devices.inventory.generation == 0 && devices.problem.is_none() {
+        return Err("the devices have not been read yet".into());
+    }
+    Ok(())
+}
+
+fn apply(
+    read: Result<Reloadable, String>,
+    live: &watch::Sender<Reloadable>,
+    reloads: &watch::Sender<Option<ConfigReload>>,
+    clock: Clock,
+) {
+    let now = clock.now().unix;
+    let last = reloads.borrow().map_or(now, |reload| reload.last_success);
+    match read {
+        Ok(reloadable) => {
+            tracing::info!(?reloadable, "configuration re-read");
+            live.send_replace(reloadable);
+            reloads.send_replace(Some(ConfigReload { successful: true, last_success: now }));
+        }
+        Err(problem) => {
+            tracing::error!(%problem, "configuration not re-read: the old one stays in force");
+            reloads.send_replace(Some(ConfigReload { successful: false, last_success: last }));
+        }
+    }
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+enum Asked {
+    ToEnd,
+    ToReload,
+}
+
+impl Signals {
+    async fn next(&mut self) -> Asked {
+        tokio::select! {
+            _ = self.terminate.recv() => Asked::ToEnd,
+            _ = self.interrupt.recv() => Asked::ToEnd,
+            _ = self.hangup.recv() => Asked::ToReload,
+        }
+    }
+
+    async fn end(&mut self) {
+        while !matches!(self.next().await, Asked::ToEnd) {}
+    }
+
+    fn receive() -> Result<Self, AgentError> {
+        let receive = |kind| signal(kind).map_err(AgentError::Signals);
+        Ok(Self {
+            terminate: receive(SignalKind::terminate())?,
+            interrupt: receive(SignalKind::interrupt())?,
+            hangup: receive(SignalKind::hangup())?,
+        })
+    }
+}

@@ -1,0 +1,175 @@
+//! The real binary, started and scraped over HTTP.
+//!
+//! Include it with `#[path = "support/agent.rs"] mod agent;`.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(clippy::disallowed_methods, reason = "a test starts the binary and waits for it")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The binary that cargo built with the tests, or the one that `PODMETER_BINARY` names.
+pub fn binary() -> PathBuf {
+    std::env::var_os("PODMETER_BINARY").map_or_else(|| env!("CARGO_BIN_EXE_podmeter").into(), PathBuf::from)
+}
+
+/// A running podmeter. Dropping it kills it.
+pub struct Running {
+    child: Child,
+    pub address: String,
+    log: Arc<Mutex<String>>,
+}
+
+pub struct Answer {
+    pub status: u16,
+    pub head: String,
+    pub body: String,
+}
+
+/// How it ended and what it said, for a command that is to end by itself.
+pub fn ended(arguments: &[&str]) -> (i32, String) {
+    let output = Command::new(binary()).args(arguments).output().expect("start podmeter");
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.code().expect("not killed"), String::from_utf8_lossy(&said).into_owned())
+}
+
+/// `podmeter agent` over this kubelet root, with no admin socket, on a port of the system's choice.
+pub fn agent(kubelet_root: &Path, arguments: &[&str], environment: &[(&str, PathBuf)]) -> Running {
+    let root = kubelet_root.to_str().expect("a plain path");
+    let mut all = vec!["agent", "--listen", "127.0.0.1:0", "--admin-socket", "none", "--kubelet-root", root];
+    all.extend(arguments);
+    Running::start(&all, environment, None)
+}
+
+impl Running {
+    pub fn start(arguments: &[&str], environment: &[(&str, PathBuf)], uid: Option<u32>) -> Self {
+        Self::start_binary(&binary(), arguments, environment, uid)
+    }
+
+    pub fn start_binary(binary: &Path, arguments: &[&str], environment: &[(&str, PathBuf)], uid: Option<u32>) -> Self {
+        let mut command = Command::new(binary);
+        command.args(arguments).envs(environment.iter().map(|(name, value)| (name, value)));
+        if let Some(uid) = uid {
+            command.uid(uid);
+        }
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("start podmeter");
+        let mut lines = BufReader::new(child.stderr.take().expect("piped"));
+        let log = Arc::new(Mutex::new(String::new()));
+        let mut address = None;
+        while address.is_none() {
+            let mut line = String::new();
+            let read = lines.read_line(&mut line).expect("the log is text");
+            log.lock().expect("not poisoned").push_str(&line);
+            assert!(read > 0, "ended before it listened:\n{}", log.lock().expect("not poisoned"));
+            address = line.split("listening address=").nth(1).map(|rest| rest.trim().to_owned());
+        }
+        let following = Arc::clone(&log);
+        std::thread::spawn(move || {
+            for line in lines.lines().map_while(Result::ok) {
+                let mut log = following.lock().expect("not poisoned");
+                log.push_str(&line);
+                log.push('\n');
+            }
+        });
+        Self { child, address: address.expect("found"), log }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn log(&self) -> String {
+        self.log.lock().expect("not poisoned").clone()
+    }
+
+    pub fn get(&self, path: &str) -> Answer {
+        self.get_with(path, "")
+    }
+
+    /// `headers`: whole lines, each ending in CRLF.
+    pub fn get_with(&self, path: &str, headers: &str) -> Answer {
+        let mut stream = TcpStream::connect(&self.address).expect("podmeter listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a socket option");
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: test\r\n{headers}Connection: close\r\n\r\n").expect("sent");
+        let mut bytes = vec![];
+        stream.read_to_end(&mut bytes).expect("answered");
+        let text = String::from_utf8_lossy(&bytes);
+        let (head, body) = text.split_once("\r\n\r\n").expect("a head and a body");
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+        Answer { status, head: head.to_owned(), body: body.to_owned() }
+    }
+
+    pub fn metrics(&self) -> Page {
+        Page(self.get("/metrics").body)
+    }
+
+    /// Scrapes until the page satisfies `condition`.
+    pub fn until(&self, what: &str, condition: impl Fn(&Page) -> bool) -> Page {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let page = self.metrics();
+            if condition(&page) {
+                return page;
+            }
+            assert!(Instant::now() < deadline, "never: {what}\nlog:\n{}\npage:\n{}", self.log(), page.0);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").args(["-s", name, &self.pid().to_string()]).status().expect("kill runs");
+        assert!(status.success(), "kill -s {name}");
+    }
+
+    pub fn wait(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("a child") {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "does not end:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A page in text 0.0.4.
+pub struct Page(pub String);
+
+impl Page {
+    /// The samples of `name` whose labels contain every one of `labels` (each as `key="value"`).
+    pub fn samples<'a>(&'a self, name: &'a str, labels: &'a [&'a str]) -> impl Iterator<Item = (&'a str, f64)> {
+        self.0.lines().filter(|line| !line.starts_with('#')).filter_map(move |line| {
+            let (series, value) = line.rsplit_once(' ')?;
+            let (series_name, series_labels) = series.split_once('{').unwrap_or((series, ""));
+            let matches = series_name == name && labels.iter().all(|label| series_labels.contains(label));
+            matches.then(|| (series_labels, value.parse().expect("a number")))
+        })
+    }
+
+    /// The one sample that matches; `None` when there is none.
+    pub fn value(&self, name: &str, labels: &[&str]) -> Option<f64> {
+        let mut found = self.samples(name, labels);
+        let first = found.next().map(|(_, value)| value);
+        assert!(found.next().is_none(), "{name}{labels:?} is not one series:\n{}", self.0);
+        first
+    }
+
+    pub fn count(&self, name: &str, labels: &[&str]) -> usize {
+        self.samples(name, labels).count()
+    }
+}
