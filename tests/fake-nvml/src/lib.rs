@@ -1,1 +1,68 @@
-//! A fake libnvidia-ml.so.1.
+//! A fake `libnvidia-ml.so.1` for tests: the C functions of NVML, answered from a JSON file that may change at any time.
+//!
+//! In: a data file. Out: the C ABI, with the struct layouts of nvml-wrapper-sys. No call touches hardware.
+//!
+//! # Files
+//!
+//! The data file is named by `FAKE_NVML_STATE`, or else is `fake-nvml.json` beside the loaded library. It is looked at
+//! on calls, at most every 5 ms, and read again when its time stamp, size or inode changed; one that cannot be read
+//! leaves the last good state, with a line on stderr. Write it beside and rename it.
+//! `FAKE_NVML_STATS` names a file that gets a JSON object of call counts, at most every 100 ms and at nvmlShutdown;
+//! without both variables it is `fake-nvml-stats.json` beside the library.
+//!
+//! # Format
+//!
+//! Every name may be missing; `{"gpus": [{}, {}]}` is a machine with two idle H100. Unknown names are refused.
+//!
+//! ```json
+//! {
+//!   "driver_version": "580.95.05", "nvml_version": "13.580.95.05", "cuda_version": 13000,
+//!   "generation": 1, "init": 0,
+//!   "fail": {"nvmlDeviceGetPowerUsage": 3}, "delay": {"nvmlDeviceGetName": 50},
+//!   "hang": ["nvmlDeviceGetUtilizationRates"], "function_not_found": ["nvmlDeviceGetFieldValues"],
+//!   "gpus": [{
+//!     "utilization": {"gpu": 75.5, "memory": 20}, "power_milliwatts": 300000,
+//!     "memory": {"used_bytes": 1073741824},
+//!     "processes": [{"pid": 4711, "kind": "compute", "memory_bytes": 1073741824, "sm": 75}],
+//!     "events": [{"sequence": 1, "xid": 79}], "recovery_action": 0, "lost": false,
+//!     "mig": {"enabled": true, "instances": [{"gpu_instance": 1, "profile": "1g.10gb"}]},
+//!     "gpm": {"metrics": {"2": 45.5}}, "fields": {"142": 3, "230": {"code": 3}}
+//!   }]
+//! }
+//! ```
+//!
+//! All names with their defaults and units: `state/`. A recording of a real machine has the same format, its origin
+//! under `recorded`.
+//!
+//! # Time
+//!
+//! The states of the file make up a history, each from the moment the file was written. Samples, the energy counter and
+//! GPM are computed from it, so that they agree with the load exactly, whenever they are asked for. A new `generation`
+//! is a driver reload: all calls say UNINITIALIZED until nvmlShutdown and nvmlInit, old handles are dead, and the
+//! energy counter begins anew.
+//!
+//! # Faults
+//!
+//! `fail`, `delay` (milliseconds), `hang` and `function_not_found` go by C name or `*`, for the whole library or for
+//! one GPU. A call that hangs returns once the file no longer lists it. `*` spares nvmlInit and nvmlShutdown; `init` is
+//! the former's code. `lost` makes every call on that GPU's handles say GPU_IS_LOST, and the event wait as well.
+
+#![allow(unsafe_code, reason = "a C ABI: exported names and the caller's pointers")]
+#![allow(non_snake_case, reason = "the exported names are the driver's")]
+
+mod calls;
+mod clock;
+mod codes;
+mod events;
+mod fields;
+mod gate;
+mod gpm;
+mod handles;
+mod history;
+mod library;
+mod out;
+mod samples;
+mod state;
+mod stats;
+mod versions;
+mod watch;

@@ -1,0 +1,134 @@
+//! Memory errors and what became of them.
+
+use std::ffi::{c_uint, c_ulonglong};
+use std::mem::size_of;
+
+use nvml_wrapper_sys::bindings::{nvmlEccSramErrorStatus_v1_t, nvmlRowRemapperHistogramValues_t};
+
+use super::on_device;
+use crate::codes::{Code, INVALID_ARGUMENT, NOT_SUPPORTED};
+use crate::gate::Target;
+use crate::out::{Many, Out};
+use crate::state::{EccCounts, RemappedRows, RetiredPages};
+use crate::versions;
+
+on_device! {
+    nvmlDeviceGetEccMode(current: Out<c_uint>, pending: Out<c_uint>) |target| {
+        let ecc = &target.whole()?.ecc;
+        let enabled = ecc.enabled.ok_or(NOT_SUPPORTED)?;
+        current.put(enabled.into())?;
+        pending.put(ecc.pending.unwrap_or(enabled).into())
+    }
+    nvmlDeviceGetTotalEccErrors(kind: c_uint, counter: c_uint, count: Out<c_ulonglong>) |target| {
+        let counts = ecc_counts(target, counter)?;
+        count.put(match kind {
+            0 => counts.corrected,
+            1 => counts.uncorrected,
+            _ => return Err(INVALID_ARGUMENT),
+        })
+    }
+    nvmlDeviceGetMemoryErrorCounter(
+        kind: c_uint, counter: c_uint, location: c_uint, count: Out<c_ulonglong>
+    ) |target| {
+        let counts = ecc_counts(target, counter)?;
+        count.put(match (kind, location) {
+            (0, 2) => counts.corrected.saturating_sub(counts.sram_corrected),
+            (1, 2) => counts.uncorrected.saturating_sub(counts.sram_uncorrected),
+            (0, 7) => counts.sram_corrected,
+            (1, 7) => counts.sram_uncorrected,
+            (0 | 1, 0..=8) => return Err(NOT_SUPPORTED),
+            _ => return Err(INVALID_ARGUMENT),
+        })
+    }
+    nvmlDeviceGetSramEccErrorStatus(status: Out<nvmlEccSramErrorStatus_v1_t>) |target| {
+        let asked = status.get()?;
+        versions::check(asked.version, 1, size_of::<nvmlEccSramErrorStatus_v1_t>())?;
+        let (volatile, aggregate) = (ecc_counts(target, 0)?, ecc_counts(target, 1)?);
+        status.put(nvmlEccSramErrorStatus_v1_t {
+            aggregateUncParity: 0,
+            aggregateUncSecDed: aggregate.sram_uncorrected,
+            aggregateCor: aggregate.sram_corrected,
+            volatileUncParity: 0,
+            volatileUncSecDed: volatile.sram_uncorrected,
+            volatileCor: volatile.sram_corrected,
+            aggregateUncBucketL2: 0,
+            aggregateUncBucketSm: aggregate.sram_uncorrected,
+            aggregateUncBucketPcie: 0,
+            aggregateUncBucketMcu: 0,
+            aggregateUncBucketOther: 0,
+            bThresholdExceeded: target.gpu().ecc.sram_threshold_exceeded.into(),
+            ..asked
+        })
+    }
+    nvmlDeviceGetRetiredPages(cause: c_uint, count: Out<c_uint>, addresses: Many<c_ulonglong>) |target| {
+        addresses.put_all(count, pages(target, cause)?)
+    }
+    nvmlDeviceGetRetiredPages_v2(
+        cause: c_uint, count: Out<c_uint>, addresses: Many<c_ulonglong>, times: Many<c_ulonglong>
+    ) |target| {
+        let pages = pages(target, cause)?;
+        addresses.put_all(count, pages)?;
+        times.put_all(count, &vec![0; pages.len()])
+    }
+    nvmlDeviceGetRetiredPagesPendingStatus(pending: Out<c_uint>) |target| {
+        pending.put(retired(target)?.pending.into())
+    }
+    nvmlDeviceGetRemappedRows(
+        correctable: Out<c_uint>, uncorrectable: Out<c_uint>, pending: Out<c_uint>, failure: Out<c_uint>
+    ) |target| {
+        let rows = remapped(target)?;
+        correctable.put(rows.correctable)?;
+        uncorrectable.put(rows.uncorrectable)?;
+        pending.put(rows.pending.into())?;
+        failure.put(rows.failure.into())
+    }
+    nvmlDeviceGetRowRemapperHistogram(histogram: Out<nvmlRowRemapperHistogramValues_t>) |target| {
+        let rows = remapped(target)?;
+        let RemappedRows { max, high, partial, low, none, .. } = *rows;
+        histogram.put(nvmlRowRemapperHistogramValues_t { max, high, partial, low, none })
+    }
+}
+
+fn ecc_counts(target: &Target, counter: c_uint) -> Result<&EccCounts, Code> {
+    let ecc = &target.whole()?.ecc;
+    if ecc.enabled != Some(true) {
+        return Err(NOT_SUPPORTED);
+    }
+    match counter {
+        0 => Ok(&ecc.volatile),
+        1 => Ok(&ecc.aggregate),
+        _ => Err(INVALID_ARGUMENT),
+    }
+}
+
+fn retired(target: &Target) -> Result<&RetiredPages, Code> {
+    target.whole()?.retired_pages.as_ref().ok_or(NOT_SUPPORTED)
+}
+
+fn pages(target: &Target, cause: c_uint) -> Result<&[u64], Code> {
+    let retired = retired(target)?;
+    match cause {
+        0 => Ok(&retired.single_bit),
+        1 => Ok(&retired.double_bit),
+        _ => Err(INVALID_ARGUMENT),
+    }
+}
+
+/// Not while MIG instances are active.
+fn remapped(target: &Target) -> Result<&RemappedRows, Code> {
+    let gpu = target.whole()?;
+    if gpu.mig.active().next().is_some() {
+        return Err(NOT_SUPPORTED);
+    }
+    gpu.remapped_rows.as_ref().ok_or(NOT_SUPPORTED)
+}
+
+/// What a field over ECC may say.
+pub fn ecc_field(target: &Target, counter: c_uint, pick: impl Fn(&EccCounts) -> u64) -> Result<u64, Code> {
+    ecc_counts(target, counter).map(pick)
+}
+
+/// What a field over remapped rows may say.
+pub fn remap_field(target: &Target, pick: impl Fn(&RemappedRows) -> u32) -> Result<u32, Code> {
+    remapped(target).map(pick)
+}

@@ -1,0 +1,163 @@
+//! How busy, full, hot and hungry a GPU is.
+
+use std::ffi::{c_int, c_uint, c_ulonglong};
+use std::mem::size_of;
+
+use nvml_wrapper_sys::bindings::{
+    nvmlBAR1Memory_t, nvmlMarginTemperature_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlTemperature_t, nvmlUtilization_t,
+    nvmlViolationTime_t,
+};
+
+use super::on_device;
+use crate::clock;
+use crate::codes::{Answer, Code, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED};
+use crate::gate::Target;
+use crate::library::library;
+use crate::out::Out;
+use crate::versions;
+
+/// What the driver says about the engines' sampling period.
+const PERIOD_MICROSECONDS: c_uint = 166_667;
+
+on_device! {
+    nvmlDeviceGetUtilizationRates(rates: Out<nvmlUtilization_t>) |target| {
+        let busy = &target.undivided()?.utilization;
+        rates.put(nvmlUtilization_t { gpu: percent(busy.gpu), memory: percent(busy.memory) })
+    }
+    nvmlDeviceGetEncoderUtilization(share: Out<c_uint>, period: Out<c_uint>) |target| {
+        engine(share, period, target.undivided()?.utilization.encoder)
+    }
+    nvmlDeviceGetDecoderUtilization(share: Out<c_uint>, period: Out<c_uint>) |target| {
+        engine(share, period, target.undivided()?.utilization.decoder)
+    }
+    nvmlDeviceGetJpgUtilization(share: Out<c_uint>, period: Out<c_uint>) |target| {
+        engine(share, period, target.undivided()?.utilization.jpeg)
+    }
+    nvmlDeviceGetOfaUtilization(share: Out<c_uint>, period: Out<c_uint>) |target| {
+        engine(share, period, target.undivided()?.utilization.ofa)
+    }
+    nvmlDeviceGetMemoryInfo(memory: Out<nvmlMemory_t>) |target| {
+        let (total, reserved, used) = memory_of(target);
+        let taken = used.saturating_add(reserved).min(total);
+        memory.put(nvmlMemory_t { total, free: total - taken, used: taken })
+    }
+    nvmlDeviceGetMemoryInfo_v2(memory: Out<nvmlMemory_v2_t>) |target| {
+        versions::check(memory.get()?.version, 2, size_of::<nvmlMemory_v2_t>())?;
+        let (total, reserved, used) = memory_of(target);
+        let free = total.saturating_sub(reserved).saturating_sub(used);
+        memory.put(nvmlMemory_v2_t { version: memory.get()?.version, total, reserved, free, used })
+    }
+    nvmlDeviceGetBAR1MemoryInfo(memory: Out<nvmlBAR1Memory_t>) |target| {
+        let own = &target.gpu().memory;
+        let (total, used) = (own.bar1_total_bytes, own.bar1_used_bytes);
+        memory.put(nvmlBAR1Memory_t { bar1Total: total, bar1Free: total.saturating_sub(used), bar1Used: used })
+    }
+    nvmlDeviceGetTotalEnergyConsumption(energy: Out<c_ulonglong>) |target| {
+        let uuid = &target.whole()?.uuid;
+        let now = clock::now();
+        let total = library().histories.get(uuid).map(|history| history.energy_millijoules(now));
+        energy.put(total.ok_or(NOT_FOUND)?)
+    }
+    nvmlDeviceGetPowerUsage(power: Out<c_uint>) |target| {
+        power.put(target.whole()?.power_milliwatts)
+    }
+    nvmlDeviceGetEnforcedPowerLimit(limit: Out<c_uint>) |target| {
+        limit.put(target.whole()?.power_limits.enforced)
+    }
+    nvmlDeviceGetPowerManagementLimit(limit: Out<c_uint>) |target| {
+        limit.put(target.whole()?.power_limits.management)
+    }
+    nvmlDeviceGetPowerManagementDefaultLimit(limit: Out<c_uint>) |target| {
+        limit.put(target.whole()?.power_limits.default)
+    }
+    nvmlDeviceGetPowerManagementLimitConstraints(least: Out<c_uint>, most: Out<c_uint>) |target| {
+        let limits = &target.whole()?.power_limits;
+        least.put(limits.minimum)?;
+        most.put(limits.maximum)
+    }
+    nvmlDeviceGetTemperature(sensor: c_uint, temperature: Out<c_uint>) |target| {
+        temperature.put(celsius(target, sensor)? as c_uint)
+    }
+    nvmlDeviceGetTemperatureV(temperature: Out<nvmlTemperature_t>) |target| {
+        let asked = temperature.get()?;
+        versions::check(asked.version, 1, size_of::<nvmlTemperature_t>())?;
+        temperature.put(nvmlTemperature_t { temperature: celsius(target, asked.sensorType)?, ..asked })
+    }
+    nvmlDeviceGetMarginTemperature(margin: Out<nvmlMarginTemperature_t>) |target| {
+        let asked = margin.get()?;
+        versions::check(asked.version, 1, size_of::<nvmlMarginTemperature_t>())?;
+        let own = target.whole()?.temperatures.margin.ok_or(NOT_SUPPORTED)?;
+        margin.put(nvmlMarginTemperature_t { marginTemperature: own, ..asked })
+    }
+    nvmlDeviceGetClockInfo(kind: c_uint, clock: Out<c_uint>) |target| {
+        let clocks = &target.gpu().clocks;
+        clock.put(pick(kind, [clocks.graphics, clocks.sm, clocks.memory, clocks.video])?)
+    }
+    nvmlDeviceGetMaxClockInfo(kind: c_uint, clock: Out<c_uint>) |target| {
+        let clocks = &target.gpu().clocks;
+        clock.put(pick(kind, [clocks.max_graphics, clocks.max_sm, clocks.max_memory, clocks.max_video])?)
+    }
+    nvmlDeviceGetCurrentClocksEventReasons(reasons: Out<c_ulonglong>) |target| {
+        reasons.put(target.whole()?.clock_event_reasons.mask)
+    }
+    nvmlDeviceGetCurrentClocksThrottleReasons(reasons: Out<c_ulonglong>) |target| {
+        reasons.put(target.whole()?.clock_event_reasons.mask)
+    }
+    nvmlDeviceGetSupportedClocksEventReasons(reasons: Out<c_ulonglong>) |target| {
+        target.whole()?;
+        reasons.put(0x1FF)
+    }
+    nvmlDeviceGetPerformanceState(state: Out<c_uint>) |target| {
+        state.put(target.whole()?.performance_state)
+    }
+    nvmlDeviceGetNumFans(fans: Out<c_uint>) |target| {
+        fans.put(target.whole()?.fans.len() as c_uint)
+    }
+    nvmlDeviceGetFanSpeed_v2(fan: c_uint, speed: Out<c_uint>) |target| {
+        let fans = &target.whole()?.fans;
+        let refused = if fans.is_empty() { NOT_SUPPORTED } else { INVALID_ARGUMENT };
+        speed.put(*fans.get(fan as usize).ok_or(refused)?)
+    }
+    nvmlDeviceGetViolationStatus(policy: c_uint, status: Out<nvmlViolationTime_t>) |target| {
+        let lasted = &target.whole()?.clock_event_reasons;
+        let nanoseconds = match policy {
+            0 => lasted.power_cap_nanoseconds,
+            1 => lasted.sw_thermal_nanoseconds + lasted.hw_thermal_nanoseconds,
+            2 => lasted.sync_boost_nanoseconds,
+            3 | 4 | 5 | 10 | 11 => 0,
+            _ => return Err(INVALID_ARGUMENT),
+        };
+        status.put(nvmlViolationTime_t { referenceTime: clock::now() * 1_000, violationTime: nanoseconds })
+    }
+}
+
+fn percent(share: f64) -> c_uint {
+    share.round() as c_uint
+}
+
+fn engine(share: Out<c_uint>, period: Out<c_uint>, value: f64) -> Answer {
+    share.put(percent(value))?;
+    period.put(PERIOD_MICROSECONDS)
+}
+
+/// Total, reserved and used: of the GPU instance for a MIG device.
+fn memory_of(target: &Target) -> (u64, u64, u64) {
+    match target.instance() {
+        Some(one) => (one.memory_total_bytes(), one.memory_reserved_bytes, one.memory_used_bytes),
+        None => {
+            let memory = &target.gpu().memory;
+            (memory.total_bytes, memory.reserved_bytes, memory.used_bytes)
+        }
+    }
+}
+
+fn celsius(target: &Target, sensor: c_uint) -> Result<c_int, Code> {
+    if sensor != 0 {
+        return Err(INVALID_ARGUMENT);
+    }
+    target.gpu().temperatures.gpu.ok_or(NOT_SUPPORTED)
+}
+
+fn pick(kind: c_uint, values: [u32; 4]) -> Result<u32, Code> {
+    values.get(kind as usize).copied().ok_or(INVALID_ARGUMENT)
+}

@@ -1,0 +1,147 @@
+//! MIG: the mode, the devices, their GPU instances and profiles.
+
+use std::ffi::{c_char, c_uint};
+use std::mem::size_of;
+
+use nvml_wrapper_sys::bindings::{
+    nvmlDevice_t, nvmlDeviceAttributes_t, nvmlGpuInstance_t, nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t,
+    nvmlGpuInstanceProfileInfo_t, nvmlGpuInstanceProfileInfo_v2_t, nvmlReturn_t,
+};
+
+use super::on_device;
+use crate::codes::{Code, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED};
+use crate::gate::{self, Target};
+use crate::out::{Many, Out, fill};
+use crate::state::{Instance, PROFILES, Profile};
+use crate::versions;
+
+on_device! {
+    nvmlDeviceGetMigMode(current: Out<c_uint>, pending: Out<c_uint>) |target| {
+        let mig = &target.whole()?.mig;
+        if !mig.supported {
+            return Err(NOT_SUPPORTED);
+        }
+        current.put(mig.enabled.into())?;
+        pending.put(mig.pending.unwrap_or(mig.enabled).into())
+    }
+    nvmlDeviceGetMaxMigDeviceCount(count: Out<c_uint>) |target| {
+        let mig = &target.whole()?.mig;
+        count.put(if mig.supported { mig.max_instances } else { 0 })
+    }
+    nvmlDeviceGetMigDeviceHandleByIndex(index: c_uint, device: Out<nvmlDevice_t>) |target| {
+        let mig = &target.whole()?.mig;
+        if !mig.supported {
+            return Err(NOT_SUPPORTED);
+        }
+        if index >= mig.max_instances {
+            return Err(INVALID_ARGUMENT);
+        }
+        let one = mig.active().find(|one| one.index == Some(index)).ok_or(NOT_FOUND)?;
+        device.put(target.handle.mig_device(one.gpu_instance, one.compute_instance).pointer())
+    }
+    nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device_of: Out<nvmlDevice_t>) |target| {
+        instance(target)?;
+        device_of.put(target.handle.parent().pointer())
+    }
+    nvmlDeviceIsMigDeviceHandle(answer: Out<c_uint>) |target| { answer.put(target.instance().is_some().into()) }
+    nvmlDeviceGetGpuInstanceId(id: Out<c_uint>) |target| { id.put(instance(target)?.gpu_instance) }
+    nvmlDeviceGetComputeInstanceId(id: Out<c_uint>) |target| { id.put(instance(target)?.compute_instance) }
+    nvmlDeviceGetAttributes_v2(attributes: Out<nvmlDeviceAttributes_t>) |target| {
+        let one = instance(target)?;
+        attributes.put(nvmlDeviceAttributes_t {
+            multiprocessorCount: one.multiprocessors.unwrap_or(one.shape().multiprocessors),
+            sharedCopyEngineCount: one.gpu_slices(),
+            sharedDecoderCount: one.gpu_slices(),
+            sharedEncoderCount: 0,
+            sharedJpegCount: one.gpu_slices(),
+            sharedOfaCount: 0,
+            gpuInstanceSliceCount: one.gpu_slices(),
+            computeInstanceSliceCount: one.compute_slices(),
+            memorySizeMB: one.memory_total_bytes() >> 20,
+        })
+    }
+    nvmlDeviceGetGpuInstanceById(id: c_uint, instance: Out<nvmlGpuInstance_t>) |target| {
+        target.whole()?.mig.active().find(|one| one.gpu_instance == id).ok_or(NOT_FOUND)?;
+        instance.put(target.handle.gpu_instance(id).pointer())
+    }
+    nvmlDeviceGetGpuInstances(profile: c_uint, instances: Many<nvmlGpuInstance_t>, count: Out<c_uint>) |target| {
+        let mut ids: Vec<_> = target.whole()?.mig.active().filter(|one| one.profile_id() == profile).collect();
+        ids.sort_by_key(|one| one.gpu_instance);
+        ids.dedup_by_key(|one| one.gpu_instance);
+        let handles: Vec<_> = ids.iter().map(|one| target.handle.gpu_instance(one.gpu_instance).pointer()).collect();
+        instances.put_all(count, &handles)
+    }
+    nvmlDeviceGetGpuInstanceProfileInfo(profile: c_uint, info: Out<nvmlGpuInstanceProfileInfo_t>) |target| {
+        let (profile, parts) = shape(target, profile)?;
+        info.put(nvmlGpuInstanceProfileInfo_t {
+            id: profile.id,
+            isP2pSupported: 0,
+            sliceCount: profile.slices,
+            instanceCount: profile.count,
+            multiprocessorCount: profile.multiprocessors,
+            copyEngineCount: parts.engines,
+            decoderCount: parts.engines,
+            encoderCount: 0,
+            jpegCount: parts.engines,
+            ofaCount: parts.ofa,
+            memorySizeMB: profile.memory_mib,
+        })
+    }
+    nvmlDeviceGetGpuInstanceProfileInfoV(profile: c_uint, info: Out<nvmlGpuInstanceProfileInfo_v2_t>) |target| {
+        let version = info.cast::<c_uint>().get()?;
+        versions::check(version, 2, size_of::<nvmlGpuInstanceProfileInfo_v2_t>())?;
+        let (profile, parts) = shape(target, profile)?;
+        info.put(nvmlGpuInstanceProfileInfo_v2_t {
+            version,
+            id: profile.id,
+            isP2pSupported: 0,
+            sliceCount: profile.slices,
+            instanceCount: profile.count,
+            multiprocessorCount: profile.multiprocessors,
+            copyEngineCount: parts.engines,
+            decoderCount: parts.engines,
+            encoderCount: 0,
+            jpegCount: parts.engines,
+            ofaCount: parts.ofa,
+            memorySizeMB: profile.memory_mib,
+            name: fill::<96>(&format!("MIG {}", profile.name)) as [c_char; 96],
+        })
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlGpuInstanceGetInfo(
+    instance: nvmlGpuInstance_t,
+    info: Out<nvmlGpuInstanceInfo_t>,
+) -> nvmlReturn_t {
+    gate::device("nvmlGpuInstanceGetInfo", instance, |target| {
+        let one = target.gpu_instance()?;
+        let placement = one.placement.unwrap_or_default();
+        info.put(nvmlGpuInstanceInfo_t {
+            device: target.handle.parent().pointer(),
+            id: one.gpu_instance,
+            profileId: one.profile_id(),
+            placement: nvmlGpuInstancePlacement_t { start: placement.start, size: placement.size },
+        })
+    })
+}
+
+/// Only a MIG device has what is asked.
+fn instance(target: &Target) -> Result<&Instance, Code> {
+    target.instance().ok_or(INVALID_ARGUMENT)
+}
+
+struct Parts {
+    engines: u32,
+    ofa: u32,
+}
+
+/// By the header's constant.
+fn shape(target: &Target, constant: c_uint) -> Result<(Profile, Parts), Code> {
+    if !target.whole()?.mig.supported {
+        return Err(NOT_SUPPORTED);
+    }
+    let profile = PROFILES.into_iter().find(|profile| profile.constant == constant).ok_or(NOT_SUPPORTED)?;
+    let ofa = u32::from(profile.slices == 7 || profile.name.ends_with("+me"));
+    Ok((profile, Parts { engines: profile.slices, ofa }))
+}

@@ -1,0 +1,98 @@
+//! Who is on a GPU, and how much of it they take.
+
+use std::ffi::{c_uint, c_ulonglong};
+use std::mem::size_of;
+
+use nvml_wrapper_sys::bindings::{
+    nvmlProcessInfo_t, nvmlProcessUtilizationInfo_v1_t, nvmlProcessUtilizationSample_t,
+    nvmlProcessesUtilizationInfo_v1_t,
+};
+
+use super::on_device;
+use crate::clock::{self, Micros};
+use crate::codes::{Answer, Code, INSUFFICIENT_SIZE, NOT_FOUND};
+use crate::gate::Target;
+use crate::out::{Many, Out};
+use crate::state::{Gpu, Process, ProcessKind};
+use crate::versions;
+
+on_device! {
+    nvmlDeviceGetComputeRunningProcesses_v3(count: Out<c_uint>, infos: Many<nvmlProcessInfo_t>) |target| {
+        list(target, ProcessKind::Compute, count, infos)
+    }
+    nvmlDeviceGetGraphicsRunningProcesses_v3(count: Out<c_uint>, infos: Many<nvmlProcessInfo_t>) |target| {
+        list(target, ProcessKind::Graphics, count, infos)
+    }
+    nvmlDeviceGetMPSComputeRunningProcesses_v3(count: Out<c_uint>, infos: Many<nvmlProcessInfo_t>) |target| {
+        list(target, ProcessKind::Mps, count, infos)
+    }
+    nvmlDeviceGetProcessUtilization(
+        samples: Many<nvmlProcessUtilizationSample_t>, count: Out<c_uint>, last_seen: c_ulonglong
+    ) |target| {
+        let (time, processes) = busy(target.undivided()?, last_seen)?;
+        let values: Vec<_> = processes.iter().map(|process| nvmlProcessUtilizationSample_t {
+            pid: process.pid,
+            timeStamp: time,
+            smUtil: process.sm,
+            memUtil: process.mem,
+            encUtil: process.enc,
+            decUtil: process.dec,
+        }).collect();
+        samples.put_all(count, &values)
+    }
+    nvmlDeviceGetProcessesUtilizationInfo(info: Out<nvmlProcessesUtilizationInfo_v1_t>) |target| {
+        let asked = info.get()?;
+        versions::check(asked.version, 1, size_of::<nvmlProcessesUtilizationInfo_v1_t>())?;
+        let (time, processes) = busy(target.undivided()?, asked.lastSeenTimeStamp)?;
+        info.put(nvmlProcessesUtilizationInfo_v1_t { processSamplesCount: processes.len() as c_uint, ..asked })?;
+        let array = Many::from_pointer(asked.procUtilArray);
+        if array.is_null() || (asked.processSamplesCount as usize) < processes.len() {
+            return Err(INSUFFICIENT_SIZE);
+        }
+        for (index, process) in processes.iter().enumerate() {
+            array.put(index, nvmlProcessUtilizationInfo_v1_t {
+                timeStamp: time,
+                pid: process.pid,
+                smUtil: process.sm,
+                memUtil: process.mem,
+                encUtil: process.enc,
+                decUtil: process.dec,
+                jpgUtil: process.jpg,
+                ofaUtil: process.ofa,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// A MIG device lists its own processes, the GPU all of them.
+fn list(target: &Target, kind: ProcessKind, count: Out<c_uint>, infos: Many<nvmlProcessInfo_t>) -> Answer {
+    let processes = target.gpu().processes.iter().filter(|process| process.kind == kind);
+    let here = processes.filter(|process| match target.instance() {
+        Some(instance) => {
+            process.gpu_instance == Some(instance.gpu_instance)
+                && process.compute_instance == Some(instance.compute_instance)
+        }
+        None => true,
+    });
+    let values: Vec<_> = here
+        .map(|process| nvmlProcessInfo_t {
+            pid: process.pid,
+            usedGpuMemory: process.memory_bytes.unwrap_or(u64::MAX),
+            gpuInstanceId: process.gpu_instance.unwrap_or(u32::MAX),
+            computeInstanceId: process.compute_instance.unwrap_or(u32::MAX),
+        })
+        .collect();
+    infos.put_all(count, &values)
+}
+
+/// The processes that did anything, and when that was measured; nothing newer than last seen is NOT_FOUND.
+fn busy(gpu: &Gpu, last_seen: Micros) -> Result<(Micros, Vec<&Process>), Code> {
+    let period = gpu.samples.period_microseconds.max(1);
+    let measured = clock::now() / period * period;
+    let worked = |process: &&Process| {
+        [process.sm, process.mem, process.enc, process.dec, process.jpg, process.ofa].iter().any(|share| *share > 0)
+    };
+    let processes: Vec<_> = gpu.processes.iter().filter(worked).collect();
+    if processes.is_empty() || measured <= last_seen { Err(NOT_FOUND) } else { Ok((measured, processes)) }
+}

@@ -1,0 +1,32 @@
+//! The fake's time: microseconds that rise, and are no wall clock, like the time stamps of the driver.
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+pub type Micros = u64;
+
+/// Where the count begins: anything but zero, which is the empty cursor.
+const BEGIN: Micros = 7_000_000_000;
+
+#[allow(clippy::disallowed_methods, reason = "the driver keeps its own time, and so does its fake")]
+fn instant() -> Instant {
+    Instant::now()
+}
+
+#[allow(clippy::disallowed_methods, reason = "a file's time stamp is wall clock and has to be carried over")]
+fn wall_clock() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+pub fn now() -> Micros {
+    static START: OnceLock<Instant> = OnceLock::new();
+    let start = *START.get_or_init(instant);
+    BEGIN + instant().duration_since(start).as_micros() as Micros
+}
+
+/// The moment of a wall clock time; one that lies ahead is now, one from before all memory is the beginning.
+pub fn at_wall_clock(seconds: i64, nanoseconds: i64) -> Micros {
+    let then = Duration::new(seconds.max(0) as u64, nanoseconds.clamp(0, 999_999_999) as u32);
+    let ago = wall_clock().saturating_sub(then).as_micros() as Micros;
+    now().saturating_sub(ago)
+}

@@ -1,0 +1,148 @@
+//! The library's memory behind one lock: the machine, who initialised it, what the handles mean, what was handed out.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::clock::{self, Micros};
+use crate::codes::{Code, DRIVER_NOT_LOADED, UNINITIALIZED, UNKNOWN};
+use crate::events::EventSet;
+use crate::gpm::GpmSample;
+use crate::handles::Handle;
+use crate::history::History;
+use crate::state::{Gpu, Machine};
+use crate::stats::Stats;
+use crate::watch::{self, Watch};
+
+/// A file older than this fills the ring of samples and no more.
+const OLDEST_STATE_MICROS: Micros = 20_000_000;
+
+pub struct Library {
+    watch: Watch,
+    pub stats: Stats,
+    /// nvmlInit minus nvmlShutdown.
+    initialized: u32,
+    /// The generation of the file when it was initialised.
+    initialized_in: u64,
+    /// The generation that the histories belong to.
+    history_of: u64,
+    pub histories: BTreeMap<String, History>,
+    /// UUID by slot. A GPU keeps its slot for ever, so that its handle stays.
+    slots: Vec<String>,
+    pub gpm_samples: BTreeMap<u64, GpmSample>,
+    pub event_sets: BTreeMap<u64, EventSet>,
+    last_token: u64,
+}
+
+static LIBRARY: LazyLock<Mutex<Library>> = LazyLock::new(|| Mutex::new(Library::new()));
+/// Nobody notifies it: it is waited on for its timeout.
+static NEVER: Condvar = Condvar::new();
+
+/// The library, having looked at the file. The lock is held for the moment only, never while a call waits.
+pub fn library() -> MutexGuard<'static, Library> {
+    let mut library = LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
+    let now = clock::now();
+    library.look(now);
+    library.stats.write_if_due(now);
+    library
+}
+
+/// Lets time pass.
+pub fn wait(micros: Micros) {
+    static LOCK: Mutex<()> = Mutex::new(());
+    let until = clock::now() + micros;
+    let mut guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+    while let Some(left) = until.checked_sub(clock::now()).filter(|left| *left > 0) {
+        let waited = NEVER.wait_timeout(guard, Duration::from_micros(left));
+        guard = waited.unwrap_or_else(PoisonError::into_inner).0;
+    }
+}
+
+impl Library {
+    fn new() -> Self {
+        let (state, stats) = watch::paths();
+        Self {
+            watch: Watch::new(state),
+            stats: Stats::new(stats),
+            initialized: 0,
+            initialized_in: 0,
+            history_of: 0,
+            histories: BTreeMap::new(),
+            slots: Vec::new(),
+            gpm_samples: BTreeMap::new(),
+            event_sets: BTreeMap::new(),
+            last_token: 0,
+        }
+    }
+
+    fn look(&mut self, now: Micros) {
+        let Some(fresh) = self.watch.look(now) else { return };
+        let written = fresh.written.clamp(now.saturating_sub(OLDEST_STATE_MICROS), now);
+        if fresh.machine.generation != self.history_of {
+            self.history_of = fresh.machine.generation;
+            self.histories.clear();
+        }
+        for gpu in &fresh.machine.gpus {
+            match self.histories.get_mut(&gpu.uuid) {
+                Some(history) => history.add(written, gpu),
+                None => {
+                    self.histories.insert(gpu.uuid.clone(), History::new(written, gpu));
+                }
+            }
+            if !self.slots.contains(&gpu.uuid) {
+                self.slots.push(gpu.uuid.clone());
+            }
+        }
+    }
+
+    /// The machine, initialised or not.
+    pub fn machine(&self) -> Option<Arc<Machine>> {
+        self.watch.machine.clone()
+    }
+
+    pub fn ready(&self) -> Result<Arc<Machine>, Code> {
+        let machine = self.machine().ok_or(UNINITIALIZED)?;
+        if self.initialized == 0 || machine.generation != self.initialized_in {
+            return Err(UNINITIALIZED);
+        }
+        Ok(machine)
+    }
+
+    pub fn init(&mut self) -> Result<(), Code> {
+        let machine = self.machine().ok_or(if self.watch.broken { UNKNOWN } else { DRIVER_NOT_LOADED })?;
+        if machine.init != 0 {
+            return Err(Code(machine.init));
+        }
+        if self.initialized == 0 {
+            self.initialized_in = machine.generation;
+        }
+        self.initialized += 1;
+        Ok(())
+    }
+
+    pub fn shutdown(&mut self) -> Result<(), Code> {
+        self.initialized = self.initialized.checked_sub(1).ok_or(UNINITIALIZED)?;
+        if self.initialized == 0 {
+            self.gpm_samples.clear();
+            self.event_sets.clear();
+        }
+        Ok(())
+    }
+
+    pub fn handle(&self, gpu: &Gpu) -> Result<Handle, Code> {
+        let slot = self.slots.iter().position(|uuid| *uuid == gpu.uuid).ok_or(UNKNOWN)?;
+        Ok(Handle::device(self.initialized_in, slot as u32))
+    }
+
+    /// The UUID behind a handle of this generation, whether the file still has that GPU or not.
+    pub fn uuid(&self, handle: Handle) -> Option<&str> {
+        let in_time = handle.generation() == Handle::device(self.initialized_in, 0).generation();
+        self.slots.get(handle.slot() as usize).filter(|_| in_time).map(String::as_str)
+    }
+
+    /// A name for something that the library hands out and takes back.
+    pub fn token(&mut self) -> u64 {
+        self.last_token += 1;
+        0x7f00_0000_0000_0000 | (self.last_token << 4)
+    }
+}

@@ -1,0 +1,165 @@
+//! MIG of the data file: the mode and the instances.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::Gpm;
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Mig {
+    pub supported: bool,
+    pub enabled: bool,
+    /// Default: as enabled.
+    pub pending: Option<bool>,
+    /// The most there can be; what nvmlDeviceGetMaxMigDeviceCount says.
+    pub max_instances: u32,
+    pub instances: Vec<Instance>,
+}
+
+/// One compute instance with its GPU instance: one MIG device.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Instance {
+    /// Default: the position in the file + 1.
+    pub gpu_instance: u32,
+    pub compute_instance: u32,
+    /// The place among the MIG devices. Default: the position in the file; a gap is NOT_FOUND.
+    pub index: Option<u32>,
+    pub uuid: String,
+    /// `1g.10gb`; decides what the next four say when they are absent.
+    pub profile: String,
+    pub profile_id: Option<u32>,
+    pub gpu_slices: Option<u32>,
+    pub compute_slices: Option<u32>,
+    pub multiprocessors: Option<u32>,
+    pub placement: Option<Placement>,
+    /// Of the GPU instance, shared by its compute instances.
+    pub memory_total_bytes: Option<u64>,
+    pub memory_reserved_bytes: u64,
+    pub memory_used_bytes: u64,
+    pub gpm: Gpm,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Placement {
+    pub start: u32,
+    pub size: u32,
+}
+
+/// A shape that the device offers.
+#[derive(Clone, Copy, Debug)]
+pub struct Profile {
+    /// The header's constant, which nvmlDeviceGetGpuInstanceProfileInfo takes.
+    pub constant: u32,
+    /// The device's own number, which GPU instances carry.
+    pub id: u32,
+    pub name: &'static str,
+    pub slices: u32,
+    pub memory_slices: u32,
+    pub count: u32,
+    pub multiprocessors: u32,
+    pub memory_mib: u64,
+}
+
+const ABSENT: u32 = u32::MAX;
+
+/// What an H100 80 GB offers.
+pub const PROFILES: [Profile; 7] = [
+    profile(0, 19, "1g.10gb", [1, 1, 7, 16], 9_984),
+    profile(7, 20, "1g.10gb+me", [1, 1, 1, 16], 9_984),
+    profile(9, 15, "1g.20gb", [1, 2, 4, 26], 20_096),
+    profile(1, 14, "2g.20gb", [2, 2, 3, 32], 20_096),
+    profile(2, 9, "3g.40gb", [3, 4, 2, 60], 40_448),
+    profile(3, 5, "4g.40gb", [4, 4, 1, 64], 40_448),
+    profile(4, 0, "7g.80gb", [7, 8, 1, 132], 81_152),
+];
+
+const fn profile(constant: u32, id: u32, name: &'static str, numbers: [u32; 4], memory_mib: u64) -> Profile {
+    let [slices, memory_slices, count, multiprocessors] = numbers;
+    Profile { constant, id, name, slices, memory_slices, count, multiprocessors, memory_mib }
+}
+
+impl Mig {
+    pub(super) fn complete(&mut self, gpu: u32) {
+        let (mut start, mut placed) = (0, BTreeMap::new());
+        for (position, instance) in self.instances.iter_mut().enumerate() {
+            if instance.gpu_instance == ABSENT {
+                instance.gpu_instance = position as u32 + 1;
+            }
+            let index = *instance.index.get_or_insert(position as u32);
+            if instance.uuid.is_empty() {
+                instance.uuid = format!("MIG-00000000-0000-0000-{gpu:04}-{index:012}");
+            }
+            let shape = instance.shape();
+            let shared = placed.get(&instance.gpu_instance).copied();
+            let next = shared.unwrap_or(Placement { start, size: shape.memory_slices });
+            let placement = *instance.placement.get_or_insert(next);
+            placed.insert(instance.gpu_instance, placement);
+            start = start.max(placement.start + placement.size);
+        }
+    }
+
+    pub fn instance(&self, gpu_instance: u32, compute_instance: u32) -> Option<&Instance> {
+        self.active().find(|one| one.gpu_instance == gpu_instance && one.compute_instance == compute_instance)
+    }
+
+    /// None while the mode is off.
+    pub fn active(&self) -> impl Iterator<Item = &Instance> {
+        self.instances.iter().filter(|_| self.enabled)
+    }
+}
+
+impl Instance {
+    /// The profile of that name; `2c.` before it is a compute instance that fills only a part. Else the smallest.
+    pub fn shape(&self) -> Profile {
+        let name = self.profile.split_once("c.").map_or(self.profile.as_str(), |(_, gpu_part)| gpu_part);
+        PROFILES.into_iter().find(|profile| profile.name == name).unwrap_or(PROFILES[0])
+    }
+
+    pub fn gpu_slices(&self) -> u32 {
+        self.gpu_slices.unwrap_or(self.shape().slices)
+    }
+
+    pub fn compute_slices(&self) -> u32 {
+        let named = self.profile.split_once("c.").and_then(|(slices, _)| slices.parse().ok());
+        self.compute_slices.or(named).unwrap_or(self.gpu_slices())
+    }
+
+    pub fn profile_id(&self) -> u32 {
+        self.profile_id.unwrap_or(self.shape().id)
+    }
+
+    pub fn memory_total_bytes(&self) -> u64 {
+        self.memory_total_bytes.unwrap_or(self.shape().memory_mib << 20)
+    }
+}
+
+impl Default for Mig {
+    fn default() -> Self {
+        Self { supported: true, enabled: false, pending: None, max_instances: 7, instances: Vec::new() }
+    }
+}
+
+impl Default for Instance {
+    fn default() -> Self {
+        Self {
+            gpu_instance: ABSENT,
+            compute_instance: 0,
+            index: None,
+            uuid: String::new(),
+            profile: "1g.10gb".to_owned(),
+            profile_id: None,
+            gpu_slices: None,
+            compute_slices: None,
+            multiprocessors: None,
+            placement: None,
+            memory_total_bytes: None,
+            memory_reserved_bytes: 0,
+            memory_used_bytes: 0,
+            gpm: Gpm::default(),
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! The groups of values of one GPU.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+/// A group: missing names take the default, unknown names are refused.
+macro_rules! group {
+    ($(#[$about:meta])* $name:ident { $($(#[$note:meta])* $field:ident: $kind:ty = $default:expr,)* }) => {
+        $(#[$about])*
+        #[derive(Clone, Debug, Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        pub struct $name {
+            $($(#[$note])* pub $field: $kind,)*
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($field: $default,)* }
+            }
+        }
+    };
+}
+
+group! {
+    /// Percent; fractions show in the samples' sum.
+    Utilization {
+        gpu: f64 = 0.0,
+        memory: f64 = 0.0,
+        encoder: f64 = 0.0,
+        decoder: f64 = 0.0,
+        jpeg: f64 = 0.0,
+        ofa: f64 = 0.0,
+    }
+}
+
+group! {
+    /// The ring buffer of nvmlDeviceGetSamples.
+    Samples {
+        period_microseconds: u64 = 166_667,
+        ring_entries: u64 = 100,
+        /// Always empty: NOT_FOUND, as reported from some drivers.
+        silent: bool = false,
+    }
+}
+
+group! {
+    /// v2: total = reserved + used + free. v1 counts the reserved part as used.
+    Memory {
+        total_bytes: u64 = 85_520_809_984,
+        reserved_bytes: u64 = 655_360_000,
+        used_bytes: u64 = 0,
+        bar1_total_bytes: u64 = 137_438_953_472,
+        bar1_used_bytes: u64 = 1_048_576,
+    }
+}
+
+group! {
+    /// Milliwatts.
+    PowerLimits {
+        enforced: u32 = 700_000,
+        management: u32 = 700_000,
+        default: u32 = 700_000,
+        minimum: u32 = 200_000,
+        maximum: u32 = 700_000,
+        /// Power of the whole module, for the scope 1 of fields 185 and 186 and for sample type 7. `null`: no module.
+        module_milliwatts: Option<u32> = None,
+    }
+}
+
+group! {
+    /// Degrees Celsius. `null`: not supported.
+    Temperatures {
+        gpu: Option<i32> = Some(32),
+        memory: Option<i32> = Some(40),
+        /// How far to the slowdown.
+        margin: Option<i32> = Some(55),
+    }
+}
+
+group! {
+    /// MHz: graphics, SM, memory, video, and their maxima.
+    Clocks {
+        graphics: u32 = 345,
+        sm: u32 = 345,
+        memory: u32 = 2_619,
+        video: u32 = 765,
+        max_graphics: u32 = 1_980,
+        max_sm: u32 = 1_980,
+        max_memory: u32 = 2_619,
+        max_video: u32 = 1_545,
+    }
+}
+
+group! {
+    /// The mask of this moment, and how long each lasted so far in nanoseconds.
+    Reasons {
+        mask: u64 = 0,
+        power_cap_nanoseconds: u64 = 0,
+        sync_boost_nanoseconds: u64 = 0,
+        sw_thermal_nanoseconds: u64 = 0,
+        hw_thermal_nanoseconds: u64 = 0,
+        hw_power_brake_nanoseconds: u64 = 0,
+    }
+}
+
+group! {
+    Pcie {
+        generation: u32 = 5,
+        width: u32 = 16,
+        max_generation: u32 = 5,
+        max_width: u32 = 16,
+        replay: u32 = 0,
+        /// KB/s, and each query takes its 20 ms.
+        tx_kilobytes_per_second: u32 = 0,
+        rx_kilobytes_per_second: u32 = 0,
+        tx_bytes: u64 = 0,
+        rx_bytes: u64 = 0,
+        correctable_errors: u64 = 0,
+        non_fatal_errors: u64 = 0,
+        fatal_errors: u64 = 0,
+    }
+}
+
+group! {
+    /// `enabled: null`: not supported.
+    Ecc {
+        enabled: Option<bool> = Some(true),
+        pending: Option<bool> = None,
+        volatile: EccCounts = EccCounts::default(),
+        aggregate: EccCounts = EccCounts::default(),
+        sram_threshold_exceeded: bool = false,
+    }
+}
+
+group! {
+    /// Totals; the part in SRAM is counted in them.
+    EccCounts {
+        corrected: u64 = 0,
+        uncorrected: u64 = 0,
+        sram_corrected: u64 = 0,
+        sram_uncorrected: u64 = 0,
+    }
+}
+
+group! {
+    RemappedRows {
+        correctable: u32 = 0,
+        uncorrectable: u32 = 0,
+        pending: bool = false,
+        failure: bool = false,
+        /// Banks with all spare rows left, and so on down to none.
+        max: u32 = 640,
+        high: u32 = 0,
+        partial: u32 = 0,
+        low: u32 = 0,
+        none: u32 = 0,
+    }
+}
+
+group! {
+    /// Addresses.
+    RetiredPages {
+        single_bit: Vec<u64> = Vec::new(),
+        double_bit: Vec<u64> = Vec::new(),
+        pending: bool = false,
+    }
+}
+
+group! {
+    /// The same values for each link that is up; a query over all links gets the sum.
+    NvLink {
+        links: u32 = 18,
+        down: Vec<u32> = Vec::new(),
+        version: u32 = 4,
+        data_tx_kib: u64 = 0,
+        data_rx_kib: u64 = 0,
+        raw_tx_kib: u64 = 0,
+        raw_rx_kib: u64 = 0,
+        tx_bytes: u64 = 0,
+        rx_bytes: u64 = 0,
+        replay_errors: u64 = 0,
+        recovery_errors: u64 = 0,
+        crc_errors: u64 = 0,
+    }
+}
+
+group! {
+    /// `null` for the group: state 0, not supported.
+    Fabric {
+        state: u8 = 3,
+        status: u32 = 0,
+        clique_id: u32 = 0,
+        cluster_uuid: [u8; 16] = [0; 16],
+        /// Every group "false" but the configuration, which is 1 = fine: nothing wrong.
+        health_mask: u32 = 0x51AA,
+        /// 0 not supported, 1 healthy, 2 unhealthy, 3 limited capacity.
+        health_summary: u8 = 1,
+    }
+}
+
+group! {
+    /// By metric id: percent or MiB/s; from 248 on, counters, the rise in one second. Ids 1, 2, 3, 5 and 10 follow the
+    /// utilization when the file does not say; all others are then not supported.
+    Gpm {
+        supported: bool = true,
+        metrics: BTreeMap<u32, f64> = BTreeMap::new(),
+    }
+}
+
+group! {
+    /// Delivered once, to every event set registered before the file got it.
+    Event {
+        /// Rises over all events of this GPU.
+        sequence: u64 = 0,
+        /// An event bit.
+        kind: u64 = 8,
+        xid: u64 = 0,
+        /// `null`: the whole GPU, which NVML writes as all ones.
+        gpu_instance: Option<u32> = None,
+        compute_instance: Option<u32> = None,
+    }
+}
