@@ -35,7 +35,8 @@ fn gpu_pod(name: &str, gpu: usize) -> PodSpec {
 /// A kubelet that offers the eight GPUs; pod `trainer` holds GPU 1.
 async fn one_holder() -> Node {
     let node = node(Options::default()).await;
-    node.set_devices("nvidia.com/gpu", (0..8).map(|gpu| ListedDevice::healthy(&uuid(gpu), &[])).collect());
+    let offered = |gpu| ListedDevice { id: uuid(gpu), healthy: true, numa_nodes: None };
+    node.set_devices("nvidia.com/gpu", (0..8).map(offered).collect());
     node.set_pods(vec![gpu_pod("trainer", 1)]);
     node
 }

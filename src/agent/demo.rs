@@ -6,8 +6,7 @@ pub struct DemoSettings {
     pub churn: bool,
     pub seed: u64,
     pub hardware: HardwareSource,
-    pub nvml_library: Option<std::path::PathBuf>,
-    pub driver_roots: Vec<std::path::PathBuf>,
+    pub nvml: LibrarySearch,
     pub ground_truth: Option<std::path::PathBuf>,
 }
 #[derive(Debug, thiserror::Error)]

@@ -23,10 +23,11 @@ use crate::metrics::Pages;
 use crate::model::{ConfigReload, HardwareState, Snapshot};
 use crate::web::{self, BindError, Listener, ScrapeDurations, WebState};
 
+pub use crate::hardware::nvml::LibrarySearch;
 pub use crate::hardware::simulated::Profile;
 pub use crate::web::ListenAddress;
 pub use demo::{DemoError, DemoSettings, demo};
-pub use probe::{ProbeError, probe_nvml};
+pub use probe::probe_nvml;
 pub use settings::{HardwareSource, LogFormat, Reloadable, Settings};
 
 use publisher::{Publisher, Pulse};

@@ -6,6 +6,7 @@ use serde::Deserialize;
 
 use tokio::sync::watch;
 
+use crate::hardware::nvml::{LibrarySearch, NvmlDriver};
 use crate::hardware::simulated::{Profile, SimulatedDriver};
 use crate::web::ListenAddress;
 use crate::{hardware, kubelet};
@@ -41,8 +42,7 @@ pub struct Settings {
     /// For each call to the kubelet.
     pub kubelet_deadline: Duration,
     pub hardware: HardwareSource,
-    pub nvml_library: Option<PathBuf>,
-    pub driver_roots: Vec<PathBuf>,
+    pub nvml: LibrarySearch,
     pub sample_interval: Duration,
     pub sys_root: PathBuf,
     pub log_format: LogFormat,
@@ -60,7 +60,7 @@ pub struct Reloadable {
 impl Settings {
     pub(super) fn driver(&self) -> Option<Box<dyn hardware::Driver>> {
         match self.hardware {
-            HardwareSource::Nvml => None,
+            HardwareSource::Nvml => Some(Box::new(NvmlDriver::new(self.nvml.clone()))),
             HardwareSource::Simulated => Some(Box::new(SimulatedDriver::new(Profile::default(), SIMULATED_SEED))),
             HardwareSource::None => None,
         }

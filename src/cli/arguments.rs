@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use super::settings::default_driver_roots;
+use super::settings::library_search;
 use crate::agent::{DemoSettings, HardwareSource, ListenAddress, LogFormat, Profile};
 
 /// Hands out accelerators on a Kubernetes node and tells truthfully who uses them.
@@ -120,8 +120,7 @@ impl DemoArguments {
             churn: self.churn,
             seed: self.seed,
             hardware: self.hardware,
-            nvml_library: self.nvml_library.clone(),
-            driver_roots: default_driver_roots(),
+            nvml: library_search(self.nvml_library.clone(), vec![]),
             ground_truth: self.ground_truth.clone(),
         }
     }

@@ -60,7 +60,7 @@ fn run(command: Command) -> Result<(), Failed> {
             settings::check_file(&file).map_err(usage)?;
             say(&format!("{}: valid\n", file.display()))
         }
-        Command::ProbeNvml(arguments) => run_probe(&arguments),
+        Command::ProbeNvml(arguments) => run_probe(arguments),
     }
 }
 
@@ -87,10 +87,9 @@ fn run_demo(arguments: &DemoArguments) -> Result<(), Failed> {
     })
 }
 
-fn run_probe(arguments: &ProbeArguments) -> Result<(), Failed> {
-    let roots = Some(arguments.driver_root.clone()).filter(|roots| !roots.is_empty());
-    let roots = roots.unwrap_or_else(settings::default_driver_roots);
-    let report = agent::probe_nvml(arguments.nvml_library.clone(), roots, arguments.passes);
+fn run_probe(arguments: ProbeArguments) -> Result<(), Failed> {
+    let search = settings::library_search(arguments.nvml_library, arguments.driver_root);
+    let report = agent::probe_nvml(search, arguments.passes);
     say(&report.map_err(|error| Failed(FAILED, error.to_string()))?)
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::arguments::AgentArguments;
 use super::config_file::{self, ConfigFileError};
-use crate::agent::{HardwareSource, ListenAddress, LogFormat, Reloadable, Settings};
+use crate::agent::{HardwareSource, LibrarySearch, ListenAddress, LogFormat, Reloadable, Settings};
 
 /// 0.0.0.0:9410
 const EVERYWHERE: ListenAddress = ListenAddress::Tcp(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 9410));
@@ -27,7 +27,6 @@ pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
     let admin_socket = arguments.admin_socket.unwrap_or_else(|| "/run/podmeter/podmeter.sock".into());
     let socket = || kubelet_root.join("pod-resources/kubelet.sock");
     let plugins = || kubelet_root.join("device-plugins");
-    let driver_roots = Some(arguments.driver_root).filter(|roots| !roots.is_empty());
     let settings = Settings {
         listen: if arguments.listen.is_empty() { vec![EVERYWHERE] } else { arguments.listen },
         admin_socket: (admin_socket.as_os_str() != "none").then_some(admin_socket),
@@ -37,8 +36,7 @@ pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
         device_plugin_directory: arguments.device_plugin_dir.unwrap_or_else(plugins),
         kubelet_deadline: KUBELET_DEADLINE,
         hardware: arguments.hardware.unwrap_or(HardwareSource::Nvml),
-        nvml_library: arguments.nvml_library,
-        driver_roots: driver_roots.unwrap_or_else(default_driver_roots),
+        nvml: library_search(arguments.nvml_library, arguments.driver_root),
         sample_interval: arguments.sample_interval.unwrap_or(Duration::from_secs(1)),
         sys_root: arguments.sys_root.unwrap_or_else(|| "/sys".into()),
         log_format: arguments.log_format.unwrap_or(LogFormat::Text),
@@ -52,9 +50,10 @@ pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
     Ok(settings)
 }
 
-#[must_use]
-pub fn default_driver_roots() -> Vec<PathBuf> {
-    ["/", "/run/nvidia/driver", "/home/kubernetes/bin/nvidia"].map(PathBuf::from).to_vec()
+/// A host's driver, a driver container's, and Google Kubernetes Engine's.
+pub fn library_search(library: Option<PathBuf>, driver_roots: Vec<PathBuf>) -> LibrarySearch {
+    let usual = || ["/", "/run/nvidia/driver", "/home/kubernetes/bin/nvidia"].map(PathBuf::from).to_vec();
+    LibrarySearch { library, driver_roots: if driver_roots.is_empty() { usual() } else { driver_roots } }
 }
 
 /// `podmeter check-config`.

@@ -6,6 +6,7 @@
 mod fleet;
 pub mod integrate;
 mod monotone;
+pub mod nvml;
 mod pci;
 mod record;
 mod rounds;

@@ -1,0 +1,179 @@
+//! The one place through which every NVML call goes: it counts, sorts return codes and remembers what is unsupported.
+
+use std::collections::BTreeSet;
+use std::ffi::{CStr, c_char};
+use std::sync::Arc;
+
+use nvml_wrapper_sys::bindings::{NvmlLib, nvmlReturn_t};
+
+use super::codes;
+use super::library::Library;
+use crate::hardware::source::{Problem, Verdict};
+
+/// Calls on behalf of one GPU (or of the node), from one thread.
+pub struct Caller {
+    library: Arc<Library>,
+    /// (call, variant) that this device does not have; until the next session.
+    unsupported: BTreeSet<(&'static str, u32)>,
+    problems: Vec<Problem>,
+    verdict: Verdict,
+    succeeded: bool,
+    /// Codes that say that nothing gets through, as after a lost device cgroup.
+    blocked: bool,
+}
+
+/// Why a call gave no value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    Unsupported,
+    /// Normal on an idle device; worth asking again.
+    Empty,
+    TooSmall,
+    WrongVersion,
+    /// Recorded as a problem.
+    Failed,
+}
+
+/// What one pass came to.
+pub struct Outcome {
+    pub verdict: Verdict,
+    pub problems: Vec<Problem>,
+}
+
+impl Caller {
+    pub fn new(library: Arc<Library>) -> Self {
+        Self {
+            library,
+            unsupported: BTreeSet::new(),
+            problems: Vec::new(),
+            verdict: Verdict::Answers,
+            succeeded: false,
+            blocked: false,
+        }
+    }
+
+    pub fn library(&self) -> &Arc<Library> {
+        &self.library
+    }
+
+    pub fn is_unsupported(&self, name: &'static str, variant: u32) -> bool {
+        self.unsupported.contains(&(name, variant))
+    }
+
+    /// Takes the pass's verdict and problems out, ready for the next pass.
+    pub fn finish(&mut self) -> Outcome {
+        let verdict = match self.verdict {
+            Verdict::Answers if self.blocked && !self.succeeded => Verdict::Lost,
+            verdict => verdict,
+        };
+        self.verdict = Verdict::Answers;
+        self.succeeded = false;
+        self.blocked = false;
+        Outcome { verdict, problems: std::mem::take(&mut self.problems) }
+    }
+
+    /// After a verdict the rest of the pass calls nothing: a lost GPU is slow to say so again.
+    pub fn call(
+        &mut self,
+        name: &'static str,
+        variant: u32,
+        mut body: impl FnMut(&NvmlLib) -> nvmlReturn_t,
+    ) -> Result<(), Refusal> {
+        if self.verdict != Verdict::Answers {
+            return Err(Refusal::Failed);
+        }
+        if self.is_unsupported(name, variant) {
+            return Err(Refusal::Unsupported);
+        }
+        let mut code = self.once(name, &mut body);
+        if code == codes::UNKNOWN {
+            code = self.once(name, &mut body);
+        }
+        match code {
+            codes::SUCCESS => {
+                self.succeeded = true;
+                return Ok(());
+            }
+            // An argument that is wrong once (a link or fan that is not there) stays wrong.
+            codes::NOT_SUPPORTED | codes::FUNCTION_NOT_FOUND | codes::INVALID_ARGUMENT => {
+                self.unsupported.insert((name, variant));
+                return Err(Refusal::Unsupported);
+            }
+            codes::NOT_FOUND | codes::NO_DATA | codes::NOT_READY => return Err(Refusal::Empty),
+            codes::INSUFFICIENT_SIZE => return Err(Refusal::TooSmall),
+            codes::ARGUMENT_VERSION_MISMATCH => return Err(Refusal::WrongVersion),
+            codes::NO_PERMISSION => {
+                self.unsupported.insert((name, variant));
+            }
+            codes::GPU_IS_LOST | codes::RESET_REQUIRED => self.verdict = Verdict::Lost,
+            codes::OPERATING_SYSTEM | codes::UNKNOWN => self.blocked = true,
+            codes::UNINITIALIZED
+            | codes::DRIVER_NOT_LOADED
+            | codes::LIBRARY_NOT_FOUND
+            | codes::LIB_RM_VERSION_MISMATCH => self.verdict = Verdict::SessionOver,
+            _ => {}
+        }
+        self.problems.push(Problem { call: name, code: codes::name(code) });
+        Err(Refusal::Failed)
+    }
+
+    fn once(&self, name: &'static str, body: &mut impl FnMut(&NvmlLib) -> nvmlReturn_t) -> nvmlReturn_t {
+        let started = self.library.statistics.start();
+        let code = body(&self.library.symbols);
+        self.library.statistics.record(name, code, started);
+        code
+    }
+}
+
+/// `call!(caller, nvmlSymbol(arguments))` or `call!(caller, nvmlSymbol[variant](arguments))`: a raw call by name.
+/// A variant tells apart what a device may support one by one. Never the bindings' methods: they panic on a missing symbol.
+macro_rules! call {
+    ($caller:expr, $symbol:ident($($argument:expr),* $(,)?)) => {
+        $crate::hardware::nvml::calls::call!($caller, $symbol[0]($($argument),*))
+    };
+    ($caller:expr, $symbol:ident[$variant:expr]($($argument:expr),* $(,)?)) => {
+        $caller.call(stringify!($symbol), $variant, |library| match library.$symbol.as_ref() {
+            // SAFETY: the binding types the arguments; pointers are to locals or buffers that outlive the call, with
+            // their true lengths; the library stays loaded while the caller holds it.
+            Ok(function) => unsafe { function($($argument),*) },
+            Err(_) => $crate::hardware::nvml::codes::FUNCTION_NOT_FOUND,
+        })
+    };
+}
+
+/// The same for a call whose last argument is where the value goes; `None` when it gave none.
+macro_rules! value {
+    ($caller:expr, $symbol:ident($($argument:expr),* $(,)?)) => {
+        $crate::hardware::nvml::calls::value!($caller, $symbol[0]($($argument),*))
+    };
+    ($caller:expr, $symbol:ident[$variant:expr]($($argument:expr),* $(,)?)) => {{
+        let mut value = Default::default();
+        $crate::hardware::nvml::calls::call!($caller, $symbol[$variant]($($argument,)* &raw mut value)).ok().map(|()| value)
+    }};
+}
+
+/// The same for a text of up to 95 bytes; empty is absent.
+macro_rules! text {
+    ($caller:expr, $symbol:ident($($argument:expr),* $(,)?)) => {{
+        let mut buffer = [0; 96];
+        $crate::hardware::nvml::calls::call!($caller, $symbol($($argument,)* buffer.as_mut_ptr(), 96)).ok().and_then(|()| $crate::hardware::nvml::calls::read_text(&buffer))
+    }};
+}
+
+pub(super) use {call, text, value};
+
+/// A driver's text up to its end mark; `None` when empty or without one.
+pub fn read_text(buffer: &[c_char]) -> Option<Arc<str>> {
+    #[allow(clippy::cast_sign_loss, reason = "the same bytes, whatever sign C gives them")]
+    let bytes: Vec<u8> = buffer.iter().map(|byte| *byte as u8).collect();
+    let text = CStr::from_bytes_until_nul(&bytes).ok()?.to_string_lossy();
+    let text = text.trim();
+    (!text.is_empty()).then(|| text.into())
+}
+
+/// The version word of a versioned struct: its size and its version.
+pub const fn version<T>(number: u32) -> u32 {
+    #[allow(clippy::cast_possible_truncation, reason = "structs of a few kilobytes")]
+    let size = size_of::<T>() as u32;
+    size | number << 24
+}

@@ -1,0 +1,111 @@
+use nvml_wrapper_sys::bindings::nvmlUtilization_t;
+
+use super::calls::{Caller, call, value};
+use super::library::Handle;
+use super::samples::{Ring, SampleBuffer};
+use crate::hardware::source::Integrals;
+use crate::model::Fast;
+
+const GPU_UTILIZATION: u32 = 1;
+const MEMORY_UTILIZATION: u32 = 2;
+/// More than any GPU draws: an energy step beyond it is a counter that restarted or went astray, not energy.
+const CREDIBLE_WATTS: f64 = 10_000.0;
+
+/// Utilization, power and energy: four calls a second where everything is supported.
+pub struct FastReader {
+    busy: Ring,
+    memory_busy: Ring,
+    power: Ring,
+    /// The energy counter when last read, in millijoules, and the seconds since.
+    energy: Option<(u64, f64)>,
+}
+
+impl Default for FastReader {
+    fn default() -> Self {
+        Self {
+            busy: Ring::utilization(GPU_UTILIZATION),
+            memory_busy: Ring::utilization(MEMORY_UTILIZATION),
+            power: Ring::power(),
+            energy: None,
+        }
+    }
+}
+
+impl FastReader {
+    pub fn read(
+        &mut self,
+        caller: &mut Caller,
+        handle: Handle,
+        buffer: &mut SampleBuffer,
+        elapsed: f64,
+        integrals: &mut Integrals,
+    ) -> Fast {
+        // One call serves both fallbacks, and is made only when one is needed.
+        let mut rates: Option<Option<(f64, f64)>> = None;
+        let mut rates = |caller: &mut Caller| *rates.get_or_insert_with(|| utilization_rates(caller, handle));
+        let busy = self.busy.advance(caller, handle, buffer, elapsed, |caller| Some(rates(caller)?.0));
+        let memory = self.memory_busy.advance(caller, handle, buffer, elapsed, |caller| Some(rates(caller)?.1));
+        integrals.busy_seconds = busy.integral;
+        integrals.memory_busy_seconds = memory.integral;
+        // A GPU that has no utilization (a partitioned one) has nothing to be covered.
+        if !(self.busy.is_unsupported(caller) && caller.is_unsupported("nvmlDeviceGetUtilizationRates", 0)) {
+            integrals.uncovered_seconds = busy.uncovered_seconds;
+        }
+        let milliwatts: Option<u32> = value!(caller, nvmlDeviceGetPowerUsage(handle.0));
+        let power_watts = milliwatts.map(|milliwatts| f64::from(milliwatts) / 1000.0);
+        integrals.energy_joules = self.energy(caller, handle, buffer, elapsed, power_watts);
+        Fast { utilization_ratio: busy.latest, power_watts }
+    }
+
+    /// The counter where there is one, else integrated power.
+    fn energy(
+        &mut self,
+        caller: &mut Caller,
+        handle: Handle,
+        buffer: &mut SampleBuffer,
+        elapsed: f64,
+        power_watts: Option<f64>,
+    ) -> Option<f64> {
+        let total: Option<u64> = value!(caller, nvmlDeviceGetTotalEnergyConsumption(handle.0));
+        if let Some((_, since)) = &mut self.energy {
+            *since += elapsed;
+        }
+        match total {
+            Some(total) => {
+                let before = self.energy.replace((total, 0.0));
+                Some(before.map_or(0.0, |(before, seconds)| energy_step(before, total, seconds)))
+            }
+            None if caller.is_unsupported("nvmlDeviceGetTotalEnergyConsumption", 0) => {
+                self.power.advance(caller, handle, buffer, elapsed, |_| power_watts).integral
+            }
+            None => None,
+        }
+    }
+}
+
+/// Joules between two readings. A counter that fell has restarted, and what it shows came after that.
+#[allow(clippy::cast_precision_loss, reason = "millijoules of one step")]
+fn energy_step(before: u64, now: u64, seconds: f64) -> f64 {
+    let joules = now.checked_sub(before).unwrap_or(now) as f64 / 1000.0;
+    if joules <= CREDIBLE_WATTS * (seconds + 1.0) { joules } else { 0.0 }
+}
+
+fn utilization_rates(caller: &mut Caller, handle: Handle) -> Option<(f64, f64)> {
+    let mut rates = nvmlUtilization_t { gpu: 0, memory: 0 };
+    call!(caller, nvmlDeviceGetUtilizationRates(handle.0, &raw mut rates)).ok()?;
+    let ratio = |percent: u32| (percent <= 100).then(|| f64::from(percent) / 100.0);
+    Some((ratio(rates.gpu)?, ratio(rates.memory)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn energy_steps_survive_a_restart_and_refuse_nonsense() {
+        assert_eq!(energy_step(1_000, 701_000, 1.0), 700.0);
+        assert_eq!(energy_step(9_000_000_000, 350_000, 1.0), 350.0);
+        assert_eq!(energy_step(0, u64::MAX, 1.0), 0.0);
+        assert_eq!(energy_step(500, 500, 1.0), 0.0);
+    }
+}

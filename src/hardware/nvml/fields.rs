@@ -1,0 +1,99 @@
+use nvml_wrapper_sys::bindings::{nvmlFieldValue_t, nvmlValue_t, nvmlValueType_t};
+
+use super::calls::{Caller, call};
+use super::codes;
+use super::library::Handle;
+
+pub const ALL_LINKS: u32 = u32::MAX;
+
+/// Field ids that changed their meaning at driver 580.82; the wrong ones read another quantity without an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FieldScheme {
+    pub sw_thermal: u32,
+    pub hw_thermal: u32,
+    pub hw_power_brake: u32,
+}
+
+impl FieldScheme {
+    const BEFORE: Self = Self { sw_thermal: 251, hw_thermal: 252, hw_power_brake: 253 };
+    const SINCE_580_82: Self = Self { sw_thermal: 269, hw_thermal: 270, hw_power_brake: 271 };
+
+    /// `None` when the version cannot be read: then none of these fields is asked for.
+    pub fn of_driver(version: Option<&str>) -> Option<Self> {
+        let mut numbers = version?.split('.').map(|number| number.parse::<u32>().ok());
+        let (major, minor) = (numbers.next()??, numbers.next().flatten().unwrap_or(0));
+        Some(if (major, minor) >= (580, 82) { Self::SINCE_580_82 } else { Self::BEFORE })
+    }
+}
+
+/// Asks for many fields in one call; each (id, scope) has its own answer.
+pub fn read(caller: &mut Caller, handle: Handle, wanted: &[(u32, u32)]) -> Vec<Option<f64>> {
+    let mut values: Vec<_> = wanted.iter().map(|(id, scope)| blank(*id, *scope)).collect();
+    let Ok(count) = i32::try_from(values.len()) else { return vec![None; wanted.len()] };
+    if count == 0 || call!(caller, nvmlDeviceGetFieldValues(handle.0, count, values.as_mut_ptr())).is_err() {
+        return vec![None; wanted.len()];
+    }
+    values
+        .iter()
+        .map(|field| (field.nvmlReturn == codes::SUCCESS).then(|| decode(field.valueType, field.value))?)
+        .collect()
+}
+
+fn blank(field_id: u32, scope_id: u32) -> nvmlFieldValue_t {
+    nvmlFieldValue_t {
+        fieldId: field_id,
+        scopeId: scope_id,
+        timestamp: 0,
+        latencyUsec: 0,
+        valueType: 0,
+        // What the driver leaves alone has not been answered.
+        nvmlReturn: codes::NOT_SUPPORTED,
+        value: nvmlValue_t { ullVal: 0 },
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "counters stay below 2^53 for years")]
+pub fn decode(kind: nvmlValueType_t, value: nvmlValue_t) -> Option<f64> {
+    // SAFETY: every member of the union is plain bits, and the driver says which one it wrote.
+    let number = unsafe {
+        match kind {
+            0 => value.dVal,
+            1 => f64::from(value.uiVal),
+            2 => value.ulVal as f64,
+            3 => value.ullVal as f64,
+            4 => value.sllVal as f64,
+            5 => f64::from(value.siVal),
+            6 => f64::from(value.usVal),
+            _ => return None,
+        }
+    };
+    number.is_finite().then_some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_follow_the_driver_version() {
+        for (version, expected) in [
+            (Some("570.124.06"), Some(FieldScheme::BEFORE)),
+            (Some("580.65.06"), Some(FieldScheme::BEFORE)),
+            (Some("580.82.07"), Some(FieldScheme::SINCE_580_82)),
+            (Some("590.1"), Some(FieldScheme::SINCE_580_82)),
+            (Some("575"), Some(FieldScheme::BEFORE)),
+            (Some("unknown"), None),
+            (None, None),
+        ] {
+            assert_eq!(FieldScheme::of_driver(version), expected, "{version:?}");
+        }
+    }
+
+    #[test]
+    fn values_are_read_as_the_type_they_have() {
+        assert_eq!(decode(0, nvmlValue_t { dVal: 1.5 }), Some(1.5));
+        assert_eq!(decode(5, nvmlValue_t { siVal: -3 }), Some(-3.0));
+        assert_eq!(decode(3, nvmlValue_t { ullVal: 1 << 40 }), Some((1_u64 << 40) as f64));
+        assert_eq!(decode(99, nvmlValue_t { ullVal: 1 }), None);
+    }
+}

@@ -1,0 +1,199 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nvml_wrapper_sys::bindings::{nvmlGpmMetricsGet_t, nvmlGpmSample_t, nvmlGpmSupport_t};
+
+use super::calls::{Caller, call};
+use super::codes;
+use super::inventory::Mig;
+use super::library::{Handle, Library};
+use crate::model::{GpmRatios, Monotonic};
+
+/// The driver's documented minimum, and a limit beyond which a mean says little.
+const WINDOW: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_mins(10);
+
+const GRAPHICS: u32 = 1;
+const SM: u32 = 2;
+const OCCUPANCY: u32 = 3;
+const DRAM: u32 = 10;
+const PIPES: [(u32, &str); 8] =
+    [(4, "int"), (5, "tensor"), (6, "dfma"), (7, "hmma"), (9, "imma"), (11, "fp64"), (12, "fp32"), (13, "fp16")];
+/// Cumulative since reboot, on new drivers.
+const SM_CYCLES: u32 = 248;
+const SM_ACTIVE_CYCLES: u32 = 249;
+
+/// What one pair of samples says.
+#[derive(Default)]
+pub struct GpmReading {
+    pub ratios: GpmRatios,
+    pub sm_cycles: Option<f64>,
+    pub sm_active_cycles: Option<f64>,
+}
+
+/// Pairs of samples of a GPU, or of its instances while it is partitioned.
+pub struct Gpm {
+    supported: bool,
+    pairs: BTreeMap<Option<u32>, Pair>,
+    /// Asking for ids that a driver does not know may refuse the whole call.
+    asks_cycles: bool,
+    request: Option<Box<Request>>,
+}
+
+struct Pair {
+    previous: Sample,
+    at: Option<Monotonic>,
+    spare: Sample,
+}
+
+/// Newer headers have more metrics under the same version number; the spare room is for a driver that clears them all.
+#[repr(C)]
+struct Request {
+    get: nvmlGpmMetricsGet_t,
+    spare: [u64; 2048],
+}
+
+impl Gpm {
+    pub fn new(caller: &mut Caller, handle: Handle, migs: &[Mig]) -> Self {
+        let mut support = nvmlGpmSupport_t { version: 1, isSupportedDevice: 0 };
+        let asked = call!(caller, nvmlGpmQueryDeviceSupport(handle.0, &raw mut support));
+        let supported = asked.is_ok() && support.isSupportedDevice != 0;
+        let mut gpm = Self { supported, pairs: BTreeMap::new(), asks_cycles: migs.is_empty(), request: None };
+        if supported {
+            let mut instances: Vec<_> = migs.iter().map(|mig| Some(mig.gpu_instance)).collect();
+            if instances.is_empty() {
+                instances.push(None);
+            }
+            for instance in instances {
+                if let Some(pair) = Pair::new(caller) {
+                    gpm.pairs.insert(instance, pair);
+                }
+            }
+            // SAFETY: numbers and pointers only; all zeroes is a valid value.
+            gpm.request = Some(Box::new(unsafe { std::mem::zeroed() }));
+        }
+        gpm
+    }
+
+    /// Means since the last call for the same instance; nothing at the first.
+    pub fn read(&mut self, caller: &mut Caller, handle: Handle, instance: Option<u32>, now: Monotonic) -> GpmReading {
+        if !self.supported {
+            return GpmReading::default();
+        }
+        let Some((pair, request)) = self.pairs.get_mut(&instance).zip(self.request.as_mut()) else {
+            return GpmReading::default();
+        };
+        let sample = pair.spare.memory;
+        let taken = match instance {
+            None => call!(caller, nvmlGpmSampleGet(handle.0, sample)),
+            Some(instance) => call!(caller, nvmlGpmMigSampleGet[instance](handle.0, instance, sample)),
+        };
+        if taken.is_err() {
+            pair.at = None;
+            return GpmReading::default();
+        }
+        let window = pair.at.map(|at| now.since(at));
+        std::mem::swap(&mut pair.previous, &mut pair.spare);
+        pair.at = Some(now);
+        if !window.is_some_and(|window| WINDOW.contains(&window)) {
+            return GpmReading::default();
+        }
+        let (older, newer) = (pair.spare.memory, pair.previous.memory);
+        let mut values = request.ask(caller, older, newer, self.asks_cycles);
+        if values.is_none() && self.asks_cycles {
+            self.asks_cycles = false;
+            values = request.ask(caller, older, newer, false);
+        }
+        values.map(|values| reading(&values)).unwrap_or_default()
+    }
+}
+
+impl Request {
+    fn ask(
+        &mut self,
+        caller: &mut Caller,
+        older: nvmlGpmSample_t,
+        newer: nvmlGpmSample_t,
+        with_cycles: bool,
+    ) -> Option<BTreeMap<u32, f64>> {
+        let ids = [GRAPHICS, SM, OCCUPANCY, DRAM].into_iter().chain(PIPES.map(|(id, _)| id));
+        let cycles = [SM_CYCLES, SM_ACTIVE_CYCLES].into_iter().filter(|_| with_cycles);
+        let mut count = 0;
+        for (metric, id) in self.get.metrics.iter_mut().zip(ids.chain(cycles)) {
+            (metric.metricId, metric.nvmlReturn, metric.value) = (id, codes::NOT_SUPPORTED, 0.0);
+            count += 1;
+        }
+        (self.get.version, self.get.numMetrics) = (1, count);
+        (self.get.sample1, self.get.sample2) = (older, newer);
+        // With and without cycles are two questions: one may be refused while the other is answered.
+        call!(caller, nvmlGpmMetricsGet[u32::from(with_cycles)](&raw mut self.get)).ok()?;
+        let answered =
+            self.get.metrics.iter().take(count as usize).filter(|metric| metric.nvmlReturn == codes::SUCCESS);
+        Some(answered.filter(|metric| metric.value.is_finite()).map(|metric| (metric.metricId, metric.value)).collect())
+    }
+}
+
+fn reading(values: &BTreeMap<u32, f64>) -> GpmReading {
+    let ratio = |id: u32| values.get(&id).map(|percent| (percent / 100.0).clamp(0.0, 1.0));
+    GpmReading {
+        ratios: GpmRatios {
+            graphics_engine_active: ratio(GRAPHICS),
+            sm_active: ratio(SM),
+            sm_occupancy: ratio(OCCUPANCY),
+            dram_active: ratio(DRAM),
+            pipes: PIPES.into_iter().filter_map(|(id, pipe)| Some((pipe, ratio(id)?))).collect(),
+        },
+        sm_cycles: values.get(&SM_CYCLES).copied(),
+        sm_active_cycles: values.get(&SM_ACTIVE_CYCLES).copied(),
+    }
+}
+
+impl Pair {
+    fn new(caller: &mut Caller) -> Option<Self> {
+        Some(Self { previous: Sample::new(caller)?, at: None, spare: Sample::new(caller)? })
+    }
+}
+
+/// The driver's memory for one sample; freed with it.
+struct Sample {
+    memory: nvmlGpmSample_t,
+    library: Arc<Library>,
+}
+
+// SAFETY: the memory belongs to this value alone; the driver does not tie it to a thread.
+unsafe impl Send for Sample {}
+
+// SAFETY: its pointers lead to samples that the pairs own, and are set anew for each call.
+unsafe impl Send for Request {}
+
+impl Sample {
+    fn new(caller: &mut Caller) -> Option<Self> {
+        let mut memory = std::ptr::null_mut();
+        call!(caller, nvmlGpmSampleAlloc(&raw mut memory)).ok()?;
+        Some(Self { memory, library: Arc::clone(caller.library()) })
+    }
+}
+
+impl Drop for Sample {
+    fn drop(&mut self) {
+        if let Ok(free) = self.library.symbols.nvmlGpmSampleFree.as_ref() {
+            let started = self.library.statistics.start();
+            // SAFETY: allocated by the same library, freed once, used by nobody any more.
+            let code = unsafe { free(self.memory) };
+            self.library.statistics.record("nvmlGpmSampleFree", code, started);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percent_become_ratios_and_missing_metrics_stay_missing() {
+        let reading = reading(&[(SM, 50.0), (5, 25.0), (OCCUPANCY, 140.0), (SM_CYCLES, 1e12)].into());
+        assert_eq!((reading.ratios.sm_active, reading.ratios.sm_occupancy), (Some(0.5), Some(1.0)));
+        assert_eq!(reading.ratios.pipes, [("tensor", 0.25)].into());
+        assert_eq!((reading.ratios.dram_active, reading.sm_cycles, reading.sm_active_cycles), (None, Some(1e12), None));
+    }
+}

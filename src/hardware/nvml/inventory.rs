@@ -1,0 +1,236 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use nvml_wrapper_sys::bindings::{nvmlDeviceAttributes_t, nvmlGpuInstanceInfo_t, nvmlPciInfo_t};
+
+use super::calls::{Caller, call, read_text, text, value};
+use super::library::{Handle, Library};
+use super::memory;
+use crate::model::{DriverInfo, Gpu, GpuUuid, MigDevice, MigUuid, PciBusId};
+
+const MIG_ENABLED: u32 = 1;
+/// More MIG devices than any GPU has.
+const MIG_LIMIT: u32 = 64;
+
+/// One MIG device with the handle that lives as long as its compute instance.
+pub struct Mig {
+    pub handle: Handle,
+    pub uuid: MigUuid,
+    pub gpu_instance: u32,
+    pub compute_instance: u32,
+}
+
+/// What tells one layout of a node from another, cheaply: per index, the GPU and its MIG devices.
+pub type Layout = BTreeMap<u32, Option<(GpuUuid, Vec<MigUuid>)>>;
+
+pub fn driver(caller: &mut Caller) -> Option<DriverInfo> {
+    let driver_version = text!(caller, nvmlSystemGetDriverVersion())?;
+    let cuda: Option<i32> = value!(caller, nvmlSystemGetCudaDriverVersion_v2());
+    Some(DriverInfo {
+        driver_version,
+        cuda_version: cuda.map(|version| format!("{}.{}", version / 1000, version % 1000 / 10).into()),
+        nvml_version: text!(caller, nvmlSystemGetNVMLVersion()),
+    })
+}
+
+pub fn handle(caller: &mut Caller, index: u32) -> Option<Handle> {
+    let mut device = std::ptr::null_mut();
+    call!(caller, nvmlDeviceGetHandleByIndex_v2(index, &raw mut device)).ok()?;
+    Some(Handle(device))
+}
+
+pub fn uuid(caller: &mut Caller, handle: Handle) -> Option<Arc<str>> {
+    text!(caller, nvmlDeviceGetUUID(handle.0))
+}
+
+/// The GPU at `index`; `None` when it does not answer, with the problem in the caller.
+pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
+    let handle = handle(caller, index)?;
+    let uuid = uuid(caller, handle)?;
+    let memory_bytes = memory::read(caller, handle).map(|memory| memory.total);
+    let mig_enabled = mig_enabled(caller, handle);
+    let mut gpu = Gpu {
+        uuid: GpuUuid::new(uuid),
+        index,
+        minor: value!(caller, nvmlDeviceGetMinorNumber(handle.0)),
+        pci_bus_id: pci_bus_id(caller, handle),
+        model: text!(caller, nvmlDeviceGetName(handle.0)),
+        architecture: value!(caller, nvmlDeviceGetArchitecture(handle.0)).and_then(architecture),
+        compute_capability: compute_capability(caller, handle),
+        vbios_version: text!(caller, nvmlDeviceGetVbiosVersion(handle.0)),
+        serial: text!(caller, nvmlDeviceGetSerial(handle.0)),
+        numa_node: value!(caller, nvmlDeviceGetNumaNodeId(handle.0)).filter(|node: &u32| *node < u32::from(u16::MAX)),
+        memory_bytes,
+        mig_enabled,
+        mig_devices: Vec::new(),
+        present: true,
+    };
+    if mig_enabled == Some(true) {
+        let devices = mig_handles(caller, handle);
+        gpu.mig_devices = devices.iter().map(|mig| describe(caller, handle, mig, memory_bytes)).collect();
+    }
+    Some(gpu)
+}
+
+pub fn mig_enabled(caller: &mut Caller, handle: Handle) -> Option<bool> {
+    let (mut current, mut pending) = (0, 0);
+    call!(caller, nvmlDeviceGetMigMode(handle.0, &raw mut current, &raw mut pending)).ok()?;
+    Some(current == MIG_ENABLED)
+}
+
+/// The MIG devices of a partitioned GPU. The driver's count is the possible number; empty places are skipped.
+pub fn mig_handles(caller: &mut Caller, handle: Handle) -> Vec<Mig> {
+    let places: u32 = value!(caller, nvmlDeviceGetMaxMigDeviceCount(handle.0)).unwrap_or(0);
+    let mut found = Vec::new();
+    for place in 0..places.min(MIG_LIMIT) {
+        let mut device = std::ptr::null_mut();
+        if call!(caller, nvmlDeviceGetMigDeviceHandleByIndex(handle.0, place, &raw mut device)).is_err() {
+            continue;
+        }
+        let mig = Handle(device);
+        let identity = uuid(caller, mig).zip(value!(caller, nvmlDeviceGetGpuInstanceId(mig.0)));
+        let compute_instance = value!(caller, nvmlDeviceGetComputeInstanceId(mig.0));
+        if let Some(((uuid, gpu_instance), compute_instance)) = identity.zip(compute_instance) {
+            found.push(Mig { handle: mig, uuid: MigUuid::new(uuid), gpu_instance, compute_instance });
+        }
+    }
+    found
+}
+
+fn describe(caller: &mut Caller, parent: Handle, mig: &Mig, parent_memory: Option<u64>) -> MigDevice {
+    let attributes = attributes(caller, mig.handle);
+    let instance = instance_info(caller, parent, mig.gpu_instance);
+    let name = text!(caller, nvmlDeviceGetName(mig.handle.0)).and_then(|name| profile_in_name(&name));
+    let profile = name.or_else(|| attributes.map(|attributes| profile_of(&attributes, parent_memory)));
+    MigDevice {
+        uuid: mig.uuid.clone(),
+        gpu_instance: mig.gpu_instance,
+        compute_instance: mig.compute_instance,
+        slices: attributes
+            .map(|attributes| attributes.gpuInstanceSliceCount)
+            .or_else(|| profile.as_deref().and_then(slices_in_profile))
+            .unwrap_or(0),
+        profile: profile.unwrap_or_default(),
+        profile_id: instance.map(|instance| instance.profileId),
+        placement_start: instance.map(|instance| instance.placement.start),
+        memory_bytes: attributes.map(|attributes| attributes.memorySizeMB << 20),
+    }
+}
+
+fn attributes(caller: &mut Caller, mig: Handle) -> Option<nvmlDeviceAttributes_t> {
+    let mut attributes = nvmlDeviceAttributes_t {
+        multiprocessorCount: 0,
+        sharedCopyEngineCount: 0,
+        sharedDecoderCount: 0,
+        sharedEncoderCount: 0,
+        sharedJpegCount: 0,
+        sharedOfaCount: 0,
+        gpuInstanceSliceCount: 0,
+        computeInstanceSliceCount: 0,
+        memorySizeMB: 0,
+    };
+    call!(caller, nvmlDeviceGetAttributes_v2(mig.0, &raw mut attributes)).ok().map(|()| attributes)
+}
+
+fn instance_info(caller: &mut Caller, parent: Handle, gpu_instance: u32) -> Option<nvmlGpuInstanceInfo_t> {
+    let mut instance = std::ptr::null_mut();
+    call!(caller, nvmlDeviceGetGpuInstanceById(parent.0, gpu_instance, &raw mut instance)).ok()?;
+    // SAFETY: plain numbers and a pointer; all zeroes is a valid value.
+    let mut info: nvmlGpuInstanceInfo_t = unsafe { std::mem::zeroed() };
+    call!(caller, nvmlGpuInstanceGetInfo(instance, &raw mut info)).ok().map(|()| info)
+}
+
+fn pci_bus_id(caller: &mut Caller, handle: Handle) -> Option<PciBusId> {
+    // SAFETY: plain numbers and texts; all zeroes is a valid value.
+    let mut info: nvmlPciInfo_t = unsafe { std::mem::zeroed() };
+    call!(caller, nvmlDeviceGetPciInfo_v3(handle.0, &raw mut info)).ok()?;
+    read_text(&info.busId).or_else(|| read_text(&info.busIdLegacy)).map(|bus_id| PciBusId::normalized(&bus_id))
+}
+
+fn compute_capability(caller: &mut Caller, handle: Handle) -> Option<Arc<str>> {
+    let (mut major, mut minor) = (0, 0);
+    call!(caller, nvmlDeviceGetCudaComputeCapability(handle.0, &raw mut major, &raw mut minor)).ok()?;
+    Some(format!("{major}.{minor}").into())
+}
+
+/// An architecture newer than this table is absent, not an error.
+fn architecture(number: u32) -> Option<Arc<str>> {
+    let known = ["kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell"];
+    let place = usize::try_from(number).ok()?.checked_sub(2)?;
+    known.get(place).map(|name| (*name).into())
+}
+
+/// `1g.10gb` out of `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
+fn profile_in_name(name: &str) -> Option<Arc<str>> {
+    let (_, profile) = name.rsplit_once("MIG ")?;
+    profile.contains("g.").then(|| profile.trim().into())
+}
+
+/// The `3` of `1c.3g.40gb`.
+fn slices_in_profile(profile: &str) -> Option<u32> {
+    profile.split('.').find_map(|part| part.strip_suffix('g'))?.parse().ok()
+}
+
+/// NVIDIA's way of naming: memory in eighths of the GPU's, rounded up; `1c.` before it when a part of the GPU instance.
+#[allow(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "gigabytes of one GPU"
+)]
+fn profile_of(attributes: &nvmlDeviceAttributes_t, parent_memory: Option<u64>) -> Arc<str> {
+    let megabytes = attributes.memorySizeMB as f64;
+    let gigabytes = match parent_memory {
+        Some(total) if total > 0 => {
+            let eighths = (megabytes * f64::from(1 << 20) / total as f64 * 8.0).ceil();
+            let whole = total.div_ceil(1 << 30) as f64;
+            (eighths / 8.0 * whole).round() as u64
+        }
+        _ => (megabytes / 1024.0).round() as u64,
+    };
+    let (gpu, compute) = (attributes.gpuInstanceSliceCount, attributes.computeInstanceSliceCount);
+    if compute < gpu {
+        format!("{compute}c.{gpu}g.{gigabytes}gb").into()
+    } else {
+        format!("{gpu}g.{gigabytes}gb").into()
+    }
+}
+
+/// The layout as it is now: few calls, no identity but UUIDs.
+pub fn layout(library: &Arc<Library>) -> Option<Layout> {
+    let mut caller = Caller::new(Arc::clone(library));
+    let count: u32 = value!(caller, nvmlDeviceGetCount_v2())?;
+    Some((0..count).map(|index| (index, layout_of(&mut Caller::new(Arc::clone(library)), index))).collect())
+}
+
+fn layout_of(caller: &mut Caller, index: u32) -> Option<(GpuUuid, Vec<MigUuid>)> {
+    let handle = handle(caller, index)?;
+    let uuid = GpuUuid::new(uuid(caller, handle)?);
+    let migs = if mig_enabled(caller, handle) == Some(true) { mig_handles(caller, handle) } else { Vec::new() };
+    Some((uuid, migs.into_iter().map(|mig| mig.uuid).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn profile_names_come_from_the_device_name() {
+        for (name, expected) in [
+            ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", Some("1g.10gb")),
+            ("NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb", Some("1c.3g.20gb")),
+            ("NVIDIA H100 80GB HBM3 MIG 1g.10gb+me", Some("1g.10gb+me")),
+            ("NVIDIA H100 80GB HBM3", None),
+        ] {
+            assert_eq!(profile_in_name(name).as_deref(), expected, "{name}");
+        }
+        assert_eq!(slices_in_profile("1c.3g.20gb"), Some(3));
+        assert_eq!(slices_in_profile("1g.10gb+me"), Some(1));
+    }
+
+    #[test]
+    fn architectures_end_where_the_table_ends() {
+        assert_eq!(architecture(9).as_deref(), Some("hopper"));
+        assert_eq!((architecture(1), architecture(200), architecture(u32::MAX)), (None, None, None));
+    }
+}

@@ -1,0 +1,177 @@
+use std::collections::BTreeMap;
+
+use nvml_wrapper_sys::bindings::{nvmlMarginTemperature_t, nvmlTemperature_t};
+
+use super::calls::{Caller, call, value, version};
+use super::fields::{self, FieldScheme};
+use super::gpm::Gpm;
+use super::inventory::Mig;
+use super::library::Handle;
+use super::memory;
+use super::samples::{Ring, SampleBuffer};
+use crate::hardware::source::Integrals;
+use crate::hardware::{CLOCK_EVENTS, THROTTLE_REASONS};
+use crate::model::{Clocks, InstanceReading, Medium, Monotonic};
+
+const MEMORY_TEMPERATURE: u32 = 82;
+const SW_POWER_CAP: u32 = 74;
+const SYNC_BOOST: u32 = 76;
+/// Clock event bits that only some drivers have.
+const RARE_CLOCK_EVENTS: [(u32, &str); 2] = [(9, "board_limit"), (10, "reliability")];
+/// More fans than a board has.
+const FAN_LIMIT: u32 = 16;
+const MEGAHERTZ: f64 = 1e6;
+const NANOSECONDS: f64 = 1e9;
+
+/// Memory, temperature, clocks, throttling, engines and GPM, every ten seconds.
+pub struct MediumReader {
+    scheme: Option<FieldScheme>,
+    gpm: Gpm,
+    engines: [(&'static str, Ring); 4],
+    last: Option<Monotonic>,
+    /// Bits that the driver can report; read once.
+    clock_event_bits: Option<Option<u64>>,
+    fans: Option<u32>,
+}
+
+impl MediumReader {
+    pub fn new(scheme: Option<FieldScheme>, gpm: Gpm) -> Self {
+        let engines = [("encoder", 3), ("decoder", 4), ("jpeg", 8), ("ofa", 9)];
+        let engines = engines.map(|(engine, kind)| (engine, Ring::utilization(kind)));
+        Self { scheme, gpm, engines, last: None, clock_event_bits: None, fans: None }
+    }
+
+    pub fn read(
+        &mut self,
+        caller: &mut Caller,
+        handle: Handle,
+        migs: &[Mig],
+        buffer: &mut SampleBuffer,
+        now: Monotonic,
+        integrals: &mut Integrals,
+    ) -> Medium {
+        let elapsed = self.last.replace(now).map_or(0.0, |last| now.since(last).as_secs_f64());
+        for (engine, ring) in &mut self.engines {
+            let step = ring.advance(caller, handle, buffer, elapsed, |caller| engine_rate(caller, handle, engine));
+            if let Some(seconds) = step.integral {
+                integrals.engine_busy_seconds.push((engine, seconds));
+            }
+        }
+        let (throttled_seconds, memory_temperature_celsius) = self.fields(caller, handle);
+        let power_limit: Option<u32> = value!(caller, nvmlDeviceGetEnforcedPowerLimit(handle.0));
+        let performance_state: Option<u32> = value!(caller, nvmlDeviceGetPerformanceState(handle.0));
+        let whole = self.gpm.read(caller, handle, None, now);
+        Medium {
+            memory: memory::read(caller, handle),
+            gpu_temperature_celsius: temperature(caller, handle),
+            memory_temperature_celsius,
+            temperature_margin_celsius: margin(caller, handle),
+            power_limit_watts: power_limit.map(|milliwatts| f64::from(milliwatts) / 1000.0),
+            clocks: Clocks {
+                graphics_hertz: clock(caller, handle, 0),
+                sm_hertz: clock(caller, handle, 1),
+                memory_hertz: clock(caller, handle, 2),
+                video_hertz: clock(caller, handle, 3),
+            },
+            throttled_seconds,
+            clock_events: self.clock_events(caller, handle),
+            // 32 stands for unknown.
+            performance_state: performance_state.filter(|state| *state <= 15),
+            fan_speed_ratios: self.fans(caller, handle),
+            gpm: whole.ratios,
+            sm_cycles: whole.sm_cycles,
+            sm_active_cycles: whole.sm_active_cycles,
+            instances: self.instances(caller, handle, migs, now),
+        }
+    }
+
+    /// Throttle counters and the memory's temperature, in one call.
+    fn fields(&self, caller: &mut Caller, handle: Handle) -> (BTreeMap<&'static str, f64>, Option<f64>) {
+        let mut wanted = vec![(MEMORY_TEMPERATURE, 0), (SW_POWER_CAP, 0), (SYNC_BOOST, 0)];
+        if let Some(scheme) = self.scheme {
+            wanted.extend([scheme.sw_thermal, scheme.hw_thermal, scheme.hw_power_brake].map(|id| (id, 0)));
+        }
+        let values = fields::read(caller, handle, &wanted);
+        let reasons = THROTTLE_REASONS.into_iter().zip(&values[1..]);
+        let throttled = reasons.filter_map(|(reason, value)| Some((reason, (*value)? / NANOSECONDS)));
+        // Boards without a sensor there say 0.
+        (throttled.collect(), values[0].filter(|celsius| *celsius > 0.0))
+    }
+
+    fn clock_events(&mut self, caller: &mut Caller, handle: Handle) -> BTreeMap<&'static str, bool> {
+        let current: Option<u64> = value!(caller, nvmlDeviceGetCurrentClocksEventReasons(handle.0));
+        let current = current.or_else(|| value!(caller, nvmlDeviceGetCurrentClocksThrottleReasons(handle.0)));
+        let Some(current) = current else { return BTreeMap::new() };
+        let supported = *self
+            .clock_event_bits
+            .get_or_insert_with(|| value!(caller, nvmlDeviceGetSupportedClocksEventReasons(handle.0)));
+        let is_active = |bit: u32| current & (1 << bit) != 0;
+        let rare =
+            RARE_CLOCK_EVENTS.into_iter().filter(|(bit, _)| supported.is_some_and(|bits| bits & (1 << bit) != 0));
+        let common = (0..).zip(CLOCK_EVENTS);
+        common.chain(rare).map(|(bit, reason)| (reason, is_active(bit))).collect()
+    }
+
+    fn fans(&mut self, caller: &mut Caller, handle: Handle) -> Vec<f64> {
+        let fans = match self.fans {
+            Some(fans) => fans,
+            None => {
+                let Some(fans) = value!(caller, nvmlDeviceGetNumFans(handle.0)) else { return Vec::new() };
+                *self.fans.insert(fans)
+            }
+        };
+        let speed = |fan| {
+            value!(caller, nvmlDeviceGetFanSpeed_v2[fan](handle.0, fan)).map(|percent: u32| f64::from(percent) / 100.0)
+        };
+        (0..fans.min(FAN_LIMIT)).map_while(speed).collect()
+    }
+
+    /// Each GPU instance once, however many compute instances share it.
+    fn instances(&mut self, caller: &mut Caller, parent: Handle, migs: &[Mig], now: Monotonic) -> Vec<InstanceReading> {
+        let mut by_instance: BTreeMap<u32, Vec<&Mig>> = BTreeMap::new();
+        for mig in migs {
+            by_instance.entry(mig.gpu_instance).or_default().push(mig);
+        }
+        let reading = |(gpu_instance, members): (u32, Vec<&Mig>)| InstanceReading {
+            gpu_instance,
+            memory: members.first().and_then(|mig| memory::read(caller, mig.handle)),
+            members: members.iter().map(|mig| mig.uuid.clone()).collect(),
+            gpm: self.gpm.read(caller, parent, Some(gpu_instance), now).ratios,
+        };
+        by_instance.into_iter().map(reading).collect()
+    }
+}
+
+fn clock(caller: &mut Caller, handle: Handle, kind: u32) -> Option<f64> {
+    let megahertz: u32 = value!(caller, nvmlDeviceGetClockInfo[kind](handle.0, kind))?;
+    Some(f64::from(megahertz) * MEGAHERTZ)
+}
+
+fn temperature(caller: &mut Caller, handle: Handle) -> Option<f64> {
+    let celsius: Option<u32> = value!(caller, nvmlDeviceGetTemperature(handle.0, 0));
+    celsius.map(f64::from).or_else(|| {
+        let mut reading = nvmlTemperature_t { version: version::<nvmlTemperature_t>(1), sensorType: 0, temperature: 0 };
+        call!(caller, nvmlDeviceGetTemperatureV(handle.0, &raw mut reading)).ok()?;
+        Some(f64::from(reading.temperature))
+    })
+}
+
+fn margin(caller: &mut Caller, handle: Handle) -> Option<f64> {
+    let version = version::<nvmlMarginTemperature_t>(1);
+    let mut margin = nvmlMarginTemperature_t { version, marginTemperature: 0 };
+    call!(caller, nvmlDeviceGetMarginTemperature(handle.0, &raw mut margin)).ok()?;
+    Some(f64::from(margin.marginTemperature))
+}
+
+/// The rate of one engine over its last sample period.
+fn engine_rate(caller: &mut Caller, handle: Handle, engine: &str) -> Option<f64> {
+    let (mut percent, mut period) = (0_u32, 0_u32);
+    let outcome = match engine {
+        "encoder" => call!(caller, nvmlDeviceGetEncoderUtilization(handle.0, &raw mut percent, &raw mut period)),
+        "decoder" => call!(caller, nvmlDeviceGetDecoderUtilization(handle.0, &raw mut percent, &raw mut period)),
+        "jpeg" => call!(caller, nvmlDeviceGetJpgUtilization(handle.0, &raw mut percent, &raw mut period)),
+        _ => call!(caller, nvmlDeviceGetOfaUtilization(handle.0, &raw mut percent, &raw mut period)),
+    };
+    outcome.ok()?;
+    (percent <= 100).then(|| f64::from(percent) / 100.0)
+}

@@ -1,0 +1,36 @@
+use nvml_wrapper_sys::bindings::{nvmlMemory_t, nvmlMemory_v2_t};
+
+use super::calls::{Caller, call, version};
+use super::library::Handle;
+use crate::model::MemoryUse;
+
+/// Memory of a GPU, or of the GPU instance that a MIG device belongs to.
+pub fn read(caller: &mut Caller, handle: Handle) -> Option<MemoryUse> {
+    let mut memory =
+        nvmlMemory_v2_t { version: version::<nvmlMemory_v2_t>(2), total: 0, reserved: 0, free: 0, used: 0 };
+    if call!(caller, nvmlDeviceGetMemoryInfo_v2(handle.0, &raw mut memory)).is_ok() {
+        return Some(tidy(memory.total, memory.reserved, memory.free, memory.used));
+    }
+    // The older call counts reserved memory as used.
+    let mut memory = nvmlMemory_t { total: 0, free: 0, used: 0 };
+    call!(caller, nvmlDeviceGetMemoryInfo(handle.0, &raw mut memory)).ok()?;
+    Some(MemoryUse { used: memory.used, free: memory.free, reserved: None, total: memory.total })
+}
+
+/// The header leaves open whether `used` includes what is reserved; the sum tells.
+fn tidy(total: u64, reserved: u64, free: u64, used: u64) -> MemoryUse {
+    let used = if reserved > 0 && free.saturating_add(used) == total { used.saturating_sub(reserved) } else { used };
+    MemoryUse { used, free, reserved: Some(reserved), total }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reserved_memory_is_never_counted_twice() {
+        let expected = MemoryUse { used: 30, free: 60, reserved: Some(10), total: 100 };
+        assert_eq!(tidy(100, 10, 60, 30), expected);
+        assert_eq!(tidy(100, 10, 60, 40), expected);
+    }
+}

@@ -1,0 +1,152 @@
+//! The driver's own library, loaded at run time.
+//!
+//! In: where to look for `libnvidia-ml.so.1`. Out: the contract of `source`. Refuses to know: threads, retries and
+//! publication; it blocks for as long as the driver does. Facts behind the numbers: `nvml.h` of 13.4.
+
+#![allow(unsafe_code, reason = "NVML is a C library; each block says why it holds")]
+
+mod calls;
+mod codes;
+mod fast;
+mod fields;
+mod gpm;
+mod inventory;
+mod library;
+mod medium;
+mod memory;
+mod reader;
+mod samples;
+mod search;
+mod slow;
+mod statistics;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+pub use search::LibrarySearch;
+pub use statistics::CallStatistics;
+
+use self::calls::{Caller, value};
+use self::inventory::Layout;
+use self::library::Library;
+use self::reader::NvmlReader;
+use self::statistics::Statistics;
+use super::source::{Driver, Failure, Problem, Reader, Session, Verdict};
+use crate::clock::Clock;
+use crate::model::{GpuUuid, Inventory};
+
+/// NVML, found anew at each opening: a driver may come, go and change while the agent runs.
+#[derive(Debug)]
+pub struct NvmlDriver {
+    search: LibrarySearch,
+    statistics: Arc<Statistics>,
+}
+
+/// Reads the call statistics while the driver is at work elsewhere.
+#[derive(Clone, Debug)]
+pub struct CallRecord {
+    statistics: Arc<Statistics>,
+}
+
+impl NvmlDriver {
+    #[must_use]
+    pub fn new(search: LibrarySearch) -> Self {
+        Self { search, statistics: Arc::new(Statistics::new(None)) }
+    }
+
+    /// Also times each call: for a probe, not for every day.
+    #[must_use]
+    pub fn with_latencies(search: LibrarySearch, clock: Clock) -> Self {
+        Self { search, statistics: Arc::new(Statistics::new(Some(clock))) }
+    }
+
+    #[must_use]
+    pub fn call_record(&self) -> CallRecord {
+        CallRecord { statistics: Arc::clone(&self.statistics) }
+    }
+}
+
+impl CallRecord {
+    /// By NVML's name of the call, since the agent started, over all sessions.
+    #[must_use]
+    pub fn call_statistics(&self) -> BTreeMap<&'static str, CallStatistics> {
+        self.statistics.all()
+    }
+}
+
+impl Driver for NvmlDriver {
+    fn name(&self) -> &'static str {
+        "nvml"
+    }
+
+    fn open(&mut self) -> Result<Box<dyn Session>, Failure> {
+        let library = Library::open(&self.search, &self.statistics)?;
+        Ok(Box::new(NvmlSession { library, layout: Mutex::default(), driver_version: Mutex::default() }))
+    }
+}
+
+struct NvmlSession {
+    library: Arc<Library>,
+    /// As the last inventory found it.
+    layout: Mutex<Layout>,
+    driver_version: Mutex<Option<Arc<str>>>,
+}
+
+impl Session for NvmlSession {
+    fn inventory(&self) -> Result<(Inventory, Vec<Problem>), Failure> {
+        let mut caller = Caller::new(Arc::clone(&self.library));
+        let driver = inventory::driver(&mut caller);
+        let count: Option<u32> = value!(caller, nvmlDeviceGetCount_v2());
+        let outcome = caller.finish();
+        let (Some(count), Verdict::Answers | Verdict::Lost) = (count, outcome.verdict) else {
+            let problem = outcome.problems.last().copied();
+            let (call, code) =
+                problem.map_or(("nvmlDeviceGetCount_v2", "unknown"), |problem| (problem.call, problem.code));
+            return Err(Failure {
+                call,
+                code,
+                reason: format!("the driver does not list its GPUs: {call} says {code}"),
+                remedy: "see whether nvidia-smi works on the node; it is tried again for ever",
+            });
+        };
+        *self.driver_version.lock().unwrap_or_else(PoisonError::into_inner) =
+            driver.as_ref().map(|driver| Arc::clone(&driver.driver_version));
+        let mut problems = outcome.problems;
+        let mut gpus = BTreeMap::new();
+        let mut layout = Layout::new();
+        for index in 0..count {
+            let mut caller = Caller::new(Arc::clone(&self.library));
+            let gpu = inventory::gpu(&mut caller, index);
+            problems.extend(caller.finish().problems);
+            let place = gpu
+                .as_ref()
+                .map(|gpu| (gpu.uuid.clone(), gpu.mig_devices.iter().map(|mig| mig.uuid.clone()).collect()));
+            layout.insert(index, place);
+            gpus.extend(gpu.map(|gpu| (gpu.uuid.clone(), gpu)));
+        }
+        *self.layout.lock().unwrap_or_else(PoisonError::into_inner) = layout;
+        Ok((Inventory { generation: 0, driver, gpus }, problems))
+    }
+
+    fn reader(&self, gpu: &GpuUuid) -> Result<Box<dyn Reader>, Failure> {
+        Ok(Box::new(NvmlReader::new(&self.library, gpu)?))
+    }
+
+    fn layout_changed(&self) -> bool {
+        let mut caller = Caller::new(Arc::clone(&self.library));
+        let driver = calls::text!(caller, nvmlSystemGetDriverVersion());
+        let known = self.driver_version.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if driver.is_some() && driver != known {
+            return true;
+        }
+        let Some(mut now) = inventory::layout(&self.library) else { return false };
+        let before = self.layout.lock().unwrap_or_else(PoisonError::into_inner);
+        // A GPU that has gone silent is its reader's business; one that has begun to answer is news.
+        for (index, place) in &mut now {
+            if place.is_none() {
+                place.clone_from(before.get(index).unwrap_or(&None));
+            }
+        }
+        now != *before
+    }
+}

@@ -1,0 +1,85 @@
+use std::sync::Arc;
+
+use super::calls::{Caller, call, text, value};
+use super::fast::FastReader;
+use super::fields::FieldScheme;
+use super::gpm::Gpm;
+use super::inventory::{Mig, mig_enabled, mig_handles};
+use super::library::{Handle, Library};
+use super::medium::MediumReader;
+use super::samples::SampleBuffer;
+use super::slow::SlowReader;
+use crate::hardware::source::{Due, Failure, Integrals, Pass, Reader, Verdict};
+use crate::model::{GpuUuid, Moment, Monotonic};
+
+/// Everything that reading one GPU needs, made anew with each generation of handles.
+pub struct NvmlReader {
+    caller: Caller,
+    handle: Handle,
+    migs: Vec<Mig>,
+    buffer: SampleBuffer,
+    fast: FastReader,
+    medium: MediumReader,
+    slow: SlowReader,
+    last: Option<Monotonic>,
+}
+
+impl NvmlReader {
+    pub fn new(library: &Arc<Library>, gpu: &GpuUuid) -> Result<Self, Failure> {
+        let mut caller = Caller::new(Arc::clone(library));
+        let Some(handle) = handle_of(&mut caller, gpu) else {
+            let problem = caller.finish().problems.first().copied();
+            return Err(Failure {
+                call: problem.map_or("nvmlDeviceGetHandleByUUID", |problem| problem.call),
+                code: problem.map_or("not_found", |problem| problem.code),
+                reason: format!("{gpu} does not answer"),
+                remedy: "look for Xid lines in the kernel log",
+            });
+        };
+        let migs = match mig_enabled(&mut caller, handle) {
+            Some(true) => mig_handles(&mut caller, handle),
+            _ => Vec::new(),
+        };
+        let version = text!(caller, nvmlSystemGetDriverVersion());
+        let gpm = Gpm::new(&mut caller, handle, &migs);
+        Ok(Self {
+            fast: FastReader::default(),
+            medium: MediumReader::new(FieldScheme::of_driver(version.as_deref()), gpm),
+            slow: SlowReader::default(),
+            caller,
+            handle,
+            migs,
+            buffer: SampleBuffer::default(),
+            last: None,
+        })
+    }
+}
+
+fn handle_of(caller: &mut Caller, gpu: &GpuUuid) -> Option<Handle> {
+    let uuid = std::ffi::CString::new(gpu.as_str()).ok()?;
+    let mut device = std::ptr::null_mut();
+    call!(caller, nvmlDeviceGetHandleByUUID(uuid.as_ptr(), &raw mut device)).ok()?;
+    let handle = Handle(device);
+    // A handle alone proves nothing about a GPU that fell off the bus.
+    value!(caller, nvmlDeviceGetMinorNumber(handle.0))
+        .map_or_else(|| (caller.finish().verdict == Verdict::Answers).then_some(handle), |_: u32| Some(handle))
+}
+
+impl Reader for NvmlReader {
+    fn read(&mut self, due: Due, now: Moment) -> Pass {
+        let elapsed = self.last.map_or(0.0, |last| now.monotonic.since(last).as_secs_f64());
+        let mut integrals = Integrals::default();
+        let fast = self.fast.read(&mut self.caller, self.handle, &mut self.buffer, elapsed, &mut integrals);
+        let medium = due.medium.then(|| {
+            let migs = &self.migs;
+            self.medium.read(&mut self.caller, self.handle, migs, &mut self.buffer, now.monotonic, &mut integrals)
+        });
+        let slow = due.slow.then(|| self.slow.read(&mut self.caller, self.handle));
+        let outcome = self.caller.finish();
+        if outcome.verdict != Verdict::Answers {
+            return Pass { verdict: outcome.verdict, problems: outcome.problems, ..Pass::default() };
+        }
+        self.last = Some(now.monotonic);
+        Pass { verdict: Verdict::Answers, integrals, fast: Some(fast), medium, slow, problems: outcome.problems }
+    }
+}

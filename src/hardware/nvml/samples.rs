@@ -1,0 +1,97 @@
+use nvml_wrapper_sys::bindings::{nvmlSample_t, nvmlSamplingType_t, nvmlValue_t};
+
+use super::calls::{Caller, Refusal, call};
+use super::fields::decode;
+use super::library::Handle;
+use crate::hardware::integrate::{RingIntegral, Sample, Step};
+
+/// More than any ring known; grown once where it does not suffice.
+const CAPACITY: usize = 256;
+const LARGEST: usize = 16 * 1024;
+
+/// Room for one ring's samples, shared by the rings of a GPU.
+pub struct SampleBuffer {
+    raw: Vec<nvmlSample_t>,
+    samples: Vec<Sample>,
+}
+
+/// One of the driver's rings and how far it has been read.
+pub struct Ring {
+    kind: nvmlSamplingType_t,
+    /// Driver's units in one of ours: percent to ratio, milliwatts to watts.
+    scale: f64,
+    limit: f64,
+    integral: RingIntegral,
+}
+
+impl Default for SampleBuffer {
+    fn default() -> Self {
+        Self { raw: vec![BLANK; CAPACITY], samples: Vec::with_capacity(CAPACITY) }
+    }
+}
+
+const BLANK: nvmlSample_t = nvmlSample_t { timeStamp: 0, sampleValue: nvmlValue_t { ullVal: 0 } };
+
+impl Ring {
+    pub fn utilization(kind: nvmlSamplingType_t) -> Self {
+        Self { kind, scale: 0.01, limit: 1.0, integral: RingIntegral::default() }
+    }
+
+    pub fn power() -> Self {
+        Self { kind: 0, scale: 0.001, limit: 10_000.0, integral: RingIntegral::default() }
+    }
+
+    pub fn is_unsupported(&self, caller: &Caller) -> bool {
+        caller.is_unsupported("nvmlDeviceGetSamples", self.kind)
+    }
+
+    /// One call where the buffer suffices. `fallback` gives the rate where there is no new sample.
+    pub fn advance(
+        &mut self,
+        caller: &mut Caller,
+        handle: Handle,
+        buffer: &mut SampleBuffer,
+        elapsed: f64,
+        fallback: impl FnOnce(&mut Caller) -> Option<f64>,
+    ) -> Step {
+        buffer.fill(caller, handle, self.kind, self.integral.cursor(), self.scale, self.limit);
+        self.integral.advance(elapsed, &mut buffer.samples, || fallback(caller))
+    }
+}
+
+impl SampleBuffer {
+    fn fill(
+        &mut self,
+        caller: &mut Caller,
+        handle: Handle,
+        kind: nvmlSamplingType_t,
+        cursor: u64,
+        scale: f64,
+        limit: f64,
+    ) {
+        self.samples.clear();
+        let (mut value_type, mut count) = (0, 0);
+        for _ in 0..3 {
+            count = u32::try_from(self.raw.len()).expect("the buffer is bounded");
+            let buffer = self.raw.as_mut_ptr();
+            let outcome = call!(
+                caller,
+                nvmlDeviceGetSamples[kind](handle.0, kind, cursor, &raw mut value_type, &raw mut count, buffer)
+            );
+            match outcome {
+                Ok(()) => break,
+                Err(Refusal::TooSmall) if self.raw.len() < LARGEST => {
+                    let wanted = (count as usize + 16).max(self.raw.len() * 2).min(LARGEST);
+                    self.raw.resize(wanted, BLANK);
+                    count = 0;
+                }
+                Err(_) => return,
+            }
+        }
+        let read = self.raw.iter().take(count as usize);
+        self.samples.extend(read.filter(|sample| sample.timeStamp != 0).filter_map(|sample| {
+            let value = decode(value_type, sample.sampleValue)? * scale;
+            (0.0..=limit).contains(&value).then_some(Sample { timestamp: sample.timeStamp, value })
+        }));
+    }
+}

@@ -1,0 +1,287 @@
+use std::collections::BTreeMap;
+
+use nvml_wrapper_sys::bindings::{
+    nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfoV_t, nvmlRowRemapperHistogramValues_t,
+};
+
+use super::calls::{Caller, Refusal, call, value, version};
+use super::codes;
+use super::fields::{self, ALL_LINKS};
+use super::library::Handle;
+use crate::model::{EccLocation, FabricState, NvLink, Pcie, RowRemap, Slow};
+
+/// By the driver's number.
+const ECC_LOCATIONS: [&str; 8] =
+    ["l1_cache", "l2_cache", "dram", "register_file", "texture_memory", "texture_shm", "cbu", "sram"];
+const CORRECTED: u32 = 0;
+const UNCORRECTED: u32 = 1;
+const VOLATILE: u32 = 0;
+const AGGREGATE: u32 = 1;
+
+const RECOVERY_ACTION: u32 = 230;
+const PCIE_ERRORS: [(u32, &str); 11] = [
+    (173, "correctable"),
+    (174, "naks_received"),
+    (175, "receiver_error"),
+    (176, "bad_tlp"),
+    (177, "naks_sent"),
+    (178, "bad_dllp"),
+    (179, "non_fatal"),
+    (180, "fatal"),
+    (181, "unsupported_request"),
+    (182, "lcrc"),
+    (183, "lane"),
+];
+const PCIE_BYTES: [u32; 2] = [197, 198];
+
+const LINK_LIMIT: u32 = 36;
+/// KiB over all links, up to NVLink 4.
+const NVLINK_DATA: [u32; 2] = [138, 139];
+/// Bytes of one link, NVLink 5.
+const NVLINK_BYTES: [u32; 2] = [202, 204];
+const NVLINK_ERRORS: [(u32, &str); 3] = [(161, "replay"), (162, "recovery"), (163, "crc")];
+const NVLINK5_ERRORS: [(u32, &str); 9] = [
+    (206, "malformed_packet"),
+    (207, "buffer_overrun"),
+    (208, "receive"),
+    (209, "receive_remote"),
+    (210, "receive_general"),
+    (211, "local_link_integrity"),
+    (212, "transmit_discard"),
+    (214, "recovery_failed"),
+    (215, "recovery"),
+];
+
+const FABRIC_STATES: [&str; 4] = ["not_supported", "not_started", "in_progress", "completed"];
+/// Two bits each at this place of the health mask: 0 unsupported, 1 true, 2 false.
+const FABRIC_CONDITIONS: [(u32, &str); 4] =
+    [(0, "degraded_bandwidth"), (2, "route_recovery"), (4, "route_unhealthy"), (6, "access_timeout_recovery")];
+
+/// ECC, row remapping, retired pages, PCIe, NVLink, fabric and the recovery action, every minute.
+#[derive(Default)]
+pub struct SlowReader {
+    /// NVLink 5 has error counters of its own.
+    nvlink5: bool,
+}
+
+impl SlowReader {
+    pub fn read(&mut self, caller: &mut Caller, handle: Handle) -> Slow {
+        let (recovery_action, errors, bytes) = counters(caller, handle);
+        Slow {
+            ecc: ecc(caller, handle),
+            ecc_lifetime_corrected: value!(caller, nvmlDeviceGetTotalEccErrors[0](handle.0, CORRECTED, AGGREGATE)),
+            ecc_lifetime_uncorrected: value!(caller, nvmlDeviceGetTotalEccErrors[1](handle.0, UNCORRECTED, AGGREGATE)),
+            row_remap: row_remap(caller, handle),
+            row_remap_banks: row_remap_banks(caller, handle),
+            retired_pages: [(0, "single_bit"), (1, "double_bit")]
+                .into_iter()
+                .filter_map(|(cause, name)| Some((name, retired_pages(caller, handle, cause)?)))
+                .collect(),
+            retired_pages_pending: value!(caller, nvmlDeviceGetRetiredPagesPendingStatus(handle.0))
+                .map(|pending: u32| pending != 0),
+            pcie: pcie(caller, handle, errors, bytes),
+            nvlink: self.nvlink(caller, handle),
+            fabric: fabric(caller, handle),
+            recovery_action,
+        }
+    }
+
+    fn nvlink(&mut self, caller: &mut Caller, handle: Handle) -> NvLink {
+        let mut active = Vec::new();
+        let mut inactive = 0;
+        for link in 0..LINK_LIMIT {
+            let mut state = 0;
+            match call!(caller, nvmlDeviceGetNvLinkState[link](handle.0, link, &raw mut state)) {
+                Ok(()) if state != 0 => active.push(link),
+                Ok(()) => inactive += 1,
+                Err(Refusal::Unsupported) => break,
+                Err(_) => return NvLink::default(),
+            }
+        }
+        if active.is_empty() && inactive == 0 {
+            return NvLink::default();
+        }
+        let sums = fields::read(caller, handle, &NVLINK_DATA.map(|id| (id, ALL_LINKS)));
+        let mut bytes = [0, 1].map(|at: usize| sums[at].map(|kibibytes| kibibytes * 1024.0));
+        if bytes == [None, None] {
+            bytes = per_link(caller, handle, &active, &NVLINK_BYTES);
+        }
+        let mut errors = BTreeMap::new();
+        if !self.nvlink5 {
+            errors = errors_per_link(caller, handle, &active, &NVLINK_ERRORS);
+        }
+        if errors.is_empty() {
+            errors = errors_per_link(caller, handle, &active, &NVLINK5_ERRORS);
+            self.nvlink5 = !errors.is_empty();
+        }
+        NvLink {
+            transmitted_bytes: bytes[0],
+            received_bytes: bytes[1],
+            errors,
+            active_links: u32::try_from(active.len()).ok(),
+            inactive_links: Some(inactive),
+        }
+    }
+}
+
+/// Sums of fields over links, in one call; a field is `None` unless some link has it.
+fn per_link<const N: usize>(caller: &mut Caller, handle: Handle, links: &[u32], ids: &[u32; N]) -> [Option<f64>; N] {
+    let wanted: Vec<_> = links.iter().flat_map(|link| ids.map(|id| (id, *link))).collect();
+    let mut sums = [None; N];
+    for (at, value) in fields::read(caller, handle, &wanted).into_iter().enumerate() {
+        if let Some(value) = value {
+            *sums[at % N].get_or_insert(0.0) += value;
+        }
+    }
+    sums
+}
+
+fn errors_per_link<const N: usize>(
+    caller: &mut Caller,
+    handle: Handle,
+    links: &[u32],
+    errors: &[(u32, &'static str); N],
+) -> BTreeMap<&'static str, u64> {
+    let sums = per_link(caller, handle, links, &errors.map(|(id, _)| id));
+    errors.iter().zip(sums).filter_map(|((_, name), sum)| Some((*name, count(sum?)))).collect()
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count; the cast saturates")]
+fn count(value: f64) -> u64 {
+    value as u64
+}
+
+/// The recovery action and what PCIe counts, in one call.
+fn counters(caller: &mut Caller, handle: Handle) -> (Option<u32>, BTreeMap<&'static str, u64>, [Option<f64>; 2]) {
+    let ids = [RECOVERY_ACTION].into_iter().chain(PCIE_BYTES).chain(PCIE_ERRORS.map(|(id, _)| id));
+    let values = fields::read(caller, handle, &ids.map(|id| (id, 0)).collect::<Vec<_>>());
+    let errors = PCIE_ERRORS.into_iter().zip(&values[3..]);
+    let errors = errors.filter_map(|((_, name), value)| Some((name, count((*value)?)))).collect();
+    (values[0].and_then(|action| u32::try_from(count(action)).ok()), errors, [values[1], values[2]])
+}
+
+fn ecc(caller: &mut Caller, handle: Handle) -> Vec<EccLocation> {
+    let mut locations = Vec::new();
+    for (number, location) in (0..).zip(ECC_LOCATIONS) {
+        let mut errors = |kind: u32| {
+            value!(caller, nvmlDeviceGetMemoryErrorCounter[kind * 16 + number](handle.0, kind, VOLATILE, number))
+        };
+        let (corrected, uncorrected) = (errors(CORRECTED), errors(UNCORRECTED));
+        if corrected.is_some() || uncorrected.is_some() {
+            locations.push(EccLocation { location, corrected, uncorrected });
+        }
+    }
+    locations
+}
+
+fn row_remap(caller: &mut Caller, handle: Handle) -> Option<RowRemap> {
+    let (mut correctable, mut uncorrectable, mut pending, mut failed) = (0, 0, 0, 0);
+    call!(
+        caller,
+        nvmlDeviceGetRemappedRows(
+            handle.0,
+            &raw mut correctable,
+            &raw mut uncorrectable,
+            &raw mut pending,
+            &raw mut failed
+        )
+    )
+    .ok()?;
+    Some(RowRemap {
+        correctable: u64::from(correctable),
+        uncorrectable: u64::from(uncorrectable),
+        pending: pending != 0,
+        failed: failed != 0,
+    })
+}
+
+fn row_remap_banks(caller: &mut Caller, handle: Handle) -> BTreeMap<&'static str, u64> {
+    let mut banks = nvmlRowRemapperHistogramValues_t { max: 0, high: 0, partial: 0, low: 0, none: 0 };
+    if call!(caller, nvmlDeviceGetRowRemapperHistogram(handle.0, &raw mut banks)).is_err() {
+        return BTreeMap::new();
+    }
+    let banks = [
+        ("max", banks.max),
+        ("high", banks.high),
+        ("partial", banks.partial),
+        ("low", banks.low),
+        ("none", banks.none),
+    ];
+    banks.map(|(availability, count)| (availability, u64::from(count))).into()
+}
+
+/// Only the number: with no room for addresses the driver says how many there are.
+fn retired_pages(caller: &mut Caller, handle: Handle, cause: u32) -> Option<u64> {
+    let mut count = 0;
+    let nowhere = std::ptr::null_mut();
+    match call!(caller, nvmlDeviceGetRetiredPages_v2[cause](handle.0, cause, &raw mut count, nowhere, nowhere)) {
+        Ok(()) | Err(Refusal::TooSmall) => Some(u64::from(count)),
+        Err(_) => None,
+    }
+}
+
+fn pcie(caller: &mut Caller, handle: Handle, errors: BTreeMap<&'static str, u64>, bytes: [Option<f64>; 2]) -> Pcie {
+    let replays: Option<u32> = value!(caller, nvmlDeviceGetPcieReplayCounter(handle.0));
+    Pcie {
+        replays: replays.map(u64::from),
+        errors,
+        transmitted_bytes: bytes[0],
+        received_bytes: bytes[1],
+        link_generation: value!(caller, nvmlDeviceGetCurrPcieLinkGeneration(handle.0)),
+        link_generation_max: value!(caller, nvmlDeviceGetMaxPcieLinkGeneration(handle.0)),
+        link_width_lanes: value!(caller, nvmlDeviceGetCurrPcieLinkWidth(handle.0)),
+        link_width_lanes_max: value!(caller, nvmlDeviceGetMaxPcieLinkWidth(handle.0)),
+    }
+}
+
+/// The newest form that the driver knows. The forms share their beginning; the older ones have no health mask.
+fn fabric(caller: &mut Caller, handle: Handle) -> Option<FabricState> {
+    for version in [version::<nvmlGpuFabricInfoV_t>(3), version::<nvmlGpuFabricInfo_v2_t>(2)] {
+        // SAFETY: numbers only; all zeroes is a valid value.
+        let mut info: nvmlGpuFabricInfoV_t = unsafe { std::mem::zeroed() };
+        info.version = version;
+        match call!(caller, nvmlDeviceGetGpuFabricInfoV[version >> 24](handle.0, &raw mut info)) {
+            Ok(()) => return Some(fabric_state(info.state, info.status, info.healthMask)),
+            Err(Refusal::WrongVersion | Refusal::Unsupported) => {}
+            Err(_) => return None,
+        }
+    }
+    // SAFETY: as above.
+    let mut info: nvmlGpuFabricInfo_t = unsafe { std::mem::zeroed() };
+    call!(caller, nvmlDeviceGetGpuFabricInfo(handle.0, &raw mut info)).ok()?;
+    Some(fabric_state(info.state, info.status, 0))
+}
+
+fn fabric_state(state: u8, status: u32, mask: u32) -> FabricState {
+    let condition = |(shift, name): (u32, &'static str)| match mask >> shift & 3 {
+        1 => Some((name, true)),
+        2 => Some((name, false)),
+        _ => None,
+    };
+    // A registration that ended in an error is as good as none.
+    let failed = state == 3 && status != codes::SUCCESS;
+    FabricState {
+        state: if failed {
+            "in_progress"
+        } else {
+            FABRIC_STATES.get(usize::from(state)).copied().unwrap_or("not_supported")
+        },
+        conditions: FABRIC_CONDITIONS.into_iter().filter_map(condition).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fabric_conditions_are_only_those_that_the_driver_supports() {
+        let state = fabric_state(3, 0, 0b10_00_01_10);
+        assert_eq!(state.state, "completed");
+        assert_eq!(
+            state.conditions,
+            [("degraded_bandwidth", false), ("route_recovery", true), ("access_timeout_recovery", false)].into()
+        );
+        assert!(fabric_state(1, 0, 0).conditions.is_empty());
+    }
+}
