@@ -271,7 +271,7 @@ fn number(value: SampleValue) -> u64 {
 
 #[allow(unsafe_code, reason = "the untranslated field id needs the raw symbol")]
 fn raw_field(nvml: &Nvml, device: &Device<'_>, id: u32) -> Result<u64, u32> {
-    let call = nvml.lib().nvmlDeviceGetFieldValues.as_ref().unwrap();
+    let call = nvml.lib().nvmlDeviceGetFieldValues.as_ref().expect("exported");
     // SAFETY: all zero is a valid nvmlFieldValue_t; the call gets one, and the handle lives as long as `device`.
     let (code, value) = unsafe {
         let mut value: nvmlFieldValue_t = std::mem::zeroed();
