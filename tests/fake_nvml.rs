@@ -147,6 +147,16 @@ fn energy_follows_power() {
     let first = device.total_energy_consumption().unwrap();
     assert!(first >= 500);
     eventually("10 J more", || (device.total_energy_consumption().unwrap() >= first + 10_000).then_some(()));
+    fake.update(|state| state["gpus"][0]["power_milliwatts"] = json!(0));
+    let mut before = 0;
+    eventually("the counter stands", || {
+        let readings = [(); 20].map(|()| device.total_energy_consumption().unwrap());
+        let last = readings[19];
+        assert!(before <= readings[0] && readings.is_sorted(), "it never falls: {before}, {readings:?}");
+        let stands = before == last;
+        before = last;
+        stands.then_some(())
+    });
 }
 
 #[test]
