@@ -190,3 +190,52 @@ fn of_account(account: &Account) -> Vec<(&'static str, Label)> {
     labels.extend(account.mig.as_ref().map(|mig| ("mig_uuid", mig.to_shared().into())));
     labels
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::metrics::tests::{fixture, value};
+
+    #[test]
+    fn an_ended_container_keeps_its_counters_alone() {
+        let page = families(&fixture::snapshot());
+        let of = |name| value(&page, name, &[("pod", "finished")]);
+        assert_eq!(of("podmeter_container_busy_seconds_total"), Some(12.0));
+        assert_eq!(of("podmeter_container_idle_seconds_total"), Some(0.0));
+        assert_eq!(of("podmeter_container_utilization_ratio"), None);
+        assert_eq!(of("podmeter_container_allocation_info"), None);
+    }
+
+    #[test]
+    fn parts_add_up_to_a_whole_and_no_more() {
+        let mut snapshot = fixture::snapshot();
+        let whole = snapshot.accounts[0].clone();
+        snapshot.accounts = (0..10)
+            .map(|number| {
+                let mut account = whole.clone();
+                account.container.pod = format!("pod-{number}").into();
+                account.holding.as_mut().unwrap().share = 0.1;
+                account
+            })
+            .collect();
+        let ratio = |snapshot: &Snapshot, uuid| {
+            value(&families(snapshot), "podmeter_device_allocated_ratio", &[("gpu_uuid", uuid)])
+        };
+        let allocated = ratio(&snapshot, fixture::WHOLE).unwrap();
+        assert!((0.999_999..=1.0).contains(&allocated), "{allocated}");
+        assert_eq!(ratio(&snapshot, fixture::PARTITIONED), Some(0.0));
+        Arc::make_mut(&mut snapshot.kubelet).relation = None;
+        assert_eq!(ratio(&snapshot, fixture::WHOLE), None, "nobody has said");
+    }
+
+    #[test]
+    fn counters_know_when_they_began() {
+        let page = families(&fixture::snapshot());
+        for family in page {
+            let counts = family.descriptor.kind == super::super::Kind::Counter;
+            assert!(family.samples.iter().all(|sample| sample.created.is_some() == counts), "{family:?}");
+        }
+    }
+}

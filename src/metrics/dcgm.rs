@@ -206,6 +206,32 @@ fn only<'snapshot>(containers: &BTreeSet<&'snapshot ContainerRef>) -> Option<&'s
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::tests::{fixture, value};
+
+    #[test]
+    fn a_pod_is_named_where_it_is_alone() {
+        let mut snapshot = fixture::snapshot();
+        let of = |snapshot: &Snapshot, labels: &[(&str, &str)]| value(&families(snapshot), FB_USED.name, labels);
+        let alone = [("UUID", fixture::WHOLE), ("pod", "training-0")];
+        assert_eq!(of(&snapshot, &alone), Some(40960.0));
+        assert_eq!(of(&snapshot, &[("GPU_I_ID", "7"), ("pod", fixture::HOSTILE)]), Some(2048.0));
+        assert_eq!(of(&snapshot, &[("GPU_I_ID", "8"), ("pod", "claiming")]), Some(2048.0));
+
+        let mut second = snapshot.accounts[0].clone();
+        second.container.pod = "another".into();
+        snapshot.accounts.push(second);
+        assert_eq!(of(&snapshot, &alone), None, "two pods: neither is named");
+        assert_eq!(of(&snapshot, &[("UUID", fixture::WHOLE)]), Some(40960.0), "and the device is shown once");
+    }
+
+    #[test]
+    fn a_partitioned_gpu_as_a_whole_is_nobodys() {
+        let mut snapshot = fixture::snapshot();
+        snapshot.accounts.retain(|account| &*account.container.pod == "claiming");
+        let power =
+            value(&families(&snapshot), POWER_USAGE.name, &[("UUID", fixture::PARTITIONED), ("pod", "claiming")]);
+        assert_eq!(power, None);
+    }
 
     #[test]
     fn bus_ids_are_written_as_nvml_does() {

@@ -79,3 +79,32 @@ fn families(snapshot: &Snapshot) -> Vec<Family> {
     }
     vec![durations, errors, age, truncated, triggers]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::tests::{fixture, value};
+    use crate::model::Monotonic;
+
+    #[test]
+    fn the_age_grows_while_the_kubelet_is_away() {
+        let mut snapshot = fixture::snapshot();
+        assert_eq!(value(&families(&snapshot), "podmeter_podresources_age_seconds", &[]), Some(3.0));
+        snapshot.at.monotonic = Monotonic::from_secs(700);
+        assert_eq!(value(&families(&snapshot), "podmeter_podresources_age_seconds", &[]), Some(103.0));
+    }
+
+    #[test]
+    fn counters_of_fixed_labels_start_at_zero() {
+        let page = families(&Snapshot::default());
+        for trigger in TRIGGER_NAMES {
+            assert_eq!(value(&page, "podmeter_refresh_triggers_total", &[("trigger", trigger)]), Some(0.0));
+        }
+        for method in METHODS {
+            let name = "podmeter_podresources_request_duration_seconds";
+            assert_eq!(value(&page, name, &[("method", method)]), Some(0.0));
+        }
+        assert_eq!(value(&page, "podmeter_podresources_age_seconds", &[]), None);
+        assert_eq!(value(&page, "podmeter_podresources_pods_truncated", &[]), None);
+    }
+}

@@ -359,3 +359,75 @@ pub(super) fn of_container(container: &ContainerRef) -> Vec<(&'static str, Label
         ("container", (&container.container).into()),
     ]
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::metrics::tests::{fixture, value};
+
+    fn with(change: impl FnOnce(&mut Relation, &mut Allocatable)) -> Vec<Family> {
+        let mut snapshot = fixture::snapshot();
+        let kubelet = Arc::make_mut(&mut snapshot.kubelet);
+        let relation = Arc::make_mut(kubelet.relation.as_mut().unwrap());
+        change(relation, Arc::make_mut(kubelet.allocatable.as_mut().unwrap()));
+        families(&snapshot)
+    }
+
+    #[test]
+    fn the_shared_pool_is_what_nobody_holds_alone() {
+        let page = with(|relation, _| {
+            // A container's own CPUs are a subset of its pod's: counted once.
+            let pod = relation.pods.last_mut().unwrap();
+            pod.containers[0].exclusive_cpus = [10].into_iter().collect();
+        });
+        let cpus = |state| value(&page, "podmeter_node_cpus", &[("state", state)]);
+        assert_eq!((cpus("allocatable"), cpus("exclusive"), cpus("shared")), (Some(16.0), Some(7.0), Some(9.0)));
+    }
+
+    #[test]
+    fn memory_of_a_pod_covers_that_of_its_containers() {
+        let page = with(|relation, _| {
+            let pod = relation.pods.last_mut().unwrap();
+            pod.containers[0].memory = pod.memory.clone();
+        });
+        let labels = [("memory_type", "memory"), ("numa_node", "1"), ("state", "reserved")];
+        assert_eq!(value(&page, "podmeter_node_memory_bytes", &labels), Some(f64::from(1 << 30)));
+    }
+
+    #[test]
+    fn held_and_not_allocatable_is_drift() {
+        let drift = |page: &[Family], resource| {
+            value(page, "podmeter_resource_drift_devices", &[("resource", resource), ("drift", "allocated_unknown")])
+        };
+        let page = with(|_, _| {});
+        assert_eq!(drift(&page, "example.com/nic"), Some(1.0), "nic-7 is held and not offered");
+        assert_eq!(drift(&page, "nvidia.com/gpu"), Some(0.0));
+        let page = with(|_, allocatable| drop(allocatable.devices.remove(&"nvidia.com/gpu".into())));
+        assert_eq!(drift(&page, "nvidia.com/gpu"), Some(1.0), "a resource that is gone");
+        let devices =
+            |state| value(&page, "podmeter_resource_devices", &[("resource", "nvidia.com/gpu"), ("state", state)]);
+        assert_eq!(
+            (devices("allocatable"), devices("allocated"), devices("unallocated")),
+            (Some(0.0), Some(1.0), Some(0.0))
+        );
+    }
+
+    #[test]
+    fn before_the_kubelet_answers_there_is_nothing() {
+        let page = super::super::family::ordered(families(&Snapshot::default()));
+        assert!(page.is_empty(), "{page:?}");
+    }
+
+    #[test]
+    fn a_claim_says_its_gpu_only_when_it_is_known() {
+        let name = "podmeter_container_claim_info";
+        let mut snapshot = fixture::snapshot();
+        let gpu = [("gpu_uuid", fixture::PARTITIONED)];
+        assert_eq!(value(&families(&snapshot), name, &gpu), Some(1.0));
+        snapshot.claim_gpus.clear();
+        assert_eq!(value(&families(&snapshot), name, &gpu), None);
+        assert_eq!(value(&families(&snapshot), name, &[]), Some(1.0));
+    }
+}

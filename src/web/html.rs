@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use crate::model::{Account, Collector, DeviceReadings, Gpu, Medium, Moment, Snapshot};
+use crate::model::{Account, Collector, DeviceReadings, Gpu, Holding, Medium, Moment, Snapshot};
 
 const STYLE: &str = "\
 :root{color-scheme:light dark;font:15px/1.45 system-ui,sans-serif}\
@@ -15,8 +15,11 @@ table{border-collapse:collapse;width:100%}\
 th,td{text-align:left;padding:.25rem .7rem .25rem 0;border-bottom:1px solid #8885;vertical-align:top}\
 th{font-weight:600;white-space:nowrap}\
 .number{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}\
-.id{font-size:.8em;opacity:.75;overflow-wrap:anywhere}\
+.id{font-size:.8em;min-width:10rem;opacity:.75;overflow-wrap:anywhere}\
 .problem{border-left:.3rem solid #d33;padding:.2rem .7rem}";
+
+/// In the table of devices; all of them are in the table of containers.
+const HOLDERS_SHOWN: usize = 4;
 
 /// `not_ready` is the reason why the agent is not ready, if it is not.
 pub(super) fn page(snapshot: &Snapshot, now: Moment, not_ready: Option<String>) -> String {
@@ -71,13 +74,15 @@ fn devices(snapshot: &Snapshot) -> Markup {
     if hardware.inventory.gpus.is_empty() {
         return html! { p { "No GPU has been seen." } };
     }
+    let mut gpus: Vec<&Gpu> = hardware.inventory.gpus.values().collect();
+    gpus.sort_by_key(|gpu| gpu.index);
     html! {
         div.scroll { table {
             tr {
                 th { "GPU" } th { "Model" } th { "State" } th.number { "Busy" } th.number { "SM active" }
                 th.number { "Memory" } th.number { "Power" } th.number { "Heat" } th { "Held by" }
             }
-            @for gpu in hardware.inventory.gpus.values() {
+            @for gpu in gpus {
                 (device(snapshot, gpu, hardware.readings.get(&gpu.uuid).map(|readings| &**readings)))
             }
         } }
@@ -106,7 +111,10 @@ fn device(snapshot: &Snapshot, gpu: &Gpu, readings: Option<&DeviceReadings>) -> 
             td.number { (of(memory.map(|memory| memory.used), memory.map(|memory| memory.total))) }
             td.number { (unit(fast.and_then(|fast| fast.power_watts), "W")) }
             td.number { (unit(medium.and_then(|medium| medium.gpu_temperature_celsius), "°C")) }
-            td { @if holders.is_empty() { "–" } @for holder in &holders { div { (holder) } } }
+            td { @if holders.is_empty() { "–" }
+                @for holder in holders.iter().take(HOLDERS_SHOWN) { div { (holder) } }
+                @if holders.len() > HOLDERS_SHOWN { div { "and " (holders.len() - HOLDERS_SHOWN) " more" } }
+            }
         }
     }
 }
@@ -150,12 +158,7 @@ fn container(account: &Account, now: Moment) -> Markup {
             td { (account.container.pod) }
             td { (account.container.container) }
             td.id { @if let Some(mig) = &account.mig { (mig) } @else { (account.gpu) } }
-            td {
-                @match &account.holding {
-                    Some(holding) => { (holding.sharing.as_str()) ", by " (holding.attribution.as_str()) }
-                    None => { "ended" }
-                }
-            }
+            td { (account.holding.as_ref().map_or_else(|| "ended".to_owned(), sharing)) }
             td.number { (percent(now_values.and_then(|account| account.utilization_ratio))) }
             td.number { (of(
                 now_values.and_then(|account| account.memory_used_bytes),
@@ -167,6 +170,13 @@ fn container(account: &Account, now: Moment) -> Markup {
             td.number { (known(since_active.map(|seconds| format!("{} ago", span(seconds as u64))))) }
         }
     }
+}
+
+/// How it is held, and how its use is told apart where that is another word.
+fn sharing(holding: &Holding) -> String {
+    let (sharing, attribution) = (holding.sharing.as_str(), holding.attribution.as_str());
+    let words = if sharing == attribution { sharing.to_owned() } else { format!("{sharing}, {attribution}") };
+    words.replace('_', " ")
 }
 
 fn freshness(snapshot: &Snapshot, now: Moment) -> Markup {

@@ -17,6 +17,8 @@ use super::{Listener, WebState, router};
 /// Time for a request's head, and for the next one on a kept connection: over a minute, the usual scrape interval, so
 /// that scrapers keep theirs.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(65);
+/// For a request's head; hyper's own 400 KiB times the connections would be more memory than the agent may have.
+const BUFFER_BYTES: usize = 32 * 1024;
 /// Of any connection: one whose client does not read its answer must not keep its place for ever.
 const LIFETIME: Duration = Duration::from_secs(15 * 60);
 /// Per listener. A node has a few scrapers and the kubelet's probes.
@@ -107,6 +109,7 @@ async fn serve_connection(stream: Box<dyn Stream>, router: Router, watcher: Watc
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(BUFFER_BYTES)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     match tokio::time::timeout(LIFETIME, watcher.watch(connection)).await {
         Ok(Ok(())) => {}

@@ -13,7 +13,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model::MetricFamily;
 use prost::Message as _;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
@@ -211,6 +211,30 @@ async fn an_idle_connection_does_not_hold_up_the_end() {
     assert_eq!(server.get("/-/healthy", &[]).await.status(), StatusCode::OK);
     server.stop().await;
     assert_eq!(idle.read(&mut [0; 16]).await.unwrap_or(0), 0, "it is closed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_client_is_let_go() {
+    let server = Server::start(None).await;
+    let began = tokio::time::Instant::now();
+    let mut silent = TcpStream::connect(server.tcp).await.unwrap();
+    assert_eq!(silent.read(&mut [0; 16]).await.unwrap_or(0), 0, "it is closed");
+    assert!(began.elapsed() < Duration::from_secs(120), "{:?}", began.elapsed());
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn an_endless_head_is_refused() {
+    let server = Server::start(None).await;
+    let mut client = TcpStream::connect(server.tcp).await.unwrap();
+    // The server may close before it has all, so neither writing nor reading need succeed.
+    let head = format!("GET /metrics HTTP/1.1\r\nhost: node\r\nx-long: {}\r\n\r\n", "x".repeat(100_000));
+    let _ = client.write_all(head.as_bytes()).await;
+    let mut answer = Vec::new();
+    let _ = client.read_to_end(&mut answer).await;
+    assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 431 "), "{}", String::from_utf8_lossy(&answer));
+    assert_eq!(server.get("/-/healthy", &[]).await.status(), StatusCode::OK, "others are served");
+    server.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -11,13 +11,31 @@ use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model::{Me
 use prost::Message as _;
 
 use self::strict::{Dialect, Page};
-use super::{Coding, Format, Pages, catalogue, families};
+use super::{Coding, Family, Format, Pages, Sample, Value, catalogue, families};
 
 fn rendered(format: Format) -> String {
     let bytes = Pages::default().page(&fixture::snapshot(), format, Coding::Identity).unwrap();
     let page = String::from_utf8(bytes.to_vec()).unwrap();
     // What differs from build to build.
     page.replace(env!("PODMETER_BUILD_REVISION"), "REVISION").replace(env!("PODMETER_BUILD_RUSTC"), "RUSTC")
+}
+
+/// The one sample of that name that carries these labels, or nothing.
+pub(crate) fn value(families: &[Family], name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+    let family = families.iter().find(|family| family.descriptor.name == name)?;
+    let carries = |sample: &&Sample| {
+        labels
+            .iter()
+            .all(|(name, value)| sample.labels.iter().any(|(one, label)| one == name && label.as_str() == *value))
+    };
+    let mut found = family.samples.iter().filter(carries);
+    let sample = found.next()?;
+    assert!(found.next().is_none(), "{name}{labels:?} fits several samples");
+    match &sample.value {
+        Value::Integer(number) => Some(*number as f64),
+        Value::Float(number) => Some(*number),
+        Value::Histogram(histogram) => Some(histogram.count() as f64),
+    }
 }
 
 fn golden(path: &str, actual: &str) {
