@@ -58,7 +58,7 @@ fn counting(running: &Running) -> Page {
     })
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn the_container_that_holds_a_device_is_on_the_page_with_what_the_device_does() {
     let (node, driver) = (one_holder().await, FakeNvml::start(eight_gpus()));
     let running = with_driver(&node, &driver);
@@ -95,7 +95,7 @@ async fn the_container_that_holds_a_device_is_on_the_page_with_what_the_device_d
     assert_eq!(running.get("/-/ready").status, 200);
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_scrape_calls_neither_the_driver_nor_the_kubelet() {
     let (node, driver) = (one_holder().await, FakeNvml::start(eight_gpus()));
     // An hour between samples: what the driver sees from now on would come from scrapes.
@@ -113,7 +113,7 @@ async fn a_scrape_calls_neither_the_driver_nor_the_kubelet() {
     assert!((lists(&running.metrics()) - before).abs() < 0.5);
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_kubelet_away_is_served_from_memory_and_its_age_shows() {
     let (node, driver) = (one_holder().await, FakeNvml::start(eight_gpus()));
     let running = with_driver(&node, &driver);
@@ -134,7 +134,7 @@ async fn a_kubelet_away_is_served_from_memory_and_its_age_shows() {
     assert_eq!(back.count("podmeter_container_allocation_info", TRAINER), 1);
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn without_a_driver_the_page_says_so_and_the_driver_is_picked_up_when_it_comes() {
     let node = one_holder().await;
     let driver = FakeNvml::start(eight_gpus());
@@ -153,7 +153,7 @@ async fn without_a_driver_the_page_says_so_and_the_driver_is_picked_up_when_it_c
     assert_eq!(page.count("podmeter_unresolved_devices", &[]), 0);
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_lost_gpu_costs_its_own_data_and_nothing_else() {
     let (node, driver) = (one_holder().await, FakeNvml::start(eight_gpus()));
     let running = with_driver(&node, &driver);
@@ -170,7 +170,7 @@ async fn a_lost_gpu_costs_its_own_data_and_nothing_else() {
     running.until("GPU 3 again", |page| page.value("podmeter_device_power_watts", &[&lost]).is_some());
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_driver_that_fails_half_of_its_calls_costs_those_values() {
     let mut state = eight_gpus();
     for gpu in state["gpus"].as_array_mut().unwrap() {
@@ -193,7 +193,7 @@ async fn a_driver_that_fails_half_of_its_calls_costs_those_values() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_driver_too_old_for_most_calls_still_gives_what_it_has() {
     let mut state = eight_gpus();
     state["function_not_found"] = json!([
@@ -216,7 +216,7 @@ async fn a_driver_too_old_for_most_calls_still_gives_what_it_has() {
     assert!(page.count("podmeter_device_energy_joules_total", &[]) == 8, "integrated from power");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_call_that_hangs_costs_one_gpu_and_the_page_is_served() {
     let (node, driver) = (one_holder().await, FakeNvml::start(eight_gpus()));
     let running = with_driver(&node, &driver);
@@ -230,7 +230,7 @@ async fn a_call_that_hangs_costs_one_gpu_and_the_page_is_served() {
     running.until("GPU 5 again", |page| page.value("podmeter_device_power_watts", &[&hung]).is_some());
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn hostile_names_are_escaped_on_every_page() {
     let node = one_holder().await;
     let names = ["quote\"", "back\\slash", "line\nfeed", "<script>alert(1)</script>", "ünïcödé-🦀"];
@@ -245,7 +245,7 @@ async fn hostile_names_are_escaped_on_every_page() {
     serde_json::from_str::<Value>(&running.get("/api/v1/node").body).unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn without_permission_the_page_says_which_user_to_be() {
     let node = one_holder().await;
     // Root is let in everywhere: be nobody then.
@@ -327,7 +327,7 @@ fn an_address_in_use_is_exit_code_3() {
     assert!(said.contains(&address) && said.contains("--listen"), "{said}");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_signal_ends_it_cleanly_and_takes_its_sockets_along() {
     let node = one_holder().await;
     let socket = node.root.path().join("admin.sock");
@@ -352,7 +352,7 @@ async fn a_signal_ends_it_cleanly_and_takes_its_sockets_along() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_reload_takes_a_good_file_and_keeps_the_old_one_for_a_bad() {
     let node = one_holder().await;
     let file = node.root.path().join("podmeter.yaml");
