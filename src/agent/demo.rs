@@ -1,4 +1,22 @@
-use super::*;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+
+use super::settings::{HardwareSource, LogFormat, Reloadable, Settings};
+use super::{AgentError, LibrarySearch, ListenAddress, Profile, run_on};
+use crate::clock::Clock;
+use crate::hardware::nvml::NvmlDriver;
+use crate::hardware::simulated::SimulatedDriver;
+use crate::hardware::{Driver, Failure};
+use crate::simulation::node::{Account, Plan, SimulatedNode, resources};
+
+/// Slots of each GPU in the time-sliced profile.
+const REPLICAS: usize = 4;
+/// How often the ground truth is written.
+const TRUTH_INTERVAL: Duration = Duration::from_millis(100);
+
 #[derive(Debug)]
 pub struct DemoSettings {
     pub listen: ListenAddress,
@@ -7,13 +25,92 @@ pub struct DemoSettings {
     pub seed: u64,
     pub hardware: HardwareSource,
     pub nvml: LibrarySearch,
-    pub ground_truth: Option<std::path::PathBuf>,
+    pub refresh_interval: Duration,
+    /// JSON lines of what the simulation really did.
+    pub ground_truth: Option<PathBuf>,
 }
+
 #[derive(Debug, thiserror::Error)]
 pub enum DemoError {
     #[error(transparent)]
     Agent(#[from] AgentError),
+    #[error("the simulated node did not start: {0}")]
+    Node(#[from] std::io::Error),
+    #[error(transparent)]
+    Driver(#[from] Failure),
+    #[error("{file}: {error}; give --ground-truth a file that can be written")]
+    GroundTruth { file: PathBuf, error: std::io::Error },
 }
-pub async fn demo(_s: DemoSettings) -> Result<(), DemoError> {
-    Ok(())
+
+/// A whole node in this process, until a signal: the agent as in production, over a simulated kubelet.
+pub async fn demo(settings: DemoSettings) -> Result<(), DemoError> {
+    let clock = Clock::start();
+    let directory = tempfile::Builder::new().prefix("podmeter-demo-").tempdir()?;
+    let simulated = SimulatedDriver::new(settings.profile, settings.seed);
+    let (driver, inventory, controls): (Option<Box<dyn Driver>>, _, _) = match settings.hardware {
+        HardwareSource::Simulated => {
+            let controls = simulated.controls();
+            (Some(Box::new(simulated)), controls.inventory(), Some(controls))
+        }
+        HardwareSource::Nvml => {
+            let mut driver = NvmlDriver::new(settings.nvml.clone());
+            let (inventory, _) = driver.open()?.inventory()?;
+            (Some(Box::new(driver)), inventory, None)
+        }
+        HardwareSource::None => (None, simulated.controls().inventory(), None),
+    };
+    let replicas = (settings.profile == Profile::H100TimeSliced).then_some(REPLICAS);
+    let plan = Plan { resources: resources(&inventory, replicas), seed: settings.seed, churn: settings.churn };
+    let node = SimulatedNode::start(directory.path(), plan, controls, clock).await?;
+
+    let agent = Settings {
+        listen: vec![settings.listen],
+        admin_socket: Some(directory.path().join("podmeter.sock")),
+        admin_socket_required: true,
+        node_name: "demo".into(),
+        pod_resources_socket: node.kubelet().pod_resources_socket(),
+        device_plugin_directory: node.kubelet().device_plugin_directory(),
+        kubelet_deadline: Duration::from_secs(5),
+        hardware: settings.hardware,
+        nvml: settings.nvml,
+        sample_interval: Duration::from_secs(1),
+        sys_root: "/sys".into(),
+        log_format: LogFormat::Text,
+        reloadable: Reloadable {
+            refresh_interval: settings.refresh_interval,
+            retention: Duration::from_secs(300),
+            log_level: "info".into(),
+        },
+    };
+    if let ListenAddress::Tcp(address) = &agent.listen[0] {
+        tracing::info!("open http://{address}/ in a browser, or scrape http://{address}/metrics; Ctrl-C ends it all");
+    }
+    let truth = settings.ground_truth.map(|file| write_truth(file, node.account())).transpose()?;
+    let reload = Box::new(|| Err("the demo has no configuration".to_owned()));
+    let workloads = tokio::spawn(node.run());
+    let outcome = run_on(driver, agent, reload, clock).await;
+    // Ends kubelet, plugins and pods; the directory goes after them.
+    workloads.abort();
+    let _ = workloads.await;
+    if let Some(truth) = truth {
+        truth.abort();
+    }
+    Ok(outcome?)
+}
+
+/// Appends a line `{"unix": …, "holdings": […]}` at each interval.
+fn write_truth(file: PathBuf, account: Account) -> Result<JoinHandle<()>, DemoError> {
+    let mut output = std::fs::File::create(&file).map_err(|error| DemoError::GroundTruth { file, error })?;
+    Ok(tokio::spawn(async move {
+        let mut due = tokio::time::interval(TRUTH_INTERVAL);
+        loop {
+            due.tick().await;
+            let (unix, holdings) = account.now();
+            let line = serde_json::json!({ "unix": unix, "holdings": holdings });
+            if let Err(error) = writeln!(output, "{line}") {
+                tracing::error!(%error, "the ground truth is no longer written");
+                return;
+            }
+        }
+    }))
 }

@@ -106,6 +106,9 @@ pub struct DemoArguments {
     /// With `--hardware nvml`: see `podmeter agent --help`.
     #[arg(long, value_name = "PATH")]
     pub nvml_library: Option<PathBuf>,
+    /// As of the agent.
+    #[arg(long, default_value = "5s", value_name = "DUR", value_parser = humantime::parse_duration)]
+    pub refresh_interval: Duration,
     /// Keep a JSON file of what the simulation really did, to compare the metrics with.
     #[arg(long, value_name = "FILE")]
     pub ground_truth: Option<PathBuf>,
@@ -121,6 +124,7 @@ impl DemoArguments {
             seed: self.seed,
             hardware: self.hardware,
             nvml: library_search(self.nvml_library.clone(), vec![]),
+            refresh_interval: self.refresh_interval,
             ground_truth: self.ground_truth.clone(),
         }
     }

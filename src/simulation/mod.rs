@@ -4,4 +4,10 @@
 //! accounting can be checked against. Refuses to know: how the agent works. Used by `demo` and the tests alone.
 
 pub mod kubelet;
+pub mod node;
+pub mod plugin;
 mod random;
+mod truth;
+mod workload;
+
+pub use truth::{Held, Truth};

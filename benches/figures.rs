@@ -1,0 +1,254 @@
+//! The figures that podmeter promises, measured on the release binary: `scripts/bench`.
+//!
+//! Conditions: fake driver library through the real `dlopen`, eight GPUs, eight GPU pods and thirty plain pods from a
+//! fake kubelet on a real socket, everything on this machine. Prints one table; judges nothing.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement prints what it found")]
+#![allow(clippy::disallowed_methods, reason = "a measurement reads the clock and starts the binary")]
+#![allow(clippy::cast_precision_loss, reason = "figures are printed with three digits")]
+
+#[path = "../tests/support/agent.rs"]
+mod agent;
+#[path = "../tests/support/fake_nvml.rs"]
+mod fake_nvml;
+#[path = "../tests/support/kubelet.rs"]
+mod kubelet;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use agent::Running;
+use fake_nvml::FakeNvml;
+use kubelet::{ContainerSpec, ListedDevice, Node, Options, PodSpec, node};
+use serde_json::json;
+
+const GPUS: usize = 8;
+const PLAIN_PODS: usize = 30;
+
+fn main() {
+    // cargo passes `--bench`; `cargo test --benches` would not, and measuring there would only cost time.
+    if !std::env::args().any(|argument| argument == "--bench") {
+        return;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let node = runtime.block_on(usual_node());
+    let driver = FakeNvml::start(json!({ "gpus": vec![json!({ "utilization": { "gpu": 60, "memory": 30 } }); GPUS] }));
+    println!("| figure | measured | must reach |\n|---|---|---|");
+    start(&node, &driver);
+    steady(&node, &driver);
+    let new_allocation = new_allocations(&node, &driver);
+    row("new allocation by another plugin → on the page, median / p99", &new_allocation, "– / ≤ 0.5 s");
+    refresh(&node, &driver);
+}
+
+fn row(figure: &str, measured: &str, limit: &str) {
+    println!("| {figure} | {measured} | {limit} |");
+}
+
+fn uuid(index: usize) -> String {
+    format!("GPU-00000000-0000-0000-0000-{index:012}")
+}
+
+fn pods(plain: usize) -> Vec<PodSpec> {
+    let gpu = |gpu| {
+        let container = ContainerSpec::new("main").holds("nvidia.com/gpu", &uuid(gpu), &[i64::from(gpu > 3)]);
+        PodSpec::new("team-a", &format!("trainer-{gpu}")).container(container)
+    };
+    let plain =
+        (0..plain).map(|number| PodSpec::new("web", &format!("plain-{number}")).container(ContainerSpec::new("main")));
+    (0..GPUS).map(gpu).chain(plain).collect()
+}
+
+async fn usual_node() -> Node {
+    let node = node(Options::default()).await;
+    let offered = |gpu| ListedDevice { id: uuid(gpu), healthy: true, numa_nodes: Some(vec![i64::from(gpu > 3)]) };
+    node.set_devices("nvidia.com/gpu", (0..GPUS).map(offered).collect());
+    node.set_pods(pods(PLAIN_PODS));
+    node
+}
+
+fn run(node: &Node, driver: &FakeNvml) -> Running {
+    agent::agent(node.root.path(), &[], &driver.env())
+}
+
+/// Whether the page has device data with the holder's labels.
+fn complete(page: &str) -> bool {
+    page.contains("podmeter_device_power_watts{") && page.contains("podmeter_container_allocated_seconds_total{")
+}
+
+fn start(node: &Node, driver: &FakeNvml) {
+    let agent_seconds = (0..20).map(|_| {
+        let began = Instant::now();
+        let running = run(node, driver);
+        while !complete(&running.metrics().0) {}
+        began.elapsed().as_secs_f64()
+    });
+    row(
+        "exec → first page with GPU data and pod labels, agent, median / worst of 20",
+        &quantiles(agent_seconds, 1.0, 1e3, "ms"),
+        "≤ 100 ms",
+    );
+    let demo_seconds = (0..10).map(|_| {
+        let began = Instant::now();
+        let running = Running::start(&["demo", "--listen", "127.0.0.1:0"], &[], None);
+        while !complete(&running.metrics().0) {}
+        began.elapsed().as_secs_f64()
+    });
+    row("the same, demo, median / worst of 10", &quantiles(demo_seconds, 1.0, 1e3, "ms"), "≤ 1000 ms");
+}
+
+fn steady(node: &Node, driver: &FakeNvml) {
+    let running = run(node, driver);
+    running.until("a complete page", |page| complete(&page.0));
+    let mut connection = Connection::open(&running.address);
+    for _ in 0..200 {
+        connection.scrape();
+    }
+    row("resident memory after 200 scrapes", &format!("{:.1} MiB", resident_mib(running.pid())), "≤ 14 MiB");
+    let scrapes = (0..3000).map(|scrape| {
+        // Spread over some seconds, so that new snapshots are among them.
+        if scrape % 100 == 0 {
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        let began = Instant::now();
+        connection.scrape();
+        began.elapsed().as_secs_f64()
+    });
+    let scrapes = quantiles(scrapes, 0.99, 1e3, "ms");
+    let page = running.metrics().0;
+    let series = page.lines().filter(|line| !line.starts_with('#')).count();
+    row(
+        &format!("scrape, {series} series, {} bytes, one connection, median / p99 of 3000", page.len()),
+        &scrapes,
+        "≤ 0.4 / 1.5 ms",
+    );
+    let fresh = (0..1000).map(|_| {
+        let began = Instant::now();
+        Connection::open(&running.address).scrape();
+        began.elapsed().as_secs_f64()
+    });
+    row("the same, a connection each, median / p99 of 1000", &quantiles(fresh, 0.99, 1e3, "ms"), "–");
+
+    let calls = || driver.calls().values().sum::<u64>() as f64;
+    let (before, cpu, began) = (calls(), cpu_seconds(running.pid()), Instant::now());
+    std::thread::sleep(Duration::from_secs(120));
+    let seconds = began.elapsed().as_secs_f64();
+    let idle = (calls() - before) / seconds / GPUS as f64;
+    row("NVML calls per GPU and second, all tiers, over 120 s", &format!("{idle:.2}"), "≤ 12");
+    let cpu = (cpu_seconds(running.pid()) - cpu) / seconds * 100.0;
+    row("idle processor time, not scraped", &format!("{cpu:.2} %"), "–");
+    let (before, began, mut scraped) = (calls(), Instant::now(), 0);
+    while began.elapsed() < Duration::from_secs(20) {
+        connection.scrape();
+        scraped += 1;
+    }
+    let extra = calls() - before - idle * GPUS as f64 * began.elapsed().as_secs_f64();
+    row(
+        &format!("NVML calls per scrape, beyond the idle rate, over {scraped} scrapes"),
+        &format!("{:.4}", (extra / f64::from(scraped)).max(0.0)),
+        "0",
+    );
+}
+
+/// Another plugin's allocations, seen through the checkpoint file.
+fn new_allocations(node: &Node, driver: &FakeNvml) -> String {
+    let running = run(node, driver);
+    running.until("a complete page", |page| complete(&page.0));
+    let mut connection = Connection::open(&running.address);
+    let seconds = (0..100).map(|round| {
+        let name = format!("fresh-{round}");
+        let mut all = pods(PLAIN_PODS);
+        all[round % GPUS].name.clone_from(&name);
+        // Not in step with any timer of the agent.
+        std::thread::sleep(Duration::from_millis(900 + (round as u64 * 377) % 700));
+        let began = Instant::now();
+        node.set_pods(all);
+        while !connection.scrape().contains(&name) {}
+        began.elapsed().as_secs_f64()
+    });
+    quantiles(seconds, 0.99, 1e3, "ms")
+}
+
+/// One refresh with many pods, by the processor time of the whole process less its idle rate.
+fn refresh(node: &Node, driver: &FakeNvml) {
+    node.set_pods(pods(1000 - GPUS));
+    let running = run(node, driver);
+    running.until("a complete page", |page| complete(&page.0));
+    let cpu_over = |changes: u64| {
+        let (cpu, began) = (cpu_seconds(running.pid()), Instant::now());
+        for change in 0..30 {
+            if change < changes {
+                let mut all = pods(1000 - GPUS);
+                all[0].name = format!("changed-{change}");
+                node.set_pods(all);
+            }
+            std::thread::sleep(Duration::from_secs(1));
+        }
+        (cpu_seconds(running.pid()) - cpu) / began.elapsed().as_secs_f64() * 30.0
+    };
+    let (quiet, busy) = (cpu_over(0), cpu_over(30));
+    row(
+        "refresh with 1,000 pods, processor time each, over 30 changes",
+        &format!("{:.1} ms", (busy - quiet) / 30.0 * 1e3),
+        "≤ 10 ms",
+    );
+    row("resident memory with 1,000 pods", &format!("{:.1} MiB", resident_mib(running.pid())), "–");
+}
+
+/// Median and an upper quantile, times `scale`.
+fn quantiles(values: impl Iterator<Item = f64>, upper: f64, scale: f64, unit: &str) -> String {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index")]
+    let at = |quantile: f64| values[((values.len() - 1) as f64 * quantile).round() as usize] * scale;
+    format!("{:.3} / {:.3} {unit}", at(0.5), at(upper))
+}
+
+/// A kept connection, as Prometheus keeps one.
+struct Connection {
+    stream: BufReader<TcpStream>,
+}
+
+impl Connection {
+    fn open(address: &str) -> Self {
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_nodelay(true).unwrap();
+        Self { stream: BufReader::with_capacity(1 << 18, stream) }
+    }
+
+    fn scrape(&mut self) -> String {
+        self.stream.get_mut().write_all(b"GET /metrics HTTP/1.1\r\nHost: bench\r\n\r\n").unwrap();
+        let mut length = 0;
+        loop {
+            let mut line = String::new();
+            self.stream.read_line(&mut line).unwrap();
+            if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                length = value.trim().parse().unwrap();
+            }
+            if line == "\r\n" {
+                break;
+            }
+        }
+        let mut body = vec![0; length];
+        self.stream.read_exact(&mut body).unwrap();
+        String::from_utf8(body).unwrap()
+    }
+}
+
+fn resident_mib(pid: u32) -> f64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.split_whitespace().next().unwrap().parse::<f64>().unwrap() / 1024.0
+}
+
+/// From the scheduler's own nanoseconds, over all threads.
+fn cpu_seconds(pid: u32) -> f64 {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let nanoseconds = threads.filter_map(|thread| {
+        let path: PathBuf = thread.ok()?.path().join("schedstat");
+        std::fs::read_to_string(path).ok()?.split(' ').next()?.parse::<f64>().ok()
+    });
+    nanoseconds.sum::<f64>() / 1e9
+}

@@ -1,0 +1,371 @@
+//! The simulated node: pods that ask a simulated kubelet for devices, and load the devices that they are given.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::kubelet::{Admission, ContainerSpec, FakeKubelet, Options, PodSpec};
+use super::plugin::{PluginDevice, StandInPlugin};
+use super::random::Random;
+use super::truth::{Held, Truth};
+use super::workload::{Kind, Level, Workload};
+use crate::clock::Clock;
+use crate::hardware::simulated::{Controls, Load};
+use crate::model::{ContainerRef, GpuUuid, Inventory};
+
+/// Load curves are constant within a second of a workload's age; looked at four times as often, changes are not missed.
+const STEP: Duration = Duration::from_millis(250);
+const CONTAINER: &str = "main";
+const PLAIN_PODS: [(&str, &str, usize); 4] =
+    [("web", "frontend", 12), ("web", "checkout", 8), ("monitoring", "agent", 6), ("kube-system", "proxy", 4)];
+
+/// A resource, and the ids and places of its devices.
+#[derive(Clone, Debug)]
+pub struct Resource {
+    pub name: String,
+    pub devices: Vec<Device>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Device {
+    pub id: String,
+    pub gpu: GpuUuid,
+    /// `None`: the whole GPU, or one slot of it.
+    pub gpu_instance: Option<u32>,
+    pub numa_node: Option<u32>,
+}
+
+/// How many slots a vendor's plugin makes of each whole GPU; `None`: it hands out whole GPUs.
+pub type Replicas = Option<usize>;
+
+/// What a vendor's plugin with the `mixed` strategy would offer of this hardware.
+#[must_use]
+pub fn resources(inventory: &Inventory, replicas: Replicas) -> Vec<Resource> {
+    let mut resources: BTreeMap<String, Vec<Device>> = BTreeMap::new();
+    for gpu in inventory.gpus.values() {
+        let device = |id, gpu_instance| Device { id, gpu: gpu.uuid.clone(), gpu_instance, numa_node: gpu.numa_node };
+        if gpu.mig_enabled == Some(true) {
+            for mig in &gpu.mig_devices {
+                let name = format!("nvidia.com/mig-{}", mig.profile.replace('+', "."));
+                resources.entry(name).or_default().push(device(mig.uuid.to_string(), Some(mig.gpu_instance)));
+            }
+        } else {
+            let ids: Vec<String> = match replicas {
+                Some(replicas) => (0..replicas).map(|slot| format!("{}::{slot}", gpu.uuid)).collect(),
+                None => vec![gpu.uuid.to_string()],
+            };
+            let devices = ids.into_iter().map(|id| device(id, None));
+            resources.entry("nvidia.com/gpu".to_owned()).or_default().extend(devices);
+        }
+    }
+    resources.into_iter().map(|(name, devices)| Resource { name, devices }).collect()
+}
+
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub resources: Vec<Resource>,
+    pub seed: u64,
+    /// Pods come and go.
+    pub churn: bool,
+}
+
+/// A kubelet, a plugin per resource, and pods. Dropping it ends them all.
+pub struct SimulatedNode {
+    kubelet: FakeKubelet,
+    _plugins: Vec<StandInPlugin>,
+    devices: BTreeMap<String, Device>,
+    controls: Option<Controls>,
+    truth: Arc<Mutex<Truth>>,
+    clock: Clock,
+    random: Random,
+    churn: bool,
+    running: Vec<Running>,
+    /// Pods that ended and whose kind is to start again, each with the step it is due at.
+    waiting: Vec<(u64, Start)>,
+    step: u64,
+    started: usize,
+}
+
+/// What is to be started.
+#[derive(Clone, Debug)]
+struct Start {
+    namespace: &'static str,
+    name: &'static str,
+    kind: Kind,
+    resource: String,
+    count: usize,
+    /// Steps it lives for; `None`: until the node goes.
+    life: Option<u64>,
+}
+
+struct Running {
+    start: Start,
+    container: ContainerRef,
+    workload: Workload,
+    devices: Vec<String>,
+    since_step: u64,
+    level: Option<Level>,
+}
+
+impl SimulatedNode {
+    /// Starts under `root`, which stands for `/var/lib/kubelet`: plugins registered, first pods admitted. `controls` are
+    /// the simulated GPUs to load; without them pods only hold devices.
+    pub async fn start(root: &Path, plan: Plan, controls: Option<Controls>, clock: Clock) -> io::Result<Self> {
+        let kubelet = FakeKubelet::start(root, Options { seed: plan.seed, ..Options::default() }).await?;
+        let mut plugins = vec![];
+        for resource in &plan.resources {
+            let device = |device: &Device| {
+                let plain = PluginDevice::new(&device.id);
+                device.numa_node.map_or(plain.clone(), |node| plain.on_nodes(&[i64::from(node)]))
+            };
+            let devices = resource.devices.iter().map(device).collect();
+            plugins.push(StandInPlugin::start(&kubelet.device_plugin_directory(), &resource.name, devices));
+        }
+        for plugin in &plugins {
+            if !plugin.registered().await {
+                return Err(io::Error::other("a simulated device plugin was not registered in time"));
+            }
+        }
+        let offered = |name: &str, count: usize| {
+            kubelet.node_status().get(name).is_some_and(|status| status.allocatable == count)
+        };
+        let all = |_: &_| plan.resources.iter().all(|resource| offered(&resource.name, resource.devices.len()));
+        if !kubelet.node_status_becomes(all).await {
+            return Err(io::Error::other("the simulated kubelet does not list the devices of its plugins"));
+        }
+        if let Some(controls) = &controls {
+            controls.take_over(clock.now().monotonic);
+        }
+        let devices = plan.resources.iter().flat_map(|resource| &resource.devices);
+        let mut node = Self {
+            kubelet,
+            _plugins: plugins,
+            devices: devices.map(|device| (device.id.clone(), device.clone())).collect(),
+            controls,
+            truth: Arc::default(),
+            clock,
+            random: Random::seeded(plan.seed),
+            churn: plan.churn,
+            running: vec![],
+            waiting: vec![],
+            step: 0,
+            started: 0,
+        };
+        for (namespace, name, count) in PLAIN_PODS {
+            for _ in 0..count {
+                let pod = PodSpec::new(namespace, &node.unique(name)).container(ContainerSpec::new(CONTAINER));
+                node.kubelet.add_pod(pod).await;
+            }
+        }
+        for start in first(&plan.resources) {
+            node.admit(start).await;
+        }
+        Ok(node)
+    }
+
+    #[must_use]
+    pub fn kubelet(&self) -> &FakeKubelet {
+        &self.kubelet
+    }
+
+    /// Reads the account from anywhere, for as long as wanted.
+    #[must_use]
+    pub fn account(&self) -> Account {
+        Account { truth: Arc::clone(&self.truth), clock: self.clock }
+    }
+
+    /// Lets the workloads work, for ever. Ends only by being dropped.
+    pub async fn run(mut self) {
+        let mut steps = tokio::time::interval(STEP);
+        steps.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            steps.tick().await;
+            self.step += 1;
+            self.work();
+            if self.churn {
+                self.end_due();
+                self.start_due().await;
+            }
+        }
+    }
+
+    /// Sets each device to what its holders do now.
+    fn work(&mut self) {
+        let now = self.clock.now().monotonic;
+        let mut changed = false;
+        for running in &mut self.running {
+            let age = (self.step - running.since_step) * STEP.as_millis() as u64 / 1000;
+            let level = running.workload.level(age);
+            if running.level.replace(level) != Some(level) {
+                changed = true;
+                let mut truth = self.truth.lock().unwrap_or_else(PoisonError::into_inner);
+                for device in &running.devices {
+                    truth.set(now, &running.container, device, level.utilization);
+                }
+            }
+        }
+        if changed {
+            self.load(now);
+        }
+    }
+
+    fn load(&self, now: crate::model::Monotonic) {
+        let Some(controls) = &self.controls else { return };
+        let inventory = controls.inventory();
+        let mut loads: BTreeMap<(&GpuUuid, Option<u32>), Level> = self
+            .devices
+            .values()
+            .map(|device| ((&device.gpu, device.gpu_instance), Level { utilization: 0.0, memory: 0.0 }))
+            .collect();
+        for running in &self.running {
+            for device in running.devices.iter().filter_map(|id| self.devices.get(id)) {
+                let level = running.level.unwrap_or(Level { utilization: 0.0, memory: 0.0 });
+                let sum =
+                    loads.entry((&device.gpu, device.gpu_instance)).or_insert(Level { utilization: 0.0, memory: 0.0 });
+                sum.utilization = (sum.utilization + level.utilization).min(1.0);
+                sum.memory = (sum.memory + level.memory).min(0.95);
+            }
+        }
+        for ((gpu, gpu_instance), level) in loads {
+            let Some(known) = inventory.gpus.get(gpu) else { continue };
+            let instance = |gi: u32| known.mig_devices.iter().find(|mig| mig.gpu_instance == gi);
+            let total = match gpu_instance {
+                Some(gi) => instance(gi).and_then(|mig| mig.memory_bytes),
+                None => known.memory_bytes,
+            };
+            #[allow(
+                clippy::cast_precision_loss,
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "bytes"
+            )]
+            let used = (total.unwrap_or(0) as f64 * level.memory) as u64;
+            let load = Load::new(level.utilization, used);
+            match gpu_instance {
+                Some(gi) => controls.set_instance_load(gpu, gi, now, load),
+                None => controls.set_load(gpu, now, load),
+            }
+        }
+    }
+
+    fn end_due(&mut self) {
+        let step = self.step;
+        let over = |running: &Running| running.start.life.is_some_and(|life| step >= running.since_step + life);
+        let (ended, running) = std::mem::take(&mut self.running).into_iter().partition(over);
+        self.running = running;
+        let ended: Vec<Running> = ended;
+        if ended.is_empty() {
+            return;
+        }
+        for running in ended {
+            let ContainerRef { namespace, pod, container } = &running.container;
+            self.kubelet.finish_container(namespace, pod, container);
+            let now = self.clock.now().monotonic;
+            let mut truth = self.truth.lock().unwrap_or_else(PoisonError::into_inner);
+            for device in &running.devices {
+                truth.release(now, &running.container, device);
+            }
+            drop(truth);
+            self.waiting.push((step + self.random.below(60) as u64 + 8, running.start));
+        }
+        self.load(self.clock.now().monotonic);
+    }
+
+    async fn start_due(&mut self) {
+        let step = self.step;
+        let (due, waiting) = std::mem::take(&mut self.waiting).into_iter().partition(|(at, _)| step >= *at);
+        self.waiting = waiting;
+        let due: Vec<(u64, Start)> = due;
+        for (_, start) in due {
+            self.admit(start).await;
+        }
+    }
+
+    async fn admit(&mut self, mut start: Start) {
+        if start.kind == Kind::Batch && start.life.is_some() {
+            // 20 to 120 seconds.
+            start.life = Some(80 + self.random.below(400) as u64);
+        }
+        let name = self.unique(start.name);
+        let container = ContainerSpec::new(CONTAINER).asks(&start.resource, start.count);
+        let pod = PodSpec::new(start.namespace, &name).container(container);
+        match self.kubelet.add_pod(pod).await {
+            Admission::Running => {}
+            // As on a real node: whoever controls the pod tries again later.
+            Admission::Rejected { reason, message } => {
+                tracing::debug!(pod = name, reason, message, "a simulated pod was rejected");
+                self.kubelet.force_delete_pod(start.namespace, &name);
+                self.waiting.push((self.step + 40, start));
+                return;
+            }
+        }
+        let devices = self.kubelet.devices_of(start.namespace, &name, CONTAINER);
+        let workload = Workload { kind: start.kind, seed: self.random.next() };
+        let running = Running {
+            container: ContainerRef::new(start.namespace, &name, CONTAINER),
+            devices: devices.into_iter().map(|(_, device)| device).collect(),
+            workload,
+            since_step: self.step,
+            level: None,
+            start,
+        };
+        self.running.push(running);
+        self.work();
+    }
+
+    /// `trainer-7f3a9`, as a controller would name it.
+    fn unique(&mut self, name: &str) -> String {
+        self.started += 1;
+        format!("{name}-{:02x}{:03x}", self.started, self.random.below(0x1000))
+    }
+}
+
+/// The simulation's own account of who held and used what.
+#[derive(Clone, Debug)]
+pub struct Account {
+    truth: Arc<Mutex<Truth>>,
+    clock: Clock,
+}
+
+impl Account {
+    /// Now, with the unix time it is right for.
+    #[must_use]
+    pub fn now(&self) -> (f64, Vec<Held>) {
+        let now = self.clock.now();
+        let truth = self.truth.lock().unwrap_or_else(PoisonError::into_inner);
+        (now.unix.0, truth.at(now.monotonic))
+    }
+}
+
+/// Eight pods with devices where there are enough: some busy, one held and idle, and something left over.
+fn first(resources: &[Resource]) -> Vec<Start> {
+    let start = |namespace, name, kind, resource: &str, count| Start {
+        namespace,
+        name,
+        kind,
+        resource: resource.to_owned(),
+        count,
+        life: (kind == Kind::Batch).then_some(0),
+    };
+    let mut starts = vec![];
+    for resource in resources {
+        let resource_name = resource.name.as_str();
+        let slots = resource.devices.len();
+        let wanted = [
+            start("team-vision", "trainer", Kind::Training, resource_name, 1),
+            start("team-vision", "notebook", Kind::Notebook, resource_name, 1),
+            start("team-language", "llm-serve", Kind::Inference, resource_name, 1),
+            start("team-language", "finetune", Kind::Batch, resource_name, 1),
+            start("team-language", "trainer", Kind::Training, resource_name, 1),
+            start("research", "sweep", Kind::Batch, resource_name, 1),
+            start("research", "notebook", Kind::Notebook, resource_name, 1),
+            start("team-vision", "render", Kind::Batch, resource_name, 1),
+        ];
+        // One whole GPU stays free, so that the page has something to give.
+        let take = if slots > 1 { (slots - 1).min(wanted.len()) } else { slots };
+        starts.extend(wanted.into_iter().take(take));
+    }
+    starts
+}

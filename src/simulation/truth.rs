@@ -1,0 +1,93 @@
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::{ContainerRef, Monotonic};
+
+/// What the simulation really did: the account that others are held against.
+#[derive(Clone, Debug, Default)]
+pub struct Truth {
+    rows: BTreeMap<(ContainerRef, String), Row>,
+}
+
+/// One container and one device it held or holds.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
+pub struct Held {
+    pub namespace: String,
+    pub pod: String,
+    pub container: String,
+    pub device: String,
+    pub held_seconds: f64,
+    /// The exact integral of its load curve.
+    pub busy_seconds: f64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Row {
+    held_seconds: f64,
+    busy_seconds: f64,
+    /// Since when it does what it does, and how much.
+    doing: Option<(Monotonic, f64)>,
+}
+
+impl Truth {
+    /// From `at` on the container holds the device and loads it this much.
+    pub fn set(&mut self, at: Monotonic, container: &ContainerRef, device: &str, utilization: f64) {
+        let row = self.rows.entry((container.clone(), device.to_owned())).or_default();
+        row.advance(at);
+        row.doing = Some((at, utilization));
+    }
+
+    /// From `at` on the container holds the device no more.
+    pub fn release(&mut self, at: Monotonic, container: &ContainerRef, device: &str) {
+        if let Some(row) = self.rows.get_mut(&(container.clone(), device.to_owned())) {
+            row.advance(at);
+            row.doing = None;
+        }
+    }
+
+    /// All rows as they stand at `now`.
+    #[must_use]
+    pub fn at(&self, now: Monotonic) -> Vec<Held> {
+        let row = |((container, device), row): (&(ContainerRef, String), &Row)| {
+            let mut row = row.clone();
+            row.advance(now);
+            Held {
+                namespace: container.namespace.to_string(),
+                pod: container.pod.to_string(),
+                container: container.container.to_string(),
+                device: device.clone(),
+                held_seconds: row.held_seconds,
+                busy_seconds: row.busy_seconds,
+            }
+        };
+        self.rows.iter().map(row).collect()
+    }
+}
+
+impl Row {
+    fn advance(&mut self, now: Monotonic) {
+        if let Some((since, utilization)) = &mut self.doing {
+            let seconds = now.since(*since).as_secs_f64();
+            self.held_seconds += seconds;
+            self.busy_seconds += seconds * *utilization;
+            *since = (*since).max(now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_integrates_what_was_set() {
+        let container = ContainerRef::new("n", "p", "c");
+        let mut truth = Truth::default();
+        truth.set(Monotonic::from_secs(1), &container, "GPU-0", 0.5);
+        truth.set(Monotonic::from_secs(3), &container, "GPU-0", 1.0);
+        truth.release(Monotonic::from_secs(4), &container, "GPU-0");
+        let held = truth.at(Monotonic::from_secs(100));
+        assert_eq!((held[0].held_seconds, held[0].busy_seconds), (3.0, 2.0));
+    }
+}

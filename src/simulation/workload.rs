@@ -1,0 +1,77 @@
+//! What simulated containers do on the devices they hold: load curves that are pure functions of a seed and an age.
+
+use super::random::Random;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Near full load, with a dip at each checkpoint it saves.
+    Training,
+    /// Bursts of requests.
+    Inference,
+    /// Somebody thinks, and sometimes runs a cell.
+    Notebook,
+    /// A steady job of some minutes.
+    Batch,
+}
+
+/// One running workload.
+#[derive(Clone, Copy, Debug)]
+pub struct Workload {
+    pub kind: Kind,
+    pub seed: u64,
+}
+
+/// What it does to each of its devices for one second.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Level {
+    /// 0 to 1.
+    pub utilization: f64,
+    /// Of the device's memory, 0 to 1.
+    pub memory: f64,
+}
+
+impl Workload {
+    /// Constant within each second of its age.
+    #[must_use]
+    pub fn level(&self, age_seconds: u64) -> Level {
+        let mut second = Random::seeded(self.seed ^ (age_seconds + 1).wrapping_mul(0x9e37_79b9));
+        // A phase of its own, so that workloads do not move in step.
+        let at = age_seconds + self.seed % 40;
+        let (utilization, memory) = match self.kind {
+            Kind::Training if at % 45 < 3 => (second.between(0.02, 0.1), 0.82),
+            Kind::Training => (second.between(0.92, 0.99), 0.82),
+            Kind::Inference if at % 20 < 9 => (second.between(0.45, 0.8), 0.45),
+            Kind::Inference => (second.between(0.03, 0.2), 0.45),
+            Kind::Notebook if at % 40 < 2 => (second.between(0.2, 0.6), 0.12),
+            Kind::Notebook => (0.0, 0.12),
+            Kind::Batch if age_seconds < 2 => (0.0, 0.05),
+            Kind::Batch => (second.between(0.7, 0.9), 0.6),
+        };
+        Level { utilization, memory }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mean(kind: Kind) -> f64 {
+        let workload = Workload { kind, seed: 7 };
+        (0..900).map(|second| workload.level(second).utilization).sum::<f64>() / 900.0
+    }
+
+    #[test]
+    fn a_seed_and_an_age_fix_the_level() {
+        let workload = Workload { kind: Kind::Inference, seed: 3 };
+        assert_eq!(workload.level(17), workload.level(17));
+        assert_ne!(workload.level(17), Workload { seed: 4, ..workload }.level(17));
+    }
+
+    #[test]
+    fn each_kind_looks_like_what_it_is() {
+        assert!(mean(Kind::Training) > 0.85);
+        assert!((0.2..0.6).contains(&mean(Kind::Inference)));
+        assert!(mean(Kind::Notebook) < 0.05);
+        assert!((0.6..0.95).contains(&mean(Kind::Batch)));
+    }
+}
