@@ -18,7 +18,7 @@ pub struct Caller {
     problems: Vec<Problem>,
     verdict: Verdict,
     succeeded: bool,
-    /// Codes that say that nothing gets through, as after a lost device cgroup.
+    /// Codes that say, when no call succeeds, that nothing gets through: a lost device cgroup, a dead handle.
     blocked: bool,
 }
 
@@ -94,8 +94,12 @@ impl Caller {
                 self.succeeded = true;
                 return Ok(());
             }
-            // An argument that is wrong once (a link or fan that is not there) stays wrong.
-            codes::NOT_SUPPORTED | codes::FUNCTION_NOT_FOUND | codes::INVALID_ARGUMENT => {
+            codes::NOT_SUPPORTED | codes::FUNCTION_NOT_FOUND => {
+                self.unsupported.insert((name, variant));
+                return Err(Refusal::Unsupported);
+            }
+            // A variant that is wrong once (a link or fan that is not there) stays wrong.
+            codes::INVALID_ARGUMENT if variant > 0 => {
                 self.unsupported.insert((name, variant));
                 return Err(Refusal::Unsupported);
             }
@@ -106,7 +110,7 @@ impl Caller {
                 self.unsupported.insert((name, variant));
             }
             codes::GPU_IS_LOST | codes::RESET_REQUIRED => self.verdict = Verdict::Lost,
-            codes::OPERATING_SYSTEM | codes::UNKNOWN => self.blocked = true,
+            codes::OPERATING_SYSTEM | codes::UNKNOWN | codes::INVALID_ARGUMENT => self.blocked = true,
             codes::UNINITIALIZED
             | codes::DRIVER_NOT_LOADED
             | codes::LIBRARY_NOT_FOUND

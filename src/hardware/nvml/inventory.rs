@@ -47,7 +47,7 @@ pub fn uuid(caller: &mut Caller, handle: Handle) -> Option<Arc<str>> {
 pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
     let handle = handle(caller, index)?;
     let uuid = uuid(caller, handle)?;
-    let memory_bytes = memory::read(caller, handle).map(|memory| memory.total);
+    let memory_bytes = memory::read(caller, handle, None).map(|memory| memory.total);
     let mig_enabled = mig_enabled(caller, handle);
     let mut gpu = Gpu {
         uuid: GpuUuid::new(uuid),
