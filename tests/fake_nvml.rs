@@ -52,40 +52,6 @@ fn eight_gpus_are_found_by_index_uuid_and_bus_id() {
     }
 }
 
-#[test]
-fn the_structs_have_the_sizes_of_the_header() {
-    use nvml_wrapper_sys::bindings::*;
-    let sizes = [
-        ("Memory", size_of::<nvmlMemory_t>(), 24),
-        ("Memory_v2", size_of::<nvmlMemory_v2_t>(), 40),
-        ("PciInfo", size_of::<nvmlPciInfo_t>(), 68),
-        ("EventData", size_of::<nvmlEventData_t>(), 32),
-        ("ProcessInfo v1", size_of::<nvmlProcessInfo_v1_t>(), 16),
-        ("ProcessInfo", size_of::<nvmlProcessInfo_t>(), 24),
-        ("ProcessUtilizationSample", size_of::<nvmlProcessUtilizationSample_t>(), 32),
-        ("ProcessUtilizationInfo_v1", size_of::<nvmlProcessUtilizationInfo_v1_t>(), 40),
-        ("ProcessesUtilizationInfo_v1", size_of::<nvmlProcessesUtilizationInfo_v1_t>(), 24),
-        ("FieldValue", size_of::<nvmlFieldValue_t>(), 40),
-        ("Sample", size_of::<nvmlSample_t>(), 16),
-        ("DeviceAttributes", size_of::<nvmlDeviceAttributes_t>(), 40),
-        ("GpmMetric", size_of::<nvmlGpmMetric_t>(), 40),
-        ("GpmSupport", size_of::<nvmlGpmSupport_t>(), 8),
-        ("GpuInstanceInfo", size_of::<nvmlGpuInstanceInfo_t>(), 24),
-        ("ComputeInstanceInfo", size_of::<nvmlComputeInstanceInfo_t>(), 32),
-        ("GpuInstanceProfileInfo", size_of::<nvmlGpuInstanceProfileInfo_t>(), 48),
-        ("Temperature_v1", size_of::<nvmlTemperature_v1_t>(), 12),
-        ("ViolationTime", size_of::<nvmlViolationTime_t>(), 16),
-        ("BAR1Memory", size_of::<nvmlBAR1Memory_t>(), 24),
-        ("GpuFabricInfo_v3", size_of::<nvmlGpuFabricInfo_v3_t>(), 40),
-        ("EccSramErrorStatus_v1", size_of::<nvmlEccSramErrorStatus_v1_t>(), 104),
-        ("PlatformInfo_v2", size_of::<nvmlPlatformInfo_v2_t>(), 44),
-    ];
-    for (name, size, expected) in sizes {
-        assert_eq!(size, expected, "{name}");
-    }
-    assert_eq!(std::mem::offset_of!(nvmlGpmMetricsGet_t, metrics), 24);
-}
-
 /// Asks until the answer is there; the deadline is far beyond what any machine needs.
 fn eventually<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let (_keep, never) = mpsc::channel::<()>();
@@ -147,6 +113,16 @@ fn energy_follows_power() {
     let first = device.total_energy_consumption().unwrap();
     assert!(first >= 500);
     eventually("10 J more", || (device.total_energy_consumption().unwrap() >= first + 10_000).then_some(()));
+    fake.update(|state| state["gpus"][0]["power_milliwatts"] = json!(0));
+    let mut before = 0;
+    eventually("the counter stands", || {
+        let readings = [(); 20].map(|()| device.total_energy_consumption().unwrap());
+        let last = readings[19];
+        assert!(before <= readings[0] && readings.is_sorted(), "it never falls: {before}, {readings:?}");
+        let stands = before == last;
+        before = last;
+        stands.then_some(())
+    });
 }
 
 #[test]
@@ -271,7 +247,7 @@ fn number(value: SampleValue) -> u64 {
 
 #[allow(unsafe_code, reason = "the untranslated field id needs the raw symbol")]
 fn raw_field(nvml: &Nvml, device: &Device<'_>, id: u32) -> Result<u64, u32> {
-    let call = nvml.lib().nvmlDeviceGetFieldValues.as_ref().unwrap();
+    let call = nvml.lib().nvmlDeviceGetFieldValues.as_ref().expect("exported");
     // SAFETY: all zero is a valid nvmlFieldValue_t; the call gets one, and the handle lives as long as `device`.
     let (code, value) = unsafe {
         let mut value: nvmlFieldValue_t = std::mem::zeroed();

@@ -1,5 +1,7 @@
 //! The hardware room under a scripted driver: what fails stays where it failed.
 
+#![allow(clippy::unwrap_used, reason = "in a test an unwrap is an assertion")]
+
 #[path = "support/watching.rs"]
 mod watching;
 

@@ -256,7 +256,7 @@ impl Supervisor {
     fn take(&mut self, event: Event) {
         let now = self.clock.now().monotonic;
         match event {
-            Event::Passed(report) => self.take_pass(report, now),
+            Event::Passed(report) => self.take_pass(*report, now),
             Event::Released(gpu) => {
                 if let Phase::Draining { holders, .. } = &mut self.phase {
                     holders.remove(&gpu);

@@ -94,7 +94,7 @@ fn built_library() -> &'static Path {
 #[allow(clippy::disallowed_methods, reason = "a test may start cargo")]
 fn build(target: &Path) -> PathBuf {
     let output = Command::new(env!("CARGO"))
-        .args(["build", "--package", "fake-nvml", "--message-format", "json", "--target-dir"])
+        .args(["build", "--package", "fake-nvml", "--message-format", "json-render-diagnostics", "--target-dir"])
         .arg(target)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()

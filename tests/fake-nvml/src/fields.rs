@@ -108,7 +108,7 @@ fn field(target: &Target, id: u32, scope: u32) -> Result<Number, Code> {
         NVML_FI_DEV_MEMORY_TEMP => gpu.temperatures.memory.map(Number::Signed).ok_or(NOT_SUPPORTED),
         NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION | NVML_FI_DEV_ENERGY => {
             let now = clock::now();
-            let total = library().histories.get(&gpu.uuid).map(|history| history.energy_millijoules(now));
+            let total = library().history(&gpu.uuid, now).map(|history| history.energy_millijoules(now));
             total.map(Number::Long).ok_or(NOT_FOUND)
         }
         NVML_FI_DEV_POWER_AVERAGE | NVML_FI_DEV_POWER_INSTANT => match scope {

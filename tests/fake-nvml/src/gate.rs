@@ -68,22 +68,15 @@ pub fn plain(call: &'static str, body: impl FnOnce(&Arc<Machine>) -> Answer) -> 
     })
 }
 
-/// Init, Shutdown and what else works uninitialised: faults only by name.
+/// Init, Shutdown: answered uninitialised, and faults only by name.
 pub fn unready(call: &'static str, body: impl FnOnce() -> Answer) -> nvmlReturn_t {
     guarded(|| {
         enter(call);
-        let named = |machine: &Machine| {
-            let faults = machine.faults();
-            (faults.hangs_by_name(call), faults.code_by_name(call))
-        };
-        let faults = || library().machine().map_or((false, 0), |machine| named(&machine));
-        while faults().0 {
-            wait(HANG_MICROS);
-        }
-        let code = faults().1;
-        if code != 0 {
-            return Err(Code(code));
-        }
+        suffer(call, || {
+            let mut machine = Machine::clone(&*library().machine()?);
+            machine.spare_unnamed();
+            Some((Arc::new(machine), None))
+        })?;
         body()
     })
 }
@@ -128,9 +121,9 @@ fn target(handle: Handle) -> Result<Target, Code> {
 /// The faults of one GPU, for a call that finds its GPU by itself.
 pub fn own_faults(call: &str, uuid: &str) -> Answer {
     suffer(call, || {
-        let machine = library().machine()?;
-        let gpu = machine.gpu(uuid).cloned();
-        Some((machine, gpu))
+        // The library's own were suffered at the gate.
+        let gpu = library().machine()?.gpu(uuid).cloned();
+        Some((Arc::new(Machine::default()), gpu))
     })
 }
 

@@ -77,13 +77,13 @@ pub extern "C" fn nvmlGpmMetricsGet(request: Out<nvmlGpmMetricsGet_t>) -> nvmlRe
         if head.version != 1 {
             return Err(ARGUMENT_VERSION_MISMATCH);
         }
-        let library = library();
+        let mut library = library();
         let moment = |sample| library.gpm_samples.get(&token(sample)).and_then(|GpmSample(moment)| moment.clone());
         let (first, second) = moment(head.sample1).zip(moment(head.sample2)).ok_or(INVALID_ARGUMENT)?;
         if first.uuid != second.uuid || first.gpu_instance != second.gpu_instance || second.at <= first.at {
             return Err(INVALID_ARGUMENT);
         }
-        let history = library.histories.get(&first.uuid).ok_or(INVALID_ARGUMENT)?;
+        let history = library.history(&first.uuid, second.at).ok_or(INVALID_ARGUMENT)?;
         let metrics = Many::from_pointer(request.at::<nvmlGpmMetric_t>(size_of::<Head>())?);
         for index in 0..head.numMetrics as usize {
             let asked: nvmlGpmMetric_t = metrics.get(index);

@@ -26,7 +26,9 @@ pub struct Library {
     initialized_in: u64,
     /// The generation that the histories belong to.
     history_of: u64,
-    pub histories: BTreeMap<String, History>,
+    histories: BTreeMap<String, History>,
+    /// Up to when the histories were told; nothing before it may change any more.
+    told: Micros,
     /// UUID by slot. A GPU keeps its slot for ever, so that its handle stays.
     slots: Vec<String>,
     pub gpm_samples: BTreeMap<u64, GpmSample>,
@@ -68,6 +70,7 @@ impl Library {
             initialized_in: 0,
             history_of: 0,
             histories: BTreeMap::new(),
+            told: 0,
             slots: Vec::new(),
             gpm_samples: BTreeMap::new(),
             event_sets: BTreeMap::new(),
@@ -77,7 +80,7 @@ impl Library {
 
     fn look(&mut self, now: Micros) {
         let Some(fresh) = self.watch.look(now) else { return };
-        let written = fresh.written.clamp(now.saturating_sub(OLDEST_STATE_MICROS), now);
+        let written = fresh.written.clamp(now.saturating_sub(OLDEST_STATE_MICROS), now).max(self.told);
         if fresh.machine.generation != self.history_of {
             self.history_of = fresh.machine.generation;
             self.histories.clear();
@@ -98,6 +101,12 @@ impl Library {
     /// The machine, initialised or not.
     pub fn machine(&self) -> Option<Arc<Machine>> {
         self.watch.machine.clone()
+    }
+
+    /// What the GPU did up to now.
+    pub fn history(&mut self, uuid: &str, now: Micros) -> Option<&History> {
+        self.told = self.told.max(now);
+        self.histories.get(uuid)
     }
 
     pub fn ready(&self) -> Result<Arc<Machine>, Code> {

@@ -35,9 +35,10 @@ on_device! {
         if gpu.samples.silent {
             return Err(NOT_FOUND);
         }
-        let library = library();
-        let history = library.histories.get(&gpu.uuid).ok_or(NOT_FOUND)?;
-        let ring = ring(history, kind, &gpu.samples, clock::now(), last_seen);
+        let now = clock::now();
+        let mut library = library();
+        let history = library.history(&gpu.uuid, now).ok_or(NOT_FOUND)?;
+        let ring = ring(history, kind, &gpu.samples, now, last_seen);
         drop(library);
         let values: Vec<_> = ring.into_iter().map(|(time, value)| nvmlSample_t {
             timeStamp: time,

@@ -51,8 +51,8 @@ impl Watch {
         if self.seen == Some(seen) {
             return None;
         }
-        self.seen = Some(seen);
         let text = fs::read_to_string(&self.path).ok()?;
+        self.seen = Some(seen);
         match Machine::parse(&text) {
             Ok(machine) => {
                 let machine = Arc::new(machine);

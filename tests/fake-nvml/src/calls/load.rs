@@ -55,7 +55,7 @@ on_device! {
     nvmlDeviceGetTotalEnergyConsumption(energy: Out<c_ulonglong>) |target| {
         let uuid = &target.whole()?.uuid;
         let now = clock::now();
-        let total = library().histories.get(uuid).map(|history| history.energy_millijoules(now));
+        let total = library().history(uuid, now).map(|history| history.energy_millijoules(now));
         energy.put(total.ok_or(NOT_FOUND)?)
     }
     nvmlDeviceGetPowerUsage(power: Out<c_uint>) |target| {
