@@ -1,4 +1,5 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use super::source::Verdict;
 use super::supervisor::tiers;
@@ -19,17 +20,17 @@ pub struct Rounds {
 struct Round {
     waiting: BTreeSet<GpuUuid>,
     until: Monotonic,
+    /// How long the others have once one GPU has answered.
+    grace: Option<Duration>,
 }
 
 impl Rounds {
-    pub fn none_yet(&self) -> bool {
-        !self.begun
-    }
-
-    pub fn begin(&mut self, waiting: BTreeSet<GpuUuid>, until: Monotonic) {
+    /// Waits for these GPUs up to `until`; in the first round of a session only for `grace` after the first answer.
+    pub fn begin(&mut self, waiting: BTreeSet<GpuUuid>, until: Monotonic, grace: Duration) {
+        let grace = (!self.begun).then_some(grace);
         self.begun = true;
         self.answered.clear();
-        self.open = Some(Round { waiting, until });
+        self.open = Some(Round { waiting, until, grace });
     }
 
     /// Every GPU asked has answered, or the slower ones have had their grace.
@@ -56,6 +57,11 @@ impl Rounds {
         self.give_up(&report.gpu);
         if !is_current || report.pass.verdict == Verdict::Lost {
             return;
+        }
+        if let Some(round) = &mut self.open
+            && let Some(grace) = round.grace.take()
+        {
+            round.until = round.until.min(report.at.monotonic + report.duration + grace);
         }
         for tier in tiers(report.due) {
             let answered = match tier {

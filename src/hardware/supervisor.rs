@@ -20,7 +20,7 @@ use crate::model::{HardwareState, Monotonic, NodeDevices};
 /// Events wait here while the supervisor is busy; a full queue holds the workers back, not the memory.
 const EVENTS: usize = 128;
 const STACK_BYTES: usize = 512 * 1024;
-/// How long the first publication waits for the slower GPUs.
+/// How long the first publication waits for the slower GPUs once one has answered.
 const FIRST_GRACE: Duration = Duration::from_millis(40);
 /// How long workers have to let go of a session before it is left to them.
 const RELEASE: Duration = Duration::from_secs(2);
@@ -71,10 +71,9 @@ impl Hardware {
         self.states.clone()
     }
 
-    /// Closes the driver and ends the threads, within three seconds. A thread inside a call is left behind.
+    /// Closes the driver and ends the threads; blocks for three seconds at most. A thread inside a call is left behind.
     pub fn stop(self) {
-        if self.events.try_send(Event::Stop).is_ok()
-            && self.ended.recv_timeout(STOP * 3) == Err(RecvTimeoutError::Timeout)
+        if self.events.send(Event::Stop).is_ok() && self.ended.recv_timeout(STOP * 3) == Err(RecvTimeoutError::Timeout)
         {
             warn!("the hardware threads did not end in time and are left behind");
         }
@@ -232,7 +231,11 @@ impl Supervisor {
                 }
                 self.advance_rounds(&session, now);
             }
-            Phase::Draining { holders, until, .. } if holders.is_empty() || now >= *until => self.close(now),
+            Phase::Draining { holders, until, .. }
+                if (holders.is_empty() || now >= *until) && (self.keeper_busy.is_none() || self.keeper_stuck) =>
+            {
+                self.close(now);
+            }
             // The driver does not close: it is left behind, and opened anew beside it.
             Phase::Closing { until } if now >= *until => self.phase = Phase::Closed { retry: now + self.reopen },
             _ => {}
@@ -246,10 +249,8 @@ impl Supervisor {
         if now < self.next {
             return;
         }
-        let first = self.rounds.none_yet();
         let asked = self.fleet.ask(session, now);
-        let grace = if first { FIRST_GRACE } else { self.settings.sample_interval / 2 };
-        self.rounds.begin(asked, now + grace.min(self.settings.sample_interval / 2));
+        self.rounds.begin(asked, now + self.settings.sample_interval / 2, FIRST_GRACE);
         self.next = (self.next + self.settings.sample_interval).max(now + self.settings.sample_interval / 2);
     }
 
@@ -263,7 +264,7 @@ impl Supervisor {
                 }
             }
             Event::Opened(opened, node_devices) => {
-                self.keeper_is_back();
+                self.keeper_is_back(now);
                 self.node_devices = node_devices;
                 match *opened {
                     Ok(opened) => self.adopt_session(opened, now),
@@ -276,7 +277,7 @@ impl Supervisor {
                 }
             }
             Event::Inspected(found, node_devices) => {
-                self.keeper_is_back();
+                self.keeper_is_back(now);
                 self.node_devices = node_devices;
                 match found.map(|found| *found) {
                     Some(Ok((inventory, problems))) if matches!(self.phase, Phase::Open { .. }) => {
@@ -292,7 +293,7 @@ impl Supervisor {
                 }
             }
             Event::Closed => {
-                self.keeper_is_back();
+                self.keeper_is_back(now);
                 if matches!(self.phase, Phase::Closing { .. }) {
                     self.phase = Phase::Closed { retry: now + self.reopen };
                 }
@@ -397,9 +398,14 @@ impl Supervisor {
         }
     }
 
-    fn keeper_is_back(&mut self) {
+    fn keeper_is_back(&mut self, now: Monotonic) {
         self.keeper_busy = None;
-        self.keeper_stuck = false;
+        if std::mem::take(&mut self.keeper_stuck) {
+            info!("the overdue driver call has come back");
+            if let Phase::Closed { retry } = &mut self.phase {
+                *retry = (*retry).min(now + self.reopen);
+            }
+        }
     }
 
     fn fail(&mut self, failure: &Failure) {
@@ -444,6 +450,8 @@ impl Supervisor {
                 let inspect = if self.keeper_busy.is_some() { now + self.settings.watchdog } else { *inspect };
                 self.next.min(inspect).min(self.rounds.deadline().unwrap_or(self.next))
             }
+            // The keeper's return wakes this thread.
+            Phase::Draining { .. } if self.keeper_busy.is_some() => now + self.settings.watchdog,
             Phase::Draining { until, holders, .. } => {
                 if holders.is_empty() {
                     now

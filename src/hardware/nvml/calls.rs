@@ -60,6 +60,11 @@ impl Caller {
         self.unsupported.contains(&(name, variant))
     }
 
+    /// False once a verdict on the GPU or the session has fallen.
+    pub fn answers(&self) -> bool {
+        self.verdict == Verdict::Answers
+    }
+
     /// Takes the pass's verdict and problems out, ready for the next pass.
     pub fn finish(&mut self) -> Outcome {
         let verdict = match self.verdict {
