@@ -13,7 +13,9 @@ use fake_nvml::FakeNvml;
 use podmeter::clock::Clock;
 use podmeter::hardware::nvml::{LibrarySearch, NvmlDriver};
 use podmeter::hardware::{Driver, Due, Hardware, Settings, Verdict, start};
-use podmeter::model::{DeviceReadings, GpuUuid, HardwareState, MemoryUse, Moment, Monotonic, RowRemap, UnixSeconds};
+use podmeter::model::{
+    DeviceReadings, GpuUuid, HardwareState, MemoryUse, Moment, Monotonic, NodeDevices, RowRemap, UnixSeconds,
+};
 use serde_json::{Value, json};
 use watching::wait;
 
@@ -76,6 +78,28 @@ fn identity_is_what_the_driver_says() {
     assert_eq!((first.architecture.as_deref(), first.compute_capability.as_deref()), (Some("hopper"), Some("9.0")));
     assert_eq!((first.memory_bytes, first.mig_enabled, first.present), (Some(85_520_809_984), Some(false), true));
     assert_eq!(state.inventory.gpus[&gpu(1)].architecture, None);
+    hardware.stop();
+}
+
+#[test]
+fn the_pci_bus_tells_what_the_driver_does_not() {
+    let fake = FakeNvml::start(json!({"gpus": [{"pci_bus_id": "00000000:1B:00.0", "numa_node": -1}]}));
+    let sys_root = fake.folder().join("sys");
+    for (bus_id, vendor, numa_node) in
+        [("0000:1b:00.0", "0x10de", "1"), ("0000:1c:00.0", "0x10de", "-1"), ("0000:05:00.0", "0x1a03", "0")]
+    {
+        let device = sys_root.join("bus/pci/devices").join(bus_id);
+        std::fs::create_dir_all(&device).unwrap();
+        for (name, text) in [("vendor", vendor), ("class", "0x030200"), ("numa_node", numa_node)] {
+            std::fs::write(device.join(name), text).unwrap();
+        }
+    }
+    let driver = Box::new(NvmlDriver::new(search(&fake)));
+    let hardware = start(driver, Settings { sys_root, ..quick() }, Clock::start());
+    let state = wait(&hardware, "readings", |state| has_fast(state, 0));
+    assert_eq!(state.inventory.gpus[&gpu(0)].numa_node, Some(1));
+    assert_eq!(state.node_devices, Some(NodeDevices { expected: 2, vfio: 0 }));
+    assert_eq!(state.inventory.visible(), 1);
     hardware.stop();
 }
 

@@ -6,8 +6,9 @@ use std::time::Duration;
 use tracing::{info, warn};
 
 use super::record::{Record, Staleness};
+use super::rounds::tiers;
 use super::source::{Due, Session, Verdict};
-use super::supervisor::{Settings, tiers};
+use super::supervisor::Settings;
 use super::worker::{Event, Order, Report, Thread, spawn_worker};
 use crate::clock::Clock;
 use crate::model::{DeviceReadings, GpuUuid, Inventory, Monotonic};
@@ -113,7 +114,7 @@ impl Fleet {
                 continue;
             }
             let due = Due { medium: now >= member.next_medium, slow: now >= member.next_slow };
-            let order = Order::read(session, member.generation, due);
+            let order = Order::Read { session: Arc::clone(session), generation: member.generation, due };
             if member.worker.as_ref().is_none_or(|worker| worker.give(order).is_err()) {
                 continue;
             }

@@ -1,8 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::source::Verdict;
-use super::supervisor::tiers;
+use super::source::{Due, Verdict};
 use super::worker::Report;
 use crate::model::{Collector, GpuUuid, Monotonic};
 
@@ -90,5 +89,68 @@ impl Rounds {
             collector.stuck = stuck.contains(tier);
         }
         self.collectors.clone()
+    }
+}
+
+/// The tiers of a pass; fast is always read.
+pub fn tiers(due: Due) -> impl Iterator<Item = &'static str> {
+    [("fast", true), ("medium", due.medium), ("slow", due.slow)]
+        .into_iter()
+        .filter_map(|(tier, due)| due.then_some(tier))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware::source::Pass;
+    use crate::model::{Fast, Moment};
+
+    fn report(gpu: &str, fast: Option<Fast>, verdict: Verdict) -> Report {
+        Report {
+            gpu: gpu.into(),
+            generation: 1,
+            due: Due::default(),
+            at: Moment { monotonic: Monotonic::from_secs(1), ..Moment::default() },
+            duration: Duration::from_millis(gpu.len() as u64),
+            fresh: false,
+            pass: Pass { verdict, fast, ..Pass::default() },
+        }
+    }
+
+    fn round(reports: &[Report]) -> (bool, Collector) {
+        let mut rounds = Rounds::default();
+        let asked = ["a", "bbb"].map(GpuUuid::from).into();
+        rounds.begin(asked, Monotonic::from_secs(2), Duration::from_millis(40));
+        for report in reports {
+            rounds.take(report, true);
+        }
+        let ready = rounds.is_ready(Monotonic::from_secs(1));
+        (ready, rounds.publish(true, BTreeSet::new()).remove("fast").unwrap())
+    }
+
+    #[test]
+    fn a_tier_succeeds_when_every_gpu_gave_it() {
+        let some = Some(Fast::default());
+        let (ready, both) =
+            round(&[report("bbb", some.clone(), Verdict::Answers), report("a", some.clone(), Verdict::Answers)]);
+        assert_eq!((ready, both.success, both.duration), (true, true, Some(Duration::from_millis(3))));
+        let (ready, half) =
+            round(&[report("a", None, Verdict::Answers), report("bbb", some.clone(), Verdict::Answers)]);
+        assert_eq!((ready, half.success), (true, false));
+        let (_, lost) = round(&[report("a", None, Verdict::Lost), report("bbb", some.clone(), Verdict::Answers)]);
+        assert!(lost.success, "a lost GPU is its own trouble");
+        assert!(!round(&[report("a", some, Verdict::Answers)]).0, "the other is waited for");
+    }
+
+    #[test]
+    fn the_first_round_waits_less_once_one_has_answered() {
+        let mut rounds = Rounds::default();
+        let asked: BTreeSet<_> = ["a", "bbb"].map(GpuUuid::from).into();
+        rounds.begin(asked.clone(), Monotonic::from_secs(9), Duration::from_millis(40));
+        rounds.take(&report("a", None, Verdict::Answers), true);
+        assert_eq!(rounds.deadline(), Some(Monotonic::from_millis(1_041)));
+        rounds.begin(asked, Monotonic::from_secs(9), Duration::from_millis(40));
+        rounds.take(&report("a", None, Verdict::Answers), true);
+        assert_eq!(rounds.deadline(), Some(Monotonic::from_secs(9)));
     }
 }

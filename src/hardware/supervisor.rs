@@ -12,10 +12,10 @@ use tracing::{error, info, warn};
 
 use super::fleet::Fleet;
 use super::rounds::Rounds;
-use super::source::{Driver, Due, Failure, Problem, Session, Verdict};
-use super::worker::{Errand, Event, Opened, Order, Report, Thread, spawn_keeper};
+use super::source::{Driver, Failure, Problem, Session, Verdict};
+use super::worker::{Errand, Event, Opened, Report, Thread, spawn_keeper};
 use crate::clock::Clock;
-use crate::model::{HardwareState, Monotonic, NodeDevices};
+use crate::model::{GpuUuid, HardwareState, Monotonic, NodeDevices};
 
 /// Events wait here while the supervisor is busy; a full queue holds the workers back, not the memory.
 const EVENTS: usize = 128;
@@ -123,7 +123,7 @@ enum Phase {
     /// Workers let go, then the driver is closed.
     Draining {
         session: Arc<dyn Session>,
-        holders: BTreeSet<crate::model::GpuUuid>,
+        holders: BTreeSet<GpuUuid>,
         until: Monotonic,
     },
     Closing {
@@ -467,18 +467,5 @@ impl Supervisor {
             .flatten()
             .min()
             .expect("the phase has a deadline")
-    }
-}
-
-/// Which tiers a stuck thread was reading.
-pub fn tiers(due: Due) -> impl Iterator<Item = &'static str> {
-    [("fast", true), ("medium", due.medium), ("slow", due.slow)]
-        .into_iter()
-        .filter_map(|(tier, due)| due.then_some(tier))
-}
-
-impl Order {
-    pub(super) fn read(session: &Arc<dyn Session>, generation: u64, due: Due) -> Self {
-        Self::Read { session: Arc::clone(session), generation, due }
     }
 }
