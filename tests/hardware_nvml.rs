@@ -99,7 +99,39 @@ fn the_pci_bus_tells_what_the_driver_does_not() {
     let state = wait(&hardware, "readings", |state| has_fast(state, 0));
     assert_eq!(state.inventory.gpus[&gpu(0)].numa_node, Some(1));
     assert_eq!(state.node_devices, Some(NodeDevices { expected: 2, vfio: 0 }));
-    assert_eq!(state.inventory.visible(), 1);
+    assert_eq!((state.inventory.visible(), state.problem.as_deref()), (1, None));
+    fake.update(|state| state["gpus"] = json!([]));
+    let state = wait(&hardware, "the problem", |state| state.problem.is_some());
+    assert!(state.problem.as_deref().unwrap().contains("lost"), "{:?}", state.problem);
+    hardware.stop();
+}
+
+#[test]
+fn a_driver_without_gpus_on_a_node_with_gpus_is_a_fault() {
+    let fake = FakeNvml::start(json!({"gpus": []}));
+    let sys_root = fake.folder().join("sys");
+    let device = sys_root.join("bus/pci/devices/0000:1b:00.0");
+    std::fs::create_dir_all(&device).unwrap();
+    std::fs::write(device.join("vendor"), "0x10de\n").unwrap();
+    std::fs::write(device.join("class"), "0x030200\n").unwrap();
+    let driver = Box::new(NvmlDriver::new(search(&fake)));
+    let hardware = start(driver, Settings { sys_root, ..quick() }, Clock::start());
+    let state = wait(&hardware, "the problem", |state| state.problem.is_some());
+    assert!(state.problem.as_deref().unwrap().contains("none of the 1 GPUs"), "{:?}", state.problem);
+    fake.update(|state| state["gpus"] = json!([{}]));
+    let state = wait(&hardware, "readings", |state| has_fast(state, 0));
+    assert_eq!(state.problem, None);
+    hardware.stop();
+}
+
+#[test]
+fn a_library_that_does_not_load_says_why() {
+    let fake = FakeNvml::start(machine(1));
+    std::fs::write(fake.library_path(), "not a library").unwrap();
+    let hardware = run(&fake);
+    let state = wait(&hardware, "the problem", |state| state.problem.is_some());
+    let problem = state.problem.as_deref().unwrap();
+    assert!(problem.contains("could not be loaded") && problem.contains("libnvidia-ml.so.1"), "{problem}");
     hardware.stop();
 }
 

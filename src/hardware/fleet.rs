@@ -7,8 +7,8 @@ use tracing::{info, warn};
 
 use super::record::{Record, Staleness};
 use super::rounds::tiers;
+use super::settings::Settings;
 use super::source::{Due, Session, Verdict};
-use super::supervisor::Settings;
 use super::worker::{Event, Order, Report, Thread, spawn_worker};
 use crate::clock::Clock;
 use crate::model::{DeviceReadings, GpuUuid, Inventory, Monotonic};

@@ -1,7 +1,6 @@
 //! One thread that never calls the driver: it gives orders, keeps deadlines, merges and publishes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::thread::Builder;
@@ -12,6 +11,7 @@ use tracing::{error, info, warn};
 
 use super::fleet::Fleet;
 use super::rounds::Rounds;
+use super::settings::Settings;
 use super::source::{Driver, Failure, Problem, Session, Verdict};
 use super::worker::{Errand, Event, Opened, Report, Thread, spawn_keeper};
 use crate::clock::Clock;
@@ -25,36 +25,6 @@ const FIRST_GRACE: Duration = Duration::from_millis(40);
 /// How long workers have to let go of a session before it is left to them.
 const RELEASE: Duration = Duration::from_secs(2);
 const STOP: Duration = Duration::from_secs(1);
-
-/// When what is read, and what counts as too long.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Period of the fast tier.
-    pub sample_interval: Duration,
-    pub medium_interval: Duration,
-    pub slow_interval: Duration,
-    /// A call that has not come back after this is stuck.
-    pub watchdog: Duration,
-    /// First and longest wait before the driver is opened again.
-    pub reopen: (Duration, Duration),
-    /// First and longest wait before a lost GPU is asked again.
-    pub lost_retry: (Duration, Duration),
-    pub sys_root: PathBuf,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            sample_interval: Duration::from_secs(1),
-            medium_interval: Duration::from_secs(10),
-            slow_interval: Duration::from_secs(60),
-            watchdog: Duration::from_secs(10),
-            reopen: (Duration::from_millis(500), Duration::from_secs(10)),
-            lost_retry: (Duration::from_secs(1), Duration::from_secs(30)),
-            sys_root: PathBuf::from("/sys"),
-        }
-    }
-}
 
 /// The running room. Dropping it asks the threads to end and waits for nothing.
 #[derive(Debug)]
@@ -284,6 +254,7 @@ impl Supervisor {
                         info!(gpus = inventory.gpus.len(), "the layout of the GPUs has changed");
                         self.count(&problems);
                         self.fleet.adopt(inventory, false, now);
+                        self.judge_inventory();
                     }
                     Some(Err(failure)) => {
                         self.fail(&failure);
@@ -310,12 +281,25 @@ impl Supervisor {
         info!(source = self.source, gpus = inventory.gpus.len(), "the driver is open");
         self.count(&problems);
         self.fleet.adopt(inventory, true, now);
-        self.problem = None;
+        self.judge_inventory();
         self.rounds = Rounds::default();
         self.next = now;
         self.phase = Phase::Open { session, inspect: now + self.settings.medium_interval };
         if self.stopping.is_some() {
             self.drain(now);
+        }
+    }
+
+    /// A driver that lists nothing where the bus has GPUs is a fault, not an idle node.
+    fn judge_inventory(&mut self) {
+        let expected = self.node_devices.map_or(0, |devices| devices.expected);
+        if expected > 0 && self.fleet.inventory().gpus.is_empty() {
+            self.set_problem(format!(
+                "the driver lists none of the {expected} GPUs on the PCI bus; see whether nvidia-smi works on the \
+                 node, and look for Xid and NVRM lines in the kernel log"
+            ));
+        } else {
+            self.problem = None;
         }
     }
 
