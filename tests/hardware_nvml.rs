@@ -391,6 +391,38 @@ fn a_call_that_hangs_costs_one_gpu() {
 }
 
 #[test]
+fn a_gpu_that_hangs_from_the_start_hides_no_other() {
+    let fake = FakeNvml::start(json!({"gpus": [{"hang": ["nvmlDeviceGetName"]}, {}]}));
+    let settings = Settings { watchdog: Duration::from_secs(10), ..quick() };
+    let hardware = start(Box::new(NvmlDriver::new(search(&fake))), settings, Clock::start());
+    let state = wait(&hardware, "the other GPU", |state| has_fast(state, 1));
+    assert_eq!(state.inventory.gpus.len(), 1);
+    assert!(state.errors["nvmlDeviceGetHandleByIndex_v2"]["stuck"] >= 1);
+    fake.update(|state| state["gpus"][0]["hang"] = json!([]));
+    wait(&hardware, "both", |state| has_fast(state, 0) && has_fast(state, 1));
+    hardware.stop();
+}
+
+#[test]
+fn a_layout_check_that_hangs_stops_no_reading() {
+    let fake = FakeNvml::start(machine(2));
+    let hardware = run(&fake);
+    wait(&hardware, "readings", |state| has_fast(state, 0));
+    fake.update(|state| state["hang"] = json!(["nvmlDeviceGetCount_v2"]));
+    let through = |state: &HardwareState| readings(state, 0).totals.through;
+    let begin = through(&hardware.watch().borrow());
+    let later = |state: &HardwareState| through(state).since(begin) > Duration::from_secs(1);
+    let state = wait(&hardware, "more than the watchdog's patience", later);
+    assert!(has_fast(&state, 0) && has_fast(&state, 1) && !readings(&state, 0).stuck);
+    fake.update(|state| {
+        state["hang"] = json!([]);
+        state["gpus"] = json!([{}, {}, {}]);
+    });
+    wait(&hardware, "the new GPU", |state| has_fast(state, 2));
+    hardware.stop();
+}
+
+#[test]
 fn a_hanging_driver_start_is_explained() {
     let fake = FakeNvml::start(json!({"hang": ["nvmlInit_v2"], "gpus": [{}]}));
     let hardware = run(&fake);
