@@ -143,10 +143,15 @@ fn every_tier_shows_what_the_data_file_says() {
         "temperatures": {"gpu": 61, "memory": 70, "margin": 26},
         "power_limits": {"enforced": 650_000},
         "clocks": {"sm": 1_755, "graphics": 1_755, "memory": 2_619, "video": 1_400},
-        "clock_event_reasons": {"mask": 4, "power_cap_nanoseconds": 2_500_000_000_u64, "hw_thermal_nanoseconds": 7_000_000_000_u64},
+        "clock_event_reasons": {
+            "mask": 4, "power_cap_nanoseconds": 2_500_000_000_u64, "hw_thermal_nanoseconds": 7_000_000_000_u64
+        },
         "performance_state": 2, "fans": [30, 45],
         "gpm": {"metrics": {"1": 80, "2": 45.5, "3": 20, "10": 33, "5": 12, "12": 7, "248": 1e9, "249": 5e8}},
-        "ecc": {"volatile": {"corrected": 5, "uncorrected": 2, "sram_corrected": 1}, "aggregate": {"corrected": 50, "uncorrected": 3}},
+        "ecc": {
+            "volatile": {"corrected": 5, "uncorrected": 2, "sram_corrected": 1},
+            "aggregate": {"corrected": 50, "uncorrected": 3}
+        },
         "remapped_rows": {"correctable": 1, "uncorrectable": 2, "pending": true, "max": 639, "high": 1},
         "retired_pages": {"single_bit": [4096, 8192], "double_bit": [], "pending": true},
         "pcie": {"generation": 4, "width": 8, "replay": 9, "tx_bytes": 111, "rx_bytes": 222, "correctable_errors": 3},
@@ -296,13 +301,17 @@ fn a_driver_that_is_not_loaded_says_so() {
 #[test]
 fn failing_calls_cost_their_own_values() {
     let fake = FakeNvml::start(json!({
-        "function_not_found": ["nvmlDeviceGetTemperatureV", "nvmlDeviceGetMarginTemperature", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetCurrentClocksEventReasons"],
+        "function_not_found": [
+            "nvmlDeviceGetTemperatureV", "nvmlDeviceGetMarginTemperature", "nvmlDeviceGetMemoryInfo_v2",
+            "nvmlDeviceGetCurrentClocksEventReasons"
+        ],
         "gpus": [{
             "utilization": {"gpu": 50}, "samples": {"silent": true}, "clock_event_reasons": {"mask": 1},
             "fail": {
                 "nvmlDeviceGetPowerUsage": 999, "nvmlDeviceGetTemperature": 999, "nvmlDeviceGetFieldValues": 10,
                 "nvmlDeviceGetSerial": 4, "nvmlDeviceGetClockInfo": 10, "nvmlGpmSampleGet": 999,
-                "nvmlDeviceGetTotalEnergyConsumption": 3, "nvmlDeviceGetRemappedRows": 4, "nvmlDeviceGetNvLinkState": 999,
+                "nvmlDeviceGetTotalEnergyConsumption": 3, "nvmlDeviceGetRemappedRows": 4,
+                "nvmlDeviceGetNvLinkState": 999,
                 "nvmlDeviceGetMemoryErrorCounter": 3, "nvmlDeviceGetPcieReplayCounter": 14
             }
         }, {"fail": {"*": 999, "nvmlDeviceGetHandleByIndex_v2": 0, "nvmlDeviceGetUUID": 0}}]

@@ -26,6 +26,8 @@ struct Acts {
     gpus: Vec<GpuUuid>,
     verdicts: BTreeMap<GpuUuid, Verdict>,
     stuck: Option<GpuUuid>,
+    /// What the call says that was stuck.
+    late: Option<Verdict>,
     sessions: u64,
     open_sessions: i64,
     corrected: u64,
@@ -130,10 +132,12 @@ impl Reader for ScriptedReader {
         let (acts, changed) = &*self.script.0;
         let mut acts = acts.lock().unwrap();
         *acts.reads.entry(self.gpu.clone()).or_default() += 1;
+        let was_stuck = acts.stuck.as_ref() == Some(&self.gpu);
         while acts.stuck.as_ref() == Some(&self.gpu) {
             acts = changed.wait(acts).unwrap();
         }
-        let verdict = acts.verdicts.get(&self.gpu).copied().unwrap_or_default();
+        let late = if was_stuck { acts.late.take() } else { None };
+        let verdict = late.or_else(|| acts.verdicts.get(&self.gpu).copied()).unwrap_or_default();
         if verdict != Verdict::Answers {
             let problems = vec![Problem { call: "read", code: "refused" }];
             return Pass { verdict, problems, ..Pass::default() };
@@ -268,6 +272,28 @@ fn a_session_that_is_over_is_opened_again_and_no_counter_falls() {
     let (sessions, open) = script.set(|acts| (acts.sessions, acts.open_sessions));
     assert!(sessions >= 2 && open == 1, "{sessions} sessions, {open} open");
     assert!(state.inventory.generation >= 2);
+    hardware.stop();
+}
+
+#[test]
+fn a_call_that_comes_back_late_does_not_end_todays_session() {
+    let script = Script::new(2);
+    let hardware = run(&script);
+    wait(&hardware, "readings of all", |state| (0..2).all(|number| has_fast(state, number)));
+    script.set(|acts| acts.stuck = Some(gpu(0)));
+    wait(&hardware, "the mark", |state| state.readings[&gpu(0)].stuck);
+    script.set(|acts| acts.verdicts = [(gpu(1), Verdict::SessionOver)].into());
+    wait(&hardware, "the end", |state| state.problem.is_some());
+    script.set(|acts| acts.verdicts.clear());
+    let state = wait(&hardware, "the other GPU in a new session", |state| has_fast(state, 1));
+    assert!(state.readings[&gpu(0)].stuck);
+    let sessions = script.set(|acts| {
+        acts.late = Some(Verdict::SessionOver);
+        acts.stuck = None;
+        acts.sessions
+    });
+    wait(&hardware, "the return", |state| has_fast(state, 0));
+    assert_eq!(script.set(|acts| (acts.sessions, acts.open_sessions)), (sessions, 1));
     hardware.stop();
 }
 

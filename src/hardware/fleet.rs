@@ -181,10 +181,11 @@ impl Fleet {
         }
     }
 
-    /// Every GPU was asked since its handles were read, and is lost.
+    /// Every GPU was asked since its handles were read, and is lost; those inside a call have no say.
     pub fn all_lost(&self) -> bool {
         let any_listed = self.members.values().any(|member| member.listed);
-        let mut asked = self.members.values().filter(|member| member.listed || !any_listed).peekable();
+        let asked = self.members.values().filter(|member| member.listed || !any_listed);
+        let mut asked = asked.filter(|member| !member.record.stuck).peekable();
         asked.peek().is_some() && asked.all(|member| member.lost_in == Some(member.generation))
     }
 

@@ -47,6 +47,12 @@ impl Rounds {
         }
     }
 
+    /// The next round is the first of a session.
+    pub fn restart(&mut self) {
+        self.open = None;
+        self.begun = false;
+    }
+
     pub fn clear(&mut self) {
         self.open = None;
     }

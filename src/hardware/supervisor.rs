@@ -24,6 +24,10 @@ const STACK_BYTES: usize = 512 * 1024;
 const FIRST_GRACE: Duration = Duration::from_millis(40);
 /// How long workers have to let go of a session before it is left to them.
 const RELEASE: Duration = Duration::from_secs(2);
+const SESSION_OVER: &str = "the driver ended the session, as it does when it is unloaded or replaced; \
+                            it is opened again until it answers";
+const ALL_LOST: &str = "every GPU is lost; the driver is opened again until one answers; \
+                        look for Xid lines in the kernel log";
 const STOP: Duration = Duration::from_secs(1);
 
 /// The running room. Dropping it asks the threads to end and waits for nothing.
@@ -282,7 +286,7 @@ impl Supervisor {
         self.count(&problems);
         self.fleet.adopt(inventory, true, now);
         self.judge_inventory();
-        self.rounds = Rounds::default();
+        self.rounds.restart();
         self.next = now;
         self.phase = Phase::Open { session, inspect: now + self.settings.medium_interval };
         if self.stopping.is_some() {
@@ -307,19 +311,21 @@ impl Supervisor {
         self.count(&report.pass.problems);
         let verdict = report.pass.verdict;
         let is_open = matches!(self.phase, Phase::Open { .. });
-        self.rounds.take(&report, self.fleet.is_current(&report));
+        // A call that comes back late speaks for handles of its own time, not for today's session.
+        let is_current = is_open && self.fleet.is_current(&report);
+        self.rounds.take(&report, is_current);
         self.fleet.take(report, is_open, now);
-        if !is_open {
+        if !is_current {
             return;
         }
         match verdict {
             Verdict::Answers => self.reopen = self.settings.reopen.0,
             Verdict::SessionOver => {
-                self.set_problem("the driver ended the session, as it does when it is unloaded or replaced; it is opened again until it answers".into());
+                self.set_problem(SESSION_OVER.to_owned());
                 self.drain(now);
             }
             Verdict::Lost if self.fleet.all_lost() => {
-                self.set_problem("every GPU is lost; the driver is opened again until one answers; look for Xid lines in the kernel log".into());
+                self.set_problem(ALL_LOST.to_owned());
                 self.drain(now);
             }
             Verdict::Lost => {}
@@ -375,7 +381,8 @@ impl Supervisor {
             if !matches!(self.phase, Phase::Open { .. }) {
                 let seconds = self.settings.watchdog.as_secs_f64();
                 self.set_problem(format!(
-                    "opening or closing the driver has not come back for {seconds} s; look for Xid or NVRM lines in the kernel log, the node may need a reboot"
+                    "opening or closing the driver has not come back for {seconds} s; look for Xid or NVRM lines \
+                     in the kernel log, the node may need a reboot"
                 ));
                 self.publish();
             }

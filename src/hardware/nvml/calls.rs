@@ -135,7 +135,8 @@ impl Caller {
 }
 
 /// `call!(caller, nvmlSymbol(arguments))` or `call!(caller, nvmlSymbol[variant](arguments))`: a raw call by name.
-/// A variant tells apart what a device may support one by one. Never the bindings' methods: they panic on a missing symbol.
+/// A variant tells apart what a device may support one by one. Never the bindings' methods: they panic where a symbol
+/// is missing.
 macro_rules! call {
     ($caller:expr, $symbol:ident($($argument:expr),* $(,)?)) => {
         $crate::hardware::nvml::calls::call!($caller, $symbol[0]($($argument),*))
@@ -157,7 +158,9 @@ macro_rules! value {
     };
     ($caller:expr, $symbol:ident[$variant:expr]($($argument:expr),* $(,)?)) => {{
         let mut value = Default::default();
-        $crate::hardware::nvml::calls::call!($caller, $symbol[$variant]($($argument,)* &raw mut value)).ok().map(|()| value)
+        $crate::hardware::nvml::calls::call!($caller, $symbol[$variant]($($argument,)* &raw mut value))
+            .ok()
+            .map(|()| value)
     }};
 }
 
@@ -165,7 +168,9 @@ macro_rules! value {
 macro_rules! text {
     ($caller:expr, $symbol:ident($($argument:expr),* $(,)?)) => {{
         let mut buffer = [0; 96];
-        $crate::hardware::nvml::calls::call!($caller, $symbol($($argument,)* buffer.as_mut_ptr(), 96)).ok().and_then(|()| $crate::hardware::nvml::calls::read_text(&buffer))
+        $crate::hardware::nvml::calls::call!($caller, $symbol($($argument,)* buffer.as_mut_ptr(), 96))
+            .ok()
+            .and_then(|()| $crate::hardware::nvml::calls::read_text(&buffer))
     }};
 }
 
