@@ -83,7 +83,7 @@ fn identity_is_what_the_driver_says() {
 
 #[test]
 fn the_pci_bus_tells_what_the_driver_does_not() {
-    let fake = FakeNvml::start(json!({"gpus": [{"pci_bus_id": "00000000:1B:00.0", "numa_node": -1}]}));
+    let fake = FakeNvml::start(json!({"gpus": [{"pci_bus_id": "00000000:1B:00.0", "numa_node": 7}]}));
     let sys_root = fake.folder().join("sys");
     for (bus_id, vendor, numa_node) in
         [("0000:1b:00.0", "0x10de", "1"), ("0000:1c:00.0", "0x10de", "-1"), ("0000:05:00.0", "0x1a03", "0")]

@@ -189,8 +189,11 @@ fn keep(
 
 fn take_inventory(session: &dyn Session, sys_root: &std::path::Path) -> Result<Found, Failure> {
     let (mut inventory, problems) = session.inventory()?;
-    for gpu in inventory.gpus.values_mut().filter(|gpu| gpu.numa_node.is_none()) {
-        gpu.numa_node = gpu.pci_bus_id.as_ref().and_then(|bus_id| pci::numa_node(sys_root, bus_id));
+    // NVML names a node only where the GPU's own memory is one; pods are placed by the node that it hangs on.
+    let is_on_bus = session.node_devices().is_none();
+    for gpu in inventory.gpus.values_mut().filter(|_| is_on_bus) {
+        let near = gpu.pci_bus_id.as_ref().and_then(|bus_id| pci::numa_node(sys_root, bus_id));
+        gpu.numa_node = near.or(gpu.numa_node);
     }
     Ok((inventory, problems))
 }
