@@ -342,6 +342,43 @@ fn failing_calls_cost_their_own_values() {
 }
 
 #[test]
+fn whichever_half_of_the_calls_fails_the_other_half_is_read() {
+    let mig = json!({"mig": {"enabled": true, "instances": [{}, {}]}});
+    let whole = FakeNvml::start(json!({"gpus": [{}, mig]}));
+    let mut driver = NvmlDriver::new(search(&whole));
+    let names: Vec<_> = {
+        let session = driver.open().unwrap();
+        session.inventory().unwrap();
+        for index in 0..2 {
+            session.reader(&gpu(index)).unwrap().read(ALL, at(1));
+        }
+        driver.call_record().call_statistics().into_keys().collect()
+    };
+    assert!(names.len() > 40, "{names:?}");
+    // Without these there is no GPU to read.
+    let needed = ["nvmlInit_v2", "nvmlDeviceGetHandleByUUID"];
+    for (code, half) in [10, 999, 3, 2, 21, 7].into_iter().flat_map(|code| [(code, 0), (code, 1)]) {
+        let failing = names.iter().enumerate().filter(|(at, name)| at % 2 == half && !needed.contains(name));
+        let failing: Value = failing.map(|(_, name)| ((*name).to_owned(), json!(code))).collect();
+        let fake = FakeNvml::start(json!({"fail": failing, "gpus": [{}, mig]}));
+        let session = NvmlDriver::new(search(&fake)).open().unwrap();
+        let _ = session.inventory();
+        for index in 0..2 {
+            let mut reader = session.reader(&gpu(index)).unwrap();
+            for second in 1..4 {
+                let pass = reader.read(ALL, at(second));
+                assert_eq!(pass.verdict, Verdict::Answers, "{failing}");
+                let (medium, slow) = (pass.medium.unwrap(), pass.slow.unwrap());
+                let fails = |name: &str| failing.get(name).is_some();
+                assert_eq!(medium.power_limit_watts.is_none(), fails("nvmlDeviceGetEnforcedPowerLimit"));
+                assert_eq!(medium.clocks.sm_hertz.is_none(), fails("nvmlDeviceGetClockInfo"));
+                assert_eq!(slow.pcie.replays.is_none(), fails("nvmlDeviceGetPcieReplayCounter"));
+            }
+        }
+    }
+}
+
+#[test]
 fn without_an_energy_counter_power_is_integrated() {
     let fake = FakeNvml::start(json!({"gpus": [{
         "power_milliwatts": 500_000, "fail": {"nvmlDeviceGetTotalEnergyConsumption": 3}
