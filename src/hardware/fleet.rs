@@ -6,8 +6,9 @@ use std::time::Duration;
 use tracing::{info, warn};
 
 use super::record::{Record, Staleness};
+use super::rounds::tiers;
+use super::settings::Settings;
 use super::source::{Due, Session, Verdict};
-use super::supervisor::{Settings, tiers};
 use super::worker::{Event, Order, Report, Thread, spawn_worker};
 use crate::clock::Clock;
 use crate::model::{DeviceReadings, GpuUuid, Inventory, Monotonic};
@@ -113,7 +114,7 @@ impl Fleet {
                 continue;
             }
             let due = Due { medium: now >= member.next_medium, slow: now >= member.next_slow };
-            let order = Order::read(session, member.generation, due);
+            let order = Order::Read { session: Arc::clone(session), generation: member.generation, due };
             if member.worker.as_ref().is_none_or(|worker| worker.give(order).is_err()) {
                 continue;
             }
@@ -180,10 +181,11 @@ impl Fleet {
         }
     }
 
-    /// Every GPU was asked since its handles were read, and is lost.
+    /// Every GPU was asked since its handles were read, and is lost; those inside a call have no say.
     pub fn all_lost(&self) -> bool {
         let any_listed = self.members.values().any(|member| member.listed);
-        let mut asked = self.members.values().filter(|member| member.listed || !any_listed).peekable();
+        let asked = self.members.values().filter(|member| member.listed || !any_listed);
+        let mut asked = asked.filter(|member| !member.record.stuck).peekable();
         asked.peek().is_some() && asked.all(|member| member.lost_in == Some(member.generation))
     }
 

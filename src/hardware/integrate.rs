@@ -171,7 +171,8 @@ mod tests {
             repeats in 0_usize..5,
         ) {
             let period = 0.2;
-            let ring: Vec<_> = values.iter().enumerate().map(|(at, value)| sample(at as f64 * period, *value)).collect();
+            let entry = |(at, value): (usize, &f64)| sample(at as f64 * period, *value);
+            let ring: Vec<_> = values.iter().enumerate().map(entry).collect();
             let expected: f64 = values.iter().skip(1).map(|value| value * period).sum();
             let mut integral = RingIntegral::default();
             integral.advance(0.0, &mut [ring[0]], || None);
@@ -192,7 +193,11 @@ mod tests {
         #[test]
         fn busy_time_never_exceeds_elapsed_time(
             passes in prop::collection::vec(
-                (0.0..5.0_f64, prop::collection::vec((any::<u32>(), 0.0..=1.0_f64), 0..20), prop::option::of(0.0..=1.0_f64)),
+                (
+                    0.0..5.0_f64,
+                    prop::collection::vec((any::<u32>(), 0.0..=1.0_f64), 0..20),
+                    prop::option::of(0.0..=1.0_f64),
+                ),
                 1..40,
             ),
         ) {

@@ -10,13 +10,15 @@ pub mod nvml;
 mod pci;
 mod record;
 mod rounds;
+mod settings;
 pub mod simulated;
 mod source;
 mod supervisor;
 mod worker;
 
+pub use settings::Settings;
 pub use source::{Driver, Due, Failure, Integrals, Pass, Problem, Reader, Session, Verdict};
-pub use supervisor::{Hardware, Settings, start};
+pub use supervisor::{Hardware, start};
 
 /// Throttle counters, in NVML's words: fields 74 and 76, and the three that moved at driver 580.82.
 const THROTTLE_REASONS: [&str; 5] =

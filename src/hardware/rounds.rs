@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
-use super::source::Verdict;
-use super::supervisor::tiers;
+use super::source::{Due, Verdict};
 use super::worker::Report;
 use crate::model::{Collector, GpuUuid, Monotonic};
 
@@ -19,17 +19,17 @@ pub struct Rounds {
 struct Round {
     waiting: BTreeSet<GpuUuid>,
     until: Monotonic,
+    /// How long the others have once one GPU has answered.
+    grace: Option<Duration>,
 }
 
 impl Rounds {
-    pub fn none_yet(&self) -> bool {
-        !self.begun
-    }
-
-    pub fn begin(&mut self, waiting: BTreeSet<GpuUuid>, until: Monotonic) {
+    /// Waits for these GPUs up to `until`; in the first round of a session only for `grace` after the first answer.
+    pub fn begin(&mut self, waiting: BTreeSet<GpuUuid>, until: Monotonic, grace: Duration) {
+        let grace = (!self.begun).then_some(grace);
         self.begun = true;
         self.answered.clear();
-        self.open = Some(Round { waiting, until });
+        self.open = Some(Round { waiting, until, grace });
     }
 
     /// Every GPU asked has answered, or the slower ones have had their grace.
@@ -47,6 +47,12 @@ impl Rounds {
         }
     }
 
+    /// The next round is the first of a session.
+    pub fn restart(&mut self) {
+        self.open = None;
+        self.begun = false;
+    }
+
     pub fn clear(&mut self) {
         self.open = None;
     }
@@ -56,6 +62,11 @@ impl Rounds {
         self.give_up(&report.gpu);
         if !is_current || report.pass.verdict == Verdict::Lost {
             return;
+        }
+        if let Some(round) = &mut self.open
+            && let Some(grace) = round.grace.take()
+        {
+            round.until = round.until.min(report.at.monotonic + report.duration + grace);
         }
         for tier in tiers(report.due) {
             let answered = match tier {
@@ -84,5 +95,68 @@ impl Rounds {
             collector.stuck = stuck.contains(tier);
         }
         self.collectors.clone()
+    }
+}
+
+/// The tiers of a pass; fast is always read.
+pub fn tiers(due: Due) -> impl Iterator<Item = &'static str> {
+    [("fast", true), ("medium", due.medium), ("slow", due.slow)]
+        .into_iter()
+        .filter_map(|(tier, due)| due.then_some(tier))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware::source::Pass;
+    use crate::model::{Fast, Moment};
+
+    fn report(gpu: &str, fast: Option<Fast>, verdict: Verdict) -> Report {
+        Report {
+            gpu: gpu.into(),
+            generation: 1,
+            due: Due::default(),
+            at: Moment { monotonic: Monotonic::from_secs(1), ..Moment::default() },
+            duration: Duration::from_millis(gpu.len() as u64),
+            fresh: false,
+            pass: Pass { verdict, fast, ..Pass::default() },
+        }
+    }
+
+    fn round(reports: &[Report]) -> (bool, Collector) {
+        let mut rounds = Rounds::default();
+        let asked = ["a", "bbb"].map(GpuUuid::from).into();
+        rounds.begin(asked, Monotonic::from_secs(2), Duration::from_millis(40));
+        for report in reports {
+            rounds.take(report, true);
+        }
+        let ready = rounds.is_ready(Monotonic::from_secs(1));
+        (ready, rounds.publish(true, BTreeSet::new()).remove("fast").unwrap())
+    }
+
+    #[test]
+    fn a_tier_succeeds_when_every_gpu_gave_it() {
+        let some = Some(Fast::default());
+        let (ready, both) =
+            round(&[report("bbb", some.clone(), Verdict::Answers), report("a", some.clone(), Verdict::Answers)]);
+        assert_eq!((ready, both.success, both.duration), (true, true, Some(Duration::from_millis(3))));
+        let (ready, half) =
+            round(&[report("a", None, Verdict::Answers), report("bbb", some.clone(), Verdict::Answers)]);
+        assert_eq!((ready, half.success), (true, false));
+        let (_, lost) = round(&[report("a", None, Verdict::Lost), report("bbb", some.clone(), Verdict::Answers)]);
+        assert!(lost.success, "a lost GPU is its own trouble");
+        assert!(!round(&[report("a", some, Verdict::Answers)]).0, "the other is waited for");
+    }
+
+    #[test]
+    fn the_first_round_waits_less_once_one_has_answered() {
+        let mut rounds = Rounds::default();
+        let asked: BTreeSet<_> = ["a", "bbb"].map(GpuUuid::from).into();
+        rounds.begin(asked.clone(), Monotonic::from_secs(9), Duration::from_millis(40));
+        rounds.take(&report("a", None, Verdict::Answers), true);
+        assert_eq!(rounds.deadline(), Some(Monotonic::from_millis(1_041)));
+        rounds.begin(asked, Monotonic::from_secs(9), Duration::from_millis(40));
+        rounds.take(&report("a", None, Verdict::Answers), true);
+        assert_eq!(rounds.deadline(), Some(Monotonic::from_secs(9)));
     }
 }

@@ -1,7 +1,6 @@
 //! One thread that never calls the driver: it gives orders, keeps deadlines, merges and publishes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::thread::Builder;
@@ -12,49 +11,24 @@ use tracing::{error, info, warn};
 
 use super::fleet::Fleet;
 use super::rounds::Rounds;
-use super::source::{Driver, Due, Failure, Problem, Session, Verdict};
-use super::worker::{Errand, Event, Opened, Order, Report, Thread, spawn_keeper};
+use super::settings::Settings;
+use super::source::{Driver, Failure, Problem, Session, Verdict};
+use super::worker::{Errand, Event, Opened, Report, Thread, spawn_keeper};
 use crate::clock::Clock;
-use crate::model::{HardwareState, Monotonic, NodeDevices};
+use crate::model::{GpuUuid, HardwareState, Monotonic, NodeDevices};
 
 /// Events wait here while the supervisor is busy; a full queue holds the workers back, not the memory.
 const EVENTS: usize = 128;
 const STACK_BYTES: usize = 512 * 1024;
-/// How long the first publication waits for the slower GPUs.
+/// How long the first publication waits for the slower GPUs once one has answered.
 const FIRST_GRACE: Duration = Duration::from_millis(40);
 /// How long workers have to let go of a session before it is left to them.
 const RELEASE: Duration = Duration::from_secs(2);
+const SESSION_OVER: &str = "the driver ended the session, as it does when it is unloaded or replaced; \
+                            it is opened again until it answers";
+const ALL_LOST: &str = "every GPU is lost; the driver is opened again until one answers; \
+                        look for Xid lines in the kernel log";
 const STOP: Duration = Duration::from_secs(1);
-
-/// When what is read, and what counts as too long.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Period of the fast tier.
-    pub sample_interval: Duration,
-    pub medium_interval: Duration,
-    pub slow_interval: Duration,
-    /// A call that has not come back after this is stuck.
-    pub watchdog: Duration,
-    /// First and longest wait before the driver is opened again.
-    pub reopen: (Duration, Duration),
-    /// First and longest wait before a lost GPU is asked again.
-    pub lost_retry: (Duration, Duration),
-    pub sys_root: PathBuf,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            sample_interval: Duration::from_secs(1),
-            medium_interval: Duration::from_secs(10),
-            slow_interval: Duration::from_secs(60),
-            watchdog: Duration::from_secs(10),
-            reopen: (Duration::from_millis(500), Duration::from_secs(10)),
-            lost_retry: (Duration::from_secs(1), Duration::from_secs(30)),
-            sys_root: PathBuf::from("/sys"),
-        }
-    }
-}
 
 /// The running room. Dropping it asks the threads to end and waits for nothing.
 #[derive(Debug)]
@@ -71,10 +45,9 @@ impl Hardware {
         self.states.clone()
     }
 
-    /// Closes the driver and ends the threads, within three seconds. A thread inside a call is left behind.
+    /// Closes the driver and ends the threads; blocks for three seconds at most. A thread inside a call is left behind.
     pub fn stop(self) {
-        if self.events.try_send(Event::Stop).is_ok()
-            && self.ended.recv_timeout(STOP * 3) == Err(RecvTimeoutError::Timeout)
+        if self.events.send(Event::Stop).is_ok() && self.ended.recv_timeout(STOP * 3) == Err(RecvTimeoutError::Timeout)
         {
             warn!("the hardware threads did not end in time and are left behind");
         }
@@ -124,7 +97,7 @@ enum Phase {
     /// Workers let go, then the driver is closed.
     Draining {
         session: Arc<dyn Session>,
-        holders: BTreeSet<crate::model::GpuUuid>,
+        holders: BTreeSet<GpuUuid>,
         until: Monotonic,
     },
     Closing {
@@ -232,7 +205,11 @@ impl Supervisor {
                 }
                 self.advance_rounds(&session, now);
             }
-            Phase::Draining { holders, until, .. } if holders.is_empty() || now >= *until => self.close(now),
+            Phase::Draining { holders, until, .. }
+                if (holders.is_empty() || now >= *until) && (self.keeper_busy.is_none() || self.keeper_stuck) =>
+            {
+                self.close(now);
+            }
             // The driver does not close: it is left behind, and opened anew beside it.
             Phase::Closing { until } if now >= *until => self.phase = Phase::Closed { retry: now + self.reopen },
             _ => {}
@@ -246,24 +223,22 @@ impl Supervisor {
         if now < self.next {
             return;
         }
-        let first = self.rounds.none_yet();
         let asked = self.fleet.ask(session, now);
-        let grace = if first { FIRST_GRACE } else { self.settings.sample_interval / 2 };
-        self.rounds.begin(asked, now + grace.min(self.settings.sample_interval / 2));
+        self.rounds.begin(asked, now + self.settings.sample_interval / 2, FIRST_GRACE);
         self.next = (self.next + self.settings.sample_interval).max(now + self.settings.sample_interval / 2);
     }
 
     fn take(&mut self, event: Event) {
         let now = self.clock.now().monotonic;
         match event {
-            Event::Passed(report) => self.take_pass(report, now),
+            Event::Passed(report) => self.take_pass(*report, now),
             Event::Released(gpu) => {
                 if let Phase::Draining { holders, .. } = &mut self.phase {
                     holders.remove(&gpu);
                 }
             }
             Event::Opened(opened, node_devices) => {
-                self.keeper_is_back();
+                self.keeper_is_back(now);
                 self.node_devices = node_devices;
                 match *opened {
                     Ok(opened) => self.adopt_session(opened, now),
@@ -276,13 +251,14 @@ impl Supervisor {
                 }
             }
             Event::Inspected(found, node_devices) => {
-                self.keeper_is_back();
+                self.keeper_is_back(now);
                 self.node_devices = node_devices;
                 match found.map(|found| *found) {
                     Some(Ok((inventory, problems))) if matches!(self.phase, Phase::Open { .. }) => {
                         info!(gpus = inventory.gpus.len(), "the layout of the GPUs has changed");
                         self.count(&problems);
                         self.fleet.adopt(inventory, false, now);
+                        self.judge_inventory();
                     }
                     Some(Err(failure)) => {
                         self.fail(&failure);
@@ -292,7 +268,7 @@ impl Supervisor {
                 }
             }
             Event::Closed => {
-                self.keeper_is_back();
+                self.keeper_is_back(now);
                 if matches!(self.phase, Phase::Closing { .. }) {
                     self.phase = Phase::Closed { retry: now + self.reopen };
                 }
@@ -309,8 +285,8 @@ impl Supervisor {
         info!(source = self.source, gpus = inventory.gpus.len(), "the driver is open");
         self.count(&problems);
         self.fleet.adopt(inventory, true, now);
-        self.problem = None;
-        self.rounds = Rounds::default();
+        self.judge_inventory();
+        self.rounds.restart();
         self.next = now;
         self.phase = Phase::Open { session, inspect: now + self.settings.medium_interval };
         if self.stopping.is_some() {
@@ -318,23 +294,38 @@ impl Supervisor {
         }
     }
 
+    /// A driver that lists nothing where the bus has GPUs is a fault, not an idle node.
+    fn judge_inventory(&mut self) {
+        let expected = self.node_devices.map_or(0, |devices| devices.expected);
+        if expected > 0 && self.fleet.inventory().gpus.is_empty() {
+            self.set_problem(format!(
+                "the driver lists none of the {expected} GPUs on the PCI bus; see whether nvidia-smi works on the \
+                 node, and look for Xid and NVRM lines in the kernel log"
+            ));
+        } else {
+            self.problem = None;
+        }
+    }
+
     fn take_pass(&mut self, report: Report, now: Monotonic) {
         self.count(&report.pass.problems);
         let verdict = report.pass.verdict;
         let is_open = matches!(self.phase, Phase::Open { .. });
-        self.rounds.take(&report, self.fleet.is_current(&report));
+        // A call that comes back late speaks for handles of its own time, not for today's session.
+        let is_current = is_open && self.fleet.is_current(&report);
+        self.rounds.take(&report, is_current);
         self.fleet.take(report, is_open, now);
-        if !is_open {
+        if !is_current {
             return;
         }
         match verdict {
             Verdict::Answers => self.reopen = self.settings.reopen.0,
             Verdict::SessionOver => {
-                self.set_problem("the driver ended the session, as it does when it is unloaded or replaced; it is opened again until it answers".into());
+                self.set_problem(SESSION_OVER.to_owned());
                 self.drain(now);
             }
             Verdict::Lost if self.fleet.all_lost() => {
-                self.set_problem("every GPU is lost; the driver is opened again until one answers; look for Xid lines in the kernel log".into());
+                self.set_problem(ALL_LOST.to_owned());
                 self.drain(now);
             }
             Verdict::Lost => {}
@@ -390,16 +381,22 @@ impl Supervisor {
             if !matches!(self.phase, Phase::Open { .. }) {
                 let seconds = self.settings.watchdog.as_secs_f64();
                 self.set_problem(format!(
-                    "opening or closing the driver has not come back for {seconds} s; look for Xid or NVRM lines in the kernel log, the node may need a reboot"
+                    "opening or closing the driver has not come back for {seconds} s; look for Xid or NVRM lines \
+                     in the kernel log, the node may need a reboot"
                 ));
                 self.publish();
             }
         }
     }
 
-    fn keeper_is_back(&mut self) {
+    fn keeper_is_back(&mut self, now: Monotonic) {
         self.keeper_busy = None;
-        self.keeper_stuck = false;
+        if std::mem::take(&mut self.keeper_stuck) {
+            info!("the overdue driver call has come back");
+            if let Phase::Closed { retry } = &mut self.phase {
+                *retry = (*retry).min(now + self.reopen);
+            }
+        }
     }
 
     fn fail(&mut self, failure: &Failure) {
@@ -444,6 +441,8 @@ impl Supervisor {
                 let inspect = if self.keeper_busy.is_some() { now + self.settings.watchdog } else { *inspect };
                 self.next.min(inspect).min(self.rounds.deadline().unwrap_or(self.next))
             }
+            // The keeper's return wakes this thread.
+            Phase::Draining { .. } if self.keeper_busy.is_some() => now + self.settings.watchdog,
             Phase::Draining { until, holders, .. } => {
                 if holders.is_empty() {
                     now
@@ -459,18 +458,5 @@ impl Supervisor {
             .flatten()
             .min()
             .expect("the phase has a deadline")
-    }
-}
-
-/// Which tiers a stuck thread was reading.
-pub fn tiers(due: Due) -> impl Iterator<Item = &'static str> {
-    [("fast", true), ("medium", due.medium), ("slow", due.slow)]
-        .into_iter()
-        .filter_map(|(tier, due)| due.then_some(tier))
-}
-
-impl Order {
-    pub(super) fn read(session: &Arc<dyn Session>, generation: u64, due: Due) -> Self {
-        Self::Read { session: Arc::clone(session), generation, due }
     }
 }

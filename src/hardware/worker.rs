@@ -17,7 +17,7 @@ const STACK_BYTES: usize = 512 * 1024;
 
 /// What the threads tell the supervisor.
 pub enum Event {
-    Passed(Report),
+    Passed(Box<Report>),
     Released(GpuUuid),
     Opened(Box<Result<Opened, Failure>>, Option<NodeDevices>),
     Inspected(Option<Box<Result<Found, Failure>>>, Option<NodeDevices>),
@@ -86,9 +86,15 @@ pub fn spawn_worker(gpu: GpuUuid, clock: Clock, events: SyncSender<Event>) -> st
     Thread::spawn(name, move |orders| work(&gpu, clock, &orders, &events))
 }
 
+/// A reader is dropped before the session that it reads from.
+struct Current {
+    reader: Box<dyn Reader>,
+    generation: u64,
+    _session: Arc<dyn Session>,
+}
+
 fn work(gpu: &GpuUuid, clock: Clock, orders: &Receiver<Order>, events: &SyncSender<Event>) {
-    // The reader is dropped before the session that it reads from.
-    let mut current: Option<(Box<dyn Reader>, u64, Arc<dyn Session>)> = None;
+    let mut current: Option<Current> = None;
     while let Ok(order) = orders.recv() {
         let event = match order {
             Order::Release => {
@@ -97,7 +103,7 @@ fn work(gpu: &GpuUuid, clock: Clock, orders: &Receiver<Order>, events: &SyncSend
             }
             Order::Read { session, generation, due } => {
                 let at = clock.now();
-                if current.as_ref().is_some_and(|(_, readers, _)| *readers != generation) {
+                if current.as_ref().is_some_and(|current| current.generation != generation) {
                     current = None;
                 }
                 let fresh = current.is_none();
@@ -113,7 +119,7 @@ fn work(gpu: &GpuUuid, clock: Clock, orders: &Receiver<Order>, events: &SyncSend
                     current = None;
                 }
                 let duration = clock.now().monotonic.since(at.monotonic);
-                Event::Passed(Report { gpu: gpu.clone(), generation, due, at, duration, fresh, pass })
+                Event::Passed(Box::new(Report { gpu: gpu.clone(), generation, due, at, duration, fresh, pass }))
             }
         };
         if events.send(event).is_err() {
@@ -124,17 +130,17 @@ fn work(gpu: &GpuUuid, clock: Clock, orders: &Receiver<Order>, events: &SyncSend
 
 fn read(
     gpu: &GpuUuid,
-    current: &mut Option<(Box<dyn Reader>, u64, Arc<dyn Session>)>,
+    current: &mut Option<Current>,
     session: Arc<dyn Session>,
     generation: u64,
     due: Due,
     at: Moment,
 ) -> Result<Pass, Failure> {
-    let reader = match current {
-        Some((reader, ..)) => reader,
-        None => &mut current.insert((session.reader(gpu)?, generation, session)).0,
+    let current = match current {
+        Some(current) => current,
+        None => current.insert(Current { reader: session.reader(gpu)?, generation, _session: session }),
     };
-    Ok(reader.read(due, at))
+    Ok(current.reader.read(due, at))
 }
 
 /// Opens, inspects and closes the driver.
@@ -183,8 +189,11 @@ fn keep(
 
 fn take_inventory(session: &dyn Session, sys_root: &std::path::Path) -> Result<Found, Failure> {
     let (mut inventory, problems) = session.inventory()?;
-    for gpu in inventory.gpus.values_mut().filter(|gpu| gpu.numa_node.is_none()) {
-        gpu.numa_node = gpu.pci_bus_id.as_ref().and_then(|bus_id| pci::numa_node(sys_root, bus_id));
+    // NVML names a node only where the GPU's own memory is one; pods are placed by the node that it hangs on.
+    let is_on_bus = session.node_devices().is_none();
+    for gpu in inventory.gpus.values_mut().filter(|_| is_on_bus) {
+        let near = gpu.pci_bus_id.as_ref().and_then(|bus_id| pci::numa_node(sys_root, bus_id));
+        gpu.numa_node = near.or(gpu.numa_node);
     }
     Ok((inventory, problems))
 }

@@ -18,7 +18,7 @@ pub struct Caller {
     problems: Vec<Problem>,
     verdict: Verdict,
     succeeded: bool,
-    /// Codes that say that nothing gets through, as after a lost device cgroup.
+    /// Codes that say, when no call succeeds, that nothing gets through: a lost device cgroup, a dead handle.
     blocked: bool,
 }
 
@@ -60,6 +60,11 @@ impl Caller {
         self.unsupported.contains(&(name, variant))
     }
 
+    /// False once a verdict on the GPU or the session has fallen.
+    pub fn answers(&self) -> bool {
+        self.verdict == Verdict::Answers
+    }
+
     /// Takes the pass's verdict and problems out, ready for the next pass.
     pub fn finish(&mut self) -> Outcome {
         let verdict = match self.verdict {
@@ -94,8 +99,12 @@ impl Caller {
                 self.succeeded = true;
                 return Ok(());
             }
-            // An argument that is wrong once (a link or fan that is not there) stays wrong.
-            codes::NOT_SUPPORTED | codes::FUNCTION_NOT_FOUND | codes::INVALID_ARGUMENT => {
+            codes::NOT_SUPPORTED | codes::FUNCTION_NOT_FOUND => {
+                self.unsupported.insert((name, variant));
+                return Err(Refusal::Unsupported);
+            }
+            // A variant that is wrong once (a link or fan that is not there) stays wrong.
+            codes::INVALID_ARGUMENT if variant > 0 => {
                 self.unsupported.insert((name, variant));
                 return Err(Refusal::Unsupported);
             }
@@ -106,7 +115,7 @@ impl Caller {
                 self.unsupported.insert((name, variant));
             }
             codes::GPU_IS_LOST | codes::RESET_REQUIRED => self.verdict = Verdict::Lost,
-            codes::OPERATING_SYSTEM | codes::UNKNOWN => self.blocked = true,
+            codes::OPERATING_SYSTEM | codes::UNKNOWN | codes::INVALID_ARGUMENT => self.blocked = true,
             codes::UNINITIALIZED
             | codes::DRIVER_NOT_LOADED
             | codes::LIBRARY_NOT_FOUND
@@ -126,7 +135,8 @@ impl Caller {
 }
 
 /// `call!(caller, nvmlSymbol(arguments))` or `call!(caller, nvmlSymbol[variant](arguments))`: a raw call by name.
-/// A variant tells apart what a device may support one by one. Never the bindings' methods: they panic on a missing symbol.
+/// A variant tells apart what a device may support one by one. Never the bindings' methods: they panic where a symbol
+/// is missing.
 macro_rules! call {
     ($caller:expr, $symbol:ident($($argument:expr),* $(,)?)) => {
         $crate::hardware::nvml::calls::call!($caller, $symbol[0]($($argument),*))
@@ -148,7 +158,9 @@ macro_rules! value {
     };
     ($caller:expr, $symbol:ident[$variant:expr]($($argument:expr),* $(,)?)) => {{
         let mut value = Default::default();
-        $crate::hardware::nvml::calls::call!($caller, $symbol[$variant]($($argument,)* &raw mut value)).ok().map(|()| value)
+        $crate::hardware::nvml::calls::call!($caller, $symbol[$variant]($($argument,)* &raw mut value))
+            .ok()
+            .map(|()| value)
     }};
 }
 
@@ -156,7 +168,9 @@ macro_rules! value {
 macro_rules! text {
     ($caller:expr, $symbol:ident($($argument:expr),* $(,)?)) => {{
         let mut buffer = [0; 96];
-        $crate::hardware::nvml::calls::call!($caller, $symbol($($argument,)* buffer.as_mut_ptr(), 96)).ok().and_then(|()| $crate::hardware::nvml::calls::read_text(&buffer))
+        $crate::hardware::nvml::calls::call!($caller, $symbol($($argument,)* buffer.as_mut_ptr(), 96))
+            .ok()
+            .and_then(|()| $crate::hardware::nvml::calls::read_text(&buffer))
     }};
 }
 

@@ -11,7 +11,7 @@ use super::library::{Handle, Library};
 use crate::model::{GpmRatios, Monotonic};
 
 /// The driver's documented minimum, and a limit beyond which a mean says little.
-const WINDOW: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_mins(10);
+const WINDOW: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(600);
 
 const GRAPHICS: u32 = 1;
 const SM: u32 = 2;

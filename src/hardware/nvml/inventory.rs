@@ -4,7 +4,7 @@ use std::sync::Arc;
 use nvml_wrapper_sys::bindings::{nvmlDeviceAttributes_t, nvmlGpuInstanceInfo_t, nvmlPciInfo_t};
 
 use super::calls::{Caller, call, read_text, text, value};
-use super::library::{Handle, Library};
+use super::library::Handle;
 use super::memory;
 use crate::model::{DriverInfo, Gpu, GpuUuid, MigDevice, MigUuid, PciBusId};
 
@@ -21,7 +21,8 @@ pub struct Mig {
 }
 
 /// What tells one layout of a node from another, cheaply: per index, the GPU and its MIG devices.
-pub type Layout = BTreeMap<u32, Option<(GpuUuid, Vec<MigUuid>)>>;
+pub type Layout = BTreeMap<u32, Option<Place>>;
+pub type Place = (GpuUuid, Vec<MigUuid>);
 
 pub fn driver(caller: &mut Caller) -> Option<DriverInfo> {
     let driver_version = text!(caller, nvmlSystemGetDriverVersion())?;
@@ -47,7 +48,7 @@ pub fn uuid(caller: &mut Caller, handle: Handle) -> Option<Arc<str>> {
 pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
     let handle = handle(caller, index)?;
     let uuid = uuid(caller, handle)?;
-    let memory_bytes = memory::read(caller, handle).map(|memory| memory.total);
+    let memory_bytes = memory::read(caller, handle, None).map(|memory| memory.total);
     let mig_enabled = mig_enabled(caller, handle);
     let mut gpu = Gpu {
         uuid: GpuUuid::new(uuid),
@@ -196,14 +197,8 @@ fn profile_of(attributes: &nvmlDeviceAttributes_t, parent_memory: Option<u64>) -
     }
 }
 
-/// The layout as it is now: few calls, no identity but UUIDs.
-pub fn layout(library: &Arc<Library>) -> Option<Layout> {
-    let mut caller = Caller::new(Arc::clone(library));
-    let count: u32 = value!(caller, nvmlDeviceGetCount_v2())?;
-    Some((0..count).map(|index| (index, layout_of(&mut Caller::new(Arc::clone(library)), index))).collect())
-}
-
-fn layout_of(caller: &mut Caller, index: u32) -> Option<(GpuUuid, Vec<MigUuid>)> {
+/// The place of one GPU in the layout: few calls, no identity but UUIDs.
+pub fn place(caller: &mut Caller, index: u32) -> Option<Place> {
     let handle = handle(caller, index)?;
     let uuid = GpuUuid::new(uuid(caller, handle)?);
     let migs = if mig_enabled(caller, handle) == Some(true) { mig_handles(caller, handle) } else { Vec::new() };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use nvml_wrapper_sys::bindings::{NvmlLib, nvmlDevice_t};
 
 use super::codes;
-use super::search::{LibrarySearch, is_file};
+use super::search::{LibrarySearch, is_absence};
 use super::statistics::Statistics;
 use crate::hardware::source::Failure;
 
@@ -31,8 +31,10 @@ impl Library {
             // SAFETY: loading runs the library's initialisers; it is the driver's own, or the one that was asked for.
             match unsafe { NvmlLib::new(&candidate) } {
                 Ok(symbols) => return Self::initialise(symbols, &candidate, Arc::clone(statistics)),
-                Err(error) if is_file(&candidate) => refused = refused.or(Some(error.to_string())),
-                Err(_) => {}
+                Err(error) => {
+                    let error = error.to_string();
+                    refused = refused.or((!is_absence(&candidate, &error)).then_some(error));
+                }
             }
         }
         Err(Failure {

@@ -62,7 +62,7 @@ impl MediumReader {
         let performance_state: Option<u32> = value!(caller, nvmlDeviceGetPerformanceState(handle.0));
         let whole = self.gpm.read(caller, handle, None, now);
         Medium {
-            memory: memory::read(caller, handle),
+            memory: memory::read(caller, handle, None),
             gpu_temperature_celsius: temperature(caller, handle),
             memory_temperature_celsius,
             temperature_margin_celsius: margin(caller, handle),
@@ -134,7 +134,7 @@ impl MediumReader {
         }
         let reading = |(gpu_instance, members): (u32, Vec<&Mig>)| InstanceReading {
             gpu_instance,
-            memory: members.first().and_then(|mig| memory::read(caller, mig.handle)),
+            memory: members.first().and_then(|mig| memory::read(caller, mig.handle, Some(gpu_instance))),
             members: members.iter().map(|mig| mig.uuid.clone()).collect(),
             gpm: self.gpm.read(caller, parent, Some(gpu_instance), now).ratios,
         };

@@ -4,16 +4,17 @@ use super::calls::{Caller, call, version};
 use super::library::Handle;
 use crate::model::MemoryUse;
 
-/// Memory of a GPU, or of the GPU instance that a MIG device belongs to.
-pub fn read(caller: &mut Caller, handle: Handle) -> Option<MemoryUse> {
+/// Memory of a GPU, or of the GPU instance that a MIG device belongs to; what one supports the other may not.
+pub fn read(caller: &mut Caller, handle: Handle, gpu_instance: Option<u32>) -> Option<MemoryUse> {
+    let variant = gpu_instance.map_or(0, |number| number + 1);
     let mut memory =
         nvmlMemory_v2_t { version: version::<nvmlMemory_v2_t>(2), total: 0, reserved: 0, free: 0, used: 0 };
-    if call!(caller, nvmlDeviceGetMemoryInfo_v2(handle.0, &raw mut memory)).is_ok() {
+    if call!(caller, nvmlDeviceGetMemoryInfo_v2[variant](handle.0, &raw mut memory)).is_ok() {
         return Some(tidy(memory.total, memory.reserved, memory.free, memory.used));
     }
     // The older call counts reserved memory as used.
     let mut memory = nvmlMemory_t { total: 0, free: 0, used: 0 };
-    call!(caller, nvmlDeviceGetMemoryInfo(handle.0, &raw mut memory)).ok()?;
+    call!(caller, nvmlDeviceGetMemoryInfo[variant](handle.0, &raw mut memory)).ok()?;
     Some(MemoryUse { used: memory.used, free: memory.free, reserved: None, total: memory.total })
 }
 

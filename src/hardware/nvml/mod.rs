@@ -5,6 +5,7 @@
 
 #![allow(unsafe_code, reason = "NVML is a C library; each block says why it holds")]
 
+mod apart;
 mod calls;
 mod codes;
 mod fast;
@@ -26,6 +27,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub use search::LibrarySearch;
 pub use statistics::CallStatistics;
 
+use self::apart::Apart;
 use self::calls::{Caller, value};
 use self::inventory::Layout;
 use self::library::Library;
@@ -33,7 +35,7 @@ use self::reader::NvmlReader;
 use self::statistics::Statistics;
 use super::source::{Driver, Failure, Problem, Reader, Session, Verdict};
 use crate::clock::Clock;
-use crate::model::{GpuUuid, Inventory};
+use crate::model::{Gpu, GpuUuid, Inventory};
 
 /// NVML, found anew at each opening: a driver may come, go and change while the agent runs.
 #[derive(Debug)]
@@ -81,7 +83,8 @@ impl Driver for NvmlDriver {
 
     fn open(&mut self) -> Result<Box<dyn Session>, Failure> {
         let library = Library::open(&self.search, &self.statistics)?;
-        Ok(Box::new(NvmlSession { library, layout: Mutex::default(), driver_version: Mutex::default() }))
+        let (layout, driver_version) = (Mutex::default(), Mutex::default());
+        Ok(Box::new(NvmlSession { library, layout, driver_version, apart: Apart::default() }))
     }
 }
 
@@ -90,6 +93,7 @@ struct NvmlSession {
     /// As the last inventory found it.
     layout: Mutex<Layout>,
     driver_version: Mutex<Option<Arc<str>>>,
+    apart: Apart,
 }
 
 impl Session for NvmlSession {
@@ -114,14 +118,20 @@ impl Session for NvmlSession {
         let mut problems = outcome.problems;
         let mut gpus = BTreeMap::new();
         let mut layout = Layout::new();
+        let mut said = self.apart.ask(&self.library, count, inventory::gpu);
         for index in 0..count {
-            let mut caller = Caller::new(Arc::clone(&self.library));
-            let gpu = inventory::gpu(&mut caller, index);
-            problems.extend(caller.finish().problems);
-            let place = gpu
-                .as_ref()
-                .map(|gpu| (gpu.uuid.clone(), gpu.mig_devices.iter().map(|mig| mig.uuid.clone()).collect()));
-            layout.insert(index, place);
+            let gpu = match said.remove(&index) {
+                Some((gpu, refused)) => {
+                    problems.extend(refused);
+                    gpu
+                }
+                None => {
+                    problems.push(Problem { call: "nvmlDeviceGetHandleByIndex_v2", code: "stuck" });
+                    None
+                }
+            };
+            let migs = |gpu: &Gpu| gpu.mig_devices.iter().map(|mig| mig.uuid.clone()).collect();
+            layout.insert(index, gpu.as_ref().map(|gpu| (gpu.uuid.clone(), migs(gpu))));
             gpus.extend(gpu.map(|gpu| (gpu.uuid.clone(), gpu)));
         }
         *self.layout.lock().unwrap_or_else(PoisonError::into_inner) = layout;
@@ -139,14 +149,14 @@ impl Session for NvmlSession {
         if driver.is_some() && driver != known {
             return true;
         }
-        let Some(mut now) = inventory::layout(&self.library) else { return false };
+        let count: Option<u32> = value!(caller, nvmlDeviceGetCount_v2());
+        let Some(count) = count else { return false };
+        let mut said = self.apart.ask(&self.library, count, inventory::place);
         let before = self.layout.lock().unwrap_or_else(PoisonError::into_inner);
         // A GPU that has gone silent is its reader's business; one that has begun to answer is news.
-        for (index, place) in &mut now {
-            if place.is_none() {
-                place.clone_from(before.get(index).unwrap_or(&None));
-            }
-        }
+        let mut place =
+            |index| said.remove(&index).and_then(|(place, _)| place).or_else(|| before.get(&index)?.clone());
+        let now: Layout = (0..count).map(|index| (index, place(index))).collect();
         now != *before
     }
 }

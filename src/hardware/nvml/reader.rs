@@ -61,8 +61,8 @@ fn handle_of(caller: &mut Caller, gpu: &GpuUuid) -> Option<Handle> {
     call!(caller, nvmlDeviceGetHandleByUUID(uuid.as_ptr(), &raw mut device)).ok()?;
     let handle = Handle(device);
     // A handle alone proves nothing about a GPU that fell off the bus.
-    value!(caller, nvmlDeviceGetMinorNumber(handle.0))
-        .map_or_else(|| (caller.finish().verdict == Verdict::Answers).then_some(handle), |_: u32| Some(handle))
+    let _: Option<u32> = value!(caller, nvmlDeviceGetMinorNumber(handle.0));
+    caller.answers().then_some(handle)
 }
 
 impl Reader for NvmlReader {

@@ -1,5 +1,5 @@
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
 
 const LIBRARY: &str = "libnvidia-ml.so.1";
 
@@ -39,7 +39,7 @@ impl LibrarySearch {
     /// For people: what was searched.
     pub(super) fn description(&self) -> String {
         match &self.library {
-            Some(library) => format!("{} could not be loaded", library.display()),
+            Some(library) => format!("{} was not found", library.display()),
             None if self.driver_roots.is_empty() => format!("{LIBRARY} was not found on the loader's path"),
             None => {
                 let roots: Vec<_> = self.driver_roots.iter().map(|root| root.display().to_string()).collect();
@@ -49,9 +49,11 @@ impl LibrarySearch {
     }
 }
 
-/// True for a library that is there, and so can only fail to load for a reason of its own.
-pub fn is_file(candidate: &std::ffi::OsStr) -> bool {
-    Path::new(candidate).is_absolute() && Path::new(candidate).exists()
+/// True when the loader's error says that the candidate itself is not there; anything else is a reason of its own,
+/// as is a library that the candidate needs and that is missing.
+pub fn is_absence(candidate: &OsStr, error: &str) -> bool {
+    let own = error.strip_prefix(&*candidate.to_string_lossy());
+    own.is_some_and(|rest| rest.starts_with(": cannot open shared object file: No such file"))
 }
 
 #[cfg(test)]
@@ -76,5 +78,13 @@ mod tests {
         let search = LibrarySearch { library: None, driver_roots: vec![driver, gke] };
         let expected: Vec<_> = std::iter::once(OsString::from(LIBRARY)).chain(libraries.map(PathBuf::into)).collect();
         assert_eq!(search.candidates(), expected);
+    }
+
+    #[test]
+    fn a_library_that_is_there_and_does_not_load_is_not_absent() {
+        let loader = |text: &str| is_absence(OsStr::new(LIBRARY), text);
+        assert!(loader("libnvidia-ml.so.1: cannot open shared object file: No such file or directory"));
+        assert!(!loader("libgone.so: cannot open shared object file: No such file or directory"));
+        assert!(!loader("libnvidia-ml.so.1: invalid ELF header"));
     }
 }

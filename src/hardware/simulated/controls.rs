@@ -59,6 +59,14 @@ pub(super) struct Sums {
     pub power_share: f64,
 }
 
+/// A GPU at one moment, with its instances.
+#[derive(Clone, Debug)]
+pub(super) struct State {
+    pub load: Load,
+    pub sums: Sums,
+    pub instances: BTreeMap<u32, (Load, Sums)>,
+}
+
 impl Controls {
     pub(super) fn new(profile: Profile, seed: u64) -> Self {
         let inventory = inventory(profile, seed);
@@ -121,13 +129,13 @@ impl Controls {
     }
 
     /// The load at `now` and the integrals up to it, of the GPU and of each of its instances.
-    pub(super) fn read(&self, gpu: &GpuUuid, now: Monotonic) -> Option<(Load, Sums, BTreeMap<u32, (Load, Sums)>)> {
+    pub(super) fn read(&self, gpu: &GpuUuid, now: Monotonic) -> Option<State> {
         let mut shared = self.lock();
         let gpu = shared.gpus.get_mut(gpu)?;
         let instances = gpu.instances.iter_mut().map(|(number, curve)| (*number, curve.advance(now)));
         let instances: BTreeMap<_, _> = instances.collect();
         let (load, sums) = gpu.whole.advance(now);
-        Some((load, sums, instances))
+        Some(State { load, sums, instances })
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
@@ -235,7 +243,7 @@ mod tests {
         for (second, utilization) in [(2, 1.0), (5, 0.5), (6, 0.0), (20, 0.25)] {
             controls.set_load(&gpu, Monotonic::from_secs(second), Load::new(utilization, 0));
         }
-        let busy = |seconds| controls.read(&gpu, Monotonic::from_secs(seconds)).unwrap().1.busy;
+        let busy = |seconds| controls.read(&gpu, Monotonic::from_secs(seconds)).unwrap().sums.busy;
         assert_eq!([1, 3, 7, 24].map(busy), [0.0, 1.0, 3.5, 4.5]);
     }
 
@@ -247,7 +255,7 @@ mod tests {
             controls.set_load(&gpu, Monotonic::from_secs(second), Load::new(f64::from(second % 2 == 0), 0));
         }
         assert!(controls.lock().gpus[&gpu].whole.ahead.len() <= SEGMENTS);
-        assert_eq!(controls.read(&gpu, Monotonic::from_secs(5_000)).unwrap().1.busy, 2_500.0);
+        assert_eq!(controls.read(&gpu, Monotonic::from_secs(5_000)).unwrap().sums.busy, 2_500.0);
     }
 
     #[test]
@@ -259,7 +267,7 @@ mod tests {
             again.read(&gpu, Monotonic::from_secs(second));
         }
         let portions = again.read(&gpu, Monotonic::from_secs(3_600)).unwrap();
-        assert!((whole.1.busy - portions.1.busy).abs() < 1e-6);
-        assert!(whole.1.busy > 360.0 && whole.1.busy < 3_400.0, "{whole:?}");
+        assert!((whole.sums.busy - portions.sums.busy).abs() < 1e-6);
+        assert!(whole.sums.busy > 360.0 && whole.sums.busy < 3_400.0, "{whole:?}");
     }
 }

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 pub use controls::{Controls, Load};
 pub use profile::{Profile, UnknownProfile};
 
-use self::controls::Sums;
+use self::controls::{State, Sums};
 use self::profile::Model;
 use super::source::{Driver, Due, Failure, Integrals, Pass, Problem, Reader, Session, Verdict};
 use crate::model::{
@@ -116,12 +116,11 @@ struct Board {
 impl Reader for SimulatedReader {
     fn read(&mut self, due: Due, now: Moment) -> Pass {
         let now = now.monotonic;
-        let Some((load, sums, instances)) =
-            self.controls.read(&self.uuid, now).filter(|_| !self.controls.is_lost(&self.uuid))
-        else {
+        let Some(state) = self.controls.read(&self.uuid, now).filter(|_| !self.controls.is_lost(&self.uuid)) else {
             return Pass { verdict: Verdict::Lost, problems: vec![LOST], ..Pass::default() };
         };
-        let board = self.board(now, load, sums, instances);
+        let sums = state.sums;
+        let board = self.board(now, state);
         let (since, busy, joules) =
             self.last.replace((now, sums.busy, board.joules)).unwrap_or((now, sums.busy, board.joules));
         self.warm(&board, now.since(since).as_secs_f64());
@@ -151,7 +150,8 @@ const ENGINES: [&str; 4] = ["encoder", "decoder", "jpeg", "ofa"];
 
 impl SimulatedReader {
     /// Power is a straight line from idle to the limit; a partitioned board adds up its slices.
-    fn board(&self, now: Monotonic, load: Load, sums: Sums, instances: BTreeMap<u32, (Load, Sums)>) -> Board {
+    fn board(&self, now: Monotonic, state: State) -> Board {
+        let State { load, sums, instances } = state;
         let (level, level_seconds) = if self.partitions.is_empty() {
             (load.utilization, sums.power_share)
         } else {

@@ -1,0 +1,31 @@
+//! Waits for what the hardware room publishes.
+
+#![allow(clippy::unwrap_used, reason = "in a test an unwrap is an assertion")]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use podmeter::hardware::Hardware;
+use podmeter::model::{GpuUuid, HardwareState};
+
+/// Waits for a publication of which `question` is true; on the way no busy second may be taken back.
+pub fn wait(hardware: &Hardware, what: &str, question: impl Fn(&HardwareState) -> bool) -> Arc<HardwareState> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let mut states = hardware.watch();
+    let mut busy: BTreeMap<GpuUuid, f64> = BTreeMap::new();
+    let found = runtime.block_on(async {
+        let found = states.wait_for(|state| {
+            for (gpu, readings) in &state.readings {
+                let now = readings.totals.busy_seconds.unwrap_or(0.0);
+                let before = busy.insert(gpu.clone(), now).unwrap_or(0.0);
+                assert!(now >= before, "busy seconds of {gpu} fell from {before} to {now}");
+            }
+            question(state)
+        });
+        let found = tokio::time::timeout(Duration::from_secs(20), found).await.ok()?;
+        Some(Arc::clone(&found.expect("the room publishes for as long as it runs")))
+    });
+    let Some(found) = found else { panic!("not seen in time: {what}; last: {:#?}", hardware.watch().borrow()) };
+    found
+}
