@@ -121,7 +121,7 @@ fn truth(file: &Path, at: f64) -> Sums {
 
 /// What Prometheus knows at one instant, and the time of the device readings behind it.
 fn known(prometheus: &Prometheus) -> (f64, Sums) {
-    let at = prometheus.scalar("time()").unwrap() - 1.0;
+    let at = prometheus.scalar("vector(time())").unwrap() - 1.0;
     let read = format!("podmeter_collector_last_success_timestamp_seconds{{collector=\"fast\"}} @ {at}");
     let sum = |metric: &str| {
         let rows = prometheus.query(&format!("sum by (namespace) ({metric} @ {at})"));
