@@ -5,6 +5,7 @@ pub mod agent;
 pub mod attribution;
 pub mod cli;
 pub mod clock;
+pub mod fuzzing;
 pub mod hardware;
 pub mod kubelet;
 pub mod metrics;

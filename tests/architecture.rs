@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Room → the rooms it may name.
-const ARROWS: [(&str, &[&str]); 12] = [
+const ARROWS: [(&str, &[&str]); 13] = [
     ("model", &[]),
     ("attribution", &["model"]),
     ("clock", &["model"]),
@@ -17,6 +17,7 @@ const ARROWS: [(&str, &[&str]); 12] = [
     ("simulation", &["clock", "hardware", "model", "wire"]),
     ("agent", &["attribution", "clock", "hardware", "kubelet", "metrics", "model", "simulation", "web"]),
     ("cli", &["agent", "metrics"]),
+    ("fuzzing", &["attribution"]),
     ("lib", &[]),
 ];
 
