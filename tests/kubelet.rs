@@ -1,4 +1,5 @@
 //! The kubelet room against a fake kubelet on real sockets, and against things that are no kubelet.
+#![allow(clippy::unwrap_used, reason = "a test")]
 
 mod support;
 

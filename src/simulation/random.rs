@@ -33,10 +33,6 @@ impl Random {
             items.swap(last, self.below(last + 1));
         }
     }
-
-    pub fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
-        &items[self.below(items.len())]
-    }
 }
 
 #[cfg(test)]
