@@ -165,6 +165,7 @@ fn nothing_differs_where_both_read_the_same_driver() {
     let rows = checked.rows();
     assert_eq!(rows["memory.total"], ["81559", "81559", "same"]);
     assert_eq!(rows["ecc.errors.corrected.volatile.total"], ["5", "5", "same"]);
+    assert_eq!(rows["fan.speed"], ["[N/A]", "-", "nvidia-smi N/A"]);
     assert_eq!(rows["pci.bus_id"], ["00000000:10:00.0", "0000:10:00.0", "same"]);
     assert!(rows.contains_key("energy, J") && rows.contains_key("gpu busy, s"), "{rows:?}");
     // The load is not this test's: a CUDA machine would have one.
