@@ -11,7 +11,8 @@ use agent::ended;
 use fake_nvml::FakeNvml;
 use serde_json::{Value, json};
 
-/// A busy GPU with something to say in every group, a partitioned one, and one that lacks much.
+/// A busy GPU with something to say in every group, a partitioned one, one that lacks much, and
+/// one with the newer NVLink.
 fn machine() -> Value {
     json!({
         "driver_version": "570.124.06", "nvml_version": "12.570.124.06", "cuda_version": 12080,
@@ -43,6 +44,14 @@ fn machine() -> Value {
                 "nvlink": {"links": 0}, "fabric": null, "recovery_action": null, "mig": {"supported": false},
                 "retired_pages": {"single_bit": [4096], "pending": true}, "gpm": {"supported": false},
                 "fail": {"nvmlDeviceGetTotalEccErrors": 3, "nvmlDeviceGetPcieReplayCounter": 999}
+            },
+            {
+                "name": "NVIDIA B200", "architecture": 10, "compute_capability": [10, 0],
+                "nvlink": {"links": 3, "down": [2], "version": 5, "tx_bytes": 100, "rx_bytes": 200},
+                "fields": {
+                    "138": {"code": 3}, "139": {"code": 3}, "161": {"code": 3}, "162": {"code": 3}, "163": {"code": 3},
+                    "206": 4, "215": 1, "74": {"code": 3}, "197": {"code": 3}
+                }
             }
         ]
     })
@@ -118,9 +127,12 @@ fn a_recording_behaves_as_the_machine_did() {
     assert_eq!(second["inventory"], first["inventory"]);
     assert_eq!(readings(&second), readings(&first));
     assert_eq!(support(&second), support(&first));
+    let newer = &second["gpus"]["GPU-00000000-0000-0000-0000-000000000003"]["slow"]["nvlink"];
+    assert_eq!(newer["transmitted_bytes"], 200.0);
+    assert_eq!(newer["errors"], json!({"malformed_packet": 8, "recovery": 2}));
 
     assert_eq!(recording["recorded"]["driver_version"], "570.124.06");
-    assert_eq!(recording["recorded"]["models"], json!(["NVIDIA A10G", "NVIDIA H100 80GB HBM3"]));
+    assert_eq!(recording["recorded"]["models"], json!(["NVIDIA A10G", "NVIDIA B200", "NVIDIA H100 80GB HBM3"]));
     assert!(recording["recorded"]["date"].as_str().is_some_and(|date| date.starts_with("20")), "{recording}");
     assert_eq!(recording["function_not_found"], json!(["nvmlDeviceGetMarginTemperature"]));
     assert_eq!(recording["fail"], json!({"nvmlDeviceGetNumaNodeId": 4}));
