@@ -45,6 +45,7 @@ impl Object {
     }
 }
 
+/// One data file. A call that nowhere succeeded is refused for the whole library, else for the GPUs that refused it.
 pub fn data_file(probe: &Probe) -> Value {
     let inventory = &probe.inventory;
     let refused: BTreeMap<_, _> =
