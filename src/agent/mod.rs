@@ -6,6 +6,7 @@
 mod demo;
 mod probe;
 mod publisher;
+mod recording;
 mod self_use;
 mod settings;
 
@@ -27,7 +28,7 @@ pub use crate::hardware::nvml::LibrarySearch;
 pub use crate::hardware::simulated::Profile;
 pub use crate::web::ListenAddress;
 pub use demo::{DemoError, DemoSettings, demo};
-pub use probe::probe_nvml;
+pub use probe::{Probe, probe_nvml};
 pub use settings::{HardwareSource, LogFormat, Reloadable, Settings};
 
 use publisher::{Publisher, Pulse};

@@ -1,36 +1,43 @@
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::sync::mpsc;
 use std::time::Duration;
 
 use serde::Serialize;
 
+use super::recording;
 use crate::clock::Clock;
-use crate::hardware::nvml::{CallStatistics, LibrarySearch, NvmlDriver};
+use crate::hardware::nvml::{CallRecord, CallStatistics, LibrarySearch, NvmlDriver};
 use crate::hardware::{Driver as _, Due, Failure, Session};
-use crate::model::{Fast, GpuUuid, Inventory, Medium, Slow};
+use crate::model::{Fast, GpuUuid, Inventory, Medium, Slow, UnixSeconds};
 
 /// Between two passes: GPM wants more than 100 ms between its samples.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// What every NVML call that the agent makes does on this machine.
 #[derive(Serialize)]
-struct Report {
-    inventory: Inventory,
-    gpus: BTreeMap<GpuUuid, LastPass>,
-    calls: BTreeMap<&'static str, Call>,
+pub struct Probe {
+    pub(super) inventory: Inventory,
+    pub(super) gpus: BTreeMap<GpuUuid, LastPass>,
+    pub(super) calls: BTreeMap<&'static str, Call>,
+    #[serde(skip)]
+    pub(super) at: UnixSeconds,
 }
 
 #[derive(Default, Serialize)]
-struct LastPass {
-    fast: Option<Fast>,
-    medium: Option<Medium>,
-    slow: Option<Slow>,
+pub struct LastPass {
+    pub(super) fast: Option<Fast>,
+    pub(super) medium: Option<Medium>,
+    pub(super) slow: Option<Slow>,
     /// `call: code` of each value that could not be had.
     problems: Vec<String>,
+    /// The calls made for this GPU that never succeeded, with their commonest code.
+    #[serde(skip)]
+    pub(super) refused: BTreeMap<&'static str, &'static str>,
 }
 
 #[derive(Serialize)]
-struct Call {
+pub struct Call {
     supported: Option<bool>,
     count: u64,
     p50_microseconds: Option<f64>,
@@ -38,34 +45,119 @@ struct Call {
     codes: BTreeMap<&'static str, u64>,
 }
 
-/// Reads every GPU `passes` times, all tiers each time, and reports as JSON. Blocks for as long as the driver does.
-pub fn probe_nvml(search: LibrarySearch, passes: u32) -> Result<String, Failure> {
+/// Reads every GPU `passes` times, all tiers each time. Blocks for as long as the driver does.
+pub fn probe_nvml(search: LibrarySearch, passes: u32) -> Result<Probe, Failure> {
     let clock = Clock::start();
     let mut driver = NvmlDriver::with_latencies(search, clock);
     let record = driver.call_record();
     let session = driver.open()?;
     let (inventory, _) = session.inventory()?;
-    let gpus = inventory.gpus.keys().map(|gpu| Ok((gpu.clone(), read(&*session, gpu, passes, clock)?)));
-    let gpus = gpus.collect::<Result<_, Failure>>()?;
+    let mut gpus = BTreeMap::new();
+    for gpu in inventory.gpus.keys() {
+        gpus.insert(gpu.clone(), read(&*session, gpu, passes, clock, &record)?);
+    }
     let calls = record.call_statistics().into_iter().map(|(name, statistics)| (name, Call::from(statistics)));
-    let report = Report { inventory, gpus, calls: calls.collect() };
-    let mut text = serde_json::to_string_pretty(&report).expect("plain values are JSON");
-    text.push('\n');
-    Ok(text)
+    Ok(Probe { inventory, gpus, calls: calls.collect(), at: clock.now().unix })
 }
 
-fn read(session: &dyn Session, gpu: &GpuUuid, passes: u32, clock: Clock) -> Result<LastPass, Failure> {
+fn read(
+    session: &dyn Session,
+    gpu: &GpuUuid,
+    passes: u32,
+    clock: Clock,
+    record: &CallRecord,
+) -> Result<LastPass, Failure> {
     // Nobody ever sends: receiving is a pause.
     let (_sender, pause) = mpsc::channel::<()>();
+    let before = record.call_statistics();
     let mut reader = session.reader(gpu)?;
     let mut last = LastPass::default();
     for _ in 0..passes.max(1) {
         let pass = reader.read(Due { medium: true, slow: true }, clock.now());
         let problems = pass.problems.iter().map(|problem| format!("{}: {}", problem.call, problem.code)).collect();
-        last = LastPass { fast: pass.fast, medium: pass.medium, slow: pass.slow, problems };
+        last =
+            LastPass { fast: pass.fast, medium: pass.medium, slow: pass.slow, problems, refused: BTreeMap::default() };
         let _ = pause.recv_timeout(PAUSE);
     }
+    last.refused = refused(&before, &record.call_statistics());
     Ok(last)
+}
+
+/// Calls made between the two counts of which none succeeded.
+fn refused(
+    before: &BTreeMap<&'static str, CallStatistics>,
+    after: &BTreeMap<&'static str, CallStatistics>,
+) -> BTreeMap<&'static str, &'static str> {
+    let none = CallStatistics::default();
+    let refusal = |(name, after): (&&'static str, &CallStatistics)| {
+        let before = before.get(name).unwrap_or(&none);
+        let rise = |(code, count): (&&'static str, &u64)| (count - before.codes.get(code).unwrap_or(&0), *code);
+        let rises: Vec<_> = after.codes.iter().map(rise).collect();
+        let made = after.count - before.count;
+        let failed: u64 = rises.iter().map(|(count, _)| count).sum();
+        let (_, commonest) = rises.into_iter().max()?;
+        (made > 0 && failed == made).then_some((*name, commonest))
+    };
+    after.iter().filter_map(refusal).collect()
+}
+
+impl Probe {
+    #[must_use]
+    pub fn json(&self) -> String {
+        pretty(self)
+    }
+
+    /// A data file for the fake driver library: see [`recording`].
+    #[must_use]
+    pub fn recording(&self) -> String {
+        pretty(&recording::data_file(self))
+    }
+
+    /// The driver, the GPUs, and one line for each call.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        let unknown = || "unknown".into();
+        if let Some(driver) = &self.inventory.driver {
+            let cuda = driver.cuda_version.clone().unwrap_or_else(unknown);
+            let nvml = driver.nvml_version.clone().unwrap_or_else(unknown);
+            let _ = writeln!(text, "driver {}, CUDA {cuda}, NVML {nvml}", driver.driver_version);
+        }
+        for gpu in self.inventory.gpus.values() {
+            let _ = writeln!(text, "{} {} {}", gpu.index, gpu.uuid, gpu.model.clone().unwrap_or_else(unknown));
+        }
+        let width = self.calls.keys().map(|name| name.len()).max().unwrap_or(0);
+        let _ = writeln!(text, "\n{:width$}  supported  count   p50 us   p99 us  codes", "call");
+        for (name, call) in &self.calls {
+            let supported = call.supported.map_or("unknown", |supported| if supported { "yes" } else { "no" });
+            let latency = |latency: Option<f64>| latency.map_or("-".into(), |latency| format!("{latency:.1}"));
+            let codes: Vec<_> = call.codes.iter().map(|(code, count)| format!("{code} {count}")).collect();
+            let line = format!(
+                "{name:width$}  {supported:9}  {:5}  {:>7}  {:>7}  {}",
+                call.count,
+                latency(call.p50_microseconds),
+                latency(call.p99_microseconds),
+                codes.join(", ")
+            );
+            let _ = writeln!(text, "{}", line.trim_end());
+        }
+        text
+    }
+}
+
+fn pretty(value: &impl Serialize) -> String {
+    let mut text = serde_json::to_string_pretty(value).expect("plain values are JSON");
+    text.push('\n');
+    text
+}
+
+impl Call {
+    /// The commonest code, when it never succeeded.
+    pub(super) fn refusal(&self) -> Option<&'static str> {
+        let failed: u64 = self.codes.values().sum();
+        let commonest = self.codes.iter().max_by_key(|(_, count)| **count)?;
+        (self.count > 0 && failed == self.count).then_some(*commonest.0)
+    }
 }
 
 impl From<CallStatistics> for Call {

@@ -139,6 +139,17 @@ pub struct ProbeArguments {
     /// Passes over each GPU, one sample interval apart.
     #[arg(long, default_value_t = 20)]
     pub passes: u32,
+    #[arg(short, long, value_enum, default_value_t = ProbeFormat::Json)]
+    pub output: ProbeFormat,
+    /// Keep what the driver answered, serial numbers apart, as a data file for the fake driver library of the tests.
+    #[arg(long, value_name = "FILE")]
+    pub record: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum ProbeFormat {
+    Json,
+    Text,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -15,7 +15,7 @@ use clap::Parser as _;
 
 use crate::agent::{self, AgentError, DemoError};
 use crate::metrics::catalogue;
-use arguments::{AgentArguments, Arguments, Command, DemoArguments, MetricsFormat, ProbeArguments};
+use arguments::{AgentArguments, Arguments, Command, DemoArguments, MetricsFormat, ProbeArguments, ProbeFormat};
 
 /// Ended as asked.
 const ENDED: u8 = 0;
@@ -89,8 +89,16 @@ fn run_demo(arguments: &DemoArguments) -> Result<(), Failed> {
 
 fn run_probe(arguments: ProbeArguments) -> Result<(), Failed> {
     let search = settings::library_search(arguments.nvml_library, arguments.driver_root);
-    let report = agent::probe_nvml(search, arguments.passes);
-    say(&report.map_err(|error| Failed(FAILED, error.to_string()))?)
+    let probe = agent::probe_nvml(search, arguments.passes).map_err(|error| Failed(FAILED, error.to_string()))?;
+    if let Some(file) = &arguments.record {
+        std::fs::write(file, probe.recording()).map_err(|error| {
+            Failed(FAILED, format!("{}: {error}; give --record a file that can be written", file.display()))
+        })?;
+    }
+    say(&match arguments.output {
+        ProbeFormat::Json => probe.json(),
+        ProbeFormat::Text => probe.text(),
+    })
 }
 
 fn usage(error: impl std::fmt::Display) -> Failed {

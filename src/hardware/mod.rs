@@ -21,11 +21,11 @@ pub use source::{Driver, Due, Failure, Integrals, Pass, Problem, Reader, Session
 pub use supervisor::{Hardware, start};
 
 /// Throttle counters, in NVML's words: fields 74 and 76, and the three that moved at driver 580.82.
-const THROTTLE_REASONS: [&str; 5] =
+pub const THROTTLE_REASONS: [&str; 5] =
     ["sw_power_cap", "sync_boost", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"];
 
 /// Clock event reasons, in NVML's words, by bit.
-const CLOCK_EVENTS: [&str; 9] = [
+pub const CLOCK_EVENTS: [&str; 9] = [
     "idle",
     "applications_clocks_setting",
     "sw_power_cap",

@@ -17,7 +17,7 @@ const GRAPHICS: u32 = 1;
 const SM: u32 = 2;
 const OCCUPANCY: u32 = 3;
 const DRAM: u32 = 10;
-const PIPES: [(u32, &str); 8] =
+pub const PIPES: [(u32, &str); 8] =
     [(4, "int"), (5, "tensor"), (6, "dfma"), (7, "hmma"), (9, "imma"), (11, "fp64"), (12, "fp32"), (13, "fp16")];
 /// Cumulative since reboot, on new drivers.
 const SM_CYCLES: u32 = 248;

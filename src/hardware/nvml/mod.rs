@@ -24,7 +24,19 @@ mod statistics;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+pub use codes::number as code_number;
 pub use search::LibrarySearch;
+
+/// The driver's numbers for what it is asked, by our words.
+pub mod numbers {
+    pub use super::fields::ALL_LINKS;
+    pub use super::gpm::PIPES;
+    pub use super::slow::{
+        FABRIC_CONDITIONS, FABRIC_STATES, NVLINK_BYTES, NVLINK_DATA, NVLINK_ERRORS, NVLINK5_ERRORS, PCIE_BYTES,
+        PCIE_ERRORS,
+    };
+}
+
 pub use statistics::CallStatistics;
 
 use self::apart::Apart;
