@@ -223,7 +223,7 @@ impl Connection {
         let mut length = 0;
         loop {
             let mut line = String::new();
-            self.stream.read_line(&mut line).unwrap();
+            assert!(self.stream.read_line(&mut line).unwrap() > 0, "podmeter ended");
             if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
                 length = value.trim().parse().unwrap();
             }
