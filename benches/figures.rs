@@ -139,6 +139,8 @@ fn steady(node: &Node, driver: &FakeNvml) {
     row("NVML calls per GPU and second, all tiers, over 120 s", &format!("{idle:.2}"), "≤ 12");
     let cpu = (cpu_seconds(running.pid()) - cpu) / seconds * 100.0;
     row("idle processor time, not scraped", &format!("{cpu:.2} %"), "–");
+    // An idle connection has been closed meanwhile.
+    let mut connection = Connection::open(&running.address);
     let (before, began, mut scraped) = (calls(), Instant::now(), 0);
     while began.elapsed() < Duration::from_secs(20) {
         connection.scrape();
