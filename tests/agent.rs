@@ -353,13 +353,36 @@ async fn a_signal_ends_it_cleanly_and_takes_its_sockets_along() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_reader_that_never_finishes_does_not_hold_up_the_end() {
+    let node = one_holder().await;
+    let mut running = agent(node.root.path(), &["--hardware", "none"], &[]);
+    let mut stream = std::net::TcpStream::connect(&running.address).unwrap();
+    std::io::Write::write_all(&mut stream, b"GET /metrics HTT").unwrap();
+    running.signal("TERM");
+    running.signal("TERM");
+    assert_eq!(running.wait().code(), Some(0), "{}", running.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_serial_number_is_nobodys_business() {
+    let mut state = eight_gpus();
+    state["gpus"][0]["serial"] = json!("1655000000777");
+    let (node, driver) = (one_holder().await, FakeNvml::start(state));
+    let running = with_driver(&node, &driver);
+    counting(&running);
+    for page in ["/metrics", "/api/v1/node", "/", "/metrics/dcgm"] {
+        assert!(!running.get(page).body.contains("1655000000777"), "{page}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_reload_takes_a_good_file_and_keeps_the_old_one_for_a_bad() {
     let node = one_holder().await;
     let file = node.root.path().join("podmeter.yaml");
     let write = |text: &str| std::fs::write(&file, text).unwrap();
     write("retention: 1m\n");
     let running = agent(node.root.path(), &["--hardware", "none", "--config", file.to_str().unwrap()], &[]);
-    assert_eq!(running.metrics().value("podmeter_config_last_reload_successful", &[]), None);
+    assert_eq!(running.metrics().value("podmeter_config_last_reload_successful", &[]), Some(1.0));
     let outcome = |value: f64| {
         running.until("the outcome", |page| page.value("podmeter_config_last_reload_successful", &[]) == Some(value))
     };

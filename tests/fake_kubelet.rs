@@ -1,6 +1,6 @@
 //! The situations in which a real kubelet was recorded, built on the fake one: the answers must be the same.
 
-#![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 mod support;
 
@@ -175,8 +175,7 @@ async fn unhealthy_and_missing_devices_leave_only_the_offer() {
 async fn a_plugin_dies_and_comes_back() {
     let mut lab = lab::with_pods().await;
     lab.runs(lab::two_devices()).await;
-    lab.sample = None;
-    lab.allocatable_becomes(SAMPLE, 0).await;
+    lab.stop_sample_plugin().await;
     assert_eq!(lab.node_status()[SAMPLE].capacity, 2);
     lab.answers_as("15a_plugin_killed_1s").await;
     let pod = PodSpec::new("default", "late").from_manifest().container(ContainerSpec::new("main").asks(SAMPLE, 1));
@@ -226,7 +225,7 @@ async fn a_second_plugin_replaces_the_first_in_silence() {
     second.stop();
     lab.allocatable_becomes(GPU, 0).await;
     lab.answers_as("19b_second_gone").await;
-    lab.gpu = None;
+    lab.stop_gpu_plugin().await;
     lab.start_gpu_plugin(lab::gpus()).await;
     lab.answers_as("19c_first_restarted").await;
 }
@@ -263,14 +262,13 @@ async fn exclusive_cpus_and_memory() {
     lab.rejects(exclusive("second"), "TopologyAffinityError").await;
     lab.answers_as("30c_static_no_cpu_left").await;
 
-    lab.sample = None;
+    lab.stop_sample_plugin().await;
     lab.restart().unwrap();
     lab.ready().await;
     lab.allocatable_becomes(GPU, 4).await;
     lab.answers_as("30d_static_after_restart").await;
     lab.start_sample_plugin().await;
-    lab.gpu = None;
-    lab.allocatable_becomes(GPU, 0).await;
+    lab.stop_gpu_plugin().await;
     lab.start_gpu_plugin(mixed_nodes()).await;
     lab.answers_as("31a_numa_mixed_alloc").await;
 }
@@ -280,8 +278,7 @@ async fn a_device_on_two_numa_nodes_is_listed_twice() {
     let mut lab = restarted_without_sample().await;
     lab.delete_pod("team-a", "two-dev-lab-node");
     lab.delete_pod("default", "basic-lab-node");
-    lab.gpu = None;
-    lab.allocatable_becomes(GPU, 0).await;
+    lab.stop_gpu_plugin().await;
     lab.start_gpu_plugin(mixed_nodes()).await;
     lab.runs(lab::four_devices()).await;
     lab.answers_as("31b_numa_mixed_list").await;
@@ -325,8 +322,7 @@ async fn claims_are_listed_whole_with_growing_cdi_names() {
     assert_eq!(json!({ "pod_resources": pod }), captures::json_of("50_dra_get.json"));
 
     lab.runs(PodSpec::new("default", "netpod").container(ContainerSpec::new("web"))).await;
-    lab.gpu = None;
-    lab.allocatable_becomes(GPU, 0).await;
+    lab.stop_gpu_plugin().await;
     lab.advance(podmeter::simulation::kubelet::STOP_GRACE);
     lab.answers_as("45_node_plugin_killed_5min").await;
 
@@ -405,8 +401,7 @@ fn mixed_nodes() -> Vec<PluginDevice> {
 async fn restarted_without_sample() -> Lab {
     let mut lab = lab::with_pods().await;
     lab.runs(lab::two_devices()).await;
-    lab.sample = None;
-    lab.allocatable_becomes(SAMPLE, 0).await;
+    lab.stop_sample_plugin().await;
     lab.restart().unwrap();
     lab.ready().await;
     lab.allocatable_becomes(GPU, 4).await;

@@ -316,3 +316,32 @@ async fn the_kubelet_is_asked_at_most_twice_a_second_on_average() {
     let calls = calls as f64;
     assert!(calls <= allowed, "{calls} calls, {allowed} allowed");
 }
+
+#[tokio::test]
+async fn a_burst_of_checkpoints_is_one_look_and_not_a_backlog() {
+    let node = node_with(&[]).await;
+    let mut watching = Watching::start(node.root.path(), NEVER);
+    watching.until("settled", |state| state.settled).await;
+    let lists = |state: &KubeletState| state.counters.durations["List"].count();
+    let before = lists(&watching.state.borrow());
+    for round in 0..100 {
+        node.set_pods(vec![gpu_pod(&format!("p{round}"), "GPU-0")]);
+    }
+    let state = watching.until("the last pod", |state| held(state) == ["p99 GPU-0"]).await;
+    assert!(lists(&state) - before <= 3, "{} looks", lists(&state) - before);
+    assert!(state.counters.triggers["checkpoint"] >= 2, "each is counted");
+}
+
+#[tokio::test]
+async fn what_a_kubelet_does_not_know_is_asked_once() {
+    let node = node_with(&[("a", "GPU-0")]).await;
+    node.unimplemented(&[Method::GetAllocatableResources]);
+    let mut watching = Watching::start(node.root.path(), SOON);
+    let asked = |state: &KubeletState| {
+        state.counters.errors.get("GetAllocatableResources").map(|errors| errors["unimplemented"])
+    };
+    watching.until("asked", |state| asked(state) == Some(1)).await;
+    let timers = watching.state.borrow().counters.triggers["timer"];
+    let later = watching.until("three looks more", |state| state.counters.triggers["timer"] >= timers + 12).await;
+    assert_eq!(asked(&later), Some(1));
+}

@@ -112,18 +112,15 @@ fn a_recording_behaves_as_the_machine_did() {
     let original = FakeNvml::start(machine());
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("recording.json");
-    let mut first = json_probe(&original, &["--record", file.to_str().expect("a plain path")]);
+    let first = json_probe(&original, &["--record", file.to_str().expect("a plain path")]);
     let text = fs::read_to_string(&file).expect("recorded");
     let recording: Value = serde_json::from_str(&text).expect("JSON");
 
     let replay = FakeNvml::start(recording.clone());
     let second = json_probe(&replay, &[]);
 
-    for gpu in first["inventory"]["gpus"].as_object_mut().expect("gpus").values_mut() {
-        let serial = gpu["serial"].as_str().expect("the fake has serials").to_owned();
-        assert!(serial.contains('1'), "{serial}");
-        gpu["serial"] = json!("0".repeat(serial.len()));
-    }
+    let serials = recording["gpus"].as_array().expect("gpus").iter().filter_map(|gpu| gpu["serial"].as_str());
+    assert!(serials.clone().count() > 0 && serials.into_iter().all(|serial| !serial.contains('1')), "{recording}");
     assert_eq!(second["inventory"], first["inventory"]);
     assert_eq!(readings(&second), readings(&first));
     assert_eq!(support(&second), support(&first));

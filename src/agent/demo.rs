@@ -82,9 +82,6 @@ pub async fn demo(settings: DemoSettings) -> Result<(), DemoError> {
             log_level: "info".into(),
         },
     };
-    if let ListenAddress::Tcp(address) = &agent.listen[0] {
-        tracing::info!("open http://{address}/ in a browser, or scrape http://{address}/metrics; Ctrl-C ends it all");
-    }
     let truth = settings.ground_truth.map(|file| write_truth(file, node.account())).transpose()?;
     let reload = Box::new(|| Err("the demo has no configuration".to_owned()));
     let workloads = tokio::spawn(node.run());

@@ -34,7 +34,7 @@ pub use settings::{HardwareSource, LogFormat, Reloadable, Settings};
 use publisher::{Publisher, Pulse};
 
 /// After a first signal: the promise is to be gone within five seconds.
-const GRACE: Duration = Duration::from_secs(4);
+const GRACE: Duration = Duration::from_millis(4500);
 
 /// Why the agent ended, other than by being asked to.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +47,8 @@ pub enum AgentError {
     Web(std::io::Error),
     #[error("the {0} task ended, which it never should; the log above says why")]
     TaskEnded(&'static str),
+    #[error("a task broke, which none ever should: {0}; please report this")]
+    TaskBroke(tokio::task::JoinError),
 }
 
 /// Re-reads the settings that may change while running; the error says what is wrong with them.
@@ -72,7 +74,8 @@ async fn run_on(
     let (publish_kubelet, kubelet_states) = watch::channel(Arc::default());
     let (publish, snapshots) = watch::channel(Arc::<Snapshot>::default());
     let (live, reloadable) = watch::channel(settings.reloadable.clone());
-    let (reloads, config_reload) = watch::channel(None);
+    let loaded = ConfigReload { successful: true, last_success: clock.now().unix };
+    let (reloads, config_reload) = watch::channel(Some(loaded));
     let (pulse, scrapes) = (Pulse::default(), ScrapeDurations::default());
 
     let mut tasks = JoinSet::new();
@@ -80,6 +83,7 @@ async fn run_on(
     let publisher = Publisher {
         clock,
         node_name: settings.node_name.as_str().into(),
+        sample_interval: settings.sample_interval,
         hardware: devices.as_ref().map_or(nothing, Hardware::watch),
         kubelet: kubelet_states,
         reloadable,
@@ -100,7 +104,12 @@ async fn run_on(
         ready: Arc::new(move || ready(&ready_snapshots.borrow())),
     };
     for listener in &listeners {
-        tracing::info!(address = %listener.address(), "listening");
+        match listener.address() {
+            ListenAddress::Tcp(address) => {
+                tracing::info!(page = %format_args!("http://{address}/"), %address, "listening");
+            }
+            address @ ListenAddress::Unix(_) => tracing::info!(%address, "listening"),
+        }
     }
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let serving = web::serve(listeners, state, async move { drop(stopped.await) });
@@ -109,26 +118,33 @@ async fn run_on(
     let outcome = loop {
         tokio::select! {
             served = &mut serving => break served.map_err(AgentError::Web),
-            Some(ended) = tasks.join_next() => break Err(AgentError::TaskEnded(ended.unwrap_or("a panicked"))),
+            Some(ended) = tasks.join_next() => break Err(match ended {
+                Ok(name) => AgentError::TaskEnded(name),
+                Err(error) => AgentError::TaskBroke(error),
+            }),
             asked = signals.next() => match asked {
                 Asked::ToEnd => break Ok(()),
                 Asked::ToReload => apply(reload(), &live, &reloads, clock),
             },
         }
     };
-    if outcome.is_ok() {
-        tracing::info!("ending");
-        drop(stop);
-        tokio::select! {
-            served = &mut serving => served.map_err(AgentError::Web)?,
-            () = signals.end() => tracing::warn!("ended at once, as asked"),
-            () = tokio::time::sleep(GRACE) => tracing::warn!("requests under way did not finish"),
+    tracing::info!("ending");
+    drop(stop);
+    let ending = async {
+        let threads = devices.map(|devices| tokio::task::spawn_blocking(move || devices.stop()));
+        if outcome.is_ok() {
+            // The listeners are closed; requests under way finish.
+            let _ = serving.await;
         }
-    }
-    tasks.shutdown().await;
-    if let Some(devices) = devices {
-        // Waits for threads: not on the runtime's own.
-        let _ = tokio::task::spawn_blocking(move || devices.stop()).await;
+        tasks.shutdown().await;
+        if let Some(threads) = threads {
+            let _ = threads.await;
+        }
+    };
+    tokio::select! {
+        () = ending => {}
+        () = signals.end() => tracing::warn!("ended at once, as asked"),
+        () = tokio::time::sleep(GRACE) => tracing::warn!("requests or device calls under way did not finish in time"),
     }
     outcome
 }

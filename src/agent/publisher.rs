@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use super::self_use;
 use super::settings::Reloadable;
-use crate::attribution::{self, Join, Ledger, Observation};
+use crate::attribution::{self, Join, Ledger, Observation, Slots};
 use crate::clock::Clock;
 use crate::model::{
     Allocatable, ConfigReload, HardwareState, Inventory, KubeletState, Monotonic, Relation, Snapshot, UnixSeconds,
@@ -14,6 +14,8 @@ use crate::model::{
 
 /// A new snapshot at least this often, so that the ages on the page grow while nothing answers.
 const HEARTBEAT: Duration = Duration::from_secs(1);
+/// A device whose readings are this late, or three sample intervals, is held but not known to be busy.
+const READINGS_LATE: Duration = Duration::from_secs(5);
 /// The publisher only computes; if it has not published for this long, something holds it up.
 const LIVENESS_LIMIT: Duration = Duration::from_secs(15);
 
@@ -23,6 +25,7 @@ pub struct Publisher {
     pub node_name: Arc<str>,
     pub hardware: watch::Receiver<Arc<HardwareState>>,
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
+    pub sample_interval: Duration,
     pub reloadable: watch::Receiver<Reloadable>,
     pub config_reload: watch::Receiver<Option<ConfigReload>>,
     pub scrapes: crate::web::ScrapeDurations,
@@ -54,6 +57,7 @@ impl Pulse {
 /// A join and what it was made from: it is made again only when one of them is another.
 #[derive(Default)]
 struct JoinCache {
+    slots: Slots,
     relation: Arc<Relation>,
     allocatable: Arc<Allocatable>,
     inventory: Arc<Inventory>,
@@ -64,16 +68,22 @@ impl Publisher {
     /// Publishes for ever. Ends only by being dropped, or when a room has ended.
     pub async fn run(mut self) {
         let started = self.clock.now().unix;
-        let mut ledger = Ledger::new(self.reloadable.borrow().retention);
+        let mut ledger = Ledger::new(self.reloadable.borrow().retention, READINGS_LATE.max(self.sample_interval * 3));
         let mut cache = JoinCache::default();
-        let mut sequence = 0;
+        let (mut sequence, mut hardware_lives) = (0, true);
         loop {
             sequence += 1;
             let snapshot = self.snapshot(&mut ledger, &mut cache, sequence, started);
             self.pulse.beat(snapshot.at.monotonic);
             self.publish.send_replace(Arc::new(snapshot));
             let changed = tokio::select! {
-                changed = self.hardware.changed() => changed,
+                changed = self.hardware.changed(), if hardware_lives => {
+                    if changed.is_err() {
+                        tracing::error!("the hardware threads have ended: device readings grow old");
+                        hardware_lives = false;
+                    }
+                    Ok(())
+                }
                 changed = self.kubelet.changed() => changed,
                 changed = self.reloadable.changed() => {
                     ledger.set_retention(self.reloadable.borrow_and_update().retention);
@@ -103,7 +113,7 @@ impl Publisher {
             join: &cache.join,
             inventory: &hardware.inventory,
             readings: &hardware.readings,
-            scrapes: scrape_durations.count(),
+            scrapes: self.scrapes.pages(),
         });
         let join = &cache.join;
         Snapshot {
@@ -132,13 +142,10 @@ impl JoinCache {
             && Arc::ptr_eq(&self.allocatable, &allocatable)
             && Arc::ptr_eq(&self.inventory, &hardware.inventory);
         if !same {
-            self.join = attribution::join(&relation, &allocatable, &hardware.inventory);
-            *self = Self {
-                relation,
-                allocatable,
-                inventory: Arc::clone(&hardware.inventory),
-                join: std::mem::take(&mut self.join),
-            };
+            self.slots.learn(&relation, &allocatable, &hardware.inventory);
+            self.join = attribution::join(&relation, &allocatable, &hardware.inventory, &self.slots);
+            (self.relation, self.allocatable) = (relation, allocatable);
+            self.inventory = Arc::clone(&hardware.inventory);
         }
     }
 }

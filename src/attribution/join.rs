@@ -41,7 +41,7 @@ struct Grip<'a> {
 }
 
 #[must_use]
-pub fn join(relation: &Relation, allocatable: &Allocatable, inventory: &Inventory) -> Join {
+pub fn join(relation: &Relation, allocatable: &Allocatable, inventory: &Inventory, slots: &Slots) -> Join {
     let mut grips: BTreeMap<HoldingKey, Grip<'_>> = BTreeMap::new();
     let mut unresolved: BTreeMap<(ResourceName, &'static str), BTreeSet<&DeviceId>> = BTreeMap::new();
     let mut claims: BTreeMap<&ClaimDevice, Target> = BTreeMap::new();
@@ -72,18 +72,17 @@ pub fn join(relation: &Relation, allocatable: &Allocatable, inventory: &Inventor
             }
         }
     }
-    let slots = slots(relation, allocatable, inventory);
     let mut holders: BTreeMap<Target, usize> = BTreeMap::new();
     for key in grips.keys() {
         *holders.entry(target_of(key)).or_default() += 1;
     }
     let holdings = grips.into_iter().map(|(key, grip)| {
         let target = target_of(&key);
-        let holding = holding(&target, &grip, holders[&target], slots.get(&target).copied(), inventory);
+        let holding = holding(&target, &grip, holders[&target], slots.count(&target), inventory);
         (key, holding)
     });
     Join {
-        holdings: holdings.collect(),
+        holdings: within_each_gpu(holdings.collect()),
         unresolved: unresolved
             .into_iter()
             .map(|((resource, form), ids)| UnresolvedDevices { resource, form, devices: ids.len() })
@@ -113,25 +112,36 @@ fn target_of(key: &HoldingKey) -> Target {
 fn holding(target: &Target, grip: &Grip<'_>, holders: usize, slots: Option<usize>, inventory: &Inventory) -> Holding {
     let mig = target.mig.as_ref().and_then(|mig| inventory.mig(mig));
     let whole = mig.map_or(1.0, |(gpu, mig)| gpu.slice_fraction(mig.slices));
-    let (held, of) = if grip.replica { (grip.ids.len(), slots.unwrap_or(0).max(grip.ids.len())) } else { (1, holders) };
+    let part = match (grip.replica, slots) {
+        (false, _) => Some((1, holders)),
+        (true, Some(slots)) => Some((grip.ids.len(), slots.max(grip.ids.len()))),
+        (true, None) => None,
+    };
     let sharing = match (grip.replica || holders > 1, &target.mig) {
         (true, _) => Sharing::TimeSlicing,
         (false, Some(_)) => Sharing::Mig,
         (false, None) => Sharing::Exclusive,
     };
-    let attribution = match sharing {
-        Sharing::Exclusive => Attribution::Exclusive,
-        Sharing::Mig => Attribution::Estimated,
-        Sharing::TimeSlicing | Sharing::Mps => Attribution::EqualShare,
-    };
     Holding {
         resource: grip.resource.cloned(),
         device_ids: grip.ids.iter().map(|id| (*id).clone()).collect(),
         sharing,
-        attribution,
-        #[allow(clippy::cast_precision_loss, reason = "slots are few")]
-        share: whole * held as f64 / of as f64,
+        attribution: (sharing == Sharing::Exclusive).then_some(Attribution::Exclusive),
+        share: part.map(|(held, of)| whole * held as f64 / of as f64),
     }
+}
+
+/// Ids of several kinds may lie over one GPU (its slots and a claim, or what was there before it was partitioned):
+/// nobody holds more of a GPU than there is.
+fn within_each_gpu(mut holdings: BTreeMap<HoldingKey, Holding>) -> BTreeMap<HoldingKey, Holding> {
+    let mut sums: BTreeMap<GpuUuid, f64> = BTreeMap::new();
+    for (key, holding) in &holdings {
+        *sums.entry(key.gpu.clone()).or_default() += holding.share.unwrap_or(0.0);
+    }
+    for (key, holding) in &mut holdings {
+        holding.share = holding.share.map(|share| share / sums[&key.gpu].max(1.0));
+    }
+    holdings
 }
 
 /// The hardware behind an id; nothing when the inventory has no such device.
@@ -181,20 +191,36 @@ fn resolve(form: &DeviceForm, inventory: &Inventory) -> Vec<Target> {
     }
 }
 
-/// How many slots each shared target has: all ids of the replica form that resolve to it, allocatable or held.
-fn slots(relation: &Relation, allocatable: &Allocatable, inventory: &Inventory) -> BTreeMap<Target, usize> {
-    let held = relation.containers().flat_map(|container| container.devices.iter().map(|held| &held.id));
-    let ids: BTreeSet<&DeviceId> = allocatable.devices.values().flatten().chain(held).collect();
-    let mut slots = BTreeMap::new();
-    for id in ids {
-        let form = parse_device_id(id.as_str());
-        if form.is_replica() {
-            for target in resolve(&form, inventory) {
-                *slots.entry(target).or_default() += 1;
+/// How many slots each shared device has. The kubelet says so while the device is healthy; then it is remembered.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Slots(BTreeMap<Target, usize>);
+
+impl Slots {
+    /// Takes in what the kubelet offers now, and what is held of it.
+    pub fn learn(&mut self, relation: &Relation, allocatable: &Allocatable, inventory: &Inventory) {
+        let offered = allocatable.devices.values().flatten();
+        let held = relation.containers().flat_map(|container| container.devices.iter().map(|held| &held.id));
+        let mut counts: BTreeMap<Target, (BTreeSet<&DeviceId>, bool)> = BTreeMap::new();
+        for (id, is_offered) in offered.map(|id| (id, true)).chain(held.map(|id| (id, false))) {
+            let form = parse_device_id(id.as_str());
+            if form.is_replica() {
+                for target in resolve(&form, inventory) {
+                    let (ids, known) = counts.entry(target).or_default();
+                    ids.insert(id);
+                    *known |= is_offered;
+                }
             }
         }
+        // What is held alone does not tell how many slots there are.
+        for (target, (ids, _)) in counts.into_iter().filter(|(_, (_, known))| *known) {
+            let count = self.0.entry(target).or_default();
+            *count = (*count).max(ids.len());
+        }
     }
-    slots
+
+    fn count(&self, target: &Target) -> Option<usize> {
+        self.0.get(target).copied()
+    }
 }
 
 fn drift(relation: &Relation, allocatable: &Allocatable, inventory: &Inventory) -> Vec<InventoryDrift> {
@@ -348,13 +374,20 @@ mod tests {
     fn held(join: &Join) -> Vec<String> {
         let line = |(key, holding): (&HoldingKey, &Holding)| {
             let device = key.mig.as_ref().map_or_else(|| key.gpu.as_str(), MigUuid::as_str);
-            format!("{} {} {} {:.4}", key.container.pod, &device[..5], holding.sharing.as_str(), holding.share)
+            let share = holding.share.map_or_else(|| "unknown".to_owned(), |share| format!("{share:.4}"));
+            format!("{} {} {} {share}", key.container.pod, &device[..5], holding.sharing.as_str())
         };
         join.holdings.iter().map(line).collect()
     }
 
+    fn joined(containers: Vec<Container>, allocatable: &Allocatable) -> Join {
+        let mut slots = Slots::default();
+        slots.learn(&relation(containers.clone()), allocatable, &inventory());
+        join(&relation(containers), allocatable, &inventory(), &slots)
+    }
+
     fn check(containers: Vec<Container>, allocatable: &Allocatable, expected: &[&str]) -> Join {
-        let join = join(&relation(containers), allocatable, &inventory());
+        let join = joined(containers, allocatable);
         assert_eq!(held(&join), expected);
         join
     }
@@ -364,16 +397,16 @@ mod tests {
         let none = Allocatable::default();
         for (id, expected) in [
             (A.to_owned(), vec!["p GPU-a exclusive 1.0000"]),
-            (format!("{A}::0"), vec!["p GPU-a time_slicing 1.0000"]),
-            (format!("{A}-0"), vec!["p GPU-a time_slicing 1.0000"]),
+            (format!("{A}::0"), vec!["p GPU-a time_slicing unknown"]),
+            (format!("{A}-0"), vec!["p GPU-a time_slicing unknown"]),
             (M1.to_owned(), vec!["p MIG-1 mig 0.1429"]),
-            (format!("{M2}::1"), vec!["p MIG-2 time_slicing 0.4286"]),
+            (format!("{M2}::1"), vec!["p MIG-2 time_slicing unknown"]),
             (format!("MIG-{B}/2/0"), vec!["p MIG-2 mig 0.4286"]),
             ("all".to_owned(), vec!["p GPU-a exclusive 1.0000", "p GPU-b exclusive 1.0000"]),
             ("nvidia1".to_owned(), vec!["p GPU-a exclusive 1.0000"]),
             ("nvidia0/gi7".to_owned(), vec!["p MIG-1 mig 0.1429"]),
-            ("nvidia1/vgpu3".to_owned(), vec!["p GPU-a time_slicing 1.0000"]),
-            ("nvidia0/gi2/vgpu0".to_owned(), vec!["p MIG-2 time_slicing 0.4286"]),
+            ("nvidia1/vgpu3".to_owned(), vec!["p GPU-a time_slicing unknown"]),
+            ("nvidia0/gi2/vgpu0".to_owned(), vec!["p MIG-2 time_slicing unknown"]),
         ] {
             let join = check(vec![container("p", &[("any.example/name", &id)], &[])], &none, &expected);
             assert!(join.unresolved.is_empty(), "{id}");
@@ -390,11 +423,8 @@ mod tests {
 
     #[test]
     fn the_minor_number_joins_and_the_index_does_not() {
-        let join = join(
-            &relation(vec![container("p", &[("nvidia.com/gpu", "nvidia0")], &[])]),
-            &Allocatable::default(),
-            &inventory(),
-        );
+        let containers = vec![container("p", &[("nvidia.com/gpu", "nvidia0")], &[])];
+        let join = joined(containers, &Allocatable::default());
         assert_eq!(join.holdings.keys().next().map(|key| key.gpu.as_str()), Some(B));
     }
 
@@ -448,6 +478,38 @@ mod tests {
     }
 
     #[test]
+    fn a_slot_keeps_its_part_while_its_device_is_unhealthy() {
+        let slots: Vec<String> = (0..4).map(|slot| format!("{A}::{slot}")).collect();
+        let offered = offering("nvidia.com/gpu", &slots.iter().map(String::as_str).collect::<Vec<_>>());
+        let holder = relation(vec![container("p", &[("nvidia.com/gpu", &slots[0])], &[])]);
+        let mut known = Slots::default();
+        known.learn(&holder, &offered, &inventory());
+        known.learn(&holder, &Allocatable::default(), &inventory());
+        let join = join(&holder, &Allocatable::default(), &inventory(), &known);
+        assert_eq!(held(&join), ["p GPU-a time_slicing 0.2500"]);
+    }
+
+    #[test]
+    fn nobody_holds_more_of_a_gpu_than_there_is() {
+        let offered = offering("nvidia.com/gpu", &[&format!("{A}::0"), &format!("{A}::1")]);
+        let slot = |name, slot| container(name, &[("nvidia.com/gpu", &format!("{A}::{slot}"))], &[]);
+        let claim = container("claim", &[], &[("gpu.nvidia.com", "gpu-1")]);
+        let join = joined(vec![slot("one", 0), slot("two", 1), claim], &offered);
+        let sum: f64 = join.holdings.values().filter_map(|holding| holding.share).sum();
+        assert!((sum - 1.0).abs() < 1e-9, "{:?}", held(&join));
+    }
+
+    #[test]
+    fn a_minor_number_is_the_present_gpus_not_that_of_one_that_has_gone() {
+        let mut inventory = inventory();
+        let mut gone = inventory.gpus[&GpuUuid::from(A)].clone();
+        gone.uuid = "GPU-00000000-0000-0000-0000-000000000000".into();
+        gone.present = false;
+        inventory.gpus.insert(gone.uuid.clone(), gone);
+        assert_eq!(inventory.by_minor(1).map(|gpu| gpu.uuid.as_str()), Some(A));
+    }
+
+    #[test]
     fn a_claim_under_two_containers_is_shared_between_them() {
         let claim = [("gpu.nvidia.com", "gpu-1")];
         let sharers = ["a", "b"].map(|name| container(name, &[], &claim));
@@ -462,7 +524,7 @@ mod tests {
     fn drift_names_each_disagreement() {
         let gone = "GPU-cccccccc-0000-0000-0000-000000000000";
         let drift = |containers, ids: &[&str]| {
-            let rows = join(&relation(containers), &offering("nvidia.com/gpu", ids), &inventory()).drift;
+            let rows = joined(containers, &offering("nvidia.com/gpu", ids)).drift;
             rows.into_iter()
                 .map(|row| (row.advertised_not_allocatable, row.allocatable_not_advertised))
                 .collect::<Vec<_>>()
@@ -489,6 +551,6 @@ mod tests {
             container.devices.reverse();
         }
         let none = Allocatable::default();
-        assert_eq!(join(&relation(containers()), &none, &inventory()), join(&relation(reversed), &none, &inventory()));
+        assert_eq!(joined(containers(), &none), joined(reversed, &none));
     }
 }

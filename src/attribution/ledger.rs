@@ -11,8 +11,6 @@ use std::time::Duration;
 use super::join::{HoldingKey, Join};
 use crate::model::{Account, DeviceReadings, GpuUuid, Holding, Inventory, Moment, Monotonic, Sharing, UnixSeconds};
 
-/// Past this a device without new readings is accounted by the clock on the wall: held, but not known to be busy or idle.
-const READINGS_LATE: Duration = Duration::from_secs(5);
 /// A page that nobody reads must not grow for ever: beyond this many the longest-ended accounts go first.
 const ENDED_LIMIT: usize = 4096;
 /// Busy time that samples have already reported for time the device clock has not reached yet.
@@ -21,6 +19,9 @@ const CARRY_LIMIT_SECONDS: f64 = 2.0;
 #[derive(Debug)]
 pub struct Ledger {
     retention: Duration,
+    /// Past this a device without new readings is accounted by the clock on the wall: held, but not known to be busy or
+    /// idle.
+    readings_late: Duration,
     devices: BTreeMap<GpuUuid, DeviceClock>,
     entries: BTreeMap<HoldingKey, Entry>,
 }
@@ -40,7 +41,11 @@ struct DeviceClock {
     accounted: Monotonic,
     /// Whether a reading has been seen; the first one is where counting starts.
     read: bool,
-    /// The totals up to `accounted`.
+    /// When somebody last took hold or let go.
+    holders_changed: Monotonic,
+    /// Since when `accounted` has gone on without readings.
+    late_since: Option<Monotonic>,
+    /// The totals at the last reading.
     busy_seconds: Option<f64>,
     energy_joules: Option<f64>,
     busy_carry: f64,
@@ -49,15 +54,20 @@ struct DeviceClock {
 #[derive(Debug)]
 struct Entry {
     account: Account,
-    /// Held since then and not accounted yet.
-    open: Option<Monotonic>,
-    /// Held and let go since the device clock last moved.
-    closed: Vec<(Monotonic, Monotonic)>,
-    /// Share of the last holding; still due for `closed`.
-    share: f64,
-    exclusive: bool,
+    /// Held since then, like this, and not accounted yet.
+    open: Option<(Monotonic, Grip)>,
+    /// Held and let go, or held in another way, since the device clock last moved.
+    closed: Vec<(Monotonic, Monotonic, Grip)>,
     /// `Observation::scrapes` when the final figures were first published.
     final_since_scrape: Option<u64>,
+}
+
+/// How a device is held, as far as accounting goes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Grip {
+    /// `None` while it is not known how many slots the device has.
+    share: Option<f64>,
+    exclusive: bool,
 }
 
 /// What one interval of a device brought.
@@ -70,8 +80,8 @@ struct Interval {
 
 impl Ledger {
     #[must_use]
-    pub fn new(retention: Duration) -> Self {
-        Self { retention, devices: BTreeMap::new(), entries: BTreeMap::new() }
+    pub fn new(retention: Duration, readings_late: Duration) -> Self {
+        Self { retention, readings_late, devices: BTreeMap::new(), entries: BTreeMap::new() }
     }
 
     pub fn set_retention(&mut self, retention: Duration) {
@@ -92,20 +102,27 @@ impl Ledger {
 
     fn open_and_close(&mut self, observation: &Observation<'_>) {
         let now = observation.now;
+        let mut changed = vec![];
         for (key, entry) in &mut self.entries {
-            if let (None, Some(since)) = (observation.join.holdings.get(key), entry.open) {
-                entry.closed.push((since, now.monotonic));
-                entry.open = None;
-                entry.account.holding = None;
-                entry.account.ended = Some(now.monotonic);
+            if !observation.join.holdings.contains_key(key) && entry.close(now.monotonic) {
+                changed.push(key.gpu.clone());
             }
         }
         for (key, holding) in &observation.join.holdings {
-            match self.entries.get_mut(key) {
+            let opened = match self.entries.get_mut(key) {
                 None => {
                     self.entries.insert(key.clone(), Entry::opened(key, holding, now));
+                    true
                 }
-                Some(entry) => entry.reopen(holding, now.monotonic),
+                Some(entry) => entry.hold(holding, now),
+            };
+            if opened {
+                changed.push(key.gpu.clone());
+            }
+        }
+        for gpu in changed {
+            if let Some(clock) = self.devices.get_mut(&gpu) {
+                clock.holders_changed = now.monotonic;
             }
         }
     }
@@ -128,8 +145,9 @@ impl Ledger {
         let held: Vec<GpuUuid> = self.entries.keys().map(|key| key.gpu.clone()).collect();
         for gpu in held {
             let clock = self.devices.entry(gpu.clone()).or_insert_with(|| DeviceClock::starting(now));
-            if now.since(clock.accounted) > READINGS_LATE {
+            if now.since(clock.accounted) > self.readings_late {
                 let interval = Interval { from: clock.accounted, to: now, busy_seconds: None, energy_joules: None };
+                clock.late_since.get_or_insert(clock.accounted);
                 clock.accounted = now;
                 moved.push((gpu, interval));
             }
@@ -140,22 +158,24 @@ impl Ledger {
     fn account(&mut self, gpu: &GpuUuid, interval: &Interval, now: UnixSeconds) {
         let length = interval.to.since(interval.from).as_secs_f64();
         for (_, entry) in self.entries.iter_mut().filter(|(key, _)| key.gpu == *gpu) {
-            let held = entry.take_held(interval.from, interval.to).as_secs_f64();
-            entry.account.allocated_seconds += held * entry.share;
-            if !entry.exclusive || length <= 0.0 {
+            let held = entry.take_held(interval.from, interval.to);
+            if let Some(allocated) = held.allocated_seconds {
+                *entry.account.allocated_seconds.get_or_insert(0.0) += allocated;
+            }
+            if held.alone_seconds <= 0.0 || length <= 0.0 {
                 continue;
             }
             if let Some(busy) = interval.busy_seconds {
-                let busy = busy * held / length;
+                let busy = busy * held.alone_seconds / length;
                 *entry.account.busy_seconds.get_or_insert(0.0) += busy;
-                *entry.account.idle_seconds.get_or_insert(0.0) += (held - busy).max(0.0);
+                *entry.account.idle_seconds.get_or_insert(0.0) += (held.alone_seconds - busy).max(0.0);
                 if busy > 0.0 {
                     entry.account.last_active = Some(now);
                 }
                 entry.account.last_active.get_or_insert(entry.account.created);
             }
             if let Some(energy) = interval.energy_joules {
-                *entry.account.energy_joules.get_or_insert(0.0) += energy * held / length;
+                *entry.account.energy_joules.get_or_insert(0.0) += energy * held.alone_seconds / length;
             }
         }
     }
@@ -218,7 +238,15 @@ impl Ledger {
 
 impl DeviceClock {
     fn starting(at: Monotonic) -> Self {
-        Self { accounted: at, read: false, busy_seconds: None, energy_joules: None, busy_carry: 0.0 }
+        Self {
+            accounted: at,
+            read: false,
+            holders_changed: at,
+            late_since: None,
+            busy_seconds: None,
+            energy_joules: None,
+            busy_carry: 0.0,
+        }
     }
 
     fn advance(&mut self, through: Monotonic, busy_total: Option<f64>, energy_total: Option<f64>) -> Interval {
@@ -230,7 +258,10 @@ impl DeviceClock {
             self.busy_carry = (due - taken).min(CARRY_LIMIT_SECONDS);
             taken
         });
-        Interval { from, to: through, busy_seconds: busy, energy_joules: gain(&mut self.energy_joules, energy_total) }
+        // Energy drawn while nobody was reading belongs to whoever held the device all that time, or to nobody.
+        let whose = self.late_since.take().is_none_or(|since| self.holders_changed <= since);
+        let energy = gain(&mut self.energy_joules, energy_total).filter(|_| whose);
+        Interval { from, to: through, busy_seconds: busy, energy_joules: energy }
     }
 }
 
@@ -249,7 +280,7 @@ impl Entry {
             mig: key.mig.clone(),
             holding: Some(holding.clone()),
             created: now.unix,
-            allocated_seconds: 0.0,
+            allocated_seconds: holding.share.map(|_| 0.0),
             busy_seconds: None,
             idle_seconds: None,
             energy_joules: None,
@@ -261,339 +292,91 @@ impl Entry {
             memory_limit_bytes: None,
             ended: None,
         };
-        Self {
-            account,
-            open: Some(now.monotonic),
-            closed: vec![],
-            share: holding.share,
-            exclusive: holding.sharing == Sharing::Exclusive,
-            final_since_scrape: None,
+        Self { account, open: Some((now.monotonic, Grip::of(holding))), closed: vec![], final_since_scrape: None }
+    }
+
+    /// Holds on, or takes hold again. True when that is a change.
+    fn hold(&mut self, holding: &Holding, now: Moment) -> bool {
+        let grip = Grip::of(holding);
+        if self.account.holding.as_ref() != Some(holding) {
+            self.account.holding = Some(holding.clone());
+        }
+        if self.account.ended.take().is_some() {
+            // Another pod under the same name, perhaps: it has not been idle since before it was there.
+            self.account.last_active = self.account.last_active.map(|_| now.unix);
+            self.final_since_scrape = None;
+        }
+        match self.open {
+            Some((_, held)) if held == grip => false,
+            Some((since, held)) => {
+                self.closed.push((since, now.monotonic, held));
+                self.open = Some((now.monotonic, grip));
+                true
+            }
+            None => {
+                self.open = Some((now.monotonic, grip));
+                true
+            }
         }
     }
 
-    fn reopen(&mut self, holding: &Holding, now: Monotonic) {
-        if self.account.holding.as_ref() != Some(holding) {
-            self.account.holding = Some(holding.clone());
-            self.share = holding.share;
-            self.exclusive = holding.sharing == Sharing::Exclusive;
-        }
-        self.account.ended = None;
-        self.final_since_scrape = None;
-        self.open.get_or_insert(now);
+    /// Lets go. True when it held.
+    fn close(&mut self, now: Monotonic) -> bool {
+        let Some((since, grip)) = self.open.take() else { return false };
+        self.closed.push((since, now, grip));
+        self.account.holding = None;
+        self.account.ended = Some(now);
+        true
     }
 
     fn is_final(&self) -> bool {
         self.open.is_none() && self.closed.is_empty()
     }
 
-    /// How long this entry held the device between `from` and `to`; what it held up to `to` is then done with.
-    fn take_held(&mut self, from: Monotonic, to: Monotonic) -> Duration {
-        let within = |since: Monotonic, until: Monotonic| until.min(to).since(since.max(from));
-        let mut held = Duration::ZERO;
-        self.closed.retain_mut(|(since, until)| {
-            held += within(*since, *until);
+    /// What this entry held of the device between `from` and `to`; what it held up to `to` is then done with.
+    fn take_held(&mut self, from: Monotonic, to: Monotonic) -> Held {
+        let mut held = Held::default();
+        self.closed.retain_mut(|(since, until, grip)| {
+            held.add((*until).min(to).since((*since).max(from)), *grip);
             *since = (*since).max(to);
             *since < *until
         });
-        if let Some(open) = &mut self.open
+        if let Some((open, grip)) = &mut self.open
             && *open < to
         {
-            held += within(*open, to);
+            held.add(to.since((*open).max(from)), *grip);
             *open = to;
         }
         held
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::{Attribution, ContainerRef, Totals};
-    use proptest::prelude::*;
+/// What one entry held in one interval.
+#[derive(Debug, Default)]
+struct Held {
+    /// `None` where no share was known.
+    allocated_seconds: Option<f64>,
+    /// As the only holder.
+    alone_seconds: f64,
+}
 
-    const GPU: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
-
-    fn moment(milliseconds: u64) -> Moment {
-        #[allow(clippy::cast_precision_loss, reason = "small numbers")]
-        let unix = UnixSeconds(1_700_000_000.0 + milliseconds as f64 / 1000.0);
-        Moment { monotonic: Monotonic::from_millis(milliseconds), unix }
-    }
-
-    fn holding(sharing: Sharing, share: f64) -> Holding {
-        let attribution = Attribution::Exclusive;
-        Holding { resource: Some("nvidia.com/gpu".into()), device_ids: vec![GPU.into()], sharing, attribution, share }
-    }
-
-    fn held_by(pods: &[&str], sharing: Sharing, share: f64) -> Join {
-        let key =
-            |pod: &&str| HoldingKey { container: ContainerRef::new("team", pod, "main"), gpu: GPU.into(), mig: None };
-        let holdings = pods.iter().map(|pod| (key(pod), holding(sharing, share))).collect();
-        Join { holdings, ..Join::default() }
-    }
-
-    /// A ledger with one device whose readings the test speaks.
-    struct World {
-        ledger: Ledger,
-        join: Join,
-        readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
-        scrapes: u64,
-    }
-
-    impl World {
-        fn new() -> Self {
-            let ledger = Ledger::new(Duration::from_secs(300));
-            Self { ledger, join: Join::default(), readings: BTreeMap::new(), scrapes: 0 }
+impl Held {
+    fn add(&mut self, duration: Duration, grip: Grip) {
+        let seconds = duration.as_secs_f64();
+        if let Some(share) = grip.share {
+            *self.allocated_seconds.get_or_insert(0.0) += seconds * share;
         }
-
-        fn read(&mut self, milliseconds: u64, busy: Option<f64>, energy: Option<f64>) -> Vec<Account> {
-            let through = Monotonic::from_millis(milliseconds);
-            let totals = Totals { through, busy_seconds: busy, energy_joules: energy, ..Totals::default() };
-            self.readings.insert(GPU.into(), Arc::new(DeviceReadings { totals, ..DeviceReadings::default() }));
-            self.tick(milliseconds)
-        }
-
-        fn relate(&mut self, milliseconds: u64, join: Join) -> Vec<Account> {
-            self.join = join;
-            self.tick(milliseconds)
-        }
-
-        fn tick(&mut self, milliseconds: u64) -> Vec<Account> {
-            let inventory = Inventory::default();
-            self.ledger.advance(&Observation {
-                now: moment(milliseconds),
-                join: &self.join,
-                inventory: &inventory,
-                readings: &self.readings,
-                scrapes: self.scrapes,
-            })
-        }
-    }
-
-    fn exclusive(pods: &[&str]) -> Join {
-        held_by(pods, Sharing::Exclusive, 1.0)
-    }
-
-    /// Pod, allocated, busy, idle, energy.
-    type Figures = (String, f64, Option<f64>, Option<f64>, Option<f64>);
-
-    fn figures(accounts: &[Account]) -> Vec<Figures> {
-        // To the microsecond: floating point is not what these tables are about.
-        let round = |value: f64| (value * 1e6).round() / 1e6;
-        let row = |account: &Account| {
-            let parts = [account.busy_seconds, account.idle_seconds, account.energy_joules].map(|part| part.map(round));
-            (account.container.pod.to_string(), round(account.allocated_seconds), parts[0], parts[1], parts[2])
-        };
-        accounts.iter().map(row).collect()
-    }
-
-    #[test]
-    fn one_holder_gets_all_of_busy_and_energy() {
-        let mut world = World::new();
-        world.read(0, Some(0.0), Some(0.0));
-        world.relate(0, exclusive(&["a"]));
-        let accounts = world.read(1000, Some(0.25), Some(300.0));
-        assert_eq!(figures(&accounts), [("a".into(), 1.0, Some(0.25), Some(0.75), Some(300.0))]);
-    }
-
-    #[test]
-    fn totals_from_before_the_agent_saw_the_holder_are_nobodys() {
-        let mut world = World::new();
-        world.read(0, Some(500.0), Some(9e6));
-        world.read(1000, Some(501.0), Some(9.1e6));
-        world.relate(1000, exclusive(&["a"]));
-        let accounts = world.read(2000, Some(501.5), Some(9.100_1e6));
-        let (_, allocated, busy, idle, energy) = figures(&accounts)[0].clone();
-        assert_eq!((allocated, busy, idle), (1.0, Some(0.5), Some(0.5)));
-        assert!((energy.unwrap() - 100.0).abs() < 1e-6);
-    }
-
-    #[test]
-    fn an_interval_is_divided_where_the_holder_changed() {
-        let mut world = World::new();
-        world.read(0, Some(0.0), Some(0.0));
-        world.relate(0, exclusive(&["a"]));
-        world.relate(250, exclusive(&[]));
-        world.relate(500, exclusive(&["b"]));
-        let accounts = world.read(1000, Some(0.8), Some(100.0));
-        assert_eq!(
-            figures(&accounts),
-            [
-                ("a".into(), 0.25, Some(0.2), Some(0.05), Some(25.0)),
-                ("b".into(), 0.5, Some(0.4), Some(0.1), Some(50.0))
-            ]
-        );
-    }
-
-    #[test]
-    fn busy_unknown_is_absent_and_allocated_goes_on() {
-        let mut world = World::new();
-        world.read(0, None, None);
-        world.relate(0, exclusive(&["a"]));
-        assert_eq!(figures(&world.read(1000, None, None)), [("a".into(), 1.0, None, None, None)]);
-    }
-
-    #[test]
-    fn a_device_that_stops_answering_stays_held_but_is_neither_busy_nor_idle() {
-        let mut world = World::new();
-        world.read(0, Some(0.0), None);
-        world.relate(0, exclusive(&["a"]));
-        world.read(1000, Some(0.5), None);
-        world.tick(5000);
-        let accounts = world.tick(61_000);
-        assert_eq!(figures(&accounts), [("a".into(), 61.0, Some(0.5), Some(0.5), None)]);
-    }
-
-    #[test]
-    fn a_shared_slot_counts_its_part_and_claims_no_busy_time() {
-        let mut world = World::new();
-        world.read(0, Some(0.0), Some(0.0));
-        world.relate(0, held_by(&["a", "b"], Sharing::TimeSlicing, 0.25));
-        let accounts = world.read(4000, Some(4.0), Some(4000.0));
-        let expected = |pod: &str| (pod.to_owned(), 1.0, None, None, None);
-        assert_eq!(figures(&accounts), [expected("a"), expected("b")]);
-    }
-
-    #[test]
-    fn a_driver_total_that_restarts_takes_nothing_back() {
-        let mut world = World::new();
-        world.read(0, Some(100.0), Some(1000.0));
-        world.relate(0, exclusive(&["a"]));
-        world.read(1000, Some(100.5), Some(1100.0));
-        let accounts = world.read(2000, Some(0.0), Some(0.0));
-        assert_eq!(figures(&accounts), [("a".into(), 2.0, Some(0.5), Some(1.5), Some(100.0))]);
-    }
-
-    #[test]
-    fn busy_time_reported_early_is_carried_to_the_interval_it_belongs_to() {
-        let mut world = World::new();
-        world.read(0, Some(0.0), None);
-        world.relate(0, exclusive(&["a"]));
-        world.read(1000, Some(1.1), None);
-        let accounts = world.read(2000, Some(2.0), None);
-        assert_eq!(figures(&accounts), [("a".into(), 2.0, Some(2.0), Some(0.0), None)]);
-    }
-
-    #[test]
-    fn last_active_is_the_start_of_holding_until_something_runs() {
-        let mut world = World::new();
-        world.read(0, Some(0.0), None);
-        world.relate(0, exclusive(&["a"]));
-        let idle = world.read(1000, Some(0.0), None);
-        assert_eq!(idle[0].last_active, Some(moment(0).unix));
-        let active = world.read(2000, Some(0.1), None);
-        assert_eq!(active[0].last_active, Some(moment(2000).unix));
-    }
-
-    #[test]
-    fn ended_accounts_stay_for_the_retention_and_until_two_pages_had_them() {
-        let mut world = World::new();
-        world.read(0, Some(0.0), None);
-        world.relate(0, exclusive(&["a"]));
-        world.relate(1000, exclusive(&[]));
-        world.read(2000, Some(1.0), None);
-        let after = |world: &mut World, seconds: u64| world.read(seconds * 1000, Some(1.0), None).len();
-        assert_eq!(after(&mut world, 300), 1, "within the retention");
-        assert_eq!(after(&mut world, 400), 1, "nobody has read it");
-        world.scrapes = 1;
-        assert_eq!(after(&mut world, 401), 1, "one page had it");
-        world.scrapes = 2;
-        assert_eq!(after(&mut world, 402), 0);
-    }
-
-    #[test]
-    fn a_pod_that_comes_back_under_its_name_goes_on_counting() {
-        let mut world = World::new();
-        world.read(0, Some(0.0), None);
-        world.relate(0, exclusive(&["a"]));
-        world.relate(1000, exclusive(&[]));
-        world.relate(2000, exclusive(&["a"]));
-        let accounts = world.read(3000, Some(3.0), None);
-        assert_eq!(figures(&accounts)[0].1, 2.0);
-        assert_eq!(accounts[0].ended, None);
-    }
-
-    #[test]
-    fn a_page_that_nobody_reads_does_not_grow_for_ever() {
-        let mut world = World::new();
-        world.read(0, Some(0.0), None);
-        for pod in 0..ENDED_LIMIT as u64 + 50 {
-            world.relate(pod * 10, exclusive(&[&format!("pod-{pod}")]));
-        }
-        assert!(world.tick(60_000).len() <= ENDED_LIMIT + 1);
-    }
-
-    #[derive(Clone, Debug)]
-    enum Step {
-        /// Who holds the device from now on.
-        Hold(Option<u8>),
-        /// A reading: how much of the time since the last one was busy, in per cent, and joules.
-        Read(u8, u16),
-    }
-
-    fn steps() -> impl Strategy<Value = Vec<(u16, Step)>> {
-        let step = prop_oneof![
-            proptest::option::of(0..4_u8).prop_map(Step::Hold),
-            (0..=100_u8, 0..1000_u16).prop_map(|(busy, joules)| Step::Read(busy, joules)),
-        ];
-        proptest::collection::vec((1..2000_u16, step), 1..60)
-    }
-
-    proptest! {
-        /// Against a reference that asks for every millisecond who held the device.
-        #[test]
-        fn the_ledger_agrees_with_a_slow_and_obvious_one(steps in steps()) {
-            let mut world = World::new();
-            world.read(0, Some(0.0), Some(0.0));
-            let (mut now, mut read_at, mut holder) = (0_u64, 0_u64, None);
-            let (mut busy_total, mut energy_total) = (0.0, 0.0);
-            let mut holders: Vec<Option<u8>> = vec![];
-            let mut reference: BTreeMap<u8, (f64, f64, f64)> = BTreeMap::new();
-            let mut before: BTreeMap<String, f64> = BTreeMap::new();
-            for (wait, step) in steps {
-                // Readings never come later than they are accounted without: the reference knows no such rule.
-                let wait = u64::from(wait).min(4000 - (now - read_at).min(3999));
-                holders.extend(std::iter::repeat_n(holder, usize::try_from(wait).unwrap()));
-                now += wait;
-                let accounts = match step {
-                    Step::Hold(pod) => {
-                        holder = pod;
-                        let pods: Vec<String> = pod.iter().map(u8::to_string).collect();
-                        world.relate(now, exclusive(&pods.iter().map(String::as_str).collect::<Vec<_>>()))
-                    }
-                    Step::Read(busy_percent, joules) => {
-                        #[allow(clippy::cast_precision_loss, reason = "small numbers")]
-                        let length = (now - read_at) as f64 / 1000.0;
-                        let busy = length * f64::from(busy_percent) / 100.0;
-                        busy_total += busy;
-                        energy_total += f64::from(joules);
-                        let span = usize::try_from(read_at).unwrap()..usize::try_from(now).unwrap();
-                        for pod in holders[span].iter().flatten() {
-                            let row = reference.entry(*pod).or_default();
-                            row.0 += 0.001;
-                            row.1 += busy * 0.001 / length;
-                            row.2 += f64::from(joules) * 0.001 / length;
-                        }
-                        read_at = now;
-                        world.read(now, Some(busy_total), Some(energy_total))
-                    }
-                };
-                for account in &accounts {
-                    let pod = account.container.pod.to_string();
-                    let seconds = account.allocated_seconds;
-                    prop_assert!(seconds >= before.insert(pod, seconds).unwrap_or(0.0), "a counter fell");
-                }
-            }
-            for account in world.tick(now) {
-                let pod: u8 = account.container.pod.parse().unwrap();
-                let (allocated, busy, energy) = reference.get(&pod).copied().unwrap_or_default();
-                let close = |ours: f64, theirs: f64| (ours - theirs).abs() <= 1e-6 * theirs.abs().max(1.0);
-                prop_assert!(close(account.allocated_seconds, allocated), "{account:?} {allocated}");
-                prop_assert!(close(account.busy_seconds.unwrap_or(0.0), busy), "{account:?} {busy}");
-                prop_assert!(close(account.energy_joules.unwrap_or(0.0), energy), "{account:?} {energy}");
-                let known = account.busy_seconds.zip(account.idle_seconds);
-                let sum = known.map_or(0.0, |(busy, idle)| busy + idle);
-                prop_assert!(close(sum, account.allocated_seconds), "allocated = busy + idle: {account:?}");
-            }
+        if grip.exclusive {
+            self.alone_seconds += seconds;
         }
     }
 }
+
+impl Grip {
+    fn of(holding: &Holding) -> Self {
+        Self { share: holding.share, exclusive: holding.sharing == Sharing::Exclusive }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::model::{Container, ContainerRef, DeviceId, Monotonic, Pod, PodRef, Relation, ResourceName};
+use crate::model::{ClaimDevice, Container, ContainerRef, DeviceId, Monotonic, Pod, PodRef, Relation, ResourceName};
 
 /// Two equal answers this far apart are believed whole.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -92,8 +92,22 @@ fn merge(believed: &Relation, answer: &Relation) -> Relation {
             }
             claimed
         });
+    let claimed_devices: BTreeMap<_, BTreeSet<&ContainerRef>> =
+        answer.containers().fold(BTreeMap::new(), |mut claimed, container| {
+            for device in &container.claims {
+                claimed.entry(claim_key(device)).or_insert_with(BTreeSet::new).insert(&container.reference);
+            }
+            claimed
+        });
     let still_holds = |container: &Container| {
         let mut kept = container.clone();
+        // A claim may be shared: the same claim under another container takes nothing away, another claim does.
+        kept.claims.retain(|device| {
+            let moved =
+                claimed_devices.get(&claim_key(device)).is_some_and(|holders| !holders.contains(&container.reference));
+            let same_claim = |other: &ClaimDevice| other == device;
+            !moved || answer.containers().flat_map(|container| &container.claims).any(same_claim)
+        });
         kept.devices.retain(|device| {
             claimed.get(&(&device.resource, &device.id)).is_none_or(|holders| holders.contains(&container.reference))
         });
@@ -120,6 +134,11 @@ fn merge(believed: &Relation, answer: &Relation) -> Relation {
         }
     }
     Relation { pods: pods.into_values().collect() }
+}
+
+/// What a DRA device is to its driver, whoever claims it.
+fn claim_key(device: &ClaimDevice) -> (&str, &str, &DeviceId, Option<&str>) {
+    (&device.driver, &device.pool, &device.device, device.share_id.as_deref())
 }
 
 #[cfg(test)]
@@ -211,6 +230,30 @@ mod tests {
         let mut settle = settled_on(&world(&[("a", &["0", "1"])]));
         settle.reconnected();
         assert_eq!(held(&settle.observe(Monotonic::from_secs(100), world(&[("b", &["1"])]))), ["a=0", "b=1"]);
+    }
+
+    #[test]
+    fn a_claimed_device_listed_under_another_claim_has_moved_and_a_shared_claim_has_not() {
+        let claiming = |pod: &str, claim: &str| {
+            let mut world = world(&[(pod, &[])]);
+            world.pods[0].containers[0].claims = vec![ClaimDevice {
+                claim_namespace: "team".into(),
+                claim: claim.into(),
+                driver: "gpu.nvidia.com".into(),
+                pool: "node".into(),
+                device: "gpu-0".into(),
+                share_id: None,
+            }];
+            world
+        };
+        let claims =
+            |relation: &Relation| relation.containers().filter(|container| !container.claims.is_empty()).count();
+        let mut settle = settled_on(&claiming("old", "claim-1"));
+        settle.reconnected();
+        assert_eq!(claims(&settle.observe(Monotonic::from_secs(100), claiming("new", "claim-2"))), 1);
+        let mut settle = settled_on(&claiming("old", "shared"));
+        settle.reconnected();
+        assert_eq!(claims(&settle.observe(Monotonic::from_secs(100), claiming("new", "shared"))), 2);
     }
 
     #[test]

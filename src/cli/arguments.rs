@@ -39,7 +39,7 @@ pub struct AgentArguments {
     /// YAML file with the same settings (`refreshInterval: 5s`).
     #[arg(long, env = "PODMETER_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Metrics and page: `HOST:PORT` or `unix:PATH`; repeatable [default: 0.0.0.0:9410].
+    /// Metrics and page: `IP:PORT` or `unix:PATH`; repeatable [default: 0.0.0.0:9410].
     #[arg(long, env = "PODMETER_LISTEN", value_name = "ADDR", value_delimiter = ',')]
     pub listen: Vec<ListenAddress>,
     /// Shown on the page, never a metric label [default: $NODE_NAME, else the host name].
@@ -109,7 +109,7 @@ pub struct DemoArguments {
     /// As of the agent.
     #[arg(long, default_value = "5s", value_name = "DUR", value_parser = humantime::parse_duration)]
     pub refresh_interval: Duration,
-    /// Keep a JSON file of what the simulation really did, to compare the metrics with.
+    /// Write what the simulation really did to this file, as JSON lines, to compare the metrics with.
     #[arg(long, value_name = "FILE")]
     pub ground_truth: Option<PathBuf>,
 }

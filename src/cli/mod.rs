@@ -72,7 +72,7 @@ fn run_agent(arguments: AgentArguments) -> Result<(), Failed> {
         log.set_level(&reloadable.log_level);
         Ok(reloadable)
     });
-    runtime()?.block_on(agent::run(settings, reload)).map_err(|error| match error {
+    block_on(agent::run(settings, reload))?.map_err(|error| match error {
         AgentError::Bind(error) => Failed(BIND, error.to_string()),
         error => Failed(FAILED, error.to_string()),
     })
@@ -81,7 +81,7 @@ fn run_agent(arguments: AgentArguments) -> Result<(), Failed> {
 fn run_demo(arguments: &DemoArguments) -> Result<(), Failed> {
     let log = logging::start(agent::LogFormat::Text, "warn,podmeter=info");
     drop(log);
-    runtime()?.block_on(agent::demo(arguments.settings())).map_err(|error| match error {
+    block_on(agent::demo(arguments.settings()))?.map_err(|error| match error {
         DemoError::Agent(AgentError::Bind(error)) => Failed(BIND, error.to_string()),
         error => Failed(FAILED, error.to_string()),
     })
@@ -106,12 +106,16 @@ fn usage(error: impl std::fmt::Display) -> Failed {
 }
 
 /// Two threads: one page at a time is made, and a second request need not wait for it.
-fn runtime() -> Result<tokio::runtime::Runtime, Failed> {
-    tokio::runtime::Builder::new_multi_thread()
+fn block_on<T>(work: impl Future<Output = T>) -> Result<T, Failed> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
-        .map_err(|error| Failed(FAILED, format!("the runtime could not be started: {error}")))
+        .map_err(|error| Failed(FAILED, format!("the runtime could not be started: {error}")))?;
+    let outcome = runtime.block_on(work);
+    // Whoever still waits for a driver that does not answer is left behind.
+    runtime.shutdown_background();
+    Ok(outcome)
 }
 
 /// The one writer to standard output. A reader that has gone (`| head`) is not a failure.

@@ -15,8 +15,19 @@ const KUBELET_DEADLINE: Duration = Duration::from_secs(5);
 pub enum InvalidSettings {
     #[error(transparent)]
     ConfigFile(#[from] ConfigFileError),
-    #[error("{flag} {value}: {problem}")]
-    Value { flag: &'static str, value: String, problem: &'static str },
+    #[error("--{flag} ({} {value}: {problem}", place(flag, file.as_deref()))]
+    Value { flag: &'static str, file: Option<PathBuf>, value: String, problem: &'static str },
+}
+
+/// The flag's other name: `refreshInterval in FILE)`.
+fn place(flag: &str, file: Option<&Path>) -> String {
+    let mut key = String::new();
+    for (number, word) in flag.split('-').enumerate() {
+        let capital = if number == 0 { word.get(..1).map(str::to_owned) } else { word.get(..1).map(str::to_uppercase) };
+        key.push_str(&capital.unwrap_or_default());
+        key.push_str(word.get(1..).unwrap_or_default());
+    }
+    file.map_or_else(|| format!("{key} in a file)"), |file| format!("{key} in {})", file.display()))
 }
 
 /// Flags and variables, completed from the file that they name, with every default filled in.
@@ -46,7 +57,7 @@ pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
             log_level: arguments.log_level.unwrap_or_else(|| "info".into()),
         },
     };
-    check(&settings)?;
+    check(&settings, arguments.config.as_deref())?;
     Ok(settings)
 }
 
@@ -61,20 +72,25 @@ pub fn check_file(file: &Path) -> Result<(), InvalidSettings> {
     resolve(AgentArguments { config: Some(file.to_owned()), ..AgentArguments::default() }).map(|_| ())
 }
 
-fn check(settings: &Settings) -> Result<(), InvalidSettings> {
+fn check(settings: &Settings, file: Option<&Path>) -> Result<(), InvalidSettings> {
+    let file = file.map(Path::to_owned);
     let range = |flag, value: Duration, low: Duration, high: Duration, problem| {
         let value_text = || humantime::format_duration(value).to_string();
         let valid = (low..=high).contains(&value);
-        if valid { Ok(()) } else { Err(InvalidSettings::Value { flag, value: value_text(), problem }) }
+        if valid {
+            Ok(())
+        } else {
+            Err(InvalidSettings::Value { flag, file: file.clone(), value: value_text(), problem })
+        }
     };
     let (second, minute) = (Duration::from_secs(1), Duration::from_secs(60));
     let Reloadable { refresh_interval, retention, log_level } = &settings.reloadable;
-    range("--refresh-interval", *refresh_interval, second, 10 * minute, "must be 1s to 10m")?;
-    range("--sample-interval", settings.sample_interval, second / 10, minute, "must be 100ms to 1m")?;
-    range("--retention", *retention, Duration::ZERO, 24 * 60 * minute, "must be 0s to 1day")?;
+    range("refresh-interval", *refresh_interval, second, 10 * minute, "must be 1s to 10m")?;
+    range("sample-interval", settings.sample_interval, second / 10, minute, "must be 100ms to 1m")?;
+    range("retention", *retention, Duration::ZERO, 24 * 60 * minute, "must be 0s to 1day")?;
     if log_level.parse::<tracing_subscriber::EnvFilter>().is_err() {
         let problem = "must be error, warn, info, debug, trace, or a filter such as info,podmeter::kubelet=debug";
-        return Err(InvalidSettings::Value { flag: "--log-level", value: log_level.clone(), problem });
+        return Err(InvalidSettings::Value { flag: "log-level", file, value: log_level.clone(), problem });
     }
     Ok(())
 }
@@ -106,9 +122,9 @@ mod tests {
     fn values_out_of_range_name_their_flag_and_the_range() {
         let error = |arguments| resolve(arguments).expect_err("invalid").to_string();
         let zero = AgentArguments { refresh_interval: Some(Duration::ZERO), ..AgentArguments::default() };
-        assert_eq!(error(zero), "--refresh-interval 0s: must be 1s to 10m");
+        assert_eq!(error(zero), "--refresh-interval (refreshInterval in a file) 0s: must be 1s to 10m");
         let filter = AgentArguments { log_level: Some("a=b=c".into()), ..AgentArguments::default() };
-        assert!(error(filter).starts_with("--log-level a=b=c: must be error"));
+        assert!(error(filter).starts_with("--log-level (logLevel in a file) a=b=c: must be error"));
         let nowhere = AgentArguments { config: Some("/nowhere.yaml".into()), ..AgentArguments::default() };
         assert!(error(nowhere).contains("/nowhere.yaml"));
     }

@@ -78,4 +78,13 @@ impl FileEvents {
             }
         }
     }
+
+    /// A change that has happened already; `None` when there is none to wait for.
+    pub async fn ready(&mut self) -> Option<Trigger> {
+        tokio::select! {
+            biased;
+            trigger = self.next() => Some(trigger),
+            () = std::future::ready(()) => None,
+        }
+    }
 }

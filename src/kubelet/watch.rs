@@ -55,8 +55,12 @@ pub async fn run(settings: Settings, clock: Clock, publish: watch::Sender<Arc<Ku
             trigger = events.next() => trigger,
             () = tokio::time::sleep(pause) => Trigger::Timer,
         };
-        events.watch_directories();
         watch.take(trigger);
+        // What has happened up to now one look will show.
+        while let Some(trigger) = events.ready().await {
+            watch.take(trigger);
+        }
+        events.watch_directories();
         watch.refresh().await;
     }
 }
@@ -72,6 +76,8 @@ struct Watch {
     retry: Option<Duration>,
     allocatable_due: bool,
     allocatable_asked: Option<Moment>,
+    /// By this kubelet: a new connection may be to another.
+    allocatable_unimplemented: bool,
 }
 
 impl Watch {
@@ -95,6 +101,7 @@ impl Watch {
             retry: None,
             allocatable_due: true,
             allocatable_asked: None,
+            allocatable_unimplemented: false,
         }
     }
 
@@ -124,6 +131,7 @@ impl Watch {
     async fn refresh(&mut self) {
         if !self.client.is_connected() {
             self.settle.reconnected();
+            self.allocatable_unimplemented = false;
         }
         self.list().await;
         let now = self.clock.now();
@@ -132,7 +140,7 @@ impl Watch {
             None => true,
             Some(since) => since >= ALLOCATABLE_INTERVAL || (self.allocatable_due && since >= ALLOCATABLE_PAUSE),
         };
-        if due && self.retry.is_none() {
+        if due && self.retry.is_none() && !self.allocatable_unimplemented {
             self.allocatable().await;
         }
     }
@@ -188,6 +196,10 @@ impl Watch {
                     self.state.allocatable = Some(Arc::new(allocatable));
                 }
                 self.state.allocatable_at = Some(now);
+            }
+            Err(CallError::Unimplemented(method)) => {
+                tracing::info!(method, "this kubelet is too old to say what is allocatable");
+                self.allocatable_unimplemented = true;
             }
             // List tells the same story and is asked more often: one failure, one log line.
             Err(error) => tracing::debug!(code = error.code(), "{error}"),

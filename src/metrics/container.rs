@@ -116,11 +116,11 @@ fn families(snapshot: &Snapshot) -> Vec<Family> {
     let accounts = &snapshot.accounts;
     vec![
         allocations(accounts),
-        per_account(accounts, &ALLOCATED, |account| Some(account.allocated_seconds)),
+        per_account(accounts, &ALLOCATED, |account| account.allocated_seconds),
         per_account(accounts, &BUSY, |account| account.busy_seconds),
         per_account(accounts, &IDLE, |account| account.idle_seconds),
         per_account(accounts, &ENERGY, |account| account.energy_joules),
-        per_account(accounts, &LAST_ACTIVE, |account| account.last_active),
+        per_holder(accounts, &LAST_ACTIVE, |account| account.last_active),
         per_holder(accounts, &UTILIZATION, |account| account.utilization_ratio),
         per_holder(accounts, &SM_ACTIVE, |account| account.sm_active_ratio),
         per_holder(accounts, &DRAM_ACTIVE, |account| account.dram_active_ratio),
@@ -139,7 +139,7 @@ fn allocations(accounts: &[Account]) -> Family {
             labels.extend(holding.resource.as_ref().map(|resource| ("resource", resource.to_shared().into())));
             labels.push(("device_id", device.to_shared().into()));
             labels.push(("sharing", holding.sharing.as_str().into()));
-            labels.push(("attribution", holding.attribution.as_str().into()));
+            labels.extend(holding.attribution.map(|method| ("attribution", method.as_str().into())));
             family.push(labels, 1u64);
         }
     }
@@ -174,12 +174,14 @@ fn allocated_ratio(snapshot: &Snapshot) -> Family {
         return family; // nobody has said yet who holds what
     }
     for gpu in snapshot.hardware.inventory.gpus.values() {
-        let holdings =
+        let mut holdings =
             snapshot.accounts.iter().filter(|account| account.gpu == gpu.uuid).filter_map(|one| one.holding.as_ref());
-        // From plain zero: the sum of no floats is -0.
-        let allocated = holdings.fold(0.0, |sum, holding| sum + holding.share);
-        // Parts such as 1/3 do not add up exactly.
-        family.push(of_device(gpu), allocated.min(1.0));
+        // From plain zero: the sum of no floats is -0. One part that is not known leaves the whole unknown.
+        let allocated = holdings.try_fold(0.0, |sum, holding| Some(sum + holding.share?));
+        if let Some(allocated) = allocated {
+            // Parts such as 1/3 do not add up exactly.
+            family.push(of_device(gpu), allocated.min(1.0));
+        }
     }
     family
 }
@@ -216,7 +218,7 @@ mod tests {
             .map(|number| {
                 let mut account = whole.clone();
                 account.container.pod = format!("pod-{number}").into();
-                account.holding.as_mut().unwrap().share = 0.1;
+                account.holding.as_mut().unwrap().share = Some(0.1);
                 account
             })
             .collect();

@@ -34,6 +34,8 @@ pub struct Gpu {
     /// `9.0`
     pub compute_capability: Option<Arc<str>>,
     pub vbios_version: Option<Arc<str>>,
+    /// For the record only: not served to whoever asks.
+    #[serde(skip)]
     pub serial: Option<Arc<str>>,
     pub numa_node: Option<u32>,
     pub memory_bytes: Option<u64>,
@@ -55,7 +57,7 @@ pub struct MigDevice {
     /// Driver's number of the GPU instance profile; DRA device names carry it.
     pub profile_id: Option<u32>,
     pub placement_start: Option<u32>,
-    /// Compute slices of this GPU instance; the device has seven on every MIG-capable model but the A30 (four).
+    /// Compute slices of this compute instance; the device has seven on every MIG-capable model but the A30 (four).
     pub slices: u32,
     pub memory_bytes: Option<u64>,
 }
@@ -69,9 +71,11 @@ pub struct NodeDevices {
 }
 
 impl Inventory {
+    /// A GPU that is gone keeps its number here, so one that is present comes first.
     #[must_use]
     pub fn by_minor(&self, minor: u32) -> Option<&Gpu> {
-        self.gpus.values().find(|gpu| gpu.minor == Some(minor))
+        let numbered = || self.gpus.values().filter(|gpu| gpu.minor == Some(minor));
+        numbered().find(|gpu| gpu.present).or_else(|| numbered().next())
     }
 
     #[must_use]
@@ -86,7 +90,7 @@ impl Inventory {
 }
 
 impl Gpu {
-    /// Share of the GPU's compute that a GPU instance of `slices` has.
+    /// Share of the GPU's compute that `slices` compute slices are.
     #[must_use]
     pub fn slice_fraction(&self, slices: u32) -> f64 {
         let total = if self.model.as_deref().is_some_and(|model| model.contains("A30")) { 4 } else { 7 };

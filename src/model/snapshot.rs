@@ -104,7 +104,8 @@ pub struct Account {
     pub holding: Option<Holding>,
     /// When this account began.
     pub created: UnixSeconds,
-    pub allocated_seconds: f64,
+    /// `None` while it is not known what part of the device it holds.
+    pub allocated_seconds: Option<f64>,
     /// `None` where busy time is not known or not attributable.
     pub busy_seconds: Option<f64>,
     pub idle_seconds: Option<f64>,
@@ -126,9 +127,10 @@ pub struct Holding {
     pub resource: Option<ResourceName>,
     pub device_ids: Vec<DeviceId>,
     pub sharing: Sharing,
-    pub attribution: Attribution,
-    /// GPU-seconds that one second of holding counts.
-    pub share: f64,
+    /// By which method busy time and energy are given to the holder; `None`: they are not.
+    pub attribution: Option<Attribution>,
+    /// GPU-seconds that one second of holding counts; `None` while it is not known how many slots the device has.
+    pub share: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

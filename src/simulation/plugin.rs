@@ -110,7 +110,14 @@ struct Inner {
     /// The latest attempt whose stream has ended.
     ended: watch::Sender<u64>,
     /// The server that the kubelet talks to.
-    server: Mutex<Option<Server>>,
+    server: Mutex<Slot>,
+}
+
+#[derive(Debug)]
+enum Slot {
+    Server(Option<Server>),
+    /// Stopped: a registration still on its way must not serve again.
+    Closed,
 }
 
 impl StandInPlugin {
@@ -129,7 +136,7 @@ impl StandInPlugin {
             script: Mutex::new((behaviour, Calls::default())),
             registered: watch::Sender::new(false),
             ended: watch::Sender::new(0),
-            server: Mutex::default(),
+            server: Mutex::new(Slot::Server(None)),
         });
         let task = tokio::spawn(run(Arc::clone(&inner)));
         Self { inner, task }
@@ -175,7 +182,7 @@ impl StandInPlugin {
 impl Drop for StandInPlugin {
     fn drop(&mut self) {
         self.task.abort();
-        drop(self.inner.server().take());
+        *self.inner.server() = Slot::Closed;
     }
 }
 
@@ -184,8 +191,15 @@ impl Inner {
         self.script.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn server(&self) -> MutexGuard<'_, Option<Server>> {
+    fn server(&self) -> MutexGuard<'_, Slot> {
         self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the server there was. A stopped plugin stays stopped.
+    fn serve(&self, server: Option<Server>) {
+        if let Slot::Server(slot) = &mut *self.server() {
+            *slot = server;
+        }
     }
 }
 
@@ -214,12 +228,12 @@ async fn register(inner: &Arc<Inner>, kubelet: &Path, attempt: u64) -> Result<()
     let fresh = || format!("{name}-{:p}-{attempt}.sock", Arc::as_ptr(inner));
     let endpoint = inner.script().0.socket_name.clone().unwrap_or_else(fresh);
     // The old server and its stream go first.
-    drop(inner.server().take());
+    inner.serve(None);
     let path = inner.directory.join(&endpoint);
     remove(&path).map_err(|error| error.to_string())?;
     let listener = UnixListener::bind(&path).map_err(|error| error.to_string())?;
     let service = DevicePluginServer::new(Service { inner: Arc::clone(inner), attempt });
-    *inner.server() = Some(Server::start(listener, tonic::transport::Server::builder().add_service(service)));
+    inner.serve(Some(Server::start(listener, tonic::transport::Server::builder().add_service(service))));
 
     let socket = kubelet.to_owned();
     let connector = tower::service_fn(move |_| {
@@ -234,10 +248,9 @@ async fn register(inner: &Arc<Inner>, kubelet: &Path, attempt: u64) -> Result<()
         resource_name: inner.resource.clone(),
         options: None,
     };
-    let answer = RegistrationClient::new(channel).register(request).await;
-    let outcome = answer.map(drop).map_err(|status| status.message().to_owned());
     inner.script().1.registrations += 1;
-    outcome
+    let answer = RegistrationClient::new(channel).register(request).await;
+    answer.map(drop).map_err(|status| status.message().to_owned())
 }
 
 async fn until_lost(kubelet: &Path, registered_at: Option<u64>, attempt: u64, mut ended: watch::Receiver<u64>) {

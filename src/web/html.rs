@@ -164,7 +164,7 @@ fn container(account: &Account, now: Moment) -> Markup {
                 now_values.and_then(|account| account.memory_used_bytes),
                 now_values.and_then(|account| account.memory_limit_bytes),
             )) }
-            td.number { (span(account.allocated_seconds as u64)) }
+            td.number { (known(account.allocated_seconds.map(|seconds| span(seconds as u64)))) }
             td.number { (known(account.idle_seconds.map(|seconds| span(seconds as u64)))) }
             td.number { (known(account.energy_joules.map(|joules| format!("{:.3} kWh", joules / 3.6e6)))) }
             td.number { (known(since_active.map(|seconds| format!("{} ago", span(seconds as u64))))) }
@@ -172,11 +172,8 @@ fn container(account: &Account, now: Moment) -> Markup {
     }
 }
 
-/// How it is held, and how its use is told apart where that is another word.
 fn sharing(holding: &Holding) -> String {
-    let (sharing, attribution) = (holding.sharing.as_str(), holding.attribution.as_str());
-    let words = if sharing == attribution { sharing.to_owned() } else { format!("{sharing}, {attribution}") };
-    words.replace('_', " ")
+    holding.sharing.as_str().replace('_', " ")
 }
 
 fn freshness(snapshot: &Snapshot, now: Moment) -> Markup {

@@ -54,8 +54,13 @@ pub fn router(state: WebState) -> Router {
         .with_state(state)
 }
 
-async fn metrics(State(state): State<WebState>, headers: HeaderMap) -> Response {
-    page(state, negotiation::format(&headers), negotiation::coding(&headers)).await
+async fn metrics(State(state): State<WebState>, method: Method, headers: HeaderMap) -> Response {
+    let scrapes = state.scrapes.clone();
+    let response = page(state, negotiation::format(&headers), negotiation::coding(&headers)).await;
+    if method == Method::GET && response.status().is_success() {
+        scrapes.count_page();
+    }
+    response
 }
 
 /// dcgm-exporter speaks text 0.0.4 only, and its counters fit nothing else.

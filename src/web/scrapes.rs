@@ -1,3 +1,4 @@
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -5,15 +6,29 @@ use crate::model::DurationHistogram;
 
 /// How long scrapes took. The web room records, the agent copies it into the next snapshot.
 #[derive(Clone, Debug, Default)]
-pub struct ScrapeDurations(Arc<Mutex<DurationHistogram>>);
+pub struct ScrapeDurations {
+    durations: Arc<Mutex<DurationHistogram>>,
+    pages: Arc<AtomicU64>,
+}
 
 impl ScrapeDurations {
     pub fn record(&self, duration: Duration) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).observe(duration);
+        self.durations.lock().unwrap_or_else(PoisonError::into_inner).observe(duration);
+    }
+
+    /// One more page with container counters has been handed out.
+    pub fn count_page(&self) {
+        self.pages.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many readers have had the container counters.
+    #[must_use]
+    pub fn pages(&self) -> u64 {
+        self.pages.load(Ordering::Relaxed)
     }
 
     #[must_use]
     pub fn snapshot(&self) -> DurationHistogram {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.durations.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

@@ -68,7 +68,8 @@ impl Running {
             let read = lines.read_line(&mut line).expect("the log is text");
             log.lock().expect("not poisoned").push_str(&line);
             assert!(read > 0, "ended before it listened:\n{}", log.lock().expect("not poisoned"));
-            address = line.split("listening address=").nth(1).map(|rest| rest.trim().to_owned());
+            let shown = line.contains("listening").then(|| line.split("address=").nth(1)).flatten();
+            address = shown.and_then(|rest| rest.split_whitespace().next()).map(ToOwned::to_owned);
         }
         let following = Arc::clone(&log);
         std::thread::spawn(move || {

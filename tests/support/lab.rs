@@ -60,6 +60,17 @@ impl Lab {
         self.allocatable_becomes(SAMPLE, 2).await;
     }
 
+    /// Kills it and waits until the kubelet has noticed: a new one must not be taken for the old.
+    pub async fn stop_gpu_plugin(&mut self) {
+        self.gpu = None;
+        self.allocatable_becomes(GPU, 0).await;
+    }
+
+    pub async fn stop_sample_plugin(&mut self) {
+        self.sample = None;
+        self.allocatable_becomes(SAMPLE, 0).await;
+    }
+
     pub fn gpu(&self) -> &StandInPlugin {
         self.gpu.as_ref().expect("the GPU plugin runs")
     }

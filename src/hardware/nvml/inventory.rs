@@ -108,7 +108,7 @@ fn describe(caller: &mut Caller, parent: Handle, mig: &Mig, parent_memory: Optio
         gpu_instance: mig.gpu_instance,
         compute_instance: mig.compute_instance,
         slices: attributes
-            .map(|attributes| attributes.gpuInstanceSliceCount)
+            .map(|attributes| attributes.computeInstanceSliceCount)
             .or_else(|| profile.as_deref().and_then(slices_in_profile))
             .unwrap_or(0),
         profile: profile.unwrap_or_default(),

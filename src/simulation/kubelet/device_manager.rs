@@ -355,3 +355,137 @@ impl DeviceManager {
 
 /// The kubelet's mark for "no NUMA node".
 const NO_NODE: i64 = -1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GPU: &str = "example.com/gpu";
+
+    fn list(devices: &[(&str, bool)]) -> Vec<ListedDevice> {
+        let device =
+            |(id, healthy): &(&str, bool)| ListedDevice { id: (*id).to_owned(), healthy: *healthy, numa_nodes: None };
+        devices.iter().map(device).collect()
+    }
+
+    fn healthy(ids: &[&str]) -> Vec<ListedDevice> {
+        list(&ids.iter().map(|id| (*id, true)).collect::<Vec<_>>())
+    }
+
+    fn offered(manager: &DeviceManager) -> Vec<&str> {
+        manager.allocatable().map(|(_, device)| device.id.as_str()).collect()
+    }
+
+    fn place(pod: &str) -> Place {
+        (pod.to_owned(), "main".to_owned(), GPU.to_owned())
+    }
+
+    fn select(manager: &DeviceManager, wanted: usize, reusable: &[&str]) -> Result<Selection, String> {
+        let reusable = reusable.iter().map(|id| (*id).to_owned()).collect();
+        manager.select(&place("new"), wanted, &reusable, &mut Random::seeded(1))
+    }
+
+    fn count(manager: &DeviceManager) -> Option<(usize, usize)> {
+        manager.counts().get(GPU).map(|count| (count.capacity, count.allocatable))
+    }
+
+    #[test]
+    fn selection_by_what_is_there() {
+        let strings = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
+        let mut manager = DeviceManager::new(Rules::UpTo136);
+        assert_eq!(select(&manager, 1, &[]), Ok(Selection::Nothing), "nobody knows the resource");
+        manager.set_devices(GPU, list(&[("a", false)]));
+        let error = "no healthy devices present; cannot allocate unhealthy devices example.com/gpu";
+        assert_eq!(select(&manager, 1, &[]), Err(error.to_owned()));
+
+        manager.set_devices(GPU, healthy(&["a", "b", "c"]));
+        manager.assign(place("old"), &strings(&["a"]), Vec::new());
+        assert_eq!(select(&manager, 0, &[]), Ok(Selection::Nothing));
+        let error = "requested number of devices unavailable for example.com/gpu. Requested: 3, Available: 2";
+        assert_eq!(select(&manager, 3, &[]), Err(error.to_owned()));
+        assert_eq!(select(&manager, 1, &["a"]), Ok(Selection::Take(strings(&["a"]))), "from the init container");
+        assert!(matches!(select(&manager, 1, &[]), Ok(Selection::Choose { available, must })
+            if available.len() == 2 && must.is_empty()));
+        assert!(matches!(select(&manager, 2, &["a"]), Ok(Selection::Choose { available, must })
+            if available.len() == 3 && must == ["a"]));
+        assert!(matches!(select(&manager, 2, &[]), Ok(Selection::Take(devices)) if devices.len() == 2));
+
+        manager.reserve(GPU, &strings(&["b"]));
+        assert_eq!(select(&manager, 1, &[]), Ok(Selection::Take(strings(&["c"]))), "b is in flight");
+    }
+
+    #[test]
+    fn preferences_are_intersected_and_filled_up() {
+        let strings = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
+        let available = strings(&["a", "b", "c", "d"]);
+        for (must, preferred, wanted, expected) in [
+            (vec![], vec!["c", "d"], 2, vec!["c", "d"]),
+            (vec![], vec!["ghost", "d"], 2, vec!["d", "a"]),
+            (vec!["b"], vec!["d", "c"], 2, vec!["b", "d"]),
+            (vec![], vec!["d", "d", "c", "b"], 2, vec!["d", "c"]),
+            (vec![], vec![], 3, vec!["a", "b", "c"]),
+        ] {
+            let settled = DeviceManager::settle(&available, &strings(&must), &strings(&preferred), wanted);
+            assert_eq!(settled, expected, "must {must:?}, preferred {preferred:?}");
+        }
+    }
+
+    #[test]
+    fn a_lost_plugin_keeps_its_capacity_for_five_minutes() {
+        let mut manager = DeviceManager::new(Rules::UpTo136);
+        let serial = manager.connected(GPU, "/a.sock").unwrap();
+        assert!(manager.listed(serial, healthy(&["a", "b"])));
+        assert_eq!(manager.stream_ended(serial, Monotonic::from_secs(10)), [] as [Serial; 0]);
+        assert_eq!(count(&manager), Some((2, 0)));
+        assert!(!manager.expire(Monotonic::from_secs(309)));
+        assert!(manager.expire(Monotonic::from_secs(310)));
+        assert_eq!(count(&manager), None);
+    }
+
+    #[test]
+    fn up_to_1_36_any_stream_speaks_for_the_resource_and_takes_it_down() {
+        let mut manager = DeviceManager::new(Rules::UpTo136);
+        let first = manager.connected(GPU, "/a.sock").unwrap();
+        manager.listed(first, healthy(&["a"]));
+        let second = manager.connected(GPU, "/b.sock").unwrap();
+        manager.listed(second, healthy(&["b"]));
+        assert!(manager.listed(first, healthy(&["a"])), "the first still speaks");
+        assert_eq!(offered(&manager), ["a"]);
+        assert_eq!(manager.stream_ended(first, Monotonic::default()), [second], "the second is closed");
+        assert_eq!(offered(&manager), [] as [&str; 0]);
+        assert_eq!(manager.plugin(GPU), None);
+    }
+
+    #[test]
+    fn from_1_37_each_socket_stands_for_itself() {
+        let mut manager = DeviceManager::new(Rules::From137);
+        let first = manager.connected(GPU, "/a.sock").unwrap();
+        manager.listed(first, healthy(&["a"]));
+        assert!(manager.connected(GPU, "/a.sock").unwrap_err().contains("already connected"));
+        let second = manager.connected(GPU, "/b.sock").unwrap();
+        manager.listed(second, healthy(&["b"]));
+        assert!(!manager.listed(first, healthy(&["a", "c"])), "not primary");
+        assert_eq!(offered(&manager), ["b"]);
+        assert_eq!(manager.stream_ended(second, Monotonic::default()), [] as [Serial; 0]);
+        assert_eq!(offered(&manager), ["a", "c"]);
+        assert_eq!(manager.plugin(GPU), Some(first));
+    }
+
+    #[test]
+    fn a_restart_keeps_assignments_and_forgets_devices() {
+        let mut manager = DeviceManager::new(Rules::UpTo136);
+        manager.set_devices(GPU, healthy(&["a", "b"]));
+        manager.assign(place("old"), &["a".to_owned()], vec![1, 2]);
+        let restored = DeviceManager::restored(Rules::UpTo136, &manager.checkpoint(), Monotonic::default(), &manager);
+        assert_eq!(restored.devices_of("old", "main").collect::<Vec<_>>(), [(GPU, "a", None)]);
+        assert_eq!(count(&restored), Some((0, 0)));
+        assert_eq!(restored.checkpoint().data.pod_device_entries, manager.checkpoint().data.pod_device_entries);
+    }
+
+    #[test]
+    fn an_id_listed_twice_can_be_healthy_and_not() {
+        let mut manager = DeviceManager::new(Rules::UpTo136);
+        manager.set_devices(GPU, list(&[("a", true), ("a", false)]));
+        assert_eq!(count(&manager), Some((1, 1)));
+    }
+}

@@ -41,7 +41,8 @@ use faults::Faults;
 use limiter::Limiter;
 use lister::Lister;
 use registration::Registry;
-use shared::{Power, Shared, lock};
+pub(super) use shared::lock;
+use shared::{Power, Shared};
 use state::Sight;
 
 use crate::wire::v1::pod_resources_lister_server::PodResourcesListerServer;
@@ -59,6 +60,8 @@ pub struct Options {
     /// How long a restarted kubelet answers with nothing or with a part.
     pub early_window: Duration,
     pub dial_timeout: Duration,
+    /// The kubelet's own time moves only when it is told to: nothing refills the rate limit, no plugin expires.
+    pub frozen_clock: bool,
     /// Allocatable under the static CPU policy; empty without one.
     pub cpu_ids: Vec<i64>,
     /// Allocatable under the static memory policy; empty without one.
@@ -74,6 +77,7 @@ impl Default for Options {
             seed: 1,
             early_window: Duration::from_millis(90),
             dial_timeout: Duration::from_secs(10),
+            frozen_clock: false,
             cpu_ids: Vec::new(),
             memory: Vec::new(),
         }
@@ -342,8 +346,15 @@ async fn boot(shared: Arc<Shared>, window: Duration) {
         }
     };
     tokio::time::sleep(window / 4).await;
-    shared.state().sight = Sight::All;
-    shared.power.send_replace(Power::Ready);
+    shared.power.send_if_modified(|power| {
+        // A kubelet that was stopped meanwhile stays stopped.
+        let starting = *power == Power::Starting;
+        if starting {
+            shared.state().sight = Sight::All;
+            *power = Power::Ready;
+        }
+        starting
+    });
     shared.changed();
     std::future::pending::<()>().await;
     drop(registration);

@@ -9,7 +9,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status, async_trait};
 
 use super::device_manager::{ListedDevice, Serial};
-use super::shared::{Plugin, Shared};
+use super::shared::{Plugin, Power, Shared};
 use crate::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use crate::wire::v1beta1::registration_server::Registration;
 use crate::wire::v1beta1::{Device, Empty, RegisterRequest};
@@ -42,6 +42,9 @@ impl Registry {
 
         // Held over both steps: the watch must find its plugin when its stream ends at once.
         let mut plugins = shared.plugins();
+        if *shared.power.borrow() == Power::Off {
+            return Err("the kubelet is stopped".to_owned());
+        }
         let serial = shared.state().devices.connected(&request.resource_name, &path.to_string_lossy())?;
         let watch = tokio::spawn(watch(Arc::clone(shared), serial, client.clone()));
         plugins.insert(serial, Plugin { client, prefers, watch });

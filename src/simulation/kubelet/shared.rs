@@ -67,7 +67,7 @@ impl Shared {
             power: watch::Sender::new(Power::Off),
             changes: watch::Sender::new(0),
             faults: watch::Sender::default(),
-            limiter: Mutex::new(Limiter::full(clock.now().monotonic)),
+            limiter: Mutex::new(Limiter::full(Monotonic::default())),
             admission: tokio::sync::Mutex::default(),
             state: Mutex::new(state),
             plugins: Mutex::default(),
@@ -86,7 +86,8 @@ impl Shared {
     }
 
     pub fn now(&self) -> Monotonic {
-        self.clock.now().monotonic + *lock(&self.skew)
+        let skew = *lock(&self.skew);
+        if self.options.frozen_clock { Monotonic::new(skew) } else { self.clock.now().monotonic + skew }
     }
 
     pub fn advance(&self, by: Duration) {

@@ -1,0 +1,363 @@
+use super::*;
+use crate::model::{Attribution, ContainerRef, Totals};
+use proptest::prelude::*;
+
+const GPU: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
+
+fn moment(milliseconds: u64) -> Moment {
+    #[allow(clippy::cast_precision_loss, reason = "small numbers")]
+    let unix = UnixSeconds(1_700_000_000.0 + milliseconds as f64 / 1000.0);
+    Moment { monotonic: Monotonic::from_millis(milliseconds), unix }
+}
+
+fn holding(sharing: Sharing, share: f64) -> Holding {
+    let attribution = Attribution::Exclusive;
+    Holding {
+        resource: Some("nvidia.com/gpu".into()),
+        device_ids: vec![GPU.into()],
+        sharing,
+        attribution: Some(attribution),
+        share: Some(share),
+    }
+}
+
+fn held_by(pods: &[&str], sharing: Sharing, share: f64) -> Join {
+    let key = |pod: &&str| HoldingKey { container: ContainerRef::new("team", pod, "main"), gpu: GPU.into(), mig: None };
+    let holdings = pods.iter().map(|pod| (key(pod), holding(sharing, share))).collect();
+    Join { holdings, ..Join::default() }
+}
+
+/// A ledger with one device whose readings the test speaks.
+struct World {
+    ledger: Ledger,
+    join: Join,
+    readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
+    scrapes: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        let ledger = Ledger::new(Duration::from_secs(300), Duration::from_secs(5));
+        Self { ledger, join: Join::default(), readings: BTreeMap::new(), scrapes: 0 }
+    }
+
+    fn read(&mut self, milliseconds: u64, busy: Option<f64>, energy: Option<f64>) -> Vec<Account> {
+        let through = Monotonic::from_millis(milliseconds);
+        let totals = Totals { through, busy_seconds: busy, energy_joules: energy, ..Totals::default() };
+        self.readings.insert(GPU.into(), Arc::new(DeviceReadings { totals, ..DeviceReadings::default() }));
+        self.tick(milliseconds)
+    }
+
+    fn relate(&mut self, milliseconds: u64, join: Join) -> Vec<Account> {
+        self.join = join;
+        self.tick(milliseconds)
+    }
+
+    fn tick(&mut self, milliseconds: u64) -> Vec<Account> {
+        let inventory = Inventory::default();
+        self.ledger.advance(&Observation {
+            now: moment(milliseconds),
+            join: &self.join,
+            inventory: &inventory,
+            readings: &self.readings,
+            scrapes: self.scrapes,
+        })
+    }
+}
+
+fn exclusive(pods: &[&str]) -> Join {
+    held_by(pods, Sharing::Exclusive, 1.0)
+}
+
+/// Pod, allocated, busy, idle, energy.
+type Figures = (String, f64, Option<f64>, Option<f64>, Option<f64>);
+
+fn figures(accounts: &[Account]) -> Vec<Figures> {
+    // To the microsecond: floating point is not what these tables are about.
+    let round = |value: f64| (value * 1e6).round() / 1e6;
+    let row = |account: &Account| {
+        let parts = [account.busy_seconds, account.idle_seconds, account.energy_joules].map(|part| part.map(round));
+        (
+            account.container.pod.to_string(),
+            round(account.allocated_seconds.unwrap_or_default()),
+            parts[0],
+            parts[1],
+            parts[2],
+        )
+    };
+    accounts.iter().map(row).collect()
+}
+
+#[test]
+fn one_holder_gets_all_of_busy_and_energy() {
+    let mut world = World::new();
+    world.read(0, Some(0.0), Some(0.0));
+    world.relate(0, exclusive(&["a"]));
+    let accounts = world.read(1000, Some(0.25), Some(300.0));
+    assert_eq!(figures(&accounts), [("a".into(), 1.0, Some(0.25), Some(0.75), Some(300.0))]);
+}
+
+#[test]
+fn totals_from_before_the_agent_saw_the_holder_are_nobodys() {
+    let mut world = World::new();
+    world.read(0, Some(500.0), Some(9e6));
+    world.read(1000, Some(501.0), Some(9.1e6));
+    world.relate(1000, exclusive(&["a"]));
+    let accounts = world.read(2000, Some(501.5), Some(9.100_1e6));
+    let (_, allocated, busy, idle, energy) = figures(&accounts)[0].clone();
+    assert_eq!((allocated, busy, idle), (1.0, Some(0.5), Some(0.5)));
+    assert!((energy.unwrap() - 100.0).abs() < 1e-6);
+}
+
+#[test]
+fn an_interval_is_divided_where_the_holder_changed() {
+    let mut world = World::new();
+    world.read(0, Some(0.0), Some(0.0));
+    world.relate(0, exclusive(&["a"]));
+    world.relate(250, exclusive(&[]));
+    world.relate(500, exclusive(&["b"]));
+    let accounts = world.read(1000, Some(0.8), Some(100.0));
+    assert_eq!(
+        figures(&accounts),
+        [("a".into(), 0.25, Some(0.2), Some(0.05), Some(25.0)), ("b".into(), 0.5, Some(0.4), Some(0.1), Some(50.0))]
+    );
+}
+
+#[test]
+fn busy_unknown_is_absent_and_allocated_goes_on() {
+    let mut world = World::new();
+    world.read(0, None, None);
+    world.relate(0, exclusive(&["a"]));
+    assert_eq!(figures(&world.read(1000, None, None)), [("a".into(), 1.0, None, None, None)]);
+}
+
+#[test]
+fn a_device_that_stops_answering_stays_held_but_is_neither_busy_nor_idle() {
+    let mut world = World::new();
+    world.read(0, Some(0.0), None);
+    world.relate(0, exclusive(&["a"]));
+    world.read(1000, Some(0.5), None);
+    world.tick(5000);
+    let accounts = world.tick(61_000);
+    assert_eq!(figures(&accounts), [("a".into(), 61.0, Some(0.5), Some(0.5), None)]);
+}
+
+#[test]
+fn a_shared_slot_counts_its_part_and_claims_no_busy_time() {
+    let mut world = World::new();
+    world.read(0, Some(0.0), Some(0.0));
+    world.relate(0, held_by(&["a", "b"], Sharing::TimeSlicing, 0.25));
+    let accounts = world.read(4000, Some(4.0), Some(4000.0));
+    let expected = |pod: &str| (pod.to_owned(), 1.0, None, None, None);
+    assert_eq!(figures(&accounts), [expected("a"), expected("b")]);
+}
+
+#[test]
+fn a_driver_total_that_restarts_takes_nothing_back() {
+    let mut world = World::new();
+    world.read(0, Some(100.0), Some(1000.0));
+    world.relate(0, exclusive(&["a"]));
+    world.read(1000, Some(100.5), Some(1100.0));
+    let accounts = world.read(2000, Some(0.0), Some(0.0));
+    assert_eq!(figures(&accounts), [("a".into(), 2.0, Some(0.5), Some(1.5), Some(100.0))]);
+}
+
+#[test]
+fn busy_time_reported_early_is_carried_to_the_interval_it_belongs_to() {
+    let mut world = World::new();
+    world.read(0, Some(0.0), None);
+    world.relate(0, exclusive(&["a"]));
+    world.read(1000, Some(1.1), None);
+    let accounts = world.read(2000, Some(2.0), None);
+    assert_eq!(figures(&accounts), [("a".into(), 2.0, Some(2.0), Some(0.0), None)]);
+}
+
+#[test]
+fn last_active_is_the_start_of_holding_until_something_runs() {
+    let mut world = World::new();
+    world.read(0, Some(0.0), None);
+    world.relate(0, exclusive(&["a"]));
+    let idle = world.read(1000, Some(0.0), None);
+    assert_eq!(idle[0].last_active, Some(moment(0).unix));
+    let active = world.read(2000, Some(0.1), None);
+    assert_eq!(active[0].last_active, Some(moment(2000).unix));
+}
+
+#[test]
+fn ended_accounts_stay_for_the_retention_and_until_two_pages_had_them() {
+    let mut world = World::new();
+    world.read(0, Some(0.0), None);
+    world.relate(0, exclusive(&["a"]));
+    world.relate(1000, exclusive(&[]));
+    world.read(2000, Some(1.0), None);
+    let after = |world: &mut World, seconds: u64| world.read(seconds * 1000, Some(1.0), None).len();
+    assert_eq!(after(&mut world, 300), 1, "within the retention");
+    assert_eq!(after(&mut world, 400), 1, "nobody has read it");
+    world.scrapes = 1;
+    assert_eq!(after(&mut world, 401), 1, "one page had it");
+    world.scrapes = 2;
+    assert_eq!(after(&mut world, 402), 0);
+}
+
+#[test]
+fn a_pod_that_comes_back_under_its_name_goes_on_counting() {
+    let mut world = World::new();
+    world.read(0, Some(0.0), None);
+    world.relate(0, exclusive(&["a"]));
+    world.relate(1000, exclusive(&[]));
+    world.relate(2000, exclusive(&["a"]));
+    let accounts = world.read(3000, Some(3.0), None);
+    assert_eq!(figures(&accounts)[0].1, 2.0);
+    assert_eq!(accounts[0].ended, None);
+}
+
+#[test]
+fn a_page_that_nobody_reads_does_not_grow_for_ever() {
+    let mut world = World::new();
+    world.read(0, Some(0.0), None);
+    for pod in 0..ENDED_LIMIT as u64 + 50 {
+        world.relate(pod * 10, exclusive(&[&format!("pod-{pod}")]));
+    }
+    assert!(world.tick(60_000).len() <= ENDED_LIMIT + 1);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Who holds the device from now on.
+    Hold(Option<u8>),
+    /// A reading: how much of the time since the last one was busy, in per cent, and joules.
+    Read(u8, u16),
+}
+
+fn steps() -> impl Strategy<Value = Vec<(u16, Step)>> {
+    let step = prop_oneof![
+        proptest::option::of(0..4_u8).prop_map(Step::Hold),
+        (0..=100_u8, 0..1000_u16).prop_map(|(busy, joules)| Step::Read(busy, joules)),
+    ];
+    proptest::collection::vec((1..2000_u16, step), 1..60)
+}
+
+proptest! {
+    /// Against a reference that asks for every millisecond who held the device.
+    #[test]
+    fn the_ledger_agrees_with_a_slow_and_obvious_one(steps in steps()) {
+        let mut world = World::new();
+        world.read(0, Some(0.0), Some(0.0));
+        let (mut now, mut read_at, mut holder) = (0_u64, 0_u64, None);
+        let (mut busy_total, mut energy_total) = (0.0, 0.0);
+        let mut holders: Vec<Option<u8>> = vec![];
+        let mut reference: BTreeMap<u8, (f64, f64, f64)> = BTreeMap::new();
+        let mut before: BTreeMap<String, f64> = BTreeMap::new();
+        for (wait, step) in steps {
+            // Readings never come later than they are accounted without: the reference knows no such rule.
+            let wait = u64::from(wait).min(4000 - (now - read_at).min(3999));
+            holders.extend(std::iter::repeat_n(holder, usize::try_from(wait).unwrap()));
+            now += wait;
+            let accounts = match step {
+                Step::Hold(pod) => {
+                    holder = pod;
+                    let pods: Vec<String> = pod.iter().map(u8::to_string).collect();
+                    world.relate(now, exclusive(&pods.iter().map(String::as_str).collect::<Vec<_>>()))
+                }
+                Step::Read(busy_percent, joules) => {
+                    #[allow(clippy::cast_precision_loss, reason = "small numbers")]
+                    let length = (now - read_at) as f64 / 1000.0;
+                    let busy = length * f64::from(busy_percent) / 100.0;
+                    busy_total += busy;
+                    energy_total += f64::from(joules);
+                    let span = usize::try_from(read_at).unwrap()..usize::try_from(now).unwrap();
+                    for pod in holders[span].iter().flatten() {
+                        let row = reference.entry(*pod).or_default();
+                        row.0 += 0.001;
+                        row.1 += busy * 0.001 / length;
+                        row.2 += f64::from(joules) * 0.001 / length;
+                    }
+                    read_at = now;
+                    world.read(now, Some(busy_total), Some(energy_total))
+                }
+            };
+            for account in &accounts {
+                let pod = account.container.pod.to_string();
+                let seconds = account.allocated_seconds.unwrap_or_default();
+                prop_assert!(seconds >= before.insert(pod, seconds).unwrap_or(0.0), "a counter fell");
+            }
+        }
+        for account in world.tick(now) {
+            let pod: u8 = account.container.pod.parse().unwrap();
+            let (allocated, busy, energy) = reference.get(&pod).copied().unwrap_or_default();
+            let close = |ours: f64, theirs: f64| (ours - theirs).abs() <= 1e-6 * theirs.abs().max(1.0);
+            prop_assert!(close(account.allocated_seconds.unwrap_or_default(), allocated), "{account:?} {allocated}");
+            prop_assert!(close(account.busy_seconds.unwrap_or(0.0), busy), "{account:?} {busy}");
+            prop_assert!(close(account.energy_joules.unwrap_or(0.0), energy), "{account:?} {energy}");
+            let known = account.busy_seconds.zip(account.idle_seconds);
+            let sum = known.map_or(0.0, |(busy, idle)| busy + idle);
+            prop_assert!(close(sum, account.allocated_seconds.unwrap_or_default()), "allocated = busy + idle: {account:?}");
+        }
+    }
+}
+
+#[test]
+fn a_change_of_share_counts_from_when_it_changed() {
+    let mut world = World::new();
+    world.read(0, Some(0.0), Some(0.0));
+    world.relate(0, held_by(&["a", "b"], Sharing::TimeSlicing, 0.5));
+    world.relate(900, exclusive(&["a"]));
+    let accounts = world.read(1000, Some(1.0), Some(100.0));
+    assert_eq!(
+        figures(&accounts),
+        [("a".into(), 0.55, Some(0.1), Some(0.0), Some(10.0)), ("b".into(), 0.45, None, None, None)]
+    );
+}
+
+#[test]
+fn energy_drawn_while_nobody_was_reading_is_not_the_next_holders() {
+    let mut world = World::new();
+    world.read(0, Some(0.0), Some(0.0));
+    world.relate(0, exclusive(&["a"]));
+    world.read(1000, Some(1.0), Some(100.0));
+    world.tick(200_000);
+    world.relate(300_000, exclusive(&["b"]));
+    let accounts = world.read(303_000, Some(200.0), Some(30_000.0));
+    let energy: Vec<Option<f64>> = accounts.iter().map(|account| account.energy_joules).collect();
+    assert_eq!(energy, [Some(100.0), None]);
+    // With the same holder throughout it is that holder's.
+    let mut world = World::new();
+    world.read(0, Some(0.0), Some(0.0));
+    world.relate(0, exclusive(&["a"]));
+    world.tick(200_000);
+    assert_eq!(world.read(201_000, Some(100.0), Some(30_000.0))[0].energy_joules, Some(30_000.0));
+}
+
+#[test]
+fn a_pod_under_an_old_name_has_not_been_idle_since_before_it_was_there() {
+    let mut world = World::new();
+    world.read(0, Some(0.0), None);
+    world.relate(0, exclusive(&["a"]));
+    world.read(1000, Some(0.5), None);
+    world.relate(2000, exclusive(&[]));
+    world.relate(60_000, exclusive(&["a"]));
+    let accounts = world.read(61_000, Some(0.5), None);
+    assert_eq!(accounts[0].last_active, Some(moment(60_000).unix));
+}
+
+#[test]
+fn slow_sampling_is_not_lateness() {
+    let mut world = World::new();
+    world.ledger = Ledger::new(Duration::from_secs(300), Duration::from_secs(30));
+    world.read(0, Some(0.0), None);
+    world.relate(0, exclusive(&["a"]));
+    for second in 1..10 {
+        world.tick(second * 1000);
+    }
+    assert_eq!(figures(&world.read(10_000, Some(7.0), None)), [("a".into(), 10.0, Some(7.0), Some(3.0), None)]);
+}
+
+#[test]
+fn without_a_known_share_nothing_is_counted() {
+    let mut world = World::new();
+    world.read(0, Some(0.0), None);
+    let mut join = held_by(&["a"], Sharing::TimeSlicing, 1.0);
+    join.holdings.values_mut().for_each(|holding| holding.share = None);
+    world.relate(0, join);
+    assert_eq!(world.read(1000, Some(1.0), None)[0].allocated_seconds, None);
+}
