@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 use agent::Running;
 use fake_nvml::FakeNvml;
 use kubelet::{ContainerSpec, ListedDevice, Node, Options, PodSpec, node};
+use podmeter::wire::v1beta1;
+use podmeter::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use serde_json::json;
 
 const GPUS: usize = 8;
@@ -36,11 +38,16 @@ fn main() {
     let node = runtime.block_on(usual_node());
     let driver = FakeNvml::start(json!({ "gpus": vec![json!({ "utilization": { "gpu": 60, "memory": 30 } }); GPUS] }));
     println!("| figure | measured | must reach |\n|---|---|---|");
+    // `cargo bench -- plugin` measures that half alone.
+    if std::env::args().any(|argument| argument == "plugin") {
+        return plugin(&runtime, &driver);
+    }
     start(&node, &driver);
     steady(&node, &driver);
     let new_allocation = new_allocations(&node, &driver);
     row("new allocation by another plugin → on the page, median / p99", &new_allocation, "– / ≤ 0.5 s");
     refresh(&node, &driver);
+    plugin(&runtime, &driver);
 }
 
 fn row(figure: &str, measured: &str, limit: &str) {
@@ -69,8 +76,9 @@ async fn usual_node() -> Node {
     node
 }
 
+/// The exporter's half: the devices are somebody else's.
 fn run(node: &Node, driver: &FakeNvml) -> Running {
-    agent::agent(node.root.path(), &[], &driver.env())
+    agent::agent(node.root.path(), &["--device-plugin=off"], &driver.env())
 }
 
 /// Whether the page has device data with the holder's labels.
@@ -197,6 +205,74 @@ fn refresh(node: &Node, driver: &FakeNvml) {
         "≤ 10 ms",
     );
     row("resident memory with 1,000 pods", &format!("{:.1} MiB", resident_mib(running.pid())), "–");
+}
+
+/// The plugin's half, on a node where it has the GPUs to itself.
+fn plugin(runtime: &tokio::runtime::Runtime, driver: &FakeNvml) {
+    let node = runtime.block_on(node(Options::default()));
+    let _inside = runtime.enter();
+    let both = || agent::agent(node.root.path(), &[], &driver.env());
+    let offered = |count: usize| {
+        let becomes =
+            node.node_status_becomes(|status| status.get("nvidia.com/gpu").is_some_and(|gpu| gpu.allocatable == count));
+        assert!(runtime.block_on(becomes), "{:?}", node.node_status());
+    };
+    let registered = (0..20).map(|_| {
+        let began = Instant::now();
+        let running = both();
+        offered(GPUS);
+        let seconds = began.elapsed().as_secs_f64();
+        drop(running);
+        offered(0);
+        seconds
+    });
+    let registered = quantiles(registered, 1.0, 1e3, "ms");
+    row("exec → registered and listed, median / worst of 20", &registered, "≤ 20 ms");
+
+    let running = both();
+    offered(GPUS);
+    let back = (0..20).map(|_| {
+        node.stop();
+        std::thread::sleep(Duration::from_millis(300));
+        let made = || {
+            std::fs::metadata(node.device_plugin_directory().join("kubelet.sock")).and_then(|file| file.modified()).ok()
+        };
+        let before = made();
+        node.start_again().unwrap();
+        while made().is_none_or(|made| Some(made) == before) {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        let began = Instant::now();
+        offered(GPUS);
+        began.elapsed().as_secs_f64()
+    });
+    let back = quantiles(back, 1.0, 1e3, "ms");
+    row("kubelet back → registered and listed again, median / worst of 20", &back, "≤ 200 ms");
+
+    let entries = std::fs::read_dir(node.device_plugin_directory()).unwrap().map(|entry| entry.unwrap().path());
+    let socket = entries.into_iter().find(|path| path.to_string_lossy().contains("podmeter-nvidia.com_gpu")).unwrap();
+    let calls = runtime.block_on(async {
+        let mut client = DevicePluginClient::new(kubelet::connect(&socket).await.unwrap());
+        let mut seconds = vec![];
+        for call in 0..1000 {
+            let container = v1beta1::ContainerAllocateRequest { devices_ids: vec![uuid(call % GPUS)] };
+            let request = v1beta1::AllocateRequest { container_requests: vec![container] };
+            let began = Instant::now();
+            client.allocate(request).await.unwrap();
+            seconds.push(began.elapsed().as_secs_f64());
+        }
+        seconds
+    });
+    row(
+        "Allocate over the socket, median / p99 of 1000",
+        &quantiles(calls.into_iter(), 0.99, 1e3, "ms"),
+        "≤ 0.5 / 2 ms",
+    );
+    let mut connection = Connection::open(&running.address);
+    for _ in 0..200 {
+        connection.scrape();
+    }
+    row("resident memory of both halves after 200 scrapes", &format!("{:.1} MiB", resident_mib(running.pid())), "–");
 }
 
 /// Median and an upper quantile, times `scale`.

@@ -10,6 +10,8 @@ pub mod hardware;
 pub mod kubelet;
 pub mod metrics;
 pub mod model;
+pub mod plugin;
+pub mod preference;
 pub mod simulation;
 pub mod web;
 pub mod wire;

@@ -404,3 +404,55 @@ fn the_catalogue_is_printed_from_the_code() {
     assert_eq!(code, 0);
     assert!(serde_json::from_str::<Value>(&json).is_ok());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_plugin_offers_what_the_driver_lists_and_leaves_no_socket() {
+    let (node, driver) = (node(Options::default()).await, FakeNvml::start(eight_gpus()));
+    let mut running = with_driver(&node, &driver);
+    let offered = async |healthy: usize| {
+        let is = |status: &std::collections::BTreeMap<String, kubelet::Count>| {
+            status.get("nvidia.com/gpu").is_some_and(|gpu| (gpu.capacity, gpu.allocatable) == (8, healthy))
+        };
+        assert!(node.node_status_becomes(is).await, "{healthy} of 8, not {:?}", node.node_status());
+    };
+    offered(8).await;
+    running.until("the same on the page", |page| {
+        page.value("podmeter_plugin_registered", &[]) == Some(1.0)
+            && page.value("podmeter_plugin_devices", &["health=\"healthy\""]) == Some(8.0)
+            && page.value("podmeter_resource_devices", &["state=\"allocatable\""]) == Some(8.0)
+    });
+    assert_eq!(running.get("/-/ready").status, 200);
+
+    driver.update(|state| state["gpus"][3]["lost"] = json!(true));
+    offered(7).await;
+    running.until("what is wrong on the page", |page| {
+        page.value("podmeter_plugin_devices", &["health=\"unhealthy\""]) == Some(1.0)
+            && page.value("podmeter_resource_drift_devices", &["drift=\"advertised_not_allocatable\""]) == Some(0.0)
+    });
+    driver.update(|state| state["gpus"][3]["lost"] = json!(false));
+    offered(8).await;
+
+    running.signal("TERM");
+    assert_eq!(running.wait().code(), Some(0));
+    let left: Vec<_> = std::fs::read_dir(node.device_plugin_directory())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .filter(|name| name.to_string_lossy().starts_with("podmeter-"))
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn readiness_waits_for_the_registration_and_says_why() {
+    let root = tempfile::tempdir().unwrap();
+    let driver = FakeNvml::start(eight_gpus());
+    let running = agent(root.path(), &[], &driver.env());
+    running.until("the devices", |page| page.count("podmeter_plugin_registered", &[]) == 1);
+    let answer = running.get("/-/ready");
+    assert_eq!(answer.status, 503, "{}", answer.body);
+    assert!(answer.body.contains("nvidia.com/gpu is not registered"), "{}", answer.body);
+    let off = agent(root.path(), &["--device-plugin", "off"], &driver.env());
+    off.until("the devices", |page| page.count("podmeter_device_info", &[]) == 8);
+    assert_eq!(off.get("/-/ready").status, 200);
+    assert_eq!(off.metrics().count("podmeter_plugin_registered", &[]), 0);
+}

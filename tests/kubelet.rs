@@ -13,7 +13,7 @@ use podmeter::model::{KubeletState, PodRef, PodResourcesApi};
 use support::kubelet::{Claim, ContainerSpec, FakeKubelet, MemoryBlock, Method, Node, Options, PodSpec, node};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tonic::Code;
 
@@ -22,6 +22,7 @@ const DEADLINE: Duration = Duration::from_millis(300);
 /// The watch as the agent runs it.
 struct Watching {
     state: watch::Receiver<Arc<KubeletState>>,
+    allocated: Arc<Notify>,
     task: JoinHandle<()>,
 }
 
@@ -33,14 +34,21 @@ impl Drop for Watching {
 
 impl Watching {
     fn start(root: &Path, refresh_interval: Duration) -> Self {
+        Self::start_beside(root, &root.join("device-plugins"), refresh_interval)
+    }
+
+    fn start_beside(root: &Path, device_plugins: &Path, refresh_interval: Duration) -> Self {
+        let allocated = Arc::new(Notify::new());
         let settings = Settings {
             pod_resources_socket: root.join("pod-resources/kubelet.sock"),
-            device_plugin_directory: root.join("device-plugins"),
+            device_plugin_directory: device_plugins.to_owned(),
             refresh_interval: Box::new(move || refresh_interval),
             deadline: DEADLINE,
+            allocated: Arc::clone(&allocated),
+            look: Arc::default(),
         };
         let (publish, state) = watch::channel(Arc::default());
-        Self { state, task: tokio::spawn(run(settings, Clock::start(), publish)) }
+        Self { state, allocated, task: tokio::spawn(run(settings, Clock::start(), publish)) }
     }
 
     async fn until(&mut self, what: &str, condition: impl Fn(&KubeletState) -> bool) -> Arc<KubeletState> {
@@ -344,4 +352,17 @@ async fn what_a_kubelet_does_not_know_is_asked_once() {
     let timers = watching.state.borrow().counters.triggers["timer"];
     let later = watching.until("three looks more", |state| state.counters.triggers["timer"] >= timers + 12).await;
     assert_eq!(asked(&later), Some(1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_allocation_that_we_granted_ourselves_is_looked_for_without_the_checkpoint() {
+    let node = node(Options::default()).await;
+    let elsewhere = tempfile::tempdir().unwrap();
+    let mut watching = Watching::start_beside(node.root.path(), elsewhere.path(), NEVER);
+    watching.until("a settled answer", |state| state.settled).await;
+    node.set_pods(vec![gpu_pod("fresh", "GPU-1")]);
+    watching.allocated.notify_one();
+    let state = watching.until("the new holder", |state| held(state) == ["fresh GPU-1"]).await;
+    assert!(state.counters.triggers["allocate"] >= 1, "{:?}", state.counters.triggers);
+    assert_eq!(state.counters.triggers["checkpoint"], 0);
 }

@@ -1,5 +1,5 @@
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
@@ -10,10 +10,12 @@ use crate::clock::Clock;
 use crate::hardware::nvml::NvmlDriver;
 use crate::hardware::simulated::SimulatedDriver;
 use crate::hardware::{Driver, Failure};
-use crate::simulation::node::{Account, Plan, SimulatedNode, resources};
+use crate::plugin::{MigStrategy, NvidiaConfig, Replication, ResourceConfig, Sharing};
+use crate::simulation::node::{Account, Device, Plan, Resource, SimulatedNode, resources};
+use crate::simulation::plugin::{PluginDevice, StandInPlugin};
 
 /// Slots of each GPU in the time-sliced profile.
-const REPLICAS: usize = 4;
+const REPLICAS: u32 = 4;
 /// How often the ground truth is written.
 const TRUTH_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -60,8 +62,14 @@ pub async fn demo(settings: DemoSettings) -> Result<(), DemoError> {
         HardwareSource::None => (None, simulated.controls().inventory(), None),
     };
     let replicas = (settings.profile == Profile::H100TimeSliced).then_some(REPLICAS);
-    let plan = Plan { resources: resources(&inventory, replicas), seed: settings.seed, churn: settings.churn };
+    let slots = replicas.map(|replicas| replicas as usize);
+    let plan = Plan { resources: resources(&inventory, slots), seed: settings.seed, churn: settings.churn };
+    let vendor = plan.resources.clone();
     let node = SimulatedNode::start(directory.path(), plan, controls, clock).await?;
+    // Without devices of its own the agent only watches: somebody else's plugin hands them out.
+    let vendor = if settings.hardware == HardwareSource::None { vendor } else { vec![] };
+    let plugin_directory = node.kubelet().device_plugin_directory();
+    let _vendor: Vec<StandInPlugin> = vendor.iter().map(|resource| stand_in(&plugin_directory, resource)).collect();
 
     let agent = Settings {
         listen: vec![settings.listen],
@@ -76,6 +84,7 @@ pub async fn demo(settings: DemoSettings) -> Result<(), DemoError> {
         sample_interval: Duration::from_secs(1),
         sys_root: "/sys".into(),
         log_format: LogFormat::Text,
+        device_plugin: (settings.hardware != HardwareSource::None).then(|| vec![offered(replicas)]),
         reloadable: Reloadable {
             refresh_interval: settings.refresh_interval,
             retention: Duration::from_secs(300),
@@ -93,6 +102,22 @@ pub async fn demo(settings: DemoSettings) -> Result<(), DemoError> {
         truth.abort();
     }
     Ok(outcome?)
+}
+
+/// Whole GPUs and MIG devices, or this many slots of each GPU.
+fn offered(replicas: Option<u32>) -> ResourceConfig {
+    let sharing = replicas
+        .map(|replicas| Sharing::TimeSlicing(Replication { replicas: Some(replicas), ..Replication::default() }));
+    let mig_strategy = MigStrategy::Mixed;
+    ResourceConfig::Nvidia(Box::new(NvidiaConfig { sharing, mig_strategy, ..NvidiaConfig::default() }))
+}
+
+fn stand_in(directory: &Path, resource: &Resource) -> StandInPlugin {
+    let device = |device: &Device| {
+        let plain = PluginDevice::new(&device.id);
+        device.numa_node.map_or(plain.clone(), |node| plain.on_nodes(&[i64::from(node)]))
+    };
+    StandInPlugin::start(directory, &resource.name, resource.devices.iter().map(device).collect())
 }
 
 /// Appends a line `{"unix": …, "holdings": […]}` at each interval.

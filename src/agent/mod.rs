@@ -14,18 +14,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
 use crate::clock::Clock;
 use crate::hardware::{self, Hardware};
 use crate::kubelet;
 use crate::metrics::Pages;
-use crate::model::{ConfigReload, HardwareState, Snapshot};
+use crate::model::{ConfigReload, HardwareState, PluginState, Snapshot};
+use crate::plugin;
 use crate::web::{self, BindError, Listener, ScrapeDurations, WebState};
 
 pub use crate::hardware::nvml::LibrarySearch;
 pub use crate::hardware::simulated::Profile;
+pub use crate::plugin::{Config as PluginConfig, ConfigError as PluginConfigError, ResourceConfig};
 pub use crate::web::ListenAddress;
 pub use demo::{DemoError, DemoSettings, demo};
 pub use probe::{Probe, probe_nvml};
@@ -78,14 +80,28 @@ async fn run_on(
     let (reloads, config_reload) = watch::channel(Some(loaded));
     let (pulse, scrapes) = (Pulse::default(), ScrapeDurations::default());
 
+    let hardware_states = devices.as_ref().map_or(nothing, Hardware::watch);
+    let (allocated, look) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let kubelet_room = settings.kubelet_room(reloadable.clone(), Arc::clone(&allocated), Arc::clone(&look));
+    let (stop_plugin, plugin_stops) = watch::channel(false);
+    let (publish_plugin, plugin_states) = watch::channel(Arc::<PluginState>::default());
+
     let mut tasks = JoinSet::new();
-    tasks.spawn(named("kubelet", kubelet::run(settings.kubelet_room(reloadable.clone()), clock, publish_kubelet)));
+    // Apart from the other tasks: it ends when it is told to, once its sockets are gone.
+    let mut plugin_task = JoinSet::new();
+    if let Some(settings) = settings.plugin_room() {
+        let (hardware, kubelet) = (hardware_states.clone(), kubelet_states.clone());
+        let neighbours = plugin::Neighbours { hardware, kubelet, allocated, look };
+        plugin_task.spawn(plugin::run(settings, clock, neighbours, publish_plugin, plugin_stops));
+    }
+    tasks.spawn(named("kubelet", kubelet::run(kubelet_room, clock, publish_kubelet)));
     let publisher = Publisher {
         clock,
         node_name: settings.node_name.as_str().into(),
         sample_interval: settings.sample_interval,
-        hardware: devices.as_ref().map_or(nothing, Hardware::watch),
+        hardware: hardware_states,
         kubelet: kubelet_states,
+        plugin: (!plugin_task.is_empty()).then_some(plugin_states),
         reloadable,
         config_reload,
         scrapes: scrapes.clone(),
@@ -122,6 +138,7 @@ async fn run_on(
                 Ok(name) => AgentError::TaskEnded(name),
                 Err(error) => AgentError::TaskBroke(error),
             }),
+            Some(_) = plugin_task.join_next() => break Err(AgentError::TaskEnded("device plugin")),
             asked = signals.next() => match asked {
                 Asked::ToEnd => break Ok(()),
                 Asked::ToReload => apply(reload(), &live, &reloads, clock),
@@ -130,13 +147,15 @@ async fn run_on(
     };
     tracing::info!("ending");
     drop(stop);
+    stop_plugin.send_replace(true);
     let ending = async {
         let threads = devices.map(|devices| tokio::task::spawn_blocking(move || devices.stop()));
         if outcome.is_ok() {
-            // The listeners are closed; requests under way finish.
-            let _ = serving.await;
+            // The listeners and the plugin's sockets are closed; requests under way finish.
+            let _ = tokio::join!(serving, plugin_task.join_next());
         }
         tasks.shutdown().await;
+        plugin_task.shutdown().await;
         if let Some(threads) = threads {
             let _ = threads.await;
         }
@@ -179,7 +198,19 @@ fn ready(snapshot: &Snapshot) -> Result<(), String> {
     if devices.source != "none" && devices.inventory.generation == 0 && devices.problem.is_none() {
         return Err("the devices have not been read yet".into());
     }
-    Ok(())
+    let Some(plugin) = &snapshot.plugin else { return Ok(()) };
+    if !plugin.checked {
+        return Err("the device plugin has not looked at the devices yet".into());
+    }
+    // Once is enough: a kubelet that restarts later is no reason to take this node's metrics away.
+    let waiting = plugin.resources.iter().find(|(_, state)| state.registrations == 0 && state.conflict.is_none());
+    match waiting {
+        None => Ok(()),
+        Some((resource, state)) => {
+            let problem = state.problem.as_deref().unwrap_or("the kubelet has not been asked yet");
+            Err(format!("{resource} is not registered with the kubelet: {problem}"))
+        }
+    }
 }
 
 fn apply(

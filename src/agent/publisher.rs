@@ -9,7 +9,8 @@ use super::settings::Reloadable;
 use crate::attribution::{self, Join, Ledger, Observation, Slots};
 use crate::clock::Clock;
 use crate::model::{
-    Allocatable, ConfigReload, HardwareState, Inventory, KubeletState, Monotonic, Relation, Snapshot, UnixSeconds,
+    Allocatable, ConfigReload, HardwareState, Inventory, KubeletState, Monotonic, PluginState, Relation, Snapshot,
+    UnixSeconds,
 };
 
 /// A new snapshot at least this often, so that the ages on the page grow while nothing answers.
@@ -26,6 +27,8 @@ pub struct Publisher {
     pub hardware: watch::Receiver<Arc<HardwareState>>,
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
     pub sample_interval: Duration,
+    /// `None` while the bundled device plugin is off.
+    pub plugin: Option<watch::Receiver<Arc<PluginState>>>,
     pub reloadable: watch::Receiver<Reloadable>,
     pub config_reload: watch::Receiver<Option<ConfigReload>>,
     pub scrapes: crate::web::ScrapeDurations,
@@ -85,6 +88,7 @@ impl Publisher {
                     Ok(())
                 }
                 changed = self.kubelet.changed() => changed,
+                changed = changed(&mut self.plugin) => changed,
                 changed = self.reloadable.changed() => {
                     ledger.set_retention(self.reloadable.borrow_and_update().retention);
                     changed
@@ -106,6 +110,7 @@ impl Publisher {
     ) -> Snapshot {
         let hardware = Arc::clone(&self.hardware.borrow_and_update());
         let kubelet = Arc::clone(&self.kubelet.borrow_and_update());
+        let plugin = self.plugin.as_mut().map(|plugin| Arc::clone(&plugin.borrow_and_update()));
         let (now, scrape_durations) = (self.clock.now(), self.scrapes.snapshot());
         cache.update(&hardware, &kubelet);
         let accounts = ledger.advance(&Observation {
@@ -130,7 +135,16 @@ impl Publisher {
             config_reload: *self.config_reload.borrow(),
             hardware,
             kubelet,
+            plugin,
         }
+    }
+}
+
+/// Never, where there is nothing to change.
+async fn changed<T>(state: &mut Option<watch::Receiver<T>>) -> Result<(), watch::error::RecvError> {
+    match state {
+        Some(state) => state.changed().await,
+        None => std::future::pending().await,
     }
 }
 

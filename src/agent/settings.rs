@@ -1,15 +1,16 @@
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ValueEnum;
 use serde::Deserialize;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::hardware::nvml::{LibrarySearch, NvmlDriver};
 use crate::hardware::simulated::{Profile, SimulatedDriver};
 use crate::web::ListenAddress;
-use crate::{hardware, kubelet};
+use crate::{hardware, kubelet, plugin};
 
 /// The same simulated GPUs at every start.
 const SIMULATED_SEED: u64 = 1;
@@ -46,6 +47,8 @@ pub struct Settings {
     pub sample_interval: Duration,
     pub sys_root: PathBuf,
     pub log_format: LogFormat,
+    /// What the bundled device plugin offers; `None` while it is off.
+    pub device_plugin: Option<Vec<plugin::ResourceConfig>>,
     pub reloadable: Reloadable,
 }
 
@@ -74,12 +77,31 @@ impl Settings {
         }
     }
 
-    pub(super) fn kubelet_room(&self, reloadable: watch::Receiver<Reloadable>) -> kubelet::Settings {
+    pub(super) fn plugin_room(&self) -> Option<plugin::Settings> {
+        Some(plugin::Settings {
+            directory: self.device_plugin_directory.clone(),
+            resources: self.device_plugin.clone()?,
+            surroundings: plugin::Surroundings {
+                roots: plugin::paths::Roots { host: "/".into(), sys: self.sys_root.clone() },
+                proc: "/proc".into(),
+                cdi: plugin::cdi::DIRECTORIES.map(PathBuf::from).to_vec(),
+            },
+        })
+    }
+
+    pub(super) fn kubelet_room(
+        &self,
+        reloadable: watch::Receiver<Reloadable>,
+        allocated: Arc<Notify>,
+        look: Arc<Notify>,
+    ) -> kubelet::Settings {
         kubelet::Settings {
             pod_resources_socket: self.pod_resources_socket.clone(),
             device_plugin_directory: self.device_plugin_directory.clone(),
             refresh_interval: Box::new(move || reloadable.borrow().refresh_interval),
             deadline: self.kubelet_deadline,
+            allocated,
+            look,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::settings::library_search;
-use crate::agent::{DemoSettings, HardwareSource, ListenAddress, LogFormat, Profile};
+use crate::agent::{DemoSettings, HardwareSource, ListenAddress, LogFormat, PluginConfig, Profile};
 
 /// Hands out accelerators on a Kubernetes node and tells truthfully who uses them.
 #[derive(Debug, Parser)]
@@ -73,6 +73,16 @@ pub struct AgentArguments {
     /// [default: /sys].
     #[arg(long, env = "PODMETER_SYS_ROOT", value_name = "DIR")]
     pub sys_root: Option<PathBuf>,
+    /// The bundled device plugin [default: on].
+    #[arg(long, env = "PODMETER_DEVICE_PLUGIN", value_enum, value_name = "on|off")]
+    pub device_plugin: Option<Switch>,
+    /// A configuration file of NVIDIA's device plugin (`version: v1`), in place of `devicePlugin.resources` of kind
+    /// nvidia.
+    #[arg(long, env = "PODMETER_NVIDIA_CONFIG", value_name = "FILE")]
+    pub nvidia_config: Option<PathBuf>,
+    /// The file's section `devicePlugin`, which no flag spells out.
+    #[arg(skip)]
+    pub plugin_config: PluginConfig,
     /// Local HTTP for this binary's own clients, mode 0600; `none` for none [default: /run/podmeter/podmeter.sock].
     #[arg(long, env = "PODMETER_ADMIN_SOCKET", value_name = "PATH")]
     pub admin_socket: Option<PathBuf>,
@@ -150,6 +160,12 @@ pub struct ProbeArguments {
 pub enum ProbeFormat {
     Json,
     Text,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    On,
+    Off,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

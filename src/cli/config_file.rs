@@ -3,10 +3,12 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::arguments::AgentArguments;
-use crate::agent::{HardwareSource, ListenAddress, LogFormat};
+use super::arguments::{AgentArguments, Switch};
+use crate::agent::{HardwareSource, ListenAddress, LogFormat, PluginConfig};
 
 /// The flags as keys. Unknown keys are errors.
 #[derive(Debug, Default, Deserialize)]
@@ -23,10 +25,62 @@ struct ConfigFile {
     driver_root: Vec<PathBuf>,
     sample_interval: Option<Parsed<humantime::Duration>>,
     sys_root: Option<PathBuf>,
+    device_plugin: DevicePlugin,
     admin_socket: Option<PathBuf>,
     retention: Option<Parsed<humantime::Duration>>,
     log_format: Option<LogFormat>,
     log_level: Option<String>,
+}
+
+/// `devicePlugin: off`, or what it is to offer.
+#[derive(Debug)]
+enum DevicePlugin {
+    Switch(Switch),
+    Section(PluginConfig),
+}
+
+impl Default for DevicePlugin {
+    fn default() -> Self {
+        Self::Section(PluginConfig::default())
+    }
+}
+
+impl<'de> Deserialize<'de> for DevicePlugin {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(DevicePluginVisitor)
+    }
+}
+
+/// By hand: an untagged enum would forget where in the section an error is.
+struct DevicePluginVisitor;
+
+impl<'de> Visitor<'de> for DevicePluginVisitor {
+    type Value = DevicePlugin;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("on, off, or a section with resources or nvidiaConfig")
+    }
+
+    /// YAML of old reads `on` and `off` so.
+    fn visit_bool<E: serde::de::Error>(self, on: bool) -> Result<DevicePlugin, E> {
+        Ok(DevicePlugin::Switch(if on { Switch::On } else { Switch::Off }))
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<DevicePlugin, E> {
+        match text {
+            "on" => self.visit_bool(true),
+            "off" => self.visit_bool(false),
+            _ => Err(E::invalid_value(serde::de::Unexpected::Str(text), &self)),
+        }
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> Result<DevicePlugin, E> {
+        Ok(DevicePlugin::default())
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<DevicePlugin, M::Error> {
+        PluginConfig::deserialize(MapAccessDeserializer::new(map)).map(DevicePlugin::Section)
+    }
 }
 
 /// A value written as text in its flag's own form.
@@ -52,6 +106,10 @@ pub enum ConfigFileError {
 pub fn complete(arguments: AgentArguments) -> Result<AgentArguments, ConfigFileError> {
     let Some(file) = &arguments.config else { return Ok(arguments) };
     let read = read(file)?;
+    let (switch, plugin_config) = match read.device_plugin {
+        DevicePlugin::Switch(switch) => (Some(switch), PluginConfig::default()),
+        DevicePlugin::Section(section) => (None, section),
+    };
     let or = |flags: Vec<PathBuf>, file: Vec<PathBuf>| if flags.is_empty() { file } else { flags };
     let duration =
         |flag: Option<Duration>, file: Option<Parsed<humantime::Duration>>| flag.or(file.map(|file| file.0.into()));
@@ -71,6 +129,9 @@ pub fn complete(arguments: AgentArguments) -> Result<AgentArguments, ConfigFileE
         driver_root: or(arguments.driver_root, read.driver_root),
         sample_interval: duration(arguments.sample_interval, read.sample_interval),
         sys_root: arguments.sys_root.or(read.sys_root),
+        device_plugin: arguments.device_plugin.or(switch),
+        nvidia_config: arguments.nvidia_config,
+        plugin_config,
         admin_socket: arguments.admin_socket.or(read.admin_socket),
         retention: duration(arguments.retention, read.retention),
         log_format: arguments.log_format.or(read.log_format),
@@ -112,6 +173,26 @@ mod tests {
         assert_eq!(file.retention.map(|parsed| *parsed.0), Some(Duration::from_secs(90)));
         assert_eq!(file.hardware, Some(HardwareSource::Simulated));
         assert_eq!(file.driver_root.len(), 2);
+    }
+
+    #[test]
+    fn the_device_plugin_is_a_switch_or_a_section() {
+        let plugin = |text: &str| parse(text).expect("parses").device_plugin;
+        assert!(matches!(plugin("devicePlugin: off\n"), DevicePlugin::Switch(Switch::Off)));
+        assert!(matches!(plugin("devicePlugin: on\n"), DevicePlugin::Switch(Switch::On)));
+        let text = "devicePlugin:\n  resources:\n    - kind: simulated\n      name: example.com/x\n      devices: 2\n";
+        let DevicePlugin::Section(section) = plugin(text) else { panic!("a section") };
+        assert_eq!(section.resources.map(|resources| resources.len()), Some(1));
+        for (text, parts) in [
+            ("devicePlugin: maybe\n", ["maybe", "off"]),
+            ("devicePlugin:\n  resource: []\n", ["resource", "line 2"]),
+            ("devicePlugin:\n  resources:\n    - kind: gpu\n", ["gpu", "nvidia"]),
+        ] {
+            let error = error_of(text);
+            for part in parts {
+                assert!(error.contains(part), "{part:?} in {error}");
+            }
+        }
     }
 
     #[test]

@@ -2,9 +2,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::arguments::AgentArguments;
+use super::arguments::{AgentArguments, Switch};
 use super::config_file::{self, ConfigFileError};
-use crate::agent::{HardwareSource, LibrarySearch, ListenAddress, LogFormat, Reloadable, Settings};
+use crate::agent::{HardwareSource, LibrarySearch, ListenAddress, LogFormat, PluginConfigError, Reloadable, Settings};
 
 /// 0.0.0.0:9410
 const EVERYWHERE: ListenAddress = ListenAddress::Tcp(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 9410));
@@ -15,6 +15,8 @@ const KUBELET_DEADLINE: Duration = Duration::from_secs(5);
 pub enum InvalidSettings {
     #[error(transparent)]
     ConfigFile(#[from] ConfigFileError),
+    #[error(transparent)]
+    DevicePlugin(#[from] PluginConfigError),
     #[error("--{flag} ({} {value}: {problem}", place(flag, file.as_deref()))]
     Value { flag: &'static str, file: Option<PathBuf>, value: String, problem: &'static str },
 }
@@ -38,6 +40,17 @@ pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
     let admin_socket = arguments.admin_socket.unwrap_or_else(|| "/run/podmeter/podmeter.sock".into());
     let socket = || kubelet_root.join("pod-resources/kubelet.sock");
     let plugins = || kubelet_root.join("device-plugins");
+    let mut plugin_config = arguments.plugin_config;
+    plugin_config.nvidia_config = arguments.nvidia_config.or(plugin_config.nvidia_config);
+    // Said even while the plugin is off: the section is wrong either way.
+    let offered = plugin_config.resolve(|file| std::fs::read_to_string(file))?;
+    let hardware = arguments.hardware.unwrap_or(HardwareSource::Nvml);
+    let device_plugin = match arguments.device_plugin {
+        Some(Switch::Off) => None,
+        // GPUs that are not there are no kubelet's to give, unless somebody insists.
+        None if hardware == HardwareSource::Simulated => None,
+        _ => Some(offered),
+    };
     let settings = Settings {
         listen: if arguments.listen.is_empty() { vec![EVERYWHERE] } else { arguments.listen },
         admin_socket: (admin_socket.as_os_str() != "none").then_some(admin_socket),
@@ -46,11 +59,12 @@ pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
         pod_resources_socket: arguments.pod_resources_socket.unwrap_or_else(socket),
         device_plugin_directory: arguments.device_plugin_dir.unwrap_or_else(plugins),
         kubelet_deadline: KUBELET_DEADLINE,
-        hardware: arguments.hardware.unwrap_or(HardwareSource::Nvml),
+        hardware,
         nvml: library_search(arguments.nvml_library, arguments.driver_root),
         sample_interval: arguments.sample_interval.unwrap_or(Duration::from_secs(1)),
         sys_root: arguments.sys_root.unwrap_or_else(|| "/sys".into()),
         log_format: arguments.log_format.unwrap_or(LogFormat::Text),
+        device_plugin,
         reloadable: Reloadable {
             refresh_interval: arguments.refresh_interval.unwrap_or(Duration::from_secs(5)),
             retention: arguments.retention.unwrap_or(Duration::from_secs(300)),

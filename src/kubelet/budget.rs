@@ -25,6 +25,12 @@ impl Budget {
         Duration::from_secs_f64(((1.0 - self.tokens) / CALLS_PER_SECOND).max(0.0))
     }
 
+    /// How long to wait before a call leaves another one to be made right after it.
+    pub fn wait_for_two(&mut self, now: Monotonic) -> Duration {
+        self.refill(now);
+        Duration::from_secs_f64(((2.0 - self.tokens) / CALLS_PER_SECOND).max(0.0))
+    }
+
     /// Counts one call.
     pub fn spend(&mut self, now: Monotonic) {
         self.refill(now);

@@ -12,16 +12,19 @@ pub enum Trigger {
     /// The socket was replaced: another kubelet process.
     Reconnect,
     Timer,
+    /// The bundled plugin granted an allocation, which the kubelet is about to write down.
+    Allocate,
 }
 
 impl Trigger {
-    pub const ALL: [Self; 3] = [Self::Checkpoint, Self::Reconnect, Self::Timer];
+    pub const ALL: [Self; 4] = [Self::Checkpoint, Self::Reconnect, Self::Timer, Self::Allocate];
 
     pub const fn name(self) -> &'static str {
         match self {
             Self::Checkpoint => "checkpoint",
             Self::Reconnect => "reconnect",
             Self::Timer => "timer",
+            Self::Allocate => "allocate",
         }
     }
 }

@@ -2,14 +2,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use super::budget::Budget;
 use super::client::{CallError, Client};
 use super::trigger::{FileEvents, Trigger};
 use crate::attribution::Settle;
 use crate::clock::Clock;
-use crate::model::{DurationHistogram, KubeletState, Moment};
+use crate::model::{DurationHistogram, KubeletState, Moment, Monotonic};
 
 /// While an answer has not settled it is asked for again after this long.
 const SETTLING_INTERVAL: Duration = Duration::from_millis(1000);
@@ -19,6 +19,8 @@ const FIRST_RETRY: Duration = Duration::from_millis(250);
 const ALLOCATABLE_INTERVAL: Duration = Duration::from_secs(30);
 /// A busy node writes its checkpoint often; List comes first then.
 const ALLOCATABLE_PAUSE: Duration = Duration::from_secs(2);
+/// After an allocation was granted: by then the kubelet shows it, if its checkpoint has not said so before.
+const SECOND_LOOK: Duration = Duration::from_millis(50);
 
 const METHODS: [&str; 2] = ["List", "GetAllocatableResources"];
 const CODES: [&str; 9] = [
@@ -41,6 +43,10 @@ pub struct Settings {
     pub refresh_interval: Box<dyn Fn() -> Duration + Send + Sync>,
     /// For each call.
     pub deadline: Duration,
+    /// Told of each allocation that the bundled plugin granted.
+    pub allocated: Arc<Notify>,
+    /// Told when somebody wants to know anew what the kubelet can allocate.
+    pub look: Arc<Notify>,
 }
 
 /// Keeps `publish` up to date for ever. Ends only by being dropped.
@@ -49,20 +55,41 @@ pub async fn run(settings: Settings, clock: Clock, publish: watch::Sender<Arc<Ku
     let mut watch = Watch::new(settings, clock, publish);
     // The first look is nobody's trigger; a socket made a moment ago is already there.
     watch.refresh().await;
+    let (allocated, look) = (Arc::clone(&watch.settings.allocated), Arc::clone(&watch.settings.look));
     loop {
-        let pause = watch.pause();
-        let trigger = tokio::select! {
-            trigger = events.next() => trigger,
-            () = tokio::time::sleep(pause) => Trigger::Timer,
+        let (pause, after_it) = watch.pause();
+        let next = tokio::select! {
+            trigger = events.next() => Next::Refresh(trigger),
+            () = allocated.notified() => match watch.allocated() {
+                true => Next::Refresh(Trigger::Allocate),
+                false => continue,
+            },
+            () = look.notified() => {
+                watch.want_allocatable(Duration::ZERO);
+                continue;
+            }
+            () = tokio::time::sleep(pause) => after_it,
         };
-        watch.take(trigger);
-        // What has happened up to now one look will show.
-        while let Some(trigger) = events.ready().await {
+        if let Next::Refresh(trigger) = next {
             watch.take(trigger);
+            // What has happened up to now one look will show.
+            while let Some(trigger) = events.ready().await {
+                watch.take(trigger);
+            }
+            events.watch_directories();
+            watch.refresh().await;
+        } else {
+            watch.allocatable().await;
         }
-        events.watch_directories();
-        watch.refresh().await;
     }
+}
+
+/// What to do next.
+#[derive(Clone, Copy, Debug)]
+enum Next {
+    Refresh(Trigger),
+    /// Ask what can be allocated, and no more.
+    Allocatable,
 }
 
 struct Watch {
@@ -74,10 +101,15 @@ struct Watch {
     budget: Budget,
     state: KubeletState,
     retry: Option<Duration>,
-    allocatable_due: bool,
+    /// From when on to ask what can be allocated, when there are calls left for it.
+    allocatable_due: Option<Monotonic>,
     allocatable_asked: Option<Moment>,
     /// By this kubelet: a new connection may be to another.
     allocatable_unimplemented: bool,
+    /// When to look again after an allocation was granted.
+    second_look: Option<Monotonic>,
+    /// The pauses count from here, whatever else was done meanwhile.
+    refreshed_at: Monotonic,
 }
 
 impl Watch {
@@ -99,31 +131,65 @@ impl Watch {
             settle: Settle::default(),
             state,
             retry: None,
-            allocatable_due: true,
+            allocatable_due: None,
             allocatable_asked: None,
             allocatable_unimplemented: false,
+            second_look: None,
+            refreshed_at: clock.now().monotonic,
         }
     }
 
-    /// How long to sleep when nothing happens.
-    fn pause(&self) -> Duration {
+    /// How long to sleep when nothing happens, and what to do then.
+    fn pause(&mut self) -> (Duration, Next) {
         let interval = (self.settings.refresh_interval)();
-        match self.retry {
+        let pause = match self.retry {
             Some(retry) => retry.min(interval),
             None if !self.settle.is_settled() => SETTLING_INTERVAL.min(interval),
             None => interval,
+        };
+        let now = self.clock.now().monotonic;
+        let mut next = (self.refreshed_at + pause, Next::Refresh(Trigger::Timer));
+        let affordable = now + self.budget.wait_for_two(now);
+        let allocatable = self.allocatable_due.filter(|_| self.retry.is_none()).map(|due| due.max(affordable));
+        for (due, what) in [(self.second_look, Next::Refresh(Trigger::Allocate)), (allocatable, Next::Allocatable)] {
+            next = due.filter(|due| *due < next.0).map_or(next, |due| (due, what));
         }
+        (next.0.since(now), next.1)
+    }
+
+    /// List comes first: this is asked for once there are calls left, and not twice for one wish.
+    fn want_allocatable(&mut self, pause: Duration) {
+        let asked = self.allocatable_asked.map(|asked| asked.monotonic).unwrap_or_default();
+        let due = if pause.is_zero() { self.clock.now().monotonic } else { asked + pause };
+        self.allocatable_due = Some(self.allocatable_due.map_or(due, |already| already.min(due)));
+    }
+
+    /// An allocation was granted. Whether to look at once: the calls that are left may be wanted for the second look,
+    /// which is the one that shows it for certain.
+    fn allocated(&mut self) -> bool {
+        let now = self.clock.now().monotonic;
+        self.second_look = Some(now + SECOND_LOOK);
+        self.budget.wait_for_two(now).is_zero()
     }
 
     fn take(&mut self, trigger: Trigger) {
         *self.state.counters.triggers.entry(trigger.name()).or_default() += 1;
+        let is_due = |due: Monotonic| due <= self.clock.now().monotonic;
         match trigger {
-            Trigger::Checkpoint => self.allocatable_due = true,
+            Trigger::Checkpoint => {
+                self.want_allocatable(ALLOCATABLE_PAUSE);
+                // What was granted is written: this look shows it.
+                self.second_look = None;
+            }
             Trigger::Reconnect => {
                 self.client.disconnect();
-                self.allocatable_due = true;
+                self.want_allocatable(ALLOCATABLE_PAUSE);
             }
-            Trigger::Timer => {}
+            Trigger::Allocate | Trigger::Timer => {
+                if self.second_look.is_some_and(is_due) {
+                    self.second_look = None;
+                }
+            }
         }
     }
 
@@ -135,14 +201,11 @@ impl Watch {
         }
         self.list().await;
         let now = self.clock.now();
-        let asked = self.allocatable_asked.map(|asked| now.monotonic.since(asked.monotonic));
-        let due = match asked {
-            None => true,
-            Some(since) => since >= ALLOCATABLE_INTERVAL || (self.allocatable_due && since >= ALLOCATABLE_PAUSE),
-        };
-        if due && self.retry.is_none() && !self.allocatable_unimplemented {
+        let is_old = |asked: Moment| now.monotonic.since(asked.monotonic) >= ALLOCATABLE_INTERVAL;
+        if self.retry.is_none() && !self.allocatable_unimplemented && self.allocatable_asked.is_none_or(is_old) {
             self.allocatable().await;
         }
+        self.refreshed_at = self.clock.now().monotonic;
     }
 
     async fn list(&mut self) {
@@ -187,11 +250,11 @@ impl Watch {
         self.wait_for_budget().await;
         let started = self.clock.now();
         self.allocatable_asked = Some(started);
+        self.allocatable_due = None;
         let answer = self.client.allocatable().await;
         let now = self.count("GetAllocatableResources", started, answer.as_ref().err());
         match answer {
             Ok(allocatable) => {
-                self.allocatable_due = false;
                 if self.state.allocatable.as_deref() != Some(&allocatable) {
                     self.state.allocatable = Some(Arc::new(allocatable));
                 }

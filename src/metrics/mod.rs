@@ -17,6 +17,7 @@ mod family;
 mod kubelet;
 mod mig;
 mod page;
+mod plugin;
 mod resources;
 mod self_metrics;
 
@@ -44,6 +45,7 @@ pub const GROUPS: &[Group] = &[
     device_memory_errors::GROUP,
     mig::GROUP,
     container::GROUP,
+    plugin::GROUP,
     kubelet::GROUP,
     self_metrics::GROUP,
 ];

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Descriptor, Family, Group, Label};
-use crate::model::{Allocatable, ContainerRef, CpuSet, DeviceId, MemoryBlock, Relation, ResourceName, Snapshot};
+use crate::model::{
+    Allocatable, ContainerRef, CpuSet, DeviceId, MemoryBlock, PluginResource, Relation, ResourceName, Snapshot,
+};
 
 const LIST: &str = "PodResources List";
 const BOTH: &str = "PodResources List and GetAllocatableResources";
@@ -76,14 +78,15 @@ static RESOURCE_DEVICES: Descriptor = Descriptor::gauge(
     &["resource", "state"],
     "",
     BOTH,
-    "Devices of an extended resource; allocatable is what the kubelet says, unallocated are those that nobody holds.",
+    "Devices of an extended resource; allocatable is what the kubelet says, unallocated those of them that nobody holds, \
+     unhealthy is known of the bundled plugin's.",
 );
 static RESOURCE_DRIFT_DEVICES: Descriptor = Descriptor::gauge(
     "podmeter_resource_drift_devices",
     &["resource", "drift"],
     "",
     BOTH,
-    "Devices on which the hardware, the kubelet's allocatable list and its allocations disagree.",
+    "Devices on which the hardware or the bundled plugin, the kubelet's allocatable list and its allocations disagree.",
 );
 static UNRESOLVED_DEVICES: Descriptor = Descriptor::gauge(
     "podmeter_unresolved_devices",
@@ -132,7 +135,7 @@ fn families(snapshot: &Snapshot) -> Vec<Family> {
         families.extend([
             node_cpus(allocatable, kubelet.relation.as_deref()),
             node_memory(allocatable, kubelet.relation.as_deref()),
-            resource_devices(allocatable, kubelet.relation.as_deref()),
+            resource_devices(allocatable, snapshot),
         ]);
     }
     families.extend([drift(snapshot), unresolved(snapshot)]);
@@ -271,9 +274,9 @@ fn node_memory(allocatable: &Allocatable, relation: Option<&Relation>) -> Family
     family
 }
 
-fn resource_devices(allocatable: &Allocatable, relation: Option<&Relation>) -> Family {
+fn resource_devices(allocatable: &Allocatable, snapshot: &Snapshot) -> Family {
     let mut family = Family::new(&RESOURCE_DEVICES);
-    let held = relation.map(held_devices);
+    let held = snapshot.kubelet.relation.as_deref().map(held_devices);
     let nobody = BTreeSet::new();
     let resources = allocatable.devices.keys().chain(held.iter().flat_map(|held| held.keys().copied()));
     for resource in resources.collect::<BTreeSet<_>>() {
@@ -287,6 +290,9 @@ fn resource_devices(allocatable: &Allocatable, relation: Option<&Relation>) -> F
             push("allocated", held.len());
             push("unallocated", offered.map_or(0, |offered| offered.iter().filter(|id| !held.contains(id)).count()));
         }
+        if let Some(ours) = served(snapshot, resource) {
+            push("unhealthy", ours.count().1);
+        }
     }
     family
 }
@@ -296,9 +302,20 @@ fn drift(snapshot: &Snapshot) -> Family {
     let mut push = |resource: &ResourceName, drift: &'static str, count: usize| {
         family.push(vec![("resource", resource.to_shared().into()), ("drift", drift.into())], count);
     };
-    for drift in &snapshot.drift {
+    // Of what we advertise ourselves we know more than the hardware tells.
+    for drift in snapshot.drift.iter().filter(|drift| served(snapshot, &drift.resource).is_none()) {
         push(&drift.resource, "advertised_not_allocatable", drift.advertised_not_allocatable);
         push(&drift.resource, "allocatable_not_advertised", drift.allocatable_not_advertised);
+    }
+    if let (Some(plugin), Some(allocatable)) = (&snapshot.plugin, &snapshot.kubelet.allocatable) {
+        for (resource, ours) in plugin.resources.iter().filter(|(_, ours)| ours.registered) {
+            let offered = allocatable.devices.get(resource);
+            let is_offered = |id: &DeviceId| offered.is_some_and(|offered| offered.contains(id));
+            let healthy = ours.devices.iter().filter(|(_, reason)| reason.is_none());
+            push(resource, "advertised_not_allocatable", healthy.filter(|(id, _)| !is_offered(id)).count());
+            let unknown = offered.into_iter().flatten().filter(|id| !ours.devices.contains_key(*id)).count();
+            push(resource, "allocatable_not_advertised", unknown);
+        }
     }
     if let (Some(relation), Some(allocatable)) = (&snapshot.kubelet.relation, &snapshot.kubelet.allocatable) {
         let held = held_devices(relation);
@@ -312,6 +329,11 @@ fn drift(snapshot: &Snapshot) -> Family {
         }
     }
     family
+}
+
+/// What the bundled plugin says of a resource that it is registered for.
+fn served<'a>(snapshot: &'a Snapshot, resource: &ResourceName) -> Option<&'a PluginResource> {
+    snapshot.plugin.as_ref()?.resources.get(resource).filter(|ours| ours.registered)
 }
 
 fn unresolved(snapshot: &Snapshot) -> Family {
@@ -412,6 +434,22 @@ mod tests {
             (devices("allocatable"), devices("allocated"), devices("unallocated")),
             (Some(0.0), Some(1.0), Some(0.0))
         );
+    }
+
+    #[test]
+    fn of_our_own_resource_we_know_what_was_advertised() {
+        let mut snapshot = fixture::snapshot();
+        Arc::make_mut(snapshot.plugin.as_mut().unwrap()).resources.get_mut(&"nvidia.com/gpu".into()).unwrap().devices =
+            Arc::new([("GPU-new".into(), None), ("GPU-ill".into(), Some("lost".into()))].into());
+        let page = families(&snapshot);
+        let drift = |drift| {
+            let labels = [("resource", "nvidia.com/gpu"), ("drift", drift)];
+            value(&page, "podmeter_resource_drift_devices", &labels)
+        };
+        assert_eq!(drift("advertised_not_allocatable"), Some(1.0), "the healthy one");
+        assert_eq!(drift("allocatable_not_advertised"), Some(1.0), "the one of before");
+        let unhealthy = [("resource", "nvidia.com/gpu"), ("state", "unhealthy")];
+        assert_eq!(value(&page, "podmeter_resource_devices", &unhealthy), Some(1.0));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 mod identity;
 mod inventory;
+mod plugin;
 mod reading;
 mod relation;
 mod snapshot;
@@ -11,6 +12,7 @@ mod time;
 
 pub use identity::{ContainerRef, DeviceId, GpuUuid, MigUuid, PciBusId, PodRef, ResourceName};
 pub use inventory::{DriverInfo, Gpu, Inventory, MigDevice, NodeDevices};
+pub use plugin::{PluginResource, PluginState};
 pub use reading::{
     Clocks, DeviceReadings, EccLocation, FabricState, Fast, GpmRatios, InstanceReading, Medium, MemoryUse, NvLink,
     Pcie, RowRemap, Slow, Stamped, Totals,

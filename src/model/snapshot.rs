@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{
     Allocatable, ContainerRef, DeviceId, DeviceReadings, DurationHistogram, GpuUuid, Inventory, MigUuid, Moment,
-    Monotonic, NodeDevices, Relation, ResourceName, UnixSeconds,
+    Monotonic, NodeDevices, PluginState, Relation, ResourceName, UnixSeconds,
 };
 
 /// Everything that the page, the API and the plugin show, at one moment. Published by the agent alone, never changed.
@@ -19,6 +19,8 @@ pub struct Snapshot {
     pub node_name: Arc<str>,
     pub hardware: Arc<HardwareState>,
     pub kubelet: Arc<KubeletState>,
+    /// `None` while the bundled device plugin is off.
+    pub plugin: Option<Arc<PluginState>>,
     /// What each container holds or held, after the join.
     pub accounts: Vec<Account>,
     pub unresolved: Vec<UnresolvedDevices>,

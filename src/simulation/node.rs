@@ -6,14 +6,13 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::kubelet::{Admission, ContainerSpec, FakeKubelet, Options, PodSpec};
-use super::plugin::{PluginDevice, StandInPlugin};
+use super::kubelet::{Admission, ContainerSpec, Count, FakeKubelet, Options, PodSpec};
 use super::random::Random;
 use super::truth::{Held, Truth};
 use super::workload::{Kind, Level, Workload};
 use crate::clock::Clock;
 use crate::hardware::simulated::{Controls, Load};
-use crate::model::{ContainerRef, GpuUuid, Inventory};
+use crate::model::{ContainerRef, Gpu, GpuUuid, Inventory, Monotonic};
 
 /// Load curves are constant within a second of a workload's age; looked at four times as often, changes are not missed.
 const STEP: Duration = Duration::from_millis(250);
@@ -71,10 +70,11 @@ pub struct Plan {
     pub churn: bool,
 }
 
-/// A kubelet, a plugin per resource, and pods. Dropping it ends them all.
+/// A kubelet and pods. Whose plugin offers the devices it does not know. Dropping it ends them all.
 pub struct SimulatedNode {
     kubelet: FakeKubelet,
-    _plugins: Vec<StandInPlugin>,
+    /// Waited for before the first pods come.
+    resources: Vec<Resource>,
     devices: BTreeMap<String, Device>,
     controls: Option<Controls>,
     truth: Arc<Mutex<Truth>>,
@@ -110,39 +110,18 @@ struct Running {
 }
 
 impl SimulatedNode {
-    /// Starts under `root`, which stands for `/var/lib/kubelet`: plugins registered, first pods admitted. `controls` are
-    /// the simulated GPUs to load; without them pods only hold devices.
+    /// Starts the kubelet under `root`, which stands for `/var/lib/kubelet`. `controls` are the simulated GPUs to load;
+    /// without them pods only hold devices.
     pub async fn start(root: &Path, plan: Plan, controls: Option<Controls>, clock: Clock) -> io::Result<Self> {
         let kubelet = FakeKubelet::start(root, Options { seed: plan.seed, ..Options::default() }).await?;
-        let mut plugins = vec![];
-        for resource in &plan.resources {
-            let device = |device: &Device| {
-                let plain = PluginDevice::new(&device.id);
-                device.numa_node.map_or(plain.clone(), |node| plain.on_nodes(&[i64::from(node)]))
-            };
-            let devices = resource.devices.iter().map(device).collect();
-            plugins.push(StandInPlugin::start(&kubelet.device_plugin_directory(), &resource.name, devices));
-        }
-        for plugin in &plugins {
-            if !plugin.registered().await {
-                return Err(io::Error::other("a simulated device plugin was not registered in time"));
-            }
-        }
-        let offered = |name: &str, count: usize| {
-            kubelet.node_status().get(name).is_some_and(|status| status.allocatable == count)
-        };
-        let all = |_: &_| plan.resources.iter().all(|resource| offered(&resource.name, resource.devices.len()));
-        if !kubelet.node_status_becomes(all).await {
-            return Err(io::Error::other("the simulated kubelet does not list the devices of its plugins"));
-        }
         if let Some(controls) = &controls {
             controls.take_over(clock.now().monotonic);
         }
         let devices = plan.resources.iter().flat_map(|resource| &resource.devices);
-        let mut node = Self {
+        Ok(Self {
             kubelet,
-            _plugins: plugins,
             devices: devices.map(|device| (device.id.clone(), device.clone())).collect(),
+            resources: plan.resources,
             controls,
             truth: Arc::default(),
             clock,
@@ -152,17 +131,27 @@ impl SimulatedNode {
             waiting: vec![],
             step: 0,
             started: 0,
-        };
+        })
+    }
+
+    /// The first pods come once somebody's plugin has offered what they ask for; the plain ones do not wait.
+    async fn populate(&mut self) {
         for (namespace, name, count) in PLAIN_PODS {
             for _ in 0..count {
-                let pod = PodSpec::new(namespace, &node.unique(name)).container(ContainerSpec::new(CONTAINER));
-                node.kubelet.add_pod(pod).await;
+                let pod = PodSpec::new(namespace, &self.unique(name)).container(ContainerSpec::new(CONTAINER));
+                self.kubelet.add_pod(pod).await;
             }
         }
-        for start in first(&plan.resources) {
-            node.admit(start).await;
+        let resources = std::mem::take(&mut self.resources);
+        let offered = |status: &BTreeMap<String, Count>, resource: &Resource| {
+            status.get(&resource.name).is_some_and(|count| count.allocatable == resource.devices.len())
+        };
+        while !self.kubelet.node_status_becomes(|status| resources.iter().all(|one| offered(status, one))).await {
+            tracing::warn!("no device plugin has offered the simulated kubelet all of the node's devices yet");
         }
-        Ok(node)
+        for start in first(&resources) {
+            self.admit(start).await;
+        }
     }
 
     #[must_use]
@@ -178,6 +167,7 @@ impl SimulatedNode {
 
     /// Lets the workloads work, for ever. Ends only by being dropped.
     pub async fn run(mut self) {
+        self.populate().await;
         let mut steps = tokio::time::interval(STEP);
         steps.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -198,56 +188,50 @@ impl SimulatedNode {
         for running in &mut self.running {
             let age = (self.step - running.since_step) * STEP.as_millis() as u64 / 1000;
             let level = running.workload.level(age);
-            if running.level.replace(level) != Some(level) {
-                changed = true;
-                let mut truth = self.truth.lock().unwrap_or_else(PoisonError::into_inner);
-                for device in &running.devices {
-                    truth.set(now, &running.container, device, level.utilization);
-                }
-            }
+            changed |= running.level.replace(level) != Some(level);
         }
         if changed {
-            self.load(now);
+            self.settle(now);
         }
     }
 
-    fn load(&self, now: crate::model::Monotonic) {
-        let Some(controls) = &self.controls else { return };
-        let inventory = controls.inventory();
-        let mut loads: BTreeMap<(&GpuUuid, Option<u32>), Level> = self
-            .devices
-            .values()
-            .map(|device| ((&device.gpu, device.gpu_instance), Level { utilization: 0.0, memory: 0.0 }))
-            .collect();
+    /// Sets the devices, and the truth, to what the running pods ask of them together. A device that is asked for more
+    /// than it has gives each the same part of what it asks.
+    fn settle(&self, now: Monotonic) {
+        let asked = self.asked();
+        let mut truth = self.truth.lock().unwrap_or_else(PoisonError::into_inner);
         for running in &self.running {
+            let Some(level) = running.level else { continue };
+            for device in &running.devices {
+                let sum = self.devices.get(device).and_then(|device| asked.get(&(&device.gpu, device.gpu_instance)));
+                let part = sum.map_or(1.0, |sum| 1.0 / sum.utilization.max(1.0));
+                truth.set(now, &running.container, device, level.utilization * part);
+            }
+        }
+        drop(truth);
+        if let Some(controls) = &self.controls {
+            let inventory = controls.inventory();
+            for ((gpu, gpu_instance), level) in asked {
+                let Some(gpu) = inventory.gpus.get(gpu) else { continue };
+                load(controls, gpu, gpu_instance, level, now);
+            }
+        }
+    }
+
+    /// By piece of hardware: the sum of what its holders do, nothing for one without.
+    fn asked(&self) -> BTreeMap<(&GpuUuid, Option<u32>), Level> {
+        let none = Level { utilization: 0.0, memory: 0.0 };
+        let mut asked: BTreeMap<_, Level> =
+            self.devices.values().map(|device| ((&device.gpu, device.gpu_instance), none)).collect();
+        for running in &self.running {
+            let level = running.level.unwrap_or(none);
             for device in running.devices.iter().filter_map(|id| self.devices.get(id)) {
-                let level = running.level.unwrap_or(Level { utilization: 0.0, memory: 0.0 });
-                let sum =
-                    loads.entry((&device.gpu, device.gpu_instance)).or_insert(Level { utilization: 0.0, memory: 0.0 });
-                sum.utilization = (sum.utilization + level.utilization).min(1.0);
-                sum.memory = (sum.memory + level.memory).min(0.95);
+                let sum = asked.entry((&device.gpu, device.gpu_instance)).or_insert(none);
+                sum.utilization += level.utilization;
+                sum.memory += level.memory;
             }
         }
-        for ((gpu, gpu_instance), level) in loads {
-            let Some(known) = inventory.gpus.get(gpu) else { continue };
-            let instance = |gi: u32| known.mig_devices.iter().find(|mig| mig.gpu_instance == gi);
-            let total = match gpu_instance {
-                Some(gi) => instance(gi).and_then(|mig| mig.memory_bytes),
-                None => known.memory_bytes,
-            };
-            #[allow(
-                clippy::cast_precision_loss,
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "bytes"
-            )]
-            let used = (total.unwrap_or(0) as f64 * level.memory) as u64;
-            let load = Load::new(level.utilization, used);
-            match gpu_instance {
-                Some(gi) => controls.set_instance_load(gpu, gi, now, load),
-                None => controls.set_load(gpu, now, load),
-            }
-        }
+        asked
     }
 
     fn end_due(&mut self) {
@@ -270,7 +254,7 @@ impl SimulatedNode {
             drop(truth);
             self.waiting.push((step + self.random.below(60) as u64 + 8, running.start));
         }
-        self.load(self.clock.now().monotonic);
+        self.settle(self.clock.now().monotonic);
     }
 
     async fn start_due(&mut self) {
@@ -319,6 +303,20 @@ impl SimulatedNode {
     fn unique(&mut self, name: &str) -> String {
         self.started += 1;
         format!("{name}-{:02x}{:03x}", self.started, self.random.below(0x1000))
+    }
+}
+
+fn load(controls: &Controls, gpu: &Gpu, gpu_instance: Option<u32>, level: Level, now: Monotonic) {
+    let instance = |gi: u32| gpu.mig_devices.iter().find(|mig| mig.gpu_instance == gi);
+    let total = match gpu_instance {
+        Some(gi) => instance(gi).and_then(|mig| mig.memory_bytes),
+        None => gpu.memory_bytes,
+    };
+    let used = (total.unwrap_or(0) as f64 * level.memory.min(0.95)) as u64;
+    let load = Load::new(level.utilization, used);
+    match gpu_instance {
+        Some(gi) => controls.set_instance_load(&gpu.uuid, gi, now, load),
+        None => controls.set_load(&gpu.uuid, now, load),
     }
 }
 

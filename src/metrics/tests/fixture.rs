@@ -29,6 +29,7 @@ pub(crate) fn snapshot() -> Snapshot {
         node_name: "node-a".into(),
         hardware: Arc::new(hardware()),
         kubelet: Arc::new(kubelet()),
+        plugin: Some(Arc::new(plugin())),
         accounts: accounts(),
         unresolved: vec![UnresolvedDevices { resource: "example.com/nic".into(), form: "unknown", devices: 1 }],
         claim_gpus: vec![ClaimGpu {
@@ -54,6 +55,36 @@ pub(crate) fn snapshot() -> Snapshot {
         },
         config_reload: Some(ConfigReload { successful: true, last_success: STARTED }),
     }
+}
+
+/// One resource served, with a device of each health; another that somebody else's plugin has.
+fn plugin() -> PluginState {
+    let mut durations = DurationHistogram::default();
+    durations.observe(Duration::from_micros(100));
+    let results = |ok| BTreeMap::from([("ok", ok), ("unknown_device", 0), ("unhealthy", 1), ("not_allowed", 0)]);
+    let served = PluginResource {
+        created: STARTED,
+        registered: true,
+        registrations: 2,
+        unregistered: Duration::from_millis(1500),
+        devices: Arc::new([(WHOLE.into(), None), (LOST.into(), Some("the driver says that it is lost".into()))].into()),
+        allocations: results(1),
+        allocate_durations: durations.clone(),
+        prefers: true,
+        preferred_durations: durations,
+        preferred_fallbacks: BTreeMap::from([("links_unknown", 1)]),
+        pre_starts: BTreeMap::from([("ok", 1), ("unhealthy", 0)]),
+        ..PluginResource::default()
+    };
+    let in_conflict = PluginResource {
+        created: STARTED,
+        conflict: Some("another device plugin serves it".into()),
+        unregistered_since: Some(Monotonic::from_secs(590)),
+        devices: Arc::new([(SLICE.into(), None)].into()),
+        ..PluginResource::default()
+    };
+    let resources = [("nvidia.com/gpu".into(), served), ("nvidia.com/mig-1g.10gb".into(), in_conflict)].into();
+    PluginState { checked: true, kubelet_restarts: 1, resources }
 }
 
 fn moment(seconds: u64) -> Moment {

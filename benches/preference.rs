@@ -1,0 +1,69 @@
+//! How long the choice of whole GPUs takes: `cargo bench --bench preference`. It must reach 1 ms for sixteen GPUs at any
+//! size. Prints one table; judges nothing.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement prints what it found")]
+#![allow(clippy::disallowed_methods, reason = "a measurement reads the clock")]
+
+#[path = "../tests/support/links.rs"]
+mod links;
+
+use std::collections::BTreeMap;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use links::{Node, Random, nvswitch, pcie_tree, seeded};
+use podmeter::preference::choose_gpus;
+
+const GPUS: usize = 16;
+const REQUESTS: usize = 200;
+
+fn main() {
+    // cargo passes `--bench`; `cargo test --benches` would not, and measuring there would only cost time.
+    if !std::env::args().any(|argument| argument == "--bench") {
+        return;
+    }
+    println!("Choosing from {GPUS} GPUs, µs, median / worst of {REQUESTS} requests, each the best of five\n");
+    println!(
+        "| size | NVSwitch | PCIe tree | random tree | random mesh | two linked boards |\n|---|---|---|---|---|---|"
+    );
+    for size in 1..=GPUS {
+        let cells = [
+            measure(size, |_| nvswitch(GPUS)),
+            measure(size, |_| pcie_tree(GPUS, 20)),
+            measure(size, |random| random.tree(GPUS)),
+            measure(size, |random| random.mesh(GPUS)),
+            measure(size, |_| two_linked_boards()),
+        ];
+        println!("| {size} | {} |", cells.join(" | "));
+    }
+}
+
+/// Eight GPUs on each board all linked, and each linked to its counterpart: a mesh with very many equal divisions.
+fn two_linked_boards() -> Node {
+    let board = |gpu| if gpu < GPUS / 2 { 0 } else { 1 };
+    Node::new(GPUS, board, |i, j| if board(i) == board(j) || j == i + GPUS / 2 { 1210 } else { 10 })
+}
+
+fn measure(size: usize, node: impl Fn(&mut Random) -> Node) -> String {
+    let mut random = seeded(size as u64);
+    let mut times: Vec<Duration> = (0..REQUESTS)
+        .map(|number| {
+            let node = node(&mut random);
+            let conditions = node.gpus.iter().map(|gpu| (gpu.clone(), random.condition()));
+            let healthy = conditions
+                .map(|(gpu, condition)| (gpu, podmeter::preference::Condition { throttled: false, ..condition }));
+            let healthy: BTreeMap<_, _> = if number % 4 < 2 { healthy.collect() } else { BTreeMap::new() };
+            let required = if number % 2 == 0 { 0 } else { 1 << random.below(GPUS) };
+            let request = node.request((1 << GPUS) - 1, required, size);
+            // The best of five: what the machine's other work adds is not ours.
+            let once = |_| {
+                let start = Instant::now();
+                black_box(choose_gpus(&request, &node.topology, &healthy));
+                start.elapsed()
+            };
+            (0..5).map(once).min().unwrap()
+        })
+        .collect();
+    times.sort_unstable();
+    format!("{} / {}", times[REQUESTS / 2].as_micros(), times[REQUESTS - 1].as_micros())
+}

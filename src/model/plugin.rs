@@ -1,0 +1,61 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::{DeviceId, DurationHistogram, Monotonic, ResourceName, UnixSeconds};
+
+/// What the plugin room publishes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct PluginState {
+    /// Whether the devices have been looked at: `resources` is what there is to offer.
+    pub checked: bool,
+    /// Kubelets that replaced another one since the start.
+    pub kubelet_restarts: u64,
+    pub resources: BTreeMap<ResourceName, PluginResource>,
+}
+
+/// One resource that the plugin serves, or would.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct PluginResource {
+    /// When its counters began.
+    pub created: UnixSeconds,
+    pub registered: bool,
+    pub registrations: u64,
+    /// Why the last attempt failed or the registration was lost; `None` while registered.
+    pub problem: Option<Arc<str>>,
+    /// The other plugin that serves this resource, in words with a remedy.
+    pub conflict: Option<Arc<str>>,
+    /// Time without a registration, up to `unregistered_since`.
+    pub unregistered: Duration,
+    /// `None` while registered.
+    pub unregistered_since: Option<Monotonic>,
+    /// What the kubelet is told: by device, why it is unhealthy, or `None` for a healthy one.
+    pub devices: Arc<BTreeMap<DeviceId, Option<Arc<str>>>>,
+    /// Allocate calls by result: ok, unknown_device, unhealthy, not_allowed.
+    pub allocations: BTreeMap<&'static str, u64>,
+    pub allocate_durations: DurationHistogram,
+    /// Whether the plugin is asked which devices it prefers.
+    pub prefers: bool,
+    pub preferred_durations: DurationHistogram,
+    /// Preferences that were not the best possible, by reason.
+    pub preferred_fallbacks: BTreeMap<&'static str, u64>,
+    /// PreStartContainer calls by result; empty where the check before a start is not asked for.
+    pub pre_starts: BTreeMap<&'static str, u64>,
+}
+
+impl PluginResource {
+    /// Time without a registration until `now`.
+    #[must_use]
+    pub fn unregistered_until(&self, now: Monotonic) -> Duration {
+        self.unregistered + self.unregistered_since.map_or(Duration::ZERO, |since| now.since(since))
+    }
+
+    /// Ids by health: (healthy, unhealthy).
+    #[must_use]
+    pub fn count(&self) -> (usize, usize) {
+        let healthy = self.devices.values().filter(|reason| reason.is_none()).count();
+        (healthy, self.devices.len() - healthy)
+    }
+}

@@ -1,0 +1,307 @@
+//! Container Device Interface: the vendor's specification if there is one, else our own with device nodes alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::answer::device_nodes;
+use super::config::NvidiaConfig;
+use super::node::NodeFacts;
+use super::{Hardware, Offer};
+
+/// The kind that NVIDIA's plugin gives out.
+pub const OUR_KIND: &str = "k8s.device-plugin.nvidia.com/gpu";
+/// In this order: the runtime's directories, and NVIDIA's plugin's kind before its toolkit's.
+pub const DIRECTORIES: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
+const VENDOR_KINDS: [&str; 2] = [OUR_KIND, "nvidia.com/gpu"];
+/// The oldest with device names that begin with a digit and with `hostPath`, so that old runtimes read it.
+const VERSION: &str = "0.5.0";
+const OUR_FILE: &str = "podmeter-k8s.device-plugin.nvidia.com-gpu.json";
+
+/// A specification that somebody else wrote.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VendorSpecification {
+    pub file: PathBuf,
+    pub kind: String,
+    /// The names that it describes.
+    pub devices: BTreeSet<String>,
+}
+
+/// Our file as it was written; says whether the one there now is still that one.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Written {
+    file: PathBuf,
+    /// Device and inode: a successor's file of equal content is another one.
+    identity: (u64, u64),
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("{file}: {error}; make the directory writable for podmeter, or leave the cdi strategies out")]
+pub struct CdiError {
+    pub file: PathBuf,
+    pub error: io::Error,
+}
+
+/// The vendor's specification that describes every device offered, if there is one. Files that cannot be read or
+/// understood, and our own, do not count.
+#[must_use]
+pub fn find_vendor(directories: &[PathBuf], offers: &[Offer]) -> Option<VendorSpecification> {
+    let mut found: Vec<VendorSpecification> =
+        directories.iter().flat_map(|directory| specifications(directory)).collect();
+    found.retain(|specification| offers.iter().all(|offer| describes(specification, offer)));
+    VENDOR_KINDS.iter().find_map(|kind| found.iter().find(|specification| specification.kind == *kind)).cloned()
+}
+
+/// The names that others' specifications of our kind describe: a runtime refuses a name that two files describe.
+#[must_use]
+pub fn described_by_others(directories: &[PathBuf]) -> BTreeSet<String> {
+    let all = directories.iter().flat_map(|directory| specifications(directory));
+    all.filter(|specification| specification.kind == OUR_KIND).flat_map(|specification| specification.devices).collect()
+}
+
+/// Our specification of these devices, as JSON text. Left out are a device whose nodes are not known, and the names
+/// `described` by others.
+#[must_use]
+pub fn specification(
+    nvidia: &NvidiaConfig,
+    offers: &[Offer],
+    node: &NodeFacts,
+    described: &BTreeSet<String>,
+) -> String {
+    let given = |path: &String| {
+        let host = nvidia.device_root.join(path.trim_start_matches('/'));
+        let mut entry = json!({ "path": path, "permissions": "rw" });
+        if host != Path::new(path) {
+            entry["hostPath"] = Value::String(host.display().to_string());
+        }
+        entry
+    };
+    let mut devices = BTreeMap::new();
+    for device in offers.iter().flat_map(|offer| &offer.devices) {
+        let Ok(nodes) = device_nodes(&device.hardware, node) else { continue };
+        let nodes: Vec<Value> = nodes.iter().map(given).collect();
+        for name in names(&device.hardware).into_iter().filter(|name| !described.contains(name)) {
+            let entry = json!({ "name": name, "containerEdits": { "deviceNodes": nodes } });
+            devices.insert(name, entry);
+        }
+    }
+    let mut specification = json!({
+        "cdiVersion": VERSION,
+        "kind": OUR_KIND,
+        "devices": devices.into_values().collect::<Vec<_>>(),
+    });
+    if !node.control_nodes.is_empty() {
+        let nodes: Vec<Value> = node.control_nodes.iter().map(given).collect();
+        specification["containerEdits"] = json!({ "deviceNodes": nodes });
+    }
+    format!("{specification:#}\n")
+}
+
+/// Writes our file in one step: a runtime sees the old one or the new one.
+pub fn write(directory: &Path, text: &str) -> Result<Written, CdiError> {
+    let file = directory.join(OUR_FILE);
+    let attempt = || {
+        fs::create_dir_all(directory)?;
+        let mut temporary = tempfile::Builder::new().prefix(".podmeter-").suffix(".tmp").tempfile_in(directory)?;
+        temporary.write_all(text.as_bytes())?;
+        // Runtimes without root read it too.
+        temporary.as_file().set_permissions(fs::Permissions::from_mode(0o644))?;
+        temporary.as_file().sync_all()?;
+        let written = temporary.persist(&file).map_err(|error| error.error)?;
+        Ok(identity(&written.metadata()?))
+    };
+    let identity = attempt().map_err(|error| CdiError { file: file.clone(), error })?;
+    Ok(Written { file, identity })
+}
+
+impl Written {
+    /// Removes the file if it is still the one that was written. True when it was.
+    pub fn remove(self) -> io::Result<bool> {
+        let now = match fs::symlink_metadata(&self.file) {
+            Ok(metadata) => identity(&metadata),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        if now != self.identity {
+            return Ok(false);
+        }
+        fs::remove_file(&self.file)?;
+        Ok(true)
+    }
+}
+
+fn identity(metadata: &fs::Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
+}
+
+fn specifications(directory: &Path) -> Vec<VendorSpecification> {
+    #[derive(Deserialize)]
+    struct Specification {
+        kind: String,
+        #[serde(default)]
+        devices: Vec<Device>,
+    }
+    #[derive(Deserialize)]
+    struct Device {
+        name: String,
+    }
+
+    let Ok(entries) = fs::read_dir(directory) else { return vec![] };
+    let mut files: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    files.sort();
+    let read = |file: PathBuf| {
+        let name = file.file_name()?.to_str()?;
+        let extension = file.extension()?.to_str()?;
+        if name.starts_with("podmeter-") || name.starts_with('.') || !["json", "yaml", "yml"].contains(&extension) {
+            return None;
+        }
+        // JSON is YAML too.
+        let specification: Specification = serde_saphyr::from_str(&fs::read_to_string(&file).ok()?).ok()?;
+        let devices = specification.devices.into_iter().map(|device| device.name).collect();
+        Some(VendorSpecification { file, kind: specification.kind, devices })
+    };
+    files.into_iter().filter_map(read).collect()
+}
+
+fn describes(specification: &VendorSpecification, offer: &Offer) -> bool {
+    // What is lost is not given to anybody.
+    let mut usable = offer.devices.iter().filter(|device| device.health.is_ok());
+    usable.all(|device| names(&device.hardware).iter().any(|name| specification.devices.contains(name)))
+}
+
+/// By UUID and by index, as the two device-id strategies name them.
+fn names(hardware: &Hardware) -> Vec<String> {
+    match hardware {
+        Hardware::Gpu { uuid, index, .. } => vec![uuid.to_string(), index.to_string()],
+        Hardware::Mig { uuid, gpu_index, index, .. } => vec![uuid.to_string(), format!("{gpu_index}:{index}")],
+        Hardware::Nodes(_) | Hardware::Nothing => vec![],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plugin::{MigCapabilities, OfferedDevice};
+
+    fn offer(hardware: Hardware, health: Result<(), String>) -> Offer {
+        let device = OfferedDevice { id: "x".into(), numa_nodes: BTreeSet::new(), health, hardware };
+        Offer { resource: "nvidia.com/gpu".into(), devices: vec![device] }
+    }
+
+    fn gpu(number: u32) -> Hardware {
+        Hardware::Gpu { uuid: format!("GPU-{number}").as_str().into(), index: number, minor: Some(number + 1) }
+    }
+
+    fn mig() -> Hardware {
+        Hardware::Mig {
+            uuid: "MIG-9".into(),
+            gpu: "GPU-9".into(),
+            gpu_index: 9,
+            index: 1,
+            minor: Some(0),
+            gpu_instance: 2,
+            compute_instance: 0,
+        }
+    }
+
+    fn facts() -> NodeFacts {
+        NodeFacts {
+            control_nodes: vec!["/dev/nvidiactl".to_owned()],
+            mig_capabilities: MigCapabilities([((0, 2, None), 30), ((0, 2, Some(0)), 31)].into()),
+            cdi: None,
+        }
+    }
+
+    #[test]
+    fn our_specification_names_each_device_twice_with_its_nodes() {
+        let nvidia = NvidiaConfig { device_root: "/run/driver".into(), ..NvidiaConfig::default() };
+        let text = specification(&nvidia, &[offer(gpu(0), Ok(())), offer(mig(), Ok(()))], &facts(), &BTreeSet::new());
+        let read: Value = serde_json::from_str(&text).unwrap();
+        let node = |path: &str| json!({ "path": path, "hostPath": format!("/run/driver{path}"), "permissions": "rw" });
+        let device = |name: &str, paths: &[&str]| {
+            let nodes: Vec<Value> = paths.iter().map(|path| node(path)).collect();
+            json!({ "name": name, "containerEdits": { "deviceNodes": nodes } })
+        };
+        let of_mig = ["/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap31"];
+        let expected = json!({
+            "cdiVersion": "0.5.0",
+            "kind": "k8s.device-plugin.nvidia.com/gpu",
+            "containerEdits": { "deviceNodes": [node("/dev/nvidiactl")] },
+            "devices": [
+                device("0", &["/dev/nvidia1"]),
+                device("9:1", &of_mig),
+                device("GPU-0", &["/dev/nvidia1"]),
+                device("MIG-9", &of_mig),
+            ],
+        });
+        assert_eq!(read, expected);
+        let plain = |node: &NodeFacts, described: &[&str]| {
+            let described = described.iter().map(|name| (*name).to_owned()).collect();
+            specification(&NvidiaConfig::default(), &[offer(gpu(0), Ok(()))], node, &described)
+        };
+        assert!(!plain(&facts(), &[]).contains("hostPath"));
+        // Edits that are empty are not allowed.
+        assert!(!plain(&NodeFacts::default(), &[]).contains("nvidiactl"));
+        assert!(!plain(&facts(), &["GPU-0"]).contains("GPU-0"));
+    }
+
+    #[test]
+    fn our_file_is_written_whole_and_removed_only_while_it_is_ours() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join("cdi");
+        let first = write(&place, "{}\n").unwrap();
+        let second = write(&place, "{}\n").unwrap();
+        let names: Vec<_> = fs::read_dir(&place).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names, [OUR_FILE], "nothing temporary stays");
+        assert_eq!(fs::metadata(place.join(OUR_FILE)).unwrap().permissions().mode() & 0o777, 0o644);
+        assert!(!first.remove().unwrap(), "a successor wrote it anew");
+        assert!(second.remove().unwrap());
+        assert!(!write(&place, "").unwrap().remove_after_it_went().unwrap());
+        let blocked = directory.path().join("file");
+        fs::write(&blocked, "").unwrap();
+        assert!(write(&blocked, "").unwrap_err().to_string().contains(OUR_FILE));
+    }
+
+    impl Written {
+        fn remove_after_it_went(self) -> io::Result<bool> {
+            fs::remove_file(&self.file)?;
+            self.remove()
+        }
+    }
+
+    #[test]
+    fn a_vendors_specification_counts_if_it_describes_what_is_offered() {
+        let directory = tempfile::tempdir().unwrap();
+        let [toolkit, plugin] = ["etc", "run"].map(|name| directory.path().join(name));
+        for directory in [&toolkit, &plugin] {
+            fs::create_dir(directory).unwrap();
+        }
+        let directories = [toolkit.clone(), plugin.clone(), directory.path().join("none")];
+        let find = |offers: &[Offer]| find_vendor(&directories, offers).map(|found| found.kind);
+        let healthy = [offer(gpu(0), Ok(()))];
+        assert_eq!(find(&healthy), None);
+
+        fs::write(toolkit.join("broken.json"), "{").unwrap();
+        fs::write(toolkit.join("other.yaml"), "kind: example.com/nic\ndevices: [{name: '0'}]\n").unwrap();
+        fs::write(toolkit.join(OUR_FILE), format!("{{\"kind\": \"{OUR_KIND}\", \"devices\": [{{\"name\": \"0\"}}]}}"))
+            .unwrap();
+        assert_eq!(find(&healthy), None, "ours is no vendor's");
+
+        let yaml =
+            "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: \"0\"\n  containerEdits: {}\n- name: all\n";
+        fs::write(toolkit.join("nvidia.yaml"), yaml).unwrap();
+        assert_eq!(find(&healthy).as_deref(), Some("nvidia.com/gpu"));
+        assert_eq!(find(&[offer(gpu(1), Ok(()))]), None, "it must describe the device");
+        assert_eq!(find(&[offer(gpu(1), Err(String::new()))]).as_deref(), Some("nvidia.com/gpu"));
+
+        let json = format!("{{\"kind\": \"{OUR_KIND}\", \"devices\": [{{\"name\": \"GPU-0\"}}]}}");
+        fs::write(plugin.join("k8s.device-plugin.nvidia.com-gpu.json"), json).unwrap();
+        assert_eq!(find(&healthy).as_deref(), Some(OUR_KIND));
+        assert_eq!(described_by_others(&directories), ["GPU-0".to_owned()].into());
+    }
+}

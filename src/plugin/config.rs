@@ -1,0 +1,500 @@
+//! The section `devicePlugin` of the configuration file.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::nvidia_config;
+use super::pattern::has_wildcards;
+use super::values::{Bytes, DeviceReference, a_resource_name, by_resource_name, one_or_several};
+use crate::model::ResourceName;
+
+/// 16 GPUs of this many slots stay a quarter below what the kubelet takes in one message (4 MiB).
+pub const MOST_SLOTS: u32 = 1024;
+
+/// `devicePlugin`. Without it, or without any key: what NVIDIA's plugin does without configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+pub struct Config {
+    /// An empty list offers nothing.
+    pub resources: Option<Vec<ResourceConfig>>,
+    /// A `version: v1` file of NVIDIA's plugin, in place of entries of kind `nvidia`.
+    pub nvidia_config: Option<PathBuf>,
+}
+
+/// One entry: of kind `nvidia` it may become several resources, else exactly one.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum ResourceConfig {
+    Nvidia(Box<NvidiaConfig>),
+    Path(PathConfig),
+    Simulated(SimulatedConfig),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+pub struct NvidiaConfig {
+    /// Of whole GPUs, and of MIG devices under `single`. Under `mixed` its domain goes before `/mig-<profile>`.
+    #[serde(deserialize_with = "a_resource_name")]
+    pub name: ResourceName,
+    /// Other names for some models or profiles; the first pattern that fits decides.
+    pub names: NamePatterns,
+    pub mig_strategy: MigStrategy,
+    pub sharing: Option<Sharing>,
+    #[serde(deserialize_with = "one_or_several")]
+    pub device_list_strategy: Vec<DeviceListStrategy>,
+    #[serde(rename = "deviceIDStrategy")]
+    pub device_id_strategy: DeviceIdStrategy,
+    pub pass_device_specs: bool,
+    pub preferred: Preferred,
+    pub on_conflict: OnConflict,
+    pub pre_start_check: Option<PreStartCheck>,
+    /// Where the host has the `dev` that holds the NVIDIA nodes: `/`, or the driver container's root.
+    pub device_root: PathBuf,
+    /// Mounted under `device-nodes`.
+    pub driver_mounts: Vec<DriverMount>,
+    /// Where the MPS control daemon keeps its directories on the host.
+    pub mps_root: PathBuf,
+    pub cdi_annotation_prefix: String,
+    /// Variables that every container gets, as NVIDIA's flags for GDRCopy, GPUDirect Storage and MOFED set them.
+    pub environment: BTreeMap<String, String>,
+}
+
+/// Names by model (`NVIDIA H100*`) and by MIG profile (`1g.*`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+pub struct NamePatterns {
+    pub gpus: Vec<NamePattern>,
+    pub mig: Vec<NamePattern>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NamePattern {
+    /// `*` stands for any text.
+    pub pattern: String,
+    #[serde(deserialize_with = "a_resource_name")]
+    pub name: ResourceName,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MigStrategy {
+    /// A GPU with MIG is offered whole.
+    #[default]
+    None,
+    /// MIG devices of one profile, under the name of a GPU.
+    Single,
+    /// A resource for each profile.
+    Mixed,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Sharing {
+    TimeSlicing(Replication),
+    /// Needs NVIDIA's MPS control daemon on the node.
+    Mps(Replication),
+}
+
+/// How many slots each device is offered as. A device that nothing names has one, and keeps its plain id.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+pub struct Replication {
+    /// For every device not named below.
+    pub replicas: Option<u32>,
+    /// Goes before all else; 1 leaves the device whole.
+    pub per_gpu: BTreeMap<DeviceReference, u32>,
+    #[serde(deserialize_with = "by_resource_name")]
+    pub per_resource: BTreeMap<ResourceName, ResourceReplication>,
+    /// Shared devices get the suffix `.shared`.
+    pub rename_by_default: bool,
+    /// Default: false for time-slicing, true for MPS, as NVIDIA's plugin.
+    pub fail_requests_greater_than_one: Option<bool>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct ResourceReplication {
+    pub replicas: u32,
+    #[serde(default)]
+    pub rename: Option<NewName>,
+    #[serde(default)]
+    pub devices: SharedDevices,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct NewName(#[serde(deserialize_with = "a_resource_name")] pub ResourceName);
+
+/// Which of a resource's devices are shared.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum SharedDevices {
+    #[default]
+    All,
+    /// The first ones by index.
+    Count(u32),
+    List(Vec<DeviceReference>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeviceListStrategy {
+    Envvar,
+    VolumeMounts,
+    CdiAnnotations,
+    CdiCri,
+    DeviceNodes,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceIdStrategy {
+    #[default]
+    Uuid,
+    Index,
+}
+
+/// Which slots GetPreferredAllocation takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Preferred {
+    #[default]
+    Distributed,
+    Packed,
+}
+
+/// When another plugin has the resource.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnConflict {
+    #[default]
+    Wait,
+    Takeover,
+}
+
+/// Before each start of a container.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct PreStartCheck {
+    /// On every device given.
+    pub minimum_free_memory: Option<Bytes>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct DriverMount {
+    pub host_path: PathBuf,
+    pub container_path: PathBuf,
+}
+
+/// Nodes of the host's `/dev`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct PathConfig {
+    #[serde(deserialize_with = "a_resource_name")]
+    pub name: ResourceName,
+    /// Patterns with `*`, `?` and `[…]`; each node that fits one is a device.
+    #[serde(default, deserialize_with = "one_or_several")]
+    pub paths: Vec<String>,
+    /// Several nodes as one device.
+    #[serde(default)]
+    pub groups: Vec<NodeGroup>,
+    /// Slots of each device.
+    #[serde(default = "one")]
+    pub shared: u32,
+    #[serde(default = "read_write")]
+    pub permissions: String,
+    /// Where the container sees the node; with `/` at the end, the directory that it is put into. Default: as the host.
+    #[serde(default)]
+    pub container_path: Option<String>,
+    #[serde(default)]
+    pub on_conflict: OnConflict,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct NodeGroup {
+    /// The device's id.
+    pub id: String,
+    /// All must be there; a pattern stands for all that fit it.
+    pub paths: Vec<GroupedNode>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct GroupedNode {
+    pub path: String,
+    #[serde(default)]
+    pub container_path: Option<String>,
+    #[serde(default)]
+    pub permissions: Option<String>,
+    /// The device is offered without it too.
+    #[serde(default)]
+    pub optional: bool,
+}
+
+/// Devices that exist nowhere.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct SimulatedConfig {
+    #[serde(deserialize_with = "a_resource_name")]
+    pub name: ResourceName,
+    pub devices: u32,
+    #[serde(default)]
+    pub on_conflict: OnConflict,
+}
+
+/// What in the section cannot be used. The file is named by who read it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    #[error("{key}: {value} cannot be used; {accepted}")]
+    Value { key: String, value: String, accepted: String },
+    #[error("devicePlugin.nvidiaConfig: {file}: {error}")]
+    NvidiaFile { file: String, error: String },
+}
+
+impl Default for NvidiaConfig {
+    fn default() -> Self {
+        let mount =
+            |host: &str, container: &str| DriverMount { host_path: host.into(), container_path: container.into() };
+        Self {
+            name: "nvidia.com/gpu".into(),
+            names: NamePatterns::default(),
+            mig_strategy: MigStrategy::default(),
+            sharing: None,
+            device_list_strategy: vec![DeviceListStrategy::Envvar],
+            device_id_strategy: DeviceIdStrategy::default(),
+            pass_device_specs: false,
+            preferred: Preferred::default(),
+            on_conflict: OnConflict::default(),
+            pre_start_check: None,
+            device_root: "/".into(),
+            // Where GKE's nodes have the driver, and where its images look for it.
+            driver_mounts: vec![
+                mount("/home/kubernetes/bin/nvidia", "/usr/local/nvidia"),
+                mount("/home/kubernetes/bin/nvidia/vulkan/icd.d", "/etc/vulkan/icd.d"),
+            ],
+            mps_root: "/run/nvidia/mps".into(),
+            cdi_annotation_prefix: "cdi.k8s.io/".to_owned(),
+            environment: BTreeMap::new(),
+        }
+    }
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn read_write() -> String {
+    "rw".to_owned()
+}
+
+impl Config {
+    /// The entries to serve, validated: `resources`, with what NVIDIA's file says in place of kind `nvidia`.
+    /// `read` gives the text of a file.
+    pub fn resolve(
+        &self,
+        read: impl FnOnce(&Path) -> std::io::Result<String>,
+    ) -> Result<Vec<ResourceConfig>, ConfigError> {
+        self.validate()?;
+        let Some(file) = &self.nvidia_config else {
+            return Ok(self.resources.clone().unwrap_or_else(|| vec![ResourceConfig::Nvidia(Box::default())]));
+        };
+        let failed = |error: String| ConfigError::NvidiaFile { file: file.display().to_string(), error };
+        let text = read(file).map_err(|error| failed(format!("{error}; name a file that can be read")))?;
+        let nvidia = nvidia_config::parse(&text).map_err(|error| failed(error.to_string()))?;
+        let mut entries = vec![ResourceConfig::Nvidia(Box::new(nvidia))];
+        entries.extend(self.resources.iter().flatten().cloned());
+        refuse_equal_names(&entries)?;
+        Ok(entries)
+    }
+
+    /// Everything that can be said without opening a file.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        for (place, entry) in self.resources.iter().flatten().enumerate() {
+            let key = format!("devicePlugin.resources[{place}]");
+            let is_nvidia = |entry: &ResourceConfig| matches!(entry, ResourceConfig::Nvidia(_));
+            if is_nvidia(entry) && self.resources.iter().flatten().take(place).any(is_nvidia) {
+                return refuse(&key, "kind: nvidia", "an entry has all GPUs: a second would give them out twice");
+            }
+            if self.nvidia_config.is_some() && is_nvidia(entry) {
+                return refuse(&key, "kind: nvidia", "nvidiaConfig stands for it: remove one of the two");
+            }
+            match entry {
+                ResourceConfig::Nvidia(nvidia) => nvidia.validate(&key)?,
+                ResourceConfig::Path(path) => path.validate(&key)?,
+                ResourceConfig::Simulated(simulated) => {
+                    within(&format!("{key}.devices"), simulated.devices, 1, 10_000)?;
+                }
+            }
+        }
+        refuse_equal_names(self.resources.as_deref().unwrap_or_default())
+    }
+}
+
+impl ResourceConfig {
+    #[must_use]
+    pub fn name(&self) -> &ResourceName {
+        match self {
+            Self::Nvidia(nvidia) => &nvidia.name,
+            Self::Path(path) => &path.name,
+            Self::Simulated(simulated) => &simulated.name,
+        }
+    }
+
+    #[must_use]
+    pub fn on_conflict(&self) -> OnConflict {
+        match self {
+            Self::Nvidia(nvidia) => nvidia.on_conflict,
+            Self::Path(path) => path.on_conflict,
+            Self::Simulated(simulated) => simulated.on_conflict,
+        }
+    }
+}
+
+impl NvidiaConfig {
+    #[must_use]
+    pub fn includes(&self, strategy: DeviceListStrategy) -> bool {
+        self.device_list_strategy.contains(&strategy)
+    }
+
+    #[must_use]
+    pub fn uses_cdi(&self) -> bool {
+        self.includes(DeviceListStrategy::CdiAnnotations) || self.includes(DeviceListStrategy::CdiCri)
+    }
+
+    pub(super) fn validate(&self, key: &str) -> Result<(), ConfigError> {
+        if self.device_list_strategy.is_empty() {
+            let accepted =
+                "accepted: envvar, volume-mounts, cdi-annotations, cdi-cri, device-nodes, or several of them";
+            return refuse(&format!("{key}.deviceListStrategy"), "[]", accepted);
+        }
+        if self.cdi_annotation_prefix.trim_end_matches('/').is_empty() || !self.cdi_annotation_prefix.ends_with('/') {
+            let accepted = "accepted: a domain and a slash, as cdi.k8s.io/";
+            return refuse(&format!("{key}.cdiAnnotationPrefix"), &self.cdi_annotation_prefix, accepted);
+        }
+        absolute(&format!("{key}.deviceRoot"), &self.device_root)?;
+        absolute(&format!("{key}.mpsRoot"), &self.mps_root)?;
+        for mount in &self.driver_mounts {
+            absolute(&format!("{key}.driverMounts.hostPath"), &mount.host_path)?;
+            absolute(&format!("{key}.driverMounts.containerPath"), &mount.container_path)?;
+        }
+        match &self.sharing {
+            Some(Sharing::TimeSlicing(replication)) => replication.validate(&format!("{key}.sharing.timeSlicing")),
+            Some(Sharing::Mps(replication)) => {
+                if self.mig_strategy == MigStrategy::Mixed {
+                    let accepted = "MPS cannot share MIG devices: use none or single, or timeSlicing";
+                    return refuse(&format!("{key}.migStrategy"), "mixed with sharing.mps", accepted);
+                }
+                replication.validate(&format!("{key}.sharing.mps"))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Replication {
+    fn validate(&self, key: &str) -> Result<(), ConfigError> {
+        if self.replicas.is_none() && self.per_gpu.is_empty() && self.per_resource.is_empty() {
+            return refuse(key, "{}", "give at least one of replicas, perGpu, perResource");
+        }
+        if let Some(replicas) = self.replicas {
+            within(&format!("{key}.replicas"), replicas, 2, MOST_SLOTS)?;
+        }
+        for (reference, replicas) in &self.per_gpu {
+            within(&format!("{key}.perGpu[{reference}]"), *replicas, 1, MOST_SLOTS)?;
+        }
+        for (name, replication) in &self.per_resource {
+            within(&format!("{key}.perResource[{name}].replicas"), replication.replicas, 2, MOST_SLOTS)?;
+        }
+        Ok(())
+    }
+}
+
+impl PathConfig {
+    fn validate(&self, key: &str) -> Result<(), ConfigError> {
+        if self.paths.is_empty() && self.groups.is_empty() {
+            return refuse(key, "neither paths nor groups", "give one of them");
+        }
+        within(&format!("{key}.shared"), self.shared, 1, MOST_SLOTS)?;
+        permissions(&format!("{key}.permissions"), &self.permissions)?;
+        for path in &self.paths {
+            absolute(&format!("{key}.paths"), Path::new(path))?;
+        }
+        let one_node = matches!(self.paths.as_slice(), [path] if !has_wildcards(path));
+        container_path(&format!("{key}.containerPath"), self.container_path.as_deref(), one_node)?;
+        for (place, group) in self.groups.iter().enumerate() {
+            let key = format!("{key}.groups[{place}]");
+            let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte);
+            // Room for `::` and a slot's number.
+            if group.id.is_empty() || group.id.len() > 56 || !group.id.bytes().all(plain) {
+                let accepted = "accepted: 1 to 56 letters, digits, dashes, dots, slashes or underscores";
+                return refuse(&format!("{key}.id"), &group.id, accepted);
+            }
+            if self.groups[..place].iter().any(|other| other.id == group.id) {
+                return refuse(&format!("{key}.id"), &group.id, "another group has it: ids are unique");
+            }
+            if group.paths.is_empty() {
+                return refuse(&format!("{key}.paths"), "[]", "name at least one node");
+            }
+            for node in &group.paths {
+                absolute(&format!("{key}.paths.path"), Path::new(&node.path))?;
+                let key_of_path = format!("{key}.paths.containerPath");
+                container_path(&key_of_path, node.container_path.as_deref(), !has_wildcards(&node.path))?;
+                if let Some(text) = &node.permissions {
+                    permissions(&format!("{key}.paths.permissions"), text)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn refuse_equal_names(entries: &[ResourceConfig]) -> Result<(), ConfigError> {
+    for (place, entry) in entries.iter().enumerate() {
+        if entries[..place].iter().any(|other| other.name() == entry.name()) {
+            let accepted = "another entry has it: give each entry its own name";
+            return refuse("devicePlugin.resources: name", entry.name().as_str(), accepted);
+        }
+    }
+    Ok(())
+}
+
+fn within(key: &str, value: u32, least: u32, most: u32) -> Result<(), ConfigError> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    refuse(key, &value.to_string(), &format!("accepted: {least} to {most}"))
+}
+
+fn absolute(key: &str, path: &Path) -> Result<(), ConfigError> {
+    let climbs = path.components().any(|part| part == std::path::Component::ParentDir);
+    if path.is_absolute() && !climbs {
+        return Ok(());
+    }
+    refuse(key, &path.display().to_string(), "accepted: an absolute path without ..")
+}
+
+fn container_path(key: &str, path: Option<&str>, one_node: bool) -> Result<(), ConfigError> {
+    let Some(path) = path else { return Ok(()) };
+    absolute(key, Path::new(path))?;
+    if one_node || path.ends_with('/') {
+        return Ok(());
+    }
+    refuse(key, path, "several nodes cannot be in one place: end it with / for a directory")
+}
+
+fn permissions(key: &str, text: &str) -> Result<(), ConfigError> {
+    let once = |letter: char| text.matches(letter).count() == 1;
+    if !text.is_empty() && text.chars().all(|letter| "rwm".contains(letter) && once(letter)) {
+        return Ok(());
+    }
+    refuse(key, text, "accepted: r, w and m, each at most once, as rw")
+}
+
+fn refuse(key: &str, value: &str, accepted: &str) -> Result<(), ConfigError> {
+    Err(ConfigError::Value { key: key.to_owned(), value: value.to_owned(), accepted: accepted.to_owned() })
+}

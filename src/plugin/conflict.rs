@@ -1,0 +1,67 @@
+//! Two plugins for one resource fight silently: the later registration replaces the earlier one, which is not told.
+
+use std::collections::BTreeSet;
+
+use super::sockets;
+use crate::model::{DeviceId, ResourceName};
+
+/// Who else serves the resource, in words with a remedy. `None`: nobody, or another podmeter that is about to go.
+///
+/// `allocatable` is what the kubelet lists of the resource, `advertised` what we told it ourselves, and `live` the names
+/// of the sockets that somebody listens on.
+pub fn conflict(
+    resource: &ResourceName,
+    allocatable: &BTreeSet<DeviceId>,
+    advertised: &BTreeSet<DeviceId>,
+    live: &[String],
+) -> Option<String> {
+    const REMEDY: &str = "remove the other plugin, switch this one off with --device-plugin=off, or set onConflict: takeover for the resource";
+    if let Some(socket) = live.iter().find(|name| is_known_plugin(name, resource)) {
+        return Some(format!("another device plugin serves {resource} on {socket}; {REMEDY}"));
+    }
+    let others = allocatable.difference(advertised).count();
+    let rolling_update = live.iter().any(|name| sockets::is_ours(name, resource));
+    (others > 0 && !rolling_update).then(|| {
+        format!("the kubelet lists {others} devices of {resource} that another device plugin advertised; {REMEDY}")
+    })
+}
+
+/// Sockets that other vendors' plugins are known to listen on.
+fn is_known_plugin(socket: &str, resource: &ResourceName) -> bool {
+    let Some(name) = resource.as_str().strip_prefix("nvidia.com/") else { return false };
+    // NVIDIA's own: one per resource. Google Kubernetes Engine's: one, with the time of its start.
+    socket == format!("nvidia-{name}.sock")
+        || (name == "gpu" && socket.starts_with("nvidiaGPU-") && socket.ends_with(".sock"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(allocatable: &[&str], advertised: &[&str], live: &[&str]) -> Option<String> {
+        let ids = |ids: &[&str]| ids.iter().map(|id| DeviceId::new(*id)).collect();
+        let live: Vec<String> = live.iter().map(|name| (*name).to_owned()).collect();
+        conflict(&"nvidia.com/gpu".into(), &ids(allocatable), &ids(advertised), &live)
+    }
+
+    #[test]
+    fn devices_that_we_did_not_advertise_are_somebody_elses() {
+        assert_eq!(found(&[], &[], &[]), None);
+        assert_eq!(found(&["GPU-a"], &["GPU-a", "GPU-b"], &[]), None, "our own of a moment ago");
+        let text = found(&["GPU-a", "GPU-c"], &["GPU-a"], &["other.sock"]).unwrap();
+        assert!(text.contains("1 devices of nvidia.com/gpu") && text.contains("takeover"), "{text}");
+    }
+
+    #[test]
+    fn another_podmeter_is_a_rolling_update() {
+        assert_eq!(found(&["GPU-a"], &[], &["podmeter-nvidia.com_gpu-0123456789ab.sock"]), None);
+        assert!(found(&["GPU-a"], &[], &["podmeter-nvidia.com_mig-1g-0123456789ab.sock"]).is_some());
+    }
+
+    #[test]
+    fn a_known_plugins_live_socket_is_a_conflict_before_the_kubelet_lists_anything() {
+        assert!(found(&[], &[], &["nvidia-gpu.sock"]).is_some_and(|text| text.contains("nvidia-gpu.sock")));
+        assert!(found(&[], &[], &["nvidiaGPU-1700000000.sock"]).is_some());
+        assert_eq!(found(&[], &[], &["nvidia-mig-1g.10gb.sock", "intel.sock"]), None);
+    }
+}

@@ -1,0 +1,273 @@
+//! One resource's life: serve, dial ourselves, register, watch. When any of it ends all of it ends, and it begins anew.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+use tonic::transport::{Channel, Endpoint};
+
+use super::OnConflict;
+use super::backoff::Backoff;
+use super::conflict::conflict;
+use super::server::{Desk, Server};
+use super::sockets::{self, Identity};
+use crate::model::{DeviceId, KubeletState};
+use crate::wire::v1beta1::device_plugin_client::DevicePluginClient;
+use crate::wire::v1beta1::registration_client::RegistrationClient;
+use crate::wire::v1beta1::{Empty, RegisterRequest};
+
+const VERSION: &str = "v1beta1";
+/// Our own server, in this process.
+const DIAL_DEADLINE: Duration = Duration::from_secs(5);
+/// The kubelet dials back within a Register, for up to ten seconds.
+const REGISTER_DEADLINE: Duration = Duration::from_secs(15);
+/// The kubelet opens the list right after a registration, and only once.
+const LIST_DEADLINE: Duration = Duration::from_secs(10);
+/// For the kubelet's first word on what it can allocate. One that has none to say is not waited for.
+const FIRST_ANSWER: Duration = Duration::from_secs(1);
+/// While another plugin is in the way and none is seen to listen: it must be seen to leave within a second.
+const CONFLICT_LOOK: Duration = Duration::from_millis(600);
+/// While others listen: the end of one is seen by itself.
+const QUIET_LOOK: Duration = Duration::from_secs(5);
+/// The kubelet sees the end of a plugin when we do.
+const AFTER_CLOSING: Duration = Duration::from_millis(100);
+/// A registration that lasted this long was a good one: the next failure is a first one.
+const LASTED: Duration = Duration::from_secs(30);
+
+/// What a resource's life hangs on.
+#[derive(Debug)]
+pub struct Life {
+    pub directory: PathBuf,
+    pub desk: Desk,
+    pub kubelet: watch::Receiver<Arc<KubeletState>>,
+    /// Wakes when something comes or goes in the directory.
+    pub changes: watch::Receiver<u64>,
+    pub stop: watch::Receiver<bool>,
+}
+
+/// Why one round ended.
+#[derive(Debug, thiserror::Error)]
+enum Ended {
+    #[error("{0} is not there: the kubelet is not running, or --device-plugin-dir is not its directory")]
+    NoKubelet(PathBuf),
+    #[error("{path}: {error}; the directory must be writable")]
+    Socket { path: PathBuf, error: std::io::Error },
+    #[error("our own server does not answer: {0}")]
+    Dial(String),
+    #[error("the kubelet does not register the plugin: {0}")]
+    Register(String),
+    #[error("the kubelet registered the plugin but did not ask for its devices within {} s", LIST_DEADLINE.as_secs())]
+    NotListed,
+    #[error("the kubelet ended the device list")]
+    StreamLost,
+    #[error("our socket file was removed")]
+    SocketRemoved,
+    #[error("the kubelet was restarted")]
+    KubeletRestarted,
+}
+
+impl Life {
+    /// Until it is told to stop. The socket is gone then.
+    pub async fn run(mut self) {
+        let mut backoff = Backoff::default();
+        let mut advertised = false;
+        let mut stop = self.stop.clone();
+        let mut said = String::new();
+        loop {
+            let mut server = None;
+            let mut registered_at = None;
+            let kubelet = Identity::of(&sockets::kubelet_socket(&self.directory));
+            let ended = tokio::select! {
+                ended = self.round(kubelet, advertised, &mut server, &mut registered_at) => Some(ended),
+                _ = stop.wait_for(|stop| *stop) => None,
+            };
+            // Ours goes first: an older kubelet that sees it go later would take it for the new one.
+            if let Some(server) = server {
+                server.close().await;
+            }
+            let Some(ended) = ended else {
+                self.desk.record.unregistered("podmeter is ending");
+                return;
+            };
+            let reason = ended.to_string();
+            self.desk.record.unregistered(&reason);
+            if let Some(at) = registered_at {
+                advertised = true;
+                said.clear();
+                if self.desk.clock.now().monotonic.since(at) >= LASTED {
+                    backoff.reset();
+                }
+            }
+            if said != reason {
+                tracing::warn!(resource = %self.resource(), "not registered: {reason}");
+                said = reason;
+            }
+            let pause = backoff.pause(sockets::random());
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = self.other_kubelet(kubelet) => backoff.reset(),
+                _ = stop.wait_for(|stop| *stop) => return,
+            }
+        }
+    }
+
+    async fn round(
+        &mut self,
+        kubelet: Option<Identity>,
+        advertised: bool,
+        server: &mut Option<Server>,
+        registered_at: &mut Option<crate::model::Monotonic>,
+    ) -> Ended {
+        let kubelet_socket = sockets::kubelet_socket(&self.directory);
+        if kubelet.is_none() {
+            return Ended::NoKubelet(kubelet_socket);
+        }
+        if self.desk.config.on_conflict() == OnConflict::Wait {
+            self.until_free(advertised).await;
+        }
+        let resource = self.resource();
+        let name = sockets::fresh_name(&resource);
+        let server = match Server::start(&self.directory, &name, self.desk.clone()) {
+            Ok(started) => server.insert(started),
+            Err(error) => return Ended::Socket { path: self.directory.join(name), error },
+        };
+        if let Err(error) = dial(server.path()).await {
+            return Ended::Dial(error);
+        }
+        if let Err(error) = register(&kubelet_socket, name, resource.as_str()).await {
+            return Ended::Register(error);
+        }
+        *registered_at = Some(self.desk.clock.now().monotonic);
+        self.desk.record.registered();
+        tracing::info!(%resource, devices = self.desk.offer.borrow().devices.len(), "registered with the kubelet");
+        let listed = tokio::time::timeout(LIST_DEADLINE, server.watched());
+        let (mut listed, mut is_listed) = (Box::pin(listed), false);
+        loop {
+            if Identity::of(&kubelet_socket) != kubelet {
+                return Ended::KubeletRestarted;
+            }
+            if !server.socket_is_there() {
+                return Ended::SocketRemoved;
+            }
+            tokio::select! {
+                _ = self.changes.changed() => {}
+                () = server.stream_lost() => return Ended::StreamLost,
+                outcome = &mut listed, if !is_listed => match outcome {
+                    Ok(()) => is_listed = true,
+                    Err(_) => return Ended::NotListed,
+                },
+            }
+        }
+    }
+
+    /// Returns when no other plugin serves the resource.
+    async fn until_free(&mut self, advertised: bool) {
+        let known = |state: &Arc<KubeletState>| state.allocatable_at.is_some() || state.problem.is_some();
+        // Nothing to say is no objection; an error is the agent ending.
+        let _ = tokio::time::timeout(FIRST_ANSWER, self.kubelet.wait_for(known)).await;
+        let mut waited = false;
+        let mut looked_at = self.desk.clock.now().monotonic;
+        let mut live_before = None;
+        loop {
+            let live = sockets::live(&self.directory).await;
+            let Some(reason) = self.conflict(advertised, &live) else {
+                if waited {
+                    tracing::info!(resource = %self.resource(), "no other device plugin serves it any more");
+                    self.desk.record.conflict(None);
+                }
+                return;
+            };
+            if !waited {
+                tracing::warn!(resource = %self.resource(), "waiting: {reason}");
+                self.desk.record.conflict(Some(&reason));
+                waited = true;
+            }
+            let now = self.desk.clock.now().monotonic;
+            let interval = if live.is_empty() { CONFLICT_LOOK } else { QUIET_LOOK };
+            if now.since(looked_at) >= interval || live_before.as_ref() != Some(&live) {
+                self.desk.look.notify_one();
+                looked_at = now;
+            }
+            tokio::select! {
+                changed = self.kubelet.changed() => if changed.is_err() { std::future::pending().await },
+                () = tokio::time::sleep((looked_at + interval).since(now)) => {}
+                () = sockets::until_one_closes(&self.directory, &live) => tokio::time::sleep(AFTER_CLOSING).await,
+            }
+            live_before = Some(live);
+        }
+    }
+
+    /// Who else has the resource now.
+    fn conflict(&mut self, advertised: bool, live: &[String]) -> Option<String> {
+        let offer = Arc::clone(&self.desk.offer.borrow());
+        let ours: BTreeSet<DeviceId> = match advertised {
+            true => offer.devices.iter().map(|device| device.id.clone()).collect(),
+            false => BTreeSet::new(),
+        };
+        let state = Arc::clone(&self.kubelet.borrow_and_update());
+        let nothing = BTreeSet::new();
+        let listed = state.allocatable.as_ref().and_then(|allocatable| allocatable.devices.get(&offer.resource));
+        conflict(&offer.resource, listed.unwrap_or(&nothing), &ours, live)
+    }
+
+    /// Until another kubelet's socket is there.
+    async fn other_kubelet(&mut self, than: Option<Identity>) {
+        let socket = sockets::kubelet_socket(&self.directory);
+        loop {
+            let now = Identity::of(&socket);
+            if now.is_some() && now != than {
+                return;
+            }
+            if self.changes.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    fn resource(&self) -> crate::model::ResourceName {
+        self.desk.offer.borrow().resource.clone()
+    }
+}
+
+async fn dial(socket: &Path) -> Result<(), String> {
+    let call = async {
+        let mut client = DevicePluginClient::new(channel(socket).await?);
+        client.get_device_plugin_options(Empty {}).await.map_err(|status| status.message().to_owned())
+    };
+    within(DIAL_DEADLINE, call).await.map(drop)
+}
+
+async fn register(kubelet: &Path, endpoint: String, resource: &str) -> Result<(), String> {
+    let request = RegisterRequest {
+        version: VERSION.to_owned(),
+        endpoint,
+        resource_name: resource.to_owned(),
+        // The kubelet asks the plugin itself.
+        options: None,
+    };
+    let call = async {
+        let mut client = RegistrationClient::new(channel(kubelet).await?);
+        client.register(request).await.map_err(|status| status.message().to_owned())
+    };
+    within(REGISTER_DEADLINE, call).await.map(drop)
+}
+
+async fn within<T>(deadline: Duration, call: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    let late = |_| Err(format!("no answer within {} s", deadline.as_secs()));
+    tokio::time::timeout(deadline, call).await.unwrap_or_else(late)
+}
+
+async fn channel(socket: &Path) -> Result<Channel, String> {
+    let stream = UnixStream::connect(socket).await.map_err(|error| format!("{}: {error}", socket.display()))?;
+    let mut stream = Some(hyper_util::rt::TokioIo::new(stream));
+    // One call, one connection: a second dial has nothing to dial.
+    let connector = tower::service_fn(move |_| {
+        let stream = stream.take().ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotConnected));
+        async move { stream }
+    });
+    let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await;
+    channel.map_err(|error| error.to_string())
+}

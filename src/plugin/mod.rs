@@ -1,0 +1,43 @@
+//! The bundled device plugin.
+//!
+//! In: configured resources, the inventory, the verdict on each device. Out: registrations, device lists and allocation
+//! answers to the kubelet. Refuses to know: metrics, HTTP, NVML. Protobuf ends here.
+
+mod answer;
+mod backoff;
+pub mod cdi;
+mod config;
+mod conflict;
+mod convert;
+mod entry;
+mod health;
+mod lifecycle;
+mod node;
+mod nvidia_config;
+mod offer;
+mod offers;
+pub mod paths;
+mod pattern;
+mod pre_start;
+mod preferred;
+mod record;
+mod run;
+mod server;
+mod sockets;
+#[cfg(test)]
+mod tests;
+mod values;
+
+pub use answer::answer;
+pub use config::{
+    Config, ConfigError, DeviceIdStrategy, DeviceListStrategy, DriverMount, GroupedNode, MigStrategy, NamePattern,
+    NamePatterns, NewName, NodeGroup, NvidiaConfig, OnConflict, PathConfig, PreStartCheck, Preferred, Replication,
+    ResourceConfig, ResourceReplication, SharedDevices, Sharing, SimulatedConfig,
+};
+pub use entry::Surroundings;
+pub use node::{MigCapabilities, NodeFacts, control_nodes};
+pub use nvidia_config::{NvidiaConfigError, parse as parse_nvidia_config};
+pub use offer::{Answer, DeviceNode, Hardware, Mount, Offer, OfferedDevice, Refusal};
+pub use offers::{Offers, merge, offers};
+pub use run::{Neighbours, Settings, run};
+pub use values::{Bytes, DeviceReference, Reach, resource_name};

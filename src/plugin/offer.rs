@@ -1,0 +1,81 @@
+//! What a resource offers and what an allocation answers, in words: the wire types come after.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::model::{DeviceId, GpuUuid, MigUuid, ResourceName};
+
+/// One resource name and its devices, sorted by id. A device that was offered once stays: it turns unhealthy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    pub resource: ResourceName,
+    pub devices: Vec<OfferedDevice>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OfferedDevice {
+    pub id: DeviceId,
+    /// Empty when unknown: the topology is then left out.
+    pub numa_nodes: BTreeSet<i64>,
+    /// `Err` with the reason that a refused allocation gives.
+    pub health: Result<(), String>,
+    pub hardware: Hardware,
+}
+
+/// What is behind an id.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hardware {
+    Gpu {
+        uuid: GpuUuid,
+        index: u32,
+        minor: Option<u32>,
+    },
+    Mig {
+        uuid: MigUuid,
+        gpu: GpuUuid,
+        gpu_index: u32,
+        index: u32,
+        minor: Option<u32>,
+        gpu_instance: u32,
+        compute_instance: u32,
+    },
+    Nodes(Vec<DeviceNode>),
+    /// Nothing at all: to try the flow.
+    Nothing,
+}
+
+/// What a container gets. Maps and lists are in the order they are sent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Answer {
+    pub environment: BTreeMap<String, String>,
+    pub mounts: Vec<Mount>,
+    pub device_nodes: Vec<DeviceNode>,
+    pub annotations: BTreeMap<String, String>,
+    /// Fully qualified CDI names.
+    pub cdi_devices: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Mount {
+    pub host_path: String,
+    pub container_path: String,
+    pub read_only: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DeviceNode {
+    pub host_path: String,
+    pub container_path: String,
+    /// Of `r`, `w`, `m`.
+    pub permissions: String,
+}
+
+/// Why an allocation is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("device {0} is not one of this resource's")]
+    Unknown(DeviceId),
+    #[error("device {id} is unhealthy: {reason}")]
+    Unhealthy { id: DeviceId, reason: String },
+    #[error("{0}")]
+    NotAllowed(String),
+}

@@ -1,0 +1,329 @@
+//! What each configured entry offers, from the inventory and the nodes found. Decides only; reads nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::config::{MigStrategy, NvidiaConfig, Replication, ResourceConfig, SharedDevices, Sharing};
+use super::paths::Found;
+use super::pattern::fits;
+use super::values::{DeviceReference, resource_name};
+use super::{Hardware, Offer, OfferedDevice};
+use crate::model::{DeviceId, Gpu, Inventory, MigDevice, ResourceName};
+
+/// Characters of a device's id: the API's own limit, which the kubelet does not check.
+pub const LONGEST_ID: usize = 63;
+
+/// What can be offered, and what cannot. Sorted by resource; a resource without devices is left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Offers {
+    pub offers: Vec<Offer>,
+    /// Each a sentence for the log and the page.
+    pub problems: Vec<String>,
+}
+
+/// `found` is what `paths::find` lists for an entry of kind `path`; empty for the others.
+#[must_use]
+pub fn offers(config: &ResourceConfig, inventory: &Inventory, found: &[Found]) -> Offers {
+    let mut problems = vec![];
+    let slots = match config {
+        ResourceConfig::Nvidia(nvidia) => {
+            let devices = match nvidia.mig_strategy {
+                MigStrategy::None => whole_gpus(nvidia, inventory, |_| true),
+                MigStrategy::Single => of_one_layout(nvidia, inventory, &mut problems),
+                MigStrategy::Mixed => of_every_layout(nvidia, inventory, &mut problems),
+            };
+            share(nvidia, devices, &mut problems)
+        }
+        ResourceConfig::Path(path) => {
+            let slots = |found: &Found| {
+                let device = OfferedDevice {
+                    id: found.id.clone(),
+                    numa_nodes: found.numa_nodes.clone(),
+                    health: Ok(()),
+                    hardware: Hardware::Nodes(found.nodes.clone()),
+                };
+                slots_of(&device, path.shared)
+            };
+            found.iter().flat_map(slots).map(|device| (path.name.clone(), device)).collect()
+        }
+        ResourceConfig::Simulated(simulated) => (0..simulated.devices)
+            .map(|number| {
+                let device = OfferedDevice {
+                    id: DeviceId::new(format!("simulated-{number}")),
+                    numa_nodes: BTreeSet::new(),
+                    health: Ok(()),
+                    hardware: Hardware::Nothing,
+                };
+                (simulated.name.clone(), device)
+            })
+            .collect(),
+    };
+    Offers { offers: by_resource(slots, &mut problems), problems }
+}
+
+/// `now`, with everything of `previous` that is no longer there as unhealthy: a device that the kubelet was told of
+/// never leaves the list, since the kubelet looks it up without asking whether it still has it.
+#[must_use]
+pub fn merge(previous: &[Offer], now: Vec<Offer>) -> Vec<Offer> {
+    let mut merged: BTreeMap<ResourceName, BTreeMap<DeviceId, OfferedDevice>> = BTreeMap::new();
+    for offer in previous {
+        let devices = merged.entry(offer.resource.clone()).or_default();
+        for device in &offer.devices {
+            let gone = OfferedDevice { health: Err("it is no longer there".to_owned()), ..device.clone() };
+            devices.insert(device.id.clone(), gone);
+        }
+    }
+    for offer in now {
+        let devices = merged.entry(offer.resource).or_default();
+        devices.extend(offer.devices.into_iter().map(|device| (device.id.clone(), device)));
+    }
+    let offer = |(resource, devices): (_, BTreeMap<_, _>)| Offer { resource, devices: devices.into_values().collect() };
+    merged.into_iter().map(offer).collect()
+}
+
+impl Offer {
+    /// With the verdict on the hardware behind each device, where the device is not already unhealthy.
+    #[must_use]
+    pub fn judged(mut self, verdict: impl Fn(&Hardware) -> Result<(), String>) -> Self {
+        for device in self.devices.iter_mut().filter(|device| device.health.is_ok()) {
+            device.health = verdict(&device.hardware);
+        }
+        self
+    }
+}
+
+type Named = (ResourceName, OfferedDevice);
+/// A GPU, and which MIG device on it, or the whole of it.
+type Member<'i> = (&'i Gpu, Option<(u32, &'i MigDevice)>);
+
+fn whole_gpus(nvidia: &NvidiaConfig, inventory: &Inventory, which: impl Fn(&Gpu) -> bool) -> Vec<Named> {
+    let gpus = inventory.gpus.values().filter(|gpu| which(gpu));
+    gpus.map(|gpu| (gpu_name(nvidia, gpu), whole(gpu))).collect()
+}
+
+fn of_every_layout(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Vec<String>) -> Vec<Named> {
+    let mut devices = whole_gpus(nvidia, inventory, |gpu| !has_mig(gpu));
+    for gpu in inventory.gpus.values().filter(|gpu| has_mig(gpu)) {
+        note_bare(gpu, problems);
+        for (place, mig) in (0..).zip(&gpu.mig_devices) {
+            match mixed_name(nvidia, mig) {
+                Ok(name) => devices.push((name, instance(gpu, place, mig))),
+                Err(reason) => problems.push(format!("{} is not offered: {reason}", mig.uuid)),
+            }
+        }
+    }
+    devices
+}
+
+/// `single` promises that any two devices are alike. Where the node breaks that, the layout that most GPUs have is
+/// offered (then that of most devices, then the first by name), and the rest is named as a problem: a node that is half
+/// reconfigured keeps most of its devices, instead of losing all.
+fn of_one_layout(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Vec<String>) -> Vec<Named> {
+    let mut layouts: BTreeMap<&str, Vec<Member<'_>>> = BTreeMap::new();
+    for gpu in inventory.gpus.values() {
+        if has_mig(gpu) {
+            note_bare(gpu, problems);
+            for (place, mig) in (0..).zip(&gpu.mig_devices) {
+                layouts.entry(&mig.profile).or_default().push((gpu, Some((place, mig))));
+            }
+        } else {
+            layouts.entry("a whole GPU").or_default().push((gpu, None));
+        }
+    }
+    let weight = |members: &[Member<'_>]| {
+        let gpus: BTreeSet<_> = members.iter().map(|(gpu, _)| &gpu.uuid).collect();
+        (gpus.len(), members.len())
+    };
+    // The first of the heaviest: max_by_key would take the last.
+    let chosen = layouts.iter().rev().max_by_key(|(_, members)| weight(members)).map(|(layout, _)| *layout);
+    let mut devices = vec![];
+    for (layout, members) in &layouts {
+        if Some(*layout) != chosen {
+            let names: Vec<&str> =
+                members.iter().map(|(gpu, mig)| mig.map_or(gpu.uuid.as_str(), |(_, mig)| mig.uuid.as_str())).collect();
+            problems.push(format!(
+                "migStrategy single offers devices of one kind, here {}: not offered are {} ({layout}); make the layouts \
+                 equal or set migStrategy mixed",
+                chosen.unwrap_or_default(),
+                names.join(", "),
+            ));
+            continue;
+        }
+        for (gpu, mig) in members {
+            devices.push(match mig {
+                Some((place, mig)) => {
+                    let named = nvidia.names.mig.iter().find(|name| fits(&name.pattern, &mig.profile));
+                    let name = named.map_or_else(|| nvidia.name.clone(), |named| named.name.clone());
+                    (name, instance(gpu, *place, mig))
+                }
+                None => (gpu_name(nvidia, gpu), whole(gpu)),
+            });
+        }
+    }
+    devices
+}
+
+fn has_mig(gpu: &Gpu) -> bool {
+    gpu.mig_enabled == Some(true)
+}
+
+fn note_bare(gpu: &Gpu, problems: &mut Vec<String>) {
+    if gpu.mig_devices.is_empty() {
+        problems.push(format!(
+            "{} has MIG enabled and no MIG devices: it offers nothing; make MIG devices on it",
+            gpu.uuid
+        ));
+    }
+}
+
+fn gpu_name(nvidia: &NvidiaConfig, gpu: &Gpu) -> ResourceName {
+    let model = gpu.model.as_deref().unwrap_or_default();
+    let named = nvidia.names.gpus.iter().find(|name| fits(&name.pattern, model));
+    named.map_or_else(|| nvidia.name.clone(), |named| named.name.clone())
+}
+
+fn mixed_name(nvidia: &NvidiaConfig, mig: &MigDevice) -> Result<ResourceName, String> {
+    if let Some(named) = nvidia.names.mig.iter().find(|name| fits(&name.pattern, &mig.profile)) {
+        return Ok(named.name.clone());
+    }
+    let domain = nvidia.name.as_str().split_once('/').map_or("nvidia.com", |(domain, _)| domain);
+    resource_name(&format!("{domain}/mig-{}", mig.profile.replace('+', ".")))
+}
+
+fn whole(gpu: &Gpu) -> OfferedDevice {
+    OfferedDevice {
+        id: DeviceId::new(gpu.uuid.to_shared()),
+        numa_nodes: gpu.numa_node.map(i64::from).into_iter().collect(),
+        health: presence(gpu),
+        hardware: Hardware::Gpu { uuid: gpu.uuid.clone(), index: gpu.index, minor: gpu.minor },
+    }
+}
+
+fn instance(gpu: &Gpu, place: u32, mig: &MigDevice) -> OfferedDevice {
+    OfferedDevice {
+        id: DeviceId::new(mig.uuid.to_shared()),
+        numa_nodes: gpu.numa_node.map(i64::from).into_iter().collect(),
+        health: presence(gpu),
+        hardware: Hardware::Mig {
+            uuid: mig.uuid.clone(),
+            gpu: gpu.uuid.clone(),
+            gpu_index: gpu.index,
+            index: place,
+            minor: gpu.minor,
+            gpu_instance: mig.gpu_instance,
+            compute_instance: mig.compute_instance,
+        },
+    }
+}
+
+fn presence(gpu: &Gpu) -> Result<(), String> {
+    if gpu.present { Ok(()) } else { Err(format!("{} is lost: the driver no longer finds it", gpu.uuid)) }
+}
+
+fn share(nvidia: &NvidiaConfig, devices: Vec<Named>, problems: &mut Vec<String>) -> Vec<Named> {
+    let (replication, mps) = match &nvidia.sharing {
+        None => return devices,
+        Some(Sharing::TimeSlicing(replication)) => (replication, false),
+        Some(Sharing::Mps(replication)) => (replication, true),
+    };
+    let selected = selected(replication, &devices, problems);
+    let mut slots = vec![];
+    for (name, device) in devices {
+        let replicas = replicas(replication, &name, &device, &selected);
+        let Some(replicas) = replicas.filter(|replicas| *replicas > 1) else {
+            slots.push((name, device));
+            continue;
+        };
+        if mps && matches!(device.hardware, Hardware::Mig { .. }) {
+            problems.push(format!("{} is not shared: MPS cannot share MIG devices", device.id));
+            slots.push((name, device));
+            continue;
+        }
+        let shared_name = shared_name(replication, &name);
+        slots.extend(slots_of(&device, replicas).into_iter().map(|slot| (shared_name.clone(), slot)));
+    }
+    slots
+}
+
+/// The devices that `perResource` shares.
+fn selected(replication: &Replication, devices: &[Named], problems: &mut Vec<String>) -> BTreeSet<DeviceId> {
+    let mut selected = BTreeSet::new();
+    for (resource, rule) in &replication.per_resource {
+        let mut members: Vec<&OfferedDevice> =
+            devices.iter().filter(|(name, _)| name == resource).map(|(_, device)| device).collect();
+        members.sort_by_key(|device| place(&device.hardware));
+        match &rule.devices {
+            SharedDevices::All => selected.extend(members.iter().map(|device| device.id.clone())),
+            SharedDevices::Count(count) => {
+                selected.extend(members.iter().take(*count as usize).map(|device| device.id.clone()));
+            }
+            SharedDevices::List(references) => {
+                for reference in references {
+                    let named = |device: &&&OfferedDevice| reference.reaches(&device.hardware).is_some();
+                    let before = selected.len();
+                    selected.extend(members.iter().filter(named).map(|device| device.id.clone()));
+                    if selected.len() == before && !members.is_empty() {
+                        problems.push(format!("sharing of {resource}: no device {reference} (or it is named twice)"));
+                    }
+                }
+            }
+        }
+    }
+    selected
+}
+
+fn place(hardware: &Hardware) -> (u32, u32) {
+    match hardware {
+        Hardware::Gpu { index, .. } => (*index, 0),
+        Hardware::Mig { gpu_index, index, .. } => (*gpu_index, *index),
+        Hardware::Nodes(_) | Hardware::Nothing => (0, 0),
+    }
+}
+
+/// The narrowest rule decides: this device, its GPU, its resource, all.
+fn replicas(
+    replication: &Replication,
+    resource: &ResourceName,
+    device: &OfferedDevice,
+    selected: &BTreeSet<DeviceId>,
+) -> Option<u32> {
+    let reach = |(reference, count): (&DeviceReference, &u32)| Some((reference.reaches(&device.hardware)?, *count));
+    let per_gpu = replication.per_gpu.iter().filter_map(reach).max_by_key(|(reach, _)| *reach);
+    if let Some((_, count)) = per_gpu {
+        return Some(count);
+    }
+    match replication.per_resource.get(resource) {
+        Some(rule) => selected.contains(&device.id).then_some(rule.replicas),
+        None => replication.replicas,
+    }
+}
+
+fn shared_name(replication: &Replication, name: &ResourceName) -> ResourceName {
+    let rename = replication.per_resource.get(name).and_then(|rule| rule.rename.as_ref());
+    match rename {
+        Some(rename) => rename.0.clone(),
+        None if replication.rename_by_default => ResourceName::new(format!("{name}.shared")),
+        None => name.clone(),
+    }
+}
+
+/// One slot is the device itself, under its own id.
+fn slots_of(device: &OfferedDevice, slots: u32) -> Vec<OfferedDevice> {
+    if slots <= 1 {
+        return vec![device.clone()];
+    }
+    let slot = |number| OfferedDevice { id: DeviceId::new(format!("{}::{number}", device.id)), ..device.clone() };
+    (0..slots).map(slot).collect()
+}
+
+fn by_resource(devices: Vec<Named>, problems: &mut Vec<String>) -> Vec<Offer> {
+    let mut resources: BTreeMap<ResourceName, BTreeMap<DeviceId, OfferedDevice>> = BTreeMap::new();
+    for (resource, device) in devices {
+        if device.id.as_str().len() > LONGEST_ID || device.id.as_str().is_empty() {
+            problems.push(format!("{} is not offered: a device id has 1 to {LONGEST_ID} characters", device.id));
+            continue;
+        }
+        resources.entry(resource).or_default().insert(device.id.clone(), device);
+    }
+    let offer = |(resource, devices): (_, BTreeMap<_, _>)| Offer { resource, devices: devices.into_values().collect() };
+    resources.into_iter().map(offer).collect()
+}

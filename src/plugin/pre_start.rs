@@ -1,0 +1,81 @@
+//! The check before a container starts, from what was published last: no call waits for a driver.
+
+use super::{Hardware, Offer, PreStartCheck};
+use crate::model::{DeviceId, HardwareState, MemoryUse};
+
+/// `Err` with the `result` label and the reason that the kubelet passes on to the pod.
+pub fn check(
+    rules: &PreStartCheck,
+    offer: &Offer,
+    hardware: &HardwareState,
+    ids: &[DeviceId],
+) -> Result<(), (&'static str, String)> {
+    for id in ids {
+        let Some(device) = offer.devices.iter().find(|device| device.id == *id) else {
+            return Err(("unknown_device", format!("device {id} is not one of this resource's")));
+        };
+        if let Err(reason) = &device.health {
+            return Err(("unhealthy", format!("device {id} is unhealthy: {reason}")));
+        }
+        let wanted = rules.minimum_free_memory.map_or(0, |bytes| bytes.0);
+        // What nobody says is no reason to keep a container from starting.
+        let Some(memory) = memory(&device.hardware, hardware) else { continue };
+        if memory.free < wanted {
+            let free = memory.free;
+            let reason = format!(
+                "device {id} has {free} bytes of memory free, and preStartCheck.minimumFreeMemory wants {wanted}: \
+                 something else still uses it"
+            );
+            return Err(("memory_in_use", reason));
+        }
+    }
+    Ok(())
+}
+
+fn memory(behind: &Hardware, hardware: &HardwareState) -> Option<MemoryUse> {
+    let medium = |gpu| Some(&hardware.readings.get(gpu)?.medium.as_ref()?.value);
+    match behind {
+        Hardware::Gpu { uuid, .. } => medium(uuid)?.memory,
+        Hardware::Mig { gpu, gpu_instance, .. } => {
+            medium(gpu)?.instances.iter().find(|instance| instance.gpu_instance == *gpu_instance)?.memory
+        }
+        Hardware::Nodes(_) | Hardware::Nothing => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::model::{DeviceReadings, Medium, Monotonic, Stamped};
+    use crate::plugin::{Bytes, OfferedDevice};
+
+    #[test]
+    fn a_device_in_use_an_ill_one_and_an_unknown_one_are_refused_with_the_reason() {
+        let device = |id: &str, health| OfferedDevice {
+            id: id.into(),
+            numa_nodes: BTreeSet::new(),
+            health,
+            hardware: Hardware::Gpu { uuid: id.into(), index: 0, minor: None },
+        };
+        let devices = vec![device("GPU-a", Ok(())), device("GPU-b", Err("lost".into())), device("GPU-c", Ok(()))];
+        let offer = Offer { resource: "nvidia.com/gpu".into(), devices };
+        let memory = MemoryUse { used: 90, free: 10, reserved: None, total: 100 };
+        let value = Medium { memory: Some(memory), ..Medium::default() };
+        let readings =
+            DeviceReadings { medium: Some(Stamped { at: Monotonic::default(), value }), ..DeviceReadings::default() };
+        let mut hardware = HardwareState::default();
+        hardware.readings.insert("GPU-a".into(), Arc::new(readings));
+        let result = |id: &str, wanted| {
+            let rules = PreStartCheck { minimum_free_memory: Some(Bytes(wanted)) };
+            check(&rules, &offer, &hardware, &[id.into()]).map_err(|(result, _)| result)
+        };
+        assert_eq!(result("GPU-a", 10), Ok(()));
+        assert_eq!(result("GPU-a", 11), Err("memory_in_use"));
+        assert_eq!(result("GPU-b", 0), Err("unhealthy"));
+        assert_eq!(result("GPU-c", 11), Ok(()), "nobody says how much it has");
+        assert_eq!(result("GPU-d", 0), Err("unknown_device"));
+    }
+}

@@ -1,0 +1,124 @@
+//! From the kubelet's question to the preference room's, and what is known of each GPU's condition.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Hardware, NvidiaConfig, Offer, Preferred};
+use crate::model::{DeviceId, DeviceReadings, GpuUuid, HardwareState};
+use crate::preference::{
+    Candidate, Choice, Condition, FallbackReason, Request, SlotPolicy, Topology, choose_gpus, choose_slots,
+};
+
+/// Clock events that slow a GPU down against its will.
+const THROTTLING: [&str; 4] = ["hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown"];
+
+/// What the kubelet asks for one container.
+#[derive(Clone, Debug, Default)]
+pub struct Question {
+    pub available: Vec<DeviceId>,
+    pub must_include: Vec<DeviceId>,
+    pub size: usize,
+}
+
+pub fn prefer(
+    nvidia: &NvidiaConfig,
+    offer: &Offer,
+    topology: &Topology,
+    hardware: &HardwareState,
+    question: Question,
+) -> Choice {
+    let gpus: BTreeMap<&DeviceId, &GpuUuid> =
+        offer.devices.iter().filter_map(|device| Some((&device.id, gpu(&device.hardware)?))).collect();
+    let candidate = |id: &DeviceId| Some(Candidate { id: id.clone(), gpu: (*gpus.get(id)?).clone() });
+    let Some(available) = question.available.iter().map(candidate).collect() else {
+        return Choice { ids: vec![], fallback: Some(FallbackReason::UnknownGpu) };
+    };
+    let request = Request { available, must_include: question.must_include, size: question.size };
+    let conditions = hardware.readings.iter().map(|(gpu, readings)| (gpu.clone(), condition(readings))).collect();
+    let is_whole = gpus.values().collect::<BTreeSet<_>>().len() == gpus.len();
+    if is_whole {
+        return choose_gpus(&request, topology, &conditions);
+    }
+    let mut offered: BTreeMap<GpuUuid, usize> = BTreeMap::new();
+    for gpu in gpus.into_values() {
+        *offered.entry(gpu.clone()).or_default() += 1;
+    }
+    let policy = match nvidia.preferred {
+        Preferred::Distributed => SlotPolicy::Distributed,
+        Preferred::Packed => SlotPolicy::Packed,
+    };
+    choose_slots(&request, topology, &conditions, &offered, policy)
+}
+
+fn gpu(hardware: &Hardware) -> Option<&GpuUuid> {
+    match hardware {
+        Hardware::Gpu { uuid: gpu, .. } | Hardware::Mig { gpu, .. } => Some(gpu),
+        Hardware::Nodes(_) | Hardware::Nothing => None,
+    }
+}
+
+fn condition(readings: &DeviceReadings) -> Condition {
+    let medium = readings.medium.as_ref().map(|medium| &medium.value);
+    let active = |event: &&str| medium.is_some_and(|medium| medium.clock_events.get(*event) == Some(&true));
+    let remap = readings.slow.as_ref().and_then(|slow| slow.value.row_remap);
+    Condition {
+        row_remap_pending: remap.is_some_and(|remap| remap.pending),
+        throttled: THROTTLING.iter().any(active),
+        foreign_processes: false,
+        load: readings.fast.as_ref().and_then(|fast| fast.value.utilization_ratio),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::model::{Fast, Medium, Monotonic, Stamped};
+    use crate::plugin::OfferedDevice;
+    use crate::preference::Place;
+
+    fn offer(slots: usize) -> Offer {
+        let device = |gpu: u32, slot: usize| OfferedDevice {
+            id: if slots == 1 { format!("GPU-{gpu}") } else { format!("GPU-{gpu}::{slot}") }.as_str().into(),
+            numa_nodes: BTreeSet::new(),
+            health: Ok(()),
+            hardware: Hardware::Gpu { uuid: format!("GPU-{gpu}").as_str().into(), index: gpu, minor: None },
+        };
+        let devices = (0..3).flat_map(|gpu| (0..slots).map(move |slot| device(gpu, slot))).collect();
+        Offer { resource: "nvidia.com/gpu".into(), devices }
+    }
+
+    fn chosen(slots: usize, size: usize, hardware: &HardwareState) -> Vec<String> {
+        let offer = offer(slots);
+        let available = offer.devices.iter().map(|device| device.id.clone()).collect();
+        let place = |gpu| (GpuUuid::new(format!("GPU-{gpu}")), Place { index: gpu, numa_node: None });
+        let topology = Topology::new((0..3).map(place).collect());
+        let question = Question { available, must_include: vec![], size };
+        let choice = prefer(&NvidiaConfig::default(), &offer, &topology, hardware, question);
+        choice.ids.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_throttled_gpu_and_a_busy_one_come_last() {
+        let at = Monotonic::default();
+        let throttled = Medium { clock_events: [("hw_slowdown", true)].into(), ..Medium::default() };
+        let busy = |ratio| Some(Stamped { at, value: Fast { utilization_ratio: Some(ratio), power_watts: None } });
+        let mut hardware = HardwareState::default();
+        let readings = [
+            DeviceReadings { medium: Some(Stamped { at, value: throttled }), fast: busy(0.0), ..Default::default() },
+            DeviceReadings { fast: busy(0.9), ..Default::default() },
+            DeviceReadings { fast: busy(0.1), ..Default::default() },
+        ];
+        for (gpu, readings) in readings.into_iter().enumerate() {
+            hardware.readings.insert(GpuUuid::new(format!("GPU-{gpu}")), Arc::new(readings));
+        }
+        assert_eq!(chosen(1, 1, &hardware), ["GPU-2"]);
+        assert_eq!(chosen(1, 2, &hardware), ["GPU-1", "GPU-2"]);
+    }
+
+    #[test]
+    fn slots_are_spread_over_gpus() {
+        let hardware = HardwareState::default();
+        assert_eq!(chosen(2, 3, &hardware), ["GPU-0::0", "GPU-1::0", "GPU-2::0"]);
+    }
+}

@@ -1,0 +1,110 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::Offer;
+use crate::clock::Clock;
+use crate::model::{Moment, PluginResource, PluginState, ResourceName};
+
+/// Results that a counter has from the beginning.
+const RESULTS: [&str; 4] = ["ok", "unknown_device", "unhealthy", "not_allowed"];
+const PRE_START_RESULTS: [&str; 4] = ["ok", "unknown_device", "unhealthy", "memory_in_use"];
+
+/// Keeps the published state of one resource.
+#[derive(Clone, Debug)]
+pub struct Record {
+    resource: ResourceName,
+    clock: Clock,
+    publish: watch::Sender<Arc<PluginState>>,
+}
+
+impl Record {
+    pub fn new(resource: ResourceName, clock: Clock, publish: watch::Sender<Arc<PluginState>>) -> Self {
+        Self { resource, clock, publish }
+    }
+
+    pub fn begin(&self, prefers: bool, checks_before_start: bool) {
+        let zero = |names: &[&'static str]| names.iter().map(|name| (*name, 0)).collect();
+        self.change(|state, now| {
+            state.created = now.unix;
+            state.unregistered_since = Some(now.monotonic);
+            state.allocations = zero(&RESULTS);
+            state.prefers = prefers;
+            if checks_before_start {
+                state.pre_starts = zero(&PRE_START_RESULTS);
+            }
+        });
+    }
+
+    pub fn offered(&self, offer: &Offer) {
+        let devices = offer.devices.iter().map(|device| {
+            let reason = device.health.as_ref().err().map(|reason| Arc::from(reason.as_str()));
+            (device.id.clone(), reason)
+        });
+        let devices: Arc<BTreeMap<_, _>> = Arc::new(devices.collect());
+        self.change(|state, _| state.devices = devices);
+    }
+
+    pub fn registered(&self) {
+        self.change(|state, now| {
+            state.unregistered = state.unregistered_until(now.monotonic);
+            state.unregistered_since = None;
+            state.registered = true;
+            state.registrations += 1;
+            state.problem = None;
+            state.conflict = None;
+        });
+    }
+
+    /// Also when it never was registered.
+    pub fn unregistered(&self, problem: &str) {
+        self.change(|state, now| {
+            state.registered = false;
+            state.unregistered_since.get_or_insert(now.monotonic);
+            state.problem = Some(problem.into());
+        });
+    }
+
+    pub fn conflict(&self, with: Option<&str>) {
+        self.change(|state, _| state.conflict = with.map(Arc::from));
+    }
+
+    pub fn allocated(&self, result: &'static str, duration: Duration) {
+        self.count(|state| {
+            *state.allocations.entry(result).or_default() += 1;
+            state.allocate_durations.observe(duration);
+        });
+    }
+
+    pub fn preferred(&self, fallbacks: &[&'static str], duration: Duration) {
+        self.count(|state| {
+            for reason in fallbacks {
+                *state.preferred_fallbacks.entry(reason).or_default() += 1;
+            }
+            state.preferred_durations.observe(duration);
+        });
+    }
+
+    pub fn checked_before_start(&self, result: &'static str) {
+        self.count(|state| *state.pre_starts.entry(result).or_default() += 1);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut PluginResource, Moment)) {
+        let now = self.clock.now();
+        self.publish.send_modify(|state| change(self.state(state), now));
+    }
+
+    /// Wakes nobody: the next snapshot has it.
+    fn count(&self, count: impl FnOnce(&mut PluginResource)) {
+        self.publish.send_if_modified(|state| {
+            count(self.state(state));
+            false
+        });
+    }
+
+    fn state<'a>(&self, state: &'a mut Arc<PluginState>) -> &'a mut PluginResource {
+        Arc::make_mut(state).resources.entry(self.resource.clone()).or_default()
+    }
+}

@@ -1,0 +1,306 @@
+//! The gRPC service of one resource. Every call is answered from memory: the kubelet's main loop waits for it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::net::UnixListener;
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
+use tonic::{Request, Response, Status, async_trait};
+
+use super::entry::Facts;
+use super::preferred::{Question, prefer};
+use super::record::Record;
+use super::sockets::Identity;
+use super::{NvidiaConfig, Offer, PreStartCheck, ResourceConfig, answer, convert, pre_start};
+use crate::clock::Clock;
+use crate::model::HardwareState;
+use crate::preference::{Choice, FallbackReason};
+use crate::wire::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
+use crate::wire::v1beta1::{
+    AllocateRequest, AllocateResponse, ContainerPreferredAllocationResponse, DevicePluginOptions, Empty,
+    ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest,
+    PreferredAllocationResponse,
+};
+
+/// Changes that come together are told together; the contract allows 50 ms.
+const COALESCE: Duration = Duration::from_millis(25);
+/// After a list was sent: by then the kubelet has taken it in.
+const TAKEN_IN: Duration = Duration::from_millis(20);
+/// For calls under way when a server closes. They are answered from memory.
+const CLOSING: Duration = Duration::from_secs(1);
+
+/// What a resource's servers answer from, over all its registrations.
+#[derive(Clone, Debug)]
+pub struct Desk {
+    pub config: Arc<ResourceConfig>,
+    pub offer: watch::Receiver<Arc<Offer>>,
+    pub facts: watch::Receiver<Arc<Facts>>,
+    pub hardware: watch::Receiver<Arc<HardwareState>>,
+    pub record: Record,
+    pub clock: Clock,
+    /// Told of each allocation that was granted.
+    pub allocated: Arc<Notify>,
+    /// Told when the kubelet may allocate something else than before.
+    pub look: Arc<Notify>,
+}
+
+/// One listening socket and what serves it. Dropping it ends both and removes the socket.
+#[derive(Debug)]
+pub struct Server {
+    path: PathBuf,
+    identity: Option<Identity>,
+    closing: watch::Sender<bool>,
+    streams: watch::Receiver<Streams>,
+    task: JoinHandle<()>,
+}
+
+impl Desk {
+    /// `None`: what is preferred is all the same.
+    fn preferring(&self) -> Option<&NvidiaConfig> {
+        match &*self.config {
+            ResourceConfig::Nvidia(nvidia) => Some(nvidia),
+            ResourceConfig::Path(_) | ResourceConfig::Simulated(_) => None,
+        }
+    }
+
+    pub fn prefers(&self) -> bool {
+        self.preferring().is_some()
+    }
+
+    /// No preference, where there is none to have.
+    fn prefer(&self, question: Question) -> Choice {
+        let Some(nvidia) = self.preferring() else { return Choice::default() };
+        let (offer, facts) = (Arc::clone(&self.offer.borrow()), Arc::clone(&self.facts.borrow()));
+        let hardware = Arc::clone(&self.hardware.borrow());
+        prefer(nvidia, &offer, &facts.topology, &hardware, question)
+    }
+
+    pub fn pre_start_check(&self) -> Option<&PreStartCheck> {
+        self.preferring()?.pre_start_check.as_ref()
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Streams {
+    open: usize,
+    opened: u64,
+}
+
+impl Server {
+    pub fn start(directory: &Path, name: &str, desk: Desk) -> io::Result<Self> {
+        let path = directory.join(name);
+        let listener = UnixListener::bind(&path)?;
+        let identity = Identity::of(&path);
+        let (closing, closed) = watch::channel(false);
+        let (streams, open) = watch::channel(Streams::default());
+        let service = Service { desk, closing: closed.clone(), streams };
+        let task = tokio::spawn(async move {
+            let mut closed = closed;
+            let router = tonic::transport::Server::builder().add_service(DevicePluginServer::new(service));
+            // An error of `wait_for` is the server being dropped.
+            let until = async move { drop(closed.wait_for(|closed| *closed).await) };
+            if let Err(error) = router.serve_with_incoming_shutdown(UnixListenerStream::new(listener), until).await {
+                tracing::warn!(%error, "a device plugin server ended");
+            }
+        });
+        Ok(Self { path, identity, closing, streams: open, task })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn socket_is_there(&self) -> bool {
+        Identity::of(&self.path) == self.identity
+    }
+
+    /// Until a list is streamed to somebody.
+    pub async fn watched(&self) {
+        let mut streams = self.streams.clone();
+        if streams.wait_for(|streams| streams.opened > 0).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Until there was a stream and none is left, or the server has ended.
+    pub async fn stream_lost(&self) {
+        let mut streams = self.streams.clone();
+        let _ = streams.wait_for(|streams| streams.opened > 0 && streams.open == 0).await;
+    }
+
+    /// Ends the streams, then the connections.
+    pub async fn close(mut self) {
+        self.closing.send_replace(true);
+        if tokio::time::timeout(CLOSING, &mut self.task).await.is_err() {
+            tracing::debug!(socket = %self.path.display(), "calls under way were cut off");
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+        if self.socket_is_there()
+            && let Err(error) = std::fs::remove_file(&self.path)
+        {
+            tracing::debug!(socket = %self.path.display(), %error, "our socket cannot be removed");
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Service {
+    desk: Desk,
+    closing: watch::Receiver<bool>,
+    streams: watch::Sender<Streams>,
+}
+
+#[async_trait]
+impl DevicePlugin for Service {
+    type ListAndWatchStream = Lists;
+
+    async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
+        Ok(Response::new(DevicePluginOptions {
+            pre_start_required: self.desk.pre_start_check().is_some(),
+            get_preferred_allocation_available: self.desk.prefers(),
+        }))
+    }
+
+    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Lists>, Status> {
+        let (sender, receiver) = mpsc::channel(1);
+        let task = tokio::spawn(send_lists(self.desk.clone(), self.closing.clone(), sender));
+        self.streams.send_modify(|streams| {
+            streams.open += 1;
+            streams.opened += 1;
+        });
+        Ok(Response::new(Lists { lists: ReceiverStream::new(receiver), task, streams: self.streams.clone() }))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        request: Request<PreferredAllocationRequest>,
+    ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        let desk = &self.desk;
+        let began = desk.clock.now().monotonic;
+        let requests = request.into_inner().container_requests;
+        let (mut container_responses, mut fallbacks) = (vec![], vec![]);
+        for request in requests {
+            let question = Question {
+                available: convert::ids(&request.available_device_i_ds),
+                must_include: convert::ids(&request.must_include_device_i_ds),
+                size: usize::try_from(request.allocation_size).unwrap_or(0),
+            };
+            let choice = desk.prefer(question);
+            fallbacks.extend(choice.fallback.map(FallbackReason::as_str));
+            let device_i_ds = choice.ids.iter().map(ToString::to_string).collect();
+            container_responses.push(ContainerPreferredAllocationResponse { device_i_ds });
+        }
+        desk.record.preferred(&fallbacks, desk.clock.now().monotonic.since(began));
+        Ok(Response::new(PreferredAllocationResponse { container_responses }))
+    }
+
+    async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
+        let desk = &self.desk;
+        let began = desk.clock.now().monotonic;
+        let (offer, facts) = (Arc::clone(&desk.offer.borrow()), Arc::clone(&desk.facts.borrow()));
+        let requests = request.into_inner().container_requests;
+        let answers: Result<_, _> = requests
+            .iter()
+            .map(|container| answer(&desk.config, &offer, &convert::ids(&container.devices_ids), &facts.node))
+            .map(|answer| answer.map(convert::answer))
+            .collect();
+        let (result, response) = match answers {
+            Ok(container_responses) => ("ok", Ok(Response::new(AllocateResponse { container_responses }))),
+            Err(refusal) => {
+                tracing::warn!(resource = %offer.resource, %refusal, "an allocation was refused");
+                let (result, status) = convert::refusal(&refusal);
+                (result, Err(status))
+            }
+        };
+        desk.record.allocated(result, desk.clock.now().monotonic.since(began));
+        if response.is_ok() {
+            desk.allocated.notify_one();
+        }
+        response
+    }
+
+    async fn pre_start_container(
+        &self,
+        request: Request<PreStartContainerRequest>,
+    ) -> Result<Response<PreStartContainerResponse>, Status> {
+        let desk = &self.desk;
+        let Some(rules) = desk.pre_start_check() else { return Ok(Response::new(PreStartContainerResponse {})) };
+        let (offer, hardware) = (Arc::clone(&desk.offer.borrow()), Arc::clone(&desk.hardware.borrow()));
+        let checked = pre_start::check(rules, &offer, &hardware, &convert::ids(&request.into_inner().devices_ids));
+        desk.record.checked_before_start(checked.as_ref().map_or_else(|(result, _)| *result, |()| "ok"));
+        match checked {
+            Ok(()) => Ok(Response::new(PreStartContainerResponse {})),
+            Err((_, reason)) => {
+                tracing::warn!(resource = %offer.resource, reason, "a container was kept from starting");
+                Err(Status::failed_precondition(reason))
+            }
+        }
+    }
+}
+
+/// The whole list at once and after each change, until the client leaves or the server closes.
+async fn send_lists(
+    desk: Desk,
+    mut closing: watch::Receiver<bool>,
+    sender: mpsc::Sender<Result<ListAndWatchResponse, Status>>,
+) {
+    let (mut offers, mut sent) = (desk.offer.clone(), None);
+    let send = async {
+        loop {
+            let list = convert::list(&offers.borrow_and_update());
+            if sent.as_ref() != Some(&list) {
+                if sender.send(Ok(list.clone())).await.is_err() {
+                    return;
+                }
+                sent = Some(list);
+                tokio::time::sleep(TAKEN_IN).await;
+                desk.look.notify_one();
+            }
+            tokio::select! {
+                changed = offers.changed() => if changed.is_err() { return },
+                () = sender.closed() => return,
+            }
+            tokio::time::sleep(COALESCE).await;
+        }
+    };
+    tokio::select! {
+        () = send => {}
+        // An error is the server being dropped.
+        _ = closing.wait_for(|closing| *closing) => {}
+    }
+}
+
+/// A stream that ends the task that feeds it, and is counted while it lives.
+#[derive(Debug)]
+pub struct Lists {
+    lists: ReceiverStream<Result<ListAndWatchResponse, Status>>,
+    task: JoinHandle<()>,
+    streams: watch::Sender<Streams>,
+}
+
+impl Stream for Lists {
+    type Item = Result<ListAndWatchResponse, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Pin::new(&mut self.lists).poll_next(context)
+    }
+}
+
+impl Drop for Lists {
+    fn drop(&mut self) {
+        self.task.abort();
+        self.streams.send_modify(|streams| streams.open -= 1);
+    }
+}

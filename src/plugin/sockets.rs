@@ -1,0 +1,196 @@
+//! The device-plugin directory: our sockets in it, others', and the kubelet's.
+
+use std::hash::{BuildHasher as _, Hasher as _};
+use std::io;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use inotify::{EventStream, Inotify, WatchMask};
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_stream::StreamExt as _;
+
+use crate::model::ResourceName;
+
+const KUBELET: &str = "kubelet.sock";
+const OURS: &str = "podmeter-";
+const SUFFIX: &str = ".sock";
+/// A socket's path ends at 107 bytes; the kubelet's directory, the prefix and the unique part take the rest.
+const RESOURCE_LENGTH: usize = 32;
+/// With inotify the poll only catches what it lost; without, it is all there is.
+const POLL: Duration = Duration::from_secs(1);
+const POLL_ALONE: Duration = Duration::from_millis(100);
+
+/// Which file it is. A replaced one differs, even if it got the same inode; a changed mode makes no difference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    inode: u64,
+    modified: (i64, i64),
+}
+
+impl Identity {
+    /// `None`: nothing is there.
+    pub fn of(path: &Path) -> Option<Self> {
+        let metadata = std::fs::symlink_metadata(path).ok()?;
+        Some(Self { inode: metadata.ino(), modified: (metadata.mtime(), metadata.mtime_nsec()) })
+    }
+}
+
+/// A number that nobody else has.
+pub fn random() -> u64 {
+    std::collections::hash_map::RandomState::new().build_hasher().finish()
+}
+
+pub fn kubelet_socket(directory: &Path) -> PathBuf {
+    directory.join(KUBELET)
+}
+
+/// `podmeter-nvidia.com_gpu-1f0c3a9be2d4.sock`: another one at each call.
+pub fn fresh_name(resource: &ResourceName) -> String {
+    format!("{}{:012x}{SUFFIX}", prefix(resource), random() & 0xffff_ffff_ffff)
+}
+
+/// How the names of every podmeter's sockets for this resource begin.
+fn prefix(resource: &ResourceName) -> String {
+    let name = resource.as_str().replace('/', "_");
+    let first = name.chars().count().saturating_sub(RESOURCE_LENGTH);
+    format!("{OURS}{}-", name.chars().skip(first).collect::<String>())
+}
+
+/// Whether a podmeter serves this resource there.
+pub fn is_ours(name: &str, resource: &ResourceName) -> bool {
+    name.strip_prefix(&prefix(resource)).is_some_and(|rest| rest.strip_suffix(SUFFIX).is_some_and(is_unique))
+}
+
+fn is_unique(text: &str) -> bool {
+    text.len() == 12 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// Names of the sockets in the directory that somebody listens on, sorted, the kubelet's left out.
+pub async fn live(directory: &Path) -> Vec<String> {
+    let mut live = vec![];
+    for name in names(directory) {
+        if name != KUBELET && UnixStream::connect(directory.join(&name)).await.is_ok() {
+            live.push(name);
+        }
+    }
+    live
+}
+
+/// Until one of these closes a connection, as all of them do when their process ends. For ever where there are none.
+pub async fn until_one_closes(directory: &Path, names: &[String]) {
+    let mut open = JoinSet::new();
+    for name in names {
+        let path = directory.join(name);
+        open.spawn(async move {
+            let Ok(stream) = UnixStream::connect(path).await else { return };
+            while stream.readable().await.is_ok() {
+                match stream.try_read(&mut [0; 256]) {
+                    Ok(0) => return,
+                    Err(error) if error.kind() != io::ErrorKind::WouldBlock => return,
+                    _ => {}
+                }
+            }
+        });
+    }
+    if open.join_next().await.is_none() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Removes sockets that an earlier podmeter left behind; nobody else's, and none that somebody listens on.
+pub async fn remove_stale(directory: &Path) {
+    for name in names(directory).into_iter().filter(|name| name.starts_with(OURS) && name.ends_with(SUFFIX)) {
+        let path = directory.join(&name);
+        let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+        if UnixStream::connect(&path).await.is_err_and(refused) {
+            match std::fs::remove_file(&path) {
+                Ok(()) => tracing::info!(socket = name, "removed a socket that an earlier podmeter left behind"),
+                Err(error) => tracing::warn!(socket = name, %error, "a stale socket cannot be removed"),
+            }
+        }
+    }
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return vec![] };
+    let is_socket = |entry: &std::fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_socket());
+    let sockets = entries.filter_map(Result::ok).filter(is_socket);
+    let mut names: Vec<String> = sockets.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    names
+}
+
+/// Wakes `changes` whenever something came or went in the directory, and now and then besides. Never ends.
+pub async fn watch_directory(directory: PathBuf, changes: watch::Sender<u64>) {
+    let mut stream = match Inotify::init().and_then(|inotify| inotify.into_event_stream([0; 1024])) {
+        Ok(stream) => Some(stream),
+        Err(error) => {
+            tracing::warn!(%error, "no inotify (fs.inotify.max_user_instances?): the directory is looked at in turns");
+            None
+        }
+    };
+    loop {
+        if let Some(stream) = &mut stream {
+            // Again and again: the directory may have been made or replaced. The same one twice is harmless.
+            let mask = WatchMask::CREATE | WatchMask::DELETE | WatchMask::MOVED_TO | WatchMask::MOVED_FROM;
+            if let Err(error) = stream.watches().add(&directory, mask | WatchMask::ONLYDIR) {
+                tracing::debug!(directory = %directory.display(), %error, "cannot be watched yet");
+            }
+        }
+        changes.send_modify(|changes| *changes += 1);
+        match &mut stream {
+            None => tokio::time::sleep(POLL_ALONE).await,
+            Some(events) => {
+                if let Ok(false) = tokio::time::timeout(POLL, next(events)).await {
+                    tracing::warn!("inotify failed: the device-plugin directory is looked at in turns");
+                    stream = None;
+                }
+            }
+        }
+    }
+}
+
+/// False when there are no more events to come.
+async fn next(events: &mut EventStream<[u8; 1024]>) -> bool {
+    matches!(events.next().await, Some(Ok(_)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn names_are_fresh_short_and_known_again() {
+        let gpu = ResourceName::new("nvidia.com/gpu");
+        let name = fresh_name(&gpu);
+        assert_ne!(name, fresh_name(&gpu));
+        assert!(is_ours(&name, &gpu), "{name}");
+        assert!(!is_ours(&name, &ResourceName::new("nvidia.com/gpu.shared")));
+        assert!(!is_ours(&fresh_name(&ResourceName::new("nvidia.com/gpu-x")), &gpu), "a longer name");
+        assert!(!is_ours("nvidia-gpu.sock", &gpu));
+        let long = ResourceName::new(format!("{}.example.com/{}", "a".repeat(200), "b".repeat(63)));
+        let path = Path::new("/var/lib/kubelet/device-plugins").join(fresh_name(&long));
+        assert!(path.as_os_str().len() <= 107, "{}", path.display());
+        assert!(is_ours(&fresh_name(&long), &long));
+    }
+
+    #[tokio::test]
+    async fn only_our_own_dead_sockets_are_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        drop(UnixListener::bind(at("podmeter-x_y-000000000001.sock")).unwrap());
+        drop(UnixListener::bind(at("nvidia-gpu.sock")).unwrap());
+        let living = UnixListener::bind(at("podmeter-x_y-000000000002.sock")).unwrap();
+        std::fs::write(at("podmeter-notes.sock"), "a file").unwrap();
+        remove_stale(directory.path()).await;
+        assert_eq!(names(directory.path()), ["nvidia-gpu.sock", "podmeter-x_y-000000000002.sock"]);
+        assert!(at("podmeter-notes.sock").exists());
+        assert_eq!(live(directory.path()).await, ["podmeter-x_y-000000000002.sock"]);
+        drop(living);
+    }
+}

@@ -1,0 +1,125 @@
+use std::path::Path;
+
+use super::*;
+
+fn error(text: &str) -> String {
+    match serde_saphyr::from_str::<Config>(text) {
+        Ok(config) => config.validate().expect_err(text).to_string(),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn every_key_is_read() {
+    let text = "
+resources:
+- kind: nvidia
+  name: nvidia.com/gpu
+  names: {gpus: [{pattern: '*', name: nvidia.com/x}], mig: []}
+  migStrategy: single
+  sharing:
+    mps:
+      replicas: 4
+      perGpu: {0: 2, '0:1': 3, GPU-00aa: 1}
+      perResource:
+        nvidia.com/gpu: {replicas: 2, rename: nvidia.com/part, devices: {list: [0, GPU-00aa]}}
+        nvidia.com/x: {replicas: 2, devices: {count: 1}}
+        nvidia.com/y: {replicas: 2, devices: all}
+      renameByDefault: true
+      failRequestsGreaterThanOne: false
+  deviceListStrategy: [envvar, device-nodes]
+  deviceIDStrategy: index
+  passDeviceSpecs: true
+  preferred: packed
+  onConflict: takeover
+  preStartCheck: {minimumFreeMemory: 2Gi}
+  deviceRoot: /run/nvidia/driver
+  driverMounts: [{hostPath: /a, containerPath: /b}]
+  mpsRoot: /mps
+  cdiAnnotationPrefix: cdi.k8s.io/
+  environment: {A: b}
+- kind: path
+  name: example.com/nic
+  paths: [/dev/infiniband/uverbs*]
+  groups: [{id: all, paths: [{path: /dev/x, containerPath: /dev/y, permissions: r, optional: true}]}]
+  shared: 2
+  permissions: rwm
+  containerPath: /dev/
+  onConflict: wait
+- {kind: simulated, name: example.com/thing, devices: 3}
+";
+    let config: Config = serde_saphyr::from_str(text).unwrap();
+    config.validate().unwrap();
+    let entries = config.resources.unwrap();
+    let ResourceConfig::Nvidia(nvidia) = &entries[0] else { panic!("{entries:?}") };
+    assert_eq!(nvidia.pre_start_check, Some(PreStartCheck { minimum_free_memory: Some(Bytes(2 << 30)) }));
+    let Some(Sharing::Mps(mps)) = &nvidia.sharing else { panic!("{nvidia:?}") };
+    assert_eq!(mps.per_gpu.len(), 3);
+    assert_eq!(mps.per_resource.len(), 3);
+    assert_eq!(nvidia.device_list_strategy, [DeviceListStrategy::Envvar, DeviceListStrategy::DeviceNodes]);
+}
+
+#[test]
+fn what_is_wrong_is_named_with_what_would_be_right() {
+    for (text, parts) in [
+        ("resources: [{kind: gpu}]", vec!["gpu", "nvidia"]),
+        ("resources: [{name: a.b/c}]", vec!["kind"]),
+        ("resources: [{kind: nvidia, migstrategy: none}]", vec!["migstrategy", "migStrategy"]),
+        ("resources: [{kind: nvidia, migStrategy: double}]", vec!["double", "single"]),
+        ("resources: [{kind: nvidia, name: gpu}]", vec!["gpu", "domain/name"]),
+        ("resources: [{kind: nvidia, deviceListStrategy: env}]", vec!["env", "envvar", "cdi-cri"]),
+        ("resources: [{kind: nvidia, deviceListStrategy: []}]", vec!["deviceListStrategy", "envvar"]),
+        ("resources: [{kind: nvidia, sharing: {timeSlicing: {}}}]", vec!["timeSlicing", "replicas"]),
+        ("resources: [{kind: nvidia, sharing: {timeSlicing: {replicas: 1}}}]", vec!["replicas", "1", "2 to 1024"]),
+        ("resources: [{kind: nvidia, sharing: {mps: {perGpu: {all: 2}}}}]", vec!["all", "GPU index"]),
+        ("resources: [{kind: nvidia, migStrategy: mixed, sharing: {mps: {replicas: 2}}}]", vec!["migStrategy", "MPS"]),
+        ("resources: [{kind: nvidia, deviceRoot: dev}]", vec!["deviceRoot", "dev", "absolute"]),
+        ("resources: [{kind: nvidia}, {kind: nvidia}]", vec!["resources[1]", "twice"]),
+        (
+            "resources: [{kind: simulated, name: a.b/c, devices: 1}, {kind: path, name: a.b/c, paths: /dev/x}]",
+            vec!["a.b/c", "own name"],
+        ),
+        (
+            "resources: [{kind: path, name: a.b/c, paths: /dev/x*, containerPath: /dev/y}]",
+            vec!["containerPath", "/dev/y", "end it with /"],
+        ),
+        ("resources: [{kind: path, name: a.b/c}]", vec!["resources[0]", "paths"]),
+        ("resources: [{kind: path, name: a.b/c, paths: /dev/../etc}]", vec!["/dev/../etc", ".."]),
+        ("resources: [{kind: path, name: a.b/c, paths: /dev/x, permissions: rr}]", vec!["permissions", "rr"]),
+        ("resources: [{kind: simulated, name: a.b/c, devices: 0}]", vec!["devices", "0", "1 to 10000"]),
+        ("nvidiaConfig: /x\nresources: [{kind: nvidia}]", vec!["nvidiaConfig", "kind: nvidia"]),
+        ("resource: []", vec!["resource", "resources"]),
+    ] {
+        let error = error(text);
+        for part in parts {
+            assert!(error.contains(part), "{part:?} in {error}");
+        }
+    }
+}
+
+#[test]
+fn an_error_deep_inside_names_its_line() {
+    let text = "resources:\n- kind: simulated\n  name: a.b/c\n  devices: 1\n- kind: nvidia\n  migStrategy: double\n";
+    let error = error(text);
+    assert!(error.contains("line 5") || error.contains("line 6"), "{error}");
+}
+
+#[test]
+fn nvidias_file_stands_in_for_entries_of_kind_nvidia() {
+    let text = "nvidiaConfig: /nv.yaml\nresources: [{kind: simulated, name: a.b/c, devices: 1}]";
+    let config: Config = serde_saphyr::from_str(text).unwrap();
+    let entries = config
+        .resolve(|file| {
+            assert_eq!(file, Path::new("/nv.yaml"));
+            Ok("version: v1\nflags: {migStrategy: mixed}".to_owned())
+        })
+        .unwrap();
+    assert_eq!(entries.len(), 2);
+    let error = config.resolve(|_| Ok("version: v1\nflags: {deviceDiscoveryStrategy: tegra}".to_owned())).unwrap_err();
+    for part in ["/nv.yaml", "flags.deviceDiscoveryStrategy", "tegra"] {
+        assert!(error.to_string().contains(part), "{part:?} in {error}");
+    }
+    assert!(config.resolve(|_| Err(std::io::ErrorKind::NotFound.into())).is_err());
+    let none: Config = serde_saphyr::from_str("resources: []").unwrap();
+    assert_eq!(none.resolve(|_| unreachable!()).unwrap(), []);
+}

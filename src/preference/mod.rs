@@ -1,0 +1,20 @@
+//! Which of the free devices a pod should get.
+//!
+//! In: a request (free devices, those that must be in, how many), where the GPUs sit and how they are linked, what is
+//! known of their condition. Out: the devices, or an empty answer and why. Refuses to know: the wire, where links and
+//! conditions were read, time; it never fails and its work is bounded.
+
+mod condition;
+mod gpus;
+mod links;
+mod mesh;
+mod request;
+mod sets;
+mod slots;
+mod topology;
+
+pub use condition::Condition;
+pub use gpus::choose_gpus;
+pub use request::{Candidate, Choice, FallbackReason, Request};
+pub use slots::{SlotPolicy, choose_slots};
+pub use topology::{PciGpu, PciRelation, Place, Topology};

@@ -1,0 +1,199 @@
+//! Nodes with links between their GPUs, and seeded requests.
+//!
+//! Include it with `#[path = "support/links.rs"] mod links;`.
+
+#![allow(dead_code, reason = "each file uses its part")]
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+use std::collections::BTreeMap;
+
+use podmeter::model::GpuUuid;
+use podmeter::preference::{Candidate, Choice, Condition, Place, Request, Topology};
+
+#[derive(Debug)]
+pub struct Node {
+    pub gpus: Vec<GpuUuid>,
+    pub topology: Topology,
+    pairs: Vec<Vec<u32>>,
+}
+
+impl Node {
+    /// UUIDs run against the index, so that neither can stand in for the other.
+    pub fn new(count: usize, numa_node: impl Fn(usize) -> i64, score: impl Fn(usize, usize) -> u32) -> Self {
+        let gpus: Vec<GpuUuid> = (0..count).map(|gpu| GpuUuid::new(format!("GPU-{:02}", 99 - gpu))).collect();
+        let place = |gpu: usize| Place { index: u32::try_from(gpu).unwrap(), numa_node: Some(numa_node(gpu)) };
+        let mut topology = Topology::new((0..count).map(|gpu| (gpus[gpu].clone(), place(gpu))).collect());
+        let mut pairs = vec![vec![0; count]; count];
+        for i in 0..count {
+            for j in i + 1..count {
+                pairs[i][j] = score(i, j);
+                pairs[j][i] = pairs[i][j];
+                topology.link(&gpus[i], &gpus[j], pairs[i][j]);
+            }
+        }
+        Self { gpus, topology, pairs }
+    }
+
+    /// Sets are bit masks by GPU index.
+    pub fn request(&self, available: u32, required: u32, size: usize) -> Request {
+        let members = |set: u32| (0..self.gpus.len()).filter(move |gpu| set & (1 << gpu) != 0);
+        Request {
+            available: members(available)
+                .map(|gpu| Candidate { id: self.gpus[gpu].as_str().into(), gpu: self.gpus[gpu].clone() })
+                .collect(),
+            must_include: members(required).map(|gpu| self.gpus[gpu].as_str().into()).collect(),
+            size,
+        }
+    }
+
+    pub fn set(&self, choice: &Choice) -> u32 {
+        let position = |id: &str| self.gpus.iter().position(|gpu| gpu.as_str() == id).unwrap();
+        choice.ids.iter().fold(0, |set, id| set | 1 << position(id.as_str()))
+    }
+
+    pub fn score(&self, set: u32) -> u32 {
+        let members: Vec<usize> = (0..self.gpus.len()).filter(|gpu| set & (1 << gpu) != 0).collect();
+        members.iter().map(|i| members.iter().filter(|j| *j > i).map(|j| self.pairs[*i][*j]).sum::<u32>()).sum()
+    }
+}
+
+fn half(count: usize) -> impl Fn(usize) -> i64 {
+    move |gpu| i64::from(gpu >= count / 2)
+}
+
+/// Pairs behind one switch, four GPUs in each NUMA node.
+pub fn pcie_tree(count: usize, same_cpu: u32) -> Node {
+    let node = |gpu: usize| i64::try_from(gpu / 4).unwrap();
+    Node::new(count, node, |i, j| {
+        if i / 2 == j / 2 {
+            50
+        } else if i / 4 == j / 4 {
+            same_cpu
+        } else {
+            10
+        }
+    })
+}
+
+/// Every GPU reaches every other over 18 NVLinks.
+pub fn nvswitch(count: usize) -> Node {
+    Node::new(count, half(count), |_, _| 1810)
+}
+
+fn with_nvlinks(count: usize, nvlinks: &[(usize, usize, u32)], pcie: impl Fn(usize, usize) -> u32) -> Node {
+    Node::new(count, half(count), |i, j| {
+        let links: u32 = nvlinks.iter().filter(|link| (link.0, link.1) == (i, j)).map(|link| link.2).sum();
+        pcie(i, j) + 100 * links
+    })
+}
+
+/// Two bridged pairs.
+pub fn rtx8000() -> Node {
+    with_nvlinks(4, &[(0, 3, 2), (1, 2, 2)], |i, j| match (i, j) {
+        (0, 3) | (1, 2) => 0,
+        (0, 1) | (2, 3) => 20,
+        _ => 10,
+    })
+}
+
+/// A hybrid cube mesh of single links.
+pub fn dgx1_pascal() -> Node {
+    let quad = [(0, 1, 1), (0, 2, 1), (0, 3, 1), (1, 2, 1), (1, 3, 1), (2, 3, 1)];
+    let mut links = quad.to_vec();
+    links.extend(quad.map(|(i, j, count)| (i + 4, j + 4, count)));
+    links.extend((0..4).map(|gpu| (gpu, gpu + 4, 1)));
+    with_nvlinks(8, &links, |i, j| {
+        if j == i + 2 && i % 4 < 2 {
+            50
+        } else if i / 4 == j / 4 {
+            30
+        } else {
+            10
+        }
+    })
+}
+
+/// A hybrid cube mesh of single and double links.
+pub fn dgx1_volta() -> Node {
+    let quad = [(0, 1, 1), (0, 2, 1), (0, 3, 2), (1, 2, 2), (1, 3, 1), (2, 3, 2)];
+    let mut links = quad.to_vec();
+    links.extend([(4, 5, 1), (4, 6, 1), (4, 7, 2), (5, 6, 2), (5, 7, 1), (6, 7, 2)]);
+    links.extend([(0, 4, 2), (1, 5, 2), (2, 6, 1), (3, 7, 1)]);
+    with_nvlinks(8, &links, |i, j| {
+        if i / 2 == j / 2 {
+            50
+        } else if i / 4 == j / 4 {
+            30
+        } else {
+            10
+        }
+    })
+}
+
+/// SplitMix64: the same seed gives the same nodes and requests on every machine.
+pub struct Random(u64);
+
+pub fn seeded(seed: u64) -> Random {
+    Random(seed)
+}
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.0;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ (word >> 31)
+    }
+
+    pub fn below(&mut self, limit: usize) -> usize {
+        usize::try_from(self.next() % limit as u64).unwrap()
+    }
+
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.below(last + 1));
+        }
+    }
+
+    /// Some of the first `count` GPUs, a size they can meet, and fewer required ones than that, mostly none.
+    pub fn request(&mut self, count: usize) -> (u32, u32, usize) {
+        let mut gpus: Vec<usize> = (0..count).collect();
+        self.shuffle(&mut gpus);
+        gpus.truncate(1 + self.below(count));
+        let size = 1 + self.below(gpus.len());
+        let required = if self.below(2) == 0 { self.below(size) } else { 0 };
+        let set = |gpus: &[usize]| gpus.iter().fold(0, |set, gpu| set | 1 << gpu);
+        (set(&gpus), set(&gpus[..required]), size)
+    }
+
+    /// Branches of random widths under each other; the deeper two GPUs part, the closer they are.
+    pub fn tree(&mut self, count: usize) -> Node {
+        let mut order: Vec<usize> = (0..count).collect();
+        if self.below(2) == 0 {
+            self.shuffle(&mut order);
+        }
+        let widths = [8, 4, 2].map(|width| width + self.below(2));
+        Node::new(count, half(count), |i, j| {
+            let (i, j) = (order[i], order[j]);
+            let shared = [12, widths[0], widths[1], widths[2]].into_iter().scan(true, |together, width| {
+                *together = *together && i / width == j / width;
+                Some(u32::from(*together))
+            });
+            10 + 15 * shared.sum::<u32>()
+        })
+    }
+
+    pub fn mesh(&mut self, count: usize) -> Node {
+        let scores: BTreeMap<(usize, usize), u32> = (0..count)
+            .flat_map(|i| (i + 1..count).map(move |j| (i, j)))
+            .map(|pair| (pair, [0, 10, 20, 50, 110, 210, 1210][self.below(7)]))
+            .collect();
+        Node::new(count, half(count), |i, j| scores[&(i, j)])
+    }
+
+    pub fn condition(&mut self) -> Condition {
+        let load = [None, Some(0.0), Some(0.5), Some(1.0)][self.below(4)];
+        Condition { throttled: self.below(5) == 0, load, ..Condition::default() }
+    }
+}
