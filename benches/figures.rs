@@ -5,7 +5,6 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement prints what it found")]
 #![allow(clippy::disallowed_methods, reason = "a measurement reads the clock and starts the binary")]
-#![allow(clippy::cast_precision_loss, reason = "figures are printed with three digits")]
 
 #[path = "../tests/support/agent.rs"]
 mod agent;
@@ -279,7 +278,6 @@ fn plugin(runtime: &tokio::runtime::Runtime, driver: &FakeNvml) {
 fn quantiles(values: impl Iterator<Item = f64>, upper: f64, scale: f64, unit: &str) -> String {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index")]
     let at = |quantile: f64| values[((values.len() - 1) as f64 * quantile).round() as usize] * scale;
     format!("{:.3} / {:.3} {unit}", at(0.5), at(upper))
 }

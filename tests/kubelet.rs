@@ -320,7 +320,6 @@ async fn the_kubelet_is_asked_at_most_twice_a_second_on_average() {
     let state = watching.until("the last pod", |state| held(state) == ["p199 GPU-0"]).await;
     let calls: u64 = state.counters.durations.values().map(podmeter::model::DurationHistogram::count).sum();
     let allowed = started.elapsed().as_secs_f64() * 2.0 + 6.0;
-    #[allow(clippy::cast_precision_loss, reason = "few")]
     let calls = calls as f64;
     assert!(calls <= allowed, "{calls} calls, {allowed} allowed");
 }

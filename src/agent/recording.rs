@@ -366,7 +366,6 @@ fn put_field(fields: &mut Object, id: u32, value: Option<u64>) -> &mut Object {
     fields.put(&id.to_string(), Some(value))
 }
 
-#[allow(clippy::cast_possible_truncation, reason = "readings; the cast saturates")]
 fn whole(value: f64) -> i64 {
     value.round() as i64
 }

@@ -7,9 +7,7 @@ pub fn read() -> SelfUse {
     let fields: Vec<&str> =
         stat.as_deref().and_then(|stat| stat.rsplit_once(')')).map_or(vec![], |(_, rest)| rest.split(' ').collect());
     let number = |position: usize| fields.get(position).and_then(|field| field.parse::<f64>().ok());
-    #[allow(clippy::cast_precision_loss, reason = "a hundred")]
     let ticks = rustix::param::clock_ticks_per_second() as f64;
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "counts, read from the kernel")]
     let count = |value: f64| value as u64;
     // Fields 14, 15, 22, 23 and 24 of proc_pid_stat(5), counted from the third.
     let (user, system, start, virtual_bytes, pages) = (number(12), number(13), number(20), number(21), number(22));

@@ -83,7 +83,6 @@ impl RingIntegral {
         let mut before = self.cursor;
         let (mut seconds, mut integral) = (0.0, 0.0);
         for sample in samples.iter().filter(|sample| sample.timestamp > self.cursor) {
-            #[allow(clippy::cast_precision_loss, reason = "a step is capped at seconds")]
             let step = ((sample.timestamp - before) as f64 / 1e6).min(STEP_SECONDS);
             before = sample.timestamp;
             seconds += step;
@@ -108,7 +107,6 @@ mod tests {
     const ORIGIN: u64 = 77_000_000_000;
 
     fn sample(seconds: f64, value: f64) -> Sample {
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small and positive")]
         Sample { timestamp: ORIGIN + (seconds * 1e6) as u64, value }
     }
 

@@ -28,12 +28,6 @@ impl Monotone {
         counter.before + value
     }
 
-    #[allow(
-        clippy::cast_precision_loss,
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "event counts stay far below 2^53"
-    )]
     fn raise_count(&mut self, group: &'static str, name: &'static str, value: &mut u64) {
         *value = self.raise(group, name, *value as f64) as u64;
     }

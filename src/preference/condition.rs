@@ -27,7 +27,6 @@ const FULL: u32 = 1000;
 impl Rank {
     pub(super) fn of(gpu: &GpuUuid, conditions: &BTreeMap<GpuUuid, Condition>) -> Self {
         let condition = conditions.get(gpu).copied().unwrap_or_default();
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to 0..=1000 before")]
         let load = match condition.load {
             Some(ratio) if ratio.is_finite() => (ratio.clamp(0.0, 1.0) * f64::from(FULL)).round() as u32,
             _ => FULL,

@@ -22,7 +22,6 @@ impl Random {
     }
 
     /// From `low` up to but not including `high`.
-    #[allow(clippy::cast_precision_loss, reason = "53 bits are exact")]
     pub fn between(&mut self, low: f64, high: f64) -> f64 {
         let unit = (self.next() >> 11) as f64 / (1_u64 << 53) as f64;
         low + unit * (high - low)

@@ -5,7 +5,6 @@ use proptest::prelude::*;
 const GPU: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
 
 fn moment(milliseconds: u64) -> Moment {
-    #[allow(clippy::cast_precision_loss, reason = "small numbers")]
     let unix = UnixSeconds(1_700_000_000.0 + milliseconds as f64 / 1000.0);
     Moment { monotonic: Monotonic::from_millis(milliseconds), unix }
 }
@@ -260,7 +259,6 @@ proptest! {
                     world.relate(now, exclusive(&pods.iter().map(String::as_str).collect::<Vec<_>>()))
                 }
                 Step::Read(busy_percent, joules) => {
-                    #[allow(clippy::cast_precision_loss, reason = "small numbers")]
                     let length = (now - read_at) as f64 / 1000.0;
                     let busy = length * f64::from(busy_percent) / 100.0;
                     busy_total += busy;

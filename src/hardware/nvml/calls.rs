@@ -178,7 +178,6 @@ pub(super) use {call, text, value};
 
 /// A driver's text up to its end mark; `None` when empty or without one.
 pub fn read_text(buffer: &[c_char]) -> Option<Arc<str>> {
-    #[allow(clippy::cast_sign_loss, reason = "the same bytes, whatever sign C gives them")]
     let bytes: Vec<u8> = buffer.iter().map(|byte| *byte as u8).collect();
     let text = CStr::from_bytes_until_nul(&bytes).ok()?.to_string_lossy();
     let text = text.trim();
@@ -187,7 +186,6 @@ pub fn read_text(buffer: &[c_char]) -> Option<Arc<str>> {
 
 /// The version word of a versioned struct: its size and its version.
 pub const fn version<T>(number: u32) -> u32 {
-    #[allow(clippy::cast_possible_truncation, reason = "structs of a few kilobytes")]
     let size = size_of::<T>() as u32;
     size | number << 24
 }

@@ -84,7 +84,6 @@ impl FastReader {
 }
 
 /// Joules between two readings. A counter that fell has restarted, and what it shows came after that.
-#[allow(clippy::cast_precision_loss, reason = "millijoules of one step")]
 fn energy_step(before: u64, now: u64, seconds: f64) -> f64 {
     let joules = now.checked_sub(before).unwrap_or(now) as f64 / 1000.0;
     if joules <= CREDIBLE_WATTS * (seconds + 1.0) { joules } else { 0.0 }

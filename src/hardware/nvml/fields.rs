@@ -52,7 +52,6 @@ fn blank(field_id: u32, scope_id: u32) -> nvmlFieldValue_t {
     }
 }
 
-#[allow(clippy::cast_precision_loss, reason = "counters stay below 2^53 for years")]
 pub fn decode(kind: nvmlValueType_t, value: nvmlValue_t) -> Option<f64> {
     // SAFETY: every member of the union is plain bits, and the driver says which one it wrote.
     let number = unsafe {

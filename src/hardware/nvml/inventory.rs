@@ -173,12 +173,6 @@ fn slices_in_profile(profile: &str) -> Option<u32> {
 }
 
 /// NVIDIA's way of naming: memory in eighths of the GPU's, rounded up; `1c.` before it when a part of the GPU instance.
-#[allow(
-    clippy::cast_precision_loss,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "gigabytes of one GPU"
-)]
 fn profile_of(attributes: &nvmlDeviceAttributes_t, parent_memory: Option<u64>) -> Arc<str> {
     let megabytes = attributes.memorySizeMB as f64;
     let gigabytes = match parent_memory {

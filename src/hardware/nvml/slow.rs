@@ -146,7 +146,6 @@ fn errors_per_link<const N: usize>(
     errors.iter().zip(sums).filter_map(|((_, name), sum)| Some((*name, count(sum?)))).collect()
 }
 
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count; the cast saturates")]
 fn count(value: f64) -> u64 {
     value as u64
 }

@@ -214,7 +214,6 @@ impl Curve {
 }
 
 /// Three of four blocks are at work, the others idle.
-#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "plausible")]
 fn own_load(seed: u64, block: u64, memory: u64) -> Load {
     let random = scramble(seed, block / 4 + 1);
     let occupied = !random.is_multiple_of(4);

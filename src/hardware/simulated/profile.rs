@@ -132,7 +132,6 @@ pub(super) fn inventory(profile: Profile, seed: u64) -> Inventory {
     }
 }
 
-#[allow(clippy::cast_possible_truncation, reason = "eight GPUs")]
 fn gpu(profile: Profile, seed: u64, index: usize) -> Gpu {
     let model = profile.model();
     let partitions: &[Partition] = match (profile, index) {
