@@ -73,7 +73,7 @@ pub struct AgentArguments {
     /// [default: /sys].
     #[arg(long, env = "PODMETER_SYS_ROOT", value_name = "DIR")]
     pub sys_root: Option<PathBuf>,
-    /// The bundled device plugin [default: on].
+    /// The bundled device plugin [default: on; off for simulated hardware].
     #[arg(long, env = "PODMETER_DEVICE_PLUGIN", value_enum, value_name = "on|off")]
     pub device_plugin: Option<Switch>,
     /// A configuration file of NVIDIA's device plugin (`version: v1`), in place of `devicePlugin.resources` of kind
