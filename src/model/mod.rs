@@ -9,6 +9,7 @@ mod reading;
 mod relation;
 mod snapshot;
 mod time;
+mod xid;
 
 pub use identity::{ContainerRef, DeviceId, GpuUuid, MigUuid, PciBusId, PodRef, ResourceName};
 pub use inventory::{DriverInfo, Gpu, Inventory, MigDevice, NodeDevices};
@@ -23,3 +24,4 @@ pub use snapshot::{
     KubeletState, PodResourcesApi, SelfUse, Sharing, Snapshot, UnresolvedDevices,
 };
 pub use time::{DurationHistogram, Moment, Monotonic, UnixSeconds};
+pub use xid::{XidEvent, XidInstance, XidProcess, XidSource};
