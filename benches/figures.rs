@@ -20,9 +20,7 @@ use std::time::{Duration, Instant};
 
 use agent::Running;
 use fake_nvml::FakeNvml;
-use kubelet::{ContainerSpec, ListedDevice, Node, Options, PodSpec, node};
-use podmeter::wire::v1beta1;
-use podmeter::wire::v1beta1::device_plugin_client::DevicePluginClient;
+use kubelet::{Admission, ContainerSpec, ListedDevice, Node, Options, PodSpec, node};
 use serde_json::json;
 
 const GPUS: usize = 8;
@@ -248,31 +246,32 @@ fn plugin(runtime: &tokio::runtime::Runtime, driver: &FakeNvml) {
     let back = quantiles(back, 1.0, 1e3, "ms");
     row("kubelet back → registered and listed again, median / worst of 20", &back, "≤ 200 ms");
 
-    let entries = std::fs::read_dir(node.device_plugin_directory()).unwrap().map(|entry| entry.unwrap().path());
-    let socket = entries.into_iter().find(|path| path.to_string_lossy().contains("podmeter-nvidia.com_gpu")).unwrap();
-    let calls = runtime.block_on(async {
-        let mut client = DevicePluginClient::new(kubelet::connect(&socket).await.unwrap());
-        let mut seconds = vec![];
-        for call in 0..1000 {
-            let container = v1beta1::ContainerAllocateRequest { devices_ids: vec![uuid(call % GPUS)] };
-            let request = v1beta1::AllocateRequest { container_requests: vec![container] };
-            let began = Instant::now();
-            client.allocate(request).await.unwrap();
-            seconds.push(began.elapsed().as_secs_f64());
-        }
-        seconds
-    });
-    row(
-        "Allocate over the socket, median / p99 of 1000",
-        &quantiles(calls.into_iter(), 0.99, 1e3, "ms"),
-        "≤ 0.15 / 0.4 ms",
-    );
+    let seen = own_allocations(runtime, &node, &running);
+    row("our own allocation, from the kubelet showing it → on the page, median / p99 of 100", &seen, "– / ≤ 100 ms");
     let mut connection = Connection::open(&running.address);
     for _ in 0..200 {
         connection.scrape();
     }
     let resident = format!("{:.1} MiB", resident_mib(running.pid()));
     row("resident memory of both halves after 200 scrapes", &resident, "≤ 14 MiB");
+}
+
+/// From when the kubelet's own list has the pod. It is admitted, so Allocate has been answered.
+fn own_allocations(runtime: &tokio::runtime::Runtime, node: &Node, running: &Running) -> String {
+    let mut connection = Connection::open(&running.address);
+    let seconds = (0..100).map(|round| {
+        let name = format!("own-{round}");
+        std::thread::sleep(Duration::from_millis(900 + (round * 377) % 700));
+        let container = ContainerSpec::new("main").asks("nvidia.com/gpu", 1);
+        let pod = PodSpec::new("team-a", &name).container(container);
+        assert_eq!(runtime.block_on(node.add_pod(pod)), Admission::Running);
+        let began = Instant::now();
+        while !connection.scrape().contains(&name) {}
+        let seconds = began.elapsed().as_secs_f64();
+        assert!(node.force_delete_pod("team-a", &name));
+        seconds
+    });
+    quantiles(seconds, 0.99, 1e3, "ms")
 }
 
 /// Median and an upper quantile, times `scale`.
