@@ -213,6 +213,11 @@ impl DeviceManager {
     }
 
     #[must_use]
+    pub fn health(&self, resource: &str, id: &str) -> Option<bool> {
+        Some(self.resources.get(resource)?.devices.get(id)?.healthy)
+    }
+
+    #[must_use]
     pub fn counts(&self) -> BTreeMap<String, Count> {
         let count = |resource: &Resource| Count {
             capacity: resource.healthy.union(&resource.unhealthy).count(),
@@ -250,11 +255,20 @@ impl DeviceManager {
                 false => Ok(Selection::Nothing),
             };
         };
-        if self.assignments.contains_key(place) || wanted == 0 {
+        if wanted == 0 {
             return Ok(Selection::Nothing);
         }
         if resource.healthy.is_empty() {
             return Err(format!("no healthy devices present; cannot allocate unhealthy devices {name}"));
+        }
+        // Only a pod that is admitted again, after a reboot, holds something already.
+        if let Some(held) = self.assignments.get(place) {
+            return match held.by_node.values().flatten().all(|id| resource.healthy.contains(id)) {
+                true => Ok(Selection::Nothing),
+                false => Err(format!(
+                    "previously allocated devices are no longer healthy; cannot allocate unhealthy devices {name}"
+                )),
+            };
         }
         let mut must: Vec<String> = reusable.intersection(&resource.healthy).take(wanted).cloned().collect();
         let held = self.held(name);
@@ -337,6 +351,15 @@ impl DeviceManager {
                 ids.iter().map(move |id| (resource.as_str(), id.as_str(), node))
             })
         })
+    }
+
+    /// By resource: the devices of one container and the answer to its Allocate.
+    #[must_use]
+    pub fn answers_of(&self, pod_uid: &str, container: &str) -> BTreeMap<String, (Vec<String>, Vec<u8>)> {
+        let of_container = |place: &Place| place.0 == pod_uid && place.1 == container;
+        let assignments = self.assignments.iter().filter(|(place, _)| of_container(place));
+        let ids = |assignment: &Assignment| assignment.by_node.values().flatten().cloned().collect();
+        assignments.map(|(place, one)| (place.2.clone(), (ids(one), one.answer.clone()))).collect()
     }
 
     /// Forgets what a pod was given.

@@ -134,6 +134,34 @@ impl State {
         enough
     }
 
+    /// By resource: the devices of one container and the plugin's answer, as protobuf. `None`: there is no such pod.
+    #[must_use]
+    pub fn answers_of(
+        &self,
+        namespace: &str,
+        pod: &str,
+        container: &str,
+    ) -> Option<BTreeMap<String, (Vec<String>, Vec<u8>)>> {
+        Some(self.devices.answers_of(&self.pod(namespace, pod)?.uid, container))
+    }
+
+    /// (container, resource, device, healthy) of a pod's app containers, as `allocatedResourcesStatus` would say: as
+    /// the plugin last reported it, healthy where it no longer reports the device.
+    #[must_use]
+    pub fn allocated_resources_status(&self, namespace: &str, pod: &str) -> Vec<(String, String, String, bool)> {
+        let Some(pod) = self.pod(namespace, pod) else { return Vec::new() };
+        let mut status = Vec::new();
+        for container in &pod.spec.containers {
+            for (resource, device, _) in self.devices.devices_of(&pod.uid, &container.name) {
+                let healthy = self.devices.health(resource, device).unwrap_or(true);
+                status.push((container.name.clone(), resource.to_owned(), device.to_owned(), healthy));
+            }
+        }
+        status.sort();
+        status.dedup();
+        status
+    }
+
     /// What is called at the start of every List: devices of pods that are no longer active are free again.
     pub fn free_devices_of_gone_pods(&mut self) {
         if self.sight == Sight::All {
