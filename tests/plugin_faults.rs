@@ -2,11 +2,16 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+#[path = "support/agent.rs"]
+mod agent;
 #[path = "support/kubelet.rs"]
 mod kubelet;
 #[path = "support/plugin_room.rs"]
 mod plugin_room;
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::time::Duration;
 
 use kubelet::{Admission, FakeKubelet, Method, Node, Options, Rules, connect, node};
@@ -336,6 +341,59 @@ async fn a_directory_that_is_missing_is_waited_for() {
     let kubelet = FakeKubelet::start(root.path(), Options::default()).await.unwrap();
     podmeter.registered(GPU, 2).await;
     counts(&kubelet, GPU, 4, 4).await;
+}
+
+/// The whole agent, as somebody whom the directory's rights hold back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_that_is_read_only_is_named_and_taken_up_when_it_is_not() {
+    let node = node(Options::default()).await;
+    let mode = |path: &Path, mode: u32| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    let directory = node.device_plugin_directory();
+    mode(node.root.path(), 0o755);
+    mode(&directory, 0o555);
+    mode(&directory.join("kubelet.sock"), 0o777);
+    let (binary, config) = (node.root.path().join("podmeter"), node.root.path().join("config.yaml"));
+    std::fs::copy(agent::binary(), &binary).unwrap();
+    mode(&binary, 0o755);
+    let toy = "devicePlugin: {resources: [{kind: simulated, name: example.com/toy, devices: 2}]}\n";
+    std::fs::write(&config, toy).unwrap();
+    mode(&config, 0o644);
+    let arguments = ["agent", "--listen", "127.0.0.1:0", "--admin-socket", "none", "--hardware", "none", "--config"];
+    let root = node.root.path().to_str().unwrap();
+    let arguments = [&arguments[..], &[config.to_str().unwrap(), "--kubelet-root", root]].concat();
+    let directory_flag = ["--device-plugin-dir", directory.to_str().unwrap()];
+    // Root is let in everywhere: be nobody then.
+    #[allow(clippy::disallowed_methods, reason = "a test asks who it is")]
+    let is_root = std::process::Command::new("id").arg("-u").output().unwrap().stdout == b"0\n";
+    let arguments = [&arguments[..], &directory_flag].concat();
+    let running = agent::Running::start_binary(&binary, &arguments, &[], is_root.then_some(65534));
+    running.until("not registered", |page| page.value("podmeter_plugin_registered", &[]) == Some(0.0));
+    let says = format!("{}/podmeter-example.com_toy-", directory.display());
+    let said = async {
+        while !(running.log().contains(&says) && running.log().contains("must be there and writable")) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    assert!(tokio::time::timeout(PATIENCE, said).await.is_ok(), "{}", running.log());
+    mode(&directory, 0o777);
+    counts(&node, "example.com/toy", 2, 2).await;
+    running.until("registered", |page| page.value("podmeter_plugin_registered", &[]) == Some(1.0));
+}
+
+#[test]
+fn a_configuration_that_asks_for_too_much_ends_the_start_with_the_limit() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("config.yaml");
+    let text = "devicePlugin:\n  resources:\n  - kind: nvidia\n    sharing: {timeSlicing: {replicas: 70000}}\n";
+    std::fs::write(&file, text).unwrap();
+    let path = file.to_str().unwrap();
+    for command in [vec!["agent", "--config", path], vec!["check-config", path]] {
+        let (code, said) = agent::ended(&command);
+        assert_eq!(code, 2, "{said}");
+        for part in [path, "devicePlugin.resources[0].sharing.timeSlicing.replicas", "70000", "accepted: 2 to 1024"] {
+            assert!(said.contains(part), "{part:?} in {said}");
+        }
+    }
 }
 
 /// What an operator reads when the section `devicePlugin` cannot be used.

@@ -485,6 +485,8 @@ async fn a_rollout_keeps_the_capacity(rules: Rules) {
         old.end().await;
         // An older kubelet takes the old one's end for the new one's, which registers again.
         new.registered(GPU, if rules == Rules::UpTo136 { 2 } else { 1 }).await;
+        // It would still ask one whose end it has not seen.
+        assert!(node.node_status_becomes(|_| node.connected_plugins(GPU) == 1).await);
         counts(&node, GPU, 4, 4).await;
         runs(&node, pod("with-the-new-one", 1)).await;
     });
@@ -518,6 +520,7 @@ async fn the_first_plugin_goes_on_when_the_second_is_withdrawn(rules: Rules) {
         second.end().await;
         // An older kubelet forgets the first one too, without telling it: it must notice by itself.
         first.registered(GPU, if rules == Rules::UpTo136 { 2 } else { 1 }).await;
+        assert!(node.node_status_becomes(|_| node.connected_plugins(GPU) == 1).await);
         counts(&node, GPU, 4, 4).await;
         runs(&node, pod("trainer", 1)).await;
     });

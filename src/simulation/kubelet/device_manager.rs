@@ -240,6 +240,12 @@ impl DeviceManager {
         self.current.get(resource).copied()
     }
 
+    /// How many plugins are connected for the resource.
+    #[must_use]
+    pub fn connections(&self, resource: &str) -> usize {
+        self.connections.values().filter(|connection| connection.resource == resource).count()
+    }
+
     /// Which devices a container could be given. `reusable` are those of the pod's earlier init containers.
     pub fn select(
         &self,

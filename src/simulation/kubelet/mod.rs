@@ -291,6 +291,12 @@ impl FakeKubelet {
         state.devices.counts()
     }
 
+    /// How many plugins of the resource the kubelet believes to be connected.
+    #[must_use]
+    pub fn connected_plugins(&self, resource: &str) -> usize {
+        self.shared.state().devices.connections(resource)
+    }
+
     /// Waits until the node status satisfies `condition`. False when it does not within ten seconds.
     pub async fn node_status_becomes(&self, condition: impl Fn(&BTreeMap<String, Count>) -> bool) -> bool {
         let mut changes = self.shared.changes.subscribe();
