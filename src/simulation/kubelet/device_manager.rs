@@ -40,6 +40,9 @@ pub struct Assignment {
     pub answer: Vec<u8>,
 }
 
+/// By resource: device ids, and the plugin's answer to Allocate as protobuf.
+pub type Answers = BTreeMap<String, (Vec<String>, Vec<u8>)>;
+
 /// (pod uid, container, resource)
 pub type Place = (String, String, String);
 
@@ -359,9 +362,9 @@ impl DeviceManager {
         })
     }
 
-    /// By resource: the devices of one container and the answer to its Allocate.
+    /// What one container was given.
     #[must_use]
-    pub fn answers_of(&self, pod_uid: &str, container: &str) -> BTreeMap<String, (Vec<String>, Vec<u8>)> {
+    pub fn answers_of(&self, pod_uid: &str, container: &str) -> Answers {
         let of_container = |place: &Place| place.0 == pod_uid && place.1 == container;
         let assignments = self.assignments.iter().filter(|(place, _)| of_container(place));
         let ids = |assignment: &Assignment| assignment.by_node.values().flatten().cloned().collect();

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::device_manager::DeviceManager;
+use super::device_manager::{Answers, DeviceManager};
 use super::spec::{Claim, ContainerSpec, Cpus, MemoryBlock, PodSpec};
 use crate::simulation::random::Random;
 
@@ -134,14 +134,9 @@ impl State {
         enough
     }
 
-    /// By resource: the devices of one container and the plugin's answer, as protobuf. `None`: there is no such pod.
+    /// What one container was given. `None`: there is no such pod.
     #[must_use]
-    pub fn answers_of(
-        &self,
-        namespace: &str,
-        pod: &str,
-        container: &str,
-    ) -> Option<BTreeMap<String, (Vec<String>, Vec<u8>)>> {
+    pub fn answers_of(&self, namespace: &str, pod: &str, container: &str) -> Option<Answers> {
         Some(self.devices.answers_of(&self.pod(namespace, pod)?.uid, container))
     }
 
