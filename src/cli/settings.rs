@@ -15,8 +15,8 @@ const KUBELET_DEADLINE: Duration = Duration::from_secs(5);
 pub enum InvalidSettings {
     #[error(transparent)]
     ConfigFile(#[from] ConfigFileError),
-    #[error(transparent)]
-    DevicePlugin(#[from] PluginConfigError),
+    #[error("{}{error}", file.as_deref().map(|file| format!("{}: ", file.display())).unwrap_or_default())]
+    DevicePlugin { file: Option<PathBuf>, error: PluginConfigError },
     #[error("--{flag} ({} {value}: {problem}", place(flag, file.as_deref()))]
     Value { flag: &'static str, file: Option<PathBuf>, value: String, problem: &'static str },
 }
@@ -43,7 +43,8 @@ pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
     let mut plugin_config = arguments.plugin_config;
     plugin_config.nvidia_config = arguments.nvidia_config.or(plugin_config.nvidia_config);
     // Said even while the plugin is off: the section is wrong either way.
-    let offered = plugin_config.resolve(|file| std::fs::read_to_string(file))?;
+    let offered = plugin_config.resolve(|file| std::fs::read_to_string(file));
+    let offered = offered.map_err(|error| InvalidSettings::DevicePlugin { file: arguments.config.clone(), error })?;
     let hardware = arguments.hardware.unwrap_or(HardwareSource::Nvml);
     let device_plugin = match arguments.device_plugin {
         Some(Switch::Off) => None,

@@ -43,11 +43,22 @@ pub fn answer(answer: Answer) -> ContainerAllocateResponse {
 
 /// The `result` label and the gRPC status of a refusal.
 pub fn refusal(refusal: &Refusal) -> (&'static str, Status) {
+    let text = message(&refusal.to_string());
     match refusal {
-        Refusal::Unknown(_) => ("unknown_device", Status::invalid_argument(refusal.to_string())),
-        Refusal::Unhealthy { .. } => ("unhealthy", Status::failed_precondition(refusal.to_string())),
-        Refusal::NotAllowed(_) => ("not_allowed", Status::failed_precondition(refusal.to_string())),
+        Refusal::Unknown(_) => ("unknown_device", Status::invalid_argument(text)),
+        Refusal::Unhealthy { .. } => ("unhealthy", Status::failed_precondition(text)),
+        Refusal::NotAllowed(_) => ("not_allowed", Status::failed_precondition(text)),
     }
+}
+
+/// Both ends of a long text: a status travels in a header, and one that does not fit becomes an internal error.
+pub fn message(text: &str) -> String {
+    const HALF: usize = 200;
+    if text.len() <= 2 * HALF {
+        return text.to_owned();
+    }
+    let (first, last) = (text.floor_char_boundary(HALF), text.ceil_char_boundary(text.len() - HALF));
+    format!("{}…{}", &text[..first], &text[last..])
 }
 
 pub fn ids(ids: &[String]) -> Vec<DeviceId> {

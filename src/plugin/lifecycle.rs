@@ -12,9 +12,10 @@ use tonic::transport::{Channel, Endpoint};
 use super::OnConflict;
 use super::backoff::Backoff;
 use super::conflict::conflict;
+use super::doubt::Doubt;
 use super::server::{Desk, Server};
 use super::sockets::{self, Identity};
-use crate::model::{DeviceId, KubeletState};
+use crate::model::{DeviceId, KubeletState, Monotonic};
 use crate::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use crate::wire::v1beta1::registration_client::RegistrationClient;
 use crate::wire::v1beta1::{Empty, RegisterRequest};
@@ -22,10 +23,8 @@ use crate::wire::v1beta1::{Empty, RegisterRequest};
 const VERSION: &str = "v1beta1";
 /// Our own server, in this process.
 const DIAL_DEADLINE: Duration = Duration::from_secs(5);
-/// The kubelet dials back within a Register, for up to ten seconds.
-const REGISTER_DEADLINE: Duration = Duration::from_secs(15);
-/// The kubelet opens the list right after a registration, and only once.
-const LIST_DEADLINE: Duration = Duration::from_secs(10);
+/// What a socket's address holds, less the zero at its end.
+const LONGEST_PATH: usize = 107;
 /// For the kubelet's first word on what it can allocate. One that has none to say is not waited for.
 const FIRST_ANSWER: Duration = Duration::from_secs(1);
 /// While another plugin is in the way and none is seen to listen: it must be seen to leave within a second.
@@ -37,6 +36,21 @@ const AFTER_CLOSING: Duration = Duration::from_millis(100);
 /// A registration that lasted this long was a good one: the next failure is a first one.
 const LASTED: Duration = Duration::from_secs(30);
 
+/// How long the kubelet may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadlines {
+    /// The kubelet dials back within a Register, for up to ten seconds.
+    pub register: Duration,
+    /// The kubelet opens the list right after a registration, and only once.
+    pub list: Duration,
+}
+
+impl Default for Deadlines {
+    fn default() -> Self {
+        Self { register: Duration::from_secs(15), list: Duration::from_secs(10) }
+    }
+}
+
 /// What a resource's life hangs on.
 #[derive(Debug)]
 pub struct Life {
@@ -46,6 +60,7 @@ pub struct Life {
     /// Wakes when something comes or goes in the directory.
     pub changes: watch::Receiver<u64>,
     pub stop: watch::Receiver<bool>,
+    pub deadlines: Deadlines,
 }
 
 /// Why one round ended.
@@ -53,20 +68,30 @@ pub struct Life {
 enum Ended {
     #[error("{0} is not there: the kubelet is not running, or --device-plugin-dir is not its directory")]
     NoKubelet(PathBuf),
-    #[error("{path}: {error}; the directory must be writable")]
+    #[error("{path}: {error}; the directory must be there and writable")]
     Socket { path: PathBuf, error: std::io::Error },
+    #[error(
+        "{path} has {} bytes, and the path of a socket at most {LONGEST_PATH}: let the kubelet's directory appear at a \
+         shorter path (--device-plugin-dir)",
+        path.as_os_str().len()
+    )]
+    PathTooLong { path: PathBuf },
     #[error("our own server does not answer: {0}")]
     Dial(String),
     #[error("the kubelet does not register the plugin: {0}")]
     Register(String),
-    #[error("the kubelet registered the plugin but did not ask for its devices within {} s", LIST_DEADLINE.as_secs())]
-    NotListed,
+    #[error("the kubelet registered the plugin but did not ask for its devices within {0:?}")]
+    NotListed(Duration),
     #[error("the kubelet ended the device list")]
     StreamLost,
     #[error("our socket file was removed")]
     SocketRemoved,
     #[error("the kubelet was restarted")]
     KubeletRestarted,
+    #[error(
+        "the kubelet no longer lists any device of the resource, as one up to 1.36 does when another plugin of it ended"
+    )]
+    Forgotten,
 }
 
 impl Life {
@@ -119,7 +144,7 @@ impl Life {
         kubelet: Option<Identity>,
         advertised: bool,
         server: &mut Option<Server>,
-        registered_at: &mut Option<crate::model::Monotonic>,
+        registered_at: &mut Option<Monotonic>,
     ) -> Ended {
         let kubelet_socket = sockets::kubelet_socket(&self.directory);
         if kubelet.is_none() {
@@ -132,19 +157,25 @@ impl Life {
         let name = sockets::fresh_name(&resource);
         let server = match Server::start(&self.directory, &name, self.desk.clone()) {
             Ok(started) => server.insert(started),
-            Err(error) => return Ended::Socket { path: self.directory.join(name), error },
+            Err(error) => {
+                let path = self.directory.join(name);
+                let is_long = path.as_os_str().len() > LONGEST_PATH;
+                return if is_long { Ended::PathTooLong { path } } else { Ended::Socket { path, error } };
+            }
         };
         if let Err(error) = dial(server.path()).await {
             return Ended::Dial(error);
         }
-        if let Err(error) = register(&kubelet_socket, name, resource.as_str()).await {
+        if let Err(error) = register(&kubelet_socket, name, resource.as_str(), self.deadlines.register).await {
             return Ended::Register(error);
         }
-        *registered_at = Some(self.desk.clock.now().monotonic);
+        let registered = self.desk.clock.now().monotonic;
+        *registered_at = Some(registered);
         self.desk.record.registered();
         tracing::info!(%resource, devices = self.desk.offer.borrow().devices.len(), "registered with the kubelet");
-        let listed = tokio::time::timeout(LIST_DEADLINE, server.watched());
+        let listed = tokio::time::timeout(self.deadlines.list, server.watched());
         let (mut listed, mut is_listed) = (Box::pin(listed), false);
+        let mut doubt = Doubt::default();
         loop {
             if Identity::of(&kubelet_socket) != kubelet {
                 return Ended::KubeletRestarted;
@@ -152,12 +183,24 @@ impl Life {
             if !server.socket_is_there() {
                 return Ended::SocketRemoved;
             }
+            let now = self.desk.clock.now().monotonic;
+            doubt.others(sockets::of_others(&self.directory, &resource, server.path()), now);
+            if doubt.is_forgotten(&self.kubelet.borrow_and_update(), &self.desk.offer.borrow(), registered) {
+                return Ended::Forgotten;
+            }
+            let look_in = doubt.look_at().map(|at| at.since(now));
             tokio::select! {
                 _ = self.changes.changed() => {}
+                // An error is the agent ending.
+                changed = self.kubelet.changed() => if changed.is_err() { std::future::pending().await },
+                () = tokio::time::sleep(look_in.unwrap_or_default()), if look_in.is_some() => {
+                    doubt.looked();
+                    self.desk.look.notify_one();
+                }
                 () = server.stream_lost() => return Ended::StreamLost,
                 outcome = &mut listed, if !is_listed => match outcome {
                     Ok(()) => is_listed = true,
-                    Err(_) => return Ended::NotListed,
+                    Err(_) => return Ended::NotListed(self.deadlines.list),
                 },
             }
         }
@@ -240,7 +283,7 @@ async fn dial(socket: &Path) -> Result<(), String> {
     within(DIAL_DEADLINE, call).await.map(drop)
 }
 
-async fn register(kubelet: &Path, endpoint: String, resource: &str) -> Result<(), String> {
+async fn register(kubelet: &Path, endpoint: String, resource: &str, deadline: Duration) -> Result<(), String> {
     let request = RegisterRequest {
         version: VERSION.to_owned(),
         endpoint,
@@ -252,11 +295,11 @@ async fn register(kubelet: &Path, endpoint: String, resource: &str) -> Result<()
         let mut client = RegistrationClient::new(channel(kubelet).await?);
         client.register(request).await.map_err(|status| status.message().to_owned())
     };
-    within(REGISTER_DEADLINE, call).await.map(drop)
+    within(deadline, call).await.map(drop)
 }
 
 async fn within<T>(deadline: Duration, call: impl Future<Output = Result<T, String>>) -> Result<T, String> {
-    let late = |_| Err(format!("no answer within {} s", deadline.as_secs()));
+    let late = |_| Err(format!("no answer within {deadline:?}"));
     tokio::time::timeout(deadline, call).await.unwrap_or_else(late)
 }
 

@@ -9,6 +9,7 @@ pub mod cdi;
 mod config;
 mod conflict;
 mod convert;
+mod doubt;
 mod entry;
 mod health;
 mod lifecycle;

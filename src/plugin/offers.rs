@@ -12,6 +12,10 @@ use crate::model::{DeviceId, Gpu, Inventory, MigDevice, ResourceName};
 /// Characters of a device's id: the API's own limit, which the kubelet does not check.
 pub const LONGEST_ID: usize = 63;
 
+/// Devices of one resource. The kubelet takes 4 MiB in one message; this many with the longest ids and two NUMA nodes
+/// each (88 bytes) have 3.4 MiB. A larger list would end the stream, and the next one too, for ever.
+pub const MOST_DEVICES: usize = 40_000;
+
 /// What can be offered, and what cannot. Sorted by resource; a resource without devices is left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Offers {
@@ -324,6 +328,15 @@ fn by_resource(devices: Vec<Named>, problems: &mut Vec<String>) -> Vec<Offer> {
         }
         resources.entry(resource).or_default().insert(device.id.clone(), device);
     }
-    let offer = |(resource, devices): (_, BTreeMap<_, _>)| Offer { resource, devices: devices.into_values().collect() };
+    let offer = |(resource, devices): (ResourceName, BTreeMap<_, _>)| {
+        let (total, most) = (devices.len(), MOST_DEVICES);
+        if total > most {
+            problems.push(format!(
+                "{resource} has {total} devices, and only the first {most} are offered: a longer list is more than the \
+                 4 MiB that the kubelet takes; give fewer replicas"
+            ));
+        }
+        Offer { resource, devices: devices.into_values().take(most).collect() }
+    };
     resources.into_iter().map(offer).collect()
 }

@@ -11,9 +11,10 @@ pub fn check(
     ids: &[DeviceId],
 ) -> Result<(), (&'static str, String)> {
     for id in ids {
-        let Some(device) = offer.devices.iter().find(|device| device.id == *id) else {
+        let Ok(place) = offer.devices.binary_search_by(|device| device.id.cmp(id)) else {
             return Err(("unknown_device", format!("device {id} is not one of this resource's")));
         };
+        let device = &offer.devices[place];
         if let Err(reason) = &device.health {
             return Err(("unhealthy", format!("device {id} is unhealthy: {reason}")));
         }

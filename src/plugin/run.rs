@@ -7,7 +7,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
 use super::entry::{Entry, Facts, Surroundings};
-use super::lifecycle::Life;
+use super::lifecycle::{Deadlines, Life};
 use super::record::Record;
 use super::server::Desk;
 use super::sockets::{self, Identity};
@@ -143,6 +143,7 @@ impl Room {
             kubelet: self.neighbours.kubelet.clone(),
             changes: self.changed.clone(),
             stop: self.stop.clone(),
+            deadlines: Deadlines::default(),
         };
         self.served.insert((number, resource), Served { offer: tell_offer, facts: tell_facts, record });
         Some(life)

@@ -242,9 +242,10 @@ impl DevicePlugin for Service {
         desk.record.checked_before_start(checked.as_ref().map_or_else(|(result, _)| *result, |()| "ok"));
         match checked {
             Ok(()) => Ok(Response::new(PreStartContainerResponse {})),
-            Err((_, reason)) => {
+            Err((result, reason)) => {
                 tracing::warn!(resource = %offer.resource, reason, "a container was kept from starting");
-                Err(Status::failed_precondition(reason))
+                let (unknown, reason) = (result == "unknown_device", convert::message(&reason));
+                Err(if unknown { Status::invalid_argument(reason) } else { Status::failed_precondition(reason) })
             }
         }
     }

@@ -1,5 +1,6 @@
 //! The device-plugin directory: our sockets in it, others', and the kubelet's.
 
+use std::collections::BTreeSet;
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -98,6 +99,12 @@ pub async fn until_one_closes(directory: &Path, names: &[String]) {
     if open.join_next().await.is_none() {
         std::future::pending::<()>().await;
     }
+}
+
+/// Names of the sockets of podmeters for this resource, except the one at `own`.
+pub fn of_others(directory: &Path, resource: &ResourceName, own: &Path) -> BTreeSet<String> {
+    let is_other = |name: &String| is_ours(name, resource) && own.file_name().is_none_or(|own| own != name.as_str());
+    names(directory).into_iter().filter(is_other).collect()
 }
 
 /// Removes sockets that an earlier podmeter left behind; nobody else's, and none that somebody listens on.

@@ -8,6 +8,7 @@ use super::*;
 use crate::model::{DeviceId, Gpu, Inventory, MigDevice};
 
 mod configuration;
+mod lifecycle;
 
 const CONTROL: [&str; 4] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"];
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::device_manager::{DeviceManager, Place, Selection};
+use super::faults::Method;
 use super::registration::in_go;
 use super::shared::{Power, Shared};
 use super::spec::{ContainerKind, PodSpec};
@@ -58,6 +59,25 @@ pub async fn admit(shared: &Shared, spec: PodSpec) -> Admission {
         Ok(()) => Admission::Running,
         Err(Refusal { reason, message }) => Admission::Rejected { reason, message },
     }
+}
+
+/// After a reboot: no container runs, so each pod that is not over goes through admission again, with what it holds.
+pub async fn admit_again(shared: &Shared) -> BTreeMap<String, Admission> {
+    let _turn = shared.admission.lock().await;
+    let pods = shared.state().pods.clone();
+    let mut outcomes = BTreeMap::new();
+    for pod in pods.iter().filter(|pod| pod.phase.is_active()) {
+        let admission = match allocate_all(shared, &pod.uid, &pod.spec).await {
+            Ok(()) => Admission::Running,
+            Err(Refusal { reason, message }) => {
+                shared.state().set_phase(&pod.spec.namespace, &pod.name, Phase::Failed);
+                Admission::Rejected { reason, message }
+            }
+        };
+        outcomes.insert(format!("{}/{}", pod.spec.namespace, pod.name), admission);
+    }
+    shared.changed();
+    outcomes
 }
 
 async fn allocate_all(shared: &Shared, uid: &str, spec: &PodSpec) -> Result<(), Refusal> {
@@ -124,7 +144,11 @@ async fn allocate(
         None => Vec::new(),
         Some(mut client) => {
             let request = ContainerAllocateRequest { devices_ids: devices.clone() };
-            match client.allocate(AllocateRequest { container_requests: vec![request] }).await {
+            let answer = match shared.fault(Method::Allocate).await {
+                Ok(()) => client.allocate(AllocateRequest { container_requests: vec![request] }).await,
+                Err(status) => Err(status),
+            };
+            match answer {
                 Err(status) => {
                     shared.state().devices.release(&resource, &devices);
                     return Err(in_go(&status));

@@ -40,6 +40,9 @@ pub struct Assignment {
     pub answer: Vec<u8>,
 }
 
+/// By resource: device ids, and the plugin's answer to Allocate as protobuf.
+pub type Answers = BTreeMap<String, (Vec<String>, Vec<u8>)>;
+
 /// (pod uid, container, resource)
 pub type Place = (String, String, String);
 
@@ -213,6 +216,11 @@ impl DeviceManager {
     }
 
     #[must_use]
+    pub fn health(&self, resource: &str, id: &str) -> Option<bool> {
+        Some(self.resources.get(resource)?.devices.get(id)?.healthy)
+    }
+
+    #[must_use]
     pub fn counts(&self) -> BTreeMap<String, Count> {
         let count = |resource: &Resource| Count {
             capacity: resource.healthy.union(&resource.unhealthy).count(),
@@ -235,6 +243,12 @@ impl DeviceManager {
         self.current.get(resource).copied()
     }
 
+    /// How many plugins are connected for the resource.
+    #[must_use]
+    pub fn connections(&self, resource: &str) -> usize {
+        self.connections.values().filter(|connection| connection.resource == resource).count()
+    }
+
     /// Which devices a container could be given. `reusable` are those of the pod's earlier init containers.
     pub fn select(
         &self,
@@ -250,11 +264,20 @@ impl DeviceManager {
                 false => Ok(Selection::Nothing),
             };
         };
-        if self.assignments.contains_key(place) || wanted == 0 {
+        if wanted == 0 {
             return Ok(Selection::Nothing);
         }
         if resource.healthy.is_empty() {
             return Err(format!("no healthy devices present; cannot allocate unhealthy devices {name}"));
+        }
+        // Only a pod that is admitted again, after a reboot, holds something already.
+        if let Some(held) = self.assignments.get(place) {
+            return match held.by_node.values().flatten().all(|id| resource.healthy.contains(id)) {
+                true => Ok(Selection::Nothing),
+                false => Err(format!(
+                    "previously allocated devices are no longer healthy; cannot allocate unhealthy devices {name}"
+                )),
+            };
         }
         let mut must: Vec<String> = reusable.intersection(&resource.healthy).take(wanted).cloned().collect();
         let held = self.held(name);
@@ -337,6 +360,15 @@ impl DeviceManager {
                 ids.iter().map(move |id| (resource.as_str(), id.as_str(), node))
             })
         })
+    }
+
+    /// What one container was given.
+    #[must_use]
+    pub fn answers_of(&self, pod_uid: &str, container: &str) -> Answers {
+        let of_container = |place: &Place| place.0 == pod_uid && place.1 == container;
+        let assignments = self.assignments.iter().filter(|(place, _)| of_container(place));
+        let ids = |assignment: &Assignment| assignment.by_node.values().flatten().cloned().collect();
+        assignments.map(|(place, one)| (place.2.clone(), (ids(one), one.answer.clone()))).collect()
     }
 
     /// Forgets what a pod was given.

@@ -5,13 +5,21 @@ use tonic::{Code, Status};
 
 use crate::wire::v1;
 
-/// The calls of the PodResources API.
+/// The calls of the PodResources API and of the device plugin API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Method {
     List,
     GetAllocatableResources,
     Get,
     ListV1alpha1,
+    /// Of a plugin. A hanging one is not validated yet.
+    Register,
+    /// The kubelet's, to a plugin; within its Register.
+    GetDevicePluginOptions,
+    /// The kubelet's, to a plugin. A hanging one is not made; one that fails is made, and its stream breaks at once.
+    ListAndWatch,
+    /// The kubelet's, to a plugin. A hanging one is on its way.
+    Allocate,
 }
 
 impl Method {
@@ -21,6 +29,10 @@ impl Method {
             Self::GetAllocatableResources => ("GetAllocatableResources", "v1.PodResourcesLister"),
             Self::Get => ("Get", "v1.PodResourcesLister"),
             Self::ListV1alpha1 => ("List", "v1alpha1.PodResourcesLister"),
+            Self::Register => ("Register", "v1beta1.Registration"),
+            Self::GetDevicePluginOptions => ("GetDevicePluginOptions", "v1beta1.DevicePlugin"),
+            Self::ListAndWatch => ("ListAndWatch", "v1beta1.DevicePlugin"),
+            Self::Allocate => ("Allocate", "v1beta1.DevicePlugin"),
         }
     }
 }

@@ -21,9 +21,7 @@ impl Lister {
         if !lock(&shared.limiter).allow(now) {
             return Err(Status::resource_exhausted("rejected by rate limit"));
         }
-        let mut faults = shared.faults.subscribe();
-        let faults = faults.wait_for(|faults| !faults.hanging.contains(&method)).await;
-        faults.map_err(|_| Status::unavailable("the kubelet is gone"))?.check(method)
+        shared.fault(method).await
     }
 }
 

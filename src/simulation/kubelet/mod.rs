@@ -6,6 +6,7 @@
 mod admission;
 mod answers;
 mod checkpoint;
+mod container;
 mod device_manager;
 mod faults;
 mod limiter;
@@ -47,6 +48,7 @@ use state::Sight;
 
 use crate::wire::v1::pod_resources_lister_server::PodResourcesListerServer;
 use crate::wire::v1alpha1::pod_resources_lister_server::PodResourcesListerServer as V1alpha1Server;
+use crate::wire::v1beta1::ContainerAllocateResponse;
 use crate::wire::v1beta1::registration_server::RegistrationServer;
 
 #[derive(Clone, Debug)]
@@ -146,6 +148,14 @@ impl FakeKubelet {
         self.start_again()
     }
 
+    /// The machine restarts: when the kubelet is ready again no container runs, and every pod that is not over goes
+    /// through admission anew. Returns what became of each, by `<namespace>/<name>`.
+    pub async fn reboot(&self) -> io::Result<BTreeMap<String, Admission>> {
+        self.restart()?;
+        self.ready().await;
+        Ok(admission::admit_again(&self.shared).await)
+    }
+
     /// Until the early window is over. Returns at once from a stopped kubelet.
     pub async fn ready(&self) {
         // The sender lives in `self`: this cannot fail.
@@ -211,6 +221,17 @@ impl FakeKubelet {
         self.shared.state().claims.remove(&(namespace.to_owned(), name.to_owned()));
     }
 
+    /// A start or restart of a container: what the runtime is told, or why the container does not start. `None`: there
+    /// is no such pod.
+    pub async fn start_container(
+        &self,
+        namespace: &str,
+        pod: &str,
+        container: &str,
+    ) -> Option<Result<ContainerAllocateResponse, String>> {
+        container::start(&self.shared, namespace, pod, container).await
+    }
+
     /// One container ran to its end; with the last app container the pod has succeeded. False: no such pod.
     pub fn finish_container(&self, namespace: &str, pod: &str, container: &str) -> bool {
         self.shared.state().finish_container(namespace, pod, container)
@@ -253,6 +274,12 @@ impl FakeKubelet {
         devices
     }
 
+    /// (container, resource, device id, healthy) as the pod's `allocatedResourcesStatus` says, sorted.
+    #[must_use]
+    pub fn allocated_resources_status(&self, namespace: &str, pod: &str) -> Vec<(String, String, String, bool)> {
+        self.shared.state().allocated_resources_status(namespace, pod)
+    }
+
     /// Capacity and allocatable by resource, as the node status would say now.
     #[must_use]
     pub fn node_status(&self) -> BTreeMap<String, Count> {
@@ -262,6 +289,12 @@ impl FakeKubelet {
             self.shared.write_checkpoint(&state);
         }
         state.devices.counts()
+    }
+
+    /// How many plugins of the resource the kubelet believes to be connected.
+    #[must_use]
+    pub fn connected_plugins(&self, resource: &str) -> usize {
+        self.shared.state().devices.connections(resource)
     }
 
     /// Waits until the node status satisfies `condition`. False when it does not within ten seconds.
@@ -301,6 +334,12 @@ impl FakeKubelet {
     /// As if this kubelet were too old, or too new, for the method.
     pub fn unimplemented(&self, methods: &[Method]) {
         self.shared.faults.send_modify(|faults| faults.unimplemented.extend(methods));
+    }
+
+    /// The kubelet loses the device list of the plugin that it asks for this resource, and does not open it again.
+    /// False: there is no such plugin.
+    pub fn cut_stream(&self, resource: &str) -> bool {
+        self.shared.cut_stream(resource)
     }
 
     /// Blows List's answer up to about this size.

@@ -9,6 +9,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status, async_trait};
 
 use super::device_manager::{ListedDevice, Serial};
+use super::faults::Method;
 use super::shared::{Plugin, Power, Shared};
 use crate::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use crate::wire::v1beta1::registration_server::Registration;
@@ -22,6 +23,7 @@ pub struct Registry(pub Arc<Shared>);
 #[async_trait]
 impl Registration for Registry {
     async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
+        self.0.fault(Method::Register).await?;
         let request = request.into_inner();
         validate(&request).map_err(Status::unknown)?;
         self.connect(&request).await.map_err(Status::unknown)?;
@@ -36,9 +38,9 @@ impl Registry {
         let path = clean(&shared.device_plugins, &request.endpoint);
         let channel = dial(&path, shared.options.dial_timeout).await?;
         let mut client = DevicePluginClient::new(channel);
-        let options = client.get_device_plugin_options(Empty {}).await;
-        let options = options.map_err(|status| format!("failed to get device plugin options: {}", in_go(&status)))?;
-        let prefers = options.into_inner().get_preferred_allocation_available;
+        let failed = |status| format!("failed to get device plugin options: {}", in_go(&status));
+        shared.fault(Method::GetDevicePluginOptions).await.map_err(failed)?;
+        let options = client.get_device_plugin_options(Empty {}).await.map_err(failed)?.into_inner();
 
         // Held over both steps: the watch must find its plugin when its stream ends at once.
         let mut plugins = shared.plugins();
@@ -47,14 +49,18 @@ impl Registry {
         }
         let serial = shared.state().devices.connected(&request.resource_name, &path.to_string_lossy())?;
         let watch = tokio::spawn(watch(Arc::clone(shared), serial, client.clone()));
-        plugins.insert(serial, Plugin { client, prefers, watch });
+        let (prefers, pre_start) = (options.get_preferred_allocation_available, options.pre_start_required);
+        plugins.insert(serial, Plugin { client, prefers, pre_start, watch });
         Ok(())
     }
 }
 
 /// Follows one plugin's list until its stream ends. It is never opened a second time.
 async fn watch(shared: Arc<Shared>, serial: Serial, mut client: DevicePluginClient<Channel>) {
-    if let Ok(stream) = client.list_and_watch(Empty {}).await {
+    let breaks = shared.fault(Method::ListAndWatch).await.is_err();
+    if let Ok(stream) = client.list_and_watch(Empty {}).await
+        && !breaks
+    {
         let mut stream = stream.into_inner();
         while let Ok(Some(message)) = stream.message().await {
             let list = message.devices.into_iter().map(ListedDevice::from).collect();

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tonic::Status;
 use tonic::transport::Channel;
 
 use super::Options;
 use super::device_manager::{DeviceManager, Serial};
-use super::faults::Faults;
+use super::faults::{Faults, Method};
 use super::limiter::Limiter;
 use super::state::{Sight, State};
 use crate::clock::Clock;
@@ -50,6 +51,8 @@ pub enum Power {
 pub struct Plugin {
     pub client: DevicePluginClient<Channel>,
     pub prefers: bool,
+    /// Asked before each start of a container.
+    pub pre_start: bool,
     pub watch: JoinHandle<()>,
 }
 
@@ -94,6 +97,13 @@ impl Shared {
         *lock(&self.skew) += by;
     }
 
+    /// Waits while calls of the method hang; then the error that it is to fail with.
+    pub async fn fault(&self, method: Method) -> Result<(), Status> {
+        let mut faults = self.faults.subscribe();
+        let faults = faults.wait_for(|faults| !faults.hanging.contains(&method)).await;
+        faults.map_err(|_| Status::unavailable("the kubelet is gone"))?.check(method)
+    }
+
     pub fn temporary_name(&self) -> String {
         format!("{:010}", self.names.fetch_add(1, Ordering::Relaxed))
     }
@@ -120,6 +130,17 @@ impl Shared {
         }
         drop(plugins);
         self.changed();
+    }
+
+    /// The kubelet loses the stream of the plugin that it asks for this resource. False: there is none.
+    pub fn cut_stream(&self, resource: &str) -> bool {
+        let serial = self.state().devices.plugin(resource);
+        let Some(serial) = serial else { return false };
+        if let Some(plugin) = self.plugins().get(&serial) {
+            plugin.watch.abort();
+        }
+        self.stream_ended(serial);
+        true
     }
 
     /// Forgets everything that does not outlive a kubelet.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::device_manager::DeviceManager;
+use super::device_manager::{Answers, DeviceManager};
 use super::spec::{Claim, ContainerSpec, Cpus, MemoryBlock, PodSpec};
 use crate::simulation::random::Random;
 
@@ -132,6 +132,29 @@ impl State {
             pod.cpu_ids.insert(container.name.clone(), free);
         }
         enough
+    }
+
+    /// What one container was given. `None`: there is no such pod.
+    #[must_use]
+    pub fn answers_of(&self, namespace: &str, pod: &str, container: &str) -> Option<Answers> {
+        Some(self.devices.answers_of(&self.pod(namespace, pod)?.uid, container))
+    }
+
+    /// (container, resource, device, healthy) of a pod's app containers, as `allocatedResourcesStatus` would say: as
+    /// the plugin last reported it, healthy where it no longer reports the device.
+    #[must_use]
+    pub fn allocated_resources_status(&self, namespace: &str, pod: &str) -> Vec<(String, String, String, bool)> {
+        let Some(pod) = self.pod(namespace, pod) else { return Vec::new() };
+        let mut status = Vec::new();
+        for container in &pod.spec.containers {
+            for (resource, device, _) in self.devices.devices_of(&pod.uid, &container.name) {
+                let healthy = self.devices.health(resource, device).unwrap_or(true);
+                status.push((container.name.clone(), resource.to_owned(), device.to_owned(), healthy));
+            }
+        }
+        status.sort();
+        status.dedup();
+        status
     }
 
     /// What is called at the start of every List: devices of pods that are no longer active are free again.
