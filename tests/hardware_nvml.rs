@@ -14,7 +14,8 @@ use podmeter::clock::Clock;
 use podmeter::hardware::nvml::{LibrarySearch, NvmlDriver};
 use podmeter::hardware::{Driver, Due, Hardware, Settings, Verdict, start};
 use podmeter::model::{
-    DeviceReadings, GpuUuid, HardwareState, MemoryUse, Moment, Monotonic, NodeDevices, RowRemap, UnixSeconds,
+    DeviceReadings, GpuUuid, HardwareState, MemoryUse, Moment, Monotonic, NodeDevices, NvLinkPeers, PciBusId, RowRemap,
+    UnixSeconds,
 };
 use serde_json::{Value, json};
 use watching::wait;
@@ -78,6 +79,33 @@ fn identity_is_what_the_driver_says() {
     assert_eq!((first.architecture.as_deref(), first.compute_capability.as_deref()), (Some("hopper"), Some("9.0")));
     assert_eq!((first.memory_bytes, first.mig_enabled, first.present), (Some(85_520_809_984), Some(false), true));
     assert_eq!(state.inventory.gpus[&gpu(1)].architecture, None);
+    hardware.stop();
+}
+
+#[test]
+fn links_are_counted_as_each_end_tells_them() {
+    let to = |bus: u32| json!({"device_type": 0, "pci_bus_id": format!("00000000:{bus:02X}:00.0")});
+    let fake = FakeNvml::start(json!({"gpus": [
+        {"nvlink": {"links": 12, "down": [11]}},
+        {"nvlink": {"links": 4, "down": [3], "remotes": {"0": to(0x12), "1": to(0x12), "2": to(0x99)}}},
+        {"nvlink": {"links": 2, "remotes": {"0": to(0x11), "1": to(0x11)}},
+         "function_not_found": ["nvmlDeviceGetNvLinkRemoteDeviceType"]},
+        {"nvlink": {"links": 0}},
+        {"nvlink": {"links": 2, "remote": to(0x11)}, "fail": {"nvmlDeviceGetNvLinkRemotePciInfo_v2": 23}}
+    ]}));
+    let hardware = run(&fake);
+    let state = wait(&hardware, "readings", |state| has_fast(state, 4));
+    let peers = |index| state.inventory.gpus[&gpu(index)].nvlink_peers.clone();
+    let told = |links: &[(&str, u32)], switch_links| {
+        let by_bus_id = links.iter().map(|(bus_id, links)| (PciBusId::from(*bus_id), *links)).collect();
+        Some(NvLinkPeers { by_bus_id, switch_links })
+    };
+    assert_eq!(peers(0), told(&[], 11));
+    assert_eq!(peers(1), told(&[("0000:12:00.0", 2), ("0000:99:00.0", 1)], 0));
+    assert_eq!(peers(2), told(&[("0000:11:00.0", 2)], 0), "an old driver does not know of switches");
+    assert_eq!(peers(3), None);
+    assert_eq!(peers(4), told(&[], 0));
+    assert_eq!(state.errors["nvmlDeviceGetNvLinkRemotePciInfo_v2"]["insufficient_resources"], 2);
     hardware.stop();
 }
 
@@ -231,7 +259,7 @@ fn a_partitioned_gpu_shows_its_instances_and_their_changes() {
         "utilization": {"gpu": 90}, "memory": {"used_bytes": 300},
         "mig": {"enabled": true, "instances": [
             {"gpu_instance": 7, "profile": "1g.10gb", "memory_used_bytes": 100, "gpm": {"metrics": {"2": 50}}},
-            {"gpu_instance": 2, "profile": "3g.40gb", "placement": {"start": 4, "size": 4}, "memory_used_bytes": 200}
+            {"gpu_instance": 2, "index": 3, "profile": "3g.40gb", "placement": {"start": 4, "size": 4}, "memory_used_bytes": 200}
         ]}
     }]}));
     let hardware = run(&fake);
@@ -245,6 +273,7 @@ fn a_partitioned_gpu_shows_its_instances_and_their_changes() {
     assert_eq!((small.gpu_instance, small.compute_instance, &*small.profile, small.slices), (7, 0, "1g.10gb", 1));
     assert_eq!((small.profile_id, small.placement_start), (Some(19), Some(0)));
     let large = &partitioned.mig_devices[1];
+    assert_eq!((small.index, large.index), (0, 3), "the driver's own numbers, gaps and all");
     assert_eq!(
         (&*large.profile, large.profile_id, large.placement_start, large.slices),
         ("3g.40gb", Some(9), Some(4), 3)

@@ -50,6 +50,7 @@ fn gpu(index: u32) -> Gpu {
         memory_bytes: Some(80 << 30),
         mig_enabled: Some(false),
         mig_devices: vec![],
+        nvlink_peers: None,
         present: true,
     }
 }
@@ -404,6 +405,7 @@ async fn a_mig_layout_that_goes_leaves_its_devices_unhealthy() {
     let podmeter = Podmeter::start_with(node.root.path(), nvidia(config));
     let slice = MigDevice {
         uuid: "MIG-00000000-0000-0000-0000-000000000007".into(),
+        index: 0,
         gpu_instance: 1,
         compute_instance: 0,
         profile: "1g.10gb".into(),

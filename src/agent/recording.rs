@@ -13,7 +13,10 @@ use serde_json::{Map, Value, json};
 use super::probe::{LastPass, Probe};
 use crate::hardware::nvml::{code_number, numbers};
 use crate::hardware::{CLOCK_EVENTS, THROTTLE_REASONS};
-use crate::model::{EccLocation, FabricState, GpmRatios, Gpu, InstanceReading, Medium, MemoryUse, MigDevice, Slow};
+use crate::model::{
+    EccLocation, FabricState, GpmRatios, Gpu, InstanceReading, Medium, MemoryUse, MigDevice, NvLinkPeers, PciBusId,
+    Slow,
+};
 
 const NOT_SUPPORTED: u32 = 3;
 const UNKNOWN: u32 = 999;
@@ -127,7 +130,7 @@ fn described(gpu: &Gpu, pass: &LastPass, refused: &BTreeMap<&'static str, &'stat
         put_medium(&mut object, &mut fields, medium);
     }
     if let Some(slow) = &pass.slow {
-        put_slow(&mut object, &mut fields, slow);
+        put_slow(&mut object, &mut fields, gpu, slow);
     }
     let instances = pass.medium.as_ref().map_or(&[][..], |medium| &medium.instances);
     object.put("fields", Some(fields.value())).put("mig", Some(mig(gpu, instances)));
@@ -215,7 +218,7 @@ fn gpm_metrics(ratios: &GpmRatios) -> Object {
     metrics
 }
 
-fn put_slow(object: &mut Object, fields: &mut Object, slow: &Slow) {
+fn put_slow(object: &mut Object, fields: &mut Object, gpu: &Gpu, slow: &Slow) {
     let banks = slow.row_remap_banks.iter().map(|(availability, banks)| ((*availability).to_owned(), json!(banks)));
     let rows = slow.row_remap.map(|rows| {
         let mut about = Object(banks.collect());
@@ -250,7 +253,7 @@ fn put_slow(object: &mut Object, fields: &mut Object, slow: &Slow) {
         .put("remapped_rows", Some(rows))
         .put("retired_pages", Some(retired))
         .put("pcie", Some(pcie))
-        .put("nvlink", Some(nvlink(fields, slow)))
+        .put("nvlink", Some(nvlink(fields, gpu, slow)))
         .put("fabric", Some(slow.fabric.as_ref().map(fabric)))
         .put("recovery_action", Some(slow.recovery_action));
 }
@@ -278,7 +281,7 @@ fn ecc(slow: &Slow) -> Value {
 }
 
 /// Sums over links: as the driver's own sum, or all on the first link.
-fn nvlink(fields: &mut Object, slow: &Slow) -> Value {
+fn nvlink(fields: &mut Object, gpu: &Gpu, slow: &Slow) -> Value {
     let nvlink = &slow.nvlink;
     let (active, inactive) = (nvlink.active_links.unwrap_or(0), nvlink.inactive_links.unwrap_or(0));
     if active == 0 {
@@ -320,7 +323,15 @@ fn nvlink(fields: &mut Object, slow: &Slow) -> Value {
         "links": active + inactive,
         "down": (active..active + inactive).collect::<Vec<_>>(),
         "version": if newer { 5 } else { 4 },
+        "remotes": gpu.nvlink_peers.as_ref().map(remotes).unwrap_or_default(),
     })
+}
+
+/// Which link leads where was not kept, only how many do: those to GPUs come first here. The others lead to a switch.
+fn remotes(peers: &NvLinkPeers) -> Map<String, Value> {
+    let links = peers.by_bus_id.iter().flat_map(|(bus_id, links)| (0..*links).map(move |_| bus_id));
+    let remote = |bus_id: &PciBusId| json!({ "device_type": 0, "pci_bus_id": long_bus_id(bus_id.as_str()) });
+    links.enumerate().map(|(link, bus_id)| (link.to_string(), remote(bus_id))).collect()
 }
 
 fn fabric(state: &FabricState) -> Value {
@@ -348,6 +359,7 @@ fn instance(gpu: &Gpu, device: &MigDevice, readings: &[InstanceReading]) -> Valu
     Object::default()
         .put("gpu_instance", Some(device.gpu_instance))
         .put("compute_instance", Some(device.compute_instance))
+        .put("index", Some(device.index))
         .put("uuid", Some(device.uuid.as_str()))
         .put("profile", Some(&*device.profile))
         .put("profile_id", device.profile_id)

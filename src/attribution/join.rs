@@ -311,10 +311,12 @@ mod tests {
             memory_bytes: None,
             mig_enabled: Some(!mig_devices.is_empty()),
             mig_devices,
+            nvlink_peers: None,
             present: true,
         };
         let mig = |uuid: &str, gpu_instance, profile: &str, profile_id, placement_start, slices| MigDevice {
             uuid: uuid.into(),
+            index: placement_start,
             gpu_instance,
             compute_instance: 0,
             profile: profile.into(),

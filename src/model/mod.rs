@@ -12,7 +12,7 @@ mod time;
 mod xid;
 
 pub use identity::{ContainerRef, DeviceId, GpuUuid, MigUuid, PciBusId, PodRef, ResourceName};
-pub use inventory::{DriverInfo, Gpu, Inventory, MigDevice, NodeDevices};
+pub use inventory::{DriverInfo, Gpu, Inventory, MigDevice, NodeDevices, NvLinkPeers};
 pub use plugin::{PluginResource, PluginState};
 pub use reading::{
     Clocks, DeviceReadings, EccLocation, FabricState, Fast, GpmRatios, InstanceReading, Medium, MemoryUse, NvLink,

@@ -33,6 +33,7 @@ pub enum Hardware {
         uuid: MigUuid,
         gpu: GpuUuid,
         gpu_index: u32,
+        /// The driver's place of it on its GPU, as `nvidia-ctk` numbers it.
         index: u32,
         minor: Option<u32>,
         gpu_instance: u32,

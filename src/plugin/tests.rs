@@ -20,9 +20,11 @@ fn mig_uuid(gpu: u32, number: u32) -> String {
 }
 
 /// Minor numbers run against the indexes: who takes one for the other fails.
-fn gpu(index: u32, profiles: Option<&[&str]>) -> Gpu {
+pub(super) fn gpu(index: u32, profiles: Option<&[&str]>) -> Gpu {
     let mig_devices = (0..).zip(profiles.unwrap_or_default()).map(|(number, profile)| MigDevice {
         uuid: mig_uuid(index, number).as_str().into(),
+        // A gap, as a driver leaves one where a device was removed.
+        index: number * 2,
         gpu_instance: number + 1,
         compute_instance: 0,
         profile: (*profile).into(),
@@ -45,6 +47,7 @@ fn gpu(index: u32, profiles: Option<&[&str]>) -> Gpu {
         memory_bytes: None,
         mig_enabled: Some(profiles.is_some()),
         mig_devices: mig_devices.collect(),
+        nvlink_peers: None,
         present: true,
     }
 }
@@ -151,7 +154,7 @@ fn the_index_strategy_changes_the_answer_and_not_the_ids() {
     assert_eq!(listed(&config, &four_gpus())["nvidia.com/gpu"][0], uuid(0));
     assert_eq!(ask(&config, &four_gpus(), &[&uuid(3), &uuid(1)]).unwrap().environment, visible("3,1"));
     let config = nvidia("deviceIDStrategy: index, migStrategy: single");
-    assert_eq!(ask(&config, &two_with_mig(), &[&mig_uuid(1, 1)]).unwrap().environment, visible("1:1"));
+    assert_eq!(ask(&config, &two_with_mig(), &[&mig_uuid(1, 1)]).unwrap().environment, visible("1:2"));
 }
 
 #[test]

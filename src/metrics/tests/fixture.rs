@@ -138,6 +138,7 @@ fn gpu(uuid: &str, index: u32) -> Gpu {
         memory_bytes: Some(80 * GIB),
         mig_enabled: Some(false),
         mig_devices: Vec::new(),
+        nvlink_peers: None,
         present: true,
     }
 }
@@ -154,6 +155,7 @@ fn lost() -> Gpu {
 fn partitioned() -> Gpu {
     let mig = |uuid: &str, gpu_instance, start| MigDevice {
         uuid: uuid.into(),
+        index: start,
         gpu_instance,
         compute_instance: 0,
         profile: "1g.10gb".into(),
