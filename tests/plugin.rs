@@ -378,7 +378,7 @@ async fn shared_slots_of_different_gpus_are_preferred_and_counted() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_check_before_a_start_is_made_where_it_is_asked_for() {
     let node = node(Options::default()).await;
-    let pre_start_check = Some(PreStartCheck { minimum_free_memory: None });
+    let pre_start_check = Some(PreStartCheck { minimum_free_memory: None, no_processes: false });
     let mut podmeter =
         Podmeter::start_with(node.root.path(), nvidia(NvidiaConfig { pre_start_check, ..NvidiaConfig::default() }));
     podmeter.until_registered(1).await;

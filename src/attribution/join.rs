@@ -191,6 +191,17 @@ fn resolve(form: &DeviceForm, inventory: &Inventory) -> Vec<Target> {
     }
 }
 
+/// The GPUs that some container holds, or a part of.
+#[must_use]
+pub fn held_gpus(relation: &Relation, inventory: &Inventory) -> BTreeSet<GpuUuid> {
+    let forms = relation.containers().flat_map(|container| {
+        let devices = container.devices.iter().map(|held| parse_device_id(held.id.as_str()));
+        let claims = container.claims.iter();
+        devices.chain(claims.map(|claim| parse_claim_device(&claim.driver, claim.device.as_str())))
+    });
+    forms.flat_map(|form| resolve(&form, inventory)).map(|target| target.gpu).collect()
+}
+
 /// How many slots each shared device has. The kubelet says so while the device is healthy; then it is remembered.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Slots(BTreeMap<Target, usize>);

@@ -40,7 +40,7 @@ fn gpus(nvidia: &NvidiaConfig, offer: &Offer, devices: &[&OfferedDevice], node: 
         answer.environment.insert(VISIBLE_DEVICES.to_owned(), NO_DEVICES.to_owned());
         return Ok(answer);
     }
-    let shared = devices.iter().any(|device| is_slot(device));
+    let shared = devices.iter().any(|device| device.is_slot());
     refuse_several_slots(nvidia, devices.len(), shared)?;
     let devices = each_hardware_once(devices);
 
@@ -81,10 +81,6 @@ fn gpus(nvidia: &NvidiaConfig, offer: &Offer, devices: &[&OfferedDevice], node: 
 
 fn is_cdi(strategy: DeviceListStrategy) -> bool {
     matches!(strategy, DeviceListStrategy::CdiAnnotations | DeviceListStrategy::CdiCri)
-}
-
-fn is_slot(device: &OfferedDevice) -> bool {
-    device.id.as_str().contains("::")
 }
 
 fn refuse_several_slots(nvidia: &NvidiaConfig, asked: usize, shared: bool) -> Result<(), Refusal> {

@@ -21,6 +21,14 @@ pub struct OfferedDevice {
     pub hardware: Hardware,
 }
 
+impl OfferedDevice {
+    /// One of several slots of the same hardware.
+    #[must_use]
+    pub fn is_slot(&self) -> bool {
+        self.id.as_str().contains("::")
+    }
+}
+
 /// What is behind an id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hardware {

@@ -10,7 +10,7 @@ use crate::model::{Moment, PluginResource, PluginState, ResourceName};
 
 /// Results that a counter has from the beginning.
 const RESULTS: [&str; 4] = ["ok", "unknown_device", "unhealthy", "not_allowed"];
-const PRE_START_RESULTS: [&str; 4] = ["ok", "unknown_device", "unhealthy", "memory_in_use"];
+const PRE_START_RESULTS: [&str; 5] = ["ok", "unknown_device", "unhealthy", "memory_in_use", "processes_left"];
 
 /// Keeps the published state of one resource.
 #[derive(Clone, Debug)]

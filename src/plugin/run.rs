@@ -130,6 +130,7 @@ impl Room {
             offer: offers,
             facts,
             hardware: self.neighbours.hardware.clone(),
+            kubelet: self.neighbours.kubelet.clone(),
             record: record.clone(),
             clock: self.clock,
             allocated: Arc::clone(&self.neighbours.allocated),

@@ -16,6 +16,7 @@ mod library;
 mod links;
 mod medium;
 mod memory;
+mod processes;
 mod reader;
 mod samples;
 mod search;

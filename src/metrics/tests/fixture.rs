@@ -176,6 +176,7 @@ fn whole_readings() -> DeviceReadings {
             engine_busy_seconds: BTreeMap::from([("encoder", 0.0), ("decoder", 1.5)]),
             energy_joules: Some(210_000.125),
             uncovered_seconds: 0.5,
+            process_sm_seconds: None,
         },
         fast: Some(stamped(Fast { utilization_ratio: Some(0.87), power_watts: Some(412.5) })),
         medium: Some(stamped(medium())),
@@ -205,6 +206,7 @@ fn medium() -> Medium {
         gpm: gpm(0.5),
         sm_cycles: Some(1.0e12),
         sm_active_cycles: Some(5.0e11),
+        processes: None,
         instances: Vec::new(),
     }
 }
