@@ -104,7 +104,7 @@ impl Podmeter {
             directory: root.join("device-plugins"),
             resources,
             surroundings: Surroundings {
-                roots: Roots { host: root.join("host"), sys: root.join("sys") },
+                roots: Roots { host: root.join("host"), dev: root.join("host/dev"), sys: root.join("sys") },
                 proc: root.join("proc"),
                 cdi: vec![root.join("cdi")],
             },
@@ -373,6 +373,27 @@ async fn shared_slots_of_different_gpus_are_preferred_and_counted() {
     assert_eq!((held.len(), gpus.len()), (4, 4), "{held:?}");
     let state = podmeter.state.borrow().resources[&GPU.into()].clone();
     assert_eq!((state.prefers, state.preferred_durations.count()), (true, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mps_slots_are_healthy_while_their_daemon_is_there() {
+    let node = node(Options::default()).await;
+    let sharing = Sharing::Mps(Replication { replicas: Some(2), ..Replication::default() });
+    let config = NvidiaConfig { sharing: Some(sharing), ..NvidiaConfig::default() };
+    let mut podmeter = Podmeter::start_with(node.root.path(), nvidia(config));
+    podmeter.until_registered(1).await;
+    offered(&node, 8, 0).await;
+    let state = podmeter.state.borrow().resources[&GPU.into()].clone();
+    let reason = state.devices.values().next().unwrap().clone().unwrap();
+    assert!(state.mps && reason.contains("nvidia-device-plugin-mps-control-daemon"), "{reason}");
+    let own = node.root.path().join("host/run/nvidia/mps/nvidia.com/gpu");
+    std::fs::create_dir_all(own.join("pipe")).unwrap();
+    for sign in ["pipe/nvidia-cuda-mps-control.pid", "pipe/control", ".started"] {
+        std::fs::write(own.join(sign), "").unwrap();
+    }
+    offered(&node, 8, 8).await;
+    std::fs::remove_file(own.join(".started")).unwrap();
+    offered(&node, 8, 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::cdi::{self, Written};
+use super::mps;
 use super::paths::{self, Roots};
 use super::{
     Hardware, MigCapabilities, NodeFacts, NvidiaConfig, Offer, ResourceConfig, control_nodes, health, merge, offers,
@@ -65,7 +66,11 @@ impl Entry {
             Hardware::Gpu { uuid: gpu, .. } | Hardware::Mig { gpu, .. } => verdicts.get(gpu).cloned().unwrap_or(Ok(())),
             Hardware::Nodes(_) | Hardware::Nothing => Ok(()),
         };
-        self.offers = merge(&self.offers, now.offers.into_iter().map(|offer| offer.judged(verdict)).collect());
+        let judged = now.offers.into_iter().map(|offer| offer.judged(verdict)).map(|offer| match &*self.config {
+            ResourceConfig::Nvidia(nvidia) => mps::judged(nvidia, &around.roots, offer),
+            ResourceConfig::Path(_) | ResourceConfig::Simulated(_) => offer,
+        });
+        self.offers = merge(&self.offers, judged.collect());
         for problem in now.problems.iter().filter(|problem| !self.said.contains(problem)) {
             tracing::warn!(resource = %self.config.name(), "{problem}");
         }
@@ -83,14 +88,22 @@ impl Entry {
         }
     }
 
+    /// Whether what it offers may change without a word from the hardware: it is then looked at every second.
+    pub fn needs_looking(&self) -> bool {
+        match &*self.config {
+            ResourceConfig::Path(_) => true,
+            ResourceConfig::Nvidia(nvidia) => nvidia.shares_through_mps(),
+            ResourceConfig::Simulated(_) => false,
+        }
+    }
+
     pub fn offers(&self) -> &[Offer] {
         &self.offers
     }
 
     fn node_facts(&self, nvidia: &NvidiaConfig, around: &Surroundings) -> NodeFacts {
-        let device_root = nvidia.device_root.strip_prefix("/").unwrap_or(&nvidia.device_root);
         NodeFacts {
-            control_nodes: control_nodes(&around.roots.host.join(device_root)),
+            control_nodes: control_nodes(&around.roots.inside(&nvidia.device_root.join("dev"))),
             mig_capabilities: MigCapabilities::read(&around.proc),
             cdi: if nvidia.uses_cdi() { cdi::find_vendor(&around.cdi, &self.offers) } else { None },
         }
@@ -165,7 +178,7 @@ mod tests {
     use super::*;
     use crate::model::NvLinkPeers;
     use crate::plugin::tests::gpu;
-    use crate::preference::{Request, choose_gpus};
+    use crate::preference::{Candidate, FallbackReason, Request, choose_gpus};
 
     #[test]
     fn gpus_with_nvlinks_between_them_are_given_together() {
@@ -180,7 +193,7 @@ mod tests {
                 let nvlink_peers = Some(NvLinkPeers { by_bus_id, switch_links });
                 Gpu { pci_bus_id: Some(PciBusId::new(place(index))), nvlink_peers, ..gpu(index, None) }
             };
-            let gpus = (0..4).map(|index| gpu(index)).map(|gpu| (gpu.uuid.clone(), gpu)).collect();
+            let gpus = (0..4).map(gpu).map(|gpu| (gpu.uuid.clone(), gpu)).collect();
             Inventory { gpus, ..Inventory::default() }
         };
         for index in 0..4 {
@@ -189,19 +202,18 @@ mod tests {
             std::os::unix::fs::symlink(own, devices.join(place(index))).unwrap();
         }
         let around = Surroundings {
-            roots: Roots { host: "/".into(), sys: root.path().to_owned() },
+            roots: Roots { host: "/".into(), dev: "/dev".into(), sys: root.path().to_owned() },
             proc: "/nonexistent".into(),
             cdi: vec![],
         };
         let two = |inventory: &Inventory| {
             let topology = topology(inventory, &around);
-            let candidate =
-                |gpu: &Gpu| crate::preference::Candidate { id: gpu.uuid.as_str().into(), gpu: gpu.uuid.clone() };
+            let candidate = |gpu: &Gpu| Candidate { id: gpu.uuid.as_str().into(), gpu: gpu.uuid.clone() };
             let available = inventory.gpus.values().map(candidate).collect();
             let choice =
                 choose_gpus(&Request { available, must_include: vec![], size: 2 }, &topology, &BTreeMap::new());
             let index = |id: &crate::model::DeviceId| inventory.gpus[&GpuUuid::from(id.as_str())].index;
-            (choice.ids.iter().map(index).collect::<Vec<_>>(), choice.fallback.map(|reason| reason.as_str()))
+            (choice.ids.iter().map(index).collect::<Vec<_>>(), choice.fallback.map(FallbackReason::as_str))
         };
         let both_ends = linked(&[(0, 2), (2, 0), (1, 3), (3, 1)], 0);
         assert_eq!(two(&both_ends), (vec![0, 2], None));

@@ -12,6 +12,7 @@ mod convert;
 mod entry;
 mod health;
 mod lifecycle;
+mod mps;
 mod node;
 mod nvidia_config;
 mod offer;

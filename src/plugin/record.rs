@@ -25,13 +25,14 @@ impl Record {
         Self { resource, clock, publish }
     }
 
-    pub fn begin(&self, prefers: bool, checks_before_start: bool) {
+    pub fn begin(&self, prefers: bool, checks_before_start: bool, mps: bool) {
         let zero = |names: &[&'static str]| names.iter().map(|name| (*name, 0)).collect();
         self.change(|state, now| {
             state.created = now.unix;
             state.unregistered_since = Some(now.monotonic);
             state.allocations = zero(&RESULTS);
             state.prefers = prefers;
+            state.mps = mps;
             if checks_before_start {
                 state.pre_starts = zero(&PRE_START_RESULTS);
             }

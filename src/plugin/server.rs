@@ -84,6 +84,10 @@ impl Desk {
         prefer(nvidia, &offer, &facts.topology, &hardware, relation.as_deref(), question)
     }
 
+    pub fn shares_through_mps(&self) -> bool {
+        self.preferring().is_some_and(NvidiaConfig::shares_through_mps)
+    }
+
     pub fn pre_start_check(&self) -> Option<&PreStartCheck> {
         self.preferring()?.pre_start_check.as_ref()
     }

@@ -11,7 +11,7 @@ mod configuration;
 
 const CONTROL: [&str; 4] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"];
 
-fn uuid(number: u32) -> String {
+pub(super) fn uuid(number: u32) -> String {
     format!("GPU-{number:08x}-0000-0000-0000-000000000000")
 }
 
@@ -52,7 +52,7 @@ pub(super) fn gpu(index: u32, profiles: Option<&[&str]>) -> Gpu {
     }
 }
 
-fn inventory(gpus: impl IntoIterator<Item = Gpu>) -> Inventory {
+pub(super) fn inventory(gpus: impl IntoIterator<Item = Gpu>) -> Inventory {
     Inventory { gpus: gpus.into_iter().map(|gpu| (gpu.uuid.clone(), gpu)).collect(), ..Inventory::default() }
 }
 
@@ -71,7 +71,7 @@ fn entry(text: &str) -> ResourceConfig {
     file.resources.expect("given").remove(0)
 }
 
-fn nvidia(text: &str) -> ResourceConfig {
+pub(super) fn nvidia(text: &str) -> ResourceConfig {
     entry(&format!("kind: nvidia, {text}"))
 }
 
@@ -290,7 +290,7 @@ fn mps_gives_its_pipe_and_shared_memory_and_refuses_two() {
     assert_eq!(given.environment["CUDA_MPS_PIPE_DIRECTORY"], pipe);
     let mounts: Vec<_> =
         given.mounts.iter().map(|mount| (mount.host_path.as_str(), mount.container_path.as_str())).collect();
-    assert_eq!(mounts, [("/run/mps/nvidia.com/gpu.shared/pipe", pipe), ("/run/mps/shm", "/mps/shm")]);
+    assert_eq!(mounts, [("/run/mps/nvidia.com/gpu.shared/pipe", pipe), ("/run/mps/shm", "/dev/shm")]);
     let refusal = ask(&config, &four_gpus(), &[&slot, &format!("{}::1", uuid(0))]);
     assert!(matches!(refusal, Err(Refusal::NotAllowed(_))));
     // MIG devices stay whole.
