@@ -219,17 +219,18 @@ impl SimulatedNode {
         let inventory = controls.inventory();
         for running in &self.running {
             let Some(level) = running.level else { continue };
+            // Several slots of one GPU are one process on it, doing as much more.
+            let mut slots: BTreeMap<(&GpuUuid, Option<u32>), f64> = BTreeMap::new();
             for device in running.devices.iter().filter_map(|id| self.devices.get(id)) {
-                let (Some(gpu), sum) = (inventory.gpus.get(&device.gpu), asked[&(&device.gpu, device.gpu_instance)])
-                else {
-                    continue;
-                };
+                *slots.entry((&device.gpu, device.gpu_instance)).or_default() += 1.0;
+            }
+            for (place, slots) in slots {
+                let (Some(gpu), sum) = (inventory.gpus.get(place.0), asked[&place]) else { continue };
                 let part = Level {
-                    utilization: level.utilization / sum.utilization.max(1.0),
-                    memory: level.memory * (FULLEST / sum.memory).min(1.0),
+                    utilization: slots * level.utilization / sum.utilization.max(1.0),
+                    memory: slots * level.memory * (FULLEST / sum.memory).min(1.0),
                 };
-                let load = load(gpu, device.gpu_instance, part);
-                controls.set_process_load(&gpu.uuid, device.gpu_instance, running.pid, now, load);
+                controls.set_process_load(&gpu.uuid, place.1, running.pid, now, load(gpu, place.1, part));
             }
         }
         for ((gpu, gpu_instance), level) in asked {

@@ -13,6 +13,8 @@ const LARGEST: usize = 4096;
 const ATTEMPTS: usize = 4;
 /// The longest that the driver takes for one of its samples.
 const SAMPLE_SECONDS: f64 = 1.0;
+/// After so many readings without news all is asked for again: the driver's clock may have stepped back.
+const EMPTY_PASSES: u32 = 10;
 /// The driver's way to write that it does not know, and that there is no instance.
 const NO_MEMORY: u64 = u64::MAX;
 const NO_INSTANCE: u32 = u32::MAX;
@@ -39,8 +41,17 @@ enum List {
 /// Who works, and how much: read from where the last reading ended.
 pub struct ProcessUse {
     buffer: Vec<nvmlProcessUtilizationSample_t>,
-    /// The newest time stamp that the driver has given, in microseconds of a clock of its own. 0: none yet.
-    cursor: u64,
+    cursor: Cursor,
+}
+
+/// How far the driver's samples have been read, in microseconds of a clock of its own.
+#[derive(Default)]
+struct Cursor {
+    /// What the driver is shown: it gives each process's mean since then. 0 asks for the mean over all it still has.
+    shown: u64,
+    /// The newest time stamp that it has given.
+    newest: u64,
+    empty_passes: u32,
 }
 
 impl Default for ProcessLists {
@@ -51,7 +62,7 @@ impl Default for ProcessLists {
 
 impl Default for ProcessUse {
     fn default() -> Self {
-        Self { buffer: vec![BLANK_SAMPLE; CAPACITY], cursor: 0 }
+        Self { buffer: vec![BLANK_SAMPLE; CAPACITY], cursor: Cursor::default() }
     }
 }
 
@@ -155,38 +166,20 @@ impl List {
 
 impl ProcessUse {
     /// SM-seconds by pid since the reading before, `elapsed` seconds ago; `None` where the driver does not say.
-    ///
-    /// What the driver gives is each process's mean since the time stamp it is shown. The first reading has none to
-    /// show, gets a mean over some seconds past, and only finds out where to begin.
     pub fn advance(&mut self, caller: &mut Caller, handle: Handle, elapsed: f64) -> Option<Vec<(u32, f64)>> {
         let count = match self.fill(caller, handle) {
             Ok(count) => count,
             // Nobody worked.
-            Err(Refusal::Empty) => return Some(Vec::new()),
+            Err(Refusal::Empty) => 0,
             Err(_) => return None,
         };
-        let begin = self.cursor;
-        let samples = &self.buffer[..count];
-        self.cursor = samples.iter().map(|sample| sample.timeStamp).max().unwrap_or(0).max(begin);
-        if begin == 0 {
-            return Some(Vec::new());
-        }
-        // Drivers with zombies on the GPU give entries full of nonsense.
-        let sane = samples.iter().filter(|sample| sample.pid != 0 && sample.smUtil <= 100 && sample.timeStamp > begin);
-        let ratio = |sample: &nvmlProcessUtilizationSample_t| f64::from(sample.smUtil) / 100.0;
-        // Together they have one device.
-        let scale = 1.0 / sane.clone().map(ratio).sum::<f64>().max(1.0);
-        // After an idle time the stretch is no longer than since it was last known that nobody worked.
-        let seconds = |sample: &nvmlProcessUtilizationSample_t| {
-            ((sample.timeStamp - begin) as f64 / 1e6).min(elapsed + SAMPLE_SECONDS)
-        };
-        Some(sane.map(|sample| (sample.pid, ratio(sample) * scale * seconds(sample))).collect())
+        Some(self.cursor.work(&self.buffer[..count], elapsed))
     }
 
     fn fill(&mut self, caller: &mut Caller, handle: Handle) -> Result<usize, Refusal> {
         for _ in 0..ATTEMPTS {
             let mut count = u32::try_from(self.buffer.len()).expect("the buffer is bounded");
-            let (samples, cursor) = (self.buffer.as_mut_ptr(), self.cursor);
+            let (samples, cursor) = (self.buffer.as_mut_ptr(), self.cursor.shown);
             match call!(caller, nvmlDeviceGetProcessUtilization(handle.0, samples, &raw mut count, cursor)) {
                 Ok(()) => return Ok((count as usize).min(self.buffer.len())),
                 Err(Refusal::TooSmall) if self.buffer.len() < LARGEST => {
@@ -197,5 +190,88 @@ impl ProcessUse {
             }
         }
         Err(Refusal::TooSmall)
+    }
+}
+
+impl Cursor {
+    fn work(&mut self, samples: &[nvmlProcessUtilizationSample_t], elapsed: f64) -> Vec<(u32, f64)> {
+        let (shown, known) = (self.shown, self.newest);
+        let newest = samples.iter().map(|sample| sample.timeStamp).max().unwrap_or(0);
+        if newest > known || (shown == 0 && newest > 0) {
+            *self = Self { shown: newest, newest, empty_passes: 0 };
+        } else {
+            self.empty_passes += 1;
+            if self.empty_passes >= EMPTY_PASSES {
+                (self.shown, self.empty_passes) = (0, 0);
+            }
+        }
+        // Drivers with zombies on the GPU give entries full of nonsense.
+        let news = samples.iter().filter(|sample| sample.pid != 0 && sample.smUtil <= 100 && sample.timeStamp > known);
+        let ratio = |sample: &nvmlProcessUtilizationSample_t| f64::from(sample.smUtil) / 100.0;
+        // Together they have one device.
+        let scale = 1.0 / news.clone().map(ratio).sum::<f64>().max(1.0);
+        let seconds = |sample: &nvmlProcessUtilizationSample_t| match shown {
+            // A mean over longer than has passed, and so rather too low.
+            0 => elapsed,
+            // After an idle time the stretch is no longer than since it was last known that nobody worked.
+            shown => (sample.timeStamp.saturating_sub(shown) as f64 / 1e6).min(elapsed + SAMPLE_SECONDS),
+        };
+        let work = news.map(|sample| (sample.pid, ratio(sample) * scale * seconds(sample)));
+        work.filter(|(_, seconds)| *seconds > 0.0).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// (pid, seconds, percent)
+    fn samples(of: &[(u32, f64, u32)]) -> Vec<nvmlProcessUtilizationSample_t> {
+        let sample = |&(pid, seconds, percent): &(u32, f64, u32)| nvmlProcessUtilizationSample_t {
+            pid,
+            timeStamp: (seconds * 1e6) as u64,
+            smUtil: percent,
+            ..BLANK_SAMPLE
+        };
+        of.iter().map(sample).collect()
+    }
+
+    #[test]
+    fn each_stretch_counts_once() {
+        let mut cursor = Cursor::default();
+        assert_eq!(cursor.work(&samples(&[(1, 100.0, 50)]), 0.0), [], "what was before the first reading is not ours");
+        assert_eq!(cursor.work(&samples(&[(1, 101.0, 50), (2, 101.0, 25)]), 1.0), [(1, 0.5), (2, 0.25)]);
+        assert_eq!(cursor.work(&samples(&[(1, 101.0, 50)]), 1.0), [], "an entry that was read already");
+        assert_eq!(cursor.work(&[], 1.0), []);
+        let late = cursor.work(&samples(&[(1, 104.0, 100)]), 1.0);
+        assert_eq!(late, [(1, 2.0)], "no more than since it was known to be idle, and a sample's length");
+    }
+
+    #[test]
+    fn nonsense_is_left_out_and_together_they_have_one_device() {
+        let mut cursor = Cursor::default();
+        cursor.work(&samples(&[(1, 1.0, 1)]), 0.0);
+        let crowd = samples(&[(1, 2.0, 100), (2, 2.0, 60), (3, 2.0, 101), (4, 2.0, u32::MAX), (0, 2.0, 50)]);
+        assert_eq!(cursor.work(&crowd, 1.0), [(1, 0.625), (2, 0.375)]);
+    }
+
+    #[test]
+    fn a_clock_that_steps_back_is_followed_and_old_work_does_not_count_again() {
+        let mut cursor = Cursor::default();
+        cursor.work(&samples(&[(1, 100.0, 50)]), 0.0);
+        for _ in 0..EMPTY_PASSES {
+            assert_eq!(cursor.work(&[], 1.0), []);
+        }
+        assert_eq!(cursor.shown, 0);
+        assert_eq!(cursor.work(&samples(&[(1, 100.0, 50)]), 1.0), [], "still in the driver's buffer");
+        for _ in 0..EMPTY_PASSES {
+            cursor.work(&[], 1.0);
+        }
+        assert_eq!(cursor.work(&samples(&[(1, 5.0, 50)]), 1.0), [], "a new clock");
+        assert_eq!(cursor.work(&samples(&[(1, 6.0, 50)]), 1.0), [(1, 0.5)]);
+        for _ in 0..EMPTY_PASSES {
+            cursor.work(&[], 1.0);
+        }
+        assert_eq!(cursor.work(&samples(&[(1, 40.0, 30)]), 1.0), [(1, 0.3)], "work again after idle times");
     }
 }

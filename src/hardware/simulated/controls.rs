@@ -47,14 +47,13 @@ struct Shared {
 struct Simulated {
     whole: Curve,
     instances: BTreeMap<u32, Curve>,
-    processes: BTreeMap<u32, Working>,
+    processes: BTreeMap<(u32, Option<u32>), Working>,
     lost: bool,
 }
 
-/// One process on one GPU.
+/// One process on one GPU, or on one GPU instance of it.
 #[derive(Debug)]
 struct Working {
-    gpu_instance: Option<u32>,
     curve: Curve,
     ended: Option<Monotonic>,
 }
@@ -62,7 +61,6 @@ struct Working {
 /// A process at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ProcessState {
-    pub gpu_instance: Option<u32>,
     pub load: Load,
     pub sums: Sums,
     /// False when it has ended since it was last read.
@@ -84,8 +82,8 @@ pub(super) struct State {
     pub load: Load,
     pub sums: Sums,
     pub instances: BTreeMap<u32, (Load, Sums)>,
-    /// By pid.
-    pub processes: BTreeMap<u32, ProcessState>,
+    /// By pid and GPU instance.
+    pub processes: BTreeMap<(u32, Option<u32>), ProcessState>,
 }
 
 impl Controls {
@@ -140,14 +138,16 @@ impl Controls {
         let mut shared = self.lock();
         shared.script(at);
         if let Some(simulated) = shared.gpus.get_mut(gpu) {
-            let new = || Working { gpu_instance, curve: Curve::idle(at), ended: None };
-            simulated.processes.entry(pid).or_insert_with(new).curve.set(at, load);
+            let new = || Working { curve: Curve::idle(at), ended: None };
+            simulated.processes.entry((pid, gpu_instance)).or_insert_with(new).curve.set(at, load);
         }
     }
 
-    /// From `at` on the process is gone.
+    /// From `at` on the process is gone, from the GPU and all its instances.
     pub fn end_process(&self, gpu: &GpuUuid, pid: u32, at: Monotonic) {
-        if let Some(process) = self.lock().gpus.get_mut(gpu).and_then(|gpu| gpu.processes.get_mut(&pid)) {
+        let mut shared = self.lock();
+        let processes = shared.gpus.get_mut(gpu).into_iter().flat_map(|gpu| &mut gpu.processes);
+        for (_, process) in processes.filter(|((number, _), _)| *number == pid) {
             process.curve.set(at, Load::default());
             process.ended = Some(at);
         }
@@ -176,10 +176,10 @@ impl Controls {
         let instances = gpu.instances.iter_mut().map(|(number, curve)| (*number, curve.advance(now)));
         let instances: BTreeMap<_, _> = instances.collect();
         let (load, sums) = gpu.whole.advance(now);
-        let processes = gpu.processes.iter_mut().map(|(pid, process)| {
+        let processes = gpu.processes.iter_mut().map(|(key, process)| {
             let (load, sums) = process.curve.advance(now);
             let lives = process.ended.is_none_or(|ended| ended > now);
-            (*pid, ProcessState { gpu_instance: process.gpu_instance, load, sums, lives })
+            (*key, ProcessState { load, sums, lives })
         });
         let processes: BTreeMap<_, _> = processes.collect();
         gpu.processes.retain(|_, process| process.ended.is_none_or(|ended| ended > now));

@@ -112,7 +112,7 @@ struct Board {
     load: Load,
     sums: Sums,
     instances: BTreeMap<u32, (Load, Sums)>,
-    processes: BTreeMap<u32, ProcessState>,
+    processes: BTreeMap<(u32, Option<u32>), ProcessState>,
     watts: f64,
     joules: f64,
 }
@@ -174,9 +174,9 @@ impl SimulatedReader {
         Board { now, load, sums, instances, processes, watts, joules }
     }
 
-    /// What each process has done since the last pass.
-    fn work(&mut self, processes: &BTreeMap<u32, ProcessState>) -> Option<Vec<(u32, f64)>> {
-        let now = processes.iter().map(|(pid, process)| (*pid, process.sums.busy)).collect();
+    /// What each process has done since the last pass; of a whole GPU, where each is there once.
+    fn work(&mut self, processes: &BTreeMap<(u32, Option<u32>), ProcessState>) -> Option<Vec<(u32, f64)>> {
+        let now = processes.iter().map(|((pid, _), process)| (*pid, process.sums.busy)).collect();
         let before = std::mem::replace(&mut self.worked, now);
         let since = |(pid, total): (&u32, &f64)| (*pid, total - before.get(pid).copied().unwrap_or(0.0));
         Some(self.worked.iter().map(since).filter(|(_, seconds)| *seconds > 0.0).collect())
@@ -185,10 +185,10 @@ impl SimulatedReader {
     /// As of the driver: all of the GPU's, those of MIG devices with their instances.
     fn processes(board: &Board) -> Vec<DeviceProcess> {
         let living = board.processes.iter().filter(|(_, process)| process.lives);
-        let process = |(pid, process): (&u32, &ProcessState)| DeviceProcess {
-            pid: *pid,
-            gpu_instance: process.gpu_instance,
-            compute_instance: process.gpu_instance.map(|_| 0),
+        let process = |(&(pid, gpu_instance), process): (&(u32, Option<u32>), &ProcessState)| DeviceProcess {
+            pid,
+            gpu_instance,
+            compute_instance: gpu_instance.map(|_| 0),
             memory_bytes: Some(process.load.memory_used),
         };
         living.map(process).collect()
