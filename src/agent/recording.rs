@@ -31,6 +31,9 @@ const THROTTLED: [(&str, u32); 5] = [
     ("hw_thermal_nanoseconds", 252),
     ("hw_power_brake_nanoseconds", 253),
 ];
+/// Where nobody works it says "not found", which is an answer and no refusal. So each GPU speaks for itself.
+const PROCESS_USE: &str = "nvmlDeviceGetProcessUtilization";
+
 /// An object that leaves out what is absent.
 #[derive(Default)]
 struct Object(Map<String, Value>);
@@ -51,8 +54,8 @@ impl Object {
 /// One data file. A call that nowhere succeeded is refused for the whole library, else for the GPUs that refused it.
 pub fn data_file(probe: &Probe) -> Value {
     let inventory = &probe.inventory;
-    let refused: BTreeMap<_, _> =
-        probe.calls.iter().filter_map(|(name, call)| Some((*name, call.refusal()?))).collect();
+    let asked = probe.calls.iter().filter(|(name, _)| **name != PROCESS_USE);
+    let refused: BTreeMap<_, _> = asked.filter_map(|(name, call)| Some((*name, call.refusal()?))).collect();
     let everywhere: BTreeSet<_> = refused.keys().copied().collect();
     let mut gpus: Vec<_> = inventory.gpus.values().collect();
     gpus.sort_by_key(|gpu| gpu.index);
@@ -83,6 +86,7 @@ pub fn data_file(probe: &Probe) -> Value {
 fn put_refusals(object: &mut Object, refused: &BTreeMap<&'static str, &'static str>) {
     // Said only for want of room: the question was how many there are.
     let refused = refused.iter().filter(|(_, code)| **code != "insufficient_size");
+    let refused = refused.filter(|(name, code)| (**name, **code) != (PROCESS_USE, "not_found"));
     let (missing, failing): (Vec<_>, Vec<_>) = refused.partition(|(_, code)| **code == "function_not_found");
     let missing: Vec<_> = missing.into_iter().map(|(name, _)| json!(name)).collect();
     let failing: Map<_, _> = failing
