@@ -61,7 +61,8 @@ fn every_symbol_is_there() {
         nvmlDeviceGetMemoryErrorCounter nvmlDeviceGetEccMode nvmlDeviceGetSramEccErrorStatus
         nvmlDeviceGetRetiredPages nvmlDeviceGetRetiredPages_v2 nvmlDeviceGetRetiredPagesPendingStatus
         nvmlDeviceGetRemappedRows nvmlDeviceGetRowRemapperHistogram nvmlDeviceGetFieldValues nvmlDeviceGetNvLinkState
-        nvmlDeviceGetNvLinkVersion nvmlDeviceGetGpuFabricInfo nvmlDeviceGetGpuFabricInfoV
+        nvmlDeviceGetNvLinkVersion nvmlDeviceGetNvLinkRemoteDeviceType
+        nvmlDeviceGetNvLinkRemotePciInfo_v2 nvmlDeviceGetGpuFabricInfo nvmlDeviceGetGpuFabricInfoV
         nvmlDeviceGetViolationStatus nvmlDeviceGetComputeRunningProcesses_v3
         nvmlDeviceGetGraphicsRunningProcesses_v3 nvmlDeviceGetMPSComputeRunningProcesses_v3
         nvmlDeviceGetProcessUtilization nvmlDeviceGetProcessesUtilizationInfo nvmlDeviceGetMigMode

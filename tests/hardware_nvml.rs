@@ -14,7 +14,8 @@ use podmeter::clock::Clock;
 use podmeter::hardware::nvml::{LibrarySearch, NvmlDriver};
 use podmeter::hardware::{Driver, Due, Hardware, Settings, Verdict, start};
 use podmeter::model::{
-    DeviceReadings, GpuUuid, HardwareState, MemoryUse, Moment, Monotonic, NodeDevices, RowRemap, UnixSeconds,
+    DeviceProcess, DeviceReadings, GpuUuid, HardwareState, MemoryUse, Moment, Monotonic, NodeDevices, NvLinkPeers,
+    PciBusId, RowRemap, UnixSeconds,
 };
 use serde_json::{Value, json};
 use watching::wait;
@@ -78,6 +79,33 @@ fn identity_is_what_the_driver_says() {
     assert_eq!((first.architecture.as_deref(), first.compute_capability.as_deref()), (Some("hopper"), Some("9.0")));
     assert_eq!((first.memory_bytes, first.mig_enabled, first.present), (Some(85_520_809_984), Some(false), true));
     assert_eq!(state.inventory.gpus[&gpu(1)].architecture, None);
+    hardware.stop();
+}
+
+#[test]
+fn links_are_counted_as_each_end_tells_them() {
+    let to = |bus: u32| json!({"device_type": 0, "pci_bus_id": format!("00000000:{bus:02X}:00.0")});
+    let fake = FakeNvml::start(json!({"gpus": [
+        {"nvlink": {"links": 12, "down": [11]}},
+        {"nvlink": {"links": 4, "down": [3], "remotes": {"0": to(0x12), "1": to(0x12), "2": to(0x99)}}},
+        {"nvlink": {"links": 2, "remotes": {"0": to(0x11), "1": to(0x11)}},
+         "function_not_found": ["nvmlDeviceGetNvLinkRemoteDeviceType"]},
+        {"nvlink": {"links": 0}},
+        {"nvlink": {"links": 2, "remote": to(0x11)}, "fail": {"nvmlDeviceGetNvLinkRemotePciInfo_v2": 23}}
+    ]}));
+    let hardware = run(&fake);
+    let state = wait(&hardware, "readings", |state| has_fast(state, 4));
+    let peers = |index| state.inventory.gpus[&gpu(index)].nvlink_peers.clone();
+    let told = |links: &[(&str, u32)], switch_links| {
+        let by_bus_id = links.iter().map(|(bus_id, links)| (PciBusId::from(*bus_id), *links)).collect();
+        Some(NvLinkPeers { by_bus_id, switch_links })
+    };
+    assert_eq!(peers(0), told(&[], 11));
+    assert_eq!(peers(1), told(&[("0000:12:00.0", 2), ("0000:99:00.0", 1)], 0));
+    assert_eq!(peers(2), told(&[("0000:11:00.0", 2)], 0), "an old driver does not know of switches");
+    assert_eq!(peers(3), None);
+    assert_eq!(peers(4), told(&[], 0));
+    assert_eq!(state.errors["nvmlDeviceGetNvLinkRemotePciInfo_v2"]["insufficient_resources"], 2);
     hardware.stop();
 }
 
@@ -231,7 +259,7 @@ fn a_partitioned_gpu_shows_its_instances_and_their_changes() {
         "utilization": {"gpu": 90}, "memory": {"used_bytes": 300},
         "mig": {"enabled": true, "instances": [
             {"gpu_instance": 7, "profile": "1g.10gb", "memory_used_bytes": 100, "gpm": {"metrics": {"2": 50}}},
-            {"gpu_instance": 2, "profile": "3g.40gb", "placement": {"start": 4, "size": 4}, "memory_used_bytes": 200}
+            {"gpu_instance": 2, "index": 3, "profile": "3g.40gb", "placement": {"start": 4, "size": 4}, "memory_used_bytes": 200}
         ]}
     }]}));
     let hardware = run(&fake);
@@ -245,6 +273,7 @@ fn a_partitioned_gpu_shows_its_instances_and_their_changes() {
     assert_eq!((small.gpu_instance, small.compute_instance, &*small.profile, small.slices), (7, 0, "1g.10gb", 1));
     assert_eq!((small.profile_id, small.placement_start), (Some(19), Some(0)));
     let large = &partitioned.mig_devices[1];
+    assert_eq!((small.index, large.index), (0, 3), "the driver's own numbers, gaps and all");
     assert_eq!(
         (&*large.profile, large.profile_id, large.placement_start, large.slices),
         ("3g.40gb", Some(9), Some(4), 3)
@@ -265,6 +294,95 @@ fn a_partitioned_gpu_shows_its_instances_and_their_changes() {
     });
     assert!(state.inventory.generation > before);
     assert_eq!(readings(&state, 0).totals.uncovered_seconds, uncovered, "the other GPU was read without a break");
+    hardware.stop();
+}
+
+#[test]
+fn processes_are_listed_once_each_with_what_is_known_of_them() {
+    let process = |pid: u32, kind: &str, memory: Option<u64>| json!({"pid": pid, "kind": kind, "memory_bytes": memory});
+    let crowd: Vec<Value> = (0..300).map(|pid| process(1000 + pid, "mps", Some(1))).collect();
+    let slice = |pid: u32, gpu_instance: u32| json!({"pid": pid, "memory_bytes": 5, "gpu_instance": gpu_instance, "compute_instance": 0});
+    let mig = json!({"enabled": true, "instances": [{"gpu_instance": 3}, {"gpu_instance": 4}]});
+    let fake = FakeNvml::start(json!({"gpus": [
+        {"processes": [process(20, "compute", Some(9)), process(10, "graphics", None), process(20, "graphics", None)]},
+        {"processes": crowd},
+        {},
+        {"processes": [process(1, "compute", None)], "fail": {"nvmlDeviceGetGraphicsRunningProcesses_v3": 4}},
+        {"processes": [process(1, "compute", None)], "fail": {"nvmlDeviceGetMPSComputeRunningProcesses_v3": 3}},
+        {"mig": mig, "processes": [slice(7, 3), slice(7, 4)]},
+        {"function_not_found": ["nvmlDeviceGetComputeRunningProcesses_v3"]}
+    ]}));
+    let mut driver = NvmlDriver::new(search(&fake));
+    let record = driver.call_record();
+    let session = driver.open().unwrap();
+    let mut readers: Vec<_> = (0..7).map(|index| session.reader(&gpu(index)).unwrap()).collect();
+    let mut listed = |index: usize| readers[index].read(ALL, at(0)).medium.unwrap().processes;
+    let alone = |pid, memory_bytes| DeviceProcess { pid, gpu_instance: None, compute_instance: None, memory_bytes };
+    let on = |pid, instance| DeviceProcess {
+        pid,
+        gpu_instance: Some(instance),
+        compute_instance: Some(0),
+        memory_bytes: Some(5),
+    };
+    assert_eq!(listed(0), Some(vec![alone(10, None), alone(20, Some(9))]));
+    assert_eq!(listed(1).map(|all| all.len()), Some(300), "asked again with more room");
+    assert_eq!(listed(2), Some(vec![]));
+    assert_eq!((listed(3), listed(3)), (None, None), "half a list is none");
+    assert_eq!(record.call_statistics()["nvmlDeviceGetGraphicsRunningProcesses_v3"].codes["no_permission"], 1);
+    assert_eq!(listed(4), Some(vec![alone(1, None)]), "a driver without MPS");
+    assert_eq!(listed(5), Some(vec![on(7, 3), on(7, 4)]));
+    assert_eq!(listed(6), None);
+}
+
+#[test]
+fn a_partitioned_gpu_that_tells_nothing_is_asked_by_instance() {
+    let fake = FakeNvml::start(json!({"gpus": [{
+        "fail": {"nvmlDeviceGetGraphicsRunningProcesses_v3": 4},
+        "mig": {"enabled": true, "instances": [{"gpu_instance": 3}, {"gpu_instance": 4}]},
+        "processes": [{"pid": 7, "gpu_instance": 4, "compute_instance": 0}]
+    }]}));
+    let mut driver = NvmlDriver::new(search(&fake));
+    let session = driver.open().unwrap();
+    let mut reader = session.reader(&gpu(0)).unwrap();
+    for second in 0..2 {
+        let processes = reader.read(ALL, at(second)).medium.unwrap().processes;
+        let process = DeviceProcess { pid: 7, gpu_instance: Some(4), compute_instance: Some(0), memory_bytes: None };
+        assert_eq!(processes, Some(vec![process]));
+    }
+}
+
+#[test]
+fn what_each_process_does_is_integrated() {
+    let working = |first: u32, second: u32| json!([{"pid": 10, "sm": first}, {"pid": 11, "sm": second}, {"pid": 12}, {"pid": 13, "sm": 4_000_000_000_u32}]);
+    let fake = FakeNvml::start(json!({"gpus": [
+        {"processes": working(60, 20), "samples": {"period_microseconds": 50_000}},
+        {"mig": {"enabled": true, "instances": [{}]}, "processes": [{"pid": 10, "sm": 50}]},
+        {}
+    ]}));
+    let hardware = run(&fake);
+    let worked = |state: &HardwareState, pid: u32| {
+        let process = readings(state, 0).totals.process_sm_seconds.as_ref()?.get(&pid)?;
+        Some((process.sm_seconds, readings(state, 0).totals.through))
+    };
+    let state = wait(&hardware, "work", |state| has_fast(state, 0) && worked(state, 11).is_some());
+    let (begin, since) = worked(&state, 10).unwrap();
+    let other = worked(&state, 11).unwrap().0;
+    let state = wait(&hardware, "more of it", |state| worked(state, 10).is_some_and(|(now, _)| now > begin + 0.6));
+    let (now, until) = worked(&state, 10).unwrap();
+    let elapsed = until.since(since).as_secs_f64();
+    assert!(((now - begin) - 0.6 * elapsed).abs() < 0.12, "{} SM-seconds in {elapsed} s", now - begin);
+    let ratio = (worked(&state, 11).unwrap().0 - other) / (now - begin);
+    assert!((ratio - 1.0 / 3.0).abs() < 0.03, "{ratio}");
+    assert_eq!((worked(&state, 12), worked(&state, 13)), (None, None), "an idle one, and one that a driver made up");
+    assert_eq!(readings(&state, 1).totals.process_sm_seconds, None, "partitioned: nobody says");
+    assert_eq!(readings(&state, 2).totals.process_sm_seconds, Some([].into()), "nobody works");
+    // Never more than the device, whatever they claim together.
+    fake.update(|state| state["gpus"][0]["processes"] = working(90, 90));
+    let sum = |state: &HardwareState| worked(state, 10).zip(worked(state, 11)).map_or(0.0, |(one, two)| one.0 + two.0);
+    let before = wait(&hardware, "the new load", |state| sum(state) > now);
+    let after = wait(&hardware, "more of that", |state| sum(state) > sum(&before) + 0.5);
+    let elapsed = readings(&after, 0).totals.through.since(readings(&before, 0).totals.through).as_secs_f64();
+    assert!(sum(&after) - sum(&before) < elapsed + 0.15, "{} in {elapsed} s", sum(&after) - sum(&before));
     hardware.stop();
 }
 

@@ -91,6 +91,7 @@ impl Session for ScriptedSession {
                 memory_bytes: None,
                 mig_enabled: None,
                 mig_devices: Vec::new(),
+                nvlink_peers: None,
                 present: true,
             };
             (uuid.clone(), gpu)

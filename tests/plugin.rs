@@ -50,6 +50,7 @@ fn gpu(index: u32) -> Gpu {
         memory_bytes: Some(80 << 30),
         mig_enabled: Some(false),
         mig_devices: vec![],
+        nvlink_peers: None,
         present: true,
     }
 }
@@ -103,7 +104,7 @@ impl Podmeter {
             directory: root.join("device-plugins"),
             resources,
             surroundings: Surroundings {
-                roots: Roots { host: root.join("host"), sys: root.join("sys") },
+                roots: Roots { host: root.join("host"), dev: root.join("host/dev"), sys: root.join("sys") },
                 proc: root.join("proc"),
                 cdi: vec![root.join("cdi")],
             },
@@ -375,9 +376,30 @@ async fn shared_slots_of_different_gpus_are_preferred_and_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn mps_slots_are_healthy_while_their_daemon_is_there() {
+    let node = node(Options::default()).await;
+    let sharing = Sharing::Mps(Replication { replicas: Some(2), ..Replication::default() });
+    let config = NvidiaConfig { sharing: Some(sharing), ..NvidiaConfig::default() };
+    let mut podmeter = Podmeter::start_with(node.root.path(), nvidia(config));
+    podmeter.until_registered(1).await;
+    offered(&node, 8, 0).await;
+    let state = podmeter.state.borrow().resources[&GPU.into()].clone();
+    let reason = state.devices.values().next().unwrap().clone().unwrap();
+    assert!(state.mps && reason.contains("nvidia-device-plugin-mps-control-daemon"), "{reason}");
+    let own = node.root.path().join("host/run/nvidia/mps/nvidia.com/gpu");
+    std::fs::create_dir_all(own.join("pipe")).unwrap();
+    for sign in ["pipe/nvidia-cuda-mps-control.pid", "pipe/control", ".started"] {
+        std::fs::write(own.join(sign), "").unwrap();
+    }
+    offered(&node, 8, 8).await;
+    std::fs::remove_file(own.join(".started")).unwrap();
+    offered(&node, 8, 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_check_before_a_start_is_made_where_it_is_asked_for() {
     let node = node(Options::default()).await;
-    let pre_start_check = Some(PreStartCheck { minimum_free_memory: None });
+    let pre_start_check = Some(PreStartCheck { minimum_free_memory: None, no_processes: false });
     let mut podmeter =
         Podmeter::start_with(node.root.path(), nvidia(NvidiaConfig { pre_start_check, ..NvidiaConfig::default() }));
     podmeter.until_registered(1).await;
@@ -404,6 +426,7 @@ async fn a_mig_layout_that_goes_leaves_its_devices_unhealthy() {
     let podmeter = Podmeter::start_with(node.root.path(), nvidia(config));
     let slice = MigDevice {
         uuid: "MIG-00000000-0000-0000-0000-000000000007".into(),
+        index: 0,
         gpu_instance: 1,
         compute_instance: 0,
         profile: "1g.10gb".into(),

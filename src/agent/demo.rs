@@ -82,7 +82,9 @@ pub async fn demo(settings: DemoSettings) -> Result<(), DemoError> {
         hardware: settings.hardware,
         nvml: settings.nvml,
         sample_interval: Duration::from_secs(1),
+        proc_root: "/proc".into(),
         sys_root: "/sys".into(),
+        dev_root: "/dev".into(),
         log_format: LogFormat::Text,
         device_plugin: (settings.hardware != HardwareSource::None).then(|| vec![offered(replicas)]),
         reloadable: Reloadable {

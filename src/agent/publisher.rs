@@ -112,7 +112,7 @@ impl Publisher {
         let kubelet = Arc::clone(&self.kubelet.borrow_and_update());
         let plugin = self.plugin.as_mut().map(|plugin| Arc::clone(&plugin.borrow_and_update()));
         let (now, scrape_durations) = (self.clock.now(), self.scrapes.snapshot());
-        cache.update(&hardware, &kubelet);
+        cache.update(&hardware, &kubelet, plugin.as_deref());
         let accounts = ledger.advance(&Observation {
             now,
             join: &cache.join,
@@ -149,10 +149,14 @@ async fn changed<T>(state: &mut Option<watch::Receiver<T>>) -> Result<(), watch:
 }
 
 impl JoinCache {
-    fn update(&mut self, hardware: &HardwareState, kubelet: &KubeletState) {
+    fn update(&mut self, hardware: &HardwareState, kubelet: &KubeletState, plugin: Option<&PluginState>) {
         let relation = kubelet.relation.clone().unwrap_or_default();
         let allocatable = kubelet.allocatable.clone().unwrap_or_default();
-        let same = Arc::ptr_eq(&self.relation, &relation)
+        let resources = plugin.into_iter().flat_map(|plugin| &plugin.resources);
+        let by_mps = resources.filter(|(_, served)| served.mps && served.conflict.is_none());
+        let other_mps = self.slots.set_mps(by_mps.map(|(resource, _)| resource.clone()).collect());
+        let same = !other_mps
+            && Arc::ptr_eq(&self.relation, &relation)
             && Arc::ptr_eq(&self.allocatable, &allocatable)
             && Arc::ptr_eq(&self.inventory, &hardware.inventory);
         if !same {

@@ -13,7 +13,10 @@ use serde_json::{Map, Value, json};
 use super::probe::{LastPass, Probe};
 use crate::hardware::nvml::{code_number, numbers};
 use crate::hardware::{CLOCK_EVENTS, THROTTLE_REASONS};
-use crate::model::{EccLocation, FabricState, GpmRatios, Gpu, InstanceReading, Medium, MemoryUse, MigDevice, Slow};
+use crate::model::{
+    EccLocation, FabricState, GpmRatios, Gpu, InstanceReading, Medium, MemoryUse, MigDevice, NvLinkPeers, PciBusId,
+    Slow,
+};
 
 const NOT_SUPPORTED: u32 = 3;
 const UNKNOWN: u32 = 999;
@@ -28,6 +31,9 @@ const THROTTLED: [(&str, u32); 5] = [
     ("hw_thermal_nanoseconds", 252),
     ("hw_power_brake_nanoseconds", 253),
 ];
+/// Where nobody works it says "not found", which is an answer and no refusal. So each GPU speaks for itself.
+const PROCESS_USE: &str = "nvmlDeviceGetProcessUtilization";
+
 /// An object that leaves out what is absent.
 #[derive(Default)]
 struct Object(Map<String, Value>);
@@ -48,8 +54,8 @@ impl Object {
 /// One data file. A call that nowhere succeeded is refused for the whole library, else for the GPUs that refused it.
 pub fn data_file(probe: &Probe) -> Value {
     let inventory = &probe.inventory;
-    let refused: BTreeMap<_, _> =
-        probe.calls.iter().filter_map(|(name, call)| Some((*name, call.refusal()?))).collect();
+    let asked = probe.calls.iter().filter(|(name, _)| **name != PROCESS_USE);
+    let refused: BTreeMap<_, _> = asked.filter_map(|(name, call)| Some((*name, call.refusal()?))).collect();
     let everywhere: BTreeSet<_> = refused.keys().copied().collect();
     let mut gpus: Vec<_> = inventory.gpus.values().collect();
     gpus.sort_by_key(|gpu| gpu.index);
@@ -80,6 +86,7 @@ pub fn data_file(probe: &Probe) -> Value {
 fn put_refusals(object: &mut Object, refused: &BTreeMap<&'static str, &'static str>) {
     // Said only for want of room: the question was how many there are.
     let refused = refused.iter().filter(|(_, code)| **code != "insufficient_size");
+    let refused = refused.filter(|(name, code)| (**name, **code) != (PROCESS_USE, "not_found"));
     let (missing, failing): (Vec<_>, Vec<_>) = refused.partition(|(_, code)| **code == "function_not_found");
     let missing: Vec<_> = missing.into_iter().map(|(name, _)| json!(name)).collect();
     let failing: Map<_, _> = failing
@@ -127,7 +134,7 @@ fn described(gpu: &Gpu, pass: &LastPass, refused: &BTreeMap<&'static str, &'stat
         put_medium(&mut object, &mut fields, medium);
     }
     if let Some(slow) = &pass.slow {
-        put_slow(&mut object, &mut fields, slow);
+        put_slow(&mut object, &mut fields, gpu, slow);
     }
     let instances = pass.medium.as_ref().map_or(&[][..], |medium| &medium.instances);
     object.put("fields", Some(fields.value())).put("mig", Some(mig(gpu, instances)));
@@ -215,7 +222,7 @@ fn gpm_metrics(ratios: &GpmRatios) -> Object {
     metrics
 }
 
-fn put_slow(object: &mut Object, fields: &mut Object, slow: &Slow) {
+fn put_slow(object: &mut Object, fields: &mut Object, gpu: &Gpu, slow: &Slow) {
     let banks = slow.row_remap_banks.iter().map(|(availability, banks)| ((*availability).to_owned(), json!(banks)));
     let rows = slow.row_remap.map(|rows| {
         let mut about = Object(banks.collect());
@@ -250,7 +257,7 @@ fn put_slow(object: &mut Object, fields: &mut Object, slow: &Slow) {
         .put("remapped_rows", Some(rows))
         .put("retired_pages", Some(retired))
         .put("pcie", Some(pcie))
-        .put("nvlink", Some(nvlink(fields, slow)))
+        .put("nvlink", Some(nvlink(fields, gpu, slow)))
         .put("fabric", Some(slow.fabric.as_ref().map(fabric)))
         .put("recovery_action", Some(slow.recovery_action));
 }
@@ -278,7 +285,7 @@ fn ecc(slow: &Slow) -> Value {
 }
 
 /// Sums over links: as the driver's own sum, or all on the first link.
-fn nvlink(fields: &mut Object, slow: &Slow) -> Value {
+fn nvlink(fields: &mut Object, gpu: &Gpu, slow: &Slow) -> Value {
     let nvlink = &slow.nvlink;
     let (active, inactive) = (nvlink.active_links.unwrap_or(0), nvlink.inactive_links.unwrap_or(0));
     if active == 0 {
@@ -320,7 +327,15 @@ fn nvlink(fields: &mut Object, slow: &Slow) -> Value {
         "links": active + inactive,
         "down": (active..active + inactive).collect::<Vec<_>>(),
         "version": if newer { 5 } else { 4 },
+        "remotes": gpu.nvlink_peers.as_ref().map(remotes).unwrap_or_default(),
     })
+}
+
+/// Which link leads where was not kept, only how many do: those to GPUs come first here. The others lead to a switch.
+fn remotes(peers: &NvLinkPeers) -> Map<String, Value> {
+    let links = peers.by_bus_id.iter().flat_map(|(bus_id, links)| (0..*links).map(move |_| bus_id));
+    let remote = |bus_id: &PciBusId| json!({ "device_type": 0, "pci_bus_id": long_bus_id(bus_id.as_str()) });
+    links.enumerate().map(|(link, bus_id)| (link.to_string(), remote(bus_id))).collect()
 }
 
 fn fabric(state: &FabricState) -> Value {
@@ -348,6 +363,7 @@ fn instance(gpu: &Gpu, device: &MigDevice, readings: &[InstanceReading]) -> Valu
     Object::default()
         .put("gpu_instance", Some(device.gpu_instance))
         .put("compute_instance", Some(device.compute_instance))
+        .put("index", Some(device.index))
         .put("uuid", Some(device.uuid.as_str()))
         .put("profile", Some(&*device.profile))
         .put("profile_id", device.profile_id)

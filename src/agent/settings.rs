@@ -45,7 +45,10 @@ pub struct Settings {
     pub hardware: HardwareSource,
     pub nvml: LibrarySearch,
     pub sample_interval: Duration,
+    /// Where the host's `/proc`, `/sys` and `/dev` are seen.
+    pub proc_root: PathBuf,
     pub sys_root: PathBuf,
+    pub dev_root: PathBuf,
     pub log_format: LogFormat,
     /// What the bundled device plugin offers; `None` while it is off.
     pub device_plugin: Option<Vec<plugin::ResourceConfig>>,
@@ -82,8 +85,12 @@ impl Settings {
             directory: self.device_plugin_directory.clone(),
             resources: self.device_plugin.clone()?,
             surroundings: plugin::Surroundings {
-                roots: plugin::paths::Roots { host: "/".into(), sys: self.sys_root.clone() },
-                proc: "/proc".into(),
+                roots: plugin::paths::Roots {
+                    host: "/".into(),
+                    dev: self.dev_root.clone(),
+                    sys: self.sys_root.clone(),
+                },
+                proc: self.proc_root.clone(),
                 cdi: plugin::cdi::DIRECTORIES.map(PathBuf::from).to_vec(),
             },
         })

@@ -78,7 +78,7 @@ pub fn join(relation: &Relation, allocatable: &Allocatable, inventory: &Inventor
     }
     let holdings = grips.into_iter().map(|(key, grip)| {
         let target = target_of(&key);
-        let holding = holding(&target, &grip, holders[&target], slots.count(&target), inventory);
+        let holding = holding(&target, &grip, holders[&target], slots, inventory);
         (key, holding)
     });
     Join {
@@ -109,15 +109,16 @@ fn target_of(key: &HoldingKey) -> Target {
     Target { gpu: key.gpu.clone(), mig: key.mig.clone() }
 }
 
-fn holding(target: &Target, grip: &Grip<'_>, holders: usize, slots: Option<usize>, inventory: &Inventory) -> Holding {
+fn holding(target: &Target, grip: &Grip<'_>, holders: usize, slots: &Slots, inventory: &Inventory) -> Holding {
     let mig = target.mig.as_ref().and_then(|mig| inventory.mig(mig));
     let whole = mig.map_or(1.0, |(gpu, mig)| gpu.slice_fraction(mig.slices));
-    let part = match (grip.replica, slots) {
+    let part = match (grip.replica, slots.count(target)) {
         (false, _) => Some((1, holders)),
         (true, Some(slots)) => Some((grip.ids.len(), slots.max(grip.ids.len()))),
         (true, None) => None,
     };
     let sharing = match (grip.replica || holders > 1, &target.mig) {
+        (true, _) if grip.replica && grip.resource.is_some_and(|resource| slots.mps.contains(resource)) => Sharing::Mps,
         (true, _) => Sharing::TimeSlicing,
         (false, Some(_)) => Sharing::Mig,
         (false, None) => Sharing::Exclusive,
@@ -191,11 +192,33 @@ fn resolve(form: &DeviceForm, inventory: &Inventory) -> Vec<Target> {
     }
 }
 
+/// The GPUs that some container holds, or a part of.
+#[must_use]
+pub fn held_gpus(relation: &Relation, inventory: &Inventory) -> BTreeSet<GpuUuid> {
+    let forms = relation.containers().flat_map(|container| {
+        let devices = container.devices.iter().map(|held| parse_device_id(held.id.as_str()));
+        let claims = container.claims.iter();
+        devices.chain(claims.map(|claim| parse_claim_device(&claim.driver, claim.device.as_str())))
+    });
+    forms.flat_map(|form| resolve(&form, inventory)).map(|target| target.gpu).collect()
+}
+
 /// How many slots each shared device has. The kubelet says so while the device is healthy; then it is remembered.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Slots(BTreeMap<Target, usize>);
+pub struct Slots {
+    counts: BTreeMap<Target, usize>,
+    mps: BTreeSet<ResourceName>,
+}
 
 impl Slots {
+    /// The resources whose slots are shared through MPS, as their own plugin says: ids do not tell. True when these are
+    /// others than before.
+    pub fn set_mps(&mut self, resources: BTreeSet<ResourceName>) -> bool {
+        let changed = self.mps != resources;
+        self.mps = resources;
+        changed
+    }
+
     /// Takes in what the kubelet offers now, and what is held of it.
     pub fn learn(&mut self, relation: &Relation, allocatable: &Allocatable, inventory: &Inventory) {
         let offered = allocatable.devices.values().flatten();
@@ -213,13 +236,13 @@ impl Slots {
         }
         // What is held alone does not tell how many slots there are.
         for (target, (ids, _)) in counts.into_iter().filter(|(_, (_, known))| *known) {
-            let count = self.0.entry(target).or_default();
+            let count = self.counts.entry(target).or_default();
             *count = (*count).max(ids.len());
         }
     }
 
     fn count(&self, target: &Target) -> Option<usize> {
-        self.0.get(target).copied()
+        self.counts.get(target).copied()
     }
 }
 
@@ -311,10 +334,12 @@ mod tests {
             memory_bytes: None,
             mig_enabled: Some(!mig_devices.is_empty()),
             mig_devices,
+            nvlink_peers: None,
             present: true,
         };
         let mig = |uuid: &str, gpu_instance, profile: &str, profile_id, placement_start, slices| MigDevice {
             uuid: uuid.into(),
+            index: placement_start,
             gpu_instance,
             compute_instance: 0,
             profile: profile.into(),
@@ -390,6 +415,22 @@ mod tests {
         let join = joined(containers, allocatable);
         assert_eq!(held(&join), expected);
         join
+    }
+
+    #[test]
+    fn slots_of_a_resource_whose_plugin_says_mps_are_shared_by_mps() {
+        let slot = format!("{A}::0");
+        let (shared, other) = (container("p", &[("x/mps", &slot)], &[]), container("q", &[("x/slices", &slot)], &[]));
+        let mut slots = Slots::default();
+        assert!(slots.set_mps(["x/mps".into()].into()) && !slots.set_mps(["x/mps".into()].into()));
+        let of = |container: &Container, slots: &Slots| {
+            let relation = relation(vec![container.clone()]);
+            let join = join(&relation, &Allocatable::default(), &inventory(), slots);
+            join.holdings.into_values().next().unwrap().sharing
+        };
+        assert_eq!((of(&shared, &slots), of(&other, &slots)), (Sharing::Mps, Sharing::TimeSlicing));
+        let whole = container("p", &[("x/mps", A)], &[]);
+        assert_eq!(of(&whole, &slots), Sharing::Exclusive);
     }
 
     #[test]

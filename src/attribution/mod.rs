@@ -9,6 +9,6 @@ mod ledger;
 mod settle;
 
 pub use device_id::{DeviceForm, parse_claim_device, parse_device_id};
-pub use join::{HoldingKey, Join, Slots, join};
+pub use join::{HoldingKey, Join, Slots, held_gpus, join};
 pub use ledger::{Ledger, Observation};
 pub use settle::Settle;

@@ -70,9 +70,15 @@ pub struct AgentArguments {
     /// Fast tier of device sampling [default: 1s].
     #[arg(long, env = "PODMETER_SAMPLE_INTERVAL", value_name = "DUR", value_parser = humantime::parse_duration)]
     pub sample_interval: Option<Duration>,
-    /// [default: /sys].
+    /// Where the host's `/proc` is seen [default: /proc].
+    #[arg(long, env = "PODMETER_PROC_ROOT", value_name = "DIR")]
+    pub proc_root: Option<PathBuf>,
+    /// Where the host's `/sys` is seen [default: /sys].
     #[arg(long, env = "PODMETER_SYS_ROOT", value_name = "DIR")]
     pub sys_root: Option<PathBuf>,
+    /// Where the host's `/dev` is seen; containers are still given the nodes of `/dev` [default: /dev].
+    #[arg(long, env = "PODMETER_DEV_ROOT", value_name = "DIR")]
+    pub dev_root: Option<PathBuf>,
     /// The bundled device plugin [default: on; off for simulated hardware].
     #[arg(long, env = "PODMETER_DEVICE_PLUGIN", value_enum, value_name = "on|off")]
     pub device_plugin: Option<Switch>,

@@ -24,7 +24,9 @@ struct ConfigFile {
     nvml_library: Option<PathBuf>,
     driver_root: Vec<PathBuf>,
     sample_interval: Option<Parsed<humantime::Duration>>,
+    proc_root: Option<PathBuf>,
     sys_root: Option<PathBuf>,
+    dev_root: Option<PathBuf>,
     device_plugin: DevicePlugin,
     admin_socket: Option<PathBuf>,
     retention: Option<Parsed<humantime::Duration>>,
@@ -128,7 +130,9 @@ pub fn complete(arguments: AgentArguments) -> Result<AgentArguments, ConfigFileE
         nvml_library: arguments.nvml_library.or(read.nvml_library),
         driver_root: or(arguments.driver_root, read.driver_root),
         sample_interval: duration(arguments.sample_interval, read.sample_interval),
+        proc_root: arguments.proc_root.or(read.proc_root),
         sys_root: arguments.sys_root.or(read.sys_root),
+        dev_root: arguments.dev_root.or(read.dev_root),
         device_plugin: arguments.device_plugin.or(switch),
         nvidia_config: arguments.nvidia_config,
         plugin_config,
@@ -166,13 +170,15 @@ mod tests {
     fn every_key_is_read() {
         let text = "listen: [\"127.0.0.1:1\", \"unix:/tmp/x.sock\"]\nnodeName: n\nkubeletRoot: /k\n\
                     podResourcesSocket: /p\ndevicePluginDir: /d\nrefreshInterval: 2s\nhardware: simulated\n\
-                    nvmlLibrary: /l\ndriverRoot: [/a, /b]\nsampleInterval: 500ms\nsysRoot: /s\nadminSocket: /x\n\
-                    retention: 1m 30s\nlogFormat: json\nlogLevel: debug\n";
+                    nvmlLibrary: /l\ndriverRoot: [/a, /b]\nsampleInterval: 500ms\nadminSocket: /x\n\
+                    procRoot: /host/proc\nsysRoot: /host/sys\ndevRoot: /host/dev\nretention: 1m 30s\nlogFormat: json\nlogLevel: debug\n";
         let file = parse(text).expect("parses");
         assert_eq!(file.listen.len(), 2);
         assert_eq!(file.retention.map(|parsed| *parsed.0), Some(Duration::from_secs(90)));
         assert_eq!(file.hardware, Some(HardwareSource::Simulated));
         assert_eq!(file.driver_root.len(), 2);
+        let roots = [file.proc_root, file.sys_root, file.dev_root].map(|root| root.expect("read"));
+        assert_eq!(roots, ["/host/proc", "/host/sys", "/host/dev"].map(PathBuf::from));
     }
 
     #[test]

@@ -63,7 +63,9 @@ pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
         hardware,
         nvml: library_search(arguments.nvml_library, arguments.driver_root),
         sample_interval: arguments.sample_interval.unwrap_or(Duration::from_secs(1)),
+        proc_root: arguments.proc_root.unwrap_or_else(|| "/proc".into()),
         sys_root: arguments.sys_root.unwrap_or_else(|| "/sys".into()),
+        dev_root: arguments.dev_root.unwrap_or_else(|| "/dev".into()),
         log_format: arguments.log_format.unwrap_or(LogFormat::Text),
         device_plugin,
         reloadable: Reloadable {
@@ -131,6 +133,20 @@ mod tests {
         assert_eq!(settings.reloadable.refresh_interval, Duration::from_secs(7));
         assert_eq!(settings.pod_resources_socket, Path::new("/k/pod-resources/kubelet.sock"));
         assert_eq!(settings.sample_interval, Duration::from_secs(1));
+    }
+
+    #[test]
+    fn the_hosts_directories_are_where_they_are_said_to_be() {
+        let usual = resolve(AgentArguments::default()).expect("valid");
+        assert_eq!([usual.proc_root, usual.sys_root, usual.dev_root], ["/proc", "/sys", "/dev"].map(PathBuf::from));
+        let arguments = AgentArguments {
+            proc_root: Some("/host/proc".into()),
+            dev_root: Some("/host/dev".into()),
+            ..AgentArguments::default()
+        };
+        let settings = resolve(arguments).expect("valid");
+        let seen = [settings.proc_root, settings.sys_root, settings.dev_root];
+        assert_eq!(seen, ["/host/proc", "/sys", "/host/dev"].map(PathBuf::from));
     }
 
     #[test]

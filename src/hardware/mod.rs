@@ -8,6 +8,7 @@ pub mod integrate;
 mod monotone;
 pub mod nvml;
 mod pci;
+mod process_work;
 mod record;
 mod rounds;
 mod settings;

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use super::monotone::Monotone;
+use super::process_work;
 use super::source::{Integrals, Pass, Verdict};
 use crate::model::{DeviceReadings, Fast, Medium, Monotonic, Slow, Stamped, Totals};
 
@@ -34,7 +35,7 @@ impl Record {
         }
         self.seen = true;
         self.totals.through = self.totals.through.max(at);
-        self.add(pass.integrals);
+        self.add(at, pass.integrals);
         if let Some(value) = pass.fast {
             self.fast = Some(Stamped { at, value });
         }
@@ -48,7 +49,10 @@ impl Record {
         }
     }
 
-    fn add(&mut self, integrals: Integrals) {
+    fn add(&mut self, at: Monotonic, integrals: Integrals) {
+        if let Some(worked) = integrals.process_sm_seconds {
+            process_work::add(self.totals.process_sm_seconds.get_or_insert_default(), at, worked);
+        }
         raise(&mut self.totals.busy_seconds, integrals.busy_seconds);
         raise(&mut self.totals.memory_busy_seconds, integrals.memory_busy_seconds);
         raise(&mut self.totals.energy_joules, integrals.energy_joules);

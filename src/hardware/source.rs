@@ -58,6 +58,8 @@ pub struct Integrals {
     pub engine_busy_seconds: Vec<(&'static str, f64)>,
     pub energy_joules: Option<f64>,
     pub uncovered_seconds: f64,
+    /// SM-seconds by pid, of those that worked. Empty: nobody did.
+    pub process_sm_seconds: Option<Vec<(u32, f64)>>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

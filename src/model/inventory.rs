@@ -42,14 +42,27 @@ pub struct Gpu {
     /// `None` where the GPU has no MIG.
     pub mig_enabled: Option<bool>,
     pub mig_devices: Vec<MigDevice>,
+    /// `None` where the driver does not say, as on a GPU without NVLink.
+    pub nvlink_peers: Option<NvLinkPeers>,
     /// False after the GPU was lost or left; its identity stays.
     pub present: bool,
+}
+
+/// Where the NVLinks of one GPU lead that are up, as this end tells it. The other end may tell otherwise.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct NvLinkPeers {
+    /// Links by the PCI bus id at their other end: another GPU, or something that does not say that it is a switch.
+    pub by_bus_id: BTreeMap<PciBusId, u32>,
+    /// Links into switches: they lead to every GPU of the switches, and to none in particular.
+    pub switch_links: u32,
 }
 
 /// One MIG device: a compute instance inside a GPU instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MigDevice {
     pub uuid: MigUuid,
+    /// The driver's place of it among the MIG devices of its GPU, from 0; places may be empty.
+    pub index: u32,
     pub gpu_instance: u32,
     pub compute_instance: u32,
     /// `1g.10gb`

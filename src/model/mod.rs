@@ -12,11 +12,11 @@ mod time;
 mod xid;
 
 pub use identity::{ContainerRef, DeviceId, GpuUuid, MigUuid, PciBusId, PodRef, ResourceName};
-pub use inventory::{DriverInfo, Gpu, Inventory, MigDevice, NodeDevices};
+pub use inventory::{DriverInfo, Gpu, Inventory, MigDevice, NodeDevices, NvLinkPeers};
 pub use plugin::{PluginResource, PluginState};
 pub use reading::{
-    Clocks, DeviceReadings, EccLocation, FabricState, Fast, GpmRatios, InstanceReading, Medium, MemoryUse, NvLink,
-    Pcie, RowRemap, Slow, Stamped, Totals,
+    Clocks, DeviceProcess, DeviceReadings, EccLocation, FabricState, Fast, GpmRatios, InstanceReading, Medium,
+    MemoryUse, NvLink, Pcie, ProcessSmSeconds, RowRemap, Slow, Stamped, Totals,
 };
 pub use relation::{Allocatable, ClaimDevice, Container, CpuSet, HeldDevice, MemoryBlock, Pod, Relation};
 pub use snapshot::{

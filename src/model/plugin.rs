@@ -36,6 +36,8 @@ pub struct PluginResource {
     /// Allocate calls by result: ok, unknown_device, unhealthy, not_allowed.
     pub allocations: BTreeMap<&'static str, u64>,
     pub allocate_durations: DurationHistogram,
+    /// Whether its shared devices are shared through NVIDIA's MPS control daemon, and not in time slices.
+    pub mps: bool,
     /// Whether the plugin is asked which devices it prefers.
     pub prefers: bool,
     pub preferred_durations: DurationHistogram,

@@ -36,6 +36,28 @@ pub struct Totals {
     pub energy_joules: Option<f64>,
     /// Time that neither samples nor the fallback cover.
     pub uncovered_seconds: f64,
+    /// By pid: how much each process has worked the SMs. `None` while the driver has not said, as on a partitioned GPU,
+    /// which never does; a process that is not named has not worked of late.
+    ///
+    /// These are weights, to be compared with each other, and no part of the device's busy seconds: processes run at the
+    /// same time, and the driver rounds to percent and leaves out what is little. A consumer keeps the map of its last
+    /// interval; what a process did since is `now.sm_seconds` less the kept `sm_seconds` where `began` is the same, else
+    /// all of it. A process goes from the map a minute after its last work, and earlier, the longest idle first, where
+    /// there are more than a thousand; if it works again it begins anew, with another `began`. A pid may by then be
+    /// another process: whoever joins it with a container compares the process's start with `began`.
+    #[serde(skip)]
+    pub process_sm_seconds: Option<BTreeMap<u32, ProcessSmSeconds>>,
+}
+
+/// The work of one process on one GPU since `began`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ProcessSmSeconds {
+    /// When its counting began, at zero.
+    pub began: Monotonic,
+    /// Share of the SMs' time, 0 to 1, integrated over time. Never falls.
+    pub sm_seconds: f64,
+    /// The pass that last saw it work.
+    pub last_active: Monotonic,
 }
 
 /// Read every second.
@@ -68,6 +90,23 @@ pub struct Medium {
     pub sm_active_cycles: Option<f64>,
     /// Physical GPU only, while it is partitioned.
     pub instances: Vec<InstanceReading>,
+    /// Who has a context on the GPU, working or not, by pid. Empty: nobody. `None`: the driver does not say.
+    #[serde(skip)]
+    pub processes: Option<Vec<DeviceProcess>>,
+}
+
+/// A process with a compute, graphics or MPS context on a GPU; on a partitioned GPU once for each MIG device it uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DeviceProcess {
+    /// As the driver numbers it: the host's where this process is in the host's pid namespace, perhaps another's where
+    /// it is not.
+    pub pid: u32,
+    /// `None` outside MIG.
+    pub gpu_instance: Option<u32>,
+    pub compute_instance: Option<u32>,
+    /// Device memory in use. The sum over processes is less than what the device says is used: contexts and the driver
+    /// take theirs. `None`: the driver does not say.
+    pub memory_bytes: Option<u64>,
 }
 
 /// GPM ratios, 0 to 1, over the time since the last medium pass.

@@ -40,7 +40,7 @@ fn gpus(nvidia: &NvidiaConfig, offer: &Offer, devices: &[&OfferedDevice], node: 
         answer.environment.insert(VISIBLE_DEVICES.to_owned(), NO_DEVICES.to_owned());
         return Ok(answer);
     }
-    let shared = devices.iter().any(|device| is_slot(device));
+    let shared = devices.iter().any(|device| device.is_slot());
     refuse_several_slots(nvidia, devices.len(), shared)?;
     let devices = each_hardware_once(devices);
 
@@ -81,10 +81,6 @@ fn gpus(nvidia: &NvidiaConfig, offer: &Offer, devices: &[&OfferedDevice], node: 
 
 fn is_cdi(strategy: DeviceListStrategy) -> bool {
     matches!(strategy, DeviceListStrategy::CdiAnnotations | DeviceListStrategy::CdiCri)
-}
-
-fn is_slot(device: &OfferedDevice) -> bool {
-    device.id.as_str().contains("::")
 }
 
 fn refuse_several_slots(nvidia: &NvidiaConfig, asked: usize, shared: bool) -> Result<(), Refusal> {
@@ -207,13 +203,15 @@ pub(super) fn device_nodes(hardware: &Hardware, node: &NodeFacts) -> Result<Vec<
     }
 }
 
+/// The daemon's directories, where its clients look for them: shared memory in the usual place.
 fn add_mps(answer: &mut Answer, nvidia: &NvidiaConfig, offer: &Offer) {
     let pipe = format!("{}/pipe", offer.resource);
-    answer.environment.insert("CUDA_MPS_PIPE_DIRECTORY".to_owned(), format!("/mps/{pipe}"));
-    for directory in [pipe.as_str(), "shm"] {
+    let inside = format!("/mps/{pipe}");
+    answer.environment.insert("CUDA_MPS_PIPE_DIRECTORY".to_owned(), inside.clone());
+    for (directory, container_path) in [(pipe.as_str(), inside), ("shm", "/dev/shm".to_owned())] {
         answer.mounts.push(Mount {
             host_path: nvidia.mps_root.join(directory).display().to_string(),
-            container_path: format!("/mps/{directory}"),
+            container_path,
             read_only: false,
         });
     }

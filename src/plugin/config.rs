@@ -180,7 +180,11 @@ pub enum OnConflict {
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct PreStartCheck {
     /// On every device given.
+    #[serde(default)]
     pub minimum_free_memory: Option<Bytes>,
+    /// No process on any device given, other than on those that are shared.
+    #[serde(default)]
+    pub no_processes: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]

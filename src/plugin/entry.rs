@@ -1,14 +1,16 @@
 //! One configured entry: what it offers now, and what its answers must know of the host.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::cdi::{self, Written};
+use super::mps;
 use super::paths::{self, Roots};
 use super::{
     Hardware, MigCapabilities, NodeFacts, NvidiaConfig, Offer, ResourceConfig, control_nodes, health, merge, offers,
 };
-use crate::model::{HardwareState, Inventory};
+use crate::model::{Gpu, GpuUuid, HardwareState, Inventory, PciBusId};
 use crate::preference::{PciGpu, Place, Topology};
 
 /// Where this process sees the host.
@@ -64,7 +66,11 @@ impl Entry {
             Hardware::Gpu { uuid: gpu, .. } | Hardware::Mig { gpu, .. } => verdicts.get(gpu).cloned().unwrap_or(Ok(())),
             Hardware::Nodes(_) | Hardware::Nothing => Ok(()),
         };
-        self.offers = merge(&self.offers, now.offers.into_iter().map(|offer| offer.judged(verdict)).collect());
+        let judged = now.offers.into_iter().map(|offer| offer.judged(verdict)).map(|offer| match &*self.config {
+            ResourceConfig::Nvidia(nvidia) => mps::judged(nvidia, &around.roots, offer),
+            ResourceConfig::Path(_) | ResourceConfig::Simulated(_) => offer,
+        });
+        self.offers = merge(&self.offers, judged.collect());
         for problem in now.problems.iter().filter(|problem| !self.said.contains(problem)) {
             tracing::warn!(resource = %self.config.name(), "{problem}");
         }
@@ -82,14 +88,22 @@ impl Entry {
         }
     }
 
+    /// Whether what it offers may change without a word from the hardware: it is then looked at every second.
+    pub fn needs_looking(&self) -> bool {
+        match &*self.config {
+            ResourceConfig::Path(_) => true,
+            ResourceConfig::Nvidia(nvidia) => nvidia.shares_through_mps(),
+            ResourceConfig::Simulated(_) => false,
+        }
+    }
+
     pub fn offers(&self) -> &[Offer] {
         &self.offers
     }
 
     fn node_facts(&self, nvidia: &NvidiaConfig, around: &Surroundings) -> NodeFacts {
-        let device_root = nvidia.device_root.strip_prefix("/").unwrap_or(&nvidia.device_root);
         NodeFacts {
-            control_nodes: control_nodes(&around.roots.host.join(device_root)),
+            control_nodes: control_nodes(&around.roots.inside(&nvidia.device_root.join("dev"))),
             mig_capabilities: MigCapabilities::read(&around.proc),
             cdi: if nvidia.uses_cdi() { cdi::find_vendor(&around.cdi, &self.offers) } else { None },
         }
@@ -122,10 +136,11 @@ impl Entry {
     }
 }
 
-/// From where the GPUs sit on the PCI bus. A GPU that sysfs does not have is without links.
+/// From where the GPUs sit on the PCI bus, and from the NVLinks between each two. A GPU that sysfs does not have is
+/// without links.
 fn topology(inventory: &Inventory, around: &Surroundings) -> Topology {
     let devices = around.roots.sys.join("bus/pci/devices");
-    let gpu = |gpu: &crate::model::Gpu| {
+    let gpu = |gpu: &Gpu| {
         let path = gpu.pci_bus_id.as_ref().and_then(|id| std::fs::canonicalize(devices.join(id.as_str())).ok());
         PciGpu {
             uuid: gpu.uuid.clone(),
@@ -134,5 +149,79 @@ fn topology(inventory: &Inventory, around: &Surroundings) -> Topology {
         }
     };
     let gpus: Vec<PciGpu> = inventory.gpus.values().map(gpu).collect();
-    Topology::from_pci(&gpus, &std::collections::BTreeMap::new())
+    Topology::from_pci(&gpus, &nv_links(inventory))
+}
+
+/// Links that lead straight to another GPU, as each end tells: (teller, other) → links. Those into switches count for no
+/// pair, as in NVIDIA's allocator (`GetNVLink` of go-gpuallocator compares remote bus ids with GPUs' alone): they make
+/// all pairs equal, and where the GPUs sit on the PCI bus decides.
+fn nv_links(inventory: &Inventory) -> BTreeMap<(GpuUuid, GpuUuid), u32> {
+    let by_bus_id: BTreeMap<&PciBusId, &GpuUuid> = inventory
+        .gpus
+        .values()
+        .filter(|gpu| gpu.present)
+        .filter_map(|gpu| Some((gpu.pci_bus_id.as_ref()?, &gpu.uuid)))
+        .collect();
+    let mut links = BTreeMap::new();
+    for gpu in inventory.gpus.values() {
+        for (bus_id, count) in gpu.nvlink_peers.iter().flat_map(|peers| &peers.by_bus_id) {
+            if let Some(other) = by_bus_id.get(bus_id) {
+                links.insert((gpu.uuid.clone(), (*other).clone()), *count);
+            }
+        }
+    }
+    links
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::NvLinkPeers;
+    use crate::plugin::tests::gpu;
+    use crate::preference::{Candidate, FallbackReason, Request, choose_gpus};
+
+    #[test]
+    fn gpus_with_nvlinks_between_them_are_given_together() {
+        let root = tempfile::tempdir().unwrap();
+        let devices = root.path().join("bus/pci/devices");
+        std::fs::create_dir_all(&devices).unwrap();
+        let place = |index: u32| format!("0000:{:02x}:00.0", 0x10 + index);
+        let linked = |pairs: &[(u32, u32)], switch_links| {
+            let gpu = |index| {
+                let others = pairs.iter().filter_map(|(one, other)| (*one == index).then_some(*other));
+                let by_bus_id = others.map(|other| (PciBusId::new(place(other)), 4)).collect();
+                let nvlink_peers = Some(NvLinkPeers { by_bus_id, switch_links });
+                Gpu { pci_bus_id: Some(PciBusId::new(place(index))), nvlink_peers, ..gpu(index, None) }
+            };
+            let gpus = (0..4).map(gpu).map(|gpu| (gpu.uuid.clone(), gpu)).collect();
+            Inventory { gpus, ..Inventory::default() }
+        };
+        for index in 0..4 {
+            let own = root.path().join(format!("pci0000:00/0000:00:0{index}.0/{}", place(index)));
+            std::fs::create_dir_all(&own).unwrap();
+            std::os::unix::fs::symlink(own, devices.join(place(index))).unwrap();
+        }
+        let around = Surroundings {
+            roots: Roots { host: "/".into(), dev: "/dev".into(), sys: root.path().to_owned() },
+            proc: "/nonexistent".into(),
+            cdi: vec![],
+        };
+        let two = |inventory: &Inventory| {
+            let topology = topology(inventory, &around);
+            let candidate = |gpu: &Gpu| Candidate { id: gpu.uuid.as_str().into(), gpu: gpu.uuid.clone() };
+            let available = inventory.gpus.values().map(candidate).collect();
+            let choice =
+                choose_gpus(&Request { available, must_include: vec![], size: 2 }, &topology, &BTreeMap::new());
+            let index = |id: &crate::model::DeviceId| inventory.gpus[&GpuUuid::from(id.as_str())].index;
+            (choice.ids.iter().map(index).collect::<Vec<_>>(), choice.fallback.map(FallbackReason::as_str))
+        };
+        let both_ends = linked(&[(0, 2), (2, 0), (1, 3), (3, 1)], 0);
+        assert_eq!(two(&both_ends), (vec![0, 2], None));
+        assert_eq!(two(&linked(&[], 18)), (vec![0, 1], None), "links into switches tell no pair from another");
+        let one_end = linked(&[(0, 2)], 0);
+        assert_eq!(two(&one_end).1, Some("links_asymmetric"));
+        let mut gone = both_ends;
+        gone.gpus.values_mut().find(|gpu| gpu.index == 2).unwrap().present = false;
+        assert_eq!(nv_links(&gone).len(), 3, "nobody is linked to a GPU that has left");
+    }
 }

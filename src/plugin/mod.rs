@@ -13,6 +13,7 @@ mod doubt;
 mod entry;
 mod health;
 mod lifecycle;
+mod mps;
 mod node;
 mod nvidia_config;
 mod offer;

@@ -23,10 +23,10 @@ pub struct NodeFacts {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MigCapabilities(pub BTreeMap<(u32, u32, Option<u32>), u32>);
 
-/// `device_root` is where this process sees the root that has NVIDIA's nodes in its `dev`.
+/// `dev` is where this process sees the directory of NVIDIA's nodes.
 #[must_use]
-pub fn control_nodes(device_root: &Path) -> Vec<String> {
-    let there = |name: &&str| device_root.join("dev").join(name).exists();
+pub fn control_nodes(dev: &Path) -> Vec<String> {
+    let there = |name: &&str| dev.join(name).exists();
     CONTROL_NODES.into_iter().filter(there).map(|name| format!("/dev/{name}")).collect()
 }
 
@@ -107,9 +107,8 @@ mod tests {
     #[test]
     fn only_control_nodes_that_are_there_are_named() {
         let root = tempfile::tempdir().unwrap();
-        fs::create_dir(root.path().join("dev")).unwrap();
         for name in ["nvidiactl", "nvidia-uvm", "nvidia0"] {
-            fs::write(root.path().join("dev").join(name), "").unwrap();
+            fs::write(root.path().join(name), "").unwrap();
         }
         assert_eq!(control_nodes(root.path()), ["/dev/nvidiactl", "/dev/nvidia-uvm"]);
     }

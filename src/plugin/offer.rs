@@ -21,6 +21,14 @@ pub struct OfferedDevice {
     pub hardware: Hardware,
 }
 
+impl OfferedDevice {
+    /// One of several slots of the same hardware.
+    #[must_use]
+    pub fn is_slot(&self) -> bool {
+        self.id.as_str().contains("::")
+    }
+}
+
 /// What is behind an id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hardware {
@@ -33,6 +41,7 @@ pub enum Hardware {
         uuid: MigUuid,
         gpu: GpuUuid,
         gpu_index: u32,
+        /// The driver's place of it on its GPU, as `nvidia-ctk` numbers it.
         index: u32,
         minor: Option<u32>,
         gpu_instance: u32,

@@ -97,7 +97,7 @@ impl Offer {
 
 type Named = (ResourceName, OfferedDevice);
 /// A GPU, and which MIG device on it, or the whole of it.
-type Member<'i> = (&'i Gpu, Option<(u32, &'i MigDevice)>);
+type Member<'i> = (&'i Gpu, Option<&'i MigDevice>);
 
 fn whole_gpus(nvidia: &NvidiaConfig, inventory: &Inventory, which: impl Fn(&Gpu) -> bool) -> Vec<Named> {
     let gpus = inventory.gpus.values().filter(|gpu| which(gpu));
@@ -108,9 +108,9 @@ fn of_every_layout(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut 
     let mut devices = whole_gpus(nvidia, inventory, |gpu| !has_mig(gpu));
     for gpu in inventory.gpus.values().filter(|gpu| has_mig(gpu)) {
         note_bare(gpu, problems);
-        for (place, mig) in (0..).zip(&gpu.mig_devices) {
+        for mig in &gpu.mig_devices {
             match mixed_name(nvidia, mig) {
-                Ok(name) => devices.push((name, instance(gpu, place, mig))),
+                Ok(name) => devices.push((name, instance(gpu, mig))),
                 Err(reason) => problems.push(format!("{} is not offered: {reason}", mig.uuid)),
             }
         }
@@ -126,8 +126,8 @@ fn of_one_layout(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Ve
     for gpu in inventory.gpus.values() {
         if has_mig(gpu) {
             note_bare(gpu, problems);
-            for (place, mig) in (0..).zip(&gpu.mig_devices) {
-                layouts.entry(&mig.profile).or_default().push((gpu, Some((place, mig))));
+            for mig in &gpu.mig_devices {
+                layouts.entry(&mig.profile).or_default().push((gpu, Some(mig)));
             }
         } else {
             layouts.entry("a whole GPU").or_default().push((gpu, None));
@@ -143,7 +143,7 @@ fn of_one_layout(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Ve
     for (layout, members) in &layouts {
         if Some(*layout) != chosen {
             let names: Vec<&str> =
-                members.iter().map(|(gpu, mig)| mig.map_or(gpu.uuid.as_str(), |(_, mig)| mig.uuid.as_str())).collect();
+                members.iter().map(|(gpu, mig)| mig.map_or(gpu.uuid.as_str(), |mig| mig.uuid.as_str())).collect();
             problems.push(format!(
                 "migStrategy single offers devices of one kind, here {}: not offered are {} ({layout}); make the layouts \
                  equal or set migStrategy mixed",
@@ -154,10 +154,10 @@ fn of_one_layout(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Ve
         }
         for (gpu, mig) in members {
             devices.push(match mig {
-                Some((place, mig)) => {
+                Some(mig) => {
                     let named = nvidia.names.mig.iter().find(|name| fits(&name.pattern, &mig.profile));
                     let name = named.map_or_else(|| nvidia.name.clone(), |named| named.name.clone());
-                    (name, instance(gpu, *place, mig))
+                    (name, instance(gpu, mig))
                 }
                 None => (gpu_name(nvidia, gpu), whole(gpu)),
             });
@@ -202,7 +202,7 @@ fn whole(gpu: &Gpu) -> OfferedDevice {
     }
 }
 
-fn instance(gpu: &Gpu, place: u32, mig: &MigDevice) -> OfferedDevice {
+fn instance(gpu: &Gpu, mig: &MigDevice) -> OfferedDevice {
     OfferedDevice {
         id: DeviceId::new(mig.uuid.to_shared()),
         numa_nodes: gpu.numa_node.map(i64::from).into_iter().collect(),
@@ -211,7 +211,7 @@ fn instance(gpu: &Gpu, place: u32, mig: &MigDevice) -> OfferedDevice {
             uuid: mig.uuid.clone(),
             gpu: gpu.uuid.clone(),
             gpu_index: gpu.index,
-            index: place,
+            index: mig.index,
             minor: gpu.minor,
             gpu_instance: mig.gpu_instance,
             compute_instance: mig.compute_instance,

@@ -28,9 +28,21 @@ pub struct Found {
 /// Where this process sees the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Roots {
-    /// The root that `/dev/…` is looked up in: `/`, or where the host's is mounted.
+    /// For all but `/dev`: `/`, since what is mounted of the host has its own path here.
     pub host: PathBuf,
+    /// The host's `/dev`.
+    pub dev: PathBuf,
     pub sys: PathBuf,
+}
+
+impl Roots {
+    /// Where a path of the host is seen from here.
+    pub(super) fn inside(&self, path: &Path) -> PathBuf {
+        match path.strip_prefix("/dev") {
+            Ok(rest) => self.dev.join(rest),
+            Err(_) => self.host.join(path.strip_prefix("/").unwrap_or(path)),
+        }
+    }
 }
 
 /// What is there now, sorted by id. What is missing or is no device node is left out.
@@ -46,7 +58,7 @@ pub fn find(config: &PathConfig, roots: &Roots) -> Vec<Found> {
 }
 
 fn find_where(config: &PathConfig, roots: &Roots, is_device: fn(&fs::Metadata) -> bool) -> Vec<Found> {
-    let node = |path: &str| Node::open(&roots.host, path, is_device);
+    let node = |path: &str| Node::open(roots, path, is_device);
     let mut found: BTreeMap<DeviceId, Found> = BTreeMap::new();
     let mut offer = |id: String, nodes: Vec<DeviceNode>, opened: &[Node]| {
         let id = DeviceId::new(id);
@@ -59,7 +71,7 @@ fn find_where(config: &PathConfig, roots: &Roots, is_device: fn(&fs::Metadata) -
         let mut opened = vec![];
         let mut complete = true;
         for member in &group.paths {
-            let there: Vec<Node> = expand(&roots.host, &member.path).iter().filter_map(|path| node(path)).collect();
+            let there: Vec<Node> = expand(roots, &member.path).iter().filter_map(|path| node(path)).collect();
             complete &= member.optional || !there.is_empty();
             for node in there {
                 let permissions = member.permissions.as_deref().unwrap_or(&config.permissions);
@@ -72,7 +84,7 @@ fn find_where(config: &PathConfig, roots: &Roots, is_device: fn(&fs::Metadata) -
         }
     }
 
-    let named: BTreeSet<String> = config.paths.iter().flat_map(|pattern| expand(&roots.host, pattern)).collect();
+    let named: BTreeSet<String> = config.paths.iter().flat_map(|pattern| expand(roots, pattern)).collect();
     let mut by_target: BTreeMap<PathBuf, Node> = BTreeMap::new();
     for node in named.iter().filter_map(|path| node(path)) {
         let own_name = node.target == Path::new(&node.name);
@@ -97,9 +109,9 @@ struct Node {
 }
 
 impl Node {
-    fn open(host: &Path, name: &str, is_device: fn(&fs::Metadata) -> bool) -> Option<Self> {
-        let target = resolve(host, Path::new(name))?;
-        let metadata = fs::symlink_metadata(inside(host, &target)).ok()?;
+    fn open(roots: &Roots, name: &str, is_device: fn(&fs::Metadata) -> bool) -> Option<Self> {
+        let target = resolve(roots, Path::new(name))?;
+        let metadata = fs::symlink_metadata(roots.inside(&target)).ok()?;
         is_device(&metadata).then(|| Self {
             name: name.to_owned(),
             number: metadata.rdev(),
@@ -137,11 +149,11 @@ fn id(path: &str) -> String {
 }
 
 /// The paths that fit a pattern, sorted. A path without wildcards is itself, there or not.
-fn expand(host: &Path, pattern: &str) -> Vec<String> {
+fn expand(roots: &Roots, pattern: &str) -> Vec<String> {
     let mut paths = vec![String::new()];
     for part in pattern.split('/').filter(|part| !part.is_empty()) {
         if has_wildcards(part) {
-            paths = paths.iter().flat_map(|directory| fitting(host, directory, part)).collect();
+            paths = paths.iter().flat_map(|directory| fitting(roots, directory, part)).collect();
         } else {
             for path in &mut paths {
                 path.push('/');
@@ -154,21 +166,17 @@ fn expand(host: &Path, pattern: &str) -> Vec<String> {
     paths
 }
 
-fn fitting(host: &Path, directory: &str, part: &str) -> Vec<String> {
-    let Some(target) = resolve(host, Path::new(directory)) else { return vec![] };
-    let Ok(entries) = fs::read_dir(inside(host, &target)) else { return vec![] };
+fn fitting(roots: &Roots, directory: &str, part: &str) -> Vec<String> {
+    let Some(target) = resolve(roots, Path::new(directory)) else { return vec![] };
+    let Ok(entries) = fs::read_dir(roots.inside(&target)) else { return vec![] };
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     // As a shell: a leading dot must be spelt out.
     let visible = |name: &String| part.starts_with('.') || !name.starts_with('.');
     names.filter(|name| visible(name) && fits(part, name)).map(|name| format!("{directory}/{name}")).collect()
 }
 
-fn inside(host: &Path, path: &Path) -> PathBuf {
-    host.join(path.strip_prefix("/").unwrap_or(path))
-}
-
-/// `path` without symbolic links, each followed as if `host` were the root. `None`: something on the way is missing.
-fn resolve(host: &Path, path: &Path) -> Option<PathBuf> {
+/// `path` without symbolic links, each followed as the host does. `None`: something on the way is missing.
+fn resolve(roots: &Roots, path: &Path) -> Option<PathBuf> {
     let mut resolved = PathBuf::from("/");
     let mut rest: Vec<PathBuf> = vec![path.to_owned()];
     let mut links = 0;
@@ -184,7 +192,7 @@ fn resolve(host: &Path, path: &Path) -> Option<PathBuf> {
             }
             Component::Normal(name) => {
                 let candidate = resolved.join(name);
-                let metadata = fs::symlink_metadata(inside(host, &candidate)).ok()?;
+                let metadata = fs::symlink_metadata(roots.inside(&candidate)).ok()?;
                 if !metadata.is_symlink() {
                     resolved = candidate;
                     continue;
@@ -193,7 +201,7 @@ fn resolve(host: &Path, path: &Path) -> Option<PathBuf> {
                 if links > MOST_LINKS {
                     return None;
                 }
-                rest.push(fs::read_link(inside(host, &candidate)).ok()?);
+                rest.push(fs::read_link(roots.inside(&candidate)).ok()?);
             }
         }
     }
@@ -240,12 +248,13 @@ mod tests {
     /// A host whose nodes are plain files: making real ones takes privileges.
     fn host(nodes: &[&str]) -> (tempfile::TempDir, Roots) {
         let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        let roots = Roots { host: root.join("root"), dev: root.join("dev"), sys: root.join("sys") };
         for node in nodes {
-            let path = inside(directory.path(), Path::new(node));
+            let path = roots.inside(Path::new(node));
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "").unwrap();
         }
-        let roots = Roots { host: directory.path().to_owned(), sys: directory.path().join("sys") };
         (directory, roots)
     }
 
@@ -297,6 +306,19 @@ mod tests {
     }
 
     #[test]
+    fn the_hosts_nodes_may_be_seen_elsewhere() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots { host: "/".into(), dev: root.path().join("host-dev"), sys: root.path().join("sys") };
+        fs::create_dir_all(roots.dev.join("dri")).unwrap();
+        fs::write(roots.dev.join("dri/card0"), "").unwrap();
+        symlink("/dev/dri/card0", roots.dev.join("card")).unwrap();
+        let of_host = ("/dev/dri/card0".to_owned(), "/dev/card".to_owned());
+        assert_eq!(found(&config(&["/dev/card"]), &roots), [("card".to_owned(), vec![of_host])]);
+        assert_eq!(found(&config(&["/dev/dri/*"]), &roots), [same("dri/card0", "/dev/dri/card0")]);
+        assert_eq!(roots.inside(Path::new("/devices/x")), Path::new("/devices/x"));
+    }
+
+    #[test]
     fn a_group_is_one_device_and_needs_all_that_is_not_optional() {
         let (directory, roots) =
             host(&["/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs0", "/dev/infiniband/uverbs1"]);
@@ -326,7 +348,7 @@ mod tests {
 
     #[test]
     fn only_device_nodes_are_devices() {
-        let here = Roots { host: "/".into(), sys: "/nonexistent".into() };
+        let here = Roots { host: "/".into(), dev: "/dev".into(), sys: "/nonexistent".into() };
         let ids =
             |pattern: &str| find(&config(&[pattern]), &here).into_iter().map(|found| found.id).collect::<Vec<_>>();
         assert_eq!(ids("/dev/nul[l]"), ["null".into()]);

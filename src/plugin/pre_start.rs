@@ -1,7 +1,7 @@
 //! The check before a container starts, from what was published last: no call waits for a driver.
 
 use super::{Hardware, Offer, PreStartCheck};
-use crate::model::{DeviceId, HardwareState, MemoryUse};
+use crate::model::{DeviceId, DeviceProcess, HardwareState, MemoryUse};
 
 /// `Err` with the `result` label and the reason that the kubelet passes on to the pod.
 pub fn check(
@@ -18,6 +18,16 @@ pub fn check(
         if let Err(reason) = &device.health {
             return Err(("unhealthy", format!("device {id} is unhealthy: {reason}")));
         }
+        if rules.no_processes
+            && !device.is_slot()
+            && let Some(pid) = processes(&device.hardware, hardware).next()
+        {
+            let reason = format!(
+                "device {id} is used by process {pid}, and preStartCheck.noProcesses wants none: a container that ended has \
+                 left it behind, or somebody runs it beside the kubelet"
+            );
+            return Err(("processes_left", reason));
+        }
         let wanted = rules.minimum_free_memory.map_or(0, |bytes| bytes.0);
         // What nobody says is no reason to keep a container from starting.
         let Some(memory) = memory(&device.hardware, hardware) else { continue };
@@ -31,6 +41,23 @@ pub fn check(
         }
     }
     Ok(())
+}
+
+/// On the GPU, or on the MIG device of it. Nobody where the driver does not say.
+fn processes(behind: &Hardware, hardware: &HardwareState) -> impl Iterator<Item = u32> {
+    let (gpu, instance) = match behind {
+        Hardware::Gpu { uuid, .. } => (Some(uuid), None),
+        Hardware::Mig { gpu, gpu_instance, compute_instance, .. } => {
+            (Some(gpu), Some((Some(*gpu_instance), Some(*compute_instance))))
+        }
+        Hardware::Nodes(_) | Hardware::Nothing => (None, None),
+    };
+    let medium = gpu.and_then(|gpu| hardware.readings.get(gpu)?.medium.as_ref());
+    let all = medium.and_then(|medium| medium.value.processes.as_ref()).into_iter().flatten();
+    let here = move |process: &&DeviceProcess| {
+        instance.is_none_or(|instance| instance == (process.gpu_instance, process.compute_instance))
+    };
+    all.filter(here).map(|process| process.pid)
 }
 
 fn memory(behind: &Hardware, hardware: &HardwareState) -> Option<MemoryUse> {
@@ -70,7 +97,7 @@ mod tests {
         let mut hardware = HardwareState::default();
         hardware.readings.insert("GPU-a".into(), Arc::new(readings));
         let result = |id: &str, wanted| {
-            let rules = PreStartCheck { minimum_free_memory: Some(Bytes(wanted)) };
+            let rules = PreStartCheck { minimum_free_memory: Some(Bytes(wanted)), no_processes: false };
             check(&rules, &offer, &hardware, &[id.into()]).map_err(|(result, _)| result)
         };
         assert_eq!(result("GPU-a", 10), Ok(()));
@@ -78,5 +105,45 @@ mod tests {
         assert_eq!(result("GPU-b", 0), Err("unhealthy"));
         assert_eq!(result("GPU-c", 11), Ok(()), "nobody says how much it has");
         assert_eq!(result("GPU-d", 0), Err("unknown_device"));
+    }
+
+    #[test]
+    fn what_is_left_on_a_device_keeps_it_from_the_next() {
+        let device =
+            |id: &str, hardware| OfferedDevice { id: id.into(), numa_nodes: BTreeSet::new(), health: Ok(()), hardware };
+        let whole = || Hardware::Gpu { uuid: "GPU-a".into(), index: 0, minor: None };
+        let mig = |gpu_instance| Hardware::Mig {
+            uuid: format!("MIG-{gpu_instance}").as_str().into(),
+            gpu: "GPU-a".into(),
+            gpu_index: 0,
+            index: 0,
+            minor: None,
+            gpu_instance,
+            compute_instance: 0,
+        };
+        let devices = vec![
+            device("GPU-a", whole()),
+            device("GPU-a::0", whole()),
+            device("MIG-1", mig(1)),
+            device("MIG-2", mig(2)),
+            device("GPU-b", Hardware::Gpu { uuid: "GPU-b".into(), index: 1, minor: None }),
+        ];
+        let offer = Offer { resource: "nvidia.com/gpu".into(), devices };
+        let left = DeviceProcess { pid: 7, gpu_instance: Some(2), compute_instance: Some(0), memory_bytes: None };
+        let value = Medium { processes: Some(vec![left]), ..Medium::default() };
+        let medium = Some(Stamped { at: Monotonic::default(), value });
+        let mut hardware = HardwareState::default();
+        hardware.readings.insert("GPU-a".into(), Arc::new(DeviceReadings { medium, ..DeviceReadings::default() }));
+        let result = |no_processes, id: &str| {
+            let rules = PreStartCheck { minimum_free_memory: None, no_processes };
+            check(&rules, &offer, &hardware, &[id.into()])
+        };
+        let (label, reason) = result(true, "GPU-a").unwrap_err();
+        assert!(label == "processes_left" && reason.contains("process 7"), "{reason}");
+        assert!(result(true, "MIG-2").is_err());
+        for id in ["GPU-a::0", "MIG-1", "GPU-b"] {
+            assert_eq!(result(true, id), Ok(()), "{id}");
+        }
+        assert_eq!(result(false, "GPU-a"), Ok(()));
     }
 }

@@ -1,9 +1,11 @@
 //! From the kubelet's question to the preference room's, and what is known of each GPU's condition.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::{Hardware, NvidiaConfig, Offer, Preferred};
-use crate::model::{DeviceId, DeviceReadings, GpuUuid, HardwareState};
+use crate::attribution::held_gpus;
+use crate::model::{DeviceId, DeviceReadings, GpuUuid, HardwareState, Relation};
 use crate::preference::{
     Candidate, Choice, Condition, FallbackReason, Request, SlotPolicy, Topology, choose_gpus, choose_slots,
 };
@@ -24,16 +26,21 @@ pub fn prefer(
     offer: &Offer,
     topology: &Topology,
     hardware: &HardwareState,
+    relation: Option<&Relation>,
     question: Question,
 ) -> Choice {
     let gpus: BTreeMap<&DeviceId, &GpuUuid> =
         offer.devices.iter().filter_map(|device| Some((&device.id, gpu(&device.hardware)?))).collect();
     let candidate = |id: &DeviceId| Some(Candidate { id: id.clone(), gpu: (*gpus.get(id)?).clone() });
-    let Some(available) = question.available.iter().map(candidate).collect() else {
+    let Some(available) = question.available.iter().map(candidate).collect::<Option<Vec<_>>>() else {
         return Choice { ids: vec![], fallback: Some(FallbackReason::UnknownGpu) };
     };
+    let foreign = foreign(&available, hardware, relation);
     let request = Request { available, must_include: question.must_include, size: question.size };
-    let conditions = hardware.readings.iter().map(|(gpu, readings)| (gpu.clone(), condition(readings))).collect();
+    let condition = |(gpu, readings): (&GpuUuid, &Arc<DeviceReadings>)| {
+        (gpu.clone(), Condition { foreign_processes: foreign.contains(gpu), ..condition(readings) })
+    };
+    let conditions = hardware.readings.iter().map(condition).collect();
     let is_whole = gpus.values().collect::<BTreeSet<_>>().len() == gpus.len();
     if is_whole {
         return choose_gpus(&request, topology, &conditions);
@@ -56,6 +63,23 @@ fn gpu(hardware: &Hardware) -> Option<&GpuUuid> {
     }
 }
 
+/// GPUs with processes that no container accounts for: what an ended one left behind, or somebody beside the kubelet.
+/// Nobody is foreign while it is not known who holds what.
+fn foreign(available: &[Candidate], hardware: &HardwareState, relation: Option<&Relation>) -> BTreeSet<GpuUuid> {
+    let Some(relation) = relation else { return BTreeSet::new() };
+    let in_use = |gpu: &&GpuUuid| {
+        let readings = hardware.readings.get(*gpu).and_then(|readings| readings.medium.as_ref());
+        readings.and_then(|medium| medium.value.processes.as_ref()).is_some_and(|processes| !processes.is_empty())
+    };
+    let in_use: BTreeSet<&GpuUuid> = available.iter().map(|candidate| &candidate.gpu).filter(in_use).collect();
+    if in_use.is_empty() {
+        return BTreeSet::new();
+    }
+    let held = held_gpus(relation, &hardware.inventory);
+    in_use.into_iter().filter(|gpu| !held.contains(*gpu)).cloned().collect()
+}
+
+/// Of the GPU by itself; who holds it is another question.
 fn condition(readings: &DeviceReadings) -> Condition {
     let medium = readings.medium.as_ref().map(|medium| &medium.value);
     let active = |event: &&str| medium.is_some_and(|medium| medium.clock_events.get(*event) == Some(&true));
@@ -70,10 +94,11 @@ fn condition(readings: &DeviceReadings) -> Condition {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
-    use crate::model::{Fast, Medium, Monotonic, Stamped};
+    use crate::model::{
+        Container, ContainerRef, CpuSet, DeviceProcess, Fast, HeldDevice, Inventory, Medium, Monotonic, Pod, PodRef,
+        Stamped,
+    };
     use crate::plugin::OfferedDevice;
     use crate::preference::Place;
 
@@ -89,12 +114,16 @@ mod tests {
     }
 
     fn chosen(slots: usize, size: usize, hardware: &HardwareState) -> Vec<String> {
+        chosen_beside(None, slots, size, hardware)
+    }
+
+    fn chosen_beside(relation: Option<&Relation>, slots: usize, size: usize, hardware: &HardwareState) -> Vec<String> {
         let offer = offer(slots);
         let available = offer.devices.iter().map(|device| device.id.clone()).collect();
         let place = |gpu| (GpuUuid::new(format!("GPU-{gpu}")), Place { index: gpu, numa_node: None });
         let topology = Topology::new((0..3).map(place).collect());
         let question = Question { available, must_include: vec![], size };
-        let choice = prefer(&NvidiaConfig::default(), &offer, &topology, hardware, question);
+        let choice = prefer(&NvidiaConfig::default(), &offer, &topology, hardware, relation, question);
         choice.ids.iter().map(ToString::to_string).collect()
     }
 
@@ -114,6 +143,57 @@ mod tests {
         }
         assert_eq!(chosen(1, 1, &hardware), ["GPU-2"]);
         assert_eq!(chosen(1, 2, &hardware), ["GPU-1", "GPU-2"]);
+    }
+
+    #[test]
+    fn a_gpu_with_processes_of_no_container_comes_last() {
+        let whole = |index: u32| crate::plugin::tests::gpu(index, None);
+        let uuids: Vec<GpuUuid> = (0..2).map(|index| whole(index).uuid).collect();
+        let device = |index: u32| OfferedDevice {
+            id: uuids[index as usize].as_str().into(),
+            numa_nodes: BTreeSet::new(),
+            health: Ok(()),
+            hardware: Hardware::Gpu { uuid: uuids[index as usize].clone(), index, minor: None },
+        };
+        let offer = Offer { resource: "nvidia.com/gpu".into(), devices: (0..2).map(device).collect() };
+        let place = |index: u32| (uuids[index as usize].clone(), Place { index, numa_node: None });
+        let topology = Topology::new((0..2).map(place).collect());
+        let process = DeviceProcess { pid: 1, gpu_instance: None, compute_instance: None, memory_bytes: None };
+        let reading = |processes| {
+            let value = Medium { processes, ..Medium::default() };
+            let medium = Some(Stamped { at: Monotonic::default(), value });
+            Arc::new(DeviceReadings { medium, ..DeviceReadings::default() })
+        };
+        let readings = [reading(Some(vec![process])), reading(Some(vec![]))];
+        let gpus = (0..2).map(|index| (uuids[index as usize].clone(), whole(index))).collect();
+        let hardware = HardwareState {
+            inventory: Arc::new(Inventory { gpus, ..Inventory::default() }),
+            readings: uuids.iter().cloned().zip(readings).collect(),
+            ..HardwareState::default()
+        };
+        let held = |id: &str| HeldDevice { resource: "a/b".into(), id: id.into(), numa_nodes: BTreeSet::new() };
+        let relation = |devices: Vec<HeldDevice>| Relation {
+            pods: vec![Pod {
+                reference: PodRef::new("n", "p"),
+                containers: vec![Container {
+                    reference: ContainerRef::new("n", "p", "c"),
+                    devices,
+                    claims: vec![],
+                    exclusive_cpus: CpuSet::default(),
+                    memory: vec![],
+                }],
+                exclusive_cpus: CpuSet::default(),
+                memory: vec![],
+            }],
+        };
+        let first = |relation: Option<&Relation>| {
+            let available = offer.devices.iter().map(|device| device.id.clone()).collect();
+            let question = Question { available, must_include: vec![], size: 1 };
+            prefer(&NvidiaConfig::default(), &offer, &topology, &hardware, relation, question).ids[0].to_string()
+        };
+        assert_eq!(first(Some(&relation(vec![]))), uuids[1].as_str(), "nobody holds the first, and yet it is in use");
+        assert_eq!(first(Some(&relation(vec![held(&format!("{}::3", uuids[0]))]))), uuids[0].as_str());
+        assert_eq!(first(None), uuids[0].as_str(), "who holds what is not known");
     }
 
     #[test]

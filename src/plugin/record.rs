@@ -10,7 +10,7 @@ use crate::model::{Moment, PluginResource, PluginState, ResourceName};
 
 /// Results that a counter has from the beginning.
 const RESULTS: [&str; 4] = ["ok", "unknown_device", "unhealthy", "not_allowed"];
-const PRE_START_RESULTS: [&str; 4] = ["ok", "unknown_device", "unhealthy", "memory_in_use"];
+const PRE_START_RESULTS: [&str; 5] = ["ok", "unknown_device", "unhealthy", "memory_in_use", "processes_left"];
 
 /// Keeps the published state of one resource.
 #[derive(Clone, Debug)]
@@ -25,13 +25,14 @@ impl Record {
         Self { resource, clock, publish }
     }
 
-    pub fn begin(&self, prefers: bool, checks_before_start: bool) {
+    pub fn begin(&self, prefers: bool, checks_before_start: bool, mps: bool) {
         let zero = |names: &[&'static str]| names.iter().map(|name| (*name, 0)).collect();
         self.change(|state, now| {
             state.created = now.unix;
             state.unregistered_since = Some(now.monotonic);
             state.allocations = zero(&RESULTS);
             state.prefers = prefers;
+            state.mps = mps;
             if checks_before_start {
                 state.pre_starts = zero(&PRE_START_RESULTS);
             }

@@ -15,8 +15,8 @@ use super::{Offer, OfferedDevice, ResourceConfig};
 use crate::clock::Clock;
 use crate::model::{DeviceId, HardwareState, KubeletState, PluginState, ResourceName};
 
-/// Device nodes come and go without telling anybody.
-const PATHS_INTERVAL: Duration = Duration::from_secs(1);
+/// Device nodes, and other daemons, come and go without telling anybody.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -76,7 +76,7 @@ impl Room {
     async fn serve(mut self) {
         let mut lives = JoinSet::new();
         let mut stop = self.stop.clone();
-        let has_paths = self.entries.iter().any(|entry| matches!(*entry.config, ResourceConfig::Path(_)));
+        let looks = self.entries.iter().any(Entry::needs_looking);
         loop {
             let hardware = Arc::clone(&self.neighbours.hardware.borrow_and_update());
             for life in self.update(&hardware) {
@@ -88,7 +88,7 @@ impl Room {
             }
             tokio::select! {
                 changed = self.neighbours.hardware.changed() => if changed.is_err() { return },
-                () = tokio::time::sleep(PATHS_INTERVAL), if has_paths => {}
+                () = tokio::time::sleep(LOOK_INTERVAL), if looks => {}
                 Some(_) = lives.join_next() => break,
                 _ = stop.wait_for(|stop| *stop) => break,
             }
@@ -130,12 +130,13 @@ impl Room {
             offer: offers,
             facts,
             hardware: self.neighbours.hardware.clone(),
+            kubelet: self.neighbours.kubelet.clone(),
             record: record.clone(),
             clock: self.clock,
             allocated: Arc::clone(&self.neighbours.allocated),
             look: Arc::clone(&self.neighbours.look),
         };
-        record.begin(desk.prefers(), desk.pre_start_check().is_some());
+        record.begin(desk.prefers(), desk.pre_start_check().is_some(), desk.shares_through_mps());
         record.offered(&desk.offer.borrow());
         let life = Life {
             directory: self.settings.directory.clone(),

@@ -20,7 +20,7 @@ use super::record::Record;
 use super::sockets::Identity;
 use super::{NvidiaConfig, Offer, PreStartCheck, ResourceConfig, answer, convert, pre_start};
 use crate::clock::Clock;
-use crate::model::HardwareState;
+use crate::model::{HardwareState, KubeletState};
 use crate::preference::{Choice, FallbackReason};
 use crate::wire::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use crate::wire::v1beta1::{
@@ -43,6 +43,7 @@ pub struct Desk {
     pub offer: watch::Receiver<Arc<Offer>>,
     pub facts: watch::Receiver<Arc<Facts>>,
     pub hardware: watch::Receiver<Arc<HardwareState>>,
+    pub kubelet: watch::Receiver<Arc<KubeletState>>,
     pub record: Record,
     pub clock: Clock,
     /// Told of each allocation that was granted.
@@ -79,7 +80,12 @@ impl Desk {
         let Some(nvidia) = self.preferring() else { return Choice::default() };
         let (offer, facts) = (Arc::clone(&self.offer.borrow()), Arc::clone(&self.facts.borrow()));
         let hardware = Arc::clone(&self.hardware.borrow());
-        prefer(nvidia, &offer, &facts.topology, &hardware, question)
+        let relation = self.kubelet.borrow().relation.clone();
+        prefer(nvidia, &offer, &facts.topology, &hardware, relation.as_deref(), question)
+    }
+
+    pub fn shares_through_mps(&self) -> bool {
+        self.preferring().is_some_and(NvidiaConfig::shares_through_mps)
     }
 
     pub fn pre_start_check(&self) -> Option<&PreStartCheck> {

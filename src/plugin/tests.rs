@@ -12,7 +12,7 @@ mod lifecycle;
 
 const CONTROL: [&str; 4] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"];
 
-fn uuid(number: u32) -> String {
+pub(super) fn uuid(number: u32) -> String {
     format!("GPU-{number:08x}-0000-0000-0000-000000000000")
 }
 
@@ -21,9 +21,11 @@ fn mig_uuid(gpu: u32, number: u32) -> String {
 }
 
 /// Minor numbers run against the indexes: who takes one for the other fails.
-fn gpu(index: u32, profiles: Option<&[&str]>) -> Gpu {
+pub(super) fn gpu(index: u32, profiles: Option<&[&str]>) -> Gpu {
     let mig_devices = (0..).zip(profiles.unwrap_or_default()).map(|(number, profile)| MigDevice {
         uuid: mig_uuid(index, number).as_str().into(),
+        // A gap, as a driver leaves one where a device was removed.
+        index: number * 2,
         gpu_instance: number + 1,
         compute_instance: 0,
         profile: (*profile).into(),
@@ -46,11 +48,12 @@ fn gpu(index: u32, profiles: Option<&[&str]>) -> Gpu {
         memory_bytes: None,
         mig_enabled: Some(profiles.is_some()),
         mig_devices: mig_devices.collect(),
+        nvlink_peers: None,
         present: true,
     }
 }
 
-fn inventory(gpus: impl IntoIterator<Item = Gpu>) -> Inventory {
+pub(super) fn inventory(gpus: impl IntoIterator<Item = Gpu>) -> Inventory {
     Inventory { gpus: gpus.into_iter().map(|gpu| (gpu.uuid.clone(), gpu)).collect(), ..Inventory::default() }
 }
 
@@ -69,7 +72,7 @@ fn entry(text: &str) -> ResourceConfig {
     file.resources.expect("given").remove(0)
 }
 
-fn nvidia(text: &str) -> ResourceConfig {
+pub(super) fn nvidia(text: &str) -> ResourceConfig {
     entry(&format!("kind: nvidia, {text}"))
 }
 
@@ -152,7 +155,7 @@ fn the_index_strategy_changes_the_answer_and_not_the_ids() {
     assert_eq!(listed(&config, &four_gpus())["nvidia.com/gpu"][0], uuid(0));
     assert_eq!(ask(&config, &four_gpus(), &[&uuid(3), &uuid(1)]).unwrap().environment, visible("3,1"));
     let config = nvidia("deviceIDStrategy: index, migStrategy: single");
-    assert_eq!(ask(&config, &two_with_mig(), &[&mig_uuid(1, 1)]).unwrap().environment, visible("1:1"));
+    assert_eq!(ask(&config, &two_with_mig(), &[&mig_uuid(1, 1)]).unwrap().environment, visible("1:2"));
 }
 
 #[test]
@@ -288,7 +291,7 @@ fn mps_gives_its_pipe_and_shared_memory_and_refuses_two() {
     assert_eq!(given.environment["CUDA_MPS_PIPE_DIRECTORY"], pipe);
     let mounts: Vec<_> =
         given.mounts.iter().map(|mount| (mount.host_path.as_str(), mount.container_path.as_str())).collect();
-    assert_eq!(mounts, [("/run/mps/nvidia.com/gpu.shared/pipe", pipe), ("/run/mps/shm", "/mps/shm")]);
+    assert_eq!(mounts, [("/run/mps/nvidia.com/gpu.shared/pipe", pipe), ("/run/mps/shm", "/dev/shm")]);
     let refusal = ask(&config, &four_gpus(), &[&slot, &format!("{}::1", uuid(0))]);
     assert!(matches!(refusal, Err(Refusal::NotAllowed(_))));
     // MIG devices stay whole.

@@ -17,6 +17,10 @@ use crate::model::{ContainerRef, Gpu, GpuUuid, Inventory, Monotonic};
 /// Load curves are constant within a second of a workload's age; looked at four times as often, changes are not missed.
 const STEP: Duration = Duration::from_millis(250);
 const CONTAINER: &str = "main";
+/// Where pids begin.
+const FIRST_PID: u32 = 100_000;
+/// Of a device's memory.
+const FULLEST: f64 = 0.95;
 const PLAIN_PODS: [(&str, &str, usize); 4] =
     [("web", "frontend", 12), ("web", "checkout", 8), ("monitoring", "agent", 6), ("kube-system", "proxy", 4)];
 
@@ -103,6 +107,8 @@ struct Start {
 struct Running {
     start: Start,
     container: ContainerRef,
+    /// Of its one process, for as long as it runs.
+    pid: u32,
     workload: Workload,
     devices: Vec<String>,
     since_step: u64,
@@ -209,11 +215,30 @@ impl SimulatedNode {
             }
         }
         drop(truth);
-        if let Some(controls) = &self.controls {
-            let inventory = controls.inventory();
-            for ((gpu, gpu_instance), level) in asked {
-                let Some(gpu) = inventory.gpus.get(gpu) else { continue };
-                load(controls, gpu, gpu_instance, level, now);
+        let Some(controls) = &self.controls else { return };
+        let inventory = controls.inventory();
+        for running in &self.running {
+            let Some(level) = running.level else { continue };
+            // Several slots of one GPU are one process on it, doing as much more.
+            let mut slots: BTreeMap<(&GpuUuid, Option<u32>), f64> = BTreeMap::new();
+            for device in running.devices.iter().filter_map(|id| self.devices.get(id)) {
+                *slots.entry((&device.gpu, device.gpu_instance)).or_default() += 1.0;
+            }
+            for (place, slots) in slots {
+                let (Some(gpu), sum) = (inventory.gpus.get(place.0), asked[&place]) else { continue };
+                let part = Level {
+                    utilization: slots * level.utilization / sum.utilization.max(1.0),
+                    memory: slots * level.memory * (FULLEST / sum.memory).min(1.0),
+                };
+                controls.set_process_load(&gpu.uuid, place.1, running.pid, now, load(gpu, place.1, part));
+            }
+        }
+        for ((gpu, gpu_instance), level) in asked {
+            let Some(gpu) = inventory.gpus.get(gpu) else { continue };
+            let load = load(gpu, gpu_instance, level);
+            match gpu_instance {
+                Some(gi) => controls.set_instance_load(&gpu.uuid, gi, now, load),
+                None => controls.set_load(&gpu.uuid, now, load),
             }
         }
     }
@@ -252,6 +277,11 @@ impl SimulatedNode {
                 truth.release(now, &running.container, device);
             }
             drop(truth);
+            for device in running.devices.iter().filter_map(|id| self.devices.get(id)) {
+                if let Some(controls) = &self.controls {
+                    controls.end_process(&device.gpu, running.pid, now);
+                }
+            }
             self.waiting.push((step + self.random.below(60) as u64 + 8, running.start));
         }
         self.settle(self.clock.now().monotonic);
@@ -289,6 +319,7 @@ impl SimulatedNode {
         let workload = Workload { kind: start.kind, seed: self.random.next() };
         let running = Running {
             container: ContainerRef::new(start.namespace, &name, CONTAINER),
+            pid: FIRST_PID + u32::try_from(self.started).expect("few pods"),
             devices: devices.into_iter().map(|(_, device)| device).collect(),
             workload,
             since_step: self.step,
@@ -306,18 +337,14 @@ impl SimulatedNode {
     }
 }
 
-fn load(controls: &Controls, gpu: &Gpu, gpu_instance: Option<u32>, level: Level, now: Monotonic) {
+fn load(gpu: &Gpu, gpu_instance: Option<u32>, level: Level) -> Load {
     let instance = |gi: u32| gpu.mig_devices.iter().find(|mig| mig.gpu_instance == gi);
     let total = match gpu_instance {
         Some(gi) => instance(gi).and_then(|mig| mig.memory_bytes),
         None => gpu.memory_bytes,
     };
-    let used = (total.unwrap_or(0) as f64 * level.memory.min(0.95)) as u64;
-    let load = Load::new(level.utilization, used);
-    match gpu_instance {
-        Some(gi) => controls.set_instance_load(&gpu.uuid, gi, now, load),
-        None => controls.set_load(&gpu.uuid, now, load),
-    }
+    let used = (total.unwrap_or(0) as f64 * level.memory.min(FULLEST)) as u64;
+    Load::new(level.utilization, used)
 }
 
 /// The simulation's own account of who held and used what.

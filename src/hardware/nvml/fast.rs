@@ -2,6 +2,7 @@ use nvml_wrapper_sys::bindings::nvmlUtilization_t;
 
 use super::calls::{Caller, call, value};
 use super::library::Handle;
+use super::processes::ProcessUse;
 use super::samples::{Ring, SampleBuffer};
 use crate::hardware::source::Integrals;
 use crate::model::Fast;
@@ -11,11 +12,12 @@ const MEMORY_UTILIZATION: u32 = 2;
 /// More than any GPU draws: an energy step beyond it is a counter that restarted or went astray, not energy.
 const CREDIBLE_WATTS: f64 = 10_000.0;
 
-/// Utilization, power and energy: four calls a second where everything is supported.
+/// Utilization of the GPU and by process, power and energy: five calls a second where everything is supported.
 pub struct FastReader {
     busy: Ring,
     memory_busy: Ring,
     power: Ring,
+    processes: ProcessUse,
     /// The energy counter when last read, in millijoules, and the seconds since.
     energy: Option<(u64, f64)>,
 }
@@ -26,6 +28,7 @@ impl Default for FastReader {
             busy: Ring::utilization(GPU_UTILIZATION),
             memory_busy: Ring::utilization(MEMORY_UTILIZATION),
             power: Ring::power(),
+            processes: ProcessUse::default(),
             energy: None,
         }
     }
@@ -51,6 +54,7 @@ impl FastReader {
         if !(self.busy.is_unsupported(caller) && caller.is_unsupported("nvmlDeviceGetUtilizationRates", 0)) {
             integrals.uncovered_seconds = busy.uncovered_seconds;
         }
+        integrals.process_sm_seconds = self.processes.advance(caller, handle, elapsed);
         let milliwatts: Option<u32> = value!(caller, nvmlDeviceGetPowerUsage(handle.0));
         let power_watts = milliwatts.map(|milliwatts| f64::from(milliwatts) / 1000.0);
         integrals.energy_joules = self.energy(caller, handle, buffer, elapsed, power_watts);

@@ -5,7 +5,7 @@ use nvml_wrapper_sys::bindings::{nvmlDeviceAttributes_t, nvmlGpuInstanceInfo_t, 
 
 use super::calls::{Caller, call, read_text, text, value};
 use super::library::Handle;
-use super::memory;
+use super::{links, memory};
 use crate::model::{DriverInfo, Gpu, GpuUuid, MigDevice, MigUuid, PciBusId};
 
 const MIG_ENABLED: u32 = 1;
@@ -16,13 +16,15 @@ const MIG_LIMIT: u32 = 64;
 pub struct Mig {
     pub handle: Handle,
     pub uuid: MigUuid,
+    /// What `nvmlDeviceGetMigDeviceHandleByIndex` finds it under.
+    pub index: u32,
     pub gpu_instance: u32,
     pub compute_instance: u32,
 }
 
 /// What tells one layout of a node from another, cheaply: per index, the GPU and its MIG devices.
 pub type Layout = BTreeMap<u32, Option<Place>>;
-pub type Place = (GpuUuid, Vec<MigUuid>);
+pub type Place = (GpuUuid, Vec<(u32, MigUuid)>);
 
 pub fn driver(caller: &mut Caller) -> Option<DriverInfo> {
     let driver_version = text!(caller, nvmlSystemGetDriverVersion())?;
@@ -64,6 +66,7 @@ pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
         memory_bytes,
         mig_enabled,
         mig_devices: Vec::new(),
+        nvlink_peers: links::peers(caller, handle),
         present: true,
     };
     if mig_enabled == Some(true) {
@@ -92,7 +95,7 @@ pub fn mig_handles(caller: &mut Caller, handle: Handle) -> Vec<Mig> {
         let identity = uuid(caller, mig).zip(value!(caller, nvmlDeviceGetGpuInstanceId(mig.0)));
         let compute_instance = value!(caller, nvmlDeviceGetComputeInstanceId(mig.0));
         if let Some(((uuid, gpu_instance), compute_instance)) = identity.zip(compute_instance) {
-            found.push(Mig { handle: mig, uuid: MigUuid::new(uuid), gpu_instance, compute_instance });
+            found.push(Mig { handle: mig, uuid: MigUuid::new(uuid), index: place, gpu_instance, compute_instance });
         }
     }
     found
@@ -105,6 +108,7 @@ fn describe(caller: &mut Caller, parent: Handle, mig: &Mig, parent_memory: Optio
     let profile = name.or_else(|| attributes.map(|attributes| profile_of(&attributes, parent_memory)));
     MigDevice {
         uuid: mig.uuid.clone(),
+        index: mig.index,
         gpu_instance: mig.gpu_instance,
         compute_instance: mig.compute_instance,
         slices: attributes
@@ -145,6 +149,10 @@ fn pci_bus_id(caller: &mut Caller, handle: Handle) -> Option<PciBusId> {
     // SAFETY: plain numbers and texts; all zeroes is a valid value.
     let mut info: nvmlPciInfo_t = unsafe { std::mem::zeroed() };
     call!(caller, nvmlDeviceGetPciInfo_v3(handle.0, &raw mut info)).ok()?;
+    bus_id_in(&info)
+}
+
+pub fn bus_id_in(info: &nvmlPciInfo_t) -> Option<PciBusId> {
     read_text(&info.busId).or_else(|| read_text(&info.busIdLegacy)).map(|bus_id| PciBusId::normalized(&bus_id))
 }
 
@@ -196,7 +204,7 @@ pub fn place(caller: &mut Caller, index: u32) -> Option<Place> {
     let handle = handle(caller, index)?;
     let uuid = GpuUuid::new(uuid(caller, handle)?);
     let migs = if mig_enabled(caller, handle) == Some(true) { mig_handles(caller, handle) } else { Vec::new() };
-    Some((uuid, migs.into_iter().map(|mig| mig.uuid).collect()))
+    Some((uuid, migs.into_iter().map(|mig| (mig.index, mig.uuid)).collect()))
 }
 
 #[cfg(test)]

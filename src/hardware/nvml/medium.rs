@@ -8,6 +8,7 @@ use super::gpm::Gpm;
 use super::inventory::Mig;
 use super::library::Handle;
 use super::memory;
+use super::processes::ProcessLists;
 use super::samples::{Ring, SampleBuffer};
 use crate::hardware::source::Integrals;
 use crate::hardware::{CLOCK_EVENTS, THROTTLE_REASONS};
@@ -32,13 +33,22 @@ pub struct MediumReader {
     /// Bits that the driver can report; read once.
     clock_event_bits: Option<Option<u64>>,
     fans: Option<u32>,
+    processes: ProcessLists,
 }
 
 impl MediumReader {
     pub fn new(scheme: Option<FieldScheme>, gpm: Gpm) -> Self {
         let engines = [("encoder", 3), ("decoder", 4), ("jpeg", 8), ("ofa", 9)];
         let engines = engines.map(|(engine, kind)| (engine, Ring::utilization(kind)));
-        Self { scheme, gpm, engines, last: None, clock_event_bits: None, fans: None }
+        Self {
+            scheme,
+            gpm,
+            engines,
+            last: None,
+            clock_event_bits: None,
+            fans: None,
+            processes: ProcessLists::default(),
+        }
     }
 
     pub fn read(
@@ -82,6 +92,7 @@ impl MediumReader {
             sm_cycles: whole.sm_cycles,
             sm_active_cycles: whole.sm_active_cycles,
             instances: self.instances(caller, handle, migs, now),
+            processes: self.processes.read(caller, handle, migs),
         }
     }
 

@@ -13,8 +13,10 @@ mod fields;
 mod gpm;
 mod inventory;
 mod library;
+mod links;
 mod medium;
 mod memory;
+mod processes;
 mod reader;
 mod samples;
 mod search;
@@ -142,7 +144,7 @@ impl Session for NvmlSession {
                     None
                 }
             };
-            let migs = |gpu: &Gpu| gpu.mig_devices.iter().map(|mig| mig.uuid.clone()).collect();
+            let migs = |gpu: &Gpu| gpu.mig_devices.iter().map(|mig| (mig.index, mig.uuid.clone())).collect();
             layout.insert(index, gpu.as_ref().map(|gpu| (gpu.uuid.clone(), migs(gpu))));
             gpus.extend(gpu.map(|gpu| (gpu.uuid.clone(), gpu)));
         }

@@ -34,7 +34,8 @@ pub const PCIE_ERRORS: [(u32, &str); 11] = [
 ];
 pub const PCIE_BYTES: [u32; 2] = [197, 198];
 
-const LINK_LIMIT: u32 = 36;
+/// The most that the header knows; the driver stops before.
+pub const LINK_LIMIT: u32 = 36;
 /// KiB over all links, up to NVLink 4.
 pub const NVLINK_DATA: [u32; 2] = [138, 139];
 /// Bytes of one link, NVLink 5.

@@ -47,7 +47,24 @@ struct Shared {
 struct Simulated {
     whole: Curve,
     instances: BTreeMap<u32, Curve>,
+    processes: BTreeMap<(u32, Option<u32>), Working>,
     lost: bool,
+}
+
+/// One process on one GPU, or on one GPU instance of it.
+#[derive(Debug)]
+struct Working {
+    curve: Curve,
+    ended: Option<Monotonic>,
+}
+
+/// A process at one moment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ProcessState {
+    pub load: Load,
+    pub sums: Sums,
+    /// False when it has ended since it was last read.
+    pub lives: bool,
 }
 
 /// Seconds at full rate since the start: exact integrals of the load curve.
@@ -65,6 +82,8 @@ pub(super) struct State {
     pub load: Load,
     pub sums: Sums,
     pub instances: BTreeMap<u32, (Load, Sums)>,
+    /// By pid and GPU instance.
+    pub processes: BTreeMap<(u32, Option<u32>), ProcessState>,
 }
 
 impl Controls {
@@ -77,7 +96,8 @@ impl Controls {
                 let memory = mig.memory_bytes.unwrap_or_default();
                 (mig.gpu_instance, Curve::new(scramble(seed, u64::from(mig.gpu_instance)), memory))
             });
-            (uuid.clone(), Simulated { instances: instances.collect(), whole: Curve::new(seed, memory), lost: false })
+            let (instances, processes) = (instances.collect(), BTreeMap::new());
+            (uuid.clone(), Simulated { instances, processes, whole: Curve::new(seed, memory), lost: false })
         });
         let gpus = gpus.collect();
         Self { shared: Arc::new(Mutex::new(Shared { profile, inventory, gpus, scripted: false })) }
@@ -112,6 +132,27 @@ impl Controls {
         }
     }
 
+    /// From `at` on the process does this to the GPU, or to one GPU instance of it: its part of what `set_load` or
+    /// `set_instance_load` say, so whoever sets both keeps the sum.
+    pub fn set_process_load(&self, gpu: &GpuUuid, gpu_instance: Option<u32>, pid: u32, at: Monotonic, load: Load) {
+        let mut shared = self.lock();
+        shared.script(at);
+        if let Some(simulated) = shared.gpus.get_mut(gpu) {
+            let new = || Working { curve: Curve::idle(at), ended: None };
+            simulated.processes.entry((pid, gpu_instance)).or_insert_with(new).curve.set(at, load);
+        }
+    }
+
+    /// From `at` on the process is gone, from the GPU and all its instances.
+    pub fn end_process(&self, gpu: &GpuUuid, pid: u32, at: Monotonic) {
+        let mut shared = self.lock();
+        let processes = shared.gpus.get_mut(gpu).into_iter().flat_map(|gpu| &mut gpu.processes);
+        for (_, process) in processes.filter(|((number, _), _)| *number == pid) {
+            process.curve.set(at, Load::default());
+            process.ended = Some(at);
+        }
+    }
+
     /// Takes the GPUs out of their self-running load at once: all idle from `at` on, until loads are set.
     pub fn take_over(&self, at: Monotonic) {
         self.lock().script(at);
@@ -135,7 +176,14 @@ impl Controls {
         let instances = gpu.instances.iter_mut().map(|(number, curve)| (*number, curve.advance(now)));
         let instances: BTreeMap<_, _> = instances.collect();
         let (load, sums) = gpu.whole.advance(now);
-        Some(State { load, sums, instances })
+        let processes = gpu.processes.iter_mut().map(|(key, process)| {
+            let (load, sums) = process.curve.advance(now);
+            let lives = process.ended.is_none_or(|ended| ended > now);
+            (*key, ProcessState { load, sums, lives })
+        });
+        let processes: BTreeMap<_, _> = processes.collect();
+        gpu.processes.retain(|_, process| process.ended.is_none_or(|ended| ended > now));
+        Some(State { load, sums, instances, processes })
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
@@ -174,6 +222,10 @@ impl Curve {
         let load = own_load(seed, 0, memory);
         let (ahead, sums) = (VecDeque::new(), Sums::default());
         Self { through: Monotonic::default(), load, sums, ahead, runs_itself: Some(seed), memory }
+    }
+
+    fn idle(at: Monotonic) -> Self {
+        Self { through: at, load: Load::default(), runs_itself: None, ..Self::new(0, 0) }
     }
 
     /// A change in the past of what was read already takes effect where the reading ended.

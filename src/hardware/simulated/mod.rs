@@ -11,12 +11,12 @@ use std::collections::BTreeMap;
 pub use controls::{Controls, Load};
 pub use profile::{Profile, UnknownProfile};
 
-use self::controls::{State, Sums};
+use self::controls::{ProcessState, State, Sums};
 use self::profile::Model;
 use super::source::{Driver, Due, Failure, Integrals, Pass, Problem, Reader, Session, Verdict};
 use crate::model::{
-    Clocks, EccLocation, Fast, GpmRatios, GpuUuid, InstanceReading, Inventory, Medium, MemoryUse, MigDevice, Moment,
-    Monotonic, NodeDevices, NvLink, Pcie, RowRemap, Slow,
+    Clocks, DeviceProcess, EccLocation, Fast, GpmRatios, GpuUuid, InstanceReading, Inventory, Medium, MemoryUse,
+    MigDevice, Moment, Monotonic, NodeDevices, NvLink, Pcie, RowRemap, Slow,
 };
 
 /// What the driver keeps for itself, as on real boards.
@@ -78,6 +78,7 @@ impl Session for SimulatedSession {
             partitions: gpu.mig_devices,
             model: self.controls.profile().model(),
             last: None,
+            worked: BTreeMap::new(),
             last_medium: None,
             temperature: None,
         }))
@@ -99,6 +100,8 @@ struct SimulatedReader {
     model: &'static Model,
     /// When the last pass was, with the busy seconds and joules up to then.
     last: Option<(Monotonic, f64, f64)>,
+    /// By pid: its SM-seconds up to the last pass.
+    worked: BTreeMap<u32, f64>,
     last_medium: Option<(Monotonic, Sums, BTreeMap<u32, Sums>)>,
     temperature: Option<f64>,
 }
@@ -109,6 +112,7 @@ struct Board {
     load: Load,
     sums: Sums,
     instances: BTreeMap<u32, (Load, Sums)>,
+    processes: BTreeMap<(u32, Option<u32>), ProcessState>,
     watts: f64,
     joules: f64,
 }
@@ -134,6 +138,7 @@ impl Reader for SimulatedReader {
                 engine_busy_seconds: if is_whole { ENGINES.map(|engine| (engine, 0.0)).to_vec() } else { Vec::new() },
                 energy_joules: Some(board.joules - joules),
                 uncovered_seconds: 0.0,
+                process_sm_seconds: self.work(&board.processes).filter(|_| is_whole),
             },
             fast: Some(Fast {
                 utilization_ratio: is_whole.then_some(board.load.utilization),
@@ -151,7 +156,7 @@ const ENGINES: [&str; 4] = ["encoder", "decoder", "jpeg", "ofa"];
 impl SimulatedReader {
     /// Power is a straight line from idle to the limit; a partitioned board adds up its slices.
     fn board(&self, now: Monotonic, state: State) -> Board {
-        let State { load, sums, instances } = state;
+        let State { load, sums, instances, processes } = state;
         let (level, level_seconds) = if self.partitions.is_empty() {
             (load.utilization, sums.power_share)
         } else {
@@ -166,7 +171,27 @@ impl SimulatedReader {
         let seconds = now.as_duration().as_secs_f64();
         let watts = self.model.idle_watts + range * level;
         let joules = self.model.idle_watts * seconds + range * level_seconds;
-        Board { now, load, sums, instances, watts, joules }
+        Board { now, load, sums, instances, processes, watts, joules }
+    }
+
+    /// What each process has done since the last pass; of a whole GPU, where each is there once.
+    fn work(&mut self, processes: &BTreeMap<(u32, Option<u32>), ProcessState>) -> Option<Vec<(u32, f64)>> {
+        let now = processes.iter().map(|((pid, _), process)| (*pid, process.sums.busy)).collect();
+        let before = std::mem::replace(&mut self.worked, now);
+        let since = |(pid, total): (&u32, &f64)| (*pid, total - before.get(pid).copied().unwrap_or(0.0));
+        Some(self.worked.iter().map(since).filter(|(_, seconds)| *seconds > 0.0).collect())
+    }
+
+    /// As of the driver: all of the GPU's, those of MIG devices with their instances.
+    fn processes(board: &Board) -> Vec<DeviceProcess> {
+        let living = board.processes.iter().filter(|(_, process)| process.lives);
+        let process = |(&(pid, gpu_instance), process): (&(u32, Option<u32>), &ProcessState)| DeviceProcess {
+            pid,
+            gpu_instance,
+            compute_instance: gpu_instance.map(|_| 0),
+            memory_bytes: Some(process.load.memory_used),
+        };
+        living.map(process).collect()
     }
 
     fn warm(&mut self, board: &Board, seconds: f64) {
@@ -212,6 +237,7 @@ impl SimulatedReader {
             sm_cycles: None,
             sm_active_cycles: None,
             instances: self.instances(board, before.as_ref()),
+            processes: Some(Self::processes(board)),
         }
     }
 
@@ -345,6 +371,29 @@ mod tests {
         assert_eq!(instances.len(), 7);
         assert_eq!((instances[0].gpm.sm_active, instances[1].gpm.sm_active), (Some(0.0), Some(0.5)));
         assert_eq!(instances[1].memory.unwrap().used, 7);
+    }
+
+    #[test]
+    fn what_processes_do_adds_up_to_what_the_gpu_does() {
+        let driver = SimulatedDriver::new(Profile::H100TimeSliced, 1);
+        let (gpu, mut reader) = first(&driver);
+        let controls = driver.controls();
+        let load = |at, pid, utilization| {
+            controls.set_process_load(&gpu, None, pid, Monotonic::from_secs(at), Load::new(utilization, 1 << 30));
+        };
+        controls.set_load(&gpu, Monotonic::default(), Load::new(0.75, 2 << 30));
+        load(0, 10, 0.5);
+        load(0, 11, 0.25);
+        let medium = Due { medium: true, slow: false };
+        reader.read(medium, at(0));
+        controls.end_process(&gpu, 10, Monotonic::from_secs(2));
+        controls.set_load(&gpu, Monotonic::from_secs(2), Load::new(0.25, 1 << 30));
+        let pass = reader.read(medium, at(4));
+        assert_eq!(pass.integrals.busy_seconds, Some(2.0));
+        assert_eq!(pass.integrals.process_sm_seconds, Some(vec![(10, 1.0), (11, 1.0)]));
+        let there = DeviceProcess { pid: 11, gpu_instance: None, compute_instance: None, memory_bytes: Some(1 << 30) };
+        assert_eq!(pass.medium.unwrap().processes, Some(vec![there]));
+        assert_eq!(reader.read(medium, at(5)).integrals.process_sm_seconds, Some(vec![(11, 0.25)]));
     }
 
     #[test]

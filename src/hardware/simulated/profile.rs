@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-use crate::model::{DriverInfo, Gpu, GpuUuid, Inventory, MigDevice, MigUuid, PciBusId};
+use crate::model::{DriverInfo, Gpu, GpuUuid, Inventory, MigDevice, MigUuid, NvLinkPeers, PciBusId};
 
 /// What hardware is simulated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -154,6 +154,8 @@ fn gpu(profile: Profile, seed: u64, index: usize) -> Gpu {
         memory_bytes: Some(model.memory_bytes),
         mig_enabled: Some(!partitions.is_empty()),
         mig_devices: mig_devices(seed, index, partitions),
+        // As on HGX and DGX boards of both: every link goes into a switch.
+        nvlink_peers: Some(NvLinkPeers { by_bus_id: BTreeMap::new(), switch_links: model.nvlinks }),
         present: true,
     }
 }
@@ -166,6 +168,7 @@ fn mig_devices(seed: u64, index: usize, partitions: &[Partition]) -> Vec<MigDevi
         placement += memory_slices;
         MigDevice {
             uuid: MigUuid::new(format!("MIG-{}", uuid(seed, 1_000 * (index as u64 + 1) + u64::from(number)))),
+            index: number,
             // The driver numbers the largest profiles from 1 and the smallest from 7.
             gpu_instance: number + if slices == 1 { 7 } else { 1 },
             compute_instance: 0,
@@ -224,6 +227,16 @@ mod tests {
         assert!(node.gpus.values().any(|gpu| gpu.minor != Some(gpu.index)));
         assert_eq!(node, inventory(Profile::H100Mig, 7));
         assert_ne!(node, inventory(Profile::H100Mig, 8));
+    }
+
+    #[test]
+    fn every_link_goes_into_a_switch() {
+        for (profile, links) in [(Profile::H100, 18), (Profile::A100, 12)] {
+            for gpu in inventory(profile, 1).gpus.values() {
+                let peers = gpu.nvlink_peers.clone().unwrap();
+                assert_eq!((peers.by_bus_id.len(), peers.switch_links), (0, links));
+            }
+        }
     }
 
     #[test]

@@ -138,6 +138,7 @@ fn gpu(uuid: &str, index: u32) -> Gpu {
         memory_bytes: Some(80 * GIB),
         mig_enabled: Some(false),
         mig_devices: Vec::new(),
+        nvlink_peers: None,
         present: true,
     }
 }
@@ -154,6 +155,7 @@ fn lost() -> Gpu {
 fn partitioned() -> Gpu {
     let mig = |uuid: &str, gpu_instance, start| MigDevice {
         uuid: uuid.into(),
+        index: start,
         gpu_instance,
         compute_instance: 0,
         profile: "1g.10gb".into(),
@@ -174,6 +176,7 @@ fn whole_readings() -> DeviceReadings {
             engine_busy_seconds: BTreeMap::from([("encoder", 0.0), ("decoder", 1.5)]),
             energy_joules: Some(210_000.125),
             uncovered_seconds: 0.5,
+            process_sm_seconds: None,
         },
         fast: Some(stamped(Fast { utilization_ratio: Some(0.87), power_watts: Some(412.5) })),
         medium: Some(stamped(medium())),
@@ -203,6 +206,7 @@ fn medium() -> Medium {
         gpm: gpm(0.5),
         sm_cycles: Some(1.0e12),
         sm_active_cycles: Some(5.0e11),
+        processes: None,
         instances: Vec::new(),
     }
 }

@@ -32,7 +32,7 @@ resources:
   passDeviceSpecs: true
   preferred: packed
   onConflict: takeover
-  preStartCheck: {minimumFreeMemory: 2Gi}
+  preStartCheck: {minimumFreeMemory: 2Gi, noProcesses: true}
   deviceRoot: /run/nvidia/driver
   driverMounts: [{hostPath: /a, containerPath: /b}]
   mpsRoot: /mps
@@ -52,7 +52,10 @@ resources:
     config.validate().unwrap();
     let entries = config.resources.unwrap();
     let ResourceConfig::Nvidia(nvidia) = &entries[0] else { panic!("{entries:?}") };
-    assert_eq!(nvidia.pre_start_check, Some(PreStartCheck { minimum_free_memory: Some(Bytes(2 << 30)) }));
+    assert_eq!(
+        nvidia.pre_start_check,
+        Some(PreStartCheck { minimum_free_memory: Some(Bytes(2 << 30)), no_processes: true })
+    );
     let Some(Sharing::Mps(mps)) = &nvidia.sharing else { panic!("{nvidia:?}") };
     assert_eq!(mps.per_gpu.len(), 3);
     assert_eq!(mps.per_resource.len(), 3);

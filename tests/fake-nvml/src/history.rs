@@ -63,6 +63,13 @@ impl History {
         self.energy_base + (self.integral(POWER, now) / 1e6) as u64
     }
 
+    /// The states that held in a stretch of time.
+    pub fn during(&self, from: Micros, to: Micros) -> impl Iterator<Item = &Arc<Gpu>> {
+        let ends = self.stretches.iter().skip(1).map(|next| next.from).chain([Micros::MAX]);
+        let held = self.stretches.iter().zip(ends);
+        held.filter(move |(stretch, end)| stretch.from < to && *end > from).map(|(stretch, _)| &stretch.gpu)
+    }
+
     /// Any other quantity over a stretch of time: its integral, or `None` where a state in it does not have it.
     pub fn sum(&self, from: Micros, to: Micros, quantity: impl Fn(&Gpu) -> Option<f64>) -> Option<f64> {
         let mut sum = 0.0;

@@ -27,10 +27,10 @@ on_device! {
         index.put(own.ok_or(NOT_SUPPORTED)?)
     }
     nvmlDeviceGetPciInfo_v3(pci: Out<nvmlPciInfo_t>) |target| {
-        pci.put(pci_info(target.gpu())?)
+        pci.put(own_pci_info(target.gpu())?)
     }
     nvmlDeviceGetPciInfo_v2(pci: Out<nvmlPciInfo_t>) |target| {
-        pci.put(pci_info(target.gpu())?)
+        pci.put(own_pci_info(target.gpu())?)
     }
     nvmlDeviceGetArchitecture(architecture: Out<c_uint>) |target| {
         architecture.put(target.gpu().architecture)
@@ -75,18 +75,21 @@ fn numa_set(node: u32, words: c_uint, set: Many<c_ulong>) -> Answer {
     Ok(())
 }
 
+fn own_pci_info(gpu: &Gpu) -> Result<nvmlPciInfo_t, Code> {
+    pci_info(&gpu.pci_bus_id, gpu.pci_device_id, gpu.pci_subsystem_id)
+}
+
 /// From `domain:bus:device.function`.
-fn pci_info(gpu: &Gpu) -> Result<nvmlPciInfo_t, Code> {
-    let parts: Vec<u32> =
-        gpu.pci_bus_id.split([':', '.']).map_while(|part| u32::from_str_radix(part, 16).ok()).collect();
+pub(super) fn pci_info(bus_id: &str, device_id: u32, subsystem_id: u32) -> Result<nvmlPciInfo_t, Code> {
+    let parts: Vec<u32> = bus_id.split([':', '.']).map_while(|part| u32::from_str_radix(part, 16).ok()).collect();
     let [domain, bus, device, _function] = parts[..] else { return Err(INVALID_ARGUMENT) };
     Ok(nvmlPciInfo_st {
         busIdLegacy: fill(&format!("{domain:04X}:{bus:02X}:{device:02X}.0")),
         domain,
         bus,
         device,
-        pciDeviceId: gpu.pci_device_id,
-        pciSubSystemId: gpu.pci_subsystem_id,
-        busId: fill(&gpu.pci_bus_id),
+        pciDeviceId: device_id,
+        pciSubSystemId: subsystem_id,
+        busId: fill(bus_id),
     })
 }

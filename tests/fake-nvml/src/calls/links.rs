@@ -3,14 +3,15 @@
 use std::ffi::{c_uchar, c_uint};
 use std::mem::size_of;
 
-use nvml_wrapper_sys::bindings::{nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t};
+use nvml_wrapper_sys::bindings::{nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t, nvmlPciInfo_t};
 
+use super::identity::pci_info;
 use super::on_device;
 use crate::codes::{ARGUMENT_VERSION_MISMATCH, Code, INVALID_ARGUMENT, NOT_SUPPORTED};
 use crate::gate::Target;
 use crate::library::wait;
 use crate::out::Out;
-use crate::state::Fabric;
+use crate::state::{Fabric, Remote};
 use crate::versions;
 
 /// The driver counts for as long before it answers.
@@ -43,6 +44,13 @@ on_device! {
     nvmlDeviceGetNvLinkVersion(link: c_uint, version: Out<c_uint>) |target| {
         link_up(target, link)?;
         version.put(target.gpu().nvlink.version)
+    }
+    nvmlDeviceGetNvLinkRemoteDeviceType(link: c_uint, kind: Out<c_uint>) |target| {
+        kind.put(remote(target, link)?.device_type)
+    }
+    nvmlDeviceGetNvLinkRemotePciInfo_v2(link: c_uint, pci: Out<nvmlPciInfo_t>) |target| {
+        let remote = remote(target, link)?;
+        pci.put(pci_info(&remote.pci_bus_id, remote.pci_device_id, 0)?)
     }
     nvmlDeviceGetGpuFabricInfo(info: Out<nvmlGpuFabricInfo_t>) |target| {
         let fabric = fabric(target)?;
@@ -78,6 +86,12 @@ fn link_up(target: &Target, link: u32) -> Result<bool, Code> {
         (links, link) if link >= links => Err(INVALID_ARGUMENT),
         _ => Ok(!nvlink.down.contains(&link)),
     }
+}
+
+fn remote(target: &Target, link: u32) -> Result<&Remote, Code> {
+    link_up(target, link)?;
+    let nvlink = &target.gpu().nvlink;
+    Ok(nvlink.remotes.get(&link).unwrap_or(&nvlink.remote))
 }
 
 fn fabric(target: &Target) -> Result<Fabric, Code> {

@@ -1,5 +1,6 @@
 //! Who is on a GPU, and how much of it they take.
 
+use std::collections::BTreeSet;
 use std::ffi::{c_uint, c_ulonglong};
 use std::mem::size_of;
 
@@ -12,6 +13,7 @@ use super::on_device;
 use crate::clock::{self, Micros};
 use crate::codes::{Answer, Code, INSUFFICIENT_SIZE, NOT_FOUND};
 use crate::gate::Target;
+use crate::library::library;
 use crate::out::{Many, Out};
 use crate::state::{Gpu, Process, ProcessKind};
 use crate::versions;
@@ -86,13 +88,43 @@ fn list(target: &Target, kind: ProcessKind, count: Out<c_uint>, infos: Many<nvml
     infos.put_all(count, &values)
 }
 
-/// The processes that did anything, and when that was measured; nothing newer than last seen is NOT_FOUND.
-fn busy(gpu: &Gpu, last_seen: Micros) -> Result<(Micros, Vec<&Process>), Code> {
+/// The processes that did anything since last seen, with their means over that time, and when that was measured; with
+/// nothing newer than last seen NOT_FOUND.
+fn busy(gpu: &Gpu, last_seen: Micros) -> Result<(Micros, Vec<Process>), Code> {
+    let now = clock::now();
     let period = gpu.samples.period_microseconds.max(1);
-    let measured = clock::now() / period * period;
-    let worked = |process: &&Process| {
+    let measured = now / period * period;
+    let mut library = library();
+    let history = library.history(&gpu.uuid, now).ok_or(NOT_FOUND)?;
+    let from = last_seen.max(history.begin());
+    let mut processes = Vec::new();
+    if measured > from {
+        let pids: BTreeSet<u32> =
+            history.during(from, measured).flat_map(|gpu| gpu.processes.iter().map(|process| process.pid)).collect();
+        for pid in pids {
+            let mean = |share: fn(&Process) -> u32| {
+                let of = |gpu: &Gpu| gpu.processes.iter().filter(|one| one.pid == pid).map(share).max().unwrap_or(0);
+                let sum = history.sum(from, measured, |gpu| Some(f64::from(of(gpu)))).unwrap_or(0.0);
+                (sum / (measured - from) as f64).round() as u32
+            };
+            processes.push(Process {
+                pid,
+                sm: mean(|one| one.sm),
+                mem: mean(|one| one.mem),
+                enc: mean(|one| one.enc),
+                dec: mean(|one| one.dec),
+                jpg: mean(|one| one.jpg),
+                ofa: mean(|one| one.ofa),
+                ..Process::default()
+            });
+        }
+    } else if measured > last_seen {
+        // So early that no period has ended yet.
+        processes.clone_from(&gpu.processes);
+    }
+    let worked = |process: &Process| {
         [process.sm, process.mem, process.enc, process.dec, process.jpg, process.ofa].iter().any(|share| *share > 0)
     };
-    let processes: Vec<_> = gpu.processes.iter().filter(worked).collect();
-    if processes.is_empty() || measured <= last_seen { Err(NOT_FOUND) } else { Ok((measured, processes)) }
+    processes.retain(worked);
+    if processes.is_empty() { Err(NOT_FOUND) } else { Ok((measured, processes)) }
 }

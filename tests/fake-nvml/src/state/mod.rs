@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 pub use gpu::{Gpu, Process, ProcessKind};
 pub use mig::{Instance, Mig, PROFILES, Profile};
-pub use parts::{EccCounts, Event, Fabric, Gpm, NvLink, RemappedRows, RetiredPages, Samples};
+pub use parts::{EccCounts, Event, Fabric, Gpm, NvLink, RemappedRows, Remote, RetiredPages, Samples};
 
 /// The whole file.
 #[derive(Clone, Debug, Deserialize)]

@@ -173,6 +173,10 @@ group! {
         links: u32 = 18,
         down: Vec<u32> = Vec::new(),
         version: u32 = 4,
+        /// What is at the other end of each link.
+        remote: Remote = Remote::default(),
+        /// By link, where it is something else.
+        remotes: BTreeMap<u32, Remote> = BTreeMap::new(),
         data_tx_kib: u64 = 0,
         data_rx_kib: u64 = 0,
         raw_tx_kib: u64 = 0,
@@ -182,6 +186,16 @@ group! {
         replay_errors: u64 = 0,
         recovery_errors: u64 = 0,
         crc_errors: u64 = 0,
+    }
+}
+
+group! {
+    /// The other end of an NVLink.
+    Remote {
+        /// nvmlIntNvLinkDeviceType_t: 0 a GPU, 1 an IBM NPU, 2 a switch, 255 unknown.
+        device_type: u32 = 2,
+        pci_bus_id: String = "00000000:C8:00.0".to_owned(),
+        pci_device_id: u32 = 0x22A3_10DE,
     }
 }
 

@@ -1,0 +1,66 @@
+//! What each process has done to one GPU, while it works and for a minute after.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::model::{Monotonic, ProcessSmSeconds};
+
+/// Long enough for whoever takes differences to have seen the last of it.
+const KEPT_IDLE: Duration = Duration::from_secs(60);
+/// More than use one GPU at a time; broken drivers make processes up.
+const MOST: usize = 1024;
+
+type Work = BTreeMap<u32, ProcessSmSeconds>;
+
+/// Adds what one pass saw, and lets go of those idle for long.
+pub fn add(work: &mut Work, at: Monotonic, worked: Vec<(u32, f64)>) {
+    work.retain(|_, process| at.since(process.last_active) <= KEPT_IDLE);
+    for (pid, seconds) in worked {
+        if !(seconds.is_finite() && seconds > 0.0) {
+            continue;
+        }
+        let process = work.entry(pid).or_insert(ProcessSmSeconds { began: at, sm_seconds: 0.0, last_active: at });
+        process.sm_seconds += seconds;
+        process.last_active = at;
+    }
+    while work.len() > MOST
+        && let Some(oldest) = work.iter().min_by_key(|(_, process)| process.last_active).map(|(pid, _)| *pid)
+    {
+        work.remove(&oldest);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: u64) -> Monotonic {
+        Monotonic::from_secs(second)
+    }
+
+    #[test]
+    fn a_process_is_kept_for_a_minute_and_then_begins_anew() {
+        let mut work = Work::new();
+        add(&mut work, at(1), vec![(7, 0.5), (8, 0.25), (9, f64::NAN), (10, 0.0)]);
+        add(&mut work, at(2), vec![(7, 0.5)]);
+        assert_eq!(work[&7], ProcessSmSeconds { began: at(1), sm_seconds: 1.0, last_active: at(2) });
+        add(&mut work, at(61), vec![]);
+        assert_eq!(work.keys().collect::<Vec<_>>(), [&7, &8]);
+        add(&mut work, at(62), vec![]);
+        assert_eq!(work.keys().collect::<Vec<_>>(), [&7]);
+        add(&mut work, at(70), vec![(7, 0.125)]);
+        assert_eq!(work[&7], ProcessSmSeconds { began: at(70), sm_seconds: 0.125, last_active: at(70) });
+    }
+
+    #[test]
+    fn made_up_processes_do_not_pile_up() {
+        let mut work = Work::new();
+        add(&mut work, at(1), vec![(1, 1.0)]);
+        for second in 2..30 {
+            let crowd = (0..100).map(|number| (second as u32 * 1000 + number, 0.5));
+            add(&mut work, at(second), crowd.collect());
+        }
+        assert_eq!(work.len(), MOST);
+        assert!(!work.contains_key(&1) && work.contains_key(&29_000));
+    }
+}

@@ -1,0 +1,83 @@
+//! NVIDIA's MPS control daemon, which somebody else runs: whether it is there for a resource.
+
+use std::path::Path;
+
+use super::config::{NvidiaConfig, Sharing};
+use super::{Offer, paths::Roots};
+
+/// What a daemon that serves has in the directory of its resource. NVIDIA's container makes the first when compute mode
+/// and limits are set, and takes it away when it ends; the daemon itself takes away the last.
+const SIGNS: [&str; 3] = [".started", "pipe/control", "pipe/nvidia-cuda-mps-control.pid"];
+
+impl NvidiaConfig {
+    pub(super) fn shares_through_mps(&self) -> bool {
+        matches!(self.sharing, Some(Sharing::Mps(_)))
+    }
+}
+
+/// The offer with its shared devices unhealthy where their daemon is not there: a container would start without it, and
+/// its first CUDA call fail. A daemon that was killed leaves its signs behind, and is not seen to be gone.
+pub fn judged(nvidia: &NvidiaConfig, roots: &Roots, mut offer: Offer) -> Offer {
+    if !nvidia.shares_through_mps() || !offer.devices.iter().any(super::OfferedDevice::is_slot) {
+        return offer;
+    }
+    let Some(reason) = missing(&nvidia.mps_root, roots, offer.resource.as_str()) else { return offer };
+    for device in offer.devices.iter_mut().filter(|device| device.is_slot() && device.health.is_ok()) {
+        device.health = Err(reason.clone());
+    }
+    offer
+}
+
+fn missing(root: &Path, roots: &Roots, resource: &str) -> Option<String> {
+    let directory = root.join(resource);
+    let missing = SIGNS.iter().find(|sign| !roots.inside(&directory.join(sign)).exists())?;
+    Some(format!(
+        "NVIDIA's MPS control daemon does not serve {resource}: there is no {}; start the DaemonSet \
+         nvidia-device-plugin-mps-control-daemon with the same sharing configuration, and mount {} into podmeter",
+        directory.join(missing).display(),
+        root.display()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::plugin::tests::{gpu, inventory, nvidia, uuid};
+    use crate::plugin::{ResourceConfig, offers};
+
+    #[test]
+    fn shared_devices_wait_for_their_daemon() {
+        let host = tempfile::tempdir().unwrap();
+        let roots = Roots { host: host.path().into(), dev: host.path().join("dev"), sys: host.path().join("sys") };
+        // The second GPU is given whole.
+        let config = nvidia(&format!("sharing: {{mps: {{replicas: 2, perGpu: {{\"{}\": 1}}}}}}", uuid(1)));
+        let ResourceConfig::Nvidia(nvidia) = &config else { panic!("of kind nvidia") };
+        let offer = offers(&config, &inventory((0..2).map(|index| gpu(index, None))), &[]).offers.remove(0);
+        let health = || -> Vec<Result<(), String>> {
+            judged(nvidia, &roots, offer.clone()).devices.into_iter().map(|device| device.health).collect()
+        };
+        let own = host.path().join("run/nvidia/mps/nvidia.com/gpu");
+        fs::create_dir_all(own.join("pipe")).unwrap();
+        for sign in [".started", "pipe/control", "pipe/nvidia-cuda-mps-control.pid"] {
+            let now = health();
+            let reason = now[0].clone().unwrap_err();
+            assert!(reason.contains(&format!("no /run/nvidia/mps/nvidia.com/gpu/{sign};")), "{reason}");
+            assert_eq!((now[1].is_err(), now[2].is_ok()), (true, true), "{now:?}");
+            fs::write(own.join(sign), "").unwrap();
+        }
+        assert_eq!(health(), [Ok(()), Ok(()), Ok(())]);
+        fs::remove_file(own.join(".started")).unwrap();
+        assert!(health()[0].is_err());
+    }
+
+    #[test]
+    fn time_slices_need_no_daemon() {
+        let config = nvidia("sharing: {timeSlicing: {replicas: 2}}");
+        let ResourceConfig::Nvidia(nvidia) = &config else { panic!("of kind nvidia") };
+        let offer = offers(&config, &inventory([gpu(0, None)]), &[]).offers.remove(0);
+        let nowhere = Roots { host: "/nonexistent".into(), dev: "/nonexistent".into(), sys: "/nonexistent".into() };
+        assert_eq!(judged(nvidia, &nowhere, offer.clone()), offer);
+    }
+}
