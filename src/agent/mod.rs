@@ -203,7 +203,10 @@ fn ready(snapshot: &Snapshot) -> Result<(), String> {
         return Err("the device plugin has not looked at the devices yet".into());
     }
     // Once is enough: a kubelet that restarts later is no reason to take this node's metrics away.
-    let waiting = plugin.resources.iter().find(|(_, state)| state.registrations == 0 && state.conflict.is_none());
+    let waiting = plugin
+        .resources
+        .iter()
+        .find(|(_, state)| state.registrations == 0 && state.conflict.is_none() && state.ended.is_none());
     match waiting {
         None => Ok(()),
         Some((resource, state)) => {

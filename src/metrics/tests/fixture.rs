@@ -84,7 +84,7 @@ fn plugin() -> PluginState {
         ..PluginResource::default()
     };
     let resources = [("nvidia.com/gpu".into(), served), ("nvidia.com/mig-1g.10gb".into(), in_conflict)].into();
-    PluginState { checked: true, kubelet_restarts: 1, resources }
+    PluginState { checked: true, kubelet_restarts: 1, problems: vec![], resources }
 }
 
 fn moment(seconds: u64) -> Moment {

@@ -73,6 +73,7 @@ pub struct DeviceManager {
     connections: BTreeMap<Serial, Connection>,
     current: BTreeMap<String, Serial>,
     last_serial: Serial,
+    dropped: Vec<(String, String)>,
 }
 
 /// How many devices of a resource the node status would show.
@@ -103,7 +104,8 @@ impl DeviceManager {
     /// their plugins come back. Connections are numbered on from those of the `previous` life.
     #[must_use]
     pub fn restored(rules: Rules, checkpoint: &Checkpoint, now: Monotonic, previous: &Self) -> Self {
-        let mut manager = Self { last_serial: previous.last_serial, ..Self::new(rules) };
+        let (last_serial, dropped) = (previous.last_serial, previous.dropped.clone());
+        let mut manager = Self { last_serial, dropped, ..Self::new(rules) };
         for entry in &checkpoint.data.pod_device_entries {
             let place = (entry.pod_uid.clone(), entry.container_name.clone(), entry.resource_name.clone());
             manager.assignments.insert(place, entry.assignment());
@@ -142,7 +144,9 @@ impl DeviceManager {
     pub fn listed(&mut self, serial: Serial, list: Vec<ListedDevice>) -> bool {
         let Some(connection) = self.connections.get_mut(&serial) else { return false };
         let resource = connection.resource.clone();
-        connection.list = Some(list.clone());
+        let before = connection.list.replace(list.clone()).unwrap_or_default();
+        let left_out = before.into_iter().filter(|before| list.iter().all(|device| device.id != before.id));
+        self.dropped.extend(left_out.map(|device| (resource.clone(), device.id)));
         if self.rules == Rules::From137 && self.current.get(&resource) != Some(&serial) {
             return false;
         }
@@ -227,6 +231,12 @@ impl DeviceManager {
             let healthy = resource.healthy.iter().filter_map(|id| resource.devices.get(id));
             healthy.map(move |device| (name.as_str(), device))
         })
+    }
+
+    /// Devices (resource, id) that a stream left out after it had listed them. A kubelet may panic over each.
+    #[must_use]
+    pub fn dropped(&self) -> &[(String, String)] {
+        &self.dropped
     }
 
     /// The plugin that is asked to allocate.

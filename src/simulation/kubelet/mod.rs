@@ -16,7 +16,7 @@ mod socket;
 mod spec;
 mod state;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -262,6 +262,20 @@ impl FakeKubelet {
             self.shared.write_checkpoint(&state);
         }
         state.devices.counts()
+    }
+
+    /// Ids that could be given, whether held or not.
+    #[must_use]
+    pub fn allocatable_ids(&self, resource: &str) -> BTreeSet<String> {
+        let state = self.shared.state();
+        let of_resource = state.devices.allocatable().filter(|(name, _)| *name == resource);
+        of_resource.map(|(_, device)| device.id.clone()).collect()
+    }
+
+    /// Devices (resource, id) that a plugin left out of a later list of the same stream, which may end a real kubelet.
+    #[must_use]
+    pub fn dropped_devices(&self) -> Vec<(String, String)> {
+        self.shared.state().devices.dropped().to_vec()
     }
 
     /// Waits until the node status satisfies `condition`. False when it does not within ten seconds.
