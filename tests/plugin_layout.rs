@@ -8,7 +8,7 @@ mod kubelet;
 mod room;
 
 use kubelet::{Admission, ContainerSpec, Count, Node, Options, PodSpec, Rules, node};
-use podmeter::plugin::{MigStrategy, NvidiaConfig, ResourceConfig};
+use podmeter::plugin::{MigStrategy, NvidiaConfig, ResourceConfig, SimulatedConfig};
 use room::{Room, gpu, mig_uuid, slices, uuid};
 
 const GPU: &str = "nvidia.com/gpu";
@@ -116,4 +116,59 @@ async fn a_lost_gpu_keeps_its_place() {
     room.change_gpu(1, |gpu| (gpu.present, gpu.mig_devices) = (true, slices("1g.10gb", &[1, 2])));
     counts(&node, MIG, 2, 2).await;
     assert_eq!(room.resource(MIG).registrations, 1);
+}
+
+fn toys(name: &str, devices: u32) -> ResourceConfig {
+    let text = format!(r#"{{"name":"{name}","devices":{devices}}}"#);
+    ResourceConfig::Simulated(serde_json::from_str::<SimulatedConfig>(&text).unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_offered_is_said_while_it_is_so() {
+    let node = with(Rules::From137).await;
+    let resources = [mixed(), vec![toys(GPU, 2)]].concat();
+    let room = Room::start(node.root.path(), resources, [gpu(0)]);
+    room.registered(GPU, 1).await;
+    let says = |what: &'static str| {
+        move |state: &podmeter::model::PluginState| state.problems.len() == 1 && state.problems[0].contains(what)
+    };
+    room.until("a collision", says("two entries")).await;
+    assert_eq!(node.allocatable_ids(GPU), [uuid(0)].into(), "the first entry's");
+    room.resources.send_replace(mixed());
+    room.until("no problem", |state| state.problems.is_empty()).await;
+    room.change_gpu(0, |gpu| gpu.mig_enabled = Some(true));
+    room.until("a bare GPU", says("no MIG devices")).await;
+    room.partition(0, slices("1g.10gb", &[1]));
+    room.until("no problem", |state| state.problems.is_empty()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_configuration_ends_begins_and_restarts_what_it_changes() {
+    for rules in RULES {
+        let node = with(rules).await;
+        let (kept, gone, changed, new) =
+            ("example.com/kept", "example.com/gone", "example.com/changed", "example.com/new");
+        let room = Room::start(node.root.path(), vec![toys(kept, 1), toys(gone, 1), toys(changed, 1)], []);
+        for name in [kept, gone, changed] {
+            room.registered(name, 1).await;
+            counts(&node, name, 1, 1).await;
+        }
+        room.resources.send_replace(vec![toys(changed, 3), toys(kept, 1), toys(new, 2)]);
+        room.registered(changed, 2).await;
+        room.registered(new, 1).await;
+        room.until("the end", |state| state.resources[&gone.into()].ended.is_some()).await;
+        for (name, capacity, allocatable) in [(kept, 1, 1), (gone, 1, 0), (changed, 3, 3), (new, 2, 2)] {
+            counts(&node, name, capacity, allocatable).await;
+        }
+        assert_eq!(room.resource(kept).registrations, 1, "not touched");
+        assert_eq!(sockets(&node), 3);
+        // Fewer devices, and then one entry back: neither takes a device from a living registration.
+        room.resources.send_replace(vec![toys(changed, 1), toys(kept, 1), toys(gone, 1)]);
+        room.registered(changed, 3).await;
+        room.registered(gone, 2).await;
+        for (name, capacity, allocatable) in [(kept, 1, 1), (gone, 1, 1), (changed, 1, 1), (new, 2, 0)] {
+            counts(&node, name, capacity, allocatable).await;
+        }
+        assert_eq!(node.dropped_devices(), []);
+    }
 }
