@@ -47,8 +47,6 @@ pub struct Settings {
     pub sample_interval: Duration,
     pub sys_root: PathBuf,
     pub log_format: LogFormat,
-    /// What the bundled device plugin offers; `None` while it is off.
-    pub device_plugin: Option<Vec<plugin::ResourceConfig>>,
     pub reloadable: Reloadable,
 }
 
@@ -58,6 +56,8 @@ pub struct Reloadable {
     pub refresh_interval: Duration,
     pub retention: Duration,
     pub log_level: String,
+    /// What the bundled device plugin offers; `None` while it is off, which no reload changes.
+    pub device_plugin: Option<Vec<plugin::ResourceConfig>>,
 }
 
 impl Settings {
@@ -80,7 +80,7 @@ impl Settings {
     pub(super) fn plugin_room(&self) -> Option<plugin::Settings> {
         Some(plugin::Settings {
             directory: self.device_plugin_directory.clone(),
-            resources: self.device_plugin.clone()?,
+            resources: self.reloadable.device_plugin.clone()?,
             surroundings: plugin::Surroundings {
                 roots: plugin::paths::Roots { host: "/".into(), sys: self.sys_root.clone() },
                 proc: "/proc".into(),
