@@ -233,6 +233,12 @@ impl DeviceManager {
         })
     }
 
+    /// Each device of the resource and whether it could be given; none could before its new plugin has listed it.
+    pub fn usable(&self, resource: &str) -> impl Iterator<Item = (&str, bool)> {
+        let resources = self.resources.get(resource).into_iter();
+        resources.flat_map(|resource| resource.devices.keys().map(|id| (id.as_str(), resource.healthy.contains(id))))
+    }
+
     /// Devices (resource, id) that a stream left out after it had listed them. A kubelet may panic over each.
     #[must_use]
     pub fn dropped(&self) -> &[(String, String)] {
