@@ -71,7 +71,7 @@ fn start_podmeter(root: &Path, rooms: &mut JoinSet<()>) -> anyhow::Result<watch:
         directory: root.join("device-plugins"),
         resources: config.resolve(|file| std::fs::read_to_string(file))?,
         surroundings: Surroundings {
-            roots: Roots { host: root.to_owned(), sys: root.join("sys") },
+            roots: Roots { host: root.to_owned(), dev: root.join("dev"), sys: root.join("sys") },
             proc: root.join("proc"),
             cdi: vec![root.join("cdi")],
         },

@@ -382,10 +382,10 @@ async fn a_reload_takes_a_good_file_and_keeps_the_old_one_for_a_bad() {
     let write = |text: &str| std::fs::write(&file, text).unwrap();
     write("retention: 1m\n");
     let running = agent(node.root.path(), &["--hardware", "none", "--config", file.to_str().unwrap()], &[]);
-    assert_eq!(running.metrics().value("podmeter_config_last_reload_successful", &[]), Some(1.0));
     let outcome = |value: f64| {
         running.until("the outcome", |page| page.value("podmeter_config_last_reload_successful", &[]) == Some(value))
     };
+    outcome(1.0);
     write("retention: forever\n");
     running.signal("HUP");
     outcome(0.0);
@@ -440,6 +440,50 @@ async fn the_plugin_offers_what_the_driver_lists_and_leaves_no_socket() {
         .filter(|name| name.to_string_lossy().starts_with("podmeter-"))
         .collect();
     assert!(left.is_empty(), "{left:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_changes_what_the_plugin_offers_and_a_bad_file_does_not() {
+    let node = node(Options::default()).await;
+    let file = node.root.path().join("podmeter.yaml");
+    let write = |resources: &[(&str, u32)]| {
+        let entry = |(name, devices): &(&str, u32)| format!("{{kind: simulated, name: {name}, devices: {devices}}}");
+        let resources: Vec<String> = resources.iter().map(entry).collect();
+        std::fs::write(&file, format!("devicePlugin: {{resources: [{}]}}\n", resources.join(", "))).unwrap();
+    };
+    let offered = async |resource: &str, capacity: usize, allocatable: usize| {
+        let expected = kubelet::Count { capacity, allocatable };
+        let becomes = node.node_status_becomes(|status| status.get(resource) == Some(&expected)).await;
+        assert!(becomes, "{resource}: {expected:?}, not {:?}", node.node_status());
+    };
+    let (kept, changed, gone, new) = ("example.com/kept", "example.com/changed", "example.com/gone", "example.com/new");
+    write(&[(kept, 1), (changed, 1), (gone, 1)]);
+    let config = file.to_str().unwrap();
+    let running = agent(node.root.path(), &["--hardware", "none", "--config", config], &[]);
+    for resource in [kept, changed, gone] {
+        offered(resource, 1, 1).await;
+    }
+    write(&[(kept, 1), (changed, 2), (new, 3)]);
+    running.signal("HUP");
+    for (resource, capacity, allocatable) in [(changed, 2, 2), (gone, 1, 0), (new, 3, 3), (kept, 1, 1)] {
+        offered(resource, capacity, allocatable).await;
+    }
+    let registrations = |page: &Page, resource: &str| {
+        page.value("podmeter_plugin_registrations_total", &[&format!("resource=\"{resource}\"")])
+    };
+    let counted = [(kept, Some(1.0)), (changed, Some(2.0)), (gone, Some(1.0)), (new, Some(1.0))];
+    running.until("the registrations", |page| {
+        counted.iter().all(|(resource, expected)| registrations(page, resource) == *expected)
+    });
+    assert_eq!(running.get("/-/ready").status, 200);
+
+    std::fs::write(&file, "devicePlugin: {resources: [{kind: simulated, name: nonsense, devices: 1}]}\n").unwrap();
+    running.signal("HUP");
+    let page =
+        running.until("the outcome", |page| page.value("podmeter_config_last_reload_successful", &[]) == Some(0.0));
+    assert!(counted.iter().all(|(resource, expected)| registrations(&page, resource) == *expected));
+    offered(new, 3, 3).await;
+    assert_eq!(node.dropped_devices(), []);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -86,11 +86,11 @@ pub async fn demo(settings: DemoSettings) -> Result<(), DemoError> {
         sys_root: "/sys".into(),
         dev_root: "/dev".into(),
         log_format: LogFormat::Text,
-        device_plugin: (settings.hardware != HardwareSource::None).then(|| vec![offered(replicas)]),
         reloadable: Reloadable {
             refresh_interval: settings.refresh_interval,
             retention: Duration::from_secs(300),
             log_level: "info".into(),
+            device_plugin: (settings.hardware != HardwareSource::None).then(|| vec![offered(replicas)]),
         },
     };
     let truth = settings.ground_truth.map(|file| write_truth(file, node.account())).transpose()?;

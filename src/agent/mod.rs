@@ -89,10 +89,15 @@ async fn run_on(
     let mut tasks = JoinSet::new();
     // Apart from the other tasks: it ends when it is told to, once its sockets are gone.
     let mut plugin_task = JoinSet::new();
+    let mut offered = None;
     if let Some(settings) = settings.plugin_room() {
         let (hardware, kubelet) = (hardware_states.clone(), kubelet_states.clone());
         let neighbours = plugin::Neighbours { hardware, kubelet, allocated, look };
-        plugin_task.spawn(plugin::run(settings, clock, neighbours, publish_plugin, plugin_stops));
+        let configured = settings.resources.clone();
+        let (resources, resource_states) = watch::channel(configured);
+        let run = plugin::run_reloading(settings, resource_states, clock, neighbours, publish_plugin, plugin_stops);
+        plugin_task.spawn(run);
+        offered = Some(resources);
     }
     tasks.spawn(named("kubelet", kubelet::run(kubelet_room, clock, publish_kubelet)));
     let publisher = Publisher {
@@ -141,7 +146,7 @@ async fn run_on(
             Some(_) = plugin_task.join_next() => break Err(AgentError::TaskEnded("device plugin")),
             asked = signals.next() => match asked {
                 Asked::ToEnd => break Ok(()),
-                Asked::ToReload => apply(reload(), &live, &reloads, clock),
+                Asked::ToReload => apply(reload(), &live, offered.as_ref(), &reloads, clock),
             },
         }
     };
@@ -203,7 +208,10 @@ fn ready(snapshot: &Snapshot) -> Result<(), String> {
         return Err("the device plugin has not looked at the devices yet".into());
     }
     // Once is enough: a kubelet that restarts later is no reason to take this node's metrics away.
-    let waiting = plugin.resources.iter().find(|(_, state)| state.registrations == 0 && state.conflict.is_none());
+    let waiting = plugin
+        .resources
+        .iter()
+        .find(|(_, state)| state.registrations == 0 && state.conflict.is_none() && state.ended.is_none());
     match waiting {
         None => Ok(()),
         Some((resource, state)) => {
@@ -216,6 +224,7 @@ fn ready(snapshot: &Snapshot) -> Result<(), String> {
 fn apply(
     read: Result<Reloadable, String>,
     live: &watch::Sender<Reloadable>,
+    offered: Option<&watch::Sender<Vec<ResourceConfig>>>,
     reloads: &watch::Sender<Option<ConfigReload>>,
     clock: Clock,
 ) {
@@ -224,6 +233,17 @@ fn apply(
     match read {
         Ok(reloadable) => {
             tracing::info!(?reloadable, "configuration re-read");
+            match (offered, &reloadable.device_plugin) {
+                (Some(offered), Some(resources)) => {
+                    offered.send_if_modified(|offered| {
+                        let changed = offered != resources;
+                        offered.clone_from(resources);
+                        changed
+                    });
+                }
+                (None, None) => {}
+                _ => tracing::warn!("the device plugin is switched on and off by a restart of podmeter only"),
+            }
             live.send_replace(reloadable);
             reloads.send_replace(Some(ConfigReload { successful: true, last_success: now }));
         }

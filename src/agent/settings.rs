@@ -50,8 +50,6 @@ pub struct Settings {
     pub sys_root: PathBuf,
     pub dev_root: PathBuf,
     pub log_format: LogFormat,
-    /// What the bundled device plugin offers; `None` while it is off.
-    pub device_plugin: Option<Vec<plugin::ResourceConfig>>,
     pub reloadable: Reloadable,
 }
 
@@ -61,6 +59,8 @@ pub struct Reloadable {
     pub refresh_interval: Duration,
     pub retention: Duration,
     pub log_level: String,
+    /// What the bundled device plugin offers; `None` while it is off, which no reload changes.
+    pub device_plugin: Option<Vec<plugin::ResourceConfig>>,
 }
 
 impl Settings {
@@ -83,7 +83,7 @@ impl Settings {
     pub(super) fn plugin_room(&self) -> Option<plugin::Settings> {
         Some(plugin::Settings {
             directory: self.device_plugin_directory.clone(),
-            resources: self.device_plugin.clone()?,
+            resources: self.reloadable.device_plugin.clone()?,
             surroundings: plugin::Surroundings {
                 roots: plugin::paths::Roots {
                     host: "/".into(),

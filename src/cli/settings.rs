@@ -67,11 +67,11 @@ pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
         sys_root: arguments.sys_root.unwrap_or_else(|| "/sys".into()),
         dev_root: arguments.dev_root.unwrap_or_else(|| "/dev".into()),
         log_format: arguments.log_format.unwrap_or(LogFormat::Text),
-        device_plugin,
         reloadable: Reloadable {
             refresh_interval: arguments.refresh_interval.unwrap_or(Duration::from_secs(5)),
             retention: arguments.retention.unwrap_or(Duration::from_secs(300)),
             log_level: arguments.log_level.unwrap_or_else(|| "info".into()),
+            device_plugin,
         },
     };
     check(&settings, arguments.config.as_deref())?;
@@ -101,7 +101,7 @@ fn check(settings: &Settings, file: Option<&Path>) -> Result<(), InvalidSettings
         }
     };
     let (second, minute) = (Duration::from_secs(1), Duration::from_secs(60));
-    let Reloadable { refresh_interval, retention, log_level } = &settings.reloadable;
+    let Reloadable { refresh_interval, retention, log_level, .. } = &settings.reloadable;
     range("refresh-interval", *refresh_interval, second, 10 * minute, "must be 1s to 10m")?;
     range("sample-interval", settings.sample_interval, second / 10, minute, "must be 100ms to 1m")?;
     range("retention", *retention, Duration::ZERO, 24 * 60 * minute, "must be 0s to 1day")?;

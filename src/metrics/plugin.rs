@@ -1,7 +1,10 @@
 //! The bundled device plugin. Absent while it is off.
 
+use std::collections::BTreeMap;
+
+use super::device_identity::{DEVICE, of_device};
 use super::{Descriptor, Family, Group, Label, Value};
-use crate::model::{PluginResource, Snapshot, UnixSeconds};
+use crate::model::{GpuUuid, PluginResource, PluginState, Snapshot, UnixSeconds};
 
 const OWN: &str = "podmeter";
 
@@ -83,6 +86,15 @@ static CONFLICT: Descriptor = Descriptor::gauge(
     "Whether another live plugin serves the resource and podmeter waits for its end, 0 or 1.",
 );
 
+static SCHEDULABLE: Descriptor = Descriptor::gauge(
+    "podmeter_device_schedulable",
+    DEVICE,
+    "",
+    OWN,
+    "Whether the bundled plugin offers a healthy device on the GPU to a kubelet that has its registration, 0 or 1; absent for \
+     a GPU that it does not serve.",
+);
+
 pub(super) const GROUP: Group = Group {
     section: "Device plugin",
     descriptors: &[
@@ -97,6 +109,7 @@ pub(super) const GROUP: Group = Group {
         &PRE_STARTS,
         &UNREGISTERED,
         &CONFLICT,
+        &SCHEDULABLE,
     ],
     families,
 };
@@ -124,7 +137,23 @@ fn families(snapshot: &Snapshot) -> Vec<Family> {
         each(snapshot, &PRE_STARTS, |state| by("result", &state.pre_starts)),
         each(snapshot, &UNREGISTERED, |state| vec![(None, state.unregistered_until(now).as_secs_f64().into())]),
         each(snapshot, &CONFLICT, |state| vec![(None, state.conflict.is_some().into())]),
+        schedulable(snapshot, plugin),
     ]
+}
+
+fn schedulable(snapshot: &Snapshot, plugin: &PluginState) -> Family {
+    let mut gpus: BTreeMap<&GpuUuid, bool> = BTreeMap::new();
+    for state in plugin.resources.values() {
+        for (device, gpu) in state.gpus.iter() {
+            let is_healthy = state.devices.get(device).is_some_and(Option::is_none);
+            *gpus.entry(gpu).or_default() |= state.registered && is_healthy;
+        }
+    }
+    let mut family = Family::new(&SCHEDULABLE);
+    for gpu in snapshot.hardware.inventory.gpus.values() {
+        family.push_known(of_device(gpu), gpus.get(&gpu.uuid).copied());
+    }
+    family
 }
 
 type Labelled = (Option<(&'static str, Label)>, Value);
@@ -133,7 +162,7 @@ fn label(name: &'static str, value: &'static str) -> Option<(&'static str, Label
     Some((name, value.into()))
 }
 
-fn by(name: &'static str, counts: &std::collections::BTreeMap<&'static str, u64>) -> Vec<Labelled> {
+fn by(name: &'static str, counts: &BTreeMap<&'static str, u64>) -> Vec<Labelled> {
     counts.iter().map(|(value, count)| (label(name, value), (*count).into())).collect()
 }
 
@@ -170,6 +199,22 @@ mod tests {
         plugin.resources.get_mut(&"nvidia.com/gpu".into()).unwrap().unregistered_since = Some(since);
         snapshot.at.monotonic = since + Monotonic::from_secs(4).as_duration();
         assert_eq!(value(&families(&snapshot), name, &gpu), Some(5.5));
+    }
+
+    #[test]
+    fn a_gpu_is_schedulable_while_a_registered_resource_has_a_healthy_device_on_it() {
+        let mut snapshot = fixture::snapshot();
+        let of = |snapshot: &Snapshot, gpu| value(&families(snapshot), SCHEDULABLE.name, &[("gpu_uuid", gpu)]);
+        assert_eq!(of(&snapshot, fixture::WHOLE), Some(1.0));
+        assert_eq!(of(&snapshot, fixture::LOST), Some(0.0), "unhealthy");
+        assert_eq!(of(&snapshot, fixture::PARTITIONED), Some(0.0), "its slice waits for another plugin");
+        let plugin = Arc::make_mut(snapshot.plugin.as_mut().unwrap());
+        plugin.resources.get_mut(&"nvidia.com/mig-1g.10gb".into()).unwrap().registered = true;
+        plugin.resources.get_mut(&"nvidia.com/gpu".into()).unwrap().registered = false;
+        assert_eq!(of(&snapshot, fixture::WHOLE), Some(0.0), "not registered");
+        assert_eq!(of(&snapshot, fixture::PARTITIONED), Some(1.0));
+        Arc::make_mut(snapshot.plugin.as_mut().unwrap()).resources.clear();
+        assert_eq!(of(&snapshot, fixture::WHOLE), None, "not served");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::{DeviceId, DurationHistogram, Monotonic, ResourceName, UnixSeconds};
+use super::{DeviceId, DurationHistogram, GpuUuid, Monotonic, ResourceName, UnixSeconds};
 
 /// What the plugin room publishes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -13,6 +13,8 @@ pub struct PluginState {
     pub checked: bool,
     /// Kubelets that replaced another one since the start.
     pub kubelet_restarts: u64,
+    /// What is not offered as configured, each a sentence with its remedy. Sorted.
+    pub problems: Vec<Arc<str>>,
     pub resources: BTreeMap<ResourceName, PluginResource>,
 }
 
@@ -25,14 +27,18 @@ pub struct PluginResource {
     pub registrations: u64,
     /// Why the last attempt failed or the registration was lost; `None` while registered.
     pub problem: Option<Arc<str>>,
+    /// Why it is served no more; `None` while it is, or waits to be.
+    pub ended: Option<Arc<str>>,
     /// The other plugin that serves this resource, in words with a remedy.
     pub conflict: Option<Arc<str>>,
     /// Time without a registration, up to `unregistered_since`.
     pub unregistered: Duration,
-    /// `None` while registered.
+    /// `None` while registered, and once it has ended.
     pub unregistered_since: Option<Monotonic>,
     /// What the kubelet is told: by device, why it is unhealthy, or `None` for a healthy one.
     pub devices: Arc<BTreeMap<DeviceId, Option<Arc<str>>>>,
+    /// The GPU behind each of the devices that have one; a MIG device's is the one that it is part of.
+    pub gpus: Arc<BTreeMap<DeviceId, GpuUuid>>,
     /// Allocate calls by result: ok, unknown_device, unhealthy, not_allowed.
     pub allocations: BTreeMap<&'static str, u64>,
     pub allocate_durations: DurationHistogram,

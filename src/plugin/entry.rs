@@ -5,12 +5,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::cdi::{self, Written};
+use super::layout::{self, Vanished};
 use super::mps;
 use super::paths::{self, Roots};
 use super::{
-    Hardware, MigCapabilities, NodeFacts, NvidiaConfig, Offer, ResourceConfig, control_nodes, health, merge, offers,
+    Hardware, MigCapabilities, NodeFacts, NvidiaConfig, Offer, Offers, ResourceConfig, control_nodes, health, merge,
+    offers,
 };
-use crate::model::{Gpu, GpuUuid, HardwareState, Inventory, PciBusId};
+use crate::model::{DeviceId, Gpu, GpuUuid, HardwareState, Inventory, KubeletState, Monotonic, PciBusId, ResourceName};
 use crate::preference::{PciGpu, Place, Topology};
 
 /// Where this process sees the host.
@@ -33,13 +35,15 @@ pub struct Facts {
 pub struct Entry {
     pub config: Arc<ResourceConfig>,
     pub facts: Arc<Facts>,
-    /// Merged: what was offered once is among them for ever.
+    /// Merged: what was offered once is among them until it is dropped.
     offers: Vec<Offer>,
+    /// What a change of layout took away, and the kubelet still has in its list.
+    vanished: BTreeMap<ResourceName, Vanished>,
     /// Of the inventory that the facts were read with.
     generation: Option<u64>,
     /// Our CDI specification.
     specification: Option<(String, Written)>,
-    said: Vec<String>,
+    problems: Vec<String>,
 }
 
 impl Entry {
@@ -48,33 +52,35 @@ impl Entry {
             config: Arc::new(config),
             facts: Arc::default(),
             offers: vec![],
+            vanished: BTreeMap::new(),
             generation: None,
             specification: None,
-            said: vec![],
+            problems: vec![],
         }
     }
 
     /// Brings offers and facts up to date.
-    pub fn update(&mut self, hardware: &HardwareState, around: &Surroundings) {
+    pub fn update(&mut self, hardware: &HardwareState, around: &Surroundings, now: Monotonic) {
         let found = match &*self.config {
             ResourceConfig::Path(path) => paths::find(path, &around.roots),
             _ => vec![],
         };
-        let now = offers(&self.config, &hardware.inventory, &found);
+        let Offers { offers, problems } = offers(&self.config, &hardware.inventory, &found);
         let verdicts = health::verdicts(hardware);
-        let verdict = |behind: &Hardware| match behind {
-            Hardware::Gpu { uuid: gpu, .. } | Hardware::Mig { gpu, .. } => verdicts.get(gpu).cloned().unwrap_or(Ok(())),
-            Hardware::Nodes(_) | Hardware::Nothing => Ok(()),
-        };
-        let judged = now.offers.into_iter().map(|offer| offer.judged(verdict)).map(|offer| match &*self.config {
+        let verdict = |behind: &Hardware| behind.gpu().and_then(|gpu| verdicts.get(gpu)).cloned().unwrap_or(Ok(()));
+        let vanished = self.offers.iter().map(|before| {
+            let ids = layout::vanished(before, &offers, &hardware.inventory);
+            let known = self.vanished.get(&before.resource);
+            let since = |id: &DeviceId| known.and_then(|known| known.get(id)).copied().unwrap_or(now);
+            (before.resource.clone(), ids.into_iter().map(|id| (id.clone(), since(&id))).collect())
+        });
+        self.vanished = vanished.filter(|(_, vanished): &(_, Vanished)| !vanished.is_empty()).collect();
+        let judged = offers.into_iter().map(|offer| offer.judged(verdict)).map(|offer| match &*self.config {
             ResourceConfig::Nvidia(nvidia) => mps::judged(nvidia, &around.roots, offer),
             ResourceConfig::Path(_) | ResourceConfig::Simulated(_) => offer,
         });
         self.offers = merge(&self.offers, judged.collect());
-        for problem in now.problems.iter().filter(|problem| !self.said.contains(problem)) {
-            tracing::warn!(resource = %self.config.name(), "{problem}");
-        }
-        self.said = now.problems;
+        self.problems = problems;
         let config = Arc::clone(&self.config);
         if let ResourceConfig::Nvidia(nvidia) = &*config
             && self.generation != Some(hardware.inventory.generation)
@@ -99,6 +105,34 @@ impl Entry {
 
     pub fn offers(&self) -> &[Offer] {
         &self.offers
+    }
+
+    pub fn problems(&self) -> &[String] {
+        &self.problems
+    }
+
+    /// Whether it waits for the kubelet to let go of devices.
+    pub fn is_draining(&self) -> bool {
+        !self.vanished.is_empty()
+    }
+
+    /// Takes out of the offers what vanished and nobody holds. Returns the resources whose lists are now shorter.
+    pub fn drop_drained(&mut self, kubelet: &KubeletState) -> Vec<ResourceName> {
+        let mut shorter = vec![];
+        self.vanished.retain(|resource, vanished| {
+            let dropped = layout::to_drop(resource, vanished, kubelet);
+            if dropped.is_empty() {
+                return true;
+            }
+            for offer in self.offers.iter_mut().filter(|offer| offer.resource == *resource) {
+                offer.devices.retain(|device| !dropped.contains(&device.id));
+            }
+            tracing::info!(%resource, devices = dropped.len(), "no container holds what the change of layout took away");
+            shorter.push(resource.clone());
+            false
+        });
+        self.offers.retain(|offer| !offer.devices.is_empty());
+        shorter
     }
 
     fn node_facts(&self, nvidia: &NvidiaConfig, around: &Surroundings) -> NodeFacts {

@@ -15,7 +15,7 @@ use super::conflict::conflict;
 use super::doubt::Doubt;
 use super::server::{Desk, Server};
 use super::sockets::{self, Identity};
-use crate::model::{DeviceId, KubeletState, Monotonic};
+use crate::model::{DeviceId, KubeletState, Monotonic, ResourceName};
 use crate::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use crate::wire::v1beta1::registration_client::RegistrationClient;
 use crate::wire::v1beta1::{Empty, RegisterRequest};
@@ -59,8 +59,19 @@ pub struct Life {
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
     /// Wakes when something comes or goes in the directory.
     pub changes: watch::Receiver<u64>,
-    pub stop: watch::Receiver<bool>,
+    /// Why it is to end.
+    pub stop: watch::Receiver<Option<&'static str>>,
+    /// What the kubelet was told by lives of the resource before this one.
+    pub advertised: BTreeSet<DeviceId>,
     pub deadlines: Deadlines,
+}
+
+/// What is left of a life.
+#[derive(Debug)]
+pub struct Lived {
+    pub resource: ResourceName,
+    /// What the kubelet was told by it and by those before it.
+    pub advertised: BTreeSet<DeviceId>,
 }
 
 /// Why one round ended.
@@ -96,36 +107,35 @@ enum Ended {
 
 impl Life {
     /// Until it is told to stop. The socket is gone then.
-    pub async fn run(mut self) {
+    pub async fn run(mut self) -> Lived {
         let mut backoff = Backoff::default();
-        let mut advertised = false;
         let mut stop = self.stop.clone();
         let mut said = String::new();
+        if !self.advertised.is_empty() {
+            tokio::time::sleep(AFTER_CLOSING).await;
+        }
         loop {
             let mut server = None;
             let mut registered_at = None;
             let kubelet = Identity::of(&sockets::kubelet_socket(&self.directory));
             let ended = tokio::select! {
-                ended = self.round(kubelet, advertised, &mut server, &mut registered_at) => Some(ended),
-                _ = stop.wait_for(|stop| *stop) => None,
+                ended = self.round(kubelet, &mut server, &mut registered_at) => Some(ended),
+                _ = stop.wait_for(Option::is_some) => None,
             };
             // Ours goes first: an older kubelet that sees it go later would take it for the new one.
             if let Some(server) = server {
                 server.close().await;
             }
-            let Some(ended) = ended else {
-                self.desk.record.unregistered("podmeter is ending");
-                return;
-            };
-            let reason = ended.to_string();
-            self.desk.record.unregistered(&reason);
             if let Some(at) = registered_at {
-                advertised = true;
+                self.advertised.extend(self.desk.offer.borrow().devices.iter().map(|device| device.id.clone()));
                 said.clear();
                 if self.desk.clock.now().monotonic.since(at) >= LASTED {
                     backoff.reset();
                 }
             }
+            let Some(ended) = ended else { break };
+            let reason = ended.to_string();
+            self.desk.record.unregistered(&reason);
             if said != reason {
                 tracing::warn!(resource = %self.resource(), "not registered: {reason}");
                 said = reason;
@@ -134,15 +144,17 @@ impl Life {
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 () = self.other_kubelet(kubelet) => backoff.reset(),
-                _ = stop.wait_for(|stop| *stop) => return,
+                _ = stop.wait_for(Option::is_some) => break,
             }
         }
+        let reason = stop.borrow().unwrap_or("podmeter is ending");
+        self.desk.record.unregistered(reason);
+        Lived { resource: self.resource(), advertised: self.advertised }
     }
 
     async fn round(
         &mut self,
         kubelet: Option<Identity>,
-        advertised: bool,
         server: &mut Option<Server>,
         registered_at: &mut Option<Monotonic>,
     ) -> Ended {
@@ -151,7 +163,7 @@ impl Life {
             return Ended::NoKubelet(kubelet_socket);
         }
         if self.desk.config.on_conflict() == OnConflict::Wait {
-            self.until_free(advertised).await;
+            self.until_free().await;
         }
         let resource = self.resource();
         let name = sockets::fresh_name(&resource);
@@ -207,7 +219,7 @@ impl Life {
     }
 
     /// Returns when no other plugin serves the resource.
-    async fn until_free(&mut self, advertised: bool) {
+    async fn until_free(&mut self) {
         let known = |state: &Arc<KubeletState>| state.allocatable_at.is_some() || state.problem.is_some();
         // Nothing to say is no objection; an error is the agent ending.
         let _ = tokio::time::timeout(FIRST_ANSWER, self.kubelet.wait_for(known)).await;
@@ -216,7 +228,7 @@ impl Life {
         let mut live_before = None;
         loop {
             let live = sockets::live(&self.directory).await;
-            let Some(reason) = self.conflict(advertised, &live) else {
+            let Some(reason) = self.conflict(&live) else {
                 if waited {
                     tracing::info!(resource = %self.resource(), "no other device plugin serves it any more");
                     self.desk.record.conflict(None);
@@ -244,16 +256,12 @@ impl Life {
     }
 
     /// Who else has the resource now.
-    fn conflict(&mut self, advertised: bool, live: &[String]) -> Option<String> {
-        let offer = Arc::clone(&self.desk.offer.borrow());
-        let ours: BTreeSet<DeviceId> = match advertised {
-            true => offer.devices.iter().map(|device| device.id.clone()).collect(),
-            false => BTreeSet::new(),
-        };
+    fn conflict(&mut self, live: &[String]) -> Option<String> {
+        let resource = self.resource();
         let state = Arc::clone(&self.kubelet.borrow_and_update());
         let nothing = BTreeSet::new();
-        let listed = state.allocatable.as_ref().and_then(|allocatable| allocatable.devices.get(&offer.resource));
-        conflict(&offer.resource, listed.unwrap_or(&nothing), &ours, live)
+        let listed = state.allocatable.as_ref().and_then(|allocatable| allocatable.devices.get(&resource));
+        conflict(&resource, listed.unwrap_or(&nothing), &self.advertised, live)
     }
 
     /// Until another kubelet's socket is there.
@@ -270,7 +278,7 @@ impl Life {
         }
     }
 
-    fn resource(&self) -> crate::model::ResourceName {
+    fn resource(&self) -> ResourceName {
         self.desk.offer.borrow().resource.clone()
     }
 }

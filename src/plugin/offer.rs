@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::model::{DeviceId, GpuUuid, MigUuid, ResourceName};
 
-/// One resource name and its devices, sorted by id. A device that was offered once stays: it turns unhealthy.
+/// One resource name and its devices, sorted by id. A device that was offered once stays while its registration lives: it
+/// turns unhealthy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
     pub resource: ResourceName,
@@ -50,6 +51,17 @@ pub enum Hardware {
     Nodes(Vec<DeviceNode>),
     /// Nothing at all: to try the flow.
     Nothing,
+}
+
+impl Hardware {
+    /// The GPU that it is, or is part of.
+    #[must_use]
+    pub fn gpu(&self) -> Option<&GpuUuid> {
+        match self {
+            Self::Gpu { uuid: gpu, .. } | Self::Mig { gpu, .. } => Some(gpu),
+            Self::Nodes(_) | Self::Nothing => None,
+        }
+    }
 }
 
 /// What a container gets. Maps and lists are in the order they are sent.

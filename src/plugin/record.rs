@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use super::Offer;
 use crate::clock::Clock;
-use crate::model::{Moment, PluginResource, PluginState, ResourceName};
+use crate::model::{Moment, PluginResource, PluginState, ResourceName, UnixSeconds};
 
 /// Results that a counter has from the beginning.
 const RESULTS: [&str; 4] = ["ok", "unknown_device", "unhealthy", "not_allowed"];
@@ -28,12 +28,16 @@ impl Record {
     pub fn begin(&self, prefers: bool, checks_before_start: bool, mps: bool) {
         let zero = |names: &[&'static str]| names.iter().map(|name| (*name, 0)).collect();
         self.change(|state, now| {
-            state.created = now.unix;
-            state.unregistered_since = Some(now.monotonic);
-            state.allocations = zero(&RESULTS);
+            // A resource that begins anew counts on.
+            if state.created == UnixSeconds::default() {
+                state.created = now.unix;
+                state.allocations = zero(&RESULTS);
+            }
+            state.unregistered_since.get_or_insert(now.monotonic);
+            state.ended = None;
             state.prefers = prefers;
             state.mps = mps;
-            if checks_before_start {
+            if checks_before_start && state.pre_starts.is_empty() {
                 state.pre_starts = zero(&PRE_START_RESULTS);
             }
         });
@@ -45,7 +49,9 @@ impl Record {
             (device.id.clone(), reason)
         });
         let devices: Arc<BTreeMap<_, _>> = Arc::new(devices.collect());
-        self.change(|state, _| state.devices = devices);
+        let gpus = offer.devices.iter().filter_map(|device| Some((device.id.clone(), device.hardware.gpu()?.clone())));
+        let gpus: Arc<BTreeMap<_, _>> = Arc::new(gpus.collect());
+        self.change(|state, _| (state.devices, state.gpus) = (devices, gpus));
     }
 
     pub fn registered(&self) {
@@ -65,6 +71,18 @@ impl Record {
             state.registered = false;
             state.unregistered_since.get_or_insert(now.monotonic);
             state.problem = Some(problem.into());
+        });
+    }
+
+    /// Nobody is to serve it any more: there is nothing to wait for.
+    pub fn ended(&self, reason: &str) {
+        self.change(|state, now| {
+            state.unregistered = state.unregistered_until(now.monotonic);
+            state.unregistered_since = None;
+            state.registered = false;
+            (state.problem, state.conflict) = (None, None);
+            (state.devices, state.gpus) = Default::default();
+            state.ended = Some(reason.into());
         });
     }
 

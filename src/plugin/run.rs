@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
 use super::entry::{Entry, Facts, Surroundings};
-use super::lifecycle::{Deadlines, Life};
+use super::lifecycle::{Deadlines, Life, Lived};
 use super::record::Record;
 use super::server::Desk;
 use super::sockets::{self, Identity};
@@ -46,18 +46,41 @@ pub async fn run(
     publish: watch::Sender<Arc<PluginState>>,
     stop: watch::Receiver<bool>,
 ) {
+    let (_always_the_same, resources) = watch::channel(settings.resources.clone());
+    run_reloading(settings, resources, clock, neighbours, publish, stop).await;
+}
+
+/// As `run`, with other `resources` whenever they change; those of the settings are not looked at.
+pub async fn run_reloading(
+    settings: Settings,
+    resources: watch::Receiver<Vec<ResourceConfig>>,
+    clock: Clock,
+    neighbours: Neighbours,
+    publish: watch::Sender<Arc<PluginState>>,
+    stop: watch::Receiver<bool>,
+) {
     sockets::remove_stale(&settings.directory).await;
     let (changes, changed) = watch::channel(0);
     let mut beside = JoinSet::new();
     beside.spawn(sockets::watch_directory(settings.directory.clone(), changes));
     beside.spawn(count_kubelets(settings.directory.clone(), changed.clone(), publish.clone()));
-    let entries = settings.resources.iter().cloned().map(Entry::new).collect();
-    let served = BTreeMap::new();
-    let room = Room { settings, clock, neighbours, publish, stop, changed, entries, served };
+    let mut room = Room {
+        settings,
+        clock,
+        neighbours,
+        publish,
+        changed,
+        entries: BTreeMap::new(),
+        entries_made: 0,
+        served: BTreeMap::new(),
+        lives: JoinSet::new(),
+        advertised: BTreeMap::new(),
+    };
     tokio::select! {
-        () = room.serve() => {}
+        () = room.serve(resources, stop) => {}
         _ = beside.join_next() => {}
     }
+    room.entries.into_values().for_each(Entry::end);
 }
 
 struct Room {
@@ -65,68 +88,115 @@ struct Room {
     clock: Clock,
     neighbours: Neighbours,
     publish: watch::Sender<Arc<PluginState>>,
-    stop: watch::Receiver<bool>,
     changed: watch::Receiver<u64>,
-    entries: Vec<Entry>,
-    /// By the entry that brought it, then by resource.
-    served: BTreeMap<(usize, ResourceName), Served>,
+    /// In the order they came; a number is not used again.
+    entries: BTreeMap<u64, Entry>,
+    entries_made: u64,
+    served: BTreeMap<ResourceName, Served>,
+    lives: JoinSet<Lived>,
+    /// What the kubelet was told of each resource by lives that have ended.
+    advertised: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
 }
 
 impl Room {
-    async fn serve(mut self) {
-        let mut lives = JoinSet::new();
-        let mut stop = self.stop.clone();
-        let looks = self.entries.iter().any(Entry::needs_looking);
+    async fn serve(&mut self, mut resources: watch::Receiver<Vec<ResourceConfig>>, mut stop: watch::Receiver<bool>) {
+        let (mut kubelet, mut may_reload) = (self.neighbours.kubelet.clone(), true);
+        self.configure(&resources.borrow_and_update());
         loop {
             let hardware = Arc::clone(&self.neighbours.hardware.borrow_and_update());
-            for life in self.update(&hardware) {
-                lives.spawn(life.run());
-            }
+            let state = Arc::clone(&kubelet.borrow_and_update());
+            self.update(&hardware, &state);
             let is_known = hardware.source == "none" || hardware.inventory.generation > 0 || hardware.problem.is_some();
             if is_known && !self.publish.borrow().checked {
                 self.publish.send_modify(|state| Arc::make_mut(state).checked = true);
             }
+            let looks = self.entries.values().any(Entry::needs_looking);
+            let is_draining = self.entries.values().any(Entry::is_draining);
             tokio::select! {
                 changed = self.neighbours.hardware.changed() => if changed.is_err() { return },
+                changed = kubelet.changed(), if is_draining => if changed.is_err() { return },
+                changed = resources.changed(), if may_reload => match changed {
+                    Ok(()) => self.configure(&resources.borrow_and_update()),
+                    Err(_) => may_reload = false,
+                },
                 () = tokio::time::sleep(LOOK_INTERVAL), if looks => {}
-                Some(_) = lives.join_next() => break,
+                Some(lived) = self.lives.join_next() => match lived {
+                    Ok(lived) => self.bury(lived),
+                    Err(_) => return,
+                },
                 _ = stop.wait_for(|stop| *stop) => break,
             }
         }
-        if *self.stop.borrow() {
-            while lives.join_next().await.is_some() {}
-        }
-        self.entries.into_iter().for_each(Entry::end);
+        self.served.values_mut().for_each(|served| served.end("podmeter is ending"));
+        while self.lives.join_next().await.is_some() {}
     }
 
-    /// Says what is offered now. Returns the resources that are new.
-    fn update(&mut self, hardware: &HardwareState) -> Vec<Life> {
-        let mut begun = vec![];
-        for (number, entry) in self.entries.iter_mut().enumerate() {
-            entry.update(hardware, &self.settings.surroundings);
+    /// An entry that was there before goes on as it is.
+    fn configure(&mut self, resources: &[ResourceConfig]) {
+        let mut before = std::mem::take(&mut self.entries);
+        let mut made = vec![];
+        for config in resources {
+            let same = before.iter().find(|(_, entry)| *entry.config == *config).map(|(number, _)| *number);
+            match same.and_then(|number| before.remove_entry(&number)) {
+                Some((number, entry)) => drop(self.entries.insert(number, entry)),
+                None => made.push(config.clone()),
+            }
+        }
+        // Before the new ones are looked at: each may have written a file that another is to write.
+        before.into_values().for_each(Entry::end);
+        for config in made {
+            self.entries.insert(self.entries_made, Entry::new(config));
+            self.entries_made += 1;
+        }
+        for served in self.served.values_mut().filter(|served| !self.entries.contains_key(&served.entry)) {
+            served.end("its configuration was changed");
+        }
+    }
+
+    /// Says what is offered now, ends what must begin anew, and begins what is not served.
+    fn update(&mut self, hardware: &HardwareState, kubelet: &KubeletState) {
+        let now = self.clock.now().monotonic;
+        let (mut begun, mut problems) = (vec![], BTreeSet::new());
+        for (number, entry) in &mut self.entries {
+            entry.update(hardware, &self.settings.surroundings, now);
+            for resource in entry.drop_drained(kubelet) {
+                // Not a shorter list on the living stream: a kubelet with an allocation under way looks its devices up
+                // unchecked and panics. Once our server is closed such an allocation fails, so the next registration may
+                // leave them out.
+                if let Some(served) = self.served.get_mut(&resource).filter(|served| served.entry == *number) {
+                    served.end("the layout of its GPUs was changed");
+                }
+            }
+            problems.extend(entry.problems().iter().map(|problem| format!("{}: {problem}", entry.config.name())));
             for offer in entry.offers() {
-                match self.served.get(&(number, offer.resource.clone())) {
-                    Some(served) => served.update(offer, &entry.facts),
-                    None if offer.devices.is_empty() => {}
-                    None => begun.push((number, offer.clone(), Arc::clone(&entry.config), Arc::clone(&entry.facts))),
+                match self.served.get(&offer.resource) {
+                    Some(served) if served.entry == *number => served.update(offer, &entry.facts),
+                    None => begun.push((*number, offer.clone())),
+                    // Until that one has closed its server.
+                    Some(served) if served.is_ending() => {}
+                    Some(_) => drop(problems.insert(collision(&offer.resource))),
                 }
             }
         }
-        let begin = |(number, offer, config, facts)| self.begin(number, offer, config, facts);
-        begun.into_iter().filter_map(begin).collect()
+        for (number, offer) in begun {
+            // Two would fight for it.
+            match self.served.contains_key(&offer.resource) {
+                true => drop(problems.insert(collision(&offer.resource))),
+                false => self.begin(number, offer),
+            }
+        }
+        self.say(problems);
     }
 
-    /// `None` where another entry has the resource already: two would fight for it.
-    fn begin(&mut self, number: usize, offer: Offer, config: Arc<ResourceConfig>, facts: Arc<Facts>) -> Option<Life> {
+    fn begin(&mut self, number: u64, offer: Offer) {
+        let Some(entry) = self.entries.get(&number) else { return };
         let resource = offer.resource.clone();
-        if self.served.keys().any(|(_, served)| *served == resource) {
-            return None;
-        }
         let record = Record::new(resource.clone(), self.clock, self.publish.clone());
         let (tell_offer, offers) = watch::channel(Arc::new(offer));
-        let (tell_facts, facts) = watch::channel(facts);
+        let (tell_facts, facts) = watch::channel(Arc::clone(&entry.facts));
+        let (stop, stopped) = watch::channel(None);
         let desk = Desk {
-            config,
+            config: Arc::clone(&entry.config),
             offer: offers,
             facts,
             hardware: self.neighbours.hardware.clone(),
@@ -143,23 +213,67 @@ impl Room {
             desk,
             kubelet: self.neighbours.kubelet.clone(),
             changes: self.changed.clone(),
-            stop: self.stop.clone(),
+            stop: stopped,
+            advertised: self.advertised.get(&resource).cloned().unwrap_or_default(),
             deadlines: Deadlines::default(),
         };
-        self.served.insert((number, resource), Served { offer: tell_offer, facts: tell_facts, record });
-        Some(life)
+        self.lives.spawn(life.run());
+        self.served.insert(resource, Served { entry: number, offer: tell_offer, facts: tell_facts, record, stop });
+    }
+
+    /// A life has ended as it was told to. Its resource begins anew at the next update, where it is still offered.
+    fn bury(&mut self, lived: Lived) {
+        let Lived { resource, advertised } = lived;
+        let offers = || self.entries.values().flat_map(Entry::offers);
+        if let Some(served) = self.served.remove(&resource)
+            && !offers().any(|offer| offer.resource == resource)
+        {
+            let reason = served.stop.borrow().unwrap_or_default();
+            tracing::info!(%resource, reason, "no longer served: nothing of it is offered");
+            served.record.ended(reason);
+        }
+        self.advertised.insert(resource, advertised);
+    }
+
+    /// Each into the log once when it appears and once when it goes.
+    fn say(&self, problems: BTreeSet<String>) {
+        let problems: Vec<Arc<str>> = problems.into_iter().map(Arc::from).collect();
+        let before = self.publish.borrow().problems.clone();
+        if before == problems {
+            return;
+        }
+        for problem in problems.iter().filter(|problem| !before.contains(problem)) {
+            tracing::warn!("{problem}");
+        }
+        for problem in before.iter().filter(|problem| !problems.contains(problem)) {
+            tracing::info!("no longer: {problem}");
+        }
+        self.publish.send_modify(|state| Arc::make_mut(state).problems = problems);
     }
 }
 
-/// A resource that is served for as long as the room lives.
+fn collision(resource: &ResourceName) -> String {
+    format!(
+        "{resource}: two entries of devicePlugin.resources offer it and the first to serve it keeps it; the devices of the \
+         other are not offered: give one of them another name"
+    )
+}
+
+/// A resource with a life.
 struct Served {
+    entry: u64,
     offer: watch::Sender<Arc<Offer>>,
     facts: watch::Sender<Arc<Facts>>,
     record: Record,
+    stop: watch::Sender<Option<&'static str>>,
 }
 
 impl Served {
     fn update(&self, offer: &Offer, facts: &Arc<Facts>) {
+        // What it has told the kubelet stands until its server is closed.
+        if self.is_ending() {
+            return;
+        }
         if !Arc::ptr_eq(&self.facts.borrow(), facts) {
             self.facts.send_replace(Arc::clone(facts));
         }
@@ -169,6 +283,19 @@ impl Served {
             self.record.offered(offer);
             self.offer.send_replace(Arc::new(offer.clone()));
         }
+    }
+
+    fn is_ending(&self) -> bool {
+        self.stop.borrow().is_some()
+    }
+
+    /// The first reason stands.
+    fn end(&mut self, reason: &'static str) {
+        self.stop.send_if_modified(|stop| {
+            let first = stop.is_none();
+            stop.get_or_insert(reason);
+            first
+        });
     }
 }
 

@@ -29,8 +29,8 @@ use crate::wire::v1beta1::{
     PreferredAllocationResponse,
 };
 
-/// Changes that come together are told together; the contract allows 50 ms.
-const COALESCE: Duration = Duration::from_millis(25);
+/// Between two lists: changes that come together are told together.
+const COALESCE: Duration = Duration::from_millis(50);
 /// After a list was sent: by then the kubelet has taken it in.
 const TAKEN_IN: Duration = Duration::from_millis(20);
 /// For calls under way when a server closes. They are answered from memory.
@@ -267,19 +267,25 @@ async fn send_lists(
     let send = async {
         loop {
             let list = convert::list(&offers.borrow_and_update());
-            if sent.as_ref() != Some(&list) {
+            let is_new = sent.as_ref() != Some(&list);
+            if is_new {
                 if sender.send(Ok(list.clone())).await.is_err() {
                     return;
                 }
                 sent = Some(list);
-                tokio::time::sleep(TAKEN_IN).await;
-                desk.look.notify_one();
             }
+            // The first change after a rest goes out at once; what follows within the time goes out together at its end.
+            let rest = async {
+                if is_new {
+                    tokio::time::sleep(TAKEN_IN).await;
+                    desk.look.notify_one();
+                    tokio::time::sleep(COALESCE - TAKEN_IN).await;
+                }
+            };
             tokio::select! {
-                changed = offers.changed() => if changed.is_err() { return },
+                ((), changed) = async { tokio::join!(rest, offers.changed()) } => if changed.is_err() { return },
                 () = sender.closed() => return,
             }
-            tokio::time::sleep(COALESCE).await;
         }
     };
     tokio::select! {
@@ -309,5 +315,72 @@ impl Drop for Lists {
     fn drop(&mut self) {
         self.task.abort();
         self.streams.send_modify(|streams| streams.open -= 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::plugin::{Hardware, OfferedDevice, SimulatedConfig};
+
+    fn offer(devices: usize) -> Arc<Offer> {
+        let device = |number| OfferedDevice {
+            id: format!("simulated-{number}").as_str().into(),
+            numa_nodes: std::collections::BTreeSet::new(),
+            health: Ok(()),
+            hardware: Hardware::Nothing,
+        };
+        Arc::new(Offer { resource: "example.com/toy".into(), devices: (0..devices).map(device).collect() })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_after_a_rest_is_told_at_once_and_those_that_follow_together() {
+        let (tell, offers) = watch::channel(offer(1));
+        let (_facts, facts) = watch::channel(Arc::default());
+        let (_hardware, hardware) = watch::channel(Arc::default());
+        let (_kubelet, kubelet) = watch::channel(Arc::default());
+        let (publish, _state) = watch::channel(Arc::default());
+        let config: SimulatedConfig = serde_json::from_str(r#"{"name":"example.com/toy","devices":1}"#).unwrap();
+        let clock = Clock::start();
+        let desk = Desk {
+            config: Arc::new(ResourceConfig::Simulated(config)),
+            offer: offers,
+            facts,
+            hardware,
+            kubelet,
+            record: Record::new("example.com/toy".into(), clock, publish),
+            clock,
+            allocated: Arc::default(),
+            look: Arc::default(),
+        };
+        let look = Arc::clone(&desk.look);
+        let (_closing, closed) = watch::channel(false);
+        let (sender, mut lists) = mpsc::channel(1);
+        let task = tokio::spawn(send_lists(desk, closed, sender));
+        let mut began = Instant::now();
+        // Devices in the next list, and how many milliseconds after the last one it came.
+        let mut next = async || {
+            let list = lists.recv().await.unwrap().unwrap();
+            let waited = began.elapsed().as_millis();
+            began = Instant::now();
+            (list.devices.len(), waited)
+        };
+        assert_eq!(next().await, (1, 0));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        tell.send_replace(offer(2));
+        assert_eq!(next().await, (2, 1000), "at once");
+        tell.send_replace(offer(3));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        tell.send_replace(offer(4));
+        assert_eq!(next().await, (4, 50), "both together");
+        tell.send_replace(offer(4));
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        tell.send_replace(offer(5));
+        assert_eq!(next().await, (5, 500), "nothing was told meanwhile");
+        look.notified().await;
+        drop(lists);
+        task.await.unwrap();
     }
 }

@@ -1,5 +1,7 @@
 //! The live page: plain tables, no outside asset, no script. Whatever is not known is a dash.
 
+mod plugin;
+
 use std::fmt::Display;
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
@@ -46,6 +48,10 @@ pub(super) fn page(snapshot: &Snapshot, now: Moment, not_ready: Option<String>) 
                 (devices(snapshot))
                 h2 { "Containers" }
                 (containers(snapshot, now))
+                @if let Some(plugin) = &snapshot.plugin {
+                    h2 { "Device plugin" }
+                    (plugin::section(plugin))
+                }
                 h2 { "Freshness" }
                 (freshness(snapshot, now))
                 p {

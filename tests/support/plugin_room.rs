@@ -39,6 +39,7 @@ pub fn gpus(count: u32) -> HardwareState {
         vbios_version: None,
         serial: None,
         numa_node: Some(index / 2),
+        nvlink_peers: None,
         memory_bytes: Some(80 << 30),
         mig_enabled: Some(false),
         mig_devices: vec![],
@@ -102,7 +103,7 @@ impl Podmeter {
             directory,
             resources: resources(yaml),
             surroundings: Surroundings {
-                roots: Roots { host: root.join("host"), sys: root.join("sys") },
+                roots: Roots { host: root.join("host"), dev: root.join("dev"), sys: root.join("sys") },
                 proc: root.join("proc"),
                 cdi: vec![root.join("cdi")],
             },

@@ -68,6 +68,7 @@ fn plugin() -> PluginState {
         registrations: 2,
         unregistered: Duration::from_millis(1500),
         devices: Arc::new([(WHOLE.into(), None), (LOST.into(), Some("the driver says that it is lost".into()))].into()),
+        gpus: Arc::new([(WHOLE.into(), WHOLE.into()), (LOST.into(), LOST.into())].into()),
         allocations: results(1),
         allocate_durations: durations.clone(),
         prefers: true,
@@ -81,10 +82,11 @@ fn plugin() -> PluginState {
         conflict: Some("another device plugin serves it".into()),
         unregistered_since: Some(Monotonic::from_secs(590)),
         devices: Arc::new([(SLICE.into(), None)].into()),
+        gpus: Arc::new([(SLICE.into(), PARTITIONED.into())].into()),
         ..PluginResource::default()
     };
     let resources = [("nvidia.com/gpu".into(), served), ("nvidia.com/mig-1g.10gb".into(), in_conflict)].into();
-    PluginState { checked: true, kubelet_restarts: 1, resources }
+    PluginState { checked: true, kubelet_restarts: 1, problems: vec!["MIG-9 <b>is not offered</b>".into()], resources }
 }
 
 fn moment(seconds: u64) -> Moment {

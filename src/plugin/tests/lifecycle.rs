@@ -22,8 +22,8 @@ const TOY: &str = "example.com/toy";
 /// A life with all that it hears.
 struct Lived {
     state: watch::Receiver<Arc<PluginState>>,
-    stop: watch::Sender<bool>,
-    life: JoinHandle<()>,
+    stop: watch::Sender<Option<&'static str>>,
+    life: JoinHandle<crate::plugin::lifecycle::Lived>,
     beside: JoinHandle<()>,
     _heard: (watch::Sender<Arc<HardwareState>>, watch::Sender<Arc<KubeletState>>),
 }
@@ -39,13 +39,13 @@ impl Lived {
     fn begin(directory: &Path, deadlines: Deadlines) -> Self {
         let clock = Clock::start();
         let (publish, state) = watch::channel(Arc::default());
-        let (stop, stopped) = watch::channel(false);
+        let (stop, stopped) = watch::channel(None);
         let (hardware, readings) = watch::channel(Arc::default());
         let (kubelet, answers) = watch::channel(Arc::default());
         let (changes, changed) = watch::channel(0);
         let beside = tokio::spawn(sockets::watch_directory(directory.to_owned(), changes));
         let record = Record::new(TOY.into(), clock, publish);
-        record.begin(false, false);
+        record.begin(false, false, false);
         let device = OfferedDevice {
             id: DeviceId::new("toy-0"),
             numa_nodes: std::collections::BTreeSet::new(),
@@ -57,6 +57,7 @@ impl Lived {
             offer: watch::channel(Arc::new(Offer { resource: TOY.into(), devices: vec![device] })).1,
             facts: watch::channel(Arc::default()).1,
             hardware: readings,
+            kubelet: answers.clone(),
             record,
             clock,
             allocated: Arc::new(Notify::new()),
@@ -68,6 +69,7 @@ impl Lived {
             kubelet: answers,
             changes: changed,
             stop: stopped,
+            advertised: std::collections::BTreeSet::new(),
             deadlines,
         };
         Self { state, stop, life: tokio::spawn(life.run()), beside, _heard: (hardware, kubelet) }
@@ -122,7 +124,7 @@ async fn a_path_too_long_for_a_socket_is_said_with_its_length() {
     lived.until_problem("the path of a socket at most 107").await;
     let problem = lived.state.borrow().resources[&TOY.into()].problem.clone().unwrap();
     assert!(problem.contains("--device-plugin-dir") && problem.contains(" bytes"), "{problem}");
-    lived.stop.send_replace(true);
+    lived.stop.send_replace(Some("podmeter is ending"));
 }
 
 /// No kubelet for a day of paused time: tried for ever, half a minute apart at most, and never in step.

@@ -76,6 +76,7 @@ pub struct DeviceManager {
     connections: BTreeMap<Serial, Connection>,
     current: BTreeMap<String, Serial>,
     last_serial: Serial,
+    dropped: Vec<(String, String)>,
 }
 
 /// How many devices of a resource the node status would show.
@@ -106,7 +107,8 @@ impl DeviceManager {
     /// their plugins come back. Connections are numbered on from those of the `previous` life.
     #[must_use]
     pub fn restored(rules: Rules, checkpoint: &Checkpoint, now: Monotonic, previous: &Self) -> Self {
-        let mut manager = Self { last_serial: previous.last_serial, ..Self::new(rules) };
+        let (last_serial, dropped) = (previous.last_serial, previous.dropped.clone());
+        let mut manager = Self { last_serial, dropped, ..Self::new(rules) };
         for entry in &checkpoint.data.pod_device_entries {
             let place = (entry.pod_uid.clone(), entry.container_name.clone(), entry.resource_name.clone());
             manager.assignments.insert(place, entry.assignment());
@@ -145,7 +147,9 @@ impl DeviceManager {
     pub fn listed(&mut self, serial: Serial, list: Vec<ListedDevice>) -> bool {
         let Some(connection) = self.connections.get_mut(&serial) else { return false };
         let resource = connection.resource.clone();
-        connection.list = Some(list.clone());
+        let before = connection.list.replace(list.clone()).unwrap_or_default();
+        let left_out = before.into_iter().filter(|before| list.iter().all(|device| device.id != before.id));
+        self.dropped.extend(left_out.map(|device| (resource.clone(), device.id)));
         if self.rules == Rules::From137 && self.current.get(&resource) != Some(&serial) {
             return false;
         }
@@ -235,6 +239,18 @@ impl DeviceManager {
             let healthy = resource.healthy.iter().filter_map(|id| resource.devices.get(id));
             healthy.map(move |device| (name.as_str(), device))
         })
+    }
+
+    /// Each device of the resource and whether it could be given; none could before its new plugin has listed it.
+    pub fn usable(&self, resource: &str) -> impl Iterator<Item = (&str, bool)> {
+        let resources = self.resources.get(resource).into_iter();
+        resources.flat_map(|resource| resource.devices.keys().map(|id| (id.as_str(), resource.healthy.contains(id))))
+    }
+
+    /// Devices (resource, id) that a stream left out after it had listed them. A kubelet may panic over each.
+    #[must_use]
+    pub fn dropped(&self) -> &[(String, String)] {
+        &self.dropped
     }
 
     /// The plugin that is asked to allocate.

@@ -17,7 +17,7 @@ mod socket;
 mod spec;
 mod state;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -295,6 +295,38 @@ impl FakeKubelet {
     #[must_use]
     pub fn connected_plugins(&self, resource: &str) -> usize {
         self.shared.state().devices.connections(resource)
+    }
+
+    /// Ids that could be given, whether held or not.
+    #[must_use]
+    pub fn allocatable_ids(&self, resource: &str) -> BTreeSet<String> {
+        let state = self.shared.state();
+        let of_resource = state.devices.allocatable().filter(|(name, _)| *name == resource);
+        of_resource.map(|(_, device)| device.id.clone()).collect()
+    }
+
+    /// The devices of a resource and whether each could be given. `None`: no plugin is connected.
+    #[must_use]
+    pub fn listed(&self, resource: &str) -> Option<BTreeMap<String, bool>> {
+        let state = self.shared.state();
+        state.devices.plugin(resource)?;
+        Some(state.devices.usable(resource).map(|(id, usable)| (id.to_owned(), usable)).collect())
+    }
+
+    /// Ends the current plugin's stream, as a connection that breaks does. False: there is none.
+    pub fn lose_stream(&self, resource: &str) -> bool {
+        let Some(serial) = self.shared.state().devices.plugin(resource) else { return false };
+        if let Some(plugin) = self.shared.plugins().get(&serial) {
+            plugin.watch.abort();
+        }
+        self.shared.stream_ended(serial);
+        true
+    }
+
+    /// Devices (resource, id) that a plugin left out of a later list of the same stream, which may end a real kubelet.
+    #[must_use]
+    pub fn dropped_devices(&self) -> Vec<(String, String)> {
+        self.shared.state().devices.dropped().to_vec()
     }
 
     /// Waits until the node status satisfies `condition`. False when it does not within ten seconds.

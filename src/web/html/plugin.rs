@@ -1,0 +1,102 @@
+//! What the bundled plugin tells the kubelet, and what it cannot offer.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use maud::{Markup, html};
+
+use crate::model::{DeviceId, PluginResource, PluginState};
+
+/// Unhealthy devices of one resource; the snapshot has all.
+const DEVICES_SHOWN: usize = 16;
+
+pub fn section(plugin: &PluginState) -> Markup {
+    html! {
+        @for problem in &plugin.problems {
+            p.problem { (problem) }
+        }
+        @if plugin.resources.is_empty() {
+            p { @if plugin.checked { "There is nothing to offer." } @else { "The devices have not been looked at yet." } }
+        } @else {
+            div.scroll { table {
+                tr { th { "Resource" } th { "State" } th.number { "Healthy" } th.number { "Unhealthy" } th { "Why unhealthy" } }
+                @for (name, resource) in &plugin.resources {
+                    @let (healthy, unhealthy) = resource.count();
+                    tr {
+                        td { (name) }
+                        td { (state(resource)) }
+                        td.number { (healthy) }
+                        td.number { (unhealthy) }
+                        td { (reasons(&resource.devices)) }
+                    }
+                }
+            } }
+        }
+    }
+}
+
+fn state(resource: &PluginResource) -> String {
+    let why = |state: &str, reason: &Arc<str>| format!("{state}: {reason}");
+    match resource {
+        PluginResource { registered: true, .. } => "registered".to_owned(),
+        PluginResource { ended: Some(reason), .. } => why("ended", reason),
+        PluginResource { conflict: Some(reason), .. } => why("waiting", reason),
+        PluginResource { problem: Some(reason), .. } => why("not registered", reason),
+        _ => "registering".to_owned(),
+    }
+}
+
+/// Each reason once, with the devices it is given for.
+fn reasons(devices: &BTreeMap<DeviceId, Option<Arc<str>>>) -> Markup {
+    let mut reasons: BTreeMap<&str, Vec<&DeviceId>> = BTreeMap::new();
+    for (device, reason) in devices {
+        if let Some(reason) = reason {
+            reasons.entry(reason).or_default().push(device);
+        }
+    }
+    html! {
+        @if reasons.is_empty() { "–" }
+        @for (reason, devices) in reasons {
+            div { (reason) }
+            @for device in devices.iter().take(DEVICES_SHOWN) { div.id { (device) } }
+            @if devices.len() > DEVICES_SHOWN { div { "and " (devices.len() - DEVICES_SHOWN) " more" } }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::tests::fixture;
+
+    fn page(plugin: &PluginState) -> String {
+        section(plugin).into_string()
+    }
+
+    #[test]
+    fn each_resource_says_where_it_stands_and_what_is_wrong() {
+        let mut plugin = PluginState::clone(fixture::snapshot().plugin.as_ref().unwrap());
+        let text = page(&plugin);
+        let row = |name: &str| text.split("<tr>").find(|row| row.contains(name)).unwrap().to_owned();
+        let gpu = row("nvidia.com/gpu");
+        assert!(
+            gpu.contains("registered") && gpu.contains("says that it is lost") && gpu.contains(fixture::LOST),
+            "{gpu}"
+        );
+        assert!(!gpu.contains(fixture::WHOLE), "healthy");
+        assert!(row("nvidia.com/mig-1g.10gb").contains("waiting: another device plugin serves it"));
+        assert!(text.contains("MIG-9 &lt;b&gt;is not offered"), "{text}");
+
+        let gpu = plugin.resources.get_mut(&"nvidia.com/gpu".into()).unwrap();
+        (gpu.registered, gpu.problem) = (false, Some("the kubelet was restarted".into()));
+        assert!(page(&plugin).contains("not registered: the kubelet was restarted"));
+        plugin.resources.get_mut(&"nvidia.com/gpu".into()).unwrap().ended = Some("nothing is left".into());
+        assert!(page(&plugin).contains("ended: nothing is left"));
+    }
+
+    #[test]
+    fn nothing_to_offer_and_not_looked_yet_are_told_apart() {
+        assert!(page(&PluginState::default()).contains("not been looked at"));
+        assert!(page(&PluginState { checked: true, ..PluginState::default() }).contains("nothing to offer"));
+    }
+}
