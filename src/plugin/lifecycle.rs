@@ -178,7 +178,12 @@ impl Life {
         if let Err(error) = dial(server.path()).await {
             return Ended::Dial(error);
         }
-        if let Err(error) = register(&kubelet_socket, name, resource.as_str(), self.deadlines.register).await {
+        // A kubelet that has purged our socket would look for it for ten seconds.
+        let outcome = tokio::select! {
+            outcome = register(&kubelet_socket, name, resource.as_str(), self.deadlines.register) => outcome,
+            ended = displaced(&mut self.changes, &kubelet_socket, kubelet, server) => return ended,
+        };
+        if let Err(error) = outcome {
             return Ended::Register(error);
         }
         let registered = self.desk.clock.now().monotonic;
@@ -280,6 +285,26 @@ impl Life {
 
     fn resource(&self) -> ResourceName {
         self.desk.offer.borrow().resource.clone()
+    }
+}
+
+/// Until the kubelet is another one or our socket is gone.
+async fn displaced(
+    changes: &mut watch::Receiver<u64>,
+    kubelet_socket: &Path,
+    kubelet: Option<Identity>,
+    server: &Server,
+) -> Ended {
+    loop {
+        if Identity::of(kubelet_socket) != kubelet {
+            return Ended::KubeletRestarted;
+        }
+        if !server.socket_is_there() {
+            return Ended::SocketRemoved;
+        }
+        if changes.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
     }
 }
 

@@ -114,6 +114,31 @@ async fn a_kubelet_that_never_asks_for_the_list_is_registered_with_again() {
     assert!(kubelet.node_status_becomes(|status| status.get(TOY).is_some_and(|count| count.allocatable == 1)).await);
 }
 
+/// As a restarted kubelet does before it makes its own socket; it would then look for ours for ten seconds.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_socket_purged_while_it_is_being_registered_ends_the_attempt() {
+    let root = tempfile::tempdir().unwrap();
+    let kubelet = FakeKubelet::start(root.path(), Options::default()).await.unwrap();
+    kubelet.hang(Method::Register);
+    let directory = kubelet.device_plugin_directory();
+    let lived = Lived::begin(&directory, Deadlines::default());
+    let purged = async {
+        loop {
+            let ours = sockets::of_others(&directory, &TOY.into(), Path::new("none"));
+            if let Some(name) = ours.first() {
+                return std::fs::remove_file(directory.join(name)).unwrap();
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), purged).await.unwrap();
+    lived.until("an end", |state| state.problem.is_some()).await;
+    let problem = lived.state.borrow().resources[&TOY.into()].problem.clone().unwrap();
+    assert!(!problem.contains("no answer"), "{problem}");
+    kubelet.heal();
+    lived.until("registered", |state| state.registered).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_path_too_long_for_a_socket_is_said_with_its_length() {
     let root = tempfile::tempdir().unwrap();
