@@ -146,32 +146,28 @@ impl Life {
             Ok(started) => server.insert(started),
             Err(error) => return Ended::Socket { path: self.directory.join(name), error },
         };
-        if let Err(error) = dial(server.path()).await {
-            return Ended::Dial(error);
-        }
-        if let Err(error) = register(&kubelet_socket, name, resource.as_str()).await {
-            return Ended::Register(error);
+        let registration = async {
+            dial(server.path()).await.map_err(Ended::Dial)?;
+            register(&kubelet_socket, name, resource.as_str()).await.map_err(Ended::Register)
+        };
+        // A kubelet that starts removes our socket and may then take the registration: it would dial in vain for 10 s.
+        tokio::select! {
+            registered = registration => if let Err(ended) = registered { return ended },
+            ended = disturbed(&mut self.changes, &kubelet_socket, kubelet, server) => return ended,
         }
         *registered_at = Some(self.desk.clock.now().monotonic);
         self.desk.record.registered();
         tracing::info!(%resource, devices = self.desk.offer.borrow().devices.len(), "registered with the kubelet");
-        let listed = tokio::time::timeout(LIST_DEADLINE, server.watched());
-        let (mut listed, mut is_listed) = (Box::pin(listed), false);
-        loop {
-            if Identity::of(&kubelet_socket) != kubelet {
-                return Ended::KubeletRestarted;
+        let listed = async {
+            match tokio::time::timeout(LIST_DEADLINE, server.watched()).await {
+                Ok(()) => server.stream_lost().await,
+                Err(_) => return Ended::NotListed,
             }
-            if !server.socket_is_there() {
-                return Ended::SocketRemoved;
-            }
-            tokio::select! {
-                _ = self.changes.changed() => {}
-                () = server.stream_lost() => return Ended::StreamLost,
-                outcome = &mut listed, if !is_listed => match outcome {
-                    Ok(()) => is_listed = true,
-                    Err(_) => return Ended::NotListed,
-                },
-            }
+            Ended::StreamLost
+        };
+        tokio::select! {
+            ended = disturbed(&mut self.changes, &kubelet_socket, kubelet, server) => ended,
+            ended = listed => ended,
         }
     }
 
@@ -237,6 +233,26 @@ impl Life {
 
     fn resource(&self) -> ResourceName {
         self.desk.offer.borrow().resource.clone()
+    }
+}
+
+/// Until the kubelet is another or our socket is gone.
+async fn disturbed(
+    changes: &mut watch::Receiver<u64>,
+    kubelet_socket: &Path,
+    kubelet: Option<Identity>,
+    server: &Server,
+) -> Ended {
+    loop {
+        if Identity::of(kubelet_socket) != kubelet {
+            return Ended::KubeletRestarted;
+        }
+        if !server.socket_is_there() {
+            return Ended::SocketRemoved;
+        }
+        if changes.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
     }
 }
 
