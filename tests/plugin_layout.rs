@@ -133,6 +133,7 @@ async fn what_cannot_be_offered_is_said_while_it_is_so() {
         move |state: &podmeter::model::PluginState| state.problems.len() == 1 && state.problems[0].contains(what)
     };
     room.until("a collision", says("two entries")).await;
+    counts(&node, GPU, 1, 1).await;
     assert_eq!(node.allocatable_ids(GPU), [uuid(0)].into(), "the first entry's");
     room.resources.send_replace(mixed());
     room.until("no problem", |state| state.problems.is_empty()).await;

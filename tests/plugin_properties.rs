@@ -21,7 +21,13 @@ use links::Random;
 use podmeter::clock::Clock;
 use podmeter::model::{DeviceReadings, Gpu, GpuUuid};
 use podmeter::plugin::{MigStrategy, NvidiaConfig, ResourceConfig};
+use podmeter::wire::v1beta1::registration_server::{Registration, RegistrationServer};
+use podmeter::wire::v1beta1::{Empty, RegisterRequest};
 use room::{Room, gpu, slices, uuid};
+use tokio::net::UnixListener;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status};
 
 const STEPS: usize = 9;
 /// For everything to be as the model says after a step.
@@ -273,4 +279,33 @@ async fn whatever_happens_an_older_kubelet_ends_up_with_what_there_is() {
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_happens_a_newer_kubelet_ends_up_with_what_there_is() {
     walk(Rules::From137).await;
+}
+
+/// A kubelet that has removed our socket and then dials it.
+struct DialsInVain(mpsc::UnboundedSender<String>);
+
+#[tonic::async_trait]
+impl Registration for DialsInVain {
+    async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
+        self.0.send(request.into_inner().endpoint).unwrap();
+        std::future::pending().await
+    }
+}
+
+/// Walks 3, 49, 58 and 60 found it: ten seconds were lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registration_whose_socket_was_removed_is_not_waited_for() {
+    let root = tempfile::tempdir().unwrap();
+    let directory = root.path().join("device-plugins");
+    std::fs::create_dir_all(&directory).unwrap();
+    let listener = UnixListener::bind(directory.join("kubelet.sock")).unwrap();
+    let (asked, mut endpoints) = mpsc::unbounded_channel();
+    let server = tonic::transport::Server::builder().add_service(RegistrationServer::new(DialsInVain(asked)));
+    let _server = tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
+    let _room = Room::start(root.path(), vec![ResourceConfig::Nvidia(Box::default())], [gpu(0)]);
+    let first = endpoints.recv().await.unwrap();
+    std::fs::remove_file(directory.join(&first)).unwrap();
+    // Less than the fifteen seconds that a registration may take.
+    let second = tokio::time::timeout(Duration::from_secs(10), endpoints.recv()).await.expect("another attempt");
+    assert_ne!(second.unwrap(), first);
 }

@@ -124,9 +124,9 @@ mod tests {
         let devices = vec![
             device("GPU-a", whole()),
             device("GPU-a::0", whole()),
+            device("GPU-b", Hardware::Gpu { uuid: "GPU-b".into(), index: 1, minor: None }),
             device("MIG-1", mig(1)),
             device("MIG-2", mig(2)),
-            device("GPU-b", Hardware::Gpu { uuid: "GPU-b".into(), index: 1, minor: None }),
         ];
         let offer = Offer { resource: "nvidia.com/gpu".into(), devices };
         let left = DeviceProcess { pid: 7, gpu_instance: Some(2), compute_instance: Some(0), memory_bytes: None };
