@@ -179,6 +179,17 @@ impl NvmlEvents {
         caller.finish().verdict == Verdict::Lost
     }
 
+    /// There is nobody to wait for; the listener pauses after what comes back at once. A failure where GPUs refused.
+    fn nobody(&self) -> Result<Option<RawEvent>, EventFailure> {
+        match self.retry {
+            None => Ok(None),
+            Some(_) => {
+                let problem = Problem { call: "nvmlDeviceRegisterEvents", code: "none_registered" };
+                Err(EventFailure { problem, verdict: Verdict::Answers })
+            }
+        }
+    }
+
     /// Who the event is of; by the driver only where it was never registered.
     fn name(&mut self, device: nvmlDevice_t) -> Option<GpuUuid> {
         if let Some(gpu) = self.names.get(&device.addr()) {
@@ -196,8 +207,7 @@ impl EventSource for NvmlEvents {
             self.register_missing(now, wait);
         }
         let Some(set) = self.set.as_ref().map(|set| set.set).filter(|_| !self.registered.is_empty()) else {
-            // Nobody to wait for. The listener pauses after what comes back at once.
-            return Ok(None);
+            return self.nobody();
         };
         let mut caller = Caller::new(Arc::clone(&self.library));
         let mut data = no_event();
@@ -220,7 +230,7 @@ impl EventSource for NvmlEvents {
                 }
                 if self.rebuild(now) {
                     self.problems.push(problem);
-                    return Ok(None);
+                    return if self.registered.is_empty() { self.nobody() } else { Ok(None) };
                 }
                 Err(EventFailure { problem, verdict: Verdict::Answers })
             }
