@@ -170,13 +170,11 @@ mod tests {
 
     #[test]
     fn a_partition_is_told_apart_from_the_gpu() {
-        let instance = |place: &str| xid(&format!("NVRM: Xid (PCI:0000:01:00{place}): 94, pid=7194, Contained")).instance;
+        let instance =
+            |place: &str| xid(&format!("NVRM: Xid (PCI:0000:01:00{place}): 94, pid=7194, Contained")).instance;
         assert_eq!(instance(""), None);
         assert_eq!(instance(" GPU-I:05"), Some(XidInstance { gpu_instance: 5, compute_instance: None }));
-        assert_eq!(
-            instance(" GPU-I:05 GPU-CI:00"),
-            Some(XidInstance { gpu_instance: 5, compute_instance: Some(0) })
-        );
+        assert_eq!(instance(" GPU-I:05 GPU-CI:00"), Some(XidInstance { gpu_instance: 5, compute_instance: Some(0) }));
     }
 
     #[test]

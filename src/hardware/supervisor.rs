@@ -140,6 +140,8 @@ struct Supervisor {
     /// Since when the keeper is on an errand.
     keeper_busy: Option<Monotonic>,
     keeper_stuck: bool,
+    /// Sessions that the keeper had no time to close. Never closed here: closing may block for ever.
+    unclosed: Vec<Arc<dyn Session>>,
     publisher: watch::Sender<Arc<HardwareState>>,
     /// To the supervisor itself, for the threads that it starts.
     events: SyncSender<Event>,
@@ -184,6 +186,7 @@ impl Supervisor {
             keeper,
             keeper_busy: None,
             keeper_stuck: false,
+            unclosed: Vec::new(),
             publisher,
             events,
             mailbox,
@@ -416,10 +419,9 @@ impl Supervisor {
         self.listeners += 1;
         let (mailbox, events) = (self.mailbox.clone(), self.events.clone());
         let session = Arc::clone(session);
-        self.listener =
-            Listener::spawn(self.listeners, session, self.clock, mailbox, events, self.settings.watchdog)
-                .inspect_err(|problem| warn!(%problem, "no thread for the driver's events"))
-                .ok();
+        self.listener = Listener::spawn(self.listeners, session, self.clock, mailbox, events, self.settings.watchdog)
+            .inspect_err(|problem| warn!(%problem, "no thread for the driver's events"))
+            .ok();
     }
 
     fn adopt_session(&mut self, opened: Opened, now: Monotonic) {
@@ -508,7 +510,7 @@ impl Supervisor {
         }
     }
 
-    /// False when the keeper is still on its last errand; a session it cannot take is leaked, never closed here.
+    /// False when the keeper is still on its last errand; a session it cannot take is closed when it is back.
     fn send(&mut self, errand: Errand, now: Monotonic) -> bool {
         let refused = if self.keeper_busy.is_some() { Some(errand) } else { self.keeper.give(errand).err() };
         match refused {
@@ -517,7 +519,7 @@ impl Supervisor {
                 true
             }
             Some(Errand::Close(session)) => {
-                std::mem::forget(session);
+                self.unclosed.push(session);
                 false
             }
             Some(_) => false,
@@ -547,6 +549,9 @@ impl Supervisor {
             if let Phase::Closed { retry } = &mut self.phase {
                 *retry = (*retry).min(now + self.reopen);
             }
+        }
+        if let Some(session) = self.unclosed.pop() {
+            self.send(Errand::Close(session), now);
         }
     }
 
@@ -627,5 +632,13 @@ impl Supervisor {
             .flatten()
             .min()
             .expect("the phase has a deadline")
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        for session in self.unclosed.drain(..) {
+            std::mem::forget(session);
+        }
     }
 }

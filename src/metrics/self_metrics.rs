@@ -48,13 +48,8 @@ static NVML_ERRORS: Descriptor = Descriptor::counter(
     "NVML",
     "NVML calls that failed, by call and return code; what is not supported is no error.",
 );
-static RELEASED: Descriptor = Descriptor::gauge(
-    "podmeter_released",
-    &[],
-    "",
-    OWN,
-    "Whether the driver was let go of on request, 0 or 1.",
-);
+static RELEASED: Descriptor =
+    Descriptor::gauge("podmeter_released", &[], "", OWN, "Whether the driver was let go of on request, 0 or 1.");
 static SCRAPE_DURATION: Descriptor = Descriptor::histogram(
     "podmeter_scrape_duration_seconds",
     &[],

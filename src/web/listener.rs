@@ -37,7 +37,11 @@ pub enum BindError {
 pub enum Listener {
     Tcp(TcpListener),
     /// `is_private`: only its owner can open it, so it takes orders too.
-    Unix { listener: UnixListener, file: SocketFile, is_private: bool },
+    Unix {
+        listener: UnixListener,
+        file: SocketFile,
+        is_private: bool,
+    },
 }
 
 impl Listener {

@@ -289,7 +289,7 @@ fn event(gpu: GpuUuid, data: &nvmlEventData_t) -> RawEvent {
 
 /// Has holders for as long as the library is loaded.
 pub fn witness(library: &Arc<Library>) -> std::sync::Weak<dyn Any + Send + Sync> {
-    let any: Arc<dyn Any + Send + Sync> = Arc::<Library>::clone(library);
+    let any: Arc<dyn Any + Send + Sync> = Arc::<()>::clone(&library.open);
     Arc::downgrade(&any)
 }
 
