@@ -136,8 +136,8 @@ impl NvmlEvents {
         let old = self.set.take();
         self.register_missing(now, RETRIES.0);
         drop(old);
-        let spoilers: Vec<_> = self.registered.iter().filter(|(_, handle)| self.spoils(**handle)).collect();
-        let spoilers: Vec<GpuUuid> = spoilers.into_iter().map(|(gpu, _)| gpu.clone()).collect();
+        let spoilers = self.registered.iter().filter(|(_, handle)| self.spoils(**handle));
+        let spoilers: Vec<GpuUuid> = spoilers.map(|(gpu, _)| gpu.clone()).collect();
         if !spoilers.is_empty() {
             self.exclude(&spoilers, now);
         }
@@ -146,7 +146,7 @@ impl NvmlEvents {
 
     /// The driver takes nobody out of a set: another one, of the others.
     fn exclude(&mut self, spoilers: &[GpuUuid], now: Monotonic) {
-        let old = mem::replace(&mut self.set, None);
+        let old = self.set.take();
         self.set = self.new_set();
         for (gpu, handle) in mem::take(&mut self.registered) {
             if !spoilers.contains(&gpu)
