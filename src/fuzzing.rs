@@ -1,6 +1,7 @@
 //! What the fuzzers run, so that a test can replay their corpora.
 
 use crate::attribution::{DeviceForm, parse_claim_device, parse_device_id};
+use crate::hardware::{KernelLine, parse_kernel_line};
 
 /// A device id, or a driver and a device with a line feed between them.
 ///
@@ -24,4 +25,28 @@ pub fn device_id(bytes: &[u8]) {
     let (driver, device) = text.split_once('\n').unwrap_or(("gpu.nvidia.com", &text));
     let claim = parse_claim_device(driver, device);
     assert!(claim.name().starts_with("dra_"), "{text:?} is {}", claim.name());
+}
+
+/// A line of the kernel's log.
+///
+/// # Panics
+///
+/// When the parser breaks one of its promises; that is what a fuzzer looks for.
+pub fn kmsg_line(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let Some(line) = parse_kernel_line(&text) else { return };
+    assert!(text.contains("NVRM:"), "{text:?}");
+    let bus_id = match line {
+        KernelLine::OffTheBus(bus_id) => bus_id,
+        KernelLine::Xid(xid) => {
+            // What was read stands in the line.
+            assert!(text.contains(&xid.code.to_string()), "{text:?}");
+            if let Some(process) = xid.process {
+                assert!(process.pid != 0, "{text:?}");
+                assert!(process.name.is_none_or(|name| name.len() <= 64 && text.contains(&*name)), "{text:?}");
+            }
+            xid.bus_id
+        }
+    };
+    assert_eq!(bus_id.as_str().to_lowercase(), bus_id.as_str(), "{text:?}");
 }

@@ -19,7 +19,7 @@ const ARROWS: [(&str, &[&str]); 15] = [
     ("simulation", &["clock", "hardware", "model", "wire"]),
     ("agent", &["attribution", "clock", "hardware", "kubelet", "metrics", "model", "plugin", "simulation", "web"]),
     ("cli", &["agent", "metrics"]),
-    ("fuzzing", &["attribution"]),
+    ("fuzzing", &["attribution", "hardware"]),
     ("lib", &[]),
 ];
 

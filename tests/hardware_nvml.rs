@@ -33,6 +33,7 @@ fn quick() -> Settings {
         reopen: (Duration::from_millis(20), Duration::from_millis(100)),
         lost_retry: (Duration::from_millis(50), Duration::from_millis(100)),
         sys_root: "/nonexistent".into(),
+        ..Settings::default()
     }
 }
 

@@ -169,6 +169,7 @@ fn quick() -> Settings {
         reopen: (Duration::from_millis(10), Duration::from_millis(40)),
         lost_retry: (Duration::from_millis(20), Duration::from_millis(40)),
         sys_root: "/nonexistent".into(),
+        ..Settings::default()
     }
 }
 

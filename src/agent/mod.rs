@@ -18,7 +18,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
 use crate::clock::Clock;
-use crate::hardware::{self, Hardware};
+use crate::hardware::{self, DriverLease, Hardware};
 use crate::kubelet;
 use crate::metrics::Pages;
 use crate::model::{ConfigReload, HardwareState, PluginState, Snapshot};
@@ -123,6 +123,7 @@ async fn run_on(
         clock,
         healthy: Arc::new(move || pulse.feel(clock.now().monotonic)),
         ready: Arc::new(move || ready(&ready_snapshots.borrow())),
+        admin: devices.as_ref().map(|devices| admin(&devices.lease())),
     };
     for listener in &listeners {
         match listener.address() {
@@ -171,6 +172,21 @@ async fn run_on(
         () = tokio::time::sleep(GRACE) => tracing::warn!("requests or device calls under way did not finish in time"),
     }
     outcome
+}
+
+/// The orders of the admin socket, to the hardware room.
+fn admin(lease: &DriverLease) -> web::Admin {
+    let (releases, resumes) = (lease.clone(), lease.clone());
+    web::Admin {
+        release: Arc::new(move |duration| {
+            let lease = releases.clone();
+            Box::pin(async move { lease.release(duration).await.map_err(|problem| problem.to_string()) })
+        }),
+        resume: Arc::new(move |()| {
+            let lease = resumes.clone();
+            Box::pin(async move { lease.resume().await.map_err(|problem| problem.to_string()) })
+        }),
+    }
 }
 
 async fn named(name: &'static str, task: impl Future<Output = ()>) -> &'static str {

@@ -17,6 +17,7 @@ use crate::model::{DeviceReadings, GpuUuid, Inventory, Monotonic};
 pub struct Fleet {
     clock: Clock,
     events: SyncSender<Event>,
+    sample_interval: Duration,
     medium_interval: Duration,
     slow_interval: Duration,
     watchdog: Duration,
@@ -40,6 +41,8 @@ struct Member {
     lost_in: Option<u64>,
     next_medium: Monotonic,
     next_slow: Monotonic,
+    /// Before this a slow pass that is asked for waits for the next round.
+    hasten_after: Monotonic,
     retry: Monotonic,
     retry_wait: Duration,
 }
@@ -54,6 +57,7 @@ impl Fleet {
         Self {
             clock,
             events,
+            sample_interval: settings.sample_interval,
             medium_interval: settings.medium_interval,
             slow_interval: settings.slow_interval,
             watchdog: settings.watchdog,
@@ -114,11 +118,9 @@ impl Fleet {
                 continue;
             }
             let due = Due { medium: now >= member.next_medium, slow: now >= member.next_slow };
-            let order = Order::Read { session: Arc::clone(session), generation: member.generation, due };
-            if member.worker.as_ref().is_none_or(|worker| worker.give(order).is_err()) {
+            if !member.order(session, due, now) {
                 continue;
             }
-            member.busy = Some((now, due));
             if due.medium {
                 member.next_medium = now + self.medium_interval;
             }
@@ -128,6 +130,21 @@ impl Fleet {
             asked.insert(uuid.clone());
         }
         asked
+    }
+
+    /// Orders the slow tier of one GPU out of turn. False when it comes with its next pass: it is at work, or lost, or
+    /// was asked out of turn a moment ago.
+    pub fn hasten(&mut self, session: &Arc<dyn Session>, gpu: &GpuUuid, now: Monotonic) -> bool {
+        let Some(member) = self.members.get_mut(gpu) else { return false };
+        member.next_slow = now;
+        let due = Due { medium: false, slow: true };
+        let can = member.busy.is_none() && !member.record.lost && now >= member.hasten_after;
+        if !can || !member.order(session, due, now) {
+            return false;
+        }
+        member.next_slow = now + self.slow_interval;
+        member.hasten_after = now + self.sample_interval;
+        true
     }
 
     /// True for a pass whose handles are of today.
@@ -210,6 +227,11 @@ impl Fleet {
         stuck.filter_map(|member| member.busy).flat_map(|(_, due)| tiers(due)).collect()
     }
 
+    /// Whose reader is inside a call that has not come back.
+    pub fn stuck(&self) -> impl Iterator<Item = &GpuUuid> {
+        self.members.iter().filter(|(_, member)| member.record.stuck).map(|(uuid, _)| uuid)
+    }
+
     /// Withdraws everything and asks the workers to let go of the session; gives back who still holds it.
     pub fn release(&mut self) -> BTreeSet<GpuUuid> {
         let mut holders = BTreeSet::new();
@@ -248,9 +270,19 @@ impl Member {
             lost_in: None,
             next_medium: Monotonic::default(),
             next_slow: Monotonic::default(),
+            hasten_after: Monotonic::default(),
             retry: Monotonic::default(),
             retry_wait,
         }
+    }
+
+    fn order(&mut self, session: &Arc<dyn Session>, due: Due, now: Monotonic) -> bool {
+        let order = Order::Read { session: Arc::clone(session), generation: self.generation, due };
+        let given = self.worker.as_ref().is_some_and(|worker| worker.give(order).is_ok());
+        if given {
+            self.busy = Some((now, due));
+        }
+        given
     }
 
     /// A thread that has ended (it can only have panicked) is replaced; one that is stuck is not.

@@ -1,15 +1,21 @@
 //! Device readings on their own threads.
 //!
-//! In: a driver (NVML, or simulated GPUs). Out: `HardwareState`, published on a watch channel. Refuses to know:
-//! pods, metrics, HTTP. NVML's types end here; a hung call costs its thread and that GPU's data, nothing more.
+//! In: a driver (NVML, or simulated GPUs), the kernel's log where asked for, and two orders: release and resume. Out:
+//! `HardwareState` on a watch channel, and XIDs in batches. Refuses to know: pods, metrics, HTTP, and what an XID means
+//! for health. NVML's types end here; a hung call costs its thread and that GPU's data, nothing more.
 
 mod fleet;
 pub mod integrate;
+mod kmsg;
+mod kmsg_line;
+mod listener;
+mod mailbox;
 mod monotone;
 pub mod nvml;
 mod pci;
 mod process_work;
 mod record;
+mod release;
 mod rounds;
 mod settings;
 pub mod simulated;
@@ -17,8 +23,13 @@ mod source;
 mod supervisor;
 mod worker;
 
+pub use kmsg_line::{KernelLine, KernelXid, parse_kernel_line};
+pub use release::{DriverLease, ReleaseError};
 pub use settings::Settings;
-pub use source::{Driver, Due, Failure, Integrals, Pass, Problem, Reader, Session, Verdict};
+pub use source::{
+    Driver, Due, EventFailure, EventKind, EventSource, Failure, Integrals, Pass, Problem, RawEvent, Reader, Session,
+    Verdict,
+};
 pub use supervisor::{Hardware, start};
 
 /// Throttle counters, in NVML's words: fields 74 and 76, and the three that moved at driver 580.82.

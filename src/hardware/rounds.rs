@@ -32,6 +32,12 @@ impl Rounds {
         self.open = Some(Round { waiting, until, grace });
     }
 
+    /// One GPU was asked out of turn: the round waits for it too, or there is one for it alone.
+    pub fn add(&mut self, gpu: GpuUuid, until: Monotonic) {
+        let round = self.open.get_or_insert_with(|| Round { waiting: BTreeSet::new(), until, grace: None });
+        round.waiting.insert(gpu);
+    }
+
     /// Every GPU asked has answered, or the slower ones have had their grace.
     pub fn is_ready(&self, now: Monotonic) -> bool {
         self.open.as_ref().is_some_and(|round| round.waiting.is_empty() || now >= round.until)

@@ -15,6 +15,10 @@ pub struct Settings {
     /// First and longest wait before a lost GPU is asked again.
     pub lost_retry: (Duration, Duration),
     pub sys_root: PathBuf,
+    /// The kernel's log, read for XIDs when given: `/dev/kmsg`, or a file or FIFO of such lines.
+    pub kmsg: Option<PathBuf>,
+    /// How long a release may take until it is answered with who still holds the driver.
+    pub release_limit: Duration,
 }
 
 impl Default for Settings {
@@ -27,6 +31,8 @@ impl Default for Settings {
             reopen: (Duration::from_millis(500), Duration::from_secs(10)),
             lost_retry: (Duration::from_secs(1), Duration::from_secs(30)),
             sys_root: PathBuf::from("/sys"),
+            kmsg: None,
+            release_limit: Duration::from_secs(30),
         }
     }
 }

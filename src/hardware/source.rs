@@ -1,4 +1,8 @@
-use crate::model::{Fast, GpuUuid, Inventory, Medium, Moment, NodeDevices, Slow};
+use std::any::Any;
+use std::sync::Weak;
+use std::time::Duration;
+
+use crate::model::{Fast, GpuUuid, Inventory, Medium, Moment, Monotonic, NodeDevices, Slow, XidInstance};
 
 /// Somewhere that GPUs can be found: the installed driver, or a simulation.
 pub trait Driver: Send + 'static {
@@ -24,6 +28,55 @@ pub trait Session: Send + Sync {
     fn node_devices(&self) -> Option<NodeDevices> {
         None
     }
+
+    /// How the driver tells of what happens on its own. `None`: it does not. May block for ever, as all here.
+    fn events(&self) -> Option<Box<dyn EventSource>> {
+        None
+    }
+
+    /// Has holders for as long as the driver is open, where that may be longer than the session lives.
+    fn witness(&self) -> Option<Weak<dyn Any + Send + Sync>> {
+        None
+    }
+}
+
+/// Hears of what happens on the GPUs of one session, from one thread.
+pub trait EventSource: Send {
+    /// The next event. `Ok(None)`: nothing for as long as `patience`, or for less. May block for ever.
+    fn wait(&mut self, patience: Duration, now: Monotonic) -> Result<Option<RawEvent>, EventFailure>;
+
+    /// The driver lists other GPUs than when this was made.
+    fn look_again(&mut self) {}
+
+    /// What failed since this was last asked and cost one GPU's events, not all.
+    fn problems(&mut self) -> Vec<Problem> {
+        Vec::new()
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RawEvent {
+    pub gpu: GpuUuid,
+    /// `None`: the whole GPU.
+    pub instance: Option<XidInstance>,
+    pub kind: EventKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// 999 where the driver does not say which.
+    Xid(u32),
+    /// The GPU was partitioned anew.
+    MigChange,
+    /// Anything else that shows in the slow tier: memory errors, another recovery action.
+    Condition,
+}
+
+/// A wait that failed: it is tried again after a pause, unless the session is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventFailure {
+    pub problem: Problem,
+    pub verdict: Verdict,
 }
 
 /// Reads one GPU, from one thread. May block for ever.

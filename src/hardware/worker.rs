@@ -6,7 +6,11 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
+use tokio::sync::oneshot;
+
+use super::listener::Notice;
 use super::pci;
+use super::release::Reply;
 use super::source::{Driver, Due, Failure, Pass, Problem, Reader, Session, Verdict};
 use crate::clock::Clock;
 use crate::model::{GpuUuid, Inventory, Moment, NodeDevices};
@@ -22,6 +26,11 @@ pub enum Event {
     Opened(Box<Result<Opened, Failure>>, Option<NodeDevices>),
     Inspected(Option<Box<Result<Found, Failure>>>, Option<NodeDevices>),
     Closed,
+    Noticed(Box<Notice>),
+    /// This listener has let go of its session.
+    Deaf(u64),
+    Release(Duration, Reply),
+    Resume(oneshot::Sender<()>),
     Stop,
 }
 

@@ -48,6 +48,8 @@ static NVML_ERRORS: Descriptor = Descriptor::counter(
     "NVML",
     "NVML calls that failed, by call and return code; what is not supported is no error.",
 );
+static RELEASED: Descriptor =
+    Descriptor::gauge("podmeter_released", &[], "", OWN, "Whether the driver was let go of on request, 0 or 1.");
 static SCRAPE_DURATION: Descriptor = Descriptor::histogram(
     "podmeter_scrape_duration_seconds",
     &[],
@@ -98,6 +100,7 @@ pub(super) const GROUP: Group = Group {
         &COLLECTOR_DURATION,
         &COLLECTOR_AGE,
         &NVML_ERRORS,
+        &RELEASED,
         &SCRAPE_DURATION,
         &CONFIG_RELOAD_SUCCESSFUL,
         &CONFIG_RELOAD_TIME,
@@ -127,6 +130,8 @@ fn families(snapshot: &Snapshot) -> Vec<Family> {
             Some(now.since(collector.last_success?.monotonic).as_secs_f64())
         }),
         nvml_errors(snapshot),
+        // Where there is no driver there is none to let go of.
+        single(&RELEASED, (snapshot.hardware.source != "none").then_some(snapshot.hardware.released.is_some())),
         single(&SCRAPE_DURATION, Some(&snapshot.scrape_durations)),
         single(&CONFIG_RELOAD_SUCCESSFUL, reload.map(|reload| reload.successful)),
         single(&CONFIG_RELOAD_TIME, reload.map(|reload| reload.last_success)),

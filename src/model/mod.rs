@@ -21,7 +21,7 @@ pub use reading::{
 pub use relation::{Allocatable, ClaimDevice, Container, CpuSet, HeldDevice, MemoryBlock, Pod, Relation};
 pub use snapshot::{
     Account, Attribution, ClaimGpu, Collector, ConfigReload, HardwareState, Holding, InventoryDrift, KubeletCounters,
-    KubeletState, PodResourcesApi, SelfUse, Sharing, Snapshot, UnresolvedDevices,
+    KubeletState, PodResourcesApi, Released, SelfUse, Sharing, Snapshot, UnresolvedDevices,
 };
 pub use time::{DurationHistogram, Moment, Monotonic, UnixSeconds};
 pub use xid::{XidEvent, XidInstance, XidProcess, XidSource};

@@ -45,10 +45,19 @@ pub struct HardwareState {
     pub node_devices: Option<NodeDevices>,
     /// Why there is no data, in words with a remedy; `None` while the driver answers.
     pub problem: Option<Arc<str>>,
-    /// By tier: fast, medium, slow.
+    /// By tier: fast, medium, slow; and events, where the driver tells of them.
     pub collectors: BTreeMap<&'static str, Collector>,
     /// By call, by code.
     pub errors: BTreeMap<&'static str, BTreeMap<&'static str, u64>>,
+    /// The driver was let go of on request.
+    pub released: Option<Released>,
+}
+
+/// The driver is closed, and is not opened before `until` unless somebody asks for it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Released {
+    pub since: Moment,
+    pub until: Moment,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

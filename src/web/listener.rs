@@ -36,7 +36,12 @@ pub enum BindError {
 #[derive(Debug)]
 pub enum Listener {
     Tcp(TcpListener),
-    Unix { listener: UnixListener, file: SocketFile },
+    /// `is_private`: only its owner can open it, so it takes orders too.
+    Unix {
+        listener: UnixListener,
+        file: SocketFile,
+        is_private: bool,
+    },
 }
 
 impl Listener {
@@ -54,6 +59,12 @@ impl Listener {
     /// Binds a unix socket that only its owner can open.
     pub async fn bind_private(path: &Path) -> Result<Self, BindError> {
         Self::bind_unix(path, Some(0o600)).await
+    }
+
+    /// Whether orders are taken here, not questions alone.
+    #[must_use]
+    pub fn is_private(&self) -> bool {
+        matches!(self, Self::Unix { is_private: true, .. })
     }
 
     /// What was bound, with the port that the system chose where zero was asked for.
@@ -84,7 +95,7 @@ impl Listener {
             let _ = std::fs::remove_file(&draft);
         }
         let inode = placed.map_err(failed)?;
-        Ok(Self::Unix { listener, file: SocketFile { path: path.to_owned(), inode } })
+        Ok(Self::Unix { listener, file: SocketFile { path: path.to_owned(), inode }, is_private: mode.is_some() })
     }
 }
 
@@ -175,7 +186,7 @@ mod tests {
         let mode = std::fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         assert!(matches!(Listener::bind_private(&path).await, Err(BindError::InUse { .. })));
-        let Listener::Unix { listener, file } = first else { panic!("a unix listener") };
+        let Listener::Unix { listener, file, .. } = first else { panic!("a unix listener") };
         drop(listener);
         std::mem::forget(file); // as after a kill
         assert!(path.exists());

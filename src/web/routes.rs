@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tracing::error;
 
 use super::negotiation::{self, Choice};
-use super::{ScrapeDurations, html};
+use super::{Admin, ScrapeDurations, html};
 use crate::clock::Clock;
 use crate::metrics::{Coding, Format, PageError, Pages};
 use crate::model::Snapshot;
@@ -30,6 +30,8 @@ pub struct WebState {
     pub healthy: Probe,
     /// A first snapshot is published, and the plugin's resources are registered or known to be absent.
     pub ready: Probe,
+    /// What the admin socket may order; `None` where there is nothing to give orders to.
+    pub admin: Option<Admin>,
 }
 
 impl WebState {
@@ -40,7 +42,7 @@ impl WebState {
 
 const ROUTES: &str = "/  /metrics  /metrics/dcgm  /api/v1/node  /-/healthy  /-/ready";
 
-/// All routes, for any server. Each reads; none changes anything.
+/// All routes that any server has. Each reads; none changes anything.
 pub fn router(state: WebState) -> Router {
     Router::new()
         .route("/", get(index))
@@ -153,7 +155,7 @@ fn text(status: StatusCode, line: &str) -> Response {
 }
 
 /// RFC 9457.
-fn api_problem(status: StatusCode, detail: &str) -> Response {
+pub(super) fn api_problem(status: StatusCode, detail: &str) -> Response {
     let body = serde_json::json!({
         "type": "about:blank",
         "title": status.canonical_reason(),

@@ -12,7 +12,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tracing::{debug, warn};
 
-use super::{Listener, WebState, router};
+use super::{Listener, WebState, admin, router};
 
 /// Time for a request's head, and for the next one on a kept connection: over a minute, the usual scrape interval, so
 /// that scrapers keep theirs.
@@ -35,11 +35,13 @@ pub async fn serve(
     state: WebState,
     shutdown: impl Future<Output = ()> + Send,
 ) -> io::Result<()> {
+    let orders = admin::router(state.admin.clone());
     let router = router(state);
     let (stop, stopped) = watch::channel(());
     let mut accepting = JoinSet::new();
     for listener in listeners {
-        accepting.spawn(accept(listener, router.clone(), stopped.clone()));
+        let router = if listener.is_private() { router.clone().merge(orders.clone()) } else { router.clone() };
+        accepting.spawn(accept(listener, router, stopped.clone()));
     }
     drop(stopped);
     let broke = tokio::select! {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::body::Bytes;
-use http_body_util::{BodyExt as _, Empty};
+use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http1;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
@@ -18,11 +18,11 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-use super::{ListenAddress, Listener, ScrapeDurations, WebState, serve};
+use super::{Admin, ListenAddress, Listener, ScrapeDurations, WebState, serve};
 use crate::clock::Clock;
 use crate::metrics::Pages;
 use crate::metrics::tests::fixture;
-use crate::model::Snapshot;
+use crate::model::{Moment, Released, Snapshot, UnixSeconds};
 
 struct Server {
     tcp: std::net::SocketAddr,
@@ -54,6 +54,7 @@ impl Server {
                 true => Ok(()),
                 false => Err("waiting for the kubelet".to_owned()),
             }),
+            admin: Some(obedient()),
         };
         let (stop, stopped) = oneshot::channel();
         let serving = tokio::spawn(serve(listeners, state, async {
@@ -76,11 +77,34 @@ impl Server {
     }
 }
 
+/// Releases for whatever it is told, except for 13 s; resumes.
+fn obedient() -> Admin {
+    Admin {
+        release: Arc::new(|duration| {
+            let at = |seconds| Moment { unix: UnixSeconds(seconds), ..Moment::default() };
+            let released = Released { since: at(1_000.0), until: at(1_000.0 + duration.as_secs_f64()) };
+            let held = || Err("held by a call on GPU-1".to_owned());
+            Box::pin(async move { if duration.as_secs() == 13 { held() } else { Ok(released) } })
+        }),
+        resume: Arc::new(|()| Box::pin(async { Ok(()) })),
+    }
+}
+
 async fn request(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     method: Method,
     path: &str,
     headers: &[(&str, &str)],
+) -> Response<Bytes> {
+    send(stream, method, path, headers, Bytes::new()).await
+}
+
+async fn send(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    method: Method,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: Bytes,
 ) -> Response<Bytes> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
     let connection = tokio::spawn(connection);
@@ -88,7 +112,7 @@ async fn request(
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    let response = sender.send_request(request.body(Empty::<Bytes>::new()).unwrap()).await.unwrap();
+    let response = sender.send_request(request.body(Full::new(body)).unwrap()).await.unwrap();
     let (parts, body) = response.into_parts();
     let body = body.collect().await.unwrap().to_bytes();
     drop(sender);
@@ -273,4 +297,38 @@ async fn each_scrape_sees_one_snapshot_whole() {
     }
     assert!(seen.iter().all(|number| (100..=120).contains(number)), "{seen:?}");
     Arc::into_inner(server).unwrap().stop().await;
+}
+
+#[tokio::test]
+async fn orders_are_taken_on_the_admin_socket_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("admin.sock");
+    let server = Server::start(Some(&path)).await;
+    let order = async |method: Method, route: &str, body: &str| {
+        let stream = UnixStream::connect(&path).await.unwrap();
+        send(stream, method, route, &[], Bytes::from(body.to_owned())).await
+    };
+    let done = order(Method::POST, "/release", r#"{"for": "1m"}"#).await;
+    assert_eq!((done.status(), header(&done, "content-type")), (StatusCode::OK, "application/json"));
+    let answer: serde_json::Value = serde_json::from_slice(done.body()).unwrap();
+    assert_eq!(answer, serde_json::json!({"released": true, "since": 1_000.0, "until": 1_060.0}));
+    let done = order(Method::POST, "/resume", "").await;
+    assert_eq!((done.status(), body(&done)), (StatusCode::OK, r#"{"released":false}"#));
+
+    for (method, route, sent, status) in [
+        (Method::POST, "/release", r#"{"for": "13s"}"#, StatusCode::SERVICE_UNAVAILABLE),
+        (Method::POST, "/release", r#"{"for": "ever"}"#, StatusCode::BAD_REQUEST),
+        (Method::POST, "/release", &" ".repeat(5_000), StatusCode::PAYLOAD_TOO_LARGE),
+        (Method::GET, "/release", "", StatusCode::METHOD_NOT_ALLOWED),
+    ] {
+        let refused = order(method, route, sent).await;
+        assert_eq!((refused.status(), header(&refused, "content-type")), (status, "application/problem+json"));
+    }
+    // All else is served here as everywhere.
+    assert_eq!(order(Method::GET, "/-/healthy", "").await.status(), StatusCode::OK);
+    assert_eq!(order(Method::GET, "/nowhere", "").await.status(), StatusCode::NOT_FOUND);
+    for route in ["/release", "/resume"] {
+        assert_eq!(server.ask(Method::POST, route, &[]).await.status(), StatusCode::NOT_FOUND);
+    }
+    server.stop().await;
 }

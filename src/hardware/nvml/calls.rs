@@ -109,6 +109,8 @@ impl Caller {
                 return Err(Refusal::Unsupported);
             }
             codes::NOT_FOUND | codes::NO_DATA | codes::NOT_READY => return Err(Refusal::Empty),
+            // How a wait for events ends when there was none.
+            codes::TIMEOUT if name == "nvmlEventSetWait_v2" => return Err(Refusal::Empty),
             codes::INSUFFICIENT_SIZE => return Err(Refusal::TooSmall),
             codes::ARGUMENT_VERSION_MISMATCH => return Err(Refusal::WrongVersion),
             codes::NO_PERMISSION => {

@@ -8,6 +8,7 @@ pub const NO_PERMISSION: nvmlReturn_t = 4;
 pub const NOT_FOUND: nvmlReturn_t = 6;
 pub const INSUFFICIENT_SIZE: nvmlReturn_t = 7;
 pub const DRIVER_NOT_LOADED: nvmlReturn_t = 9;
+pub const TIMEOUT: nvmlReturn_t = 10;
 pub const LIBRARY_NOT_FOUND: nvmlReturn_t = 12;
 pub const FUNCTION_NOT_FOUND: nvmlReturn_t = 13;
 pub const GPU_IS_LOST: nvmlReturn_t = 15;
@@ -32,7 +33,7 @@ pub fn name(code: nvmlReturn_t) -> &'static str {
         INSUFFICIENT_SIZE => "insufficient_size",
         8 => "insufficient_power",
         DRIVER_NOT_LOADED => "driver_not_loaded",
-        10 => "timeout",
+        TIMEOUT => "timeout",
         11 => "irq_issue",
         LIBRARY_NOT_FOUND => "library_not_found",
         FUNCTION_NOT_FOUND => "function_not_found",

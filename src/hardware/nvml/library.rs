@@ -12,6 +12,8 @@ use crate::hardware::source::Failure;
 pub struct Library {
     pub symbols: NvmlLib,
     pub statistics: Arc<Statistics>,
+    /// The last field: it goes once the library has been unloaded.
+    pub open: Arc<()>,
 }
 
 /// The driver's handle of a GPU or a MIG device.
@@ -65,7 +67,7 @@ impl Library {
                 remedy: codes::remedy(code),
             });
         }
-        Ok(Arc::new(Self { symbols, statistics }))
+        Ok(Arc::new(Self { symbols, statistics, open: Arc::default() }))
     }
 }
 

@@ -8,6 +8,7 @@
 mod apart;
 mod calls;
 mod codes;
+mod events;
 mod fast;
 mod fields;
 mod gpm;
@@ -23,8 +24,9 @@ mod search;
 mod slow;
 mod statistics;
 
+use std::any::Any;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 pub use codes::number as code_number;
 pub use search::LibrarySearch;
@@ -43,11 +45,12 @@ pub use statistics::CallStatistics;
 
 use self::apart::Apart;
 use self::calls::{Caller, value};
+use self::events::NvmlEvents;
 use self::inventory::Layout;
 use self::library::Library;
 use self::reader::NvmlReader;
 use self::statistics::Statistics;
-use super::source::{Driver, Failure, Problem, Reader, Session, Verdict};
+use super::source::{Driver, EventSource, Failure, Problem, Reader, Session, Verdict};
 use crate::clock::Clock;
 use crate::model::{Gpu, GpuUuid, Inventory};
 
@@ -172,5 +175,12 @@ impl Session for NvmlSession {
             |index| said.remove(&index).and_then(|(place, _)| place).or_else(|| before.get(&index)?.clone());
         let now: Layout = (0..count).map(|index| (index, place(index))).collect();
         now != *before
+    }
+    fn events(&self) -> Option<Box<dyn EventSource>> {
+        Some(Box::new(NvmlEvents::new(&self.library)))
+    }
+
+    fn witness(&self) -> Option<Weak<dyn Any + Send + Sync>> {
+        Some(events::witness(&self.library))
     }
 }

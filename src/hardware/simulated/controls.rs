@@ -1,8 +1,10 @@
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::profile::{Profile, inventory, scramble};
-use crate::model::{GpuUuid, Inventory, Monotonic};
+use crate::hardware::source::{EventKind, RawEvent};
+use crate::model::{GpuUuid, Inventory, Monotonic, XidInstance};
 
 /// Changes that nobody has read yet; beyond this the oldest are folded into the integral.
 const SEGMENTS: usize = 1024;
@@ -32,6 +34,7 @@ impl Load {
 #[derive(Clone, Debug)]
 pub struct Controls {
     shared: Arc<Mutex<Shared>>,
+    happened: Arc<Condvar>,
 }
 
 #[derive(Debug)]
@@ -41,6 +44,8 @@ struct Shared {
     gpus: BTreeMap<GpuUuid, Simulated>,
     /// Until the first load is set the GPUs run by themselves.
     scripted: bool,
+    /// Not yet heard.
+    events: VecDeque<RawEvent>,
 }
 
 #[derive(Debug)]
@@ -100,7 +105,8 @@ impl Controls {
             (uuid.clone(), Simulated { instances, processes, whole: Curve::new(seed, memory), lost: false })
         });
         let gpus = gpus.collect();
-        Self { shared: Arc::new(Mutex::new(Shared { profile, inventory, gpus, scripted: false })) }
+        let shared = Shared { profile, inventory, gpus, scripted: false, events: VecDeque::new() };
+        Self { shared: Arc::new(Mutex::new(shared)), happened: Arc::default() }
     }
 
     /// The simulated devices, lost ones included.
@@ -163,6 +169,22 @@ impl Controls {
         if let Some(simulated) = self.lock().gpus.get_mut(gpu) {
             simulated.lost = lost;
         }
+    }
+
+    /// The driver tells of an XID, on the whole GPU or on one of its instances. As with a driver, nobody hears of what
+    /// happens before it is open.
+    pub fn inject_xid(&self, gpu: &GpuUuid, instance: Option<XidInstance>, code: u32) {
+        self.lock().events.push_back(RawEvent { gpu: gpu.clone(), instance, kind: EventKind::Xid(code) });
+        self.happened.notify_all();
+    }
+
+    pub(super) fn forget_events(&self) {
+        self.lock().events.clear();
+    }
+
+    pub(super) fn wait_for_event(&self, patience: Duration) -> Option<RawEvent> {
+        let waited = self.happened.wait_timeout_while(self.lock(), patience, |shared| shared.events.is_empty());
+        waited.unwrap_or_else(PoisonError::into_inner).0.events.pop_front()
     }
 
     pub(super) fn is_lost(&self, gpu: &GpuUuid) -> bool {

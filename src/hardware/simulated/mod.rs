@@ -7,13 +7,16 @@ mod controls;
 mod profile;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 pub use controls::{Controls, Load};
 pub use profile::{Profile, UnknownProfile};
 
 use self::controls::{ProcessState, State, Sums};
 use self::profile::Model;
-use super::source::{Driver, Due, Failure, Integrals, Pass, Problem, Reader, Session, Verdict};
+use super::source::{
+    Driver, Due, EventFailure, EventSource, Failure, Integrals, Pass, Problem, RawEvent, Reader, Session, Verdict,
+};
 use crate::model::{
     Clocks, DeviceProcess, EccLocation, Fast, GpmRatios, GpuUuid, InstanceReading, Inventory, Medium, MemoryUse,
     MigDevice, Moment, Monotonic, NodeDevices, NvLink, Pcie, RowRemap, Slow,
@@ -23,6 +26,8 @@ use crate::model::{
 const RESERVED_BYTES: u64 = 600 << 20;
 /// Seconds until the temperature has followed most of a change.
 const THERMAL_SECONDS: f64 = 20.0;
+/// Nothing here hangs, so nobody has to wait long for a session to end.
+const LONGEST_WAIT: Duration = Duration::from_millis(200);
 const LOST: Problem = Problem { call: "simulated", code: "gpu_is_lost" };
 
 /// Simulated GPUs behind the same contract as NVML's.
@@ -90,6 +95,21 @@ impl Session for SimulatedSession {
 
     fn node_devices(&self) -> Option<NodeDevices> {
         Some(NodeDevices { expected: self.controls.inventory().gpus.len(), vfio: 0 })
+    }
+
+    fn events(&self) -> Option<Box<dyn EventSource>> {
+        self.controls.forget_events();
+        Some(Box::new(SimulatedEvents { controls: self.controls.clone() }))
+    }
+}
+
+struct SimulatedEvents {
+    controls: Controls,
+}
+
+impl EventSource for SimulatedEvents {
+    fn wait(&mut self, patience: Duration, _now: Monotonic) -> Result<Option<RawEvent>, EventFailure> {
+        Ok(self.controls.wait_for_event(patience.min(LONGEST_WAIT)))
     }
 }
 

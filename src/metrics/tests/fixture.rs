@@ -120,8 +120,14 @@ fn hardware() -> HardwareState {
         ]),
         node_devices: Some(NodeDevices { expected: 3, vfio: 1 }),
         problem: None,
-        collectors: BTreeMap::from([("fast", tier(true, 1)), ("medium", tier(true, 4)), ("slow", tier(false, 240))]),
+        collectors: BTreeMap::from([
+            ("events", Collector { duration: None, ..tier(true, 1) }),
+            ("fast", tier(true, 1)),
+            ("medium", tier(true, 4)),
+            ("slow", tier(false, 240)),
+        ]),
         errors: BTreeMap::from([("nvmlDeviceGetPowerUsage", BTreeMap::from([("gpu_is_lost", 2)]))]),
+        released: None,
     }
 }
 

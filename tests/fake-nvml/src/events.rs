@@ -1,4 +1,4 @@
-//! Event sets: what the file lists after the registration is delivered once to each set.
+//! Event sets: what the file lists after the registration is delivered to each set, as often as it says.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_uint, c_ulonglong};
@@ -28,6 +28,8 @@ struct Registration {
     kinds: u64,
     /// Nothing up to this sequence is delivered any more.
     delivered: u64,
+    /// How often the one after it was.
+    repeated: u64,
 }
 
 #[unsafe(no_mangle)]
@@ -59,7 +61,7 @@ on_device! {
         let mut library = library();
         let EventSet(gpus) = library.event_sets.get_mut(&(set.addr() as u64)).ok_or(INVALID_ARGUMENT)?;
         let delivered = gpu.events.iter().map(|event| event.sequence).max().unwrap_or(0);
-        let registration = gpus.entry(gpu.uuid.clone()).or_insert(Registration { kinds: 0, delivered });
+        let registration = gpus.entry(gpu.uuid.clone()).or_insert(Registration { kinds: 0, delivered, repeated: 0 });
         registration.kinds |= kinds;
         Ok(())
     }
@@ -101,7 +103,10 @@ fn next(library: &mut Library, set: nvmlEventSet_t) -> Result<Option<nvmlEventDa
         lost |= gpu.lost;
         let pending = gpu.events.iter().filter(|event| event.sequence > registration.delivered);
         if let Some(event) = pending.filter(|event| event.kind & registration.kinds != 0).min_by_key(|e| e.sequence) {
-            registration.delivered = event.sequence;
+            registration.repeated += 1;
+            if registration.repeated >= event.count {
+                (registration.delivered, registration.repeated) = (event.sequence, 0);
+            }
             found = Some(event_data(library, gpu, event)?);
             break;
         }

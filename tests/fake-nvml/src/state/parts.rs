@@ -223,10 +223,12 @@ group! {
 }
 
 group! {
-    /// Delivered once, to every event set registered before the file got it.
+    /// Delivered to every event set registered before the file got it.
     Event {
         /// Rises over all events of this GPU.
         sequence: u64 = 0,
+        /// How often it is delivered.
+        count: u64 = 1,
         /// An event bit.
         kind: u64 = 8,
         xid: u64 = 0,

@@ -1,0 +1,159 @@
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+
+use crate::model::{GpuUuid, Moment, XidEvent, XidInstance, XidProcess, XidSource};
+
+/// Batches that wait for the reader.
+const BATCHES: usize = 16;
+/// Kinds of XIDs that are told apart while the reader is late.
+const KINDS: usize = 1024;
+/// What is left of a code when there are too many kinds.
+const UNKNOWN_XID: u32 = 999;
+
+/// Where all sources of XIDs put them. Nothing is lost while the reader is late: equal ones are counted together.
+#[derive(Clone, Debug)]
+pub struct Mailbox(Arc<Mutex<Pending>>);
+
+#[derive(Debug)]
+struct Pending {
+    kinds: BTreeMap<Kind, (Moment, u64)>,
+    batches: Sender<Vec<XidEvent>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Kind {
+    gpu: GpuUuid,
+    instance: Option<XidInstance>,
+    code: u32,
+    source: XidSource,
+    process: Option<XidProcess>,
+}
+
+impl Mailbox {
+    pub fn new() -> (Self, Receiver<Vec<XidEvent>>) {
+        let (batches, received) = channel(BATCHES);
+        (Self(Arc::new(Mutex::new(Pending { kinds: BTreeMap::new(), batches }))), received)
+    }
+
+    pub fn put(&self, event: XidEvent) {
+        let XidEvent { at, gpu, instance, code, source, process, count } = event;
+        let mut pending = self.lock();
+        let kind = pending.place(Kind { gpu, instance, code, source, process });
+        let entry = pending.kinds.entry(kind).or_insert((at, 0));
+        *entry = (at, entry.1.saturating_add(count));
+    }
+
+    /// Sends what is pending; it stays when the reader has not made room.
+    pub fn send(&self) {
+        let mut pending = self.lock();
+        if pending.kinds.is_empty() {
+            return;
+        }
+        let pending = &mut *pending;
+        // Refused for good only when the reader has gone; what nobody reads stays bounded.
+        let Ok(place) = pending.batches.try_reserve() else { return };
+        let event = |(kind, (at, count)): (Kind, (Moment, u64))| {
+            let Kind { gpu, instance, code, source, process } = kind;
+            XidEvent { at, gpu, instance, code, source, process, count }
+        };
+        let mut batch: Vec<_> = std::mem::take(&mut pending.kinds).into_iter().map(event).collect();
+        batch.sort_by_key(|event| event.at.monotonic);
+        place.send(batch);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Pending> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Pending {
+    /// Past the limit the process is forgotten first; past twice the limit all but the GPU and the source.
+    fn place(&self, mut kind: Kind) -> Kind {
+        for limit in [KINDS, 2 * KINDS] {
+            if self.kinds.len() < limit || self.kinds.contains_key(&kind) {
+                return kind;
+            }
+            kind.process = None;
+        }
+        if !self.kinds.contains_key(&kind) {
+            (kind.instance, kind.code) = (None, UNKNOWN_XID);
+        }
+        kind
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Monotonic, UnixSeconds};
+
+    fn event(code: u32, pid: Option<u32>, second: u64) -> XidEvent {
+        XidEvent {
+            at: Moment { monotonic: Monotonic::from_secs(second), unix: UnixSeconds(0.0) },
+            gpu: "GPU-a".into(),
+            instance: None,
+            code,
+            source: XidSource::Kmsg,
+            process: pid.map(|pid| XidProcess { pid, name: None }),
+            count: 1,
+        }
+    }
+
+    #[test]
+    fn what_the_reader_has_no_room_for_is_counted_together() {
+        let (mailbox, mut received) = Mailbox::new();
+        for second in 0..100_000 {
+            mailbox.put(event(31, None, second));
+            mailbox.send();
+        }
+        let mut batches = 0;
+        let mut count = 0;
+        for _ in 0..2 {
+            while let Ok(batch) = received.try_recv() {
+                batches += 1;
+                count += batch.iter().map(|event| event.count).sum::<u64>();
+            }
+            mailbox.send();
+        }
+        assert_eq!((batches, count), (BATCHES + 1, 100_000));
+    }
+
+    #[test]
+    fn a_batch_is_in_the_order_of_time() {
+        let (mailbox, mut received) = Mailbox::new();
+        for (code, second) in [(94, 1), (13, 2), (63, 3), (13, 4)] {
+            mailbox.put(event(code, None, second));
+        }
+        mailbox.send();
+        let batch = received.try_recv().unwrap();
+        let told: Vec<_> = batch.iter().map(|event| (event.code, event.count)).collect();
+        assert_eq!(told, [(94, 1), (63, 1), (13, 2)]);
+    }
+
+    #[test]
+    fn kinds_without_end_take_memory_with_an_end() {
+        let (mailbox, mut received) = Mailbox::new();
+        for number in 0..10_000 {
+            mailbox.put(event(number % 7, Some(number), 0));
+        }
+        for number in 0..10_000 {
+            mailbox.put(event(number, None, 0));
+        }
+        mailbox.send();
+        let batch = received.try_recv().unwrap();
+        assert!(batch.len() <= 2 * KINDS + 1, "{}", batch.len());
+        assert_eq!(batch.iter().map(|event| event.count).sum::<u64>(), 20_000);
+        // Codes outlive processes.
+        assert!((0..7).all(|code| batch.iter().any(|event| event.code == code && event.process.is_none())));
+    }
+
+    #[test]
+    fn without_a_reader_nothing_fails() {
+        let (mailbox, received) = Mailbox::new();
+        drop(received);
+        mailbox.put(event(79, None, 0));
+        mailbox.send();
+    }
+}

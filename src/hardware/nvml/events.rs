@@ -1,0 +1,329 @@
+//! The driver's event set: which events are asked for, and what they say.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::mem;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlEventData_t, nvmlEventSet_t};
+
+use super::apart::Apart;
+use super::calls::{Caller, Refusal, call, value};
+use super::inventory;
+use super::library::{Handle, Library};
+use crate::hardware::source::{EventFailure, EventKind, EventSource, Problem, RawEvent, Verdict};
+use crate::model::{GpuUuid, Monotonic, XidInstance};
+
+const XID: u64 = 0x8;
+const MIG_CHANGE: u64 = 0x100;
+/// ECC (0x1, 0x2), XIDs, MIG changes, and 0x200 to 0x8000: ECC storms, row retirement, poison, GPU unavailable and the
+/// recovery action. Left out: performance states, clocks and power supplies.
+const WANTED: u64 = 0x1 | 0x2 | XID | MIG_CHANGE | 0xFE00;
+/// What the driver writes for no instance.
+const WHOLE: u32 = u32::MAX;
+const UNKNOWN_XID: u32 = 999;
+/// First and longest wait before a GPU that was not registered is tried again.
+const RETRIES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+/// Events of all GPUs of one session.
+pub struct NvmlEvents {
+    library: Arc<Library>,
+    apart: Apart,
+    set: Option<EventSet>,
+    /// The GPUs in the set, with the handle they were registered by.
+    registered: BTreeMap<GpuUuid, Handle>,
+    /// By the handle's address, for as long as the session lives: who is lost can no longer say its name.
+    names: BTreeMap<usize, GpuUuid>,
+    /// Some GPU is not in the set and may get there.
+    retry: Option<(Monotonic, Duration)>,
+    problems: Vec<Problem>,
+}
+
+/// Freed when dropped, before the library that it is of.
+struct EventSet {
+    set: nvmlEventSet_t,
+    library: Arc<Library>,
+}
+
+// SAFETY: a token that the driver looks up; it is used by one thread at a time, which is not the one that made it.
+unsafe impl Send for EventSet {}
+
+impl Drop for EventSet {
+    fn drop(&mut self) {
+        let mut caller = Caller::new(Arc::clone(&self.library));
+        let _ = call!(caller, nvmlEventSetFree(self.set));
+    }
+}
+
+/// One GPU that can be registered: its name, its handle, and the events that it can tell of.
+type Candidate = (GpuUuid, Handle, u64);
+
+impl NvmlEvents {
+    pub fn new(library: &Arc<Library>) -> Self {
+        let mut events = Self {
+            library: Arc::clone(library),
+            apart: Apart::default(),
+            set: None,
+            registered: BTreeMap::new(),
+            names: BTreeMap::new(),
+            retry: None,
+            problems: Vec::new(),
+        };
+        events.register_missing(Monotonic::default(), RETRIES.0);
+        events
+    }
+
+    /// Registers every GPU that is not in the set; those that refuse are left for later.
+    fn register_missing(&mut self, now: Monotonic, wait: Duration) {
+        if self.set.is_none() {
+            self.set = self.new_set();
+        }
+        let candidates = self.candidates();
+        let expected = candidates.len();
+        let mut candidates: Vec<Candidate> = candidates.into_iter().flatten().collect();
+        // A GPU without events has nothing to try again.
+        let mut missing = expected - candidates.len();
+        candidates.retain(|(gpu, _, kinds)| *kinds != 0 && !self.registered.contains_key(gpu));
+        for candidate in candidates {
+            missing += usize::from(!self.register(candidate));
+        }
+        self.retry = (missing > 0 || self.set.is_none()).then(|| (now + wait, (wait * 2).min(RETRIES.1)));
+    }
+
+    /// One for each GPU that the driver counts; `None` for one that does not answer.
+    fn candidates(&mut self) -> Vec<Option<Candidate>> {
+        let mut caller = Caller::new(Arc::clone(&self.library));
+        let count: Option<u32> = value!(caller, nvmlDeviceGetCount_v2());
+        self.problems.extend(caller.finish().problems);
+        let count = count.unwrap_or(0);
+        let mut said = self.apart.ask(&self.library, count, candidate);
+        let mut found = Vec::new();
+        for index in 0..count {
+            let (candidate, problems) = said.remove(&index).unwrap_or_default();
+            self.problems.extend(problems);
+            found.push(candidate);
+        }
+        found
+    }
+
+    /// All that is wanted, or else the XIDs alone.
+    fn register(&mut self, (gpu, handle, kinds): Candidate) -> bool {
+        let Some(set) = self.set.as_ref().map(|set| set.set) else { return false };
+        for kinds in [kinds, kinds & XID] {
+            let mut caller = Caller::new(Arc::clone(&self.library));
+            if kinds != 0 && call!(caller, nvmlDeviceRegisterEvents(handle.0, kinds, set)).is_ok() {
+                self.names.insert(handle.0.addr(), gpu.clone());
+                self.registered.insert(gpu, handle);
+                return true;
+            }
+            self.problems.extend(caller.finish().problems);
+        }
+        false
+    }
+
+    fn new_set(&mut self) -> Option<EventSet> {
+        let mut caller = Caller::new(Arc::clone(&self.library));
+        let mut set: nvmlEventSet_t = std::ptr::null_mut();
+        let made = call!(caller, nvmlEventSetCreate(&raw mut set));
+        self.problems.extend(caller.finish().problems);
+        made.ok().map(|()| EventSet { set, library: Arc::clone(&self.library) })
+    }
+
+    /// A new set without the GPUs that spoil it. The old one is freed last, so that nothing falls between them.
+    fn rebuild(&mut self, now: Monotonic) -> bool {
+        let before = mem::take(&mut self.registered);
+        let old = self.set.take();
+        self.register_missing(now, RETRIES.0);
+        drop(old);
+        let spoilers = self.registered.iter().filter(|(_, handle)| self.spoils(**handle));
+        let spoilers: Vec<GpuUuid> = spoilers.map(|(gpu, _)| gpu.clone()).collect();
+        if !spoilers.is_empty() {
+            self.exclude(&spoilers, now);
+        }
+        before.keys().any(|gpu| !self.registered.contains_key(gpu))
+    }
+
+    /// The driver takes nobody out of a set: another one, of the others.
+    fn exclude(&mut self, spoilers: &[GpuUuid], now: Monotonic) {
+        let old = self.set.take();
+        self.set = self.new_set();
+        for (gpu, handle) in mem::take(&mut self.registered) {
+            if !spoilers.contains(&gpu)
+                && let (Some(candidate), _) = self.again(gpu, handle)
+            {
+                self.register(candidate);
+            }
+        }
+        drop(old);
+        self.retry = Some((now + RETRIES.0, RETRIES.0 * 2));
+    }
+
+    fn again(&self, gpu: GpuUuid, handle: Handle) -> (Option<Candidate>, Vec<Problem>) {
+        let mut caller = Caller::new(Arc::clone(&self.library));
+        let kinds = supported(&mut caller, handle);
+        (kinds.map(|kinds| (gpu, handle, kinds)), caller.finish().problems)
+    }
+
+    /// Alone in a set, the wait on it fails.
+    fn spoils(&self, handle: Handle) -> bool {
+        let mut caller = Caller::new(Arc::clone(&self.library));
+        let mut set: nvmlEventSet_t = std::ptr::null_mut();
+        if call!(caller, nvmlEventSetCreate(&raw mut set)).is_err() {
+            return false;
+        }
+        let set = EventSet { set, library: Arc::clone(&self.library) };
+        let mut data = no_event();
+        let _ = call!(caller, nvmlDeviceRegisterEvents(handle.0, XID, set.set));
+        let _ = call!(caller, nvmlEventSetWait_v2(set.set, &raw mut data, 1));
+        caller.finish().verdict == Verdict::Lost
+    }
+
+    /// There is nobody to wait for; the listener pauses after what comes back at once. A failure where GPUs refused.
+    fn nobody(&self) -> Result<Option<RawEvent>, EventFailure> {
+        match self.retry {
+            None => Ok(None),
+            Some(_) => {
+                let problem = Problem { call: "nvmlDeviceRegisterEvents", code: "none_registered" };
+                Err(EventFailure { problem, verdict: Verdict::Answers })
+            }
+        }
+    }
+
+    /// Who the event is of; by the driver only where it was never registered.
+    fn name(&mut self, device: nvmlDevice_t) -> Option<GpuUuid> {
+        if let Some(gpu) = self.names.get(&device.addr()) {
+            return Some(gpu.clone());
+        }
+        let mut caller = Caller::new(Arc::clone(&self.library));
+        let uuid = inventory::uuid(&mut caller, Handle(device));
+        uuid.filter(|uuid| uuid.starts_with("GPU-")).map(GpuUuid::new)
+    }
+}
+
+impl EventSource for NvmlEvents {
+    fn wait(&mut self, patience: Duration, now: Monotonic) -> Result<Option<RawEvent>, EventFailure> {
+        if let Some((_, wait)) = self.retry.filter(|(due, _)| now >= *due) {
+            self.register_missing(now, wait);
+        }
+        let Some(set) = self.set.as_ref().map(|set| set.set).filter(|_| !self.registered.is_empty()) else {
+            return self.nobody();
+        };
+        let mut caller = Caller::new(Arc::clone(&self.library));
+        let mut data = no_event();
+        let milliseconds = u32::try_from(patience.as_millis()).unwrap_or(1_000).max(1);
+        match call!(caller, nvmlEventSetWait_v2(set, &raw mut data, milliseconds)) {
+            Ok(()) => match self.name(data.device) {
+                Some(gpu) => Ok(Some(event(gpu, &data))),
+                None => {
+                    self.problems.push(Problem { call: "nvmlEventSetWait_v2", code: "unknown_device" });
+                    Ok(None)
+                }
+            },
+            Err(Refusal::Empty) => Ok(None),
+            Err(_) => {
+                let outcome = caller.finish();
+                let unsupported = Problem { call: "nvmlEventSetWait_v2", code: "not_supported" };
+                let problem = outcome.problems.last().copied().unwrap_or(unsupported);
+                if outcome.verdict == Verdict::SessionOver {
+                    return Err(EventFailure { problem, verdict: outcome.verdict });
+                }
+                if self.rebuild(now) {
+                    self.problems.push(problem);
+                    return if self.registered.is_empty() { self.nobody() } else { Ok(None) };
+                }
+                Err(EventFailure { problem, verdict: Verdict::Answers })
+            }
+        }
+    }
+
+    fn look_again(&mut self) {
+        self.retry = Some((Monotonic::default(), RETRIES.0));
+    }
+
+    fn problems(&mut self) -> Vec<Problem> {
+        mem::take(&mut self.problems)
+    }
+}
+
+fn candidate(caller: &mut Caller, index: u32) -> Option<Candidate> {
+    let handle = inventory::handle(caller, index)?;
+    let uuid = inventory::uuid(caller, handle)?;
+    let kinds = supported(caller, handle)?;
+    Some((GpuUuid::new(uuid), handle, kinds))
+}
+
+/// `Some(0)`: the GPU answers, and tells of nothing.
+fn supported(caller: &mut Caller, handle: Handle) -> Option<u64> {
+    let mut kinds = 0;
+    match call!(caller, nvmlDeviceGetSupportedEventTypes(handle.0, &raw mut kinds)) {
+        Ok(()) => Some(kinds & WANTED),
+        Err(Refusal::Unsupported) => Some(0),
+        Err(_) => None,
+    }
+}
+
+fn no_event() -> nvmlEventData_t {
+    nvmlEventData_t {
+        device: std::ptr::null_mut(),
+        eventType: 0,
+        eventData: 0,
+        gpuInstanceId: WHOLE,
+        computeInstanceId: WHOLE,
+    }
+}
+
+fn event(gpu: GpuUuid, data: &nvmlEventData_t) -> RawEvent {
+    let kind = match data.eventType {
+        // The number goes with this type only.
+        XID => EventKind::Xid(u32::try_from(data.eventData).unwrap_or(UNKNOWN_XID)),
+        MIG_CHANGE => EventKind::MigChange,
+        _ => EventKind::Condition,
+    };
+    let instance = (data.gpuInstanceId != WHOLE).then(|| XidInstance {
+        gpu_instance: data.gpuInstanceId,
+        compute_instance: (data.computeInstanceId != WHOLE).then_some(data.computeInstanceId),
+    });
+    RawEvent { gpu, instance, kind }
+}
+
+/// Has holders for as long as the library is loaded.
+pub fn witness(library: &Arc<Library>) -> std::sync::Weak<dyn Any + Send + Sync> {
+    let any: Arc<dyn Any + Send + Sync> = Arc::<()>::clone(&library.open);
+    Arc::downgrade(&any)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(kind: u64, data: u64, instances: (u32, u32)) -> RawEvent {
+        let data = nvmlEventData_t {
+            eventType: kind,
+            eventData: data,
+            gpuInstanceId: instances.0,
+            computeInstanceId: instances.1,
+            ..no_event()
+        };
+        event("GPU-a".into(), &data)
+    }
+
+    #[test]
+    fn the_number_is_an_xid_for_xids_only() {
+        assert_eq!(told(8, 79, (WHOLE, WHOLE)).kind, EventKind::Xid(79));
+        assert_eq!(told(8, 1 << 40, (WHOLE, WHOLE)).kind, EventKind::Xid(999));
+        assert_eq!(told(0x100, 79, (WHOLE, WHOLE)).kind, EventKind::MigChange);
+        for other in [1, 2, 0x200, 0x8000, 1 << 50] {
+            assert_eq!(told(other, 79, (WHOLE, WHOLE)).kind, EventKind::Condition);
+        }
+    }
+
+    #[test]
+    fn all_ones_is_the_whole_gpu() {
+        let instance = |instances| told(8, 13, instances).instance;
+        assert_eq!(instance((WHOLE, WHOLE)), None);
+        assert_eq!(instance((WHOLE, 0)), None);
+        assert_eq!(instance((3, WHOLE)), Some(XidInstance { gpu_instance: 3, compute_instance: None }));
+        assert_eq!(instance((3, 0)), Some(XidInstance { gpu_instance: 3, compute_instance: Some(0) }));
+    }
+}
