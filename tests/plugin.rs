@@ -13,7 +13,8 @@ use kubelet::{Admission, ContainerSpec, Count, FakeKubelet, Node, Options, PodSp
 use podmeter::clock::Clock;
 use podmeter::kubelet as kubelet_room;
 use podmeter::model::{
-    DeviceReadings, Gpu, GpuUuid, HardwareState, Inventory, KubeletState, MigDevice, PluginResource, PluginState,
+    DeviceHealth, DeviceReadings, Gpu, GpuHealth, GpuUuid, HardwareState, HealthCause, HealthState, Inventory,
+    KubeletState, MigDevice, Moment, PluginResource, PluginState, UnhealthyReason, XidCounts,
 };
 use podmeter::plugin::paths::Roots;
 use podmeter::plugin::{
@@ -60,9 +61,31 @@ fn four_gpus() -> HardwareState {
     HardwareState { source: "simulated", inventory, ..HardwareState::default() }
 }
 
+/// A verdict without memory: what matters here is what becomes of it.
+fn judged(hardware: &HardwareState) -> HealthState {
+    let cause = |reason, detail: &str| vec![HealthCause { reason, detail: detail.into(), clears: "" }];
+    let verdict = |gpu: &Gpu| {
+        let causes = match hardware.readings.get(&gpu.uuid) {
+            _ if !gpu.present => cause(UnhealthyReason::Lost, "it is lost"),
+            Some(readings) if readings.lost => cause(UnhealthyReason::Lost, "it is lost"),
+            Some(readings) if readings.stuck => cause(UnhealthyReason::Stuck, "it does not answer"),
+            _ => vec![],
+        };
+        DeviceHealth { healthy: causes.is_empty(), since: Moment::default(), causes }
+    };
+    let of = |gpu: &Gpu| GpuHealth {
+        whole: verdict(gpu),
+        instances: gpu.mig_devices.iter().map(|mig| (mig.uuid.clone(), verdict(gpu))).collect(),
+        xids: XidCounts::default(),
+    };
+    let gpus = hardware.inventory.gpus.values().map(|gpu| (gpu.uuid.clone(), of(gpu))).collect();
+    HealthState { gpus, ..HealthState::default() }
+}
+
 /// Both rooms as the agent runs them, over one kubelet's directories.
 struct Podmeter {
     hardware: watch::Sender<Arc<HardwareState>>,
+    health: watch::Sender<Arc<HealthState>>,
     state: watch::Receiver<Arc<PluginState>>,
     kubelet: watch::Receiver<Arc<KubeletState>>,
     stop: watch::Sender<bool>,
@@ -108,9 +131,12 @@ impl Podmeter {
                 cdi: vec![root.join("cdi")],
             },
         };
-        let neighbours = plugin::Neighbours { hardware: readings, kubelet: kubelet.clone(), allocated, look };
+        let (health, verdicts) = watch::channel(Arc::new(judged(&four_gpus())));
+        let kubelet_states = kubelet.clone();
+        let neighbours =
+            plugin::Neighbours { hardware: readings, health: verdicts, kubelet: kubelet_states, allocated, look };
         let plugin = tokio::spawn(plugin::run(settings, clock, neighbours, publish, stopped));
-        Self { hardware, state, kubelet, stop, plugin, watching }
+        Self { hardware, health, state, kubelet, stop, plugin, watching }
     }
 
     async fn until(&mut self, what: &str, condition: impl Fn(&PluginResource) -> bool) -> PluginResource {
@@ -127,7 +153,10 @@ impl Podmeter {
     }
 
     fn change(&self, change: impl FnOnce(&mut HardwareState)) {
-        self.hardware.send_modify(|hardware| change(Arc::make_mut(hardware)));
+        let mut hardware = (**self.hardware.borrow()).clone();
+        change(&mut hardware);
+        self.health.send_replace(Arc::new(judged(&hardware)));
+        self.hardware.send_replace(Arc::new(hardware));
     }
 
     async fn end(mut self) {

@@ -4,6 +4,7 @@
 //! work, and where settings come from.
 
 mod demo;
+mod health;
 mod probe;
 mod publisher;
 mod recording;
@@ -14,25 +15,27 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::clock::Clock;
 use crate::hardware::{self, Hardware};
 use crate::kubelet;
 use crate::metrics::Pages;
-use crate::model::{ConfigReload, HardwareState, PluginState, Snapshot};
+use crate::model::{ConfigReload, HardwareState, HealthState, PluginState, Snapshot, XidEvent};
 use crate::plugin;
 use crate::web::{self, BindError, Listener, ScrapeDurations, WebState};
 
 pub use crate::hardware::nvml::LibrarySearch;
 pub use crate::hardware::simulated::Profile;
+pub use crate::health::Config as HealthConfig;
 pub use crate::plugin::{Config as PluginConfig, ConfigError as PluginConfigError, ResourceConfig};
 pub use crate::web::ListenAddress;
 pub use demo::{DemoError, DemoSettings, demo};
 pub use probe::{Probe, probe_nvml};
 pub use settings::{HardwareSource, LogFormat, Reloadable, Settings};
 
+use health::Judge;
 use publisher::{Publisher, Pulse};
 
 /// After a first signal: the promise is to be gone within five seconds.
@@ -86,21 +89,39 @@ async fn run_on(
     let (stop_plugin, plugin_stops) = watch::channel(false);
     let (publish_plugin, plugin_states) = watch::channel(Arc::<PluginState>::default());
 
+    let (publish_health, health_states) = watch::channel(Arc::<HealthState>::default());
+    let (_xid_events, events) = mpsc::channel::<Vec<XidEvent>>(health::BATCHES);
+    let (_operator, orders) = health::operator();
+    let (_release, released) = watch::channel(false);
+
     let mut tasks = JoinSet::new();
     // Apart from the other tasks: it ends when it is told to, once its sockets are gone.
     let mut plugin_task = JoinSet::new();
     if let Some(settings) = settings.plugin_room() {
         let (hardware, kubelet) = (hardware_states.clone(), kubelet_states.clone());
-        let neighbours = plugin::Neighbours { hardware, kubelet, allocated, look };
+        let health = health_states.clone();
+        let neighbours = plugin::Neighbours { hardware, health, kubelet, allocated, look };
         plugin_task.spawn(plugin::run(settings, clock, neighbours, publish_plugin, plugin_stops));
     }
     tasks.spawn(named("kubelet", kubelet::run(kubelet_room, clock, publish_kubelet)));
+    let judge = Judge {
+        config: settings.health.clone(),
+        clock,
+        hardware: hardware_states.clone(),
+        events,
+        orders,
+        released,
+        snapshots: snapshots.clone(),
+        publish: publish_health,
+    };
+    tasks.spawn(named("health", judge.run()));
     let publisher = Publisher {
         clock,
         node_name: settings.node_name.as_str().into(),
         sample_interval: settings.sample_interval,
         hardware: hardware_states,
         kubelet: kubelet_states,
+        health: health_states,
         plugin: (!plugin_task.is_empty()).then_some(plugin_states),
         reloadable,
         config_reload,

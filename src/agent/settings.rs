@@ -10,7 +10,7 @@ use tokio::sync::{Notify, watch};
 use crate::hardware::nvml::{LibrarySearch, NvmlDriver};
 use crate::hardware::simulated::{Profile, SimulatedDriver};
 use crate::web::ListenAddress;
-use crate::{hardware, kubelet, plugin};
+use crate::{hardware, health, kubelet, plugin};
 
 /// The same simulated GPUs at every start.
 const SIMULATED_SEED: u64 = 1;
@@ -49,6 +49,7 @@ pub struct Settings {
     pub log_format: LogFormat,
     /// What the bundled device plugin offers; `None` while it is off.
     pub device_plugin: Option<Vec<plugin::ResourceConfig>>,
+    pub health: health::Config,
     pub reloadable: Reloadable,
 }
 

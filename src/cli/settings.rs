@@ -65,6 +65,7 @@ pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
         sys_root: arguments.sys_root.unwrap_or_else(|| "/sys".into()),
         log_format: arguments.log_format.unwrap_or(LogFormat::Text),
         device_plugin,
+        health: arguments.health,
         reloadable: Reloadable {
             refresh_interval: arguments.refresh_interval.unwrap_or(Duration::from_secs(5)),
             retention: arguments.retention.unwrap_or(Duration::from_secs(300)),

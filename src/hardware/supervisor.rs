@@ -115,6 +115,7 @@ struct Supervisor {
     keeper_stuck: bool,
     publisher: watch::Sender<Arc<HardwareState>>,
     phase: Phase,
+    sessions: u64,
     reopen: Duration,
     fleet: Fleet,
     rounds: Rounds,
@@ -147,6 +148,7 @@ impl Supervisor {
             keeper_stuck: false,
             publisher,
             phase,
+            sessions: 0,
             reopen,
             fleet,
             rounds: Rounds::default(),
@@ -284,6 +286,7 @@ impl Supervisor {
         let Opened { session, found: (inventory, problems) } = opened;
         info!(source = self.source, gpus = inventory.gpus.len(), "the driver is open");
         self.count(&problems);
+        self.sessions += 1;
         self.fleet.adopt(inventory, true, now);
         self.judge_inventory();
         self.rounds.restart();
@@ -424,6 +427,7 @@ impl Supervisor {
         self.publisher.send_replace(Arc::new(HardwareState {
             source: self.source,
             inventory: self.fleet.inventory(),
+            sessions: self.sessions,
             readings: self.fleet.readings(now),
             node_devices: self.node_devices,
             problem: self.problem.clone(),

@@ -8,7 +8,7 @@ use super::paths::{self, Roots};
 use super::{
     Hardware, MigCapabilities, NodeFacts, NvidiaConfig, Offer, ResourceConfig, control_nodes, health, merge, offers,
 };
-use crate::model::{HardwareState, Inventory};
+use crate::model::{HardwareState, HealthState, Inventory};
 use crate::preference::{PciGpu, Place, Topology};
 
 /// Where this process sees the host.
@@ -53,17 +53,13 @@ impl Entry {
     }
 
     /// Brings offers and facts up to date.
-    pub fn update(&mut self, hardware: &HardwareState, around: &Surroundings) {
+    pub fn update(&mut self, hardware: &HardwareState, judged: &HealthState, around: &Surroundings) {
         let found = match &*self.config {
             ResourceConfig::Path(path) => paths::find(path, &around.roots),
             _ => vec![],
         };
         let now = offers(&self.config, &hardware.inventory, &found);
-        let verdicts = health::verdicts(hardware);
-        let verdict = |behind: &Hardware| match behind {
-            Hardware::Gpu { uuid: gpu, .. } | Hardware::Mig { gpu, .. } => verdicts.get(gpu).cloned().unwrap_or(Ok(())),
-            Hardware::Nodes(_) | Hardware::Nothing => Ok(()),
-        };
+        let verdict = |behind: &Hardware| health::verdict(behind, judged);
         self.offers = merge(&self.offers, now.offers.into_iter().map(|offer| offer.judged(verdict)).collect());
         for problem in now.problems.iter().filter(|problem| !self.said.contains(problem)) {
             tracing::warn!(resource = %self.config.name(), "{problem}");

@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use super::Offer;
 use crate::clock::Clock;
-use crate::model::{Moment, PluginResource, PluginState, ResourceName};
+use crate::model::{Moment, PluginResource, PluginState, ResourceName, UnhealthyReason};
 
 /// Results that a counter has from the beginning.
 const RESULTS: [&str; 4] = ["ok", "unknown_device", "unhealthy", "not_allowed"];
@@ -31,6 +31,8 @@ impl Record {
             state.created = now.unix;
             state.unregistered_since = Some(now.monotonic);
             state.allocations = zero(&RESULTS);
+            let none = || UnhealthyReason::ALL.map(|reason| (reason, 0)).into();
+            state.health_transitions = [("healthy", none()), ("unhealthy", none())].into();
             state.prefers = prefers;
             if checks_before_start {
                 state.pre_starts = zero(&PRE_START_RESULTS);
@@ -45,6 +47,11 @@ impl Record {
         });
         let devices: Arc<BTreeMap<_, _>> = Arc::new(devices.collect());
         self.change(|state, _| state.devices = devices);
+    }
+
+    /// Offered for good or bad: `to` is `healthy` or `unhealthy`.
+    pub fn turned(&self, to: &'static str, reason: UnhealthyReason) {
+        self.count(|state| *state.health_transitions.entry(to).or_default().entry(reason).or_default() += 1);
     }
 
     pub fn registered(&self) {

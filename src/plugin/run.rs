@@ -11,9 +11,9 @@ use super::lifecycle::Life;
 use super::record::Record;
 use super::server::Desk;
 use super::sockets::{self, Identity};
-use super::{Offer, OfferedDevice, ResourceConfig};
+use super::{Hardware, Offer, OfferedDevice, ResourceConfig};
 use crate::clock::Clock;
-use crate::model::{DeviceId, HardwareState, KubeletState, PluginState, ResourceName};
+use crate::model::{DeviceId, HardwareState, HealthState, KubeletState, PluginState, ResourceName, UnhealthyReason};
 
 /// Device nodes come and go without telling anybody.
 const PATHS_INTERVAL: Duration = Duration::from_secs(1);
@@ -30,6 +30,8 @@ pub struct Settings {
 #[derive(Debug)]
 pub struct Neighbours {
     pub hardware: watch::Receiver<Arc<HardwareState>>,
+    /// The verdict on each GPU and MIG device.
+    pub health: watch::Receiver<Arc<HealthState>>,
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
     /// An allocation was granted: the kubelet will show it in a moment.
     pub allocated: Arc<Notify>,
@@ -79,7 +81,8 @@ impl Room {
         let has_paths = self.entries.iter().any(|entry| matches!(*entry.config, ResourceConfig::Path(_)));
         loop {
             let hardware = Arc::clone(&self.neighbours.hardware.borrow_and_update());
-            for life in self.update(&hardware) {
+            let health = Arc::clone(&self.neighbours.health.borrow_and_update());
+            for life in self.update(&hardware, &health) {
                 lives.spawn(life.run());
             }
             let is_known = hardware.source == "none" || hardware.inventory.generation > 0 || hardware.problem.is_some();
@@ -88,6 +91,7 @@ impl Room {
             }
             tokio::select! {
                 changed = self.neighbours.hardware.changed() => if changed.is_err() { return },
+                changed = self.neighbours.health.changed() => if changed.is_err() { return },
                 () = tokio::time::sleep(PATHS_INTERVAL), if has_paths => {}
                 Some(_) = lives.join_next() => break,
                 _ = stop.wait_for(|stop| *stop) => break,
@@ -100,13 +104,13 @@ impl Room {
     }
 
     /// Says what is offered now. Returns the resources that are new.
-    fn update(&mut self, hardware: &HardwareState) -> Vec<Life> {
+    fn update(&mut self, hardware: &HardwareState, health: &HealthState) -> Vec<Life> {
         let mut begun = vec![];
         for (number, entry) in self.entries.iter_mut().enumerate() {
-            entry.update(hardware, &self.settings.surroundings);
+            entry.update(hardware, health, &self.settings.surroundings);
             for offer in entry.offers() {
-                match self.served.get(&(number, offer.resource.clone())) {
-                    Some(served) => served.update(offer, &entry.facts),
+                match self.served.get_mut(&(number, offer.resource.clone())) {
+                    Some(served) => served.update(offer, &entry.facts, health),
                     None if offer.devices.is_empty() => {}
                     None => begun.push((number, offer.clone(), Arc::clone(&entry.config), Arc::clone(&entry.facts))),
                 }
@@ -144,7 +148,10 @@ impl Room {
             changes: self.changed.clone(),
             stop: self.stop.clone(),
         };
-        self.served.insert((number, resource), Served { offer: tell_offer, facts: tell_facts, record });
+        self.served.insert(
+            (number, resource),
+            Served { offer: tell_offer, facts: tell_facts, record, reasons: BTreeMap::new() },
+        );
         Some(life)
     }
 }
@@ -154,29 +161,55 @@ struct Served {
     offer: watch::Sender<Arc<Offer>>,
     facts: watch::Sender<Arc<Facts>>,
     record: Record,
+    /// Why each unhealthy device is; none for those that were so from the beginning.
+    reasons: BTreeMap<DeviceId, UnhealthyReason>,
 }
 
 impl Served {
-    fn update(&self, offer: &Offer, facts: &Arc<Facts>) {
+    fn update(&mut self, offer: &Offer, facts: &Arc<Facts>, health: &HealthState) {
         if !Arc::ptr_eq(&self.facts.borrow(), facts) {
             self.facts.send_replace(Arc::clone(facts));
         }
         let changed = **self.offer.borrow() != *offer;
         if changed {
             tell(&self.offer.borrow(), offer);
+            self.count_turns(offer, health);
             self.record.offered(offer);
             self.offer.send_replace(Arc::new(offer.clone()));
         }
     }
+
+    /// A device that is well again is counted under the reason for which it was not.
+    fn count_turns(&mut self, now: &Offer, health: &HealthState) {
+        let before = Arc::clone(&self.offer.borrow());
+        let known: BTreeMap<&DeviceId, bool> =
+            before.devices.iter().map(|device| (&device.id, device.health.is_ok())).collect();
+        for device in &now.devices {
+            let reason = device.health.is_err().then(|| super::health::reason(&device.hardware, health));
+            let was = match reason {
+                Some(reason) => self.reasons.insert(device.id.clone(), reason),
+                None => self.reasons.remove(&device.id),
+            };
+            match (known.get(&device.id), reason) {
+                (Some(true), Some(reason)) => self.record.turned("unhealthy", reason),
+                (Some(false), None) => self.record.turned("healthy", was.unwrap_or(UnhealthyReason::Unknown)),
+                _ => {}
+            }
+        }
+    }
 }
 
+/// Whoever judges GPUs tells of their verdicts.
 fn tell(before: &Offer, now: &Offer) {
     let known: BTreeMap<&DeviceId, &OfferedDevice> = before.devices.iter().map(|device| (&device.id, device)).collect();
     for device in &now.devices {
         let resource = &now.resource;
+        let judged_here = matches!(device.hardware, Hardware::Nodes(_) | Hardware::Nothing);
         match (known.get(&device.id).map(|before| &before.health), &device.health) {
-            (Some(Ok(())), Err(reason)) => tracing::warn!(%resource, device = %device.id, reason, "unhealthy"),
-            (Some(Err(reason)), Ok(())) => {
+            (Some(Ok(())), Err(reason)) if judged_here => {
+                tracing::warn!(%resource, device = %device.id, reason, "unhealthy")
+            }
+            (Some(Err(reason)), Ok(())) if judged_here => {
                 tracing::info!(%resource, device = %device.id, was = reason, "healthy again");
             }
             (None, _) => tracing::info!(%resource, device = %device.id, "a new device"),

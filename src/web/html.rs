@@ -105,7 +105,7 @@ fn device(snapshot: &Snapshot, gpu: &Gpu, readings: Option<&DeviceReadings>) -> 
         tr {
             td { (gpu.index) div.id { (gpu.uuid) } }
             td { (known(gpu.model.as_deref())) }
-            td { (state(gpu, readings)) }
+            td { (state(snapshot, gpu, readings)) }
             td.number { (percent(fast.and_then(|fast| fast.utilization_ratio))) }
             td.number { (percent(medium.and_then(|medium| medium.gpm.sm_active))) }
             td.number { (of(memory.map(|memory| memory.used), memory.map(|memory| memory.total))) }
@@ -119,14 +119,22 @@ fn device(snapshot: &Snapshot, gpu: &Gpu, readings: Option<&DeviceReadings>) -> 
     }
 }
 
-fn state(gpu: &Gpu, readings: Option<&DeviceReadings>) -> &'static str {
-    match readings {
-        _ if !gpu.present => "lost",
-        Some(readings) if readings.lost => "lost",
-        Some(readings) if readings.stuck => "does not answer",
-        Some(_) if gpu.mig_enabled == Some(true) => "present, MIG",
-        Some(_) => "present",
-        None => "no readings",
+/// The verdict and why.
+fn state(snapshot: &Snapshot, gpu: &Gpu, readings: Option<&DeviceReadings>) -> Markup {
+    let Some(health) = snapshot.health.gpus.get(&gpu.uuid) else { return html! { "not checked" } };
+    let parts = health.instances.iter().filter(|(_, part)| !part.healthy);
+    html! {
+        @if health.whole.healthy {
+            "healthy" @if gpu.mig_enabled == Some(true) { ", MIG" } @if readings.is_none() { ", no readings" }
+            @for (mig, part) in parts {
+                @for cause in &part.causes { div.problem { (mig) " unhealthy: " (cause.detail) } }
+            }
+        } @else {
+            "unhealthy"
+            @for cause in &health.whole.causes {
+                div.problem title=(format!("comes back by: {}", cause.clears)) { (cause.detail) }
+            }
+        }
     }
 }
 
