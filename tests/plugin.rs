@@ -68,7 +68,7 @@ fn judged(hardware: &HardwareState) -> HealthState {
         let causes = match hardware.readings.get(&gpu.uuid) {
             _ if !gpu.present => cause(UnhealthyReason::Lost, "it is lost"),
             Some(readings) if readings.lost => cause(UnhealthyReason::Lost, "it is lost"),
-            Some(readings) if readings.stuck => cause(UnhealthyReason::Stuck, "it does not answer"),
+            Some(readings) if readings.stuck => cause(UnhealthyReason::Stuck, "the call does not come back"),
             _ => vec![],
         };
         DeviceHealth { healthy: causes.is_empty(), since: Moment::default(), causes }

@@ -91,7 +91,7 @@ async fn run_on(
 
     let (publish_health, health_states) = watch::channel(Arc::<HealthState>::default());
     let (_xid_events, events) = mpsc::channel::<Vec<XidEvent>>(health::BATCHES);
-    let (_operator, orders) = health::operator();
+    let (operator, orders) = health::operator();
     let (_release, released) = watch::channel(false);
 
     let mut tasks = JoinSet::new();
@@ -139,6 +139,7 @@ async fn run_on(
         clock,
         healthy: Arc::new(move || pulse.feel(clock.now().monotonic)),
         ready: Arc::new(move || ready(&ready_snapshots.borrow())),
+        marker: health::marker(operator, clock),
     };
     for listener in &listeners {
         match listener.address() {

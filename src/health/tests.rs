@@ -793,11 +793,8 @@ proptest! {
                 prop_assert!(!healthy, "at {now} in spite of {:?}", reference.action);
                 reference.last_against = Some(now);
             }
-            if healthy {
-                if let Some(last) = reference.last_against {
-                    prop_assert!(now - last >= 60, "up at {now}, last evidence against it at {last}");
-                }
-            }
+            let last_against = reference.last_against.filter(|_| healthy);
+            prop_assert!(last_against.is_none_or(|last| now - last >= 60), "up at {now}, against it at {last_against:?}");
             prop_assert!(state.of(&OTHER.into(), None).unwrap().healthy, "the other GPU");
             let turned = state.transitions.iter().filter(|turn| turn.gpu == OTHER.into()).count();
             prop_assert_eq!(turned, 0);

@@ -207,7 +207,7 @@ fn tell(before: &Offer, now: &Offer) {
         let judged_here = matches!(device.hardware, Hardware::Nodes(_) | Hardware::Nothing);
         match (known.get(&device.id).map(|before| &before.health), &device.health) {
             (Some(Ok(())), Err(reason)) if judged_here => {
-                tracing::warn!(%resource, device = %device.id, reason, "unhealthy")
+                tracing::warn!(%resource, device = %device.id, reason, "unhealthy");
             }
             (Some(Err(reason)), Ok(())) if judged_here => {
                 tracing::info!(%resource, device = %device.id, was = reason, "healthy again");

@@ -132,6 +132,7 @@ fn state(snapshot: &Snapshot, gpu: &Gpu, readings: Option<&DeviceReadings>) -> M
         } @else {
             "unhealthy"
             @for cause in &health.whole.causes {
+                " " (cause.reason.as_str())
                 div.problem title=(format!("comes back by: {}", cause.clears)) { (cause.detail) }
             }
         }
@@ -267,9 +268,22 @@ mod tests {
     fn absent_is_a_dash() {
         let snapshot = fixture::snapshot();
         let page = page(&snapshot, snapshot.at, None);
-        let lost = page.split("<tr>").find(|row| row.contains(fixture::LOST) && row.contains("lost")).unwrap();
+        let lost =
+            page.split("<tr>").find(|row| row.contains(fixture::LOST) && row.contains("unhealthy lost")).unwrap();
         assert!(lost.matches("<td class=\"number\">–</td>").count() == 5, "{lost}");
         assert!(!page.contains("http://") && !page.contains("https://"), "no outside asset");
+    }
+
+    #[test]
+    fn the_verdict_is_shown_with_its_reason_and_the_sick_part() {
+        let snapshot = fixture::snapshot();
+        let page = page(&snapshot, snapshot.at, None);
+        let row = |gpu: &str| page.split("<tr>").find(|row| row.contains(gpu)).unwrap();
+        assert!(row(fixture::WHOLE).contains("healthy") && !row(fixture::WHOLE).contains("unhealthy"));
+        assert!(row(fixture::LOST).contains("the driver no longer lists it"));
+        let partitioned = row(fixture::PARTITIONED);
+        assert!(partitioned.contains(&format!("{} unhealthy: XID 95", fixture::OTHER_SLICE)), "{partitioned}");
+        assert!(!partitioned.contains(&format!("{} unhealthy", fixture::SLICE)));
     }
 
     #[test]

@@ -36,7 +36,12 @@ pub enum BindError {
 #[derive(Debug)]
 pub enum Listener {
     Tcp(TcpListener),
-    Unix { listener: UnixListener, file: SocketFile },
+    Unix {
+        listener: UnixListener,
+        file: SocketFile,
+        /// Only its owner can open it: it serves what changes something, too.
+        is_private: bool,
+    },
 }
 
 impl Listener {
@@ -67,6 +72,10 @@ impl Listener {
         }
     }
 
+    pub(super) fn is_private(&self) -> bool {
+        matches!(self, Self::Unix { is_private: true, .. })
+    }
+
     async fn bind_unix(path: &Path, mode: Option<u32>) -> Result<Self, BindError> {
         let failed = |source| BindError::Unix { path: path.to_owned(), source };
         clear_the_way(path).await?;
@@ -84,7 +93,8 @@ impl Listener {
             let _ = std::fs::remove_file(&draft);
         }
         let inode = placed.map_err(failed)?;
-        Ok(Self::Unix { listener, file: SocketFile { path: path.to_owned(), inode } })
+        let file = SocketFile { path: path.to_owned(), inode };
+        Ok(Self::Unix { listener, file, is_private: mode.is_some() })
     }
 }
 
@@ -175,7 +185,7 @@ mod tests {
         let mode = std::fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         assert!(matches!(Listener::bind_private(&path).await, Err(BindError::InUse { .. })));
-        let Listener::Unix { listener, file } = first else { panic!("a unix listener") };
+        let Listener::Unix { listener, file, .. } = first else { panic!("a unix listener") };
         drop(listener);
         std::mem::forget(file); // as after a kill
         assert!(path.exists());

@@ -1,12 +1,15 @@
+use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
-use axum::extract::{Request, State};
+use axum::body::{Body, Bytes};
+use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, VARY};
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::{Html, IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
+use serde::Deserialize;
 use tokio::sync::watch;
 use tracing::error;
 
@@ -19,6 +22,18 @@ use crate::model::Snapshot;
 /// A question to the agent: `Err` with the reason as text. Asked on each request, so it must not wait.
 pub type Probe = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 
+/// Carries out an operator's order; `Err` says why it was refused.
+pub type Marker = Arc<dyn Fn(Marking) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> + Send + Sync>;
+
+/// What an operator says of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Marking {
+    /// A UUID of a GPU or MIG device, or the index of a GPU.
+    pub device: String,
+    /// Why it is to be unhealthy, and for how long at most; `None`: the mark is taken away.
+    pub mark: Option<(String, Option<Duration>)>,
+}
+
 /// What the routes read.
 #[derive(Clone)]
 pub struct WebState {
@@ -30,6 +45,7 @@ pub struct WebState {
     pub healthy: Probe,
     /// A first snapshot is published, and the plugin's resources are registered or known to be absent.
     pub ready: Probe,
+    pub marker: Marker,
 }
 
 impl WebState {
@@ -40,8 +56,31 @@ impl WebState {
 
 const ROUTES: &str = "/  /metrics  /metrics/dcgm  /api/v1/node  /-/healthy  /-/ready";
 
-/// All routes, for any server. Each reads; none changes anything.
+/// Of `POST /mark`; `/unmark` takes the device alone.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MarkBody {
+    device: String,
+    reason: Option<String>,
+    /// `1h 30m`
+    expiry: Option<String>,
+}
+
+/// A device, a reason and a duration.
+const BODY_BYTES: usize = 4096;
+
+/// All routes for anybody. Each reads; none changes anything.
 pub fn router(state: WebState) -> Router {
+    finished(routes(), state)
+}
+
+/// For the private socket: an operator's orders, too.
+pub fn admin_router(state: WebState) -> Router {
+    let orders = routes().route("/mark", post(mark)).route("/unmark", post(unmark));
+    finished(orders.layer(DefaultBodyLimit::max(BODY_BYTES)), state)
+}
+
+fn routes() -> Router<WebState> {
     Router::new()
         .route("/", get(index))
         .route("/metrics", get(metrics))
@@ -49,9 +88,10 @@ pub fn router(state: WebState) -> Router {
         .route("/api/v1/node", get(node))
         .route("/-/healthy", get(healthy))
         .route("/-/ready", get(ready))
-        .method_not_allowed_fallback(method_not_allowed)
-        .fallback(not_found)
-        .with_state(state)
+}
+
+fn finished(routes: Router<WebState>, state: WebState) -> Router {
+    routes.method_not_allowed_fallback(method_not_allowed).fallback(not_found).with_state(state)
 }
 
 async fn metrics(State(state): State<WebState>, method: Method, headers: HeaderMap) -> Response {
@@ -119,6 +159,37 @@ async fn node(State(state): State<WebState>) -> Response {
     }
 }
 
+async fn mark(State(state): State<WebState>, body: Bytes) -> Response {
+    carry_out(state, &body, |body| {
+        let reason = body.reason.ok_or("say why, in \"reason\"")?;
+        let expiry = body.expiry.map(|text| {
+            humantime::parse_duration(&text).map_err(|error| format!("expiry {text:?}: {error}; write it as 1h 30m"))
+        });
+        Ok(Marking { device: body.device, mark: Some((reason, expiry.transpose()?)) })
+    })
+    .await
+}
+
+async fn unmark(State(state): State<WebState>, body: Bytes) -> Response {
+    carry_out(state, &body, |body| match (&body.reason, &body.expiry) {
+        (None, None) => Ok(Marking { device: body.device, mark: None }),
+        _ => Err("an unmark takes \"device\" alone".to_owned()),
+    })
+    .await
+}
+
+async fn carry_out(state: WebState, body: &[u8], read: impl Fn(MarkBody) -> Result<Marking, String>) -> Response {
+    let body = serde_json::from_slice(body).map_err(|error| format!("the body must be JSON with \"device\": {error}"));
+    let outcome = match body.and_then(read) {
+        Ok(marking) => (state.marker)(marking).await,
+        Err(problem) => Err(problem),
+    };
+    match outcome {
+        Ok(()) => text(StatusCode::OK, "done"),
+        Err(problem) => api_problem(StatusCode::BAD_REQUEST, &problem),
+    }
+}
+
 async fn healthy(State(state): State<WebState>) -> Response {
     answer((state.healthy)(), "healthy")
 }
@@ -139,7 +210,8 @@ async fn not_found(request: Request) -> Response {
 }
 
 async fn method_not_allowed(method: Method, uri: Uri) -> Response {
-    refuse(&uri, StatusCode::METHOD_NOT_ALLOWED, &format!("{method} is not served here; use GET or HEAD"))
+    let use_instead = if matches!(uri.path(), "/mark" | "/unmark") { "POST" } else { "GET or HEAD" };
+    refuse(&uri, StatusCode::METHOD_NOT_ALLOWED, &format!("{method} is not served here; use {use_instead}"))
 }
 
 fn refuse(uri: &Uri, status: StatusCode, reason: &str) -> Response {

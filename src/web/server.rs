@@ -12,7 +12,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tracing::{debug, warn};
 
-use super::{Listener, WebState, router};
+use super::{Listener, WebState, admin_router, router};
 
 /// Time for a request's head, and for the next one on a kept connection: over a minute, the usual scrape interval, so
 /// that scrapers keep theirs.
@@ -35,10 +35,11 @@ pub async fn serve(
     state: WebState,
     shutdown: impl Future<Output = ()> + Send,
 ) -> io::Result<()> {
-    let router = router(state);
+    let (public, private) = (router(state.clone()), admin_router(state));
     let (stop, stopped) = watch::channel(());
     let mut accepting = JoinSet::new();
     for listener in listeners {
+        let router = if listener.is_private() { &private } else { &public };
         accepting.spawn(accept(listener, router.clone(), stopped.clone()));
     }
     drop(stopped);

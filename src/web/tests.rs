@@ -54,6 +54,18 @@ impl Server {
                 true => Ok(()),
                 false => Err("waiting for the kubelet".to_owned()),
             }),
+            marker: Arc::new(|marking| {
+                Box::pin(async move {
+                    match (marking.device.as_str(), marking.mark) {
+                        ("GPU-1", Some((reason, expiry))) => {
+                            assert_eq!((&*reason, expiry), ("smells", Some(Duration::from_secs(5400))));
+                            Ok(())
+                        }
+                        ("GPU-1", None) => Ok(()),
+                        (device, _) => Err(format!("no device {device} has been seen")),
+                    }
+                })
+            }),
         };
         let (stop, stopped) = oneshot::channel();
         let serving = tokio::spawn(serve(listeners, state, async {
@@ -273,4 +285,53 @@ async fn each_scrape_sees_one_snapshot_whole() {
     }
     assert!(seen.iter().all(|number| (100..=120).contains(number)), "{seen:?}");
     Arc::into_inner(server).unwrap().stop().await;
+}
+
+/// Status and body of a POST on the unix socket, or by TCP.
+async fn post(server: &Server, socket: Option<&Path>, path: &str, body: &str) -> (StatusCode, String) {
+    let body = http_body_util::Full::new(Bytes::from(body.to_owned()));
+    let request = Request::builder().method(Method::POST).uri(path).header("host", "node").body(body).unwrap();
+    let response = match socket {
+        Some(socket) => send(UnixStream::connect(socket).await.unwrap(), request).await,
+        None => send(TcpStream::connect(server.tcp).await.unwrap(), request).await,
+    };
+    let status = response.status();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    (status, String::from_utf8(body.to_vec()).unwrap())
+}
+
+async fn send(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    request: Request<http_body_util::Full<Bytes>>,
+) -> Response<hyper::body::Incoming> {
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    sender.send_request(request).await.unwrap()
+}
+
+#[tokio::test]
+async fn orders_are_taken_on_the_private_socket_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("podmeter.sock");
+    let server = Server::start(Some(&path)).await;
+    let mark = r#"{"device": "GPU-1", "reason": "smells", "expiry": "1h 30m"}"#;
+    let unmark = r#"{"device": "GPU-1"}"#;
+    assert_eq!(post(&server, None, "/mark", mark).await.0, StatusCode::NOT_FOUND);
+    assert_eq!(post(&server, Some(&path), "/mark", mark).await, (StatusCode::OK, "done\n".to_owned()));
+    assert_eq!(post(&server, Some(&path), "/unmark", unmark).await, (StatusCode::OK, "done\n".to_owned()));
+    for (route, body, said) in [
+        ("/mark", unmark, "reason"),
+        ("/unmark", mark, "alone"),
+        ("/mark", r#"{"device": "GPU-1", "reason": "smells", "expiry": "soon"}"#, "soon"),
+        ("/mark", r#"{"device": "GPU-1", "why": "smells"}"#, "why"),
+        ("/mark", "mark it", "JSON"),
+        ("/unmark", r#"{"device": "GPU-9"}"#, "GPU-9"),
+    ] {
+        let (status, answer) = post(&server, Some(&path), route, body).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{body}");
+        assert!(answer.contains(said), "{said:?} in {answer}");
+    }
+    let long = format!("{{\"device\": \"{}\"}}", "x".repeat(5000));
+    assert_eq!(post(&server, Some(&path), "/mark", &long).await.0, StatusCode::PAYLOAD_TOO_LARGE);
+    server.stop().await;
 }
