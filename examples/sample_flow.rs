@@ -80,10 +80,12 @@ fn start_podmeter(root: &Path, rooms: &mut JoinSet<()>) -> anyhow::Result<watch:
     let (tell_hardware, hardware) = watch::channel(Arc::new(no_driver));
     let (stop, stopped) = watch::channel(false);
     let (publish, state) = watch::channel(Arc::default());
-    let neighbours = plugin::Neighbours { hardware, kubelet, allocated, look };
+    // What exists nowhere is not judged.
+    let (tell_health, health) = watch::channel(Arc::default());
+    let neighbours = plugin::Neighbours { hardware, health, kubelet, allocated, look };
     rooms.spawn(async move {
         plugin::run(settings, clock, neighbours, publish, stopped).await;
-        drop((tell_hardware, stop));
+        drop((tell_hardware, tell_health, stop));
     });
     Ok(state)
 }

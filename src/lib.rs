@@ -7,6 +7,7 @@ pub mod cli;
 pub mod clock;
 pub mod fuzzing;
 pub mod hardware;
+pub mod health;
 pub mod kubelet;
 pub mod metrics;
 pub mod model;

@@ -408,7 +408,10 @@ fn the_catalogue_is_printed_from_the_code() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_plugin_offers_what_the_driver_lists_and_leaves_no_socket() {
     let (node, driver) = (node(Options::default()).await, FakeNvml::start(eight_gpus()));
-    let mut running = with_driver(&node, &driver);
+    let config = node.root.path().join("podmeter.yaml");
+    std::fs::write(&config, "health:\n  holdDown: 300ms\n").unwrap();
+    let arguments = ["--sample-interval", "100ms", "--config", config.to_str().unwrap()];
+    let mut running = agent(node.root.path(), &arguments, &driver.env());
     let offered = async |healthy: usize| {
         let is = |status: &std::collections::BTreeMap<String, kubelet::Count>| {
             status.get("nvidia.com/gpu").is_some_and(|gpu| (gpu.capacity, gpu.allocatable) == (8, healthy))
@@ -425,12 +428,24 @@ async fn the_plugin_offers_what_the_driver_lists_and_leaves_no_socket() {
 
     driver.update(|state| state["gpus"][3]["lost"] = json!(true));
     offered(7).await;
-    running.until("what is wrong on the page", |page| {
+    let (lost, reason) = (on_gpu(3), "reason=\"lost\"");
+    let page = running.until("what is wrong on the page", |page| {
         page.value("podmeter_plugin_devices", &["health=\"unhealthy\""]) == Some(1.0)
+            && page.value("podmeter_device_healthy", &[&lost]) == Some(0.0)
             && page.value("podmeter_resource_drift_devices", &["drift=\"advertised_not_allocatable\""]) == Some(0.0)
     });
+    assert_eq!(page.value("podmeter_device_unhealthy_reason", &[&lost, reason]), Some(1.0));
+    assert_eq!(page.value("podmeter_node_devices", &["state=\"healthy\""]), Some(7.0));
+    let snapshot: Value = serde_json::from_str(&running.get("/api/v1/node").body).unwrap();
+    assert_eq!(snapshot["health"]["gpus"][uuid(3)]["whole"]["causes"][0]["reason"], "lost");
+    assert!(running.get("/").body.contains("unhealthy"));
     driver.update(|state| state["gpus"][3]["lost"] = json!(false));
     offered(8).await;
+    let turned = |page: &Page, to| page.value("podmeter_plugin_health_transitions_total", &[reason, to]);
+    running.until("both turns counted", |page| {
+        turned(page, "to=\"unhealthy\"") == Some(1.0) && turned(page, "to=\"healthy\"") == Some(1.0)
+    });
+    assert_eq!(running.metrics().value("podmeter_device_healthy", &[&lost]), Some(1.0));
 
     running.signal("TERM");
     assert_eq!(running.wait().code(), Some(0));

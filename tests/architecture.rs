@@ -5,9 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Room → the rooms it may name.
-const ARROWS: [(&str, &[&str]); 15] = [
+const ARROWS: [(&str, &[&str]); 16] = [
     ("model", &[]),
     ("attribution", &["model"]),
+    ("health", &["model"]),
     ("preference", &["model"]),
     ("clock", &["model"]),
     ("wire", &[]),
@@ -17,7 +18,10 @@ const ARROWS: [(&str, &[&str]); 15] = [
     ("metrics", &["model"]),
     ("web", &["clock", "metrics", "model"]),
     ("simulation", &["clock", "hardware", "model", "wire"]),
-    ("agent", &["attribution", "clock", "hardware", "kubelet", "metrics", "model", "plugin", "simulation", "web"]),
+    (
+        "agent",
+        &["attribution", "clock", "hardware", "health", "kubelet", "metrics", "model", "plugin", "simulation", "web"],
+    ),
     ("cli", &["agent", "metrics"]),
     ("fuzzing", &["attribution", "hardware"]),
     ("lib", &[]),

@@ -4,6 +4,8 @@
 
 #[path = "support/kubelet.rs"]
 mod kubelet;
+#[path = "support/verdicts.rs"]
+mod verdicts;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,6 +29,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tonic::Code;
 use tonic::transport::Channel;
+use verdicts::verdicts;
 
 const GPU: &str = "nvidia.com/gpu";
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -109,7 +112,8 @@ impl Podmeter {
                 cdi: vec![root.join("cdi")],
             },
         };
-        let neighbours = plugin::Neighbours { hardware: readings, kubelet: kubelet.clone(), allocated, look };
+        let (health, kubelet_states) = (verdicts(readings.clone()), kubelet.clone());
+        let neighbours = plugin::Neighbours { hardware: readings, health, kubelet: kubelet_states, allocated, look };
         let plugin = tokio::spawn(plugin::run(settings, clock, neighbours, publish, stopped));
         Self { hardware, state, kubelet, stop, plugin, watching }
     }

@@ -8,6 +8,8 @@ mod agent;
 mod kubelet;
 #[path = "support/plugin_room.rs"]
 mod plugin_room;
+#[path = "support/verdicts.rs"]
+mod verdicts;
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;

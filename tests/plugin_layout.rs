@@ -6,6 +6,8 @@
 mod kubelet;
 #[path = "support/room.rs"]
 mod room;
+#[path = "support/verdicts.rs"]
+mod verdicts;
 
 use kubelet::{Admission, ContainerSpec, Count, Node, Options, PodSpec, Rules, node};
 use podmeter::plugin::{MigStrategy, NvidiaConfig, ResourceConfig, SimulatedConfig};

@@ -11,6 +11,8 @@ mod kubelet;
 mod links;
 #[path = "support/room.rs"]
 mod room;
+#[path = "support/verdicts.rs"]
+mod verdicts;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -39,6 +39,8 @@
 mod kubelet;
 #[path = "support/plugin_room.rs"]
 mod plugin_room;
+#[path = "support/verdicts.rs"]
+mod verdicts;
 
 use std::sync::Mutex;
 use std::time::Duration;

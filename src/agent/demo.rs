@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 
 use super::settings::{HardwareSource, LogFormat, Reloadable, Settings};
-use super::{AgentError, LibrarySearch, ListenAddress, Profile, run_on};
+use super::{AgentError, HealthConfig, LibrarySearch, ListenAddress, Profile, run_on};
 use crate::clock::Clock;
 use crate::hardware::nvml::NvmlDriver;
 use crate::hardware::simulated::SimulatedDriver;
@@ -86,6 +86,7 @@ pub async fn demo(settings: DemoSettings) -> Result<(), DemoError> {
         sys_root: "/sys".into(),
         dev_root: "/dev".into(),
         log_format: LogFormat::Text,
+        health: HealthConfig::default(),
         reloadable: Reloadable {
             refresh_interval: settings.refresh_interval,
             retention: Duration::from_secs(300),

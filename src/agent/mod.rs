@@ -4,6 +4,7 @@
 //! work, and where settings come from.
 
 mod demo;
+mod health;
 mod probe;
 mod publisher;
 mod recording;
@@ -21,18 +22,20 @@ use crate::clock::Clock;
 use crate::hardware::{self, DriverLease, Hardware};
 use crate::kubelet;
 use crate::metrics::Pages;
-use crate::model::{ConfigReload, HardwareState, PluginState, Snapshot};
+use crate::model::{ConfigReload, HardwareState, HealthState, PluginState, Snapshot};
 use crate::plugin;
 use crate::web::{self, BindError, Listener, ScrapeDurations, WebState};
 
 pub use crate::hardware::nvml::LibrarySearch;
 pub use crate::hardware::simulated::Profile;
+pub use crate::health::Config as HealthConfig;
 pub use crate::plugin::{Config as PluginConfig, ConfigError as PluginConfigError, ResourceConfig};
 pub use crate::web::ListenAddress;
 pub use demo::{DemoError, DemoSettings, demo};
 pub use probe::{Probe, probe_nvml};
 pub use settings::{HardwareSource, LogFormat, Reloadable, Settings};
 
+use health::Judge;
 use publisher::{Publisher, Pulse};
 
 /// After a first signal: the promise is to be gone within five seconds.
@@ -71,7 +74,7 @@ async fn run_on(
     let mut signals = Signals::receive()?;
     let listeners = bind(&settings).await?;
 
-    let devices = driver.map(|driver| hardware::start(driver, settings.hardware_room(), clock));
+    let mut devices = driver.map(|driver| hardware::start(driver, settings.hardware_room(), clock));
     let (_no_devices, nothing) = watch::channel(Arc::new(HardwareState { source: "none", ..HardwareState::default() }));
     let (publish_kubelet, kubelet_states) = watch::channel(Arc::default());
     let (publish, snapshots) = watch::channel(Arc::<Snapshot>::default());
@@ -86,13 +89,18 @@ async fn run_on(
     let (stop_plugin, plugin_stops) = watch::channel(false);
     let (publish_plugin, plugin_states) = watch::channel(Arc::<PluginState>::default());
 
+    let (publish_health, health_states) = watch::channel(Arc::<HealthState>::default());
+    let xids = devices.as_mut().and_then(Hardware::xids);
+    let (operator, orders) = health::operator();
+
     let mut tasks = JoinSet::new();
     // Apart from the other tasks: it ends when it is told to, once its sockets are gone.
     let mut plugin_task = JoinSet::new();
     let mut offered = None;
     if let Some(settings) = settings.plugin_room() {
         let (hardware, kubelet) = (hardware_states.clone(), kubelet_states.clone());
-        let neighbours = plugin::Neighbours { hardware, kubelet, allocated, look };
+        let health = health_states.clone();
+        let neighbours = plugin::Neighbours { hardware, health, kubelet, allocated, look };
         let configured = settings.resources.clone();
         let (resources, resource_states) = watch::channel(configured);
         let run = plugin::run_reloading(settings, resource_states, clock, neighbours, publish_plugin, plugin_stops);
@@ -100,12 +108,23 @@ async fn run_on(
         offered = Some(resources);
     }
     tasks.spawn(named("kubelet", kubelet::run(kubelet_room, clock, publish_kubelet)));
+    let judge = Judge {
+        config: settings.health.clone(),
+        clock,
+        hardware: hardware_states.clone(),
+        xids,
+        orders,
+        snapshots: snapshots.clone(),
+        publish: publish_health,
+    };
+    tasks.spawn(named("health", judge.run()));
     let publisher = Publisher {
         clock,
         node_name: settings.node_name.as_str().into(),
         sample_interval: settings.sample_interval,
         hardware: hardware_states,
         kubelet: kubelet_states,
+        health: health_states,
         plugin: (!plugin_task.is_empty()).then_some(plugin_states),
         reloadable,
         config_reload,
@@ -123,7 +142,10 @@ async fn run_on(
         clock,
         healthy: Arc::new(move || pulse.feel(clock.now().monotonic)),
         ready: Arc::new(move || ready(&ready_snapshots.borrow())),
-        admin: devices.as_ref().map(|devices| admin(&devices.lease())),
+        admin: web::Admin {
+            driver: devices.as_ref().map(|devices| driver_orders(&devices.lease())),
+            mark: health::marker(operator, clock),
+        },
     };
     for listener in &listeners {
         match listener.address() {
@@ -174,10 +196,10 @@ async fn run_on(
     outcome
 }
 
-/// The orders of the admin socket, to the hardware room.
-fn admin(lease: &DriverLease) -> web::Admin {
+/// The admin socket's orders to the hardware room.
+fn driver_orders(lease: &DriverLease) -> web::DriverOrders {
     let (releases, resumes) = (lease.clone(), lease.clone());
-    web::Admin {
+    web::DriverOrders {
         release: Arc::new(move |duration| {
             let lease = releases.clone();
             Box::pin(async move { lease.release(duration).await.map_err(|problem| problem.to_string()) })

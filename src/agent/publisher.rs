@@ -9,8 +9,8 @@ use super::settings::Reloadable;
 use crate::attribution::{self, Join, Ledger, Observation, Slots};
 use crate::clock::Clock;
 use crate::model::{
-    Allocatable, ConfigReload, HardwareState, Inventory, KubeletState, Monotonic, PluginState, Relation, Snapshot,
-    UnixSeconds,
+    Allocatable, ConfigReload, HardwareState, HealthState, Inventory, KubeletState, Monotonic, PluginState, Relation,
+    Snapshot, UnixSeconds,
 };
 
 /// A new snapshot at least this often, so that the ages on the page grow while nothing answers.
@@ -26,6 +26,7 @@ pub struct Publisher {
     pub node_name: Arc<str>,
     pub hardware: watch::Receiver<Arc<HardwareState>>,
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
+    pub health: watch::Receiver<Arc<HealthState>>,
     pub sample_interval: Duration,
     /// `None` while the bundled device plugin is off.
     pub plugin: Option<watch::Receiver<Arc<PluginState>>>,
@@ -88,6 +89,7 @@ impl Publisher {
                     Ok(())
                 }
                 changed = self.kubelet.changed() => changed,
+                changed = self.health.changed() => changed,
                 changed = changed(&mut self.plugin) => changed,
                 changed = self.reloadable.changed() => {
                     ledger.set_retention(self.reloadable.borrow_and_update().retention);
@@ -110,6 +112,7 @@ impl Publisher {
     ) -> Snapshot {
         let hardware = Arc::clone(&self.hardware.borrow_and_update());
         let kubelet = Arc::clone(&self.kubelet.borrow_and_update());
+        let health = Arc::clone(&self.health.borrow_and_update());
         let plugin = self.plugin.as_mut().map(|plugin| Arc::clone(&plugin.borrow_and_update()));
         let (now, scrape_durations) = (self.clock.now(), self.scrapes.snapshot());
         cache.update(&hardware, &kubelet, plugin.as_deref());
@@ -135,6 +138,7 @@ impl Publisher {
             config_reload: *self.config_reload.borrow(),
             hardware,
             kubelet,
+            health,
             plugin,
         }
     }

@@ -10,7 +10,7 @@ use tokio::sync::{Notify, watch};
 use crate::hardware::nvml::{LibrarySearch, NvmlDriver};
 use crate::hardware::simulated::{Profile, SimulatedDriver};
 use crate::web::ListenAddress;
-use crate::{hardware, kubelet, plugin};
+use crate::{hardware, health, kubelet, plugin};
 
 /// The same simulated GPUs at every start.
 const SIMULATED_SEED: u64 = 1;
@@ -50,6 +50,7 @@ pub struct Settings {
     pub sys_root: PathBuf,
     pub dev_root: PathBuf,
     pub log_format: LogFormat,
+    pub health: health::Config,
     pub reloadable: Reloadable,
 }
 
@@ -76,6 +77,7 @@ impl Settings {
         hardware::Settings {
             sample_interval: self.sample_interval,
             sys_root: self.sys_root.clone(),
+            kmsg: self.health.kmsg.then(|| self.dev_root.join("kmsg")),
             ..hardware::Settings::default()
         }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::settings::library_search;
-use crate::agent::{DemoSettings, HardwareSource, ListenAddress, LogFormat, PluginConfig, Profile};
+use crate::agent::{DemoSettings, HardwareSource, HealthConfig, ListenAddress, LogFormat, PluginConfig, Profile};
 
 /// Hands out accelerators on a Kubernetes node and tells truthfully who uses them.
 #[derive(Debug, Parser)]
@@ -89,6 +89,9 @@ pub struct AgentArguments {
     /// The file's section `devicePlugin`, which no flag spells out.
     #[arg(skip)]
     pub plugin_config: PluginConfig,
+    /// The file's section `health`, which no flag spells out.
+    #[arg(skip)]
+    pub health: HealthConfig,
     /// Local HTTP for this binary's own clients, mode 0600; `none` for none [default: /run/podmeter/podmeter.sock].
     #[arg(long, env = "PODMETER_ADMIN_SOCKET", value_name = "PATH")]
     pub admin_socket: Option<PathBuf>,

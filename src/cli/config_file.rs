@@ -8,7 +8,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::arguments::{AgentArguments, Switch};
-use crate::agent::{HardwareSource, ListenAddress, LogFormat, PluginConfig};
+use crate::agent::{HardwareSource, HealthConfig, ListenAddress, LogFormat, PluginConfig};
 
 /// The flags as keys. Unknown keys are errors.
 #[derive(Debug, Default, Deserialize)]
@@ -32,6 +32,7 @@ struct ConfigFile {
     retention: Option<Parsed<humantime::Duration>>,
     log_format: Option<LogFormat>,
     log_level: Option<String>,
+    health: HealthConfig,
 }
 
 /// `devicePlugin: off`, or what it is to offer.
@@ -140,6 +141,7 @@ pub fn complete(arguments: AgentArguments) -> Result<AgentArguments, ConfigFileE
         retention: duration(arguments.retention, read.retention),
         log_format: arguments.log_format.or(read.log_format),
         log_level: arguments.log_level.or(read.log_level),
+        health: read.health,
         config: arguments.config,
     })
 }

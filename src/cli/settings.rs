@@ -67,6 +67,7 @@ pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
         sys_root: arguments.sys_root.unwrap_or_else(|| "/sys".into()),
         dev_root: arguments.dev_root.unwrap_or_else(|| "/dev".into()),
         log_format: arguments.log_format.unwrap_or(LogFormat::Text),
+        health: arguments.health,
         reloadable: Reloadable {
             refresh_interval: arguments.refresh_interval.unwrap_or(Duration::from_secs(5)),
             retention: arguments.retention.unwrap_or(Duration::from_secs(300)),

@@ -155,6 +155,7 @@ struct Supervisor {
     hearing: Option<Collector>,
     releases: Releases,
     phase: Phase,
+    sessions: u64,
     reopen: Duration,
     fleet: Fleet,
     rounds: Rounds,
@@ -196,6 +197,7 @@ impl Supervisor {
             hearing: None,
             releases: Releases::default(),
             phase,
+            sessions: 0,
             reopen,
             fleet,
             rounds: Rounds::default(),
@@ -428,6 +430,7 @@ impl Supervisor {
         let Opened { session, found: (inventory, problems) } = opened;
         info!(source = self.source, gpus = inventory.gpus.len(), "the driver is open");
         self.count(&problems);
+        self.sessions += 1;
         self.fleet.adopt(inventory, true, now);
         self.judge_inventory();
         self.rounds.restart();
@@ -582,6 +585,7 @@ impl Supervisor {
         self.publisher.send_replace(Arc::new(HardwareState {
             source: self.source,
             inventory: self.fleet.inventory(),
+            sessions: self.sessions,
             readings: self.fleet.readings(now),
             node_devices: self.node_devices,
             problem: if released.is_some() { Some(RELEASED.into()) } else { self.problem.clone() },

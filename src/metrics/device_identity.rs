@@ -1,5 +1,6 @@
 //! What the devices are, and how many the node has.
 
+use super::health::judged;
 use super::{Descriptor, Family, Group, Label, Value};
 use crate::model::{DeviceReadings, Gpu, Snapshot};
 
@@ -35,7 +36,7 @@ static NODE_DEVICES: Descriptor = Descriptor::gauge(
     &["state"],
     "",
     "sysfs and NVML",
-    "GPUs of the node by state: expected on the PCI bus, visible to the driver, bound to vfio; do not sum over state.",
+    "GPUs of the node by state: expected on the PCI bus, visible to the driver, healthy, bound to vfio; do not sum over state.",
 );
 
 pub(super) const GROUP: Group =
@@ -80,6 +81,8 @@ fn counts(snapshot: &Snapshot) -> Family {
     // A driver that is not there shows no GPU: that is a count, not a missing value.
     let reads = matches!(hardware.source, "nvml" | "simulated");
     family.push_known(vec![("state", "visible".into())], reads.then(|| hardware.inventory.visible()));
+    let healthy = || judged(snapshot).filter(|(_, health)| health.is_healthy()).count();
+    family.push_known(vec![("state", "healthy".into())], reads.then(healthy));
     family
 }
 

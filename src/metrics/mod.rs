@@ -14,6 +14,7 @@ mod device_power_thermal;
 mod device_use;
 mod exposition;
 mod family;
+mod health;
 mod kubelet;
 mod mig;
 mod page;
@@ -43,6 +44,7 @@ pub const GROUPS: &[Group] = &[
     device_power_thermal::GROUP,
     device_interconnect::GROUP,
     device_memory_errors::GROUP,
+    health::GROUP,
     mig::GROUP,
     container::GROUP,
     plugin::GROUP,

@@ -64,6 +64,13 @@ static PREFERRED_FALLBACKS: Descriptor = Descriptor::counter(
     OWN,
     "Preferences that had to be made with less knowledge than wanted, by what was missing.",
 );
+static HEALTH_TRANSITIONS: Descriptor = Descriptor::counter(
+    "podmeter_plugin_health_transitions_total",
+    &["resource", "to", "reason"],
+    "",
+    OWN,
+    "Devices that turned healthy or unhealthy after they were offered, by reason; slots of one GPU count each.",
+);
 static PRE_STARTS: Descriptor = Descriptor::counter(
     "podmeter_plugin_pre_starts_total",
     &["resource", "result"],
@@ -106,6 +113,7 @@ pub(super) const GROUP: Group = Group {
         &ALLOCATE_DURATION,
         &PREFERRED_DURATION,
         &PREFERRED_FALLBACKS,
+        &HEALTH_TRANSITIONS,
         &PRE_STARTS,
         &UNREGISTERED,
         &CONFLICT,
@@ -134,6 +142,7 @@ fn families(snapshot: &Snapshot) -> Vec<Family> {
             false => vec![],
         }),
         each(snapshot, &PREFERRED_FALLBACKS, |state| by("reason", &state.preferred_fallbacks)),
+        transitions(snapshot),
         each(snapshot, &PRE_STARTS, |state| by("result", &state.pre_starts)),
         each(snapshot, &UNREGISTERED, |state| vec![(None, state.unregistered_until(now).as_secs_f64().into())]),
         each(snapshot, &CONFLICT, |state| vec![(None, state.conflict.is_some().into())]),
@@ -152,6 +161,20 @@ fn schedulable(snapshot: &Snapshot, plugin: &PluginState) -> Family {
     let mut family = Family::new(&SCHEDULABLE);
     for gpu in snapshot.hardware.inventory.gpus.values() {
         family.push_known(of_device(gpu), gpus.get(&gpu.uuid).copied());
+    }
+    family
+}
+
+fn transitions(snapshot: &Snapshot) -> Family {
+    let mut family = Family::new(&HEALTH_TRANSITIONS);
+    for (resource, state) in snapshot.plugin.iter().flat_map(|plugin| &plugin.resources) {
+        for (to, reasons) in &state.health_transitions {
+            for (reason, count) in reasons {
+                let resource = ("resource", resource.to_shared().into());
+                let labels = vec![resource, ("to", (*to).into()), ("reason", reason.as_str().into())];
+                family.push_created(labels, Some(*count), state.created);
+            }
+        }
     }
     family
 }

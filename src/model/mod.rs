@@ -2,6 +2,7 @@
 //!
 //! In: nothing. Out: plain values. Refuses to know: tokio, gRPC, NVML, Prometheus, files, clocks.
 
+mod health;
 mod identity;
 mod inventory;
 mod plugin;
@@ -11,6 +12,10 @@ mod snapshot;
 mod time;
 mod xid;
 
+pub use health::{
+    DeviceHealth, GpuHealth, HealthCause, HealthState, HealthTransition, LastXid, RECOVERY_ACTIONS, UnhealthyReason,
+    XidClass, XidCounts, recovery_action,
+};
 pub use identity::{ContainerRef, DeviceId, GpuUuid, MigUuid, PciBusId, PodRef, ResourceName};
 pub use inventory::{DriverInfo, Gpu, Inventory, MigDevice, NodeDevices, NvLinkPeers};
 pub use plugin::{PluginResource, PluginState};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::{DeviceId, DurationHistogram, GpuUuid, Monotonic, ResourceName, UnixSeconds};
+use super::{DeviceId, DurationHistogram, GpuUuid, Monotonic, ResourceName, UnhealthyReason, UnixSeconds};
 
 /// What the plugin room publishes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -49,6 +49,8 @@ pub struct PluginResource {
     pub preferred_durations: DurationHistogram,
     /// Preferences that were not the best possible, by reason.
     pub preferred_fallbacks: BTreeMap<&'static str, u64>,
+    /// Turns of its devices' health, by `healthy` or `unhealthy`, then by reason.
+    pub health_transitions: BTreeMap<&'static str, BTreeMap<UnhealthyReason, u64>>,
     /// PreStartContainer calls by result; empty where the check before a start is not asked for.
     pub pre_starts: BTreeMap<&'static str, u64>,
 }

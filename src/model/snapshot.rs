@@ -5,8 +5,8 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::{
-    Allocatable, ContainerRef, DeviceId, DeviceReadings, DurationHistogram, GpuUuid, Inventory, MigUuid, Moment,
-    Monotonic, NodeDevices, PluginState, Relation, ResourceName, UnixSeconds,
+    Allocatable, ContainerRef, DeviceId, DeviceReadings, DurationHistogram, GpuUuid, HealthState, Inventory, MigUuid,
+    Moment, Monotonic, NodeDevices, PluginState, Relation, ResourceName, UnixSeconds,
 };
 
 /// Everything that the page, the API and the plugin show, at one moment. Published by the agent alone, never changed.
@@ -19,6 +19,7 @@ pub struct Snapshot {
     pub node_name: Arc<str>,
     pub hardware: Arc<HardwareState>,
     pub kubelet: Arc<KubeletState>,
+    pub health: Arc<HealthState>,
     /// `None` while the bundled device plugin is off.
     pub plugin: Option<Arc<PluginState>>,
     /// What each container holds or held, after the join.
@@ -40,6 +41,8 @@ pub struct HardwareState {
     /// Where readings come from: `nvml`, `simulated` or `none`.
     pub source: &'static str,
     pub inventory: Arc<Inventory>,
+    /// How often the driver has been opened.
+    pub sessions: u64,
     pub readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
     /// From sysfs; `None` where it cannot be read.
     pub node_devices: Option<NodeDevices>,

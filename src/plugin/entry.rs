@@ -12,7 +12,9 @@ use super::{
     Hardware, MigCapabilities, NodeFacts, NvidiaConfig, Offer, Offers, ResourceConfig, control_nodes, health, merge,
     offers,
 };
-use crate::model::{DeviceId, Gpu, GpuUuid, HardwareState, Inventory, KubeletState, Monotonic, PciBusId, ResourceName};
+use crate::model::{
+    DeviceId, Gpu, GpuUuid, HardwareState, HealthState, Inventory, KubeletState, Monotonic, PciBusId, ResourceName,
+};
 use crate::preference::{PciGpu, Place, Topology};
 
 /// Where this process sees the host.
@@ -60,14 +62,13 @@ impl Entry {
     }
 
     /// Brings offers and facts up to date.
-    pub fn update(&mut self, hardware: &HardwareState, around: &Surroundings, now: Monotonic) {
+    pub fn update(&mut self, hardware: &HardwareState, judged: &HealthState, around: &Surroundings, now: Monotonic) {
         let found = match &*self.config {
             ResourceConfig::Path(path) => paths::find(path, &around.roots),
             _ => vec![],
         };
         let Offers { offers, problems } = offers(&self.config, &hardware.inventory, &found);
-        let verdicts = health::verdicts(hardware);
-        let verdict = |behind: &Hardware| behind.gpu().and_then(|gpu| verdicts.get(gpu)).cloned().unwrap_or(Ok(()));
+        let verdict = |behind: &Hardware| health::verdict(behind, judged);
         let vanished = self.offers.iter().map(|before| {
             let ids = layout::vanished(before, &offers, &hardware.inventory);
             let known = self.vanished.get(&before.resource);

@@ -1,23 +1,24 @@
-//! The verdict on each GPU, in the one place that has it.
+//! The verdict on what is behind a device, as the kubelet is told it. It is made elsewhere.
 
-use std::collections::BTreeMap;
+use super::Hardware;
+use crate::model::{HealthState, UnhealthyReason};
 
-use crate::model::{DeviceReadings, Gpu, GpuUuid, HardwareState};
-
-/// `Err` with the reason. A GPU is healthy while it is there and answers.
-pub fn verdict(gpu: &Gpu, readings: Option<&DeviceReadings>) -> Result<(), String> {
-    if !gpu.present {
-        return Err("the driver no longer lists it".into());
-    }
-    match readings {
-        Some(readings) if readings.lost => Err("the driver says that it is lost".into()),
-        Some(readings) if readings.stuck => Err("a driver call on it does not come back".into()),
-        // Having been listed with its identity, it has answered once.
-        _ => Ok(()),
-    }
+/// `Err` with the reasons. What nobody has judged yet is unhealthy; what is no GPU is not judged.
+pub fn verdict(hardware: &Hardware, health: &HealthState) -> Result<(), String> {
+    let judged = match hardware {
+        Hardware::Gpu { uuid, .. } => health.of(uuid, None),
+        Hardware::Mig { gpu, uuid, .. } => health.of(gpu, Some(uuid)),
+        Hardware::Nodes(_) | Hardware::Nothing => return Ok(()),
+    };
+    judged.map_or_else(|| Err("it has not been checked yet".to_owned()), crate::model::DeviceHealth::verdict)
 }
 
-pub fn verdicts(hardware: &HardwareState) -> BTreeMap<GpuUuid, Result<(), String>> {
-    let of = |gpu: &Gpu| verdict(gpu, hardware.readings.get(&gpu.uuid).map(AsRef::as_ref));
-    hardware.inventory.gpus.values().map(|gpu| (gpu.uuid.clone(), of(gpu))).collect()
+/// The first of the reasons why `hardware` is unhealthy. What has no verdict is gone: it was offered before.
+pub fn reason(hardware: &Hardware, health: &HealthState) -> UnhealthyReason {
+    let judged = match hardware {
+        Hardware::Gpu { uuid, .. } => health.of(uuid, None),
+        Hardware::Mig { gpu, uuid, .. } => health.of(gpu, Some(uuid)),
+        Hardware::Nodes(_) | Hardware::Nothing => None,
+    };
+    judged.and_then(crate::model::DeviceHealth::reason).unwrap_or(UnhealthyReason::Lost)
 }

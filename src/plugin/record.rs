@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use super::Offer;
 use crate::clock::Clock;
-use crate::model::{Moment, PluginResource, PluginState, ResourceName, UnixSeconds};
+use crate::model::{Moment, PluginResource, PluginState, ResourceName, UnhealthyReason, UnixSeconds};
 
 /// Results that a counter has from the beginning.
 const RESULTS: [&str; 4] = ["ok", "unknown_device", "unhealthy", "not_allowed"];
@@ -32,6 +32,8 @@ impl Record {
             if state.created == UnixSeconds::default() {
                 state.created = now.unix;
                 state.allocations = zero(&RESULTS);
+                let none = || UnhealthyReason::ALL.map(|reason| (reason, 0)).into();
+                state.health_transitions = [("healthy", none()), ("unhealthy", none())].into();
             }
             state.unregistered_since.get_or_insert(now.monotonic);
             state.ended = None;
@@ -52,6 +54,11 @@ impl Record {
         let gpus = offer.devices.iter().filter_map(|device| Some((device.id.clone(), device.hardware.gpu()?.clone())));
         let gpus: Arc<BTreeMap<_, _>> = Arc::new(gpus.collect());
         self.change(|state, _| (state.devices, state.gpus) = (devices, gpus));
+    }
+
+    /// Offered for good or bad: `to` is `healthy` or `unhealthy`.
+    pub fn turned(&self, to: &'static str, reason: UnhealthyReason) {
+        self.count(|state| *state.health_transitions.entry(to).or_default().entry(reason).or_default() += 1);
     }
 
     pub fn registered(&self) {

@@ -11,9 +11,9 @@ use super::lifecycle::{Deadlines, Life, Lived};
 use super::record::Record;
 use super::server::Desk;
 use super::sockets::{self, Identity};
-use super::{Offer, OfferedDevice, ResourceConfig};
+use super::{Hardware, Offer, OfferedDevice, ResourceConfig};
 use crate::clock::Clock;
-use crate::model::{DeviceId, HardwareState, KubeletState, PluginState, ResourceName};
+use crate::model::{DeviceId, HardwareState, HealthState, KubeletState, PluginState, ResourceName, UnhealthyReason};
 
 /// Device nodes, and other daemons, come and go without telling anybody.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -30,6 +30,8 @@ pub struct Settings {
 #[derive(Debug)]
 pub struct Neighbours {
     pub hardware: watch::Receiver<Arc<HardwareState>>,
+    /// The verdict on each GPU and MIG device.
+    pub health: watch::Receiver<Arc<HealthState>>,
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
     /// An allocation was granted: the kubelet will show it in a moment.
     pub allocated: Arc<Notify>,
@@ -105,7 +107,8 @@ impl Room {
         loop {
             let hardware = Arc::clone(&self.neighbours.hardware.borrow_and_update());
             let state = Arc::clone(&kubelet.borrow_and_update());
-            self.update(&hardware, &state);
+            let health = Arc::clone(&self.neighbours.health.borrow_and_update());
+            self.update(&hardware, &health, &state);
             let is_known = hardware.source == "none" || hardware.inventory.generation > 0 || hardware.problem.is_some();
             if is_known && !self.publish.borrow().checked {
                 self.publish.send_modify(|state| Arc::make_mut(state).checked = true);
@@ -114,6 +117,7 @@ impl Room {
             let is_draining = self.entries.values().any(Entry::is_draining);
             tokio::select! {
                 changed = self.neighbours.hardware.changed() => if changed.is_err() { return },
+                changed = self.neighbours.health.changed() => if changed.is_err() { return },
                 changed = kubelet.changed(), if is_draining => if changed.is_err() { return },
                 changed = resources.changed(), if may_reload => match changed {
                     Ok(()) => self.configure(&resources.borrow_and_update()),
@@ -154,11 +158,11 @@ impl Room {
     }
 
     /// Says what is offered now, ends what must begin anew, and begins what is not served.
-    fn update(&mut self, hardware: &HardwareState, kubelet: &KubeletState) {
+    fn update(&mut self, hardware: &HardwareState, health: &HealthState, kubelet: &KubeletState) {
         let now = self.clock.now().monotonic;
         let (mut begun, mut problems) = (vec![], BTreeSet::new());
         for (number, entry) in &mut self.entries {
-            entry.update(hardware, &self.settings.surroundings, now);
+            entry.update(hardware, health, &self.settings.surroundings, now);
             for resource in entry.drop_drained(kubelet) {
                 // Not a shorter list on the living stream: a kubelet with an allocation under way looks its devices up
                 // unchecked and panics. Once our server is closed such an allocation fails, so the next registration may
@@ -169,8 +173,8 @@ impl Room {
             }
             problems.extend(entry.problems().iter().map(|problem| format!("{}: {problem}", entry.config.name())));
             for offer in entry.offers() {
-                match self.served.get(&offer.resource) {
-                    Some(served) if served.entry == *number => served.update(offer, &entry.facts),
+                match self.served.get_mut(&offer.resource) {
+                    Some(served) if served.entry == *number => served.update(offer, &entry.facts, health),
                     None => begun.push((*number, offer.clone())),
                     // Until that one has closed its server.
                     Some(served) if served.is_ending() => {}
@@ -218,7 +222,10 @@ impl Room {
             deadlines: Deadlines::default(),
         };
         self.lives.spawn(life.run());
-        self.served.insert(resource, Served { entry: number, offer: tell_offer, facts: tell_facts, record, stop });
+        self.served.insert(
+            resource,
+            Served { entry: number, offer: tell_offer, facts: tell_facts, record, stop, reasons: BTreeMap::new() },
+        );
     }
 
     /// A life has ended as it was told to. Its resource begins anew at the next update, where it is still offered.
@@ -266,10 +273,12 @@ struct Served {
     facts: watch::Sender<Arc<Facts>>,
     record: Record,
     stop: watch::Sender<Option<&'static str>>,
+    /// Why each unhealthy device is; none for those that were so from the beginning.
+    reasons: BTreeMap<DeviceId, UnhealthyReason>,
 }
 
 impl Served {
-    fn update(&self, offer: &Offer, facts: &Arc<Facts>) {
+    fn update(&mut self, offer: &Offer, facts: &Arc<Facts>, health: &HealthState) {
         // What it has told the kubelet stands until its server is closed.
         if self.is_ending() {
             return;
@@ -280,6 +289,7 @@ impl Served {
         let changed = **self.offer.borrow() != *offer;
         if changed {
             tell(&self.offer.borrow(), offer);
+            self.count_turns(offer, health);
             self.record.offered(offer);
             self.offer.send_replace(Arc::new(offer.clone()));
         }
@@ -297,15 +307,38 @@ impl Served {
             first
         });
     }
+
+    /// A device that is well again is counted under the reason for which it was not.
+    fn count_turns(&mut self, now: &Offer, health: &HealthState) {
+        let before = Arc::clone(&self.offer.borrow());
+        let known: BTreeMap<&DeviceId, bool> =
+            before.devices.iter().map(|device| (&device.id, device.health.is_ok())).collect();
+        for device in &now.devices {
+            let reason = device.health.is_err().then(|| super::health::reason(&device.hardware, health));
+            let was = match reason {
+                Some(reason) => self.reasons.insert(device.id.clone(), reason),
+                None => self.reasons.remove(&device.id),
+            };
+            match (known.get(&device.id), reason) {
+                (Some(true), Some(reason)) => self.record.turned("unhealthy", reason),
+                (Some(false), None) => self.record.turned("healthy", was.unwrap_or(UnhealthyReason::Unknown)),
+                _ => {}
+            }
+        }
+    }
 }
 
+/// Whoever judges GPUs tells of their verdicts.
 fn tell(before: &Offer, now: &Offer) {
     let known: BTreeMap<&DeviceId, &OfferedDevice> = before.devices.iter().map(|device| (&device.id, device)).collect();
     for device in &now.devices {
         let resource = &now.resource;
+        let judged_here = matches!(device.hardware, Hardware::Nodes(_) | Hardware::Nothing);
         match (known.get(&device.id).map(|before| &before.health), &device.health) {
-            (Some(Ok(())), Err(reason)) => tracing::warn!(%resource, device = %device.id, reason, "unhealthy"),
-            (Some(Err(reason)), Ok(())) => {
+            (Some(Ok(())), Err(reason)) if judged_here => {
+                tracing::warn!(%resource, device = %device.id, reason, "unhealthy");
+            }
+            (Some(Err(reason)), Ok(())) if judged_here => {
                 tracing::info!(%resource, device = %device.id, was = reason, "healthy again");
             }
             (None, _) => tracing::info!(%resource, device = %device.id, "a new device"),

@@ -111,7 +111,7 @@ fn device(snapshot: &Snapshot, gpu: &Gpu, readings: Option<&DeviceReadings>) -> 
         tr {
             td { (gpu.index) div.id { (gpu.uuid) } }
             td { (known(gpu.model.as_deref())) }
-            td { (state(gpu, readings)) }
+            td { (state(snapshot, gpu, readings)) }
             td.number { (percent(fast.and_then(|fast| fast.utilization_ratio))) }
             td.number { (percent(medium.and_then(|medium| medium.gpm.sm_active))) }
             td.number { (of(memory.map(|memory| memory.used), memory.map(|memory| memory.total))) }
@@ -125,14 +125,23 @@ fn device(snapshot: &Snapshot, gpu: &Gpu, readings: Option<&DeviceReadings>) -> 
     }
 }
 
-fn state(gpu: &Gpu, readings: Option<&DeviceReadings>) -> &'static str {
-    match readings {
-        _ if !gpu.present => "lost",
-        Some(readings) if readings.lost => "lost",
-        Some(readings) if readings.stuck => "does not answer",
-        Some(_) if gpu.mig_enabled == Some(true) => "present, MIG",
-        Some(_) => "present",
-        None => "no readings",
+/// The verdict and why.
+fn state(snapshot: &Snapshot, gpu: &Gpu, readings: Option<&DeviceReadings>) -> Markup {
+    let Some(health) = snapshot.health.gpus.get(&gpu.uuid) else { return html! { "not checked" } };
+    let parts = health.instances.iter().filter(|(_, part)| !part.healthy);
+    html! {
+        @if health.whole.healthy {
+            "healthy" @if gpu.mig_enabled == Some(true) { ", MIG" } @if readings.is_none() { ", no readings" }
+            @for (mig, part) in parts {
+                @for cause in &part.causes { div.problem { (mig) " unhealthy: " (cause.detail) } }
+            }
+        } @else {
+            "unhealthy"
+            @for cause in &health.whole.causes {
+                " " (cause.reason.as_str())
+                div.problem title=(format!("comes back by: {}", cause.clears)) { (cause.detail) }
+            }
+        }
     }
 }
 
@@ -265,9 +274,22 @@ mod tests {
     fn absent_is_a_dash() {
         let snapshot = fixture::snapshot();
         let page = page(&snapshot, snapshot.at, None);
-        let lost = page.split("<tr>").find(|row| row.contains(fixture::LOST) && row.contains("lost")).unwrap();
+        let lost =
+            page.split("<tr>").find(|row| row.contains(fixture::LOST) && row.contains("unhealthy lost")).unwrap();
         assert!(lost.matches("<td class=\"number\">–</td>").count() == 5, "{lost}");
         assert!(!page.contains("http://") && !page.contains("https://"), "no outside asset");
+    }
+
+    #[test]
+    fn the_verdict_is_shown_with_its_reason_and_the_sick_part() {
+        let snapshot = fixture::snapshot();
+        let page = page(&snapshot, snapshot.at, None);
+        let row = |gpu: &str| page.split("<tr>").find(|row| row.contains(gpu)).unwrap();
+        assert!(row(fixture::WHOLE).contains("healthy") && !row(fixture::WHOLE).contains("unhealthy"));
+        assert!(row(fixture::LOST).contains("the driver no longer lists it"));
+        let partitioned = row(fixture::PARTITIONED);
+        assert!(partitioned.contains(&format!("{} unhealthy: XID 95", fixture::OTHER_SLICE)), "{partitioned}");
+        assert!(!partitioned.contains(&format!("{} unhealthy", fixture::SLICE)));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! HTTP: the metrics, the live page, the snapshot as JSON, health and readiness.
 //!
-//! In: listeners, the latest `Snapshot`, two questions to the agent (healthy? ready?) and two orders (release, resume).
-//! Out: answers. Refuses to know: the kubelet, drivers, and how anything is measured. No route changes anything, except
-//! the two orders on the admin socket; no other request waits for anything but the rendering of a page.
+//! In: listeners, the latest `Snapshot`, two questions to the agent (healthy? ready?) and its orders (release, resume, mark,
+//! unmark). Out: answers. Refuses to know: the kubelet, drivers, and how anything is measured. No route changes anything,
+//! except the orders on the admin socket; no other request waits for anything but the rendering of a page.
 
 mod admin;
 mod html;
@@ -12,7 +12,7 @@ mod routes;
 mod scrapes;
 mod server;
 
-pub use admin::{Admin, Order};
+pub use admin::{Admin, DriverOrders, Marking, Order};
 pub use listener::{BindError, ListenAddress, Listener};
 pub use routes::{Probe, WebState, router};
 pub use scrapes::ScrapeDurations;

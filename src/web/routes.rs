@@ -30,8 +30,8 @@ pub struct WebState {
     pub healthy: Probe,
     /// A first snapshot is published, and the plugin's resources are registered or known to be absent.
     pub ready: Probe,
-    /// What the admin socket may order; `None` where there is nothing to give orders to.
-    pub admin: Option<Admin>,
+    /// What the admin socket may order.
+    pub admin: Admin,
 }
 
 impl WebState {

@@ -18,7 +18,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-use super::{Admin, ListenAddress, Listener, ScrapeDurations, WebState, serve};
+use super::{Admin, DriverOrders, ListenAddress, Listener, Marking, Order, ScrapeDurations, WebState, serve};
 use crate::clock::Clock;
 use crate::metrics::Pages;
 use crate::metrics::tests::fixture;
@@ -54,7 +54,7 @@ impl Server {
                 true => Ok(()),
                 false => Err("waiting for the kubelet".to_owned()),
             }),
-            admin: Some(obedient()),
+            admin: obedient(),
         };
         let (stop, stopped) = oneshot::channel();
         let serving = tokio::spawn(serve(listeners, state, async {
@@ -77,9 +77,9 @@ impl Server {
     }
 }
 
-/// Releases for whatever it is told, except for 13 s; resumes.
+/// Releases for whatever it is told, except for 13 s; resumes; knows GPU-1.
 fn obedient() -> Admin {
-    Admin {
+    let driver = DriverOrders {
         release: Arc::new(|duration| {
             let at = |seconds| Moment { unix: UnixSeconds(seconds), ..Moment::default() };
             let released = Released { since: at(1_000.0), until: at(1_000.0 + duration.as_secs_f64()) };
@@ -87,7 +87,20 @@ fn obedient() -> Admin {
             Box::pin(async move { if duration.as_secs() == 13 { held() } else { Ok(released) } })
         }),
         resume: Arc::new(|()| Box::pin(async { Ok(()) })),
-    }
+    };
+    let mark: Order<Marking, ()> = Arc::new(|marking| {
+        Box::pin(async move {
+            match (marking.device.as_str(), marking.mark) {
+                ("GPU-1", Some((reason, expiry))) => {
+                    assert_eq!((&*reason, expiry), ("smells", Some(Duration::from_secs(5400))));
+                    Ok(())
+                }
+                ("GPU-1", None) => Ok(()),
+                (device, _) => Err(format!("no device {device} has been seen")),
+            }
+        })
+    });
+    Admin { driver: Some(driver), mark }
 }
 
 async fn request(
@@ -324,10 +337,28 @@ async fn orders_are_taken_on_the_admin_socket_alone() {
         let refused = order(method, route, sent).await;
         assert_eq!((refused.status(), header(&refused, "content-type")), (status, "application/problem+json"));
     }
+    let mark = r#"{"device": "GPU-1", "reason": "smells", "expiry": "1h 30m"}"#;
+    let unmark = r#"{"device": "GPU-1"}"#;
+    let done = order(Method::POST, "/mark", mark).await;
+    assert_eq!((done.status(), body(&done)), (StatusCode::OK, r#"{"device":"GPU-1","marked":true}"#));
+    let done = order(Method::POST, "/unmark", unmark).await;
+    assert_eq!((done.status(), body(&done)), (StatusCode::OK, r#"{"device":"GPU-1","marked":false}"#));
+    for (route, sent, said) in [
+        ("/mark", unmark, "reason"),
+        ("/unmark", mark, "alone"),
+        ("/mark", r#"{"device": "GPU-1", "reason": "smells", "expiry": "soon"}"#, "soon"),
+        ("/mark", r#"{"device": "GPU-1", "why": "smells"}"#, "why"),
+        ("/mark", "mark it", "JSON"),
+        ("/unmark", r#"{"device": "GPU-9"}"#, "GPU-9"),
+    ] {
+        let refused = order(Method::POST, route, sent).await;
+        assert_eq!(refused.status(), StatusCode::BAD_REQUEST, "{sent}");
+        assert!(body(&refused).contains(said), "{said:?} in {}", body(&refused));
+    }
     // All else is served here as everywhere.
     assert_eq!(order(Method::GET, "/-/healthy", "").await.status(), StatusCode::OK);
     assert_eq!(order(Method::GET, "/nowhere", "").await.status(), StatusCode::NOT_FOUND);
-    for route in ["/release", "/resume"] {
+    for route in ["/release", "/resume", "/mark", "/unmark"] {
         assert_eq!(server.ask(Method::POST, route, &[]).await.status(), StatusCode::NOT_FOUND);
     }
     server.stop().await;

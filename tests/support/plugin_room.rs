@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::verdicts::verdicts;
 use podmeter::clock::Clock;
 use podmeter::kubelet as kubelet_room;
 use podmeter::model::{
@@ -108,7 +109,8 @@ impl Podmeter {
                 cdi: vec![root.join("cdi")],
             },
         };
-        let neighbours = plugin::Neighbours { hardware: readings, kubelet: kubelet.clone(), allocated, look };
+        let (health, kubelet_states) = (verdicts(readings.clone()), kubelet.clone());
+        let neighbours = plugin::Neighbours { hardware: readings, health, kubelet: kubelet_states, allocated, look };
         let plugin = tokio::spawn(plugin::run(settings, clock, neighbours, publish, stopped));
         Self { state, kubelet, hardware, stop, plugin, watching }
     }

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::verdicts::verdicts;
 use podmeter::clock::Clock;
 use podmeter::kubelet as kubelet_room;
 use podmeter::model::{
@@ -110,7 +111,8 @@ impl Room {
                 cdi: vec![root.join("cdi")],
             },
         };
-        let neighbours = plugin::Neighbours { hardware: readings, kubelet: kubelet.clone(), allocated, look };
+        let (health, kubelet_states) = (verdicts(readings.clone()), kubelet.clone());
+        let neighbours = plugin::Neighbours { hardware: readings, health, kubelet: kubelet_states, allocated, look };
         tasks.spawn(plugin::run_reloading(settings, configured, clock, neighbours, publish, stopped));
         Self { hardware, resources, state, kubelet, stop, tasks }
     }

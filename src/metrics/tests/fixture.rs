@@ -29,6 +29,7 @@ pub(crate) fn snapshot() -> Snapshot {
         node_name: "node-a".into(),
         hardware: Arc::new(hardware()),
         kubelet: Arc::new(kubelet()),
+        health: Arc::new(health()),
         plugin: Some(Arc::new(plugin())),
         accounts: accounts(),
         unresolved: vec![UnresolvedDevices { resource: "example.com/nic".into(), form: "unknown", devices: 1 }],
@@ -74,6 +75,7 @@ fn plugin() -> PluginState {
         prefers: true,
         preferred_durations: durations,
         preferred_fallbacks: BTreeMap::from([("links_unknown", 1)]),
+        health_transitions: BTreeMap::from([("unhealthy", BTreeMap::from([(UnhealthyReason::Lost, 1)]))]),
         pre_starts: BTreeMap::from([("ok", 1), ("unhealthy", 0)]),
         ..PluginResource::default()
     };
@@ -87,6 +89,30 @@ fn plugin() -> PluginState {
     };
     let resources = [("nvidia.com/gpu".into(), served), ("nvidia.com/mig-1g.10gb".into(), in_conflict)].into();
     PluginState { checked: true, kubelet_restarts: 1, problems: vec!["MIG-9 <b>is not offered</b>".into()], resources }
+}
+
+/// A GPU that is well, a lost one, and one of which a part is sick.
+fn health() -> HealthState {
+    let well = || DeviceHealth { healthy: true, since: moment(1), causes: vec![] };
+    let sick = |reason, detail: &str| DeviceHealth {
+        healthy: false,
+        since: moment(300),
+        causes: vec![HealthCause { reason, detail: detail.into(), clears: "a reset" }],
+    };
+    let mut xids =
+        XidCounts { created: STARTED, by_class: XidClass::ALL.map(|class| (class, 0)).into(), last: BTreeMap::new() };
+    let of = |whole, xids: &XidCounts| GpuHealth { whole, instances: BTreeMap::new(), xids: xids.clone() };
+    let lost = of(sick(UnhealthyReason::Lost, "the driver no longer lists it"), &xids);
+    let partitioned = GpuHealth {
+        instances: [(SLICE.into(), well()), (OTHER_SLICE.into(), sick(UnhealthyReason::Xid, "XID 95"))].into(),
+        ..of(well(), &xids)
+    };
+    xids.by_class.insert(XidClass::Application, 3);
+    let process = Some(XidProcess { pid: 4711, name: Some("python".into()) });
+    let last = LastXid { class: XidClass::Application, at: moment(400), process, count: 3 };
+    xids.last.insert(31, [("kmsg", last.clone()), ("nvml", LastXid { process: None, ..last })].into());
+    let gpus = [(WHOLE.into(), of(well(), &xids)), (LOST.into(), lost), (PARTITIONED.into(), partitioned)].into();
+    HealthState { gpus, transitions: vec![], transition_counts: BTreeMap::new() }
 }
 
 fn moment(seconds: u64) -> Moment {
@@ -113,6 +139,7 @@ fn hardware() -> HardwareState {
     HardwareState {
         source: "nvml",
         inventory: Arc::new(Inventory { generation: 3, driver: Some(driver), gpus }),
+        sessions: 1,
         readings: BTreeMap::from([
             (WHOLE.into(), Arc::new(whole_readings())),
             (LOST.into(), Arc::new(lost_readings())),

@@ -1,0 +1,319 @@
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::clock::Clock;
+use crate::health::{Config, Evidence, Health, MarkError, Order};
+use crate::model::{GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Snapshot, XidEvent};
+use crate::web::{Marking, Order as WebOrder};
+
+/// Orders that wait.
+const ORDERS: usize = 16;
+
+/// The one who judges: owns the verdicts and publishes them.
+pub struct Judge {
+    pub config: Config,
+    pub clock: Clock,
+    pub hardware: watch::Receiver<Arc<HardwareState>>,
+    /// `None` where there is no driver to hear any from.
+    pub xids: Option<mpsc::Receiver<Vec<XidEvent>>>,
+    pub orders: Orders,
+    /// To name the pods on a device that turns.
+    pub snapshots: watch::Receiver<Arc<Snapshot>>,
+    pub publish: watch::Sender<Arc<HealthState>>,
+}
+
+type Asked = (Order, oneshot::Sender<Result<(), MarkError>>);
+
+/// What operators ask for, in the order in which they did.
+pub struct Orders(mpsc::Receiver<Asked>);
+
+/// An operator's way to the judge.
+#[derive(Clone, Debug)]
+pub struct Operator(mpsc::Sender<Asked>);
+
+/// Why an order was not carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum OrderError {
+    #[error(transparent)]
+    Refused(#[from] MarkError),
+    #[error("podmeter is ending")]
+    Ending,
+}
+
+#[must_use]
+pub fn operator() -> (Operator, Orders) {
+    let (ask, asked) = mpsc::channel(ORDERS);
+    (Operator(ask), Orders(asked))
+}
+
+impl Operator {
+    /// Returns once the verdict that follows is published.
+    pub async fn order(&self, order: Order) -> Result<(), OrderError> {
+        let (answer, answered) = oneshot::channel();
+        self.0.send((order, answer)).await.map_err(|_| OrderError::Ending)?;
+        Ok(answered.await.map_err(|_| OrderError::Ending)??)
+    }
+}
+
+/// The operator as the web room asks for one.
+pub fn marker(operator: Operator, clock: Clock) -> WebOrder<Marking, ()> {
+    Arc::new(move |Marking { device, mark }| {
+        let order = match mark {
+            Some((reason, lasts)) => {
+                let until = lasts.map(|lasts| clock.now().monotonic + lasts);
+                Order::Mark { device, reason, until }
+            }
+            None => Order::Unmark { device },
+        };
+        let operator = operator.clone();
+        Box::pin(async move { operator.order(order).await.map_err(|error| error.to_string()) })
+    })
+}
+
+impl Judge {
+    /// Judges for ever. A source that ends is not asked again.
+    pub async fn run(mut self) {
+        let mut health = Health::new(self.config.clone());
+        let (mut hardware_lives, mut orders_live) = (true, true);
+        let (mut events, mut told) = (vec![], 0);
+        loop {
+            let now = self.clock.now();
+            let hardware = Arc::clone(&self.hardware.borrow_and_update());
+            let released = hardware.released.is_some();
+            let state = health.advance(now, &Evidence { hardware: &hardware, events: &events, released });
+            events.clear();
+            self.tell(&mut health, &state, &mut told);
+            self.publish(state);
+            let deadline = health.next_deadline().map(|deadline| deadline.since(self.clock.now().monotonic));
+            tokio::select! {
+                changed = self.hardware.changed(), if hardware_lives => hardware_lives = changed.is_ok(),
+                batch = next(&mut self.xids) => match batch {
+                    Some(batch) => events = batch,
+                    None => self.xids = None,
+                },
+                asked = self.orders.0.recv(), if orders_live => match asked {
+                    Some(asked) => self.carry_out(&mut health, asked, &mut told),
+                    None => orders_live = false,
+                },
+                () = tokio::time::sleep(deadline.unwrap_or_default()), if deadline.is_some() => {}
+                () = self.publish.closed() => return,
+            }
+        }
+    }
+
+    fn carry_out(&self, health: &mut Health, (order, answer): Asked, told: &mut u64) {
+        let carried_out = health.order(self.clock.now(), &order);
+        let reply = match carried_out {
+            Ok(state) => {
+                tracing::info!(?order, "an operator's order");
+                self.tell(health, &state, told);
+                self.publish(state);
+                Ok(())
+            }
+            Err(error) => Err(error),
+        };
+        // Nobody waits for it any more: it is carried out all the same.
+        let _ = answer.send(reply);
+    }
+
+    fn publish(&self, state: Arc<HealthState>) {
+        self.publish.send_if_modified(|published| {
+            let changed = !Arc::ptr_eq(published, &state);
+            if changed {
+                *published = state;
+            }
+            changed
+        });
+    }
+
+    /// One line for each turn.
+    fn tell(&self, health: &mut Health, state: &HealthState, told: &mut u64) {
+        for note in health.take_notes() {
+            tracing::warn!("{note}");
+        }
+        for turn in state.transitions.iter().filter(|turn| turn.number > *told) {
+            let HealthTransition { gpu, mig, reason, detail, .. } = turn;
+            let device = mig.as_ref().map_or(gpu.as_str(), MigUuid::as_str);
+            let pods = self.pods(gpu, mig.as_ref());
+            let reason = reason.as_str();
+            if turn.to_healthy {
+                tracing::info!(device, reason, was = %detail, pods, "healthy");
+            } else {
+                tracing::warn!(device, reason, %detail, pods, "unhealthy");
+            }
+        }
+        *told = state.transitions.last().map_or(*told, |turn| turn.number);
+    }
+
+    /// Those that hold the device now: `ns/pod, ns/pod`.
+    fn pods(&self, gpu: &GpuUuid, mig: Option<&MigUuid>) -> String {
+        let snapshot = self.snapshots.borrow();
+        let holders = snapshot.accounts.iter().filter(|account| {
+            account.holding.is_some() && account.gpu == *gpu && (mig.is_none() || account.mig.as_ref() == mig)
+        });
+        let pods: BTreeSet<String> =
+            holders.map(|account| format!("{}/{}", account.container.namespace, account.container.pod)).collect();
+        if pods.is_empty() { "none".to_owned() } else { pods.into_iter().collect::<Vec<_>>().join(", ") }
+    }
+}
+
+/// Never, where there is nothing to hear from.
+async fn next(xids: &mut Option<mpsc::Receiver<Vec<XidEvent>>>) -> Option<Vec<XidEvent>> {
+    match xids {
+        Some(xids) => xids.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::model::{
+        Account, ContainerRef, DeviceReadings, Gpu, Holding, Inventory, Moment, Sharing, Slow, Stamped, UnixSeconds,
+        XidSource,
+    };
+
+    const GPU: &str = "GPU-1";
+
+    struct Court {
+        clock: Clock,
+        hardware: watch::Sender<Arc<HardwareState>>,
+        events: mpsc::Sender<Vec<XidEvent>>,
+        operator: Operator,
+        states: watch::Receiver<Arc<HealthState>>,
+        _snapshot: watch::Sender<Arc<Snapshot>>,
+    }
+
+    impl Court {
+        fn start() -> Self {
+            let clock = Clock::start();
+            let (hardware, hardware_states) = watch::channel(Arc::new(HardwareState::default()));
+            let (events, receiver) = mpsc::channel(64);
+            let (operator, orders) = operator();
+            let (snapshot, snapshots) = watch::channel(Arc::new(held()));
+            let (publish, states) = watch::channel(Arc::default());
+            let config = Config { hold_down: Duration::from_secs(60), ..Config::default() };
+            let judge =
+                Judge { config, clock, hardware: hardware_states, xids: Some(receiver), orders, snapshots, publish };
+            tokio::spawn(judge.run());
+            Self { clock, hardware, events, operator, states, _snapshot: snapshot }
+        }
+
+        /// One GPU, which has just said this.
+        fn say(&self, sessions: u64, recovery_action: u32) {
+            let gpu = Gpu {
+                uuid: GPU.into(),
+                index: 0,
+                minor: None,
+                pci_bus_id: None,
+                model: None,
+                architecture: None,
+                compute_capability: None,
+                vbios_version: None,
+                serial: None,
+                numa_node: None,
+                nvlink_peers: None,
+                memory_bytes: None,
+                mig_enabled: None,
+                mig_devices: vec![],
+                present: true,
+            };
+            let value = Slow { recovery_action: Some(recovery_action), ..Slow::default() };
+            let slow = Some(Stamped { at: self.clock.now().monotonic, value });
+            let readings = DeviceReadings { slow, ..DeviceReadings::default() };
+            self.hardware.send_replace(Arc::new(HardwareState {
+                source: "nvml",
+                sessions,
+                inventory: Arc::new(Inventory { generation: 1, driver: None, gpus: [(GPU.into(), gpu)].into() }),
+                readings: [(GPU.into(), Arc::new(readings))].into(),
+                ..HardwareState::default()
+            }));
+        }
+
+        async fn until(&mut self, healthy: bool) -> Arc<HealthState> {
+            let is =
+                |state: &Arc<HealthState>| state.gpus.get(&GPU.into()).is_some_and(|gpu| gpu.is_healthy() == healthy);
+            let becomes = self.states.wait_for(is);
+            let state = tokio::time::timeout(Duration::from_secs(600), becomes).await.expect("in time").unwrap();
+            Arc::clone(&state)
+        }
+    }
+
+    /// A pod that holds the GPU.
+    fn held() -> Snapshot {
+        let holding =
+            Holding { resource: None, device_ids: vec![], sharing: Sharing::Exclusive, attribution: None, share: None };
+        let account = Account {
+            container: ContainerRef::new("team", "train", "main"),
+            gpu: GPU.into(),
+            mig: None,
+            holding: Some(holding),
+            created: UnixSeconds(0.0),
+            allocated_seconds: None,
+            busy_seconds: None,
+            idle_seconds: None,
+            energy_joules: None,
+            last_active: None,
+            utilization_ratio: None,
+            sm_active_ratio: None,
+            dram_active_ratio: None,
+            memory_used_bytes: None,
+            memory_limit_bytes: None,
+            ended: None,
+        };
+        Snapshot { accounts: vec![account], ..Snapshot::default() }
+    }
+
+    fn xid(code: u32, at: Moment) -> Vec<XidEvent> {
+        vec![XidEvent { at, gpu: GPU.into(), instance: None, code, source: XidSource::Nvml, process: None, count: 1 }]
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_xid_takes_a_device_down_and_a_reload_brings_it_back_at_the_deadline() {
+        let mut court = Court::start();
+        court.say(1, 0);
+        court.until(true).await;
+        tokio::time::advance(Duration::from_secs(1)).await;
+        court.events.send(xid(48, court.clock.now())).await.unwrap();
+        court.until(false).await;
+        tokio::time::advance(Duration::from_secs(1)).await;
+        court.say(2, 0);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        // The readings of the new session; after them nothing more is heard.
+        tokio::task::yield_now().await;
+        court.say(2, 0);
+        let before = court.clock.now().monotonic;
+        let state = court.until(true).await;
+        assert!(court.clock.now().monotonic.since(before) >= Duration::from_secs(59), "held down");
+        assert_eq!(state.transitions.len(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_operator_gets_an_answer_when_the_verdict_is_published() {
+        let mut court = Court::start();
+        court.say(1, 0);
+        court.until(true).await;
+        let mark = marker(court.operator.clone(), court.clock);
+        let marking = |device: &str| Marking { device: device.to_owned(), mark: Some(("smells".to_owned(), None)) };
+        mark(marking("0")).await.unwrap();
+        assert!(!court.states.borrow().gpus[&GPU.into()].is_healthy());
+        assert!(mark(marking("GPU-9")).await.unwrap_err().contains("GPU-9"));
+        mark(Marking { device: GPU.to_owned(), mark: None }).await.unwrap();
+        court.until(true).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sources_that_end_do_not_end_the_judge() {
+        let mut court = Court::start();
+        court.say(1, 0);
+        court.until(true).await;
+        let (events, _) = mpsc::channel(1);
+        drop(std::mem::replace(&mut court.events, events));
+        court.say(1, 1);
+        court.until(false).await;
+    }
+}

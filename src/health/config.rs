@@ -1,0 +1,175 @@
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use serde::de::{Error, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer};
+
+const MINUTE: Duration = Duration::from_secs(60);
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The section `health` of the configuration. Every value has been checked while it was read.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+pub struct Config {
+    /// By code, what the class table says otherwise.
+    pub xids: BTreeMap<u32, XidRule>,
+    /// How long everything must have been well before a device is healthy again.
+    #[serde(deserialize_with = "hold_down")]
+    pub hold_down: Duration,
+    pub recovery: Recovery,
+    #[serde(rename = "uncorrectableECC")]
+    pub uncorrectable_ecc: EccPolicy,
+    /// How long a device may leave a call unanswered, or the driver refuse to be opened, once that was noticed.
+    #[serde(deserialize_with = "stuck_limit")]
+    pub stuck_limit: Duration,
+    /// How long the last verdict holds while the GPUs are released.
+    #[serde(deserialize_with = "released_limit")]
+    pub released_limit: Duration,
+    /// Whether to read XIDs from the kernel's log, too.
+    #[serde(deserialize_with = "on_or_off")]
+    pub kmsg: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum XidRule {
+    /// Counts, and makes the device unhealthy until it was reset.
+    Unhealthy,
+    /// Counts only.
+    Count,
+    /// Does not even count.
+    Ignore,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Recovery {
+    /// A device comes back on evidence.
+    #[default]
+    Auto,
+    /// Only an operator's unmark brings it back.
+    Manual,
+}
+
+/// The default is to count: such errors are contained and their rows replaced while work goes on, the count stays up
+/// until the driver is loaded anew, and where one is not contained, an XID or the recovery action says so.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EccPolicy {
+    #[default]
+    Count,
+    Unhealthy,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            xids: BTreeMap::new(),
+            hold_down: MINUTE,
+            recovery: Recovery::default(),
+            uncorrectable_ecc: EccPolicy::default(),
+            stuck_limit: Duration::from_secs(10),
+            released_limit: 10 * MINUTE,
+            kmsg: false,
+        }
+    }
+}
+
+fn hold_down<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    duration(deserializer, "holdDown", Duration::ZERO, DAY, "must be 0s to 1day")
+}
+
+fn stuck_limit<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    duration(deserializer, "stuckLimit", Duration::ZERO, 60 * MINUTE, "must be 0s to 1h")
+}
+
+fn released_limit<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    duration(deserializer, "releasedLimit", Duration::ZERO, DAY, "must be 0s to 1day")
+}
+
+fn duration<'de, D: Deserializer<'de>>(
+    deserializer: D,
+    key: &str,
+    low: Duration,
+    high: Duration,
+    range: &str,
+) -> Result<Duration, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let value =
+        humantime::parse_duration(&text).map_err(|error| D::Error::custom(format!("{key} {text:?}: {error}")))?;
+    if (low..=high).contains(&value) { Ok(value) } else { Err(D::Error::custom(format!("{key} {text}: {range}"))) }
+}
+
+fn on_or_off<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    struct Switch;
+    impl Visitor<'_> for Switch {
+        type Value = bool;
+
+        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            formatter.write_str("kmsg on or off")
+        }
+
+        /// YAML of old reads `on` and `off` so.
+        fn visit_bool<E: Error>(self, on: bool) -> Result<bool, E> {
+            Ok(on)
+        }
+
+        fn visit_str<E: Error>(self, text: &str) -> Result<bool, E> {
+            match text {
+                "on" => Ok(true),
+                "off" => Ok(false),
+                _ => Err(E::invalid_value(Unexpected::Str(text), &self)),
+            }
+        }
+    }
+    deserializer.deserialize_any(Switch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, String> {
+        serde_saphyr::from_str(text).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn every_key_is_read() {
+        let text = "xids:\n  48: count\n  31: unhealthy\n  45: ignore\nholdDown: 2m\nrecovery: manual\n\
+                    uncorrectableECC: unhealthy\nstuckLimit: 30s\nreleasedLimit: 1h\nkmsg: on\n";
+        let config = parse(text).unwrap();
+        let expected = Config {
+            xids: [(48, XidRule::Count), (31, XidRule::Unhealthy), (45, XidRule::Ignore)].into(),
+            hold_down: 2 * MINUTE,
+            recovery: Recovery::Manual,
+            uncorrectable_ecc: EccPolicy::Unhealthy,
+            stuck_limit: Duration::from_secs(30),
+            released_limit: 60 * MINUTE,
+            kmsg: true,
+        };
+        assert_eq!(config, expected);
+        assert!(!parse("kmsg: off\n").unwrap().kmsg);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_what_is_accepted() {
+        for (text, parts) in [
+            ("xids:\n  48: fatal\n", ["fatal", "unhealthy"]),
+            ("xids:\n  all: count\n", ["all", "line 2"]),
+            ("holdDown: soon\n", ["holdDown", "soon"]),
+            ("holdDown: 2days\n", ["holdDown", "0s to 1day"]),
+            ("recovery: never\n", ["never", "manual"]),
+            ("uncorrectableECC: bad\n", ["bad", "count"]),
+            ("stuckLimit: 2h\n", ["stuckLimit", "0s to 1h"]),
+            ("releasedLimit: 2days\n", ["releasedLimit", "0s to 1day"]),
+            ("kmsg: maybe\n", ["maybe", "off"]),
+            ("holddown: 1s\n", ["holddown", "holdDown"]),
+        ] {
+            let error = parse(text).expect_err(text);
+            for part in parts {
+                assert!(error.contains(part), "{part:?} in {error}");
+            }
+        }
+    }
+}

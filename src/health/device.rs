@@ -1,0 +1,417 @@
+//! One GPU and its MIG devices: what speaks against each, since when, and when it no longer does.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::classes::{self, Effect};
+use super::config::{Config, EccPolicy, Recovery};
+use super::marks::Mark;
+use super::xids::{Latch, Xids};
+use super::{Session, UNKNOWN_LIMIT};
+use crate::model::{
+    DeviceHealth, DeviceReadings, Gpu, GpuHealth, HealthCause, MigDevice, MigUuid, Moment, Monotonic, Slow,
+    UnhealthyReason, XidClass, XidEvent, recovery_action,
+};
+
+/// A reason, and which XID where it is one.
+type Key = (UnhealthyReason, u32);
+
+/// A verdict that turned.
+pub struct Turn {
+    pub mig: Option<MigUuid>,
+    pub to_healthy: bool,
+    pub reason: UnhealthyReason,
+    pub detail: Arc<str>,
+}
+
+#[derive(Debug)]
+pub struct Device {
+    index: Option<u32>,
+    /// As the inventory has them now.
+    layout: Vec<MigDevice>,
+    migs: BTreeSet<MigUuid>,
+    /// When the inventory first named it.
+    appeared: Option<Monotonic>,
+    said: Said,
+    xids: Xids,
+    /// On the whole GPU under `None`.
+    marks: BTreeMap<Option<MigUuid>, Mark>,
+    causes: BTreeMap<Option<MigUuid>, BTreeMap<Key, Standing>>,
+    verdicts: BTreeMap<Option<MigUuid>, DeviceHealth>,
+}
+
+/// What the hardware last said. A value that it no longer says stands until it says another.
+#[derive(Debug, Default)]
+struct Said {
+    checked: bool,
+    lost: Option<&'static str>,
+    stuck: Option<Monotonic>,
+    /// Since when there are no readings because the driver cannot be opened, and why.
+    refused: Option<(Monotonic, Arc<str>)>,
+    /// The latest readings are of this time.
+    answered: Option<Monotonic>,
+    recovery: Option<u32>,
+    row_remap_failed: bool,
+    fabric: Option<&'static str>,
+    uncorrected: u64,
+    /// As many were there when the driver was loaded.
+    uncorrected_before: u64,
+    /// The device was reset, as far as it shows: it was gone, or wanted something done, and no longer.
+    reset: Option<Monotonic>,
+    /// The renewal of the session that has been taken into account.
+    renewed: Option<Monotonic>,
+}
+
+#[derive(Debug)]
+struct Standing {
+    detail: Arc<str>,
+    clears: &'static str,
+    ended: Option<Monotonic>,
+}
+
+impl Device {
+    pub fn new(now: Moment) -> Self {
+        Self {
+            index: None,
+            layout: vec![],
+            migs: BTreeSet::new(),
+            appeared: None,
+            said: Said::default(),
+            xids: Xids::new(now.unix),
+            marks: BTreeMap::new(),
+            causes: BTreeMap::new(),
+            verdicts: BTreeMap::new(),
+        }
+    }
+
+    /// Whether the driver has named it.
+    pub fn is_known(&self) -> bool {
+        self.appeared.is_some()
+    }
+
+    pub fn index(&self) -> Option<u32> {
+        self.index
+    }
+
+    pub fn migs(&self) -> &BTreeSet<MigUuid> {
+        &self.migs
+    }
+
+    pub fn appear(&mut self, gpu: &Gpu, session: Session, now: Monotonic) {
+        self.appeared.get_or_insert(now);
+        self.index = Some(gpu.index);
+        if self.layout != gpu.mig_devices {
+            self.layout.clone_from(&gpu.mig_devices);
+            self.migs = gpu.mig_devices.iter().map(|mig| mig.uuid.clone()).collect();
+        }
+        self.said.renew(session);
+    }
+
+    pub fn hear(&mut self, event: &XidEvent, effect: Effect, now: Monotonic) -> bool {
+        self.xids.take(event, effect, now)
+    }
+
+    pub fn mark(&mut self, mig: Option<MigUuid>, mark: Mark) {
+        self.marks.insert(mig, mark);
+    }
+
+    pub fn unmark(&mut self, mig: Option<&MigUuid>) {
+        self.xids.forgive(mig);
+        let concerned = |subject: &Option<MigUuid>| mig.is_none() || subject.as_ref() == mig;
+        self.marks.retain(|subject, _| !concerned(subject));
+        for (_, causes) in self.causes.iter_mut().filter(|(subject, _)| concerned(subject)) {
+            let vouched = |reason| matches!(reason, UnhealthyReason::Xid | UnhealthyReason::Admin);
+            causes.retain(|(reason, _), standing| standing.ended.is_none() && !vouched(*reason));
+        }
+    }
+
+    /// Gives back a recovery action that is not known.
+    pub fn look(
+        &mut self,
+        gpu: &Gpu,
+        readings: Option<&DeviceReadings>,
+        problem: Option<&Arc<str>>,
+        now: Monotonic,
+    ) -> Option<u32> {
+        let said = &mut self.said;
+        let lost = if !gpu.present {
+            Some("the driver no longer lists it")
+        } else if readings.is_some_and(|readings| readings.lost) {
+            Some("the driver says that it is lost")
+        } else {
+            None
+        };
+        let stamps = readings.map(|readings| {
+            let fast = readings.fast.as_ref().map(|stamped| stamped.at);
+            let medium = readings.medium.as_ref().map(|stamped| stamped.at);
+            fast.max(medium).max(readings.slow.as_ref().map(|stamped| stamped.at))
+        });
+        let answered = stamps.flatten();
+        if said.lost.is_some() && lost.is_none() && answered.is_some() {
+            said.reset = said.reset.max(answered);
+        }
+        // Listed again is not yet back: it has to answer.
+        if lost.is_some() || answered.is_some() {
+            said.lost = lost;
+        }
+        said.answered = said.answered.max(answered);
+        said.stuck = readings.is_some_and(|readings| readings.stuck).then(|| said.stuck.unwrap_or(now));
+        said.refused = match (problem, answered) {
+            (Some(problem), None) => {
+                Some((said.refused.as_ref().map_or(now, |(since, _)| *since), Arc::clone(problem)))
+            }
+            _ => None,
+        };
+        let slow = readings.and_then(|readings| readings.slow.as_ref())?;
+        said.checked = true;
+        said.learn(&slow.value, slow.at)
+    }
+
+    /// Turns of the GPU and its MIG devices.
+    pub fn judge(&mut self, config: &Config, session: Session, now: Moment) -> Vec<Turn> {
+        let time = now.monotonic;
+        self.xids.resolve(&self.layout);
+        self.marks.retain(|_, mark| mark.until.is_none_or(|until| time < until));
+        self.clear_xids(session);
+        let mut subjects: BTreeSet<Option<MigUuid>> = self.migs.iter().cloned().map(Some).collect();
+        subjects.extend(self.causes.keys().cloned());
+        subjects.extend(self.marks.keys().cloned());
+        subjects.insert(None);
+        for subject in &subjects {
+            let current = self.current(subject.as_ref(), config, session, time);
+            let causes = self.causes.entry(subject.clone()).or_default();
+            settle(causes, current, config, session, time);
+        }
+        self.causes.retain(|_, causes| !causes.is_empty());
+        self.verdicts.retain(|subject, _| subject.as_ref().is_none_or(|mig| self.migs.contains(mig)));
+        let shown = subjects.into_iter().filter(|subject| subject.as_ref().is_none_or(|mig| self.migs.contains(mig)));
+        shown.collect::<Vec<_>>().into_iter().filter_map(|subject| self.turn(subject, now)).collect()
+    }
+
+    /// Brings one verdict up to date.
+    fn turn(&mut self, subject: Option<MigUuid>, now: Moment) -> Option<Turn> {
+        let own = subject.as_ref().and_then(|_| self.causes.get(&subject));
+        let both = self.causes.get(&None).into_iter().chain(own);
+        let mut standing: Vec<(&Key, &Standing)> = both.flatten().collect();
+        standing.sort_by_key(|(key, _)| **key);
+        let cause = |(key, standing): (&Key, &Standing)| HealthCause {
+            reason: key.0,
+            detail: Arc::clone(&standing.detail),
+            clears: if standing.ended.is_some() { HELD } else { standing.clears },
+        };
+        let causes: Vec<HealthCause> = standing.into_iter().map(cause).collect();
+        let healthy = causes.is_empty();
+        let Some(verdict) = self.verdicts.get_mut(&subject) else {
+            self.verdicts.insert(subject, DeviceHealth { healthy, since: now, causes });
+            return None;
+        };
+        let before = std::mem::replace(&mut verdict.causes, causes);
+        if verdict.healthy == healthy {
+            return None;
+        }
+        (verdict.healthy, verdict.since) = (healthy, now);
+        let named = if healthy { before.first() } else { verdict.causes.first() };
+        let named = named.expect("an unhealthy verdict has a cause");
+        Some(Turn { mig: subject, to_healthy: healthy, reason: named.reason, detail: Arc::clone(&named.detail) })
+    }
+
+    pub fn published(&self) -> GpuHealth {
+        let of = |subject: &Option<MigUuid>| self.verdicts.get(subject).cloned();
+        GpuHealth {
+            whole: of(&None).expect("the whole GPU is judged first"),
+            instances: self
+                .verdicts
+                .iter()
+                .filter_map(|(mig, verdict)| Some((mig.clone()?, verdict.clone())))
+                .collect(),
+            xids: self.xids.counts.clone(),
+        }
+    }
+
+    /// What speaks against the whole GPU, or against one MIG device alone.
+    fn current(
+        &self,
+        mig: Option<&MigUuid>,
+        config: &Config,
+        session: Session,
+        now: Monotonic,
+    ) -> BTreeMap<Key, (Arc<str>, &'static str)> {
+        let mut current = BTreeMap::new();
+        for (code, latch) in &self.xids.latches {
+            let reaches = match mig {
+                None => latch.reaches_whole(),
+                Some(mig) => !latch.reaches_whole() && latch.members().any(|member| member == mig),
+            };
+            if reaches {
+                let clears = if needs_new_session(latch) { REINITIALISED } else { RESET };
+                current.insert((UnhealthyReason::Xid, *code), (classes::named(*code).into(), clears));
+            }
+        }
+        if let Some(mark) = self.marks.get(&mig.cloned()) {
+            let detail = format!("marked by an operator: {}", mark.reason).into();
+            current.insert((UnhealthyReason::Admin, 0), (detail, UNMARKED));
+        }
+        if mig.is_none() {
+            let appeared = self.appeared.unwrap_or(now);
+            for (reason, detail, clears) in self.said.against(config, session, appeared, now) {
+                current.insert((reason, 0), (detail, clears));
+            }
+        }
+        current
+    }
+
+    /// Drops the XIDs that evidence speaks for.
+    fn clear_xids(&mut self, session: Session) {
+        let said = &self.said;
+        if session.released.is_some() {
+            return;
+        }
+        if said.recovery.is_some() {
+            // The driver has the better verdict, whichever came first: no evidence is waited for.
+            let overruled = |latch: &Latch| latch.effect == Effect::UnhealthyUnlessRecoveryActionKnown;
+            let codes: Vec<u32> =
+                self.xids.latches.extract_if(.., |_, latch| overruled(latch)).map(|(code, _)| code).collect();
+            for causes in self.causes.values_mut() {
+                causes.retain(|(reason, code), _| *reason != UnhealthyReason::Xid || !codes.contains(code));
+            }
+        }
+        self.xids.latches.retain(|_, latch| {
+            let evidence = if needs_new_session(latch) { session.renewed } else { session.renewed.max(said.reset) };
+            let answers = said.lost.is_none()
+                && said.stuck.is_none()
+                && said.recovery.is_none_or(|action| action == 0)
+                && evidence.is_some_and(|evidence| said.answered >= Some(evidence));
+            !(answers && evidence > Some(latch.at))
+        });
+    }
+
+    pub fn deadline(&self, config: &Config, session: Session, now: Monotonic) -> Option<Monotonic> {
+        let unknown = self.appeared.filter(|_| !self.said.checked).map(|appeared| appeared + UNKNOWN_LIMIT);
+        let stuck = self.said.stuck.map(|since| since + config.stuck_limit);
+        let refused = self.said.refused.as_ref().map(|(since, _)| *since + config.stuck_limit);
+        let released = session.released.map(|since| since + config.released_limit);
+        let marks = self.marks.values().filter_map(|mark| mark.until);
+        let held = self.causes.values().flat_map(BTreeMap::values).filter_map(|standing| standing.ended);
+        let held = held.filter(|_| session.released.is_none() && config.recovery == Recovery::Auto);
+        let once = [unknown, stuck, refused, released].into_iter().flatten();
+        let all = once.chain(marks).chain(held.map(|ended| ended + config.hold_down));
+        all.filter(|deadline| *deadline > now).min()
+    }
+}
+
+const RESET: &str = "a reset of the GPU or a reload of the driver, and that it answers";
+const REINITIALISED: &str = "a reload of the driver (a reboot of the node makes one), and that it answers";
+const UNMARKED: &str = "an unmark, or the end of the mark";
+const HELD: &str = "has ended: it must stay so for the time of health.holdDown, or be unmarked";
+
+fn needs_new_session(latch: &Latch) -> bool {
+    matches!(latch.class, XidClass::NodeReboot | XidClass::Hardware)
+}
+
+/// Whether the end of such a cause has to last before it counts.
+fn flaps(reason: UnhealthyReason) -> bool {
+    !matches!(reason, UnhealthyReason::Admin | UnhealthyReason::Unknown)
+}
+
+/// Moves `causes` on to what is `current`: what no longer is has ended, and goes when it has stayed so.
+fn settle(
+    causes: &mut BTreeMap<Key, Standing>,
+    current: BTreeMap<Key, (Arc<str>, &'static str)>,
+    config: &Config,
+    session: Session,
+    now: Monotonic,
+) {
+    for (key, standing) in causes.iter_mut() {
+        if !current.contains_key(key) {
+            standing.ended.get_or_insert(now);
+        }
+    }
+    for (key, (detail, clears)) in current {
+        causes.insert(key, Standing { detail, clears, ended: None });
+    }
+    causes.retain(|(reason, _), standing| {
+        let Some(ended) = standing.ended else { return true };
+        if !flaps(*reason) {
+            return false;
+        }
+        config.recovery == Recovery::Manual || session.released.is_some() || now < ended + config.hold_down
+    });
+}
+
+impl Said {
+    /// Takes in a slow pass. Gives back a recovery action that is not known.
+    fn learn(&mut self, slow: &Slow, at: Monotonic) -> Option<u32> {
+        if let Some(remap) = slow.row_remap {
+            self.row_remap_failed = remap.failed;
+        }
+        if let Some(fabric) = &slow.fabric {
+            self.fabric = matches!(fabric.state, "not_started" | "in_progress").then_some(fabric.state);
+        }
+        let uncorrected: Vec<u64> = slow.ecc.iter().filter_map(|place| place.uncorrected).collect();
+        if !uncorrected.is_empty() {
+            self.uncorrected = uncorrected.into_iter().fold(0, u64::saturating_add);
+        }
+        let action = slow.recovery_action?;
+        if recovery_action(action).is_none() {
+            return Some(action);
+        }
+        if action == 0 && self.recovery.is_some_and(|before| before != 0) {
+            self.reset = self.reset.max(Some(at));
+        }
+        self.recovery = Some(action);
+        None
+    }
+
+    /// The driver's counts of memory errors begin anew with it; the hardware room's do not fall.
+    fn renew(&mut self, session: Session) {
+        if session.renewed > self.renewed {
+            self.renewed = session.renewed;
+            self.uncorrected_before = self.uncorrected;
+        }
+    }
+
+    fn against(
+        &self,
+        config: &Config,
+        session: Session,
+        appeared: Monotonic,
+        now: Monotonic,
+    ) -> Vec<(UnhealthyReason, Arc<str>, &'static str)> {
+        use UnhealthyReason as Reason;
+        let mut against: Vec<(Reason, Arc<str>, &'static str)> = vec![];
+        let passed = |since: Monotonic, limit| now.since(since) >= limit;
+        if let Some(action) = self.recovery.filter(|action| *action != 0).and_then(recovery_action) {
+            let detail = format!("the driver asks for recovery: {}", action.replace('_', " "));
+            against.push((Reason::RecoveryAction, detail.into(), "that the driver asks for nothing any more"));
+        }
+        if let Some(lost) = self.lost {
+            against.push((Reason::Lost, lost.into(), "that it is listed and answers"));
+        }
+        if self.row_remap_failed {
+            let detail = "a memory row could not be replaced by a spare one";
+            against.push((Reason::RowRemapFailed, detail.into(), "another board: the failure stays with this one"));
+        }
+        if let Some(state) = self.fabric {
+            let detail = format!("the NVLink fabric is not ready: {}", state.replace('_', " "));
+            against.push((Reason::Fabric, detail.into(), "that the fabric is completed; see the fabric manager"));
+        }
+        if config.uncorrectable_ecc == EccPolicy::Unhealthy && self.uncorrected > self.uncorrected_before {
+            let detail = format!("{} uncorrectable memory errors", self.uncorrected - self.uncorrected_before);
+            against.push((Reason::Ecc, detail.into(), "a reload of the driver"));
+        }
+        if self.stuck.is_some_and(|since| passed(since, config.stuck_limit)) {
+            against.push((Reason::Stuck, "a driver call on it does not come back".into(), "that the call comes back"));
+        }
+        let unknown = if session.released.is_some_and(|since| passed(since, config.released_limit)) {
+            Some(("the GPUs have been released for too long".into(), "that they are taken up again"))
+        } else if let Some((_, why)) = self.refused.as_ref().filter(|(since, _)| passed(*since, config.stuck_limit)) {
+            Some((Arc::clone(why), "that the driver answers"))
+        } else if !self.checked && !passed(appeared, UNKNOWN_LIMIT) {
+            Some(("it has not been checked yet".into(), "a first check, which takes seconds"))
+        } else {
+            None
+        };
+        against.extend(unknown.map(|(detail, clears)| (Reason::Unknown, detail, clears)));
+        against
+    }
+}

@@ -1,0 +1,72 @@
+//! What an operator says of a device.
+
+use std::sync::Arc;
+
+use super::Health;
+use crate::model::{GpuUuid, HealthState, MigUuid, Moment, Monotonic};
+
+/// Characters of a reason; it goes into logs and refusals.
+const LONGEST_REASON: usize = 256;
+
+/// Devices are named by UUID (`GPU-…`, `MIG-…`) or, for a whole GPU, by index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Unhealthy until it is unmarked or `until` has come. A new mark replaces the old one.
+    Mark { device: String, reason: String, until: Option<Monotonic> },
+    /// Takes the mark away, and with it every XID and everything that has already ended: the operator vouches for the
+    /// device. What the device itself still says stays. Of a GPU, its MIG devices too.
+    Unmark { device: String },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MarkError {
+    #[error("no device {0} has been seen; name a GPU or MIG device by its UUID, or a GPU by its index")]
+    UnknownDevice(String),
+    #[error("the reason has {0} characters; say why in 1 to {LONGEST_REASON}")]
+    Reason(usize),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mark {
+    pub reason: Arc<str>,
+    pub until: Option<Monotonic>,
+}
+
+impl Health {
+    /// Carries out an operator's order at once.
+    pub fn order(&mut self, now: Moment, order: &Order) -> Result<Arc<HealthState>, MarkError> {
+        match order {
+            Order::Mark { device, reason, until } => {
+                let length = reason.chars().count();
+                if length == 0 || length > LONGEST_REASON {
+                    return Err(MarkError::Reason(length));
+                }
+                let (gpu, mig) = self.find(device)?;
+                let mark = Mark { reason: reason.as_str().into(), until: *until };
+                if let Some(device) = self.devices.get_mut(&gpu) {
+                    device.mark(mig, mark);
+                }
+            }
+            Order::Unmark { device } => {
+                let (gpu, mig) = self.find(device)?;
+                if let Some(device) = self.devices.get_mut(&gpu) {
+                    device.unmark(mig.as_ref());
+                }
+            }
+        }
+        Ok(self.judge(now))
+    }
+
+    fn find(&self, name: &str) -> Result<(GpuUuid, Option<MigUuid>), MarkError> {
+        let known = self.devices.iter().filter(|(_, device)| device.is_known());
+        for (uuid, device) in known {
+            if uuid.as_str() == name || device.index().is_some_and(|index| index.to_string() == name) {
+                return Ok((uuid.clone(), None));
+            }
+            if let Some(mig) = device.migs().iter().find(|mig| mig.as_str() == name) {
+                return Ok((uuid.clone(), Some(mig.clone())));
+            }
+        }
+        Err(MarkError::UnknownDevice(name.to_owned()))
+    }
+}

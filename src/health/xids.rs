@@ -1,0 +1,223 @@
+//! XIDs of one GPU: counted once though two sources tell of them, and kept in mind while they weigh.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::classes::{self, Effect};
+use crate::model::{
+    LastXid, MigDevice, MigUuid, Moment, Monotonic, UnixSeconds, XidClass, XidCounts, XidEvent, XidInstance, XidSource,
+};
+
+/// The two sources tell of one XID within this time of each other.
+pub const SAME: Duration = Duration::from_secs(5);
+/// Codes with a line of their own on the page; there are some two hundred. Others go under 999.
+const CODES: usize = 256;
+const UNKNOWN_CODE: u32 = 999;
+/// Instances that one code remembers; a GPU has seven GPU instances with seven compute instances each.
+const INSTANCES: usize = 64;
+
+#[derive(Debug)]
+pub struct Xids {
+    pub counts: XidCounts,
+    episodes: BTreeMap<u32, Episode>,
+    pub latches: BTreeMap<u32, Latch>,
+}
+
+/// XIDs of one code without a pause: each source tells of all of them, so the truth is what the most talkative counted.
+#[derive(Debug)]
+struct Episode {
+    last: Monotonic,
+    nvml: u64,
+    kmsg: u64,
+}
+
+/// An XID that speaks against the device.
+#[derive(Debug)]
+pub struct Latch {
+    pub effect: Effect,
+    pub class: XidClass,
+    /// Of the last one.
+    pub at: Monotonic,
+    /// A source that always says which instance has said that it is the whole GPU.
+    whole: bool,
+    /// The kernel's log said nothing of an instance.
+    unsaid: Option<Monotonic>,
+    instances: BTreeMap<XidInstance, Hit>,
+}
+
+#[derive(Debug)]
+struct Hit {
+    at: Monotonic,
+    /// Hit since the inventory last told what the numbers mean.
+    pending: bool,
+    reach: Option<Reach>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reach {
+    Whole,
+    Instances(BTreeSet<MigUuid>),
+}
+
+impl Xids {
+    pub fn new(created: UnixSeconds) -> Self {
+        let by_class = XidClass::ALL.into_iter().map(|class| (class, 0)).collect();
+        let counts = XidCounts { created, by_class, last: BTreeMap::new() };
+        Self { counts, episodes: BTreeMap::new(), latches: BTreeMap::new() }
+    }
+
+    /// True for the first of its code ever.
+    pub fn take(&mut self, event: &XidEvent, effect: Effect, now: Monotonic) -> bool {
+        let class = classes::class(event.code);
+        let is_new = !self.counts.last.contains_key(&event.code);
+        // Beyond the bound, codes share a line; none that exists loses its own.
+        let code = if is_new && self.counts.last.len() >= CODES { UNKNOWN_CODE } else { event.code };
+        // Nothing has happened yet that is still to come.
+        let at = event.at.monotonic.min(now);
+        *self.counts.by_class.entry(class).or_default() += self.count(code, event.source, event.count, at);
+        self.remember(code, event);
+        if matches!(effect, Effect::Unhealthy | Effect::UnhealthyUnlessRecoveryActionKnown)
+            && self.latches.len() < CODES
+        {
+            self.latches.entry(event.code).or_insert_with(|| Latch::new(effect, class)).hit(event, at);
+        }
+        is_new
+    }
+
+    /// How many of `told` are new.
+    fn count(&mut self, code: u32, source: XidSource, told: u64, at: Monotonic) -> u64 {
+        let episode = self.episodes.entry(code).or_insert(Episode { last: at, nvml: 0, kmsg: 0 });
+        if at.since(episode.last).max(episode.last.since(at)) > SAME {
+            if at < episode.last {
+                // Of an episode that is over, and told late.
+                return told;
+            }
+            (episode.nvml, episode.kmsg) = (0, 0);
+        }
+        episode.last = episode.last.max(at);
+        let before = episode.nvml.max(episode.kmsg);
+        let count = match source {
+            XidSource::Nvml => &mut episode.nvml,
+            XidSource::Kmsg => &mut episode.kmsg,
+        };
+        *count = count.saturating_add(told);
+        episode.nvml.max(episode.kmsg) - before
+    }
+
+    fn remember(&mut self, code: u32, event: &XidEvent) {
+        let sources = self.counts.last.entry(code).or_default();
+        let last = sources.entry(event.source.as_str()).or_insert_with(|| LastXid {
+            class: classes::class(code),
+            at: Moment::default(),
+            process: None,
+            count: 0,
+        });
+        last.count = last.count.saturating_add(event.count);
+        if event.at.monotonic >= last.at.monotonic {
+            last.at = event.at;
+            if event.process.is_some() {
+                last.process.clone_from(&event.process);
+            }
+        } else if last.process.is_none() {
+            last.process.clone_from(&event.process);
+        }
+    }
+
+    /// Instance numbers are reused after a reconfiguration, so they are turned into names as soon as that can be done.
+    pub fn resolve(&mut self, migs: &[MigDevice]) {
+        let hits = self.latches.values_mut().flat_map(|latch| &mut latch.instances);
+        for (instance, hit) in hits.filter(|(_, hit)| hit.pending) {
+            hit.pending = false;
+            let now = reach(*instance, migs);
+            hit.reach = Some(match hit.reach.take() {
+                None => now,
+                Some(before) => before.and(now),
+            });
+        }
+    }
+
+    /// Forgets all, or those that concern this MIG device alone.
+    pub fn forgive(&mut self, mig: Option<&MigUuid>) {
+        match mig {
+            None => self.latches.clear(),
+            Some(mig) => self.latches.retain(|_, latch| {
+                if latch.reaches_whole() {
+                    return true;
+                }
+                latch.instances.retain(|_, hit| match &mut hit.reach {
+                    Some(Reach::Instances(members)) => {
+                        members.remove(mig);
+                        !members.is_empty()
+                    }
+                    _ => true,
+                });
+                !latch.instances.is_empty()
+            }),
+        }
+    }
+}
+
+impl Latch {
+    fn new(effect: Effect, class: XidClass) -> Self {
+        let at = Monotonic::default();
+        Self { effect, class, at, whole: false, unsaid: None, instances: BTreeMap::new() }
+    }
+
+    fn hit(&mut self, event: &XidEvent, at: Monotonic) {
+        self.at = self.at.max(at);
+        match (event.instance, event.source) {
+            (Some(instance), _) if self.instances.len() < INSTANCES || self.instances.contains_key(&instance) => {
+                let hit = self.instances.entry(instance).or_insert(Hit { at, pending: true, reach: None });
+                (hit.at, hit.pending) = (hit.at.max(at), true);
+            }
+            (None, XidSource::Kmsg) => self.unsaid = self.unsaid.max(Some(at)),
+            (None, XidSource::Nvml) | (Some(_), _) => self.whole = true,
+        }
+    }
+
+    pub fn reaches_whole(&self) -> bool {
+        // A line without an instance beside an event with one is the same XID.
+        let near = |at: Monotonic| self.instances.values().any(|hit| hit.at.since(at).max(at.since(hit.at)) <= SAME);
+        self.whole
+            || self.unsaid.is_some_and(|at| !near(at))
+            || self.instances.values().any(|hit| hit.reach == Some(Reach::Whole))
+    }
+
+    /// MIG devices that it reaches by name.
+    pub fn members(&self) -> impl Iterator<Item = &MigUuid> {
+        self.instances
+            .values()
+            .filter_map(|hit| match &hit.reach {
+                Some(Reach::Instances(members)) => Some(members),
+                _ => None,
+            })
+            .flatten()
+    }
+}
+
+impl Reach {
+    fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Instances(mut one), Self::Instances(two)) if one.len() < INSTANCES => {
+                one.extend(two);
+                Self::Instances(one)
+            }
+            _ => Self::Whole,
+        }
+    }
+}
+
+/// An instance that is not there is a fault of this GPU that cannot be pinned down: all of it. One whose compute
+/// instance is not there lies somewhere in its GPU instance.
+fn reach(instance: XidInstance, migs: &[MigDevice]) -> Reach {
+    let inside: Vec<&MigDevice> = migs.iter().filter(|mig| mig.gpu_instance == instance.gpu_instance).collect();
+    let named = |mig: &&&MigDevice| instance.compute_instance == Some(mig.compute_instance);
+    let exact: BTreeSet<MigUuid> = inside.iter().filter(named).map(|mig| mig.uuid.clone()).collect();
+    if inside.is_empty() {
+        Reach::Whole
+    } else if exact.is_empty() {
+        Reach::Instances(inside.into_iter().map(|mig| mig.uuid.clone()).collect())
+    } else {
+        Reach::Instances(exact)
+    }
+}

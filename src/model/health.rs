@@ -1,0 +1,236 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::{GpuUuid, MigUuid, Moment, UnixSeconds, XidProcess};
+
+/// The verdict on every GPU and MIG device ever seen, and what was counted on the way to it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct HealthState {
+    pub gpus: BTreeMap<GpuUuid, GpuHealth>,
+    /// The latest turns, oldest first; how many are kept is bounded.
+    pub transitions: Vec<HealthTransition>,
+    /// Turns by `healthy` or `unhealthy`, then by reason, since the start.
+    pub transition_counts: BTreeMap<&'static str, BTreeMap<UnhealthyReason, u64>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct GpuHealth {
+    /// What holds for the whole GPU.
+    pub whole: DeviceHealth,
+    /// Each MIG device: what holds for the whole GPU, and its own.
+    pub instances: BTreeMap<MigUuid, DeviceHealth>,
+    pub xids: XidCounts,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DeviceHealth {
+    pub healthy: bool,
+    /// When it last turned, or was first seen.
+    pub since: Moment,
+    /// Sorted by reason; empty if and only if it is healthy.
+    pub causes: Vec<HealthCause>,
+}
+
+/// One thing that keeps a device unhealthy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct HealthCause {
+    pub reason: UnhealthyReason,
+    /// For people: `XID 79 (the GPU has fallen off the bus)`.
+    pub detail: Arc<str>,
+    /// What brings the device back, for people.
+    pub clears: &'static str,
+}
+
+/// In the order in which they give a turn its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UnhealthyReason {
+    Xid,
+    RecoveryAction,
+    Lost,
+    RowRemapFailed,
+    Fabric,
+    Ecc,
+    Stuck,
+    Admin,
+    Unknown,
+}
+
+/// A device turned.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct HealthTransition {
+    /// Counts all turns since the start, from 1.
+    pub number: u64,
+    pub gpu: GpuUuid,
+    /// `None`: the whole GPU.
+    pub mig: Option<MigUuid>,
+    pub to_healthy: bool,
+    /// What made it unhealthy; for a turn to healthy, what has ended.
+    pub reason: UnhealthyReason,
+    pub detail: Arc<str>,
+    pub at: Moment,
+}
+
+/// XIDs of one GPU. No count falls.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct XidCounts {
+    /// When counting began.
+    pub created: UnixSeconds,
+    /// Every class, from 0.
+    pub by_class: BTreeMap<XidClass, u64>,
+    /// By code, then by source (`nvml`, `kmsg`).
+    pub last: BTreeMap<u32, BTreeMap<&'static str, LastXid>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LastXid {
+    pub class: XidClass,
+    pub at: Moment,
+    /// The last process that the source named.
+    pub process: Option<XidProcess>,
+    /// What this source alone told of.
+    pub count: u64,
+}
+
+/// What kind of trouble an XID tells of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum XidClass {
+    /// The application's own fault, or its end.
+    Application,
+    /// A memory error that cost one application.
+    ContainedMemory,
+    GpuReset,
+    NodeReboot,
+    Nvlink,
+    /// Power or mechanics.
+    Hardware,
+    Informational,
+    /// Means something only beside another XID.
+    Corroborating,
+    /// Announces that the driver wants something else done.
+    RecoveryAction,
+    Software,
+    Unknown,
+}
+
+impl UnhealthyReason {
+    pub const ALL: [Self; 9] = [
+        Self::Xid,
+        Self::RecoveryAction,
+        Self::Lost,
+        Self::RowRemapFailed,
+        Self::Fabric,
+        Self::Ecc,
+        Self::Stuck,
+        Self::Admin,
+        Self::Unknown,
+    ];
+
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Xid => "xid",
+            Self::RecoveryAction => "recovery_action",
+            Self::Lost => "lost",
+            Self::RowRemapFailed => "row_remap_failed",
+            Self::Fabric => "fabric",
+            Self::Ecc => "ecc",
+            Self::Stuck => "stuck",
+            Self::Admin => "admin",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+impl XidClass {
+    pub const ALL: [Self; 11] = [
+        Self::Application,
+        Self::ContainedMemory,
+        Self::GpuReset,
+        Self::NodeReboot,
+        Self::Nvlink,
+        Self::Hardware,
+        Self::Informational,
+        Self::Corroborating,
+        Self::RecoveryAction,
+        Self::Software,
+        Self::Unknown,
+    ];
+
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Application => "application",
+            Self::ContainedMemory => "contained_memory",
+            Self::GpuReset => "gpu_reset",
+            Self::NodeReboot => "node_reboot",
+            Self::Nvlink => "nvlink",
+            Self::Hardware => "hardware",
+            Self::Informational => "informational",
+            Self::Corroborating => "corroborating",
+            Self::RecoveryAction => "recovery_action",
+            Self::Software => "software",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// What the driver wants done, by its number (NVML field 230).
+pub const RECOVERY_ACTIONS: [&str; 8] = [
+    "none",
+    "gpu_reset",
+    "node_reboot",
+    "drain_p2p",
+    "drain_and_reset",
+    "recover_imex_domain",
+    "pcie_bus_reset",
+    "system_reboot",
+];
+
+/// `None` for a number that no driver known to podmeter gives.
+#[must_use]
+pub fn recovery_action(number: u32) -> Option<&'static str> {
+    RECOVERY_ACTIONS.get(usize::try_from(number).ok()?).copied()
+}
+
+impl GpuHealth {
+    /// The GPU and every MIG device on it.
+    pub fn devices(&self) -> impl Iterator<Item = &DeviceHealth> {
+        std::iter::once(&self.whole).chain(self.instances.values())
+    }
+
+    /// False as soon as any part of it is unhealthy.
+    #[must_use]
+    pub fn is_healthy(&self) -> bool {
+        self.devices().all(|device| device.healthy)
+    }
+}
+
+impl DeviceHealth {
+    /// `Err` with all causes in words.
+    pub fn verdict(&self) -> Result<(), String> {
+        if self.healthy {
+            return Ok(());
+        }
+        let details: Vec<&str> = self.causes.iter().map(|cause| &*cause.detail).collect();
+        Err(details.join("; "))
+    }
+
+    /// The reason that goes first; `None` for a healthy device.
+    #[must_use]
+    pub fn reason(&self) -> Option<UnhealthyReason> {
+        self.causes.first().map(|cause| cause.reason)
+    }
+}
+
+impl HealthState {
+    /// On a MIG device, or on the whole GPU. A device that has no verdict yet is unhealthy: nobody has checked it.
+    #[must_use]
+    pub fn of(&self, gpu: &GpuUuid, mig: Option<&MigUuid>) -> Option<&DeviceHealth> {
+        let known = self.gpus.get(gpu)?;
+        mig.map_or(Some(&known.whole), |mig| known.instances.get(mig))
+    }
+}
