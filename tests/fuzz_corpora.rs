@@ -8,7 +8,11 @@ type Target = fn(&[u8]);
 #[test]
 fn every_corpus_holds() {
     let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
-    let targets: [(&str, Target); 1] = [("device_id", podmeter::fuzzing::device_id)];
+    let targets: [(&str, Target); 3] = [
+        ("cgroup", podmeter::fuzzing::cgroup),
+        ("device_id", podmeter::fuzzing::device_id),
+        ("mountinfo", podmeter::fuzzing::mountinfo),
+    ];
     let folders = fs::read_dir(&corpora).expect("the corpora are there").count();
     assert_eq!(folders, targets.len(), "a corpus without a target here, or the other way round");
     for (name, target) in targets {

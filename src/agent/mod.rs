@@ -22,16 +22,17 @@ use crate::hardware::{self, Hardware};
 use crate::kubelet;
 use crate::metrics::Pages;
 use crate::model::{ConfigReload, HardwareState, PluginState, Snapshot};
-use crate::plugin;
 use crate::web::{self, BindError, Listener, ScrapeDurations, WebState};
+use crate::{plugin, processes};
 
 pub use crate::hardware::nvml::LibrarySearch;
 pub use crate::hardware::simulated::Profile;
+pub use crate::model::{PodLabel, PodLabelError};
 pub use crate::plugin::{Config as PluginConfig, ConfigError as PluginConfigError, ResourceConfig};
 pub use crate::web::ListenAddress;
 pub use demo::{DemoError, DemoSettings, demo};
 pub use probe::{Probe, probe_nvml};
-pub use settings::{HardwareSource, LogFormat, Reloadable, Settings};
+pub use settings::{HardwareSource, LogFormat, ProcessAttribution, Reloadable, Settings};
 
 use publisher::{Publisher, Pulse};
 
@@ -95,6 +96,13 @@ async fn run_on(
         plugin_task.spawn(plugin::run(settings, clock, neighbours, publish_plugin, plugin_stops));
     }
     tasks.spawn(named("kubelet", kubelet::run(kubelet_room, clock, publish_kubelet)));
+    let (publish_pods, pod_directories) = watch::channel(Arc::default());
+    tasks.spawn(named("Pods API", kubelet::pods::watch(settings.pods_watch(), publish_pods)));
+    let (publish_processes, process_states) = watch::channel(Arc::default());
+    // Of the processes on the devices, once hardware readings name them.
+    let (_nobody, wanted) = watch::channel(Arc::default());
+    let processes_room = settings.processes_room();
+    tasks.spawn(named("processes", processes::run(processes_room, clock, wanted, pod_directories, publish_processes)));
     let publisher = Publisher {
         clock,
         node_name: settings.node_name.as_str().into(),
@@ -102,6 +110,7 @@ async fn run_on(
         hardware: hardware_states,
         kubelet: kubelet_states,
         plugin: (!plugin_task.is_empty()).then_some(plugin_states),
+        processes: process_states,
         reloadable,
         config_reload,
         scrapes: scrapes.clone(),

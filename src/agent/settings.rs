@@ -9,8 +9,9 @@ use tokio::sync::{Notify, watch};
 
 use crate::hardware::nvml::{LibrarySearch, NvmlDriver};
 use crate::hardware::simulated::{Profile, SimulatedDriver};
+use crate::model::PodLabel;
 use crate::web::ListenAddress;
-use crate::{hardware, kubelet, plugin};
+use crate::{hardware, kubelet, plugin, processes};
 
 /// The same simulated GPUs at every start.
 const SIMULATED_SEED: u64 = 1;
@@ -30,6 +31,14 @@ pub enum LogFormat {
     Json,
 }
 
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ProcessAttribution {
+    #[default]
+    Auto,
+    On,
+    Off,
+}
+
 /// How to run, validated. Nothing has been opened or bound.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -46,6 +55,14 @@ pub struct Settings {
     pub nvml: LibrarySearch,
     pub sample_interval: Duration,
     pub sys_root: PathBuf,
+    pub pods_api_socket: PathBuf,
+    pub process_attribution: ProcessAttribution,
+    /// Laid out as `/proc`.
+    pub proc_root: PathBuf,
+    /// Laid out as `/var/log/pods`.
+    pub pod_logs_root: PathBuf,
+    /// Shown with each pod.
+    pub pod_labels: Vec<PodLabel>,
     pub log_format: LogFormat,
     /// What the bundled device plugin offers; `None` while it is off.
     pub device_plugin: Option<Vec<plugin::ResourceConfig>>,
@@ -87,6 +104,24 @@ impl Settings {
                 cdi: plugin::cdi::DIRECTORIES.map(PathBuf::from).to_vec(),
             },
         })
+    }
+
+    pub(super) fn pods_watch(&self) -> kubelet::pods::Settings {
+        let labels = self.pod_labels.iter().map(|label| label.key.as_str().into()).collect();
+        kubelet::pods::Settings { socket: self.pods_api_socket.clone(), labels }
+    }
+
+    pub(super) fn processes_room(&self) -> processes::Settings {
+        processes::Settings {
+            mode: match self.process_attribution {
+                ProcessAttribution::Auto => processes::Mode::Auto,
+                ProcessAttribution::On => processes::Mode::On,
+                ProcessAttribution::Off => processes::Mode::Off,
+            },
+            proc_root: self.proc_root.clone(),
+            pod_logs_root: self.pod_logs_root.clone(),
+            pod_labels: self.pod_labels.clone(),
+        }
     }
 
     pub(super) fn kubelet_room(

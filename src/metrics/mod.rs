@@ -18,6 +18,7 @@ mod kubelet;
 mod mig;
 mod page;
 mod plugin;
+mod processes;
 mod resources;
 mod self_metrics;
 
@@ -45,6 +46,7 @@ pub const GROUPS: &[Group] = &[
     device_memory_errors::GROUP,
     mig::GROUP,
     container::GROUP,
+    processes::GROUP,
     plugin::GROUP,
     kubelet::GROUP,
     self_metrics::GROUP,

@@ -5,15 +5,19 @@
 mod identity;
 mod inventory;
 mod plugin;
+mod pod_label;
+mod process;
 mod reading;
 mod relation;
 mod snapshot;
 mod time;
 mod xid;
 
-pub use identity::{ContainerRef, DeviceId, GpuUuid, MigUuid, PciBusId, PodRef, ResourceName};
+pub use identity::{ContainerId, ContainerRef, DeviceId, GpuUuid, MigUuid, PciBusId, PodRef, PodUid, ResourceName};
 pub use inventory::{DriverInfo, Gpu, Inventory, MigDevice, NodeDevices};
 pub use plugin::{PluginResource, PluginState};
+pub use pod_label::{PodLabel, PodLabelError};
+pub use process::{Owner, PodDirectory, PodIdentity, Process, ProcessKey, ProcessState, UnknownOwner};
 pub use reading::{
     Clocks, DeviceReadings, EccLocation, FabricState, Fast, GpmRatios, InstanceReading, Medium, MemoryUse, NvLink,
     Pcie, RowRemap, Slow, Stamped, Totals,
