@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::{Collector, ContainerId, ContainerRef, PodLabel, PodRef, PodUid};
 
@@ -97,11 +97,17 @@ pub struct ProcessState {
     /// The wanted ones, by host process id.
     pub processes: BTreeMap<u32, Process>,
     /// The living pods that somebody gives a UID for, by name.
+    #[serde(serialize_with = "as_list")]
     pub pods: Arc<BTreeMap<PodRef, Arc<PodIdentity>>>,
     /// The labels that are shown of each.
     pub pod_labels: Arc<[PodLabel]>,
     /// `None` while not enabled.
     pub collector: Option<Collector>,
+}
+
+/// JSON's keys are strings, and each identity says its pod's name.
+fn as_list<S: Serializer>(pods: &Arc<BTreeMap<PodRef, Arc<PodIdentity>>>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(pods.values())
 }
 
 impl ProcessState {
@@ -139,4 +145,42 @@ pub struct PodDirectory {
     pub pods: BTreeMap<PodUid, Arc<PodIdentity>>,
     /// Why there is nothing, with a remedy. A kubelet without the API (before 1.37) is no problem.
     pub problem: Option<Arc<str>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_becomes_json() {
+        let pod = PodRef::new("default", "web-0");
+        let identity = PodIdentity {
+            pod: pod.clone(),
+            uid: "u".into(),
+            runtime_uid: None,
+            labels: BTreeMap::from([("app".into(), "web".into())]),
+            terminal: false,
+            containers: BTreeMap::from([("id".into(), "main".into())]),
+        };
+        let key = Some(ProcessKey { pid: 7, start_ticks: 9 });
+        let owners = [
+            Owner::Container(ContainerRef::in_pod(&pod, "main")),
+            Owner::Pod(pod.clone()),
+            Owner::EndedPod { uid: "u".into(), pod: None },
+            Owner::Host,
+            Owner::Unknown(UnknownOwner::NoNames),
+        ];
+        let reasons: Vec<_> = owners.iter().map(Owner::remainder_reason).collect();
+        assert_eq!(reasons, [None, None, Some("terminated_pod"), Some("host"), Some("unknown")]);
+        let process = |(pid, owner)| (pid, Process { key, owner });
+        let state = ProcessState {
+            processes: (0..).zip(owners).map(process).collect(),
+            pods: Arc::new(BTreeMap::from([(pod, Arc::new(identity))])),
+            ..ProcessState::default()
+        };
+        let json = serde_json::to_value(&state).unwrap();
+        assert_eq!(json["processes"]["4"]["owner"]["unknown"], "no_names");
+        assert_eq!(json["processes"]["0"]["owner"]["container"]["container"], "main");
+        assert_eq!(json["pods"][0]["uid"], "u");
+    }
 }

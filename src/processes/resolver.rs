@@ -133,7 +133,7 @@ impl Resolver {
         }
         *looks -= 1;
         let seen = self.files.look(key);
-        if let (Some(known), true) = (self.known.get_mut(&pid), seen.as_ref().map_or(true, |seen| seen.is_nowhere())) {
+        if let (Some(known), true) = (self.known.get_mut(&pid), seen.as_ref().map_or(true, Sighting::is_nowhere)) {
             // A process that ends leaves its cgroup before it leaves /proc: it stays whose it was.
             if known.key == key && known.seen.as_ref().is_ok_and(|seen| !seen.is_nowhere()) {
                 known.looked_at = now;

@@ -157,7 +157,7 @@ fn samples_keep_to_their_descriptors() {
                 .map(|(name, _)| {
                     let chosen = name.starts_with("label_");
                     let fits = |label: &&str| label == name || (chosen && *label == "label_*");
-                    allowed.iter().position(|label| fits(&label)).expect("a label of the catalogue")
+                    allowed.iter().position(fits).expect("a label of the catalogue")
                 })
                 .collect();
             assert!(positions.is_sorted(), "{}: {:?}", family.descriptor.name, sample.labels);
