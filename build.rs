@@ -6,10 +6,17 @@ use std::process::Command;
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");
     let descriptors = protox::compile(
-        ["podresources/v1.proto", "podresources/v1alpha1.proto", "deviceplugin/v1beta1.proto", "pods/v1alpha1.proto"],
+        [
+            "podresources/v1.proto",
+            "podresources/v1alpha1.proto",
+            "deviceplugin/v1beta1.proto",
+            "pods/v1alpha1.proto",
+            "core/v1.proto",
+        ],
         ["proto"],
     )?;
-    tonic_prost_build::configure().compile_fds(descriptors)?;
+    // Maps in order: the same pod is always the same bytes.
+    tonic_prost_build::configure().btree_map(".core.v1").compile_fds(descriptors)?;
 
     println!("cargo::rerun-if-changed=.git/HEAD");
     println!("cargo::rerun-if-changed=.git/refs/heads");

@@ -2,6 +2,9 @@
 
 use crate::attribution::{DeviceForm, parse_claim_device, parse_device_id};
 use crate::hardware::{KernelLine, parse_kernel_line};
+use crate::model::PodUid;
+use crate::processes::cgroup::{self, Place};
+use crate::processes::mountinfo;
 
 /// A device id, or a driver and a device with a line feed between them.
 ///
@@ -49,4 +52,44 @@ pub fn kmsg_line(bytes: &[u8]) {
         }
     };
     assert_eq!(bus_id.as_str().to_lowercase(), bus_id.as_str(), "{text:?}");
+}
+
+/// The text of `/proc/<pid>/cgroup`.
+///
+/// # Panics
+///
+/// As `device_id`.
+pub fn cgroup(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let container = match cgroup::parse(&text) {
+        Place::Pod { uid, container } => {
+            assert!(cgroup::is_uid(uid.as_str()), "{uid} in {text:?}");
+            // systemd's form of a UID has underscores.
+            assert!(text.replace('_', "-").contains(&format!("pod{uid}")), "{uid} in {text:?}");
+            container
+        }
+        Place::Container(id) => Some(id),
+        Place::Host => None,
+    };
+    if let Some(id) = container {
+        assert!(id.as_str().len() == 64 && text.contains(id.as_str()), "{id} in {text:?}");
+    }
+}
+
+/// The text of `/proc/<pid>/mountinfo`.
+///
+/// # Panics
+///
+/// As `device_id`.
+pub fn mountinfo(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let found = mountinfo::parse(&text, None);
+    let other = PodUid::from("00000000-0000-0000-0000-000000000000");
+    let asked = found.as_ref().map_or(other, |found| found.uid.clone());
+    let again = mountinfo::parse(&text, Some(&asked));
+    if let Some(found) = found {
+        assert!(cgroup::is_uid(found.uid.as_str()), "{found:?} in {text:?}");
+        assert!(found.container.as_deref().is_none_or(mountinfo::is_name), "{found:?} in {text:?}");
+        assert_eq!(again, Some(found), "{text:?}");
+    }
 }

@@ -13,6 +13,7 @@ pub mod metrics;
 pub mod model;
 pub mod plugin;
 pub mod preference;
+pub mod processes;
 pub mod simulation;
 pub mod web;
 pub mod wire;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Room → the rooms it may name.
-const ARROWS: [(&str, &[&str]); 16] = [
+const ARROWS: [(&str, &[&str]); 17] = [
     ("model", &[]),
     ("attribution", &["model"]),
     ("health", &["model"]),
@@ -15,21 +15,34 @@ const ARROWS: [(&str, &[&str]); 16] = [
     ("kubelet", &["attribution", "clock", "model", "wire"]),
     ("hardware", &["clock", "model"]),
     ("plugin", &["attribution", "clock", "model", "preference", "wire"]),
+    ("processes", &["clock", "model"]),
     ("metrics", &["model"]),
     ("web", &["clock", "metrics", "model"]),
     ("simulation", &["clock", "hardware", "model", "wire"]),
     (
         "agent",
-        &["attribution", "clock", "hardware", "health", "kubelet", "metrics", "model", "plugin", "simulation", "web"],
+        &[
+            "attribution",
+            "clock",
+            "hardware",
+            "health",
+            "kubelet",
+            "metrics",
+            "model",
+            "plugin",
+            "processes",
+            "simulation",
+            "web",
+        ],
     ),
     ("cli", &["agent", "metrics"]),
-    ("fuzzing", &["attribution", "hardware"]),
+    ("fuzzing", &["attribution", "hardware", "model", "processes"]),
     ("lib", &[]),
 ];
 
 /// Words of other libraries, and the only rooms that may speak them.
 const LIBRARIES: [(&str, &[&str]); 8] = [
-    ("tokio", &["agent", "cli", "clock", "hardware", "kubelet", "plugin", "simulation", "web"]),
+    ("tokio", &["agent", "cli", "clock", "hardware", "kubelet", "plugin", "processes", "simulation", "web"]),
     ("tonic", &["kubelet", "plugin", "simulation", "wire"]),
     ("nvml_wrapper", &["hardware"]),
     ("nvml_wrapper_sys", &["hardware"]),

@@ -8,8 +8,12 @@ type Target = fn(&[u8]);
 #[test]
 fn every_corpus_holds() {
     let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
-    let targets: [(&str, Target); 2] =
-        [("device_id", podmeter::fuzzing::device_id), ("kmsg_line", podmeter::fuzzing::kmsg_line)];
+    let targets: [(&str, Target); 4] = [
+        ("cgroup", podmeter::fuzzing::cgroup),
+        ("device_id", podmeter::fuzzing::device_id),
+        ("kmsg_line", podmeter::fuzzing::kmsg_line),
+        ("mountinfo", podmeter::fuzzing::mountinfo),
+    ];
     let folders = fs::read_dir(&corpora).expect("the corpora are there").count();
     assert_eq!(folders, targets.len(), "a corpus without a target here, or the other way round");
     for (name, target) in targets {

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
-use super::settings::{HardwareSource, LogFormat, Reloadable, Settings};
+use super::settings::{HardwareSource, LogFormat, ProcessAttribution, Reloadable, Settings};
 use super::{AgentError, HealthConfig, LibrarySearch, ListenAddress, Profile, run_on};
 use crate::clock::Clock;
 use crate::hardware::nvml::NvmlDriver;
 use crate::hardware::simulated::SimulatedDriver;
 use crate::hardware::{Driver, Failure};
+use crate::model::PodLabel;
 use crate::plugin::{MigStrategy, NvidiaConfig, Replication, ResourceConfig, Sharing};
 use crate::simulation::node::{Account, Device, Plan, Resource, SimulatedNode, resources};
 use crate::simulation::plugin::{PluginDevice, StandInPlugin};
@@ -82,9 +83,13 @@ pub async fn demo(settings: DemoSettings) -> Result<(), DemoError> {
         hardware: settings.hardware,
         nvml: settings.nvml,
         sample_interval: Duration::from_secs(1),
-        proc_root: "/proc".into(),
+        proc_root: node.proc_root(),
         sys_root: "/sys".into(),
         dev_root: "/dev".into(),
+        pods_api_socket: node.kubelet().pods_api_socket(),
+        process_attribution: ProcessAttribution::Auto,
+        pod_logs_root: node.pod_logs_root(),
+        pod_labels: PodLabel::all(&["app".to_owned()]).unwrap_or_default(),
         log_format: LogFormat::Text,
         health: HealthConfig::default(),
         reloadable: Reloadable {

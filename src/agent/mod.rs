@@ -23,17 +23,18 @@ use crate::hardware::{self, DriverLease, Hardware};
 use crate::kubelet;
 use crate::metrics::Pages;
 use crate::model::{ConfigReload, HardwareState, HealthState, PluginState, Snapshot};
-use crate::plugin;
 use crate::web::{self, BindError, Listener, ScrapeDurations, WebState};
+use crate::{plugin, processes};
 
 pub use crate::hardware::nvml::LibrarySearch;
 pub use crate::hardware::simulated::Profile;
 pub use crate::health::Config as HealthConfig;
+pub use crate::model::{PodLabel, PodLabelError};
 pub use crate::plugin::{Config as PluginConfig, ConfigError as PluginConfigError, ResourceConfig};
 pub use crate::web::ListenAddress;
 pub use demo::{DemoError, DemoSettings, demo};
 pub use probe::{Probe, probe_nvml};
-pub use settings::{HardwareSource, LogFormat, Reloadable, Settings};
+pub use settings::{HardwareSource, LogFormat, ProcessAttribution, Reloadable, Settings};
 
 use health::Judge;
 use publisher::{Publisher, Pulse};
@@ -118,6 +119,13 @@ async fn run_on(
         publish: publish_health,
     };
     tasks.spawn(named("health", judge.run()));
+    let (publish_pods, pod_directories) = watch::channel(Arc::default());
+    tasks.spawn(named("Pods API", kubelet::pods::watch(settings.pods_watch(), publish_pods)));
+    let (publish_processes, process_states) = watch::channel(Arc::default());
+    // Of the processes on the devices, once hardware readings name them.
+    let (_nobody, wanted) = watch::channel(Arc::default());
+    let processes_room = settings.processes_room();
+    tasks.spawn(named("processes", processes::run(processes_room, clock, wanted, pod_directories, publish_processes)));
     let publisher = Publisher {
         clock,
         node_name: settings.node_name.as_str().into(),
@@ -126,6 +134,7 @@ async fn run_on(
         kubelet: kubelet_states,
         health: health_states,
         plugin: (!plugin_task.is_empty()).then_some(plugin_states),
+        processes: process_states,
         reloadable,
         config_reload,
         scrapes: scrapes.clone(),

@@ -9,8 +9,8 @@ use super::settings::Reloadable;
 use crate::attribution::{self, Join, Ledger, Observation, Slots};
 use crate::clock::Clock;
 use crate::model::{
-    Allocatable, ConfigReload, HardwareState, HealthState, Inventory, KubeletState, Monotonic, PluginState, Relation,
-    Snapshot, UnixSeconds,
+    Allocatable, ConfigReload, HardwareState, HealthState, Inventory, KubeletState, Monotonic, PluginState,
+    ProcessState, Relation, Snapshot, UnixSeconds,
 };
 
 /// A new snapshot at least this often, so that the ages on the page grow while nothing answers.
@@ -30,6 +30,7 @@ pub struct Publisher {
     pub sample_interval: Duration,
     /// `None` while the bundled device plugin is off.
     pub plugin: Option<watch::Receiver<Arc<PluginState>>>,
+    pub processes: watch::Receiver<Arc<ProcessState>>,
     pub reloadable: watch::Receiver<Reloadable>,
     pub config_reload: watch::Receiver<Option<ConfigReload>>,
     pub scrapes: crate::web::ScrapeDurations,
@@ -91,6 +92,7 @@ impl Publisher {
                 changed = self.kubelet.changed() => changed,
                 changed = self.health.changed() => changed,
                 changed = changed(&mut self.plugin) => changed,
+                changed = self.processes.changed() => changed,
                 changed = self.reloadable.changed() => {
                     ledger.set_retention(self.reloadable.borrow_and_update().retention);
                     changed
@@ -114,6 +116,7 @@ impl Publisher {
         let kubelet = Arc::clone(&self.kubelet.borrow_and_update());
         let health = Arc::clone(&self.health.borrow_and_update());
         let plugin = self.plugin.as_mut().map(|plugin| Arc::clone(&plugin.borrow_and_update()));
+        let processes = Some(Arc::clone(&self.processes.borrow_and_update()));
         let (now, scrape_durations) = (self.clock.now(), self.scrapes.snapshot());
         cache.update(&hardware, &kubelet, plugin.as_deref());
         let accounts = ledger.advance(&Observation {
@@ -140,6 +143,7 @@ impl Publisher {
             kubelet,
             health,
             plugin,
+            processes,
         }
     }
 }

@@ -9,8 +9,9 @@ use tokio::sync::{Notify, watch};
 
 use crate::hardware::nvml::{LibrarySearch, NvmlDriver};
 use crate::hardware::simulated::{Profile, SimulatedDriver};
+use crate::model::PodLabel;
 use crate::web::ListenAddress;
-use crate::{hardware, health, kubelet, plugin};
+use crate::{hardware, health, kubelet, plugin, processes};
 
 /// The same simulated GPUs at every start.
 const SIMULATED_SEED: u64 = 1;
@@ -28,6 +29,14 @@ pub enum HardwareSource {
 pub enum LogFormat {
     Text,
     Json,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ProcessAttribution {
+    #[default]
+    Auto,
+    On,
+    Off,
 }
 
 /// How to run, validated. Nothing has been opened or bound.
@@ -49,6 +58,12 @@ pub struct Settings {
     pub proc_root: PathBuf,
     pub sys_root: PathBuf,
     pub dev_root: PathBuf,
+    /// Laid out as `/var/log/pods`.
+    pub pod_logs_root: PathBuf,
+    pub pods_api_socket: PathBuf,
+    pub process_attribution: ProcessAttribution,
+    /// Shown with each pod.
+    pub pod_labels: Vec<PodLabel>,
     pub log_format: LogFormat,
     pub health: health::Config,
     pub reloadable: Reloadable,
@@ -96,6 +111,24 @@ impl Settings {
                 cdi: plugin::cdi::DIRECTORIES.map(PathBuf::from).to_vec(),
             },
         })
+    }
+
+    pub(super) fn pods_watch(&self) -> kubelet::pods::Settings {
+        let labels = self.pod_labels.iter().map(|label| label.key.as_str().into()).collect();
+        kubelet::pods::Settings { socket: self.pods_api_socket.clone(), labels }
+    }
+
+    pub(super) fn processes_room(&self) -> processes::Settings {
+        processes::Settings {
+            mode: match self.process_attribution {
+                ProcessAttribution::Auto => processes::Mode::Auto,
+                ProcessAttribution::On => processes::Mode::On,
+                ProcessAttribution::Off => processes::Mode::Off,
+            },
+            proc_root: self.proc_root.clone(),
+            pod_logs_root: self.pod_logs_root.clone(),
+            pod_labels: self.pod_labels.clone(),
+        }
     }
 
     pub(super) fn kubelet_room(

@@ -5,7 +5,9 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::settings::library_search;
-use crate::agent::{DemoSettings, HardwareSource, HealthConfig, ListenAddress, LogFormat, PluginConfig, Profile};
+use crate::agent::{
+    DemoSettings, HardwareSource, HealthConfig, ListenAddress, LogFormat, PluginConfig, ProcessAttribution, Profile,
+};
 
 /// Hands out accelerators on a Kubernetes node and tells truthfully who uses them.
 #[derive(Debug, Parser)]
@@ -79,6 +81,15 @@ pub struct AgentArguments {
     /// Where the host's `/dev` is seen; containers are still given the nodes of `/dev` [default: /dev].
     #[arg(long, env = "PODMETER_DEV_ROOT", value_name = "DIR")]
     pub dev_root: Option<PathBuf>,
+    /// Shares of a device by process; `auto` = when host process ids are visible [default: auto].
+    #[arg(long, env = "PODMETER_PROCESS_ATTRIBUTION", value_enum, value_name = "auto|on|off")]
+    pub process_attribution: Option<ProcessAttribution>,
+    /// The kubelet's log directories, which name pods by their UIDs [default: /var/log/pods].
+    #[arg(long, env = "PODMETER_POD_LOGS_ROOT", value_name = "DIR")]
+    pub pod_logs_root: Option<PathBuf>,
+    /// A pod label to show on `podmeter_pod_info`, where the kubelet's Pods API is served; repeatable.
+    #[arg(long, env = "PODMETER_POD_LABEL", value_name = "KEY", value_delimiter = ',')]
+    pub pod_label: Vec<String>,
     /// The bundled device plugin [default: on; off for simulated hardware].
     #[arg(long, env = "PODMETER_DEVICE_PLUGIN", value_enum, value_name = "on|off")]
     pub device_plugin: Option<Switch>,

@@ -8,7 +8,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::arguments::{AgentArguments, Switch};
-use crate::agent::{HardwareSource, HealthConfig, ListenAddress, LogFormat, PluginConfig};
+use crate::agent::{HardwareSource, HealthConfig, ListenAddress, LogFormat, PluginConfig, ProcessAttribution};
 
 /// The flags as keys. Unknown keys are errors.
 #[derive(Debug, Default, Deserialize)]
@@ -27,6 +27,9 @@ struct ConfigFile {
     proc_root: Option<PathBuf>,
     sys_root: Option<PathBuf>,
     dev_root: Option<PathBuf>,
+    process_attribution: Option<Attribution>,
+    pod_logs_root: Option<PathBuf>,
+    pod_labels: Vec<String>,
     device_plugin: DevicePlugin,
     admin_socket: Option<PathBuf>,
     retention: Option<Parsed<humantime::Duration>>,
@@ -86,6 +89,40 @@ impl<'de> Visitor<'de> for DevicePluginVisitor {
     }
 }
 
+/// `auto`, `on` or `off`.
+#[derive(Debug)]
+struct Attribution(ProcessAttribution);
+
+impl<'de> Deserialize<'de> for Attribution {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(AttributionVisitor).map(Self)
+    }
+}
+
+struct AttributionVisitor;
+
+impl Visitor<'_> for AttributionVisitor {
+    type Value = ProcessAttribution;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("auto, on or off")
+    }
+
+    /// YAML of old reads `on` and `off` so.
+    fn visit_bool<E: serde::de::Error>(self, on: bool) -> Result<ProcessAttribution, E> {
+        Ok(if on { ProcessAttribution::On } else { ProcessAttribution::Off })
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<ProcessAttribution, E> {
+        match text {
+            "auto" => Ok(ProcessAttribution::Auto),
+            "on" => Ok(ProcessAttribution::On),
+            "off" => Ok(ProcessAttribution::Off),
+            _ => Err(E::invalid_value(serde::de::Unexpected::Str(text), &self)),
+        }
+    }
+}
+
 /// A value written as text in its flag's own form.
 #[derive(Debug)]
 struct Parsed<T>(T);
@@ -134,6 +171,9 @@ pub fn complete(arguments: AgentArguments) -> Result<AgentArguments, ConfigFileE
         proc_root: arguments.proc_root.or(read.proc_root),
         sys_root: arguments.sys_root.or(read.sys_root),
         dev_root: arguments.dev_root.or(read.dev_root),
+        process_attribution: arguments.process_attribution.or(read.process_attribution.map(|read| read.0)),
+        pod_logs_root: arguments.pod_logs_root.or(read.pod_logs_root),
+        pod_label: if arguments.pod_label.is_empty() { read.pod_labels } else { arguments.pod_label },
         device_plugin: arguments.device_plugin.or(switch),
         nvidia_config: arguments.nvidia_config,
         plugin_config,
@@ -193,6 +233,7 @@ mod tests {
         assert_eq!(section.resources.map(|resources| resources.len()), Some(1));
         for (text, parts) in [
             ("devicePlugin: maybe\n", ["maybe", "off"]),
+            ("processAttribution: maybe\n", ["maybe", "auto, on or off"]),
             ("devicePlugin:\n  resource: []\n", ["resource", "line 2"]),
             ("devicePlugin:\n  resources:\n    - kind: gpu\n", ["gpu", "nvidia"]),
         ] {

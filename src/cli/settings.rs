@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use super::arguments::{AgentArguments, Switch};
 use super::config_file::{self, ConfigFileError};
-use crate::agent::{HardwareSource, LibrarySearch, ListenAddress, LogFormat, PluginConfigError, Reloadable, Settings};
+use crate::agent::{
+    HardwareSource, LibrarySearch, ListenAddress, LogFormat, PluginConfigError, PodLabel, PodLabelError, Reloadable,
+    Settings,
+};
 
 /// 0.0.0.0:9410
 const EVERYWHERE: ListenAddress = ListenAddress::Tcp(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 9410));
@@ -17,6 +20,8 @@ pub enum InvalidSettings {
     ConfigFile(#[from] ConfigFileError),
     #[error("{}{error}", file.as_deref().map(|file| format!("{}: ", file.display())).unwrap_or_default())]
     DevicePlugin { file: Option<PathBuf>, error: PluginConfigError },
+    #[error("--pod-label (podLabels in a file): {0}")]
+    PodLabel(#[from] PodLabelError),
     #[error("--{flag} ({} {value}: {problem}", place(flag, file.as_deref()))]
     Value { flag: &'static str, file: Option<PathBuf>, value: String, problem: &'static str },
 }
@@ -66,6 +71,10 @@ pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
         proc_root: arguments.proc_root.unwrap_or_else(|| "/proc".into()),
         sys_root: arguments.sys_root.unwrap_or_else(|| "/sys".into()),
         dev_root: arguments.dev_root.unwrap_or_else(|| "/dev".into()),
+        pods_api_socket: kubelet_root.join("pods-api/pods-api.sock"),
+        process_attribution: arguments.process_attribution.unwrap_or_default(),
+        pod_logs_root: arguments.pod_logs_root.unwrap_or_else(|| "/var/log/pods".into()),
+        pod_labels: PodLabel::all(&arguments.pod_label)?,
         log_format: arguments.log_format.unwrap_or(LogFormat::Text),
         health: arguments.health,
         reloadable: Reloadable {
@@ -148,6 +157,19 @@ mod tests {
         let settings = resolve(arguments).expect("valid");
         let seen = [settings.proc_root, settings.sys_root, settings.dev_root];
         assert_eq!(seen, ["/host/proc", "/sys", "/host/dev"].map(PathBuf::from));
+    }
+
+    #[test]
+    fn pod_labels_that_prometheus_cannot_tell_apart_are_refused() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let file = directory.path().join("podmeter.yaml");
+        std::fs::write(&file, "podLabels: [app.name, app-name]\nprocessAttribution: off\n").expect("written");
+        let arguments = AgentArguments { config: Some(file), ..AgentArguments::default() };
+        let error = resolve(arguments.clone()).expect_err("invalid").to_string();
+        assert!(error.starts_with("--pod-label (podLabels in a file): \"app-name\" and \"app.name\""), "{error}");
+        let settings = resolve(AgentArguments { pod_label: vec!["team".into()], ..arguments }).expect("valid");
+        assert_eq!(settings.pod_labels[0].name, "label_team");
+        assert_eq!(settings.process_attribution, crate::agent::ProcessAttribution::Off);
     }
 
     #[test]

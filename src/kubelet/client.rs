@@ -158,15 +158,7 @@ impl Client {
         let connecting = UnixStream::connect(&self.socket);
         let stream = tokio::time::timeout(deadline, connecting).await.map_err(late)?;
         let stream = stream.map_err(|error| self.connect_error(&error))?;
-        // The stream is handed over once; when it breaks the channel is dropped, so that reconnecting is ours to see.
-        let mut stream = Some(TokioIo::new(stream));
-        let connector = tower::service_fn(move |_| {
-            let stream = stream.take().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected));
-            async move { stream }
-        });
-        // The path is the transport's affair; the kubelet's own clients say localhost too.
-        let endpoint = Endpoint::from_static("http://localhost");
-        let handshake = endpoint.connect_with_connector(connector);
+        let handshake = channel_over(stream);
         let channel = tokio::time::timeout(deadline, handshake).await.map_err(late)?;
         let channel =
             channel.map_err(|error| CallError::Malformed { socket: self.socket.clone(), reason: chain(&error) })?;
@@ -226,13 +218,24 @@ impl Client {
     }
 }
 
+/// The stream is handed over once; when it breaks the channel is dropped, so that reconnecting is ours to see.
+pub(super) async fn channel_over(stream: UnixStream) -> Result<Channel, tonic::transport::Error> {
+    let mut stream = Some(TokioIo::new(stream));
+    let connector = tower::service_fn(move |_| {
+        let stream = stream.take().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected));
+        async move { stream }
+    });
+    // The path is the transport's affair; the kubelet's own clients say localhost too.
+    Endpoint::from_static("http://localhost").connect_with_connector(connector).await
+}
+
 fn is_socket(path: &Path) -> bool {
     use std::os::unix::fs::FileTypeExt;
     std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
 }
 
 /// An error and its causes in one line.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -1,11 +1,12 @@
 //! What the kubelet says about who holds what.
 //!
-//! In: the PodResources socket and file events beside it. Out: `KubeletState`, published on a watch channel. Refuses to
-//! know: what a device is, who asks. Protobuf types end here.
+//! In: the PodResources socket, file events beside it, and the socket of the Pods API. Out: `KubeletState` and
+//! `PodDirectory`, published on watch channels. Refuses to know: what a device is, who asks. Protobuf types end here.
 
 mod budget;
 mod client;
 mod convert;
+pub mod pods;
 mod trigger;
 mod watch;
 

@@ -19,6 +19,7 @@ mod kubelet;
 mod mig;
 mod page;
 mod plugin;
+mod processes;
 mod resources;
 mod self_metrics;
 
@@ -47,6 +48,7 @@ pub const GROUPS: &[Group] = &[
     health::GROUP,
     mig::GROUP,
     container::GROUP,
+    processes::GROUP,
     plugin::GROUP,
     kubelet::GROUP,
     self_metrics::GROUP,

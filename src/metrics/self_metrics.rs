@@ -158,7 +158,10 @@ fn per_collector<V: Into<Value>>(
 ) -> Family {
     let mut family = Family::new(descriptor);
     let tiers = snapshot.hardware.collectors.iter().map(|(name, collector)| (*name, collector));
-    for (name, collector) in tiers.chain([("kubelet", &snapshot.kubelet.collector)]) {
+    let processes = snapshot.processes.as_ref().and_then(|processes| processes.collector.as_ref());
+    let others = [("kubelet", Some(&snapshot.kubelet.collector)), ("processes", processes)];
+    let others = others.into_iter().filter_map(|(name, collector)| Some((name, collector?)));
+    for (name, collector) in tiers.chain(others) {
         family.push_known(vec![("collector", name.into())], read(collector));
     }
     family

@@ -69,6 +69,14 @@ string_identity! {
     /// `nvidia.com/gpu`, `example.com/nic`.
     ResourceName
 }
+string_identity! {
+    /// A pod's UID: a UUID, or 32 hex digits for a pod from a manifest.
+    PodUid
+}
+string_identity! {
+    /// The runtime's id of a container: 64 hex digits, without the runtime's name before it.
+    ContainerId
+}
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct PodRef {

@@ -6,6 +6,8 @@ mod health;
 mod identity;
 mod inventory;
 mod plugin;
+mod pod_label;
+mod process;
 mod reading;
 mod relation;
 mod snapshot;
@@ -16,9 +18,11 @@ pub use health::{
     DeviceHealth, GpuHealth, HealthCause, HealthState, HealthTransition, LastXid, RECOVERY_ACTIONS, UnhealthyReason,
     XidClass, XidCounts, recovery_action,
 };
-pub use identity::{ContainerRef, DeviceId, GpuUuid, MigUuid, PciBusId, PodRef, ResourceName};
+pub use identity::{ContainerId, ContainerRef, DeviceId, GpuUuid, MigUuid, PciBusId, PodRef, PodUid, ResourceName};
 pub use inventory::{DriverInfo, Gpu, Inventory, MigDevice, NodeDevices, NvLinkPeers};
 pub use plugin::{PluginResource, PluginState};
+pub use pod_label::{PodLabel, PodLabelError};
+pub use process::{Owner, PodDirectory, PodIdentity, Process, ProcessKey, ProcessState, UnknownOwner};
 pub use reading::{
     Clocks, DeviceProcess, DeviceReadings, EccLocation, FabricState, Fast, GpmRatios, InstanceReading, Medium,
     MemoryUse, NvLink, Pcie, ProcessSmSeconds, RowRemap, Slow, Stamped, Totals,

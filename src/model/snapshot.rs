@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{
     Allocatable, ContainerRef, DeviceId, DeviceReadings, DurationHistogram, GpuUuid, HealthState, Inventory, MigUuid,
-    Moment, Monotonic, NodeDevices, PluginState, Relation, ResourceName, UnixSeconds,
+    Moment, Monotonic, NodeDevices, PluginState, ProcessState, Relation, ResourceName, UnixSeconds,
 };
 
 /// Everything that the page, the API and the plugin show, at one moment. Published by the agent alone, never changed.
@@ -22,6 +22,8 @@ pub struct Snapshot {
     pub health: Arc<HealthState>,
     /// `None` while the bundled device plugin is off.
     pub plugin: Option<Arc<PluginState>>,
+    /// Whose the processes on the devices are. `None` where nobody looks.
+    pub processes: Option<Arc<ProcessState>>,
     /// What each container holds or held, after the join.
     pub accounts: Vec<Account>,
     pub unresolved: Vec<UnresolvedDevices>,

@@ -1,11 +1,12 @@
 //! A node that is not there: a fake kubelet on real sockets, a stand-in device plugin, and workloads that come and go.
 //!
-//! In: a description (pods, devices, a seed). Out: gRPC on unix sockets, loads for simulated GPUs, and the truth that
-//! accounting can be checked against. Refuses to know: how the agent works. Used by `demo` and the tests alone.
+//! In: a description (pods, devices, a seed). Out: gRPC on unix sockets, loads for simulated GPUs, directories
+//! laid out as `/proc` and the kubelet's logs, and the truth that accounting can be checked against. Refuses to know: how the agent works. Used by `demo` and the tests alone.
 
 pub mod kubelet;
 pub mod node;
 pub mod plugin;
+pub mod proc_tree;
 mod random;
 mod truth;
 mod workload;

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::kubelet::{Admission, ContainerSpec, Count, FakeKubelet, Options, PodSpec};
+use super::kubelet::{Admission, ContainerSpec, Count, FakeKubelet, Gates, Options, PodSpec};
+use super::proc_tree::{Inside, ProcTree};
 use super::random::Random;
 use super::truth::{Held, Truth};
 use super::workload::{Kind, Level, Workload};
@@ -17,10 +18,12 @@ use crate::model::{ContainerRef, Gpu, GpuUuid, Inventory, Monotonic};
 /// Load curves are constant within a second of a workload's age; looked at four times as often, changes are not missed.
 const STEP: Duration = Duration::from_millis(250);
 const CONTAINER: &str = "main";
-/// Where pids begin.
-const FIRST_PID: u32 = 100_000;
+/// The process of the first pod comes after this.
+const FIRST_PID: u32 = 20_000;
 /// Of a device's memory.
 const FULLEST: f64 = 0.95;
+/// The kernel counts a hundred a second.
+const TICKS_PER_STEP: u64 = STEP.as_millis() as u64 / 10;
 const PLAIN_PODS: [(&str, &str, usize); 4] =
     [("web", "frontend", 12), ("web", "checkout", 8), ("monitoring", "agent", 6), ("kube-system", "proxy", 4)];
 
@@ -77,6 +80,7 @@ pub struct Plan {
 /// A kubelet and pods. Whose plugin offers the devices it does not know. Dropping it ends them all.
 pub struct SimulatedNode {
     kubelet: FakeKubelet,
+    files: ProcTree,
     /// Waited for before the first pods come.
     resources: Vec<Resource>,
     devices: BTreeMap<String, Device>,
@@ -110,6 +114,7 @@ struct Running {
     /// Of its one process, for as long as it runs.
     pid: u32,
     workload: Workload,
+    uid: String,
     devices: Vec<String>,
     since_step: u64,
     level: Option<Level>,
@@ -119,13 +124,16 @@ impl SimulatedNode {
     /// Starts the kubelet under `root`, which stands for `/var/lib/kubelet`. `controls` are the simulated GPUs to load;
     /// without them pods only hold devices.
     pub async fn start(root: &Path, plan: Plan, controls: Option<Controls>, clock: Clock) -> io::Result<Self> {
-        let kubelet = FakeKubelet::start(root, Options { seed: plan.seed, ..Options::default() }).await?;
+        let gates = Gates { pods_api: true, ..Gates::default() };
+        let kubelet = FakeKubelet::start(root, Options { seed: plan.seed, gates, ..Options::default() }).await?;
+        let files = ProcTree::create(&root.join("node"))?;
         if let Some(controls) = &controls {
             controls.take_over(clock.now().monotonic);
         }
         let devices = plan.resources.iter().flat_map(|resource| &resource.devices);
         Ok(Self {
             kubelet,
+            files,
             devices: devices.map(|device| (device.id.clone(), device.clone())).collect(),
             resources: plan.resources,
             controls,
@@ -144,8 +152,10 @@ impl SimulatedNode {
     async fn populate(&mut self) {
         for (namespace, name, count) in PLAIN_PODS {
             for _ in 0..count {
-                let pod = PodSpec::new(namespace, &self.unique(name)).container(ContainerSpec::new(CONTAINER));
-                self.kubelet.add_pod(pod).await;
+                let full_name = self.unique(name);
+                let pod = PodSpec::new(namespace, &full_name).label("app", name);
+                self.kubelet.add_pod(pod.container(ContainerSpec::new(CONTAINER))).await;
+                self.write_logs(namespace, &full_name);
             }
         }
         let resources = std::mem::take(&mut self.resources);
@@ -163,6 +173,18 @@ impl SimulatedNode {
     #[must_use]
     pub fn kubelet(&self) -> &FakeKubelet {
         &self.kubelet
+    }
+
+    /// Laid out as `/proc`, with a process for each container that has devices.
+    #[must_use]
+    pub fn proc_root(&self) -> PathBuf {
+        self.files.proc_root()
+    }
+
+    /// Laid out as `/var/log/pods`.
+    #[must_use]
+    pub fn pod_logs_root(&self) -> PathBuf {
+        self.files.pod_logs_root()
     }
 
     /// Reads the account from anywhere, for as long as wanted.
@@ -271,6 +293,8 @@ impl SimulatedNode {
         for running in ended {
             let ContainerRef { namespace, pod, container } = &running.container;
             self.kubelet.finish_container(namespace, pod, container);
+            let inside = Inside { namespace, pod, uid: &running.uid, container };
+            told(self.files.end(running.pid).and_then(|()| self.files.remove_container(inside)));
             let now = self.clock.now().monotonic;
             let mut truth = self.truth.lock().unwrap_or_else(PoisonError::into_inner);
             for device in &running.devices {
@@ -304,7 +328,7 @@ impl SimulatedNode {
         }
         let name = self.unique(start.name);
         let container = ContainerSpec::new(CONTAINER).asks(&start.resource, start.count);
-        let pod = PodSpec::new(start.namespace, &name).container(container);
+        let pod = PodSpec::new(start.namespace, &name).label("app", start.name).container(container);
         match self.kubelet.add_pod(pod).await {
             Admission::Running => {}
             // As on a real node: whoever controls the pod tries again later.
@@ -316,12 +340,17 @@ impl SimulatedNode {
             }
         }
         let devices = self.kubelet.devices_of(start.namespace, &name, CONTAINER);
+        let uid = self.write_logs(start.namespace, &name);
+        let pid = FIRST_PID + self.started as u32;
+        let inside = Inside { namespace: start.namespace, pod: &name, uid: &uid, container: CONTAINER };
+        told(self.files.start(pid, self.step * TICKS_PER_STEP, inside));
         let workload = Workload { kind: start.kind, seed: self.random.next() };
         let running = Running {
             container: ContainerRef::new(start.namespace, &name, CONTAINER),
-            pid: FIRST_PID + u32::try_from(self.started).expect("few pods"),
             devices: devices.into_iter().map(|(_, device)| device).collect(),
             workload,
+            uid,
+            pid,
             since_step: self.step,
             level: None,
             start,
@@ -330,10 +359,24 @@ impl SimulatedNode {
         self.work();
     }
 
+    /// Returns the pod's UID.
+    fn write_logs(&self, namespace: &str, pod: &str) -> String {
+        let uid = self.kubelet.uid(namespace, pod).unwrap_or_default();
+        told(self.files.add_container(Inside { namespace, pod, uid: &uid, container: CONTAINER }));
+        uid
+    }
+
     /// `trainer-7f3a9`, as a controller would name it.
     fn unique(&mut self, name: &str) -> String {
         self.started += 1;
         format!("{name}-{:02x}{:03x}", self.started, self.random.below(0x1000))
+    }
+}
+
+/// A node whose disk is full goes on without.
+fn told(written: io::Result<()>) {
+    if let Err(error) = written {
+        tracing::warn!(%error, "a simulated process or log is not to be seen");
     }
 }
 

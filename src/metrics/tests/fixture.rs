@@ -12,6 +12,7 @@ pub(crate) const LOST: &str = "GPU-22222222-aaaa-4bbb-8ccc-000000000002";
 pub(crate) const PARTITIONED: &str = "GPU-33333333-aaaa-4bbb-8ccc-000000000003";
 pub(crate) const SLICE: &str = "MIG-44444444-aaaa-4bbb-8ccc-000000000004";
 pub(crate) const OTHER_SLICE: &str = "MIG-55555555-aaaa-4bbb-8ccc-000000000005";
+pub(crate) const POD_UID: &str = "8f5d2c1e-90ab-4cde-8123-456789abcdef";
 /// Quotes, a backslash, a newline, an end of labels, markup, and letters beyond ASCII.
 pub(crate) const HOSTILE: &str = "ev\"il\\pod\n} 1 <b>&amp;β€";
 
@@ -31,6 +32,7 @@ pub(crate) fn snapshot() -> Snapshot {
         kubelet: Arc::new(kubelet()),
         health: Arc::new(health()),
         plugin: Some(Arc::new(plugin())),
+        processes: Some(Arc::new(processes())),
         accounts: accounts(),
         unresolved: vec![UnresolvedDevices { resource: "example.com/nic".into(), form: "unknown", devices: 1 }],
         claim_gpus: vec![ClaimGpu {
@@ -55,6 +57,35 @@ pub(crate) fn snapshot() -> Snapshot {
             start: Some(STARTED),
         },
         config_reload: Some(ConfigReload { successful: true, last_success: STARTED }),
+    }
+}
+
+/// One of the kubelet's pods has a UID and a label, another a UID alone.
+fn processes() -> ProcessState {
+    let identity = |namespace: &str, pod: &str, uid: &str, labels: BTreeMap<Arc<str>, Arc<str>>| {
+        let pod = PodRef::new(namespace, pod);
+        let uid = uid.into();
+        let identity = PodIdentity {
+            pod: pod.clone(),
+            uid,
+            runtime_uid: None,
+            labels,
+            terminal: false,
+            containers: BTreeMap::new(),
+        };
+        (pod, Arc::new(identity))
+    };
+    let labels = BTreeMap::from([("app.kubernetes.io/name".into(), "trainer".into())]);
+    let keys = ["app.kubernetes.io/name".to_owned(), "team".to_owned()];
+    ProcessState {
+        enabled: true,
+        pods: Arc::new(BTreeMap::from([
+            identity("research", "training-0", POD_UID, labels),
+            identity("default", HOSTILE, "229836ee3ad078911e99a2b8134d6713", BTreeMap::new()),
+            identity("default", "not-listed", "00000000-0000-4000-8000-000000000000", BTreeMap::new()),
+        ])),
+        pod_labels: PodLabel::all(&keys).unwrap().into(),
+        ..ProcessState::default()
     }
 }
 

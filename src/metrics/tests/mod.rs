@@ -154,7 +154,11 @@ fn samples_keep_to_their_descriptors() {
             let positions: Vec<_> = sample
                 .labels
                 .iter()
-                .map(|(name, _)| allowed.iter().position(|label| label == name).expect("a label of the catalogue"))
+                .map(|(name, _)| {
+                    let chosen = name.starts_with("label_");
+                    let fits = |label: &&str| label == name || (chosen && *label == "label_*");
+                    allowed.iter().position(fits).expect("a label of the catalogue")
+                })
                 .collect();
             assert!(positions.is_sorted(), "{}: {:?}", family.descriptor.name, sample.labels);
         }

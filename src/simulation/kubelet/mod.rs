@@ -1,7 +1,7 @@
 //! A fake kubelet on real unix sockets, after the observed behaviour of Kubernetes 1.36 and its neighbours.
 //!
-//! In: pods and plugins, and what is to go wrong. Out: the PodResources API (v1 and v1alpha1), the registration socket
-//! and the checkpoint file. Refuses to know: who asks.
+//! In: pods and plugins, and what is to go wrong. Out: the PodResources API (v1 and v1alpha1), the Pods API, the
+//! registration socket and the checkpoint file. Refuses to know: who asks.
 
 mod admission;
 mod answers;
@@ -11,6 +11,7 @@ mod device_manager;
 mod faults;
 mod limiter;
 mod lister;
+mod pods_api;
 mod registration;
 mod shared;
 mod socket;
@@ -33,6 +34,7 @@ pub use admission::Admission;
 pub use checkpoint::{Checkpoint, Data, Entry};
 pub use device_manager::{Count, ListedDevice, Rules, STOP_GRACE};
 pub use faults::Method;
+pub use pods_api::container_id;
 pub use socket::Server;
 pub use spec::{Claim, ClaimDevice, ContainerKind, ContainerSpec, Cpus, Holding, MemoryBlock, PodSpec};
 pub use state::{Gates, Phase, Pod};
@@ -41,13 +43,15 @@ use device_manager::DeviceManager;
 use faults::Faults;
 use limiter::Limiter;
 use lister::Lister;
+use pods_api::PodsApi;
 use registration::Registry;
 pub(super) use shared::lock;
 use shared::{Power, Shared};
-use state::Sight;
+use state::{Sight, State};
 
 use crate::wire::v1::pod_resources_lister_server::PodResourcesListerServer;
 use crate::wire::v1alpha1::pod_resources_lister_server::PodResourcesListerServer as V1alpha1Server;
+use crate::wire::v1alpha1::pods_server::PodsServer;
 use crate::wire::v1beta1::ContainerAllocateResponse;
 use crate::wire::v1beta1::registration_server::RegistrationServer;
 
@@ -91,11 +95,13 @@ impl Default for Options {
 pub struct FakeKubelet {
     shared: Arc<Shared>,
     running: Mutex<Running>,
+    pods_api: PathBuf,
 }
 
 #[derive(Debug, Default)]
 struct Running {
     pod_resources: Option<Server>,
+    pods_api: Option<Server>,
     boot: Option<JoinHandle<()>>,
 }
 
@@ -116,7 +122,7 @@ impl FakeKubelet {
             fs::set_permissions(directory, Permissions::from_mode(mode))?;
         }
         let shared = Arc::new(Shared::new(options, pod_resources, device_plugins));
-        let kubelet = Self { shared, running: Mutex::default() };
+        let kubelet = Self { shared, running: Mutex::default(), pods_api: root.join("pods-api") };
         kubelet.switch_on(Duration::ZERO)?;
         kubelet.ready().await;
         Ok(kubelet)
@@ -132,7 +138,13 @@ impl FakeKubelet {
         self.shared.device_plugins.clone()
     }
 
-    /// Breaks all connections and leaves both sockets behind as stale files.
+    /// There from 1.37, or with the gate on.
+    #[must_use]
+    pub fn pods_api_socket(&self) -> PathBuf {
+        self.pods_api.join("pods-api.sock")
+    }
+
+    /// Breaks all connections and leaves its sockets behind as stale files.
     pub fn stop(&self) {
         drop(std::mem::take(&mut *lock(&self.running)));
         self.shared.switch_off();
@@ -177,8 +189,21 @@ impl FakeKubelet {
             .add_service(V1alpha1Server::new(lister));
         let mut running = lock(&self.running);
         running.pod_resources = Some(Server::start(listener, router));
+        if shared.options.rules == Rules::From137 || shared.state().gates.pods_api {
+            running.pods_api = Some(self.serve_pods()?);
+        }
         running.boot = Some(tokio::spawn(boot(Arc::clone(shared), window)));
         Ok(())
+    }
+
+    fn serve_pods(&self) -> io::Result<Server> {
+        fs::create_dir_all(&self.pods_api)?;
+        fs::set_permissions(&self.pods_api, Permissions::from_mode(0o750))?;
+        let path = self.pods_api_socket();
+        remove_if_there(&path)?;
+        let listener = socket::bind_by_rename(&path, &self.pods_api.join(self.shared.temporary_name()))?;
+        let api = PodsServer::new(PodsApi::new(Arc::clone(&self.shared)));
+        Ok(Server::start(listener, tonic::transport::Server::builder().add_service(api)))
     }
 
     /// Admits a pod as the kubelet would, through the device manager and the registered plugins.
@@ -234,26 +259,38 @@ impl FakeKubelet {
 
     /// One container ran to its end; with the last app container the pod has succeeded. False: no such pod.
     pub fn finish_container(&self, namespace: &str, pod: &str, container: &str) -> bool {
-        self.shared.state().finish_container(namespace, pod, container)
+        self.with_change(|state| state.finish_container(namespace, pod, container))
     }
 
     pub fn set_phase(&self, namespace: &str, pod: &str, phase: Phase) -> bool {
-        self.shared.state().set_phase(namespace, pod, phase)
+        self.with_change(|state| state.set_phase(namespace, pod, phase))
     }
 
     /// A pod from a manifest is gone at once; another terminates and stays until `finish_termination`.
     pub fn delete_pod(&self, namespace: &str, pod: &str) -> bool {
-        self.shared.state().delete(namespace, pod)
+        self.with_change(|state| state.delete(namespace, pod))
     }
 
     /// The last container of a terminating pod has exited.
     pub fn finish_termination(&self, namespace: &str, pod: &str) -> bool {
-        self.shared.state().forget(namespace, pod)
+        self.with_change(|state| state.forget(namespace, pod))
     }
 
     /// Gone at once, whatever its containers do.
     pub fn force_delete_pod(&self, namespace: &str, pod: &str) -> bool {
-        self.shared.state().forget(namespace, pod)
+        self.with_change(|state| state.forget(namespace, pod))
+    }
+
+    fn with_change(&self, change: impl FnOnce(&mut State) -> bool) -> bool {
+        let changed = change(&mut self.shared.state());
+        self.shared.changed();
+        changed
+    }
+
+    /// As the runtime has it in cgroups and directories.
+    #[must_use]
+    pub fn uid(&self, namespace: &str, pod: &str) -> Option<String> {
+        self.shared.state().pod(namespace, pod).map(|pod| pod.uid.clone())
     }
 
     #[must_use]

@@ -9,6 +9,8 @@ pub struct PodSpec {
     pub uid: Option<String>,
     /// From a manifest on the node: its name gets the node's name, and it is gone at once when it is removed.
     pub static_pod: bool,
+    pub labels: BTreeMap<String, String>,
+    pub annotations: BTreeMap<String, String>,
     /// In start order.
     pub init_containers: Vec<ContainerSpec>,
     pub containers: Vec<ContainerSpec>,
@@ -95,6 +97,18 @@ impl PodSpec {
     #[must_use]
     pub fn uid(mut self, uid: &str) -> Self {
         self.uid = Some(uid.to_owned());
+        self
+    }
+
+    #[must_use]
+    pub fn label(mut self, key: &str, value: &str) -> Self {
+        self.labels.insert(key.to_owned(), value.to_owned());
+        self
+    }
+
+    #[must_use]
+    pub fn annotation(mut self, key: &str, value: &str) -> Self {
+        self.annotations.insert(key.to_owned(), value.to_owned());
         self
     }
 

@@ -36,11 +36,13 @@ pub struct Gates {
     pub allocatable: bool,
     /// Off by default from 1.27 to 1.33.
     pub dynamic_resources: bool,
+    /// The Pods API: off by default in 1.36. From 1.37 it is served whatever this says.
+    pub pods_api: bool,
 }
 
 impl Default for Gates {
     fn default() -> Self {
-        Self { list_active_pods: true, get: true, allocatable: true, dynamic_resources: true }
+        Self { list_active_pods: true, get: true, allocatable: true, dynamic_resources: true, pods_api: false }
     }
 }
 

@@ -1,0 +1,137 @@
+use crate::model::{ContainerId, PodUid};
+
+/// Where a process is, by the path of its cgroup.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    Pod {
+        uid: PodUid,
+        /// `None`: in the pod, but in none of its containers (a monitor, a sandbox without an id).
+        container: Option<ContainerId>,
+    },
+    /// In a container of which the path names no pod.
+    Container(ContainerId),
+    /// Neither.
+    Host,
+}
+
+/// A container's id, as every runtime makes it.
+const ID: usize = 64;
+/// A pod's UID from a manifest.
+const BARE_UID: usize = 32;
+/// A pod's UID otherwise: groups of hex digits.
+const GROUPS: [usize; 5] = [8, 4, 4, 4, 12];
+/// Of cgroup v1, the hierarchies in which every runtime puts its containers, then what systemd keeps.
+const CONTROLLERS: [&str; 4] = ["memory", "pids", "cpu", "name=systemd"];
+
+/// The text of `/proc/<pid>/cgroup`: of cgroup v2 one line, of v1 one for each hierarchy.
+#[must_use]
+pub fn parse(text: &str) -> Place {
+    let mut found: Option<(usize, Place)> = None;
+    for line in text.lines() {
+        let mut fields = line.splitn(3, ':');
+        let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else { continue };
+        let Some(rank) = rank(controllers) else { continue };
+        let place = place(path);
+        let weight = rank + CONTROLLERS.len() * 2 * specificity(&place);
+        if found.as_ref().is_none_or(|(best, _)| weight > *best) {
+            found = Some((weight, place));
+        }
+    }
+    found.map_or(Place::Host, |(_, place)| place)
+}
+
+/// Of lines that say as much, the one with the higher rank counts. `None`: a hierarchy that runtimes may leave out.
+fn rank(controllers: &str) -> Option<usize> {
+    if controllers.is_empty() {
+        return Some(CONTROLLERS.len());
+    }
+    let of = |controller: &str| CONTROLLERS.iter().rev().position(|known| *known == controller);
+    controllers.split(',').filter_map(of).max()
+}
+
+fn specificity(place: &Place) -> usize {
+    match place {
+        Place::Pod { container: Some(_), .. } => 3,
+        Place::Pod { container: None, .. } => 2,
+        Place::Container(_) => 1,
+        Place::Host => 0,
+    }
+}
+
+/// The outermost pod and the first container in it: what a container starts inside itself is its own use.
+fn place(path: &str) -> Place {
+    match find_pod(path) {
+        Some((uid, rest)) => Place::Pod { uid, container: find_container(rest) },
+        None => find_container(path).map_or(Place::Host, Place::Container),
+    }
+}
+
+/// The first `pod` that is directly followed by a UID, and what comes after it. The words around it differ by runtime,
+/// driver and point of view: none is asked for.
+fn find_pod(path: &str) -> Option<(PodUid, &str)> {
+    path.match_indices("pod").find_map(|(position, word)| {
+        if path[..position].bytes().next_back().is_some_and(|before| before.is_ascii_alphanumeric()) {
+            return None;
+        }
+        let (uid, length) = leading_uid(&path[position + word.len()..])?;
+        Some((uid, &path[position + word.len() + length..]))
+    })
+}
+
+/// Both forms of a UID, in the form that names and directories have it, and how long it is here.
+fn leading_uid(text: &str) -> Option<(PodUid, usize)> {
+    let digits = leading_digits(text);
+    let ends = |length: usize| text.as_bytes().get(length).is_none_or(|after| !after.is_ascii_alphanumeric());
+    if digits == BARE_UID && ends(BARE_UID) {
+        return Some((PodUid::from(&text[..BARE_UID]), BARE_UID));
+    }
+    let separator = *text.as_bytes().get(GROUPS[0])?;
+    if separator != b'-' && separator != b'_' {
+        return None;
+    }
+    let mut length = 0;
+    for (number, group) in GROUPS.into_iter().enumerate() {
+        if number > 0 {
+            (*text.as_bytes().get(length)? == separator).then_some(())?;
+            length += 1;
+        }
+        (leading_digits(text.get(length..)?) == group).then_some(())?;
+        length += group;
+    }
+    ends(length).then(|| (PodUid::new(text[..length].replace('_', "-")), length))
+}
+
+/// Whether a text is a pod's UID and nothing else, as directories have it.
+#[must_use]
+pub fn is_uid(text: &str) -> bool {
+    leading_uid(text).is_some_and(|(uid, length)| length == text.len() && uid.as_str() == text)
+}
+
+/// The first run of exactly 64 hex digits that is not the id of CRI-O's monitor.
+fn find_container(path: &str) -> Option<ContainerId> {
+    let mut position = 0;
+    while let Some(run) = path.get(position..).and_then(next_run) {
+        let (start, end) = (position + run.0, position + run.1);
+        let text = &path[start..end];
+        let is_id = text.len() == ID && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if is_id && !path[..start].ends_with("conmon-") {
+            return Some(ContainerId::from(text));
+        }
+        position = end;
+    }
+    None
+}
+
+/// Where the next run of letters and digits begins and ends.
+fn next_run(text: &str) -> Option<(usize, usize)> {
+    let start = text.bytes().position(|byte| byte.is_ascii_alphanumeric())?;
+    let length = text[start..].bytes().position(|byte| !byte.is_ascii_alphanumeric());
+    Some((start, length.map_or(text.len(), |length| start + length)))
+}
+
+fn leading_digits(text: &str) -> usize {
+    text.bytes().take_while(u8::is_ascii_hexdigit).count()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,93 @@
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use super::cgroup::{self, Place};
+use super::mountinfo;
+use super::stat::{self, Stat};
+use crate::model::{PodUid, ProcessKey, UnknownOwner};
+
+/// A line: the name is 16 bytes of it, 64 on some kernels.
+const STAT_LIMIT: u64 = 4 << 10;
+/// A path of at most 4 KiB for each of some twelve hierarchies.
+const CGROUP_LIMIT: u64 = 64 << 10;
+/// A container's mounts are dozens; a process that mounts thousands does it after the runtime's.
+const MOUNTINFO_LIMIT: u64 = 256 << 10;
+
+/// A directory that is laid out as `/proc`.
+#[derive(Clone, Debug)]
+pub struct ProcFiles {
+    root: PathBuf,
+}
+
+/// What one look at a process found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sighting {
+    pub place: Place,
+    /// By its mounts; `None` where there are none of the kubelet's.
+    pub mounts: Option<mountinfo::KubeletMounts>,
+    /// False: its mounts could not be read.
+    pub mounts_read: bool,
+}
+
+impl ProcFiles {
+    pub fn new(root: &Path) -> Self {
+        Self { root: root.to_owned() }
+    }
+
+    /// Whether the process ids in here are the host's: only the host's process namespace has kernel threads, of which
+    /// number 2 makes all others, and no process can pass for one.
+    pub fn are_the_hosts(&self) -> bool {
+        self.stat(2).is_ok_and(|stat| stat.kernel_thread)
+    }
+
+    pub fn key(&self, pid: u32) -> Result<ProcessKey, UnknownOwner> {
+        Ok(ProcessKey { pid, start_ticks: self.stat(pid)?.start_ticks })
+    }
+
+    /// What this very process is in; `NotResolved` when another one got its number meanwhile.
+    pub fn look(&self, key: ProcessKey) -> Result<Sighting, UnknownOwner> {
+        let place = cgroup::parse(&text(self.read(key.pid, "cgroup", CGROUP_LIMIT)?));
+        let uid = match &place {
+            Place::Pod { uid, container: Some(_) } => Some(Some(uid)),
+            // A monitor's mounts are the host's.
+            Place::Pod { container: None, .. } | Place::Host => None,
+            Place::Container(_) => Some(None),
+        };
+        let mounts = uid.map(|uid| self.mounts(key.pid, uid));
+        let sighting = Sighting {
+            mounts_read: mounts.as_ref().is_none_or(Result::is_ok),
+            mounts: mounts.and_then(Result::ok).flatten(),
+            place,
+        };
+        if self.key(key.pid)? == key { Ok(sighting) } else { Err(UnknownOwner::NotResolved) }
+    }
+
+    fn mounts(&self, pid: u32, uid: Option<&PodUid>) -> Result<Option<mountinfo::KubeletMounts>, UnknownOwner> {
+        Ok(mountinfo::parse(&text(self.read(pid, "mountinfo", MOUNTINFO_LIMIT)?), uid))
+    }
+
+    fn stat(&self, pid: u32) -> Result<Stat, UnknownOwner> {
+        stat::parse(&self.read(pid, "stat", STAT_LIMIT)?).ok_or(UnknownOwner::Unreadable)
+    }
+
+    fn read(&self, pid: u32, file: &str, limit: u64) -> Result<Vec<u8>, UnknownOwner> {
+        let path = self.root.join(pid.to_string()).join(file);
+        let mut bytes = vec![];
+        match File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes)) {
+            Ok(_) => Ok(bytes),
+            // The directory is gone, or the process behind the open file.
+            Err(error) if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(NO_SUCH_PROCESS) => {
+                Err(UnknownOwner::Gone)
+            }
+            Err(_) => Err(UnknownOwner::Unreadable),
+        }
+    }
+}
+
+/// ESRCH.
+const NO_SUCH_PROCESS: i32 = 3;
+
+fn text(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+}

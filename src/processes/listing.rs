@@ -1,0 +1,133 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::model::Monotonic;
+
+/// A directory is read again after this long, whatever its time stamp says: on some file systems it is coarse.
+const READ_AGAIN: Duration = Duration::from_secs(10);
+/// And never twice within this time.
+const PAUSE: Duration = Duration::from_millis(900);
+/// More entries than this no node has; the rest is left unread.
+const MOST: usize = 16_384;
+
+/// What the names in one directory say, read no more often than needed.
+pub struct Listing<K, V> {
+    root: PathBuf,
+    parse: fn(&str) -> Option<(K, V)>,
+    read: Option<Read<K, V>>,
+    /// Asked for and not there when last read: no reason to read again.
+    missed: BTreeSet<K>,
+    generation: u64,
+}
+
+struct Read<K, V> {
+    at: Monotonic,
+    /// When the directory last changed, by its own time stamp.
+    changed: Option<(i64, i64)>,
+    entries: Result<BTreeMap<K, V>, std::io::Error>,
+}
+
+impl<K: Ord + Clone, V: PartialEq> Listing<K, V> {
+    pub fn new(root: &Path, parse: fn(&str) -> Option<(K, V)>) -> Self {
+        Self { root: root.to_owned(), parse, read: None, missed: BTreeSet::new(), generation: 0 }
+    }
+
+    /// Reads the directory if it has changed, if it was read long ago, or if something wanted is not known yet.
+    pub fn refresh(&mut self, now: Monotonic, wanted: &BTreeSet<K>) {
+        let changed = std::fs::metadata(&self.root).ok().map(|metadata| (metadata.mtime(), metadata.mtime_nsec()));
+        let due = self.read.as_ref().is_none_or(|read| {
+            let age = now.since(read.at);
+            let known = |key: &K| self.missed.contains(key) || read.has(key);
+            age >= READ_AGAIN || (age >= PAUSE && (read.changed != changed || !wanted.iter().all(known)))
+        });
+        if !due {
+            return;
+        }
+        let read = Read { at: now, changed, entries: self.read_entries() };
+        self.missed = wanted.iter().filter(|key| !read.has(key)).cloned().collect();
+        let before = self.read.replace(read);
+        if before.and_then(|before| before.entries.ok()).as_ref() != self.entries() {
+            self.generation += 1;
+        }
+    }
+
+    pub fn get(&self, key: &K) -> Option<&V> {
+        self.entries()?.get(key)
+    }
+
+    /// `None`: the directory cannot be read.
+    pub fn entries(&self) -> Option<&BTreeMap<K, V>> {
+        self.read.as_ref()?.entries.as_ref().ok()
+    }
+
+    /// Why it cannot be read.
+    pub fn problem(&self) -> Option<&std::io::Error> {
+        self.read.as_ref()?.entries.as_ref().err()
+    }
+
+    /// Rises whenever the entries are others than before.
+    pub const fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    fn read_entries(&self) -> Result<BTreeMap<K, V>, std::io::Error> {
+        let entry = |entry: std::fs::DirEntry| (self.parse)(entry.file_name().to_str()?);
+        let entries = std::fs::read_dir(&self.root)?.take(MOST);
+        entries.filter_map(|found| found.map(entry).transpose()).collect()
+    }
+}
+
+impl<K: Ord, V> Read<K, V> {
+    fn has(&self, key: &K) -> bool {
+        self.entries.as_ref().is_ok_and(|entries| entries.contains_key(key))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn number(name: &str) -> Option<(u32, ())> {
+        Some((name.parse().ok()?, ()))
+    }
+
+    #[test]
+    fn it_is_read_when_it_changed_or_something_new_is_wanted() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut listing = Listing::new(directory.path(), number);
+        let make = |name: &str| std::fs::create_dir(directory.path().join(name)).unwrap();
+        let wanted = |keys: &[u32]| keys.iter().copied().collect::<BTreeSet<_>>();
+        make("1");
+        make("x");
+        listing.refresh(Monotonic::from_secs(1), &wanted(&[]));
+        assert_eq!(listing.entries().unwrap().len(), 1);
+        assert_eq!(listing.generation(), 1);
+        make("2");
+        listing.refresh(Monotonic::from_millis(1100), &wanted(&[2]));
+        assert_eq!(listing.get(&2), None, "not twice within the pause");
+        listing.refresh(Monotonic::from_secs(2), &wanted(&[2]));
+        assert_eq!(listing.get(&2), Some(&()));
+        assert_eq!(listing.generation(), 2);
+        let read_at = |listing: &Listing<u32, ()>| listing.read.as_ref().unwrap().at;
+        listing.refresh(Monotonic::from_secs(3), &wanted(&[3]));
+        assert_eq!(read_at(&listing), Monotonic::from_secs(3), "something new is wanted");
+        listing.refresh(Monotonic::from_secs(4), &wanted(&[3]));
+        assert_eq!(read_at(&listing), Monotonic::from_secs(3), "it was looked for and is not there");
+        listing.refresh(Monotonic::from_secs(13), &wanted(&[]));
+        assert_eq!(read_at(&listing), Monotonic::from_secs(13), "long ago");
+        assert_eq!(listing.generation(), 2, "nothing is new");
+    }
+
+    #[test]
+    fn a_directory_that_is_not_there_is_no_empty_one() {
+        let mut listing = Listing::new(Path::new("/nowhere/at/all"), number);
+        listing.refresh(Monotonic::default(), &BTreeSet::new());
+        assert!(listing.entries().is_none() && listing.problem().is_some());
+    }
+}

@@ -1,0 +1,186 @@
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use super::cgroup::is_uid;
+use crate::model::PodUid;
+
+/// What a container's mounts from the kubelet's directory of its pod say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KubeletMounts {
+    pub uid: PodUid,
+    /// `None`: only the pod's hosts file is mounted.
+    pub container: Option<Arc<str>>,
+}
+
+/// The longest name that Kubernetes gives a container.
+const LONGEST_NAME: usize = 63;
+
+/// The text of `/proc/<pid>/mountinfo`. The kubelet mounts `<root>/pods/<uid>/containers/<name>/<file>` (the termination
+/// log) and `<root>/pods/<uid>/etc-hosts` into each container.
+///
+/// A process may mount more, so the runtime's mounts, which come first, count; what lies in a pod's volumes does not; and
+/// where the cgroup has said which pod it is, no other pod's mount is looked at. Without that, mounts of two pods are
+/// the kubelet's own or somebody's who watches it: no answer.
+#[must_use]
+pub fn parse(text: &str, uid: Option<&PodUid>) -> Option<KubeletMounts> {
+    let mut found: Option<KubeletMounts> = None;
+    for line in text.lines() {
+        // Mount id, parent, device, then the mounted directory within its file system.
+        let Some(root) = line.split(' ').nth(3) else { continue };
+        let root = unescaped(root);
+        let Some(mounts) = kubelet_mount(&root) else { continue };
+        if uid.is_some_and(|uid| *uid != mounts.uid) {
+            continue;
+        }
+        match &mut found {
+            None => found = Some(mounts),
+            Some(found) if found.uid != mounts.uid => return None,
+            Some(found) => found.container = found.container.take().or(mounts.container),
+        }
+    }
+    found
+}
+
+/// The first `pods/<uid>` of the path, when the kubelet's own files of a container follow.
+fn kubelet_mount(root: &str) -> Option<KubeletMounts> {
+    let (_, rest) = root
+        .match_indices("/pods/")
+        .map(|(position, word)| (position, &root[position + word.len()..]))
+        .find(|(_, rest)| rest.split('/').next().is_some_and(is_uid))?;
+    let mut parts = rest.split('/');
+    let uid = PodUid::from(parts.next()?);
+    let (kind, name) = (parts.next()?, parts.next());
+    match (kind, name) {
+        // What was removed meanwhile ends in `//deleted`.
+        ("etc-hosts", None | Some("")) => Some(KubeletMounts { uid, container: None }),
+        ("containers", Some(name)) if is_name(name) && parts.next().is_some_and(|file| !file.is_empty()) => {
+            Some(KubeletMounts { uid, container: Some(name.into()) })
+        }
+        _ => None,
+    }
+}
+
+/// A DNS label, as the API server wants it.
+#[must_use]
+pub fn is_name(name: &str) -> bool {
+    let inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let is_end = |byte: Option<char>| byte.is_some_and(|byte| byte != '-');
+    name.len() <= LONGEST_NAME
+        && name.bytes().all(inside)
+        && is_end(name.chars().next())
+        && is_end(name.chars().next_back())
+}
+
+/// The kernel writes space, tab, line feed and backslash as `\` and three octal digits.
+fn unescaped(text: &str) -> Cow<'_, str> {
+    if !text.contains('\\') {
+        return Cow::Borrowed(text);
+    }
+    let mut plain = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let octal = (*first == b'\\').then(|| after.get(..3).and_then(octal)).flatten();
+        plain.push(octal.unwrap_or(*first));
+        rest = if octal.is_some() { &after[3..] } else { after };
+    }
+    Cow::Owned(String::from_utf8_lossy(&plain).into_owned())
+}
+
+fn octal(digits: &[u8]) -> Option<u8> {
+    let value = digits
+        .iter()
+        .try_fold(0_u16, |value, digit| (b'0'..=b'7').contains(digit).then(|| value * 8 + u16::from(digit - b'0')))?;
+    u8::try_from(value).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UID: &str = "8f5d2c1e-90ab-4cde-8123-456789abcdef";
+    const OTHER: &str = "229836ee3ad078911e99a2b8134d6713";
+    const ROOT: &str = "700 600 0:150 / / rw,relatime master:300 - overlay overlay rw,lowerdir=/x\n";
+
+    fn mount(root: &str, point: &str) -> String {
+        format!("710 700 8:1 {root} {point} rw,relatime - ext4 /dev/sda1 rw\n")
+    }
+
+    fn container(text: &str) -> Option<String> {
+        parse(text, Some(&PodUid::from(UID)))?.container.map(|name| name.to_string())
+    }
+
+    #[test]
+    fn the_termination_log_names_the_container() {
+        for root in ["/var/lib/kubelet", "/kubelet", "", "/mnt/my\\040disk/kubelet", "/data\\134x\\011/k"] {
+            let hosts = mount(&format!("{root}/pods/{UID}/etc-hosts"), "/etc/hosts");
+            let log = mount(&format!("{root}/pods/{UID}/containers/main/8a1b2c3d"), "/dev/termination-log");
+            assert_eq!(container(&format!("{ROOT}{hosts}{log}")).as_deref(), Some("main"), "{root}");
+            assert_eq!(container(&format!("{ROOT}{log}{hosts}")).as_deref(), Some("main"), "{root}");
+            let found = parse(&format!("{ROOT}{hosts}"), None);
+            assert_eq!(found, Some(KubeletMounts { uid: UID.into(), container: None }), "{root}");
+        }
+    }
+
+    #[test]
+    fn a_removed_file_still_names_it() {
+        let log = mount(&format!("/var/lib/kubelet/pods/{UID}/containers/main/8a1b2c3d//deleted"), "/dev/x");
+        let hosts = mount(&format!("/var/lib/kubelet/pods/{UID}/etc-hosts//deleted"), "/etc/hosts");
+        assert_eq!(container(&log).as_deref(), Some("main"));
+        assert!(parse(&hosts, None).is_some());
+    }
+
+    #[test]
+    fn what_a_process_mounts_itself_does_not_count() {
+        let log = mount(&format!("/var/lib/kubelet/pods/{UID}/containers/main/8a1b2c3d"), "/dev/termination-log");
+        let later = mount(&format!("/pods/{UID}/containers/other/1"), "/mnt");
+        assert_eq!(container(&format!("{log}{later}")).as_deref(), Some("main"), "the first");
+        let volume = format!("/var/lib/kubelet/pods/{UID}/volumes/kubernetes.io~empty-dir/v/pods/{UID}/containers/x/1");
+        assert_eq!(container(&mount(&volume, "/mnt")), None, "a volume");
+        let foreign = mount(&format!("/pods/{OTHER}/containers/other/1"), "/mnt");
+        assert_eq!(container(&format!("{foreign}{log}")).as_deref(), Some("main"), "another pod's");
+        assert_eq!(container(&foreign), None);
+        assert_eq!(parse(&format!("{foreign}{log}"), None), None, "without a cgroup's word, two pods are none");
+    }
+
+    #[test]
+    fn a_name_that_no_container_has_is_none() {
+        for name in ["", ".", "..", "Main", "a_b", "-a", "a-", &"a".repeat(64), "ä", "a\\040b"] {
+            assert_eq!(container(&mount(&format!("/k/pods/{UID}/containers/{name}/1"), "/x")), None, "{name}");
+        }
+        for rest in ["containers", "containers/main", "containers/main/", "plugins/x/y", "etc-hosts/x", ""] {
+            assert_eq!(parse(&mount(&format!("/k/pods/{UID}/{rest}"), "/x"), None), None, "{rest}");
+        }
+        assert_eq!(parse(&mount("/k/pods/not-a-uid/containers/main/1", "/x"), None), None);
+    }
+
+    #[test]
+    fn octal_escapes() {
+        for (text, plain) in [
+            ("", ""),
+            ("a\\040b", "a b"),
+            ("\\134", "\\"),
+            ("\\", "\\"),
+            ("\\04", "\\04"),
+            ("\\0400", " 0"),
+            ("\\999", "\\999"),
+            ("\\777", "\\777"),
+            ("\\\\040", "\\ "),
+        ] {
+            assert_eq!(unescaped(text), plain, "{text}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn anything_is_survived(text in "(?s).{0,300}") {
+            let _ = (parse(&text, None), parse(&text, Some(&PodUid::from(UID))));
+        }
+
+        #[test]
+        fn other_mounts_do_not_matter(before in "([ -~]{0,80}\n){0,5}", after in "([ -~]{0,80}\n){0,5}") {
+            let log = mount(&format!("/var/lib/kubelet/pods/{UID}/containers/main/1"), "/dev/termination-log");
+            let found = container(&format!("{before}{log}{after}"));
+            proptest::prop_assert_eq!(found.as_deref(), Some("main"));
+        }
+    }
+}

@@ -1,0 +1,328 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::cgroup::Place;
+use super::files::{ProcFiles, Sighting};
+use super::listing::Listing;
+use super::pod_logs;
+use crate::model::{
+    ContainerId, ContainerRef, Monotonic, Owner, PodDirectory, PodIdentity, PodRef, PodUid, Process, ProcessKey,
+    UnknownOwner,
+};
+
+/// More processes than this on one node's devices are not looked at.
+const MOST_PROCESSES: usize = 4096;
+/// Processes looked at for the first time in one round; the rest comes in the next.
+const LOOKS_PER_ROUND: usize = 512;
+/// A process may still be put into its cgroup, and a container's name may come later: looked at again after this long.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// A process that has ended keeps its owner for as long as device readings may still speak of it.
+const AFTERLIFE: Duration = Duration::from_secs(60);
+
+/// Finds owners, and remembers what it has seen of the processes that are wanted, and of no others.
+pub struct Resolver {
+    files: ProcFiles,
+    logs: Listing<PodUid, PodRef>,
+    links: Listing<ContainerId, (PodRef, Arc<str>)>,
+    known: BTreeMap<u32, Known>,
+    pods: Pods,
+}
+
+struct Known {
+    key: ProcessKey,
+    seen: Result<Sighting, UnknownOwner>,
+    looked_at: Monotonic,
+    gone_at: Option<Monotonic>,
+}
+
+/// The published pods, and what they were made from.
+#[derive(Default)]
+struct Pods {
+    directory: Arc<PodDirectory>,
+    generation: u64,
+    by_name: Arc<BTreeMap<PodRef, Arc<PodIdentity>>>,
+}
+
+impl Resolver {
+    /// `pod_logs` is laid out as `/var/log/pods`; beside it stands `containers`, where it is to be seen at all.
+    #[must_use]
+    pub fn new(proc_root: &Path, pod_logs: &Path) -> Self {
+        let links = pod_logs.parent().unwrap_or(pod_logs).join("containers");
+        Self {
+            files: ProcFiles::new(proc_root),
+            logs: Listing::new(pod_logs, pod_logs::parse_directory),
+            links: Listing::new(&links, pod_logs::parse_link),
+            known: BTreeMap::new(),
+            pods: Pods::default(),
+        }
+    }
+
+    /// Whether process ids here are the host's.
+    #[must_use]
+    pub fn sees_the_host(&self) -> bool {
+        self.files.are_the_hosts()
+    }
+
+    /// Why the pod-log directory cannot be read.
+    #[must_use]
+    pub fn logs_problem(&self) -> Option<String> {
+        self.logs.problem().map(|error| format!("{}: {error}", self.logs.root().display()))
+    }
+
+    /// Everything known of the wanted processes, now. Forgets all others.
+    pub fn resolve(
+        &mut self,
+        now: Monotonic,
+        wanted: &BTreeSet<u32>,
+        directory: &PodDirectory,
+    ) -> BTreeMap<u32, Process> {
+        self.known.retain(|pid, _| wanted.contains(pid));
+        let mut unseen = BTreeMap::new();
+        let mut looks = LOOKS_PER_ROUND;
+        for pid in wanted.iter().copied().take(MOST_PROCESSES) {
+            if let Err(reason) = self.look(now, pid, &mut looks) {
+                unseen.insert(pid, reason);
+            }
+        }
+        self.refresh_names(now, directory);
+        let names = Names { directory, by_runtime_uid: runtime_uids(directory), logs: &self.logs, links: &self.links };
+        let unseen =
+            unseen.into_iter().map(|(pid, reason)| (pid, Process { key: None, owner: Owner::Unknown(reason) }));
+        let mut processes: BTreeMap<u32, Process> = unseen.collect();
+        for (pid, known) in &self.known {
+            let owner = match &known.seen {
+                Ok(sighting) => names.owner(sighting),
+                Err(reason) => Owner::Unknown(*reason),
+            };
+            processes.insert(*pid, Process { key: Some(known.key), owner });
+        }
+        processes
+    }
+
+    /// Keeps `known` true for one process; `Err` when there is nothing to know.
+    fn look(&mut self, now: Monotonic, pid: u32, looks: &mut usize) -> Result<(), UnknownOwner> {
+        let key = match self.files.key(pid) {
+            Ok(key) => key,
+            Err(reason) => {
+                let Some(known) = self.known.get_mut(&pid) else { return Err(reason) };
+                let gone_at = *known.gone_at.get_or_insert(now);
+                if now.since(gone_at) > AFTERLIFE {
+                    self.known.remove(&pid);
+                    return Err(reason);
+                }
+                return Ok(());
+            }
+        };
+        let settled = self
+            .known
+            .get(&pid)
+            .is_some_and(|known| known.key == key && (known.is_settled() || now.since(known.looked_at) < LOOK_AGAIN));
+        if settled {
+            return Ok(());
+        }
+        if *looks == 0 {
+            // What another process of this number was says nothing of this one.
+            let same = self.known.get(&pid).is_some_and(|known| known.key == key);
+            if !same {
+                self.known.remove(&pid);
+                return Err(UnknownOwner::NotResolved);
+            }
+            return Ok(());
+        }
+        *looks -= 1;
+        let seen = self.files.look(key);
+        if let (Some(known), true) = (self.known.get_mut(&pid), seen.as_ref().map_or(true, Sighting::is_nowhere)) {
+            // A process that ends leaves its cgroup before it leaves /proc: it stays whose it was.
+            if known.key == key && known.seen.as_ref().is_ok_and(|seen| !seen.is_nowhere()) {
+                known.looked_at = now;
+                return Ok(());
+            }
+        }
+        self.known.insert(pid, Known { key, seen, looked_at: now, gone_at: None });
+        Ok(())
+    }
+
+    /// Names are looked for where a UID or a container id is not known yet.
+    fn refresh_names(&mut self, now: Monotonic, directory: &PodDirectory) {
+        let (mut uids, mut ids) = (BTreeSet::new(), BTreeSet::new());
+        for sighting in self.known.values().filter_map(|known| known.seen.as_ref().ok()) {
+            if let Some(uid) = sighting.uid().filter(|uid| !directory.pods.contains_key(*uid)) {
+                uids.insert(uid.clone());
+            }
+            if let Some(id) = sighting.unnamed_container() {
+                ids.insert(id.clone());
+            }
+        }
+        self.logs.refresh(now, &uids);
+        if !ids.is_empty() {
+            self.links.refresh(now, &ids);
+        }
+    }
+
+    /// The living pods by name: as the Pods API has them, or else as the log directories do.
+    pub fn pods(&mut self, directory: &Arc<PodDirectory>) -> Arc<BTreeMap<PodRef, Arc<PodIdentity>>> {
+        let generation = self.logs.generation();
+        if !Arc::ptr_eq(&self.pods.directory, directory) || self.pods.generation != generation {
+            let by_name = if directory.complete { listed(directory) } else { self.logged(directory) };
+            self.pods = Pods { directory: Arc::clone(directory), generation, by_name: Arc::new(by_name) };
+        }
+        Arc::clone(&self.pods.by_name)
+    }
+
+    /// Of a pod that was made anew under its old name, the old directory may still be there: the later one counts.
+    fn logged(&self, directory: &PodDirectory) -> BTreeMap<PodRef, Arc<PodIdentity>> {
+        let Some(entries) = self.logs.entries() else { return listed(directory) };
+        let mut uids: BTreeMap<&PodRef, Vec<&PodUid>> = BTreeMap::new();
+        for (uid, pod) in entries {
+            uids.entry(pod).or_default().push(uid);
+        }
+        let changed = |pod: &PodRef, uid: &PodUid| {
+            let name = format!("{}_{}_{uid}", pod.namespace, pod.pod);
+            std::fs::metadata(self.logs.root().join(name)).and_then(|metadata| metadata.modified()).ok()
+        };
+        let latest = |(pod, mut uids): (&PodRef, Vec<&PodUid>)| {
+            if uids.len() > 1 {
+                uids.sort_by_key(|uid| changed(pod, uid));
+            }
+            let uid = uids.pop()?;
+            // What the Pods API said before it went away still holds.
+            let known = directory.pods.get(uid).filter(|identity| identity.pod == *pod).cloned();
+            Some((pod.clone(), known.unwrap_or_else(|| Arc::new(nameless(pod, uid)))))
+        };
+        uids.into_iter().filter_map(latest).collect()
+    }
+}
+
+impl Known {
+    /// Nothing more is to be learned of it, as long as it lives.
+    fn is_settled(&self) -> bool {
+        match &self.seen {
+            Ok(sighting) => match &sighting.place {
+                Place::Pod { container, .. } => {
+                    container.is_none() || sighting.mounts.as_ref().is_some_and(|mounts| mounts.container.is_some())
+                }
+                Place::Container(_) | Place::Host => false,
+            },
+            Err(_) => false,
+        }
+    }
+}
+
+impl Sighting {
+    fn is_nowhere(&self) -> bool {
+        self.place == Place::Host
+    }
+
+    /// The cgroup's word; its mounts' where the cgroup names no pod.
+    fn uid(&self) -> Option<&PodUid> {
+        match &self.place {
+            Place::Pod { uid, .. } => Some(uid),
+            Place::Container(_) => self.mounts.as_ref().map(|mounts| &mounts.uid),
+            Place::Host => None,
+        }
+    }
+
+    fn id(&self) -> Option<&ContainerId> {
+        match &self.place {
+            Place::Pod { container, .. } => container.as_ref(),
+            Place::Container(id) => Some(id),
+            Place::Host => None,
+        }
+    }
+
+    fn name(&self) -> Option<&Arc<str>> {
+        self.mounts.as_ref()?.container.as_ref()
+    }
+
+    /// A container that its mounts do not name.
+    fn unnamed_container(&self) -> Option<&ContainerId> {
+        self.id().filter(|_| self.name().is_none())
+    }
+}
+
+/// Everybody who knows names.
+struct Names<'a> {
+    directory: &'a PodDirectory,
+    by_runtime_uid: BTreeMap<&'a PodUid, &'a Arc<PodIdentity>>,
+    logs: &'a Listing<PodUid, PodRef>,
+    links: &'a Listing<ContainerId, (PodRef, Arc<str>)>,
+}
+
+impl Names<'_> {
+    fn owner(&self, sighting: &Sighting) -> Owner {
+        if let Some(uid) = sighting.uid() {
+            return self.in_pod(uid, sighting);
+        }
+        let Some(id) = sighting.id() else { return Owner::Host };
+        let named = |identity: &&Arc<PodIdentity>| identity.containers.contains_key(id) && !identity.terminal;
+        if let Some(identity) = self.directory.pods.values().find(named) {
+            return self.in_pod(&identity.uid, sighting);
+        }
+        match self.links.get(id) {
+            Some((pod, container)) => Owner::Container(ContainerRef::in_pod(pod, container)),
+            // The kubelet's containers have the kubelet's mounts: this one is somebody else's.
+            None if sighting.mounts_read => Owner::Host,
+            None => Owner::Unknown(UnknownOwner::Unreadable),
+        }
+    }
+
+    fn in_pod(&self, uid: &PodUid, sighting: &Sighting) -> Owner {
+        let identity = self.directory.pods.get(uid).or_else(|| self.by_runtime_uid.get(uid).copied());
+        let logged = self.logs.get(uid);
+        let is_logged = identity.map(|identity| &identity.uid).is_some_and(|uid| self.logs.get(uid).is_some());
+        let ended = || {
+            let pod = identity.map(|identity| &identity.pod).or(logged).cloned();
+            Owner::EndedPod { uid: uid.clone(), pod }
+        };
+        let pod = match identity {
+            Some(identity) if identity.terminal => return ended(),
+            // The directory may be old; then the logs say who has gone.
+            Some(_) if !self.directory.complete && self.logs.entries().is_some() && logged.is_none() && !is_logged => {
+                return ended();
+            }
+            Some(identity) => &identity.pod,
+            None if self.directory.complete => return ended(),
+            None => match logged {
+                Some(pod) => pod,
+                None if self.logs.entries().is_some() => return ended(),
+                None => return Owner::Unknown(UnknownOwner::NoNames),
+            },
+        };
+        let by_id = sighting.id().and_then(|id| {
+            // The kubelet's word on an id comes before what a process has mounted.
+            let listed = identity.and_then(|identity| identity.containers.get(id));
+            let linked = || self.links.get(id).filter(|(linked, _)| linked == pod).map(|(_, container)| container);
+            listed.or(sighting.name()).or_else(linked)
+        });
+        match by_id {
+            Some(container) => Owner::Container(ContainerRef::in_pod(pod, container)),
+            None => Owner::Pod(pod.clone()),
+        }
+    }
+}
+
+/// Pods whose cgroups go by another UID than the API server's.
+fn runtime_uids(directory: &PodDirectory) -> BTreeMap<&PodUid, &Arc<PodIdentity>> {
+    directory.pods.values().filter_map(|identity| Some((identity.runtime_uid.as_ref()?, identity))).collect()
+}
+
+fn listed(directory: &PodDirectory) -> BTreeMap<PodRef, Arc<PodIdentity>> {
+    let living = directory.pods.values().filter(|identity| !identity.terminal);
+    living.map(|identity| (identity.pod.clone(), Arc::clone(identity))).collect()
+}
+
+fn nameless(pod: &PodRef, uid: &PodUid) -> PodIdentity {
+    PodIdentity {
+        pod: pod.clone(),
+        uid: uid.clone(),
+        runtime_uid: None,
+        labels: BTreeMap::new(),
+        terminal: false,
+        containers: BTreeMap::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

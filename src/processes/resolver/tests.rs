@@ -1,0 +1,270 @@
+use super::*;
+use crate::simulation::kubelet::container_id;
+use crate::simulation::proc_tree::{Inside, ProcTree};
+
+const UID: &str = "8f5d2c1e-90ab-4cde-8123-456789abcdef";
+const HASH: &str = "229836ee3ad078911e99a2b8134d6713";
+const MAIN: Inside<'_> = Inside { namespace: "research", pod: "training-0", uid: UID, container: "main" };
+const SIDE: Inside<'_> = Inside { container: "side", ..MAIN };
+const MANIFEST: Inside<'_> = Inside { namespace: "kube-system", pod: "probe-node", uid: HASH, container: "probe" };
+
+struct Lab {
+    directory: tempfile::TempDir,
+    tree: ProcTree,
+    resolver: Resolver,
+    pods: PodDirectory,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = ProcTree::create(directory.path()).unwrap();
+        let resolver = Resolver::new(&tree.proc_root(), &tree.pod_logs_root());
+        Self { directory, tree, resolver, pods: PodDirectory::default() }
+    }
+
+    fn with_pods() -> Self {
+        let lab = Self::new();
+        lab.tree.add_container(MAIN).unwrap();
+        lab.tree.add_container(SIDE).unwrap();
+        lab.tree.start(100, 5000, MAIN).unwrap();
+        lab.tree.start(101, 5001, SIDE).unwrap();
+        lab.tree.start_on_host(102, 40).unwrap();
+        lab
+    }
+
+    fn resolve(&mut self, seconds: u64, wanted: &[u32]) -> BTreeMap<u32, Process> {
+        let wanted = wanted.iter().copied().collect();
+        self.resolver.resolve(Monotonic::from_secs(seconds), &wanted, &self.pods)
+    }
+
+    fn owner(&mut self, seconds: u64, pid: u32) -> Owner {
+        self.resolve(seconds, &[pid]).remove(&pid).expect("wanted").owner
+    }
+
+    /// The Pods API tells of this pod and its containers.
+    fn list(&mut self, inside: Inside<'_>, api_uid: &str, terminal: bool, containers: &[&str]) {
+        let identity = PodIdentity {
+            pod: PodRef::new(inside.namespace, inside.pod),
+            uid: api_uid.into(),
+            runtime_uid: (api_uid != inside.uid).then(|| inside.uid.into()),
+            labels: BTreeMap::new(),
+            terminal,
+            containers: containers
+                .iter()
+                .map(|name| (ContainerId::new(container_id(inside.uid, name)), Arc::from(*name)))
+                .collect(),
+        };
+        self.pods.pods.insert(api_uid.into(), Arc::new(identity));
+        self.pods.complete = true;
+    }
+
+    fn without_logs(&self) {
+        std::fs::remove_dir_all(self.tree.pod_logs_root()).unwrap();
+        std::fs::remove_dir_all(self.directory.path().join("containers")).unwrap();
+    }
+
+    fn write(&self, pid: u32, file: &str, bytes: &[u8]) {
+        std::fs::write(self.tree.proc_root().join(pid.to_string()).join(file), bytes).unwrap();
+    }
+}
+
+fn container(inside: Inside<'_>) -> Owner {
+    Owner::Container(ContainerRef::new(inside.namespace, inside.pod, inside.container))
+}
+
+fn ended(named: bool) -> Owner {
+    Owner::EndedPod { uid: UID.into(), pod: named.then(|| PodRef::new(MAIN.namespace, MAIN.pod)) }
+}
+
+#[test]
+fn directories_and_mounts_name_the_container() {
+    let mut lab = Lab::with_pods();
+    let processes = lab.resolve(1, &[100, 101, 102, 103]);
+    assert_eq!(processes[&100].owner, container(MAIN));
+    assert_eq!(processes[&100].key, Some(ProcessKey { pid: 100, start_ticks: 5000 }));
+    assert_eq!(processes[&101].owner, container(SIDE));
+    assert_eq!(processes[&102].owner, Owner::Host);
+    assert_eq!(processes[&103], Process { key: None, owner: Owner::Unknown(UnknownOwner::Gone) });
+    assert!(lab.resolver.sees_the_host());
+}
+
+#[test]
+fn a_number_given_out_again_is_another_process() {
+    let mut lab = Lab::with_pods();
+    assert_eq!(lab.owner(1, 100), container(MAIN));
+    lab.tree.start(100, 9000, SIDE).unwrap();
+    assert_eq!(lab.owner(2, 100), container(SIDE));
+    lab.tree.start_on_host(100, 9500).unwrap();
+    assert_eq!(lab.owner(3, 100), Owner::Host);
+}
+
+#[test]
+fn an_ended_process_keeps_its_owner_while_readings_may_speak_of_it() {
+    let mut lab = Lab::with_pods();
+    assert_eq!(lab.owner(1, 100), container(MAIN));
+    lab.tree.end(100).unwrap();
+    assert_eq!(lab.owner(2, 100), container(MAIN));
+    assert_eq!(lab.owner(62, 100), container(MAIN));
+    assert_eq!(lab.owner(63, 100), Owner::Unknown(UnknownOwner::Gone));
+}
+
+#[test]
+fn what_is_no_longer_wanted_is_forgotten() {
+    let mut lab = Lab::with_pods();
+    lab.resolve(1, &[100, 101, 102]);
+    assert_eq!(lab.resolver.known.len(), 3);
+    lab.resolve(2, &[101]);
+    assert_eq!(lab.resolver.known.len(), 1);
+    lab.tree.end(100).unwrap();
+    assert_eq!(lab.owner(3, 100), Owner::Unknown(UnknownOwner::Gone));
+}
+
+#[test]
+fn a_zombie_that_has_left_its_cgroup_stays_whose_it_was() {
+    let mut lab = Lab::with_pods();
+    lab.write(101, "mountinfo", b"");
+    assert_eq!(lab.owner(1, 101), container(SIDE), "by its id's link");
+    lab.write(101, "cgroup", b"0::/\n");
+    assert_eq!(lab.owner(20, 101), container(SIDE));
+}
+
+#[test]
+fn a_process_may_get_its_cgroup_late() {
+    let mut lab = Lab::with_pods();
+    let cgroup = std::fs::read(lab.tree.proc_root().join("100/cgroup")).unwrap();
+    lab.write(100, "cgroup", b"0::/system.slice/containerd.service\n");
+    assert_eq!(lab.owner(1, 100), Owner::Host);
+    lab.write(100, "cgroup", &cgroup);
+    assert_eq!(lab.owner(7, 100), container(MAIN));
+}
+
+#[test]
+fn a_pod_whose_directory_has_gone_has_ended() {
+    let mut lab = Lab::with_pods();
+    assert_eq!(lab.owner(1, 100), container(MAIN));
+    lab.tree.remove_container(MAIN).unwrap();
+    assert_eq!(lab.owner(12, 100), ended(false));
+    assert_eq!(lab.owner(12, 100).remainder_reason(), Some("terminated_pod"));
+}
+
+#[test]
+fn a_container_that_nobody_names_is_still_in_its_pod() {
+    let mut lab = Lab::with_pods();
+    lab.write(100, "mountinfo", b"");
+    std::fs::remove_dir_all(lab.directory.path().join("containers")).unwrap();
+    assert_eq!(lab.owner(1, 100), Owner::Pod(PodRef::new(MAIN.namespace, MAIN.pod)));
+}
+
+#[test]
+fn without_anybody_who_names_pods_the_owner_is_unknown() {
+    let mut lab = Lab::with_pods();
+    lab.without_logs();
+    assert_eq!(lab.owner(1, 100), Owner::Unknown(UnknownOwner::NoNames));
+    assert!(lab.resolver.logs_problem().unwrap().contains("pods"));
+    assert_eq!(lab.owner(1, 102), Owner::Host, "the host needs no names");
+}
+
+#[test]
+fn the_pods_api_names_pods_by_itself() {
+    let mut lab = Lab::with_pods();
+    lab.without_logs();
+    lab.list(MAIN, UID, false, &["main", "side"]);
+    lab.write(100, "mountinfo", b"");
+    assert_eq!(lab.owner(1, 100), container(MAIN), "by its id");
+    lab.list(MAIN, UID, true, &[]);
+    assert_eq!(lab.owner(2, 100), ended(true), "it has finished");
+    lab.pods.pods.clear();
+    assert_eq!(lab.owner(3, 100), ended(false), "the kubelet has told of all its pods");
+    lab.pods.complete = false;
+    assert_eq!(lab.owner(4, 100), Owner::Unknown(UnknownOwner::NoNames), "or not of all");
+}
+
+#[test]
+fn the_kubelets_word_on_an_id_comes_before_a_mount() {
+    let mut lab = Lab::with_pods();
+    lab.list(MAIN, UID, false, &["main", "side"]);
+    let mounts = std::fs::read(lab.tree.proc_root().join("101/mountinfo")).unwrap();
+    lab.write(100, "mountinfo", &mounts);
+    assert_eq!(lab.owner(1, 100), container(MAIN));
+}
+
+#[test]
+fn a_pod_from_a_manifest_has_two_uids() {
+    let mut lab = Lab::new();
+    lab.without_logs();
+    lab.tree.start(200, 1, MANIFEST).unwrap();
+    lab.list(MANIFEST, UID, false, &[]);
+    assert_eq!(lab.owner(1, 200), container(MANIFEST));
+}
+
+#[test]
+fn while_the_pods_api_is_away_directories_say_who_has_gone() {
+    let mut lab = Lab::with_pods();
+    lab.list(MAIN, UID, false, &["main"]);
+    lab.pods.complete = false;
+    assert_eq!(lab.owner(1, 100), container(MAIN));
+    lab.tree.remove_container(MAIN).unwrap();
+    assert_eq!(lab.owner(12, 100), ended(true));
+}
+
+#[test]
+fn a_container_without_a_pod_is_the_hosts_unless_the_kubelet_knows_it() {
+    let mut lab = Lab::with_pods();
+    lab.tree.start_on_host(300, 1).unwrap();
+    lab.write(300, "cgroup", format!("0::/docker/{}\n", container_id(UID, "main")).as_bytes());
+    assert_eq!(lab.owner(1, 300), container(MAIN), "cri-dockerd: by its id's link");
+    lab.write(300, "cgroup", format!("0::/docker/{}\n", container_id(UID, "other")).as_bytes());
+    lab.tree.start_on_host(301, 1).unwrap();
+    lab.write(301, "cgroup", format!("0::/docker/{}\n", container_id(UID, "other")).as_bytes());
+    assert_eq!(lab.owner(2, 301), Owner::Host, "somebody's own container");
+    let mounts = std::fs::read(lab.tree.proc_root().join("101/mountinfo")).unwrap();
+    lab.tree.start_on_host(302, 1).unwrap();
+    lab.write(302, "cgroup", format!("0::/docker/{}\n", container_id(UID, "third")).as_bytes());
+    lab.write(302, "mountinfo", &mounts);
+    assert_eq!(lab.owner(3, 302), container(SIDE), "by the kubelet's mounts");
+}
+
+#[test]
+fn nonsense_in_proc_is_an_unknown_owner() {
+    let mut lab = Lab::with_pods();
+    lab.write(100, "stat", &[0xff; 9000]);
+    assert_eq!(lab.owner(1, 100), Owner::Unknown(UnknownOwner::Unreadable));
+    lab.write(101, "cgroup", &[b':'; 200_000]);
+    lab.write(101, "mountinfo", &[0; 1_000_000]);
+    assert_eq!(lab.owner(1, 101), Owner::Host);
+}
+
+#[test]
+fn one_round_looks_at_a_bounded_number() {
+    let mut lab = Lab::with_pods();
+    let pids: Vec<u32> = (1000..1000 + LOOKS_PER_ROUND as u32 + 10).collect();
+    for pid in &pids {
+        lab.tree.start(*pid, 7, MAIN).unwrap();
+    }
+    let unresolved = |processes: BTreeMap<u32, Process>| {
+        processes.values().filter(|process| process.owner == Owner::Unknown(UnknownOwner::NotResolved)).count()
+    };
+    assert_eq!(unresolved(lab.resolve(1, &pids)), 10);
+    assert_eq!(unresolved(lab.resolve(2, &pids)), 0);
+}
+
+#[test]
+fn pods_are_known_by_name_and_the_later_of_two() {
+    let mut lab = Lab::with_pods();
+    let again = Inside { uid: "00000000-0000-4000-8000-000000000001", ..MAIN };
+    lab.tree.add_container(again).unwrap();
+    let path = |inside: Inside<'_>| format!("{}_{}_{}", inside.namespace, inside.pod, inside.uid);
+    let later = std::fs::File::open(lab.tree.pod_logs_root().join(path(again))).unwrap();
+    let time = later.metadata().unwrap().modified().unwrap() + Duration::from_secs(5);
+    later.set_modified(time).unwrap();
+    lab.resolve(1, &[]);
+    let directory = Arc::new(PodDirectory::default());
+    let pods = lab.resolver.pods(&directory);
+    let uids: Vec<&str> = pods.values().map(|identity| identity.uid.as_str()).collect();
+    assert_eq!(uids, [again.uid]);
+    assert!(Arc::ptr_eq(&pods, &lab.resolver.pods(&directory)), "made once");
+    lab.list(MAIN, UID, false, &[]);
+    let listed = Arc::new(lab.pods.clone());
+    assert_eq!(lab.resolver.pods(&listed).values().next().unwrap().uid.as_str(), UID, "the Pods API comes first");
+}

@@ -1,0 +1,149 @@
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::Resolver;
+use crate::clock::Clock;
+use crate::model::{Collector, Moment, PodDirectory, PodLabel, ProcessState};
+
+/// Owners are looked at this often: processes end, pods go.
+const PERIOD: Duration = Duration::from_secs(1);
+/// And no more often than this, however often what is wanted changes.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Whether processes are attributed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// When the host's process ids are visible.
+    #[default]
+    Auto,
+    /// The same, but that they are not visible is worth a warning. Process ids of another namespace would name the
+    /// wrong pods, so they are never used.
+    On,
+    Off,
+}
+
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub mode: Mode,
+    /// Laid out as `/proc`.
+    pub proc_root: PathBuf,
+    /// Laid out as `/var/log/pods`.
+    pub pod_logs_root: PathBuf,
+    /// Shown with each pod.
+    pub pod_labels: Vec<PodLabel>,
+}
+
+/// Keeps `publish` up to date for ever. Ends only by being dropped, or when it is broken.
+pub async fn run(
+    settings: Settings,
+    clock: Clock,
+    mut wanted: watch::Receiver<Arc<BTreeSet<u32>>>,
+    mut pods: watch::Receiver<Arc<PodDirectory>>,
+    publish: watch::Sender<Arc<ProcessState>>,
+) {
+    let mut room = Room {
+        resolver: Resolver::new(&settings.proc_root, &settings.pod_logs_root),
+        labels: settings.pod_labels.clone().into(),
+        problem: None,
+        enabled: false,
+        settings,
+        clock,
+    };
+    loop {
+        let pids = Arc::clone(&wanted.borrow_and_update());
+        let directory = Arc::clone(&pods.borrow_and_update());
+        // Files of a process that hangs in the kernel may hang too: that costs this thread, and nobody waits for it.
+        let round = tokio::task::spawn_blocking(move || {
+            let state = room.round(&pids, &directory);
+            (room, state)
+        });
+        let state;
+        (room, state) = match round.await {
+            Ok(done) => done,
+            Err(error) => {
+                tracing::error!(%error, "looking at processes broke");
+                return;
+            }
+        };
+        publish.send_replace(Arc::new(state));
+        tokio::time::sleep(PAUSE).await;
+        tokio::select! {
+            () = changed(&mut wanted) => {}
+            () = changed(&mut pods) => {}
+            () = tokio::time::sleep(PERIOD - PAUSE) => {}
+        }
+    }
+}
+
+/// Never, once nobody can change it any more.
+async fn changed<T>(value: &mut watch::Receiver<T>) {
+    if value.changed().await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+struct Room {
+    settings: Settings,
+    clock: Clock,
+    resolver: Resolver,
+    labels: Arc<[PodLabel]>,
+    problem: Option<String>,
+    enabled: bool,
+}
+
+impl Room {
+    fn round(&mut self, wanted: &BTreeSet<u32>, directory: &Arc<PodDirectory>) -> ProcessState {
+        let started = self.clock.now();
+        self.enabled = self.settings.mode != Mode::Off && (self.enabled || self.resolver.sees_the_host());
+        let nobody = BTreeSet::new();
+        // The log directories are read either way: pods have UIDs, whoever's processes may be seen.
+        let processes =
+            self.resolver.resolve(started.monotonic, if self.enabled { wanted } else { &nobody }, directory);
+        let pods = self.resolver.pods(directory);
+        self.tell(directory);
+        ProcessState {
+            enabled: self.enabled,
+            problem: self.problem.as_deref().map(Into::into),
+            processes,
+            pods,
+            pod_labels: Arc::clone(&self.labels),
+            collector: self.enabled.then(|| self.collector(started)),
+        }
+    }
+
+    fn collector(&self, started: Moment) -> Collector {
+        let now = self.clock.now();
+        let duration = Some(now.monotonic.since(started.monotonic));
+        Collector { success: true, stuck: false, last_success: Some(now), duration }
+    }
+
+    /// Says what is missing, each time it changes.
+    fn tell(&mut self, directory: &PodDirectory) {
+        let problem = match self.settings.mode {
+            Mode::Off => None,
+            Mode::Auto | Mode::On if !self.enabled => Some(format!(
+                "{} shows no host process ids, so use is attributed by allocation alone; for shares by process run \
+                 with hostPID: true",
+                self.settings.proc_root.display()
+            )),
+            Mode::Auto | Mode::On => self.resolver.logs_problem().filter(|_| !directory.complete).map(|problem| {
+                format!(
+                    "pods cannot be named by their UIDs: {problem}; mount /var/log/pods (read-only, see \
+                     --pod-logs-root) or use a kubelet with the Pods API"
+                )
+            }),
+        };
+        if problem != self.problem {
+            match (&problem, self.settings.mode) {
+                (Some(problem), Mode::On) => tracing::warn!("{problem}"),
+                (Some(problem), _) => tracing::info!("{problem}"),
+                (None, _) => tracing::info!("processes are attributed to containers"),
+            }
+            self.problem = problem;
+        }
+    }
+}

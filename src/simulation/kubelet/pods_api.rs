@@ -1,0 +1,171 @@
+//! The Pods API: served by kubelets from 1.37, and by 1.36 with its gate on.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+
+use prost::Message as _;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt as _};
+use tonic::{Request, Response, Status, async_trait};
+
+use super::limiter::Limiter;
+use super::shared::{Shared, lock};
+use super::state::{Phase, Pod, Sight};
+use crate::simulation::random::Random;
+use crate::wire::core_v1;
+use crate::wire::v1alpha1::pods_server::Pods;
+use crate::wire::v1alpha1::{
+    EventType, GetPodRequest, GetPodResponse, ListPodsRequest, ListPodsResponse, WatchPodsEvent, WatchPodsRequest,
+};
+
+/// A client that falls further behind is dropped.
+const EVENTS_BEHIND: usize = 100;
+
+#[derive(Debug)]
+pub struct PodsApi {
+    shared: Arc<Shared>,
+    /// List and Get have a limit of their own; a watch has none.
+    limiter: Mutex<Limiter>,
+}
+
+/// By UID: the pod as it goes over the wire, and as little of it as a deletion says.
+type Picture = BTreeMap<String, (Vec<u8>, Vec<u8>)>;
+
+impl PodsApi {
+    pub fn new(shared: Arc<Shared>) -> Self {
+        let limiter = Mutex::new(Limiter::full(shared.now()));
+        Self { shared, limiter }
+    }
+
+    fn admit(&self) -> Result<Picture, Status> {
+        if !lock(&self.limiter).allow(self.shared.now()) {
+            return Err(Status::resource_exhausted("rejected by rate limit"));
+        }
+        picture(&self.shared)
+    }
+}
+
+#[async_trait]
+impl Pods for PodsApi {
+    type WatchPodsStream = Pin<Box<dyn Stream<Item = Result<WatchPodsEvent, Status>> + Send>>;
+
+    async fn watch_pods(&self, _: Request<WatchPodsRequest>) -> Result<Response<Self::WatchPodsStream>, Status> {
+        let mut changes = self.shared.changes.subscribe();
+        let first = picture(&self.shared)?;
+        let added = first.values().map(|(pod, _)| event(EventType::Added, pod));
+        let first_events: Vec<WatchPodsEvent> = added.chain([event(EventType::InitialSyncComplete, &[])]).collect();
+        let (send, receive) = mpsc::channel(EVENTS_BEHIND);
+        let shared = Arc::clone(&self.shared);
+        tokio::spawn(async move {
+            let mut before = first;
+            loop {
+                tokio::select! {
+                    changed = changes.changed() => if changed.is_err() { return },
+                    () = send.closed() => return,
+                }
+                // Between two starts nothing is known, and nothing is said.
+                let Ok(now) = picture(&shared) else { continue };
+                for event in difference(&before, &now) {
+                    if send.try_send(event).is_err() {
+                        return;
+                    }
+                }
+                before = now;
+            }
+        });
+        let behind = Status::resource_exhausted("the watch fell too far behind");
+        let rest = ReceiverStream::new(receive).map(Ok).chain(tokio_stream::once(Err(behind)));
+        Ok(Response::new(Box::pin(tokio_stream::iter(first_events.into_iter().map(Ok)).chain(rest))))
+    }
+
+    async fn list_pods(&self, _: Request<ListPodsRequest>) -> Result<Response<ListPodsResponse>, Status> {
+        let pods = self.admit()?.into_values().map(|(pod, _)| pod).collect();
+        Ok(Response::new(ListPodsResponse { pods }))
+    }
+
+    async fn get_pod(&self, request: Request<GetPodRequest>) -> Result<Response<GetPodResponse>, Status> {
+        let uid = request.into_inner().pod_uid;
+        let found = self.admit()?.remove(&uid);
+        let (pod, _) = found.ok_or_else(|| Status::not_found(format!("pod with UID {uid} not found")))?;
+        Ok(Response::new(GetPodResponse { pod }))
+    }
+}
+
+fn picture(shared: &Shared) -> Result<Picture, Status> {
+    let state = shared.state();
+    if state.sight != Sight::All {
+        return Err(Status::failed_precondition("pod sources are not synced yet"));
+    }
+    let entry = |pod: &Pod| {
+        let whole = message(pod);
+        let mut name = whole.clone();
+        name.status = None;
+        if let Some(metadata) = &mut name.metadata {
+            metadata.labels.clear();
+            metadata.annotations.clear();
+        }
+        (pod.uid.clone(), (whole.encode_to_vec(), name.encode_to_vec()))
+    };
+    Ok(state.pods.iter().map(entry).collect())
+}
+
+fn difference(before: &Picture, now: &Picture) -> Vec<WatchPodsEvent> {
+    let gone = before.iter().filter(|(uid, _)| !now.contains_key(*uid));
+    let gone = gone.map(|(_, (_, name))| event(EventType::Deleted, name));
+    let changed = now.iter().filter_map(|(uid, (pod, _))| match before.get(uid) {
+        None => Some(event(EventType::Added, pod)),
+        Some((known, _)) if known != pod => Some(event(EventType::Modified, pod)),
+        Some(_) => None,
+    });
+    gone.chain(changed).collect()
+}
+
+fn event(kind: EventType, pod: &[u8]) -> WatchPodsEvent {
+    WatchPodsEvent { r#type: kind.into(), pod: pod.to_vec() }
+}
+
+fn message(pod: &Pod) -> core_v1::Pod {
+    let started = pod.phase != Phase::Pending;
+    let status = |name: &str| core_v1::ContainerStatus {
+        name: name.to_owned(),
+        container_id: if started { format!("containerd://{}", container_id(&pod.uid, name)) } else { String::new() },
+    };
+    let mut annotations = pod.spec.annotations.clone();
+    if pod.spec.static_pod {
+        annotations.insert("kubernetes.io/config.hash".to_owned(), pod.uid.clone());
+    }
+    let phase = match pod.phase {
+        Phase::Pending => "Pending",
+        // The phase knows of no termination; the deletion's time stamp does.
+        Phase::Running | Phase::Terminating => "Running",
+        Phase::Succeeded => "Succeeded",
+        Phase::Failed => "Failed",
+    };
+    core_v1::Pod {
+        metadata: Some(core_v1::ObjectMeta {
+            name: pod.name.clone(),
+            namespace: pod.spec.namespace.clone(),
+            uid: pod.uid.clone(),
+            labels: pod.spec.labels.clone(),
+            annotations,
+        }),
+        status: Some(core_v1::PodStatus {
+            phase: phase.to_owned(),
+            container_statuses: pod.spec.containers.iter().map(|container| status(&container.name)).collect(),
+            init_container_statuses: pod.spec.init_containers.iter().map(|container| status(&container.name)).collect(),
+            ephemeral_container_statuses: vec![],
+        }),
+    }
+}
+
+/// As a runtime would make one: 64 hex digits, its own for each container.
+pub fn container_id(uid: &str, container: &str) -> String {
+    let text = format!("{uid}/{container}");
+    let seed = text
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
+    let mut random = Random::seeded(seed);
+    (0..4).map(|_| format!("{:016x}", random.next())).collect()
+}

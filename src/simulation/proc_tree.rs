@@ -1,0 +1,129 @@
+//! Directories laid out as a node's `/proc`, `/var/log/pods` and `/var/log/containers`, for processes that are not there.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use super::kubelet::container_id;
+
+/// The kernel's PF_KTHREAD, which tells that process ids are the host's.
+const KERNEL_THREAD: u32 = 0x0020_8040;
+const PLAIN: u32 = 0x0040_0100;
+
+/// Three directories under one. Who made that one removes it.
+#[derive(Clone, Debug)]
+pub struct ProcTree {
+    root: PathBuf,
+}
+
+/// A container, as the node's files have it.
+#[derive(Clone, Copy, Debug)]
+pub struct Inside<'a> {
+    pub namespace: &'a str,
+    pub pod: &'a str,
+    /// As cgroups and directories have it.
+    pub uid: &'a str,
+    pub container: &'a str,
+}
+
+impl ProcTree {
+    /// With the host's first processes, and no pods.
+    pub fn create(root: &Path) -> io::Result<Self> {
+        let tree = Self { root: root.to_owned() };
+        for directory in [tree.proc_root(), tree.pod_logs_root(), tree.links()] {
+            fs::create_dir_all(directory)?;
+        }
+        tree.write(1, "systemd", PLAIN, 3, "/init.scope", HOST_MOUNTS)?;
+        tree.write(2, "kthreadd", KERNEL_THREAD, 3, "/", HOST_MOUNTS)?;
+        Ok(tree)
+    }
+
+    #[must_use]
+    pub fn proc_root(&self) -> PathBuf {
+        self.root.join("proc")
+    }
+
+    #[must_use]
+    pub fn pod_logs_root(&self) -> PathBuf {
+        self.root.join("pods")
+    }
+
+    /// As the kubelet does when it starts a container.
+    pub fn add_container(&self, inside: Inside<'_>) -> io::Result<()> {
+        let directory = self.logs_of(inside).join(inside.container);
+        fs::create_dir_all(&directory)?;
+        let link = self.link_of(inside);
+        match symlink(directory.join("0.log"), link) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// As the kubelet does some time after the pod has gone.
+    pub fn remove_container(&self, inside: Inside<'_>) -> io::Result<()> {
+        gone(fs::remove_file(self.link_of(inside)))?;
+        gone(fs::remove_dir_all(self.logs_of(inside)))
+    }
+
+    /// A process of a container, under containerd and systemd's cgroups. It takes the place of an earlier one of its
+    /// number.
+    pub fn start(&self, pid: u32, start_ticks: u64, inside: Inside<'_>) -> io::Result<()> {
+        let Inside { uid, container, .. } = inside;
+        let id = container_id(uid, container);
+        let slice = uid.replace('-', "_");
+        let cgroup = format!("/kubepods.slice/kubepods-pod{slice}.slice/cri-containerd-{id}.scope");
+        let mounts = format!(
+            "700 600 0:150 / / rw,relatime - overlay overlay rw\n\
+             701 700 0:60 / /proc rw,nosuid,nodev,noexec,relatime - proc proc rw\n\
+             702 700 8:1 /var/lib/kubelet/pods/{uid}/etc-hosts /etc/hosts rw,relatime - ext4 /dev/sda1 rw\n\
+             703 700 8:1 /var/lib/kubelet/pods/{uid}/containers/{container}/8a1b2c3d /dev/termination-log rw,relatime \
+             - ext4 /dev/sda1 rw\n"
+        );
+        self.write(pid, "python3", PLAIN, start_ticks, &cgroup, &mounts)
+    }
+
+    /// A process of the host's own.
+    pub fn start_on_host(&self, pid: u32, start_ticks: u64) -> io::Result<()> {
+        self.write(pid, "Xorg", PLAIN, start_ticks, "/system.slice/display-manager.service", HOST_MOUNTS)
+    }
+
+    pub fn end(&self, pid: u32) -> io::Result<()> {
+        gone(fs::remove_dir_all(self.proc_root().join(pid.to_string())))
+    }
+
+    /// The directory appears whole: a real one is never half there.
+    fn write(&self, pid: u32, name: &str, flags: u32, start: u64, cgroup: &str, mounts: &str) -> io::Result<()> {
+        let hidden = self.root.join(format!("making-{pid}"));
+        gone(fs::remove_dir_all(&hidden))?;
+        fs::create_dir_all(&hidden)?;
+        let stat = format!("{pid} ({name}) S 1 {pid} {pid} 0 -1 {flags} 0 0 0 0 5 4 0 0 20 0 1 0 {start} 10000 99\n");
+        fs::write(hidden.join("stat"), stat)?;
+        fs::write(hidden.join("cgroup"), format!("0::{cgroup}\n"))?;
+        fs::write(hidden.join("mountinfo"), mounts)?;
+        self.end(pid)?;
+        fs::rename(hidden, self.proc_root().join(pid.to_string()))
+    }
+
+    fn links(&self) -> PathBuf {
+        self.root.join("containers")
+    }
+
+    fn logs_of(&self, Inside { namespace, pod, uid, .. }: Inside<'_>) -> PathBuf {
+        self.pod_logs_root().join(format!("{namespace}_{pod}_{uid}"))
+    }
+
+    fn link_of(&self, Inside { namespace, pod, uid, container }: Inside<'_>) -> PathBuf {
+        let id = container_id(uid, container);
+        self.links().join(format!("{pod}_{namespace}_{container}-{id}.log"))
+    }
+}
+
+const HOST_MOUNTS: &str = "25 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n";
+
+fn gone(removed: io::Result<()>) -> io::Result<()> {
+    match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
