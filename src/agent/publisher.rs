@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,6 +9,7 @@ use super::self_use;
 use super::settings::Reloadable;
 use crate::attribution::{self, Join, Ledger, Observation, Slots};
 use crate::clock::Clock;
+use crate::metrics::SeriesBudget;
 use crate::model::{
     Allocatable, ConfigReload, HardwareState, Inventory, KubeletState, Monotonic, PluginState, Relation, Snapshot,
     UnixSeconds,
@@ -72,11 +74,11 @@ impl Publisher {
     pub async fn run(mut self) {
         let started = self.clock.now().unix;
         let mut ledger = Ledger::new(self.reloadable.borrow().retention, READINGS_LATE.max(self.sample_interval * 3));
-        let mut cache = JoinCache::default();
+        let (mut budget, mut cache) = (SeriesBudget::default(), JoinCache::default());
         let (mut sequence, mut hardware_lives) = (0, true);
         loop {
             sequence += 1;
-            let snapshot = self.snapshot(&mut ledger, &mut cache, sequence, started);
+            let snapshot = self.snapshot(&mut ledger, &mut budget, &mut cache, sequence, started);
             self.pulse.beat(snapshot.at.monotonic);
             self.publish.send_replace(Arc::new(snapshot));
             let changed = tokio::select! {
@@ -104,6 +106,7 @@ impl Publisher {
     fn snapshot(
         &mut self,
         ledger: &mut Ledger,
+        budget: &mut SeriesBudget,
         cache: &mut JoinCache,
         sequence: u64,
         started: UnixSeconds,
@@ -113,20 +116,26 @@ impl Publisher {
         let plugin = self.plugin.as_mut().map(|plugin| Arc::clone(&plugin.borrow_and_update()));
         let (now, scrape_durations) = (self.clock.now(), self.scrapes.snapshot());
         cache.update(&hardware, &kubelet);
-        let accounts = ledger.advance(&Observation {
+        let mut statement = ledger.advance(&Observation {
             now,
             join: &cache.join,
             inventory: &hardware.inventory,
             readings: &hardware.readings,
+            processes: &BTreeMap::new(),
             scrapes: self.scrapes.pages(),
         });
+        budget.mark(&mut statement.accounts, self.reloadable.borrow().series_limit);
         let join = &cache.join;
         Snapshot {
             sequence,
             at: now,
             started,
             node_name: Arc::clone(&self.node_name),
-            accounts,
+            accounts: statement.accounts,
+            remainders: statement.remainders,
+            unallocated_uses: statement.unallocated_uses,
+            violations: statement.violations,
+            series_dropped: budget.dropped().clone(),
             unresolved: join.unresolved.clone(),
             claim_gpus: join.claims.clone(),
             drift: join.drift.clone(),

@@ -57,6 +57,8 @@ pub struct Settings {
 pub struct Reloadable {
     pub refresh_interval: Duration,
     pub retention: Duration,
+    /// Of containers' series on the page.
+    pub series_limit: usize,
     pub log_level: String,
 }
 

@@ -7,6 +7,7 @@ mod inventory;
 mod plugin;
 mod reading;
 mod relation;
+mod remainder;
 mod snapshot;
 mod time;
 mod xid;
@@ -19,6 +20,7 @@ pub use reading::{
     Pcie, RowRemap, Slow, Stamped, Totals,
 };
 pub use relation::{Allocatable, ClaimDevice, Container, CpuSet, HeldDevice, MemoryBlock, Pod, Relation};
+pub use remainder::{Quantity, Reason, Remainder, UnallocatedUse};
 pub use snapshot::{
     Account, Attribution, ClaimGpu, Collector, ConfigReload, HardwareState, Holding, InventoryDrift, KubeletCounters,
     KubeletState, PodResourcesApi, SelfUse, Sharing, Snapshot, UnresolvedDevices,
