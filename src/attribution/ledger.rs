@@ -143,13 +143,13 @@ impl Ledger {
                 }
             };
             if changed {
-                device.clock.holders_changed = now.monotonic;
+                device.clock.holders_changed(now.monotonic);
             }
         }
         for device in self.devices.values_mut() {
             for entry in device.entries.values_mut() {
                 if entry.close_unless_seen(self.sequence, now.monotonic) {
-                    device.clock.holders_changed = now.monotonic;
+                    device.clock.holders_changed(now.monotonic);
                 }
             }
         }
@@ -162,14 +162,10 @@ impl Ledger {
             let device = self.devices.entry(gpu.clone()).or_insert_with(|| Device::new(gpu, now));
             let processes = observation.processes.get(gpu);
             let medium = readings.medium.as_ref();
-            let partitions = Partitions::of(
-                observation.inventory.gpus.get(gpu),
-                medium.map(|medium| &medium.value),
-                processes,
-            );
-            let activity_at = medium
-                .filter(|_| partitions.as_ref().is_some_and(Partitions::has_activity))
-                .map(|medium| medium.at);
+            let partitions =
+                Partitions::of(observation.inventory.gpus.get(gpu), medium.map(|medium| &medium.value), processes);
+            let activity_at =
+                medium.filter(|_| partitions.as_ref().is_some_and(Partitions::has_activity)).map(|medium| medium.at);
             // What tells of the time since the last reading is divided when that time is over, and once.
             let through = readings.totals.through;
             let is_new = activity_at.is_none() || activity_at != device.activity_at;

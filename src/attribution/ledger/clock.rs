@@ -3,14 +3,17 @@ use crate::model::Monotonic;
 /// Busy time that the driver has told for time the clock has not reached yet.
 const CARRY_LIMIT_SECONDS: f64 = 2.0;
 
+/// In a long silence the first ones say enough.
+const CHANGES_LIMIT: usize = 64;
+
 /// Up to when one device is accounted, and what its totals were then.
 #[derive(Debug)]
 pub struct DeviceClock {
     pub accounted: Monotonic,
     /// Whether a reading has been seen; the first one is where counting starts.
     pub read: bool,
-    /// When somebody last took hold or let go.
-    pub holders_changed: Monotonic,
+    /// When somebody took hold or let go since `accounted`, or in the silence that it is in.
+    changes: Vec<Monotonic>,
     /// Since when `accounted` has gone on without readings.
     pub late_since: Option<Monotonic>,
     busy_seconds: Option<f64>,
@@ -56,11 +59,18 @@ impl DeviceClock {
         Self {
             accounted: at,
             read: false,
-            holders_changed: at,
+            changes: vec![],
             late_since: None,
             busy_seconds: None,
             energy_joules: None,
             busy_carry: 0.0,
+        }
+    }
+
+    /// Somebody took hold or let go.
+    pub fn holders_changed(&mut self, now: Monotonic) {
+        if self.changes.last() != Some(&now) && self.changes.len() < CHANGES_LIMIT {
+            self.changes.push(now);
         }
     }
 
@@ -74,7 +84,9 @@ impl DeviceClock {
         let allocated_from = std::mem::replace(&mut self.accounted, through);
         let silent_since = self.late_since.take();
         // What was done in a silence belongs to whoever held the device all that time, or to nobody.
-        let same_holders = silent_since.is_none_or(|since| self.holders_changed <= since);
+        let within = |since: Monotonic| self.changes.iter().any(|change| since < *change && *change < through);
+        let same_holders = silent_since.is_none_or(|since| !within(since));
+        self.changes.retain(|change| *change > through);
         let from = silent_since.filter(|_| same_holders).unwrap_or(allocated_from);
         let mut interval = Interval { allocated_from, ..Interval::silent(from, through) };
         // The first sight of a total is where it starts: what it had before is nobody's.

@@ -136,10 +136,8 @@ impl Books<'_> {
         bounds.extend(held.iter().flat_map(|(_, _, spans, _)| spans.iter().flat_map(|span| [span.from, span.to])));
         bounds.sort_unstable();
         bounds.dedup();
-        let held_seconds: Vec<f64> = held
-            .iter()
-            .map(|(_, _, spans, _)| spans.iter().map(|span| span.length().as_secs_f64()).sum())
-            .collect();
+        let held_seconds: Vec<f64> =
+            held.iter().map(|(_, _, spans, _)| spans.iter().map(|span| span.length().as_secs_f64()).sum()).collect();
         let places: Vec<Option<usize>> = held
             .iter()
             .map(|(tenant, ..)| tenant.1.as_ref().and_then(|mig| self.known.partitions.as_ref()?.place(mig)))

@@ -51,7 +51,9 @@ impl Device {
                 _ => account.device_utilization_ratio.zip(holding.share).map(|(busy, share)| (busy / share).min(1.0)),
             };
             account.memory_limit_bytes = match mig {
-                Some(mig) => present.gpu.and_then(|gpu| gpu.mig_devices.iter().find(|one| one.uuid == *mig)?.memory_bytes),
+                Some(mig) => {
+                    present.gpu.and_then(|gpu| gpu.mig_devices.iter().find(|one| one.uuid == *mig)?.memory_bytes)
+                }
                 None => present.gpu.and_then(|gpu| gpu.memory_bytes),
             };
             if mig.is_none() && holding.sharing != Sharing::Exclusive {
@@ -88,9 +90,8 @@ impl Device {
         self.remainder.memory_bytes.clear();
         let Some(medium) = medium else { return };
         let holders: Vec<Tenant> = self.holding().map(|(tenant, _)| tenant.clone()).collect();
-        let running: Option<Vec<&DeviceProcess>> = present
-            .processes
-            .map(|processes| processes.processes.iter().filter(|process| process.running).collect());
+        let running: Option<Vec<&DeviceProcess>> =
+            present.processes.map(|processes| processes.processes.iter().filter(|process| process.running).collect());
         let mut remainder = BTreeMap::new();
         if present.processes.is_some() && (medium.memory.is_some() || !medium.instances.is_empty()) {
             let reasons = [Reason::Driver, Reason::Host, Reason::NotAllocated, Reason::TerminatedPod];
@@ -153,9 +154,8 @@ impl Device {
     /// Pods that run here and hold nothing here.
     pub fn unallocated_uses(&self, processes: &DeviceProcesses, gpu: &GpuUuid) -> Vec<UnallocatedUse> {
         let containers: Vec<&ContainerRef> = self.holding().map(|(tenant, _)| &tenant.0).collect();
-        let outside = |process: &&DeviceProcess| {
-            process.running && holder_of(process, &containers) == Err(Reason::NotAllocated)
-        };
+        let outside =
+            |process: &&DeviceProcess| process.running && holder_of(process, &containers) == Err(Reason::NotAllocated);
         let name = |process: &DeviceProcess| match &process.owner {
             ProcessOwner::Container(one) => Some((PodRef::new(&one.namespace, &one.pod), Some(one.container.clone()))),
             ProcessOwner::Pod(pod) => Some((pod.clone(), None)),
@@ -175,9 +175,9 @@ impl Device {
 
     fn holding(&self) -> impl Iterator<Item = (&Tenant, &Account)> {
         let holds = |(tenant, entry): (_, &'_ super::entry::Entry)| entry.account.holding.is_some().then_some(tenant);
-        self.entries.iter().filter_map(move |(tenant, entry)| {
-            holds((tenant, entry)).map(|tenant| (tenant, &entry.account))
-        })
+        self.entries
+            .iter()
+            .filter_map(move |(tenant, entry)| holds((tenant, entry)).map(|tenant| (tenant, &entry.account)))
     }
 }
 
@@ -196,9 +196,9 @@ fn inside<'a>(holders: &'a [Tenant], gpu: Option<&Gpu>, instance: Option<u32>) -
     let fits = |(_, mig): &Tenant| match (instance, mig) {
         (None, _) => true,
         (Some(_), None) => false,
-        (Some(instance), Some(mig)) => gpu.is_some_and(|gpu| {
-            gpu.mig_devices.iter().any(|one| one.uuid == *mig && one.gpu_instance == instance)
-        }),
+        (Some(instance), Some(mig)) => {
+            gpu.is_some_and(|gpu| gpu.mig_devices.iter().any(|one| one.uuid == *mig && one.gpu_instance == instance))
+        }
     };
     holders.iter().enumerate().filter(|(_, tenant)| fits(tenant)).map(|(place, tenant)| (place, &tenant.0)).unzip()
 }

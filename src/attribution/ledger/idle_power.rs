@@ -33,9 +33,9 @@ mod tests {
     #[test]
     fn nothing_is_known_before_a_second_of_idleness_and_the_past_fades() {
         let mut power = IdlePower::default();
-        power.learn(0.5, 50.0);
+        power.learn(0.6, 60.0);
         assert_eq!(power.watts(), None);
-        power.learn(0.5, 50.0);
+        power.learn(0.6, 60.0);
         assert!((power.watts().unwrap() - 100.0).abs() < 1e-9);
         (0..3000).for_each(|_| power.learn(1.0, 60.0));
         assert!((power.watts().unwrap() - 60.0).abs() < 0.1, "{power:?}");

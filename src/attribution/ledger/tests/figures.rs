@@ -1,6 +1,6 @@
 use super::super::*;
-use crate::model::{Account, Attribution, ContainerRef, Holding, Sharing, Totals, UnixSeconds};
 use crate::attribution::HoldingKey;
+use crate::model::{Account, Attribution, ContainerRef, Holding, Sharing, Totals, UnixSeconds};
 
 const GPU: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
 
@@ -232,10 +232,7 @@ fn a_change_of_share_counts_from_when_it_changed() {
     let accounts = world.read(1000, Some(1.0), Some(100.0));
     assert_eq!(
         figures(&accounts),
-        [
-            ("a".into(), 0.55, Some(0.55), Some(0.0), Some(55.0)),
-            ("b".into(), 0.45, Some(0.45), Some(0.0), Some(45.0))
-        ]
+        [("a".into(), 0.55, Some(0.55), Some(0.0), Some(55.0)), ("b".into(), 0.45, Some(0.45), Some(0.0), Some(45.0))]
     );
 }
 

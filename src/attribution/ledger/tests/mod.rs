@@ -1,1 +1,6 @@
+mod boards;
 mod figures;
+mod laws;
+mod reference;
+mod scene;
+mod worlds;
