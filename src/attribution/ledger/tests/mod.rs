@@ -1,4 +1,5 @@
 mod boards;
+mod cases;
 mod figures;
 mod laws;
 mod reference;

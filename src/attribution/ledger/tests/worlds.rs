@@ -82,7 +82,7 @@ impl World {
     pub fn new(seed: u64) -> Self {
         let mut random = Random(seed);
         let crowded = seed.is_multiple_of(100);
-        let count = if crowded { 16 } else { [1, 1, 2, 3, 16][random.below(5)] };
+        let count = if crowded { 16 } else { if random.chance(4) { 16 } else { 1 + random.below(3) } };
         let boards: Vec<Board> = (0..count)
             .map(|number| {
                 Board::new(number, if crowded { Kind::Slots(32) } else { Kind::any(&mut random) }, &mut random)
