@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{Descriptor, Family, Group, Value};
-use crate::model::{Collector, Snapshot};
+use crate::model::{Collector, Quantity, Snapshot};
 
 const PROC: &str = "/proc/self";
 const OWN: &str = "podmeter";
@@ -148,7 +148,7 @@ fn families(snapshot: &Snapshot) -> Vec<Family> {
         single(&SCRAPE_DURATION, Some(&snapshot.scrape_durations)),
         single(&CONFIG_RELOAD_SUCCESSFUL, reload.map(|reload| reload.successful)),
         single(&CONFIG_RELOAD_TIME, reload.map(|reload| reload.last_success)),
-        counted(snapshot, &CONSERVATION_VIOLATIONS, "quantity", &snapshot.violations, |quantity| quantity.as_str()),
+        counted(snapshot, &CONSERVATION_VIOLATIONS, "quantity", &snapshot.violations, Quantity::as_str),
         counted(snapshot, &SERIES_DROPPED, "reason", &snapshot.series_dropped, |reason| reason),
         build_info(),
         cpu,

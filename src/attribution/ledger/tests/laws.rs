@@ -7,6 +7,7 @@ use super::super::*;
 use super::reference::{Reference, whose};
 use super::worlds::{TICK_SECONDS, World};
 use crate::attribution::HoldingKey;
+use crate::model::{ContainerRef, Reason};
 
 const STEPS: usize = 40;
 
@@ -158,36 +159,38 @@ impl Trial {
 
     /// Nothing is negative or no number, and nothing falls.
     fn check_counters(&self, statement: &Statement) -> Result<(), String> {
+        type Counters = BTreeMap<(HoldingKey, Option<Reason>), [f64; 5]>;
         let counters = |statement: &Statement| {
-            let mut counters: BTreeMap<(String, &str), f64> = BTreeMap::new();
-            for account in &statement.accounts {
-                let name = format!("{:?}", key(account));
-                for (quantity, value) in [
-                    ("allocated", account.allocated_seconds),
-                    ("busy", account.busy_seconds),
-                    ("idle", account.idle_seconds),
-                    ("borrowed", account.borrowed_seconds),
-                    ("energy", account.energy_joules),
-                ] {
-                    value.map(|value| counters.insert((name.clone(), quantity), value));
-                }
-            }
+            let of_account = |account: &Account| {
+                let values = [
+                    account.allocated_seconds,
+                    account.busy_seconds,
+                    account.idle_seconds,
+                    account.borrowed_seconds,
+                    account.energy_joules,
+                ];
+                ((key(account), None), values.map(Option::unwrap_or_default))
+            };
+            let mut counters: Counters = statement.accounts.iter().map(of_account).collect();
             for remainder in &statement.remainders {
+                let nobody = ContainerRef::new("", "", "");
+                let key = HoldingKey { container: nobody, gpu: remainder.gpu.clone(), mig: None };
                 for (reason, value) in &remainder.busy_seconds {
-                    counters.insert((format!("{} {reason:?}", remainder.gpu), "rest busy"), *value);
+                    counters.entry((key.clone(), Some(*reason))).or_default()[1] = *value;
                 }
                 for (reason, value) in &remainder.energy_joules {
-                    counters.insert((format!("{} {reason:?}", remainder.gpu), "rest energy"), *value);
+                    counters.entry((key.clone(), Some(*reason))).or_default()[4] = *value;
                 }
             }
             counters
         };
         let now = counters(statement);
-        let wrong = now.iter().find(|(_, value)| !value.is_finite() || **value < 0.0);
+        let wrong = now.iter().find(|(_, values)| values.iter().any(|value| !value.is_finite() || *value < 0.0));
         ensure(wrong.is_none(), || format!("no amount: {wrong:?}"))?;
         for (name, before) in self.before.as_ref().map(counters).into_iter().flatten() {
-            let after = now.get(&name).copied();
-            ensure(after.is_some_and(|after| after >= before), || format!("{name:?} fell from {before} to {after:?}"))?;
+            let after = now.get(&name);
+            let rises = after.is_some_and(|after| after.iter().zip(before).all(|(after, before)| *after >= before));
+            ensure(rises, || format!("{name:?} fell from {before:?} to {after:?}"))?;
         }
         Ok(())
     }

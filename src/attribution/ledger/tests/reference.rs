@@ -1,6 +1,7 @@
 //! A slow and obvious ledger: it remembers who held what in every tick, and divides tick by tick.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::scene::Scene;
 use super::worlds::{LATE_TICKS, Reading, TICK_SECONDS, Tick};
@@ -40,7 +41,7 @@ pub struct Reference {
 }
 
 /// Who holds in each tick, the present one last.
-pub type History = Vec<BTreeMap<HoldingKey, Holding>>;
+pub type History = Vec<Arc<BTreeMap<HoldingKey, Holding>>>;
 
 impl Reference {
     pub fn starting(at: Tick) -> Self {
@@ -136,8 +137,8 @@ impl Reference {
     }
 
     fn allocate(&mut self, from: Tick, to: Tick, history: &History) {
-        for tick in from..to {
-            for (key, holding) in &history[tick] {
+        for holders in history.get(from..to).unwrap_or_default() {
+            for (key, holding) in &**holders {
                 self.rows.entry(key.clone()).or_default().allocated += holding.share.unwrap() * TICK_SECONDS;
             }
         }
@@ -215,7 +216,7 @@ impl Reference {
     ) -> Option<(BTreeMap<HoldingKey, Vec<f64>>, Rest)> {
         let processes = reading.processes.as_ref().filter(|processes| processes.has_sm_seconds)?;
         let mut holders: BTreeMap<HoldingKey, Vec<f64>> = BTreeMap::new();
-        for key in history[from..to].iter().flat_map(BTreeMap::keys) {
+        for key in history[from..to].iter().flat_map(|holders| holders.keys()) {
             holders.insert(key.clone(), vec![0.0; to - from]);
         }
         let mut others = Rest::new();

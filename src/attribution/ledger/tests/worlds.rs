@@ -97,7 +97,7 @@ impl World {
         let mut world = Self {
             random,
             now: 0,
-            histories: boards.iter().map(|_| vec![BTreeMap::new()]).collect(),
+            histories: boards.iter().map(|_| vec![Arc::default()]).collect(),
             boards,
             inventory,
             readings: BTreeMap::new(),
@@ -156,7 +156,7 @@ impl World {
     pub fn restart(&mut self) {
         for history in &mut self.histories {
             let last = history.len() - 1;
-            history[..last].iter_mut().for_each(BTreeMap::clear);
+            history[..last].iter_mut().for_each(|holders| *holders = Arc::default());
         }
         self.boards.iter_mut().for_each(Board::restart);
         self.readings.clear();
@@ -222,7 +222,8 @@ impl World {
         self.join = join(&Relation { pods: pods.collect() }, &self.allocatable, &self.inventory, &self.slots);
         for (board, history) in self.boards.iter().zip(&mut self.histories) {
             let holdings = self.join.holdings.iter().filter(|(key, _)| key.gpu == board.uuid);
-            *history.last_mut().unwrap() = holdings.map(|(key, holding)| (key.clone(), holding.clone())).collect();
+            let holdings: BTreeMap<_, _> = holdings.map(|(key, holding)| (key.clone(), holding.clone())).collect();
+            *history.last_mut().unwrap() = Arc::new(holdings);
         }
     }
 }
