@@ -560,6 +560,20 @@ mod tests {
     }
 
     #[test]
+    fn a_device_is_divided_by_claims_and_a_claims_part_by_its_containers() {
+        let mut containers = ["a", "b", "c"].map(|name| container(name, &[], &[("gpu.nvidia.com", "gpu-1")])).to_vec();
+        containers[2].claims[0].claim = "another".into();
+        let join = check(
+            containers,
+            &Allocatable::default(),
+            &["a GPU-a time_slicing 0.2500", "b GPU-a time_slicing 0.2500", "c GPU-a time_slicing 0.5000"],
+        );
+        let weights: Vec<f64> = join.holdings.values().map(|holding| holding.weight).collect();
+        assert_eq!(weights, [0.5, 0.5, 1.0]);
+        assert!(join.holdings.values().all(|holding| holding.attribution == Some(Attribution::EqualShare)));
+    }
+
+    #[test]
     fn drift_names_each_disagreement() {
         let gone = "GPU-cccccccc-0000-0000-0000-000000000000";
         let drift = |containers, ids: &[&str]| {
