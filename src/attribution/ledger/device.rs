@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use super::audit::Audit;
 use super::clock::{DeviceClock, Interval};
-use super::division::{Evidence, Holder, Stretch};
+use super::division::{Evidence, Holder, Stretch, is_nothing};
 use super::entry::{Entry, Gain, Span};
 use super::idle_power::IdlePower;
 use super::partition::Partitions;
@@ -82,7 +82,7 @@ impl Device {
             };
             let books = Books { interval, known, parts: parts.as_deref(), gains, idle_watts: self.idle_power.watts() };
             let (busy, energy) = books.divide(&mut held, &mut self.remainder, audit);
-            if busy == Some(0.0)
+            if busy.is_some_and(is_nothing)
                 && let Some(energy) = energy
             {
                 self.idle_power.learn(length, energy);

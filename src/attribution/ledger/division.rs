@@ -4,6 +4,12 @@ use std::collections::BTreeMap;
 
 use crate::model::Reason;
 
+/// Busy seconds that are only what rounding left.
+#[must_use]
+pub fn is_nothing(busy_seconds: f64) -> bool {
+    busy_seconds < 1e-9
+}
+
 /// One holder in a stretch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Holder {
@@ -105,7 +111,7 @@ impl Stretch<'_> {
         }
         if let Some(energy) = self.energy {
             let idle = self.idle_energy.unwrap_or(0.0).min(energy);
-            let rest = if self.busy == Some(0.0) { Reason::Idle } else { Reason::Unknown };
+            let rest = if self.busy.is_some_and(is_nothing) { Reason::Idle } else { Reason::Unknown };
             by_weight(energy - idle, &mut division.energy, &mut division.remainder_energy, rest);
             if sole {
                 *division.energy[0].get_or_insert(0.0) += idle;

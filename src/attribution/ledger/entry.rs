@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use super::division::is_nothing;
 use crate::attribution::join::HoldingKey;
 use crate::model::{Account, Holding, Moment, Monotonic, Sharing, UnixSeconds};
 
@@ -151,7 +152,7 @@ impl Entry {
                 *account.idle_seconds.get_or_insert(0.0) += (allocated - busy).max(0.0);
                 *account.borrowed_seconds.get_or_insert(0.0) += (busy - allocated).max(0.0);
             }
-            if busy > 0.0 {
+            if !is_nothing(busy) {
                 account.last_active = Some(now);
             }
             account.last_active.get_or_insert(account.created);

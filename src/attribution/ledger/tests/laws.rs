@@ -211,7 +211,8 @@ fn worlds() -> u64 {
 #[test]
 fn laws_hold_on_random_worlds() {
     let mut steps = 0;
-    for seed in 0..worlds() {
+    // In 459 rounding once made busy time out of nothing.
+    for seed in (0..worlds()).chain([459]) {
         let mut trial = Trial::new(seed);
         // A crowded world says as much in fewer steps.
         let count = if trial.world.boards.len() > 8 { STEPS / 4 } else { STEPS };

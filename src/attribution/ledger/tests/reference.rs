@@ -201,7 +201,7 @@ impl Reference {
                 }
             }
         }
-        if let (Some(0.0), Some(energy)) = (active, energy) {
+        if let (Some(0.0..1e-9), Some(energy)) = (active, energy) {
             self.idle.push((ticks * TICK_SECONDS, energy));
         }
     }

@@ -47,7 +47,7 @@ impl<'a> Scene<'a> {
             shares.push((Err(*reason), self.busy.map(|busy| busy * part), running.map(|energy| energy * part)));
         }
         if sum <= 0.0 {
-            let quiet = if self.busy == Some(0.0) { Reason::Idle } else { Reason::Unknown };
+            let quiet = if matches!(self.busy, Some(0.0..1e-9)) { Reason::Idle } else { Reason::Unknown };
             match sole {
                 Some(key) => {
                     // Already there with nothing: its busy time is known once.
