@@ -95,6 +95,7 @@ pub async fn demo(settings: DemoSettings) -> Result<(), DemoError> {
         reloadable: Reloadable {
             refresh_interval: settings.refresh_interval,
             retention: Duration::from_secs(300),
+            series_limit: 20_000,
             log_level: "info".into(),
             device_plugin: (settings.hardware != HardwareSource::None).then(|| vec![offered(replicas)]),
         },

@@ -245,8 +245,14 @@ mod tests {
 
     /// A pod that holds the GPU.
     fn held() -> Snapshot {
-        let holding =
-            Holding { resource: None, device_ids: vec![], sharing: Sharing::Exclusive, attribution: None, share: None };
+        let holding = Holding {
+            resource: None,
+            device_ids: vec![],
+            sharing: Sharing::Exclusive,
+            attribution: None,
+            share: None,
+            weight: 1.0,
+        };
         let account = Account {
             container: ContainerRef::new("team", "train", "main"),
             gpu: GPU.into(),
@@ -256,13 +262,17 @@ mod tests {
             allocated_seconds: None,
             busy_seconds: None,
             idle_seconds: None,
+            borrowed_seconds: None,
             energy_joules: None,
             last_active: None,
             utilization_ratio: None,
+            device_utilization_ratio: None,
             sm_active_ratio: None,
             dram_active_ratio: None,
             memory_used_bytes: None,
             memory_limit_bytes: None,
+            processes: None,
+            over_limit: false,
             ended: None,
         };
         Snapshot { accounts: vec![account], ..Snapshot::default() }

@@ -5,6 +5,7 @@
 
 mod demo;
 mod health;
+mod owners;
 mod probe;
 mod publisher;
 mod recording;
@@ -122,10 +123,12 @@ async fn run_on(
     let (publish_pods, pod_directories) = watch::channel(Arc::default());
     tasks.spawn(named("Pods API", kubelet::pods::watch(settings.pods_watch(), publish_pods)));
     let (publish_processes, process_states) = watch::channel(Arc::default());
-    // Of the processes on the devices, once hardware readings name them.
-    let (_nobody, wanted) = watch::channel(Arc::default());
+    let (wanted, wanted_processes) = watch::channel(Arc::default());
     let processes_room = settings.processes_room();
-    tasks.spawn(named("processes", processes::run(processes_room, clock, wanted, pod_directories, publish_processes)));
+    tasks.spawn(named(
+        "processes",
+        processes::run(processes_room, clock, wanted_processes, pod_directories, publish_processes),
+    ));
     let publisher = Publisher {
         clock,
         node_name: settings.node_name.as_str().into(),
@@ -134,6 +137,7 @@ async fn run_on(
         kubelet: kubelet_states,
         health: health_states,
         plugin: (!plugin_task.is_empty()).then_some(plugin_states),
+        wanted,
         processes: process_states,
         reloadable,
         config_reload,

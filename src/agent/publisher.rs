@@ -1,13 +1,15 @@
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::self_use;
 use super::settings::Reloadable;
+use super::{owners, self_use};
 use crate::attribution::{self, Join, Ledger, Observation, Slots};
 use crate::clock::Clock;
+use crate::metrics::SeriesBudget;
 use crate::model::{
     Allocatable, ConfigReload, HardwareState, HealthState, Inventory, KubeletState, Monotonic, PluginState,
     ProcessState, Relation, Snapshot, UnixSeconds,
@@ -17,6 +19,8 @@ use crate::model::{
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// A device whose readings are this late, or three sample intervals, is held but not known to be busy.
 const READINGS_LATE: Duration = Duration::from_secs(5);
+/// Some files of each are read; a process that hangs in the kernel is not waited for.
+const OWNERS_WAIT: Duration = Duration::from_millis(50);
 /// The publisher only computes; if it has not published for this long, something holds it up.
 const LIVENESS_LIMIT: Duration = Duration::from_secs(15);
 
@@ -30,6 +34,8 @@ pub struct Publisher {
     pub sample_interval: Duration,
     /// `None` while the bundled device plugin is off.
     pub plugin: Option<watch::Receiver<Arc<PluginState>>>,
+    /// The processes whose owners are wanted.
+    pub wanted: watch::Sender<Arc<BTreeSet<u32>>>,
     pub processes: watch::Receiver<Arc<ProcessState>>,
     pub reloadable: watch::Receiver<Reloadable>,
     pub config_reload: watch::Receiver<Option<ConfigReload>>,
@@ -74,11 +80,12 @@ impl Publisher {
     pub async fn run(mut self) {
         let started = self.clock.now().unix;
         let mut ledger = Ledger::new(self.reloadable.borrow().retention, READINGS_LATE.max(self.sample_interval * 3));
-        let mut cache = JoinCache::default();
+        let (mut budget, mut cache) = (SeriesBudget::default(), JoinCache::default());
         let (mut sequence, mut hardware_lives) = (0, true);
         loop {
             sequence += 1;
-            let snapshot = self.snapshot(&mut ledger, &mut cache, sequence, started);
+            self.ask_for_owners().await;
+            let snapshot = self.snapshot(&mut ledger, &mut budget, &mut cache, sequence, started);
             self.pulse.beat(snapshot.at.monotonic);
             self.publish.send_replace(Arc::new(snapshot));
             let changed = tokio::select! {
@@ -105,9 +112,22 @@ impl Publisher {
         }
     }
 
+    /// New processes are looked at before what they did is divided; whoever is not known in time goes without.
+    async fn ask_for_owners(&mut self) {
+        let wanted = owners::wanted(&self.hardware.borrow());
+        if owners::are_known(&wanted, &self.processes.borrow()) && **self.wanted.borrow() == wanted {
+            return;
+        }
+        self.wanted.send_replace(Arc::new(wanted.clone()));
+        let known = self.processes.wait_for(|state| owners::are_known(&wanted, state));
+        // An error is the room ending, which the agent sees.
+        let _ = tokio::time::timeout(OWNERS_WAIT, known).await;
+    }
+
     fn snapshot(
         &mut self,
         ledger: &mut Ledger,
+        budget: &mut SeriesBudget,
         cache: &mut JoinCache,
         sequence: u64,
         started: UnixSeconds,
@@ -116,23 +136,30 @@ impl Publisher {
         let kubelet = Arc::clone(&self.kubelet.borrow_and_update());
         let health = Arc::clone(&self.health.borrow_and_update());
         let plugin = self.plugin.as_mut().map(|plugin| Arc::clone(&plugin.borrow_and_update()));
-        let processes = Some(Arc::clone(&self.processes.borrow_and_update()));
+        let processes = Arc::clone(&self.processes.borrow_and_update());
+        let processes_by_device = owners::by_device(&hardware, &processes);
         let (now, scrape_durations) = (self.clock.now(), self.scrapes.snapshot());
         cache.update(&hardware, &kubelet, plugin.as_deref());
-        let accounts = ledger.advance(&Observation {
+        let mut statement = ledger.advance(&Observation {
             now,
             join: &cache.join,
             inventory: &hardware.inventory,
             readings: &hardware.readings,
+            processes: &processes_by_device,
             scrapes: self.scrapes.pages(),
         });
+        budget.mark(&mut statement.accounts, self.reloadable.borrow().series_limit);
         let join = &cache.join;
         Snapshot {
             sequence,
             at: now,
             started,
             node_name: Arc::clone(&self.node_name),
-            accounts,
+            accounts: statement.accounts,
+            remainders: statement.remainders,
+            unallocated_uses: statement.unallocated_uses,
+            violations: statement.violations,
+            series_dropped: budget.dropped().clone(),
             unresolved: join.unresolved.clone(),
             claim_gpus: join.claims.clone(),
             drift: join.drift.clone(),
@@ -143,7 +170,7 @@ impl Publisher {
             kubelet,
             health,
             plugin,
-            processes,
+            processes: Some(processes),
         }
     }
 }

@@ -74,6 +74,8 @@ pub struct Settings {
 pub struct Reloadable {
     pub refresh_interval: Duration,
     pub retention: Duration,
+    /// Of containers' series on the page.
+    pub series_limit: usize,
     pub log_level: String,
     /// What the bundled device plugin offers; `None` while it is off, which no reload changes.
     pub device_plugin: Option<Vec<plugin::ResourceConfig>>,

@@ -38,6 +38,18 @@ struct Grip<'a> {
     resource: Option<&'a ResourceName>,
     ids: BTreeSet<&'a DeviceId>,
     replica: bool,
+    /// Held through these claims alone; empty once it is held in another way too.
+    claims: BTreeSet<ClaimName<'a>>,
+}
+
+/// Namespace, name, and the share where the device is given out in several.
+type ClaimName<'a> = (&'a str, &'a str, Option<&'a str>);
+
+/// All who have one target.
+#[derive(Default)]
+struct Holders {
+    count: usize,
+    weight: f64,
 }
 
 #[must_use]
@@ -45,6 +57,7 @@ pub fn join(relation: &Relation, allocatable: &Allocatable, inventory: &Inventor
     let mut grips: BTreeMap<HoldingKey, Grip<'_>> = BTreeMap::new();
     let mut unresolved: BTreeMap<(ResourceName, &'static str), BTreeSet<&DeviceId>> = BTreeMap::new();
     let mut claims: BTreeMap<&ClaimDevice, Target> = BTreeMap::new();
+    let mut sharers: BTreeMap<(Target, ClaimName<'_>), usize> = BTreeMap::new();
     for container in relation.containers() {
         for held in &container.devices {
             let form = parse_device_id(held.id.as_str());
@@ -68,17 +81,29 @@ pub fn join(relation: &Relation, allocatable: &Allocatable, inventory: &Inventor
             }
             for target in targets {
                 claims.insert(claim, target.clone());
-                grips.entry(key(&container.reference, target)).or_default().ids.insert(&claim.device);
+                let name = (&*claim.claim_namespace, &*claim.claim, claim.share_id.as_deref());
+                *sharers.entry((target.clone(), name)).or_default() += 1;
+                let grip = grips.entry(key(&container.reference, target)).or_default();
+                grip.ids.insert(&claim.device);
+                grip.claims.insert(name);
             }
         }
     }
-    let mut holders: BTreeMap<Target, usize> = BTreeMap::new();
-    for key in grips.keys() {
-        *holders.entry(target_of(key)).or_default() += 1;
+    // A claim is one holder, whose part its containers share.
+    let weigh = |key: &HoldingKey, grip: &Grip<'_>| {
+        let target = target_of(key);
+        let part = |claim: &ClaimName<'_>| 1.0 / sharers[&(target.clone(), *claim)] as f64;
+        if grip.resource.is_some() { 1.0 } else { grip.claims.iter().map(part).sum() }
+    };
+    let mut holders: BTreeMap<Target, Holders> = BTreeMap::new();
+    for (key, grip) in &grips {
+        let holders = holders.entry(target_of(key)).or_default();
+        holders.count += 1;
+        holders.weight += weigh(key, grip);
     }
     let holdings = grips.into_iter().map(|(key, grip)| {
-        let target = target_of(&key);
-        let holding = holding(&target, &grip, holders[&target], slots, inventory);
+        let (target, weight) = (target_of(&key), weigh(&key, &grip));
+        let holding = holding(&target, &grip, weight, &holders[&target], slots, inventory);
         (key, holding)
     });
     Join {
@@ -109,26 +134,40 @@ fn target_of(key: &HoldingKey) -> Target {
     Target { gpu: key.gpu.clone(), mig: key.mig.clone() }
 }
 
-fn holding(target: &Target, grip: &Grip<'_>, holders: usize, slots: &Slots, inventory: &Inventory) -> Holding {
+fn holding(
+    target: &Target,
+    grip: &Grip<'_>,
+    weight: f64,
+    holders: &Holders,
+    slots: &Slots,
+    inventory: &Inventory,
+) -> Holding {
     let mig = target.mig.as_ref().and_then(|mig| inventory.mig(mig));
     let whole = mig.map_or(1.0, |(gpu, mig)| gpu.slice_fraction(mig.slices));
     let part = match (grip.replica, slots.count(target)) {
-        (false, _) => Some((1, holders)),
-        (true, Some(slots)) => Some((grip.ids.len(), slots.max(grip.ids.len()))),
+        (false, _) => Some(weight / holders.weight),
+        (true, Some(slots)) => Some(grip.ids.len() as f64 / slots.max(grip.ids.len()) as f64),
         (true, None) => None,
     };
-    let sharing = match (grip.replica || holders > 1, &target.mig) {
+    let sharing = match (grip.replica || holders.count > 1, &target.mig) {
         (true, _) if grip.replica && grip.resource.is_some_and(|resource| slots.mps.contains(resource)) => Sharing::Mps,
         (true, _) => Sharing::TimeSlicing,
         (false, Some(_)) => Sharing::Mig,
         (false, None) => Sharing::Exclusive,
     };
+    // Where processes are known, the ledger divides a shared GPU by them and says so.
+    let attribution = match (sharing, &target.mig) {
+        (_, Some(_)) => Attribution::Estimated,
+        (Sharing::Exclusive, None) => Attribution::Exclusive,
+        _ => Attribution::EqualShare,
+    };
     Holding {
         resource: grip.resource.cloned(),
         device_ids: grip.ids.iter().map(|id| (*id).clone()).collect(),
         sharing,
-        attribution: (sharing == Sharing::Exclusive).then_some(Attribution::Exclusive),
-        share: part.map(|(held, of)| whole * held as f64 / of as f64),
+        attribution: Some(attribution),
+        share: part.map(|part| whole * part),
+        weight,
     }
 }
 
@@ -559,6 +598,20 @@ mod tests {
             &Allocatable::default(),
             &["a GPU-a time_slicing 0.5000", "b GPU-a time_slicing 0.5000"],
         );
+    }
+
+    #[test]
+    fn a_device_is_divided_by_claims_and_a_claims_part_by_its_containers() {
+        let mut containers = ["a", "b", "c"].map(|name| container(name, &[], &[("gpu.nvidia.com", "gpu-1")])).to_vec();
+        containers[2].claims[0].claim = "another".into();
+        let join = check(
+            containers,
+            &Allocatable::default(),
+            &["a GPU-a time_slicing 0.2500", "b GPU-a time_slicing 0.2500", "c GPU-a time_slicing 0.5000"],
+        );
+        let weights: Vec<f64> = join.holdings.values().map(|holding| holding.weight).collect();
+        assert_eq!(weights, [0.5, 0.5, 1.0]);
+        assert!(join.holdings.values().all(|holding| holding.attribution == Some(Attribution::EqualShare)));
     }
 
     #[test]

@@ -109,6 +109,10 @@ pub struct AgentArguments {
     /// How long an ended container's counters stay on the page [default: 5m].
     #[arg(long, env = "PODMETER_RETENTION", value_name = "DUR", value_parser = humantime::parse_duration)]
     pub retention: Option<Duration>,
+    /// How many series containers may have on the page; past it the longest ended go first, then the youngest
+    /// [default: 20000].
+    #[arg(long, env = "PODMETER_SERIES_LIMIT", value_name = "N")]
+    pub series_limit: Option<usize>,
     /// [default: text].
     #[arg(long, env = "PODMETER_LOG_FORMAT", value_enum)]
     pub log_format: Option<LogFormat>,

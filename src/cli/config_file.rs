@@ -33,6 +33,7 @@ struct ConfigFile {
     device_plugin: DevicePlugin,
     admin_socket: Option<PathBuf>,
     retention: Option<Parsed<humantime::Duration>>,
+    series_limit: Option<usize>,
     log_format: Option<LogFormat>,
     log_level: Option<String>,
     health: HealthConfig,
@@ -179,6 +180,7 @@ pub fn complete(arguments: AgentArguments) -> Result<AgentArguments, ConfigFileE
         plugin_config,
         admin_socket: arguments.admin_socket.or(read.admin_socket),
         retention: duration(arguments.retention, read.retention),
+        series_limit: arguments.series_limit.or(read.series_limit),
         log_format: arguments.log_format.or(read.log_format),
         log_level: arguments.log_level.or(read.log_level),
         health: read.health,
@@ -213,7 +215,7 @@ mod tests {
         let text = "listen: [\"127.0.0.1:1\", \"unix:/tmp/x.sock\"]\nnodeName: n\nkubeletRoot: /k\n\
                     podResourcesSocket: /p\ndevicePluginDir: /d\nrefreshInterval: 2s\nhardware: simulated\n\
                     nvmlLibrary: /l\ndriverRoot: [/a, /b]\nsampleInterval: 500ms\nadminSocket: /x\n\
-                    procRoot: /host/proc\nsysRoot: /host/sys\ndevRoot: /host/dev\nretention: 1m 30s\nlogFormat: json\nlogLevel: debug\n";
+                    procRoot: /host/proc\nsysRoot: /host/sys\ndevRoot: /host/dev\nretention: 1m 30s\nseriesLimit: 500\nlogFormat: json\nlogLevel: debug\n";
         let file = parse(text).expect("parses");
         assert_eq!(file.listen.len(), 2);
         assert_eq!(file.retention.map(|parsed| *parsed.0), Some(Duration::from_secs(90)));

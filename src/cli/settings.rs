@@ -14,6 +14,9 @@ const EVERYWHERE: ListenAddress = ListenAddress::Tcp(SocketAddr::new(IpAddr::V4(
 /// Its own answers take milliseconds; a loaded node may need seconds.
 const KUBELET_DEADLINE: Duration = Duration::from_secs(5);
 
+/// Many times what the busiest node has: eight GPUs in ten slots each make about 800.
+const SERIES_LIMIT: usize = 20_000;
+
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidSettings {
     #[error(transparent)]
@@ -80,6 +83,7 @@ pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
         reloadable: Reloadable {
             refresh_interval: arguments.refresh_interval.unwrap_or(Duration::from_secs(5)),
             retention: arguments.retention.unwrap_or(Duration::from_secs(300)),
+            series_limit: arguments.series_limit.unwrap_or(SERIES_LIMIT),
             log_level: arguments.log_level.unwrap_or_else(|| "info".into()),
             device_plugin,
         },
@@ -111,10 +115,14 @@ fn check(settings: &Settings, file: Option<&Path>) -> Result<(), InvalidSettings
         }
     };
     let (second, minute) = (Duration::from_secs(1), Duration::from_secs(60));
-    let Reloadable { refresh_interval, retention, log_level, .. } = &settings.reloadable;
+    let Reloadable { refresh_interval, retention, series_limit, log_level, .. } = &settings.reloadable;
     range("refresh-interval", *refresh_interval, second, 10 * minute, "must be 1s to 10m")?;
     range("sample-interval", settings.sample_interval, second / 10, minute, "must be 100ms to 1m")?;
     range("retention", *retention, Duration::ZERO, 24 * 60 * minute, "must be 0s to 1day")?;
+    if !(100..=1_000_000).contains(series_limit) {
+        let value = series_limit.to_string();
+        return Err(InvalidSettings::Value { flag: "series-limit", file, value, problem: "must be 100 to 1000000" });
+    }
     if log_level.parse::<tracing_subscriber::EnvFilter>().is_err() {
         let problem = "must be error, warn, info, debug, trace, or a filter such as info,podmeter::kubelet=debug";
         return Err(InvalidSettings::Value { flag: "log-level", file, value: log_level.clone(), problem });
@@ -177,6 +185,8 @@ mod tests {
         let error = |arguments| resolve(arguments).expect_err("invalid").to_string();
         let zero = AgentArguments { refresh_interval: Some(Duration::ZERO), ..AgentArguments::default() };
         assert_eq!(error(zero), "--refresh-interval (refreshInterval in a file) 0s: must be 1s to 10m");
+        let few = AgentArguments { series_limit: Some(5), ..AgentArguments::default() };
+        assert_eq!(error(few), "--series-limit (seriesLimit in a file) 5: must be 100 to 1000000");
         let filter = AgentArguments { log_level: Some("a=b=c".into()), ..AgentArguments::default() };
         assert!(error(filter).starts_with("--log-level (logLevel in a file) a=b=c: must be error"));
         let nowhere = AgentArguments { config: Some("/nowhere.yaml".into()), ..AgentArguments::default() };

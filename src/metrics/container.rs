@@ -34,7 +34,7 @@ static IDLE: Descriptor = Descriptor::counter(
     ATTRIBUTED,
     "seconds",
     LEDGER,
-    "GPU-seconds held and not busy.",
+    "GPU-seconds held and not busy, of the time in which busy seconds are known.",
 );
 static LAST_ACTIVE: Descriptor = Descriptor::gauge(
     "podmeter_container_last_active_timestamp_seconds",
@@ -48,7 +48,7 @@ static UTILIZATION: Descriptor = Descriptor::gauge(
     ATTRIBUTED,
     "ratio",
     LEDGER,
-    "Use of what the container holds in the last sample, 0 to 1.",
+    "Use of what the container holds in the last sample, 0 to 1; of a shared slot at most 1.",
 );
 static SM_ACTIVE: Descriptor = Descriptor::gauge(
     "podmeter_container_sm_active_ratio",
@@ -85,6 +85,13 @@ static ENERGY: Descriptor = Descriptor::counter(
     LEDGER,
     "Energy attributed to the container.",
 );
+static PROCESSES: Descriptor = Descriptor::gauge(
+    "podmeter_container_processes",
+    ATTRIBUTED,
+    "",
+    LEDGER,
+    "Processes of the container on the device; absent where processes are not known.",
+);
 static DEVICE_ALLOCATED: Descriptor = Descriptor::gauge(
     "podmeter_device_allocated_ratio",
     DEVICE,
@@ -107,30 +114,62 @@ pub(super) const GROUP: Group = Group {
         &MEMORY_USED,
         &MEMORY_LIMIT,
         &ENERGY,
+        &PROCESSES,
         &DEVICE_ALLOCATED,
     ],
     families,
 };
 
+type Read = fn(&Account) -> Option<Value>;
+
+/// Stay after the container has let go.
+static COUNTERS: &[(&Descriptor, Read)] = &[
+    (&ALLOCATED, |account| account.allocated_seconds.map(Into::into)),
+    (&BUSY, |account| account.busy_seconds.map(Into::into)),
+    (&IDLE, |account| account.idle_seconds.map(Into::into)),
+    (&ENERGY, |account| account.energy_joules.map(Into::into)),
+];
+
+/// Of now: a container that has let go has none.
+static GAUGES: &[(&Descriptor, Read)] = &[
+    (&LAST_ACTIVE, |account| account.last_active.map(Into::into)),
+    (&UTILIZATION, |account| account.utilization_ratio.map(Into::into)),
+    (&SM_ACTIVE, |account| account.sm_active_ratio.map(Into::into)),
+    (&DRAM_ACTIVE, |account| account.dram_active_ratio.map(Into::into)),
+    (&MEMORY_USED, |account| account.memory_used_bytes.map(Into::into)),
+    (&MEMORY_LIMIT, |account| account.memory_limit_bytes.map(Into::into)),
+    (&PROCESSES, |account| account.processes.map(Into::into)),
+];
+
 fn families(snapshot: &Snapshot) -> Vec<Family> {
-    let accounts = &snapshot.accounts;
-    vec![
-        allocations(accounts),
-        per_account(accounts, &ALLOCATED, |account| account.allocated_seconds),
-        per_account(accounts, &BUSY, |account| account.busy_seconds),
-        per_account(accounts, &IDLE, |account| account.idle_seconds),
-        per_account(accounts, &ENERGY, |account| account.energy_joules),
-        per_holder(accounts, &LAST_ACTIVE, |account| account.last_active),
-        per_holder(accounts, &UTILIZATION, |account| account.utilization_ratio),
-        per_holder(accounts, &SM_ACTIVE, |account| account.sm_active_ratio),
-        per_holder(accounts, &DRAM_ACTIVE, |account| account.dram_active_ratio),
-        per_holder(accounts, &MEMORY_USED, |account| account.memory_used_bytes),
-        per_holder(accounts, &MEMORY_LIMIT, |account| account.memory_limit_bytes),
-        allocated_ratio(snapshot),
-    ]
+    let accounts: Vec<&Account> = snapshot.accounts.iter().filter(|account| !account.over_limit).collect();
+    let mut families = vec![allocations(&accounts)];
+    for (descriptor, read) in COUNTERS {
+        let mut family = Family::new(descriptor);
+        for account in &accounts {
+            family.push_created(of_account(account), read(account), account.created);
+        }
+        families.push(family);
+    }
+    for (descriptor, read) in GAUGES {
+        let mut family = Family::new(descriptor);
+        for account in accounts.iter().filter(|account| account.holding.is_some()) {
+            family.push_known(of_account(account), read(account));
+        }
+        families.push(family);
+    }
+    families.push(allocated_ratio(snapshot));
+    families
 }
 
-fn allocations(accounts: &[Account]) -> Family {
+/// How many series an account has on the page.
+pub(super) fn series_of(account: &Account) -> usize {
+    let known = |table: &[(&Descriptor, Read)]| table.iter().filter(|(_, read)| read(account).is_some()).count();
+    let of_now = |holding: &crate::model::Holding| holding.device_ids.len() + known(GAUGES);
+    known(COUNTERS) + account.holding.as_ref().map_or(0, of_now)
+}
+
+fn allocations(accounts: &[&Account]) -> Family {
     let mut family = Family::new(&ALLOCATION_INFO);
     for account in accounts {
         let Some(holding) = &account.holding else { continue };
@@ -144,28 +183,6 @@ fn allocations(accounts: &[Account]) -> Family {
         }
     }
     family
-}
-
-fn per_account<V: Into<Value>>(
-    accounts: &[Account],
-    descriptor: &'static Descriptor,
-    read: impl Fn(&Account) -> Option<V>,
-) -> Family {
-    let mut family = Family::new(descriptor);
-    let counts = descriptor.kind == super::Kind::Counter;
-    for account in accounts {
-        family.push_created(of_account(account), read(account), counts.then_some(account.created));
-    }
-    family
-}
-
-/// For values of now: a container that has let go has none.
-fn per_holder<V: Into<Value>>(
-    accounts: &[Account],
-    descriptor: &'static Descriptor,
-    read: impl Fn(&Account) -> Option<V>,
-) -> Family {
-    per_account(accounts, descriptor, |account| account.holding.as_ref().and_then(|_| read(account)))
 }
 
 fn allocated_ratio(snapshot: &Snapshot) -> Family {

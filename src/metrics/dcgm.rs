@@ -1,7 +1,8 @@
 //! The same snapshot under dcgm-exporter's names, labels and units, for dashboards and tools that read those.
 //!
-//! Two differences are on purpose. Labels of a pod are there only where exactly one container holds the device, and a
-//! value that the snapshot lacks is left out: dcgm-exporter's PCIe and NVLink byte series are rates, its engine and
+//! Two differences are on purpose. dcgm-exporter repeats a shared device's value under every pod; here utilization, memory
+//! in use and energy are each container's true share, with the rest under no pod, so that they add up to the device, and
+//! what cannot be divided (clocks, temperatures) stands once, under no pod. A value that the snapshot lacks is left out: dcgm-exporter's PCIe and NVLink byte series are rates, its engine and
 //! memory-copy percentages are momentary, and an XID needs the event watch.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +11,9 @@ use super::device_identity::with_readings;
 use super::device_interconnect::slow;
 use super::device_use::medium;
 use super::{Descriptor, Family, Label, Value, mig};
-use crate::model::{ContainerRef, DeviceReadings, GpmRatios, Gpu, InstanceReading, MemoryUse, MigUuid, Snapshot};
+use crate::model::{
+    Account, ContainerRef, DeviceReadings, GpmRatios, Gpu, InstanceReading, MemoryUse, MigUuid, Sharing, Snapshot,
+};
 
 const MEBIBYTE: u64 = 1024 * 1024;
 const NVML: &str = "NVML";
@@ -103,7 +106,13 @@ pub(super) fn families(snapshot: &Snapshot) -> Vec<Family> {
     for (descriptor, read) in OF_DEVICES {
         let mut family = Family::new(descriptor);
         for (gpu, readings) in with_readings(snapshot) {
-            family.push_known(labels(snapshot, gpu, None, holders.of_gpu(gpu)), read(readings));
+            let value = read(readings);
+            match shared(snapshot, gpu, descriptor, value.as_ref()) {
+                Some(shares) => shares.into_iter().for_each(|(holder, share)| {
+                    family.push(labels(snapshot, gpu, None, holder), share);
+                }),
+                None => family.push_known(labels(snapshot, gpu, None, holders.of_gpu(gpu)), value),
+            }
         }
         families.push(family);
     }
@@ -113,7 +122,12 @@ pub(super) fn families(snapshot: &Snapshot) -> Vec<Family> {
             let Some(medium) = medium(readings) else { continue };
             if medium.instances.is_empty() {
                 let value = read(medium.memory, &medium.gpm);
-                family.push_known(labels(snapshot, gpu, None, holders.of_gpu(gpu)), value);
+                match shared(snapshot, gpu, descriptor, value.as_ref()) {
+                    Some(shares) => shares.into_iter().for_each(|(holder, share)| {
+                        family.push(labels(snapshot, gpu, None, holder), share);
+                    }),
+                    None => family.push_known(labels(snapshot, gpu, None, holders.of_gpu(gpu)), value),
+                }
             }
         }
         for (gpu, instance) in mig::instances(snapshot) {
@@ -123,6 +137,42 @@ pub(super) fn families(snapshot: &Snapshot) -> Vec<Family> {
         families.push(family);
     }
     super::family::ordered(families)
+}
+
+/// The value of a shared GPU by holder, and what is left under nobody's name. `None`: it stands undivided.
+fn shared<'a>(
+    snapshot: &'a Snapshot,
+    gpu: &Gpu,
+    descriptor: &Descriptor,
+    value: Option<&Value>,
+) -> Option<Vec<(Option<&'a ContainerRef>, Value)>> {
+    let share: fn(&Account) -> Option<f64> = match descriptor.name {
+        "DCGM_FI_DEV_GPU_UTIL" => |account| Some(account.device_utilization_ratio? * 100.0),
+        "DCGM_FI_DEV_FB_USED" => |account| Some((account.memory_used_bytes? / MEBIBYTE) as f64),
+        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION" => |account| Some(account.energy_joules? * 1000.0),
+        _ => return None,
+    };
+    let whole_value = match value? {
+        Value::Integer(number) => *number as f64,
+        Value::Float(number) => *number,
+        Value::Histogram(_) => return None,
+    };
+    let holds = |account: &&Account| {
+        let sharing = account.holding.as_ref().map(|holding| holding.sharing);
+        account.gpu == gpu.uuid && account.mig.is_none() && sharing.is_some_and(|sharing| sharing != Sharing::Exclusive)
+    };
+    let holders = snapshot.accounts.iter().filter(holds).filter(|account| !account.over_limit);
+    let known: Vec<_> =
+        holders.filter_map(|account| Some((Some(&account.container), share(account)?.round()))).collect();
+    if known.is_empty() {
+        return None;
+    }
+    let rest = match snapshot.remainders.iter().find(|remainder| remainder.gpu == gpu.uuid) {
+        // A counter: what pods that have gone used is not to come back under nobody's name.
+        Some(remainder) if descriptor.name == ENERGY.name => remainder.energy_joules.values().sum::<f64>() * 1000.0,
+        _ => (whole_value - known.iter().map(|(_, share)| share).sum::<f64>()).max(0.0),
+    };
+    Some(known.into_iter().chain([(None, rest)]).map(|(holder, share)| (holder, whole(share))).collect())
 }
 
 /// dcgm-exporter writes these without a fraction.
@@ -222,6 +272,34 @@ mod tests {
         snapshot.accounts.push(second);
         assert_eq!(of(&snapshot, &alone), None, "two pods: neither is named");
         assert_eq!(of(&snapshot, &[("UUID", fixture::WHOLE)]), Some(40960.0), "and the device is shown once");
+    }
+
+    #[test]
+    fn a_shared_device_is_divided_among_its_pods_and_nobody() {
+        let mut snapshot = fixture::snapshot();
+        let whole = snapshot.accounts.remove(0);
+        for (pod, ratio, gibibytes) in [("one", 0.5, 16), ("two", 0.25, 8)] {
+            let mut account = whole.clone();
+            account.container.pod = pod.into();
+            account.holding.as_mut().unwrap().sharing = Sharing::TimeSlicing;
+            account.device_utilization_ratio = Some(ratio);
+            account.memory_used_bytes = Some(gibibytes << 30);
+            snapshot.accounts.push(account);
+        }
+        let page = families(&snapshot);
+        let of = |name: &str| -> Vec<(bool, Value)> {
+            let family = page.iter().find(|family| family.descriptor.name == name).unwrap();
+            let here = family
+                .samples
+                .iter()
+                .filter(|sample| sample.labels.iter().any(|(_, value)| value.as_str() == fixture::WHOLE));
+            here.map(|sample| (sample.labels.iter().any(|(name, _)| *name == "pod"), sample.value.clone())).collect()
+        };
+        let [named, nobodys] = [true, false];
+        let share = |named, number| (named, Value::Integer(number));
+        assert_eq!(of(GPU_UTIL.name), [share(nobodys, 12), share(named, 50), share(named, 25)]);
+        assert_eq!(of(FB_USED.name), [share(nobodys, 16384), share(named, 16384), share(named, 8192)]);
+        assert_eq!(of(GPU_TEMP.name).len(), 1, "a temperature is nobody's");
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! What the pages of numbers say.
 //!
-//! In: a `Snapshot`. Out: pages as bytes (text 0.0.4, OpenMetrics, protobuf, and dcgm-exporter's names), and the
+//! In: a `Snapshot`, and before it the accounts that a series limit is held against. Out: pages as bytes (text 0.0.4, OpenMetrics, protobuf, and dcgm-exporter's names), and the
 //! catalogue of every metric. Refuses to know: HTTP, the kubelet, drivers, files, the time of day. What is not in the
 //! snapshot is not on the page, so what is gone is gone and a scrape waits for nothing.
 
+mod budget;
 pub mod catalogue;
 mod container;
 mod dcgm;
@@ -20,9 +21,11 @@ mod mig;
 mod page;
 mod plugin;
 mod processes;
+mod remainder;
 mod resources;
 mod self_metrics;
 
+pub use budget::SeriesBudget;
 pub use exposition::{open_metrics, protobuf, text};
 pub use family::{Descriptor, Family, Kind, Label, Sample, Value};
 pub use page::{Coding, Format, PageError, Pages};
@@ -49,6 +52,7 @@ pub const GROUPS: &[Group] = &[
     mig::GROUP,
     container::GROUP,
     processes::GROUP,
+    remainder::GROUP,
     plugin::GROUP,
     kubelet::GROUP,
     self_metrics::GROUP,

@@ -1,7 +1,9 @@
 //! podmeter about itself.
 
+use std::collections::BTreeMap;
+
 use super::{Descriptor, Family, Group, Value};
-use crate::model::{Collector, Snapshot};
+use crate::model::{Collector, Quantity, Snapshot};
 
 const PROC: &str = "/proc/self";
 const OWN: &str = "podmeter";
@@ -71,6 +73,20 @@ static CONFIG_RELOAD_TIME: Descriptor = Descriptor::gauge(
     OWN,
     "Unix time of the last successful reading of the configuration.",
 );
+static CONSERVATION_VIOLATIONS: Descriptor = Descriptor::counter(
+    "podmeter_conservation_violations_total",
+    &["quantity"],
+    "",
+    OWN,
+    "How often shares and remainder did not add up to their device; always a defect.",
+);
+static SERIES_DROPPED: Descriptor = Descriptor::counter(
+    "podmeter_series_dropped_total",
+    &["reason"],
+    "",
+    OWN,
+    "Container series left off the page by the series limit, by whether their container had ended or held.",
+);
 static BUILD_INFO: Descriptor = Descriptor::gauge(
     "podmeter_build_info",
     &["version", "revision", "rustc_version"],
@@ -104,6 +120,8 @@ pub(super) const GROUP: Group = Group {
         &SCRAPE_DURATION,
         &CONFIG_RELOAD_SUCCESSFUL,
         &CONFIG_RELOAD_TIME,
+        &CONSERVATION_VIOLATIONS,
+        &SERIES_DROPPED,
         &BUILD_INFO,
         &CPU_SECONDS,
         &RESIDENT_MEMORY,
@@ -135,6 +153,8 @@ fn families(snapshot: &Snapshot) -> Vec<Family> {
         single(&SCRAPE_DURATION, Some(&snapshot.scrape_durations)),
         single(&CONFIG_RELOAD_SUCCESSFUL, reload.map(|reload| reload.successful)),
         single(&CONFIG_RELOAD_TIME, reload.map(|reload| reload.last_success)),
+        counted(snapshot, &CONSERVATION_VIOLATIONS, "quantity", &snapshot.violations, Quantity::as_str),
+        counted(snapshot, &SERIES_DROPPED, "reason", &snapshot.series_dropped, |reason| reason),
         build_info(),
         cpu,
         single(&RESIDENT_MEMORY, process.resident_bytes),
@@ -173,6 +193,20 @@ fn nvml_errors(snapshot: &Snapshot) -> Family {
         for (code, count) in codes {
             family.push(vec![("call", (*call).into()), ("code", (*code).into())], *count);
         }
+    }
+    family
+}
+
+fn counted<K: Copy>(
+    snapshot: &Snapshot,
+    descriptor: &'static Descriptor,
+    label: &'static str,
+    counts: &BTreeMap<K, u64>,
+    name: impl Fn(K) -> &'static str,
+) -> Family {
+    let mut family = Family::new(descriptor);
+    for (key, count) in counts {
+        family.push_created(vec![(label, name(*key).into())], Some(*count), snapshot.started);
     }
     family
 }

@@ -10,6 +10,7 @@ mod pod_label;
 mod process;
 mod reading;
 mod relation;
+mod remainder;
 mod snapshot;
 mod time;
 mod xid;
@@ -28,6 +29,7 @@ pub use reading::{
     MemoryUse, NvLink, Pcie, ProcessSmSeconds, RowRemap, Slow, Stamped, Totals,
 };
 pub use relation::{Allocatable, ClaimDevice, Container, CpuSet, HeldDevice, MemoryBlock, Pod, Relation};
+pub use remainder::{Quantity, Reason, Remainder, UnallocatedUse};
 pub use snapshot::{
     Account, Attribution, ClaimGpu, Collector, ConfigReload, HardwareState, Holding, InventoryDrift, KubeletCounters,
     KubeletState, PodResourcesApi, Released, SelfUse, Sharing, Snapshot, UnresolvedDevices,

@@ -6,7 +6,8 @@ use serde::Serialize;
 
 use super::{
     Allocatable, ContainerRef, DeviceId, DeviceReadings, DurationHistogram, GpuUuid, HealthState, Inventory, MigUuid,
-    Moment, Monotonic, NodeDevices, PluginState, ProcessState, Relation, ResourceName, UnixSeconds,
+    Moment, Monotonic, NodeDevices, PluginState, ProcessState, Quantity, Relation, Remainder, ResourceName,
+    UnallocatedUse, UnixSeconds,
 };
 
 /// Everything that the page, the API and the plugin show, at one moment. Published by the agent alone, never changed.
@@ -26,6 +27,13 @@ pub struct Snapshot {
     pub processes: Option<Arc<ProcessState>>,
     /// What each container holds or held, after the join.
     pub accounts: Vec<Account>,
+    /// What is no container's, by GPU.
+    pub remainders: Vec<Remainder>,
+    pub unallocated_uses: Vec<UnallocatedUse>,
+    /// How often shares did not add up to their device. Every quantity is there once the agent runs.
+    pub violations: BTreeMap<Quantity, u64>,
+    /// Series left off the page by reason: ended, held. Every reason is there once the agent runs.
+    pub series_dropped: BTreeMap<&'static str, u64>,
     pub unresolved: Vec<UnresolvedDevices>,
     /// The devices of DRA claims that were joined to hardware.
     pub claim_gpus: Vec<ClaimGpu>,
@@ -124,14 +132,24 @@ pub struct Account {
     pub allocated_seconds: Option<f64>,
     /// `None` where busy time is not known or not attributable.
     pub busy_seconds: Option<f64>,
+    /// Held and not busy, of the time in which busy seconds are known.
     pub idle_seconds: Option<f64>,
+    /// Busy beyond the slot held, while others left theirs: busy + idle = allocated + borrowed, where busy is known.
+    pub borrowed_seconds: Option<f64>,
     pub energy_joules: Option<f64>,
     pub last_active: Option<UnixSeconds>,
+    /// Of what it holds, 0 to 1.
     pub utilization_ratio: Option<f64>,
+    /// Of the whole GPU, 0 to 1.
+    pub device_utilization_ratio: Option<f64>,
     pub sm_active_ratio: Option<f64>,
     pub dram_active_ratio: Option<f64>,
     pub memory_used_bytes: Option<u64>,
     pub memory_limit_bytes: Option<u64>,
+    /// On the device now; `None` where processes are not known.
+    pub processes: Option<u64>,
+    /// Kept off the page of metrics by the series limit.
+    pub over_limit: bool,
     #[serde(skip)]
     pub ended: Option<Monotonic>,
 }
@@ -147,6 +165,8 @@ pub struct Holding {
     pub attribution: Option<Attribution>,
     /// GPU-seconds that one second of holding counts; `None` while it is not known how many slots the device has.
     pub share: Option<f64>,
+    /// Its weight where holders get equal parts: 1, or less for one of several containers of a claim.
+    pub weight: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

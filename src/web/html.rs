@@ -6,7 +6,7 @@ use std::fmt::Display;
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use crate::model::{Account, Collector, DeviceReadings, Gpu, Holding, Medium, Moment, Snapshot};
+use crate::model::{Account, Attribution, Collector, DeviceReadings, Gpu, Holding, Medium, Moment, Snapshot};
 
 const STYLE: &str = "\
 :root{color-scheme:light dark;font:15px/1.45 system-ui,sans-serif}\
@@ -156,7 +156,7 @@ fn containers(snapshot: &Snapshot, now: Moment) -> Markup {
         div.scroll { table {
             tr {
                 th { "Namespace" } th { "Pod" } th { "Container" } th { "Device" } th { "Sharing" }
-                th.number { "Use" } th.number { "Memory" } th.number { "Held" } th.number { "Idle" }
+                th.number { "Use" } th.number { "Memory" } th.number { "Held" } th.number { "Busy" } th.number { "Idle" }
                 th.number { "Energy" } th.number { "Last active" }
             }
             @for account in accounts { (container(account, now)) }
@@ -180,6 +180,7 @@ fn container(account: &Account, now: Moment) -> Markup {
                 now_values.and_then(|account| account.memory_limit_bytes),
             )) }
             td.number { (known(account.allocated_seconds.map(|seconds| span(seconds as u64)))) }
+            td.number { (known(account.busy_seconds.map(|seconds| span(seconds as u64)))) }
             td.number { (known(account.idle_seconds.map(|seconds| span(seconds as u64)))) }
             td.number { (known(account.energy_joules.map(|joules| format!("{:.3} kWh", joules / 3.6e6)))) }
             td.number { (known(since_active.map(|seconds| format!("{} ago", span(seconds as u64))))) }
@@ -188,7 +189,11 @@ fn container(account: &Account, now: Moment) -> Markup {
 }
 
 fn sharing(holding: &Holding) -> String {
-    holding.sharing.as_str().replace('_', " ")
+    let name = |text: &str| text.replace('_', " ");
+    match holding.attribution {
+        Some(Attribution::Exclusive) | None => name(holding.sharing.as_str()),
+        Some(method) => format!("{} ({})", name(holding.sharing.as_str()), name(method.as_str())),
+    }
 }
 
 fn freshness(snapshot: &Snapshot, now: Moment) -> Markup {

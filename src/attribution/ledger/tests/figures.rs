@@ -1,6 +1,6 @@
-use super::*;
-use crate::model::{Attribution, ContainerRef, Totals};
-use proptest::prelude::*;
+use super::super::*;
+use crate::attribution::HoldingKey;
+use crate::model::{Account, Attribution, ContainerRef, Holding, Sharing, Totals, UnixSeconds};
 
 const GPU: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
 
@@ -17,6 +17,7 @@ fn holding(sharing: Sharing, share: f64) -> Holding {
         sharing,
         attribution: Some(attribution),
         share: Some(share),
+        weight: 1.0,
     }
 }
 
@@ -54,13 +55,15 @@ impl World {
 
     fn tick(&mut self, milliseconds: u64) -> Vec<Account> {
         let inventory = Inventory::default();
-        self.ledger.advance(&Observation {
+        let statement = self.ledger.advance(&Observation {
             now: moment(milliseconds),
             join: &self.join,
             inventory: &inventory,
             readings: &self.readings,
+            processes: &BTreeMap::new(),
             scrapes: self.scrapes,
-        })
+        });
+        statement.accounts
     }
 }
 
@@ -142,12 +145,12 @@ fn a_device_that_stops_answering_stays_held_but_is_neither_busy_nor_idle() {
 }
 
 #[test]
-fn a_shared_slot_counts_its_part_and_claims_no_busy_time() {
+fn slots_without_process_data_get_equal_parts() {
     let mut world = World::new();
     world.read(0, Some(0.0), Some(0.0));
     world.relate(0, held_by(&["a", "b"], Sharing::TimeSlicing, 0.25));
     let accounts = world.read(4000, Some(4.0), Some(4000.0));
-    let expected = |pod: &str| (pod.to_owned(), 1.0, None, None, None);
+    let expected = |pod: &str| (pod.to_owned(), 1.0, Some(2.0), Some(0.0), Some(2000.0));
     assert_eq!(figures(&accounts), [expected("a"), expected("b")]);
 }
 
@@ -220,80 +223,6 @@ fn a_page_that_nobody_reads_does_not_grow_for_ever() {
     assert!(world.tick(60_000).len() <= ENDED_LIMIT + 1);
 }
 
-#[derive(Clone, Debug)]
-enum Step {
-    /// Who holds the device from now on.
-    Hold(Option<u8>),
-    /// A reading: how much of the time since the last one was busy, in per cent, and joules.
-    Read(u8, u16),
-}
-
-fn steps() -> impl Strategy<Value = Vec<(u16, Step)>> {
-    let step = prop_oneof![
-        proptest::option::of(0..4_u8).prop_map(Step::Hold),
-        (0..=100_u8, 0..1000_u16).prop_map(|(busy, joules)| Step::Read(busy, joules)),
-    ];
-    proptest::collection::vec((1..2000_u16, step), 1..60)
-}
-
-proptest! {
-    /// Against a reference that asks for every millisecond who held the device.
-    #[test]
-    fn the_ledger_agrees_with_a_slow_and_obvious_one(steps in steps()) {
-        let mut world = World::new();
-        world.read(0, Some(0.0), Some(0.0));
-        let (mut now, mut read_at, mut holder) = (0_u64, 0_u64, None);
-        let (mut busy_total, mut energy_total) = (0.0, 0.0);
-        let mut holders: Vec<Option<u8>> = vec![];
-        let mut reference: BTreeMap<u8, (f64, f64, f64)> = BTreeMap::new();
-        let mut before: BTreeMap<String, f64> = BTreeMap::new();
-        for (wait, step) in steps {
-            // Readings never come later than they are accounted without: the reference knows no such rule.
-            let wait = u64::from(wait).min(4000 - (now - read_at).min(3999));
-            holders.extend(std::iter::repeat_n(holder, usize::try_from(wait).unwrap()));
-            now += wait;
-            let accounts = match step {
-                Step::Hold(pod) => {
-                    holder = pod;
-                    let pods: Vec<String> = pod.iter().map(u8::to_string).collect();
-                    world.relate(now, exclusive(&pods.iter().map(String::as_str).collect::<Vec<_>>()))
-                }
-                Step::Read(busy_percent, joules) => {
-                    let length = (now - read_at) as f64 / 1000.0;
-                    let busy = length * f64::from(busy_percent) / 100.0;
-                    busy_total += busy;
-                    energy_total += f64::from(joules);
-                    let span = usize::try_from(read_at).unwrap()..usize::try_from(now).unwrap();
-                    for pod in holders[span].iter().flatten() {
-                        let row = reference.entry(*pod).or_default();
-                        row.0 += 0.001;
-                        row.1 += busy * 0.001 / length;
-                        row.2 += f64::from(joules) * 0.001 / length;
-                    }
-                    read_at = now;
-                    world.read(now, Some(busy_total), Some(energy_total))
-                }
-            };
-            for account in &accounts {
-                let pod = account.container.pod.to_string();
-                let seconds = account.allocated_seconds.unwrap_or_default();
-                prop_assert!(seconds >= before.insert(pod, seconds).unwrap_or(0.0), "a counter fell");
-            }
-        }
-        for account in world.tick(now) {
-            let pod: u8 = account.container.pod.parse().unwrap();
-            let (allocated, busy, energy) = reference.get(&pod).copied().unwrap_or_default();
-            let close = |ours: f64, theirs: f64| (ours - theirs).abs() <= 1e-6 * theirs.abs().max(1.0);
-            prop_assert!(close(account.allocated_seconds.unwrap_or_default(), allocated), "{account:?} {allocated}");
-            prop_assert!(close(account.busy_seconds.unwrap_or(0.0), busy), "{account:?} {busy}");
-            prop_assert!(close(account.energy_joules.unwrap_or(0.0), energy), "{account:?} {energy}");
-            let known = account.busy_seconds.zip(account.idle_seconds);
-            let sum = known.map_or(0.0, |(busy, idle)| busy + idle);
-            prop_assert!(close(sum, account.allocated_seconds.unwrap_or_default()), "allocated = busy + idle: {account:?}");
-        }
-    }
-}
-
 #[test]
 fn a_change_of_share_counts_from_when_it_changed() {
     let mut world = World::new();
@@ -303,7 +232,7 @@ fn a_change_of_share_counts_from_when_it_changed() {
     let accounts = world.read(1000, Some(1.0), Some(100.0));
     assert_eq!(
         figures(&accounts),
-        [("a".into(), 0.55, Some(0.1), Some(0.0), Some(10.0)), ("b".into(), 0.45, None, None, None)]
+        [("a".into(), 0.55, Some(0.55), Some(0.0), Some(55.0)), ("b".into(), 0.45, Some(0.45), Some(0.0), Some(45.0))]
     );
 }
 

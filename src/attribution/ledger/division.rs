@@ -1,0 +1,203 @@
+//! How one stretch of a device's time is divided. A stretch is time in which nobody takes hold or lets go.
+
+use std::collections::BTreeMap;
+
+use crate::model::Reason;
+
+/// Busy seconds that are only what rounding left.
+#[must_use]
+pub fn is_nothing(busy_seconds: f64) -> bool {
+    busy_seconds < 1e-9
+}
+
+/// One holder in a stretch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Holder {
+    /// Has the whole device to itself, by allocation.
+    pub exclusive: bool,
+    /// In equal parts.
+    pub weight: f64,
+    /// Of its processes; 0 where processes are not known.
+    pub sm_seconds: f64,
+    /// Its MIG device, as a place in `Device::Partitioned`.
+    pub part: Option<usize>,
+}
+
+/// What the device did in a stretch, and what tells whose it was.
+pub struct Stretch<'a> {
+    pub seconds: f64,
+    pub busy: Option<f64>,
+    pub energy: Option<f64>,
+    /// What the board would have drawn with nothing running; `None` while that has not been seen.
+    pub idle_energy: Option<f64>,
+    pub holders: &'a [Holder],
+    pub evidence: Evidence<'a>,
+}
+
+#[derive(Clone, Copy)]
+pub enum Evidence<'a> {
+    /// Only who holds.
+    Holding,
+    /// SM-seconds: the holders' stand with them, these are everybody else's.
+    Processes(&'a BTreeMap<Reason, f64>),
+    Partitions(&'a [Part]),
+}
+
+/// One MIG device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Part {
+    /// Of the GPU's compute.
+    pub fraction: f64,
+    /// How busy it was, 0 to 1; `None` without GPM.
+    pub active: Option<f64>,
+    /// Whose it is while nobody holds it.
+    pub unheld: Reason,
+}
+
+/// Adds up to the stretch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Division {
+    /// By holder. `None`: not known.
+    pub busy: Vec<Option<f64>>,
+    pub energy: Vec<Option<f64>>,
+    pub remainder_busy: BTreeMap<Reason, f64>,
+    pub remainder_energy: BTreeMap<Reason, f64>,
+}
+
+impl Stretch<'_> {
+    #[must_use]
+    pub fn divide(&self) -> Division {
+        let nobody = vec![None; self.holders.len()];
+        let mut division = Division {
+            busy: nobody.clone(),
+            energy: nobody,
+            remainder_busy: BTreeMap::new(),
+            remainder_energy: BTreeMap::new(),
+        };
+        match self.evidence {
+            Evidence::Partitions(parts) => self.by_partition(parts, &mut division),
+            Evidence::Processes(others) => self.by_process(others, &mut division),
+            Evidence::Holding if self.holders.is_empty() => self.by_process(&BTreeMap::new(), &mut division),
+            Evidence::Holding => {
+                let sum: f64 = self.holders.iter().map(|holder| holder.weight).sum();
+                for (place, holder) in self.holders.iter().enumerate() {
+                    let part = holder.weight / sum;
+                    division.busy[place] = self.busy.map(|busy| busy * part);
+                    division.energy[place] = self.energy.map(|energy| energy * part);
+                }
+            }
+        }
+        division
+    }
+
+    fn by_process(&self, others: &BTreeMap<Reason, f64>, division: &mut Division) {
+        // Who has the device to itself also answers for what no process explains.
+        let sole = matches!(self.holders, [Holder { exclusive: true, .. }]);
+        let sum = self.holders.iter().map(|holder| holder.sm_seconds).chain(others.values().copied()).sum::<f64>();
+        let by_weight = |amount: f64, shares: &mut Vec<Option<f64>>, remainder: &mut BTreeMap<Reason, f64>, rest| {
+            for (share, holder) in shares.iter_mut().zip(self.holders) {
+                *share.get_or_insert(0.0) += if sum > 0.0 { amount * holder.sm_seconds / sum } else { 0.0 };
+            }
+            if sum > 0.0 {
+                others.iter().for_each(|(reason, weight)| add(remainder, *reason, amount * weight / sum));
+            } else if sole {
+                *shares[0].get_or_insert(0.0) += amount;
+            } else {
+                add(remainder, rest, amount);
+            }
+        };
+        if let Some(busy) = self.busy {
+            by_weight(busy, &mut division.busy, &mut division.remainder_busy, Reason::Unknown);
+        }
+        if let Some(energy) = self.energy {
+            let idle = self.idle_energy.unwrap_or(0.0).min(energy);
+            let rest = if self.busy.is_some_and(is_nothing) { Reason::Idle } else { Reason::Unknown };
+            by_weight(energy - idle, &mut division.energy, &mut division.remainder_energy, rest);
+            if sole {
+                *division.energy[0].get_or_insert(0.0) += idle;
+            } else {
+                add(&mut division.remainder_energy, Reason::Idle, idle);
+            }
+        }
+    }
+
+    fn by_partition(&self, parts: &[Part], division: &mut Division) {
+        // Device totals of busy time are not told of a partitioned GPU; if any are, nothing tells whose they were.
+        if let Some(busy) = self.busy.filter(|busy| *busy > 0.0) {
+            add(&mut division.remainder_busy, Reason::Unknown, busy);
+        }
+        let works: Vec<f64> = parts.iter().map(|part| part.active.unwrap_or(0.0) * part.fraction).collect();
+        let work: f64 = works.iter().sum();
+        let told = parts.iter().all(|part| part.active.is_some());
+        let energy = self.energy.unwrap_or(0.0);
+        let idle = if told { self.idle_energy.unwrap_or(0.0).min(energy) } else { 0.0 };
+        let mut left = 1.0;
+        for (place, part) in parts.iter().enumerate() {
+            left -= part.fraction;
+            let busy = part.active.map(|_| works[place] * self.seconds);
+            let weight = match told {
+                false => part.fraction,
+                true if work > 0.0 => works[place] / work,
+                true => 0.0,
+            };
+            let energy = self.energy.map(|_| (energy - idle) * weight);
+            self.hand_out(Some(place), part, busy, energy, division);
+        }
+        if self.energy.is_some() {
+            if told && work <= 0.0 {
+                add(&mut division.remainder_energy, Reason::Idle, energy - idle);
+            } else if !told && left > f64::EPSILON * 8.0 {
+                self.unheld(Reason::Unknown, left, energy * left, division);
+            }
+            if told {
+                add(&mut division.remainder_energy, Reason::Idle, idle);
+            }
+        }
+    }
+
+    /// One MIG device's use to those who hold it, else to those who hold the GPU as a whole, else to nobody.
+    fn hand_out(
+        &self,
+        place: Option<usize>,
+        part: &Part,
+        busy: Option<f64>,
+        energy: Option<f64>,
+        division: &mut Division,
+    ) {
+        let sum: f64 = self.holders.iter().filter(|holder| holder.part == place).map(|holder| holder.weight).sum();
+        if sum > 0.0 {
+            for (index, holder) in self.holders.iter().enumerate().filter(|(_, holder)| holder.part == place) {
+                let give = |share: &mut Option<f64>, amount: Option<f64>| {
+                    if let Some(amount) = amount {
+                        *share.get_or_insert(0.0) += amount * holder.weight / sum;
+                    }
+                };
+                give(&mut division.busy[index], busy);
+                give(&mut division.energy[index], energy);
+            }
+        } else if place.is_some() {
+            self.hand_out(None, part, busy, energy, division);
+        } else {
+            if let Some(busy) = busy {
+                add(&mut division.remainder_busy, part.unheld, busy);
+            }
+            if let Some(energy) = energy {
+                match part.active {
+                    Some(_) => add(&mut division.remainder_energy, part.unheld, energy),
+                    None => self.unheld(part.unheld, part.fraction, energy, division),
+                }
+            }
+        }
+    }
+
+    /// Energy of a fraction of the device that nobody holds and nothing measures.
+    fn unheld(&self, reason: Reason, fraction: f64, energy: f64, division: &mut Division) {
+        let idle = self.idle_energy.map_or(0.0, |idle| idle * fraction).min(energy);
+        add(&mut division.remainder_energy, Reason::Idle, idle);
+        add(&mut division.remainder_energy, reason, energy - idle);
+    }
+}
+
+fn add(remainder: &mut BTreeMap<Reason, f64>, reason: Reason, amount: f64) {
+    *remainder.entry(reason).or_default() += amount;
+}

@@ -1,0 +1,187 @@
+use std::time::Duration;
+
+use super::division::is_nothing;
+use crate::attribution::join::HoldingKey;
+use crate::model::{Account, Holding, Moment, Monotonic, Sharing, UnixSeconds};
+
+/// One container and one piece of hardware: the account, and when it held what is not accounted yet.
+#[derive(Debug)]
+pub struct Entry {
+    pub account: Account,
+    /// Held since then, like this, and not accounted yet.
+    open: Option<(Monotonic, Grip)>,
+    /// Held and let go, or held in another way, since the device clock last moved.
+    closed: Vec<Span>,
+    /// `Observation::scrapes` when the final figures were first published.
+    pub final_since_scrape: Option<u64>,
+    /// The observation that last saw it held.
+    pub seen: u64,
+    /// Part of the device's time in which it was busy, over the last interval that told.
+    pub busy_ratio: Option<f64>,
+}
+
+/// How a device is held, as far as accounting goes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Grip {
+    /// `None` while it is not known how many slots the device has.
+    pub share: Option<f64>,
+    pub weight: f64,
+    pub exclusive: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Span {
+    pub from: Monotonic,
+    pub to: Monotonic,
+    pub grip: Grip,
+}
+
+/// What one interval brought one entry.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Gain {
+    /// `None` where no share was known.
+    pub allocated: Option<f64>,
+    pub busy: Option<f64>,
+    /// Allocated seconds of the time in which busy is known; `None` where some share was not known.
+    pub allocated_with_busy: Option<f64>,
+    pub energy: Option<f64>,
+}
+
+impl Entry {
+    pub fn opened(key: &HoldingKey, holding: &Holding, now: Moment, seen: u64) -> Self {
+        let account = Account {
+            container: key.container.clone(),
+            gpu: key.gpu.clone(),
+            mig: key.mig.clone(),
+            holding: Some(holding.clone()),
+            created: now.unix,
+            allocated_seconds: holding.share.map(|_| 0.0),
+            busy_seconds: None,
+            idle_seconds: None,
+            borrowed_seconds: None,
+            energy_joules: None,
+            last_active: None,
+            utilization_ratio: None,
+            device_utilization_ratio: None,
+            sm_active_ratio: None,
+            dram_active_ratio: None,
+            memory_used_bytes: None,
+            memory_limit_bytes: None,
+            processes: None,
+            over_limit: false,
+            ended: None,
+        };
+        let open = Some((now.monotonic, Grip::of(holding)));
+        Self { account, open, closed: vec![], final_since_scrape: None, seen, busy_ratio: None }
+    }
+
+    /// Holds on, or takes hold again. True when that is a change.
+    pub fn hold(&mut self, holding: &Holding, now: Moment, seen: u64) -> bool {
+        self.seen = seen;
+        let grip = Grip::of(holding);
+        if self.account.holding.as_ref().is_none_or(|held| !alike(held, holding)) {
+            self.account.holding = Some(holding.clone());
+        }
+        if self.account.ended.take().is_some() {
+            // Another pod under the same name, perhaps: it has not been idle since before it was there.
+            self.account.last_active = self.account.last_active.map(|_| now.unix);
+            self.final_since_scrape = None;
+        }
+        match self.open {
+            Some((_, held)) if held == grip => false,
+            Some((from, held)) => {
+                self.closed.push(Span { from, to: now.monotonic, grip: held });
+                self.open = Some((now.monotonic, grip));
+                true
+            }
+            None => {
+                self.open = Some((now.monotonic, grip));
+                true
+            }
+        }
+    }
+
+    /// Lets go, unless the observation `seen` saw it held. True when that is a change.
+    pub fn close_unless_seen(&mut self, seen: u64, now: Monotonic) -> bool {
+        let Some((from, grip)) = self.open.filter(|_| self.seen != seen) else { return false };
+        self.open = None;
+        self.closed.push(Span { from, to: now, grip });
+        self.account.holding = None;
+        self.account.ended = Some(now);
+        self.busy_ratio = None;
+        true
+    }
+
+    pub fn is_final(&self) -> bool {
+        self.open.is_none() && self.closed.is_empty()
+    }
+
+    /// When it held between `from` and `to`; what it held up to `to` is then done with.
+    pub fn take(&mut self, from: Monotonic, to: Monotonic) -> Vec<Span> {
+        let mut spans = vec![];
+        let mut add = |since: Monotonic, until: Monotonic, grip| {
+            let span = Span { from: since.max(from), to: until.min(to), grip };
+            if span.from < span.to {
+                spans.push(span);
+            }
+        };
+        self.closed.retain_mut(|span| {
+            add(span.from, span.to, span.grip);
+            span.from = span.from.max(to);
+            span.from < span.to
+        });
+        if let Some((open, grip)) = &mut self.open
+            && *open < to
+        {
+            add(*open, to, *grip);
+            *open = to;
+        }
+        spans
+    }
+
+    /// `length` of the interval is what the ratio is of.
+    pub fn gain(&mut self, gain: &Gain, length: f64, now: UnixSeconds) {
+        let account = &mut self.account;
+        if let Some(allocated) = gain.allocated {
+            *account.allocated_seconds.get_or_insert(0.0) += allocated;
+        }
+        self.busy_ratio = gain.busy.filter(|_| self.open.is_some()).map(|busy| busy / length);
+        if let Some(busy) = gain.busy {
+            *account.busy_seconds.get_or_insert(0.0) += busy;
+            if let Some(allocated) = gain.allocated_with_busy {
+                *account.idle_seconds.get_or_insert(0.0) += (allocated - busy).max(0.0);
+                *account.borrowed_seconds.get_or_insert(0.0) += (busy - allocated).max(0.0);
+            }
+            if !is_nothing(busy) {
+                account.last_active = Some(now);
+            }
+            account.last_active.get_or_insert(account.created);
+        }
+        if let Some(energy) = gain.energy {
+            *account.energy_joules.get_or_insert(0.0) += energy;
+        }
+    }
+}
+
+/// Apart from the method, which the ledger sets.
+fn alike(one: &Holding, other: &Holding) -> bool {
+    one.device_ids == other.device_ids
+        && one.resource == other.resource
+        && (one.sharing, one.share, one.weight) == (other.sharing, other.share, other.weight)
+}
+
+impl Grip {
+    fn of(holding: &Holding) -> Self {
+        Self { share: holding.share, weight: holding.weight, exclusive: holding.sharing == Sharing::Exclusive }
+    }
+}
+
+impl Span {
+    pub fn length(&self) -> Duration {
+        self.to.since(self.from)
+    }
+
+    pub fn covers(&self, from: Monotonic, to: Monotonic) -> bool {
+        self.from <= from && to <= self.to
+    }
+}

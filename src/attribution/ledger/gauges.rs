@@ -1,0 +1,204 @@
+//! Present values: of those who hold now, from readings that are fresh.
+
+use std::collections::BTreeMap;
+
+use super::audit::Audit;
+use super::device::{Device, Tenant};
+use super::memory::{MemoryDivision, Pool};
+use super::partition::{activity, reading_of};
+use super::weights::holder_of;
+use crate::attribution::processes::{DeviceProcess, DeviceProcesses, ProcessOwner};
+use crate::model::{
+    Account, Attribution, ContainerRef, DeviceReadings, Gpu, GpuUuid, Medium, PodRef, Quantity, Reason, Sharing,
+    UnallocatedUse,
+};
+
+/// What is known of one GPU now.
+pub struct Present<'a> {
+    pub gpu: Option<&'a Gpu>,
+    pub readings: Option<&'a DeviceReadings>,
+    pub processes: Option<&'a DeviceProcesses>,
+}
+
+impl Device {
+    /// Brings the gauges up to date.
+    pub fn gauge(&mut self, present: &Present<'_>, audit: &mut Audit) {
+        let fast = present.readings.and_then(|readings| readings.fast.as_ref()).map(|stamped| &stamped.value);
+        let medium = present.readings.and_then(|readings| readings.medium.as_ref()).map(|stamped| &stamped.value);
+        let by_process = present.processes.is_some_and(|processes| processes.has_sm_seconds);
+        for ((_, mig), entry) in &mut self.entries {
+            let busy_ratio = entry.busy_ratio;
+            let account = &mut entry.account;
+            clear(account);
+            let Some(holding) = &mut account.holding else { continue };
+            let instance = medium.zip(mig.as_ref()).and_then(|(medium, mig)| reading_of(medium, mig));
+            // A GPU instance of several compute instances: its figures are not this container's alone.
+            let alone = instance.filter(|instance| instance.members.len() == 1 && holding.sharing == Sharing::Mig);
+            let gpm = match holding.sharing {
+                Sharing::Exclusive => medium.map(|medium| &medium.gpm),
+                _ => alone.map(|instance| &instance.gpm),
+            };
+            account.sm_active_ratio = gpm.and_then(|gpm| gpm.sm_active);
+            account.dram_active_ratio = gpm.and_then(|gpm| gpm.dram_active);
+            let fresh = fast.is_some_and(|fast| fast.utilization_ratio.is_some())
+                || instance.is_some_and(|instance| activity(instance).is_some());
+            account.device_utilization_ratio = match holding.sharing {
+                Sharing::Exclusive => fast.and_then(|fast| fast.utilization_ratio),
+                _ => busy_ratio.filter(|_| fresh),
+            };
+            account.utilization_ratio = match holding.sharing {
+                Sharing::Exclusive => account.device_utilization_ratio,
+                _ => account.device_utilization_ratio.zip(holding.share).map(|(busy, share)| (busy / share).min(1.0)),
+            };
+            account.memory_limit_bytes = match mig {
+                Some(mig) => {
+                    present.gpu.and_then(|gpu| gpu.mig_devices.iter().find(|one| one.uuid == *mig)?.memory_bytes)
+                }
+                None => present.gpu.and_then(|gpu| gpu.memory_bytes),
+            };
+            if mig.is_none() && holding.sharing != Sharing::Exclusive {
+                holding.attribution = Some(if by_process { Attribution::Process } else { Attribution::EqualShare });
+            }
+        }
+        self.count_processes(present);
+        self.divide_memory(present, medium, audit);
+    }
+
+    fn count_processes(&mut self, present: &Present<'_>) {
+        self.remainder.processes.clear();
+        let Some(processes) = present.processes else { return };
+        for reason in [Reason::Host, Reason::NotAllocated, Reason::TerminatedPod, Reason::Unknown] {
+            self.remainder.processes.insert(reason, 0);
+        }
+        let holders: Vec<Tenant> = self.holding().map(|(tenant, _)| tenant.clone()).collect();
+        let mut counts = vec![0; holders.len()];
+        for process in processes.processes.iter().filter(|process| process.running) {
+            let (places, containers) = self::inside(&holders, present.gpu, process.gpu_instance);
+            match holder_of(process, &containers) {
+                Ok(place) => counts[places[place]] += 1,
+                Err(reason) => *self.remainder.processes.entry(reason).or_default() += 1,
+            }
+        }
+        for (tenant, count) in holders.iter().zip(counts) {
+            if let Some(entry) = self.entries.get_mut(tenant) {
+                entry.account.processes = Some(count);
+            }
+        }
+    }
+
+    fn divide_memory(&mut self, present: &Present<'_>, medium: Option<&Medium>, audit: &mut Audit) {
+        self.remainder.memory_bytes.clear();
+        let Some(medium) = medium else { return };
+        let holders: Vec<Tenant> = self.holding().map(|(tenant, _)| tenant.clone()).collect();
+        let running: Option<Vec<&DeviceProcess>> =
+            present.processes.map(|processes| processes.processes.iter().filter(|process| process.running).collect());
+        let mut remainder = BTreeMap::new();
+        if present.processes.is_some() && (medium.memory.is_some() || !medium.instances.is_empty()) {
+            let reasons = [Reason::Driver, Reason::Host, Reason::NotAllocated, Reason::TerminatedPod];
+            remainder.extend(reasons.map(|reason| (reason, 0)));
+        }
+        let mut of_instances = 0;
+        for instance in &medium.instances {
+            let Some(memory) = instance.memory else { continue };
+            of_instances += memory.used;
+            let processes: Option<Vec<&DeviceProcess>> = running.as_ref().map(|running| {
+                let inside = |process: &&&DeviceProcess| process.gpu_instance == Some(instance.gpu_instance);
+                running.iter().filter(inside).copied().collect()
+            });
+            let (places, containers) = self::inside(&holders, present.gpu, Some(instance.gpu_instance));
+            let sole = instance.members.len() == 1 && self.is_sole(&holders, &places, Sharing::Mig);
+            let pool = Pool { used: memory.used, holders: &containers, sole, processes: processes.as_deref() };
+            self.give(&holders, &places, &pool, &mut remainder, audit);
+        }
+        match medium.memory {
+            Some(memory) if medium.instances.is_empty() => {
+                let (places, containers) = self::inside(&holders, present.gpu, None);
+                let sole = self.is_sole(&holders, &places, Sharing::Exclusive);
+                let pool = Pool { used: memory.used, holders: &containers, sole, processes: running.as_deref() };
+                self.give(&holders, &places, &pool, &mut remainder, audit);
+            }
+            // The parts are exact, and read a moment after the whole.
+            Some(memory) => *remainder.entry(Reason::Driver).or_default() += memory.used.saturating_sub(of_instances),
+            None => {}
+        }
+        self.remainder.memory_bytes = remainder;
+    }
+
+    fn is_sole(&self, holders: &[Tenant], places: &[usize], sharing: Sharing) -> bool {
+        let [place] = places else { return false };
+        let holding = self.entries.get(&holders[*place]).and_then(|entry| entry.account.holding.as_ref());
+        holding.is_some_and(|holding| holding.sharing == sharing)
+    }
+
+    fn give(
+        &mut self,
+        holders: &[Tenant],
+        places: &[usize],
+        pool: &Pool<'_>,
+        remainder: &mut BTreeMap<Reason, u64>,
+        audit: &mut Audit,
+    ) {
+        let MemoryDivision { holders: shares, remainder: rest } = pool.divide();
+        let parts = shares.iter().flatten().chain(rest.values()).map(|bytes| *bytes as f64);
+        audit.check(Quantity::Memory, pool.used as f64, parts);
+        for (place, share) in places.iter().zip(shares) {
+            if let Some(entry) = self.entries.get_mut(&holders[*place]) {
+                entry.account.memory_used_bytes = share;
+            }
+        }
+        for (reason, bytes) in rest {
+            *remainder.entry(reason).or_default() += bytes;
+        }
+    }
+
+    /// Pods that run here and hold nothing here.
+    pub fn unallocated_uses(&self, processes: &DeviceProcesses, gpu: &GpuUuid) -> Vec<UnallocatedUse> {
+        let containers: Vec<&ContainerRef> = self.holding().map(|(tenant, _)| &tenant.0).collect();
+        let outside =
+            |process: &&DeviceProcess| process.running && holder_of(process, &containers) == Err(Reason::NotAllocated);
+        let name = |process: &DeviceProcess| match &process.owner {
+            ProcessOwner::Container(one) => Some((PodRef::new(&one.namespace, &one.pod), Some(one.container.clone()))),
+            ProcessOwner::Pod(pod) => Some((pod.clone(), None)),
+            _ => None,
+        };
+        let mut uses: Vec<UnallocatedUse> = processes
+            .processes
+            .iter()
+            .filter(outside)
+            .filter_map(name)
+            .map(|(pod, container)| UnallocatedUse { pod, container, gpu: gpu.clone() })
+            .collect();
+        uses.sort();
+        uses.dedup();
+        uses
+    }
+
+    fn holding(&self) -> impl Iterator<Item = (&Tenant, &Account)> {
+        let holds = |(tenant, entry): (_, &'_ super::entry::Entry)| entry.account.holding.is_some().then_some(tenant);
+        self.entries
+            .iter()
+            .filter_map(move |(tenant, entry)| holds((tenant, entry)).map(|tenant| (tenant, &entry.account)))
+    }
+}
+
+fn clear(account: &mut Account) {
+    account.utilization_ratio = None;
+    account.device_utilization_ratio = None;
+    account.sm_active_ratio = None;
+    account.dram_active_ratio = None;
+    account.memory_used_bytes = None;
+    account.memory_limit_bytes = None;
+    account.processes = None;
+}
+
+/// Who holds a part of one GPU instance (or anything, where it is not known which instance): places and containers.
+fn inside<'a>(holders: &'a [Tenant], gpu: Option<&Gpu>, instance: Option<u32>) -> (Vec<usize>, Vec<&'a ContainerRef>) {
+    let fits = |(_, mig): &Tenant| match (instance, mig) {
+        (None, _) => true,
+        (Some(_), None) => false,
+        (Some(instance), Some(mig)) => {
+            gpu.is_some_and(|gpu| gpu.mig_devices.iter().any(|one| one.uuid == *mig && one.gpu_instance == instance))
+        }
+    };
+    holders.iter().enumerate().filter(|(_, tenant)| fits(tenant)).map(|(place, tenant)| (place, &tenant.0)).unzip()
+}

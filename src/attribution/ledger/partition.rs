@@ -1,0 +1,85 @@
+//! A GPU in MIG mode, as the ledger sees it.
+
+use super::division::Part;
+use crate::attribution::processes::{DeviceProcess, DeviceProcesses, ProcessOwner};
+use crate::model::{Gpu, InstanceReading, Medium, MigDevice, MigUuid, Reason};
+
+/// The MIG devices of one GPU, and what their GPU instances say of themselves.
+pub struct Partitions<'a> {
+    pub devices: Vec<(&'a MigDevice, Part)>,
+}
+
+impl<'a> Partitions<'a> {
+    /// `None` for a GPU that is not partitioned.
+    pub fn of(gpu: Option<&'a Gpu>, medium: Option<&Medium>, processes: Option<&DeviceProcesses>) -> Option<Self> {
+        let gpu = gpu.filter(|gpu| !gpu.mig_devices.is_empty())?;
+        let part = |mig: &'a MigDevice| {
+            let members = || gpu.mig_devices.iter().filter(|other| other.gpu_instance == mig.gpu_instance);
+            let member_slices: u32 = members().map(|member| member.slices).sum();
+            let instance_slices = slices_of_instance(&mig.profile).unwrap_or(member_slices).max(member_slices);
+            let instance = medium.and_then(|medium| reading_of(medium, &mig.uuid));
+            // The instance's figure is a mean over all its slices; its compute instances share it by theirs.
+            let active = instance.and_then(activity).map(|active| {
+                let slices = f64::from(instance_slices) / f64::from(member_slices.max(1));
+                (active * slices).clamp(0.0, 1.0)
+            });
+            let unheld = processes.map_or(Reason::Unknown, |processes| whose(&processes.processes, mig.gpu_instance));
+            (mig, Part { fraction: gpu.slice_fraction(mig.slices), active, unheld })
+        };
+        let mut devices: Vec<_> = gpu.mig_devices.iter().map(part).collect();
+        // Whatever the driver says of slices: there is no more of a GPU than all of it.
+        let sum: f64 = devices.iter().map(|(_, part)| part.fraction).sum();
+        devices.iter_mut().for_each(|(_, part)| part.fraction /= sum.max(1.0));
+        Some(Self { devices })
+    }
+
+    pub fn place(&self, mig: &MigUuid) -> Option<usize> {
+        self.devices.iter().position(|(device, _)| device.uuid == *mig)
+    }
+
+    pub fn parts(&self) -> Vec<Part> {
+        self.devices.iter().map(|(_, part)| *part).collect()
+    }
+
+    pub fn has_activity(&self) -> bool {
+        self.devices.iter().any(|(_, part)| part.active.is_some())
+    }
+}
+
+pub fn reading_of<'a>(medium: &'a Medium, mig: &MigUuid) -> Option<&'a InstanceReading> {
+    medium.instances.iter().find(|instance| instance.members.contains(mig))
+}
+
+/// As for a whole GPU, busy is time with a kernel running; where only the SMs are told of, their part.
+pub fn activity(instance: &InstanceReading) -> Option<f64> {
+    let ratio = instance.gpm.graphics_engine_active.or(instance.gpm.sm_active)?;
+    ratio.is_finite().then(|| ratio.clamp(0.0, 1.0))
+}
+
+/// `3g.40gb` and `1c.3g.40gb` are of an instance with three slices.
+fn slices_of_instance(profile: &str) -> Option<u32> {
+    profile.split('.').find_map(|word| word.strip_suffix('g')?.parse().ok())
+}
+
+/// Why an instance that nobody holds does something.
+fn whose(processes: &[DeviceProcess], gpu_instance: u32) -> Reason {
+    let inside = processes.iter().filter(|process| process.running && process.gpu_instance == Some(gpu_instance));
+    let reason = |process: &DeviceProcess| match process.owner {
+        ProcessOwner::Container(_) | ProcessOwner::Pod(_) => Reason::NotAllocated,
+        ProcessOwner::TerminatedPod => Reason::TerminatedPod,
+        ProcessOwner::Host => Reason::Host,
+        ProcessOwner::Unknown => Reason::Unknown,
+    };
+    inside.map(reason).min().unwrap_or(Reason::Unknown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn profiles_tell_the_slices_of_their_instance() {
+        let slices = ["1g.10gb", "3g.40gb", "1c.3g.40gb", "1g.10gb+me", "7g.80gb", "", "gb"].map(slices_of_instance);
+        assert_eq!(slices, [Some(1), Some(3), Some(3), Some(1), Some(7), None, None]);
+    }
+}

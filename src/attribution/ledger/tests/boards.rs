@@ -1,0 +1,289 @@
+//! Devices of random worlds.
+
+use super::super::*;
+use super::worlds::{PartReading, Random, Reading, TICK_SECONDS, Tick};
+use crate::attribution::{DeviceProcess, ProcessOwner};
+use crate::model::{
+    ContainerRef, DeviceId, Fast, GpmRatios, Gpu, InstanceReading, Medium, MemoryUse, MigDevice, MigUuid, PodRef,
+    Stamped, Totals,
+};
+
+pub enum Kind {
+    Whole,
+    Slots(usize),
+    /// GPU instances: slices, and those of its compute instances.
+    Mig {
+        shape: &'static [(u32, &'static [u32])],
+        gpm: bool,
+    },
+    Claims,
+}
+
+const SHAPES: [&[(u32, &[u32])]; 4] = [
+    &[(1, &[1]), (1, &[1]), (1, &[1]), (1, &[1]), (1, &[1]), (1, &[1]), (1, &[1])],
+    &[(3, &[3]), (3, &[1, 2]), (1, &[1])],
+    &[(3, &[1, 1]), (2, &[2])],
+    &[(7, &[7])],
+];
+
+impl Kind {
+    pub fn any(random: &mut Random) -> Self {
+        match random.below(5) {
+            0 => Self::Whole,
+            1 => Self::Slots(1 + random.below(8)),
+            2 => Self::Mig { shape: SHAPES[random.below(4)], gpm: true },
+            3 => Self::Mig { shape: SHAPES[random.below(4)], gpm: false },
+            _ => Self::Claims,
+        }
+    }
+
+    pub fn places(&self) -> usize {
+        match self {
+            Self::Whole => 2,
+            Self::Slots(slots) => *slots,
+            Self::Mig { shape, .. } => 2 * shape.iter().map(|(_, members)| members.len()).sum::<usize>(),
+            Self::Claims => 6,
+        }
+    }
+}
+
+/// One device. What it does is decided tick by tick; what is read of it comes in whole readings.
+pub struct Board {
+    pub uuid: GpuUuid,
+    pub kind: Kind,
+    pub reading: Option<Reading>,
+    number: usize,
+    tells: (bool, bool, bool, bool),
+    level: f64,
+    busy: f64,
+    told_busy: f64,
+    energy: f64,
+    ratios: Vec<f64>,
+    memory: u64,
+    processes: Vec<DeviceProcess>,
+    silent_until: Tick,
+    without_processes_until: Tick,
+    origin: (f64, f64),
+}
+
+impl Board {
+    pub fn new(number: usize, kind: Kind, random: &mut Random) -> Self {
+        Self {
+            uuid: GpuUuid::new(format!("GPU-{number:08x}-0000-0000-0000-000000000000")),
+            number,
+            tells: (random.chance(85), random.chance(85), random.chance(60), random.chance(80)),
+            ratios: vec![0.0; 7],
+            kind,
+            reading: None,
+            level: 0.0,
+            busy: 0.0,
+            told_busy: 0.0,
+            energy: 0.0,
+            memory: 0,
+            processes: vec![],
+            silent_until: 0,
+            without_processes_until: 0,
+            origin: (0.0, 0.0),
+        }
+    }
+
+    fn migs(&self) -> Vec<(MigDevice, u32)> {
+        let Kind::Mig { shape, .. } = &self.kind else { return vec![] };
+        let mut devices = vec![];
+        for (instance, (slices, members)) in shape.iter().enumerate() {
+            for (member, member_slices) in members.iter().enumerate() {
+                let uuid = format!("MIG-{:08x}-{instance:04x}-{member:04x}-0000-000000000000", self.number);
+                let part = if slices == member_slices { String::new() } else { format!("{member_slices}c.") };
+                let device = MigDevice {
+                    uuid: MigUuid::new(uuid),
+                    index: devices.len() as u32,
+                    gpu_instance: instance as u32 + 1,
+                    compute_instance: member as u32,
+                    profile: format!("{part}{slices}g.10gb").into(),
+                    profile_id: None,
+                    placement_start: None,
+                    slices: *member_slices,
+                    memory_bytes: None,
+                };
+                devices.push((device, members.iter().sum::<u32>()));
+            }
+        }
+        devices
+    }
+
+    pub fn gpu(&self) -> Gpu {
+        let mig_devices: Vec<MigDevice> = self.migs().into_iter().map(|(device, _)| device).collect();
+        Gpu {
+            uuid: self.uuid.clone(),
+            index: self.number as u32,
+            minor: Some(self.number as u32),
+            pci_bus_id: None,
+            model: None,
+            architecture: None,
+            compute_capability: None,
+            vbios_version: None,
+            serial: None,
+            numa_node: None,
+            nvlink_peers: None,
+            memory_bytes: None,
+            mig_enabled: Some(!mig_devices.is_empty()),
+            mig_devices,
+            present: true,
+        }
+    }
+
+    pub fn id(&self, place: usize) -> DeviceId {
+        match &self.kind {
+            Kind::Slots(_) => DeviceId::new(format!("{}::{place}", self.uuid)),
+            // Every MIG device has two slots.
+            Kind::Mig { .. } => DeviceId::new(format!("{}::{}", self.migs()[place / 2].0.uuid, place % 2)),
+            Kind::Whole | Kind::Claims => DeviceId::new(self.uuid.to_shared()),
+        }
+    }
+
+    pub fn offered(&self) -> Vec<DeviceId> {
+        (0..self.kind.places()).map(|place| self.id(place)).collect()
+    }
+
+    pub fn restart(&mut self) {
+        self.reading = None;
+        self.origin = (self.told_busy, self.energy);
+        self.processes.clear();
+    }
+
+    pub fn pass(&mut self, ticks: usize, now: Tick, holders: &[ContainerRef], random: &mut Random) {
+        let seconds = ticks as f64 * TICK_SECONDS;
+        self.busy += self.level * seconds;
+        self.energy += (60.0 + 500.0 * self.level) * seconds;
+        self.run(seconds, holders, random);
+        if now >= self.silent_until {
+            self.read(now, random);
+            if random.chance(2) {
+                self.silent_until = now + 30 + random.below(400);
+            }
+        }
+        if random.chance(20) {
+            self.level = if random.chance(40) { 0.0 } else { random.ratio() };
+        }
+    }
+
+    /// Processes come, work and end.
+    fn run(&mut self, seconds: f64, holders: &[ContainerRef], random: &mut Random) {
+        let mut left = self.level * seconds;
+        for process in self.processes.iter_mut().filter(|process| process.running) {
+            let worked = left * random.ratio();
+            process.sm_seconds += worked;
+            left -= worked;
+        }
+        if random.chance(15) && self.processes.len() < 12 {
+            let owner = match (random.below(8), holders) {
+                (0, _) => ProcessOwner::Host,
+                (1, _) => ProcessOwner::TerminatedPod,
+                (2, _) => ProcessOwner::Unknown,
+                (3, _) | (_, []) => ProcessOwner::Container(ContainerRef::new("other", "guest", "main")),
+                (4, [first, ..]) => ProcessOwner::Pod(PodRef::new("team", &first.pod)),
+                (5, [first, ..]) => ProcessOwner::Container(ContainerRef::new("team", &first.pod, "debug")),
+                (_, holders) => ProcessOwner::Container(holders[random.below(holders.len())].clone()),
+            };
+            self.processes.push(DeviceProcess {
+                pid: random.next() as u32,
+                start_ticks: 1,
+                owner,
+                running: true,
+                memory_bytes: Some(random.next() % (1 << 30)),
+                gpu_instance: None,
+                compute_instance: None,
+                sm_seconds: 0.0,
+            });
+        }
+        if random.chance(10) && !self.processes.is_empty() {
+            let place = random.below(self.processes.len());
+            if self.processes[place].running {
+                self.processes[place].running = false;
+            } else {
+                self.processes.remove(place);
+            }
+        }
+    }
+
+    fn read(&mut self, now: Tick, random: &mut Random) {
+        // Samples trail behind, now and then by much.
+        self.told_busy = if random.chance(80) { self.busy } else { self.told_busy };
+        let (tells_busy, tells_energy, tells_processes, has_sm_seconds) = self.tells;
+        let through = now.saturating_sub(random.below(4));
+        if self.reading.as_ref().is_some_and(|last| last.through >= through) {
+            return;
+        }
+        let last_medium = self.reading.as_ref().and_then(|last| last.medium_at).filter(|at| now - at < 300);
+        let medium_at = if last_medium.is_none_or(|at| now - at >= 100) {
+            self.ratios.iter_mut().for_each(|ratio| *ratio = if random.chance(30) { 0.0 } else { random.ratio() });
+            self.memory = random.next() % (1 << 36) + (1 << 34);
+            Some(now)
+        } else {
+            last_medium
+        };
+        let is_partitioned = matches!(self.kind, Kind::Mig { .. });
+        if random.chance(3) {
+            self.without_processes_until = now + random.below(100);
+        }
+        let parts = self.migs().into_iter().map(|(device, members)| PartReading {
+            fraction: f64::from(device.slices) / 7.0,
+            active: self.ratio(&device).map(|ratio| {
+                let slices: u32 =
+                    device.profile.split('.').find_map(|word| word.strip_suffix('g')).unwrap().parse().unwrap();
+                (ratio * f64::from(slices) / f64::from(members)).min(1.0)
+            }),
+            mig: device.uuid,
+        });
+        let processes = DeviceProcesses { has_sm_seconds, processes: self.processes.clone() };
+        let tells_processes = tells_processes && !is_partitioned && now >= self.without_processes_until;
+        self.reading = Some(Reading {
+            through,
+            busy: (tells_busy && !is_partitioned).then_some(self.told_busy - self.origin.0),
+            energy: tells_energy.then_some(self.energy - self.origin.1),
+            medium_at,
+            parts: is_partitioned.then(|| parts.collect()),
+            processes: tells_processes.then_some(processes),
+            memory: medium_at.map(|_| self.memory),
+        });
+    }
+
+    fn ratio(&self, device: &MigDevice) -> Option<f64> {
+        let Kind::Mig { gpm: true, .. } = self.kind else { return None };
+        Some(self.ratios[device.gpu_instance as usize - 1])
+    }
+
+    pub fn readings(&self, reading: &Reading) -> DeviceReadings {
+        let memory = |used| MemoryUse { used, free: 0, reserved: None, total: used };
+        let mut instances: Vec<InstanceReading> = vec![];
+        for (device, _) in self.migs() {
+            let active = self.ratio(&device);
+            let gpm = GpmRatios { graphics_engine_active: active, ..GpmRatios::default() };
+            match instances.iter_mut().find(|one| one.gpu_instance == device.gpu_instance) {
+                Some(instance) => instance.members.push(device.uuid),
+                None => instances.push(InstanceReading {
+                    gpu_instance: device.gpu_instance,
+                    members: vec![device.uuid],
+                    memory: Some(memory(u64::from(device.gpu_instance) << 28)),
+                    gpm,
+                }),
+            }
+        }
+        let at = |tick: Tick| Monotonic::from_millis(tick as u64 * 100);
+        let medium = Medium { memory: reading.memory.map(memory), instances, ..Medium::default() };
+        DeviceReadings {
+            totals: Totals {
+                through: at(reading.through),
+                busy_seconds: reading.busy,
+                energy_joules: reading.energy,
+                ..Totals::default()
+            },
+            fast: Some(Stamped {
+                at: at(reading.through),
+                value: Fast { utilization_ratio: Some(self.level), power_watts: None },
+            }),
+            medium: reading.medium_at.map(|tick| Stamped { at: at(tick), value: medium }),
+            ..DeviceReadings::default()
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! The examples of docs/attribution.md, and cases with a story.
+
+use super::super::*;
+use crate::attribution::{DeviceProcess, HoldingKey, ProcessOwner};
+use crate::model::{
+    Attribution, ContainerRef, GpmRatios, Gpu, Holding, InstanceReading, Medium, MemoryUse, MigDevice, MigUuid, PodRef,
+    Reason, Sharing, Stamped, Totals, UnixSeconds,
+};
+
+const GPU: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
+
+#[derive(Default)]
+struct Case {
+    ledger: Option<Ledger>,
+    join: Join,
+    inventory: Inventory,
+    readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
+    processes: BTreeMap<GpuUuid, DeviceProcesses>,
+}
+
+impl Case {
+    fn at(&mut self, second: u64) -> Statement {
+        let ledger = Ledger::new(Duration::from_secs(300), Duration::from_secs(3600));
+        self.ledger.get_or_insert(ledger).advance(&Observation {
+            now: Moment { monotonic: Monotonic::from_secs(second), unix: UnixSeconds(second as f64) },
+            join: &self.join,
+            inventory: &self.inventory,
+            readings: &self.readings,
+            processes: &self.processes,
+            scrapes: 0,
+        })
+    }
+
+    fn read(&mut self, second: u64, busy: Option<f64>, energy: f64, medium: Option<Medium>) -> Statement {
+        let at = Monotonic::from_secs(second);
+        let totals = Totals { through: at, busy_seconds: busy, energy_joules: Some(energy), ..Totals::default() };
+        let medium = medium.map(|value| Stamped { at, value });
+        let readings = DeviceReadings { totals, medium, ..DeviceReadings::default() };
+        self.readings.insert(GPU.into(), Arc::new(readings));
+        self.at(second)
+    }
+
+    fn hold(&mut self, pod: &str, mig: Option<&str>, sharing: Sharing, share: f64) {
+        let key = HoldingKey {
+            container: ContainerRef::new("team", pod, "main"),
+            gpu: GPU.into(),
+            mig: mig.map(MigUuid::from),
+        };
+        let holding = Holding {
+            resource: Some("nvidia.com/gpu".into()),
+            device_ids: vec![GPU.into()],
+            sharing,
+            attribution: Some(Attribution::EqualShare),
+            share: Some(share),
+            weight: 1.0,
+        };
+        self.join.holdings.insert(key, holding);
+    }
+
+    /// Owner, SM-seconds, memory.
+    fn run(&mut self, processes: &[(ProcessOwner, f64, u64)]) {
+        let process = |(pid, (owner, sm_seconds, bytes)): (usize, &(ProcessOwner, f64, u64))| DeviceProcess {
+            pid: pid as u32,
+            start_ticks: 1,
+            owner: owner.clone(),
+            running: true,
+            memory_bytes: Some(*bytes),
+            gpu_instance: None,
+            compute_instance: None,
+            sm_seconds: *sm_seconds,
+        };
+        let processes = processes.iter().enumerate().map(process).collect();
+        self.processes.insert(GPU.into(), DeviceProcesses { has_sm_seconds: true, processes });
+    }
+
+    /// Ten seconds in which the board is idle at 100 W, so that this is known.
+    fn idle_at_100_watts(&mut self) {
+        self.read(0, Some(0.0), 0.0, None);
+        self.read(10, Some(0.0), 1000.0, None);
+    }
+}
+
+fn of(pod: &str) -> ProcessOwner {
+    ProcessOwner::Container(ContainerRef::new("team", pod, "main"))
+}
+
+fn memory(used: u64) -> Option<MemoryUse> {
+    Some(MemoryUse { used, free: 0, reserved: None, total: used })
+}
+
+fn rounded(value: Option<f64>) -> Option<f64> {
+    value.map(|value| (value * 100.0).round() / 100.0)
+}
+
+/// Pod: allocated, busy, idle, energy.
+fn rows(statement: &Statement) -> Vec<(String, [Option<f64>; 4])> {
+    let row = |account: &Account| {
+        let figures =
+            [account.allocated_seconds, account.busy_seconds, account.idle_seconds, account.energy_joules].map(rounded);
+        (account.container.pod.to_string(), figures)
+    };
+    statement.accounts.iter().map(row).collect()
+}
+
+fn row(pod: &str, figures: [f64; 4]) -> (String, [Option<f64>; 4]) {
+    (pod.to_owned(), figures.map(Some))
+}
+
+#[test]
+fn a_host_process_beside_an_exclusive_holder_has_its_part() {
+    let mut case = Case::default();
+    case.idle_at_100_watts();
+    case.hold("train", None, Sharing::Exclusive, 1.0);
+    case.at(10);
+    case.run(&[(of("train"), 3.0, 6), (ProcessOwner::Host, 1.0, 1)]);
+    let medium = Medium { memory: memory(10), ..Medium::default() };
+    let statement = case.read(20, Some(8.0), 4000.0, Some(medium));
+    assert_eq!(rows(&statement), [row("train", [10.0, 6.0, 4.0, 2500.0])]);
+    let remainder = &statement.remainders[0];
+    assert_eq!((remainder.busy_seconds[&Reason::Host], remainder.energy_joules[&Reason::Host]), (2.0, 500.0));
+    assert_eq!(remainder.memory_bytes[&Reason::Host], 1);
+    assert_eq!(statement.accounts[0].memory_used_bytes, Some(9), "the rest is the holder's");
+}
+
+#[test]
+fn slots_with_process_data_follow_sm_time_and_idle_power_is_nobodys() {
+    let mut case = Case::default();
+    case.idle_at_100_watts();
+    case.hold("a", None, Sharing::TimeSlicing, 0.25);
+    case.hold("b", None, Sharing::TimeSlicing, 0.25);
+    case.at(10);
+    case.run(&[(of("a"), 3.0, 5), (of("b"), 1.0, 2)]);
+    let medium = Medium { memory: memory(10), ..Medium::default() };
+    let statement = case.read(20, Some(8.0), 4000.0, Some(medium));
+    assert_eq!(rows(&statement), [row("a", [2.5, 6.0, 0.0, 1500.0]), row("b", [2.5, 2.0, 0.5, 500.0])]);
+    assert_eq!(rounded(statement.accounts[0].borrowed_seconds), Some(3.5));
+    let remainder = &statement.remainders[0];
+    assert_eq!(rounded(remainder.energy_joules.get(&Reason::Idle).copied()), Some(2000.0), "and the 1000 J of before");
+    assert_eq!(remainder.memory_bytes[&Reason::Driver], 3);
+    let method = |account: &Account| account.holding.as_ref().unwrap().attribution;
+    assert_eq!(method(&statement.accounts[0]), Some(Attribution::Process));
+    assert_eq!(statement.accounts.iter().map(|account| account.processes).collect::<Vec<_>>(), [Some(1), Some(1)]);
+}
+
+#[test]
+fn busy_time_that_no_process_explains_is_unknown() {
+    let mut case = Case::default();
+    case.idle_at_100_watts();
+    case.hold("a", None, Sharing::TimeSlicing, 0.25);
+    case.at(10);
+    case.run(&[]);
+    let statement = case.read(20, Some(8.0), 4000.0, None);
+    assert_eq!(rows(&statement), [row("a", [2.5, 0.0, 2.5, 0.0])]);
+    assert_eq!(statement.remainders[0].busy_seconds[&Reason::Unknown], 8.0);
+    assert_eq!(statement.remainders[0].energy_joules[&Reason::Unknown], 2000.0);
+}
+
+#[test]
+fn a_pod_on_a_gpu_that_it_does_not_hold_is_named() {
+    let mut case = Case::default();
+    case.idle_at_100_watts();
+    case.hold("a", None, Sharing::Exclusive, 1.0);
+    case.at(10);
+    // An init container of the holder's own pod is no guest.
+    let init = ProcessOwner::Container(ContainerRef::new("team", "a", "init"));
+    case.run(&[(init, 1.0, 1), (of("guest"), 1.0, 1), (ProcessOwner::TerminatedPod, 2.0, 1)]);
+    let statement = case.read(20, Some(8.0), 1000.0, None);
+    assert_eq!(rounded(statement.accounts[0].busy_seconds), Some(2.0));
+    let remainder = &statement.remainders[0];
+    assert_eq!(
+        (remainder.busy_seconds[&Reason::NotAllocated], remainder.busy_seconds[&Reason::TerminatedPod]),
+        (2.0, 4.0)
+    );
+    let pods: Vec<PodRef> = statement.unallocated_uses.iter().map(|one| one.pod.clone()).collect();
+    assert_eq!(pods, [PodRef::new("team", "guest")]);
+    assert_eq!(remainder.processes[&Reason::NotAllocated], 1);
+}
+
+fn partitioned(case: &mut Case, gpm: Option<[f64; 2]>) -> Medium {
+    let mig = |uuid: &str, gpu_instance, slices: u32| MigDevice {
+        uuid: uuid.into(),
+        index: gpu_instance - 1,
+        gpu_instance,
+        compute_instance: 0,
+        profile: format!("{slices}g.10gb").into(),
+        profile_id: None,
+        placement_start: None,
+        slices,
+        memory_bytes: None,
+    };
+    let gpu = Gpu {
+        uuid: GPU.into(),
+        index: 0,
+        minor: None,
+        pci_bus_id: None,
+        model: None,
+        architecture: None,
+        compute_capability: None,
+        vbios_version: None,
+        serial: None,
+        numa_node: None,
+        nvlink_peers: None,
+        memory_bytes: None,
+        mig_enabled: Some(true),
+        mig_devices: vec![mig("MIG-a", 1, 3), mig("MIG-b", 2, 1)],
+        present: true,
+    };
+    case.inventory.gpus.insert(GPU.into(), gpu);
+    case.hold("a", Some("MIG-a"), Sharing::Mig, 3.0 / 7.0);
+    case.hold("b", Some("MIG-b"), Sharing::Mig, 1.0 / 7.0);
+    let instance = |number: u32, uuid: &str| InstanceReading {
+        gpu_instance: number,
+        members: vec![uuid.into()],
+        memory: memory(u64::from(number) * 10),
+        gpm: GpmRatios { graphics_engine_active: gpm.map(|gpm| gpm[number as usize - 1]), ..GpmRatios::default() },
+    };
+    let instances = vec![instance(1, "MIG-a"), instance(2, "MIG-b")];
+    Medium { memory: memory(35), instances, ..Medium::default() }
+}
+
+#[test]
+fn mig_with_gpm_goes_by_activity_times_slices() {
+    let mut case = Case::default();
+    case.idle_at_100_watts();
+    let medium = partitioned(&mut case, Some([0.5, 1.0]));
+    case.at(10);
+    let statement = case.read(20, None, 4000.0, Some(medium));
+    assert_eq!(rows(&statement), [row("a", [4.29, 2.14, 2.14, 1200.0]), row("b", [1.43, 1.43, 0.0, 800.0])]);
+    assert_eq!(rounded(statement.remainders[0].energy_joules.get(&Reason::Idle).copied()), Some(2000.0));
+    let used: Vec<Option<u64>> = statement.accounts.iter().map(|account| account.memory_used_bytes).collect();
+    assert_eq!(used, [Some(10), Some(20)]);
+    assert_eq!(statement.remainders[0].memory_bytes[&Reason::Driver], 5);
+    // The next reading of activity is what moves the clock; totals alone do not.
+    let medium = case.readings[&GpuUuid::from(GPU)].medium.clone();
+    let mut readings = (*case.readings[&GpuUuid::from(GPU)]).clone();
+    readings.totals.through = Monotonic::from_secs(21);
+    readings.medium = medium;
+    case.readings.insert(GPU.into(), Arc::new(readings));
+    assert_eq!(rows(&case.at(21))[1], row("b", [1.43, 1.43, 0.0, 800.0]));
+}
+
+#[test]
+fn mig_without_gpm_has_no_busy_time_and_energy_by_slices() {
+    let mut case = Case::default();
+    let medium = partitioned(&mut case, None);
+    case.read(0, None, 0.0, None);
+    let statement = case.read(10, None, 7000.0, Some(medium));
+    let expected = |pod: &str, allocated, energy| (pod.to_owned(), [Some(allocated), None, None, Some(energy)]);
+    assert_eq!(rows(&statement), [expected("a", 4.29, 3000.0), expected("b", 1.43, 1000.0)]);
+    assert_eq!(rounded(statement.remainders[0].energy_joules.get(&Reason::Unknown).copied()), Some(3000.0));
+}
+
+#[test]
+fn a_total_that_is_no_amount_is_counted_and_spoils_nothing() {
+    let mut case = Case::default();
+    case.hold("a", None, Sharing::Exclusive, 1.0);
+    case.read(0, Some(0.0), 0.0, None);
+    case.read(10, Some(5.0), 100.0, None);
+    let statement = case.read(20, Some(f64::NAN), -1.0, None);
+    let counts: Vec<u64> = statement.violations.values().copied().collect();
+    assert_eq!(counts, [1, 1, 0]);
+    let statement = case.read(30, Some(9.0), 300.0, None);
+    assert_eq!(rows(&statement), [row("a", [30.0, 9.0, 11.0, 300.0])]);
+}
+
+#[test]
+fn losing_the_kubelet_loses_nothing() {
+    let mut case = Case::default();
+    case.hold("a", None, Sharing::Exclusive, 1.0);
+    case.read(0, Some(0.0), 0.0, None);
+    // The last relation stands, for as long as it takes.
+    let statement = (1..=600).map(|second| case.read(second, Some(second as f64), 100.0 * second as f64, None)).last();
+    assert_eq!(rows(&statement.unwrap()), [row("a", [600.0, 600.0, 0.0, 60_000.0])]);
+}

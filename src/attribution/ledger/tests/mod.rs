@@ -1,0 +1,7 @@
+mod boards;
+mod cases;
+mod figures;
+mod laws;
+mod reference;
+mod scene;
+mod worlds;

@@ -1,0 +1,258 @@
+//! A slow and obvious ledger: it remembers who held what in every tick, and divides tick by tick.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::scene::Scene;
+use super::worlds::{LATE_TICKS, Reading, TICK_SECONDS, Tick};
+use crate::attribution::{DeviceProcess, HoldingKey, ProcessOwner};
+use crate::model::{Holding, Reason};
+
+/// A container on a device, as the reference counts it.
+#[derive(Clone, Debug, Default)]
+pub struct Row {
+    pub allocated: f64,
+    pub allocated_with_busy: f64,
+    pub busy: f64,
+    pub energy: f64,
+}
+
+pub type Rest = BTreeMap<Reason, f64>;
+
+/// One GPU.
+#[derive(Default)]
+pub struct Reference {
+    pub rows: BTreeMap<HoldingKey, Row>,
+    pub rest_busy: Rest,
+    pub rest_energy: Rest,
+    /// All that was there to be divided.
+    pub busy: f64,
+    pub energy: f64,
+    /// Told and not divided yet.
+    pub carry: f64,
+    pub accounted: Tick,
+    /// Has been read, or held.
+    known: bool,
+    read: Option<Reading>,
+    silent_since: Option<Tick>,
+    activity_at: Option<Tick>,
+    used_sm: BTreeMap<u32, f64>,
+    idle: Vec<(f64, f64)>,
+}
+
+/// Who holds in each tick, the present one last.
+pub type History = Vec<Arc<BTreeMap<HoldingKey, Holding>>>;
+
+impl Reference {
+    pub fn starting(at: Tick) -> Self {
+        Self { accounted: at, ..Self::default() }
+    }
+
+    pub fn observe(&mut self, now: Tick, reading: Option<&Reading>, history: &History) {
+        if !self.known {
+            self.accounted = now;
+        }
+        self.known |= reading.is_some() || !history[now].is_empty();
+        if let Some(reading) = reading {
+            self.read(reading, history);
+        }
+        let limit = if self.activity_at.is_some() { 350 } else { LATE_TICKS };
+        let pending = history[self.accounted..=now].iter().any(|holders| !holders.is_empty());
+        if pending && now - self.accounted > limit {
+            self.silent_since.get_or_insert(self.accounted);
+            self.allocate(self.accounted, now, history);
+            self.accounted = now;
+        }
+    }
+
+    fn read(&mut self, reading: &Reading, history: &History) {
+        let told = reading.parts.as_ref().is_some_and(|parts| parts.iter().any(|part| part.active.is_some()));
+        let activity_at = reading.medium_at.filter(|_| told);
+        if activity_at.is_some() && activity_at == self.activity_at {
+            return;
+        }
+        let Some(before) = self.read.clone() else {
+            self.activity_at = activity_at;
+            self.allocate(self.accounted, reading.through, history);
+            self.accounted = reading.through;
+            self.silent_since = None;
+            self.nobodys(reading.busy.unwrap_or(0.0), reading.energy.unwrap_or(0.0));
+            self.read = Some(reading.clone());
+            return;
+        };
+        if reading.through <= self.accounted {
+            return;
+        }
+        self.activity_at = activity_at;
+        let (begin, end) = (self.accounted, reading.through);
+        self.allocate(begin, end, history);
+        self.accounted = end;
+        let silent_since = self.silent_since.take();
+        let from = silent_since.unwrap_or(begin);
+        let same = silent_since.is_none() || history[from..end].iter().all(|holders| *holders == history[from]);
+        let gain =
+            |now: Option<f64>, before: Option<f64>| now.map(|now| (now - before.unwrap_or(0.0), before.is_some()));
+        let (busy, energy) = (gain(reading.busy, before.busy), gain(reading.energy, before.energy));
+        let last = |now: Option<f64>, before: Option<f64>| now.or(before);
+        self.read = Some(Reading {
+            busy: last(reading.busy, before.busy),
+            energy: last(reading.energy, before.energy),
+            ..reading.clone()
+        });
+        let from = if same { from } else { begin };
+        let length = (end - from) as f64 * TICK_SECONDS;
+        let busy = match busy {
+            Some((gain, true)) if same => {
+                let due = gain + self.carry;
+                let taken = due.min(length);
+                self.carry = (due - taken).min(2.0);
+                self.nobodys(due - taken - self.carry, 0.0);
+                Some(taken)
+            }
+            Some((gain, _)) => {
+                self.nobodys(gain + self.carry, 0.0);
+                self.carry = 0.0;
+                None
+            }
+            None => None,
+        };
+        let energy = match energy {
+            Some((gain, true)) if same => Some(gain),
+            Some((gain, _)) => {
+                self.nobodys(0.0, gain);
+                None
+            }
+            None => None,
+        };
+        if busy.is_some() || energy.is_some() || reading.parts.is_some() {
+            self.divide(from, end, busy, energy, reading, history);
+        }
+    }
+
+    fn nobodys(&mut self, busy: f64, energy: f64) {
+        *self.rest_busy.entry(Reason::Unknown).or_default() += busy;
+        *self.rest_energy.entry(Reason::Unknown).or_default() += energy;
+        self.busy += busy;
+        self.energy += energy;
+    }
+
+    fn allocate(&mut self, from: Tick, to: Tick, history: &History) {
+        for holders in history.get(from..to).unwrap_or_default() {
+            for (key, holding) in &**holders {
+                self.rows.entry(key.clone()).or_default().allocated += holding.share.unwrap() * TICK_SECONDS;
+            }
+        }
+    }
+
+    fn idle_watts(&self) -> Option<f64> {
+        let (mut seconds, mut joules, mut later) = (0.0, 0.0, 0.0);
+        for (length, energy) in self.idle.iter().rev() {
+            let fading = 0.5_f64.powf(later / 300.0);
+            seconds += length * fading;
+            joules += energy * fading;
+            later += length;
+        }
+        (seconds >= 1.0).then(|| joules / seconds)
+    }
+
+    fn divide(
+        &mut self,
+        from: Tick,
+        to: Tick,
+        busy: Option<f64>,
+        energy: Option<f64>,
+        reading: &Reading,
+        history: &History,
+    ) {
+        let ticks = (to - from) as f64;
+        let watts = self.idle_watts();
+        let weights = self.weights(from, to, reading, history);
+        let mut active = busy;
+        for tick in from..to {
+            let scene = Scene {
+                holders: &history[tick],
+                busy: busy.map(|busy| busy / ticks),
+                energy: energy.map(|energy| energy / ticks),
+                idle: watts.map(|watts| watts * TICK_SECONDS),
+            };
+            let shares = match (&reading.parts, &weights) {
+                (Some(_), _) => {
+                    active = reading.parts.iter().flatten().map(|part| part.active).sum::<Option<f64>>();
+                    scene.by_part(reading)
+                }
+                (None, Some((holders, others))) => scene.by_process(|key| holders[key][tick - from], others, ticks),
+                (None, None) => scene.equally(),
+            };
+            for (whose, busy, energy) in shares {
+                self.busy += busy.unwrap_or(0.0);
+                self.energy += energy.unwrap_or(0.0);
+                match whose {
+                    Ok(key) => {
+                        let row = self.rows.entry(key.clone()).or_default();
+                        row.busy += busy.unwrap_or(0.0);
+                        row.energy += energy.unwrap_or(0.0);
+                        let share = busy.and(history[tick][key].share).unwrap_or(0.0);
+                        row.allocated_with_busy += share * TICK_SECONDS;
+                    }
+                    Err(reason) => {
+                        *self.rest_busy.entry(reason).or_default() += busy.unwrap_or(0.0);
+                        *self.rest_energy.entry(reason).or_default() += energy.unwrap_or(0.0);
+                    }
+                }
+            }
+        }
+        if let (Some(0.0..1e-9), Some(energy)) = (active, energy) {
+            self.idle.push((ticks * TICK_SECONDS, energy));
+        }
+    }
+
+    /// SM-seconds by holder and tick, and of everybody else.
+    fn weights(
+        &mut self,
+        from: Tick,
+        to: Tick,
+        reading: &Reading,
+        history: &History,
+    ) -> Option<(BTreeMap<HoldingKey, Vec<f64>>, Rest)> {
+        let processes = reading.processes.as_ref().filter(|processes| processes.has_sm_seconds)?;
+        let mut holders: BTreeMap<HoldingKey, Vec<f64>> = BTreeMap::new();
+        for key in history[from..to].iter().flat_map(|holders| holders.keys()) {
+            holders.insert(key.clone(), vec![0.0; to - from]);
+        }
+        let mut others = Rest::new();
+        for process in &processes.processes {
+            let gain = process.sm_seconds - self.used_sm.insert(process.pid, process.sm_seconds).unwrap_or(0.0);
+            match whose(process, holders.keys()) {
+                Ok(key) => {
+                    let held: Vec<Tick> = (from..to).filter(|tick| history[*tick].contains_key(&key)).collect();
+                    for tick in &held {
+                        holders.get_mut(&key).unwrap()[tick - from] += gain / held.len() as f64;
+                    }
+                }
+                Err(reason) => *others.entry(reason).or_default() += gain,
+            }
+        }
+        Some((holders, others))
+    }
+}
+
+/// The owner if it holds, else the first holder of its pod, else why not.
+pub fn whose<'a>(
+    process: &DeviceProcess,
+    holders: impl Iterator<Item = &'a HoldingKey> + Clone,
+) -> Result<HoldingKey, Reason> {
+    let pod = match &process.owner {
+        ProcessOwner::Container(container) => {
+            if let Some(key) = holders.clone().find(|key| key.container == *container) {
+                return Ok(key.clone());
+            }
+            (container.namespace.clone(), container.pod.clone())
+        }
+        ProcessOwner::Pod(pod) => (pod.namespace.clone(), pod.pod.clone()),
+        ProcessOwner::TerminatedPod => return Err(Reason::TerminatedPod),
+        ProcessOwner::Host => return Err(Reason::Host),
+        ProcessOwner::Unknown => return Err(Reason::Unknown),
+    };
+    let mate = |key: &&HoldingKey| (key.container.namespace.clone(), key.container.pod.clone()) == pod;
+    holders.clone().find(mate).cloned().ok_or(Reason::NotAllocated)
+}

@@ -1,0 +1,108 @@
+//! How many series the containers may have on the page.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::container;
+use crate::model::{Account, ContainerRef, GpuUuid, MigUuid};
+
+const ENDED: &str = "ended";
+const HELD: &str = "held";
+
+/// Decides whose series stay when there are more than the limit. Whole accounts go: first the ended, the longest ended
+/// first; then those that hold, the youngest first; of equals the last by name. So what is shown of a container that
+/// holds goes on being shown while others come.
+#[derive(Debug)]
+pub struct SeriesBudget {
+    over: BTreeSet<Key>,
+    dropped: BTreeMap<&'static str, u64>,
+}
+
+type Key = (ContainerRef, GpuUuid, Option<MigUuid>);
+
+impl Default for SeriesBudget {
+    fn default() -> Self {
+        Self { over: BTreeSet::new(), dropped: [(ENDED, 0), (HELD, 0)].into() }
+    }
+}
+
+impl SeriesBudget {
+    /// Series left off by reason, each once when it went.
+    #[must_use]
+    pub fn dropped(&self) -> &BTreeMap<&'static str, u64> {
+        &self.dropped
+    }
+
+    /// Marks the accounts that are over the limit.
+    pub fn mark(&mut self, accounts: &mut [Account], limit: usize) {
+        let mut left = accounts.iter().map(container::series_of).sum::<usize>();
+        let mut over = BTreeSet::new();
+        if left > limit {
+            let mut order: Vec<usize> = (0..accounts.len()).collect();
+            order.sort_by(|one, other| {
+                let (one, other) = (&accounts[*one], &accounts[*other]);
+                let ended = |account: &Account| (account.ended.is_none(), account.ended);
+                let by_age = other.created.0.total_cmp(&one.created.0);
+                ended(one).cmp(&ended(other)).then(by_age).then_with(|| key(other).cmp(&key(one)))
+            });
+            for place in order {
+                if left <= limit {
+                    break;
+                }
+                let account = &mut accounts[place];
+                let series = container::series_of(account);
+                let key = key(account);
+                account.over_limit = true;
+                left -= series;
+                if !self.over.contains(&key) {
+                    let reason = if account.ended.is_some() { ENDED } else { HELD };
+                    *self.dropped.entry(reason).or_default() += series as u64;
+                }
+                over.insert(key);
+            }
+        }
+        self.over = over;
+    }
+}
+
+fn key(account: &Account) -> Key {
+    (account.container.clone(), account.gpu.clone(), account.mig.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::tests::fixture;
+    use crate::model::{Monotonic, UnixSeconds};
+
+    fn shown(accounts: &[Account]) -> Vec<&str> {
+        accounts.iter().filter(|account| !account.over_limit).map(|account| &*account.container.pod).collect()
+    }
+
+    #[test]
+    fn the_ended_go_first_then_the_youngest_and_each_series_is_counted_once() {
+        let holding = fixture::snapshot().accounts.remove(0);
+        let series = container::series_of(&holding);
+        let account = |pod: &str, created: f64, ended: Option<u64>| {
+            let mut account = holding.clone();
+            account.container.pod = pod.into();
+            account.created = UnixSeconds(created);
+            account.ended = ended.map(Monotonic::from_secs);
+            account
+        };
+        let all = [account("old", 1.0, None), account("young", 3.0, None), account("middle", 2.0, None)];
+        let ended = [account("gone", 0.0, Some(5)), account("just-gone", 0.0, Some(9))];
+        let mut budget = SeriesBudget::default();
+        let mut check = |limit: usize, expected: &[&str], dropped: [usize; 2]| {
+            let mut accounts: Vec<Account> = all.iter().chain(&ended).cloned().collect();
+            budget.mark(&mut accounts, limit * series);
+            assert_eq!(shown(&accounts), expected);
+            let dropped = dropped.map(|accounts| (accounts * series) as u64);
+            assert_eq!(budget.dropped().values().copied().collect::<Vec<_>>(), dropped);
+        };
+        check(5, &["old", "young", "middle", "gone", "just-gone"], [0, 0]);
+        check(4, &["old", "young", "middle", "just-gone"], [1, 0]);
+        check(4, &["old", "young", "middle", "just-gone"], [1, 0]);
+        check(2, &["old", "middle"], [2, 1]);
+        check(0, &[], [2, 3]);
+    }
+}
