@@ -1,0 +1,107 @@
+{{- define "podmeter.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "podmeter.fullname" -}}
+{{- $name := include "podmeter.name" . -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" -}}
+{{- else if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "podmeter.selector" -}}
+app.kubernetes.io/name: {{ include "podmeter.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "podmeter.labels" -}}
+{{ include "podmeter.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "podmeter.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{- end -}}
+{{- end -}}
+
+{{/* What the toolkit must be asked for: everywhere but on GKE and without a driver. */}}
+{{- define "podmeter.toolkit" -}}
+{{- if has .Values.driver.profile (list "toolkit" "gpu-operator") -}}yes{{- end -}}
+{{- end -}}
+
+{{- define "podmeter.runtimeClass" -}}
+{{- default (ternary "nvidia" "" (eq .Values.driver.profile "gpu-operator")) .Values.driver.runtimeClassName -}}
+{{- end -}}
+
+{{/* Where the driver may be, besides what the toolkit puts in. */}}
+{{- define "podmeter.driverMount" -}}
+{{- get (dict "gpu-operator" "/run/nvidia" "gke" "/home/kubernetes/bin/nvidia") .Values.driver.profile -}}
+{{- end -}}
+
+{{- define "podmeter.nvidiaConfigMap" -}}
+{{- if .Values.nvidiaConfig.configMap -}}
+{{- .Values.nvidiaConfig.configMap -}}
+{{- else if .Values.nvidiaConfig.text -}}
+{{- include "podmeter.fullname" . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The resources that the configuration names; none where it leaves them to podmeter. */}}
+{{- define "podmeter.config" -}}
+{{- $config := deepCopy .Values.config -}}
+{{- $plugin := get $config "devicePlugin" -}}
+{{- if and (eq .Values.driver.profile "gke") (eq .Values.mode "full") (not (include "podmeter.nvidiaConfigMap" .)) -}}
+{{- if not (kindIs "map" $plugin) -}}{{- $plugin = dict -}}{{- end -}}
+{{- if not (hasKey $plugin "resources") -}}
+{{- $_ := set $plugin "resources" (list (dict "kind" "nvidia" "deviceListStrategy" (list "device-nodes"))) -}}
+{{- end -}}
+{{- $_ := set $config "devicePlugin" $plugin -}}
+{{- end -}}
+{{- toYaml $config -}}
+{{- end -}}
+
+{{/* What contradicts itself is refused here, with the value to set. */}}
+{{- define "podmeter.check" -}}
+{{- $elsewhere := dict "listen" "listen.address and listen.port" "kubeletRoot" "kubelet.root" "podResourcesSocket" "kubelet.root"
+      "devicePluginDir" "kubelet.devicePluginDir" "devRoot" "mounts.dev" "adminSocket" "adminSocket" "driverRoot" "driver.profile"
+      "podLogsRoot" "mounts.podLogs" "nvidiaConfig" "nvidiaConfig" -}}
+{{- range $key, $value := $elsewhere -}}
+{{- if hasKey $.Values.config $key -}}
+{{- fail (printf "config.%s: this chart mounts and sets it; use the value %s instead" $key $value) -}}
+{{- end -}}
+{{- end -}}
+{{- $config := fromYaml (include "podmeter.config" .) -}}
+{{- $plugin := get $config "devicePlugin" -}}
+{{- if and (hasKey $config "devicePlugin") (not (kindIs "map" $plugin)) -}}
+{{- fail "config.devicePlugin: use the value mode (full or exporter) to switch the device plugin" -}}
+{{- end -}}
+{{- if and .Values.nvidiaConfig.text .Values.nvidiaConfig.configMap -}}
+{{- fail "nvidiaConfig: give text or configMap, not both" -}}
+{{- end -}}
+{{- if and (kindIs "map" $plugin) (eq .Values.mode "full") -}}
+{{- range $number, $resource := (default list (get $plugin "resources")) -}}
+{{- $where := printf "config.devicePlugin.resources[%d]" $number -}}
+{{- $strategies := default list (get $resource "deviceListStrategy") -}}
+{{- $cdi := or (has "cdi-annotations" $strategies) (has "cdi-cri" $strategies) -}}
+{{- $nodes := or $cdi (has "device-nodes" $strategies) (eq (get $resource "kind") "path") (eq (toString (get $resource "passDeviceSpecs")) "true") -}}
+{{- if and $nodes (not $.Values.mounts.dev) (ne $.Values.driver.profile "gke") -}}
+{{- fail (printf "%s needs the host's device nodes: set mounts.dev=true" $where) -}}
+{{- end -}}
+{{- if and $cdi (not $.Values.mounts.cdi) -}}
+{{- fail (printf "%s uses CDI: set mounts.cdi=true" $where) -}}
+{{- end -}}
+{{- if and (hasKey (default dict (get $resource "sharing")) "mps") (not $.Values.mounts.mps) -}}
+{{- fail (printf "%s shares through MPS: set mounts.mps=true" $where) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
