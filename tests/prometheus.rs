@@ -20,6 +20,8 @@ use tempfile::TempDir;
 const CONFIGURATION: &str = r#"
 global:
   scrape_interval: 500ms
+  evaluation_interval: 1s
+rule_files: [RULES]
 scrape_configs:
   - job_name: podmeter
     honor_labels: true
@@ -65,15 +67,21 @@ impl Prometheus {
         Self { server, address, _directory: directory }
     }
 
-    /// The vector that a query gives, as (labels, value); empty while the server starts.
-    fn query(&self, query: &str) -> Vec<(BTreeMap<String, String>, f64)> {
+    /// `None` while the server starts.
+    fn ask(&self, route: &str, parameter: &str) -> Option<Value> {
         let output = Command::new("curl")
-            .args(["-s", "-G", &format!("http://{}/api/v1/query", self.address)])
-            .args(["--data-urlencode", &format!("query={query}")])
+            .args(["-s", "-G", &format!("http://{}/api/v1/{route}", self.address)])
+            .args(["--data-urlencode", parameter])
             .output()
             .expect("curl is installed (scripts/test does that)");
-        let Ok(answer) = serde_json::from_slice::<Value>(&output.stdout) else { return vec![] };
-        assert_ne!(answer["status"], "error", "{query}: {answer}");
+        let answer: Value = serde_json::from_slice(&output.stdout).ok()?;
+        assert_ne!(answer["status"], "error", "{parameter}: {answer}");
+        Some(answer)
+    }
+
+    /// The vector that a query gives, as (labels, value); empty while the server starts.
+    fn query(&self, query: &str) -> Vec<(BTreeMap<String, String>, f64)> {
+        let Some(answer) = self.ask("query", &format!("query={query}")) else { return vec![] };
         let result = answer["data"]["result"].as_array().cloned().unwrap_or_default();
         let row = |row: Value| {
             let labels = serde_json::from_value(row["metric"].clone()).unwrap();
@@ -96,7 +104,8 @@ impl Prometheus {
 }
 
 fn configuration(address: &str) -> String {
-    CONFIGURATION.replace("ADDRESS", address)
+    let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/rules/podmeter.rules.yaml");
+    CONFIGURATION.replace("ADDRESS", address).replace("RULES", rules.to_str().unwrap())
 }
 
 /// namespace → (allocated, busy) GPU-seconds.
@@ -164,6 +173,27 @@ fn gpu_seconds_match(arguments: &[&str]) {
         "{devices:?}"
     );
     assert_eq!(prometheus.scalar("up"), Some(1.0));
+    rules_are_well_and_quiet(&prometheus, truth.len());
+}
+
+/// Every rule of ours evaluates, the records have what they are made of, and a healthy node wakes nobody.
+fn rules_are_well_and_quiet(prometheus: &Prometheus, namespaces: usize) {
+    let answer = prometheus.ask("rules", "type=").unwrap();
+    let rules: Vec<&Value> = answer["data"]["groups"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .flat_map(|group| group["rules"].as_array().unwrap())
+        .collect();
+    assert!(rules.len() > 50, "all are loaded: {}", rules.len());
+    for rule in rules {
+        assert_eq!(rule["health"], "ok", "{rule}");
+    }
+    assert_eq!(prometheus.query("ALERTS"), vec![], "an alert on a healthy node");
+    for record in ["allocated_gpus:sum", "idle:ratio_rate5m", "allocated_gpu_hours:increase1h"] {
+        let rows = prometheus.query(&format!("namespace:podmeter_container_{record}"));
+        assert!(rows.len() >= namespaces, "{record}: {rows:?}");
+    }
 }
 
 #[test]
