@@ -127,15 +127,15 @@ fn answer(mut stream: TcpStream, body: &str) -> std::io::Result<()> {
     write!(stream, "{head} {}\r\n\r\n{body}", body.len())
 }
 
-/// Serves that page until the test's process ends. Returns its address.
-fn serve_contract() -> String {
+/// Serves a page, given the seconds since now, until the test's process ends. Returns its address.
+fn serve(page: impl Fn(u64) -> String + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let start = Instant::now();
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             // Whether Prometheus waited for the answer shows in what it knows.
-            let _ = answer(stream, &contract(start.elapsed().as_secs()));
+            let _ = answer(stream, &page(start.elapsed().as_secs()));
         }
     });
     address
@@ -156,7 +156,7 @@ fn mark(demo: &Running, gpu: &str) {
 fn every_query_of_every_dashboard_returns_data() {
     let arguments = |profile| ["demo", "--listen", "127.0.0.1:0", "--profile", profile];
     let demos = PROFILES.map(|profile| Running::start(&arguments(profile), &[], None));
-    let contract_address = serve_contract();
+    let contract_address = serve(contract);
     let mut targets: Vec<(&str, &str)> =
         PROFILES.into_iter().zip(demos.iter().map(|demo| demo.address.as_str())).collect();
     targets.push((CONTRACT, &contract_address));
@@ -208,6 +208,44 @@ fn every_query_of_every_dashboard_returns_data() {
     }
     println!("{made_up} of {} queries were answered by the page made from the catalogue alone", queries().len());
     assert!(breaches.is_empty(), "{}", breaches.join("\n"));
+}
+
+/// Two GPUs that are whole, one of them free; one shared by two pods; one divided into two MIG devices, one of them free.
+const HELD_IN_ALL_WAYS: &str = r#"
+podmeter_device_info{gpu_uuid="GPU-a",gpu="0"} 1
+podmeter_device_info{gpu_uuid="GPU-b",gpu="1"} 1
+podmeter_device_info{gpu_uuid="GPU-c",gpu="2"} 1
+podmeter_device_info{gpu_uuid="GPU-d",gpu="3"} 1
+podmeter_mig_device_info{gpu_uuid="GPU-d",mig_uuid="MIG-x",gpu_instance="1",compute_instance="0",profile="3g.40gb"} 1
+podmeter_mig_device_info{gpu_uuid="GPU-d",mig_uuid="MIG-y",gpu_instance="2",compute_instance="0",profile="4g.40gb"} 1
+podmeter_container_allocation_info{namespace="red",pod="one",container="main",gpu_uuid="GPU-b",device_id="GPU-b"} 1
+podmeter_container_allocation_info{namespace="red",pod="one",container="side",gpu_uuid="GPU-b",device_id="GPU-b"} 1
+podmeter_container_allocation_info{namespace="red",pod="two",container="main",gpu_uuid="GPU-c",device_id="GPU-c::0"} 1
+podmeter_container_allocation_info{namespace="blue",pod="two",container="main",gpu_uuid="GPU-c",device_id="GPU-c::3"} 1
+podmeter_container_allocation_info{namespace="blue",pod="mig",container="main",gpu_uuid="GPU-d",mig_uuid="MIG-y"} 1
+"#;
+
+#[test]
+fn a_device_has_one_holder_a_number_of_them_or_is_free() {
+    let address = serve(|_| HELD_IN_ALL_WAYS.to_owned());
+    let prometheus = Prometheus::start(&configuration(&[("page", &address)]));
+    prometheus.until("sum(up)", |up| up > 0.0);
+    let queries = queries();
+    let query = queries.iter().find(|query| query.place.starts_with("node / Who held which device")).unwrap();
+    let rows = prometheus.query(&substituted(&query.expression, "page", ".*")).into_iter();
+    let mut shown: Vec<String> =
+        rows.map(|(labels, _)| format!("{}: {}", labels["device"], labels["holder"])).collect();
+    shown.sort();
+    assert_eq!(
+        shown,
+        [
+            "page 3 3g.40gb 1: free",
+            "page 3 4g.40gb 2: blue/mig",
+            "page GPU 0: free",
+            "page GPU 1: red/one",
+            "page GPU 2: 2 pods",
+        ]
+    );
 }
 
 /// A list of exceptions is true only while it names what there is.
