@@ -91,17 +91,16 @@ fn contract(seconds: u64) -> String {
     }
     let mut page = String::new();
     for (name, metric) in catalogue() {
-        let labels: Vec<&String> = metric.labels.iter().filter(|label| !label.is_empty()).collect();
         let usual = |label: &String| if label == "gpu" { "0".to_owned() } else { format!("a-{label}") };
         let wanted = asked.get(&name).cloned().unwrap_or_default();
         let mut series = vec![("no label", String::new())];
         series.extend(wanted.iter().map(|(label, value)| (label.as_str(), value.clone())));
         for (special, value) in series {
-            let of = |label: &&String| {
+            let of = |label: &String| {
                 let value = if label.as_str() == special { value.clone() } else { usual(label) };
                 format!("{label}=\"{value}\"")
             };
-            let set = labels.iter().map(of).collect::<Vec<_>>().join(",");
+            let set = metric.labels.iter().map(of).collect::<Vec<_>>().join(",");
             match metric.kind.as_str() {
                 "gauge" => writeln!(page, "{name}{{{set}}} 1").unwrap(),
                 "counter" => writeln!(page, "{name}{{{set}}} {seconds}").unwrap(),

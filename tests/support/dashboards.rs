@@ -87,7 +87,9 @@ pub fn catalogue() -> BTreeMap<String, Metric> {
         let mut fields = line.split('\t');
         let mut next = || fields.next().unwrap_or_default().to_owned();
         let (name, kind, labels) = (next(), next(), next());
-        let labels = labels.split(',').map(ToOwned::to_owned).collect();
+        // `label_*` stands for any number of them.
+        let labels = labels.split(',').filter(|label| !label.is_empty() && !label.ends_with('*'));
+        let labels = labels.map(ToOwned::to_owned).collect();
         (name, Metric { kind, labels, planned: line.ends_with("\tplanned") })
     };
     lines.map(metric).collect()
