@@ -40,7 +40,7 @@ const HEALTHY: &str = "the simulated GPUs and their driver make no errors";
 const FREE: &str = "the simulated clocks are held back by nothing";
 
 /// Queries by the end of their place. Those of metrics that the catalogue calls planned need no entry.
-const ELSEWHERE: [(&str, Elsewhere); 16] = [
+const ELSEWHERE: [(&str, Elsewhere); 15] = [
     ("annotation XIDs", Nowhere(HEALTHY)),
     ("device / Last XIDs / A", Nowhere(HEALTHY)),
     ("device / What holds the clocks back / A", Nowhere(FREE)),
@@ -50,13 +50,11 @@ const ELSEWHERE: [(&str, Elsewhere); 16] = [
     ("namespace / XIDs / A", Nowhere(HEALTHY)),
     ("podmeter / Failed calls of the driver / A", Nowhere(HEALTHY)),
     ("podmeter / Devices that could not be found / A", Nowhere("the simulated kubelet knows the simulated GPUs")),
-    // Processes belong to containers in the demo, and everything on a held GPU to its holder.
-    ("device / Busy by holder / B", Nowhere("nothing runs outside allocations")),
-    ("device / Memory by holder / B", Nowhere("nothing runs outside allocations")),
-    ("device / Processes / A", Nowhere("the demo has no processes to see")),
-    ("device / Processes / B", Nowhere("nothing runs outside allocations")),
-    ("node / Busy outside allocations / A", Nowhere("nothing runs outside allocations")),
-    ("node / Memory outside allocations / A", Nowhere("nothing runs outside allocations")),
+    ("podmeter / Allocations / B", Nowhere("no resource of the demo asks for checks")),
+    ("device / Fabric / A", Nowhere("the simulated GPUs are in no fabric")),
+    ("device / Fabric / B", Nowhere("the simulated GPUs are in no fabric")),
+    ("node / CPUs / A", Nowhere("the simulated kubelet has no CPU manager")),
+    ("node / Memory and hugepages / A", Nowhere("the simulated kubelet has no memory manager")),
     ("namespace / GPUs used but not held / A", Nowhere("nothing runs outside allocations")),
 ];
 

@@ -207,6 +207,11 @@ fn links() -> Row {
             series("PCIe link", "none", "Generation and lanes; a GPU that idles lowers its generation.")
                 .and("generation", "max(podmeter_device_pcie_link_generation{device})")
                 .and("lanes", "max(podmeter_device_pcie_link_width_lanes{device})"),
+            series("NVLinks", "none", "Links by state.")
+                .and("{{state}}", "max by (state) (podmeter_device_nvlink_links{device})"),
+            series("Fabric", "none", "Registration with the NVLink fabric, and its conditions; 1 where it is so.")
+                .and("{{state}}", "max by (state) (podmeter_device_fabric_state{device}) == 1")
+                .and("{{condition}}", "max by (condition) (podmeter_device_fabric_condition{device})"),
             series("Link errors", "short", "PCIe packets sent again, and NVLink errors by kind.")
                 .and("PCIe replays", "max(increase(podmeter_device_pcie_replays_total{device}[$__rate_interval]))")
                 .and(
@@ -231,6 +236,14 @@ fn faults() -> Row {
                 "{{error}} {{location}}",
                 "max by (error, location) (increase(podmeter_device_ecc_errors_total{device}[$__rate_interval]))",
             ),
+            table("Memory errors so far", &["error"], "ECC errors, by whether they could be corrected.")
+                .width(12)
+                .column("Since the driver was loaded", "none", "sum {by} (podmeter_device_ecc_errors_total{device})")
+                .column(
+                    "In the life of the board",
+                    "none",
+                    "max {by} (podmeter_device_ecc_lifetime_errors_total{device})",
+                ),
             series(
                 "Row remaps",
                 "none",

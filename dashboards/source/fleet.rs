@@ -119,11 +119,19 @@ fn waste() -> Row {
                 "sort_desc(sum by (namespace) (increase(podmeter_container_idle_seconds_total{scrape}[$__range]))) / 3600",
                 "GPU-hours that each namespace held without using them.",
             ),
+            bars(
+                "Energy by node",
+                "kwatth",
+                "{{node}}",
+                "sort_desc(sum by (cluster, node) (increase(podmeter_device_energy_joules_total{scrape}[$__range]))) / 3.6e6",
+                "Energy drawn by the boards of each node.",
+            ),
             table(
                 "Held and idle now, longest first",
                 &["cluster", "node", "namespace", "pod", "container", "gpu_uuid"],
                 "Containers by the time since they last kept their GPU busy; since they got it if they never did.",
             )
+            .width(16)
             .column(
                 "Since last active",
                 "s",

@@ -109,6 +109,12 @@ fn holders() -> Row {
                 "By resource, of every vendor. Allocatable devices are held or unallocated; do not add all up.",
             )
             .column("Devices", "none", "sum {by} (podmeter_resource_devices{scrape})"),
+            series("CPUs", "none", "As the kubelet's CPU manager gives them out; shared is allocatable less exclusive.")
+                .and("{{node}} {{state}}", "sum by (cluster, node, state) (podmeter_node_cpus{scrape})"),
+            series("Memory and hugepages", "bytes", "As the kubelet's memory manager gives them out.").and(
+                "{{node}} {{memory_type}} {{state}}",
+                "sum by (cluster, node, memory_type, state) (podmeter_node_memory_bytes{scrape})",
+            ),
         ],
     }
 }

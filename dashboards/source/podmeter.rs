@@ -17,8 +17,9 @@ fn now() -> Row {
     Row {
         title: "Now",
         panels: vec![
-            stat("Scraped", "none", "sum(up{scrape})", "podmeters that answered Prometheus."),
+            stat("Scraped", "none", "sum(up{scrape})", "podmeters that answered Prometheus.").width(3),
             stat("Not scraped", "none", "sum(1 - up{scrape})", "podmeters that Prometheus knows and cannot scrape.")
+                .width(3)
                 .steps(&[(1.0, "red")]),
             stat(
                 "Oldest readings",
@@ -26,6 +27,7 @@ fn now() -> Row {
                 "max(podmeter_collector_age_seconds{scrape})",
                 "Since a collector last succeeded.",
             )
+            .width(3)
             .steps(&[(120.0, "red")]),
             stat(
                 "Oldest allocations",
@@ -33,6 +35,7 @@ fn now() -> Row {
                 "max(podmeter_podresources_age_seconds{scrape})",
                 "Age of what is known of who holds what.",
             )
+            .width(3)
             .steps(&[(60.0, "orange"), (120.0, "red")]),
             stat(
                 "Clobbered labels",
@@ -41,13 +44,31 @@ fn now() -> Row {
                  or 0 * count(podmeter_container_allocation_info{scrape})",
                 "Series whose pod label the scrape has replaced: see docs/prometheus.md, honor_labels.",
             )
+            .width(3)
             .steps(&[(1.0, "red")]),
+            stat(
+                "Pods left out",
+                "none",
+                "sum(podmeter_podresources_pods_truncated{scrape})",
+                "Nodes whose kubelet's answer was over the size limit, so that pods may be missing.",
+            )
+            .width(3)
+            .steps(&[(1.0, "red")]),
+            stat(
+                "Old configuration",
+                "none",
+                "sum(1 - podmeter_config_last_reload_successful{scrape})",
+                "podmeters that could not read their configuration and go on with the one before.",
+            )
+            .width(3)
+            .steps(&[(1.0, "orange")]),
             stat(
                 "Released",
                 "none",
                 "sum(podmeter_released{scrape})",
                 "podmeters that have let go of the driver on request.",
             )
+            .width(3)
             .steps(&[(1.0, "orange")]),
             table(
                 "Versions",
@@ -177,7 +198,11 @@ fn plugin() -> Row {
                 "short",
                 "{{result}}",
                 "sum by (result) (increase(podmeter_plugin_allocations_total{scrape}[$__rate_interval]))",
-                "By what became of them.",
+                "By what became of them; checks before a container starts, where a resource asks for them.",
+            )
+            .and(
+                "check: {{result}}",
+                "sum by (result) (increase(podmeter_plugin_pre_starts_total{scrape}[$__rate_interval]))",
             ),
             per(
                 "Time to answer, 99 of 100",
