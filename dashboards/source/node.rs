@@ -1,0 +1,208 @@
+//! One node, or a few: who held which device when, and how its devices do.
+
+use super::panel::{Panel, matrix, series, stat, table, timeline};
+use super::{CLUSTER, Dashboard, JOB, NODE, Row};
+
+/// Per thing that can be held now, whole GPU or MIG device, a `device` name and its `holder`. A shared device names none of
+/// its holders: any one of them would be arbitrary.
+const HOLDERS: &str = "\
+(
+  (
+    label_join({holdings}, \"holder\", \"/\", \"namespace\", \"pod\")
+      and on (cluster, node, gpu_uuid, mig_uuid) count by (cluster, node, gpu_uuid, mig_uuid) ({holdings}) == 1
+  ) or label_replace(
+    count_values by (cluster, node, gpu_uuid, mig_uuid) (
+      \"holder\", count by (cluster, node, gpu_uuid, mig_uuid) ({holdings}) > 1
+    ),
+    \"holder\", \"$1 pods\", \"holder\", \"(.+)\"
+  )
+)
+* on (cluster, node, gpu_uuid, mig_uuid) group_left (device) ({devices})
+or label_replace(
+  ({devices}) unless on (cluster, node, gpu_uuid, mig_uuid) {holdings},
+  \"holder\", \"free\", \"\", \"\"
+)";
+const HOLDINGS: &str =
+    "max by (cluster, node, gpu_uuid, mig_uuid, namespace, pod) (podmeter_container_allocation_info{scrape})";
+const DEVICES: &str = "\
+label_join(
+  max by (cluster, node, gpu_uuid, gpu) (podmeter_device_info{scrape})
+    unless on (cluster, node, gpu_uuid) podmeter_mig_device_info{scrape},
+  \"device\", \" GPU \", \"node\", \"gpu\"
+) or label_join(
+  max by (cluster, node, gpu_uuid, mig_uuid, profile, gpu_instance) (podmeter_mig_device_info{scrape})
+    * on (cluster, node, gpu_uuid) group_left (gpu) max by (cluster, node, gpu_uuid, gpu) (podmeter_device_info{scrape}),
+  \"device\", \" \", \"node\", \"gpu\", \"profile\", \"gpu_instance\"
+)";
+
+pub fn dashboard() -> Dashboard {
+    Dashboard {
+        name: "node",
+        title: "Node",
+        description: "The devices of a node over time: who held them, how they worked, what went wrong.",
+        variables: vec![JOB, CLUSTER, NODE],
+        rows: vec![now(), holders(), work(), faults()],
+    }
+}
+
+fn now() -> Row {
+    Row {
+        title: "Now",
+        panels: vec![
+            stat("GPUs", "none", "sum(podmeter_node_devices{scrape,state=\"visible\"})", "GPUs that the driver lists."),
+            stat(
+                "Allocated",
+                "percentunit",
+                "avg(podmeter_device_allocated_ratio{scrape})",
+                "Part of the GPUs that containers hold.",
+            ),
+            stat(
+                "Unhealthy",
+                "none",
+                "sum(1 - podmeter_device_healthy{scrape})",
+                "GPUs not to be given out, wholly or in part.",
+            )
+            .steps(&[(1.0, "red")]),
+            stat(
+                "Missing",
+                "none",
+                "sum(podmeter_node_devices{scrape,state=\"expected\"}) \
+                 - sum(podmeter_node_devices{scrape,state=\"visible\"})",
+                "GPUs on the PCI bus that the driver does not list.",
+            )
+            .steps(&[(1.0, "red")]),
+            stat("Power", "watt", "sum(podmeter_device_power_watts{scrape})", "Power drawn by the boards."),
+            stat(
+                "Pods",
+                "none",
+                "sum(podmeter_pods{scrape,state=\"with_devices\"})",
+                "Pods that hold devices of any vendor.",
+            ),
+        ],
+    }
+}
+
+fn holders() -> Row {
+    let query = HOLDERS.replace("{devices}", DEVICES).replace("{holdings}", HOLDINGS);
+    Row {
+        title: "Devices over time",
+        panels: vec![
+            matrix(
+                "Who held which device",
+                "device",
+                "holder",
+                &query,
+                "The pod that held each GPU or MIG device; the number of pods where several shared it; free where nobody did; \
+                 a gap where podmeter did not know.",
+            )
+            .states(&[("^free$", "free", "dark-green"), ("^[0-9]+ pods$", "", "purple")]),
+            timeline(
+                "Health",
+                "{{node}} GPU {{gpu}}",
+                "max by (cluster, node, gpu, gpu_uuid) (podmeter_device_healthy{scrape})",
+                "The verdict that the kubelet was given.",
+            )
+            .states(&[("1", "healthy", "green"), ("0", "unhealthy", "red")]),
+            table(
+                "Devices as the kubelet counts them",
+                &["cluster", "node", "resource", "state"],
+                "By resource, of every vendor. Allocatable devices are held or unallocated; do not add all up.",
+            )
+            .column("Devices", "none", "sum {by} (podmeter_resource_devices{scrape})"),
+            series("CPUs", "none", "As the kubelet's CPU manager gives them out; shared is allocatable less exclusive.")
+                .and("{{node}} {{state}}", "sum by (cluster, node, state) (podmeter_node_cpus{scrape})"),
+            series("Memory and hugepages", "bytes", "As the kubelet's memory manager gives them out.").and(
+                "{{node}} {{memory_type}} {{state}}",
+                "sum by (cluster, node, memory_type, state) (podmeter_node_memory_bytes{scrape})",
+            ),
+        ],
+    }
+}
+
+/// One curve per GPU.
+fn per_gpu(title: &'static str, unit: &'static str, query: &str, description: &'static str) -> Panel {
+    series(title, unit, description).and("{{node}} GPU {{gpu}}", query)
+}
+
+fn work() -> Row {
+    Row {
+        title: "Work",
+        panels: vec![
+            per_gpu(
+                "Busy",
+                "percentunit",
+                "rate(podmeter_device_busy_seconds_total{scrape}[$__rate_interval])",
+                "Part of the time in which at least one kernel ran.",
+            ),
+            per_gpu(
+                "SM activity",
+                "percentunit",
+                "podmeter_device_sm_active_ratio{scrape}",
+                "How much of the SMs works: busy is not full. Hopper and later.",
+            ),
+            per_gpu(
+                "Memory used",
+                "bytes",
+                "podmeter_device_memory_bytes{scrape,state=\"used\"}",
+                "Device memory in use.",
+            ),
+            per_gpu("Power", "watt", "podmeter_device_power_watts{scrape}", "Power drawn by the board."),
+            per_gpu(
+                "PCIe",
+                "Bps",
+                "sum by (cluster, node, gpu, gpu_uuid) (rate(podmeter_device_pcie_bytes_total{scrape}[$__rate_interval]))",
+                "Bytes in both directions.",
+            ),
+            per_gpu(
+                "NVLink",
+                "Bps",
+                "sum by (cluster, node, gpu, gpu_uuid) (rate(podmeter_device_nvlink_bytes_total{scrape}[$__rate_interval]))",
+                "Bytes in both directions over all links.",
+            ),
+            series(
+                "Busy outside allocations",
+                "short",
+                "GPUs kept busy by what holds none of them: processes of the host, of ended \
+                 pods, and of pods that were not given the GPU.",
+            )
+            .stacked()
+            .and(
+                "{{reason}}",
+                "sum by (reason) (rate(podmeter_device_unattributed_busy_seconds_total{scrape}[$__rate_interval]))",
+            ),
+            series("Memory outside allocations", "bytes", "Device memory used by what holds none of it.")
+                .stacked()
+                .and("{{reason}}", "sum by (reason) (podmeter_device_unattributed_memory_bytes{scrape})"),
+        ],
+    }
+}
+
+fn faults() -> Row {
+    Row {
+        title: "Heat and faults",
+        panels: vec![
+            per_gpu(
+                "Degrees left to slowdown",
+                "celsius",
+                "podmeter_device_temperature_margin_celsius{scrape}",
+                "How far each GPU is below the temperature at which it slows down.",
+            ),
+            series("Clocks held back", "percentunit", "Part of the time, of the worst GPU; reasons overlap.").and(
+                "{{node}}: {{reason}}",
+                "max by (cluster, node, reason) (rate(podmeter_device_throttled_seconds_total{scrape}[$__rate_interval]))",
+            ),
+            per_gpu(
+                "XIDs",
+                "short",
+                "sum by (cluster, node, gpu, gpu_uuid) (increase(podmeter_xid_errors_total{scrape}[$__rate_interval]))",
+                "Errors that the driver reported, of every class.",
+            ),
+            per_gpu(
+                "ECC errors",
+                "short",
+                "sum by (cluster, node, gpu, gpu_uuid) (increase(podmeter_device_ecc_errors_total{scrape}[$__rate_interval]))",
+                "Corrected and uncorrected.",
+            ),
+        ],
+    }
+}

@@ -1,0 +1,287 @@
+//! podmeter itself: whether what it shows is about now, what it costs, and how its plugin does.
+
+use super::panel::{Panel, series, stat, table};
+use super::{CLUSTER, Dashboard, JOB, NODE, Row};
+
+pub fn dashboard() -> Dashboard {
+    Dashboard {
+        name: "podmeter",
+        title: "podmeter itself",
+        description: "Whether the data is fresh and complete, what it costs, and how the device plugin does.",
+        variables: vec![JOB, CLUSTER, NODE],
+        rows: vec![now(), freshness(), plugin(), cost()],
+    }
+}
+
+fn now() -> Row {
+    Row {
+        title: "Now",
+        panels: vec![
+            stat("Scraped", "none", "sum(up{scrape})", "podmeters that answered Prometheus.").width(3),
+            stat("Not scraped", "none", "sum(1 - up{scrape})", "podmeters that Prometheus knows and cannot scrape.")
+                .width(3)
+                .steps(&[(1.0, "red")]),
+            stat(
+                "Oldest readings",
+                "s",
+                "max(podmeter_collector_age_seconds{scrape})",
+                "Since a collector last succeeded.",
+            )
+            .width(3)
+            .steps(&[(120.0, "red")]),
+            stat(
+                "Oldest allocations",
+                "s",
+                "max(podmeter_podresources_age_seconds{scrape})",
+                "Age of what is known of who holds what.",
+            )
+            .width(3)
+            .steps(&[(60.0, "orange"), (120.0, "red")]),
+            stat(
+                "Clobbered labels",
+                "none",
+                "count(podmeter_container_allocation_info{scrape,exported_pod!=\"\"}) \
+                 or 0 * count(podmeter_container_allocation_info{scrape})",
+                "Series whose pod label the scrape has replaced: see docs/prometheus.md, honor_labels.",
+            )
+            .width(3)
+            .steps(&[(1.0, "red")]),
+            stat(
+                "Pods left out",
+                "none",
+                "sum(podmeter_podresources_pods_truncated{scrape})",
+                "Nodes whose kubelet's answer was over the size limit, so that pods may be missing.",
+            )
+            .width(3)
+            .steps(&[(1.0, "red")]),
+            stat(
+                "Old configuration",
+                "none",
+                "sum(1 - podmeter_config_last_reload_successful{scrape})",
+                "podmeters that could not read their configuration and go on with the one before.",
+            )
+            .width(3)
+            .steps(&[(1.0, "orange")]),
+            stat(
+                "Released",
+                "none",
+                "sum(podmeter_released{scrape})",
+                "podmeters that have let go of the driver on request.",
+            )
+            .width(3)
+            .steps(&[(1.0, "orange")]),
+            table(
+                "Versions",
+                &["cluster", "node", "version", "revision", "driver_version", "cuda_version"],
+                "Of podmeter and of the driver.",
+            )
+            .column("-", "none", "max by (cluster, node, version, revision) (podmeter_build_info{scrape})")
+            .column(
+                "-",
+                "none",
+                "max by (cluster, node, driver_version, cuda_version) (podmeter_driver_info{scrape})",
+            ),
+        ],
+    }
+}
+
+/// Curves per node and one more label.
+fn per(title: &'static str, unit: &'static str, legend: &'static str, query: &str, description: &'static str) -> Panel {
+    series(title, unit, description).and(legend, query)
+}
+
+fn freshness() -> Row {
+    Row {
+        title: "Freshness and truth",
+        panels: vec![
+            per(
+                "Age of readings",
+                "s",
+                "{{collector}}",
+                "max by (collector) (podmeter_collector_age_seconds{scrape})",
+                "Oldest over the nodes, by collector.",
+            ),
+            per(
+                "Failed or stuck collectors",
+                "none",
+                "{{collector}} failed",
+                "sum by (collector) (1 - podmeter_collector_success{scrape})",
+                "On how many nodes a collector's last run failed, or a call has not come back.",
+            )
+            .and("{{collector}} stuck", "sum by (collector) (podmeter_collector_stuck{scrape})"),
+            per(
+                "Age of allocations",
+                "s",
+                "{{node}}",
+                "max by (cluster, node) (podmeter_podresources_age_seconds{scrape})",
+                "Grows while a kubelet does not answer.",
+            ),
+            per(
+                "Failed calls of the kubelet",
+                "short",
+                "{{code}}",
+                "sum by (code) (increase(podmeter_podresources_errors_total{scrape}[$__rate_interval]))",
+                "PodResources calls, by gRPC code.",
+            ),
+            per(
+                "Failed calls of the driver",
+                "short",
+                "{{call}}: {{code}}",
+                "sum by (call, code) (increase(podmeter_nvml_errors_total{scrape}[$__rate_interval]))",
+                "What is not supported is no error.",
+            ),
+            per(
+                "Time that no sample covers",
+                "percentunit",
+                "{{node}} GPU {{gpu}}",
+                "rate(podmeter_device_uncovered_seconds_total{scrape}[$__rate_interval])",
+                "Neither busy nor idle: counted, not guessed.",
+            ),
+            per(
+                "Disagreements with the kubelet",
+                "none",
+                "{{resource}} {{drift}}",
+                "sum by (resource, drift) (podmeter_resource_drift_devices{scrape})",
+                "Devices advertised and not allocatable, allocatable and not advertised, or held and unknown.",
+            ),
+            per(
+                "Devices that could not be found",
+                "none",
+                "{{resource}} {{form}}",
+                "sum by (resource, form) (podmeter_unresolved_devices{scrape})",
+                "Held devices whose id podmeter could not join to hardware.",
+            ),
+            per(
+                "Sums that did not add up",
+                "short",
+                "{{quantity}}",
+                "sum by (quantity) (increase(podmeter_conservation_violations_total{scrape}[$__rate_interval]))",
+                "Shares of the holders and the rest must add up to the device; more than none is a bug in podmeter.",
+            ),
+            per(
+                "Attribution by process",
+                "none",
+                "{{node}}",
+                "max by (cluster, node) (podmeter_process_attribution_enabled{scrape})",
+                "1 where podmeter sees the host's processes and uses them to tell holders of a shared GPU apart.",
+            ),
+        ],
+    }
+}
+
+fn plugin() -> Row {
+    Row {
+        title: "Device plugin",
+        panels: vec![
+            table("Resources", &["cluster", "node", "resource"], "Registered and conflict are 0 or 1: a conflict means that podmeter waits while another plugin serves it.")
+                .column("Registered", "none", "min {by} (podmeter_plugin_registered{scrape})")
+                .column("Conflict", "none", "max {by} (podmeter_plugin_conflict{scrape})")
+                .column("Healthy devices", "none", "sum {by} (podmeter_plugin_devices{scrape,health=\"healthy\"})")
+                .column("Unhealthy devices", "none", "sum {by} (podmeter_plugin_devices{scrape,health=\"unhealthy\"})"),
+            per(
+                "Registrations and kubelet restarts",
+                "short",
+                "{{resource}} registered",
+                "sum by (resource) (increase(podmeter_plugin_registrations_total{scrape}[$__rate_interval]))",
+                "A registration after the first one follows a kubelet's restart or a lost stream.",
+            )
+            .and("kubelets restarted", "sum(increase(podmeter_plugin_kubelet_restarts_total{scrape}[$__rate_interval]))"),
+            per(
+                "Not registered",
+                "percentunit",
+                "{{node}} {{resource}}",
+                "sum by (cluster, node, resource) (rate(podmeter_plugin_unregistered_seconds_total{scrape}[$__rate_interval]))",
+                "Part of the time in which the kubelet did not have the resource from this podmeter.",
+            ),
+            per(
+                "Allocations",
+                "short",
+                "{{result}}",
+                "sum by (result) (increase(podmeter_plugin_allocations_total{scrape}[$__rate_interval]))",
+                "By what became of them; checks before a container starts, where a resource asks for them.",
+            )
+            .and(
+                "check: {{result}}",
+                "sum by (result) (increase(podmeter_plugin_pre_starts_total{scrape}[$__rate_interval]))",
+            ),
+            per(
+                "Time to answer, 99 of 100",
+                "s",
+                "allocate {{resource}}",
+                "histogram_quantile(0.99, sum by (resource, le) \
+                 (rate(podmeter_plugin_allocate_duration_seconds_bucket{scrape}[$__rate_interval])))",
+                "The kubelet waits for these answers when a pod starts. Empty while nobody asks.",
+            )
+            .and(
+                "prefer {{resource}}",
+                "histogram_quantile(0.99, sum by (resource, le) \
+                 (rate(podmeter_preferred_allocation_duration_seconds_bucket{scrape}[$__rate_interval])))",
+            ),
+            per(
+                "Turns of health",
+                "short",
+                "{{resource}} {{to}}",
+                "sum by (resource, to) (increase(podmeter_plugin_health_transitions_total{scrape}[$__rate_interval]))",
+                "Devices that turned healthy or unhealthy; slots of one GPU count each.",
+            ),
+            per(
+                "Preferences made with less knowledge",
+                "short",
+                "{{resource}} {{reason}}",
+                "sum by (resource, reason) (increase(podmeter_plugin_preferred_allocation_fallbacks_total{scrape}[$__rate_interval]))",
+                "By what was missing.",
+            ),
+        ],
+    }
+}
+
+fn cost() -> Row {
+    Row {
+        title: "Cost",
+        panels: vec![
+            per(
+                "CPU",
+                "percentunit",
+                "{{node}}",
+                "rate(process_cpu_seconds_total{scrape}[$__rate_interval])",
+                "Of one core.",
+            ),
+            per("Memory", "bytes", "{{node}}", "process_resident_memory_bytes{scrape}", "Resident memory."),
+            per("File descriptors", "none", "{{node}}", "process_open_fds{scrape}", "Open."),
+            per("Series", "short", "{{node}}", "scrape_samples_scraped{scrape}", "That one scrape brings Prometheus.")
+                .and(
+                    "dropped: {{reason}}",
+                    "sum by (reason) (increase(podmeter_series_dropped_total{scrape}[$__rate_interval]))",
+                ),
+            per(
+                "Time to make a page, 99 of 100",
+                "s",
+                "page",
+                "histogram_quantile(0.99, sum by (le) (rate(podmeter_scrape_duration_seconds_bucket{scrape}[$__rate_interval])))",
+                "From a scrape's request to its page.",
+            ),
+            per(
+                "Time to ask the kubelet, 99 of 100",
+                "s",
+                "{{method}}",
+                "histogram_quantile(0.99, sum by (method, le) \
+                 (rate(podmeter_podresources_request_duration_seconds_bucket{scrape}[$__rate_interval])))",
+                "PodResources calls. Empty while nobody asks.",
+            ),
+            per(
+                "Time to read the devices",
+                "s",
+                "{{collector}}",
+                "max by (collector) (podmeter_collector_duration_seconds{scrape})",
+                "Longest over the nodes, by collector.",
+            ),
+            per(
+                "Why the kubelet was asked",
+                "cps",
+                "{{trigger}}",
+                "sum by (trigger) (rate(podmeter_refresh_triggers_total{scrape}[$__rate_interval]))",
+                "Refreshes of the allocations, by what asked for them.",
+            ),
+        ],
+    }
+}
