@@ -7,8 +7,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::model::{
-    DeviceReadings, EccLocation, FabricState, Fast, Gpu, MigDevice, RowRemap, Slow, Stamped, UnixSeconds, XidClass,
-    XidInstance, XidProcess, XidSource,
+    DeviceReadings, EccLocation, FabricState, Fast, Gpu, MigDevice, Released, RowRemap, Slow, Stamped, UnixSeconds,
+    XidClass, XidInstance, XidProcess, XidSource,
 };
 
 const GPU: &str = "GPU-0";
@@ -60,7 +60,6 @@ struct World {
     hardware: HardwareState,
     slow: BTreeMap<GpuUuid, Slow>,
     silent: BTreeSet<GpuUuid>,
-    released: bool,
     now: u64,
 }
 
@@ -72,7 +71,7 @@ impl World {
         let well = Slow { recovery_action: Some(0), ..Slow::default() };
         let slow = [GPU, OTHER].map(|uuid| (uuid.into(), well.clone())).into();
         let health = Health::new(config);
-        Self { health, hardware, slow, silent: BTreeSet::new(), released: false, now: 0 }
+        Self { health, hardware, slow, silent: BTreeSet::new(), now: 0 }
     }
 
     /// With the driver of a GPU that has no recovery action.
@@ -109,6 +108,11 @@ impl World {
     }
 
     /// Advances to this second, with a pass of every GPU that answers.
+    fn release(&mut self) {
+        let (since, until) = (moment(self.now), moment(self.now + 3_600));
+        self.hardware.released = Some(Released { since, until });
+    }
+
     fn at(&mut self, seconds: u64) -> Arc<HealthState> {
         self.with(seconds, &[])
     }
@@ -122,7 +126,7 @@ impl World {
             let readings = DeviceReadings { fast, slow, ..DeviceReadings::default() };
             self.hardware.readings.insert(uuid.clone(), Arc::new(readings));
         }
-        let evidence = Evidence { hardware: &self.hardware, events, released: self.released };
+        let evidence = Evidence { hardware: &self.hardware, events };
         self.health.advance(moment(seconds), &evidence)
     }
 
@@ -383,7 +387,7 @@ fn a_driver_that_cannot_be_opened_for_longer_than_the_limit_is_no_driver() {
 fn released_devices_keep_their_verdict_for_a_while() {
     let mut world = World::new(Config::default());
     world.at(1);
-    world.released = true;
+    world.release();
     world.gpu(|gpu| gpu.present = false);
     world.at(2);
     world.at(601);
@@ -392,7 +396,7 @@ fn released_devices_keep_their_verdict_for_a_while() {
     world.at(602);
     let whole = &world.health.state().gpus[&GPU.into()].whole.clone();
     assert_eq!(whole.reason(), Some(UnhealthyReason::Unknown));
-    world.released = false;
+    world.hardware.released = None;
     world.gpu(|gpu| gpu.present = true);
     world.at(603);
     assert_eq!(world.reasons(), WELL);
@@ -406,10 +410,10 @@ fn nothing_comes_up_while_it_is_released() {
     world.at(2);
     world.slow(|slow| slow.recovery_action = Some(0));
     world.at(3);
-    world.released = true;
+    world.release();
     world.at(100);
     assert_eq!(world.reasons(), ["recovery_action"]);
-    world.released = false;
+    world.hardware.released = None;
     world.at(101);
     assert_eq!(world.reasons(), WELL);
 }

@@ -1,6 +1,7 @@
 //! What the devices are, and how many the node has.
 
 use super::health::judged;
+use super::plugin::served;
 use super::{Descriptor, Family, Group, Label, Value};
 use crate::model::{DeviceReadings, Gpu, Snapshot};
 
@@ -36,7 +37,8 @@ static NODE_DEVICES: Descriptor = Descriptor::gauge(
     &["state"],
     "",
     "sysfs and NVML",
-    "GPUs of the node by state: expected on the PCI bus, visible to the driver, healthy, bound to vfio; do not sum over state.",
+    "GPUs of the node by state: expected on the PCI bus, visible to the driver, healthy, schedulable as the bundled \
+     plugin sees it, bound to vfio; do not sum over state.",
 );
 
 pub(super) const GROUP: Group =
@@ -83,6 +85,9 @@ fn counts(snapshot: &Snapshot) -> Family {
     family.push_known(vec![("state", "visible".into())], reads.then(|| hardware.inventory.visible()));
     let healthy = || judged(snapshot).filter(|(_, health)| health.is_healthy()).count();
     family.push_known(vec![("state", "healthy".into())], reads.then(healthy));
+    // Another plugin's devices are not this one's to count.
+    let schedulable = |plugin| served(plugin).into_values().filter(|is_schedulable| *is_schedulable).count();
+    family.push_known(vec![("state", "schedulable".into())], snapshot.plugin.as_deref().map(schedulable));
     family
 }
 
