@@ -76,7 +76,7 @@ pub struct Plan {
 
 /// A kubelet and pods. Whose plugin offers the devices it does not know. Dropping it ends them all.
 pub struct SimulatedNode {
-    kubelet: FakeKubelet,
+    kubelet: Arc<FakeKubelet>,
     /// Waited for before the first pods come.
     resources: Vec<Resource>,
     devices: BTreeMap<String, Device>,
@@ -125,7 +125,7 @@ impl SimulatedNode {
         }
         let devices = plan.resources.iter().flat_map(|resource| &resource.devices);
         Ok(Self {
-            kubelet,
+            kubelet: Arc::new(kubelet),
             devices: devices.map(|device| (device.id.clone(), device.clone())).collect(),
             resources: plan.resources,
             controls,
@@ -161,7 +161,7 @@ impl SimulatedNode {
     }
 
     #[must_use]
-    pub fn kubelet(&self) -> &FakeKubelet {
+    pub fn kubelet(&self) -> &Arc<FakeKubelet> {
         &self.kubelet
     }
 
