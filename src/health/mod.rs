@@ -8,6 +8,7 @@ mod classes;
 mod config;
 mod device;
 mod marks;
+mod said;
 #[cfg(test)]
 mod tests;
 mod xids;
