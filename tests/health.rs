@@ -346,15 +346,10 @@ async fn a_signal_ends_it_in_five_seconds_whatever_the_driver_does() {
 async fn the_day_of_the_demo_ends_as_it_began() {
     let arguments = ["demo", "--faults", "--fault-speed", "10", "--listen", "127.0.0.1:0"];
     let running = agent::Running::start(&arguments, &[], None);
-    let page = running.until("the end of the day", |page| {
-        running.log().contains("the day is over") && page.count("podmeter_device_healthy", &[]) == 8
+    let page = running.until("the end of the day, and all well", |page| {
+        let healthy = page.samples("podmeter_device_healthy", &[]).filter(|(_, healthy)| *healthy == 1.0);
+        running.log().contains("the day is over") && healthy.count() == 8
     });
-    assert_eq!(
-        page.samples("podmeter_device_healthy", &[]).filter(|(_, healthy)| *healthy == 1.0).count(),
-        8,
-        "{}",
-        running.log()
-    );
     let counted = |gpu: &str, class: &str| {
         let (gpu, class) = (format!("gpu=\"{gpu}\""), format!("class=\"{class}\""));
         page.value("podmeter_xid_errors_total", &[&gpu, &class]).unwrap()

@@ -79,8 +79,12 @@ impl Judge {
         let (mut hardware_lives, mut orders_live) = (true, true);
         let (mut events, mut told) = (vec![], 0);
         loop {
-            let now = self.clock.now();
             let hardware = Arc::clone(&self.hardware.borrow_and_update());
+            // What the driver told of came before what was read because of it, and is to be named first.
+            while let Some(Ok(batch)) = self.xids.as_mut().map(mpsc::Receiver::try_recv) {
+                events.extend(batch);
+            }
+            let now = self.clock.now();
             health.advance(now, &Evidence { hardware: &hardware, events: &events });
             events.clear();
             self.tell(&mut health, &mut told);
@@ -179,7 +183,8 @@ mod tests {
 
     use super::*;
     use crate::model::{
-        Account, DeviceReadings, Gpu, Holding, Inventory, Moment, Sharing, Slow, Stamped, UnixSeconds, XidSource,
+        Account, DeviceReadings, Gpu, Holding, Inventory, Moment, Sharing, Slow, Stamped, UnhealthyReason, UnixSeconds,
+        XidSource,
     };
 
     const GPU: &str = "GPU-1";
@@ -296,6 +301,20 @@ mod tests {
         assert!(court.clock.now().monotonic.since(before) >= Duration::from_secs(59), "held down");
         assert_eq!(state.transitions.len(), 2);
         assert!(state.transitions.iter().all(|turn| turn.holders == [ContainerRef::new("team", "train", "main")]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_xid_goes_before_the_reading_that_it_caused() {
+        // Which of two that are ready is taken first is random.
+        for _ in 0..32 {
+            let mut court = Court::start();
+            court.say(1, 0);
+            court.until(true).await;
+            court.events.send(xid(48, court.clock.now())).await.unwrap();
+            court.say(1, 1);
+            let state = court.until(false).await;
+            assert_eq!(state.transitions.last().map(|turn| turn.reason), Some(UnhealthyReason::Xid));
+        }
     }
 
     #[tokio::test(start_paused = true)]

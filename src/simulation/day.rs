@@ -84,7 +84,7 @@ pub const DAY: [Step; 14] = [
         says: "the driver is loaded again: readings go on, no counter has fallen",
     },
     Step {
-        second: 92,
+        second: 90,
         events: &[Hangs { gpu: 6, hangs: true }],
         says: "a driver call on GPU 6 hangs for ever: its readings stop now, podmeter_collector_stuck is 1 after 10 s, and it is \
                Unhealthy with reason stuck after 10 s more; the other GPUs are read as before",
@@ -100,7 +100,7 @@ pub const DAY: [Step; 14] = [
         says: "the kubelet is started: the devices are registered again, no container loses its counters",
     },
     Step {
-        second: 122,
+        second: 125,
         events: &[Hangs { gpu: 6, hangs: false }],
         says: "GPU 6 is reset and its call comes back: healthy when the hold-down is over",
     },
