@@ -145,3 +145,19 @@ pub(super) fn with_readings(snapshot: &Snapshot) -> impl Iterator<Item = (&Gpu, 
     let hardware = &snapshot.hardware;
     hardware.inventory.gpus.values().filter_map(|gpu| Some((gpu, hardware.readings.get(&gpu.uuid)?.as_ref())))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::tests::{fixture, value};
+
+    #[test]
+    fn every_state_is_counted_and_none_is_schedulable_that_the_plugin_does_not_serve() {
+        let mut snapshot = fixture::snapshot();
+        let count = |snapshot: &Snapshot, state| value(&families(snapshot), NODE_DEVICES.name, &[("state", state)]);
+        let states = ["expected", "visible", "healthy", "schedulable", "vfio"].map(|state| count(&snapshot, state));
+        assert_eq!(states, [3.0, 2.0, 1.0, 1.0, 1.0].map(Some));
+        snapshot.plugin = None;
+        assert_eq!(count(&snapshot, "schedulable"), None);
+    }
+}
