@@ -299,6 +299,8 @@ fn wrong_usage_is_told_before_anything_is_opened() {
         (vec!["agent", "--config", "/nowhere.yaml"], vec!["/nowhere.yaml"]),
         (vec!["check-config", file], vec![file, "refreshIntervall"]),
         (vec!["demo", "--profile", "9xh100"], vec!["9xh100", "8xh100-mig"]),
+        (vec!["demo", "--faults", "--hardware", "nvml"], vec!["--faults", "--hardware"]),
+        (vec!["demo", "--faults", "--fault-speed", "0"], vec!["--fault-speed", "1..=20"]),
         (vec!["agnet"], vec!["agent"]),
     ] {
         let (code, said) = ended(&arguments);

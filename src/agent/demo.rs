@@ -1,5 +1,6 @@
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
@@ -12,11 +13,14 @@ use crate::hardware::simulated::SimulatedDriver;
 use crate::hardware::{Driver, Failure};
 use crate::model::PodLabel;
 use crate::plugin::{MigStrategy, NvidiaConfig, Replication, ResourceConfig, Sharing};
+use crate::simulation::day::Stage;
 use crate::simulation::node::{Account, Device, Plan, Resource, SimulatedNode, resources};
 use crate::simulation::plugin::{PluginDevice, StandInPlugin};
 
 /// Slots of each GPU in the time-sliced profile.
 const REPLICAS: u32 = 4;
+/// On a day of faults, which has no minutes to spare.
+const HOLD_DOWN: Duration = Duration::from_secs(10);
 /// How often the ground truth is written.
 const TRUTH_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -26,6 +30,8 @@ pub struct DemoSettings {
     pub profile: Profile,
     pub churn: bool,
     pub seed: u64,
+    /// Play the scripted day of faults, so many times as fast as it is written.
+    pub faults: Option<u32>,
     pub hardware: HardwareSource,
     pub nvml: LibrarySearch,
     pub refresh_interval: Duration,
@@ -66,7 +72,8 @@ pub async fn demo(settings: DemoSettings) -> Result<(), DemoError> {
     let slots = replicas.map(|replicas| replicas as usize);
     let plan = Plan { resources: resources(&inventory, slots), seed: settings.seed, churn: settings.churn };
     let vendor = plan.resources.clone();
-    let node = SimulatedNode::start(directory.path(), plan, controls, clock).await?;
+    let node = SimulatedNode::start(directory.path(), plan, controls.clone(), clock).await?;
+    let stage = controls.map(|controls| Stage { controls, kubelet: Arc::clone(node.kubelet()) });
     // Without devices of its own the agent only watches: somebody else's plugin hands them out.
     let vendor = if settings.hardware == HardwareSource::None { vendor } else { vec![] };
     let plugin_directory = node.kubelet().device_plugin_directory();
@@ -91,7 +98,8 @@ pub async fn demo(settings: DemoSettings) -> Result<(), DemoError> {
         pod_logs_root: node.pod_logs_root(),
         pod_labels: PodLabel::all(&["app".to_owned()]).unwrap_or_default(),
         log_format: LogFormat::Text,
-        health: HealthConfig::default(),
+        health: health_config(settings.faults),
+        hardware_pace: settings.faults.unwrap_or(1),
         reloadable: Reloadable {
             refresh_interval: settings.refresh_interval,
             retention: Duration::from_secs(300),
@@ -103,14 +111,21 @@ pub async fn demo(settings: DemoSettings) -> Result<(), DemoError> {
     let truth = settings.ground_truth.map(|file| write_truth(file, node.account())).transpose()?;
     let reload = Box::new(|| Err("the demo has no configuration".to_owned()));
     let workloads = tokio::spawn(node.run());
+    let day = stage.zip(settings.faults).map(|(stage, speed)| tokio::spawn(stage.play(speed)));
     let outcome = run_on(driver, agent, reload, clock).await;
     // Ends kubelet, plugins and pods; the directory goes after them.
-    workloads.abort();
-    let _ = workloads.await;
-    if let Some(truth) = truth {
-        truth.abort();
+    for task in [Some(workloads), day, truth].into_iter().flatten() {
+        task.abort();
+        let _ = task.await;
     }
     Ok(outcome?)
+}
+
+/// Defaults; on a day of faults a shorter hold-down, at the day's speed.
+fn health_config(faults: Option<u32>) -> HealthConfig {
+    let defaults = HealthConfig::default();
+    let Some(speed) = faults else { return defaults };
+    HealthConfig { hold_down: HOLD_DOWN / speed, stuck_limit: defaults.stuck_limit / speed, ..defaults }
 }
 
 /// Whole GPUs and MIG devices, or this many slots of each GPU.

@@ -5,7 +5,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::clock::Clock;
 use crate::health::{Config, Evidence, Health, MarkError, Order};
-use crate::model::{GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Snapshot, XidEvent};
+use crate::model::{ContainerRef, GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Snapshot, XidEvent};
 use crate::web::{Marking, Order as WebOrder};
 
 /// Orders that wait.
@@ -79,13 +79,16 @@ impl Judge {
         let (mut hardware_lives, mut orders_live) = (true, true);
         let (mut events, mut told) = (vec![], 0);
         loop {
-            let now = self.clock.now();
             let hardware = Arc::clone(&self.hardware.borrow_and_update());
-            let released = hardware.released.is_some();
-            let state = health.advance(now, &Evidence { hardware: &hardware, events: &events, released });
+            // What the driver told of came before what was read because of it, and is to be named first.
+            while let Some(Ok(batch)) = self.xids.as_mut().map(mpsc::Receiver::try_recv) {
+                events.extend(batch);
+            }
+            let now = self.clock.now();
+            health.advance(now, &Evidence { hardware: &hardware, events: &events });
             events.clear();
-            self.tell(&mut health, &state, &mut told);
-            self.publish(state);
+            self.tell(&mut health, &mut told);
+            self.publish(health.state());
             let deadline = health.next_deadline().map(|deadline| deadline.since(self.clock.now().monotonic));
             tokio::select! {
                 changed = self.hardware.changed(), if hardware_lives => hardware_lives = changed.is_ok(),
@@ -106,10 +109,10 @@ impl Judge {
     fn carry_out(&self, health: &mut Health, (order, answer): Asked, told: &mut u64) {
         let carried_out = health.order(self.clock.now(), &order);
         let reply = match carried_out {
-            Ok(state) => {
+            Ok(_) => {
                 tracing::info!(?order, "an operator's order");
-                self.tell(health, &state, told);
-                self.publish(state);
+                self.tell(health, told);
+                self.publish(health.state());
                 Ok(())
             }
             Err(error) => Err(error),
@@ -128,15 +131,17 @@ impl Judge {
         });
     }
 
-    /// One line for each turn.
-    fn tell(&self, health: &mut Health, state: &HealthState, told: &mut u64) {
+    /// One line for each turn, with who held the device; the state names them, too.
+    fn tell(&self, health: &mut Health, told: &mut u64) {
         for note in health.take_notes() {
             tracing::warn!("{note}");
         }
+        health.name_holders(*told, |turn| self.holders(&turn.gpu, turn.mig.as_ref()));
+        let state = health.state();
         for turn in state.transitions.iter().filter(|turn| turn.number > *told) {
-            let HealthTransition { gpu, mig, reason, detail, .. } = turn;
+            let HealthTransition { gpu, mig, reason, detail, holders, .. } = turn;
             let device = mig.as_ref().map_or(gpu.as_str(), MigUuid::as_str);
-            let pods = self.pods(gpu, mig.as_ref());
+            let pods = pods(holders);
             let reason = reason.as_str();
             if turn.to_healthy {
                 tracing::info!(device, reason, was = %detail, pods, "healthy");
@@ -147,16 +152,21 @@ impl Judge {
         *told = state.transitions.last().map_or(*told, |turn| turn.number);
     }
 
-    /// Those that hold the device now: `ns/pod, ns/pod`.
-    fn pods(&self, gpu: &GpuUuid, mig: Option<&MigUuid>) -> String {
+    /// Those that hold the device, or a part of it, now.
+    fn holders(&self, gpu: &GpuUuid, mig: Option<&MigUuid>) -> Vec<ContainerRef> {
         let snapshot = self.snapshots.borrow();
         let holders = snapshot.accounts.iter().filter(|account| {
             account.holding.is_some() && account.gpu == *gpu && (mig.is_none() || account.mig.as_ref() == mig)
         });
-        let pods: BTreeSet<String> =
-            holders.map(|account| format!("{}/{}", account.container.namespace, account.container.pod)).collect();
-        if pods.is_empty() { "none".to_owned() } else { pods.into_iter().collect::<Vec<_>>().join(", ") }
+        let holders: BTreeSet<&ContainerRef> = holders.map(|account| &account.container).collect();
+        holders.into_iter().cloned().collect()
     }
+}
+
+/// `ns/pod, ns/pod`
+fn pods(holders: &[ContainerRef]) -> String {
+    let pods: BTreeSet<String> = holders.iter().map(|holder| format!("{}/{}", holder.namespace, holder.pod)).collect();
+    if pods.is_empty() { "none".to_owned() } else { pods.into_iter().collect::<Vec<_>>().join(", ") }
 }
 
 /// Never, where there is nothing to hear from.
@@ -173,7 +183,7 @@ mod tests {
 
     use super::*;
     use crate::model::{
-        Account, ContainerRef, DeviceReadings, Gpu, Holding, Inventory, Moment, Sharing, Slow, Stamped, UnixSeconds,
+        Account, DeviceReadings, Gpu, Holding, Inventory, Moment, Sharing, Slow, Stamped, UnhealthyReason, UnixSeconds,
         XidSource,
     };
 
@@ -300,6 +310,21 @@ mod tests {
         let state = court.until(true).await;
         assert!(court.clock.now().monotonic.since(before) >= Duration::from_secs(59), "held down");
         assert_eq!(state.transitions.len(), 2);
+        assert!(state.transitions.iter().all(|turn| turn.holders == [ContainerRef::new("team", "train", "main")]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_xid_goes_before_the_reading_that_it_caused() {
+        // Which of two that are ready is taken first is random.
+        for _ in 0..32 {
+            let mut court = Court::start();
+            court.say(1, 0);
+            court.until(true).await;
+            court.events.send(xid(48, court.clock.now())).await.unwrap();
+            court.say(1, 1);
+            let state = court.until(false).await;
+            assert_eq!(state.transitions.last().map(|turn| turn.reason), Some(UnhealthyReason::Xid));
+        }
     }
 
     #[tokio::test(start_paused = true)]

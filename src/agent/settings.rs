@@ -54,6 +54,9 @@ pub struct Settings {
     pub hardware: HardwareSource,
     pub nvml: LibrarySearch,
     pub sample_interval: Duration,
+    /// So many times as often as usual are devices read, and so much shorter are the limits: 1, but in a day of faults
+    /// that has to be over soon.
+    pub hardware_pace: u32,
     /// Where the host's `/proc`, `/sys` and `/dev` are seen.
     pub proc_root: PathBuf,
     pub sys_root: PathBuf,
@@ -91,12 +94,13 @@ impl Settings {
     }
 
     pub(super) fn hardware_room(&self) -> hardware::Settings {
-        hardware::Settings {
+        let settings = hardware::Settings {
             sample_interval: self.sample_interval,
             sys_root: self.sys_root.clone(),
             kmsg: self.health.kmsg.then(|| self.dev_root.join("kmsg")),
             ..hardware::Settings::default()
-        }
+        };
+        settings.hurry(self.hardware_pace)
     }
 
     pub(super) fn plugin_room(&self) -> Option<plugin::Settings> {

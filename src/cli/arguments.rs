@@ -125,15 +125,22 @@ pub struct AgentArguments {
 pub struct DemoArguments {
     #[arg(long, default_value = "127.0.0.1:9410", value_name = "ADDR")]
     pub listen: ListenAddress,
-    /// 8xh100, 8xh100-timesliced, 8xh100-mig, 8xa100 or empty.
-    #[arg(long, default_value = "8xh100", value_parser = Profile::from_str)]
-    pub profile: Profile,
+    /// 8xh100, 8xh100-timesliced, 8xh100-mig, 8xa100 or empty [default: 8xh100; 8xh100-timesliced with --faults].
+    #[arg(long, value_parser = Profile::from_str)]
+    pub profile: Option<Profile>,
     /// Pods come and go.
     #[arg(long)]
     pub churn: bool,
     /// The same seed gives the same node.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+    /// A day of two and a half minutes, again and again, on which GPUs break and recover, the driver and the kubelet go and
+    /// come back; the log says what is simulated and where to look.
+    #[arg(long, conflicts_with = "hardware")]
+    pub faults: bool,
+    /// Play that day so many times as fast, and let everything that waits wait so much shorter.
+    #[arg(long, hide = true, requires = "faults", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=20))]
+    pub fault_speed: u32,
     /// Where the devices come from: `nvml` puts the simulated kubelet on this machine's real GPUs.
     #[arg(long, value_enum, default_value = "simulated")]
     pub hardware: HardwareSource,
@@ -151,9 +158,11 @@ pub struct DemoArguments {
 impl DemoArguments {
     #[must_use]
     pub fn settings(&self) -> DemoSettings {
+        let usual = if self.faults { Profile::H100TimeSliced } else { Profile::H100 };
         DemoSettings {
             listen: self.listen.clone(),
-            profile: self.profile,
+            profile: self.profile.unwrap_or(usual),
+            faults: self.faults.then_some(self.fault_speed),
             churn: self.churn,
             seed: self.seed,
             hardware: self.hardware,

@@ -71,6 +71,7 @@ pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
         hardware,
         nvml: library_search(arguments.nvml_library, arguments.driver_root),
         sample_interval: arguments.sample_interval.unwrap_or(Duration::from_secs(1)),
+        hardware_pace: 1,
         proc_root: arguments.proc_root.unwrap_or_else(|| "/proc".into()),
         sys_root: arguments.sys_root.unwrap_or_else(|| "/sys".into()),
         dev_root: arguments.dev_root.unwrap_or_else(|| "/dev".into()),

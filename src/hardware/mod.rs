@@ -16,6 +16,7 @@ mod pci;
 mod process_work;
 mod record;
 mod release;
+mod room;
 mod rounds;
 mod settings;
 pub mod simulated;
@@ -25,12 +26,12 @@ mod worker;
 
 pub use kmsg_line::{KernelLine, KernelXid, parse_kernel_line};
 pub use release::{DriverLease, ReleaseError};
+pub use room::{Hardware, start};
 pub use settings::Settings;
 pub use source::{
     Driver, Due, EventFailure, EventKind, EventSource, Failure, Integrals, Pass, Problem, RawEvent, Reader, Session,
     Verdict,
 };
-pub use supervisor::{Hardware, start};
 
 /// Throttle counters, in NVML's words: fields 74 and 76, and the three that moved at driver 580.82.
 pub const THROTTLE_REASONS: [&str; 5] =

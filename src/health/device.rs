@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::classes::{self, Effect};
-use super::config::{Config, EccPolicy, Recovery};
+use super::config::{Config, Recovery};
 use super::marks::Mark;
+use super::said::Said;
 use super::xids::{Latch, Xids};
 use super::{Session, UNKNOWN_LIMIT};
 use crate::model::{
-    DeviceHealth, DeviceReadings, Gpu, GpuHealth, HealthCause, MigDevice, MigUuid, Moment, Monotonic, Slow,
-    UnhealthyReason, XidClass, XidEvent, recovery_action,
+    DeviceHealth, DeviceReadings, Gpu, GpuHealth, HealthCause, MigDevice, MigUuid, Moment, Monotonic, UnhealthyReason,
+    XidClass, XidEvent,
 };
 
 /// A reason, and which XID where it is one.
@@ -38,28 +39,6 @@ pub struct Device {
     marks: BTreeMap<Option<MigUuid>, Mark>,
     causes: BTreeMap<Option<MigUuid>, BTreeMap<Key, Standing>>,
     verdicts: BTreeMap<Option<MigUuid>, DeviceHealth>,
-}
-
-/// What the hardware last said. A value that it no longer says stands until it says another.
-#[derive(Debug, Default)]
-struct Said {
-    checked: bool,
-    lost: Option<&'static str>,
-    stuck: Option<Monotonic>,
-    /// Since when there are no readings because the driver cannot be opened, and why.
-    refused: Option<(Monotonic, Arc<str>)>,
-    /// The latest readings are of this time.
-    answered: Option<Monotonic>,
-    recovery: Option<u32>,
-    row_remap_failed: bool,
-    fabric: Option<&'static str>,
-    uncorrected: u64,
-    /// As many were there when the driver was loaded.
-    uncorrected_before: u64,
-    /// The device was reset, as far as it shows: it was gone, or wanted something done, and no longer.
-    reset: Option<Monotonic>,
-    /// The renewal of the session that has been taken into account.
-    renewed: Option<Monotonic>,
 }
 
 #[derive(Debug)]
@@ -133,38 +112,7 @@ impl Device {
         problem: Option<&Arc<str>>,
         now: Monotonic,
     ) -> Option<u32> {
-        let said = &mut self.said;
-        let lost = if !gpu.present {
-            Some("the driver no longer lists it")
-        } else if readings.is_some_and(|readings| readings.lost) {
-            Some("the driver says that it is lost")
-        } else {
-            None
-        };
-        let stamps = readings.map(|readings| {
-            let fast = readings.fast.as_ref().map(|stamped| stamped.at);
-            let medium = readings.medium.as_ref().map(|stamped| stamped.at);
-            fast.max(medium).max(readings.slow.as_ref().map(|stamped| stamped.at))
-        });
-        let answered = stamps.flatten();
-        if said.lost.is_some() && lost.is_none() && answered.is_some() {
-            said.reset = said.reset.max(answered);
-        }
-        // Listed again is not yet back: it has to answer.
-        if lost.is_some() || answered.is_some() {
-            said.lost = lost;
-        }
-        said.answered = said.answered.max(answered);
-        said.stuck = readings.is_some_and(|readings| readings.stuck).then(|| said.stuck.unwrap_or(now));
-        said.refused = match (problem, answered) {
-            (Some(problem), None) => {
-                Some((said.refused.as_ref().map_or(now, |(since, _)| *since), Arc::clone(problem)))
-            }
-            _ => None,
-        };
-        let slow = readings.and_then(|readings| readings.slow.as_ref())?;
-        said.checked = true;
-        said.learn(&slow.value, slow.at)
+        self.said.look(gpu, readings, problem, now)
     }
 
     /// Turns of the GPU and its MIG devices.
@@ -277,7 +225,7 @@ impl Device {
         }
         self.xids.latches.retain(|_, latch| {
             let evidence = if needs_new_session(latch) { session.renewed } else { session.renewed.max(said.reset) };
-            let answers = said.lost.is_none()
+            let answers = !said.lost
                 && said.stuck.is_none()
                 && said.recovery.is_none_or(|action| action == 0)
                 && evidence.is_some_and(|evidence| said.answered >= Some(evidence));
@@ -336,82 +284,4 @@ fn settle(
         }
         config.recovery == Recovery::Manual || session.released.is_some() || now < ended + config.hold_down
     });
-}
-
-impl Said {
-    /// Takes in a slow pass. Gives back a recovery action that is not known.
-    fn learn(&mut self, slow: &Slow, at: Monotonic) -> Option<u32> {
-        if let Some(remap) = slow.row_remap {
-            self.row_remap_failed = remap.failed;
-        }
-        if let Some(fabric) = &slow.fabric {
-            self.fabric = matches!(fabric.state, "not_started" | "in_progress").then_some(fabric.state);
-        }
-        let uncorrected: Vec<u64> = slow.ecc.iter().filter_map(|place| place.uncorrected).collect();
-        if !uncorrected.is_empty() {
-            self.uncorrected = uncorrected.into_iter().fold(0, u64::saturating_add);
-        }
-        let action = slow.recovery_action?;
-        if recovery_action(action).is_none() {
-            return Some(action);
-        }
-        if action == 0 && self.recovery.is_some_and(|before| before != 0) {
-            self.reset = self.reset.max(Some(at));
-        }
-        self.recovery = Some(action);
-        None
-    }
-
-    /// The driver's counts of memory errors begin anew with it; the hardware room's do not fall.
-    fn renew(&mut self, session: Session) {
-        if session.renewed > self.renewed {
-            self.renewed = session.renewed;
-            self.uncorrected_before = self.uncorrected;
-        }
-    }
-
-    fn against(
-        &self,
-        config: &Config,
-        session: Session,
-        appeared: Monotonic,
-        now: Monotonic,
-    ) -> Vec<(UnhealthyReason, Arc<str>, &'static str)> {
-        use UnhealthyReason as Reason;
-        let mut against: Vec<(Reason, Arc<str>, &'static str)> = vec![];
-        let passed = |since: Monotonic, limit| now.since(since) >= limit;
-        if let Some(action) = self.recovery.filter(|action| *action != 0).and_then(recovery_action) {
-            let detail = format!("the driver asks for recovery: {}", action.replace('_', " "));
-            against.push((Reason::RecoveryAction, detail.into(), "that the driver asks for nothing any more"));
-        }
-        if let Some(lost) = self.lost {
-            against.push((Reason::Lost, lost.into(), "that it is listed and answers"));
-        }
-        if self.row_remap_failed {
-            let detail = "a memory row could not be replaced by a spare one";
-            against.push((Reason::RowRemapFailed, detail.into(), "another board: the failure stays with this one"));
-        }
-        if let Some(state) = self.fabric {
-            let detail = format!("the NVLink fabric is not ready: {}", state.replace('_', " "));
-            against.push((Reason::Fabric, detail.into(), "that the fabric is completed; see the fabric manager"));
-        }
-        if config.uncorrectable_ecc == EccPolicy::Unhealthy && self.uncorrected > self.uncorrected_before {
-            let detail = format!("{} uncorrectable memory errors", self.uncorrected - self.uncorrected_before);
-            against.push((Reason::Ecc, detail.into(), "a reload of the driver"));
-        }
-        if self.stuck.is_some_and(|since| passed(since, config.stuck_limit)) {
-            against.push((Reason::Stuck, "a driver call on it does not come back".into(), "that the call comes back"));
-        }
-        let unknown = if session.released.is_some_and(|since| passed(since, config.released_limit)) {
-            Some(("the GPUs have been released for too long".into(), "that they are taken up again"))
-        } else if let Some((_, why)) = self.refused.as_ref().filter(|(since, _)| passed(*since, config.stuck_limit)) {
-            Some((Arc::clone(why), "that the driver answers"))
-        } else if !self.checked && !passed(appeared, UNKNOWN_LIMIT) {
-            Some(("it has not been checked yet".into(), "a first check, which takes seconds"))
-        } else {
-            None
-        };
-        against.extend(unknown.map(|(detail, clears)| (Reason::Unknown, detail, clears)));
-        against
-    }
 }

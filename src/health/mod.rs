@@ -8,6 +8,7 @@ mod classes;
 mod config;
 mod device;
 mod marks;
+mod said;
 #[cfg(test)]
 mod tests;
 mod xids;
@@ -20,7 +21,7 @@ pub use config::{Config, EccPolicy, Recovery, XidRule};
 pub use marks::{MarkError, Order};
 
 use crate::model::{
-    GpuUuid, HardwareState, HealthState, HealthTransition, Moment, Monotonic, UnhealthyReason, XidEvent,
+    ContainerRef, GpuUuid, HardwareState, HealthState, HealthTransition, Moment, Monotonic, UnhealthyReason, XidEvent,
 };
 use device::{Device, Turn};
 
@@ -40,8 +41,6 @@ const NOTES: usize = 64;
 pub struct Evidence<'a> {
     pub hardware: &'a HardwareState,
     pub events: &'a [XidEvent],
-    /// The GPUs are let go on request: that they say nothing is no news.
-    pub released: bool,
 }
 
 /// The state machine. Knows every device ever seen; its memory is bounded by them.
@@ -104,11 +103,21 @@ impl Health {
         std::mem::take(&mut self.notes)
     }
 
+    /// Writes down who held the devices that have turned since turn number `after`.
+    pub fn name_holders(&mut self, after: u64, holders: impl Fn(&HealthTransition) -> Vec<ContainerRef>) {
+        if self.turns > after {
+            let state = Arc::make_mut(&mut self.state);
+            for turn in state.transitions.iter_mut().filter(|turn| turn.number > after) {
+                turn.holders = holders(turn);
+            }
+        }
+    }
+
     /// Takes in the evidence. The same allocation comes back where nothing has changed.
     pub fn advance(&mut self, now: Moment, evidence: &Evidence<'_>) -> Arc<HealthState> {
         let hardware = evidence.hardware;
         let time = now.monotonic;
-        self.session.update(hardware, evidence.released, time);
+        self.session.update(hardware, time);
         for (uuid, gpu) in &hardware.inventory.gpus {
             let device = self.devices.entry(uuid.clone()).or_insert_with(|| Device::new(now));
             device.appear(gpu, self.session, time);
@@ -149,7 +158,8 @@ impl Health {
                 *next.transition_counts.entry(to).or_default().entry(reason).or_default() += 1;
                 let number = self.turns;
                 let gpu = uuid.clone();
-                next.transitions.push(HealthTransition { number, gpu, mig, to_healthy, reason, detail, at: now });
+                let turn = HealthTransition { number, gpu, mig, to_healthy, reason, detail, at: now, holders: vec![] };
+                next.transitions.push(turn);
             }
         }
         let surplus = next.transitions.len().saturating_sub(TRANSITIONS_KEPT);
@@ -197,7 +207,7 @@ impl Health {
 }
 
 impl Session {
-    fn update(&mut self, hardware: &HardwareState, released: bool, now: Monotonic) {
+    fn update(&mut self, hardware: &HardwareState, now: Monotonic) {
         if hardware.sessions > self.number {
             // The first opening is no news of the driver's: it may have been loaded for months.
             if self.number > 0 {
@@ -205,7 +215,8 @@ impl Session {
             }
             self.number = hardware.sessions;
         }
-        self.released = if released { self.released.or(Some(now)) } else { None };
+        // Let go on request: that they say nothing is no news.
+        self.released = hardware.released.map(|_| self.released.unwrap_or(now));
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the devices are, and how many the node has.
 
 use super::health::judged;
+use super::plugin::served;
 use super::{Descriptor, Family, Group, Label, Value};
 use crate::model::{DeviceReadings, Gpu, Snapshot};
 
@@ -36,7 +37,8 @@ static NODE_DEVICES: Descriptor = Descriptor::gauge(
     &["state"],
     "",
     "sysfs and NVML",
-    "GPUs of the node by state: expected on the PCI bus, visible to the driver, healthy, bound to vfio; do not sum over state.",
+    "GPUs of the node by state: expected on the PCI bus, visible to the driver, healthy, schedulable as the bundled \
+     plugin sees it, bound to vfio; do not sum over state.",
 );
 
 pub(super) const GROUP: Group =
@@ -83,6 +85,9 @@ fn counts(snapshot: &Snapshot) -> Family {
     family.push_known(vec![("state", "visible".into())], reads.then(|| hardware.inventory.visible()));
     let healthy = || judged(snapshot).filter(|(_, health)| health.is_healthy()).count();
     family.push_known(vec![("state", "healthy".into())], reads.then(healthy));
+    // Another plugin's devices are not this one's to count.
+    let schedulable = |plugin| served(plugin).into_values().filter(|is_schedulable| *is_schedulable).count();
+    family.push_known(vec![("state", "schedulable".into())], snapshot.plugin.as_deref().map(schedulable));
     family
 }
 
@@ -139,4 +144,20 @@ pub(super) fn counted_since_start(mut family: Family, snapshot: &Snapshot) -> Fa
 pub(super) fn with_readings(snapshot: &Snapshot) -> impl Iterator<Item = (&Gpu, &DeviceReadings)> {
     let hardware = &snapshot.hardware;
     hardware.inventory.gpus.values().filter_map(|gpu| Some((gpu, hardware.readings.get(&gpu.uuid)?.as_ref())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::tests::{fixture, value};
+
+    #[test]
+    fn every_state_is_counted_and_none_is_schedulable_that_the_plugin_does_not_serve() {
+        let mut snapshot = fixture::snapshot();
+        let count = |snapshot: &Snapshot, state| value(&families(snapshot), NODE_DEVICES.name, &[("state", state)]);
+        let states = ["expected", "visible", "healthy", "schedulable", "vfio"].map(|state| count(&snapshot, state));
+        assert_eq!(states, [3.0, 2.0, 1.0, 1.0, 1.0].map(Some));
+        snapshot.plugin = None;
+        assert_eq!(count(&snapshot, "schedulable"), None);
+    }
 }

@@ -150,7 +150,8 @@ fn families(snapshot: &Snapshot) -> Vec<Family> {
     ]
 }
 
-fn schedulable(snapshot: &Snapshot, plugin: &PluginState) -> Family {
+/// Every GPU that the plugin serves, and whether a device on it could be given out now.
+pub(super) fn served(plugin: &PluginState) -> BTreeMap<&GpuUuid, bool> {
     let mut gpus: BTreeMap<&GpuUuid, bool> = BTreeMap::new();
     for state in plugin.resources.values() {
         for (device, gpu) in state.gpus.iter() {
@@ -158,6 +159,11 @@ fn schedulable(snapshot: &Snapshot, plugin: &PluginState) -> Family {
             *gpus.entry(gpu).or_default() |= state.registered && is_healthy;
         }
     }
+    gpus
+}
+
+fn schedulable(snapshot: &Snapshot, plugin: &PluginState) -> Family {
+    let gpus = served(plugin);
     let mut family = Family::new(&SCHEDULABLE);
     for gpu in snapshot.hardware.inventory.gpus.values() {
         family.push_known(of_device(gpu), gpus.get(&gpu.uuid).copied());

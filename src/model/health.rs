@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::{GpuUuid, MigUuid, Moment, UnixSeconds, XidProcess};
+use super::{ContainerRef, GpuUuid, MigUuid, Moment, UnixSeconds, XidProcess};
 
 /// The verdict on every GPU and MIG device ever seen, and what was counted on the way to it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -71,6 +71,8 @@ pub struct HealthTransition {
     pub reason: UnhealthyReason,
     pub detail: Arc<str>,
     pub at: Moment,
+    /// The containers that held the device or a part of it then, sorted.
+    pub holders: Vec<ContainerRef>,
 }
 
 /// XIDs of one GPU. No count falls.

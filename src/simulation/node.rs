@@ -79,7 +79,7 @@ pub struct Plan {
 
 /// A kubelet and pods. Whose plugin offers the devices it does not know. Dropping it ends them all.
 pub struct SimulatedNode {
-    kubelet: FakeKubelet,
+    kubelet: Arc<FakeKubelet>,
     files: ProcTree,
     /// Waited for before the first pods come.
     resources: Vec<Resource>,
@@ -132,7 +132,7 @@ impl SimulatedNode {
         }
         let devices = plan.resources.iter().flat_map(|resource| &resource.devices);
         Ok(Self {
-            kubelet,
+            kubelet: Arc::new(kubelet),
             files,
             devices: devices.map(|device| (device.id.clone(), device.clone())).collect(),
             resources: plan.resources,
@@ -171,7 +171,7 @@ impl SimulatedNode {
     }
 
     #[must_use]
-    pub fn kubelet(&self) -> &FakeKubelet {
+    pub fn kubelet(&self) -> &Arc<FakeKubelet> {
         &self.kubelet
     }
 

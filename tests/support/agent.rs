@@ -7,6 +7,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -31,6 +32,27 @@ pub struct Answer {
     pub status: u16,
     pub head: String,
     pub body: String,
+}
+
+impl Answer {
+    fn read(mut stream: impl Read) -> Self {
+        let mut bytes = vec![];
+        stream.read_to_end(&mut bytes).expect("answered");
+        let text = String::from_utf8_lossy(&bytes);
+        let (head, body) = text.split_once("\r\n\r\n").expect("a head and a body");
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+        Self { status, head: head.to_owned(), body: body.to_owned() }
+    }
+}
+
+/// An order over an admin socket.
+pub fn post(socket: &Path, path: &str, body: &str) -> Answer {
+    let mut stream = UnixStream::connect(socket).expect("the admin socket is there");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a socket option");
+    let length = body.len();
+    let head = format!("POST {path} HTTP/1.1\r\nHost: test\r\nContent-Length: {length}\r\nConnection: close");
+    write!(stream, "{head}\r\n\r\n{body}").expect("sent");
+    Answer::read(stream)
 }
 
 /// How it ended and what it said, for a command that is to end by itself.
@@ -99,12 +121,7 @@ impl Running {
         let mut stream = TcpStream::connect(&self.address).expect("podmeter listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("a socket option");
         write!(stream, "GET {path} HTTP/1.1\r\nHost: test\r\n{headers}Connection: close\r\n\r\n").expect("sent");
-        let mut bytes = vec![];
-        stream.read_to_end(&mut bytes).expect("answered");
-        let text = String::from_utf8_lossy(&bytes);
-        let (head, body) = text.split_once("\r\n\r\n").expect("a head and a body");
-        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
-        Answer { status, head: head.to_owned(), body: body.to_owned() }
+        Answer::read(stream)
     }
 
     pub fn metrics(&self) -> Page {
@@ -127,6 +144,11 @@ impl Running {
     pub fn signal(&self, name: &str) {
         let status = Command::new("kill").args(["-s", name, &self.pid().to_string()]).status().expect("kill runs");
         assert!(status.success(), "kill -s {name}");
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().expect("a child");
+        self.child.wait().expect("a child");
     }
 
     pub fn wait(&mut self) -> ExitStatus {

@@ -70,6 +70,11 @@ impl FakeNvml {
         serde_json::from_str(&text).expect("the counts are JSON")
     }
 
+    /// Of a process that has ended.
+    pub fn forget_calls(&self) {
+        let _ = fs::remove_file(self.stats_path());
+    }
+
     fn state_path(&self) -> PathBuf {
         self.folder().join("fake-nvml.json")
     }

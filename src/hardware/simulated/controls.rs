@@ -2,33 +2,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::curve::{Curve, Load, Sums};
 use super::profile::{Profile, inventory, scramble};
-use crate::hardware::source::{EventKind, RawEvent};
+use crate::hardware::source::{EventFailure, EventKind, Failure, Problem, RawEvent, Verdict};
 use crate::model::{GpuUuid, Inventory, Monotonic, XidInstance};
 
-/// Changes that nobody has read yet; beyond this the oldest are folded into the integral.
-const SEGMENTS: usize = 1024;
-/// How long the self-running load keeps one level.
-const BLOCK_SECONDS: u64 = 15;
-
-/// What a device (or one of its GPU instances) does.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Load {
-    /// 0 to 1: share of the time in which a kernel runs.
-    pub utilization: f64,
-    /// 0 to 1: share of the SMs that are busy. What GPM says, and all that an instance says.
-    pub sm_active: f64,
-    pub memory_used: u64,
-}
-
-impl Load {
-    /// A kernel that runs for `utilization` of the time, with seven of ten SMs busy while it runs.
-    #[must_use]
-    pub fn new(utilization: f64, memory_used: u64) -> Self {
-        let utilization = utilization.clamp(0.0, 1.0);
-        Self { utilization, sm_active: utilization * 0.7, memory_used }
-    }
-}
+/// What calls of a session say whose driver was unloaded.
+pub(super) const UNLOADED: Problem = Problem { call: "simulated", code: "uninitialized" };
 
 /// Sets what the simulated GPUs do, from any thread. Clones act on the same GPUs.
 #[derive(Clone, Debug)]
@@ -44,8 +24,11 @@ struct Shared {
     gpus: BTreeMap<GpuUuid, Simulated>,
     /// Until the first load is set the GPUs run by themselves.
     scripted: bool,
-    /// Not yet heard.
-    events: VecDeque<RawEvent>,
+    /// Not yet heard, and how often each is to be.
+    events: VecDeque<(RawEvent, u64)>,
+    loaded: bool,
+    /// How often the driver was loaded.
+    loads: u64,
 }
 
 #[derive(Debug)]
@@ -54,6 +37,8 @@ struct Simulated {
     instances: BTreeMap<u32, Curve>,
     processes: BTreeMap<(u32, Option<u32>), Working>,
     lost: bool,
+    hanging: bool,
+    recovery_action: u32,
 }
 
 /// One process on one GPU, or on one GPU instance of it.
@@ -70,15 +55,6 @@ pub(super) struct ProcessState {
     pub sums: Sums,
     /// False when it has ended since it was last read.
     pub lives: bool,
-}
-
-/// Seconds at full rate since the start: exact integrals of the load curve.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Sums {
-    pub busy: f64,
-    pub sm_active: f64,
-    /// Of the board, instances included.
-    pub power_share: f64,
 }
 
 /// A GPU at one moment, with its instances.
@@ -102,10 +78,13 @@ impl Controls {
                 (mig.gpu_instance, Curve::new(scramble(seed, u64::from(mig.gpu_instance)), memory))
             });
             let (instances, processes) = (instances.collect(), BTreeMap::new());
-            (uuid.clone(), Simulated { instances, processes, whole: Curve::new(seed, memory), lost: false })
+            let whole = Curve::new(seed, memory);
+            let simulated = Simulated { instances, processes, whole, lost: false, hanging: false, recovery_action: 0 };
+            (uuid.clone(), simulated)
         });
         let gpus = gpus.collect();
-        let shared = Shared { profile, inventory, gpus, scripted: false, events: VecDeque::new() };
+        let shared =
+            Shared { profile, inventory, gpus, scripted: false, events: VecDeque::new(), loaded: true, loads: 1 };
         Self { shared: Arc::new(Mutex::new(shared)), happened: Arc::default() }
     }
 
@@ -171,20 +150,95 @@ impl Controls {
         }
     }
 
+    /// A call on the GPU does not come back for as long as it hangs.
+    pub fn set_hanging(&self, gpu: &GpuUuid, hanging: bool) {
+        if let Some(simulated) = self.lock().gpus.get_mut(gpu) {
+            simulated.hanging = hanging;
+        }
+        self.happened.notify_all();
+    }
+
+    /// What the driver wants done, as NVML field 230 has it; 0 is nothing. The driver tells that it has changed.
+    pub fn set_recovery_action(&self, gpu: &GpuUuid, action: u32) {
+        let mut shared = self.lock();
+        if let Some(simulated) = shared.gpus.get_mut(gpu) {
+            simulated.recovery_action = action;
+        }
+        shared.events.push_back((RawEvent { gpu: gpu.clone(), instance: None, kind: EventKind::Condition }, 1));
+        self.happened.notify_all();
+    }
+
+    /// An unloaded driver ends its sessions and refuses new ones until it is loaded.
+    pub fn set_driver_loaded(&self, loaded: bool) {
+        let mut shared = self.lock();
+        if loaded && !shared.loaded {
+            shared.loads += 1;
+        }
+        shared.loaded = loaded;
+        self.happened.notify_all();
+    }
+
     /// The driver tells of an XID, on the whole GPU or on one of its instances. As with a driver, nobody hears of what
     /// happens before it is open.
     pub fn inject_xid(&self, gpu: &GpuUuid, instance: Option<XidInstance>, code: u32) {
-        self.lock().events.push_back(RawEvent { gpu: gpu.clone(), instance, kind: EventKind::Xid(code) });
-        self.happened.notify_all();
+        self.inject_xids(gpu, instance, code, 1);
+    }
+
+    /// The same so many times.
+    pub fn inject_xids(&self, gpu: &GpuUuid, instance: Option<XidInstance>, code: u32, count: u64) {
+        if count > 0 {
+            let event = RawEvent { gpu: gpu.clone(), instance, kind: EventKind::Xid(code) };
+            self.lock().events.push_back((event, count));
+            self.happened.notify_all();
+        }
+    }
+
+    /// The number of this session; good until the driver is unloaded.
+    pub(super) fn open(&self) -> Result<u64, Failure> {
+        let shared = self.lock();
+        if shared.loaded {
+            return Ok(shared.loads);
+        }
+        Err(Failure {
+            call: UNLOADED.call,
+            code: "driver_not_loaded",
+            reason: "the simulated driver is not loaded".to_owned(),
+            remedy: "it is opened again until it is",
+        })
+    }
+
+    pub(super) fn is_over(&self, session: u64) -> bool {
+        self.lock().is_over(session)
     }
 
     pub(super) fn forget_events(&self) {
         self.lock().events.clear();
     }
 
-    pub(super) fn wait_for_event(&self, patience: Duration) -> Option<RawEvent> {
-        let waited = self.happened.wait_timeout_while(self.lock(), patience, |shared| shared.events.is_empty());
-        waited.unwrap_or_else(PoisonError::into_inner).0.events.pop_front()
+    pub(super) fn wait_for_event(&self, session: u64, patience: Duration) -> Result<Option<RawEvent>, EventFailure> {
+        let quiet = |shared: &mut Shared| shared.events.is_empty() && !shared.is_over(session);
+        let waited = self.happened.wait_timeout_while(self.lock(), patience, quiet);
+        let mut shared = waited.unwrap_or_else(PoisonError::into_inner).0;
+        if shared.is_over(session) {
+            return Err(EventFailure { problem: UNLOADED, verdict: Verdict::SessionOver });
+        }
+        let Some((event, left)) = shared.events.front_mut() else { return Ok(None) };
+        let event = event.clone();
+        *left -= 1;
+        if *left == 0 {
+            shared.events.pop_front();
+        }
+        Ok(Some(event))
+    }
+
+    /// Comes back when the GPU does not hang.
+    pub(super) fn wait_while_hanging(&self, gpu: &GpuUuid) {
+        let hangs = |shared: &mut Shared| shared.gpus.get(gpu).is_some_and(|simulated| simulated.hanging);
+        drop(self.happened.wait_while(self.lock(), hangs));
+    }
+
+    pub(super) fn recovery_action(&self, gpu: &GpuUuid) -> Option<u32> {
+        self.lock().gpus.get(gpu).map(|simulated| simulated.recovery_action)
     }
 
     pub(super) fn is_lost(&self, gpu: &GpuUuid) -> bool {
@@ -214,89 +268,20 @@ impl Controls {
 }
 
 impl Shared {
+    fn is_over(&self, session: u64) -> bool {
+        !self.loaded || session != self.loads
+    }
+
     fn script(&mut self, at: Monotonic) {
         if std::mem::replace(&mut self.scripted, true) {
             return;
         }
         for gpu in self.gpus.values_mut() {
             for curve in gpu.instances.values_mut().chain([&mut gpu.whole]) {
-                curve.advance(at);
-                curve.runs_itself = None;
-                curve.load = Load::default();
+                curve.take_over(at);
             }
         }
     }
-}
-
-/// A load that changes in steps, and its integral.
-#[derive(Debug)]
-struct Curve {
-    through: Monotonic,
-    load: Load,
-    sums: Sums,
-    ahead: VecDeque<(Monotonic, Load)>,
-    runs_itself: Option<u64>,
-    memory: u64,
-}
-
-impl Curve {
-    fn new(seed: u64, memory: u64) -> Self {
-        let load = own_load(seed, 0, memory);
-        let (ahead, sums) = (VecDeque::new(), Sums::default());
-        Self { through: Monotonic::default(), load, sums, ahead, runs_itself: Some(seed), memory }
-    }
-
-    fn idle(at: Monotonic) -> Self {
-        Self { through: at, load: Load::default(), runs_itself: None, ..Self::new(0, 0) }
-    }
-
-    /// A change in the past of what was read already takes effect where the reading ended.
-    fn set(&mut self, at: Monotonic, load: Load) {
-        if self.ahead.len() >= SEGMENTS
-            && let Some((oldest, _)) = self.ahead.front().copied()
-        {
-            self.advance(oldest);
-        }
-        self.ahead.push_back((at.max(self.through), load));
-    }
-
-    fn advance(&mut self, now: Monotonic) -> (Load, Sums) {
-        while let Some((at, load)) = self.next_change().filter(|(at, _)| *at <= now) {
-            self.accumulate(at);
-            self.load = load;
-            if self.runs_itself.is_none() {
-                self.ahead.pop_front();
-            }
-        }
-        self.accumulate(now);
-        (self.load, self.sums)
-    }
-
-    fn next_change(&self) -> Option<(Monotonic, Load)> {
-        let Some(seed) = self.runs_itself else { return self.ahead.front().copied() };
-        let block = self.through.as_duration().as_secs() / BLOCK_SECONDS + 1;
-        Some((Monotonic::from_secs(block * BLOCK_SECONDS), own_load(seed, block, self.memory)))
-    }
-
-    fn accumulate(&mut self, until: Monotonic) {
-        let seconds = until.since(self.through).as_secs_f64();
-        self.through = self.through.max(until);
-        self.sums.busy += self.load.utilization * seconds;
-        self.sums.sm_active += self.load.sm_active * seconds;
-        self.sums.power_share += self.load.utilization * seconds;
-    }
-}
-
-/// Three of four blocks are at work, the others idle.
-fn own_load(seed: u64, block: u64, memory: u64) -> Load {
-    let random = scramble(seed, block / 4 + 1);
-    let occupied = !random.is_multiple_of(4);
-    if !occupied {
-        return Load::default();
-    }
-    let level = 0.35 + 0.6 * ((scramble(seed, block + 7_000) % 1_000) as f64 / 1_000.0);
-    let used = memory as f64 * (0.3 + 0.6 * ((random >> 20) % 1_000) as f64 / 1_000.0);
-    Load::new(level, used as u64)
 }
 
 #[cfg(test)]
@@ -327,7 +312,7 @@ mod tests {
         for second in 0..5_000 {
             controls.set_load(&gpu, Monotonic::from_secs(second), Load::new(f64::from(second % 2 == 0), 0));
         }
-        assert!(controls.lock().gpus[&gpu].whole.ahead.len() <= SEGMENTS);
+        assert!(controls.lock().gpus[&gpu].whole.waiting() <= 1024);
         assert_eq!(controls.read(&gpu, Monotonic::from_secs(5_000)).unwrap().sums.busy, 2_500.0);
     }
 

@@ -4,31 +4,22 @@
 //! integrals are the exact integrals of the load. Refuses to know: pods, and who sets the loads.
 
 mod controls;
+mod curve;
 mod profile;
+mod reader;
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-pub use controls::{Controls, Load};
+pub use controls::Controls;
+pub use curve::Load;
 pub use profile::{Profile, UnknownProfile};
 
-use self::controls::{ProcessState, State, Sums};
-use self::profile::Model;
-use super::source::{
-    Driver, Due, EventFailure, EventSource, Failure, Integrals, Pass, Problem, RawEvent, Reader, Session, Verdict,
-};
-use crate::model::{
-    Clocks, DeviceProcess, EccLocation, Fast, GpmRatios, GpuUuid, InstanceReading, Inventory, Medium, MemoryUse,
-    MigDevice, Moment, Monotonic, NodeDevices, NvLink, Pcie, RowRemap, Slow,
-};
+use self::reader::SimulatedReader;
+use super::source::{Driver, EventFailure, EventSource, Failure, Problem, RawEvent, Reader, Session};
+use crate::model::{GpuUuid, Inventory, Monotonic, NodeDevices};
 
-/// What the driver keeps for itself, as on real boards.
-const RESERVED_BYTES: u64 = 600 << 20;
-/// Seconds until the temperature has followed most of a change.
-const THERMAL_SECONDS: f64 = 20.0;
-/// Nothing here hangs, so nobody has to wait long for a session to end.
+/// A wait ends soon, so that nobody has to wait long for a session to end.
 const LONGEST_WAIT: Duration = Duration::from_millis(200);
-const LOST: Problem = Problem { call: "simulated", code: "gpu_is_lost" };
 
 /// Simulated GPUs behind the same contract as NVML's.
 #[derive(Clone, Debug)]
@@ -54,11 +45,12 @@ impl Driver for SimulatedDriver {
     }
 
     fn open(&mut self) -> Result<Box<dyn Session>, Failure> {
-        Ok(Box::new(SimulatedSession { controls: self.controls.clone() }))
+        Ok(Box::new(SimulatedSession { number: self.controls.open()?, controls: self.controls.clone() }))
     }
 }
 
 struct SimulatedSession {
+    number: u64,
     controls: Controls,
 }
 
@@ -77,16 +69,7 @@ impl Session for SimulatedSession {
                 remedy: "choose another profile",
             });
         };
-        Ok(Box::new(SimulatedReader {
-            controls: self.controls.clone(),
-            uuid: gpu.uuid,
-            partitions: gpu.mig_devices,
-            model: self.controls.profile().model(),
-            last: None,
-            worked: BTreeMap::new(),
-            last_medium: None,
-            temperature: None,
-        }))
+        Ok(Box::new(SimulatedReader::new(self.number, self.controls.clone(), gpu)))
     }
 
     fn layout_changed(&self) -> bool {
@@ -99,248 +82,26 @@ impl Session for SimulatedSession {
 
     fn events(&self) -> Option<Box<dyn EventSource>> {
         self.controls.forget_events();
-        Some(Box::new(SimulatedEvents { controls: self.controls.clone() }))
+        Some(Box::new(SimulatedEvents { session: self.number, controls: self.controls.clone() }))
     }
 }
 
 struct SimulatedEvents {
+    session: u64,
     controls: Controls,
 }
 
 impl EventSource for SimulatedEvents {
     fn wait(&mut self, patience: Duration, _now: Monotonic) -> Result<Option<RawEvent>, EventFailure> {
-        Ok(self.controls.wait_for_event(patience.min(LONGEST_WAIT)))
-    }
-}
-
-struct SimulatedReader {
-    controls: Controls,
-    uuid: GpuUuid,
-    partitions: Vec<MigDevice>,
-    model: &'static Model,
-    /// When the last pass was, with the busy seconds and joules up to then.
-    last: Option<(Monotonic, f64, f64)>,
-    /// By pid: its SM-seconds up to the last pass.
-    worked: BTreeMap<u32, f64>,
-    last_medium: Option<(Monotonic, Sums, BTreeMap<u32, Sums>)>,
-    temperature: Option<f64>,
-}
-
-/// The board as it is at one moment.
-struct Board {
-    now: Monotonic,
-    load: Load,
-    sums: Sums,
-    instances: BTreeMap<u32, (Load, Sums)>,
-    processes: BTreeMap<(u32, Option<u32>), ProcessState>,
-    watts: f64,
-    joules: f64,
-}
-
-impl Reader for SimulatedReader {
-    fn read(&mut self, due: Due, now: Moment) -> Pass {
-        let now = now.monotonic;
-        let Some(state) = self.controls.read(&self.uuid, now).filter(|_| !self.controls.is_lost(&self.uuid)) else {
-            return Pass { verdict: Verdict::Lost, problems: vec![LOST], ..Pass::default() };
-        };
-        let sums = state.sums;
-        let board = self.board(now, state);
-        let (since, busy, joules) =
-            self.last.replace((now, sums.busy, board.joules)).unwrap_or((now, sums.busy, board.joules));
-        self.warm(&board, now.since(since).as_secs_f64());
-        let is_whole = self.partitions.is_empty();
-        let busy_seconds = is_whole.then_some(sums.busy - busy);
-        Pass {
-            verdict: Verdict::Answers,
-            integrals: Integrals {
-                busy_seconds,
-                memory_busy_seconds: busy_seconds.map(|busy| busy * 0.6),
-                engine_busy_seconds: if is_whole { ENGINES.map(|engine| (engine, 0.0)).to_vec() } else { Vec::new() },
-                energy_joules: Some(board.joules - joules),
-                uncovered_seconds: 0.0,
-                process_sm_seconds: self.work(&board.processes).filter(|_| is_whole),
-            },
-            fast: Some(Fast {
-                utilization_ratio: is_whole.then_some(board.load.utilization),
-                power_watts: Some(board.watts),
-            }),
-            medium: due.medium.then(|| self.medium(&board)),
-            slow: due.slow.then(|| self.slow(&board)),
-            problems: Vec::new(),
-        }
-    }
-}
-
-const ENGINES: [&str; 4] = ["encoder", "decoder", "jpeg", "ofa"];
-
-impl SimulatedReader {
-    /// Power is a straight line from idle to the limit; a partitioned board adds up its slices.
-    fn board(&self, now: Monotonic, state: State) -> Board {
-        let State { load, sums, instances, processes } = state;
-        let (level, level_seconds) = if self.partitions.is_empty() {
-            (load.utilization, sums.power_share)
-        } else {
-            let shares = self.partitions.iter().filter_map(|mig| {
-                let (load, sums) = instances.get(&mig.gpu_instance)?;
-                let slices = f64::from(mig.slices) / 7.0;
-                Some((load.utilization * slices, sums.power_share * slices))
-            });
-            shares.fold((0.0, 0.0), |sum, share| (sum.0 + share.0, sum.1 + share.1))
-        };
-        let range = (self.model.limit_watts - self.model.idle_watts) * 0.95;
-        let seconds = now.as_duration().as_secs_f64();
-        let watts = self.model.idle_watts + range * level;
-        let joules = self.model.idle_watts * seconds + range * level_seconds;
-        Board { now, load, sums, instances, processes, watts, joules }
-    }
-
-    /// What each process has done since the last pass; of a whole GPU, where each is there once.
-    fn work(&mut self, processes: &BTreeMap<(u32, Option<u32>), ProcessState>) -> Option<Vec<(u32, f64)>> {
-        let now = processes.iter().map(|((pid, _), process)| (*pid, process.sums.busy)).collect();
-        let before = std::mem::replace(&mut self.worked, now);
-        let since = |(pid, total): (&u32, &f64)| (*pid, total - before.get(pid).copied().unwrap_or(0.0));
-        Some(self.worked.iter().map(since).filter(|(_, seconds)| *seconds > 0.0).collect())
-    }
-
-    /// As of the driver: all of the GPU's, those of MIG devices with their instances.
-    fn processes(board: &Board) -> Vec<DeviceProcess> {
-        let living = board.processes.iter().filter(|(_, process)| process.lives);
-        let process = |(&(pid, gpu_instance), process): (&(u32, Option<u32>), &ProcessState)| DeviceProcess {
-            pid,
-            gpu_instance,
-            compute_instance: gpu_instance.map(|_| 0),
-            memory_bytes: Some(process.load.memory_used),
-        };
-        living.map(process).collect()
-    }
-
-    fn warm(&mut self, board: &Board, seconds: f64) {
-        let goal = 28.0 + 42.0 * board.watts / self.model.limit_watts;
-        let before = self.temperature.unwrap_or(goal);
-        self.temperature = Some(goal + (before - goal) * (-seconds / THERMAL_SECONDS).exp());
-    }
-
-    fn medium(&mut self, board: &Board) -> Medium {
-        let sums_now = board.instances.iter().map(|(number, (_, sums))| (*number, *sums)).collect();
-        let before = self.last_medium.replace((board.now, board.sums, sums_now));
-        let level = board.watts / self.model.limit_watts;
-        let temperature = self.temperature.map(f64::round);
-        let (low, high) = self.model.sm_hertz;
-        let sm_hertz = if board.watts > self.model.idle_watts { high - (high - low) * 0.15 * level } else { low };
-        let is_whole = self.partitions.is_empty();
-        let used = if is_whole {
-            board.load.memory_used
-        } else {
-            board.instances.values().map(|(load, _)| load.memory_used).sum()
-        };
-        Medium {
-            memory: Some(memory_use(used, self.model.memory_bytes)),
-            gpu_temperature_celsius: temperature,
-            memory_temperature_celsius: temperature.map(|celsius| celsius + 8.0),
-            temperature_margin_celsius: temperature.map(|celsius| 87.0 - celsius),
-            power_limit_watts: Some(self.model.limit_watts),
-            clocks: Clocks {
-                sm_hertz: Some(sm_hertz),
-                memory_hertz: Some(self.model.memory_hertz),
-                graphics_hertz: Some(sm_hertz),
-                video_hertz: Some(sm_hertz * 0.85),
-            },
-            throttled_seconds: super::THROTTLE_REASONS.map(|reason| (reason, 0.0)).into(),
-            clock_events: super::CLOCK_EVENTS.map(|reason| (reason, reason == "idle" && level < 0.2)).into(),
-            performance_state: Some(0),
-            fan_speed_ratios: Vec::new(),
-            gpm: before
-                .as_ref()
-                .filter(|_| is_whole && self.model.has_gpm)
-                .map(|(at, sums, _)| ratios(board.sums, *sums, board.now.since(*at).as_secs_f64()))
-                .unwrap_or_default(),
-            sm_cycles: None,
-            sm_active_cycles: None,
-            instances: self.instances(board, before.as_ref()),
-            processes: Some(Self::processes(board)),
-        }
-    }
-
-    fn instances(
-        &self,
-        board: &Board,
-        before: Option<&(Monotonic, Sums, BTreeMap<u32, Sums>)>,
-    ) -> Vec<InstanceReading> {
-        let reading = |mig: &MigDevice| {
-            let (load, sums) = board.instances.get(&mig.gpu_instance)?;
-            let gpm = before.filter(|_| self.model.has_gpm).and_then(|(at, _, instances)| {
-                Some(ratios(*sums, *instances.get(&mig.gpu_instance)?, board.now.since(*at).as_secs_f64()))
-            });
-            Some(InstanceReading {
-                gpu_instance: mig.gpu_instance,
-                members: vec![mig.uuid.clone()],
-                memory: mig.memory_bytes.map(|total| memory_use(load.memory_used, total)),
-                gpm: gpm.unwrap_or_default(),
-            })
-        };
-        self.partitions.iter().filter_map(reading).collect()
-    }
-
-    fn slow(&self, board: &Board) -> Slow {
-        let none = |location| EccLocation { location, corrected: Some(0), uncorrected: Some(0) };
-        let moved = board.sums.sm_active * 1e9;
-        Slow {
-            ecc: ["dram", "l2_cache", "sram"].map(none).into(),
-            ecc_lifetime_corrected: Some(0),
-            ecc_lifetime_uncorrected: Some(0),
-            row_remap: Some(RowRemap::default()),
-            row_remap_banks: [("max", 640), ("high", 0), ("partial", 0), ("low", 0), ("none", 0)].into(),
-            pcie: Pcie {
-                replays: Some(0),
-                transmitted_bytes: Some(moved.floor()),
-                received_bytes: Some((moved * 1.4).floor()),
-                link_generation: Some(self.model.pcie_generation),
-                link_generation_max: Some(self.model.pcie_generation),
-                link_width_lanes: Some(16),
-                link_width_lanes_max: Some(16),
-                ..Pcie::default()
-            },
-            nvlink: NvLink {
-                transmitted_bytes: Some((moved * 40.0).floor()),
-                received_bytes: Some((moved * 40.0).floor()),
-                errors: [("replay", 0), ("recovery", 0), ("crc", 0)].into(),
-                active_links: Some(self.model.nvlinks),
-                inactive_links: Some(0),
-            },
-            recovery_action: Some(0),
-            ..Slow::default()
-        }
-    }
-}
-
-fn memory_use(used: u64, total: u64) -> MemoryUse {
-    let reserved = RESERVED_BYTES.min(total / 50);
-    let used = used.min(total - reserved);
-    MemoryUse { used, free: total - reserved - used, reserved: Some(reserved), total }
-}
-
-/// Means over the time between two sums.
-fn ratios(now: Sums, before: Sums, seconds: f64) -> GpmRatios {
-    if seconds <= 0.0 {
-        return GpmRatios::default();
-    }
-    let busy = (now.busy - before.busy) / seconds;
-    let sm_active = (now.sm_active - before.sm_active) / seconds;
-    let pipes = [("tensor", 0.5), ("hmma", 0.48), ("imma", 0.02), ("dfma", 0.0)].into_iter();
-    let pipes = pipes.chain([("fp64", 0.0), ("fp32", 0.15), ("fp16", 0.05), ("int", 0.1)]);
-    GpmRatios {
-        graphics_engine_active: Some(busy),
-        sm_active: Some(sm_active),
-        sm_occupancy: Some(sm_active * 0.4),
-        dram_active: Some(busy * 0.45),
-        pipes: pipes.map(|(pipe, share)| (pipe, sm_active * share)).collect(),
+        self.controls.wait_for_event(self.session, patience.min(LONGEST_WAIT))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::UnixSeconds;
+    use crate::hardware::{Due, Verdict};
+    use crate::model::{DeviceProcess, GpmRatios, Moment, UnixSeconds, XidInstance};
 
     fn at(seconds: u64) -> Moment {
         Moment { monotonic: Monotonic::from_secs(seconds), unix: UnixSeconds(0.0) }
@@ -425,5 +186,49 @@ mod tests {
         driver.controls().set_lost(&gpu, false);
         let pass = reader.read(Due { medium: true, slow: false }, at(2));
         assert_eq!((pass.verdict, pass.medium.unwrap().gpm), (Verdict::Answers, GpmRatios::default()));
+    }
+    #[test]
+    fn a_call_that_hangs_comes_back_when_it_no_longer_does() {
+        let driver = SimulatedDriver::new(Profile::A100, 1);
+        let (gpu, mut reader) = first(&driver);
+        driver.controls().set_hanging(&gpu, true);
+        let (done, outcome) = std::sync::mpsc::channel();
+        let reads = std::thread::spawn(move || done.send(reader.read(Due::default(), at(1)).verdict));
+        assert!(outcome.recv_timeout(Duration::from_millis(50)).is_err());
+        driver.controls().set_hanging(&gpu, false);
+        assert_eq!(outcome.recv(), Ok(Verdict::Answers));
+        reads.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn an_unloaded_driver_ends_its_session_and_opens_when_it_is_loaded() {
+        let mut driver = SimulatedDriver::new(Profile::A100, 1);
+        let session = driver.open().unwrap();
+        let (gpu, mut reader) = first(&driver);
+        let mut events = session.events().unwrap();
+        driver.controls().set_driver_loaded(false);
+        assert_eq!(reader.read(Due::default(), at(1)).verdict, Verdict::SessionOver);
+        assert_eq!(events.wait(Duration::ZERO, Monotonic::default()).unwrap_err().verdict, Verdict::SessionOver);
+        assert_eq!(driver.open().err().unwrap().code, "driver_not_loaded");
+        driver.controls().set_driver_loaded(true);
+        assert_eq!(reader.read(Due::default(), at(2)).verdict, Verdict::SessionOver, "of the old one");
+        let mut reader = driver.open().unwrap().reader(&gpu).unwrap();
+        driver.controls().set_recovery_action(&gpu, 1);
+        let pass = reader.read(Due { medium: false, slow: true }, at(3));
+        assert_eq!((pass.verdict, pass.slow.unwrap().recovery_action), (Verdict::Answers, Some(1)));
+    }
+
+    #[test]
+    fn a_storm_is_told_one_by_one_and_in_order() {
+        let mut driver = SimulatedDriver::new(Profile::A100, 1);
+        let (gpu, _) = first(&driver);
+        let mut events = driver.open().unwrap().events().unwrap();
+        let instance = Some(XidInstance { gpu_instance: 1, compute_instance: None });
+        driver.controls().inject_xids(&gpu, None, 45, 2);
+        driver.controls().inject_xids(&gpu, None, 45, 0);
+        driver.controls().inject_xids(&gpu, instance, 13, 1);
+        let told: Vec<_> = (0..4).map(|_| events.wait(Duration::ZERO, Monotonic::default()).unwrap()).collect();
+        let told: Vec<_> = told.iter().map(|event| event.as_ref().map(|event| event.instance)).collect();
+        assert_eq!(told, [Some(None), Some(None), Some(instance), None]);
     }
 }

@@ -1,7 +1,7 @@
 //! The device manager's bookkeeping: which devices there are, which are healthy, and who holds which.
 //! Decisions only: the plugins are called, and the checkpoint is written, by others.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use super::checkpoint::{Checkpoint, Entry};
@@ -11,6 +11,9 @@ use crate::simulation::random::Random;
 
 /// How long the kubelet keeps the capacity of a resource whose plugin has gone.
 pub const STOP_GRACE: Duration = Duration::from_secs(300);
+
+/// Lists that are remembered.
+const HISTORY: usize = 256;
 
 /// How a second registration of the same resource is treated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,6 +80,8 @@ pub struct DeviceManager {
     current: BTreeMap<String, Serial>,
     last_serial: Serial,
     dropped: Vec<(String, String)>,
+    /// Every list that came, with its resource; the latest ones.
+    history: VecDeque<(String, Vec<ListedDevice>)>,
 }
 
 /// How many devices of a resource the node status would show.
@@ -108,7 +113,8 @@ impl DeviceManager {
     #[must_use]
     pub fn restored(rules: Rules, checkpoint: &Checkpoint, now: Monotonic, previous: &Self) -> Self {
         let (last_serial, dropped) = (previous.last_serial, previous.dropped.clone());
-        let mut manager = Self { last_serial, dropped, ..Self::new(rules) };
+        let history = previous.history.clone();
+        let mut manager = Self { last_serial, dropped, history, ..Self::new(rules) };
         for entry in &checkpoint.data.pod_device_entries {
             let place = (entry.pod_uid.clone(), entry.container_name.clone(), entry.resource_name.clone());
             manager.assignments.insert(place, entry.assignment());
@@ -150,6 +156,10 @@ impl DeviceManager {
         let before = connection.list.replace(list.clone()).unwrap_or_default();
         let left_out = before.into_iter().filter(|before| list.iter().all(|device| device.id != before.id));
         self.dropped.extend(left_out.map(|device| (resource.clone(), device.id)));
+        if self.history.len() >= HISTORY {
+            self.history.pop_front();
+        }
+        self.history.push_back((resource.clone(), list.clone()));
         if self.rules == Rules::From137 && self.current.get(&resource) != Some(&serial) {
             return false;
         }
@@ -251,6 +261,11 @@ impl DeviceManager {
     #[must_use]
     pub fn dropped(&self) -> &[(String, String)] {
         &self.dropped
+    }
+
+    /// The latest lists of the resource, oldest first, whoever sent them and whether or not they took effect.
+    pub fn history(&self, resource: &str) -> impl Iterator<Item = &[ListedDevice]> {
+        self.history.iter().filter(move |(name, _)| name == resource).map(|(_, list)| list.as_slice())
     }
 
     /// The plugin that is asked to allocate.

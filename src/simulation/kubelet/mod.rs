@@ -350,6 +350,15 @@ impl FakeKubelet {
         Some(state.devices.usable(resource).map(|(id, usable)| (id.to_owned(), usable)).collect())
     }
 
+    /// Each list of the resource that plugins have sent, oldest first: device ids and whether they were healthy. Goes
+    /// over restarts; the latest 256 of all resources are kept.
+    #[must_use]
+    pub fn received(&self, resource: &str) -> Vec<BTreeMap<String, bool>> {
+        let state = self.shared.state();
+        let states = |list: &[ListedDevice]| list.iter().map(|device| (device.id.clone(), device.healthy)).collect();
+        state.devices.history(resource).map(states).collect()
+    }
+
     /// Ends the current plugin's stream, as a connection that breaks does. False: there is none.
     pub fn lose_stream(&self, resource: &str) -> bool {
         let Some(serial) = self.shared.state().devices.plugin(resource) else { return false };

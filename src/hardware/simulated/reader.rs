@@ -1,0 +1,263 @@
+//! Reads one simulated GPU as a driver's reader would.
+
+use std::collections::BTreeMap;
+
+use super::controls::{Controls, ProcessState, State, UNLOADED};
+use super::curve::{Load, Sums};
+use super::profile::Model;
+use crate::hardware::source::{Due, Integrals, Pass, Problem, Reader, Verdict};
+use crate::hardware::{CLOCK_EVENTS, THROTTLE_REASONS};
+use crate::model::{
+    Clocks, DeviceProcess, EccLocation, Fast, GpmRatios, Gpu, GpuUuid, InstanceReading, Medium, MemoryUse, MigDevice,
+    Moment, Monotonic, NvLink, Pcie, RowRemap, Slow,
+};
+
+/// What the driver keeps for itself, as on real boards.
+const RESERVED_BYTES: u64 = 600 << 20;
+/// Seconds until the temperature has followed most of a change.
+const THERMAL_SECONDS: f64 = 20.0;
+const LOST: Problem = Problem { call: "simulated", code: "gpu_is_lost" };
+
+pub struct SimulatedReader {
+    session: u64,
+    controls: Controls,
+    uuid: GpuUuid,
+    partitions: Vec<MigDevice>,
+    model: &'static Model,
+    /// When the last pass was, with the busy seconds and joules up to then.
+    last: Option<(Monotonic, f64, f64)>,
+    /// By pid: its SM-seconds up to the last pass.
+    worked: BTreeMap<u32, f64>,
+    last_medium: Option<(Monotonic, Sums, BTreeMap<u32, Sums>)>,
+    temperature: Option<f64>,
+}
+
+/// The board as it is at one moment.
+struct Board {
+    now: Monotonic,
+    load: Load,
+    sums: Sums,
+    instances: BTreeMap<u32, (Load, Sums)>,
+    processes: BTreeMap<(u32, Option<u32>), ProcessState>,
+    watts: f64,
+    joules: f64,
+}
+
+impl Reader for SimulatedReader {
+    fn read(&mut self, due: Due, now: Moment) -> Pass {
+        self.controls.wait_while_hanging(&self.uuid);
+        if self.controls.is_over(self.session) {
+            return Pass { verdict: Verdict::SessionOver, problems: vec![UNLOADED], ..Pass::default() };
+        }
+        let now = now.monotonic;
+        let Some(state) = self.controls.read(&self.uuid, now).filter(|_| !self.controls.is_lost(&self.uuid)) else {
+            return Pass { verdict: Verdict::Lost, problems: vec![LOST], ..Pass::default() };
+        };
+        let sums = state.sums;
+        let board = self.board(now, state);
+        let (since, busy, joules) =
+            self.last.replace((now, sums.busy, board.joules)).unwrap_or((now, sums.busy, board.joules));
+        self.warm(&board, now.since(since).as_secs_f64());
+        let is_whole = self.partitions.is_empty();
+        let busy_seconds = is_whole.then_some(sums.busy - busy);
+        Pass {
+            verdict: Verdict::Answers,
+            integrals: Integrals {
+                busy_seconds,
+                memory_busy_seconds: busy_seconds.map(|busy| busy * 0.6),
+                engine_busy_seconds: if is_whole { ENGINES.map(|engine| (engine, 0.0)).to_vec() } else { Vec::new() },
+                energy_joules: Some(board.joules - joules),
+                uncovered_seconds: 0.0,
+                process_sm_seconds: self.work(&board.processes).filter(|_| is_whole),
+            },
+            fast: Some(Fast {
+                utilization_ratio: is_whole.then_some(board.load.utilization),
+                power_watts: Some(board.watts),
+            }),
+            medium: due.medium.then(|| self.medium(&board)),
+            slow: due.slow.then(|| self.slow(&board)),
+            problems: Vec::new(),
+        }
+    }
+}
+
+const ENGINES: [&str; 4] = ["encoder", "decoder", "jpeg", "ofa"];
+
+impl SimulatedReader {
+    pub fn new(session: u64, controls: Controls, gpu: Gpu) -> Self {
+        let model = controls.profile().model();
+        Self {
+            session,
+            controls,
+            uuid: gpu.uuid,
+            partitions: gpu.mig_devices,
+            model,
+            last: None,
+            worked: BTreeMap::new(),
+            last_medium: None,
+            temperature: None,
+        }
+    }
+
+    /// Power is a straight line from idle to the limit; a partitioned board adds up its slices.
+    fn board(&self, now: Monotonic, state: State) -> Board {
+        let State { load, sums, instances, processes } = state;
+        let (level, level_seconds) = if self.partitions.is_empty() {
+            (load.utilization, sums.power_share)
+        } else {
+            let shares = self.partitions.iter().filter_map(|mig| {
+                let (load, sums) = instances.get(&mig.gpu_instance)?;
+                let slices = f64::from(mig.slices) / 7.0;
+                Some((load.utilization * slices, sums.power_share * slices))
+            });
+            shares.fold((0.0, 0.0), |sum, share| (sum.0 + share.0, sum.1 + share.1))
+        };
+        let range = (self.model.limit_watts - self.model.idle_watts) * 0.95;
+        let seconds = now.as_duration().as_secs_f64();
+        let watts = self.model.idle_watts + range * level;
+        let joules = self.model.idle_watts * seconds + range * level_seconds;
+        Board { now, load, sums, instances, processes, watts, joules }
+    }
+
+    /// What each process has done since the last pass; of a whole GPU, where each is there once.
+    fn work(&mut self, processes: &BTreeMap<(u32, Option<u32>), ProcessState>) -> Option<Vec<(u32, f64)>> {
+        let now = processes.iter().map(|((pid, _), process)| (*pid, process.sums.busy)).collect();
+        let before = std::mem::replace(&mut self.worked, now);
+        let since = |(pid, total): (&u32, &f64)| (*pid, total - before.get(pid).copied().unwrap_or(0.0));
+        Some(self.worked.iter().map(since).filter(|(_, seconds)| *seconds > 0.0).collect())
+    }
+
+    /// As of the driver: all of the GPU's, those of MIG devices with their instances.
+    fn processes(board: &Board) -> Vec<DeviceProcess> {
+        let living = board.processes.iter().filter(|(_, process)| process.lives);
+        let process = |(&(pid, gpu_instance), process): (&(u32, Option<u32>), &ProcessState)| DeviceProcess {
+            pid,
+            gpu_instance,
+            compute_instance: gpu_instance.map(|_| 0),
+            memory_bytes: Some(process.load.memory_used),
+        };
+        living.map(process).collect()
+    }
+
+    fn warm(&mut self, board: &Board, seconds: f64) {
+        let goal = 28.0 + 42.0 * board.watts / self.model.limit_watts;
+        let before = self.temperature.unwrap_or(goal);
+        self.temperature = Some(goal + (before - goal) * (-seconds / THERMAL_SECONDS).exp());
+    }
+
+    fn medium(&mut self, board: &Board) -> Medium {
+        let sums_now = board.instances.iter().map(|(number, (_, sums))| (*number, *sums)).collect();
+        let before = self.last_medium.replace((board.now, board.sums, sums_now));
+        let level = board.watts / self.model.limit_watts;
+        let temperature = self.temperature.map(f64::round);
+        let (low, high) = self.model.sm_hertz;
+        let sm_hertz = if board.watts > self.model.idle_watts { high - (high - low) * 0.15 * level } else { low };
+        let is_whole = self.partitions.is_empty();
+        let used = if is_whole {
+            board.load.memory_used
+        } else {
+            board.instances.values().map(|(load, _)| load.memory_used).sum()
+        };
+        Medium {
+            memory: Some(memory_use(used, self.model.memory_bytes)),
+            gpu_temperature_celsius: temperature,
+            memory_temperature_celsius: temperature.map(|celsius| celsius + 8.0),
+            temperature_margin_celsius: temperature.map(|celsius| 87.0 - celsius),
+            power_limit_watts: Some(self.model.limit_watts),
+            clocks: Clocks {
+                sm_hertz: Some(sm_hertz),
+                memory_hertz: Some(self.model.memory_hertz),
+                graphics_hertz: Some(sm_hertz),
+                video_hertz: Some(sm_hertz * 0.85),
+            },
+            throttled_seconds: THROTTLE_REASONS.map(|reason| (reason, 0.0)).into(),
+            clock_events: CLOCK_EVENTS.map(|reason| (reason, reason == "idle" && level < 0.2)).into(),
+            performance_state: Some(0),
+            fan_speed_ratios: Vec::new(),
+            gpm: before
+                .as_ref()
+                .filter(|_| is_whole && self.model.has_gpm)
+                .map(|(at, sums, _)| ratios(board.sums, *sums, board.now.since(*at).as_secs_f64()))
+                .unwrap_or_default(),
+            sm_cycles: None,
+            sm_active_cycles: None,
+            instances: self.instances(board, before.as_ref()),
+            processes: Some(Self::processes(board)),
+        }
+    }
+
+    fn instances(
+        &self,
+        board: &Board,
+        before: Option<&(Monotonic, Sums, BTreeMap<u32, Sums>)>,
+    ) -> Vec<InstanceReading> {
+        let reading = |mig: &MigDevice| {
+            let (load, sums) = board.instances.get(&mig.gpu_instance)?;
+            let gpm = before.filter(|_| self.model.has_gpm).and_then(|(at, _, instances)| {
+                Some(ratios(*sums, *instances.get(&mig.gpu_instance)?, board.now.since(*at).as_secs_f64()))
+            });
+            Some(InstanceReading {
+                gpu_instance: mig.gpu_instance,
+                members: vec![mig.uuid.clone()],
+                memory: mig.memory_bytes.map(|total| memory_use(load.memory_used, total)),
+                gpm: gpm.unwrap_or_default(),
+            })
+        };
+        self.partitions.iter().filter_map(reading).collect()
+    }
+
+    fn slow(&self, board: &Board) -> Slow {
+        let none = |location| EccLocation { location, corrected: Some(0), uncorrected: Some(0) };
+        let moved = board.sums.sm_active * 1e9;
+        Slow {
+            ecc: ["dram", "l2_cache", "sram"].map(none).into(),
+            ecc_lifetime_corrected: Some(0),
+            ecc_lifetime_uncorrected: Some(0),
+            row_remap: Some(RowRemap::default()),
+            row_remap_banks: [("max", 640), ("high", 0), ("partial", 0), ("low", 0), ("none", 0)].into(),
+            pcie: Pcie {
+                replays: Some(0),
+                transmitted_bytes: Some(moved.floor()),
+                received_bytes: Some((moved * 1.4).floor()),
+                link_generation: Some(self.model.pcie_generation),
+                link_generation_max: Some(self.model.pcie_generation),
+                link_width_lanes: Some(16),
+                link_width_lanes_max: Some(16),
+                ..Pcie::default()
+            },
+            nvlink: NvLink {
+                transmitted_bytes: Some((moved * 40.0).floor()),
+                received_bytes: Some((moved * 40.0).floor()),
+                errors: [("replay", 0), ("recovery", 0), ("crc", 0)].into(),
+                active_links: Some(self.model.nvlinks),
+                inactive_links: Some(0),
+            },
+            recovery_action: self.controls.recovery_action(&self.uuid),
+            ..Slow::default()
+        }
+    }
+}
+
+fn memory_use(used: u64, total: u64) -> MemoryUse {
+    let reserved = RESERVED_BYTES.min(total / 50);
+    let used = used.min(total - reserved);
+    MemoryUse { used, free: total - reserved - used, reserved: Some(reserved), total }
+}
+
+/// Means over the time between two sums.
+fn ratios(now: Sums, before: Sums, seconds: f64) -> GpmRatios {
+    if seconds <= 0.0 {
+        return GpmRatios::default();
+    }
+    let busy = (now.busy - before.busy) / seconds;
+    let sm_active = (now.sm_active - before.sm_active) / seconds;
+    let pipes = [("tensor", 0.5), ("hmma", 0.48), ("imma", 0.02), ("dfma", 0.0)].into_iter();
+    let pipes = pipes.chain([("fp64", 0.0), ("fp32", 0.15), ("fp16", 0.05), ("int", 0.1)]);
+    GpmRatios {
+        graphics_engine_active: Some(busy),
+        sm_active: Some(sm_active),
+        sm_occupancy: Some(sm_active * 0.4),
+        dram_active: Some(busy * 0.45),
+        pipes: pipes.map(|(pipe, share)| (pipe, sm_active * share)).collect(),
+    }
+}

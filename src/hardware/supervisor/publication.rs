@@ -1,0 +1,93 @@
+//! What the room says of itself: problems, counts, and everything it has read, as one state.
+
+use std::sync::Arc;
+
+use tracing::warn;
+
+use super::{Phase, Supervisor};
+use crate::hardware::source::{Failure, Problem};
+use crate::model::{Collector, HardwareState, Monotonic};
+
+const RELEASED: &str = "the driver was let go of on request; POST /resume to the admin socket takes it up again";
+
+impl Supervisor {
+    pub(super) fn fail(&mut self, failure: &Failure) {
+        *self.errors.entry(failure.call).or_default().entry(failure.code).or_default() += 1;
+        self.set_problem(failure.to_string());
+    }
+
+    pub(super) fn set_problem(&mut self, text: String) {
+        if self.problem.as_deref() != Some(text.as_str()) {
+            warn!(problem = text, "no device readings");
+            self.problem = Some(text.into());
+        }
+    }
+
+    pub(super) fn count(&mut self, problems: &[Problem]) {
+        for problem in problems {
+            *self.errors.entry(problem.call).or_default().entry(problem.code).or_default() += 1;
+        }
+    }
+
+    pub(super) fn publish(&mut self) {
+        let now = self.clock.now().monotonic;
+        let is_open = matches!(self.phase, Phase::Open { .. });
+        let mut collectors = self.rounds.publish(is_open, self.fleet.stuck_tiers());
+        collectors.extend(self.hearing(is_open, now).map(|hearing| ("events", hearing)));
+        let released = self.releases.released();
+        self.publisher.send_replace(Arc::new(HardwareState {
+            source: self.source,
+            inventory: self.fleet.inventory(),
+            sessions: self.sessions,
+            readings: self.fleet.readings(now),
+            node_devices: self.node_devices,
+            problem: if released.is_some() { Some(RELEASED.into()) } else { self.problem.clone() },
+            collectors,
+            errors: self.errors.clone(),
+            released,
+        }));
+    }
+
+    /// How the waiting for events goes; `None` until a driver has told of any.
+    pub(super) fn hearing(&mut self, is_open: bool, now: Monotonic) -> Option<Collector> {
+        let current = self.listener.as_ref().and_then(|listener| listener.collector(now));
+        if current.is_some() {
+            self.hearing = current;
+        } else if let Some(hearing) = &mut self.hearing {
+            hearing.success = false;
+        }
+        let hearing = self.hearing.as_mut()?;
+        hearing.success &= is_open;
+        hearing.stuck = self.listener.iter().chain(&self.leaked).any(|listener| listener.is_stuck(now));
+        Some(hearing.clone())
+    }
+
+    /// The next moment at which something is due.
+    pub(super) fn deadline(&self, now: Monotonic) -> Monotonic {
+        let phase = match &self.phase {
+            Phase::Closed { .. } if self.releases.released().is_some() => now + self.settings.watchdog,
+            Phase::Closed { retry } => *retry,
+            Phase::Opening => now + self.settings.watchdog,
+            Phase::Open { inspect, .. } => {
+                let inspect = if self.keeper_busy.is_some() { now + self.settings.watchdog } else { *inspect };
+                self.next.min(inspect).min(self.rounds.deadline().unwrap_or(self.next))
+            }
+            // The keeper's return wakes this thread.
+            Phase::Draining { .. } if self.keeper_busy.is_some() => now + self.settings.watchdog,
+            Phase::Draining { until, holders, .. } => {
+                if holders.is_empty() && self.listener.is_none() {
+                    now
+                } else {
+                    *until
+                }
+            }
+            Phase::Closing { until } => *until,
+        };
+        let watchdog = self.keeper_busy.filter(|_| !self.keeper_stuck).map(|since| since + self.settings.watchdog);
+        [Some(phase), watchdog, self.fleet.deadline(), self.stopping, self.releases.deadline(now)]
+            .into_iter()
+            .flatten()
+            .min()
+            .expect("the phase has a deadline")
+    }
+}

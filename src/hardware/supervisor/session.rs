@@ -1,0 +1,160 @@
+//! The session's life: opened, listened to, drained, closed; and the keeper that calls the driver for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::{info, warn};
+
+use super::{Phase, Supervisor};
+use crate::hardware::listener::Listener;
+use crate::hardware::source::Session;
+use crate::hardware::worker::{Errand, Opened};
+use crate::model::Monotonic;
+
+/// How long workers have to let go of a session before it is left to them.
+const RELEASE: Duration = Duration::from_secs(2);
+/// Listeners whose wait never came back; with so many no further one is left to the driver.
+const LEAKED_LISTENERS: usize = 4;
+
+impl Supervisor {
+    pub(super) fn resume(&mut self, now: Monotonic) {
+        if !self.releases.resume() {
+            return;
+        }
+        info!("the driver is taken up again");
+        self.reopen = self.settings.reopen.0;
+        if let Phase::Closed { retry } = &mut self.phase {
+            *retry = now;
+        }
+        self.publish();
+    }
+
+    /// Waits for events, unless too many waits have never come back.
+    pub(super) fn listen(&mut self, session: &Arc<dyn Session>) {
+        if self.leaked.len() >= LEAKED_LISTENERS {
+            warn!("too many waits for events have not come back: there is none for this session");
+            return;
+        }
+        self.listeners += 1;
+        let (mailbox, events) = (self.mailbox.clone(), self.events.clone());
+        let session = Arc::clone(session);
+        self.listener = Listener::spawn(self.listeners, session, self.clock, mailbox, events, self.settings.watchdog)
+            .inspect_err(|problem| warn!(%problem, "no thread for the driver's events"))
+            .ok();
+    }
+
+    pub(super) fn adopt_session(&mut self, opened: Opened, now: Monotonic) {
+        let Opened { session, found: (inventory, problems) } = opened;
+        info!(source = self.source, gpus = inventory.gpus.len(), "the driver is open");
+        self.count(&problems);
+        self.sessions += 1;
+        self.fleet.adopt(inventory, true, now);
+        self.judge_inventory();
+        self.rounds.restart();
+        self.next = now;
+        self.releases.watch(&session);
+        self.listen(&session);
+        self.phase = Phase::Open { session, inspect: now + self.settings.medium_interval };
+        if self.stopping.is_some() || self.releases.released().is_some() {
+            self.drain(now);
+        }
+    }
+
+    /// A driver that lists nothing where the bus has GPUs is a fault, not an idle node.
+    pub(super) fn judge_inventory(&mut self) {
+        let expected = self.node_devices.map_or(0, |devices| devices.expected);
+        if expected > 0 && self.fleet.inventory().gpus.is_empty() {
+            self.set_problem(format!(
+                "the driver lists none of the {expected} GPUs on the PCI bus; see whether nvidia-smi works on the \
+                 node, and look for Xid and NVRM lines in the kernel log"
+            ));
+        } else {
+            self.problem = None;
+        }
+    }
+
+    /// Leaves the session: withdraws all readings and asks the workers to let go.
+    pub(super) fn drain(&mut self, now: Monotonic) {
+        match std::mem::replace(&mut self.phase, Phase::Closed { retry: now + self.reopen }) {
+            Phase::Open { session, .. } => {
+                let holders = self.fleet.release();
+                if let Some(listener) = &mut self.listener {
+                    listener.stop();
+                }
+                self.rounds.clear();
+                self.phase = Phase::Draining { session, holders, until: now + RELEASE.min(self.settings.watchdog) };
+                self.publish();
+            }
+            other => self.phase = other,
+        }
+    }
+
+    pub(super) fn close(&mut self, now: Monotonic) {
+        let retry = now + self.reopen;
+        self.reopen = (self.reopen * 2).min(self.settings.reopen.1);
+        let Phase::Draining { session, .. } = std::mem::replace(&mut self.phase, Phase::Closed { retry }) else {
+            return;
+        };
+        if let Some(listener) = self.listener.take_if(|listener| !listener.has_ended()) {
+            warn!("the wait for events has not come back and is left behind");
+            self.leaked.push(listener);
+        }
+        self.phase = Phase::Closing { until: now + self.settings.watchdog };
+        if !self.send(Errand::Close(session), now) {
+            self.phase = Phase::Closed { retry };
+        }
+    }
+
+    /// False when the keeper is still on its last errand; a session it cannot take is closed when it is back.
+    pub(super) fn send(&mut self, errand: Errand, now: Monotonic) -> bool {
+        let refused = if self.keeper_busy.is_some() { Some(errand) } else { self.keeper.give(errand).err() };
+        match refused {
+            None => {
+                self.keeper_busy = Some(now);
+                true
+            }
+            Some(Errand::Close(session)) => {
+                self.unclosed.push(session);
+                false
+            }
+            Some(_) => false,
+        }
+    }
+
+    pub(super) fn watch_keeper(&mut self, now: Monotonic) {
+        let overdue = self.keeper_busy.is_some_and(|since| now.since(since) >= self.settings.watchdog);
+        if overdue && !self.keeper_stuck {
+            self.keeper_stuck = true;
+            warn!("a driver call that concerns the whole node has not come back");
+            if !matches!(self.phase, Phase::Open { .. }) {
+                let seconds = self.settings.watchdog.as_secs_f64();
+                self.set_problem(format!(
+                    "opening or closing the driver has not come back for {seconds} s; look for Xid or NVRM lines \
+                     in the kernel log, the node may need a reboot"
+                ));
+                self.publish();
+            }
+        }
+    }
+
+    pub(super) fn keeper_is_back(&mut self, now: Monotonic) {
+        self.keeper_busy = None;
+        if std::mem::take(&mut self.keeper_stuck) {
+            info!("the overdue driver call has come back");
+            if let Phase::Closed { retry } = &mut self.phase {
+                *retry = (*retry).min(now + self.reopen);
+            }
+        }
+        if let Some(session) = self.unclosed.pop() {
+            self.send(Errand::Close(session), now);
+        }
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        for session in self.unclosed.drain(..) {
+            std::mem::forget(session);
+        }
+    }
+}

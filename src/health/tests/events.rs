@@ -1,0 +1,240 @@
+use super::*;
+
+#[test]
+fn what_xids_do_by_class_with_and_without_a_recovery_action() {
+    for (code, known, unknown) in [
+        (31, false, false),
+        (94, false, false),
+        (48, true, true),
+        (79, true, true),
+        (74, false, true),
+        (145, false, false),
+        (54, true, true),
+        (43, false, false),
+        (45, false, false),
+        (154, false, false),
+        (151, false, false),
+        (999, false, false),
+    ] {
+        for (mut world, down) in [(World::new(Config::default()), known), (World::old(Config::default()), unknown)] {
+            world.at(1);
+            let state = world.with(2, &[xid(code, 2)]);
+            assert_eq!(world.reasons(), if down { vec!["xid"] } else { vec![] }, "XID {code}");
+            assert_eq!(state.gpus[&GPU.into()].xids.by_class[&classes::class(code)], 1, "XID {code}");
+        }
+    }
+}
+
+#[test]
+fn a_storm_of_xid_45_is_counted_and_no_more() {
+    let mut world = World::new(Config::default());
+    world.at(1);
+    for seconds in 2..102 {
+        world.with(seconds, &[XidEvent { count: 1000, ..xid(45, seconds) }]);
+    }
+    assert_eq!(world.reasons(), WELL);
+    let state = world.health.state();
+    assert_eq!(state.gpus[&GPU.into()].xids.by_class[&XidClass::Corroborating], 100_000);
+    let many: Vec<XidEvent> = (0..100_000).map(|_| xid(45, 200)).collect();
+    let state = world.with(200, &many);
+    assert_eq!(state.gpus[&GPU.into()].xids.by_class[&XidClass::Corroborating], 200_000);
+}
+
+#[test]
+fn configured_xids_go_before_their_class() {
+    let xids = [(48, XidRule::Count), (31, XidRule::Unhealthy), (45, XidRule::Ignore)].into();
+    let mut world = World::new(Config { xids, ..Config::default() });
+    world.at(1);
+    let state = world.with(2, &[xid(48, 2), xid(45, 2)]);
+    assert_eq!(world.reasons(), WELL);
+    let counts = &state.gpus[&GPU.into()].xids.by_class;
+    assert_eq!((counts[&XidClass::GpuReset], counts[&XidClass::Corroborating]), (1, 0));
+    world.with(3, &[xid(31, 3)]);
+    assert_eq!(world.reasons(), ["xid"]);
+}
+
+#[test]
+fn without_a_recovery_action_a_reload_or_a_return_from_loss_clears_an_xid() {
+    for (code, back_from_loss) in [(48, true), (79, false)] {
+        let mut world = World::old(Config::default());
+        world.at(1);
+        world.with(2, &[xid(code, 2)]);
+        world.silence(|readings| readings.lost = true);
+        world.at(3);
+        world.answer();
+        world.at(4);
+        world.at(1000);
+        let cleared = world.reasons().is_empty();
+        assert_eq!(cleared, back_from_loss, "XID {code}: a lost bus takes a new session");
+        world.hardware.sessions += 1;
+        world.at(1001);
+        world.at(1061);
+        assert_eq!(world.reasons(), WELL, "XID {code}");
+    }
+}
+
+#[test]
+fn a_reload_heals_nothing_while_the_driver_wants_more_or_the_device_does_not_answer() {
+    let mut world = World::new(Config::default());
+    world.at(1);
+    world.slow(|slow| slow.recovery_action = Some(1));
+    world.with(2, &[xid(48, 2)]);
+    world.hardware.sessions += 1;
+    world.at(3);
+    world.at(1000);
+    assert_eq!(world.reasons(), ["xid", "recovery_action"]);
+    world.silence(|_| {});
+    world.at(2000);
+    world.slow(|slow| slow.recovery_action = Some(0));
+    world.at(3000);
+    assert_eq!(world.reasons(), ["xid", "recovery_action"], "it has not said so yet");
+}
+
+#[test]
+fn an_event_told_after_the_reload_that_followed_it_does_not_weigh() {
+    let mut world = World::old(Config::default());
+    world.at(1);
+    world.hardware.sessions += 1;
+    world.at(10);
+    let state = world.with(11, &[xid(48, 5)]);
+    assert_eq!(world.reasons(), WELL);
+    assert_eq!(state.gpus[&GPU.into()].xids.by_class[&XidClass::GpuReset], 1);
+    world.with(12, &[xid(48, 11)]);
+    assert_eq!(world.reasons(), ["xid"]);
+}
+
+#[test]
+fn an_nvlink_xid_before_the_first_check_is_left_to_the_recovery_action() {
+    let mut world = World::new(Config::default());
+    world.silent = [GPU.into()].into();
+    world.with(1, &[xid(74, 1)]);
+    assert_eq!(world.reasons(), ["xid", "unknown"]);
+    world.silent.clear();
+    world.at(2);
+    assert_eq!(world.reasons(), WELL);
+}
+
+#[test]
+fn what_concerns_the_whole_gpu_reaches_every_mig_device() {
+    let mut world = World::partitioned(Config::default());
+    world.at(1);
+    let state = world.with(2, &[xid(48, 2)]);
+    for mig in [None, Some(SLICE), Some(OTHER_SLICE)] {
+        assert_eq!(reasons(&state, mig), ["xid"]);
+    }
+    assert_eq!(state.transitions.iter().filter(|turn| !turn.to_healthy).count(), 3);
+    let mut world = World::partitioned(Config::default());
+    world.slow(|slow| slow.recovery_action = Some(1));
+    assert_eq!(reasons(&world.at(1), Some(SLICE)), ["recovery_action"]);
+}
+
+#[test]
+fn what_concerns_an_instance_reaches_only_its_mig_devices() {
+    for (event, whole, slice, other) in [
+        (in_instance(95, 2, 7, Some(0)), false, true, false),
+        (in_instance(95, 2, 7, None), false, true, false),
+        // Somewhere in the GPU instance.
+        (in_instance(95, 2, 7, Some(5)), false, true, false),
+        // Somewhere in the GPU.
+        (in_instance(95, 2, 3, Some(0)), true, true, true),
+        (xid(95, 2), true, true, true),
+    ] {
+        for early in [false, true] {
+            let mut world = World::partitioned(Config::default());
+            if early {
+                // Before the inventory has named the GPU.
+                let known = std::mem::take(&mut world.hardware.inventory);
+                world.with(1, &[XidEvent { at: moment(1), ..event.clone() }]);
+                world.hardware.inventory = known;
+            } else {
+                world.at(1);
+                world.with(2, std::slice::from_ref(&event));
+            }
+            let state = world.at(3);
+            let down = |mig| !reasons(&state, mig).is_empty();
+            assert_eq!([down(None), down(Some(SLICE)), down(Some(OTHER_SLICE))], [whole, slice, other], "{event:?}");
+            assert!(!state.gpus[&GPU.into()].is_healthy());
+        }
+    }
+}
+
+#[test]
+fn a_new_instance_does_not_inherit_the_xid_of_the_number_that_it_got() {
+    let mut world = World::partitioned(Config::default());
+    world.at(1);
+    world.with(2, &[in_instance(95, 2, 7, Some(0))]);
+    world.gpu(|gpu| gpu.mig_devices = vec![mig("MIG-new", 7), mig(OTHER_SLICE, 8)]);
+    let state = world.at(3);
+    assert_eq!(reasons(&state, Some("MIG-new")), WELL);
+    assert_eq!(reasons(&state, None), WELL);
+    assert!(state.of(&GPU.into(), Some(&SLICE.into())).is_none(), "what is gone has no verdict");
+    world.gpu(|gpu| gpu.mig_devices = vec![mig(SLICE, 7), mig(OTHER_SLICE, 8)]);
+    assert_eq!(reasons(&world.at(4), Some(SLICE)), ["xid"], "what comes back brings it along");
+}
+
+#[test]
+fn two_sources_that_tell_of_one_xid_count_once_and_the_process_is_kept() {
+    let process = Some(XidProcess { pid: 4711, name: Some("python".into()) });
+    let kmsg =
+        |seconds, count| XidEvent { source: XidSource::Kmsg, process: process.clone(), count, ..xid(31, seconds) };
+    let nvml = |seconds, count| XidEvent { count, ..xid(31, seconds) };
+    let total = |state: &HealthState| state.gpus[&GPU.into()].xids.by_class[&XidClass::Application];
+    for batches in [
+        vec![vec![nvml(2, 3), kmsg(3, 3)]],
+        vec![vec![kmsg(3, 3), nvml(2, 3)]],
+        vec![vec![nvml(2, 3)], vec![kmsg(3, 3)]],
+        vec![vec![kmsg(3, 3)], vec![nvml(2, 3)]],
+        vec![vec![kmsg(3, 1)], vec![nvml(2, 2)], vec![kmsg(4, 2)], vec![nvml(3, 1)]],
+    ] {
+        let mut world = World::new(Config::default());
+        world.at(1);
+        for batch in &batches {
+            world.with(5, batch);
+        }
+        let state = world.health.state();
+        assert_eq!(total(&state), 3, "{batches:?}");
+        let last = &state.gpus[&GPU.into()].xids.last[&31];
+        assert_eq!((last["kmsg"].process.clone(), last["kmsg"].count, last["nvml"].count), (process.clone(), 3, 3));
+        assert_eq!(total(&world.with(100, &[kmsg(100, 1)])), 4, "a new one");
+        assert_eq!(total(&world.with(120, &[nvml(120, 1)])), 5, "and another");
+    }
+}
+
+#[test]
+fn a_kernel_line_without_an_instance_does_not_widen_the_event_that_names_one() {
+    let kmsg = XidEvent { source: XidSource::Kmsg, ..xid(95, 3) };
+    for events in [[in_instance(95, 2, 7, Some(0)), kmsg.clone()], [kmsg.clone(), in_instance(95, 4, 7, Some(0))]] {
+        let mut world = World::partitioned(Config::default());
+        world.at(1);
+        let state = world.with(5, &events);
+        assert_eq!((reasons(&state, None), reasons(&state, Some(SLICE))), (WELL, vec!["xid"]));
+        let state = world.with(100, &[XidEvent { at: moment(100), ..kmsg.clone() }]);
+        assert_eq!(reasons(&state, Some(OTHER_SLICE)), ["xid"], "one alone is the whole GPU's");
+    }
+}
+
+#[test]
+fn memory_is_bounded_whatever_arrives() {
+    let mut world = World::new(Config { xids: BTreeMap::new(), ..Config::default() });
+    world.at(1);
+    let strangers = (0..10_000).map(|number| XidEvent { gpu: format!("GPU-x{number}").as_str().into(), ..xid(48, 2) });
+    let codes = (0..10_000).map(|code| xid(code, 2));
+    let instances = (0..10_000).map(|number| in_instance(95, 2, number, Some(number)));
+    let events: Vec<XidEvent> = strangers.chain(codes).chain(instances).collect();
+    let state = world.with(2, &events);
+    assert!(world.health.devices.len() <= STRANGERS + 2);
+    let xids = &state.gpus[&GPU.into()].xids;
+    assert_eq!(xids.by_class.values().sum::<u64>(), 20_000, "none is lost for that");
+    assert!(xids.last.len() <= 257 && world.health.take_notes().len() <= NOTES);
+    for seconds in 3..700 {
+        world.slow(|slow| slow.recovery_action = Some((seconds % 2) as u32));
+        world.hardware.sessions += 1;
+        world.at(seconds * 100);
+        world.slow(|slow| slow.recovery_action = Some(0));
+        world.at(seconds * 100 + 10);
+        world.at(seconds * 100 + 90);
+    }
+    let state = world.health.state();
+    assert_eq!(state.transitions.len(), TRANSITIONS_KEPT);
+    assert!(world.health.turns > 500);
+}

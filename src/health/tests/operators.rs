@@ -1,0 +1,43 @@
+use super::*;
+
+#[test]
+fn an_operators_mark_stands_until_it_is_taken_away_or_ends() {
+    let mut world = World::partitioned(Config::default());
+    world.at(1);
+    let mark = |device: &str, until| Order::Mark { device: device.into(), reason: "smells".into(), until };
+    for name in [GPU, "0"] {
+        world.order(&mark(name, None));
+        let state = world.at(1000);
+        assert_eq!((reasons(&state, None), reasons(&state, Some(SLICE))), (vec!["admin"], vec!["admin"]));
+        assert!(state.gpus[&GPU.into()].whole.verdict().unwrap_err().contains("smells"));
+        world.order(&unmark(name));
+        assert_eq!(world.reasons(), WELL, "an operator need not wait");
+    }
+    world.order(&mark(SLICE, Some(Monotonic::from_secs(1010))));
+    let state = world.health.state();
+    assert_eq!((reasons(&state, None), reasons(&state, Some(SLICE))), (WELL, vec!["admin"]));
+    assert_eq!(world.health.next_deadline(), Some(Monotonic::from_secs(1010)));
+    let state = world.at(1010);
+    assert_eq!(reasons(&state, Some(SLICE)), WELL);
+    let refused = |order: Order| Health::new(Config::default()).order(moment(1), &order);
+    assert_eq!(refused(unmark("GPU-9")), Err(MarkError::UnknownDevice("GPU-9".into())));
+    let nothing = Order::Mark { device: GPU.into(), reason: String::new(), until: None };
+    assert_eq!(refused(nothing), Err(MarkError::Reason(0)));
+}
+
+#[test]
+fn in_manual_only_an_unmark_brings_a_device_back_and_only_if_it_has_recovered() {
+    let mut world = World::new(Config { recovery: Recovery::Manual, ..Config::default() });
+    world.at(1);
+    assert_eq!(world.reasons(), WELL, "the first check needs no operator");
+    world.slow(|slow| slow.recovery_action = Some(1));
+    world.with(2, &[xid(48, 2)]);
+    world.order(&unmark(GPU));
+    assert_eq!(world.reasons(), ["recovery_action"], "the device itself still says so");
+    world.slow(|slow| slow.recovery_action = Some(0));
+    world.at(3);
+    world.at(100_000);
+    assert_eq!(world.reasons(), ["recovery_action"]);
+    world.order(&unmark(GPU));
+    assert_eq!(world.reasons(), WELL);
+}

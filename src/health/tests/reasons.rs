@@ -1,0 +1,246 @@
+use super::*;
+
+#[test]
+fn a_device_is_unknown_until_checked_and_then_healthy() {
+    let mut world = World::new(Config::default());
+    world.silent = [GPU.into()].into();
+    world.at(1);
+    assert_eq!(world.reasons(), nobody_knows());
+    assert_eq!(world.health.next_deadline(), Some(Monotonic::from_secs(6)));
+    world.silent.clear();
+    let state = world.at(2);
+    assert_eq!(world.reasons(), WELL);
+    let turn = state.transitions.last().unwrap();
+    assert_eq!((turn.to_healthy, turn.reason.as_str(), turn.number), (true, "unknown", 1));
+    assert_eq!(state.transition_counts["healthy"][&UnhealthyReason::Unknown], 1);
+    assert!(Arc::ptr_eq(&state, &world.at(3)), "nothing has changed");
+}
+
+#[test]
+fn unknown_lasts_for_five_seconds_at_most() {
+    let mut world = World::new(Config::default());
+    world.silent = [GPU.into()].into();
+    for seconds in 1..6 {
+        world.at(seconds);
+        assert_eq!(world.reasons(), nobody_knows(), "at {seconds}");
+    }
+    world.at(6);
+    assert_eq!(world.reasons(), WELL, "absence of data is not unhealthy by itself");
+}
+
+#[test]
+fn a_device_found_sick_at_the_start_is_never_healthy_for_a_moment() {
+    let failed = RowRemap { failed: true, ..RowRemap::default() };
+    for (reason, slow) in [
+        ("recovery_action", Slow { recovery_action: Some(1), ..Slow::default() }),
+        ("row_remap_failed", Slow { row_remap: Some(failed), ..Slow::default() }),
+    ] {
+        let mut world = World::new(Config::default());
+        world.silent = [GPU.into()].into();
+        world.at(1);
+        world.slow.insert(GPU.into(), slow);
+        world.silent.clear();
+        let state = world.at(2);
+        assert_eq!(world.reasons(), [reason]);
+        assert!(state.transitions.iter().all(|turn| turn.gpu != GPU.into()), "{:?}", state.transitions);
+    }
+}
+
+/// A reason that the hardware states comes with it, stays for the hold-down, and is then gone.
+#[test]
+fn each_reason_comes_and_goes_with_its_evidence() {
+    type Change = fn(&mut World);
+    let cases: [(&str, Change, Change); 8] = [
+        (
+            "recovery_action",
+            |world| world.slow(|slow| slow.recovery_action = Some(4)),
+            |world| {
+                world.slow(|slow| slow.recovery_action = Some(0));
+            },
+        ),
+        ("lost", |world| world.silence(|readings| readings.lost = true), World::answer),
+        (
+            "lost",
+            |world| {
+                world.silence(|_| {});
+                world.gpu(|gpu| gpu.present = false);
+            },
+            World::answer,
+        ),
+        (
+            "row_remap_failed",
+            |world| world.slow(|slow| slow.row_remap = Some(RowRemap { failed: true, ..RowRemap::default() })),
+            |world| world.slow(|slow| slow.row_remap = Some(RowRemap::default())),
+        ),
+        (
+            "fabric",
+            |world| {
+                let fabric = FabricState { state: "in_progress", conditions: BTreeMap::new() };
+                world.slow(|slow| slow.fabric = Some(fabric));
+            },
+            |world| {
+                let fabric = FabricState { state: "completed", conditions: BTreeMap::new() };
+                world.slow(|slow| slow.fabric = Some(fabric));
+            },
+        ),
+        ("stuck", |world| world.silence(|readings| readings.stuck = true), World::answer),
+        (
+            "xid",
+            |world| drop(world.with(10, &[xid(48, 10)])),
+            |world| {
+                world.slow(|slow| slow.recovery_action = Some(1));
+                world.at(21);
+                world.slow(|slow| slow.recovery_action = Some(0));
+            },
+        ),
+        ("xid", |world| drop(world.with(10, &[xid(79, 10)])), |world| world.hardware.sessions += 1),
+    ];
+    for (reason, down, up) in cases {
+        let mut world = World::new(Config::default());
+        world.at(1);
+        world.at(2);
+        assert_eq!(world.reasons(), WELL, "{reason}");
+        down(&mut world);
+        world.at(10);
+        // Stuck has a limit of its own.
+        world.at(20);
+        assert_eq!(world.reasons(), [reason]);
+        world.at(5000);
+        assert_eq!(world.reasons(), [reason], "time alone heals nothing");
+        up(&mut world);
+        world.at(6000);
+        world.at(6001);
+        assert!(world.reasons().contains(&reason), "{reason} is held down");
+        world.at(6059);
+        assert!(world.reasons().contains(&reason), "{reason} is held down");
+        assert!(world.health.next_deadline().is_some_and(|deadline| deadline <= Monotonic::from_secs(6061)));
+        let state = world.at(6061);
+        assert_eq!(world.reasons(), WELL, "{reason}");
+        assert_eq!(state.transitions.last().map(|turn| turn.reason.as_str()), Some(reason));
+    }
+}
+
+#[test]
+fn the_hold_down_begins_anew_with_every_relapse() {
+    let mut world = World::new(Config::default());
+    world.at(1);
+    world.slow(|slow| slow.recovery_action = Some(1));
+    world.at(10);
+    world.slow(|slow| slow.recovery_action = Some(0));
+    world.at(20);
+    world.slow(|slow| slow.recovery_action = Some(2));
+    world.at(70);
+    world.slow(|slow| slow.recovery_action = Some(0));
+    world.at(100);
+    world.at(159);
+    assert_eq!(world.reasons(), ["recovery_action"]);
+    let state = world.at(160);
+    assert_eq!(world.reasons(), WELL);
+    assert_eq!(state.transition_counts["unhealthy"][&UnhealthyReason::RecoveryAction], 1, "one spell, not two");
+}
+
+#[test]
+fn what_is_no_longer_said_stays_said() {
+    let mut world = World::new(Config::default());
+    world.slow(|slow| slow.row_remap = Some(RowRemap { failed: true, ..RowRemap::default() }));
+    world.at(1);
+    world.slow(|slow| slow.row_remap = None);
+    world.at(1000);
+    assert_eq!(world.reasons(), ["row_remap_failed"]);
+    world.silence(|_| {});
+    world.at(2000);
+    assert_eq!(world.reasons(), ["row_remap_failed"]);
+}
+
+#[test]
+fn a_recovery_action_that_nobody_knows_is_no_verdict_and_said_once() {
+    let mut world = World::new(Config::default());
+    world.at(1);
+    world.slow(|slow| slow.recovery_action = Some(99));
+    world.at(2);
+    world.at(3);
+    assert_eq!(world.reasons(), WELL);
+    let notes = world.health.take_notes();
+    assert_eq!(notes.len(), 1, "{notes:?}");
+    world.slow(|slow| slow.recovery_action = Some(1));
+    world.at(4);
+    world.slow(|slow| slow.recovery_action = Some(99));
+    world.at(1000);
+    assert_eq!(world.reasons(), ["recovery_action"], "no evidence for it either");
+}
+
+#[test]
+fn uncorrectable_memory_errors_count_by_policy_and_until_the_driver_is_reloaded() {
+    let errors = |uncorrected| vec![EccLocation { location: "dram", corrected: None, uncorrected: Some(uncorrected) }];
+    let mut world = World::new(Config::default());
+    world.slow(|slow| slow.ecc = errors(3));
+    world.at(1);
+    assert_eq!(world.reasons(), WELL);
+    let mut world = World::new(Config { uncorrectable_ecc: EccPolicy::Unhealthy, ..Config::default() });
+    world.slow(|slow| slow.ecc = errors(3));
+    world.at(1);
+    world.at(1000);
+    assert_eq!(world.reasons(), ["ecc"], "the level counts, also when it was there before");
+    world.hardware.sessions += 1;
+    world.at(1001);
+    world.at(1061);
+    assert_eq!(world.reasons(), WELL);
+    world.slow(|slow| slow.ecc = errors(4));
+    world.at(1062);
+    assert_eq!(world.reasons(), ["ecc"]);
+}
+
+#[test]
+fn a_driver_that_cannot_be_opened_for_longer_than_the_limit_is_no_driver() {
+    let mut world = World::new(Config::default());
+    world.at(1);
+    world.silent = [GPU.into(), OTHER.into()].into();
+    world.hardware.readings.clear();
+    world.hardware.problem = Some("the driver is away".into());
+    let healthy = |world: &World| world.health.state().gpus.values().filter(|gpu| gpu.is_healthy()).count();
+    world.at(2);
+    world.at(11);
+    assert_eq!(healthy(&world), 2);
+    world.at(12);
+    assert_eq!(healthy(&world), 0);
+    world.silent.clear();
+    world.hardware.problem = None;
+    world.hardware.sessions += 1;
+    world.at(13);
+    assert_eq!(healthy(&world), 2, "a reload is no fault");
+}
+
+#[test]
+fn released_devices_keep_their_verdict_for_a_while() {
+    let mut world = World::new(Config::default());
+    world.at(1);
+    world.release();
+    world.gpu(|gpu| gpu.present = false);
+    world.at(2);
+    world.at(601);
+    assert_eq!(world.health.next_deadline(), Some(Monotonic::from_secs(602)));
+    assert_eq!(world.reasons(), WELL);
+    world.at(602);
+    let whole = &world.health.state().gpus[&GPU.into()].whole.clone();
+    assert_eq!(whole.reason(), Some(UnhealthyReason::Unknown));
+    world.hardware.released = None;
+    world.gpu(|gpu| gpu.present = true);
+    world.at(603);
+    assert_eq!(world.reasons(), WELL);
+}
+
+#[test]
+fn nothing_comes_up_while_it_is_released() {
+    let mut world = World::new(Config::default());
+    world.at(1);
+    world.slow(|slow| slow.recovery_action = Some(1));
+    world.at(2);
+    world.slow(|slow| slow.recovery_action = Some(0));
+    world.at(3);
+    world.release();
+    world.at(100);
+    assert_eq!(world.reasons(), ["recovery_action"]);
+    world.hardware.released = None;
+    world.at(101);
+    assert_eq!(world.reasons(), WELL);
+}

@@ -1,0 +1,164 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// What may happen to the first GPU in one step.
+#[derive(Clone, Debug)]
+enum Step {
+    Xid(u32),
+    Action(u32),
+    Lost(bool),
+    Stuck(bool),
+    RowRemapFailed(bool),
+    FabricReady(bool),
+    Reload,
+    Nothing,
+}
+
+fn step() -> impl Strategy<Value = (Step, u64)> {
+    let step = prop_oneof![
+        prop::sample::select(vec![13, 31, 45, 48, 54, 74, 79, 94, 95, 119, 145, 154, 500]).prop_map(Step::Xid),
+        (0_u32..9).prop_map(Step::Action),
+        any::<bool>().prop_map(Step::Lost),
+        any::<bool>().prop_map(Step::Stuck),
+        any::<bool>().prop_map(Step::RowRemapFailed),
+        any::<bool>().prop_map(Step::FabricReady),
+        Just(Step::Reload),
+        Just(Step::Nothing),
+    ];
+    (step, 1_u64..90)
+}
+
+/// The obvious reading of the rules, for a GPU that has a recovery action: when something last stood against it.
+#[derive(Default)]
+struct Reference {
+    action: u32,
+    lost: bool,
+    stuck_since: Option<u64>,
+    row_remap_failed: bool,
+    fabric_away: bool,
+    fatal: bool,
+    last_against: Option<u64>,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn never_healthy_against_evidence_and_up_only_after_the_hold_down(steps in prop::collection::vec(step(), 1..60)) {
+        let mut world = World::new(Config::default());
+        let mut reference = Reference::default();
+        let mut counted: BTreeMap<XidClass, u64> = BTreeMap::new();
+        let mut turns = 0;
+        world.at(1);
+        let mut now = 1;
+        for (step, wait) in steps {
+            let mut events = vec![];
+            now += wait;
+            match step {
+                Step::Xid(code) => {
+                    events.push(xid(code, now));
+                    reference.fatal |= matches!(code, 48 | 54 | 79 | 95 | 119);
+                }
+                Step::Action(action) => world.slow(|slow| slow.recovery_action = Some(action)),
+                Step::Lost(lost) => {
+                    reference.lost = lost;
+                    reference.stuck_since = None;
+                    if lost { world.silence(|readings| readings.lost = true) } else { world.answer() }
+                }
+                Step::Stuck(stuck) => {
+                    if stuck && !reference.lost {
+                        reference.stuck_since.get_or_insert(now);
+                        world.silence(|readings| readings.stuck = true);
+                    } else if !stuck && !reference.lost {
+                        reference.stuck_since = None;
+                        world.answer();
+                    }
+                }
+                Step::RowRemapFailed(failed) => {
+                    world.slow(|slow| slow.row_remap = Some(RowRemap { failed, ..RowRemap::default() }));
+                }
+                Step::FabricReady(ready) => {
+                    let state = if ready { "completed" } else { "in_progress" };
+                    world.slow(|slow| slow.fabric = Some(FabricState { state, conditions: BTreeMap::new() }));
+                }
+                Step::Reload => world.hardware.sessions += 1,
+                Step::Nothing => {}
+            }
+            let answers = world.silent.is_empty();
+            let state = world.with(now, &events);
+            let said = &world.slow[&GPU.into()];
+            if answers {
+                // An action that nobody knows says nothing.
+                reference.action = said.recovery_action.filter(|action| *action < 8).unwrap_or(reference.action);
+                reference.row_remap_failed = said.row_remap.is_some_and(|remap| remap.failed);
+                reference.fabric_away = said.fabric.as_ref().is_some_and(|fabric| fabric.state != "completed");
+            }
+            let stuck = reference.stuck_since.is_some_and(|since| now - since >= 10);
+            let against = reference.action != 0 || reference.lost || stuck || reference.row_remap_failed
+                || reference.fabric_away;
+            let healthy = state.of(&GPU.into(), None).unwrap().healthy;
+            if against || matches!(step, Step::Xid(48 | 54 | 79 | 95 | 119)) {
+                prop_assert!(!healthy, "at {now} in spite of {:?}", reference.action);
+                reference.last_against = Some(now);
+            }
+            let last_against = reference.last_against.filter(|_| healthy);
+            prop_assert!(last_against.is_none_or(|last| now - last >= 60), "up at {now}, against it at {last_against:?}");
+            prop_assert!(state.of(&OTHER.into(), None).unwrap().healthy, "the other GPU");
+            let turned = state.transitions.iter().filter(|turn| turn.gpu == OTHER.into()).count();
+            prop_assert_eq!(turned, 0);
+            for (class, count) in &state.gpus[&GPU.into()].xids.by_class {
+                let before = counted.insert(*class, *count).unwrap_or(0);
+                prop_assert!(*count >= before);
+            }
+            let total: u64 = state.transition_counts.values().flat_map(BTreeMap::values).sum();
+            prop_assert!(total >= turns);
+            turns = total;
+            // Whoever wakes at every deadline misses nothing: the verdict cannot change before it.
+            if let Some(deadline) = world.health.next_deadline() {
+                prop_assert!(deadline > Monotonic::from_secs(now));
+            }
+        }
+        // All is made well: it comes back, whatever it has been through.
+        world.answer();
+        let well = Slow {
+            recovery_action: Some(0),
+            row_remap: Some(RowRemap::default()),
+            fabric: Some(FabricState { state: "completed", conditions: BTreeMap::new() }),
+            ..Slow::default()
+        };
+        world.slow.insert(GPU.into(), well);
+        world.hardware.sessions += 1;
+        world.at(now + 1);
+        world.at(now + 2);
+        world.at(now + 100);
+        prop_assert_eq!(world.reasons(), WELL);
+    }
+
+    #[test]
+    fn the_order_of_events_does_not_matter(
+        codes in prop::collection::vec((prop::sample::select(vec![31, 45, 48, 79, 95]), 2_u64..40, any::<bool>(), 1_u64..5,
+            prop::option::of(prop::sample::select(vec![3_u32, 7, 8]))), 1..30),
+        seed in any::<u64>(),
+    ) {
+        let event = |(code, seconds, kmsg, count, instance): &(u32, u64, bool, u64, Option<u32>)| XidEvent {
+            source: if *kmsg { XidSource::Kmsg } else { XidSource::Nvml },
+            count: *count,
+            instance: instance.map(|gpu_instance| XidInstance { gpu_instance, compute_instance: Some(0) }),
+            ..xid(*code, *seconds)
+        };
+        let events: Vec<XidEvent> = codes.iter().map(event).collect();
+        let mut shuffled = events.clone();
+        let mut state = seed;
+        for place in (1..shuffled.len()).rev() {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            shuffled.swap(place, (state >> 33) as usize % (place + 1));
+        }
+        let run = |events: &[XidEvent]| {
+            let mut world = World::partitioned(Config::default());
+            world.at(1);
+            world.with(50, events)
+        };
+        prop_assert_eq!(run(&events), run(&shuffled));
+    }
+}

@@ -1,0 +1,187 @@
+//! A day on which much goes wrong and everything is put right: what happens, and when.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::kubelet::FakeKubelet;
+use crate::hardware::simulated::Controls;
+use crate::model::GpuUuid;
+
+/// One thing that breaks, or is mended. GPUs go by their index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    Xid { gpu: u32, code: u32, count: u64 },
+    RecoveryAction { gpu: u32, action: u32 },
+    Lost { gpu: u32, lost: bool },
+    Hangs { gpu: u32, hangs: bool },
+    DriverLoaded(bool),
+    KubeletRuns(bool),
+}
+
+/// What happens together, and what to say of it: what is simulated, and where it shows.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    pub second: u64,
+    pub events: &'static [Event],
+    pub says: &'static str,
+}
+
+/// In seconds; after that the day begins anew.
+pub const LENGTH: u64 = 150;
+
+use Event::{DriverLoaded, Hangs, KubeletRuns, Lost, RecoveryAction, Xid};
+
+/// Storms of XID 45 have been seen with far more events than this, on healthy GPUs.
+pub const STORM: u64 = 100_000;
+
+pub const DAY: [Step; 14] = [
+    Step {
+        second: 0,
+        events: &[],
+        says: "a day begins: all GPUs are well; look at the page, podmeter_device_healthy is 1",
+    },
+    Step {
+        second: 10,
+        events: &[Xid { gpu: 2, code: 79, count: 1 }, RecoveryAction { gpu: 2, action: 2 }],
+        says: "XID 79 on GPU 2, and its driver asks for a reboot: every slot of it turns Unhealthy at the kubelet, the others \
+               go on; look at podmeter_device_unhealthy_reason and the log line with its pods",
+    },
+    Step {
+        second: 30,
+        events: &[RecoveryAction { gpu: 2, action: 0 }, DriverLoaded(false)],
+        says: "GPU 2 is reset, for which the driver is unloaded: readings stop for a moment, no other GPU turns",
+    },
+    Step {
+        second: 31,
+        events: &[DriverLoaded(true)],
+        says: "the driver is loaded anew, which is the evidence that XID 79 waits for: GPU 2 is healthy when the hold-down is over",
+    },
+    Step {
+        second: 50,
+        events: &[Lost { gpu: 5, lost: true }],
+        says: "GPU 5 is off the bus: Unhealthy with reason lost, its readings are withdrawn, its identity stays",
+    },
+    Step {
+        second: 60,
+        events: &[Lost { gpu: 5, lost: false }],
+        says: "GPU 5 is back on the bus: healthy when it has answered and the hold-down is over",
+    },
+    Step {
+        second: 80,
+        events: &[Xid { gpu: 1, code: 45, count: STORM }],
+        says: "100,000 times XID 45 on GPU 1: podmeter_xid_errors_total{class=\"corroborating\"} counts each, nothing turns",
+    },
+    Step {
+        second: 85,
+        events: &[DriverLoaded(false)],
+        says: "the driver is unloaded, as for an upgrade: readings stop, no verdict changes",
+    },
+    Step {
+        second: 87,
+        events: &[DriverLoaded(true)],
+        says: "the driver is loaded again: readings go on, no counter has fallen",
+    },
+    Step {
+        second: 90,
+        events: &[Hangs { gpu: 6, hangs: true }],
+        says: "a driver call on GPU 6 hangs for ever: its readings stop now, podmeter_collector_stuck is 1 after 10 s, and it is \
+               Unhealthy with reason stuck after 10 s more; the other GPUs are read as before",
+    },
+    Step {
+        second: 100,
+        events: &[KubeletRuns(false)],
+        says: "the kubelet is stopped: the page is served from memory, podmeter_podresources_age_seconds grows",
+    },
+    Step {
+        second: 103,
+        events: &[KubeletRuns(true)],
+        says: "the kubelet is started: the devices are registered again, no container loses its counters",
+    },
+    Step {
+        second: 125,
+        events: &[Hangs { gpu: 6, hangs: false }],
+        says: "GPU 6 is reset and its call comes back: healthy when the hold-down is over",
+    },
+    Step { second: 145, events: &[], says: "the day is over: all GPUs are healthy again" },
+];
+
+/// What the day happens to.
+#[derive(Clone, Debug)]
+pub struct Stage {
+    pub controls: Controls,
+    pub kubelet: Arc<FakeKubelet>,
+}
+
+impl Stage {
+    /// Plays the day over and over, so many times as fast. Ends only by being dropped.
+    pub async fn play(self, speed: u32) {
+        let pace = |second: u64| Duration::from_secs(second) / speed.max(1);
+        let mut dawn = Instant::now();
+        loop {
+            for step in &DAY {
+                tokio::time::sleep_until(dawn + pace(step.second)).await;
+                tracing::info!(second = step.second, "simulated: {}", step.says);
+                for event in step.events {
+                    self.happen(*event);
+                }
+            }
+            dawn += pace(LENGTH);
+        }
+    }
+
+    fn happen(&self, event: Event) {
+        let on = |index: u32, change: &dyn Fn(&GpuUuid)| {
+            let inventory = self.controls.inventory();
+            // A profile may have fewer GPUs, or none.
+            if let Some(gpu) = inventory.gpus.values().find(|gpu| gpu.index == index) {
+                change(&gpu.uuid);
+            }
+        };
+        match event {
+            Xid { gpu, code, count } => on(gpu, &|gpu| self.controls.inject_xids(gpu, None, code, count)),
+            RecoveryAction { gpu, action } => on(gpu, &|gpu| self.controls.set_recovery_action(gpu, action)),
+            Lost { gpu, lost } => on(gpu, &|gpu| self.controls.set_lost(gpu, lost)),
+            Hangs { gpu, hangs } => on(gpu, &|gpu| self.controls.set_hanging(gpu, hangs)),
+            DriverLoaded(loaded) => self.controls.set_driver_loaded(loaded),
+            KubeletRuns(false) => self.kubelet.stop(),
+            KubeletRuns(true) => {
+                if let Err(error) = self.kubelet.start_again() {
+                    tracing::error!(%error, "the simulated kubelet does not start");
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_day_breaks_it_mends() {
+        assert!(DAY.windows(2).all(|steps| steps[0].second < steps[1].second));
+        assert!(DAY.iter().all(|step| step.second < LENGTH));
+        let mut broken: Vec<Event> = vec![];
+        for event in DAY.iter().flat_map(|step| step.events) {
+            let mends = match *event {
+                RecoveryAction { gpu, action: 0 } => Some(RecoveryAction { gpu, action: 2 }),
+                Lost { gpu, lost: false } => Some(Lost { gpu, lost: true }),
+                Hangs { gpu, hangs: false } => Some(Hangs { gpu, hangs: true }),
+                DriverLoaded(true) => Some(DriverLoaded(false)),
+                KubeletRuns(true) => Some(KubeletRuns(false)),
+                Xid { .. } => continue,
+                other => {
+                    broken.push(other);
+                    None
+                }
+            };
+            if let Some(mended) = mends {
+                assert!(broken.contains(&mended), "{event:?} mends nothing");
+                broken.retain(|event| *event != mended);
+            }
+        }
+        assert_eq!(broken, []);
+    }
+}

@@ -1,0 +1,205 @@
+//! A node whose GPUs fall ill: the real binary over a fake driver library and a fake kubelet.
+//!
+//! Include it with `#[path = "support/sick_node.rs"] mod sick_node;`, beside `agent`, `fake_nvml` and `kubelet`.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(clippy::disallowed_methods, reason = "a test looks at the clock")]
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::agent::{Answer, Page, Running, post};
+use crate::fake_nvml::FakeNvml;
+use crate::kubelet::{Admission, ContainerSpec, Count, Node, Options, PodSpec, node};
+
+pub struct SickNode {
+    pub kubelet: Node,
+    pub driver: FakeNvml,
+    pub running: Running,
+    arguments: Vec<String>,
+}
+
+pub fn uuid(gpu: usize) -> String {
+    format!("GPU-00000000-0000-0000-0000-{gpu:012}")
+}
+
+pub fn slot(gpu: usize, number: usize) -> String {
+    format!("{}::{number}", uuid(gpu))
+}
+
+/// As the fake library names the MIG device at this position.
+pub fn mig(gpu: usize, position: usize) -> String {
+    format!("MIG-00000000-0000-0000-{gpu:04}-{position:012}")
+}
+
+/// The label.
+pub fn on_gpu(gpu: usize) -> String {
+    format!("gpu_uuid=\"{}\"", uuid(gpu))
+}
+
+/// Whole.
+pub fn eight_gpus() -> Value {
+    json!({ "gpus": vec![json!({ "utilization": { "gpu": 50, "memory": 20 }, "power_milliwatts": 300_000 }); 8] })
+}
+
+/// Two GPUs of three equal MIG devices each.
+pub fn partitioned() -> Value {
+    let gpu = |gpu: usize| {
+        let instance = |position: usize| json!({"profile": "1g.10gb", "uuid": mig(gpu, position)});
+        json!({"mig": {"enabled": true, "instances": [instance(0), instance(1), instance(2)]}})
+    };
+    json!({"gpus": [gpu(0), gpu(1)]})
+}
+
+impl SickNode {
+    /// Registered, and hearing the driver's events.
+    pub async fn start(machine: Value, config: &str) -> Self {
+        Self::start_with(machine, config, &[]).await
+    }
+
+    pub async fn start_with(machine: Value, config: &str, more: &[&str]) -> Self {
+        let (kubelet, driver) = (node(Options::default()).await, FakeNvml::start(machine));
+        let inside = |name: &str| kubelet.root.path().join(name).to_str().unwrap().to_owned();
+        std::fs::write(inside("podmeter.yaml"), config).unwrap();
+        let arguments = [
+            ("--listen", "127.0.0.1:0".to_owned()),
+            ("--kubelet-root", inside("")),
+            ("--config", inside("podmeter.yaml")),
+            ("--admin-socket", inside("admin.sock")),
+            ("--sample-interval", "100ms".to_owned()),
+        ];
+        let arguments = arguments.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]);
+        let arguments = arguments.chain(more.iter().map(|&word| word.to_owned()));
+        let arguments: Vec<String> = ["agent".to_owned()].into_iter().chain(arguments).collect();
+        let running = run(&arguments, &driver);
+        Self { kubelet, driver, running, arguments }
+    }
+
+    /// Kills the binary and starts another once the kubelet has noticed.
+    pub async fn restart(&mut self) {
+        self.running.kill();
+        let gone =
+            |_: &BTreeMap<String, Count>| self.kubelet.node_status().values().all(|count| count.allocatable == 0);
+        assert!(self.kubelet.node_status_becomes(gone).await, "{:?}", self.kubelet.node_status());
+        self.driver.forget_calls();
+        self.running = run(&self.arguments, &self.driver);
+    }
+
+    /// How long it took to end.
+    pub fn end(&mut self) -> Duration {
+        let began = Instant::now();
+        self.running.signal("TERM");
+        assert_eq!(self.running.wait().code(), Some(0), "{}", self.running.log());
+        began.elapsed()
+    }
+
+    pub fn inject(&self, gpu: usize, events: Value) {
+        self.driver.update(|state| state["gpus"][gpu]["events"] = events);
+    }
+
+    /// What the driver wants done, and the event by which it says that this has changed.
+    pub fn recovery_action(&self, gpu: usize, action: u32, sequence: u64) {
+        self.driver.update(|state| {
+            state["gpus"][gpu]["recovery_action"] = json!(action);
+            state["gpus"][gpu]["events"] = json!([{"sequence": sequence, "kind": 0x8000}]);
+        });
+    }
+
+    pub fn post(&self, path: &str, body: &str) -> Answer {
+        post(&self.kubelet.root.path().join("admin.sock"), path, body)
+    }
+
+    /// Sorted ids, as the kubelet has them. Empty too while it has no plugin of the resource.
+    pub fn unhealthy(&self, resource: &str) -> Vec<String> {
+        let listed = self.kubelet.listed(resource).unwrap_or_default();
+        listed.into_iter().filter(|(_, healthy)| !healthy).map(|(id, _)| id).collect()
+    }
+
+    /// Until the kubelet has the resource with exactly these unhealthy, and the driver's events are heard.
+    pub async fn until_unhealthy(&self, resource: &str, unhealthy: &[String]) {
+        let is = || {
+            self.kubelet.listed(resource).is_some_and(|listed| listed.values().any(|healthy| *healthy))
+                || !unhealthy.is_empty()
+        };
+        for _ in 0..4 {
+            let becomes = self.kubelet.node_status_becomes(|_| is() && self.unhealthy(resource) == unhealthy);
+            if becomes.await {
+                self.running.until("events are heard", |_| self.calls("nvmlEventSetWait_v2") > 0);
+                return;
+            }
+        }
+        panic!("{resource}: {unhealthy:?}, not {:?}\n{}", self.kubelet.listed(resource), self.running.log());
+    }
+
+    pub fn until_page(&self, what: &str, condition: impl FnMut(&Page) -> bool) -> Page {
+        let condition = std::cell::RefCell::new(condition);
+        self.running.until(what, |page| (condition.borrow_mut())(page))
+    }
+
+    /// The device that the pod got.
+    pub async fn runs(&self, pod: &str, resource: &str) -> String {
+        let container = ContainerSpec::new("main").asks(resource, 1);
+        assert_eq!(self.kubelet.add_pod(PodSpec::new("team", pod).container(container)).await, Admission::Running);
+        self.kubelet.devices_of("team", pod, "main").remove(0).1
+    }
+
+    /// Every turn so far, but for the first check.
+    pub fn turns(&self) -> Vec<Value> {
+        let turns = self.node()["health"]["transitions"].as_array().unwrap().clone();
+        turns.into_iter().filter(|turn| turn["reason"] != "unknown").collect()
+    }
+
+    /// The first cause against the whole GPU.
+    pub fn cause(&self, gpu: usize) -> Value {
+        self.node()["health"]["gpus"][uuid(gpu)]["whole"]["causes"][0].clone()
+    }
+
+    fn node(&self) -> Value {
+        serde_json::from_str(&self.running.get("/api/v1/node").body).unwrap()
+    }
+
+    /// Neither in podmeter's account nor in any list that the kubelet was sent: once healthy, always healthy.
+    pub fn assert_others_never_turned(&self, sick: &[usize]) {
+        let sick: Vec<String> = sick.iter().map(|gpu| uuid(*gpu)).collect();
+        let turned = self.turns();
+        assert!(turned.iter().all(|turn| sick.iter().any(|gpu| turn["gpu"] == json!(gpu))), "{turned:?}");
+        for resource in self.kubelet.node_status().keys() {
+            let mut known: BTreeMap<String, bool> = BTreeMap::new();
+            for list in self.kubelet.received(resource) {
+                for (device, healthy) in list {
+                    let was_healthy = known.insert(device.clone(), healthy).unwrap_or(false);
+                    let is_sick = sick.iter().any(|gpu| device.starts_with(gpu.as_str()));
+                    let is_part = device.starts_with("MIG-");
+                    assert!(is_sick || is_part || healthy || !was_healthy, "{device} turned at the kubelet");
+                }
+            }
+        }
+    }
+
+    pub fn calls(&self, name: &str) -> u64 {
+        self.driver.calls().get(name).copied().unwrap_or(0)
+    }
+
+    pub fn has_loaded_the_library(&self) -> bool {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.running.pid())).unwrap();
+        maps.contains(self.driver.library_path().to_str().unwrap())
+    }
+
+    /// Of all threads that live, from the scheduler's own account.
+    pub fn processor_seconds(&self) -> f64 {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.running.pid())).unwrap();
+        let nanoseconds = threads.filter_map(|thread| {
+            let text = std::fs::read_to_string(thread.ok()?.path().join("schedstat")).ok()?;
+            text.split(' ').next()?.parse::<f64>().ok()
+        });
+        nanoseconds.sum::<f64>() / 1e9
+    }
+}
+
+fn run(arguments: &[String], driver: &FakeNvml) -> Running {
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    Running::start(&arguments, &driver.env(), None)
+}
