@@ -8,6 +8,7 @@ mod agent;
 mod kubelet;
 
 use std::collections::BTreeSet;
+use std::io::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -303,4 +304,54 @@ fn the_demo_knows_its_pods() {
     let labels = [r#"namespace="team-language""#, r#"label_app="llm-serve""#];
     let page = running.until("a pod of the demo", |page| page.count("podmeter_pod_info", &labels) == 1);
     assert_eq!(page.value("podmeter_process_attribution_enabled", &[]), Some(1.0));
+}
+
+/// The reader of a pipe that nobody has opened to write is held by the kernel, as it is by a process in an uninterruptible
+/// sleep.
+#[tokio::test(start_paused = true)]
+async fn a_look_that_hangs_withdraws_what_was_known_and_comes_back() {
+    let root = tempfile::tempdir().unwrap();
+    let tree = ProcTree::create(root.path()).unwrap();
+    tree.add_container(MAIN).unwrap();
+    tree.start(1000, 5, MAIN).unwrap();
+    tree.start(1001, 5, MAIN).unwrap();
+    let stat = tree.proc_root().join("1001/stat");
+    let line = std::fs::read(&stat).unwrap();
+    let (want, wanted) = watch::channel(Arc::new(BTreeSet::from([1000])));
+    let (publish, mut states) = watch::channel(Arc::default());
+    let settings = processes::Settings {
+        mode: Mode::Auto,
+        proc_root: tree.proc_root(),
+        pod_logs_root: tree.pod_logs_root(),
+        pod_labels: vec![],
+    };
+    let (_pods, pods) = watch::channel(Arc::default());
+    let room = tokio::spawn(processes::run(settings, Clock::start(), wanted, pods, publish));
+    let is_known = |state: &Arc<ProcessState>| state.processes.contains_key(&1000);
+    until(&mut states, "the first is known", is_known).await;
+
+    std::fs::remove_file(&stat).unwrap();
+    let (fifo, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR);
+    rustix::fs::mknodat(rustix::fs::CWD, &stat, fifo, mode, 0).unwrap();
+    want.send_replace(Arc::new([1000, 1001].into()));
+    let is_stuck = |state: &Arc<ProcessState>| state.collector.as_ref().is_some_and(|collector| collector.stuck);
+    // Time does not pass by itself while a look is under way.
+    while !is_stuck(&states.borrow()) {
+        tokio::time::advance(Duration::from_secs(1)).await;
+        tokio::task::yield_now().await;
+    }
+    let state = Arc::clone(&states.borrow());
+    assert!(state.processes.is_empty() && state.problem.as_ref().unwrap().contains("does not come back"));
+
+    // The next look finds a file again.
+    let mut pipe = std::fs::OpenOptions::new().read(true).write(true).open(&stat).unwrap();
+    std::fs::remove_file(&stat).unwrap();
+    std::fs::write(&stat, &line).unwrap();
+    pipe.write_all(&line).unwrap();
+    drop(pipe);
+    let is_back = |state: &Arc<ProcessState>| !is_stuck(state) && is_known(state);
+    while !is_back(&states.borrow()) {
+        tokio::task::yield_now().await;
+    }
+    room.abort();
 }

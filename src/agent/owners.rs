@@ -12,17 +12,22 @@ pub fn wanted(hardware: &HardwareState) -> BTreeSet<u32> {
 
 /// Whether somebody has looked at all of them, or nobody looks.
 pub fn are_known(wanted: &BTreeSet<u32>, state: &ProcessState) -> bool {
-    !state.enabled || wanted.iter().all(|pid| state.processes.contains_key(pid))
+    !is_looking(state) || wanted.iter().all(|pid| state.processes.contains_key(pid))
 }
 
 /// What the ledger divides by. A GPU whose processes the driver does not tell has none; without host process ids no GPU
 /// has. A process that nobody has looked at yet is left out until somebody has: its work is not lost, its count goes on.
 pub fn by_device(hardware: &HardwareState, state: &ProcessState) -> BTreeMap<GpuUuid, DeviceProcesses> {
-    if !state.enabled {
+    if !is_looking(state) {
         return BTreeMap::new();
     }
     let known = |(gpu, readings): (&GpuUuid, _)| Some((gpu.clone(), of_device(readings, state)?));
     hardware.readings.iter().map(|(gpu, readings)| (gpu, &**readings)).filter_map(known).collect()
+}
+
+/// A look that does not come back says nothing of what runs now.
+fn is_looking(state: &ProcessState) -> bool {
+    state.enabled && state.collector.as_ref().is_none_or(|collector| !collector.stuck)
 }
 
 fn of_device(readings: &DeviceReadings, state: &ProcessState) -> Option<DeviceProcesses> {
@@ -83,7 +88,8 @@ mod tests {
 
     use super::*;
     use crate::model::{
-        ContainerRef, Medium, Monotonic, Process, ProcessKey, ProcessSmSeconds, Stamped, Totals, UnknownOwner,
+        Collector, ContainerRef, Medium, Monotonic, Process, ProcessKey, ProcessSmSeconds, Stamped, Totals,
+        UnknownOwner,
     };
 
     fn hardware(listed: Option<&[u32]>, worked: Option<&[(u32, f64)]>) -> HardwareState {
@@ -151,6 +157,10 @@ mod tests {
         let hidden = ProcessState { enabled: false, ..owners };
         assert_eq!(by_device(&hardware(Some(&[1]), Some(&[])), &hidden), BTreeMap::new());
         assert!(are_known(&[9].into(), &hidden), "nobody looks");
+        let collector = Some(Collector { stuck: true, ..Collector::default() });
+        let stuck = ProcessState { enabled: true, collector, ..hidden };
+        assert_eq!(by_device(&hardware(Some(&[1]), Some(&[])), &stuck), BTreeMap::new());
+        assert!(are_known(&[9].into(), &stuck), "nobody waits for a look that does not come back");
         assert!(!are_known(&[9].into(), &state(&[])));
     }
 }

@@ -99,7 +99,6 @@ impl Publisher {
                 changed = self.kubelet.changed() => changed,
                 changed = self.health.changed() => changed,
                 changed = changed(&mut self.plugin) => changed,
-                changed = self.processes.changed() => changed,
                 changed = self.reloadable.changed() => {
                     ledger.set_retention(self.reloadable.borrow_and_update().retention);
                     changed

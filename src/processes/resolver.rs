@@ -18,8 +18,6 @@ const MOST_PROCESSES: usize = 4096;
 const LOOKS_PER_ROUND: usize = 512;
 /// A process may still be put into its cgroup, and a container's name may come later: looked at again after this long.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
-/// A process that has ended keeps its owner for as long as device readings may still speak of it.
-const AFTERLIFE: Duration = Duration::from_secs(60);
 
 /// Finds owners, and remembers what it has seen of the processes that are wanted, and of no others.
 pub struct Resolver {
@@ -34,7 +32,6 @@ struct Known {
     key: ProcessKey,
     seen: Result<Sighting, UnknownOwner>,
     looked_at: Monotonic,
-    gone_at: Option<Monotonic>,
 }
 
 /// The published pods, and what they were made from.
@@ -105,15 +102,8 @@ impl Resolver {
     fn look(&mut self, now: Monotonic, pid: u32, looks: &mut usize) -> Result<(), UnknownOwner> {
         let key = match self.files.key(pid) {
             Ok(key) => key,
-            Err(reason) => {
-                let Some(known) = self.known.get_mut(&pid) else { return Err(reason) };
-                let gone_at = *known.gone_at.get_or_insert(now);
-                if now.since(gone_at) > AFTERLIFE {
-                    self.known.remove(&pid);
-                    return Err(reason);
-                }
-                return Ok(());
-            }
+            // A process that has ended keeps its owner for as long as device readings speak of it.
+            Err(reason) => return if self.known.contains_key(&pid) { Ok(()) } else { Err(reason) },
         };
         let settled = self
             .known
@@ -140,7 +130,7 @@ impl Resolver {
                 return Ok(());
             }
         }
-        self.known.insert(pid, Known { key, seen, looked_at: now, gone_at: None });
+        self.known.insert(pid, Known { key, seen, looked_at: now });
         Ok(())
     }
 

@@ -13,6 +13,8 @@ use crate::model::{Collector, Moment, PodDirectory, PodLabel, ProcessState};
 const PERIOD: Duration = Duration::from_secs(1);
 /// And no more often than this, however often what is wanted changes.
 const PAUSE: Duration = Duration::from_millis(100);
+/// A look takes milliseconds. After this long the last one is no longer believed.
+const LATE: Duration = Duration::from_secs(10);
 
 /// Whether processes are attributed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,12 +59,19 @@ pub async fn run(
         let pids = Arc::clone(&wanted.borrow_and_update());
         let directory = Arc::clone(&pods.borrow_and_update());
         // Files of a process that hangs in the kernel may hang too: that costs this thread, and nobody waits for it.
-        let round = tokio::task::spawn_blocking(move || {
+        let mut round = tokio::task::spawn_blocking(move || {
             let state = room.round(&pids, &directory);
             (room, state)
         });
+        let done = match tokio::time::timeout(LATE, &mut round).await {
+            Ok(done) => done,
+            Err(_) => {
+                publish.send_modify(|state| give_up(Arc::make_mut(state)));
+                round.await
+            }
+        };
         let state;
-        (room, state) = match round.await {
+        (room, state) = match done {
             Ok(done) => done,
             Err(error) => {
                 tracing::error!(%error, "looking at processes broke");
@@ -76,6 +85,18 @@ pub async fn run(
             () = changed(&mut pods) => {}
             () = tokio::time::sleep(PERIOD - PAUSE) => {}
         }
+    }
+}
+
+/// What was known of processes is withdrawn until the look comes back.
+fn give_up(state: &mut ProcessState) {
+    let problem = "a look at /proc does not come back, so use is attributed by allocation alone until it does: a process on a \
+                   GPU hangs in the kernel, or the file system does";
+    tracing::warn!("{problem}");
+    state.problem = Some(problem.into());
+    state.processes.clear();
+    if let Some(collector) = &mut state.collector {
+        (collector.success, collector.stuck) = (false, true);
     }
 }
 

@@ -100,13 +100,14 @@ fn a_number_given_out_again_is_another_process() {
 }
 
 #[test]
-fn an_ended_process_keeps_its_owner_while_readings_may_speak_of_it() {
+fn an_ended_process_keeps_its_owner_while_readings_speak_of_it() {
     let mut lab = Lab::with_pods();
     assert_eq!(lab.owner(1, 100), container(MAIN));
     lab.tree.end(100).unwrap();
     assert_eq!(lab.owner(2, 100), container(MAIN));
-    assert_eq!(lab.owner(62, 100), container(MAIN));
-    assert_eq!(lab.owner(63, 100), Owner::Unknown(UnknownOwner::Gone));
+    assert_eq!(lab.owner(600, 100), container(MAIN));
+    lab.resolve(601, &[]);
+    assert_eq!(lab.owner(602, 100), Owner::Unknown(UnknownOwner::Gone));
 }
 
 #[test]
