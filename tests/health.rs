@@ -349,7 +349,7 @@ async fn a_signal_ends_it_in_five_seconds_whatever_the_driver_does() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_day_of_the_demo_ends_as_it_began() {
     let arguments = ["demo", "--faults", "--fault-speed", "10", "--listen", "127.0.0.1:0"];
-    let running = agent::Running::start(&arguments, &[], None);
+    let mut running = agent::Running::start(&arguments, &[], None);
     let page = running.until("the end of the day, and all well", |page| {
         let healthy = page.samples("podmeter_device_healthy", &[]).filter(|(_, healthy)| *healthy == 1.0);
         running.log().contains("the day is over") && healthy.count() == 8
@@ -383,4 +383,9 @@ async fn the_day_of_the_demo_ends_as_it_began() {
     assert_eq!(page.value("podmeter_plugin_registered", &["resource=\"nvidia.com/gpu\""]), Some(1.0));
     assert!(page.value("podmeter_plugin_kubelet_restarts_total", &[]) >= Some(1.0));
     assert_eq!(page.count("podmeter_device_power_watts", &[]), 8);
+    running.signal("TERM");
+    assert_eq!(running.wait().code(), Some(0), "{}", running.log());
+    let log = running.log();
+    let socket = log.split("address=unix:").nth(1).and_then(|rest| rest.split_whitespace().next()).unwrap();
+    assert!(!std::path::Path::new(socket).parent().unwrap().exists(), "{socket}: left behind");
 }
