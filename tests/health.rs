@@ -229,6 +229,21 @@ async fn a_gpu_that_is_sick_at_the_start_is_not_offered_for_a_moment() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_kubelet_that_restarts_is_told_of_a_sick_gpu_in_its_first_list() {
+    let node = SickNode::start(eight_gpus(), QUICK).await;
+    node.until_unhealthy(GPU, &[]).await;
+    node.inject(1, json!([{"sequence": 1, "xid": 119}]));
+    node.until_unhealthy(GPU, &[uuid(1)]).await;
+    let before = node.kubelet.received(GPU).len();
+    node.kubelet.restart().unwrap();
+    node.until_page("a list for the new kubelet", |_| node.kubelet.received(GPU).len() > before);
+    let lists = node.kubelet.received(GPU);
+    assert!(lists[before..].iter().all(|list| !list[&uuid(1)] && list[&uuid(0)]), "{lists:?}");
+    node.until_unhealthy(GPU, &[uuid(1)]).await;
+    node.assert_others_never_turned(&[1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_operators_mark_reaches_the_kubelet_and_so_does_its_end() {
     let node = SickNode::start(eight_gpus(), &shared()).await;
     node.until_unhealthy(GPU, &[]).await;
