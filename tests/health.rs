@@ -51,9 +51,10 @@ async fn an_xid_79_takes_every_slot_of_its_gpu_and_a_reload_brings_them_back() {
     let turn = &node.turns()[0];
     assert_eq!((turn["gpu"].as_str(), turn["reason"].as_str()), (Some(uuid(sick).as_str()), Some("xid")));
     assert_eq!(turn["holders"], json!([{"namespace": "team", "pod": "trainer", "container": "main"}]));
-    let log = node.running.log();
-    let line = log.lines().find(|line| line.contains("unhealthy") && line.contains(&uuid(sick))).unwrap();
-    assert!(line.contains("team/trainer") && line.contains("XID 79"), "{line}");
+    let told = |line: &str| {
+        [" unhealthy ", uuid(sick).as_str(), "team/trainer", "XID 79"].iter().all(|word| line.contains(word))
+    };
+    node.until_page("the line in the log", |_| node.running.log().lines().any(told));
     let status = node.kubelet.allocated_resources_status("team", "trainer");
     assert_eq!(status, [("main".to_owned(), GPU.to_owned(), holder, false)]);
 
