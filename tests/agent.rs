@@ -391,7 +391,7 @@ async fn a_reload_takes_a_good_file_and_keeps_the_old_one_for_a_bad() {
     write("retention: forever\n");
     running.signal("HUP");
     outcome(0.0);
-    assert!(running.log().contains("forever"), "{}", running.log());
+    running.until("the reason in the log", |_| running.log().contains("forever"));
     write("retention: 2m\n");
     running.signal("HUP");
     outcome(1.0);

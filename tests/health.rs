@@ -51,9 +51,10 @@ async fn an_xid_79_takes_every_slot_of_its_gpu_and_a_reload_brings_them_back() {
     let turn = &node.turns()[0];
     assert_eq!((turn["gpu"].as_str(), turn["reason"].as_str()), (Some(uuid(sick).as_str()), Some("xid")));
     assert_eq!(turn["holders"], json!([{"namespace": "team", "pod": "trainer", "container": "main"}]));
-    let log = node.running.log();
-    let line = log.lines().find(|line| line.contains("unhealthy") && line.contains(&uuid(sick))).unwrap();
-    assert!(line.contains("team/trainer") && line.contains("XID 79"), "{line}");
+    let told = |line: &str| {
+        [" unhealthy ", uuid(sick).as_str(), "team/trainer", "XID 79"].iter().all(|word| line.contains(word))
+    };
+    node.until_page("the line in the log", |_| node.running.log().lines().any(told));
     let status = node.kubelet.allocated_resources_status("team", "trainer");
     assert_eq!(status, [("main".to_owned(), GPU.to_owned(), holder, false)]);
 
@@ -210,6 +211,8 @@ async fn a_row_that_cannot_be_replaced_takes_the_gpu_for_good() {
 async fn a_gpu_that_is_sick_at_the_start_is_not_offered_for_a_moment() {
     let mut machine = eight_gpus();
     machine["gpus"][5]["recovery_action"] = json!(1);
+    // It says so after the others have been offered.
+    machine["gpus"][5]["delay"] = json!({"nvmlDeviceGetFieldValues": 200});
     let mut node = SickNode::start(machine, QUICK).await;
     for start in 1..=3 {
         node.until_unhealthy(GPU, &[uuid(5)]).await;
@@ -218,11 +221,27 @@ async fn a_gpu_that_is_sick_at_the_start_is_not_offered_for_a_moment() {
         });
         let lists = node.kubelet.received(GPU);
         assert!(lists.len() >= start);
+        assert!(lists.iter().any(|list| list.values().filter(|healthy| **healthy).count() == 7), "{lists:?}");
         assert!(lists.iter().all(|list| !list[&uuid(5)]), "offered: {lists:?}");
         if start < 3 {
             node.restart().await;
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kubelet_that_restarts_is_told_of_a_sick_gpu_in_its_first_list() {
+    let node = SickNode::start(eight_gpus(), QUICK).await;
+    node.until_unhealthy(GPU, &[]).await;
+    node.inject(1, json!([{"sequence": 1, "xid": 119}]));
+    node.until_unhealthy(GPU, &[uuid(1)]).await;
+    let before = node.kubelet.received(GPU).len();
+    node.kubelet.restart().unwrap();
+    node.until_page("a list for the new kubelet", |_| node.kubelet.received(GPU).len() > before);
+    let lists = node.kubelet.received(GPU);
+    assert!(lists[before..].iter().all(|list| !list[&uuid(1)] && list[&uuid(0)]), "{lists:?}");
+    node.until_unhealthy(GPU, &[uuid(1)]).await;
+    node.assert_others_never_turned(&[1]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -349,7 +368,7 @@ async fn a_signal_ends_it_in_five_seconds_whatever_the_driver_does() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_day_of_the_demo_ends_as_it_began() {
     let arguments = ["demo", "--faults", "--fault-speed", "10", "--listen", "127.0.0.1:0"];
-    let running = agent::Running::start(&arguments, &[], None);
+    let mut running = agent::Running::start(&arguments, &[], None);
     let page = running.until("the end of the day, and all well", |page| {
         let healthy = page.samples("podmeter_device_healthy", &[]).filter(|(_, healthy)| *healthy == 1.0);
         running.log().contains("the day is over") && healthy.count() == 8
@@ -383,4 +402,9 @@ async fn the_day_of_the_demo_ends_as_it_began() {
     assert_eq!(page.value("podmeter_plugin_registered", &["resource=\"nvidia.com/gpu\""]), Some(1.0));
     assert!(page.value("podmeter_plugin_kubelet_restarts_total", &[]) >= Some(1.0));
     assert_eq!(page.count("podmeter_device_power_watts", &[]), 8);
+    running.signal("TERM");
+    assert_eq!(running.wait().code(), Some(0), "{}", running.log());
+    let log = running.log();
+    let socket = log.split("address=unix:").nth(1).and_then(|rest| rest.split_whitespace().next()).unwrap();
+    assert!(!std::path::Path::new(socket).parent().unwrap().exists(), "{socket}: left behind");
 }

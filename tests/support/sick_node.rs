@@ -163,17 +163,19 @@ impl SickNode {
 
     /// Neither in podmeter's account nor in any list that the kubelet was sent: once healthy, always healthy.
     pub fn assert_others_never_turned(&self, sick: &[usize]) {
-        let sick: Vec<String> = sick.iter().map(|gpu| uuid(*gpu)).collect();
         let turned = self.turns();
-        assert!(turned.iter().all(|turn| sick.iter().any(|gpu| turn["gpu"] == json!(gpu))), "{turned:?}");
+        assert!(turned.iter().all(|turn| sick.iter().any(|gpu| turn["gpu"] == json!(uuid(*gpu)))), "{turned:?}");
+        let is_sick = |device: &str| {
+            // The ids of its MIG devices begin with this.
+            let part = |gpu: usize| mig(gpu, 0)[..28].to_owned();
+            sick.iter().any(|gpu| device.starts_with(&uuid(*gpu)) || device.starts_with(&part(*gpu)))
+        };
         for resource in self.kubelet.node_status().keys() {
             let mut known: BTreeMap<String, bool> = BTreeMap::new();
             for list in self.kubelet.received(resource) {
                 for (device, healthy) in list {
                     let was_healthy = known.insert(device.clone(), healthy).unwrap_or(false);
-                    let is_sick = sick.iter().any(|gpu| device.starts_with(gpu.as_str()));
-                    let is_part = device.starts_with("MIG-");
-                    assert!(is_sick || is_part || healthy || !was_healthy, "{device} turned at the kubelet");
+                    assert!(healthy || !was_healthy || is_sick(&device), "{device} turned at the kubelet");
                 }
             }
         }
