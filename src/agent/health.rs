@@ -3,6 +3,7 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::xids::next;
 use crate::clock::Clock;
 use crate::health::{Config, Evidence, Health, MarkError, Order};
 use crate::model::{GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Snapshot, XidEvent};
@@ -156,14 +157,6 @@ impl Judge {
         let pods: BTreeSet<String> =
             holders.map(|account| format!("{}/{}", account.container.namespace, account.container.pod)).collect();
         if pods.is_empty() { "none".to_owned() } else { pods.into_iter().collect::<Vec<_>>().join(", ") }
-    }
-}
-
-/// Never, where there is nothing to hear from.
-async fn next(xids: &mut Option<mpsc::Receiver<Vec<XidEvent>>>) -> Option<Vec<XidEvent>> {
-    match xids {
-        Some(xids) => xids.recv().await,
-        None => std::future::pending().await,
     }
 }
 

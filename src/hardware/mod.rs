@@ -27,8 +27,8 @@ pub use kmsg_line::{KernelLine, KernelXid, parse_kernel_line};
 pub use release::{DriverLease, ReleaseError};
 pub use settings::Settings;
 pub use source::{
-    Driver, Due, EventFailure, EventKind, EventSource, Failure, Integrals, Pass, Problem, RawEvent, Reader, Session,
-    Verdict,
+    CallDurations, Driver, Due, EventFailure, EventKind, EventSource, Failure, Integrals, Pass, Problem, RawEvent,
+    Reader, Session, Verdict,
 };
 pub use supervisor::{Hardware, start};
 
