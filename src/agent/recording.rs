@@ -200,6 +200,15 @@ fn memory_of(memory: &MemoryUse) -> Value {
 
 fn gpm(medium: &Medium) -> Value {
     let mut metrics = gpm_metrics(&medium.gpm);
+    if !metrics.0.is_empty() {
+        let traffic = medium.rates.traffic;
+        let mebibytes = |bytes: Option<f64>| bytes.map(|bytes| bytes / 1_048_576.0);
+        metrics
+            .put("20", mebibytes(traffic.pcie_transmitted))
+            .put("21", mebibytes(traffic.pcie_received))
+            .put("60", mebibytes(traffic.nvlink_received))
+            .put("61", mebibytes(traffic.nvlink_transmitted));
+    }
     // The fake reads these as a rise in one second; only that they are there can be replayed.
     metrics.put("248", medium.sm_cycles.map(|_| 0)).put("249", medium.sm_active_cycles.map(|_| 0));
     let of_instances = medium.instances.iter().any(|instance| instance.gpm != GpmRatios::default());

@@ -17,7 +17,7 @@ pub fn for_two(mut source: Receiver<Batch>) -> (impl Future<Output = ()>, Receiv
             put(&two, batch).await;
         }
         drop((one, two));
-        std::future::pending().await
+        std::future::pending::<()>().await;
     };
     (hand_out, first, second)
 }

@@ -103,8 +103,9 @@ impl ContainerXids {
     pub fn advance(&mut self, mut observation: XidObservation<'_>) -> Vec<ContainerXid> {
         let mut events = std::mem::take(&mut observation.events);
         events.sort_by_key(|xid| xid.event.at.monotonic);
+        let mut pids: BTreeSet<u32> = self.wanted().collect();
         for xid in events {
-            self.hear(xid, &observation);
+            self.hear(xid, &mut pids, &observation);
         }
         self.resolve(&observation);
         self.settle(&observation);
@@ -112,14 +113,15 @@ impl ContainerXids {
         self.counts.iter().map(|(key, count)| count.published(key)).collect()
     }
 
-    fn hear(&mut self, xid: ClassedXid, observation: &XidObservation<'_>) {
+    /// `pids` are those that are waited for.
+    fn hear(&mut self, xid: ClassedXid, pids: &mut BTreeSet<u32>, observation: &XidObservation<'_>) {
         let holder = Party::holding(&xid.event, observation);
-        let pids: BTreeSet<u32> = self.wanted().collect();
         match &xid.event.process {
             Some(process)
                 if observation.processes.enabled && (pids.len() < PROCESSES || pids.contains(&process.pid)) =>
             {
                 let pid = process.pid;
+                pids.insert(pid);
                 self.waiting.push(Waiting { xid, pid, holder });
             }
             _ => self.tell(xid, holder, observation),
