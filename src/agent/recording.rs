@@ -128,7 +128,18 @@ fn described(gpu: &Gpu, pass: &LastPass, refused: &BTreeMap<&'static str, &'stat
         .put("numa_node", Some(gpu.numa_node.map_or(-1, i64::from)))
         .put("power_milliwatts", pass.fast.as_ref().and_then(|fast| fast.power_watts).map(|watts| whole(watts * 1e3)));
     let percent = pass.fast.as_ref().and_then(|fast| fast.utilization_ratio).map(|ratio| ratio * 100.0);
-    object.put("utilization", percent.map(|percent| json!({ "gpu": percent })));
+    let rates = pass.medium.as_ref().map(|medium| &medium.rates);
+    let memory = rates.and_then(|rates| rates.memory_utilization_ratio).map(|ratio| ratio * 100.0);
+    let engines = rates.map(|rates| rates.engine_utilization_ratios.iter()).into_iter().flatten();
+    let utilization = percent.map(|percent| {
+        let mut utilization = Object::default();
+        utilization.put("gpu", Some(percent)).put("memory", memory);
+        for (engine, ratio) in engines {
+            utilization.put(engine, Some(ratio * 100.0));
+        }
+        utilization.value()
+    });
+    object.put("utilization", utilization);
     let mut fields = Object::default();
     if let Some(medium) = &pass.medium {
         put_medium(&mut object, &mut fields, medium);
