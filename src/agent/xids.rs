@@ -34,3 +34,40 @@ pub async fn next(xids: &mut Option<Receiver<Batch>>) -> Option<Batch> {
         None => std::future::pending().await,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Moment, XidSource};
+
+    fn batch(code: u32) -> Batch {
+        let at = Moment::default();
+        vec![XidEvent {
+            at,
+            gpu: "GPU-1".into(),
+            instance: None,
+            code,
+            source: XidSource::Nvml,
+            process: None,
+            count: 1,
+        }]
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn both_readers_get_all_and_one_that_has_gone_holds_up_nobody() {
+        let (source, heard) = channel(1);
+        let (hand_out, mut one, two) = for_two(heard);
+        let task = tokio::spawn(hand_out);
+        let mut two = Some(two);
+        source.send(batch(13)).await.unwrap();
+        assert_eq!((one.recv().await, next(&mut two).await), (Some(batch(13)), Some(batch(13))));
+        drop(one);
+        for _ in 0..3 * BATCHES {
+            source.send(batch(31)).await.unwrap();
+            assert_eq!(next(&mut two).await, Some(batch(31)));
+        }
+        drop(source);
+        assert_eq!(next(&mut two).await, None, "the source has ended");
+        assert!(!task.is_finished());
+    }
+}

@@ -9,7 +9,7 @@ mod party;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use self::matching::{Matching, Pending};
@@ -22,7 +22,9 @@ use crate::model::{
 
 /// A process that nobody has looked at by then has no owner. Shorter than what the two sources may lie apart.
 const OWNER_WAIT: Duration = Duration::from_secs(3);
-/// Processes whose owners are waited for at once; further ones go without.
+/// One XID seldom comes alone, and the later ones come when the process has ended: it stays wanted for so long.
+const PROCESS_MEMORY: Duration = Duration::from_secs(60);
+/// Processes that are wanted at once; further ones go without an owner.
 const PROCESSES: usize = 256;
 /// Series, past which a container's further codes count together.
 const SERIES: usize = 4096;
@@ -36,6 +38,8 @@ pub struct ContainerXids {
     /// The kernel's log is read too, so what the driver tells may be told again.
     two_sources: bool,
     waiting: Vec<Waiting>,
+    /// The processes that XIDs have named, and when the last one did.
+    named: BTreeMap<u32, Monotonic>,
     matching: BTreeMap<(GpuUuid, u32), Matching>,
     counts: BTreeMap<Key, Count>,
 }
@@ -91,21 +95,26 @@ struct Count {
 impl ContainerXids {
     #[must_use]
     pub fn new(two_sources: bool) -> Self {
-        Self { two_sources, waiting: vec![], matching: BTreeMap::new(), counts: BTreeMap::new() }
+        Self {
+            two_sources,
+            waiting: vec![],
+            named: BTreeMap::new(),
+            matching: BTreeMap::new(),
+            counts: BTreeMap::new(),
+        }
     }
 
     /// The processes whose owners are wanted, by the host's numbers.
     pub fn wanted(&self) -> impl Iterator<Item = u32> + '_ {
-        self.waiting.iter().map(|waiting| waiting.pid)
+        self.named.keys().copied()
     }
 
     /// By container, GPU, MIG device and code.
     pub fn advance(&mut self, mut observation: XidObservation<'_>) -> Vec<ContainerXid> {
         let mut events = std::mem::take(&mut observation.events);
         events.sort_by_key(|xid| xid.event.at.monotonic);
-        let mut pids: BTreeSet<u32> = self.wanted().collect();
         for xid in events {
-            self.hear(xid, &mut pids, &observation);
+            self.hear(xid, &observation);
         }
         self.resolve(&observation);
         self.settle(&observation);
@@ -113,15 +122,15 @@ impl ContainerXids {
         self.counts.iter().map(|(key, count)| count.published(key)).collect()
     }
 
-    /// `pids` are those that are waited for.
-    fn hear(&mut self, xid: ClassedXid, pids: &mut BTreeSet<u32>, observation: &XidObservation<'_>) {
+    fn hear(&mut self, xid: ClassedXid, observation: &XidObservation<'_>) {
         let holder = Party::holding(&xid.event, observation);
         match &xid.event.process {
             Some(process)
-                if observation.processes.enabled && (pids.len() < PROCESSES || pids.contains(&process.pid)) =>
+                if observation.processes.enabled
+                    && (self.named.len() < PROCESSES || self.named.contains_key(&process.pid)) =>
             {
                 let pid = process.pid;
-                pids.insert(pid);
+                self.named.insert(pid, observation.now.monotonic);
                 self.waiting.push(Waiting { xid, pid, holder });
             }
             _ => self.tell(xid, holder, observation),
@@ -207,6 +216,7 @@ impl ContainerXids {
 
     fn forget(&mut self, observation: &XidObservation<'_>) {
         let now = observation.now.monotonic;
+        self.named.retain(|_, at| now.since(*at) <= PROCESS_MEMORY);
         self.counts.retain(|key, count| {
             now.since(count.last) <= observation.retention
                 || observation.scrapes < count.scrapes + SCRAPES

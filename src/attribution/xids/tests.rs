@@ -207,9 +207,21 @@ fn an_owner_is_waited_for_and_not_for_long() {
     assert_eq!(node.xids.wanted().collect::<Vec<_>>(), [5, 6]);
     node.know(5, Owner::Container(main("two")));
     assert_eq!(node.at(1000, &[]), counted("two", 1));
-    assert_eq!(node.xids.wanted().collect::<Vec<_>>(), [6]);
+    assert_eq!(node.xids.waiting.len(), 1);
     assert_eq!(node.at(3000, &[]), counted("two", 1));
-    assert_eq!(node.xids.wanted().count(), 0, "nobody's");
+    assert_eq!(node.xids.waiting.len(), 0, "nobody's");
+}
+
+#[test]
+fn a_process_that_has_ended_is_remembered_for_the_xids_that_follow() {
+    let mut node = Node::new(true).held_by(&["one", "two"]).owned(5, Owner::Container(main("two")));
+    node.at(0, &[log(0, 5, 1)]);
+    assert_eq!(node.xids.wanted().collect::<Vec<_>>(), [5], "though it has an owner");
+    node.at(60_000, &[log(60_000, 5, 1)]);
+    node.at(120_000, &[]);
+    assert_eq!(node.xids.wanted().collect::<Vec<_>>(), [5]);
+    node.at(120_001, &[]);
+    assert_eq!(node.xids.wanted().count(), 0);
 }
 
 #[test]
