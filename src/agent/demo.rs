@@ -89,6 +89,7 @@ pub async fn demo(settings: DemoSettings) -> Result<(), DemoError> {
         kubelet_deadline: Duration::from_secs(5),
         hardware: settings.hardware,
         nvml: settings.nvml,
+        nvml_call_durations: false,
         sample_interval: Duration::from_secs(1),
         proc_root: node.proc_root(),
         sys_root: "/sys".into(),

@@ -3,6 +3,7 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::xids::next;
 use crate::clock::Clock;
 use crate::health::{Config, Evidence, Health, MarkError, Order};
 use crate::model::{ContainerRef, GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Snapshot, XidEvent};
@@ -167,14 +168,6 @@ impl Judge {
 fn pods(holders: &[ContainerRef]) -> String {
     let pods: BTreeSet<String> = holders.iter().map(|holder| format!("{}/{}", holder.namespace, holder.pod)).collect();
     if pods.is_empty() { "none".to_owned() } else { pods.into_iter().collect::<Vec<_>>().join(", ") }
-}
-
-/// Never, where there is nothing to hear from.
-async fn next(xids: &mut Option<mpsc::Receiver<Vec<XidEvent>>>) -> Option<Vec<XidEvent>> {
-    match xids {
-        Some(xids) => xids.recv().await,
-        None => std::future::pending().await,
-    }
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod publisher;
 mod recording;
 mod self_use;
 mod settings;
+mod xids;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,8 +64,9 @@ pub type Reload = Box<dyn FnMut() -> Result<Reloadable, String> + Send>;
 
 /// Runs until SIGTERM or SIGINT. A second signal ends the process at once.
 pub async fn run(settings: Settings, reload: Reload) -> Result<(), AgentError> {
-    let driver = settings.driver();
-    run_on(driver, settings, reload, Clock::start()).await
+    let clock = Clock::start();
+    let driver = settings.driver(clock);
+    run_on(driver, settings, reload, clock).await
 }
 
 async fn run_on(
@@ -76,6 +78,7 @@ async fn run_on(
     let mut signals = Signals::receive()?;
     let listeners = bind(&settings).await?;
 
+    let call_durations = driver.as_ref().and_then(|driver| driver.call_durations());
     let mut devices = driver.map(|driver| hardware::start(driver, settings.hardware_room(), clock));
     let (_no_devices, nothing) = watch::channel(Arc::new(HardwareState { source: "none", ..HardwareState::default() }));
     let (publish_kubelet, kubelet_states) = watch::channel(Arc::default());
@@ -92,10 +95,16 @@ async fn run_on(
     let (publish_plugin, plugin_states) = watch::channel(Arc::<PluginState>::default());
 
     let (publish_health, health_states) = watch::channel(Arc::<HealthState>::default());
-    let xids = devices.as_mut().and_then(Hardware::xids);
+    let heard = devices.as_mut().and_then(Hardware::xids);
     let (operator, orders) = health::operator();
 
     let mut tasks = JoinSet::new();
+    let (mut xids, mut attributed_xids) = (None, None);
+    if let Some(heard) = heard {
+        let (hand_out, judged, attributed) = xids::for_two(heard);
+        tasks.spawn(named("XID", hand_out));
+        (xids, attributed_xids) = (Some(judged), Some(attributed));
+    }
     // Apart from the other tasks: it ends when it is told to, once its sockets are gone.
     let mut plugin_task = JoinSet::new();
     let mut offered = None;
@@ -139,6 +148,9 @@ async fn run_on(
         plugin: (!plugin_task.is_empty()).then_some(plugin_states),
         wanted,
         processes: process_states,
+        xids: attributed_xids,
+        health_config: settings.health.clone(),
+        call_durations,
         reloadable,
         config_reload,
         scrapes: scrapes.clone(),

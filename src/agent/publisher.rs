@@ -3,16 +3,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use super::settings::Reloadable;
-use super::{owners, self_use};
-use crate::attribution::{self, Join, Ledger, Observation, Slots};
+use super::{owners, self_use, xids};
+use crate::attribution::{self, ClassedXid, ContainerXids, Join, Ledger, Observation, Slots, XidObservation};
 use crate::clock::Clock;
+use crate::hardware::CallDurations;
+use crate::health;
 use crate::metrics::SeriesBudget;
 use crate::model::{
     Allocatable, ConfigReload, HardwareState, HealthState, Inventory, KubeletState, Monotonic, PluginState,
-    ProcessState, Relation, Snapshot, UnixSeconds,
+    ProcessState, Relation, Snapshot, UnixSeconds, XidEvent,
 };
 
 /// A new snapshot at least this often, so that the ages on the page grow while nothing answers.
@@ -37,6 +39,12 @@ pub struct Publisher {
     /// The processes whose owners are wanted.
     pub wanted: watch::Sender<Arc<BTreeSet<u32>>>,
     pub processes: watch::Receiver<Arc<ProcessState>>,
+    /// `None` where there is no driver to hear any from.
+    pub xids: Option<mpsc::Receiver<Vec<XidEvent>>>,
+    /// Which XIDs count.
+    pub health_config: health::Config,
+    /// How long the driver's calls take, where that was asked for.
+    pub call_durations: Option<CallDurations>,
     pub reloadable: watch::Receiver<Reloadable>,
     pub config_reload: watch::Receiver<Option<ConfigReload>>,
     pub scrapes: crate::web::ScrapeDurations,
@@ -65,6 +73,29 @@ impl Pulse {
     }
 }
 
+/// What the publisher remembers from one snapshot to the next.
+struct Books {
+    ledger: Ledger,
+    budget: SeriesBudget,
+    cache: JoinCache,
+    xids: ContainerXids,
+    /// Since the last snapshot.
+    heard: Vec<ClassedXid>,
+}
+
+impl Books {
+    fn hear(&mut self, batch: Vec<XidEvent>, config: &health::Config) {
+        let counted = |event: XidEvent| Some(ClassedXid { class: config.counted_class(event.code)?, event });
+        self.heard.extend(batch.into_iter().filter_map(counted));
+    }
+
+    /// The processes that XIDs name, by the host's numbers.
+    fn wanted(&self) -> impl Iterator<Item = u32> + '_ {
+        let heard = self.heard.iter().filter_map(|xid| xid.event.process.as_ref());
+        self.xids.wanted().chain(heard.map(|process| process.pid))
+    }
+}
+
 /// A join and what it was made from: it is made again only when one of them is another.
 #[derive(Default)]
 struct JoinCache {
@@ -79,13 +110,19 @@ impl Publisher {
     /// Publishes for ever. Ends only by being dropped, or when a room has ended.
     pub async fn run(mut self) {
         let started = self.clock.now().unix;
-        let mut ledger = Ledger::new(self.reloadable.borrow().retention, READINGS_LATE.max(self.sample_interval * 3));
-        let (mut budget, mut cache) = (SeriesBudget::default(), JoinCache::default());
+        let ledger = Ledger::new(self.reloadable.borrow().retention, READINGS_LATE.max(self.sample_interval * 3));
+        let mut books = Books {
+            ledger,
+            budget: SeriesBudget::default(),
+            cache: JoinCache::default(),
+            xids: ContainerXids::new(self.health_config.kmsg),
+            heard: vec![],
+        };
         let (mut sequence, mut hardware_lives) = (0, true);
         loop {
             sequence += 1;
-            self.ask_for_owners().await;
-            let snapshot = self.snapshot(&mut ledger, &mut budget, &mut cache, sequence, started);
+            self.ask_for_owners(&books).await;
+            let snapshot = self.snapshot(&mut books, sequence, started);
             self.pulse.beat(snapshot.at.monotonic);
             self.publish.send_replace(Arc::new(snapshot));
             let changed = tokio::select! {
@@ -99,8 +136,15 @@ impl Publisher {
                 changed = self.kubelet.changed() => changed,
                 changed = self.health.changed() => changed,
                 changed = changed(&mut self.plugin) => changed,
+                batch = xids::next(&mut self.xids) => {
+                    match batch {
+                        Some(batch) => books.hear(batch, &self.health_config),
+                        None => self.xids = None,
+                    }
+                    Ok(())
+                }
                 changed = self.reloadable.changed() => {
-                    ledger.set_retention(self.reloadable.borrow_and_update().retention);
+                    books.ledger.set_retention(self.reloadable.borrow_and_update().retention);
                     changed
                 }
                 () = tokio::time::sleep(HEARTBEAT) => Ok(()),
@@ -112,8 +156,9 @@ impl Publisher {
     }
 
     /// New processes are looked at before what they did is divided; whoever is not known in time goes without.
-    async fn ask_for_owners(&mut self) {
-        let wanted = owners::wanted(&self.hardware.borrow());
+    async fn ask_for_owners(&mut self, books: &Books) {
+        let mut wanted = owners::wanted(&self.hardware.borrow());
+        wanted.extend(books.wanted());
         if owners::are_known(&wanted, &self.processes.borrow()) && **self.wanted.borrow() == wanted {
             return;
         }
@@ -123,14 +168,8 @@ impl Publisher {
         let _ = tokio::time::timeout(OWNERS_WAIT, known).await;
     }
 
-    fn snapshot(
-        &mut self,
-        ledger: &mut Ledger,
-        budget: &mut SeriesBudget,
-        cache: &mut JoinCache,
-        sequence: u64,
-        started: UnixSeconds,
-    ) -> Snapshot {
+    fn snapshot(&mut self, books: &mut Books, sequence: u64, started: UnixSeconds) -> Snapshot {
+        let Books { ledger, budget, cache, xids, heard } = books;
         let hardware = Arc::clone(&self.hardware.borrow_and_update());
         let kubelet = Arc::clone(&self.kubelet.borrow_and_update());
         let health = Arc::clone(&self.health.borrow_and_update());
@@ -149,6 +188,17 @@ impl Publisher {
         });
         budget.mark(&mut statement.accounts, self.reloadable.borrow().series_limit);
         let join = &cache.join;
+        let retention = self.reloadable.borrow().retention;
+        let container_xids = xids.advance(XidObservation {
+            now,
+            events: std::mem::take(heard),
+            join,
+            inventory: &hardware.inventory,
+            accounts: &statement.accounts,
+            processes: &processes,
+            retention,
+            scrapes: self.scrapes.pages(),
+        });
         Snapshot {
             sequence,
             at: now,
@@ -157,12 +207,14 @@ impl Publisher {
             accounts: statement.accounts,
             remainders: statement.remainders,
             unallocated_uses: statement.unallocated_uses,
+            container_xids,
             violations: statement.violations,
             series_dropped: budget.dropped().clone(),
             unresolved: join.unresolved.clone(),
             claim_gpus: join.claims.clone(),
             drift: join.drift.clone(),
             scrape_durations,
+            nvml_call_durations: self.call_durations.as_ref().map(|read| read()).unwrap_or_default(),
             process: self_use::read(),
             config_reload: *self.config_reload.borrow(),
             hardware,

@@ -128,7 +128,18 @@ fn described(gpu: &Gpu, pass: &LastPass, refused: &BTreeMap<&'static str, &'stat
         .put("numa_node", Some(gpu.numa_node.map_or(-1, i64::from)))
         .put("power_milliwatts", pass.fast.as_ref().and_then(|fast| fast.power_watts).map(|watts| whole(watts * 1e3)));
     let percent = pass.fast.as_ref().and_then(|fast| fast.utilization_ratio).map(|ratio| ratio * 100.0);
-    object.put("utilization", percent.map(|percent| json!({ "gpu": percent })));
+    let rates = pass.medium.as_ref().map(|medium| &medium.rates);
+    let memory = rates.and_then(|rates| rates.memory_utilization_ratio).map(|ratio| ratio * 100.0);
+    let engines = rates.map(|rates| rates.engine_utilization_ratios.iter()).into_iter().flatten();
+    let utilization = percent.map(|percent| {
+        let mut utilization = Object::default();
+        utilization.put("gpu", Some(percent)).put("memory", memory);
+        for (engine, ratio) in engines {
+            utilization.put(engine, Some(ratio * 100.0));
+        }
+        utilization.value()
+    });
+    object.put("utilization", utilization);
     let mut fields = Object::default();
     if let Some(medium) = &pass.medium {
         put_medium(&mut object, &mut fields, medium);
@@ -200,6 +211,15 @@ fn memory_of(memory: &MemoryUse) -> Value {
 
 fn gpm(medium: &Medium) -> Value {
     let mut metrics = gpm_metrics(&medium.gpm);
+    if !metrics.0.is_empty() {
+        let traffic = medium.rates.traffic;
+        let mebibytes = |bytes: Option<f64>| bytes.map(|bytes| bytes / 1_048_576.0);
+        metrics
+            .put("20", mebibytes(traffic.pcie_transmitted))
+            .put("21", mebibytes(traffic.pcie_received))
+            .put("60", mebibytes(traffic.nvlink_received))
+            .put("61", mebibytes(traffic.nvlink_transmitted));
+    }
     // The fake reads these as a rise in one second; only that they are there can be replayed.
     metrics.put("248", medium.sm_cycles.map(|_| 0)).put("249", medium.sm_active_cycles.map(|_| 0));
     let of_instances = medium.instances.iter().any(|instance| instance.gpm != GpmRatios::default());

@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use tokio::sync::{Notify, watch};
 
+use crate::clock::Clock;
 use crate::hardware::nvml::{LibrarySearch, NvmlDriver};
 use crate::hardware::simulated::{Profile, SimulatedDriver};
 use crate::model::PodLabel;
@@ -53,6 +54,8 @@ pub struct Settings {
     pub kubelet_deadline: Duration,
     pub hardware: HardwareSource,
     pub nvml: LibrarySearch,
+    /// Whether to time each call of the driver.
+    pub nvml_call_durations: bool,
     pub sample_interval: Duration,
     /// So many times as often as usual are devices read, and so much shorter are the limits: 1, but in a day of faults
     /// that has to be over soon.
@@ -85,8 +88,11 @@ pub struct Reloadable {
 }
 
 impl Settings {
-    pub(super) fn driver(&self) -> Option<Box<dyn hardware::Driver>> {
+    pub(super) fn driver(&self, clock: Clock) -> Option<Box<dyn hardware::Driver>> {
         match self.hardware {
+            HardwareSource::Nvml if self.nvml_call_durations => {
+                Some(Box::new(NvmlDriver::with_durations(self.nvml.clone(), clock)))
+            }
             HardwareSource::Nvml => Some(Box::new(NvmlDriver::new(self.nvml.clone()))),
             HardwareSource::Simulated => Some(Box::new(SimulatedDriver::new(Profile::default(), SIMULATED_SEED))),
             HardwareSource::None => None,

@@ -1,17 +1,19 @@
 //! From device use to container use: pure decisions, and the ledger that integrates them.
 //!
-//! In: the relation (who holds what), the inventory, readings, processes and their owners, the time. Out: accounts, and
-//! what is nobody's. Refuses to know: where any of
-//! it came from; it has no clock, does no I/O and never waits.
+//! In: the relation (who holds what), the inventory, readings, processes and their owners, XIDs, the time. Out: accounts,
+//! what is nobody's, and XIDs by container. Refuses to know: where any of it came from; it has no clock, does no I/O and
+//! never waits.
 
 mod device_id;
 mod join;
 mod ledger;
 mod processes;
 mod settle;
+mod xids;
 
 pub use device_id::{DeviceForm, parse_claim_device, parse_device_id};
 pub use join::{HoldingKey, Join, Slots, held_gpus, join};
 pub use ledger::{Ledger, Observation, Statement};
 pub use processes::{DeviceProcess, DeviceProcesses, ProcessOwner};
 pub use settle::Settle;
+pub use xids::{ClassedXid, ContainerXids, XidObservation};

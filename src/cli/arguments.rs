@@ -65,6 +65,16 @@ pub struct AgentArguments {
     /// `libnvidia-ml.so.1` [default: the loader's path, then the driver roots].
     #[arg(long, env = "PODMETER_NVML_LIBRARY", value_name = "PATH")]
     pub nvml_library: Option<PathBuf>,
+    /// Show how long each call of the driver takes, as a histogram by call.
+    #[arg(
+        long,
+        env = "PODMETER_NVML_CALL_DURATIONS",
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
+    pub nvml_call_durations: Option<bool>,
     /// Where a host or containerized driver may live; repeatable
     /// [default: /, /run/nvidia/driver, /home/kubernetes/bin/nvidia].
     #[arg(long, env = "PODMETER_DRIVER_ROOT", value_name = "DIR", value_delimiter = ',')]

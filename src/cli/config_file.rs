@@ -22,6 +22,7 @@ struct ConfigFile {
     refresh_interval: Option<Parsed<humantime::Duration>>,
     hardware: Option<HardwareSource>,
     nvml_library: Option<PathBuf>,
+    nvml_call_durations: Option<bool>,
     driver_root: Vec<PathBuf>,
     sample_interval: Option<Parsed<humantime::Duration>>,
     proc_root: Option<PathBuf>,
@@ -167,6 +168,7 @@ pub fn complete(arguments: AgentArguments) -> Result<AgentArguments, ConfigFileE
         refresh_interval: duration(arguments.refresh_interval, read.refresh_interval),
         hardware: arguments.hardware.or(read.hardware),
         nvml_library: arguments.nvml_library.or(read.nvml_library),
+        nvml_call_durations: arguments.nvml_call_durations.or(read.nvml_call_durations),
         driver_root: or(arguments.driver_root, read.driver_root),
         sample_interval: duration(arguments.sample_interval, read.sample_interval),
         proc_root: arguments.proc_root.or(read.proc_root),
@@ -214,13 +216,13 @@ mod tests {
     fn every_key_is_read() {
         let text = "listen: [\"127.0.0.1:1\", \"unix:/tmp/x.sock\"]\nnodeName: n\nkubeletRoot: /k\n\
                     podResourcesSocket: /p\ndevicePluginDir: /d\nrefreshInterval: 2s\nhardware: simulated\n\
-                    nvmlLibrary: /l\ndriverRoot: [/a, /b]\nsampleInterval: 500ms\nadminSocket: /x\n\
+                    nvmlLibrary: /l\nnvmlCallDurations: true\ndriverRoot: [/a, /b]\nsampleInterval: 500ms\nadminSocket: /x\n\
                     procRoot: /host/proc\nsysRoot: /host/sys\ndevRoot: /host/dev\nretention: 1m 30s\nseriesLimit: 500\nlogFormat: json\nlogLevel: debug\n";
         let file = parse(text).expect("parses");
         assert_eq!(file.listen.len(), 2);
         assert_eq!(file.retention.map(|parsed| *parsed.0), Some(Duration::from_secs(90)));
         assert_eq!(file.hardware, Some(HardwareSource::Simulated));
-        assert_eq!(file.driver_root.len(), 2);
+        assert_eq!((file.driver_root.len(), file.nvml_call_durations), (2, Some(true)));
         let roots = [file.proc_root, file.sys_root, file.dev_root].map(|root| root.expect("read"));
         assert_eq!(roots, ["/host/proc", "/host/sys", "/host/dev"].map(PathBuf::from));
     }

@@ -70,6 +70,7 @@ pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
         kubelet_deadline: KUBELET_DEADLINE,
         hardware,
         nvml: library_search(arguments.nvml_library, arguments.driver_root),
+        nvml_call_durations: arguments.nvml_call_durations.unwrap_or(false),
         sample_interval: arguments.sample_interval.unwrap_or(Duration::from_secs(1)),
         hardware_pace: 1,
         proc_root: arguments.proc_root.unwrap_or_else(|| "/proc".into()),

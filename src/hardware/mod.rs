@@ -29,8 +29,8 @@ pub use release::{DriverLease, ReleaseError};
 pub use room::{Hardware, start};
 pub use settings::Settings;
 pub use source::{
-    Driver, Due, EventFailure, EventKind, EventSource, Failure, Integrals, Pass, Problem, RawEvent, Reader, Session,
-    Verdict,
+    CallDurations, Driver, Due, EventFailure, EventKind, EventSource, Failure, Integrals, Pass, Problem, RawEvent,
+    Reader, Session, Verdict,
 };
 
 /// Throttle counters, in NVML's words: fields 74 and 76, and the three that moved at driver 580.82.

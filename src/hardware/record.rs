@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::monotone::Monotone;
 use super::process_work;
 use super::source::{Integrals, Pass, Verdict};
-use crate::model::{DeviceReadings, Fast, Medium, Monotonic, Slow, Stamped, Totals};
+use crate::model::{DeviceReadings, Fast, Medium, Monotonic, Slow, Stamped, Totals, Traffic};
 
 /// Everything known about one GPU over the agent's life: it outlives readers, sessions and losses.
 #[derive(Debug, Default)]
@@ -13,6 +13,8 @@ pub struct Record {
     fast: Option<Stamped<Fast>>,
     medium: Option<Stamped<Medium>>,
     slow: Option<Stamped<Slow>>,
+    /// Between the last two slow passes, for a GPU without GPM.
+    traffic: Traffic,
     pub stuck: bool,
     pub lost: bool,
     seen: bool,
@@ -45,7 +47,9 @@ impl Record {
         }
         if let Some(mut value) = pass.slow {
             self.monotone.slow(&mut value);
-            self.slow = Some(Stamped { at, value });
+            let slow = Stamped { at, value };
+            self.traffic = self.slow.as_ref().map(|before| traffic(before, &slow)).unwrap_or_default();
+            self.slow = Some(slow);
         }
     }
 
@@ -71,11 +75,16 @@ impl Record {
 
     /// What is to be published, less what has grown stale.
     pub fn readings(&self, now: Monotonic, staleness: Staleness) -> DeviceReadings {
+        let slow = current(self.slow.as_ref(), now, staleness.slow);
+        let mut medium = current(self.medium.as_ref(), now, staleness.medium);
+        if let (Some(medium), true) = (&mut medium, slow.is_some()) {
+            medium.value.rates.traffic = medium.value.rates.traffic.or(self.traffic);
+        }
         DeviceReadings {
             totals: self.totals.clone(),
             fast: current(self.fast.as_ref(), now, staleness.fast),
-            medium: current(self.medium.as_ref(), now, staleness.medium),
-            slow: current(self.slow.as_ref(), now, staleness.slow),
+            medium,
+            slow,
             stuck: self.stuck,
             lost: self.lost,
         }
@@ -85,6 +94,21 @@ impl Record {
 fn raise(total: &mut Option<f64>, addition: Option<f64>) {
     if let Some(addition) = addition.filter(|addition| addition.is_finite()) {
         *total.get_or_insert(0.0) += addition.max(0.0);
+    }
+}
+
+/// Of counters that have been made monotonic.
+fn traffic(before: &Stamped<Slow>, now: &Stamped<Slow>) -> Traffic {
+    let seconds = now.at.since(before.at).as_secs_f64();
+    let rate = |read: fn(&Slow) -> Option<f64>| {
+        let bytes = read(&now.value)? - read(&before.value)?;
+        (seconds > 0.0 && bytes >= 0.0).then(|| bytes / seconds)
+    };
+    Traffic {
+        pcie_transmitted: rate(|slow| slow.pcie.transmitted_bytes),
+        pcie_received: rate(|slow| slow.pcie.received_bytes),
+        nvlink_transmitted: rate(|slow| slow.nvlink.transmitted_bytes),
+        nvlink_received: rate(|slow| slow.nvlink.received_bytes),
     }
 }
 
@@ -118,6 +142,31 @@ mod tests {
         assert_eq!(readings.totals.uncovered_seconds, 6.0);
         assert_eq!(readings.totals.energy_joules, None);
         assert_eq!(readings.totals.through, Monotonic::from_secs(10));
+    }
+
+    #[test]
+    fn traffic_is_the_counters_where_gpm_does_not_say() {
+        let mut record = Record::default();
+        let pass = |bytes: f64| {
+            let mut slow = Slow::default();
+            slow.pcie.transmitted_bytes = Some(bytes);
+            slow.nvlink.received_bytes = Some(bytes);
+            let mut medium = Medium::default();
+            medium.rates.traffic.nvlink_received = Some(7.0);
+            Pass { slow: Some(slow), medium: Some(medium), ..Pass::default() }
+        };
+        let traffic = |record: &Record, at: u64| {
+            record.readings(Monotonic::from_secs(at), STALENESS).medium.unwrap().value.rates.traffic
+        };
+        record.take(Monotonic::from_secs(1), true, pass(1000.0));
+        assert_eq!(traffic(&record, 1).pcie_transmitted, None, "one reading is no rate");
+        record.take(Monotonic::from_secs(61), false, pass(7000.0));
+        let read = traffic(&record, 61);
+        assert_eq!((read.pcie_transmitted, read.pcie_received), (Some(100.0), None));
+        assert_eq!(read.nvlink_received, Some(7.0), "GPM goes first");
+        // The driver's counter began anew.
+        record.take(Monotonic::from_secs(121), false, pass(600.0));
+        assert_eq!(traffic(&record, 121).pcie_transmitted, Some(10.0));
     }
 
     #[test]

@@ -1,17 +1,28 @@
 use std::any::Any;
-use std::sync::Weak;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use crate::model::{Fast, GpuUuid, Inventory, Medium, Moment, Monotonic, NodeDevices, Slow, XidInstance};
+use crate::model::{
+    DurationHistogram, Fast, GpuUuid, Inventory, Medium, Moment, Monotonic, NodeDevices, Slow, XidInstance,
+};
 
 /// Somewhere that GPUs can be found: the installed driver, or a simulation.
 pub trait Driver: Send + 'static {
     /// `nvml` or `simulated`.
     fn name(&self) -> &'static str;
 
+    /// Reads how long its calls took, where they are timed.
+    fn call_durations(&self) -> Option<CallDurations> {
+        None
+    }
+
     /// Opens it. Called again, with backoff, for as long as it fails and after each loss.
     fn open(&mut self) -> Result<Box<dyn Session>, Failure>;
 }
+
+/// By the driver's name of the call, since the start, over all sessions. Cheap, and never waits for the driver.
+pub type CallDurations = Arc<dyn Fn() -> BTreeMap<&'static str, DurationHistogram> + Send + Sync>;
 
 /// An open driver. Dropping it closes the driver, so it is leaked while a reader is stuck inside a call.
 pub trait Session: Send + Sync {

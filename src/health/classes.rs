@@ -1,6 +1,6 @@
 //! The XIDs that are known, as data: by class, with what each does to the verdict unless configured otherwise.
 
-use super::config::XidRule;
+use super::config::{Config, XidRule};
 use crate::model::XidClass;
 
 /// What an XID does to the verdict.
@@ -14,6 +14,14 @@ pub enum Effect {
     Count,
     /// Not even counted.
     Ignore,
+}
+
+impl Config {
+    /// The class in which an XID counts; `None`: it is configured not to count.
+    #[must_use]
+    pub fn counted_class(&self, code: u32) -> Option<XidClass> {
+        (effect(code, self.xids.get(&code).copied()) != Effect::Ignore).then(|| class(code))
+    }
 }
 
 struct Row {

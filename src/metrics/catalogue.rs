@@ -35,7 +35,9 @@ pub fn markdown() -> String {
     page.push_str(
         "\n## `/metrics/dcgm`\n\n\
          The same readings under dcgm-exporter's names, labels and units. `container`, `namespace` and `pod` are there \
-         where exactly one container holds the GPU or MIG device.\n\n\
+         where exactly one container holds the GPU or MIG device, and on the shares of a shared GPU (utilization, \
+         engine activity, memory in use, energy), whose rest is under no pod. `docs/migrate-metrics.md` has the table \
+         of names.\n\n\
          | Metric | Type | Meaning |\n|---|---|---|\n",
     );
     for descriptor in dcgm::descriptors() {

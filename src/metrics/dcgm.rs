@@ -1,15 +1,16 @@
 //! The same snapshot under dcgm-exporter's names, labels and units, for dashboards and tools that read those.
 //!
-//! Two differences are on purpose. dcgm-exporter repeats a shared device's value under every pod; here utilization, memory
-//! in use and energy are each container's true share, with the rest under no pod, so that they add up to the device, and
-//! what cannot be divided (clocks, temperatures) stands once, under no pod. A value that the snapshot lacks is left out: dcgm-exporter's PCIe and NVLink byte series are rates, its engine and
-//! memory-copy percentages are momentary, and an XID needs the event watch.
+//! Differences are on purpose. dcgm-exporter repeats a shared device's value under every pod; here utilization, memory in
+//! use and energy are each container's true share, with the rest under no pod, so that they add up to the device, and what
+//! cannot be divided (clocks, temperatures) stands once, under no pod. NVLink's bandwidth is a rate, so it is a gauge here,
+//! where dcgm-exporter calls it a counter. A value that the snapshot lacks is left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::device_identity::with_readings;
 use super::device_interconnect::slow;
 use super::device_use::medium;
+use super::health::judged;
 use super::{Descriptor, Family, Label, Value, mig};
 use crate::model::{
     Account, ContainerRef, DeviceReadings, GpmRatios, Gpu, InstanceReading, MemoryUse, MigUuid, Sharing, Snapshot,
@@ -49,6 +50,13 @@ static SM_CLOCK: Descriptor = gauge("DCGM_FI_DEV_SM_CLOCK", "SM clock (MHz).");
 static MEM_CLOCK: Descriptor = gauge("DCGM_FI_DEV_MEM_CLOCK", "Memory clock (MHz).");
 static GPU_TEMP: Descriptor = gauge("DCGM_FI_DEV_GPU_TEMP", "GPU temperature (C).");
 static MEMORY_TEMP: Descriptor = gauge("DCGM_FI_DEV_MEMORY_TEMP", "Memory temperature (C).");
+static MEM_COPY_UTIL: Descriptor = gauge("DCGM_FI_DEV_MEM_COPY_UTIL", "Memory utilization (%).");
+static ENC_UTIL: Descriptor = gauge("DCGM_FI_DEV_ENC_UTIL", "Encoder utilization (%).");
+static DEC_UTIL: Descriptor = gauge("DCGM_FI_DEV_DEC_UTIL", "Decoder utilization (%).");
+static XID_ERRORS: Descriptor =
+    gauge("DCGM_FI_DEV_XID_ERRORS", "Code of the last XID since podmeter started; 0 if there was none.");
+static NVLINK_BANDWIDTH: Descriptor =
+    gauge("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "Data over all NVLinks, both ways (thousands of KiB a second).");
 static POWER_USAGE: Descriptor = gauge("DCGM_FI_DEV_POWER_USAGE", "Power draw (W).");
 static ENERGY: Descriptor =
     counter("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "Energy drawn since podmeter saw the GPU (mJ).");
@@ -66,11 +74,23 @@ static PIPE_TENSOR_ACTIVE: Descriptor =
     gauge("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "Part of the time in which the tensor pipe was active.");
 static DRAM_ACTIVE: Descriptor =
     gauge("DCGM_FI_PROF_DRAM_ACTIVE", "Part of the time in which the memory interface was active.");
+static PCIE_TX: Descriptor = gauge("DCGM_FI_PROF_PCIE_TX_BYTES", "Data sent over PCIe (bytes a second).");
+static PCIE_RX: Descriptor = gauge("DCGM_FI_PROF_PCIE_RX_BYTES", "Data received over PCIe (bytes a second).");
 
 /// What a whole GPU says; while it is partitioned, what its instances cannot say for themselves.
 type DeviceValue = fn(&DeviceReadings) -> Option<Value>;
 static OF_DEVICES: &[(&Descriptor, DeviceValue)] = &[
-    (&GPU_UTIL, |readings| Some(whole(readings.fast.as_ref()?.value.utilization_ratio? * 100.0))),
+    (&GPU_UTIL, |readings| percent(utilization(readings))),
+    (&MEM_COPY_UTIL, |readings| percent(medium(readings)?.rates.memory_utilization_ratio)),
+    (&ENC_UTIL, |readings| percent(medium(readings)?.rates.engine_utilization_ratios.get("encoder").copied())),
+    (&DEC_UTIL, |readings| percent(medium(readings)?.rates.engine_utilization_ratios.get("decoder").copied())),
+    (&PCIE_TX, |readings| Some(whole(medium(readings)?.rates.traffic.pcie_transmitted?))),
+    (&PCIE_RX, |readings| Some(whole(medium(readings)?.rates.traffic.pcie_received?))),
+    (&NVLINK_BANDWIDTH, |readings| {
+        let traffic = medium(readings)?.rates.traffic;
+        // DCGM divides the driver's KiB by a thousand.
+        Some(whole((traffic.nvlink_transmitted? + traffic.nvlink_received?) / 1024.0 / 1000.0))
+    }),
     (&POWER_USAGE, |readings| Some(readings.fast.as_ref()?.value.power_watts?.into())),
     (&ENERGY, |readings| Some(whole(readings.totals.energy_joules? * 1000.0))),
     (&SM_CLOCK, |readings| Some(whole(medium(readings)?.clocks.sm_hertz? / 1e6))),
@@ -96,13 +116,14 @@ static OF_PARTS: &[(&Descriptor, PartValue)] = &[
 ];
 
 pub(super) fn descriptors() -> impl Iterator<Item = &'static Descriptor> {
-    OF_DEVICES.iter().map(|(descriptor, _)| *descriptor).chain(OF_PARTS.iter().map(|(descriptor, _)| *descriptor))
+    let of_devices = OF_DEVICES.iter().map(|(descriptor, _)| *descriptor);
+    of_devices.chain([&XID_ERRORS]).chain(OF_PARTS.iter().map(|(descriptor, _)| *descriptor))
 }
 
 /// The families of `/metrics/dcgm`. Only text 0.0.4 can say them: their counters have no `_total`.
 pub(super) fn families(snapshot: &Snapshot) -> Vec<Family> {
     let holders = Holders::of(snapshot);
-    let mut families = Vec::new();
+    let mut families = vec![last_xids(snapshot, &holders)];
     for (descriptor, read) in OF_DEVICES {
         let mut family = Family::new(descriptor);
         for (gpu, readings) in with_readings(snapshot) {
@@ -139,6 +160,18 @@ pub(super) fn families(snapshot: &Snapshot) -> Vec<Family> {
     super::family::ordered(families)
 }
 
+/// Known of every GPU that is judged, also of one that says nothing any more.
+fn last_xids(snapshot: &Snapshot, holders: &Holders<'_>) -> Family {
+    let mut family = Family::new(&XID_ERRORS);
+    for (gpu, health) in judged(snapshot) {
+        let sources = health.xids.last.iter().flat_map(|(code, sources)| sources.values().map(move |xid| (xid, code)));
+        let last = sources.max_by(|(one, _), (other, _)| one.at.monotonic.cmp(&other.at.monotonic));
+        let code = last.map_or(0, |(_, code)| *code);
+        family.push(labels(snapshot, gpu, None, holders.of_gpu(gpu)), code);
+    }
+    family
+}
+
 /// The value of a shared GPU by holder, and what is left under nobody's name. `None`: it stands undivided.
 fn shared<'a>(
     snapshot: &'a Snapshot,
@@ -146,16 +179,20 @@ fn shared<'a>(
     descriptor: &Descriptor,
     value: Option<&Value>,
 ) -> Option<Vec<(Option<&'a ContainerRef>, Value)>> {
-    let share: fn(&Account) -> Option<f64> = match descriptor.name {
-        "DCGM_FI_DEV_GPU_UTIL" => |account| Some(account.device_utilization_ratio? * 100.0),
-        "DCGM_FI_DEV_FB_USED" => |account| Some((account.memory_used_bytes? / MEBIBYTE) as f64),
-        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION" => |account| Some(account.energy_joules? * 1000.0),
-        _ => return None,
-    };
     let whole_value = match value? {
         Value::Integer(number) => *number as f64,
         Value::Float(number) => *number,
         Value::Histogram(_) => return None,
+    };
+    // Both say for what part of the time kernels ran, so the parts of one are the parts of the other.
+    let utilization = || snapshot.hardware.readings.get(&gpu.uuid).and_then(|readings| utilization(readings));
+    let engine_per_utilization = || utilization().map(|ratio| if ratio > 0.0 { whole_value / ratio } else { 0.0 });
+    let share = |account: &Account| match descriptor.name {
+        "DCGM_FI_DEV_GPU_UTIL" => Some(account.device_utilization_ratio? * 100.0),
+        "DCGM_FI_DEV_FB_USED" => Some((account.memory_used_bytes? / MEBIBYTE) as f64),
+        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION" => Some((account.energy_joules? * 1000.0).round()),
+        "DCGM_FI_PROF_GR_ENGINE_ACTIVE" => Some(account.device_utilization_ratio? * engine_per_utilization()?),
+        _ => None,
     };
     let holds = |account: &&Account| {
         let sharing = account.holding.as_ref().map(|holding| holding.sharing);
@@ -163,16 +200,35 @@ fn shared<'a>(
     };
     let holders = snapshot.accounts.iter().filter(holds).filter(|account| !account.over_limit);
     let known: Vec<_> =
-        holders.filter_map(|account| Some((Some(&account.container), share(account)?.round()))).collect();
+        holders.filter_map(|account| Some((Some(&account.container), thousandths(share(account)?)))).collect();
     if known.is_empty() {
         return None;
     }
     let rest = match snapshot.remainders.iter().find(|remainder| remainder.gpu == gpu.uuid) {
         // A counter: what pods that have gone used is not to come back under nobody's name.
-        Some(remainder) if descriptor.name == ENERGY.name => remainder.energy_joules.values().sum::<f64>() * 1000.0,
-        _ => (whole_value - known.iter().map(|(_, share)| share).sum::<f64>()).max(0.0),
+        Some(remainder) if descriptor.name == ENERGY.name => {
+            (remainder.energy_joules.values().sum::<f64>() * 1000.0).round()
+        }
+        _ => thousandths((whole_value - known.iter().map(|(_, share)| share).sum::<f64>()).max(0.0)),
     };
-    Some(known.into_iter().chain([(None, rest)]).map(|(holder, share)| (holder, whole(share))).collect())
+    Some(known.into_iter().chain([(None, rest)]).map(|(holder, share)| (holder, plain(share))).collect())
+}
+
+fn utilization(readings: &DeviceReadings) -> Option<f64> {
+    readings.fast.as_ref()?.value.utilization_ratio
+}
+
+fn percent(ratio: Option<f64>) -> Option<Value> {
+    Some(whole(ratio? * 100.0))
+}
+
+/// Shares of whole per cent need a fraction: half a per cent of work is not idleness.
+fn thousandths(number: f64) -> f64 {
+    (number * 1000.0).round() / 1000.0
+}
+
+fn plain(number: f64) -> Value {
+    if number.fract() == 0.0 { whole(number) } else { Value::Float(number) }
 }
 
 /// dcgm-exporter writes these without a fraction.
@@ -300,6 +356,48 @@ mod tests {
         assert_eq!(of(GPU_UTIL.name), [share(nobodys, 12), share(named, 50), share(named, 25)]);
         assert_eq!(of(FB_USED.name), [share(nobodys, 16384), share(named, 16384), share(named, 8192)]);
         assert_eq!(of(GPU_TEMP.name).len(), 1, "a temperature is nobody's");
+        let engine: Vec<_> =
+            of(GR_ENGINE_ACTIVE.name).into_iter().map(|(named, value)| (named, number(&value))).collect();
+        assert_eq!(engine, [(nobodys, 0.069), (named, 0.287), (named, 0.144)], "as utilization is, adding up to 0.5");
+    }
+
+    fn number(value: &Value) -> f64 {
+        match value {
+            Value::Integer(number) => *number as f64,
+            Value::Float(number) => *number,
+            Value::Histogram(_) => panic!("no number"),
+        }
+    }
+
+    #[test]
+    fn little_work_of_many_is_not_rounded_to_none() {
+        let mut snapshot = fixture::snapshot();
+        let hardware = std::sync::Arc::make_mut(&mut snapshot.hardware);
+        let readings = std::sync::Arc::make_mut(hardware.readings.get_mut(&fixture::WHOLE.into()).unwrap());
+        readings.fast.as_mut().unwrap().value.utilization_ratio = Some(0.01);
+        let account = &mut snapshot.accounts[0];
+        account.holding.as_mut().unwrap().sharing = Sharing::TimeSlicing;
+        account.device_utilization_ratio = Some(0.004);
+        let page = families(&snapshot);
+        let pods = value(&page, GPU_UTIL.name, &[("UUID", fixture::WHOLE), ("pod", "training-0")]);
+        assert_eq!(pods, Some(0.4));
+    }
+
+    #[test]
+    fn the_last_xid_of_any_code_and_source_is_told_and_0_where_there_was_none() {
+        let mut snapshot = fixture::snapshot();
+        let last = |snapshot: &Snapshot, uuid| value(&families(snapshot), XID_ERRORS.name, &[("UUID", uuid)]);
+        assert_eq!([fixture::WHOLE, fixture::LOST].map(|uuid| last(&snapshot, uuid)), [Some(31.0), Some(0.0)]);
+        let health = std::sync::Arc::make_mut(&mut snapshot.health);
+        let xids = &mut health.gpus.get_mut(&fixture::WHOLE.into()).unwrap().xids;
+        let mut earlier = xids.last[&31]["nvml"].clone();
+        earlier.at.monotonic = crate::model::Monotonic::from_secs(399);
+        xids.last.insert(94, [("nvml", earlier.clone())].into());
+        assert_eq!(last(&snapshot, fixture::WHOLE), Some(31.0));
+        earlier.at.monotonic = crate::model::Monotonic::from_secs(401);
+        let health = std::sync::Arc::make_mut(&mut snapshot.health);
+        health.gpus.get_mut(&fixture::WHOLE.into()).unwrap().xids.last.insert(94, [("nvml", earlier)].into());
+        assert_eq!(last(&snapshot, fixture::WHOLE), Some(94.0));
     }
 
     #[test]

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 
 use super::device_identity::{DEVICE, of_device, with_readings};
 use super::device_interconnect::slow;
+use super::resources::of_container;
 use super::{Descriptor, Family, Group};
-use crate::model::{Gpu, GpuHealth, RECOVERY_ACTIONS, Snapshot, UnhealthyReason, recovery_action};
+use crate::model::{Account, Gpu, GpuHealth, RECOVERY_ACTIONS, Snapshot, UnhealthyReason, recovery_action};
 
 const OWN: &str = "podmeter";
 
@@ -45,9 +46,17 @@ static XID_LAST: Descriptor = Descriptor::gauge(
     "Unix time of the last XID of this code that the source told of.",
 );
 
+static CONTAINER_XID_ERRORS: Descriptor = Descriptor::counter(
+    "podmeter_container_xid_errors_total",
+    &["namespace", "pod", "container", "gpu_uuid", "mig_uuid", "xid", "class"],
+    "",
+    "NVML events, kernel log",
+    "XIDs by the container whose process the kernel's log names, else by the one container that holds the device.",
+);
+
 pub(super) const GROUP: Group = Group {
     section: "Device: health",
-    descriptors: &[&HEALTHY, &UNHEALTHY_REASON, &RECOVERY_ACTION, &XID_ERRORS, &XID_LAST],
+    descriptors: &[&HEALTHY, &UNHEALTHY_REASON, &RECOVERY_ACTION, &XID_ERRORS, &XID_LAST, &CONTAINER_XID_ERRORS],
     families,
 };
 
@@ -78,7 +87,23 @@ fn families(snapshot: &Snapshot) -> Vec<Family> {
             }
         }
     }
-    vec![healthy, reasons, actions(snapshot), errors, last]
+    vec![healthy, reasons, actions(snapshot), errors, last, of_containers(snapshot)]
+}
+
+fn of_containers(snapshot: &Snapshot) -> Family {
+    let mut family = Family::new(&CONTAINER_XID_ERRORS);
+    for xid in &snapshot.container_xids {
+        let is_its = |account: &&Account| account.container == xid.container && account.gpu == xid.gpu;
+        if snapshot.accounts.iter().filter(is_its).any(|account| account.over_limit) {
+            continue;
+        }
+        let mut labels = of_container(&xid.container);
+        labels.push(("gpu_uuid", xid.gpu.to_shared().into()));
+        labels.extend(xid.mig.as_ref().map(|mig| ("mig_uuid", mig.to_shared().into())));
+        labels.extend([("xid", xid.code.into()), ("class", xid.class.as_str().into())]);
+        family.push_created(labels, Some(xid.count), xid.created);
+    }
+    family
 }
 
 /// A state set of those that are known; a number that is not known is no state.

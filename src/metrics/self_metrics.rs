@@ -50,6 +50,13 @@ static NVML_ERRORS: Descriptor = Descriptor::counter(
     "NVML",
     "NVML calls that failed, by call and return code; what is not supported is no error.",
 );
+static NVML_CALL_DURATION: Descriptor = Descriptor::histogram(
+    "podmeter_nvml_call_duration_seconds",
+    &["call"],
+    "seconds",
+    "NVML",
+    "Time that NVML calls took, by call, refused ones included; only with --nvml-call-durations.",
+);
 static RELEASED: Descriptor =
     Descriptor::gauge("podmeter_released", &[], "", OWN, "Whether the driver was let go of on request, 0 or 1.");
 static SCRAPE_DURATION: Descriptor = Descriptor::histogram(
@@ -116,6 +123,7 @@ pub(super) const GROUP: Group = Group {
         &COLLECTOR_DURATION,
         &COLLECTOR_AGE,
         &NVML_ERRORS,
+        &NVML_CALL_DURATION,
         &RELEASED,
         &SCRAPE_DURATION,
         &CONFIG_RELOAD_SUCCESSFUL,
@@ -148,6 +156,7 @@ fn families(snapshot: &Snapshot) -> Vec<Family> {
             Some(now.since(collector.last_success?.monotonic).as_secs_f64())
         }),
         nvml_errors(snapshot),
+        nvml_call_durations(snapshot),
         // Where there is no driver there is none to let go of.
         single(&RELEASED, (snapshot.hardware.source != "none").then_some(snapshot.hardware.released.is_some())),
         single(&SCRAPE_DURATION, Some(&snapshot.scrape_durations)),
@@ -193,6 +202,14 @@ fn nvml_errors(snapshot: &Snapshot) -> Family {
         for (code, count) in codes {
             family.push(vec![("call", (*call).into()), ("code", (*code).into())], *count);
         }
+    }
+    family
+}
+
+fn nvml_call_durations(snapshot: &Snapshot) -> Family {
+    let mut family = Family::new(&NVML_CALL_DURATION);
+    for (call, durations) in &snapshot.nvml_call_durations {
+        family.push(vec![("call", (*call).into())], durations);
     }
     family
 }

@@ -26,7 +26,7 @@ pub use pod_label::{PodLabel, PodLabelError};
 pub use process::{Owner, PodDirectory, PodIdentity, Process, ProcessKey, ProcessState, UnknownOwner};
 pub use reading::{
     Clocks, DeviceProcess, DeviceReadings, EccLocation, FabricState, Fast, GpmRatios, InstanceReading, Medium,
-    MemoryUse, NvLink, Pcie, ProcessSmSeconds, RowRemap, Slow, Stamped, Totals,
+    MemoryUse, NvLink, Pcie, ProcessSmSeconds, Rates, RowRemap, Slow, Stamped, Totals, Traffic,
 };
 pub use relation::{Allocatable, ClaimDevice, Container, CpuSet, HeldDevice, MemoryBlock, Pod, Relation};
 pub use remainder::{Quantity, Reason, Remainder, UnallocatedUse};
@@ -35,4 +35,4 @@ pub use snapshot::{
     KubeletState, PodResourcesApi, Released, SelfUse, Sharing, Snapshot, UnresolvedDevices,
 };
 pub use time::{DurationHistogram, Moment, Monotonic, UnixSeconds};
-pub use xid::{XidEvent, XidInstance, XidProcess, XidSource};
+pub use xid::{ContainerXid, XidEvent, XidInstance, XidProcess, XidSource};

@@ -85,6 +85,7 @@ pub struct Medium {
     /// By fan number.
     pub fan_speed_ratios: Vec<f64>,
     pub gpm: GpmRatios,
+    pub rates: Rates,
     /// GPM 248 and 249.
     pub sm_cycles: Option<f64>,
     pub sm_active_cycles: Option<f64>,
@@ -93,6 +94,39 @@ pub struct Medium {
     /// Who has a context on the GPU, working or not, by pid. Empty: nobody. `None`: the driver does not say.
     #[serde(skip)]
     pub processes: Option<Vec<DeviceProcess>>,
+}
+
+/// What the device does now, where the totals say what it has done.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Rates {
+    /// Share of the time in which memory was read or written, 0 to 1, as of the driver's last sample.
+    pub memory_utilization_ratio: Option<f64>,
+    /// encoder, decoder, jpeg, ofa: 0 to 1, as of the driver's last sample.
+    pub engine_utilization_ratios: BTreeMap<&'static str, f64>,
+    pub traffic: Traffic,
+}
+
+/// Bytes a second, over the time since the last medium pass (GPM), or since the last slow one (counters).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Traffic {
+    pub pcie_transmitted: Option<f64>,
+    pub pcie_received: Option<f64>,
+    /// All links.
+    pub nvlink_transmitted: Option<f64>,
+    pub nvlink_received: Option<f64>,
+}
+
+impl Traffic {
+    /// What this does not say, as `other` says it.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            pcie_transmitted: self.pcie_transmitted.or(other.pcie_transmitted),
+            pcie_received: self.pcie_received.or(other.pcie_received),
+            nvlink_transmitted: self.nvlink_transmitted.or(other.nvlink_transmitted),
+            nvlink_received: self.nvlink_received.or(other.nvlink_received),
+        }
+    }
 }
 
 /// A process with a compute, graphics or MPS context on a GPU; on a partitioned GPU once for each MIG device it uses.

@@ -5,9 +5,9 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::{
-    Allocatable, ContainerRef, DeviceId, DeviceReadings, DurationHistogram, GpuUuid, HealthState, Inventory, MigUuid,
-    Moment, Monotonic, NodeDevices, PluginState, ProcessState, Quantity, Relation, Remainder, ResourceName,
-    UnallocatedUse, UnixSeconds,
+    Allocatable, ContainerRef, ContainerXid, DeviceId, DeviceReadings, DurationHistogram, GpuUuid, HealthState,
+    Inventory, MigUuid, Moment, Monotonic, NodeDevices, PluginState, ProcessState, Quantity, Relation, Remainder,
+    ResourceName, UnallocatedUse, UnixSeconds,
 };
 
 /// Everything that the page, the API and the plugin show, at one moment. Published by the agent alone, never changed.
@@ -30,6 +30,8 @@ pub struct Snapshot {
     /// What is no container's, by GPU.
     pub remainders: Vec<Remainder>,
     pub unallocated_uses: Vec<UnallocatedUse>,
+    /// XIDs by container, of those that can be told whose they are.
+    pub container_xids: Vec<ContainerXid>,
     /// How often shares did not add up to their device. Every quantity is there once the agent runs.
     pub violations: BTreeMap<Quantity, u64>,
     /// Series left off the page by reason: ended, held. Every reason is there once the agent runs.
@@ -41,6 +43,8 @@ pub struct Snapshot {
     pub drift: Vec<InventoryDrift>,
     /// How long the page took to serve, as the web room saw it.
     pub scrape_durations: DurationHistogram,
+    /// How long calls of the driver took, by call. Empty unless that was asked for.
+    pub nvml_call_durations: BTreeMap<&'static str, DurationHistogram>,
     pub process: SelfUse,
     pub config_reload: Option<ConfigReload>,
 }

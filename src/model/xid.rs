@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::{GpuUuid, Moment};
+use super::{ContainerRef, GpuUuid, MigUuid, Moment, UnixSeconds, XidClass};
 
 /// XIDs of one kind that a source told of, counted since it last told.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -19,6 +19,20 @@ pub struct XidEvent {
     pub process: Option<XidProcess>,
     /// At least 1.
     pub count: u64,
+}
+
+/// XIDs of one code that one container met on one device. The count never falls while it is there.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ContainerXid {
+    pub container: ContainerRef,
+    pub gpu: GpuUuid,
+    /// `None` outside MIG, and where nobody said which of its MIG devices it was.
+    pub mig: Option<MigUuid>,
+    pub code: u32,
+    pub class: XidClass,
+    pub count: u64,
+    /// When there was none yet: the container took hold, or the first was counted.
+    pub created: UnixSeconds,
 }
 
 /// The part of a partitioned GPU that an XID is about.

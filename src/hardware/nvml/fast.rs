@@ -18,6 +18,8 @@ pub struct FastReader {
     memory_busy: Ring,
     power: Ring,
     processes: ProcessUse,
+    /// Share of the time in which memory was at work, in the last sample.
+    pub memory_utilization_ratio: Option<f64>,
     /// The energy counter when last read, in millijoules, and the seconds since.
     energy: Option<(u64, f64)>,
 }
@@ -29,6 +31,7 @@ impl Default for FastReader {
             memory_busy: Ring::utilization(MEMORY_UTILIZATION),
             power: Ring::power(),
             processes: ProcessUse::default(),
+            memory_utilization_ratio: None,
             energy: None,
         }
     }
@@ -50,6 +53,7 @@ impl FastReader {
         let memory = self.memory_busy.advance(caller, handle, buffer, elapsed, |caller| Some(rates(caller)?.1));
         integrals.busy_seconds = busy.integral;
         integrals.memory_busy_seconds = memory.integral;
+        self.memory_utilization_ratio = memory.latest;
         // A GPU that has no utilization (a partitioned one) has nothing to be covered.
         if !(self.busy.is_unsupported(caller) && caller.is_unsupported("nvmlDeviceGetUtilizationRates", 0)) {
             integrals.uncovered_seconds = busy.uncovered_seconds;

@@ -8,7 +8,7 @@ use super::calls::{Caller, call};
 use super::codes;
 use super::inventory::Mig;
 use super::library::{Handle, Library};
-use crate::model::{GpmRatios, Monotonic};
+use crate::model::{GpmRatios, Monotonic, Traffic};
 
 /// The driver's documented minimum, and a limit beyond which a mean says little.
 const WINDOW: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(600);
@@ -17,6 +17,13 @@ const GRAPHICS: u32 = 1;
 const SM: u32 = 2;
 const OCCUPANCY: u32 = 3;
 const DRAM: u32 = 10;
+/// In MiB a second; known to every driver that has GPM.
+const PCIE_TRANSMITTED: u32 = 20;
+const PCIE_RECEIVED: u32 = 21;
+const NVLINK_RECEIVED: u32 = 60;
+const NVLINK_TRANSMITTED: u32 = 61;
+const TRAFFIC: [u32; 4] = [PCIE_TRANSMITTED, PCIE_RECEIVED, NVLINK_RECEIVED, NVLINK_TRANSMITTED];
+const MEBIBYTE: f64 = 1_048_576.0;
 pub const PIPES: [(u32, &str); 8] =
     [(4, "int"), (5, "tensor"), (6, "dfma"), (7, "hmma"), (9, "imma"), (11, "fp64"), (12, "fp32"), (13, "fp16")];
 /// Cumulative since reboot, on new drivers.
@@ -27,6 +34,7 @@ const SM_ACTIVE_CYCLES: u32 = 249;
 #[derive(Default)]
 pub struct GpmReading {
     pub ratios: GpmRatios,
+    pub traffic: Traffic,
     pub sm_cycles: Option<f64>,
     pub sm_active_cycles: Option<f64>,
 }
@@ -116,7 +124,7 @@ impl Request {
         newer: nvmlGpmSample_t,
         with_cycles: bool,
     ) -> Option<BTreeMap<u32, f64>> {
-        let ids = [GRAPHICS, SM, OCCUPANCY, DRAM].into_iter().chain(PIPES.map(|(id, _)| id));
+        let ids = [GRAPHICS, SM, OCCUPANCY, DRAM].into_iter().chain(PIPES.map(|(id, _)| id)).chain(TRAFFIC);
         let cycles = [SM_CYCLES, SM_ACTIVE_CYCLES].into_iter().filter(|_| with_cycles);
         let mut count = 0;
         for (metric, id) in self.get.metrics.iter_mut().zip(ids.chain(cycles)) {
@@ -135,6 +143,7 @@ impl Request {
 
 fn reading(values: &BTreeMap<u32, f64>) -> GpmReading {
     let ratio = |id: u32| values.get(&id).map(|percent| (percent / 100.0).clamp(0.0, 1.0));
+    let rate = |id: u32| values.get(&id).map(|mebibytes| (mebibytes * MEBIBYTE).max(0.0));
     GpmReading {
         ratios: GpmRatios {
             graphics_engine_active: ratio(GRAPHICS),
@@ -142,6 +151,12 @@ fn reading(values: &BTreeMap<u32, f64>) -> GpmReading {
             sm_occupancy: ratio(OCCUPANCY),
             dram_active: ratio(DRAM),
             pipes: PIPES.into_iter().filter_map(|(id, pipe)| Some((pipe, ratio(id)?))).collect(),
+        },
+        traffic: Traffic {
+            pcie_transmitted: rate(PCIE_TRANSMITTED),
+            pcie_received: rate(PCIE_RECEIVED),
+            nvlink_transmitted: rate(NVLINK_TRANSMITTED),
+            nvlink_received: rate(NVLINK_RECEIVED),
         },
         sm_cycles: values.get(&SM_CYCLES).copied(),
         sm_active_cycles: values.get(&SM_ACTIVE_CYCLES).copied(),
@@ -191,9 +206,11 @@ mod tests {
 
     #[test]
     fn percent_become_ratios_and_missing_metrics_stay_missing() {
-        let reading = reading(&[(SM, 50.0), (5, 25.0), (OCCUPANCY, 140.0), (SM_CYCLES, 1e12)].into());
+        let reading = reading(&[(SM, 50.0), (5, 25.0), (OCCUPANCY, 140.0), (SM_CYCLES, 1e12), (61, 2.0)].into());
         assert_eq!((reading.ratios.sm_active, reading.ratios.sm_occupancy), (Some(0.5), Some(1.0)));
         assert_eq!(reading.ratios.pipes, [("tensor", 0.25)].into());
         assert_eq!((reading.ratios.dram_active, reading.sm_cycles, reading.sm_active_cycles), (None, Some(1e12), None));
+        let two = Traffic { nvlink_transmitted: Some(2_097_152.0), ..Traffic::default() };
+        assert_eq!(reading.traffic, two, "MiB become bytes");
     }
 }

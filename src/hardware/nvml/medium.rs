@@ -12,7 +12,7 @@ use super::processes::ProcessLists;
 use super::samples::{Ring, SampleBuffer};
 use crate::hardware::source::Integrals;
 use crate::hardware::{CLOCK_EVENTS, THROTTLE_REASONS};
-use crate::model::{Clocks, InstanceReading, Medium, Monotonic};
+use crate::model::{Clocks, InstanceReading, Medium, Monotonic, Rates};
 
 const MEMORY_TEMPERATURE: u32 = 82;
 const SW_POWER_CAP: u32 = 74;
@@ -61,16 +61,19 @@ impl MediumReader {
         integrals: &mut Integrals,
     ) -> Medium {
         let elapsed = self.last.replace(now).map_or(0.0, |last| now.since(last).as_secs_f64());
+        let mut rates = Rates::default();
         for (engine, ring) in &mut self.engines {
             let step = ring.advance(caller, handle, buffer, elapsed, |caller| engine_rate(caller, handle, engine));
             if let Some(seconds) = step.integral {
                 integrals.engine_busy_seconds.push((engine, seconds));
             }
+            rates.engine_utilization_ratios.extend(step.latest.map(|ratio| (*engine, ratio)));
         }
         let (throttled_seconds, memory_temperature_celsius) = self.fields(caller, handle);
         let power_limit: Option<u32> = value!(caller, nvmlDeviceGetEnforcedPowerLimit(handle.0));
         let performance_state: Option<u32> = value!(caller, nvmlDeviceGetPerformanceState(handle.0));
         let whole = self.gpm.read(caller, handle, None, now);
+        rates.traffic = whole.traffic;
         Medium {
             memory: memory::read(caller, handle, None),
             gpu_temperature_celsius: temperature(caller, handle),
@@ -89,6 +92,7 @@ impl MediumReader {
             performance_state: performance_state.filter(|state| *state <= 15),
             fan_speed_ratios: self.fans(caller, handle),
             gpm: whole.ratios,
+            rates,
             sm_cycles: whole.sm_cycles,
             sm_active_cycles: whole.sm_active_cycles,
             instances: self.instances(caller, handle, migs, now),

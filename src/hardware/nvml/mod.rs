@@ -50,7 +50,7 @@ use self::inventory::Layout;
 use self::library::Library;
 use self::reader::NvmlReader;
 use self::statistics::Statistics;
-use super::source::{Driver, EventSource, Failure, Problem, Reader, Session, Verdict};
+use super::source::{CallDurations, Driver, EventSource, Failure, Problem, Reader, Session, Verdict};
 use crate::clock::Clock;
 use crate::model::{Gpu, GpuUuid, Inventory};
 
@@ -79,6 +79,12 @@ impl NvmlDriver {
         Self { search, statistics: Arc::new(Statistics::new(Some(clock))) }
     }
 
+    /// Also counts calls by how long they took.
+    #[must_use]
+    pub fn with_durations(search: LibrarySearch, clock: Clock) -> Self {
+        Self { search, statistics: Arc::new(Statistics::with_durations(clock)) }
+    }
+
     #[must_use]
     pub fn call_record(&self) -> CallRecord {
         CallRecord { statistics: Arc::clone(&self.statistics) }
@@ -96,6 +102,12 @@ impl CallRecord {
 impl Driver for NvmlDriver {
     fn name(&self) -> &'static str {
         "nvml"
+    }
+
+    fn call_durations(&self) -> Option<CallDurations> {
+        let statistics = Arc::clone(&self.statistics);
+        statistics.durations()?;
+        Some(Arc::new(move || statistics.durations().unwrap_or_default()))
     }
 
     fn open(&mut self) -> Result<Box<dyn Session>, Failure> {

@@ -72,7 +72,10 @@ impl Reader for NvmlReader {
         let fast = self.fast.read(&mut self.caller, self.handle, &mut self.buffer, elapsed, &mut integrals);
         let medium = due.medium.then(|| {
             let migs = &self.migs;
-            self.medium.read(&mut self.caller, self.handle, migs, &mut self.buffer, now.monotonic, &mut integrals)
+            let (caller, buffer) = (&mut self.caller, &mut self.buffer);
+            let mut medium = self.medium.read(caller, self.handle, migs, buffer, now.monotonic, &mut integrals);
+            medium.rates.memory_utilization_ratio = self.fast.memory_utilization_ratio;
+            medium
         });
         let slow = due.slow.then(|| self.slow.read(&mut self.caller, self.handle));
         let outcome = self.caller.finish();

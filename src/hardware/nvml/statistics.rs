@@ -6,7 +6,7 @@ use nvml_wrapper_sys::bindings::nvmlReturn_t;
 
 use super::codes;
 use crate::clock::Clock;
-use crate::model::Monotonic;
+use crate::model::{DurationHistogram, Monotonic};
 
 /// The newest latencies kept for each call.
 const LATENCIES: usize = 512;
@@ -28,8 +28,19 @@ pub struct CallStatistics {
 #[derive(Debug, Default)]
 pub struct Statistics {
     calls: Mutex<BTreeMap<&'static str, Call>>,
-    /// Set when latencies are to be recorded.
+    /// Set when calls are to be timed.
     clock: Option<Clock>,
+    keeps: Keeps,
+}
+
+/// What is kept of timed calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Keeps {
+    /// The newest latencies, for quantiles.
+    #[default]
+    Latencies,
+    /// Counts by duration.
+    Durations,
 }
 
 #[derive(Debug, Default)]
@@ -38,11 +49,16 @@ struct Call {
     supported: Option<bool>,
     codes: BTreeMap<&'static str, u64>,
     latencies: Vec<Duration>,
+    durations: DurationHistogram,
 }
 
 impl Statistics {
     pub fn new(clock: Option<Clock>) -> Self {
-        Self { calls: Mutex::default(), clock }
+        Self { calls: Mutex::default(), clock, keeps: Keeps::default() }
+    }
+
+    pub fn with_durations(clock: Clock) -> Self {
+        Self { keeps: Keeps::Durations, ..Self::new(Some(clock)) }
     }
 
     pub fn start(&self) -> Option<Monotonic> {
@@ -53,7 +69,9 @@ impl Statistics {
         let latency = self.clock.zip(started).map(|(clock, started)| clock.now().monotonic.since(started));
         let mut calls = self.lock();
         let call = calls.entry(name).or_default();
-        if let Some(latency) = latency {
+        if let (Some(latency), Keeps::Durations) = (latency, self.keeps) {
+            call.durations.observe(latency);
+        } else if let Some(latency) = latency {
             let slot = usize::try_from(call.count).unwrap_or_default() % LATENCIES;
             match call.latencies.get_mut(slot) {
                 Some(oldest) => *oldest = latency,
@@ -75,6 +93,12 @@ impl Statistics {
 
     pub fn all(&self) -> BTreeMap<&'static str, CallStatistics> {
         self.lock().iter().map(|(name, call)| (*name, call.summary())).collect()
+    }
+
+    /// Of the calls that were made; `None` unless durations are kept.
+    pub fn durations(&self) -> Option<BTreeMap<&'static str, DurationHistogram>> {
+        let kept = self.clock.is_some() && self.keeps == Keeps::Durations;
+        kept.then(|| self.lock().iter().map(|(name, call)| (*name, call.durations.clone())).collect())
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<&'static str, Call>> {
@@ -113,6 +137,18 @@ mod tests {
         assert_eq!([all["a"].supported, all["b"].supported, all["c"].supported], [Some(true), Some(false), None]);
         assert_eq!(all["a"].codes, [("not_supported", 2), ("unknown", 1)].into());
         assert_eq!((all["a"].count, all["a"].p50), (4, None));
+    }
+
+    #[test]
+    fn durations_are_kept_where_they_were_asked_for() {
+        let statistics = Statistics::with_durations(Clock::start());
+        for _ in 0..3 {
+            let started = statistics.start();
+            statistics.record("a", codes::NOT_SUPPORTED, started);
+        }
+        assert_eq!(statistics.durations().unwrap()["a"].count(), 3, "a refusal takes time, too");
+        assert!(statistics.lock()["a"].latencies.is_empty());
+        assert_eq!(Statistics::new(Some(Clock::start())).durations(), None);
     }
 
     #[test]

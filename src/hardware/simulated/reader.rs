@@ -9,7 +9,7 @@ use crate::hardware::source::{Due, Integrals, Pass, Problem, Reader, Verdict};
 use crate::hardware::{CLOCK_EVENTS, THROTTLE_REASONS};
 use crate::model::{
     Clocks, DeviceProcess, EccLocation, Fast, GpmRatios, Gpu, GpuUuid, InstanceReading, Medium, MemoryUse, MigDevice,
-    Moment, Monotonic, NvLink, Pcie, RowRemap, Slow,
+    Moment, Monotonic, NvLink, Pcie, Rates, RowRemap, Slow, Traffic,
 };
 
 /// What the driver keeps for itself, as on real boards.
@@ -179,10 +179,30 @@ impl SimulatedReader {
                 .filter(|_| is_whole && self.model.has_gpm)
                 .map(|(at, sums, _)| ratios(board.sums, *sums, board.now.since(*at).as_secs_f64()))
                 .unwrap_or_default(),
+            rates: self.rates(board, before.as_ref().map(|(at, sums, _)| (*at, *sums))),
             sm_cycles: None,
             sm_active_cycles: None,
             instances: self.instances(board, before.as_ref()),
             processes: Some(Self::processes(board)),
+        }
+    }
+
+    /// As the counters of `slow` move, since the medium pass before.
+    fn rates(&self, board: &Board, before: Option<(Monotonic, Sums)>) -> Rates {
+        let is_whole = self.partitions.is_empty();
+        let moved = before.filter(|_| self.model.has_gpm).and_then(|(at, sums)| {
+            let seconds = board.now.since(at).as_secs_f64();
+            (seconds > 0.0).then(|| (board.sums.sm_active - sums.sm_active) / seconds * 1e9)
+        });
+        Rates {
+            memory_utilization_ratio: is_whole.then_some(board.load.utilization * 0.6),
+            engine_utilization_ratios: ENGINES.into_iter().filter(|_| is_whole).map(|engine| (engine, 0.0)).collect(),
+            traffic: Traffic {
+                pcie_transmitted: moved,
+                pcie_received: moved.map(|moved| moved * 1.4),
+                nvlink_transmitted: moved.map(|moved| moved * 40.0),
+                nvlink_received: moved.map(|moved| moved * 40.0),
+            },
         }
     }
 

@@ -1,0 +1,244 @@
+//! Whose an XID is. A process that the source names has a container; without one, it is the holder's if the device or the
+//! MIG device has one holder. With several holders and no process nobody is guessed: the device's own counter has it.
+//!
+//! Two sources tell of the same XID, and only one of them names a process. So what the driver told waits for the kernel's
+//! log to tell the same, and each telling is matched with one of the other source: each XID counts once.
+
+mod matching;
+mod party;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use self::matching::{Matching, Pending};
+use self::party::Party;
+use super::join::Join;
+use crate::model::{
+    Account, ContainerRef, ContainerXid, GpuUuid, Inventory, MigUuid, Moment, Monotonic, Owner, ProcessState,
+    UnixSeconds, UnknownOwner, XidClass, XidEvent, XidSource,
+};
+
+/// A process that nobody has looked at by then has no owner. Shorter than what the two sources may lie apart.
+const OWNER_WAIT: Duration = Duration::from_secs(3);
+/// One XID seldom comes alone, and the later ones come when the process has ended: it stays wanted for so long.
+const PROCESS_MEMORY: Duration = Duration::from_secs(60);
+/// Processes that are wanted at once; further ones go without an owner.
+const PROCESSES: usize = 256;
+/// Series, past which a container's further codes count together.
+const SERIES: usize = 4096;
+const UNKNOWN_CODE: u32 = 999;
+/// Pages that have shown a container's last count before it may go.
+const SCRAPES: u64 = 2;
+
+/// XIDs by container. Counts never fall while they are there.
+#[derive(Debug)]
+pub struct ContainerXids {
+    /// The kernel's log is read too, so what the driver tells may be told again.
+    two_sources: bool,
+    waiting: Vec<Waiting>,
+    /// The processes that XIDs have named, and when the last one did.
+    named: BTreeMap<u32, Monotonic>,
+    matching: BTreeMap<(GpuUuid, u32), Matching>,
+    counts: BTreeMap<Key, Count>,
+}
+
+/// An XID that counts, and the class that it counts in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClassedXid {
+    pub event: XidEvent,
+    pub class: XidClass,
+}
+
+/// What is known at one moment.
+pub struct XidObservation<'a> {
+    pub now: Moment,
+    /// Heard since the last observation.
+    pub events: Vec<ClassedXid>,
+    pub join: &'a Join,
+    pub inventory: &'a Inventory,
+    /// As they are now: a count stays as long as its container's account.
+    pub accounts: &'a [Account],
+    pub processes: &'a ProcessState,
+    /// How long the count of a container without an account stays.
+    pub retention: Duration,
+    /// Pages delivered so far.
+    pub scrapes: u64,
+}
+
+/// An XID whose process is being looked at.
+#[derive(Debug)]
+struct Waiting {
+    xid: ClassedXid,
+    pid: u32,
+    holder: Option<Party>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    container: ContainerRef,
+    gpu: GpuUuid,
+    mig: Option<MigUuid>,
+    code: u32,
+}
+
+#[derive(Debug)]
+struct Count {
+    class: XidClass,
+    count: u64,
+    created: UnixSeconds,
+    last: Monotonic,
+    scrapes: u64,
+}
+
+impl ContainerXids {
+    #[must_use]
+    pub fn new(two_sources: bool) -> Self {
+        Self {
+            two_sources,
+            waiting: vec![],
+            named: BTreeMap::new(),
+            matching: BTreeMap::new(),
+            counts: BTreeMap::new(),
+        }
+    }
+
+    /// The processes whose owners are wanted, by the host's numbers.
+    pub fn wanted(&self) -> impl Iterator<Item = u32> + '_ {
+        self.named.keys().copied()
+    }
+
+    /// By container, GPU, MIG device and code.
+    pub fn advance(&mut self, mut observation: XidObservation<'_>) -> Vec<ContainerXid> {
+        let mut events = std::mem::take(&mut observation.events);
+        events.sort_by_key(|xid| xid.event.at.monotonic);
+        for xid in events {
+            self.hear(xid, &observation);
+        }
+        self.resolve(&observation);
+        self.settle(&observation);
+        self.forget(&observation);
+        self.counts.iter().map(|(key, count)| count.published(key)).collect()
+    }
+
+    fn hear(&mut self, xid: ClassedXid, observation: &XidObservation<'_>) {
+        let holder = Party::holding(&xid.event, observation);
+        match &xid.event.process {
+            Some(process)
+                if observation.processes.enabled
+                    && (self.named.len() < PROCESSES || self.named.contains_key(&process.pid)) =>
+            {
+                let pid = process.pid;
+                self.named.insert(pid, observation.now.monotonic);
+                self.waiting.push(Waiting { xid, pid, holder });
+            }
+            _ => self.tell(xid, holder, observation),
+        }
+    }
+
+    /// Tells of those whose process has an owner now, or whose time is up.
+    fn resolve(&mut self, observation: &XidObservation<'_>) {
+        let now = observation.now.monotonic;
+        let mut still = vec![];
+        for waiting in std::mem::take(&mut self.waiting) {
+            let party = match observation.processes.owner(waiting.pid) {
+                Owner::Unknown(UnknownOwner::NotResolved) if now.since(waiting.xid.event.at.monotonic) < OWNER_WAIT => {
+                    still.push(waiting);
+                    continue;
+                }
+                Owner::Container(container) => Some(Party::of_container(container, &waiting.xid.event, observation)),
+                Owner::Pod(pod) | Owner::EndedPod { pod: Some(pod), .. } => {
+                    Party::in_pod(pod, &waiting.xid.event, observation)
+                }
+                // A process of no container, or of a pod that nobody can name any more.
+                Owner::Host | Owner::EndedPod { pod: None, .. } => None,
+                Owner::Unknown(_) => waiting.holder,
+            };
+            self.tell(waiting.xid, party, observation);
+        }
+        self.waiting = still;
+    }
+
+    fn tell(&mut self, xid: ClassedXid, party: Option<Party>, observation: &XidObservation<'_>) {
+        let ClassedXid { event, class } = xid;
+        let pending =
+            Pending { at: event.at.monotonic.min(observation.now.monotonic), count: event.count, class, party };
+        if !self.two_sources {
+            self.give(&event.gpu, event.code, pending, observation);
+            return;
+        }
+        let matching = self.matching.entry((event.gpu.clone(), event.code)).or_default();
+        match event.source {
+            XidSource::Nvml => matching.driver_told(pending),
+            XidSource::Kmsg => {
+                matching.log_told(&pending);
+                self.give(&event.gpu, event.code, pending, observation);
+            }
+        }
+    }
+
+    /// What the driver told and the log did not counts for who held the device then.
+    fn settle(&mut self, observation: &XidObservation<'_>) {
+        let now = observation.now.monotonic;
+        let mut over = vec![];
+        for ((gpu, code), matching) in &mut self.matching {
+            over.extend(matching.unmatched(now).into_iter().map(|pending| (gpu.clone(), *code, pending)));
+        }
+        for (gpu, code, pending) in over {
+            self.give(&gpu, code, pending, observation);
+        }
+        self.matching.retain(|_, matching| !matching.is_empty());
+    }
+
+    fn give(&mut self, gpu: &GpuUuid, code: u32, pending: Pending, observation: &XidObservation<'_>) {
+        let Some(Party { container, mig }) = pending.party else { return };
+        let mut key = Key { container, gpu: gpu.clone(), mig, code };
+        let mut class = pending.class;
+        if self.counts.len() >= SERIES && !self.counts.contains_key(&key) {
+            (key.code, class) = (UNKNOWN_CODE, XidClass::Unknown);
+            if self.counts.len() >= 2 * SERIES && !self.counts.contains_key(&key) {
+                return;
+            }
+        }
+        let account = observation.accounts.iter().find(|account| is_of(account, &key));
+        let count = self.counts.entry(key).or_insert_with(|| Count {
+            class,
+            count: 0,
+            // There was none since the container took hold.
+            created: account.map_or(observation.now.unix, |account| account.created),
+            last: pending.at,
+            scrapes: 0,
+        });
+        count.count = count.count.saturating_add(pending.count);
+        (count.last, count.scrapes) = (observation.now.monotonic, observation.scrapes);
+    }
+
+    fn forget(&mut self, observation: &XidObservation<'_>) {
+        let now = observation.now.monotonic;
+        self.named.retain(|_, at| now.since(*at) <= PROCESS_MEMORY);
+        self.counts.retain(|key, count| {
+            now.since(count.last) <= observation.retention
+                || observation.scrapes < count.scrapes + SCRAPES
+                || observation.accounts.iter().any(|account| is_of(account, key))
+        });
+    }
+}
+
+fn is_of(account: &Account, key: &Key) -> bool {
+    account.container == key.container && account.gpu == key.gpu
+}
+
+impl Count {
+    fn published(&self, key: &Key) -> ContainerXid {
+        ContainerXid {
+            container: key.container.clone(),
+            gpu: key.gpu.clone(),
+            mig: key.mig.clone(),
+            code: key.code,
+            class: self.class,
+            count: self.count,
+            created: self.created,
+        }
+    }
+}

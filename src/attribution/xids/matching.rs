@@ -1,0 +1,87 @@
+use std::time::Duration;
+
+use super::party::Party;
+use crate::model::{Monotonic, XidClass};
+
+/// The two sources tell of one XID within this time of each other, as the verdict on devices has it.
+pub const SAME: Duration = Duration::from_secs(5);
+/// What is told together within this time is kept together, so that a storm takes no more room than a shower.
+const TOGETHER: Duration = Duration::from_millis(500);
+
+/// XIDs of one code on one GPU that one source told of and the other may still.
+#[derive(Debug, Default)]
+pub struct Matching {
+    /// Told by the driver alone so far, oldest first.
+    driver: Vec<Pending>,
+    /// Told by the log alone so far, oldest first: when, how many.
+    log: Vec<(Monotonic, u64)>,
+}
+
+/// XIDs that were told of at one time.
+#[derive(Clone, Debug)]
+pub struct Pending {
+    pub at: Monotonic,
+    pub count: u64,
+    pub class: XidClass,
+    /// Whose they are; `None`: nobody's that could be named.
+    pub party: Option<Party>,
+}
+
+impl Matching {
+    pub fn driver_told(&mut self, mut told: Pending) {
+        for (at, count) in &mut self.log {
+            if are_near(*at, told.at) {
+                take(count, &mut told.count);
+            }
+        }
+        self.log.retain(|(_, count)| *count > 0);
+        if told.count == 0 {
+            return;
+        }
+        match self.driver.last_mut() {
+            Some(last) if last.party == told.party && told.at.since(last.at) < TOGETHER => {
+                last.count = last.count.saturating_add(told.count);
+            }
+            _ => self.driver.push(told),
+        }
+    }
+
+    pub fn log_told(&mut self, told: &Pending) {
+        let mut left = told.count;
+        for pending in &mut self.driver {
+            if are_near(pending.at, told.at) {
+                take(&mut pending.count, &mut left);
+            }
+        }
+        self.driver.retain(|pending| pending.count > 0);
+        if left == 0 {
+            return;
+        }
+        match self.log.last_mut() {
+            Some((at, count)) if told.at.since(*at) < TOGETHER => *count = count.saturating_add(left),
+            _ => self.log.push((told.at, left)),
+        }
+    }
+
+    /// Takes out what the log has not told in time, and forgets what the driver has not.
+    pub fn unmatched(&mut self, now: Monotonic) -> Vec<Pending> {
+        self.log.retain(|(at, _)| now.since(*at) <= SAME);
+        let (due, still) = std::mem::take(&mut self.driver).into_iter().partition(|told| now.since(told.at) > SAME);
+        self.driver = still;
+        due
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.driver.is_empty() && self.log.is_empty()
+    }
+}
+
+fn are_near(one: Monotonic, other: Monotonic) -> bool {
+    one.since(other).max(other.since(one)) <= SAME
+}
+
+/// As many from both as both have.
+fn take(one: &mut u64, other: &mut u64) {
+    let common = (*one).min(*other);
+    (*one, *other) = (*one - common, *other - common);
+}

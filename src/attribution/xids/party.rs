@@ -1,0 +1,63 @@
+use std::collections::BTreeSet;
+
+use super::XidObservation;
+use crate::attribution::join::HoldingKey;
+use crate::model::{ContainerRef, MigUuid, PodRef, XidEvent};
+
+/// A container, and the MIG device that it used where that is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Party {
+    pub container: ContainerRef,
+    pub mig: Option<MigUuid>,
+}
+
+impl Party {
+    /// Who holds what the XID is about, if that is one container.
+    pub fn holding(event: &XidEvent, observation: &XidObservation<'_>) -> Option<Self> {
+        let reached = reached(event, observation);
+        let keys: Vec<&HoldingKey> = held(event, &reached, observation).collect();
+        let containers: BTreeSet<&ContainerRef> = keys.iter().map(|key| &key.container).collect();
+        let container = only(containers)?.clone();
+        Some(Self { container, mig: only(keys.into_iter().map(|key| &key.mig).collect()).cloned().flatten() })
+    }
+
+    pub fn of_container(container: &ContainerRef, event: &XidEvent, observation: &XidObservation<'_>) -> Self {
+        let reached = reached(event, observation);
+        let own = held(event, &reached, observation).filter(|key| key.container == *container);
+        let own: BTreeSet<Option<&MigUuid>> = own.map(|key| key.mig.as_ref()).collect();
+        let mig = only(reached.iter().collect()).or_else(|| only(own).flatten()).cloned();
+        Self { container: container.clone(), mig }
+    }
+
+    /// Its container is not known: that of the pod which has the GPU, if there is one.
+    pub fn in_pod(pod: &PodRef, event: &XidEvent, observation: &XidObservation<'_>) -> Option<Self> {
+        let of_pod = |container: &&ContainerRef| container.namespace == pod.namespace && container.pod == pod.pod;
+        let accounts = observation.accounts.iter().filter(|account| account.gpu == event.gpu);
+        let container = only(accounts.map(|account| &account.container).filter(of_pod).collect())?;
+        Some(Self::of_container(container, event, observation))
+    }
+}
+
+/// The MIG devices that the XID is about; none: the whole GPU, as far as can be told.
+fn reached(event: &XidEvent, observation: &XidObservation<'_>) -> BTreeSet<MigUuid> {
+    let Some((instance, gpu)) = event.instance.zip(observation.inventory.gpus.get(&event.gpu)) else {
+        return BTreeSet::new();
+    };
+    let inside = || gpu.mig_devices.iter().filter(|mig| mig.gpu_instance == instance.gpu_instance);
+    let exact = inside().filter(|mig| Some(mig.compute_instance) == instance.compute_instance);
+    let exact: BTreeSet<MigUuid> = exact.map(|mig| mig.uuid.clone()).collect();
+    if exact.is_empty() { inside().map(|mig| mig.uuid.clone()).collect() } else { exact }
+}
+
+fn held<'a>(
+    event: &'a XidEvent,
+    reached: &'a BTreeSet<MigUuid>,
+    observation: &'a XidObservation<'_>,
+) -> impl Iterator<Item = &'a HoldingKey> {
+    let keys = observation.join.holdings.keys().filter(|key| key.gpu == event.gpu);
+    keys.filter(|key| reached.is_empty() || key.mig.as_ref().is_none_or(|mig| reached.contains(mig)))
+}
+
+fn only<T: Ord>(set: BTreeSet<T>) -> Option<T> {
+    if set.len() == 1 { set.into_iter().next() } else { None }
+}
