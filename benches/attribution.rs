@@ -1,21 +1,27 @@
-//! What the ledger costs: `cargo bench --bench attribution`. One refresh of a full node must stay within 2 ms, and a week
+//! What attribution costs: `cargo bench --bench attribution`. One refresh of a full node must stay within 2 ms, and a week
 //! of pods must not make it grow. Prints one table; judges nothing.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement prints what it found")]
 #![allow(clippy::disallowed_methods, reason = "a measurement reads the clock")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use podmeter::attribution::{
-    DeviceProcess, DeviceProcesses, HoldingKey, Join, Ledger, Observation, ProcessOwner, Statement,
+    DeviceProcess, DeviceProcesses, HoldingKey, Join, Ledger, Observation, ProcessOwner, Slots, Statement, join,
 };
+use podmeter::hardware::simulated::{Profile, SimulatedDriver};
+use podmeter::metrics;
 use podmeter::model::{
-    Attribution, ContainerRef, DeviceReadings, Fast, GpuUuid, Holding, Inventory, Medium, MemoryUse, Moment, Monotonic,
-    Sharing, Stamped, Totals, UnixSeconds,
+    Allocatable, Attribution, Container, ContainerRef, CpuSet, DeviceId, DeviceReadings, Fast, GpuUuid, HardwareState,
+    HeldDevice, Holding, Inventory, Medium, MemoryUse, Moment, Monotonic, Owner, Pod, PodDirectory, PodRef, Process,
+    Relation, Sharing, Snapshot, Stamped, Totals, UnixSeconds,
 };
+use podmeter::processes::Resolver;
+use podmeter::simulation::node::resources;
+use podmeter::simulation::proc_tree::{Inside, ProcTree};
 
 const GPUS: usize = 8;
 const SLOTS: usize = 32;
@@ -24,6 +30,10 @@ const REFRESHES: u64 = 2000;
 /// One pod ends and one begins every six seconds, for a week: 100,800 pods.
 const WEEK_SECONDS: u64 = 7 * 86_400;
 const POD_SECONDS: u64 = 6;
+/// Processes at once in the week.
+const LOOKED_AT: usize = 16;
+/// A page of metrics for so many pods.
+const PAGE_EVERY: usize = 50;
 
 fn main() {
     // cargo passes `--bench`; `cargo test --benches` would not, and measuring there would only cost time.
@@ -36,6 +46,7 @@ fn main() {
 }
 
 struct Node {
+    gpus: Vec<GpuUuid>,
     ledger: Ledger,
     join: Join,
     readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
@@ -45,20 +56,23 @@ struct Node {
 
 impl Node {
     fn new() -> Self {
+        let inventory = SimulatedDriver::new(Profile::H100TimeSliced, 1).controls().inventory();
         Self {
+            gpus: inventory.gpus.keys().cloned().collect(),
             ledger: Ledger::new(Duration::from_secs(300), Duration::from_secs(5)),
             join: Join::default(),
             readings: BTreeMap::new(),
             processes: BTreeMap::new(),
-            inventory: Inventory::default(),
+            inventory,
         }
     }
 
     fn hold(&mut self, gpu: usize, slot: usize, pod: &str) -> HoldingKey {
-        let key = HoldingKey { container: ContainerRef::new("team", pod, "main"), gpu: uuid(gpu), mig: None };
+        let key =
+            HoldingKey { container: ContainerRef::new("team", pod, "main"), gpu: self.gpus[gpu].clone(), mig: None };
         let holding = Holding {
             resource: Some("nvidia.com/gpu".into()),
-            device_ids: vec![format!("{}::{slot}", uuid(gpu)).as_str().into()],
+            device_ids: vec![format!("{}::{slot}", self.gpus[gpu]).as_str().into()],
             sharing: Sharing::TimeSlicing,
             attribution: Some(Attribution::EqualShare),
             share: Some(1.0 / SLOTS as f64),
@@ -83,8 +97,27 @@ impl Node {
                 medium: Some(Stamped { at, value: Medium { memory: Some(memory), ..Medium::default() } }),
                 ..DeviceReadings::default()
             };
-            self.readings.insert(uuid(gpu), Arc::new(readings));
+            self.readings.insert(self.gpus[gpu].clone(), Arc::new(readings));
         }
+    }
+
+    /// The processes looked at work on the first GPU.
+    fn work(&mut self, owners: &BTreeMap<u32, Process>, second: u64) {
+        let process = |(pid, process): (&u32, &Process)| DeviceProcess {
+            pid: *pid,
+            start_ticks: process.key.map_or(0, |key| key.start_ticks),
+            owner: match &process.owner {
+                Owner::Container(container) => ProcessOwner::Container(container.clone()),
+                _ => ProcessOwner::Unknown,
+            },
+            running: true,
+            memory_bytes: Some(1 << 28),
+            gpu_instance: None,
+            compute_instance: None,
+            sm_seconds: second as f64 * 0.01,
+        };
+        let processes = DeviceProcesses { has_sm_seconds: true, processes: owners.iter().map(process).collect() };
+        self.processes = [(self.gpus[0].clone(), processes)].into();
     }
 
     fn run(&mut self, second: u64) {
@@ -119,10 +152,6 @@ impl Node {
     }
 }
 
-fn uuid(gpu: usize) -> GpuUuid {
-    GpuUuid::new(format!("GPU-{gpu:08x}-0000-0000-0000-000000000000"))
-}
-
 fn refresh() {
     let mut node = Node::new();
     for gpu in 0..GPUS {
@@ -150,32 +179,87 @@ fn refresh() {
     );
 }
 
+/// The join, the owners of processes, the ledger and the pages, for a week.
 fn week() {
+    let directory = tempfile::tempdir().unwrap();
+    let tree = ProcTree::create(directory.path()).unwrap();
+    let mut resolver = Resolver::new(&tree.proc_root(), &tree.pod_logs_root());
     let mut node = Node::new();
-    let mut holders: Vec<HoldingKey> = vec![];
-    let (mut pods, mut most, mut after_a_day) = (0_u64, 0, 0.0);
+    let offered = resources(&node.inventory, Some(SLOTS)).remove(0);
+    let ids: Vec<DeviceId> = offered.devices.iter().map(|device| DeviceId::new(device.id.clone())).collect();
+    let devices = [(offered.name.as_str().into(), ids.iter().cloned().collect())].into();
+    let allocatable = Allocatable { devices, ..Allocatable::default() };
+    let mut slots = Slots::default();
+    let mut running: VecDeque<(u32, String)> = VecDeque::new();
+    let mut relation = Relation::default();
+    let (mut pods, mut most, mut after_a_day) = (0_usize, 0, 0.0);
     for second in (0..WEEK_SECONDS).step_by(POD_SECONDS as usize) {
-        let place = (pods as usize) % (GPUS * SLOTS);
-        let key = node.hold(place / SLOTS, place % SLOTS, &format!("pod-{pods}"));
-        if place < holders.len() {
-            let before = std::mem::replace(&mut holders[place], key);
-            node.join.holdings.remove(&before);
-        } else {
-            holders.push(key);
+        let name = format!("pod-{pods}");
+        let place = pods % ids.len();
+        let pod = pod(&name, &ids[place]);
+        match relation.pods.get_mut(place) {
+            Some(before) => *before = pod,
+            None => relation.pods.push(pod),
         }
+        slots.learn(&relation, &allocatable, &node.inventory);
+        node.join = join(&relation, &allocatable, &node.inventory, &slots);
+        let pid = 1_000 + pods as u32;
+        let uid = |pid: u32| format!("00000000-0000-4000-8000-{pid:012}");
+        tree.add_container(inside(&name, &uid(pid))).unwrap();
+        tree.start(pid, second, inside(&name, &uid(pid))).unwrap();
+        running.push_back((pid, name));
+        if running.len() > LOOKED_AT {
+            let (pid, name) = running.pop_front().unwrap();
+            tree.end(pid).unwrap();
+            tree.remove_container(inside(&name, &uid(pid))).unwrap();
+        }
+        let wanted: BTreeSet<u32> = running.iter().map(|(pid, _)| *pid).collect();
+        let owners = resolver.resolve(Monotonic::from_secs(second), &wanted, &PodDirectory::default());
+        node.work(&owners, second);
         pods += 1;
         node.read(second);
         let statement = node.advance(second, second / 15);
         most = most.max(statement.accounts.len());
+        if pods.is_multiple_of(PAGE_EVERY) {
+            let hardware = HardwareState {
+                inventory: Arc::new(node.inventory.clone()),
+                readings: node.readings.clone(),
+                ..HardwareState::default()
+            };
+            let snapshot = Snapshot {
+                accounts: statement.accounts,
+                remainders: statement.remainders,
+                hardware: Arc::new(hardware),
+                ..Snapshot::default()
+            };
+            black_box(metrics::text(metrics::families(&snapshot)).unwrap());
+        }
         if second == 86_400 {
             after_a_day = resident_mib();
         }
     }
     println!("| accounts at once, most, over a week with {pods} pods | {most} | bounded |");
     println!(
-        "| resident memory after that, grown since the first day | {:.1} MiB | ≤ 2 MiB |",
+        "| resident memory after that, grown since the first day: join, owners, ledger, pages | {:.1} MiB | ≤ 2 MiB |",
         resident_mib() - after_a_day
     );
+}
+
+fn inside<'a>(pod: &'a str, uid: &'a str) -> Inside<'a> {
+    Inside { namespace: "team", pod, uid, container: "main" }
+}
+
+fn pod(name: &str, id: &DeviceId) -> Pod {
+    let held = HeldDevice { resource: "nvidia.com/gpu".into(), id: id.clone(), numa_nodes: BTreeSet::new() };
+    let container = Container {
+        reference: ContainerRef::new("team", name, "main"),
+        devices: vec![held],
+        claims: vec![],
+        exclusive_cpus: CpuSet::default(),
+        memory: vec![],
+    };
+    let reference = PodRef::new("team", name);
+    Pod { reference, containers: vec![container], exclusive_cpus: CpuSet::default(), memory: vec![] }
 }
 
 fn resident_mib() -> f64 {

@@ -124,6 +124,14 @@ async fn a_kubelet_away_is_served_from_memory_and_its_age_shows() {
     });
     assert_eq!(away.value("podmeter_collector_success", &["collector=\"kubelet\""]), Some(0.0));
     let held = |page: &Page| page.value("podmeter_container_allocated_seconds_total", TRAINER).unwrap();
+    let counters = |page: &Page| -> Vec<String> {
+        let series = page.0.lines().filter_map(|line| Some(line.rsplit_once(' ')?.0));
+        series
+            .filter(|series| series.contains("_total{") && series.contains("pod=\"trainer\""))
+            .map(Into::into)
+            .collect()
+    };
+    assert_eq!(counters(&before), counters(&away), "the same series");
     assert!(held(&away) > held(&before) + 3.0, "{} after {}", held(&away), held(&before));
     assert!(running.get("/").body.contains("nobody listens"));
     node.start_again().unwrap();
@@ -131,6 +139,7 @@ async fn a_kubelet_away_is_served_from_memory_and_its_age_shows() {
         page.value("podmeter_podresources_age_seconds", &[]).is_some_and(|age| age < 2.0)
     });
     assert!(held(&back) >= held(&away));
+    assert_eq!(counters(&before), counters(&back), "and still");
     assert_eq!(back.count("podmeter_container_allocation_info", TRAINER), 1);
 }
 

@@ -127,6 +127,54 @@ fn rules_are_well_and_quiet(prometheus: &Prometheus, namespaces: usize) {
     }
 }
 
+/// Containers and remainder, less the device: by GPU, at one instant.
+fn left_over(parts: &str, device: &str, at: f64) -> String {
+    let sum = |metrics: &str| format!("sum by (gpu_uuid) ({metrics} @ {at})");
+    format!("{} - {}", sum(&format!("{{__name__=~\"{parts}\"}}")), sum(device))
+}
+
+/// Σ containers + Σ remainder − device is 0 but for floating point, whenever it is asked.
+fn everything_is_somebodys(profile: &str, gpus_with_busy_time: usize) {
+    let demo = Running::start(
+        &["demo", "--listen", "127.0.0.1:0", "--profile", profile, "--churn", "--refresh-interval", "1s"],
+        &[],
+        None,
+    );
+    let prometheus = Prometheus::start(&configuration(&demo.address));
+    prometheus.until("sum(podmeter_container_busy_seconds_total)", |seconds| seconds > 60.0);
+    let now = prometheus.scalar("vector(time())").unwrap() - 1.0;
+    let busy = "podmeter_container_busy_seconds_total|podmeter_device_unattributed_busy_seconds_total";
+    let energy = "podmeter_container_energy_joules_total|podmeter_device_unattributed_energy_joules_total";
+    let memory = "podmeter_container_memory_used_bytes|podmeter_device_unattributed_memory_bytes";
+    let quantities = [
+        (busy, "podmeter_device_busy_seconds_total", gpus_with_busy_time),
+        (energy, "podmeter_device_energy_joules_total", 8),
+        (memory, "podmeter_device_memory_bytes{state=\"used\"}", 8),
+    ];
+    // Pods come and go in these seconds, and some scrapes fall between two readings.
+    for at in (0..10).map(|number| now - 1.7 * f64::from(number)) {
+        for (parts, device, gpus) in quantities {
+            let whole = prometheus.scalar(&format!("sum({device} @ {at})")).unwrap();
+            let rows = prometheus.query(&left_over(parts, device, at));
+            assert_eq!(rows.len(), gpus, "{profile}: {device} at {at}");
+            let most = rows.iter().map(|(_, left)| left.abs()).fold(0.0, f64::max);
+            assert!(most <= 1e-9 * whole, "{profile}: {most} of {whole} {device} is nobody's: {rows:?}");
+        }
+    }
+    assert_eq!(prometheus.scalar("sum(podmeter_conservation_violations_total)"), Some(0.0));
+}
+
+#[test]
+fn shares_and_remainder_are_the_device_while_slots_are_shared() {
+    everything_is_somebodys("8xh100-timesliced", 8);
+}
+
+#[test]
+fn shares_and_remainder_are_the_device_while_gpus_are_partitioned() {
+    // Four are partitioned: the driver tells no busy time of them as a whole.
+    everything_is_somebodys("8xh100-mig", 4);
+}
+
 #[test]
 fn gpu_seconds_per_namespace_match_what_the_simulation_did() {
     gpu_seconds_match(&[]);

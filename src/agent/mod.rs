@@ -5,7 +5,7 @@
 
 mod demo;
 mod health;
-mod owners;
+pub mod owners;
 mod probe;
 mod publisher;
 mod recording;

@@ -24,6 +24,7 @@
 //! in which its holders changed, are nobody's (`clock`). Idle = allocated − busy; a slot that was busier than its part
 //! has borrowed the difference.
 
+mod activity;
 mod audit;
 mod clock;
 mod device;
@@ -33,6 +34,7 @@ mod gauges;
 mod idle_power;
 mod memory;
 mod partition;
+mod spread;
 mod weights;
 
 use std::collections::BTreeMap;
@@ -53,8 +55,6 @@ use crate::model::{
 
 /// A page that nobody reads must not grow for ever: beyond this many the longest-ended accounts go first.
 const ENDED_LIMIT: usize = 4096;
-/// The activity of MIG devices is read every ten seconds.
-const ACTIVITY_LATE: Duration = Duration::from_secs(35);
 
 #[derive(Debug)]
 pub struct Ledger {
@@ -123,7 +123,7 @@ impl Ledger {
         let entries = self.devices.values().flat_map(|device| device.entries.values());
         Statement {
             accounts: entries.map(|entry| entry.account.clone()).collect(),
-            remainders: self.devices.values().filter(|one| one.clock.read).map(|one| one.remainder.clone()).collect(),
+            remainders: self.devices.values().filter(|one| one.clock.read).map(Device::statement).collect(),
             unallocated_uses,
             violations: self.audit.violations().clone(),
         }
@@ -161,18 +161,12 @@ impl Ledger {
         for (gpu, readings) in observation.readings {
             let device = self.devices.entry(gpu.clone()).or_insert_with(|| Device::new(gpu, now));
             let processes = observation.processes.get(gpu);
-            let medium = readings.medium.as_ref();
-            let partitions =
-                Partitions::of(observation.inventory.gpus.get(gpu), medium.map(|medium| &medium.value), processes);
-            let activity_at =
-                medium.filter(|_| partitions.as_ref().is_some_and(Partitions::has_activity)).map(|medium| medium.at);
-            // What tells of the time since the last reading is divided when that time is over, and once.
             let through = readings.totals.through;
-            let is_new = activity_at.is_none() || activity_at != device.activity_at;
-            if !is_new || device.clock.read && through <= device.clock.accounted {
+            if device.clock.read && through <= device.clock.accounted {
                 continue;
             }
-            device.activity_at = activity_at;
+            let active = device.activity.ratios(&readings.totals);
+            let partitions = Partitions::of(observation.inventory.gpus.get(gpu), &active, processes);
             if !device.clock.read {
                 device.begin(through, now, &mut self.audit);
             }
@@ -182,9 +176,8 @@ impl Ledger {
             device.account(&interval, &Known { processes, partitions }, now, &mut self.audit);
         }
         for device in self.devices.values_mut() {
-            let late = if device.activity_at.is_some() { ACTIVITY_LATE } else { Duration::ZERO };
             let held = device.entries.values().any(|entry| !entry.is_final());
-            if held && now.monotonic.since(device.clock.accounted) > self.readings_late.max(late) {
+            if held && now.monotonic.since(device.clock.accounted) > self.readings_late {
                 let interval = device.clock.be_late(now.monotonic);
                 device.account(&interval, &Known { processes: None, partitions: None }, now, &mut self.audit);
             }

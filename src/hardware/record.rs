@@ -60,6 +60,13 @@ impl Record {
         raise(&mut self.totals.busy_seconds, integrals.busy_seconds);
         raise(&mut self.totals.memory_busy_seconds, integrals.memory_busy_seconds);
         raise(&mut self.totals.energy_joules, integrals.energy_joules);
+        if let Some(instances) = integrals.instance_busy_seconds {
+            let before = std::mem::take(&mut self.totals.instance_busy_seconds);
+            let sum = |(number, seconds): (u32, f64)| {
+                (number, before.get(&number).unwrap_or(&0.0) + if seconds.is_finite() { seconds.max(0.0) } else { 0.0 })
+            };
+            self.totals.instance_busy_seconds = instances.into_iter().map(sum).collect();
+        }
         for (engine, seconds) in integrals.engine_busy_seconds {
             *self.totals.engine_busy_seconds.entry(engine).or_default() += seconds.max(0.0);
         }
@@ -167,6 +174,23 @@ mod tests {
         // The driver's counter began anew.
         record.take(Monotonic::from_secs(121), false, pass(600.0));
         assert_eq!(traffic(&record, 121).pcie_transmitted, Some(10.0));
+    }
+
+    #[test]
+    fn an_instance_that_tells_nothing_begins_anew() {
+        let mut record = Record::default();
+        let told = |instances: Option<Vec<(u32, f64)>>| Pass {
+            integrals: Integrals { instance_busy_seconds: instances, ..Integrals::default() },
+            ..Pass::default()
+        };
+        let mut take = |second, instances| {
+            record.take(Monotonic::from_secs(second), false, told(instances));
+            record.readings(Monotonic::from_secs(second), STALENESS).totals.instance_busy_seconds
+        };
+        take(1, Some(vec![(3, 0.5), (4, 0.25)]));
+        assert_eq!(take(2, Some(vec![(3, 0.5)])), [(3, 1.0)].into());
+        assert_eq!(take(3, None), [(3, 1.0)].into(), "nothing was asked");
+        assert_eq!(take(4, Some(vec![(3, f64::NAN), (4, 0.25)])), [(3, 1.0), (4, 0.25)].into());
     }
 
     #[test]

@@ -121,6 +121,8 @@ pub struct Integrals {
     /// encoder, decoder, jpeg, ofa
     pub engine_busy_seconds: Vec<(&'static str, f64)>,
     pub energy_joules: Option<f64>,
+    /// By GPU instance, those that tell it. `None`: nothing was asked.
+    pub instance_busy_seconds: Option<Vec<(u32, f64)>>,
     pub uncovered_seconds: f64,
     /// SM-seconds by pid, of those that worked. Empty: nobody did.
     pub process_sm_seconds: Option<Vec<(u32, f64)>>,

@@ -3,7 +3,7 @@
 use super::health::judged;
 use super::plugin::served;
 use super::{Descriptor, Family, Group, Label, Value};
-use crate::model::{DeviceReadings, Gpu, Snapshot};
+use crate::model::{DeviceReadings, Divided, Gpu, Snapshot};
 
 /// The labels of a series that belongs to one GPU.
 pub(super) const DEVICE: &[&str] = &["gpu_uuid", "gpu"];
@@ -104,6 +104,20 @@ pub(super) fn per_device<V: Into<Value>>(
     let mut family = Family::new(descriptor);
     for (gpu, readings) in with_readings(snapshot) {
         family.push_known(of_device(gpu), read(readings));
+    }
+    family
+}
+
+/// One series per GPU that has the quantity, which containers and remainder add up to at any time.
+pub(super) fn divided(
+    snapshot: &Snapshot,
+    descriptor: &'static Descriptor,
+    read: impl Fn(&Divided) -> Option<f64>,
+) -> Family {
+    let mut family = Family::new(descriptor);
+    for (gpu, _) in with_readings(snapshot) {
+        let remainder = snapshot.remainders.iter().find(|remainder| remainder.gpu == gpu.uuid);
+        family.push_known(of_device(gpu), remainder.and_then(|remainder| read(&remainder.divided)));
     }
     family
 }

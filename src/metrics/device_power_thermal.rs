@@ -1,6 +1,6 @@
 //! Power, heat, clocks, and what holds the clocks back.
 
-use super::device_identity::{DEVICE, counted_since_start, named, per_device, per_device_and};
+use super::device_identity::{DEVICE, counted_since_start, divided, named, per_device, per_device_and};
 use super::device_use::medium;
 use super::{Descriptor, Family, Group};
 use crate::model::Snapshot;
@@ -94,7 +94,7 @@ pub(super) const GROUP: Group = Group {
 };
 
 fn families(snapshot: &Snapshot) -> Vec<Family> {
-    let energy = per_device(snapshot, &ENERGY, |readings| readings.totals.energy_joules);
+    let energy = divided(snapshot, &ENERGY, |divided| divided.energy_joules);
     vec![
         counted_since_start(energy, snapshot),
         per_device(snapshot, &POWER, |readings| readings.fast.as_ref()?.value.power_watts),

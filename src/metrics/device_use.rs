@@ -1,6 +1,6 @@
 //! How busy the devices are, and how full.
 
-use super::device_identity::{DEVICE, counted_since_start, named, per_device, per_device_and};
+use super::device_identity::{DEVICE, counted_since_start, divided, named, per_device, per_device_and};
 use super::{Descriptor, Family, Group, Label};
 use crate::model::{DeviceReadings, GpmRatios, Medium, MemoryUse, Snapshot};
 
@@ -121,7 +121,7 @@ pub(super) const GROUP: Group = Group {
 
 fn families(snapshot: &Snapshot) -> Vec<Family> {
     let totals = [
-        per_device(snapshot, &BUSY, |readings| readings.totals.busy_seconds),
+        divided(snapshot, &BUSY, |divided| divided.busy_seconds),
         per_device(snapshot, &MEMORY_BUSY, |readings| readings.totals.memory_busy_seconds),
         per_device_and(snapshot, &ENGINE_BUSY, "engine", |readings| named(&readings.totals.engine_busy_seconds)),
         per_device(snapshot, &UNCOVERED, |readings| Some(readings.totals.uncovered_seconds)),

@@ -29,7 +29,7 @@ pub use reading::{
     MemoryUse, NvLink, Pcie, ProcessSmSeconds, Rates, RowRemap, Slow, Stamped, Totals, Traffic,
 };
 pub use relation::{Allocatable, ClaimDevice, Container, CpuSet, HeldDevice, MemoryBlock, Pod, Relation};
-pub use remainder::{Quantity, Reason, Remainder, UnallocatedUse};
+pub use remainder::{Divided, Quantity, Reason, Remainder, UnallocatedUse};
 pub use snapshot::{
     Account, Attribution, ClaimGpu, Collector, ConfigReload, HardwareState, Holding, InventoryDrift, KubeletCounters,
     KubeletState, PodResourcesApi, Released, SelfUse, Sharing, Snapshot, UnresolvedDevices,

@@ -34,6 +34,10 @@ pub struct Totals {
     /// encoder, decoder, jpeg, ofa
     pub engine_busy_seconds: BTreeMap<&'static str, f64>,
     pub energy_joules: Option<f64>,
+    /// Of a partitioned GPU: seconds in which a kernel ran, by GPU instance (of its SMs where that is all that is told).
+    /// Those that the last pass told of; one that comes back begins at 0. Empty on a whole GPU.
+    #[serde(skip)]
+    pub instance_busy_seconds: BTreeMap<u32, f64>,
     /// Time that neither samples nor the fallback cover.
     pub uncovered_seconds: f64,
     /// By pid: how much each process has worked the SMs. `None` while the driver has not said, as on a partitioned GPU,

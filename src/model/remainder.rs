@@ -18,6 +18,16 @@ pub struct Remainder {
     pub memory_bytes: BTreeMap<Reason, u64>,
     /// Now, by reason; empty where processes are not known.
     pub processes: BTreeMap<Reason, u64>,
+    /// The device itself, as far as it is divided: what the shares and the counters above add up to. Busy seconds trail
+    /// the readings by what the driver has told of time that is not over for podmeter.
+    pub divided: Divided,
+}
+
+/// Of one GPU, since the agent first saw it. `None`: not told, as busy seconds of a partitioned GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Divided {
+    pub busy_seconds: Option<f64>,
+    pub energy_joules: Option<f64>,
 }
 
 /// Why a part of a device's use is no container's.

@@ -7,8 +7,8 @@ use crate::model::Monotonic;
 
 /// A directory is read again after this long, whatever its time stamp says: on some file systems it is coarse.
 const READ_AGAIN: Duration = Duration::from_secs(10);
-/// And never twice within this time.
-const PAUSE: Duration = Duration::from_millis(900);
+/// And never twice within this time. To read some hundred names takes a tenth of a millisecond.
+const PAUSE: Duration = Duration::from_millis(200);
 /// More entries than this no node has; the rest is left unread.
 const MOST: usize = 16_384;
 
@@ -55,6 +55,11 @@ impl<K: Ord + Clone, V: PartialEq> Listing<K, V> {
 
     pub fn get(&self, key: &K) -> Option<&V> {
         self.entries()?.get(key)
+    }
+
+    /// What came after `moment` it cannot know.
+    pub fn is_older_than(&self, moment: Monotonic) -> bool {
+        self.read.as_ref().is_none_or(|read| read.at < moment)
     }
 
     /// `None`: the directory cannot be read.

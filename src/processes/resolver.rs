@@ -31,7 +31,12 @@ pub struct Resolver {
 struct Known {
     key: ProcessKey,
     seen: Result<Sighting, UnknownOwner>,
+    first_seen: Monotonic,
     looked_at: Monotonic,
+    /// It was there, and is no longer.
+    gone: bool,
+    /// A container or pod; kept when the pod goes and its process with it.
+    owner: Option<Owner>,
 }
 
 /// The published pods, and what they were made from.
@@ -88,11 +93,23 @@ impl Resolver {
         let unseen =
             unseen.into_iter().map(|(pid, reason)| (pid, Process { key: None, owner: Owner::Unknown(reason) }));
         let mut processes: BTreeMap<u32, Process> = unseen.collect();
-        for (pid, known) in &self.known {
+        for (pid, known) in &mut self.known {
             let owner = match &known.seen {
                 Ok(sighting) => names.owner(sighting),
                 Err(reason) => Owner::Unknown(*reason),
             };
+            let owner = match (owner, &known.owner) {
+                // It ended with its pod, and what it did it did there.
+                (Owner::EndedPod { .. }, Some(owner)) if known.gone => owner.clone(),
+                // Its pod may have come after the directory was read.
+                (Owner::EndedPod { .. }, None) if !directory.complete && names.logs.is_older_than(known.first_seen) => {
+                    Owner::Unknown(UnknownOwner::NotResolved)
+                }
+                (owner, _) => owner,
+            };
+            if matches!(owner, Owner::Container(_) | Owner::Pod(_)) && known.owner.as_ref() != Some(&owner) {
+                known.owner = Some(owner.clone());
+            }
             processes.insert(*pid, Process { key: Some(known.key), owner });
         }
         processes
@@ -103,8 +120,15 @@ impl Resolver {
         let key = match self.files.key(pid) {
             Ok(key) => key,
             // A process that has ended keeps its owner for as long as device readings speak of it.
-            Err(reason) => return if self.known.contains_key(&pid) { Ok(()) } else { Err(reason) },
+            Err(reason) => {
+                let Some(known) = self.known.get_mut(&pid) else { return Err(reason) };
+                known.gone = true;
+                return Ok(());
+            }
         };
+        if let Some(known) = self.known.get_mut(&pid) {
+            known.gone = false;
+        }
         let settled = self
             .known
             .get(&pid)
@@ -130,7 +154,9 @@ impl Resolver {
                 return Ok(());
             }
         }
-        self.known.insert(pid, Known { key, seen, looked_at: now });
+        let before = self.known.remove(&pid).filter(|known| known.key == key);
+        let (first_seen, owner) = before.map_or((now, None), |known| (known.first_seen, known.owner));
+        self.known.insert(pid, Known { key, seen, first_seen, looked_at: now, gone: false, owner });
         Ok(())
     }
 

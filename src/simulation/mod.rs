@@ -13,4 +13,6 @@ mod random;
 mod truth;
 mod workload;
 
+pub use random::Random;
 pub use truth::{Held, Truth};
+pub use workload::{Kind, Level, Workload};

@@ -1,4 +1,4 @@
-use crate::model::Monotonic;
+use crate::model::{Divided, Monotonic};
 
 /// Busy time that the driver has told for time the clock has not reached yet.
 const CARRY_LIMIT_SECONDS: f64 = 2.0;
@@ -109,6 +109,14 @@ impl DeviceClock {
             None => {}
         }
         interval
+    }
+
+    /// What the device's totals were when it was last accounted, less what is not divided yet.
+    pub fn divided(&self) -> Divided {
+        Divided {
+            busy_seconds: self.busy_seconds.map(|busy| (busy - self.busy_carry).max(0.0)),
+            energy_joules: self.energy_joules,
+        }
     }
 
     /// Told by the driver, and not divided yet.

@@ -1,14 +1,16 @@
 use std::collections::BTreeMap;
 
+use super::activity::Activity;
 use super::audit::Audit;
 use super::clock::{DeviceClock, Interval};
-use super::division::{Evidence, Holder, Stretch, is_nothing};
+use super::division::{Evidence, Holder, Part, Stretch, is_nothing};
 use super::entry::{Entry, Gain, Span};
 use super::idle_power::IdlePower;
 use super::partition::Partitions;
+use super::spread;
 use super::weights::{Gains, Weights};
 use crate::attribution::processes::DeviceProcesses;
-use crate::model::{ContainerRef, GpuUuid, MigUuid, Moment, Monotonic, Quantity, Reason, Remainder};
+use crate::model::{ContainerRef, Divided, GpuUuid, MigUuid, Moment, Monotonic, Quantity, Reason, Remainder};
 
 pub type Tenant = (ContainerRef, Option<MigUuid>);
 
@@ -20,8 +22,7 @@ pub struct Device {
     pub remainder: Remainder,
     pub weights: Weights,
     pub idle_power: IdlePower,
-    /// When the activity of MIG devices was last read; the next reading tells of the time since.
-    pub activity_at: Option<Monotonic>,
+    pub activity: Activity,
 }
 
 /// What tells whose an interval was.
@@ -39,6 +40,7 @@ impl Device {
             energy_joules: BTreeMap::new(),
             memory_bytes: BTreeMap::new(),
             processes: BTreeMap::new(),
+            divided: Divided::default(),
         };
         Self {
             clock: DeviceClock::starting(now.monotonic),
@@ -46,8 +48,12 @@ impl Device {
             remainder,
             weights: Weights::default(),
             idle_power: IdlePower::default(),
-            activity_at: None,
+            activity: Activity::default(),
         }
+    }
+
+    pub fn statement(&self) -> Remainder {
+        Remainder { divided: self.clock.divided(), ..self.remainder.clone() }
     }
 
     /// Divides an interval among those who held the device in it.
@@ -118,12 +124,67 @@ impl Device {
 struct Books<'a> {
     interval: &'a Interval,
     known: &'a Known<'a>,
-    parts: Option<&'a [super::division::Part]>,
+    parts: Option<&'a [Part]>,
     gains: Option<Gains>,
     idle_watts: Option<f64>,
 }
 
+/// A stretch of an interval: who held the device in it, as places in the list of all holders and as the division has it.
+struct Held {
+    seconds: f64,
+    indices: Vec<(usize, Option<f64>)>,
+    holders: Vec<Holder>,
+}
+
+/// What each stretch has of its interval.
+struct Spread {
+    busy: Option<Vec<f64>>,
+    energy: Option<Vec<f64>>,
+    parts: Option<Vec<Vec<Part>>>,
+}
+
 impl Books<'_> {
+    fn spread(&self, stretches: &[Held]) -> Spread {
+        let lengths: Vec<f64> = stretches.iter().map(|stretch| stretch.seconds).collect();
+        let parts = self.parts.map(|parts| {
+            let is_of = |holder: &Holder, part| holder.part.is_none_or(|held| held == part);
+            spread::parts(parts, &lengths, |number, part| {
+                stretches[number].holders.iter().any(|holder| is_of(holder, part))
+            })
+        });
+        let busy = self.interval.busy_seconds.map(|busy| spread::pour(busy, &lengths, &self.weights(stretches)));
+        let work = match &parts {
+            None => busy.clone(),
+            Some(parts) => {
+                let of = |(parts, seconds): (&Vec<Part>, &f64)| {
+                    parts.iter().map(|part| Some(part.active? * part.fraction * seconds)).sum::<Option<f64>>()
+                };
+                parts.iter().zip(&lengths).map(of).collect()
+            }
+        };
+        let energy = self.interval.energy_joules;
+        let energy = energy.map(|energy| spread::energy(energy, self.idle_watts, &lengths, work.as_deref()));
+        Spread { busy, energy, parts }
+    }
+
+    /// By SM time where there is any, else by time that somebody held the device.
+    fn weights(&self, stretches: &[Held]) -> Vec<f64> {
+        let length = self.interval.seconds();
+        if let Some(gains) = &self.gains {
+            let others: f64 = gains.others.values().sum();
+            let of = |stretch: &Held| {
+                let holders: f64 = stretch.holders.iter().map(|holder| holder.sm_seconds).sum();
+                holders + others * stretch.seconds / length
+            };
+            let weights: Vec<f64> = stretches.iter().map(of).collect();
+            if weights.iter().any(|weight| *weight > 0.0) {
+                return weights;
+            }
+        }
+        let held = |stretch: &Held| if stretch.holders.is_empty() { 0.0 } else { stretch.seconds };
+        stretches.iter().map(held).collect()
+    }
+
     /// Divides stretch by stretch. Gives the busy seconds and joules that the device had in all.
     fn divide(
         &self,
@@ -142,8 +203,7 @@ impl Books<'_> {
             .iter()
             .map(|(tenant, ..)| tenant.1.as_ref().and_then(|mig| self.known.partitions.as_ref()?.place(mig)))
             .collect();
-        let (mut busy_sum, mut energy_sum) = (None, None);
-        let (mut nobodys_busy, mut nobodys_energy) = (0.0, 0.0);
+        let mut stretches = vec![];
         for stretch in bounds.windows(2) {
             let [from, to] = [stretch[0], stretch[1]];
             let seconds = to.since(from).as_secs_f64();
@@ -162,17 +222,24 @@ impl Books<'_> {
                     part: places[index],
                 });
             }
+            stretches.push(Held { seconds, indices, holders });
+        }
+        let spread = self.spread(&stretches);
+        let (mut busy_sum, mut energy_sum) = (None, None);
+        let (mut nobodys_busy, mut nobodys_energy) = (0.0, 0.0);
+        for (number, Held { seconds, indices, holders }) in stretches.iter().enumerate() {
+            let seconds = *seconds;
             let others: Option<BTreeMap<Reason, f64>> = self.gains.as_ref().map(|gains| {
                 gains.others.iter().map(|(reason, weight)| (*reason, weight * seconds / length)).collect()
             });
             let division = Stretch {
                 seconds,
-                busy: self.interval.busy_seconds.map(|busy| busy * seconds / length),
-                energy: self.interval.energy_joules.map(|energy| energy * seconds / length),
+                busy: spread.busy.as_ref().map(|busy| busy[number]),
+                energy: spread.energy.as_ref().map(|energy| energy[number]),
                 idle_energy: self.idle_watts.map(|watts| watts * seconds),
-                holders: &holders,
-                evidence: match (self.parts, &others) {
-                    (Some(parts), _) => Evidence::Partitions(parts),
+                holders,
+                evidence: match (&spread.parts, &others) {
+                    (Some(parts), _) => Evidence::Partitions(&parts[number]),
                     (None, Some(others)) => Evidence::Processes(others),
                     (None, None) => Evidence::Holding,
                 },

@@ -1,25 +1,26 @@
 //! A GPU in MIG mode, as the ledger sees it.
 
+use std::collections::BTreeMap;
+
 use super::division::Part;
 use crate::attribution::processes::{DeviceProcess, DeviceProcesses, ProcessOwner};
 use crate::model::{Gpu, InstanceReading, Medium, MigDevice, MigUuid, Reason};
 
-/// The MIG devices of one GPU, and what their GPU instances say of themselves.
+/// The MIG devices of one GPU, and what their GPU instances tell of themselves.
 pub struct Partitions<'a> {
     pub devices: Vec<(&'a MigDevice, Part)>,
 }
 
 impl<'a> Partitions<'a> {
-    /// `None` for a GPU that is not partitioned.
-    pub fn of(gpu: Option<&'a Gpu>, medium: Option<&Medium>, processes: Option<&DeviceProcesses>) -> Option<Self> {
+    /// `None` for a GPU that is not partitioned. `active`: by GPU instance, a mean over all its slices, 0 to 1.
+    pub fn of(gpu: Option<&'a Gpu>, active: &BTreeMap<u32, f64>, processes: Option<&DeviceProcesses>) -> Option<Self> {
         let gpu = gpu.filter(|gpu| !gpu.mig_devices.is_empty())?;
         let part = |mig: &'a MigDevice| {
             let members = || gpu.mig_devices.iter().filter(|other| other.gpu_instance == mig.gpu_instance);
             let member_slices: u32 = members().map(|member| member.slices).sum();
             let instance_slices = slices_of_instance(&mig.profile).unwrap_or(member_slices).max(member_slices);
-            let instance = medium.and_then(|medium| reading_of(medium, &mig.uuid));
-            // The instance's figure is a mean over all its slices; its compute instances share it by theirs.
-            let active = instance.and_then(activity).map(|active| {
+            // Its compute instances share the figure of an instance by their slices.
+            let active = active.get(&mig.gpu_instance).map(|active| {
                 let slices = f64::from(instance_slices) / f64::from(member_slices.max(1));
                 (active * slices).clamp(0.0, 1.0)
             });
@@ -39,10 +40,6 @@ impl<'a> Partitions<'a> {
 
     pub fn parts(&self) -> Vec<Part> {
         self.devices.iter().map(|(_, part)| *part).collect()
-    }
-
-    pub fn has_activity(&self) -> bool {
-        self.devices.iter().any(|(_, part)| part.active.is_some())
     }
 }
 

@@ -10,7 +10,8 @@ const FORGOTTEN: Duration = Duration::from_secs(120);
 /// Up to where the SM time of each process of one device has been used.
 #[derive(Debug, Default)]
 pub struct Weights {
-    used: BTreeMap<(u32, u64), (f64, Monotonic)>,
+    /// By pid, as the totals are: whether a process can still be looked at changes nothing of what it did before.
+    used: BTreeMap<u32, (f64, Monotonic)>,
 }
 
 /// SM-seconds since the last interval.
@@ -32,9 +33,8 @@ impl Weights {
         let processes = processes.filter(|processes| processes.has_sm_seconds)?;
         let mut gains = Gains { holders: vec![0.0; holders.len()], others: BTreeMap::new() };
         for process in &processes.processes {
-            let key = (process.pid, process.start_ticks);
             let total = if process.sm_seconds.is_finite() { process.sm_seconds.max(0.0) } else { 0.0 };
-            let (before, _) = self.used.insert(key, (total, now)).unwrap_or((0.0, now));
+            let (before, _) = self.used.insert(process.pid, (total, now)).unwrap_or((0.0, now));
             // A process that did nothing for long is counted anew, from zero.
             let gain = if total < before { total } else { total - before };
             if gain > 0.0 {
@@ -65,4 +65,35 @@ pub fn holder_of(process: &DeviceProcess, holders: &[&ContainerRef]) -> Result<u
     let first = holders.partition_point(|holder| (&holder.namespace, &holder.pod) < pod);
     let is_mate = holders.get(first).is_some_and(|holder| (&holder.namespace, &holder.pod) == pod);
     if is_mate { Ok(first) } else { Err(Reason::NotAllocated) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(owner: ProcessOwner, start_ticks: u64, sm_seconds: f64) -> DeviceProcesses {
+        let process = DeviceProcess {
+            pid: 7,
+            start_ticks,
+            owner,
+            running: false,
+            memory_bytes: None,
+            gpu_instance: None,
+            compute_instance: None,
+            sm_seconds,
+        };
+        DeviceProcesses { has_sm_seconds: true, processes: vec![process] }
+    }
+
+    #[test]
+    fn a_process_that_can_no_longer_be_looked_at_does_not_count_again() {
+        let main = ContainerRef::new("team", "train", "main");
+        let mut weights = Weights::default();
+        let mut gains = |second, processes: DeviceProcesses| {
+            weights.gains(Some(&processes), &[&main], Monotonic::from_secs(second)).unwrap()
+        };
+        assert_eq!(gains(1, told(ProcessOwner::Container(main.clone()), 5, 30.0)).holders, [30.0]);
+        let after = gains(61, told(ProcessOwner::Unknown, 0, 30.0));
+        assert_eq!(after, Gains { holders: vec![0.0], others: BTreeMap::new() });
+    }
 }

@@ -116,6 +116,38 @@ impl Gpm {
     }
 }
 
+/// How busy each GPU instance is, second by second; the medium tier has pairs of its own.
+pub struct InstanceUse {
+    gpm: Gpm,
+    last: Option<Monotonic>,
+}
+
+impl InstanceUse {
+    pub fn new(caller: &mut Caller, handle: Handle, migs: &[Mig]) -> Option<Self> {
+        if migs.is_empty() {
+            return None;
+        }
+        let gpm = Gpm::new(caller, handle, migs);
+        gpm.supported.then_some(Self { gpm, last: None })
+    }
+
+    /// Busy seconds since the last call, of the instances that tell. `None`: too soon to ask.
+    pub fn advance(&mut self, caller: &mut Caller, handle: Handle, now: Monotonic) -> Option<Vec<(u32, f64)>> {
+        let elapsed = self.last.map(|last| now.since(last));
+        if elapsed.is_some_and(|elapsed| elapsed < *WINDOW.start()) {
+            return None;
+        }
+        self.last = Some(now);
+        let instances: Vec<u32> = self.gpm.pairs.keys().copied().flatten().collect();
+        let busy = |instance| {
+            let ratios = self.gpm.read(caller, handle, Some(instance), now).ratios;
+            let ratio = ratios.graphics_engine_active.or(ratios.sm_active)?;
+            Some((instance, ratio * elapsed?.as_secs_f64()))
+        };
+        Some(instances.into_iter().filter_map(busy).collect())
+    }
+}
+
 impl Request {
     fn ask(
         &mut self,

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use super::calls::{Caller, call, text, value};
 use super::fast::FastReader;
 use super::fields::FieldScheme;
-use super::gpm::Gpm;
+use super::gpm::{Gpm, InstanceUse};
 use super::inventory::{Mig, mig_enabled, mig_handles};
 use super::library::{Handle, Library};
 use super::medium::MediumReader;
@@ -19,6 +19,7 @@ pub struct NvmlReader {
     migs: Vec<Mig>,
     buffer: SampleBuffer,
     fast: FastReader,
+    instances: Option<InstanceUse>,
     medium: MediumReader,
     slow: SlowReader,
     last: Option<Monotonic>,
@@ -44,6 +45,7 @@ impl NvmlReader {
         let gpm = Gpm::new(&mut caller, handle, &migs);
         Ok(Self {
             fast: FastReader::default(),
+            instances: InstanceUse::new(&mut caller, handle, &migs),
             medium: MediumReader::new(FieldScheme::of_driver(version.as_deref()), gpm),
             slow: SlowReader::default(),
             caller,
@@ -70,6 +72,9 @@ impl Reader for NvmlReader {
         let elapsed = self.last.map_or(0.0, |last| now.monotonic.since(last).as_secs_f64());
         let mut integrals = Integrals::default();
         let fast = self.fast.read(&mut self.caller, self.handle, &mut self.buffer, elapsed, &mut integrals);
+        let instances = self.instances.as_mut();
+        integrals.instance_busy_seconds =
+            instances.and_then(|all| all.advance(&mut self.caller, self.handle, now.monotonic));
         let medium = due.medium.then(|| {
             let migs = &self.migs;
             let (caller, buffer) = (&mut self.caller, &mut self.buffer);

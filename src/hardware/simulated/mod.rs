@@ -148,6 +148,7 @@ mod tests {
         reader.read(Due { medium: true, slow: true }, at(0));
         let pass = reader.read(Due { medium: true, slow: false }, at(10));
         assert_eq!((pass.integrals.busy_seconds, pass.fast.unwrap().utilization_ratio), (None, None));
+        assert_eq!(pass.integrals.instance_busy_seconds.unwrap()[..2], [(7, 0.0), (8, 10.0)]);
         let instances = pass.medium.unwrap().instances;
         assert_eq!(instances.len(), 7);
         assert_eq!((instances[0].gpm.sm_active, instances[1].gpm.sm_active), (Some(0.0), Some(0.5)));

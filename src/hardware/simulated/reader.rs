@@ -26,6 +26,8 @@ pub struct SimulatedReader {
     model: &'static Model,
     /// When the last pass was, with the busy seconds and joules up to then.
     last: Option<(Monotonic, f64, f64)>,
+    /// Busy seconds of each GPU instance up to the last pass.
+    last_instances: BTreeMap<u32, f64>,
     /// By pid: its SM-seconds up to the last pass.
     worked: BTreeMap<u32, f64>,
     last_medium: Option<(Monotonic, Sums, BTreeMap<u32, Sums>)>,
@@ -67,6 +69,7 @@ impl Reader for SimulatedReader {
                 memory_busy_seconds: busy_seconds.map(|busy| busy * 0.6),
                 engine_busy_seconds: if is_whole { ENGINES.map(|engine| (engine, 0.0)).to_vec() } else { Vec::new() },
                 energy_joules: Some(board.joules - joules),
+                instance_busy_seconds: self.instance_busy_seconds(&board),
                 uncovered_seconds: 0.0,
                 process_sm_seconds: self.work(&board.processes).filter(|_| is_whole),
             },
@@ -93,6 +96,7 @@ impl SimulatedReader {
             partitions: gpu.mig_devices,
             model,
             last: None,
+            last_instances: BTreeMap::new(),
             worked: BTreeMap::new(),
             last_medium: None,
             temperature: None,
@@ -117,6 +121,18 @@ impl SimulatedReader {
         let watts = self.model.idle_watts + range * level;
         let joules = self.model.idle_watts * seconds + range * level_seconds;
         Board { now, load, sums, instances, processes, watts, joules }
+    }
+
+    /// What each GPU instance has done since the last pass, where the model tells it.
+    fn instance_busy_seconds(&mut self, board: &Board) -> Option<Vec<(u32, f64)>> {
+        if self.partitions.is_empty() || !self.model.has_gpm {
+            return None;
+        }
+        let gain = |(number, (_, sums)): (&u32, &(Load, Sums))| {
+            let before = self.last_instances.insert(*number, sums.busy).unwrap_or(sums.busy);
+            (*number, sums.busy - before)
+        };
+        Some(board.instances.iter().map(gain).collect())
     }
 
     /// What each process has done since the last pass; of a whole GPU, where each is there once.

@@ -34,14 +34,7 @@ pub(crate) fn snapshot() -> Snapshot {
         plugin: Some(Arc::new(plugin())),
         processes: Some(Arc::new(processes())),
         accounts: accounts(),
-        remainders: vec![Remainder {
-            gpu: WHOLE.into(),
-            created: UnixSeconds(STARTED.0 + 0.5),
-            busy_seconds: [(Reason::Host, 0.0), (Reason::Unknown, 0.0)].into(),
-            energy_joules: [(Reason::Host, 1_000.0), (Reason::Idle, 9_000.0), (Reason::Unknown, 0.125)].into(),
-            memory_bytes: [(Reason::Driver, 300 << 20), (Reason::Host, 100 << 20)].into(),
-            processes: [(Reason::Host, 1), (Reason::NotAllocated, 1)].into(),
-        }],
+        remainders: remainders(),
         unallocated_uses: vec![UnallocatedUse {
             pod: PodRef::new("research", "claiming"),
             container: Some("main".into()),
@@ -269,6 +262,29 @@ fn partitioned() -> Gpu {
     Gpu { mig_enabled: Some(true), mig_devices: vec![mig(SLICE, 7, 0), mig(OTHER_SLICE, 8, 1)], ..gpu(PARTITIONED, 2) }
 }
 
+fn remainders() -> Vec<Remainder> {
+    let remainder = |gpu: &str, busy_seconds, energy_joules| Remainder {
+        gpu: gpu.into(),
+        created: UnixSeconds(STARTED.0 + 0.5),
+        busy_seconds: BTreeMap::new(),
+        energy_joules: BTreeMap::new(),
+        memory_bytes: BTreeMap::new(),
+        processes: BTreeMap::new(),
+        divided: Divided { busy_seconds, energy_joules },
+    };
+    vec![
+        Remainder {
+            busy_seconds: [(Reason::Host, 0.0), (Reason::Unknown, 0.0)].into(),
+            energy_joules: [(Reason::Host, 1_000.0), (Reason::Idle, 9_000.0), (Reason::Unknown, 0.125)].into(),
+            memory_bytes: [(Reason::Driver, 300 << 20), (Reason::Host, 100 << 20)].into(),
+            processes: [(Reason::Host, 1), (Reason::NotAllocated, 1)].into(),
+            ..remainder(WHOLE, Some(300.5), Some(210_000.125))
+        },
+        remainder(LOST, Some(12.0), None),
+        remainder(PARTITIONED, None, Some(90_000.0)),
+    ]
+}
+
 fn whole_readings() -> DeviceReadings {
     DeviceReadings {
         totals: Totals {
@@ -279,6 +295,7 @@ fn whole_readings() -> DeviceReadings {
             energy_joules: Some(210_000.125),
             uncovered_seconds: 0.5,
             process_sm_seconds: None,
+            instance_busy_seconds: BTreeMap::new(),
         },
         fast: Some(stamped(Fast { utilization_ratio: Some(0.87), power_watts: Some(412.5) })),
         medium: Some(stamped(medium())),

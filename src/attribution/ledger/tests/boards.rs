@@ -58,7 +58,8 @@ pub struct Board {
     busy: f64,
     told_busy: f64,
     energy: f64,
-    ratios: Vec<f64>,
+    /// Busy seconds by GPU instance.
+    active: Vec<f64>,
     memory: u64,
     processes: Vec<DeviceProcess>,
     silent_until: Tick,
@@ -72,7 +73,7 @@ impl Board {
             uuid: GpuUuid::new(format!("GPU-{number:08x}-0000-0000-0000-000000000000")),
             number,
             tells: (random.chance(85), random.chance(85), random.chance(60), random.chance(80)),
-            ratios: vec![0.0; 7],
+            active: vec![0.0; 7],
             kind,
             reading: None,
             level: 0.0,
@@ -147,6 +148,7 @@ impl Board {
 
     pub fn restart(&mut self) {
         self.reading = None;
+        self.active.fill(0.0);
         self.origin = (self.told_busy, self.energy);
         self.processes.clear();
     }
@@ -216,23 +218,27 @@ impl Board {
         }
         let last_medium = self.reading.as_ref().and_then(|last| last.medium_at).filter(|at| now - at < 300);
         let medium_at = if last_medium.is_none_or(|at| now - at >= 100) {
-            self.ratios.iter_mut().for_each(|ratio| *ratio = if random.chance(30) { 0.0 } else { random.ratio() });
             self.memory = random.next() % (1 << 36) + (1 << 34);
             Some(now)
         } else {
             last_medium
         };
+        let before = self.reading.as_ref().map_or(0, |last| last.through);
+        for (device, members) in self.migs() {
+            if self.reading.is_some() && device.compute_instance == 0 {
+                // No compute instance can be busier than always.
+                let most = 1.0 / of_instance(&device, members);
+                let ratio = if random.chance(30) { 0.0 } else { random.ratio() * most.min(1.0) };
+                self.active[device.gpu_instance as usize - 1] += ratio * (through - before) as f64 * TICK_SECONDS;
+            }
+        }
         let is_partitioned = matches!(self.kind, Kind::Mig { .. });
         if random.chance(3) {
             self.without_processes_until = now + random.below(100);
         }
         let parts = self.migs().into_iter().map(|(device, members)| PartReading {
             fraction: f64::from(device.slices) / 7.0,
-            active: self.ratio(&device).map(|ratio| {
-                let slices: u32 =
-                    device.profile.split('.').find_map(|word| word.strip_suffix('g')).unwrap().parse().unwrap();
-                (ratio * f64::from(slices) / f64::from(members)).min(1.0)
-            }),
+            active_seconds: self.active_seconds(&device).map(|seconds| seconds * of_instance(&device, members)),
             mig: device.uuid,
         });
         let processes = DeviceProcesses { has_sm_seconds, processes: self.processes.clone() };
@@ -248,34 +254,37 @@ impl Board {
         });
     }
 
-    fn ratio(&self, device: &MigDevice) -> Option<f64> {
+    /// Told of its GPU instance.
+    fn active_seconds(&self, device: &MigDevice) -> Option<f64> {
         let Kind::Mig { gpm: true, .. } = self.kind else { return None };
-        Some(self.ratios[device.gpu_instance as usize - 1])
+        Some(self.active[device.gpu_instance as usize - 1])
     }
 
     pub fn readings(&self, reading: &Reading) -> DeviceReadings {
         let memory = |used| MemoryUse { used, free: 0, reserved: None, total: used };
         let mut instances: Vec<InstanceReading> = vec![];
         for (device, _) in self.migs() {
-            let active = self.ratio(&device);
-            let gpm = GpmRatios { graphics_engine_active: active, ..GpmRatios::default() };
             match instances.iter_mut().find(|one| one.gpu_instance == device.gpu_instance) {
                 Some(instance) => instance.members.push(device.uuid),
                 None => instances.push(InstanceReading {
                     gpu_instance: device.gpu_instance,
                     members: vec![device.uuid],
                     memory: Some(memory(u64::from(device.gpu_instance) << 28)),
-                    gpm,
+                    gpm: GpmRatios::default(),
                 }),
             }
         }
         let at = |tick: Tick| Monotonic::from_millis(tick as u64 * 100);
+        let of_instances = self.migs().into_iter();
+        let instance_busy_seconds =
+            of_instances.filter_map(|(device, _)| Some((device.gpu_instance, self.active_seconds(&device)?))).collect();
         let medium = Medium { memory: reading.memory.map(memory), instances, ..Medium::default() };
         DeviceReadings {
             totals: Totals {
                 through: at(reading.through),
                 busy_seconds: reading.busy,
                 energy_joules: reading.energy,
+                instance_busy_seconds,
                 ..Totals::default()
             },
             fast: Some(Stamped {
@@ -286,4 +295,10 @@ impl Board {
             ..DeviceReadings::default()
         }
     }
+}
+
+/// Slices of its GPU instance for each that its compute instances have together.
+fn of_instance(device: &MigDevice, members: u32) -> f64 {
+    let slices: u32 = device.profile.split('.').find_map(|word| word.strip_suffix('g')).unwrap().parse().unwrap();
+    f64::from(slices) / f64::from(members)
 }

@@ -118,7 +118,7 @@ fn an_interval_is_divided_where_the_holder_changed() {
     world.relate(0, exclusive(&["a"]));
     world.relate(250, exclusive(&[]));
     world.relate(500, exclusive(&["b"]));
-    let accounts = world.read(1000, Some(0.8), Some(100.0));
+    let accounts = world.read(1000, Some(0.6), Some(100.0));
     assert_eq!(
         figures(&accounts),
         [("a".into(), 0.25, Some(0.2), Some(0.05), Some(25.0)), ("b".into(), 0.5, Some(0.4), Some(0.1), Some(50.0))]

@@ -86,6 +86,11 @@ impl Trial {
             let energy = held(|account| account.energy_joules) + remainder.energy_joules.values().sum::<f64>();
             ensure(near(busy, reference.busy), || format!("busy {busy}, device {}", reference.busy))?;
             ensure(near(energy, reference.energy), || format!("energy {energy}, device {}", reference.energy))?;
+            let divided = [remainder.divided.busy_seconds, remainder.divided.energy_joules];
+            let is_partitioned = board.reading.as_ref().is_some_and(|reading| reading.parts.is_some());
+            for (told, sum) in divided.into_iter().zip([busy, energy]).skip(usize::from(is_partitioned)) {
+                ensure(told.is_none_or(|told| near(sum, told)), || format!("{sum} is not the device's {told:?}"))?;
+            }
             let total = board.reading.as_ref().filter(|reading| reading.parts.is_none());
             let total = total.filter(|reading| reading.through == reference.accounted);
             if let Some(told) = total.and_then(|reading| reading.busy) {

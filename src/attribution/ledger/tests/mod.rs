@@ -4,4 +4,5 @@ mod figures;
 mod laws;
 mod reference;
 mod scene;
+mod when;
 mod worlds;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::scene::Scene;
+use super::when;
 use super::worlds::{LATE_TICKS, Reading, TICK_SECONDS, Tick};
 use crate::attribution::{DeviceProcess, HoldingKey, ProcessOwner};
 use crate::model::{Holding, Reason};
@@ -35,7 +36,6 @@ pub struct Reference {
     known: bool,
     read: Option<Reading>,
     silent_since: Option<Tick>,
-    activity_at: Option<Tick>,
     used_sm: BTreeMap<u32, f64>,
     idle: Vec<(f64, f64)>,
 }
@@ -56,9 +56,8 @@ impl Reference {
         if let Some(reading) = reading {
             self.read(reading, history);
         }
-        let limit = if self.activity_at.is_some() { 350 } else { LATE_TICKS };
         let pending = history[self.accounted..=now].iter().any(|holders| !holders.is_empty());
-        if pending && now - self.accounted > limit {
+        if pending && now - self.accounted > LATE_TICKS {
             self.silent_since.get_or_insert(self.accounted);
             self.allocate(self.accounted, now, history);
             self.accounted = now;
@@ -66,13 +65,7 @@ impl Reference {
     }
 
     fn read(&mut self, reading: &Reading, history: &History) {
-        let told = reading.parts.as_ref().is_some_and(|parts| parts.iter().any(|part| part.active.is_some()));
-        let activity_at = reading.medium_at.filter(|_| told);
-        if activity_at.is_some() && activity_at == self.activity_at {
-            return;
-        }
         let Some(before) = self.read.clone() else {
-            self.activity_at = activity_at;
             self.allocate(self.accounted, reading.through, history);
             self.accounted = reading.through;
             self.silent_since = None;
@@ -83,7 +76,6 @@ impl Reference {
         if reading.through <= self.accounted {
             return;
         }
-        self.activity_at = activity_at;
         let (begin, end) = (self.accounted, reading.through);
         self.allocate(begin, end, history);
         self.accounted = end;
@@ -125,7 +117,8 @@ impl Reference {
             None => None,
         };
         if busy.is_some() || energy.is_some() || reading.parts.is_some() {
-            self.divide(from, end, busy, energy, reading, history);
+            let active = actives(reading, &before);
+            self.divide((from, end), busy, energy, (reading, active), history);
         }
     }
 
@@ -157,29 +150,33 @@ impl Reference {
 
     fn divide(
         &mut self,
-        from: Tick,
-        to: Tick,
+        (from, to): (Tick, Tick),
         busy: Option<f64>,
         energy: Option<f64>,
-        reading: &Reading,
+        (reading, actives): (&Reading, Option<Vec<Option<f64>>>),
         history: &History,
     ) {
         let ticks = (to - from) as f64;
         let watts = self.idle_watts();
         let weights = self.weights(from, to, reading, history);
-        let mut active = busy;
+        let holders: Vec<_> = history[from..to].iter().map(|holders| &**holders).collect();
+        let actives = actives.map(|actives| when::active(reading.parts.as_ref().unwrap(), &actives, &holders));
+        let busys = busy.map(|busy| when::busy(busy, weights.as_ref(), &holders));
+        let works = match &actives {
+            None => busys.clone(),
+            Some(actives) => when::work(reading.parts.as_ref().unwrap(), actives),
+        };
+        let energies = energy.map(|energy| when::energy(energy, watts, works.as_deref(), to - from));
+        let active = works.map(|works| works.iter().sum::<f64>());
         for tick in from..to {
             let scene = Scene {
                 holders: &history[tick],
-                busy: busy.map(|busy| busy / ticks),
-                energy: energy.map(|energy| energy / ticks),
+                busy: busys.as_ref().map(|busy| busy[tick - from]),
+                energy: energies.as_ref().map(|energy| energy[tick - from]),
                 idle: watts.map(|watts| watts * TICK_SECONDS),
             };
-            let shares = match (&reading.parts, &weights) {
-                (Some(_), _) => {
-                    active = reading.parts.iter().flatten().map(|part| part.active).sum::<Option<f64>>();
-                    scene.by_part(reading)
-                }
+            let shares = match (&actives, &weights) {
+                (Some(actives), _) => scene.by_part(reading.parts.as_ref().unwrap(), &actives[tick - from]),
                 (None, Some((holders, others))) => scene.by_process(|key| holders[key][tick - from], others, ticks),
                 (None, None) => scene.equally(),
             };
@@ -234,6 +231,13 @@ impl Reference {
         }
         Some((holders, others))
     }
+}
+
+/// By part: how active it was between two readings, 0 to 1.
+fn actives(reading: &Reading, before: &Reading) -> Option<Vec<Option<f64>>> {
+    let seconds = (reading.through - before.through) as f64 * TICK_SECONDS;
+    let parts = reading.parts.as_ref()?.iter().zip(before.parts.as_ref()?);
+    Some(parts.map(|(now, before)| Some((now.active_seconds? - before.active_seconds?) / seconds)).collect())
 }
 
 /// The owner if it holds, else the first holder of its pod, else why not.

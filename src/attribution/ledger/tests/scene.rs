@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::reference::Rest;
-use super::worlds::{Reading, TICK_SECONDS};
+use super::worlds::{PartReading, TICK_SECONDS};
 use crate::attribution::HoldingKey;
 use crate::model::{Holding, Reason, Sharing};
 
@@ -63,10 +63,9 @@ impl<'a> Scene<'a> {
         shares
     }
 
-    pub fn by_part(&self, reading: &Reading) -> Shares<'a> {
-        let parts = reading.parts.as_ref().unwrap();
-        let told = parts.iter().all(|part| part.active.is_some());
-        let work: f64 = parts.iter().map(|part| part.active.unwrap_or(0.0) * part.fraction).sum();
+    pub fn by_part(&self, parts: &[PartReading], actives: &[Option<f64>]) -> Shares<'a> {
+        let told = actives.iter().all(Option::is_some);
+        let work: f64 = parts.iter().zip(actives).map(|(part, active)| active.unwrap_or(0.0) * part.fraction).sum();
         let idle = self.idle.unwrap_or(0.0);
         let mut shares = vec![];
         let mut left = self.energy;
@@ -76,10 +75,10 @@ impl<'a> Scene<'a> {
             left = self.energy.zip(idle).map(|(energy, idle)| energy - idle);
         }
         let mut unpartitioned = 1.0;
-        for part in parts {
+        for (part, active) in parts.iter().zip(actives) {
             unpartitioned -= part.fraction;
-            let done = part.active.map(|active| active * part.fraction * TICK_SECONDS);
-            let weight = if told { part.active.unwrap() * part.fraction / work.max(1e-300) } else { part.fraction };
+            let done = active.map(|active| active * part.fraction * TICK_SECONDS);
+            let weight = if told { active.unwrap() * part.fraction / work.max(1e-300) } else { part.fraction };
             let energy = left.map(|left| left * weight);
             let holders = self.holders.iter().filter(|(key, _)| key.mig.as_ref() == Some(&part.mig));
             let sum: f64 = holders.clone().map(|(_, holding)| holding.weight).sum();
@@ -88,7 +87,7 @@ impl<'a> Scene<'a> {
                 shares.push((Ok(key), done.map(|done| done * share), energy.map(|energy| energy * share)));
             }
             if holders.count() == 0 {
-                let idle = if part.active.is_some() { 0.0 } else { idle * part.fraction };
+                let idle = if active.is_some() { 0.0 } else { idle * part.fraction };
                 let idle = energy.map(|energy| idle.min(energy));
                 shares.push((Err(Reason::Idle), None, idle));
                 let rest = energy.zip(idle).map(|(energy, idle)| energy - idle);

@@ -33,7 +33,8 @@ pub struct Reading {
 pub struct PartReading {
     pub mig: MigUuid,
     pub fraction: f64,
-    pub active: Option<f64>,
+    /// Since the device was first read.
+    pub active_seconds: Option<f64>,
 }
 
 /// Splitmix64.

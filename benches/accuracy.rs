@@ -1,0 +1,46 @@
+//! How much of what pods used is on the right container, over an hour of pods that live for 1 to 60 seconds:
+//! `cargo bench --bench accuracy`. The hour is virtual. Prints a table per quantity; judges nothing.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement prints what it found")]
+
+#[path = "../tests/support/accuracy.rs"]
+mod accuracy;
+
+use std::time::Duration;
+
+use accuracy::Score;
+
+fn main() {
+    // cargo passes `--bench`; `cargo test --benches` would not, and measuring there would only cost time.
+    if !std::env::args().any(|argument| argument == "--bench") {
+        return;
+    }
+    println!("| case | kubelet asked every | pods | quantity | right | on another | remainder, by reason |");
+    println!("|---|---|---|---|---|---|---|");
+    for refresh in [1, 5].map(Duration::from_secs) {
+        for case in accuracy::cases(refresh, Duration::from_secs(3600)) {
+            let outcome = accuracy::run(case);
+            assert_eq!(outcome.violations, 0);
+            let quantities = [("allocated", &outcome.allocated), ("busy", &outcome.busy), ("joules", &outcome.energy)];
+            for (name, score) in quantities {
+                println!(
+                    "| {} | {} s | {} | {name} | {:.3} % | {:.3} % | {} |",
+                    case.name,
+                    refresh.as_secs(),
+                    outcome.pods,
+                    score.percent(score.right),
+                    score.percent(score.wrong),
+                    remainder(score)
+                );
+            }
+        }
+    }
+}
+
+fn remainder(score: &Score) -> String {
+    let of = |(reason, amount): (&&str, &f64)| {
+        let percent = score.percent(*amount);
+        (percent.abs() >= 0.0005).then(|| format!("{reason} {percent:+.3} %"))
+    };
+    score.remainder.iter().filter_map(of).collect::<Vec<_>>().join(", ")
+}

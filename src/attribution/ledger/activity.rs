@@ -1,0 +1,48 @@
+use std::collections::BTreeMap;
+
+use crate::model::{Monotonic, Totals};
+
+/// What the GPU instances of one device had told when it was last accounted.
+#[derive(Debug, Default)]
+pub struct Activity {
+    through: Monotonic,
+    busy_seconds: BTreeMap<u32, f64>,
+}
+
+impl Activity {
+    /// By GPU instance: the part of the time since the last call in which it was busy, 0 to 1. Those that tell nothing
+    /// are not in it.
+    pub fn ratios(&mut self, totals: &Totals) -> BTreeMap<u32, f64> {
+        let length = totals.through.since(self.through).as_secs_f64();
+        let before = std::mem::replace(&mut self.busy_seconds, totals.instance_busy_seconds.clone());
+        self.through = totals.through;
+        if length <= 0.0 {
+            return BTreeMap::new();
+        }
+        let ratio = |(number, now): (&u32, &f64)| {
+            let before = before.get(number).copied().unwrap_or(0.0);
+            let gain = if *now < before { *now } else { now - before };
+            (*number, (gain / length).clamp(0.0, 1.0))
+        };
+        totals.instance_busy_seconds.iter().map(ratio).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_the_mean_of_the_time_since_it_was_last_asked() {
+        let mut activity = Activity::default();
+        let totals = |second, instances: &[(u32, f64)]| Totals {
+            through: Monotonic::from_secs(second),
+            instance_busy_seconds: instances.iter().copied().collect(),
+            ..Totals::default()
+        };
+        activity.ratios(&totals(10, &[(1, 4.0)]));
+        assert_eq!(activity.ratios(&totals(14, &[(1, 6.0), (2, 1.0)])), [(1, 0.5), (2, 0.25)].into());
+        assert_eq!(activity.ratios(&totals(15, &[(2, 1.0)])), [(2, 0.0)].into());
+        assert_eq!(activity.ratios(&totals(16, &[(1, 0.5)])), [(1, 0.5)].into(), "it began anew");
+    }
+}

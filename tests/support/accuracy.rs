@@ -1,0 +1,397 @@
+//! A node in virtual time: simulated GPUs, pods that live for seconds, and the path from readings to accounts as the
+//! agent has it (integrals, owners of processes, join, ledger), held against what the pods really did.
+//!
+//! Include it with `#[path = "support/accuracy.rs"] mod accuracy;`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use podmeter::agent::owners;
+use podmeter::attribution::{Join, Ledger, Observation, Slots, Statement, join};
+use podmeter::hardware::simulated::{Controls, Load, Profile, SimulatedDriver};
+use podmeter::hardware::{Driver, Due, Reader, Record, Staleness};
+use podmeter::model::{
+    Account, Allocatable, Container, ContainerRef, CpuSet, DeviceId, GpuUuid, HardwareState, HeldDevice, Inventory,
+    Moment, Monotonic, Pod, PodDirectory, PodRef, ProcessState, Reason, Relation, UnixSeconds,
+};
+use podmeter::processes::Resolver;
+use podmeter::simulation::node::{Device, Replicas, resources};
+use podmeter::simulation::proc_tree::{Inside, ProcTree};
+use podmeter::simulation::{Kind, Random, Truth, Workload};
+
+/// The simulated H100: what it draws idle, and what full load adds.
+const IDLE_WATTS: f64 = 70.0;
+const LOAD_WATTS: f64 = 630.0 * 0.95;
+/// A container is granted its device this long before it does something with it.
+const STARTUP: u64 = 800;
+/// From a grant to the kubelet's List that shows it.
+const SEEN: u64 = 50;
+
+#[derive(Clone, Copy)]
+pub struct Case {
+    pub name: &'static str,
+    pub profile: Profile,
+    pub replicas: Replicas,
+    /// How often the kubelet is asked.
+    pub refresh: Duration,
+    /// Pods live this long, from and to.
+    pub life: (Duration, Duration),
+    pub length: Duration,
+}
+
+/// Of one quantity, as parts of what the containers truly had.
+#[derive(Clone, Debug, Default)]
+pub struct Score {
+    pub truth: f64,
+    pub right: f64,
+    /// More than it had, on any container.
+    pub wrong: f64,
+    /// By reason, beyond what is nobody's.
+    pub remainder: BTreeMap<&'static str, f64>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    pub pods: usize,
+    pub allocated: Score,
+    pub busy: Score,
+    pub energy: Score,
+    pub violations: u64,
+}
+
+/// One device of the kubelet's, and who has it.
+struct Place {
+    device: Device,
+    resource: String,
+    tenant: Option<Tenant>,
+}
+
+#[derive(Clone)]
+struct Tenant {
+    container: ContainerRef,
+    uid: String,
+    pid: u32,
+    workload: Workload,
+    since: u64,
+    utilization: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// The workload of the tenant with this pid goes on by a second.
+    Level(usize, u32),
+    End(usize),
+    Start(usize),
+    Pass,
+    List,
+    Timer,
+}
+
+pub struct Node {
+    case: Case,
+    random: Random,
+    events: BTreeSet<(u64, Event)>,
+    controls: Controls,
+    inventory: Inventory,
+    places: Vec<Place>,
+    truth: Truth,
+    /// How each container held its device.
+    grips: BTreeMap<ContainerRef, Grip>,
+    tree: ProcTree,
+    resolver: Resolver,
+    _directory: tempfile::TempDir,
+    readers: BTreeMap<GpuUuid, (Box<dyn Reader>, Record)>,
+    hardware: HardwareState,
+    slots: Slots,
+    allocatable: Allocatable,
+    join: Join,
+    ledger: Ledger,
+    passes: u64,
+    last: Option<Statement>,
+    accounts: BTreeMap<ContainerRef, Account>,
+}
+
+/// Runs one case, and tells how much was put where it belongs.
+pub fn run(case: Case) -> Outcome {
+    let mut node = Node::new(case);
+    let end = case.length.as_millis() as u64;
+    while let Some((now, event)) = node.events.pop_first() {
+        if now > end {
+            break;
+        }
+        node.happen(now, event);
+    }
+    node.outcome(end)
+}
+
+impl Node {
+    fn new(case: Case) -> Self {
+        let mut driver = SimulatedDriver::new(case.profile, 7);
+        let controls = driver.controls();
+        controls.take_over(Monotonic::default());
+        let session = driver.open().unwrap();
+        let (inventory, _) = session.inventory().unwrap();
+        let readers = inventory.gpus.keys().map(|gpu| (gpu.clone(), (session.reader(gpu).unwrap(), Record::default())));
+        let readers: BTreeMap<_, _> = readers.collect();
+        let offered = resources(&inventory, case.replicas);
+        let ids = |devices: &[Device]| devices.iter().map(|device| DeviceId::new(device.id.clone())).collect();
+        let devices = offered.iter().map(|one| (one.name.as_str().into(), ids(&one.devices))).collect();
+        let allocatable = Allocatable { devices, ..Allocatable::default() };
+        let mut slots = Slots::default();
+        slots.learn(&Relation::default(), &allocatable, &inventory);
+        let place = |(resource, device): (&String, Device)| Place { device, resource: resource.clone(), tenant: None };
+        let places: Vec<Place> = offered
+            .iter()
+            .flat_map(|one| one.devices.iter().map(|device| place((&one.name, device.clone()))))
+            .collect();
+        let directory = tempfile::tempdir().unwrap();
+        let tree = ProcTree::create(directory.path()).unwrap();
+        let mut random = Random::seeded(11);
+        let starts = (0..places.len()).map(|place| (3_000 + random.below(5_000) as u64, Event::Start(place)));
+        let mut events: BTreeSet<(u64, Event)> = starts.collect();
+        events.insert((0, Event::Pass));
+        // The kubelet is not asked in step with the devices.
+        events.insert((370, Event::Timer));
+        Self {
+            resolver: Resolver::new(&tree.proc_root(), &tree.pod_logs_root()),
+            hardware: HardwareState { inventory: Arc::new(inventory.clone()), ..HardwareState::default() },
+            ledger: Ledger::new(Duration::from_secs(60), Duration::from_secs(5)),
+            case,
+            random,
+            events,
+            controls,
+            inventory,
+            places,
+            truth: Truth::default(),
+            grips: BTreeMap::new(),
+            tree,
+            _directory: directory,
+            readers,
+            slots,
+            allocatable,
+            join: Join::default(),
+            passes: 0,
+            last: None,
+            accounts: BTreeMap::new(),
+        }
+    }
+
+    fn happen(&mut self, now: u64, event: Event) {
+        match event {
+            Event::Start(place) => self.start(now, place),
+            Event::End(place) => self.end(now, place),
+            Event::Level(place, pid) => {
+                let working = self.places[place].tenant.as_mut().filter(|tenant| tenant.pid == pid);
+                let Some(tenant) = working else { return };
+                let age = (now - tenant.since) / 1000;
+                tenant.utilization = tenant.workload.level(age).utilization;
+                self.events.insert((now + 1000, event));
+                self.settle(now, place);
+            }
+            Event::Pass => {
+                self.read(now);
+                self.account(now);
+                self.events.insert((now + 1000, event));
+            }
+            Event::List => self.list(now),
+            Event::Timer => {
+                self.list(now);
+                self.events.insert((now + self.case.refresh.as_millis() as u64, event));
+            }
+        }
+    }
+
+    fn start(&mut self, now: u64, place: usize) {
+        let pid = 1_000 + self.grips.len() as u32;
+        let kind = [Kind::Training, Kind::Inference, Kind::Batch, Kind::Notebook][self.random.below(4)];
+        let container = ContainerRef::new("team", &format!("pod-{pid}"), "main");
+        let device = &self.places[place].device;
+        self.grips.insert(container.clone(), Grip::of(device, &self.inventory, self.case.replicas));
+        let uid = format!("00000000-0000-4000-8000-{pid:012}");
+        let inside = Inside { namespace: "team", pod: &container.pod, uid: &uid, container: "main" };
+        self.tree.add_container(inside).unwrap();
+        self.tree.start(pid, now / 10, inside).unwrap();
+        let workload = Workload { kind, seed: self.random.next() };
+        let tenant = Tenant { container, uid, pid, workload, since: now + STARTUP, utilization: 0.0 };
+        self.places[place].tenant = Some(tenant);
+        self.settle(now, place);
+        let (least, most) = (self.case.life.0.as_millis() as u64, self.case.life.1.as_millis() as u64);
+        let life = least + self.random.below((most - least) as usize) as u64;
+        self.events.insert((now + SEEN, Event::List));
+        self.events.insert((now + STARTUP, Event::Level(place, pid)));
+        self.events.insert((now + life, Event::End(place)));
+    }
+
+    fn end(&mut self, now: u64, place: usize) {
+        let Some(tenant) = self.places[place].tenant.take() else { return };
+        let device = self.places[place].device.clone();
+        self.truth.release(at(now), &tenant.container, &device.id);
+        self.tree.end(tenant.pid).unwrap();
+        let pod = &tenant.container.pod;
+        let inside = Inside { namespace: "team", pod, uid: &tenant.uid, container: "main" };
+        self.tree.remove_container(inside).unwrap();
+        self.controls.end_process(&device.gpu, tenant.pid, at(now));
+        self.settle(now, place);
+        self.events.insert((now + 1000 + self.random.below(4_000) as u64, Event::Start(place)));
+    }
+
+    /// Sets the hardware behind one place, and the truth, to what its holders do together.
+    fn settle(&mut self, now: u64, place: usize) {
+        let (gpu, instance) = (self.places[place].device.gpu.clone(), self.places[place].device.gpu_instance);
+        let here = |place: &&Place| place.device.gpu == gpu && place.device.gpu_instance == instance;
+        let tenants = || self.places.iter().filter(here).filter_map(|place| Some((place, place.tenant.as_ref()?)));
+        let sum: f64 = tenants().map(|(_, tenant)| tenant.utilization).sum();
+        for (place, tenant) in tenants() {
+            let utilization = tenant.utilization / sum.max(1.0);
+            self.truth.set(at(now), &tenant.container, &place.device.id, utilization);
+            let load = Load::new(utilization, 1 << 30);
+            self.controls.set_process_load(&gpu, instance, tenant.pid, at(now), load);
+        }
+        let load = Load::new(sum.min(1.0), 1 << 30);
+        match instance {
+            Some(instance) => self.controls.set_instance_load(&gpu, instance, at(now), load),
+            None => self.controls.set_load(&gpu, at(now), load),
+        }
+    }
+
+    fn read(&mut self, now: u64) {
+        let due = Due { medium: self.passes.is_multiple_of(10), slow: false };
+        let long = Duration::from_secs(30);
+        let staleness = Staleness { fast: Duration::from_secs(5), medium: long, slow: long };
+        for (gpu, (reader, record)) in &mut self.readers {
+            let pass = reader.read(due, moment(now));
+            record.take(at(now), self.passes == 0, pass);
+            self.hardware.readings.insert(gpu.clone(), Arc::new(record.readings(at(now), staleness)));
+        }
+        self.passes += 1;
+    }
+
+    fn list(&mut self, now: u64) {
+        let pod = |place: &Place| {
+            let tenant = place.tenant.as_ref()?;
+            let id = DeviceId::new(place.device.id.clone());
+            let held = HeldDevice { resource: place.resource.as_str().into(), id, numa_nodes: BTreeSet::new() };
+            let container = Container {
+                reference: tenant.container.clone(),
+                devices: vec![held],
+                claims: vec![],
+                exclusive_cpus: CpuSet::default(),
+                memory: vec![],
+            };
+            Some(Pod {
+                reference: PodRef::new("team", &tenant.container.pod),
+                containers: vec![container],
+                exclusive_cpus: CpuSet::default(),
+                memory: vec![],
+            })
+        };
+        let relation = Relation { pods: self.places.iter().filter_map(pod).collect() };
+        self.join = join(&relation, &self.allocatable, &self.inventory, &self.slots);
+        self.account(now);
+    }
+
+    /// As the publisher does.
+    fn account(&mut self, now: u64) {
+        let wanted = owners::wanted(&self.hardware);
+        let processes = self.resolver.resolve(at(now), &wanted, &PodDirectory::default());
+        let state = ProcessState { enabled: true, processes, ..ProcessState::default() };
+        let statement = self.ledger.advance(&Observation {
+            now: moment(now),
+            join: &self.join,
+            inventory: &self.inventory,
+            readings: &self.hardware.readings,
+            processes: &owners::by_device(&self.hardware, &state),
+            scrapes: now / 15_000,
+        });
+        for account in &statement.accounts {
+            self.accounts.insert(account.container.clone(), account.clone());
+        }
+        self.last = Some(statement);
+    }
+
+    fn outcome(&self, end: u64) -> Outcome {
+        let statement = self.last.as_ref().unwrap();
+        let (mut allocated, mut busy, mut energy) = (Score::default(), Score::default(), Score::default());
+        let (mut pods, mut idle) = (0, IDLE_WATTS * self.inventory.gpus.len() as f64 * end as f64 / 1e3);
+        for row in self.truth.at(at(end)) {
+            let container = ContainerRef::new(&row.namespace, &row.pod, &row.container);
+            let Grip { fraction, exclusive, of_gpu } = self.grips[&container];
+            let account = self.accounts.get(&container);
+            let own_idle = if exclusive { IDLE_WATTS * row.held_seconds } else { 0.0 };
+            idle -= own_idle;
+            let has = |read: fn(&Account) -> Option<f64>| account.and_then(read).unwrap_or(0.0);
+            allocated.add(row.held_seconds * fraction, has(|account| account.allocated_seconds));
+            busy.add(row.busy_seconds * of_gpu, has(|account| account.busy_seconds));
+            energy.add(row.busy_seconds * of_gpu * LOAD_WATTS + own_idle, has(|account| account.energy_joules));
+            pods += 1;
+        }
+        for remainder in &statement.remainders {
+            for (reason, seconds) in &remainder.busy_seconds {
+                *busy.remainder.entry(reason.as_str()).or_default() += seconds;
+            }
+            for (reason, joules) in &remainder.energy_joules {
+                *energy.remainder.entry(reason.as_str()).or_default() += joules;
+            }
+        }
+        // What boards draw idle is nobody's, but for exclusive holders.
+        *energy.remainder.entry(Reason::Idle.as_str()).or_default() -= idle;
+        Outcome { pods, allocated, busy, energy, violations: statement.violations.values().sum() }
+    }
+}
+
+impl Score {
+    fn add(&mut self, truth: f64, has: f64) {
+        self.truth += truth;
+        self.right += truth.min(has);
+        self.wrong += (has - truth).max(0.0);
+    }
+
+    pub fn percent(&self, amount: f64) -> f64 {
+        amount / self.truth * 100.0
+    }
+}
+
+/// How a container holds its device.
+#[derive(Clone, Copy)]
+struct Grip {
+    /// Of the GPU: what it is allocated.
+    fraction: f64,
+    exclusive: bool,
+    /// What one busy second of the device is of the GPU's.
+    of_gpu: f64,
+}
+
+impl Grip {
+    fn of(device: &Device, inventory: &Inventory, replicas: Replicas) -> Self {
+        let gpu = &inventory.gpus[&device.gpu];
+        let mig = gpu.mig_devices.iter().find(|mig| Some(mig.gpu_instance) == device.gpu_instance);
+        let (of_gpu, replicas) = (mig.map_or(1.0, |mig| gpu.slice_fraction(mig.slices)), replicas.unwrap_or(1));
+        Self { fraction: of_gpu / replicas as f64, exclusive: mig.is_none() && replicas == 1, of_gpu }
+    }
+}
+
+fn at(milliseconds: u64) -> Monotonic {
+    Monotonic::from_millis(milliseconds)
+}
+
+fn moment(milliseconds: u64) -> Moment {
+    Moment { monotonic: at(milliseconds), unix: UnixSeconds(1.7e9 + milliseconds as f64 / 1e3) }
+}
+
+/// Exclusive, time-sliced with process data, and MIG.
+pub fn cases(refresh: Duration, length: Duration) -> [Case; 3] {
+    let case = |name, profile, replicas| Case {
+        name,
+        profile,
+        replicas,
+        refresh,
+        life: (Duration::from_secs(1), Duration::from_secs(60)),
+        length,
+    };
+    [
+        case("exclusive", Profile::H100, None),
+        case("time-sliced, 4 slots", Profile::H100TimeSliced, Some(4)),
+        case("MIG", Profile::H100Mig, None),
+    ]
+}
