@@ -657,7 +657,9 @@ fn an_average_second_costs_few_calls() {
         let slow = cost(&mut || drop(reader.read(Due { medium: false, slow: true }, at(4)))) - fast;
         let layout = cost(&mut || assert!(!session.layout_changed()));
         let average = fast + (medium + layout) / 10.0 + slow / 60.0;
-        assert!(average <= 12.0, "{state}: {average} = {fast} + ({medium} + {layout}) / 10 + {slow} / 60");
+        // A partitioned GPU: two more for each instance, to know whose second it was.
+        let most = if state["gpus"][0].get("mig").is_some() { 24.0 } else { 12.0 };
+        assert!(average <= most, "{state}: {average} = {fast} + ({medium} + {layout}) / 10 + {slow} / 60");
         drop((reader, session));
         let counted: u64 = record.call_statistics().values().map(|call| call.count).sum();
         assert_eq!(fake.calls().values().sum::<u64>(), counted, "every call goes through the record");

@@ -152,7 +152,7 @@ fn everything_is_somebodys(profile: &str, gpus_with_busy_time: usize) {
         (memory, "podmeter_device_memory_bytes{state=\"used\"}", 8),
     ];
     // Pods come and go in these seconds, and some scrapes fall between two readings.
-    for at in (0..10).map(|number| now - 1.7 * f64::from(number)) {
+    for at in (0..10).map(|number| now - 0.7 * f64::from(number)) {
         for (parts, device, gpus) in quantities {
             let whole = prometheus.scalar(&format!("sum({device} @ {at})")).unwrap();
             let rows = prometheus.query(&left_over(parts, device, at));

@@ -212,7 +212,7 @@ impl Node {
         let inside = Inside { namespace: "team", pod: &container.pod, uid: &uid, container: "main" };
         self.tree.add_container(inside).unwrap();
         self.tree.start(pid, now / 10, inside).unwrap();
-        let workload = Workload { kind, seed: self.random.next() };
+        let workload = Workload { kind, seed: self.random.below(usize::MAX) as u64 };
         let tenant = Tenant { container, uid, pid, workload, since: now + STARTUP, utilization: 0.0 };
         self.places[place].tenant = Some(tenant);
         self.settle(now, place);

@@ -122,6 +122,10 @@ impl Reference {
         }
     }
 
+    pub fn has_taken(&self, reading: &Reading) -> bool {
+        self.read.as_ref().is_some_and(|taken| taken.through == reading.through)
+    }
+
     fn nobodys(&mut self, busy: f64, energy: f64) {
         *self.rest_busy.entry(Reason::Unknown).or_default() += busy;
         *self.rest_energy.entry(Reason::Unknown).or_default() += energy;
