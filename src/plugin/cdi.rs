@@ -186,9 +186,10 @@ fn names(hardware: &Hardware) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugin::{MigCapabilities, OfferedDevice};
+    use crate::model::UnhealthyReason;
+    use crate::plugin::{MigCapabilities, OfferedDevice, Withheld};
 
-    fn offer(hardware: Hardware, health: Result<(), String>) -> Offer {
+    fn offer(hardware: Hardware, health: Result<(), Withheld>) -> Offer {
         let device = OfferedDevice { id: "x".into(), numa_nodes: BTreeSet::new(), health, hardware };
         Offer { resource: "nvidia.com/gpu".into(), devices: vec![device] }
     }
@@ -283,6 +284,7 @@ mod tests {
         }
         let directories = [toolkit.clone(), plugin.clone(), directory.path().join("none")];
         let find = |offers: &[Offer]| find_vendor(&directories, offers).map(|found| found.kind);
+        let lost = Withheld::judged(UnhealthyReason::Lost, "");
         let healthy = [offer(gpu(0), Ok(()))];
         assert_eq!(find(&healthy), None);
 
@@ -297,7 +299,7 @@ mod tests {
         fs::write(toolkit.join("nvidia.yaml"), yaml).unwrap();
         assert_eq!(find(&healthy).as_deref(), Some("nvidia.com/gpu"));
         assert_eq!(find(&[offer(gpu(1), Ok(()))]), None, "it must describe the device");
-        assert_eq!(find(&[offer(gpu(1), Err(String::new()))]).as_deref(), Some("nvidia.com/gpu"));
+        assert_eq!(find(&[offer(gpu(1), Err(lost))]).as_deref(), Some("nvidia.com/gpu"));
 
         let json = format!("{{\"kind\": \"{OUR_KIND}\", \"devices\": [{{\"name\": \"GPU-0\"}}]}}");
         fs::write(plugin.join("k8s.device-plugin.nvidia.com-gpu.json"), json).unwrap();

@@ -63,8 +63,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::model::{Allocatable, Moment};
-    use crate::plugin::{Hardware, OfferedDevice};
+    use crate::model::{Allocatable, Moment, UnhealthyReason};
+    use crate::plugin::{Hardware, OfferedDevice, Withheld};
 
     fn at(milliseconds: u64) -> Monotonic {
         Monotonic::new(Duration::from_millis(milliseconds))
@@ -81,7 +81,7 @@ mod tests {
         }
     }
 
-    fn offer(health: Result<(), String>) -> Offer {
+    fn offer(health: Result<(), Withheld>) -> Offer {
         let device = OfferedDevice { id: "x".into(), numa_nodes: BTreeSet::new(), health, hardware: Hardware::Nothing };
         Offer { resource: "a.b/c".into(), devices: vec![device] }
     }
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn a_resource_without_healthy_devices_is_rightly_not_listed() {
         let mut doubt = Doubt::default();
-        let offer = offer(Err("lost".into()));
+        let offer = offer(Err(Withheld::judged(UnhealthyReason::Lost, "lost")));
         for milliseconds in [1100, 2000, 3000] {
             assert!(!doubt.is_forgotten(&answer(milliseconds, &[]), &offer, at(1000)));
         }

@@ -80,7 +80,7 @@ impl Entry {
             ResourceConfig::Nvidia(nvidia) => mps::judged(nvidia, &around.roots, offer),
             ResourceConfig::Path(_) | ResourceConfig::Simulated(_) => offer,
         });
-        self.offers = merge(&self.offers, judged.collect());
+        self.offers = merge(&self.offers, judged.collect(), &hardware.inventory);
         self.problems = problems;
         let config = Arc::clone(&self.config);
         if let ResourceConfig::Nvidia(nvidia) = &*config

@@ -40,7 +40,7 @@ pub use config::{
 pub use entry::Surroundings;
 pub use node::{MigCapabilities, NodeFacts, control_nodes};
 pub use nvidia_config::{NvidiaConfigError, parse as parse_nvidia_config};
-pub use offer::{Answer, DeviceNode, Hardware, Mount, Offer, OfferedDevice, Refusal};
+pub use offer::{Answer, DeviceNode, Hardware, Mount, Offer, OfferedDevice, Refusal, Withheld};
 pub use offers::{Offers, merge, offers};
 pub use run::{Neighbours, Settings, run, run_reloading};
 pub use values::{Bytes, DeviceReference, Reach, resource_name};

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use super::config::{NvidiaConfig, Sharing};
-use super::{Offer, paths::Roots};
+use super::{Offer, Withheld, paths::Roots};
+use crate::model::WithheldReason;
 
 /// What a daemon that serves has in the directory of its resource. NVIDIA's container makes the first when compute mode
 /// and limits are set, and takes it away when it ends; the daemon itself takes away the last.
@@ -21,9 +22,10 @@ pub fn judged(nvidia: &NvidiaConfig, roots: &Roots, mut offer: Offer) -> Offer {
     if !nvidia.shares_through_mps() || !offer.devices.iter().any(super::OfferedDevice::is_slot) {
         return offer;
     }
-    let Some(reason) = missing(&nvidia.mps_root, roots, offer.resource.as_str()) else { return offer };
+    let Some(detail) = missing(&nvidia.mps_root, roots, offer.resource.as_str()) else { return offer };
+    let withheld = Withheld::new(WithheldReason::Mps, detail);
     for device in offer.devices.iter_mut().filter(|device| device.is_slot() && device.health.is_ok()) {
-        device.health = Err(reason.clone());
+        device.health = Err(withheld.clone());
     }
     offer
 }
@@ -55,15 +57,16 @@ mod tests {
         let config = nvidia(&format!("sharing: {{mps: {{replicas: 2, perGpu: {{\"{}\": 1}}}}}}", uuid(1)));
         let ResourceConfig::Nvidia(nvidia) = &config else { panic!("of kind nvidia") };
         let offer = offers(&config, &inventory((0..2).map(|index| gpu(index, None))), &[]).offers.remove(0);
-        let health = || -> Vec<Result<(), String>> {
+        let health = || -> Vec<Result<(), Withheld>> {
             judged(nvidia, &roots, offer.clone()).devices.into_iter().map(|device| device.health).collect()
         };
         let own = host.path().join("run/nvidia/mps/nvidia.com/gpu");
         fs::create_dir_all(own.join("pipe")).unwrap();
         for sign in [".started", "pipe/control", "pipe/nvidia-cuda-mps-control.pid"] {
             let now = health();
-            let reason = now[0].clone().unwrap_err();
-            assert!(reason.contains(&format!("no /run/nvidia/mps/nvidia.com/gpu/{sign};")), "{reason}");
+            let Withheld { reason, detail } = now[0].clone().unwrap_err();
+            assert_eq!(reason, WithheldReason::Mps);
+            assert!(detail.contains(&format!("no /run/nvidia/mps/nvidia.com/gpu/{sign};")), "{detail}");
             assert_eq!((now[1].is_err(), now[2].is_ok()), (true, true), "{now:?}");
             fs::write(own.join(sign), "").unwrap();
         }

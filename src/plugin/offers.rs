@@ -6,8 +6,8 @@ use super::config::{MigStrategy, NvidiaConfig, Replication, ResourceConfig, Shar
 use super::paths::Found;
 use super::pattern::fits;
 use super::values::{DeviceReference, resource_name};
-use super::{Hardware, Offer, OfferedDevice};
-use crate::model::{DeviceId, Gpu, Inventory, MigDevice, ResourceName};
+use super::{Hardware, Offer, OfferedDevice, Withheld};
+use crate::model::{DeviceId, Gpu, Inventory, MigDevice, ResourceName, UnhealthyReason, WithheldReason};
 
 /// Characters of a device's id: the API's own limit, which the kubelet does not check.
 pub const LONGEST_ID: usize = 63;
@@ -67,12 +67,12 @@ pub fn offers(config: &ResourceConfig, inventory: &Inventory, found: &[Found]) -
 /// `now`, with everything of `previous` that is no longer there as unhealthy: a device that the kubelet was told of
 /// never leaves the list, since the kubelet looks it up without asking whether it still has it.
 #[must_use]
-pub fn merge(previous: &[Offer], now: Vec<Offer>) -> Vec<Offer> {
+pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Vec<Offer> {
     let mut merged: BTreeMap<ResourceName, BTreeMap<DeviceId, OfferedDevice>> = BTreeMap::new();
     for offer in previous {
         let devices = merged.entry(offer.resource.clone()).or_default();
         for device in &offer.devices {
-            let gone = OfferedDevice { health: Err("it is no longer there".to_owned()), ..device.clone() };
+            let gone = OfferedDevice { health: Err(gone(&device.hardware, inventory)), ..device.clone() };
             devices.insert(device.id.clone(), gone);
         }
     }
@@ -84,10 +84,22 @@ pub fn merge(previous: &[Offer], now: Vec<Offer>) -> Vec<Offer> {
     merged.into_iter().map(offer).collect()
 }
 
+/// A GPU that is there and no longer has the device lost it to a change of layout.
+fn gone(hardware: &Hardware, inventory: &Inventory) -> Withheld {
+    let detail = "it is no longer there";
+    match hardware.gpu() {
+        None => Withheld::new(WithheldReason::Unplugged, detail),
+        Some(gpu) if inventory.gpus.get(gpu).is_some_and(|gpu| gpu.present) => {
+            Withheld::new(WithheldReason::Layout, detail)
+        }
+        Some(_) => Withheld::judged(UnhealthyReason::Lost, detail),
+    }
+}
+
 impl Offer {
     /// With the verdict on the hardware behind each device, where the device is not already unhealthy.
     #[must_use]
-    pub fn judged(mut self, verdict: impl Fn(&Hardware) -> Result<(), String>) -> Self {
+    pub fn judged(mut self, verdict: impl Fn(&Hardware) -> Result<(), Withheld>) -> Self {
         for device in self.devices.iter_mut().filter(|device| device.health.is_ok()) {
             device.health = verdict(&device.hardware);
         }
@@ -219,8 +231,9 @@ fn instance(gpu: &Gpu, mig: &MigDevice) -> OfferedDevice {
     }
 }
 
-fn presence(gpu: &Gpu) -> Result<(), String> {
-    if gpu.present { Ok(()) } else { Err(format!("{} is lost: the driver no longer finds it", gpu.uuid)) }
+fn presence(gpu: &Gpu) -> Result<(), Withheld> {
+    let lost = || format!("{} is lost: the driver no longer finds it", gpu.uuid);
+    if gpu.present { Ok(()) } else { Err(Withheld::judged(UnhealthyReason::Lost, lost())) }
 }
 
 fn share(nvidia: &NvidiaConfig, devices: Vec<Named>, problems: &mut Vec<String>) -> Vec<Named> {

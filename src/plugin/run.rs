@@ -11,12 +11,14 @@ use super::lifecycle::{Deadlines, Life, Lived};
 use super::record::Record;
 use super::server::Desk;
 use super::sockets::{self, Identity};
-use super::{Hardware, Offer, OfferedDevice, ResourceConfig};
+use super::{Offer, OfferedDevice, ResourceConfig, Withheld};
 use crate::clock::Clock;
-use crate::model::{DeviceId, HardwareState, HealthState, KubeletState, PluginState, ResourceName, UnhealthyReason};
+use crate::model::{DeviceId, HardwareState, HealthState, KubeletState, PluginState, ResourceName};
 
 /// Device nodes, and other daemons, come and go without telling anybody.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Ids in one line of the log.
+const NAMED: usize = 8;
 
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -174,7 +176,7 @@ impl Room {
             problems.extend(entry.problems().iter().map(|problem| format!("{}: {problem}", entry.config.name())));
             for offer in entry.offers() {
                 match self.served.get_mut(&offer.resource) {
-                    Some(served) if served.entry == *number => served.update(offer, &entry.facts, health),
+                    Some(served) if served.entry == *number => served.update(offer, &entry.facts),
                     None => begun.push((*number, offer.clone())),
                     // Until that one has closed its server.
                     Some(served) if served.is_ending() => {}
@@ -212,6 +214,8 @@ impl Room {
         };
         record.begin(desk.prefers(), desk.pre_start_check().is_some(), desk.shares_through_mps());
         record.offered(&desk.offer.borrow());
+        // The devices are named when they are registered; what is withheld from the beginning is said here.
+        tell(&desk.offer.borrow().as_healthy(), &desk.offer.borrow());
         let life = Life {
             directory: self.settings.directory.clone(),
             desk,
@@ -222,10 +226,7 @@ impl Room {
             deadlines: Deadlines::default(),
         };
         self.lives.spawn(life.run());
-        self.served.insert(
-            resource,
-            Served { entry: number, offer: tell_offer, facts: tell_facts, record, stop, reasons: BTreeMap::new() },
-        );
+        self.served.insert(resource, Served { entry: number, offer: tell_offer, facts: tell_facts, record, stop });
     }
 
     /// A life has ended as it was told to. Its resource begins anew at the next update, where it is still offered.
@@ -273,12 +274,10 @@ struct Served {
     facts: watch::Sender<Arc<Facts>>,
     record: Record,
     stop: watch::Sender<Option<&'static str>>,
-    /// Why each unhealthy device is; none for those that were so from the beginning.
-    reasons: BTreeMap<DeviceId, UnhealthyReason>,
 }
 
 impl Served {
-    fn update(&mut self, offer: &Offer, facts: &Arc<Facts>, health: &HealthState) {
+    fn update(&mut self, offer: &Offer, facts: &Arc<Facts>) {
         // What it has told the kubelet stands until its server is closed.
         if self.is_ending() {
             return;
@@ -289,7 +288,7 @@ impl Served {
         let changed = **self.offer.borrow() != *offer;
         if changed {
             tell(&self.offer.borrow(), offer);
-            self.count_turns(offer, health);
+            self.count_turns(offer);
             self.record.offered(offer);
             self.offer.send_replace(Arc::new(offer.clone()));
         }
@@ -309,42 +308,63 @@ impl Served {
     }
 
     /// A device that is well again is counted under the reason for which it was not.
-    fn count_turns(&mut self, now: &Offer, health: &HealthState) {
-        let before = Arc::clone(&self.offer.borrow());
-        let known: BTreeMap<&DeviceId, bool> =
-            before.devices.iter().map(|device| (&device.id, device.health.is_ok())).collect();
-        for device in &now.devices {
-            let reason = device.health.is_err().then(|| super::health::reason(&device.hardware, health));
-            let was = match reason {
-                Some(reason) => self.reasons.insert(device.id.clone(), reason),
-                None => self.reasons.remove(&device.id),
-            };
-            match (known.get(&device.id), reason) {
-                (Some(true), Some(reason)) => self.record.turned("unhealthy", reason),
-                (Some(false), None) => self.record.turned("healthy", was.unwrap_or(UnhealthyReason::Unknown)),
+    fn count_turns(&self, now: &Offer) {
+        for (device, before) in beside(&self.offer.borrow(), now) {
+            match (before, &device.health) {
+                (Some(Ok(())), Err(withheld)) => self.record.turned("unhealthy", withheld.reason),
+                (Some(Err(withheld)), Ok(())) => self.record.turned("healthy", withheld.reason),
                 _ => {}
             }
         }
     }
 }
 
-/// Whoever judges GPUs tells of their verdicts.
+/// Each device with its health before.
+fn beside<'o>(
+    before: &'o Offer,
+    now: &'o Offer,
+) -> impl Iterator<Item = (&'o OfferedDevice, Option<&'o Result<(), Withheld>>)> {
+    let known: BTreeMap<&DeviceId, &Result<(), Withheld>> =
+        before.devices.iter().map(|device| (&device.id, &device.health)).collect();
+    now.devices.iter().map(move |device| (device, known.get(&device.id).copied()))
+}
+
+/// What turned, but for verdicts: whoever judges GPUs tells of those. One line for all devices of one reason.
 fn tell(before: &Offer, now: &Offer) {
-    let known: BTreeMap<&DeviceId, &OfferedDevice> = before.devices.iter().map(|device| (&device.id, device)).collect();
-    for device in &now.devices {
-        let resource = &now.resource;
-        let judged_here = matches!(device.hardware, Hardware::Nodes(_) | Hardware::Nothing);
-        match (known.get(&device.id).map(|before| &before.health), &device.health) {
-            (Some(Ok(())), Err(reason)) if judged_here => {
-                tracing::warn!(%resource, device = %device.id, reason, "unhealthy");
+    let resource = &now.resource;
+    let (mut new, mut worse, mut better) = (vec![], BTreeMap::new(), BTreeMap::new());
+    for (device, before) in beside(before, now) {
+        if before.is_none() {
+            new.push(&device.id);
+        }
+        let [was, is] = [before, Some(&device.health)]
+            .map(|health| health.and_then(|health| health.as_ref().err()).filter(|withheld| withheld.is_own()));
+        match (was, is) {
+            (was, Some(is)) if was.map(|was| was.reason) != Some(is.reason) => {
+                worse.entry((is.reason, &*is.detail)).or_insert_with(Vec::new).push(&device.id);
             }
-            (Some(Err(reason)), Ok(())) if judged_here => {
-                tracing::info!(%resource, device = %device.id, was = reason, "healthy again");
+            (Some(was), None) if device.health.is_ok() => {
+                better.entry((was.reason, &*was.detail)).or_insert_with(Vec::new).push(&device.id);
             }
-            (None, _) => tracing::info!(%resource, device = %device.id, "a new device"),
             _ => {}
         }
     }
+    if !new.is_empty() {
+        tracing::info!(%resource, devices = named(&new), "new devices");
+    }
+    for ((reason, detail), ids) in worse {
+        tracing::warn!(%resource, devices = named(&ids), reason = reason.as_str(), detail, "unhealthy");
+    }
+    for ((reason, was), ids) in better {
+        tracing::info!(%resource, devices = named(&ids), reason = reason.as_str(), was, "healthy");
+    }
+}
+
+/// The first of them, and how many more.
+fn named(ids: &[&DeviceId]) -> String {
+    let first: Vec<&str> = ids.iter().take(NAMED).map(|id| id.as_str()).collect();
+    let more = ids.len() - first.len();
+    if more == 0 { first.join(", ") } else { format!("{} and {more} more", first.join(", ")) }
 }
 
 /// Counts the kubelets that come after the first. Never ends.
