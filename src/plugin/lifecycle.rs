@@ -186,8 +186,7 @@ impl Life {
         if let Err(error) = outcome {
             return Ended::Register(error);
         }
-        let registered = self.desk.clock.now().monotonic;
-        *registered_at = Some(registered);
+        *registered_at = Some(self.desk.clock.now().monotonic);
         self.desk.record.registered();
         tracing::info!(%resource, devices = self.desk.offer.borrow().devices.len(), "registered with the kubelet");
         let listed = tokio::time::timeout(self.deadlines.list, server.watched());
@@ -202,7 +201,7 @@ impl Life {
             }
             let now = self.desk.clock.now().monotonic;
             doubt.others(sockets::of_others(&self.directory, &resource, server.path()), now);
-            if doubt.is_forgotten(&self.kubelet.borrow_and_update(), &self.desk.offer.borrow(), registered) {
+            if doubt.is_forgotten(&self.kubelet.borrow_and_update(), &self.desk.offer.borrow()) {
                 return Ended::Forgotten;
             }
             let look_in = doubt.look_at().map(|at| at.since(now));
@@ -216,7 +215,10 @@ impl Life {
                 }
                 () = server.stream_lost() => return Ended::StreamLost,
                 outcome = &mut listed, if !is_listed => match outcome {
-                    Ok(()) => is_listed = true,
+                    Ok(()) => {
+                        is_listed = true;
+                        doubt.sent(self.desk.clock.now().monotonic);
+                    }
                     Err(_) => return Ended::NotListed(self.deadlines.list),
                 },
             }
