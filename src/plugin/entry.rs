@@ -80,8 +80,8 @@ impl Entry {
             ResourceConfig::Nvidia(nvidia) => mps::judged(nvidia, &around.roots, offer),
             ResourceConfig::Path(_) | ResourceConfig::Simulated(_) => offer,
         });
-        self.offers = merge(&self.offers, judged.collect(), &hardware.inventory);
-        self.problems = problems;
+        let merged = merge(&self.offers, judged.collect(), &hardware.inventory);
+        (self.offers, self.problems) = (merged.offers, [problems, merged.problems].concat());
         let config = Arc::clone(&self.config);
         if let ResourceConfig::Nvidia(nvidia) = &*config
             && self.generation != Some(hardware.inventory.generation)

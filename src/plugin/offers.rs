@@ -65,9 +65,10 @@ pub fn offers(config: &ResourceConfig, inventory: &Inventory, found: &[Found]) -
 }
 
 /// `now`, with everything of `previous` that is no longer there as unhealthy: a device that the kubelet was told of
-/// never leaves the list, since the kubelet looks it up without asking whether it still has it.
+/// never leaves the list, since the kubelet looks it up without asking whether it still has it. Where a list grows too
+/// long, new devices stay out of it.
 #[must_use]
-pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Vec<Offer> {
+pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Offers {
     let mut merged: BTreeMap<ResourceName, BTreeMap<DeviceId, OfferedDevice>> = BTreeMap::new();
     for offer in previous {
         let devices = merged.entry(offer.resource.clone()).or_default();
@@ -76,12 +77,23 @@ pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Vec<
             devices.insert(device.id.clone(), gone);
         }
     }
+    let mut problems = vec![];
     for offer in now {
-        let devices = merged.entry(offer.resource).or_default();
-        devices.extend(offer.devices.into_iter().map(|device| (device.id.clone(), device)));
+        let Offer { resource, devices: offered } = offer;
+        let devices = merged.entry(resource.clone()).or_default();
+        let (known, new): (Vec<_>, Vec<_>) = offered.into_iter().partition(|device| devices.contains_key(&device.id));
+        let room = MOST_DEVICES.saturating_sub(devices.len());
+        if new.len() > room {
+            problems.push(format!(
+                "{resource} has {} devices, those that are gone and still listed among them, and only {MOST_DEVICES} are \
+                 offered: a longer list is more than the 4 MiB that the kubelet takes; give fewer replicas",
+                devices.len() + new.len()
+            ));
+        }
+        devices.extend(known.into_iter().chain(new.into_iter().take(room)).map(|device| (device.id.clone(), device)));
     }
     let offer = |(resource, devices): (_, BTreeMap<_, _>)| Offer { resource, devices: devices.into_values().collect() };
-    merged.into_iter().map(offer).collect()
+    Offers { offers: merged.into_iter().map(offer).collect(), problems }
 }
 
 /// A GPU that is there and no longer has the device lost it to a change of layout.
@@ -341,15 +353,6 @@ fn by_resource(devices: Vec<Named>, problems: &mut Vec<String>) -> Vec<Offer> {
         }
         resources.entry(resource).or_default().insert(device.id.clone(), device);
     }
-    let offer = |(resource, devices): (ResourceName, BTreeMap<_, _>)| {
-        let (total, most) = (devices.len(), MOST_DEVICES);
-        if total > most {
-            problems.push(format!(
-                "{resource} has {total} devices, and only the first {most} are offered: a longer list is more than the \
-                 4 MiB that the kubelet takes; give fewer replicas"
-            ));
-        }
-        Offer { resource, devices: devices.into_values().take(most).collect() }
-    };
+    let offer = |(resource, devices): (_, BTreeMap<_, _>)| Offer { resource, devices: devices.into_values().collect() };
     resources.into_iter().map(offer).collect()
 }
