@@ -1,10 +1,12 @@
 //! NVIDIA's MPS control daemon, which somebody else runs: whether it is there for a resource.
 
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::config::{NvidiaConfig, Sharing};
-use super::{Offer, Withheld, paths::Roots};
-use crate::model::WithheldReason;
+use super::{Offer, OfferedDevice, Withheld, paths::Roots};
+use crate::model::{ResourceName, WithheldReason};
 
 /// What a daemon that serves has in the directory of its resource. NVIDIA's container makes the first when compute mode
 /// and limits are set, and takes it away when it ends; the daemon itself takes away the last.
@@ -16,21 +18,27 @@ impl NvidiaConfig {
     }
 }
 
+/// The resources with shared devices whose daemon is not there, and why.
+pub fn missing(nvidia: &NvidiaConfig, roots: &Roots, offers: &[Offer]) -> BTreeMap<ResourceName, Arc<str>> {
+    let shared = |offer: &&Offer| nvidia.shares_through_mps() && offer.devices.iter().any(OfferedDevice::is_slot);
+    let missing = |offer: &Offer| {
+        Some((offer.resource.clone(), sign_missing(&nvidia.mps_root, roots, offer.resource.as_str())?.into()))
+    };
+    offers.iter().filter(shared).filter_map(missing).collect()
+}
+
 /// The offer with its shared devices unhealthy where their daemon is not there: a container would start without it, and
 /// its first CUDA call fail. A daemon that was killed leaves its signs behind, and is not seen to be gone.
-pub fn judged(nvidia: &NvidiaConfig, roots: &Roots, mut offer: Offer) -> Offer {
-    if !nvidia.shares_through_mps() || !offer.devices.iter().any(super::OfferedDevice::is_slot) {
-        return offer;
-    }
-    let Some(detail) = missing(&nvidia.mps_root, roots, offer.resource.as_str()) else { return offer };
-    let withheld = Withheld::new(WithheldReason::Mps, detail);
+pub fn judged(mut offer: Offer, missing: &BTreeMap<ResourceName, Arc<str>>) -> Offer {
+    let Some(detail) = missing.get(&offer.resource) else { return offer };
+    let withheld = Withheld::new(WithheldReason::Mps, Arc::clone(detail));
     for device in offer.devices.iter_mut().filter(|device| device.is_slot() && device.health.is_ok()) {
         device.health = Err(withheld.clone());
     }
     offer
 }
 
-fn missing(root: &Path, roots: &Roots, resource: &str) -> Option<String> {
+fn sign_missing(root: &Path, roots: &Roots, resource: &str) -> Option<String> {
     let directory = root.join(resource);
     let missing = SIGNS.iter().find(|sign| !roots.inside(&directory.join(sign)).exists())?;
     Some(format!(
@@ -58,7 +66,11 @@ mod tests {
         let ResourceConfig::Nvidia(nvidia) = &config else { panic!("of kind nvidia") };
         let offer = offers(&config, &inventory((0..2).map(|index| gpu(index, None))), &[]).offers.remove(0);
         let health = || -> Vec<Result<(), Withheld>> {
-            judged(nvidia, &roots, offer.clone()).devices.into_iter().map(|device| device.health).collect()
+            judged(offer.clone(), &missing(nvidia, &roots, std::slice::from_ref(&offer)))
+                .devices
+                .into_iter()
+                .map(|device| device.health)
+                .collect()
         };
         let own = host.path().join("run/nvidia/mps/nvidia.com/gpu");
         fs::create_dir_all(own.join("pipe")).unwrap();
@@ -81,6 +93,6 @@ mod tests {
         let ResourceConfig::Nvidia(nvidia) = &config else { panic!("of kind nvidia") };
         let offer = offers(&config, &inventory([gpu(0, None)]), &[]).offers.remove(0);
         let nowhere = Roots { host: "/nonexistent".into(), dev: "/nonexistent".into(), sys: "/nonexistent".into() };
-        assert_eq!(judged(nvidia, &nowhere, offer.clone()), offer);
+        assert_eq!(missing(nvidia, &nowhere, &[offer]), BTreeMap::new());
     }
 }

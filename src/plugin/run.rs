@@ -1,22 +1,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
-use super::entry::{Entry, Facts, Surroundings};
+use super::entry::Entry;
+use super::host::{Facts, Seen, Surroundings, Wanted};
 use super::lifecycle::{Deadlines, Life, Lived};
+use super::looks::Looks;
 use super::record::Record;
 use super::server::Desk;
 use super::sockets::{self, Identity};
 use super::{Offer, OfferedDevice, ResourceConfig, Withheld};
 use crate::clock::Clock;
-use crate::model::{DeviceId, HardwareState, HealthState, KubeletState, PluginState, ResourceName};
+use crate::model::{DeviceId, HardwareState, HealthState, KubeletState, Monotonic, PluginState, ResourceName};
 
-/// Device nodes, and other daemons, come and go without telling anybody.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// Ids in one line of the log.
 const NAMED: usize = 8;
 
@@ -69,7 +68,8 @@ pub async fn run_reloading(
     beside.spawn(sockets::watch_directory(settings.directory.clone(), changes));
     beside.spawn(count_kubelets(settings.directory.clone(), changed.clone(), publish.clone()));
     let mut room = Room {
-        settings,
+        directory: settings.directory,
+        looks: Looks::new(settings.surroundings),
         clock,
         neighbours,
         publish,
@@ -84,11 +84,12 @@ pub async fn run_reloading(
         () = room.serve(resources, stop) => {}
         _ = beside.join_next() => {}
     }
-    room.entries.into_values().for_each(Entry::end);
+    room.looks.end().await;
 }
 
 struct Room {
-    settings: Settings,
+    directory: PathBuf,
+    looks: Looks,
     clock: Clock,
     neighbours: Neighbours,
     publish: watch::Sender<Arc<PluginState>>,
@@ -110,12 +111,16 @@ impl Room {
             let hardware = Arc::clone(&self.neighbours.hardware.borrow_and_update());
             let state = Arc::clone(&kubelet.borrow_and_update());
             let health = Arc::clone(&self.neighbours.health.borrow_and_update());
-            self.update(&hardware, &health, &state);
+            let now = self.clock.now().monotonic;
+            let changes_unasked = self.entries.values().any(Entry::needs_looking);
+            self.looks.begin(&self.wanted(&hardware), changes_unasked, now);
+            self.update(&hardware, &health, &state, now);
             let is_known = hardware.source == "none" || hardware.inventory.generation > 0 || hardware.problem.is_some();
-            if is_known && !self.publish.borrow().checked {
+            let may_begin = self.entries.values().all(|entry| entry.may_begin(&hardware, now));
+            if is_known && may_begin && !self.publish.borrow().checked {
                 self.publish.send_modify(|state| Arc::make_mut(state).checked = true);
             }
-            let looks = self.entries.values().any(Entry::needs_looking);
+            let look_in = self.looks.next(changes_unasked, now);
             let is_draining = self.entries.values().any(Entry::is_draining);
             tokio::select! {
                 changed = self.neighbours.hardware.changed() => if changed.is_err() { return },
@@ -125,7 +130,14 @@ impl Room {
                     Ok(()) => self.configure(&resources.borrow_and_update()),
                     Err(_) => may_reload = false,
                 },
-                () = tokio::time::sleep(LOOK_INTERVAL), if looks => {}
+                seen = self.looks.done() => match seen {
+                    Ok(seen) => self.see(seen),
+                    Err(error) => {
+                        tracing::error!(%error, "looking at the host broke");
+                        return;
+                    }
+                },
+                () = tokio::time::sleep(look_in.unwrap_or_default()), if look_in.is_some() => {}
                 Some(lived) = self.lives.join_next() => match lived {
                     Ok(lived) => self.bury(lived),
                     Err(_) => return,
@@ -148,10 +160,9 @@ impl Room {
                 None => made.push(config.clone()),
             }
         }
-        // Before the new ones are looked at: each may have written a file that another is to write.
-        before.into_values().for_each(Entry::end);
+        let now = self.clock.now().monotonic;
         for config in made {
-            self.entries.insert(self.entries_made, Entry::new(config));
+            self.entries.insert(self.entries_made, Entry::new(config, now));
             self.entries_made += 1;
         }
         for served in self.served.values_mut().filter(|served| !self.entries.contains_key(&served.entry)) {
@@ -159,12 +170,26 @@ impl Room {
         }
     }
 
+    fn wanted(&self, hardware: &HardwareState) -> BTreeMap<u64, Wanted> {
+        let wanted =
+            |entry: &Entry| Wanted { config: Arc::clone(&entry.config), inventory: Arc::clone(&hardware.inventory) };
+        self.entries.iter().map(|(number, entry)| (*number, wanted(entry))).collect()
+    }
+
+    /// An entry that is gone meanwhile needs nothing.
+    fn see(&mut self, seen: BTreeMap<u64, Seen>) {
+        for (number, seen) in seen {
+            if let Some(entry) = self.entries.get_mut(&number) {
+                entry.see(seen);
+            }
+        }
+    }
+
     /// Says what is offered now, ends what must begin anew, and begins what is not served.
-    fn update(&mut self, hardware: &HardwareState, health: &HealthState, kubelet: &KubeletState) {
-        let now = self.clock.now().monotonic;
-        let (mut begun, mut problems) = (vec![], BTreeSet::new());
+    fn update(&mut self, hardware: &HardwareState, health: &HealthState, kubelet: &KubeletState, now: Monotonic) {
+        let (mut begun, mut problems) = (vec![], BTreeSet::from_iter(self.looks.problem(now)));
         for (number, entry) in &mut self.entries {
-            entry.update(hardware, health, &self.settings.surroundings, now);
+            entry.update(hardware, health, now);
             for resource in entry.drop_drained(kubelet) {
                 // Not a shorter list on the living stream: a kubelet with an allocation under way looks its devices up
                 // unchecked and panics. Once our server is closed such an allocation fails, so the next registration may
@@ -174,10 +199,12 @@ impl Room {
                 }
             }
             problems.extend(entry.problems().iter().map(|problem| format!("{}: {problem}", entry.config.name())));
+            let (facts, may_begin) = (entry.facts(), entry.may_begin(hardware, now));
             for offer in entry.offers() {
                 match self.served.get_mut(&offer.resource) {
-                    Some(served) if served.entry == *number => served.update(offer, &entry.facts),
-                    None => begun.push((*number, offer.clone())),
+                    Some(served) if served.entry == *number => served.update(offer, &facts),
+                    None if may_begin => begun.push((*number, offer.clone())),
+                    None => {}
                     // Until that one has closed its server.
                     Some(served) if served.is_ending() => {}
                     Some(_) => drop(problems.insert(collision(&offer.resource))),
@@ -199,7 +226,7 @@ impl Room {
         let resource = offer.resource.clone();
         let record = Record::new(resource.clone(), self.clock, self.publish.clone());
         let (tell_offer, offers) = watch::channel(Arc::new(offer));
-        let (tell_facts, facts) = watch::channel(Arc::clone(&entry.facts));
+        let (tell_facts, facts) = watch::channel(entry.facts());
         let (stop, stopped) = watch::channel(None);
         let desk = Desk {
             config: Arc::clone(&entry.config),
@@ -217,7 +244,7 @@ impl Room {
         // The devices are named when they are registered; what is withheld from the beginning is said here.
         tell(&desk.offer.borrow().as_healthy(), &desk.offer.borrow());
         let life = Life {
-            directory: self.settings.directory.clone(),
+            directory: self.directory.clone(),
             desk,
             kubelet: self.neighbours.kubelet.clone(),
             changes: self.changed.clone(),
