@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::{Notify, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 
 use super::entry::Entry;
 use super::host::{Facts, Seen, Surroundings, Wanted};
@@ -132,15 +132,12 @@ impl Room {
                 },
                 seen = self.looks.done() => match seen {
                     Ok(seen) => self.see(seen),
-                    Err(error) => {
-                        tracing::error!(%error, "looking at the host broke");
-                        return;
-                    }
+                    Err(error) => return broken(error),
                 },
                 () = tokio::time::sleep(look_in.unwrap_or_default()), if look_in.is_some() => {}
                 Some(lived) = self.lives.join_next() => match lived {
                     Ok(lived) => self.bury(lived),
-                    Err(_) => return,
+                    Err(error) => return broken(error),
                 },
                 _ = stop.wait_for(|stop| *stop) => break,
             }
@@ -284,6 +281,13 @@ impl Room {
             tracing::info!("no longer: {problem}");
         }
         self.publish.send_modify(|state| Arc::make_mut(state).problems = problems);
+    }
+}
+
+/// A panic of a part is one of the whole: whoever runs the room is to hear of it.
+fn broken(error: JoinError) {
+    if let Ok(panic) = error.try_into_panic() {
+        std::panic::resume_unwind(panic);
     }
 }
 

@@ -144,7 +144,7 @@ async fn a_check_that_does_not_come_is_not_waited_for_longer_than_that() {
     let kubelet = FakeKubelet::start(root.path(), Options::default()).await.unwrap();
     let lived = Lived::offering(unchecked(), &kubelet.device_plugin_directory(), Deadlines::default());
     assert!(kubelet.node_status_becomes(|status| status.get(TOY).is_some_and(|count| count.capacity == 1)).await);
-    assert_eq!(kubelet.listed(TOY).unwrap()["toy-0"], false);
+    assert!(!kubelet.listed(TOY).unwrap()["toy-0"]);
     drop(lived);
 }
 
