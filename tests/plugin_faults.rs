@@ -13,11 +13,12 @@ mod verdicts;
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kubelet::{Admission, FakeKubelet, Method, Node, Options, Rules, connect, node};
 use plugin_room::{GPU, PATIENCE, Podmeter, counts, gpus, held, pod, runs, sockets, uuid};
+use podmeter::model::PluginState;
 use podmeter::plugin::Config;
 use podmeter::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use podmeter::wire::v1beta1::{
@@ -470,4 +471,47 @@ fn two_entries_of_one_name_and_unknown_keys_are_refused() {
         let error = refusal(yaml);
         assert!(error.contains(key) && error.contains("expected"), "{error}");
     }
+}
+
+/// A file whose reader hangs until this is dropped.
+struct Hanging(PathBuf);
+
+impl Hanging {
+    fn make(path: PathBuf) -> Self {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Hanging {
+    fn drop(&mut self) {
+        use rustix::fs::{Mode, OFlags, open};
+        // Refused where nobody reads.
+        let writer = open(&self.0, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty());
+        let _ = std::fs::remove_file(&self.0);
+        drop(writer);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_look_at_the_host_that_hangs_keeps_no_verdict_from_the_kubelet() {
+    let node = node(Options::default()).await;
+    let yaml = "resources: [{kind: nvidia, passDeviceSpecs: true}]";
+    let podmeter = Podmeter::configured(node.root.path(), yaml, gpus(4));
+    podmeter.registered(GPU, 1).await;
+    counts(&node, GPU, 4, 4).await;
+    let capabilities = node.root.path().join("proc/driver/nvidia/capabilities/gpu0/mig/gi1");
+    let hanging = Hanging::make(capabilities.join("access"));
+    let hangs =
+        |state: &PluginState| state.problems.iter().any(|problem| problem.contains("has not come back for 10 s"));
+    let mut state = podmeter.state.clone();
+    tokio::time::timeout(PATIENCE, state.wait_for(|state| hangs(state))).await.expect("it is said").unwrap();
+    podmeter.lose(1, true);
+    counts(&node, GPU, 4, 3).await;
+    runs(&node, pod("trainer", 1)).await;
+    drop(hanging);
+    tokio::time::timeout(PATIENCE, state.wait_for(|state| !hangs(state))).await.expect("it is over").unwrap();
+    podmeter.end().await;
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 
 use crate::clock::Clock;
 use crate::hardware::{self, DriverLease, Hardware};
@@ -56,7 +56,7 @@ pub enum AgentError {
     #[error("the {0} task ended, which it never should; the log above says why")]
     TaskEnded(&'static str),
     #[error("a task broke, which none ever should: {0}; please report this")]
-    TaskBroke(tokio::task::JoinError),
+    TaskBroke(JoinError),
 }
 
 /// Re-reads the settings that may change while running; the error says what is wrong with them.
@@ -191,7 +191,7 @@ async fn run_on(
                 Ok(name) => AgentError::TaskEnded(name),
                 Err(error) => AgentError::TaskBroke(error),
             }),
-            Some(_) = plugin_task.join_next() => break Err(AgentError::TaskEnded("device plugin")),
+            Some(ended) = plugin_task.join_next() => break Err(plugin_ended(ended)),
             asked = signals.next() => match asked {
                 Asked::ToEnd => break Ok(()),
                 Asked::ToReload => apply(reload(), &live, offered.as_ref(), &reloads, clock),
@@ -219,6 +219,10 @@ async fn run_on(
         () = tokio::time::sleep(GRACE) => tracing::warn!("requests or device calls under way did not finish in time"),
     }
     outcome
+}
+
+fn plugin_ended(ended: Result<(), JoinError>) -> AgentError {
+    ended.map_or_else(AgentError::TaskBroke, |()| AgentError::TaskEnded("device plugin"))
 }
 
 /// The admin socket's orders to the hardware room.
@@ -348,5 +352,17 @@ impl Signals {
             interrupt: receive(SignalKind::interrupt())?,
             hangup: receive(SignalKind::hangup())?,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_of_the_plugin_is_told_as_one() {
+        let ended = tokio::spawn(async { panic!("a defect") }).await;
+        assert!(matches!(plugin_ended(ended), AgentError::TaskBroke(_)));
+        assert!(matches!(plugin_ended(Ok(())), AgentError::TaskEnded("device plugin")));
     }
 }

@@ -21,7 +21,7 @@ pub use health::{
 };
 pub use identity::{ContainerId, ContainerRef, DeviceId, GpuUuid, MigUuid, PciBusId, PodRef, PodUid, ResourceName};
 pub use inventory::{DriverInfo, Gpu, Inventory, MigDevice, NodeDevices, NvLinkPeers};
-pub use plugin::{PluginResource, PluginState};
+pub use plugin::{PluginResource, PluginState, WithheldReason};
 pub use pod_label::{PodLabel, PodLabelError};
 pub use process::{Owner, PodDirectory, PodIdentity, Process, ProcessKey, ProcessState, UnknownOwner};
 pub use reading::{

@@ -47,32 +47,57 @@ pub struct CdiError {
     pub error: io::Error,
 }
 
-/// The vendor's specification that describes every device offered, if there is one. Files that cannot be read or
-/// understood, and our own, do not count.
-#[must_use]
-pub fn find_vendor(directories: &[PathBuf], offers: &[Offer]) -> Option<VendorSpecification> {
-    let mut found: Vec<VendorSpecification> =
-        directories.iter().flat_map(|directory| specifications(directory)).collect();
-    found.retain(|specification| offers.iter().all(|offer| describes(specification, offer)));
-    VENDOR_KINDS.iter().find_map(|kind| found.iter().find(|specification| specification.kind == *kind)).cloned()
-}
+/// Others' specifications. Files that cannot be read or understood, and our own, are not among them.
+#[derive(Debug, Default)]
+pub struct Specifications(Vec<(PathBuf, Stamp, Option<VendorSpecification>)>);
 
-/// The names that others' specifications of our kind describe: a runtime refuses a name that two files describe.
-#[must_use]
-pub fn described_by_others(directories: &[PathBuf]) -> BTreeSet<String> {
-    let all = directories.iter().flat_map(|directory| specifications(directory));
-    all.filter(|specification| specification.kind == OUR_KIND).flat_map(|specification| specification.devices).collect()
+/// Device, inode, length, and when it was last changed: another file, or another content.
+type Stamp = (u64, u64, u64, i64, i64);
+
+impl Specifications {
+    /// Reads the directories, and of the files those that are not as they were.
+    pub fn look(&mut self, directories: &[PathBuf]) {
+        let before = std::mem::take(&mut self.0);
+        for file in directories.iter().flat_map(|directory| files(directory)) {
+            let Some(stamp) = fs::metadata(&file).ok().filter(fs::Metadata::is_file).map(|found| stamp(&found)) else {
+                continue;
+            };
+            let known = before.iter().find(|(path, was, _)| *path == file && *was == stamp);
+            let specification = known.map_or_else(|| read(&file), |(_, _, specification)| specification.clone());
+            self.0.push((file, stamp, specification));
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &VendorSpecification> {
+        self.0.iter().filter_map(|(_, _, specification)| specification.as_ref())
+    }
+
+    /// The vendor's that describes every device offered, if there is one. What is unhealthy is not asked for.
+    #[must_use]
+    pub fn vendors(&self, offers: &[Offer]) -> Option<&VendorSpecification> {
+        let fit = |specification: &&VendorSpecification| offers.iter().all(|offer| describes(specification, offer));
+        VENDOR_KINDS
+            .iter()
+            .find_map(|kind| self.all().filter(|specification| specification.kind == *kind).find(|found| fit(found)))
+    }
+
+    /// The names of our kind: a runtime refuses a name that two files describe.
+    #[must_use]
+    pub fn described(&self) -> BTreeSet<String> {
+        let ours = self.all().filter(|specification| specification.kind == OUR_KIND);
+        ours.flat_map(|specification| specification.devices.iter().cloned()).collect()
+    }
 }
 
 /// Our specification of these devices, as JSON text. Left out are a device whose nodes are not known, and the names
-/// `described` by others.
+/// `described` by others; `None` where none is left.
 #[must_use]
 pub fn specification(
     nvidia: &NvidiaConfig,
     offers: &[Offer],
     node: &NodeFacts,
     described: &BTreeSet<String>,
-) -> String {
+) -> Option<String> {
     let given = |path: &String| {
         let host = nvidia.device_root.join(path.trim_start_matches('/'));
         let mut entry = json!({ "path": path, "permissions": "rw" });
@@ -90,6 +115,9 @@ pub fn specification(
             devices.insert(name, entry);
         }
     }
+    if devices.is_empty() {
+        return None;
+    }
     let mut specification = json!({
         "cdiVersion": VERSION,
         "kind": OUR_KIND,
@@ -99,7 +127,7 @@ pub fn specification(
         let nodes: Vec<Value> = node.control_nodes.iter().map(given).collect();
         specification["containerEdits"] = json!({ "deviceNodes": nodes });
     }
-    format!("{specification:#}\n")
+    Some(format!("{specification:#}\n"))
 }
 
 /// Writes our file in one step: a runtime sees the old one or the new one.
@@ -120,6 +148,12 @@ pub fn write(directory: &Path, text: &str) -> Result<Written, CdiError> {
 }
 
 impl Written {
+    /// Whether there is a file, ours or a successor's.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        fs::symlink_metadata(&self.file).is_ok()
+    }
+
     /// Removes the file if it is still the one that was written. True when it was.
     pub fn remove(self) -> io::Result<bool> {
         let now = match fs::symlink_metadata(&self.file) {
@@ -139,7 +173,24 @@ fn identity(metadata: &fs::Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
 
-fn specifications(directory: &Path) -> Vec<VendorSpecification> {
+fn stamp(metadata: &fs::Metadata) -> Stamp {
+    (metadata.dev(), metadata.ino(), metadata.len(), metadata.mtime(), metadata.mtime_nsec())
+}
+
+/// Those that may be specifications of others, sorted.
+fn files(directory: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(directory) else { return vec![] };
+    let may_be = |file: &PathBuf| {
+        let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let extension = file.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+        !name.starts_with("podmeter-") && !name.starts_with('.') && ["json", "yaml", "yml"].contains(&extension)
+    };
+    let mut files: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(may_be).collect();
+    files.sort();
+    files
+}
+
+fn read(file: &Path) -> Option<VendorSpecification> {
     #[derive(Deserialize)]
     struct Specification {
         kind: String,
@@ -151,21 +202,10 @@ fn specifications(directory: &Path) -> Vec<VendorSpecification> {
         name: String,
     }
 
-    let Ok(entries) = fs::read_dir(directory) else { return vec![] };
-    let mut files: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
-    files.sort();
-    let read = |file: PathBuf| {
-        let name = file.file_name()?.to_str()?;
-        let extension = file.extension()?.to_str()?;
-        if name.starts_with("podmeter-") || name.starts_with('.') || !["json", "yaml", "yml"].contains(&extension) {
-            return None;
-        }
-        // JSON is YAML too.
-        let specification: Specification = serde_saphyr::from_str(&fs::read_to_string(&file).ok()?).ok()?;
-        let devices = specification.devices.into_iter().map(|device| device.name).collect();
-        Some(VendorSpecification { file, kind: specification.kind, devices })
-    };
-    files.into_iter().filter_map(read).collect()
+    // JSON is YAML too.
+    let specification: Specification = serde_saphyr::from_str(&fs::read_to_string(file).ok()?).ok()?;
+    let devices = specification.devices.into_iter().map(|device| device.name).collect();
+    Some(VendorSpecification { file: file.to_owned(), kind: specification.kind, devices })
 }
 
 fn describes(specification: &VendorSpecification, offer: &Offer) -> bool {
@@ -186,9 +226,10 @@ fn names(hardware: &Hardware) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugin::{MigCapabilities, OfferedDevice};
+    use crate::model::UnhealthyReason;
+    use crate::plugin::{MigCapabilities, OfferedDevice, Withheld};
 
-    fn offer(hardware: Hardware, health: Result<(), String>) -> Offer {
+    fn offer(hardware: Hardware, health: Result<(), Withheld>) -> Offer {
         let device = OfferedDevice { id: "x".into(), numa_nodes: BTreeSet::new(), health, hardware };
         Offer { resource: "nvidia.com/gpu".into(), devices: vec![device] }
     }
@@ -220,7 +261,8 @@ mod tests {
     #[test]
     fn our_specification_names_each_device_twice_with_its_nodes() {
         let nvidia = NvidiaConfig { device_root: "/run/driver".into(), ..NvidiaConfig::default() };
-        let text = specification(&nvidia, &[offer(gpu(0), Ok(())), offer(mig(), Ok(()))], &facts(), &BTreeSet::new());
+        let offers = [offer(gpu(0), Ok(())), offer(mig(), Ok(()))];
+        let text = specification(&nvidia, &offers, &facts(), &BTreeSet::new()).unwrap();
         let read: Value = serde_json::from_str(&text).unwrap();
         let node = |path: &str| json!({ "path": path, "hostPath": format!("/run/driver{path}"), "permissions": "rw" });
         let device = |name: &str, paths: &[&str]| {
@@ -242,12 +284,13 @@ mod tests {
         assert_eq!(read, expected);
         let plain = |node: &NodeFacts, described: &[&str]| {
             let described = described.iter().map(|name| (*name).to_owned()).collect();
-            specification(&NvidiaConfig::default(), &[offer(gpu(0), Ok(()))], node, &described)
+            specification(&NvidiaConfig::default(), &[offer(gpu(0), Ok(()))], node, &described).unwrap_or_default()
         };
         assert!(!plain(&facts(), &[]).contains("hostPath"));
         // Edits that are empty are not allowed.
         assert!(!plain(&NodeFacts::default(), &[]).contains("nvidiactl"));
         assert!(!plain(&facts(), &["GPU-0"]).contains("GPU-0"));
+        assert_eq!(plain(&facts(), &["GPU-0", "0"]), "", "one without devices is not valid");
     }
 
     #[test]
@@ -282,7 +325,12 @@ mod tests {
             fs::create_dir(directory).unwrap();
         }
         let directories = [toolkit.clone(), plugin.clone(), directory.path().join("none")];
-        let find = |offers: &[Offer]| find_vendor(&directories, offers).map(|found| found.kind);
+        let mut specifications = Specifications::default();
+        let mut find = |offers: &[Offer]| {
+            specifications.look(&directories);
+            specifications.vendors(offers).map(|found| found.kind.clone())
+        };
+        let lost = Withheld::judged(UnhealthyReason::Lost, "");
         let healthy = [offer(gpu(0), Ok(()))];
         assert_eq!(find(&healthy), None);
 
@@ -297,11 +345,14 @@ mod tests {
         fs::write(toolkit.join("nvidia.yaml"), yaml).unwrap();
         assert_eq!(find(&healthy).as_deref(), Some("nvidia.com/gpu"));
         assert_eq!(find(&[offer(gpu(1), Ok(()))]), None, "it must describe the device");
-        assert_eq!(find(&[offer(gpu(1), Err(String::new()))]).as_deref(), Some("nvidia.com/gpu"));
+        assert_eq!(find(&[offer(gpu(1), Err(lost))]).as_deref(), Some("nvidia.com/gpu"));
 
         let json = format!("{{\"kind\": \"{OUR_KIND}\", \"devices\": [{{\"name\": \"GPU-0\"}}]}}");
         fs::write(plugin.join("k8s.device-plugin.nvidia.com-gpu.json"), json).unwrap();
         assert_eq!(find(&healthy).as_deref(), Some(OUR_KIND));
-        assert_eq!(described_by_others(&directories), ["GPU-0".to_owned()].into());
+        // Written anew for another layout.
+        fs::write(toolkit.join("nvidia.yaml"), yaml.replace('0', "1")).unwrap();
+        assert_eq!(find(&[offer(gpu(1), Ok(()))]).as_deref(), Some("nvidia.com/gpu"));
+        assert_eq!(specifications.described(), ["GPU-0".to_owned()].into());
     }
 }

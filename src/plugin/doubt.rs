@@ -11,6 +11,8 @@ use crate::model::{KubeletState, Monotonic};
 const AFTER_AN_END: Duration = Duration::from_millis(100);
 /// Between the answer that makes us doubt and the one that decides: a list on its way has arrived meanwhile.
 const SECOND_ANSWER: Duration = Duration::from_millis(500);
+/// What a kubelet may take to show our first list. One that has shown it once is not slow.
+const TAKEN_IN: Duration = Duration::from_secs(5);
 
 /// Of one registration.
 #[derive(Debug, Default)]
@@ -20,6 +22,10 @@ pub struct Doubt {
     /// When to ask the kubelet anew.
     look_at: Option<Monotonic>,
     since: Option<Monotonic>,
+    /// When the kubelet took our first list.
+    sent_at: Option<Monotonic>,
+    /// An answer later than that has listed devices of the resource.
+    was_listed: bool,
 }
 
 impl Doubt {
@@ -31,22 +37,38 @@ impl Doubt {
         self.others = others;
     }
 
+    /// The kubelet has opened our list. It may be slow to show it.
+    pub fn sent(&mut self, now: Monotonic) {
+        self.sent_at = Some(now);
+        self.look_by(now + TAKEN_IN);
+    }
+
     pub fn look_at(&self) -> Option<Monotonic> {
         self.look_at
+    }
+
+    fn look_by(&mut self, at: Monotonic) {
+        self.look_at = Some(self.look_at.map_or(at, |sooner| sooner.min(at)));
     }
 
     pub fn looked(&mut self) {
         self.look_at = None;
     }
 
-    /// True when two answers, both later than the registration and some time apart, list no device of a resource of
-    /// which we offer healthy ones. A kubelet that lists somebody else's has not forgotten: that is a conflict.
-    pub fn is_forgotten(&mut self, kubelet: &KubeletState, offer: &Offer, registered_at: Monotonic) -> bool {
-        let answered_at = kubelet.allocatable_at.map(|at| at.monotonic).filter(|at| *at > registered_at);
+    /// True when two answers, both later than our first list and some time apart, list no device of a resource of which
+    /// we offer healthy ones. It must have listed some of them before, or have had time to. A kubelet that lists somebody else's has not forgotten: that is a conflict.
+    pub fn is_forgotten(&mut self, kubelet: &KubeletState, offer: &Offer) -> bool {
+        let Some(sent_at) = self.sent_at else { return false };
+        let answered_at = kubelet.allocatable_at.map(|at| at.monotonic).filter(|at| *at > sent_at);
         let (Some(allocatable), Some(answered_at)) = (&kubelet.allocatable, answered_at) else { return false };
         let lists_some = allocatable.devices.get(&offer.resource).is_some_and(|devices| !devices.is_empty());
+        self.was_listed |= lists_some;
         if lists_some || offer.devices.iter().all(|device| device.health.is_err()) {
             self.since = None;
+            return false;
+        }
+        if !self.was_listed && answered_at.since(sent_at) < TAKEN_IN {
+            self.look_by(sent_at + TAKEN_IN);
             return false;
         }
         let Some(since) = self.since else {
@@ -63,8 +85,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::model::{Allocatable, Moment};
-    use crate::plugin::{Hardware, OfferedDevice};
+    use crate::model::{Allocatable, Moment, UnhealthyReason};
+    use crate::plugin::{Hardware, OfferedDevice, Withheld};
 
     fn at(milliseconds: u64) -> Monotonic {
         Monotonic::new(Duration::from_millis(milliseconds))
@@ -81,7 +103,7 @@ mod tests {
         }
     }
 
-    fn offer(health: Result<(), String>) -> Offer {
+    fn offer(health: Result<(), Withheld>) -> Offer {
         let device = OfferedDevice { id: "x".into(), numa_nodes: BTreeSet::new(), health, hardware: Hardware::Nothing };
         Offer { resource: "a.b/c".into(), devices: vec![device] }
     }
@@ -90,12 +112,17 @@ mod tests {
     fn two_empty_answers_some_time_apart_decide() {
         let mut doubt = Doubt::default();
         let offer = offer(Ok(()));
-        let ask = |doubt: &mut Doubt, state: &KubeletState| doubt.is_forgotten(state, &offer, at(1000));
+        let ask = |doubt: &mut Doubt, state: &KubeletState| doubt.is_forgotten(state, &offer);
+        assert!(!ask(&mut doubt, &answer(950, &["other"])), "no list was sent");
+        doubt.sent(at(1000));
         assert!(!ask(&mut doubt, &KubeletState::default()), "nothing was said");
-        assert!(!ask(&mut doubt, &answer(900, &[])), "before the registration");
-        assert_eq!(doubt.look_at(), None);
-        assert!(!ask(&mut doubt, &answer(1001, &[])));
-        assert_eq!(doubt.look_at(), Some(at(1501)));
+        assert!(!ask(&mut doubt, &answer(900, &[])), "before the list");
+        assert_eq!(doubt.look_at(), Some(at(6000)));
+        assert!(!ask(&mut doubt, &answer(1000, &["x"])), "it may have been asked before the list");
+        assert!(!ask(&mut doubt, &answer(1001, &["x"])));
+        doubt.looked();
+        assert!(!ask(&mut doubt, &answer(1002, &[])));
+        assert_eq!(doubt.look_at(), Some(at(1502)));
         assert!(!ask(&mut doubt, &answer(1400, &[])), "too soon");
         assert!(!ask(&mut doubt, &answer(1600, &["other"])), "somebody's is listed: the doubt is over");
         assert!(!ask(&mut doubt, &answer(1700, &[])));
@@ -103,11 +130,26 @@ mod tests {
     }
 
     #[test]
+    fn a_kubelet_slow_to_take_in_the_first_list_has_not_forgotten_it() {
+        let mut doubt = Doubt::default();
+        let offer = offer(Ok(()));
+        doubt.sent(at(1000));
+        for milliseconds in [1001, 1600, 3000, 5999] {
+            assert!(!doubt.is_forgotten(&answer(milliseconds, &[]), &offer), "{milliseconds}");
+        }
+        assert_eq!(doubt.look_at(), Some(at(6000)), "it is asked when it must have taken it in");
+        assert!(!doubt.is_forgotten(&answer(6001, &[]), &offer), "one answer decides nothing");
+        assert_eq!(doubt.look_at(), Some(at(6501)));
+        assert!(doubt.is_forgotten(&answer(6501, &[]), &offer), "it has had its time");
+    }
+
+    #[test]
     fn a_resource_without_healthy_devices_is_rightly_not_listed() {
         let mut doubt = Doubt::default();
-        let offer = offer(Err("lost".into()));
-        for milliseconds in [1100, 2000, 3000] {
-            assert!(!doubt.is_forgotten(&answer(milliseconds, &[]), &offer, at(1000)));
+        let offer = offer(Err(Withheld::judged(UnhealthyReason::Lost, "lost")));
+        doubt.sent(at(1000));
+        for milliseconds in [1100, 2000, 7000, 8000] {
+            assert!(!doubt.is_forgotten(&answer(milliseconds, &[]), &offer));
         }
     }
 

@@ -9,12 +9,12 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tonic::transport::{Channel, Endpoint};
 
-use super::OnConflict;
 use super::backoff::Backoff;
 use super::conflict::conflict;
 use super::doubt::Doubt;
 use super::server::{Desk, Server};
 use super::sockets::{self, Identity};
+use super::{Offer, OnConflict, Withheld};
 use crate::model::{DeviceId, KubeletState, Monotonic, ResourceName};
 use crate::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use crate::wire::v1beta1::registration_client::RegistrationClient;
@@ -25,6 +25,9 @@ const VERSION: &str = "v1beta1";
 const DIAL_DEADLINE: Duration = Duration::from_secs(5);
 /// What a socket's address holds, less the zero at its end.
 const LONGEST_PATH: usize = 107;
+/// For the first verdicts. A kubelet that hears of healthy devices before they are checked shows them as ill on every pod
+/// that holds one, at each start of podmeter.
+const FIRST_CHECK: Duration = Duration::from_secs(2);
 /// For the kubelet's first word on what it can allocate. One that has none to say is not waited for.
 const FIRST_ANSWER: Duration = Duration::from_secs(1);
 /// While another plugin is in the way and none is seen to listen: it must be seen to leave within a second.
@@ -111,6 +114,7 @@ impl Life {
         let mut backoff = Backoff::default();
         let mut stop = self.stop.clone();
         let mut said = String::new();
+        let began = self.desk.clock.now().monotonic;
         if !self.advertised.is_empty() {
             tokio::time::sleep(AFTER_CLOSING).await;
         }
@@ -119,7 +123,7 @@ impl Life {
             let mut registered_at = None;
             let kubelet = Identity::of(&sockets::kubelet_socket(&self.directory));
             let ended = tokio::select! {
-                ended = self.round(kubelet, &mut server, &mut registered_at) => Some(ended),
+                ended = self.round(kubelet, began, &mut server, &mut registered_at) => Some(ended),
                 _ = stop.wait_for(Option::is_some) => None,
             };
             // Ours goes first: an older kubelet that sees it go later would take it for the new one.
@@ -155,6 +159,7 @@ impl Life {
     async fn round(
         &mut self,
         kubelet: Option<Identity>,
+        began: Monotonic,
         server: &mut Option<Server>,
         registered_at: &mut Option<Monotonic>,
     ) -> Ended {
@@ -165,6 +170,7 @@ impl Life {
         if self.desk.config.on_conflict() == OnConflict::Wait {
             self.until_free().await;
         }
+        self.until_checked(began).await;
         let resource = self.resource();
         let name = sockets::fresh_name(&resource);
         let server = match Server::start(&self.directory, &name, self.desk.clone()) {
@@ -186,8 +192,7 @@ impl Life {
         if let Err(error) = outcome {
             return Ended::Register(error);
         }
-        let registered = self.desk.clock.now().monotonic;
-        *registered_at = Some(registered);
+        *registered_at = Some(self.desk.clock.now().monotonic);
         self.desk.record.registered();
         tracing::info!(%resource, devices = self.desk.offer.borrow().devices.len(), "registered with the kubelet");
         let listed = tokio::time::timeout(self.deadlines.list, server.watched());
@@ -202,7 +207,7 @@ impl Life {
             }
             let now = self.desk.clock.now().monotonic;
             doubt.others(sockets::of_others(&self.directory, &resource, server.path()), now);
-            if doubt.is_forgotten(&self.kubelet.borrow_and_update(), &self.desk.offer.borrow(), registered) {
+            if doubt.is_forgotten(&self.kubelet.borrow_and_update(), &self.desk.offer.borrow()) {
                 return Ended::Forgotten;
             }
             let look_in = doubt.look_at().map(|at| at.since(now));
@@ -216,7 +221,10 @@ impl Life {
                 }
                 () = server.stream_lost() => return Ended::StreamLost,
                 outcome = &mut listed, if !is_listed => match outcome {
-                    Ok(()) => is_listed = true,
+                    Ok(()) => {
+                        is_listed = true;
+                        doubt.sent(self.desk.clock.now().monotonic);
+                    }
                     Err(_) => return Ended::NotListed(self.deadlines.list),
                 },
             }
@@ -258,6 +266,19 @@ impl Life {
             }
             live_before = Some(live);
         }
+    }
+
+    /// Until every device has a verdict, for some time after the life `began`. A kubelet that knows the resource already is
+    /// told at once.
+    async fn until_checked(&mut self, began: Monotonic) {
+        if !self.advertised.is_empty() {
+            return;
+        }
+        let is_unchecked = |health: &Result<(), Withheld>| health.as_ref().is_err_and(Withheld::is_unchecked);
+        let checked = |offer: &Arc<Offer>| !offer.devices.iter().any(|device| is_unchecked(&device.health));
+        let left = FIRST_CHECK.saturating_sub(self.desk.clock.now().monotonic.since(began));
+        // Late is told as it is, and an error is the agent ending.
+        let _ = tokio::time::timeout(left, self.desk.offer.wait_for(checked)).await;
     }
 
     /// Who else has the resource now.

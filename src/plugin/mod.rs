@@ -12,8 +12,10 @@ mod convert;
 mod doubt;
 mod entry;
 mod health;
+mod host;
 mod layout;
 mod lifecycle;
+mod looks;
 mod mps;
 mod node;
 mod nvidia_config;
@@ -37,10 +39,10 @@ pub use config::{
     NamePatterns, NewName, NodeGroup, NvidiaConfig, OnConflict, PathConfig, PreStartCheck, Preferred, Replication,
     ResourceConfig, ResourceReplication, SharedDevices, Sharing, SimulatedConfig,
 };
-pub use entry::Surroundings;
+pub use host::Surroundings;
 pub use node::{MigCapabilities, NodeFacts, control_nodes};
 pub use nvidia_config::{NvidiaConfigError, parse as parse_nvidia_config};
-pub use offer::{Answer, DeviceNode, Hardware, Mount, Offer, OfferedDevice, Refusal};
+pub use offer::{Answer, DeviceNode, Hardware, Mount, Offer, OfferedDevice, Refusal, Withheld};
 pub use offers::{Offers, merge, offers};
 pub use run::{Neighbours, Settings, run, run_reloading};
 pub use values::{Bytes, DeviceReference, Reach, resource_name};

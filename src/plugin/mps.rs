@@ -1,9 +1,12 @@
 //! NVIDIA's MPS control daemon, which somebody else runs: whether it is there for a resource.
 
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::config::{NvidiaConfig, Sharing};
-use super::{Offer, paths::Roots};
+use super::{Offer, OfferedDevice, Withheld, paths::Roots};
+use crate::model::{ResourceName, WithheldReason};
 
 /// What a daemon that serves has in the directory of its resource. NVIDIA's container makes the first when compute mode
 /// and limits are set, and takes it away when it ends; the daemon itself takes away the last.
@@ -15,20 +18,27 @@ impl NvidiaConfig {
     }
 }
 
+/// The resources with shared devices whose daemon is not there, and why.
+pub fn missing(nvidia: &NvidiaConfig, roots: &Roots, offers: &[Offer]) -> BTreeMap<ResourceName, Arc<str>> {
+    let shared = |offer: &&Offer| nvidia.shares_through_mps() && offer.devices.iter().any(OfferedDevice::is_slot);
+    let missing = |offer: &Offer| {
+        Some((offer.resource.clone(), sign_missing(&nvidia.mps_root, roots, offer.resource.as_str())?.into()))
+    };
+    offers.iter().filter(shared).filter_map(missing).collect()
+}
+
 /// The offer with its shared devices unhealthy where their daemon is not there: a container would start without it, and
 /// its first CUDA call fail. A daemon that was killed leaves its signs behind, and is not seen to be gone.
-pub fn judged(nvidia: &NvidiaConfig, roots: &Roots, mut offer: Offer) -> Offer {
-    if !nvidia.shares_through_mps() || !offer.devices.iter().any(super::OfferedDevice::is_slot) {
-        return offer;
-    }
-    let Some(reason) = missing(&nvidia.mps_root, roots, offer.resource.as_str()) else { return offer };
+pub fn judged(mut offer: Offer, missing: &BTreeMap<ResourceName, Arc<str>>) -> Offer {
+    let Some(detail) = missing.get(&offer.resource) else { return offer };
+    let withheld = Withheld::new(WithheldReason::Mps, Arc::clone(detail));
     for device in offer.devices.iter_mut().filter(|device| device.is_slot() && device.health.is_ok()) {
-        device.health = Err(reason.clone());
+        device.health = Err(withheld.clone());
     }
     offer
 }
 
-fn missing(root: &Path, roots: &Roots, resource: &str) -> Option<String> {
+fn sign_missing(root: &Path, roots: &Roots, resource: &str) -> Option<String> {
     let directory = root.join(resource);
     let missing = SIGNS.iter().find(|sign| !roots.inside(&directory.join(sign)).exists())?;
     Some(format!(
@@ -55,15 +65,20 @@ mod tests {
         let config = nvidia(&format!("sharing: {{mps: {{replicas: 2, perGpu: {{\"{}\": 1}}}}}}", uuid(1)));
         let ResourceConfig::Nvidia(nvidia) = &config else { panic!("of kind nvidia") };
         let offer = offers(&config, &inventory((0..2).map(|index| gpu(index, None))), &[]).offers.remove(0);
-        let health = || -> Vec<Result<(), String>> {
-            judged(nvidia, &roots, offer.clone()).devices.into_iter().map(|device| device.health).collect()
+        let health = || -> Vec<Result<(), Withheld>> {
+            judged(offer.clone(), &missing(nvidia, &roots, std::slice::from_ref(&offer)))
+                .devices
+                .into_iter()
+                .map(|device| device.health)
+                .collect()
         };
         let own = host.path().join("run/nvidia/mps/nvidia.com/gpu");
         fs::create_dir_all(own.join("pipe")).unwrap();
         for sign in [".started", "pipe/control", "pipe/nvidia-cuda-mps-control.pid"] {
             let now = health();
-            let reason = now[0].clone().unwrap_err();
-            assert!(reason.contains(&format!("no /run/nvidia/mps/nvidia.com/gpu/{sign};")), "{reason}");
+            let Withheld { reason, detail } = now[0].clone().unwrap_err();
+            assert_eq!(reason, WithheldReason::Mps);
+            assert!(detail.contains(&format!("no /run/nvidia/mps/nvidia.com/gpu/{sign};")), "{detail}");
             assert_eq!((now[1].is_err(), now[2].is_ok()), (true, true), "{now:?}");
             fs::write(own.join(sign), "").unwrap();
         }
@@ -78,6 +93,6 @@ mod tests {
         let ResourceConfig::Nvidia(nvidia) = &config else { panic!("of kind nvidia") };
         let offer = offers(&config, &inventory([gpu(0, None)]), &[]).offers.remove(0);
         let nowhere = Roots { host: "/nonexistent".into(), dev: "/nonexistent".into(), sys: "/nonexistent".into() };
-        assert_eq!(judged(nvidia, &nowhere, offer.clone()), offer);
+        assert_eq!(missing(nvidia, &nowhere, &[offer]), BTreeMap::new());
     }
 }

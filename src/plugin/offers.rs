@@ -6,8 +6,8 @@ use super::config::{MigStrategy, NvidiaConfig, Replication, ResourceConfig, Shar
 use super::paths::Found;
 use super::pattern::fits;
 use super::values::{DeviceReference, resource_name};
-use super::{Hardware, Offer, OfferedDevice};
-use crate::model::{DeviceId, Gpu, Inventory, MigDevice, ResourceName};
+use super::{Hardware, Offer, OfferedDevice, Withheld};
+use crate::model::{DeviceId, Gpu, Inventory, MigDevice, ResourceName, UnhealthyReason, WithheldReason};
 
 /// Characters of a device's id: the API's own limit, which the kubelet does not check.
 pub const LONGEST_ID: usize = 63;
@@ -65,29 +65,53 @@ pub fn offers(config: &ResourceConfig, inventory: &Inventory, found: &[Found]) -
 }
 
 /// `now`, with everything of `previous` that is no longer there as unhealthy: a device that the kubelet was told of
-/// never leaves the list, since the kubelet looks it up without asking whether it still has it.
+/// never leaves the list, since the kubelet looks it up without asking whether it still has it. Where a list grows too
+/// long, new devices stay out of it.
 #[must_use]
-pub fn merge(previous: &[Offer], now: Vec<Offer>) -> Vec<Offer> {
+pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Offers {
     let mut merged: BTreeMap<ResourceName, BTreeMap<DeviceId, OfferedDevice>> = BTreeMap::new();
     for offer in previous {
         let devices = merged.entry(offer.resource.clone()).or_default();
         for device in &offer.devices {
-            let gone = OfferedDevice { health: Err("it is no longer there".to_owned()), ..device.clone() };
+            let gone = OfferedDevice { health: Err(gone(&device.hardware, inventory)), ..device.clone() };
             devices.insert(device.id.clone(), gone);
         }
     }
+    let mut problems = vec![];
     for offer in now {
-        let devices = merged.entry(offer.resource).or_default();
-        devices.extend(offer.devices.into_iter().map(|device| (device.id.clone(), device)));
+        let Offer { resource, devices: offered } = offer;
+        let devices = merged.entry(resource.clone()).or_default();
+        let (known, new): (Vec<_>, Vec<_>) = offered.into_iter().partition(|device| devices.contains_key(&device.id));
+        let room = MOST_DEVICES.saturating_sub(devices.len());
+        if new.len() > room {
+            problems.push(format!(
+                "{resource} has {} devices, those that are gone and still listed among them, and only {MOST_DEVICES} are \
+                 offered: a longer list is more than the 4 MiB that the kubelet takes; give fewer replicas",
+                devices.len() + new.len()
+            ));
+        }
+        devices.extend(known.into_iter().chain(new.into_iter().take(room)).map(|device| (device.id.clone(), device)));
     }
     let offer = |(resource, devices): (_, BTreeMap<_, _>)| Offer { resource, devices: devices.into_values().collect() };
-    merged.into_iter().map(offer).collect()
+    Offers { offers: merged.into_iter().map(offer).collect(), problems }
+}
+
+/// A GPU that is there and no longer has the device lost it to a change of layout.
+fn gone(hardware: &Hardware, inventory: &Inventory) -> Withheld {
+    let detail = "it is no longer there";
+    match hardware.gpu() {
+        None => Withheld::new(WithheldReason::Unplugged, detail),
+        Some(gpu) if inventory.gpus.get(gpu).is_some_and(|gpu| gpu.present) => {
+            Withheld::new(WithheldReason::Layout, detail)
+        }
+        Some(_) => Withheld::judged(UnhealthyReason::Lost, detail),
+    }
 }
 
 impl Offer {
     /// With the verdict on the hardware behind each device, where the device is not already unhealthy.
     #[must_use]
-    pub fn judged(mut self, verdict: impl Fn(&Hardware) -> Result<(), String>) -> Self {
+    pub fn judged(mut self, verdict: impl Fn(&Hardware) -> Result<(), Withheld>) -> Self {
         for device in self.devices.iter_mut().filter(|device| device.health.is_ok()) {
             device.health = verdict(&device.hardware);
         }
@@ -219,8 +243,9 @@ fn instance(gpu: &Gpu, mig: &MigDevice) -> OfferedDevice {
     }
 }
 
-fn presence(gpu: &Gpu) -> Result<(), String> {
-    if gpu.present { Ok(()) } else { Err(format!("{} is lost: the driver no longer finds it", gpu.uuid)) }
+fn presence(gpu: &Gpu) -> Result<(), Withheld> {
+    let lost = || format!("{} is lost: the driver no longer finds it", gpu.uuid);
+    if gpu.present { Ok(()) } else { Err(Withheld::judged(UnhealthyReason::Lost, lost())) }
 }
 
 fn share(nvidia: &NvidiaConfig, devices: Vec<Named>, problems: &mut Vec<String>) -> Vec<Named> {
@@ -328,15 +353,6 @@ fn by_resource(devices: Vec<Named>, problems: &mut Vec<String>) -> Vec<Offer> {
         }
         resources.entry(resource).or_default().insert(device.id.clone(), device);
     }
-    let offer = |(resource, devices): (ResourceName, BTreeMap<_, _>)| {
-        let (total, most) = (devices.len(), MOST_DEVICES);
-        if total > most {
-            problems.push(format!(
-                "{resource} has {total} devices, and only the first {most} are offered: a longer list is more than the \
-                 4 MiB that the kubelet takes; give fewer replicas"
-            ));
-        }
-        Offer { resource, devices: devices.into_values().take(most).collect() }
-    };
+    let offer = |(resource, devices): (_, BTreeMap<_, _>)| Offer { resource, devices: devices.into_values().collect() };
     resources.into_iter().map(offer).collect()
 }

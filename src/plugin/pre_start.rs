@@ -15,8 +15,8 @@ pub fn check(
             return Err(("unknown_device", format!("device {id} is not one of this resource's")));
         };
         let device = &offer.devices[place];
-        if let Err(reason) = &device.health {
-            return Err(("unhealthy", format!("device {id} is unhealthy: {reason}")));
+        if let Err(withheld) = &device.health {
+            return Err(("unhealthy", format!("device {id} is unhealthy: {}", withheld.detail)));
         }
         if rules.no_processes
             && !device.is_slot()
@@ -77,8 +77,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::model::{DeviceReadings, Medium, Monotonic, Stamped};
-    use crate::plugin::{Bytes, OfferedDevice};
+    use crate::model::{DeviceReadings, Medium, Monotonic, Stamped, UnhealthyReason};
+    use crate::plugin::{Bytes, OfferedDevice, Withheld};
 
     #[test]
     fn a_device_in_use_an_ill_one_and_an_unknown_one_are_refused_with_the_reason() {
@@ -88,7 +88,11 @@ mod tests {
             health,
             hardware: Hardware::Gpu { uuid: id.into(), index: 0, minor: None },
         };
-        let devices = vec![device("GPU-a", Ok(())), device("GPU-b", Err("lost".into())), device("GPU-c", Ok(()))];
+        let devices = vec![
+            device("GPU-a", Ok(())),
+            device("GPU-b", Err(Withheld::judged(UnhealthyReason::Lost, "lost"))),
+            device("GPU-c", Ok(())),
+        ];
         let offer = Offer { resource: "nvidia.com/gpu".into(), devices };
         let memory = MemoryUse { used: 90, free: 10, reserved: None, total: 100 };
         let value = Medium { memory: Some(memory), ..Medium::default() };

@@ -1,22 +1,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 
-use super::entry::{Entry, Facts, Surroundings};
+use super::entry::Entry;
+use super::host::{Facts, Seen, Surroundings, Wanted};
 use super::lifecycle::{Deadlines, Life, Lived};
+use super::looks::Looks;
 use super::record::Record;
 use super::server::Desk;
 use super::sockets::{self, Identity};
-use super::{Hardware, Offer, OfferedDevice, ResourceConfig};
+use super::{Offer, OfferedDevice, ResourceConfig, Withheld};
 use crate::clock::Clock;
-use crate::model::{DeviceId, HardwareState, HealthState, KubeletState, PluginState, ResourceName, UnhealthyReason};
+use crate::model::{DeviceId, HardwareState, HealthState, KubeletState, Monotonic, PluginState, ResourceName};
 
-/// Device nodes, and other daemons, come and go without telling anybody.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Ids in one line of the log.
+const NAMED: usize = 8;
 
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -67,7 +68,8 @@ pub async fn run_reloading(
     beside.spawn(sockets::watch_directory(settings.directory.clone(), changes));
     beside.spawn(count_kubelets(settings.directory.clone(), changed.clone(), publish.clone()));
     let mut room = Room {
-        settings,
+        directory: settings.directory,
+        looks: Looks::new(settings.surroundings),
         clock,
         neighbours,
         publish,
@@ -82,11 +84,12 @@ pub async fn run_reloading(
         () = room.serve(resources, stop) => {}
         _ = beside.join_next() => {}
     }
-    room.entries.into_values().for_each(Entry::end);
+    room.looks.end().await;
 }
 
 struct Room {
-    settings: Settings,
+    directory: PathBuf,
+    looks: Looks,
     clock: Clock,
     neighbours: Neighbours,
     publish: watch::Sender<Arc<PluginState>>,
@@ -108,12 +111,16 @@ impl Room {
             let hardware = Arc::clone(&self.neighbours.hardware.borrow_and_update());
             let state = Arc::clone(&kubelet.borrow_and_update());
             let health = Arc::clone(&self.neighbours.health.borrow_and_update());
-            self.update(&hardware, &health, &state);
+            let now = self.clock.now().monotonic;
+            let changes_unasked = self.entries.values().any(Entry::needs_looking);
+            self.looks.begin(&self.wanted(&hardware), changes_unasked, now);
+            self.update(&hardware, &health, &state, now);
             let is_known = hardware.source == "none" || hardware.inventory.generation > 0 || hardware.problem.is_some();
-            if is_known && !self.publish.borrow().checked {
+            let may_begin = self.entries.values().all(|entry| entry.may_begin(&hardware, now));
+            if is_known && may_begin && !self.publish.borrow().checked {
                 self.publish.send_modify(|state| Arc::make_mut(state).checked = true);
             }
-            let looks = self.entries.values().any(Entry::needs_looking);
+            let look_in = self.looks.next(changes_unasked, now);
             let is_draining = self.entries.values().any(Entry::is_draining);
             tokio::select! {
                 changed = self.neighbours.hardware.changed() => if changed.is_err() { return },
@@ -123,10 +130,14 @@ impl Room {
                     Ok(()) => self.configure(&resources.borrow_and_update()),
                     Err(_) => may_reload = false,
                 },
-                () = tokio::time::sleep(LOOK_INTERVAL), if looks => {}
+                seen = self.looks.done() => match seen {
+                    Ok(seen) => self.see(seen),
+                    Err(error) => return broken(error),
+                },
+                () = tokio::time::sleep(look_in.unwrap_or_default()), if look_in.is_some() => {}
                 Some(lived) = self.lives.join_next() => match lived {
                     Ok(lived) => self.bury(lived),
-                    Err(_) => return,
+                    Err(error) => return broken(error),
                 },
                 _ = stop.wait_for(|stop| *stop) => break,
             }
@@ -146,10 +157,9 @@ impl Room {
                 None => made.push(config.clone()),
             }
         }
-        // Before the new ones are looked at: each may have written a file that another is to write.
-        before.into_values().for_each(Entry::end);
+        let now = self.clock.now().monotonic;
         for config in made {
-            self.entries.insert(self.entries_made, Entry::new(config));
+            self.entries.insert(self.entries_made, Entry::new(config, now));
             self.entries_made += 1;
         }
         for served in self.served.values_mut().filter(|served| !self.entries.contains_key(&served.entry)) {
@@ -157,12 +167,26 @@ impl Room {
         }
     }
 
+    fn wanted(&self, hardware: &HardwareState) -> BTreeMap<u64, Wanted> {
+        let wanted =
+            |entry: &Entry| Wanted { config: Arc::clone(&entry.config), inventory: Arc::clone(&hardware.inventory) };
+        self.entries.iter().map(|(number, entry)| (*number, wanted(entry))).collect()
+    }
+
+    /// An entry that is gone meanwhile needs nothing.
+    fn see(&mut self, seen: BTreeMap<u64, Seen>) {
+        for (number, seen) in seen {
+            if let Some(entry) = self.entries.get_mut(&number) {
+                entry.see(seen);
+            }
+        }
+    }
+
     /// Says what is offered now, ends what must begin anew, and begins what is not served.
-    fn update(&mut self, hardware: &HardwareState, health: &HealthState, kubelet: &KubeletState) {
-        let now = self.clock.now().monotonic;
-        let (mut begun, mut problems) = (vec![], BTreeSet::new());
+    fn update(&mut self, hardware: &HardwareState, health: &HealthState, kubelet: &KubeletState, now: Monotonic) {
+        let (mut begun, mut problems) = (vec![], BTreeSet::from_iter(self.looks.problem(now)));
         for (number, entry) in &mut self.entries {
-            entry.update(hardware, health, &self.settings.surroundings, now);
+            entry.update(hardware, health, now);
             for resource in entry.drop_drained(kubelet) {
                 // Not a shorter list on the living stream: a kubelet with an allocation under way looks its devices up
                 // unchecked and panics. Once our server is closed such an allocation fails, so the next registration may
@@ -172,10 +196,12 @@ impl Room {
                 }
             }
             problems.extend(entry.problems().iter().map(|problem| format!("{}: {problem}", entry.config.name())));
+            let (facts, may_begin) = (entry.facts(), entry.may_begin(hardware, now));
             for offer in entry.offers() {
                 match self.served.get_mut(&offer.resource) {
-                    Some(served) if served.entry == *number => served.update(offer, &entry.facts, health),
-                    None => begun.push((*number, offer.clone())),
+                    Some(served) if served.entry == *number => served.update(offer, &facts),
+                    None if may_begin => begun.push((*number, offer.clone())),
+                    None => {}
                     // Until that one has closed its server.
                     Some(served) if served.is_ending() => {}
                     Some(_) => drop(problems.insert(collision(&offer.resource))),
@@ -197,7 +223,7 @@ impl Room {
         let resource = offer.resource.clone();
         let record = Record::new(resource.clone(), self.clock, self.publish.clone());
         let (tell_offer, offers) = watch::channel(Arc::new(offer));
-        let (tell_facts, facts) = watch::channel(Arc::clone(&entry.facts));
+        let (tell_facts, facts) = watch::channel(entry.facts());
         let (stop, stopped) = watch::channel(None);
         let desk = Desk {
             config: Arc::clone(&entry.config),
@@ -212,8 +238,10 @@ impl Room {
         };
         record.begin(desk.prefers(), desk.pre_start_check().is_some(), desk.shares_through_mps());
         record.offered(&desk.offer.borrow());
+        // The devices are named when they are registered; what is withheld from the beginning is said here.
+        tell(&desk.offer.borrow().as_healthy(), &desk.offer.borrow());
         let life = Life {
-            directory: self.settings.directory.clone(),
+            directory: self.directory.clone(),
             desk,
             kubelet: self.neighbours.kubelet.clone(),
             changes: self.changed.clone(),
@@ -222,10 +250,7 @@ impl Room {
             deadlines: Deadlines::default(),
         };
         self.lives.spawn(life.run());
-        self.served.insert(
-            resource,
-            Served { entry: number, offer: tell_offer, facts: tell_facts, record, stop, reasons: BTreeMap::new() },
-        );
+        self.served.insert(resource, Served { entry: number, offer: tell_offer, facts: tell_facts, record, stop });
     }
 
     /// A life has ended as it was told to. Its resource begins anew at the next update, where it is still offered.
@@ -259,6 +284,13 @@ impl Room {
     }
 }
 
+/// A panic of a part is one of the whole: whoever runs the room is to hear of it.
+fn broken(error: JoinError) {
+    if let Ok(panic) = error.try_into_panic() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
 fn collision(resource: &ResourceName) -> String {
     format!(
         "{resource}: two entries of devicePlugin.resources offer it and the first to serve it keeps it; the devices of the \
@@ -273,12 +305,10 @@ struct Served {
     facts: watch::Sender<Arc<Facts>>,
     record: Record,
     stop: watch::Sender<Option<&'static str>>,
-    /// Why each unhealthy device is; none for those that were so from the beginning.
-    reasons: BTreeMap<DeviceId, UnhealthyReason>,
 }
 
 impl Served {
-    fn update(&mut self, offer: &Offer, facts: &Arc<Facts>, health: &HealthState) {
+    fn update(&mut self, offer: &Offer, facts: &Arc<Facts>) {
         // What it has told the kubelet stands until its server is closed.
         if self.is_ending() {
             return;
@@ -289,7 +319,7 @@ impl Served {
         let changed = **self.offer.borrow() != *offer;
         if changed {
             tell(&self.offer.borrow(), offer);
-            self.count_turns(offer, health);
+            self.count_turns(offer);
             self.record.offered(offer);
             self.offer.send_replace(Arc::new(offer.clone()));
         }
@@ -309,42 +339,63 @@ impl Served {
     }
 
     /// A device that is well again is counted under the reason for which it was not.
-    fn count_turns(&mut self, now: &Offer, health: &HealthState) {
-        let before = Arc::clone(&self.offer.borrow());
-        let known: BTreeMap<&DeviceId, bool> =
-            before.devices.iter().map(|device| (&device.id, device.health.is_ok())).collect();
-        for device in &now.devices {
-            let reason = device.health.is_err().then(|| super::health::reason(&device.hardware, health));
-            let was = match reason {
-                Some(reason) => self.reasons.insert(device.id.clone(), reason),
-                None => self.reasons.remove(&device.id),
-            };
-            match (known.get(&device.id), reason) {
-                (Some(true), Some(reason)) => self.record.turned("unhealthy", reason),
-                (Some(false), None) => self.record.turned("healthy", was.unwrap_or(UnhealthyReason::Unknown)),
+    fn count_turns(&self, now: &Offer) {
+        for (device, before) in beside(&self.offer.borrow(), now) {
+            match (before, &device.health) {
+                (Some(Ok(())), Err(withheld)) => self.record.turned("unhealthy", withheld.reason),
+                (Some(Err(withheld)), Ok(())) => self.record.turned("healthy", withheld.reason),
                 _ => {}
             }
         }
     }
 }
 
-/// Whoever judges GPUs tells of their verdicts.
+/// Each device with its health before.
+fn beside<'o>(
+    before: &'o Offer,
+    now: &'o Offer,
+) -> impl Iterator<Item = (&'o OfferedDevice, Option<&'o Result<(), Withheld>>)> {
+    let known: BTreeMap<&DeviceId, &Result<(), Withheld>> =
+        before.devices.iter().map(|device| (&device.id, &device.health)).collect();
+    now.devices.iter().map(move |device| (device, known.get(&device.id).copied()))
+}
+
+/// What turned, but for verdicts: whoever judges GPUs tells of those. One line for all devices of one reason.
 fn tell(before: &Offer, now: &Offer) {
-    let known: BTreeMap<&DeviceId, &OfferedDevice> = before.devices.iter().map(|device| (&device.id, device)).collect();
-    for device in &now.devices {
-        let resource = &now.resource;
-        let judged_here = matches!(device.hardware, Hardware::Nodes(_) | Hardware::Nothing);
-        match (known.get(&device.id).map(|before| &before.health), &device.health) {
-            (Some(Ok(())), Err(reason)) if judged_here => {
-                tracing::warn!(%resource, device = %device.id, reason, "unhealthy");
+    let resource = &now.resource;
+    let (mut new, mut worse, mut better) = (vec![], BTreeMap::new(), BTreeMap::new());
+    for (device, before) in beside(before, now) {
+        if before.is_none() {
+            new.push(&device.id);
+        }
+        let [was, is] = [before, Some(&device.health)]
+            .map(|health| health.and_then(|health| health.as_ref().err()).filter(|withheld| withheld.is_own()));
+        match (was, is) {
+            (was, Some(is)) if was.map(|was| was.reason) != Some(is.reason) => {
+                worse.entry((is.reason, &*is.detail)).or_insert_with(Vec::new).push(&device.id);
             }
-            (Some(Err(reason)), Ok(())) if judged_here => {
-                tracing::info!(%resource, device = %device.id, was = reason, "healthy again");
+            (Some(was), None) if device.health.is_ok() => {
+                better.entry((was.reason, &*was.detail)).or_insert_with(Vec::new).push(&device.id);
             }
-            (None, _) => tracing::info!(%resource, device = %device.id, "a new device"),
             _ => {}
         }
     }
+    if !new.is_empty() {
+        tracing::info!(%resource, devices = named(&new), "new devices");
+    }
+    for ((reason, detail), ids) in worse {
+        tracing::warn!(%resource, devices = named(&ids), reason = reason.as_str(), detail, "unhealthy");
+    }
+    for ((reason, was), ids) in better {
+        tracing::info!(%resource, devices = named(&ids), reason = reason.as_str(), was, "healthy");
+    }
+}
+
+/// The first of them, and how many more.
+fn named(ids: &[&DeviceId]) -> String {
+    let first: Vec<&str> = ids.iter().take(NAMED).map(|id| id.as_str()).collect();
+    let more = ids.len() - first.len();
+    if more == 0 { first.join(", ") } else { format!("{} and {more} more", first.join(", ")) }
 }
 
 /// Counts the kubelets that come after the first. Never ends.

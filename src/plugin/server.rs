@@ -14,7 +14,7 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::{Request, Response, Status, async_trait};
 
-use super::entry::Facts;
+use super::host::Facts;
 use super::preferred::{Question, prefer};
 use super::record::Record;
 use super::sockets::Identity;

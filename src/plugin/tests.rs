@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::{DeviceId, Gpu, Inventory, MigDevice};
+use crate::model::{DeviceId, Gpu, Inventory, MigDevice, UnhealthyReason};
 
 mod configuration;
 mod lifecycle;
@@ -363,15 +363,43 @@ fn a_device_never_leaves_the_list() {
     let config = nvidia("");
     let before = offers(&config, &four_gpus(), &[]).offers;
     let now = offers(&config, &inventory([gpu(1, None), gpu(5, None)]), &[]).offers;
-    let merged = merge(&before, now);
+    let merged = merge(&before, now, &inventory([gpu(1, None), gpu(5, None)])).offers;
     let health: Vec<_> =
         merged[0].devices.iter().map(|device| (device.id.to_string(), device.health.is_ok())).collect();
     let expected = [(uuid(0), false), (uuid(1), true), (uuid(2), false), (uuid(3), false), (uuid(5), true)];
     assert_eq!(health, expected);
+    // Another name for a GPU that is there takes its device away; without the GPU it is lost.
+    let partitioned = merge(&before, vec![], &inventory([gpu(1, Some(&["3g.40gb"]))])).offers;
+    let reasons = partitioned[0].devices.iter().map(|device| device.health.as_ref().unwrap_err().reason.as_str());
+    assert_eq!(reasons.collect::<Vec<_>>(), ["lost", "layout", "lost", "lost"]);
     // Back again, and a resource that is gone as a whole.
-    assert_eq!(merge(&before, vec![])[0].devices.len(), 4);
-    let back = merge(&merge(&before, vec![]), before.clone());
+    assert_eq!(merge(&before, vec![], &Inventory::default()).offers[0].devices.len(), 4);
+    let back = merge(&merge(&before, vec![], &four_gpus()).offers, before.clone(), &four_gpus()).offers;
     assert_eq!(back, before);
+}
+
+/// A longer list would end the stream, and the next one too.
+#[test]
+fn a_list_that_grows_too_long_leaves_new_devices_out() {
+    let offer = |numbers: std::ops::Range<usize>| {
+        let device = |number: usize| OfferedDevice {
+            id: DeviceId::new(format!("{number:06}")),
+            numa_nodes: BTreeSet::new(),
+            health: Ok(()),
+            hardware: Hardware::Nodes(vec![]),
+        };
+        Offer { resource: "example.com/nic".into(), devices: numbers.map(device).collect() }
+    };
+    let merge = |before: &[Offer], now| merge(before, vec![now], &Inventory::default());
+    // Those that come have the smaller ids.
+    let before = merge(&[], offer(20_000..50_000));
+    assert_eq!((before.offers[0].devices.len(), before.problems.len()), (30_000, 0));
+    let now = merge(&before.offers, offer(0..30_000));
+    let ids: BTreeSet<&str> = now.offers[0].devices.iter().map(|device| device.id.as_str()).collect();
+    assert_eq!(ids.len(), 40_000);
+    assert!(before.offers[0].devices.iter().all(|device| ids.contains(device.id.as_str())), "what was told stays");
+    assert!(now.problems[0].contains("example.com/nic has 50000 devices"), "{:?}", now.problems);
+    assert_eq!(merge(&[], offer(0..40_001)).offers[0].devices.len(), 40_000);
 }
 
 #[test]
@@ -379,7 +407,7 @@ fn a_verdict_makes_unhealthy_what_it_reaches() {
     let config = nvidia("sharing: {timeSlicing: {replicas: 2}}");
     let offered = offers(&config, &four_gpus(), &[]).offers.remove(0);
     let judged = offered.judged(|hardware| match hardware {
-        Hardware::Gpu { index: 2, .. } => Err("XID 79".to_owned()),
+        Hardware::Gpu { index: 2, .. } => Err(Withheld::judged(UnhealthyReason::Xid, "XID 79")),
         _ => Ok(()),
     });
     let unhealthy: Vec<_> = judged.devices.iter().filter(|device| device.health.is_err()).collect();

@@ -135,7 +135,10 @@ fn plugin() -> PluginState {
         prefers: true,
         preferred_durations: durations,
         preferred_fallbacks: BTreeMap::from([("links_unknown", 1)]),
-        health_transitions: BTreeMap::from([("unhealthy", BTreeMap::from([(UnhealthyReason::Lost, 1)]))]),
+        health_transitions: BTreeMap::from([(
+            "unhealthy",
+            BTreeMap::from([(WithheldReason::Judged(UnhealthyReason::Lost), 1)]),
+        )]),
         pre_starts: BTreeMap::from([("ok", 1), ("unhealthy", 0)]),
         ..PluginResource::default()
     };

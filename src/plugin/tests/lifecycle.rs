@@ -9,19 +9,30 @@ use tokio::task::JoinHandle;
 
 use super::entry;
 use crate::clock::Clock;
-use crate::model::{DeviceId, HardwareState, KubeletState, PluginResource, PluginState};
+use crate::model::{DeviceId, HardwareState, KubeletState, PluginResource, PluginState, UnhealthyReason};
 use crate::plugin::lifecycle::{Deadlines, Life};
 use crate::plugin::record::Record;
 use crate::plugin::server::Desk;
 use crate::plugin::sockets;
-use crate::plugin::{Hardware, Offer, OfferedDevice};
+use crate::plugin::{Hardware, Offer, OfferedDevice, Withheld};
 use crate::simulation::kubelet::{FakeKubelet, Method, Options};
 
 const TOY: &str = "example.com/toy";
 
+fn toy(health: Result<(), Withheld>) -> Offer {
+    let numa_nodes = std::collections::BTreeSet::new();
+    let device = OfferedDevice { id: DeviceId::new("toy-0"), numa_nodes, health, hardware: Hardware::Nothing };
+    Offer { resource: TOY.into(), devices: vec![device] }
+}
+
+fn unchecked() -> Offer {
+    toy(Err(Withheld::judged(UnhealthyReason::Unknown, "it has not been checked yet")))
+}
+
 /// A life with all that it hears.
 struct Lived {
     state: watch::Receiver<Arc<PluginState>>,
+    offer: watch::Sender<Arc<Offer>>,
     stop: watch::Sender<Option<&'static str>>,
     life: JoinHandle<crate::plugin::lifecycle::Lived>,
     beside: JoinHandle<()>,
@@ -37,6 +48,10 @@ impl Drop for Lived {
 
 impl Lived {
     fn begin(directory: &Path, deadlines: Deadlines) -> Self {
+        Self::offering(toy(Ok(())), directory, deadlines)
+    }
+
+    fn offering(first: Offer, directory: &Path, deadlines: Deadlines) -> Self {
         let clock = Clock::start();
         let (publish, state) = watch::channel(Arc::default());
         let (stop, stopped) = watch::channel(None);
@@ -46,15 +61,10 @@ impl Lived {
         let beside = tokio::spawn(sockets::watch_directory(directory.to_owned(), changes));
         let record = Record::new(TOY.into(), clock, publish);
         record.begin(false, false, false);
-        let device = OfferedDevice {
-            id: DeviceId::new("toy-0"),
-            numa_nodes: std::collections::BTreeSet::new(),
-            health: Ok(()),
-            hardware: Hardware::Nothing,
-        };
+        let (offer, offers) = watch::channel(Arc::new(first));
         let desk = Desk {
             config: Arc::new(entry(&format!("kind: simulated, name: {TOY}, devices: 1, onConflict: takeover"))),
-            offer: watch::channel(Arc::new(Offer { resource: TOY.into(), devices: vec![device] })).1,
+            offer: offers,
             facts: watch::channel(Arc::default()).1,
             hardware: readings,
             kubelet: answers.clone(),
@@ -72,7 +82,7 @@ impl Lived {
             advertised: std::collections::BTreeSet::new(),
             deadlines,
         };
-        Self { state, stop, life: tokio::spawn(life.run()), beside, _heard: (hardware, kubelet) }
+        Self { state, offer, stop, life: tokio::spawn(life.run()), beside, _heard: (hardware, kubelet) }
     }
 
     async fn until(&self, what: &str, condition: impl Fn(&PluginResource) -> bool) {
@@ -112,6 +122,30 @@ async fn a_kubelet_that_never_asks_for_the_list_is_registered_with_again() {
     lived.until("registered again", |state| state.registrations >= 2).await;
     kubelet.heal();
     assert!(kubelet.node_status_becomes(|status| status.get(TOY).is_some_and(|count| count.allocatable == 1)).await);
+}
+
+/// A kubelet would show each pod on it as ill for that moment.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_has_not_been_checked_yet_is_not_told_to_the_kubelet() {
+    let root = tempfile::tempdir().unwrap();
+    let kubelet = FakeKubelet::start(root.path(), Options::default()).await.unwrap();
+    let lived = Lived::offering(unchecked(), &kubelet.device_plugin_directory(), Deadlines::default());
+    let registered = lived.until("registered", |state| state.registered);
+    assert!(tokio::time::timeout(Duration::from_millis(300), registered).await.is_err(), "it is waited for");
+    lived.offer.send_replace(Arc::new(toy(Ok(()))));
+    lived.until("registered", |state| state.registered).await;
+    assert!(kubelet.node_status_becomes(|status| status.get(TOY).is_some_and(|count| count.allocatable == 1)).await);
+    assert_eq!(lived.state.borrow().resources[&TOY.into()].registrations, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_check_that_does_not_come_is_not_waited_for_longer_than_that() {
+    let root = tempfile::tempdir().unwrap();
+    let kubelet = FakeKubelet::start(root.path(), Options::default()).await.unwrap();
+    let lived = Lived::offering(unchecked(), &kubelet.device_plugin_directory(), Deadlines::default());
+    assert!(kubelet.node_status_becomes(|status| status.get(TOY).is_some_and(|count| count.capacity == 1)).await);
+    assert!(!kubelet.listed(TOY).unwrap()["toy-0"]);
+    drop(lived);
 }
 
 /// As a restarted kubelet does before it makes its own socket; it would then look for ours for ten seconds.

@@ -1,0 +1,339 @@
+//! What each entry must know of the host: device nodes, capabilities, places on the bus, CDI specifications, signs of MPS.
+//! It is read, and our CDI specification written, on a blocking thread: a file may hang, and then nobody waits for it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::cdi::{self, Specifications, Written};
+use super::paths::{self, Found, Roots};
+use super::{
+    DeviceListStrategy, MigCapabilities, NodeFacts, NvidiaConfig, Offer, ResourceConfig, control_nodes, mps, offers,
+};
+use crate::model::{Gpu, GpuUuid, Inventory, PciBusId, ResourceName};
+use crate::preference::{PciGpu, Place, Topology};
+
+/// Where this process sees the host.
+#[derive(Clone, Debug)]
+pub struct Surroundings {
+    pub roots: Roots,
+    pub proc: PathBuf,
+    /// The runtime's directories of CDI specifications; ours goes into the last.
+    pub cdi: Vec<PathBuf>,
+}
+
+/// What the answers to the kubelet must know of the host.
+#[derive(Debug, Default)]
+pub struct Facts {
+    pub node: NodeFacts,
+    pub topology: Topology,
+}
+
+/// What to look for.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    pub config: Arc<ResourceConfig>,
+    pub inventory: Arc<Inventory>,
+}
+
+/// What was seen for one entry.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    /// Of the inventory that was looked with.
+    pub generation: u64,
+    pub found: Vec<Found>,
+    /// The same allocation while nothing has changed.
+    pub facts: Arc<Facts>,
+    /// The resources that NVIDIA's MPS control daemon does not serve, and why.
+    pub without_mps: BTreeMap<ResourceName, Arc<str>>,
+    /// Why our CDI specification is not there.
+    pub problem: Option<String>,
+}
+
+/// What is kept from one look to the next. Entries have numbers.
+#[derive(Debug)]
+pub struct Host {
+    around: Surroundings,
+    specifications: Specifications,
+    entries: BTreeMap<u64, Kept>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    /// Of the inventory that the topology is of.
+    generation: Option<u64>,
+    facts: Arc<Facts>,
+    /// Our CDI specification.
+    written: Option<(String, Written)>,
+}
+
+impl NvidiaConfig {
+    /// Whether its answers name device nodes, or a specification of them.
+    fn names_nodes(&self) -> bool {
+        self.uses_cdi() || self.pass_device_specs || self.includes(DeviceListStrategy::DeviceNodes)
+    }
+}
+
+/// Whether what the host has for it may change without a word from the hardware: it is then looked at every second.
+pub fn changes_unasked(config: &ResourceConfig) -> bool {
+    match config {
+        ResourceConfig::Path(_) => true,
+        ResourceConfig::Nvidia(nvidia) => nvidia.shares_through_mps() || nvidia.names_nodes(),
+        ResourceConfig::Simulated(_) => false,
+    }
+}
+
+impl Host {
+    pub fn new(around: Surroundings) -> Self {
+        Self { around, specifications: Specifications::default(), entries: BTreeMap::new() }
+    }
+
+    /// Looks for all that is `wanted`, and takes back what was written for what no longer is.
+    pub fn look(&mut self, wanted: &BTreeMap<u64, Wanted>) -> BTreeMap<u64, Seen> {
+        // First: each may have written a file that another is to write.
+        for (_, kept) in self.entries.extract_if(.., |number, _| !wanted.contains_key(number)) {
+            kept.end();
+        }
+        if wanted.values().any(|wanted| matches!(&*wanted.config, ResourceConfig::Nvidia(nvidia) if nvidia.uses_cdi()))
+        {
+            self.specifications.look(&self.around.cdi);
+        }
+        wanted.iter().map(|(number, wanted)| (*number, self.look_for(*number, wanted))).collect()
+    }
+
+    fn look_for(&mut self, number: u64, wanted: &Wanted) -> Seen {
+        let seen = Seen { generation: wanted.inventory.generation, ..Seen::default() };
+        match &*wanted.config {
+            ResourceConfig::Simulated(_) => seen,
+            ResourceConfig::Path(path) => Seen { found: paths::find(path, &self.around.roots), ..seen },
+            ResourceConfig::Nvidia(nvidia) => {
+                let kept = self.entries.entry(number).or_default();
+                // Unhealthy in these are the devices that are not there, and no others.
+                let offers = offers(&wanted.config, &wanted.inventory, &[]).offers;
+                kept.learn(nvidia, &wanted.inventory, &offers, &self.around, &self.specifications);
+                let problem = kept.specify(nvidia, &offers, &self.around, &self.specifications);
+                let without_mps = mps::missing(nvidia, &self.around.roots, &offers);
+                Seen { facts: Arc::clone(&kept.facts), without_mps, problem, ..seen }
+            }
+        }
+    }
+}
+
+impl Kept {
+    fn learn(
+        &mut self,
+        nvidia: &NvidiaConfig,
+        inventory: &Inventory,
+        offers: &[Offer],
+        around: &Surroundings,
+        specifications: &Specifications,
+    ) {
+        let is_same = self.generation == Some(inventory.generation);
+        if is_same && !nvidia.names_nodes() {
+            return;
+        }
+        let node = NodeFacts {
+            control_nodes: control_nodes(&around.roots.inside(&nvidia.device_root.join("dev"))),
+            mig_capabilities: MigCapabilities::read(&around.proc),
+            cdi: if nvidia.uses_cdi() { specifications.vendors(offers).cloned() } else { None },
+        };
+        if is_same && self.facts.node == node {
+            return;
+        }
+        let topology = if is_same { self.facts.topology.clone() } else { topology(inventory, around) };
+        self.facts = Arc::new(Facts { node, topology });
+        self.generation = Some(inventory.generation);
+    }
+
+    /// CDI answers need a specification: ours where the vendor has none. Where the vendor has one later, ours stays for
+    /// the containers that were promised it, without the names that both would describe. Returns what went wrong.
+    fn specify(
+        &mut self,
+        nvidia: &NvidiaConfig,
+        offers: &[Offer],
+        around: &Surroundings,
+        specifications: &Specifications,
+    ) -> Option<String> {
+        let directory = around.cdi.last()?;
+        if !nvidia.uses_cdi() || offers.is_empty() || (self.facts.node.cdi.is_some() && self.written.is_none()) {
+            return None;
+        }
+        let Some(text) = cdi::specification(nvidia, offers, &self.facts.node, &specifications.described()) else {
+            self.take_back();
+            return None;
+        };
+        if self.written.as_ref().is_some_and(|(before, written)| *before == text && written.is_there()) {
+            return None;
+        }
+        match cdi::write(directory, &text) {
+            Ok(written) => self.written = Some((text, written)),
+            Err(error) => return Some(format!("no CDI specification: {error}")),
+        }
+        None
+    }
+
+    fn take_back(&mut self) {
+        if let Some((_, written)) = self.written.take()
+            && let Err(error) = written.remove()
+        {
+            tracing::warn!(%error, "our CDI specification stays behind");
+        }
+    }
+
+    fn end(mut self) {
+        self.take_back();
+    }
+}
+
+/// From where the GPUs sit on the PCI bus, and from the NVLinks between each two. A GPU that sysfs does not have is
+/// without links.
+fn topology(inventory: &Inventory, around: &Surroundings) -> Topology {
+    let devices = around.roots.sys.join("bus/pci/devices");
+    let gpu = |gpu: &Gpu| {
+        let path = gpu.pci_bus_id.as_ref().and_then(|id| std::fs::canonicalize(devices.join(id.as_str())).ok());
+        PciGpu {
+            uuid: gpu.uuid.clone(),
+            place: Place { index: gpu.index, numa_node: gpu.numa_node.map(i64::from) },
+            path: path.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
+        }
+    };
+    let gpus: Vec<PciGpu> = inventory.gpus.values().map(gpu).collect();
+    Topology::from_pci(&gpus, &nv_links(inventory))
+}
+
+/// Links that lead straight to another GPU, as each end tells: (teller, other) → links. Those into switches count for no
+/// pair, as in NVIDIA's allocator (`GetNVLink` of go-gpuallocator compares remote bus ids with GPUs' alone): they make
+/// all pairs equal, and where the GPUs sit on the PCI bus decides.
+fn nv_links(inventory: &Inventory) -> BTreeMap<(GpuUuid, GpuUuid), u32> {
+    let by_bus_id: BTreeMap<&PciBusId, &GpuUuid> = inventory
+        .gpus
+        .values()
+        .filter(|gpu| gpu.present)
+        .filter_map(|gpu| Some((gpu.pci_bus_id.as_ref()?, &gpu.uuid)))
+        .collect();
+    let mut links = BTreeMap::new();
+    for gpu in inventory.gpus.values() {
+        for (bus_id, count) in gpu.nvlink_peers.iter().flat_map(|peers| &peers.by_bus_id) {
+            if let Some(other) = by_bus_id.get(bus_id) {
+                links.insert((gpu.uuid.clone(), (*other).clone()), *count);
+            }
+        }
+    }
+    links
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::NvLinkPeers;
+    use crate::plugin::tests::{gpu, inventory, nvidia, uuid};
+    use crate::preference::{Candidate, FallbackReason, Request, choose_gpus};
+
+    #[test]
+    fn gpus_with_nvlinks_between_them_are_given_together() {
+        let root = tempfile::tempdir().unwrap();
+        let devices = root.path().join("bus/pci/devices");
+        std::fs::create_dir_all(&devices).unwrap();
+        let place = |index: u32| format!("0000:{:02x}:00.0", 0x10 + index);
+        let linked = |pairs: &[(u32, u32)], switch_links| {
+            let gpu = |index| {
+                let others = pairs.iter().filter_map(|(one, other)| (*one == index).then_some(*other));
+                let by_bus_id = others.map(|other| (PciBusId::new(place(other)), 4)).collect();
+                let nvlink_peers = Some(NvLinkPeers { by_bus_id, switch_links });
+                Gpu { pci_bus_id: Some(PciBusId::new(place(index))), nvlink_peers, ..gpu(index, None) }
+            };
+            let gpus = (0..4).map(gpu).map(|gpu| (gpu.uuid.clone(), gpu)).collect();
+            Inventory { gpus, ..Inventory::default() }
+        };
+        for index in 0..4 {
+            let own = root.path().join(format!("pci0000:00/0000:00:0{index}.0/{}", place(index)));
+            std::fs::create_dir_all(&own).unwrap();
+            std::os::unix::fs::symlink(own, devices.join(place(index))).unwrap();
+        }
+        let around = Surroundings {
+            roots: Roots { host: "/".into(), dev: "/dev".into(), sys: root.path().to_owned() },
+            proc: "/nonexistent".into(),
+            cdi: vec![],
+        };
+        let two = |inventory: &Inventory| {
+            let topology = topology(inventory, &around);
+            let candidate = |gpu: &Gpu| Candidate { id: gpu.uuid.as_str().into(), gpu: gpu.uuid.clone() };
+            let available = inventory.gpus.values().map(candidate).collect();
+            let choice =
+                choose_gpus(&Request { available, must_include: vec![], size: 2 }, &topology, &BTreeMap::new());
+            let index = |id: &crate::model::DeviceId| inventory.gpus[&GpuUuid::from(id.as_str())].index;
+            (choice.ids.iter().map(index).collect::<Vec<_>>(), choice.fallback.map(FallbackReason::as_str))
+        };
+        let both_ends = linked(&[(0, 2), (2, 0), (1, 3), (3, 1)], 0);
+        assert_eq!(two(&both_ends), (vec![0, 2], None));
+        assert_eq!(two(&linked(&[], 18)), (vec![0, 1], None), "links into switches tell no pair from another");
+        let one_end = linked(&[(0, 2)], 0);
+        assert_eq!(two(&one_end).1, Some("links_asymmetric"));
+        let mut gone = both_ends;
+        gone.gpus.values_mut().find(|gpu| gpu.index == 2).unwrap().present = false;
+        assert_eq!(nv_links(&gone).len(), 3, "nobody is linked to a GPU that has left");
+    }
+
+    /// A host with nothing but what a test puts there.
+    fn empty(root: &std::path::Path) -> Surroundings {
+        std::fs::create_dir_all(root.join("dev")).unwrap();
+        Surroundings {
+            roots: Roots { host: root.into(), dev: root.join("dev"), sys: root.join("sys") },
+            proc: root.join("proc"),
+            cdi: vec![root.join("cdi")],
+        }
+    }
+
+    fn wanted(text: &str, inventory: Inventory) -> BTreeMap<u64, Wanted> {
+        [(7, Wanted { config: Arc::new(nvidia(text)), inventory: Arc::new(inventory) })].into()
+    }
+
+    #[test]
+    fn a_node_that_appears_late_is_seen_without_a_word_from_the_driver() {
+        let root = tempfile::tempdir().unwrap();
+        let mut host = Host::new(empty(root.path()));
+        let wanted = wanted("passDeviceSpecs: true", inventory([gpu(0, None)]));
+        let mut look = || host.look(&wanted).remove(&7).unwrap().facts;
+        let first = look();
+        assert!(first.node.control_nodes.is_empty());
+        assert!(Arc::ptr_eq(&first, &look()), "nothing has changed");
+        std::fs::write(root.path().join("dev/nvidia-uvm"), "").unwrap();
+        assert_eq!(look().node.control_nodes, ["/dev/nvidia-uvm"]);
+    }
+
+    #[test]
+    fn a_vendors_specification_that_comes_later_takes_the_place_of_ours() {
+        let root = tempfile::tempdir().unwrap();
+        let around = empty(root.path());
+        let directory = around.cdi[0].clone();
+        std::fs::create_dir(&directory).unwrap();
+        let vendors = directory.join("nvidia.json");
+        let describe = |names: &[&str]| {
+            let devices: Vec<_> = names.iter().map(|name| serde_json::json!({ "name": name })).collect();
+            let text = serde_json::json!({ "kind": cdi::OUR_KIND, "devices": devices }).to_string();
+            std::fs::write(&vendors, text).unwrap();
+        };
+        let ours = || {
+            let mut files = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path());
+            files.find(|file| *file != vendors).map(|file| std::fs::read_to_string(file).unwrap())
+        };
+        let mut host = Host::new(around);
+        let gone = Gpu { present: false, ..gpu(2, None) };
+        let wanted = wanted("deviceListStrategy: cdi-cri", inventory([gpu(0, None), gpu(1, None), gone]));
+        // Of the layout before: a file that does not describe a GPU that is there is none to use, checked or not.
+        describe(&["0"]);
+        let mut look = || host.look(&wanted).remove(&7).unwrap().facts.node.cdi.clone().map(|found| found.file);
+        assert_eq!(look(), None);
+        let text = ours().expect("our own");
+        assert!(text.contains(&uuid(1)) && !text.contains("\"0\""), "{text}");
+        describe(&["0", "1"]);
+        assert_eq!(look(), Some(vendors.clone()), "the GPU that is gone need not be described");
+        let text = ours().expect("for containers that were promised it");
+        assert!(text.contains(&uuid(1)) && !text.contains("\"1\""), "no name twice: {text}");
+        std::fs::remove_file(&vendors).unwrap();
+        assert_eq!(look(), None);
+        assert!(ours().unwrap().contains("\"1\""));
+        assert!(host.look(&BTreeMap::new()).is_empty());
+        assert_eq!(ours(), None, "nobody wants it any more");
+    }
+}
