@@ -431,9 +431,15 @@ fn first(resources: &[Resource]) -> Vec<Start> {
             start("research", "notebook", Kind::Notebook, resource_name, 1),
             start("team-vision", "render", Kind::Batch, resource_name, 1),
         ];
-        // One whole GPU stays free, so that the page has something to give.
-        let take = if slots > 1 { (slots - 1).min(wanted.len()) } else { slots };
-        starts.extend(wanted.into_iter().take(take));
+        let is_shared = resource.devices.iter().any(|device| device.id.contains("::"));
+        let take = match slots {
+            // More pods than GPUs, and slots left.
+            _ if is_shared => slots * 5 / 8,
+            0 | 1 => slots,
+            // One device stays free, so that the page has something to give.
+            _ => (slots - 1).min(wanted.len()),
+        };
+        starts.extend(wanted.into_iter().cycle().take(take));
     }
     starts
 }
