@@ -246,7 +246,7 @@ async fn an_operators_mark_reaches_the_kubelet_and_so_does_its_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_release_lets_the_library_go_and_keeps_every_verdict() {
+async fn a_release_lets_the_library_go_and_keeps_every_verdict_until_a_reset() {
     let node = SickNode::start(eight_gpus(), QUICK).await;
     node.until_unhealthy(GPU, &[]).await;
     node.inject(1, json!([{"sequence": 1, "xid": 119}]));
@@ -264,10 +264,25 @@ async fn a_release_lets_the_library_go_and_keeps_every_verdict() {
 
     assert_eq!(node.running.get("/-/healthy").status, 200);
     assert_eq!(node.driver.calls(), calls, "left alone");
+    // Closed and opened again, nothing has been reset. The fake's counter forgets, unlike a driver's, what came before.
+    node.driver.update(|state| {
+        for gpu in state["gpus"].as_array_mut().unwrap() {
+            gpu["energy_millijoules"] = json!(50_000_000);
+        }
+    });
     assert_eq!(node.post("/resume", "").status, 200);
-    // What was opened anew is the evidence that the XID waited for.
-    node.until_unhealthy(GPU, &[]).await;
     node.until_page("readings", |page| page.count("podmeter_device_power_watts", &[]) == 8);
+    // Several times the hold-down.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(node.unhealthy(GPU), [uuid(1)]);
+
+    assert_eq!(node.post("/release", "").status, 200);
+    node.driver.update(|state| {
+        state["generation"] = json!(2);
+        state["gpus"][1]["energy_millijoules"] = json!(1_000);
+    });
+    assert_eq!(node.post("/resume", "").status, 200);
+    node.until_unhealthy(GPU, &[]).await;
     node.assert_others_never_turned(&[1]);
 }
 

@@ -248,7 +248,11 @@ impl Fleet {
     }
 
     pub fn readings(&self, now: Monotonic) -> BTreeMap<GpuUuid, Arc<DeviceReadings>> {
-        let readings = |member: &Member| Arc::new(member.record.readings(now, self.staleness));
+        let readings = |member: &Member| {
+            let asked = member.busy.map(|(since, _)| since);
+            let unlisted = member.record.lost && !member.listed;
+            Arc::new(DeviceReadings { asked, unlisted, ..member.record.readings(now, self.staleness) })
+        };
         self.members.iter().map(|(uuid, member)| (uuid.clone(), readings(member))).collect()
     }
 

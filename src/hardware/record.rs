@@ -5,6 +5,9 @@ use super::process_work;
 use super::source::{Integrals, Pass, Verdict};
 use crate::model::{DeviceReadings, Fast, Medium, Monotonic, Slow, Stamped, Totals};
 
+/// More than any GPU draws.
+const CREDIBLE_MILLIWATTS: f64 = 10_000_000.0;
+
 /// Everything known about one GPU over the agent's life: it outlives readers, sessions and losses.
 #[derive(Debug, Default)]
 pub struct Record {
@@ -13,6 +16,9 @@ pub struct Record {
     fast: Option<Stamped<Fast>>,
     medium: Option<Stamped<Medium>>,
     slow: Option<Stamped<Slow>>,
+    /// The driver's counter of energy when last believed, in millijoules.
+    energy_counter: Option<(Monotonic, u64)>,
+    resets: u64,
     pub stuck: bool,
     pub lost: bool,
     seen: bool,
@@ -34,6 +40,7 @@ impl Record {
             self.totals.uncovered_seconds += at.since(self.totals.through).as_secs_f64();
         }
         self.seen = true;
+        self.notice_reset(at, pass.energy_counter);
         self.totals.through = self.totals.through.max(at);
         self.add(at, pass.integrals);
         if let Some(value) = pass.fast {
@@ -47,6 +54,19 @@ impl Record {
             self.monotone.slow(&mut value);
             self.slow = Some(Stamped { at, value });
         }
+    }
+
+    /// A counter that falls has begun anew, and what it counts with it. One that leaps has gone astray.
+    fn notice_reset(&mut self, at: Monotonic, counter: Option<u64>) {
+        let Some(counter) = counter else { return };
+        if let Some((then, before)) = self.energy_counter {
+            let credible = CREDIBLE_MILLIWATTS * (at.since(then).as_secs_f64() + 1.0);
+            if counter.saturating_sub(before) as f64 > credible {
+                return;
+            }
+            self.resets += u64::from(counter < before);
+        }
+        self.energy_counter = Some((at, counter));
     }
 
     fn add(&mut self, at: Monotonic, integrals: Integrals) {
@@ -78,6 +98,8 @@ impl Record {
             slow: current(self.slow.as_ref(), now, staleness.slow),
             stuck: self.stuck,
             lost: self.lost,
+            resets: self.resets,
+            ..DeviceReadings::default()
         }
     }
 }
@@ -118,6 +140,25 @@ mod tests {
         assert_eq!(readings.totals.uncovered_seconds, 6.0);
         assert_eq!(readings.totals.energy_joules, None);
         assert_eq!(readings.totals.through, Monotonic::from_secs(10));
+    }
+
+    #[test]
+    fn a_counter_of_energy_that_falls_is_a_reset_and_nothing_else_is() {
+        let mut record = Record::default();
+        for (second, counter, resets) in [
+            (1, Some(5_000), 0),
+            (2, Some(905_000), 0),
+            (3, None, 0),
+            (60, Some(905_000), 0),
+            (61, Some(700), 1),
+            (62, Some(u64::MAX), 1),
+            (63, Some(1_400), 1),
+            (4_000, Some(9_000_000), 1),
+        ] {
+            let at = Monotonic::from_secs(second);
+            record.take(at, true, Pass { energy_counter: counter, ..Pass::default() });
+            assert_eq!(record.readings(at, STALENESS).resets, resets, "at {second}");
+        }
     }
 
     #[test]

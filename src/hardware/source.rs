@@ -96,6 +96,8 @@ pub struct Due {
 pub struct Pass {
     pub verdict: Verdict,
     pub integrals: Integrals,
+    /// Millijoules since the driver was loaded or the GPU reset, as the driver counts them: a fall tells of either.
+    pub energy_counter: Option<u64>,
     pub fast: Option<Fast>,
     pub medium: Option<Medium>,
     pub slow: Option<Slow>,

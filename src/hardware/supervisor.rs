@@ -1,5 +1,6 @@
 //! One thread that never calls the driver: it gives orders, keeps deadlines, merges and publishes.
 
+mod loads;
 mod publication;
 mod session;
 
@@ -11,6 +12,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tracing::info;
 
+use self::loads::Loads;
 use super::fleet::Fleet;
 use super::listener::{Listener, Notice};
 use super::mailbox::Mailbox;
@@ -76,6 +78,7 @@ pub struct Supervisor {
     releases: Releases,
     phase: Phase,
     sessions: u64,
+    loads: Loads,
     reopen: Duration,
     fleet: Fleet,
     rounds: Rounds,
@@ -118,6 +121,7 @@ impl Supervisor {
             releases: Releases::default(),
             phase,
             sessions: 0,
+            loads: Loads::default(),
             reopen,
             fleet,
             rounds: Rounds::default(),
@@ -243,6 +247,7 @@ impl Supervisor {
                 match *opened {
                     Ok(opened) => self.adopt_session(opened, now),
                     Err(failure) => {
+                        self.loads.refused(failure.code);
                         self.fail(&failure);
                         self.phase = Phase::Closed { retry: now + self.reopen };
                         self.reopen = (self.reopen * 2).min(self.settings.reopen.1);
@@ -257,6 +262,7 @@ impl Supervisor {
                     Some(Ok((inventory, problems))) if matches!(self.phase, Phase::Open { .. }) => {
                         info!(gpus = inventory.gpus.len(), "the layout of the GPUs has changed");
                         self.count(&problems);
+                        self.loads.found(inventory.driver.as_ref());
                         self.fleet.adopt(inventory, false, now);
                         self.judge_inventory();
                         if let Some(listener) = &self.listener {

@@ -48,6 +48,7 @@ impl Supervisor {
         info!(source = self.source, gpus = inventory.gpus.len(), "the driver is open");
         self.count(&problems);
         self.sessions += 1;
+        self.loads.found(inventory.driver.as_ref());
         self.fleet.adopt(inventory, true, now);
         self.judge_inventory();
         self.rounds.restart();
