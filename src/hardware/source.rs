@@ -15,7 +15,8 @@ pub trait Driver: Send + 'static {
 
 /// An open driver. Dropping it closes the driver, so it is leaked while a reader is stuck inside a call.
 pub trait Session: Send + Sync {
-    /// All GPUs that answer. One that refuses is a problem, not an error.
+    /// All GPUs that answer. One that refuses is a problem, not an error; one that ceased to answer on the way is given
+    /// as not present, with what it said before.
     fn inventory(&self) -> Result<(Inventory, Vec<Problem>), Failure>;
 
     /// What one worker thread reads one GPU with.
