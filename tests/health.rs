@@ -190,6 +190,31 @@ async fn a_lost_gpu_that_answers_again_comes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn while_all_gpus_are_lost_the_log_says_so_once() {
+    let node = SickNode::start(eight_gpus(), QUICK).await;
+    node.until_unhealthy(GPU, &[]).await;
+    let lose = |lost: bool| {
+        node.driver.update(|state| {
+            for gpu in state["gpus"].as_array_mut().unwrap() {
+                gpu["lost"] = json!(lost);
+            }
+        });
+    };
+    lose(true);
+    node.until_unhealthy(GPU, &(0..8).map(uuid).collect::<Vec<_>>()).await;
+    let openings = node.calls("nvmlInit_v2");
+    node.until_page("three more openings", |_| node.calls("nvmlInit_v2") >= openings + 3);
+    let log = node.running.log();
+    let said = |text: &str| log.matches(text).count();
+    assert_eq!(said("no device readings"), 1, "{log}");
+    assert!(said("the driver is open") <= 2, "{log}");
+    let row = node.cause(0)["detail"].to_string();
+    assert!(row.contains("lost") && !row.contains("lists"), "{row}");
+    lose(false);
+    node.until_unhealthy(GPU, &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_row_that_cannot_be_replaced_takes_the_gpu_for_good() {
     let mut node = SickNode::start(eight_gpus(), QUICK).await;
     node.until_unhealthy(GPU, &[]).await;
