@@ -57,7 +57,7 @@ async fn an_xid_79_takes_every_slot_of_its_gpu_and_a_reload_brings_them_back() {
     let status = node.kubelet.allocated_resources_status("team", "trainer");
     assert_eq!(status, [("main".to_owned(), GPU.to_owned(), holder, false)]);
 
-    node.driver.update(|state| state["generation"] = json!(2));
+    node.reload();
     node.until_unhealthy(GPU, &[]).await;
     node.until_page("readings", |page| page.count("podmeter_device_power_watts", &[]) == 8);
     node.assert_others_never_turned(&[sick]);
@@ -129,7 +129,7 @@ async fn a_storm_of_a_hundred_thousand_events_is_counted_to_the_last_and_leaves_
 async fn a_reload_of_the_driver_turns_nothing() {
     let node = SickNode::start(eight_gpus(), QUICK).await;
     node.until_unhealthy(GPU, &[]).await;
-    node.driver.update(|state| state["generation"] = json!(2));
+    node.reload();
     node.until_page("the end of the session", |page| {
         page.count("podmeter_nvml_errors_total", &["code=\"uninitialized\""]) > 0
     });
@@ -202,12 +202,17 @@ async fn while_all_gpus_are_lost_the_log_says_so_once() {
     };
     lose(true);
     node.until_unhealthy(GPU, &(0..8).map(uuid).collect::<Vec<_>>()).await;
-    let openings = node.calls("nvmlInit_v2");
-    node.until_page("three more openings", |_| node.calls("nvmlInit_v2") >= openings + 3);
+    let sessions = |hardware: &Value| hardware["sessions"].as_u64().unwrap();
+    let before = sessions(&node.hardware());
+    node.until_page("three more openings", |_| {
+        let hardware = node.hardware();
+        assert!(hardware["problem"].as_str().is_some_and(|problem| problem.contains("lost")), "{hardware}");
+        sessions(&hardware) >= before + 3
+    });
     let log = node.running.log();
     let said = |text: &str| log.matches(text).count();
     assert_eq!(said("no device readings"), 1, "{log}");
-    assert!(said("the driver is open") <= 2, "{log}");
+    assert!(said("the driver is open") <= 2 && said("no longer lists") == 0, "{log}");
     let row = node.cause(0)["detail"].to_string();
     assert!(row.contains("lost") && !row.contains("lists"), "{row}");
     lose(false);
@@ -226,7 +231,7 @@ async fn a_row_that_cannot_be_replaced_takes_the_gpu_for_good() {
     node.until_page("the reason", |page| {
         page.value("podmeter_device_unhealthy_reason", &[&on_gpu(2), "reason=\"row_remap_failed\""]) == Some(1.0)
     });
-    node.driver.update(|state| state["generation"] = json!(2));
+    node.reload();
     node.restart().await;
     node.until_unhealthy(GPU, &[uuid(2)]).await;
 }
@@ -302,10 +307,7 @@ async fn a_release_lets_the_library_go_and_keeps_every_verdict_until_a_reset() {
     assert_eq!(node.unhealthy(GPU), [uuid(1)]);
 
     assert_eq!(node.post("/release", "").status, 200);
-    node.driver.update(|state| {
-        state["generation"] = json!(2);
-        state["gpus"][1]["energy_millijoules"] = json!(1_000);
-    });
+    node.reload();
     assert_eq!(node.post("/resume", "").status, 200);
     node.until_unhealthy(GPU, &[]).await;
     node.assert_others_never_turned(&[1]);
@@ -351,7 +353,7 @@ async fn under_manual_recovery_a_gpu_waits_for_an_unmark() {
     node.until_unhealthy(GPU, &[]).await;
     node.inject(1, json!([{"sequence": 1, "xid": 119}]));
     node.until_unhealthy(GPU, &[uuid(1)]).await;
-    node.driver.update(|state| state["generation"] = json!(2));
+    node.reload();
     node.until_page("the reason has ended", |_| node.cause(1)["clears"].to_string().contains("unmarked"));
     assert_eq!(node.unhealthy(GPU), [uuid(1)]);
     assert_eq!(node.post("/unmark", r#"{"device": "1"}"#).status, 200);

@@ -108,7 +108,9 @@ impl Fleet {
                 found.gpus.insert(uuid.clone(), gone);
             }
             if member.listed {
-                warn!(gpu = %uuid, "the driver no longer lists this GPU, or gets no answer from it");
+                if !member.record.lost {
+                    warn!(gpu = %uuid, "the driver no longer lists this GPU, or gets no answer from it");
+                }
                 member.unlisted = !member.record.lost;
                 (member.generation, member.retry) = (self.generation, now + member.retry_wait);
             }
