@@ -212,7 +212,7 @@ async fn while_all_gpus_are_lost_the_log_says_so_once() {
     let log = node.running.log();
     let said = |text: &str| log.matches(text).count();
     assert_eq!(said("no device readings"), 1, "{log}");
-    assert!(said("the driver is open") <= 2 && said("no longer lists") == 0, "{log}");
+    assert!(said("the driver is open source") <= 2 && said("no longer lists") == 0, "{log}");
     let row = node.cause(0)["detail"].to_string();
     assert!(row.contains("lost") && !row.contains("lists"), "{row}");
     lose(false);
