@@ -154,6 +154,27 @@ fn a_driver_without_gpus_on_a_node_with_gpus_is_a_fault() {
 }
 
 #[test]
+fn a_partitioned_gpu_that_is_lost_half_way_keeps_its_layout() {
+    let mig = json!({"mig": {"enabled": true, "instances": [{"gpu_instance": 7}, {"gpu_instance": 8}]}});
+    let fake = FakeNvml::start(json!({"gpus": [mig, {}]}));
+    let hardware = run(&fake);
+    let before = wait(&hardware, "readings", |state| has_fast(state, 0) && has_fast(state, 1));
+    assert_eq!(before.inventory.gpus[&gpu(0)].mig_devices.len(), 2);
+    // Handle and UUID are still given, and with the third GPU everything is listed anew.
+    fake.update(|state| {
+        state["gpus"][0]["fail"] = json!({"nvmlDeviceGetMigMode": 15});
+        state["gpus"].as_array_mut().unwrap().push(json!({}));
+    });
+    let state = wait(&hardware, "the new GPU", |state| has_fast(state, 2));
+    let (known, now) = (&before.inventory.gpus[&gpu(0)], &state.inventory.gpus[&gpu(0)]);
+    assert_eq!((&now.mig_devices, now.mig_enabled), (&known.mig_devices, Some(true)));
+    fake.update(|state| state["gpus"][0]["fail"] = json!({}));
+    let state = wait(&hardware, "all of it", |state| state.inventory.gpus[&gpu(0)].present);
+    assert_eq!(state.inventory.gpus[&gpu(0)].mig_devices, known.mig_devices);
+    hardware.stop();
+}
+
+#[test]
 fn a_library_that_does_not_load_says_why() {
     let fake = FakeNvml::start(machine(1));
     std::fs::write(fake.library_path(), "not a library").unwrap();

@@ -63,7 +63,7 @@ impl Driver for Script {
         self.set(|acts| {
             if acts.absent {
                 let reason = "there is no driver".to_owned();
-                return Err(Failure { call: "open", code: "absent", reason, remedy: "install one" });
+                return Err(Failure { call: "open", code: "driver_not_loaded", reason, remedy: "install one" });
             }
             acts.sessions += 1;
             acts.open_sessions += 1;
@@ -140,7 +140,8 @@ impl Reader for ScriptedReader {
         let late = if was_stuck { acts.late.take() } else { None };
         let verdict = late.or_else(|| acts.verdicts.get(&self.gpu).copied()).unwrap_or_default();
         if verdict != Verdict::Answers {
-            let problems = vec![Problem { call: "read", code: "refused" }];
+            let code = if acts.gpus.contains(&self.gpu) { "gpu_is_lost" } else { "not_found" };
+            let problems = vec![Problem { call: "read", code }];
             return Pass { verdict, problems, ..Pass::default() };
         }
         let elapsed = self.last.replace(now).map_or(0.0, |last| now.monotonic.since(last.monotonic).as_secs_f64());
@@ -154,7 +155,7 @@ impl Reader for ScriptedReader {
                 ecc: vec![EccLocation { location: "dram", corrected, uncorrected: None }],
                 ..Slow::default()
             }),
-            problems: Vec::new(),
+            ..Pass::default()
         }
     }
 }
@@ -206,7 +207,7 @@ fn a_driver_that_comes_later_is_found_and_the_wait_is_explained() {
     let hardware = run(&script);
     let state = wait(&hardware, "a problem", |state| state.problem.is_some());
     assert_eq!(state.problem.as_deref(), Some("there is no driver; install one"));
-    assert!(state.readings.is_empty() && state.errors["open"]["absent"] >= 1);
+    assert!(state.readings.is_empty() && state.errors["open"]["driver_not_loaded"] >= 1);
     script.set(|acts| acts.absent = false);
     let state = wait(&hardware, "readings", |state| has_fast(state, 0));
     assert_eq!(state.problem, None);
@@ -220,6 +221,7 @@ fn a_lost_gpu_costs_its_own_readings_and_comes_back() {
     wait(&hardware, "readings of all", |state| (0..3).all(|number| has_fast(state, number)));
     script.set(|acts| acts.verdicts.insert(gpu(1), Verdict::Lost));
     let state = wait(&hardware, "the loss", |state| state.readings[&gpu(1)].lost);
+    assert!(!state.readings[&gpu(1)].unlisted, "it is on the list");
     assert!(!has_fast(&state, 1) && has_fast(&state, 0) && has_fast(&state, 2));
     assert!(!state.inventory.gpus[&gpu(1)].present && state.inventory.gpus[&gpu(0)].present);
     let before = busy(&state, 0);
@@ -248,6 +250,48 @@ fn a_stuck_gpu_is_marked_and_the_others_go_on() {
     script.set(|acts| acts.stuck = None);
     let state = wait(&hardware, "the return", |state| has_fast(state, 0));
     assert!(!state.readings[&gpu(0)].stuck && !state.collectors["fast"].stuck);
+    hardware.stop();
+}
+
+#[test]
+fn a_gpu_that_answers_after_the_first_round_is_not_kept_for_the_next() {
+    let script = Script::new(2);
+    script.set(|acts| acts.stuck = Some(gpu(1)));
+    let minutes = Duration::from_secs(600);
+    let settings = Settings { sample_interval: minutes, medium_interval: minutes, watchdog: minutes, ..quick() };
+    let hardware = start(Box::new(script.clone()), settings, Clock::start());
+    let state = wait(&hardware, "the first round", |state| has_fast(state, 0));
+    let readings = &state.readings[&gpu(1)];
+    assert!(readings.asked.is_some() && !readings.stuck && readings.fast.is_none());
+    script.set(|acts| acts.stuck = None);
+    let state = wait(&hardware, "the straggler", |state| has_fast(state, 1));
+    assert!(state.readings[&gpu(1)].asked.is_none());
+    hardware.stop();
+}
+
+#[test]
+fn only_a_driver_that_was_away_has_been_loaded_anew() {
+    let script = Script::new(2);
+    let hardware = run(&script);
+    let state = wait(&hardware, "readings", |state| has_fast(state, 1));
+    assert_eq!(state.driver_loads, 1);
+    script.set(|acts| acts.verdicts = [(gpu(1), Verdict::SessionOver)].into());
+    wait(&hardware, "the end", |state| state.problem.is_some());
+    script.set(|acts| acts.verdicts.clear());
+    let state = wait(&hardware, "readings again", |state| has_fast(state, 1) && state.problem.is_none());
+    assert!(state.sessions >= 2);
+    assert_eq!(state.driver_loads, 1);
+    script.set(|acts| {
+        acts.absent = true;
+        acts.verdicts = [(gpu(1), Verdict::SessionOver)].into();
+    });
+    wait(&hardware, "a refusal", |state| state.errors.contains_key("open"));
+    script.set(|acts| {
+        acts.absent = false;
+        acts.verdicts.clear();
+    });
+    let state = wait(&hardware, "readings again", |state| has_fast(state, 1));
+    assert_eq!(state.driver_loads, 2);
     hardware.stop();
 }
 
@@ -331,7 +375,8 @@ fn a_gpu_that_is_added_or_removed_changes_the_inventory() {
         acts.layout_changed = true;
     });
     let state =
-        wait(&hardware, "the removal", |state| state.inventory.gpus.get(&gpu(0)).is_some_and(|gpu| !gpu.present));
+        wait(&hardware, "the removal", |state| state.readings.get(&gpu(0)).is_some_and(|readings| readings.unlisted));
+    assert!(!state.inventory.gpus[&gpu(0)].present);
     assert_eq!(state.inventory.visible(), 1);
     hardware.stop();
 }

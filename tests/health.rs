@@ -58,7 +58,7 @@ async fn an_xid_79_takes_every_slot_of_its_gpu_and_a_reload_brings_them_back() {
     let status = node.kubelet.allocated_resources_status("team", "trainer");
     assert_eq!(status, [("main".to_owned(), GPU.to_owned(), holder, false)]);
 
-    node.driver.update(|state| state["generation"] = json!(2));
+    node.reload();
     node.until_unhealthy(GPU, &[]).await;
     node.until_page("readings", |page| page.count("podmeter_device_power_watts", &[]) == 8);
     node.assert_others_never_turned(&[sick]);
@@ -130,7 +130,7 @@ async fn a_storm_of_a_hundred_thousand_events_is_counted_to_the_last_and_leaves_
 async fn a_reload_of_the_driver_turns_nothing() {
     let node = SickNode::start(eight_gpus(), QUICK).await;
     node.until_unhealthy(GPU, &[]).await;
-    node.driver.update(|state| state["generation"] = json!(2));
+    node.reload();
     node.until_page("the end of the session", |page| {
         page.count("podmeter_nvml_errors_total", &["code=\"uninitialized\""]) > 0
     });
@@ -191,6 +191,36 @@ async fn a_lost_gpu_that_answers_again_comes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn while_all_gpus_are_lost_the_log_says_so_once() {
+    let node = SickNode::start(eight_gpus(), QUICK).await;
+    node.until_unhealthy(GPU, &[]).await;
+    let lose = |lost: bool| {
+        node.driver.update(|state| {
+            for gpu in state["gpus"].as_array_mut().unwrap() {
+                gpu["lost"] = json!(lost);
+            }
+        });
+    };
+    lose(true);
+    node.until_unhealthy(GPU, &(0..8).map(uuid).collect::<Vec<_>>()).await;
+    let sessions = |hardware: &Value| hardware["sessions"].as_u64().unwrap();
+    let before = sessions(&node.hardware());
+    node.until_page("three more openings", |_| {
+        let hardware = node.hardware();
+        assert!(hardware["problem"].as_str().is_some_and(|problem| problem.contains("lost")), "{hardware}");
+        sessions(&hardware) >= before + 3
+    });
+    let log = node.running.log();
+    let said = |text: &str| log.matches(text).count();
+    assert_eq!(said("no device readings"), 1, "{log}");
+    assert!(said("the driver is open source") <= 2 && said("no longer lists") == 0, "{log}");
+    let row = node.cause(0)["detail"].to_string();
+    assert!(row.contains("lost") && !row.contains("lists"), "{row}");
+    lose(false);
+    node.until_unhealthy(GPU, &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_row_that_cannot_be_replaced_takes_the_gpu_for_good() {
     let mut node = SickNode::start(eight_gpus(), QUICK).await;
     node.until_unhealthy(GPU, &[]).await;
@@ -202,7 +232,7 @@ async fn a_row_that_cannot_be_replaced_takes_the_gpu_for_good() {
     node.until_page("the reason", |page| {
         page.value("podmeter_device_unhealthy_reason", &[&on_gpu(2), "reason=\"row_remap_failed\""]) == Some(1.0)
     });
-    node.driver.update(|state| state["generation"] = json!(2));
+    node.reload();
     node.restart().await;
     node.until_unhealthy(GPU, &[uuid(2)]).await;
 }
@@ -265,7 +295,7 @@ async fn an_operators_mark_reaches_the_kubelet_and_so_does_its_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_release_lets_the_library_go_and_keeps_every_verdict() {
+async fn a_release_lets_the_library_go_and_keeps_every_verdict_until_a_reset() {
     let node = SickNode::start(eight_gpus(), QUICK).await;
     node.until_unhealthy(GPU, &[]).await;
     node.inject(1, json!([{"sequence": 1, "xid": 119}]));
@@ -283,10 +313,22 @@ async fn a_release_lets_the_library_go_and_keeps_every_verdict() {
 
     assert_eq!(node.running.get("/-/healthy").status, 200);
     assert_eq!(node.driver.calls(), calls, "left alone");
+    // Closed and opened again, nothing has been reset. The fake's counter forgets, unlike a driver's, what came before.
+    node.driver.update(|state| {
+        for gpu in state["gpus"].as_array_mut().unwrap() {
+            gpu["energy_millijoules"] = json!(50_000_000);
+        }
+    });
     assert_eq!(node.post("/resume", "").status, 200);
-    // What was opened anew is the evidence that the XID waited for.
-    node.until_unhealthy(GPU, &[]).await;
     node.until_page("readings", |page| page.count("podmeter_device_power_watts", &[]) == 8);
+    // Several times the hold-down.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(node.unhealthy(GPU), [uuid(1)]);
+
+    assert_eq!(node.post("/release", "").status, 200);
+    node.reload();
+    assert_eq!(node.post("/resume", "").status, 200);
+    node.until_unhealthy(GPU, &[]).await;
     node.assert_others_never_turned(&[1]);
 }
 
@@ -330,7 +372,7 @@ async fn under_manual_recovery_a_gpu_waits_for_an_unmark() {
     node.until_unhealthy(GPU, &[]).await;
     node.inject(1, json!([{"sequence": 1, "xid": 119}]));
     node.until_unhealthy(GPU, &[uuid(1)]).await;
-    node.driver.update(|state| state["generation"] = json!(2));
+    node.reload();
     node.until_page("the reason has ended", |_| node.cause(1)["clears"].to_string().contains("unmarked"));
     assert_eq!(node.unhealthy(GPU), [uuid(1)]);
     assert_eq!(node.post("/unmark", r#"{"device": "1"}"#).status, 200);

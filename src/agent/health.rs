@@ -207,7 +207,7 @@ mod tests {
         }
 
         /// One GPU, which has just said this.
-        fn say(&self, sessions: u64, recovery_action: u32) {
+        fn say(&self, driver_loads: u64, recovery_action: u32) {
             let gpu = Gpu {
                 uuid: GPU.into(),
                 index: 0,
@@ -230,7 +230,7 @@ mod tests {
             let readings = DeviceReadings { slow, ..DeviceReadings::default() };
             self.hardware.send_replace(Arc::new(HardwareState {
                 source: "nvml",
-                sessions,
+                driver_loads,
                 inventory: Arc::new(Inventory { generation: 1, driver: None, gpus: [(GPU.into(), gpu)].into() }),
                 readings: [(GPU.into(), Arc::new(readings))].into(),
                 ..HardwareState::default()

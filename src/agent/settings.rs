@@ -88,6 +88,35 @@ pub struct Reloadable {
 }
 
 impl Settings {
+    /// Keys of the configuration file that differ in `other` and take a restart.
+    #[must_use]
+    pub fn restart_needed_for(&self, other: &Self) -> Vec<&'static str> {
+        fn shown(settings: &Settings) -> [(&'static str, String); 17] {
+            let text = |value: &dyn std::fmt::Debug| format!("{value:?}");
+            [
+                ("listen", text(&settings.listen)),
+                ("adminSocket", text(&settings.admin_socket)),
+                ("nodeName", text(&settings.node_name)),
+                ("podResourcesSocket or kubeletRoot", text(&settings.pod_resources_socket)),
+                ("devicePluginDir or kubeletRoot", text(&settings.device_plugin_directory)),
+                ("hardware", text(&settings.hardware)),
+                ("nvmlLibrary or driverRoot", text(&settings.nvml)),
+                ("sampleInterval", text(&settings.sample_interval)),
+                ("procRoot", text(&settings.proc_root)),
+                ("sysRoot", text(&settings.sys_root)),
+                ("devRoot", text(&settings.dev_root)),
+                ("podLogsRoot", text(&settings.pod_logs_root)),
+                ("processAttribution", text(&settings.process_attribution)),
+                ("podLabels", text(&settings.pod_labels)),
+                ("nvmlCallDurations", text(&settings.nvml_call_durations)),
+                ("logFormat", text(&settings.log_format)),
+                ("health", text(&settings.health)),
+            ]
+        }
+        let differ = shown(self).into_iter().zip(shown(other)).filter(|(one, two)| one != two);
+        differ.map(|((key, _), _)| key).collect()
+    }
+
     pub(super) fn driver(&self, clock: Clock) -> Option<Box<dyn hardware::Driver>> {
         match self.hardware {
             HardwareSource::Nvml if self.nvml_call_durations => {

@@ -67,10 +67,15 @@ fn run(command: Command) -> Result<(), Failed> {
 fn run_agent(arguments: AgentArguments) -> Result<(), Failed> {
     let settings = settings::resolve(arguments.clone()).map_err(usage)?;
     let log = logging::start(settings.log_format, &settings.reloadable.log_level);
+    let started = settings.clone();
     let reload = Box::new(move || {
-        let reloadable = settings::resolve(arguments.clone()).map_err(|error| error.to_string())?.reloadable;
-        log.set_level(&reloadable.log_level);
-        Ok(reloadable)
+        let reread = settings::resolve(arguments.clone()).map_err(|error| error.to_string())?;
+        let keys = started.restart_needed_for(&reread);
+        if !keys.is_empty() {
+            tracing::warn!(keys = keys.join(", "), "these have changed and take a restart of podmeter");
+        }
+        log.set_level(&reread.reloadable.log_level);
+        Ok(reread.reloadable)
     });
     block_on(agent::run(settings, reload))?.map_err(|error| match error {
         AgentError::Bind(error) => Failed(BIND, error.to_string()),

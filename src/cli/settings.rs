@@ -156,6 +156,20 @@ mod tests {
     }
 
     #[test]
+    fn what_a_reload_does_not_change_is_named() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let file = directory.path().join("podmeter.yaml");
+        let read = |text: &str| {
+            std::fs::write(&file, text).expect("written");
+            resolve(AgentArguments { config: Some(file.clone()), ..AgentArguments::default() }).expect("valid")
+        };
+        let before = read("refreshInterval: 7s\n");
+        assert_eq!(before.restart_needed_for(&read("refreshInterval: 9s\nretention: 9s\n")), Vec::<&str>::new());
+        let after = read("sampleInterval: 2s\nhealth: {holdDown: 5s}\n");
+        assert_eq!(before.restart_needed_for(&after), ["sampleInterval", "health"]);
+    }
+
+    #[test]
     fn the_hosts_directories_are_where_they_are_said_to_be() {
         let usual = resolve(AgentArguments::default()).expect("valid");
         assert_eq!([usual.proc_root, usual.sys_root, usual.dev_root], ["/proc", "/sys", "/dev"].map(PathBuf::from));

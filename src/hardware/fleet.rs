@@ -11,7 +11,10 @@ use super::settings::Settings;
 use super::source::{Due, Session, Verdict};
 use super::worker::{Event, Order, Report, Thread, spawn_worker};
 use crate::clock::Clock;
-use crate::model::{DeviceReadings, GpuUuid, Inventory, Monotonic};
+use crate::model::{DeviceReadings, Gpu, GpuUuid, Inventory, Monotonic};
+
+/// How a driver says that it has no such GPU.
+const UNLISTED: [&str; 2] = ["not_found", "gpu_not_found"];
 
 /// The GPUs ever seen, with their threads and records. One GPU's trouble stays in its member.
 pub struct Fleet {
@@ -37,6 +40,8 @@ struct Member {
     generation: u64,
     /// The session's inventory names it.
     listed: bool,
+    /// It is lost because the driver does not list it, as far as is known.
+    unlisted: bool,
     /// The generation in which it was last found lost.
     lost_in: Option<u64>,
     next_medium: Monotonic,
@@ -80,14 +85,18 @@ impl Fleet {
         for (uuid, gpu) in &mut found.gpus {
             let retry_wait = self.lost_retry.0;
             let member = self.members.entry(uuid.clone()).or_insert_with(|| Member::new(retry_wait));
+            let is_whole = gpu.present;
+            if !is_whole && let Some(known) = self.inventory.gpus.get(uuid) {
+                *gpu = Gpu { index: gpu.index, ..known.clone() };
+            }
             // What was lost is present again once a pass has answered, not because it is listed.
-            gpu.present = !member.record.lost;
+            gpu.present = is_whole && !member.record.lost;
             let changed = new_session || !member.listed || self.inventory.gpus.get(uuid) != Some(gpu);
             if changed {
                 member.generation = self.generation;
                 (member.next_medium, member.next_slow, member.retry) = (now, now, now);
             }
-            member.listed = true;
+            (member.listed, member.unlisted) = (true, false);
         }
         for (uuid, member) in &mut self.members {
             if found.gpus.contains_key(uuid) {
@@ -99,7 +108,10 @@ impl Fleet {
                 found.gpus.insert(uuid.clone(), gone);
             }
             if member.listed {
-                warn!(gpu = %uuid, "the driver no longer lists this GPU");
+                if !member.record.lost {
+                    warn!(gpu = %uuid, "the driver no longer lists this GPU, or gets no answer from it");
+                }
+                member.unlisted = !member.record.lost;
                 (member.generation, member.retry) = (self.generation, now + member.retry_wait);
             }
             member.listed = false;
@@ -179,6 +191,7 @@ impl Fleet {
                     warn!(gpu = %gpu, "the GPU is lost or asks for a reset");
                 }
                 member.record.lost = true;
+                member.unlisted = report.pass.problems.iter().any(|problem| UNLISTED.contains(&problem.code));
                 member.lost_in = Some(member.generation);
                 member.record.withdraw();
                 member.retry = now + member.retry_wait;
@@ -248,7 +261,11 @@ impl Fleet {
     }
 
     pub fn readings(&self, now: Monotonic) -> BTreeMap<GpuUuid, Arc<DeviceReadings>> {
-        let readings = |member: &Member| Arc::new(member.record.readings(now, self.staleness));
+        let readings = |member: &Member| {
+            let asked = member.busy.map(|(since, _)| since);
+            let unlisted = member.record.lost && member.unlisted;
+            Arc::new(DeviceReadings { asked, unlisted, ..member.record.readings(now, self.staleness) })
+        };
         self.members.iter().map(|(uuid, member)| (uuid.clone(), readings(member))).collect()
     }
 
@@ -267,6 +284,7 @@ impl Member {
             busy: None,
             generation: 0,
             listed: false,
+            unlisted: false,
             lost_in: None,
             next_medium: Monotonic::default(),
             next_slow: Monotonic::default(),

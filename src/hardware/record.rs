@@ -5,6 +5,9 @@ use super::process_work;
 use super::source::{Integrals, Pass, Verdict};
 use crate::model::{DeviceReadings, Fast, Medium, Monotonic, Slow, Stamped, Totals, Traffic};
 
+/// More than any GPU draws.
+const CREDIBLE_MILLIWATTS: f64 = 10_000_000.0;
+
 /// Everything known about one GPU over the agent's life: it outlives readers, sessions and losses.
 #[derive(Debug, Default)]
 pub struct Record {
@@ -15,6 +18,9 @@ pub struct Record {
     slow: Option<Stamped<Slow>>,
     /// Between the last two slow passes, for a GPU without GPM.
     traffic: Traffic,
+    /// The driver's counter of energy when last believed, in millijoules.
+    energy_counter: Option<(Monotonic, u64)>,
+    resets: u64,
     pub stuck: bool,
     pub lost: bool,
     seen: bool,
@@ -36,6 +42,7 @@ impl Record {
             self.totals.uncovered_seconds += at.since(self.totals.through).as_secs_f64();
         }
         self.seen = true;
+        self.notice_reset(at, pass.energy_counter);
         self.totals.through = self.totals.through.max(at);
         self.add(at, pass.integrals);
         if let Some(value) = pass.fast {
@@ -51,6 +58,19 @@ impl Record {
             self.traffic = self.slow.as_ref().map(|before| traffic(before, &slow)).unwrap_or_default();
             self.slow = Some(slow);
         }
+    }
+
+    /// A counter that falls has begun anew, and what it counts with it. One that leaps has gone astray.
+    fn notice_reset(&mut self, at: Monotonic, counter: Option<u64>) {
+        let Some(counter) = counter else { return };
+        if let Some((then, before)) = self.energy_counter {
+            let credible = CREDIBLE_MILLIWATTS * (at.since(then).as_secs_f64() + 1.0);
+            if counter.saturating_sub(before) as f64 > credible {
+                return;
+            }
+            self.resets += u64::from(counter < before);
+        }
+        self.energy_counter = Some((at, counter));
     }
 
     fn add(&mut self, at: Monotonic, integrals: Integrals) {
@@ -94,6 +114,8 @@ impl Record {
             slow,
             stuck: self.stuck,
             lost: self.lost,
+            resets: self.resets,
+            ..DeviceReadings::default()
         }
     }
 }
@@ -191,6 +213,25 @@ mod tests {
         assert_eq!(take(2, Some(vec![(3, 0.5)])), [(3, 1.0)].into());
         assert_eq!(take(3, None), [(3, 1.0)].into(), "nothing was asked");
         assert_eq!(take(4, Some(vec![(3, f64::NAN), (4, 0.25)])), [(3, 1.0), (4, 0.25)].into());
+    }
+
+    #[test]
+    fn a_counter_of_energy_that_falls_is_a_reset_and_nothing_else_is() {
+        let mut record = Record::default();
+        for (second, counter, resets) in [
+            (1, Some(5_000), 0),
+            (2, Some(905_000), 0),
+            (3, None, 0),
+            (60, Some(905_000), 0),
+            (61, Some(700), 1),
+            (62, Some(u64::MAX), 1),
+            (63, Some(1_400), 1),
+            (4_000, Some(9_000_000), 1),
+        ] {
+            let at = Monotonic::from_secs(second);
+            record.take(at, true, Pass { energy_counter: counter, ..Pass::default() });
+            assert_eq!(record.readings(at, STALENESS).resets, resets, "at {second}");
+        }
     }
 
     #[test]

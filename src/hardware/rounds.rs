@@ -38,6 +38,10 @@ impl Rounds {
         round.waiting.insert(gpu);
     }
 
+    pub fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
     /// Every GPU asked has answered, or the slower ones have had their grace.
     pub fn is_ready(&self, now: Monotonic) -> bool {
         self.open.as_ref().is_some_and(|round| round.waiting.is_empty() || now >= round.until)

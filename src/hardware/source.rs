@@ -26,7 +26,8 @@ pub type CallDurations = Arc<dyn Fn() -> BTreeMap<&'static str, DurationHistogra
 
 /// An open driver. Dropping it closes the driver, so it is leaked while a reader is stuck inside a call.
 pub trait Session: Send + Sync {
-    /// All GPUs that answer. One that refuses is a problem, not an error.
+    /// All GPUs that answer. One that refuses is a problem, not an error; one that ceased to answer on the way is given
+    /// as not present, with what it said before.
     fn inventory(&self) -> Result<(Inventory, Vec<Problem>), Failure>;
 
     /// What one worker thread reads one GPU with.
@@ -107,6 +108,8 @@ pub struct Due {
 pub struct Pass {
     pub verdict: Verdict,
     pub integrals: Integrals,
+    /// Millijoules since the driver was loaded or the GPU reset, as the driver counts them: a fall tells of either.
+    pub energy_counter: Option<u64>,
     pub fast: Option<Fast>,
     pub medium: Option<Medium>,
     pub slow: Option<Slow>,

@@ -1,5 +1,6 @@
 //! One thread that never calls the driver: it gives orders, keeps deadlines, merges and publishes.
 
+mod loads;
 mod publication;
 mod session;
 
@@ -11,6 +12,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tracing::info;
 
+use self::loads::Loads;
 use super::fleet::Fleet;
 use super::listener::{Listener, Notice};
 use super::mailbox::Mailbox;
@@ -20,7 +22,7 @@ use super::settings::Settings;
 use super::source::{Session, Verdict};
 use super::worker::{Errand, Event, Report, Thread};
 use crate::clock::Clock;
-use crate::model::{Collector, GpuUuid, HardwareState, Monotonic, NodeDevices};
+use crate::model::{Collector, DriverInfo, GpuUuid, HardwareState, Monotonic, NodeDevices};
 
 /// How long the first publication waits for the slower GPUs once one has answered.
 const FIRST_GRACE: Duration = Duration::from_millis(40);
@@ -76,6 +78,9 @@ pub struct Supervisor {
     releases: Releases,
     phase: Phase,
     sessions: u64,
+    loads: Loads,
+    /// What was found at the last opening.
+    opened: Option<(Option<DriverInfo>, usize)>,
     reopen: Duration,
     fleet: Fleet,
     rounds: Rounds,
@@ -118,6 +123,8 @@ impl Supervisor {
             releases: Releases::default(),
             phase,
             sessions: 0,
+            loads: Loads::default(),
+            opened: None,
             reopen,
             fleet,
             rounds: Rounds::default(),
@@ -243,6 +250,7 @@ impl Supervisor {
                 match *opened {
                     Ok(opened) => self.adopt_session(opened, now),
                     Err(failure) => {
+                        self.loads.refused(failure.code);
                         self.fail(&failure);
                         self.phase = Phase::Closed { retry: now + self.reopen };
                         self.reopen = (self.reopen * 2).min(self.settings.reopen.1);
@@ -257,6 +265,7 @@ impl Supervisor {
                     Some(Ok((inventory, problems))) if matches!(self.phase, Phase::Open { .. }) => {
                         info!(gpus = inventory.gpus.len(), "the layout of the GPUs has changed");
                         self.count(&problems);
+                        self.loads.found(inventory.driver.as_ref());
                         self.fleet.adopt(inventory, false, now);
                         self.judge_inventory();
                         if let Some(listener) = &self.listener {
@@ -326,13 +335,20 @@ impl Supervisor {
         let is_open = matches!(self.phase, Phase::Open { .. });
         // A call that comes back late speaks for handles of its own time, not for today's session.
         let is_current = is_open && self.fleet.is_current(&report);
+        let is_straggler = report.fresh && is_current && verdict == Verdict::Answers;
         self.rounds.take(&report, is_current);
         self.fleet.take(report, is_open, now);
         if !is_current {
             return;
         }
         match verdict {
-            Verdict::Answers => self.reopen = self.settings.reopen.0,
+            Verdict::Answers => {
+                self.reopen = self.settings.reopen.0;
+                if self.awaits_an_answer() {
+                    info!("readings go on");
+                    self.problem = None;
+                }
+            }
             Verdict::SessionOver => {
                 self.set_problem(SESSION_OVER.to_owned());
                 self.drain(now);
@@ -342,6 +358,10 @@ impl Supervisor {
                 self.drain(now);
             }
             Verdict::Lost => {}
+        }
+        // The first round has not waited for it, and nobody shall wait for the next.
+        if is_straggler && !self.rounds.is_open() {
+            self.publish();
         }
     }
 }

@@ -70,7 +70,8 @@ impl Default for Config {
             recovery: Recovery::default(),
             uncorrectable_ecc: EccPolicy::default(),
             stuck_limit: Duration::from_secs(10),
-            released_limit: 10 * MINUTE,
+            // Long enough for a reset, and too short for pods to be sent to a GPU that nobody watches.
+            released_limit: Duration::from_secs(30),
             kmsg: false,
         }
     }

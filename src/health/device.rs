@@ -120,6 +120,7 @@ impl Device {
         let time = now.monotonic;
         self.xids.resolve(&self.layout);
         self.marks.retain(|_, mark| mark.until.is_none_or(|until| time < until));
+        self.said.forget(config, session, time);
         self.clear_xids(session);
         let mut subjects: BTreeSet<Option<MigUuid>> = self.migs.iter().cloned().map(Some).collect();
         subjects.extend(self.causes.keys().cloned());
@@ -191,7 +192,7 @@ impl Device {
                 Some(mig) => !latch.reaches_whole() && latch.members().any(|member| member == mig),
             };
             if reaches {
-                let clears = if needs_new_session(latch) { REINITIALISED } else { RESET };
+                let clears = if needs_restart(latch) { REINITIALISED } else { RESET };
                 current.insert((UnhealthyReason::Xid, *code), (classes::named(*code).into(), clears));
             }
         }
@@ -224,7 +225,8 @@ impl Device {
             }
         }
         self.xids.latches.retain(|_, latch| {
-            let evidence = if needs_new_session(latch) { session.renewed } else { session.renewed.max(said.reset) };
+            let restarted = session.renewed.max(said.restarted);
+            let evidence = if needs_restart(latch) { restarted } else { restarted.max(said.reset) };
             let answers = !said.lost
                 && said.stuck.is_none()
                 && said.recovery.is_none_or(|action| action == 0)
@@ -247,12 +249,13 @@ impl Device {
     }
 }
 
-const RESET: &str = "a reset of the GPU or a reload of the driver, and that it answers";
-const REINITIALISED: &str = "a reload of the driver (a reboot of the node makes one), and that it answers";
+const RESET: &str = "a reset of the GPU or a reload of the driver, and that it answers; or an unmark";
+const REINITIALISED: &str =
+    "that the driver or the GPU begins anew (as after a reboot), and that it answers; or an unmark";
 const UNMARKED: &str = "an unmark, or the end of the mark";
 const HELD: &str = "has ended: it must stay so for the time of health.holdDown, or be unmarked";
 
-fn needs_new_session(latch: &Latch) -> bool {
+fn needs_restart(latch: &Latch) -> bool {
     matches!(latch.class, XidClass::NodeReboot | XidClass::Hardware)
 }
 

@@ -24,6 +24,10 @@ pub enum MarkError {
     UnknownDevice(String),
     #[error("the reason has {0} characters; say why in 1 to {LONGEST_REASON}")]
     Reason(usize),
+    #[error("the reason has a control character, such as a line break, at character {0}; write it in one line")]
+    ControlCharacter(usize),
+    #[error("the mark would be over at once; give an expiry above zero, or leave it out")]
+    Over,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +44,13 @@ impl Health {
                 let length = reason.chars().count();
                 if length == 0 || length > LONGEST_REASON {
                     return Err(MarkError::Reason(length));
+                }
+                // It goes into logs as it is.
+                if let Some(place) = reason.chars().position(char::is_control) {
+                    return Err(MarkError::ControlCharacter(place + 1));
+                }
+                if until.is_some_and(|until| until <= now.monotonic) {
+                    return Err(MarkError::Over);
                 }
                 let (gpu, mig) = self.find(device)?;
                 let mark = Mark { reason: reason.as_str().into(), until: *until };

@@ -25,7 +25,7 @@ use crate::model::{
 };
 use device::{Device, Turn};
 
-/// How long a device may be unhealthy for no other reason than that it has not been checked.
+/// How long a device may be unhealthy for no other reason than that nobody has asked it anything yet.
 pub const UNKNOWN_LIMIT: Duration = Duration::from_secs(5);
 /// Turns that the state keeps.
 pub const TRANSITIONS_KEPT: usize = 256;
@@ -60,8 +60,8 @@ pub struct Health {
 /// What is common to all devices.
 #[derive(Clone, Copy, Debug, Default)]
 struct Session {
-    number: u64,
-    /// When the driver was last seen to have been opened anew.
+    loads: u64,
+    /// When the driver was last known to have been loaded anew.
     renewed: Option<Monotonic>,
     /// Since when the GPUs are released.
     released: Option<Monotonic>,
@@ -208,12 +208,12 @@ impl Health {
 
 impl Session {
     fn update(&mut self, hardware: &HardwareState, now: Monotonic) {
-        if hardware.sessions > self.number {
+        if hardware.driver_loads > self.loads {
             // The first opening is no news of the driver's: it may have been loaded for months.
-            if self.number > 0 {
+            if self.loads > 0 {
                 self.renewed = Some(now);
             }
-            self.number = hardware.sessions;
+            self.loads = hardware.driver_loads;
         }
         // Let go on request: that they say nothing is no news.
         self.released = hardware.released.map(|_| self.released.unwrap_or(now));

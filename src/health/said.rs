@@ -6,14 +6,24 @@ use super::config::{Config, EccPolicy};
 use super::{Session, UNKNOWN_LIMIT};
 use crate::model::{DeviceReadings, Gpu, Monotonic, Slow, UnhealthyReason, recovery_action};
 
+const UNLISTED: &str = "the driver no longer lists it";
+const LOST: &str = "the driver says that it is lost or needs a reset";
+const SILENT: &str = "it has not answered since the driver was opened again";
+
 /// What the hardware last said. A value that it no longer says stands until it says another.
 #[derive(Debug, Default)]
 pub struct Said {
     pub checked: bool,
     pub lost: bool,
+    /// It is lost in that the driver does not list it.
+    unlisted: bool,
+    /// A pass over it has been ordered.
+    asked: bool,
     pub stuck: Option<Monotonic>,
-    /// Since when there are no readings because the driver cannot be opened, and why.
+    /// Since when there are no readings because the driver cannot be opened, and why. Once it can, until it answers.
     pub refused: Option<(Monotonic, Arc<str>)>,
+    /// When a release had lasted for too long; until it answers.
+    unwatched: Option<Monotonic>,
     /// The latest readings are of this time.
     pub answered: Option<Monotonic>,
     pub recovery: Option<u32>,
@@ -24,6 +34,9 @@ pub struct Said {
     uncorrected_before: u64,
     /// The device was reset, as far as it shows: it was gone, or wanted something done, and no longer.
     pub reset: Option<Monotonic>,
+    /// It is known to have begun anew, by a reset or with the driver.
+    pub restarted: Option<Monotonic>,
+    resets: u64,
     /// The renewal of the session that has been taken into account.
     renewed: Option<Monotonic>,
 }
@@ -46,19 +59,30 @@ impl Said {
         let answered = stamps.flatten();
         if self.lost && !lost && answered.is_some() {
             self.reset = self.reset.max(answered);
+            self.uncorrected_before = self.uncorrected;
         }
         // Listed again is not yet back: it has to answer.
         if lost || answered.is_some() {
             self.lost = lost;
+            self.unlisted = readings.is_some_and(|readings| readings.unlisted);
         }
+        if let Some(resets) = readings.map(|readings| readings.resets).filter(|resets| *resets > self.resets) {
+            self.resets = resets;
+            self.restarted = Some(answered.unwrap_or(now));
+            self.uncorrected_before = self.uncorrected;
+        }
+        self.asked |= readings.is_some_and(|readings| readings.asked.is_some());
         self.answered = self.answered.max(answered);
         self.stuck = readings.is_some_and(|readings| readings.stuck).then(|| self.stuck.unwrap_or(now));
-        self.refused = match (problem, answered) {
-            (Some(problem), None) => {
-                Some((self.refused.as_ref().map_or(now, |(since, _)| *since), Arc::clone(problem)))
-            }
-            _ => None,
+        self.refused = match (answered, problem, self.refused.take()) {
+            (Some(_), ..) => None,
+            (None, Some(problem), before) => Some((before.map_or(now, |(since, _)| since), Arc::clone(problem))),
+            // It is open again: that is not yet an answer of this GPU.
+            (None, None, before) => before.filter(|_| !lost).map(|(since, _)| (since, SILENT.into())),
         };
+        if answered > self.unwatched {
+            self.unwatched = None;
+        }
         let slow = readings.and_then(|readings| readings.slow.as_ref())?;
         self.checked = true;
         self.learn(&slow.value, slow.at)
@@ -73,6 +97,7 @@ impl Said {
             self.fabric = matches!(fabric.state, "not_started" | "in_progress").then_some(fabric.state);
         }
         let uncorrected: Vec<u64> = slow.ecc.iter().filter_map(|place| place.uncorrected).collect();
+        let uncorrected_before = self.uncorrected;
         if !uncorrected.is_empty() {
             self.uncorrected = uncorrected.into_iter().fold(0, u64::saturating_add);
         }
@@ -82,6 +107,7 @@ impl Said {
         }
         if action == 0 && self.recovery.is_some_and(|before| before != 0) {
             self.reset = self.reset.max(Some(at));
+            self.uncorrected_before = uncorrected_before;
         }
         self.recovery = Some(action);
         None
@@ -92,6 +118,13 @@ impl Said {
         if session.renewed > self.renewed {
             self.renewed = session.renewed;
             self.uncorrected_before = self.uncorrected;
+        }
+    }
+
+    /// Nobody has watched it for too long: what was known of it is so no longer.
+    pub fn forget(&mut self, config: &Config, session: Session, now: Monotonic) {
+        if session.released.is_some_and(|since| now.since(since) >= config.released_limit) {
+            self.unwatched.get_or_insert(now);
         }
     }
 
@@ -110,7 +143,7 @@ impl Said {
             against.push((Reason::RecoveryAction, detail.into(), "that the driver asks for nothing any more"));
         }
         if self.lost {
-            let detail = "the driver says that it is lost, or no longer lists it";
+            let detail = if self.unlisted { UNLISTED } else { LOST };
             against.push((Reason::Lost, detail.into(), "that it is listed and answers"));
         }
         if self.row_remap_failed {
@@ -123,16 +156,23 @@ impl Said {
         }
         if config.uncorrectable_ecc == EccPolicy::Unhealthy && self.uncorrected > self.uncorrected_before {
             let detail = format!("{} uncorrectable memory errors", self.uncorrected - self.uncorrected_before);
-            against.push((Reason::Ecc, detail.into(), "a reload of the driver"));
+            against.push((Reason::Ecc, detail.into(), "a reset of the GPU or a reload of the driver"));
         }
-        if self.stuck.is_some_and(|since| passed(since, config.stuck_limit)) {
+        // Nobody has vouched for a device whose very first check hangs.
+        if self.stuck.is_some_and(|since| !self.checked || passed(since, config.stuck_limit)) {
             against.push((Reason::Stuck, "a driver call on it does not come back".into(), "that the call comes back"));
         }
-        let unknown = if session.released.is_some_and(|since| passed(since, config.released_limit)) {
-            Some(("the GPUs have been released for too long".into(), "that they are taken up again"))
+        let is_awaited = (self.asked || self.refused.is_some()) && self.answered.is_none() && !self.lost;
+        let unknown = if self.unwatched.is_some() && session.released.is_some() {
+            Some((
+                "the GPUs have been released for too long".into(),
+                "that they are taken up again, and that it answers",
+            ))
+        } else if self.unwatched.is_some() {
+            Some(("it has not answered since the GPUs were released".into(), "that it answers"))
         } else if let Some((_, why)) = self.refused.as_ref().filter(|(since, _)| passed(*since, config.stuck_limit)) {
             Some((Arc::clone(why), "that the driver answers"))
-        } else if !self.checked && !passed(appeared, UNKNOWN_LIMIT) {
+        } else if !self.checked && self.stuck.is_none() && (is_awaited || !passed(appeared, UNKNOWN_LIMIT)) {
             Some(("it has not been checked yet".into(), "a first check, which takes seconds"))
         } else {
             None

@@ -60,7 +60,8 @@ fn families(snapshot: &Snapshot) -> Vec<Family> {
     let mut errors = Family::new(&ERRORS);
     for (method, codes) in &counters.errors {
         for (code, count) in codes {
-            errors.push(vec![("method", (*method).into()), ("code", (*code).into())], *count);
+            let labels = vec![("method", (*method).into()), ("code", (*code).into())];
+            errors.push_created(labels, Some(*count), snapshot.started);
         }
     }
 

@@ -200,7 +200,8 @@ fn nvml_errors(snapshot: &Snapshot) -> Family {
     let mut family = Family::new(&NVML_ERRORS);
     for (call, codes) in &snapshot.hardware.errors {
         for (code, count) in codes {
-            family.push(vec![("call", (*call).into()), ("code", (*code).into())], *count);
+            let labels = vec![("call", (*call).into()), ("code", (*code).into())];
+            family.push_created(labels, Some(*count), snapshot.started);
         }
     }
     family

@@ -22,6 +22,12 @@ pub struct DeviceReadings {
     pub stuck: bool,
     /// The driver says the GPU is lost or refuses it.
     pub lost: bool,
+    /// It is lost in that the driver does not list it.
+    pub unlisted: bool,
+    /// How often it is known to have begun anew, by a reset or with the driver: its own counter of energy fell.
+    pub resets: u64,
+    /// Since when a pass has been under way.
+    pub asked: Option<Monotonic>,
 }
 
 /// Integrals since the agent first saw the GPU. They never fall, whatever the driver's own counters do.

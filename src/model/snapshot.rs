@@ -57,6 +57,9 @@ pub struct HardwareState {
     pub inventory: Arc<Inventory>,
     /// How often the driver has been opened.
     pub sessions: u64,
+    /// How often it is known to have been loaded since podmeter came: 1 from the first opening on. That it was closed and
+    /// opened is no loading.
+    pub driver_loads: u64,
     pub readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
     /// From sysfs; `None` where it cannot be read.
     pub node_devices: Option<NodeDevices>,

@@ -108,6 +108,20 @@ impl SickNode {
         });
     }
 
+    /// As after a reload of the driver, with which the counters of energy begin anew.
+    pub fn reload(&self) {
+        self.driver.update(|state| {
+            state["generation"] = json!(2);
+            for gpu in state["gpus"].as_array_mut().unwrap() {
+                gpu["energy_millijoules"] = json!(0);
+            }
+        });
+    }
+
+    pub fn hardware(&self) -> Value {
+        self.node()["hardware"].clone()
+    }
+
     pub fn post(&self, path: &str, body: &str) -> Answer {
         post(&self.kubelet.root.path().join("admin.sock"), path, body)
     }

@@ -65,6 +65,11 @@ impl FastReader {
         Fast { utilization_ratio: busy.latest, power_watts }
     }
 
+    /// As last read, in millijoules.
+    pub fn energy_counter(&self) -> Option<u64> {
+        self.energy.map(|(counter, _)| counter)
+    }
+
     /// The counter where there is one, else integrated power.
     fn energy(
         &mut self,

@@ -46,7 +46,8 @@ pub fn uuid(caller: &mut Caller, handle: Handle) -> Option<Arc<str>> {
     text!(caller, nvmlDeviceGetUUID(handle.0))
 }
 
-/// The GPU at `index`; `None` when it does not answer, with the problem in the caller.
+/// The GPU at `index`; `None` when it does not answer, with the problem in the caller. One that has ceased to answer on
+/// the way is not present: what is absent of it is not known.
 pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
     let handle = handle(caller, index)?;
     let uuid = uuid(caller, handle)?;
@@ -73,6 +74,7 @@ pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
         let devices = mig_handles(caller, handle);
         gpu.mig_devices = devices.iter().map(|mig| describe(caller, handle, mig, memory_bytes)).collect();
     }
+    gpu.present = caller.answers();
     Some(gpu)
 }
 
@@ -199,12 +201,12 @@ fn profile_of(attributes: &nvmlDeviceAttributes_t, parent_memory: Option<u64>) -
     }
 }
 
-/// The place of one GPU in the layout: few calls, no identity but UUIDs.
+/// The place of one GPU in the layout: few calls, no identity but UUIDs. `None` unless it has answered to the last.
 pub fn place(caller: &mut Caller, index: u32) -> Option<Place> {
     let handle = handle(caller, index)?;
     let uuid = GpuUuid::new(uuid(caller, handle)?);
     let migs = if mig_enabled(caller, handle) == Some(true) { mig_handles(caller, handle) } else { Vec::new() };
-    Some((uuid, migs.into_iter().map(|mig| (mig.index, mig.uuid)).collect()))
+    caller.answers().then(|| (uuid, migs.into_iter().map(|mig| (mig.index, mig.uuid)).collect()))
 }
 
 #[cfg(test)]

@@ -147,6 +147,7 @@ impl Session for NvmlSession {
         let mut problems = outcome.problems;
         let mut gpus = BTreeMap::new();
         let mut layout = Layout::new();
+        let before = self.layout.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut said = self.apart.ask(&self.library, count, inventory::gpu);
         for index in 0..count {
             let gpu = match said.remove(&index) {
@@ -160,7 +161,11 @@ impl Session for NvmlSession {
                 }
             };
             let migs = |gpu: &Gpu| gpu.mig_devices.iter().map(|mig| (mig.index, mig.uuid.clone())).collect();
-            layout.insert(index, gpu.as_ref().map(|gpu| (gpu.uuid.clone(), migs(gpu))));
+            let place = match gpu.as_ref().filter(|gpu| gpu.present) {
+                Some(gpu) => Some((gpu.uuid.clone(), migs(gpu))),
+                None => before.get(&index).cloned().flatten(),
+            };
+            layout.insert(index, place);
             gpus.extend(gpu.map(|gpu| (gpu.uuid.clone(), gpu)));
         }
         *self.layout.lock().unwrap_or_else(PoisonError::into_inner) = layout;

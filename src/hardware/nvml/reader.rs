@@ -88,6 +88,14 @@ impl Reader for NvmlReader {
             return Pass { verdict: outcome.verdict, problems: outcome.problems, ..Pass::default() };
         }
         self.last = Some(now.monotonic);
-        Pass { verdict: Verdict::Answers, integrals, fast: Some(fast), medium, slow, problems: outcome.problems }
+        Pass {
+            verdict: Verdict::Answers,
+            integrals,
+            energy_counter: self.fast.energy_counter(),
+            fast: Some(fast),
+            medium,
+            slow,
+            problems: outcome.problems,
+        }
     }
 }

@@ -39,6 +39,8 @@ struct Simulated {
     lost: bool,
     hanging: bool,
     recovery_action: u32,
+    /// The loading of the driver since which joules count, and how many there were.
+    joules_before: (u64, f64),
 }
 
 /// One process on one GPU, or on one GPU instance of it.
@@ -79,7 +81,15 @@ impl Controls {
             });
             let (instances, processes) = (instances.collect(), BTreeMap::new());
             let whole = Curve::new(seed, memory);
-            let simulated = Simulated { instances, processes, whole, lost: false, hanging: false, recovery_action: 0 };
+            let simulated = Simulated {
+                instances,
+                processes,
+                whole,
+                lost: false,
+                hanging: false,
+                recovery_action: 0,
+                joules_before: (0, 0.0),
+            };
             (uuid.clone(), simulated)
         });
         let gpus = gpus.collect();
@@ -205,6 +215,16 @@ impl Controls {
             reason: "the simulated driver is not loaded".to_owned(),
             remedy: "it is opened again until it is",
         })
+    }
+
+    /// Of `joules` in all, those since the driver was loaded, in thousandths.
+    pub(super) fn since_loading(&self, session: u64, gpu: &GpuUuid, joules: f64) -> u64 {
+        let mut shared = self.lock();
+        let Some(simulated) = shared.gpus.get_mut(gpu) else { return 0 };
+        if simulated.joules_before.0 != session {
+            simulated.joules_before = (session, joules);
+        }
+        ((joules - simulated.joules_before.1) * 1000.0) as u64
     }
 
     pub(super) fn is_over(&self, session: u64) -> bool {

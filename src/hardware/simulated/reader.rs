@@ -73,6 +73,7 @@ impl Reader for SimulatedReader {
                 uncovered_seconds: 0.0,
                 process_sm_seconds: self.work(&board.processes).filter(|_| is_whole),
             },
+            energy_counter: Some(self.controls.since_loading(self.session, &self.uuid, board.joules)),
             fast: Some(Fast {
                 utilization_ratio: is_whole.then_some(board.load.utilization),
                 power_watts: Some(board.watts),

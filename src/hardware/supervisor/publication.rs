@@ -39,6 +39,7 @@ impl Supervisor {
             source: self.source,
             inventory: self.fleet.inventory(),
             sessions: self.sessions,
+            driver_loads: self.loads.count(),
             readings: self.fleet.readings(now),
             node_devices: self.node_devices,
             problem: if released.is_some() { Some(RELEASED.into()) } else { self.problem.clone() },

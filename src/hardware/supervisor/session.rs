@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
-use super::{Phase, Supervisor};
+use super::{ALL_LOST, Phase, SESSION_OVER, Supervisor};
 use crate::hardware::listener::Listener;
 use crate::hardware::source::Session;
 use crate::hardware::worker::{Errand, Opened};
@@ -45,9 +45,16 @@ impl Supervisor {
 
     pub(super) fn adopt_session(&mut self, opened: Opened, now: Monotonic) {
         let Opened { session, found: (inventory, problems) } = opened;
-        info!(source = self.source, gpus = inventory.gpus.len(), "the driver is open");
+        let found = (inventory.driver.clone(), inventory.gpus.len());
+        if self.opened.as_ref() == Some(&found) {
+            debug!(source = self.source, gpus = found.1, "the driver is open again");
+        } else {
+            info!(source = self.source, gpus = found.1, "the driver is open");
+            self.opened = Some(found);
+        }
         self.count(&problems);
         self.sessions += 1;
+        self.loads.found(inventory.driver.as_ref());
         self.fleet.adopt(inventory, true, now);
         self.judge_inventory();
         self.rounds.restart();
@@ -62,6 +69,9 @@ impl Supervisor {
 
     /// A driver that lists nothing where the bus has GPUs is a fault, not an idle node.
     pub(super) fn judge_inventory(&mut self) {
+        if self.awaits_an_answer() && !self.fleet.inventory().gpus.is_empty() {
+            return;
+        }
         let expected = self.node_devices.map_or(0, |devices| devices.expected);
         if expected > 0 && self.fleet.inventory().gpus.is_empty() {
             self.set_problem(format!(
@@ -71,6 +81,11 @@ impl Supervisor {
         } else {
             self.problem = None;
         }
+    }
+
+    /// The problem is over when a GPU answers, not when the driver can be opened.
+    pub(super) fn awaits_an_answer(&self) -> bool {
+        self.problem.as_deref().is_some_and(|problem| [ALL_LOST, SESSION_OVER].contains(&problem))
     }
 
     /// Leaves the session: withdraws all readings and asks the workers to let go.

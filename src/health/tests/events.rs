@@ -66,7 +66,27 @@ fn without_a_recovery_action_a_reload_or_a_return_from_loss_clears_an_xid() {
         world.at(1000);
         let cleared = world.reasons().is_empty();
         assert_eq!(cleared, back_from_loss, "XID {code}: a lost bus takes a new session");
+        world.hardware.driver_loads += 1;
+        world.at(1001);
+        world.at(1061);
+        assert_eq!(world.reasons(), WELL, "XID {code}");
+    }
+}
+
+#[test]
+fn a_session_that_begins_anew_heals_nothing_and_a_reset_of_the_gpu_does() {
+    for code in [48, 79] {
+        let mut world = World::old(Config::default());
+        world.at(1);
+        world.with(2, &[xid(code, 2)]);
+        world.release();
+        world.at(3);
+        world.hardware.released = None;
         world.hardware.sessions += 1;
+        world.at(4);
+        world.at(1000);
+        assert_eq!(world.reasons(), ["xid"], "XID {code}: nothing has been reset");
+        world.resets = 1;
         world.at(1001);
         world.at(1061);
         assert_eq!(world.reasons(), WELL, "XID {code}");
@@ -79,7 +99,7 @@ fn a_reload_heals_nothing_while_the_driver_wants_more_or_the_device_does_not_ans
     world.at(1);
     world.slow(|slow| slow.recovery_action = Some(1));
     world.with(2, &[xid(48, 2)]);
-    world.hardware.sessions += 1;
+    world.hardware.driver_loads += 1;
     world.at(3);
     world.at(1000);
     assert_eq!(world.reasons(), ["xid", "recovery_action"]);
@@ -94,7 +114,7 @@ fn a_reload_heals_nothing_while_the_driver_wants_more_or_the_device_does_not_ans
 fn an_event_told_after_the_reload_that_followed_it_does_not_weigh() {
     let mut world = World::old(Config::default());
     world.at(1);
-    world.hardware.sessions += 1;
+    world.hardware.driver_loads += 1;
     world.at(10);
     let state = world.with(11, &[xid(48, 5)]);
     assert_eq!(world.reasons(), WELL);
@@ -228,7 +248,7 @@ fn memory_is_bounded_whatever_arrives() {
     assert!(xids.last.len() <= 257 && world.health.take_notes().len() <= NOTES);
     for seconds in 3..700 {
         world.slow(|slow| slow.recovery_action = Some((seconds % 2) as u32));
-        world.hardware.sessions += 1;
+        world.hardware.driver_loads += 1;
         world.at(seconds * 100);
         world.slow(|slow| slow.recovery_action = Some(0));
         world.at(seconds * 100 + 10);

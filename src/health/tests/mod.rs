@@ -63,18 +63,20 @@ struct World {
     hardware: HardwareState,
     slow: BTreeMap<GpuUuid, Slow>,
     silent: BTreeSet<GpuUuid>,
+    /// Of every GPU.
+    resets: u64,
     now: u64,
 }
 
 impl World {
     fn new(config: Config) -> Self {
         let gpus = [gpu(GPU, 0), gpu(OTHER, 1)].map(|gpu| (gpu.uuid.clone(), gpu)).into();
-        let mut hardware = HardwareState { source: "nvml", sessions: 1, ..HardwareState::default() };
+        let mut hardware = HardwareState { source: "nvml", driver_loads: 1, ..HardwareState::default() };
         Arc::make_mut(&mut hardware.inventory).gpus = gpus;
         let well = Slow { recovery_action: Some(0), ..Slow::default() };
         let slow = [GPU, OTHER].map(|uuid| (uuid.into(), well.clone())).into();
         let health = Health::new(config);
-        Self { health, hardware, slow, silent: BTreeSet::new(), now: 0 }
+        Self { health, hardware, slow, silent: BTreeSet::new(), resets: 0, now: 0 }
     }
 
     /// With the driver of a GPU that has no recovery action.
@@ -126,7 +128,7 @@ impl World {
         for (uuid, slow) in self.slow.iter().filter(|(uuid, _)| !self.silent.contains(*uuid)) {
             let fast = Some(Stamped { at, value: Fast::default() });
             let slow = Some(Stamped { at, value: slow.clone() });
-            let readings = DeviceReadings { fast, slow, ..DeviceReadings::default() };
+            let readings = DeviceReadings { fast, slow, resets: self.resets, ..DeviceReadings::default() };
             self.hardware.readings.insert(uuid.clone(), Arc::new(readings));
         }
         let evidence = Evidence { hardware: &self.hardware, events };

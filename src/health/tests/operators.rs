@@ -23,6 +23,11 @@ fn an_operators_mark_stands_until_it_is_taken_away_or_ends() {
     assert_eq!(refused(unmark("GPU-9")), Err(MarkError::UnknownDevice("GPU-9".into())));
     let nothing = Order::Mark { device: GPU.into(), reason: String::new(), until: None };
     assert_eq!(refused(nothing), Err(MarkError::Reason(0)));
+    for reason in ["two\nlines", "red\u{1b}[31m", "bel\u{7}"] {
+        let forged = Order::Mark { device: GPU.into(), reason: reason.into(), until: None };
+        assert_eq!(refused(forged), Err(MarkError::ControlCharacter(4)), "{reason:?}");
+    }
+    assert_eq!(refused(mark(GPU, Some(Monotonic::from_secs(1)))), Err(MarkError::Over));
 }
 
 #[test]

@@ -93,7 +93,7 @@ fn each_reason_comes_and_goes_with_its_evidence() {
                 world.slow(|slow| slow.recovery_action = Some(0));
             },
         ),
-        ("xid", |world| drop(world.with(10, &[xid(79, 10)])), |world| world.hardware.sessions += 1),
+        ("xid", |world| drop(world.with(10, &[xid(79, 10)])), |world| world.hardware.driver_loads += 1),
     ];
     for (reason, down, up) in cases {
         let mut world = World::new(Config::default());
@@ -181,13 +181,37 @@ fn uncorrectable_memory_errors_count_by_policy_and_until_the_driver_is_reloaded(
     world.at(1);
     world.at(1000);
     assert_eq!(world.reasons(), ["ecc"], "the level counts, also when it was there before");
-    world.hardware.sessions += 1;
+    world.hardware.driver_loads += 1;
     world.at(1001);
     world.at(1061);
     assert_eq!(world.reasons(), WELL);
     world.slow(|slow| slow.ecc = errors(4));
     world.at(1062);
     assert_eq!(world.reasons(), ["ecc"]);
+}
+
+#[test]
+fn a_reset_that_was_seen_takes_the_memory_errors_away() {
+    let errors = |uncorrected| vec![EccLocation { location: "dram", corrected: None, uncorrected: Some(uncorrected) }];
+    type Reset = fn(&mut World);
+    let resets: [Reset; 2] = [|world| world.resets += 1, |world| world.slow(|slow| slow.recovery_action = Some(0))];
+    for reset in resets {
+        let mut world = World::new(Config { uncorrectable_ecc: EccPolicy::Unhealthy, ..Config::default() });
+        world.slow(|slow| slow.ecc = errors(3));
+        world.at(1);
+        world.slow(|slow| slow.recovery_action = Some(1));
+        world.at(2);
+        assert_eq!(world.reasons(), ["recovery_action", "ecc"]);
+        reset(&mut world);
+        world.at(3);
+        world.slow(|slow| slow.recovery_action = Some(0));
+        world.at(4);
+        world.at(64);
+        assert_eq!(world.reasons(), WELL);
+        world.slow(|slow| slow.ecc = errors(4));
+        world.at(65);
+        assert_eq!(world.reasons(), ["ecc"]);
+    }
 }
 
 #[test]
@@ -205,9 +229,77 @@ fn a_driver_that_cannot_be_opened_for_longer_than_the_limit_is_no_driver() {
     assert_eq!(healthy(&world), 0);
     world.silent.clear();
     world.hardware.problem = None;
-    world.hardware.sessions += 1;
+    world.hardware.driver_loads += 1;
     world.at(13);
     assert_eq!(healthy(&world), 2, "a reload is no fault");
+}
+
+/// A reading that is older than what it is to speak for is no evidence; nor is that the driver can be opened.
+#[test]
+fn what_is_unknown_stays_so_until_the_device_answers() {
+    let unknown = |world: &World| {
+        let state = world.health.state();
+        let device = state.of(&GPU.into(), None).unwrap();
+        assert_ne!(device.healthy, device.reason() == Some(UnhealthyReason::Unknown), "{device:?}");
+        !device.healthy
+    };
+    // Released for too long, and the release ends before the driver is back.
+    let mut world = World::new(Config::default());
+    world.at(1);
+    world.release();
+    world.silent = [GPU.into(), OTHER.into()].into();
+    world.hardware.readings.clear();
+    world.at(2);
+    world.at(40);
+    assert!(unknown(&world));
+    world.hardware.released = None;
+    world.hardware.problem = Some("the driver is away".into());
+    for seconds in 41..60 {
+        world.at(seconds);
+        assert!(unknown(&world), "at {seconds}");
+    }
+    // It is back: one answers at once, the other later.
+    world.hardware.problem = None;
+    world.hardware.driver_loads += 1;
+    world.silent = [GPU.into()].into();
+    for seconds in 60..90 {
+        world.at(seconds);
+        assert!(unknown(&world), "at {seconds}");
+    }
+    assert!(world.health.state().of(&OTHER.into(), None).unwrap().healthy);
+    world.silent.clear();
+    world.at(90);
+    assert_eq!(world.reasons(), WELL);
+
+    // The driver was away for too long, and is back before the GPU is.
+    world.silent = [GPU.into(), OTHER.into()].into();
+    world.hardware.readings.clear();
+    world.hardware.problem = Some("the driver is away".into());
+    world.at(100);
+    world.at(110);
+    assert!(unknown(&world));
+    world.hardware.problem = None;
+    world.silent = [GPU.into()].into();
+    world.at(111);
+    world.at(200);
+    assert!(unknown(&world));
+    world.silent.clear();
+    world.at(201);
+    assert_eq!(world.reasons(), WELL);
+}
+
+#[test]
+fn a_device_whose_first_check_hangs_goes_from_unknown_to_stuck() {
+    let mut world = World::new(Config::default());
+    world.silence(|readings| readings.asked = Some(Monotonic::from_secs(1)));
+    for seconds in 1..11 {
+        world.at(seconds);
+        assert_eq!(world.reasons(), nobody_knows(), "at {seconds}");
+    }
+    world.silence(|readings| (readings.asked, readings.stuck) = (Some(Monotonic::from_secs(1)), true));
+    let state = world.at(11);
+    assert_eq!(world.reasons(), ["stuck"]);
+    assert!(state.transitions.iter().all(|turn| turn.gpu != GPU.into()), "{:?}", state.transitions);
 }
 
 #[test]
@@ -217,10 +309,10 @@ fn released_devices_keep_their_verdict_for_a_while() {
     world.release();
     world.gpu(|gpu| gpu.present = false);
     world.at(2);
-    world.at(601);
-    assert_eq!(world.health.next_deadline(), Some(Monotonic::from_secs(602)));
+    world.at(31);
+    assert_eq!(world.health.next_deadline(), Some(Monotonic::from_secs(32)));
     assert_eq!(world.reasons(), WELL);
-    world.at(602);
+    world.at(32);
     let whole = &world.health.state().gpus[&GPU.into()].whole.clone();
     assert_eq!(whole.reason(), Some(UnhealthyReason::Unknown));
     world.hardware.released = None;

@@ -82,7 +82,7 @@ proptest! {
                     let state = if ready { "completed" } else { "in_progress" };
                     world.slow(|slow| slow.fabric = Some(FabricState { state, conditions: BTreeMap::new() }));
                 }
-                Step::Reload => world.hardware.sessions += 1,
+                Step::Reload => world.hardware.driver_loads += 1,
                 Step::Nothing => {}
             }
             let answers = world.silent.is_empty();
@@ -128,7 +128,7 @@ proptest! {
             ..Slow::default()
         };
         world.slow.insert(GPU.into(), well);
-        world.hardware.sessions += 1;
+        world.hardware.driver_loads += 1;
         world.at(now + 1);
         world.at(now + 2);
         world.at(now + 100);

@@ -203,6 +203,7 @@ fn hardware() -> HardwareState {
         source: "nvml",
         inventory: Arc::new(Inventory { generation: 3, driver: Some(driver), gpus }),
         sessions: 1,
+        driver_loads: 1,
         readings: BTreeMap::from([
             (WHOLE.into(), Arc::new(whole_readings())),
             (LOST.into(), Arc::new(lost_readings())),
@@ -305,6 +306,7 @@ fn whole_readings() -> DeviceReadings {
         slow: Some(stamped(slow())),
         stuck: false,
         lost: false,
+        ..DeviceReadings::default()
     }
 }
 
