@@ -404,7 +404,7 @@ async fn a_list_that_breaks_at_once_is_offered_again(rules: Rules) {
     counts(&node, GPU, 0, 0).await;
     node.heal();
     counts(&node, GPU, 4, 4).await;
-    podmeter.registered(GPU, 3).await;
+    podmeter.registered(GPU, 2).await;
 }
 
 async fn a_list_that_breaks_later_is_offered_again(rules: Rules) {
