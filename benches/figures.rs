@@ -219,6 +219,8 @@ fn plugin(runtime: &tokio::runtime::Runtime, driver: &FakeNvml) {
         assert!(runtime.block_on(becomes), "{:?}", node.node_status());
     };
     let registered = (0..20).map(|_| {
+        // Twenty starts in a row would ask more than a kubelet answers in a second.
+        std::thread::sleep(Duration::from_millis(250));
         let began = Instant::now();
         let running = both();
         offered(GPUS);

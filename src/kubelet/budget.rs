@@ -2,7 +2,8 @@ use std::time::Duration;
 
 use crate::model::Monotonic;
 
-/// Calls per second that the kubelet sees from us on average. Its own limit of 100 is shared by all its clients.
+/// Calls per second that the kubelet sees from us on average, beside one for each allocation that the bundled plugin grants.
+/// Its own limit of 100 is shared by all its clients.
 const CALLS_PER_SECOND: f64 = 2.0;
 /// Calls that may come together after a quiet time: a changed allocation is on the page at once.
 const BURST: f64 = 4.0;
@@ -37,6 +38,12 @@ impl Budget {
         self.tokens -= 1.0;
     }
 
+    /// One call more: the kubelet has done something that only a look can show.
+    pub fn earn(&mut self, now: Monotonic) {
+        self.refill(now);
+        self.tokens = (self.tokens + 1.0).min(BURST);
+    }
+
     fn refill(&mut self, now: Monotonic) {
         self.tokens = (self.tokens + now.since(self.at).as_secs_f64() * CALLS_PER_SECOND).min(BURST);
         self.at = now;
@@ -59,6 +66,22 @@ mod tests {
             }
         }
         assert!((120..=124).contains(&calls), "{calls}");
+    }
+
+    #[test]
+    fn what_is_earned_is_spent_at_once_and_never_hoarded() {
+        let now = Monotonic::from_secs(60);
+        let mut budget = Budget::new(now);
+        for _ in 0..4 {
+            budget.spend(now);
+        }
+        budget.earn(now);
+        assert!(budget.wait(now).is_zero());
+        for _ in 0..100 {
+            budget.earn(now);
+        }
+        let free = (0..10).take_while(|_| budget.wait(now).is_zero().then(|| budget.spend(now)).is_some()).count();
+        assert_eq!(free, 4);
     }
 
     #[test]

@@ -19,8 +19,9 @@ const FIRST_RETRY: Duration = Duration::from_millis(250);
 const ALLOCATABLE_INTERVAL: Duration = Duration::from_secs(30);
 /// A busy node writes its checkpoint often; List comes first then.
 const ALLOCATABLE_PAUSE: Duration = Duration::from_secs(2);
-/// After an allocation was granted: by then the kubelet shows it, if its checkpoint has not said so before.
-const SECOND_LOOK: Duration = Duration::from_millis(50);
+/// After an allocation was granted the kubelet writes its checkpoint, which is the time to look. Where that is not seen,
+/// the kubelet shows the allocation after this long.
+const UNSEEN_CHECKPOINT: Duration = Duration::from_millis(50);
 
 const METHODS: [&str; 2] = ["List", "GetAllocatableResources"];
 const CODES: [&str; 9] = [
@@ -57,29 +58,27 @@ pub async fn run(settings: Settings, clock: Clock, publish: watch::Sender<Arc<Ku
     watch.refresh().await;
     let (allocated, look) = (Arc::clone(&watch.settings.allocated), Arc::clone(&watch.settings.look));
     loop {
-        let (pause, after_it) = watch.pause();
-        let next = tokio::select! {
-            trigger = events.next() => Next::Refresh(trigger),
-            () = allocated.notified() => match watch.allocated() {
-                true => Next::Refresh(Trigger::Allocate),
-                false => continue,
-            },
-            () = look.notified() => {
-                watch.want_allocatable(Duration::ZERO);
-                continue;
-            }
-            () = tokio::time::sleep(pause) => after_it,
-        };
-        if let Next::Refresh(trigger) = next {
-            watch.take(trigger);
+        let (pause, next) = watch.pause();
+        if pause.is_zero() {
             // What has happened up to now one look will show.
             while let Some(trigger) = events.ready().await {
                 watch.take(trigger);
             }
             events.watch_directories();
-            watch.refresh().await;
-        } else {
-            watch.allocatable().await;
+            match next {
+                Next::Refresh(trigger) => {
+                    trigger.into_iter().for_each(|trigger| watch.take(trigger));
+                    watch.refresh().await;
+                }
+                Next::Allocatable => watch.allocatable().await,
+            }
+            continue;
+        }
+        tokio::select! {
+            trigger = events.next() => watch.take(trigger),
+            () = allocated.notified() => watch.allocated(),
+            () = look.notified() => watch.want_allocatable(Duration::ZERO),
+            () = tokio::time::sleep(pause) => {}
         }
     }
 }
@@ -87,7 +86,8 @@ pub async fn run(settings: Settings, clock: Clock, publish: watch::Sender<Arc<Ku
 /// What to do next.
 #[derive(Clone, Copy, Debug)]
 enum Next {
-    Refresh(Trigger),
+    /// Without a trigger where it was counted when it came.
+    Refresh(Option<Trigger>),
     /// Ask what can be allocated, and no more.
     Allocatable,
 }
@@ -106,8 +106,10 @@ struct Watch {
     allocatable_asked: Option<Moment>,
     /// By this kubelet: a new connection may be to another.
     allocatable_unimplemented: bool,
-    /// When to look again after an allocation was granted.
-    second_look: Option<Monotonic>,
+    /// Since when something that was seen beside the socket waits for a look.
+    seen_at: Option<Monotonic>,
+    /// When to look for an allocation that was granted, unless the checkpoint tells of it before.
+    granted_due: Option<Monotonic>,
     /// The pauses count from here, whatever else was done meanwhile.
     refreshed_at: Monotonic,
 }
@@ -134,12 +136,13 @@ impl Watch {
             allocatable_due: None,
             allocatable_asked: None,
             allocatable_unimplemented: false,
-            second_look: None,
+            seen_at: None,
+            granted_due: None,
             refreshed_at: clock.now().monotonic,
         }
     }
 
-    /// How long to sleep when nothing happens, and what to do then.
+    /// How long to sleep when nothing happens, and what to do then. No call is due before the budget has it.
     fn pause(&mut self) -> (Duration, Next) {
         let interval = (self.settings.refresh_interval)();
         let pause = match self.retry {
@@ -148,53 +151,57 @@ impl Watch {
             None => interval,
         };
         let now = self.clock.now().monotonic;
-        let mut next = (self.refreshed_at + pause, Next::Refresh(Trigger::Timer));
-        let affordable = now + self.budget.wait_for_two(now);
-        let allocatable = self.allocatable_due.filter(|_| self.retry.is_none()).map(|due| due.max(affordable));
-        for (due, what) in [(self.second_look, Next::Refresh(Trigger::Allocate)), (allocatable, Next::Allocatable)] {
-            next = due.filter(|due| *due < next.0).map_or(next, |due| (due, what));
-        }
-        (next.0.since(now), next.1)
+        let affordable = now + self.budget.wait(now);
+        let allocatable = self.allocatable_due.filter(|_| self.retry.is_none());
+        let first = [
+            self.seen_at.map(|at| (at.max(affordable), Next::Refresh(None))),
+            self.granted_due.map(|due| (due.max(affordable), Next::Refresh(Some(Trigger::Allocate)))),
+            Some(((self.refreshed_at + pause).max(affordable), Next::Refresh(Some(Trigger::Timer)))),
+            // List comes first: it finds a call left after this one.
+            allocatable.map(|due| (due.max(now + self.budget.wait_for_two(now)), Next::Allocatable)),
+        ];
+        let (due, what) = first.into_iter().flatten().min_by_key(|(due, _)| *due).expect("the timer is always due");
+        (due.since(now), what)
     }
 
-    /// List comes first: this is asked for once there are calls left, and not twice for one wish.
+    /// Asked for once there are calls left, and not twice for one wish.
     fn want_allocatable(&mut self, pause: Duration) {
         let asked = self.allocatable_asked.map(|asked| asked.monotonic).unwrap_or_default();
         let due = if pause.is_zero() { self.clock.now().monotonic } else { asked + pause };
         self.allocatable_due = Some(self.allocatable_due.map_or(due, |already| already.min(due)));
     }
 
-    /// An allocation was granted. Whether to look at once: the calls that are left may be wanted for the second look,
-    /// which is the one that shows it for certain.
-    fn allocated(&mut self) -> bool {
+    /// An allocation was granted. The kubelet shows it only after it has our answer: a look now would be a call wasted.
+    fn allocated(&mut self) {
         let now = self.clock.now().monotonic;
-        self.second_look = Some(now + SECOND_LOOK);
-        self.budget.wait_for_two(now).is_zero()
+        self.budget.earn(now);
+        self.granted_due = Some(now + UNSEEN_CHECKPOINT);
     }
 
     fn take(&mut self, trigger: Trigger) {
         *self.state.counters.triggers.entry(trigger.name()).or_default() += 1;
-        let is_due = |due: Monotonic| due <= self.clock.now().monotonic;
+        let now = self.clock.now().monotonic;
         match trigger {
             Trigger::Checkpoint => {
                 self.want_allocatable(ALLOCATABLE_PAUSE);
                 // What was granted is written: this look shows it.
-                self.second_look = None;
+                self.granted_due = None;
+                self.seen_at = Some(now);
             }
             Trigger::Reconnect => {
+                self.seen_at = Some(now);
                 self.client.disconnect();
                 self.want_allocatable(ALLOCATABLE_PAUSE);
             }
             Trigger::Allocate | Trigger::Timer => {
-                if self.second_look.is_some_and(is_due) {
-                    self.second_look = None;
-                }
+                self.granted_due.take_if(|due| *due <= now);
             }
         }
     }
 
     /// One look at the kubelet, published whatever comes of it.
     async fn refresh(&mut self) {
+        self.seen_at = None;
         if !self.client.is_connected() {
             self.settle.reconnected();
             self.allocatable_unimplemented = false;
@@ -203,14 +210,14 @@ impl Watch {
         let now = self.clock.now();
         let is_old = |asked: Moment| now.monotonic.since(asked.monotonic) >= ALLOCATABLE_INTERVAL;
         if self.retry.is_none() && !self.allocatable_unimplemented && self.allocatable_asked.is_none_or(is_old) {
-            self.allocatable().await;
+            self.want_allocatable(Duration::ZERO);
         }
         self.refreshed_at = self.clock.now().monotonic;
     }
 
     async fn list(&mut self) {
-        self.wait_for_budget().await;
         let started = self.clock.now();
+        self.budget.spend(started.monotonic);
         let answer = self.client.list().await;
         let now = self.count("List", started, answer.as_ref().err());
         self.state.collector.duration = Some(now.monotonic.since(started.monotonic));
@@ -247,8 +254,8 @@ impl Watch {
     }
 
     async fn allocatable(&mut self) {
-        self.wait_for_budget().await;
         let started = self.clock.now();
+        self.budget.spend(started.monotonic);
         self.allocatable_asked = Some(started);
         self.allocatable_due = None;
         let answer = self.client.allocatable().await;
@@ -265,7 +272,10 @@ impl Watch {
                 self.allocatable_unimplemented = true;
             }
             // List tells the same story and is asked more often: one failure, one log line.
-            Err(error) => tracing::debug!(code = error.code(), "{error}"),
+            Err(error) => {
+                self.allocatable_due = Some(now.monotonic + FIRST_RETRY);
+                tracing::debug!(code = error.code(), "{error}");
+            }
         }
         self.publish();
     }
@@ -278,14 +288,6 @@ impl Watch {
             *counters.errors.entry(method).or_default().entry(error.code()).or_default() += 1;
         }
         now
-    }
-
-    async fn wait_for_budget(&mut self) {
-        let wait = self.budget.wait(self.clock.now().monotonic);
-        if !wait.is_zero() {
-            tokio::time::sleep(wait).await;
-        }
-        self.budget.spend(self.clock.now().monotonic);
     }
 
     fn publish(&self) {
