@@ -2,6 +2,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use tracing_subscriber::filter::{LevelFilter, Targets};
+
 use super::arguments::{AgentArguments, Switch};
 use super::config_file::{self, ConfigFileError};
 use crate::agent::{
@@ -125,7 +127,9 @@ fn check(settings: &Settings, file: Option<&Path>) -> Result<(), InvalidSettings
         let value = series_limit.to_string();
         return Err(InvalidSettings::Value { flag: "series-limit", file, value, problem: "must be 100 to 1000000" });
     }
-    if log_level.parse::<tracing_subscriber::EnvFilter>().is_err() {
+    // A word alone would be taken for a target, and everything else be silent.
+    let is_level = |part: &str| part.contains('=') || part.trim().parse::<LevelFilter>().is_ok();
+    if !log_level.split(',').all(is_level) || log_level.parse::<Targets>().is_err() {
         let problem = "must be error, warn, info, debug, trace, or a filter such as info,podmeter::kubelet=debug";
         return Err(InvalidSettings::Value { flag: "log-level", file, value: log_level.clone(), problem });
     }
@@ -203,8 +207,11 @@ mod tests {
         assert_eq!(error(zero), "--refresh-interval (refreshInterval in a file) 0s: must be 1s to 10m");
         let few = AgentArguments { series_limit: Some(5), ..AgentArguments::default() };
         assert_eq!(error(few), "--series-limit (seriesLimit in a file) 5: must be 100 to 1000000");
-        let filter = AgentArguments { log_level: Some("a=b=c".into()), ..AgentArguments::default() };
-        assert!(error(filter).starts_with("--log-level (logLevel in a file) a=b=c: must be error"));
+        for level in ["a=b=c", "loud", "info,podmeter"] {
+            let filter = AgentArguments { log_level: Some(level.into()), ..AgentArguments::default() };
+            let problem = format!("--log-level (logLevel in a file) {level}: must be error");
+            assert!(error(filter).starts_with(&problem), "{level}");
+        }
         let nowhere = AgentArguments { config: Some("/nowhere.yaml".into()), ..AgentArguments::default() };
         assert!(error(nowhere).contains("/nowhere.yaml"));
     }
