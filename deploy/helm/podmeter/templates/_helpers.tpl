@@ -55,7 +55,48 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* The resources that the configuration names; none where it leaves them to podmeter. */}}
+{{/* What came after 0.1.0 may be missing from values that `helm upgrade --reuse-values` brings along. */}}
+{{- define "podmeter.webSecret" -}}
+{{- default "" (default dict .Values.webConfig).existingSecret -}}
+{{- end -}}
+
+{{/* yes where the metrics port speaks TLS. */}}
+{{- define "podmeter.tls" -}}
+{{- if and (include "podmeter.webSecret" .) (ne (toString (default dict .Values.webConfig).tls) "false") -}}yes{{- end -}}
+{{- end -}}
+
+{{/* What asks at `path`, as a probe. */}}
+{{- define "podmeter.probe" -}}
+{{- if and (include "podmeter.webSecret" .root) (eq (toString (default dict .root.Values.webConfig).probes) "tcp") -}}
+tcpSocket:
+  port: metrics
+{{- else -}}
+httpGet:
+  path: {{ .path }}
+  port: metrics
+  {{- if include "podmeter.tls" .root }}
+  scheme: HTTPS
+  {{- end }}
+{{- end -}}
+{{- end -}}
+
+{{- define "podmeter.kernelLog" -}}
+{{- if (default dict .Values.kernelLog).enabled -}}yes{{- end -}}
+{{- end -}}
+
+{{/* yes where the container must be privileged. */}}
+{{- define "podmeter.privileged" -}}
+{{- $kernelLog := default dict .Values.kernelLog -}}
+{{- if or (eq .Values.driver.profile "gke") (and $kernelLog.enabled (ne (toString $kernelLog.privileged) "false")) -}}yes{{- end -}}
+{{- end -}}
+
+{{/* The directory of the node that keeps state; nothing without. */}}
+{{- define "podmeter.stateDir" -}}
+{{- $state := default dict .Values.stateDir -}}
+{{- if $state.enabled -}}{{- default "/var/lib/podmeter" $state.hostPath -}}{{- end -}}
+{{- end -}}
+
+{{/* The file, with what the other values decide: GKE's resources, and XIDs from the kernel's log. */}}
 {{- define "podmeter.config" -}}
 {{- $config := deepCopy .Values.config -}}
 {{- $plugin := get $config "devicePlugin" -}}
@@ -66,6 +107,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- $_ := set $config "devicePlugin" $plugin -}}
 {{- end -}}
+{{- if include "podmeter.kernelLog" . -}}
+{{- $_ := set $config "health" (merge (dict "kmsg" "on") (default dict (get $config "health"))) -}}
+{{- end -}}
 {{- toYaml $config -}}
 {{- end -}}
 
@@ -73,7 +117,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- define "podmeter.check" -}}
 {{- $elsewhere := dict "listen" "listen.address and listen.port" "kubeletRoot" "kubelet.root" "podResourcesSocket" "kubelet.root"
       "devicePluginDir" "kubelet.devicePluginDir" "devRoot" "mounts.dev" "adminSocket" "adminSocket" "driverRoot" "driver.profile"
-      "podLogsRoot" "mounts.podLogs" "nvidiaConfig" "nvidiaConfig" -}}
+      "podLogsRoot" "mounts.podLogs" "nvidiaConfig" "nvidiaConfig" "webConfig" "webConfig" "stateDir" "stateDir" -}}
 {{- range $key, $value := $elsewhere -}}
 {{- if hasKey $.Values.config $key -}}
 {{- fail (printf "config.%s: this chart mounts and sets it; use the value %s instead" $key $value) -}}
@@ -86,6 +130,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- if and .Values.nvidiaConfig.text .Values.nvidiaConfig.configMap -}}
 {{- fail "nvidiaConfig: give text or configMap, not both" -}}
+{{- end -}}
+{{- if and (has (toString (get $config "processAttribution")) (list "on" "true")) (not .Values.hostPID) -}}
+{{- fail "config.processAttribution=on needs the host's process ids: set hostPID=true" -}}
+{{- end -}}
+{{- if and (get $config "podLabels") (not .Values.mounts.podsApi) -}}
+{{- fail "config.podLabels needs the kubelet's Pods API: set mounts.podsApi=true" -}}
+{{- end -}}
+{{- $kmsg := toString (get (default dict (get .Values.config "health")) "kmsg") -}}
+{{- if and (has $kmsg (list "on" "true")) (not (include "podmeter.kernelLog" .)) (ne .Values.driver.profile "gke") -}}
+{{- fail "config.health.kmsg needs /dev/kmsg: set kernelLog.enabled=true" -}}
 {{- end -}}
 {{- if and (kindIs "map" $plugin) (eq .Values.mode "full") -}}
 {{- range $number, $resource := (default list (get $plugin "resources")) -}}
