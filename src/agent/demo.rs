@@ -81,6 +81,8 @@ pub async fn demo(settings: DemoSettings) -> Result<(), DemoError> {
 
     let agent = Settings {
         listen: vec![settings.listen],
+        probe_listen: None,
+        web_config: None,
         admin_socket: Some(directory.path().join("podmeter.sock")),
         admin_socket_required: true,
         node_name: "demo".into(),

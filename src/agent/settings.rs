@@ -44,6 +44,10 @@ pub enum ProcessAttribution {
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub listen: Vec<ListenAddress>,
+    /// For the kubelet's probes alone, without TLS or a password.
+    pub probe_listen: Option<ListenAddress>,
+    /// Read again when it changes.
+    pub web_config: Option<PathBuf>,
     pub admin_socket: Option<PathBuf>,
     /// Whether to end when it cannot be bound: it was asked for by name.
     pub admin_socket_required: bool,
@@ -91,10 +95,12 @@ impl Settings {
     /// Keys of the configuration file that differ in `other` and take a restart.
     #[must_use]
     pub fn restart_needed_for(&self, other: &Self) -> Vec<&'static str> {
-        fn shown(settings: &Settings) -> [(&'static str, String); 17] {
+        fn shown(settings: &Settings) -> [(&'static str, String); 19] {
             let text = |value: &dyn std::fmt::Debug| format!("{value:?}");
             [
                 ("listen", text(&settings.listen)),
+                ("probeListen", text(&settings.probe_listen)),
+                ("webConfig", text(&settings.web_config)),
                 ("adminSocket", text(&settings.admin_socket)),
                 ("nodeName", text(&settings.node_name)),
                 ("podResourcesSocket or kubeletRoot", text(&settings.pod_resources_socket)),

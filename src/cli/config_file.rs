@@ -15,6 +15,8 @@ use crate::agent::{HardwareSource, HealthConfig, ListenAddress, LogFormat, Plugi
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 struct ConfigFile {
     listen: Vec<Parsed<ListenAddress>>,
+    probe_listen: Option<Parsed<ListenAddress>>,
+    web_config: Option<PathBuf>,
     node_name: Option<String>,
     kubelet_root: Option<PathBuf>,
     pod_resources_socket: Option<PathBuf>,
@@ -161,6 +163,8 @@ pub fn complete(arguments: AgentArguments) -> Result<AgentArguments, ConfigFileE
         } else {
             arguments.listen
         },
+        probe_listen: arguments.probe_listen.or(read.probe_listen.map(|address| address.0)),
+        web_config: arguments.web_config.or(read.web_config),
         node_name: arguments.node_name.or(read.node_name),
         kubelet_root: arguments.kubelet_root.or(read.kubelet_root),
         pod_resources_socket: arguments.pod_resources_socket.or(read.pod_resources_socket),
@@ -214,12 +218,14 @@ mod tests {
 
     #[test]
     fn every_key_is_read() {
-        let text = "listen: [\"127.0.0.1:1\", \"unix:/tmp/x.sock\"]\nnodeName: n\nkubeletRoot: /k\n\
+        let text = "listen: [\"127.0.0.1:1\", \"unix:/tmp/x.sock\"]\nprobeListen: 0.0.0.0:9411\nwebConfig: /w\nnodeName: n\nkubeletRoot: /k\n\
                     podResourcesSocket: /p\ndevicePluginDir: /d\nrefreshInterval: 2s\nhardware: simulated\n\
                     nvmlLibrary: /l\nnvmlCallDurations: true\ndriverRoot: [/a, /b]\nsampleInterval: 500ms\nadminSocket: /x\n\
                     procRoot: /host/proc\nsysRoot: /host/sys\ndevRoot: /host/dev\nretention: 1m 30s\nseriesLimit: 500\nlogFormat: json\nlogLevel: debug\n";
         let file = parse(text).expect("parses");
         assert_eq!(file.listen.len(), 2);
+        assert_eq!(file.probe_listen.map(|parsed| parsed.0.to_string()), Some("0.0.0.0:9411".to_owned()));
+        assert_eq!(file.web_config, Some("/w".into()));
         assert_eq!(file.retention.map(|parsed| *parsed.0), Some(Duration::from_secs(90)));
         assert_eq!(file.hardware, Some(HardwareSource::Simulated));
         assert_eq!((file.driver_root.len(), file.nvml_call_durations), (2, Some(true)));

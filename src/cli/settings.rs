@@ -6,7 +6,7 @@ use super::arguments::{AgentArguments, Switch};
 use super::config_file::{self, ConfigFileError};
 use crate::agent::{
     HardwareSource, LibrarySearch, ListenAddress, LogFormat, PluginConfigError, PodLabel, PodLabelError, Reloadable,
-    Settings,
+    Settings, WebConfig, WebConfigError,
 };
 
 /// 0.0.0.0:9410
@@ -23,6 +23,8 @@ pub enum InvalidSettings {
     ConfigFile(#[from] ConfigFileError),
     #[error("{}{error}", file.as_deref().map(|file| format!("{}: ", file.display())).unwrap_or_default())]
     DevicePlugin { file: Option<PathBuf>, error: PluginConfigError },
+    #[error(transparent)]
+    WebConfig(#[from] WebConfigError),
     #[error("--pod-label (podLabels in a file): {0}")]
     PodLabel(#[from] PodLabelError),
     #[error("--{flag} ({} {value}: {problem}", place(flag, file.as_deref()))]
@@ -62,6 +64,8 @@ pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
     };
     let settings = Settings {
         listen: if arguments.listen.is_empty() { vec![EVERYWHERE] } else { arguments.listen },
+        probe_listen: arguments.probe_listen,
+        web_config: arguments.web_config,
         admin_socket: (admin_socket.as_os_str() != "none").then_some(admin_socket),
         admin_socket_required,
         node_name: arguments.node_name.unwrap_or_else(node_name),
@@ -91,6 +95,7 @@ pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
         },
     };
     check(&settings, arguments.config.as_deref())?;
+    settings.web_config.as_deref().map(check_web_config).transpose()?;
     Ok(settings)
 }
 
@@ -103,6 +108,11 @@ pub fn library_search(library: Option<PathBuf>, driver_roots: Vec<PathBuf>) -> L
 /// `podmeter check-config`.
 pub fn check_file(file: &Path) -> Result<(), InvalidSettings> {
     resolve(AgentArguments { config: Some(file.to_owned()), ..AgentArguments::default() }).map(|_| ())
+}
+
+/// `podmeter check-config --web-config`.
+pub fn check_web_config(file: &Path) -> Result<Vec<String>, WebConfigError> {
+    WebConfig::load(file).map(|config| config.warnings)
 }
 
 fn check(settings: &Settings, file: Option<&Path>) -> Result<(), InvalidSettings> {

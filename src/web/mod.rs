@@ -5,6 +5,9 @@
 //! except the orders on the admin socket; no other request waits for anything but the rendering of a page.
 
 mod admin;
+mod auth;
+mod config;
+mod gate;
 mod html;
 mod listener;
 mod negotiation;
@@ -13,10 +16,11 @@ mod scrapes;
 mod server;
 
 pub use admin::{Admin, DriverOrders, Marking, Order};
+pub use config::{LiveConfig, WebConfig, WebConfigError};
 pub use listener::{BindError, ListenAddress, Listener};
 pub use routes::{Probe, WebState, router};
 pub use scrapes::ScrapeDurations;
-pub use server::serve;
+pub use server::{ServerSettings, serve};
 
 #[cfg(test)]
 mod tests;
