@@ -33,7 +33,7 @@ pub use crate::hardware::simulated::Profile;
 pub use crate::health::Config as HealthConfig;
 pub use crate::model::{PodLabel, PodLabelError};
 pub use crate::plugin::{Config as PluginConfig, ConfigError as PluginConfigError, ResourceConfig};
-pub use crate::web::{ListenAddress, WebConfig, WebConfigError};
+pub use crate::web::{Limits as WebLimits, ListenAddress, WebConfig, WebConfigError};
 pub use demo::{DemoError, DemoSettings, demo};
 pub use probe::{Probe, probe_nvml};
 pub use settings::{HardwareSource, LogFormat, ProcessAttribution, Reloadable, Settings};
@@ -187,7 +187,7 @@ async fn run_on(
         }
     }
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let server = ServerSettings { web_config };
+    let server = ServerSettings { web_config, limits: settings.web_limits };
     let serving = web::serve(listeners, state, server, async move { drop(stopped.await) });
     tokio::pin!(serving);
 

@@ -7,6 +7,7 @@
 mod admin;
 mod auth;
 mod config;
+mod connections;
 mod gate;
 mod html;
 mod listener;
@@ -17,6 +18,7 @@ mod server;
 
 pub use admin::{Admin, DriverOrders, Marking, Order};
 pub use config::{LiveConfig, WebConfig, WebConfigError};
+pub use connections::Limits;
 pub use listener::{BindError, ListenAddress, Listener};
 pub use routes::{Probe, WebState, router};
 pub use scrapes::ScrapeDurations;
