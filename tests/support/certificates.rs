@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
@@ -30,6 +30,7 @@ pub struct Identity {
 impl Authority {
     pub fn new() -> Self {
         let mut parameters = CertificateParams::new(vec![]).unwrap();
+        parameters.distinguished_name.push(DnType::CommonName, "authority");
         parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().unwrap();
         let pem = parameters.self_signed(&key).unwrap().pem();
@@ -47,6 +48,8 @@ impl Authority {
     fn sign(&self, names: &[&str], purpose: ExtendedKeyUsagePurpose) -> Identity {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let mut parameters = CertificateParams::new(names).unwrap();
+        // Another one than the authority's, or OpenSSL takes it for signed by itself.
+        parameters.distinguished_name.push(DnType::CommonName, "node or client");
         parameters.extended_key_usages = vec![purpose];
         let key = KeyPair::generate().unwrap();
         let certificate = parameters.signed_by(&key, &self.issuer).unwrap();
