@@ -81,7 +81,6 @@ impl<'agent> Honest<'agent> {
 
     fn finds_memory_within_bounds(&self) {
         let (now, before) = (resident(self.running), self.before);
-        println!("resident: {before} before, {now} now");
         assert!(now <= 2 * before + SLACK, "{now} bytes after {before}");
     }
 }
