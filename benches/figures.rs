@@ -19,6 +19,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use agent::Running;
+use base64::Engine as _;
 use fake_nvml::FakeNvml;
 use kubelet::{Admission, ContainerSpec, ListedDevice, Node, Options, PodSpec, node};
 use serde_json::json;
@@ -35,12 +36,15 @@ fn main() {
     let node = runtime.block_on(usual_node());
     let driver = FakeNvml::start(json!({ "gpus": vec![json!({ "utilization": { "gpu": 60, "memory": 30 } }); GPUS] }));
     println!("| figure | measured | must reach |\n|---|---|---|");
-    // `cargo bench -- plugin`, or `health`, measures that part alone.
+    // `cargo bench -- plugin`, `health` or `hostile`, measures that part alone.
     if std::env::args().any(|argument| argument == "plugin") {
         return plugin(&runtime, &driver);
     }
     if std::env::args().any(|argument| argument == "health") {
         return health(&runtime, &driver);
+    }
+    if std::env::args().any(|argument| argument == "hostile") {
+        return hostile(&node, &driver);
     }
     start(&node, &driver);
     steady(&node, &driver);
@@ -49,6 +53,7 @@ fn main() {
     refresh(&node, &driver);
     plugin(&runtime, &driver);
     health(&runtime, &driver);
+    hostile(&node, &driver);
 }
 
 fn row(figure: &str, measured: &str, limit: &str) {
@@ -339,20 +344,85 @@ fn quantiles(values: impl Iterator<Item = f64>, upper: f64, scale: f64, unit: &s
     format!("{:.3} / {:.3} {unit}", at(0.5), at(upper))
 }
 
+/// What a crowd that opens connections as fast as it can costs an honest scraper, on a new connection each time.
+fn hostile(node: &Node, driver: &FakeNvml) {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("web-config.yaml");
+    std::fs::write(&file, format!("basic_auth_users: {{alice: {}}}\n", bcrypt::hash("secret", 10).unwrap())).unwrap();
+    let honest = "Authorization: Basic YWxpY2U6c2VjcmV0\r\n"; // alice:secret
+    let running =
+        agent::agent(node.root.path(), &["--device-plugin=off", "--web-config", file.to_str().unwrap()], &driver.env());
+    let page = || Connection::open_with(&running.address, honest).scrape();
+    while !complete(&page()) {}
+    let measure = |crowd: &str| {
+        let seconds = (0..500).map(|_| {
+            let began = Instant::now();
+            assert!(complete(&page()));
+            began.elapsed().as_secs_f64()
+        });
+        let seconds = quantiles(seconds, 0.99, 1e3, "ms");
+        let figure = format!("honest scrape with a password, median / p99 of 500, and resident memory: {crowd}");
+        row(&figure, &format!("{seconds}, {:.1} MiB", resident_mib(running.pid())), "twice quiet");
+    };
+    measure("quiet");
+    let unread = format!("GET /metrics HTTP/1.1\r\nHost: bench\r\n{honest}\r\n").repeat(50);
+    for (crowd, sent) in [
+        ("900 idle connections, always new ones", ""),
+        ("heads that never end", "GET /metrics HTTP/1.1\r\nX: "),
+        ("answers that nobody reads", &unread),
+        ("wrong passwords", "guess"),
+    ] {
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut held = std::collections::VecDeque::new();
+                for guess in 0.. {
+                    if done.load(std::sync::atomic::Ordering::Relaxed) {
+                        return;
+                    }
+                    let mut stream = TcpStream::connect(&running.address).unwrap();
+                    let text = match sent {
+                        "guess" => {
+                            let guess = base64::engine::general_purpose::STANDARD.encode(format!("alice:{guess}"));
+                            format!("GET / HTTP/1.1\r\nHost: bench\r\nAuthorization: Basic {guess}\r\n\r\n")
+                        }
+                        sent => sent.to_owned(),
+                    };
+                    let _ = stream.write_all(text.as_bytes()); // it may be closed already
+                    held.push_back(stream);
+                    if held.len() > 900 {
+                        held.pop_front();
+                    }
+                }
+            });
+            std::thread::sleep(Duration::from_secs(3));
+            measure(crowd);
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+    }
+}
+
 /// A kept connection, as Prometheus keeps one.
 struct Connection {
     stream: BufReader<TcpStream>,
+    /// Whole lines, each ending in CRLF.
+    headers: &'static str,
 }
 
 impl Connection {
     fn open(address: &str) -> Self {
+        Self::open_with(address, "")
+    }
+
+    fn open_with(address: &str, headers: &'static str) -> Self {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_nodelay(true).unwrap();
-        Self { stream: BufReader::with_capacity(1 << 18, stream) }
+        Self { stream: BufReader::with_capacity(1 << 18, stream), headers }
     }
 
     fn scrape(&mut self) -> String {
-        self.stream.get_mut().write_all(b"GET /metrics HTTP/1.1\r\nHost: bench\r\n\r\n").unwrap();
+        let request = format!("GET /metrics HTTP/1.1\r\nHost: bench\r\n{}\r\n", self.headers);
+        self.stream.get_mut().write_all(request.as_bytes()).unwrap();
         let mut length = 0;
         loop {
             let mut line = String::new();

@@ -109,7 +109,7 @@ async fn a_scrape_calls_neither_the_driver_nor_the_kubelet() {
     loop {
         std::thread::sleep(Duration::from_millis(500));
         let now = driver.calls();
-        if std::mem::replace(&mut calls, now) == now {
+        if std::mem::replace(&mut calls, now.clone()) == now {
             break;
         }
         assert!(Instant::now() < deadline, "the driver is called all the time");

@@ -41,7 +41,7 @@ const ARROWS: [(&str, &[&str]); 17] = [
 ];
 
 /// Words of other libraries, and the only rooms that may speak them.
-const LIBRARIES: [(&str, &[&str]); 8] = [
+const LIBRARIES: [(&str, &[&str]); 12] = [
     ("tokio", &["agent", "cli", "clock", "hardware", "kubelet", "plugin", "processes", "simulation", "web"]),
     ("tonic", &["kubelet", "plugin", "simulation", "wire"]),
     ("nvml_wrapper", &["hardware"]),
@@ -49,6 +49,10 @@ const LIBRARIES: [(&str, &[&str]); 8] = [
     // In `web` its tests alone, which decode what was served.
     ("prometheus_client", &["metrics", "web"]),
     ("axum", &["web"]),
+    ("rustls", &["web"]),
+    ("tokio_rustls", &["web"]),
+    ("ring", &["web"]),
+    ("bcrypt", &["web"]),
     ("clap", &["agent", "cli"]),
     ("anyhow", &["cli"]),
 ];

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 
 use super::settings::{HardwareSource, LogFormat, ProcessAttribution, Reloadable, Settings};
-use super::{AgentError, HealthConfig, LibrarySearch, ListenAddress, Profile, run_on};
+use super::{AgentError, HealthConfig, LibrarySearch, ListenAddress, Profile, WebLimits, run_on};
 use crate::clock::Clock;
 use crate::hardware::nvml::NvmlDriver;
 use crate::hardware::simulated::SimulatedDriver;
@@ -81,6 +81,9 @@ pub async fn demo(settings: DemoSettings) -> Result<(), DemoError> {
 
     let agent = Settings {
         listen: vec![settings.listen],
+        probe_listen: None,
+        web_config: None,
+        web_limits: WebLimits::default(),
         admin_socket: Some(directory.path().join("podmeter.sock")),
         admin_socket_required: true,
         node_name: "demo".into(),

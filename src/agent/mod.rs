@@ -25,7 +25,7 @@ use crate::hardware::{self, DriverLease, Hardware};
 use crate::kubelet;
 use crate::metrics::Pages;
 use crate::model::{ConfigReload, HardwareState, HealthState, PluginState, Snapshot};
-use crate::web::{self, BindError, Listener, ScrapeDurations, WebState};
+use crate::web::{self, BindError, Listener, LiveConfig, ScrapeDurations, ServerSettings, WebState};
 use crate::{plugin, processes};
 
 pub use crate::hardware::nvml::LibrarySearch;
@@ -33,7 +33,7 @@ pub use crate::hardware::simulated::Profile;
 pub use crate::health::Config as HealthConfig;
 pub use crate::model::{PodLabel, PodLabelError};
 pub use crate::plugin::{Config as PluginConfig, ConfigError as PluginConfigError, ResourceConfig};
-pub use crate::web::ListenAddress;
+pub use crate::web::{Limits as WebLimits, ListenAddress, WebConfig, WebConfigError};
 pub use demo::{DemoError, DemoSettings, demo};
 pub use probe::{Probe, probe_nvml};
 pub use settings::{HardwareSource, LogFormat, ProcessAttribution, Reloadable, Settings};
@@ -49,6 +49,8 @@ const GRACE: Duration = Duration::from_millis(4500);
 pub enum AgentError {
     #[error(transparent)]
     Bind(#[from] BindError),
+    #[error(transparent)]
+    WebConfig(#[from] WebConfigError),
     #[error("signals cannot be received: {0}")]
     Signals(std::io::Error),
     #[error("the web server ended: {0}")]
@@ -76,6 +78,7 @@ async fn run_on(
     clock: Clock,
 ) -> Result<(), AgentError> {
     let mut signals = Signals::receive()?;
+    let web_config = settings.web_config.as_deref().map(|file| LiveConfig::load(file, clock)).transpose()?;
     let listeners = bind(&settings).await?;
 
     let call_durations = driver.as_ref().and_then(|driver| driver.call_durations());
@@ -153,6 +156,7 @@ async fn run_on(
         call_durations,
         reloadable,
         config_reload,
+        web_config: web_config.clone(),
         scrapes: scrapes.clone(),
         publish,
         pulse: pulse.clone(),
@@ -172,16 +176,19 @@ async fn run_on(
             mark: health::marker(operator, clock),
         },
     };
+    let encrypted = web_config.as_ref().is_some_and(LiveConfig::is_encrypted);
     for listener in &listeners {
         match listener.address() {
-            ListenAddress::Tcp(address) => {
-                tracing::info!(page = %format_args!("http://{address}/"), %address, "listening");
+            ListenAddress::Tcp(address) if listener.serves_pages() => {
+                let scheme = if encrypted { "https" } else { "http" };
+                tracing::info!(page = %format_args!("{scheme}://{address}/"), %address, "listening");
             }
-            address @ ListenAddress::Unix(_) => tracing::info!(%address, "listening"),
+            address => tracing::info!(%address, "listening"),
         }
     }
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let serving = web::serve(listeners, state, async move { drop(stopped.await) });
+    let server = ServerSettings { web_config, limits: settings.web_limits };
+    let serving = web::serve(listeners, state, server, async move { drop(stopped.await) });
     tokio::pin!(serving);
 
     let outcome = loop {
@@ -249,6 +256,9 @@ async fn bind(settings: &Settings) -> Result<Vec<Listener>, AgentError> {
     let mut listeners = vec![];
     for address in &settings.listen {
         listeners.push(Listener::bind(address).await?);
+    }
+    if let Some(address) = &settings.probe_listen {
+        listeners.push(Listener::bind_probes(address).await?);
     }
     if let Some(path) = &settings.admin_socket {
         match Listener::bind_private(path).await {

@@ -47,9 +47,20 @@ pub struct Publisher {
     pub call_durations: Option<CallDurations>,
     pub reloadable: watch::Receiver<Reloadable>,
     pub config_reload: watch::Receiver<Option<ConfigReload>>,
+    pub web_config: Option<crate::web::LiveConfig>,
     pub scrapes: crate::web::ScrapeDurations,
     pub publish: watch::Sender<Arc<Snapshot>>,
     pub pulse: Pulse,
+}
+
+/// Of both files; the one that is bad tells since when.
+fn of_both(config: ConfigReload, web: ConfigReload) -> ConfigReload {
+    match (config.successful, web.successful) {
+        (false, true) => config,
+        (true, false) => web,
+        _ if config.last_success > web.last_success => config,
+        _ => web,
+    }
 }
 
 /// When the publisher last published; `/-/healthy` feels it.
@@ -216,7 +227,10 @@ impl Publisher {
             scrape_durations,
             nvml_call_durations: self.call_durations.as_ref().map(|read| read()).unwrap_or_default(),
             process: self_use::read(),
-            config_reload: *self.config_reload.borrow(),
+            config_reload: match (*self.config_reload.borrow(), &self.web_config) {
+                (Some(config), Some(web)) => Some(of_both(config, web.reload())),
+                (config, _) => config,
+            },
             hardware,
             kubelet,
             health,

@@ -11,7 +11,7 @@ use crate::clock::Clock;
 use crate::hardware::nvml::{LibrarySearch, NvmlDriver};
 use crate::hardware::simulated::{Profile, SimulatedDriver};
 use crate::model::PodLabel;
-use crate::web::ListenAddress;
+use crate::web::{Limits, ListenAddress};
 use crate::{hardware, health, kubelet, plugin, processes};
 
 /// The same simulated GPUs at every start.
@@ -44,6 +44,11 @@ pub enum ProcessAttribution {
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub listen: Vec<ListenAddress>,
+    /// For the kubelet's probes alone, without TLS or a password.
+    pub probe_listen: Option<ListenAddress>,
+    /// Read again when it changes.
+    pub web_config: Option<PathBuf>,
+    pub web_limits: Limits,
     pub admin_socket: Option<PathBuf>,
     /// Whether to end when it cannot be bound: it was asked for by name.
     pub admin_socket_required: bool,
@@ -91,10 +96,13 @@ impl Settings {
     /// Keys of the configuration file that differ in `other` and take a restart.
     #[must_use]
     pub fn restart_needed_for(&self, other: &Self) -> Vec<&'static str> {
-        fn shown(settings: &Settings) -> [(&'static str, String); 17] {
+        fn shown(settings: &Settings) -> [(&'static str, String); 20] {
             let text = |value: &dyn std::fmt::Debug| format!("{value:?}");
             [
                 ("listen", text(&settings.listen)),
+                ("probeListen", text(&settings.probe_listen)),
+                ("webConfig", text(&settings.web_config)),
+                ("webMaxConnections, webReadTimeout, webWriteTimeout or webMaxHeaderBytes", text(&settings.web_limits)),
                 ("adminSocket", text(&settings.admin_socket)),
                 ("nodeName", text(&settings.node_name)),
                 ("podResourcesSocket or kubeletRoot", text(&settings.pod_resources_socket)),

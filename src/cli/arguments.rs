@@ -29,7 +29,13 @@ pub enum Command {
         output: MetricsFormat,
     },
     /// Validate a configuration file.
-    CheckConfig { file: PathBuf },
+    CheckConfig {
+        #[arg(required_unless_present = "web_config")]
+        file: Option<PathBuf>,
+        /// A web configuration, with the certificates that it names.
+        #[arg(long, value_name = "FILE")]
+        web_config: Option<PathBuf>,
+    },
     /// Call every NVML function that the agent uses on every GPU, and report support, latency and errors.
     ProbeNvml(ProbeArguments),
 }
@@ -44,6 +50,25 @@ pub struct AgentArguments {
     /// Metrics and page: `IP:PORT` or `unix:PATH`; repeatable [default: 0.0.0.0:9410].
     #[arg(long, env = "PODMETER_LISTEN", value_name = "ADDR", value_delimiter = ',')]
     pub listen: Vec<ListenAddress>,
+    /// Answers the kubelet's probes, `/-/healthy` and `/-/ready`, here alone without TLS and password [default: nowhere].
+    #[arg(long, env = "PODMETER_PROBE_LISTEN", value_name = "ADDR")]
+    pub probe_listen: Option<ListenAddress>,
+    /// TLS, client certificates, passwords and headers for what `--listen` serves: a web configuration file as Prometheus'
+    /// exporters have; re-read when it or its certificates change.
+    #[arg(long, env = "PODMETER_WEB_CONFIG", value_name = "FILE")]
+    pub web_config: Option<PathBuf>,
+    /// Connections to each listener at once; past it the one that is missed least is closed [default: 64].
+    #[arg(long, env = "PODMETER_WEB_MAX_CONNECTIONS", value_name = "N")]
+    pub web_max_connections: Option<usize>,
+    /// For a request's head to arrive, and for the next one on a kept connection [default: 65s].
+    #[arg(long, env = "PODMETER_WEB_READ_TIMEOUT", value_name = "DUR", value_parser = humantime::parse_duration)]
+    pub web_read_timeout: Option<Duration>,
+    /// For an answer to be taken by a client that is slow to read [default: 10s].
+    #[arg(long, env = "PODMETER_WEB_WRITE_TIMEOUT", value_name = "DUR", value_parser = humantime::parse_duration)]
+    pub web_write_timeout: Option<Duration>,
+    /// Of a request's line and headers [default: 32768].
+    #[arg(long, env = "PODMETER_WEB_MAX_HEADER_BYTES", value_name = "N")]
+    pub web_max_header_bytes: Option<usize>,
     /// Shown on the page, never a metric label [default: $NODE_NAME, else the host name].
     #[arg(long, env = "PODMETER_NODE_NAME", value_name = "NAME")]
     pub node_name: Option<String>,

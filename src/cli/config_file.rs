@@ -15,6 +15,12 @@ use crate::agent::{HardwareSource, HealthConfig, ListenAddress, LogFormat, Plugi
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 struct ConfigFile {
     listen: Vec<Parsed<ListenAddress>>,
+    probe_listen: Option<Parsed<ListenAddress>>,
+    web_config: Option<PathBuf>,
+    web_max_connections: Option<usize>,
+    web_read_timeout: Option<Parsed<humantime::Duration>>,
+    web_write_timeout: Option<Parsed<humantime::Duration>>,
+    web_max_header_bytes: Option<usize>,
     node_name: Option<String>,
     kubelet_root: Option<PathBuf>,
     pod_resources_socket: Option<PathBuf>,
@@ -161,6 +167,12 @@ pub fn complete(arguments: AgentArguments) -> Result<AgentArguments, ConfigFileE
         } else {
             arguments.listen
         },
+        probe_listen: arguments.probe_listen.or(read.probe_listen.map(|address| address.0)),
+        web_config: arguments.web_config.or(read.web_config),
+        web_max_connections: arguments.web_max_connections.or(read.web_max_connections),
+        web_read_timeout: duration(arguments.web_read_timeout, read.web_read_timeout),
+        web_write_timeout: duration(arguments.web_write_timeout, read.web_write_timeout),
+        web_max_header_bytes: arguments.web_max_header_bytes.or(read.web_max_header_bytes),
         node_name: arguments.node_name.or(read.node_name),
         kubelet_root: arguments.kubelet_root.or(read.kubelet_root),
         pod_resources_socket: arguments.pod_resources_socket.or(read.pod_resources_socket),
@@ -214,12 +226,19 @@ mod tests {
 
     #[test]
     fn every_key_is_read() {
-        let text = "listen: [\"127.0.0.1:1\", \"unix:/tmp/x.sock\"]\nnodeName: n\nkubeletRoot: /k\n\
+        let text = "listen: [\"127.0.0.1:1\", \"unix:/tmp/x.sock\"]\nprobeListen: 0.0.0.0:9411\nwebConfig: /w\nwebMaxConnections: 9\n\
+                    webReadTimeout: 3s\nwebWriteTimeout: 4s\nwebMaxHeaderBytes: 9000\nnodeName: n\nkubeletRoot: /k\n\
                     podResourcesSocket: /p\ndevicePluginDir: /d\nrefreshInterval: 2s\nhardware: simulated\n\
                     nvmlLibrary: /l\nnvmlCallDurations: true\ndriverRoot: [/a, /b]\nsampleInterval: 500ms\nadminSocket: /x\n\
                     procRoot: /host/proc\nsysRoot: /host/sys\ndevRoot: /host/dev\nretention: 1m 30s\nseriesLimit: 500\nlogFormat: json\nlogLevel: debug\n";
         let file = parse(text).expect("parses");
         assert_eq!(file.listen.len(), 2);
+        assert_eq!(file.probe_listen.map(|parsed| parsed.0.to_string()), Some("0.0.0.0:9411".to_owned()));
+        assert_eq!(file.web_config, Some("/w".into()));
+        assert_eq!((file.web_max_connections, file.web_max_header_bytes), (Some(9), Some(9000)));
+        let timeouts =
+            [file.web_read_timeout, file.web_write_timeout].map(|parsed| parsed.map(|parsed| parsed.0.as_secs()));
+        assert_eq!(timeouts, [Some(3), Some(4)]);
         assert_eq!(file.retention.map(|parsed| *parsed.0), Some(Duration::from_secs(90)));
         assert_eq!(file.hardware, Some(HardwareSource::Simulated));
         assert_eq!((file.driver_root.len(), file.nvml_call_durations), (2, Some(true)));

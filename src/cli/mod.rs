@@ -56,8 +56,15 @@ fn run(command: Command) -> Result<(), Failed> {
             MetricsFormat::Markdown => catalogue::markdown(),
             MetricsFormat::Json => catalogue::json(),
         }),
-        Command::CheckConfig { file } => {
-            settings::check_file(&file).map_err(usage)?;
+        Command::CheckConfig { file, web_config } => {
+            if let Some(file) = file {
+                settings::check_file(&file).map_err(usage)?;
+                say(&format!("{}: valid\n", file.display()))?;
+            }
+            let Some(file) = web_config else { return Ok(()) };
+            for warning in settings::check_web_config(&file).map_err(usage)? {
+                say(&format!("{}: {warning}\n", file.display()))?;
+            }
             say(&format!("{}: valid\n", file.display()))
         }
         Command::ProbeNvml(arguments) => run_probe(arguments),
@@ -79,6 +86,8 @@ fn run_agent(arguments: AgentArguments) -> Result<(), Failed> {
     });
     block_on(agent::run(settings, reload))?.map_err(|error| match error {
         AgentError::Bind(error) => Failed(BIND, error.to_string()),
+        // Was good a moment ago.
+        AgentError::WebConfig(error) => Failed(USAGE, error.to_string()),
         error => Failed(FAILED, error.to_string()),
     })
 }

@@ -8,7 +8,7 @@ use super::arguments::{AgentArguments, Switch};
 use super::config_file::{self, ConfigFileError};
 use crate::agent::{
     HardwareSource, LibrarySearch, ListenAddress, LogFormat, PluginConfigError, PodLabel, PodLabelError, Reloadable,
-    Settings,
+    Settings, WebConfig, WebConfigError, WebLimits,
 };
 
 /// 0.0.0.0:9410
@@ -25,6 +25,8 @@ pub enum InvalidSettings {
     ConfigFile(#[from] ConfigFileError),
     #[error("{}{error}", file.as_deref().map(|file| format!("{}: ", file.display())).unwrap_or_default())]
     DevicePlugin { file: Option<PathBuf>, error: PluginConfigError },
+    #[error(transparent)]
+    WebConfig(#[from] WebConfigError),
     #[error("--pod-label (podLabels in a file): {0}")]
     PodLabel(#[from] PodLabelError),
     #[error("--{flag} ({} {value}: {problem}", place(flag, file.as_deref()))]
@@ -62,8 +64,17 @@ pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
         None if hardware == HardwareSource::Simulated => None,
         _ => Some(offered),
     };
+    let usual_limits = WebLimits::default();
     let settings = Settings {
         listen: if arguments.listen.is_empty() { vec![EVERYWHERE] } else { arguments.listen },
+        probe_listen: arguments.probe_listen,
+        web_config: arguments.web_config,
+        web_limits: WebLimits {
+            connections: arguments.web_max_connections.unwrap_or(usual_limits.connections),
+            read_timeout: arguments.web_read_timeout.unwrap_or(usual_limits.read_timeout),
+            write_timeout: arguments.web_write_timeout.unwrap_or(usual_limits.write_timeout),
+            header_bytes: arguments.web_max_header_bytes.unwrap_or(usual_limits.header_bytes),
+        },
         admin_socket: (admin_socket.as_os_str() != "none").then_some(admin_socket),
         admin_socket_required,
         node_name: arguments.node_name.unwrap_or_else(node_name),
@@ -93,6 +104,7 @@ pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
         },
     };
     check(&settings, arguments.config.as_deref())?;
+    settings.web_config.as_deref().map(check_web_config).transpose()?;
     Ok(settings)
 }
 
@@ -105,6 +117,11 @@ pub fn library_search(library: Option<PathBuf>, driver_roots: Vec<PathBuf>) -> L
 /// `podmeter check-config`.
 pub fn check_file(file: &Path) -> Result<(), InvalidSettings> {
     resolve(AgentArguments { config: Some(file.to_owned()), ..AgentArguments::default() }).map(|_| ())
+}
+
+/// `podmeter check-config --web-config`.
+pub fn check_web_config(file: &Path) -> Result<Vec<String>, WebConfigError> {
+    WebConfig::load(file).map(|config| config.warnings)
 }
 
 fn check(settings: &Settings, file: Option<&Path>) -> Result<(), InvalidSettings> {
@@ -123,10 +140,16 @@ fn check(settings: &Settings, file: Option<&Path>) -> Result<(), InvalidSettings
     range("refresh-interval", *refresh_interval, second, 10 * minute, "must be 1s to 10m")?;
     range("sample-interval", settings.sample_interval, second / 10, minute, "must be 100ms to 1m")?;
     range("retention", *retention, Duration::ZERO, 24 * 60 * minute, "must be 0s to 1day")?;
-    if !(100..=1_000_000).contains(series_limit) {
-        let value = series_limit.to_string();
-        return Err(InvalidSettings::Value { flag: "series-limit", file, value, problem: "must be 100 to 1000000" });
-    }
+    let count = |flag, value: usize, valid: std::ops::RangeInclusive<usize>, problem| match valid.contains(&value) {
+        true => Ok(()),
+        false => Err(InvalidSettings::Value { flag, file: file.clone(), value: value.to_string(), problem }),
+    };
+    count("series-limit", *series_limit, 100..=1_000_000, "must be 100 to 1000000")?;
+    let web = settings.web_limits;
+    count("web-max-connections", web.connections, 4..=10_000, "must be 4 to 10000")?;
+    count("web-max-header-bytes", web.header_bytes, 8_192..=1_048_576, "must be 8192 to 1048576")?;
+    range("web-read-timeout", web.read_timeout, second, 10 * minute, "must be 1s to 10m")?;
+    range("web-write-timeout", web.write_timeout, second, 10 * minute, "must be 1s to 10m")?;
     // A word alone would be taken for a target, and everything else be silent.
     let is_level = |part: &str| part.contains('=') || part.trim().parse::<LevelFilter>().is_ok();
     if !log_level.split(',').all(is_level) || log_level.parse::<Targets>().is_err() {

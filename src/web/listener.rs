@@ -33,52 +33,73 @@ pub enum BindError {
     NotASocket { path: PathBuf },
 }
 
+/// What is served on a listener, and to whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Every page, to whom the web configuration lets in.
+    Pages,
+    /// Healthy and ready alone, to everybody: a kubelet has no certificate and no password.
+    Probes,
+    /// Pages and orders; only its owner can open it.
+    Private,
+}
+
 #[derive(Debug)]
 pub enum Listener {
-    Tcp(TcpListener),
-    /// `is_private`: only its owner can open it, so it takes orders too.
-    Unix {
-        listener: UnixListener,
-        file: SocketFile,
-        is_private: bool,
-    },
+    Tcp { listener: TcpListener, purpose: Purpose },
+    Unix { listener: UnixListener, file: SocketFile, purpose: Purpose },
 }
 
 impl Listener {
     /// Binds and listens. A unix socket gets the permissions that the process's umask leaves.
     pub async fn bind(address: &ListenAddress) -> Result<Self, BindError> {
+        Self::bind_for(address, Purpose::Pages).await
+    }
+
+    /// Binds and listens for the kubelet's probes alone.
+    pub async fn bind_probes(address: &ListenAddress) -> Result<Self, BindError> {
+        Self::bind_for(address, Purpose::Probes).await
+    }
+
+    async fn bind_for(address: &ListenAddress, purpose: Purpose) -> Result<Self, BindError> {
         match address {
             ListenAddress::Tcp(address) => match TcpListener::bind(address).await {
-                Ok(listener) => Ok(Self::Tcp(listener)),
+                Ok(listener) => Ok(Self::Tcp { listener, purpose }),
                 Err(source) => Err(BindError::Tcp { address: *address, source }),
             },
-            ListenAddress::Unix(path) => Self::bind_unix(path, None).await,
+            ListenAddress::Unix(path) => Self::bind_unix(path, purpose).await,
         }
     }
 
     /// Binds a unix socket that only its owner can open.
     pub async fn bind_private(path: &Path) -> Result<Self, BindError> {
-        Self::bind_unix(path, Some(0o600)).await
+        Self::bind_unix(path, Purpose::Private).await
     }
 
-    /// Whether orders are taken here, not questions alone.
     #[must_use]
-    pub fn is_private(&self) -> bool {
-        matches!(self, Self::Unix { is_private: true, .. })
+    pub fn serves_pages(&self) -> bool {
+        self.purpose() != Purpose::Probes
+    }
+
+    #[must_use]
+    pub(super) fn purpose(&self) -> Purpose {
+        match self {
+            Self::Tcp { purpose, .. } | Self::Unix { purpose, .. } => *purpose,
+        }
     }
 
     /// What was bound, with the port that the system chose where zero was asked for.
     #[must_use]
     pub fn address(&self) -> ListenAddress {
         match self {
-            Self::Tcp(listener) => {
+            Self::Tcp { listener, .. } => {
                 ListenAddress::Tcp(listener.local_addr().unwrap_or_else(|_| SocketAddr::from(([0, 0, 0, 0], 0))))
             }
             Self::Unix { file, .. } => ListenAddress::Unix(file.path.clone()),
         }
     }
 
-    async fn bind_unix(path: &Path, mode: Option<u32>) -> Result<Self, BindError> {
+    async fn bind_unix(path: &Path, purpose: Purpose) -> Result<Self, BindError> {
         let failed = |source| BindError::Unix { path: path.to_owned(), source };
         clear_the_way(path).await?;
         if let Some(directory) = path.parent() {
@@ -90,12 +111,12 @@ impl Listener {
         let draft = PathBuf::from(draft);
         let _ = std::fs::remove_file(&draft);
         let listener = UnixListener::bind(&draft).map_err(failed)?;
-        let placed = place(&draft, path, mode);
+        let placed = place(&draft, path, (purpose == Purpose::Private).then_some(0o600));
         if placed.is_err() {
             let _ = std::fs::remove_file(&draft);
         }
         let inode = placed.map_err(failed)?;
-        Ok(Self::Unix { listener, file: SocketFile { path: path.to_owned(), inode }, is_private: mode.is_some() })
+        Ok(Self::Unix { listener, file: SocketFile { path: path.to_owned(), inode }, purpose })
     }
 }
 

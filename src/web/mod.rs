@@ -5,6 +5,10 @@
 //! except the orders on the admin socket; no other request waits for anything but the rendering of a page.
 
 mod admin;
+mod auth;
+mod config;
+mod connections;
+mod gate;
 mod html;
 mod listener;
 mod negotiation;
@@ -13,10 +17,12 @@ mod scrapes;
 mod server;
 
 pub use admin::{Admin, DriverOrders, Marking, Order};
+pub use config::{LiveConfig, WebConfig, WebConfigError};
+pub use connections::Limits;
 pub use listener::{BindError, ListenAddress, Listener};
 pub use routes::{Probe, WebState, router};
 pub use scrapes::ScrapeDurations;
-pub use server::serve;
+pub use server::{ServerSettings, serve};
 
 #[cfg(test)]
 mod tests;

@@ -56,6 +56,16 @@ pub fn router(state: WebState) -> Router {
         .with_state(state)
 }
 
+/// What the kubelet asks, for a listener of its own.
+pub(super) fn probes(state: WebState) -> Router {
+    Router::new()
+        .route("/-/healthy", get(healthy))
+        .route("/-/ready", get(ready))
+        .method_not_allowed_fallback(method_not_allowed)
+        .fallback(|| async { text(StatusCode::NOT_FOUND, "here is /-/healthy and /-/ready alone") })
+        .with_state(state)
+}
+
 async fn metrics(State(state): State<WebState>, method: Method, headers: HeaderMap) -> Response {
     let scrapes = state.scrapes.clone();
     let response = page(state, negotiation::format(&headers), negotiation::coding(&headers)).await;
@@ -144,7 +154,7 @@ async fn method_not_allowed(method: Method, uri: Uri) -> Response {
     refuse(&uri, StatusCode::METHOD_NOT_ALLOWED, &format!("{method} is not served here; use GET or HEAD"))
 }
 
-fn refuse(uri: &Uri, status: StatusCode, reason: &str) -> Response {
+pub(super) fn refuse(uri: &Uri, status: StatusCode, reason: &str) -> Response {
     let path = uri.path();
     if path == "/api" || path.starts_with("/api/") { api_problem(status, reason) } else { text(status, reason) }
 }

@@ -1,47 +1,69 @@
+use std::convert::Infallible;
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
+use axum::http::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
-use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
+use tower::ServiceExt as _;
 use tracing::{debug, warn};
 
+use super::config::LiveConfig;
+use super::connections::{Connections, Limits, Seat, Watched};
+use super::gate::Gate;
+use super::listener::Purpose;
+use super::routes::probes;
 use super::{Listener, WebState, admin, router};
 
-/// Time for a request's head, and for the next one on a kept connection: over a minute, the usual scrape interval, so
-/// that scrapers keep theirs.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(65);
-/// For a request's head; hyper's own 400 KiB times the connections would be more memory than the agent may have.
-const BUFFER_BYTES: usize = 32 * 1024;
-/// Of any connection: one whose client does not read its answer must not keep its place for ever.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Of any connection.
 const LIFETIME: Duration = Duration::from_secs(15 * 60);
-/// Per listener. A node has a few scrapers and the kubelet's probes.
-const CONNECTIONS: usize = 256;
 /// Requests under way get this long at the end; the agent promises to be gone within five seconds.
 const GRACE: Duration = Duration::from_secs(3);
 /// After a failed accept, which is mostly a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+
+/// How to serve.
+#[derive(Clone, Default)]
+pub struct ServerSettings {
+    /// For the pages; the admin socket and the probes have no need of it.
+    pub web_config: Option<LiveConfig>,
+    /// For each listener.
+    pub limits: Limits,
+}
 
 /// Serves every listener until `shutdown` is done, then lets requests under way finish. Ends early only with the error
 /// of a task that broke.
 pub async fn serve(
     listeners: Vec<Listener>,
     state: WebState,
+    settings: ServerSettings,
     shutdown: impl Future<Output = ()> + Send,
 ) -> io::Result<()> {
+    let (clock, limits) = (state.clock, settings.limits);
+    let gate = settings.web_config.map(|config| Arc::new(Gate::new(config, clock)));
     let orders = admin::router(state.admin.clone());
-    let router = router(state);
+    let (probes, router) = (probes(state.clone()), router(state));
     let (stop, stopped) = watch::channel(());
     let mut accepting = JoinSet::new();
     for listener in listeners {
-        let router = if listener.is_private() { router.clone().merge(orders.clone()) } else { router.clone() };
-        accepting.spawn(accept(listener, router, stopped.clone()));
+        let (router, gate) = match listener.purpose() {
+            Purpose::Pages => (router.clone(), gate.clone()),
+            Purpose::Probes => (probes.clone(), None),
+            Purpose::Private => (router.clone().merge(orders.clone()), None),
+        };
+        let connections = Arc::new(Connections::new(clock));
+        accepting.spawn(accept(listener, Door { router, gate, limits, connections }, stopped.clone()));
     }
     drop(stopped);
     let broke = tokio::select! {
@@ -56,13 +78,22 @@ pub async fn serve(
     outcome
 }
 
-async fn accept(listener: Listener, router: Router, mut stopped: watch::Receiver<()>) {
+/// What a listener's clients come to.
+#[derive(Clone)]
+struct Door {
+    router: Router,
+    gate: Option<Arc<Gate>>,
+    limits: Limits,
+    connections: Arc<Connections>,
+}
+
+async fn accept(listener: Listener, door: Door, mut stopped: watch::Receiver<()>) {
     let graceful = GracefulShutdown::new();
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let places = Arc::new(Semaphore::new(door.limits.connections));
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
-            accepted = next(&listener, &places) => accepted,
+            accepted = next(&listener) => accepted,
             _ = stopped.changed() => break,
             Some(ended) = connections.join_next(), if !connections.is_empty() => {
                 log_end(ended);
@@ -70,10 +101,16 @@ async fn accept(listener: Listener, router: Router, mut stopped: watch::Receiver
             }
         };
         match accepted {
-            Ok((stream, place)) => {
-                let connection = serve_connection(stream, router.clone(), graceful.watcher());
+            Ok(client) => {
+                let Some(place) = place(&places, &door.connections, &mut stopped).await else { break };
+                let seat = door.connections.sit(client.peer);
+                let (door, watcher, stopped) = (door.clone(), graceful.watcher(), stopped.clone());
                 connections.spawn(async move {
-                    connection.await;
+                    tokio::select! {
+                        () = serve_connection(client.stream, &seat, &door, watcher, stopped) => {}
+                        () = seat.must_leave() => debug!(peer = peer(&seat), "a connection made room for another"),
+                    }
+                    door.connections.stand_up(&seat);
                     drop(place);
                 });
             }
@@ -91,34 +128,89 @@ async fn accept(listener: Listener, router: Router, mut stopped: watch::Receiver
     connections.shutdown().await;
 }
 
-async fn next(
-    listener: &Listener,
-    places: &Arc<Semaphore>,
-) -> io::Result<(Box<dyn Stream>, tokio::sync::OwnedSemaphorePermit)> {
-    let place = Arc::clone(places).acquire_owned().await.map_err(io::Error::other)?;
-    let stream: Box<dyn Stream> = match listener {
-        Listener::Tcp(listener) => {
-            let (stream, _) = listener.accept().await?;
-            let _ = stream.set_nodelay(true); // fails only on a connection that is already gone
-            Box::new(stream)
-        }
-        Listener::Unix { listener, .. } => Box::new(listener.accept().await?.0),
-    };
-    Ok((stream, place))
+/// A connection that was accepted.
+struct Client {
+    stream: Box<dyn Stream>,
+    /// `None` on a unix socket.
+    peer: Option<IpAddr>,
 }
 
-async fn serve_connection(stream: Box<dyn Stream>, router: Router, watcher: Watcher) {
+async fn next(listener: &Listener) -> io::Result<Client> {
+    Ok(match listener {
+        Listener::Tcp { listener, .. } => {
+            let (stream, peer) = listener.accept().await?;
+            let _ = stream.set_nodelay(true); // fails only on a connection that is already gone
+            Client { stream: Box::new(stream), peer: Some(peer.ip().to_canonical()) }
+        }
+        Listener::Unix { listener, .. } => Client { stream: Box::new(listener.accept().await?.0), peer: None },
+    })
+}
+
+/// One of the places, once somebody has left where all are taken; `None` at the end.
+async fn place(
+    places: &Arc<Semaphore>,
+    connections: &Connections,
+    stopped: &mut watch::Receiver<()>,
+) -> Option<OwnedSemaphorePermit> {
+    if let Ok(place) = Arc::clone(places).try_acquire_owned() {
+        return Some(place);
+    }
+    connections.make_room();
+    tokio::select! {
+        place = Arc::clone(places).acquire_owned() => place.ok(),
+        _ = stopped.changed() => None,
+    }
+}
+
+async fn serve_connection(
+    stream: Box<dyn Stream>,
+    seat: &Arc<Seat>,
+    door: &Door,
+    watcher: Watcher,
+    mut stopped: watch::Receiver<()>,
+) {
+    let secured = match &door.gate {
+        None => Ok(stream),
+        Some(gate) => tokio::select! {
+            secured = tokio::time::timeout(HANDSHAKE_TIMEOUT, gate.secure(stream)) => {
+                secured.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+            }
+            _ = stopped.changed() => return,
+        },
+    };
+    let stream = match secured {
+        Ok(stream) => Watched::new(stream, Arc::clone(seat), door.limits.write_timeout),
+        Err(error) => return debug!(%error, peer = peer(seat), "no TLS came about"),
+    };
+    let answering = service_fn(|request: Request<Incoming>| {
+        let (router, gate, seat) = (door.router.clone(), door.gate.clone(), Arc::clone(seat));
+        let request = request.map(Body::new);
+        async move {
+            let response = match gate {
+                Some(gate) => gate.answer(request, seat.peer, router).await,
+                None => router.oneshot(request).await?,
+            };
+            if response.status().is_success() {
+                seat.was_answered();
+            }
+            Ok::<_, Infallible>(response)
+        }
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
-        .max_buf_size(BUFFER_BYTES)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        .header_read_timeout(door.limits.read_timeout)
+        .max_buf_size(door.limits.header_bytes)
+        .serve_connection(TokioIo::new(stream), answering);
     match tokio::time::timeout(LIFETIME, watcher.watch(connection)).await {
         Ok(Ok(())) => {}
         // A client that goes away or speaks something else: its affair.
-        Ok(Err(error)) => debug!(%error, "a connection ended badly"),
-        Err(_) => debug!("a connection reached its age and was closed"),
+        Ok(Err(error)) => debug!(%error, peer = peer(seat), "a connection ended badly"),
+        Err(_) => debug!(peer = peer(seat), "a connection reached its age and was closed"),
     }
+}
+
+fn peer(seat: &Seat) -> Option<tracing::field::DisplayValue<IpAddr>> {
+    seat.peer.map(tracing::field::display)
 }
 
 fn client_gave_up(error: &io::Error) -> bool {
@@ -132,5 +224,5 @@ fn log_end(ended: Result<(), tokio::task::JoinError>) {
     }
 }
 
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}

@@ -18,7 +18,9 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-use super::{Admin, DriverOrders, ListenAddress, Listener, Marking, Order, ScrapeDurations, WebState, serve};
+use super::{
+    Admin, DriverOrders, ListenAddress, Listener, Marking, Order, ScrapeDurations, ServerSettings, WebState, serve,
+};
 use crate::clock::Clock;
 use crate::metrics::Pages;
 use crate::metrics::tests::fixture;
@@ -57,7 +59,7 @@ impl Server {
             admin: obedient(),
         };
         let (stop, stopped) = oneshot::channel();
-        let serving = tokio::spawn(serve(listeners, state, async {
+        let serving = tokio::spawn(serve(listeners, state, ServerSettings::default(), async {
             let _ = stopped.await;
         }));
         Self { tcp, snapshots, scrapes, ready, stop, serving }

@@ -1,0 +1,88 @@
+//! The web configuration: who may ask, over what, and what is added to each answer.
+//!
+//! In: a file in the format of Prometheus' exporter-toolkit and the certificates that it names. Out: `WebConfig`, checked as a
+//! whole, and `LiveConfig`, which reads it again when a file changes. Refuses to know: connections and requests.
+
+mod client_certificates;
+mod file;
+mod files;
+mod live;
+mod names;
+pub(crate) mod san;
+mod tls;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::{HeaderName, HeaderValue};
+use rustls::ServerConfig;
+
+use files::Files;
+pub use live::LiveConfig;
+
+#[derive(Debug, thiserror::Error)]
+pub enum WebConfigError {
+    #[error("{}: {error}; give --web-config a file that can be read", file.display())]
+    Unreadable { file: PathBuf, error: io::Error },
+    #[error("{}: {problem}", file.display())]
+    Invalid { file: PathBuf, problem: String },
+}
+
+/// A web configuration with everything in it read and checked.
+pub struct WebConfig {
+    /// `None`: plain HTTP.
+    pub tls: Option<Arc<ServerConfig>>,
+    /// For every answer.
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// Name → bcrypt hash; nobody is asked for a password where it is empty.
+    pub users: BTreeMap<String, String>,
+    pub rate_limit: Option<RateLimit>,
+    /// What is accepted and not done as written.
+    pub warnings: Vec<String>,
+    files: Files,
+}
+
+/// A token bucket for all requests together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RateLimit {
+    /// Between two requests, once the burst is spent. Not zero.
+    pub interval: Duration,
+    pub burst: u32,
+}
+
+impl WebConfig {
+    /// Reads the file and all that it names. Paths in it start at its own directory.
+    pub fn load(path: &Path) -> Result<Self, WebConfigError> {
+        let mut files = Files::default();
+        let text = files.read(path).map_err(|error| WebConfigError::Unreadable { file: path.to_owned(), error })?;
+        let invalid = |problem| WebConfigError::Invalid { file: path.to_owned(), problem };
+        let written = file::parse(&text).map_err(invalid)?;
+        let directory = path.parent().unwrap_or(Path::new(""));
+        let mut warnings = vec![];
+        let tls = match written.tls_server_config {
+            Some(section) => tls::server_config(section, directory, &mut files, &mut warnings).map_err(invalid)?,
+            None => None,
+        };
+        let users = file::users(written.basic_auth_users).map_err(invalid)?;
+        if !users.is_empty() && tls.is_none() {
+            warnings
+                .push("basic_auth_users without tls_server_config: passwords cross the network readably".to_owned());
+        }
+        Ok(Self {
+            tls,
+            headers: file::headers(written.http_server_config).map_err(invalid)?,
+            users,
+            rate_limit: file::rate_limit(written.rate_limit).map_err(invalid)?,
+            warnings,
+            files,
+        })
+    }
+
+    /// Whether any file of it is another one by now.
+    fn is_stale(&self) -> bool {
+        self.files.changed()
+    }
+}

@@ -1,0 +1,121 @@
+use std::io;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::header::WWW_AUTHENTICATE;
+use axum::http::{HeaderValue, Request, StatusCode};
+use axum::response::Response;
+use tokio_rustls::TlsAcceptor;
+use tower::ServiceExt as _;
+
+use super::auth::{Doorkeeper, Verdict};
+use super::config::{LiveConfig, RateLimit};
+use super::routes::refuse;
+use super::server::Stream;
+use crate::clock::Clock;
+use crate::model::Monotonic;
+
+/// What stands before the routes where there is a web configuration: TLS, the rate limit, passwords; and what every answer
+/// is given.
+pub struct Gate {
+    config: LiveConfig,
+    clock: Clock,
+    doorkeeper: Doorkeeper,
+    bucket: Mutex<Option<Bucket>>,
+}
+
+/// Requests that may still be answered at once, and when that was so.
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    tokens: f64,
+    at: Monotonic,
+}
+
+impl Gate {
+    pub fn new(config: LiveConfig, clock: Clock) -> Self {
+        Self { config, clock, doorkeeper: Doorkeeper::new(clock), bucket: Mutex::default() }
+    }
+
+    /// The stream under TLS, if that is configured; ends with the handshake.
+    pub async fn secure(&self, stream: Box<dyn Stream>) -> io::Result<Box<dyn Stream>> {
+        match &self.config.current().await.tls {
+            None => Ok(stream),
+            Some(tls) => Ok(Box::new(TlsAcceptor::from(Arc::clone(tls)).accept(stream).await?)),
+        }
+    }
+
+    pub async fn answer(&self, request: Request<Body>, peer: Option<IpAddr>, router: Router) -> Response {
+        let config = self.config.current().await;
+        if !config.rate_limit.is_none_or(|limit| self.take(limit)) {
+            return refuse(request.uri(), StatusCode::TOO_MANY_REQUESTS, "more requests than rate_limit allows");
+        }
+        let verdict = match config.users.is_empty() {
+            true => Verdict::Accepted,
+            false => self.doorkeeper.judge(&config.users, request.headers(), peer).await,
+        };
+        let mut response = match verdict {
+            Verdict::Accepted => {
+                let Ok(response) = router.oneshot(request).await;
+                response
+            }
+            Verdict::Refused => {
+                let mut response =
+                    refuse(request.uri(), StatusCode::UNAUTHORIZED, "a user and the right password are needed");
+                response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Basic"));
+                response
+            }
+            Verdict::Busy => {
+                let reason = "too many passwords wait to be checked; try again";
+                refuse(request.uri(), StatusCode::TOO_MANY_REQUESTS, reason)
+            }
+        };
+        for (name, value) in &config.headers {
+            response.headers_mut().insert(name.clone(), value.clone());
+        }
+        response
+    }
+
+    /// Whether there was a token left.
+    fn take(&self, limit: RateLimit) -> bool {
+        let now = self.clock.now().monotonic;
+        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        let (left, taken) = spend(*bucket, limit, now);
+        *bucket = Some(left);
+        taken
+    }
+}
+
+fn spend(bucket: Option<Bucket>, limit: RateLimit, now: Monotonic) -> (Bucket, bool) {
+    let full = f64::from(limit.burst);
+    let tokens = bucket.map_or(full, |bucket| {
+        let gained = in_seconds(now.since(bucket.at)) / in_seconds(limit.interval);
+        (bucket.tokens + gained).min(full)
+    });
+    let taken = tokens >= 1.0;
+    (Bucket { tokens: if taken { tokens - 1.0 } else { tokens }, at: now }, taken)
+}
+
+fn in_seconds(duration: Duration) -> f64 {
+    duration.as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_is_answered_then_one_in_each_interval() {
+        let limit = RateLimit { interval: Duration::from_secs(2), burst: 3 };
+        let mut bucket = None;
+        let mut ask = |seconds| {
+            let (left, taken) = spend(bucket, limit, Monotonic::from_secs(seconds));
+            bucket = Some(left);
+            taken
+        };
+        let answered: Vec<bool> = [0, 0, 0, 0, 1, 2, 3, 100, 100, 100, 100].into_iter().map(&mut ask).collect();
+        assert_eq!(answered, [true, true, true, false, false, true, false, true, true, true, false]);
+    }
+}
