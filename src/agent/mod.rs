@@ -8,6 +8,7 @@ mod health;
 pub mod owners;
 mod probe;
 mod publisher;
+mod record;
 mod recording;
 mod self_use;
 mod settings;
@@ -28,11 +29,13 @@ use crate::model::{ConfigReload, HardwareState, HealthState, PluginState, Snapsh
 use crate::web::{self, BindError, Listener, ScrapeDurations, WebState};
 use crate::{plugin, processes};
 
+pub use crate::client::{ClientError, Target, get};
 pub use crate::hardware::nvml::LibrarySearch;
 pub use crate::hardware::simulated::Profile;
 pub use crate::health::Config as HealthConfig;
 pub use crate::model::{PodLabel, PodLabelError};
 pub use crate::plugin::{Config as PluginConfig, ConfigError as PluginConfigError, ResourceConfig};
+pub use crate::record::{ReadFile, sha256};
 pub use crate::web::ListenAddress;
 pub use demo::{DemoError, DemoSettings, demo};
 pub use probe::{Probe, probe_nvml};
@@ -138,6 +141,7 @@ async fn run_on(
         "processes",
         processes::run(processes_room, clock, wanted_processes, pod_directories, publish_processes),
     ));
+    let reloadable_for_record = reloadable.clone();
     let publisher = Publisher {
         clock,
         node_name: settings.node_name.as_str().into(),
@@ -167,6 +171,7 @@ async fn run_on(
         clock,
         healthy: Arc::new(move || pulse.feel(clock.now().monotonic)),
         ready: Arc::new(move || ready(&ready_snapshots.borrow())),
+        record: record::source(&settings, &listeners, reloadable_for_record, clock),
         admin: web::Admin {
             driver: devices.as_ref().map(|devices| driver_orders(&devices.lease())),
             mark: health::marker(operator, clock),

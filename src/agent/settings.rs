@@ -11,6 +11,7 @@ use crate::clock::Clock;
 use crate::hardware::nvml::{LibrarySearch, NvmlDriver};
 use crate::hardware::simulated::{Profile, SimulatedDriver};
 use crate::model::PodLabel;
+use crate::record::ReadFile;
 use crate::web::ListenAddress;
 use crate::{hardware, health, kubelet, plugin, processes};
 
@@ -83,6 +84,8 @@ pub struct Reloadable {
     /// Of containers' series on the page.
     pub series_limit: usize,
     pub log_level: String,
+    /// Read for these settings, with their digests.
+    pub files: Vec<ReadFile>,
     /// What the bundled device plugin offers; `None` while it is off, which no reload changes.
     pub device_plugin: Option<Vec<plugin::ResourceConfig>>,
 }

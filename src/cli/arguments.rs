@@ -30,6 +30,8 @@ pub enum Command {
     },
     /// Validate a configuration file.
     CheckConfig { file: PathBuf },
+    /// The governance record of this node, from the agent that runs here.
+    Record(RecordArguments),
     /// Call every NVML function that the agent uses on every GPU, and report support, latency and errors.
     ProbeNvml(ProbeArguments),
 }
@@ -181,6 +183,27 @@ impl DemoArguments {
             ground_truth: self.ground_truth.clone(),
         }
     }
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct RecordArguments {
+    /// As of the agent: names the admin socket.
+    #[arg(long, env = "PODMETER_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Of the agent to ask [default: /run/podmeter/podmeter.sock].
+    #[arg(long, env = "PODMETER_ADMIN_SOCKET", value_name = "PATH")]
+    pub admin_socket: Option<PathBuf>,
+    /// Ask there, and not at the admin socket: `http://HOST:PORT`. Serial numbers are told on the admin socket alone.
+    #[arg(long, value_name = "URL")]
+    pub url: Option<String>,
+    #[arg(short, long, value_enum, default_value_t = RecordFormat::Json)]
+    pub output: RecordFormat,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum RecordFormat {
+    Json,
+    Yaml,
 }
 
 #[derive(Clone, Debug, Args)]

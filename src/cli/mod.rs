@@ -13,9 +13,12 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 
-use crate::agent::{self, AgentError, DemoError};
+use crate::agent::{self, AgentError, ClientError, DemoError, Target};
 use crate::metrics::catalogue;
-use arguments::{AgentArguments, Arguments, Command, DemoArguments, MetricsFormat, ProbeArguments, ProbeFormat};
+use arguments::{
+    AgentArguments, Arguments, Command, DemoArguments, MetricsFormat, ProbeArguments, ProbeFormat, RecordArguments,
+    RecordFormat,
+};
 
 /// Ended as asked.
 const ENDED: u8 = 0;
@@ -60,6 +63,7 @@ fn run(command: Command) -> Result<(), Failed> {
             settings::check_file(&file).map_err(usage)?;
             say(&format!("{}: valid\n", file.display()))
         }
+        Command::Record(arguments) => run_record(arguments),
         Command::ProbeNvml(arguments) => run_probe(arguments),
     }
 }
@@ -104,6 +108,27 @@ fn run_probe(arguments: ProbeArguments) -> Result<(), Failed> {
         ProbeFormat::Json => probe.json(),
         ProbeFormat::Text => probe.text(),
     })
+}
+
+fn run_record(arguments: RecordArguments) -> Result<(), Failed> {
+    let RecordArguments { config, admin_socket, url, output } = arguments;
+    let target = match url {
+        Some(url) => Target::Url(url),
+        None => {
+            let arguments = AgentArguments { config, admin_socket, ..AgentArguments::default() };
+            let socket = settings::resolve(arguments).map_err(usage)?.admin_socket;
+            Target::Socket(socket.ok_or_else(|| usage("the agent has no admin socket: name it with --url"))?)
+        }
+    };
+    let path = match output {
+        RecordFormat::Json => "/api/v1/record",
+        RecordFormat::Yaml => "/api/v1/record?output=yaml",
+    };
+    let body = block_on(agent::get(&target, path))?.map_err(|error| match error {
+        error @ ClientError::Url { .. } => usage(error),
+        error => Failed(FAILED, error.to_string()),
+    })?;
+    say(&String::from_utf8_lossy(&body))
 }
 
 fn usage(error: impl std::fmt::Display) -> Failed {

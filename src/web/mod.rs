@@ -14,7 +14,7 @@ mod server;
 
 pub use admin::{Admin, DriverOrders, Marking, Order};
 pub use listener::{BindError, ListenAddress, Listener};
-pub use routes::{Probe, WebState, router};
+pub use routes::{Probe, RecordRequest, RecordSource, WebState, router};
 pub use scrapes::ScrapeDurations;
 pub use server::serve;
 

@@ -2,7 +2,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
+use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
@@ -12,6 +12,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tracing::{debug, warn};
 
+use super::routes::Private;
 use super::{Listener, WebState, admin, router};
 
 /// Time for a request's head, and for the next one on a kept connection: over a minute, the usual scrape interval, so
@@ -40,7 +41,11 @@ pub async fn serve(
     let (stop, stopped) = watch::channel(());
     let mut accepting = JoinSet::new();
     for listener in listeners {
-        let router = if listener.is_private() { router.clone().merge(orders.clone()) } else { router.clone() };
+        let router = if listener.is_private() {
+            router.clone().merge(orders.clone()).layer(Extension(Private))
+        } else {
+            router.clone()
+        };
         accepting.spawn(accept(listener, router, stopped.clone()));
     }
     drop(stopped);
