@@ -27,9 +27,10 @@ use crate::kubelet;
 use crate::metrics::Pages;
 use crate::model::{ConfigReload, HardwareState, HealthState, PluginState, Snapshot};
 use crate::web::{self, BindError, Listener, ScrapeDurations, WebState};
-use crate::{plugin, processes};
+use crate::{doctor, plugin, processes};
 
 pub use crate::client::{ClientError, Target, get};
+pub use crate::doctor::Report;
 pub use crate::hardware::nvml::LibrarySearch;
 pub use crate::hardware::simulated::Profile;
 pub use crate::health::Config as HealthConfig;
@@ -70,6 +71,13 @@ pub async fn run(settings: Settings, reload: Reload) -> Result<(), AgentError> {
     let clock = Clock::start();
     let driver = settings.driver(clock);
     run_on(driver, settings, reload, clock).await
+}
+
+/// Looks at everything that the agent needs, with these settings, and at the agent itself where one answers.
+pub async fn examine(settings: Settings, url: Option<String>) -> Report {
+    let clock = Clock::start();
+    let driver = (settings.hardware == HardwareSource::Nvml).then(|| settings.driver(clock)).flatten();
+    doctor::examine(settings.doctor_room(url), driver, clock).await
 }
 
 async fn run_on(

@@ -7,7 +7,7 @@ use super::settings::{Reloadable, Settings};
 use crate::clock::Clock;
 use crate::health::Recovery;
 use crate::record::{self, Configuration, Deployment, Facts, Form, Listener, MonitoringPlan, sha256};
-use crate::web::{self, ListenAddress, RecordSource};
+use crate::web::{self, RecordSource};
 
 /// What writes the governance record: of each snapshot, with what this process is at that moment.
 pub fn source(
@@ -62,28 +62,9 @@ fn configuration(settings: &Settings, reloadable: &Reloadable) -> Configuration 
     Configuration { settings_sha256: sha256(format!("{in_force:?}").as_bytes()), files: reloadable.files.clone() }
 }
 
-/// Where a listener can be asked from this very machine: an address that means all is asked at the loopback.
-#[must_use]
-pub fn loopback(address: &ListenAddress) -> crate::client::Target {
-    use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-
-    use crate::client::Target;
-    match address {
-        ListenAddress::Unix(path) => Target::Socket(path.clone()),
-        ListenAddress::Tcp(SocketAddr::V4(all)) if all.ip().is_unspecified() => {
-            Target::Url(format!("http://{}:{}", Ipv4Addr::LOCALHOST, all.port()))
-        }
-        ListenAddress::Tcp(SocketAddr::V6(all)) if all.ip().is_unspecified() => {
-            Target::Url(format!("http://[{}]:{}", Ipv6Addr::LOCALHOST, all.port()))
-        }
-        ListenAddress::Tcp(address) => Target::Url(format!("http://{address}")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::client::Target;
 
     #[test]
     fn nobody_said_is_absent() {
@@ -92,17 +73,5 @@ mod tests {
             Some(if name == "PODMETER_IMAGE" { "example.com/podmeter:1".into() } else { String::new() })
         });
         assert_eq!(told, Deployment { image: Some("example.com/podmeter:1".into()), ..Deployment::default() });
-    }
-
-    #[test]
-    fn an_address_that_means_all_is_asked_at_the_loopback() {
-        for (address, url) in [
-            ("0.0.0.0:9410", "http://127.0.0.1:9410"),
-            ("[::]:9410", "http://[::1]:9410"),
-            ("10.0.0.1:80", "http://10.0.0.1:80"),
-        ] {
-            assert_eq!(loopback(&address.parse().unwrap()), Target::Url(url.to_owned()));
-        }
-        assert_eq!(loopback(&"unix:/x".parse().unwrap()), Target::Socket("/x".into()));
     }
 }

@@ -30,6 +30,8 @@ pub enum Command {
     },
     /// Validate a configuration file.
     CheckConfig { file: PathBuf },
+    /// Look at everything that the agent needs on this node, and at the agent where one runs, and say what to do.
+    Doctor(Box<DoctorArguments>),
     /// The governance record of this node, from the agent that runs here.
     Record(RecordArguments),
     /// Call every NVML function that the agent uses on every GPU, and report support, latency and errors.
@@ -183,6 +185,23 @@ impl DemoArguments {
             ground_truth: self.ground_truth.clone(),
         }
     }
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DoctorArguments {
+    /// Ask the agent there, and not at its admin socket: `http://HOST:PORT`.
+    #[arg(long, value_name = "URL")]
+    pub url: Option<String>,
+    #[arg(short, long, value_enum, default_value_t = DoctorFormat::Text)]
+    pub output: DoctorFormat,
+    #[command(flatten)]
+    pub agent: AgentArguments,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum DoctorFormat {
+    Text,
+    Json,
 }
 
 #[derive(Clone, Debug, Args)]

@@ -8,7 +8,7 @@ mod config_file;
 mod logging;
 mod settings;
 
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
 use clap::Parser as _;
@@ -16,8 +16,8 @@ use clap::Parser as _;
 use crate::agent::{self, AgentError, ClientError, DemoError, Target};
 use crate::metrics::catalogue;
 use arguments::{
-    AgentArguments, Arguments, Command, DemoArguments, MetricsFormat, ProbeArguments, ProbeFormat, RecordArguments,
-    RecordFormat,
+    AgentArguments, Arguments, Command, DemoArguments, DoctorArguments, DoctorFormat, MetricsFormat, ProbeArguments,
+    ProbeFormat, RecordArguments, RecordFormat,
 };
 
 /// Ended as asked.
@@ -63,6 +63,7 @@ fn run(command: Command) -> Result<(), Failed> {
             settings::check_file(&file).map_err(usage)?;
             say(&format!("{}: valid\n", file.display()))
         }
+        Command::Doctor(arguments) => run_doctor(*arguments),
         Command::Record(arguments) => run_record(arguments),
         Command::ProbeNvml(arguments) => run_probe(arguments),
     }
@@ -108,6 +109,26 @@ fn run_probe(arguments: ProbeArguments) -> Result<(), Failed> {
         ProbeFormat::Json => probe.json(),
         ProbeFormat::Text => probe.text(),
     })
+}
+
+fn run_doctor(arguments: DoctorArguments) -> Result<(), Failed> {
+    let DoctorArguments { url, output, agent } = arguments;
+    let settings = settings::resolve(agent).map_err(usage)?;
+    let report = block_on(agent::examine(settings, url))?;
+    say(&match output {
+        DoctorFormat::Json => report.json(),
+        DoctorFormat::Text => report.text(is_coloured()),
+    })?;
+    if report.is_well() {
+        Ok(())
+    } else {
+        Err(Failed(FAILED, format!("{} of {} checks failed", report.failed, report.checks.len())))
+    }
+}
+
+/// Only for eyes, and not for those that asked for none (https://no-color.org).
+fn is_coloured() -> bool {
+    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 fn run_record(arguments: RecordArguments) -> Result<(), Failed> {

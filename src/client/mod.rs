@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -30,6 +31,24 @@ pub enum Target {
     Socket(PathBuf),
     /// `http://HOST[:PORT]`
     Url(String),
+}
+
+impl Target {
+    /// Of a listener as `--listen` writes it. One that means every address is asked at the loopback.
+    #[must_use]
+    pub fn of_listener(address: &str) -> Option<Self> {
+        if let Some(path) = address.strip_prefix("unix:") {
+            return Some(Self::Socket(path.into()));
+        }
+        let mut address: SocketAddr = address.parse().ok()?;
+        if address.ip().is_unspecified() {
+            address.set_ip(match address {
+                SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+                SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+            });
+        }
+        Some(Self::Url(format!("http://{address}")))
+    }
 }
 
 impl fmt::Display for Target {
@@ -133,6 +152,19 @@ fn refusal(target: &Target, path: &str, status: StatusCode, body: &[u8]) -> Clie
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_listener_on_every_address_is_asked_at_the_loopback() {
+        for (address, url) in [
+            ("0.0.0.0:9410", "http://127.0.0.1:9410"),
+            ("[::]:9410", "http://[::1]:9410"),
+            ("10.0.0.1:80", "http://10.0.0.1:80"),
+        ] {
+            assert_eq!(Target::of_listener(address), Some(Target::Url(url.to_owned())));
+        }
+        assert_eq!(Target::of_listener("unix:/x"), Some(Target::Socket("/x".into())));
+        assert_eq!(Target::of_listener("nowhere"), None);
+    }
 
     #[test]
     fn only_plain_http_is_asked() {
