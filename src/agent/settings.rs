@@ -16,6 +16,8 @@ use crate::record::ReadFile;
 use crate::web::ListenAddress;
 use crate::{doctor, hardware, health, kubelet, plugin, processes};
 
+/// For the doctor: without persistence mode the driver takes seconds for each GPU.
+const DOCTOR_DRIVER_DEADLINE: Duration = Duration::from_secs(20);
 /// The same simulated GPUs at every start.
 const SIMULATED_SEED: u64 = 1;
 
@@ -165,10 +167,12 @@ impl Settings {
         doctor::Settings {
             agent: url.map(Target::Url).or_else(|| self.admin_socket.clone().map(Target::Socket)),
             agent_is_named: named,
+            listeners: self.listen.iter().filter_map(|address| Target::of_listener(&address.to_string())).collect(),
             pod_resources_socket: self.pod_resources_socket.clone(),
             device_plugin_directory: self.device_plugin_directory.clone(),
             pods_api_socket: self.pods_api_socket.clone(),
             kubelet_deadline: self.kubelet_deadline,
+            driver_deadline: DOCTOR_DRIVER_DEADLINE,
             hardware: match self.hardware {
                 HardwareSource::Nvml => "nvml",
                 HardwareSource::Simulated => "simulated",

@@ -21,7 +21,7 @@ pub fn agent(evidence: &Evidence) -> Finding {
             format!("no agent listens on {target}"),
             "start it, or name the right place with --admin-socket or --url",
         ),
-        Agent::Absent(target) => Finding::skipped(format!("no agent runs here: there is no {target}")),
+        Agent::Absent(target) => Finding::skipped(format!("no agent runs here: nothing answers on {target}")),
         Agent::Silent { target, problem } => Finding::failed(format!("{target}: {problem}"), RESTART),
         Agent::Answers(answers) => {
             let said = |record: &Value, key: &str| {

@@ -44,6 +44,7 @@ impl Finding {
         match missed {
             Missed::Late(limit) => Self::failed(format!("did not answer within {} s", limit.as_secs_f64()), to_do),
             Missed::Failed(problem) => Self::failed(problem, to_do),
+            Missed::Refused { problem, remedy } => Self::failed(problem, *remedy),
             Missed::NotAsked(reason) => Self::skipped(reason),
         }
     }

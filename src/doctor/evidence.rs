@@ -20,6 +20,11 @@ pub enum Missed {
     /// It did not come back in time, and was left behind.
     Late(Duration),
     Failed(String),
+    /// It failed, and whoever failed knows the remedy.
+    Refused {
+        problem: String,
+        remedy: &'static str,
+    },
     /// There was a reason not to look.
     NotAsked(String),
 }
@@ -88,7 +93,7 @@ pub struct Driven {
 pub enum Agent {
     /// Nobody said where to ask.
     NotLooked,
-    /// There is no such socket.
+    /// Nothing listens there.
     Absent(Target),
     /// Something is there and does not answer as an agent does.
     Silent {

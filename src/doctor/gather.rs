@@ -12,15 +12,15 @@ use super::evidence::{Agent, Answers, Dialled, Driven, Evidence, Listed, Look, M
 use super::{node, scrape};
 use crate::client::{self, ClientError, Target};
 use crate::clock::Clock;
-use crate::hardware::{Driver, scan_pci_bus};
+use crate::hardware::{Driver, Failure, scan_pci_bus};
 use crate::kubelet::{CallError, Client};
 use crate::model::{Allocatable, PodResourcesApi, UnixSeconds};
 use crate::{plugin, processes, record};
 
 /// For files and sockets of this machine.
 const LOOK: Duration = Duration::from_secs(5);
-/// For the driver to be opened: with persistence mode off that takes seconds for each GPU.
-const DRIVER: Duration = Duration::from_secs(20);
+/// Of `/-/healthy`.
+const HEALTHY: &[u8] = b"healthy\n";
 /// For the driver to be closed, once it has answered.
 const CLOSE: Duration = Duration::from_secs(2);
 
@@ -29,8 +29,9 @@ pub async fn gather(settings: Settings, driver: Option<Box<dyn Driver>>, clock: 
     let registration = plugin::kubelet_socket(&directory);
     let (agent, kubelet, registered, pods_api, plugin_sockets, host) = tokio::join!(
         async {
-            let agent = ask_agent(&settings).await;
-            let driven = open_driver(driver, &settings, &agent).await;
+            let mut agent = find_agent(&settings).await;
+            let (driven, ()) =
+                tokio::join!(open_driver(driver, &settings, node::released(&agent)), scrape_it(&mut agent));
             (agent, driven)
         },
         ask_kubelet(&settings),
@@ -101,27 +102,46 @@ async fn dial(socket: &Path) -> Dialled {
     }
 }
 
-async fn ask_agent(settings: &Settings) -> Agent {
-    let Some(target) = settings.agent.clone() else { return Agent::NotLooked };
-    if let Err(error) = client::get(&target, "/-/healthy").await {
-        return match error {
-            ClientError::Connect { error, .. } if is_nothing(&error) => Agent::Absent(target),
-            error => Agent::Silent { target, problem: error.to_string() },
-        };
+/// At the place that was named; else at the usual socket, and then where it would serve everybody.
+async fn find_agent(settings: &Settings) -> Agent {
+    let Some(target) = &settings.agent else { return ask_listeners(settings).await.unwrap_or(Agent::NotLooked) };
+    match client::get(target, "/-/healthy").await {
+        Ok(_) => ask_agent(target.clone()).await,
+        Err(ClientError::Connect { error, .. }) if is_nothing(&error) => {
+            let elsewhere = if settings.agent_is_named { None } else { ask_listeners(settings).await };
+            elsewhere.unwrap_or_else(|| Agent::Absent(target.clone()))
+        }
+        Err(error) => Agent::Silent { target: target.clone(), problem: error.to_string() },
     }
+}
+
+/// What does not answer as an agent does is somebody else's.
+async fn ask_listeners(settings: &Settings) -> Option<Agent> {
+    for target in &settings.listeners {
+        if client::get(target, "/-/healthy").await.is_ok_and(|body| body == HEALTHY) {
+            return Some(ask_agent(target.clone()).await);
+        }
+    }
+    None
+}
+
+async fn ask_agent(target: Target) -> Agent {
     let (record, node, ready) =
         tokio::join!(json(&target, "/api/v1/record"), json(&target, "/api/v1/node"), client::get(&target, "/-/ready"));
     let ready = ready.map(drop).map_err(|error| match error {
         ClientError::Status { text, .. } => text,
         error => error.to_string(),
     });
-    let mut pages = vec![];
-    for target in listeners(&target, record.as_ref().ok()) {
+    Agent::Answers(Box::new(Answers { target, record, node, ready, pages: vec![] }))
+}
+
+async fn scrape_it(agent: &mut Agent) {
+    let Agent::Answers(answers) = agent else { return };
+    for target in listeners(&answers.target, answers.record.as_ref().ok()) {
         let page = client::get(&target, "/metrics").await.map_err(|error| error.to_string());
         let page = page.and_then(|body| String::from_utf8(body).map_err(|_| "it is no text".to_owned()));
-        pages.push((target, page.and_then(|page| scrape::check(&page))));
+        answers.pages.push((target, page.and_then(|page| scrape::check(&page))));
     }
-    Agent::Answers(Box::new(Answers { target, record, node, ready, pages }))
 }
 
 /// A socket that is not there, or that nobody listens on any more.
@@ -145,11 +165,11 @@ async fn json(target: &Target, path: &str) -> Result<Value, String> {
 }
 
 /// On a thread of its own: one that hangs is left behind.
-async fn open_driver(driver: Option<Box<dyn Driver>>, settings: &Settings, agent: &Agent) -> Look<Driven> {
+async fn open_driver(driver: Option<Box<dyn Driver>>, settings: &Settings, released: bool) -> Look<Driven> {
     let Some(mut driver) = driver else {
         return Err(Missed::NotAsked(format!("--hardware {}: no driver is opened", settings.hardware)));
     };
-    if node::released(agent) {
+    if released {
         return Err(Missed::NotAsked("the agent has let go of the driver, on request".to_owned()));
     }
     let (answer, answered) = oneshot::channel();
@@ -158,11 +178,11 @@ async fn open_driver(driver: Option<Box<dyn Driver>>, settings: &Settings, agent
         let session = match driver.open() {
             Ok(session) => session,
             Err(failure) => {
-                let _ = answer.send(Err(failure.to_string()));
+                let _ = answer.send(Err(refused(failure)));
                 return;
             }
         };
-        let listed = session.inventory().map_err(|failure| failure.to_string()).map(|(inventory, problems)| Driven {
+        let listed = session.inventory().map_err(refused).map(|(inventory, problems)| Driven {
             inventory,
             problems: problems.iter().map(|problem| format!("{}: {}", problem.call, problem.code)).collect(),
         });
@@ -174,12 +194,15 @@ async fn open_driver(driver: Option<Box<dyn Driver>>, settings: &Settings, agent
     if let Err(error) = std::thread::Builder::new().name("doctor-driver".to_owned()).spawn(ask) {
         return Err(Missed::Failed(format!("no thread to open the driver on: {error}")));
     }
-    let listed = within(DRIVER, answered).await?;
+    let listed = within(settings.driver_deadline, answered).await?;
     // Not while the library is being unloaded, so that the process ends in order.
     let _ = within(CLOSE, closed).await;
-    listed
-        .unwrap_or_else(|_| Err("the driver broke the thread that opened it; please report this".to_owned()))
-        .map_err(Missed::Failed)
+    let broke = || Missed::Failed("the driver broke the thread that opened it; please report this".to_owned());
+    listed.unwrap_or_else(|_| Err(broke()))
+}
+
+fn refused(failure: Failure) -> Missed {
+    Missed::Refused { problem: failure.reason, remedy: failure.remedy }
 }
 
 struct Host {

@@ -33,6 +33,8 @@ pub use report::{Check, Report, Status};
 pub struct Settings {
     /// `None`: no agent is to be asked.
     pub agent: Option<Target>,
+    /// Where it would serve everybody: asked when it is not found otherwise.
+    pub listeners: Vec<Target>,
     /// Whether somebody said where it is: then it is to be there.
     pub agent_is_named: bool,
     pub pod_resources_socket: PathBuf,
@@ -40,6 +42,8 @@ pub struct Settings {
     pub pods_api_socket: PathBuf,
     /// For each call to the kubelet.
     pub kubelet_deadline: Duration,
+    /// For the driver to be opened and to list its GPUs.
+    pub driver_deadline: Duration,
     /// `nvml`, `simulated` or `none`.
     pub hardware: &'static str,
     /// What the bundled device plugin would offer; `None` while it is off.
@@ -78,7 +82,7 @@ impl Offer {
     }
 }
 
-/// Looks at everything at once; over within half a minute whatever hangs. `driver` is what NVML readings come from.
+/// Looks at everything at once; over within a minute whatever hangs. `driver` is what NVML readings come from.
 pub async fn examine(settings: Settings, driver: Option<Box<dyn Driver>>, clock: Clock) -> Report {
     let evidence = gather::gather(settings, driver, clock).await;
     Report::new(evidence.now, catalogue::checks(&evidence))
