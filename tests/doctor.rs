@@ -75,8 +75,18 @@ fn the_demo_is_well_and_stays_as_it_was() {
     let at = |path: &str| root.join(path).to_str().unwrap().to_owned();
     let (plain, socket, proc, logs) = (at(""), at("podmeter.sock"), at("node/proc"), at("node/pods"));
     let arguments = [
-        "--kubelet-root", plain.as_str(), "--admin-socket", socket.as_str(), "--hardware", "simulated", "--device-plugin", "on",
-        "--proc-root", proc.as_str(), "--pod-logs-root", logs.as_str(),
+        "--kubelet-root",
+        plain.as_str(),
+        "--admin-socket",
+        socket.as_str(),
+        "--hardware",
+        "simulated",
+        "--device-plugin",
+        "on",
+        "--proc-root",
+        proc.as_str(),
+        "--pod-logs-root",
+        logs.as_str(),
     ];
     let before = files(&root.join("device-plugins"));
     let (code, text, error) = doctor(&arguments);
@@ -124,7 +134,16 @@ fn where_nothing_is_every_check_says_so_and_the_exit_code_is_1() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path().to_str().unwrap();
     let library = directory.path().join("libnvidia-ml.so.1");
-    let arguments = ["--kubelet-root", root, "--proc-root", root, "--listen", "127.0.0.1:1", "--nvml-library", library.to_str().unwrap()];
+    let arguments = [
+        "--kubelet-root",
+        root,
+        "--proc-root",
+        root,
+        "--listen",
+        "127.0.0.1:1",
+        "--nvml-library",
+        library.to_str().unwrap(),
+    ];
     let (code, text, error) = doctor(&[&arguments[..], &["-o", "json"]].concat());
     assert_eq!(code, 1, "{text}");
     assert!(error.contains("checks failed"), "{error}");
@@ -229,7 +248,8 @@ async fn the_driver_is_opened_and_compared_with_the_bus_and_its_module() {
     let root = tempfile::tempdir().unwrap();
     let (fake, proc) = (FakeNvml::start(json!({"gpus": [{}, {}]})), root.path().join("proc"));
     std::fs::create_dir_all(proc.join("driver/nvidia")).unwrap();
-    std::fs::write(proc.join("driver/nvidia/version"), "NVRM version: NVIDIA UNIX Kernel Module  1.2.3  Wed\n").unwrap();
+    std::fs::write(proc.join("driver/nvidia/version"), "NVRM version: NVIDIA UNIX Kernel Module  1.2.3  Wed\n")
+        .unwrap();
     let bus = root.path().join("sys/bus/pci/devices");
     for slot in 0..3 {
         let device = bus.join(format!("0000:0{slot}:00.0"));

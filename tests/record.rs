@@ -39,7 +39,8 @@ fn the_demos_record_is_as_its_schema_says() {
         assert_eq!(schema::violations(&published(), &record), Vec::<String>::new(), "{profile}");
         assert_eq!(record["running"]["version"], env!("CARGO_PKG_VERSION"));
         let holders = record["allocations"]["containers"].as_array().unwrap();
-        let gpus: Vec<&Value> = record["hardware"]["devices"].as_array().unwrap().iter().map(|gpu| &gpu["uuid"]).collect();
+        let gpus: Vec<&Value> =
+            record["hardware"]["devices"].as_array().unwrap().iter().map(|gpu| &gpu["uuid"]).collect();
         for holder in holders {
             for behind in holder["hardware"].as_array().unwrap() {
                 assert!(gpus.contains(&&behind["gpu"]), "{behind}");
@@ -108,7 +109,8 @@ fn the_configurations_digest_changes_with_the_configuration() {
     let text = "hardware: none\ndevicePlugin: off\nretention: 7s\n";
     std::fs::write(&file, text).unwrap();
     let (root, config, path) = (directory.path().to_str().unwrap(), file.to_str().unwrap(), socket.to_str().unwrap());
-    let arguments = ["agent", "--listen", "127.0.0.1:0", "--kubelet-root", root, "--config", config, "--admin-socket", path];
+    let arguments =
+        ["agent", "--listen", "127.0.0.1:0", "--kubelet-root", root, "--config", config, "--admin-socket", path];
     let told = [("PODMETER_IMAGE", "example.com/podmeter:1".into()), ("PODMETER_POD_NAME", "podmeter-x".into())];
     let running = agent::Running::start(&arguments, &told, None);
     let read = || parsed(&record(&["--admin-socket", path]));
@@ -116,8 +118,15 @@ fn the_configurations_digest_changes_with_the_configuration() {
     assert_eq!(schema::violations(&published(), &before), Vec::<String>::new());
     let digest = podmeter::record::sha256(text.as_bytes());
     assert_eq!(before["configuration"]["files"], json!([{"path": config, "sha256": digest}]));
-    assert_eq!((&before["running"]["image"], &before["running"]["pod"]), (&json!("example.com/podmeter:1"), &json!("podmeter-x")));
-    assert_eq!((&before["device_plugin"], &before["allocations"]["containers"]), (&Value::Null, &Value::Null), "unknown is not none");
+    assert_eq!(
+        (&before["running"]["image"], &before["running"]["pod"]),
+        (&json!("example.com/podmeter:1"), &json!("podmeter-x"))
+    );
+    assert_eq!(
+        (&before["device_plugin"], &before["allocations"]["containers"]),
+        (&Value::Null, &Value::Null),
+        "unknown is not none"
+    );
     std::fs::write(&file, text.replace("7s", "8s")).unwrap();
     running.signal("HUP");
     let after = demo::until("the reload", || {

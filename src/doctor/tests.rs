@@ -224,7 +224,7 @@ fn each_check_says_what_is_not_well() {
             "plugin_conflicts",
             change(|evidence| {
                 evidence.plugin_sockets =
-                    Ok(vec!["nvidia-mig-1g.10gb.sock".into(), "podmeter-nvidia.com_gpu-0123456789ab.sock".into()])
+                    Ok(vec!["nvidia-mig-1g.10gb.sock".into(), "podmeter-nvidia.com_gpu-0123456789ab.sock".into()]);
             }),
             Good,
             "no other plugin",
@@ -252,7 +252,7 @@ fn each_check_says_what_is_not_well() {
         (
             "driver",
             change(|evidence| {
-                evidence.driver = Err(Missed::Refused { problem: "it was not found".into(), remedy: "install it" })
+                evidence.driver = Err(Missed::Refused { problem: "it was not found".into(), remedy: "install it" });
             }),
             Failed,
             "it was not found",
@@ -331,7 +331,7 @@ fn each_check_says_what_is_not_well() {
         (
             "pod_names",
             change(|evidence| {
-                (evidence.named_pods, evidence.pods_api) = (Err(Missed::Failed("not there".into())), Dialled::Missing)
+                (evidence.named_pods, evidence.pods_api) = (Err(Missed::Failed("not there".into())), Dialled::Missing);
             }),
             Warning,
             "not there",

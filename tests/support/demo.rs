@@ -43,9 +43,8 @@ impl Demo {
 
     /// Until it is ready, and a container has held a device for a moment.
     pub fn until_held(&self) {
-        self.running.until("busy seconds of a container", |page| {
-            page.count("podmeter_container_busy_seconds_total", &[]) > 0
-        });
+        self.running
+            .until("busy seconds of a container", |page| page.count("podmeter_container_busy_seconds_total", &[]) > 0);
         until("readiness", || (self.running.get("/-/ready").status == 200).then_some(()));
     }
 }
