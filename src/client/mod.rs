@@ -67,6 +67,8 @@ pub enum ClientError {
     Url { url: String, problem: String },
     #[error("no agent listens on {target}: {error}; start one, or name the right place with --admin-socket or --url")]
     Connect { target: Target, error: io::Error },
+    #[error("no permission to open {target}: it is for its owner alone; run as the same user, which is root on a node")]
+    Denied { target: Target },
     #[error("{target} did not answer {path} within {} s", DEADLINE.as_secs())]
     Late { target: Target, path: String },
     #[error("{target} answered {path} with {status}: {text}")]
@@ -84,7 +86,10 @@ pub async fn get(target: &Target, path: &str) -> Result<Vec<u8>, ClientError> {
 }
 
 async fn ask(target: &Target, path: &str) -> Result<Vec<u8>, ClientError> {
-    let failed = |error| ClientError::Connect { target: target.clone(), error };
+    let failed = |error: io::Error| match error.kind() {
+        io::ErrorKind::PermissionDenied => ClientError::Denied { target: target.clone() },
+        _ => ClientError::Connect { target: target.clone(), error },
+    };
     match target {
         Target::Socket(socket) => {
             let stream = UnixStream::connect(socket).await.map_err(failed)?;
