@@ -20,7 +20,11 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     println!("cargo::rerun-if-changed=.git/HEAD");
     println!("cargo::rerun-if-changed=.git/refs/heads");
-    println!("cargo::rustc-env=PODMETER_BUILD_REVISION={}", first_line("git", &["rev-parse", "--short=12", "HEAD"]));
+    // An image build has no git: whoever starts it may say what it builds.
+    println!("cargo::rerun-if-env-changed=PODMETER_REVISION");
+    let told = std::env::var("PODMETER_REVISION").ok().filter(|revision| !revision.is_empty());
+    let revision = told.unwrap_or_else(|| first_line("git", &["rev-parse", "--short=12", "HEAD"]));
+    println!("cargo::rustc-env=PODMETER_BUILD_REVISION={revision}");
     let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned());
     let version = first_line(&rustc, &["--version"]);
     println!("cargo::rustc-env=PODMETER_BUILD_RUSTC={}", version.split(' ').nth(1).unwrap_or("unknown"));

@@ -4,7 +4,9 @@
 pub mod agent;
 pub mod attribution;
 pub mod cli;
+pub mod client;
 pub mod clock;
+pub mod doctor;
 pub mod fuzzing;
 pub mod hardware;
 pub mod health;
@@ -14,6 +16,7 @@ pub mod model;
 pub mod plugin;
 pub mod preference;
 pub mod processes;
+pub mod record;
 pub mod simulation;
 pub mod web;
 pub mod wire;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Room → the rooms it may name.
-const ARROWS: [(&str, &[&str]); 17] = [
+const ARROWS: [(&str, &[&str]); 20] = [
     ("model", &[]),
     ("attribution", &["model"]),
     ("health", &["model"]),
@@ -16,6 +16,9 @@ const ARROWS: [(&str, &[&str]); 17] = [
     ("hardware", &["clock", "model"]),
     ("plugin", &["attribution", "clock", "model", "preference", "wire"]),
     ("processes", &["clock", "model"]),
+    ("record", &["model", "processes"]),
+    ("client", &[]),
+    ("doctor", &["client", "clock", "hardware", "kubelet", "model", "plugin", "processes", "record"]),
     ("metrics", &["model"]),
     ("web", &["clock", "metrics", "model"]),
     ("simulation", &["clock", "hardware", "model", "wire"]),
@@ -23,7 +26,9 @@ const ARROWS: [(&str, &[&str]); 17] = [
         "agent",
         &[
             "attribution",
+            "client",
             "clock",
+            "doctor",
             "hardware",
             "health",
             "kubelet",
@@ -31,6 +36,7 @@ const ARROWS: [(&str, &[&str]); 17] = [
             "model",
             "plugin",
             "processes",
+            "record",
             "simulation",
             "web",
         ],
@@ -42,7 +48,22 @@ const ARROWS: [(&str, &[&str]); 17] = [
 
 /// Words of other libraries, and the only rooms that may speak them.
 const LIBRARIES: [(&str, &[&str]); 12] = [
-    ("tokio", &["agent", "cli", "clock", "hardware", "kubelet", "plugin", "processes", "simulation", "web"]),
+    (
+        "tokio",
+        &[
+            "agent",
+            "cli",
+            "client",
+            "clock",
+            "doctor",
+            "hardware",
+            "kubelet",
+            "plugin",
+            "processes",
+            "simulation",
+            "web",
+        ],
+    ),
     ("tonic", &["kubelet", "plugin", "simulation", "wire"]),
     ("nvml_wrapper", &["hardware"]),
     ("nvml_wrapper_sys", &["hardware"]),

@@ -109,6 +109,7 @@ pub async fn demo(settings: DemoSettings) -> Result<(), DemoError> {
             retention: Duration::from_secs(300),
             series_limit: 20_000,
             log_level: "info".into(),
+            files: vec![],
             device_plugin: (settings.hardware != HardwareSource::None).then(|| vec![offered(replicas)]),
         },
     };

@@ -8,6 +8,7 @@ mod health;
 pub mod owners;
 mod probe;
 mod publisher;
+mod record;
 mod recording;
 mod self_use;
 mod settings;
@@ -26,13 +27,16 @@ use crate::kubelet;
 use crate::metrics::Pages;
 use crate::model::{ConfigReload, HardwareState, HealthState, PluginState, Snapshot};
 use crate::web::{self, BindError, Listener, LiveConfig, ScrapeDurations, ServerSettings, WebState};
-use crate::{plugin, processes};
+use crate::{doctor, plugin, processes};
 
+pub use crate::client::{ClientError, Target, get};
+pub use crate::doctor::Report;
 pub use crate::hardware::nvml::LibrarySearch;
 pub use crate::hardware::simulated::Profile;
 pub use crate::health::Config as HealthConfig;
 pub use crate::model::{PodLabel, PodLabelError};
 pub use crate::plugin::{Config as PluginConfig, ConfigError as PluginConfigError, ResourceConfig};
+pub use crate::record::{ReadFile, sha256};
 pub use crate::web::{Limits as WebLimits, ListenAddress, WebConfig, WebConfigError};
 pub use demo::{DemoError, DemoSettings, demo};
 pub use probe::{Probe, probe_nvml};
@@ -69,6 +73,13 @@ pub async fn run(settings: Settings, reload: Reload) -> Result<(), AgentError> {
     let clock = Clock::start();
     let driver = settings.driver(clock);
     run_on(driver, settings, reload, clock).await
+}
+
+/// Looks at everything that the agent needs, with these settings, and at the agent itself where one answers.
+pub async fn examine(settings: Settings, url: Option<String>) -> Report {
+    let clock = Clock::start();
+    let driver = (settings.hardware == HardwareSource::Nvml).then(|| settings.driver(clock)).flatten();
+    doctor::examine(settings.doctor_room(url), driver, clock).await
 }
 
 async fn run_on(
@@ -141,6 +152,7 @@ async fn run_on(
         "processes",
         processes::run(processes_room, clock, wanted_processes, pod_directories, publish_processes),
     ));
+    let reloadable_for_record = reloadable.clone();
     let publisher = Publisher {
         clock,
         node_name: settings.node_name.as_str().into(),
@@ -171,6 +183,7 @@ async fn run_on(
         clock,
         healthy: Arc::new(move || pulse.feel(clock.now().monotonic)),
         ready: Arc::new(move || ready(&ready_snapshots.borrow())),
+        record: record::source(&settings, &listeners, reloadable_for_record, clock),
         admin: web::Admin {
             driver: devices.as_ref().map(|devices| driver_orders(&devices.lease())),
             mark: health::marker(operator, clock),

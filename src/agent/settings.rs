@@ -7,13 +7,17 @@ use serde::Deserialize;
 
 use tokio::sync::{Notify, watch};
 
+use crate::client::Target;
 use crate::clock::Clock;
 use crate::hardware::nvml::{LibrarySearch, NvmlDriver};
 use crate::hardware::simulated::{Profile, SimulatedDriver};
 use crate::model::PodLabel;
+use crate::record::ReadFile;
 use crate::web::{Limits, ListenAddress};
-use crate::{hardware, health, kubelet, plugin, processes};
+use crate::{doctor, hardware, health, kubelet, plugin, processes};
 
+/// For the doctor: without persistence mode the driver takes seconds for each GPU.
+const DOCTOR_DRIVER_DEADLINE: Duration = Duration::from_secs(20);
 /// The same simulated GPUs at every start.
 const SIMULATED_SEED: u64 = 1;
 
@@ -88,6 +92,8 @@ pub struct Reloadable {
     /// Of containers' series on the page.
     pub series_limit: usize,
     pub log_level: String,
+    /// Read for these settings, with their digests.
+    pub files: Vec<ReadFile>,
     /// What the bundled device plugin offers; `None` while it is off, which no reload changes.
     pub device_plugin: Option<Vec<plugin::ResourceConfig>>,
 }
@@ -160,6 +166,33 @@ impl Settings {
                 cdi: plugin::cdi::DIRECTORIES.map(PathBuf::from).to_vec(),
             },
         })
+    }
+
+    /// `url`: ask the agent there, and not at its admin socket.
+    pub(super) fn doctor_room(&self, url: Option<String>) -> doctor::Settings {
+        let named = url.is_some() || self.admin_socket_required;
+        let offers = self.reloadable.device_plugin.as_ref();
+        doctor::Settings {
+            agent: url.map(Target::Url).or_else(|| self.admin_socket.clone().map(Target::Socket)),
+            agent_is_named: named,
+            listeners: self.listen.iter().filter_map(|address| Target::of_listener(&address.to_string())).collect(),
+            pod_resources_socket: self.pod_resources_socket.clone(),
+            device_plugin_directory: self.device_plugin_directory.clone(),
+            pods_api_socket: self.pods_api_socket.clone(),
+            kubelet_deadline: self.kubelet_deadline,
+            driver_deadline: DOCTOR_DRIVER_DEADLINE,
+            hardware: match self.hardware {
+                HardwareSource::Nvml => "nvml",
+                HardwareSource::Simulated => "simulated",
+                HardwareSource::None => "none",
+            },
+            offers: offers.map(|entries| entries.iter().map(doctor::Offer::of).collect()),
+            attribution: self.processes_room().mode,
+            proc_root: self.proc_root.clone(),
+            sys_root: self.sys_root.clone(),
+            pod_logs_root: self.pod_logs_root.clone(),
+            kernel_log: self.health.kmsg.then(|| self.dev_root.join("kmsg")),
+        }
     }
 
     pub(super) fn pods_watch(&self) -> kubelet::pods::Settings {

@@ -36,6 +36,10 @@ pub enum Command {
         #[arg(long, value_name = "FILE")]
         web_config: Option<PathBuf>,
     },
+    /// Look at everything that the agent needs on this node, and at the agent where one runs, and say what to do.
+    Doctor(Box<DoctorArguments>),
+    /// The governance record of this node, from the agent that runs here.
+    Record(RecordArguments),
     /// Call every NVML function that the agent uses on every GPU, and report support, latency and errors.
     ProbeNvml(ProbeArguments),
 }
@@ -206,6 +210,44 @@ impl DemoArguments {
             ground_truth: self.ground_truth.clone(),
         }
     }
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DoctorArguments {
+    /// Ask the agent there, and not at its admin socket: `http://HOST:PORT`.
+    #[arg(long, value_name = "URL")]
+    pub url: Option<String>,
+    #[arg(short, long, value_enum, default_value_t = DoctorFormat::Text)]
+    pub output: DoctorFormat,
+    #[command(flatten)]
+    pub agent: AgentArguments,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum DoctorFormat {
+    Text,
+    Json,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct RecordArguments {
+    /// As of the agent: names the admin socket.
+    #[arg(long, env = "PODMETER_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Of the agent to ask [default: /run/podmeter/podmeter.sock].
+    #[arg(long, env = "PODMETER_ADMIN_SOCKET", value_name = "PATH")]
+    pub admin_socket: Option<PathBuf>,
+    /// Ask there, and not at the admin socket: `http://HOST:PORT`. Serial numbers are told on the admin socket alone.
+    #[arg(long, value_name = "URL")]
+    pub url: Option<String>,
+    #[arg(short, long, value_enum, default_value_t = RecordFormat::Json)]
+    pub output: RecordFormat,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum RecordFormat {
+    Json,
+    Yaml,
 }
 
 #[derive(Clone, Debug, Args)]

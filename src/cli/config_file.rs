@@ -8,7 +8,9 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::arguments::{AgentArguments, Switch};
-use crate::agent::{HardwareSource, HealthConfig, ListenAddress, LogFormat, PluginConfig, ProcessAttribution};
+use crate::agent::{
+    HardwareSource, HealthConfig, ListenAddress, LogFormat, PluginConfig, ProcessAttribution, ReadFile, sha256,
+};
 
 /// The flags as keys. Unknown keys are errors.
 #[derive(Debug, Default, Deserialize)]
@@ -150,10 +152,10 @@ pub enum ConfigFileError {
     Invalid { file: PathBuf, error: String },
 }
 
-/// `arguments` with what they leave open taken from the file that they name.
-pub fn complete(arguments: AgentArguments) -> Result<AgentArguments, ConfigFileError> {
+/// `arguments` with what they leave open taken from the file that they name, which is added to `files`.
+pub fn complete(arguments: AgentArguments, files: &mut Vec<ReadFile>) -> Result<AgentArguments, ConfigFileError> {
     let Some(file) = &arguments.config else { return Ok(arguments) };
-    let read = read(file)?;
+    let read = read(file, files)?;
     let (switch, plugin_config) = match read.device_plugin {
         DevicePlugin::Switch(switch) => (Some(switch), PluginConfig::default()),
         DevicePlugin::Section(section) => (None, section),
@@ -202,9 +204,10 @@ pub fn complete(arguments: AgentArguments) -> Result<AgentArguments, ConfigFileE
     })
 }
 
-fn read(file: &Path) -> Result<ConfigFile, ConfigFileError> {
+fn read(file: &Path, files: &mut Vec<ReadFile>) -> Result<ConfigFile, ConfigFileError> {
     let text =
         std::fs::read_to_string(file).map_err(|error| ConfigFileError::Unreadable { file: file.to_owned(), error })?;
+    files.push(ReadFile { path: file.to_owned(), sha256: sha256(text.as_bytes()) });
     parse(&text).map_err(|error| ConfigFileError::Invalid { file: file.to_owned(), error })
 }
 

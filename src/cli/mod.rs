@@ -8,14 +8,17 @@ mod config_file;
 mod logging;
 mod settings;
 
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
 use clap::Parser as _;
 
-use crate::agent::{self, AgentError, DemoError};
+use crate::agent::{self, AgentError, ClientError, DemoError, Target};
 use crate::metrics::catalogue;
-use arguments::{AgentArguments, Arguments, Command, DemoArguments, MetricsFormat, ProbeArguments, ProbeFormat};
+use arguments::{
+    AgentArguments, Arguments, Command, DemoArguments, DoctorArguments, DoctorFormat, MetricsFormat, ProbeArguments,
+    ProbeFormat, RecordArguments, RecordFormat,
+};
 
 /// Ended as asked.
 const ENDED: u8 = 0;
@@ -67,6 +70,8 @@ fn run(command: Command) -> Result<(), Failed> {
             }
             say(&format!("{}: valid\n", file.display()))
         }
+        Command::Doctor(arguments) => run_doctor(*arguments),
+        Command::Record(arguments) => run_record(arguments),
         Command::ProbeNvml(arguments) => run_probe(arguments),
     }
 }
@@ -113,6 +118,47 @@ fn run_probe(arguments: ProbeArguments) -> Result<(), Failed> {
         ProbeFormat::Json => probe.json(),
         ProbeFormat::Text => probe.text(),
     })
+}
+
+fn run_doctor(arguments: DoctorArguments) -> Result<(), Failed> {
+    let DoctorArguments { url, output, agent } = arguments;
+    let settings = settings::resolve(agent).map_err(usage)?;
+    let report = block_on(agent::examine(settings, url))?;
+    say(&match output {
+        DoctorFormat::Json => report.json(),
+        DoctorFormat::Text => report.text(is_coloured()),
+    })?;
+    if report.is_well() {
+        Ok(())
+    } else {
+        Err(Failed(FAILED, format!("{} of {} checks failed", report.failed, report.checks.len())))
+    }
+}
+
+/// Only for eyes, and not for those that asked for none (https://no-color.org).
+fn is_coloured() -> bool {
+    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+fn run_record(arguments: RecordArguments) -> Result<(), Failed> {
+    let RecordArguments { config, admin_socket, url, output } = arguments;
+    let target = match url {
+        Some(url) => Target::Url(url),
+        None => {
+            let arguments = AgentArguments { config, admin_socket, ..AgentArguments::default() };
+            let socket = settings::resolve(arguments).map_err(usage)?.admin_socket;
+            Target::Socket(socket.ok_or_else(|| usage("the agent has no admin socket: name it with --url"))?)
+        }
+    };
+    let path = match output {
+        RecordFormat::Json => "/api/v1/record",
+        RecordFormat::Yaml => "/api/v1/record?output=yaml",
+    };
+    let body = block_on(agent::get(&target, path))?.map_err(|error| match error {
+        error @ ClientError::Url { .. } => usage(error),
+        error => Failed(FAILED, error.to_string()),
+    })?;
+    say(&String::from_utf8_lossy(&body))
 }
 
 fn usage(error: impl std::fmt::Display) -> Failed {

@@ -7,8 +7,8 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use super::arguments::{AgentArguments, Switch};
 use super::config_file::{self, ConfigFileError};
 use crate::agent::{
-    HardwareSource, LibrarySearch, ListenAddress, LogFormat, PluginConfigError, PodLabel, PodLabelError, Reloadable,
-    Settings, WebConfig, WebConfigError, WebLimits,
+    HardwareSource, LibrarySearch, ListenAddress, LogFormat, PluginConfigError, PodLabel, PodLabelError, ReadFile,
+    Reloadable, Settings, WebConfig, WebConfigError, WebLimits, sha256,
 };
 
 /// 0.0.0.0:9410
@@ -46,7 +46,8 @@ fn place(flag: &str, file: Option<&Path>) -> String {
 
 /// Flags and variables, completed from the file that they name, with every default filled in.
 pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
-    let arguments = config_file::complete(arguments)?;
+    let mut files = vec![];
+    let arguments = config_file::complete(arguments, &mut files)?;
     let kubelet_root = arguments.kubelet_root.unwrap_or_else(|| "/var/lib/kubelet".into());
     let admin_socket_required = arguments.admin_socket.is_some();
     let admin_socket = arguments.admin_socket.unwrap_or_else(|| "/run/podmeter/podmeter.sock".into());
@@ -55,7 +56,11 @@ pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
     let mut plugin_config = arguments.plugin_config;
     plugin_config.nvidia_config = arguments.nvidia_config.or(plugin_config.nvidia_config);
     // Said even while the plugin is off: the section is wrong either way.
-    let offered = plugin_config.resolve(|file| std::fs::read_to_string(file));
+    let offered = plugin_config.resolve(|file| {
+        let text = std::fs::read_to_string(file)?;
+        files.push(ReadFile { path: file.to_owned(), sha256: sha256(text.as_bytes()) });
+        Ok(text)
+    });
     let offered = offered.map_err(|error| InvalidSettings::DevicePlugin { file: arguments.config.clone(), error })?;
     let hardware = arguments.hardware.unwrap_or(HardwareSource::Nvml);
     let device_plugin = match arguments.device_plugin {
@@ -100,6 +105,7 @@ pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
             retention: arguments.retention.unwrap_or(Duration::from_secs(300)),
             series_limit: arguments.series_limit.unwrap_or(SERIES_LIMIT),
             log_level: arguments.log_level.unwrap_or_else(|| "info".into()),
+            files,
             device_plugin,
         },
     };

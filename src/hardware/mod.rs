@@ -25,6 +25,7 @@ mod supervisor;
 mod worker;
 
 pub use kmsg_line::{KernelLine, KernelXid, parse_kernel_line};
+pub use pci::scan as scan_pci_bus;
 pub use record::{Record, Staleness};
 pub use release::{DriverLease, ReleaseError};
 pub use room::{Hardware, start};

@@ -26,12 +26,17 @@ pub fn conflict(
     })
 }
 
-/// Sockets that other vendors' plugins are known to listen on.
 fn is_known_plugin(socket: &str, resource: &ResourceName) -> bool {
-    let Some(name) = resource.as_str().strip_prefix("nvidia.com/") else { return false };
-    // NVIDIA's own: one per resource. Google Kubernetes Engine's: one, with the time of its start.
-    socket == format!("nvidia-{name}.sock")
-        || (name == "gpu" && socket.starts_with("nvidiaGPU-") && socket.ends_with(".sock"))
+    known_resource(socket).as_ref() == Some(resource)
+}
+
+/// The resource behind a socket that another vendor's plugin is known to listen on.
+#[must_use]
+pub fn known_resource(socket: &str) -> Option<ResourceName> {
+    let name = socket.strip_suffix(".sock")?;
+    // Google Kubernetes Engine's: one, with the time of its start. NVIDIA's own: one per resource.
+    let name = if name.starts_with("nvidiaGPU-") { "gpu" } else { name.strip_prefix("nvidia-")? };
+    Some(ResourceName::new(format!("nvidia.com/{name}")))
 }
 
 #[cfg(test)]

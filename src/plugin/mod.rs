@@ -39,10 +39,12 @@ pub use config::{
     NamePatterns, NewName, NodeGroup, NvidiaConfig, OnConflict, PathConfig, PreStartCheck, Preferred, Replication,
     ResourceConfig, ResourceReplication, SharedDevices, Sharing, SimulatedConfig,
 };
+pub use conflict::{conflict, known_resource};
 pub use host::Surroundings;
 pub use node::{MigCapabilities, NodeFacts, control_nodes};
 pub use nvidia_config::{NvidiaConfigError, parse as parse_nvidia_config};
 pub use offer::{Answer, DeviceNode, Hardware, Mount, Offer, OfferedDevice, Refusal, Withheld};
 pub use offers::{Offers, merge, offers};
 pub use run::{Neighbours, Settings, run, run_reloading};
+pub use sockets::{kubelet_socket, live as live_sockets};
 pub use values::{Bytes, DeviceReference, Reach, resource_name};

@@ -15,6 +15,8 @@ mod pod_logs;
 mod resolver;
 mod run;
 mod stat;
+mod survey;
 
 pub use resolver::Resolver;
 pub use run::{Mode, Settings, run};
+pub use survey::{Survey, named_pods, survey};

@@ -72,7 +72,8 @@ pub fn is_name(name: &str) -> bool {
 }
 
 /// The kernel writes space, tab, line feed and backslash as `\` and three octal digits.
-fn unescaped(text: &str) -> Cow<'_, str> {
+#[must_use]
+pub fn unescaped(text: &str) -> Cow<'_, str> {
     if !text.contains('\\') {
         return Cow::Borrowed(text);
     }

@@ -82,6 +82,11 @@ impl Listener {
     }
 
     #[must_use]
+    pub fn is_private(&self) -> bool {
+        self.purpose() == Purpose::Private
+    }
+
+    #[must_use]
     pub(super) fn purpose(&self) -> Purpose {
         match self {
             Self::Tcp { purpose, .. } | Self::Unix { purpose, .. } => *purpose,

@@ -20,7 +20,7 @@ pub use admin::{Admin, DriverOrders, Marking, Order};
 pub use config::{LiveConfig, WebConfig, WebConfigError};
 pub use connections::Limits;
 pub use listener::{BindError, ListenAddress, Listener};
-pub use routes::{Probe, WebState, router};
+pub use routes::{Probe, RecordRequest, RecordSource, WebState, router};
 pub use scrapes::ScrapeDurations;
 pub use server::{ServerSettings, serve};
 

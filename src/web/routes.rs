@@ -1,12 +1,12 @@
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, VARY};
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
+use axum::{Extension, Router};
 use tokio::sync::watch;
 use tracing::error;
 
@@ -19,6 +19,22 @@ use crate::model::Snapshot;
 /// A question to the agent: `Err` with the reason as text. Asked on each request, so it must not wait.
 pub type Probe = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 
+/// How a governance record is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordRequest {
+    /// In YAML, and not in JSON.
+    pub yaml: bool,
+    /// Over a socket that nobody but its owner can open.
+    pub private: bool,
+}
+
+/// Writes the governance record of a snapshot. May read files, so it is not called on the runtime's own threads.
+pub type RecordSource = Arc<dyn Fn(&Snapshot, RecordRequest) -> Result<String, String> + Send + Sync>;
+
+/// Marks requests that came over a socket that nobody but its owner can open.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Private;
+
 /// What the routes read.
 #[derive(Clone)]
 pub struct WebState {
@@ -30,6 +46,7 @@ pub struct WebState {
     pub healthy: Probe,
     /// A first snapshot is published, and the plugin's resources are registered or known to be absent.
     pub ready: Probe,
+    pub record: RecordSource,
     /// What the admin socket may order.
     pub admin: Admin,
 }
@@ -40,7 +57,7 @@ impl WebState {
     }
 }
 
-const ROUTES: &str = "/  /metrics  /metrics/dcgm  /api/v1/node  /-/healthy  /-/ready";
+const ROUTES: &str = "/  /metrics  /metrics/dcgm  /api/v1/node  /api/v1/record  /-/healthy  /-/ready";
 
 /// All routes that any server has. Each reads; none changes anything.
 pub fn router(state: WebState) -> Router {
@@ -49,6 +66,7 @@ pub fn router(state: WebState) -> Router {
         .route("/metrics", get(metrics))
         .route("/metrics/dcgm", get(dcgm))
         .route("/api/v1/node", get(node))
+        .route("/api/v1/record", get(record))
         .route("/-/healthy", get(healthy))
         .route("/-/ready", get(ready))
         .method_not_allowed_fallback(method_not_allowed)
@@ -127,6 +145,25 @@ async fn node(State(state): State<WebState>) -> Response {
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "the snapshot could not be written as JSON; please report this",
             )
+        }
+    }
+}
+
+async fn record(State(state): State<WebState>, private: Option<Extension<Private>>, uri: Uri) -> Response {
+    let yaml = match uri.query() {
+        None | Some("" | "output=json") => false,
+        Some("output=yaml") => true,
+        Some(_) => return api_problem(StatusCode::BAD_REQUEST, "ask for ?output=json or ?output=yaml"),
+    };
+    let request = RecordRequest { yaml, private: private.is_some() };
+    let snapshot = state.snapshot();
+    let writing = tokio::task::spawn_blocking(move || (state.record)(&snapshot, request));
+    let kind = if yaml { "application/yaml" } else { "application/json" };
+    match writing.await.unwrap_or_else(|broke| Err(broke.to_string())) {
+        Ok(text) => ([(CONTENT_TYPE, kind), (CACHE_CONTROL, "no-store")], text).into_response(),
+        Err(problem) => {
+            error!(%problem, "the record could not be written");
+            api_problem(StatusCode::INTERNAL_SERVER_ERROR, "the record could not be written; please report this")
         }
     }
 }

@@ -4,9 +4,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Body;
 use axum::http::Request;
+use axum::{Extension, Router};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -22,7 +22,7 @@ use super::config::LiveConfig;
 use super::connections::{Connections, Limits, Seat, Watched};
 use super::gate::Gate;
 use super::listener::Purpose;
-use super::routes::probes;
+use super::routes::{Private, probes};
 use super::{Listener, WebState, admin, router};
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -60,7 +60,7 @@ pub async fn serve(
         let (router, gate) = match listener.purpose() {
             Purpose::Pages => (router.clone(), gate.clone()),
             Purpose::Probes => (probes.clone(), None),
-            Purpose::Private => (router.clone().merge(orders.clone()), None),
+            Purpose::Private => (router.clone().merge(orders.clone()).layer(Extension(Private)), None),
         };
         let connections = Arc::new(Connections::new(clock));
         accepting.spawn(accept(listener, Door { router, gate, limits, connections }, stopped.clone()));

@@ -56,6 +56,7 @@ impl Server {
                 true => Ok(()),
                 false => Err("waiting for the kubelet".to_owned()),
             }),
+            record: Arc::new(|_, request| Ok(format!("{request:?}"))),
             admin: obedient(),
         };
         let (stop, stopped) = oneshot::channel();

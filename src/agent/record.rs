@@ -1,0 +1,77 @@
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use super::settings::{Reloadable, Settings};
+use crate::clock::Clock;
+use crate::health::Recovery;
+use crate::record::{self, Configuration, Deployment, Facts, Form, Listener, MonitoringPlan, sha256};
+use crate::web::{self, RecordSource};
+
+/// What writes the governance record: of each snapshot, with what this process is at that moment.
+pub fn source(
+    settings: &Settings,
+    listeners: &[web::Listener],
+    reloadable: watch::Receiver<Reloadable>,
+    clock: Clock,
+) -> RecordSource {
+    let settings = settings.clone();
+    let (mut addresses, mut admin) = (vec![], vec![]);
+    for listener in listeners.iter().filter(|listener| listener.serves_pages()) {
+        let address = listener.address().to_string();
+        let kind = if listener.is_private() { &mut admin } else { &mut addresses };
+        kind.push(Listener { address, admin: listener.is_private() });
+    }
+    let marks = !admin.is_empty();
+    addresses.extend(admin);
+    let deployment = deployment(|name| std::env::var(name).ok());
+    Arc::new(move |snapshot, web::RecordRequest { yaml, private }| {
+        let facts = Facts {
+            at: clock.now(),
+            deployment: deployment.clone(),
+            configuration: configuration(&settings, &reloadable.borrow()),
+            listeners: addresses.clone(),
+            monitoring: MonitoringPlan {
+                kernel_log: settings.health.kmsg,
+                marks,
+                automatic_recovery: settings.health.recovery == Recovery::Auto,
+                hold_down: settings.health.hold_down,
+            },
+            process: record::read_own_process(Path::new("/proc/self")),
+            with_serials: private,
+        };
+        record::record(snapshot, &facts).write(if yaml { Form::Yaml } else { Form::Json })
+    })
+}
+
+/// From the variables that the chart sets.
+fn deployment(variable: impl Fn(&str) -> Option<String>) -> Deployment {
+    let told = |name: &str| variable(name).filter(|value| !value.is_empty());
+    Deployment {
+        image: told("PODMETER_IMAGE"),
+        namespace: told("PODMETER_POD_NAMESPACE"),
+        pod: told("PODMETER_POD_NAME"),
+        update_strategy: told("PODMETER_UPDATE_STRATEGY"),
+    }
+}
+
+/// Of what is in force: the settings of the start, and what was re-read since.
+fn configuration(settings: &Settings, reloadable: &Reloadable) -> Configuration {
+    let in_force = Settings { reloadable: Reloadable { files: vec![], ..reloadable.clone() }, ..settings.clone() };
+    Configuration { settings_sha256: sha256(format!("{in_force:?}").as_bytes()), files: reloadable.files.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_said_is_absent() {
+        assert_eq!(deployment(|_| None), Deployment::default());
+        let told = deployment(|name| {
+            Some(if name == "PODMETER_IMAGE" { "example.com/podmeter:1".into() } else { String::new() })
+        });
+        assert_eq!(told, Deployment { image: Some("example.com/podmeter:1".into()), ..Deployment::default() });
+    }
+}

@@ -1,0 +1,213 @@
+//! The agent that may run here, by what it says itself.
+
+use serde_json::Value;
+
+use super::catalogue::Finding;
+use super::evidence::{Agent, Answers, Evidence};
+
+/// A snapshot is published every second.
+const OLD: f64 = 10.0;
+/// Sentences of one kind that are shown.
+const SHOWN: usize = 4;
+const RESTART: &str = "see its log; kubectl rollout restart, if it does not recover";
+
+pub fn agent(evidence: &Evidence) -> Finding {
+    let own = evidence.version;
+    match &evidence.agent {
+        Agent::NotLooked => {
+            Finding::skipped("there is no admin socket to ask (adminSocket: none); name the agent with --url")
+        }
+        Agent::Absent(target) if evidence.settings.agent_is_named => Finding::failed(
+            format!("no agent listens on {target}"),
+            "start it, or name the right place with --admin-socket or --url",
+        ),
+        Agent::Absent(target) => Finding::skipped(format!("no agent runs here: nothing answers on {target}")),
+        Agent::Silent { target, problem } => Finding::failed(format!("{target}: {problem}"), RESTART),
+        Agent::Answers(answers) => {
+            let said = |record: &Value, key: &str| {
+                record.pointer(key).and_then(Value::as_str).map_or("not told".to_owned(), str::to_owned)
+            };
+            match &answers.record {
+                Ok(record) => {
+                    let version = said(record, "/running/version");
+                    let found =
+                        format!("podmeter {version} ({}) on {}", said(record, "/running/revision"), answers.target);
+                    if version == own {
+                        Finding::ok(found)
+                    } else {
+                        Finding::warning(
+                            format!("{found}, and this is {own}"),
+                            "run the doctor of the agent's own image: kubectl exec … podmeter doctor",
+                        )
+                    }
+                }
+                Err(problem) => Finding::warning(
+                    format!("{} answers, and does not tell its version: {problem}", answers.target),
+                    "run the doctor of the agent's own version",
+                ),
+            }
+        }
+    }
+}
+
+/// The agent, or why there is nothing to judge.
+fn answers(evidence: &Evidence) -> Result<&Answers, Finding> {
+    match &evidence.agent {
+        Agent::Answers(answers) => Ok(answers),
+        Agent::NotLooked | Agent::Absent(_) => Err(Finding::skipped("no agent runs here")),
+        Agent::Silent { .. } => Err(Finding::skipped("the agent does not answer")),
+    }
+}
+
+fn node(evidence: &Evidence) -> Result<&Value, Finding> {
+    answers(evidence)?.node.as_ref().map_err(|problem| Finding::failed(problem, RESTART))
+}
+
+/// What is not there at all was not said: another version's.
+fn said<'a>(node: &'a Value, pointer: &str) -> Result<&'a Value, Finding> {
+    node.pointer(pointer).ok_or_else(|| {
+        Finding::warning(format!("this agent does not tell {pointer}"), "run the doctor of the agent's own version")
+    })
+}
+
+fn settle(outcome: Result<Finding, Finding>) -> Finding {
+    outcome.unwrap_or_else(|finding| finding)
+}
+
+pub fn ready(evidence: &Evidence) -> Finding {
+    settle(answers(evidence).map(|answers| match &answers.ready {
+        Ok(()) => Finding::ok("ready"),
+        Err(reason) => Finding::failed(reason, "it becomes ready by itself when that is mended"),
+    }))
+}
+
+pub fn problems(evidence: &Evidence) -> Finding {
+    settle(node(evidence).and_then(|node| judge_problems(node, evidence.now.0)))
+}
+
+fn judge_problems(node: &Value, now: f64) -> Result<Finding, Finding> {
+    let (mut failed, mut warned) = (vec![], vec![]);
+    let at = said(node, "/at/unix")?.as_f64().unwrap_or(0.0);
+    if now - at > OLD {
+        failed.push(format!("the last snapshot is {:.0} s old", now - at));
+    }
+    for pointer in ["/kubelet/problem", "/hardware/problem"] {
+        failed.extend(said(node, pointer)?.as_str().map(str::to_owned));
+    }
+    if node.pointer("/config_reload/successful") == Some(&Value::Bool(false)) {
+        failed.push("the configuration was not re-read: the old one stays in force, see the log".to_owned());
+    }
+    if !said(node, "/hardware/released")?.is_null() {
+        warned.push("the driver is let go of, on request: POST /resume on the admin socket ends it".to_owned());
+    }
+    let plugin = node.pointer("/plugin/problems").and_then(Value::as_array).into_iter().flatten();
+    warned.extend(plugin.filter_map(Value::as_str).map(str::to_owned));
+    warned.extend(node.pointer("/processes/problem").and_then(Value::as_str).map(str::to_owned));
+    let violations = said(node, "/violations")?.as_object().into_iter().flatten();
+    let violated = violations.filter(|(_, count)| count.as_u64().is_some_and(|count| count > 0));
+    warned.extend(violated.map(|(quantity, count)| {
+        format!("shares of {quantity} did not add up to their device {count} times: please report this")
+    }));
+    let to_do = "each says what to do; docs/troubleshooting.md has the longer form";
+    let is_failed = !failed.is_empty();
+    failed.extend(warned);
+    Ok(match (failed.is_empty(), is_failed) {
+        (true, _) => Finding::ok("it has none"),
+        (false, true) => Finding::failed(few(&failed), to_do),
+        (false, false) => Finding::warning(few(&failed), to_do),
+    })
+}
+
+fn few(sentences: &[String]) -> String {
+    let mut text = sentences.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join("; ");
+    if sentences.len() > SHOWN {
+        text.push_str(&format!("; and {} more", sentences.len() - SHOWN));
+    }
+    text
+}
+
+pub fn device_health(evidence: &Evidence) -> Finding {
+    settle(node(evidence).and_then(|node| {
+        let gpus = said(node, "/health/gpus")?.as_object().into_iter().flatten();
+        let (mut count, mut sick) = (0, vec![]);
+        for (gpu, health) in gpus {
+            let instances = health["instances"].as_object().into_iter().flatten();
+            for (device, verdict) in std::iter::once((gpu, &health["whole"])).chain(instances) {
+                count += 1;
+                if verdict["healthy"] != true {
+                    sick.push(format!("{device} is unhealthy: {}", causes(verdict)));
+                }
+            }
+        }
+        Ok(match (count, sick.is_empty()) {
+            (0, _) => Finding::skipped("the agent has no devices to judge"),
+            (count, true) => Finding::ok(format!("{count} devices, all healthy")),
+            (_, false) => {
+                Finding::failed(few(&sick), "docs/health.md has what brings each back; drain what runs on them")
+            }
+        })
+    }))
+}
+
+/// `detail (clears)` of each.
+fn causes(verdict: &Value) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or("not told").to_owned();
+    let causes = verdict["causes"].as_array().into_iter().flatten();
+    let causes: Vec<String> =
+        causes.map(|cause| format!("{} (cleared by: {})", text(&cause["detail"]), text(&cause["clears"]))).collect();
+    if causes.is_empty() { "the reason is not told".to_owned() } else { causes.join(", ") }
+}
+
+pub fn registrations(evidence: &Evidence) -> Finding {
+    settle(node(evidence).and_then(|node| {
+        let plugin = said(node, "/plugin")?;
+        if plugin.is_null() {
+            return Ok(Finding::skipped("the agent's device plugin is off"));
+        }
+        let resources: Vec<_> = said(node, "/plugin/resources")?.as_object().into_iter().flatten().collect();
+        let (mut good, mut bad) = (vec![], vec![]);
+        for (name, state) in resources {
+            let text = |key: &str| state[key].as_str();
+            match (text("conflict"), text("ended"), state["registered"] == true) {
+                (Some(conflict), ..) => bad.push(conflict.to_owned()),
+                (None, Some(_), _) => {}
+                (None, None, true) => good.push(format!(
+                    "{name} with {} devices",
+                    state["devices"].as_object().map_or("unknown".to_owned(), |devices| devices.len().to_string())
+                )),
+                (None, None, false) => {
+                    let problem = text("problem").unwrap_or("the kubelet has not been asked yet");
+                    bad.push(format!("{name} is not registered: {problem}"));
+                }
+            }
+        }
+        Ok(match (good.is_empty(), bad.is_empty()) {
+            (_, false) => {
+                Finding::failed(few(&bad), "mend the checks of the kubelet above; podmeter tries again for ever")
+            }
+            (false, true) => Finding::ok(few(&good)),
+            (true, true) => Finding::warning(
+                "the plugin has nothing to offer",
+                "nothing if this node has no devices; else see the checks of the driver and devicePlugin.resources",
+            ),
+        })
+    }))
+}
+
+pub fn scrape(evidence: &Evidence) -> Finding {
+    settle(answers(evidence).map(|answers| {
+        let to_do = "see the agent's log and its --listen; run the doctor where the agent runs: its network is its own";
+        let (mut good, mut bad) = (vec![], vec![]);
+        for (target, page) in &answers.pages {
+            match page {
+                Ok(page) => good.push(format!("{target}: {} series in {} families", page.series, page.families)),
+                Err(problem) => bad.push(format!("{target}: {problem}")),
+            }
+        }
+        match (good.is_empty(), bad.is_empty()) {
+            (_, false) => Finding::failed(few(&bad), to_do),
+            (false, true) => Finding::ok(few(&good)),
+            (true, true) => Finding::warning("the agent does not tell where it listens", "name it with --url"),
+        }
+    }))
+}

@@ -1,0 +1,296 @@
+use std::io;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::net::UnixStream;
+use tokio::sync::oneshot;
+
+use super::Settings;
+use super::evidence::{Agent, Answers, Dialled, Driven, Evidence, Listed, Look, Missed};
+use super::{node, scrape};
+use crate::client::{self, ClientError, Target};
+use crate::clock::Clock;
+use crate::hardware::{Driver, Failure, scan_pci_bus};
+use crate::kubelet::{CallError, Client};
+use crate::model::{Allocatable, PodResourcesApi, UnixSeconds};
+use crate::{plugin, processes, record};
+
+/// For files and sockets of this machine.
+const LOOK: Duration = Duration::from_secs(5);
+/// Of `/-/healthy`.
+const HEALTHY: &[u8] = b"healthy\n";
+/// For the driver to be closed, once it has answered.
+const CLOSE: Duration = Duration::from_secs(2);
+
+pub async fn gather(settings: Settings, driver: Option<Box<dyn Driver>>, clock: Clock) -> Evidence {
+    let directory = settings.device_plugin_directory.clone();
+    let registration = plugin::kubelet_socket(&directory);
+    let (agent, kubelet, registered, pods_api, plugin_sockets, host) = tokio::join!(
+        async {
+            let mut agent = find_agent(&settings).await;
+            let (driven, ()) =
+                tokio::join!(open_driver(driver, &settings, node::released(&agent)), scrape_it(&mut agent));
+            (agent, driven)
+        },
+        ask_kubelet(&settings),
+        dial(&registration),
+        dial(&settings.pods_api_socket),
+        within(LOOK, plugin::live_sockets(&directory)),
+        look_at_host(&settings),
+    );
+    let ((agent, driver), (list, allocatable)) = (agent, kubelet);
+    let Host { writable, module_version, bus, processes, named_pods, kernel_log, own, newest_file } = host;
+    Evidence {
+        settings,
+        version: env!("CARGO_PKG_VERSION"),
+        now: clock.now().unix,
+        agent,
+        list,
+        allocatable,
+        registration: registered,
+        pods_api,
+        writable,
+        plugin_sockets,
+        driver,
+        module_version,
+        bus,
+        processes,
+        named_pods,
+        kernel_log,
+        own,
+        newest_file,
+    }
+}
+
+async fn within<T>(limit: Duration, look: impl Future<Output = T>) -> Look<T> {
+    tokio::time::timeout(limit, look).await.map_err(|_| Missed::Late(limit))
+}
+
+async fn ask_kubelet(settings: &Settings) -> (Result<Listed, CallError>, Option<Result<Allocatable, CallError>>) {
+    let mut client = Client::new(&settings.pod_resources_socket, settings.kubelet_deadline);
+    let relation = match client.list().await {
+        Ok(relation) => relation,
+        Err(error) => return (Err(error), None),
+    };
+    let holders =
+        relation.containers().filter(|container| !container.devices.is_empty() || !container.claims.is_empty());
+    let listed = Listed {
+        api: client.api().unwrap_or(PodResourcesApi::V1),
+        pods: relation.pods.len(),
+        holders: holders.count(),
+    };
+    (Ok(listed), Some(client.allocatable().await))
+}
+
+/// Connects and hangs up.
+async fn dial(socket: &Path) -> Dialled {
+    let connected = match within(LOOK, UnixStream::connect(socket)).await {
+        Ok(connected) => connected,
+        Err(_) => return Dialled::Late(LOOK),
+    };
+    let is_socket = || std::fs::metadata(socket).is_ok_and(|metadata| metadata.file_type().is_socket());
+    match connected.map_err(|error| (error.kind(), error)) {
+        Ok(_) => Dialled::Listens,
+        Err((io::ErrorKind::NotFound | io::ErrorKind::NotADirectory, _)) => Dialled::Missing,
+        Err((io::ErrorKind::PermissionDenied, _)) => Dialled::Denied,
+        // A plain file refuses connections as a dead socket does.
+        Err((io::ErrorKind::ConnectionRefused, _)) if !is_socket() => Dialled::NotASocket,
+        Err((io::ErrorKind::ConnectionRefused, _)) => Dialled::Refused,
+        Err((_, error)) => Dialled::Other(error.to_string()),
+    }
+}
+
+/// At the place that was named; else at the usual socket, and then where it would serve everybody.
+async fn find_agent(settings: &Settings) -> Agent {
+    let Some(target) = &settings.agent else { return ask_listeners(settings).await.unwrap_or(Agent::NotLooked) };
+    match client::get(target, "/-/healthy").await {
+        Ok(_) => ask_agent(target.clone()).await,
+        Err(ClientError::Connect { error, .. }) if is_nothing(&error) => {
+            let elsewhere = if settings.agent_is_named { None } else { ask_listeners(settings).await };
+            elsewhere.unwrap_or_else(|| Agent::Absent(target.clone()))
+        }
+        Err(error) => Agent::Silent { target: target.clone(), problem: error.to_string() },
+    }
+}
+
+/// What does not answer as an agent does is somebody else's.
+async fn ask_listeners(settings: &Settings) -> Option<Agent> {
+    for target in &settings.listeners {
+        if client::get(target, "/-/healthy").await.is_ok_and(|body| body == HEALTHY) {
+            return Some(ask_agent(target.clone()).await);
+        }
+    }
+    None
+}
+
+async fn ask_agent(target: Target) -> Agent {
+    let (record, node, ready) =
+        tokio::join!(json(&target, "/api/v1/record"), json(&target, "/api/v1/node"), client::get(&target, "/-/ready"));
+    let ready = ready.map(drop).map_err(|error| match error {
+        ClientError::Status { text, .. } => text,
+        error => error.to_string(),
+    });
+    Agent::Answers(Box::new(Answers { target, record, node, ready, pages: vec![] }))
+}
+
+async fn scrape_it(agent: &mut Agent) {
+    let Agent::Answers(answers) = agent else { return };
+    for target in listeners(&answers.target, answers.record.as_ref().ok()) {
+        let page = client::get(&target, "/metrics").await.map_err(|error| error.to_string());
+        let page = page.and_then(|body| String::from_utf8(body).map_err(|_| "it is no text".to_owned()));
+        answers.pages.push((target, page.and_then(|page| scrape::check(&page))));
+    }
+}
+
+/// A socket that is not there, or that nobody listens on any more.
+fn is_nothing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::ConnectionRefused)
+}
+
+/// Where it serves everybody; over a URL only what was named can be reached for sure.
+fn listeners(target: &Target, record: Option<&Value>) -> Vec<Target> {
+    if let Target::Url(_) = target {
+        return vec![target.clone()];
+    }
+    let listeners = record.and_then(|record| record["listeners"].as_array()).into_iter().flatten();
+    let public = listeners.filter(|listener| listener["admin"] != true);
+    public.filter_map(|listener| Target::of_listener(listener["address"].as_str()?)).collect()
+}
+
+async fn json(target: &Target, path: &str) -> Result<Value, String> {
+    let body = client::get(target, path).await.map_err(|error| error.to_string())?;
+    serde_json::from_slice(&body).map_err(|error| format!("{target} answers {path} with no JSON: {error}"))
+}
+
+/// On a thread of its own: one that hangs is left behind.
+async fn open_driver(driver: Option<Box<dyn Driver>>, settings: &Settings, released: bool) -> Look<Driven> {
+    let Some(mut driver) = driver else {
+        return Err(Missed::NotAsked(format!("--hardware {}: no driver is opened", settings.hardware)));
+    };
+    if released {
+        return Err(Missed::NotAsked("the agent has let go of the driver, on request".to_owned()));
+    }
+    let (answer, answered) = oneshot::channel();
+    let (close, closed) = oneshot::channel::<()>();
+    let ask = move || {
+        let session = match driver.open() {
+            Ok(session) => session,
+            Err(failure) => {
+                let _ = answer.send(Err(refused(failure)));
+                return;
+            }
+        };
+        let listed = session.inventory().map_err(refused).map(|(inventory, problems)| Driven {
+            inventory,
+            problems: problems.iter().map(|problem| format!("{}: {}", problem.call, problem.code)).collect(),
+        });
+        // Nobody waits for it any more: it is closed all the same.
+        let _ = answer.send(listed);
+        drop(session);
+        drop(close);
+    };
+    if let Err(error) = std::thread::Builder::new().name("doctor-driver".to_owned()).spawn(ask) {
+        return Err(Missed::Failed(format!("no thread to open the driver on: {error}")));
+    }
+    let listed = within(settings.driver_deadline, answered).await?;
+    // Not while the library is being unloaded, so that the process ends in order.
+    let _ = within(CLOSE, closed).await;
+    let broke = || Missed::Failed("the driver broke the thread that opened it; please report this".to_owned());
+    listed.unwrap_or_else(|_| Err(broke()))
+}
+
+fn refused(failure: Failure) -> Missed {
+    Missed::Refused { problem: failure.reason, remedy: failure.remedy }
+}
+
+struct Host {
+    writable: Look<Result<(), String>>,
+    module_version: Look<Option<String>>,
+    bus: Look<crate::model::NodeDevices>,
+    processes: Look<processes::Survey>,
+    named_pods: Look<usize>,
+    kernel_log: Look<()>,
+    own: Look<record::OwnProcess>,
+    newest_file: Look<Option<(PathBuf, UnixSeconds)>>,
+}
+
+/// File systems hang, each on its own.
+async fn look_at_host(settings: &Settings) -> Host {
+    let Settings { device_plugin_directory, proc_root, sys_root, pod_logs_root, .. } = settings.clone();
+    let (directory, module) = (device_plugin_directory.clone(), proc_root.join("driver/nvidia/version"));
+    let files = vec![
+        settings.pod_resources_socket.clone(),
+        plugin::kubelet_socket(&device_plugin_directory),
+        device_plugin_directory.join("kubelet_internal_checkpoint"),
+    ];
+    let (named, proc) = (pod_logs_root, proc_root.clone());
+    let (writable, module_version, bus, processes, named_pods, kernel_log, own, newest_file) = tokio::join!(
+        blocking(move || Ok(writable(&directory))),
+        blocking(move || Ok(std::fs::read_to_string(module).ok().and_then(|text| module_version(&text)))),
+        blocking(move || scan_pci_bus(&sys_root).ok_or_else(|| format!("{}: no PCI bus is seen", sys_root.display()))),
+        blocking(move || processes::survey(&proc).map_err(|error| format!("{}: {error}", proc.display()))),
+        blocking(move || processes::named_pods(&named).map_err(|error| error.to_string())),
+        open_kernel_log(settings.kernel_log.clone()),
+        blocking(|| Ok(record::read_own_process(Path::new("/proc/self")))),
+        blocking(move || Ok(newest(files))),
+    );
+    Host { writable, module_version, bus, processes, named_pods, kernel_log, own, newest_file }
+}
+
+async fn blocking<T: Send + 'static>(look: impl FnOnce() -> Result<T, String> + Send + 'static) -> Look<T> {
+    let looked = within(LOOK, tokio::task::spawn_blocking(look)).await?;
+    looked.unwrap_or_else(|broke| Err(broke.to_string())).map_err(Missed::Failed)
+}
+
+async fn open_kernel_log(path: Option<PathBuf>) -> Look<()> {
+    let Some(path) = path else { return Err(Missed::NotAsked("health.kmsg is off".to_owned())) };
+    let open = move || std::fs::File::open(&path).map(drop).map_err(|error| format!("{}: {error}", path.display()));
+    blocking(open).await
+}
+
+/// Asks the kernel; makes nothing.
+fn writable(directory: &Path) -> Result<(), String> {
+    let metadata = std::fs::metadata(directory).map_err(|error| error.to_string())?;
+    if !metadata.is_dir() {
+        return Err("it is no directory".to_owned());
+    }
+    use rustix::fs::Access;
+    rustix::fs::access(directory, Access::WRITE_OK | Access::EXEC_OK)
+        .map_err(|error| io::Error::from(error).to_string())
+}
+
+/// `NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  …`: the first word of numbers and dots.
+fn module_version(text: &str) -> Option<String> {
+    let line = text.lines().find(|line| line.contains("NVRM version"))?;
+    let is_version = |word: &&str| {
+        word.contains('.')
+            && word.split('.').all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    line.split_whitespace().find(is_version).map(str::to_owned)
+}
+
+fn newest(files: Vec<PathBuf>) -> Option<(PathBuf, UnixSeconds)> {
+    let stamped = files.into_iter().filter_map(|path| {
+        let metadata = std::fs::metadata(&path).ok()?;
+        Some((path, UnixSeconds(metadata.mtime() as f64)))
+    });
+    stamped.max_by(|(_, one), (_, other)| one.0.total_cmp(&other.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_modules_version_is_found_in_every_flavour() {
+        for text in [
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed Feb 26 02:12:38 UTC 2025\nGCC version:  gcc 12.2.0\n",
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build\n",
+        ] {
+            assert_eq!(module_version(text).as_deref(), Some("570.124.06"));
+        }
+        assert_eq!(module_version("GCC version: 12.2.0"), None);
+    }
+}

@@ -1,0 +1,89 @@
+//! `podmeter doctor`: what the agent needs on a node, looked at once, with what to do where it is not well.
+//!
+//! In: where the kubelet, the driver and the agent are to be found. Out: a `Report`, one check for each thing. Refuses to
+//! know: how anything is measured or served. `gather` looks, each look with a deadline; `evidence` is what was seen;
+//! `catalogue`, `node`, `driver` and `agent` judge it and touch nothing. Nothing here changes anything: it registers
+//! nothing, removes nothing, starts no process, and to the sockets of other plugins it only connects.
+
+mod agent;
+mod catalogue;
+mod driver;
+mod evidence;
+mod gather;
+mod node;
+mod report;
+mod scrape;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::client::Target;
+use crate::clock::Clock;
+use crate::hardware::Driver;
+use crate::model::ResourceName;
+use crate::plugin::{MigStrategy, OnConflict, ResourceConfig};
+use crate::processes::Mode;
+pub use catalogue::markdown;
+pub use report::{Check, Report, Status};
+
+/// Where to look, and what is to be there. As the agent would be set.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// `None`: no agent is to be asked.
+    pub agent: Option<Target>,
+    /// Where it would serve everybody: asked when it is not found otherwise.
+    pub listeners: Vec<Target>,
+    /// Whether somebody said where it is: then it is to be there.
+    pub agent_is_named: bool,
+    pub pod_resources_socket: PathBuf,
+    pub device_plugin_directory: PathBuf,
+    pub pods_api_socket: PathBuf,
+    /// For each call to the kubelet.
+    pub kubelet_deadline: Duration,
+    /// For the driver to be opened and to list its GPUs.
+    pub driver_deadline: Duration,
+    /// `nvml`, `simulated` or `none`.
+    pub hardware: &'static str,
+    /// What the bundled device plugin would offer; `None` while it is off.
+    pub offers: Option<Vec<Offer>>,
+    pub attribution: Mode,
+    pub proc_root: PathBuf,
+    pub sys_root: PathBuf,
+    pub pod_logs_root: PathBuf,
+    /// The kernel's log, where it is to be read.
+    pub kernel_log: Option<PathBuf>,
+}
+
+/// A resource that the plugin would offer, as far as that is known without devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    pub name: ResourceName,
+    /// Also resources of MIG devices, by profile.
+    pub by_profile: bool,
+    /// It is to be taken from another plugin.
+    pub takes_over: bool,
+}
+
+impl Offer {
+    #[must_use]
+    pub fn of(entry: &ResourceConfig) -> Self {
+        let (name, by_profile, on_conflict) = match entry {
+            ResourceConfig::Nvidia(entry) => (&entry.name, entry.mig_strategy == MigStrategy::Mixed, entry.on_conflict),
+            ResourceConfig::Path(entry) => (&entry.name, false, entry.on_conflict),
+            ResourceConfig::Simulated(entry) => (&entry.name, false, entry.on_conflict),
+        };
+        Self { name: name.clone(), by_profile, takes_over: on_conflict == OnConflict::Takeover }
+    }
+
+    fn is_for(&self, resource: &ResourceName) -> bool {
+        self.name == *resource || (self.by_profile && resource.as_str().starts_with("nvidia.com/mig-"))
+    }
+}
+
+/// Looks at everything at once; over within a minute whatever hangs. `driver` is what NVML readings come from.
+pub async fn examine(settings: Settings, driver: Option<Box<dyn Driver>>, clock: Clock) -> Report {
+    let evidence = gather::gather(settings, driver, clock).await;
+    Report::new(evidence.now, catalogue::checks(&evidence))
+}

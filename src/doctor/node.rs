@@ -1,0 +1,316 @@
+//! The kubelet, its directories, and what is seen of the host.
+
+use std::collections::BTreeSet;
+
+use super::Settings;
+use super::catalogue::Finding;
+use super::evidence::{Agent, Dialled, Evidence};
+use crate::kubelet::CallError;
+use crate::model::{PodResourcesApi, ResourceName};
+use crate::plugin;
+use crate::processes::Mode;
+
+const MOUNT: &str = "start the kubelet, and mount its directory here (the directory, not the socket: the kubelet replaces it at \
+                     each start); another root directory: --kubelet-root";
+const ROOT: &str = "run as uid 0: the directory belongs to root (0750)";
+const HUNG: &str = "look at the kubelet's log and load; restart it if it does not recover";
+/// 2026-01-01, before which there was no podmeter.
+const FIRST_VERSION: f64 = 1_767_225_600.0;
+/// What file systems and clocks may differ by.
+const SKEW: f64 = 60.0;
+
+pub fn pod_resources(evidence: &Evidence) -> Finding {
+    match &evidence.list {
+        Ok(listed) => {
+            let found = format!("{} pods, {} containers with devices", listed.pods, listed.holders);
+            match listed.api {
+                PodResourcesApi::V1 => Finding::ok(format!("API v1: {found}")),
+                PodResourcesApi::V1alpha1 => Finding::warning(
+                    format!("API v1alpha1 only: {found}"),
+                    "upgrade the kubelet to 1.20 or newer: this one tells neither NUMA nodes nor what is allocatable",
+                ),
+            }
+        }
+        Err(error) => call_failed(error),
+    }
+}
+
+pub fn allocatable(evidence: &Evidence) -> Finding {
+    match &evidence.allocatable {
+        None => Finding::skipped("not asked, because List had no answer"),
+        Some(Ok(allocatable)) => {
+            let resources = allocatable.devices.iter().map(|(name, ids)| format!("{} {name}", ids.len()));
+            let resources: Vec<String> = resources.collect();
+            Finding::ok(if resources.is_empty() { "no devices of any plugin".to_owned() } else { resources.join(", ") })
+        }
+        Some(Err(CallError::Unimplemented(method))) => Finding::warning(
+            format!("this kubelet does not have {method}"),
+            "upgrade the kubelet to 1.23 or newer; until then free devices and conflicts are not seen",
+        ),
+        Some(Err(error)) => call_failed(error),
+    }
+}
+
+fn call_failed(error: &CallError) -> Finding {
+    let (found, to_do) = match error {
+        CallError::SocketMissing(socket) => (format!("there is no socket {}", socket.display()), MOUNT.to_owned()),
+        CallError::NotASocket(socket) => (
+            format!("{} is not a socket", socket.display()),
+            "point --pod-resources-socket at the kubelet's".to_owned(),
+        ),
+        CallError::PermissionDenied(socket) => {
+            (format!("no permission to connect to {}", socket.display()), ROOT.to_owned())
+        }
+        CallError::Refused(socket) => (
+            format!("nobody listens on {}", socket.display()),
+            "the kubelet is down or restarting: see systemctl status kubelet on the node".to_owned(),
+        ),
+        CallError::Unavailable { socket, reason } => {
+            (format!("the connection to {} broke: {reason}", socket.display()), HUNG.to_owned())
+        }
+        CallError::DeadlineExceeded { socket, method, deadline } => (
+            format!("{} did not answer {method} within {} s", socket.display(), deadline.as_secs_f64()),
+            HUNG.to_owned(),
+        ),
+        CallError::RateLimited(method) => (
+            format!("the kubelet's rate limit refused {method}"),
+            "find the client of the socket that asks more than a hundred times a second".to_owned(),
+        ),
+        CallError::Malformed { socket, reason } => (
+            format!("{} does not speak PodResources: {reason}", socket.display()),
+            "point --pod-resources-socket at the kubelet's".to_owned(),
+        ),
+        CallError::TooLarge { .. } => {
+            (error.to_string(), "find the pod whose DRA claim is listed many times over, and restart it".to_owned())
+        }
+        CallError::Unimplemented(_) | CallError::Other { .. } => {
+            (error.to_string(), "see the kubelet's log for the reason".to_owned())
+        }
+    };
+    Finding::failed(found, to_do)
+}
+
+pub fn registration_socket(evidence: &Evidence) -> Finding {
+    if evidence.settings.offers.is_none() {
+        return plugin_off();
+    }
+    let socket = plugin::kubelet_socket(&evidence.settings.device_plugin_directory);
+    dialled(&evidence.registration, &socket.display().to_string(), "--device-plugin-dir")
+}
+
+fn dialled(outcome: &Dialled, socket: &str, flag: &str) -> Finding {
+    match outcome {
+        Dialled::Listens => Finding::ok(format!("{socket} answers")),
+        Dialled::Missing => Finding::failed(format!("there is no socket {socket}"), format!("{MOUNT}, or {flag}")),
+        Dialled::NotASocket => Finding::failed(
+            format!("{socket} is not a socket"),
+            format!("remove what is in the kubelet's place and restart the kubelet, or set {flag}"),
+        ),
+        Dialled::Denied => Finding::failed(format!("no permission to connect to {socket}"), ROOT),
+        Dialled::Refused => Finding::failed(
+            format!("nobody listens on {socket}"),
+            "the kubelet is down or restarting: see systemctl status kubelet on the node",
+        ),
+        Dialled::Late(limit) => {
+            Finding::failed(format!("{socket} did not answer within {} s", limit.as_secs_f64()), HUNG)
+        }
+        Dialled::Other(problem) => Finding::failed(format!("{socket}: {problem}"), HUNG),
+    }
+}
+
+pub fn plugin_directory(evidence: &Evidence) -> Finding {
+    if evidence.settings.offers.is_none() {
+        return plugin_off();
+    }
+    let directory = evidence.settings.device_plugin_directory.display();
+    let to_do = "mount the kubelet's device-plugins directory without readOnly, and run as uid 0; another place: \
+                 --device-plugin-dir; without the plugin: --device-plugin=off";
+    match &evidence.writable {
+        Ok(Ok(())) => Finding::ok(format!("{directory} can be written to")),
+        Ok(Err(problem)) => Finding::failed(format!("{directory}: {problem}"), to_do),
+        Err(missed) => Finding::missed(missed, to_do),
+    }
+}
+
+fn plugin_off() -> Finding {
+    Finding::skipped("the bundled device plugin is off")
+}
+
+pub fn plugin_conflicts(evidence: &Evidence) -> Finding {
+    const REMOVE: &str = "remove the other plugin, switch this one off with --device-plugin=off, or set onConflict: takeover for the resource";
+    let Some(offers) = &evidence.settings.offers else { return plugin_off() };
+    let live = match &evidence.plugin_sockets {
+        Ok(live) => live,
+        Err(missed) => return Finding::missed(missed, "look at what hangs in the device-plugin directory"),
+    };
+    let rivals: Vec<_> = live
+        .iter()
+        .filter_map(|socket| Some((socket, plugin::known_resource(socket)?)))
+        .filter_map(|(socket, resource)| Some((socket, offers.iter().find(|offer| offer.is_for(&resource))?, resource)))
+        .collect();
+    if let Some((socket, _, resource)) = rivals.iter().find(|(_, offer, _)| !offer.takes_over) {
+        return Finding::failed(format!("another device plugin serves {resource} on {socket}"), REMOVE);
+    }
+    if let Some((socket, _, resource)) = rivals.first() {
+        return Finding::ok(format!("{resource} on {socket} is taken over, as configured"));
+    }
+    let is_ours = |resource: &ResourceName| {
+        let nothing = BTreeSet::new();
+        let listed = BTreeSet::from(["listed".into()]);
+        // Somebody else's devices, unless a podmeter serves the resource now.
+        plugin::conflict(resource, &listed, &nothing, live).is_none()
+    };
+    let allocatable = evidence.allocatable.as_ref().and_then(|answer| answer.as_ref().ok());
+    let Some(allocatable) = allocatable else {
+        return Finding::warning(
+            format!(
+                "{} sockets, none of a known plugin for what is offered here; what the kubelet lists is not known",
+                live.len()
+            ),
+            "mend the check of allocatable devices: a plugin that is not known by its socket shows there",
+        );
+    };
+    let strange = allocatable.devices.iter().find(|(resource, ids)| {
+        !ids.is_empty() && offers.iter().any(|offer| offer.is_for(resource) && !offer.takes_over) && !is_ours(resource)
+    });
+    match strange {
+        Some((resource, ids)) => Finding::warning(
+            format!("the kubelet lists {} devices of {resource}, and no podmeter serves it", ids.len()),
+            format!("if a podmeter has just ended, nothing: they go within minutes; else {REMOVE}"),
+        ),
+        None => Finding::ok(format!("no other plugin for {}", names(offers.iter().map(|offer| offer.name.as_str())))),
+    }
+}
+
+fn names<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let names: Vec<&str> = names.collect();
+    if names.is_empty() { "anything: nothing is offered".to_owned() } else { names.join(", ") }
+}
+
+pub fn pods_api(evidence: &Evidence) -> Finding {
+    let socket = evidence.settings.pods_api_socket.display().to_string();
+    match &evidence.pods_api {
+        Dialled::Missing => Finding::skipped(format!(
+            "there is no socket {socket}: the kubelet is older than 1.37, or it is not mounted"
+        )),
+        outcome => dialled(outcome, &socket, "--kubelet-root"),
+    }
+}
+
+pub fn host_processes(evidence: &Evidence) -> Finding {
+    let Settings { attribution, proc_root, .. } = &evidence.settings;
+    let proc_root = proc_root.display();
+    let to_do = "set hostPID: true for podmeter's pod, or mount the host's /proc and name it with --proc-root";
+    match (&evidence.processes, attribution) {
+        (_, Mode::Off) => attribution_off(),
+        (Ok(seen), _) if seen.of_the_host => Finding::ok(format!("{proc_root} shows {} processes", seen.processes)),
+        (Ok(_), Mode::On) => Finding::failed(
+            format!("{proc_root} shows no host process ids, and process attribution is on"),
+            format!("{to_do}; or --process-attribution auto"),
+        ),
+        (Ok(_), Mode::Auto) => Finding::warning(
+            format!("{proc_root} shows no host process ids: use of a shared device is divided equally"),
+            format!("{to_do}; not needed where no device is shared"),
+        ),
+        (Err(missed), _) => Finding::missed(missed, "check --proc-root"),
+    }
+}
+
+fn attribution_off() -> Finding {
+    Finding::skipped("process attribution is off")
+}
+
+/// Why cgroups and names of pods are of no use.
+fn no_processes(evidence: &Evidence) -> Option<Finding> {
+    let seen = evidence.processes.as_ref().is_ok_and(|seen| seen.of_the_host);
+    match evidence.settings.attribution {
+        Mode::Off => Some(attribution_off()),
+        _ if !seen => Some(Finding::skipped("host process ids are not visible")),
+        _ => None,
+    }
+}
+
+pub fn cgroups(evidence: &Evidence) -> Finding {
+    if let Some(skipped) = no_processes(evidence) {
+        return skipped;
+    }
+    match &evidence.processes {
+        Err(missed) => Finding::missed(missed, "check --proc-root"),
+        Ok(seen) if seen.unreadable > 0 => Finding::warning(
+            format!("{} of {} processes do not show their cgroup", seen.unreadable, seen.processes),
+            "run as uid 0; hidepid on /proc hides the processes of others",
+        ),
+        Ok(seen) if seen.in_pods == 0 => Finding::warning(
+            format!("none of {} processes is in a cgroup that names a pod", seen.processes),
+            "nothing if no pod runs here; else please report the text of /proc/<pid>/cgroup of a pod's process",
+        ),
+        Ok(seen) => Finding::ok(format!("{} of {} processes are in pods", seen.in_pods, seen.processes)),
+    }
+}
+
+pub fn pod_names(evidence: &Evidence) -> Finding {
+    if let Some(skipped) = no_processes(evidence) {
+        return skipped;
+    }
+    let root = evidence.settings.pod_logs_root.display();
+    match (&evidence.named_pods, &evidence.pods_api) {
+        (Ok(count), _) if *count > 0 => Finding::ok(format!("{root} names {count} pods")),
+        (_, Dialled::Listens) => Finding::ok("the Pods API names them"),
+        (Ok(_), _) => Finding::warning(
+            format!("{root} names no pod, and there is no Pods API"),
+            "nothing if no pod runs here; else mount the host's /var/log/pods, or name it with --pod-logs-root",
+        ),
+        (Err(missed), _) => {
+            let found =
+                Finding::missed(missed, "mount the host's /var/log/pods read-only, or name it with --pod-logs-root");
+            let found_text = format!("{root}: {}", found.found);
+            Finding::warning(found_text, found.to_do.unwrap_or_default())
+        }
+    }
+}
+
+pub fn privileges(evidence: &Evidence) -> Finding {
+    let status = match &evidence.own {
+        Ok(own) => own.privileges.as_ref(),
+        Err(missed) => return Finding::missed(missed, "mount /proc"),
+    };
+    let unknown = || Finding::warning("/proc/self/status does not say which user this is", "mount /proc");
+    let Some(status) = status else { return unknown() };
+    let Some(uid) = status.uid else { return unknown() };
+    let capabilities = match &status.capabilities.effective {
+        Some(names) if names.is_empty() => "no capabilities".to_owned(),
+        Some(names) => format!("{} capabilities", names.len()),
+        None => "capabilities not known".to_owned(),
+    };
+    let found = format!("uid {uid}, {capabilities}");
+    if uid == 0 {
+        Finding::ok(found)
+    } else {
+        Finding::warning(found, "run as uid 0, as the chart does; no capability is needed")
+    }
+}
+
+pub fn clock(evidence: &Evidence) -> Finding {
+    let now = evidence.now.0;
+    let to_do = "set the clock, and see that chrony or systemd-timesyncd keeps it";
+    if now < FIRST_VERSION {
+        return Finding::failed(format!("it says {}", crate::record::Timestamp(evidence.now)), to_do);
+    }
+    match &evidence.newest_file {
+        Ok(Some((path, at))) if at.0 > now + SKEW => Finding::warning(
+            format!("{} is from {:.0} s in the future: the clock was set back", path.display(), at.0 - now),
+            to_do,
+        ),
+        Ok(Some(_)) => {
+            Finding::ok("no earlier than the kubelet's files; whether it is synchronised is not seen from here")
+        }
+        Ok(None) | Err(_) => Finding::ok("plausible; there is nothing of the kubelet's to compare it with"),
+    }
+}
+
+/// Whether the driver may be opened: not while an agent let go of it on request.
+pub fn released(agent: &Agent) -> bool {
+    let Agent::Answers(answers) = agent else { return false };
+    let node = answers.node.as_ref().ok();
+    node.and_then(|node| node.pointer("/hardware/released")).is_some_and(|released| !released.is_null())
+}

@@ -1,0 +1,439 @@
+//! Each check, by what was seen.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::catalogue::checks;
+use super::evidence::{Agent, Answers, Dialled, Driven, Evidence, Listed, Missed};
+use super::scrape::Page;
+use super::{Offer, Settings, Status};
+use crate::client::Target;
+use crate::kubelet::CallError;
+use crate::model::{Allocatable, DriverInfo, Gpu, GpuUuid, Inventory, NodeDevices, PodResourcesApi, UnixSeconds};
+use crate::processes::{Mode, Survey};
+use crate::record::{OwnProcess, Status as Privileges};
+
+const NOW: f64 = 1_800_000_000.0;
+const SOCKET: &str = "/k/pod-resources/kubelet.sock";
+
+fn settings() -> Settings {
+    Settings {
+        agent: Some(Target::Socket("/run/podmeter.sock".into())),
+        agent_is_named: false,
+        listeners: vec![],
+        pod_resources_socket: SOCKET.into(),
+        device_plugin_directory: "/k/device-plugins".into(),
+        pods_api_socket: "/k/pods-api/pods-api.sock".into(),
+        kubelet_deadline: Duration::from_secs(5),
+        driver_deadline: Duration::from_secs(20),
+        hardware: "nvml",
+        offers: Some(vec![Offer { name: "nvidia.com/gpu".into(), by_profile: false, takes_over: false }]),
+        attribution: Mode::Auto,
+        proc_root: "/proc".into(),
+        sys_root: "/sys".into(),
+        pod_logs_root: "/var/log/pods".into(),
+        kernel_log: Some("/dev/kmsg".into()),
+    }
+}
+
+fn node() -> Value {
+    let healthy = json!({"healthy": true, "causes": []});
+    json!({
+        "at": {"unix": NOW - 1.0},
+        "kubelet": {"problem": null},
+        "hardware": {"problem": null, "released": null, "source": "nvml", "node_devices": {"expected": 1},
+            "inventory": {"gpus": {"GPU-1": {"present": true}}}},
+        "plugin": {"problems": [], "resources": {"nvidia.com/gpu":
+            {"registered": true, "problem": null, "conflict": null, "ended": null, "devices": {"GPU-1": null}}}},
+        "processes": {"problem": null},
+        "config_reload": {"successful": true},
+        "violations": {"busy": 0},
+        "health": {"gpus": {"GPU-1": {"whole": healthy, "instances": {"MIG-1": healthy}}}},
+    })
+}
+
+fn answers() -> Answers {
+    Answers {
+        target: Target::Socket("/run/podmeter.sock".into()),
+        record: Ok(json!({"running": {"version": "1.2.3", "revision": "abc"}})),
+        node: Ok(node()),
+        ready: Ok(()),
+        pages: vec![(Target::Url("http://127.0.0.1:9410".into()), Ok(Page { bytes: 10, families: 1, series: 2 }))],
+    }
+}
+
+fn driven(version: &str, gpus: usize) -> Driven {
+    let driver = DriverInfo {
+        driver_version: version.into(),
+        cuda_version: Some("12.8".into()),
+        nvml_version: Some("12".into()),
+    };
+    let gpu = |index: usize| {
+        let uuid = GpuUuid::new(format!("GPU-{index}"));
+        let gpu = Gpu {
+            uuid: uuid.clone(),
+            index: 0,
+            minor: None,
+            pci_bus_id: None,
+            model: None,
+            architecture: None,
+            compute_capability: None,
+            vbios_version: None,
+            serial: None,
+            numa_node: None,
+            nvlink_peers: None,
+            memory_bytes: None,
+            mig_enabled: None,
+            mig_devices: vec![],
+            present: true,
+        };
+        (uuid, gpu)
+    };
+    Driven {
+        inventory: Inventory { generation: 1, driver: Some(driver), gpus: (0..gpus).map(gpu).collect() },
+        problems: vec![],
+    }
+}
+
+/// A node on which all is well.
+fn well() -> Evidence {
+    let allocatable = BTreeMap::from([("nvidia.com/gpu".into(), ["GPU-1".into()].into())]);
+    Evidence {
+        settings: settings(),
+        version: "1.2.3",
+        now: UnixSeconds(NOW),
+        agent: Agent::Answers(Box::new(answers())),
+        list: Ok(Listed { api: PodResourcesApi::V1, pods: 3, holders: 1 }),
+        allocatable: Some(Ok(Allocatable { devices: allocatable, ..Allocatable::default() })),
+        registration: Dialled::Listens,
+        pods_api: Dialled::Listens,
+        writable: Ok(Ok(())),
+        plugin_sockets: Ok(vec!["podmeter-nvidia.com_gpu-0123456789ab.sock".to_owned()]),
+        driver: Ok(driven("570.1", 1)),
+        module_version: Ok(Some("570.1".to_owned())),
+        bus: Ok(NodeDevices { expected: 1, vfio: 0 }),
+        processes: Ok(Survey { of_the_host: true, processes: 9, in_pods: 3, unreadable: 0 }),
+        named_pods: Ok(3),
+        kernel_log: Ok(()),
+        own: Ok(OwnProcess {
+            privileges: Some(Privileges { uid: Some(0), ..Privileges::default() }),
+            ..OwnProcess::default()
+        }),
+        newest_file: Ok(Some((PathBuf::from(SOCKET), UnixSeconds(NOW - 60.0)))),
+    }
+}
+
+type Change = Box<dyn Fn(&mut Evidence)>;
+
+fn change(change: impl Fn(&mut Evidence) + 'static) -> Change {
+    Box::new(change)
+}
+
+/// What the agent says of itself, otherwise.
+fn agent(edit: impl Fn(&mut Answers) + 'static) -> Change {
+    change(move |evidence| {
+        let Agent::Answers(answers) = &mut evidence.agent else { panic!("it answers") };
+        edit(answers);
+    })
+}
+
+fn says(pointer: &'static str, value: Value) -> Change {
+    agent(move |answers| {
+        let node = answers.node.as_mut().expect("a node");
+        *node.pointer_mut(pointer).expect("it is there") = value.clone();
+    })
+}
+
+fn call(error: impl Fn(PathBuf) -> CallError + 'static) -> Change {
+    change(move |evidence| (evidence.list, evidence.allocatable) = (Err(error(SOCKET.into())), None))
+}
+
+fn late<T>() -> Result<T, Missed> {
+    Err(Missed::Late(Duration::from_secs(5)))
+}
+
+#[test]
+fn a_node_on_which_all_is_well_is_well() {
+    for check in checks(&well()) {
+        assert_eq!(check.status, Status::Ok, "{check:?}");
+        assert_eq!(check.to_do, None, "{check:?}");
+    }
+}
+
+#[test]
+fn each_check_says_what_is_not_well() {
+    use Status::{Failed, Ok as Good, Skipped, Warning};
+    let table: Vec<(&str, Change, Status, &str)> = vec![
+        ("pod_resources", call(CallError::SocketMissing), Failed, "there is no socket /k/pod-resources/kubelet.sock"),
+        ("pod_resources", call(CallError::NotASocket), Failed, "is not a socket"),
+        ("pod_resources", call(CallError::PermissionDenied), Failed, "no permission"),
+        ("pod_resources", call(CallError::Refused), Failed, "nobody listens"),
+        (
+            "pod_resources",
+            call(|socket| CallError::DeadlineExceeded { socket, method: "List", deadline: Duration::from_secs(5) }),
+            Failed,
+            "did not answer List within 5 s",
+        ),
+        (
+            "pod_resources",
+            change(|evidence| {
+                evidence.list = Ok(Listed { api: PodResourcesApi::V1alpha1, pods: 0, holders: 0 });
+            }),
+            Warning,
+            "v1alpha1 only",
+        ),
+        ("allocatable", call(CallError::Refused), Skipped, "List had no answer"),
+        (
+            "allocatable",
+            change(|evidence| evidence.allocatable = Some(Err(CallError::Unimplemented("GetAllocatableResources")))),
+            Warning,
+            "does not have GetAllocatableResources",
+        ),
+        ("allocatable", change(|evidence| evidence.allocatable = Some(Ok(Allocatable::default()))), Good, "no devices"),
+        (
+            "registration_socket",
+            change(|evidence| evidence.registration = Dialled::Missing),
+            Failed,
+            "there is no socket",
+        ),
+        (
+            "registration_socket",
+            change(|evidence| evidence.registration = Dialled::Late(Duration::from_secs(5))),
+            Failed,
+            "within 5 s",
+        ),
+        ("registration_socket", change(|evidence| evidence.settings.offers = None), Skipped, "plugin is off"),
+        (
+            "plugin_directory",
+            change(|evidence| evidence.writable = Ok(Err("Read-only file system".into()))),
+            Failed,
+            "Read-only",
+        ),
+        ("plugin_directory", change(|evidence| evidence.writable = late()), Failed, "within 5 s"),
+        ("plugin_directory", change(|evidence| evidence.settings.offers = None), Skipped, "plugin is off"),
+        (
+            "plugin_conflicts",
+            change(|evidence| evidence.plugin_sockets = Ok(vec!["nvidia-gpu.sock".into()])),
+            Failed,
+            "another device plugin serves nvidia.com/gpu on nvidia-gpu.sock",
+        ),
+        (
+            "plugin_conflicts",
+            change(|evidence| {
+                evidence.plugin_sockets =
+                    Ok(vec!["nvidia-mig-1g.10gb.sock".into(), "podmeter-nvidia.com_gpu-0123456789ab.sock".into()]);
+            }),
+            Good,
+            "no other plugin",
+        ),
+        (
+            "plugin_conflicts",
+            change(|evidence| {
+                evidence.plugin_sockets = Ok(vec!["nvidia-gpu.sock".into()]);
+                evidence.settings.offers.as_mut().expect("on")[0].takes_over = true;
+            }),
+            Good,
+            "taken over, as configured",
+        ),
+        (
+            "plugin_conflicts",
+            change(|evidence| evidence.plugin_sockets = Ok(vec![])),
+            Warning,
+            "lists 1 devices of nvidia.com/gpu",
+        ),
+        ("plugin_conflicts", call(CallError::Refused), Warning, "is not known"),
+        ("plugin_conflicts", change(|evidence| evidence.settings.offers = None), Skipped, "plugin is off"),
+        ("pods_api", change(|evidence| evidence.pods_api = Dialled::Missing), Skipped, "older than 1.37"),
+        ("pods_api", change(|evidence| evidence.pods_api = Dialled::Refused), Failed, "nobody listens"),
+        ("driver", change(|evidence| evidence.driver = late()), Failed, "did not answer within 5 s"),
+        (
+            "driver",
+            change(|evidence| {
+                evidence.driver = Err(Missed::Refused { problem: "it was not found".into(), remedy: "install it" });
+            }),
+            Failed,
+            "it was not found",
+        ),
+        (
+            "driver",
+            change(|evidence| evidence.driver = Err(Missed::NotAsked("let go of".into()))),
+            Skipped,
+            "let go of",
+        ),
+        (
+            "driver_versions",
+            change(|evidence| evidence.module_version = Ok(Some("560.2".into()))),
+            Failed,
+            "module is 560.2, the library 570.1",
+        ),
+        ("driver_versions", change(|evidence| evidence.module_version = Ok(None)), Warning, "not seen"),
+        ("driver_versions", change(|evidence| evidence.driver = late()), Warning, "does not answer"),
+        (
+            "devices",
+            change(|evidence| evidence.bus = Ok(NodeDevices { expected: 8, vfio: 0 })),
+            Failed,
+            "8 expected, 1 seen",
+        ),
+        (
+            "devices",
+            change(|evidence| evidence.bus = Err(Missed::Failed("no bus".into()))),
+            Warning,
+            "an unknown number expected",
+        ),
+        ("devices", change(|evidence| evidence.driver = late()), Failed, "an unknown number seen"),
+        (
+            "devices",
+            change(|evidence| {
+                evidence.bus = Ok(NodeDevices::default());
+                evidence.driver = Ok(driven("570.1", 0));
+            }),
+            Warning,
+            "0 expected, 0 seen",
+        ),
+        (
+            "devices",
+            change(|evidence| evidence.driver = Err(Missed::NotAsked("simulated".into()))),
+            Good,
+            "1 expected, 1 seen",
+        ),
+        (
+            "device_answers",
+            change(|evidence| evidence.driver.as_mut().expect("driven").problems = vec!["nvmlX: unknown".into()]),
+            Warning,
+            "nvmlX: unknown",
+        ),
+        ("device_answers", change(|evidence| evidence.driver = late()), Skipped, "does not answer"),
+        (
+            "kernel_log",
+            change(|evidence| evidence.kernel_log = Err(Missed::Failed("/dev/kmsg: denied".into()))),
+            Failed,
+            "denied",
+        ),
+        ("kernel_log", change(|evidence| evidence.kernel_log = Err(Missed::NotAsked("off".into()))), Skipped, "off"),
+        ("host_processes", change(|evidence| evidence.processes = Ok(Survey::default())), Warning, "divided equally"),
+        (
+            "host_processes",
+            change(|evidence| {
+                (evidence.processes, evidence.settings.attribution) = (Ok(Survey::default()), Mode::On);
+            }),
+            Failed,
+            "attribution is on",
+        ),
+        ("host_processes", change(|evidence| evidence.processes = late()), Failed, "within 5 s"),
+        ("host_processes", change(|evidence| evidence.settings.attribution = Mode::Off), Skipped, "is off"),
+        ("cgroups", change(|evidence| evidence.processes = Ok(Survey::default())), Skipped, "not visible"),
+        ("cgroups", change(|evidence| evidence.processes.as_mut().expect("seen").in_pods = 0), Warning, "none of 9"),
+        ("cgroups", change(|evidence| evidence.processes.as_mut().expect("seen").unreadable = 2), Warning, "2 of 9"),
+        ("pod_names", change(|evidence| evidence.named_pods = Ok(0)), Good, "Pods API"),
+        (
+            "pod_names",
+            change(|evidence| {
+                (evidence.named_pods, evidence.pods_api) = (Err(Missed::Failed("not there".into())), Dialled::Missing);
+            }),
+            Warning,
+            "not there",
+        ),
+        (
+            "privileges",
+            change(|evidence| {
+                let own = evidence.own.as_mut().expect("read");
+                own.privileges.as_mut().expect("said").uid = Some(65532);
+            }),
+            Warning,
+            "uid 65532",
+        ),
+        ("privileges", change(|evidence| evidence.own = Ok(OwnProcess::default())), Warning, "does not say"),
+        ("clock", change(|evidence| evidence.now = UnixSeconds(0.0)), Failed, "1970"),
+        (
+            "clock",
+            change(|evidence| evidence.newest_file = Ok(Some((SOCKET.into(), UnixSeconds(NOW + 3600.0))))),
+            Warning,
+            "3600 s in the future",
+        ),
+        ("agent", change(|evidence| evidence.agent = Agent::NotLooked), Skipped, "--url"),
+        (
+            "agent",
+            change(|evidence| evidence.agent = Agent::Absent(Target::Socket("/a".into()))),
+            Skipped,
+            "nothing answers on /a",
+        ),
+        (
+            "agent",
+            change(|evidence| {
+                evidence.agent = Agent::Absent(Target::Url("http://x".into()));
+                evidence.settings.agent_is_named = true;
+            }),
+            Failed,
+            "no agent listens on http://x",
+        ),
+        ("agent", silent(), Failed, "did not answer"),
+        (
+            "agent",
+            change(|evidence| evidence.version = "1.3.0"),
+            Warning,
+            "podmeter 1.2.3 (abc) on /run/podmeter.sock, and this is 1.3.0",
+        ),
+        ("agent", agent(|answers| answers.record = Err("404".into())), Warning, "does not tell its version"),
+        ("agent_ready", agent(|answers| answers.ready = Err("waiting for the kubelet".into())), Failed, "waiting"),
+        ("agent_ready", silent(), Skipped, "does not answer"),
+        ("agent_problems", says("/at/unix", json!(NOW - 100.0)), Failed, "the last snapshot is 100 s old"),
+        ("agent_problems", says("/kubelet/problem", json!("nobody listens")), Failed, "nobody listens"),
+        ("agent_problems", says("/config_reload/successful", json!(false)), Failed, "not re-read"),
+        ("agent_problems", says("/plugin/problems", json!(["too many slots"])), Warning, "too many slots"),
+        ("agent_problems", says("/hardware/released", json!({})), Warning, "let go of"),
+        ("agent_problems", says("/violations/busy", json!(2)), Warning, "busy did not add up to their device 2 times"),
+        ("agent_problems", says("/hardware", json!({})), Warning, "does not tell /hardware/problem"),
+        ("agent_problems", agent(|answers| answers.node = Err("no JSON".into())), Failed, "no JSON"),
+        (
+            "device_health",
+            says(
+                "/health/gpus/GPU-1/instances/MIG-1",
+                json!({"healthy": false, "causes": [{"detail": "XID 79", "clears": "a reset"}]}),
+            ),
+            Failed,
+            "MIG-1 is unhealthy: XID 79 (cleared by: a reset)",
+        ),
+        ("device_health", says("/health/gpus/GPU-1/whole", json!({})), Failed, "the reason is not told"),
+        ("device_health", says("/health/gpus", json!({})), Skipped, "no devices"),
+        (
+            "registrations",
+            says("/plugin/resources/nvidia.com~1gpu/registered", json!(false)),
+            Failed,
+            "nvidia.com/gpu is not registered",
+        ),
+        (
+            "registrations",
+            says("/plugin/resources/nvidia.com~1gpu/conflict", json!("another plugin")),
+            Failed,
+            "another plugin",
+        ),
+        ("registrations", says("/plugin/resources", json!({})), Warning, "nothing to offer"),
+        ("registrations", says("/plugin", Value::Null), Skipped, "is off"),
+        ("scrape", agent(|answers| answers.pages[0].1 = Err("line 3: this is no sample".into())), Failed, "line 3"),
+        ("scrape", agent(|answers| answers.pages.clear()), Warning, "where it listens"),
+        ("scrape", change(|evidence| evidence.agent = Agent::NotLooked), Skipped, "no agent"),
+    ];
+    let mut judged: BTreeSet<&str> = BTreeSet::new();
+    for (id, change, status, part) in table {
+        let mut evidence = well();
+        change(&mut evidence);
+        let checks = checks(&evidence);
+        let check = checks.iter().find(|check| check.id == id).expect(id);
+        assert!(check.status == status && check.found.contains(part), "wanted {status:?} with {part:?}: {check:?}");
+        let is_told = check.to_do.as_ref().is_some_and(|to_do| !to_do.is_empty());
+        assert_eq!(is_told, matches!(status, Failed | Warning), "{check:?}");
+        judged.insert(id);
+    }
+    let all: BTreeSet<&str> = checks(&well()).iter().map(|check| check.id).collect();
+    assert_eq!(judged, all, "each has a case");
+}
+
+fn silent() -> Change {
+    change(|evidence| {
+        let target = Target::Socket(Path::new("/a").into());
+        evidence.agent = Agent::Silent { target, problem: "did not answer /-/healthy within 10 s".into() };
+    })
+}

@@ -1,0 +1,74 @@
+use std::io;
+use std::path::Path;
+
+use super::cgroup::{self, Place};
+use super::files::ProcFiles;
+use super::pod_logs;
+
+/// Processes that are looked at. A node has thousands.
+const MOST: usize = 20_000;
+
+/// What can be seen of the host's processes, counted once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Survey {
+    /// Whether these are the host's process ids.
+    pub of_the_host: bool,
+    pub processes: usize,
+    /// Those whose cgroup names a pod.
+    pub in_pods: usize,
+    /// Those whose cgroup could not be read, but for those that ended meanwhile.
+    pub unreadable: usize,
+}
+
+/// Looks once at every process under `proc_root`.
+pub fn survey(proc_root: &Path) -> io::Result<Survey> {
+    let mut seen = Survey { of_the_host: ProcFiles::new(proc_root).are_the_hosts(), ..Survey::default() };
+    let processes = std::fs::read_dir(proc_root)?.filter_map(Result::ok).map(|entry| entry.path());
+    let is_process =
+        |path: &Path| path.file_name().is_some_and(|name| name.as_encoded_bytes().iter().all(u8::is_ascii_digit));
+    for process in processes.filter(|path| is_process(path)).take(MOST) {
+        match std::fs::read(process.join("cgroup")) {
+            Ok(text) => {
+                seen.processes += 1;
+                let place = cgroup::parse(&String::from_utf8_lossy(&text));
+                seen.in_pods += usize::from(matches!(place, Place::Pod { .. }));
+            }
+            Err(_) if !process.exists() => {}
+            Err(_) => (seen.processes, seen.unreadable) = (seen.processes + 1, seen.unreadable + 1),
+        }
+    }
+    Ok(seen)
+}
+
+/// How many directories under `pod_logs_root` name a pod.
+pub fn named_pods(pod_logs_root: &Path) -> io::Result<usize> {
+    let entries = std::fs::read_dir(pod_logs_root)?.filter_map(Result::ok);
+    Ok(entries
+        .filter(|entry| entry.file_name().to_str().is_some_and(|name| pod_logs::parse_directory(name).is_some()))
+        .count())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_of_pods_are_counted_and_what_cannot_be_read_is_said() {
+        let root = tempfile::tempdir().unwrap();
+        let process = |pid: &str, cgroup: Option<&str>| {
+            let directory = root.path().join(pid);
+            std::fs::create_dir(&directory).unwrap();
+            match cgroup {
+                Some(text) => std::fs::write(directory.join("cgroup"), text).unwrap(),
+                None => std::fs::create_dir(directory.join("cgroup")).unwrap(),
+            }
+        };
+        process("10", Some("0::/kubepods.slice/kubepods-pod8f5d2c1e_90ab_4cde_8123_456789abcdef.slice/x\n"));
+        process("11", Some("0::/system.slice/sshd.service\n"));
+        process("12", None);
+        process("self", Some(""));
+        let seen = survey(root.path()).unwrap();
+        assert_eq!(seen, Survey { of_the_host: false, processes: 3, in_pods: 1, unreadable: 1 });
+        assert!(survey(Path::new("/nonexistent")).is_err());
+    }
+}

@@ -1,0 +1,96 @@
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::Timestamp;
+use crate::model::{
+    Account, ClaimDevice, Container, ContainerRef, DeviceId, GpuUuid, HeldDevice, MigUuid, PodRef, PodResourcesApi,
+    PodUid, ResourceName, Sharing, Snapshot,
+};
+
+/// Who holds what, as the kubelet says and podmeter believes.
+#[derive(Debug, Serialize)]
+pub struct Holders<'a> {
+    /// When the kubelet last confirmed it; what follows is as old.
+    pub confirmed_at: Option<Timestamp>,
+    /// False for a moment after the kubelet came back.
+    pub settled: bool,
+    pub api: Option<PodResourcesApi>,
+    /// Why the kubelet cannot be asked now.
+    pub problem: Option<&'a str>,
+    /// Those that hold a device or a claim. `None`: the kubelet has never answered.
+    pub containers: Option<Vec<Holder<'a>>>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Holder<'a> {
+    #[serde(flatten)]
+    pub container: &'a ContainerRef,
+    /// `None` where nobody tells UIDs.
+    pub pod_uid: Option<&'a PodUid>,
+    pub devices: Vec<Held<'a>>,
+    pub claims: &'a [ClaimDevice],
+    /// The hardware behind them, where it could be told.
+    pub hardware: Vec<Behind<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Held<'a> {
+    pub resource: &'a ResourceName,
+    pub id: &'a DeviceId,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Behind<'a> {
+    pub gpu: &'a GpuUuid,
+    pub mig: Option<&'a MigUuid>,
+    pub sharing: Sharing,
+    /// When podmeter first saw it held.
+    pub since: Timestamp,
+}
+
+pub fn holders(snapshot: &Snapshot) -> Holders<'_> {
+    let kubelet = &*snapshot.kubelet;
+    let mut behind: BTreeMap<&ContainerRef, Vec<&Account>> = BTreeMap::new();
+    for account in &snapshot.accounts {
+        behind.entry(&account.container).or_default().push(account);
+    }
+    let uid = |container: &ContainerRef| {
+        let pod = PodRef::new(&container.namespace, &container.pod);
+        snapshot.processes.as_deref()?.pods.get(&pod).map(|identity| &identity.uid)
+    };
+    let holder = |container: &'_ Container| -> bool { !container.devices.is_empty() || !container.claims.is_empty() };
+    Holders {
+        confirmed_at: kubelet.relation_at.map(|at| at.unix.into()),
+        settled: kubelet.settled,
+        api: kubelet.api,
+        problem: kubelet.problem.as_deref(),
+        containers: kubelet.relation.as_deref().map(|relation| {
+            let containers = relation.containers().filter(|container| holder(container));
+            containers
+                .map(|container| Holder {
+                    container: &container.reference,
+                    pod_uid: uid(&container.reference),
+                    devices: container.devices.iter().map(held).collect(),
+                    claims: &container.claims,
+                    hardware: behind
+                        .get(&container.reference)
+                        .into_iter()
+                        .flatten()
+                        .filter_map(|account| part(account))
+                        .collect(),
+                })
+                .collect()
+        }),
+    }
+}
+
+fn held(device: &HeldDevice) -> Held<'_> {
+    Held { resource: &device.resource, id: &device.id }
+}
+
+/// `None` for what it holds no more.
+fn part(account: &Account) -> Option<Behind<'_>> {
+    let sharing = account.holding.as_ref()?.sharing;
+    Some(Behind { gpu: &account.gpu, mig: account.mig.as_ref(), sharing, since: account.created.into() })
+}

@@ -1,0 +1,293 @@
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::processes::mountinfo::unescaped;
+
+/// Mounts that are listed. A container has dozens.
+const MOST_MOUNTS: usize = 256;
+/// Where Kubernetes puts the token of a service account.
+const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
+/// The numbers that the kernel gives its first namespaces (`include/linux/proc_ns.h`, `nsfs.h`); net and mnt have theirs in
+/// new kernels only.
+const FIRST: [(&str, u64, bool); 7] = [
+    ("cgroup", 0xEFFF_FFFB, true),
+    ("ipc", 0xEFFF_FFFF, true),
+    ("mnt", 0xEFFF_FFF8, false),
+    ("net", 0xEFFF_FFF9, false),
+    ("pid", 0xEFFF_FFFC, true),
+    ("user", 0xEFFF_FFFD, true),
+    ("uts", 0xEFFF_FFFE, true),
+];
+/// By bit, from `linux/capability.h`.
+const CAPABILITIES: [&str; 41] = [
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_DAC_READ_SEARCH",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_SETGID",
+    "CAP_SETUID",
+    "CAP_SETPCAP",
+    "CAP_LINUX_IMMUTABLE",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_NET_BROADCAST",
+    "CAP_NET_ADMIN",
+    "CAP_NET_RAW",
+    "CAP_IPC_LOCK",
+    "CAP_IPC_OWNER",
+    "CAP_SYS_MODULE",
+    "CAP_SYS_RAWIO",
+    "CAP_SYS_CHROOT",
+    "CAP_SYS_PTRACE",
+    "CAP_SYS_PACCT",
+    "CAP_SYS_ADMIN",
+    "CAP_SYS_BOOT",
+    "CAP_SYS_NICE",
+    "CAP_SYS_RESOURCE",
+    "CAP_SYS_TIME",
+    "CAP_SYS_TTY_CONFIG",
+    "CAP_MKNOD",
+    "CAP_LEASE",
+    "CAP_AUDIT_WRITE",
+    "CAP_AUDIT_CONTROL",
+    "CAP_SETFCAP",
+    "CAP_MAC_OVERRIDE",
+    "CAP_MAC_ADMIN",
+    "CAP_SYSLOG",
+    "CAP_WAKE_ALARM",
+    "CAP_BLOCK_SUSPEND",
+    "CAP_AUDIT_READ",
+    "CAP_PERFMON",
+    "CAP_BPF",
+    "CAP_CHECKPOINT_RESTORE",
+];
+
+/// What this process really has, whatever somebody asked for. What cannot be read is absent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct OwnProcess {
+    #[serde(skip)]
+    pub kernel: Option<String>,
+    pub privileges: Option<Status>,
+    /// Of AppArmor or SELinux.
+    pub security_label: Option<String>,
+    /// Whether a service account's token is there: without one the Kubernetes API cannot be used.
+    pub service_account_token: bool,
+    pub namespaces: BTreeMap<&'static str, Namespace>,
+    pub read_only_root: Option<bool>,
+    /// Without those that every container has (`/proc`, `/sys`, `/dev` and what lies in them, but for device nodes).
+    pub mounts: Option<Vec<Mount>>,
+    /// Mounts that are not listed because there are too many.
+    pub mounts_left_out: usize,
+}
+
+/// Of `/proc/self/status`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Status {
+    /// Effective.
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub capabilities: Capabilities,
+    pub no_new_privileges: Option<bool>,
+    /// `disabled`, `strict` or `filter`.
+    pub seccomp: Option<&'static str>,
+}
+
+/// Names in the kernel's order; `None` where it does not say.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Capabilities {
+    pub effective: Option<Vec<String>>,
+    pub permitted: Option<Vec<String>>,
+    pub bounding: Option<Vec<String>>,
+    pub ambient: Option<Vec<String>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Namespace {
+    pub id: u64,
+    /// Whether it is the host's; `None` where the number does not tell.
+    pub host: Option<bool>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Mount {
+    pub path: String,
+    /// The directory of its file system that is seen there.
+    pub root: String,
+    pub file_system: String,
+    pub source: String,
+    pub read_only: bool,
+    /// `private`, `shared`, `slave`, …
+    pub propagation: String,
+}
+
+/// `proc` is `/proc/self`, or laid out like it. Reads the kernel's own files: nothing here waits.
+#[must_use]
+pub fn read(proc: &Path) -> OwnProcess {
+    let text = |name: &str| std::fs::read_to_string(proc.join(name)).ok();
+    let label = text("attr/current").map(|label| label.trim_end_matches(['\0', '\n']).to_owned());
+    let mounts = text("mountinfo").map(|text| all_mounts(&text));
+    let read_only_root = mounts
+        .as_deref()
+        .and_then(|mounts| mounts.iter().rev().find(|mount| mount.path == "/").map(|mount| mount.read_only));
+    let mut mounts = mounts.map(matter);
+    let mounts_left_out = mounts.as_ref().map_or(0, |mounts| mounts.len().saturating_sub(MOST_MOUNTS));
+    if let Some(mounts) = &mut mounts {
+        mounts.truncate(MOST_MOUNTS);
+    }
+    OwnProcess {
+        kernel: Some(rustix::system::uname().release().to_string_lossy().into_owned()),
+        privileges: text("status").map(|text| status(&text)),
+        security_label: label.filter(|label| !label.is_empty()),
+        service_account_token: Path::new(TOKEN).exists(),
+        namespaces: FIRST.iter().filter_map(|first| Some((first.0, namespace(proc, *first)?))).collect(),
+        read_only_root,
+        mounts,
+        mounts_left_out,
+    }
+}
+
+fn namespace(proc: &Path, (name, first, always): (&str, u64, bool)) -> Option<Namespace> {
+    let link = std::fs::read_link(proc.join("ns").join(name)).ok()?;
+    let id = link.to_str()?.strip_prefix(name)?.strip_prefix(":[")?.strip_suffix(']')?.parse().ok()?;
+    Some(Namespace { id, host: (id == first || always).then_some(id == first) })
+}
+
+/// Of the text of `/proc/<pid>/status`.
+#[must_use]
+pub fn status(text: &str) -> Status {
+    let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).map(str::trim);
+    // Real, effective, saved, file system.
+    let effective = |key| value(key)?.split_whitespace().nth(1)?.parse().ok();
+    let capabilities = |key| Some(capability_names(u64::from_str_radix(value(key)?, 16).ok()?));
+    Status {
+        uid: effective("Uid"),
+        gid: effective("Gid"),
+        capabilities: Capabilities {
+            effective: capabilities("CapEff"),
+            permitted: capabilities("CapPrm"),
+            bounding: capabilities("CapBnd"),
+            ambient: capabilities("CapAmb"),
+        },
+        no_new_privileges: value("NoNewPrivs").and_then(|flag| match flag {
+            "0" => Some(false),
+            "1" => Some(true),
+            _ => None,
+        }),
+        seccomp: value("Seccomp").and_then(|mode| match mode {
+            "0" => Some("disabled"),
+            "1" => Some("strict"),
+            "2" => Some("filter"),
+            _ => None,
+        }),
+    }
+}
+
+/// A bit that this version has no name for is `CAP_<number>`.
+fn capability_names(bits: u64) -> Vec<String> {
+    let name = |bit: usize| CAPABILITIES.get(bit).map_or_else(|| format!("CAP_{bit}"), |name| (*name).to_owned());
+    (0..64).filter(|bit| bits & (1 << bit) != 0).map(name).collect()
+}
+
+/// Of the text of `/proc/<pid>/mountinfo`, in the kernel's order. A line that makes no sense is left out.
+#[must_use]
+pub fn all_mounts(text: &str) -> Vec<Mount> {
+    text.lines().filter_map(mount).collect()
+}
+
+/// `36 35 98:0 /root /point rw,noatime master:1 - ext4 /dev/sda1 rw`
+fn mount(line: &str) -> Option<Mount> {
+    let (before, after) = line.split_once(" - ")?;
+    let mut fields = before.split(' ').skip(3);
+    let (root, path, options) = (fields.next()?, fields.next()?, fields.next()?);
+    let propagation: Vec<&str> =
+        fields.filter_map(|field| field.split(':').next()).filter(|word| *word != "propagate_from").collect();
+    let mut fields = after.split(' ');
+    let (file_system, source, super_options) = (fields.next()?, fields.next()?, fields.next().unwrap_or_default());
+    let is_read_only = |options: &str| options.split(',').any(|option| option == "ro");
+    let propagation = propagation.iter().map(|word| if *word == "master" { "slave" } else { word }).collect::<Vec<_>>();
+    Some(Mount {
+        path: unescaped(path).into_owned(),
+        root: unescaped(root).into_owned(),
+        file_system: file_system.to_owned(),
+        source: unescaped(source).into_owned(),
+        read_only: is_read_only(options) || is_read_only(super_options),
+        propagation: if propagation.is_empty() { "private".to_owned() } else { propagation.join(",") },
+    })
+}
+
+/// Sorted by path; of several at one path the last, which covers the others.
+fn matter(mounts: Vec<Mount>) -> Vec<Mount> {
+    let by_path: BTreeMap<String, Mount> = mounts.into_iter().map(|mount| (mount.path.clone(), mount)).collect();
+    by_path.into_values().filter(matters).collect()
+}
+
+fn matters(mount: &Mount) -> bool {
+    let inside = |top: &str| mount.path.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    let usual = inside("/proc") || inside("/sys") || inside("/dev");
+    !usual || mount.file_system == "devtmpfs"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_containers_mounts_are_told_without_what_every_container_has() {
+        let text = "600 500 0:50 / / ro,relatime master:1 - overlay overlay rw,lowerdir=/x\n\
+                    601 600 0:51 / /proc rw,nosuid - proc proc rw\n\
+                    602 600 0:52 / /dev rw - tmpfs tmpfs rw\n\
+                    603 602 0:6 /nvidia0 /dev/nvidia0 ro,nosuid master:3 - devtmpfs devtmpfs rw\n\
+                    604 600 8:1 /var/lib/kubelet/device-plugins /var/lib/kubelet/device-plugins rw shared:7 master:2 - ext4 /dev/sda1 rw\n\
+                    605 600 8:1 /pod\\040resources /var/lib/kubelet/pod-resources ro - ext4 /dev/sda1 rw\n\
+                    606 600 0:60 / /devices rw - tmpfs tmpfs ro\n\
+                    nonsense\n7 8 - x\n";
+        let mounts = matter(all_mounts(text));
+        let seen: Vec<_> =
+            mounts.iter().map(|mount| (mount.path.as_str(), mount.read_only, mount.propagation.as_str())).collect();
+        assert_eq!(
+            seen,
+            [
+                ("/", true, "slave"),
+                ("/dev/nvidia0", true, "slave"),
+                ("/devices", true, "private"),
+                ("/var/lib/kubelet/device-plugins", false, "shared,slave"),
+                ("/var/lib/kubelet/pod-resources", true, "private"),
+            ]
+        );
+        assert_eq!(mounts[4].root, "/pod resources");
+    }
+
+    #[test]
+    fn what_a_process_may_do_is_told_by_name() {
+        let text = "Name:\tpodmeter\nUid:\t1000\t0\t0\t0\nGid:\t0\t0\t0\t0\nNoNewPrivs:\t1\nSeccomp:\t2\n\
+                    CapPrm:\t0000000000000000\nCapEff:\t8000000400200001\nCapBnd:\tnonsense\n";
+        let status = status(text);
+        assert_eq!((status.uid, status.gid), (Some(0), Some(0)));
+        assert_eq!((status.no_new_privileges, status.seccomp), (Some(true), Some("filter")));
+        let effective = status.capabilities.effective.unwrap();
+        assert_eq!(effective, ["CAP_CHOWN", "CAP_SYS_ADMIN", "CAP_SYSLOG", "CAP_63"]);
+        assert_eq!(status.capabilities.permitted, Some(vec![]));
+        assert_eq!((status.capabilities.bounding, status.capabilities.ambient), (None, None), "not said is not none");
+        assert_eq!(super::status(""), Status::default());
+    }
+
+    #[test]
+    fn this_process_is_seen() {
+        let own = read(Path::new("/proc/self"));
+        assert!(own.privileges.is_some_and(|status| status.uid.is_some()));
+        assert!(own.namespaces.contains_key("pid") && own.read_only_root.is_some());
+        assert!(own.mounts.is_some_and(|mounts| mounts.iter().any(|mount| mount.path == "/")));
+        let nothing = read(Path::new("/nonexistent"));
+        assert_eq!((nothing.privileges, nothing.mounts, nothing.read_only_root), (None, None, None));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn anything_is_survived(text in "(?s).{0,200}") {
+            let _ = (status(&text), all_mounts(&text));
+        }
+    }
+}

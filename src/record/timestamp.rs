@@ -1,0 +1,45 @@
+use std::time::{Duration, UNIX_EPOCH};
+
+use serde::{Serialize, Serializer};
+
+use crate::model::UnixSeconds;
+
+/// `2026-11-21T10:41:07Z`
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Timestamp(pub UnixSeconds);
+
+impl From<UnixSeconds> for Timestamp {
+    fn from(unix: UnixSeconds) -> Self {
+        Self(unix)
+    }
+}
+
+impl std::fmt::Display for Timestamp {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let since = Duration::try_from_secs_f64(self.0.0).ok().filter(|since| *since < END_OF_9999);
+        humantime::format_rfc3339_seconds(UNIX_EPOCH + since.unwrap_or_default()).fmt(formatter)
+    }
+}
+
+/// What RFC 3339 can write ends here.
+const END_OF_9999: Duration = Duration::from_secs(253_402_300_800);
+
+impl Serialize for Timestamp {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_clock_can_be_written() {
+        let text = |seconds: f64| Timestamp(UnixSeconds(seconds)).to_string();
+        assert_eq!(text(1_700_000_000.9), "2023-11-14T22:13:20Z");
+        for seconds in [-1.0, f64::NAN, f64::INFINITY, 1e300, 253_402_300_800.0] {
+            assert_eq!(text(seconds), "1970-01-01T00:00:00Z", "{seconds}");
+        }
+    }
+}

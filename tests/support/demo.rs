@@ -1,0 +1,61 @@
+//! `podmeter demo` in a directory that is known.
+//!
+//! Include it with `#[path = "support/demo.rs"] mod demo;`, beside `mod agent`.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(clippy::disallowed_methods, reason = "a test waits for what another process does")]
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use crate::agent::Running;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub struct Demo {
+    pub running: Running,
+    directory: TempDir,
+}
+
+impl Demo {
+    pub fn start(arguments: &[&str]) -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let all = [&["demo", "--listen", "127.0.0.1:0"], arguments].concat();
+        let running = Running::start(&all, &[("TMPDIR", directory.path().to_owned())], None);
+        Self { running, directory }
+    }
+
+    /// What stands for `/var/lib/kubelet`; the admin socket and the simulated `/proc` lie there, too.
+    pub fn root(&self) -> PathBuf {
+        let mut entries = std::fs::read_dir(self.directory.path()).expect("readable");
+        entries.next().expect("the demo has made its directory").expect("readable").path()
+    }
+
+    pub fn admin_socket(&self) -> PathBuf {
+        self.root().join("podmeter.sock")
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}", self.running.address)
+    }
+
+    /// Until it is ready, and a container has held a device for a moment.
+    pub fn until_held(&self) {
+        self.running
+            .until("busy seconds of a container", |page| page.count("podmeter_container_busy_seconds_total", &[]) > 0);
+        until("readiness", || (self.running.get("/-/ready").status == 200).then_some(()));
+    }
+}
+
+pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
