@@ -4,6 +4,7 @@
 pub mod agent;
 pub mod attribution;
 pub mod cli;
+pub mod client;
 pub mod clock;
 pub mod fuzzing;
 pub mod hardware;
@@ -15,5 +16,6 @@ pub mod plugin;
 pub mod preference;
 pub mod processes;
 pub mod simulation;
+pub mod top;
 pub mod web;
 pub mod wire;

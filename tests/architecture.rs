@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Room → the rooms it may name.
-const ARROWS: [(&str, &[&str]); 17] = [
+const ARROWS: [(&str, &[&str]); 19] = [
     ("model", &[]),
     ("attribution", &["model"]),
     ("health", &["model"]),
@@ -35,20 +35,27 @@ const ARROWS: [(&str, &[&str]); 17] = [
             "web",
         ],
     ),
-    ("cli", &["agent", "metrics"]),
+    ("client", &[]),
+    ("top", &["client", "clock", "model"]),
+    ("cli", &["agent", "client", "metrics", "top"]),
     ("fuzzing", &["attribution", "hardware", "model", "processes"]),
     ("lib", &[]),
 ];
 
 /// Words of other libraries, and the only rooms that may speak them.
-const LIBRARIES: [(&str, &[&str]); 8] = [
-    ("tokio", &["agent", "cli", "clock", "hardware", "kubelet", "plugin", "processes", "simulation", "web"]),
+const LIBRARIES: [(&str, &[&str]); 10] = [
+    (
+        "tokio",
+        &["agent", "cli", "client", "clock", "hardware", "kubelet", "plugin", "processes", "simulation", "top", "web"],
+    ),
     ("tonic", &["kubelet", "plugin", "simulation", "wire"]),
     ("nvml_wrapper", &["hardware"]),
     ("nvml_wrapper_sys", &["hardware"]),
     // In `web` its tests alone, which decode what was served.
     ("prometheus_client", &["metrics", "web"]),
     ("axum", &["web"]),
+    ("hyper", &["client", "web"]),
+    ("ratatui", &["top"]),
     ("clap", &["agent", "cli"]),
     ("anyhow", &["cli"]),
 ];

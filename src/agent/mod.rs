@@ -62,11 +62,14 @@ pub enum AgentError {
 /// Re-reads the settings that may change while running; the error says what is wrong with them.
 pub type Reload = Box<dyn FnMut() -> Result<Reloadable, String> + Send>;
 
+/// Told of the first address, once everything listens.
+pub type Opened = Box<dyn FnOnce(&ListenAddress) + Send>;
+
 /// Runs until SIGTERM or SIGINT. A second signal ends the process at once.
 pub async fn run(settings: Settings, reload: Reload) -> Result<(), AgentError> {
     let clock = Clock::start();
     let driver = settings.driver(clock);
-    run_on(driver, settings, reload, clock).await
+    run_on(driver, settings, reload, clock, Box::new(|_| {})).await
 }
 
 async fn run_on(
@@ -74,6 +77,7 @@ async fn run_on(
     settings: Settings,
     mut reload: Reload,
     clock: Clock,
+    opened: Opened,
 ) -> Result<(), AgentError> {
     let mut signals = Signals::receive()?;
     let listeners = bind(&settings).await?;
@@ -179,6 +183,9 @@ async fn run_on(
             }
             address @ ListenAddress::Unix(_) => tracing::info!(%address, "listening"),
         }
+    }
+    if let Some(first) = listeners.first() {
+        opened(&first.address());
     }
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let serving = web::serve(listeners, state, async move { drop(stopped.await) });

@@ -5,17 +5,21 @@
 
 mod arguments;
 mod config_file;
+mod examples;
 mod logging;
 mod settings;
 
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, FromArgMatches as _};
 
-use crate::agent::{self, AgentError, DemoError};
+use crate::agent::{self, AgentError, DemoError, ListenAddress};
 use crate::metrics::catalogue;
-use arguments::{AgentArguments, Arguments, Command, DemoArguments, MetricsFormat, ProbeArguments, ProbeFormat};
+use crate::top::{self, TopSettings};
+use arguments::{
+    AgentArguments, Arguments, Command, DemoArguments, MetricsFormat, ProbeArguments, ProbeFormat, TopArguments,
+};
 
 /// Ended as asked.
 const ENDED: u8 = 0;
@@ -31,7 +35,8 @@ struct Failed(u8, String);
 
 #[must_use]
 pub fn main() -> ExitCode {
-    let outcome = match Arguments::try_parse() {
+    let typed = command().try_get_matches().and_then(|matches| Arguments::from_arg_matches(&matches));
+    let outcome = match typed {
         Ok(arguments) => run(arguments.command),
         Err(error) => {
             // Help and version are not failures; clap prints each where it belongs.
@@ -48,10 +53,16 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// What may be typed, with examples in each command's help.
+fn command() -> clap::Command {
+    examples::with_examples(Arguments::command())
+}
+
 fn run(command: Command) -> Result<(), Failed> {
     match command {
         Command::Agent(arguments) => run_agent(*arguments),
         Command::Demo(arguments) => run_demo(&arguments),
+        Command::Top(arguments) => run_top(arguments),
         Command::Metrics { output } => say(&match output {
             MetricsFormat::Markdown => catalogue::markdown(),
             MetricsFormat::Json => catalogue::json(),
@@ -61,7 +72,18 @@ fn run(command: Command) -> Result<(), Failed> {
             say(&format!("{}: valid\n", file.display()))
         }
         Command::ProbeNvml(arguments) => run_probe(arguments),
+        Command::Completions { shell } => {
+            let mut script = vec![];
+            clap_complete::generate(shell, &mut self::command(), "podmeter", &mut script);
+            say(&String::from_utf8_lossy(&script))
+        }
     }
+}
+
+fn run_top(TopArguments { agent, once, interval }: TopArguments) -> Result<(), Failed> {
+    let settings = TopSettings { target: agent.target(), interval, once };
+    let text = block_on(top::run(settings))?.map_err(|error| Failed(FAILED, error.to_string()))?;
+    text.map_or(Ok(()), |text| say(&text))
 }
 
 fn run_agent(arguments: AgentArguments) -> Result<(), Failed> {
@@ -86,7 +108,10 @@ fn run_agent(arguments: AgentArguments) -> Result<(), Failed> {
 fn run_demo(arguments: &DemoArguments) -> Result<(), Failed> {
     let log = logging::start(agent::LogFormat::Text, "warn,podmeter=info");
     drop(log);
-    block_on(agent::demo(arguments.settings()))?.map_err(|error| match error {
+    let (faults, churn) = (arguments.faults, arguments.churn);
+    // A demo whose reader has gone goes on.
+    let opened = Box::new(move |page: &ListenAddress| drop(say(&examples::demo_text(page, faults, churn))));
+    block_on(agent::demo(arguments.settings(), opened))?.map_err(|error| match error {
         DemoError::Agent(AgentError::Bind(error)) => Failed(BIND, error.to_string()),
         error => Failed(FAILED, error.to_string()),
     })

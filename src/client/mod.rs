@@ -1,0 +1,22 @@
+//! Asks a running agent over HTTP.
+//!
+//! In: where the agent is (its admin socket or a URL) and a path. Out: the answer's bytes, or the node as the agent tells
+//! it. Refuses to know: terminals, tables, and the agent's own types: an agent of another version must be understood too.
+
+mod node;
+mod request;
+mod target;
+
+pub use node::*;
+pub use request::{ClientError, get};
+pub use target::{DEFAULT_SOCKET, DEFAULT_URL, HttpUrl, InvalidUrl, Target};
+
+/// The snapshot of `/api/v1/node`.
+pub async fn node(target: &Target) -> Result<Node, ClientError> {
+    let body = get(target, "/api/v1/node").await?;
+    serde_json::from_slice(&body)
+        .map_err(|error| ClientError::NotASnapshot { target: target.to_string(), error: error.to_string() })
+}
+
+#[cfg(test)]
+mod tests;
