@@ -95,26 +95,24 @@ impl Page<'_> {
             return self.section("Health", vec![], "nobody has checked it", Style::new());
         };
         let since = span(age(self.node.at.monotonic, health.whole.since.monotonic) + self.since);
-        let causes = std::iter::once(&health.whole).chain(health.instances.values()).flat_map(|device| &device.causes);
-        let mut words: Vec<String> = causes
-            .map(|cause| {
+        let words: Vec<String> = rows::causes(self.node, self.gpu)
+            .into_iter()
+            .map(|(name, cause)| {
                 let [reason, detail, clears] = [&cause.reason, &cause.detail, &cause.clears].map(|text| clean(text));
-                format!("✗ {reason}: {detail}; comes back by: {clears}")
+                format!("✗ GPU {name}: {reason}: {detail}; comes back by: {clears}")
             })
             .collect();
-        words.sort();
-        words.dedup();
         let style = if words.is_empty() { Style::new() } else { self.look.alarm() };
         let title = if health.whole.healthy { "healthy" } else { "unhealthy" };
-        self.section(&format!("Health: {title} for {since}"), words, "no reason against it", style)
+        self.section(&format!("Health: {title} for {since}"), words, "nothing is known to be wrong with it", style)
     }
 
     fn holders(&self) -> Vec<Line<'static>> {
         let mut words = vec![];
         for account in self.node.accounts.iter().filter(|account| account.gpu == self.gpu) {
             let Some(holding) = &account.holding else { continue };
-            let method =
-                holding.attribution.as_deref().map(|method| format!(" by {}", clean(method))).unwrap_or_default();
+            let method = holding.attribution.as_deref().filter(|method| *method != holding.sharing);
+            let method = method.map(|method| format!(" by {}", clean(method))).unwrap_or_default();
             let device = account.mig.as_deref().map(|mig| {
                 let gpu = self.node.hardware.inventory.gpus.get(self.gpu);
                 let known = gpu.and_then(|gpu| gpu.mig(mig)).map(|mig| format!("{}: ", clean(&mig.profile)));

@@ -17,3 +17,6 @@ mod style;
 mod view;
 
 pub use run::{TopError, TopSettings, run};
+
+#[cfg(test)]
+mod tests;

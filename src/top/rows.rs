@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::format::{age, clean};
-use crate::client::{Account, DeviceHealth, Gpu, Mig, Name, Node, Readings};
+use crate::client::{Account, Cause, DeviceHealth, Gpu, Mig, Name, Node, Readings};
 
 /// A device's state in one word, with the reason where it is unhealthy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -255,18 +255,24 @@ pub fn problems(node: &Node) -> Vec<String> {
     let mut gpus: Vec<&Gpu> = node.hardware.inventory.gpus.values().collect();
     gpus.sort_by_key(|gpu| gpu.index);
     for gpu in gpus {
-        let Some(health) = node.health.gpus.get(&gpu.uuid) else { continue };
-        let whole = health.whole.causes.iter().map(|cause| (gpu.index.to_string(), cause));
-        // What holds for the whole GPU is among the causes of each part.
-        let parts = health.instances.iter().flat_map(|(uuid, part)| {
-            let name =
-                gpu.mig(uuid).map_or_else(|| format!("{}:?", gpu.index), |mig| format!("{}:{}", gpu.index, mig.index));
-            let own = part.causes.iter().filter(|cause| !health.whole.causes.contains(cause));
-            own.map(move |cause| (name.clone(), cause))
-        });
-        problems.extend(whole.chain(parts).map(|(name, cause)| {
+        problems.extend(causes(node, &gpu.uuid).into_iter().map(|(name, cause)| {
             format!("GPU {name} unhealthy: {}; comes back by: {}", clean(&cause.detail), clean(&cause.clears))
         }));
     }
     problems
+}
+
+/// What keeps a GPU or a MIG device on it unhealthy, by the device's name.
+pub fn causes<'a>(node: &'a Node, uuid: &str) -> Vec<(String, &'a Cause)> {
+    let (Some(gpu), Some(health)) = (node.hardware.inventory.gpus.get(uuid), node.health.gpus.get(uuid)) else {
+        return vec![];
+    };
+    let whole = health.whole.causes.iter().map(|cause| (gpu.index.to_string(), cause));
+    let parts = health.instances.iter().flat_map(|(uuid, part)| {
+        let place = gpu.mig(uuid).map_or_else(|| "?".to_owned(), |mig| mig.index.to_string());
+        // What holds for the whole GPU is among the causes of each part.
+        let own = part.causes.iter().filter(|cause| !health.whole.causes.contains(cause));
+        own.map(move |cause| (format!("{}:{place}", gpu.index), cause))
+    });
+    whole.chain(parts).collect()
 }

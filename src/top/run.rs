@@ -1,4 +1,4 @@
-use std::io::{self, IsTerminal as _};
+use std::io::{self, IsTerminal as _, Write as _};
 use std::time::Duration;
 
 use ratatui::DefaultTerminal;
@@ -39,7 +39,7 @@ pub enum TopError {
 pub async fn run(settings: TopSettings) -> Result<Option<String>, TopError> {
     let dumb = std::env::var_os("TERM").is_some_and(|kind| kind == "dumb");
     if settings.once || dumb || !io::stdout().is_terminal() || !io::stdin().is_terminal() {
-        return Ok(Some(plain::text(&client::node(&settings.target).await?)));
+        return Ok(Some(plain::text(&first(&settings.target).await?)));
     }
     let look = Look::of(|name| std::env::var(name).ok());
     let mut signals = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
@@ -51,6 +51,20 @@ pub async fn run(settings: TopSettings) -> Result<Option<String>, TopError> {
     let _restored = Restored;
     live(terminal, settings, look, [terminate, interrupt, hangup]).await?;
     Ok(None)
+}
+
+/// Who watches is told what takes so long.
+async fn first(target: &Target) -> Result<Node, ClientError> {
+    let asked = client::node(target);
+    tokio::pin!(asked);
+    tokio::select! {
+        answer = &mut asked => return answer,
+        () = tokio::time::sleep(Duration::from_secs(1)) => {}
+    }
+    if io::stderr().is_terminal() {
+        let _ = writeln!(io::stderr(), "podmeter: asking {target}");
+    }
+    asked.await
 }
 
 struct Restored;

@@ -34,9 +34,9 @@ const HELP: [&str; 21] = [
     "",
     "Signs",
     "  -                   nobody said; it is not zero",
-    "  +host               processes of no pod run there (+not_allocated: of a pod",
-    "                      that does not hold it; +terminated_pod: of one that is gone)",
-    "  HELD, IDLE          GPU time since the container took hold; idle: held, not busy",
+    "  +host               processes of no pod run there (+not_allocated: of a",
+    "                      pod that does not hold it; +terminated_pod: of one gone)",
+    "  HELD, IDLE          GPU time of this container; idle: held and not busy",
     "  LAST                how long ago it was last busy",
     "  STALE               the agent does not answer, or tells nothing new; what is",
     "                      shown is the last that it told, and it is asked again",
@@ -115,7 +115,7 @@ impl Screen<'_> {
         }
         let problems = self.state.node().map(rows::problems).unwrap_or_default();
         let shown = if problems.len() > PROBLEMS_SHOWN { PROBLEMS_SHOWN - 1 } else { PROBLEMS_SHOWN };
-        if self.state.mode != Mode::Help {
+        if matches!(self.state.mode, Mode::Tables | Mode::Filter) {
             lines.extend(problems.iter().take(shown).map(|problem| self.alarm(problem)));
             if problems.len() > shown {
                 lines.push(self.alarm(&format!("and {} more; see each device's detail", problems.len() - shown)));
@@ -212,7 +212,7 @@ impl Screen<'_> {
 
     fn devices(&self, rows: &[DeviceRow], room: usize) -> Vec<Line<'static>> {
         let (wide, middle) = (self.width >= 100, self.width >= 76);
-        let bars = if wide { 12 + (self.width - 100) / 3 } else { 8 };
+        let bars = if wide { 12 + (self.width - 100) / 3 } else { 9 };
         let bar_title = format!("{} {}", self.state.bars.as_str(), span(self.state.reach(bars).as_secs_f64()));
         let mut columns: Vec<Column> = vec![("GPU".into(), 4, false)];
         if middle {
