@@ -18,5 +18,6 @@ pub mod preference;
 pub mod processes;
 pub mod record;
 pub mod simulation;
+pub mod top;
 pub mod web;
 pub mod wire;

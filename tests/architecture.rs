@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Room → the rooms it may name.
-const ARROWS: [(&str, &[&str]); 20] = [
+const ARROWS: [(&str, &[&str]); 21] = [
     ("model", &[]),
     ("attribution", &["model"]),
     ("health", &["model"]),
@@ -41,13 +41,14 @@ const ARROWS: [(&str, &[&str]); 20] = [
             "web",
         ],
     ),
-    ("cli", &["agent", "metrics"]),
+    ("top", &["client", "clock", "model"]),
+    ("cli", &["agent", "client", "metrics", "top"]),
     ("fuzzing", &["attribution", "hardware", "model", "processes"]),
     ("lib", &[]),
 ];
 
 /// Words of other libraries, and the only rooms that may speak them.
-const LIBRARIES: [(&str, &[&str]); 12] = [
+const LIBRARIES: [(&str, &[&str]); 14] = [
     (
         "tokio",
         &[
@@ -61,6 +62,7 @@ const LIBRARIES: [(&str, &[&str]); 12] = [
             "plugin",
             "processes",
             "simulation",
+            "top",
             "web",
         ],
     ),
@@ -74,6 +76,8 @@ const LIBRARIES: [(&str, &[&str]); 12] = [
     ("tokio_rustls", &["web"]),
     ("ring", &["web"]),
     ("bcrypt", &["web"]),
+    ("hyper", &["client", "web"]),
+    ("ratatui", &["top"]),
     ("clap", &["agent", "cli"]),
     ("anyhow", &["cli"]),
 ];

@@ -29,7 +29,7 @@ use crate::model::{ConfigReload, HardwareState, HealthState, PluginState, Snapsh
 use crate::web::{self, BindError, Listener, LiveConfig, ScrapeDurations, ServerSettings, WebState};
 use crate::{doctor, plugin, processes};
 
-pub use crate::client::{ClientError, Target, get};
+pub use crate::client::{HttpUrl, Target, get};
 pub use crate::doctor::Report;
 pub use crate::hardware::nvml::LibrarySearch;
 pub use crate::hardware::simulated::Profile;
@@ -68,15 +68,18 @@ pub enum AgentError {
 /// Re-reads the settings that may change while running; the error says what is wrong with them.
 pub type Reload = Box<dyn FnMut() -> Result<Reloadable, String> + Send>;
 
+/// Told of the first address, once everything listens.
+pub type Opened = Box<dyn FnOnce(&ListenAddress) + Send>;
+
 /// Runs until SIGTERM or SIGINT. A second signal ends the process at once.
 pub async fn run(settings: Settings, reload: Reload) -> Result<(), AgentError> {
     let clock = Clock::start();
     let driver = settings.driver(clock);
-    run_on(driver, settings, reload, clock).await
+    run_on(driver, settings, reload, clock, Box::new(|_| {})).await
 }
 
 /// Looks at everything that the agent needs, with these settings, and at the agent itself where one answers.
-pub async fn examine(settings: Settings, url: Option<String>) -> Report {
+pub async fn examine(settings: Settings, url: Option<HttpUrl>) -> Report {
     let clock = Clock::start();
     let driver = (settings.hardware == HardwareSource::Nvml).then(|| settings.driver(clock)).flatten();
     doctor::examine(settings.doctor_room(url), driver, clock).await
@@ -87,6 +90,7 @@ async fn run_on(
     settings: Settings,
     mut reload: Reload,
     clock: Clock,
+    opened: Opened,
 ) -> Result<(), AgentError> {
     let mut signals = Signals::receive()?;
     let web_config = settings.web_config.as_deref().map(|file| LiveConfig::load(file, clock)).transpose()?;
@@ -198,6 +202,9 @@ async fn run_on(
             }
             address => tracing::info!(%address, "listening"),
         }
+    }
+    if let Some(first) = listeners.first() {
+        opened(&first.address());
     }
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let server = ServerSettings { web_config, limits: settings.web_limits };

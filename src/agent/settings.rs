@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use tokio::sync::{Notify, watch};
 
-use crate::client::Target;
+use crate::client::{HttpUrl, Target};
 use crate::clock::Clock;
 use crate::hardware::nvml::{LibrarySearch, NvmlDriver};
 use crate::hardware::simulated::{Profile, SimulatedDriver};
@@ -169,7 +169,7 @@ impl Settings {
     }
 
     /// `url`: ask the agent there, and not at its admin socket.
-    pub(super) fn doctor_room(&self, url: Option<String>) -> doctor::Settings {
+    pub(super) fn doctor_room(&self, url: Option<HttpUrl>) -> doctor::Settings {
         let named = url.is_some() || self.admin_socket_required;
         let offers = self.reloadable.device_plugin.as_ref();
         doctor::Settings {

@@ -3,11 +3,13 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 
 use super::settings::library_search;
 use crate::agent::{
     DemoSettings, HardwareSource, HealthConfig, ListenAddress, LogFormat, PluginConfig, ProcessAttribution, Profile,
 };
+use crate::client::{HttpUrl, Target};
 
 /// Hands out accelerators on a Kubernetes node and tells truthfully who uses them.
 #[derive(Debug, Parser)]
@@ -23,6 +25,8 @@ pub enum Command {
     Agent(Box<AgentArguments>),
     /// A whole simulated node in this one process: kubelet, GPUs and workloads.
     Demo(DemoArguments),
+    /// Devices and the containers on them, live in a terminal; elsewhere once, as text.
+    Top(TopArguments),
     /// Print the metric catalogue.
     Metrics {
         #[arg(short, long, value_enum, default_value_t = MetricsFormat::Markdown)]
@@ -42,6 +46,49 @@ pub enum Command {
     Record(RecordArguments),
     /// Call every NVML function that the agent uses on every GPU, and report support, latency and errors.
     ProbeNvml(ProbeArguments),
+    /// Print a shell's completions of this command line.
+    Completions { shell: Shell },
+}
+
+/// Where a running agent is asked.
+#[derive(Clone, Debug, Default, Args)]
+pub struct AgentAddress {
+    /// An agent's port, here or elsewhere: `http://HOST:9410`; wins over the socket.
+    #[arg(long, value_name = "URL")]
+    pub url: Option<HttpUrl>,
+    /// The agent's admin socket [default: /run/podmeter/podmeter.sock, and where nobody can be reached there,
+    /// http://127.0.0.1:9410].
+    #[arg(long, env = "PODMETER_ADMIN_SOCKET", value_name = "PATH")]
+    pub admin_socket: Option<PathBuf>,
+}
+
+impl AgentAddress {
+    #[must_use]
+    pub fn target(self) -> Target {
+        match (self.url, self.admin_socket) {
+            (Some(url), _) => Target::Url(url),
+            (None, Some(socket)) if socket.as_os_str() != "none" => Target::Socket(socket),
+            (None, _) => Target::Local,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct TopArguments {
+    #[command(flatten)]
+    pub agent: AgentAddress,
+    /// Print plain text once, also in a terminal.
+    #[arg(long)]
+    pub once: bool,
+    /// How often the agent is asked, 200ms to 1h.
+    #[arg(long, default_value = "1s", value_name = "DUR", value_parser = poll_interval)]
+    pub interval: Duration,
+}
+
+fn poll_interval(text: &str) -> Result<Duration, String> {
+    let interval = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    let range = Duration::from_millis(200)..=Duration::from_secs(3600);
+    if range.contains(&interval) { Ok(interval) } else { Err("must be 200ms to 1h".to_owned()) }
 }
 
 /// Every flag is also the environment variable `PODMETER_<FLAG>` and a key of the file given by `--config`.
@@ -216,7 +263,7 @@ impl DemoArguments {
 pub struct DoctorArguments {
     /// Ask the agent there, and not at its admin socket: `http://HOST:PORT`.
     #[arg(long, value_name = "URL")]
-    pub url: Option<String>,
+    pub url: Option<HttpUrl>,
     #[arg(short, long, value_enum, default_value_t = DoctorFormat::Text)]
     pub output: DoctorFormat,
     #[command(flatten)]
@@ -234,12 +281,9 @@ pub struct RecordArguments {
     /// As of the agent: names the admin socket.
     #[arg(long, env = "PODMETER_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Of the agent to ask [default: /run/podmeter/podmeter.sock].
-    #[arg(long, env = "PODMETER_ADMIN_SOCKET", value_name = "PATH")]
-    pub admin_socket: Option<PathBuf>,
-    /// Ask there, and not at the admin socket: `http://HOST:PORT`. Serial numbers are told on the admin socket alone.
-    #[arg(long, value_name = "URL")]
-    pub url: Option<String>,
+    /// Serial numbers are told on the admin socket alone.
+    #[command(flatten)]
+    pub agent: AgentAddress,
     #[arg(short, long, value_enum, default_value_t = RecordFormat::Json)]
     pub output: RecordFormat,
 }

@@ -5,19 +5,21 @@
 
 mod arguments;
 mod config_file;
+mod examples;
 mod logging;
 mod settings;
 
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, FromArgMatches as _};
 
-use crate::agent::{self, AgentError, ClientError, DemoError, Target};
+use crate::agent::{self, AgentError, DemoError, ListenAddress, Target};
 use crate::metrics::catalogue;
+use crate::top::{self, TopSettings};
 use arguments::{
-    AgentArguments, Arguments, Command, DemoArguments, DoctorArguments, DoctorFormat, MetricsFormat, ProbeArguments,
-    ProbeFormat, RecordArguments, RecordFormat,
+    AgentAddress, AgentArguments, Arguments, Command, DemoArguments, DoctorArguments, DoctorFormat, MetricsFormat,
+    ProbeArguments, ProbeFormat, RecordArguments, RecordFormat, TopArguments,
 };
 
 /// Ended as asked.
@@ -34,7 +36,8 @@ struct Failed(u8, String);
 
 #[must_use]
 pub fn main() -> ExitCode {
-    let outcome = match Arguments::try_parse() {
+    let typed = command().try_get_matches().and_then(|matches| Arguments::from_arg_matches(&matches));
+    let outcome = match typed {
         Ok(arguments) => run(arguments.command),
         Err(error) => {
             // Help and version are not failures; clap prints each where it belongs.
@@ -51,10 +54,16 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// What may be typed, with examples in each command's help.
+fn command() -> clap::Command {
+    examples::with_examples(Arguments::command())
+}
+
 fn run(command: Command) -> Result<(), Failed> {
     match command {
         Command::Agent(arguments) => run_agent(*arguments),
         Command::Demo(arguments) => run_demo(&arguments),
+        Command::Top(arguments) => run_top(arguments),
         Command::Metrics { output } => say(&match output {
             MetricsFormat::Markdown => catalogue::markdown(),
             MetricsFormat::Json => catalogue::json(),
@@ -73,7 +82,18 @@ fn run(command: Command) -> Result<(), Failed> {
         Command::Doctor(arguments) => run_doctor(*arguments),
         Command::Record(arguments) => run_record(arguments),
         Command::ProbeNvml(arguments) => run_probe(arguments),
+        Command::Completions { shell } => {
+            let mut script = vec![];
+            clap_complete::generate(shell, &mut self::command(), "podmeter", &mut script);
+            say(&String::from_utf8_lossy(&script))
+        }
     }
+}
+
+fn run_top(TopArguments { agent, once, interval }: TopArguments) -> Result<(), Failed> {
+    let settings = TopSettings { target: agent.target(), interval, once };
+    let text = block_on(top::run(settings))?.map_err(|error| Failed(FAILED, error.to_string()))?;
+    text.map_or(Ok(()), |text| say(&text))
 }
 
 fn run_agent(arguments: AgentArguments) -> Result<(), Failed> {
@@ -100,7 +120,10 @@ fn run_agent(arguments: AgentArguments) -> Result<(), Failed> {
 fn run_demo(arguments: &DemoArguments) -> Result<(), Failed> {
     let log = logging::start(agent::LogFormat::Text, "warn,podmeter=info");
     drop(log);
-    block_on(agent::demo(arguments.settings()))?.map_err(|error| match error {
+    let (faults, churn) = (arguments.faults, arguments.churn);
+    // A demo whose reader has gone goes on.
+    let opened = Box::new(move |page: &ListenAddress| drop(say(&examples::demo_text(page, faults, churn))));
+    block_on(agent::demo(arguments.settings(), opened))?.map_err(|error| match error {
         DemoError::Agent(AgentError::Bind(error)) => Failed(BIND, error.to_string()),
         error => Failed(FAILED, error.to_string()),
     })
@@ -141,23 +164,20 @@ fn is_coloured() -> bool {
 }
 
 fn run_record(arguments: RecordArguments) -> Result<(), Failed> {
-    let RecordArguments { config, admin_socket, url, output } = arguments;
-    let target = match url {
-        Some(url) => Target::Url(url),
-        None => {
-            let arguments = AgentArguments { config, admin_socket, ..AgentArguments::default() };
+    let RecordArguments { config, agent: address, output } = arguments;
+    let target = match (config, address) {
+        (Some(config), AgentAddress { url: None, admin_socket }) => {
+            let arguments = AgentArguments { config: Some(config), admin_socket, ..AgentArguments::default() };
             let socket = settings::resolve(arguments).map_err(usage)?.admin_socket;
             Target::Socket(socket.ok_or_else(|| usage("the agent has no admin socket: name it with --url"))?)
         }
+        (_, address) => address.target(),
     };
     let path = match output {
         RecordFormat::Json => "/api/v1/record",
         RecordFormat::Yaml => "/api/v1/record?output=yaml",
     };
-    let body = block_on(agent::get(&target, path))?.map_err(|error| match error {
-        error @ ClientError::Url { .. } => usage(error),
-        error => Failed(FAILED, error.to_string()),
-    })?;
+    let body = block_on(agent::get(&target, path))?.map_err(|error| Failed(FAILED, error.to_string()))?;
     say(&String::from_utf8_lossy(&body))
 }
 

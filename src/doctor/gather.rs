@@ -107,7 +107,7 @@ async fn find_agent(settings: &Settings) -> Agent {
     let Some(target) = &settings.agent else { return ask_listeners(settings).await.unwrap_or(Agent::NotLooked) };
     match client::get(target, "/-/healthy").await {
         Ok(_) => ask_agent(target.clone()).await,
-        Err(ClientError::Connect { error, .. }) if is_nothing(&error) => {
+        Err(error) if error.is_nobody() => {
             let elsewhere = if settings.agent_is_named { None } else { ask_listeners(settings).await };
             elsewhere.unwrap_or_else(|| Agent::Absent(target.clone()))
         }
@@ -129,7 +129,7 @@ async fn ask_agent(target: Target) -> Agent {
     let (record, node, ready) =
         tokio::join!(json(&target, "/api/v1/record"), json(&target, "/api/v1/node"), client::get(&target, "/-/ready"));
     let ready = ready.map(drop).map_err(|error| match error {
-        ClientError::Status { text, .. } => text,
+        ClientError::Refused { text, .. } => text,
         error => error.to_string(),
     });
     Agent::Answers(Box::new(Answers { target, record, node, ready, pages: vec![] }))
@@ -142,11 +142,6 @@ async fn scrape_it(agent: &mut Agent) {
         let page = page.and_then(|body| String::from_utf8(body).map_err(|_| "it is no text".to_owned()));
         answers.pages.push((target, page.and_then(|page| scrape::check(&page))));
     }
-}
-
-/// A socket that is not there, or that nobody listens on any more.
-fn is_nothing(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::ConnectionRefused)
 }
 
 /// Where it serves everybody; over a URL only what was named can be reached for sure.

@@ -1,0 +1,245 @@
+//! What `/api/v1/node` answers, as far as clients use it. Fields that an older agent lacks are absent or empty; words that a
+//! newer one has are shown as they come. `tests.rs` holds every name here against what the agent writes.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+/// One answer. Without `sequence` and `at` it is no snapshot.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+pub struct Node {
+    /// Rises with each publication.
+    pub sequence: u64,
+    /// Of the agent's own clock.
+    pub at: Moment,
+    #[serde(default)]
+    pub started: f64,
+    #[serde(default)]
+    pub node_name: String,
+    #[serde(default)]
+    pub hardware: Hardware,
+    #[serde(default)]
+    pub kubelet: Kubelet,
+    #[serde(default)]
+    pub health: Health,
+    #[serde(default)]
+    pub processes: Option<Processes>,
+    #[serde(default)]
+    pub accounts: Vec<Account>,
+    #[serde(default)]
+    pub remainders: Vec<Remainder>,
+    #[serde(default)]
+    pub unallocated_uses: Vec<UnallocatedUse>,
+}
+
+macro_rules! answers {
+    ($($(#[$meta:meta])* $name:ident { $($(#[$inner:meta])* $field:ident: $kind:ty,)* })*) => {
+        $(
+            $(#[$meta])*
+            #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+            #[cfg_attr(test, derive(serde::Serialize))]
+            #[serde(default)]
+            pub struct $name { $($(#[$inner])* pub $field: $kind,)* }
+        )*
+    };
+}
+
+answers! {
+    Moment {
+        /// Since the agent started.
+        monotonic: Duration,
+        /// Seconds since 1970-01-01 UTC.
+        unix: f64,
+    }
+    Hardware {
+        /// `nvml`, `simulated` or `none`.
+        source: String,
+        inventory: Inventory,
+        /// By UUID.
+        readings: BTreeMap<String, Readings>,
+        /// Why there is no data, with a remedy.
+        problem: Option<String>,
+        /// By tier: fast, medium, slow, events.
+        collectors: BTreeMap<String, Collector>,
+    }
+    Inventory {
+        driver: Option<Driver>,
+        /// By UUID.
+        gpus: BTreeMap<String, Gpu>,
+    }
+    Driver {
+        driver_version: String,
+    }
+    Gpu {
+        uuid: String,
+        index: u32,
+        pci_bus_id: Option<String>,
+        model: Option<String>,
+        numa_node: Option<u32>,
+        memory_bytes: Option<u64>,
+        mig_enabled: Option<bool>,
+        mig_devices: Vec<Mig>,
+        present: bool,
+    }
+    Mig {
+        uuid: String,
+        index: u32,
+        gpu_instance: u32,
+        /// `1g.10gb`
+        profile: String,
+        memory_bytes: Option<u64>,
+    }
+    Readings {
+        fast: Option<Stamped<Fast>>,
+        medium: Option<Stamped<Medium>>,
+        stuck: bool,
+        lost: bool,
+    }
+    Fast {
+        utilization_ratio: Option<f64>,
+        power_watts: Option<f64>,
+    }
+    Medium {
+        memory: Option<MemoryUse>,
+        gpu_temperature_celsius: Option<f64>,
+        power_limit_watts: Option<f64>,
+        gpm: Gpm,
+        instances: Vec<Instance>,
+    }
+    Gpm {
+        graphics_engine_active: Option<f64>,
+        sm_active: Option<f64>,
+    }
+    MemoryUse {
+        used: u64,
+        total: u64,
+    }
+    /// A GPU instance of a partitioned GPU.
+    Instance {
+        gpu_instance: u32,
+        memory: Option<MemoryUse>,
+        gpm: Gpm,
+    }
+    Collector {
+        success: bool,
+        stuck: bool,
+        last_success: Option<Moment>,
+    }
+    Kubelet {
+        /// When the allocations shown were last confirmed.
+        relation_at: Option<Moment>,
+        settled: bool,
+        problem: Option<String>,
+        collector: Collector,
+    }
+    Health {
+        /// By UUID.
+        gpus: BTreeMap<String, GpuHealth>,
+        /// Oldest first.
+        transitions: Vec<Transition>,
+    }
+    GpuHealth {
+        whole: DeviceHealth,
+        /// MIG devices by UUID.
+        instances: BTreeMap<String, DeviceHealth>,
+        xids: Xids,
+    }
+    DeviceHealth {
+        healthy: bool,
+        since: Moment,
+        causes: Vec<Cause>,
+    }
+    Cause {
+        /// `xid`, `lost`, …
+        reason: String,
+        detail: String,
+        clears: String,
+    }
+    Transition {
+        gpu: String,
+        mig: Option<String>,
+        to_healthy: bool,
+        reason: String,
+        detail: String,
+        at: Moment,
+        holders: Vec<Name>,
+    }
+    Xids {
+        /// By code, then by source.
+        last: BTreeMap<u32, BTreeMap<String, Xid>>,
+    }
+    Xid {
+        class: String,
+        at: Moment,
+        count: u64,
+    }
+    Processes {
+        enabled: bool,
+        problem: Option<String>,
+    }
+    /// One device that a container holds, or held until a short time ago.
+    Account {
+        container: Name,
+        gpu: String,
+        mig: Option<String>,
+        /// Absent once the container has let go.
+        holding: Option<Holding>,
+        allocated_seconds: Option<f64>,
+        busy_seconds: Option<f64>,
+        idle_seconds: Option<f64>,
+        energy_joules: Option<f64>,
+        last_active: Option<f64>,
+        utilization_ratio: Option<f64>,
+        device_utilization_ratio: Option<f64>,
+        memory_used_bytes: Option<u64>,
+        memory_limit_bytes: Option<u64>,
+        processes: Option<u64>,
+    }
+    Holding {
+        resource: Option<String>,
+        sharing: String,
+        attribution: Option<String>,
+        share: Option<f64>,
+    }
+    /// What one GPU does that is no container's, by reason.
+    Remainder {
+        gpu: String,
+        busy_seconds: BTreeMap<String, f64>,
+        energy_joules: BTreeMap<String, f64>,
+        memory_bytes: BTreeMap<String, u64>,
+        processes: BTreeMap<String, u64>,
+    }
+    UnallocatedUse {
+        pod: PodName,
+        container: Option<String>,
+        gpu: String,
+    }
+    PodName {
+        namespace: String,
+        pod: String,
+    }
+    /// A container by name.
+    Name {
+        namespace: String,
+        pod: String,
+        container: String,
+    }
+}
+
+/// A value and when it was read, by the agent's clock.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+pub struct Stamped<T> {
+    pub at: Duration,
+    pub value: T,
+}
+
+impl Gpu {
+    /// A MIG device of it by UUID.
+    #[must_use]
+    pub fn mig(&self, uuid: &str) -> Option<&Mig> {
+        self.mig_devices.iter().find(|mig| mig.uuid == uuid)
+    }
+}

@@ -1,0 +1,162 @@
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use http_body_util::{BodyExt as _, Empty, LengthLimitError, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1;
+use hyper::header::HOST;
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+
+use super::target::{DEFAULT_SOCKET, DEFAULT_URL, HttpUrl, Target};
+
+/// For the whole exchange. An agent answers in milliseconds; a loaded node may need seconds.
+const DEADLINE: Duration = Duration::from_secs(5);
+/// A device list as long as the kubelet takes (40,000 ids) makes less than half of it.
+const BODY_BYTES: usize = 32 << 20;
+/// Of an error's text.
+const DETAIL_CHARACTERS: usize = 200;
+
+/// Why there is no answer, and the next step.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    #[error("no agent listens on {socket}: start `podmeter agent`, or give --url http://HOST:9410")]
+    NobodyOnSocket { socket: String },
+    #[error("{socket} opens for its owner alone: run this as root, or give --url http://HOST:9410")]
+    Forbidden { socket: String },
+    #[error(
+        "no agent was found on this machine, neither on {DEFAULT_SOCKET} ({socket}) nor at {DEFAULT_URL} ({port}): start \
+         `podmeter agent` or `podmeter demo`, or give --url http://HOST:9410"
+    )]
+    NobodyHere { socket: String, port: String },
+    #[error("{target} cannot be reached: {error}; is an agent running there, and is the port right?")]
+    Unreachable { target: String, error: io::Error },
+    #[error("{target} did not answer within {} s; try again, or look at the agent's log", DEADLINE.as_secs())]
+    Late { target: String },
+    #[error("{target} broke off: {error}; is that a podmeter agent?")]
+    Broken { target: String, error: String },
+    #[error("{target} answered {status}{}; is that a podmeter agent, and of this version?", in_brackets(text))]
+    Refused { target: String, status: String, text: String },
+    #[error("{target} answered with more than {} MiB, which no agent does; is that a podmeter agent?", BODY_BYTES >> 20)]
+    TooLarge { target: String },
+    #[error("{target} answered with something else than a snapshot ({error}); is that a podmeter agent?")]
+    NotASnapshot { target: String, error: String },
+}
+
+/// The body of a successful `GET` of `path` (`/api/v1/node`), of at most 32 MiB, within five seconds.
+pub async fn get(target: &Target, path: &str) -> Result<Vec<u8>, ClientError> {
+    let late = || ClientError::Late { target: target.to_string() };
+    tokio::time::timeout(DEADLINE, asked(target, path)).await.map_err(|_| late())?
+}
+
+async fn asked(target: &Target, path: &str) -> Result<Vec<u8>, ClientError> {
+    match target {
+        Target::Socket(socket) => over(connect_socket(socket).await?, "localhost", path, target).await,
+        Target::Url(url) => over(connect(url).await?, &url.authority, &format!("{}{path}", url.prefix), target).await,
+        Target::Local => here(path).await,
+    }
+}
+
+/// The admin socket first: it is there also where no port is open.
+async fn here(path: &str) -> Result<Vec<u8>, ClientError> {
+    let socket = Target::Socket(DEFAULT_SOCKET.into());
+    let refusal = match connect_socket(Path::new(DEFAULT_SOCKET)).await {
+        Ok(stream) => return over(stream, "localhost", path, &socket).await,
+        Err(ClientError::NobodyOnSocket { .. }) => "nobody listens",
+        Err(ClientError::Forbidden { .. }) => "opens for its owner alone",
+        Err(_) => "cannot be opened",
+    };
+    let url: HttpUrl = DEFAULT_URL.parse().expect("a URL");
+    match connect(&url).await {
+        Ok(stream) => over(stream, &url.authority, path, &Target::Url(url.clone())).await,
+        Err(ClientError::Unreachable { error, .. }) => {
+            Err(ClientError::NobodyHere { socket: refusal.to_owned(), port: error.to_string() })
+        }
+        Err(error) => Err(error),
+    }
+}
+
+async fn connect_socket(socket: &Path) -> Result<UnixStream, ClientError> {
+    UnixStream::connect(socket).await.map_err(|error| {
+        let name = socket.display().to_string();
+        match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::ConnectionRefused => {
+                ClientError::NobodyOnSocket { socket: name }
+            }
+            io::ErrorKind::PermissionDenied => ClientError::Forbidden { socket: name },
+            _ => ClientError::Unreachable { target: format!("unix:{name}"), error },
+        }
+    })
+}
+
+async fn connect(url: &HttpUrl) -> Result<TcpStream, ClientError> {
+    TcpStream::connect((url.host.as_str(), url.port))
+        .await
+        .map_err(|error| ClientError::Unreachable { target: url.to_string(), error })
+}
+
+async fn over<S>(stream: S, host: &str, path: &str, target: &Target) -> Result<Vec<u8>, ClientError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let broken = |error: hyper::Error| ClientError::Broken { target: target.to_string(), error: error.to_string() };
+    let request = Request::get(path).header(HOST, host).body(Empty::<Bytes>::new());
+    let request =
+        request.map_err(|error| ClientError::Broken { target: target.to_string(), error: error.to_string() })?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
+    let exchange = async { body(sender.send_request(request).await.map_err(broken)?, target).await };
+    tokio::pin!(exchange, connection);
+    tokio::select! {
+        biased;
+        answer = &mut exchange => answer,
+        // What it had read by then may be the whole answer.
+        _ = &mut connection => exchange.await,
+    }
+}
+
+async fn body(response: Response<Incoming>, target: &Target) -> Result<Vec<u8>, ClientError> {
+    let target = target.to_string();
+    let status = response.status();
+    let bytes = match Limited::new(response.into_body(), BODY_BYTES).collect().await {
+        Ok(body) => body.to_bytes(),
+        Err(error) if error.is::<LengthLimitError>() => return Err(ClientError::TooLarge { target }),
+        Err(error) => return Err(ClientError::Broken { target, error: error.to_string() }),
+    };
+    if !status.is_success() {
+        return Err(ClientError::Refused { target, status: status.to_string(), text: first_line(&bytes) });
+    }
+    Ok(bytes.into())
+}
+
+impl ClientError {
+    /// Nobody is there, as far as can be seen: nothing was found out about an agent.
+    #[must_use]
+    pub fn is_nobody(&self) -> bool {
+        match self {
+            Self::NobodyOnSocket { .. } | Self::NobodyHere { .. } => true,
+            Self::Unreachable { error, .. } => error.kind() == io::ErrorKind::ConnectionRefused,
+            _ => false,
+        }
+    }
+}
+
+fn in_brackets(text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!(" ({text})") }
+}
+
+/// The first line of what came with an error, harmless on a terminal.
+fn first_line(body: &[u8]) -> String {
+    #[derive(serde::Deserialize)]
+    struct Problem {
+        detail: String,
+    }
+    let text = match serde_json::from_slice(body) {
+        Ok(Problem { detail }) => detail,
+        Err(_) => String::from_utf8_lossy(&body[..body.len().min(4 * DETAIL_CHARACTERS)]).into_owned(),
+    };
+    let first = text.lines().next().unwrap_or_default().trim();
+    first.chars().filter(|letter| !letter.is_control()).take(DETAIL_CHARACTERS).collect()
+}

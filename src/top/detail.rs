@@ -1,0 +1,225 @@
+//! All there is on one GPU: what it is, its bars, its health, who holds it, what is nobody's, and what happened.
+
+use ratatui::style::Style;
+use ratatui::text::{Line, Span};
+use unicode_width::UnicodeWidthStr as _;
+
+use super::format::{age, clean, energy, fit, memory, percent, span};
+use super::history::Measure;
+use super::rows::{self, DeviceRow};
+use super::state::State;
+use super::style::Look;
+use super::view::value;
+use crate::client::{Node, Remainder};
+use crate::model::Monotonic;
+
+/// Of the turns of this device.
+const EVENTS_SHOWN: usize = 20;
+
+pub fn lines(state: &State, gpu: &str, look: Look, now: Monotonic, width: usize) -> Vec<Line<'static>> {
+    let Some(node) = state.node() else { return vec![] };
+    let rows: Vec<DeviceRow> = rows::devices(node).into_iter().filter(|row| row.gpu == gpu).collect();
+    let Some(whole) = rows.first() else {
+        return vec![Line::from("The agent tells nothing of this device any more.")];
+    };
+    let since = state.freshness(now).1.as_secs_f64();
+    let page = Page { node, gpu, look, width, since };
+    let mut lines = page.identity(whole);
+    for row in &rows {
+        if rows.len() > 1 {
+            lines.push(Line::default());
+            lines.push(page.heading(&format!("{} {}, {}", row.name, row.model, row.verdict.words())));
+        }
+        lines.extend(page.bars(state, row));
+    }
+    lines.extend(page.health());
+    lines.extend(page.holders());
+    lines.extend(page.remainder());
+    lines.extend(page.events());
+    lines
+}
+
+struct Page<'a> {
+    node: &'a Node,
+    gpu: &'a str,
+    look: Look,
+    width: usize,
+    /// Seconds since the agent told this.
+    since: f64,
+}
+
+impl Page<'_> {
+    fn heading(&self, text: &str) -> Line<'static> {
+        Line::styled(fit(text, self.width, false), self.look.heading(false))
+    }
+
+    fn identity(&self, row: &DeviceRow) -> Vec<Line<'static>> {
+        let mut words = vec![clean(self.gpu)];
+        if let Some(gpu) = self.node.hardware.inventory.gpus.get(self.gpu) {
+            words.extend(gpu.pci_bus_id.as_deref().map(|bus| format!("PCI {}", clean(bus))));
+            words.extend(gpu.numa_node.map(|node| format!("NUMA node {node}")));
+        }
+        let title = format!("GPU {} {}, {}", row.name, row.model, row.verdict.words());
+        vec![self.heading(&title), Line::from(fit(&words.join("  "), self.width, false))]
+    }
+
+    fn bars(&self, state: &State, row: &DeviceRow) -> Vec<Line<'static>> {
+        let columns = self.width.saturating_sub(23);
+        let bar = |measure: Measure| {
+            let history = state.history.last(&row.key, measure, columns);
+            let label = format!("  {:7}{}", measure.as_str(), fit(&value(row, measure), 13, true));
+            let bars = Span::styled(self.look.bar(&history, columns), self.look.bars());
+            Line::from_iter([Span::raw(label), Span::raw(" "), bars])
+        };
+        // A part of a GPU has no power of its own.
+        let measures = Measure::ALL.into_iter().filter(|measure| row.order.1 == 0 || *measure != Measure::Power);
+        measures.map(bar).collect()
+    }
+
+    fn section(&self, title: &str, entries: Vec<String>, nothing: &str, style: Style) -> Vec<Line<'static>> {
+        let mut lines = vec![Line::default(), self.heading(title)];
+        if entries.is_empty() {
+            lines.push(Line::styled(format!("  {nothing}"), self.look.quiet()));
+        }
+        for entry in entries {
+            for (number, line) in wrapped(&entry, self.width.saturating_sub(4)).into_iter().enumerate() {
+                let indent = if number == 0 { "  " } else { "    " };
+                lines.push(Line::styled(format!("{indent}{line}"), style));
+            }
+        }
+        lines
+    }
+
+    fn health(&self) -> Vec<Line<'static>> {
+        let Some(health) = self.node.health.gpus.get(self.gpu) else {
+            return self.section("Health", vec![], "nobody has checked it", Style::new());
+        };
+        let since = span(age(self.node.at.monotonic, health.whole.since.monotonic) + self.since);
+        let words: Vec<String> = rows::causes(self.node, self.gpu)
+            .into_iter()
+            .map(|(name, cause)| {
+                let [reason, detail, clears] = [&cause.reason, &cause.detail, &cause.clears].map(|text| clean(text));
+                format!("✗ GPU {name}: {reason}: {detail}; comes back by: {clears}")
+            })
+            .collect();
+        let style = if words.is_empty() { Style::new() } else { self.look.alarm() };
+        let title = if health.whole.healthy { "healthy" } else { "unhealthy" };
+        self.section(&format!("Health: {title} for {since}"), words, "nothing is known to be wrong with it", style)
+    }
+
+    fn holders(&self) -> Vec<Line<'static>> {
+        let mut words = vec![];
+        for account in self.node.accounts.iter().filter(|account| account.gpu == self.gpu) {
+            let Some(holding) = &account.holding else { continue };
+            let method = holding.attribution.as_deref().filter(|method| *method != holding.sharing);
+            let method = method.map(|method| format!(" by {}", clean(method))).unwrap_or_default();
+            let device = account.mig.as_deref().map(|mig| {
+                let gpu = self.node.hardware.inventory.gpus.get(self.gpu);
+                let known = gpu.and_then(|gpu| gpu.mig(mig)).map(|mig| format!("{}: ", clean(&mig.profile)));
+                known.unwrap_or_else(|| format!("{}: ", clean(mig)))
+            });
+            words.push(format!(
+                "{}{}: {}{method}, use {}, of the device {}, memory {}, idle {}, processes {}",
+                device.unwrap_or_default(),
+                rows::name(&account.container),
+                clean(&holding.sharing),
+                percent(account.utilization_ratio),
+                percent(account.device_utilization_ratio),
+                memory(account.memory_used_bytes, None),
+                super::format::spanned(account.idle_seconds),
+                account.processes.map_or_else(|| super::format::DASH.to_owned(), |count| count.to_string()),
+            ));
+        }
+        words.sort();
+        self.section("Held by", words, "nobody", Style::new())
+    }
+
+    fn remainder(&self) -> Vec<Line<'static>> {
+        let mut words = vec![];
+        for remainder in self.node.remainders.iter().filter(|remainder| remainder.gpu == self.gpu) {
+            words.extend(reasons(remainder).into_iter().map(|reason| part(remainder, reason)));
+        }
+        for stranger in self.node.unallocated_uses.iter().filter(|stranger| stranger.gpu == self.gpu) {
+            let container = stranger.container.as_deref().map(|name| format!("/{name}")).unwrap_or_default();
+            let name = clean(&format!("{}/{}{container}", stranger.pod.namespace, stranger.pod.pod));
+            words.push(format!("{name} uses it and does not hold it"));
+        }
+        self.section("No container's", words, "nothing is told of a remainder", Style::new())
+    }
+
+    fn events(&self) -> Vec<Line<'static>> {
+        let now = self.node.at.monotonic;
+        let ago = |then: std::time::Duration| format!("{} ago", span(age(now, then) + self.since));
+        let mut words = vec![];
+        for turn in self.node.health.transitions.iter().rev().filter(|turn| turn.gpu == self.gpu).take(EVENTS_SHOWN) {
+            let to = if turn.to_healthy { "healthy again, ended" } else { "unhealthy" };
+            let holders: Vec<String> = turn.holders.iter().map(rows::name).collect();
+            let held = if holders.is_empty() { String::new() } else { format!("; held by {}", holders.join(", ")) };
+            let part = turn.mig.as_deref().map(|mig| format!(" ({})", clean(mig))).unwrap_or_default();
+            let [reason, detail] = [&turn.reason, &turn.detail].map(|text| clean(text));
+            words.push(format!("{}{part}: {to}: {reason}: {detail}{held}", ago(turn.at.monotonic)));
+        }
+        let xids = self.node.health.gpus.get(self.gpu).map(|health| &health.xids.last);
+        for (code, sources) in xids.into_iter().flatten() {
+            for (source, xid) in sources {
+                let [source, class] = [source, &xid.class].map(|text| clean(text));
+                let (last, count) = (ago(xid.at.monotonic), xid.count);
+                words.push(format!("XID {code} ({class}) from {source}: {count} times, last {last}"));
+            }
+        }
+        self.section("Events", words, "none that the agent still knows of", Style::new())
+    }
+}
+
+fn reasons(remainder: &Remainder) -> std::collections::BTreeSet<&String> {
+    let keys = remainder.busy_seconds.keys().chain(remainder.energy_joules.keys());
+    keys.chain(remainder.memory_bytes.keys()).chain(remainder.processes.keys()).collect()
+}
+
+fn part(remainder: &Remainder, reason: &String) -> String {
+    let mut words = vec![];
+    words.extend(remainder.memory_bytes.get(reason).map(|bytes| format!("memory {}", memory(Some(*bytes), None))));
+    words.extend(remainder.processes.get(reason).map(|count| format!("processes {count}")));
+    words.extend(remainder.busy_seconds.get(reason).map(|seconds| format!("busy {}", span(*seconds))));
+    words.extend(remainder.energy_joules.get(reason).map(|joules| energy(Some(*joules))));
+    format!("{}: {}", clean(reason), words.join(", "))
+}
+
+/// At spaces where there are any, in lines of at most so many columns.
+pub fn wrapped(text: &str, columns: usize) -> Vec<String> {
+    let columns = columns.max(1);
+    let mut lines = vec![];
+    let mut line = String::new();
+    for word in text.split(' ') {
+        let gap = usize::from(!line.is_empty());
+        if !line.is_empty() && line.width() + gap + word.width() > columns {
+            lines.push(std::mem::take(&mut line));
+        } else if gap == 1 {
+            line.push(' ');
+        }
+        for letter in word.chars() {
+            line.push(letter);
+            if line.width() > columns && line.chars().count() > 1 {
+                line.pop();
+                lines.push(std::mem::take(&mut line));
+                line.push(letter);
+            }
+        }
+    }
+    lines.push(line);
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_wrapped_at_spaces_and_long_words_anywhere() {
+        assert_eq!(wrapped("a bc def", 4), ["a bc", "def"]);
+        assert_eq!(wrapped("abcdefgh ij", 3), ["abc", "def", "gh", "ij"]);
+        assert_eq!(wrapped("日本語", 4), ["日本", "語"]);
+        assert_eq!(wrapped("", 4), [""]);
+        assert_eq!(wrapped("日", 0), ["日"]);
+    }
+}

@@ -1,0 +1,113 @@
+//! The same rows as text: whole words in aligned columns, for pipes, logs and `grep`.
+
+use unicode_width::UnicodeWidthStr as _;
+
+use super::format::{DASH, energy, fit, memory, percent, spanned, unit};
+use super::rows::{self, ContainerRow, DeviceRow};
+use crate::client::Node;
+
+/// Ends with a line feed.
+pub fn text(node: &Node) -> String {
+    let mut text = format!("{}\n", rows::title(node));
+    for problem in rows::problems(node) {
+        text.push_str(&format!("problem: {problem}\n"));
+    }
+    let sources = rows::sources(node).into_iter().map(|(name, age, word)| {
+        let gap = if word.is_empty() { "" } else { " " };
+        format!("{name} {}{gap}{word}", spanned(age))
+    });
+    text.push_str(&format!("read: {}\n", sources.collect::<Vec<_>>().join(", ")));
+    text.push('\n');
+    text.push_str(&devices(&rows::devices(node)));
+    text.push('\n');
+    let mut containers = rows::containers(node);
+    // Who has let go comes last, and the longest idle first; else by name.
+    containers.sort_by(|one, other| {
+        let idle = |row: &ContainerRow| row.idle.unwrap_or(-1.0);
+        one.holds.cmp(&other.holds).reverse().then(idle(other).total_cmp(&idle(one)))
+    });
+    text.push_str(&self::containers(&containers));
+    text
+}
+
+fn devices(rows: &[DeviceRow]) -> String {
+    if rows.is_empty() {
+        return "no GPU has been seen\n".to_owned();
+    }
+    let titles = ["GPU", "UUID", "HEALTH", "BUSY", "SM", "MEMORY", "POWER", "HEAT", "HELD_BY", "MODEL"];
+    let cells = rows.iter().map(|row| {
+        let strangers = row.strangers.iter().map(|reason| format!("+{reason}"));
+        let holders: Vec<String> = row.holders.iter().cloned().chain(strangers).collect();
+        vec![
+            row.name.clone(),
+            super::format::clean(&row.key),
+            row.verdict.words(),
+            percent(row.busy),
+            percent(row.sm_active),
+            memory(row.memory_used, row.memory_total),
+            unit(row.power, "W"),
+            unit(row.heat, "C"),
+            holders.join(","),
+            row.model.clone(),
+        ]
+    });
+    aligned(&titles, cells.collect())
+}
+
+fn containers(rows: &[ContainerRow]) -> String {
+    if rows.is_empty() {
+        return "no container holds a GPU\n".to_owned();
+    }
+    let titles = [
+        "NAMESPACE",
+        "POD",
+        "CONTAINER",
+        "GPU",
+        "SHARING",
+        "USE",
+        "MEMORY",
+        "HELD",
+        "BUSY",
+        "IDLE",
+        "ENERGY",
+        "LAST_ACTIVE",
+    ];
+    let cells = rows.iter().map(|row| {
+        vec![
+            row.namespace.clone(),
+            row.pod.clone(),
+            row.container.clone(),
+            row.device.clone(),
+            row.sharing.clone(),
+            percent(row.used),
+            memory(row.memory_used, row.memory_limit),
+            spanned(row.held),
+            spanned(row.busy),
+            spanned(row.idle),
+            energy(row.energy),
+            spanned(row.last_active),
+        ]
+    });
+    aligned(&titles, cells.collect())
+}
+
+fn aligned(titles: &[&str], rows: Vec<Vec<String>>) -> String {
+    let mut widths: Vec<usize> = titles.iter().map(|title| title.width()).collect();
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.width().max(*width);
+        }
+    }
+    let titles = titles.iter().map(|title| (*title).to_owned()).collect();
+    let mut text = String::new();
+    for row in std::iter::once(titles).chain(rows) {
+        let cells: Vec<String> = row
+            .iter()
+            .zip(&widths)
+            .map(|(cell, width)| fit(if cell.is_empty() { DASH } else { cell }, *width, false))
+            .collect();
+        text.push_str(cells.join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}

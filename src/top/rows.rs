@@ -1,0 +1,278 @@
+//! An answer made into rows: numbers still numbers, text harmless.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::format::{age, clean};
+use crate::client::{Account, Cause, DeviceHealth, Gpu, Mig, Name, Node, Readings};
+
+/// A device's state in one word, with the reason where it is unhealthy.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    /// The reason that goes first: `xid`.
+    Unhealthy(String),
+    /// The driver lists it no longer.
+    Gone,
+    #[default]
+    Unchecked,
+    Healthy,
+}
+
+impl Verdict {
+    pub fn words(&self) -> String {
+        match self {
+            Self::Unhealthy(reason) => format!("unhealthy:{reason}"),
+            Self::Gone => "gone".into(),
+            Self::Unchecked => "unchecked".into(),
+            Self::Healthy => "healthy".into(),
+        }
+    }
+}
+
+/// A GPU, or a MIG device below its GPU.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DeviceRow {
+    /// The UUID.
+    pub key: String,
+    /// Of the GPU that it is or is on.
+    pub gpu: String,
+    /// GPU number, and number of the MIG device plus one.
+    pub order: (u32, u32),
+    /// `0`, `0:1`
+    pub name: String,
+    /// `H100 80GB HBM3`, `1g.10gb`
+    pub model: String,
+    pub verdict: Verdict,
+    pub busy: Option<f64>,
+    pub sm_active: Option<f64>,
+    pub memory_used: Option<u64>,
+    pub memory_total: Option<u64>,
+    pub power: Option<f64>,
+    pub power_limit: Option<f64>,
+    pub heat: Option<f64>,
+    /// `namespace/pod/container`, sorted.
+    pub holders: Vec<String>,
+    /// Why some of it is used though it is no container's: `host`, `not_allocated`.
+    pub strangers: Vec<String>,
+}
+
+/// A container on one device.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ContainerRow {
+    pub key: String,
+    pub gpu: String,
+    pub order: (u32, u32),
+    /// As the device's name.
+    pub device: String,
+    pub namespace: String,
+    pub pod: String,
+    pub container: String,
+    /// `exclusive`, or `ended`
+    pub sharing: String,
+    pub holds: bool,
+    pub used: Option<f64>,
+    pub memory_used: Option<u64>,
+    pub memory_limit: Option<u64>,
+    pub held: Option<f64>,
+    pub busy: Option<f64>,
+    pub idle: Option<f64>,
+    pub energy: Option<f64>,
+    /// Seconds ago.
+    pub last_active: Option<f64>,
+}
+
+/// GPUs by number, each followed by its MIG devices.
+pub fn devices(node: &Node) -> Vec<DeviceRow> {
+    let mut rows = vec![];
+    for gpu in node.hardware.inventory.gpus.values() {
+        rows.push(whole(node, gpu));
+        rows.extend(gpu.mig_devices.iter().map(|mig| part(node, gpu, mig)));
+    }
+    rows.sort_by(|one, other| (one.order, &one.key).cmp(&(other.order, &other.key)));
+    rows
+}
+
+fn whole(node: &Node, gpu: &Gpu) -> DeviceRow {
+    let health = node.health.gpus.get(&gpu.uuid);
+    let readings = node.hardware.readings.get(&gpu.uuid);
+    let fast = readings.and_then(|readings| readings.fast.as_ref()).map(|fast| &fast.value);
+    let medium = readings.and_then(|readings| readings.medium.as_ref()).map(|medium| &medium.value);
+    let memory = medium.and_then(|medium| medium.memory.as_ref());
+    let verdict = verdict(health.map(|health| &health.whole), gpu);
+    DeviceRow {
+        key: gpu.uuid.clone(),
+        gpu: gpu.uuid.clone(),
+        order: (gpu.index, 0),
+        name: gpu.index.to_string(),
+        model: gpu
+            .model
+            .as_deref()
+            .map(|model| clean(model.strip_prefix("NVIDIA ").unwrap_or(model)))
+            .unwrap_or_default(),
+        verdict,
+        busy: fast.and_then(|fast| fast.utilization_ratio),
+        sm_active: medium.and_then(|medium| medium.gpm.sm_active),
+        memory_used: memory.map(|memory| memory.used),
+        memory_total: memory.map(|memory| memory.total),
+        power: fast.and_then(|fast| fast.power_watts),
+        power_limit: medium.and_then(|medium| medium.power_limit_watts),
+        heat: medium.and_then(|medium| medium.gpu_temperature_celsius),
+        holders: holders(node, |account| account.gpu == gpu.uuid && account.mig.is_none()),
+        strangers: strangers(node, &gpu.uuid),
+    }
+}
+
+fn part(node: &Node, gpu: &Gpu, mig: &Mig) -> DeviceRow {
+    let health = node.health.gpus.get(&gpu.uuid).and_then(|health| health.instances.get(&mig.uuid));
+    let instance = medium_instance(node.hardware.readings.get(&gpu.uuid), mig.gpu_instance);
+    let memory = instance.and_then(|instance| instance.memory.as_ref());
+    DeviceRow {
+        key: mig.uuid.clone(),
+        gpu: gpu.uuid.clone(),
+        order: (gpu.index, mig.index.saturating_add(1)),
+        name: format!("{}:{}", gpu.index, mig.index),
+        model: clean(&mig.profile),
+        verdict: verdict(health, gpu),
+        busy: instance.and_then(|instance| instance.gpm.graphics_engine_active),
+        sm_active: instance.and_then(|instance| instance.gpm.sm_active),
+        memory_used: memory.map(|memory| memory.used),
+        memory_total: memory.map(|memory| memory.total).or(mig.memory_bytes),
+        holders: holders(node, |account| account.mig.as_deref() == Some(mig.uuid.as_str())),
+        ..DeviceRow::default()
+    }
+}
+
+fn medium_instance(readings: Option<&Readings>, number: u32) -> Option<&crate::client::Instance> {
+    let medium = &readings?.medium.as_ref()?.value;
+    medium.instances.iter().find(|instance| instance.gpu_instance == number)
+}
+
+fn verdict(health: Option<&DeviceHealth>, gpu: &Gpu) -> Verdict {
+    match health {
+        Some(health) if health.healthy => Verdict::Healthy,
+        Some(health) => {
+            Verdict::Unhealthy(health.causes.first().map_or_else(String::new, |cause| clean(&cause.reason)))
+        }
+        None if !gpu.present => Verdict::Gone,
+        None => Verdict::Unchecked,
+    }
+}
+
+fn holders(node: &Node, on: impl Fn(&Account) -> bool) -> Vec<String> {
+    let holding = node.accounts.iter().filter(|account| account.holding.is_some() && on(account));
+    holding.map(|account| name(&account.container)).collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// What the driver itself needs is on every device, and nobody's processes.
+fn strangers(node: &Node, gpu: &str) -> Vec<String> {
+    let remainders = node.remainders.iter().filter(|remainder| remainder.gpu == gpu);
+    let present = remainders.flat_map(|remainder| &remainder.processes).filter(|(_, count)| **count > 0);
+    present.map(|(reason, _)| clean(reason)).collect()
+}
+
+pub fn name(container: &Name) -> String {
+    clean(&format!("{}/{}/{}", container.namespace, container.pod, container.container))
+}
+
+/// By name and device.
+pub fn containers(node: &Node) -> Vec<ContainerRow> {
+    let gpus = &node.hardware.inventory.gpus;
+    let mut rows: Vec<ContainerRow> = node.accounts.iter().map(|account| container(node, gpus, account)).collect();
+    rows.sort_by(|one, other| by_name(one).cmp(&by_name(other)));
+    rows
+}
+
+pub fn by_name(row: &ContainerRow) -> (&str, &str, &str, (u32, u32), &str) {
+    (&row.namespace, &row.pod, &row.container, row.order, &row.key)
+}
+
+fn container(node: &Node, gpus: &BTreeMap<String, Gpu>, account: &Account) -> ContainerRow {
+    let gpu = gpus.get(&account.gpu);
+    let mig = account.mig.as_ref().map(|mig| gpu.and_then(|gpu| gpu.mig(mig)));
+    let number = gpu.map_or(u32::MAX, |gpu| gpu.index);
+    let (order, device) = match (gpu, mig) {
+        (Some(gpu), None) => ((number, 0), gpu.index.to_string()),
+        (Some(gpu), Some(Some(mig))) => ((number, mig.index.saturating_add(1)), format!("{}:{}", gpu.index, mig.index)),
+        (Some(gpu), Some(None)) => ((number, u32::MAX), format!("{}:?", gpu.index)),
+        (None, _) => ((number, 0), clean(account.mig.as_ref().unwrap_or(&account.gpu))),
+    };
+    let holds = account.holding.is_some();
+    let mig_key = account.mig.as_deref().unwrap_or_default();
+    ContainerRow {
+        key: format!("{}\n{}\n{mig_key}", name(&account.container), account.gpu),
+        gpu: account.gpu.clone(),
+        order,
+        device,
+        namespace: clean(&account.container.namespace),
+        pod: clean(&account.container.pod),
+        container: clean(&account.container.container),
+        sharing: account.holding.as_ref().map_or_else(|| "ended".to_owned(), |holding| clean(&holding.sharing)),
+        holds,
+        used: account.utilization_ratio.filter(|_| holds),
+        memory_used: account.memory_used_bytes.filter(|_| holds),
+        memory_limit: account.memory_limit_bytes.filter(|_| holds),
+        held: account.allocated_seconds,
+        busy: account.busy_seconds,
+        idle: account.idle_seconds,
+        energy: account.energy_joules,
+        last_active: account.last_active.map(|then| (node.at.unix - then).max(0.0)),
+    }
+}
+
+/// Where the figures come from, and how old they were when the agent answered.
+pub fn sources(node: &Node) -> Vec<(String, Option<f64>, &'static str)> {
+    let now = node.at.monotonic;
+    let kubelet = ("kubelet".to_owned(), &node.kubelet.collector);
+    let tiers = node.hardware.collectors.iter().map(|(name, collector)| (clean(name), collector));
+    let source = |(name, collector): (String, &crate::client::Collector)| {
+        let word = match (collector.stuck, collector.success) {
+            (true, _) => "stuck",
+            (false, false) => "failing",
+            (false, true) => "",
+        };
+        (name, collector.last_success.as_ref().map(|then| age(now, then.monotonic)), word)
+    };
+    std::iter::once(kubelet).chain(tiers).map(source).collect()
+}
+
+/// `demo, simulated driver 570.124.06, up 1m15s`
+pub fn title(node: &Node) -> String {
+    let hardware = &node.hardware;
+    let version = hardware.inventory.driver.as_ref().map(|driver| clean(&driver.driver_version));
+    let driver = match (version, hardware.source.as_str()) {
+        (Some(version), "simulated") => format!("simulated driver {version}"),
+        (Some(version), _) => format!("driver {version}"),
+        (None, "none") => "reading no hardware".to_owned(),
+        (None, _) => "no driver".to_owned(),
+    };
+    let name = if node.node_name.is_empty() { "podmeter".to_owned() } else { clean(&node.node_name) };
+    format!("{name}, {driver}, up {}", super::format::span(node.at.monotonic.as_secs_f64()))
+}
+
+/// What the agent itself complains of, and each device that is not well.
+pub fn problems(node: &Node) -> Vec<String> {
+    let own = [node.hardware.problem.as_deref(), node.kubelet.problem.as_deref()];
+    let mut problems: Vec<String> = own.into_iter().flatten().map(clean).collect();
+    let mut gpus: Vec<&Gpu> = node.hardware.inventory.gpus.values().collect();
+    gpus.sort_by_key(|gpu| gpu.index);
+    for gpu in gpus {
+        problems.extend(causes(node, &gpu.uuid).into_iter().map(|(name, cause)| {
+            format!("GPU {name} unhealthy: {}; comes back by: {}", clean(&cause.detail), clean(&cause.clears))
+        }));
+    }
+    problems
+}
+
+/// What keeps a GPU or a MIG device on it unhealthy, by the device's name.
+pub fn causes<'a>(node: &'a Node, uuid: &str) -> Vec<(String, &'a Cause)> {
+    let (Some(gpu), Some(health)) = (node.hardware.inventory.gpus.get(uuid), node.health.gpus.get(uuid)) else {
+        return vec![];
+    };
+    let whole = health.whole.causes.iter().map(|cause| (gpu.index.to_string(), cause));
+    let parts = health.instances.iter().flat_map(|(uuid, part)| {
+        let place = gpu.mig(uuid).map_or_else(|| "?".to_owned(), |mig| mig.index.to_string());
+        // What holds for the whole GPU is among the causes of each part.
+        let own = part.causes.iter().filter(|cause| !health.whole.causes.contains(cause));
+        own.map(move |cause| (format!("{}:{place}", gpu.index), cause))
+    });
+    whole.chain(parts).collect()
+}
