@@ -8,6 +8,7 @@ pub mod clock;
 pub mod fuzzing;
 pub mod hardware;
 pub mod health;
+pub mod history;
 pub mod kubelet;
 pub mod metrics;
 pub mod model;
