@@ -171,7 +171,9 @@ async fn run_on(
             driver: devices.as_ref().map(|devices| driver_orders(&devices.lease())),
             mark: health::marker(operator, clock),
         },
+        live: web::Live::default(),
     };
+    tasks.spawn(named("live page", web::follow(state.clone())));
     for listener in &listeners {
         match listener.address() {
             ListenAddress::Tcp(address) => {

@@ -1,12 +1,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::{Event, EventKind, Mood};
-use crate::model::{
-    ContainerRef, GpuUuid, HealthTransition, MigUuid, ResourceName, Snapshot, XidClass,
-};
+use super::{Device, Event, EventKind, Mood};
+use crate::model::{ContainerRef, GpuUuid, HealthTransition, ResourceName, Snapshot, XidClass};
 
-type Held = (GpuUuid, Option<MigUuid>);
 /// By GPU and code.
 type Xids = BTreeMap<(GpuUuid, u32), (u64, XidClass)>;
 
@@ -19,7 +16,7 @@ pub(super) struct Changes {
 #[derive(Debug, Default)]
 struct Seen {
     /// `None` until the kubelet has answered: what it then tells of was there before.
-    holdings: Option<BTreeMap<ContainerRef, BTreeSet<Held>>>,
+    holdings: Option<BTreeMap<ContainerRef, BTreeSet<Device>>>,
     turns: u64,
     xids: Xids,
     kubelet_problem: Option<Arc<str>>,
@@ -52,7 +49,7 @@ impl Changes {
 }
 
 impl Seen {
-    fn of(snapshot: &Snapshot, held_before: Option<&BTreeMap<ContainerRef, BTreeSet<Held>>>) -> Self {
+    fn of(snapshot: &Snapshot, held_before: Option<&BTreeMap<ContainerRef, BTreeSet<Device>>>) -> Self {
         let plugin = snapshot.plugin.as_deref();
         Self {
             holdings: holdings(snapshot, held_before.is_some()),
@@ -72,13 +69,13 @@ impl Seen {
     }
 }
 
-fn holdings(snapshot: &Snapshot, known_before: bool) -> Option<BTreeMap<ContainerRef, BTreeSet<Held>>> {
+fn holdings(snapshot: &Snapshot, known_before: bool) -> Option<BTreeMap<ContainerRef, BTreeSet<Device>>> {
     if !known_before && !is_told(snapshot) {
         return None;
     }
-    let mut holdings: BTreeMap<ContainerRef, BTreeSet<Held>> = BTreeMap::new();
+    let mut holdings: BTreeMap<ContainerRef, BTreeSet<Device>> = BTreeMap::new();
     for account in snapshot.accounts.iter().filter(|account| account.holding.is_some()) {
-        let held = (account.gpu.clone(), account.mig.clone());
+        let held = Device { gpu: account.gpu.clone(), mig: account.mig.clone() };
         holdings.entry(account.container.clone()).or_default().insert(held);
     }
     Some(holdings)
@@ -117,7 +114,7 @@ fn turned(turn: &HealthTransition) -> Event {
         kind: EventKind::Health,
         mood,
         text: text.into(),
-        devices: vec![(turn.gpu.clone(), turn.mig.clone())],
+        devices: vec![Device { gpu: turn.gpu.clone(), mig: turn.mig.clone() }],
         containers: turn.holders.clone(),
     }
 }
@@ -129,7 +126,7 @@ fn xids(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>)
             let times = if more > 1 { format!(", {more} times") } else { String::new() };
             let text = format!("XID {code} ({}){times}", class.as_str().replace('_', " "));
             let mood = if *class == XidClass::Informational { Mood::Plain } else { Mood::Bad };
-            let devices = vec![(gpu.clone(), None)];
+            let devices = vec![Device { gpu: gpu.clone(), mig: None }];
             events.push(Event { devices, ..event(snapshot, EventKind::Xid, mood, text) });
         }
     }
@@ -139,7 +136,7 @@ fn xids(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>)
 fn allocations(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>) {
     let (Some(before), Some(now)) = (&before.holdings, &now.holdings) else { return };
     let none = BTreeSet::new();
-    let mut tell = |container: &ContainerRef, devices: Vec<Held>, text: &str| {
+    let mut tell = |container: &ContainerRef, devices: Vec<Device>, text: &str| {
         if !devices.is_empty() {
             let containers = vec![container.clone()];
             let event = event(snapshot, EventKind::Allocation, Mood::Plain, text);

@@ -2,7 +2,8 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::model::{ContainerRef, GpuUuid, MigUuid, Moment};
+use super::Device;
+use crate::model::{ContainerRef, Moment};
 
 /// Something that happened on the node, for people.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -14,7 +15,7 @@ pub struct Event {
     pub mood: Mood,
     /// A sentence without the names of the devices and containers.
     pub text: Arc<str>,
-    pub devices: Vec<(GpuUuid, Option<MigUuid>)>,
+    pub devices: Vec<Device>,
     pub containers: Vec<ContainerRef>,
 }
 

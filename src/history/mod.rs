@@ -7,6 +7,7 @@ mod changes;
 mod event;
 mod parts;
 mod points;
+mod serial;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -14,13 +15,15 @@ pub use event::{Event, EventKind, Mood};
 pub use parts::{Part, Portion};
 pub use points::{INTERVAL_SECONDS, POINTS, Point, Points};
 
+use serde::Serialize;
+
 use crate::model::{Gpu, GpuUuid, InstanceReading, MigUuid, Moment, Snapshot};
 
 /// The oldest go first.
 pub const EVENTS: usize = 200;
 
 /// A GPU, or a MIG device of one.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Device {
     pub gpu: GpuUuid,
     pub mig: Option<MigUuid>,

@@ -57,7 +57,7 @@ fn a_container_takes_hold_and_lets_go_with_all_its_devices() {
     let both = ["allocation Plain took hold", "allocation Plain let go"]
         .map(|text| format!("{text} [research/training-0/main]"));
     assert_eq!(told(&history), both);
-    assert_eq!(history.events().next().unwrap().devices.first().unwrap().0.as_str(), fixture::WHOLE);
+    assert_eq!(history.events().next().unwrap().devices.first().unwrap().gpu.as_str(), fixture::WHOLE);
 }
 
 #[test]
@@ -204,4 +204,18 @@ fn portions_are_the_counters_of_the_last_seconds() {
     assert_eq!(ratios(history.busy_portions(&now, &gpu)), parts(0.0, 20.0));
     assert_eq!(history.busy_portions(&now, &fixture::LOST.into()), None);
     assert_eq!(now.at.monotonic, Monotonic::from_secs(630));
+}
+
+#[test]
+fn as_json_each_quantity_is_a_row_and_absent_is_null() {
+    let mut history = History::default();
+    history.note(&later(0));
+    history.note(&later(1));
+    let json = serde_json::to_value(&history).unwrap();
+    assert_eq!(json["interval_seconds"], 1);
+    let lost = json["devices"].as_array().unwrap().iter().find(|device| device["gpu"] == fixture::LOST).unwrap();
+    let absent = serde_json::json!([null, null]);
+    assert_eq!((&lost["mig"], &lost["busy_ratio"], &lost["power_watts"]), (&serde_json::Value::Null, &absent, &absent));
+    assert_eq!(lost["seconds_ago"], 0);
+    assert!(json["events"].as_array().unwrap().is_empty());
 }

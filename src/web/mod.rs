@@ -1,19 +1,23 @@
-//! HTTP: the metrics, the live page, the snapshot as JSON, health and readiness.
+//! HTTP: the metrics, the live page, the snapshot as JSON, the last minutes, health and readiness.
 //!
 //! In: listeners, the latest `Snapshot`, two questions to the agent (healthy? ready?) and its orders (release, resume, mark,
-//! unmark). Out: answers. Refuses to know: the kubelet, drivers, and how anything is measured. No route changes anything,
+//! unmark). Out: answers, and
+//! streams of events. Refuses to know: the kubelet, drivers, and how anything is measured. No route changes anything,
 //! except the orders on the admin socket; no other request waits for anything but the rendering of a page.
 
 mod admin;
-mod html;
 mod listener;
+mod live;
 mod negotiation;
+mod page;
 mod routes;
 mod scrapes;
 mod server;
+mod stall;
 
 pub use admin::{Admin, DriverOrders, Marking, Order};
 pub use listener::{BindError, ListenAddress, Listener};
+pub use live::{Live, follow};
 pub use routes::{Probe, WebState, router};
 pub use scrapes::ScrapeDurations;
 pub use server::serve;

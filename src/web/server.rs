@@ -12,6 +12,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tracing::{debug, warn};
 
+use super::stall::Impatient;
 use super::{Listener, WebState, admin, router};
 
 /// Time for a request's head, and for the next one on a kept connection: over a minute, the usual scrape interval, so
@@ -21,6 +22,8 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(65);
 const BUFFER_BYTES: usize = 32 * 1024;
 /// Of any connection: one whose client does not read its answer must not keep its place for ever.
 const LIFETIME: Duration = Duration::from_secs(15 * 60);
+/// A client that takes none of its answer for so long is let go: it may hold a stream, and those are counted.
+const STALL: Duration = Duration::from_secs(30);
 /// Per listener. A node has a few scrapers and the kubelet's probes.
 const CONNECTIONS: usize = 256;
 /// Requests under way get this long at the end; the agent promises to be gone within five seconds.
@@ -36,6 +39,7 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send,
 ) -> io::Result<()> {
     let orders = admin::router(state.admin.clone());
+    let live = state.live.clone();
     let router = router(state);
     let (stop, stopped) = watch::channel(());
     let mut accepting = JoinSet::new();
@@ -49,6 +53,8 @@ pub async fn serve(
         ended = accepting.join_next(), if !accepting.is_empty() => ended,
     };
     drop(stop);
+    // They would hold up the end.
+    live.close();
     let mut outcome = broke.map_or(Ok(()), |ended| ended.map_err(io::Error::other));
     while let Some(ended) = accepting.join_next().await {
         outcome = outcome.and(ended.map_err(io::Error::other));
@@ -112,7 +118,7 @@ async fn serve_connection(stream: Box<dyn Stream>, router: Router, watcher: Watc
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(BUFFER_BYTES)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        .serve_connection(TokioIo::new(Impatient::new(stream, STALL)), TowerToHyperService::new(router));
     match tokio::time::timeout(LIFETIME, watcher.watch(connection)).await {
         Ok(Ok(())) => {}
         // A client that goes away or speaks something else: its affair.

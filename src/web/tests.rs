@@ -18,7 +18,9 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-use super::{Admin, DriverOrders, ListenAddress, Listener, Marking, Order, ScrapeDurations, WebState, serve};
+use super::{
+    Admin, DriverOrders, ListenAddress, Listener, Live, Marking, Order, ScrapeDurations, WebState, follow, serve,
+};
 use crate::clock::Clock;
 use crate::metrics::Pages;
 use crate::metrics::tests::fixture;
@@ -31,6 +33,7 @@ struct Server {
     ready: Arc<AtomicBool>,
     stop: oneshot::Sender<()>,
     serving: JoinHandle<std::io::Result<()>>,
+    following: JoinHandle<()>,
 }
 
 impl Server {
@@ -55,12 +58,14 @@ impl Server {
                 false => Err("waiting for the kubelet".to_owned()),
             }),
             admin: obedient(),
+            live: Live::default(),
         };
+        let following = tokio::spawn(follow(state.clone()));
         let (stop, stopped) = oneshot::channel();
         let serving = tokio::spawn(serve(listeners, state, async {
             let _ = stopped.await;
         }));
-        Self { tcp, snapshots, scrapes, ready, stop, serving }
+        Self { tcp, snapshots, scrapes, ready, stop, serving, following }
     }
 
     async fn get(&self, path: &str, headers: &[(&str, &str)]) -> Response<Bytes> {
@@ -74,6 +79,8 @@ impl Server {
     async fn stop(self) {
         self.stop.send(()).unwrap();
         tokio::time::timeout(Duration::from_secs(10), self.serving).await.unwrap().unwrap().unwrap();
+        drop(self.snapshots);
+        tokio::time::timeout(Duration::from_secs(10), self.following).await.unwrap().unwrap();
     }
 }
 
