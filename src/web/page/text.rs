@@ -32,6 +32,9 @@ pub(super) fn watts(watts: f64) -> String {
 
 pub(super) fn gibibytes(bytes: u64) -> String {
     let gibibytes = bytes as f64 / f64::from(1 << 30);
+    if bytes > 0 && gibibytes < 0.95 {
+        return format!("{:.0} MiB", (bytes as f64 / f64::from(1 << 20)).max(1.0));
+    }
     if gibibytes >= 100.0 { format!("{gibibytes:.0} GiB") } else { format!("{gibibytes:.1} GiB") }
 }
 
@@ -117,6 +120,10 @@ mod tests {
     #[test]
     fn large_values_keep_few_digits() {
         assert_eq!((watts(633.4), watts(10_240.0)), ("633 W".to_owned(), "10.2 kW".to_owned()));
+        assert_eq!(
+            (gibibytes(0), gibibytes(1), gibibytes(700 << 20)),
+            ("0.0 GiB".into(), "1 MiB".into(), "700 MiB".into())
+        );
         assert_eq!((gibibytes(38 << 30), gibibytes(637 << 30)), ("38.0 GiB".to_owned(), "637 GiB".to_owned()));
     }
 }
