@@ -47,7 +47,7 @@ test('it shows devices, holders, charts, containers and sources', async () => {
   await page.until('a chart of each quantity', "document.querySelectorAll('.devices .chart path').length >= 24");
   await page.until('bars of who uses it', "document.querySelectorAll('.holders .bar rect').length > 0");
   assert.match(await page.ask("document.querySelector('.chart').getAttribute('aria-label')"), /^Busy of the last .+: .+ to .+, lately \d+ %$/);
-  assert.match(await page.text('.sources'), /kubelet[^]*succeeded/);
+  assert.match(await page.text('#freshness + table'), /kubelet[^]*succeeded/);
   await finish(page);
 });
 
@@ -190,17 +190,19 @@ test('one more reader than there are places comes in once one leaves', async () 
   try {
     for (let place = 0; place < 32; place += 1) {
       const stop = new AbortController();
-      streams.push(stop);
-      assert.equal((await fetch(`${other.url}live`, { signal: stop.signal })).status, 200);
+      const answer = await fetch(`${other.url}live`, { signal: stop.signal });
+      assert.equal(answer.status, 200);
+      // An answer that nobody keeps is cancelled.
+      streams.push({ stop, answer });
     }
     assert.equal((await fetch(`${other.url}live`)).status, 503);
     const page = await browser.open(other.url);
     await page.until('the refused page to be stale', "document.getElementById('status').textContent.startsWith('Stale')");
-    streams.shift().abort();
+    streams.shift().stop.abort();
     await page.until('it to come in', LIVE);
     await page.close();
   } finally {
-    for (const stream of streams) stream.abort();
+    for (const { stop } of streams) stop.abort();
     await other.stop();
   }
 });

@@ -10,6 +10,7 @@
   const found = document.getElementById('found');
   let heard = performance.now();
   let heardAt = new Date();
+  let hasHeard = false;
   let source = null;
   let again = 0;
 
@@ -22,6 +23,7 @@
     source.addEventListener('page', (event) => {
       heard = performance.now();
       heardAt = new Date();
+      hasHeard = true;
       show(event.data);
       tellState();
     });
@@ -50,7 +52,7 @@
   let state = '';
   function tellState() {
     const silent = performance.now() - heard;
-    const next = silent > STALE_AFTER ? 'stale' : 'live';
+    const next = silent > STALE_AFTER ? 'stale' : hasHeard ? 'live' : 'waiting';
     // Only a turn is announced; counting seconds aloud helps nobody.
     if (next === state) return;
     state = next;
@@ -59,7 +61,7 @@
     document.documentElement.classList.toggle('is-stale', stale);
     status.textContent = stale
       ? `Stale: nothing heard from podmeter since ${heardAt.toLocaleTimeString()}. What is shown is of then; trying again.`
-      : 'Live';
+      : state === 'live' ? 'Live' : '';
   }
 
   // Putting in place what is new, and leaving the rest alone: the focus, a selection, what is scrolled.
