@@ -39,10 +39,9 @@ pub(super) fn chart(
 /// Steps, newest at the right edge; each run of known values is a hill on the ground line.
 fn path(values: &[Option<f64>], top: f64) -> String {
     let mut path = String::new();
-    let mut x = POINTS.saturating_sub(values.len());
     let mut inside: Option<(f64, usize)> = None;
     let level = |value: f64| (HEIGHT - 1.0 - (value / top).clamp(0.0, 1.0) * (HEIGHT - 3.0)).round();
-    for value in values {
+    for (x, value) in (POINTS.saturating_sub(values.len())..).zip(values) {
         inside = match (value.map(level), inside) {
             (Some(y), None) => {
                 let _ = write!(path, "M{x} {HEIGHT}V{y}");
@@ -59,7 +58,6 @@ fn path(values: &[Option<f64>], top: f64) -> String {
             }
             (None, None) => None,
         };
-        x += 1;
     }
     if let Some((_, run)) = inside {
         let _ = write!(path, "h{run}V{HEIGHT}");
