@@ -5,7 +5,7 @@ import { writeFileSync } from 'node:fs';
 import { Browser } from './browser.mjs';
 import { Demo, freePort } from './podmeter.mjs';
 
-const [file, scheme = 'dark', width = '1280', height = '1000', seconds = '150', ...options] = process.argv.slice(2);
+const [file, scheme = 'dark', width = '1280', height = '1000', seconds = '70', ...options] = process.argv.slice(2);
 const demo = await new Demo(await freePort(), ...(options.length ? options : ['--faults', '--churn'])).start();
 const browser = await Browser.start();
 try {
