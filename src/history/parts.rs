@@ -62,7 +62,9 @@ impl Window {
         if portions.is_empty() {
             return None;
         }
-        Some(portions.into_iter().map(|(part, ratio)| Portion { part, ratio: ratio.clamp(0.0, 1.0) }).collect())
+        // The counters trail the time by varying amounts, so a window may hold a little more of them than it is long.
+        let whole = portions.values().sum::<f64>().max(1.0);
+        Some(portions.into_iter().map(|(part, ratio)| Portion { part, ratio: ratio / whole }).collect())
     }
 }
 

@@ -196,6 +196,8 @@ fn portions_are_the_counters_of_the_last_seconds() {
     let container = Part::Container(now.accounts[0].container.clone());
     let parts = |holder, host| vec![(container.clone(), holder), (Part::Remainder(Reason::Host), host)];
     assert_eq!(ratios(history.busy_portions(&now, &gpu)), parts(50.0, 20.0));
+    let ahead = at(5, 105.0, 5.0);
+    assert_eq!(ratios(history.busy_portions(&ahead, &gpu)), parts(50.0, 50.0), "never more than the whole");
     // The window moves on: what was before the last two steps counts no more.
     history.note(&at(10, 110.0, 1.0));
     history.note(&at(20, 110.0, 1.0));
