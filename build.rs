@@ -1,7 +1,10 @@
-//! Generates the gRPC types from `proto/` (no `protoc` needed) and passes on the revision.
+//! Generates the gRPC types from `proto/` (no `protoc` needed); passes on the revision and the hashes of the page's parts.
 
 use std::error::Error;
 use std::process::Command;
+
+use base64::Engine as _;
+use sha2::Digest as _;
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");
@@ -17,6 +20,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     )?;
     // Maps in order: the same pod is always the same bytes.
     tonic_prost_build::configure().btree_map(".core.v1").compile_fds(descriptors)?;
+
+    // The page allows this style and this script alone (Content-Security-Policy).
+    for (name, path) in [("STYLE", "src/web/page/page.css"), ("SCRIPT", "src/web/page/page.js")] {
+        println!("cargo::rerun-if-changed={path}");
+        let digest = base64::engine::general_purpose::STANDARD.encode(sha2::Sha256::digest(std::fs::read(path)?));
+        println!("cargo::rustc-env=PODMETER_{name}_SHA256={digest}");
+    }
 
     println!("cargo::rerun-if-changed=.git/HEAD");
     println!("cargo::rerun-if-changed=.git/refs/heads");

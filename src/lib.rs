@@ -10,6 +10,7 @@ pub mod doctor;
 pub mod fuzzing;
 pub mod hardware;
 pub mod health;
+pub mod history;
 pub mod kubelet;
 pub mod metrics;
 pub mod model;

@@ -192,7 +192,9 @@ async fn run_on(
             driver: devices.as_ref().map(|devices| driver_orders(&devices.lease())),
             mark: health::marker(operator, clock),
         },
+        live: web::Live::default(),
     };
+    tasks.spawn(named("live page", web::follow(state.clone())));
     let encrypted = web_config.as_ref().is_some_and(LiveConfig::is_encrypted);
     for listener in &listeners {
         match listener.address() {

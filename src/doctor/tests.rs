@@ -61,7 +61,7 @@ fn answers() -> Answers {
         record: Ok(json!({"running": {"version": "1.2.3", "revision": "abc"}})),
         node: Ok(node()),
         ready: Ok(()),
-        pages: vec![(Target::Url("http://127.0.0.1:9410".into()), Ok(Page { bytes: 10, families: 1, series: 2 }))],
+        pages: vec![(Target::Url("http://127.0.0.1:9410".parse().unwrap()), Ok(Page { bytes: 10, families: 1, series: 2 }))],
     }
 }
 
@@ -363,7 +363,7 @@ fn each_check_says_what_is_not_well() {
         (
             "agent",
             change(|evidence| {
-                evidence.agent = Agent::Absent(Target::Url("http://x".into()));
+                evidence.agent = Agent::Absent(Target::Url("http://x".parse().unwrap()));
                 evidence.settings.agent_is_named = true;
             }),
             Failed,

@@ -1,7 +1,8 @@
-//! HTTP: the metrics, the live page, the snapshot as JSON, health and readiness.
+//! HTTP: the metrics, the live page, the snapshot as JSON, the last minutes, health and readiness.
 //!
 //! In: listeners, the latest `Snapshot`, two questions to the agent (healthy? ready?) and its orders (release, resume, mark,
-//! unmark). Out: answers. Refuses to know: the kubelet, drivers, and how anything is measured. No route changes anything,
+//! unmark). Out: answers, and
+//! streams of events. Refuses to know: the kubelet, drivers, and how anything is measured. No route changes anything,
 //! except the orders on the admin socket; no other request waits for anything but the rendering of a page.
 
 mod admin;
@@ -9,9 +10,10 @@ mod auth;
 mod config;
 mod connections;
 mod gate;
-mod html;
 mod listener;
+mod live;
 mod negotiation;
+mod page;
 mod routes;
 mod scrapes;
 mod server;
@@ -20,6 +22,7 @@ pub use admin::{Admin, DriverOrders, Marking, Order};
 pub use config::{LiveConfig, WebConfig, WebConfigError};
 pub use connections::Limits;
 pub use listener::{BindError, ListenAddress, Listener};
+pub use live::{Live, follow};
 pub use routes::{Probe, RecordRequest, RecordSource, WebState, router};
 pub use scrapes::ScrapeDurations;
 pub use server::{ServerSettings, serve};

@@ -2,16 +2,20 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, VARY};
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, VARY,
+    X_CONTENT_TYPE_OPTIONS,
+};
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
+use serde::Serialize;
 use tokio::sync::watch;
 use tracing::error;
 
 use super::negotiation::{self, Choice};
-use super::{Admin, ScrapeDurations, html};
+use super::{Admin, Live, ScrapeDurations, live, page as live_page};
 use crate::clock::Clock;
 use crate::metrics::{Coding, Format, PageError, Pages};
 use crate::model::Snapshot;
@@ -49,6 +53,8 @@ pub struct WebState {
     pub record: RecordSource,
     /// What the admin socket may order.
     pub admin: Admin,
+    /// The last minutes, and who listens to what is new.
+    pub live: Live,
 }
 
 impl WebState {
@@ -57,7 +63,8 @@ impl WebState {
     }
 }
 
-const ROUTES: &str = "/  /metrics  /metrics/dcgm  /api/v1/node  /api/v1/record  /-/healthy  /-/ready";
+const ROUTES: &str =
+    "/  /metrics  /metrics/dcgm  /api/v1/node  /api/v1/record  /api/v1/history  /api/v1/stream  /-/healthy  /-/ready";
 
 /// All routes that any server has. Each reads; none changes anything.
 pub fn router(state: WebState) -> Router {
@@ -67,6 +74,9 @@ pub fn router(state: WebState) -> Router {
         .route("/metrics/dcgm", get(dcgm))
         .route("/api/v1/node", get(node))
         .route("/api/v1/record", get(record))
+        .route("/api/v1/history", get(history))
+        .route("/api/v1/stream", get(live::node))
+        .route("/live", get(live::page))
         .route("/-/healthy", get(healthy))
         .route("/-/ready", get(ready))
         .method_not_allowed_fallback(method_not_allowed)
@@ -132,19 +142,31 @@ async fn page(state: WebState, Choice { format, content_type }: Choice, coding: 
 }
 
 async fn index(State(state): State<WebState>) -> Response {
-    let page = html::page(&state.snapshot(), state.clock.now(), (state.ready)().err());
-    ([(CACHE_CONTROL, "no-store")], Html(page)).into_response()
+    let page = live_page::page(&state.snapshot(), &state.live.history(), state.clock.now(), (state.ready)().err());
+    let headers = [
+        (CACHE_CONTROL, "no-store"),
+        (CONTENT_SECURITY_POLICY, live_page::CONTENT_SECURITY_POLICY),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (REFERRER_POLICY, "no-referrer"),
+    ];
+    (headers, Html(page)).into_response()
 }
 
 async fn node(State(state): State<WebState>) -> Response {
-    match serde_json::to_vec(&*state.snapshot()) {
+    json(&*state.snapshot())
+}
+
+/// The points of the last minutes and the events, as the page shows them.
+async fn history(State(state): State<WebState>) -> Response {
+    json(&*state.live.history())
+}
+
+fn json(answer: &impl Serialize) -> Response {
+    match serde_json::to_vec(answer) {
         Ok(body) => ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")], body).into_response(),
         Err(problem) => {
-            error!(%problem, "the snapshot could not be written as JSON");
-            api_problem(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "the snapshot could not be written as JSON; please report this",
-            )
+            error!(%problem, "an answer could not be written as JSON");
+            api_problem(StatusCode::INTERNAL_SERVER_ERROR, "this could not be written as JSON; please report this")
         }
     }
 }

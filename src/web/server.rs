@@ -53,6 +53,7 @@ pub async fn serve(
     let (clock, limits) = (state.clock, settings.limits);
     let gate = settings.web_config.map(|config| Arc::new(Gate::new(config, clock)));
     let orders = admin::router(state.admin.clone());
+    let live = state.live.clone();
     let (probes, router) = (probes(state.clone()), router(state));
     let (stop, stopped) = watch::channel(());
     let mut accepting = JoinSet::new();
@@ -71,6 +72,8 @@ pub async fn serve(
         ended = accepting.join_next(), if !accepting.is_empty() => ended,
     };
     drop(stop);
+    // They would hold up the end.
+    live.close();
     let mut outcome = broke.map_or(Ok(()), |ended| ended.map_err(io::Error::other));
     while let Some(ended) = accepting.join_next().await {
         outcome = outcome.and(ended.map_err(io::Error::other));

@@ -19,7 +19,8 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::{
-    Admin, DriverOrders, ListenAddress, Listener, Marking, Order, ScrapeDurations, ServerSettings, WebState, serve,
+    Admin, DriverOrders, ListenAddress, Listener, Live, Marking, Order, ScrapeDurations, ServerSettings, WebState,
+    follow, serve,
 };
 use crate::clock::Clock;
 use crate::metrics::Pages;
@@ -33,6 +34,7 @@ struct Server {
     ready: Arc<AtomicBool>,
     stop: oneshot::Sender<()>,
     serving: JoinHandle<std::io::Result<()>>,
+    following: JoinHandle<()>,
 }
 
 impl Server {
@@ -58,12 +60,14 @@ impl Server {
             }),
             record: Arc::new(|_, request| Ok(format!("{request:?}"))),
             admin: obedient(),
+            live: Live::default(),
         };
+        let following = tokio::spawn(follow(state.clone()));
         let (stop, stopped) = oneshot::channel();
         let serving = tokio::spawn(serve(listeners, state, ServerSettings::default(), async {
             let _ = stopped.await;
         }));
-        Self { tcp, snapshots, scrapes, ready, stop, serving }
+        Self { tcp, snapshots, scrapes, ready, stop, serving, following }
     }
 
     async fn get(&self, path: &str, headers: &[(&str, &str)]) -> Response<Bytes> {
@@ -77,6 +81,8 @@ impl Server {
     async fn stop(self) {
         self.stop.send(()).unwrap();
         tokio::time::timeout(Duration::from_secs(10), self.serving).await.unwrap().unwrap().unwrap();
+        drop(self.snapshots);
+        tokio::time::timeout(Duration::from_secs(10), self.following).await.unwrap().unwrap();
     }
 }
 
@@ -152,6 +158,7 @@ async fn every_route_answers() {
         ("/metrics", "text/plain; version=0.0.4; charset=utf-8", "# TYPE podmeter_device_busy_seconds_total counter"),
         ("/metrics/dcgm", "text/plain; version=0.0.4; charset=utf-8", "DCGM_FI_DEV_GPU_UTIL{gpu=\"0\""),
         ("/api/v1/node", "application/json", "\"node_name\":\"node-a\""),
+        ("/api/v1/history", "application/json", "\"interval_seconds\":1"),
         ("/-/healthy", "text/plain; charset=utf-8", "healthy\n"),
         ("/-/ready", "text/plain; charset=utf-8", "ready\n"),
         ("/metrics?x=1", "text/plain; version=0.0.4; charset=utf-8", "podmeter_build_info"),
@@ -166,6 +173,82 @@ async fn every_route_answers() {
         assert!(head.body().is_empty(), "HEAD {path}");
         assert_eq!(header(&head, "content-type"), content_type, "HEAD {path}");
     }
+    server.stop().await;
+}
+
+/// A connection that has asked for a stream, and its head.
+async fn listen(server: &Server, path: &str) -> (tokio::io::BufReader<TcpStream>, String) {
+    let mut stream = TcpStream::connect(server.tcp).await.unwrap();
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: node\r\n\r\n").as_bytes()).await.unwrap();
+    let mut stream = tokio::io::BufReader::new(stream);
+    let head = until(&mut stream, "\r\n\r\n").await;
+    (stream, head)
+}
+
+/// What comes up to and with this text.
+async fn until(stream: &mut (impl AsyncRead + Unpin), end: &str) -> String {
+    let mut text = Vec::new();
+    while !String::from_utf8_lossy(&text).ends_with(end) {
+        let byte = tokio::time::timeout(Duration::from_secs(10), stream.read_u8()).await;
+        text.push(byte.unwrap_or_else(|_| panic!("no {end:?} after {}", String::from_utf8_lossy(&text))).unwrap());
+    }
+    String::from_utf8(text).unwrap()
+}
+
+#[tokio::test]
+async fn streams_tell_of_new_snapshots_and_end_with_the_server() {
+    let server = Server::start(None).await;
+    for (path, event, part) in
+        [("/live", "page", "<h2 id=\"devices\""), ("/api/v1/stream", "node", "{\"sequence\":42,")]
+    {
+        let (mut stream, head) = listen(&server, path).await;
+        assert!(head.starts_with("HTTP/1.1 200 ") && head.contains("content-type: text/event-stream\r\n"), "{head}");
+        until(&mut stream, "retry: 1000\n\n").await;
+        let first = until(&mut stream, &format!("event: {event}\nid: 42\n")).await;
+        assert!(!first.contains("data:"), "the first is not waited for: {first}");
+        assert!(until(&mut stream, "data: ").await.ends_with("data: "));
+        until(&mut stream, part).await;
+        let mut next = fixture::snapshot();
+        (next.sequence, next.at.monotonic) = (43, next.at.monotonic + Duration::from_secs(5));
+        server.snapshots.send_replace(Arc::new(next));
+        until(&mut stream, "id: 43\n").await;
+        server.snapshots.send_replace(Arc::new(fixture::snapshot()));
+    }
+    let (mut stream, _) = listen(&server, "/live").await;
+    server.stop().await;
+    let mut rest = Vec::new();
+    stream.read_to_end(&mut rest).await.unwrap();
+    assert!(rest.ends_with(b"0\r\n\r\n"), "ended as asked, not cut");
+}
+
+#[tokio::test]
+async fn listeners_are_bounded_and_a_place_becomes_free() {
+    let server = Server::start(None).await;
+    let mut listening = vec![];
+    for _ in 0..32 {
+        listening.push(listen(&server, "/live").await);
+    }
+    let refused = server.get("/live", &[]).await;
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(body(&refused).contains("32 clients listen already"), "{}", body(&refused));
+    let (_, head) = listen(&server, "/api/v1/stream").await;
+    assert!(head.starts_with("HTTP/1.1 200 "), "the other stream has places of its own: {head}");
+    listening.pop();
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    while !listen(&server, "/live").await.1.starts_with("HTTP/1.1 200 ") {
+        assert!(tokio::time::Instant::now() < deadline, "the place of one that left");
+    }
+    drop(listening);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn the_page_allows_nothing_from_elsewhere() {
+    let server = Server::start(None).await;
+    let page = server.get("/", &[]).await;
+    let policy = header(&page, "content-security-policy");
+    assert!(policy.starts_with("default-src 'none'; style-src 'sha256-"), "{policy}");
+    assert!(!policy.contains("unsafe") && !policy.contains('*'), "{policy}");
     server.stop().await;
 }
 

@@ -5,34 +5,45 @@ use std::sync::Arc;
 
 use maud::{Markup, html};
 
+use super::catalogue::{PLUGIN_DEVICES, PLUGIN_REGISTERED};
+use super::text::{heading, number};
 use crate::model::{DeviceId, PluginResource, PluginState};
 
 /// Unhealthy devices of one resource; the snapshot has all.
 const DEVICES_SHOWN: usize = 16;
 
 pub fn section(plugin: &PluginState) -> Markup {
-    html! {
+    html! { section aria-labelledby="plugin" {
+        h2 id="plugin" { "Device plugin" }
         @for problem in &plugin.problems {
             p.problem { (problem) }
         }
         @if plugin.resources.is_empty() {
             p { @if plugin.checked { "There is nothing to offer." } @else { "The devices have not been looked at yet." } }
         } @else {
-            div.scroll { table {
-                tr { th { "Resource" } th { "State" } th.number { "Healthy" } th.number { "Unhealthy" } th { "Why unhealthy" } }
+            table.sources {
+                thead { tr {
+                    th scope="col" { "Resource" }
+                    th scope="col" { (heading(PLUGIN_REGISTERED, "State")) }
+                    th.number scope="col" { (heading(PLUGIN_DEVICES, "Healthy")) }
+                    th.number scope="col" { "Unhealthy" }
+                    th scope="col" { "Why unhealthy" }
+                } }
+                tbody {
                 @for (name, resource) in &plugin.resources {
                     @let (healthy, unhealthy) = resource.count();
                     tr {
-                        td { (name) }
+                        th scope="row" { (name) }
                         td { (state(resource)) }
-                        td.number { (healthy) }
-                        td.number { (unhealthy) }
+                        td.number { (number(PLUGIN_DEVICES, Some(healthy))) }
+                        td.number { (number(PLUGIN_DEVICES, Some(unhealthy))) }
                         td { (reasons(&resource.devices)) }
                     }
                 }
-            } }
+                }
+            }
         }
-    }
+    } }
 }
 
 fn state(resource: &PluginResource) -> String {
@@ -77,7 +88,7 @@ mod tests {
     fn each_resource_says_where_it_stands_and_what_is_wrong() {
         let mut plugin = PluginState::clone(fixture::snapshot().plugin.as_ref().unwrap());
         let text = page(&plugin);
-        let row = |name: &str| text.split("<tr>").find(|row| row.contains(name)).unwrap().to_owned();
+        let row = |name: &str| text.split("<tr>").skip(1).find(|row| row.contains(name)).unwrap().to_owned();
         let gpu = row("nvidia.com/gpu");
         assert!(
             gpu.contains("registered") && gpu.contains("says that it is lost") && gpu.contains(fixture::LOST),

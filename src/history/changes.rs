@@ -1,0 +1,196 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::{Device, Event, EventKind, Mood};
+use crate::model::{ContainerRef, GpuUuid, HealthTransition, ResourceName, Snapshot, XidClass};
+
+/// By GPU and code.
+type Xids = BTreeMap<(GpuUuid, u32), (u64, XidClass)>;
+
+/// What the last snapshot said, as far as a change of it is an event.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    seen: Option<Seen>,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    /// `None` until the kubelet has answered: what it then tells of was there before.
+    holdings: Option<BTreeMap<ContainerRef, BTreeSet<Device>>>,
+    turns: u64,
+    xids: Xids,
+    kubelet_problem: Option<Arc<str>>,
+    kubelet_restarts: u64,
+    /// By resource, whether it is registered and how often it has been.
+    registrations: BTreeMap<ResourceName, (bool, u64)>,
+    driver_problem: Option<Arc<str>>,
+    driver_loads: u64,
+    released: bool,
+}
+
+impl Changes {
+    /// What happened since the last snapshot; `number` is yet to be given. Nothing, for the first one.
+    pub(super) fn between(&mut self, snapshot: &Snapshot) -> Vec<Event> {
+        let Some(before) = self.seen.take() else {
+            self.seen = Some(Seen::of(snapshot, None));
+            return vec![];
+        };
+        let now = Seen::of(snapshot, before.holdings.as_ref());
+        let mut events = vec![];
+        driver(&before, &now, snapshot, &mut events);
+        kubelet(&before, &now, snapshot, &mut events);
+        plugin(&before, &now, snapshot, &mut events);
+        xids(&before, &now, snapshot, &mut events);
+        events.extend(snapshot.health.transitions.iter().filter(|turn| turn.number > before.turns).map(turned));
+        allocations(&before, &now, snapshot, &mut events);
+        self.seen = Some(now);
+        events
+    }
+}
+
+impl Seen {
+    fn of(snapshot: &Snapshot, held_before: Option<&BTreeMap<ContainerRef, BTreeSet<Device>>>) -> Self {
+        let plugin = snapshot.plugin.as_deref();
+        Self {
+            holdings: holdings(snapshot, held_before.is_some()),
+            turns: snapshot.health.transitions.last().map_or(0, |turn| turn.number),
+            xids: counted(snapshot),
+            kubelet_problem: snapshot.kubelet.problem.clone(),
+            kubelet_restarts: plugin.map_or(0, |plugin| plugin.kubelet_restarts),
+            registrations: plugin
+                .into_iter()
+                .flat_map(|plugin| &plugin.resources)
+                .map(|(name, resource)| (name.clone(), (resource.registered, resource.registrations)))
+                .collect(),
+            driver_problem: snapshot.hardware.problem.clone(),
+            driver_loads: snapshot.hardware.driver_loads,
+            released: snapshot.hardware.released.is_some(),
+        }
+    }
+}
+
+fn holdings(snapshot: &Snapshot, known_before: bool) -> Option<BTreeMap<ContainerRef, BTreeSet<Device>>> {
+    if !known_before && !is_told(snapshot) {
+        return None;
+    }
+    let mut holdings: BTreeMap<ContainerRef, BTreeSet<Device>> = BTreeMap::new();
+    for account in snapshot.accounts.iter().filter(|account| account.holding.is_some()) {
+        let held = Device { gpu: account.gpu.clone(), mig: account.mig.clone() };
+        holdings.entry(account.container.clone()).or_default().insert(held);
+    }
+    Some(holdings)
+}
+
+/// Whether both sides of the join are there: without the hardware nobody holds a GPU yet.
+fn is_told(snapshot: &Snapshot) -> bool {
+    snapshot.kubelet.relation.is_some() && snapshot.hardware.inventory.generation > 0
+}
+
+fn counted(snapshot: &Snapshot) -> Xids {
+    let mut xids = Xids::new();
+    for (gpu, health) in &snapshot.health.gpus {
+        for (code, sources) in &health.xids.last {
+            for last in sources.values() {
+                let (count, class) = xids.entry((gpu.clone(), *code)).or_insert((0, last.class));
+                (*count, *class) = (*count + last.count, last.class);
+            }
+        }
+    }
+    xids
+}
+
+fn event(snapshot: &Snapshot, kind: EventKind, mood: Mood, text: impl Into<Arc<str>>) -> Event {
+    Event { number: 0, at: snapshot.at, kind, mood, text: text.into(), devices: vec![], containers: vec![] }
+}
+
+fn turned(turn: &HealthTransition) -> Event {
+    let (mood, text) = match turn.to_healthy {
+        true => (Mood::Good, format!("healthy again; it was: {}", turn.detail)),
+        false => (Mood::Bad, format!("unhealthy: {}", turn.detail)),
+    };
+    Event {
+        number: 0,
+        at: turn.at,
+        kind: EventKind::Health,
+        mood,
+        text: text.into(),
+        devices: vec![Device { gpu: turn.gpu.clone(), mig: turn.mig.clone() }],
+        containers: turn.holders.clone(),
+    }
+}
+
+fn xids(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>) {
+    for ((gpu, code), (count, class)) in &now.xids {
+        let more = count.saturating_sub(before.xids.get(&(gpu.clone(), *code)).map_or(0, |(count, _)| *count));
+        if more > 0 {
+            let times = if more > 1 { format!(", {more} times") } else { String::new() };
+            let text = format!("XID {code} ({}){times}", class.as_str().replace('_', " "));
+            let mood = if *class == XidClass::Informational { Mood::Plain } else { Mood::Bad };
+            let devices = vec![Device { gpu: gpu.clone(), mig: None }];
+            events.push(Event { devices, ..event(snapshot, EventKind::Xid, mood, text) });
+        }
+    }
+}
+
+/// One event per container that took hold or let go, with all the devices it is about.
+fn allocations(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>) {
+    let (Some(before), Some(now)) = (&before.holdings, &now.holdings) else { return };
+    let none = BTreeSet::new();
+    let mut tell = |container: &ContainerRef, devices: Vec<Device>, text: &str| {
+        if !devices.is_empty() {
+            let containers = vec![container.clone()];
+            let event = event(snapshot, EventKind::Allocation, Mood::Plain, text);
+            events.push(Event { devices, containers, ..event });
+        }
+    };
+    for (container, held) in before {
+        let kept = now.get(container).unwrap_or(&none);
+        tell(container, held.difference(kept).cloned().collect(), "let go");
+    }
+    for (container, held) in now {
+        let had = before.get(container).unwrap_or(&none);
+        tell(container, held.difference(had).cloned().collect(), "took hold");
+    }
+}
+
+fn kubelet(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>) {
+    let mut tell = |mood, text: String| events.push(event(snapshot, EventKind::Kubelet, mood, text));
+    if now.kubelet_restarts > before.kubelet_restarts {
+        tell(Mood::Plain, "the kubelet was restarted".to_owned());
+    }
+    match (&before.kubelet_problem, &now.kubelet_problem) {
+        (None, Some(problem)) => tell(Mood::Bad, format!("no answer from the kubelet: {problem}")),
+        (Some(_), None) => tell(Mood::Good, "the kubelet answers".to_owned()),
+        _ => {}
+    }
+}
+
+fn plugin(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>) {
+    let mut tell = |mood, text: String| events.push(event(snapshot, EventKind::Plugin, mood, text));
+    for (resource, (registered, times)) in &now.registrations {
+        let (was, times_before) = before.registrations.get(resource).copied().unwrap_or_default();
+        if was && (!registered || *times > times_before) {
+            tell(Mood::Plain, format!("{resource}: the registration with the kubelet ended"));
+        }
+        if *registered && *times > times_before {
+            tell(Mood::Good, format!("{resource}: registered with the kubelet"));
+        }
+    }
+}
+
+fn driver(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>) {
+    let mut tell = |mood, text: String| events.push(event(snapshot, EventKind::Driver, mood, text));
+    match (before.released, now.released) {
+        (false, true) => tell(Mood::Plain, "the driver was let go of, as asked".to_owned()),
+        (true, false) => tell(Mood::Good, "the driver is taken up again".to_owned()),
+        _ => {}
+    }
+    if now.driver_loads > before.driver_loads && before.driver_loads > 0 {
+        tell(Mood::Plain, "the driver was loaded anew".to_owned());
+    }
+    match (&before.driver_problem, &now.driver_problem) {
+        (None, Some(problem)) if !now.released => tell(Mood::Bad, format!("no answer from the driver: {problem}")),
+        (Some(_), None) if !before.released => tell(Mood::Good, "the driver answers".to_owned()),
+        _ => {}
+    }
+}

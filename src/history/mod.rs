@@ -1,0 +1,122 @@
+//! What the last minutes were like: a ring of readings per device, how its busy time was divided of late, and what happened.
+//!
+//! In: each published `Snapshot`, with its time. Out: points, parts, events. Refuses to know: who reads them, HTTP, and where
+//! a reading comes from. Everything is bounded, however many devices come and go.
+
+mod changes;
+mod event;
+mod parts;
+mod points;
+mod serial;
+
+use std::collections::{BTreeMap, VecDeque};
+
+pub use event::{Event, EventKind, Mood};
+pub use parts::{Part, Portion};
+pub use points::{INTERVAL_SECONDS, POINTS, Point, Points};
+
+use serde::Serialize;
+
+use crate::model::{Gpu, GpuUuid, InstanceReading, MigUuid, Moment, Snapshot};
+
+/// The oldest go first.
+pub const EVENTS: usize = 200;
+
+/// A GPU, or a MIG device of one.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Device {
+    pub gpu: GpuUuid,
+    pub mig: Option<MigUuid>,
+}
+
+#[derive(Debug, Default)]
+pub struct History {
+    at: Moment,
+    points: BTreeMap<Device, Points>,
+    changes: changes::Changes,
+    parts: parts::Window,
+    /// Newest last.
+    events: VecDeque<Event>,
+    numbered: u64,
+}
+
+impl History {
+    /// Takes in what was published. Snapshots come in the order of their time.
+    pub fn note(&mut self, snapshot: &Snapshot) {
+        self.at = snapshot.at;
+        self.note_points(snapshot);
+        self.parts.note(snapshot);
+        for event in self.changes.between(snapshot) {
+            self.numbered += 1;
+            if self.events.len() == EVENTS {
+                self.events.pop_front();
+            }
+            self.events.push_back(Event { number: self.numbered, ..event });
+        }
+    }
+
+    /// When the last snapshot was noted.
+    #[must_use]
+    pub fn at(&self) -> Moment {
+        self.at
+    }
+
+    pub fn devices(&self) -> impl Iterator<Item = (&Device, &Points)> {
+        self.points.iter()
+    }
+
+    #[must_use]
+    pub fn points(&self, gpu: &GpuUuid, mig: Option<&MigUuid>) -> Option<&Points> {
+        self.points.get(&Device { gpu: gpu.clone(), mig: mig.cloned() })
+    }
+
+    /// Newest first.
+    pub fn events(&self) -> impl ExactSizeIterator<Item = &Event> {
+        self.events.iter().rev()
+    }
+
+    /// Who kept this GPU busy in the last ten to twenty seconds: portions of that time, which add up to the device's.
+    /// `None` where the device does not tell, or not for long enough.
+    #[must_use]
+    pub fn busy_portions(&self, snapshot: &Snapshot, gpu: &GpuUuid) -> Option<Vec<Portion>> {
+        self.parts.portions(snapshot, gpu)
+    }
+
+    fn note_points(&mut self, snapshot: &Snapshot) {
+        let second = snapshot.at.monotonic.as_duration().as_secs();
+        for gpu in snapshot.hardware.inventory.gpus.values() {
+            let readings = snapshot.hardware.readings.get(&gpu.uuid);
+            let fast = readings.and_then(|readings| readings.fast.as_ref()).map(|stamped| &stamped.value);
+            let medium = readings.and_then(|readings| readings.medium.as_ref()).map(|stamped| &stamped.value);
+            let whole = Point {
+                busy: fast.and_then(|fast| fast.utilization_ratio),
+                memory: medium.and_then(|medium| medium.memory).map(|memory| memory.used as f64),
+                power: fast.and_then(|fast| fast.power_watts),
+            };
+            self.note_point(Device { gpu: gpu.uuid.clone(), mig: None }, second, whole);
+            let instances = medium.map_or(&[][..], |medium| &medium.instances);
+            self.note_mig_points(gpu, instances, second);
+        }
+        // What nobody has spoken of for as long as a ring lasts is forgotten.
+        self.points.retain(|_, points| second.saturating_sub(points.latest()) < POINTS as u64);
+    }
+
+    fn note_mig_points(&mut self, gpu: &Gpu, instances: &[InstanceReading], second: u64) {
+        for mig in &gpu.mig_devices {
+            let reading = instances.iter().find(|instance| instance.members.contains(&mig.uuid));
+            let point = Point {
+                busy: reading.and_then(|reading| reading.gpm.sm_active),
+                memory: reading.and_then(|reading| reading.memory).map(|memory| memory.used as f64),
+                power: None,
+            };
+            self.note_point(Device { gpu: gpu.uuid.clone(), mig: Some(mig.uuid.clone()) }, second, point);
+        }
+    }
+
+    fn note_point(&mut self, device: Device, second: u64, point: Point) {
+        self.points.entry(device).or_default().note(second, point);
+    }
+}
+
+#[cfg(test)]
+mod tests;

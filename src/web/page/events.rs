@@ -1,0 +1,62 @@
+//! What happened, newest first.
+
+use maud::{Markup, html};
+
+use super::text::{device_name, time, words};
+use crate::history::{Event, History, Mood};
+use crate::model::Snapshot;
+
+const SHOWN: usize = 60;
+/// Devices or containers that one event names.
+const NAMED: usize = 8;
+
+pub(super) fn section(snapshot: &Snapshot, history: &History) -> Markup {
+    let events = history.events();
+    html! {
+        section aria-labelledby="events" {
+            h2 id="events" { "Events" }
+            @if events.len() == 0 {
+                p.muted { "Nothing has happened since podmeter came up." }
+            } @else {
+                // It scrolls, so the keyboard has to get there.
+                ol.events tabindex="0" aria-labelledby="events" {
+                    @for event in events.take(SHOWN) { (item(snapshot, event)) }
+                }
+                p.none hidden data-none { "No event matches the filter." }
+            }
+        }
+    }
+}
+
+fn item(snapshot: &Snapshot, event: &Event) -> Markup {
+    let devices: Vec<String> =
+        event.devices.iter().map(|device| device_name(snapshot, &device.gpu, device.mig.as_ref())).collect();
+    let uuids = event.devices.iter().flat_map(|device| {
+        [Some(device.gpu.to_string()), device.mig.as_ref().map(ToString::to_string)].into_iter().flatten()
+    });
+    let found = words(&event.containers, devices.iter().cloned().chain(uuids));
+    let mood = match event.mood {
+        Mood::Good => "good",
+        Mood::Plain => "plain",
+        Mood::Bad => "bad",
+    };
+    html! {
+        li data-key=(format!("event-{}", event.number)) data-words=(found) {
+            (time(event.at.unix))
+            span.badge.(mood) { (event.kind.as_str()) }
+            span.what {
+                @if !devices.is_empty() { b { (listed(&devices)) } " " }
+                (event.text)
+                @if !event.containers.is_empty() {
+                    @let names: Vec<String> = event.containers.iter().map(|container| format!("{}/{}", container.namespace, container.pod)).collect();
+                    span.muted { " · " (listed(&names)) }
+                }
+            }
+        }
+    }
+}
+
+fn listed(names: &[String]) -> String {
+    let shown = names.iter().take(NAMED).cloned().collect::<Vec<_>>().join("; ");
+    if names.len() > NAMED { format!("{shown}; and {} more", names.len() - NAMED) } else { shown }
+}

@@ -1,0 +1,186 @@
+'use strict';
+(() => {
+  // Events come each second; after so many without one, what is shown is old.
+  const STALE_AFTER = 5000;
+  const AGAIN_AFTER = 1500;
+  const live = document.getElementById('live');
+  const status = document.getElementById('status');
+  const search = document.getElementById('search');
+  const filter = document.getElementById('filter');
+  const found = document.getElementById('found');
+  let heard = performance.now();
+  let heardAt = new Date();
+  let hasHeard = false;
+  let source = null;
+  let again = 0;
+
+  // The stream.
+
+  function listen() {
+    clearTimeout(again);
+    source?.close();
+    source = new EventSource('/live');
+    source.addEventListener('page', (event) => {
+      heard = performance.now();
+      heardAt = new Date();
+      hasHeard = true;
+      show(event.data);
+      tellState();
+    });
+    // The browser comes again by itself after a lost connection, but not after a refusal.
+    source.addEventListener('error', () => {
+      tellState();
+      if (source.readyState === EventSource.CLOSED) {
+        clearTimeout(again);
+        again = setTimeout(listen, AGAIN_AFTER);
+      }
+    });
+  }
+
+  // A page that nobody sees costs the node nothing.
+  document.addEventListener('visibilitychange', () => {
+    if (document.hidden) {
+      clearTimeout(again);
+      source?.close();
+      source = null;
+    } else if (!source) {
+      listen();
+      tellState();
+    }
+  });
+
+  let state = '';
+  function tellState() {
+    const silent = performance.now() - heard;
+    const next = silent > STALE_AFTER ? 'stale' : hasHeard ? 'live' : 'waiting';
+    // Only a turn is announced; counting seconds aloud helps nobody.
+    if (next === state) return;
+    state = next;
+    const stale = state === 'stale';
+    status.className = state;
+    document.documentElement.classList.toggle('is-stale', stale);
+    status.textContent = stale
+      ? `Stale: nothing heard from podmeter since ${heardAt.toLocaleTimeString()}. What is shown is of then; trying again.`
+      : state === 'live' ? 'Live' : '';
+  }
+
+  // Putting in place what is new, and leaving the rest alone: the focus, a selection, what is scrolled.
+
+  const parser = document.createElement('template');
+  function show(text) {
+    const focused = document.activeElement;
+    parser.innerHTML = text;
+    patchChildren(live, parser.content);
+    parser.innerHTML = '';
+    applyFilter();
+    if (focused && focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
+  }
+
+  const keyOf = (node) => (node.nodeType === Node.ELEMENT_NODE && (node.id || node.dataset.key)) || '';
+
+  function patchChildren(old, fresh) {
+    const keyed = new Map();
+    for (const child of old.children) if (keyOf(child)) keyed.set(keyOf(child), child);
+    let at = old.firstChild;
+    for (const child of [...fresh.childNodes]) {
+      const key = keyOf(child);
+      const match = key ? keyed.get(key) : at && !keyOf(at) && at.nodeName === child.nodeName ? at : null;
+      if (!match || match.nodeName !== child.nodeName) {
+        old.insertBefore(child, at);
+        continue;
+      }
+      if (match === at) at = at.nextSibling;
+      else old.insertBefore(match, at);
+      patch(match, child);
+    }
+    while (at) {
+      const next = at.nextSibling;
+      at.remove();
+      at = next;
+    }
+  }
+
+  function patch(old, fresh) {
+    if (old.nodeType !== Node.ELEMENT_NODE) {
+      if (old.data !== fresh.data) old.data = fresh.data;
+      return;
+    }
+    for (const { name } of [...old.attributes]) {
+      if (name !== 'hidden' && !fresh.hasAttribute(name)) old.removeAttribute(name);
+    }
+    for (const { name, value } of fresh.attributes) {
+      if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+    }
+    patchChildren(old, fresh);
+  }
+
+  // The filter, kept in the address.
+
+  const FIELDS = ['namespace', 'pod', 'container', 'device'];
+
+  // Each word must be found; `pod:x` looks at pods alone, `x` at everything.
+  function matcher(text) {
+    const words = text.toLowerCase().split(/\s+/).filter(Boolean).map((word) => {
+      const [field, rest] = word.split(/:(.*)/s);
+      return FIELDS.includes(field) && rest !== undefined ? { field: `${field}:`, rest } : { field: '', rest: word };
+    });
+    return (found) => {
+      const lines = found.split('\n');
+      return words.every(({ field, rest }) =>
+        lines.some((line) => line.startsWith(field) && (field ? line.slice(field.length) : line.slice(line.indexOf(':') + 1)).includes(rest)));
+    };
+  }
+
+  function applyFilter() {
+    const matches = matcher(filter.value);
+    const filtering = filter.value.trim() !== '';
+    let shown = 0;
+    for (const section of live.querySelectorAll('section')) {
+      const rows = section.querySelectorAll('[data-words]');
+      let here = 0;
+      for (const row of rows) {
+        row.hidden = filtering && !matches(row.dataset.words);
+        if (!row.hidden) here += 1;
+      }
+      section.querySelector('[data-none]')?.classList.toggle('shown', rows.length > 0 && here === 0);
+      shown += here;
+    }
+    const text = filtering ? `${shown} found` : '';
+    if (found.textContent !== text) found.textContent = text;
+  }
+
+  function fromAddress() {
+    const parameters = new URLSearchParams(location.hash.slice(1));
+    if (parameters.has('filter')) filter.value = parameters.get('filter');
+    applyFilter();
+  }
+
+  filter.addEventListener('input', () => {
+    const hash = filter.value ? `#${new URLSearchParams({ filter: filter.value })}` : '';
+    history.replaceState(null, '', location.pathname + location.search + hash);
+    applyFilter();
+  });
+  filter.addEventListener('keydown', (event) => {
+    if (event.key === 'Escape' && filter.value) {
+      filter.value = '';
+      filter.dispatchEvent(new Event('input'));
+      event.preventDefault();
+    }
+  });
+  search.addEventListener('submit', (event) => event.preventDefault());
+  addEventListener('hashchange', fromAddress);
+  addEventListener('keydown', (event) => {
+    const typing = event.target instanceof HTMLInputElement || event.ctrlKey || event.metaKey || event.altKey;
+    if (event.key === '/' && !typing) {
+      event.preventDefault();
+      filter.focus();
+    }
+  });
+
+  search.hidden = false;
+  status.textContent = '';
+  fromAddress();
+  tellState();
+  setInterval(tellState, 500);
+  listen();
+})();
