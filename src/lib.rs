@@ -4,10 +4,12 @@
 pub mod agent;
 pub mod attribution;
 pub mod cli;
+pub mod client;
 pub mod clock;
 pub mod fuzzing;
 pub mod hardware;
 pub mod health;
+pub mod journal;
 pub mod kubelet;
 pub mod metrics;
 pub mod model;

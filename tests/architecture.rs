@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Room → the rooms it may name.
-const ARROWS: [(&str, &[&str]); 17] = [
+const ARROWS: [(&str, &[&str]); 19] = [
     ("model", &[]),
     ("attribution", &["model"]),
     ("health", &["model"]),
@@ -17,6 +17,8 @@ const ARROWS: [(&str, &[&str]); 17] = [
     ("plugin", &["attribution", "clock", "model", "preference", "wire"]),
     ("processes", &["clock", "model"]),
     ("metrics", &["model"]),
+    ("client", &[]),
+    ("journal", &["clock", "model"]),
     ("web", &["clock", "metrics", "model"]),
     ("simulation", &["clock", "hardware", "model", "wire"]),
     (
@@ -26,6 +28,7 @@ const ARROWS: [(&str, &[&str]); 17] = [
             "clock",
             "hardware",
             "health",
+            "journal",
             "kubelet",
             "metrics",
             "model",
@@ -35,20 +38,22 @@ const ARROWS: [(&str, &[&str]); 17] = [
             "web",
         ],
     ),
-    ("cli", &["agent", "metrics"]),
+    ("cli", &["agent", "client", "clock", "journal", "metrics", "model"]),
     ("fuzzing", &["attribution", "hardware", "model", "processes"]),
     ("lib", &[]),
 ];
 
 /// Words of other libraries, and the only rooms that may speak them.
-const LIBRARIES: [(&str, &[&str]); 8] = [
-    ("tokio", &["agent", "cli", "clock", "hardware", "kubelet", "plugin", "processes", "simulation", "web"]),
+const LIBRARIES: [(&str, &[&str]); 10] = [
+    ("tokio", &["agent", "cli", "client", "clock", "hardware", "kubelet", "plugin", "processes", "simulation", "web"]),
     ("tonic", &["kubelet", "plugin", "simulation", "wire"]),
     ("nvml_wrapper", &["hardware"]),
     ("nvml_wrapper_sys", &["hardware"]),
     // In `web` its tests alone, which decode what was served.
     ("prometheus_client", &["metrics", "web"]),
     ("axum", &["web"]),
+    ("rusqlite", &["journal"]),
+    ("hyper", &["client", "web"]),
     ("clap", &["agent", "cli"]),
     ("anyhow", &["cli"]),
 ];

@@ -5,6 +5,7 @@
 
 mod demo;
 mod health;
+mod journal;
 pub mod owners;
 mod probe;
 mod publisher;
@@ -22,6 +23,7 @@ use tokio::task::{JoinError, JoinSet};
 
 use crate::clock::Clock;
 use crate::hardware::{self, DriverLease, Hardware};
+use crate::journal::Journal;
 use crate::kubelet;
 use crate::metrics::Pages;
 use crate::model::{ConfigReload, HardwareState, HealthState, PluginState, Snapshot};
@@ -31,6 +33,7 @@ use crate::{plugin, processes};
 pub use crate::hardware::nvml::LibrarySearch;
 pub use crate::hardware::simulated::Profile;
 pub use crate::health::Config as HealthConfig;
+pub use crate::journal::{Bounds as JournalBounds, Settings as JournalSettings, Size};
 pub use crate::model::{PodLabel, PodLabelError};
 pub use crate::plugin::{Config as PluginConfig, ConfigError as PluginConfigError, ResourceConfig};
 pub use crate::web::ListenAddress;
@@ -97,6 +100,8 @@ async fn run_on(
     let (publish_health, health_states) = watch::channel(Arc::<HealthState>::default());
     let heard = devices.as_mut().and_then(Hardware::xids);
     let (operator, orders) = health::operator();
+    let journal = journal::start(settings.journal.as_ref(), clock);
+    let journal_reader = journal.as_ref().map(Journal::reader);
 
     let mut tasks = JoinSet::new();
     let (mut xids, mut attributed_xids) = (None, None);
@@ -138,6 +143,9 @@ async fn run_on(
         "processes",
         processes::run(processes_room, clock, wanted_processes, pod_directories, publish_processes),
     ));
+    if let Some(journal) = &journal {
+        tasks.spawn(named("journal", journal::follow(journal.watcher(), snapshots.clone())));
+    }
     let publisher = Publisher {
         clock,
         node_name: settings.node_name.as_str().into(),
@@ -153,6 +161,7 @@ async fn run_on(
         call_durations,
         reloadable,
         config_reload,
+        journal: journal_reader.clone(),
         scrapes: scrapes.clone(),
         publish,
         pulse: pulse.clone(),
@@ -160,6 +169,7 @@ async fn run_on(
     tasks.spawn(named("publisher", publisher.run()));
 
     let ready_snapshots = snapshots.clone();
+    let allocations = journal::allocations(journal_reader, snapshots.clone(), clock);
     let state = WebState {
         snapshots,
         pages: Arc::new(Pages::default()),
@@ -167,6 +177,7 @@ async fn run_on(
         clock,
         healthy: Arc::new(move || pulse.feel(clock.now().monotonic)),
         ready: Arc::new(move || ready(&ready_snapshots.borrow())),
+        allocations,
         admin: web::Admin {
             driver: devices.as_ref().map(|devices| driver_orders(&devices.lease())),
             mark: health::marker(operator, clock),
@@ -209,6 +220,9 @@ async fn run_on(
         }
         tasks.shutdown().await;
         plugin_task.shutdown().await;
+        if let Some(journal) = journal {
+            let _ = tokio::task::spawn_blocking(move || journal.stop()).await;
+        }
         if let Some(threads) = threads {
             let _ = threads.await;
         }

@@ -12,7 +12,7 @@ use crate::hardware::nvml::{LibrarySearch, NvmlDriver};
 use crate::hardware::simulated::{Profile, SimulatedDriver};
 use crate::model::PodLabel;
 use crate::web::ListenAddress;
-use crate::{hardware, health, kubelet, plugin, processes};
+use crate::{hardware, health, journal, kubelet, plugin, processes};
 
 /// The same simulated GPUs at every start.
 const SIMULATED_SEED: u64 = 1;
@@ -72,6 +72,8 @@ pub struct Settings {
     pub pod_labels: Vec<PodLabel>,
     pub log_format: LogFormat,
     pub health: health::Config,
+    /// Where and how much is written of who held what; `None`: nothing is.
+    pub journal: Option<journal::Settings>,
     pub reloadable: Reloadable,
 }
 
@@ -91,7 +93,7 @@ impl Settings {
     /// Keys of the configuration file that differ in `other` and take a restart.
     #[must_use]
     pub fn restart_needed_for(&self, other: &Self) -> Vec<&'static str> {
-        fn shown(settings: &Settings) -> [(&'static str, String); 17] {
+        fn shown(settings: &Settings) -> [(&'static str, String); 18] {
             let text = |value: &dyn std::fmt::Debug| format!("{value:?}");
             [
                 ("listen", text(&settings.listen)),
@@ -111,6 +113,7 @@ impl Settings {
                 ("nvmlCallDurations", text(&settings.nvml_call_durations)),
                 ("logFormat", text(&settings.log_format)),
                 ("health", text(&settings.health)),
+                ("stateDir, stateMaxSize or stateMaxAge", text(&settings.journal)),
             ]
         }
         let differ = shown(self).into_iter().zip(shown(other)).filter(|(one, two)| one != two);

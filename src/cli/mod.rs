@@ -7,6 +7,7 @@ mod arguments;
 mod config_file;
 mod logging;
 mod settings;
+mod usage;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -57,15 +58,16 @@ fn run(command: Command) -> Result<(), Failed> {
             MetricsFormat::Json => catalogue::json(),
         }),
         Command::CheckConfig { file } => {
-            settings::check_file(&file).map_err(usage)?;
+            settings::check_file(&file).map_err(misused)?;
             say(&format!("{}: valid\n", file.display()))
         }
+        Command::Usage(arguments) => usage::run(&arguments),
         Command::ProbeNvml(arguments) => run_probe(arguments),
     }
 }
 
 fn run_agent(arguments: AgentArguments) -> Result<(), Failed> {
-    let settings = settings::resolve(arguments.clone()).map_err(usage)?;
+    let settings = settings::resolve(arguments.clone()).map_err(misused)?;
     let log = logging::start(settings.log_format, &settings.reloadable.log_level);
     let started = settings.clone();
     let reload = Box::new(move || {
@@ -106,7 +108,7 @@ fn run_probe(arguments: ProbeArguments) -> Result<(), Failed> {
     })
 }
 
-fn usage(error: impl std::fmt::Display) -> Failed {
+fn misused(error: impl std::fmt::Display) -> Failed {
     Failed(USAGE, error.to_string())
 }
 

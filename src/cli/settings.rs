@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::arguments::{AgentArguments, Switch};
 use super::config_file::{self, ConfigFileError};
 use crate::agent::{
-    HardwareSource, LibrarySearch, ListenAddress, LogFormat, PluginConfigError, PodLabel, PodLabelError, Reloadable,
-    Settings,
+    HardwareSource, JournalBounds, JournalSettings, LibrarySearch, ListenAddress, LogFormat, PluginConfigError,
+    PodLabel, PodLabelError, Reloadable, Settings, Size,
 };
 
 /// 0.0.0.0:9410
@@ -82,6 +82,9 @@ pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
         pod_labels: PodLabel::all(&arguments.pod_label)?,
         log_format: arguments.log_format.unwrap_or(LogFormat::Text),
         health: arguments.health,
+        journal: arguments
+            .state_dir
+            .map(|directory| journal_settings(&directory, arguments.state_max_size, arguments.state_max_age)),
         reloadable: Reloadable {
             refresh_interval: arguments.refresh_interval.unwrap_or(Duration::from_secs(5)),
             retention: arguments.retention.unwrap_or(Duration::from_secs(300)),
@@ -92,6 +95,13 @@ pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
     };
     check(&settings, arguments.config.as_deref())?;
     Ok(settings)
+}
+
+/// 64 MiB hold some 60,000 holdings: for a busy node, months.
+pub fn journal_settings(directory: &Path, size: Option<Size>, age: Option<Duration>) -> JournalSettings {
+    let bytes = size.map_or(64 << 20, |size| size.0);
+    let age = age.unwrap_or(Duration::from_secs(90 * 24 * 60 * 60));
+    JournalSettings { directory: directory.to_owned(), bounds: JournalBounds { bytes, age } }
 }
 
 /// A host's driver, a driver container's, and Google Kubernetes Engine's.
@@ -121,6 +131,18 @@ fn check(settings: &Settings, file: Option<&Path>) -> Result<(), InvalidSettings
     range("refresh-interval", *refresh_interval, second, 10 * minute, "must be 1s to 10m")?;
     range("sample-interval", settings.sample_interval, second / 10, minute, "must be 100ms to 1m")?;
     range("retention", *retention, Duration::ZERO, 24 * 60 * minute, "must be 0s to 1day")?;
+    if let Some(JournalSettings { bounds, .. }) = &settings.journal {
+        range("state-max-age", bounds.age, 60 * minute, 20 * 366 * 24 * 60 * minute, "must be 1h to 20years")?;
+        if !((4 << 20)..=(16 << 30)).contains(&bounds.bytes) {
+            let value = Size(bounds.bytes).to_string();
+            return Err(InvalidSettings::Value {
+                flag: "state-max-size",
+                file,
+                value,
+                problem: "must be 4MiB to 16GiB",
+            });
+        }
+    }
     if !(100..=1_000_000).contains(series_limit) {
         let value = series_limit.to_string();
         return Err(InvalidSettings::Value { flag: "series-limit", file, value, problem: "must be 100 to 1000000" });
@@ -167,6 +189,17 @@ mod tests {
         assert_eq!(before.restart_needed_for(&read("refreshInterval: 9s\nretention: 9s\n")), Vec::<&str>::new());
         let after = read("sampleInterval: 2s\nhealth: {holdDown: 5s}\n");
         assert_eq!(before.restart_needed_for(&after), ["sampleInterval", "health"]);
+    }
+
+    #[test]
+    fn the_journal_has_a_directory_and_bounds() {
+        assert_eq!(resolve(AgentArguments::default()).expect("valid").journal, None);
+        let arguments = AgentArguments { state_dir: Some("/s".into()), ..AgentArguments::default() };
+        let journal = resolve(arguments.clone()).expect("valid").journal.expect("asked for");
+        assert_eq!((journal.bounds.bytes, journal.bounds.age.as_secs()), (64 << 20, 90 * 86_400));
+        let small = AgentArguments { state_max_size: Some(Size(1 << 20)), ..arguments };
+        let error = resolve(small).expect_err("invalid").to_string();
+        assert_eq!(error, "--state-max-size (stateMaxSize in a file) 1MiB: must be 4MiB to 16GiB");
     }
 
     #[test]

@@ -26,7 +26,10 @@ const HOLDERS_SHOWN: usize = 4;
 /// `not_ready` is the reason why the agent is not ready, if it is not.
 pub(super) fn page(snapshot: &Snapshot, now: Moment, not_ready: Option<String>) -> String {
     let hardware = &snapshot.hardware;
-    let problems = [not_ready.as_deref(), hardware.problem.as_deref(), snapshot.kubelet.problem.as_deref()];
+    let journal = snapshot.journal.as_ref().and_then(|journal| journal.problem.as_deref());
+    let journal = journal.map(|problem| format!("the journal of allocations is not written: {problem}"));
+    let problems =
+        [not_ready.as_deref(), hardware.problem.as_deref(), snapshot.kubelet.problem.as_deref(), journal.as_deref()];
     let title = if snapshot.node_name.is_empty() { "podmeter" } else { &*snapshot.node_name };
     html! {
         (DOCTYPE)

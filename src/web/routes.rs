@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tracing::error;
 
 use super::negotiation::{self, Choice};
-use super::{Admin, ScrapeDurations, html};
+use super::{Admin, Order, ScrapeDurations, html};
 use crate::clock::Clock;
 use crate::metrics::{Coding, Format, PageError, Pages};
 use crate::model::Snapshot;
@@ -30,6 +30,8 @@ pub struct WebState {
     pub healthy: Probe,
     /// A first snapshot is published, and the plugin's resources are registered or known to be absent.
     pub ready: Probe,
+    /// Answers `/api/v1/allocations`, given its query string; the error says what is wrong with that.
+    pub allocations: Order<String, Vec<u8>>,
     /// What the admin socket may order.
     pub admin: Admin,
 }
@@ -40,7 +42,7 @@ impl WebState {
     }
 }
 
-const ROUTES: &str = "/  /metrics  /metrics/dcgm  /api/v1/node  /-/healthy  /-/ready";
+const ROUTES: &str = "/  /metrics  /metrics/dcgm  /api/v1/node  /api/v1/allocations  /-/healthy  /-/ready";
 
 /// All routes that any server has. Each reads; none changes anything.
 pub fn router(state: WebState) -> Router {
@@ -49,6 +51,7 @@ pub fn router(state: WebState) -> Router {
         .route("/metrics", get(metrics))
         .route("/metrics/dcgm", get(dcgm))
         .route("/api/v1/node", get(node))
+        .route("/api/v1/allocations", get(allocations))
         .route("/-/healthy", get(healthy))
         .route("/-/ready", get(ready))
         .method_not_allowed_fallback(method_not_allowed)
@@ -118,6 +121,13 @@ async fn node(State(state): State<WebState>) -> Response {
                 "the snapshot could not be written as JSON; please report this",
             )
         }
+    }
+}
+
+async fn allocations(State(state): State<WebState>, uri: Uri) -> Response {
+    match (state.allocations)(uri.query().unwrap_or_default().to_owned()).await {
+        Ok(body) => ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")], body).into_response(),
+        Err(problem) => api_problem(StatusCode::BAD_REQUEST, &problem),
     }
 }
 
