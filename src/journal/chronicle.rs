@@ -131,7 +131,7 @@ impl Chronicle {
         let figures = subject::figures(account);
         let counted = Counted { created: account.created, figures };
         let known = self.counted.insert(key.clone(), counted);
-        let known = known.filter(|known| known.created == account.created && !figures.fell_since(known.figures));
+        let mut known = known.filter(|known| known.created == account.created && !figures.fell_since(known.figures));
         let is_held = account.holding.is_some();
         let uid = subject::pod_uid(snapshot, &account.container);
         let mut urgent = false;
@@ -148,7 +148,10 @@ impl Chronicle {
                     urgent = true;
                 }
                 Uid::Other => {
+                    tracked.update(account, snapshot);
                     tracked.end(snapshot.at, Ending::Replaced);
+                    // All that is counted by now is the other's.
+                    known = Some(counted);
                     urgent = true;
                 }
             }

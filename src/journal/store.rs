@@ -18,6 +18,8 @@ const CACHE_PAGES: i64 = 64;
 const BUSY: Duration = Duration::from_secs(5);
 /// Part of all holdings that goes at once when there is no room, oldest first: 1/16.
 const PRUNED: u64 = 16;
+/// Holdings in one transaction.
+const TOGETHER: usize = 256;
 
 /// `ended` is empty while it is held. `checksum` is the CRC-32 of `record`, which is JSON.
 const TABLES: &str = "
@@ -120,13 +122,19 @@ impl Store {
         Ok(Self { connection, bounds, file: file.to_owned() })
     }
 
-    /// All of them or none; on disk when this returns. Makes room by letting the oldest go.
+    /// On disk when this returns; after an error some may be. Makes room by letting the oldest go.
     pub fn write(&mut self, records: &[Record]) -> Result<(), StoreError> {
+        records.chunks(TOGETHER).try_for_each(|some| self.write_some(some))
+    }
+
+    fn write_some(&mut self, records: &[Record]) -> Result<(), StoreError> {
+        let rows: Vec<(&Record, String)> = records.iter().map(|record| (record, text(record))).collect();
+        let bytes: usize = rows.iter().map(|(_, text)| text.len()).sum();
         loop {
-            match self.try_write(records) {
+            match self.try_write(&rows) {
                 Err(error) if error.sqlite_error_code() == Some(ErrorCode::DiskFull) => {
                     // No room under our own limit, or on the disk; only the first is helped by letting go.
-                    if !self.is_at_limit()? || self.prune_oldest()? == 0 {
+                    if self.has_room_for(bytes as u64)? || self.prune_oldest()? == 0 {
                         return Err(error.into());
                     }
                 }
@@ -135,16 +143,15 @@ impl Store {
         }
     }
 
-    fn try_write(&mut self, records: &[Record]) -> rusqlite::Result<()> {
+    fn try_write(&mut self, rows: &[(&Record, String)]) -> rusqlite::Result<()> {
         let transaction = self.connection.transaction()?;
         {
             let mut insert = transaction.prepare(
                 "INSERT OR REPLACE INTO holding (id, namespace, pod, began, seen, ended, checksum, record)
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
             )?;
-            for record in records {
-                let text = serde_json::to_string(record).expect("a record is strings and numbers");
-                let (id, checksum) = (i64::try_from(record.id).unwrap_or(i64::MAX), checksum(&text));
+            for (record, text) in rows {
+                let (id, checksum) = (i64::try_from(record.id).unwrap_or(i64::MAX), checksum(text));
                 insert.execute(params![
                     id,
                     &*record.namespace,
@@ -187,10 +194,11 @@ impl Store {
         Ok(())
     }
 
-    fn is_at_limit(&self) -> Result<bool, StoreError> {
+    /// Under our own limit, twice over: rows do not fill their pages, and others are split.
+    fn has_room_for(&self, bytes: u64) -> Result<bool, StoreError> {
         let pragma = |name: &str| self.connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
-        // A page or two short of it is at it: some changes need several.
-        Ok(pragma("page_count")? + 4 >= pragma("max_page_count")?)
+        let free = pragma("max_page_count")? - pragma("page_count")? + pragma("freelist_count")?;
+        Ok(free.max(0).unsigned_abs() > 2 * bytes / PAGE_BYTES + 16)
     }
 
     /// Brings a file that is larger than it may be, because less is allowed now, under its limit; gives free pages back.
@@ -279,6 +287,8 @@ impl Store {
         let (mut saved, mut unreadable) = (0, 0);
         // Writable, so that a change that was under way is undone first.
         let source = Connection::open_with_flags(damaged, flags(true))?;
+        // So SQLite looks into a file that is shorter than it says.
+        source.pragma_update(None, "writable_schema", true)?;
         for order in ["id ASC", "id DESC", "ended ASC", "ended DESC"] {
             let query = format!("SELECT record, checksum FROM holding ORDER BY {order}");
             let Ok(mut statement) = source.prepare(&query) else { continue };
@@ -294,7 +304,7 @@ impl Store {
                         unreadable += u64::from(order == "id ASC");
                         continue;
                     };
-                    let text = serde_json::to_string(&record).expect("a record is strings and numbers");
+                    let text = text(&record);
                     let inserted = insert.execute(params![
                         i64::try_from(record.id).unwrap_or(i64::MAX),
                         &*record.namespace,
@@ -322,6 +332,10 @@ fn flags(write: bool) -> OpenFlags {
     };
     // One thread at a time has a connection, which the type sees to.
     mode | OpenFlags::SQLITE_OPEN_NO_MUTEX
+}
+
+fn text(record: &Record) -> String {
+    serde_json::to_string(record).expect("a record is strings and numbers")
 }
 
 fn checksum(text: &str) -> i64 {

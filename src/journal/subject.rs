@@ -162,11 +162,15 @@ pub fn is_gone(record: &Record, snapshot: &Snapshot) -> bool {
     if listed.devices.is_empty() && listed.claims.is_empty() {
         return true;
     }
-    let Some(known) = snapshot.hardware.inventory.gpus.get(&gpu).filter(|gpu| gpu.present) else { return false };
-    let is_there = mig.is_none() || known.mig_devices.iter().any(|device| Some(&device.uuid) == mig.as_ref());
     let is_held = snapshot.accounts.iter().any(|account| {
         account.container == container && account.gpu == gpu && account.mig == mig && account.holding.is_some()
     });
-    // Held, but not taken up again: it is another pod's. Not held: it has other devices, once ids can be joined.
-    !is_there || is_held || kubelet.allocatable.is_some() || snapshot.at.monotonic >= JOINED
+    if is_held {
+        // And was not taken up again: it is another pod's.
+        return true;
+    }
+    let Some(known) = snapshot.hardware.inventory.gpus.get(&gpu).filter(|gpu| gpu.present) else { return false };
+    let is_there = mig.is_none() || known.mig_devices.iter().any(|device| Some(&device.uuid) == mig.as_ref());
+    // It has other devices, once ids can be joined.
+    !is_there || kubelet.allocatable.is_some() || snapshot.at.monotonic >= JOINED
 }
