@@ -343,7 +343,7 @@ impl Tracked {
         self.carried = if own < 1.0 { old.figures.plus(twice) } else { old.figures };
         self.record.figures = old.figures.plus(self.record.figures.times(own));
         self.record.unseen_seconds = old.unseen_seconds + (self.record.began - old.seen).max(0.0);
-        self.record.held_seconds = old.held_seconds + self.record.held_seconds;
+        self.record.held_seconds += old.held_seconds;
         self.record.agent_restarts = old.agent_restarts + 1;
         self.record.id = old.id;
         self.record.began = old.began;

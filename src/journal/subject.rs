@@ -3,7 +3,8 @@ use std::sync::Arc;
 
 use super::record::{Device, Figures, HealthEvent, Record, Xid};
 use crate::model::{
-    Account, ContainerRef, GpuUuid, HealthTransition, MigUuid, Monotonic, PodRef, Snapshot, UnixSeconds,
+    Account, Attribution, ContainerRef, DeviceId, GpuUuid, HealthTransition, MigUuid, Monotonic, PciBusId, PodRef,
+    ResourceName, Snapshot, UnixSeconds,
 };
 
 /// Turns that one holding remembers; a device that goes up and down all day says nothing new.
@@ -56,18 +57,18 @@ pub fn record(account: &Account, snapshot: &Snapshot, began: UnixSeconds, id: u6
 /// What may be learnt, or change, while it is held. What the driver no longer says stays as it was.
 pub fn describe(record: &mut Record, account: &Account, snapshot: &Snapshot) {
     if let Some(holding) = &account.holding {
-        set(&mut record.resource, holding.resource.as_ref().map(|resource| resource.as_str()));
+        set(&mut record.resource, holding.resource.as_ref().map(ResourceName::as_str));
         set(&mut record.sharing, Some(holding.sharing.as_str()));
-        set(&mut record.attribution, holding.attribution.map(|attribution| attribution.as_str()));
-        if !record.device_ids.iter().map(|id| &**id).eq(holding.device_ids.iter().map(|id| id.as_str())) {
-            record.device_ids = holding.device_ids.iter().map(|id| id.to_shared()).collect();
+        set(&mut record.attribution, holding.attribution.map(Attribution::as_str));
+        if !record.device_ids.iter().map(|id| &**id).eq(holding.device_ids.iter().map(DeviceId::as_str)) {
+            record.device_ids = holding.device_ids.iter().map(DeviceId::to_shared).collect();
         }
     }
     let inventory = &snapshot.hardware.inventory;
     let device = &mut record.device;
     if let Some(gpu) = inventory.gpus.get(&account.gpu) {
         set(&mut device.model, gpu.model.as_deref());
-        set(&mut device.pci_bus_id, gpu.pci_bus_id.as_ref().map(|id| id.as_str()));
+        set(&mut device.pci_bus_id, gpu.pci_bus_id.as_ref().map(PciBusId::as_str));
         set(&mut device.vbios_version, gpu.vbios_version.as_deref());
         let mig = gpu.mig_devices.iter().find(|mig| Some(&mig.uuid) == account.mig.as_ref());
         set(&mut device.mig_profile, mig.map(|mig| &*mig.profile));
