@@ -11,6 +11,7 @@ pub mod fuzzing;
 pub mod hardware;
 pub mod health;
 pub mod history;
+pub mod journal;
 pub mod kubelet;
 pub mod metrics;
 pub mod model;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Room → the rooms it may name.
-const ARROWS: [(&str, &[&str]); 22] = [
+const ARROWS: [(&str, &[&str]); 23] = [
     ("model", &[]),
     ("attribution", &["model"]),
     ("health", &["model"]),
@@ -21,6 +21,7 @@ const ARROWS: [(&str, &[&str]); 22] = [
     ("client", &[]),
     ("doctor", &["client", "clock", "hardware", "kubelet", "model", "plugin", "processes", "record"]),
     ("metrics", &["model"]),
+    ("journal", &["clock", "model"]),
     ("web", &["clock", "history", "metrics", "model"]),
     ("simulation", &["clock", "hardware", "model", "wire"]),
     (
@@ -32,6 +33,7 @@ const ARROWS: [(&str, &[&str]); 22] = [
             "doctor",
             "hardware",
             "health",
+            "journal",
             "kubelet",
             "metrics",
             "model",
@@ -43,13 +45,13 @@ const ARROWS: [(&str, &[&str]); 22] = [
         ],
     ),
     ("top", &["client", "clock", "model"]),
-    ("cli", &["agent", "client", "metrics", "top"]),
+    ("cli", &["agent", "client", "clock", "journal", "metrics", "model", "top"]),
     ("fuzzing", &["attribution", "hardware", "model", "processes"]),
     ("lib", &[]),
 ];
 
 /// Words of other libraries, and the only rooms that may speak them.
-const LIBRARIES: [(&str, &[&str]); 14] = [
+const LIBRARIES: [(&str, &[&str]); 15] = [
     (
         "tokio",
         &[
@@ -79,6 +81,7 @@ const LIBRARIES: [(&str, &[&str]); 14] = [
     ("bcrypt", &["web"]),
     ("hyper", &["client", "web"]),
     ("ratatui", &["top"]),
+    ("rusqlite", &["journal"]),
     ("clap", &["agent", "cli"]),
     ("anyhow", &["cli"]),
 ];

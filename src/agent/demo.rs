@@ -11,6 +11,7 @@ use crate::clock::Clock;
 use crate::hardware::nvml::NvmlDriver;
 use crate::hardware::simulated::SimulatedDriver;
 use crate::hardware::{Driver, Failure};
+use crate::journal;
 use crate::model::PodLabel;
 use crate::plugin::{MigStrategy, NvidiaConfig, Replication, ResourceConfig, Sharing};
 use crate::simulation::day::Stage;
@@ -37,6 +38,9 @@ pub struct DemoSettings {
     pub refresh_interval: Duration,
     /// JSON lines of what the simulation really did.
     pub ground_truth: Option<PathBuf>,
+    pub journal: Option<journal::Settings>,
+    /// `None`: in the demo's own directory.
+    pub admin_socket: Option<PathBuf>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -84,7 +88,7 @@ pub async fn demo(settings: DemoSettings, opened: Opened) -> Result<(), DemoErro
         probe_listen: None,
         web_config: None,
         web_limits: WebLimits::default(),
-        admin_socket: Some(directory.path().join("podmeter.sock")),
+        admin_socket: Some(settings.admin_socket.unwrap_or_else(|| directory.path().join("podmeter.sock"))),
         admin_socket_required: true,
         node_name: "demo".into(),
         pod_resources_socket: node.kubelet().pod_resources_socket(),
@@ -103,6 +107,7 @@ pub async fn demo(settings: DemoSettings, opened: Opened) -> Result<(), DemoErro
         pod_labels: PodLabel::all(&["app".to_owned()]).unwrap_or_default(),
         log_format: LogFormat::Text,
         health: health_config(settings.faults),
+        journal: settings.journal,
         hardware_pace: settings.faults.unwrap_or(1),
         reloadable: Reloadable {
             refresh_interval: settings.refresh_interval,

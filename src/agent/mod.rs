@@ -5,6 +5,7 @@
 
 mod demo;
 mod health;
+mod journal;
 pub mod owners;
 mod probe;
 mod publisher;
@@ -23,6 +24,7 @@ use tokio::task::{JoinError, JoinSet};
 
 use crate::clock::Clock;
 use crate::hardware::{self, DriverLease, Hardware};
+use crate::journal::Journal;
 use crate::kubelet;
 use crate::metrics::Pages;
 use crate::model::{ConfigReload, HardwareState, HealthState, PluginState, Snapshot};
@@ -34,6 +36,7 @@ pub use crate::doctor::Report;
 pub use crate::hardware::nvml::LibrarySearch;
 pub use crate::hardware::simulated::Profile;
 pub use crate::health::Config as HealthConfig;
+pub use crate::journal::{Bounds as JournalBounds, Settings as JournalSettings, Size};
 pub use crate::model::{PodLabel, PodLabelError};
 pub use crate::plugin::{Config as PluginConfig, ConfigError as PluginConfigError, ResourceConfig};
 pub use crate::record::{ReadFile, sha256};
@@ -115,6 +118,8 @@ async fn run_on(
     let (publish_health, health_states) = watch::channel(Arc::<HealthState>::default());
     let heard = devices.as_mut().and_then(Hardware::xids);
     let (operator, orders) = health::operator();
+    let journal = journal::start(settings.journal.as_ref(), clock);
+    let journal_reader = journal.as_ref().map(Journal::reader);
 
     let mut tasks = JoinSet::new();
     let (mut xids, mut attributed_xids) = (None, None);
@@ -157,6 +162,9 @@ async fn run_on(
         processes::run(processes_room, clock, wanted_processes, pod_directories, publish_processes),
     ));
     let reloadable_for_record = reloadable.clone();
+    if let Some(journal) = &journal {
+        tasks.spawn(named("journal", journal::follow(journal.watcher(), snapshots.clone())));
+    }
     let publisher = Publisher {
         clock,
         node_name: settings.node_name.as_str().into(),
@@ -173,6 +181,7 @@ async fn run_on(
         reloadable,
         config_reload,
         web_config: web_config.clone(),
+        journal: journal_reader.clone(),
         scrapes: scrapes.clone(),
         publish,
         pulse: pulse.clone(),
@@ -180,6 +189,7 @@ async fn run_on(
     tasks.spawn(named("publisher", publisher.run()));
 
     let ready_snapshots = snapshots.clone();
+    let allocations = journal::allocations(journal_reader, snapshots.clone(), clock);
     let state = WebState {
         snapshots,
         pages: Arc::new(Pages::default()),
@@ -188,6 +198,7 @@ async fn run_on(
         healthy: Arc::new(move || pulse.feel(clock.now().monotonic)),
         ready: Arc::new(move || ready(&ready_snapshots.borrow())),
         record: record::source(&settings, &listeners, reloadable_for_record, clock),
+        allocations,
         admin: web::Admin {
             driver: devices.as_ref().map(|devices| driver_orders(&devices.lease())),
             mark: health::marker(operator, clock),
@@ -238,6 +249,9 @@ async fn run_on(
         }
         tasks.shutdown().await;
         plugin_task.shutdown().await;
+        if let Some(journal) = journal {
+            let _ = tokio::task::spawn_blocking(move || journal.stop()).await;
+        }
         if let Some(threads) = threads {
             let _ = threads.await;
         }

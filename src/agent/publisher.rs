@@ -11,6 +11,7 @@ use crate::attribution::{self, ClassedXid, ContainerXids, Join, Ledger, Observat
 use crate::clock::Clock;
 use crate::hardware::CallDurations;
 use crate::health;
+use crate::journal::Reader;
 use crate::metrics::SeriesBudget;
 use crate::model::{
     Allocatable, ConfigReload, HardwareState, HealthState, Inventory, KubeletState, Monotonic, PluginState,
@@ -48,6 +49,8 @@ pub struct Publisher {
     pub reloadable: watch::Receiver<Reloadable>,
     pub config_reload: watch::Receiver<Option<ConfigReload>>,
     pub web_config: Option<crate::web::LiveConfig>,
+    /// `None` without a journal.
+    pub journal: Option<Reader>,
     pub scrapes: crate::web::ScrapeDurations,
     pub publish: watch::Sender<Arc<Snapshot>>,
     pub pulse: Pulse,
@@ -227,6 +230,7 @@ impl Publisher {
             scrape_durations,
             nvml_call_durations: self.call_durations.as_ref().map(|read| read()).unwrap_or_default(),
             process: self_use::read(),
+            journal: self.journal.as_ref().map(Reader::state),
             config_reload: match (*self.config_reload.borrow(), &self.web_config) {
                 (Some(config), Some(web)) => Some(of_both(config, web.reload())),
                 (config, _) => config,

@@ -14,7 +14,7 @@ use crate::hardware::simulated::{Profile, SimulatedDriver};
 use crate::model::PodLabel;
 use crate::record::ReadFile;
 use crate::web::{Limits, ListenAddress};
-use crate::{doctor, hardware, health, kubelet, plugin, processes};
+use crate::{doctor, hardware, health, journal, kubelet, plugin, processes};
 
 /// For the doctor: without persistence mode the driver takes seconds for each GPU.
 const DOCTOR_DRIVER_DEADLINE: Duration = Duration::from_secs(20);
@@ -81,6 +81,8 @@ pub struct Settings {
     pub pod_labels: Vec<PodLabel>,
     pub log_format: LogFormat,
     pub health: health::Config,
+    /// Where and how much is written of who held what; `None`: nothing is.
+    pub journal: Option<journal::Settings>,
     pub reloadable: Reloadable,
 }
 
@@ -102,7 +104,7 @@ impl Settings {
     /// Keys of the configuration file that differ in `other` and take a restart.
     #[must_use]
     pub fn restart_needed_for(&self, other: &Self) -> Vec<&'static str> {
-        fn shown(settings: &Settings) -> [(&'static str, String); 20] {
+        fn shown(settings: &Settings) -> [(&'static str, String); 21] {
             let text = |value: &dyn std::fmt::Debug| format!("{value:?}");
             [
                 ("listen", text(&settings.listen)),
@@ -125,6 +127,7 @@ impl Settings {
                 ("nvmlCallDurations", text(&settings.nvml_call_durations)),
                 ("logFormat", text(&settings.log_format)),
                 ("health", text(&settings.health)),
+                ("stateDir, stateMaxSize or stateMaxAge", text(&settings.journal)),
             ]
         }
         let differ = shown(self).into_iter().zip(shown(other)).filter(|(one, two)| one != two);

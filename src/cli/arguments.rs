@@ -5,9 +5,10 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
-use super::settings::library_search;
+use super::settings::{journal_settings, library_search};
 use crate::agent::{
     DemoSettings, HardwareSource, HealthConfig, ListenAddress, LogFormat, PluginConfig, ProcessAttribution, Profile,
+    Size,
 };
 use crate::client::{HttpUrl, Target};
 
@@ -44,6 +45,8 @@ pub enum Command {
     Doctor(Box<DoctorArguments>),
     /// The governance record of this node, from the agent that runs here.
     Record(RecordArguments),
+    /// Who used how much of which device, and which hardware a pod had: from a running agent, or from its journal.
+    Usage(UsageArguments),
     /// Call every NVML function that the agent uses on every GPU, and report support, latency and errors.
     ProbeNvml(ProbeArguments),
     /// Print a shell's completions of this command line.
@@ -189,6 +192,15 @@ pub struct AgentArguments {
     /// The file's section `health`, which no flag spells out.
     #[arg(skip)]
     pub health: HealthConfig,
+    /// Keep a journal of who held which device in this directory, for `podmeter usage` [default: none].
+    #[arg(long, env = "PODMETER_STATE_DIR", value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// How large the journal may become; past it what ended longest ago goes [default: 64MiB].
+    #[arg(long, env = "PODMETER_STATE_MAX_SIZE", value_name = "SIZE")]
+    pub state_max_size: Option<Size>,
+    /// How long the journal remembers what has ended [default: 90days].
+    #[arg(long, env = "PODMETER_STATE_MAX_AGE", value_name = "DUR", value_parser = humantime::parse_duration)]
+    pub state_max_age: Option<Duration>,
     /// Local HTTP for this binary's own clients, mode 0600; `none` for none [default: /run/podmeter/podmeter.sock].
     #[arg(long, env = "PODMETER_ADMIN_SOCKET", value_name = "PATH")]
     pub admin_socket: Option<PathBuf>,
@@ -239,6 +251,12 @@ pub struct DemoArguments {
     /// Write what the simulation really did to this file, as JSON lines, to compare the metrics with.
     #[arg(long, value_name = "FILE")]
     pub ground_truth: Option<PathBuf>,
+    /// Keep a journal of who held which device in this directory, for `podmeter usage`.
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// As of the agent; by default in a directory of the demo's own, which goes with it.
+    #[arg(long, value_name = "PATH")]
+    pub admin_socket: Option<PathBuf>,
 }
 
 impl DemoArguments {
@@ -255,6 +273,8 @@ impl DemoArguments {
             nvml: library_search(self.nvml_library.clone(), vec![]),
             refresh_interval: self.refresh_interval,
             ground_truth: self.ground_truth.clone(),
+            admin_socket: self.admin_socket.clone(),
+            journal: self.state_dir.as_ref().map(|directory| journal_settings(directory, None, None)),
         }
     }
 }
@@ -292,6 +312,42 @@ pub struct RecordArguments {
 pub enum RecordFormat {
     Json,
     Yaml,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct UsageArguments {
+    /// How long ago (24h), or a time in UTC (2026-01-31T12:00:00Z, 2026-01-31).
+    #[arg(long, default_value = "24h", value_name = "WHEN")]
+    pub since: String,
+    /// Likewise [default: now].
+    #[arg(long, value_name = "WHEN")]
+    pub until: Option<String>,
+    #[arg(long, value_enum, default_value_t = UsageBy::Namespace, conflicts_with = "pod")]
+    pub by: UsageBy,
+    /// Each holding of this pod instead of sums: which devices it had, and what became of them.
+    #[arg(long, value_name = "NAMESPACE/NAME")]
+    pub pod: Option<String>,
+    #[arg(short, long, value_enum, default_value_t = UsageFormat::Table)]
+    pub output: UsageFormat,
+    #[command(flatten)]
+    pub agent: AgentAddress,
+    /// Read the journal in this directory if no agent answers.
+    #[arg(long, env = "PODMETER_STATE_DIR", value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum UsageBy {
+    Namespace,
+    Pod,
+    Device,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum UsageFormat {
+    Table,
+    Csv,
+    Json,
 }
 
 #[derive(Clone, Debug, Args)]

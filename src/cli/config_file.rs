@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::arguments::{AgentArguments, Switch};
 use crate::agent::{
-    HardwareSource, HealthConfig, ListenAddress, LogFormat, PluginConfig, ProcessAttribution, ReadFile, sha256,
+    HardwareSource, HealthConfig, ListenAddress, LogFormat, PluginConfig, ProcessAttribution, ReadFile, Size, sha256,
 };
 
 /// The flags as keys. Unknown keys are errors.
@@ -40,6 +40,9 @@ struct ConfigFile {
     pod_logs_root: Option<PathBuf>,
     pod_labels: Vec<String>,
     device_plugin: DevicePlugin,
+    state_dir: Option<PathBuf>,
+    state_max_size: Option<Parsed<Size>>,
+    state_max_age: Option<Parsed<humantime::Duration>>,
     admin_socket: Option<PathBuf>,
     retention: Option<Parsed<humantime::Duration>>,
     series_limit: Option<usize>,
@@ -194,6 +197,9 @@ pub fn complete(arguments: AgentArguments, files: &mut Vec<ReadFile>) -> Result<
         device_plugin: arguments.device_plugin.or(switch),
         nvidia_config: arguments.nvidia_config,
         plugin_config,
+        state_dir: arguments.state_dir.or(read.state_dir),
+        state_max_size: arguments.state_max_size.or(read.state_max_size.map(|read| read.0)),
+        state_max_age: duration(arguments.state_max_age, read.state_max_age),
         admin_socket: arguments.admin_socket.or(read.admin_socket),
         retention: duration(arguments.retention, read.retention),
         series_limit: arguments.series_limit.or(read.series_limit),
@@ -233,7 +239,7 @@ mod tests {
                     webReadTimeout: 3s\nwebWriteTimeout: 4s\nwebMaxHeaderBytes: 9000\nnodeName: n\nkubeletRoot: /k\n\
                     podResourcesSocket: /p\ndevicePluginDir: /d\nrefreshInterval: 2s\nhardware: simulated\n\
                     nvmlLibrary: /l\nnvmlCallDurations: true\ndriverRoot: [/a, /b]\nsampleInterval: 500ms\nadminSocket: /x\n\
-                    procRoot: /host/proc\nsysRoot: /host/sys\ndevRoot: /host/dev\nretention: 1m 30s\nseriesLimit: 500\nlogFormat: json\nlogLevel: debug\n";
+                    procRoot: /host/proc\nsysRoot: /host/sys\ndevRoot: /host/dev\nretention: 1m 30s\nseriesLimit: 500\nstateDir: /s\nstateMaxSize: 8MiB\nstateMaxAge: 7days\nlogFormat: json\nlogLevel: debug\n";
         let file = parse(text).expect("parses");
         assert_eq!(file.listen.len(), 2);
         assert_eq!(file.probe_listen.map(|parsed| parsed.0.to_string()), Some("0.0.0.0:9411".to_owned()));
@@ -243,6 +249,7 @@ mod tests {
             [file.web_read_timeout, file.web_write_timeout].map(|parsed| parsed.map(|parsed| parsed.0.as_secs()));
         assert_eq!(timeouts, [Some(3), Some(4)]);
         assert_eq!(file.retention.map(|parsed| *parsed.0), Some(Duration::from_secs(90)));
+        assert_eq!(file.state_max_size.map(|parsed| parsed.0), Some(Size(8 << 20)));
         assert_eq!(file.hardware, Some(HardwareSource::Simulated));
         assert_eq!((file.driver_root.len(), file.nvml_call_durations), (2, Some(true)));
         let roots = [file.proc_root, file.sys_root, file.dev_root].map(|root| root.expect("read"));

@@ -6,7 +6,7 @@ use clap::Command;
 use crate::agent::ListenAddress;
 
 /// Command → examples. Every command that is shown has some.
-const EXAMPLES: [(&str, &str); 9] = [
+const EXAMPLES: [(&str, &str); 10] = [
     (
         "agent",
         "Examples:
@@ -60,6 +60,18 @@ const EXAMPLES: [(&str, &str); 9] = [
       the same for eyes
   podmeter record --url http://node-a:9410
       another node's, without serial numbers",
+    ),
+    (
+        "usage",
+        "Examples:
+  podmeter usage --since 24h --by namespace
+      who had how many GPU-hours, and used them
+  podmeter usage --since 2026-01-01 --by pod -o csv
+      for a spreadsheet
+  podmeter usage --pod team-a/trainer-0 -o json
+      which hardware produced that pod's output
+  podmeter usage --state-dir /var/lib/podmeter
+      where no agent runs",
     ),
     (
         "metrics",

@@ -8,6 +8,7 @@ mod config_file;
 mod examples;
 mod logging;
 mod settings;
+mod usage;
 
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
@@ -70,17 +71,18 @@ fn run(command: Command) -> Result<(), Failed> {
         }),
         Command::CheckConfig { file, web_config } => {
             if let Some(file) = file {
-                settings::check_file(&file).map_err(usage)?;
+                settings::check_file(&file).map_err(misused)?;
                 say(&format!("{}: valid\n", file.display()))?;
             }
             let Some(file) = web_config else { return Ok(()) };
-            for warning in settings::check_web_config(&file).map_err(usage)? {
+            for warning in settings::check_web_config(&file).map_err(misused)? {
                 say(&format!("{}: {warning}\n", file.display()))?;
             }
             say(&format!("{}: valid\n", file.display()))
         }
         Command::Doctor(arguments) => run_doctor(*arguments),
         Command::Record(arguments) => run_record(arguments),
+        Command::Usage(arguments) => usage::run(arguments),
         Command::ProbeNvml(arguments) => run_probe(arguments),
         Command::Completions { shell } => {
             let mut script = vec![];
@@ -97,7 +99,7 @@ fn run_top(TopArguments { agent, once, interval }: TopArguments) -> Result<(), F
 }
 
 fn run_agent(arguments: AgentArguments) -> Result<(), Failed> {
-    let settings = settings::resolve(arguments.clone()).map_err(usage)?;
+    let settings = settings::resolve(arguments.clone()).map_err(misused)?;
     let log = logging::start(settings.log_format, &settings.reloadable.log_level);
     let started = settings.clone();
     let reload = Box::new(move || {
@@ -145,7 +147,7 @@ fn run_probe(arguments: ProbeArguments) -> Result<(), Failed> {
 
 fn run_doctor(arguments: DoctorArguments) -> Result<(), Failed> {
     let DoctorArguments { url, output, agent } = arguments;
-    let settings = settings::resolve(agent).map_err(usage)?;
+    let settings = settings::resolve(agent).map_err(misused)?;
     let report = block_on(agent::examine(settings, url))?;
     say(&match output {
         DoctorFormat::Json => report.json(),
@@ -168,8 +170,8 @@ fn run_record(arguments: RecordArguments) -> Result<(), Failed> {
     let target = match (config, address) {
         (Some(config), AgentAddress { url: None, admin_socket }) => {
             let arguments = AgentArguments { config: Some(config), admin_socket, ..AgentArguments::default() };
-            let socket = settings::resolve(arguments).map_err(usage)?.admin_socket;
-            Target::Socket(socket.ok_or_else(|| usage("the agent has no admin socket: name it with --url"))?)
+            let socket = settings::resolve(arguments).map_err(misused)?.admin_socket;
+            Target::Socket(socket.ok_or_else(|| misused("the agent has no admin socket: name it with --url"))?)
         }
         (_, address) => address.target(),
     };
@@ -181,7 +183,7 @@ fn run_record(arguments: RecordArguments) -> Result<(), Failed> {
     say(&String::from_utf8_lossy(&body))
 }
 
-fn usage(error: impl std::fmt::Display) -> Failed {
+fn misused(error: impl std::fmt::Display) -> Failed {
     Failed(USAGE, error.to_string())
 }
 

@@ -7,8 +7,8 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use super::arguments::{AgentArguments, Switch};
 use super::config_file::{self, ConfigFileError};
 use crate::agent::{
-    HardwareSource, LibrarySearch, ListenAddress, LogFormat, PluginConfigError, PodLabel, PodLabelError, ReadFile,
-    Reloadable, Settings, WebConfig, WebConfigError, WebLimits, sha256,
+    HardwareSource, JournalBounds, JournalSettings, LibrarySearch, ListenAddress, LogFormat, PluginConfigError,
+    PodLabel, PodLabelError, ReadFile, Reloadable, Settings, Size, WebConfig, WebConfigError, WebLimits, sha256,
 };
 
 /// 0.0.0.0:9410
@@ -100,6 +100,9 @@ pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
         pod_labels: PodLabel::all(&arguments.pod_label)?,
         log_format: arguments.log_format.unwrap_or(LogFormat::Text),
         health: arguments.health,
+        journal: arguments
+            .state_dir
+            .map(|directory| journal_settings(&directory, arguments.state_max_size, arguments.state_max_age)),
         reloadable: Reloadable {
             refresh_interval: arguments.refresh_interval.unwrap_or(Duration::from_secs(5)),
             retention: arguments.retention.unwrap_or(Duration::from_secs(300)),
@@ -112,6 +115,13 @@ pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
     check(&settings, arguments.config.as_deref())?;
     settings.web_config.as_deref().map(check_web_config).transpose()?;
     Ok(settings)
+}
+
+/// 64 MiB hold some 60,000 holdings: for a busy node, months.
+pub fn journal_settings(directory: &Path, size: Option<Size>, age: Option<Duration>) -> JournalSettings {
+    let bytes = size.map_or(64 << 20, |size| size.0);
+    let age = age.unwrap_or(Duration::from_secs(90 * 24 * 60 * 60));
+    JournalSettings { directory: directory.to_owned(), bounds: JournalBounds { bytes, age } }
 }
 
 /// A host's driver, a driver container's, and Google Kubernetes Engine's.
@@ -146,6 +156,13 @@ fn check(settings: &Settings, file: Option<&Path>) -> Result<(), InvalidSettings
     range("refresh-interval", *refresh_interval, second, 10 * minute, "must be 1s to 10m")?;
     range("sample-interval", settings.sample_interval, second / 10, minute, "must be 100ms to 1m")?;
     range("retention", *retention, Duration::ZERO, 24 * 60 * minute, "must be 0s to 1day")?;
+    if let Some(JournalSettings { bounds, .. }) = &settings.journal {
+        range("state-max-age", bounds.age, 60 * minute, 20 * 366 * 24 * 60 * minute, "must be 1h to 20years")?;
+        if !((4 << 20)..=(16 << 30)).contains(&bounds.bytes) {
+            let (flag, value) = ("state-max-size", Size(bounds.bytes).to_string());
+            return Err(InvalidSettings::Value { flag, file, value, problem: "must be 4MiB to 16GiB" });
+        }
+    }
     let count = |flag, value: usize, valid: std::ops::RangeInclusive<usize>, problem| match valid.contains(&value) {
         true => Ok(()),
         false => Err(InvalidSettings::Value { flag, file: file.clone(), value: value.to_string(), problem }),
@@ -200,6 +217,17 @@ mod tests {
         assert_eq!(before.restart_needed_for(&read("refreshInterval: 9s\nretention: 9s\n")), Vec::<&str>::new());
         let after = read("sampleInterval: 2s\nhealth: {holdDown: 5s}\n");
         assert_eq!(before.restart_needed_for(&after), ["sampleInterval", "health"]);
+    }
+
+    #[test]
+    fn the_journal_has_a_directory_and_bounds() {
+        assert_eq!(resolve(AgentArguments::default()).expect("valid").journal, None);
+        let arguments = AgentArguments { state_dir: Some("/s".into()), ..AgentArguments::default() };
+        let journal = resolve(arguments.clone()).expect("valid").journal.expect("asked for");
+        assert_eq!((journal.bounds.bytes, journal.bounds.age.as_secs()), (64 << 20, 90 * 86_400));
+        let small = AgentArguments { state_max_size: Some(Size(1 << 20)), ..arguments };
+        let error = resolve(small).expect_err("invalid").to_string();
+        assert_eq!(error, "--state-max-size (stateMaxSize in a file) 1MiB: must be 4MiB to 16GiB");
     }
 
     #[test]

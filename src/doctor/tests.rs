@@ -61,7 +61,10 @@ fn answers() -> Answers {
         record: Ok(json!({"running": {"version": "1.2.3", "revision": "abc"}})),
         node: Ok(node()),
         ready: Ok(()),
-        pages: vec![(Target::Url("http://127.0.0.1:9410".parse().unwrap()), Ok(Page { bytes: 10, families: 1, series: 2 }))],
+        pages: vec![(
+            Target::Url("http://127.0.0.1:9410".parse().unwrap()),
+            Ok(Page { bytes: 10, families: 1, series: 2 }),
+        )],
     }
 }
 

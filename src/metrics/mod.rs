@@ -16,6 +16,7 @@ mod device_use;
 mod exposition;
 mod family;
 mod health;
+mod journal;
 mod kubelet;
 mod mig;
 mod page;
@@ -56,6 +57,7 @@ pub const GROUPS: &[Group] = &[
     plugin::GROUP,
     kubelet::GROUP,
     self_metrics::GROUP,
+    journal::GROUP,
 ];
 
 /// Every family that has a sample: by group, then by name, its samples sorted by their labels.

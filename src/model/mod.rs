@@ -5,6 +5,7 @@
 mod health;
 mod identity;
 mod inventory;
+mod journal;
 mod plugin;
 mod pod_label;
 mod process;
@@ -21,6 +22,7 @@ pub use health::{
 };
 pub use identity::{ContainerId, ContainerRef, DeviceId, GpuUuid, MigUuid, PciBusId, PodRef, PodUid, ResourceName};
 pub use inventory::{DriverInfo, Gpu, Inventory, MigDevice, NodeDevices, NvLinkPeers};
+pub use journal::JournalState;
 pub use plugin::{PluginResource, PluginState, WithheldReason};
 pub use pod_label::{PodLabel, PodLabelError};
 pub use process::{Owner, PodDirectory, PodIdentity, Process, ProcessKey, ProcessState, UnknownOwner};

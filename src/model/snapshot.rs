@@ -6,8 +6,8 @@ use serde::Serialize;
 
 use super::{
     Allocatable, ContainerRef, ContainerXid, DeviceId, DeviceReadings, DurationHistogram, GpuUuid, HealthState,
-    Inventory, MigUuid, Moment, Monotonic, NodeDevices, PluginState, ProcessState, Quantity, Relation, Remainder,
-    ResourceName, UnallocatedUse, UnixSeconds,
+    Inventory, JournalState, MigUuid, Moment, Monotonic, NodeDevices, PluginState, ProcessState, Quantity, Relation,
+    Remainder, ResourceName, UnallocatedUse, UnixSeconds,
 };
 
 /// Everything that the page, the API and the plugin show, at one moment. Published by the agent alone, never changed.
@@ -46,6 +46,8 @@ pub struct Snapshot {
     /// How long calls of the driver took, by call. Empty unless that was asked for.
     pub nvml_call_durations: BTreeMap<&'static str, DurationHistogram>,
     pub process: SelfUse,
+    /// `None` without a journal of allocations.
+    pub journal: Option<JournalState>,
     pub config_reload: Option<ConfigReload>,
 }
 

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tracing::error;
 
 use super::negotiation::{self, Choice};
-use super::{Admin, Live, ScrapeDurations, live, page as live_page};
+use super::{Admin, Live, Order, ScrapeDurations, live, page as live_page};
 use crate::clock::Clock;
 use crate::metrics::{Coding, Format, PageError, Pages};
 use crate::model::Snapshot;
@@ -51,6 +51,8 @@ pub struct WebState {
     /// A first snapshot is published, and the plugin's resources are registered or known to be absent.
     pub ready: Probe,
     pub record: RecordSource,
+    /// Answers `/api/v1/allocations`, given its query string; the error says what is wrong with that.
+    pub allocations: Order<String, Vec<u8>>,
     /// What the admin socket may order.
     pub admin: Admin,
     /// The last minutes, and who listens to what is new.
@@ -63,8 +65,8 @@ impl WebState {
     }
 }
 
-const ROUTES: &str =
-    "/  /metrics  /metrics/dcgm  /api/v1/node  /api/v1/record  /api/v1/history  /api/v1/stream  /-/healthy  /-/ready";
+const ROUTES: &str = "/  /metrics  /metrics/dcgm  /api/v1/node  /api/v1/record  /api/v1/allocations  /api/v1/history  \
+                      /api/v1/stream  /-/healthy  /-/ready";
 
 /// All routes that any server has. Each reads; none changes anything.
 pub fn router(state: WebState) -> Router {
@@ -77,6 +79,7 @@ pub fn router(state: WebState) -> Router {
         .route("/api/v1/history", get(history))
         .route("/api/v1/stream", get(live::node))
         .route("/live", get(live::page))
+        .route("/api/v1/allocations", get(allocations))
         .route("/-/healthy", get(healthy))
         .route("/-/ready", get(ready))
         .method_not_allowed_fallback(method_not_allowed)
@@ -187,6 +190,13 @@ async fn record(State(state): State<WebState>, private: Option<Extension<Private
             error!(%problem, "the record could not be written");
             api_problem(StatusCode::INTERNAL_SERVER_ERROR, "the record could not be written; please report this")
         }
+    }
+}
+
+async fn allocations(State(state): State<WebState>, uri: Uri) -> Response {
+    match (state.allocations)(uri.query().unwrap_or_default().to_owned()).await {
+        Ok(body) => ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")], body).into_response(),
+        Err(problem) => api_problem(StatusCode::BAD_REQUEST, &problem),
     }
 }
 

@@ -85,7 +85,10 @@ pub(super) fn live(snapshot: &Snapshot, history: &History, now: Moment, not_read
 
 fn live_markup(snapshot: &Snapshot, history: &History, now: Moment, not_ready: Option<String>) -> Markup {
     let hardware = &snapshot.hardware;
-    let problems = [not_ready.as_deref(), hardware.problem.as_deref(), snapshot.kubelet.problem.as_deref()];
+    let journal = snapshot.journal.as_ref().and_then(|journal| journal.problem.as_deref());
+    let journal = journal.map(|problem| format!("the journal of allocations is not written: {problem}"));
+    let problems =
+        [not_ready.as_deref(), hardware.problem.as_deref(), snapshot.kubelet.problem.as_deref(), journal.as_deref()];
     html! {
         p.about {
             (driver(snapshot)) ", up for " (text::span(now.monotonic.as_duration().as_secs()))

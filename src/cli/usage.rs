@@ -1,0 +1,142 @@
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::path::Path;
+
+use super::arguments::{UsageArguments, UsageBy, UsageFormat};
+use super::{FAILED, Failed, block_on, misused, say};
+use crate::client::{self, Target};
+use crate::clock::Clock;
+use crate::journal::{Answer, By, Cursor, Query, Record, Usage, parse_time, read_directory, report};
+use crate::model::UnixSeconds;
+
+/// Asked for at once; the agent's own page is as large.
+const PAGES: usize = 10_000;
+
+pub fn run(arguments: UsageArguments) -> Result<(), Failed> {
+    let arguments = &arguments;
+    let now = Clock::start().now().unix;
+    let query = query(arguments, now).map_err(misused)?;
+    let (answer, records) = collect(arguments, &query, now)?;
+    if let Some(problem) = &answer.problem {
+        warn(problem);
+    }
+    if !answer.journal {
+        warn("this agent keeps no journal (--state-dir): only what is held now is counted, since the agent began");
+    }
+    let records: Vec<Record> = records.into_values().collect();
+    let (since, until) = (query.since, query.until.min(answer.at));
+    if arguments.pod.is_some() {
+        return say(&match arguments.output {
+            UsageFormat::Table => report::holdings_table(&records),
+            UsageFormat::Csv => report::holdings_csv(&records),
+            UsageFormat::Json => pretty(&serde_json::json!({
+                "node": answer.node, "since": since, "until": until, "allocations": records,
+            })),
+        });
+    }
+    let by = match arguments.by {
+        UsageBy::Namespace => By::Namespace,
+        UsageBy::Pod => By::Pod,
+        UsageBy::Device => By::Device,
+    };
+    let usage = Usage::of(&records, by, since, until);
+    say(&match arguments.output {
+        UsageFormat::Table => report::usage_table(&usage, by),
+        UsageFormat::Csv => report::usage_csv(&usage, by),
+        UsageFormat::Json => pretty(&usage),
+    })
+}
+
+fn query(arguments: &UsageArguments, now: UnixSeconds) -> Result<Query, String> {
+    let since = parse_time(&arguments.since, now).map_err(|error| format!("--since {}: {error}", arguments.since))?;
+    let until = arguments
+        .until
+        .as_deref()
+        .map(|text| parse_time(text, now).map_err(|error| format!("--until {text}: {error}")));
+    let until = until.transpose()?.unwrap_or(f64::MAX);
+    if until < since {
+        return Err("--until lies before --since".to_owned());
+    }
+    let mut query = Query { since, until, ..Query::all() };
+    if let Some(pod) = &arguments.pod {
+        let (namespace, name) = pod.split_once('/').ok_or_else(|| format!("--pod {pod}: write NAMESPACE/NAME"))?;
+        (query.namespace, query.pod) = (Some(namespace.to_owned()), Some(name.to_owned()));
+    }
+    Ok(query)
+}
+
+/// The last page, and all holdings by id.
+fn collect(
+    arguments: &UsageArguments,
+    query: &Query,
+    now: UnixSeconds,
+) -> Result<(Answer, BTreeMap<u64, Record>), Failed> {
+    let target = arguments.agent.clone().target();
+    match all_pages(|query| ask(&target, query), query) {
+        Ok(all) => Ok(all),
+        Err(Unanswered::Unreachable(error)) => match (&arguments.state_dir, &arguments.agent.url) {
+            (Some(directory), None) => read(directory, query, now),
+            (None, None) => {
+                Err(Failed(FAILED, format!("{error}; name a journal with --state-dir, or an agent with --url")))
+            }
+            (_, Some(_)) => Err(Failed(FAILED, error)),
+        },
+        Err(Unanswered::Failed(error)) => Err(Failed(FAILED, error)),
+    }
+}
+
+fn read(directory: &Path, query: &Query, now: UnixSeconds) -> Result<(Answer, BTreeMap<u64, Record>), Failed> {
+    let read = |query: &Query| {
+        read_directory(directory, query, now)
+            .map_err(|error| Unanswered::Failed(format!("{}: {error}", directory.display())))
+    };
+    all_pages(read, query).map_err(|error| match error {
+        Unanswered::Failed(error) | Unanswered::Unreachable(error) => Failed(FAILED, error),
+    })
+}
+
+enum Unanswered {
+    /// Nobody is there.
+    Unreachable(String),
+    Failed(String),
+}
+
+fn all_pages(
+    page: impl Fn(&Query) -> Result<Answer, Unanswered>,
+    query: &Query,
+) -> Result<(Answer, BTreeMap<u64, Record>), Unanswered> {
+    let (mut query, mut all) = (query.clone(), BTreeMap::new());
+    for _ in 0..PAGES {
+        let mut answer = page(&query)?;
+        all.extend(std::mem::take(&mut answer.allocations).into_iter().map(|record| (record.id, record)));
+        match answer.next.as_deref() {
+            None => return Ok((answer, all)),
+            Some(next) => {
+                let next = Cursor::parse(next).filter(|next| *next != query.after);
+                query.after = next.ok_or_else(|| Unanswered::Failed("the answer does not end".to_owned()))?;
+            }
+        }
+    }
+    Err(Unanswered::Failed("there are too many holdings; ask for a shorter time".to_owned()))
+}
+
+fn ask(target: &Target, query: &Query) -> Result<Answer, Unanswered> {
+    let path = format!("/api/v1/allocations?{}", query.text());
+    let asked = block_on(client::get(target, &path)).map_err(|Failed(_, error)| Unanswered::Failed(error))?;
+    let body = asked.map_err(|error| match error.is_nobody() {
+        true => Unanswered::Unreachable(error.to_string()),
+        false => Unanswered::Failed(error.to_string()),
+    })?;
+    serde_json::from_slice(&body).map_err(|error| {
+        Unanswered::Failed(format!("{target} answered what this podmeter does not understand: {error}"))
+    })
+}
+
+fn pretty(value: &impl serde::Serialize) -> String {
+    let text = serde_json::to_string_pretty(value).expect("strings and numbers");
+    text + "\n"
+}
+
+fn warn(text: &str) {
+    let _ = writeln!(std::io::stderr(), "podmeter: {text}");
+}

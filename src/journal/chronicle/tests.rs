@@ -1,0 +1,494 @@
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::journal::subject::figures;
+use crate::model::{
+    Container, ContainerRef, ContainerXid, DeviceId, HealthState, HealthTransition, HeldDevice, Holding, KubeletState,
+    Pod, PodIdentity, PodRef, ProcessState, Relation, Sharing, UnhealthyReason, XidClass,
+};
+
+const GPU: &str = "GPU-1";
+/// Unix time at which the first agent began.
+const BIRTH: f64 = 1_000_000.0;
+
+/// What the publisher would say: one account per pod, all on one GPU, each second of holding half busy.
+#[derive(Clone, Default)]
+struct Node {
+    /// Seconds since the agent began, and Unix time of that.
+    second: u64,
+    born: f64,
+    accounts: BTreeMap<String, Account>,
+    uids: BTreeMap<String, String>,
+    turns: Vec<HealthTransition>,
+    xids: Vec<ContainerXid>,
+    settled: bool,
+}
+
+impl Node {
+    fn new(born: f64) -> Self {
+        Self { born, settled: true, ..Self::default() }
+    }
+
+    fn now(&self) -> Moment {
+        Moment { monotonic: Monotonic::from_secs(self.second), unix: UnixSeconds(self.born + self.second as f64) }
+    }
+
+    fn hold(&mut self, pod: &str) {
+        let now = self.now();
+        let account = self.accounts.entry(pod.to_owned()).or_insert_with(|| account(pod, now.unix));
+        (account.holding, account.ended) = (Some(holding()), None);
+    }
+
+    fn release(&mut self, pod: &str) {
+        let now = self.now().monotonic;
+        let account = self.accounts.get_mut(pod).expect("held");
+        (account.holding, account.ended) = (None, Some(now));
+    }
+
+    /// Lets so many seconds pass, one snapshot.
+    fn pass(&mut self, seconds: u64) {
+        self.second += seconds;
+        for account in self.accounts.values_mut().filter(|account| account.holding.is_some()) {
+            gain(account, seconds as f64);
+        }
+    }
+
+    fn forget(&mut self, pod: &str) {
+        self.accounts.remove(pod);
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let container = |pod: &String| Container {
+            reference: ContainerRef::new("team", pod, "main"),
+            devices: vec![HeldDevice { resource: "nvidia.com/gpu".into(), id: GPU.into(), numa_nodes: [].into() }],
+            claims: vec![],
+            exclusive_cpus: Default::default(),
+            memory: vec![],
+        };
+        let pod = |pod: &String| Pod {
+            reference: PodRef::new("team", pod),
+            containers: vec![container(pod)],
+            exclusive_cpus: Default::default(),
+            memory: vec![],
+        };
+        let held = self.accounts.iter().filter(|(_, account)| account.holding.is_some());
+        let relation = Relation { pods: held.map(|(name, _)| pod(name)).collect() };
+        let kubelet =
+            KubeletState { relation: Some(Arc::new(relation)), settled: self.settled, ..KubeletState::default() };
+        let identity = |(pod, uid): (&String, &String)| {
+            let identity = PodIdentity {
+                pod: PodRef::new("team", pod),
+                uid: uid.as_str().into(),
+                runtime_uid: None,
+                labels: BTreeMap::new(),
+                terminal: false,
+                containers: BTreeMap::new(),
+            };
+            (identity.pod.clone(), Arc::new(identity))
+        };
+        let pods = Arc::new(self.uids.iter().map(identity).collect());
+        Snapshot {
+            at: self.now(),
+            accounts: self.accounts.values().cloned().collect(),
+            kubelet: Arc::new(kubelet),
+            processes: Some(Arc::new(ProcessState { pods, ..ProcessState::default() })),
+            health: Arc::new(HealthState { transitions: self.turns.clone(), ..HealthState::default() }),
+            container_xids: self.xids.clone(),
+            ..Snapshot::default()
+        }
+    }
+}
+
+fn holding() -> Holding {
+    Holding {
+        resource: Some("nvidia.com/gpu".into()),
+        device_ids: vec![DeviceId::new(GPU)],
+        sharing: Sharing::Exclusive,
+        attribution: None,
+        share: Some(1.0),
+        weight: 1.0,
+    }
+}
+
+fn account(pod: &str, created: UnixSeconds) -> Account {
+    Account {
+        container: ContainerRef::new("team", pod, "main"),
+        gpu: GPU.into(),
+        mig: None,
+        holding: None,
+        created,
+        allocated_seconds: Some(0.0),
+        busy_seconds: None,
+        idle_seconds: None,
+        borrowed_seconds: None,
+        energy_joules: None,
+        last_active: None,
+        utilization_ratio: None,
+        device_utilization_ratio: None,
+        sm_active_ratio: None,
+        dram_active_ratio: None,
+        memory_used_bytes: None,
+        memory_limit_bytes: None,
+        processes: None,
+        over_limit: false,
+        ended: None,
+    }
+}
+
+fn gain(account: &mut Account, seconds: f64) {
+    *account.allocated_seconds.get_or_insert(0.0) += seconds;
+    *account.busy_seconds.get_or_insert(0.0) += seconds / 2.0;
+    *account.idle_seconds.get_or_insert(0.0) += seconds / 2.0;
+    *account.energy_joules.get_or_insert(0.0) += seconds * 300.0;
+}
+
+/// A journal of no earlier agent.
+fn begun() -> Chronicle {
+    let mut chronicle = Chronicle::default();
+    chronicle.load(vec![], 0, Moment::default());
+    chronicle
+}
+
+/// What was ever written, by id: the disk.
+fn write(disk: &mut BTreeMap<u64, Record>, chronicle: &mut Chronicle) {
+    disk.extend(chronicle.take().into_iter().map(|record| (record.id, record)));
+}
+
+fn open(disk: &BTreeMap<u64, Record>) -> Vec<Record> {
+    disk.values().filter(|record| record.is_open()).cloned().collect()
+}
+
+#[test]
+fn a_holding_begins_goes_on_and_ends_with_its_last_figures() {
+    let (mut node, mut chronicle, mut disk) = (Node::new(BIRTH), begun(), BTreeMap::new());
+    node.hold("a");
+    assert!(chronicle.observe(&node.snapshot()), "a beginning is urgent");
+    write(&mut disk, &mut chronicle);
+    node.pass(10);
+    assert!(!chronicle.observe(&node.snapshot()), "larger figures are not");
+    assert_eq!(chronicle.take(), []);
+    node.pass(25);
+    assert!(chronicle.observe(&node.snapshot()), "they are written from time to time");
+    write(&mut disk, &mut chronicle);
+    node.release("a");
+    assert!(chronicle.observe(&node.snapshot()), "an end is urgent");
+    write(&mut disk, &mut chronicle);
+    let [record] = &disk.values().cloned().collect::<Vec<_>>()[..] else { panic!("one holding: {disk:?}") };
+    assert_eq!((record.began, record.ended, record.ending), (BIRTH, Some(BIRTH + 35.0), Some(Ending::Released)));
+    assert_eq!((record.figures.allocated_seconds, record.figures.energy_joules), (Some(35.0), Some(10_500.0)));
+    // The device's last reading comes after the end.
+    gain(node.accounts.get_mut("a").expect("there"), 1.0);
+    node.pass(30);
+    chronicle.observe(&node.snapshot());
+    write(&mut disk, &mut chronicle);
+    assert_eq!(disk[&record.id].figures.allocated_seconds, Some(36.0));
+    assert_eq!(disk[&record.id].ended, Some(BIRTH + 35.0));
+    assert!(chronicle.live().is_empty());
+}
+
+#[test]
+fn one_that_came_and_went_between_two_snapshots_is_there() {
+    let (mut node, mut chronicle) = (Node::new(BIRTH), begun());
+    chronicle.observe(&node.snapshot());
+    node.hold("a");
+    node.pass(1);
+    node.release("a");
+    assert!(chronicle.observe(&node.snapshot()));
+    let records = chronicle.take();
+    assert_eq!((records.len(), records[0].ended), (1, Some(BIRTH + 1.0)));
+    assert_eq!(records[0].figures.allocated_seconds, Some(1.0));
+    node.pass(60);
+    chronicle.observe(&node.snapshot());
+    assert!(chronicle.take().len() <= 1 && !chronicle.observe(&node.snapshot()), "once");
+}
+
+#[test]
+fn two_holdings_of_one_name_are_two() {
+    let (mut node, mut chronicle, mut disk) = (Node::new(BIRTH), begun(), BTreeMap::new());
+    for _ in 0..2 {
+        node.hold("a");
+        chronicle.observe(&node.snapshot());
+        node.pass(7);
+        chronicle.observe(&node.snapshot());
+        node.release("a");
+        chronicle.observe(&node.snapshot());
+        node.pass(3);
+        write(&mut disk, &mut chronicle);
+    }
+    let allocated: Vec<_> = disk.values().map(|record| record.figures.allocated_seconds).collect();
+    assert_eq!(allocated, [Some(7.0), Some(7.0)]);
+}
+
+/// A first agent sees pod `a` for 40 s, and is killed.
+fn first_life(uid: Option<&str>) -> BTreeMap<u64, Record> {
+    let (mut node, mut chronicle, mut disk) = (Node::new(BIRTH), begun(), BTreeMap::new());
+    node.uids.extend(uid.map(|uid| ("a".to_owned(), uid.to_owned())));
+    node.hold("a");
+    chronicle.observe(&node.snapshot());
+    node.pass(40);
+    chronicle.observe(&node.snapshot());
+    write(&mut disk, &mut chronicle);
+    disk
+}
+
+/// The next agent, 100 s after the first one was born.
+fn second_life() -> Node {
+    Node::new(BIRTH + 100.0)
+}
+
+#[test]
+fn a_holding_goes_on_across_a_restart_and_says_what_nobody_saw() {
+    for late in [false, true] {
+        let (mut node, mut chronicle, mut disk) = (second_life(), Chronicle::default(), first_life(Some("u1")));
+        node.uids.insert("a".into(), "u1".into());
+        let load = |chronicle: &mut Chronicle| chronicle.load(open(&disk), 0, Moment::default());
+        if !late {
+            load(&mut chronicle);
+        }
+        node.hold("a");
+        chronicle.observe(&node.snapshot());
+        if late {
+            chronicle.load(open(&disk), 0, node.now());
+        }
+        node.pass(20);
+        chronicle.observe(&node.snapshot());
+        node.release("a");
+        chronicle.observe(&node.snapshot());
+        write(&mut disk, &mut chronicle);
+        let [record] = &disk.values().cloned().collect::<Vec<_>>()[..] else { panic!("one holding: {disk:?}") };
+        assert_eq!((record.began, record.ended), (BIRTH, Some(BIRTH + 120.0)));
+        assert_eq!(record.figures.allocated_seconds, Some(60.0), "late: {late}");
+        assert_eq!((record.held_seconds, record.unseen_seconds, record.agent_restarts), (60.0, 60.0, 1));
+    }
+}
+
+#[test]
+fn another_pod_of_the_name_is_another_holding_also_when_its_uid_is_learnt_late() {
+    for learnt_late in [false, true] {
+        let (mut node, mut chronicle, mut disk) = (second_life(), Chronicle::default(), first_life(Some("u1")));
+        chronicle.load(open(&disk), 0, node.now());
+        if !learnt_late {
+            node.uids.insert("a".into(), "u2".into());
+        }
+        node.hold("a");
+        chronicle.observe(&node.snapshot());
+        node.pass(20);
+        chronicle.observe(&node.snapshot());
+        node.uids.insert("a".into(), "u2".into());
+        node.pass(1);
+        chronicle.observe(&node.snapshot());
+        chronicle.all_wait();
+        write(&mut disk, &mut chronicle);
+        let records: Vec<_> = disk.values().collect();
+        let ends: Vec<_> = records.iter().map(|record| (record.ended, record.ending)).collect();
+        assert_eq!(ends, [(Some(BIRTH + 40.0), Some(Ending::Unseen)), (None, None)], "late: {learnt_late}");
+        let allocated: Vec<_> = records.iter().map(|record| record.figures.allocated_seconds).collect();
+        assert_eq!(allocated, [Some(40.0), Some(21.0)], "late: {learnt_late}");
+        assert_eq!((records[1].began, records[1].unseen_seconds), (BIRTH + 100.0, 0.0));
+    }
+}
+
+#[test]
+fn a_pod_that_is_replaced_under_its_name_ends() {
+    let (mut node, mut chronicle, mut disk) = (Node::new(BIRTH), begun(), BTreeMap::new());
+    node.uids.insert("a".into(), "u1".into());
+    node.hold("a");
+    chronicle.observe(&node.snapshot());
+    node.pass(5);
+    node.uids.insert("a".into(), "u2".into());
+    chronicle.observe(&node.snapshot());
+    node.pass(6);
+    chronicle.observe(&node.snapshot());
+    chronicle.all_wait();
+    write(&mut disk, &mut chronicle);
+    let records: Vec<_> = disk.values().collect();
+    assert_eq!((records.len(), records[0].ending), (2, Some(Ending::Replaced)));
+    let sum: f64 = records.iter().filter_map(|record| record.figures.allocated_seconds).sum();
+    assert_eq!((sum, records[1].figures.allocated_seconds), (11.0, Some(6.0)));
+}
+
+#[test]
+fn what_is_gone_after_a_restart_ends_when_it_was_last_seen_but_only_once_the_kubelet_says_so() {
+    let (mut node, mut chronicle, mut disk) = (second_life(), Chronicle::default(), first_life(None));
+    chronicle.load(open(&disk), 0, node.now());
+    node.settled = false;
+    chronicle.observe(&node.snapshot());
+    assert_eq!(chronicle.take(), [], "nobody knows yet");
+    node.settled = true;
+    assert!(chronicle.observe(&node.snapshot()));
+    write(&mut disk, &mut chronicle);
+    let record = disk.values().next().expect("one");
+    assert_eq!((record.ended, record.ending), (Some(BIRTH + 40.0), Some(Ending::Unseen)));
+    assert_eq!(record.figures.allocated_seconds, Some(40.0));
+}
+
+#[test]
+fn what_two_agents_saw_at_once_counts_once() {
+    // The next agent begins while the first still writes, and gets the file when that one ends.
+    let (mut node, mut chronicle, mut disk) = (Node::new(BIRTH + 20.0), Chronicle::default(), first_life(None));
+    node.hold("a");
+    chronicle.observe(&node.snapshot());
+    node.pass(25);
+    chronicle.observe(&node.snapshot());
+    chronicle.load(open(&disk), 0, node.now());
+    node.pass(15);
+    chronicle.observe(&node.snapshot());
+    chronicle.all_wait();
+    write(&mut disk, &mut chronicle);
+    let [record] = &disk.values().cloned().collect::<Vec<_>>()[..] else { panic!("one holding: {disk:?}") };
+    assert_eq!(record.figures.allocated_seconds, Some(60.0), "from 0 to 60, each second once");
+    assert_eq!(record.unseen_seconds, 0.0);
+}
+
+#[test]
+fn xids_and_turns_are_of_the_holding_in_which_they_came() {
+    let (mut node, mut chronicle) = (Node::new(BIRTH), begun());
+    node.hold("a");
+    chronicle.observe(&node.snapshot());
+    node.pass(2);
+    let turn = |number, to_healthy, at: Moment| HealthTransition {
+        number,
+        gpu: GPU.into(),
+        mig: None,
+        to_healthy,
+        reason: UnhealthyReason::Xid,
+        detail: "XID 79".into(),
+        at,
+        holders: vec![],
+    };
+    node.turns = vec![turn(1, false, node.now()), turn(2, true, node.now())];
+    node.xids.push(ContainerXid {
+        container: ContainerRef::new("team", "a", "main"),
+        gpu: GPU.into(),
+        mig: None,
+        code: 79,
+        class: XidClass::GpuReset,
+        count: 2,
+        created: UnixSeconds(BIRTH),
+    });
+    assert!(chronicle.observe(&node.snapshot()), "they are urgent");
+    let records = chronicle.take();
+    let [record] = &records[..] else { panic!("one holding: {records:?}") };
+    assert_eq!((record.xids[0].code, record.xids[0].count), (79, 2));
+    assert_eq!(record.health.iter().map(|event| event.healthy).collect::<Vec<_>>(), [false, true]);
+    node.release("a");
+    chronicle.observe(&node.snapshot());
+    node.hold("a");
+    chronicle.observe(&node.snapshot());
+    chronicle.all_wait();
+    let next = chronicle.take().into_iter().find(Record::is_open).expect("the next one");
+    assert_eq!((next.xids, next.health), (vec![], vec![]), "not the next one's");
+}
+
+#[test]
+fn beyond_the_limit_what_ended_first_is_given_up_and_counted() {
+    let (mut node, mut chronicle) = (Node::new(BIRTH), Chronicle::default());
+    node.hold("stays");
+    for number in 0..WAITING_LIMIT + 10 {
+        let pod = format!("p{number}");
+        node.hold(&pod);
+        node.pass(1);
+        node.release(&pod);
+        chronicle.observe(&node.snapshot());
+        node.forget(&pod);
+    }
+    assert!(chronicle.dropped > 0 && chronicle.waiting.len() <= WAITING_LIMIT);
+    chronicle.load(vec![], 0, node.now());
+    assert!(chronicle.take().iter().any(Record::is_open), "what is held is not given up");
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Hold(u8),
+    Release(u8),
+    Pass(u8),
+    /// The ledger lets go of an ended account.
+    Forget(u8),
+    /// The disk takes what there is, or refuses it.
+    Write(bool),
+    /// The agent ends in order, and the next one begins.
+    Restart,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        3 => (0..3u8).prop_map(Step::Hold),
+        3 => (0..3u8).prop_map(Step::Release),
+        4 => (1..40u8).prop_map(Step::Pass),
+        1 => (0..3u8).prop_map(Step::Forget),
+        3 => any::<bool>().prop_map(Step::Write),
+        1 => Just(Step::Restart),
+    ];
+    prop::collection::vec(step, 1..80)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Whatever comes and goes, and however often an agent ends in order: the journal holds every second and joule that the
+    /// ledger counted, once.
+    #[test]
+    fn no_second_is_lost_or_counted_twice(steps in steps()) {
+        let (mut node, mut chronicle, mut disk) = (Node::new(BIRTH), begun(), BTreeMap::new());
+        let mut counted = Figures::default();
+        let count = |node: &Node, name: &str| node.accounts.get(name).map_or(Figures::default(), figures);
+        for step in steps {
+            let name = |number: u8| format!("p{number}");
+            match step {
+                Step::Hold(pod) => node.hold(&name(pod)),
+                Step::Release(pod) => {
+                    if node.accounts.get(&name(pod)).is_some_and(|account| account.holding.is_some()) {
+                        node.release(&name(pod));
+                    }
+                }
+                Step::Pass(seconds) => node.pass(seconds.into()),
+                Step::Forget(pod) => {
+                    // Minutes after its end, in which it was seen.
+                    chronicle.observe(&node.snapshot());
+                    if node.accounts.get(&name(pod)).is_some_and(|account| account.holding.is_none()) {
+                        counted = counted.plus(count(&node, &name(pod)));
+                        node.forget(&name(pod));
+                        node.pass(1);
+                    }
+                }
+                Step::Write(true) => write(&mut disk, &mut chronicle),
+                Step::Write(false) => {
+                    let refused = chronicle.take();
+                    chronicle.observe(&node.snapshot());
+                    chronicle.give_back(refused);
+                }
+                Step::Restart => {
+                    chronicle.observe(&node.snapshot());
+                    chronicle.all_wait();
+                    write(&mut disk, &mut chronicle);
+                    let held: Vec<String> = node.accounts.iter().filter(|(_, one)| one.holding.is_some()).map(|(name, _)| name.clone()).collect();
+                    for name in node.accounts.keys() {
+                        counted = counted.plus(count(&node, name));
+                    }
+                    node = Node::new(node.now().unix.0 + 5.0);
+                    chronicle = Chronicle::default();
+                    chronicle.load(open(&disk), 0, node.now());
+                    for name in held {
+                        node.hold(&name);
+                    }
+                }
+            }
+            chronicle.observe(&node.snapshot());
+        }
+        for name in node.accounts.keys() {
+            counted = counted.plus(count(&node, name));
+        }
+        let live = chronicle.live();
+        disk.extend(live);
+        let written = disk.values().fold(Figures::default(), |sum, record| sum.plus(record.figures));
+        for (one, other) in [
+            (written.allocated_seconds, counted.allocated_seconds),
+            (written.busy_seconds, counted.busy_seconds),
+            (written.energy_joules, counted.energy_joules),
+        ] {
+            prop_assert!((one.unwrap_or(0.0) - other.unwrap_or(0.0)).abs() < 1e-6, "{written:?} and {counted:?}");
+        }
+    }
+}

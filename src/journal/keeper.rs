@@ -1,0 +1,345 @@
+use std::fs::File;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::chronicle::{Chronicle, PROGRESS};
+use super::store::{Bounds, FILE, Store, StoreError};
+use crate::clock::Clock;
+use crate::model::{JournalState, Monotonic, Snapshot};
+
+/// Held by the one agent that writes.
+const LOCK: &str = "allocations.lock";
+/// After a failure; another agent's lock is looked at as often.
+const RETRY: Duration = Duration::from_secs(5);
+const PRUNE: Duration = Duration::from_secs(60 * 60);
+/// A write takes milliseconds; a disk that takes so long is said to hang.
+const HANGS: Duration = Duration::from_secs(30);
+/// Damaged files that are kept beside the journal, the latest ones.
+const KEPT_ASIDE: usize = 2;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    pub directory: PathBuf,
+    pub bounds: Bounds,
+}
+
+/// The journal at work: it is told of every snapshot, and writes on a thread of its own.
+#[derive(Debug)]
+pub struct Journal {
+    watcher: Watcher,
+    thread: JoinHandle<()>,
+}
+
+/// Tells the journal of snapshots. The journal ends when none of them is left.
+#[derive(Clone, Debug)]
+pub struct Watcher {
+    shared: Arc<Shared>,
+    wake: SyncSender<()>,
+}
+
+/// What the thread and its askers both see. Nobody holds a lock of it while a disk is waited for.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub settings: Settings,
+    pub chronicle: Mutex<Chronicle>,
+    state: Mutex<JournalState>,
+    /// Milliseconds since the agent's start at which the disk was asked for something, 0: it is not.
+    asked: AtomicU64,
+    /// The thread is no more.
+    ended: AtomicBool,
+    clock: Clock,
+}
+
+impl Journal {
+    /// Touches no disk itself: that there is none to write to is seen in the state, not here.
+    pub fn start(settings: Settings, clock: Clock) -> std::io::Result<Self> {
+        let (wake, woken) = sync_channel(1);
+        let shared = Arc::new(Shared {
+            settings,
+            chronicle: Mutex::default(),
+            state: Mutex::default(),
+            asked: AtomicU64::new(0),
+            ended: AtomicBool::new(false),
+            clock,
+        });
+        let mut keeper = Keeper { shared: Arc::clone(&shared), lock: None, store: None, pruned: None };
+        let thread = std::thread::Builder::new().name("journal".into()).spawn(move || keeper.run(&woken))?;
+        Ok(Self { watcher: Watcher { shared, wake }, thread })
+    }
+
+    #[must_use]
+    pub fn watcher(&self) -> Watcher {
+        self.watcher.clone()
+    }
+
+    /// For whoever asks what is in it, and how it fares.
+    #[must_use]
+    pub fn reader(&self) -> Reader {
+        Reader(Arc::clone(&self.watcher.shared))
+    }
+
+    /// Writes what it knows, and returns when that is on disk or cannot be. Waits for other watchers to go.
+    pub fn stop(self) {
+        lock(&self.watcher.shared.chronicle).all_wait();
+        drop(self.watcher);
+        let _ = self.thread.join();
+    }
+}
+
+impl Watcher {
+    /// Computes only.
+    pub fn observe(&self, snapshot: &Snapshot) {
+        let urgent = lock(&self.shared.chronicle).observe(snapshot);
+        if self.shared.ended.load(Ordering::Relaxed) {
+            self.shared
+                .say(Some("its thread has ended, which it never should; restart podmeter and report this".into()));
+        } else if urgent {
+            // Full: it is awake already.
+            let _: Result<(), TrySendError<()>> = self.wake.try_send(());
+        }
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.shared.ended.store(true, Ordering::Relaxed);
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Reader(pub(super) Arc<Shared>);
+
+impl Reader {
+    #[must_use]
+    pub fn state(&self) -> JournalState {
+        let mut state = lock(&self.0.state).clone();
+        state.dropped = lock(&self.0.chronicle).dropped;
+        let asked = Monotonic::from_millis(self.0.asked.load(Ordering::Relaxed));
+        let waiting = self.0.clock.now().monotonic.since(asked);
+        if asked != Monotonic::default() && waiting > HANGS {
+            state.problem =
+                Some(format!("the disk has not answered for {} s; see to the disk", waiting.as_secs()).into());
+        }
+        state
+    }
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Whoever broke while it held the lock left plain values.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    pub fn file(&self) -> PathBuf {
+        self.settings.directory.join(FILE)
+    }
+
+    fn say(&self, problem: Option<String>) {
+        let mut state = lock(&self.state);
+        if state.problem.as_deref() == problem.as_deref() {
+            return;
+        }
+        let directory = self.settings.directory.display();
+        match &problem {
+            Some(problem) => tracing::warn!(%directory, problem, "the journal of allocations is not written"),
+            None => tracing::info!(%directory, "the journal of allocations is written again"),
+        }
+        state.problem = problem.map(Into::into);
+    }
+}
+
+struct Keeper {
+    shared: Arc<Shared>,
+    lock: Option<File>,
+    store: Option<Store>,
+    pruned: Option<Monotonic>,
+}
+
+impl Keeper {
+    fn run(&mut self, woken: &Receiver<()>) {
+        let mut wait = Duration::ZERO;
+        loop {
+            let ending = matches!(woken.recv_timeout(wait), Err(RecvTimeoutError::Disconnected));
+            match self.work() {
+                Ok(()) => {
+                    self.shared.say(None);
+                    wait = PROGRESS;
+                }
+                Err(problem) => {
+                    lock(&self.shared.state).errors += u64::from(self.lock.is_some());
+                    self.shared.say(Some(problem));
+                    // What waits is kept; who wakes us meanwhile changes nothing.
+                    wait = Duration::ZERO;
+                    if !ending && pause(woken) {
+                        let _ = self.work();
+                        return;
+                    }
+                }
+            }
+            if ending {
+                return;
+            }
+        }
+    }
+
+    /// Brings the disk up to what is known. The error is for people.
+    fn work(&mut self) -> Result<(), String> {
+        let now = self.shared.clock.now();
+        let asked = u64::try_from(now.monotonic.as_duration().as_millis()).unwrap_or(u64::MAX).max(1);
+        self.shared.asked.store(asked, Ordering::Relaxed);
+        let outcome = self.open().and_then(|()| self.write());
+        self.shared.asked.store(0, Ordering::Relaxed);
+        let size = self.store.as_ref().and_then(|store| store.size().ok());
+        lock(&self.shared.state).size_bytes = size;
+        outcome
+    }
+
+    fn open(&mut self) -> Result<(), String> {
+        if self.store.is_some() {
+            return Ok(());
+        }
+        let directory = &self.shared.settings.directory;
+        if self.lock.is_none() {
+            self.lock = Some(take_lock(directory)?);
+        }
+        let file = self.shared.file();
+        let bounds = self.shared.settings.bounds;
+        let store = match Store::open(&file, bounds) {
+            Ok(store) => store,
+            Err(error @ StoreError::Failed(_)) => return Err(format!("{}: {error}", file.display())),
+            Err(error) => self.begin_anew(&file, &error)?,
+        };
+        let (open, last) = store.open_records().map_err(|error| format!("{}: {error}", file.display()))?;
+        if open.damaged > 0 {
+            tracing::warn!(file = %file.display(), lost = open.damaged, "open holdings in the journal are unreadable");
+        }
+        let now = self.shared.clock.now();
+        let mut chronicle = lock(&self.shared.chronicle);
+        if chronicle.is_loaded() {
+            // The file is another than before, perhaps: what we know is newer in any case.
+            chronicle.all_wait();
+        } else {
+            chronicle.load(open.records, last, now);
+        }
+        drop(chronicle);
+        self.store = Some(store);
+        Ok(())
+    }
+
+    /// Puts a file that cannot be used aside, and saves what can be read of it.
+    fn begin_anew(&mut self, file: &Path, error: &StoreError) -> Result<Store, String> {
+        lock(&self.shared.state).errors += 1;
+        let aside = set_aside(file, self.shared.clock.now().unix.0)
+            .map_err(|cause| format!("{}: {error}; and it cannot be put aside: {cause}", file.display()))?;
+        let mut store =
+            Store::open(file, self.shared.settings.bounds).map_err(|error| format!("{}: {error}", file.display()))?;
+        let (saved, unreadable) = store.salvage(&aside).unwrap_or_default();
+        tracing::error!(
+            file = %file.display(),
+            problem = %error,
+            kept_as = %aside.display(),
+            saved,
+            unreadable,
+            "the journal of allocations could not be used and was begun anew with what could be read of it"
+        );
+        Ok(store)
+    }
+
+    fn write(&mut self) -> Result<(), String> {
+        let Some(store) = &mut self.store else { return Ok(()) };
+        let now = self.shared.clock.now();
+        let due = self.pruned.is_none_or(|last| now.monotonic.since(last) >= PRUNE);
+        let records = lock(&self.shared.chronicle).take();
+        let outcome = if records.is_empty() { Ok(()) } else { store.write(&records) };
+        let outcome = outcome.and_then(|()| if due { store.prune(now.unix.0).map(drop) } else { Ok(()) });
+        match outcome {
+            Ok(()) => {
+                self.pruned = if due { Some(now.monotonic) } else { self.pruned };
+                lock(&self.shared.state).written += records.len() as u64;
+                Ok(())
+            }
+            Err(error) => {
+                lock(&self.shared.chronicle).give_back(records);
+                // Opened again it is checked, and begun anew if it must be.
+                self.store = None;
+                Err(format!("{}: {error}; see to the disk under --state-dir", self.shared.file().display()))
+            }
+        }
+    }
+}
+
+/// Until it is time to try again; true when the agent ends meanwhile.
+fn pause(woken: &Receiver<()>) -> bool {
+    let mut rest = RETRY;
+    while rest > Duration::ZERO {
+        let step = rest.min(Duration::from_millis(500));
+        match woken.recv_timeout(step) {
+            Err(RecvTimeoutError::Disconnected) => return true,
+            Ok(()) => {}
+            Err(RecvTimeoutError::Timeout) => rest -= step,
+        }
+    }
+    false
+}
+
+fn take_lock(directory: &Path) -> Result<File, String> {
+    let said = |error: std::io::Error| {
+        format!("{}: {error}; give --state-dir a directory that podmeter may write to", directory.display())
+    };
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(said)?;
+    let file = directory.join(LOCK);
+    let file = File::options().create(true).truncate(false).write(true).open(file).map_err(said)?;
+    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            Err(format!("another podmeter writes to {}; waiting until it ends", directory.display()))
+        }
+        Err(error) => Err(said(error.into())),
+    }
+}
+
+/// With what was to undo its last change, which must not be applied to the next file.
+fn set_aside(file: &Path, now: f64) -> std::io::Result<PathBuf> {
+    let named = |suffix: &str| {
+        let mut name = file.as_os_str().to_owned();
+        name.push(suffix);
+        PathBuf::from(name)
+    };
+    let aside = named(&format!(".damaged-{now:.0}"));
+    std::fs::rename(file, &aside)?;
+    let undo = named("-journal");
+    if undo.exists() {
+        std::fs::rename(undo, named(&format!(".damaged-{now:.0}-journal")))?;
+    }
+    forget_oldest(file)?;
+    Ok(aside)
+}
+
+fn forget_oldest(file: &Path) -> std::io::Result<()> {
+    let Some((directory, name)) = file.parent().zip(file.file_name()) else { return Ok(()) };
+    let prefix = format!("{}.damaged-", name.to_string_lossy());
+    let mut aside = vec![];
+    for entry in std::fs::read_dir(directory)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if name.starts_with(&prefix) && !name.ends_with("-journal") {
+            aside.push(name);
+        }
+    }
+    aside.sort();
+    for name in aside.iter().rev().skip(KEPT_ASIDE) {
+        std::fs::remove_file(directory.join(name))?;
+        let undo = directory.join(format!("{name}-journal"));
+        if undo.exists() {
+            std::fs::remove_file(undo)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,149 @@
+use super::*;
+use crate::journal::Query;
+use crate::journal::record::Record;
+use crate::model::{Account, ContainerRef, Holding, Moment, Sharing, UnixSeconds};
+
+const BOUNDS: Bounds = Bounds { bytes: 4 << 20, age: Duration::from_secs(3600) };
+
+fn settings(directory: &Path) -> Settings {
+    Settings { directory: directory.to_owned(), bounds: BOUNDS }
+}
+
+/// One pod that holds a GPU.
+fn snapshot(clock: &Clock, pod: &str) -> Snapshot {
+    let at: Moment = clock.now();
+    let holding = Holding {
+        resource: None,
+        device_ids: vec![],
+        sharing: Sharing::Exclusive,
+        attribution: None,
+        share: Some(1.0),
+        weight: 1.0,
+    };
+    let account = Account {
+        container: ContainerRef::new("team", pod, "main"),
+        gpu: "GPU-1".into(),
+        mig: None,
+        holding: Some(holding),
+        created: at.unix,
+        allocated_seconds: Some(at.monotonic.as_duration().as_secs_f64()),
+        busy_seconds: None,
+        idle_seconds: None,
+        borrowed_seconds: None,
+        energy_joules: None,
+        last_active: None,
+        utilization_ratio: None,
+        device_utilization_ratio: None,
+        sm_active_ratio: None,
+        dram_active_ratio: None,
+        memory_used_bytes: None,
+        memory_limit_bytes: None,
+        processes: None,
+        over_limit: false,
+        ended: None,
+    };
+    Snapshot { at, accounts: vec![account], ..Snapshot::default() }
+}
+
+fn until(what: &str, journal: &Journal, condition: impl Fn(&JournalState) -> bool) {
+    let clock = Clock::start();
+    let (_never, nobody) = sync_channel::<()>(1);
+    while !condition(&journal.reader().state()) {
+        assert!(clock.now().monotonic < Monotonic::from_secs(60), "never: {what}: {:?}", journal.reader().state());
+        let _ = nobody.recv_timeout(Duration::from_millis(10));
+    }
+}
+
+fn on_disk(directory: &Path) -> Vec<Record> {
+    let answer = crate::journal::read_directory(directory, &Query::all(), UnixSeconds(0.0)).unwrap();
+    answer.allocations
+}
+
+#[test]
+fn what_it_knows_at_the_end_is_on_disk_and_the_next_one_goes_on() {
+    let directory = tempfile::tempdir().unwrap();
+    for life in 0..2 {
+        let clock = Clock::start();
+        let journal = Journal::start(settings(directory.path()), clock).unwrap();
+        until("open", &journal, |state| state.size_bytes.is_some());
+        journal.watcher().observe(&snapshot(&clock, "a"));
+        journal.stop();
+        let records = on_disk(directory.path());
+        assert_eq!((records.len(), records[0].agent_restarts), (1, life));
+    }
+}
+
+#[test]
+fn an_answer_has_what_is_on_disk_and_what_is_not_yet() {
+    let directory = tempfile::tempdir().unwrap();
+    let clock = Clock::start();
+    let journal = Journal::start(settings(directory.path()), clock).unwrap();
+    let watcher = journal.watcher();
+    let answer = || journal.reader().answer(&Query::all(), "node-a", clock.now().unix);
+    // Also before the file is there.
+    watcher.observe(&snapshot(&clock, "a"));
+    assert_eq!(answer().allocations.len(), 1);
+    until("written", &journal, |state| state.written > 0);
+    watcher.observe(&snapshot(&clock, "b"));
+    until("written twice", &journal, |state| state.written > 2);
+    let pods: Vec<_> = answer().allocations.iter().map(|record| (record.pod.to_string(), record.is_open())).collect();
+    assert_eq!(pods, [("a".to_owned(), false), ("b".to_owned(), true)], "each once");
+    drop(watcher);
+    journal.stop();
+}
+
+#[test]
+fn a_second_agent_waits_until_the_first_has_ended() {
+    let directory = tempfile::tempdir().unwrap();
+    let clock = Clock::start();
+    let first = Journal::start(settings(directory.path()), clock).unwrap();
+    until("open", &first, |state| state.size_bytes.is_some());
+    let second = Journal::start(settings(directory.path()), clock).unwrap();
+    second.watcher().observe(&snapshot(&clock, "a"));
+    until("told to wait", &second, |state| {
+        state.problem.as_deref().is_some_and(|text| text.contains("another podmeter"))
+    });
+    assert_eq!(second.reader().state().errors, 0, "waiting is no failure");
+    first.stop();
+    until("taken over", &second, |state| state.problem.is_none() && state.written == 1);
+    second.stop();
+    assert_eq!(on_disk(directory.path()).len(), 1);
+}
+
+#[test]
+fn a_damaged_file_is_put_aside_and_no_more_than_two_are_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join(FILE);
+    for round in 0..4 {
+        std::fs::write(&file, "no database".repeat(1000)).unwrap();
+        for (number, suffix) in ["damaged-1", "damaged-2"].iter().enumerate().filter(|_| round == 0) {
+            std::fs::write(directory.path().join(format!("{FILE}.{suffix}")), number.to_string()).unwrap();
+        }
+        let clock = Clock::start();
+        let journal = Journal::start(settings(directory.path()), clock).unwrap();
+        until("open", &journal, |state| state.size_bytes.is_some());
+        assert_eq!(journal.reader().state().errors, 1);
+        journal.watcher().observe(&snapshot(&clock, "a"));
+        journal.stop();
+        assert_eq!(on_disk(directory.path()).len(), 1);
+    }
+    let names = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    let names = names.map(|name| name.to_string_lossy().into_owned());
+    let aside = names.filter(|name| name.contains(".damaged-") && !name.ends_with("-journal")).count();
+    assert!((1..=KEPT_ASIDE).contains(&aside), "{aside}");
+}
+
+#[test]
+fn a_directory_that_cannot_be_is_said_and_taken_up_once_it_can() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path().join("state");
+    std::fs::write(&place, "a file, where a directory should be").unwrap();
+    let clock = Clock::start();
+    let journal = Journal::start(settings(&place), clock).unwrap();
+    journal.watcher().observe(&snapshot(&clock, "a"));
+    until("said", &journal, |state| state.problem.as_deref().is_some_and(|text| text.contains("--state-dir")));
+    std::fs::remove_file(&place).unwrap();
+    until("taken up", &journal, |state| state.problem.is_none() && state.written > 0);
+    journal.stop();
+    assert_eq!(on_disk(&place).len(), 1, "what was seen before is there");
+}

@@ -1,0 +1,267 @@
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::{Duration, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use super::keeper::{Reader, lock};
+use super::record::Record;
+use super::store::{FILE, Store, StoreError};
+use super::subject;
+use crate::model::{Snapshot, UnixSeconds};
+
+/// Holdings in one answer when nobody says.
+pub const PAGE: usize = 1000;
+const LARGEST_PAGE: usize = 5000;
+
+/// Which holdings are asked for. In HTTP the query string of `/api/v1/allocations`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Query {
+    /// Unix times: what ended before the first, or began after the second, is not asked for.
+    pub since: f64,
+    pub until: f64,
+    pub namespace: Option<String>,
+    pub pod: Option<String>,
+    pub after: Cursor,
+    pub limit: usize,
+}
+
+/// The last holding of the page before: when it ended, and its id.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cursor(pub f64, pub u64);
+
+/// A page of holdings. The last one, without `next`, has what is held now.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Answer {
+    pub node: String,
+    /// Unix time of the answer.
+    pub at: f64,
+    pub since: f64,
+    pub until: f64,
+    /// Whether there is a journal: without one only what is held now is known.
+    pub journal: bool,
+    /// What is wrong with the journal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+    /// By end, then by beginning. A holding that two pages have is as the later one says.
+    pub allocations: Vec<Record>,
+    /// `after` of the next page.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct QueryError(String);
+
+impl Query {
+    /// Everything.
+    #[must_use]
+    pub fn all() -> Self {
+        Self { since: 0.0, until: f64::MAX, namespace: None, pod: None, after: Cursor::default(), limit: PAGE }
+    }
+
+    /// `since=24h&until=2026-01-31T12:00:00Z&namespace=…&pod=…&after=…&limit=…`, each optional.
+    pub fn parse(text: &str, now: UnixSeconds) -> Result<Self, QueryError> {
+        let mut query = Self::all();
+        for pair in text.split('&').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let value = decoded(value);
+            let wrong = |problem: String| QueryError(format!("{key}={value}: {problem}"));
+            match key {
+                "since" => query.since = parse_time(&value, now).map_err(wrong)?,
+                "until" => query.until = parse_time(&value, now).map_err(wrong)?,
+                "namespace" => query.namespace = Some(value),
+                "pod" => query.pod = Some(value),
+                "after" => query.after = Cursor::parse(&value).ok_or_else(|| wrong("take it from \"next\"".into()))?,
+                "limit" => {
+                    let limit = value.parse().ok().filter(|limit| (1..=LARGEST_PAGE).contains(limit));
+                    query.limit = limit.ok_or_else(|| wrong(format!("must be 1 to {LARGEST_PAGE}")))?;
+                }
+                _ => {
+                    let known = "since, until, namespace, pod, after, limit";
+                    return Err(QueryError(format!("{key:?} is not known here; there is {known}")));
+                }
+            }
+        }
+        Ok(query)
+    }
+
+    /// As `parse` reads it.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = format!("since={}&limit={}", self.since, self.limit);
+        if self.until < f64::MAX {
+            let _ = write!(text, "&until={}", self.until);
+        }
+        for (key, value) in [("namespace", &self.namespace), ("pod", &self.pod)] {
+            if let Some(value) = value {
+                let _ = write!(text, "&{key}={}", encoded(value));
+            }
+        }
+        if self.after != Cursor::default() {
+            let _ = write!(text, "&after={}:{}", self.after.0, self.after.1);
+        }
+        text
+    }
+
+    fn wants(&self, record: &Record) -> bool {
+        record.began <= self.until
+            && record.ended.is_none_or(|ended| ended >= self.since)
+            && self.namespace.as_deref().is_none_or(|namespace| *namespace == *record.namespace)
+            && self.pod.as_deref().is_none_or(|pod| *pod == *record.pod)
+    }
+
+    fn stored(&self, store: &Store) -> Result<(Vec<Record>, u64), StoreError> {
+        let (window, pod) = ((self.since, self.until), (self.namespace.as_deref(), self.pod.as_deref()));
+        let loaded = store.ended_records(window, pod, (self.after.0, self.after.1), self.limit)?;
+        Ok((loaded.records, loaded.damaged))
+    }
+
+    fn answer(&self, node: &str, at: f64) -> Answer {
+        Answer { node: node.to_owned(), at, since: self.since, until: self.until.min(at), ..Answer::default() }
+    }
+}
+
+impl Cursor {
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (ended, id) = text.split_once(':')?;
+        Some(Self(ended.parse().ok()?, id.parse().ok()?))
+    }
+}
+
+/// How long ago (`24h`), a time (`2026-01-31T12:00:00Z`, `2026-01-31`), or Unix seconds.
+pub fn parse_time(text: &str, now: UnixSeconds) -> Result<f64, String> {
+    if let Ok(unix) = text.parse::<f64>()
+        && unix.is_finite()
+    {
+        return Ok(unix);
+    }
+    if let Ok(ago) = humantime::parse_duration(text) {
+        return Ok(now.0 - ago.as_secs_f64());
+    }
+    let day = if text.len() == 10 { format!("{text}T00:00:00Z") } else { text.to_owned() };
+    let time = humantime::parse_rfc3339_weak(&day)
+        .map_err(|_| "write how long ago (24h), or a time in UTC (2026-01-31T12:00:00Z)".to_owned())?;
+    Ok(time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs_f64())
+}
+
+impl Reader {
+    /// Reads the disk: not for the async runtime.
+    #[must_use]
+    pub fn answer(&self, query: &Query, node: &str, now: UnixSeconds) -> Answer {
+        let file = self.0.file();
+        let mut answer = Answer { journal: true, ..query.answer(node, now.0) };
+        let stored = Store::open_to_read(&file).and_then(|store| query.stored(&store));
+        let problem = self.state().problem.map(|problem| problem.to_string());
+        match stored {
+            Ok((records, unreadable)) => take_page(&mut answer, query, records, unreadable),
+            Err(error) => answer.problem = Some(format!("{}: {error}", file.display())),
+        }
+        answer.problem = problem.or(answer.problem);
+        if answer.next.is_none() {
+            let live = lock(&self.0.chronicle).live();
+            answer.allocations.retain(|record| !live.contains_key(&record.id));
+            answer.allocations.extend(live.into_values().filter(|record| query.wants(record)));
+        }
+        answer
+    }
+}
+
+/// From the file, while no agent runs.
+pub fn read_directory(directory: &Path, query: &Query, now: UnixSeconds) -> Result<Answer, StoreError> {
+    let store = Store::open_to_read(&directory.join(FILE))?;
+    let mut answer = Answer { journal: true, ..query.answer("", now.0) };
+    let (records, unreadable) = query.stored(&store)?;
+    take_page(&mut answer, query, records, unreadable);
+    if answer.next.is_none() {
+        let (open, _) = store.open_records()?;
+        answer.allocations.extend(open.records.into_iter().filter(|record| query.wants(record)));
+    }
+    Ok(answer)
+}
+
+/// Without a journal: what is held now, with its figures since this agent began.
+#[must_use]
+pub fn current(snapshot: &Snapshot, query: &Query) -> Answer {
+    let held = snapshot.accounts.iter().filter(|account| account.holding.is_some());
+    let record = |(number, account)| {
+        let mut record = subject::record(account, snapshot, account.created, number);
+        record.figures = subject::figures(account);
+        record.held_seconds = (snapshot.at.unix.0 - record.began).max(0.0);
+        record.xids = subject::xids_since(account, snapshot, &std::collections::BTreeMap::new(), &[]);
+        record
+    };
+    let allocations = (1..).zip(held).map(record).filter(|record| query.wants(record)).collect();
+    Answer { allocations, ..query.answer(&snapshot.node_name, snapshot.at.unix.0) }
+}
+
+fn take_page(answer: &mut Answer, query: &Query, records: Vec<Record>, unreadable: u64) {
+    let is_full = records.len() as u64 + unreadable >= query.limit as u64;
+    let last = records.last().filter(|_| is_full);
+    answer.next = last.map(|record| format!("{}:{}", record.ended.unwrap_or_default(), record.id));
+    if unreadable > 0 {
+        answer.problem = Some(format!("{unreadable} holdings could not be read: the file is damaged there"));
+    }
+    answer.allocations = records;
+}
+
+fn encoded(text: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    let code = |byte: u8| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    text.bytes().map(code).collect()
+}
+
+/// `%2F` and `+`; what is not well-formed stays as it is.
+fn decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let code = tail.get(..2).and_then(|hex| u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok());
+        rest = match (first, code) {
+            (b'%', Some(byte)) => {
+                bytes.push(byte);
+                &tail[2..]
+            }
+            (b'+', _) => {
+                bytes.push(b' ');
+                tail
+            }
+            _ => {
+                bytes.push(*first);
+                tail
+            }
+        };
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: UnixSeconds = UnixSeconds(1_000_000.0);
+
+    #[test]
+    fn a_query_says_when_and_whose() {
+        let query = Query::parse("since=1h&namespace=team%2Da&pod=train+0&limit=7&after=12.5:9", NOW).unwrap();
+        assert_eq!((query.since, query.namespace.as_deref()), (1_000_000.0 - 3600.0, Some("team-a")));
+        assert_eq!((query.pod.as_deref(), query.limit, query.after), (Some("train 0"), 7, Cursor(12.5, 9)));
+        for (text, part) in
+            [("since=soon", "24h"), ("limit=0", "1 to 5000"), ("after=x", "next"), ("sinze=1h", "there is since")]
+        {
+            let error = Query::parse(text, NOW).unwrap_err().to_string();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn times_are_ages_dates_or_seconds() {
+        assert_eq!(parse_time("90m", NOW), Ok(1_000_000.0 - 5400.0));
+        assert_eq!(parse_time("1970-01-02", NOW), Ok(86_400.0));
+        assert_eq!(parse_time("1970-01-01T00:00:10Z", NOW), Ok(10.0));
+        assert_eq!(parse_time("12.5", NOW), Ok(12.5));
+        assert!(parse_time("yesterday", NOW).is_err());
+    }
+}

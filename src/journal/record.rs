@@ -1,0 +1,230 @@
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+/// One holding: a container had a device from then to then. What a line of the journal says; the form is documented in
+/// `docs/usage.md`. Absent means that nobody said.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// Rises with the beginning; the same for all that is ever said of this holding.
+    pub id: u64,
+    pub namespace: Arc<str>,
+    pub pod: Arc<str>,
+    pub container: Arc<str>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_uid: Option<Arc<str>>,
+    #[serde(flatten)]
+    pub device: Device,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resource: Option<Arc<str>>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub device_ids: Vec<Arc<str>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sharing: Option<Arc<str>>,
+    /// By which method busy time and energy were given to the holder, last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attribution: Option<Arc<str>>,
+    /// Unix time at which an agent first saw it held.
+    pub began: f64,
+    /// Unix time of the last word.
+    pub seen: f64,
+    /// Unix time; absent while it is held.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ending: Option<Ending>,
+    /// Held and watched, by a clock that does not step.
+    pub held_seconds: f64,
+    /// Between two agents, when nobody watched: in none of the figures.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unseen_seconds: f64,
+    /// How often an agent began during it.
+    #[serde(default, skip_serializing_if = "is_zero_count")]
+    pub agent_restarts: u32,
+    #[serde(flatten)]
+    pub figures: Figures,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub xids: Vec<Xid>,
+    /// What became of the device meanwhile, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub health: Vec<HealthEvent>,
+    /// Further ones, which found no room.
+    #[serde(default, skip_serializing_if = "is_zero_count")]
+    pub health_dropped: u32,
+}
+
+/// The hardware, as the driver named it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Device {
+    pub gpu_uuid: Arc<str>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mig_uuid: Option<Arc<str>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mig_profile: Option<Arc<str>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<Arc<str>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pci_bus_id: Option<Arc<str>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vbios_version: Option<Arc<str>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver_version: Option<Arc<str>>,
+}
+
+/// Seconds are of a whole GPU, as on the page of metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Figures {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allocated_seconds: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub busy_seconds: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_seconds: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub energy_joules: Option<f64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    /// An agent saw the container let go.
+    Released,
+    /// It was gone when an agent came back: `ended` is when it was last seen.
+    Unseen,
+    /// Another pod of the same name had taken over.
+    Replaced,
+}
+
+/// XIDs of one code that the container met on the device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Xid {
+    pub code: u32,
+    pub class: Arc<str>,
+    pub count: u64,
+}
+
+/// The device turned, or was already unhealthy when the holding began.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HealthEvent {
+    pub at: f64,
+    pub healthy: bool,
+    pub reason: Arc<str>,
+    pub detail: Arc<str>,
+}
+
+impl Record {
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.ended.is_none()
+    }
+
+    /// When it ended, or was last seen.
+    #[must_use]
+    pub fn until(&self) -> f64 {
+        self.ended.unwrap_or(self.seen)
+    }
+
+    /// The part of it that lies in the window, 0 to 1. A clock that stepped back leaves a holding without length, which is
+    /// wholly where it ended.
+    #[must_use]
+    pub fn part_within(&self, since: f64, until: f64) -> f64 {
+        let (from, to) = (self.began, self.until());
+        if from < to {
+            ((to.min(until) - from.max(since)) / (to - from)).clamp(0.0, 1.0)
+        } else if (since..=until).contains(&to) {
+            1.0
+        } else {
+            0.0
+        }
+    }
+}
+
+impl Figures {
+    /// Each by itself; what one side does not know is what the other says.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        self.zip(other, |one, two| match (one, two) {
+            (Some(one), Some(two)) => Some(one + two),
+            (one, two) => one.or(two),
+        })
+    }
+
+    /// What was gained since `earlier`; nothing was lost, whatever rounding says.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Self {
+        self.zip(earlier, |now, then| Some((now? - then.unwrap_or(0.0)).max(0.0)))
+    }
+
+    #[must_use]
+    pub fn times(self, factor: f64) -> Self {
+        self.zip(Self::default(), |figure, _| Some(figure? * factor))
+    }
+
+    /// Whether any is smaller than in `earlier`: these are of another count.
+    #[must_use]
+    pub fn fell_since(self, earlier: Self) -> bool {
+        let fell = |now: Option<f64>, then: Option<f64>| then.is_some_and(|then| now.is_none_or(|now| now < then));
+        fell(self.allocated_seconds, earlier.allocated_seconds)
+            || fell(self.busy_seconds, earlier.busy_seconds)
+            || fell(self.idle_seconds, earlier.idle_seconds)
+            || fell(self.energy_joules, earlier.energy_joules)
+    }
+
+    fn zip(self, other: Self, with: impl Fn(Option<f64>, Option<f64>) -> Option<f64>) -> Self {
+        Self {
+            allocated_seconds: with(self.allocated_seconds, other.allocated_seconds),
+            busy_seconds: with(self.busy_seconds, other.busy_seconds),
+            idle_seconds: with(self.idle_seconds, other.idle_seconds),
+            energy_joules: with(self.energy_joules, other.energy_joules),
+        }
+    }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+fn is_zero(value: &f64) -> bool {
+    *value == 0.0
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+fn is_zero_count(value: &u32) -> bool {
+    *value == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_takes_its_part() {
+        let record = Record { began: 100.0, seen: 180.0, ended: Some(200.0), ..Record::default() };
+        for (since, until, part) in
+            [(0.0, 1000.0, 1.0), (150.0, 1000.0, 0.5), (0.0, 125.0, 0.25), (0.0, 100.0, 0.0), (300.0, 400.0, 0.0)]
+        {
+            assert_eq!(record.part_within(since, until), part, "{since} to {until}");
+        }
+        let stepped = Record { began: 100.0, seen: 50.0, ..Record::default() };
+        assert_eq!((stepped.part_within(0.0, 60.0), stepped.part_within(60.0, 200.0)), (1.0, 0.0));
+    }
+
+    #[test]
+    fn what_nobody_said_stays_absent() {
+        let record =
+            Record { id: 7, device: Device { gpu_uuid: "GPU-1".into(), ..Device::default() }, ..Record::default() };
+        let text = serde_json::to_string(&record).unwrap();
+        assert!(!text.contains("busy_seconds") && !text.contains("null") && !text.contains("xids"), "{text}");
+        assert_eq!(serde_json::from_str::<Record>(&text).unwrap(), record);
+        let later = text.replacen('{', "{\"from_the_future\":1,", 1);
+        assert_eq!(serde_json::from_str::<Record>(&later).unwrap(), record);
+    }
+
+    #[test]
+    fn figures_that_one_side_lacks_are_the_other_sides() {
+        let known = Figures { busy_seconds: Some(2.0), ..Figures::default() };
+        let more = Figures { busy_seconds: Some(5.0), energy_joules: Some(7.0), ..Figures::default() };
+        assert_eq!(more.since(known).busy_seconds, Some(3.0));
+        assert_eq!(more.since(known).energy_joules, Some(7.0));
+        assert_eq!(known.plus(more).busy_seconds, Some(7.0));
+        assert_eq!(known.since(more).energy_joules, None);
+        assert!(known.fell_since(more) && !more.fell_since(known));
+    }
+}

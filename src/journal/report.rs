@@ -1,0 +1,242 @@
+//! Answers as tables and comma-separated values.
+
+use std::fmt::Write as _;
+use std::time::{Duration, UNIX_EPOCH};
+
+use super::record::{Ending, Record};
+use super::usage::{By, Row, Totals, Usage};
+
+const HOUR: f64 = 3600.0;
+const KILOWATT_HOUR: f64 = 3.6e6;
+
+/// For people: hours and kilowatt-hours.
+#[must_use]
+pub fn usage_table(usage: &Usage, by: By) -> String {
+    let mut table = vec![];
+    let names: &[&str] = match by {
+        By::Namespace => &["NAMESPACE"],
+        By::Pod => &["NAMESPACE", "POD"],
+        By::Device => &["DEVICE", "MODEL"],
+    };
+    let figures = ["HOLDINGS", "GPU HOURS", "BUSY HOURS", "IDLE HOURS", "USED %", "KWH", "XIDS", "UNHEALTHY"];
+    table.push(names.iter().chain(&figures).map(|&name| name.to_owned()).collect());
+    for row in &usage.rows {
+        table.push(row_names(row, by).into_iter().chain(shown(&row.totals)).collect());
+    }
+    let mut total = vec!["total".to_owned()];
+    total.resize(names.len(), String::new());
+    total.extend(shown(&usage.total));
+    table.push(total);
+    let window = format!("{} to {}\n", time(usage.since), time(usage.until));
+    window + &aligned(&table, names.len())
+}
+
+/// For programs: seconds and joules; nothing where nobody knows.
+#[must_use]
+pub fn usage_csv(usage: &Usage, by: By) -> String {
+    let names = match by {
+        By::Namespace => "namespace",
+        By::Pod => "namespace,pod",
+        By::Device => "gpu_uuid,mig_uuid,model",
+    };
+    let mut text = format!(
+        "{names},holdings,allocated_seconds,busy_seconds,idle_seconds,utilization_ratio,energy_joules,xids,unhealthy\n"
+    );
+    for row in &usage.rows {
+        let names = match by {
+            By::Namespace => vec![&row.namespace],
+            By::Pod => vec![&row.namespace, &row.pod],
+            By::Device => vec![&row.gpu_uuid, &row.mig_uuid, &row.model],
+        };
+        let names: Vec<String> = names.into_iter().map(|name| quoted(name.as_deref().unwrap_or(""))).collect();
+        let totals = &row.totals;
+        let figure = |figure: Option<f64>| figure.map_or(String::new(), |figure| figure.to_string());
+        let _ = writeln!(
+            text,
+            "{},{},{},{},{},{},{},{},{}",
+            names.join(","),
+            totals.holdings,
+            figure(totals.allocated_seconds),
+            figure(totals.busy_seconds),
+            figure(totals.idle_seconds),
+            figure(totals.utilization_ratio),
+            figure(totals.energy_joules),
+            totals.xids,
+            totals.unhealthy
+        );
+    }
+    text
+}
+
+/// Each holding, with the hardware and what became of it.
+#[must_use]
+pub fn holdings_table(records: &[Record]) -> String {
+    let heads = [
+        "POD",
+        "CONTAINER",
+        "DEVICE",
+        "MODEL",
+        "PROFILE",
+        "DRIVER",
+        "FROM",
+        "TO",
+        "GPU HOURS",
+        "BUSY HOURS",
+        "KWH",
+        "EVENTS",
+    ];
+    let mut table = vec![heads.map(str::to_owned).to_vec()];
+    for record in records {
+        let device = &record.device;
+        let text = |text: &Option<std::sync::Arc<str>>| text.as_deref().unwrap_or("-").to_owned();
+        let until = match (record.ended, record.ending) {
+            (Some(ended), Some(Ending::Unseen)) => format!("{} or later", time(ended)),
+            (Some(ended), _) => time(ended),
+            (None, _) => "now".to_owned(),
+        };
+        table.push(vec![
+            format!("{}/{}", record.namespace, record.pod),
+            record.container.to_string(),
+            device.mig_uuid.as_deref().unwrap_or(&device.gpu_uuid).to_owned(),
+            text(&device.model),
+            text(&device.mig_profile),
+            text(&device.driver_version),
+            time(record.began),
+            until,
+            hours(record.figures.allocated_seconds),
+            hours(record.figures.busy_seconds),
+            number(record.figures.energy_joules, KILOWATT_HOUR),
+            events(record),
+        ]);
+    }
+    aligned(&table, 8)
+}
+
+#[must_use]
+pub fn holdings_csv(records: &[Record]) -> String {
+    let mut text = String::from(
+        "namespace,pod,container,pod_uid,gpu_uuid,mig_uuid,mig_profile,model,driver_version,resource,began,seen,ended,\
+         ending,held_seconds,unseen_seconds,allocated_seconds,busy_seconds,idle_seconds,energy_joules,events\n",
+    );
+    for record in records {
+        let device = &record.device;
+        let ending = match record.ending {
+            None => "",
+            Some(Ending::Released) => "released",
+            Some(Ending::Unseen) => "unseen",
+            Some(Ending::Replaced) => "replaced",
+        };
+        let figure = |figure: Option<f64>| figure.map_or(String::new(), |figure| figure.to_string());
+        let named = |name: &Option<std::sync::Arc<str>>| quoted(name.as_deref().unwrap_or(""));
+        let fields = [
+            quoted(&record.namespace),
+            quoted(&record.pod),
+            quoted(&record.container),
+            named(&record.pod_uid),
+            quoted(&device.gpu_uuid),
+            named(&device.mig_uuid),
+            named(&device.mig_profile),
+            named(&device.model),
+            named(&device.driver_version),
+            named(&record.resource),
+            record.began.to_string(),
+            record.seen.to_string(),
+            figure(record.ended),
+            ending.to_owned(),
+            record.held_seconds.to_string(),
+            record.unseen_seconds.to_string(),
+            figure(record.figures.allocated_seconds),
+            figure(record.figures.busy_seconds),
+            figure(record.figures.idle_seconds),
+            figure(record.figures.energy_joules),
+            quoted(&events(record)),
+        ];
+        text.push_str(&fields.join(","));
+        text.push('\n');
+    }
+    text
+}
+
+fn events(record: &Record) -> String {
+    let xids = record.xids.iter().map(|xid| format!("XID {} x{}", xid.code, xid.count));
+    let turns = record.health.iter().map(|event| {
+        let turned = if event.healthy { "healthy" } else { "unhealthy" };
+        format!("{turned} {} ({})", time(event.at), event.reason)
+    });
+    let all: Vec<String> = xids.chain(turns).collect();
+    if all.is_empty() { "-".to_owned() } else { all.join("; ") }
+}
+
+fn row_names(row: &Row, by: By) -> Vec<String> {
+    let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
+    match by {
+        By::Namespace => vec![text(&row.namespace)],
+        By::Pod => vec![text(&row.namespace), text(&row.pod)],
+        By::Device => vec![text(if row.mig_uuid.is_some() { &row.mig_uuid } else { &row.gpu_uuid }), text(&row.model)],
+    }
+}
+
+fn shown(totals: &Totals) -> [String; 8] {
+    [
+        totals.holdings.to_string(),
+        hours(totals.allocated_seconds),
+        hours(totals.busy_seconds),
+        hours(totals.idle_seconds),
+        totals.utilization_ratio.map_or("-".to_owned(), |ratio| format!("{:.1}", ratio * 100.0)),
+        number(totals.energy_joules, KILOWATT_HOUR),
+        totals.xids.to_string(),
+        totals.unhealthy.to_string(),
+    ]
+}
+
+fn hours(seconds: Option<f64>) -> String {
+    number(seconds, HOUR)
+}
+
+fn number(value: Option<f64>, unit: f64) -> String {
+    value.map_or("-".to_owned(), |value| format!("{:.3}", value / unit))
+}
+
+fn time(unix: f64) -> String {
+    // Past the year 9999 there is nothing to show.
+    let since = Duration::from_secs_f64(unix.clamp(0.0, 2.5e11));
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + since).to_string()
+}
+
+/// RFC 4180.
+fn quoted(text: &str) -> String {
+    if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
+}
+
+/// Text to the left, and after `texts` columns figures to the right.
+fn aligned(table: &[Vec<String>], texts: usize) -> String {
+    let columns = table.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| table.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
+    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+    let mut text = String::new();
+    for row in table {
+        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| {
+            if column < texts { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+        });
+        text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_hold_commas_and_quotes_stay_one_field() {
+        assert_eq!(quoted("a,\"b\""), "\"a,\"\"b\"\"\"");
+        assert_eq!(quoted("plain"), "plain");
+    }
+
+    #[test]
+    fn columns_stand_under_each_other() {
+        let table = [vec!["NAME".into(), "N".into()], vec!["a".into(), "10".into()]];
+        assert_eq!(aligned(&table, 1), "NAME   N\na     10\n");
+    }
+}

@@ -1,0 +1,367 @@
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rusqlite::{Connection, ErrorCode, OpenFlags, params};
+
+use super::record::Record;
+
+pub const FILE: &str = "allocations.sqlite";
+/// "PMTR": that the file is ours.
+const APPLICATION: i64 = 0x504d_5452;
+/// Of the tables below.
+const FORMAT: i64 = 1;
+const PAGE_BYTES: u64 = 4096;
+/// Pages that SQLite keeps in memory: 256 KiB.
+const CACHE_PAGES: i64 = 64;
+/// Somebody else reads, which takes milliseconds.
+const BUSY: Duration = Duration::from_secs(5);
+/// Part of all holdings that goes at once when there is no room, oldest first: 1/16.
+const PRUNED: u64 = 16;
+/// Holdings in one transaction.
+const TOGETHER: usize = 256;
+
+/// `ended` is empty while it is held. `checksum` is the CRC-32 of `record`, which is JSON.
+const TABLES: &str = "
+    CREATE TABLE IF NOT EXISTS holding (
+        id INTEGER PRIMARY KEY,
+        namespace TEXT NOT NULL,
+        pod TEXT NOT NULL,
+        began REAL NOT NULL,
+        seen REAL NOT NULL,
+        ended REAL,
+        checksum INTEGER NOT NULL,
+        record TEXT NOT NULL
+    );
+    CREATE INDEX IF NOT EXISTS holding_by_end ON holding (ended, id);
+";
+
+/// How large and how old the journal may become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    pub bytes: u64,
+    pub age: Duration,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// What is in the file is not what was written.
+    #[error("it is damaged: {0}")]
+    Damaged(String),
+    #[error("it is of format {0}, which a newer podmeter wrote; this one knows format {FORMAT}")]
+    Newer(i64),
+    #[error("it is the database of another program")]
+    Foreign,
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// One open database. Whoever writes holds the directory's lock.
+#[derive(Debug)]
+pub struct Store {
+    connection: Connection,
+    bounds: Bounds,
+    file: PathBuf,
+}
+
+/// What was found, and what of it cannot be read.
+#[derive(Debug, Default)]
+pub struct Loaded {
+    pub records: Vec<Record>,
+    pub damaged: u64,
+}
+
+impl Store {
+    /// Opens the file, or begins one, and checks all of it.
+    pub fn open(file: &Path, bounds: Bounds) -> Result<Self, StoreError> {
+        let created = std::fs::File::options().create(true).truncate(false).write(true).mode(0o600).open(file);
+        created.map_err(|error| StoreError::Failed(error.to_string()))?;
+        let connection = Connection::open_with_flags(file, flags(true))?;
+        connection.busy_timeout(BUSY)?;
+        let pragma = |name: &str| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+        let (application, format) = (pragma("application_id")?, pragma("user_version")?);
+        let is_new = pragma("page_count")? == 0;
+        match (application, format) {
+            _ if is_new => {}
+            (APPLICATION, FORMAT) => {}
+            (APPLICATION, format) if format > FORMAT => return Err(StoreError::Newer(format)),
+            (APPLICATION, _) => return Err(StoreError::Damaged(format!("it says that it is of format {format}"))),
+            _ => return Err(StoreError::Foreign),
+        }
+        // Only while there is no table yet does this change anything.
+        connection.pragma_update(None, "page_size", PAGE_BYTES.to_string())?;
+        connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
+        connection.pragma_update(None, "cache_size", CACHE_PAGES)?;
+        connection.pragma_update(None, "synchronous", "FULL")?;
+        // One file, and beside it for a moment what undoes the change under way.
+        connection.query_row("PRAGMA journal_mode = TRUNCATE", [], |_| Ok(()))?;
+        let store = Self { connection, bounds, file: file.to_owned() };
+        if is_new {
+            store.connection.execute_batch(&format!(
+                "BEGIN; PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {FORMAT}; {TABLES} COMMIT;"
+            ))?;
+        } else {
+            store.check()?;
+        }
+        store.set_limit()?;
+        Ok(store)
+    }
+
+    /// For questions alone; nothing is created or changed.
+    pub fn open_to_read(file: &Path) -> Result<Self, StoreError> {
+        let connection = Connection::open_with_flags(file, flags(false))?;
+        connection.busy_timeout(BUSY)?;
+        connection.pragma_update(None, "cache_size", CACHE_PAGES)?;
+        let pragma = |name: &str| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+        match (pragma("application_id")?, pragma("user_version")?) {
+            (APPLICATION, FORMAT) => {}
+            (APPLICATION, format) => return Err(StoreError::Newer(format)),
+            _ => return Err(StoreError::Foreign),
+        }
+        let bounds = Bounds { bytes: u64::MAX, age: Duration::MAX };
+        Ok(Self { connection, bounds, file: file.to_owned() })
+    }
+
+    /// On disk when this returns; after an error some may be. Makes room by letting the oldest go.
+    pub fn write(&mut self, records: &[Record]) -> Result<(), StoreError> {
+        records.chunks(TOGETHER).try_for_each(|some| self.write_some(some))
+    }
+
+    fn write_some(&mut self, records: &[Record]) -> Result<(), StoreError> {
+        let rows: Vec<(&Record, String)> = records.iter().map(|record| (record, text(record))).collect();
+        let bytes: usize = rows.iter().map(|(_, text)| text.len()).sum();
+        loop {
+            match self.try_write(&rows) {
+                Err(error) if error.sqlite_error_code() == Some(ErrorCode::DiskFull) => {
+                    // No room under our own limit, or on the disk; only the first is helped by letting go.
+                    if self.has_room_for(bytes as u64)? || self.prune_oldest()? == 0 {
+                        return Err(error.into());
+                    }
+                }
+                outcome => return Ok(outcome?),
+            }
+        }
+    }
+
+    fn try_write(&mut self, rows: &[(&Record, String)]) -> rusqlite::Result<()> {
+        let transaction = self.connection.transaction()?;
+        {
+            let mut insert = transaction.prepare(
+                "INSERT OR REPLACE INTO holding (id, namespace, pod, began, seen, ended, checksum, record)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+            )?;
+            for (record, text) in rows {
+                let (id, checksum) = (i64::try_from(record.id).unwrap_or(i64::MAX), checksum(text));
+                insert.execute(params![
+                    id,
+                    &*record.namespace,
+                    &*record.pod,
+                    record.began,
+                    record.seen,
+                    record.ended,
+                    checksum,
+                    text
+                ])?;
+            }
+        }
+        transaction.commit()
+    }
+
+    /// Lets go of what ended longer ago than it may. How many.
+    pub fn prune(&mut self, now: f64) -> Result<usize, StoreError> {
+        let oldest = now - self.bounds.age.as_secs_f64();
+        let gone = self.connection.execute("DELETE FROM holding WHERE ended < ?1", [oldest])?;
+        self.shrink()?;
+        Ok(gone)
+    }
+
+    fn prune_oldest(&mut self) -> Result<usize, StoreError> {
+        let ended: i64 =
+            self.connection.query_row("SELECT count(*) FROM holding WHERE ended IS NOT NULL", [], |row| row.get(0))?;
+        let some = (ended.unsigned_abs() / PRUNED).max(1);
+        let gone = self.connection.execute(
+            "DELETE FROM holding WHERE id IN
+                 (SELECT id FROM holding WHERE ended IS NOT NULL ORDER BY ended, id LIMIT ?1)",
+            [i64::try_from(some).unwrap_or(i64::MAX)],
+        )?;
+        Ok(gone)
+    }
+
+    fn set_limit(&self) -> Result<(), StoreError> {
+        // Room for what undoes a change: a change touches a few pages of each table.
+        let pages = (self.bounds.bytes - self.bounds.bytes / 8) / PAGE_BYTES;
+        self.connection.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |_| Ok(()))?;
+        Ok(())
+    }
+
+    /// Under our own limit, twice over: rows do not fill their pages, and others are split.
+    fn has_room_for(&self, bytes: u64) -> Result<bool, StoreError> {
+        let pragma = |name: &str| self.connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+        let free = pragma("max_page_count")? - pragma("page_count")? + pragma("freelist_count")?;
+        Ok(free.max(0).unsigned_abs() > 2 * bytes / PAGE_BYTES + 16)
+    }
+
+    /// Brings a file that is larger than it may be, because less is allowed now, under its limit; gives free pages back.
+    fn shrink(&mut self) -> Result<(), StoreError> {
+        while self.size()? > self.bounds.bytes {
+            if self.prune_oldest()? == 0 {
+                break;
+            }
+            self.vacuum()?;
+        }
+        self.vacuum()?;
+        self.set_limit()
+    }
+
+    fn vacuum(&self) -> Result<(), StoreError> {
+        let mut statement = self.connection.prepare("PRAGMA incremental_vacuum")?;
+        let mut rows = statement.query([])?;
+        while rows.next()?.is_some() {}
+        Ok(())
+    }
+
+    /// Of the file, in bytes.
+    pub fn size(&self) -> Result<u64, StoreError> {
+        let file = std::fs::metadata(&self.file);
+        file.map(|file| file.len()).map_err(|error| StoreError::Failed(error.to_string()))
+    }
+
+    /// What is open, and the highest id there is.
+    pub fn open_records(&self) -> Result<(Loaded, u64), StoreError> {
+        let last: Option<i64> = self.connection.query_row("SELECT max(id) FROM holding", [], |row| row.get(0))?;
+        let open = self.select("SELECT record, checksum FROM holding WHERE ended IS NULL ORDER BY id", params![])?;
+        Ok((open, last.and_then(|id| u64::try_from(id).ok()).unwrap_or(0)))
+    }
+
+    /// Ended ones that lie in part in the window, by end and id, after `after`; at most `limit`.
+    pub fn ended_records(
+        &self,
+        (since, until): (f64, f64),
+        pod: (Option<&str>, Option<&str>),
+        after: (f64, u64),
+        limit: usize,
+    ) -> Result<Loaded, StoreError> {
+        self.select(
+            "SELECT record, checksum FROM holding
+             WHERE ended >= ?1 AND (ended, id) > (?2, ?3) AND began <= ?4
+                 AND (?5 IS NULL OR namespace = ?5) AND (?6 IS NULL OR pod = ?6)
+             ORDER BY ended, id LIMIT ?7",
+            params![
+                since,
+                after.0,
+                i64::try_from(after.1).unwrap_or(i64::MAX),
+                until,
+                pod.0,
+                pod.1,
+                i64::try_from(limit).unwrap_or(i64::MAX)
+            ],
+        )
+    }
+
+    fn select(&self, query: &str, parameters: impl rusqlite::Params) -> Result<Loaded, StoreError> {
+        let mut statement = self.connection.prepare(query)?;
+        let mut rows = statement.query(parameters)?;
+        let mut loaded = Loaded::default();
+        while let Some(row) = rows.next()? {
+            match read(row) {
+                Some(record) => loaded.records.push(record),
+                None => loaded.damaged += 1,
+            }
+        }
+        Ok(loaded)
+    }
+
+    fn check(&self) -> Result<(), StoreError> {
+        let verdict: String = self.connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
+        if verdict != "ok" {
+            return Err(StoreError::Damaged(verdict.replace('\n', " ")));
+        }
+        // A sound file may have lost its tables all the same.
+        let columns = "SELECT id, record, checksum, ended, began, seen, namespace, pod FROM holding LIMIT 1";
+        self.connection.prepare(columns).map_err(|error| StoreError::Damaged(error.to_string()))?;
+        Ok(())
+    }
+
+    /// Takes over every holding of a damaged file that can still be read, from both ends. (saved, unreadable)
+    pub fn salvage(&mut self, damaged: &Path) -> Result<(u64, u64), StoreError> {
+        let (mut saved, mut unreadable) = (0, 0);
+        // Writable, so that a change that was under way is undone first.
+        let source = Connection::open_with_flags(damaged, flags(true))?;
+        // So SQLite looks into a file that is shorter than it says.
+        source.pragma_update(None, "writable_schema", true)?;
+        for order in ["id ASC", "id DESC", "ended ASC", "ended DESC"] {
+            let query = format!("SELECT record, checksum FROM holding ORDER BY {order}");
+            let Ok(mut statement) = source.prepare(&query) else { continue };
+            let Ok(mut rows) = statement.query([]) else { continue };
+            let transaction = self.connection.transaction()?;
+            {
+                let mut insert = transaction.prepare(
+                    "INSERT OR IGNORE INTO holding (id, namespace, pod, began, seen, ended, checksum, record)
+                     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+                )?;
+                while let Ok(Some(row)) = rows.next() {
+                    let Some(record) = read(row) else {
+                        unreadable += u64::from(order == "id ASC");
+                        continue;
+                    };
+                    let text = text(&record);
+                    let inserted = insert.execute(params![
+                        i64::try_from(record.id).unwrap_or(i64::MAX),
+                        &*record.namespace,
+                        &*record.pod,
+                        record.began,
+                        record.seen,
+                        record.ended,
+                        checksum(&text),
+                        text
+                    ])?;
+                    saved += inserted as u64;
+                }
+            }
+            transaction.commit()?;
+        }
+        Ok((saved, unreadable))
+    }
+}
+
+fn flags(write: bool) -> OpenFlags {
+    let mode = if write {
+        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE
+    } else {
+        OpenFlags::SQLITE_OPEN_READ_ONLY
+    };
+    // One thread at a time has a connection, which the type sees to.
+    mode | OpenFlags::SQLITE_OPEN_NO_MUTEX
+}
+
+fn text(record: &Record) -> String {
+    serde_json::to_string(record).expect("a record is strings and numbers")
+}
+
+fn checksum(text: &str) -> i64 {
+    let mut crc = flate2::Crc::new();
+    crc.update(text.as_bytes());
+    i64::from(crc.sum())
+}
+
+/// `None`: not what was written.
+fn read(row: &rusqlite::Row<'_>) -> Option<Record> {
+    let text = row.get_ref(0).ok()?.as_str().ok()?;
+    let expected: i64 = row.get(1).ok()?;
+    if checksum(text) != expected {
+        return None;
+    }
+    serde_json::from_str(text).ok()
+}
+
+impl From<rusqlite::Error> for StoreError {
+    fn from(error: rusqlite::Error) -> Self {
+        match error.sqlite_error_code() {
+            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Self::Damaged(error.to_string()),
+            _ => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

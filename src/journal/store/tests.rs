@@ -1,0 +1,207 @@
+use std::io::{Seek as _, SeekFrom, Write as _};
+use std::sync::LazyLock;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::journal::record::{Device, Figures};
+
+const BOUNDS: Bounds = Bounds { bytes: 4 << 20, age: Duration::from_secs(1000) };
+
+fn record(id: u64, ended: Option<f64>) -> Record {
+    Record {
+        id,
+        namespace: "team".into(),
+        pod: format!("pod-{}", id % 3).into(),
+        container: "main".into(),
+        device: Device { gpu_uuid: "GPU-1".into(), model: Some("a model's name".into()), ..Device::default() },
+        began: id as f64,
+        seen: ended.unwrap_or(id as f64 + 1.0),
+        ended,
+        figures: Figures { busy_seconds: Some(0.1 + id as f64), ..Figures::default() },
+        ..Record::default()
+    }
+}
+
+fn all(store: &Store) -> Vec<Record> {
+    let ended = store.ended_records((0.0, f64::MAX), (None, None), (0.0, 0), 1_000_000).unwrap();
+    let (open, _) = store.open_records().unwrap();
+    ended.records.into_iter().chain(open.records).collect()
+}
+
+#[test]
+fn what_was_written_is_read_again_and_a_later_word_replaces_the_earlier() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join(FILE);
+    let mut store = Store::open(&file, BOUNDS).unwrap();
+    store.write(&[record(1, None), record(2, None)]).unwrap();
+    store.write(&[record(1, Some(7.5))]).unwrap();
+    drop(store);
+    let store = Store::open(&file, BOUNDS).unwrap();
+    assert_eq!(all(&store), [record(1, Some(7.5)), record(2, None)]);
+    assert_eq!(store.open_records().unwrap().1, 2);
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&file).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn pages_follow_each_other_without_gap_or_overlap() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut store = Store::open(&directory.path().join(FILE), BOUNDS).unwrap();
+    // Several that ended in the same moment.
+    let records: Vec<Record> = (1..=40).map(|id| record(id, Some(100.0 + (id / 7) as f64))).collect();
+    store.write(&records).unwrap();
+    let (mut after, mut read) = ((0.0, 0), vec![]);
+    loop {
+        let page = store.ended_records((0.0, f64::MAX), (Some("team"), None), after, 6).unwrap().records;
+        let Some(last) = page.last() else { break };
+        after = (last.ended.unwrap(), last.id);
+        read.extend(page);
+    }
+    assert_eq!(read, records);
+    let one = store.ended_records((0.0, f64::MAX), (Some("team"), Some("pod-1")), (0.0, 0), 100).unwrap().records;
+    assert!(!one.is_empty() && one.iter().all(|record| &*record.pod == "pod-1"));
+    let late = store.ended_records((105.0, f64::MAX), (None, None), (0.0, 0), 100).unwrap().records;
+    assert!(!late.is_empty() && late.iter().all(|record| record.ended >= Some(105.0)));
+    let early = store.ended_records((0.0, 5.0), (None, None), (0.0, 0), 100).unwrap().records;
+    assert_eq!(early.len(), 5, "those that began by then");
+}
+
+#[test]
+fn what_ended_too_long_ago_goes_and_what_is_held_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut store = Store::open(&directory.path().join(FILE), BOUNDS).unwrap();
+    store.write(&[record(1, None), record(2, Some(10.0)), record(3, Some(500.0))]).unwrap();
+    assert_eq!(store.prune(1100.0).unwrap(), 1);
+    assert_eq!(all(&store), [record(3, Some(500.0)), record(1, None)]);
+}
+
+#[test]
+fn the_file_never_outgrows_its_limit_and_the_oldest_go_first() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join(FILE);
+    let mut store = Store::open(&file, BOUNDS).unwrap();
+    store.write(&[record(1, None)]).unwrap();
+    let size = || std::fs::metadata(&file).unwrap().len();
+    let mut largest = 0;
+    for batch in 0..60_u64 {
+        let records: Vec<Record> =
+            (0..400).map(|number| 2 + batch * 400 + number).map(|id| record(id, Some(id as f64))).collect();
+        store.write(&records).unwrap();
+        largest = largest.max(size());
+    }
+    assert!(largest <= BOUNDS.bytes && largest > BOUNDS.bytes / 2, "{largest}");
+    let kept = all(&store);
+    assert_eq!(kept.last(), Some(&record(1, None)), "what is held stays");
+    let ids: Vec<u64> = kept.iter().map(|record| record.id).filter(|id| *id > 1).collect();
+    let first = ids[0];
+    assert!(first > 2 && ids == (first..2 + 60 * 400).collect::<Vec<_>>(), "the oldest are gone, and no others");
+    drop(store);
+    // Half of it is allowed from now on: at least 4 MiB in the agent, any number here.
+    let less = Bounds { bytes: 2 << 20, ..BOUNDS };
+    let mut store = Store::open(&file, less).unwrap();
+    store.prune(0.0).unwrap();
+    assert!(size() <= less.bytes, "{}", size());
+    assert_eq!(all(&store).last(), Some(&record(1, None)));
+    store.write(&[record(90_000, Some(90_000.0))]).unwrap();
+}
+
+#[test]
+fn another_programs_database_and_a_newer_format_are_told_apart() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join(FILE);
+    drop(Store::open(&file, BOUNDS).unwrap());
+    let set = |pragma: &str| Connection::open(&file).unwrap().execute_batch(pragma).unwrap();
+    set("PRAGMA user_version = 2");
+    assert!(matches!(Store::open(&file, BOUNDS), Err(StoreError::Newer(2))));
+    set("PRAGMA application_id = 1");
+    assert!(matches!(Store::open(&file, BOUNDS), Err(StoreError::Foreign)));
+    std::fs::write(&file, "not a database at all, but long enough to look at".repeat(100)).unwrap();
+    assert!(matches!(Store::open(&file, BOUNDS), Err(StoreError::Damaged(_))));
+}
+
+static FILLED: LazyLock<(Vec<u8>, Vec<Record>)> = LazyLock::new(|| {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join(FILE);
+    let records = filled(&file);
+    (std::fs::read(&file).unwrap(), records)
+});
+
+/// A file of 200 holdings, some rewritten.
+fn filled(file: &Path) -> Vec<Record> {
+    let mut store = Store::open(file, BOUNDS).unwrap();
+    for batch in 0..20_u64 {
+        let records: Vec<Record> = (1..=10).map(|number| record(batch * 10 + number, None)).collect();
+        store.write(&records).unwrap();
+        let ended: Vec<Record> = records.iter().map(|one| record(one.id, Some(one.began + 5.0))).collect();
+        store.write(&ended[..9]).unwrap();
+    }
+    all(&store)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+
+    /// Whatever a disk does to the file: it opens or says what is wrong, what it still tells is what was written, and what
+    /// can be read of a damaged one is saved.
+    #[test]
+    fn damage_is_never_fatal_and_never_believed(
+        hits in prop::collection::vec((any::<prop::sample::Index>(), any::<[u8; 7]>()), 0..12),
+        cut in prop::option::of(any::<prop::sample::Index>()),
+    ) {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join(FILE);
+        let (bytes, written) = &*FILLED;
+        std::fs::write(&file, bytes).unwrap();
+        let length = std::fs::metadata(&file).unwrap().len();
+        let mut bytes = std::fs::File::options().write(true).open(&file).unwrap();
+        for (place, garbage) in &hits {
+            bytes.seek(SeekFrom::Start(place.index(length as usize) as u64)).unwrap();
+            bytes.write_all(garbage).unwrap();
+        }
+        if let Some(cut) = cut {
+            bytes.set_len(cut.index(length as usize) as u64).unwrap();
+        }
+        drop(bytes);
+        let is_written = |record: &Record| written.contains(record);
+        match Store::open(&file, BOUNDS) {
+            Ok(mut store) => {
+                let ended = store.ended_records((0.0, f64::MAX), (None, None), (0.0, 0), 10_000);
+                let open = store.open_records().map(|(open, _)| open);
+                for loaded in [ended, open].into_iter().flatten() {
+                    prop_assert!(loaded.records.iter().all(is_written));
+                }
+                // Damage that the check does not see may show now; it does not end the process.
+                let _ = store.write(&[record(9999, Some(1.0))]);
+                let _ = store.prune(0.0);
+            }
+            Err(StoreError::Failed(problem)) => prop_assert!(false, "damage is called by its name: {problem}"),
+            Err(_) => {
+                let aside = directory.path().join("aside");
+                std::fs::rename(&file, &aside).unwrap();
+                let mut store = Store::open(&file, BOUNDS).unwrap();
+                let (saved, _) = store.salvage(&aside).unwrap_or_default();
+                let kept = all(&store);
+                prop_assert_eq!(kept.len() as u64, saved);
+                prop_assert!(kept.iter().all(is_written));
+            }
+        }
+    }
+}
+
+#[test]
+fn of_a_file_that_lost_its_tail_the_rest_is_saved() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join(FILE);
+    let written = filled(&file);
+    let length = std::fs::metadata(&file).unwrap().len();
+    let tail = std::fs::File::options().write(true).open(&file).unwrap();
+    tail.set_len((length - 3 * PAGE_BYTES) / PAGE_BYTES * PAGE_BYTES).unwrap();
+    let error = Store::open(&file, BOUNDS).unwrap_err();
+    assert!(matches!(error, StoreError::Damaged(_)), "{error}");
+    let aside = directory.path().join("aside");
+    std::fs::rename(&file, &aside).unwrap();
+    let mut store = Store::open(&file, BOUNDS).unwrap();
+    let (saved, _) = store.salvage(&aside).unwrap();
+    assert!(saved as usize > written.len() / 2 && (saved as usize) < written.len(), "{saved} of {}", written.len());
+}

@@ -1,0 +1,177 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::record::{Device, Figures, HealthEvent, Record, Xid};
+use crate::model::{
+    Account, Attribution, ContainerRef, DeviceId, GpuUuid, HealthTransition, MigUuid, Monotonic, PciBusId, PodRef,
+    ResourceName, Snapshot, UnixSeconds,
+};
+
+/// Turns that one holding remembers; a device that goes up and down all day says nothing new.
+const HEALTH_EVENTS: usize = 32;
+/// Codes that one holding remembers.
+const XID_CODES: usize = 32;
+/// By then the kubelet has said what is allocatable, or does not say it at all.
+const JOINED: Monotonic = Monotonic::from_secs(120);
+
+pub type Key = (ContainerRef, GpuUuid, Option<MigUuid>);
+
+pub fn key_of(record: &Record) -> Key {
+    let container = ContainerRef::new(&record.namespace, &record.pod, &record.container);
+    let gpu = GpuUuid::new(Arc::clone(&record.device.gpu_uuid));
+    (container, gpu, record.device.mig_uuid.as_ref().map(|mig| MigUuid::new(Arc::clone(mig))))
+}
+
+pub fn figures(account: &Account) -> Figures {
+    Figures {
+        allocated_seconds: account.allocated_seconds,
+        busy_seconds: account.busy_seconds,
+        idle_seconds: account.idle_seconds,
+        energy_joules: account.energy_joules,
+    }
+}
+
+/// A holding as it begins.
+pub fn record(account: &Account, snapshot: &Snapshot, began: UnixSeconds, id: u64) -> Record {
+    let mut record = Record {
+        id,
+        namespace: Arc::clone(&account.container.namespace),
+        pod: Arc::clone(&account.container.pod),
+        container: Arc::clone(&account.container.container),
+        pod_uid: pod_uid(snapshot, &account.container),
+        device: Device { gpu_uuid: account.gpu.to_shared(), ..Device::default() },
+        began: began.0,
+        seen: snapshot.at.unix.0,
+        ..Record::default()
+    };
+    record.device.mig_uuid = account.mig.as_ref().map(MigUuid::to_shared);
+    describe(&mut record, account, snapshot);
+    let verdict = snapshot.health.of(&account.gpu, account.mig.as_ref());
+    if let Some((sick, cause)) = verdict.and_then(|verdict| Some((verdict, verdict.causes.first()?))) {
+        let (reason, detail) = (cause.reason.as_str().into(), Arc::clone(&cause.detail));
+        note(&mut record, HealthEvent { at: sick.since.unix.0, healthy: false, reason, detail });
+    }
+    record
+}
+
+/// What may be learnt, or change, while it is held. What the driver no longer says stays as it was.
+pub fn describe(record: &mut Record, account: &Account, snapshot: &Snapshot) {
+    if let Some(holding) = &account.holding {
+        set(&mut record.resource, holding.resource.as_ref().map(ResourceName::as_str));
+        set(&mut record.sharing, Some(holding.sharing.as_str()));
+        set(&mut record.attribution, holding.attribution.map(Attribution::as_str));
+        if !record.device_ids.iter().map(|id| &**id).eq(holding.device_ids.iter().map(DeviceId::as_str)) {
+            record.device_ids = holding.device_ids.iter().map(DeviceId::to_shared).collect();
+        }
+    }
+    let inventory = &snapshot.hardware.inventory;
+    let device = &mut record.device;
+    if let Some(gpu) = inventory.gpus.get(&account.gpu) {
+        set(&mut device.model, gpu.model.as_deref());
+        set(&mut device.pci_bus_id, gpu.pci_bus_id.as_ref().map(PciBusId::as_str));
+        set(&mut device.vbios_version, gpu.vbios_version.as_deref());
+        let mig = gpu.mig_devices.iter().find(|mig| Some(&mig.uuid) == account.mig.as_ref());
+        set(&mut device.mig_profile, mig.map(|mig| &*mig.profile));
+    }
+    set(&mut device.driver_version, inventory.driver.as_ref().map(|driver| &*driver.driver_version));
+}
+
+fn set(place: &mut Option<Arc<str>>, said: Option<&str>) {
+    if let Some(said) = said.filter(|said| place.as_deref() != Some(*said)) {
+        *place = Some(said.into());
+    }
+}
+
+pub fn pod_uid(snapshot: &Snapshot, container: &ContainerRef) -> Option<Arc<str>> {
+    let pods = &snapshot.processes.as_ref()?.pods;
+    let pod = PodRef { namespace: Arc::clone(&container.namespace), pod: Arc::clone(&container.pod) };
+    Some(pods.get(&pod)?.uid.to_shared())
+}
+
+/// The container's XIDs on this device since it is counted, by code.
+pub fn xids(account: &Account, snapshot: &Snapshot) -> BTreeMap<u32, u64> {
+    let mut counts = BTreeMap::new();
+    for xid in of_account(account, snapshot) {
+        *counts.entry(xid.code).or_default() += xid.count;
+    }
+    counts
+}
+
+/// Less `base`, which came before the holding, and with what an earlier agent counted.
+pub fn xids_since(account: &Account, snapshot: &Snapshot, base: &BTreeMap<u32, u64>, earlier: &[Xid]) -> Vec<Xid> {
+    let counted = xids(account, snapshot);
+    let mut own = vec![];
+    for (code, count) in counted {
+        let count = count.saturating_sub(base.get(&code).copied().unwrap_or(0));
+        let class = of_account(account, snapshot).find(|xid| xid.code == code).map(|xid| xid.class.as_str().into());
+        if let (Some(class), true) = (class, count > 0) {
+            own.push(Xid { code, class, count });
+        }
+    }
+    together(earlier, &own)
+}
+
+fn of_account<'a>(
+    account: &'a Account,
+    snapshot: &'a Snapshot,
+) -> impl Iterator<Item = &'a crate::model::ContainerXid> + 'a {
+    snapshot.container_xids.iter().filter(|xid| {
+        xid.container == account.container && xid.gpu == account.gpu && (xid.mig.is_none() || xid.mig == account.mig)
+    })
+}
+
+/// Sums by code, sorted.
+pub fn together(one: &[Xid], other: &[Xid]) -> Vec<Xid> {
+    let mut all: BTreeMap<u32, Xid> = BTreeMap::new();
+    for xid in one.iter().chain(other) {
+        let is_full = all.len() >= XID_CODES;
+        match all.get_mut(&xid.code) {
+            Some(known) => known.count += xid.count,
+            None if is_full => {}
+            None => {
+                all.insert(xid.code, xid.clone());
+            }
+        }
+    }
+    all.into_values().collect()
+}
+
+pub fn health_event(turn: &HealthTransition) -> HealthEvent {
+    HealthEvent {
+        at: turn.at.unix.0,
+        healthy: turn.to_healthy,
+        reason: turn.reason.as_str().into(),
+        detail: Arc::clone(&turn.detail),
+    }
+}
+
+pub fn note(record: &mut Record, event: HealthEvent) {
+    if record.health.len() < HEALTH_EVENTS {
+        record.health.push(event);
+    } else {
+        record.health_dropped += 1;
+    }
+}
+
+/// The kubelet has settled on an answer, and in it the container no longer has this device. While the hardware is not
+/// there, only that its pod or container is not listed says so.
+pub fn is_gone(record: &Record, snapshot: &Snapshot) -> bool {
+    let kubelet = &snapshot.kubelet;
+    let Some(relation) = kubelet.relation.as_ref().filter(|_| kubelet.settled) else { return false };
+    let (container, gpu, mig) = key_of(record);
+    let Some(listed) = relation.containers().find(|listed| listed.reference == container) else { return true };
+    if listed.devices.is_empty() && listed.claims.is_empty() {
+        return true;
+    }
+    let is_held = snapshot.accounts.iter().any(|account| {
+        account.container == container && account.gpu == gpu && account.mig == mig && account.holding.is_some()
+    });
+    if is_held {
+        // And was not taken up again: it is another pod's.
+        return true;
+    }
+    let Some(known) = snapshot.hardware.inventory.gpus.get(&gpu).filter(|gpu| gpu.present) else { return false };
+    let is_there = mig.is_none() || known.mig_devices.iter().any(|device| Some(&device.uuid) == mig.as_ref());
+    // It has other devices, once ids can be joined.
+    !is_there || kubelet.allocatable.is_some() || snapshot.at.monotonic >= JOINED
+}

@@ -1,0 +1,140 @@
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::record::Record;
+
+/// What the rows are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    Namespace,
+    Pod,
+    Device,
+}
+
+/// Sums over holdings. A figure that nobody knew of any holding is absent; what some lack is not in the sum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Totals {
+    pub holdings: u64,
+    /// GPU-seconds, as the share held: a quarter of a GPU counts a quarter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allocated_seconds: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub busy_seconds: Option<f64>,
+    /// Held and not busy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle_seconds: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub energy_joules: Option<f64>,
+    /// Busy of what was busy or idle, 0 to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub utilization_ratio: Option<f64>,
+    pub xids: u64,
+    /// Turns to unhealthy while held.
+    pub unhealthy: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_uuid: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mig_uuid: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    #[serde(flatten)]
+    pub totals: Totals,
+}
+
+/// What was used in a window: rows by their names, and the sum of all.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Usage {
+    pub since: f64,
+    pub until: f64,
+    pub rows: Vec<Row>,
+    pub total: Totals,
+}
+
+impl Usage {
+    /// A holding that reaches over an end of the window counts in proportion to its time inside: its figures are not known
+    /// more finely than that.
+    #[must_use]
+    pub fn of<'a>(records: impl IntoIterator<Item = &'a Record>, by: By, since: f64, until: f64) -> Self {
+        let mut rows: BTreeMap<Vec<String>, Row> = BTreeMap::new();
+        let mut total = Totals::default();
+        for record in records {
+            let part = record.part_within(since, until);
+            // One that began just now has no length yet, and is there all the same.
+            let touches = record.began <= until && record.until() >= since;
+            if part <= 0.0 && !touches {
+                continue;
+            }
+            let row = rows.entry(by.key(record)).or_insert_with(|| by.row(record));
+            row.totals.add(record, part, (since, until));
+            total.add(record, part, (since, until));
+        }
+        let mut rows: Vec<Row> = rows.into_values().collect();
+        for totals in rows.iter_mut().map(|row| &mut row.totals).chain([&mut total]) {
+            totals.utilization_ratio = totals.ratio();
+        }
+        Self { since, until, rows, total }
+    }
+}
+
+impl By {
+    fn key(self, record: &Record) -> Vec<String> {
+        let device = &record.device;
+        match self {
+            Self::Namespace => vec![record.namespace.to_string()],
+            Self::Pod => vec![record.namespace.to_string(), record.pod.to_string()],
+            Self::Device => vec![device.gpu_uuid.to_string(), device.mig_uuid.as_deref().unwrap_or("").to_owned()],
+        }
+    }
+
+    fn row(self, record: &Record) -> Row {
+        let device = &record.device;
+        let when = |wanted: bool, text: &str| wanted.then(|| text.to_owned());
+        let is_device = self == Self::Device;
+        Row {
+            namespace: when(!is_device, &record.namespace),
+            pod: when(self == Self::Pod, &record.pod),
+            gpu_uuid: when(is_device, &device.gpu_uuid),
+            mig_uuid: device.mig_uuid.as_deref().filter(|_| is_device).map(str::to_owned),
+            model: device.model.as_deref().filter(|_| is_device).map(str::to_owned),
+            totals: Totals::default(),
+        }
+    }
+}
+
+impl Totals {
+    fn add(&mut self, record: &Record, part: f64, (since, until): (f64, f64)) {
+        let figures = record.figures.times(part);
+        let add = |sum: &mut Option<f64>, figure: Option<f64>| {
+            if let Some(figure) = figure {
+                *sum.get_or_insert(0.0) += figure;
+            }
+        };
+        self.holdings += 1;
+        add(&mut self.allocated_seconds, figures.allocated_seconds);
+        add(&mut self.busy_seconds, figures.busy_seconds);
+        add(&mut self.idle_seconds, figures.idle_seconds);
+        add(&mut self.energy_joules, figures.energy_joules);
+        // When each came is not known; whose they are is.
+        self.xids += record.xids.iter().map(|xid| xid.count).sum::<u64>();
+        let within = |at: f64| (since..=until).contains(&at);
+        self.unhealthy += record.health.iter().filter(|event| !event.healthy && within(event.at)).count() as u64;
+    }
+
+    /// Borrowed time is busy beyond what was held: never more than all of it.
+    fn ratio(&self) -> Option<f64> {
+        let (busy, idle) = self.busy_seconds.zip(self.idle_seconds)?;
+        (busy + idle > 0.0).then(|| busy / (busy + idle))
+    }
+}
+
+#[cfg(test)]
+mod tests;
