@@ -145,6 +145,4 @@ fn without_an_agent_the_error_says_where_it_was_looked_for() {
     assert!(said.contains("none.sock") && said.contains("--url"), "{said}");
     let (code, said) = agent::ended(&["record", "--url", "https://127.0.0.1"]);
     assert_eq!(code, 2, "{said}");
-    let (code, said) = agent::ended(&["record", "--admin-socket", "none"]);
-    assert_eq!(code, 2, "{said}");
 }

@@ -361,7 +361,7 @@ fn each_check_says_what_is_not_well() {
             "agent",
             change(|evidence| evidence.agent = Agent::Absent(Target::Socket("/a".into()))),
             Skipped,
-            "nothing answers on /a",
+            "nothing answers on unix:/a",
         ),
         (
             "agent",
