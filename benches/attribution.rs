@@ -193,6 +193,7 @@ fn week() {
     let mut running: VecDeque<(u32, String)> = VecDeque::new();
     let mut relation = Relation::default();
     let (mut pods, mut most, mut after_a_day) = (0_usize, 0, 0.0);
+    let (mut violations, mut violations_in_a_day) = (0, 0);
     for second in (0..WEEK_SECONDS).step_by(POD_SECONDS as usize) {
         let name = format!("pod-{pods}");
         let place = pods % ids.len();
@@ -220,6 +221,7 @@ fn week() {
         node.read(second);
         let statement = node.advance(second, second / 15);
         most = most.max(statement.accounts.len());
+        violations = statement.violations.values().sum::<u64>();
         if pods.is_multiple_of(PAGE_EVERY) {
             let hardware = HardwareState {
                 inventory: Arc::new(node.inventory.clone()),
@@ -235,9 +237,12 @@ fn week() {
             black_box(metrics::text(metrics::families(&snapshot)).unwrap());
         }
         if second == 86_400 {
-            after_a_day = resident_mib();
+            (after_a_day, violations_in_a_day) = (resident_mib(), violations);
         }
     }
+    println!(
+        "| sums that do not add up, in the audit of every pass, after a day / a week of churn | {violations_in_a_day} / {violations} | 0 |"
+    );
     println!("| accounts at once, most, over a week with {pods} pods | {most} | bounded |");
     println!(
         "| resident memory after that, grown since the first day: join, owners, ledger, pages | {:.1} MiB | ≤ 2 MiB |",

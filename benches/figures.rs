@@ -114,7 +114,10 @@ fn start(node: &Node, driver: &FakeNvml) {
 }
 
 fn steady(node: &Node, driver: &FakeNvml) {
-    let running = run(node, driver);
+    // The fake driver looks for events all the time, where a real one sleeps: that is not podmeter's.
+    let mut environment = driver.env();
+    environment.push(("FAKE_NVML_LOOK_MICROS", "10000000".into()));
+    let running = agent::agent(node.root.path(), &["--device-plugin=off"], &environment);
     running.until("a complete page", |page| complete(&page.0));
     let mut connection = Connection::open(&running.address);
     for _ in 0..200 {

@@ -284,13 +284,15 @@ async fn a_gate_that_is_off_costs_allocatable_and_nothing_else() {
     let node = node_with(&[("a", "GPU-0")]).await;
     let text = "Pod Resources API GetAllocatableResources disabled";
     node.fail(Method::GetAllocatableResources, Code::Unknown, text);
-    let mut watching = Watching::start(node.root.path(), SOON);
-    let failed = |state: &KubeletState| {
-        state.counters.errors.get("GetAllocatableResources").is_some_and(|errors| errors["other"] >= 1)
-    };
-    let state = watching.until("the failure", failed).await;
+    let mut watching = Watching::start(node.root.path(), Duration::from_secs(1));
+    let failures =
+        |state: &KubeletState| state.counters.errors.get("GetAllocatableResources").map_or(0, |errors| errors["other"]);
+    let state = watching.until("the failure", |state| failures(state) >= 1).await;
     assert_eq!(held(&state), ["a GPU-0"]);
     assert_eq!(state.problem, None);
+    let later = watching.until("six looks", |state| state.counters.triggers["timer"] >= 6).await;
+    assert!(later.settled);
+    assert!((2..=6).contains(&failures(&later)), "asked again, and ever more rarely: {}", failures(&later));
 }
 
 #[tokio::test]

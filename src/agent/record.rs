@@ -18,10 +18,12 @@ pub fn source(
 ) -> RecordSource {
     let settings = settings.clone();
     let (mut addresses, mut admin) = (vec![], vec![]);
-    for listener in listeners.iter().filter(|listener| listener.serves_pages()) {
-        let address = listener.address().to_string();
-        let kind = if listener.is_private() { &mut admin } else { &mut addresses };
-        kind.push(Listener { address, admin: listener.is_private() });
+    for listener in listeners {
+        let (address, private, probes) =
+            (listener.address().to_string(), listener.is_private(), !listener.serves_pages());
+        let guarded = settings.web_config.is_some() && !private && !probes;
+        let kind = if private { &mut admin } else { &mut addresses };
+        kind.push(Listener { address, admin: private, probes, guarded });
     }
     let marks = !admin.is_empty();
     addresses.extend(admin);

@@ -48,6 +48,12 @@ pub fn run(arguments: UsageArguments) -> Result<(), Failed> {
 }
 
 fn query(arguments: &UsageArguments, now: UnixSeconds) -> Result<Query, String> {
+    for text in [Some(&arguments.since), arguments.until.as_ref()].into_iter().flatten() {
+        // As a Unix time it would be in 1970.
+        if text.parse().is_ok_and(|number: f64| number < 1e8) {
+            return Err(format!("{text}: of what? Write how long ago (24h), or a time in UTC (2026-01-31T12:00:00Z)"));
+        }
+    }
     let since = parse_time(&arguments.since, now).map_err(|error| format!("--since {}: {error}", arguments.since))?;
     let until = arguments
         .until

@@ -22,6 +22,9 @@ pub fn agent(evidence: &Evidence) -> Finding {
             "start it, or name the right place with --admin-socket or --url",
         ),
         Agent::Absent(target) => Finding::skipped(format!("no agent runs here: nothing answers on {target}")),
+        Agent::Denied(target) => {
+            Finding::failed(format!("{target} opens for its owner alone"), "run the doctor as root, as the agent runs")
+        }
         Agent::Silent { target, problem } => Finding::failed(format!("{target}: {problem}"), RESTART),
         Agent::Answers(answers) => {
             let said = |record: &Value, key: &str| {
@@ -55,6 +58,7 @@ fn answers(evidence: &Evidence) -> Result<&Answers, Finding> {
     match &evidence.agent {
         Agent::Answers(answers) => Ok(answers),
         Agent::NotLooked | Agent::Absent(_) => Err(Finding::skipped("no agent runs here")),
+        Agent::Denied(_) => Err(Finding::skipped("the agent may not be asked")),
         Agent::Silent { .. } => Err(Finding::skipped("the agent does not answer")),
     }
 }
@@ -207,6 +211,10 @@ pub fn scrape(evidence: &Evidence) -> Finding {
         match (good.is_empty(), bad.is_empty()) {
             (_, false) => Finding::failed(few(&bad), to_do),
             (false, true) => Finding::ok(few(&good)),
+            (true, true) if !answers.guarded.is_empty() => Finding::skipped(format!(
+                "{} let in whom the web configuration says; Prometheus' page of targets tells whether it is",
+                answers.guarded.join(", ")
+            )),
             (true, true) => Finding::warning("the agent does not tell where it listens", "name it with --url"),
         }
     }))

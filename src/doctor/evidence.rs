@@ -95,6 +95,8 @@ pub enum Agent {
     NotLooked,
     /// Nothing listens there.
     Absent(Target),
+    /// Something is there, and this user may not ask it.
+    Denied(Target),
     /// Something is there and does not answer as an agent does.
     Silent {
         target: Target,
@@ -114,4 +116,6 @@ pub struct Answers {
     pub ready: Result<(), String>,
     /// `/metrics` of each listener.
     pub pages: Vec<(Target, Result<Page, String>)>,
+    /// Listeners that ask for what the web configuration says, which the doctor does not have.
+    pub guarded: Vec<String>,
 }

@@ -31,7 +31,7 @@ pub async fn gather(settings: Settings, driver: Option<Box<dyn Driver>>, clock: 
         async {
             let mut agent = find_agent(&settings).await;
             let (driven, ()) =
-                tokio::join!(open_driver(driver, &settings, node::released(&agent)), scrape_it(&mut agent));
+                tokio::join!(open_driver(driver, &settings, node::hands_off(&agent)), scrape_it(&mut agent));
             (agent, driven)
         },
         ask_kubelet(&settings),
@@ -111,6 +111,10 @@ async fn find_agent(settings: &Settings) -> Agent {
             let elsewhere = if settings.agent_is_named { None } else { ask_listeners(settings).await };
             elsewhere.unwrap_or_else(|| Agent::Absent(target.clone()))
         }
+        Err(ClientError::Forbidden { .. }) => {
+            let elsewhere = if settings.agent_is_named { None } else { ask_listeners(settings).await };
+            elsewhere.unwrap_or_else(|| Agent::Denied(target.clone()))
+        }
         Err(error) => Agent::Silent { target: target.clone(), problem: error.to_string() },
     }
 }
@@ -132,26 +136,32 @@ async fn ask_agent(target: Target) -> Agent {
         ClientError::Refused { text, .. } => text,
         error => error.to_string(),
     });
-    Agent::Answers(Box::new(Answers { target, record, node, ready, pages: vec![] }))
+    Agent::Answers(Box::new(Answers { target, record, node, ready, pages: vec![], guarded: vec![] }))
 }
 
 async fn scrape_it(agent: &mut Agent) {
     let Agent::Answers(answers) = agent else { return };
-    for target in listeners(&answers.target, answers.record.as_ref().ok()) {
+    let (open, guarded) = listeners(&answers.target, answers.record.as_ref().ok());
+    answers.guarded = guarded;
+    for target in open {
         let page = client::get(&target, "/metrics").await.map_err(|error| error.to_string());
         let page = page.and_then(|body| String::from_utf8(body).map_err(|_| "it is no text".to_owned()));
         answers.pages.push((target, page.and_then(|page| scrape::check(&page))));
     }
 }
 
-/// Where it serves everybody; over a URL only what was named can be reached for sure.
-fn listeners(target: &Target, record: Option<&Value>) -> Vec<Target> {
+/// Where it serves everybody, and where only those whom the web configuration lets in; over a URL only what was named can be
+/// reached for sure.
+fn listeners(target: &Target, record: Option<&Value>) -> (Vec<Target>, Vec<String>) {
     if let Target::Url(_) = target {
-        return vec![target.clone()];
+        return (vec![target.clone()], vec![]);
     }
     let listeners = record.and_then(|record| record["listeners"].as_array()).into_iter().flatten();
-    let public = listeners.filter(|listener| listener["admin"] != true);
-    public.filter_map(|listener| Target::of_listener(listener["address"].as_str()?)).collect()
+    let public = listeners.filter(|listener| listener["admin"] != true && listener["probes"] != true);
+    let (guarded, open): (Vec<_>, Vec<_>) = public.partition(|listener| listener["guarded"] == true);
+    let open = open.into_iter().filter_map(|listener| Target::of_listener(listener["address"].as_str()?));
+    let guarded = guarded.into_iter().filter_map(|listener| Some(listener["address"].as_str()?.to_owned()));
+    (open.collect(), guarded.collect())
 }
 
 async fn json(target: &Target, path: &str) -> Result<Value, String> {
@@ -160,12 +170,16 @@ async fn json(target: &Target, path: &str) -> Result<Value, String> {
 }
 
 /// On a thread of its own: one that hangs is left behind.
-async fn open_driver(driver: Option<Box<dyn Driver>>, settings: &Settings, released: bool) -> Look<Driven> {
+async fn open_driver(
+    driver: Option<Box<dyn Driver>>,
+    settings: &Settings,
+    hands_off: Option<&'static str>,
+) -> Look<Driven> {
     let Some(mut driver) = driver else {
         return Err(Missed::NotAsked(format!("--hardware {}: no driver is opened", settings.hardware)));
     };
-    if released {
-        return Err(Missed::NotAsked("the agent has let go of the driver, on request".to_owned()));
+    if let Some(reason) = hands_off {
+        return Err(Missed::NotAsked(reason.to_owned()));
     }
     let (answer, answered) = oneshot::channel();
     let (close, closed) = oneshot::channel::<()>();

@@ -308,9 +308,19 @@ pub fn clock(evidence: &Evidence) -> Finding {
     }
 }
 
-/// Whether the driver may be opened: not while an agent let go of it on request.
-pub fn released(agent: &Agent) -> bool {
-    let Agent::Answers(answers) = agent else { return false };
-    let node = answers.node.as_ref().ok();
-    node.and_then(|node| node.pointer("/hardware/released")).is_some_and(|released| !released.is_null())
+/// Why the driver may not be opened: an agent let go of it on request, or may have.
+pub fn hands_off(agent: &Agent) -> Option<&'static str> {
+    match agent {
+        Agent::NotLooked | Agent::Absent(_) => None,
+        Agent::Denied(_) | Agent::Silent { .. } => {
+            Some("an agent is there that cannot be asked whether it has let go of the driver, on request")
+        }
+        Agent::Answers(answers) => {
+            let node = answers.node.as_ref().ok();
+            let released = node.and_then(|node| node.pointer("/hardware/released"));
+            released
+                .is_some_and(|released| !released.is_null())
+                .then_some("the agent has let go of the driver, on request")
+        }
+    }
 }

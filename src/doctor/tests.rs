@@ -65,6 +65,7 @@ fn answers() -> Answers {
             Target::Url("http://127.0.0.1:9410".parse().unwrap()),
             Ok(Page { bytes: 10, families: 1, series: 2 }),
         )],
+        guarded: vec![],
     }
 }
 
@@ -375,6 +376,12 @@ fn each_check_says_what_is_not_well() {
         ("agent", silent(), Failed, "did not answer"),
         (
             "agent",
+            change(|evidence| evidence.agent = Agent::Denied(Target::Socket("/a".into()))),
+            Failed,
+            "opens for its owner alone",
+        ),
+        (
+            "agent",
             change(|evidence| evidence.version = "1.3.0"),
             Warning,
             "podmeter 1.2.3 (abc) on /run/podmeter.sock, and this is 1.3.0",
@@ -417,6 +424,15 @@ fn each_check_says_what_is_not_well() {
         ("registrations", says("/plugin", Value::Null), Skipped, "is off"),
         ("scrape", agent(|answers| answers.pages[0].1 = Err("line 3: this is no sample".into())), Failed, "line 3"),
         ("scrape", agent(|answers| answers.pages.clear()), Warning, "where it listens"),
+        (
+            "scrape",
+            agent(|answers| {
+                answers.pages.clear();
+                answers.guarded = vec!["0.0.0.0:9410".to_owned()];
+            }),
+            Skipped,
+            "0.0.0.0:9410 let in whom the web configuration says",
+        ),
         ("scrape", change(|evidence| evidence.agent = Agent::NotLooked), Skipped, "no agent"),
     ];
     let mut judged: BTreeSet<&str> = BTreeSet::new();

@@ -22,6 +22,8 @@ pub struct Chronicle {
     orphans: Vec<Record>,
     /// What the disk does not know yet, by id.
     waiting: BTreeMap<u64, Record>,
+    /// Being written: not yet on disk, and no longer waiting.
+    in_flight: BTreeMap<u64, Record>,
     /// What the last agent left has been read.
     loaded: bool,
     last_id: u64,
@@ -100,11 +102,21 @@ impl Chronicle {
 
     /// What is to be written, and is then the caller's. Nothing before `load`.
     pub fn take(&mut self) -> Vec<Record> {
-        if self.loaded { std::mem::take(&mut self.waiting).into_values().collect() } else { vec![] }
+        if !self.loaded {
+            return vec![];
+        }
+        self.in_flight = std::mem::take(&mut self.waiting);
+        self.in_flight.values().cloned().collect()
+    }
+
+    /// What was taken is on disk.
+    pub fn written(&mut self) {
+        self.in_flight.clear();
     }
 
     /// What could not be written: it waits on, unless there is a later word.
     pub fn give_back(&mut self, records: Vec<Record>) {
+        self.in_flight.clear();
         for record in records {
             self.waiting.entry(record.id).or_insert(record);
         }
@@ -120,7 +132,8 @@ impl Chronicle {
     /// What the disk may not know, or not so well.
     #[must_use]
     pub fn live(&self) -> BTreeMap<u64, Record> {
-        let mut live = self.waiting.clone();
+        let mut live = self.in_flight.clone();
+        live.extend(self.waiting.iter().map(|(id, record)| (*id, record.clone())));
         live.extend(self.orphans.iter().map(|record| (record.id, record.clone())));
         live.extend(self.tracked.values().map(|tracked| (tracked.record.id, tracked.record.clone())));
         live

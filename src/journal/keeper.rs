@@ -175,7 +175,7 @@ impl Keeper {
                     self.shared.say(Some(problem));
                     // What waits is kept; who wakes us meanwhile changes nothing.
                     wait = Duration::ZERO;
-                    if !ending && pause(woken) {
+                    if !ending && pause(woken, self.shared.clock) {
                         let _ = self.work();
                         return;
                     }
@@ -260,6 +260,7 @@ impl Keeper {
         match outcome {
             Ok(()) => {
                 self.pruned = if due { Some(now.monotonic) } else { self.pruned };
+                lock(&self.shared.chronicle).written();
                 lock(&self.shared.state).written += records.len() as u64;
                 Ok(())
             }
@@ -273,21 +274,21 @@ impl Keeper {
     }
 }
 
-/// Until it is time to try again; true when the agent ends meanwhile.
-fn pause(woken: &Receiver<()>) -> bool {
-    let mut rest = RETRY;
-    while rest > Duration::ZERO {
-        let step = rest.min(Duration::from_millis(500));
-        match woken.recv_timeout(step) {
-            Err(RecvTimeoutError::Disconnected) => return true,
-            Ok(()) => {}
-            Err(RecvTimeoutError::Timeout) => rest -= step,
+/// Until it is time to try again; true when the agent ends meanwhile. News is no reason to try earlier.
+fn pause(woken: &Receiver<()>, clock: Clock) -> bool {
+    let due = clock.now().monotonic + RETRY;
+    loop {
+        let left = due.since(clock.now().monotonic);
+        if left.is_zero() {
+            return false;
+        }
+        if woken.recv_timeout(left) == Err(RecvTimeoutError::Disconnected) {
+            return true;
         }
     }
-    false
 }
 
-fn take_lock(directory: &Path) -> Result<File, String> {
+pub(super) fn take_lock(directory: &Path) -> Result<File, String> {
     let said = |error: std::io::Error| {
         format!("{}: {error}; give --state-dir a directory that podmeter may write to", directory.display())
     };

@@ -4,7 +4,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use super::keeper::{Reader, lock};
+use super::keeper::{Reader, lock, take_lock};
 use super::record::Record;
 use super::store::{FILE, Store, StoreError};
 use super::subject;
@@ -153,6 +153,8 @@ impl Reader {
     pub fn answer(&self, query: &Query, node: &str, now: UnixSeconds) -> Answer {
         let file = self.0.file();
         let mut answer = Answer { journal: true, ..query.answer(node, now.0) };
+        // Before the file is read: what is written meanwhile is in both, and nothing in neither.
+        let live = lock(&self.0.chronicle).live();
         let stored = Store::open_to_read(&file).and_then(|store| query.stored(&store));
         let problem = self.state().problem.map(|problem| problem.to_string());
         match stored {
@@ -161,7 +163,6 @@ impl Reader {
         }
         answer.problem = problem.or(answer.problem);
         if answer.next.is_none() {
-            let live = lock(&self.0.chronicle).live();
             answer.allocations.retain(|record| !live.contains_key(&record.id));
             answer.allocations.extend(live.into_values().filter(|record| query.wants(record)));
         }
@@ -171,7 +172,15 @@ impl Reader {
 
 /// From the file, while no agent runs.
 pub fn read_directory(directory: &Path, query: &Query, now: UnixSeconds) -> Result<Answer, StoreError> {
-    let store = Store::open_to_read(&directory.join(FILE))?;
+    let file = directory.join(FILE);
+    let store = match Store::open_to_read(&file) {
+        // An agent was killed in the middle of a write, which is undone first: by whoever may write.
+        Err(StoreError::Unfinished) => {
+            let _lock = take_lock(directory).map_err(StoreError::Failed)?;
+            Store::open_to_recover(&file)?
+        }
+        opened => opened?,
+    };
     let mut answer = Answer { journal: true, ..query.answer("", now.0) };
     let (records, unreadable) = query.stored(&store)?;
     take_page(&mut answer, query, records, unreadable);

@@ -2,6 +2,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rusqlite::ffi::SQLITE_READONLY_ROLLBACK;
 use rusqlite::{Connection, ErrorCode, OpenFlags, params};
 
 use super::record::Record;
@@ -52,9 +53,15 @@ pub enum StoreError {
     Newer(i64),
     #[error("it is the database of another program")]
     Foreign,
+    #[error("its last write was cut off, and only a user who may write to it can undo that")]
+    Unfinished,
     #[error("{0}")]
     Failed(String),
 }
+
+/// One thread at a time has a connection, which the type sees to.
+const WRITE: OpenFlags =
+    OpenFlags::SQLITE_OPEN_READ_WRITE.union(OpenFlags::SQLITE_OPEN_CREATE).union(OpenFlags::SQLITE_OPEN_NO_MUTEX);
 
 /// One open database. Whoever writes holds the directory's lock.
 #[derive(Debug)]
@@ -76,7 +83,7 @@ impl Store {
     pub fn open(file: &Path, bounds: Bounds) -> Result<Self, StoreError> {
         let created = std::fs::File::options().create(true).truncate(false).write(true).mode(0o600).open(file);
         created.map_err(|error| StoreError::Failed(error.to_string()))?;
-        let connection = Connection::open_with_flags(file, flags(true))?;
+        let connection = Connection::open_with_flags(file, WRITE)?;
         connection.busy_timeout(BUSY)?;
         let pragma = |name: &str| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
         let (application, format) = (pragma("application_id")?, pragma("user_version")?);
@@ -109,7 +116,16 @@ impl Store {
 
     /// For questions alone; nothing is created or changed.
     pub fn open_to_read(file: &Path) -> Result<Self, StoreError> {
-        let connection = Connection::open_with_flags(file, flags(false))?;
+        Self::open_for_questions(file, OpenFlags::SQLITE_OPEN_READ_ONLY)
+    }
+
+    /// As to read, where a write was cut off: it is undone. Whoever asks for it holds the directory's lock.
+    pub fn open_to_recover(file: &Path) -> Result<Self, StoreError> {
+        Self::open_for_questions(file, OpenFlags::SQLITE_OPEN_READ_WRITE)
+    }
+
+    fn open_for_questions(file: &Path, mode: OpenFlags) -> Result<Self, StoreError> {
+        let connection = Connection::open_with_flags(file, mode | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
         connection.busy_timeout(BUSY)?;
         connection.pragma_update(None, "cache_size", CACHE_PAGES)?;
         let pragma = |name: &str| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
@@ -286,7 +302,7 @@ impl Store {
     pub fn salvage(&mut self, damaged: &Path) -> Result<(u64, u64), StoreError> {
         let (mut saved, mut unreadable) = (0, 0);
         // Writable, so that a change that was under way is undone first.
-        let source = Connection::open_with_flags(damaged, flags(true))?;
+        let source = Connection::open_with_flags(damaged, WRITE)?;
         // So SQLite looks into a file that is shorter than it says.
         source.pragma_update(None, "writable_schema", true)?;
         for order in ["id ASC", "id DESC", "ended ASC", "ended DESC"] {
@@ -324,14 +340,8 @@ impl Store {
     }
 }
 
-fn flags(write: bool) -> OpenFlags {
-    let mode = if write {
-        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE
-    } else {
-        OpenFlags::SQLITE_OPEN_READ_ONLY
-    };
-    // One thread at a time has a connection, which the type sees to.
-    mode | OpenFlags::SQLITE_OPEN_NO_MUTEX
+fn extended(error: &rusqlite::Error) -> Option<i32> {
+    error.sqlite_error().map(|error| error.extended_code)
 }
 
 fn text(record: &Record) -> String {
@@ -358,6 +368,7 @@ impl From<rusqlite::Error> for StoreError {
     fn from(error: rusqlite::Error) -> Self {
         match error.sqlite_error_code() {
             Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Self::Damaged(error.to_string()),
+            Some(ErrorCode::ReadOnly) if extended(&error) == Some(SQLITE_READONLY_ROLLBACK) => Self::Unfinished,
             _ => Self::Failed(error.to_string()),
         }
     }

@@ -58,14 +58,14 @@ pub async fn run(settings: Settings, clock: Clock, publish: watch::Sender<Arc<Ku
     watch.refresh().await;
     let (allocated, look) = (Arc::clone(&watch.settings.allocated), Arc::clone(&watch.settings.look));
     loop {
-        let (pause, next) = watch.pause();
+        let (pause, _) = watch.pause();
         if pause.is_zero() {
-            // What has happened up to now one look will show.
+            // What has happened up to now one look will show, and it may change what comes first.
             while let Some(trigger) = events.ready().await {
                 watch.take(trigger);
             }
             events.watch_directories();
-            match next {
+            match watch.pause().1 {
                 Next::Refresh(trigger) => {
                     trigger.into_iter().for_each(|trigger| watch.take(trigger));
                     watch.refresh().await;
@@ -104,6 +104,8 @@ struct Watch {
     /// From when on to ask what can be allocated, when there are calls left for it.
     allocatable_due: Option<Monotonic>,
     allocatable_asked: Option<Moment>,
+    /// After a refusal; doubles up to the interval.
+    allocatable_retry: Option<Duration>,
     /// By this kubelet: a new connection may be to another.
     allocatable_unimplemented: bool,
     /// Since when something that was seen beside the socket waits for a look.
@@ -135,6 +137,7 @@ impl Watch {
             retry: None,
             allocatable_due: None,
             allocatable_asked: None,
+            allocatable_retry: None,
             allocatable_unimplemented: false,
             seen_at: None,
             granted_due: None,
@@ -190,7 +193,7 @@ impl Watch {
             }
             Trigger::Reconnect => {
                 self.seen_at = Some(now);
-                self.client.disconnect();
+                self.lost();
                 self.want_allocatable(ALLOCATABLE_PAUSE);
             }
             Trigger::Allocate | Trigger::Timer => {
@@ -199,13 +202,16 @@ impl Watch {
         }
     }
 
+    /// What comes next may be the first words of another kubelet, whichever call asks for them.
+    fn lost(&mut self) {
+        self.client.disconnect();
+        self.settle.reconnected();
+        self.allocatable_unimplemented = false;
+    }
+
     /// One look at the kubelet, published whatever comes of it.
     async fn refresh(&mut self) {
         self.seen_at = None;
-        if !self.client.is_connected() {
-            self.settle.reconnected();
-            self.allocatable_unimplemented = false;
-        }
         self.list().await;
         let now = self.clock.now();
         let is_old = |asked: Moment| now.monotonic.since(asked.monotonic) >= ALLOCATABLE_INTERVAL;
@@ -239,6 +245,7 @@ impl Watch {
                 self.state.collector.success = false;
                 self.state.truncated = matches!(error, CallError::TooLarge { .. });
                 if error.lost_connection() {
+                    self.lost();
                     self.state.settled = false;
                 }
                 let problem = error.to_string();
@@ -266,6 +273,7 @@ impl Watch {
                     self.state.allocatable = Some(Arc::new(allocatable));
                 }
                 self.state.allocatable_at = Some(now);
+                self.allocatable_retry = None;
             }
             Err(CallError::Unimplemented(method)) => {
                 tracing::info!(method, "this kubelet is too old to say what is allocatable");
@@ -273,7 +281,12 @@ impl Watch {
             }
             // List tells the same story and is asked more often: one failure, one log line.
             Err(error) => {
-                self.allocatable_due = Some(now.monotonic + FIRST_RETRY);
+                if error.lost_connection() {
+                    self.lost();
+                }
+                let retry = self.allocatable_retry.map_or(FIRST_RETRY, |retry| retry * 2).min(ALLOCATABLE_INTERVAL);
+                self.allocatable_retry = Some(retry);
+                self.allocatable_due = Some(now.monotonic + retry);
                 tracing::debug!(code = error.code(), "{error}");
             }
         }

@@ -70,6 +70,10 @@ pub struct Listener {
     pub address: String,
     /// Takes orders, and can be opened by its owner alone.
     pub admin: bool,
+    /// Says only whether the agent is healthy and ready.
+    pub probes: bool,
+    /// Asks for what the web configuration says: TLS, a certificate, a password.
+    pub guarded: bool,
 }
 
 /// 64 hex digits.

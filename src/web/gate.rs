@@ -73,7 +73,8 @@ impl Gate {
             }
         };
         for (name, value) in &config.headers {
-            response.headers_mut().insert(name.clone(), value.clone());
+            // The page's own policy knows its script and style.
+            response.headers_mut().entry(name.clone()).or_insert_with(|| value.clone());
         }
         response
     }

@@ -106,14 +106,16 @@ async fn accept(listener: Listener, door: Door, mut stopped: watch::Receiver<()>
         match accepted {
             Ok(client) => {
                 let Some(place) = place(&places, &door.connections, &mut stopped).await else { break };
-                let seat = door.connections.sit(client.peer);
+                let sitting =
+                    Sitting { connections: Arc::clone(&door.connections), seat: door.connections.sit(client.peer) };
                 let (door, watcher, stopped) = (door.clone(), graceful.watcher(), stopped.clone());
                 connections.spawn(async move {
+                    let seat = &sitting.seat;
                     tokio::select! {
-                        () = serve_connection(client.stream, &seat, &door, watcher, stopped) => {}
-                        () = seat.must_leave() => debug!(peer = peer(&seat), "a connection made room for another"),
+                        () = serve_connection(client.stream, seat, &door, watcher, stopped) => {}
+                        () = seat.must_leave() => debug!(peer = peer(seat), "a connection made room for another"),
                     }
-                    door.connections.stand_up(&seat);
+                    drop(sitting);
                     drop(place);
                 });
             }
@@ -136,6 +138,18 @@ struct Client {
     stream: Box<dyn Stream>,
     /// `None` on a unix socket.
     peer: Option<IpAddr>,
+}
+
+/// A seat that is left however the connection ends.
+struct Sitting {
+    connections: Arc<Connections>,
+    seat: Arc<Seat>,
+}
+
+impl Drop for Sitting {
+    fn drop(&mut self) {
+        self.connections.stand_up(&self.seat);
+    }
 }
 
 async fn next(listener: &Listener) -> io::Result<Client> {

@@ -103,6 +103,11 @@ impl LiveConfig {
             let problem = "tls_server_config is gone; only a restart of podmeter goes back to plain HTTP".to_owned();
             return Err(WebConfigError::Invalid { file: self.path.clone(), problem });
         }
+        // Or it was read while it was being written.
+        if !current.users.is_empty() && read.users.is_empty() {
+            let problem = "basic_auth_users is gone; only a restart of podmeter does without passwords".to_owned();
+            return Err(WebConfigError::Invalid { file: self.path.clone(), problem });
+        }
         Ok(read)
     }
 
