@@ -65,19 +65,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if and (include "podmeter.webSecret" .) (ne (toString (default dict .Values.webConfig).tls) "false") -}}yes{{- end -}}
 {{- end -}}
 
-{{/* What asks at `path`, as a probe. */}}
-{{- define "podmeter.probe" -}}
-{{- if and (include "podmeter.webSecret" .root) (eq (toString (default dict .root.Values.webConfig).probes) "tcp") -}}
-tcpSocket:
-  port: metrics
-{{- else -}}
-httpGet:
-  path: {{ .path }}
-  port: metrics
-  {{- if include "podmeter.tls" .root }}
-  scheme: HTTPS
-  {{- end }}
-{{- end -}}
+{{/* The container port that the kubelet's probes go to: one of their own where the metrics port is guarded. */}}
+{{- define "podmeter.probePort" -}}
+{{- ternary "probes" "metrics" (ne (include "podmeter.webSecret" .) "") -}}
 {{- end -}}
 
 {{- define "podmeter.kernelLog" -}}
@@ -90,7 +80,7 @@ httpGet:
 {{- if or (eq .Values.driver.profile "gke") (and $kernelLog.enabled (ne (toString $kernelLog.privileged) "false")) -}}yes{{- end -}}
 {{- end -}}
 
-{{/* The directory of the node that keeps state; nothing without. */}}
+{{/* The directory of the node that keeps the journal; nothing without. */}}
 {{- define "podmeter.stateDir" -}}
 {{- $state := default dict .Values.stateDir -}}
 {{- if $state.enabled -}}{{- default "/var/lib/podmeter" $state.hostPath -}}{{- end -}}
@@ -117,7 +107,8 @@ httpGet:
 {{- define "podmeter.check" -}}
 {{- $elsewhere := dict "listen" "listen.address and listen.port" "kubeletRoot" "kubelet.root" "podResourcesSocket" "kubelet.root"
       "devicePluginDir" "kubelet.devicePluginDir" "devRoot" "mounts.dev" "adminSocket" "adminSocket" "driverRoot" "driver.profile"
-      "podLogsRoot" "mounts.podLogs" "nvidiaConfig" "nvidiaConfig" "webConfig" "webConfig" "stateDir" "stateDir" -}}
+      "podLogsRoot" "mounts.podLogs" "nvidiaConfig" "nvidiaConfig" "webConfig" "webConfig" "probeListen" "webConfig"
+      "stateDir" "stateDir" -}}
 {{- range $key, $value := $elsewhere -}}
 {{- if hasKey $.Values.config $key -}}
 {{- fail (printf "config.%s: this chart mounts and sets it; use the value %s instead" $key $value) -}}
@@ -136,6 +127,14 @@ httpGet:
 {{- end -}}
 {{- if and (get $config "podLabels") (not .Values.mounts.podsApi) -}}
 {{- fail "config.podLabels needs the kubelet's Pods API: set mounts.podsApi=true" -}}
+{{- end -}}
+{{- range $key := list "stateMaxSize" "stateMaxAge" -}}
+{{- if and (hasKey $config $key) (not (include "podmeter.stateDir" $)) -}}
+{{- fail (printf "config.%s bounds a journal that is not kept: set stateDir.enabled=true" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (include "podmeter.webSecret" .) (eq (int .Values.listen.port) 9411) -}}
+{{- fail "listen.port=9411 is the probes' own with webConfig.existingSecret: take another" -}}
 {{- end -}}
 {{- $kmsg := toString (get (default dict (get .Values.config "health")) "kmsg") -}}
 {{- if and (has $kmsg (list "on" "true")) (not (include "podmeter.kernelLog" .)) (ne .Values.driver.profile "gke") -}}
