@@ -19,7 +19,7 @@ the real `dlopen`, and this page is made from the rows.
 
 The node has eight GPUs, and a pod with one of them runs. podmeter serves the exporter and the device plugin, keeps a journal
 (`--state-dir`) and reads a configuration and a web configuration. To be quick it runs with `--sample-interval 100ms`,
-`--refresh-interval 1s`, `holdDown: 300ms` and `stuckLimit: 0s`; with the defaults (1 s, 5 s, 60 s and 10 s) faults are seen,
+`--refresh-interval 1s`, `holdDown: 300ms` and `stuckLimit: 3s`; with the defaults (1 s, 5 s, 60 s and 10 s) faults are seen,
 and devices come back, later by that much.
 
 In every row, besides what is said there, no counter falls as long as the process lives. *Whole again* means: every GPU is

@@ -5,6 +5,7 @@
 //! `PODMETER_BINARY` names the binary. `UPDATE_GOLDEN=1 cargo nextest run --test fault_matrix` writes the document.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(clippy::print_stdout, reason = "which row took how long, and the log of one that failed")]
 #![allow(clippy::disallowed_methods, reason = "a test waits for the binary, measures it, and compiles a clock")]
 
 #[path = "../support/agent.rs"]

@@ -14,7 +14,7 @@ use crate::kubelet::{Admission, ContainerSpec, Count, Node, Options, PodSpec, no
 
 pub const GPU: &str = "nvidia.com/gpu";
 pub const TRAINER: &[&str] = &["namespace=\"team\"", "pod=\"trainer\"", "container=\"main\""];
-pub const CONFIG: &str = "health: {holdDown: 300ms, stuckLimit: 0s}\n";
+pub const CONFIG: &str = "health: {holdDown: 300ms, stuckLimit: 3s}\n";
 /// The first start, on a machine that compiles other things too.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Files that a process may have open beyond what it had: connections of scrapes that have just ended.

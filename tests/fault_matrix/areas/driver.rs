@@ -16,7 +16,11 @@ pub const AREA: Area = Area {
             happens: "The driver is reloaded under podmeter, and its counters begin anew",
             how: reload,
             seen: Seen {
-                metrics: &[Metric("podmeter_nvml_errors_total", &["code=\"uninitialized\""], Is::Rises)],
+                metrics: &[
+                    Metric("podmeter_nvml_errors_total", &["code=\"uninitialized\""], Is::Rises),
+                    Metric("podmeter_device_power_watts", &[], Is::Absent),
+                    Metric("podmeter_device_healthy", &[], Is::Value(1.0)),
+                ],
                 log: Log::Says("readings go on"),
                 page: Some(Text("/-/ready", "200 OK")),
             },
@@ -172,7 +176,7 @@ pub const AREA: Area = Area {
                     IDENTITY,
                     Metric("podmeter_device_unhealthy_reason", &["reason=\"lost\""], Is::Series(8)),
                 ],
-                log: Log::Says("the driver no longer lists this GPU, or gets no answer from it"),
+                log: Log::Says("the GPU is lost or asks for a reset"),
                 page: Some(Text("/api/v1/node", "\"reason\":\"lost\"")),
             },
             goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Devices(0), GoesOn::Pod],

@@ -55,7 +55,11 @@ pub const AREA: Area = Area {
                 hang(rig, true);
                 ends(rig, "TERM");
             },
-            seen: Seen { metrics: &[], log: Log::Says("did not end in time and are left behind"), page: None },
+            seen: Seen {
+                metrics: &[],
+                log: Log::Says("the wait for events has not come back and is left behind"),
+                page: None,
+            },
             goes_on: KUBELET,
             undone: "the driver answers, and it is started",
             undo: |rig| {
