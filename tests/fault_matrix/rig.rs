@@ -254,14 +254,28 @@ impl Rig {
         library
     }
 
-    /// A pod that asks for one GPU comes and, admitted, goes.
-    pub fn admits(&mut self) -> Result<(), String> {
+    fn guest(&mut self) -> (String, Admission) {
         self.guests += 1;
         let name = format!("guest-{}", self.guests);
         let pod = PodSpec::new("team", &name).container(ContainerSpec::new("main").asks(GPU, 1));
         let admission = wait_for(self.kubelet.add_pod(pod));
+        (name, admission)
+    }
+
+    /// A pod that asks for one GPU comes and, admitted, goes.
+    pub fn admits(&mut self) -> Result<(), String> {
+        let (name, admission) = self.guest();
         self.kubelet.force_delete_pod("team", &name);
         if admission == Admission::Running { Ok(()) } else { Err(format!("a new pod: {admission:?}")) }
+    }
+
+    /// Long enough to be seen, so that the journal has something to write.
+    pub fn a_pod_comes_and_goes(&mut self) {
+        let (name, admission) = self.guest();
+        assert_eq!(admission, Admission::Running);
+        let label = format!("pod=\"{name}\"");
+        until("the pod is on the page", || self.metrics().count("podmeter_container_allocation_info", &[&label]) == 1);
+        self.kubelet.force_delete_pod("team", &name);
     }
 
     /// Devices of the pod that runs.

@@ -21,8 +21,9 @@ pub struct Row {
     pub goes_on: &'static [GoesOn],
     /// What ends it, in words.
     pub undone: &'static str,
-    pub undo: fn(&mut Rig),
-    /// Seconds from then until the node is whole again.
+    /// `None`: it passes by itself.
+    pub undo: Option<fn(&mut Rig)>,
+    /// Seconds from then, or from the fault where it passes by itself, until the node is whole again.
     pub within: u64,
 }
 

@@ -60,21 +60,41 @@ fn one(row: &Row, rig: &mut Rig) -> Result<Duration, String> {
     rig.note_files();
     let (before, pid, mark) = (rig.metrics(), rig.pid(), rig.log().len());
     (row.how)(rig);
+    let mut began = Instant::now();
     seen(row, rig, &before, mark)?;
-    for goes_on in row.goes_on {
-        patiently(GOES_ON, || goes(*goes_on, rig)).map_err(|problem| format!("does not go on: {problem}"))?;
-    }
     let broken = rig.metrics();
     no_fall(&before, &broken, rig.is_running() && rig.pid() == pid)?;
-    let began = Instant::now();
-    (row.undo)(rig);
+    let took = match row.undo {
+        None => {
+            let took = healed(row, rig, began)?;
+            go_on(row, rig)?;
+            took
+        }
+        Some(undo) => {
+            go_on(row, rig)?;
+            began = Instant::now();
+            undo(rig);
+            rig.let_go();
+            healed(row, rig, began)?
+        }
+    };
     rig.let_go();
-    whole(rig, Duration::from_secs(row.within)).map_err(|problem| {
-        format!("not whole {} s after it was undone: {problem}\n-- page\n{}", row.within, rig.metrics().0)
-    })?;
-    let took = began.elapsed();
     no_fall(&before, &rig.metrics(), rig.pid() == pid)?;
     Ok(took)
+}
+
+fn go_on(row: &Row, rig: &mut Rig) -> Result<(), String> {
+    row.goes_on.iter().try_for_each(|goes_on| {
+        patiently(GOES_ON, || goes(*goes_on, rig)).map_err(|problem| format!("does not go on: {problem}"))
+    })
+}
+
+/// How long it took until the node was whole.
+fn healed(row: &Row, rig: &Rig, began: Instant) -> Result<Duration, String> {
+    let limit = Duration::from_secs(row.within).saturating_sub(began.elapsed());
+    let whole = whole(rig, limit);
+    whole.map_err(|problem| format!("not whole after {} s: {problem}\n-- page\n{}", row.within, rig.metrics().0))?;
+    Ok(began.elapsed())
 }
 
 fn whole(rig: &Rig, limit: Duration) -> Result<(), String> {

@@ -23,7 +23,7 @@ pub const AREA: Area = Area {
             seen: Seen { metrics: &[OPEN_FILES], log: Log::Silent, page: Some(Text("/-/healthy", "200 OK")) },
             goes_on: ALL,
             undone: "it leaves",
-            undo: |_| {},
+            undo: Some(|_| {}),
             within: 10,
         },
         Row {
@@ -37,7 +37,7 @@ pub const AREA: Area = Area {
             seen: Seen { metrics: &[OPEN_FILES], log: Log::Silent, page: Some(Text("/-/healthy", "200 OK")) },
             goes_on: ALL,
             undone: "`--web-read-timeout`, here 2 s: they are cut",
-            undo: until_cut,
+            undo: None,
             within: 10,
         },
         Row {
@@ -51,7 +51,7 @@ pub const AREA: Area = Area {
             seen: Seen { metrics: &[OPEN_FILES], log: Log::Silent, page: Some(Text("/-/healthy", "200 OK")) },
             goes_on: ALL,
             undone: "`--web-write-timeout`, here 2 s: they are cut",
-            undo: until_cut,
+            undo: None,
             within: 15,
         },
         Row {
@@ -65,7 +65,7 @@ pub const AREA: Area = Area {
             seen: Seen { metrics: &[OPEN_FILES], log: Log::Silent, page: Some(Text("/-/healthy", "200 OK")) },
             goes_on: ALL,
             undone: "they leave",
-            undo: |_| {},
+            undo: Some(|_| {}),
             within: 10,
         },
         Row {
@@ -80,7 +80,7 @@ pub const AREA: Area = Area {
             seen: Seen { metrics: &[SERVED], log: Log::Silent, page: Some(Text("/-/healthy", "200 OK")) },
             goes_on: ALL,
             undone: "nothing: its connection is closed",
-            undo: |_| {},
+            undo: None,
             within: 5,
         },
         Row {
@@ -95,7 +95,7 @@ pub const AREA: Area = Area {
             seen: Seen { metrics: &[SERVED], log: Log::Silent, page: Some(Text("/-/healthy", "200 OK")) },
             goes_on: ALL,
             undone: "nothing: its connection is closed",
-            undo: |_| {},
+            undo: None,
             within: 5,
         },
         Row {
@@ -116,7 +116,7 @@ pub const AREA: Area = Area {
             },
             goes_on: ALL,
             undone: "nothing: the open port takes no orders",
-            undo: |_| {},
+            undo: None,
             within: 5,
         },
         Row {
@@ -138,7 +138,7 @@ pub const AREA: Area = Area {
             seen: Seen { metrics: &[SERVED], log: Log::Silent, page: Some(Text("/-/healthy", "200 OK")) },
             goes_on: ALL,
             undone: "nothing",
-            undo: |_| {},
+            undo: None,
             within: 5,
         },
     ],
@@ -162,9 +162,4 @@ fn answer(mut stream: TcpStream) -> String {
     let mut bytes = vec![];
     let _ = stream.read_to_end(&mut bytes);
     String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// While the clients stay.
-fn until_cut(rig: &mut Rig) {
-    crate::rig::until("they are cut", || rig.has_few_files());
 }

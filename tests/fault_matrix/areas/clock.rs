@@ -26,7 +26,7 @@ pub const AREA: Area = Area {
             },
             goes_on: ALL,
             undone: "it is set right",
-            undo: |rig| rig.set_clock_ahead(0),
+            undo: Some(|rig| rig.set_clock_ahead(0)),
             within: 10,
         },
         Row {
@@ -40,7 +40,7 @@ pub const AREA: Area = Area {
             },
             goes_on: ALL,
             undone: "it is set right",
-            undo: |rig| rig.set_clock_ahead(0),
+            undo: Some(|rig| rig.set_clock_ahead(0)),
             within: 10,
         },
         Row {
@@ -54,7 +54,7 @@ pub const AREA: Area = Area {
             },
             goes_on: ALL,
             undone: "it is set right",
-            undo: |rig| rig.set_clock_ahead(0),
+            undo: Some(|rig| rig.set_clock_ahead(0)),
             within: 10,
         },
         Row {
@@ -72,7 +72,7 @@ pub const AREA: Area = Area {
             },
             goes_on: ALL,
             undone: "it is set right",
-            undo: |rig| rig.set_clock_ahead(0),
+            undo: Some(|rig| rig.set_clock_ahead(0)),
             within: 10,
         },
         Row {
@@ -90,7 +90,7 @@ pub const AREA: Area = Area {
             },
             goes_on: ALL,
             undone: "nothing: it goes on",
-            undo: |_| {},
+            undo: None,
             within: 10,
         },
     ],

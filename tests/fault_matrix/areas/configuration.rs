@@ -19,7 +19,7 @@ pub const AREA: Area = Area {
             seen: Seen { metrics: &[NOT_READ], log: Log::Says(OLD_STAYS), page: ON_NODE },
             goes_on: ALL,
             undone: "a good file and SIGHUP",
-            undo: |rig| rig.reload(CONFIG),
+            undo: Some(|rig| rig.reload(CONFIG)),
             within: 5,
         },
         Row {
@@ -32,7 +32,7 @@ pub const AREA: Area = Area {
             seen: Seen { metrics: &[NOT_READ], log: Log::Says(OLD_STAYS), page: ON_NODE },
             goes_on: ALL,
             undone: "the file is back, and SIGHUP",
-            undo: |rig| rig.reload(CONFIG),
+            undo: Some(|rig| rig.reload(CONFIG)),
             within: 5,
         },
         Row {
@@ -42,7 +42,7 @@ pub const AREA: Area = Area {
             seen: Seen { metrics: &[NOT_READ], log: Log::Says("it has no domain"), page: ON_NODE },
             goes_on: ALL,
             undone: "a good file and SIGHUP",
-            undo: |rig| rig.reload(CONFIG),
+            undo: Some(|rig| rig.reload(CONFIG)),
             within: 5,
         },
         Row {
@@ -56,7 +56,7 @@ pub const AREA: Area = Area {
             },
             goes_on: ALL,
             undone: "the key is as before, and SIGHUP",
-            undo: |rig| rig.reload(CONFIG),
+            undo: Some(|rig| rig.reload(CONFIG)),
             within: 5,
         },
         Row {
@@ -66,7 +66,7 @@ pub const AREA: Area = Area {
             seen: Seen { metrics: &[NOT_READ], log: Log::Says(WEB_OLD_STAYS), page: ON_NODE },
             goes_on: ALL,
             undone: "a good file",
-            undo: |rig| rig.write("web-config.yaml", GOOD_WEB),
+            undo: Some(|rig| rig.write("web-config.yaml", GOOD_WEB)),
             within: 5,
         },
         Row {
@@ -76,7 +76,7 @@ pub const AREA: Area = Area {
             seen: Seen { metrics: &[NOT_READ], log: Log::Says("gone.crt"), page: ON_NODE },
             goes_on: ALL,
             undone: "a good file",
-            undo: |rig| rig.write("web-config.yaml", GOOD_WEB),
+            undo: Some(|rig| rig.write("web-config.yaml", GOOD_WEB)),
             within: 5,
         },
         Row {
@@ -90,10 +90,10 @@ pub const AREA: Area = Area {
             seen: Seen { metrics: &[], log: Log::Says("refreshIntervall"), page: None },
             goes_on: &[GoesOn::Devices(0), GoesOn::Pod],
             undone: "the key is right, and it is started",
-            undo: |rig| {
+            undo: Some(|rig| {
                 rig.write("podmeter.yaml", CONFIG);
                 rig.begin();
-            },
+            }),
             within: 15,
         },
         Row {
@@ -103,7 +103,7 @@ pub const AREA: Area = Area {
             seen: Seen { metrics: &[], log: Log::Says("--listen"), page: None },
             goes_on: &[GoesOn::Devices(0), GoesOn::Pod],
             undone: "it is started on a free one",
-            undo: Rig::begin,
+            undo: Some(Rig::begin),
             within: 15,
         },
     ],

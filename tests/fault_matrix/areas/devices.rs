@@ -34,7 +34,7 @@ pub const AREA: Area = Area {
             },
             goes_on: SEVEN_OF_ALL,
             undone: "it answers",
-            undo: |rig| rig.gpu(3, |gpu| gpu["lost"] = json!(false)),
+            undo: Some(|rig| rig.gpu(3, |gpu| gpu["lost"] = json!(false))),
             within: 15,
         },
         Row {
@@ -51,7 +51,7 @@ pub const AREA: Area = Area {
             },
             goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Devices(0), GoesOn::Pod],
             undone: "they answer",
-            undo: |rig| rig.gpus(|gpu| gpu["lost"] = json!(false)),
+            undo: Some(|rig| rig.gpus(|gpu| gpu["lost"] = json!(false))),
             within: 30,
         },
         Row {
@@ -69,7 +69,7 @@ pub const AREA: Area = Area {
             },
             goes_on: SEVEN_DEVICES,
             undone: "the driver is reloaded",
-            undo: reload,
+            undo: Some(reload),
             within: 20,
         },
         Row {
@@ -92,12 +92,12 @@ pub const AREA: Area = Area {
             },
             goes_on: SEVEN_DEVICES,
             undone: "the GPU is reset, and the driver asks for nothing",
-            undo: |rig| {
+            undo: Some(|rig| {
                 rig.gpu(3, |gpu| {
                     gpu["recovery_action"] = json!(0);
                     gpu["events"] = json!([{"sequence": 3, "kind": 0x8000}]);
                 });
-            },
+            }),
             within: 15,
         },
         Row {
@@ -114,7 +114,7 @@ pub const AREA: Area = Area {
             },
             goes_on: ALL,
             undone: "nothing: it is counted",
-            undo: |_| {},
+            undo: None,
             within: 5,
         },
         Row {
@@ -135,7 +135,7 @@ pub const AREA: Area = Area {
             },
             goes_on: ALL,
             undone: "nothing: each is counted",
-            undo: |_| {},
+            undo: None,
             within: 10,
         },
         Row {
@@ -161,12 +161,12 @@ pub const AREA: Area = Area {
             },
             goes_on: SEVEN_DEVICES,
             undone: "it is reset",
-            undo: |rig| {
+            undo: Some(|rig| {
                 rig.gpu(3, |gpu| {
                     gpu["recovery_action"] = json!(0);
                     gpu["events"] = json!([{"sequence": 7, "kind": 0x8000}]);
                 });
-            },
+            }),
             within: 15,
         },
         Row {
@@ -188,7 +188,7 @@ pub const AREA: Area = Area {
             },
             goes_on: SEVEN_DEVICES,
             undone: "the driver no longer says so, as of another board",
-            undo: |rig| remap(rig, false, 9),
+            undo: Some(|rig| remap(rig, false, 9)),
             within: 15,
         },
         Row {
@@ -207,7 +207,7 @@ pub const AREA: Area = Area {
             },
             goes_on: SEVEN_OF_ALL,
             undone: "the call comes back",
-            undo: |rig| rig.gpu(3, |gpu| gpu["hang"] = json!([])),
+            undo: Some(|rig| rig.gpu(3, |gpu| gpu["hang"] = json!([]))),
             within: 15,
         },
         Row {
@@ -224,7 +224,7 @@ pub const AREA: Area = Area {
             },
             goes_on: SEVEN_DEVICES,
             undone: "`POST /unmark`",
-            undo: |rig| assert_eq!(rig.order("/unmark", r#"{"device": "3"}"#).status, 200),
+            undo: Some(|rig| assert_eq!(rig.order("/unmark", r#"{"device": "3"}"#).status, 200)),
             within: 10,
         },
     ],

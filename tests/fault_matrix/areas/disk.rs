@@ -20,7 +20,7 @@ pub const AREA: Area = Area {
             happens: "There is no room for the journal to grow",
             how: |rig| {
                 limit_files(rig, Some(4096));
-                rig.admits().unwrap();
+                rig.a_pod_comes_and_goes();
             },
             seen: Seen {
                 metrics: &[NOT_WRITTEN, Metric("podmeter_journal_errors_total", &[], Is::Rises)],
@@ -29,7 +29,7 @@ pub const AREA: Area = Area {
             },
             goes_on: ALL,
             undone: "there is room: what waited is written",
-            undo: |rig| limit_files(rig, None),
+            undo: Some(|rig| limit_files(rig, None)),
             within: 15,
         },
         Row {
@@ -37,7 +37,7 @@ pub const AREA: Area = Area {
             happens: "Somebody removes the journal's directory while it is written",
             how: |rig| {
                 std::fs::remove_dir_all(rig.path("state")).unwrap();
-                rig.admits().unwrap();
+                rig.a_pod_comes_and_goes();
             },
             seen: Seen {
                 metrics: &[NOT_WRITTEN, Metric("podmeter_journal_errors_total", &[], Is::Rises)],
@@ -45,8 +45,8 @@ pub const AREA: Area = Area {
                 page: Some(Text("/", "the journal of allocations is not written")),
             },
             goes_on: ALL,
-            undone: "the directory is there: a new journal begins",
-            undo: |rig| std::fs::create_dir(rig.path("state")).unwrap(),
+            undone: "nothing: it makes the directory anew, and begins another journal",
+            undo: None,
             within: 15,
         },
         Row {
@@ -65,7 +65,7 @@ pub const AREA: Area = Area {
             },
             goes_on: ALL,
             undone: "the file is removed",
-            undo: |rig| std::fs::remove_file(rig.path("state")).unwrap(),
+            undo: Some(|rig| std::fs::remove_file(rig.path("state")).unwrap()),
             within: 15,
         },
         Row {
@@ -83,7 +83,7 @@ pub const AREA: Area = Area {
             },
             goes_on: ALL,
             undone: "nothing: the damaged file is put aside",
-            undo: |_| {},
+            undo: None,
             within: 10,
         },
         Row {
@@ -103,7 +103,7 @@ pub const AREA: Area = Area {
             },
             goes_on: ALL,
             undone: "the other one ends",
-            undo: |_| {},
+            undo: Some(|_| {}),
             within: 15,
         },
     ],

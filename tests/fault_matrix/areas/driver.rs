@@ -18,7 +18,6 @@ pub const AREA: Area = Area {
             seen: Seen {
                 metrics: &[
                     Metric("podmeter_nvml_errors_total", &["code=\"uninitialized\""], Is::Rises),
-                    Metric("podmeter_device_power_watts", &[], Is::Absent),
                     Metric("podmeter_device_healthy", &[], Is::Value(1.0)),
                 ],
                 log: Log::Says("readings go on"),
@@ -26,7 +25,7 @@ pub const AREA: Area = Area {
             },
             goes_on: ALL,
             undone: "nothing: it opens the driver again by itself",
-            undo: |_| {},
+            undo: None,
             within: 15,
         },
         Row {
@@ -48,7 +47,7 @@ pub const AREA: Area = Area {
             },
             goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Pod],
             undone: "the driver is loaded",
-            undo: |rig| rig.driver.update(|state| state["init"] = json!(0)),
+            undo: Some(|rig| rig.driver.update(|state| state["init"] = json!(0))),
             within: 20,
         },
         Row {
@@ -70,7 +69,7 @@ pub const AREA: Area = Area {
             },
             goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Pod],
             undone: "the upgrade is finished",
-            undo: |rig| rig.driver.update(|state| state["init"] = json!(0)),
+            undo: Some(|rig| rig.driver.update(|state| state["init"] = json!(0))),
             within: 20,
         },
         Row {
@@ -91,7 +90,7 @@ pub const AREA: Area = Area {
             },
             goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Pod],
             undone: "they may be opened",
-            undo: |rig| rig.driver.update(|state| state["init"] = json!(0)),
+            undo: Some(|rig| rig.driver.update(|state| state["init"] = json!(0))),
             within: 20,
         },
         Row {
@@ -116,10 +115,10 @@ pub const AREA: Area = Area {
             },
             goes_on: ALL,
             undone: "the calls succeed",
-            undo: |rig| {
+            undo: Some(|rig| {
                 rig.gpus(|gpu| gpu["fail"] = json!({}));
                 rig.until_series("podmeter_device_memory_bytes");
-            },
+            }),
             within: 20,
         },
         Row {
@@ -138,7 +137,7 @@ pub const AREA: Area = Area {
             },
             goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Devices(0), GoesOn::Pod],
             undone: "the calls come back",
-            undo: |rig| rig.driver.update(|state| state["hang"] = json!([])),
+            undo: Some(|rig| rig.driver.update(|state| state["hang"] = json!([]))),
             within: 30,
         },
         Row {
@@ -159,7 +158,7 @@ pub const AREA: Area = Area {
             },
             goes_on: ALL,
             undone: "it succeeds",
-            undo: |rig| rig.driver.update(|state| state["fail"] = json!({})),
+            undo: Some(|rig| rig.driver.update(|state| state["fail"] = json!({}))),
             within: 40,
         },
         Row {
@@ -181,11 +180,11 @@ pub const AREA: Area = Area {
             },
             goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Devices(0), GoesOn::Pod],
             undone: "it lists them",
-            undo: |rig| {
+            undo: Some(|rig| {
                 let gpus = std::fs::read_to_string(rig.path("eight-gpus.json")).unwrap();
                 let gpus: serde_json::Value = serde_json::from_str(&gpus).unwrap();
                 rig.driver.update(|state| state["gpus"] = gpus);
-            },
+            }),
             within: 40,
         },
         Row {
@@ -202,7 +201,7 @@ pub const AREA: Area = Area {
             },
             goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Devices(8), GoesOn::Pod],
             undone: "`POST /resume`",
-            undo: |rig| assert_eq!(rig.order("/resume", "").status, 200),
+            undo: Some(|rig| assert_eq!(rig.order("/resume", "").status, 200)),
             within: 15,
         },
     ],

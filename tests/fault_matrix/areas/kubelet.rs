@@ -31,7 +31,7 @@ pub const AREA: Area = Area {
             },
             goes_on: WITHOUT_KUBELET,
             undone: "the kubelet starts",
-            undo: |rig| rig.kubelet.start_again().unwrap(),
+            undo: Some(|rig| rig.kubelet.start_again().unwrap()),
             within: 10,
         },
         Row {
@@ -48,7 +48,7 @@ pub const AREA: Area = Area {
             },
             goes_on: ALL_THE_REST,
             undone: "nothing: it registers again by itself",
-            undo: |_| {},
+            undo: None,
             within: 10,
         },
         Row {
@@ -73,7 +73,7 @@ pub const AREA: Area = Area {
             },
             goes_on: WITHOUT_KUBELET,
             undone: "the kubelet starts",
-            undo: |rig| rig.kubelet.start_again().unwrap(),
+            undo: Some(|rig| rig.kubelet.start_again().unwrap()),
             within: 10,
         },
         Row {
@@ -94,7 +94,7 @@ pub const AREA: Area = Area {
             },
             goes_on: ALL_THE_REST,
             undone: "it answers",
-            undo: |rig| rig.kubelet.heal(),
+            undo: Some(|rig| rig.kubelet.heal()),
             within: 15,
         },
         Row {
@@ -111,7 +111,7 @@ pub const AREA: Area = Area {
             },
             goes_on: ALL_THE_REST,
             undone: "it answers",
-            undo: |rig| rig.kubelet.heal(),
+            undo: Some(|rig| rig.kubelet.heal()),
             within: 10,
         },
         Row {
@@ -132,7 +132,7 @@ pub const AREA: Area = Area {
             },
             goes_on: ALL_THE_REST,
             undone: "the other client stops",
-            undo: |rig| rig.kubelet.heal(),
+            undo: Some(|rig| rig.kubelet.heal()),
             within: 10,
         },
         Row {
@@ -150,7 +150,7 @@ pub const AREA: Area = Area {
             },
             goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8)],
             undone: "the claim is gone",
-            undo: |rig| rig.kubelet.heal(),
+            undo: Some(|rig| rig.kubelet.heal()),
             within: 20,
         },
         Row {
@@ -167,7 +167,7 @@ pub const AREA: Area = Area {
             },
             goes_on: WITHOUT_KUBELET,
             undone: "the kubelet starts",
-            undo: |rig| rig.kubelet.start_again().unwrap(),
+            undo: Some(|rig| rig.kubelet.start_again().unwrap()),
             within: 15,
         },
         Row {
@@ -192,7 +192,7 @@ pub const AREA: Area = Area {
             },
             goes_on: WITHOUT_KUBELET,
             undone: "the kubelet starts",
-            undo: |rig| rig.kubelet.start_again().unwrap(),
+            undo: Some(|rig| rig.kubelet.start_again().unwrap()),
             within: 10,
         },
         Row {
@@ -213,10 +213,10 @@ pub const AREA: Area = Area {
             },
             goes_on: ALL_THE_REST,
             undone: "a kubelet that knows it starts",
-            undo: |rig| {
+            undo: Some(|rig| {
                 rig.kubelet.heal();
                 rig.kubelet.restart().unwrap();
-            },
+            }),
             within: 10,
         },
     ],

@@ -29,7 +29,7 @@ pub const AREA: Area = Area {
             },
             goes_on: ALL,
             undone: "nothing: it registers again by itself",
-            undo: |_| {},
+            undo: None,
             within: 10,
         },
         Row {
@@ -43,7 +43,7 @@ pub const AREA: Area = Area {
             },
             goes_on: ALL,
             undone: "nothing: it registers again by itself",
-            undo: |_| {},
+            undo: None,
             within: 10,
         },
         Row {
@@ -60,7 +60,7 @@ pub const AREA: Area = Area {
             },
             goes_on: EXPORTER,
             undone: "the kubelet registers it",
-            undo: |rig| rig.kubelet.heal(),
+            undo: Some(|rig| rig.kubelet.heal()),
             within: 20,
         },
         Row {
@@ -77,7 +77,7 @@ pub const AREA: Area = Area {
             },
             goes_on: EXPORTER,
             undone: "the kubelet asks",
-            undo: |rig| rig.kubelet.heal(),
+            undo: Some(|rig| rig.kubelet.heal()),
             within: 20,
         },
         Row {
@@ -94,7 +94,7 @@ pub const AREA: Area = Area {
             },
             goes_on: EXPORTER,
             undone: "it answers",
-            undo: |rig| rig.kubelet.heal(),
+            undo: Some(|rig| rig.kubelet.heal()),
             within: 30,
         },
         Row {
@@ -114,11 +114,11 @@ pub const AREA: Area = Area {
             },
             goes_on: EXPORTER,
             undone: "the directory and the kubelet are back",
-            undo: |rig| {
+            undo: Some(|rig| {
                 let directory = rig.kubelet.device_plugin_directory();
                 std::fs::rename(directory.with_extension("away"), &directory).unwrap();
                 rig.kubelet.start_again().unwrap();
-            },
+            }),
             within: 15,
         },
         Row {
@@ -136,10 +136,10 @@ pub const AREA: Area = Area {
             },
             goes_on: EXPORTER,
             undone: "the other plugin ends",
-            undo: |rig| {
+            undo: Some(|rig| {
                 rig.let_go();
                 std::fs::remove_file(rig.kubelet.device_plugin_directory().join("nvidia-gpu.sock")).unwrap();
-            },
+            }),
             within: 15,
         },
         Row {
@@ -162,7 +162,7 @@ pub const AREA: Area = Area {
             },
             goes_on: ALL,
             undone: "nothing: that pod fails, with the reason",
-            undo: |_| {},
+            undo: None,
             within: 5,
         },
     ],

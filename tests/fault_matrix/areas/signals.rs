@@ -22,7 +22,7 @@ pub const AREA: Area = Area {
             seen: Seen { metrics: &[], log: Log::Says("ending"), page: None },
             goes_on: KUBELET,
             undone: "it is started",
-            undo: Rig::begin,
+            undo: Some(Rig::begin),
             within: 15,
         },
         Row {
@@ -32,7 +32,7 @@ pub const AREA: Area = Area {
             seen: Seen { metrics: &[], log: Log::Says("ending"), page: None },
             goes_on: KUBELET,
             undone: "it is started",
-            undo: Rig::begin,
+            undo: Some(Rig::begin),
             within: 15,
         },
         Row {
@@ -42,10 +42,10 @@ pub const AREA: Area = Area {
             seen: Seen { metrics: &[], log: Log::Silent, page: None },
             goes_on: KUBELET,
             undone: "it is started: it removes them and goes on with its journal",
-            undo: |rig| {
+            undo: Some(|rig| {
                 rig.begin();
                 until("the stale socket is removed", || rig.log().contains("that an earlier podmeter left behind"));
-            },
+            }),
             within: 15,
         },
         Row {
@@ -62,10 +62,10 @@ pub const AREA: Area = Area {
             },
             goes_on: KUBELET,
             undone: "the driver answers, and it is started",
-            undo: |rig| {
+            undo: Some(|rig| {
                 hang(rig, false);
                 rig.begin();
-            },
+            }),
             within: 15,
         },
         Row {
@@ -81,10 +81,10 @@ pub const AREA: Area = Area {
             seen: Seen { metrics: &[], log: Log::Says("ended at once, as asked"), page: None },
             goes_on: KUBELET,
             undone: "the driver answers, and it is started",
-            undo: |rig| {
+            undo: Some(|rig| {
                 hang(rig, false);
                 rig.begin();
-            },
+            }),
             within: 15,
         },
         Row {
@@ -101,7 +101,7 @@ pub const AREA: Area = Area {
             },
             goes_on: ALL,
             undone: "nothing",
-            undo: |_| {},
+            undo: None,
             within: 10,
         },
     ],
