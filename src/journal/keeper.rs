@@ -1,5 +1,5 @@
 use std::fs::File;
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
@@ -204,6 +204,8 @@ impl Keeper {
             return Ok(());
         }
         let directory = &self.shared.settings.directory;
+        // On a file that was removed, with its directory perhaps, it keeps nobody out.
+        self.lock.take_if(|lock| lock.metadata().is_ok_and(|file| file.nlink() == 0));
         if self.lock.is_none() {
             self.lock = Some(take_lock(directory)?);
         }

@@ -147,3 +147,19 @@ fn a_directory_that_cannot_be_is_said_and_taken_up_once_it_can() {
     journal.stop();
     assert_eq!(on_disk(&place).len(), 1, "what was seen before is there");
 }
+
+#[test]
+fn a_directory_that_is_removed_under_it_is_made_anew() {
+    let parent = tempfile::tempdir().unwrap();
+    let directory = parent.path().join("state");
+    let clock = Clock::start();
+    let journal = Journal::start(settings(&directory), clock).unwrap();
+    until("open", &journal, |state| state.size_bytes.is_some());
+    std::fs::remove_dir_all(&directory).unwrap();
+    journal.watcher().observe(&snapshot(&clock, "a"));
+    until("an error", &journal, |state| state.problem.is_some());
+    until("written again", &journal, |state| state.problem.is_none());
+    assert!(directory.join(LOCK).exists(), "another agent would write beside it");
+    journal.stop();
+    assert_eq!(on_disk(&directory).len(), 1);
+}

@@ -1,0 +1,116 @@
+use std::fs::File;
+
+use podmeter::journal::FILE;
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+
+use crate::rig::Rig;
+use crate::row::{Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
+
+const NOT_WRITTEN: Metric = Metric("podmeter_journal_up", &[], Is::Value(0.0));
+const ALL: &[GoesOn] = &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(8), GoesOn::Admits];
+
+pub const AREA: Area = Area {
+    name: "The disk",
+    // A file that may not grow is an error then, and not the end.
+    setup: |setup| setup.shell = "trap '' XFSZ",
+    rows: &[
+        Row {
+            id: "disk-full",
+            happens: "There is no room for the journal to grow",
+            how: |rig| {
+                limit_files(rig, Some(4096));
+                rig.a_pod_comes_and_goes();
+            },
+            seen: Seen {
+                metrics: &[NOT_WRITTEN, Metric("podmeter_journal_errors_total", &[], Is::Rises)],
+                log: Log::Says("the journal of allocations is not written"),
+                page: Some(Text("/", "the journal of allocations is not written")),
+            },
+            goes_on: ALL,
+            undone: "there is room: what waited is written",
+            undo: Some(|rig| limit_files(rig, None)),
+            within: 15,
+        },
+        Row {
+            id: "disk-directory-removed",
+            happens: "Somebody removes the journal's directory while it is written",
+            how: |rig| {
+                std::fs::remove_dir_all(rig.path("state")).unwrap();
+                rig.a_pod_comes_and_goes();
+            },
+            seen: Seen {
+                metrics: &[NOT_WRITTEN, Metric("podmeter_journal_errors_total", &[], Is::Rises)],
+                log: Log::Says("see to the disk under --state-dir"),
+                page: Some(Text("/", "the journal of allocations is not written")),
+            },
+            goes_on: ALL,
+            undone: "nothing: it makes the directory anew, and begins another journal",
+            undo: None,
+            within: 15,
+        },
+        Row {
+            id: "disk-directory-is-a-file",
+            happens: "At the start a file lies where the journal's directory should be",
+            how: |rig| {
+                rig.stop();
+                std::fs::remove_dir_all(rig.path("state")).unwrap();
+                rig.write("state", "");
+                rig.begin();
+            },
+            seen: Seen {
+                metrics: &[NOT_WRITTEN],
+                log: Log::Says("give --state-dir a directory that podmeter may write to"),
+                page: Some(Text("/", "give --state-dir a directory that podmeter may write to")),
+            },
+            goes_on: ALL,
+            undone: "the file is removed",
+            undo: Some(|rig| std::fs::remove_file(rig.path("state")).unwrap()),
+            within: 15,
+        },
+        Row {
+            id: "disk-journal-damaged",
+            happens: "At the start the journal is damaged",
+            how: |rig| {
+                rig.stop();
+                std::fs::write(rig.path("state").join(FILE), [0x5a; 20_000]).unwrap();
+                rig.begin();
+            },
+            seen: Seen {
+                metrics: &[Metric("podmeter_journal_errors_total", &[], Is::AtLeast(1.0))],
+                log: Log::Says("could not be used and was begun anew with what could be read of it"),
+                page: Some(Text("/api/v1/allocations", "\"pod\":\"trainer\"")),
+            },
+            goes_on: ALL,
+            undone: "nothing: the damaged file is put aside",
+            undo: None,
+            within: 10,
+        },
+        Row {
+            id: "disk-journal-locked",
+            happens: "At the start another podmeter writes the journal",
+            how: |rig| {
+                rig.stop();
+                let lock = File::options().write(true).open(rig.path("state/allocations.lock")).unwrap();
+                flock(&lock, FlockOperation::LockExclusive).unwrap();
+                rig.hold(lock);
+                rig.begin();
+            },
+            seen: Seen {
+                metrics: &[NOT_WRITTEN],
+                log: Log::Says("another podmeter writes to"),
+                page: Some(Text("/", "waiting until it ends")),
+            },
+            goes_on: ALL,
+            undone: "the other one ends",
+            undo: Some(|_| {}),
+            within: 15,
+        },
+    ],
+};
+
+fn limit_files(rig: &mut Rig, bytes: Option<u64>) {
+    let pid = Pid::from_raw(i32::try_from(rig.pid()).unwrap());
+    let before = prlimit(pid, Resource::Fsize, Rlimit { current: bytes, maximum: None });
+    before.expect("a process of our own");
+}

@@ -1,0 +1,223 @@
+use serde_json::json;
+
+use crate::rig::Rig;
+use crate::row::{Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
+
+const NO_READINGS: Metric = Metric("podmeter_device_power_watts", &[], Is::Absent);
+const IDENTITY: Metric = Metric("podmeter_device_info", &[], Is::Series(8));
+const ALL: &[GoesOn] = &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(8), GoesOn::Admits];
+
+pub const AREA: Area = Area {
+    name: "The driver",
+    setup: |_| {},
+    rows: &[
+        Row {
+            id: "driver-reloaded",
+            happens: "The driver is reloaded under podmeter, and its counters begin anew",
+            how: reload,
+            seen: Seen {
+                metrics: &[
+                    Metric("podmeter_nvml_errors_total", &["code=\"uninitialized\""], Is::Rises),
+                    Metric("podmeter_device_healthy", &[], Is::Value(1.0)),
+                ],
+                log: Log::Says("readings go on"),
+                page: Some(Text("/-/ready", "200 OK")),
+            },
+            goes_on: ALL,
+            undone: "nothing: it opens the driver again by itself",
+            undo: None,
+            within: 15,
+        },
+        Row {
+            id: "driver-not-loaded",
+            happens: "The driver is unloaded and stays away for a while",
+            how: |rig| refuse(rig, 9),
+            seen: Seen {
+                metrics: &[
+                    NO_READINGS,
+                    IDENTITY,
+                    Metric(
+                        "podmeter_nvml_errors_total",
+                        &["call=\"nvmlInit_v2\"", "code=\"driver_not_loaded\""],
+                        Is::Rises,
+                    ),
+                ],
+                log: Log::Says("load the NVIDIA kernel driver (nvidia-smi on the node says more)"),
+                page: Some(Text("/", "does not start: driver_not_loaded (9)")),
+            },
+            goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Pod],
+            undone: "the driver is loaded",
+            undo: Some(|rig| rig.driver.update(|state| state["init"] = json!(0))),
+            within: 20,
+        },
+        Row {
+            id: "driver-half-upgraded",
+            happens: "The library is of another version than the kernel module, as in the middle of an upgrade",
+            how: |rig| refuse(rig, 18),
+            seen: Seen {
+                metrics: &[
+                    NO_READINGS,
+                    IDENTITY,
+                    Metric(
+                        "podmeter_nvml_errors_total",
+                        &["call=\"nvmlInit_v2\"", "code=\"lib_rm_version_mismatch\""],
+                        Is::Rises,
+                    ),
+                ],
+                log: Log::Says("finish the driver upgrade: the library and the loaded kernel module differ in version"),
+                page: Some(Text("/", "finish the driver upgrade")),
+            },
+            goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Pod],
+            undone: "the upgrade is finished",
+            undo: Some(|rig| rig.driver.update(|state| state["init"] = json!(0))),
+            within: 20,
+        },
+        Row {
+            id: "driver-no-permission",
+            happens: "The device nodes may not be opened",
+            how: |rig| refuse(rig, 4),
+            seen: Seen {
+                metrics: &[
+                    NO_READINGS,
+                    Metric(
+                        "podmeter_nvml_errors_total",
+                        &["call=\"nvmlInit_v2\"", "code=\"no_permission\""],
+                        Is::Rises,
+                    ),
+                ],
+                log: Log::Says("run the agent as a user that may open /dev/nvidiactl, or as root"),
+                page: Some(Text("/", "does not start: no_permission (4)")),
+            },
+            goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Pod],
+            undone: "they may be opened",
+            undo: Some(|rig| rig.driver.update(|state| state["init"] = json!(0))),
+            within: 20,
+        },
+        Row {
+            id: "driver-fails-some-calls",
+            happens: "The driver fails some calls on every GPU, as one that does not support them",
+            how: |rig| {
+                rig.gpus(|gpu| {
+                    gpu["fail"] = json!({
+                        "nvmlDeviceGetMemoryInfo_v2": 999, "nvmlDeviceGetMemoryInfo": 999,
+                        "nvmlDeviceGetPerformanceState": 999, "nvmlDeviceGetClockInfo": 999,
+                    });
+                });
+            },
+            seen: Seen {
+                metrics: &[
+                    Metric("podmeter_device_memory_bytes", &[], Is::Absent),
+                    Metric("podmeter_device_clock_hertz", &[], Is::Absent),
+                    Metric("podmeter_nvml_errors_total", &["code=\"unknown\""], Is::Rises),
+                ],
+                log: Log::Silent,
+                page: Some(Text("/-/ready", "200 OK")),
+            },
+            goes_on: ALL,
+            undone: "the calls succeed",
+            undo: Some(|rig| {
+                rig.gpus(|gpu| gpu["fail"] = json!({}));
+                rig.until_series("podmeter_device_memory_bytes");
+            }),
+            within: 20,
+        },
+        Row {
+            id: "driver-hangs",
+            happens: "Every call into the driver hangs",
+            how: |rig| rig.driver.update(|state| state["hang"] = json!(["*"])),
+            seen: Seen {
+                metrics: &[
+                    NO_READINGS,
+                    IDENTITY,
+                    Metric("podmeter_collector_stuck", &["collector=\"fast\""], Is::Value(1.0)),
+                    Metric("podmeter_device_unhealthy_reason", &["reason=\"stuck\""], Is::Series(8)),
+                ],
+                log: Log::Says("a driver call on this GPU has not come back"),
+                page: Some(Text("/", "a driver call on it does not come back")),
+            },
+            goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Devices(0), GoesOn::Pod],
+            undone: "the calls come back",
+            undo: Some(|rig| rig.driver.update(|state| state["hang"] = json!([]))),
+            within: 30,
+        },
+        Row {
+            id: "driver-events-fail",
+            happens: "Waiting for the driver's events fails",
+            how: |rig| rig.driver.update(|state| state["fail"] = json!({"nvmlEventSetWait_v2": 999})),
+            seen: Seen {
+                metrics: &[
+                    Metric("podmeter_collector_success", &["collector=\"events\""], Is::Value(0.0)),
+                    Metric(
+                        "podmeter_nvml_errors_total",
+                        &["call=\"nvmlEventSetWait_v2\"", "code=\"unknown\""],
+                        Is::Rises,
+                    ),
+                ],
+                log: Log::Silent,
+                page: Some(Text("/-/ready", "200 OK")),
+            },
+            goes_on: ALL,
+            undone: "it succeeds",
+            undo: Some(|rig| rig.driver.update(|state| state["fail"] = json!({}))),
+            within: 40,
+        },
+        Row {
+            id: "driver-lists-nothing",
+            happens: "The driver no longer lists any GPU",
+            how: |rig| {
+                let state = rig.driver_state();
+                rig.write("eight-gpus.json", &state["gpus"].to_string());
+                rig.driver.update(|state| state["gpus"] = json!([]));
+            },
+            seen: Seen {
+                metrics: &[
+                    NO_READINGS,
+                    IDENTITY,
+                    Metric("podmeter_device_unhealthy_reason", &["reason=\"lost\""], Is::Series(8)),
+                ],
+                log: Log::Says("the GPU is lost or asks for a reset"),
+                page: Some(Text("/api/v1/node", "\"reason\":\"lost\"")),
+            },
+            goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Devices(0), GoesOn::Pod],
+            undone: "it lists them",
+            undo: Some(|rig| {
+                let gpus = std::fs::read_to_string(rig.path("eight-gpus.json")).unwrap();
+                let gpus: serde_json::Value = serde_json::from_str(&gpus).unwrap();
+                rig.driver.update(|state| state["gpus"] = gpus);
+            }),
+            within: 40,
+        },
+        Row {
+            id: "driver-released",
+            happens: "An operator has the driver let go of, for an upgrade",
+            how: |rig| {
+                let answer = rig.order("/release", r#"{"for": "10m"}"#);
+                assert_eq!(answer.status, 200, "{}", answer.body);
+            },
+            seen: Seen {
+                metrics: &[NO_READINGS, IDENTITY, Metric("podmeter_released", &[], Is::Value(1.0))],
+                log: Log::Says("the driver is let go of, as asked"),
+                page: Some(Text("/", "the driver was let go of on request")),
+            },
+            goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Devices(8), GoesOn::Pod],
+            undone: "`POST /resume`",
+            undo: Some(|rig| assert_eq!(rig.order("/resume", "").status, 200)),
+            within: 15,
+        },
+    ],
+};
+
+pub fn reload(rig: &mut Rig) {
+    rig.driver.update(|state| {
+        state["generation"] = json!(state["generation"].as_u64().unwrap_or(1) + 1);
+        for gpu in state["gpus"].as_array_mut().unwrap() {
+            gpu["energy_millijoules"] = json!(0);
+        }
+    });
+}
+
+/// The session ends, and no other can be opened.
+fn refuse(rig: &mut Rig, code: u32) {
+    rig.driver.update(|state| state["init"] = json!(code));
+    reload(rig);
+}

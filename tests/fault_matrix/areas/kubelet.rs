@@ -1,0 +1,238 @@
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixListener;
+
+use tonic::Code;
+
+use crate::kubelet::Method;
+use crate::rig::Rig;
+use crate::row::{Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
+
+const FAILS: Metric = Metric("podmeter_collector_success", &["collector=\"kubelet\""], Is::Value(0.0));
+const ALL_THE_REST: &[GoesOn] =
+    &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(8), GoesOn::Admits];
+const WITHOUT_KUBELET: &[GoesOn] = &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8)];
+
+pub const AREA: Area = Area {
+    name: "The kubelet",
+    setup: |_| {},
+    rows: &[
+        Row {
+            id: "kubelet-stopped",
+            happens: "The kubelet ends and leaves its sockets behind",
+            how: |rig| rig.kubelet.stop(),
+            seen: Seen {
+                metrics: &[
+                    FAILS,
+                    Metric("podmeter_plugin_registered", &[], Is::Value(0.0)),
+                    Metric("podmeter_podresources_age_seconds", &[], Is::AtLeast(3.0)),
+                ],
+                log: Log::Says("the kubelet is down or restarting; retrying"),
+                page: Some(Text("/", "nobody listens on")),
+            },
+            goes_on: WITHOUT_KUBELET,
+            undone: "the kubelet starts",
+            undo: Some(|rig| rig.kubelet.start_again().unwrap()),
+            within: 10,
+        },
+        Row {
+            id: "kubelet-restarted",
+            happens: "The kubelet restarts: it deletes every plugin's socket, and at first answers without pods",
+            how: |rig| rig.kubelet.restart().unwrap(),
+            seen: Seen {
+                metrics: &[
+                    Metric("podmeter_plugin_kubelet_restarts_total", &[], Is::Rises),
+                    Metric("podmeter_plugin_registrations_total", &[], Is::Rises),
+                ],
+                log: Log::Says("registered with the kubelet"),
+                page: Some(Text("/-/ready", "200 OK")),
+            },
+            goes_on: ALL_THE_REST,
+            undone: "nothing: it registers again by itself",
+            undo: None,
+            within: 10,
+        },
+        Row {
+            id: "kubelet-sockets-gone",
+            happens: "The kubelet's sockets are gone, as where its directory is not mounted",
+            how: |rig| {
+                rig.kubelet.stop();
+                std::fs::remove_file(rig.kubelet.pod_resources_socket()).unwrap();
+                std::fs::remove_file(rig.kubelet.device_plugin_directory().join("kubelet.sock")).unwrap();
+            },
+            seen: Seen {
+                metrics: &[
+                    FAILS,
+                    Metric(
+                        "podmeter_podresources_errors_total",
+                        &["method=\"List\"", "code=\"unavailable\""],
+                        Is::Rises,
+                    ),
+                ],
+                log: Log::Says("is the kubelet running, and is its directory mounted here (see --kubelet-root)?"),
+                page: Some(Text("/", "there is no socket")),
+            },
+            goes_on: WITHOUT_KUBELET,
+            undone: "the kubelet starts",
+            undo: Some(|rig| rig.kubelet.start_again().unwrap()),
+            within: 10,
+        },
+        Row {
+            id: "kubelet-hangs",
+            happens: "The kubelet takes the question who holds what, and does not answer",
+            how: |rig| rig.kubelet.hang(Method::List),
+            seen: Seen {
+                metrics: &[
+                    FAILS,
+                    Metric(
+                        "podmeter_podresources_errors_total",
+                        &["method=\"List\"", "code=\"deadline_exceeded\""],
+                        Is::Rises,
+                    ),
+                ],
+                log: Log::Says("did not answer List within 5s: the kubelet hangs; retrying"),
+                page: Some(Text("/", "did not answer List within 5s")),
+            },
+            goes_on: ALL_THE_REST,
+            undone: "it answers",
+            undo: Some(|rig| rig.kubelet.heal()),
+            within: 15,
+        },
+        Row {
+            id: "kubelet-refuses",
+            happens: "The kubelet answers with an error of its own",
+            how: |rig| rig.kubelet.fail(Method::List, Code::Unknown, "checkpoint is corrupt"),
+            seen: Seen {
+                metrics: &[
+                    FAILS,
+                    Metric("podmeter_podresources_errors_total", &["method=\"List\"", "code=\"other\""], Is::Rises),
+                ],
+                log: Log::Says("List failed: Unknown, checkpoint is corrupt"),
+                page: Some(Text("/", "checkpoint is corrupt")),
+            },
+            goes_on: ALL_THE_REST,
+            undone: "it answers",
+            undo: Some(|rig| rig.kubelet.heal()),
+            within: 10,
+        },
+        Row {
+            id: "kubelet-rate-limit",
+            happens: "Another client uses up the calls that the kubelet allows",
+            how: |rig| rig.kubelet.fail(Method::List, Code::ResourceExhausted, "rejected by rate limit"),
+            seen: Seen {
+                metrics: &[
+                    FAILS,
+                    Metric(
+                        "podmeter_podresources_errors_total",
+                        &["method=\"List\"", "code=\"rate_limited\""],
+                        Is::Rises,
+                    ),
+                ],
+                log: Log::Says("another client of the socket asks too often; retrying later"),
+                page: Some(Text("/", "rate limit refused List")),
+            },
+            goes_on: ALL_THE_REST,
+            undone: "the other client stops",
+            undo: Some(|rig| rig.kubelet.heal()),
+            within: 10,
+        },
+        Row {
+            id: "kubelet-answer-too-large",
+            happens: "A DRA driver's claim makes the kubelet's answer larger than 64 MiB",
+            how: |rig| rig.kubelet.answer_bytes(70 << 20),
+            seen: Seen {
+                metrics: &[
+                    FAILS,
+                    Metric("podmeter_podresources_pods_truncated", &[], Is::Value(1.0)),
+                    Metric("podmeter_podresources_errors_total", &["method=\"List\"", "code=\"too_large\""], Is::Rises),
+                ],
+                log: Log::Says("look for a DRA claim listed many times over"),
+                page: Some(Text("/", "look for a DRA claim")),
+            },
+            goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8)],
+            undone: "the claim is gone",
+            undo: Some(|rig| rig.kubelet.heal()),
+            within: 20,
+        },
+        Row {
+            id: "kubelet-speaks-nonsense",
+            happens: "Something else answers on the kubelet's socket",
+            how: another_server,
+            seen: Seen {
+                metrics: &[
+                    FAILS,
+                    Metric("podmeter_podresources_errors_total", &["method=\"List\"", "code=\"malformed\""], Is::Rises),
+                ],
+                log: Log::Says("is it the kubelet's socket?"),
+                page: Some(Text("/", "does not speak PodResources")),
+            },
+            goes_on: WITHOUT_KUBELET,
+            undone: "the kubelet starts",
+            undo: Some(|rig| rig.kubelet.start_again().unwrap()),
+            within: 15,
+        },
+        Row {
+            id: "kubelet-socket-is-a-file",
+            happens: "A plain file lies where the kubelet's socket should be",
+            how: |rig| {
+                rig.kubelet.stop();
+                std::fs::remove_file(rig.kubelet.pod_resources_socket()).unwrap();
+                std::fs::write(rig.kubelet.pod_resources_socket(), "").unwrap();
+            },
+            seen: Seen {
+                metrics: &[
+                    FAILS,
+                    Metric(
+                        "podmeter_podresources_errors_total",
+                        &["method=\"List\"", "code=\"not_a_socket\""],
+                        Is::Rises,
+                    ),
+                ],
+                log: Log::Says("is not a socket: point --pod-resources-socket at the kubelet's"),
+                page: Some(Text("/", "is not a socket")),
+            },
+            goes_on: WITHOUT_KUBELET,
+            undone: "the kubelet starts",
+            undo: Some(|rig| rig.kubelet.start_again().unwrap()),
+            within: 10,
+        },
+        Row {
+            id: "kubelet-without-allocatable",
+            happens: "A kubelet comes that does not know what it can allocate",
+            how: |rig| {
+                rig.kubelet.unimplemented(&[Method::GetAllocatableResources]);
+                rig.kubelet.restart().unwrap();
+            },
+            seen: Seen {
+                metrics: &[Metric(
+                    "podmeter_podresources_errors_total",
+                    &["method=\"GetAllocatableResources\"", "code=\"unimplemented\""],
+                    Is::Rises,
+                )],
+                log: Log::Says("this kubelet is too old to say what is allocatable"),
+                page: Some(Text("/-/ready", "200 OK")),
+            },
+            goes_on: ALL_THE_REST,
+            undone: "a kubelet that knows it starts",
+            undo: Some(|rig| {
+                rig.kubelet.heal();
+                rig.kubelet.restart().unwrap();
+            }),
+            within: 10,
+        },
+    ],
+};
+
+/// Says what no kubelet says, to whoever connects.
+fn another_server(rig: &mut Rig) {
+    rig.kubelet.stop();
+    let socket = rig.kubelet.pod_resources_socket();
+    std::fs::remove_file(&socket).unwrap();
+    let listener = UnixListener::bind(&socket).unwrap();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            if stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\nwho are you?\r\n").is_ok() {
+                let _ = stream.read(&mut [0; 4096]);
+            }
+        }
+    });
+}

@@ -1,0 +1,11 @@
+//! The rows, one file for what breaks there.
+
+pub mod clients;
+pub mod clock;
+pub mod configuration;
+pub mod devices;
+pub mod disk;
+pub mod driver;
+pub mod kubelet;
+pub mod plugin;
+pub mod signals;

@@ -1,0 +1,175 @@
+use std::os::unix::net::UnixListener;
+
+use podmeter::wire::v1beta1::device_plugin_client::DevicePluginClient;
+use podmeter::wire::v1beta1::{AllocateRequest, ContainerAllocateRequest};
+use tonic::Code;
+
+use crate::kubelet::{Method, connect};
+use crate::rig::{GPU, Rig, wait_for};
+use crate::row::{Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
+
+const UNREGISTERED: Metric = Metric("podmeter_plugin_registered", &["resource=\"nvidia.com/gpu\""], Is::Value(0.0));
+const REGISTERED_AGAIN: Metric =
+    Metric("podmeter_plugin_registrations_total", &["resource=\"nvidia.com/gpu\""], Is::Rises);
+const EXPORTER: &[GoesOn] = &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Pod];
+const ALL: &[GoesOn] = &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(8), GoesOn::Admits];
+
+pub const AREA: Area = Area {
+    name: "The device plugin",
+    setup: |_| {},
+    rows: &[
+        Row {
+            id: "plugin-socket-removed",
+            happens: "Somebody removes podmeter's socket from the kubelet's directory",
+            how: |rig| std::fs::remove_file(own_socket(rig)).unwrap(),
+            seen: Seen {
+                metrics: &[REGISTERED_AGAIN],
+                log: Log::Says("not registered: our socket file was removed"),
+                page: Some(Text("/-/ready", "200 OK")),
+            },
+            goes_on: ALL,
+            undone: "nothing: it registers again by itself",
+            undo: None,
+            within: 10,
+        },
+        Row {
+            id: "plugin-stream-lost",
+            happens: "The connection by which the kubelet hears of devices breaks",
+            how: |rig| assert!(rig.kubelet.lose_stream(GPU)),
+            seen: Seen {
+                metrics: &[REGISTERED_AGAIN, Metric("podmeter_plugin_unregistered_seconds_total", &[], Is::Rises)],
+                log: Log::Says("not registered: the kubelet ended the device list"),
+                page: Some(Text("/-/ready", "200 OK")),
+            },
+            goes_on: ALL,
+            undone: "nothing: it registers again by itself",
+            undo: None,
+            within: 10,
+        },
+        Row {
+            id: "plugin-refused",
+            happens: "The kubelet refuses to register the plugin",
+            how: |rig| {
+                rig.kubelet.fail(Method::Register, Code::Unknown, "the device manager is not ready");
+                assert!(rig.kubelet.lose_stream(GPU));
+            },
+            seen: Seen {
+                metrics: &[UNREGISTERED, Metric("podmeter_plugin_unregistered_seconds_total", &[], Is::Rises)],
+                log: Log::Says("the kubelet does not register the plugin: the device manager is not ready"),
+                page: Some(Text("/", "not registered: the kubelet does not register the plugin")),
+            },
+            goes_on: EXPORTER,
+            undone: "the kubelet registers it",
+            undo: Some(|rig| rig.kubelet.heal()),
+            within: 20,
+        },
+        Row {
+            id: "plugin-not-listed",
+            happens: "The kubelet registers the plugin and never asks for its devices",
+            how: |rig| {
+                rig.kubelet.hang(Method::ListAndWatch);
+                assert!(rig.kubelet.lose_stream(GPU));
+            },
+            seen: Seen {
+                metrics: &[UNREGISTERED, REGISTERED_AGAIN],
+                log: Log::Says("the kubelet registered the plugin but did not ask for its devices within 10s"),
+                page: Some(Text("/api/v1/node", "did not ask for its devices within 10s")),
+            },
+            goes_on: EXPORTER,
+            undone: "the kubelet asks",
+            undo: Some(|rig| rig.kubelet.heal()),
+            within: 20,
+        },
+        Row {
+            id: "plugin-registration-hangs",
+            happens: "The kubelet does not answer the registration",
+            how: |rig| {
+                rig.kubelet.hang(Method::Register);
+                assert!(rig.kubelet.lose_stream(GPU));
+            },
+            seen: Seen {
+                metrics: &[UNREGISTERED],
+                log: Log::Says("the kubelet does not register the plugin: no answer within 15s"),
+                page: Some(Text("/", "not registered: the kubelet does not register the plugin: no answer within 15s")),
+            },
+            goes_on: EXPORTER,
+            undone: "it answers",
+            undo: Some(|rig| rig.kubelet.heal()),
+            within: 30,
+        },
+        Row {
+            id: "plugin-directory-gone",
+            happens: "The kubelet ends, and its directory of plugins is gone, as where it is not mounted",
+            how: |rig| {
+                rig.kubelet.stop();
+                let directory = rig.kubelet.device_plugin_directory();
+                std::fs::rename(&directory, directory.with_extension("away")).unwrap();
+            },
+            seen: Seen {
+                metrics: &[UNREGISTERED],
+                log: Log::Says(
+                    "kubelet.sock is not there: the kubelet is not running, or --device-plugin-dir is not its directory",
+                ),
+                page: Some(Text("/", "kubelet.sock is not there")),
+            },
+            goes_on: EXPORTER,
+            undone: "the directory and the kubelet are back",
+            undo: Some(|rig| {
+                let directory = rig.kubelet.device_plugin_directory();
+                std::fs::rename(directory.with_extension("away"), &directory).unwrap();
+                rig.kubelet.start_again().unwrap();
+            }),
+            within: 15,
+        },
+        Row {
+            id: "plugin-conflict",
+            happens: "Another vendor's plugin for the same resource comes",
+            how: |rig| {
+                let path = rig.kubelet.device_plugin_directory().join("nvidia-gpu.sock");
+                rig.hold(UnixListener::bind(path).unwrap());
+                assert!(rig.kubelet.lose_stream(GPU));
+            },
+            seen: Seen {
+                metrics: &[Metric("podmeter_plugin_conflict", &["resource=\"nvidia.com/gpu\""], Is::Value(1.0))],
+                log: Log::Says("waiting: another device plugin serves nvidia.com/gpu on nvidia-gpu.sock"),
+                page: Some(Text("/", "waiting: another device plugin serves")),
+            },
+            goes_on: EXPORTER,
+            undone: "the other plugin ends",
+            undo: Some(|rig| {
+                rig.let_go();
+                std::fs::remove_file(rig.kubelet.device_plugin_directory().join("nvidia-gpu.sock")).unwrap();
+            }),
+            within: 15,
+        },
+        Row {
+            id: "plugin-unknown-device",
+            happens: "The kubelet allocates a device that is not there",
+            how: |rig| {
+                let socket = own_socket(rig);
+                let refused = wait_for(async {
+                    let mut plugin = DevicePluginClient::new(connect(&socket).await.unwrap());
+                    let devices_ids = vec!["GPU-of-another-node".to_owned()];
+                    let container_requests = vec![ContainerAllocateRequest { devices_ids }];
+                    plugin.allocate(AllocateRequest { container_requests }).await
+                });
+                assert_eq!(refused.unwrap_err().code(), Code::InvalidArgument);
+            },
+            seen: Seen {
+                metrics: &[Metric("podmeter_plugin_allocations_total", &["result=\"unknown_device\""], Is::Rises)],
+                log: Log::Says("an allocation was refused"),
+                page: Some(Text("/api/v1/node", "\"unknown_device\":1")),
+            },
+            goes_on: ALL,
+            undone: "nothing: that pod fails, with the reason",
+            undo: None,
+            within: 5,
+        },
+    ],
+};
+
+fn own_socket(rig: &Rig) -> std::path::PathBuf {
+    let entries = std::fs::read_dir(rig.kubelet.device_plugin_directory()).unwrap();
+    let mut paths = entries.map(|entry| entry.unwrap().path());
+    paths.find(|path| path.file_name().unwrap().to_string_lossy().starts_with("podmeter-")).expect("a socket")
+}

@@ -1,0 +1,100 @@
+//! Everything that is known to break around podmeter, each as one row: what happens, what an operator then sees (metric,
+//! log line, page), what goes on working, and how soon all is well once it is over. The real binary with a fake kubelet on
+//! real sockets and a fake driver library through the real `dlopen`; `docs/reliability.md` is made from the rows.
+//!
+//! `PODMETER_BINARY` names the binary. `UPDATE_GOLDEN=1 cargo nextest run --test fault_matrix` writes the document.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(clippy::print_stdout, reason = "which row took how long, and the log of one that failed")]
+#![allow(clippy::disallowed_methods, reason = "a test waits for the binary, measures it, and compiles a clock")]
+
+#[path = "../support/agent.rs"]
+mod agent;
+#[path = "../support/fake_nvml.rs"]
+mod fake_nvml;
+#[path = "../support/kubelet.rs"]
+mod kubelet;
+
+mod areas;
+mod document;
+mod rig;
+mod row;
+mod run;
+
+use std::collections::BTreeSet;
+
+use areas::{clients, clock, configuration, devices, disk, driver, kubelet as kubelet_area, plugin, signals};
+use row::Area;
+
+const AREAS: [&Area; 9] = [
+    &kubelet_area::AREA,
+    &plugin::AREA,
+    &driver::AREA,
+    &devices::AREA,
+    &disk::AREA,
+    &clients::AREA,
+    &configuration::AREA,
+    &clock::AREA,
+    &signals::AREA,
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_kubelet() {
+    run::area(&kubelet_area::AREA).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_plugin() {
+    run::area(&plugin::AREA).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_driver() {
+    run::area(&driver::AREA).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_device() {
+    run::area(&devices::AREA).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_disk() {
+    run::area(&disk::AREA).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_network_client() {
+    run::area(&clients::AREA).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_configuration() {
+    run::area(&configuration::AREA).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_clock() {
+    run::area(&clock::AREA).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal() {
+    run::area(&signals::AREA).await;
+}
+
+#[test]
+fn there_are_forty_rows_each_with_a_name_of_its_own() {
+    let rows = AREAS.iter().flat_map(|area| area.rows);
+    let mut names = BTreeSet::new();
+    for row in rows {
+        assert!(names.insert(row.id), "{} twice", row.id);
+        assert!(!row.happens.is_empty() && !row.undone.is_empty() && row.within > 0, "{}", row.id);
+    }
+    assert!(names.len() >= 40, "{} rows", names.len());
+}
+
+#[test]
+fn the_document_is_made_from_the_rows() {
+    document::is_true(&AREAS);
+}

@@ -1,0 +1,340 @@
+//! A node with eight GPUs, a pod that holds one, and the real binary: what rows break and mend.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+use crate::agent::{self, Answer, Page, Running, binary, post};
+use crate::fake_nvml::FakeNvml;
+use crate::kubelet::{Admission, ContainerSpec, Count, Node, Options, PodSpec, node};
+
+pub const GPU: &str = "nvidia.com/gpu";
+pub const TRAINER: &[&str] = &["namespace=\"team\"", "pod=\"trainer\"", "container=\"main\""];
+pub const CONFIG: &str = "health: {holdDown: 300ms, stuckLimit: 3s}\n";
+/// The first start, on a machine that compiles other things too.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Files that a process may have open beyond what it had: connections of scrapes that have just ended.
+const FILES: f64 = 12.0;
+
+/// How podmeter is started on the node.
+#[derive(Default)]
+pub struct Setup {
+    pub arguments: Vec<String>,
+    pub environment: Vec<(&'static str, PathBuf)>,
+    /// Lines of a shell before podmeter takes its place.
+    pub shell: &'static str,
+    /// Loads a wall clock that `Rig::set_clock_ahead` moves.
+    pub skewed_clock: bool,
+}
+
+pub struct Rig {
+    pub kubelet: Node,
+    pub driver: FakeNvml,
+    setup: Setup,
+    running: Option<Running>,
+    /// Logs of processes that have ended, and what commands said.
+    past: String,
+    /// What an injury holds until it is undone: sockets, locks.
+    held: Vec<Box<dyn Any>>,
+    files: f64,
+    guests: usize,
+}
+
+fn eight_gpus() -> Value {
+    json!({ "gpus": vec![json!({ "utilization": { "gpu": 50, "memory": 20 }, "power_milliwatts": 300_000 }); 8] })
+}
+
+/// From a row, which runs on a thread of the runtime.
+pub fn wait_for<T>(future: impl Future<Output = T>) -> T {
+    tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(future))
+}
+
+pub fn unix_now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64()
+}
+
+pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+impl Rig {
+    /// Registered, with pod `team/trainer` on one of the GPUs and its seconds running.
+    pub async fn start(setup: Setup) -> Self {
+        let (kubelet, driver) = (node(Options::default()).await, FakeNvml::start(eight_gpus()));
+        let (past, held) = (String::new(), vec![]);
+        let mut rig = Self { kubelet, driver, setup, running: None, past, held, files: 0.0, guests: 0 };
+        rig.write("podmeter.yaml", CONFIG);
+        rig.write("web-config.yaml", "http_server_config: {headers: {X-Frame-Options: deny}}\n");
+        rig.write("clock", "\0\0\0\0\0\0\0\0");
+        if rig.setup.skewed_clock {
+            rig.setup.environment.extend([("LD_PRELOAD", rig.skewed_clock()), ("SKEWED_CLOCK", rig.path("clock"))]);
+        }
+        rig.begin();
+        let offered = |status: &BTreeMap<String, Count>| status.get(GPU).is_some_and(|gpu| gpu.allocatable == 8);
+        until("eight devices at the kubelet", || offered(&rig.kubelet.node_status()));
+        let pod = PodSpec::new("team", "trainer").container(ContainerSpec::new("main").asks(GPU, 1));
+        assert_eq!(rig.kubelet.add_pod(pod).await, Admission::Running);
+        rig
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.kubelet.root.path().join(name)
+    }
+
+    pub fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.path(name), text).unwrap();
+    }
+
+    fn arguments(&self) -> Vec<String> {
+        let inside = |name: &str| self.path(name).to_str().unwrap().to_owned();
+        let arguments = [
+            ("--listen", "127.0.0.1:0".to_owned()),
+            ("--kubelet-root", inside("")),
+            ("--config", inside("podmeter.yaml")),
+            ("--web-config", inside("web-config.yaml")),
+            ("--admin-socket", inside("admin.sock")),
+            ("--state-dir", inside("state")),
+            ("--sample-interval", "100ms".to_owned()),
+            ("--refresh-interval", "1s".to_owned()),
+        ];
+        let arguments = arguments.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]);
+        ["agent".to_owned()].into_iter().chain(arguments).chain(self.setup.arguments.iter().cloned()).collect()
+    }
+
+    /// Starts podmeter, which is not running.
+    pub fn begin(&mut self) {
+        assert!(self.running.is_none(), "it runs");
+        let arguments = self.arguments();
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let mut environment = self.driver.env();
+        environment.extend(self.setup.environment.iter().cloned());
+        self.running = Some(Running::start_binary(&self.executable(), &arguments, &environment, None));
+    }
+
+    fn executable(&self) -> PathBuf {
+        if self.setup.shell.is_empty() {
+            return binary();
+        }
+        let script = self.path("podmeter.sh");
+        self.write("podmeter.sh", &format!("#!/bin/sh\n{}\nexec {} \"$@\"\n", self.setup.shell, binary().display()));
+        std::fs::set_permissions(&script, PermissionsExt::from_mode(0o755)).unwrap();
+        script
+    }
+
+    /// A start that is to fail: its exit code and its words, which go to the log.
+    pub fn begin_in_vain(&mut self, more: &[&str]) -> i32 {
+        let arguments = self.arguments();
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        let (code, said) = agent::ended(&arguments);
+        self.past.push_str(&said);
+        code
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) {
+        self.running().kill();
+        self.forget();
+    }
+
+    /// Waits for the end that a signal has asked for, and gives back the exit code.
+    pub fn ended(&mut self) -> Option<i32> {
+        let code = self.running().wait().code();
+        // What it said last is read by another thread.
+        let log = || self.running.as_ref().unwrap().log();
+        let mut length = log().len();
+        until("the end of the log", || {
+            std::thread::sleep(Duration::from_millis(50));
+            std::mem::replace(&mut length, log().len()) == length
+        });
+        self.forget();
+        code
+    }
+
+    /// SIGTERM, and a clean end.
+    pub fn stop(&mut self) {
+        self.signal("TERM");
+        assert_eq!(self.ended(), Some(0), "{}", self.log());
+    }
+
+    fn forget(&mut self) {
+        if let Some(running) = self.running.take() {
+            self.past.push_str(&running.log());
+        }
+    }
+
+    fn running(&mut self) -> &mut Running {
+        self.running.as_mut().expect("podmeter runs")
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.running.as_ref().expect("podmeter runs").pid()
+    }
+
+    pub fn address(&self) -> String {
+        self.running.as_ref().expect("podmeter runs").address.clone()
+    }
+
+    pub fn signal(&self, name: &str) {
+        self.running.as_ref().expect("podmeter runs").signal(name);
+    }
+
+    pub fn reload(&self, config: &str) {
+        self.write("podmeter.yaml", config);
+        self.signal("HUP");
+    }
+
+    pub fn order(&self, path: &str, body: &str) -> Answer {
+        post(&self.path("admin.sock"), path, body)
+    }
+
+    pub fn log(&self) -> String {
+        self.past.clone() + &self.running.as_ref().map(Running::log).unwrap_or_default()
+    }
+
+    pub fn get(&self, path: &str) -> Option<Answer> {
+        self.running.as_ref().map(|running| running.get(path))
+    }
+
+    /// Empty while podmeter does not run.
+    pub fn metrics(&self) -> Page {
+        Page(self.get("/metrics").map(|answer| answer.body).unwrap_or_default())
+    }
+
+    pub fn gpu(&self, gpu: usize, change: impl Fn(&mut Value)) {
+        self.driver.update(|state| change(&mut state["gpus"][gpu]));
+    }
+
+    pub fn gpus(&self, change: impl Fn(&mut Value)) {
+        self.driver.update(|state| state["gpus"].as_array_mut().unwrap().iter_mut().for_each(&change));
+    }
+
+    pub fn driver_state(&self) -> Value {
+        let mut state = Value::Null;
+        self.driver.update(|now| state = now.clone());
+        state
+    }
+
+    pub fn until_series(&self, name: &str) {
+        until(name, || self.metrics().count(name, &[]) > 0);
+    }
+
+    pub fn hold(&mut self, what: impl Any) {
+        self.held.push(Box::new(what));
+    }
+
+    pub fn let_go(&mut self) {
+        self.held.clear();
+    }
+
+    pub fn set_clock_ahead(&self, seconds: i64) {
+        // In place: it is mapped.
+        let file = std::fs::File::options().write(true).open(self.path("clock")).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &seconds.to_ne_bytes(), 0).unwrap();
+    }
+
+    /// A library that stands before the C library's clock. What podmeter is built of needs a C compiler, too.
+    fn skewed_clock(&self) -> PathBuf {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fault_matrix/skewed_clock.c");
+        let library = self.path("skewed_clock.so");
+        let mut compiler = std::process::Command::new("cc");
+        let status = compiler.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(source).status();
+        assert!(status.expect("cc is there").success(), "skewed_clock.c does not compile");
+        library
+    }
+
+    fn guest(&mut self) -> (String, Admission) {
+        self.guests += 1;
+        let name = format!("guest-{}", self.guests);
+        let pod = PodSpec::new("team", &name).container(ContainerSpec::new("main").asks(GPU, 1));
+        let admission = wait_for(self.kubelet.add_pod(pod));
+        (name, admission)
+    }
+
+    /// A pod that asks for one GPU comes and, admitted, goes.
+    pub fn admits(&mut self) -> Result<(), String> {
+        let (name, admission) = self.guest();
+        self.kubelet.force_delete_pod("team", &name);
+        if admission == Admission::Running { Ok(()) } else { Err(format!("a new pod: {admission:?}")) }
+    }
+
+    /// Long enough to be seen, so that the journal has something to write.
+    pub fn a_pod_comes_and_goes(&mut self) {
+        let (name, admission) = self.guest();
+        assert_eq!(admission, Admission::Running);
+        let label = format!("pod=\"{name}\"");
+        until("the pod is on the page", || self.metrics().count("podmeter_container_allocation_info", &[&label]) == 1);
+        self.kubelet.force_delete_pod("team", &name);
+    }
+
+    /// Devices of the pod that runs.
+    pub fn devices_of_the_pod(&self) -> usize {
+        self.kubelet.devices_of("team", "trainer", "main").len()
+    }
+
+    pub fn healthy_devices(&self) -> usize {
+        self.kubelet.node_status().get(GPU).map_or(0, |count| count.allocatable)
+    }
+
+    pub fn note_files(&mut self) {
+        self.files = self.metrics().value("process_open_fds", &[]).unwrap_or(self.files);
+    }
+
+    /// No more than before a row, but for scrapes that have just ended.
+    pub fn has_few_files(&self) -> bool {
+        self.files == 0.0 || self.metrics().value("process_open_fds", &[]).unwrap_or_default() <= self.files + FILES
+    }
+
+    /// Nothing is wrong with the node, or what is.
+    pub fn whole(&self) -> Result<(), String> {
+        if !self.is_running() {
+            return Err("podmeter does not run".into());
+        }
+        for path in ["/-/healthy", "/-/ready"] {
+            let answer = self.get(path).expect("it runs");
+            if answer.status != 200 {
+                return Err(format!("{path}: {}", answer.body));
+            }
+        }
+        let page = self.metrics();
+        let all = |name: &str, value: f64, least: usize| {
+            let is = page.count(name, &[]) >= least && page.samples(name, &[]).all(|(_, found)| found == value);
+            if is { Ok(()) } else { Err(format!("{name} is not {value} on {least} series or more")) }
+        };
+        all("podmeter_device_healthy", 1.0, 8)?;
+        all("podmeter_plugin_registered", 1.0, 1)?;
+        all("podmeter_plugin_conflict", 0.0, 0)?;
+        all("podmeter_collector_success", 1.0, 5)?;
+        all("podmeter_collector_stuck", 0.0, 0)?;
+        all("podmeter_podresources_pods_truncated", 0.0, 0)?;
+        all("podmeter_journal_up", 1.0, 1)?;
+        all("podmeter_config_last_reload_successful", 1.0, 1)?;
+        all("podmeter_released", 0.0, 0)?;
+        for (name, labels, count) in [
+            ("podmeter_device_power_watts", &[][..], 8),
+            ("podmeter_device_unhealthy_reason", &[], 0),
+            ("podmeter_container_allocation_info", TRAINER, 1),
+            ("podmeter_container_busy_seconds_total", TRAINER, 1),
+        ] {
+            if page.count(name, labels) != count {
+                return Err(format!("{name}{labels:?} has {} series, not {count}", page.count(name, labels)));
+            }
+        }
+        let devices = self.healthy_devices();
+        if devices != 8 {
+            return Err(format!("{devices} devices at the kubelet"));
+        }
+        if self.has_few_files() { Ok(()) } else { Err(format!("files are left open, more than {}", self.files)) }
+    }
+}

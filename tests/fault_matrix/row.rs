@@ -1,0 +1,140 @@
+//! The words of the matrix: a row, what is seen of it, and what goes on. Plain data with its wording; `run` acts on it.
+
+use std::fmt::{self, Display, Formatter};
+
+use crate::agent::Page;
+use crate::rig::{Rig, Setup};
+
+/// What breaks there, on a node of the same make.
+pub struct Area {
+    pub name: &'static str,
+    pub rows: &'static [Row],
+    /// Changes the node before it starts.
+    pub setup: fn(&mut Setup),
+}
+
+pub struct Row {
+    pub id: &'static str,
+    pub happens: &'static str,
+    pub how: fn(&mut Rig),
+    pub seen: Seen,
+    pub goes_on: &'static [GoesOn],
+    /// What ends it, in words.
+    pub undone: &'static str,
+    /// `None`: it passes by itself.
+    pub undo: Option<fn(&mut Rig)>,
+    /// Seconds from then, or from the fault where it passes by itself, until the node is whole again.
+    pub within: u64,
+}
+
+/// All of it, though not at one moment.
+pub struct Seen {
+    pub metrics: &'static [Metric],
+    pub log: Log,
+    pub page: Option<Text>,
+}
+
+pub enum Log {
+    Says(&'static str),
+    /// Neither a warning nor an error: by design, what anybody may do at will does not fill the log.
+    Silent,
+}
+
+/// Part of an answer, its head included.
+pub struct Text(pub &'static str, pub &'static str);
+
+pub struct Metric(pub &'static str, pub &'static [&'static str], pub Is);
+
+#[derive(Clone, Copy)]
+pub enum Is {
+    /// Every series that matches; at least one does.
+    Value(f64),
+    AtLeast(f64),
+    /// So many series match.
+    Series(usize),
+    Absent,
+    /// Above what it was before.
+    Rises,
+    /// Seconds that a time stamp is ahead of the test's clock, or behind it.
+    Ahead(f64),
+    Behind(f64),
+}
+
+#[derive(Clone, Copy)]
+pub enum GoesOn {
+    /// `/metrics`, `/` and `/-/healthy` answer.
+    Pages,
+    /// The pod that has a GPU is on the page, and its seconds run.
+    Holder,
+    /// So many GPUs are read.
+    Readings(usize),
+    /// So many devices are healthy at the kubelet.
+    Devices(usize),
+    /// A new pod gets a GPU.
+    Admits,
+    /// The pod that runs keeps its GPU.
+    Pod,
+}
+
+impl Metric {
+    pub fn holds(&self, page: &Page, before: &Page, now: f64) -> bool {
+        let Self(name, labels, is) = *self;
+        let mut values = page.samples(name, labels).map(|(_, value)| value);
+        let sum = |page: &Page| page.samples(name, labels).map(|(_, value)| value).sum::<f64>();
+        match is {
+            Is::Value(expected) => page.count(name, labels) > 0 && values.all(|value| (value - expected).abs() < 1e-9),
+            Is::AtLeast(least) => values.any(|value| value >= least),
+            Is::Series(count) => page.count(name, labels) == count,
+            Is::Absent => page.count(name, labels) == 0,
+            Is::Rises => sum(page) > sum(before),
+            Is::Ahead(seconds) => values.any(|value| value >= now + seconds),
+            Is::Behind(seconds) => values.any(|value| value <= now - seconds),
+        }
+    }
+}
+
+impl Display for Metric {
+    fn fmt(&self, f: &mut Formatter) -> fmt::Result {
+        let Self(name, labels, is) = self;
+        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
+        write!(f, "`{name}{labels}` ")?;
+        match is {
+            Is::Value(value) => write!(f, "is {value}"),
+            Is::AtLeast(value) => write!(f, "is {value} or more"),
+            Is::Series(count) => write!(f, "has {count} series"),
+            Is::Absent => write!(f, "is absent"),
+            Is::Rises => write!(f, "rises"),
+            Is::Ahead(seconds) => write!(f, "is {seconds} s ahead"),
+            Is::Behind(seconds) => write!(f, "is {seconds} s behind"),
+        }
+    }
+}
+
+impl Display for Seen {
+    fn fmt(&self, f: &mut Formatter) -> fmt::Result {
+        for metric in self.metrics {
+            write!(f, "{metric}<br>")?;
+        }
+        match self.log {
+            Log::Says(text) => write!(f, "log: `{text}`")?,
+            Log::Silent => write!(f, "log: nothing")?,
+        }
+        match &self.page {
+            Some(Text(route, text)) => write!(f, "<br>`{route}`: `{text}`"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Display for GoesOn {
+    fn fmt(&self, f: &mut Formatter) -> fmt::Result {
+        match self {
+            Self::Pages => write!(f, "pages answer"),
+            Self::Holder => write!(f, "the holder's seconds run"),
+            Self::Readings(count) => write!(f, "{count} GPUs are read"),
+            Self::Devices(count) => write!(f, "{count} devices at the kubelet"),
+            Self::Admits => write!(f, "a new pod gets a GPU"),
+            Self::Pod => write!(f, "the pod keeps its GPU"),
+        }
+    }
+}

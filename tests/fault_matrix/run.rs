@@ -1,0 +1,189 @@
+//! Breaks a node as a row says, looks for what is to be seen, mends it, and measures until it is whole.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use crate::agent::Page;
+use crate::document;
+use crate::rig::{Rig, Setup, TRAINER, unix_now};
+use crate::row::{Area, GoesOn, Log, Row, Text};
+
+/// For what is to be seen: the longest wait that podmeter has is ten seconds.
+const SEEN: Duration = Duration::from_secs(40);
+const GOES_ON: Duration = Duration::from_secs(10);
+const WHOLE: Duration = Duration::from_secs(60);
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Every row of the area, on one node as long as each leaves it whole; another after one that did not.
+pub async fn area(area: &Area) {
+    let mut measured = BTreeMap::new();
+    let mut failures = vec![];
+    let mut rig = None;
+    for row in area.rows {
+        let mut node = match rig.take() {
+            Some(node) => node,
+            None => fresh(area).await,
+        };
+        let outcome = catch_unwind(AssertUnwindSafe(|| one(row, &mut node)));
+        let outcome = outcome.unwrap_or_else(|panic| {
+            let said = panic.downcast_ref::<String>().cloned();
+            Err(said.or_else(|| panic.downcast_ref().map(|text: &&str| (*text).to_owned())).unwrap_or_default())
+        });
+        match outcome {
+            Ok(took) => {
+                println!("{}: whole after {took:?}", row.id);
+                measured.insert(row.id.to_owned(), took);
+                rig = Some(node);
+            }
+            Err(problem) => {
+                println!("== {}: {problem}\n-- log\n{}", row.id, node.log());
+                failures.push(format!("{}: {problem}", row.id));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{} of {} rows:\n{}", failures.len(), area.rows.len(), failures.join("\n"));
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        document::update(&measured);
+    }
+}
+
+async fn fresh(area: &Area) -> Rig {
+    let mut setup = Setup::default();
+    (area.setup)(&mut setup);
+    Rig::start(setup).await
+}
+
+/// How long it took until the node was whole again.
+fn one(row: &Row, rig: &mut Rig) -> Result<Duration, String> {
+    whole(rig, WHOLE).map_err(|problem| format!("not whole before: {problem}"))?;
+    rig.note_files();
+    let (before, pid, mark) = (rig.metrics(), rig.pid(), rig.log().len());
+    (row.how)(rig);
+    let mut began = Instant::now();
+    seen(row, rig, &before, mark)?;
+    let broken = rig.metrics();
+    no_fall(&before, &broken, rig.is_running() && rig.pid() == pid)?;
+    let took = match row.undo {
+        None => {
+            let took = healed(row, rig, began)?;
+            go_on(row, rig)?;
+            took
+        }
+        Some(undo) => {
+            go_on(row, rig)?;
+            began = Instant::now();
+            undo(rig);
+            rig.let_go();
+            healed(row, rig, began)?
+        }
+    };
+    rig.let_go();
+    no_fall(&before, &rig.metrics(), rig.pid() == pid)?;
+    Ok(took)
+}
+
+fn go_on(row: &Row, rig: &mut Rig) -> Result<(), String> {
+    row.goes_on.iter().try_for_each(|goes_on| {
+        patiently(GOES_ON, || goes(*goes_on, rig)).map_err(|problem| format!("does not go on: {problem}"))
+    })
+}
+
+/// How long it took until the node was whole.
+fn healed(row: &Row, rig: &Rig, began: Instant) -> Result<Duration, String> {
+    let limit = Duration::from_secs(row.within).saturating_sub(began.elapsed());
+    let whole = whole(rig, limit);
+    whole.map_err(|problem| format!("not whole after {} s: {problem}\n-- page\n{}", row.within, rig.metrics().0))?;
+    Ok(began.elapsed())
+}
+
+fn whole(rig: &Rig, limit: Duration) -> Result<(), String> {
+    patiently(limit, || rig.whole())
+}
+
+fn patiently(limit: Duration, mut question: impl FnMut() -> Result<(), String>) -> Result<(), String> {
+    let deadline = Instant::now() + limit;
+    loop {
+        match question() {
+            Err(problem) if Instant::now() >= deadline => return Err(problem),
+            Err(_) => std::thread::sleep(LOOK),
+            Ok(()) => return Ok(()),
+        }
+    }
+}
+
+/// Each part at some time: what passes by itself need not be seen together.
+fn seen(row: &Row, rig: &Rig, before: &Page, mark: usize) -> Result<(), String> {
+    let mut metrics: Vec<_> = row.seen.metrics.iter().collect();
+    let mut text = row.seen.page.as_ref();
+    let mut line = match row.seen.log {
+        Log::Says(line) => Some(line),
+        Log::Silent => None,
+    };
+    patiently(SEEN, || {
+        let page = rig.metrics();
+        metrics.retain(|metric| !metric.holds(&page, before, unix_now()));
+        line.take_if(|line| rig.log()[mark..].contains(*line));
+        text.take_if(|Text(route, words)| {
+            rig.get(route).is_some_and(|answer| (answer.head + "\n" + &answer.body).contains(*words))
+        });
+        if let Some(metric) = metrics.first() {
+            return Err(format!("not seen: {metric}\n-- page\n{}", page.0));
+        }
+        if let Some(line) = line {
+            return Err(format!("not in the log: {line}"));
+        }
+        text.map_or(Ok(()), |Text(route, words)| {
+            Err(format!("not on {route}: {words}\n{}", rig.get(route).map(|answer| answer.body).unwrap_or_default()))
+        })
+    })?;
+    let log = rig.log();
+    let is_told = |line: &&str| line.contains(" WARN ") || line.contains(" ERROR ");
+    match (&row.seen.log, log[mark..].lines().find(is_told)) {
+        (Log::Silent, Some(line)) => Err(format!("said in the log: {line}")),
+        _ => Ok(()),
+    }
+}
+
+fn goes(what: GoesOn, rig: &mut Rig) -> Result<(), String> {
+    let is = |yes: bool, problem: String| if yes { Ok(()) } else { Err(problem) };
+    match what {
+        GoesOn::Pages => ["/metrics", "/", "/-/healthy", "/api/v1/node"].into_iter().try_for_each(|path| {
+            let status = rig.get(path).map(|answer| answer.status);
+            is(status == Some(200), format!("{path}: {status:?}"))
+        }),
+        GoesOn::Holder => {
+            let seconds = |rig: &Rig| rig.metrics().value("podmeter_container_allocated_seconds_total", TRAINER);
+            let first = seconds(rig);
+            std::thread::sleep(Duration::from_millis(300));
+            is(first.is_some() && seconds(rig) > first, format!("the holder's seconds stand at {first:?}"))
+        }
+        GoesOn::Readings(count) => {
+            let read = rig.metrics().count("podmeter_device_power_watts", &[]);
+            is(read == count, format!("{read} GPUs are read"))
+        }
+        GoesOn::Devices(count) => {
+            let healthy = rig.healthy_devices();
+            is(healthy == count, format!("{healthy} devices at the kubelet"))
+        }
+        GoesOn::Admits => rig.admits(),
+        GoesOn::Pod => is(rig.devices_of_the_pod() == 1, "the pod has lost its GPU".into()),
+    }
+}
+
+/// No counter falls while the same process runs.
+fn no_fall(before: &Page, after: &Page, same: bool) -> Result<(), String> {
+    let series = |page: &Page| -> BTreeMap<String, f64> {
+        let lines = page.0.lines().filter(|line| !line.starts_with('#'));
+        let split = lines.filter_map(|line| line.rsplit_once(' '));
+        let counters =
+            split.filter(|(series, _)| series.split('{').next().is_some_and(|name| name.ends_with("_total")));
+        counters.filter_map(|(series, value)| Some((series.to_owned(), value.parse().ok()?))).collect()
+    };
+    let now = series(after);
+    let fallen = series(before).into_iter().find(|(name, was)| now.get(name).is_some_and(|is| is < was));
+    match fallen {
+        Some((name, was)) if same => Err(format!("{name} fell from {was} to {}", now[&name])),
+        _ => Ok(()),
+    }
+}
