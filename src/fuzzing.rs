@@ -1,10 +1,42 @@
-//! What the fuzzers run, so that a test can replay their corpora.
+//! What the fuzzers run, so that a test can replay their corpora: foreign bytes in, and a panic where a promise is broken.
+//!
+//! In: any bytes. Out: nothing. Refuses to know: fuzzers, files (but the journal's, in a temporary directory), and how an
+//! input was found.
+
+mod configuration;
+mod journal;
+mod kubelet;
+mod pages;
+
+pub use configuration::{certificate, configuration, nvidia_config, web_config};
+pub use journal::{journal_answer, journal_file, journal_query};
+pub use kubelet::kubelet_answer;
+pub use pages::node_answer;
 
 use crate::attribution::{DeviceForm, parse_claim_device, parse_device_id};
 use crate::hardware::{KernelLine, parse_kernel_line};
 use crate::model::PodUid;
 use crate::processes::cgroup::{self, Place};
 use crate::processes::mountinfo;
+
+pub type Target = fn(&[u8]);
+
+/// By name: of the program in `fuzz/fuzz_targets` and of the folder in `fuzz/corpus`.
+pub const TARGETS: [(&str, Target); 13] = [
+    ("certificate", certificate),
+    ("cgroup", cgroup),
+    ("configuration", configuration),
+    ("device_id", device_id),
+    ("journal_answer", journal_answer),
+    ("journal_file", journal_file),
+    ("journal_query", journal_query),
+    ("kmsg_line", kmsg_line),
+    ("kubelet_answer", kubelet_answer),
+    ("mountinfo", mountinfo),
+    ("node_answer", node_answer),
+    ("nvidia_config", nvidia_config),
+    ("web_config", web_config),
+];
 
 /// A device id, or a driver and a device with a line feed between them.
 ///

@@ -46,7 +46,23 @@ const ARROWS: [(&str, &[&str]); 23] = [
     ),
     ("top", &["client", "clock", "model"]),
     ("cli", &["agent", "client", "clock", "journal", "metrics", "model", "top"]),
-    ("fuzzing", &["attribution", "hardware", "model", "processes"]),
+    (
+        "fuzzing",
+        &[
+            "attribution",
+            "cli",
+            "client",
+            "hardware",
+            "journal",
+            "kubelet",
+            "model",
+            "plugin",
+            "processes",
+            "top",
+            "web",
+            "wire",
+        ],
+    ),
     ("lib", &[]),
 ];
 

@@ -159,6 +159,15 @@ pub enum ConfigFileError {
 pub fn complete(arguments: AgentArguments, files: &mut Vec<ReadFile>) -> Result<AgentArguments, ConfigFileError> {
     let Some(file) = &arguments.config else { return Ok(arguments) };
     let read = read(file, files)?;
+    Ok(fill(arguments, read))
+}
+
+/// As a file with this text and no flag.
+pub fn arguments_of(text: &str) -> Result<AgentArguments, String> {
+    parse(text).map(|read| fill(AgentArguments::default(), read))
+}
+
+fn fill(arguments: AgentArguments, read: ConfigFile) -> AgentArguments {
     let (switch, plugin_config) = match read.device_plugin {
         DevicePlugin::Switch(switch) => (Some(switch), PluginConfig::default()),
         DevicePlugin::Section(section) => (None, section),
@@ -166,7 +175,7 @@ pub fn complete(arguments: AgentArguments, files: &mut Vec<ReadFile>) -> Result<
     let or = |flags: Vec<PathBuf>, file: Vec<PathBuf>| if flags.is_empty() { file } else { flags };
     let duration =
         |flag: Option<Duration>, file: Option<Parsed<humantime::Duration>>| flag.or(file.map(|file| file.0.into()));
-    Ok(AgentArguments {
+    AgentArguments {
         listen: if arguments.listen.is_empty() {
             read.listen.into_iter().map(|address| address.0).collect()
         } else {
@@ -207,7 +216,7 @@ pub fn complete(arguments: AgentArguments, files: &mut Vec<ReadFile>) -> Result<
         log_level: arguments.log_level.or(read.log_level),
         health: read.health,
         config: arguments.config,
-    })
+    }
 }
 
 fn read(file: &Path, files: &mut Vec<ReadFile>) -> Result<ConfigFile, ConfigFileError> {

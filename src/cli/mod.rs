@@ -23,6 +23,8 @@ use arguments::{
     ProbeArguments, ProbeFormat, RecordArguments, RecordFormat, TopArguments,
 };
 
+pub(crate) use settings::check_text;
+
 /// Ended as asked.
 const ENDED: u8 = 0;
 /// Failed while running.

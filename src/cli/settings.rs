@@ -48,6 +48,25 @@ fn place(flag: &str, file: Option<&Path>) -> String {
 pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
     let mut files = vec![];
     let arguments = config_file::complete(arguments, &mut files)?;
+    let settings = settings(arguments, files, |file| std::fs::read_to_string(file))?;
+    settings.web_config.as_deref().map(check_web_config).transpose()?;
+    Ok(settings)
+}
+
+/// What `podmeter check-config` says of a file with this text, as far as no other file is needed: one that it names counts as
+/// not readable, and the web configuration is not looked at.
+pub fn check_text(text: &str) -> Result<Settings, String> {
+    let arguments = config_file::arguments_of(text)?;
+    let no_files = |_: &Path| Err(std::io::Error::other("other files are not read here"));
+    settings(arguments, vec![], no_files).map_err(|error| error.to_string())
+}
+
+/// `read` gives the text of a file, which is added to `files`.
+fn settings(
+    arguments: AgentArguments,
+    mut files: Vec<ReadFile>,
+    read: impl FnOnce(&Path) -> std::io::Result<String>,
+) -> Result<Settings, InvalidSettings> {
     let kubelet_root = arguments.kubelet_root.unwrap_or_else(|| "/var/lib/kubelet".into());
     let admin_socket_required = arguments.admin_socket.is_some();
     let admin_socket = arguments.admin_socket.unwrap_or_else(|| "/run/podmeter/podmeter.sock".into());
@@ -57,7 +76,7 @@ pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
     plugin_config.nvidia_config = arguments.nvidia_config.or(plugin_config.nvidia_config);
     // Said even while the plugin is off: the section is wrong either way.
     let offered = plugin_config.resolve(|file| {
-        let text = std::fs::read_to_string(file)?;
+        let text = read(file)?;
         files.push(ReadFile { path: file.to_owned(), sha256: sha256(text.as_bytes()) });
         Ok(text)
     });
@@ -113,7 +132,6 @@ pub fn resolve(arguments: AgentArguments) -> Result<Settings, InvalidSettings> {
         },
     };
     check(&settings, arguments.config.as_deref())?;
-    settings.web_config.as_deref().map(check_web_config).transpose()?;
     Ok(settings)
 }
 

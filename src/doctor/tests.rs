@@ -384,7 +384,7 @@ fn each_check_says_what_is_not_well() {
             "agent",
             change(|evidence| evidence.version = "1.3.0"),
             Warning,
-            "podmeter 1.2.3 (abc) on /run/podmeter.sock, and this is 1.3.0",
+            "podmeter 1.2.3 (abc) on unix:/run/podmeter.sock, and this is 1.3.0",
         ),
         ("agent", agent(|answers| answers.record = Err("404".into())), Warning, "does not tell its version"),
         ("agent_ready", agent(|answers| answers.ready = Err("waiting for the kubelet".into())), Failed, "waiting"),

@@ -127,7 +127,8 @@ impl Cursor {
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (ended, id) = text.split_once(':')?;
-        Some(Self(ended.parse().ok()?, id.parse().ok()?))
+        let ended = ended.parse().ok().filter(|ended: &f64| ended.is_finite())?;
+        Some(Self(ended, id.parse().ok()?))
     }
 }
 
@@ -226,8 +227,9 @@ fn encoded(text: &str) -> String {
 fn decoded(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
+    let digit = |byte: &u8| char::from(*byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
     while let [first, tail @ ..] = rest {
-        let code = tail.get(..2).and_then(|hex| u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok());
+        let code = tail.first().and_then(digit).zip(tail.get(1).and_then(digit)).map(|(high, low)| high << 4 | low);
         rest = match (first, code) {
             (b'%', Some(byte)) => {
                 bytes.push(byte);
@@ -257,6 +259,9 @@ mod tests {
         let query = Query::parse("since=1h&namespace=team%2Da&pod=train+0&limit=7&after=12.5:9", NOW).unwrap();
         assert_eq!((query.since, query.namespace.as_deref()), (1_000_000.0 - 3600.0, Some("team-a")));
         assert_eq!((query.pod.as_deref(), query.limit, query.after), (Some("train 0"), 7, Cursor(12.5, 9)));
+        // No digits: as it stands.
+        assert_eq!(Query::parse("pod=%+1%1", NOW).unwrap().pod.as_deref(), Some("% 1%1"));
+        assert_eq!([Cursor::parse("NaN:1"), Cursor::parse("inf:1")], [None, None]);
         for (text, part) in
             [("since=soon", "24h"), ("limit=0", "1 to 5000"), ("after=x", "next"), ("sinze=1h", "there is since")]
         {

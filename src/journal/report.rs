@@ -216,7 +216,9 @@ fn aligned(table: &[Vec<String>], texts: usize) -> String {
     let mut text = String::new();
     for row in table {
         let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| {
-            if column < texts { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+            // By hand: `format!` has no widths above 65,535, and a foreign name may be longer.
+            let padding = " ".repeat(width - cell.chars().count());
+            if column < texts { format!("{cell}{padding}") } else { format!("{padding}{cell}") }
         });
         text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
         text.push('\n');
@@ -238,5 +240,7 @@ mod tests {
     fn columns_stand_under_each_other() {
         let table = [vec!["NAME".into(), "N".into()], vec!["a".into(), "10".into()]];
         assert_eq!(aligned(&table, 1), "NAME   N\na     10\n");
+        let long = "x".repeat(70_000);
+        assert_eq!(aligned(&[vec![long.clone(), "1".into()]], 1), format!("{long}  1\n"));
     }
 }

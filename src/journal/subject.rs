@@ -126,7 +126,7 @@ pub fn together(one: &[Xid], other: &[Xid]) -> Vec<Xid> {
     for xid in one.iter().chain(other) {
         let is_full = all.len() >= XID_CODES;
         match all.get_mut(&xid.code) {
-            Some(known) => known.count += xid.count,
+            Some(known) => known.count = known.count.saturating_add(xid.count),
             None if is_full => {}
             None => {
                 all.insert(xid.code, xid.clone());

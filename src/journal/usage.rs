@@ -124,7 +124,7 @@ impl Totals {
         add(&mut self.idle_seconds, figures.idle_seconds);
         add(&mut self.energy_joules, figures.energy_joules);
         // When each came is not known; whose they are is.
-        self.xids += record.xids.iter().map(|xid| xid.count).sum::<u64>();
+        self.xids = record.xids.iter().fold(self.xids, |sum, xid| sum.saturating_add(xid.count));
         let within = |at: f64| (since..=until).contains(&at);
         self.unhealthy += record.health.iter().filter(|event| !event.healthy && within(event.at)).count() as u64;
     }

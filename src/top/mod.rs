@@ -9,7 +9,7 @@
 mod detail;
 mod format;
 mod history;
-mod plain;
+pub(crate) mod plain;
 mod rows;
 mod run;
 mod state;

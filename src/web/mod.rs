@@ -19,6 +19,7 @@ mod scrapes;
 mod server;
 
 pub use admin::{Admin, DriverOrders, Marking, Order};
+pub(crate) use config::san::alternative_names;
 pub use config::{LiveConfig, WebConfig, WebConfigError};
 pub use connections::Limits;
 pub use listener::{BindError, ListenAddress, Listener};

@@ -13,9 +13,9 @@ use crate::row::{Area, Row};
 
 const HEAD: &str = "# Reliability
 
-What breaks around podmeter, what is seen of it then, and how soon all is well once it is over. Each row is a test:
-`scripts/test` runs all of them with the release binary, on a fake kubelet on real sockets and a fake driver library through
-the real `dlopen`, and this page is made from the rows.
+What breaks around podmeter, what is seen of it then, and how soon all is well once it is over. Each row is a test
+on a fake kubelet on real sockets and a fake driver library through the real `dlopen`, and this page is made from the rows:
+`PODMETER_BINARY=target/release/podmeter cargo nextest run --test fault_matrix --test-threads 4`.
 
 The node has eight GPUs, and a pod with one of them runs. podmeter serves the exporter and the device plugin, keeps a journal
 (`--state-dir`) and reads a configuration and a web configuration. To be quick it runs with `--sample-interval 100ms`,

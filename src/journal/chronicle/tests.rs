@@ -154,6 +154,7 @@ fn begun() -> Chronicle {
 /// What was ever written, by id: the disk.
 fn write(disk: &mut BTreeMap<u64, Record>, chronicle: &mut Chronicle) {
     disk.extend(chronicle.take().into_iter().map(|record| (record.id, record)));
+    chronicle.written();
 }
 
 fn open(disk: &BTreeMap<u64, Record>) -> Vec<Record> {

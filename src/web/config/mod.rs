@@ -59,23 +59,35 @@ impl WebConfig {
         let mut files = Files::default();
         let text = files.read(path).map_err(|error| WebConfigError::Unreadable { file: path.to_owned(), error })?;
         let invalid = |problem| WebConfigError::Invalid { file: path.to_owned(), problem };
-        let written = file::parse(&text).map_err(invalid)?;
         let directory = path.parent().unwrap_or(Path::new(""));
+        Self::checked(file::parse(&text).map_err(invalid)?, directory, files).map_err(invalid)
+    }
+
+    /// As a file with this text; the files that it names are passed over.
+    pub(crate) fn of_text(text: &[u8]) -> Result<Self, String> {
+        let mut written = file::parse(text)?;
+        if let Some(section) = &mut written.tls_server_config {
+            (section.cert_file, section.key_file, section.client_ca_file) = (None, None, None);
+        }
+        Self::checked(written, Path::new(""), Files::default())
+    }
+
+    fn checked(written: file::File, directory: &Path, mut files: Files) -> Result<Self, String> {
         let mut warnings = vec![];
         let tls = match written.tls_server_config {
-            Some(section) => tls::server_config(section, directory, &mut files, &mut warnings).map_err(invalid)?,
+            Some(section) => tls::server_config(section, directory, &mut files, &mut warnings)?,
             None => None,
         };
-        let users = file::users(written.basic_auth_users).map_err(invalid)?;
+        let users = file::users(written.basic_auth_users)?;
         if !users.is_empty() && tls.is_none() {
             warnings
                 .push("basic_auth_users without tls_server_config: passwords cross the network readably".to_owned());
         }
         Ok(Self {
             tls,
-            headers: file::headers(written.http_server_config).map_err(invalid)?,
+            headers: file::headers(written.http_server_config)?,
             users,
-            rate_limit: file::rate_limit(written.rate_limit).map_err(invalid)?,
+            rate_limit: file::rate_limit(written.rate_limit)?,
             warnings,
             files,
         })

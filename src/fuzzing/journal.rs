@@ -1,0 +1,140 @@
+use std::fs;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::journal::{
+    self, Answer, Bounds, By, Cursor, Device, Ending, FILE, Figures, Query, Record, Store, StoreError, Usage, report,
+};
+use crate::model::UnixSeconds;
+
+const NOW: UnixSeconds = UnixSeconds(1_800_000_000.0);
+const BOUNDS: Bounds = Bounds { bytes: 4 << 20, age: Duration::from_secs(4_000_000_000) };
+/// Enough for an inner page above the leaves.
+const HOLDINGS: u64 = 60;
+
+/// The query string of `/api/v1/allocations`.
+///
+/// # Panics
+///
+/// As `device_id`.
+pub fn journal_query(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    match Query::parse(&text, NOW) {
+        Ok(query) => {
+            let again = Query::parse(&query.text(), NOW);
+            assert_eq!(again.ok(), Some(query), "{text:?}");
+        }
+        Err(problem) => assert!(!problem.to_string().is_empty(), "{text:?}"),
+    }
+    assert!(Cursor::parse(&text).is_none_or(|cursor| cursor.0.is_finite()), "{text:?}");
+}
+
+/// What an agent answers to `podmeter usage`, in JSON.
+///
+/// # Panics
+///
+/// As `device_id`.
+pub fn journal_answer(bytes: &[u8]) {
+    let Ok(answer) = serde_json::from_slice::<Answer>(bytes) else { return };
+    let records = &answer.allocations;
+    for by in [By::Namespace, By::Pod, By::Device] {
+        let usage = Usage::of(records, by, answer.since, answer.until);
+        assert_eq!(usage.total.holdings, usage.rows.iter().map(|row| row.totals.holdings).sum::<u64>(), "{answer:?}");
+        let lines = report::usage_table(&usage, by).lines().count();
+        assert!(lines >= usage.rows.len() + 3, "{usage:?}");
+        assert!(report::usage_csv(&usage, by).lines().count() > usage.rows.len(), "{usage:?}");
+        serde_json::to_string(&usage).expect("strings and numbers");
+    }
+    for text in [report::holdings_table(records), report::holdings_csv(records)] {
+        assert!(text.lines().count() > records.len(), "{answer:?}");
+    }
+    let written = serde_json::to_string(&answer).expect("strings and numbers");
+    serde_json::from_str::<Answer>(&written).expect("what was written can be read");
+}
+
+/// Changes to a sound file: after a byte that says how it is opened, three bytes each for a place and what is there. The
+/// file may end at the first place.
+///
+/// # Panics
+///
+/// As `device_id`.
+pub fn journal_file(bytes: &[u8]) {
+    let Some((how, changes)) = bytes.split_first() else { return };
+    let mut content = SOUND.0.clone();
+    let place = |change: &[u8]| usize::from(u16::from_be_bytes([change[0], change[1]])) % SOUND.0.len();
+    for change in changes.chunks_exact(3) {
+        content[place(change)] = change[2];
+    }
+    if how & 1 == 1 && changes.len() >= 3 {
+        content.truncate(place(changes));
+    }
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    fs::write(directory.path().join(FILE), content).expect("written");
+    if how & 2 == 2 { write_on(&directory) } else { read_alone(&directory) }
+}
+
+fn read_alone(directory: &TempDir) {
+    let query = Query { limit: 10, ..Query::all() };
+    if let Ok(answer) = journal::read_directory(directory.path(), &query, NOW) {
+        were_written(&answer.allocations);
+    }
+}
+
+/// As the agent does: what is damaged is put aside, and what can be saved goes into a new file.
+fn write_on(directory: &TempDir) {
+    let file = directory.path().join(FILE);
+    match Store::open(&file, BOUNDS) {
+        Ok(mut store) => {
+            let found = store.open_records().map(|(loaded, _)| loaded.records);
+            were_written(&found.unwrap_or_default());
+            let _ = store.write(&[record(HOLDINGS + 1)]);
+            let _ = store.prune(NOW.0);
+        }
+        Err(StoreError::Damaged(_)) => {
+            let fresh = directory.path().join("fresh");
+            let mut store = Store::open(&fresh, BOUNDS).expect("a new file");
+            let _ = store.salvage(&file);
+            let everything = store.ended_records((0.0, f64::MAX), (None, None), (0.0, 0), 1000).expect("a sound file");
+            were_written(&everything.records);
+        }
+        Err(_) => {}
+    }
+}
+
+/// Nothing is made up: what does not fit its checksum is not told.
+fn were_written(found: &[Record]) {
+    for record in found {
+        assert!(SOUND.1.contains(record), "{record:?} was never written");
+    }
+}
+
+static SOUND: LazyLock<(Vec<u8>, Vec<Record>)> = LazyLock::new(|| {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let file: PathBuf = directory.path().join(FILE);
+    let records: Vec<Record> = (1..=HOLDINGS).map(record).collect();
+    Store::open(&file, BOUNDS).and_then(|mut store| store.write(&records)).expect("a new file");
+    (fs::read(file).expect("readable"), records)
+});
+
+fn record(id: u64) -> Record {
+    let began = 1_700_000_000.0 + id as f64;
+    // Some are held still.
+    let ended = (!id.is_multiple_of(9)).then_some(began + 60.0);
+    Record {
+        id,
+        namespace: "team".into(),
+        pod: format!("pod-{}", id % 7).into(),
+        container: "main".into(),
+        device: Device { gpu_uuid: "GPU-00000000-0000-0000-0000-000000000000".into(), ..Device::default() },
+        began,
+        seen: began + 60.0,
+        ended,
+        ending: ended.map(|_| Ending::Released),
+        held_seconds: 60.0,
+        figures: Figures { busy_seconds: Some(id as f64), ..Figures::default() },
+        ..Record::default()
+    }
+}

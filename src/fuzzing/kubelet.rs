@@ -1,0 +1,123 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, LazyLock};
+
+use prost::Message;
+
+use crate::attribution::{Join, Slots, join};
+use crate::kubelet::{convert, pods};
+use crate::model::{Allocatable, Gpu, GpuUuid, Inventory, MigDevice, PodIdentity, PodUid, Relation};
+use crate::wire::{v1, v1alpha1};
+
+/// Two whole GPUs and one with two MIG devices, which device ids of an answer may name.
+static INVENTORY: LazyLock<Inventory> = LazyLock::new(inventory);
+
+/// A message of the kubelet in protobuf, after one byte that says which.
+///
+/// # Panics
+///
+/// As `device_id`.
+pub fn kubelet_answer(bytes: &[u8]) {
+    let Some((kind, message)) = bytes.split_first() else { return };
+    match kind % 5 {
+        0 => decoded(message, |answer| relation(&convert::relation(answer))),
+        1 => decoded(message, |answer| relation(&convert::relation_v1alpha1(answer))),
+        2 => decoded(message, |answer| allocatable(&convert::allocatable(answer))),
+        3 => decoded(message, |answer: v1::GetPodResourcesResponse| {
+            if let Some(pod) = answer.pod_resources.map(convert::convert_pod) {
+                relation(&Relation { pods: vec![pod] });
+            }
+        }),
+        _ => decoded(message, |event| pod_event(&event)),
+    }
+}
+
+fn decoded<M: Message + Default>(bytes: &[u8], look: impl FnOnce(M)) {
+    // What cannot be read is tonic's to refuse.
+    if let Ok(message) = M::decode(bytes) {
+        look(message);
+    }
+}
+
+fn relation(relation: &Relation) {
+    for container in relation.containers() {
+        let rises = container
+            .devices
+            .windows(2)
+            .all(|pair| (&pair[0].resource, &pair[0].id) < (&pair[1].resource, &pair[1].id));
+        assert!(rises && container.claims.is_sorted_by(|one, other| one < other), "{container:?}");
+    }
+    assert!(relation.pods.is_sorted_by(|one, other| one.reference < other.reference), "{relation:?}");
+    // All that is held is offered too, and nothing is.
+    let mut offered = Allocatable::default();
+    for device in relation.containers().flat_map(|container| &container.devices) {
+        offered.devices.entry(device.resource.clone()).or_default().insert(device.id.clone());
+    }
+    joined(relation, &offered);
+    joined(relation, &Allocatable::default());
+}
+
+fn allocatable(offered: &Allocatable) {
+    joined(&Relation::default(), offered);
+}
+
+fn joined(relation: &Relation, offered: &Allocatable) {
+    let mut slots = Slots::default();
+    slots.learn(relation, offered, &INVENTORY);
+    let Join { holdings, .. } = join(relation, offered, &INVENTORY, &slots);
+    let mut held: BTreeMap<&GpuUuid, f64> = BTreeMap::new();
+    for (key, holding) in &holdings {
+        assert!(INVENTORY.gpus.contains_key(&key.gpu), "{key:?} is on no GPU");
+        assert!(!holding.device_ids.is_empty() && holding.weight > 0.0, "{key:?}: {holding:?}");
+        *held.entry(&key.gpu).or_default() += holding.share.unwrap_or(0.0);
+    }
+    // Nobody holds more of a GPU than there is.
+    assert!(held.values().all(|share| (0.0..=1.0 + 1e-9).contains(share)), "{held:?}");
+}
+
+fn pod_event(event: &v1alpha1::WatchPodsEvent) {
+    let mut known: BTreeMap<PodUid, Arc<PodIdentity>> = BTreeMap::new();
+    let labels: [Arc<str>; 1] = ["app".into()];
+    let changed = pods::apply(&mut known, event, &labels);
+    // The same once more is no news.
+    let again = pods::apply(&mut known, event, &labels);
+    assert!(!again, "{event:?}");
+    assert_eq!(changed, !known.is_empty(), "{event:?}");
+    let kept: BTreeSet<&Arc<str>> = known.values().flat_map(|pod| &pod.labels).map(|(key, _)| key).collect();
+    assert!(
+        kept.into_iter().all(|key| labels.contains(key)) && known.iter().all(|(uid, pod)| *uid == pod.uid),
+        "{known:?}"
+    );
+}
+
+fn inventory() -> Inventory {
+    let gpu = |number: u32, mig_devices: Vec<MigDevice>| Gpu {
+        uuid: format!("GPU-0000000{number}-0000-0000-0000-000000000000").as_str().into(),
+        index: number,
+        minor: Some(number),
+        pci_bus_id: None,
+        model: None,
+        architecture: None,
+        compute_capability: None,
+        vbios_version: None,
+        serial: None,
+        numa_node: None,
+        memory_bytes: None,
+        mig_enabled: Some(!mig_devices.is_empty()),
+        mig_devices,
+        nvlink_peers: None,
+        present: true,
+    };
+    let mig = |number: u32| MigDevice {
+        uuid: format!("MIG-0000000{number}-0000-0000-0000-000000000000").as_str().into(),
+        index: number,
+        gpu_instance: number + 1,
+        compute_instance: 0,
+        profile: "3g.40gb".into(),
+        profile_id: Some(9),
+        placement_start: Some(4 * number),
+        slices: 3,
+        memory_bytes: None,
+    };
+    let gpus = [gpu(0, vec![]), gpu(1, vec![]), gpu(2, vec![mig(0), mig(1)])];
+    Inventory { gpus: gpus.into_iter().map(|gpu| (gpu.uuid.clone(), gpu)).collect(), ..Inventory::default() }
+}
