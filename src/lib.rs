@@ -20,6 +20,7 @@ pub mod preference;
 pub mod processes;
 pub mod record;
 pub mod simulation;
+pub mod terminal;
 pub mod top;
 pub mod web;
 pub mod wire;

@@ -257,26 +257,8 @@ mod tests {
             weight: 1.0,
         };
         let account = Account {
-            container: ContainerRef::new("team", "train", "main"),
-            gpu: GPU.into(),
-            mig: None,
             holding: Some(holding),
-            created: UnixSeconds(0.0),
-            allocated_seconds: None,
-            busy_seconds: None,
-            idle_seconds: None,
-            borrowed_seconds: None,
-            energy_joules: None,
-            last_active: None,
-            utilization_ratio: None,
-            device_utilization_ratio: None,
-            sm_active_ratio: None,
-            dram_active_ratio: None,
-            memory_used_bytes: None,
-            memory_limit_bytes: None,
-            processes: None,
-            over_limit: false,
-            ended: None,
+            ..Account::new(ContainerRef::new("team", "train", "main"), GPU.into(), None, UnixSeconds(0.0))
         };
         Snapshot { accounts: vec![account], ..Snapshot::default() }
     }

@@ -5,7 +5,7 @@ use tokio::sync::watch;
 use crate::clock::Clock;
 use crate::journal::{self, Journal, Query, Reader, Watcher};
 use crate::model::Snapshot;
-use crate::web::Order;
+use crate::web::AllocationSource;
 
 /// `None` without a directory, and where the system has no thread to give: that is said, and no reason to end.
 pub fn start(settings: Option<&journal::Settings>, clock: Clock) -> Option<Journal> {
@@ -26,20 +26,17 @@ pub fn allocations(
     journal: Option<Reader>,
     snapshots: watch::Receiver<Arc<Snapshot>>,
     clock: Clock,
-) -> Order<String, Vec<u8>> {
+) -> AllocationSource {
     Arc::new(move |text| {
         let (journal, snapshot) = (journal.clone(), Arc::clone(&snapshots.borrow()));
-        Box::pin(async move {
-            let now = clock.now().unix;
-            let query = Query::parse(&text, now).map_err(|error| error.to_string())?;
-            let answering = tokio::task::spawn_blocking(move || {
-                let answer = match journal {
-                    Some(journal) => journal.answer(&query, &snapshot.node_name, now),
-                    None => journal::current(&snapshot, &query),
-                };
-                serde_json::to_vec(&answer).expect("an answer is strings and numbers")
-            });
-            answering.await.map_err(|error| format!("the answer could not be made: {error}; please report this"))
-        })
+        let now = clock.now().unix;
+        let query = Query::parse(text, now).map_err(|error| error.to_string())?;
+        Ok(Box::new(move || {
+            let answer = match journal {
+                Some(journal) => journal.answer(&query, &snapshot.node_name, now),
+                None => journal::current(&snapshot, &query),
+            };
+            serde_json::to_vec(&answer).expect("an answer is strings and numbers")
+        }))
     })
 }

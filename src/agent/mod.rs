@@ -204,6 +204,7 @@ async fn run_on(
             mark: health::marker(operator, clock),
         },
         live: web::Live::default(),
+        answers: web::Answers::default(),
     };
     tasks.spawn(named("live page", web::follow(state.clone())));
     let encrypted = web_config.as_ref().is_some_and(LiveConfig::is_encrypted);

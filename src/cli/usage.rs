@@ -93,8 +93,9 @@ fn collect(
 
 fn read(directory: &Path, query: &Query, now: UnixSeconds) -> Result<(Answer, BTreeMap<u64, Record>), Failed> {
     let read = |query: &Query| {
-        read_directory(directory, query, now)
-            .map_err(|error| Unanswered::Failed(format!("{}: {error}", directory.display())))
+        read_directory(directory, query, now).map_err(|error| {
+            Unanswered::Failed(format!("{}: {error}; name what the agent's --state-dir names", directory.display()))
+        })
     };
     all_pages(read, query).map_err(|error| match error {
         Unanswered::Failed(error) | Unanswered::Unreachable(error) => Failed(FAILED, error),

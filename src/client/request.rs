@@ -12,6 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
 use super::target::{DEFAULT_SOCKET, DEFAULT_URL, HttpUrl, Target};
+use crate::terminal::harmless;
 
 /// For the whole exchange. An agent answers in milliseconds; a loaded node may need seconds.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -158,5 +159,5 @@ fn first_line(body: &[u8]) -> String {
         Err(_) => String::from_utf8_lossy(&body[..body.len().min(4 * DETAIL_CHARACTERS)]).into_owned(),
     };
     let first = text.lines().next().unwrap_or_default().trim();
-    first.chars().filter(|letter| !letter.is_control()).take(DETAIL_CHARACTERS).collect()
+    harmless(&first.chars().take(DETAIL_CHARACTERS).collect::<String>())
 }

@@ -133,7 +133,7 @@ async fn what_is_wrong_is_said_with_the_next_step() {
     let error = node(&Target::Url(format!("http://{closed}").parse().unwrap())).await.unwrap_err().to_string();
     assert!(error.contains("cannot be reached") && error.contains("is the port right?"), "{error}");
     let missing = refused("HTTP/1.1 404 Not Found\r\ncontent-length: 9\r\n\r\n\x1b[31mgone").await;
-    assert!(missing.contains("answered 404 Not Found ([31mgone); is that a podmeter agent"), "{missing}");
+    assert!(missing.contains("answered 404 Not Found (�[31mgone); is that a podmeter agent"), "{missing}");
     let page = refused("HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\n<html>").await;
     assert!(page.contains("something else than a snapshot"), "{page}");
     let cut = refused("HTTP/1.1 200 OK\r\ncontent-length: 60\r\n\r\n{").await;

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use crate::model::UnixSeconds;
 use crate::record::Timestamp;
+use crate::terminal::harmless;
 
 /// Worst first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -87,10 +88,10 @@ impl Report {
                 Status::Skipped => ("skipped", "2"),
             };
             let word = if colour { format!("\x1b[{code}m{word}\x1b[0m") } else { word.to_owned() };
-            let _ = writeln!(text, "{word}  {:width$}  {}", check.title, plain(&check.found));
+            let _ = writeln!(text, "{word}  {:width$}  {}", check.title, harmless(&check.found));
             if let Some(to_do) = &check.to_do {
                 let _ = writeln!(text, "{:9}{:width$}    why    {}", "", "", check.why);
-                let _ = writeln!(text, "{:9}{:width$}    to do  {}", "", "", plain(to_do));
+                let _ = writeln!(text, "{:9}{:width$}    to do  {}", "", "", harmless(to_do));
             }
         }
         let Self { failed, warnings, ok, skipped, .. } = self;
@@ -101,11 +102,6 @@ impl Report {
         );
         text
     }
-}
-
-/// What others said may hold anything; a terminal gets one line of letters.
-fn plain(text: &str) -> String {
-    text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 
 #[cfg(test)]
@@ -128,11 +124,11 @@ mod tests {
             check("Off", Status::Skipped, None),
         ];
         let report = Report::new(UnixSeconds(1_700_000_000.0), checks);
-        let wanted = "failed   Not well  found [31m this\n\
+        let wanted = "failed   Not well  found�[31m�this\n\
                       \u{20}                    why    it matters\n\
                       \u{20}                    to do  mend it\n\
-                      ok       Fine      found [31m this\n\
-                      skipped  Off       found [31m this\n\n\
+                      ok       Fine      found�[31m�this\n\
+                      skipped  Off       found�[31m�this\n\n\
                       3 checks: 1 failed, 0 warnings, 1 ok, 1 skipped\n";
         assert_eq!(report.text(false), wanted);
         assert!(report.text(true).contains("\x1b[1;31mfailed"));

@@ -5,6 +5,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use super::record::{Ending, Record};
 use super::usage::{By, Row, Totals, Usage};
+use crate::terminal::aligned;
 
 const HOUR: f64 = 3600.0;
 const KILOWATT_HOUR: f64 = 3.6e6;
@@ -208,24 +209,6 @@ fn quoted(text: &str) -> String {
     if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
 }
 
-/// Text to the left, and after `texts` columns figures to the right.
-fn aligned(table: &[Vec<String>], texts: usize) -> String {
-    let columns = table.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| table.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
-    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
-    let mut text = String::new();
-    for row in table {
-        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| {
-            // By hand: `format!` has no widths above 65,535, and a foreign name may be longer.
-            let padding = " ".repeat(width - cell.chars().count());
-            if column < texts { format!("{cell}{padding}") } else { format!("{padding}{cell}") }
-        });
-        text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
-        text.push('\n');
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -234,13 +217,5 @@ mod tests {
     fn names_that_hold_commas_and_quotes_stay_one_field() {
         assert_eq!(quoted("a,\"b\""), "\"a,\"\"b\"\"\"");
         assert_eq!(quoted("plain"), "plain");
-    }
-
-    #[test]
-    fn columns_stand_under_each_other() {
-        let table = [vec!["NAME".into(), "N".into()], vec!["a".into(), "10".into()]];
-        assert_eq!(aligned(&table, 1), "NAME   N\na     10\n");
-        let long = "x".repeat(70_000);
-        assert_eq!(aligned(&[vec![long.clone(), "1".into()]], 1), format!("{long}  1\n"));
     }
 }

@@ -163,6 +163,35 @@ pub struct Account {
     pub ended: Option<Monotonic>,
 }
 
+impl Account {
+    /// Of which nothing is known but whose it is.
+    #[must_use]
+    pub const fn new(container: ContainerRef, gpu: GpuUuid, mig: Option<MigUuid>, created: UnixSeconds) -> Self {
+        Self {
+            container,
+            gpu,
+            mig,
+            holding: None,
+            created,
+            allocated_seconds: None,
+            busy_seconds: None,
+            idle_seconds: None,
+            borrowed_seconds: None,
+            energy_joules: None,
+            last_active: None,
+            utilization_ratio: None,
+            device_utilization_ratio: None,
+            sm_active_ratio: None,
+            dram_active_ratio: None,
+            memory_used_bytes: None,
+            memory_limit_bytes: None,
+            processes: None,
+            over_limit: false,
+            ended: None,
+        }
+    }
+}
+
 /// How a container holds a device now.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Holding {

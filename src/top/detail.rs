@@ -4,7 +4,7 @@ use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 use unicode_width::UnicodeWidthStr as _;
 
-use super::format::{age, clean, energy, fit, memory, percent, span};
+use super::format::{age, energy, memory, percent, span};
 use super::history::Measure;
 use super::rows::{self, DeviceRow};
 use super::state::State;
@@ -12,6 +12,7 @@ use super::style::Look;
 use super::view::value;
 use crate::client::{Node, Remainder};
 use crate::model::Monotonic;
+use crate::terminal::{clean, fit};
 
 /// Of the turns of this device.
 const EVENTS_SHOWN: usize = 20;

@@ -1,44 +1,9 @@
-//! Values as short words without spaces, and foreign text made harmless.
+//! Values as short words without spaces.
 
 use std::time::Duration;
 
-use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
-
 /// Not known.
 pub const DASH: &str = "-";
-/// In place of a character that would not be shown as itself.
-const SUBSTITUTE: char = '\u{FFFD}';
-/// Of any foreign text. A container's full name has at most 380.
-const LONGEST: usize = 400;
-
-/// Foreign text as a terminal may have it: what would move the cursor, turn the writing direction or be invisible is
-/// replaced.
-pub fn clean(text: &str) -> String {
-    let visible = |letter: char| if letter.width().is_some_and(|width| width > 0) { letter } else { SUBSTITUTE };
-    text.chars().take(LONGEST).map(visible).collect()
-}
-
-/// `text` in exactly so many columns: padded, or cut with an ellipsis.
-pub fn fit(text: &str, columns: usize, right: bool) -> String {
-    let width = text.width();
-    if width <= columns {
-        let padding = " ".repeat(columns - width);
-        return if right { padding + text } else { text.to_owned() + &padding };
-    }
-    let mut kept = String::new();
-    for letter in text.chars() {
-        kept.push(letter);
-        if kept.width() + 1 > columns {
-            kept.pop();
-            break;
-        }
-    }
-    if columns > 0 {
-        kept.push('…');
-    }
-    let padding = columns.saturating_sub(kept.width());
-    kept + &" ".repeat(padding)
-}
 
 pub fn known(text: Option<String>) -> String {
     text.unwrap_or_else(|| DASH.to_owned())
@@ -91,26 +56,6 @@ pub fn age(now: Duration, then: Duration) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn foreign_text_cannot_command_the_terminal() {
-        assert_eq!(clean("a\x1b[2Jb\nc\u{202e}d\u{200b}e\u{9b}"), "a�[2Jb�c�d�e�");
-        assert_eq!(clean("日本 ok"), "日本 ok");
-        assert_eq!(clean(&"x".repeat(9999)).len(), LONGEST);
-    }
-
-    #[test]
-    fn text_takes_the_columns_it_is_given() {
-        for text in ["", "a", "abcdef", "日本語日本語", "a日b本c", "e\u{301}e\u{301}e\u{301}e\u{301}e\u{301}"] {
-            for columns in 0..9 {
-                assert_eq!(fit(text, columns, false).width(), columns, "{text:?} in {columns}");
-                assert_eq!(fit(text, columns, true).width(), columns, "{text:?} in {columns}");
-            }
-        }
-        assert_eq!(fit("abcdef", 4, false), "abc…");
-        assert_eq!(fit("日本語", 4, false), "日… ");
-        assert_eq!(fit("7", 3, true), "  7");
-    }
 
     #[test]
     fn values_are_short_and_absent_is_a_dash() {

@@ -1,10 +1,9 @@
 //! The same rows as text: whole words in aligned columns, for pipes, logs and `grep`.
 
-use unicode_width::UnicodeWidthStr as _;
-
-use super::format::{DASH, energy, fit, memory, percent, spanned, unit};
+use super::format::{DASH, energy, memory, percent, spanned, unit};
 use super::rows::{self, ContainerRow, DeviceRow};
 use crate::client::Node;
+use crate::terminal;
 
 /// Ends with a line feed.
 pub fn text(node: &Node) -> String {
@@ -40,7 +39,7 @@ fn devices(rows: &[DeviceRow]) -> String {
         let holders: Vec<String> = row.holders.iter().cloned().chain(strangers).collect();
         vec![
             row.name.clone(),
-            super::format::clean(&row.key),
+            row.key.clone(),
             row.verdict.words(),
             percent(row.busy),
             percent(row.sm_active),
@@ -51,7 +50,7 @@ fn devices(rows: &[DeviceRow]) -> String {
             row.model.clone(),
         ]
     });
-    aligned(&titles, cells.collect())
+    aligned(&titles, cells)
 }
 
 fn containers(rows: &[ContainerRow]) -> String {
@@ -88,26 +87,13 @@ fn containers(rows: &[ContainerRow]) -> String {
             spanned(row.last_active),
         ]
     });
-    aligned(&titles, cells.collect())
+    aligned(&titles, cells)
 }
 
-fn aligned(titles: &[&str], rows: Vec<Vec<String>>) -> String {
-    let mut widths: Vec<usize> = titles.iter().map(|title| title.width()).collect();
-    for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = cell.width().max(*width);
-        }
-    }
+fn aligned(titles: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let known = |cell: String| if cell.is_empty() { DASH.to_owned() } else { cell };
     let titles = titles.iter().map(|title| (*title).to_owned()).collect();
-    let mut text = String::new();
-    for row in std::iter::once(titles).chain(rows) {
-        let cells: Vec<String> = row
-            .iter()
-            .zip(&widths)
-            .map(|(cell, width)| fit(if cell.is_empty() { DASH } else { cell }, *width, false))
-            .collect();
-        text.push_str(cells.join("  ").trim_end());
-        text.push('\n');
-    }
-    text
+    let rows = rows.map(|row| row.into_iter().map(known).collect());
+    let table: Vec<_> = std::iter::once(titles).chain(rows).collect();
+    terminal::aligned(&table, usize::MAX)
 }

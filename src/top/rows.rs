@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::format::{age, clean};
+use super::format::age;
 use crate::client::{Account, Cause, DeviceHealth, Gpu, Mig, Name, Node, Readings};
+use crate::terminal::clean;
 
 /// A device's state in one word, with the reason where it is unhealthy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

@@ -7,12 +7,13 @@ use ratatui::widgets::Paragraph;
 use unicode_width::UnicodeWidthStr as _;
 
 use super::detail;
-use super::format::{clean, energy, fit, memory, percent, span, spanned, unit};
+use super::format::{energy, memory, percent, span, spanned, unit};
 use super::history::Measure;
 use super::rows::{self, ContainerRow, DeviceRow, Verdict};
 use super::state::{CONTAINER_ORDERS, Choice, DEVICE_ORDERS, Freshness, Mode, Order, Pane, State};
 use super::style::Look;
 use crate::model::Monotonic;
+use crate::terminal::{clean, fit};
 
 /// What the narrowest tables take.
 const LEAST: (u16, u16) = (60, 12);

@@ -35,7 +35,7 @@ pub struct Doorkeeper {
     key: hmac::Key,
     clock: Clock,
     hashing: Arc<Semaphore>,
-    memory: Mutex<Memory>,
+    memory: Arc<Mutex<Memory>>,
 }
 
 type Digest = [u8; 32];
@@ -73,7 +73,7 @@ impl Doorkeeper {
     pub fn new(clock: Clock) -> Self {
         let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
         let key = key.expect("Linux has random numbers for whoever asks");
-        Self { key, clock, hashing: Arc::new(Semaphore::new(1)), memory: Mutex::default() }
+        Self { key, clock, hashing: Arc::new(Semaphore::new(1)), memory: Arc::default() }
     }
 
     /// Whether the request names one of `users` (name → bcrypt hash) with the right password.
@@ -101,35 +101,22 @@ impl Doorkeeper {
         if !rest.is_zero() {
             tokio::time::sleep(rest).await;
         }
-        let hash = hash.clone();
-        let began = self.clock.now().monotonic;
-        // The permit goes along: a client that gives up makes no room for another hash at the same time.
+        self.memory().accepted.retain(|name, _| users.contains_key(name));
+        let (hash, name) = (hash.clone(), stored.map(|(name, _)| name.clone()));
+        let (memory, clock) = (Arc::clone(&self.memory), self.clock);
+        // What follows from it goes along: a client that gives up neither makes room for another hash nor escapes the rest.
         let computing = tokio::task::spawn_blocking(move || {
+            let began = clock.now().monotonic;
             let right = bcrypt::verify(&password, &hash).unwrap_or(false);
+            let took = clock.now().monotonic.since(began);
+            let verdict = lock(&memory).learn(name.filter(|_| right), digest, clock.now().monotonic + took * REST);
             drop(permit);
-            right
+            verdict
         });
-        let right = computing.await.unwrap_or_else(|broken| {
+        computing.await.unwrap_or_else(|broken| {
             error!(%broken, "judging a password broke; please report this");
-            false
-        });
-        let now = self.clock.now().monotonic;
-        let mut memory = self.memory();
-        match stored {
-            Some((name, _)) if right => {
-                memory.accepted.retain(|name, _| users.contains_key(name));
-                memory.accepted.insert(name.clone(), digest);
-                Verdict::Accepted
-            }
-            _ => {
-                memory.rest_until = now + now.since(began) * REST;
-                if memory.refused.len() == REFUSED {
-                    memory.refused.pop_front();
-                }
-                memory.refused.push_back(digest);
-                Verdict::Refused
-            }
-        }
+            Verdict::Refused
+        })
     }
 
     fn digest(&self, user: &[u8], hash: &str, password: &[u8]) -> Digest {
@@ -163,8 +150,28 @@ impl Doorkeeper {
     }
 
     fn memory(&self) -> MutexGuard<'_, Memory> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.memory)
     }
+}
+
+impl Memory {
+    /// `name`: whose right password it was.
+    fn learn(&mut self, name: Option<String>, digest: Digest, rest_until: Monotonic) -> Verdict {
+        if let Some(name) = name {
+            self.accepted.insert(name, digest);
+            return Verdict::Accepted;
+        }
+        self.rest_until = rest_until;
+        if self.refused.len() == REFUSED {
+            self.refused.pop_front();
+        }
+        self.refused.push_back(digest);
+        Verdict::Refused
+    }
+}
+
+fn lock(memory: &Mutex<Memory>) -> MutexGuard<'_, Memory> {
+    memory.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// `Basic` and base64 of `user:password`.
@@ -233,6 +240,20 @@ mod tests {
         drop(of_one);
         assert_eq!(doorkeeper.judge(&users, &sent("alice", "y"), address(1)).await, Verdict::Refused);
         assert!(doorkeeper.memory().waiting.is_empty());
+    }
+
+    #[tokio::test]
+    async fn who_hangs_up_while_a_guess_is_checked_escapes_nothing() {
+        let (doorkeeper, users) = (Arc::new(Doorkeeper::new(Clock::start())), users());
+        let guessing = Arc::clone(&doorkeeper);
+        let guess = tokio::spawn(async move { guessing.judge(&users, &sent("alice", "wrong"), None).await });
+        while doorkeeper.hashing.available_permits() > 0 {
+            tokio::task::yield_now().await;
+        }
+        guess.abort();
+        let _ended = doorkeeper.hashing.acquire().await.unwrap();
+        assert_eq!(doorkeeper.memory().refused.len(), 1);
+        assert_ne!(doorkeeper.memory().rest_until, Monotonic::default());
     }
 
     #[test]

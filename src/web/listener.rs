@@ -5,7 +5,14 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _}
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixStream};
+
+/// Of an answer that its client has not taken yet: a large node's page. The kernel doubles it for its own needs.
+const SEND_BYTES: u32 = 256 * 1024;
+/// The longest head of a request.
+const RECEIVE_BYTES: u32 = 64 * 1024;
+/// Connections that wait to be accepted.
+const BACKLOG: u32 = 1024;
 
 /// Where to listen: `0.0.0.0:9410`, `[::]:9410`, or `unix:PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,7 +70,7 @@ impl Listener {
 
     async fn bind_for(address: &ListenAddress, purpose: Purpose) -> Result<Self, BindError> {
         match address {
-            ListenAddress::Tcp(address) => match TcpListener::bind(address).await {
+            ListenAddress::Tcp(address) => match bind_tcp(*address) {
                 Ok(listener) => Ok(Self::Tcp { listener, purpose }),
                 Err(source) => Err(BindError::Tcp { address: *address, source }),
             },
@@ -123,6 +130,17 @@ impl Listener {
         let inode = placed.map_err(failed)?;
         Ok(Self::Unix { listener, file: SocketFile { path: path.to_owned(), inode }, purpose })
     }
+}
+
+/// As `TcpListener::bind` does it, with buffers that the kernel does not grow: it would let a client that takes no answers
+/// have 4 MiB of the agent's memory, and one that asks faster than it reads 6 more.
+fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    socket.set_send_buffer_size(SEND_BYTES)?;
+    socket.set_recv_buffer_size(RECEIVE_BYTES)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 /// Removes a socket file that nobody listens on any more.

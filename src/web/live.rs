@@ -120,6 +120,7 @@ pub async fn follow(state: WebState) {
     loop {
         let snapshot = Arc::clone(&snapshots.borrow_and_update());
         state.live.history().note(&snapshot);
+        state.answers.forget();
         if sent.is_none_or(|sent| snapshot.at.monotonic.since(sent) >= PACE) {
             tell(&state, &snapshot).await;
             sent = Some(snapshot.at.monotonic);

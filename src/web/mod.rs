@@ -1,11 +1,11 @@
 //! HTTP: the metrics, the live page, the snapshot as JSON, the last minutes, health and readiness.
 //!
 //! In: listeners, the latest `Snapshot`, two questions to the agent (healthy? ready?) and its orders (release, resume, mark,
-//! unmark). Out: answers, and
-//! streams of events. Refuses to know: the kubelet, drivers, and how anything is measured. No route changes anything,
-//! except the orders on the admin socket; no other request waits for anything but the rendering of a page.
+//! unmark). Out: answers, and streams of events. Refuses to know: the kubelet, drivers, and how anything is measured. No route changes anything,
+//! except the orders on the admin socket; no other request waits for anything but the making of its answer.
 
 mod admin;
+mod answer;
 mod auth;
 mod config;
 mod connections;
@@ -24,7 +24,7 @@ pub use config::{LiveConfig, WebConfig, WebConfigError};
 pub use connections::Limits;
 pub use listener::{BindError, ListenAddress, Listener};
 pub use live::{Live, follow};
-pub use routes::{Probe, RecordRequest, RecordSource, WebState, router};
+pub use routes::{AllocationSource, Answers, Probe, RecordRequest, RecordSource, WebState, router};
 pub use scrapes::ScrapeDurations;
 pub use server::{ServerSettings, serve};
 

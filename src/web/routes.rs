@@ -1,6 +1,7 @@
+use std::convert::Infallible;
 use std::sync::Arc;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, VARY,
@@ -10,15 +11,16 @@ use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
-use serde::Serialize;
 use tokio::sync::watch;
+use tokio::task::JoinError;
 use tracing::error;
 
+use super::answer::Answer;
 use super::negotiation::{self, Choice};
-use super::{Admin, Live, Order, ScrapeDurations, live, page as live_page};
+use super::{Admin, Live, ScrapeDurations, live, page as live_page};
 use crate::clock::Clock;
 use crate::metrics::{Coding, Format, PageError, Pages};
-use crate::model::Snapshot;
+use crate::model::{Moment, Snapshot};
 
 /// A question to the agent: `Err` with the reason as text. Asked on each request, so it must not wait.
 pub type Probe = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
@@ -34,6 +36,10 @@ pub struct RecordRequest {
 
 /// Writes the governance record of a snapshot. May read files, so it is not called on the runtime's own threads.
 pub type RecordSource = Arc<dyn Fn(&Snapshot, RecordRequest) -> Result<String, String> + Send + Sync>;
+
+/// Takes the query string of `/api/v1/allocations`: the error says what is wrong with that. What makes the answer, as JSON,
+/// reads files, so it is not called on the runtime's own threads either.
+pub type AllocationSource = Arc<dyn Fn(&str) -> Result<Box<dyn FnOnce() -> Vec<u8> + Send>, String> + Send + Sync>;
 
 /// Marks requests that came over a socket that nobody but its owner can open.
 #[derive(Clone, Copy, Debug)]
@@ -51,12 +57,36 @@ pub struct WebState {
     /// A first snapshot is published, and the plugin's resources are registered or known to be absent.
     pub ready: Probe,
     pub record: RecordSource,
-    /// Answers `/api/v1/allocations`, given its query string; the error says what is wrong with that.
-    pub allocations: Order<String, Vec<u8>>,
+    pub allocations: AllocationSource,
     /// What the admin socket may order.
     pub admin: Admin,
     /// The last minutes, and who listens to what is new.
     pub live: Live,
+    pub answers: Answers,
+}
+
+/// What all who ask for it share. One for all servers.
+#[derive(Clone, Default)]
+pub struct Answers(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    /// By the snapshot, the last one in the history, the second, and why the agent is not ready.
+    index: Answer<(u64, Moment, u64, Option<String>)>,
+    /// By the snapshot.
+    node: Answer<u64>,
+    /// By the last snapshot in it.
+    history: Answer<Moment>,
+}
+
+impl Answers {
+    /// With the snapshot that they were made of.
+    pub(super) fn forget(&self) {
+        let Shared { index, node, history } = &*self.0;
+        index.forget();
+        node.forget();
+        history.forget();
+    }
 }
 
 impl WebState {
@@ -145,33 +175,50 @@ async fn page(state: WebState, Choice { format, content_type }: Choice, coding: 
 }
 
 async fn index(State(state): State<WebState>) -> Response {
-    let page = live_page::page(&state.snapshot(), &state.live.history(), state.clock.now(), (state.ready)().err());
+    let (snapshot, now, not_ready) = (state.snapshot(), state.clock.now(), (state.ready)().err());
+    let noted = state.live.history().at();
+    let key = (snapshot.sequence, noted, now.monotonic.as_duration().as_secs(), not_ready.clone());
+    let live = state.live.clone();
+    let page = move || {
+        let page = live_page::page(&snapshot, &live.history(), now, not_ready);
+        Ok::<_, Infallible>(page.into_bytes())
+    };
+    let Ok(made) = state.answers.0.index.get(key, page).await.map(|Ok(page)| page) else {
+        error!("the page could not be made; please report this");
+        return text(StatusCode::INTERNAL_SERVER_ERROR, "the page could not be made; please report this");
+    };
     let headers = [
         (CACHE_CONTROL, "no-store"),
         (CONTENT_SECURITY_POLICY, live_page::CONTENT_SECURITY_POLICY),
         (X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (REFERRER_POLICY, "no-referrer"),
     ];
-    (headers, Html(page)).into_response()
+    (headers, Html(made)).into_response()
 }
 
 async fn node(State(state): State<WebState>) -> Response {
-    json(&*state.snapshot())
+    let snapshot = state.snapshot();
+    json(state.answers.0.node.get(snapshot.sequence, move || serde_json::to_vec(&*snapshot)).await)
 }
 
 /// The points of the last minutes and the events, as the page shows them.
 async fn history(State(state): State<WebState>) -> Response {
-    json(&*state.live.history())
+    let (live, noted) = (state.live.clone(), state.live.history().at());
+    json(state.answers.0.history.get(noted, move || serde_json::to_vec(&*live.history())).await)
 }
 
-fn json(answer: &impl Serialize) -> Response {
-    match serde_json::to_vec(answer) {
-        Ok(body) => ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")], body).into_response(),
-        Err(problem) => {
-            error!(%problem, "an answer could not be written as JSON");
-            api_problem(StatusCode::INTERNAL_SERVER_ERROR, "this could not be written as JSON; please report this")
-        }
-    }
+fn json(made: Result<serde_json::Result<Bytes>, JoinError>) -> Response {
+    let problem = match made {
+        Ok(Ok(body)) => return json_body(body),
+        Ok(Err(problem)) => problem.to_string(),
+        Err(broke) => broke.to_string(),
+    };
+    error!(%problem, "an answer could not be written as JSON");
+    api_problem(StatusCode::INTERNAL_SERVER_ERROR, "this could not be written as JSON; please report this")
+}
+
+fn json_body(body: Bytes) -> Response {
+    ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")], body).into_response()
 }
 
 async fn record(State(state): State<WebState>, private: Option<Extension<Private>>, uri: Uri) -> Response {
@@ -194,8 +241,8 @@ async fn record(State(state): State<WebState>, private: Option<Extension<Private
 }
 
 async fn allocations(State(state): State<WebState>, uri: Uri) -> Response {
-    match (state.allocations)(uri.query().unwrap_or_default().to_owned()).await {
-        Ok(body) => ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")], body).into_response(),
+    match (state.allocations)(uri.query().unwrap_or_default()) {
+        Ok(answer) => json(tokio::task::spawn_blocking(answer).await.map(|body| Ok(body.into()))),
         Err(problem) => api_problem(StatusCode::BAD_REQUEST, &problem),
     }
 }

@@ -1,6 +1,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::IpAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,6 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
@@ -26,8 +26,10 @@ use super::routes::{Private, probes};
 use super::{Listener, WebState, admin, router};
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Of any connection.
+/// After which a connection is closed with the answer that is under way.
 const LIFETIME: Duration = Duration::from_secs(15 * 60);
+/// Of that answer: a stream would go on for ever.
+const LAST_ANSWER: Duration = Duration::from_secs(30);
 /// Requests under way get this long at the end; the agent promises to be gone within five seconds.
 const GRACE: Duration = Duration::from_secs(3);
 /// After a failed accept, which is mostly a lack of file descriptors.
@@ -91,7 +93,6 @@ struct Door {
 }
 
 async fn accept(listener: Listener, door: Door, mut stopped: watch::Receiver<()>) {
-    let graceful = GracefulShutdown::new();
     let places = Arc::new(Semaphore::new(door.limits.connections));
     let mut connections = JoinSet::new();
     loop {
@@ -108,11 +109,11 @@ async fn accept(listener: Listener, door: Door, mut stopped: watch::Receiver<()>
                 let Some(place) = place(&places, &door.connections, &mut stopped).await else { break };
                 let sitting =
                     Sitting { connections: Arc::clone(&door.connections), seat: door.connections.sit(client.peer) };
-                let (door, watcher, stopped) = (door.clone(), graceful.watcher(), stopped.clone());
+                let (door, stopped) = (door.clone(), stopped.clone());
                 connections.spawn(async move {
                     let seat = &sitting.seat;
                     tokio::select! {
-                        () = serve_connection(client.stream, seat, &door, watcher, stopped) => {}
+                        () = serve_connection(client.stream, seat, &door, stopped) => {}
                         () = seat.must_leave() => debug!(peer = peer(seat), "a connection made room for another"),
                     }
                     drop(sitting);
@@ -127,7 +128,12 @@ async fn accept(listener: Listener, door: Door, mut stopped: watch::Receiver<()>
         }
     }
     drop(listener);
-    if tokio::time::timeout(GRACE, graceful.shutdown()).await.is_err() {
+    let ending = async {
+        while let Some(ended) = connections.join_next().await {
+            log_end(ended);
+        }
+    };
+    if tokio::time::timeout(GRACE, ending).await.is_err() {
         warn!("connections that did not end in time are cut");
     }
     connections.shutdown().await;
@@ -179,13 +185,7 @@ async fn place(
     }
 }
 
-async fn serve_connection(
-    stream: Box<dyn Stream>,
-    seat: &Arc<Seat>,
-    door: &Door,
-    watcher: Watcher,
-    mut stopped: watch::Receiver<()>,
-) {
+async fn serve_connection(stream: Box<dyn Stream>, seat: &Arc<Seat>, door: &Door, mut stopped: watch::Receiver<()>) {
     let secured = match &door.gate {
         None => Ok(stream),
         Some(gate) => tokio::select! {
@@ -218,11 +218,23 @@ async fn serve_connection(
         .header_read_timeout(door.limits.read_timeout)
         .max_buf_size(door.limits.header_bytes)
         .serve_connection(TokioIo::new(stream), answering);
-    match tokio::time::timeout(LIFETIME, watcher.watch(connection)).await {
-        Ok(Ok(())) => {}
-        // A client that goes away or speaks something else: its affair.
-        Ok(Err(error)) => debug!(%error, peer = peer(seat), "a connection ended badly"),
-        Err(_) => debug!(peer = peer(seat), "a connection reached its age and was closed"),
+    let mut connection = pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => Ok(ended),
+        _ = stopped.changed() => Err("the agent ends"),
+        () = tokio::time::sleep(LIFETIME) => Err("it reached its age"),
+    };
+    let ended = match ended {
+        Ok(ended) => ended,
+        Err(reason) => {
+            debug!(reason, peer = peer(seat), "a connection is closed after its answer");
+            connection.as_mut().graceful_shutdown();
+            tokio::time::timeout(LAST_ANSWER, connection).await.unwrap_or(Ok(()))
+        }
+    };
+    // A client that goes away or speaks something else: its affair.
+    if let Err(error) = ended {
+        debug!(%error, peer = peer(seat), "a connection ended badly");
     }
 }
 
@@ -243,3 +255,43 @@ fn log_end(ended: Result<(), tokio::task::JoinError>) {
 
 pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+    use crate::clock::Clock;
+
+    /// What a client hears that asks for something which takes so long, and after what time the connection is closed.
+    async fn heard(takes: Duration) -> (String, Duration) {
+        let answer = move || async move {
+            tokio::time::sleep(takes).await;
+            "all of it"
+        };
+        let connections = Arc::new(Connections::new(Clock::start()));
+        let seat = connections.sit(None);
+        let router = Router::new().route("/", get(answer));
+        let door = Door { router, gate: None, limits: Limits::default(), connections };
+        let (ours, mut theirs) = tokio::io::duplex(1024);
+        let (_stop, stopped) = watch::channel(());
+        let began = tokio::time::Instant::now();
+        let client = async {
+            theirs.write_all(b"GET / HTTP/1.1\r\nHost: node\r\n\r\n").await.unwrap();
+            let mut text = String::new();
+            theirs.read_to_string(&mut text).await.unwrap();
+            (text, began.elapsed())
+        };
+        tokio::join!(client, serve_connection(Box::new(ours), &seat, &door, stopped)).0
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_ends_at_its_age_but_not_in_the_middle_of_an_answer() {
+        let (text, after) = heard(LIFETIME + Duration::from_secs(5)).await;
+        assert!(text.ends_with("all of it") && text.contains("connection: close"), "{text}");
+        assert_eq!(after.as_secs(), LIFETIME.as_secs() + 5);
+        let (text, after) = heard(LIFETIME * 2).await;
+        assert_eq!((text.as_str(), after.as_secs()), ("", (LIFETIME + LAST_ANSWER).as_secs()));
+    }
+}

@@ -19,8 +19,8 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::{
-    Admin, DriverOrders, ListenAddress, Listener, Live, Marking, Order, ScrapeDurations, ServerSettings, WebState,
-    follow, serve,
+    Admin, Answers, DriverOrders, ListenAddress, Listener, Live, Marking, Order, ScrapeDurations, ServerSettings,
+    WebState, follow, serve,
 };
 use crate::clock::Clock;
 use crate::metrics::Pages;
@@ -59,11 +59,14 @@ impl Server {
                 false => Err("waiting for the kubelet".to_owned()),
             }),
             record: Arc::new(|_, request| Ok(format!("{request:?}"))),
-            allocations: Arc::new(|query| {
-                Box::pin(async move { if query.is_empty() { Ok(b"{}".to_vec()) } else { Err(query) } })
+            allocations: Arc::new(|query| match query {
+                "" => Ok(Box::new(|| b"{}".to_vec())),
+                "breaks" => Ok(Box::new(|| panic!("for a test"))),
+                query => Err(query.to_owned()),
             }),
             admin: obedient(),
             live: Live::default(),
+            answers: Answers::default(),
         };
         let following = tokio::spawn(follow(state.clone()));
         let (stop, stopped) = oneshot::channel();
@@ -151,6 +154,14 @@ fn header<'response>(response: &'response Response<Bytes>, name: &str) -> &'resp
 
 fn body(response: &Response<Bytes>) -> &str {
     std::str::from_utf8(response.body()).unwrap()
+}
+
+#[tokio::test]
+async fn a_question_that_is_wrong_is_the_askers_and_an_answer_that_breaks_is_ours() {
+    let server = Server::start(None).await;
+    let status = async |query: &str| server.get(&format!("/api/v1/allocations{query}"), &[]).await.status().as_u16();
+    assert_eq!([status("").await, status("?nonsense").await, status("?breaks").await], [200, 400, 500]);
+    server.stop().await;
 }
 
 #[tokio::test]

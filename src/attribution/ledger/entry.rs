@@ -50,26 +50,9 @@ pub struct Gain {
 impl Entry {
     pub fn opened(key: &HoldingKey, holding: &Holding, now: Moment, seen: u64) -> Self {
         let account = Account {
-            container: key.container.clone(),
-            gpu: key.gpu.clone(),
-            mig: key.mig.clone(),
             holding: Some(holding.clone()),
-            created: now.unix,
             allocated_seconds: holding.share.map(|_| 0.0),
-            busy_seconds: None,
-            idle_seconds: None,
-            borrowed_seconds: None,
-            energy_joules: None,
-            last_active: None,
-            utilization_ratio: None,
-            device_utilization_ratio: None,
-            sm_active_ratio: None,
-            dram_active_ratio: None,
-            memory_used_bytes: None,
-            memory_limit_bytes: None,
-            processes: None,
-            over_limit: false,
-            ended: None,
+            ..Account::new(key.container.clone(), key.gpu.clone(), key.mig.clone(), now.unix)
         };
         let open = Some((now.monotonic, Grip::of(holding)));
         Self { account, open, closed: vec![], final_since_scrape: None, seen, busy_ratio: None }

@@ -76,26 +76,8 @@ impl Node {
             weight: 1.0,
         };
         let account = Account {
-            container: main(pod),
-            gpu: GPU.into(),
-            mig: mig.map(Into::into),
             holding: Some(holding.clone()),
-            created: UnixSeconds(7.0),
-            allocated_seconds: None,
-            busy_seconds: None,
-            idle_seconds: None,
-            borrowed_seconds: None,
-            energy_joules: None,
-            last_active: None,
-            utilization_ratio: None,
-            device_utilization_ratio: None,
-            sm_active_ratio: None,
-            dram_active_ratio: None,
-            memory_used_bytes: None,
-            memory_limit_bytes: None,
-            processes: None,
-            over_limit: false,
-            ended: None,
+            ..Account::new(main(pod), GPU.into(), mig.map(Into::into), UnixSeconds(7.0))
         };
         let key = HoldingKey { container: main(pod), gpu: GPU.into(), mig: mig.map(Into::into) };
         self.join.holdings.insert(key, holding);

@@ -113,28 +113,8 @@ fn holding() -> Holding {
 }
 
 fn account(pod: &str, created: UnixSeconds) -> Account {
-    Account {
-        container: ContainerRef::new("team", pod, "main"),
-        gpu: GPU.into(),
-        mig: None,
-        holding: None,
-        created,
-        allocated_seconds: Some(0.0),
-        busy_seconds: None,
-        idle_seconds: None,
-        borrowed_seconds: None,
-        energy_joules: None,
-        last_active: None,
-        utilization_ratio: None,
-        device_utilization_ratio: None,
-        sm_active_ratio: None,
-        dram_active_ratio: None,
-        memory_used_bytes: None,
-        memory_limit_bytes: None,
-        processes: None,
-        over_limit: false,
-        ended: None,
-    }
+    let account = Account::new(ContainerRef::new("team", pod, "main"), GPU.into(), None, created);
+    Account { allocated_seconds: Some(0.0), ..account }
 }
 
 fn gain(account: &mut Account, seconds: f64) {

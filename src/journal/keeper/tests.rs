@@ -21,26 +21,9 @@ fn snapshot(clock: &Clock, pod: &str) -> Snapshot {
         weight: 1.0,
     };
     let account = Account {
-        container: ContainerRef::new("team", pod, "main"),
-        gpu: "GPU-1".into(),
-        mig: None,
         holding: Some(holding),
-        created: at.unix,
         allocated_seconds: Some(at.monotonic.as_duration().as_secs_f64()),
-        busy_seconds: None,
-        idle_seconds: None,
-        borrowed_seconds: None,
-        energy_joules: None,
-        last_active: None,
-        utilization_ratio: None,
-        device_utilization_ratio: None,
-        sm_active_ratio: None,
-        dram_active_ratio: None,
-        memory_used_bytes: None,
-        memory_limit_bytes: None,
-        processes: None,
-        over_limit: false,
-        ended: None,
+        ..Account::new(ContainerRef::new("team", pod, "main"), "GPU-1".into(), None, at.unix)
     };
     Snapshot { at, accounts: vec![account], ..Snapshot::default() }
 }

@@ -516,26 +516,8 @@ fn allocatable() -> Allocatable {
 
 fn accounts() -> Vec<Account> {
     let account = |container: ContainerRef, gpu: &str| Account {
-        container,
-        gpu: gpu.into(),
-        mig: None,
-        holding: None,
-        created: UnixSeconds(STARTED.0 + 100.5),
         allocated_seconds: Some(0.0),
-        busy_seconds: None,
-        idle_seconds: None,
-        borrowed_seconds: None,
-        energy_joules: None,
-        last_active: None,
-        utilization_ratio: None,
-        device_utilization_ratio: None,
-        sm_active_ratio: None,
-        dram_active_ratio: None,
-        memory_used_bytes: None,
-        memory_limit_bytes: None,
-        processes: None,
-        over_limit: false,
-        ended: None,
+        ..Account::new(container, gpu.into(), None, UnixSeconds(STARTED.0 + 100.5))
     };
     let exclusive = Account {
         holding: Some(Holding {

@@ -1,0 +1,103 @@
+//! Text for a terminal: foreign names made harmless, and columns that stand under each other.
+//!
+//! In: any text. Out: text of printable letters. It knows nothing of what it shows, and does not write.
+
+use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
+
+/// In place of a character that would not be shown as itself.
+const SUBSTITUTE: char = '\u{FFFD}';
+/// Of any name. A container's full name has at most 380.
+const LONGEST: usize = 400;
+
+/// Foreign text as a terminal may have it: what would move the cursor, turn the writing direction or be invisible is
+/// replaced.
+#[must_use]
+pub fn harmless(text: &str) -> String {
+    let visible = |letter: char| if letter.width().is_some_and(|width| width > 0) { letter } else { SUBSTITUTE };
+    text.chars().map(visible).collect()
+}
+
+/// The same, no longer than a name can be.
+#[must_use]
+pub fn clean(text: &str) -> String {
+    let end = text.char_indices().nth(LONGEST).map_or(text.len(), |(end, _)| end);
+    harmless(&text[..end])
+}
+
+/// `text` in exactly so many columns: padded, or cut with an ellipsis.
+#[must_use]
+pub fn fit(text: &str, columns: usize, right: bool) -> String {
+    let width = text.width();
+    if width <= columns {
+        let padding = " ".repeat(columns - width);
+        return if right { padding + text } else { text.to_owned() + &padding };
+    }
+    let mut kept = String::new();
+    for letter in text.chars() {
+        kept.push(letter);
+        if kept.width() + 1 > columns {
+            kept.pop();
+            break;
+        }
+    }
+    if columns > 0 {
+        kept.push('…');
+    }
+    let padding = columns.saturating_sub(kept.width());
+    kept + &" ".repeat(padding)
+}
+
+/// A table, a line a row: `texts` columns to the left, and after them figures to the right.
+#[must_use]
+pub fn aligned(table: &[Vec<String>], texts: usize) -> String {
+    let table: Vec<Vec<String>> = table.iter().map(|row| row.iter().map(|cell| clean(cell)).collect()).collect();
+    let mut widths: Vec<usize> = vec![];
+    for row in &table {
+        widths.resize(widths.len().max(row.len()), 0);
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.width().max(*width);
+        }
+    }
+    let mut text = String::new();
+    for row in &table {
+        let cells =
+            row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| fit(cell, *width, column >= texts));
+        text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn foreign_text_cannot_command_the_terminal() {
+        assert_eq!(harmless("a\x1b[2Jb\nc\u{202e}d\u{200b}e\u{9b}"), "a�[2Jb�c�d�e�");
+        assert_eq!(harmless("日本 ok"), "日本 ok");
+        assert_eq!(clean(&"日".repeat(9999)), "日".repeat(LONGEST));
+    }
+
+    #[test]
+    fn text_takes_the_columns_it_is_given() {
+        for text in ["", "a", "abcdef", "日本語日本語", "a日b本c", "e\u{301}e\u{301}e\u{301}e\u{301}e\u{301}"] {
+            for columns in 0..9 {
+                assert_eq!(fit(text, columns, false).width(), columns, "{text:?} in {columns}");
+                assert_eq!(fit(text, columns, true).width(), columns, "{text:?} in {columns}");
+            }
+        }
+        assert_eq!(fit("abcdef", 4, false), "abc…");
+        assert_eq!(fit("日本語", 4, false), "日… ");
+        assert_eq!(fit("7", 3, true), "  7");
+    }
+
+    #[test]
+    fn columns_stand_under_each_other_whatever_the_names() {
+        let row = |cells: [&str; 2]| cells.map(str::to_owned).to_vec();
+        assert_eq!(aligned(&[row(["NAME", "N"]), row(["a", "10"])], 1), "NAME   N\na     10\n");
+        assert_eq!(aligned(&[row(["日本", "1"]), row(["\x1b[2J", "10"])], 2), "日本  1\n�[2J  10\n");
+        let long = aligned(&[row([&"x".repeat(70_000), "1"])], 1);
+        assert_eq!(long.len(), LONGEST + "  1\n".len());
+    }
+}
