@@ -9,7 +9,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
-use tokio::sync::{Notify, Semaphore, watch};
+use tokio::sync::{Notify, watch};
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::WatchStream;
 use tracing::error;
@@ -19,8 +19,6 @@ use super::routes::{WebState, api_problem};
 use crate::history::History;
 use crate::model::{Monotonic, Snapshot};
 
-/// Of each of the two streams. Every one is a connection, and those are counted too.
-const LISTENERS: usize = 32;
 /// Snapshots come more often, and no eye follows. A little less than a second, or every other one would be late.
 const PACE: Duration = Duration::from_millis(900);
 /// After which a client that lost its connection comes again.
@@ -39,10 +37,11 @@ struct Shared {
     came: Notify,
 }
 
-/// The last event alone is kept: who reads slowly misses some, and none pile up.
+/// The last event alone is kept: who reads slowly misses some, and none pile up. How many listen is bounded by the
+/// connections, among which a crowd costs its own.
+#[derive(Default)]
 struct Feed {
     events: watch::Sender<Frame>,
-    places: Arc<Semaphore>,
 }
 
 #[derive(Clone, Default)]
@@ -67,32 +66,18 @@ impl Live {
     }
 
     fn listen(&self, feed: &Feed) -> Response {
-        let Ok(place) = Arc::clone(&feed.places).try_acquire_owned() else {
-            let detail =
-                format!("{LISTENERS} clients listen already; close one of them, or ask /api/v1/node now and then");
-            return api_problem(StatusCode::SERVICE_UNAVAILABLE, &detail);
-        };
         let events = feed.events.subscribe();
         if matches!(*events.borrow(), Frame::End) {
             return api_problem(StatusCode::SERVICE_UNAVAILABLE, "podmeter is ending");
         }
-        let events = WatchStream::from_changes(events).take_while(|frame| !matches!(frame, Frame::End)).filter_map(
-            move |frame| {
-                let _held = &place;
-                if let Frame::Event(bytes) = frame { Some(bytes) } else { None }
-            },
-        );
+        let events = WatchStream::from_changes(events)
+            .take_while(|frame| !matches!(frame, Frame::End))
+            .filter_map(|frame| if let Frame::Event(bytes) = frame { Some(bytes) } else { None });
         let body = tokio_stream::once(Bytes::from_static(RETRY)).chain(events).map(Ok::<_, Infallible>);
         self.0.came.notify_one();
         // The last is for proxies that would collect the events.
         let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store")];
         (headers, [("x-accel-buffering", "no")], Body::from_stream(body)).into_response()
-    }
-}
-
-impl Default for Feed {
-    fn default() -> Self {
-        Self { events: watch::Sender::default(), places: Arc::new(Semaphore::new(LISTENERS)) }
     }
 }
 
