@@ -4,28 +4,25 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement prints what it found")]
 #![allow(clippy::disallowed_methods, reason = "a measurement reads the clock")]
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+#[path = "../tests/support/full_node.rs"]
+mod full_node;
+
+use std::collections::{BTreeSet, VecDeque};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use podmeter::attribution::{
-    DeviceProcess, DeviceProcesses, HoldingKey, Join, Ledger, Observation, ProcessOwner, Slots, Statement, join,
-};
-use podmeter::hardware::simulated::{Profile, SimulatedDriver};
+use full_node::{GPUS, Node, PROCESSES_EACH, SLOTS};
+use podmeter::attribution::{Slots, join};
 use podmeter::metrics;
 use podmeter::model::{
-    Allocatable, Attribution, Container, ContainerRef, CpuSet, DeviceId, DeviceReadings, Fast, GpuUuid, HardwareState,
-    HeldDevice, Holding, Inventory, Medium, MemoryUse, Moment, Monotonic, Owner, Pod, PodDirectory, PodRef, Process,
-    Relation, Sharing, Snapshot, Stamped, Totals, UnixSeconds,
+    Allocatable, Container, ContainerRef, CpuSet, DeviceId, HardwareState, HeldDevice, Monotonic, Pod, PodDirectory,
+    PodRef, Relation, Snapshot,
 };
 use podmeter::processes::Resolver;
 use podmeter::simulation::node::resources;
 use podmeter::simulation::proc_tree::{Inside, ProcTree};
 
-const GPUS: usize = 8;
-const SLOTS: usize = 32;
-const PROCESSES_EACH: usize = 2;
 const REFRESHES: u64 = 2000;
 /// One pod ends and one begins every six seconds, for a week: 100,800 pods.
 const WEEK_SECONDS: u64 = 7 * 86_400;
@@ -45,120 +42,8 @@ fn main() {
     week();
 }
 
-struct Node {
-    gpus: Vec<GpuUuid>,
-    ledger: Ledger,
-    join: Join,
-    readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
-    processes: BTreeMap<GpuUuid, DeviceProcesses>,
-    inventory: Inventory,
-}
-
-impl Node {
-    fn new() -> Self {
-        let inventory = SimulatedDriver::new(Profile::H100TimeSliced, 1).controls().inventory();
-        Self {
-            gpus: inventory.gpus.keys().cloned().collect(),
-            ledger: Ledger::new(Duration::from_secs(300), Duration::from_secs(5)),
-            join: Join::default(),
-            readings: BTreeMap::new(),
-            processes: BTreeMap::new(),
-            inventory,
-        }
-    }
-
-    fn hold(&mut self, gpu: usize, slot: usize, pod: &str) -> HoldingKey {
-        let key =
-            HoldingKey { container: ContainerRef::new("team", pod, "main"), gpu: self.gpus[gpu].clone(), mig: None };
-        let holding = Holding {
-            resource: Some("nvidia.com/gpu".into()),
-            device_ids: vec![format!("{}::{slot}", self.gpus[gpu]).as_str().into()],
-            sharing: Sharing::TimeSlicing,
-            attribution: Some(Attribution::EqualShare),
-            share: Some(1.0 / SLOTS as f64),
-            weight: 1.0,
-        };
-        self.join.holdings.insert(key.clone(), holding);
-        key
-    }
-
-    fn read(&mut self, second: u64) {
-        let at = Monotonic::from_secs(second);
-        for gpu in 0..GPUS {
-            let memory = MemoryUse { used: 64 << 30, free: 0, reserved: None, total: 80 << 30 };
-            let readings = DeviceReadings {
-                totals: Totals {
-                    through: at,
-                    busy_seconds: Some(second as f64 * 0.9),
-                    energy_joules: Some(second as f64 * 500.0),
-                    ..Totals::default()
-                },
-                fast: Some(Stamped { at, value: Fast { utilization_ratio: Some(0.9), power_watts: Some(500.0) } }),
-                medium: Some(Stamped { at, value: Medium { memory: Some(memory), ..Medium::default() } }),
-                ..DeviceReadings::default()
-            };
-            self.readings.insert(self.gpus[gpu].clone(), Arc::new(readings));
-        }
-    }
-
-    /// The processes looked at work on the first GPU.
-    fn work(&mut self, owners: &BTreeMap<u32, Process>, second: u64) {
-        let process = |(pid, process): (&u32, &Process)| DeviceProcess {
-            pid: *pid,
-            start_ticks: process.key.map_or(0, |key| key.start_ticks),
-            owner: match &process.owner {
-                Owner::Container(container) => ProcessOwner::Container(container.clone()),
-                _ => ProcessOwner::Unknown,
-            },
-            running: true,
-            memory_bytes: Some(1 << 28),
-            gpu_instance: None,
-            compute_instance: None,
-            sm_seconds: second as f64 * 0.01,
-        };
-        let processes = DeviceProcesses { has_sm_seconds: true, processes: owners.iter().map(process).collect() };
-        self.processes = [(self.gpus[0].clone(), processes)].into();
-    }
-
-    fn run(&mut self, second: u64) {
-        let mut by_gpu: BTreeMap<GpuUuid, Vec<DeviceProcess>> = BTreeMap::new();
-        for (number, key) in self.join.holdings.keys().enumerate() {
-            let processes = by_gpu.entry(key.gpu.clone()).or_default();
-            processes.extend((0..PROCESSES_EACH).map(|one| DeviceProcess {
-                pid: (number * PROCESSES_EACH + one) as u32,
-                start_ticks: 1,
-                owner: ProcessOwner::Container(key.container.clone()),
-                running: true,
-                memory_bytes: Some(1 << 28),
-                gpu_instance: None,
-                compute_instance: None,
-                sm_seconds: second as f64 * 0.01 * (1 + one) as f64,
-            }));
-        }
-        let with = |processes| DeviceProcesses { has_sm_seconds: true, processes };
-        self.processes = by_gpu.into_iter().map(|(gpu, processes)| (gpu, with(processes))).collect();
-    }
-
-    fn advance(&mut self, second: u64, scrapes: u64) -> Statement {
-        let unix = UnixSeconds(1.7e9 + second as f64);
-        self.ledger.advance(&Observation {
-            now: Moment { monotonic: Monotonic::from_secs(second), unix },
-            join: &self.join,
-            inventory: &self.inventory,
-            readings: &self.readings,
-            processes: &self.processes,
-            scrapes,
-        })
-    }
-}
-
 fn refresh() {
-    let mut node = Node::new();
-    for gpu in 0..GPUS {
-        for slot in 0..SLOTS {
-            node.hold(gpu, slot, &format!("pod-{gpu}-{slot}"));
-        }
-    }
+    let mut node = Node::full();
     let mut times: Vec<Duration> = (0..REFRESHES)
         .map(|second| {
             node.read(second);

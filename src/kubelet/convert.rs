@@ -1,5 +1,6 @@
 //! Wire types to words. Any grouping of devices is accepted; each device comes out once, sorted.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::model::{
@@ -13,10 +14,10 @@ pub fn relation(answer: v1::ListPodResourcesResponse) -> Relation {
     let mut pods: BTreeMap<PodRef, Pod> = BTreeMap::new();
     for pod in answer.pod_resources {
         let converted = convert_pod(pod);
-        match pods.get_mut(&converted.reference) {
-            Some(known) => known.containers.extend(converted.containers),
-            None => {
-                pods.insert(converted.reference.clone(), converted);
+        match pods.entry(converted.reference.clone()) {
+            Entry::Occupied(known) => known.into_mut().containers.extend(converted.containers),
+            Entry::Vacant(place) => {
+                place.insert(converted);
             }
         }
     }

@@ -5,7 +5,7 @@
 
 mod budget;
 mod client;
-pub(crate) mod convert;
+pub mod convert;
 pub mod pods;
 mod trigger;
 mod watch;

@@ -92,7 +92,10 @@ fn counts(snapshot: &Snapshot) -> Family {
 }
 
 pub(super) fn of_device(gpu: &Gpu) -> Vec<(&'static str, Label)> {
-    vec![("gpu_uuid", gpu.uuid.to_shared().into()), ("gpu", gpu.index.into())]
+    // With room for what callers add.
+    let mut labels = Vec::with_capacity(4);
+    labels.extend([("gpu_uuid", gpu.uuid.to_shared().into()), ("gpu", gpu.index.into())]);
+    labels
 }
 
 /// One series per GPU that has the value.

@@ -15,6 +15,10 @@ use prost::Message as _;
 use super::{Family, Kind, Sample, Value};
 use crate::model::UnixSeconds;
 
+/// About what a sample, and what HELP and TYPE of a family take on a page: room made once is not made again.
+const SAMPLE_BYTES: usize = 128;
+const FAMILY_BYTES: usize = 256;
+
 /// Text 0.0.4: a counter's metadata carries the name with `_total`, and there is no end mark.
 pub fn text(families: Vec<Family>) -> Result<String, fmt::Error> {
     library_text(Arc::new(families), Dialect::Text)
@@ -65,7 +69,8 @@ pub fn protobuf(families: Vec<Family>) -> Result<Vec<u8>, fmt::Error> {
 }
 
 fn library_text(families: Arc<Vec<Family>>, dialect: Dialect) -> Result<String, fmt::Error> {
-    let mut page = String::new();
+    let room = families.iter().map(|family| FAMILY_BYTES + family.samples.len() * SAMPLE_BYTES).sum();
+    let mut page = String::with_capacity(room);
     prometheus_client::encoding::text::encode_registry(&mut page, &registry(families, dialect))?;
     Ok(page)
 }
@@ -110,15 +115,22 @@ struct Page {
 
 impl Collector for Page {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
+        let mut labels = Vec::new();
         for family in self.families.iter() {
-            self.encode_family(family, &mut encoder)?;
+            self.encode_family(family, &mut labels, &mut encoder)?;
         }
         Ok(())
     }
 }
 
 impl Page {
-    fn encode_family(&self, family: &Family, encoder: &mut DescriptorEncoder) -> fmt::Result {
+    /// `labels` has room that is used again for each sample.
+    fn encode_family<'page>(
+        &self,
+        family: &'page Family,
+        labels: &mut Vec<(&'page str, &'page str)>,
+        encoder: &mut DescriptorEncoder,
+    ) -> fmt::Result {
         let descriptor = family.descriptor;
         let as_counter = descriptor.kind == Kind::Counter && self.dialect != Dialect::Text;
         // The library appends `_total` to what it is told is a counter. Text 0.0.4 wants the name as it is, with or
@@ -132,11 +144,12 @@ impl Page {
         let help = self.escaped_help(descriptor.help);
         let mut metric = encoder.encode_descriptor(name, &help, None, kind)?;
         for sample in &family.samples {
-            let labels: Vec<(&str, &str)> = sample.labels.iter().map(|(name, label)| (*name, label.as_str())).collect();
+            labels.clear();
+            labels.extend(sample.labels.iter().map(|(name, label)| (*name, label.as_str())));
             if labels.is_empty() {
                 encode_value(&mut metric, &sample.value, as_counter)?;
             } else {
-                encode_value(&mut metric.encode_family(&labels)?, &sample.value, as_counter)?;
+                encode_value(&mut metric.encode_family(&labels.as_slice())?, &sample.value, as_counter)?;
             }
         }
         Ok(())

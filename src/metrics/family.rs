@@ -133,8 +133,11 @@ pub(super) fn ordered(mut families: Vec<Family>) -> Vec<Family> {
     families.retain(|family| !family.samples.is_empty());
     families.sort_by_key(|family| family.descriptor.name);
     for family in &mut families {
-        family.samples.sort_by(|one, other| one.labels.cmp(&other.labels));
-        family.samples.dedup_by(|later, earlier| later.labels == earlier.labels);
+        // Most come from maps in the order of their labels, and each once.
+        if !family.samples.is_sorted_by(|one, other| one.labels < other.labels) {
+            family.samples.sort_by(|one, other| one.labels.cmp(&other.labels));
+            family.samples.dedup_by(|later, earlier| later.labels == earlier.labels);
+        }
     }
     families
 }
@@ -195,7 +198,13 @@ impl From<String> for Label {
 
 impl From<u32> for Label {
     fn from(number: u32) -> Self {
-        Self::Shared(number.to_string().into())
+        // Nearly every sample has the index of a GPU.
+        const SMALL: [&str; 16] =
+            ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15"];
+        match SMALL.get(number as usize) {
+            Some(text) => Self::Static(text),
+            None => Self::Shared(number.to_string().into()),
+        }
     }
 }
 

@@ -375,11 +375,14 @@ fn of_pod(namespace: &std::sync::Arc<str>, pod: &std::sync::Arc<str>) -> Vec<(&'
 }
 
 pub(super) fn of_container(container: &ContainerRef) -> Vec<(&'static str, Label)> {
-    vec![
+    // With room for what callers add.
+    let mut labels = Vec::with_capacity(8);
+    labels.extend([
         ("namespace", (&container.namespace).into()),
         ("pod", (&container.pod).into()),
         ("container", (&container.container).into()),
-    ]
+    ]);
+    labels
 }
 
 #[cfg(test)]

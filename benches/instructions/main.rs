@@ -1,0 +1,84 @@
+//! The hot paths, for callgrind to count: `scripts/instructions` runs one of them at a time and holds what it took against
+//! `budgets.tsv`.
+//!
+//! `instructions list` names them; `instructions NAME ROUNDS` prepares one, does it a few times so that tables and pools
+//! are full, and then ROUNDS times inside `measured`, the one function in which anything is counted.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
+
+mod allocation;
+#[path = "../../tests/support/full_node.rs"]
+mod full_node;
+#[path = "../../tests/support/links.rs"]
+mod links;
+mod node;
+mod pages;
+mod parsers;
+mod refresh;
+
+use std::hint::black_box;
+use std::process::ExitCode;
+
+/// What the first rounds find cold is not what is paid every second.
+const WARM_UP: u64 = 3;
+
+/// A path's name, and what does so many rounds of it.
+type Path = (&'static str, fn(u64));
+
+const PATHS: [Path; 21] = [
+    ("page/text", pages::text),
+    ("page/openmetrics", pages::open_metrics),
+    ("page/protobuf", pages::protobuf),
+    ("page/gzip", pages::gzip),
+    ("page/scrape", pages::scrape),
+    ("list/38-pods", refresh::list_of_38),
+    ("list/1000-pods", refresh::list_of_1000),
+    ("list/recorded", refresh::recorded_lists),
+    ("second/readings", refresh::readings),
+    ("second/owners", refresh::owners_of_512),
+    ("second/processes", refresh::processes_by_device),
+    ("second/ledger", refresh::ledger),
+    ("second/health", refresh::health),
+    ("second/history", refresh::history),
+    ("allocate/slot", allocation::allocate),
+    ("allocate/prefer-slots", allocation::prefer_slots),
+    ("allocate/prefer-nvswitch", allocation::prefer_nvswitch),
+    ("allocate/prefer-mesh", allocation::prefer_mesh),
+    ("parse/device-ids", parsers::device_ids),
+    ("parse/cgroups", parsers::cgroups),
+    ("parse/kernel-lines", parsers::kernel_lines),
+];
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let path = |name: &str| PATHS.iter().find(|(known, _)| *known == name);
+    match words[..] {
+        ["list"] => PATHS.iter().for_each(|(name, _)| println!("{name}")),
+        [name, rounds] if path(name).is_some() => path(name).unwrap().1(rounds.parse().expect("a number of rounds")),
+        // `cargo bench` and `cargo test --benches` come by: there is no callgrind here that counts.
+        [] | ["--bench"] => println!("scripts/instructions counts these paths"),
+        _ => {
+            println!("instructions list | NAME ROUNDS");
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// The counting begins when this is entered and ends when it is left. Nothing else may call it.
+#[inline(never)]
+fn measured(work: &mut dyn FnMut()) {
+    work();
+    // Without something to do after it, the call would be a jump, and this function never be left.
+    black_box(());
+}
+
+/// `work` is counted, with the freeing of what it returns; making its input from the number of the round is not.
+fn rounds<I, O>(count: u64, mut input: impl FnMut(u64) -> I, mut work: impl FnMut(I) -> O) {
+    for round in 0..WARM_UP + count {
+        let mut input = Some(input(round));
+        let mut once = || drop(black_box(work(input.take().unwrap())));
+        if round < WARM_UP { once() } else { measured(&mut once) }
+    }
+}

@@ -1,0 +1,141 @@
+//! A node of eight GPUs, each shared by thirty-two slots, and what the ledger is told of it second by second.
+//!
+//! Include it with `#[path = "support/full_node.rs"] mod full_node;`.
+
+#![allow(dead_code, reason = "each file uses its part")]
+#![allow(clippy::new_without_default, reason = "nobody asks for a default node")]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use podmeter::attribution::{
+    DeviceProcess, DeviceProcesses, HoldingKey, Join, Ledger, Observation, ProcessOwner, Statement,
+};
+use podmeter::hardware::simulated::{Profile, SimulatedDriver};
+use podmeter::model::{
+    Attribution, ContainerRef, DeviceReadings, Fast, GpuUuid, Holding, Inventory, Medium, MemoryUse, Moment, Monotonic,
+    Owner, Process, Sharing, Stamped, Totals, UnixSeconds,
+};
+
+pub const GPUS: usize = 8;
+pub const SLOTS: usize = 32;
+pub const PROCESSES_EACH: usize = 2;
+
+pub struct Node {
+    pub gpus: Vec<GpuUuid>,
+    pub ledger: Ledger,
+    pub join: Join,
+    pub readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
+    pub processes: BTreeMap<GpuUuid, DeviceProcesses>,
+    pub inventory: Inventory,
+}
+
+impl Node {
+    pub fn new() -> Self {
+        let inventory = SimulatedDriver::new(Profile::H100TimeSliced, 1).controls().inventory();
+        Self {
+            gpus: inventory.gpus.keys().cloned().collect(),
+            ledger: Ledger::new(Duration::from_secs(300), Duration::from_secs(5)),
+            join: Join::default(),
+            readings: BTreeMap::new(),
+            processes: BTreeMap::new(),
+            inventory,
+        }
+    }
+
+    /// Every slot is held.
+    pub fn full() -> Self {
+        let mut node = Self::new();
+        for gpu in 0..GPUS {
+            for slot in 0..SLOTS {
+                node.hold(gpu, slot, &format!("pod-{gpu}-{slot}"));
+            }
+        }
+        node
+    }
+
+    pub fn hold(&mut self, gpu: usize, slot: usize, pod: &str) -> HoldingKey {
+        let key =
+            HoldingKey { container: ContainerRef::new("team", pod, "main"), gpu: self.gpus[gpu].clone(), mig: None };
+        let holding = Holding {
+            resource: Some("nvidia.com/gpu".into()),
+            device_ids: vec![format!("{}::{slot}", self.gpus[gpu]).as_str().into()],
+            sharing: Sharing::TimeSlicing,
+            attribution: Some(Attribution::EqualShare),
+            share: Some(1.0 / SLOTS as f64),
+            weight: 1.0,
+        };
+        self.join.holdings.insert(key.clone(), holding);
+        key
+    }
+
+    pub fn read(&mut self, second: u64) {
+        let at = Monotonic::from_secs(second);
+        for gpu in 0..GPUS {
+            let memory = MemoryUse { used: 64 << 30, free: 0, reserved: None, total: 80 << 30 };
+            let readings = DeviceReadings {
+                totals: Totals {
+                    through: at,
+                    busy_seconds: Some(second as f64 * 0.9),
+                    energy_joules: Some(second as f64 * 500.0),
+                    ..Totals::default()
+                },
+                fast: Some(Stamped { at, value: Fast { utilization_ratio: Some(0.9), power_watts: Some(500.0) } }),
+                medium: Some(Stamped { at, value: Medium { memory: Some(memory), ..Medium::default() } }),
+                ..DeviceReadings::default()
+            };
+            self.readings.insert(self.gpus[gpu].clone(), Arc::new(readings));
+        }
+    }
+
+    /// The processes looked at work on the first GPU.
+    pub fn work(&mut self, owners: &BTreeMap<u32, Process>, second: u64) {
+        let process = |(pid, process): (&u32, &Process)| DeviceProcess {
+            pid: *pid,
+            start_ticks: process.key.map_or(0, |key| key.start_ticks),
+            owner: match &process.owner {
+                Owner::Container(container) => ProcessOwner::Container(container.clone()),
+                _ => ProcessOwner::Unknown,
+            },
+            running: true,
+            memory_bytes: Some(1 << 28),
+            gpu_instance: None,
+            compute_instance: None,
+            sm_seconds: second as f64 * 0.01,
+        };
+        let processes = DeviceProcesses { has_sm_seconds: true, processes: owners.iter().map(process).collect() };
+        self.processes = [(self.gpus[0].clone(), processes)].into();
+    }
+
+    pub fn run(&mut self, second: u64) {
+        let mut by_gpu: BTreeMap<GpuUuid, Vec<DeviceProcess>> = BTreeMap::new();
+        for (number, key) in self.join.holdings.keys().enumerate() {
+            let processes = by_gpu.entry(key.gpu.clone()).or_default();
+            processes.extend((0..PROCESSES_EACH).map(|one| DeviceProcess {
+                pid: (number * PROCESSES_EACH + one) as u32,
+                start_ticks: 1,
+                owner: ProcessOwner::Container(key.container.clone()),
+                running: true,
+                memory_bytes: Some(1 << 28),
+                gpu_instance: None,
+                compute_instance: None,
+                sm_seconds: second as f64 * 0.01 * (1 + one) as f64,
+            }));
+        }
+        let with = |processes| DeviceProcesses { has_sm_seconds: true, processes };
+        self.processes = by_gpu.into_iter().map(|(gpu, processes)| (gpu, with(processes))).collect();
+    }
+
+    pub fn advance(&mut self, second: u64, scrapes: u64) -> Statement {
+        let unix = UnixSeconds(1.7e9 + second as f64);
+        self.ledger.advance(&Observation {
+            now: Moment { monotonic: Monotonic::from_secs(second), unix },
+            join: &self.join,
+            inventory: &self.inventory,
+            readings: &self.readings,
+            processes: &self.processes,
+            scrapes,
+        })
+    }
+}
