@@ -125,6 +125,11 @@ class Process:
         fields = Path(f"/proc/{self.child.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def processor_nanoseconds(self):
+        """To the nanosecond, for a process whose threads stay."""
+        tasks = Path(f"/proc/{self.child.pid}/task").glob("*/schedstat")
+        return sum(int(task.read_text().split()[0]) for task in tasks)
+
     def memory(self):
         """Resident, and the part of it that is this process' own when shared pages are divided among their users."""
         lines = Path(f"/proc/{self.child.pid}/smaps_rollup").read_text().splitlines()[1:]
@@ -249,10 +254,10 @@ def panels():
             yield panel["title"] + (", graph" if is_graph else ""), panel["targets"]
 
 
-def grafana_query(expression, scrape_interval, range_seconds):
-    """With everything selected that a variable can select."""
+def grafana_query(expression, scrape_interval, step, range_seconds):
+    """With everything selected that a variable can select, and Grafana's own reckoning of the rate interval."""
     values = {
-        "$__rate_interval": milliseconds(4 * scrape_interval),
+        "$__rate_interval": milliseconds(max(step + scrape_interval, 4 * scrape_interval)),
         "$__range": milliseconds(range_seconds),
         "$job": ".+",
         "$cluster": ".*",
