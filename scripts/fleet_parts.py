@@ -41,6 +41,8 @@ class Row(NamedTuple):
 def run(main):
     """Ends every child, whatever ends the script."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    # Which a shell in the background has it ignore.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         main()
     except KeyboardInterrupt:
