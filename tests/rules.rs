@@ -25,6 +25,8 @@ struct File {
 
 #[derive(Deserialize)]
 struct Group {
+    name: String,
+    interval: Option<String>,
     rules: Vec<Rule>,
 }
 
@@ -74,10 +76,14 @@ fn path(relative: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(relative)
 }
 
-fn rules() -> Vec<Rule> {
+fn groups() -> Vec<Group> {
     let text = fs::read_to_string(path(RULES)).unwrap();
     let file: File = serde_saphyr::from_str(&text).unwrap();
-    file.groups.into_iter().flat_map(|group| group.rules).collect()
+    file.groups
+}
+
+fn rules() -> Vec<Rule> {
+    groups().into_iter().flat_map(|group| group.rules).collect()
 }
 
 fn tests() -> Vec<Test> {
@@ -212,6 +218,28 @@ fn every_alert_is_tested_to_fire_and_not_to_fire_and_every_record_has_a_value() 
             assert!(parts.len() == 3 && parts[1].starts_with("podmeter_"), "{name}: not level:metric:operations");
             assert!(!parts[1].ends_with("_total"), "{name}: what is summed or rated is no counter");
         }
+    }
+}
+
+/// At every evaluation each sample of a day is read anew: docs/scale.md has what that costs. Prometheus forgets what was
+/// last said after five minutes.
+#[test]
+fn what_reads_a_whole_day_of_many_series_is_evaluated_seldom() {
+    for group in groups() {
+        let of_a_day = |rule: &&Rule| rule.expr.replace("podmeter_build_info[1d]", "").contains("[1d]");
+        let found: Vec<&str> = group
+            .rules
+            .iter()
+            .filter(of_a_day)
+            .filter_map(|rule| rule.alert.as_deref().or(rule.record.as_deref()))
+            .collect();
+        assert_eq!(
+            group.interval.as_deref() == Some("3m"),
+            !found.is_empty(),
+            "group {}: every {:?}, {found:?}",
+            group.name,
+            group.interval
+        );
     }
 }
 

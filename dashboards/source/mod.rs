@@ -95,7 +95,7 @@ impl Dashboard {
             "version": 1,
             "editable": false,
             "graphTooltip": 1,
-            "refresh": "30s",
+            "refresh": "1m",
             "time": { "from": "now-6h", "to": "now" },
             "timezone": "browser",
             "links": [{
