@@ -28,8 +28,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("cargo::rustc-env=PODMETER_{name}_SHA256={digest}");
     }
 
-    println!("cargo::rerun-if-changed=.git/HEAD");
-    println!("cargo::rerun-if-changed=.git/refs/heads");
+    // Asked, because in a linked work tree `.git` is a file; a path that is not there would have every build begin anew.
+    for name in ["HEAD", "refs/heads"] {
+        let path = first_line("git", &["rev-parse", "--git-path", name]);
+        if std::fs::exists(&path)? {
+            println!("cargo::rerun-if-changed={path}");
+        }
+    }
     // An image build has no git: whoever starts it may say what it builds.
     println!("cargo::rerun-if-env-changed=PODMETER_REVISION");
     let told = std::env::var("PODMETER_REVISION").ok().filter(|revision| !revision.is_empty());

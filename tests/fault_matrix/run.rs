@@ -13,6 +13,10 @@ use crate::row::{Area, GoesOn, Log, Row, Text};
 const SEEN: Duration = Duration::from_secs(40);
 const GOES_ON: Duration = Duration::from_secs(10);
 const WHOLE: Duration = Duration::from_secs(60);
+/// A hung List is given up after five seconds and asked again a second later, a hung driver call never: who waited for
+/// one in each turn would take half a minute or for ever. A turn takes a third of a second, which is `holdDown`.
+const TURNS: usize = 12;
+const PROMPT: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Every row of the area, on one node as long as each leaves it whole; another after one that did not.
@@ -168,6 +172,11 @@ fn goes(what: GoesOn, rig: &mut Rig) -> Result<(), String> {
         }
         GoesOn::Admits => rig.admits(),
         GoesOn::Pod => is(rig.devices_of_the_pod() == 1, "the pod has lost its GPU".into()),
+        GoesOn::Promptly => {
+            let began = Instant::now();
+            (0..TURNS).for_each(|_| rig.turns_a_device_and_allocates());
+            is(began.elapsed() < PROMPT, format!("{TURNS} turns took {:?}", began.elapsed()))
+        }
     }
 }
 

@@ -3,11 +3,10 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use crate::rig::Rig;
-use crate::row::{Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
+use crate::row::{ALL, Area, Is, Log, Metric, Row, Seen, Text};
 
 const OPEN_FILES: Metric = Metric("process_open_fds", &[], Is::Rises);
 const SERVED: Metric = Metric("podmeter_scrape_duration_seconds_count", &[], Is::Rises);
-const ALL: &[GoesOn] = &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(8), GoesOn::Admits];
 
 pub const AREA: Area = Area {
     name: "A network client",

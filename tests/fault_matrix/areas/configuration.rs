@@ -1,11 +1,10 @@
 use crate::rig::{CONFIG, Rig};
-use crate::row::{Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
+use crate::row::{ALL, Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
 
 const NOT_READ: Metric = Metric("podmeter_config_last_reload_successful", &[], Is::Value(0.0));
 const OLD_STAYS: &str = "configuration not re-read: the old one stays in force";
 const WEB_OLD_STAYS: &str = "web configuration not re-read: the old one stays in force";
 const ON_NODE: Option<Text> = Some(Text("/api/v1/node", "\"config_reload\":{\"successful\":false"));
-const ALL: &[GoesOn] = &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(8), GoesOn::Admits];
 const GOOD_WEB: &str = "http_server_config: {headers: {X-Frame-Options: sameorigin}}\n";
 
 pub const AREA: Area = Area {

@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::driver::reload;
 use crate::rig::Rig;
-use crate::row::{Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
+use crate::row::{ALL, Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
 
 const SICK: &[&str] = &["gpu=\"3\""];
 const UNHEALTHY: Metric = Metric("podmeter_device_healthy", SICK, Is::Value(0.0));
@@ -12,7 +12,16 @@ const SEVEN_DEVICES: &[GoesOn] =
     &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(7), GoesOn::Admits, GoesOn::Pod];
 const SEVEN_OF_ALL: &[GoesOn] =
     &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(7), GoesOn::Devices(7), GoesOn::Admits, GoesOn::Pod];
-const ALL: &[GoesOn] = &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(8), GoesOn::Admits];
+
+const HUNG: &[GoesOn] = &[
+    GoesOn::Pages,
+    GoesOn::Promptly,
+    GoesOn::Holder,
+    GoesOn::Readings(7),
+    GoesOn::Devices(7),
+    GoesOn::Admits,
+    GoesOn::Pod,
+];
 
 pub const AREA: Area = Area {
     name: "A device",
@@ -205,7 +214,7 @@ pub const AREA: Area = Area {
                 log: Log::Says("a driver call on this GPU has not come back"),
                 page: Some(Text("/", "a driver call on it does not come back")),
             },
-            goes_on: SEVEN_OF_ALL,
+            goes_on: HUNG,
             undone: "the call comes back",
             undo: Some(|rig| rig.gpu(3, |gpu| gpu["hang"] = json!([]))),
             within: 15,
