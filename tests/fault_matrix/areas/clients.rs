@@ -80,7 +80,7 @@ pub const AREA: Area = Area {
             goes_on: ALL,
             undone: "nothing: its connection is closed",
             undo: None,
-            within: 5,
+            within: 10,
         },
         Row {
             id: "client-nonsense",
@@ -95,7 +95,7 @@ pub const AREA: Area = Area {
             goes_on: ALL,
             undone: "nothing: its connection is closed",
             undo: None,
-            within: 5,
+            within: 10,
         },
         Row {
             id: "client-gives-orders",
@@ -116,7 +116,7 @@ pub const AREA: Area = Area {
             goes_on: ALL,
             undone: "nothing: the open port takes no orders",
             undo: None,
-            within: 5,
+            within: 10,
         },
         Row {
             id: "client-pipelines",
@@ -138,7 +138,7 @@ pub const AREA: Area = Area {
             goes_on: ALL,
             undone: "nothing",
             undo: None,
-            within: 5,
+            within: 10,
         },
     ],
 };

@@ -19,7 +19,7 @@ pub const AREA: Area = Area {
             goes_on: ALL,
             undone: "a good file and SIGHUP",
             undo: Some(|rig| rig.reload(CONFIG)),
-            within: 5,
+            within: 10,
         },
         Row {
             id: "config-file-gone",
@@ -32,7 +32,7 @@ pub const AREA: Area = Area {
             goes_on: ALL,
             undone: "the file is back, and SIGHUP",
             undo: Some(|rig| rig.reload(CONFIG)),
-            within: 5,
+            within: 10,
         },
         Row {
             id: "config-bad-resource",
@@ -42,7 +42,7 @@ pub const AREA: Area = Area {
             goes_on: ALL,
             undone: "a good file and SIGHUP",
             undo: Some(|rig| rig.reload(CONFIG)),
-            within: 5,
+            within: 10,
         },
         Row {
             id: "config-takes-a-restart",
@@ -56,7 +56,7 @@ pub const AREA: Area = Area {
             goes_on: ALL,
             undone: "the key is as before, and SIGHUP",
             undo: Some(|rig| rig.reload(CONFIG)),
-            within: 5,
+            within: 10,
         },
         Row {
             id: "web-config-bad",
@@ -66,7 +66,7 @@ pub const AREA: Area = Area {
             goes_on: ALL,
             undone: "a good file",
             undo: Some(|rig| rig.write("web-config.yaml", GOOD_WEB)),
-            within: 5,
+            within: 10,
         },
         Row {
             id: "web-config-no-certificate",
@@ -76,7 +76,7 @@ pub const AREA: Area = Area {
             goes_on: ALL,
             undone: "a good file",
             undo: Some(|rig| rig.write("web-config.yaml", GOOD_WEB)),
-            within: 5,
+            within: 10,
         },
         Row {
             id: "config-misspelt-at-start",

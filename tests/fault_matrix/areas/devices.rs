@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::driver::reload;
-use crate::rig::Rig;
+use crate::rig::{Rig, until};
 use crate::row::{ALL, Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
 
 const SICK: &[&str] = &["gpu=\"3\""];
@@ -85,9 +85,14 @@ pub const AREA: Area = Area {
             id: "gpu-xid-119",
             happens: "The driver reports XID 119 and asks for a reset of the GPU",
             how: |rig| {
+                rig.gpu(3, |gpu| gpu["events"] = json!([{"sequence": 2, "xid": 119}]));
+                // Seen the other way round, the recovery action is the turn that the log tells.
+                let counted =
+                    |rig: &Rig| rig.metrics().value("podmeter_xid_errors_total", &[SICK[0], "class=\"gpu_reset\""]);
+                until("the XID is counted", || counted(rig) > Some(0.0));
                 rig.gpu(3, |gpu| {
                     gpu["recovery_action"] = json!(1);
-                    gpu["events"] = json!([{"sequence": 2, "xid": 119}]);
+                    gpu["events"] = json!([{"sequence": 3, "kind": 0x8000}]);
                 });
             },
             seen: Seen {
@@ -104,7 +109,7 @@ pub const AREA: Area = Area {
             undo: Some(|rig| {
                 rig.gpu(3, |gpu| {
                     gpu["recovery_action"] = json!(0);
-                    gpu["events"] = json!([{"sequence": 3, "kind": 0x8000}]);
+                    gpu["events"] = json!([{"sequence": 4, "kind": 0x8000}]);
                 });
             }),
             within: 15,
@@ -112,7 +117,7 @@ pub const AREA: Area = Area {
         Row {
             id: "gpu-application-xid",
             happens: "A program makes an XID of its own doing, 31",
-            how: |rig| rig.gpu(3, |gpu| gpu["events"] = json!([{"sequence": 4, "xid": 31}])),
+            how: |rig| rig.gpu(3, |gpu| gpu["events"] = json!([{"sequence": 5, "xid": 31}])),
             seen: Seen {
                 metrics: &[
                     Metric("podmeter_xid_errors_total", &["gpu=\"3\"", "class=\"application\""], Is::Rises),
@@ -124,12 +129,12 @@ pub const AREA: Area = Area {
             goes_on: ALL,
             undone: "nothing: it is counted",
             undo: None,
-            within: 5,
+            within: 10,
         },
         Row {
             id: "gpu-xid-storm",
             happens: "The driver reports XID 45 a hundred thousand times",
-            how: |rig| rig.gpu(3, |gpu| gpu["events"] = json!([{"sequence": 5, "xid": 45, "count": 100_000}])),
+            how: |rig| rig.gpu(3, |gpu| gpu["events"] = json!([{"sequence": 6, "xid": 45, "count": 100_000}])),
             seen: Seen {
                 metrics: &[
                     Metric(
@@ -153,7 +158,7 @@ pub const AREA: Area = Area {
             how: |rig| {
                 rig.gpu(3, |gpu| {
                     gpu["recovery_action"] = json!(1);
-                    gpu["events"] = json!([{"sequence": 6, "kind": 0x8000}]);
+                    gpu["events"] = json!([{"sequence": 7, "kind": 0x8000}]);
                 });
             },
             seen: Seen {
@@ -173,7 +178,7 @@ pub const AREA: Area = Area {
             undo: Some(|rig| {
                 rig.gpu(3, |gpu| {
                     gpu["recovery_action"] = json!(0);
-                    gpu["events"] = json!([{"sequence": 7, "kind": 0x8000}]);
+                    gpu["events"] = json!([{"sequence": 8, "kind": 0x8000}]);
                 });
             }),
             within: 15,
@@ -181,7 +186,7 @@ pub const AREA: Area = Area {
         Row {
             id: "gpu-row-remap-failed",
             happens: "A memory row of a GPU cannot be replaced",
-            how: |rig| remap(rig, true, 8),
+            how: |rig| remap(rig, true, 9),
             seen: Seen {
                 metrics: &[
                     UNHEALTHY,
@@ -197,7 +202,7 @@ pub const AREA: Area = Area {
             },
             goes_on: SEVEN_DEVICES,
             undone: "the driver no longer says so, as of another board",
-            undo: Some(|rig| remap(rig, false, 9)),
+            undo: Some(|rig| remap(rig, false, 10)),
             within: 15,
         },
         Row {

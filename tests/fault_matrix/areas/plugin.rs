@@ -162,7 +162,7 @@ pub const AREA: Area = Area {
             goes_on: ALL,
             undone: "nothing: that pod fails, with the reason",
             undo: None,
-            within: 5,
+            within: 10,
         },
     ],
 };
