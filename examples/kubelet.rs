@@ -20,10 +20,14 @@ async fn main() -> anyhow::Result<()> {
     say("the kubelet serves")?;
     let is_offered = kubelet.node_status_becomes(|status| status.get(&resource).is_some_and(|is| is.allocatable > 0));
     ensure!(is_offered.await, "nobody offers {resource}");
-    admit(&kubelet, &resource, "asks").await?;
+    ensure!(admit(&kubelet, &resource, "asks").await?, "the first pod is refused");
     while let Some(order) = tokio::task::spawn_blocking(|| io::stdin().lines().next().transpose()).await?? {
         match order.split_whitespace().collect::<Vec<_>>()[..] {
-            ["admit", pod] => admit(&kubelet, &resource, pod).await?,
+            ["admit", pod] => {
+                if !admit(&kubelet, &resource, pod).await? {
+                    kubelet.force_delete_pod("default", pod);
+                }
+            }
             ["remove", pod] => ensure!(kubelet.force_delete_pod("default", pod), "there is no default/{pod}"),
             ["restart"] => {
                 kubelet.restart()?;
@@ -39,16 +43,18 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn admit(kubelet: &FakeKubelet, resource: &str, pod: &str) -> anyhow::Result<()> {
+async fn admit(kubelet: &FakeKubelet, resource: &str, pod: &str) -> anyhow::Result<bool> {
     let container = ContainerSpec::new("main").asks(resource, 1);
-    match kubelet.add_pod(PodSpec::new("default", pod).container(container)).await {
-        Admission::Rejected { reason, message } => bail!("default/{pod}: {reason}: {message}"),
-        Admission::Running => {}
+    if let Admission::Rejected { reason, message } =
+        kubelet.add_pod(PodSpec::new("default", pod).container(container)).await
+    {
+        say(&format!("default/{pod} is refused: {reason}: {message}"))?;
+        return Ok(false);
     }
     for (resource, device) in kubelet.devices_of("default", pod, "main") {
         say(&format!("default/{pod} holds {resource} {device}"))?;
     }
-    Ok(())
+    Ok(true)
 }
 
 fn say(line: &str) -> io::Result<()> {
