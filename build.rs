@@ -28,10 +28,18 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("cargo::rustc-env=PODMETER_{name}_SHA256={digest}");
     }
 
-    // A file that is not there would build everything anew each time: a worktree has these elsewhere, an archive not at all.
+    // Given to the linker by name, because nothing refers to it.
+    if std::env::var("CARGO_CFG_TARGET_ENV").is_ok_and(|environment| environment == "gnu") {
+        println!("cargo::rerun-if-changed=src/heaps.c");
+        for object in cc::Build::new().file("src/heaps.c").compile_intermediates() {
+            println!("cargo::rustc-link-arg-bins={}", object.display());
+        }
+    }
+
+    // Asked, because in a linked work tree `.git` is a file; a path that is not there would have every build begin anew.
     for name in ["HEAD", "refs/heads"] {
         let path = first_line("git", &["rev-parse", "--git-path", name]);
-        if std::path::Path::new(&path).exists() {
+        if std::fs::exists(&path)? {
             println!("cargo::rerun-if-changed={path}");
         }
     }

@@ -1,13 +1,15 @@
 //! The tests' simulated kubelet as a program of its own, for a podmeter that runs apart from it, such as one in its image.
 //!
 //! `kubelet ROOT RESOURCE` serves under ROOT. Once RESOURCE is offered, it admits the pod `default/asks`, whose container
-//! `main` asks for one, writes what became of it, and goes on until its standard input ends.
+//! `main` asks for one, writes what became of it, and goes on until its standard input ends. Each line there is an order,
+//! answered with lines of which the last is `done`: `admit POD` and `remove POD` (in `default`, with one RESOURCE),
+//! `restart`, `lose` (the plugin's list of devices), `hang` (`List` answers no more), `heal`.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
 
 use anyhow::{Context, bail, ensure};
-use podmeter::simulation::kubelet::{Admission, ContainerSpec, FakeKubelet, Options, PodSpec};
+use podmeter::simulation::kubelet::{Admission, ContainerSpec, FakeKubelet, Method, Options, PodSpec};
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
@@ -18,16 +20,41 @@ async fn main() -> anyhow::Result<()> {
     say("the kubelet serves")?;
     let is_offered = kubelet.node_status_becomes(|status| status.get(&resource).is_some_and(|is| is.allocatable > 0));
     ensure!(is_offered.await, "nobody offers {resource}");
-    let container = ContainerSpec::new("main").asks(&resource, 1);
-    match kubelet.add_pod(PodSpec::new("default", "asks").container(container)).await {
-        Admission::Rejected { reason, message } => bail!("default/asks: {reason}: {message}"),
-        Admission::Running => {}
+    ensure!(admit(&kubelet, &resource, "asks").await?, "the first pod is refused");
+    while let Some(order) = tokio::task::spawn_blocking(|| io::stdin().lines().next().transpose()).await?? {
+        match order.split_whitespace().collect::<Vec<_>>()[..] {
+            ["admit", pod] => {
+                if !admit(&kubelet, &resource, pod).await? {
+                    kubelet.force_delete_pod("default", pod);
+                }
+            }
+            ["remove", pod] => ensure!(kubelet.force_delete_pod("default", pod), "there is no default/{pod}"),
+            ["restart"] => {
+                kubelet.restart()?;
+                kubelet.ready().await;
+            }
+            ["lose"] => ensure!(kubelet.lose_stream(&resource), "nobody lists {resource}"),
+            ["hang"] => kubelet.hang(Method::List),
+            ["heal"] => kubelet.heal(),
+            _ => bail!("{order:?} is no order"),
+        }
+        say("done")?;
     }
-    for (resource, device) in kubelet.devices_of("default", "asks", "main") {
-        say(&format!("default/asks holds {resource} {device}"))?;
-    }
-    tokio::task::spawn_blocking(|| io::copy(&mut io::stdin(), &mut io::sink())).await??;
     Ok(())
+}
+
+async fn admit(kubelet: &FakeKubelet, resource: &str, pod: &str) -> anyhow::Result<bool> {
+    let container = ContainerSpec::new("main").asks(resource, 1);
+    if let Admission::Rejected { reason, message } =
+        kubelet.add_pod(PodSpec::new("default", pod).container(container)).await
+    {
+        say(&format!("default/{pod} is refused: {reason}: {message}"))?;
+        return Ok(false);
+    }
+    for (resource, device) in kubelet.devices_of("default", pod, "main") {
+        say(&format!("default/{pod} holds {resource} {device}"))?;
+    }
+    Ok(true)
 }
 
 fn say(line: &str) -> io::Result<()> {

@@ -6,11 +6,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use podmeter::wire::v1beta1::device_plugin_client::DevicePluginClient;
+use podmeter::wire::v1beta1::{AllocateRequest, ContainerAllocateRequest};
 use serde_json::{Value, json};
 
 use crate::agent::{self, Answer, Page, Running, binary, post};
 use crate::fake_nvml::FakeNvml;
-use crate::kubelet::{Admission, ContainerSpec, Count, Node, Options, PodSpec, node};
+use crate::kubelet::{Admission, ContainerSpec, Count, Node, Options, PodSpec, connect, node};
 
 pub const GPU: &str = "nvidia.com/gpu";
 pub const TRAINER: &[&str] = &["namespace=\"team\"", "pod=\"trainer\"", "container=\"main\""];
@@ -276,6 +278,33 @@ impl Rig {
         let label = format!("pod=\"{name}\"");
         until("the pod is on the page", || self.metrics().count("podmeter_container_allocation_info", &[&label]) == 1);
         self.kubelet.force_delete_pod("team", &name);
+    }
+
+    /// The page, a change in the kubelet's list of devices and back, and an Allocate.
+    pub fn turns_a_device_and_allocates(&self) {
+        assert_eq!(self.get("/metrics").map(|answer| answer.status), Some(200));
+        let listed = || self.kubelet.listed(GPU).unwrap_or_default();
+        let healthy = listed().into_iter().filter_map(|(id, is_healthy)| is_healthy.then_some(id));
+        let device = healthy.last().expect("a healthy device");
+        let (mark, unmark) = (json!({"device": device, "reason": "in turn"}), json!({ "device": device }));
+        for (order, body, is_healthy) in [("/mark", mark, false), ("/unmark", unmark, true)] {
+            let answer = self.order(order, &body.to_string());
+            assert_eq!(answer.status, 200, "{}", answer.body);
+            until("the kubelet is told of it", || listed().get(&device) == Some(&is_healthy));
+        }
+        let answered = wait_for(async {
+            let mut plugin = DevicePluginClient::new(connect(&self.own_socket()).await.unwrap());
+            let container_requests = vec![ContainerAllocateRequest { devices_ids: vec![device] }];
+            plugin.allocate(AllocateRequest { container_requests }).await
+        });
+        answered.expect("allocated");
+    }
+
+    /// Of the plugin, in the kubelet's directory.
+    pub fn own_socket(&self) -> PathBuf {
+        let entries = std::fs::read_dir(self.kubelet.device_plugin_directory()).unwrap();
+        let mut paths = entries.map(|entry| entry.unwrap().path());
+        paths.find(|path| path.file_name().unwrap().to_string_lossy().starts_with("podmeter-")).expect("a socket")
     }
 
     /// Devices of the pod that runs.

@@ -74,7 +74,12 @@ pub enum GoesOn {
     Admits,
     /// The pod that runs keeps its GPU.
     Pod,
+    /// Page, the kubelet's list of devices and Allocate, turn after turn, in less time than waiting in each for what hangs.
+    Promptly,
 }
+
+/// As if nothing were wrong.
+pub const ALL: &[GoesOn] = &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(8), GoesOn::Admits];
 
 impl Metric {
     pub fn holds(&self, page: &Page, before: &Page, now: f64) -> bool {
@@ -135,6 +140,7 @@ impl Display for GoesOn {
             Self::Devices(count) => write!(f, "{count} devices at the kubelet"),
             Self::Admits => write!(f, "a new pod gets a GPU"),
             Self::Pod => write!(f, "the pod keeps its GPU"),
+            Self::Promptly => write!(f, "pages, `ListAndWatch` and `Allocate` do not wait for it"),
         }
     }
 }

@@ -3,11 +3,10 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use crate::rig::Rig;
-use crate::row::{Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
+use crate::row::{ALL, Area, Is, Log, Metric, Row, Seen, Text};
 
 const OPEN_FILES: Metric = Metric("process_open_fds", &[], Is::Rises);
 const SERVED: Metric = Metric("podmeter_scrape_duration_seconds_count", &[], Is::Rises);
-const ALL: &[GoesOn] = &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(8), GoesOn::Admits];
 
 pub const AREA: Area = Area {
     name: "A network client",
@@ -81,7 +80,7 @@ pub const AREA: Area = Area {
             goes_on: ALL,
             undone: "nothing: its connection is closed",
             undo: None,
-            within: 5,
+            within: 10,
         },
         Row {
             id: "client-nonsense",
@@ -96,7 +95,7 @@ pub const AREA: Area = Area {
             goes_on: ALL,
             undone: "nothing: its connection is closed",
             undo: None,
-            within: 5,
+            within: 10,
         },
         Row {
             id: "client-gives-orders",
@@ -117,7 +116,7 @@ pub const AREA: Area = Area {
             goes_on: ALL,
             undone: "nothing: the open port takes no orders",
             undo: None,
-            within: 5,
+            within: 10,
         },
         Row {
             id: "client-pipelines",
@@ -139,7 +138,7 @@ pub const AREA: Area = Area {
             goes_on: ALL,
             undone: "nothing",
             undo: None,
-            within: 5,
+            within: 10,
         },
     ],
 };

@@ -1,14 +1,13 @@
 use std::time::Duration;
 
 use crate::rig::unix_now;
-use crate::row::{Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
+use crate::row::{ALL, Area, Is, Log, Metric, Row, Seen, Text};
 
 const DAY: i64 = 86_400;
 const STAMP: &str = "podmeter_collector_last_success_timestamp_seconds";
 const OF_KUBELET: &[&str] = &["collector=\"kubelet\""];
 /// Seconds are counted, not read off the wall clock.
 const NO_LEAP: Metric = Metric("podmeter_conservation_violations_total", &[], Is::Value(0.0));
-const ALL: &[GoesOn] = &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(8), GoesOn::Admits];
 const READY: Option<Text> = Some(Text("/-/ready", "200 OK"));
 
 pub const AREA: Area = Area {

@@ -1,11 +1,10 @@
 use crate::rig::{CONFIG, Rig};
-use crate::row::{Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
+use crate::row::{ALL, Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
 
 const NOT_READ: Metric = Metric("podmeter_config_last_reload_successful", &[], Is::Value(0.0));
 const OLD_STAYS: &str = "configuration not re-read: the old one stays in force";
 const WEB_OLD_STAYS: &str = "web configuration not re-read: the old one stays in force";
 const ON_NODE: Option<Text> = Some(Text("/api/v1/node", "\"config_reload\":{\"successful\":false"));
-const ALL: &[GoesOn] = &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(8), GoesOn::Admits];
 const GOOD_WEB: &str = "http_server_config: {headers: {X-Frame-Options: sameorigin}}\n";
 
 pub const AREA: Area = Area {
@@ -20,7 +19,7 @@ pub const AREA: Area = Area {
             goes_on: ALL,
             undone: "a good file and SIGHUP",
             undo: Some(|rig| rig.reload(CONFIG)),
-            within: 5,
+            within: 10,
         },
         Row {
             id: "config-file-gone",
@@ -33,7 +32,7 @@ pub const AREA: Area = Area {
             goes_on: ALL,
             undone: "the file is back, and SIGHUP",
             undo: Some(|rig| rig.reload(CONFIG)),
-            within: 5,
+            within: 10,
         },
         Row {
             id: "config-bad-resource",
@@ -43,7 +42,7 @@ pub const AREA: Area = Area {
             goes_on: ALL,
             undone: "a good file and SIGHUP",
             undo: Some(|rig| rig.reload(CONFIG)),
-            within: 5,
+            within: 10,
         },
         Row {
             id: "config-takes-a-restart",
@@ -57,7 +56,7 @@ pub const AREA: Area = Area {
             goes_on: ALL,
             undone: "the key is as before, and SIGHUP",
             undo: Some(|rig| rig.reload(CONFIG)),
-            within: 5,
+            within: 10,
         },
         Row {
             id: "web-config-bad",
@@ -67,7 +66,7 @@ pub const AREA: Area = Area {
             goes_on: ALL,
             undone: "a good file",
             undo: Some(|rig| rig.write("web-config.yaml", GOOD_WEB)),
-            within: 5,
+            within: 10,
         },
         Row {
             id: "web-config-no-certificate",
@@ -77,7 +76,7 @@ pub const AREA: Area = Area {
             goes_on: ALL,
             undone: "a good file",
             undo: Some(|rig| rig.write("web-config.yaml", GOOD_WEB)),
-            within: 5,
+            within: 10,
         },
         Row {
             id: "config-misspelt-at-start",

@@ -1,8 +1,8 @@
 use serde_json::json;
 
 use super::driver::reload;
-use crate::rig::Rig;
-use crate::row::{Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
+use crate::rig::{Rig, until};
+use crate::row::{ALL, Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
 
 const SICK: &[&str] = &["gpu=\"3\""];
 const UNHEALTHY: Metric = Metric("podmeter_device_healthy", SICK, Is::Value(0.0));
@@ -12,7 +12,16 @@ const SEVEN_DEVICES: &[GoesOn] =
     &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(7), GoesOn::Admits, GoesOn::Pod];
 const SEVEN_OF_ALL: &[GoesOn] =
     &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(7), GoesOn::Devices(7), GoesOn::Admits, GoesOn::Pod];
-const ALL: &[GoesOn] = &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(8), GoesOn::Admits];
+
+const HUNG: &[GoesOn] = &[
+    GoesOn::Pages,
+    GoesOn::Promptly,
+    GoesOn::Holder,
+    GoesOn::Readings(7),
+    GoesOn::Devices(7),
+    GoesOn::Admits,
+    GoesOn::Pod,
+];
 
 pub const AREA: Area = Area {
     name: "A device",
@@ -76,9 +85,14 @@ pub const AREA: Area = Area {
             id: "gpu-xid-119",
             happens: "The driver reports XID 119 and asks for a reset of the GPU",
             how: |rig| {
+                rig.gpu(3, |gpu| gpu["events"] = json!([{"sequence": 2, "xid": 119}]));
+                // Seen the other way round, the recovery action is the turn that the log tells.
+                let counted =
+                    |rig: &Rig| rig.metrics().value("podmeter_xid_errors_total", &[SICK[0], "class=\"gpu_reset\""]);
+                until("the XID is counted", || counted(rig) > Some(0.0));
                 rig.gpu(3, |gpu| {
                     gpu["recovery_action"] = json!(1);
-                    gpu["events"] = json!([{"sequence": 2, "xid": 119}]);
+                    gpu["events"] = json!([{"sequence": 3, "kind": 0x8000}]);
                 });
             },
             seen: Seen {
@@ -95,7 +109,7 @@ pub const AREA: Area = Area {
             undo: Some(|rig| {
                 rig.gpu(3, |gpu| {
                     gpu["recovery_action"] = json!(0);
-                    gpu["events"] = json!([{"sequence": 3, "kind": 0x8000}]);
+                    gpu["events"] = json!([{"sequence": 4, "kind": 0x8000}]);
                 });
             }),
             within: 15,
@@ -103,7 +117,7 @@ pub const AREA: Area = Area {
         Row {
             id: "gpu-application-xid",
             happens: "A program makes an XID of its own doing, 31",
-            how: |rig| rig.gpu(3, |gpu| gpu["events"] = json!([{"sequence": 4, "xid": 31}])),
+            how: |rig| rig.gpu(3, |gpu| gpu["events"] = json!([{"sequence": 5, "xid": 31}])),
             seen: Seen {
                 metrics: &[
                     Metric("podmeter_xid_errors_total", &["gpu=\"3\"", "class=\"application\""], Is::Rises),
@@ -115,12 +129,12 @@ pub const AREA: Area = Area {
             goes_on: ALL,
             undone: "nothing: it is counted",
             undo: None,
-            within: 5,
+            within: 10,
         },
         Row {
             id: "gpu-xid-storm",
             happens: "The driver reports XID 45 a hundred thousand times",
-            how: |rig| rig.gpu(3, |gpu| gpu["events"] = json!([{"sequence": 5, "xid": 45, "count": 100_000}])),
+            how: |rig| rig.gpu(3, |gpu| gpu["events"] = json!([{"sequence": 6, "xid": 45, "count": 100_000}])),
             seen: Seen {
                 metrics: &[
                     Metric(
@@ -144,7 +158,7 @@ pub const AREA: Area = Area {
             how: |rig| {
                 rig.gpu(3, |gpu| {
                     gpu["recovery_action"] = json!(1);
-                    gpu["events"] = json!([{"sequence": 6, "kind": 0x8000}]);
+                    gpu["events"] = json!([{"sequence": 7, "kind": 0x8000}]);
                 });
             },
             seen: Seen {
@@ -164,7 +178,7 @@ pub const AREA: Area = Area {
             undo: Some(|rig| {
                 rig.gpu(3, |gpu| {
                     gpu["recovery_action"] = json!(0);
-                    gpu["events"] = json!([{"sequence": 7, "kind": 0x8000}]);
+                    gpu["events"] = json!([{"sequence": 8, "kind": 0x8000}]);
                 });
             }),
             within: 15,
@@ -172,7 +186,7 @@ pub const AREA: Area = Area {
         Row {
             id: "gpu-row-remap-failed",
             happens: "A memory row of a GPU cannot be replaced",
-            how: |rig| remap(rig, true, 8),
+            how: |rig| remap(rig, true, 9),
             seen: Seen {
                 metrics: &[
                     UNHEALTHY,
@@ -188,7 +202,7 @@ pub const AREA: Area = Area {
             },
             goes_on: SEVEN_DEVICES,
             undone: "the driver no longer says so, as of another board",
-            undo: Some(|rig| remap(rig, false, 9)),
+            undo: Some(|rig| remap(rig, false, 10)),
             within: 15,
         },
         Row {
@@ -205,7 +219,7 @@ pub const AREA: Area = Area {
                 log: Log::Says("a driver call on this GPU has not come back"),
                 page: Some(Text("/", "a driver call on it does not come back")),
             },
-            goes_on: SEVEN_OF_ALL,
+            goes_on: HUNG,
             undone: "the call comes back",
             undo: Some(|rig| rig.gpu(3, |gpu| gpu["hang"] = json!([]))),
             within: 15,

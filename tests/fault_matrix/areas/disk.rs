@@ -5,10 +5,9 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 use crate::rig::Rig;
-use crate::row::{Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
+use crate::row::{ALL, Area, Is, Log, Metric, Row, Seen, Text};
 
 const NOT_WRITTEN: Metric = Metric("podmeter_journal_up", &[], Is::Value(0.0));
-const ALL: &[GoesOn] = &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(8), GoesOn::Admits];
 
 pub const AREA: Area = Area {
     name: "The disk",

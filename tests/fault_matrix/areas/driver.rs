@@ -1,11 +1,10 @@
 use serde_json::json;
 
 use crate::rig::Rig;
-use crate::row::{Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
+use crate::row::{ALL, Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
 
 const NO_READINGS: Metric = Metric("podmeter_device_power_watts", &[], Is::Absent);
 const IDENTITY: Metric = Metric("podmeter_device_info", &[], Is::Series(8));
-const ALL: &[GoesOn] = &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(8), GoesOn::Admits];
 
 pub const AREA: Area = Area {
     name: "The driver",

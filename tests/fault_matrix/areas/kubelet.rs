@@ -5,11 +5,11 @@ use tonic::Code;
 
 use crate::kubelet::Method;
 use crate::rig::Rig;
-use crate::row::{Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
+use crate::row::{ALL, Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
 
 const FAILS: Metric = Metric("podmeter_collector_success", &["collector=\"kubelet\""], Is::Value(0.0));
-const ALL_THE_REST: &[GoesOn] =
-    &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(8), GoesOn::Admits];
+const HUNG: &[GoesOn] =
+    &[GoesOn::Pages, GoesOn::Promptly, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(8), GoesOn::Admits];
 const WITHOUT_KUBELET: &[GoesOn] = &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8)];
 
 pub const AREA: Area = Area {
@@ -46,7 +46,7 @@ pub const AREA: Area = Area {
                 log: Log::Says("registered with the kubelet"),
                 page: Some(Text("/-/ready", "200 OK")),
             },
-            goes_on: ALL_THE_REST,
+            goes_on: ALL,
             undone: "nothing: it registers again by itself",
             undo: None,
             within: 10,
@@ -92,7 +92,7 @@ pub const AREA: Area = Area {
                 log: Log::Says("did not answer List within 5s: the kubelet hangs; retrying"),
                 page: Some(Text("/", "did not answer List within 5s")),
             },
-            goes_on: ALL_THE_REST,
+            goes_on: HUNG,
             undone: "it answers",
             undo: Some(|rig| rig.kubelet.heal()),
             within: 15,
@@ -109,7 +109,7 @@ pub const AREA: Area = Area {
                 log: Log::Says("List failed: Unknown, checkpoint is corrupt"),
                 page: Some(Text("/", "checkpoint is corrupt")),
             },
-            goes_on: ALL_THE_REST,
+            goes_on: ALL,
             undone: "it answers",
             undo: Some(|rig| rig.kubelet.heal()),
             within: 10,
@@ -130,7 +130,7 @@ pub const AREA: Area = Area {
                 log: Log::Says("another client of the socket asks too often; retrying later"),
                 page: Some(Text("/", "rate limit refused List")),
             },
-            goes_on: ALL_THE_REST,
+            goes_on: ALL,
             undone: "the other client stops",
             undo: Some(|rig| rig.kubelet.heal()),
             within: 10,
@@ -211,7 +211,7 @@ pub const AREA: Area = Area {
                 log: Log::Says("this kubelet is too old to say what is allocatable"),
                 page: Some(Text("/-/ready", "200 OK")),
             },
-            goes_on: ALL_THE_REST,
+            goes_on: ALL,
             undone: "a kubelet that knows it starts",
             undo: Some(|rig| {
                 rig.kubelet.heal();

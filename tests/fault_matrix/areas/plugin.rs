@@ -5,14 +5,13 @@ use podmeter::wire::v1beta1::{AllocateRequest, ContainerAllocateRequest};
 use tonic::Code;
 
 use crate::kubelet::{Method, connect};
-use crate::rig::{GPU, Rig, wait_for};
-use crate::row::{Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
+use crate::rig::{GPU, wait_for};
+use crate::row::{ALL, Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
 
 const UNREGISTERED: Metric = Metric("podmeter_plugin_registered", &["resource=\"nvidia.com/gpu\""], Is::Value(0.0));
 const REGISTERED_AGAIN: Metric =
     Metric("podmeter_plugin_registrations_total", &["resource=\"nvidia.com/gpu\""], Is::Rises);
 const EXPORTER: &[GoesOn] = &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Pod];
-const ALL: &[GoesOn] = &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(8), GoesOn::Admits];
 
 pub const AREA: Area = Area {
     name: "The device plugin",
@@ -21,7 +20,7 @@ pub const AREA: Area = Area {
         Row {
             id: "plugin-socket-removed",
             happens: "Somebody removes podmeter's socket from the kubelet's directory",
-            how: |rig| std::fs::remove_file(own_socket(rig)).unwrap(),
+            how: |rig| std::fs::remove_file(rig.own_socket()).unwrap(),
             seen: Seen {
                 metrics: &[REGISTERED_AGAIN],
                 log: Log::Says("not registered: our socket file was removed"),
@@ -146,7 +145,7 @@ pub const AREA: Area = Area {
             id: "plugin-unknown-device",
             happens: "The kubelet allocates a device that is not there",
             how: |rig| {
-                let socket = own_socket(rig);
+                let socket = rig.own_socket();
                 let refused = wait_for(async {
                     let mut plugin = DevicePluginClient::new(connect(&socket).await.unwrap());
                     let devices_ids = vec!["GPU-of-another-node".to_owned()];
@@ -163,13 +162,7 @@ pub const AREA: Area = Area {
             goes_on: ALL,
             undone: "nothing: that pod fails, with the reason",
             undo: None,
-            within: 5,
+            within: 10,
         },
     ],
 };
-
-fn own_socket(rig: &Rig) -> std::path::PathBuf {
-    let entries = std::fs::read_dir(rig.kubelet.device_plugin_directory()).unwrap();
-    let mut paths = entries.map(|entry| entry.unwrap().path());
-    paths.find(|path| path.file_name().unwrap().to_string_lossy().starts_with("podmeter-")).expect("a socket")
-}

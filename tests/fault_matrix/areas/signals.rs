@@ -4,12 +4,11 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
 use crate::rig::{Rig, until};
-use crate::row::{Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
+use crate::row::{ALL, Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
 
 /// The promise to whoever ends it.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 const KUBELET: &[GoesOn] = &[GoesOn::Devices(0), GoesOn::Pod];
-const ALL: &[GoesOn] = &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(8), GoesOn::Admits];
 
 pub const AREA: Area = Area {
     name: "A signal",
