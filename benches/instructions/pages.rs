@@ -10,7 +10,7 @@ use hyper_util::rt::TokioIo;
 use podmeter::clock::Clock;
 use podmeter::metrics::{Coding, Format, Pages};
 use podmeter::model::Snapshot;
-use podmeter::web::{Admin, Live, ScrapeDurations, WebState, router};
+use podmeter::web::{Admin, Answers, Live, ScrapeDurations, WebState, router};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 use tokio::sync::watch;
 use tower::ServiceExt as _;
@@ -92,8 +92,9 @@ fn state(snapshots: watch::Receiver<Arc<Snapshot>>) -> WebState {
         healthy: Arc::new(|| Ok(())),
         ready: Arc::new(|| Ok(())),
         record: Arc::new(|_, _| Ok(String::new())),
-        allocations: Arc::new(|_| Box::pin(async { Ok(vec![]) })),
+        allocations: Arc::new(|_| Ok(Box::new(Vec::new))),
         admin: Admin { driver: None, mark: Arc::new(|_| Box::pin(async { Ok(()) })) },
         live: Live::default(),
+        answers: Answers::default(),
     }
 }
