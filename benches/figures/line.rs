@@ -1,62 +1,64 @@
-//! A plane through measured points by least squares: value = constant + pods × slope + series × slope.
+//! A line, or a plane, through measured points by least squares: value = constant + factor × slope + …
 
-pub struct Point {
-    pub pods: f64,
-    pub series: f64,
-    pub value: f64,
-}
+/// Of one point: what the value is to be explained by, and the value.
+pub type Point = (Vec<f64>, f64);
 
-pub struct Plane {
-    constant: f64,
-    pub per_pod: f64,
-    pub per_series: f64,
-}
+/// The constant, then a slope for each factor.
+pub struct Line(Vec<f64>);
 
-impl Plane {
-    /// Needs three points that do not lie on one line.
+impl Line {
+    /// Needs one point more than there are factors, and no factor that follows from the others.
     pub fn through(points: &[Point]) -> Self {
-        let row = |point: &Point| [1.0, point.pods, point.series];
-        let mut equations = [[0.0; 4]; 3];
-        for point in points {
-            for (equation, factor) in equations.iter_mut().zip(row(point)) {
-                for (cell, other) in equation.iter_mut().zip(row(point).into_iter().chain([point.value])) {
-                    *cell += factor * other;
+        let unknowns = points[0].0.len() + 1;
+        let mut equations = vec![vec![0.0; unknowns + 1]; unknowns];
+        for (factors, value) in points {
+            let terms = terms(factors);
+            for (equation, term) in equations.iter_mut().zip(&terms) {
+                for (cell, other) in equation.iter_mut().zip(terms.iter().chain([value])) {
+                    *cell += term * other;
                 }
             }
         }
-        let [constant, per_pod, per_series] = solved(equations);
-        Self { constant, per_pod, per_series }
+        Self(solved(equations))
     }
 
-    pub fn at(&self, point: &Point) -> f64 {
-        self.constant + self.per_pod * point.pods + self.per_series * point.series
+    pub fn slopes(&self) -> &[f64] {
+        &self.0[1..]
     }
 
-    /// How much of what differs between the points the plane explains; 1 is all.
+    pub fn at(&self, factors: &[f64]) -> f64 {
+        terms(factors).iter().zip(&self.0).map(|(term, slope)| term * slope).sum()
+    }
+
+    /// How much of what differs between the points the line explains; 1 is all.
     pub fn determination(&self, points: &[Point]) -> f64 {
-        let mean = points.iter().map(|point| point.value).sum::<f64>() / points.len() as f64;
-        let left: f64 = points.iter().map(|point| (point.value - self.at(point)).powi(2)).sum();
-        let all: f64 = points.iter().map(|point| (point.value - mean).powi(2)).sum();
+        let mean = points.iter().map(|(_, value)| value).sum::<f64>() / points.len() as f64;
+        let left: f64 = points.iter().map(|(factors, value)| (value - self.at(factors)).powi(2)).sum();
+        let all: f64 = points.iter().map(|(_, value)| (value - mean).powi(2)).sum();
         1.0 - left / all
     }
 }
 
+fn terms(factors: &[f64]) -> Vec<f64> {
+    [&[1.0], factors].concat()
+}
+
 /// Gauss and Jordan, with the largest pivot of each column.
-fn solved(mut equations: [[f64; 4]; 3]) -> [f64; 3] {
-    for column in 0..3 {
-        let pivot = (column..3)
-            .max_by(|&one, &other| equations[one][column].abs().total_cmp(&equations[other][column].abs()))
-            .expect("three rows");
+fn solved(mut equations: Vec<Vec<f64>>) -> Vec<f64> {
+    let unknowns = equations.len();
+    for column in 0..unknowns {
+        let size = |row: usize| equations[row][column].abs();
+        let pivot = (column..unknowns).max_by(|&one, &other| size(one).total_cmp(&size(other))).expect("a row is left");
         equations.swap(column, pivot);
         let divisor = equations[column][column];
         equations[column].iter_mut().for_each(|cell| *cell /= divisor);
-        let of_pivot = equations[column];
+        let of_pivot = equations[column].clone();
         for (number, equation) in equations.iter_mut().enumerate() {
             if number != column {
                 let factor = equation[column];
-                equation.iter_mut().zip(of_pivot).for_each(|(cell, own)| *cell -= factor * own);
+                equation.iter_mut().zip(&of_pivot).for_each(|(cell, own)| *cell -= factor * own);
             }
         }
     }
-    equations.map(|equation| equation[3])
+    equations.into_iter().filter_map(|equation| equation.last().copied()).collect()
 }

@@ -49,7 +49,7 @@ impl Nginx {
             root,
         ]));
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            other.lives();
+            assert!(other.lives(), "nginx ended by itself");
             std::thread::sleep(Duration::from_millis(10));
         }
         Self { other, port, _folder: folder }

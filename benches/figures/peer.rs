@@ -3,8 +3,10 @@
 //! In both, `{driver}` is the driver library's file, `{root}` the kubelet's directory, `{kubelet}` its PodResources socket,
 //! `{port}` a free port. The command also finds the library by `LD_LIBRARY_PATH`.
 
+use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -30,8 +32,11 @@ pub fn measure(bench: &Bench, command: &str, url: &str) {
     };
     let (command, url) = (filled(command), filled(url));
     let running = exporter(&node, &bench.driver);
-    let mut peer = Other::start(Command::new("sh").args(["-c", &command]).envs(quiet(&bench.driver)));
-    let page = until_answered(&mut peer, &url);
+    let said = node.root.path().join("peer.log");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &command]).envs(quiet(&bench.driver)).stderr(File::create(&said).unwrap());
+    let mut peer = Other::start(&mut shell);
+    let page = until_answered(&mut peer, &url, &said);
     let sides = [&Side::ours(&running), &Side { name: "peer".to_owned(), url, pid: peer.pid() }];
 
     let ours = running.metrics().0;
@@ -54,14 +59,15 @@ pub fn measure(bench: &Bench, command: &str, url: &str) {
 }
 
 /// The peer's page, once it has one.
-fn until_answered(peer: &mut Other, url: &str) -> String {
+fn until_answered(peer: &mut Other, url: &str, said: &Path) -> String {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(page) = page(url) {
             return page;
         }
-        peer.lives();
-        assert!(Instant::now() < deadline, "{url} has not answered with 200 within {PATIENCE:?}");
+        let said = || fs::read_to_string(said).unwrap_or_default();
+        assert!(peer.lives(), "the peer ended by itself; it said:\n{}", said());
+        assert!(Instant::now() < deadline, "{url} has not answered with 200 within {PATIENCE:?}; it said:\n{}", said());
         std::thread::sleep(Duration::from_millis(50));
     }
 }

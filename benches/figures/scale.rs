@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use crate::kubelet::{ContainerSpec, ListedDevice, PodSpec};
-use crate::line::{Plane, Point};
+use crate::line::{Line, Point};
 use crate::measure::{Connection, Cpu, GZIP, Resident, at, row, series};
 use crate::{Bench, driver, exporter, plain_pod, uuid};
 
@@ -36,6 +36,8 @@ struct Case {
 }
 
 type Value = fn(&Case) -> f64;
+/// What a cost may grow with.
+type Factor = (&'static str, Value);
 
 pub fn measure(bench: &Bench) {
     let mut cases = vec![];
@@ -141,27 +143,28 @@ fn over(pid: u32, act: impl FnOnce()) -> (f64, f64) {
 }
 
 fn slopes(cases: &[Case]) {
-    let figures: [(&str, &str, Value); 7] = [
-        ("page", "bytes", |case| case.bytes as f64),
-        ("scrape, median", "µs", |case| case.median * 1e3),
-        ("processor time per scrape, warm", "µs", |case| case.warm * 1e3),
-        ("processor time of the first scrape of a snapshot, with gzip", "µs", |case| case.first * 1e3),
-        ("processor time of a change of pods (List, join, publication)", "µs", |case| case.change * 1e3),
-        ("idle processor time", "µs per second", |case| case.idle * 1e4),
-        ("resident memory", "KiB", |case| case.resident * 1024.0),
+    const SERIES: &[Factor] = &[("series", |case| case.series as f64)];
+    const PODS: &[Factor] = &[("pod", |case| case.pods as f64)];
+    const BOTH: &[Factor] = &[PODS[0], SERIES[0]];
+    let figures: [(&str, &str, &[Factor], Value); 7] = [
+        ("page", "bytes", SERIES, |case| case.bytes as f64),
+        ("scrape, median", "µs", SERIES, |case| case.median * 1e3),
+        ("processor time of a scrape, warm", "µs", SERIES, |case| case.warm * 1e3),
+        ("processor time of the first scrape of a snapshot, gzip", "µs", SERIES, |case| case.first * 1e3),
+        ("processor time of a change of pods (List, join, publication)", "µs", PODS, |case| case.change * 1e3),
+        ("idle processor time in a second", "µs", BOTH, |case| case.idle * 1e4),
+        ("resident memory", "KiB", BOTH, |case| case.resident * 1024.0),
     ];
-    for (figure, unit, value) in figures {
-        let point = |case: &Case| Point { pods: case.pods as f64, series: case.series as f64, value: value(case) };
+    for (figure, unit, factors, value) in figures {
+        let point = |case: &Case| (factors.iter().map(|(_, factor)| factor(case)).collect(), value(case));
         let points: Vec<Point> = cases.iter().map(point).collect();
-        let plane = Plane::through(&points);
-        let (most, small): (Vec<&Case>, Vec<&Case>) = cases.iter().partition(|case| case.pods == PODS[3]);
-        let smaller = Plane::through(&small.into_iter().map(point).collect::<Vec<_>>());
-        let sum = |value: &dyn Fn(&Point) -> f64| most.iter().map(|case| value(&point(case))).sum::<f64>();
-        let beyond = sum(&|point| point.value) / sum(&|point| smaller.at(point));
-        let slopes = format!("{:.3} a pod, {:.3} a series {unit}", plane.per_pod, plane.per_series);
-        let fit =
-            format!("R² {:.3}; 5,000 pods take {beyond:.2} of the line through fewer", plane.determination(&points));
-        row(&format!("{figure}: slope over 12 nodes"), &format!("{slopes}; {fit}"), "linear");
+        let line = Line::through(&points);
+        let slopes: Vec<String> =
+            factors.iter().zip(line.slopes()).map(|((name, _), slope)| format!("{slope:.3} {unit} a {name}")).collect();
+        let (largest, others) = points.split_last().expect("measured");
+        let beyond = largest.1 / Line::through(others).at(&largest.0);
+        let fit = format!("R² {:.3}; the largest node: {beyond:.2} of the others' line", line.determination(&points));
+        row(&format!("{figure}: slope over {} nodes", cases.len()), &format!("{}; {fit}", slopes.join(", ")), "linear");
     }
     let thousand = cases.iter().find(|case| case.gpus == 8 && case.pods == 1000).expect("measured");
     row("a change of pods with 1,000 pods on 8 GPUs, processor time", &format!("{:.1} ms", thousand.change), "≤ 10 ms");
