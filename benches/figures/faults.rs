@@ -18,9 +18,9 @@ pub fn measure(bench: &Bench) {
     let running = exporter(&node, &bench.driver);
     let mut connection = Connection::open(&running.address);
     let figure = |state: &str, seconds: Vec<f64>, page: &str, limit: &str| {
-        let count = seconds.len();
+        let (count, worst) = (seconds.len(), seconds.iter().copied().fold(0.0, f64::max) * 1e3);
         let figure = format!("scrape, {} series, {PODS} pods, {state}, median / p99 of {count}", series(page));
-        row(&figure, &quantiles(seconds, 0.99, 1e3, "ms"), limit);
+        row(&figure, &format!("{}, worst {worst:.1} ms", quantiles(seconds, 0.99, 1e3, "ms")), limit);
     };
     let (mut quiet, mut page) = (vec![], String::new());
     for _ in 0..20 {
