@@ -90,8 +90,11 @@ pub fn compare(what: &str, sides: [&Side; 2], load: Load, rounds: usize, limit: 
         // Of each round by itself: its halves had the machine in the same state.
         (side(0), side(1), median(turns.iter().map(|turns| value(&turns[0]) / value(&turns[1]))))
     };
-    let connections = load.connections;
-    let conditions = format!("{what}, {connections} connections, median of {rounds} rounds in turns");
+    let connections = match load.connections {
+        1 => "one connection".to_owned(),
+        several => format!("{several} connections"),
+    };
+    let conditions = format!("{what}, {connections}, median of {rounds} rounds in turns");
     let (ours, other, ratio) = of(|turn| turn.answered.per_second);
     row(&format!("{conditions}: requests per second, {names}"), &format!("{ours:.0} / {other:.0} = {ratio:.2}"), limit);
     for (figure, value) in [
