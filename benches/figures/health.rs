@@ -1,0 +1,61 @@
+//! From a GPU that breaks to the kubelet's list and the page.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::agent::{self, Running};
+use crate::measure::{Connection, process_seconds, quantiles, row};
+use crate::{Bench, GPUS, uuid};
+
+/// From the moment at which the driver tells of an XID. The fake library looks for it every 5 ms, which is counted, too.
+pub fn measure(bench: &Bench) {
+    let (runtime, driver) = (&bench.runtime, &bench.driver);
+    let node = bench.empty_node();
+    let _inside = runtime.enter();
+    let inside = |name: &str| node.root.path().join(name);
+    let socket = inside("admin.sock");
+    let (root, socket_name) = (node.root.path().to_str().unwrap(), socket.to_str().unwrap());
+    let arguments = ["agent", "--listen", "127.0.0.1:0", "--kubelet-root", root, "--admin-socket", socket_name];
+    let running = Running::start(&arguments, &driver.env(), None);
+    let mut connection = Connection::open(&running.address);
+    let offered = |count: usize| {
+        let becomes =
+            node.node_status_becomes(|status| status.get("nvidia.com/gpu").is_some_and(|gpu| gpu.allocatable == count));
+        assert!(runtime.block_on(becomes), "{:?}", node.node_status());
+    };
+    offered(GPUS);
+    running.until("events are heard", |page| {
+        page.value("podmeter_collector_success", &["collector=\"events\""]) == Some(1.0)
+    });
+    let (mut to_kubelet, mut to_page) = (vec![], vec![]);
+    for round in 1..=30 {
+        let gpu = round as usize % GPUS;
+        std::thread::sleep(Duration::from_millis(900 + (round * 377) % 700));
+        let began = Instant::now();
+        driver.update(|state| state["gpus"][gpu]["events"] = json!([{"sequence": round, "xid": 119}]));
+        offered(GPUS - 1);
+        to_kubelet.push(began.elapsed().as_secs_f64());
+        let sick = format!("podmeter_device_healthy{{gpu_uuid=\"{}\",gpu=\"{gpu}\"}} 0\n", uuid(gpu));
+        while !connection.scrape().contains(&sick) {}
+        to_page.push(began.elapsed().as_secs_f64());
+        assert_eq!(agent::post(&socket, "/unmark", &format!("{{\"device\": \"{gpu}\"}}")).status, 200);
+        offered(GPUS);
+    }
+    let quantiles = |values: Vec<f64>| quantiles(values, 1.0, 1e3, "ms");
+    row("XID → Unhealthy in the kubelet's list, median / worst of 30", &quantiles(to_kubelet), "≤ 50 ms / –");
+    row("XID → on the page, median / worst of 30", &quantiles(to_page), "– / ≤ 1000 ms");
+
+    let demo = Running::start(&["demo", "--faults", "--listen", "127.0.0.1:0"], &[], None);
+    let days = || demo.log().matches("a day begins").count();
+    while days() < 1 {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let (cpu, began) = (process_seconds(demo.pid()), Instant::now());
+    while days() < 2 {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let share = (process_seconds(demo.pid()) - cpu) / began.elapsed().as_secs_f64() * 100.0;
+    let figure = "processor time over the demo's day of faults, simulated kubelet, pods and driver included";
+    row(figure, &format!("{share:.2} % of a core"), "≤ 2 %");
+}

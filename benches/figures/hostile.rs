@@ -1,0 +1,71 @@
+//! What a crowd of hostile clients costs an honest scraper.
+
+use std::collections::VecDeque;
+use std::io::Write;
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use base64::Engine as _;
+
+use crate::measure::{Connection, Resident, quantiles, row};
+use crate::{Bench, agent, complete};
+
+/// What a crowd that opens connections as fast as it can costs an honest scraper, on a new connection each time.
+pub fn measure(bench: &Bench) {
+    let (node, driver) = (bench.usual_node(), &bench.driver);
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("web-config.yaml");
+    std::fs::write(&file, format!("basic_auth_users: {{alice: {}}}\n", bcrypt::hash("secret", 10).unwrap())).unwrap();
+    let honest = "Authorization: Basic YWxpY2U6c2VjcmV0\r\n"; // alice:secret
+    let running =
+        agent::agent(node.root.path(), &["--device-plugin=off", "--web-config", file.to_str().unwrap()], &driver.env());
+    let page = || Connection::open_with(&running.address, honest).scrape();
+    while !complete(&page()) {}
+    let measure = |crowd: &str| {
+        let seconds = (0..500).map(|_| {
+            let began = Instant::now();
+            assert!(complete(&page()));
+            began.elapsed().as_secs_f64()
+        });
+        let seconds = quantiles(seconds, 0.99, 1e3, "ms");
+        let figure = format!("honest scrape with a password, median / p99 of 500, and resident memory: {crowd}");
+        row(&figure, &format!("{seconds}, {:.1} MiB", Resident::of(running.pid()).all), "twice quiet");
+    };
+    measure("quiet");
+    let unread = format!("GET /metrics HTTP/1.1\r\nHost: bench\r\n{honest}\r\n").repeat(50);
+    for (crowd, sent) in [
+        ("900 idle connections, always new ones", ""),
+        ("heads that never end", "GET /metrics HTTP/1.1\r\nX: "),
+        ("answers that nobody reads", &unread),
+        ("wrong passwords", "guess"),
+    ] {
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut held = VecDeque::new();
+                for guess in 0.. {
+                    if done.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    let mut stream = TcpStream::connect(&running.address).unwrap();
+                    let text = match sent {
+                        "guess" => {
+                            let guess = base64::engine::general_purpose::STANDARD.encode(format!("alice:{guess}"));
+                            format!("GET / HTTP/1.1\r\nHost: bench\r\nAuthorization: Basic {guess}\r\n\r\n")
+                        }
+                        sent => sent.to_owned(),
+                    };
+                    let _ = stream.write_all(text.as_bytes()); // it may be closed already
+                    held.push_back(stream);
+                    if held.len() > 900 {
+                        held.pop_front();
+                    }
+                }
+            });
+            std::thread::sleep(Duration::from_secs(3));
+            measure(crowd);
+            done.store(true, Ordering::Relaxed);
+        });
+    }
+}

@@ -1,0 +1,64 @@
+//! A line, or a plane, through measured points by least squares: value = constant + factor × slope + …
+
+/// Of one point: what the value is to be explained by, and the value.
+pub type Point = (Vec<f64>, f64);
+
+/// The constant, then a slope for each factor.
+pub struct Line(Vec<f64>);
+
+impl Line {
+    /// Needs one point more than there are factors, and no factor that follows from the others.
+    pub fn through(points: &[Point]) -> Self {
+        let unknowns = points[0].0.len() + 1;
+        let mut equations = vec![vec![0.0; unknowns + 1]; unknowns];
+        for (factors, value) in points {
+            let terms = terms(factors);
+            for (equation, term) in equations.iter_mut().zip(&terms) {
+                for (cell, other) in equation.iter_mut().zip(terms.iter().chain([value])) {
+                    *cell += term * other;
+                }
+            }
+        }
+        Self(solved(equations))
+    }
+
+    pub fn slopes(&self) -> &[f64] {
+        &self.0[1..]
+    }
+
+    pub fn at(&self, factors: &[f64]) -> f64 {
+        terms(factors).iter().zip(&self.0).map(|(term, slope)| term * slope).sum()
+    }
+
+    /// How much of what differs between the points the line explains; 1 is all.
+    pub fn determination(&self, points: &[Point]) -> f64 {
+        let mean = points.iter().map(|(_, value)| value).sum::<f64>() / points.len() as f64;
+        let left: f64 = points.iter().map(|(factors, value)| (value - self.at(factors)).powi(2)).sum();
+        let all: f64 = points.iter().map(|(_, value)| (value - mean).powi(2)).sum();
+        1.0 - left / all
+    }
+}
+
+fn terms(factors: &[f64]) -> Vec<f64> {
+    [&[1.0], factors].concat()
+}
+
+/// Gauss and Jordan, with the largest pivot of each column.
+fn solved(mut equations: Vec<Vec<f64>>) -> Vec<f64> {
+    let unknowns = equations.len();
+    for column in 0..unknowns {
+        let size = |row: usize| equations[row][column].abs();
+        let pivot = (column..unknowns).max_by(|&one, &other| size(one).total_cmp(&size(other))).expect("a row is left");
+        equations.swap(column, pivot);
+        let divisor = equations[column][column];
+        equations[column].iter_mut().for_each(|cell| *cell /= divisor);
+        let of_pivot = equations[column].clone();
+        for (number, equation) in equations.iter_mut().enumerate() {
+            if number != column {
+                let factor = equation[column];
+                equation.iter_mut().zip(&of_pivot).for_each(|(cell, own)| *cell -= factor * own);
+            }
+        }
+    }
+    equations.into_iter().filter_map(|equation| equation.last().copied()).collect()
+}

@@ -1,0 +1,162 @@
+//! The figures that podmeter promises, measured on the release binary: `scripts/bench`.
+//!
+//! Conditions, unless a part says otherwise: fake driver library through the real `dlopen`, eight GPUs, eight GPU pods and
+//! thirty plain pods from a fake kubelet on a real socket, everything on this machine. Prints tables; judges nothing.
+//! `cargo bench --bench figures -- PART...` measures some parts alone, `-- --peer COMMAND URL` another exporter beside ours.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement prints what it found")]
+#![allow(clippy::disallowed_methods, reason = "a measurement reads the clock and starts the binary")]
+
+#[path = "../../tests/support/agent.rs"]
+mod agent;
+mod beside;
+#[path = "../../tests/support/fake_nvml.rs"]
+mod fake_nvml;
+mod faults;
+mod health;
+mod hostile;
+mod idle;
+#[path = "../../tests/support/kubelet.rs"]
+mod kubelet;
+mod line;
+mod load;
+mod measure;
+mod nginx;
+mod peer;
+mod plugin;
+mod resident;
+mod scale;
+mod usual;
+
+use std::cell::RefCell;
+use std::path::PathBuf;
+
+use agent::Running;
+use fake_nvml::FakeNvml;
+use kubelet::{ContainerSpec, ListedDevice, Node, Options, PodSpec, node};
+use serde_json::json;
+
+const GPUS: usize = 8;
+const PLAIN_PODS: usize = 30;
+
+type Part = fn(&Bench);
+
+const PARTS: [(&str, Part); 11] = [
+    ("start", usual::start),
+    ("steady", usual::steady),
+    ("allocations", usual::new_allocations),
+    ("idle", idle::measure),
+    ("plugin", plugin::measure),
+    ("health", health::measure),
+    ("resident", resident::measure),
+    ("faults", faults::measure),
+    ("nginx", nginx::measure),
+    ("hostile", hostile::measure),
+    ("scale", scale::measure),
+];
+
+fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let (mut wanted, mut peer, mut told) = (vec![], None, false);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            // cargo passes `--bench`; `cargo test --benches` would not, and measuring there would only cost time.
+            "--bench" => told = true,
+            "--peer" => match (arguments.next(), arguments.next()) {
+                (Some(command), Some(url)) => peer = Some((command, url)),
+                _ => refuse("--peer takes two words: the peer's command and the URL of its page"),
+            },
+            name => match PARTS.iter().find(|(part, _)| *part == name) {
+                Some((_, part)) => wanted.push(*part),
+                None => refuse(&format!("no part {name:?}; there is {}", PARTS.map(|(part, _)| part).join(" "))),
+            },
+        }
+    }
+    if !told {
+        return;
+    }
+    let bench = Bench::new();
+    println!("| figure | measured | must reach |\n|---|---|---|");
+    match &peer {
+        Some((command, url)) => peer::measure(&bench, command, url),
+        None if wanted.is_empty() => wanted.extend(PARTS.map(|(_, part)| part)),
+        None => {}
+    }
+    for part in wanted {
+        part(&bench);
+    }
+    print!("{}", bench.later.take());
+}
+
+fn refuse(reason: &str) -> ! {
+    eprintln!("figures: {reason}");
+    std::process::exit(2);
+}
+
+/// What every part begins with.
+struct Bench {
+    runtime: tokio::runtime::Runtime,
+    driver: FakeNvml,
+    /// Tables of another shape, for after the first.
+    later: RefCell<String>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        Self { runtime, driver: driver(GPUS), later: RefCell::default() }
+    }
+
+    fn usual_node(&self) -> Node {
+        let node = self.empty_node();
+        let offered = |gpu| ListedDevice { id: uuid(gpu), healthy: true, numa_nodes: Some(vec![i64::from(gpu > 3)]) };
+        node.set_devices("nvidia.com/gpu", (0..GPUS).map(offered).collect());
+        node.set_pods(pods(PLAIN_PODS));
+        node
+    }
+
+    fn empty_node(&self) -> Node {
+        self.runtime.block_on(node(Options::default()))
+    }
+}
+
+fn driver(gpus: usize) -> FakeNvml {
+    FakeNvml::start(json!({ "gpus": vec![json!({ "utilization": { "gpu": 60, "memory": 30 } }); gpus] }))
+}
+
+fn uuid(index: usize) -> String {
+    format!("GPU-00000000-0000-0000-0000-{index:012}")
+}
+
+fn plain_pod(number: usize) -> PodSpec {
+    PodSpec::new("web", &format!("plain-{number}")).container(ContainerSpec::new("main"))
+}
+
+fn pods(plain: usize) -> Vec<PodSpec> {
+    let gpu = |gpu| {
+        let container = ContainerSpec::new("main").holds("nvidia.com/gpu", &uuid(gpu), &[i64::from(gpu > 3)]);
+        PodSpec::new("team-a", &format!("trainer-{gpu}")).container(container)
+    };
+    (0..GPUS).map(gpu).chain((0..plain).map(plain_pod)).collect()
+}
+
+/// The fake driver looks for events all the time, where a real one sleeps, and writes down what it was asked: neither is
+/// podmeter's.
+fn quiet(driver: &FakeNvml) -> Vec<(&'static str, PathBuf)> {
+    let mut environment = driver.env();
+    environment.retain(|(name, _)| *name != "FAKE_NVML_STATS");
+    environment.push(("FAKE_NVML_LOOK_MICROS", "10000000".into()));
+    environment
+}
+
+/// The exporter's half: the devices are somebody else's. With its first complete page behind it.
+fn exporter(node: &Node, driver: &FakeNvml) -> Running {
+    let running = agent::agent(node.root.path(), &["--device-plugin=off"], &quiet(driver));
+    running.until("a complete page", |page| complete(&page.0));
+    running
+}
+
+/// Whether the page has device data with the holder's labels.
+fn complete(page: &str) -> bool {
+    page.contains("podmeter_device_power_watts{") && page.contains("podmeter_container_allocated_seconds_total{")
+}

@@ -1,0 +1,74 @@
+//! The plugin's half, on a node where it has the GPUs to itself.
+
+use std::time::{Duration, Instant};
+
+use crate::agent::{self, Running};
+use crate::kubelet::{Admission, ContainerSpec, Node, PodSpec};
+use crate::measure::{Connection, quantiles, row};
+use crate::{Bench, GPUS};
+
+pub fn measure(bench: &Bench) {
+    let (runtime, driver) = (&bench.runtime, &bench.driver);
+    let node = bench.empty_node();
+    let _inside = runtime.enter();
+    let both = || agent::agent(node.root.path(), &[], &driver.env());
+    let offered = |count: usize| {
+        let becomes =
+            node.node_status_becomes(|status| status.get("nvidia.com/gpu").is_some_and(|gpu| gpu.allocatable == count));
+        assert!(runtime.block_on(becomes), "{:?}", node.node_status());
+    };
+    let registered = (0..20).map(|_| {
+        // Twenty starts in a row would ask more than a kubelet answers in a second.
+        std::thread::sleep(Duration::from_millis(250));
+        let began = Instant::now();
+        let running = both();
+        offered(GPUS);
+        let seconds = began.elapsed().as_secs_f64();
+        drop(running);
+        offered(0);
+        seconds
+    });
+    let registered = quantiles(registered, 1.0, 1e3, "ms");
+    row("exec → registered and listed, median / worst of 20", &registered, "≤ 20 ms");
+
+    let running = both();
+    offered(GPUS);
+    let back = (0..20).map(|_| {
+        node.stop();
+        std::thread::sleep(Duration::from_millis(300));
+        let made = || {
+            std::fs::metadata(node.device_plugin_directory().join("kubelet.sock")).and_then(|file| file.modified()).ok()
+        };
+        let before = made();
+        node.start_again().unwrap();
+        while made().is_none_or(|made| Some(made) == before) {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        let began = Instant::now();
+        offered(GPUS);
+        began.elapsed().as_secs_f64()
+    });
+    let back = quantiles(back, 1.0, 1e3, "ms");
+    row("kubelet back → registered and listed again, median / worst of 20", &back, "≤ 200 ms");
+
+    let seen = own_allocations(runtime, &node, &running);
+    row("our own allocation, from the kubelet showing it → on the page, median / p99 of 60", &seen, "– / ≤ 100 ms");
+}
+
+/// From when the kubelet's own list has the pod. It is admitted, so Allocate has been answered.
+fn own_allocations(runtime: &tokio::runtime::Runtime, node: &Node, running: &Running) -> String {
+    let mut connection = Connection::open(&running.address);
+    let seconds = (0..60).map(|round| {
+        let name = format!("own-{round}");
+        std::thread::sleep(Duration::from_millis(500 + (round * 377) % 700));
+        let container = ContainerSpec::new("main").asks("nvidia.com/gpu", 1);
+        let pod = PodSpec::new("team-a", &name).container(container);
+        assert_eq!(runtime.block_on(node.add_pod(pod)), Admission::Running);
+        let began = Instant::now();
+        while !connection.scrape().contains(&name) {}
+        let seconds = began.elapsed().as_secs_f64();
+        assert!(node.force_delete_pod("team-a", &name));
+        seconds
+    });
+    quantiles(seconds, 0.99, 1e3, "ms")
+}

@@ -1,0 +1,64 @@
+//! Memory of both halves, with every device handed out by the bundled plugin.
+
+use serde_json::{Value, json};
+
+use crate::agent::{self, Running};
+use crate::fake_nvml::FakeNvml;
+use crate::kubelet::{Admission, ContainerSpec, Node, PodSpec};
+use crate::measure::{Connection, Resident, row, series};
+use crate::{Bench, GPUS, PLAIN_PODS, complete, plain_pod, quiet};
+
+const MIG_GPUS: usize = 16;
+const INSTANCES: usize = 7;
+
+pub fn measure(bench: &Bench) {
+    let (_node, running) = both_halves(bench, &bench.driver, "nvidia.com/gpu", GPUS, GPUS + PLAIN_PODS);
+    figure(&running, "8 GPUs, 38 pods", "≤ 8 MiB");
+    drop(running);
+    let instance = |number| json!({ "gpu_instance": number, "profile": "1g.10gb" });
+    let instances: Vec<Value> = (0..INSTANCES).map(instance).collect();
+    let driver = FakeNvml::start(json!({
+        "gpus": vec![json!({ "mig": { "enabled": true, "instances": instances } }); MIG_GPUS]
+    }));
+    let (_node, running) = both_halves(bench, &driver, "nvidia.com/mig-1g.10gb", MIG_GPUS * INSTANCES, 250);
+    figure(&running, "16 GPUs × 7 MIG, 250 pods", "≤ 14 MiB");
+}
+
+fn figure(running: &Running, conditions: &str, limit: &str) {
+    let mut connection = Connection::open(&running.address);
+    for _ in 0..200 {
+        connection.scrape();
+    }
+    let figure =
+        format!("resident memory, both halves, {conditions}, {} series, 200 scrapes", series(&connection.scrape()));
+    row(&figure, &Resident::of(running.pid()).to_string(), limit);
+}
+
+/// An agent that has handed out every device, one to a pod, and knows of plain pods, too.
+pub fn both_halves(
+    bench: &Bench,
+    driver: &FakeNvml,
+    resource: &str,
+    devices: usize,
+    all_pods: usize,
+) -> (Node, Running) {
+    let node = bench.empty_node();
+    let file = node.root.path().join("nvidia.yaml");
+    std::fs::write(&file, "version: v1\nflags:\n  migStrategy: mixed\n").unwrap();
+    let running = agent::agent(node.root.path(), &["--nvidia-config", file.to_str().unwrap()], &quiet(driver));
+    bench.runtime.block_on(async {
+        let offered = |count: Option<&crate::kubelet::Count>| count.is_some_and(|count| count.allocatable == devices);
+        assert!(node.node_status_becomes(|status| offered(status.get(resource))).await, "{:?}", node.node_status());
+        for number in 0..devices {
+            let container = ContainerSpec::new("main").asks(resource, 1);
+            let pod = PodSpec::new("team-a", &format!("trainer-{number}")).container(container);
+            assert_eq!(node.add_pod(pod).await, Admission::Running);
+        }
+        for number in devices..all_pods {
+            assert_eq!(node.add_pod(plain_pod(number)).await, Admission::Running);
+        }
+    });
+    let last = format!("trainer-{}\"", devices - 1);
+    running.until("every pod", |page| complete(&page.0) && page.0.contains(&last));
+    (node, running)
+}
