@@ -284,8 +284,8 @@ impl Rig {
     pub fn turns_a_device_and_allocates(&self) {
         assert_eq!(self.get("/metrics").map(|answer| answer.status), Some(200));
         let listed = || self.kubelet.listed(GPU).unwrap_or_default();
-        let healthy = listed().into_iter().filter_map(|(id, is_healthy)| is_healthy.then_some(id));
-        let device = healthy.last().expect("a healthy device");
+        let mut healthy = listed().into_iter().filter_map(|(id, is_healthy)| is_healthy.then_some(id));
+        let device = healthy.next_back().expect("a healthy device");
         let (mark, unmark) = (json!({"device": device, "reason": "in turn"}), json!({ "device": device }));
         for (order, body, is_healthy) in [("/mark", mark, false), ("/unmark", unmark, true)] {
             let answer = self.order(order, &body.to_string());

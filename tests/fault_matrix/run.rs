@@ -163,9 +163,11 @@ fn goes(what: GoesOn, rig: &mut Rig) -> Result<(), String> {
         }),
         GoesOn::Holder => {
             let seconds = |rig: &Rig| rig.metrics().value("podmeter_container_allocated_seconds_total", TRAINER);
-            let first = seconds(rig);
+            let mut first = None;
             patiently(GOES_ON, || {
-                is(first.is_some() && seconds(rig) > first, format!("the holder's seconds stand at {first:?}"))
+                let now = seconds(rig);
+                first = first.or(now);
+                is(now > first, format!("the holder's seconds stand at {first:?}"))
             })
         }
         GoesOn::Readings(count) => {
