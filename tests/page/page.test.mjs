@@ -184,21 +184,19 @@ for (const [name, look] of Object.entries({
   });
 }
 
-test('one more reader than there are places comes in once one leaves', async () => {
+test('a reader comes in however many listen', async () => {
   const other = await new Demo(await freePort()).start();
   const streams = [];
   try {
-    for (let place = 0; place < 32; place += 1) {
+    // More than there are connections: the silent ones make room.
+    for (let listener = 0; listener < 80; listener += 1) {
       const stop = new AbortController();
       const answer = await fetch(`${other.url}live`, { signal: stop.signal });
       assert.equal(answer.status, 200);
       // An answer that nobody keeps is cancelled.
       streams.push({ stop, answer });
     }
-    assert.equal((await fetch(`${other.url}live`)).status, 503);
     const page = await browser.open(other.url);
-    await page.until('the refused page to be stale', "document.getElementById('status').textContent.startsWith('Stale')");
-    streams.shift().stop.abort();
     await page.until('it to come in', LIVE);
     await page.close();
   } finally {
