@@ -1,6 +1,7 @@
 //! The library's memory behind one lock: the machine, who initialised it, what the handles mean, what was handed out.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -36,7 +37,14 @@ pub struct Library {
     last_token: u64,
 }
 
-static LIBRARY: LazyLock<Mutex<Library>> = LazyLock::new(|| Mutex::new(Library::new()));
+static LIBRARY: LazyLock<Mutex<Library>> = LazyLock::new(|| {
+    let (state, stats) = watch::paths();
+    Mutex::new(Library::new(state, stats))
+});
+/// A library that is unloaded leaves nothing behind, so that whoever loads it again and again can be measured.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static UNLOADED: extern "C" fn() = unload;
 /// Nobody notifies it: it is waited on for its timeout.
 static NEVER: Condvar = Condvar::new();
 
@@ -47,6 +55,13 @@ pub fn library() -> MutexGuard<'static, Library> {
     library.look(now);
     library.stats.write_if_due(now);
     library
+}
+
+extern "C" fn unload() {
+    // A process that ends may have a call under way, and needs nothing given back.
+    if let Ok(mut library) = LIBRARY.try_lock() {
+        *library = Library::new(PathBuf::new(), None);
+    }
 }
 
 /// Lets time pass.
@@ -61,8 +76,7 @@ pub fn wait(micros: Micros) {
 }
 
 impl Library {
-    fn new() -> Self {
-        let (state, stats) = watch::paths();
+    fn new(state: PathBuf, stats: Option<PathBuf>) -> Self {
         Self {
             watch: Watch::new(state),
             stats: Stats::new(stats),
