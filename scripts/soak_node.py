@@ -27,8 +27,9 @@ CONFIG = "health: {{holdDown: 300ms, stuckLimit: {seconds}s}}\n"
 class Node:
     """A kubelet, a driver and the agent."""
 
-    def __init__(self, place, speed):
+    def __init__(self, place, speed, gpus=GPUS * [{}]):
         self.place, self.speed, self.pods, self.processes = place, speed, {}, []
+        self.driver = {"generation": 1, "gpus": [dict(gpu) for gpu in gpus]}
         self.numbers, self.sequence = itertools.count(1), itertools.count(1)
 
     def start(self, program, library, kubelet):
@@ -37,7 +38,6 @@ class Node:
         place, speed = self.place, self.speed
         (place / "driver").mkdir()
         shutil.copy(library, place / "driver/libnvidia-ml.so.1")
-        self.driver = {"generation": 1, "gpus": [{} for _ in range(GPUS)]}
         self.tell_driver()
         self.renew_certificate()
         users = f"basic_auth_users: {{soak: '{HASH}'}}\n"
