@@ -376,10 +376,13 @@ async fn a_signal_ends_it_cleanly_and_takes_its_sockets_along() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_that_never_finishes_does_not_hold_up_the_end() {
     let node = one_holder().await;
-    let mut running = agent(node.root.path(), &["--hardware", "none"], &[]);
+    let mut running = agent(node.root.path(), &["--hardware", "simulated"], &[]);
+    running.until("data", |page| page.count("podmeter_device_info", &[]) == 8);
     let mut stream = std::net::TcpStream::connect(&running.address).unwrap();
     std::io::Write::write_all(&mut stream, b"GET /metrics HTT").unwrap();
     running.signal("TERM");
+    tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+    assert!(!running.log().contains("ERROR"), "while it waits for the reader: {}", running.log());
     running.signal("TERM");
     assert_eq!(running.wait().code(), Some(0), "{}", running.log());
 }

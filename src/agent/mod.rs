@@ -187,7 +187,7 @@ async fn run_on(
         publish,
         pulse: pulse.clone(),
     };
-    tasks.spawn(named("publisher", publisher.run()));
+    let publishing = tasks.spawn(named("publisher", publisher.run()));
 
     tasks.spawn(named("memory", after_the_start(snapshots.clone(), memory::give_back_unneeded())));
     let ready_snapshots = snapshots.clone();
@@ -244,6 +244,8 @@ async fn run_on(
     tracing::info!("ending");
     drop(stop);
     stop_plugin.send_replace(true);
+    // It would tell of devices that grow old.
+    publishing.abort();
     let ending = async {
         let threads = devices.map(|devices| tokio::task::spawn_blocking(move || devices.stop()));
         if outcome.is_ok() {
