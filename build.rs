@@ -1,14 +1,11 @@
-//! Generates the gRPC types from `proto/` (no `protoc` needed); passes on the revision and the hashes of the page's parts; tells
-//! the linker what to link and in which order.
+//! Generates the gRPC types from `proto/` (no `protoc` needed); passes on the revision and the hashes of the
+//! page's style and script.
 
 use std::error::Error;
 use std::process::Command;
 
 use base64::Engine as _;
 use sha2::Digest as _;
-
-/// Made by scripts/function-order.
-const FUNCTION_ORDER: &str = "src/function_order.ld";
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");
@@ -32,19 +29,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("cargo::rustc-env=PODMETER_{name}_SHA256={digest}");
     }
 
-    // Given to the linker by name, because nothing refers to it.
-    if std::env::var("CARGO_CFG_TARGET_ENV").is_ok_and(|environment| environment == "gnu") {
-        println!("cargo::rerun-if-changed=src/heaps.c");
-        for object in cc::Build::new().file("src/heaps.c").compile_intermediates() {
-            println!("cargo::rustc-link-arg-bins={}", object.display());
-        }
-    }
-
-    if lays_functions_side_by_side() {
-        println!("cargo::rerun-if-changed={FUNCTION_ORDER}");
-        println!("cargo::rustc-link-arg-bins=-Wl,-T,{}", std::path::absolute(FUNCTION_ORDER)?.display());
-    }
-
     // Asked, because in a linked work tree `.git` is a file; a path that is not there would have every build begin anew.
     for name in ["HEAD", "refs/heads"] {
         let path = first_line("git", &["rev-parse", "--git-path", name]);
@@ -61,14 +45,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     let version = first_line(&rustc, &["--version"]);
     println!("cargo::rustc-env=PODMETER_BUILD_RUSTC={}", version.split(' ').nth(1).unwrap_or("unknown"));
     Ok(())
-}
-
-/// In what runs for long, and unless somebody chose another linker, which may not know such a script.
-fn lays_functions_side_by_side() -> bool {
-    let is = |name: &str, value: &str| std::env::var(name).is_ok_and(|told| told == value);
-    let told_otherwise = std::env::var_os("RUSTC_LINKER").is_some()
-        || std::env::var("CARGO_ENCODED_RUSTFLAGS").is_ok_and(|flags| flags.contains("link"));
-    is("PROFILE", "release") && is("CARGO_CFG_TARGET_ENV", "gnu") && !told_otherwise
 }
 
 /// A source archive has no git: the revision is then `unknown`, not an error.

@@ -6,7 +6,6 @@
 mod demo;
 mod health;
 mod journal;
-mod memory;
 pub mod owners;
 mod probe;
 mod publisher;
@@ -189,7 +188,6 @@ async fn run_on(
     };
     let publishing = tasks.spawn(named("publisher", publisher.run()));
 
-    tasks.spawn(named("memory", after_the_start(snapshots.clone(), memory::give_back_unneeded())));
     let ready_snapshots = snapshots.clone();
     let allocations = journal::allocations(journal_reader, snapshots.clone(), clock);
     let state = WebState {
@@ -286,11 +284,6 @@ fn driver_orders(lease: &DriverLease) -> web::DriverOrders {
             Box::pin(async move { lease.resume().await.map_err(|problem| problem.to_string()) })
         }),
     }
-}
-
-async fn after_the_start(mut snapshots: watch::Receiver<Arc<Snapshot>>, task: impl Future<Output = ()>) {
-    let _ended = snapshots.wait_for(|snapshot| ready(snapshot).is_ok()).await.map(|_| ());
-    task.await;
 }
 
 async fn named(name: &'static str, task: impl Future<Output = ()>) -> &'static str {
