@@ -87,7 +87,7 @@ fn week() {
             Some(before) => *before = pod,
             None => relation.pods.push(pod),
         }
-        slots.learn(&relation, &allocatable, &node.inventory);
+        slots.learn(&relation, &allocatable, &node.inventory, true);
         node.join = join(&relation, &allocatable, &node.inventory, &slots);
         let pid = 1_000 + pods as u32;
         let uid = |pid: u32| format!("00000000-0000-4000-8000-{pid:012}");

@@ -97,6 +97,38 @@ async fn the_container_that_holds_a_device_is_on_the_page_with_what_the_device_d
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_slot_is_its_part_of_the_slots_offered_now_though_there_were_more_before() {
+    let (node, driver) = (node(Options::default()).await, FakeNvml::start(eight_gpus()));
+    let offer = |slots: usize| {
+        let slot = |slot: usize| ListedDevice { id: format!("{}::{slot}", uuid(0)), healthy: true, numa_nodes: None };
+        node.set_devices("nvidia.com/gpu", (0..slots).map(slot).collect());
+    };
+    let holders = |names: &[&str]| {
+        let pod = |(slot, name): (usize, &&str)| {
+            let id = format!("{}::{slot}", uuid(0));
+            PodSpec::new("team-a", name).container(ContainerSpec::new("main").holds("nvidia.com/gpu", &id, &[0]))
+        };
+        node.set_pods(names.iter().enumerate().map(pod).collect());
+    };
+    offer(8);
+    holders(&["trainer"]);
+    let running = with_driver(&node, &driver);
+    let gpu = on_gpu(0);
+    let allocated = |part: f64| {
+        running.until(&format!("{part} of the GPU"), |page| {
+            page.value("podmeter_device_allocated_ratio", &[&gpu]) == Some(part)
+        })
+    };
+    allocated(0.125);
+    // Another pod has the kubelet write its checkpoint, after which what it offers is asked for.
+    offer(4);
+    holders(&["trainer", "other"]);
+    allocated(0.5);
+    holders(&["trainer"]);
+    allocated(0.25);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_scrape_calls_neither_the_driver_nor_the_kubelet() {
     let (node, driver) = (one_holder().await, FakeNvml::start(eight_gpus()));
     // An hour between samples: what the driver sees from now on would come from scrapes.

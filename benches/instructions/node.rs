@@ -131,7 +131,7 @@ pub fn snapshot() -> Snapshot {
     let relation = convert::relation(list(&devices.inventory, PODS));
     let allocatable = allocatable(&devices.inventory);
     let mut slots = Slots::default();
-    slots.learn(&relation, &allocatable, &devices.inventory);
+    slots.learn(&relation, &allocatable, &devices.inventory, true);
     let join = join(&relation, &allocatable, &devices.inventory, &slots);
     let processes = processes();
     let mut ledger = Ledger::new(Duration::from_secs(300), Duration::from_secs(5));

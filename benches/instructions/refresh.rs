@@ -53,7 +53,7 @@ fn lists(count: u64, inventory: &Inventory, answers: &[Vec<u8>]) {
     let mut slots = Slots::default();
     let mut apply = |answer: &Vec<u8>| {
         let relation = convert::relation(v1::ListPodResourcesResponse::decode(answer.as_slice()).unwrap());
-        slots.learn(&relation, &allocatable, inventory);
+        slots.learn(&relation, &allocatable, inventory, true);
         let join = join(&relation, &allocatable, inventory, &slots);
         (relation, join)
     };

@@ -117,6 +117,7 @@ struct JoinCache {
     relation: Arc<Relation>,
     allocatable: Arc<Allocatable>,
     inventory: Arc<Inventory>,
+    settled: bool,
     join: Join,
 }
 
@@ -262,11 +263,12 @@ impl JoinCache {
         let same = !other_mps
             && Arc::ptr_eq(&self.relation, &relation)
             && Arc::ptr_eq(&self.allocatable, &allocatable)
-            && Arc::ptr_eq(&self.inventory, &hardware.inventory);
+            && Arc::ptr_eq(&self.inventory, &hardware.inventory)
+            && self.settled == kubelet.settled;
         if !same {
-            self.slots.learn(&relation, &allocatable, &hardware.inventory);
+            self.slots.learn(&relation, &allocatable, &hardware.inventory, kubelet.settled);
             self.join = attribution::join(&relation, &allocatable, &hardware.inventory, &self.slots);
-            (self.relation, self.allocatable) = (relation, allocatable);
+            (self.relation, self.allocatable, self.settled) = (relation, allocatable, kubelet.settled);
             self.inventory = Arc::clone(&hardware.inventory);
         }
     }

@@ -242,7 +242,8 @@ pub fn held_gpus(relation: &Relation, inventory: &Inventory) -> BTreeSet<GpuUuid
     forms.flat_map(|form| resolve(&form, inventory)).map(|target| target.gpu).collect()
 }
 
-/// How many slots each shared device has. The kubelet says so while the device is healthy; then it is remembered.
+/// How many slots each shared device has, as last offered. The kubelet offers healthy devices only, so the count of a
+/// device outlives its place in the offer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Slots {
     counts: BTreeMap<Target, usize>,
@@ -258,31 +259,39 @@ impl Slots {
         changed
     }
 
-    /// Takes in what the kubelet offers now, and what is held of it.
-    pub fn learn(&mut self, relation: &Relation, allocatable: &Allocatable, inventory: &Inventory) {
-        let offered = allocatable.devices.values().flatten();
+    /// Updates the counts from what the kubelet offers and what containers hold. An offer replaces the count of each
+    /// device in it. While the kubelet's answers are not `settled` an offer may be partial, and a count only grows. A
+    /// device that is missing from the offer (unhealthy, or its plugin is restarting) keeps its count.
+    pub fn learn(&mut self, relation: &Relation, allocatable: &Allocatable, inventory: &Inventory, settled: bool) {
         let held = relation.containers().flat_map(|container| container.devices.iter().map(|held| &held.id));
-        let mut counts: BTreeMap<Target, (BTreeSet<&DeviceId>, bool)> = BTreeMap::new();
-        for (id, is_offered) in offered.map(|id| (id, true)).chain(held.map(|id| (id, false))) {
-            let form = parse_device_id(id.as_str());
-            if form.is_replica() {
-                for target in resolve(&form, inventory) {
-                    let (ids, known) = counts.entry(target).or_default();
-                    ids.insert(id);
-                    *known |= is_offered;
-                }
-            }
-        }
-        // What is held alone does not tell how many slots there are.
-        for (target, (ids, _)) in counts.into_iter().filter(|(_, (_, known))| *known) {
+        let held = replicas(held, inventory);
+        for (target, offered) in replicas(allocatable.devices.values().flatten(), inventory) {
+            let held = held.get(&target).into_iter().flatten();
+            let known = held.chain(&offered).collect::<BTreeSet<_>>().len();
             let count = self.counts.entry(target).or_default();
-            *count = (*count).max(ids.len());
+            *count = if settled { offered.len() } else { known.max(*count) };
         }
     }
 
     fn count(&self, target: &Target) -> Option<usize> {
         self.counts.get(target).copied()
     }
+}
+
+/// By device: those of `ids` that are a slot of it.
+fn replicas<'a>(
+    ids: impl Iterator<Item = &'a DeviceId>,
+    inventory: &Inventory,
+) -> BTreeMap<Target, BTreeSet<&'a DeviceId>> {
+    let mut replicas: BTreeMap<Target, BTreeSet<&DeviceId>> = BTreeMap::new();
+    for id in ids {
+        let form = parse_device_id(id.as_str());
+        let targets = if form.is_replica() { resolve(&form, inventory) } else { vec![] };
+        for target in targets {
+            replicas.entry(target).or_default().insert(id);
+        }
+    }
+    replicas
 }
 
 fn drift(relation: &Relation, allocatable: &Allocatable, inventory: &Inventory) -> Vec<InventoryDrift> {

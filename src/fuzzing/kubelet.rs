@@ -62,7 +62,7 @@ fn allocatable(offered: &Allocatable) {
 
 fn joined(relation: &Relation, offered: &Allocatable) {
     let mut slots = Slots::default();
-    slots.learn(relation, offered, &INVENTORY);
+    slots.learn(relation, offered, &INVENTORY, true);
     let Join { holdings, .. } = join(relation, offered, &INVENTORY, &slots);
     let mut held: BTreeMap<&GpuUuid, f64> = BTreeMap::new();
     for (key, holding) in &holdings {

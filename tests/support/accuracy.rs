@@ -139,7 +139,7 @@ impl Node {
         let devices = offered.iter().map(|one| (one.name.as_str().into(), ids(&one.devices))).collect();
         let allocatable = Allocatable { devices, ..Allocatable::default() };
         let mut slots = Slots::default();
-        slots.learn(&Relation::default(), &allocatable, &inventory);
+        slots.learn(&Relation::default(), &allocatable, &inventory, true);
         let place = |(resource, device): (&String, Device)| Place { device, resource: resource.clone(), tenant: None };
         let places: Vec<Place> = offered
             .iter()

@@ -95,7 +95,7 @@ fn held(join: &Join) -> Vec<String> {
 
 fn joined(containers: Vec<Container>, allocatable: &Allocatable) -> Join {
     let mut slots = Slots::default();
-    slots.learn(&relation(containers.clone()), allocatable, &inventory());
+    slots.learn(&relation(containers.clone()), allocatable, &inventory(), true);
     join(&relation(containers), allocatable, &inventory(), &slots)
 }
 
@@ -211,9 +211,42 @@ fn a_slot_keeps_its_part_while_its_device_is_unhealthy() {
     let offered = offering("nvidia.com/gpu", &slots.iter().map(String::as_str).collect::<Vec<_>>());
     let holder = relation(vec![container("p", &[("nvidia.com/gpu", &slots[0])], &[])]);
     let mut known = Slots::default();
-    known.learn(&holder, &offered, &inventory());
-    known.learn(&holder, &Allocatable::default(), &inventory());
+    known.learn(&holder, &offered, &inventory(), true);
+    known.learn(&holder, &Allocatable::default(), &inventory(), true);
     let join = join(&holder, &Allocatable::default(), &inventory(), &known);
+    assert_eq!(held(&join), ["p GPU-a time_slicing 0.2500"]);
+}
+
+/// Slots of A that a kubelet offers.
+fn slots_of_a(count: usize) -> Allocatable {
+    let slots: Vec<String> = (0..count).map(|slot| format!("{A}::{slot}")).collect();
+    offering("nvidia.com/gpu", &slots.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+#[test]
+fn the_count_of_slots_shrinks_with_a_settled_offer() {
+    let first = format!("{A}::0");
+    let holder = relation(vec![container("p", &[("nvidia.com/gpu", &first)], &[])]);
+    let mut known = Slots::default();
+    let mut after = |count, settled| {
+        known.learn(&holder, &slots_of_a(count), &inventory(), settled);
+        held(&join(&holder, &slots_of_a(count), &inventory(), &known))[0].clone()
+    };
+    assert_eq!(after(8, true), "p GPU-a time_slicing 0.1250");
+    assert_eq!(after(4, false), "p GPU-a time_slicing 0.1250", "the offer may be partial");
+    assert_eq!(after(4, true), "p GPU-a time_slicing 0.2500");
+    assert_eq!(after(0, true), "p GPU-a time_slicing 0.2500", "the device is missing");
+    assert_eq!(after(2, true), "p GPU-a time_slicing 0.5000");
+}
+
+#[test]
+fn a_holder_of_a_slot_that_is_no_longer_offered_holds_one_of_those_offered() {
+    let last = format!("{A}::7");
+    let holder = relation(vec![container("p", &[("nvidia.com/gpu", &last)], &[])]);
+    let mut known = Slots::default();
+    known.learn(&holder, &slots_of_a(8), &inventory(), true);
+    known.learn(&holder, &slots_of_a(4), &inventory(), true);
+    let join = join(&holder, &slots_of_a(4), &inventory(), &known);
     assert_eq!(held(&join), ["p GPU-a time_slicing 0.2500"]);
 }
 
