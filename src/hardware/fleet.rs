@@ -167,8 +167,8 @@ impl Fleet {
     pub fn take(&mut self, report: Report, is_open: bool, now: Monotonic) {
         let Some(member) = self.members.get_mut(&report.gpu) else { return };
         member.busy = None;
-        if member.record.stuck {
-            member.record.stuck = false;
+        let hung = std::mem::take(&mut member.record.stuck);
+        if hung {
             info!(gpu = %report.gpu, "the stuck call has come back");
         }
         if !is_open || member.generation != report.generation {
@@ -183,7 +183,11 @@ impl Fleet {
                 member.record.lost = false;
                 member.lost_in = None;
                 member.retry_wait = self.lost_retry.0;
-                member.record.take(report.at.monotonic, report.fresh, report.pass);
+                if hung {
+                    member.record.take_late(report.at.monotonic, report.pass);
+                } else {
+                    member.record.take(report.at.monotonic, report.fresh, report.pass);
+                }
                 self.mark_present(&gpu, true);
             }
             Verdict::Lost => {

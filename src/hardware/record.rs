@@ -18,8 +18,16 @@ pub struct Record {
     slow: Option<Stamped<Slow>>,
     /// Between the last two slow passes, for a GPU without GPM.
     traffic: Traffic,
+    /// The byte counters of the last slow pass, as the driver gave them.
+    byte_counters: Option<(Monotonic, [Option<f64>; 4])>,
     /// The driver's counter of energy when last believed, in millijoules.
     energy_counter: Option<(Monotonic, u64)>,
+    /// The same when last read, believed or not: its joules up to there are in the totals.
+    counted: Option<(Monotonic, u64)>,
+    /// The present session has read the counter of energy.
+    has_counter: bool,
+    /// The readings were withdrawn: the next pass begins a session.
+    interrupted: bool,
     resets: u64,
     pub stuck: bool,
     pub lost: bool,
@@ -38,25 +46,77 @@ impl Record {
     /// Takes in a pass that answered. `fresh`: the reader's first, which knows nothing of the time before it.
     pub fn take(&mut self, at: Monotonic, fresh: bool, pass: Pass) {
         debug_assert_eq!(pass.verdict, Verdict::Answers);
-        if fresh && self.seen {
-            self.totals.uncovered_seconds += at.since(self.totals.through).as_secs_f64();
+        let begins = std::mem::take(&mut self.interrupted) || fresh;
+        if begins && self.seen {
+            self.end_gap(at, &pass.integrals);
+        } else {
+            self.add(at, pass.integrals);
         }
+        self.has_counter &= !begins;
         self.seen = true;
+        self.count_energy_of_gap(at, pass.energy_counter);
         self.notice_reset(at, pass.energy_counter);
         self.totals.through = self.totals.through.max(at);
-        self.add(at, pass.integrals);
-        if let Some(value) = pass.fast {
+        self.set(at, pass.fast, pass.medium, pass.slow);
+    }
+
+    /// Takes in the values of a pass whose call hung. It is not known which time they cover, so they are in no total, and
+    /// the next pass begins a session.
+    pub fn take_late(&mut self, at: Monotonic, pass: Pass) {
+        self.interrupted = true;
+        self.set(at, pass.fast, pass.medium, pass.slow);
+    }
+
+    /// Ends the time since the last pass of the session before. Nothing but the energy counter covers it, whatever a
+    /// reader integrates over it.
+    fn end_gap(&mut self, at: Monotonic, known: &Integrals) {
+        let seconds = at.since(self.totals.through).as_secs_f64();
+        self.totals.uncovered_seconds += seconds;
+        self.totals.gaps.seconds += seconds;
+        self.totals.gaps.until = at;
+        let zero = |integral: Option<f64>| integral.map(|_| 0.0);
+        self.add(
+            at,
+            Integrals {
+                busy_seconds: zero(known.busy_seconds),
+                memory_busy_seconds: zero(known.memory_busy_seconds),
+                energy_joules: zero(known.energy_joules),
+                instance_busy_seconds: Some(vec![]),
+                process_sm_seconds: known.process_sm_seconds.as_ref().map(|_| vec![]),
+                ..Integrals::default()
+            },
+        );
+    }
+
+    /// At the first reading of the counter in a session: what it has gained since the session before. A counter that fell
+    /// or leapt does not span the gap.
+    fn count_energy_of_gap(&mut self, at: Monotonic, counter: Option<u64>) {
+        let Some(counter) = counter else { return };
+        let before = self.counted.replace((at, counter)).filter(|_| !self.has_counter);
+        self.has_counter = true;
+        let Some((then, before)) = before else { return };
+        if let Some(gain) = counter.checked_sub(before).map(|gain| gain as f64)
+            && gain <= credible_millijoules(then, at)
+        {
+            raise(&mut self.totals.energy_joules, Some(gain / 1000.0));
+            self.totals.gaps.energy_joules += gain / 1000.0;
+        }
+    }
+
+    fn set(&mut self, at: Monotonic, fast: Option<Fast>, medium: Option<Medium>, slow: Option<Slow>) {
+        if let Some(value) = fast {
             self.fast = Some(Stamped { at, value });
         }
-        if let Some(mut value) = pass.medium {
+        if let Some(mut value) = medium {
             self.monotone.medium(&mut value);
             self.medium = Some(Stamped { at, value });
         }
-        if let Some(mut value) = pass.slow {
+        if let Some(mut value) = slow {
+            let counters = byte_counters(&value);
+            let before = self.byte_counters.replace((at, counters));
+            self.traffic = before.map(|before| traffic(before, (at, counters))).unwrap_or_default();
             self.monotone.slow(&mut value);
-            let slow = Stamped { at, value };
-            self.traffic = self.slow.as_ref().map(|before| traffic(before, &slow)).unwrap_or_default();
-            self.slow = Some(slow);
+            self.slow = Some(Stamped { at, value });
         }
     }
 
@@ -64,8 +124,7 @@ impl Record {
     fn notice_reset(&mut self, at: Monotonic, counter: Option<u64>) {
         let Some(counter) = counter else { return };
         if let Some((then, before)) = self.energy_counter {
-            let credible = CREDIBLE_MILLIWATTS * (at.since(then).as_secs_f64() + 1.0);
-            if counter.saturating_sub(before) as f64 > credible {
+            if counter.saturating_sub(before) as f64 > credible_millijoules(then, at) {
                 return;
             }
             self.resets += u64::from(counter < before);
@@ -93,8 +152,10 @@ impl Record {
         self.totals.uncovered_seconds += integrals.uncovered_seconds.max(0.0);
     }
 
-    /// Drops the readings; the totals stay.
+    /// Drops the readings; the totals stay. The time until the next pass is a gap.
     pub fn withdraw(&mut self) {
+        self.interrupted = true;
+        self.byte_counters = None;
         self.fast = None;
         self.medium = None;
         self.slow = None;
@@ -126,19 +187,24 @@ fn raise(total: &mut Option<f64>, addition: Option<f64>) {
     }
 }
 
-/// Of counters that have been made monotonic.
-fn traffic(before: &Stamped<Slow>, now: &Stamped<Slow>) -> Traffic {
-    let seconds = now.at.since(before.at).as_secs_f64();
-    let rate = |read: fn(&Slow) -> Option<f64>| {
-        let bytes = read(&now.value)? - read(&before.value)?;
+fn credible_millijoules(from: Monotonic, to: Monotonic) -> f64 {
+    CREDIBLE_MILLIWATTS * (to.since(from).as_secs_f64() + 1.0)
+}
+
+/// PCIe transmitted and received, NVLink transmitted and received.
+fn byte_counters(slow: &Slow) -> [Option<f64>; 4] {
+    let (pcie, nvlink) = (&slow.pcie, &slow.nvlink);
+    [pcie.transmitted_bytes, pcie.received_bytes, nvlink.transmitted_bytes, nvlink.received_bytes]
+}
+
+/// Of one that fell no rate is known: it began anew, and what it had counted until then is not told.
+fn traffic(before: (Monotonic, [Option<f64>; 4]), now: (Monotonic, [Option<f64>; 4])) -> Traffic {
+    let seconds = now.0.since(before.0).as_secs_f64();
+    let rate = |counter: usize| {
+        let bytes = now.1[counter]? - before.1[counter]?;
         (seconds > 0.0 && bytes >= 0.0).then(|| bytes / seconds)
     };
-    Traffic {
-        pcie_transmitted: rate(|slow| slow.pcie.transmitted_bytes),
-        pcie_received: rate(|slow| slow.pcie.received_bytes),
-        nvlink_transmitted: rate(|slow| slow.nvlink.transmitted_bytes),
-        nvlink_received: rate(|slow| slow.nvlink.received_bytes),
-    }
+    Traffic { pcie_transmitted: rate(0), pcie_received: rate(1), nvlink_transmitted: rate(2), nvlink_received: rate(3) }
 }
 
 fn current<T: Clone>(stamped: Option<&Stamped<T>>, now: Monotonic, limit: Duration) -> Option<Stamped<T>> {
@@ -148,6 +214,7 @@ fn current<T: Clone>(stamped: Option<&Stamped<T>>, now: Monotonic, limit: Durati
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Gaps;
 
     const STALENESS: Staleness =
         Staleness { fast: Duration::from_secs(5), medium: Duration::from_secs(30), slow: Duration::from_secs(180) };
@@ -173,6 +240,51 @@ mod tests {
         assert_eq!(readings.totals.through, Monotonic::from_secs(10));
     }
 
+    fn counting(counter: u64, energy: f64) -> Pass {
+        let integrals = Integrals { energy_joules: Some(energy), ..pass(0.5).integrals };
+        Pass { energy_counter: Some(counter), integrals, ..Pass::default() }
+    }
+
+    #[test]
+    fn a_gap_has_the_joules_of_a_counter_that_spans_it() {
+        let mut record = Record::default();
+        record.take(Monotonic::from_secs(1), true, counting(1_000, 0.0));
+        record.take(Monotonic::from_secs(2), false, counting(301_000, 300.0));
+        record.withdraw();
+        record.take(Monotonic::from_secs(62), true, counting(18_301_000, 0.0));
+        let totals = |record: &Record| record.readings(Monotonic::from_secs(62), STALENESS).totals;
+        let gaps = Gaps { seconds: 60.0, energy_joules: 18_000.0, until: Monotonic::from_secs(62) };
+        assert_eq!((totals(&record).energy_joules, totals(&record).gaps), (Some(18_300.0), gaps));
+        // A reload: the counter begins anew.
+        record.take(Monotonic::from_secs(92), true, counting(5_000, 0.0));
+        record.take(Monotonic::from_secs(93), false, counting(305_000, 300.0));
+        assert_eq!((totals(&record).energy_joules, totals(&record).gaps.seconds), (Some(18_600.0), 90.0));
+    }
+
+    #[test]
+    fn a_counter_that_the_first_pass_does_not_tell_still_spans_the_gap() {
+        let mut record = Record::default();
+        record.take(Monotonic::from_secs(1), true, counting(1_000, 0.0));
+        record.take(Monotonic::from_secs(11), true, Pass::default());
+        record.take(Monotonic::from_secs(12), false, counting(4_000, 0.0));
+        record.take(Monotonic::from_secs(13), false, counting(5_000, 1.0));
+        let totals = record.readings(Monotonic::from_secs(13), STALENESS).totals;
+        assert_eq!((totals.energy_joules, totals.gaps.energy_joules), (Some(4.0), 3.0));
+    }
+
+    #[test]
+    fn the_time_of_a_hung_call_is_a_gap_whatever_its_reader_integrates() {
+        let mut record = Record::default();
+        record.take(Monotonic::from_secs(1), true, counting(0, 0.0));
+        record.take(Monotonic::from_secs(2), false, counting(100_000, 100.0));
+        record.withdraw();
+        record.take_late(Monotonic::from_secs(3), counting(6_100_000, 6000.0));
+        record.take(Monotonic::from_secs(63), false, counting(6_200_000, 100.0));
+        let totals = record.readings(Monotonic::from_secs(63), STALENESS).totals;
+        assert_eq!((totals.busy_seconds, totals.uncovered_seconds, totals.gaps.seconds), (Some(1.0), 61.0, 61.0));
+        assert_eq!((totals.energy_joules, totals.gaps.energy_joules), (Some(6_200.0), 6_100.0));
+    }
+
     #[test]
     fn traffic_is_the_counters_where_gpm_does_not_say() {
         let mut record = Record::default();
@@ -193,9 +305,10 @@ mod tests {
         let read = traffic(&record, 61);
         assert_eq!((read.pcie_transmitted, read.pcie_received), (Some(100.0), None));
         assert_eq!(read.nvlink_received, Some(7.0), "GPM goes first");
-        // The driver's counter began anew.
         record.take(Monotonic::from_secs(121), false, pass(600.0));
-        assert_eq!(traffic(&record, 121).pcie_transmitted, Some(10.0));
+        assert_eq!(traffic(&record, 121).pcie_transmitted, None, "the counter began anew");
+        record.take(Monotonic::from_secs(181), true, pass(1200.0));
+        assert_eq!(traffic(&record, 181).pcie_transmitted, Some(10.0), "it spans the change of the reader");
     }
 
     #[test]

@@ -44,8 +44,10 @@ pub struct Totals {
     /// Those that the last pass told of; one that comes back begins at 0. Empty on a whole GPU.
     #[serde(skip)]
     pub instance_busy_seconds: BTreeMap<u32, f64>,
-    /// Time that neither samples nor the fallback cover.
+    /// Time that no sample covers: the gaps, and time in a session for which the driver gives neither samples nor a rate.
     pub uncovered_seconds: f64,
+    #[serde(skip)]
+    pub gaps: Gaps,
     /// By pid: how much each process has worked the SMs. `None` while the driver has not said, as on a partitioned GPU,
     /// which never does; a process that is not named has not worked of late.
     ///
@@ -57,6 +59,18 @@ pub struct Totals {
     /// another process: whoever joins it with a container compares the process's start with `began`.
     #[serde(skip)]
     pub process_sm_seconds: Option<BTreeMap<u32, ProcessSmSeconds>>,
+}
+
+/// Time between two passes that are not of the same session: the driver was released or reloaded, the GPU was lost, a call
+/// hung, or the reader was replaced. Sums since the agent first saw the GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Gaps {
+    /// Part of `Totals::uncovered_seconds`.
+    pub seconds: f64,
+    /// Part of `Totals::energy_joules`: of those gaps that the driver's energy counter spans.
+    pub energy_joules: f64,
+    /// When the last one ended: the first pass of the present session.
+    pub until: Monotonic,
 }
 
 /// The work of one process on one GPU since `began`.

@@ -299,6 +299,7 @@ fn whole_readings() -> DeviceReadings {
             engine_busy_seconds: BTreeMap::from([("encoder", 0.0), ("decoder", 1.5)]),
             energy_joules: Some(210_000.125),
             uncovered_seconds: 0.5,
+            gaps: Gaps::default(),
             process_sm_seconds: None,
             instance_busy_seconds: BTreeMap::new(),
         },
