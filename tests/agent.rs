@@ -69,7 +69,8 @@ async fn the_container_that_holds_a_device_is_on_the_page_with_what_the_device_d
     let allocated = page.value("podmeter_container_allocated_seconds_total", &labels).unwrap();
     let busy = page.value("podmeter_container_busy_seconds_total", &labels).unwrap();
     let idle = page.value("podmeter_container_idle_seconds_total", &labels).unwrap();
-    assert!((allocated - busy - idle).abs() < 1e-6, "{allocated} = {busy} + {idle}");
+    let uncovered = page.value("podmeter_container_uncovered_seconds_total", &labels).unwrap();
+    assert!((allocated - busy - idle - uncovered).abs() < 1e-6, "{allocated} = {busy} + {idle} + {uncovered}");
     assert_eq!(page.count("podmeter_container_allocation_info", &[]), 1);
     assert_eq!(page.count("podmeter_device_info", &[]), 8);
     assert_eq!(page.value("podmeter_device_power_watts", &[&gpu]), Some(300.0));

@@ -2,7 +2,7 @@
 //!
 //! Each device has its own clock, which stands at the time its readings are complete to. When a reading moves that clock
 //! on, the interval it covers is cut into stretches wherever somebody took hold or let go, and each stretch gets its part
-//! of the interval by time (`device`). A stretch has
+//! of the interval by time (`books`). A stretch has
 //!
 //! - A, allocated: what its holders hold of the device, in seconds (1, 1 of the slots, slices of a MIG device),
 //! - B, busy seconds, and E, joules,
@@ -17,15 +17,24 @@
 //! | MIG with GPM | activity of the part × its slices | idle power is `idle`, the rest like B |
 //! | MIG without | not known | by slices |
 //! | nobody | `unknown`, or by SM time | idle power is `idle`, the rest like B |
+//! | not read (`silence`) | not known; what the driver tells of it later is `unknown` | by holding, where the energy counter spans it |
 //!
 //! Everything else has a reason and goes to the remainder, so that shares and remainder add up to the device (`audit`).
-//! M, memory, is of a moment and divided by process lists (`memory`). Idle power is learned from time in which the device
-//! was not busy (`idle_power`). Seconds and joules before the first sight of a total, and those of a silence of the device
-//! in which its holders changed, are nobody's (`clock`). Idle = allocated − busy; a slot that was busier than its part
-//! has borrowed the difference.
+//! M, memory, is of a moment and divided by process lists (`memory`). Seconds and joules before the first sight of a total
+//! are nobody's (`clock`).
+//!
+//! An interval counts as read when both of its ends are of the same session. All other time is a silence: the driver was
+//! released or reloaded, the GPU was lost, a call hung, readings are late, or a new reader began. It is allocated and
+//! uncovered. Uncovered too is time in a session for which the driver gives no samples, and all time of a device that
+//! does not tell its busy time. Idle power is learned from read intervals alone, covered by samples, in which the device
+//! was not busy (`idle_power`).
+//!
+//! For each holder, allocated = busy + idle + uncovered − borrowed. A slot that was busier than its part has borrowed the
+//! difference.
 
 mod activity;
 mod audit;
+mod books;
 mod clock;
 mod device;
 mod division;
@@ -34,6 +43,7 @@ mod gauges;
 mod idle_power;
 mod memory;
 mod partition;
+mod silence;
 mod spread;
 mod weights;
 
@@ -42,15 +52,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::audit::Audit;
-use self::clock::Interval;
+use self::clock::Advance;
 use self::device::{Device, Known, Tenant};
 use self::entry::Entry;
 use self::gauges::Present;
 use self::partition::Partitions;
+use self::silence::Silence;
 use super::join::Join;
 use super::processes::DeviceProcesses;
 use crate::model::{
-    Account, DeviceReadings, GpuUuid, Inventory, Moment, Monotonic, Quantity, Remainder, UnallocatedUse,
+    Account, DeviceReadings, Gpu, GpuUuid, Inventory, Moment, Monotonic, Quantity, Remainder, Totals, UnallocatedUse,
 };
 
 /// A page that nobody reads must not grow for ever: beyond this many the longest-ended accounts go first.
@@ -134,24 +145,16 @@ impl Ledger {
         self.sequence += 1;
         for (key, holding) in &observation.join.holdings {
             let device = self.devices.entry(key.gpu.clone()).or_insert_with(|| Device::new(&key.gpu, now));
-            let changed = match device.entries.get_mut(&(key.container.clone(), key.mig.clone())) {
+            match device.entries.get_mut(&(key.container.clone(), key.mig.clone())) {
                 Some(entry) => entry.hold(holding, now, self.sequence),
                 None => {
                     let entry = Entry::opened(key, holding, now, self.sequence);
                     device.entries.insert((key.container.clone(), key.mig.clone()), entry);
-                    true
                 }
-            };
-            if changed {
-                device.clock.holders_changed(now.monotonic);
             }
         }
-        for device in self.devices.values_mut() {
-            for entry in device.entries.values_mut() {
-                if entry.close_unless_seen(self.sequence, now.monotonic) {
-                    device.clock.holders_changed(now.monotonic);
-                }
-            }
+        for entry in self.devices.values_mut().flat_map(|device| device.entries.values_mut()) {
+            entry.close_unless_seen(self.sequence, now.monotonic);
         }
     }
 
@@ -165,21 +168,27 @@ impl Ledger {
             if device.clock.read && through <= device.clock.accounted {
                 continue;
             }
+            let known_gpu = observation.inventory.gpus.get(gpu);
             let active = device.activity.ratios(&readings.totals);
-            let partitions = Partitions::of(observation.inventory.gpus.get(gpu), &active, processes);
             if !device.clock.read {
-                device.begin(through, now, &mut self.audit);
+                device.begin(&readings.totals, known_gpu, now);
             }
             let busy = self.audit.amount(Quantity::Busy, readings.totals.busy_seconds);
             let energy = self.audit.amount(Quantity::Energy, readings.totals.energy_joules);
-            let interval = device.clock.advance(through, busy, energy);
+            let Advance { silence, interval } = device.clock.advance(&readings.totals, busy, energy);
+            if let Some(silence) = silence {
+                device.be_silent(silence.from, silence.to, unread(known_gpu).as_ref(), now);
+                device.end_silence(silence.energy_joules, &mut self.audit);
+            }
+            let partitions = Partitions::of(known_gpu, &active, processes);
             device.account(&interval, &Known { processes, partitions }, now, &mut self.audit);
         }
-        for device in self.devices.values_mut() {
+        for (gpu, device) in &mut self.devices {
             let held = device.entries.values().any(|entry| !entry.is_final());
             if held && now.monotonic.since(device.clock.accounted) > self.readings_late {
-                let interval = device.clock.be_late(now.monotonic);
-                device.account(&interval, &Known { processes: None, partitions: None }, now, &mut self.audit);
+                let since = device.clock.be_late(now.monotonic);
+                let partitions = unread(observation.inventory.gpus.get(gpu));
+                device.be_silent(since, now.monotonic, partitions.as_ref(), now);
             }
         }
     }
@@ -204,16 +213,17 @@ impl Ledger {
     }
 }
 
+/// The MIG devices of a GPU in time in which they tell nothing.
+fn unread(gpu: Option<&Gpu>) -> Option<Partitions<'_>> {
+    Partitions::of(gpu, &BTreeMap::new(), None)
+}
+
 impl Device {
     /// The first reading is where counting starts; who held the device before has it allocated all the same.
-    fn begin(&mut self, through: Monotonic, now: Moment, audit: &mut Audit) {
-        self.clock.read = true;
-        if through > self.clock.accounted && !self.entries.is_empty() {
-            let interval = Interval::silent(self.clock.accounted, through);
-            self.account(&interval, &Known { processes: None, partitions: None }, now, audit);
-        }
-        self.clock.accounted = through;
-        self.clock.late_since = None;
+    fn begin(&mut self, totals: &Totals, gpu: Option<&Gpu>, now: Moment) {
+        self.be_silent(self.clock.accounted, totals.through, unread(gpu).as_ref(), now);
+        self.silence = Silence::default();
+        self.clock.begin(totals);
     }
 }
 

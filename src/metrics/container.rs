@@ -36,12 +36,19 @@ static IDLE: Descriptor = Descriptor::counter(
     LEDGER,
     "GPU-seconds held and not busy, of the time in which busy seconds are known.",
 );
+static UNCOVERED: Descriptor = Descriptor::counter(
+    "podmeter_container_uncovered_seconds_total",
+    ATTRIBUTED,
+    "seconds",
+    LEDGER,
+    "GPU-seconds held in which busy seconds are not known: neither busy nor idle.",
+);
 static LAST_ACTIVE: Descriptor = Descriptor::gauge(
     "podmeter_container_last_active_timestamp_seconds",
     ATTRIBUTED,
     "seconds",
     LEDGER,
-    "Unix time of the last activity; the start of the allocation if there was none.",
+    "Unix time of the last activity, or of the last time without readings; else the start of the allocation.",
 );
 static UTILIZATION: Descriptor = Descriptor::gauge(
     "podmeter_container_utilization_ratio",
@@ -107,6 +114,7 @@ pub(super) const GROUP: Group = Group {
         &ALLOCATED,
         &BUSY,
         &IDLE,
+        &UNCOVERED,
         &LAST_ACTIVE,
         &UTILIZATION,
         &SM_ACTIVE,
@@ -127,6 +135,7 @@ static COUNTERS: &[(&Descriptor, Read)] = &[
     (&ALLOCATED, |account| account.allocated_seconds.map(Into::into)),
     (&BUSY, |account| account.busy_seconds.map(Into::into)),
     (&IDLE, |account| account.idle_seconds.map(Into::into)),
+    (&UNCOVERED, |account| account.uncovered_seconds.map(Into::into)),
     (&ENERGY, |account| account.energy_joules.map(Into::into)),
 ];
 

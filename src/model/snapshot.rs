@@ -143,9 +143,12 @@ pub struct Account {
     pub busy_seconds: Option<f64>,
     /// Held and not busy, of the time in which busy seconds are known.
     pub idle_seconds: Option<f64>,
-    /// Busy beyond the slot held, while others left theirs: busy + idle = allocated + borrowed, where busy is known.
+    /// Allocated seconds in which it is not known whether the device was busy: nothing read it then, or it does not tell.
+    pub uncovered_seconds: Option<f64>,
+    /// Busy beyond the slot held, while others left theirs: busy + idle + uncovered = allocated + borrowed.
     pub borrowed_seconds: Option<f64>,
     pub energy_joules: Option<f64>,
+    /// `None` while it is not known whether it is active.
     pub last_active: Option<UnixSeconds>,
     /// Of what it holds, 0 to 1.
     pub utilization_ratio: Option<f64>,
@@ -176,6 +179,7 @@ impl Account {
             allocated_seconds: None,
             busy_seconds: None,
             idle_seconds: None,
+            uncovered_seconds: None,
             borrowed_seconds: None,
             energy_joules: None,
             last_active: None,

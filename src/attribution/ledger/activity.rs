@@ -10,12 +10,17 @@ pub struct Activity {
 }
 
 impl Activity {
-    /// By GPU instance: the part of the time since the last call in which it was busy, 0 to 1. Those that tell nothing
-    /// are not in it.
+    /// By GPU instance: the part of the time since the last call, or since the last gap, in which it was busy, 0 to 1.
+    /// Those that tell nothing are not in it.
     pub fn ratios(&mut self, totals: &Totals) -> BTreeMap<u32, f64> {
-        let length = totals.through.since(self.through).as_secs_f64();
-        let before = std::mem::replace(&mut self.busy_seconds, totals.instance_busy_seconds.clone());
-        self.through = totals.through;
+        let mut before = std::mem::replace(&mut self.busy_seconds, totals.instance_busy_seconds.clone());
+        let mut from = std::mem::replace(&mut self.through, totals.through);
+        if totals.gaps.until > from {
+            // Instances began to count anew with the reader.
+            before.clear();
+            from = totals.gaps.until;
+        }
+        let length = totals.through.since(from).as_secs_f64();
         if length <= 0.0 {
             return BTreeMap::new();
         }
@@ -31,6 +36,7 @@ impl Activity {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Gaps;
 
     #[test]
     fn it_is_the_mean_of_the_time_since_it_was_last_asked() {
@@ -44,5 +50,12 @@ mod tests {
         assert_eq!(activity.ratios(&totals(14, &[(1, 6.0), (2, 1.0)])), [(1, 0.5), (2, 0.25)].into());
         assert_eq!(activity.ratios(&totals(15, &[(2, 1.0)])), [(2, 0.0)].into());
         assert_eq!(activity.ratios(&totals(16, &[(1, 0.5)])), [(1, 0.5)].into(), "it began anew");
+        let after_gap = |second, until, instances: &[(u32, f64)]| Totals {
+            gaps: Gaps { until: Monotonic::from_secs(until), ..Gaps::default() },
+            ..totals(second, instances)
+        };
+        assert_eq!(activity.ratios(&after_gap(60, 60, &[])), [].into(), "nothing is told of the gap");
+        assert_eq!(activity.ratios(&after_gap(62, 60, &[(1, 1.0)])), [(1, 0.5)].into());
+        assert_eq!(activity.ratios(&after_gap(94, 90, &[(1, 2.0)])), [(1, 0.5)].into(), "the gap is not its time");
     }
 }

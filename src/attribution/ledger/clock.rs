@@ -1,10 +1,8 @@
-use crate::model::{Divided, Monotonic};
+use super::division::is_nothing;
+use crate::model::{Divided, Gaps, Monotonic, Totals};
 
 /// Busy time that the driver has told for time the clock has not reached yet.
 const CARRY_LIMIT_SECONDS: f64 = 2.0;
-
-/// In a long silence the first ones say enough.
-const CHANGES_LIMIT: usize = 64;
 
 /// Up to when one device is accounted, and what its totals were then.
 #[derive(Debug)]
@@ -12,45 +10,55 @@ pub struct DeviceClock {
     pub accounted: Monotonic,
     /// Whether a reading has been seen; the first one is where counting starts.
     pub read: bool,
-    /// When somebody took hold or let go since `accounted`, or in the silence that it is in.
-    changes: Vec<Monotonic>,
-    /// Since when `accounted` has gone on without readings.
-    pub late_since: Option<Monotonic>,
+    /// `accounted` has gone on without readings.
+    late: bool,
     busy_seconds: Option<f64>,
     energy_joules: Option<f64>,
+    uncovered_seconds: f64,
+    gaps: Gaps,
     busy_carry: f64,
 }
 
-/// What one interval of a device brought.
+/// What the time since the clock last moved brought: first a silence, where there was one, then an interval that was read
+/// at both ends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Advance {
+    pub silence: Option<Silent>,
+    pub interval: Interval,
+}
+
+/// The end of a silence of the device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Silent {
+    pub from: Monotonic,
+    pub to: Monotonic,
+    /// Of the whole silence, which may have begun before `from`.
+    pub energy_joules: Option<f64>,
+}
+
+/// Time that was read at both ends by the same session; perhaps none.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interval {
     pub from: Monotonic,
     pub to: Monotonic,
-    /// From here on the time is not allocated to its holders yet; later than `from` after a silence of the device.
-    pub allocated_from: Monotonic,
     pub busy_seconds: Option<f64>,
     pub energy_joules: Option<f64>,
+    /// Of its time: for so long the driver gave no samples.
+    pub uncovered_seconds: f64,
     /// Of time that cannot be told apart any more.
     pub nobodys_busy_seconds: f64,
     pub nobodys_energy_joules: f64,
 }
 
 impl Interval {
-    /// Time in which the device told nothing.
-    pub fn silent(from: Monotonic, to: Monotonic) -> Self {
-        Self {
-            from,
-            to,
-            allocated_from: from,
-            busy_seconds: None,
-            energy_joules: None,
-            nobodys_busy_seconds: 0.0,
-            nobodys_energy_joules: 0.0,
-        }
-    }
-
     pub fn seconds(&self) -> f64 {
         self.to.since(self.from).as_secs_f64()
+    }
+
+    /// The part of its time that samples cover.
+    pub fn covered_ratio(&self) -> f64 {
+        let seconds = self.seconds();
+        if seconds > 0.0 { (1.0 - self.uncovered_seconds / seconds).clamp(0.0, 1.0) } else { 0.0 }
     }
 }
 
@@ -59,56 +67,88 @@ impl DeviceClock {
         Self {
             accounted: at,
             read: false,
-            changes: vec![],
-            late_since: None,
+            late: false,
             busy_seconds: None,
             energy_joules: None,
+            uncovered_seconds: 0.0,
+            gaps: Gaps::default(),
             busy_carry: 0.0,
         }
     }
 
-    /// Somebody took hold or let go.
-    pub fn holders_changed(&mut self, now: Monotonic) {
-        if self.changes.last() != Some(&now) && self.changes.len() < CHANGES_LIMIT {
-            self.changes.push(now);
-        }
+    /// The first reading: what was before it is covered by nothing.
+    pub fn begin(&mut self, totals: &Totals) {
+        self.read = true;
+        self.late = false;
+        self.accounted = totals.through;
+        (self.uncovered_seconds, self.gaps) = (totals.uncovered_seconds, totals.gaps);
     }
 
-    /// Goes on to `now` without a reading.
-    pub fn be_late(&mut self, now: Monotonic) -> Interval {
-        self.late_since.get_or_insert(self.accounted);
-        Interval::silent(std::mem::replace(&mut self.accounted, now), now)
+    /// Goes on to `now` without a reading. Gives back from when.
+    pub fn be_late(&mut self, now: Monotonic) -> Monotonic {
+        self.late = true;
+        std::mem::replace(&mut self.accounted, now)
     }
 
-    pub fn advance(&mut self, through: Monotonic, busy_total: Option<f64>, energy_total: Option<f64>) -> Interval {
-        let allocated_from = std::mem::replace(&mut self.accounted, through);
-        let silent_since = self.late_since.take();
-        // What was done in a silence belongs to whoever held the device all that time, or to nobody.
-        let within = |since: Monotonic| self.changes.iter().any(|change| since < *change && *change < through);
-        let same_holders = silent_since.is_none_or(|since| !within(since));
-        self.changes.retain(|change| *change > through);
-        let from = silent_since.filter(|_| same_holders).unwrap_or(allocated_from);
-        let mut interval = Interval { allocated_from, ..Interval::silent(from, through) };
+    /// `busy` and `energy`: the totals, where they are amounts.
+    pub fn advance(&mut self, totals: &Totals, busy: Option<f64>, energy: Option<f64>) -> Advance {
+        let through = totals.through;
+        let from = std::mem::replace(&mut self.accounted, through);
+        let was_late = std::mem::take(&mut self.late);
+        let before = std::mem::replace(&mut self.gaps, totals.gaps);
+        let has_gap = totals.gaps.until > before.until;
+        let silent_until = match (has_gap, was_late) {
+            (true, _) => totals.gaps.until.clamp(from, through),
+            (false, true) => through,
+            (false, false) => from,
+        };
+        let uncovered = totals.uncovered_seconds - self.uncovered_seconds - (totals.gaps.seconds - before.seconds);
+        self.uncovered_seconds = totals.uncovered_seconds;
+        let mut interval = Interval {
+            from: silent_until,
+            to: through,
+            busy_seconds: None,
+            energy_joules: None,
+            uncovered_seconds: uncovered.max(0.0).min(through.since(silent_until).as_secs_f64()),
+            nobodys_busy_seconds: 0.0,
+            nobodys_energy_joules: 0.0,
+        };
+        let is_silent = has_gap || was_late;
+        let mut silence = is_silent.then_some(Silent { from, to: silent_until, energy_joules: None });
         // The first sight of a total is where it starts: what it had before is nobody's.
-        match gain(&mut self.energy_joules, energy_total) {
-            Some((true, energy)) if same_holders => interval.energy_joules = Some(energy),
-            Some((_, energy)) => interval.nobodys_energy_joules = energy,
-            None => {}
-        }
-        match gain(&mut self.busy_seconds, busy_total) {
-            Some((true, busy)) => {
-                // Samples come in steps of a sixth of a second or more, and up to two seconds late: what one interval
-                // has too much of, the next has too little.
-                let due = busy + self.busy_carry;
-                let taken = if same_holders { due.min(interval.seconds()) } else { 0.0 };
-                self.busy_carry = if same_holders { (due - taken).min(CARRY_LIMIT_SECONDS) } else { 0.0 };
-                interval.busy_seconds = same_holders.then_some(taken);
-                interval.nobodys_busy_seconds = due - taken - self.busy_carry;
+        let of_gaps = |energy| (totals.gaps.energy_joules - before.energy_joules).clamp(0.0, energy);
+        match (gain(&mut self.energy_joules, energy), &mut silence) {
+            (Some((true, energy)), None) => {
+                // Of a gap that is divided already.
+                interval.nobodys_energy_joules = of_gaps(energy);
+                interval.energy_joules = Some(energy - interval.nobodys_energy_joules);
             }
+            (Some((true, energy)), Some(silence)) => {
+                let of_gaps = of_gaps(energy);
+                let of_silence = if silent_until < through { of_gaps } else { energy };
+                silence.energy_joules = Some(of_silence);
+                interval.energy_joules = (silent_until < through).then_some(energy - of_silence);
+            }
+            (Some((false, energy)), _) => interval.nobodys_energy_joules = energy,
+            (None, _) => {}
+        }
+        match gain(&mut self.busy_seconds, busy) {
+            Some((true, busy)) => self.divide_busy(busy, is_silent, &mut interval),
             Some((false, busy)) => interval.nobodys_busy_seconds = busy,
             None => {}
         }
-        interval
+        Advance { silence, interval }
+    }
+
+    /// Samples come in steps of a sixth of a second or more, and up to two seconds late: what one interval has too much of,
+    /// the next has too little. What the driver tells of a silence is nobody's: its time is neither busy nor idle.
+    fn divide_busy(&mut self, gain: f64, is_silent: bool, interval: &mut Interval) {
+        let due = gain + self.busy_carry;
+        let room = interval.seconds() - interval.uncovered_seconds;
+        let taken = due.min(room.max(0.0));
+        self.busy_carry = if is_silent { 0.0 } else { (due - taken).min(CARRY_LIMIT_SECONDS) };
+        interval.busy_seconds = (!is_nothing(room)).then_some(taken);
+        interval.nobodys_busy_seconds = due - taken - self.busy_carry;
     }
 
     /// What the device's totals were when it was last accounted, less what is not divided yet.

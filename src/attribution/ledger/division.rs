@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use crate::model::Reason;
 
-/// Busy seconds that are only what rounding left.
+/// Seconds that are only what rounding left.
 #[must_use]
-pub fn is_nothing(busy_seconds: f64) -> bool {
-    busy_seconds < 1e-9
+pub fn is_nothing(seconds: f64) -> bool {
+    seconds < 1e-9
 }
 
 /// One holder in a stretch.

@@ -18,6 +18,8 @@ pub struct Entry {
     pub seen: u64,
     /// Part of the device's time in which it was busy, over the last interval that told.
     pub busy_ratio: Option<f64>,
+    /// Whether it was busy in the last interval is not known.
+    is_unread: bool,
 }
 
 /// How a device is held, as far as accounting goes.
@@ -42,9 +44,15 @@ pub struct Gain {
     /// `None` where no share was known.
     pub allocated: Option<f64>,
     pub busy: Option<f64>,
-    /// Allocated seconds of the time in which busy is known; `None` where some share was not known.
-    pub allocated_with_busy: Option<f64>,
+    /// Of the time in which both the share and busy are known; `None` where there is none.
+    pub covered: Option<Covered>,
     pub energy: Option<f64>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Covered {
+    pub allocated: f64,
+    pub busy: f64,
 }
 
 impl Entry {
@@ -52,14 +60,15 @@ impl Entry {
         let account = Account {
             holding: Some(holding.clone()),
             allocated_seconds: holding.share.map(|_| 0.0),
+            uncovered_seconds: holding.share.map(|_| 0.0),
             ..Account::new(key.container.clone(), key.gpu.clone(), key.mig.clone(), now.unix)
         };
         let open = Some((now.monotonic, Grip::of(holding)));
-        Self { account, open, closed: vec![], final_since_scrape: None, seen, busy_ratio: None }
+        Self { account, open, closed: vec![], final_since_scrape: None, seen, busy_ratio: None, is_unread: false }
     }
 
-    /// Holds on, or takes hold again. True when that is a change.
-    pub fn hold(&mut self, holding: &Holding, now: Moment, seen: u64) -> bool {
+    /// Holds on, or takes hold again.
+    pub fn hold(&mut self, holding: &Holding, now: Moment, seen: u64) {
         self.seen = seen;
         let grip = Grip::of(holding);
         if self.account.holding.as_ref().is_none_or(|held| !alike(held, holding)) {
@@ -71,28 +80,23 @@ impl Entry {
             self.final_since_scrape = None;
         }
         match self.open {
-            Some((_, held)) if held == grip => false,
+            Some((_, held)) if held == grip => {}
             Some((from, held)) => {
                 self.closed.push(Span { from, to: now.monotonic, grip: held });
                 self.open = Some((now.monotonic, grip));
-                true
             }
-            None => {
-                self.open = Some((now.monotonic, grip));
-                true
-            }
+            None => self.open = Some((now.monotonic, grip)),
         }
     }
 
-    /// Lets go, unless the observation `seen` saw it held. True when that is a change.
-    pub fn close_unless_seen(&mut self, seen: u64, now: Monotonic) -> bool {
-        let Some((from, grip)) = self.open.filter(|_| self.seen != seen) else { return false };
+    /// Lets go, unless the observation `seen` saw it held.
+    pub fn close_unless_seen(&mut self, seen: u64, now: Monotonic) {
+        let Some((from, grip)) = self.open.filter(|_| self.seen != seen) else { return };
         self.open = None;
         self.closed.push(Span { from, to: now, grip });
         self.account.holding = None;
         self.account.ended = Some(now);
         self.busy_ratio = None;
-        true
     }
 
     pub fn is_final(&self) -> bool {
@@ -122,26 +126,38 @@ impl Entry {
         spans
     }
 
-    /// `length` of the interval is what the ratio is of.
-    pub fn gain(&mut self, gain: &Gain, length: f64, now: UnixSeconds) {
+    /// `known_seconds` of the interval are what the ratio is of.
+    pub fn gain(&mut self, gain: &Gain, known_seconds: f64, now: UnixSeconds) {
         let account = &mut self.account;
+        let covered = gain.covered.unwrap_or_default();
         if let Some(allocated) = gain.allocated {
             *account.allocated_seconds.get_or_insert(0.0) += allocated;
+            let uncovered = allocated - covered.allocated;
+            *account.uncovered_seconds.get_or_insert(0.0) += if is_nothing(uncovered) { 0.0 } else { uncovered };
         }
-        self.busy_ratio = gain.busy.filter(|_| self.open.is_some()).map(|busy| busy / length);
+        let is_ratio = self.open.is_some() && known_seconds > 0.0;
+        self.busy_ratio = gain.busy.filter(|_| is_ratio).map(|busy| busy / known_seconds);
+        if gain.covered.is_some() {
+            *account.idle_seconds.get_or_insert(0.0) += (covered.allocated - covered.busy).max(0.0);
+            *account.borrowed_seconds.get_or_insert(0.0) += (covered.busy - covered.allocated).max(0.0);
+        }
         if let Some(busy) = gain.busy {
             *account.busy_seconds.get_or_insert(0.0) += busy;
-            if let Some(allocated) = gain.allocated_with_busy {
-                *account.idle_seconds.get_or_insert(0.0) += (allocated - busy).max(0.0);
-                *account.borrowed_seconds.get_or_insert(0.0) += (busy - allocated).max(0.0);
-            }
-            if !is_nothing(busy) {
+            // It may have been busy up to now in time that was not read.
+            if std::mem::take(&mut self.is_unread) || !is_nothing(busy) {
                 account.last_active = Some(now);
             }
             account.last_active.get_or_insert(account.created);
+        } else {
+            self.is_unread = true;
+            account.last_active = None;
         }
-        if let Some(energy) = gain.energy {
-            *account.energy_joules.get_or_insert(0.0) += energy;
+        self.add_energy(gain.energy);
+    }
+
+    pub fn add_energy(&mut self, joules: Option<f64>) {
+        if let Some(joules) = joules {
+            *self.account.energy_joules.get_or_insert(0.0) += joules;
         }
     }
 }

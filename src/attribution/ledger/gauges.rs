@@ -56,9 +56,13 @@ impl Device {
                 }
                 None => present.gpu.and_then(|gpu| gpu.memory_bytes),
             };
-            if mig.is_none() && holding.sharing != Sharing::Exclusive {
-                holding.attribution = Some(if by_process { Attribution::Process } else { Attribution::EqualShare });
-            }
+            holding.attribution = Some(match (mig, holding.sharing) {
+                _ if self.is_silent => Attribution::Estimated,
+                (Some(_), _) => Attribution::Estimated,
+                (None, Sharing::Exclusive) => Attribution::Exclusive,
+                (None, _) if by_process => Attribution::Process,
+                (None, _) => Attribution::EqualShare,
+            });
         }
         self.count_processes(present);
         self.divide_memory(present, medium, audit);

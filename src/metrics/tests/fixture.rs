@@ -532,6 +532,7 @@ fn accounts() -> Vec<Account> {
         allocated_seconds: Some(499.5),
         busy_seconds: Some(300.5),
         idle_seconds: Some(199.0),
+        uncovered_seconds: Some(0.0),
         energy_joules: Some(200_000.0),
         last_active: Some(UnixSeconds(STARTED.0 + 599.0)),
         utilization_ratio: Some(0.87),
@@ -554,6 +555,7 @@ fn accounts() -> Vec<Account> {
             weight: 1.0,
         }),
         allocated_seconds: Some(71.5),
+        uncovered_seconds: Some(71.5),
         last_active: Some(UnixSeconds(STARTED.0 + 100.5)),
         memory_used_bytes: Some(2 * GIB),
         memory_limit_bytes: Some(10 * GIB),
@@ -570,12 +572,14 @@ fn accounts() -> Vec<Account> {
             weight: 1.0,
         }),
         allocated_seconds: Some(10.0),
+        uncovered_seconds: Some(10.0),
         ..account(ContainerRef::new("research", "claiming", "main"), PARTITIONED)
     };
     let ended = Account {
         allocated_seconds: Some(12.0),
         busy_seconds: Some(12.0),
         idle_seconds: Some(0.0),
+        uncovered_seconds: Some(0.0),
         // Of a moment that is over: may not be shown.
         utilization_ratio: Some(0.5),
         ended: Some(Monotonic::from_secs(500)),

@@ -1,10 +1,10 @@
 //! Devices of random worlds.
 
 use super::super::*;
-use super::worlds::{PartReading, Random, Reading, TICK_SECONDS, Tick};
+use super::worlds::{GapReading, PartReading, Random, Reading, TICK_SECONDS, Tick};
 use crate::attribution::{DeviceProcess, ProcessOwner};
 use crate::model::{
-    ContainerRef, DeviceId, Fast, GpmRatios, Gpu, InstanceReading, Medium, MemoryUse, MigDevice, MigUuid, PodRef,
+    ContainerRef, DeviceId, Fast, Gaps, GpmRatios, Gpu, InstanceReading, Medium, MemoryUse, MigDevice, MigUuid, PodRef,
     Stamped, Totals,
 };
 
@@ -63,6 +63,9 @@ pub struct Board {
     memory: u64,
     processes: Vec<DeviceProcess>,
     silent_until: Tick,
+    was_silent: bool,
+    gaps: GapReading,
+    sampleless: f64,
     without_processes_until: Tick,
     origin: (f64, f64),
 }
@@ -83,6 +86,9 @@ impl Board {
             memory: 0,
             processes: vec![],
             silent_until: 0,
+            was_silent: false,
+            gaps: GapReading::default(),
+            sampleless: 0.0,
             without_processes_until: 0,
             origin: (0.0, 0.0),
         }
@@ -148,6 +154,7 @@ impl Board {
 
     pub fn restart(&mut self) {
         self.reading = None;
+        (self.gaps, self.sampleless, self.was_silent) = (GapReading::default(), 0.0, false);
         self.active.fill(0.0);
         self.origin = (self.told_busy, self.energy);
         self.processes.clear();
@@ -162,6 +169,7 @@ impl Board {
             self.read(now, random);
             if random.chance(2) {
                 self.silent_until = now + 30 + random.below(400);
+                self.was_silent = true;
             }
         }
         if random.chance(20) {
@@ -223,7 +231,15 @@ impl Board {
         } else {
             last_medium
         };
-        let before = self.reading.as_ref().map_or(0, |last| last.through);
+        if std::mem::take(&mut self.was_silent) && random.chance(60) {
+            self.begin_session(through, random);
+        } else if random.chance(5)
+            && let Some(last) = &self.reading
+        {
+            let most = (through - last.through) as f64 * TICK_SECONDS;
+            self.sampleless += if random.chance(30) { most } else { random.ratio() * most };
+        }
+        let before = self.reading.as_ref().map_or(0, |last| last.through.max(self.gaps.until));
         for (device, members) in self.migs() {
             if self.reading.is_some() && device.compute_instance == 0 {
                 // No compute instance can be busier than always.
@@ -251,7 +267,29 @@ impl Board {
             parts: is_partitioned.then(|| parts.collect()),
             processes: tells_processes.then_some(processes),
             memory: medium_at.map(|_| self.memory),
+            gaps: self.gaps,
+            sampleless_seconds: self.sampleless,
         });
+    }
+
+    /// Since the last reading the driver was closed or the reader replaced. Now and then the first pass of the new session is
+    /// not published.
+    fn begin_session(&mut self, through: Tick, random: &mut Random) {
+        let Some(last) = &self.reading else { return };
+        let until = (through - random.below(3)).max(last.through + 1);
+        let of_gap = if until == through { 1.0 } else { random.ratio() };
+        self.gaps.until = until;
+        self.gaps.seconds += (until - last.through) as f64 * TICK_SECONDS;
+        if let Some(busy) = last.busy {
+            self.origin.0 += (self.told_busy - self.origin.0 - busy) * of_gap;
+        }
+        if let Some(energy) = last.energy {
+            let drawn = (self.energy - self.origin.1 - energy) * of_gap;
+            let lost = if random.chance(60) { 0.0 } else { drawn };
+            self.origin.1 += lost;
+            self.gaps.energy += drawn - lost;
+        }
+        self.active.fill(0.0);
     }
 
     /// Told of its GPU instance.
@@ -285,6 +323,12 @@ impl Board {
                 busy_seconds: reading.busy,
                 energy_joules: reading.energy,
                 instance_busy_seconds,
+                uncovered_seconds: reading.gaps.seconds + reading.sampleless_seconds,
+                gaps: Gaps {
+                    seconds: reading.gaps.seconds,
+                    energy_joules: reading.gaps.energy,
+                    until: at(reading.gaps.until),
+                },
                 ..Totals::default()
             },
             fast: Some(Stamped {

@@ -151,6 +151,25 @@ fn slots_with_process_data_follow_sm_time_and_idle_power_is_nobodys() {
 }
 
 #[test]
+fn sm_time_of_a_silence_weighs_nothing_after_it() {
+    let mut case =
+        Case { ledger: Some(Ledger::new(Duration::from_secs(300), Duration::from_secs(5))), ..Case::default() };
+    case.idle_at_100_watts();
+    case.hold("a", None, Sharing::TimeSlicing, 0.25);
+    case.hold("b", None, Sharing::TimeSlicing, 0.25);
+    case.at(10);
+    case.run(&[(of("a"), 1.0, 5), (of("b"), 1.0, 2)]);
+    case.read(14, Some(4.0), 3000.0, None);
+    case.at(40);
+    // `a` has worked in the silence, `b` works after it.
+    case.run(&[(of("a"), 21.0, 5), (of("b"), 1.0, 2)]);
+    let busy = |statement: &Statement| statement.accounts.iter().map(|one| one.busy_seconds).collect::<Vec<_>>();
+    assert_eq!(busy(&case.read(44, Some(24.0), 20_000.0, None)), [Some(2.0), Some(2.0)]);
+    case.run(&[(of("a"), 21.0, 5), (of("b"), 3.0, 2)]);
+    assert_eq!(busy(&case.read(48, Some(26.0), 21_000.0, None)), [Some(2.0), Some(4.0)]);
+}
+
+#[test]
 fn busy_time_that_no_process_explains_is_unknown() {
     let mut case = Case::default();
     case.idle_at_100_watts();

@@ -1,6 +1,6 @@
 use super::super::*;
 use crate::attribution::HoldingKey;
-use crate::model::{Account, Attribution, ContainerRef, Holding, Sharing, Totals, UnixSeconds};
+use crate::model::{Account, Attribution, ContainerRef, Gaps, Holding, Reason, Sharing, Totals, UnixSeconds};
 
 const GPU: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
 
@@ -32,18 +32,27 @@ struct World {
     ledger: Ledger,
     join: Join,
     readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
+    /// Of the next reading, but for its time, busy seconds and joules.
+    totals: Totals,
+    remainders: Vec<Remainder>,
     scrapes: u64,
 }
 
 impl World {
     fn new() -> Self {
-        let ledger = Ledger::new(Duration::from_secs(300), Duration::from_secs(5));
-        Self { ledger, join: Join::default(), readings: BTreeMap::new(), scrapes: 0 }
+        Self {
+            ledger: Ledger::new(Duration::from_secs(300), Duration::from_secs(5)),
+            join: Join::default(),
+            readings: BTreeMap::new(),
+            totals: Totals::default(),
+            remainders: vec![],
+            scrapes: 0,
+        }
     }
 
     fn read(&mut self, milliseconds: u64, busy: Option<f64>, energy: Option<f64>) -> Vec<Account> {
         let through = Monotonic::from_millis(milliseconds);
-        let totals = Totals { through, busy_seconds: busy, energy_joules: energy, ..Totals::default() };
+        let totals = Totals { through, busy_seconds: busy, energy_joules: energy, ..self.totals.clone() };
         self.readings.insert(GPU.into(), Arc::new(DeviceReadings { totals, ..DeviceReadings::default() }));
         self.tick(milliseconds)
     }
@@ -63,6 +72,7 @@ impl World {
             processes: &BTreeMap::new(),
             scrapes: self.scrapes,
         });
+        self.remainders = statement.remainders;
         statement.accounts
     }
 }
@@ -142,6 +152,128 @@ fn a_device_that_stops_answering_stays_held_but_is_neither_busy_nor_idle() {
     world.tick(5000);
     let accounts = world.tick(61_000);
     assert_eq!(figures(&accounts), [("a".into(), 61.0, Some(0.5), Some(0.5), None)]);
+}
+
+/// Two seconds half busy, then 45 s in which the driver is released, then a second half busy again: the pod holds the
+/// device alone throughout.
+fn released_for_45_seconds(spans: bool, notice: impl Fn(&[Account], bool)) -> World {
+    let mut world = World::new();
+    world.read(0, Some(0.0), Some(0.0));
+    world.relate(0, exclusive(&["a"]));
+    world.read(2000, Some(1.0), Some(600.0));
+    (3..47).for_each(|second| {
+        notice(&world.tick(second * 1000), second > 7);
+    });
+    let joules = if spans { 13_500.0 } else { 0.0 };
+    let gaps = Gaps { seconds: 45.0, energy_joules: joules, until: Monotonic::from_secs(47) };
+    world.totals = Totals { uncovered_seconds: 45.0, gaps, ..Totals::default() };
+    world.read(47_000, Some(1.0), Some(600.0 + joules));
+    notice(&world.read(48_000, Some(1.5), Some(900.0 + joules)), false);
+    world
+}
+
+#[test]
+fn a_release_of_the_driver_is_not_idle_time() {
+    let mut world = released_for_45_seconds(true, |accounts, is_late| {
+        let idle = accounts[0].idle_seconds.unwrap();
+        assert!(idle <= 1.5 + 1e-9, "{idle} s idle");
+        if is_late {
+            assert_eq!(accounts[0].last_active, None, "not known to be idle");
+            assert!(accounts[0].uncovered_seconds.unwrap() > 4.0);
+        }
+    });
+    let accounts = world.tick(48_000);
+    assert_eq!(figures(&accounts), [("a".into(), 48.0, Some(1.5), Some(1.5), Some(14_400.0))]);
+    assert_eq!(accounts[0].uncovered_seconds, Some(45.0));
+    assert_eq!(world.ledger.devices[&GpuUuid::from(GPU)].idle_power.watts(), None, "nothing is learned from it");
+}
+
+#[test]
+fn a_gap_that_the_energy_counter_does_not_span_has_no_energy() {
+    let mut world = released_for_45_seconds(false, |_, _| {});
+    let accounts = world.tick(48_000);
+    assert_eq!(figures(&accounts), [("a".into(), 48.0, Some(1.5), Some(1.5), Some(900.0))]);
+    assert_eq!(world.ledger.devices[&GpuUuid::from(GPU)].idle_power.watts(), None, "nothing is learned from it");
+}
+
+#[test]
+fn a_new_reader_after_a_second_is_a_gap_too() {
+    let mut world = World::new();
+    world.read(0, Some(0.0), Some(0.0));
+    world.relate(0, exclusive(&["a"]));
+    let gaps = Gaps { seconds: 2.0, energy_joules: 600.0, until: Monotonic::from_secs(2) };
+    world.totals = Totals { uncovered_seconds: 2.0, gaps, ..Totals::default() };
+    let accounts = world.read(2000, Some(0.0), Some(600.0));
+    assert_eq!(figures(&accounts), [("a".into(), 2.0, None, None, Some(600.0))]);
+    let method = |accounts: &[Account]| accounts[0].holding.as_ref().unwrap().attribution;
+    assert_eq!((accounts[0].uncovered_seconds, method(&accounts)), (Some(2.0), Some(Attribution::Estimated)));
+    let accounts = world.read(3000, Some(1.0), Some(900.0));
+    assert_eq!(figures(&accounts), [("a".into(), 3.0, Some(1.0), Some(0.0), Some(900.0))]);
+    assert_eq!(method(&accounts), Some(Attribution::Exclusive));
+}
+
+#[test]
+fn energy_of_a_gap_that_is_told_after_it_is_not_of_the_time_after_it() {
+    let mut world = World::new();
+    world.read(0, Some(0.0), Some(0.0));
+    world.relate(0, exclusive(&["a"]));
+    let gaps = Gaps { seconds: 45.0, energy_joules: 0.0, until: Monotonic::from_secs(45) };
+    world.totals = Totals { uncovered_seconds: 45.0, gaps, ..Totals::default() };
+    world.read(45_000, Some(0.0), Some(0.0));
+    world.totals.gaps.energy_joules = 13_500.0;
+    let accounts = world.read(46_000, Some(0.0), Some(13_570.0));
+    assert_eq!(accounts[0].energy_joules, Some(70.0));
+    assert_eq!(world.remainders[0].energy_joules[&Reason::Unknown], 13_500.0);
+    assert_eq!(world.ledger.devices[&GpuUuid::from(GPU)].idle_power.watts(), Some(70.0));
+}
+
+#[test]
+fn time_without_samples_is_not_idle_time() {
+    let mut world = World::new();
+    world.read(0, Some(0.0), Some(0.0));
+    world.relate(0, exclusive(&["a"]));
+    // Energy and all else is read; the driver gives no samples of utilization for three of four seconds.
+    world.totals.uncovered_seconds = 3.0;
+    let accounts = world.read(4000, Some(0.25), Some(1200.0));
+    assert_eq!(figures(&accounts), [("a".into(), 4.0, Some(0.25), Some(0.75), Some(1200.0))]);
+    world.totals.uncovered_seconds = 4.0;
+    let accounts = world.read(5000, Some(0.25), Some(1500.0));
+    assert_eq!(figures(&accounts), [("a".into(), 5.0, Some(0.25), Some(0.75), Some(1500.0))]);
+    assert_eq!(accounts[0].uncovered_seconds, Some(4.0));
+    assert_eq!(world.ledger.devices[&GpuUuid::from(GPU)].idle_power.watts(), None);
+}
+
+#[test]
+fn a_late_reading_ends_a_silence() {
+    let mut world = World::new();
+    world.read(0, Some(0.0), Some(0.0));
+    world.relate(0, exclusive(&["a"]));
+    world.read(1000, Some(1.0), Some(100.0));
+    world.tick(61_000);
+    let accounts = world.read(62_000, Some(21.0), Some(6200.0));
+    assert_eq!(figures(&accounts), [("a".into(), 62.0, Some(1.0), Some(0.0), Some(6200.0))]);
+    assert_eq!(accounts[0].uncovered_seconds, Some(61.0));
+    let accounts = world.read(63_000, Some(22.0), Some(6300.0));
+    assert_eq!(figures(&accounts), [("a".into(), 63.0, Some(2.0), Some(0.0), Some(6300.0))]);
+    assert_eq!(accounts[0].last_active, Some(moment(63_000).unix));
+}
+
+#[test]
+fn the_energy_of_a_gap_is_divided_by_holding() {
+    let mut world = World::new();
+    world.read(0, Some(0.0), Some(0.0));
+    world.relate(0, exclusive(&["a"]));
+    world.read(10_000, Some(0.0), Some(500.0));
+    world.relate(20_000, exclusive(&[]));
+    world.relate(30_000, exclusive(&["b"]));
+    world.tick(40_000);
+    let gaps = Gaps { seconds: 40.0, energy_joules: 4000.0, until: Monotonic::from_secs(50) };
+    world.totals = Totals { uncovered_seconds: 40.0, gaps, ..Totals::default() };
+    let accounts = world.read(50_000, Some(0.0), Some(4500.0));
+    let energy: Vec<Option<f64>> = accounts.iter().map(|account| account.energy_joules.map(f64::round)).collect();
+    assert_eq!(energy, [Some(1500.0), Some(2000.0)]);
+    let remainder = &world.remainders[0].energy_joules;
+    assert_eq!((remainder[&Reason::Idle].round(), remainder[&Reason::Unknown].round()), (500.0, 500.0));
 }
 
 #[test]
@@ -244,9 +376,9 @@ fn energy_drawn_while_nobody_was_reading_is_not_the_next_holders() {
     world.read(1000, Some(1.0), Some(100.0));
     world.tick(200_000);
     world.relate(300_000, exclusive(&["b"]));
-    let accounts = world.read(303_000, Some(200.0), Some(30_000.0));
-    let energy: Vec<Option<f64>> = accounts.iter().map(|account| account.energy_joules).collect();
-    assert_eq!(energy, [Some(100.0), None]);
+    let accounts = world.read(303_000, Some(200.0), Some(30_300.0));
+    let energy: Vec<Option<f64>> = accounts.iter().map(|account| account.energy_joules.map(f64::round)).collect();
+    assert_eq!(energy, [Some(30_000.0), Some(300.0)], "100 W of the time that each held it");
     // With the same holder throughout it is that holder's.
     let mut world = World::new();
     world.read(0, Some(0.0), Some(0.0));
@@ -262,6 +394,7 @@ fn a_pod_under_an_old_name_has_not_been_idle_since_before_it_was_there() {
     world.relate(0, exclusive(&["a"]));
     world.read(1000, Some(0.5), None);
     world.relate(2000, exclusive(&[]));
+    world.read(60_000, Some(0.5), None);
     world.relate(60_000, exclusive(&["a"]));
     let accounts = world.read(61_000, Some(0.5), None);
     assert_eq!(accounts[0].last_active, Some(moment(60_000).unix));

@@ -116,25 +116,26 @@ impl Trial {
         ensure(violations == 0, || format!("{:?}", statement.violations))
     }
 
-    /// Each container's figures are the reference's, and allocated + borrowed = busy + idle where busy is known.
+    /// Each container's figures are the reference's, and allocated + borrowed = busy + idle + uncovered.
     fn check_rows(&self, statement: &Statement) -> Result<(), String> {
         let places: BTreeMap<_, _> =
             self.world.boards.iter().enumerate().map(|(place, board)| (board.uuid.clone(), place)).collect();
         for account in &statement.accounts {
             let row = self.references[places[&account.gpu]].rows.get(&key(account)).cloned().unwrap_or_default();
-            let [allocated, busy, idle, borrowed, energy] = [
+            let [allocated, busy, idle, uncovered, borrowed, energy] = [
                 account.allocated_seconds,
                 account.busy_seconds,
                 account.idle_seconds,
+                account.uncovered_seconds,
                 account.borrowed_seconds,
                 account.energy_joules,
             ]
             .map(Option::unwrap_or_default);
             let as_expected = near(allocated, row.allocated) && near(busy, row.busy) && near(energy, row.energy);
             ensure(as_expected, || format!("{account:?}\n{row:?}"))?;
-            let adds_up =
-                near(busy + idle, row.allocated_with_busy + borrowed) && row.allocated_with_busy <= allocated + 1e-9;
-            ensure(adds_up, || format!("busy + idle: {account:?}\n{row:?}"))?;
+            let adds_up = near(busy + idle + uncovered, allocated + borrowed)
+                && near(uncovered, row.allocated - row.allocated_with_busy);
+            ensure(adds_up, || format!("busy + idle + uncovered: {account:?}\n{row:?}"))?;
         }
         Ok(())
     }
@@ -165,7 +166,7 @@ impl Trial {
 
     /// Nothing is negative or no number, and nothing falls.
     fn check_counters(&self, statement: &Statement) -> Result<(), String> {
-        type Counters = BTreeMap<(HoldingKey, Option<Reason>), [f64; 5]>;
+        type Counters = BTreeMap<(HoldingKey, Option<Reason>), [f64; 6]>;
         let counters = |statement: &Statement| {
             let of_account = |account: &Account| {
                 let values = [
@@ -174,6 +175,7 @@ impl Trial {
                     account.idle_seconds,
                     account.borrowed_seconds,
                     account.energy_joules,
+                    account.uncovered_seconds,
                 ];
                 ((key(account), None), values.map(Option::unwrap_or_default))
             };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::scene::Scene;
 use super::when;
-use super::worlds::{LATE_TICKS, Reading, TICK_SECONDS, Tick};
+use super::worlds::{LATE_TICKS, PartReading, Reading, TICK_SECONDS, Tick};
 use crate::attribution::{DeviceProcess, HoldingKey, ProcessOwner};
 use crate::model::{Holding, Reason};
 
@@ -71,6 +71,7 @@ impl Reference {
             self.silent_since = None;
             self.nobodys(reading.busy.unwrap_or(0.0), reading.energy.unwrap_or(0.0));
             self.read = Some(reading.clone());
+            self.use_sm_seconds(reading);
             return;
         };
         if reading.through <= self.accounted {
@@ -79,11 +80,17 @@ impl Reference {
         let (begin, end) = (self.accounted, reading.through);
         self.allocate(begin, end, history);
         self.accounted = end;
-        let silent_since = self.silent_since.take();
-        let from = silent_since.unwrap_or(begin);
-        let same = silent_since.is_none() || history[from..end].iter().all(|holders| *holders == history[from]);
-        let gain =
-            |now: Option<f64>, before: Option<f64>| now.map(|now| (now - before.unwrap_or(0.0), before.is_some()));
+        let late_since = self.silent_since.take();
+        let has_gap = reading.gaps.until > before.gaps.until;
+        let from = match (has_gap, late_since) {
+            (true, _) => reading.gaps.until.clamp(begin, end),
+            (false, Some(_)) => end,
+            (false, None) => begin,
+        };
+        let silence = (has_gap || late_since.is_some()).then(|| late_since.unwrap_or(begin)..from);
+        let gain = |now: Option<f64>, before: Option<f64>| {
+            now.map(|now| ((now - before.unwrap_or(0.0)).max(0.0), before.is_some()))
+        };
         let (busy, energy) = (gain(reading.busy, before.busy), gain(reading.energy, before.energy));
         let last = |now: Option<f64>, before: Option<f64>| now.or(before);
         self.read = Some(Reading {
@@ -91,34 +98,75 @@ impl Reference {
             energy: last(reading.energy, before.energy),
             ..reading.clone()
         });
-        let from = if same { from } else { begin };
         let length = (end - from) as f64 * TICK_SECONDS;
+        let uncovered = (reading.sampleless_seconds - before.sampleless_seconds).min(length);
         let busy = match busy {
-            Some((gain, true)) if same => {
-                let due = gain + self.carry;
-                let taken = due.min(length);
-                self.carry = (due - taken).min(2.0);
+            Some((gain, true)) => {
+                let (due, room) = (gain + self.carry, length - uncovered);
+                let taken = due.min(room);
+                self.carry = if silence.is_some() { 0.0 } else { (due - taken).min(2.0) };
                 self.nobodys(due - taken - self.carry, 0.0);
-                Some(taken)
+                (room > 1e-9).then_some(taken)
             }
-            Some((gain, _)) => {
-                self.nobodys(gain + self.carry, 0.0);
-                self.carry = 0.0;
+            Some((gain, false)) => {
+                self.nobodys(gain, 0.0);
                 None
             }
             None => None,
         };
-        let energy = match energy {
-            Some((gain, true)) if same => Some(gain),
-            Some((gain, _)) => {
+        let energy = match (energy, silence) {
+            (Some((gain, true)), None) => Some(gain),
+            (Some((gain, true)), Some(silence)) => {
+                let of_gaps = (reading.gaps.energy - before.gaps.energy).clamp(0.0, gain);
+                let of_silence = if from < end { of_gaps } else { gain };
+                self.divide_silence(silence, of_silence, reading, history);
+                (from < end).then_some(gain - of_silence)
+            }
+            (Some((gain, false)), _) => {
                 self.nobodys(0.0, gain);
                 None
             }
-            None => None,
+            (None, _) => None,
         };
-        if busy.is_some() || energy.is_some() || reading.parts.is_some() {
+        if from < end && (busy.is_some() || energy.is_some() || reading.parts.is_some()) {
             let active = actives(reading, &before);
-            self.divide((from, end), busy, energy, (reading, active), history);
+            let covered_ratio = if reading.parts.is_some() { 1.0 } else { 1.0 - uncovered / length };
+            self.divide((from, end), busy, energy, (reading, active, covered_ratio), history);
+        }
+        if from == end {
+            self.use_sm_seconds(reading);
+        }
+    }
+
+    /// Of time that is not divided by them.
+    fn use_sm_seconds(&mut self, reading: &Reading) {
+        let processes = reading.processes.iter().filter(|processes| processes.has_sm_seconds);
+        for process in processes.flat_map(|processes| &processes.processes) {
+            self.used_sm.insert(process.pid, process.sm_seconds);
+        }
+    }
+
+    /// Each tick draws as much, and each moment's holders have it in equal parts, or by slices.
+    fn divide_silence(&mut self, ticks: std::ops::Range<Tick>, joules: f64, reading: &Reading, history: &History) {
+        if ticks.is_empty() {
+            return self.nobodys(0.0, joules);
+        }
+        let watts = self.idle_watts();
+        self.energy += joules;
+        for tick in ticks.clone() {
+            let energy = Some(joules / ticks.len() as f64);
+            let scene =
+                Scene { holders: &history[tick], busy: None, energy, idle: watts.map(|watts| watts * TICK_SECONDS) };
+            let shares = match &reading.parts {
+                Some(parts) => scene.by_part(parts, &vec![None; parts.len()]),
+                None => scene.equally(),
+            };
+            for (whose, _, energy) in shares {
+                match whose {
+                    Ok(key) => self.rows.entry(key.clone()).or_default().energy += energy.unwrap_or(0.0),
+                    Err(reason) => *self.rest_energy.entry(reason).or_default() += energy.unwrap_or(0.0),
+                }
+            }
         }
     }
 
@@ -157,7 +205,7 @@ impl Reference {
         (from, to): (Tick, Tick),
         busy: Option<f64>,
         energy: Option<f64>,
-        (reading, actives): (&Reading, Option<Vec<Option<f64>>>),
+        (reading, actives, covered_ratio): (&Reading, Option<Vec<Option<f64>>>, f64),
         history: &History,
     ) {
         let ticks = (to - from) as f64;
@@ -165,7 +213,7 @@ impl Reference {
         let weights = self.weights(from, to, reading, history);
         let holders: Vec<_> = history[from..to].iter().map(|holders| &**holders).collect();
         let actives = actives.map(|actives| when::active(reading.parts.as_ref().unwrap(), &actives, &holders));
-        let busys = busy.map(|busy| when::busy(busy, weights.as_ref(), &holders));
+        let busys = busy.map(|busy| when::busy(busy, weights.as_ref(), &holders, covered_ratio));
         let works = match &actives {
             None => busys.clone(),
             Some(actives) => when::work(reading.parts.as_ref().unwrap(), actives),
@@ -193,7 +241,7 @@ impl Reference {
                         row.busy += busy.unwrap_or(0.0);
                         row.energy += energy.unwrap_or(0.0);
                         let share = busy.and(history[tick][key].share).unwrap_or(0.0);
-                        row.allocated_with_busy += share * TICK_SECONDS;
+                        row.allocated_with_busy += share * TICK_SECONDS * covered_ratio;
                     }
                     Err(reason) => {
                         *self.rest_busy.entry(reason).or_default() += busy.unwrap_or(0.0);
@@ -202,7 +250,7 @@ impl Reference {
                 }
             }
         }
-        if let (Some(0.0..1e-9), Some(energy)) = (active, energy) {
+        if let (Some(0.0..1e-9), Some(energy), 1.0) = (active, energy, covered_ratio) {
             self.idle.push((ticks * TICK_SECONDS, energy));
         }
     }
@@ -239,9 +287,12 @@ impl Reference {
 
 /// By part: how active it was between two readings, 0 to 1.
 fn actives(reading: &Reading, before: &Reading) -> Option<Vec<Option<f64>>> {
-    let seconds = (reading.through - before.through) as f64 * TICK_SECONDS;
+    let is_anew = reading.gaps.until > before.gaps.until;
+    let from = if is_anew { reading.gaps.until } else { before.through };
+    let seconds = (reading.through - from) as f64 * TICK_SECONDS;
     let parts = reading.parts.as_ref()?.iter().zip(before.parts.as_ref()?);
-    Some(parts.map(|(now, before)| Some((now.active_seconds? - before.active_seconds?) / seconds)).collect())
+    let had = |before: &PartReading| before.active_seconds.map(|seconds| if is_anew { 0.0 } else { seconds });
+    Some(parts.map(|(now, before)| Some((now.active_seconds? - had(before)?) / seconds)).collect())
 }
 
 /// The owner if it holds, else the first holder of its pod, else why not.

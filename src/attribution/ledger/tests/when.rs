@@ -9,23 +9,24 @@ use crate::model::Holding;
 
 type Holders<'a> = &'a BTreeMap<HoldingKey, Holding>;
 
-/// By weight, but no more than a tick is long: the heaviest are full first. What is left goes to those without weight.
-fn pour(amount: f64, weights: &[f64]) -> Vec<f64> {
+/// By weight, but no more than there is room in a tick: the heaviest are full first. What is left goes to those without
+/// weight.
+fn pour(amount: f64, weights: &[f64], room: f64) -> Vec<f64> {
     let mut heaviest = weights.to_vec();
     heaviest.sort_by(|one, other| other.total_cmp(one));
     let rate = |full: usize| {
         let rest: f64 = heaviest[full..].iter().sum();
-        (rest > 0.0).then(|| (amount - full as f64 * TICK_SECONDS) / rest)
+        (rest > 0.0).then(|| (amount - full as f64 * room) / rest)
     };
-    let fits = |full: &usize| rate(*full).is_none_or(|rate| rate * heaviest[*full] <= TICK_SECONDS * (1.0 + 1e-12));
+    let fits = |full: &usize| rate(*full).is_none_or(|rate| rate * heaviest[*full] <= room * (1.0 + 1e-12));
     let full = (0..weights.len()).find(fits).unwrap_or(weights.len());
     let rate = rate(full).filter(|_| full < weights.len());
     let light = weights.iter().filter(|weight| **weight <= 0.0).count() as f64;
-    let left = if rate.is_none() { (amount - full as f64 * TICK_SECONDS).max(0.0) / light.max(1.0) } else { 0.0 };
+    let left = if rate.is_none() { (amount - full as f64 * room).max(0.0) / light.max(1.0) } else { 0.0 };
     let of = |weight: &f64| match rate {
         _ if *weight <= 0.0 => left,
-        Some(rate) => (rate * weight).min(TICK_SECONDS),
-        None => TICK_SECONDS,
+        Some(rate) => (rate * weight).min(room),
+        None => room,
     };
     weights.iter().map(of).collect()
 }
@@ -39,16 +40,18 @@ pub fn busy(
     amount: f64,
     weights: Option<&(BTreeMap<HoldingKey, Vec<f64>>, Rest)>,
     holders: &[Holders<'_>],
+    covered_ratio: f64,
 ) -> Vec<f64> {
+    let room = TICK_SECONDS * covered_ratio;
     if let Some((own, others)) = weights {
         let others = others.values().sum::<f64>() / holders.len() as f64;
         let of = |tick: usize| own.values().map(|weights| weights[tick]).sum::<f64>() + others;
         let weights: Vec<f64> = (0..holders.len()).map(of).collect();
         if weights.iter().any(|weight| *weight > 0.0) {
-            return pour(amount, &weights);
+            return pour(amount, &weights, room);
         }
     }
-    pour(amount, &held(holders, |_| true))
+    pour(amount, &held(holders, |_| true), room)
 }
 
 /// By tick and part.
@@ -56,7 +59,7 @@ pub fn active(parts: &[PartReading], actives: &[Option<f64>], holders: &[Holders
     let mut ticks = vec![vec![]; holders.len()];
     for (part, active) in parts.iter().zip(actives) {
         let held = held(holders, |key| key.mig.as_ref().is_none_or(|mig| *mig == part.mig));
-        let seconds = active.map(|active| pour(active * holders.len() as f64 * TICK_SECONDS, &held));
+        let seconds = active.map(|active| pour(active * holders.len() as f64 * TICK_SECONDS, &held, TICK_SECONDS));
         for (number, tick) in ticks.iter_mut().enumerate() {
             tick.push(seconds.as_ref().map(|seconds| seconds[number] / TICK_SECONDS));
         }

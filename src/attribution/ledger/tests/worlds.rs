@@ -27,6 +27,17 @@ pub struct Reading {
     pub parts: Option<Vec<PartReading>>,
     pub processes: Option<DeviceProcesses>,
     pub memory: Option<u64>,
+    pub gaps: GapReading,
+    /// In which the driver gave no samples, gaps apart.
+    pub sampleless_seconds: f64,
+}
+
+/// Time between sessions.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GapReading {
+    pub until: Tick,
+    pub seconds: f64,
+    pub energy: f64,
 }
 
 #[derive(Clone, Debug)]
