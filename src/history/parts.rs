@@ -30,6 +30,8 @@ pub(super) struct Window {
 #[derive(Debug)]
 struct Sample {
     at: Monotonic,
+    /// Seconds that no reading covers, since the agent began.
+    uncovered: BTreeMap<GpuUuid, f64>,
     busy: BTreeMap<(GpuUuid, Part, Option<MigUuid>), f64>,
 }
 
@@ -41,14 +43,19 @@ impl Window {
             let busy = snapshot.hardware.inventory.gpus.keys().flat_map(|gpu| {
                 counters(snapshot, gpu).map(|(part, mig, seconds)| ((gpu.clone(), part, mig.cloned()), seconds))
             });
-            let sample = Sample { at, busy: busy.collect() };
+            let readings = snapshot.hardware.readings.iter();
+            let uncovered = readings.map(|(gpu, readings)| (gpu.clone(), readings.totals.uncovered_seconds));
+            let sample = Sample { at, uncovered: uncovered.collect(), busy: busy.collect() };
             self.older = self.newer.replace(sample);
         }
     }
 
     pub(super) fn portions(&self, snapshot: &Snapshot, gpu: &GpuUuid) -> Option<Vec<Portion>> {
         let before = self.older.as_ref().or(self.newer.as_ref())?;
-        let elapsed = snapshot.at.monotonic.since(before.at).as_secs_f64();
+        // A GPU that is not read is not known to be idle.
+        let readings = snapshot.hardware.readings.get(gpu).filter(|readings| readings.fast.is_some())?;
+        let uncovered = readings.totals.uncovered_seconds - before.uncovered.get(gpu).copied().unwrap_or(0.0);
+        let elapsed = snapshot.at.monotonic.since(before.at).as_secs_f64() - uncovered;
         if elapsed < 1.0 {
             return None;
         }

@@ -3,8 +3,8 @@ use std::sync::Arc;
 use super::*;
 use crate::metrics::tests::fixture;
 use crate::model::{
-    Account, ContainerRef, HardwareState, HealthState, HealthTransition, KubeletState, LastXid, Monotonic, PluginState,
-    Reason, UnhealthyReason, UnixSeconds, XidClass,
+    Account, ContainerRef, DeviceReadings, HardwareState, HealthState, HealthTransition, KubeletState, LastXid,
+    Monotonic, PluginState, Reason, UnhealthyReason, UnixSeconds, XidClass,
 };
 
 /// The fixture, this many seconds later.
@@ -206,6 +206,17 @@ fn portions_are_the_counters_of_the_last_seconds() {
     assert_eq!(ratios(history.busy_portions(&now, &gpu)), parts(0.0, 20.0));
     assert_eq!(history.busy_portions(&now, &fixture::LOST.into()), None);
     assert_eq!(now.at.monotonic, Monotonic::from_secs(630));
+    // A GPU that is not read, and one of whose window eight seconds were not.
+    let with = |seconds: u64, change_of: fn(&mut DeviceReadings)| {
+        let mut snapshot = at(seconds, 111.0, 1.0);
+        change(&mut snapshot.hardware, |hardware| {
+            change_of(Arc::make_mut(hardware.readings.get_mut(&gpu).unwrap()));
+        });
+        snapshot
+    };
+    assert_eq!(history.busy_portions(&with(30, |readings| readings.fast = None), &gpu), None);
+    let read_in_part = with(30, |readings| readings.totals.uncovered_seconds += 8.0);
+    assert_eq!(ratios(history.busy_portions(&read_in_part, &gpu)), parts(50.0, 0.0));
 }
 
 #[test]
