@@ -1,9 +1,10 @@
 use serde_json::json;
 
-use crate::rig::Rig;
+use crate::rig::{Rig, TRAINER, until};
 use crate::row::{ALL, Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
 
 const NO_READINGS: Metric = Metric("podmeter_device_power_watts", &[], Is::Absent);
+const UNCOVERED: &str = "podmeter_container_uncovered_seconds_total";
 const IDENTITY: Metric = Metric("podmeter_device_info", &[], Is::Series(8));
 
 pub const AREA: Area = Area {
@@ -203,8 +204,48 @@ pub const AREA: Area = Area {
             undo: Some(|rig| assert_eq!(rig.order("/resume", "").status, 200)),
             within: 15,
         },
+        Row {
+            id: "driver-released-under-a-pod",
+            happens: "The driver is released while a pod holds a GPU: the time is uncovered, not idle",
+            how: release_under_a_pod,
+            seen: Seen {
+                metrics: &[
+                    Metric(UNCOVERED, TRAINER, Is::Rises),
+                    Metric("podmeter_container_last_active_timestamp_seconds", TRAINER, Is::Absent),
+                    Metric(
+                        "podmeter_container_allocation_info",
+                        &["pod=\"trainer\"", "attribution=\"estimated\""],
+                        Is::Series(1),
+                    ),
+                ],
+                log: Log::Says("the driver is let go of, as asked"),
+                page: Some(Text("/api/v1/node", "\"released\":{")),
+            },
+            goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Pod],
+            undone: "`POST /resume`",
+            undo: Some(|rig| {
+                let idle = std::fs::read_to_string(rig.path("idle")).unwrap();
+                assert_eq!(idle_of_the_pod(rig), idle, "idle seconds grew while the driver was released");
+                assert_eq!(rig.order("/resume", "").status, 200);
+            }),
+            within: 15,
+        },
     ],
 };
+
+fn idle_of_the_pod(rig: &Rig) -> String {
+    format!("{:?}", rig.metrics().value("podmeter_container_idle_seconds_total", TRAINER))
+}
+
+/// Leaves what the pod had idle once its time is uncovered.
+fn release_under_a_pod(rig: &mut Rig) {
+    let uncovered = |rig: &Rig| rig.metrics().value(UNCOVERED, TRAINER).unwrap_or_default();
+    let answer = rig.order("/release", r#"{"for": "10m"}"#);
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let before = uncovered(rig);
+    until("uncovered seconds of the pod", || uncovered(rig) > before + 1.0);
+    rig.write("idle", &idle_of_the_pod(rig));
+}
 
 pub fn reload(rig: &mut Rig) {
     rig.driver.update(|state| {
