@@ -40,6 +40,7 @@ fn board() -> Gpu {
         serial: None,
         numa_node: None,
         nvlink_peers: None,
+        mig_slices: None,
         memory_bytes: Some(81_920 * MEBIBYTE),
         mig_enabled: Some(false),
         mig_devices: vec![],

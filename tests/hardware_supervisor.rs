@@ -92,6 +92,7 @@ impl Session for ScriptedSession {
                 mig_enabled: None,
                 mig_devices: Vec::new(),
                 nvlink_peers: None,
+                mig_slices: None,
                 present: true,
             };
             (uuid.clone(), gpu)

@@ -54,6 +54,7 @@ fn gpu(index: u32) -> Gpu {
         mig_enabled: Some(false),
         mig_devices: vec![],
         nvlink_peers: None,
+        mig_slices: None,
         present: true,
     }
 }

@@ -220,6 +220,7 @@ mod tests {
                 serial: None,
                 numa_node: None,
                 nvlink_peers: None,
+                mig_slices: None,
                 memory_bytes: None,
                 mig_enabled: None,
                 mig_devices: vec![],

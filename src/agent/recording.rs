@@ -371,7 +371,12 @@ fn fabric(state: &FabricState) -> Value {
 fn mig(gpu: &Gpu, readings: &[InstanceReading]) -> Value {
     let Some(enabled) = gpu.mig_enabled else { return json!({ "supported": false }) };
     let instances = gpu.mig_devices.iter().map(|device| instance(gpu, device, readings)).collect::<Vec<_>>();
-    json!({ "supported": true, "enabled": enabled, "instances": instances })
+    Object::default()
+        .put("supported", Some(true))
+        .put("enabled", Some(enabled))
+        .put("slices", gpu.mig_slices)
+        .put("instances", Some(instances))
+        .value()
 }
 
 fn instance(gpu: &Gpu, device: &MigDevice, readings: &[InstanceReading]) -> Value {

@@ -143,7 +143,7 @@ fn holding(
     inventory: &Inventory,
 ) -> Holding {
     let mig = target.mig.as_ref().and_then(|mig| inventory.mig(mig));
-    let whole = mig.map_or(1.0, |(gpu, mig)| gpu.slice_fraction(mig.slices));
+    let whole = mig.map_or(Some(1.0), |(gpu, mig)| gpu.slice_fraction(mig.slices));
     let part = match (grip.replica, slots.count(target)) {
         (false, _) => Some(weight / holders.weight),
         (true, Some(slots)) => Some(grip.ids.len() as f64 / slots.max(grip.ids.len()) as f64),
@@ -166,7 +166,7 @@ fn holding(
         device_ids: grip.ids.iter().map(|id| (*id).clone()).collect(),
         sharing,
         attribution: Some(attribution),
-        share: part.map(|part| whole * part),
+        share: whole.zip(part).map(|(whole, part)| whole * part),
         weight,
     }
 }

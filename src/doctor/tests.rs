@@ -89,6 +89,7 @@ fn driven(version: &str, gpus: usize) -> Driven {
             serial: None,
             numa_node: None,
             nvlink_peers: None,
+            mig_slices: None,
             memory_bytes: None,
             mig_enabled: None,
             mig_devices: vec![],

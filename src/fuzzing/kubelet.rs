@@ -105,6 +105,7 @@ fn inventory() -> Inventory {
         mig_enabled: Some(!mig_devices.is_empty()),
         mig_devices,
         nvlink_peers: None,
+        mig_slices: Some(7),
         present: true,
     };
     let mig = |number: u32| MigDevice {

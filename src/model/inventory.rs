@@ -42,6 +42,9 @@ pub struct Gpu {
     /// `None` where the GPU has no MIG.
     pub mig_enabled: Option<bool>,
     pub mig_devices: Vec<MigDevice>,
+    /// Compute slices of the whole GPU while it is partitioned: the most that one of its GPU instance profiles has.
+    /// `None` where the driver does not list the profiles.
+    pub mig_slices: Option<u32>,
     /// `None` where the driver does not say, as on a GPU without NVLink.
     pub nvlink_peers: Option<NvLinkPeers>,
     /// False after the GPU was lost or left; its identity stays.
@@ -70,7 +73,7 @@ pub struct MigDevice {
     /// Driver's number of the GPU instance profile; DRA device names carry it.
     pub profile_id: Option<u32>,
     pub placement_start: Option<u32>,
-    /// Compute slices of this compute instance; the device has seven on every MIG-capable model but the A30 (four).
+    /// Compute slices of this compute instance; 0 where the driver does not say. See `Gpu::mig_slices`.
     pub slices: u32,
     pub memory_bytes: Option<u64>,
 }
@@ -103,10 +106,48 @@ impl Inventory {
 }
 
 impl Gpu {
-    /// Share of the GPU's compute that `slices` compute slices are.
+    /// Share of the GPU's compute that `slices` compute slices are. `None` where either number is unknown: the models
+    /// differ (seven slices, or four), so that a guess would be wrong by almost a half.
     #[must_use]
-    pub fn slice_fraction(&self, slices: u32) -> f64 {
-        let total = if self.model.as_deref().is_some_and(|model| model.contains("A30")) { 4 } else { 7 };
-        (f64::from(slices) / f64::from(total)).min(1.0)
+    pub fn slice_fraction(&self, slices: u32) -> Option<f64> {
+        let total = self.mig_slices.filter(|total| *total > 0 && slices > 0)?;
+        Some((f64::from(slices) / f64::from(total)).min(1.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_board_with_four_slices_is_not_counted_in_sevenths() {
+        let gpu = |mig_slices| Gpu {
+            uuid: "GPU-1".into(),
+            index: 0,
+            minor: None,
+            pci_bus_id: None,
+            model: Some("NVIDIA RTX PRO 6000 Blackwell Server Edition".into()),
+            architecture: None,
+            compute_capability: None,
+            vbios_version: None,
+            serial: None,
+            numa_node: None,
+            memory_bytes: None,
+            mig_enabled: Some(true),
+            mig_devices: vec![],
+            mig_slices,
+            nvlink_peers: None,
+            present: true,
+        };
+        for (of, slices, expected) in [
+            (Some(4), 1, Some(0.25)),
+            (Some(7), 7, Some(1.0)),
+            (Some(4), 7, Some(1.0)),
+            (None, 1, None),
+            (Some(7), 0, None),
+            (Some(0), 1, None),
+        ] {
+            assert_eq!(gpu(of).slice_fraction(slices), expected, "{slices} of {of:?}");
+        }
     }
 }

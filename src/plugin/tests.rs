@@ -49,6 +49,7 @@ pub(super) fn gpu(index: u32, profiles: Option<&[&str]>) -> Gpu {
         mig_enabled: Some(profiles.is_some()),
         mig_devices: mig_devices.collect(),
         nvlink_peers: None,
+        mig_slices: Some(7),
         present: true,
     }
 }

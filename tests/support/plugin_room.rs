@@ -41,6 +41,7 @@ pub fn gpus(count: u32) -> HardwareState {
         serial: None,
         numa_node: Some(index / 2),
         nvlink_peers: None,
+        mig_slices: None,
         memory_bytes: Some(80 << 30),
         mig_enabled: Some(false),
         mig_devices: vec![],

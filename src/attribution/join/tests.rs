@@ -23,6 +23,7 @@ fn inventory() -> Inventory {
         mig_enabled: Some(!mig_devices.is_empty()),
         mig_devices,
         nvlink_peers: None,
+        mig_slices: Some(7),
         present: true,
     };
     let mig = |uuid: &str, gpu_instance, profile: &str, profile_id, placement_start, slices| MigDevice {

@@ -128,7 +128,7 @@ impl Stretch<'_> {
         }
         let works: Vec<f64> = parts.iter().map(|part| part.active.unwrap_or(0.0) * part.fraction).collect();
         let work: f64 = works.iter().sum();
-        let told = parts.iter().all(|part| part.active.is_some());
+        let told = !parts.is_empty() && parts.iter().all(|part| part.active.is_some());
         let energy = self.energy.unwrap_or(0.0);
         let idle = if told { self.idle_energy.unwrap_or(0.0).min(energy) } else { 0.0 };
         let mut left = 1.0;

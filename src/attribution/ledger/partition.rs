@@ -6,7 +6,8 @@ use super::division::Part;
 use crate::attribution::processes::{DeviceProcess, DeviceProcesses, ProcessOwner};
 use crate::model::{Gpu, InstanceReading, Medium, MigDevice, MigUuid, Reason};
 
-/// The MIG devices of one GPU, and what their GPU instances tell of themselves.
+/// The MIG devices of one GPU, and what their GPU instances tell of themselves. None while it is unknown which part of
+/// the GPU each is: then nothing is divided among them.
 pub struct Partitions<'a> {
     pub devices: Vec<(&'a MigDevice, Part)>,
 }
@@ -25,9 +26,10 @@ impl<'a> Partitions<'a> {
                 (active * slices).clamp(0.0, 1.0)
             });
             let unheld = processes.map_or(Reason::Unknown, |processes| whose(&processes.processes, mig.gpu_instance));
-            (mig, Part { fraction: gpu.slice_fraction(mig.slices), active, unheld })
+            Some((mig, Part { fraction: gpu.slice_fraction(mig.slices)?, active, unheld }))
         };
-        let mut devices: Vec<_> = gpu.mig_devices.iter().map(part).collect();
+        let devices: Option<Vec<_>> = gpu.mig_devices.iter().map(part).collect();
+        let mut devices = devices.unwrap_or_default();
         // Whatever the driver says of slices: there is no more of a GPU than all of it.
         let sum: f64 = devices.iter().map(|(_, part)| part.fraction).sum();
         devices.iter_mut().for_each(|(_, part)| part.fraction /= sum.max(1.0));

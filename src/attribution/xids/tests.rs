@@ -57,6 +57,7 @@ impl Node {
             serial: None,
             numa_node: None,
             nvlink_peers: None,
+            mig_slices: Some(7),
             memory_bytes: None,
             mig_enabled: Some(true),
             mig_devices: vec![mig("MIG-70", 7, 0), mig("MIG-71", 7, 1), mig("MIG-80", 8, 0)],

@@ -1,9 +1,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use nvml_wrapper_sys::bindings::{nvmlDeviceAttributes_t, nvmlGpuInstanceInfo_t, nvmlPciInfo_t};
+use nvml_wrapper_sys::bindings::{
+    nvmlDeviceAttributes_t, nvmlGpuInstanceInfo_t, nvmlGpuInstanceProfileInfo_t, nvmlPciInfo_t,
+};
 
-use super::calls::{Caller, call, read_text, text, value};
+use super::calls::{Caller, Refusal, call, read_text, text, value};
 use super::library::Handle;
 use super::{links, memory};
 use crate::model::{DriverInfo, Gpu, GpuUuid, MigDevice, MigUuid, PciBusId};
@@ -11,6 +13,8 @@ use crate::model::{DriverInfo, Gpu, GpuUuid, MigDevice, MigUuid, PciBusId};
 const MIG_ENABLED: u32 = 1;
 /// More MIG devices than any GPU has.
 const MIG_LIMIT: u32 = 64;
+/// More GPU instance profiles than any header has; 18 in 13.5.
+const PROFILE_LIMIT: u32 = 32;
 
 /// One MIG device with the handle that lives as long as its compute instance.
 pub struct Mig {
@@ -67,12 +71,14 @@ pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
         memory_bytes,
         mig_enabled,
         mig_devices: Vec::new(),
+        mig_slices: None,
         nvlink_peers: links::peers(caller, handle),
         present: true,
     };
     if mig_enabled == Some(true) {
         let devices = mig_handles(caller, handle);
         gpu.mig_devices = devices.iter().map(|mig| describe(caller, handle, mig, memory_bytes)).collect();
+        gpu.mig_slices = slices_of_whole(caller, handle);
     }
     gpu.present = caller.answers();
     Some(gpu)
@@ -101,6 +107,24 @@ pub fn mig_handles(caller: &mut Caller, handle: Handle) -> Vec<Mig> {
         }
     }
     found
+}
+
+/// The largest GPU instance profile spans the whole GPU. `None` unless every profile was either described or is one
+/// that this GPU does not have: the largest of some may not be the largest.
+fn slices_of_whole(caller: &mut Caller, handle: Handle) -> Option<u32> {
+    let mut most = 0;
+    for profile in 0..PROFILE_LIMIT {
+        // SAFETY: numbers only; all zeroes is a valid value.
+        let mut info: nvmlGpuInstanceProfileInfo_t = unsafe { std::mem::zeroed() };
+        // From 1: of a numbered variant, an argument that is not valid means one that is not there.
+        let variant = profile + 1;
+        match call!(caller, nvmlDeviceGetGpuInstanceProfileInfo[variant](handle.0, profile, &raw mut info)) {
+            Ok(()) => most = most.max(info.sliceCount),
+            Err(Refusal::Unsupported) => {}
+            Err(_) => return None,
+        }
+    }
+    (most > 0).then_some(most)
 }
 
 fn describe(caller: &mut Caller, parent: Handle, mig: &Mig, parent_memory: Option<u64>) -> MigDevice {

@@ -154,6 +154,7 @@ fn gpu(profile: Profile, seed: u64, index: usize) -> Gpu {
         memory_bytes: Some(model.memory_bytes),
         mig_enabled: Some(!partitions.is_empty()),
         mig_devices: mig_devices(seed, index, partitions),
+        mig_slices: (!partitions.is_empty()).then_some(7),
         // As on HGX and DGX boards of both: every link goes into a switch.
         nvlink_peers: Some(NvLinkPeers { by_bus_id: BTreeMap::new(), switch_links: model.nvlinks }),
         present: true,

@@ -36,6 +36,7 @@ fn gpu(uuid: &str, index: u32) -> Gpu {
         serial: None,
         numa_node: None,
         nvlink_peers: None,
+        mig_slices: None,
         memory_bytes: None,
         mig_enabled: None,
         mig_devices: vec![],

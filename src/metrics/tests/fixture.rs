@@ -239,6 +239,7 @@ fn gpu(uuid: &str, index: u32) -> Gpu {
         mig_enabled: Some(false),
         mig_devices: Vec::new(),
         nvlink_peers: None,
+        mig_slices: Some(7),
         present: true,
     }
 }

@@ -132,6 +132,7 @@ impl Board {
             serial: None,
             numa_node: None,
             nvlink_peers: None,
+            mig_slices: Some(7),
             memory_bytes: None,
             mig_enabled: Some(!mig_devices.is_empty()),
             mig_devices,

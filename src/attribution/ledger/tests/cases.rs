@@ -227,6 +227,7 @@ fn partitioned(case: &mut Case, gpm: Option<[f64; 2]>) -> Medium {
         serial: None,
         numa_node: None,
         nvlink_peers: None,
+        mig_slices: Some(7),
         memory_bytes: None,
         mig_enabled: Some(true),
         mig_devices: vec![mig("MIG-a", 1, 3), mig("MIG-b", 2, 1)],
@@ -269,6 +270,19 @@ fn mig_without_gpm_has_no_busy_time_and_energy_by_slices() {
     let expected = |pod: &str, allocated, energy| (pod.to_owned(), [Some(allocated), None, None, Some(energy)]);
     assert_eq!(rows(&statement), [expected("a", 4.29, 3000.0), expected("b", 1.43, 1000.0)]);
     assert_eq!(rounded(statement.remainders[0].energy_joules.get(&Reason::Unknown).copied()), Some(3000.0));
+}
+
+#[test]
+fn mig_devices_of_unknown_size_get_no_guessed_part() {
+    let mut case = Case::default();
+    let medium = partitioned(&mut case, Some([0.5, 1.0]));
+    case.inventory.gpus.get_mut(&GPU.into()).unwrap().mig_slices = None;
+    case.read(0, None, 0.0, None);
+    let statement = case.read(10, None, 7000.0, Some(medium));
+    for account in &statement.accounts {
+        assert_eq!((account.busy_seconds, account.energy_joules), (None, None));
+    }
+    assert_eq!(rounded(statement.remainders[0].energy_joules.get(&Reason::Unknown).copied()), Some(7000.0));
 }
 
 #[test]

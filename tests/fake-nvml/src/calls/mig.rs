@@ -131,6 +131,9 @@ fn instance(target: &Target) -> Result<&Instance, Code> {
     target.instance().ok_or(INVALID_ARGUMENT)
 }
 
+/// One past the header's last constant.
+const PROFILE_COUNT: u32 = 18;
+
 struct Parts {
     engines: u32,
     ofa: u32,
@@ -138,10 +141,15 @@ struct Parts {
 
 /// By the header's constant.
 fn shape(target: &Target, constant: c_uint) -> Result<(Profile, Parts), Code> {
-    if !target.whole()?.mig.supported {
+    let mig = &target.whole()?.mig;
+    if !mig.supported {
         return Err(NOT_SUPPORTED);
     }
-    let profile = PROFILES.into_iter().find(|profile| profile.constant == constant).ok_or(NOT_SUPPORTED)?;
+    if constant >= PROFILE_COUNT {
+        return Err(INVALID_ARGUMENT);
+    }
+    let mut offered = PROFILES.into_iter().filter(|profile| profile.slices <= mig.slices);
+    let profile = offered.find(|profile| profile.constant == constant).ok_or(NOT_SUPPORTED)?;
     let ofa = u32::from(profile.slices == 7 || profile.name.ends_with("+me"));
     Ok((profile, Parts { engines: profile.slices, ofa }))
 }

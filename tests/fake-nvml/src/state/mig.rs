@@ -15,6 +15,8 @@ pub struct Mig {
     pub pending: Option<bool>,
     /// The most there can be; what nvmlDeviceGetMaxMigDeviceCount says.
     pub max_instances: u32,
+    /// Compute slices of the whole board: 7 as on an H100, or 4. Larger profiles are not offered.
+    pub slices: u32,
     pub instances: Vec<Instance>,
 }
 
@@ -139,7 +141,7 @@ impl Instance {
 
 impl Default for Mig {
     fn default() -> Self {
-        Self { supported: true, enabled: false, pending: None, max_instances: 7, instances: Vec::new() }
+        Self { supported: true, enabled: false, pending: None, max_instances: 7, slices: 7, instances: Vec::new() }
     }
 }
 
