@@ -63,7 +63,8 @@ fn every_symbol_is_there() {
         nvmlDeviceGetRemappedRows nvmlDeviceGetRowRemapperHistogram nvmlDeviceGetFieldValues nvmlDeviceGetNvLinkState
         nvmlDeviceGetNvLinkVersion nvmlDeviceGetNvLinkRemoteDeviceType
         nvmlDeviceGetNvLinkRemotePciInfo_v2 nvmlDeviceGetGpuFabricInfo nvmlDeviceGetGpuFabricInfoV
-        nvmlDeviceGetViolationStatus nvmlDeviceGetComputeRunningProcesses_v3
+        nvmlDeviceGetViolationStatus nvmlDeviceGetComputeRunningProcesses_v2 nvmlDeviceGetGraphicsRunningProcesses_v2
+        nvmlDeviceGetMPSComputeRunningProcesses_v2 nvmlDeviceGetComputeRunningProcesses_v3
         nvmlDeviceGetGraphicsRunningProcesses_v3 nvmlDeviceGetMPSComputeRunningProcesses_v3
         nvmlDeviceGetProcessUtilization nvmlDeviceGetProcessesUtilizationInfo nvmlDeviceGetMigMode
         nvmlDeviceGetMaxMigDeviceCount nvmlDeviceGetMigDeviceHandleByIndex

@@ -161,13 +161,16 @@ fn nvlink(nvlink: &NvLink, id: u32, scope: u32) -> Result<Number, Code> {
     }
 }
 
-/// `fields` of the data file: a number, `{"code": n}` or `{"by_scope": {"0": ...}}`.
+/// `fields` of the data file: a number, `{"word": n}` (one of 32 bits), `{"code": n}` or `{"by_scope": {"0": ...}}`.
 fn from_file(given: &Value, scope: u32) -> Result<Number, Code> {
     if let Some(by_scope) = given.get("by_scope") {
         return by_scope.get(scope.to_string()).ok_or(NOT_SUPPORTED).and_then(|given| from_file(given, scope));
     }
     if let Some(code) = given.get("code").and_then(Value::as_u64) {
         return Err(Code(u32::try_from(code).unwrap_or(u32::MAX)));
+    }
+    if let Some(number) = given.get("word").and_then(Value::as_u64) {
+        return Ok(Number::Word(number as u32));
     }
     let whole = given.as_u64().map(Number::Long);
     whole.or_else(|| given.as_f64().map(Number::Double)).ok_or(NOT_SUPPORTED)

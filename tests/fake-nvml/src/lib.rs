@@ -43,7 +43,8 @@
 //!
 //! # Faults
 //!
-//! `fail`, `delay` (milliseconds), `hang` and `function_not_found` go by C name or `*`, for the whole library or for
+//! Besides, a GPU's own `wake` stands for its initialisation, which its handle needs, and which a look for a UUID makes with
+//! every GPU before the one that has it; it goes by name alone. `fail`, `delay` (milliseconds), `hang` and `function_not_found` go by C name or `*`, for the whole library or for
 //! one GPU. A call that hangs returns once the file no longer lists it. `*` spares nvmlInit and nvmlShutdown; `init` is
 //! the former's code. `lost` makes every call on that GPU's handles say GPU_IS_LOST, and the event wait as well.
 

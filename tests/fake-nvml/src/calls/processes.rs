@@ -28,6 +28,15 @@ on_device! {
     nvmlDeviceGetMPSComputeRunningProcesses_v3(count: Out<c_uint>, infos: Many<nvmlProcessInfo_t>) |target| {
         list(target, ProcessKind::Mps, count, infos)
     }
+    nvmlDeviceGetComputeRunningProcesses_v2(count: Out<c_uint>, infos: Many<nvmlProcessInfo_t>) |target| {
+        list(target, ProcessKind::Compute, count, infos)
+    }
+    nvmlDeviceGetGraphicsRunningProcesses_v2(count: Out<c_uint>, infos: Many<nvmlProcessInfo_t>) |target| {
+        list(target, ProcessKind::Graphics, count, infos)
+    }
+    nvmlDeviceGetMPSComputeRunningProcesses_v2(count: Out<c_uint>, infos: Many<nvmlProcessInfo_t>) |target| {
+        list(target, ProcessKind::Mps, count, infos)
+    }
     nvmlDeviceGetProcessUtilization(
         samples: Many<nvmlProcessUtilizationSample_t>, count: Out<c_uint>, last_seen: c_ulonglong
     ) |target| {

@@ -72,8 +72,11 @@ pub extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: Out<nvmlD
 pub extern "C" fn nvmlDeviceGetHandleByUUID(uuid: In, device: Out<nvmlDevice_t>) -> nvmlReturn_t {
     plain("nvmlDeviceGetHandleByUUID", |machine| {
         let uuid = uuid.get()?;
-        if let Some(gpu) = machine.gpu(&uuid) {
-            return hand_out("nvmlDeviceGetHandleByUUID", gpu, device);
+        for gpu in &machine.gpus {
+            if gpu.uuid == uuid {
+                return hand_out("nvmlDeviceGetHandleByUUID", gpu, device);
+            }
+            wake(gpu)?;
         }
         mig_device(machine, &uuid, device)
     })
@@ -88,11 +91,18 @@ pub extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(bus_id: In, device: Out<nvmlD
     })
 }
 
+/// The driver initialises a GPU before it hands out its handle, and each that it passes while it looks for a UUID.
+fn wake(gpu: &Gpu) -> Answer {
+    let is_named = gpu.hang.contains("wake") || gpu.delay.contains_key("wake") || gpu.fail.contains_key("wake");
+    if is_named { crate::gate::own_faults("wake", &gpu.uuid) } else { Ok(()) }
+}
+
 /// A GPU that is lost or refuses this call fails at its handle.
 fn hand_out(call: &str, gpu: &Gpu, device: Out<nvmlDevice_t>) -> Answer {
     if gpu.lost {
         return Err(GPU_IS_LOST);
     }
+    wake(gpu)?;
     crate::gate::own_faults(call, &gpu.uuid)?;
     let handle = library().handle(gpu)?;
     device.put(handle.pointer())
