@@ -9,8 +9,8 @@ use super::partition::{activity, reading_of};
 use super::weights::holder_of;
 use crate::attribution::processes::{DeviceProcess, DeviceProcesses, ProcessOwner};
 use crate::model::{
-    Account, Attribution, ContainerRef, DeviceReadings, Gpu, GpuUuid, Medium, PodRef, Quantity, Reason, Sharing,
-    UnallocatedUse,
+    Account, Attribution, ContainerRef, DeviceReadings, Gpu, GpuUuid, Holding, Medium, PodRef, Quantity, Reason,
+    Sharing, UnallocatedUse,
 };
 
 /// What is known of one GPU now.
@@ -18,6 +18,14 @@ pub struct Present<'a> {
     pub gpu: Option<&'a Gpu>,
     pub readings: Option<&'a DeviceReadings>,
     pub processes: Option<&'a DeviceProcesses>,
+}
+
+/// Of a whole GPU, or of a slot on it. NVIDIA's MPS daemon limits each client to its slot's part, in whole MiB.
+fn limit_of(memory_bytes: u64, holding: &Holding) -> Option<u64> {
+    match holding.sharing {
+        Sharing::Mps => Some((memory_bytes as f64 * holding.share?) as u64 >> 20 << 20),
+        _ => Some(memory_bytes),
+    }
 }
 
 impl Device {
@@ -54,7 +62,7 @@ impl Device {
                 Some(mig) => {
                     present.gpu.and_then(|gpu| gpu.mig_devices.iter().find(|one| one.uuid == *mig)?.memory_bytes)
                 }
-                None => present.gpu.and_then(|gpu| gpu.memory_bytes),
+                None => present.gpu.and_then(|gpu| limit_of(gpu.memory_bytes?, holding)),
             };
             holding.attribution = Some(match (mig, holding.sharing) {
                 _ if self.is_silent => Attribution::Estimated,

@@ -273,6 +273,26 @@ fn mig_without_gpm_has_no_busy_time_and_energy_by_slices() {
 }
 
 #[test]
+fn an_mps_slot_is_limited_to_its_part_of_the_memory() {
+    for (sharing, share, expected) in [
+        (Sharing::Mps, 0.25, 20 << 30),
+        (Sharing::Mps, 1.0 / 3.0, 27_306 << 20),
+        (Sharing::TimeSlicing, 0.25, 80 << 30),
+        (Sharing::Exclusive, 1.0, 80 << 30),
+    ] {
+        let mut case = Case::default();
+        partitioned(&mut case, None);
+        let gpu = case.inventory.gpus.get_mut(&GPU.into()).unwrap();
+        (gpu.mig_devices, gpu.memory_bytes) = (vec![], Some(80 << 30));
+        case.hold("c", None, sharing, share);
+        case.read(0, None, 0.0, None);
+        let statement = case.read(10, None, 1000.0, Some(Medium::default()));
+        let account = statement.accounts.iter().find(|account| account.container.pod.as_ref() == "c").unwrap();
+        assert_eq!(account.memory_limit_bytes, Some(expected), "{sharing:?}");
+    }
+}
+
+#[test]
 fn mig_devices_of_unknown_size_get_no_guessed_part() {
     let mut case = Case::default();
     let medium = partitioned(&mut case, Some([0.5, 1.0]));
