@@ -87,7 +87,7 @@ fn processes(seconds: f64) -> DeviceProcesses {
 
 /// The guide's scenario, through the ledger, on the page.
 fn page() -> String {
-    let inventory = Inventory { generation: 1, driver: None, gpus: [(GPU.into(), board())].into() };
+    let inventory = Inventory { generation: 1, gpus: [(GPU.into(), board())].into(), ..Inventory::default() };
     let holding = |slot: usize| Holding {
         resource: Some("nvidia.com/gpu".into()),
         device_ids: vec![format!("{GPU}::{slot}").as_str().into()],

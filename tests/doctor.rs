@@ -92,8 +92,8 @@ fn the_demo_is_well_and_stays_as_it_was() {
     let (code, text, error) = doctor(&arguments);
     assert_eq!(code, 0, "{text}{error}");
     // Who is not root is warned of it.
-    let sum = if is_root() { "0 warnings, 18 ok" } else { "1 warnings, 17 ok" };
-    assert!(text.ends_with(&format!("22 checks: 0 failed, {sum}, 4 skipped\n")), "{text}");
+    let sum = if is_root() { "0 warnings, 19 ok" } else { "1 warnings, 18 ok" };
+    assert!(text.ends_with(&format!("23 checks: 0 failed, {sum}, 4 skipped\n")), "{text}");
     assert!(!text.contains('\x1b'), "no colours into a pipe");
 
     let (code, json, _) = doctor(&[&arguments[..], &["-o", "json"]].concat());

@@ -74,7 +74,7 @@ fn identity_is_what_the_driver_says() {
     let driver = state.inventory.driver.as_ref().unwrap();
     assert_eq!((&*driver.driver_version, driver.cuda_version.as_deref()), ("570.124.06", Some("12.8")));
     let first = &state.inventory.gpus[&gpu(0)];
-    assert_eq!((first.index, first.minor, first.numa_node), (0, Some(3), Some(1)));
+    assert_eq!((first.index, first.minor, first.numa_node), (0, Some(3), None));
     assert_eq!(first.pci_bus_id.as_ref().unwrap().as_str(), "0000:1b:00.0");
     assert_eq!((first.model.as_deref(), first.serial.as_deref()), (Some("NVIDIA H100 80GB HBM3"), Some("42")));
     assert_eq!((first.architecture.as_deref(), first.compute_capability.as_deref()), (Some("hopper"), Some("9.0")));
@@ -112,7 +112,9 @@ fn links_are_counted_as_each_end_tells_them() {
 
 #[test]
 fn the_pci_bus_tells_what_the_driver_does_not() {
-    let fake = FakeNvml::start(json!({"gpus": [{"pci_bus_id": "00000000:1B:00.0", "numa_node": 7}]}));
+    let fake = FakeNvml::start(json!({"gpus": [
+        {"pci_bus_id": "00000000:1B:00.0", "numa_node": 7}, {"pci_bus_id": "00000000:1C:00.0", "numa_node": 8}
+    ]}));
     let sys_root = fake.folder().join("sys");
     for (bus_id, vendor, numa_node) in
         [("0000:1b:00.0", "0x10de", "1"), ("0000:1c:00.0", "0x10de", "-1"), ("0000:05:00.0", "0x1a03", "0")]
@@ -127,8 +129,9 @@ fn the_pci_bus_tells_what_the_driver_does_not() {
     let hardware = start(driver, Settings { sys_root, ..quick() }, Clock::start());
     let state = wait(&hardware, "readings", |state| has_fast(state, 0));
     assert_eq!(state.inventory.gpus[&gpu(0)].numa_node, Some(1));
+    assert_eq!(state.inventory.gpus[&gpu(1)].numa_node, None, "the node of a GPU's own memory is none for pods");
     assert_eq!(state.node_devices, Some(NodeDevices { expected: 2, vfio: 0 }));
-    assert_eq!((state.inventory.visible(), state.problem.as_deref()), (1, None));
+    assert_eq!((state.inventory.visible(), state.problem.as_deref()), (2, None));
     fake.update(|state| state["gpus"] = json!([]));
     let state = wait(&hardware, "the problem", |state| state.problem.is_some());
     assert!(state.problem.as_deref().unwrap().contains("lost"), "{:?}", state.problem);
@@ -332,12 +335,16 @@ fn processes_are_listed_once_each_with_what_is_known_of_them() {
         {"processes": [process(1, "compute", None)], "fail": {"nvmlDeviceGetGraphicsRunningProcesses_v3": 4}},
         {"processes": [process(1, "compute", None)], "fail": {"nvmlDeviceGetMPSComputeRunningProcesses_v3": 3}},
         {"mig": mig, "processes": [slice(7, 3), slice(7, 4)]},
-        {"function_not_found": ["nvmlDeviceGetComputeRunningProcesses_v3"]}
+        {"function_not_found": ["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"]},
+        {"processes": [process(1, "graphics", None)], "function_not_found": [
+            "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3",
+            "nvmlDeviceGetMPSComputeRunningProcesses_v3"
+        ]}
     ]}));
     let mut driver = NvmlDriver::new(search(&fake));
     let record = driver.call_record();
     let session = driver.open().unwrap();
-    let mut readers: Vec<_> = (0..7).map(|index| session.reader(&gpu(index)).unwrap()).collect();
+    let mut readers: Vec<_> = (0..8).map(|index| session.reader(&gpu(index)).unwrap()).collect();
     let mut listed = |index: usize| readers[index].read(ALL, at(0)).medium.unwrap().processes;
     let alone = |pid, memory_bytes| DeviceProcess { pid, gpu_instance: None, compute_instance: None, memory_bytes };
     let on = |pid, instance| DeviceProcess {
@@ -354,6 +361,7 @@ fn processes_are_listed_once_each_with_what_is_known_of_them() {
     assert_eq!(listed(4), Some(vec![alone(1, None)]), "a driver without MPS");
     assert_eq!(listed(5), Some(vec![on(7, 3), on(7, 4)]));
     assert_eq!(listed(6), None);
+    assert_eq!(listed(7), Some(vec![alone(1, None)]), "a driver with the second version alone");
 }
 
 #[test]
@@ -474,7 +482,11 @@ fn failing_calls_cost_their_own_values() {
     assert!(slow.ecc.is_empty() && slow.nvlink.active_links.is_none() && slow.recovery_action.is_none());
     assert!(state.errors["nvmlDeviceGetPowerUsage"]["unknown"] >= 1);
     assert!(state.errors["nvmlDeviceGetPcieReplayCounter"]["corrupted_inforom"] >= 1);
-    assert!(!state.errors.contains_key("nvmlDeviceGetTotalEnergyConsumption"), "unsupported is no error");
+    let unsupported = state
+        .errors
+        .get("nvmlDeviceGetTotalEnergyConsumption")
+        .is_some_and(|codes| codes.contains_key("not_supported"));
+    assert!(!unsupported, "unsupported is no error");
     // Nothing at all gets through to the second one.
     assert!(readings(&state, 1).lost && !has_fast(&state, 1));
     assert_eq!(state.problem, None);
@@ -496,7 +508,7 @@ fn whichever_half_of_the_calls_fails_the_other_half_is_read() {
     };
     assert!(names.len() > 40, "{names:?}");
     // Without these there is no GPU to read.
-    let needed = ["nvmlInit_v2", "nvmlDeviceGetHandleByUUID"];
+    let needed = ["nvmlInit_v2", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"];
     for (code, half) in [10, 999, 3, 2, 21, 7].into_iter().flat_map(|code| [(code, 0), (code, 1)]) {
         let failing = names.iter().enumerate().filter(|(at, name)| at % 2 == half && !needed.contains(name));
         let failing: Value = failing.map(|(_, name)| ((*name).to_owned(), json!(code))).collect();

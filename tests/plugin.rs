@@ -61,7 +61,7 @@ fn gpu(index: u32) -> Gpu {
 
 fn four_gpus() -> HardwareState {
     let gpus = (0..4).map(|index| (GpuUuid::new(uuid(index)), gpu(index))).collect();
-    let inventory = Arc::new(Inventory { generation: 1, driver: None, gpus });
+    let inventory = Arc::new(Inventory { generation: 1, gpus, ..Inventory::default() });
     HardwareState { source: "simulated", inventory, ..HardwareState::default() }
 }
 

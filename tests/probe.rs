@@ -17,7 +17,7 @@ fn machine() -> Value {
     json!({
         "driver_version": "570.124.06", "nvml_version": "12.570.124.06", "cuda_version": 12080,
         "function_not_found": ["nvmlDeviceGetMarginTemperature"],
-        "fail": {"nvmlDeviceGetNumaNodeId": 4},
+        "fail": {"nvmlDeviceGetVbiosVersion": 4},
         "gpus": [
             {
                 "serial": "1652923012345", "pci_bus_id": "00000000:9D:00.0",
@@ -132,7 +132,7 @@ fn a_recording_behaves_as_the_machine_did() {
     assert_eq!(recording["recorded"]["models"], json!(["NVIDIA A10G", "NVIDIA B200", "NVIDIA H100 80GB HBM3"]));
     assert!(recording["recorded"]["date"].as_str().is_some_and(|date| date.starts_with("20")), "{recording}");
     assert_eq!(recording["function_not_found"], json!(["nvmlDeviceGetMarginTemperature"]));
-    assert_eq!(recording["fail"], json!({"nvmlDeviceGetNumaNodeId": 4}));
+    assert_eq!(recording["fail"], json!({"nvmlDeviceGetVbiosVersion": 4}));
     assert_eq!(recording["gpus"][2]["fail"]["nvmlDeviceGetPcieReplayCounter"], 999);
 }
 

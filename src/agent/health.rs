@@ -232,7 +232,11 @@ mod tests {
             self.hardware.send_replace(Arc::new(HardwareState {
                 source: "nvml",
                 driver_loads,
-                inventory: Arc::new(Inventory { generation: 1, driver: None, gpus: [(GPU.into(), gpu)].into() }),
+                inventory: Arc::new(Inventory {
+                    generation: 1,
+                    gpus: [(GPU.into(), gpu)].into(),
+                    ..Inventory::default()
+                }),
                 readings: [(GPU.into(), Arc::new(readings))].into(),
                 ..HardwareState::default()
             }));

@@ -32,7 +32,7 @@ const THROTTLED: [(&str, u32); 5] = [
     ("hw_power_brake_nanoseconds", 253),
 ];
 /// Where nobody works it says "not found", which is an answer and no refusal. So each GPU speaks for itself.
-const PROCESS_USE: &str = "nvmlDeviceGetProcessUtilization";
+const PROCESS_USE: [&str; 2] = ["nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizationInfo"];
 
 /// An object that leaves out what is absent.
 #[derive(Default)]
@@ -54,7 +54,7 @@ impl Object {
 /// One data file. A call that nowhere succeeded is refused for the whole library, else for the GPUs that refused it.
 pub fn data_file(probe: &Probe) -> Value {
     let inventory = &probe.inventory;
-    let asked = probe.calls.iter().filter(|(name, _)| **name != PROCESS_USE);
+    let asked = probe.calls.iter().filter(|(name, _)| !PROCESS_USE.contains(name));
     let refused: BTreeMap<_, _> = asked.filter_map(|(name, call)| Some((*name, call.refusal()?))).collect();
     let everywhere: BTreeSet<_> = refused.keys().copied().collect();
     let mut gpus: Vec<_> = inventory.gpus.values().collect();
@@ -86,7 +86,7 @@ pub fn data_file(probe: &Probe) -> Value {
 fn put_refusals(object: &mut Object, refused: &BTreeMap<&'static str, &'static str>) {
     // Said only for want of room: the question was how many there are.
     let refused = refused.iter().filter(|(_, code)| **code != "insufficient_size");
-    let refused = refused.filter(|(name, code)| (**name, **code) != (PROCESS_USE, "not_found"));
+    let refused = refused.filter(|(name, code)| !PROCESS_USE.contains(name) || **code != "not_found");
     let (missing, failing): (Vec<_>, Vec<_>) = refused.partition(|(_, code)| **code == "function_not_found");
     let missing: Vec<_> = missing.into_iter().map(|(name, _)| json!(name)).collect();
     let failing: Map<_, _> = failing
@@ -365,7 +365,9 @@ fn fabric(state: &FabricState) -> Value {
         Some(false) => 2 << shift,
         None => 0,
     });
-    json!({ "state": place, "health_mask": bits.iter().sum::<u32>(), "health_summary": 0 })
+    // The driver says completed, and why it failed beside it; which error it was is not kept.
+    let (place, status) = if state.state == numbers::FABRIC_FAILED { (3, 999) } else { (place, 0) };
+    json!({ "state": place, "status": status, "health_mask": bits.iter().sum::<u32>(), "health_summary": 0 })
 }
 
 fn mig(gpu: &Gpu, readings: &[InstanceReading]) -> Value {

@@ -50,7 +50,7 @@ impl Finding {
     }
 }
 
-const KNOWN: [Known; 22] = [
+const KNOWN: [Known; 23] = [
     Known {
         id: "pod_resources",
         title: "PodResources socket",
@@ -120,6 +120,13 @@ const KNOWN: [Known; 22] = [
         why: "what a GPU refuses to tell is missing from the page",
         says: "warns of calls that a GPU refused while it was listed",
         judge: driver::answers,
+    },
+    Known {
+        id: "process_utilization",
+        title: "Utilization by process",
+        why: "the busy time of a shared GPU is divided by it; without it the parts are equal",
+        says: "warns when a GPU is busy and neither of the driver's calls lists a process; skipped when no agent runs",
+        judge: driver::process_utilization,
     },
     Known {
         id: "kernel_log",

@@ -1,5 +1,7 @@
 //! The driver and the devices.
 
+use std::collections::BTreeMap;
+
 use super::catalogue::Finding;
 use super::evidence::{Agent, Evidence, Missed};
 
@@ -110,4 +112,32 @@ pub fn kernel_log(evidence: &Evidence) -> Finding {
             "mount /dev/kmsg and add the capability CAP_SYSLOG, or set health.kmsg: off: XIDs come from the driver all the same",
         ),
     }
+}
+
+pub fn process_utilization(evidence: &Evidence) -> Finding {
+    let Agent::Answers(answers) = &evidence.agent else { return Finding::skipped("no agent reads the GPUs") };
+    let readings = match &answers.node {
+        Ok(node) => node.pointer("/hardware/readings").and_then(serde_json::Value::as_object),
+        Err(problem) => return Finding::failed(problem, "mend the agent first"),
+    };
+    let source = |readings: &serde_json::Value| {
+        readings.pointer("/medium/value/process_utilization_source")?.as_str().map(str::to_owned)
+    };
+    let mut gpus_by_source: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for (uuid, readings) in readings.into_iter().flatten() {
+        if let Some(source) = source(readings) {
+            gpus_by_source.entry(source).or_default().push(uuid);
+        }
+    }
+    if let Some(silent) = gpus_by_source.get("none") {
+        return Finding::warning(
+            format!("busy without a process in either of the driver's calls: {}", silent.join(", ")),
+            "update the driver; until then the busy time of a shared GPU is divided in equal parts (docs/attribution.md)",
+        );
+    }
+    if gpus_by_source.is_empty() {
+        return Finding::ok("no GPU has been busy enough to tell");
+    }
+    let told = gpus_by_source.iter().map(|(source, gpus)| format!("{} GPUs by {source}", gpus.len()));
+    Finding::ok(told.collect::<Vec<_>>().join(", "))
 }

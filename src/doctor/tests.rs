@@ -98,7 +98,12 @@ fn driven(version: &str, gpus: usize) -> Driven {
         (uuid, gpu)
     };
     Driven {
-        inventory: Inventory { generation: 1, driver: Some(driver), gpus: (0..gpus).map(gpu).collect() },
+        inventory: Inventory {
+            generation: 1,
+            driver: Some(driver),
+            gpus: (0..gpus).map(gpu).collect(),
+            ..Inventory::default()
+        },
         problems: vec![],
     }
 }
@@ -149,6 +154,15 @@ fn says(pointer: &'static str, value: Value) -> Change {
     agent(move |answers| {
         let node = answers.node.as_mut().expect("a node");
         *node.pointer_mut(pointer).expect("it is there") = value.clone();
+    })
+}
+
+/// What the agent says of where the utilization of processes comes from.
+fn process_source(source: &'static str) -> Change {
+    agent(move |answers| {
+        let node = answers.node.as_mut().expect("a node");
+        let medium = json!({"value": {"process_utilization_source": source}});
+        node["hardware"]["readings"] = json!({"GPU-1": {"medium": medium}});
     })
 }
 
@@ -311,6 +325,9 @@ fn each_check_says_what_is_not_well() {
             "nvmlX: unknown",
         ),
         ("device_answers", change(|evidence| evidence.driver = late()), Skipped, "does not answer"),
+        ("process_utilization", change(|_| ()), Good, "no GPU has been busy enough"),
+        ("process_utilization", process_source("nvmlDeviceGetProcessUtilization"), Good, "1 GPUs by nvmlDeviceGetP"),
+        ("process_utilization", process_source("none"), Warning, "in either of the driver's calls: GPU-1"),
         (
             "kernel_log",
             change(|evidence| evidence.kernel_log = Err(Missed::Failed("/dev/kmsg: denied".into()))),

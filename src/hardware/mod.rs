@@ -13,6 +13,7 @@ mod mailbox;
 mod monotone;
 pub mod nvml;
 mod pci;
+mod plausible;
 mod process_work;
 mod record;
 mod release;

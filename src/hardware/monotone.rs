@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use crate::model::{Medium, Slow};
+use crate::model::{LinkCounters, Medium, NvLink, Slow};
 
-/// One GPU's driver counters by (group, name), for as long as the agent runs.
+/// One GPU's driver counters by (group, name, link), for as long as the agent runs. What is not of a link has link 0.
 #[derive(Debug, Default)]
 pub struct Monotone {
-    counters: BTreeMap<(&'static str, &'static str), Counter>,
+    counters: BTreeMap<(&'static str, &'static str, u32), Counter>,
 }
 
 #[derive(Debug, Default)]
@@ -15,17 +15,41 @@ struct Counter {
     /// What was counted before the driver's last restart.
     before: f64,
     last: f64,
+    /// It fell while it was small enough for 32 bits: it has restarted, or it wraps and has done so any number of times.
+    is_doubtful: bool,
 }
 
+/// The highest value that 32 bits hold.
+const NARROW: f64 = 4_294_967_295.0;
+
+const TRANSMITTED: &str = "transmitted";
+const RECEIVED: &str = "received";
+
 impl Monotone {
-    /// A value below the last one means a restart from zero: the new value comes on top.
+    /// A value below the last one means a restart from zero: the new value comes on top. So it is right for counters
+    /// that 32 bits hold for years, and for those that have 64 bits.
     pub fn raise(&mut self, group: &'static str, name: &'static str, value: f64) -> f64 {
-        let counter = self.counters.entry((group, name)).or_default();
+        self.raise_of(group, name, 0, value)
+    }
+
+    fn raise_of(&mut self, group: &'static str, name: &'static str, link: u32, value: f64) -> f64 {
+        let counter = self.counters.entry((group, name, link)).or_default();
         if value < counter.last {
             counter.before += counter.last;
+            counter.is_doubtful = counter.last <= NARROW;
         }
+        counter.is_doubtful &= value <= NARROW;
         counter.last = value;
         counter.before + value
+    }
+
+    /// The same for a counter of which the driver says that it may wrap, not at which value: after a fall that may have
+    /// been a wrap, absent until it has proved to be wider than 32 bits.
+    fn raise_if_wide(&mut self, group: &'static str, name: &'static str, value: &mut Option<f64>) {
+        self.raise_optional(group, name, value);
+        if self.counters.get(&(group, name, 0)).is_some_and(|counter| counter.is_doubtful) {
+            *value = None;
+        }
     }
 
     fn raise_count(&mut self, group: &'static str, name: &'static str, value: &mut u64) {
@@ -71,14 +95,60 @@ impl Monotone {
         for (error, count) in &mut slow.pcie.errors {
             self.raise_count("pcie_errors", error, count);
         }
-        self.raise_optional("pcie", "transmitted", &mut slow.pcie.transmitted_bytes);
-        self.raise_optional("pcie", "received", &mut slow.pcie.received_bytes);
-        for (error, count) in &mut slow.nvlink.errors {
-            self.raise_count("nvlink_errors", error, count);
-        }
-        self.raise_optional("nvlink", "transmitted", &mut slow.nvlink.transmitted_bytes);
-        self.raise_optional("nvlink", "received", &mut slow.nvlink.received_bytes);
+        self.raise_if_wide("pcie", TRANSMITTED, &mut slow.pcie.transmitted_bytes);
+        self.raise_if_wide("pcie", RECEIVED, &mut slow.pcie.received_bytes);
+        self.nvlink(&mut slow.nvlink);
     }
+
+    /// Link by link, so that one that goes down is no restart of the sum.
+    fn nvlink(&mut self, nvlink: &mut NvLink) {
+        let has_bytes = nvlink.of_links.values().any(|link| link.transmitted_bytes.or(link.received_bytes).is_some());
+        let of_all = (nvlink.transmitted_bytes, nvlink.received_bytes);
+        let mut links = std::mem::take(&mut nvlink.of_links);
+        for (link, counters) in &mut links {
+            for (name, bytes) in
+                [(TRANSMITTED, &mut counters.transmitted_bytes), (RECEIVED, &mut counters.received_bytes)]
+            {
+                *bytes = bytes.map(|bytes| self.raise_of("nvlink", name, *link, bytes));
+            }
+            for (error, count) in &mut counters.errors {
+                *count = self.raise_of("nvlink_errors", error, *link, *count as f64) as u64;
+            }
+        }
+        if nvlink.active_links.is_some() && (!links.is_empty() || self.counters.keys().any(is_of_link)) {
+            let away = self.links_away(&links);
+            nvlink.sum_links(links.values().chain(away.values()));
+        } else {
+            for (error, count) in &mut nvlink.errors {
+                self.raise_count("nvlink_error_sums", error, count);
+            }
+        }
+        if !has_bytes && of_all != (None, None) {
+            (nvlink.transmitted_bytes, nvlink.received_bytes) = of_all;
+            self.raise_optional("nvlink_sum", TRANSMITTED, &mut nvlink.transmitted_bytes);
+            self.raise_optional("nvlink_sum", RECEIVED, &mut nvlink.received_bytes);
+        }
+        nvlink.of_links = links;
+    }
+
+    /// What links have counted that are down now.
+    fn links_away(&self, links: &BTreeMap<u32, LinkCounters>) -> BTreeMap<u32, LinkCounters> {
+        let mut away: BTreeMap<u32, LinkCounters> = BTreeMap::new();
+        for (key, counter) in self.counters.iter().filter(|(key, _)| is_of_link(key) && !links.contains_key(&key.2)) {
+            let (group, name, link) = *key;
+            let (counters, total) = (away.entry(link).or_default(), counter.before + counter.last);
+            match (group, name) {
+                ("nvlink", TRANSMITTED) => counters.transmitted_bytes = Some(total),
+                ("nvlink", _) => counters.received_bytes = Some(total),
+                _ => drop(counters.errors.insert(name, total as u64)),
+            }
+        }
+        away
+    }
+}
+
+fn is_of_link((group, ..): &(&'static str, &'static str, u32)) -> bool {
+    ["nvlink", "nvlink_errors"].contains(group)
 }
 
 #[cfg(test)]
@@ -106,6 +176,44 @@ mod tests {
         let mut after = slow(2, 1);
         monotone.slow(&mut after);
         assert_eq!(after.ecc[0], EccLocation { location: "dram", corrected: Some(9), uncorrected: Some(1) });
+    }
+
+    fn pcie(monotone: &mut Monotone, bytes: f64) -> Option<f64> {
+        let mut slow = Slow::default();
+        slow.pcie.transmitted_bytes = Some(bytes);
+        monotone.slow(&mut slow);
+        slow.pcie.transmitted_bytes
+    }
+
+    #[test]
+    fn a_wrap_of_32_bits_is_not_taken_for_a_restart() {
+        let mut monotone = Monotone::default();
+        assert_eq!(pcie(&mut monotone, 4e9), Some(4e9));
+        // At 60 GB/s it has wrapped eight hundred times since.
+        assert_eq!(pcie(&mut monotone, 1e9), None);
+        assert_eq!(pcie(&mut monotone, 3e9), None, "no fall, and still as doubtful");
+        assert_eq!(pcie(&mut monotone, 5e9), Some(9e9), "it has 64 bits after all: it was a restart");
+        assert_eq!(pcie(&mut monotone, 1e9), Some(10e9), "from a value that proves its width a fall is a restart");
+    }
+
+    #[test]
+    fn an_nvlink_that_goes_down_is_no_restart() {
+        let mut monotone = Monotone::default();
+        let mut read = |links: &[(u32, f64, u64)]| {
+            let counters = |&(link, bytes, crc): &(u32, f64, u64)| {
+                let errors = [("crc", crc)].into();
+                (link, LinkCounters { transmitted_bytes: Some(bytes), received_bytes: None, errors })
+            };
+            let of_links = links.iter().map(counters).collect();
+            let active_links = u32::try_from(links.len()).ok();
+            let mut slow = Slow { nvlink: NvLink { of_links, active_links, ..NvLink::default() }, ..Slow::default() };
+            monotone.slow(&mut slow);
+            (slow.nvlink.transmitted_bytes, slow.nvlink.received_bytes, slow.nvlink.errors.get("crc").copied())
+        };
+        assert_eq!(read(&[(0, 100.0, 1), (1, 200.0, 2)]), (Some(300.0), None, Some(3)));
+        assert_eq!(read(&[(1, 250.0, 2)]), (Some(350.0), None, Some(3)), "link 0 is down");
+        assert_eq!(read(&[]), (Some(350.0), None, Some(3)), "both are");
+        assert_eq!(read(&[(0, 10.0, 0), (1, 260.0, 3)]), (Some(370.0), None, Some(4)), "link 0 began anew");
     }
 
     proptest! {

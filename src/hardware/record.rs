@@ -133,6 +133,9 @@ impl Record {
     }
 
     fn add(&mut self, at: Monotonic, integrals: Integrals) {
+        if integrals.processes_are_silent {
+            self.totals.process_sm_seconds = None;
+        }
         if let Some(worked) = integrals.process_sm_seconds {
             process_work::add(self.totals.process_sm_seconds.get_or_insert_default(), at, worked);
         }
@@ -305,10 +308,10 @@ mod tests {
         let read = traffic(&record, 61);
         assert_eq!((read.pcie_transmitted, read.pcie_received), (Some(100.0), None));
         assert_eq!(read.nvlink_received, Some(7.0), "GPM goes first");
-        record.take(Monotonic::from_secs(121), false, pass(600.0));
-        assert_eq!(traffic(&record, 121).pcie_transmitted, None, "the counter began anew");
-        record.take(Monotonic::from_secs(181), true, pass(1200.0));
-        assert_eq!(traffic(&record, 181).pcie_transmitted, Some(10.0), "it spans the change of the reader");
+        record.take(Monotonic::from_secs(121), true, pass(13_000.0));
+        assert_eq!(traffic(&record, 121).pcie_transmitted, Some(100.0), "it spans the change of the reader");
+        record.take(Monotonic::from_secs(181), false, pass(600.0));
+        assert_eq!(traffic(&record, 181).pcie_transmitted, None, "the counter began anew, or wrapped");
     }
 
     #[test]

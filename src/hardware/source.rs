@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use super::plausible::Implausible;
 use crate::model::{
     DurationHistogram, Fast, GpuUuid, Inventory, Medium, Moment, Monotonic, NodeDevices, Slow, XidInstance,
 };
@@ -114,6 +115,8 @@ pub struct Pass {
     pub medium: Option<Medium>,
     pub slow: Option<Slow>,
     pub problems: Vec<Problem>,
+    /// Readings outside their range, by quantity.
+    pub implausible: Implausible,
 }
 
 /// What one pass adds to the totals. `None`: not known, for this GPU or this time.
@@ -129,6 +132,8 @@ pub struct Integrals {
     pub uncovered_seconds: f64,
     /// SM-seconds by pid, of those that worked. Empty: nobody did.
     pub process_sm_seconds: Option<Vec<(u32, f64)>>,
+    /// The driver names no process of a busy GPU: what it has said of processes before no longer holds.
+    pub processes_are_silent: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

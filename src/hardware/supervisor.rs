@@ -16,6 +16,7 @@ use self::loads::Loads;
 use super::fleet::Fleet;
 use super::listener::{Listener, Notice};
 use super::mailbox::Mailbox;
+use super::plausible::{self, Implausible};
 use super::release::Releases;
 use super::rounds::Rounds;
 use super::settings::Settings;
@@ -89,6 +90,7 @@ pub struct Supervisor {
     node_devices: Option<NodeDevices>,
     problem: Option<Arc<str>>,
     errors: BTreeMap<&'static str, BTreeMap<&'static str, u64>>,
+    implausible_readings: Implausible,
     stopping: Option<Monotonic>,
 }
 
@@ -132,6 +134,7 @@ impl Supervisor {
             node_devices: None,
             problem: None,
             errors: BTreeMap::new(),
+            implausible_readings: plausible::none(),
             stopping: None,
         }
     }
@@ -331,6 +334,7 @@ impl Supervisor {
 
     fn take_pass(&mut self, report: Report, now: Monotonic) {
         self.count(&report.pass.problems);
+        self.count_implausible(&report.pass.implausible);
         let verdict = report.pass.verdict;
         let is_open = matches!(self.phase, Phase::Open { .. });
         // A call that comes back late speaks for handles of its own time, not for today's session.

@@ -7,9 +7,12 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
+use tracing::warn;
 
 use super::listener::Notice;
+use super::nvml::OTHER_GPU;
 use super::pci;
+use super::plausible;
 use super::release::Reply;
 use super::source::{Driver, Due, Failure, Pass, Problem, Reader, Session, Verdict};
 use crate::clock::Clock;
@@ -119,7 +122,7 @@ fn work(gpu: &GpuUuid, clock: Clock, orders: &Receiver<Order>, events: &SyncSend
                 let pass = match read(gpu, &mut current, session, generation, due, at) {
                     Ok(pass) => pass,
                     Err(failure) => Pass {
-                        verdict: Verdict::Lost,
+                        verdict: verdict_of(&failure),
                         problems: vec![Problem { call: failure.call, code: failure.code }],
                         ..Pass::default()
                     },
@@ -137,6 +140,15 @@ fn work(gpu: &GpuUuid, clock: Clock, orders: &Receiver<Order>, events: &SyncSend
     }
 }
 
+/// A GPU that is at another place says nothing against any GPU, and all of what is known of places is old.
+fn verdict_of(failure: &Failure) -> Verdict {
+    if failure.code != OTHER_GPU {
+        return Verdict::Lost;
+    }
+    warn!(problem = %failure, "a GPU is not where it was");
+    Verdict::SessionOver
+}
+
 fn read(
     gpu: &GpuUuid,
     current: &mut Option<Current>,
@@ -149,7 +161,9 @@ fn read(
         Some(current) => current,
         None => current.insert(Current { reader: session.reader(gpu)?, generation, _session: session }),
     };
-    Ok(current.reader.read(due, at))
+    let mut pass = current.reader.read(due, at);
+    plausible::screen(&mut pass);
+    Ok(pass)
 }
 
 /// Opens, inspects and closes the driver.
@@ -198,11 +212,11 @@ fn keep(
 
 fn take_inventory(session: &dyn Session, sys_root: &std::path::Path) -> Result<Found, Failure> {
     let (mut inventory, problems) = session.inventory()?;
-    // NVML names a node only where the GPU's own memory is one; pods are placed by the node that it hangs on.
+    // Pods are placed by the node that the GPU hangs on. NVML tells another: that of the GPU's own memory, which has no
+    // CPUs, where that memory is a node.
     let is_on_bus = session.node_devices().is_none();
     for gpu in inventory.gpus.values_mut().filter(|_| is_on_bus) {
-        let near = gpu.pci_bus_id.as_ref().and_then(|bus_id| pci::numa_node(sys_root, bus_id));
-        gpu.numa_node = near.or(gpu.numa_node);
+        gpu.numa_node = gpu.pci_bus_id.as_ref().and_then(|bus_id| pci::numa_node(sys_root, bus_id));
     }
     Ok((inventory, problems))
 }

@@ -94,7 +94,7 @@ impl Said {
             self.row_remap_failed = remap.failed;
         }
         if let Some(fabric) = &slow.fabric {
-            self.fabric = matches!(fabric.state, "not_started" | "in_progress").then_some(fabric.state);
+            self.fabric = matches!(fabric.state, "not_started" | "in_progress" | "failed").then_some(fabric.state);
         }
         let uncorrected: Vec<u64> = slow.ecc.iter().filter_map(|place| place.uncorrected).collect();
         let uncorrected_before = self.uncorrected;

@@ -22,8 +22,8 @@ static PCIE_BYTES: Descriptor = Descriptor::counter(
     "podmeter_device_pcie_bytes_total",
     &["gpu_uuid", "gpu", "direction"],
     "bytes",
-    "NVML fields 197 and 198, or GPM 255 and 256",
-    "Bytes over PCIe, as the GPU sees the direction.",
+    "NVML fields 197 and 198",
+    "Bytes over PCIe, as the GPU sees the direction; absent where the counter has 32 bits.",
 );
 static LINK_GENERATION: Descriptor = Descriptor::gauge(
     "podmeter_device_pcie_link_generation",
@@ -90,7 +90,7 @@ static FABRIC_CONDITION: Descriptor = Descriptor::gauge(
 );
 
 /// Every state, so that each has its series.
-const FABRIC_STATES: [&str; 4] = ["not_supported", "not_started", "in_progress", "completed"];
+const FABRIC_STATES: [&str; 5] = ["not_supported", "not_started", "in_progress", "completed", "failed"];
 
 pub(super) const GROUP: Group = Group {
     section: "Device: interconnect",

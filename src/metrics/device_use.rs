@@ -15,7 +15,7 @@ static UTILIZATION: Descriptor = Descriptor::gauge(
     "podmeter_device_utilization_ratio",
     DEVICE,
     "ratio",
-    "NVML GetUtilizationRates",
+    "NVML GetSamples (GPU utilization), else GetUtilizationRates",
     "Part of the driver's last sample in which at least one kernel ran, 0 to 1.",
 );
 static MEMORY_BUSY: Descriptor = Descriptor::counter(

@@ -50,6 +50,13 @@ static NVML_ERRORS: Descriptor = Descriptor::counter(
     "NVML",
     "NVML calls that failed, by call and return code; what is not supported is no error.",
 );
+static NVML_IMPLAUSIBLE: Descriptor = Descriptor::counter(
+    "podmeter_nvml_implausible_readings_total",
+    &["quantity"],
+    "",
+    "NVML",
+    "Readings outside the range that their quantity can have; each is absent where it would have been shown.",
+);
 static NVML_CALL_DURATION: Descriptor = Descriptor::histogram(
     "podmeter_nvml_call_duration_seconds",
     &["call"],
@@ -123,6 +130,7 @@ pub(super) const GROUP: Group = Group {
         &COLLECTOR_DURATION,
         &COLLECTOR_AGE,
         &NVML_ERRORS,
+        &NVML_IMPLAUSIBLE,
         &NVML_CALL_DURATION,
         &RELEASED,
         &SCRAPE_DURATION,
@@ -156,6 +164,7 @@ fn families(snapshot: &Snapshot) -> Vec<Family> {
             Some(now.since(collector.last_success?.monotonic).as_secs_f64())
         }),
         nvml_errors(snapshot),
+        counted(snapshot, &NVML_IMPLAUSIBLE, "quantity", &snapshot.hardware.implausible_readings, |name| name),
         nvml_call_durations(snapshot),
         // Where there is no driver there is none to let go of.
         single(&RELEASED, (snapshot.hardware.source != "none").then_some(snapshot.hardware.released.is_some())),

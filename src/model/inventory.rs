@@ -12,6 +12,9 @@ pub struct Inventory {
     pub generation: u64,
     pub driver: Option<DriverInfo>,
     pub gpus: BTreeMap<GpuUuid, Gpu>,
+    /// UUIDs that the driver gives to several GPUs, with their indices; none of these GPUs is in `gpus`.
+    #[serde(skip)]
+    pub duplicate_uuids: BTreeMap<GpuUuid, Vec<u32>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -37,6 +40,7 @@ pub struct Gpu {
     /// For the record only: not served to whoever asks.
     #[serde(skip)]
     pub serial: Option<Arc<str>>,
+    /// The node of the CPUs that the GPU's PCI device hangs on.
     pub numa_node: Option<u32>,
     pub memory_bytes: Option<u64>,
     /// `None` where the GPU has no MIG.

@@ -27,8 +27,8 @@ pub use plugin::{PluginResource, PluginState, WithheldReason};
 pub use pod_label::{PodLabel, PodLabelError};
 pub use process::{Owner, PodDirectory, PodIdentity, Process, ProcessKey, ProcessState, UnknownOwner};
 pub use reading::{
-    Clocks, DeviceProcess, DeviceReadings, EccLocation, FabricState, Fast, Gaps, GpmRatios, InstanceReading, Medium,
-    MemoryUse, NvLink, Pcie, ProcessSmSeconds, Rates, RowRemap, Slow, Stamped, Totals, Traffic,
+    Clocks, DeviceProcess, DeviceReadings, EccLocation, FabricState, Fast, Gaps, GpmRatios, InstanceReading,
+    LinkCounters, Medium, MemoryUse, NvLink, Pcie, ProcessSmSeconds, Rates, RowRemap, Slow, Stamped, Totals, Traffic,
 };
 pub use relation::{Allocatable, ClaimDevice, Container, CpuSet, HeldDevice, MemoryBlock, Pod, Relation};
 pub use remainder::{Divided, Quantity, Reason, Remainder, UnallocatedUse};

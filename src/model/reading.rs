@@ -118,6 +118,9 @@ pub struct Medium {
     /// Who has a context on the GPU, working or not, by pid. Empty: nobody. `None`: the driver does not say.
     #[serde(skip)]
     pub processes: Option<Vec<DeviceProcess>>,
+    /// The driver's name of the call that lists how much each process works; `none` where a busy GPU has no process in
+    /// either of the two calls. `None` while that is not known.
+    pub process_utilization_source: Option<&'static str>,
 }
 
 /// What the device does now, where the totals say what it has done.
@@ -260,11 +263,38 @@ pub struct NvLink {
     pub errors: BTreeMap<&'static str, u64>,
     pub active_links: Option<u32>,
     pub inactive_links: Option<u32>,
+    /// By link, where the driver has counters of each. The sums above follow from them: a link that goes down takes its
+    /// counters away, and what it has counted stays in the sums.
+    #[serde(skip)]
+    pub of_links: BTreeMap<u32, LinkCounters>,
+}
+
+impl NvLink {
+    /// Sets the sums from the counters of the links. A sum is absent unless there is a link and each has its part.
+    pub fn sum_links<'a>(&mut self, links: impl Iterator<Item = &'a LinkCounters> + Clone) {
+        let has_links = links.clone().next().is_some();
+        let sum =
+            |read: fn(&LinkCounters) -> Option<f64>| links.clone().map(read).sum::<Option<f64>>().filter(|_| has_links);
+        self.transmitted_bytes = sum(|link| link.transmitted_bytes);
+        self.received_bytes = sum(|link| link.received_bytes);
+        self.errors.clear();
+        for (error, count) in links.flat_map(|link| &link.errors) {
+            *self.errors.entry(error).or_default() += count;
+        }
+    }
+}
+
+/// What one NVLink has counted.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LinkCounters {
+    pub transmitted_bytes: Option<f64>,
+    pub received_bytes: Option<f64>,
+    pub errors: BTreeMap<&'static str, u64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct FabricState {
-    /// not_supported, not_started, in_progress, completed
+    /// not_supported, not_started, in_progress, completed, failed
     pub state: &'static str,
     /// Only the conditions that the driver supports.
     pub conditions: BTreeMap<&'static str, bool>,

@@ -71,6 +71,8 @@ pub struct HardwareState {
     pub collectors: BTreeMap<&'static str, Collector>,
     /// By call, by code.
     pub errors: BTreeMap<&'static str, BTreeMap<&'static str, u64>>,
+    /// Readings that were left out because they were outside the range of their quantity. Every quantity is there.
+    pub implausible_readings: BTreeMap<&'static str, u64>,
     /// The driver was let go of on request.
     pub released: Option<Released>,
 }

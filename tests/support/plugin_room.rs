@@ -48,7 +48,7 @@ pub fn gpus(count: u32) -> HardwareState {
         present: true,
     };
     let gpus = (0..count).map(|index| (GpuUuid::new(uuid(index)), gpu(index))).collect();
-    let inventory = Arc::new(Inventory { generation: 1, driver: None, gpus });
+    let inventory = Arc::new(Inventory { generation: 1, gpus, ..Inventory::default() });
     HardwareState { source: "simulated", inventory, ..HardwareState::default() }
 }
 

@@ -70,7 +70,7 @@ pub fn slices(profile: &str, numbers: &[u32]) -> Vec<MigDevice> {
 
 pub fn hardware(gpus: impl IntoIterator<Item = Gpu>) -> HardwareState {
     let gpus = gpus.into_iter().map(|gpu| (gpu.uuid.clone(), gpu)).collect();
-    let inventory = Arc::new(Inventory { generation: 1, driver: None, gpus });
+    let inventory = Arc::new(Inventory { generation: 1, gpus, ..Inventory::default() });
     HardwareState { source: "simulated", inventory, ..HardwareState::default() }
 }
 

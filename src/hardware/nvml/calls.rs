@@ -8,6 +8,7 @@ use nvml_wrapper_sys::bindings::{NvmlLib, nvmlReturn_t};
 
 use super::codes;
 use super::library::Library;
+use crate::hardware::plausible::{Implausible, Quantity};
 use crate::hardware::source::{Problem, Verdict};
 
 /// Calls on behalf of one GPU (or of the node), from one thread.
@@ -16,6 +17,7 @@ pub struct Caller {
     /// (call, variant) that this device does not have; until the next session.
     unsupported: BTreeSet<(&'static str, u32)>,
     problems: Vec<Problem>,
+    implausible: Implausible,
     verdict: Verdict,
     succeeded: bool,
     /// Codes that say, when no call succeeds, that nothing gets through: a lost device cgroup, a dead handle.
@@ -38,6 +40,8 @@ pub enum Refusal {
 pub struct Outcome {
     pub verdict: Verdict,
     pub problems: Vec<Problem>,
+    /// Of what was left out before it could be integrated.
+    pub implausible: Implausible,
 }
 
 impl Caller {
@@ -46,6 +50,7 @@ impl Caller {
             library,
             unsupported: BTreeSet::new(),
             problems: Vec::new(),
+            implausible: Implausible::new(),
             verdict: Verdict::Answers,
             succeeded: false,
             blocked: false,
@@ -65,6 +70,11 @@ impl Caller {
         self.verdict == Verdict::Answers
     }
 
+    /// What follows is judged by itself: that a GPU could be opened proves nothing of what it answers afterwards.
+    pub fn forget_success(&mut self) {
+        (self.succeeded, self.blocked) = (false, false);
+    }
+
     /// Takes the pass's verdict and problems out, ready for the next pass.
     pub fn finish(&mut self) -> Outcome {
         let verdict = match self.verdict {
@@ -74,7 +84,14 @@ impl Caller {
         self.verdict = Verdict::Answers;
         self.succeeded = false;
         self.blocked = false;
-        Outcome { verdict, problems: std::mem::take(&mut self.problems) }
+        let implausible = std::mem::take(&mut self.implausible);
+        Outcome { verdict, problems: std::mem::take(&mut self.problems), implausible }
+    }
+
+    /// For what is integrated: the value, unless it is outside the range of its quantity. Readings that are only shown
+    /// are checked with the whole pass.
+    pub fn plausible(&mut self, quantity: &Quantity, value: f64) -> Option<f64> {
+        quantity.check(value, &mut self.implausible)
     }
 
     /// After a verdict the rest of the pass calls nothing: a lost GPU is slow to say so again.

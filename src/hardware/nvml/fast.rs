@@ -2,8 +2,9 @@ use nvml_wrapper_sys::bindings::nvmlUtilization_t;
 
 use super::calls::{Caller, call, value};
 use super::library::Handle;
-use super::processes::ProcessUse;
+use super::process_use::ProcessUse;
 use super::samples::{Ring, SampleBuffer};
+use crate::hardware::plausible;
 use crate::hardware::source::Integrals;
 use crate::model::Fast;
 
@@ -17,7 +18,7 @@ pub struct FastReader {
     busy: Ring,
     memory_busy: Ring,
     power: Ring,
-    processes: ProcessUse,
+    pub processes: ProcessUse,
     /// Share of the time in which memory was at work, in the last sample.
     pub memory_utilization_ratio: Option<f64>,
     /// The energy counter when last read, in millijoules, and the seconds since.
@@ -58,9 +59,11 @@ impl FastReader {
         if !(self.busy.is_unsupported(caller) && caller.is_unsupported("nvmlDeviceGetUtilizationRates", 0)) {
             integrals.uncovered_seconds = busy.uncovered_seconds;
         }
-        integrals.process_sm_seconds = self.processes.advance(caller, handle, elapsed);
+        integrals.process_sm_seconds = self.processes.advance(caller, handle, elapsed, busy.latest);
+        integrals.processes_are_silent = self.processes.is_silent();
         let milliwatts: Option<u32> = value!(caller, nvmlDeviceGetPowerUsage(handle.0));
-        let power_watts = milliwatts.map(|milliwatts| f64::from(milliwatts) / 1000.0);
+        let power_watts =
+            milliwatts.and_then(|milliwatts| caller.plausible(&plausible::POWER, f64::from(milliwatts) / 1000.0));
         integrals.energy_joules = self.energy(caller, handle, buffer, elapsed, power_watts);
         Fast { utilization_ratio: busy.latest, power_watts }
     }
@@ -80,6 +83,7 @@ impl FastReader {
         power_watts: Option<f64>,
     ) -> Option<f64> {
         let total: Option<u64> = value!(caller, nvmlDeviceGetTotalEnergyConsumption(handle.0));
+        let total = total.filter(|total| caller.plausible(&plausible::ENERGY, *total as f64 / 1000.0).is_some());
         if let Some((_, since)) = &mut self.energy {
             *since += elapsed;
         }
@@ -105,7 +109,7 @@ fn energy_step(before: u64, now: u64, seconds: f64) -> f64 {
 fn utilization_rates(caller: &mut Caller, handle: Handle) -> Option<(f64, f64)> {
     let mut rates = nvmlUtilization_t { gpu: 0, memory: 0 };
     call!(caller, nvmlDeviceGetUtilizationRates(handle.0, &raw mut rates)).ok()?;
-    let ratio = |percent: u32| (percent <= 100).then(|| f64::from(percent) / 100.0);
+    let mut ratio = |percent: u32| caller.plausible(&plausible::UTILIZATION, f64::from(percent) / 100.0);
     Some((ratio(rates.gpu)?, ratio(rates.memory)?))
 }
 

@@ -6,6 +6,9 @@ use super::library::Handle;
 
 pub const ALL_LINKS: u32 = u32::MAX;
 
+/// nvmlValueType_t: double, unsigned long, unsigned and signed long long; all have 64 bits on Linux.
+const WIDE_TYPES: [nvmlValueType_t; 4] = [0, 2, 3, 4];
+
 /// Field ids that changed their meaning at driver 580.82; the wrong ones read another quantity without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FieldScheme {
@@ -26,8 +29,23 @@ impl FieldScheme {
     }
 }
 
+/// The value of a field, and how wide the driver says that it is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Field {
+    pub value: f64,
+    is_wide: bool,
+}
+
+impl Field {
+    /// Of a counter that rises fast (bytes, nanoseconds): `None` where it has 32 bits or fewer, since it may wrap many
+    /// times between two readings.
+    pub fn wide(self) -> Option<f64> {
+        self.is_wide.then_some(self.value)
+    }
+}
+
 /// Asks for many fields in one call; each (id, scope) has its own answer.
-pub fn read(caller: &mut Caller, handle: Handle, wanted: &[(u32, u32)]) -> Vec<Option<f64>> {
+pub fn read(caller: &mut Caller, handle: Handle, wanted: &[(u32, u32)]) -> Vec<Option<Field>> {
     let mut values: Vec<_> = wanted.iter().map(|(id, scope)| blank(*id, *scope)).collect();
     let Ok(count) = i32::try_from(values.len()) else { return vec![None; wanted.len()] };
     if count == 0 || call!(caller, nvmlDeviceGetFieldValues(handle.0, count, values.as_mut_ptr())).is_err() {
@@ -35,7 +53,10 @@ pub fn read(caller: &mut Caller, handle: Handle, wanted: &[(u32, u32)]) -> Vec<O
     }
     values
         .iter()
-        .map(|field| (field.nvmlReturn == codes::SUCCESS).then(|| decode(field.valueType, field.value))?)
+        .map(|field| {
+            let value = (field.nvmlReturn == codes::SUCCESS).then(|| decode(field.valueType, field.value))??;
+            Some(Field { value, is_wide: WIDE_TYPES.contains(&field.valueType) })
+        })
         .collect()
 }
 

@@ -8,6 +8,7 @@ use super::calls::{Caller, call};
 use super::codes;
 use super::inventory::Mig;
 use super::library::{Handle, Library};
+use crate::hardware::plausible;
 use crate::model::{GpmRatios, Monotonic, Traffic};
 
 /// The driver's documented minimum, and a limit beyond which a mean says little.
@@ -142,6 +143,7 @@ impl InstanceUse {
         let busy = |instance| {
             let ratios = self.gpm.read(caller, handle, Some(instance), now).ratios;
             let ratio = ratios.graphics_engine_active.or(ratios.sm_active)?;
+            let ratio = caller.plausible(&plausible::GPM, ratio)?.min(1.0);
             Some((instance, ratio * elapsed?.as_secs_f64()))
         };
         Some(instances.into_iter().filter_map(busy).collect())
@@ -174,8 +176,8 @@ impl Request {
 }
 
 fn reading(values: &BTreeMap<u32, f64>) -> GpmReading {
-    let ratio = |id: u32| values.get(&id).map(|percent| (percent / 100.0).clamp(0.0, 1.0));
-    let rate = |id: u32| values.get(&id).map(|mebibytes| (mebibytes * MEBIBYTE).max(0.0));
+    let ratio = |id: u32| values.get(&id).map(|percent| percent / 100.0);
+    let rate = |id: u32| values.get(&id).map(|mebibytes| mebibytes * MEBIBYTE);
     GpmReading {
         ratios: GpmRatios {
             graphics_engine_active: ratio(GRAPHICS),
@@ -238,8 +240,8 @@ mod tests {
 
     #[test]
     fn percent_become_ratios_and_missing_metrics_stay_missing() {
-        let reading = reading(&[(SM, 50.0), (5, 25.0), (OCCUPANCY, 140.0), (SM_CYCLES, 1e12), (61, 2.0)].into());
-        assert_eq!((reading.ratios.sm_active, reading.ratios.sm_occupancy), (Some(0.5), Some(1.0)));
+        let reading = reading(&[(SM, 50.0), (5, 25.0), (OCCUPANCY, 40.0), (SM_CYCLES, 1e12), (61, 2.0)].into());
+        assert_eq!((reading.ratios.sm_active, reading.ratios.sm_occupancy), (Some(0.5), Some(0.4)));
         assert_eq!(reading.ratios.pipes, [("tensor", 0.25)].into());
         assert_eq!((reading.ratios.dram_active, reading.sm_cycles, reading.sm_active_cycles), (None, Some(1e12), None));
         let two = Traffic { nvlink_transmitted: Some(2_097_152.0), ..Traffic::default() };

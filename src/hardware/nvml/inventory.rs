@@ -8,6 +8,7 @@ use nvml_wrapper_sys::bindings::{
 use super::calls::{Caller, Refusal, call, read_text, text, value};
 use super::library::Handle;
 use super::{links, memory};
+use crate::hardware::plausible;
 use crate::model::{DriverInfo, Gpu, GpuUuid, MigDevice, MigUuid, PciBusId};
 
 const MIG_ENABLED: u32 = 1;
@@ -56,6 +57,7 @@ pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
     let handle = handle(caller, index)?;
     let uuid = uuid(caller, handle)?;
     let memory_bytes = memory::read(caller, handle, None).map(|memory| memory.total);
+    let memory_bytes = memory_bytes.filter(|total| plausible::MEMORY.holds(*total as f64));
     let mig_enabled = mig_enabled(caller, handle);
     let mut gpu = Gpu {
         uuid: GpuUuid::new(uuid),
@@ -67,7 +69,7 @@ pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
         compute_capability: compute_capability(caller, handle),
         vbios_version: text!(caller, nvmlDeviceGetVbiosVersion(handle.0)),
         serial: text!(caller, nvmlDeviceGetSerial(handle.0)),
-        numa_node: value!(caller, nvmlDeviceGetNumaNodeId(handle.0)).filter(|node: &u32| *node < u32::from(u16::MAX)),
+        numa_node: None,
         memory_bytes,
         mig_enabled,
         mig_devices: Vec::new(),
@@ -144,7 +146,9 @@ fn describe(caller: &mut Caller, parent: Handle, mig: &Mig, parent_memory: Optio
         profile: profile.unwrap_or_default(),
         profile_id: instance.map(|instance| instance.profileId),
         placement_start: instance.map(|instance| instance.placement.start),
-        memory_bytes: attributes.map(|attributes| attributes.memorySizeMB << 20),
+        memory_bytes: attributes
+            .and_then(|attributes| attributes.memorySizeMB.checked_mul(1 << 20))
+            .filter(|total| plausible::MEMORY.holds(*total as f64)),
     }
 }
 

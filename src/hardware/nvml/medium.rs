@@ -10,6 +10,7 @@ use super::library::Handle;
 use super::memory;
 use super::processes::ProcessLists;
 use super::samples::{Ring, SampleBuffer};
+use crate::hardware::plausible;
 use crate::hardware::source::Integrals;
 use crate::hardware::{CLOCK_EVENTS, THROTTLE_REASONS};
 use crate::model::{Clocks, InstanceReading, Medium, Monotonic, Rates};
@@ -37,17 +38,17 @@ pub struct MediumReader {
 }
 
 impl MediumReader {
-    pub fn new(scheme: Option<FieldScheme>, gpm: Gpm) -> Self {
+    pub fn new(driver_version: Option<&str>, gpm: Gpm) -> Self {
         let engines = [("encoder", 3), ("decoder", 4), ("jpeg", 8), ("ofa", 9)];
         let engines = engines.map(|(engine, kind)| (engine, Ring::utilization(kind)));
         Self {
-            scheme,
+            scheme: FieldScheme::of_driver(driver_version),
             gpm,
             engines,
             last: None,
             clock_event_bits: None,
             fans: None,
-            processes: ProcessLists::default(),
+            processes: ProcessLists::new(driver_version),
         }
     }
 
@@ -97,6 +98,7 @@ impl MediumReader {
             sm_active_cycles: whole.sm_active_cycles,
             instances: self.instances(caller, handle, migs, now),
             processes: self.processes.read(caller, handle, migs),
+            process_utilization_source: None,
         }
     }
 
@@ -108,9 +110,9 @@ impl MediumReader {
         }
         let values = fields::read(caller, handle, &wanted);
         let reasons = THROTTLE_REASONS.into_iter().zip(&values[1..]);
-        let throttled = reasons.filter_map(|(reason, value)| Some((reason, (*value)? / NANOSECONDS)));
+        let throttled = reasons.filter_map(|(reason, value)| Some((reason, (*value)?.wide()? / NANOSECONDS)));
         // Boards without a sensor there say 0.
-        (throttled.collect(), values[0].filter(|celsius| *celsius > 0.0))
+        (throttled.collect(), values[0].map(|celsius| celsius.value).filter(|celsius| *celsius > 0.0))
     }
 
     fn clock_events(&mut self, caller: &mut Caller, handle: Handle) -> BTreeMap<&'static str, bool> {
@@ -188,5 +190,5 @@ fn engine_rate(caller: &mut Caller, handle: Handle, engine: &str) -> Option<f64>
         _ => call!(caller, nvmlDeviceGetOfaUtilization(handle.0, &raw mut percent, &raw mut period)),
     };
     outcome.ok()?;
-    (percent <= 100).then(|| f64::from(percent) / 100.0)
+    caller.plausible(&plausible::UTILIZATION, f64::from(percent) / 100.0)
 }

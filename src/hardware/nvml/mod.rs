@@ -17,6 +17,7 @@ mod library;
 mod links;
 mod medium;
 mod memory;
+mod process_use;
 mod processes;
 mod reader;
 mod samples;
@@ -26,9 +27,10 @@ mod statistics;
 
 use std::any::Any;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 pub use codes::number as code_number;
+pub(super) use reader::OTHER_GPU;
 pub use search::LibrarySearch;
 
 /// The driver's numbers for what it is asked, by our words.
@@ -36,8 +38,8 @@ pub mod numbers {
     pub use super::fields::ALL_LINKS;
     pub use super::gpm::PIPES;
     pub use super::slow::{
-        FABRIC_CONDITIONS, FABRIC_STATES, NVLINK_BYTES, NVLINK_DATA, NVLINK_ERRORS, NVLINK5_ERRORS, PCIE_BYTES,
-        PCIE_ERRORS,
+        FABRIC_CONDITIONS, FABRIC_FAILED, FABRIC_STATES, NVLINK_BYTES, NVLINK_DATA, NVLINK_ERRORS, NVLINK5_ERRORS,
+        PCIE_BYTES, PCIE_ERRORS,
     };
 }
 
@@ -117,12 +119,30 @@ impl Driver for NvmlDriver {
     }
 }
 
+/// GPUs by UUID, and those UUIDs that several have, with the indices. Of these no GPU is taken: readings, device ids and
+/// containers name a GPU by its UUID alone.
+fn apart_by_uuid(found: Vec<Gpu>) -> (BTreeMap<GpuUuid, Gpu>, BTreeMap<GpuUuid, Vec<u32>>) {
+    let mut indices: BTreeMap<GpuUuid, Vec<u32>> = BTreeMap::new();
+    for gpu in &found {
+        indices.entry(gpu.uuid.clone()).or_default().push(gpu.index);
+    }
+    indices.retain(|_, indices| indices.len() > 1);
+    let alone = found.into_iter().filter(|gpu| !indices.contains_key(&gpu.uuid));
+    (alone.map(|gpu| (gpu.uuid.clone(), gpu)).collect(), indices)
+}
+
 struct NvmlSession {
     library: Arc<Library>,
     /// As the last inventory found it.
     layout: Mutex<Layout>,
     driver_version: Mutex<Option<Arc<str>>>,
     apart: Apart,
+}
+
+impl NvmlSession {
+    fn lock_layout(&self) -> MutexGuard<'_, Layout> {
+        self.layout.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Session for NvmlSession {
@@ -145,9 +165,9 @@ impl Session for NvmlSession {
         *self.driver_version.lock().unwrap_or_else(PoisonError::into_inner) =
             driver.as_ref().map(|driver| Arc::clone(&driver.driver_version));
         let mut problems = outcome.problems;
-        let mut gpus = BTreeMap::new();
+        let mut found = Vec::new();
         let mut layout = Layout::new();
-        let before = self.layout.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let before = self.lock_layout().clone();
         let mut said = self.apart.ask(&self.library, count, inventory::gpu);
         for index in 0..count {
             let gpu = match said.remove(&index) {
@@ -166,14 +186,30 @@ impl Session for NvmlSession {
                 None => before.get(&index).cloned().flatten(),
             };
             layout.insert(index, place);
-            gpus.extend(gpu.map(|gpu| (gpu.uuid.clone(), gpu)));
+            found.extend(gpu);
         }
-        *self.layout.lock().unwrap_or_else(PoisonError::into_inner) = layout;
-        Ok((Inventory { generation: 0, driver, gpus }, problems))
+        let (gpus, duplicate_uuids) = apart_by_uuid(found);
+        let duplicate = Problem { call: "nvmlDeviceGetUUID", code: "duplicate_uuid" };
+        problems.extend(duplicate_uuids.iter().map(|_| duplicate));
+        *self.lock_layout() = layout;
+        Ok((Inventory { generation: 0, driver, gpus, duplicate_uuids }, problems))
     }
 
     fn reader(&self, gpu: &GpuUuid) -> Result<Box<dyn Reader>, Failure> {
-        Ok(Box::new(NvmlReader::new(&self.library, gpu)?))
+        if self.lock_layout().is_empty() {
+            self.inventory()?;
+        }
+        let at = |(index, place): (&u32, &Option<inventory::Place>)| (place.as_ref()?.0 == *gpu).then_some(*index);
+        let indices: Vec<u32> = self.lock_layout().iter().filter_map(at).collect();
+        let [index] = indices[..] else {
+            return Err(Failure {
+                call: "nvmlDeviceGetHandleByIndex_v2",
+                code: "not_found",
+                reason: format!("the driver lists {gpu} {} times", indices.len()),
+                remedy: "look for Xid lines in the kernel log",
+            });
+        };
+        Ok(Box::new(NvmlReader::new(&self.library, gpu, index)?))
     }
 
     fn layout_changed(&self) -> bool {
@@ -186,7 +222,7 @@ impl Session for NvmlSession {
         let count: Option<u32> = value!(caller, nvmlDeviceGetCount_v2());
         let Some(count) = count else { return false };
         let mut said = self.apart.ask(&self.library, count, inventory::place);
-        let before = self.layout.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.lock_layout();
         // A GPU that has gone silent is its reader's business; one that has begun to answer is news.
         let mut place =
             |index| said.remove(&index).and_then(|(place, _)| place).or_else(|| before.get(&index)?.clone());

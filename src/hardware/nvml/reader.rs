@@ -1,16 +1,18 @@
 use std::sync::Arc;
 
-use super::calls::{Caller, call, text, value};
+use super::calls::{Caller, Outcome, text};
 use super::fast::FastReader;
-use super::fields::FieldScheme;
 use super::gpm::{Gpm, InstanceUse};
-use super::inventory::{Mig, mig_enabled, mig_handles};
+use super::inventory::{self, Mig, mig_enabled, mig_handles};
 use super::library::{Handle, Library};
 use super::medium::MediumReader;
 use super::samples::SampleBuffer;
 use super::slow::SlowReader;
 use crate::hardware::source::{Due, Failure, Integrals, Pass, Reader, Verdict};
 use crate::model::{GpuUuid, Moment, Monotonic};
+
+/// The code of the problem that an index belongs to another GPU than when the inventory was taken.
+pub const OTHER_GPU: &str = "other_gpu_at_index";
 
 /// Everything that reading one GPU needs, made anew with each generation of handles.
 pub struct NvmlReader {
@@ -26,27 +28,41 @@ pub struct NvmlReader {
 }
 
 impl NvmlReader {
-    pub fn new(library: &Arc<Library>, gpu: &GpuUuid) -> Result<Self, Failure> {
+    /// The GPU that the inventory found at `index`. Never looked up by its UUID: the driver may wake other GPUs for
+    /// that, and hang in one of them.
+    pub fn new(library: &Arc<Library>, gpu: &GpuUuid, index: u32) -> Result<Self, Failure> {
         let mut caller = Caller::new(Arc::clone(library));
-        let Some(handle) = handle_of(&mut caller, gpu) else {
+        let handle = inventory::handle(&mut caller, index);
+        let found = handle.and_then(|handle| Some((handle, inventory::uuid(&mut caller, handle)?)));
+        let Some((handle, uuid)) = found else {
             let problem = caller.finish().problems.first().copied();
             return Err(Failure {
-                call: problem.map_or("nvmlDeviceGetHandleByUUID", |problem| problem.call),
+                call: problem.map_or("nvmlDeviceGetHandleByIndex_v2", |problem| problem.call),
                 code: problem.map_or("not_found", |problem| problem.code),
                 reason: format!("{gpu} does not answer"),
                 remedy: "look for Xid lines in the kernel log",
             });
         };
+        if *uuid != *gpu.as_str() {
+            return Err(Failure {
+                call: "nvmlDeviceGetHandleByIndex_v2",
+                code: OTHER_GPU,
+                reason: format!("the driver's order of GPUs has changed: index {index} was {gpu} and is {uuid}"),
+                remedy: "the driver is opened again and its GPUs are listed anew",
+            });
+        }
         let migs = match mig_enabled(&mut caller, handle) {
             Some(true) => mig_handles(&mut caller, handle),
             _ => Vec::new(),
         };
         let version = text!(caller, nvmlSystemGetDriverVersion());
         let gpm = Gpm::new(&mut caller, handle, &migs);
+        let instances = InstanceUse::new(&mut caller, handle, &migs);
+        caller.forget_success();
         Ok(Self {
             fast: FastReader::default(),
-            instances: InstanceUse::new(&mut caller, handle, &migs),
-            medium: MediumReader::new(FieldScheme::of_driver(version.as_deref()), gpm),
+            instances,
+            medium: MediumReader::new(version.as_deref(), gpm),
             slow: SlowReader::default(),
             caller,
             handle,
@@ -55,16 +71,6 @@ impl NvmlReader {
             last: None,
         })
     }
-}
-
-fn handle_of(caller: &mut Caller, gpu: &GpuUuid) -> Option<Handle> {
-    let uuid = std::ffi::CString::new(gpu.as_str()).ok()?;
-    let mut device = std::ptr::null_mut();
-    call!(caller, nvmlDeviceGetHandleByUUID(uuid.as_ptr(), &raw mut device)).ok()?;
-    let handle = Handle(device);
-    // A handle alone proves nothing about a GPU that fell off the bus.
-    let _: Option<u32> = value!(caller, nvmlDeviceGetMinorNumber(handle.0));
-    caller.answers().then_some(handle)
 }
 
 impl Reader for NvmlReader {
@@ -80,12 +86,14 @@ impl Reader for NvmlReader {
             let (caller, buffer) = (&mut self.caller, &mut self.buffer);
             let mut medium = self.medium.read(caller, self.handle, migs, buffer, now.monotonic, &mut integrals);
             medium.rates.memory_utilization_ratio = self.fast.memory_utilization_ratio;
+            medium.process_utilization_source = self.fast.processes.source();
             medium
         });
         let slow = due.slow.then(|| self.slow.read(&mut self.caller, self.handle));
         let outcome = self.caller.finish();
         if outcome.verdict != Verdict::Answers {
-            return Pass { verdict: outcome.verdict, problems: outcome.problems, ..Pass::default() };
+            let Outcome { verdict, problems, implausible } = outcome;
+            return Pass { verdict, problems, implausible, ..Pass::default() };
         }
         self.last = Some(now.monotonic);
         Pass {
@@ -96,6 +104,7 @@ impl Reader for NvmlReader {
             medium,
             slow,
             problems: outcome.problems,
+            implausible: outcome.implausible,
         }
     }
 }

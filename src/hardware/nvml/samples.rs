@@ -4,6 +4,7 @@ use super::calls::{Caller, Refusal, call};
 use super::fields::decode;
 use super::library::Handle;
 use crate::hardware::integrate::{RingIntegral, Sample, Step};
+use crate::hardware::plausible::{self, Quantity};
 
 /// More than any ring known; grown once where it does not suffice.
 const CAPACITY: usize = 256;
@@ -18,9 +19,9 @@ pub struct SampleBuffer {
 /// One of the driver's rings and how far it has been read.
 pub struct Ring {
     kind: nvmlSamplingType_t,
-    /// Driver's units in one of ours: percent to ratio, milliwatts to watts.
-    scale: f64,
-    limit: f64,
+    /// The driver's units in one of ours: percent in a ratio, milliwatts in a watt.
+    units: f64,
+    quantity: &'static Quantity,
     integral: RingIntegral,
 }
 
@@ -34,11 +35,11 @@ const BLANK: nvmlSample_t = nvmlSample_t { timeStamp: 0, sampleValue: nvmlValue_
 
 impl Ring {
     pub fn utilization(kind: nvmlSamplingType_t) -> Self {
-        Self { kind, scale: 0.01, limit: 1.0, integral: RingIntegral::default() }
+        Self { kind, units: 100.0, quantity: &plausible::UTILIZATION, integral: RingIntegral::default() }
     }
 
     pub fn power() -> Self {
-        Self { kind: 0, scale: 0.001, limit: 10_000.0, integral: RingIntegral::default() }
+        Self { kind: 0, units: 1000.0, quantity: &plausible::POWER, integral: RingIntegral::default() }
     }
 
     pub fn is_unsupported(&self, caller: &Caller) -> bool {
@@ -54,22 +55,15 @@ impl Ring {
         elapsed: f64,
         fallback: impl FnOnce(&mut Caller) -> Option<f64>,
     ) -> Step {
-        buffer.fill(caller, handle, self.kind, self.integral.cursor(), self.scale, self.limit);
+        buffer.fill(caller, handle, self);
         self.integral.advance(elapsed, &mut buffer.samples, || fallback(caller))
     }
 }
 
 impl SampleBuffer {
-    fn fill(
-        &mut self,
-        caller: &mut Caller,
-        handle: Handle,
-        kind: nvmlSamplingType_t,
-        cursor: u64,
-        scale: f64,
-        limit: f64,
-    ) {
+    fn fill(&mut self, caller: &mut Caller, handle: Handle, ring: &Ring) {
         self.samples.clear();
+        let (kind, cursor) = (ring.kind, ring.integral.cursor());
         let (mut value_type, mut count) = (0, 0);
         for _ in 0..3 {
             count = u32::try_from(self.raw.len()).expect("the buffer is bounded");
@@ -90,8 +84,8 @@ impl SampleBuffer {
         }
         let read = self.raw.iter().take(count as usize);
         self.samples.extend(read.filter(|sample| sample.timeStamp != 0).filter_map(|sample| {
-            let value = decode(value_type, sample.sampleValue)? * scale;
-            (0.0..=limit).contains(&value).then_some(Sample { timestamp: sample.timeStamp, value })
+            let value = decode(value_type, sample.sampleValue)? / ring.units;
+            Some(Sample { timestamp: sample.timeStamp, value: caller.plausible(ring.quantity, value)? })
         }));
     }
 }

@@ -6,9 +6,9 @@ use nvml_wrapper_sys::bindings::{
 
 use super::calls::{Caller, Refusal, call, value, version};
 use super::codes;
-use super::fields::{self, ALL_LINKS};
+use super::fields::{self, ALL_LINKS, Field};
 use super::library::Handle;
-use crate::model::{EccLocation, FabricState, NvLink, Pcie, RowRemap, Slow};
+use crate::model::{EccLocation, FabricState, LinkCounters, NvLink, Pcie, RowRemap, Slow};
 
 /// By the driver's number.
 const ECC_LOCATIONS: [&str; 8] =
@@ -36,7 +36,8 @@ pub const PCIE_BYTES: [u32; 2] = [197, 198];
 
 /// The most that the header knows; the driver stops before.
 pub const LINK_LIMIT: u32 = 36;
-/// KiB over all links, up to NVLink 4.
+const KIBIBYTE: f64 = 1024.0;
+/// KiB of one link or over all links, up to NVLink 4.
 pub const NVLINK_DATA: [u32; 2] = [138, 139];
 /// Bytes of one link, NVLink 5.
 pub const NVLINK_BYTES: [u32; 2] = [202, 204];
@@ -53,7 +54,11 @@ pub const NVLINK5_ERRORS: [(u32, &str); 9] = [
     (215, "recovery"),
 ];
 
+/// By the driver's number.
 pub const FABRIC_STATES: [&str; 4] = ["not_supported", "not_started", "in_progress", "completed"];
+/// Completed with an error: the GPU is in no fabric, and nothing is under way that would change it.
+pub const FABRIC_FAILED: &str = "failed";
+const COMPLETED: u8 = 3;
 /// Two bits each at this place of the health mask: 0 unsupported, 1 true, 2 false.
 pub const FABRIC_CONDITIONS: [(u32, &str); 4] =
     [(0, "degraded_bandwidth"), (2, "route_recovery"), (4, "route_unhealthy"), (6, "access_timeout_recovery")];
@@ -102,49 +107,55 @@ impl SlowReader {
         if active.is_empty() && inactive == 0 {
             return NvLink::default();
         }
-        let sums = fields::read(caller, handle, &NVLINK_DATA.map(|id| (id, ALL_LINKS)));
-        let mut bytes = [0, 1].map(|at: usize| sums[at].map(|kibibytes| kibibytes * 1024.0));
-        if bytes == [None, None] {
-            bytes = per_link(caller, handle, &active, &NVLINK_BYTES);
-        }
-        let mut errors = BTreeMap::new();
-        if !self.nvlink5 {
-            errors = errors_per_link(caller, handle, &active, &NVLINK_ERRORS);
-        }
-        if errors.is_empty() {
-            errors = errors_per_link(caller, handle, &active, &NVLINK5_ERRORS);
-            self.nvlink5 = !errors.is_empty();
-        }
-        NvLink {
-            transmitted_bytes: bytes[0],
-            received_bytes: bytes[1],
-            errors,
+        let mut nvlink = NvLink {
             active_links: u32::try_from(active.len()).ok(),
             inactive_links: Some(inactive),
+            of_links: active.iter().map(|link| (*link, LinkCounters::default())).collect(),
+            ..NvLink::default()
+        };
+        let has_bytes = read_bytes(caller, handle, &NVLINK_DATA, KIBIBYTE, &mut nvlink.of_links)
+            || read_bytes(caller, handle, &NVLINK_BYTES, 1.0, &mut nvlink.of_links);
+        if self.nvlink5 || !read_errors(caller, handle, &NVLINK_ERRORS, &mut nvlink.of_links) {
+            self.nvlink5 = read_errors(caller, handle, &NVLINK5_ERRORS, &mut nvlink.of_links);
         }
+        let links = std::mem::take(&mut nvlink.of_links);
+        nvlink.sum_links(links.values());
+        nvlink.of_links = links;
+        if !has_bytes {
+            let sums = fields::read(caller, handle, &NVLINK_DATA.map(|id| (id, ALL_LINKS)));
+            let bytes = [0, 1].map(|at: usize| sums[at].and_then(Field::wide).map(|kibibytes| kibibytes * KIBIBYTE));
+            [nvlink.transmitted_bytes, nvlink.received_bytes] = bytes;
+        }
+        nvlink
     }
 }
 
-/// Sums of fields over links, in one call; a field is `None` unless some link has it.
-fn per_link<const N: usize>(caller: &mut Caller, handle: Handle, links: &[u32], ids: &[u32; N]) -> [Option<f64>; N] {
-    let wanted: Vec<_> = links.iter().flat_map(|link| ids.map(|id| (id, *link))).collect();
-    let mut sums = [None; N];
-    for (at, value) in fields::read(caller, handle, &wanted).into_iter().enumerate() {
-        if let Some(value) = value {
-            *sums[at % N].get_or_insert(0.0) += value;
-        }
-    }
-    sums
+type Links = BTreeMap<u32, LinkCounters>;
+
+/// The fields of every link, in one call: for each link, as many values as ids.
+fn per_link(caller: &mut Caller, handle: Handle, ids: &[u32], links: &Links) -> Vec<Option<Field>> {
+    let wanted: Vec<_> = links.keys().flat_map(|link| ids.iter().map(|id| (*id, *link))).collect();
+    fields::read(caller, handle, &wanted)
 }
 
-fn errors_per_link<const N: usize>(
-    caller: &mut Caller,
-    handle: Handle,
-    links: &[u32],
-    errors: &[(u32, &'static str); N],
-) -> BTreeMap<&'static str, u64> {
-    let sums = per_link(caller, handle, links, &errors.map(|(id, _)| id));
-    errors.iter().zip(sums).filter_map(|((_, name), sum)| Some((*name, count(sum?)))).collect()
+/// What each link has transmitted and received. False where no link tells.
+fn read_bytes(caller: &mut Caller, handle: Handle, ids: &[u32; 2], unit: f64, links: &mut Links) -> bool {
+    let values = per_link(caller, handle, ids, links);
+    for (counters, values) in links.values_mut().zip(values.chunks(ids.len())) {
+        let bytes = |field: Option<Field>| field.and_then(Field::wide).map(|number| number * unit);
+        (counters.transmitted_bytes, counters.received_bytes) = (bytes(values[0]), bytes(values[1]));
+    }
+    values.iter().any(Option::is_some)
+}
+
+fn read_errors(caller: &mut Caller, handle: Handle, ids: &[(u32, &'static str)], links: &mut Links) -> bool {
+    let numbers: Vec<u32> = ids.iter().map(|(id, _)| *id).collect();
+    let values = per_link(caller, handle, &numbers, links);
+    for (counters, values) in links.values_mut().zip(values.chunks(ids.len())) {
+        let named = ids.iter().zip(values).filter_map(|((_, name), value)| Some((*name, count((*value)?.value))));
+        counters.errors.extend(named);
+    }
+    values.iter().any(Option::is_some)
 }
 
 fn count(value: f64) -> u64 {
@@ -156,8 +167,9 @@ fn counters(caller: &mut Caller, handle: Handle) -> (Option<u32>, BTreeMap<&'sta
     let ids = [RECOVERY_ACTION].into_iter().chain(PCIE_BYTES).chain(PCIE_ERRORS.map(|(id, _)| id));
     let values = fields::read(caller, handle, &ids.map(|id| (id, 0)).collect::<Vec<_>>());
     let errors = PCIE_ERRORS.into_iter().zip(&values[3..]);
-    let errors = errors.filter_map(|((_, name), value)| Some((name, count((*value)?)))).collect();
-    (values[0].and_then(|action| u32::try_from(count(action)).ok()), errors, [values[1], values[2]])
+    let errors = errors.filter_map(|((_, name), value)| Some((name, count((*value)?.value)))).collect();
+    let action = values[0].and_then(|action| u32::try_from(count(action.value)).ok());
+    (action, errors, [values[1], values[2]].map(|bytes| bytes.and_then(Field::wide)))
 }
 
 fn ecc(caller: &mut Caller, handle: Handle) -> Vec<EccLocation> {
@@ -258,11 +270,10 @@ fn fabric_state(state: u8, status: u32, mask: u32) -> FabricState {
         2 => Some((name, false)),
         _ => None,
     };
-    // A registration that ended in an error is as good as none.
-    let failed = state == 3 && status != codes::SUCCESS;
+    let failed = state == COMPLETED && status != codes::SUCCESS;
     FabricState {
         state: if failed {
-            "in_progress"
+            FABRIC_FAILED
         } else {
             FABRIC_STATES.get(usize::from(state)).copied().unwrap_or("not_supported")
         },
@@ -283,5 +294,11 @@ mod tests {
             [("degraded_bandwidth", false), ("route_recovery", true), ("access_timeout_recovery", false)].into()
         );
         assert!(fabric_state(1, 0, 0).conditions.is_empty());
+    }
+
+    #[test]
+    fn a_fabric_that_completed_with_an_error_is_not_in_progress() {
+        let states = [(2, 0), (3, 0), (3, 3), (2, 999)].map(|(state, status)| fabric_state(state, status, 0).state);
+        assert_eq!(states, ["in_progress", "completed", "failed", "in_progress"]);
     }
 }

@@ -129,6 +129,7 @@ pub(super) fn inventory(profile: Profile, seed: u64) -> Inventory {
             nvml_version: Some("12.570.124.06".into()),
         }),
         gpus: gpus.collect::<BTreeMap<_, _>>(),
+        duplicate_uuids: BTreeMap::new(),
     }
 }
 

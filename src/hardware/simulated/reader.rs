@@ -72,6 +72,7 @@ impl Reader for SimulatedReader {
                 instance_busy_seconds: self.instance_busy_seconds(&board),
                 uncovered_seconds: 0.0,
                 process_sm_seconds: self.work(&board.processes).filter(|_| is_whole),
+                processes_are_silent: false,
             },
             energy_counter: Some(self.controls.since_loading(self.session, &self.uuid, board.joules)),
             fast: Some(Fast {
@@ -80,7 +81,7 @@ impl Reader for SimulatedReader {
             }),
             medium: due.medium.then(|| self.medium(&board)),
             slow: due.slow.then(|| self.slow(&board)),
-            problems: Vec::new(),
+            ..Pass::default()
         }
     }
 }
@@ -201,6 +202,7 @@ impl SimulatedReader {
             sm_active_cycles: None,
             instances: self.instances(board, before.as_ref()),
             processes: Some(Self::processes(board)),
+            process_utilization_source: None,
         }
     }
 
@@ -268,6 +270,7 @@ impl SimulatedReader {
                 errors: [("replay", 0), ("recovery", 0), ("crc", 0)].into(),
                 active_links: Some(self.model.nvlinks),
                 inactive_links: Some(0),
+                ..NvLink::default()
             },
             recovery_action: self.controls.recovery_action(&self.uuid),
             ..Slow::default()

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tracing::warn;
 
 use super::{Phase, Supervisor};
+use crate::hardware::plausible::Implausible;
 use crate::hardware::source::{Failure, Problem};
 use crate::model::{Collector, HardwareState, Monotonic};
 
@@ -29,6 +30,12 @@ impl Supervisor {
         }
     }
 
+    pub(super) fn count_implausible(&mut self, found: &Implausible) {
+        for (quantity, count) in found {
+            *self.implausible_readings.entry(quantity).or_default() += count;
+        }
+    }
+
     pub(super) fn publish(&mut self) {
         let now = self.clock.now().monotonic;
         let is_open = matches!(self.phase, Phase::Open { .. });
@@ -45,6 +52,7 @@ impl Supervisor {
             problem: if released.is_some() { Some(RELEASED.into()) } else { self.problem.clone() },
             collectors,
             errors: self.errors.clone(),
+            implausible_readings: self.implausible_readings.clone(),
             released,
         }));
     }

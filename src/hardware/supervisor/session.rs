@@ -72,6 +72,14 @@ impl Supervisor {
         if self.awaits_an_answer() && !self.fleet.inventory().gpus.is_empty() {
             return;
         }
+        if let Some((uuid, indices)) = self.fleet.inventory().duplicate_uuids.iter().next() {
+            self.set_problem(format!(
+                "the GPUs with the indices {indices:?} have the same UUID, {uuid}: they cannot be told apart, and none of \
+                 them is read or offered; compare nvidia-smi -L, and update their firmware or the hypervisor that \
+                 assigns UUIDs"
+            ));
+            return;
+        }
         let expected = self.node_devices.map_or(0, |devices| devices.expected);
         if expected > 0 && self.fleet.inventory().gpus.is_empty() {
             self.set_problem(format!(

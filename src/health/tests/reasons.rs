@@ -50,7 +50,7 @@ fn a_device_found_sick_at_the_start_is_never_healthy_for_a_moment() {
 #[test]
 fn each_reason_comes_and_goes_with_its_evidence() {
     type Change = fn(&mut World);
-    let cases: [(&str, Change, Change); 8] = [
+    let cases: [(&str, Change, Change); 9] = [
         (
             "recovery_action",
             |world| world.slow(|slow| slow.recovery_action = Some(4)),
@@ -76,6 +76,17 @@ fn each_reason_comes_and_goes_with_its_evidence() {
             "fabric",
             |world| {
                 let fabric = FabricState { state: "in_progress", conditions: BTreeMap::new() };
+                world.slow(|slow| slow.fabric = Some(fabric));
+            },
+            |world| {
+                let fabric = FabricState { state: "completed", conditions: BTreeMap::new() };
+                world.slow(|slow| slow.fabric = Some(fabric));
+            },
+        ),
+        (
+            "fabric",
+            |world| {
+                let fabric = FabricState { state: "failed", conditions: BTreeMap::new() };
                 world.slow(|slow| slow.fabric = Some(fabric));
             },
             |world| {

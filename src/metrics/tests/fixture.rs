@@ -202,7 +202,7 @@ fn hardware() -> HardwareState {
     };
     HardwareState {
         source: "nvml",
-        inventory: Arc::new(Inventory { generation: 3, driver: Some(driver), gpus }),
+        inventory: Arc::new(Inventory { generation: 3, driver: Some(driver), gpus, ..Inventory::default() }),
         sessions: 1,
         driver_loads: 1,
         readings: BTreeMap::from([
@@ -219,6 +219,7 @@ fn hardware() -> HardwareState {
             ("slow", tier(false, 240)),
         ]),
         errors: BTreeMap::from([("nvmlDeviceGetPowerUsage", BTreeMap::from([("gpu_is_lost", 2)]))]),
+        implausible_readings: [("temperature_celsius", 0), ("power_watts", 3)].into(),
         released: None,
     }
 }
@@ -345,6 +346,7 @@ fn medium() -> Medium {
         sm_active_cycles: Some(5.0e11),
         processes: None,
         instances: Vec::new(),
+        process_utilization_source: None,
     }
 }
 
@@ -391,6 +393,7 @@ fn slow() -> Slow {
             errors: BTreeMap::from([("replay", 0), ("recovery", 0), ("crc", 1)]),
             active_links: Some(17),
             inactive_links: Some(1),
+            ..NvLink::default()
         },
         fabric: Some(FabricState { state: "completed", conditions: BTreeMap::from([("degraded_bandwidth", false)]) }),
         recovery_action: Some(0),

@@ -64,6 +64,42 @@ pub const AREA: Area = Area {
             within: 30,
         },
         Row {
+            id: "gpu-sentinels",
+            happens: "A GPU's firmware gives all ones for its temperature, its clock and its memory",
+            how: |rig| {
+                rig.gpu(3, |gpu| {
+                    gpu["temperatures"] = json!({ "gpu": -1 });
+                    gpu["clocks"] = json!({ "sm": u32::MAX });
+                    gpu["memory"] = json!({ "total_bytes": u64::MAX });
+                });
+            },
+            seen: Seen {
+                metrics: &[
+                    Metric("podmeter_device_temperature_celsius", &["gpu=\"3\"", "sensor=\"gpu\""], Is::Absent),
+                    Metric("podmeter_device_clock_hertz", &["gpu=\"3\"", "clock=\"sm\""], Is::Absent),
+                    Metric("podmeter_device_memory_bytes", SICK, Is::Absent),
+                    Metric(
+                        "podmeter_nvml_implausible_readings_total",
+                        &["quantity=\"temperature_celsius\""],
+                        Is::Rises,
+                    ),
+                    Metric("podmeter_nvml_implausible_readings_total", &["quantity=\"memory_bytes\""], Is::Rises),
+                ],
+                log: Log::Silent,
+                page: None,
+            },
+            goes_on: ALL,
+            undone: "the readings are plausible again",
+            undo: Some(|rig| {
+                rig.gpu(3, |gpu| {
+                    gpu["temperatures"] = json!({});
+                    gpu["clocks"] = json!({});
+                    gpu["memory"] = json!({});
+                });
+            }),
+            within: 15,
+        },
+        Row {
             id: "gpu-xid-79",
             happens: "The driver reports XID 79, and the GPU goes on answering",
             how: |rig| rig.gpu(3, |gpu| gpu["events"] = json!([{"sequence": 1, "xid": 79}])),
