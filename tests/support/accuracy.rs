@@ -366,7 +366,10 @@ impl Grip {
     fn of(device: &Device, inventory: &Inventory, replicas: Replicas) -> Self {
         let gpu = &inventory.gpus[&device.gpu];
         let mig = gpu.mig_devices.iter().find(|mig| Some(mig.gpu_instance) == device.gpu_instance);
-        let (of_gpu, replicas) = (mig.map_or(1.0, |mig| gpu.slice_fraction(mig.slices)), replicas.unwrap_or(1));
+        let (of_gpu, replicas) = (
+            mig.map_or(1.0, |mig| gpu.slice_fraction(mig.slices).expect("a simulated GPU has slices")),
+            replicas.unwrap_or(1),
+        );
         Self { fraction: of_gpu / replicas as f64, exclusive: mig.is_none() && replicas == 1, of_gpu }
     }
 }
