@@ -291,7 +291,7 @@ impl SimulatedNode {
             return;
         }
         for running in ended {
-            let ContainerRef { namespace, pod, container } = &running.container;
+            let ContainerRef { namespace, pod, container, .. } = &running.container;
             self.kubelet.finish_container(namespace, pod, container);
             let inside = Inside { namespace, pod, uid: &running.uid, container };
             told(self.files.end(running.pid).and_then(|()| self.files.remove_container(inside)));

@@ -82,7 +82,11 @@ pub async fn admit_again(shared: &Shared) -> BTreeMap<String, Admission> {
 
 async fn allocate_all(shared: &Shared, uid: &str, spec: &PodSpec) -> Result<(), Refusal> {
     let mut reusable: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
-    for (kind, container) in spec.all_containers() {
+    for (number, (kind, container)) in spec.all_containers().enumerate() {
+        if number > 0 {
+            // Only one that hangs means anything here.
+            let _ = shared.fault(Method::NextContainer).await;
+        }
         if !shared.state().take_cpus(uid, container) {
             let message = "Resources cannot be allocated with Topology locality".to_owned();
             return Err(Refusal { reason: "TopologyAffinityError", message });

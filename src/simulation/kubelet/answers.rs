@@ -22,7 +22,9 @@ impl State {
     /// The pod if it is active.
     #[must_use]
     pub fn get(&self, namespace: &str, name: &str) -> Option<v1::PodResources> {
-        let pod = self.visible().find(|pod| pod.spec.namespace == namespace && pod.name == name)?;
+        let of_name = self.visible().filter(|pod| pod.spec.namespace == namespace && pod.name == name);
+        // The kubelet finds a name's latest pod.
+        let pod = of_name.last()?;
         pod.phase.is_active().then(|| self.resources_of(pod))
     }
 

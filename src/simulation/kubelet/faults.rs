@@ -20,6 +20,8 @@ pub enum Method {
     ListAndWatch,
     /// The kubelet's, to a plugin. A hanging one is on its way.
     Allocate,
+    /// No call: between two containers of a pod that is being admitted. What the first was given is listed meanwhile.
+    NextContainer,
 }
 
 impl Method {
@@ -33,6 +35,7 @@ impl Method {
             Self::GetDevicePluginOptions => ("GetDevicePluginOptions", "v1beta1.DevicePlugin"),
             Self::ListAndWatch => ("ListAndWatch", "v1beta1.DevicePlugin"),
             Self::Allocate => ("Allocate", "v1beta1.DevicePlugin"),
+            Self::NextContainer => ("none", "none"),
         }
     }
 }

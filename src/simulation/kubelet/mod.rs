@@ -211,16 +211,20 @@ impl FakeKubelet {
         admission::admit(&self.shared, pod).await
     }
 
-    /// Replaces all pods by running ones. Their `requests` are not looked at: what they hold is given.
+    /// Replaces all pods by running ones. Their `requests` are not looked at: what they hold is given. A pod that was
+    /// there under the same name goes on being the same pod, unless the new one brings a UID of its own.
     pub fn set_pods(&self, pods: Vec<PodSpec>) {
         let mut state = self.shared.state();
-        for pod in std::mem::take(&mut state.pods) {
+        let before = std::mem::take(&mut state.pods);
+        for pod in &before {
             state.devices.free(&pod.uid);
         }
-        for spec in pods {
+        for mut spec in pods {
+            let same = before.iter().find(|pod| (&pod.spec.namespace, &pod.spec.name) == (&spec.namespace, &spec.name));
+            spec.uid = spec.uid.or_else(|| same.map(|pod| pod.uid.clone()));
             state.insert(spec);
             if let Some(pod) = state.pods.last_mut() {
-                pod.phase = Phase::Running;
+                (pod.phase, pod.admitted) = (Phase::Running, true);
             }
         }
         self.shared.write_checkpoint(&state);

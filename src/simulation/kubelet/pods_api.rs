@@ -43,7 +43,7 @@ impl PodsApi {
         if !lock(&self.limiter).allow(self.shared.now()) {
             return Err(Status::resource_exhausted("rejected by rate limit"));
         }
-        picture(&self.shared)
+        picture(&self.shared, |_| true)
     }
 }
 
@@ -53,7 +53,7 @@ impl Pods for PodsApi {
 
     async fn watch_pods(&self, _: Request<WatchPodsRequest>) -> Result<Response<Self::WatchPodsStream>, Status> {
         let mut changes = self.shared.changes.subscribe();
-        let first = picture(&self.shared)?;
+        let first = picture(&self.shared, |_| true)?;
         let added = first.values().map(|(pod, _)| event(EventType::Added, pod));
         let first_events: Vec<WatchPodsEvent> = added.chain([event(EventType::InitialSyncComplete, &[])]).collect();
         let (send, receive) = mpsc::channel(EVENTS_BEHIND);
@@ -66,7 +66,8 @@ impl Pods for PodsApi {
                     () = send.closed() => return,
                 }
                 // Between two starts nothing is known, and nothing is said.
-                let Ok(now) = picture(&shared) else { continue };
+                // A pod comes with its first status, which it gets once its admission is over.
+                let Ok(now) = picture(&shared, |pod| pod.admitted || before.contains_key(&pod.uid)) else { continue };
                 for event in difference(&before, &now) {
                     if send.try_send(event).is_err() {
                         return;
@@ -93,7 +94,7 @@ impl Pods for PodsApi {
     }
 }
 
-fn picture(shared: &Shared) -> Result<Picture, Status> {
+fn picture(shared: &Shared, is_shown: impl Fn(&Pod) -> bool) -> Result<Picture, Status> {
     let state = shared.state();
     if state.sight != Sight::All {
         return Err(Status::failed_precondition("pod sources are not synced yet"));
@@ -108,7 +109,7 @@ fn picture(shared: &Shared) -> Result<Picture, Status> {
         }
         (pod.uid.clone(), (whole.encode_to_vec(), name.encode_to_vec()))
     };
-    Ok(state.pods.iter().map(entry).collect())
+    Ok(state.pods.iter().filter(|pod| is_shown(pod)).map(entry).collect())
 }
 
 fn difference(before: &Picture, now: &Picture) -> Vec<WatchPodsEvent> {

@@ -63,6 +63,8 @@ pub struct Pod {
     pub name: String,
     pub spec: PodSpec,
     pub phase: Phase,
+    /// Its admission is over, with whatever result: the Pods API tells of it.
+    pub admitted: bool,
     /// Exclusive CPUs by container.
     pub cpu_ids: BTreeMap<String, Vec<i64>>,
     finished: BTreeSet<String>,
@@ -115,7 +117,15 @@ impl State {
                 cpu_ids.insert(container.name.clone(), ids.clone());
             }
         }
-        let pod = Pod { uid: uid.clone(), name, spec, phase: Phase::Pending, cpu_ids, finished: BTreeSet::new() };
+        let pod = Pod {
+            uid: uid.clone(),
+            name,
+            spec,
+            phase: Phase::Pending,
+            admitted: false,
+            cpu_ids,
+            finished: BTreeSet::new(),
+        };
         self.pods.push(pod);
         uid
     }
@@ -180,7 +190,7 @@ impl State {
     /// Returns whether there is such a pod.
     pub fn set_phase(&mut self, namespace: &str, name: &str, phase: Phase) -> bool {
         let Some(pod) = self.pod_mut(namespace, name) else { return false };
-        pod.phase = phase;
+        (pod.phase, pod.admitted) = (phase, true);
         if phase == Phase::Failed {
             pod.cpu_ids.clear();
         }
