@@ -191,7 +191,7 @@ pub fn pods_api(evidence: &Evidence) -> Finding {
     let socket = evidence.settings.pods_api_socket.display().to_string();
     match &evidence.pods_api {
         Dialled::Missing => Finding::skipped(format!(
-            "there is no socket {socket}: the kubelet is older than 1.37, or it is not mounted"
+            "there is no socket {socket}: the kubelet is older than 1.37 (or than 1.36 with the feature gate PodsAPI), or it is not mounted"
         )),
         outcome => dialled(outcome, &socket, "--kubelet-root"),
     }
