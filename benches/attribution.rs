@@ -149,7 +149,7 @@ fn pod(name: &str, id: &DeviceId) -> Pod {
         memory: vec![],
     };
     let reference = PodRef::new("team", name);
-    Pod { reference, containers: vec![container], exclusive_cpus: CpuSet::default(), memory: vec![] }
+    Pod { uid: None, reference, containers: vec![container], exclusive_cpus: CpuSet::default(), memory: vec![] }
 }
 
 fn resident_mib() -> f64 {

@@ -63,6 +63,7 @@ fn start_podmeter(root: &Path, rooms: &mut JoinSet<()>) -> anyhow::Result<watch:
         deadline: Duration::from_secs(5),
         allocated: Arc::clone(&allocated),
         look: Arc::clone(&look),
+        pods: podmeter::kubelet::PodSources::default(),
     };
     rooms.spawn(kubelet_room::run(watching, clock, publish_kubelet));
 

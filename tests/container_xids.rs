@@ -39,7 +39,7 @@ async fn an_xid_is_its_processs_or_the_one_holders_or_nobodys() {
     let [alone, one, two] = [format!("{}::0", uuid(0)), format!("{}::0", uuid(1)), format!("{}::1", uuid(1))];
     let offered = [&alone, &one, &two].map(|id| ListedDevice { id: id.clone(), healthy: true, numa_nodes: None });
     node.set_devices("nvidia.com/gpu", offered.into());
-    node.set_pods(vec![pod("alone", &alone), pod("one", &one), pod("two", &two)]);
+    node.set_pods(vec![pod("alone", &alone), pod("one", &one), pod("two", &two).uid(INSIDE.uid)]);
     let driver = FakeNvml::start(json!({ "gpus": [{}, {}] }));
 
     let directory = tempfile::tempdir().unwrap();

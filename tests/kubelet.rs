@@ -8,9 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use podmeter::clock::Clock;
-use podmeter::kubelet::{CallError, Client, Settings, run};
-use podmeter::model::{KubeletState, PodRef, PodResourcesApi};
-use support::kubelet::{Claim, ContainerSpec, FakeKubelet, MemoryBlock, Method, Node, Options, PodSpec, node};
+use podmeter::kubelet::{CallError, Client, PodSources, Settings, pods, run};
+use podmeter::model::{KubeletState, PodDirectory, PodRef, PodResourcesApi, PodUid};
+use support::kubelet::{
+    Admission, Claim, ContainerSpec, FakeKubelet, Gates, ListedDevice, MemoryBlock, Method, Node, Options, PodSpec,
+    node,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
 use tokio::sync::{Notify, watch};
@@ -22,13 +25,16 @@ const DEADLINE: Duration = Duration::from_millis(300);
 /// The watch as the agent runs it.
 struct Watching {
     state: watch::Receiver<Arc<KubeletState>>,
+    directory: watch::Receiver<Arc<PodDirectory>>,
     allocated: Arc<Notify>,
     task: JoinHandle<()>,
+    pods_api: Option<JoinHandle<()>>,
 }
 
 impl Drop for Watching {
     fn drop(&mut self) {
         self.task.abort();
+        self.pods_api.iter().for_each(JoinHandle::abort);
     }
 }
 
@@ -38,17 +44,51 @@ impl Watching {
     }
 
     fn start_beside(root: &Path, device_plugins: &Path, refresh_interval: Duration) -> Self {
-        let allocated = Arc::new(Notify::new());
         let settings = Settings {
             pod_resources_socket: root.join("pod-resources/kubelet.sock"),
             device_plugin_directory: device_plugins.to_owned(),
             refresh_interval: Box::new(move || refresh_interval),
             deadline: DEADLINE,
-            allocated: Arc::clone(&allocated),
+            allocated: Arc::default(),
             look: Arc::default(),
+            pods: PodSources::default(),
         };
+        Self::with(settings)
+    }
+
+    /// And the Pods API is watched, as the agent does.
+    fn start_with_pods_api(root: &Path, refresh_interval: Duration) -> Self {
+        let (publish, directory) = watch::channel(Arc::default());
+        let watched = pods::Settings { socket: root.join("pods-api/pods-api.sock"), labels: vec![] };
+        let mut watching = Self::with(Settings {
+            pod_resources_socket: root.join("pod-resources/kubelet.sock"),
+            device_plugin_directory: root.join("device-plugins"),
+            refresh_interval: Box::new(move || refresh_interval),
+            deadline: DEADLINE,
+            allocated: Arc::default(),
+            look: Arc::default(),
+            pods: PodSources { directory: directory.clone(), ..PodSources::default() },
+        });
+        watching.directory = directory;
+        watching.pods_api = Some(tokio::spawn(pods::watch(watched, publish)));
+        watching
+    }
+
+    fn with(settings: Settings) -> Self {
+        let allocated = Arc::clone(&settings.allocated);
         let (publish, state) = watch::channel(Arc::default());
-        Self { state, allocated, task: tokio::spawn(run(settings, Clock::start(), publish)) }
+        let task = tokio::spawn(run(settings, Clock::start(), publish));
+        let directory = watch::channel(Arc::default()).1;
+        Self { state, directory, allocated, task, pods_api: None }
+    }
+
+    /// Until the kubelet's answer has settled, and the Pods API, where it is watched, has told of all its pods.
+    async fn until_settled(&mut self) {
+        self.until("a settled answer", |state| state.settled).await;
+        if self.pods_api.is_some() {
+            let complete = self.directory.wait_for(|directory| directory.complete);
+            tokio::time::timeout(Duration::from_secs(20), complete).await.unwrap().unwrap();
+        }
     }
 
     async fn until(&mut self, what: &str, condition: impl Fn(&KubeletState) -> bool) -> Arc<KubeletState> {
@@ -114,9 +154,11 @@ async fn list_allocatable_and_get_say_what_the_kubelet_knows() {
 
     assert_eq!(client.allocatable().await.unwrap().cpus.to_string(), "1-3");
 
-    assert_eq!(client.get(&PodRef::new("team", "p")).await.unwrap(), relation.pods[0]);
-    let unknown = client.get(&PodRef::new("team", "nobody")).await.unwrap_err();
-    assert!(matches!(unknown, CallError::Other { code: Code::Unknown, .. }), "{unknown:?}");
+    assert_eq!(client.get(&PodRef::new("team", "p")).await.unwrap().as_ref(), Some(&relation.pods[0]));
+    assert_eq!(client.get(&PodRef::new("team", "nobody")).await.unwrap(), None, "the kubelet has no such pod");
+    node.set_gates(Gates { get: false, ..Gates::default() });
+    let disabled = client.get(&PodRef::new("team", "p")).await.unwrap_err();
+    assert!(matches!(disabled, CallError::Unimplemented("Get")), "{disabled:?}");
 }
 
 #[tokio::test]
@@ -366,4 +408,143 @@ async fn an_allocation_that_we_granted_ourselves_is_looked_for_without_the_check
     let state = watching.until("the new holder", |state| held(state) == ["fresh GPU-1"]).await;
     assert!(state.counters.triggers["allocate"] >= 1, "{:?}", state.counters.triggers);
     assert_eq!(state.counters.triggers["checkpoint"], 0);
+}
+
+fn with_uid(name: &str, device: &str, uid: &str) -> PodSpec {
+    gpu_pod(name, device).uid(uid)
+}
+
+/// (UID of the pod, UID in the reference to its container) of the only pod.
+fn uids(state: &KubeletState) -> Option<(Option<PodUid>, Option<PodUid>)> {
+    let pod = state.relation.as_deref()?.pods.first()?;
+    Some((pod.uid.clone(), pod.containers[0].reference.pod_uid.clone()))
+}
+
+fn uid(uid: &str) -> Option<(Option<PodUid>, Option<PodUid>)> {
+    Some((Some(uid.into()), Some(uid.into())))
+}
+
+#[tokio::test]
+async fn a_pod_recreated_under_its_name_is_another_pod_from_its_first_answer_on() {
+    for pods_api in [false, true] {
+        let gates = Gates { pods_api, ..Gates::default() };
+        let node = node(Options { gates, ..Options::default() }).await;
+        node.set_pods(vec![with_uid("web-0", "GPU-0", "old")]);
+        let mut watching = match pods_api {
+            true => Watching::start_with_pods_api(node.root.path(), NEVER),
+            false => Watching::start(node.root.path(), NEVER),
+        };
+        watching.until_settled().await;
+        assert_eq!(uids(&watching.state.borrow()), uid("old"));
+        node.set_pods(vec![with_uid("web-0", "GPU-0", "new")]);
+        let changed = watching.until("a change", |state| uids(state) != uid("old")).await;
+        if uids(&changed).is_some() {
+            assert_eq!(uids(&changed), uid("new"), "Pods API: {pods_api}");
+        }
+        let state = watching.until("the new pod", |state| uids(state).is_some()).await;
+        assert_eq!((uids(&state), held(&state)), (uid("new"), vec!["web-0 GPU-0".to_owned()]));
+    }
+}
+
+#[tokio::test]
+async fn a_pod_that_goes_on_keeps_its_uid_when_the_checkpoint_is_lost() {
+    let node = node(Options::default()).await;
+    node.set_pods(vec![with_uid("web-0", "GPU-0", "one")]);
+    let mut watching = Watching::start(node.root.path(), SOON);
+    watching.until_settled().await;
+    let before = watching.state.borrow().relation_at;
+    std::fs::remove_file(node.device_plugin_directory().join("kubelet_internal_checkpoint")).unwrap();
+    let state = watching.until("two answers", |state| state.relation_at > before).await;
+    let state = watching.until("two answers", |now| now.relation_at > state.relation_at).await;
+    assert_eq!(uids(&state), uid("one"));
+}
+
+/// Everything that is held in any state published within so long.
+async fn held_within(watching: &mut Watching, time: Duration) -> Vec<String> {
+    let mut all = held(&watching.state.borrow_and_update());
+    let collect = async {
+        while watching.state.changed().await.is_ok() {
+            all.extend(held(&watching.state.borrow_and_update()));
+        }
+    };
+    let _ = tokio::time::timeout(time, collect).await;
+    all
+}
+
+#[tokio::test]
+async fn a_pod_rejected_after_its_first_allocate_was_never_a_holder() {
+    for pods_api in [false, true] {
+        let gates = Gates { pods_api, ..Gates::default() };
+        let node = node(Options { gates, ..Options::default() }).await;
+        node.set_devices("nvidia.com/gpu", vec![ListedDevice { id: "GPU-0".into(), healthy: true, numa_nodes: None }]);
+        let mut watching = match pods_api {
+            true => Watching::start_with_pods_api(node.root.path(), NEVER),
+            false => Watching::start(node.root.path(), NEVER),
+        };
+        watching.until_settled().await;
+        node.hang(Method::NextContainer);
+        let asking = |name: &str| ContainerSpec::new(name).asks("nvidia.com/gpu", 1);
+        let pod = PodSpec::new("team", "two").container(asking("first")).container(asking("second"));
+        let admission = async {
+            // The first container's device is written and listed while the second one is looked at.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            node.heal();
+        };
+        let (outcome, ()) = tokio::join!(node.add_pod(pod), admission);
+        assert!(matches!(outcome, Admission::Rejected { .. }), "{outcome:?}");
+        assert!(!node.devices_of("team", "two", "first").is_empty(), "it was allocated");
+        let shown = held_within(&mut watching, Duration::from_millis(1500)).await;
+        assert_eq!(shown, [] as [&str; 0], "Pods API: {pods_api}");
+        let lists = watching.state.borrow().counters.durations["List"].count();
+        assert!(lists >= 2, "it was looked at, {lists} times");
+    }
+}
+
+#[tokio::test]
+async fn the_end_of_a_pod_in_the_pods_api_is_the_end_of_what_it_held() {
+    for get in [true, false] {
+        let gates = Gates { pods_api: true, get, ..Gates::default() };
+        let node = node(Options { gates, ..Options::default() }).await;
+        node.set_pods(vec![gpu_pod("a", "GPU-0"), gpu_pod("b", "GPU-1"), gpu_pod("c", "GPU-2")]);
+        let mut watching = Watching::start_with_pods_api(node.root.path(), NEVER);
+        watching.until_settled().await;
+        let second = Duration::from_secs(1);
+
+        assert!(node.delete_pod("team", "a"));
+        let terminating = held_within(&mut watching, Duration::from_millis(300)).await;
+        assert!(terminating.contains(&"a GPU-0".to_owned()), "its container still runs");
+        assert!(node.finish_termination("team", "a"));
+        let gone = watching.until("a has let go", |state| held(state) == ["b GPU-1", "c GPU-2"]);
+        tokio::time::timeout(second, gone).await.expect("within a second");
+        assert!(node.finish_container("team", "b", "main"));
+        let gone = watching.until("b has let go", |state| held(state) == ["c GPU-2"]);
+        let state = tokio::time::timeout(second, gone).await.expect("within a second");
+
+        assert_eq!(state.counters.triggers["pods_api"], 2);
+        let asked = state.counters.durations["Get"].count();
+        assert_eq!(asked, if get { 2 } else { 1 }, "a kubelet without Get is asked once");
+        assert_eq!(
+            state.counters.errors["Get"].values().sum::<u64>(),
+            u64::from(!get),
+            "a pod that is gone is no error"
+        );
+    }
+}
+
+#[tokio::test]
+async fn many_pods_that_end_at_once_cost_one_list() {
+    let gates = Gates { pods_api: true, ..Gates::default() };
+    let node = node(Options { gates, ..Options::default() }).await;
+    node.set_pods((0..20).map(|pod| gpu_pod(&format!("p{pod}"), &format!("GPU-{pod}"))).collect());
+    let mut watching = Watching::start_with_pods_api(node.root.path(), NEVER);
+    watching.until_settled().await;
+    let calls = |state: &KubeletState| {
+        ["List", "Get"].iter().map(|method| state.counters.durations[*method].count()).sum::<u64>()
+    };
+    let before = calls(&watching.state.borrow());
+    for pod in 0..20 {
+        node.force_delete_pod("team", &format!("p{pod}"));
+    }
+    let state = watching.until("all have let go", |state| held(state).is_empty()).await;
+    assert!(calls(&state) - before <= 4, "{} calls", calls(&state) - before);
 }

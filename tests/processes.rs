@@ -218,7 +218,8 @@ async fn owners_follow_processes_and_pods() {
     room.tree.start(100, 1, MAIN).unwrap();
     room.tree.start_on_host(101, 1).unwrap();
     room.want(&[100, 101, 102]);
-    let main = Owner::Container(ContainerRef::new(MAIN.namespace, MAIN.pod, MAIN.container));
+    let main =
+        Owner::Container(ContainerRef::new(MAIN.namespace, MAIN.pod, MAIN.container).with_uid(Some(MAIN.uid.into())));
     let state = room.until("the container", |state| *state.owner(100) == main).await;
     assert_eq!(*state.owner(101), Owner::Host);
     assert_eq!(*state.owner(102), Owner::Unknown(UnknownOwner::Gone));

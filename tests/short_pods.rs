@@ -1,4 +1,4 @@
-//! Containers that live between two scrapes, end to end: the real binary on a fake kubelet and the fake driver.
+//! Containers that live between two scrapes, and pods that come again under their name, end to end: the real binary on a fake kubelet and the fake driver.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the clock")]
@@ -112,4 +112,60 @@ async fn a_container_that_lived_between_two_scrapes_is_on_the_next_two_with_its_
     }
     // Two have read it, and its retention is over.
     running.until("it to leave", |page| page.count("podmeter_container_allocated_seconds_total", BURST) == 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_recreated_under_its_name_has_counters_journal_and_since_of_its_own() {
+    let (node, driver) = (node(Options::default()).await, FakeNvml::start(two_gpus()));
+    let offered = |gpu| ListedDevice { id: uuid(gpu), healthy: true, numa_nodes: None };
+    node.set_devices("nvidia.com/gpu", (0..2).map(offered).collect());
+    node.set_pods(vec![pod("trainer", 0), pod("burst", 1).uid("old")]);
+    let state = tempfile::tempdir().unwrap();
+    let mut arguments = vec!["--sample-interval", "100ms", "--refresh-interval", "10m"];
+    arguments.extend(["--state-dir", state.path().to_str().unwrap()]);
+    let running = agent(node.root.path(), &arguments, &driver.env());
+    let allocated = "podmeter_container_allocated_seconds_total";
+    running.until("the old pod at work", |page| page.value(allocated, BURST).is_some_and(|held| held > 3.0));
+    running.until("its UID", |page| page.value("podmeter_pod_info", &["pod=\"burst\"", "uid=\"old\""]).is_some());
+    let pages = || Page(running.get_with("/metrics", "Accept: application/openmetrics-text; version=1.0.0\r\n").body);
+    let created = |page: &Page| page.value("podmeter_container_allocated_seconds_created", BURST).unwrap();
+    let first = created(&pages());
+
+    let came = Instant::now();
+    node.set_pods(vec![pod("trainer", 0), pod("burst", 1).uid("new")]);
+    let again = running.until("the new pod", |page| {
+        let info: Vec<_> = page.samples("podmeter_pod_info", &["pod=\"burst\""]).collect();
+        assert!(info.len() <= 1, "{info:?}");
+        page.value(allocated, BURST).is_some_and(|held| held < 3.0)
+    });
+    assert!(came.elapsed() < Duration::from_secs(2), "{:?}", came.elapsed());
+    assert_eq!(again.count("podmeter_pod_info", &["pod=\"burst\"", "uid=\"old\""]), 0, "it is not the old one");
+    assert_eq!(again.count("podmeter_pod_info", &["pod=\"burst\"", "uid=\"new\""]), 1);
+    running.until("a second", |page| page.value(allocated, BURST).is_some_and(|held| held > 1.0));
+    let second = created(&pages());
+    assert!(second > first + 3.0, "{first} and then {second}");
+
+    let record: Value = serde_json::from_str(&running.get("/api/v1/record").body).unwrap();
+    let holder =
+        record["allocations"]["containers"].as_array().unwrap().iter().find(|one| one["pod"] == "burst").unwrap();
+    assert_eq!((&holder["pod_uid"], holder["hardware"].as_array().unwrap().len()), (&json!("new"), 1), "{holder}");
+    let snapshot: Value = serde_json::from_str(&running.get("/api/v1/node").body).unwrap();
+    let held: Vec<&Value> = snapshot["accounts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|account| account["container"]["pod"] == "burst" && !account["holding"].is_null())
+        .collect();
+    assert_eq!(held.len(), 1);
+    assert!((held[0]["created"].as_f64().unwrap() - second).abs() < 0.01, "since then, in the record and in `top`");
+
+    let journal: Value = serde_json::from_str(&running.get("/api/v1/allocations").body).unwrap();
+    let mut records: Vec<&Value> =
+        journal["allocations"].as_array().unwrap().iter().filter(|one| one["pod"] == "burst").collect();
+    records.sort_by_key(|record| record["id"].as_u64());
+    let uids: Vec<_> = records.iter().map(|record| record["pod_uid"].as_str()).collect();
+    assert_eq!(uids, [Some("old"), Some("new")], "{records:#?}");
+    assert!(records[0]["ended"].is_f64() && records[1]["ended"].is_null());
+    let seconds = |record: &Value| record["allocated_seconds"].as_f64().unwrap();
+    assert!(seconds(records[0]) >= 3.0 && seconds(records[1]) < seconds(records[0]), "{records:#?}");
 }

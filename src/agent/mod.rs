@@ -25,7 +25,7 @@ use tokio::task::{JoinError, JoinSet};
 use crate::clock::Clock;
 use crate::hardware::{self, DriverLease, Hardware};
 use crate::journal::Journal;
-use crate::kubelet;
+use crate::kubelet::{self, PodSources};
 use crate::metrics::Pages;
 use crate::model::{ConfigReload, HardwareState, HealthState, PluginState, Snapshot};
 use crate::web::{self, BindError, Listener, LiveConfig, ScrapeDurations, ServerSettings, WebState};
@@ -111,7 +111,11 @@ async fn run_on(
 
     let hardware_states = devices.as_ref().map_or(nothing, Hardware::watch);
     let (allocated, look) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let kubelet_room = settings.kubelet_room(reloadable.clone(), Arc::clone(&allocated), Arc::clone(&look));
+    let (publish_pods, pod_directories) = watch::channel(Arc::default());
+    let (publish_processes, process_states) = watch::channel(Arc::default());
+    let pod_sources = PodSources { directory: pod_directories.clone(), processes: process_states.clone() };
+    let kubelet_room =
+        settings.kubelet_room(reloadable.clone(), Arc::clone(&allocated), Arc::clone(&look), pod_sources);
     let (stop_plugin, plugin_stops) = watch::channel(false);
     let (publish_plugin, plugin_states) = watch::channel(Arc::<PluginState>::default());
 
@@ -152,9 +156,7 @@ async fn run_on(
         publish: publish_health,
     };
     tasks.spawn(named("health", judge.run()));
-    let (publish_pods, pod_directories) = watch::channel(Arc::default());
     tasks.spawn(named("Pods API", kubelet::pods::watch(settings.pods_watch(), publish_pods)));
-    let (publish_processes, process_states) = watch::channel(Arc::default());
     let (wanted, wanted_processes) = watch::channel(Arc::default());
     let processes_room = settings.processes_room();
     tasks.spawn(named(

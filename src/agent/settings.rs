@@ -221,6 +221,7 @@ impl Settings {
         reloadable: watch::Receiver<Reloadable>,
         allocated: Arc<Notify>,
         look: Arc<Notify>,
+        pods: kubelet::PodSources,
     ) -> kubelet::Settings {
         kubelet::Settings {
             pod_resources_socket: self.pod_resources_socket.clone(),
@@ -229,6 +230,7 @@ impl Settings {
             deadline: self.kubelet_deadline,
             allocated,
             look,
+            pods,
         }
     }
 }

@@ -7,13 +7,17 @@
 mod device_id;
 mod join;
 mod ledger;
+mod pod_uid;
 mod processes;
 mod settle;
+mod unconfirmed;
 mod xids;
 
 pub use device_id::{DeviceForm, parse_claim_device, parse_device_id};
 pub use join::{HoldingKey, Join, Slots, held_gpus, join};
 pub use ledger::{Ledger, Observation, Statement};
+pub use pod_uid::{Allocations, PodUids, UidSources};
 pub use processes::{DeviceProcess, DeviceProcesses, ProcessOwner};
 pub use settle::Settle;
+pub use unconfirmed::Unconfirmed;
 pub use xids::{ClassedXid, ContainerXids, XidObservation};

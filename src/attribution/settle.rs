@@ -120,8 +120,11 @@ fn merge(believed: &Relation, answer: &Relation) -> Relation {
                 let containers = before.containers.iter().map(still_holds).collect();
                 pods.insert(&before.reference, Pod { containers, ..before.clone() });
             }
+            // Another pod under the same name: nothing of the old one stands.
+            Some(pod) if pod.uid.is_some() && before.uid.is_some() && pod.uid != before.uid => {}
             // Listed, but perhaps before its devices were read from the checkpoint.
             Some(pod) => {
+                pod.uid = pod.uid.take().or_else(|| before.uid.clone());
                 for container in &before.containers {
                     match pod.containers.iter_mut().find(|now| now.reference == container.reference) {
                         Some(now) if now.devices.is_empty() && now.claims.is_empty() => *now = still_holds(container),
@@ -161,7 +164,7 @@ mod tests {
                 exclusive_cpus: CpuSet::default(),
                 memory: vec![],
             };
-            Pod { reference, containers: vec![container], exclusive_cpus: CpuSet::default(), memory: vec![] }
+            Pod { uid: None, reference, containers: vec![container], exclusive_cpus: CpuSet::default(), memory: vec![] }
         });
         Relation { pods: pods.collect() }
     }

@@ -83,14 +83,16 @@ impl Chronicle {
         self.loaded = true;
         self.last_id = self.last_id.max(last_id);
         for record in open {
-            let key = subject::key_of(&record);
-            match self.tracked.get_mut(&key) {
-                Some(tracked) if tracked.may_continue(&record) => {
+            let continues = |(key, tracked): &(&Key, &mut Tracked)| {
+                subject::is_named(&record, key) && tracked.may_continue(&record)
+            };
+            match self.tracked.iter_mut().find(continues) {
+                Some((_, tracked)) => {
                     self.waiting.remove(&tracked.record.id);
                     tracked.go_on_from(record, now.unix);
                     self.waiting.insert(tracked.record.id, tracked.record.clone());
                 }
-                _ => self.orphans.push(record),
+                None => self.orphans.push(record),
             }
         }
     }
@@ -144,7 +146,7 @@ impl Chronicle {
         let figures = subject::figures(account);
         let counted = Counted { created: account.created, figures };
         let known = self.counted.insert(key.clone(), counted);
-        let mut known = known.filter(|known| known.created == account.created && !figures.fell_since(known.figures));
+        let known = known.filter(|known| known.created == account.created && !figures.fell_since(known.figures));
         let is_held = account.holding.is_some();
         let uid = subject::pod_uid(snapshot, &account.container);
         let mut urgent = false;
@@ -158,13 +160,6 @@ impl Chronicle {
                     self.tracked.entry(key.clone()).and_modify(|tracked| tracked.record.id = id);
                     (old.ended, old.ending) = (Some(old.seen), Some(Ending::Unseen));
                     self.waiting.insert(old.id, old);
-                    urgent = true;
-                }
-                Uid::Other => {
-                    tracked.update(account, snapshot);
-                    tracked.end(snapshot.at, Ending::Replaced);
-                    // All that is counted by now is the other's.
-                    known = Some(counted);
                     urgent = true;
                 }
             }
@@ -182,7 +177,8 @@ impl Chronicle {
                 let now_ended = !is_held && tracked.ended.is_none();
                 urgent |= tracked.update(account, snapshot);
                 if now_ended {
-                    tracked.end(snapshot.at, Ending::Released);
+                    let replaced = subject::is_replaced(account, snapshot);
+                    tracked.end(snapshot.at, if replaced { Ending::Replaced } else { Ending::Released });
                     urgent = true;
                 }
                 if urgent {
@@ -217,7 +213,7 @@ impl Chronicle {
             ended: None,
         };
         tracked.update(account, snapshot);
-        let earlier = self.orphans.iter().position(|old| subject::key_of(old) == key && tracked.may_continue(old));
+        let earlier = self.orphans.iter().position(|old| subject::is_named(old, &key) && tracked.may_continue(old));
         if let Some(position) = earlier {
             tracked.go_on_from(self.orphans.remove(position), snapshot.at.unix);
         }
@@ -305,7 +301,6 @@ enum Uid {
     Learnt,
     /// Than the one that the last agent knew, and this one took over.
     OtherThanBefore,
-    Other,
 }
 
 impl Tracked {
@@ -384,7 +379,8 @@ impl Tracked {
         match &self.record.pod_uid {
             Some(known) if *known == uid => Uid::Same,
             Some(_) if self.earlier.is_some() && !was_fresh => Uid::OtherThanBefore,
-            Some(_) => Uid::Other,
+            // A holder keeps its UID: another pod of the name is another holder.
+            Some(_) => Uid::Same,
             None => {
                 self.record.pod_uid = Some(uid);
                 Uid::Learnt

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use super::record::{Device, Figures, HealthEvent, Record, Xid};
 use crate::model::{
-    Account, Attribution, ContainerRef, DeviceId, GpuUuid, HealthTransition, MigUuid, Monotonic, PciBusId, PodRef,
+    Account, Attribution, ContainerRef, DeviceId, GpuUuid, HealthTransition, MigUuid, Monotonic, PciBusId,
     ResourceName, Snapshot, UnixSeconds,
 };
 
@@ -20,6 +20,23 @@ pub fn key_of(record: &Record) -> Key {
     let container = ContainerRef::new(&record.namespace, &record.pod, &record.container);
     let gpu = GpuUuid::new(Arc::clone(&record.device.gpu_uuid));
     (container, gpu, record.device.mig_uuid.as_ref().map(|mig| MigUuid::new(Arc::clone(mig))))
+}
+
+/// Whether the record is of this holder, or of another pod of its name.
+pub fn is_named(record: &Record, (container, gpu, mig): &Key) -> bool {
+    let (named, of_gpu, of_mig) = key_of(record);
+    named.has_names_of(container) && (of_gpu, of_mig) == (gpu.clone(), mig.clone())
+}
+
+/// Whether another pod of the same name has the device now.
+pub fn is_replaced(account: &Account, snapshot: &Snapshot) -> bool {
+    let is_other = |other: &&Account| other.container != account.container && other.holding.is_some();
+    let mut others = snapshot.accounts.iter().filter(is_other);
+    others.any(|other| has_names(other, &account.container, &account.gpu, account.mig.as_ref()))
+}
+
+fn has_names(account: &Account, container: &ContainerRef, gpu: &GpuUuid, mig: Option<&MigUuid>) -> bool {
+    account.container.has_names_of(container) && account.gpu == *gpu && account.mig.as_ref() == mig
 }
 
 pub fn figures(account: &Account) -> Figures {
@@ -83,9 +100,8 @@ fn set(place: &mut Option<Arc<str>>, said: Option<&str>) {
 }
 
 pub fn pod_uid(snapshot: &Snapshot, container: &ContainerRef) -> Option<Arc<str>> {
-    let pods = &snapshot.processes.as_ref()?.pods;
-    let pod = PodRef { namespace: Arc::clone(&container.namespace), pod: Arc::clone(&container.pod) };
-    Some(pods.get(&pod)?.uid.to_shared())
+    let listed = || snapshot.kubelet.relation.as_ref()?.pod(&container.pod_ref())?.uid.as_ref();
+    Some(container.pod_uid.as_ref().or_else(listed)?.to_shared())
 }
 
 /// The container's XIDs on this device since it is counted, by code.
@@ -159,13 +175,16 @@ pub fn is_gone(record: &Record, snapshot: &Snapshot) -> bool {
     let kubelet = &snapshot.kubelet;
     let Some(relation) = kubelet.relation.as_ref().filter(|_| kubelet.settled) else { return false };
     let (container, gpu, mig) = key_of(record);
-    let Some(listed) = relation.containers().find(|listed| listed.reference == container) else { return true };
+    let Some(listed) = relation.containers().find(|listed| listed.reference.has_names_of(&container)) else {
+        return true;
+    };
     if listed.devices.is_empty() && listed.claims.is_empty() {
         return true;
     }
-    let is_held = snapshot.accounts.iter().any(|account| {
-        account.container == container && account.gpu == gpu && account.mig == mig && account.holding.is_some()
-    });
+    let is_held = snapshot
+        .accounts
+        .iter()
+        .any(|account| has_names(account, &container, &gpu, mig.as_ref()) && account.holding.is_some());
     if is_held {
         // And was not taken up again: it is another pod's.
         return true;

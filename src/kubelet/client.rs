@@ -136,17 +136,31 @@ impl Client {
         Ok(convert::allocatable(answer))
     }
 
-    /// One pod, for a person who asks about it; never called in a loop (the rate limit is shared by the whole node).
-    /// The kubelet answers an unknown pod with code Unknown.
-    pub async fn get(&mut self, pod: &PodRef) -> Result<Pod, CallError> {
+    /// One pod; `None` when the kubelet has no active pod of that name. Not to be called in a loop over pods: the rate limit
+    /// is shared by all clients of the node.
+    pub async fn get(&mut self, pod: &PodRef) -> Result<Option<Pod>, CallError> {
         const METHOD: &str = "Get";
         let connection = self.connect().await?;
+        if connection.api == PodResourcesApi::V1alpha1 {
+            return Err(CallError::Unimplemented(METHOD));
+        }
         let mut client = PodResourcesListerClient::new(connection.channel).max_decoding_message_size(MESSAGE_LIMIT);
         let request =
             v1::GetPodResourcesRequest { pod_name: pod.pod.to_string(), pod_namespace: pod.namespace.to_string() };
-        let answer = self.finish(METHOD, client.get(Request::new(request))).await?;
+        let answer = match self.finish(METHOD, client.get(Request::new(request))).await {
+            // A plain Go error: the code is Unknown, and only the text tells what it is.
+            Err(CallError::Other { code: Code::Unknown, message, .. })
+                if message == format!("pod {} in namespace {} not found", pod.pod, pod.namespace) =>
+            {
+                return Ok(None);
+            }
+            Err(CallError::Other { code: Code::Unknown, message, .. }) if message.ends_with("disabled") => {
+                return Err(CallError::Unimplemented(METHOD));
+            }
+            answer => answer?,
+        };
         let missing = || CallError::Malformed { socket: self.socket.clone(), reason: "an answer without a pod".into() };
-        answer.pod_resources.map(convert::convert_pod).ok_or_else(missing)
+        answer.pod_resources.map(convert::convert_pod).map(Some).ok_or_else(missing)
     }
 
     async fn connect(&mut self) -> Result<Connection, CallError> {

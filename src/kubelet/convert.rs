@@ -61,6 +61,7 @@ pub fn convert_pod(pod: v1::PodResources) -> Pod {
     Pod {
         containers: pod.containers.into_iter().map(|container| convert_container(&reference, container)).collect(),
         reference,
+        uid: None,
         exclusive_cpus: cpus(&pod.cpu_ids),
         memory: memory(pod.memory),
     }

@@ -1,14 +1,17 @@
 //! What the kubelet says about who holds what.
 //!
-//! In: the PodResources socket, file events beside it, and the socket of the Pods API. Out: `KubeletState` and
+//! In: the PodResources socket, the device checkpoint, file events beside both, and the socket of the Pods API. Out: `KubeletState` and
 //! `PodDirectory`, published on watch channels. Refuses to know: what a device is, who asks. Protobuf types end here.
 
+mod belief;
 mod budget;
+mod checkpoint;
 mod client;
 pub mod convert;
 pub mod pods;
 mod trigger;
 mod watch;
 
+pub use belief::PodSources;
 pub use client::{CallError, Client};
 pub use watch::{Settings, run};

@@ -14,10 +14,12 @@ pub enum Trigger {
     Timer,
     /// The bundled plugin granted an allocation, which the kubelet is about to write down.
     Allocate,
+    /// The Pods API reported that a pod which holds devices has ended.
+    PodsApi,
 }
 
 impl Trigger {
-    pub const ALL: [Self; 4] = [Self::Checkpoint, Self::Reconnect, Self::Timer, Self::Allocate];
+    pub const ALL: [Self; 5] = [Self::Checkpoint, Self::Reconnect, Self::Timer, Self::Allocate, Self::PodsApi];
 
     pub const fn name(self) -> &'static str {
         match self {
@@ -25,11 +27,12 @@ impl Trigger {
             Self::Reconnect => "reconnect",
             Self::Timer => "timer",
             Self::Allocate => "allocate",
+            Self::PodsApi => "pods_api",
         }
     }
 }
 
-const CHECKPOINT: &str = "kubelet_internal_checkpoint";
+pub(super) const CHECKPOINT: &str = "kubelet_internal_checkpoint";
 
 /// Tells of changes beside the kubelet's sockets. Directories that are not there yet are watched once they are.
 pub struct FileEvents {

@@ -1,15 +1,16 @@
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 
+use super::belief::{Belief, PodSources};
 use super::budget::Budget;
 use super::client::{CallError, Client};
 use super::trigger::{FileEvents, Trigger};
-use crate::attribution::Settle;
 use crate::clock::Clock;
-use crate::model::{DurationHistogram, KubeletState, Moment, Monotonic};
+use crate::model::{DurationHistogram, KubeletState, Moment, Monotonic, PodDirectory, PodRef};
 
 /// While an answer has not settled it is asked for again after this long.
 const SETTLING_INTERVAL: Duration = Duration::from_millis(1000);
@@ -23,7 +24,7 @@ const ALLOCATABLE_PAUSE: Duration = Duration::from_secs(2);
 /// the kubelet shows the allocation after this long.
 const UNSEEN_CHECKPOINT: Duration = Duration::from_millis(50);
 
-const METHODS: [&str; 2] = ["List", "GetAllocatableResources"];
+const METHODS: [&str; 3] = ["List", "GetAllocatableResources", "Get"];
 const CODES: [&str; 9] = [
     "unavailable",
     "not_a_socket",
@@ -48,6 +49,7 @@ pub struct Settings {
     pub allocated: Arc<Notify>,
     /// Told when somebody wants to know anew what the kubelet can allocate.
     pub look: Arc<Notify>,
+    pub pods: PodSources,
 }
 
 /// Keeps `publish` up to date for ever. Ends only by being dropped.
@@ -57,6 +59,7 @@ pub async fn run(settings: Settings, clock: Clock, publish: watch::Sender<Arc<Ku
     // The first look is nobody's trigger; a socket made a moment ago is already there.
     watch.refresh().await;
     let (allocated, look) = (Arc::clone(&watch.settings.allocated), Arc::clone(&watch.settings.look));
+    let mut pods = watch.settings.pods.clone();
     loop {
         let (pause, _) = watch.pause();
         if pause.is_zero() {
@@ -70,6 +73,7 @@ pub async fn run(settings: Settings, clock: Clock, publish: watch::Sender<Arc<Ku
                     trigger.into_iter().for_each(|trigger| watch.take(trigger));
                     watch.refresh().await;
                 }
+                Next::Pods => watch.ask_about_ended().await,
                 Next::Allocatable => watch.allocatable().await,
             }
             continue;
@@ -78,8 +82,23 @@ pub async fn run(settings: Settings, clock: Clock, publish: watch::Sender<Arc<Ku
             trigger = events.next() => watch.take(trigger),
             () = allocated.notified() => watch.allocated(),
             () = look.notified() => watch.want_allocatable(Duration::ZERO),
+            () = changed(&mut pods.directory) => {
+                let directory = Arc::clone(&pods.directory.borrow_and_update());
+                watch.pods_changed(directory).await;
+            }
+            () = changed(&mut pods.processes) => {
+                let names = Arc::as_ptr(&pods.processes.borrow_and_update().pods);
+                watch.names_changed(names.addr()).await;
+            }
             () = tokio::time::sleep(pause) => {}
         }
+    }
+}
+
+/// Never, once nothing can change it any more.
+async fn changed<T>(value: &mut watch::Receiver<T>) {
+    if value.changed().await.is_err() {
+        std::future::pending::<()>().await;
     }
 }
 
@@ -88,6 +107,8 @@ pub async fn run(settings: Settings, clock: Clock, publish: watch::Sender<Arc<Ku
 enum Next {
     /// Without a trigger where it was counted when it came.
     Refresh(Option<Trigger>),
+    /// Ask about the pods that have ended.
+    Pods,
     /// Ask what can be allocated, and no more.
     Allocatable,
 }
@@ -97,7 +118,7 @@ struct Watch {
     clock: Clock,
     publish: watch::Sender<Arc<KubeletState>>,
     client: Client,
-    settle: Settle,
+    belief: Belief,
     budget: Budget,
     state: KubeletState,
     retry: Option<Duration>,
@@ -114,6 +135,14 @@ struct Watch {
     granted_due: Option<Monotonic>,
     /// The pauses count from here, whatever else was done meanwhile.
     refreshed_at: Monotonic,
+    /// As the Pods API last had it.
+    directory: Arc<PodDirectory>,
+    /// Identifies the names that were last looked at.
+    names: usize,
+    /// Holders that have ended by the Pods API, and are to be asked about.
+    ended: BTreeSet<PodRef>,
+    /// By this kubelet.
+    get_unimplemented: bool,
 }
 
 impl Watch {
@@ -129,10 +158,10 @@ impl Watch {
         Self {
             client: Client::new(&settings.pod_resources_socket, settings.deadline),
             budget: Budget::new(clock.now().monotonic),
+            belief: Belief::new(&settings.device_plugin_directory, settings.pods.clone()),
             settings,
             clock,
             publish,
-            settle: Settle::default(),
             state,
             retry: None,
             allocatable_due: None,
@@ -142,6 +171,10 @@ impl Watch {
             seen_at: None,
             granted_due: None,
             refreshed_at: clock.now().monotonic,
+            directory: Arc::default(),
+            names: 0,
+            ended: BTreeSet::new(),
+            get_unimplemented: false,
         }
     }
 
@@ -150,7 +183,7 @@ impl Watch {
         let interval = (self.settings.refresh_interval)();
         let pause = match self.retry {
             Some(retry) => retry.min(interval),
-            None if !self.settle.is_settled() => SETTLING_INTERVAL.min(interval),
+            None if !self.belief.settle.is_settled() => SETTLING_INTERVAL.min(interval),
             None => interval,
         };
         let now = self.clock.now().monotonic;
@@ -159,6 +192,8 @@ impl Watch {
         let first = [
             self.seen_at.map(|at| (at.max(affordable), Next::Refresh(None))),
             self.granted_due.map(|due| (due.max(affordable), Next::Refresh(Some(Trigger::Allocate)))),
+            (!self.ended.is_empty() && self.retry.is_none()).then_some((affordable, Next::Pods)),
+            self.belief.unconfirmed.due().map(|due| (due.max(affordable), Next::Refresh(None))),
             Some(((self.refreshed_at + pause).max(affordable), Next::Refresh(Some(Trigger::Timer)))),
             // List comes first: it finds a call left after this one.
             allocatable.map(|due| (due.max(now + self.budget.wait_for_two(now)), Next::Allocatable)),
@@ -199,19 +234,71 @@ impl Watch {
             Trigger::Allocate | Trigger::Timer => {
                 self.granted_due.take_if(|due| *due <= now);
             }
+            Trigger::PodsApi => {}
+        }
+    }
+
+    /// Pods that have come are believed now; about those that have ended the kubelet is asked.
+    async fn pods_changed(&mut self, directory: Arc<PodDirectory>) {
+        let ended = self.belief.ended(&self.directory, &directory);
+        if !ended.is_empty() {
+            self.take(Trigger::PodsApi);
+            self.ended.extend(ended);
+        }
+        self.directory = directory;
+        self.reconsider().await;
+    }
+
+    async fn names_changed(&mut self, names: usize) {
+        if std::mem::replace(&mut self.names, names) != names {
+            self.reconsider().await;
+        }
+    }
+
+    async fn reconsider(&mut self) {
+        if let Some(relation) = self.belief.reconsider(self.clock.now().monotonic).await {
+            self.state.relation = Some(relation);
+            self.publish();
+        }
+    }
+
+    /// `Get` for one pod; for several, and of a kubelet that has no `Get`, one `List` is less.
+    async fn ask_about_ended(&mut self) {
+        let ended = std::mem::take(&mut self.ended);
+        let one = ended.first().filter(|_| ended.len() == 1 && !self.get_unimplemented);
+        let Some(pod) = one.filter(|_| self.belief.settle.is_settled()) else { return self.refresh().await };
+        let started = self.clock.now();
+        self.budget.spend(started.monotonic);
+        let answer = self.client.get(pod).await;
+        let now = self.count("Get", started, answer.as_ref().err());
+        match answer {
+            Ok(answer) => {
+                self.state.relation = Some(self.belief.observe_pod(now.monotonic, pod, answer).await);
+                self.publish();
+            }
+            Err(error) => {
+                tracing::debug!(code = error.code(), "{error}");
+                self.get_unimplemented |= matches!(error, CallError::Unimplemented(_));
+                if error.lost_connection() {
+                    self.lost();
+                }
+                self.seen_at = Some(now.monotonic);
+            }
         }
     }
 
     /// What comes next may be the first words of another kubelet, whichever call asks for them.
     fn lost(&mut self) {
         self.client.disconnect();
-        self.settle.reconnected();
+        self.belief.settle.reconnected();
         self.allocatable_unimplemented = false;
+        self.get_unimplemented = false;
     }
 
     /// One look at the kubelet, published whatever comes of it.
     async fn refresh(&mut self) {
         self.seen_at = None;
+        self.ended.clear();
         self.list().await;
         let now = self.clock.now();
         let is_old = |asked: Moment| now.monotonic.since(asked.monotonic) >= ALLOCATABLE_INTERVAL;
@@ -229,9 +316,9 @@ impl Watch {
         self.state.collector.duration = Some(now.monotonic.since(started.monotonic));
         match answer {
             Ok(relation) => {
-                self.state.relation = Some(self.settle.observe(now.monotonic, relation));
+                self.state.relation = Some(self.belief.observe(now.monotonic, relation).await);
                 self.state.relation_at = Some(now);
-                self.state.settled = self.settle.is_settled();
+                self.state.settled = self.belief.settle.is_settled();
                 self.state.api = self.client.api();
                 self.state.truncated = false;
                 self.state.collector.success = true;

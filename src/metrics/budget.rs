@@ -32,12 +32,16 @@ impl SeriesBudget {
         &self.dropped
     }
 
-    /// Marks the accounts that are over the limit.
+    /// Marks the accounts that are over the limit, and those whose series another pod of the same name has now.
     pub fn mark(&mut self, accounts: &mut [Account], limit: usize) {
-        let mut left = accounts.iter().map(container::series_of).sum::<usize>();
+        for place in replaced(accounts) {
+            accounts[place].over_limit = true;
+        }
+        let shown = |account: &&Account| !account.over_limit;
+        let mut left = accounts.iter().filter(shown).map(container::series_of).sum::<usize>();
         let mut over = BTreeSet::new();
         if left > limit {
-            let mut order: Vec<usize> = (0..accounts.len()).collect();
+            let mut order: Vec<usize> = (0..accounts.len()).filter(|place| !accounts[*place].over_limit).collect();
             order.sort_by(|one, other| {
                 let (one, other) = (&accounts[*one], &accounts[*other]);
                 let ended = |account: &Account| (account.ended.is_none(), account.ended);
@@ -62,6 +66,25 @@ impl SeriesBudget {
         }
         self.over = over;
     }
+}
+
+/// Labels have no UID: of the pods of one name, the one that holds has the series, else the last that did.
+fn replaced(accounts: &[Account]) -> Vec<usize> {
+    let mut shown: BTreeMap<Key, usize> = BTreeMap::new();
+    let mut replaced = vec![];
+    for (place, account) in accounts.iter().enumerate() {
+        let mut names = key(account);
+        names.0.pod_uid = None;
+        let Some(other) = shown.insert(names.clone(), place) else { continue };
+        let rank = |place: usize| (accounts[place].holding.is_some(), accounts[place].created.0);
+        if rank(other) > rank(place) {
+            shown.insert(names, other);
+            replaced.push(place);
+        } else {
+            replaced.push(other);
+        }
+    }
+    replaced
 }
 
 fn key(account: &Account) -> Key {
@@ -104,5 +127,19 @@ mod tests {
         check(4, &["old", "young", "middle", "just-gone"], [1, 0]);
         check(2, &["old", "middle"], [2, 1]);
         check(0, &[], [2, 3]);
+    }
+
+    #[test]
+    fn of_two_pods_of_one_name_the_one_that_holds_has_the_series() {
+        let account = |uid: &str, created: f64, held: bool| {
+            let container = ContainerRef::new("team", "web-0", "main").with_uid(Some(uid.into()));
+            let account = Account::new(container, "GPU-0".into(), None, crate::model::UnixSeconds(created));
+            Account { ended: (!held).then(Default::default), allocated_seconds: Some(created), ..account }
+        };
+        let mut accounts = [account("a", 30.0, false), account("b", 10.0, false), account("c", 20.0, false)];
+        let mut budget = SeriesBudget::default();
+        budget.mark(&mut accounts, 1000);
+        assert_eq!(accounts.each_ref().map(|account| account.over_limit), [false, true, true]);
+        assert_eq!(budget.dropped().values().sum::<u64>(), 0, "the series are there");
     }
 }

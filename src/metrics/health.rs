@@ -6,7 +6,9 @@ use super::device_identity::{DEVICE, of_device, with_readings};
 use super::device_interconnect::slow;
 use super::resources::of_container;
 use super::{Descriptor, Family, Group};
-use crate::model::{Account, Gpu, GpuHealth, RECOVERY_ACTIONS, Snapshot, UnhealthyReason, recovery_action};
+use crate::model::{
+    Account, ContainerRef, Gpu, GpuHealth, RECOVERY_ACTIONS, Snapshot, UnhealthyReason, recovery_action,
+};
 
 const OWN: &str = "podmeter";
 
@@ -93,8 +95,19 @@ fn families(snapshot: &Snapshot) -> Vec<Family> {
 fn of_containers(snapshot: &Snapshot) -> Family {
     let mut family = Family::new(&CONTAINER_XID_ERRORS);
     for xid in &snapshot.container_xids {
-        let is_its = |account: &&Account| account.container == xid.container && account.gpu == xid.gpu;
-        if snapshot.accounts.iter().filter(is_its).any(|account| account.over_limit) {
+        let is_its = |account: &Account| account.container == xid.container && account.gpu == xid.gpu;
+        let is_successors = |container: &ContainerRef| {
+            *container != xid.container && container.has_names_of(&xid.container) && container.pod_uid.is_some()
+        };
+        let own = snapshot.accounts.iter().find(|account| is_its(account));
+        let is_replaced = || {
+            snapshot.accounts.iter().any(|account| !account.over_limit && is_successors(&account.container))
+                || snapshot.container_xids.iter().any(|other| {
+                    is_successors(&other.container)
+                        && (other.created.0, &other.container) > (xid.created.0, &xid.container)
+                })
+        };
+        if own.map_or_else(is_replaced, |account| account.over_limit) {
             continue;
         }
         let mut labels = of_container(&xid.container);

@@ -7,7 +7,7 @@ static POD_INFO: Descriptor = Descriptor::gauge(
     "podmeter_pod_info",
     &["namespace", "pod", "uid", "label_*"],
     "",
-    "Pods API or pod-log directories",
+    "kubelet device checkpoint, Pods API or pod-log directories",
     "A pod that the kubelet lists, its UID and the labels asked for with podLabels; always 1.",
 );
 static ATTRIBUTION_ENABLED: Descriptor = Descriptor::gauge(
@@ -26,15 +26,22 @@ fn families(snapshot: &Snapshot) -> Vec<Family> {
     let Some(processes) = &snapshot.processes else { return vec![] };
     enabled.push(vec![], processes.enabled);
     let listed = snapshot.kubelet.relation.iter().flat_map(|relation| &relation.pods);
-    for identity in listed.filter_map(|pod| processes.pods.get(&pod.reference)) {
+    for pod in listed {
+        let Some(uid) = &pod.uid else { continue };
+        // Labels of another pod of the name are not this one's.
+        let identity = processes.pods.get(&pod.reference);
+        let identity = identity.filter(|identity| identity.uid_in_cgroups() == uid || identity.uid == *uid);
+        if identity.is_none() && !processes.pod_labels.is_empty() {
+            continue;
+        }
         let mut labels: Vec<(&'static str, Label)> = vec![
-            ("namespace", (&identity.pod.namespace).into()),
-            ("pod", (&identity.pod.pod).into()),
-            ("uid", identity.uid.to_shared().into()),
+            ("namespace", (&pod.reference.namespace).into()),
+            ("pod", (&pod.reference.pod).into()),
+            ("uid", identity.map_or(uid, |identity| &identity.uid).to_shared().into()),
         ];
         // A label that the pod does not have is absent, not empty.
         for label in processes.pod_labels.iter() {
-            if let Some(value) = identity.labels.get(label.key.as_str()) {
+            if let Some(value) = identity.and_then(|identity| identity.labels.get(label.key.as_str())) {
                 labels.push((label.name, value.into()));
             }
         }

@@ -102,17 +102,47 @@ pub struct ContainerRef {
     pub namespace: Arc<str>,
     pub pod: Arc<str>,
     pub container: Arc<str>,
+    /// Tells pods of one name apart: two references with different UIDs are two containers. `None` where no source had the
+    /// UID when the pod was first listed, and for those it stays `None`. As cgroups and the kubelet's checkpoint have it.
+    #[serde(skip)]
+    pub pod_uid: Option<PodUid>,
 }
 
 impl ContainerRef {
     #[must_use]
     pub fn new(namespace: &str, pod: &str, container: &str) -> Self {
-        Self { namespace: namespace.into(), pod: pod.into(), container: container.into() }
+        Self { namespace: namespace.into(), pod: pod.into(), container: container.into(), pod_uid: None }
     }
 
     #[must_use]
     pub fn in_pod(pod: &PodRef, container: &str) -> Self {
-        Self { namespace: Arc::clone(&pod.namespace), pod: Arc::clone(&pod.pod), container: container.into() }
+        let PodRef { namespace, pod } = pod;
+        let (namespace, pod) = (Arc::clone(namespace), Arc::clone(pod));
+        Self { namespace, pod, container: container.into(), pod_uid: None }
+    }
+
+    /// The container of the pod with this UID.
+    #[must_use]
+    pub fn with_uid(self, pod_uid: Option<PodUid>) -> Self {
+        Self { pod_uid, ..self }
+    }
+
+    #[must_use]
+    pub fn pod_ref(&self) -> PodRef {
+        PodRef { namespace: Arc::clone(&self.namespace), pod: Arc::clone(&self.pod) }
+    }
+
+    /// Whether both have the same series: all names are equal, whatever the UIDs are.
+    #[must_use]
+    pub fn has_names_of(&self, other: &Self) -> bool {
+        (&self.namespace, &self.pod, &self.container) == (&other.namespace, &other.pod, &other.container)
+    }
+
+    /// Whether the pods may be one: the names are equal and the UIDs do not differ, as far as both are known.
+    #[must_use]
+    pub fn may_be_in_pod_of(&self, other: &Self) -> bool {
+        let same_uid = self.pod_uid.is_none() || other.pod_uid.is_none() || self.pod_uid == other.pod_uid;
+        (&self.namespace, &self.pod) == (&other.namespace, &other.pod) && same_uid
     }
 }
 

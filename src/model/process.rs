@@ -143,8 +143,25 @@ pub struct PodDirectory {
     pub complete: bool,
     /// By the API server's UID.
     pub pods: BTreeMap<PodUid, Arc<PodIdentity>>,
-    /// Why there is nothing, with a remedy. A kubelet without the API (before 1.37) is no problem.
+    /// Why there is nothing, with a remedy. A kubelet without the API is no problem.
     pub problem: Option<Arc<str>>,
+}
+
+impl PodIdentity {
+    /// As cgroups, directories and the kubelet's checkpoint have it.
+    #[must_use]
+    pub fn uid_in_cgroups(&self) -> &PodUid {
+        self.runtime_uid.as_ref().unwrap_or(&self.uid)
+    }
+}
+
+impl PodDirectory {
+    /// The pod with this UID, the API server's or the one in cgroups.
+    #[must_use]
+    pub fn identity(&self, uid: &PodUid) -> Option<&Arc<PodIdentity>> {
+        let in_cgroups = |identity: &&Arc<PodIdentity>| identity.runtime_uid.as_ref() == Some(uid);
+        self.pods.get(uid).or_else(|| self.pods.values().find(in_cgroups))
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
-use super::{ContainerRef, DeviceId, PodRef, ResourceName};
+use super::{ContainerRef, DeviceId, PodRef, PodUid, ResourceName};
 
 /// Which container holds what, as the kubelet's `List` says. Sorted, each device once.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -15,6 +15,9 @@ pub struct Relation {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Pod {
     pub reference: PodRef,
+    /// As cgroups and directories have it. `None` while no source has it: `List` itself has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uid: Option<PodUid>,
     pub containers: Vec<Container>,
     /// Pod-level exclusive CPUs (kubelet 1.37); containers' own are a subset, not an addition.
     pub exclusive_cpus: CpuSet,
@@ -70,6 +73,13 @@ pub struct Allocatable {
 impl Relation {
     pub fn containers(&self) -> impl Iterator<Item = &Container> {
         self.pods.iter().flat_map(|pod| &pod.containers)
+    }
+
+    /// The listed pod of this name.
+    #[must_use]
+    pub fn pod(&self, reference: &PodRef) -> Option<&Pod> {
+        let place = self.pods.binary_search_by(|pod| pod.reference.cmp(reference)).ok()?;
+        self.pods.get(place)
     }
 }
 

@@ -162,7 +162,7 @@ pub struct Account {
     pub memory_limit_bytes: Option<u64>,
     /// On the device now; `None` where processes are not known.
     pub processes: Option<u64>,
-    /// Kept off the page of metrics by the series limit.
+    /// Kept off the page of metrics: by the series limit, or because another pod of the same name has the series now.
     pub over_limit: bool,
     #[serde(skip)]
     pub ended: Option<Monotonic>,

@@ -162,8 +162,13 @@ mod tests {
             exclusive_cpus: CpuSet::default(),
             memory: vec![],
         };
-        let pod =
-            Pod { reference: pod, containers: vec![container], exclusive_cpus: CpuSet::default(), memory: vec![] };
+        let pod = Pod {
+            uid: None,
+            reference: pod,
+            containers: vec![container],
+            exclusive_cpus: CpuSet::default(),
+            memory: vec![],
+        };
         KubeletState {
             relation: Some(Arc::new(Relation { pods: vec![pod] })),
             relation_at: Some(Moment { monotonic: Monotonic::from_secs(10), ..Moment::default() }),

@@ -174,6 +174,7 @@ mod tests {
         let held = |id: &str| HeldDevice { resource: "a/b".into(), id: id.into(), numa_nodes: BTreeSet::new() };
         let relation = |devices: Vec<HeldDevice>| Relation {
             pods: vec![Pod {
+                uid: None,
                 reference: PodRef::new("n", "p"),
                 containers: vec![Container {
                     reference: ContainerRef::new("n", "p", "c"),

@@ -274,7 +274,7 @@ impl Names<'_> {
         let Some(id) = sighting.id() else { return Owner::Host };
         let named = |identity: &&Arc<PodIdentity>| identity.containers.contains_key(id) && !identity.terminal;
         if let Some(identity) = self.directory.pods.values().find(named) {
-            return self.in_pod(&identity.uid, sighting);
+            return self.in_pod(identity.uid_in_cgroups(), sighting);
         }
         match self.links.get(id) {
             Some((pod, container)) => Owner::Container(ContainerRef::in_pod(pod, container)),
@@ -313,7 +313,8 @@ impl Names<'_> {
             listed.or(sighting.name()).or_else(linked)
         });
         match by_id {
-            Some(container) => Owner::Container(ContainerRef::in_pod(pod, container)),
+            // Another pod may have the name by now: the UID tells whose process it is.
+            Some(container) => Owner::Container(ContainerRef::in_pod(pod, container).with_uid(Some(uid.clone()))),
             None => Owner::Pod(pod.clone()),
         }
     }

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::Timestamp;
 use crate::model::{
-    Account, ClaimDevice, Container, ContainerRef, DeviceId, GpuUuid, HeldDevice, MigUuid, PodRef, PodResourcesApi,
+    Account, ClaimDevice, Container, ContainerRef, DeviceId, GpuUuid, HeldDevice, MigUuid, Pod, PodResourcesApi,
     PodUid, ResourceName, Sharing, Snapshot,
 };
 
@@ -55,10 +55,6 @@ pub fn holders(snapshot: &Snapshot) -> Holders<'_> {
     for account in &snapshot.accounts {
         behind.entry(&account.container).or_default().push(account);
     }
-    let uid = |container: &ContainerRef| {
-        let pod = PodRef::new(&container.namespace, &container.pod);
-        snapshot.processes.as_deref()?.pods.get(&pod).map(|identity| &identity.uid)
-    };
     let holder = |container: &'_ Container| -> bool { !container.devices.is_empty() || !container.claims.is_empty() };
     Holders {
         confirmed_at: kubelet.relation_at.map(|at| at.unix.into()),
@@ -66,11 +62,11 @@ pub fn holders(snapshot: &Snapshot) -> Holders<'_> {
         api: kubelet.api,
         problem: kubelet.problem.as_deref(),
         containers: kubelet.relation.as_deref().map(|relation| {
-            let containers = relation.containers().filter(|container| holder(container));
+            let containers = relation.pods.iter().flat_map(of_pod).filter(|(_, container)| holder(container));
             containers
-                .map(|container| Holder {
+                .map(|(pod_uid, container)| Holder {
                     container: &container.reference,
-                    pod_uid: uid(&container.reference),
+                    pod_uid,
                     devices: container.devices.iter().map(held).collect(),
                     claims: &container.claims,
                     hardware: behind
@@ -83,6 +79,10 @@ pub fn holders(snapshot: &Snapshot) -> Holders<'_> {
                 .collect()
         }),
     }
+}
+
+fn of_pod(pod: &Pod) -> impl Iterator<Item = (Option<&PodUid>, &Container)> {
+    pod.containers.iter().map(|container| (pod.uid.as_ref(), container))
 }
 
 fn held(device: &HeldDevice) -> Held<'_> {

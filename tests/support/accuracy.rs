@@ -280,6 +280,7 @@ impl Node {
                 memory: vec![],
             };
             Some(Pod {
+                uid: None,
                 reference: PodRef::new("team", &tenant.container.pod),
                 containers: vec![container],
                 exclusive_cpus: CpuSet::default(),

@@ -99,6 +99,7 @@ impl Podmeter {
             deadline: Duration::from_secs(5),
             allocated: Arc::clone(&allocated),
             look: Arc::clone(&look),
+            pods: podmeter::kubelet::PodSources::default(),
         };
         let watching = tokio::spawn(kubelet_room::run(settings, clock, publish_kubelet));
         let settings = plugin::Settings {

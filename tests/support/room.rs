@@ -100,6 +100,7 @@ impl Room {
             deadline: Duration::from_secs(5),
             allocated: Arc::clone(&allocated),
             look: Arc::clone(&look),
+            pods: podmeter::kubelet::PodSources::default(),
         };
         let mut tasks = JoinSet::new();
         tasks.spawn(kubelet_room::run(watching, clock, publish_kubelet));

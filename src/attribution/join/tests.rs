@@ -71,6 +71,7 @@ fn container(name: &str, devices: &[(&str, &str)], claims: &[(&str, &str)]) -> C
 
 fn relation(containers: Vec<Container>) -> Relation {
     let pods = containers.into_iter().map(|container| Pod {
+        uid: None,
         reference: PodRef::new("team", &container.reference.pod),
         containers: vec![container],
         exclusive_cpus: CpuSet::default(),

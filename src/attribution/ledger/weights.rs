@@ -50,21 +50,29 @@ impl Weights {
 }
 
 /// The place of the holder whose process it is: its own container, else the first of its pod. A container that takes
-/// part in the pod's use without being listed (an init or a debugging container) uses what the pod holds.
+/// part in the pod's use without being listed (an init or a debugging container) uses what the pod holds. What is left of
+/// an earlier pod of the same name is not the present one's.
 pub fn holder_of(process: &DeviceProcess, holders: &[&ContainerRef]) -> Result<usize, Reason> {
-    let pod = match &process.owner {
+    let (namespace, pod, container) = match &process.owner {
         ProcessOwner::Container(container) => match holders.binary_search(&container) {
             Ok(place) => return Ok(place),
-            Err(_) => (&container.namespace, &container.pod),
+            Err(_) => (&container.namespace, &container.pod, Some(container)),
         },
-        ProcessOwner::Pod(PodRef { namespace, pod }) => (namespace, pod),
+        ProcessOwner::Pod(PodRef { namespace, pod }) => (namespace, pod, None),
         ProcessOwner::TerminatedPod => return Err(Reason::TerminatedPod),
         ProcessOwner::Host => return Err(Reason::Host),
         ProcessOwner::Unknown => return Err(Reason::Unknown),
     };
-    let first = holders.partition_point(|holder| (&holder.namespace, &holder.pod) < pod);
-    let is_mate = holders.get(first).is_some_and(|holder| (&holder.namespace, &holder.pod) == pod);
-    if is_mate { Ok(first) } else { Err(Reason::NotAllocated) }
+    let first = holders.partition_point(|holder| (&holder.namespace, &holder.pod) < (namespace, pod));
+    let of_name = holders.iter().enumerate().skip(first);
+    let of_name = of_name.take_while(|(_, holder)| (&holder.namespace, &holder.pod) == (namespace, pod));
+    let mut mates = of_name.clone().filter(|(_, holder)| container.is_none_or(|own| own.may_be_in_pod_of(holder)));
+    let own = mates.clone().find(|(_, holder)| container.is_some_and(|own| own.has_names_of(holder)));
+    match own.or_else(|| mates.next()) {
+        Some((place, _)) => Ok(place),
+        None if of_name.clone().next().is_some() => Err(Reason::TerminatedPod),
+        None => Err(Reason::NotAllocated),
+    }
 }
 
 #[cfg(test)]
@@ -95,5 +103,24 @@ mod tests {
         assert_eq!(gains(1, told(ProcessOwner::Container(main.clone()), 5, 30.0)).holders, [30.0]);
         let after = gains(61, told(ProcessOwner::Unknown, 0, 30.0));
         assert_eq!(after, Gains { holders: vec![0.0], others: BTreeMap::new() });
+    }
+
+    #[test]
+    fn a_leftover_process_of_an_earlier_pod_of_the_name_is_not_the_present_ones() {
+        let of = |container: &str, uid: Option<&str>| {
+            ContainerRef::new("team", "web-0", container).with_uid(uid.map(Into::into))
+        };
+        let (old, new, side) = (of("main", Some("old")), of("main", Some("new")), of("side", Some("new")));
+        let place = |owner: &ContainerRef, holders: &[&ContainerRef]| {
+            let told = told(ProcessOwner::Container(owner.clone()), 5, 0.0);
+            holder_of(&told.processes[0], holders)
+        };
+        assert_eq!(place(&old, &[&new]), Err(Reason::TerminatedPod));
+        assert_eq!(place(&old, &[&new, &old]), Ok(1), "while both have held it since the last reading");
+        assert_eq!(place(&new, &[&new, &old]), Ok(0));
+        assert_eq!(place(&of("init", Some("new")), &[&old, &side]), Ok(1), "of its own pod");
+        assert_eq!(place(&of("main", None), &[&side, &new]), Ok(1), "where the UID is not known, by name");
+        assert_eq!(place(&new, &[&of("main", None)]), Ok(0));
+        assert_eq!(place(&new, &[]), Err(Reason::NotAllocated));
     }
 }

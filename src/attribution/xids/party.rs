@@ -23,6 +23,17 @@ impl Party {
 
     pub fn of_container(container: &ContainerRef, event: &XidEvent, observation: &XidObservation<'_>) -> Self {
         let reached = reached(event, observation);
+        let is_own = |other: &ContainerRef| other.has_names_of(container) && other.may_be_in_pod_of(container);
+        // As the holder is called: the process's UID may have been learned after it.
+        let mut known = observation.join.holdings.keys().map(|key| &key.container);
+        let mut accounts = observation.accounts.iter().map(|account| &account.container);
+        let exact = || accounts.clone().any(|account| account == container);
+        let container = match exact() {
+            true => container,
+            false => {
+                known.find(|other| is_own(other)).or_else(|| accounts.find(|other| is_own(other))).unwrap_or(container)
+            }
+        };
         let own = held(event, &reached, observation).filter(|key| key.container == *container);
         let own: BTreeSet<Option<&MigUuid>> = own.map(|key| key.mig.as_ref()).collect();
         let mig = only(reached.iter().collect()).or_else(|| only(own).flatten()).cloned();

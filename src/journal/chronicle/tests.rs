@@ -6,7 +6,7 @@ use super::*;
 use crate::journal::subject::figures;
 use crate::model::{
     Container, ContainerRef, ContainerXid, DeviceId, HealthState, HealthTransition, HeldDevice, Holding, KubeletState,
-    Pod, PodIdentity, PodRef, ProcessState, Relation, Sharing, UnhealthyReason, XidClass,
+    Pod, PodRef, Relation, Sharing, UnhealthyReason, XidClass,
 };
 
 const GPU: &str = "GPU-1";
@@ -68,6 +68,7 @@ impl Node {
             memory: vec![],
         };
         let pod = |pod: &String| Pod {
+            uid: self.uids.get(pod).map(|uid| uid.as_str().into()),
             reference: PodRef::new("team", pod),
             containers: vec![container(pod)],
             exclusive_cpus: Default::default(),
@@ -77,23 +78,10 @@ impl Node {
         let relation = Relation { pods: held.map(|(name, _)| pod(name)).collect() };
         let kubelet =
             KubeletState { relation: Some(Arc::new(relation)), settled: self.settled, ..KubeletState::default() };
-        let identity = |(pod, uid): (&String, &String)| {
-            let identity = PodIdentity {
-                pod: PodRef::new("team", pod),
-                uid: uid.as_str().into(),
-                runtime_uid: None,
-                labels: BTreeMap::new(),
-                terminal: false,
-                containers: BTreeMap::new(),
-            };
-            (identity.pod.clone(), Arc::new(identity))
-        };
-        let pods = Arc::new(self.uids.iter().map(identity).collect());
         Snapshot {
             at: self.now(),
             accounts: self.accounts.values().cloned().collect(),
             kubelet: Arc::new(kubelet),
-            processes: Some(Arc::new(ProcessState { pods, ..ProcessState::default() })),
             health: Arc::new(HealthState { transitions: self.turns.clone(), ..HealthState::default() }),
             container_xids: self.xids.clone(),
             ..Snapshot::default()
@@ -274,20 +262,32 @@ fn another_pod_of_the_name_is_another_holding_also_when_its_uid_is_learnt_late()
 #[test]
 fn a_pod_that_is_replaced_under_its_name_ends() {
     let (mut node, mut chronicle, mut disk) = (Node::new(BIRTH), begun(), BTreeMap::new());
-    node.uids.insert("a".into(), "u1".into());
+    let of = |uid: &str| ContainerRef::new("team", "a", "main").with_uid(Some(uid.into()));
     node.hold("a");
+    node.accounts.get_mut("a").expect("held").container = of("u1");
     chronicle.observe(&node.snapshot());
     node.pass(5);
-    node.uids.insert("a".into(), "u2".into());
     chronicle.observe(&node.snapshot());
+    // The new one holds from now on, and the old one's last second is read after that.
+    let now = node.now();
+    let old = node.accounts.remove("a").expect("held");
+    node.accounts.insert("old".into(), Account { holding: None, ended: Some(now.monotonic), ..old });
+    node.hold("a");
+    node.accounts.get_mut("a").expect("held").container = of("u2");
+    chronicle.observe(&node.snapshot());
+    gain(node.accounts.get_mut("old").expect("ended"), 1.0);
     node.pass(6);
     chronicle.observe(&node.snapshot());
     chronicle.all_wait();
     write(&mut disk, &mut chronicle);
     let records: Vec<_> = disk.values().collect();
-    assert_eq!((records.len(), records[0].ending), (2, Some(Ending::Replaced)));
-    let sum: f64 = records.iter().filter_map(|record| record.figures.allocated_seconds).sum();
-    assert_eq!((sum, records[1].figures.allocated_seconds), (11.0, Some(6.0)));
+    let ends: Vec<_> = records.iter().map(|record| (record.ended, record.ending)).collect();
+    assert_eq!(ends, [(Some(BIRTH + 5.0), Some(Ending::Replaced)), (None, None)]);
+    let allocated: Vec<_> = records.iter().map(|record| record.figures.allocated_seconds).collect();
+    assert_eq!(allocated, [Some(6.0), Some(6.0)], "each has its own");
+    let uids: Vec<_> = records.iter().map(|record| record.pod_uid.as_deref()).collect();
+    assert_eq!(uids, [Some("u1"), Some("u2")]);
+    assert_eq!(records[1].began, BIRTH + 5.0);
 }
 
 #[test]

@@ -464,8 +464,13 @@ fn block(memory_type: &str, numa_nodes: &[i64], bytes: u64) -> MemoryBlock {
     MemoryBlock { memory_type: memory_type.into(), numa_nodes: numa_nodes.iter().copied().collect(), bytes }
 }
 
+fn uid_of(container: &ContainerRef) -> Option<crate::model::PodUid> {
+    Some(processes().pods.get(&container.pod_ref())?.uid.clone())
+}
+
 fn relation() -> Relation {
     let pod = |reference: ContainerRef, devices, claims, cpus: &[u32], memory| Pod {
+        uid: uid_of(&reference),
         reference: PodRef::new(&reference.namespace, &reference.pod),
         containers: vec![Container {
             reference,

@@ -70,7 +70,8 @@ impl Lab {
 }
 
 fn container(inside: Inside<'_>) -> Owner {
-    Owner::Container(ContainerRef::new(inside.namespace, inside.pod, inside.container))
+    let container = ContainerRef::new(inside.namespace, inside.pod, inside.container);
+    Owner::Container(container.with_uid(Some(inside.uid.into())))
 }
 
 fn ended(named: bool) -> Owner {
@@ -214,7 +215,8 @@ fn a_container_without_a_pod_is_the_hosts_unless_the_kubelet_knows_it() {
     let mut lab = Lab::with_pods();
     lab.tree.start_on_host(300, 1).unwrap();
     lab.write(300, "cgroup", format!("0::/docker/{}\n", container_id(UID, "main")).as_bytes());
-    assert_eq!(lab.owner(1, 300), container(MAIN), "cri-dockerd: by its id's link");
+    let linked = Owner::Container(ContainerRef::new(MAIN.namespace, MAIN.pod, MAIN.container));
+    assert_eq!(lab.owner(1, 300), linked, "cri-dockerd: by its id's link, which has no UID");
     lab.write(300, "cgroup", format!("0::/docker/{}\n", container_id(UID, "other")).as_bytes());
     lab.tree.start_on_host(301, 1).unwrap();
     lab.write(301, "cgroup", format!("0::/docker/{}\n", container_id(UID, "other")).as_bytes());
@@ -248,6 +250,16 @@ fn one_round_looks_at_a_bounded_number() {
     };
     assert_eq!(unresolved(lab.resolve(1, &pids)), 10);
     assert_eq!(unresolved(lab.resolve(2, &pids)), 0);
+}
+
+#[test]
+fn a_leftover_process_of_an_earlier_pod_of_the_name_is_told_apart_by_its_uid() {
+    let mut lab = Lab::with_pods();
+    let again = Inside { uid: "00000000-0000-4000-8000-000000000001", ..MAIN };
+    lab.tree.add_container(again).unwrap();
+    lab.tree.start(300, 1, again).unwrap();
+    assert_eq!((lab.owner(1, 100), lab.owner(1, 300)), (container(MAIN), container(again)));
+    assert_ne!(container(MAIN), container(again));
 }
 
 #[test]

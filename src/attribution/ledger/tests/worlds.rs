@@ -226,6 +226,7 @@ impl World {
             }
         }
         let pods = containers.into_values().map(|container| Pod {
+            uid: None,
             reference: PodRef::new("team", &container.reference.pod),
             containers: vec![container],
             exclusive_cpus: CpuSet::default(),

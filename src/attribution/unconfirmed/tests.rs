@@ -1,0 +1,83 @@
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::*;
+use crate::model::{Container, ContainerRef, CpuSet, HeldDevice, PodIdentity};
+
+fn listed(uids: &[&str]) -> Relation {
+    let pods = uids.iter().map(|uid| {
+        let reference = PodRef::new("team", "web-0");
+        let device = HeldDevice { resource: "nvidia.com/gpu".into(), id: "0".into(), numa_nodes: BTreeSet::new() };
+        let container = Container {
+            reference: ContainerRef::in_pod(&reference, "main").with_uid(Some((*uid).into())),
+            devices: vec![device],
+            claims: vec![],
+            exclusive_cpus: CpuSet::default(),
+            memory: vec![],
+        };
+        let uid = Some((*uid).into());
+        Pod { uid, reference, containers: vec![container], exclusive_cpus: CpuSet::default(), memory: vec![] }
+    });
+    Relation { pods: pods.collect() }
+}
+
+fn directory(pods: &[(&str, bool)]) -> PodDirectory {
+    let identity = |(uid, terminal): &(&str, bool)| {
+        let identity = PodIdentity {
+            pod: PodRef::new("team", "web-0"),
+            uid: (*uid).into(),
+            runtime_uid: None,
+            labels: BTreeMap::new(),
+            terminal: *terminal,
+            containers: BTreeMap::new(),
+        };
+        (identity.uid.clone(), Arc::new(identity))
+    };
+    PodDirectory { complete: true, pods: pods.iter().map(identity).collect(), problem: None }
+}
+
+/// Whether the pod with UID `new` is believed at each of these milliseconds, in which it is listed.
+fn believed_at(milliseconds: &[u64], before: &Relation, directory: &PodDirectory) -> Vec<bool> {
+    let mut unconfirmed = Unconfirmed::default();
+    let mut at = |millisecond| {
+        let mut answer = listed(&["new"]);
+        unconfirmed.hold_back(Monotonic::from_millis(millisecond), &mut answer, Some(before), directory);
+        assert_eq!(
+            unconfirmed.due().is_none(),
+            !answer.pods.is_empty() || directory.pods.values().any(|pod| pod.terminal)
+        );
+        !answer.pods.is_empty()
+    };
+    milliseconds.iter().map(|millisecond| at(*millisecond)).collect()
+}
+
+#[test]
+fn a_pod_that_was_rejected_after_its_first_allocate_never_held() {
+    let mut unconfirmed = Unconfirmed::default();
+    let nothing = PodDirectory::default();
+    let mut answer = listed(&["new"]);
+    unconfirmed.hold_back(Monotonic::from_millis(0), &mut answer, Some(&listed(&[])), &nothing);
+    assert!(answer.pods.is_empty());
+    assert_eq!(unconfirmed.due(), Some(Monotonic::from_millis(200)));
+    unconfirmed.hold_back(Monotonic::from_millis(200), &mut answer, Some(&listed(&[])), &nothing);
+    assert_eq!((answer.pods.len(), unconfirmed.due()), (0, None), "no longer listed");
+}
+
+#[test]
+fn listed_twice_it_is_believed() {
+    let nothing = PodDirectory::default();
+    assert_eq!(believed_at(&[0, 100, 200], &listed(&[]), &nothing), [false, false, true]);
+    assert_eq!(
+        believed_at(&[0, 100, 200], &listed(&["old"]), &nothing),
+        [false, false, true],
+        "another pod of the name"
+    );
+    assert_eq!(believed_at(&[0], &listed(&["new"]), &nothing), [true], "it held before");
+}
+
+#[test]
+fn the_pods_api_tells_of_its_admission() {
+    assert_eq!(believed_at(&[0], &listed(&[]), &directory(&[("new", false)])), [true], "admitted");
+    assert_eq!(believed_at(&[0, 5000], &listed(&[]), &directory(&[("new", true)])), [false, false], "rejected");
+    assert_eq!(believed_at(&[0, 1000, 2000], &listed(&[]), &directory(&[])), [false, false, true], "late");
+}

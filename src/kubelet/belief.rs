@@ -1,0 +1,118 @@
+//! From answers of the kubelet to the relation that is published: UIDs are added, pods that may still be rejected are held
+//! back, and what is missing is believed to be gone once the answer has settled.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use super::checkpoint::CheckpointFile;
+use crate::attribution::{PodUids, Settle, UidSources, Unconfirmed};
+use crate::model::{Monotonic, Pod, PodDirectory, PodRef, ProcessState, Relation};
+
+/// Where pods and their UIDs are known from, beside the kubelet's answers and its checkpoint.
+#[derive(Clone, Debug)]
+pub struct PodSources {
+    pub directory: watch::Receiver<Arc<PodDirectory>>,
+    /// For the log directories that it has read.
+    pub processes: watch::Receiver<Arc<ProcessState>>,
+}
+
+impl Default for PodSources {
+    /// Neither is there.
+    fn default() -> Self {
+        Self { directory: watch::channel(Arc::default()).1, processes: watch::channel(Arc::default()).1 }
+    }
+}
+
+pub(super) struct Belief {
+    pub settle: Settle,
+    pub unconfirmed: Unconfirmed,
+    checkpoint: CheckpointFile,
+    uids: PodUids,
+    sources: PodSources,
+    /// As the kubelet gave it.
+    answer: Relation,
+    believed: Option<Arc<Relation>>,
+}
+
+impl Belief {
+    pub fn new(device_plugin_directory: &Path, sources: PodSources) -> Self {
+        Self {
+            settle: Settle::default(),
+            unconfirmed: Unconfirmed::default(),
+            checkpoint: CheckpointFile::new(device_plugin_directory),
+            uids: PodUids::default(),
+            sources,
+            answer: Relation::default(),
+            believed: None,
+        }
+    }
+
+    /// What to believe after an answer of `List`.
+    pub async fn observe(&mut self, now: Monotonic, answer: Relation) -> Arc<Relation> {
+        self.answer = answer;
+        self.conclude(now).await
+    }
+
+    /// The same after an answer about one pod; the others are as they were. `None`: the kubelet has no such active pod.
+    pub async fn observe_pod(&mut self, now: Monotonic, reference: &PodRef, pod: Option<Pod>) -> Arc<Relation> {
+        let mut pods: BTreeMap<PodRef, Pod> =
+            std::mem::take(&mut self.answer.pods).into_iter().map(|pod| (pod.reference.clone(), pod)).collect();
+        match pod {
+            Some(pod) => drop(pods.insert(reference.clone(), pod)),
+            None => drop(pods.remove(reference)),
+        }
+        self.answer.pods = pods.into_values().collect();
+        self.conclude(now).await
+    }
+
+    /// The last answer again, because UIDs or the state of pods are known better. `None` where that can change nothing, or
+    /// the answer has not settled and a repetition of it would be taken for another one.
+    pub async fn reconsider(&mut self, now: Monotonic) -> Option<Arc<Relation>> {
+        let believed = self.believed.as_ref().filter(|_| self.settle.is_settled())?;
+        let is_open = self.unconfirmed.due().is_some() || believed.pods.iter().any(|pod| pod.uid.is_none());
+        if !is_open {
+            return None;
+        }
+        let before = Arc::clone(believed);
+        let now = self.conclude(now).await;
+        (!Arc::ptr_eq(&before, &now)).then_some(now)
+    }
+
+    async fn conclude(&mut self, now: Monotonic) -> Arc<Relation> {
+        let allocations = self.checkpoint.refresh().await;
+        let directory = Arc::clone(&self.sources.directory.borrow());
+        let logged = Arc::clone(&self.sources.processes.borrow().pods);
+        let sources = UidSources { allocations: &allocations, directory: &directory, logged: &logged };
+        let is_whole = self.settle.is_settled();
+        let mut answer = self.answer.clone();
+        self.uids.identify(now, &mut answer, is_whole, &sources);
+        if is_whole {
+            self.unconfirmed.hold_back(now, &mut answer, self.believed.as_deref(), &directory);
+        } else {
+            self.unconfirmed = Unconfirmed::default();
+        }
+        let believed = self.settle.observe(now, answer);
+        self.believed = Some(Arc::clone(&believed));
+        believed
+    }
+
+    /// The holders that have ended, or may have, between two states of the Pods API.
+    pub fn ended(&self, before: &PodDirectory, now: &PodDirectory) -> Vec<PodRef> {
+        if !before.complete || !now.complete {
+            return vec![];
+        }
+        let has_ended = |pod: &&Pod| {
+            let of = |directory: &'_ PodDirectory| Some(directory.identity(pod.uid.as_ref()?)?.terminal);
+            match (of(before), of(now)) {
+                (Some(_), None) => true,
+                (Some(was_terminal), Some(is_terminal)) => is_terminal && !was_terminal,
+                (None, _) => false,
+            }
+        };
+        let holders = self.believed.iter().flat_map(|believed| &believed.pods).filter(|pod| pod.has_devices());
+        holders.filter(has_ended).map(|pod| pod.reference.clone()).collect()
+    }
+}
