@@ -39,8 +39,8 @@ static TRIGGERS: Descriptor = Descriptor::counter(
     "Refreshes of the allocation relation, by what asked for them.",
 );
 
-const METHODS: [&str; 2] = ["GetAllocatableResources", "List"];
-const TRIGGER_NAMES: [&str; 4] = ["allocate", "checkpoint", "reconnect", "timer"];
+const METHODS: [&str; 3] = ["Get", "GetAllocatableResources", "List"];
+const TRIGGER_NAMES: [&str; 5] = ["allocate", "checkpoint", "pods_api", "reconnect", "timer"];
 
 pub(super) const GROUP: Group =
     Group { section: "Kubelet", descriptors: &[&REQUEST_DURATION, &ERRORS, &AGE, &TRUNCATED, &TRIGGERS], families };
