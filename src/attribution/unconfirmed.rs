@@ -19,6 +19,9 @@ pub struct Unconfirmed {
 }
 
 impl Unconfirmed {
+    /// No pod that goes on being listed is held back for longer.
+    pub const LONGEST: Duration = PODS_API_LATE;
+
     /// Takes out of `answer` the pods that hold devices, are not in `believed` and may still be rejected.
     pub fn hold_back(
         &mut self,

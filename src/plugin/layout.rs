@@ -4,13 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::{Hardware, Offer};
+use crate::attribution::Unconfirmed;
 use crate::model::{DeviceId, Inventory, KubeletState, Monotonic, ResourceName};
 
 /// Since when each device is missing.
 pub type Vanished = BTreeMap<DeviceId, Monotonic>;
 
-/// What was granted before a device vanished the kubelet has written down by then, and `List` shows it.
-const GRANT_SHOWN: Duration = Duration::from_secs(1);
+/// What was granted before a device vanished the kubelet has written down by then, `List` shows it, and it is no longer
+/// held back because its pod may still be rejected.
+const GRANT_SHOWN: Duration = Duration::from_secs(1).saturating_add(Unconfirmed::LONGEST);
 
 /// The devices of `before` whose GPU is there and no longer has them: a MIG device that was unmade, a whole GPU that was
 /// partitioned, and their slots. A GPU that is lost has only gone out of sight, and host devices may be plugged in again.
@@ -181,7 +183,7 @@ mod tests {
     #[test]
     fn the_kubelet_must_have_let_go_of_all_of_them() {
         let resource = ResourceName::new("nvidia.com/mig-1g.10gb");
-        let early = [("MIG-1", 3_000), ("MIG-2", 8_500)];
+        let early = [("MIG-1", 3_000), ("MIG-2", 6_500)];
         let mig = "nvidia.com/mig-1g.10gb";
         let unsettled = KubeletState { settled: false, ..kubelet(&[]) };
         let failing = KubeletState { collector: Collector::default(), ..kubelet(&[]) };
@@ -190,7 +192,7 @@ mod tests {
             ("others are held", &early, kubelet(&[(mig, "MIG-3"), ("nvidia.com/gpu", "MIG-1")]), true),
             ("one is held", &early, kubelet(&[(mig, "MIG-2")]), false),
             ("one vanished after the kubelet was asked", &[("MIG-1", 9_900)], kubelet(&[]), false),
-            ("one vanished a moment before it was asked", &[("MIG-1", 8_501)], kubelet(&[]), false),
+            ("one vanished a moment before it was asked", &[("MIG-1", 6_501)], kubelet(&[]), false),
             ("the answer has not settled", &early, unsettled, false),
             ("the kubelet does not answer", &early, failing, false),
             ("the kubelet never answered", &early, KubeletState::default(), false),
