@@ -148,8 +148,9 @@ impl ContainerXids {
                     continue;
                 }
                 Owner::Container(container) => Some(Party::of_container(container, &waiting.xid.event, observation)),
-                Owner::Pod(pod) | Owner::EndedPod { pod: Some(pod), .. } => {
-                    Party::in_pod(pod, &waiting.xid.event, observation)
+                Owner::Pod(pod) => Party::in_pod(pod, None, &waiting.xid.event, observation),
+                Owner::EndedPod { uid, pod: Some(pod) } => {
+                    Party::in_pod(pod, Some(uid), &waiting.xid.event, observation)
                 }
                 // A process of no container, or of a pod that nobody can name any more.
                 Owner::Host | Owner::EndedPod { pod: None, .. } => None,

@@ -4,21 +4,21 @@ use std::sync::{Arc, LazyLock};
 use prost::Message;
 
 use crate::attribution::{Join, Slots, join};
-use crate::kubelet::{convert, pods};
+use crate::kubelet::{checkpoint, convert, pods};
 use crate::model::{Allocatable, Gpu, GpuUuid, Inventory, MigDevice, PodIdentity, PodUid, Relation};
 use crate::wire::{v1, v1alpha1};
 
 /// Two whole GPUs and one with two MIG devices, which device ids of an answer may name.
 static INVENTORY: LazyLock<Inventory> = LazyLock::new(inventory);
 
-/// A message of the kubelet in protobuf, after one byte that says which.
+/// A message of the kubelet in protobuf, or its device checkpoint, after one byte that says which.
 ///
 /// # Panics
 ///
 /// As `device_id`.
 pub fn kubelet_answer(bytes: &[u8]) {
     let Some((kind, message)) = bytes.split_first() else { return };
-    match kind % 5 {
+    match kind % 6 {
         0 => decoded(message, |answer| relation(&convert::relation(answer))),
         1 => decoded(message, |answer| relation(&convert::relation_v1alpha1(answer))),
         2 => decoded(message, |answer| allocatable(&convert::allocatable(answer))),
@@ -27,7 +27,8 @@ pub fn kubelet_answer(bytes: &[u8]) {
                 relation(&Relation { pods: vec![pod] });
             }
         }),
-        _ => decoded(message, |event| pod_event(&event)),
+        4 => decoded(message, |event| pod_event(&event)),
+        _ => drop(checkpoint::parse(message)),
     }
 }
 

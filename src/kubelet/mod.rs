@@ -5,7 +5,7 @@
 
 mod belief;
 mod budget;
-mod checkpoint;
+pub(crate) mod checkpoint;
 mod client;
 pub mod convert;
 pub mod pods;

@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use super::XidObservation;
 use crate::attribution::join::HoldingKey;
-use crate::model::{ContainerRef, MigUuid, PodRef, XidEvent};
+use crate::model::{Account, ContainerRef, MigUuid, PodRef, PodUid, XidEvent};
 
 /// A container, and the MIG device that it used where that is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,11 +40,21 @@ impl Party {
         Self { container: container.clone(), mig }
     }
 
-    /// Its container is not known: that of the pod which has the GPU, if there is one.
-    pub fn in_pod(pod: &PodRef, event: &XidEvent, observation: &XidObservation<'_>) -> Option<Self> {
-        let of_pod = |container: &&ContainerRef| container.namespace == pod.namespace && container.pod == pod.pod;
-        let accounts = observation.accounts.iter().filter(|account| account.gpu == event.gpu);
-        let container = only(accounts.map(|account| &account.container).filter(of_pod).collect())?;
+    /// Its container is not known: that of the pod which has the GPU, if there is one. Of pods of one name, the one with the
+    /// UID; without one, the one that holds.
+    pub fn in_pod(
+        pod: &PodRef,
+        uid: Option<&PodUid>,
+        event: &XidEvent,
+        observation: &XidObservation<'_>,
+    ) -> Option<Self> {
+        let some = ContainerRef::in_pod(pod, "").with_uid(uid.cloned());
+        let of_pod = |account: &&Account| account.gpu == event.gpu && account.container.may_be_in_pod_of(&some);
+        let accounts: Vec<&Account> = observation.accounts.iter().filter(of_pod).collect();
+        let held = accounts.iter().filter(|account| account.holding.is_some() && uid.is_none());
+        let held: BTreeSet<&ContainerRef> = held.map(|account| &account.container).collect();
+        let all = || accounts.iter().map(|account| &account.container).collect();
+        let container = only(if held.is_empty() { all() } else { held })?;
         Some(Self::of_container(container, event, observation))
     }
 }

@@ -176,6 +176,30 @@ fn a_process_has_an_owner() {
 }
 
 #[test]
+fn a_process_of_an_earlier_pod_of_the_name_leaves_the_present_one_alone() {
+    let of = |uid: &str| main("web-0").with_uid(Some(uid.into()));
+    let pod = || PodRef::new("team", "web-0");
+    for (owner, expected) in [
+        (Owner::Container(of("old")), "old"),
+        (Owner::Container(of("new")), "new"),
+        (Owner::EndedPod { uid: "old".into(), pod: Some(pod()) }, "old"),
+        (Owner::Pod(pod()), "new"),
+    ] {
+        let mut node = Node::new(false);
+        node.hold("web-0", None);
+        let account = node.accounts[0].clone();
+        let old = Account { container: of("old"), holding: None, ..account.clone() };
+        node.accounts = vec![old, Account { container: of("new"), ..account }];
+        let (key, holding) = node.join.holdings.pop_first().unwrap();
+        node.join.holdings.insert(HoldingKey { container: of("new"), ..key }, holding);
+        let mut node = node.owned(5, owner.clone());
+        assert_eq!(node.at(0, &[log(0, 5, 1)]), counted("web-0", 1));
+        let uids: Vec<_> = node.xids.counts.keys().map(|key| key.container.pod_uid.clone()).collect();
+        assert_eq!(uids, [Some(expected.into())], "{owner:?}");
+    }
+}
+
+#[test]
 fn a_process_that_nobody_saw_leaves_it_to_the_one_holder() {
     let mut node = Node::new(true).held_by(&["alone"]).owned(5, Owner::Unknown(UnknownOwner::Gone));
     assert_eq!(node.at(0, &[log(0, 5, 1)]), counted("alone", 1));
