@@ -6,7 +6,9 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 
 use super::settings::{HardwareSource, LogFormat, ProcessAttribution, Reloadable, Settings};
-use super::{AgentError, HealthConfig, LibrarySearch, ListenAddress, Opened, Profile, WebLimits, run_on};
+use super::{
+    AgentError, DroppedLogLines, HealthConfig, LibrarySearch, ListenAddress, Opened, Profile, WebLimits, run_on,
+};
 use crate::clock::Clock;
 use crate::hardware::nvml::NvmlDriver;
 use crate::hardware::simulated::SimulatedDriver;
@@ -56,7 +58,7 @@ pub enum DemoError {
 }
 
 /// A whole node in this process, until a signal: the agent as in production, over a simulated kubelet.
-pub async fn demo(settings: DemoSettings, opened: Opened) -> Result<(), DemoError> {
+pub async fn demo(settings: DemoSettings, opened: Opened, dropped_lines: DroppedLogLines) -> Result<(), DemoError> {
     let clock = Clock::start();
     let directory = tempfile::Builder::new().prefix("podmeter-demo-").tempdir()?;
     let simulated = SimulatedDriver::new(settings.profile, settings.seed);
@@ -122,7 +124,7 @@ pub async fn demo(settings: DemoSettings, opened: Opened) -> Result<(), DemoErro
     let reload = Box::new(|| Err("the demo has no configuration".to_owned()));
     let workloads = tokio::spawn(node.run());
     let day = stage.zip(settings.faults).map(|(stage, speed)| tokio::spawn(stage.play(speed)));
-    let outcome = run_on(driver, agent, reload, clock, opened).await;
+    let outcome = run_on(driver, agent, reload, clock, dropped_lines, opened).await;
     // Ends kubelet, plugins and pods; the directory goes after them.
     for task in [Some(workloads), day, truth].into_iter().flatten() {
         task.abort();

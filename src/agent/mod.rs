@@ -49,7 +49,7 @@ use health::Judge;
 use publisher::{Publisher, Pulse};
 
 /// After a first signal: the promise is to be gone within five seconds.
-const GRACE: Duration = Duration::from_millis(4500);
+const GRACE: Duration = Duration::from_millis(4200);
 
 /// Why the agent ended, other than by being asked to.
 #[derive(Debug, thiserror::Error)]
@@ -71,14 +71,17 @@ pub enum AgentError {
 /// Re-reads the settings that may change while running; the error says what is wrong with them.
 pub type Reload = Box<dyn FnMut() -> Result<Reloadable, String> + Send>;
 
+/// Log lines dropped so far. Called once for each snapshot.
+pub type DroppedLogLines = Box<dyn Fn() -> u64 + Send + Sync>;
+
 /// Told of the first address, once everything listens.
 pub type Opened = Box<dyn FnOnce(&ListenAddress) + Send>;
 
 /// Runs until SIGTERM or SIGINT. A second signal ends the process at once.
-pub async fn run(settings: Settings, reload: Reload) -> Result<(), AgentError> {
+pub async fn run(settings: Settings, reload: Reload, dropped_lines: DroppedLogLines) -> Result<(), AgentError> {
     let clock = Clock::start();
     let driver = settings.driver(clock);
-    run_on(driver, settings, reload, clock, Box::new(|_| {})).await
+    run_on(driver, settings, reload, clock, dropped_lines, Box::new(|_| {})).await
 }
 
 /// Looks at everything that the agent needs, with these settings, and at the agent itself where one answers.
@@ -93,6 +96,7 @@ async fn run_on(
     settings: Settings,
     mut reload: Reload,
     clock: Clock,
+    dropped_lines: DroppedLogLines,
     opened: Opened,
 ) -> Result<(), AgentError> {
     let mut signals = Signals::receive()?;
@@ -180,6 +184,7 @@ async fn run_on(
         xids: attributed_xids,
         health_config: settings.health.clone(),
         call_durations,
+        dropped_lines,
         reloadable,
         config_reload,
         web_config: web_config.clone(),

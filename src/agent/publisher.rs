@@ -46,6 +46,7 @@ pub struct Publisher {
     pub health_config: health::Config,
     /// How long the driver's calls take, where that was asked for.
     pub call_durations: Option<CallDurations>,
+    pub dropped_lines: super::DroppedLogLines,
     pub reloadable: watch::Receiver<Reloadable>,
     pub config_reload: watch::Receiver<Option<ConfigReload>>,
     pub web_config: Option<crate::web::LiveConfig>,
@@ -231,6 +232,7 @@ impl Publisher {
             scrape_durations,
             nvml_call_durations: self.call_durations.as_ref().map(|read| read()).unwrap_or_default(),
             process: self_use::read(),
+            log_lines_dropped: (self.dropped_lines)(),
             journal: self.journal.as_ref().map(Reader::state),
             config_reload: match (*self.config_reload.borrow(), &self.web_config) {
                 (Some(config), Some(web)) => Some(of_both(config, web.reload())),

@@ -6,12 +6,14 @@
 mod arguments;
 mod config_file;
 mod examples;
+mod log_queue;
 mod logging;
 mod settings;
 mod usage;
 
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{CommandFactory as _, FromArgMatches as _};
 
@@ -34,6 +36,9 @@ const USAGE: u8 = 2;
 /// A listener could not be bound.
 const BIND: u8 = 3;
 
+/// A standard error that takes nothing must not keep the process from ending.
+const LAST_MESSAGE: Duration = Duration::from_millis(300);
+
 /// An exit code and what to say.
 struct Failed(u8, String);
 
@@ -51,9 +56,22 @@ pub fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::from(ENDED),
         Err(Failed(code, message)) => {
-            let _ = writeln!(std::io::stderr(), "podmeter: {message}");
+            write_last_message(format!("podmeter: {message}\n"));
             ExitCode::from(code)
         }
+    }
+}
+
+/// On standard error, as far as that takes it in time.
+fn write_last_message(message: String) {
+    let (written, wait) = std::sync::mpsc::channel();
+    let write = move || {
+        let _ = std::io::stderr().write_all(message.as_bytes());
+        let _ = written.send(());
+    };
+    // Without a thread the exit code alone says that it failed.
+    if std::thread::Builder::new().spawn(write).is_ok() {
+        let _ = wait.recv_timeout(LAST_MESSAGE);
     }
 }
 
@@ -103,17 +121,20 @@ fn run_top(TopArguments { agent, once, interval }: TopArguments) -> Result<(), F
 fn run_agent(arguments: AgentArguments) -> Result<(), Failed> {
     let settings = settings::resolve(arguments.clone()).map_err(misused)?;
     let log = logging::start(settings.log_format, &settings.reloadable.log_level);
-    let started = settings.clone();
+    let (started, dropped_lines) = (settings.clone(), log.dropped_lines());
+    let level = log.clone();
     let reload = Box::new(move || {
         let reread = settings::resolve(arguments.clone()).map_err(|error| error.to_string())?;
         let keys = started.restart_needed_for(&reread);
         if !keys.is_empty() {
             tracing::warn!(keys = keys.join(", "), "these have changed and take a restart of podmeter");
         }
-        log.set_level(&reread.reloadable.log_level);
+        level.set_level(&reread.reloadable.log_level);
         Ok(reread.reloadable)
     });
-    block_on(agent::run(settings, reload))?.map_err(|error| match error {
+    let outcome = block_on(agent::run(settings, reload, dropped_lines));
+    log.flush();
+    outcome?.map_err(|error| match error {
         AgentError::Bind(error) => Failed(BIND, error.to_string()),
         // Was good a moment ago.
         AgentError::WebConfig(error) => Failed(USAGE, error.to_string()),
@@ -123,11 +144,12 @@ fn run_agent(arguments: AgentArguments) -> Result<(), Failed> {
 
 fn run_demo(arguments: &DemoArguments) -> Result<(), Failed> {
     let log = logging::start(agent::LogFormat::Text, "warn,podmeter=info");
-    drop(log);
     let (faults, churn) = (arguments.faults, arguments.churn);
     // A demo whose reader has gone goes on.
     let opened = Box::new(move |page: &ListenAddress| drop(say(&examples::demo_text(page, faults, churn))));
-    block_on(agent::demo(arguments.settings(), opened))?.map_err(|error| match error {
+    let outcome = block_on(agent::demo(arguments.settings(), opened, log.dropped_lines()));
+    log.flush();
+    outcome?.map_err(|error| match error {
         DemoError::Agent(AgentError::Bind(error)) => Failed(BIND, error.to_string()),
         error => Failed(FAILED, error.to_string()),
     })

@@ -101,6 +101,13 @@ static SERIES_DROPPED: Descriptor = Descriptor::counter(
     OWN,
     "Container series left off the page by the series limit, by whether their container had ended or held.",
 );
+static LOG_LINES_DROPPED: Descriptor = Descriptor::counter(
+    "podmeter_log_lines_dropped_total",
+    &[],
+    "",
+    OWN,
+    "Log lines dropped because standard error did not take them in time.",
+);
 static BUILD_INFO: Descriptor = Descriptor::gauge(
     "podmeter_build_info",
     &["version", "revision", "rustc_version"],
@@ -138,6 +145,7 @@ pub(super) const GROUP: Group = Group {
         &CONFIG_RELOAD_TIME,
         &CONSERVATION_VIOLATIONS,
         &SERIES_DROPPED,
+        &LOG_LINES_DROPPED,
         &BUILD_INFO,
         &CPU_SECONDS,
         &RESIDENT_MEMORY,
@@ -153,6 +161,8 @@ fn families(snapshot: &Snapshot) -> Vec<Family> {
     let now = snapshot.at.monotonic;
     let reload = snapshot.config_reload;
     let process = snapshot.process;
+    let mut log_lines = Family::new(&LOG_LINES_DROPPED);
+    log_lines.push_created(vec![], Some(snapshot.log_lines_dropped), snapshot.started);
     let mut cpu = Family::new(&CPU_SECONDS);
     cpu.push_created(vec![], process.cpu_seconds, process.start);
     vec![
@@ -173,6 +183,7 @@ fn families(snapshot: &Snapshot) -> Vec<Family> {
         single(&CONFIG_RELOAD_TIME, reload.map(|reload| reload.last_success)),
         counted(snapshot, &CONSERVATION_VIOLATIONS, "quantity", &snapshot.violations, Quantity::as_str),
         counted(snapshot, &SERIES_DROPPED, "reason", &snapshot.series_dropped, |reason| reason),
+        log_lines,
         build_info(),
         cpu,
         single(&RESIDENT_MEMORY, process.resident_bytes),

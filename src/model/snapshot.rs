@@ -46,6 +46,8 @@ pub struct Snapshot {
     /// How long calls of the driver took, by call. Empty unless that was asked for.
     pub nvml_call_durations: BTreeMap<&'static str, DurationHistogram>,
     pub process: SelfUse,
+    /// Standard error did not take them in time.
+    pub log_lines_dropped: u64,
     /// `None` without a journal of allocations.
     pub journal: Option<JournalState>,
     pub config_reload: Option<ConfigReload>,

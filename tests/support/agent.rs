@@ -5,12 +5,14 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 #![allow(clippy::disallowed_methods, reason = "a test starts the binary and waits for it")]
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -26,6 +28,8 @@ pub struct Running {
     child: Child,
     pub address: String,
     log: Arc<Mutex<String>>,
+    /// Nobody reads what it logs.
+    log_blocked: Arc<AtomicBool>,
 }
 
 pub struct Answer {
@@ -93,19 +97,44 @@ impl Running {
             let shown = line.contains("listening").then(|| line.split("address=").nth(1)).flatten();
             address = shown.and_then(|rest| rest.split_whitespace().next()).map(ToOwned::to_owned);
         }
-        let following = Arc::clone(&log);
+        let (following, log_blocked) = (Arc::clone(&log), Arc::<AtomicBool>::default());
+        let blocked = Arc::clone(&log_blocked);
         std::thread::spawn(move || {
             for line in lines.lines().map_while(Result::ok) {
+                while blocked.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
                 let mut log = following.lock().expect("not poisoned");
                 log.push_str(&line);
                 log.push('\n');
             }
         });
-        Self { child, address: address.expect("found"), log }
+        Self { child, address: address.expect("found"), log, log_blocked }
     }
 
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Stops reading its log and fills the pipe, so that it takes nothing more.
+    pub fn block_log(&self) {
+        self.log_blocked.store(true, Ordering::Relaxed);
+        // Another description of the same pipe: that of the process keeps waiting for room.
+        let mut pipe = std::fs::File::options();
+        let pipe = pipe.write(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
+        let mut pipe = pipe.open(format!("/proc/{}/fd/2", self.pid())).expect("its standard error");
+        // The reader takes some more before it stops.
+        for _ in 0..20 {
+            for piece in [&b"fills the pipe\n"[..], b"\n"] {
+                while pipe.write(piece).is_ok() {}
+                assert_eq!(pipe.write(piece).map_err(|error| error.kind()), Err(ErrorKind::WouldBlock));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub fn unblock_log(&self) {
+        self.log_blocked.store(false, Ordering::Relaxed);
     }
 
     pub fn log(&self) -> String {

@@ -85,6 +85,7 @@ pub(crate) fn snapshot() -> Snapshot {
             max_files: Some(1_048_576),
             start: Some(STARTED),
         },
+        log_lines_dropped: 3,
         journal: Some(JournalState { written: 12, errors: 1, dropped: 0, size_bytes: Some(65_536), problem: None }),
         config_reload: Some(ConfigReload { successful: true, last_success: STARTED }),
     }
