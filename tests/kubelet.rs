@@ -247,7 +247,7 @@ async fn an_answer_of_20_mb_is_taken_and_one_over_the_limit_refused() {
     assert_eq!(relation.pods[0].containers[0].devices.len(), 1, "said a million times, held once");
     node.answer_bytes(70 << 20);
     let error = client.list().await.unwrap_err();
-    assert!(matches!(error, CallError::TooLarge { limit, .. } if limit == 64 << 20), "{error:?}");
+    assert!(matches!(error, CallError::TooLarge { limit, .. } if limit == 32 << 20), "{error:?}");
     node.heal();
     assert_eq!(client.list().await.unwrap(), relation);
 }

@@ -80,7 +80,7 @@ fn call_failed(error: &CallError) -> Finding {
             format!("{} does not speak PodResources: {reason}", socket.display()),
             "point --pod-resources-socket at the kubelet's".to_owned(),
         ),
-        CallError::TooLarge { .. } => {
+        CallError::TooLarge { .. } | CallError::TooManyEntries { .. } => {
             (error.to_string(), "find the pod whose DRA claim is listed many times over, and restart it".to_owned())
         }
         CallError::Unimplemented(_) | CallError::Other { .. } => {

@@ -4,7 +4,7 @@ use std::sync::{Arc, LazyLock};
 use prost::Message;
 
 use crate::attribution::{Join, Slots, join};
-use crate::kubelet::{checkpoint, convert, pods};
+use crate::kubelet::{checkpoint, convert, decode, pods};
 use crate::model::{Allocatable, Gpu, GpuUuid, Inventory, MigDevice, PodIdentity, PodUid, Relation};
 use crate::wire::{v1, v1alpha1};
 
@@ -19,10 +19,10 @@ static INVENTORY: LazyLock<Inventory> = LazyLock::new(inventory);
 pub fn kubelet_answer(bytes: &[u8]) {
     let Some((kind, message)) = bytes.split_first() else { return };
     match kind % 6 {
-        0 => decoded(message, |answer| relation(&convert::relation(answer))),
-        1 => decoded(message, |answer| relation(&convert::relation_v1alpha1(answer))),
-        2 => decoded(message, |answer| allocatable(&convert::allocatable(answer))),
-        3 => decoded(message, |answer: v1::GetPodResourcesResponse| {
+        0 => compacted(message, &decode::LIST, |answer| relation(&convert::relation(answer))),
+        1 => compacted(message, &decode::OLD_LIST, |answer| relation(&convert::relation_v1alpha1(answer))),
+        2 => compacted(message, &decode::ALLOCATABLE, |answer| allocatable(&convert::allocatable(answer))),
+        3 => compacted(message, &decode::GET, |answer: v1::GetPodResourcesResponse| {
             if let Some(pod) = answer.pod_resources.map(convert::convert_pod) {
                 relation(&Relation { pods: vec![pod] });
             }
@@ -30,6 +30,14 @@ pub fn kubelet_answer(bytes: &[u8]) {
         4 => decoded(message, |event| pod_event(&event)),
         _ => drop(checkpoint::parse(message)),
     }
+}
+
+/// Repeated entries are left out of a large answer; of this one, too, and it must be the same to whoever reads it.
+fn compacted<M: Message + Default>(bytes: &[u8], shape: &decode::Shape, look: impl Fn(M)) {
+    if let Ok(message) = decode::decode_large(bytes, shape) {
+        look(message);
+    }
+    decoded(bytes, look);
 }
 
 fn decoded<M: Message + Default>(bytes: &[u8], look: impl FnOnce(M)) {

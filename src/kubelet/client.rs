@@ -3,18 +3,26 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use prost::Message;
+use prost::bytes::Bytes;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Request, Status};
+use tonic::{Code, Status};
 
-use super::convert;
+use super::decode::{self, Unreadable};
+use super::{call, convert};
 use crate::model::{Allocatable, Pod, PodRef, PodResourcesApi, Relation};
-use crate::wire::v1::pod_resources_lister_client::PodResourcesListerClient;
-use crate::wire::v1alpha1::pod_resources_lister_client::PodResourcesListerClient as V1alpha1Client;
 use crate::wire::{v1, v1alpha1};
 
 /// A misbehaving DRA driver has made kubelets answer with 18 MB; past this the answer is refused, not cut.
-const MESSAGE_LIMIT: usize = 64 << 20;
+const MESSAGE_LIMIT: usize = 32 << 20;
+const LIST: &str = "/v1.PodResourcesLister/List";
+const LIST_V1ALPHA1: &str = "/v1alpha1.PodResourcesLister/List";
+const GET_ALLOCATABLE: &str = "/v1.PodResourcesLister/GetAllocatableResources";
+const GET: &str = "/v1.PodResourcesLister/Get";
+
+/// Characters of a reason from elsewhere.
+const LONGEST_REASON: usize = 500;
 
 /// Talks to the kubelet's PodResources socket. Connects on first use and again after every failure.
 #[derive(Debug)]
@@ -51,6 +59,8 @@ pub enum CallError {
     Unimplemented(&'static str),
     #[error("the answer to {method} is over {limit} bytes: look for a DRA claim listed many times over")]
     TooLarge { method: &'static str, limit: usize },
+    #[error("the answer to {method} has more entries than any node: {problem}")]
+    TooManyEntries { method: &'static str, problem: Unreadable },
     #[error("{socket} does not speak PodResources ({reason}): is it the kubelet's socket?")]
     Malformed { socket: PathBuf, reason: String },
     #[error("{method} failed: {code:?}, {message}")]
@@ -68,7 +78,7 @@ impl CallError {
             Self::DeadlineExceeded { .. } => "deadline_exceeded",
             Self::RateLimited(_) => "rate_limited",
             Self::Unimplemented(_) => "unimplemented",
-            Self::TooLarge { .. } => "too_large",
+            Self::TooLarge { .. } | Self::TooManyEntries { .. } => "too_large",
             Self::Malformed { .. } => "malformed",
             Self::Other { .. } => "other",
         }
@@ -77,7 +87,12 @@ impl CallError {
     /// Whether what answers next may be another kubelet than the one before.
     #[must_use]
     pub fn lost_connection(&self) -> bool {
-        !matches!(self, Self::RateLimited(_) | Self::Unimplemented(_) | Self::TooLarge { .. } | Self::Other { .. })
+        !self.is_too_large() && !matches!(self, Self::RateLimited(_) | Self::Unimplemented(_) | Self::Other { .. })
+    }
+
+    #[must_use]
+    pub fn is_too_large(&self) -> bool {
+        matches!(self, Self::TooLarge { .. } | Self::TooManyEntries { .. })
     }
 }
 
@@ -108,15 +123,16 @@ impl Client {
         const METHOD: &str = "List";
         let connection = self.connect().await?;
         if connection.api == PodResourcesApi::V1 {
-            let mut client =
-                PodResourcesListerClient::new(connection.channel.clone()).max_decoding_message_size(MESSAGE_LIMIT);
-            match self.finish(METHOD, client.list(Request::new(v1::ListPodResourcesRequest {}))).await {
+            let request = v1::ListPodResourcesRequest {};
+            let call = call::unary(connection.channel.clone(), LIST, request, MESSAGE_LIMIT);
+            match self.finish(METHOD, &decode::LIST, call).await {
                 Err(CallError::Unimplemented(_)) => {}
                 answer => return answer.map(convert::relation),
             }
         }
-        let mut client = V1alpha1Client::new(connection.channel).max_decoding_message_size(MESSAGE_LIMIT);
-        let answer = self.finish(METHOD, client.list(Request::new(v1alpha1::ListPodResourcesRequest {}))).await?;
+        let request = v1alpha1::ListPodResourcesRequest {};
+        let call = call::unary(connection.channel, LIST_V1ALPHA1, request, MESSAGE_LIMIT);
+        let answer = self.finish(METHOD, &decode::OLD_LIST, call).await?;
         if let Some(connection) = &mut self.connection {
             connection.api = PodResourcesApi::V1alpha1;
         }
@@ -130,9 +146,9 @@ impl Client {
         if connection.api == PodResourcesApi::V1alpha1 {
             return Err(CallError::Unimplemented(METHOD));
         }
-        let mut client = PodResourcesListerClient::new(connection.channel).max_decoding_message_size(MESSAGE_LIMIT);
-        let request = Request::new(v1::AllocatableResourcesRequest {});
-        let answer = self.finish(METHOD, client.get_allocatable_resources(request)).await?;
+        let request = v1::AllocatableResourcesRequest {};
+        let call = call::unary(connection.channel, GET_ALLOCATABLE, request, MESSAGE_LIMIT);
+        let answer = self.finish(METHOD, &decode::ALLOCATABLE, call).await?;
         Ok(convert::allocatable(answer))
     }
 
@@ -144,10 +160,10 @@ impl Client {
         if connection.api == PodResourcesApi::V1alpha1 {
             return Err(CallError::Unimplemented(METHOD));
         }
-        let mut client = PodResourcesListerClient::new(connection.channel).max_decoding_message_size(MESSAGE_LIMIT);
         let request =
             v1::GetPodResourcesRequest { pod_name: pod.pod.to_string(), pod_namespace: pod.namespace.to_string() };
-        let answer = match self.finish(METHOD, client.get(Request::new(request))).await {
+        let call = call::unary(connection.channel, GET, request, MESSAGE_LIMIT);
+        let answer: v1::GetPodResourcesResponse = match self.finish(METHOD, &decode::GET, call).await {
             // A plain Go error: the code is Unknown, and only the text tells what it is.
             Err(CallError::Other { code: Code::Unknown, message, .. })
                 if message == format!("pod {} in namespace {} not found", pod.pod, pod.namespace) =>
@@ -193,14 +209,19 @@ impl Client {
         }
     }
 
-    async fn finish<T>(
+    async fn finish<M: Message + Default>(
         &mut self,
         method: &'static str,
-        call: impl Future<Output = Result<tonic::Response<T>, Status>>,
-    ) -> Result<T, CallError> {
+        shape: &decode::Shape,
+        call: impl Future<Output = Result<tonic::Response<Bytes>, Status>>,
+    ) -> Result<M, CallError> {
         let deadline = self.deadline;
         let outcome = match tokio::time::timeout(deadline, call).await {
-            Ok(Ok(answer)) => return Ok(answer.into_inner()),
+            Ok(Ok(answer)) => match decode::decode(&answer.into_inner(), shape) {
+                Ok(message) => return Ok(message),
+                Err(problem @ Unreadable::TooLarge) => CallError::TooManyEntries { method, problem },
+                Err(problem) => CallError::Malformed { socket: self.socket.clone(), reason: problem.to_string() },
+            },
             Ok(Err(status)) => self.call_error(method, &status),
             Err(_) => CallError::DeadlineExceeded { socket: self.socket.clone(), method, deadline },
         };
@@ -212,7 +233,7 @@ impl Client {
 
     fn call_error(&self, method: &'static str, status: &Status) -> CallError {
         let socket = self.socket.clone();
-        let reason = || chain(status);
+        let reason = || explain(status);
         match status.code() {
             Code::OutOfRange => CallError::TooLarge { method, limit: MESSAGE_LIMIT },
             Code::ResourceExhausted => CallError::RateLimited(method),
@@ -221,13 +242,13 @@ impl Client {
             Code::Internal => CallError::Malformed { socket, reason: reason() },
             // The kubelet's own errors come as Unknown with a text; a broken transport does too, but with a cause.
             Code::Unknown if std::error::Error::source(status).is_some() => {
-                if chain(status).contains("protocol") || chain(status).contains("frame") {
+                if reason().contains("protocol") || reason().contains("frame") {
                     CallError::Malformed { socket, reason: reason() }
                 } else {
                     CallError::Unavailable { socket, reason: reason() }
                 }
             }
-            code => CallError::Other { method, code, message: status.message().to_owned() },
+            code => CallError::Other { method, code, message: explain(status) },
         }
     }
 }
@@ -248,14 +269,31 @@ fn is_socket(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
 }
 
+/// A failure's message and its causes in one line, without the dump of the causes that `Status` displays.
+pub(super) fn explain(status: &Status) -> String {
+    shortened(with_causes(status.message().to_owned(), std::error::Error::source(status)))
+}
+
 /// An error and its causes in one line.
 pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
+    shortened(with_causes(error.to_string(), error.source()))
+}
+
+fn shortened(mut text: String) -> String {
+    if let Some((end, _)) = text.char_indices().nth(LONGEST_REASON) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
+fn with_causes(mut text: String, mut cause: Option<&dyn std::error::Error>) -> String {
     while let Some(error) = cause {
         let part = error.to_string();
         if !text.contains(&part) {
-            text.push_str(": ");
+            if !text.is_empty() {
+                text.push_str(": ");
+            }
             text.push_str(&part);
         }
         cause = error.source();

@@ -5,9 +5,11 @@
 
 mod belief;
 mod budget;
+mod call;
 pub(crate) mod checkpoint;
 mod client;
 pub mod convert;
+pub mod decode;
 pub mod pods;
 mod trigger;
 mod watch;

@@ -11,7 +11,7 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tonic::{Code, Request, Status, Streaming};
 
-use super::client::{chain, channel_over};
+use super::client::{chain, channel_over, explain};
 use crate::model::{ContainerId, PodDirectory, PodIdentity, PodRef, PodUid};
 use crate::wire::core_v1;
 use crate::wire::v1alpha1::pods_client::PodsClient;
@@ -164,7 +164,7 @@ async fn next(events: &mut Streaming<WatchPodsEvent>) -> Result<WatchPodsEvent, 
 fn ended(status: &Status) -> WatchError {
     match status.code() {
         Code::Unimplemented => WatchError::NotServed,
-        _ => WatchError::Ended(chain(status)),
+        _ => WatchError::Ended(explain(status)),
     }
 }
 

@@ -330,7 +330,7 @@ impl Watch {
             }
             Err(error) => {
                 self.state.collector.success = false;
-                self.state.truncated = matches!(error, CallError::TooLarge { .. });
+                self.state.truncated = error.is_too_large();
                 if error.lost_connection() {
                     self.lost();
                     self.state.settled = false;
