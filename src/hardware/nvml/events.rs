@@ -9,7 +9,7 @@ use std::time::Duration;
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlEventData_t, nvmlEventSet_t};
 
 use super::apart::Apart;
-use super::calls::{Caller, Refusal, call, value};
+use super::calls::{Caller, Refusal, call};
 use super::inventory;
 use super::library::{Handle, Library};
 use crate::hardware::source::{EventFailure, EventKind, EventSource, Problem, RawEvent, Verdict};
@@ -94,7 +94,7 @@ impl NvmlEvents {
     /// One for each GPU that the driver counts; `None` for one that does not answer.
     fn candidates(&mut self) -> Vec<Option<Candidate>> {
         let mut caller = Caller::new(Arc::clone(&self.library));
-        let count: Option<u32> = value!(caller, nvmlDeviceGetCount_v2());
+        let count = inventory::count(&mut caller);
         self.problems.extend(caller.finish().problems);
         let count = count.unwrap_or(0);
         let mut said = self.apart.ask(&self.library, count, candidate);

@@ -12,6 +12,8 @@ use crate::hardware::plausible;
 use crate::model::{DriverInfo, Gpu, GpuUuid, MigDevice, MigUuid, PciBusId};
 
 const MIG_ENABLED: u32 = 1;
+/// More GPUs than any node has.
+const GPU_LIMIT: u32 = 256;
 /// More MIG devices than any GPU has.
 const MIG_LIMIT: u32 = 64;
 /// More GPU instance profiles than any header has; 18 in 13.5.
@@ -30,6 +32,11 @@ pub struct Mig {
 /// What tells one layout of a node from another, cheaply: per index, the GPU and its MIG devices.
 pub type Layout = BTreeMap<u32, Option<Place>>;
 pub type Place = (GpuUuid, Vec<(u32, MigUuid)>);
+
+/// How many GPUs there are; `None` as well for more than a node can have, each of which would be asked about on its own thread.
+pub fn count(caller: &mut Caller) -> Option<u32> {
+    value!(caller, nvmlDeviceGetCount_v2()).filter(|count| *count <= GPU_LIMIT)
+}
 
 pub fn driver(caller: &mut Caller) -> Option<DriverInfo> {
     let driver_version = text!(caller, nvmlSystemGetDriverVersion())?;

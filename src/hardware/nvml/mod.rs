@@ -46,7 +46,7 @@ pub mod numbers {
 pub use statistics::CallStatistics;
 
 use self::apart::Apart;
-use self::calls::{Caller, value};
+use self::calls::Caller;
 use self::events::NvmlEvents;
 use self::inventory::Layout;
 use self::library::Library;
@@ -149,12 +149,12 @@ impl Session for NvmlSession {
     fn inventory(&self) -> Result<(Inventory, Vec<Problem>), Failure> {
         let mut caller = Caller::new(Arc::clone(&self.library));
         let driver = inventory::driver(&mut caller);
-        let count: Option<u32> = value!(caller, nvmlDeviceGetCount_v2());
+        let count = inventory::count(&mut caller);
         let outcome = caller.finish();
         let (Some(count), Verdict::Answers | Verdict::Lost) = (count, outcome.verdict) else {
             let problem = outcome.problems.last().copied();
             let (call, code) =
-                problem.map_or(("nvmlDeviceGetCount_v2", "unknown"), |problem| (problem.call, problem.code));
+                problem.map_or(("nvmlDeviceGetCount_v2", "implausible"), |problem| (problem.call, problem.code));
             return Err(Failure {
                 call,
                 code,
@@ -219,7 +219,7 @@ impl Session for NvmlSession {
         if driver.is_some() && driver != known {
             return true;
         }
-        let count: Option<u32> = value!(caller, nvmlDeviceGetCount_v2());
+        let count = inventory::count(&mut caller);
         let Some(count) = count else { return false };
         let mut said = self.apart.ask(&self.library, count, inventory::place);
         let before = self.lock_layout();

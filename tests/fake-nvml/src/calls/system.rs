@@ -57,7 +57,7 @@ pub extern "C" fn nvmlSystemGetCudaDriverVersion_v2(version: Out<c_int>) -> nvml
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetCount_v2(count: Out<c_uint>) -> nvmlReturn_t {
-    plain("nvmlDeviceGetCount_v2", |machine| count.put(machine.gpus.len() as c_uint))
+    plain("nvmlDeviceGetCount_v2", |machine| count.put(machine.gpu_count.unwrap_or(machine.gpus.len() as c_uint)))
 }
 
 #[unsafe(no_mangle)]

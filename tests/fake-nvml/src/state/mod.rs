@@ -28,6 +28,8 @@ pub struct Machine {
     /// 13000 is 13.0.
     pub cuda_version: i32,
     pub gpus: Vec<Arc<Gpu>>,
+    /// What nvmlDeviceGetCount says in place of their number.
+    pub gpu_count: Option<u32>,
     pub fail: BTreeMap<String, u32>,
     /// Milliseconds.
     pub delay: BTreeMap<String, u64>,
@@ -46,6 +48,7 @@ impl Default for Machine {
             nvml_version: "13.580.95.05".to_owned(),
             cuda_version: 13000,
             gpus: Vec::new(),
+            gpu_count: None,
             fail: BTreeMap::new(),
             delay: BTreeMap::new(),
             hang: BTreeSet::new(),
