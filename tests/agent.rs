@@ -381,6 +381,16 @@ fn an_address_in_use_is_exit_code_3() {
     assert!(said.contains(&address) && said.contains("--listen"), "{said}");
 }
 
+#[test]
+fn signals_that_mean_nothing_to_it_do_not_end_it() {
+    let root = tempfile::tempdir().unwrap();
+    let running = agent::agent(root.path(), &["--hardware=simulated"], &[]);
+    for signal in ["USR1", "USR2", "XFSZ", "PIPE"] {
+        (0..3).for_each(|_| running.signal(signal));
+    }
+    running.until("it goes on", |page| page.value("podmeter_scrape_duration_seconds_count", &[]) >= Some(3.0));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_signal_ends_it_cleanly_and_takes_its_sockets_along() {
     let node = one_holder().await;

@@ -6,7 +6,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::xids::next;
 use crate::clock::Clock;
 use crate::health::{Config, Evidence, Health, MarkError, Order};
-use crate::model::{ContainerRef, GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Snapshot, XidEvent};
+use crate::model::{
+    ContainerRef, GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Monotonic, Snapshot, XidEvent,
+};
 use crate::web::{Marking, Order as WebOrder};
 
 /// Orders that wait.
@@ -111,7 +113,7 @@ impl Judge {
         let carried_out = health.order(self.clock.now(), &order);
         let reply = match carried_out {
             Ok(_) => {
-                tracing::info!(?order, "an operator's order");
+                log_order(&order, self.clock.now().monotonic);
                 self.tell(health, told);
                 self.publish(health.state());
                 Ok(())
@@ -168,6 +170,16 @@ impl Judge {
 fn pods(holders: &[ContainerRef]) -> String {
     let pods: BTreeSet<String> = holders.iter().map(|holder| format!("{}/{}", holder.namespace, holder.pod)).collect();
     if pods.is_empty() { "none".to_owned() } else { pods.into_iter().collect::<Vec<_>>().join(", ") }
+}
+
+fn log_order(order: &Order, now: Monotonic) {
+    match order {
+        Order::Mark { device, reason, until } => {
+            let lasts = until.map(|until| humantime::format_duration(until.since(now)).to_string());
+            tracing::info!(order = "mark", device, reason, lasts, "an operator's order");
+        }
+        Order::Unmark { device } => tracing::info!(order = "unmark", device, "an operator's order"),
+    }
 }
 
 #[cfg(test)]

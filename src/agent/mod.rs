@@ -4,6 +4,7 @@
 //! work, and where settings come from.
 
 mod demo;
+mod descriptors;
 mod health;
 mod journal;
 pub mod owners;
@@ -18,7 +19,8 @@ mod xids;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use rustix::process::Signal;
+use tokio::signal::unix::{self, SignalKind, signal};
 use tokio::sync::{Notify, watch};
 use tokio::task::{JoinError, JoinSet};
 
@@ -100,6 +102,7 @@ async fn run_on(
     opened: Opened,
 ) -> Result<(), AgentError> {
     let mut signals = Signals::receive()?;
+    let descriptor_limit = descriptors::raise_limit();
     let web_config = settings.web_config.as_deref().map(|file| LiveConfig::load(file, clock)).transpose()?;
     let listeners = bind(&settings).await?;
 
@@ -228,7 +231,7 @@ async fn run_on(
         opened(&first.address());
     }
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let server = ServerSettings { web_config, limits: settings.web_limits };
+    let server = ServerSettings { web_config, limits: settings.web_limits, descriptor_limit };
     let serving = web::serve(listeners, state, server, async move { drop(stopped.await) });
     tokio::pin!(serving);
 
@@ -355,7 +358,7 @@ fn apply(
     let last = reloads.borrow().map_or(now, |reload| reload.last_success);
     match read {
         Ok(reloadable) => {
-            tracing::info!(?reloadable, "configuration re-read");
+            log_reloaded(&reloadable);
             match (offered, &reloadable.device_plugin) {
                 (Some(offered), Some(resources)) => {
                     offered.send_if_modified(|offered| {
@@ -377,10 +380,26 @@ fn apply(
     }
 }
 
+fn log_reloaded(reloadable: &Reloadable) {
+    let Reloadable { refresh_interval, retention, series_limit, log_level, files, device_plugin } = reloadable;
+    let (refresh_interval, retention) =
+        (humantime::format_duration(*refresh_interval), humantime::format_duration(*retention));
+    let files: Vec<_> = files.iter().map(|file| file.path.display().to_string()).collect();
+    tracing::info!(
+        %refresh_interval,
+        %retention,
+        series_limit,
+        log_level,
+        files = files.join(","),
+        resource_entries = device_plugin.as_ref().map_or(0, Vec::len),
+        "configuration re-read"
+    );
+}
+
 struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    hangup: Signal,
+    terminate: unix::Signal,
+    interrupt: unix::Signal,
+    hangup: unix::Signal,
 }
 
 enum Asked {
@@ -389,6 +408,15 @@ enum Asked {
 }
 
 impl Signals {
+    /// SIGUSR1 and SIGUSR2 would end the process, and so would SIGXFSZ at a file that may not grow, where the write is to
+    /// fail instead, as on a full disk. A handler that was once installed stays.
+    fn survive() -> std::io::Result<()> {
+        for survived in [Signal::USR1, Signal::USR2, Signal::XFSZ] {
+            drop(signal(SignalKind::from_raw(survived.as_raw()))?);
+        }
+        Ok(())
+    }
+
     async fn next(&mut self) -> Asked {
         tokio::select! {
             _ = self.terminate.recv() => Asked::ToEnd,
@@ -402,6 +430,7 @@ impl Signals {
     }
 
     fn receive() -> Result<Self, AgentError> {
+        Self::survive().map_err(AgentError::Signals)?;
         let receive = |kind| signal(kind).map_err(AgentError::Signals);
         Ok(Self {
             terminate: receive(SignalKind::terminate())?,

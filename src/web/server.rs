@@ -1,6 +1,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::AsRawFd;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +33,9 @@ const LIFETIME: Duration = Duration::from_secs(15 * 60);
 const LAST_ANSWER: Duration = Duration::from_secs(30);
 /// Requests under way get this long at the end; the agent promises to be gone within five seconds.
 const GRACE: Duration = Duration::from_secs(3);
+/// File descriptors that clients leave free: for the kubelet's connections and ours to it, the plugin's sockets, the
+/// journal, the driver, `/proc`, and one client of each listener, such as a probe.
+const RESERVED_DESCRIPTORS: u64 = 24;
 /// After a failed accept, which is mostly a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
@@ -42,6 +46,8 @@ pub struct ServerSettings {
     pub web_config: Option<LiveConfig>,
     /// For each listener.
     pub limits: Limits,
+    /// File descriptors that the process may open; `None`: as many as it likes.
+    pub descriptor_limit: Option<u64>,
 }
 
 /// Serves every listener until `shutdown` is done, then lets requests under way finish. Ends early only with the error
@@ -53,6 +59,7 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send,
 ) -> io::Result<()> {
     let (clock, limits) = (state.clock, settings.limits);
+    let descriptors = settings.descriptor_limit.map(|limit| limit.saturating_sub(RESERVED_DESCRIPTORS));
     let gate = settings.web_config.map(|config| Arc::new(Gate::new(config, clock)));
     let orders = admin::router(state.admin.clone());
     let live = state.live.clone();
@@ -66,7 +73,7 @@ pub async fn serve(
             Purpose::Private => (router.clone().merge(orders.clone()).layer(Extension(Private)), None),
         };
         let connections = Arc::new(Connections::new(clock));
-        accepting.spawn(accept(listener, Door { router, gate, limits, connections }, stopped.clone()));
+        accepting.spawn(accept(listener, Door { router, gate, limits, descriptors, connections }, stopped.clone()));
     }
     drop(stopped);
     let broke = tokio::select! {
@@ -89,12 +96,15 @@ struct Door {
     router: Router,
     gate: Option<Arc<Gate>>,
     limits: Limits,
+    /// That may be open while a client comes; `None`: no limit.
+    descriptors: Option<u64>,
     connections: Arc<Connections>,
 }
 
 async fn accept(listener: Listener, door: Door, mut stopped: watch::Receiver<()>) {
     let places = Arc::new(Semaphore::new(door.limits.connections));
     let mut connections = JoinSet::new();
+    let mut shortage = Shortage::default();
     loop {
         let accepted = tokio::select! {
             accepted = next(&listener) => accepted,
@@ -106,6 +116,17 @@ async fn accept(listener: Listener, door: Door, mut stopped: watch::Receiver<()>
         };
         match accepted {
             Ok(client) => {
+                // The kernel gives the lowest free number: so many are open at least.
+                let is_short = door.descriptors.is_some_and(|limit| client.descriptor >= limit);
+                if is_short && !connections.is_empty() {
+                    shortage.log_limited(&listener, connections.len());
+                    door.connections.make_room();
+                    tokio::select! {
+                        Some(ended) = connections.join_next() => log_end(ended),
+                        _ = stopped.changed() => break,
+                    }
+                }
+                shortage.accepts_again();
                 let Some(place) = place(&places, &door.connections, &mut stopped).await else { break };
                 let sitting =
                     Sitting { connections: Arc::clone(&door.connections), seat: door.connections.sit(client.peer) };
@@ -122,7 +143,8 @@ async fn accept(listener: Listener, door: Door, mut stopped: watch::Receiver<()>
             }
             Err(error) if client_gave_up(&error) => {}
             Err(error) => {
-                warn!(listener = %listener.address(), %error, "cannot accept a connection; trying again");
+                shortage.log_refused(&listener, &error);
+                door.connections.make_room();
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -139,9 +161,41 @@ async fn accept(listener: Listener, door: Door, mut stopped: watch::Receiver<()>
     connections.shutdown().await;
 }
 
+/// What has been logged of a listener that lacks file descriptors: each once, however many clients come.
+#[derive(Default)]
+struct Shortage {
+    is_limited: bool,
+    refuses: bool,
+}
+
+impl Shortage {
+    fn log_limited(&mut self, listener: &Listener, connections: usize) {
+        if !std::mem::replace(&mut self.is_limited, true) {
+            let (listener, reserved) = (listener.address(), RESERVED_DESCRIPTORS);
+            warn!(
+                %listener,
+                connections,
+                reserved,
+                "the limit of open file descriptors limits the connections: each new one closes another; raise it (ulimit -n)"
+            );
+        }
+    }
+
+    fn log_refused(&mut self, listener: &Listener, error: &io::Error) {
+        if !std::mem::replace(&mut self.refuses, true) {
+            warn!(listener = %listener.address(), %error, "cannot accept a connection; trying again");
+        }
+    }
+
+    fn accepts_again(&mut self) {
+        self.refuses = false;
+    }
+}
+
 /// A connection that was accepted.
 struct Client {
     stream: Box<dyn Stream>,
+    descriptor: u64,
     /// `None` on a unix socket.
     peer: Option<IpAddr>,
 }
@@ -163,10 +217,19 @@ async fn next(listener: &Listener) -> io::Result<Client> {
         Listener::Tcp { listener, .. } => {
             let (stream, peer) = listener.accept().await?;
             let _ = stream.set_nodelay(true); // fails only on a connection that is already gone
-            Client { stream: Box::new(stream), peer: Some(peer.ip().to_canonical()) }
+            let descriptor = number(&stream);
+            Client { stream: Box::new(stream), descriptor, peer: Some(peer.ip().to_canonical()) }
         }
-        Listener::Unix { listener, .. } => Client { stream: Box::new(listener.accept().await?.0), peer: None },
+        Listener::Unix { listener, .. } => {
+            let (stream, _) = listener.accept().await?;
+            let descriptor = number(&stream);
+            Client { stream: Box::new(stream), descriptor, peer: None }
+        }
     })
+}
+
+fn number(stream: &impl AsRawFd) -> u64 {
+    u64::try_from(stream.as_raw_fd()).unwrap_or_default()
 }
 
 /// One of the places, once somebody has left where all are taken; `None` at the end.
@@ -273,7 +336,7 @@ mod tests {
         let connections = Arc::new(Connections::new(Clock::start()));
         let seat = connections.sit(None);
         let router = Router::new().route("/", get(answer));
-        let door = Door { router, gate: None, limits: Limits::default(), connections };
+        let door = Door { router, gate: None, limits: Limits::default(), descriptors: None, connections };
         let (ours, mut theirs) = tokio::io::duplex(1024);
         let (_stop, stopped) = watch::channel(());
         let began = tokio::time::Instant::now();
