@@ -1,5 +1,5 @@
 use std::fs::File;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::chronicle::{Chronicle, PROGRESS};
+use super::directory;
 use super::store::{Bounds, FILE, Store, StoreError};
 use crate::clock::Clock;
 use crate::model::{JournalState, Monotonic, Snapshot};
@@ -291,12 +292,12 @@ fn pause(woken: &Receiver<()>, clock: Clock) -> bool {
 }
 
 pub(super) fn take_lock(directory: &Path) -> Result<File, String> {
+    directory::prepare(directory)?;
+    let path = directory.join(LOCK);
     let said = |error: std::io::Error| {
-        format!("{}: {error}; give --state-dir a directory that podmeter may write to", directory.display())
+        format!("{}: {error}; give --state-dir a directory that podmeter may write to", path.display())
     };
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(said)?;
-    let file = directory.join(LOCK);
-    let file = File::options().create(true).truncate(false).write(true).open(file).map_err(said)?;
+    let file = directory::open(&path).map_err(said)?;
     match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => {

@@ -5,6 +5,7 @@
 //! said; `keeper` writes it on a thread of its own, so that no disk holds anybody up; `store` alone speaks SQLite.
 
 mod chronicle;
+mod directory;
 mod keeper;
 mod query;
 mod record;

@@ -1,10 +1,10 @@
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rusqlite::ffi::SQLITE_READONLY_ROLLBACK;
 use rusqlite::{Connection, ErrorCode, OpenFlags, params};
 
+use super::directory;
 use super::record::Record;
 
 pub const FILE: &str = "allocations.sqlite";
@@ -59,9 +59,9 @@ pub enum StoreError {
     Failed(String),
 }
 
-/// One thread at a time has a connection, which the type sees to.
-const WRITE: OpenFlags =
-    OpenFlags::SQLITE_OPEN_READ_WRITE.union(OpenFlags::SQLITE_OPEN_CREATE).union(OpenFlags::SQLITE_OPEN_NO_MUTEX);
+/// One thread at a time has a connection, which the type sees to. No symbolic link is followed.
+const OPEN: OpenFlags = OpenFlags::SQLITE_OPEN_NO_MUTEX.union(OpenFlags::SQLITE_OPEN_NOFOLLOW);
+const WRITE: OpenFlags = OpenFlags::SQLITE_OPEN_READ_WRITE.union(OpenFlags::SQLITE_OPEN_CREATE).union(OPEN);
 
 /// One open database. Whoever writes holds the directory's lock.
 #[derive(Debug)]
@@ -81,9 +81,8 @@ pub struct Loaded {
 impl Store {
     /// Opens the file, or begins one, and checks all of it.
     pub fn open(file: &Path, bounds: Bounds) -> Result<Self, StoreError> {
-        let created = std::fs::File::options().create(true).truncate(false).write(true).mode(0o600).open(file);
-        created.map_err(|error| StoreError::Failed(error.to_string()))?;
-        let connection = Connection::open_with_flags(file, WRITE)?;
+        directory::open(file).map_err(|error| StoreError::Failed(error.to_string()))?;
+        let connection = connect(file, WRITE)?;
         connection.busy_timeout(BUSY)?;
         let pragma = |name: &str| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
         let (application, format) = (pragma("application_id")?, pragma("user_version")?);
@@ -125,7 +124,7 @@ impl Store {
     }
 
     fn open_for_questions(file: &Path, mode: OpenFlags) -> Result<Self, StoreError> {
-        let connection = Connection::open_with_flags(file, mode | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+        let connection = connect(file, mode | OPEN)?;
         connection.busy_timeout(BUSY)?;
         connection.pragma_update(None, "cache_size", CACHE_PAGES)?;
         let pragma = |name: &str| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
@@ -302,7 +301,7 @@ impl Store {
     pub fn salvage(&mut self, damaged: &Path) -> Result<(u64, u64), StoreError> {
         let (mut saved, mut unreadable) = (0, 0);
         // Writable, so that a change that was under way is undone first.
-        let source = Connection::open_with_flags(damaged, WRITE)?;
+        let source = connect(damaged, WRITE)?;
         // So SQLite looks into a file that is shorter than it says.
         source.pragma_update(None, "writable_schema", true)?;
         for order in ["id ASC", "id DESC", "ended ASC", "ended DESC"] {
@@ -338,6 +337,11 @@ impl Store {
         }
         Ok((saved, unreadable))
     }
+}
+
+fn connect(file: &Path, mode: OpenFlags) -> Result<Connection, StoreError> {
+    let file = directory::resolve(file).map_err(|error| StoreError::Failed(error.to_string()))?;
+    Ok(Connection::open_with_flags(file, mode)?)
 }
 
 fn extended(error: &rusqlite::Error) -> Option<i32> {

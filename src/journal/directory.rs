@@ -1,0 +1,96 @@
+//! The state directory: made when it is missing, and refused where others than podmeter's user could change what is in it.
+
+use std::fs::{DirBuilder, File, Metadata};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+const STICKY: u32 = 0o1000;
+
+/// Makes the directory where it is missing, for this user alone. The error says what is wrong with it and what to do.
+pub fn prepare(directory: &Path) -> Result<(), String> {
+    let failed = |error: io::Error| {
+        format!("{}: {error}; give --state-dir a directory that podmeter may write to", directory.display())
+    };
+    DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
+    let found = std::fs::metadata(directory).map_err(failed)?;
+    check(&found, rustix::process::geteuid().as_raw()).map_err(|problem| format!("{}: {problem}", directory.display()))
+}
+
+fn check(directory: &Metadata, user: u32) -> Result<(), String> {
+    let (owner, mode) = (directory.uid(), directory.mode());
+    if owner != user {
+        return Err(format!(
+            "it belongs to uid {owner}, who could replace the journal, and podmeter runs as uid {user}; \
+             chown it to {user}, or give --state-dir another directory"
+        ));
+    }
+    // With the sticky bit others can add files, and replace none.
+    if mode & WRITABLE_BY_OTHERS != 0 && mode & STICKY == 0 {
+        return Err(format!(
+            "others may write to it (mode {:04o}) and could replace the journal; chmod go-w it, or give --state-dir another \
+             directory",
+            mode & 0o7777
+        ));
+    }
+    Ok(())
+}
+
+/// Opens a file in it for writing and makes it where it is missing, for this user alone. What is in its place (a symbolic
+/// link, a file of another user) is not followed.
+pub fn open(file: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    let options = options.create(true).truncate(false).write(true).mode(0o600);
+    let file = options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed()).open(file)?;
+    let (owner, user) = (file.metadata()?.uid(), rustix::process::geteuid().as_raw());
+    if owner != user {
+        return Err(io::Error::other(format!("it belongs to uid {owner}, and podmeter runs as uid {user}; remove it")));
+    }
+    Ok(file)
+}
+
+/// The file's path without symbolic links on the way to its directory, of which SQLite would follow none.
+pub fn resolve(file: &Path) -> io::Result<PathBuf> {
+    match file.parent().zip(file.file_name()) {
+        Some((directory, name)) if directory != Path::new("") => Ok(directory.canonicalize()?.join(name)),
+        _ => Ok(file.to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use super::*;
+
+    #[test]
+    fn a_directory_that_others_may_change_is_refused() {
+        let parent = tempfile::tempdir().unwrap();
+        let directory = parent.path().join("deep/state");
+        prepare(&directory).unwrap();
+        assert_eq!(std::fs::metadata(&directory).unwrap().mode() & 0o777, 0o700);
+        for (mode, is_refused) in [(0o777, true), (0o770, true), (0o702, true), (0o755, false), (0o1777, false)] {
+            std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(mode)).unwrap();
+            let outcome = prepare(&directory);
+            assert_eq!(outcome.is_err(), is_refused, "{mode:o}: {outcome:?}");
+            assert!(outcome.err().is_none_or(|problem| problem.contains("chmod go-w")));
+        }
+        let found = std::fs::metadata(&directory).unwrap();
+        let problem = check(&found, found.uid() + 1).unwrap_err();
+        assert!(problem.contains(&format!("belongs to uid {}", found.uid())) && problem.contains("chown"), "{problem}");
+    }
+
+    #[test]
+    fn a_symbolic_link_is_not_followed() {
+        let directory = tempfile::tempdir().unwrap();
+        let (target, link) = (directory.path().join("precious"), directory.path().join("link"));
+        symlink(&target, &link).unwrap();
+        assert!(open(&link).is_err() && !target.exists(), "what a link names is not made");
+        std::fs::write(&target, "data").unwrap();
+        assert!(open(&link).is_err());
+        assert!(open(&target).is_ok());
+    }
+}
