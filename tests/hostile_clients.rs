@@ -10,6 +10,7 @@ mod certificates;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 use agent::Running;
 use base64::Engine as _;
 use certificates::{Authority, Client};
+use podmeter::journal::{Bounds, FILE, Record, Store};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const MIB: u64 = 1024 * 1024;
@@ -172,6 +174,84 @@ fn answers_that_nobody_reads() {
     }
     honest.finds_memory_within_bounds();
     until("all are let go", || open_files(&running) <= before + 4);
+}
+
+#[test]
+fn idle_connections_under_a_low_limit_of_descriptors_keep_no_probe_out() {
+    const LIMIT: u64 = 64;
+    let directory = tempfile::tempdir().unwrap();
+    let shell = directory.path().join("podmeter-with-few-descriptors");
+    let binary = agent::binary();
+    // The soft limit is lower still, and is raised.
+    let script = format!("#!/bin/sh\nulimit -S -n 40\nulimit -H -n {LIMIT}\nexec {} \"$@\"\n", binary.display());
+    std::fs::write(&shell, script).unwrap();
+    std::fs::set_permissions(&shell, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let arguments =
+        ["agent", "--listen", "127.0.0.1:0", "--admin-socket", "none", "--hardware", "simulated", "--kubelet-root"];
+    let arguments = [&arguments[..], &[directory.path().to_str().unwrap()]].concat();
+    let running = Running::start_binary(&shell, &arguments, &[], None);
+    let page = running.until("devices are read", |page| page.count("podmeter_device_power_watts", &[]) == 8);
+    assert_eq!(page.value("process_max_fds", &[]), Some(LIMIT as f64), "{}", running.log());
+    let mut held = vec![];
+    for number in 0..100 {
+        held.push(connect(&running.address));
+        if number % 5 == 0 {
+            assert_eq!(running.get("/-/healthy").status, 200, "with {number} connections");
+        }
+    }
+    assert!(running.metrics().count("podmeter_device_power_watts", &[]) == 8);
+    let open = open_files(&running) as u64;
+    assert!(open <= LIMIT - 20, "{open} descriptors are open");
+    let log = running.log();
+    assert_eq!(log.matches("limits the connections").count(), 1, "{log}");
+    assert!(!log.contains("cannot accept"), "{log}");
+}
+
+/// Of some 1500 bytes in the journal.
+fn ended_holding(id: u64) -> Record {
+    Record {
+        id,
+        namespace: "team".into(),
+        pod: format!("trainer-{id}").into(),
+        container: "main".into(),
+        device_ids: (0..32).map(|number| format!("GPU-00000000-0000-0000-0000-{number:012}").into()).collect(),
+        began: id as f64,
+        seen: id as f64 + 1.0,
+        ended: Some(id as f64 + 1.0),
+        ..Record::default()
+    }
+}
+
+#[test]
+fn allocations_that_are_not_read_take_no_memory() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = directory.path().join("state");
+    std::fs::DirBuilder::new().mode(0o700).create(&state).unwrap();
+    let bounds = Bounds { bytes: 256 * MIB, age: Duration::from_secs(1_000_000_000_000) };
+    let mut store = Store::open(&state.join(FILE), bounds).unwrap();
+    store.write(&(1..=6000).map(ended_holding).collect::<Vec<_>>()).unwrap();
+    drop(store);
+    let arguments = ["--state-dir", state.to_str().unwrap(), "--state-max-age", "100000000000d"];
+    let running = start(directory.path(), &arguments);
+    let mut honest = Honest::new(&running);
+    let all = running.get("/api/v1/allocations?limit=5000");
+    assert!(all.body.len() as u64 > 5 * MIB && all.body.contains("trainer-5000\""), "{} bytes", all.body.len());
+    let request = "GET /api/v1/allocations?limit=5000 HTTP/1.1\r\nHost: test\r\n\r\n".repeat(20);
+    let held: Vec<_> = (0..60)
+        .map(|_| {
+            let mut stream = connect(&running.address);
+            let _ = stream.write_all(request.as_bytes());
+            stream
+        })
+        .collect();
+    for _ in 0..20 {
+        assert_eq!(running.get("/-/healthy").status, 200);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    honest.finds_memory_within_bounds();
+    drop(held);
+    let nobody = running.get("/api/v1/allocations?pod=nobody&limit=5000");
+    assert!(nobody.body.contains("\"allocations\":[]"), "{}", nobody.body);
 }
 
 #[test]

@@ -92,7 +92,7 @@ fn state(snapshots: watch::Receiver<Arc<Snapshot>>) -> WebState {
         healthy: Arc::new(|| Ok(())),
         ready: Arc::new(|| Ok(())),
         record: Arc::new(|_, _| Ok(String::new())),
-        allocations: Arc::new(|_| Ok(Box::new(Vec::new))),
+        allocations: Arc::new(|_| Ok(Box::new(std::iter::empty()))),
         admin: Admin { driver: None, mark: Arc::new(|_| Box::pin(async { Ok(()) })) },
         live: Live::default(),
         answers: Answers::default(),

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::clock::Clock;
-use crate::journal::{self, Journal, Query, Reader, Watcher};
+use crate::journal::{self, Journal, Pieces, Query, Reader, Watcher};
 use crate::model::Snapshot;
 use crate::web::AllocationSource;
 
@@ -31,12 +31,9 @@ pub fn allocations(
         let (journal, snapshot) = (journal.clone(), Arc::clone(&snapshots.borrow()));
         let now = clock.now().unix;
         let query = Query::parse(text, now).map_err(|error| error.to_string())?;
-        Ok(Box::new(move || {
-            let answer = match journal {
-                Some(journal) => journal.answer(&query, &snapshot.node_name, now),
-                None => journal::current(&snapshot, &query),
-            };
-            serde_json::to_vec(&answer).expect("an answer is strings and numbers")
-        }))
+        Ok(Box::new(Pieces::new(query, move |query| match &journal {
+            Some(journal) => journal.answer(query, &snapshot.node_name, now),
+            None => journal::current(&snapshot, query),
+        })))
     })
 }

@@ -7,6 +7,7 @@
 mod chronicle;
 mod directory;
 mod keeper;
+mod pieces;
 mod query;
 mod record;
 pub mod report;
@@ -17,6 +18,7 @@ mod usage;
 
 pub use chronicle::{Chronicle, PROGRESS};
 pub use keeper::{Journal, Reader, Settings, Watcher};
+pub use pieces::Pieces;
 pub use query::{Answer, Cursor, PAGE, Query, QueryError, current, parse_time, read_directory};
 pub use record::{Device, Ending, Figures, HealthEvent, Record, Xid};
 pub use size::{Size, SizeError};

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::keeper::{Reader, lock, take_lock};
 use super::record::Record;
-use super::store::{FILE, Store, StoreError};
+use super::store::{FILE, Loaded, Store, StoreError};
 use super::subject;
 use crate::model::{Snapshot, UnixSeconds};
 
@@ -30,7 +30,7 @@ pub struct Query {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cursor(pub f64, pub u64);
 
-/// A page of holdings. The last one, without `next`, has what is held now.
+/// A page of holdings, which may have none. The last one, without `next`, has what is held now.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Answer {
     pub node: String,
@@ -112,10 +112,9 @@ impl Query {
             && self.pod.as_deref().is_none_or(|pod| *pod == *record.pod)
     }
 
-    fn stored(&self, store: &Store) -> Result<(Vec<Record>, u64), StoreError> {
+    fn stored(&self, store: &Store) -> Result<Loaded, StoreError> {
         let (window, pod) = ((self.since, self.until), (self.namespace.as_deref(), self.pod.as_deref()));
-        let loaded = store.ended_records(window, pod, (self.after.0, self.after.1), self.limit)?;
-        Ok((loaded.records, loaded.damaged))
+        store.ended_records(window, pod, (self.after.0, self.after.1), self.limit)
     }
 
     fn answer(&self, node: &str, at: f64) -> Answer {
@@ -159,7 +158,7 @@ impl Reader {
         let stored = Store::open_to_read(&file).and_then(|store| query.stored(&store));
         let problem = self.state().problem.map(|problem| problem.to_string());
         match stored {
-            Ok((records, unreadable)) => take_page(&mut answer, query, records, unreadable),
+            Ok(loaded) => take_page(&mut answer, loaded),
             Err(error) => answer.problem = Some(format!("{}: {error}", file.display())),
         }
         answer.problem = problem.or(answer.problem);
@@ -183,8 +182,7 @@ pub fn read_directory(directory: &Path, query: &Query, now: UnixSeconds) -> Resu
         opened => opened?,
     };
     let mut answer = Answer { journal: true, ..query.answer("", now.0) };
-    let (records, unreadable) = query.stored(&store)?;
-    take_page(&mut answer, query, records, unreadable);
+    take_page(&mut answer, query.stored(&store)?);
     if answer.next.is_none() {
         let (open, _) = store.open_records()?;
         answer.allocations.extend(open.records.into_iter().filter(|record| query.wants(record)));
@@ -207,12 +205,10 @@ pub fn current(snapshot: &Snapshot, query: &Query) -> Answer {
     Answer { allocations, ..query.answer(&snapshot.node_name, snapshot.at.unix.0) }
 }
 
-fn take_page(answer: &mut Answer, query: &Query, records: Vec<Record>, unreadable: u64) {
-    let is_full = records.len() as u64 + unreadable >= query.limit as u64;
-    let last = records.last().filter(|_| is_full);
-    answer.next = last.map(|record| format!("{}:{}", record.ended.unwrap_or_default(), record.id));
-    if unreadable > 0 {
-        answer.problem = Some(format!("{unreadable} holdings could not be read: the file is damaged there"));
+fn take_page(answer: &mut Answer, Loaded { records, damaged, stopped_at }: Loaded) {
+    answer.next = stopped_at.map(|(ended, id)| format!("{ended}:{id}"));
+    if damaged > 0 {
+        answer.problem = Some(format!("{damaged} holdings could not be read: the file is damaged there"));
     }
     answer.allocations = records;
 }

@@ -19,6 +19,8 @@ const CACHE_PAGES: i64 = 64;
 const BUSY: Duration = Duration::from_secs(5);
 /// Part of all holdings that goes at once when there is no room, oldest first: 1/16.
 const PRUNED: u64 = 16;
+/// Holdings looked at for one question: some milliseconds.
+const LOOKED_AT: usize = 4000;
 /// Holdings in one transaction.
 const TOGETHER: usize = 256;
 
@@ -76,6 +78,17 @@ pub struct Store {
 pub struct Loaded {
     pub records: Vec<Record>,
     pub damaged: u64,
+    /// The end and the id of the last holding looked at, where there may be more.
+    pub stopped_at: Option<(f64, u64)>,
+}
+
+impl Loaded {
+    fn add(&mut self, row: &rusqlite::Row<'_>) {
+        match read(row) {
+            Some(record) => self.records.push(record),
+            None => self.damaged += 1,
+        }
+    }
 }
 
 impl Store {
@@ -248,7 +261,8 @@ impl Store {
         Ok((open, last.and_then(|id| u64::try_from(id).ok()).unwrap_or(0)))
     }
 
-    /// Ended ones that lie in part in the window, by end and id, after `after`; at most `limit`.
+    /// Ended ones that lie in part in the window, by end and id, after `after`; at most `limit`, of so many looked at that
+    /// it takes little time.
     pub fn ended_records(
         &self,
         (since, until): (f64, f64),
@@ -256,21 +270,28 @@ impl Store {
         after: (f64, u64),
         limit: usize,
     ) -> Result<Loaded, StoreError> {
-        self.select(
-            "SELECT record, checksum FROM holding
-             WHERE ended >= ?1 AND (ended, id) > (?2, ?3) AND began <= ?4
-                 AND (?5 IS NULL OR namespace = ?5) AND (?6 IS NULL OR pod = ?6)
-             ORDER BY ended, id LIMIT ?7",
-            params![
-                since,
-                after.0,
-                i64::try_from(after.1).unwrap_or(i64::MAX),
-                until,
-                pod.0,
-                pod.1,
-                i64::try_from(limit).unwrap_or(i64::MAX)
-            ],
-        )
+        let mut statement = self.connection.prepare(
+            "SELECT record, checksum, ended, id,
+                 began <= ?4 AND (?5 IS NULL OR namespace = ?5) AND (?6 IS NULL OR pod = ?6)
+             FROM holding WHERE ended >= ?1 AND (ended, id) > (?2, ?3) ORDER BY ended, id",
+        )?;
+        let after_id = i64::try_from(after.1).unwrap_or(i64::MAX);
+        let mut rows = statement.query(params![since, after.0, after_id, until, pod.0, pod.1])?;
+        let (mut loaded, mut looked_at, mut found) = (Loaded::default(), 0, 0);
+        while let Some(row) = rows.next()? {
+            looked_at += 1;
+            if row.get::<_, Option<bool>>(4)?.unwrap_or(true) {
+                found += 1;
+                loaded.add(row);
+            }
+            let is_enough = found >= limit || looked_at >= LOOKED_AT;
+            // In a damaged file an end may be no number: then the next one is where to stop.
+            if is_enough && let Ok(ended) = row.get(2) {
+                loaded.stopped_at = Some((ended, row.get::<_, i64>(3)?.unsigned_abs()));
+                break;
+            }
+        }
+        Ok(loaded)
     }
 
     fn select(&self, query: &str, parameters: impl rusqlite::Params) -> Result<Loaded, StoreError> {
@@ -278,10 +299,7 @@ impl Store {
         let mut rows = statement.query(parameters)?;
         let mut loaded = Loaded::default();
         while let Some(row) = rows.next()? {
-            match read(row) {
-                Some(record) => loaded.records.push(record),
-                None => loaded.damaged += 1,
-            }
+            loaded.add(row);
         }
         Ok(loaded)
     }

@@ -17,6 +17,7 @@ use tracing::error;
 
 use super::answer::Answer;
 use super::negotiation::{self, Choice};
+use super::pieces::{PieceMakers, PieceStream, Pieces};
 use super::{Admin, Live, ScrapeDurations, live, page as live_page};
 use crate::clock::Clock;
 use crate::metrics::{Coding, Format, PageError, Pages};
@@ -37,9 +38,9 @@ pub struct RecordRequest {
 /// Writes the governance record of a snapshot. May read files, so it is not called on the runtime's own threads.
 pub type RecordSource = Arc<dyn Fn(&Snapshot, RecordRequest) -> Result<String, String> + Send + Sync>;
 
-/// Takes the query string of `/api/v1/allocations`: the error says what is wrong with that. What makes the answer, as JSON,
-/// reads files, so it is not called on the runtime's own threads either.
-pub type AllocationSource = Arc<dyn Fn(&str) -> Result<Box<dyn FnOnce() -> Vec<u8> + Send>, String> + Send + Sync>;
+/// Takes the query string of `/api/v1/allocations`: the error says what is wrong with that. What makes the pieces of the
+/// answer, as JSON, reads files, so it is not called on the runtime's own threads either.
+pub type AllocationSource = Arc<dyn Fn(&str) -> Result<Pieces, String> + Send + Sync>;
 
 /// Marks requests that came over a socket that nobody but its owner can open.
 #[derive(Clone, Copy, Debug)]
@@ -77,12 +78,13 @@ struct Shared {
     node: Answer<u64>,
     /// By the last snapshot in it.
     history: Answer<Moment>,
+    pieces: Arc<PieceMakers>,
 }
 
 impl Answers {
     /// With the snapshot that they were made of.
     pub(super) fn forget(&self) {
-        let Shared { index, node, history } = &*self.0;
+        let Shared { index, node, history, pieces: _ } = &*self.0;
         index.forget();
         node.forget();
         history.forget();
@@ -242,7 +244,16 @@ async fn record(State(state): State<WebState>, private: Option<Extension<Private
 
 async fn allocations(State(state): State<WebState>, uri: Uri) -> Response {
     match (state.allocations)(uri.query().unwrap_or_default()) {
-        Ok(answer) => json(tokio::task::spawn_blocking(answer).await.map(|body| Ok(body.into()))),
+        Ok(pieces) => {
+            let begun = PieceStream::begin(pieces, Arc::clone(&state.answers.0.pieces)).await;
+            match begun {
+                Ok(stream) => {
+                    let body = Body::from_stream(stream);
+                    ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")], body).into_response()
+                }
+                Err(broke) => json(Err(broke)),
+            }
+        }
         Err(problem) => api_problem(StatusCode::BAD_REQUEST, &problem),
     }
 }

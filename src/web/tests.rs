@@ -60,8 +60,8 @@ impl Server {
             }),
             record: Arc::new(|_, request| Ok(format!("{request:?}"))),
             allocations: Arc::new(|query| match query {
-                "" => Ok(Box::new(|| b"{}".to_vec())),
-                "breaks" => Ok(Box::new(|| panic!("for a test"))),
+                "" => Ok(Box::new([b"{".to_vec(), b"}".to_vec()].into_iter())),
+                "breaks" => Ok(Box::new(std::iter::from_fn(|| panic!("for a test")))),
                 query => Err(query.to_owned()),
             }),
             admin: obedient(),

@@ -24,9 +24,14 @@ fn record(id: u64, ended: Option<f64>) -> Record {
 }
 
 fn all(store: &Store) -> Vec<Record> {
-    let ended = store.ended_records((0.0, f64::MAX), (None, None), (0.0, 0), 1_000_000).unwrap();
+    let (mut records, mut after) = (vec![], Some((0.0, 0)));
+    while let Some(from) = after {
+        let ended = store.ended_records((0.0, f64::MAX), (None, None), from, 1_000_000).unwrap();
+        records.extend(ended.records);
+        after = ended.stopped_at;
+    }
     let (open, _) = store.open_records().unwrap();
-    ended.records.into_iter().chain(open.records).collect()
+    records.into_iter().chain(open.records).collect()
 }
 
 #[test]
@@ -42,6 +47,20 @@ fn what_was_written_is_read_again_and_a_later_word_replaces_the_earlier() {
     assert_eq!(store.open_records().unwrap().1, 2);
     let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&file).unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn a_link_on_the_way_is_followed_and_one_in_place_of_the_file_is_not() {
+    use std::os::unix::fs::symlink;
+    let directory = tempfile::tempdir().unwrap();
+    let (real, link) = (directory.path().join("real"), directory.path().join("link"));
+    std::fs::create_dir(&real).unwrap();
+    symlink(&real, &link).unwrap();
+    Store::open(&link.join(FILE), BOUNDS).unwrap().write(&[record(1, None)]).unwrap();
+    assert_eq!(all(&Store::open_to_read(&link.join(FILE)).unwrap()).len(), 1);
+    let other = directory.path().join("other.sqlite");
+    symlink(real.join(FILE), &other).unwrap();
+    assert!(Store::open(&other, BOUNDS).is_err() && Store::open_to_read(&other).is_err());
 }
 
 #[test]
@@ -63,6 +82,15 @@ fn pages_follow_each_other_without_gap_or_overlap() {
     assert!(!one.is_empty() && one.iter().all(|record| &*record.pod == "pod-1"));
     let late = store.ended_records((105.0, f64::MAX), (None, None), (0.0, 0), 100).unwrap().records;
     assert!(!late.is_empty() && late.iter().all(|record| record.ended >= Some(105.0)));
+    // Also where none is wanted, it stops after so many.
+    store
+        .write(&(41..=40 + LOOKED_AT as u64).map(|id| record(id, Some(1000.0 + id as f64))).collect::<Vec<_>>())
+        .unwrap();
+    let nobody = store.ended_records((0.0, f64::MAX), (Some("nobody"), None), (0.0, 0), 100).unwrap();
+    let stopped_at = nobody.stopped_at.unwrap();
+    assert_eq!((nobody.records.len(), stopped_at.1), (0, LOOKED_AT as u64));
+    let rest = store.ended_records((0.0, f64::MAX), (Some("nobody"), None), stopped_at, 100).unwrap();
+    assert_eq!((rest.records.len(), rest.stopped_at), (0, None));
     let early = store.ended_records((0.0, 5.0), (None, None), (0.0, 0), 100).unwrap().records;
     assert_eq!(early.len(), 5, "those that began by then");
 }
