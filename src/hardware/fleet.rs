@@ -34,6 +34,8 @@ pub struct Fleet {
 struct Member {
     record: Record,
     worker: Option<Thread<Order>>,
+    /// The system had no thread for it, which has been logged.
+    no_thread: bool,
     /// The order being carried out.
     busy: Option<(Monotonic, Due)>,
     /// Readers of an older generation hold handles that are no longer good.
@@ -285,6 +287,7 @@ impl Member {
         Self {
             record: Record::default(),
             worker: None,
+            no_thread: false,
             busy: None,
             generation: 0,
             listed: false,
@@ -313,8 +316,11 @@ impl Member {
             return;
         }
         self.busy = None;
-        self.worker = spawn_worker(uuid.clone(), clock, events.clone())
-            .inspect_err(|problem| warn!(gpu = %uuid, %problem, "no thread for this GPU"))
-            .ok();
+        let spawned = spawn_worker(uuid.clone(), clock, events.clone());
+        let was_logged = std::mem::replace(&mut self.no_thread, spawned.is_err());
+        if let (Err(problem), false) = (&spawned, was_logged) {
+            warn!(gpu = %uuid, %problem, "no thread for this GPU");
+        }
+        self.worker = spawned.ok();
     }
 }
