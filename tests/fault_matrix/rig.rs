@@ -28,7 +28,7 @@ pub struct Setup {
     pub arguments: Vec<String>,
     pub environment: Vec<(&'static str, PathBuf)>,
     /// Lines of a shell before podmeter takes its place.
-    pub shell: &'static str,
+    pub shell: String,
     /// Loads a wall clock that `Rig::set_clock_ahead` moves.
     pub skewed_clock: bool,
 }
@@ -166,6 +166,16 @@ impl Rig {
         assert_eq!(self.ended(), Some(0), "{}", self.log());
     }
 
+    pub fn restart(&mut self) {
+        self.stop();
+        self.begin();
+    }
+
+    /// Lines of a shell before podmeter takes its place, from the next start on.
+    pub fn set_shell(&mut self, shell: String) {
+        self.setup.shell = shell;
+    }
+
     fn forget(&mut self) {
         if let Some(running) = self.running.take() {
             self.past.push_str(&running.log());
@@ -190,6 +200,15 @@ impl Rig {
 
     pub fn signal(&self, name: &str) {
         self.running.as_ref().expect("podmeter runs").signal(name);
+    }
+
+    /// Nobody reads the log any more, and its pipe is full.
+    pub fn block_log(&self) {
+        self.running.as_ref().expect("podmeter runs").block_log();
+    }
+
+    pub fn unblock_log(&self) {
+        self.running.as_ref().expect("podmeter runs").unblock_log();
     }
 
     pub fn reload(&self, config: &str) {

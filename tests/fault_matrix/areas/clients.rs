@@ -54,6 +54,45 @@ pub const AREA: Area = Area {
             within: 15,
         },
         Row {
+            id: "client-unread-allocations",
+            happens: "Sixty clients ask for five thousand allocations each and read none",
+            how: |rig| {
+                let request = "GET /api/v1/allocations?limit=5000 HTTP/1.1\r\nHost: test\r\n\r\n".repeat(20);
+                let unread: Vec<_> = (0..60).map(|_| send(rig, request.as_bytes())).collect();
+                rig.hold(unread);
+            },
+            seen: Seen { metrics: &[OPEN_FILES], log: Log::Silent, page: Some(Text("/-/healthy", "200 OK")) },
+            goes_on: ALL,
+            undone: "they leave",
+            undo: Some(|_| {}),
+            within: 15,
+        },
+        Row {
+            id: "client-few-descriptors",
+            happens: "Podmeter may open 96 files, and a client opens three hundred connections: each new one closes another \
+                      before those run out that probes, kubelet and plugin need",
+            how: |rig| {
+                limit_descriptors(rig, Some(96));
+                rig.restart();
+                rig.until_series("podmeter_device_power_watts");
+                let connections: Vec<_> = (0..300).map(|_| connect(rig)).collect();
+                rig.hold(connections);
+            },
+            seen: Seen {
+                metrics: &[Metric("process_max_fds", &[], Is::Value(96.0))],
+                log: Log::Says("the limit of open file descriptors limits the connections"),
+                page: Some(Text("/-/healthy", "200 OK")),
+            },
+            goes_on: ALL,
+            undone: "it leaves, and podmeter is started with a higher limit",
+            undo: Some(|rig| {
+                rig.let_go();
+                limit_descriptors(rig, None);
+                rig.restart();
+            }),
+            within: 20,
+        },
+        Row {
             id: "client-stalled-streams",
             happens: "Twenty clients ask for the stream of events and read none of it",
             how: |rig| {
@@ -142,6 +181,11 @@ pub const AREA: Area = Area {
         },
     ],
 };
+
+/// From the next start on.
+fn limit_descriptors(rig: &mut Rig, limit: Option<u64>) {
+    rig.set_shell(limit.map(|limit| format!("ulimit -S -n {limit}\nulimit -H -n {limit}")).unwrap_or_default());
+}
 
 fn connect(rig: &Rig) -> TcpStream {
     let stream = TcpStream::connect(rig.address()).unwrap();

@@ -87,6 +87,66 @@ pub const AREA: Area = Area {
             within: 15,
         },
         Row {
+            id: "signal-term-while-log-is-blocked-and-driver-hangs",
+            happens: "SIGTERM while nobody reads the log, its pipe is full, and every call into the driver hangs: it ends \
+                      within 5 s all the same",
+            how: |rig| {
+                hang(rig, true);
+                rig.block_log();
+                ends(rig, "TERM");
+            },
+            seen: Seen { metrics: &[], log: Log::Silent, page: None },
+            goes_on: KUBELET,
+            undone: "the driver answers, and it is started",
+            undo: Some(|rig| {
+                hang(rig, false);
+                rig.begin();
+            }),
+            within: 15,
+        },
+        Row {
+            id: "signal-log-blocked",
+            happens: "Nobody reads the log, its pipe is full, and a GPU breaks: the kubelet gets it as unhealthy, and hands out \
+                      another. Lines without room are dropped",
+            how: |rig| {
+                rig.block_log();
+                rig.gpu(7, |gpu| gpu["events"] = json!([{"sequence": 1, "xid": 119}]));
+                until("the kubelet has it as unhealthy", || rig.healthy_devices() == 7);
+                rig.admits().unwrap();
+                let dropped = |rig: &Rig| rig.metrics().value("podmeter_log_lines_dropped_total", &[]);
+                while dropped(rig) < Some(100.0) {
+                    for _ in 0..50 {
+                        assert_eq!(rig.order("/mark", r#"{"device": "7", "reason": "a row"}"#).status, 200);
+                        assert_eq!(rig.order("/unmark", r#"{"device": "7"}"#).status, 200);
+                    }
+                }
+                rig.unblock_log();
+            },
+            seen: Seen {
+                metrics: &[Metric("podmeter_log_lines_dropped_total", &[], Is::AtLeast(100.0))],
+                log: Log::Says(" log lines dropped"),
+                page: Some(Text("/-/ready", "200 OK")),
+            },
+            goes_on: ALL,
+            undone: "it is read again, and the GPU is unmarked",
+            undo: None,
+            within: 20,
+        },
+        Row {
+            id: "signal-without-meaning",
+            happens: "SIGUSR1, SIGUSR2 and SIGXFSZ",
+            how: |rig| ["USR1", "USR2", "XFSZ"].iter().for_each(|signal| rig.signal(signal)),
+            seen: Seen {
+                metrics: &[Metric("podmeter_scrape_duration_seconds_count", &[], Is::Rises)],
+                log: Log::Silent,
+                page: Some(Text("/-/healthy", "200 OK")),
+            },
+            goes_on: ALL,
+            undone: "nothing",
+            undo: None,
+            within: 10,
+        },
+        Row {
             id: "signal-hup-storm",
             happens: "SIGHUP two hundred times",
             how: |rig| {
