@@ -231,7 +231,7 @@ fn allocations_that_are_not_read_take_no_memory() {
     let mut store = Store::open(&state.join(FILE), bounds).unwrap();
     store.write(&(1..=6000).map(ended_holding).collect::<Vec<_>>()).unwrap();
     drop(store);
-    let arguments = ["--state-dir", state.to_str().unwrap(), "--state-max-age", "100000000000d"];
+    let arguments = ["--state-dir", state.to_str().unwrap(), "--state-max-age", "100years"];
     let running = start(directory.path(), &arguments);
     let mut honest = Honest::new(&running);
     let all = running.get("/api/v1/allocations?limit=5000");

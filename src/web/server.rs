@@ -116,9 +116,8 @@ async fn accept(listener: Listener, door: Door, mut stopped: watch::Receiver<()>
         };
         match accepted {
             Ok(client) => {
-                // The kernel gives the lowest free number: so many are open at least.
                 let is_short = door.descriptors.is_some_and(|limit| client.descriptor >= limit);
-                if is_short && !connections.is_empty() {
+                if shortage.has_no_room(is_short, connections.len()) && !connections.is_empty() {
                     shortage.log_limited(&listener, connections.len());
                     door.connections.make_room();
                     tokio::select! {
@@ -164,11 +163,23 @@ async fn accept(listener: Listener, door: Door, mut stopped: watch::Receiver<()>
 /// What has been logged of a listener that lacks file descriptors: each once, however many clients come.
 #[derive(Default)]
 struct Shortage {
+    /// Connections that there was room for.
+    room: Option<usize>,
     is_limited: bool,
     refuses: bool,
 }
 
 impl Shortage {
+    /// `is_short`: the new connection's number, the lowest free one, is over the limit, so that so many are open. A lower
+    /// number may be that of a connection that has just made room, and then the count tells.
+    fn has_no_room(&mut self, is_short: bool, connections: usize) -> bool {
+        if is_short {
+            self.room = Some(self.room.map_or(connections, |room| room.min(connections)));
+        }
+        self.room.take_if(|room| connections < *room / 2);
+        is_short || self.room.is_some_and(|room| connections >= room)
+    }
+
     fn log_limited(&mut self, listener: &Listener, connections: usize) {
         if !std::mem::replace(&mut self.is_limited, true) {
             let (listener, reserved) = (listener.address(), RESERVED_DESCRIPTORS);

@@ -45,7 +45,22 @@ impl Answer {
         let text = String::from_utf8_lossy(&bytes);
         let (head, body) = text.split_once("\r\n\r\n").expect("a head and a body");
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
-        Self { status, head: head.to_owned(), body: body.to_owned() }
+        let is_chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
+        let body = if is_chunked { unchunked(body) } else { body.to_owned() };
+        Self { status, head: head.to_owned(), body }
+    }
+}
+
+fn unchunked(mut body: &str) -> String {
+    let mut whole = String::new();
+    loop {
+        let (length, rest) = body.split_once("\r\n").expect("a chunk begins with its length");
+        let length = usize::from_str_radix(length, 16).expect("a length in hexadecimal digits");
+        if length == 0 {
+            return whole;
+        }
+        whole.push_str(&rest[..length]);
+        body = rest[length..].strip_prefix("\r\n").expect("a chunk ends with a line break");
     }
 }
 
