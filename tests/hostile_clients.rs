@@ -209,15 +209,17 @@ fn idle_connections_under_a_low_limit_of_descriptors_keep_no_probe_out() {
 
 /// Of some 1500 bytes in the journal.
 fn ended_holding(id: u64) -> Record {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
+    let began = now.floor() - 100_000.0 + id as f64;
     Record {
         id,
         namespace: "team".into(),
         pod: format!("trainer-{id}").into(),
         container: "main".into(),
         device_ids: (0..32).map(|number| format!("GPU-00000000-0000-0000-0000-{number:012}").into()).collect(),
-        began: id as f64,
-        seen: id as f64 + 1.0,
-        ended: Some(id as f64 + 1.0),
+        began,
+        seen: began + 1.0,
+        ended: Some(began + 1.0),
         ..Record::default()
     }
 }
@@ -231,9 +233,9 @@ fn allocations_that_are_not_read_take_no_memory() {
     let mut store = Store::open(&state.join(FILE), bounds).unwrap();
     store.write(&(1..=6000).map(ended_holding).collect::<Vec<_>>()).unwrap();
     drop(store);
-    let arguments = ["--state-dir", state.to_str().unwrap(), "--state-max-age", "100years"];
+    let arguments = ["--state-dir", state.to_str().unwrap()];
     let running = start(directory.path(), &arguments);
-    let mut honest = Honest::new(&running);
+    let honest = Honest::new(&running);
     let all = running.get("/api/v1/allocations?limit=5000");
     assert!(all.body.len() as u64 > 5 * MIB && all.body.contains("trainer-5000\""), "{} bytes", all.body.len());
     let request = "GET /api/v1/allocations?limit=5000 HTTP/1.1\r\nHost: test\r\n\r\n".repeat(20);
