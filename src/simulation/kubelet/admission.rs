@@ -121,10 +121,16 @@ async fn allocate(
         let mut random = state.random.clone();
         let selection = state.devices.select(&place, wanted, reusable, &mut random)?;
         state.random = random;
+        if selection != Selection::Nothing && state.devices.is_stopped(&resource) {
+            return Err(format!("endpoint {resource} has been stopped"));
+        }
         let serial = state.devices.plugin(&resource);
         drop(state);
         let plugins = shared.plugins();
         let plugin = serial.and_then(|serial| plugins.get(&serial));
+        if serial.is_some() && plugin.is_none() && selection != Selection::Nothing {
+            return Err("rpc error: code = Unavailable desc = connection error".to_owned());
+        }
         (selection, plugin.map(|plugin| plugin.client.clone()), plugin.is_some_and(|plugin| plugin.prefers))
     };
     let devices = match selection {

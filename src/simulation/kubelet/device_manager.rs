@@ -77,7 +77,10 @@ pub struct DeviceManager {
     /// Devices given to a container whose Allocate has not answered yet.
     in_flight: BTreeMap<String, BTreeSet<String>>,
     connections: BTreeMap<Serial, Connection>,
+    /// By resource, the plugin that is asked to allocate.
     current: BTreeMap<String, Serial>,
+    /// Up to 1.36: by resource, the client that is disconnected when a stream of the resource ends.
+    clients: BTreeMap<String, Serial>,
     last_serial: Serial,
     dropped: Vec<(String, String)>,
     /// Every list that came, with its resource; the latest ones.
@@ -143,10 +146,19 @@ impl DeviceManager {
         let connection = Connection { resource: resource.to_owned(), endpoint: endpoint.to_owned(), list: None };
         self.connections.insert(self.last_serial, connection);
         self.current.insert(resource.to_owned(), self.last_serial);
+        self.clients.insert(resource.to_owned(), self.last_serial);
         if let Some(resource) = self.resources.get_mut(resource) {
             resource.stopped = None;
         }
         Ok(self.last_serial)
+    }
+
+    /// A plugin could not be dialled, or did not answer its options. Up to 1.36 the kubelet then forgets the client of the
+    /// resource, whose devices stay allocatable: when that one's stream ends later, nothing follows from it.
+    pub fn registration_failed(&mut self, resource: &str) {
+        if self.rules == Rules::UpTo136 {
+            self.clients.remove(resource);
+        }
     }
 
     /// A ListAndWatch message: the whole list replaces the last. Returns whether it took effect.
@@ -186,10 +198,11 @@ impl DeviceManager {
         let name = connection.resource;
         match self.rules {
             Rules::UpTo136 => {
-                let Some(current) = self.current.remove(&name) else { return Vec::new() };
-                self.connections.remove(&current);
+                let Some(client) = self.clients.remove(&name) else { return Vec::new() };
+                self.current.remove(&name);
+                self.connections.remove(&client);
                 self.stop(&name, now);
-                if current == serial { Vec::new() } else { vec![current] }
+                if client == serial { Vec::new() } else { vec![client] }
             }
             Rules::From137 => {
                 if self.current.get(&name) != Some(&serial) {
@@ -272,6 +285,13 @@ impl DeviceManager {
     #[must_use]
     pub fn plugin(&self, resource: &str) -> Option<Serial> {
         self.current.get(resource).copied()
+    }
+
+    /// Whether the plugin that was asked last has ended. An earlier plugin whose stream is still open may list devices all
+    /// the same, and none of them can be allocated.
+    #[must_use]
+    pub fn is_stopped(&self, resource: &str) -> bool {
+        self.resources.get(resource).is_some_and(|resource| resource.stopped.is_some())
     }
 
     /// How many plugins are connected for the resource.
@@ -517,6 +537,31 @@ mod tests {
         assert_eq!(manager.stream_ended(first, Monotonic::default()), [second], "the second is closed");
         assert_eq!(offered(&manager), [] as [&str; 0]);
         assert_eq!(manager.plugin(GPU), None);
+    }
+
+    #[test]
+    fn up_to_1_36_the_end_of_the_second_plugin_takes_the_resource_and_leaves_the_first_stream_open() {
+        let mut manager = DeviceManager::new(Rules::UpTo136);
+        let first = manager.connected(GPU, "/a.sock").unwrap();
+        manager.listed(first, healthy(&["a"]));
+        let second = manager.connected(GPU, "/b.sock").unwrap();
+        manager.listed(second, healthy(&["b"]));
+        assert_eq!(manager.stream_ended(second, Monotonic::default()), [] as [Serial; 0], "the first is not closed");
+        assert_eq!((count(&manager), manager.connections(GPU)), (Some((1, 0)), 1));
+        assert!(manager.listed(first, healthy(&["a"])));
+        assert_eq!(offered(&manager), ["a"], "listed again");
+        assert!(manager.is_stopped(GPU), "and not allocated");
+    }
+
+    #[test]
+    fn up_to_1_36_a_failed_registration_hides_the_end_of_the_plugin_before() {
+        let mut manager = DeviceManager::new(Rules::UpTo136);
+        let first = manager.connected(GPU, "/a.sock").unwrap();
+        manager.listed(first, healthy(&["a"]));
+        manager.registration_failed(GPU);
+        assert_eq!(manager.plugin(GPU), Some(first));
+        assert_eq!(manager.stream_ended(first, Monotonic::default()), [] as [Serial; 0]);
+        assert_eq!(offered(&manager), ["a"]);
     }
 
     #[test]

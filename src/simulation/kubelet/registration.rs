@@ -26,7 +26,11 @@ impl Registration for Registry {
         self.0.fault(Method::Register).await?;
         let request = request.into_inner();
         validate(&request).map_err(Status::unknown)?;
-        self.connect(&request).await.map_err(Status::unknown)?;
+        let connected = self.connect(&request).await;
+        if connected.is_err() {
+            self.0.state().devices.registration_failed(&request.resource_name);
+        }
+        connected.map_err(Status::unknown)?;
         Ok(Response::new(Empty {}))
     }
 }
