@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use super::sockets;
 use crate::model::{DeviceId, ResourceName};
 
+pub(super) const REMEDY: &str = "remove the other plugin, switch this one off with --device-plugin=off, or set onConflict: takeover for the resource";
+
 /// Who else serves the resource, in words with a remedy. `None`: nobody, or another podmeter that is about to go.
 ///
 /// `allocatable` is what the kubelet lists of the resource, `advertised` what we told it ourselves, and `live` the names
@@ -15,7 +17,6 @@ pub fn conflict(
     advertised: &BTreeSet<DeviceId>,
     live: &[String],
 ) -> Option<String> {
-    const REMEDY: &str = "remove the other plugin, switch this one off with --device-plugin=off, or set onConflict: takeover for the resource";
     if let Some(socket) = live.iter().find(|name| is_known_plugin(name, resource)) {
         return Some(format!("another device plugin serves {resource} on {socket}; {REMEDY}"));
     }
@@ -26,7 +27,7 @@ pub fn conflict(
     })
 }
 
-fn is_known_plugin(socket: &str, resource: &ResourceName) -> bool {
+pub(super) fn is_known_plugin(socket: &str, resource: &ResourceName) -> bool {
     known_resource(socket).as_ref() == Some(resource)
 }
 

@@ -11,7 +11,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::backoff::Backoff;
 use super::conflict::conflict;
-use super::doubt::Doubt;
+use super::live_sockets::{LiveSockets, OwnSockets};
 use super::server::{Desk, Server};
 use super::sockets::{self, Identity};
 use super::{Offer, OnConflict, Withheld};
@@ -62,10 +62,15 @@ pub struct Life {
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
     /// Wakes when something comes or goes in the directory.
     pub changes: watch::Receiver<u64>,
+    /// Sockets of others; `None` until the directory was read.
+    pub live: watch::Receiver<Option<Arc<LiveSockets>>>,
+    pub own_sockets: OwnSockets,
     /// Why it is to end.
     pub stop: watch::Receiver<Option<&'static str>>,
     /// What the kubelet was told by lives of the resource before this one.
     pub advertised: BTreeSet<DeviceId>,
+    /// What the kubelet answered before is of a plugin that has ended since.
+    pub answers_from: Monotonic,
     pub deadlines: Deadlines,
 }
 
@@ -79,7 +84,7 @@ pub struct Lived {
 
 /// Why one round ended.
 #[derive(Debug, thiserror::Error)]
-enum Ended {
+pub(super) enum Ended {
     #[error("{0} is not there: the kubelet is not running, or --device-plugin-dir is not its directory")]
     NoKubelet(PathBuf),
     #[error("{path}: {error}; the directory must be there and writable")]
@@ -100,8 +105,14 @@ enum Ended {
     StreamLost,
     #[error("our socket file was removed")]
     SocketRemoved,
-    #[error("the kubelet was restarted")]
+    #[error("kubelet.sock was removed: the kubelet is restarting, or its directory was cleared")]
+    KubeletSocketRemoved,
+    #[error("the kubelet was restarted: kubelet.sock is a new one")]
     KubeletRestarted,
+    #[error("{0}")]
+    Replaced(String),
+    #[error("another device plugin of the resource has ended, and a kubelet up to 1.36 drops the resource with it")]
+    OtherGone,
     #[error(
         "the kubelet no longer lists any device of the resource, as one up to 1.36 does when another plugin of it ended"
     )]
@@ -114,7 +125,7 @@ impl Life {
         let mut backoff = Backoff::default();
         let mut stop = self.stop.clone();
         let mut said = String::new();
-        let began = self.desk.clock.now().monotonic;
+        let began = self.now();
         if !self.advertised.is_empty() {
             tokio::time::sleep(AFTER_CLOSING).await;
         }
@@ -128,23 +139,36 @@ impl Life {
             };
             // Ours goes first: an older kubelet that sees it go later would take it for the new one.
             if let Some(server) = server {
+                let name = server.name();
                 server.close().await;
+                self.own_sockets.remove(&name);
             }
             if let Some(at) = registered_at {
                 self.advertised.extend(self.desk.offer.borrow().devices.iter().map(|device| device.id.clone()));
                 said.clear();
-                if self.desk.clock.now().monotonic.since(at) >= LASTED {
+                if self.now().since(at) >= LASTED {
                     backoff.reset();
                 }
             }
             let Some(ended) = ended else { break };
             let reason = ended.to_string();
             self.desk.record.unregistered(&reason);
+            if let Ended::Replaced(by) = &ended {
+                self.desk.record.conflict(Some(by));
+            }
             if said != reason {
                 tracing::warn!(resource = %self.resource(), "not registered: {reason}");
                 said = reason;
             }
-            let pause = backoff.pause(sockets::random());
+            let pause = match ended {
+                // It must not be taken for the end of what is registered next.
+                Ended::OtherGone => {
+                    backoff.reset();
+                    self.answers_from = self.now();
+                    AFTER_CLOSING
+                }
+                _ => backoff.pause(sockets::random()),
+            };
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 () = self.other_kubelet(kubelet) => backoff.reset(),
@@ -172,10 +196,17 @@ impl Life {
         }
         self.until_checked(began).await;
         let resource = self.resource();
+        // Those that are there already are replaced; whoever comes later replaces us.
+        let harmless = match self.desk.config.on_conflict() {
+            OnConflict::Takeover => self.live_sockets().as_ref().clone(),
+            OnConflict::Wait => LiveSockets::new(),
+        };
         let name = sockets::fresh_name(&resource);
+        self.own_sockets.insert(&name);
         let server = match Server::start(&self.directory, &name, self.desk.clone()) {
             Ok(started) => server.insert(started),
             Err(error) => {
+                self.own_sockets.remove(&name);
                 let path = self.directory.join(name);
                 let is_long = path.as_os_str().len() > LONGEST_PATH;
                 return if is_long { Ended::PathTooLong { path } } else { Ended::Socket { path, error } };
@@ -187,48 +218,15 @@ impl Life {
         // A kubelet that has purged our socket would look for it for ten seconds.
         let outcome = tokio::select! {
             outcome = register(&kubelet_socket, name, resource.as_str(), self.deadlines.register) => outcome,
-            ended = displaced(&mut self.changes, &kubelet_socket, kubelet, server) => return ended,
+            ended = until_displaced(&mut self.changes, &kubelet_socket, kubelet, server) => return ended,
         };
         if let Err(error) = outcome {
             return Ended::Register(error);
         }
-        *registered_at = Some(self.desk.clock.now().monotonic);
+        *registered_at = Some(self.now());
         self.desk.record.registered();
         tracing::info!(%resource, devices = self.desk.offer.borrow().devices.len(), "registered with the kubelet");
-        let listed = tokio::time::timeout(self.deadlines.list, server.watched());
-        let (mut listed, mut is_listed) = (Box::pin(listed), false);
-        let mut doubt = Doubt::default();
-        loop {
-            if Identity::of(&kubelet_socket) != kubelet {
-                return Ended::KubeletRestarted;
-            }
-            if !server.socket_is_there() {
-                return Ended::SocketRemoved;
-            }
-            let now = self.desk.clock.now().monotonic;
-            doubt.others(sockets::of_others(&self.directory, &resource, server.path()), now);
-            if doubt.is_forgotten(&self.kubelet.borrow_and_update(), &self.desk.offer.borrow()) {
-                return Ended::Forgotten;
-            }
-            let look_in = doubt.look_at().map(|at| at.since(now));
-            tokio::select! {
-                _ = self.changes.changed() => {}
-                // An error is the agent ending.
-                changed = self.kubelet.changed() => if changed.is_err() { std::future::pending().await },
-                () = tokio::time::sleep(look_in.unwrap_or_default()), if look_in.is_some() => {
-                    doubt.looked();
-                    self.desk.look.notify_one();
-                }
-                () = server.stream_lost() => return Ended::StreamLost,
-                outcome = &mut listed, if !is_listed => match outcome {
-                    Ok(()) => {
-                        is_listed = true;
-                        doubt.sent(self.desk.clock.now().monotonic);
-                    }
-                    Err(_) => return Ended::NotListed(self.deadlines.list),
-                },
-            }
-        }
+        self.follow(server, kubelet, harmless).await
     }
 
     /// Returns when no other plugin serves the resource.
@@ -237,10 +235,12 @@ impl Life {
         // Nothing to say is no objection; an error is the agent ending.
         let _ = tokio::time::timeout(FIRST_ANSWER, self.kubelet.wait_for(known)).await;
         let mut waited = false;
-        let mut looked_at = self.desk.clock.now().monotonic;
+        let mut looked_at = self.now();
         let mut live_before = None;
+        // An error is the agent ending.
+        let _ = self.live.wait_for(Option::is_some).await;
         loop {
-            let live = sockets::live(&self.directory).await;
+            let live: Vec<String> = self.live_sockets().keys().cloned().collect();
             let Some(reason) = self.conflict(&live) else {
                 if waited {
                     tracing::info!(resource = %self.resource(), "no other device plugin serves it any more");
@@ -253,7 +253,7 @@ impl Life {
                 self.desk.record.conflict(Some(&reason));
                 waited = true;
             }
-            let now = self.desk.clock.now().monotonic;
+            let now = self.now();
             let interval = if live.is_empty() { CONFLICT_LOOK } else { QUIET_LOOK };
             if now.since(looked_at) >= interval || live_before.as_ref() != Some(&live) {
                 self.desk.look.notify_one();
@@ -262,7 +262,10 @@ impl Life {
             tokio::select! {
                 changed = self.kubelet.changed() => if changed.is_err() { std::future::pending().await },
                 () = tokio::time::sleep((looked_at + interval).since(now)) => {}
-                () = sockets::until_one_closes(&self.directory, &live) => tokio::time::sleep(AFTER_CLOSING).await,
+                changed = self.live.changed() => match changed {
+                    Ok(()) => tokio::time::sleep(AFTER_CLOSING).await,
+                    Err(_) => std::future::pending().await,
+                },
             }
             live_before = Some(live);
         }
@@ -276,7 +279,7 @@ impl Life {
         }
         let is_unchecked = |health: &Result<(), Withheld>| health.as_ref().is_err_and(Withheld::is_unchecked);
         let checked = |offer: &Arc<Offer>| !offer.devices.iter().any(|device| is_unchecked(&device.health));
-        let left = FIRST_CHECK.saturating_sub(self.desk.clock.now().monotonic.since(began));
+        let left = FIRST_CHECK.saturating_sub(self.now().since(began));
         // Late is told as it is, and an error is the agent ending.
         let _ = tokio::time::timeout(left, self.desk.offer.wait_for(checked)).await;
     }
@@ -286,7 +289,9 @@ impl Life {
         let resource = self.resource();
         let state = Arc::clone(&self.kubelet.borrow_and_update());
         let nothing = BTreeSet::new();
-        let listed = state.allocatable.as_ref().and_then(|allocatable| allocatable.devices.get(&resource));
+        let is_new = state.allocatable_at.is_some_and(|at| at.monotonic > self.answers_from);
+        let allocatable = state.allocatable.as_ref().filter(|_| is_new);
+        let listed = allocatable.and_then(|allocatable| allocatable.devices.get(&resource));
         conflict(&resource, listed.unwrap_or(&nothing), &self.advertised, live)
     }
 
@@ -304,24 +309,38 @@ impl Life {
         }
     }
 
-    fn resource(&self) -> ResourceName {
+    pub(super) fn now(&self) -> Monotonic {
+        self.desk.clock.now().monotonic
+    }
+
+    pub(super) fn live_sockets(&mut self) -> Arc<LiveSockets> {
+        self.live.borrow_and_update().clone().unwrap_or_default()
+    }
+
+    pub(super) fn resource(&self) -> ResourceName {
         self.desk.offer.borrow().resource.clone()
     }
 }
 
-/// Until the kubelet is another one or our socket is gone.
-async fn displaced(
+/// Whether the kubelet is another one, or our socket is gone.
+pub(super) fn displaced(kubelet_socket: &Path, kubelet: Option<Identity>, server: &Server) -> Option<Ended> {
+    match Identity::of(kubelet_socket) {
+        None => Some(Ended::KubeletSocketRemoved),
+        now if now != kubelet => Some(Ended::KubeletRestarted),
+        _ if !server.socket_is_there() => Some(Ended::SocketRemoved),
+        _ => None,
+    }
+}
+
+async fn until_displaced(
     changes: &mut watch::Receiver<u64>,
     kubelet_socket: &Path,
     kubelet: Option<Identity>,
     server: &Server,
 ) -> Ended {
     loop {
-        if Identity::of(kubelet_socket) != kubelet {
-            return Ended::KubeletRestarted;
-        }
-        if !server.socket_is_there() {
-            return Ended::SocketRemoved;
+        if let Some(ended) = displaced(kubelet_socket, kubelet, server) {
+            return ended;
         }
         if changes.changed().await.is_err() {
             std::future::pending::<()>().await;

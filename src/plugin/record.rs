@@ -81,6 +81,25 @@ impl Record {
         });
     }
 
+    /// Another plugin has registered it since.
+    pub fn replaced(&self, by: &str) {
+        self.change(|state, now| {
+            state.registered = false;
+            state.unregistered_since.get_or_insert(now.monotonic);
+            state.conflict = Some(by.into());
+        });
+    }
+
+    /// The kubelet allocates through this registration after all.
+    pub fn in_use(&self) {
+        self.change(|state, now| {
+            state.unregistered = state.unregistered_until(now.monotonic);
+            state.unregistered_since = None;
+            state.registered = true;
+            (state.problem, state.conflict) = (None, None);
+        });
+    }
+
     /// Nobody is to serve it any more: there is nothing to wait for.
     pub fn ended(&self, reason: &str) {
         self.change(|state, now| {

@@ -8,6 +8,7 @@ use tokio::task::{JoinError, JoinSet};
 use super::entry::Entry;
 use super::host::{Facts, Seen, Surroundings, Wanted};
 use super::lifecycle::{Deadlines, Life, Lived};
+use super::live_sockets::{LiveSockets, OwnSockets, watch_sockets};
 use super::looks::Looks;
 use super::record::Record;
 use super::server::Desk;
@@ -66,6 +67,9 @@ pub async fn run_reloading(
     let (changes, changed) = watch::channel(0);
     let mut beside = JoinSet::new();
     beside.spawn(sockets::watch_directory(settings.directory.clone(), changes));
+    let (publish_live, live) = watch::channel(None);
+    let own_sockets = OwnSockets::default();
+    beside.spawn(watch_sockets(settings.directory.clone(), own_sockets.clone(), changed.clone(), publish_live));
     beside.spawn(count_kubelets(settings.directory.clone(), changed.clone(), publish.clone()));
     let mut room = Room {
         directory: settings.directory,
@@ -74,6 +78,8 @@ pub async fn run_reloading(
         neighbours,
         publish,
         changed,
+        live,
+        own_sockets,
         entries: BTreeMap::new(),
         entries_made: 0,
         served: BTreeMap::new(),
@@ -94,6 +100,9 @@ struct Room {
     neighbours: Neighbours,
     publish: watch::Sender<Arc<PluginState>>,
     changed: watch::Receiver<u64>,
+    /// Sockets of others in the directory.
+    live: watch::Receiver<Option<Arc<LiveSockets>>>,
+    own_sockets: OwnSockets,
     /// In the order they came; a number is not used again.
     entries: BTreeMap<u64, Entry>,
     entries_made: u64,
@@ -162,8 +171,14 @@ impl Room {
             self.entries.insert(self.entries_made, Entry::new(config, now));
             self.entries_made += 1;
         }
+        let remaining: BTreeSet<&ResourceName> = self.entries.values().map(|entry| entry.config.name()).collect();
         for served in self.served.values_mut().filter(|served| !self.entries.contains_key(&served.entry)) {
-            served.end("its configuration was changed");
+            let is_named = before.get(&served.entry).is_some_and(|entry| remaining.contains(entry.config.name()));
+            served.end(if is_named {
+                "its configuration was changed"
+            } else {
+                "it was removed from the configuration"
+            });
         }
     }
 
@@ -235,6 +250,7 @@ impl Room {
             clock: self.clock,
             allocated: Arc::clone(&self.neighbours.allocated),
             look: Arc::clone(&self.neighbours.look),
+            grants: Arc::default(),
         };
         record.begin(desk.prefers(), desk.pre_start_check().is_some(), desk.shares_through_mps());
         record.offered(&desk.offer.borrow());
@@ -245,8 +261,11 @@ impl Room {
             desk,
             kubelet: self.neighbours.kubelet.clone(),
             changes: self.changed.clone(),
+            live: self.live.clone(),
+            own_sockets: self.own_sockets.clone(),
             stop: stopped,
             advertised: self.advertised.get(&resource).cloned().unwrap_or_default(),
+            answers_from: Monotonic::default(),
             deadlines: Deadlines::default(),
         };
         self.lives.spawn(life.run());

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -14,13 +14,14 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::{Request, Response, Status, async_trait};
 
+use super::grants::Grants;
 use super::host::Facts;
 use super::preferred::{Question, prefer};
 use super::record::Record;
 use super::sockets::Identity;
 use super::{NvidiaConfig, Offer, PreStartCheck, ResourceConfig, answer, convert, pre_start};
 use crate::clock::Clock;
-use crate::model::{HardwareState, KubeletState};
+use crate::model::{DeviceId, HardwareState, KubeletState, Monotonic};
 use crate::preference::{Choice, FallbackReason};
 use crate::wire::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use crate::wire::v1beta1::{
@@ -50,6 +51,8 @@ pub struct Desk {
     pub allocated: Arc<Notify>,
     /// Told when the kubelet may allocate something else than before.
     pub look: Arc<Notify>,
+    /// What was granted, over all registrations.
+    pub grants: Arc<Mutex<Grants>>,
 }
 
 /// One listening socket and what serves it. Dropping it ends both and removes the socket.
@@ -58,6 +61,7 @@ pub struct Server {
     path: PathBuf,
     identity: Option<Identity>,
     closing: watch::Sender<bool>,
+    silent: watch::Sender<bool>,
     streams: watch::Receiver<Streams>,
     task: JoinHandle<()>,
 }
@@ -88,6 +92,10 @@ impl Desk {
         self.preferring().is_some_and(NvidiaConfig::shares_through_mps)
     }
 
+    pub fn grants(&self) -> MutexGuard<'_, Grants> {
+        self.grants.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub fn pre_start_check(&self) -> Option<&PreStartCheck> {
         self.preferring()?.pre_start_check.as_ref()
     }
@@ -97,6 +105,8 @@ impl Desk {
 struct Streams {
     open: usize,
     opened: u64,
+    /// When a list was last sent.
+    sent_at: Option<Monotonic>,
 }
 
 impl Server {
@@ -105,8 +115,10 @@ impl Server {
         let listener = UnixListener::bind(&path)?;
         let identity = Identity::of(&path);
         let (closing, closed) = watch::channel(false);
+        let (silent, is_silent) = watch::channel(false);
         let (streams, open) = watch::channel(Streams::default());
-        let service = Service { desk, closing: closed.clone(), streams };
+        let signals = Signals { closing: closed.clone(), silent: is_silent, streams };
+        let service = Service { desk, signals };
         let task = tokio::spawn(async move {
             let mut closed = closed;
             let router = tonic::transport::Server::builder().add_service(DevicePluginServer::new(service));
@@ -116,11 +128,24 @@ impl Server {
                 tracing::warn!(%error, "a device plugin server ended");
             }
         });
-        Ok(Self { path, identity, closing, streams: open, task })
+        Ok(Self { path, identity, closing, silent, streams: open, task })
     }
 
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    pub fn name(&self) -> String {
+        self.path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+
+    /// Whether changes of the list are held back. The streams stay open.
+    pub fn be_silent(&self, silent: bool) {
+        self.silent.send_replace(silent);
+    }
+
+    pub fn list_sent_at(&self) -> Option<Monotonic> {
+        self.streams.borrow().sent_at
     }
 
     pub fn socket_is_there(&self) -> bool {
@@ -164,7 +189,14 @@ impl Drop for Server {
 #[derive(Clone, Debug)]
 struct Service {
     desk: Desk,
+    signals: Signals,
+}
+
+/// Between a server and the streams that it feeds.
+#[derive(Clone, Debug)]
+struct Signals {
     closing: watch::Receiver<bool>,
+    silent: watch::Receiver<bool>,
     streams: watch::Sender<Streams>,
 }
 
@@ -181,12 +213,12 @@ impl DevicePlugin for Service {
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Lists>, Status> {
         let (sender, receiver) = mpsc::channel(1);
-        let task = tokio::spawn(send_lists(self.desk.clone(), self.closing.clone(), sender));
-        self.streams.send_modify(|streams| {
+        let task = tokio::spawn(send_lists(self.desk.clone(), self.signals.clone(), sender));
+        self.signals.streams.send_modify(|streams| {
             streams.open += 1;
             streams.opened += 1;
         });
-        Ok(Response::new(Lists { lists: ReceiverStream::new(receiver), task, streams: self.streams.clone() }))
+        Ok(Response::new(Lists { lists: ReceiverStream::new(receiver), task, streams: self.signals.streams.clone() }))
     }
 
     async fn get_preferred_allocation(
@@ -217,13 +249,17 @@ impl DevicePlugin for Service {
         let began = desk.clock.now().monotonic;
         let (offer, facts) = (Arc::clone(&desk.offer.borrow()), Arc::clone(&desk.facts.borrow()));
         let requests = request.into_inner().container_requests;
-        let answers: Result<_, _> = requests
+        let asked: Vec<Vec<DeviceId>> = requests.iter().map(|container| convert::ids(&container.devices_ids)).collect();
+        let answers: Result<_, _> = asked
             .iter()
-            .map(|container| answer(&desk.config, &offer, &convert::ids(&container.devices_ids), &facts.node))
+            .map(|ids| answer(&desk.config, &offer, ids, &facts.node))
             .map(|answer| answer.map(convert::answer))
             .collect();
         let (result, response) = match answers {
-            Ok(container_responses) => ("ok", Ok(Response::new(AllocateResponse { container_responses }))),
+            Ok(container_responses) => {
+                desk.grants().grant(asked.into_iter().flatten(), began);
+                ("ok", Ok(Response::new(AllocateResponse { container_responses })))
+            }
             Err(refusal) => {
                 tracing::warn!(resource = %offer.resource, %refusal, "an allocation was refused");
                 let (result, status) = convert::refusal(&refusal);
@@ -258,14 +294,15 @@ impl DevicePlugin for Service {
 }
 
 /// The whole list at once and after each change, until the client leaves or the server closes.
-async fn send_lists(
-    desk: Desk,
-    mut closing: watch::Receiver<bool>,
-    sender: mpsc::Sender<Result<ListAndWatchResponse, Status>>,
-) {
+async fn send_lists(desk: Desk, signals: Signals, sender: mpsc::Sender<Result<ListAndWatchResponse, Status>>) {
     let (mut offers, mut sent) = (desk.offer.clone(), None);
+    let Signals { mut closing, mut silent, streams } = signals;
     let send = async {
         loop {
+            // An error is the server being dropped.
+            if silent.wait_for(|silent| !*silent).await.is_err() {
+                return;
+            }
             let list = convert::list(&offers.borrow_and_update());
             let is_new = sent.as_ref() != Some(&list);
             if is_new {
@@ -273,6 +310,7 @@ async fn send_lists(
                     return;
                 }
                 sent = Some(list);
+                streams.send_modify(|streams| streams.sent_at = Some(desk.clock.now().monotonic));
             }
             // The first change after a rest goes out at once; what follows within the time goes out together at its end.
             let rest = async {
@@ -354,11 +392,14 @@ mod tests {
             clock,
             allocated: Arc::default(),
             look: Arc::default(),
+            grants: Arc::default(),
         };
         let look = Arc::clone(&desk.look);
-        let (_closing, closed) = watch::channel(false);
+        let (_closing, closing) = watch::channel(false);
+        let (be_silent, silent) = watch::channel(false);
         let (sender, mut lists) = mpsc::channel(1);
-        let task = tokio::spawn(send_lists(desk, closed, sender));
+        let signals = Signals { closing, silent, streams: watch::Sender::default() };
+        let task = tokio::spawn(send_lists(desk, signals, sender));
         let mut began = Instant::now();
         // Devices in the next list, and how many milliseconds after the last one it came.
         let mut next = async || {
@@ -379,6 +420,11 @@ mod tests {
         tokio::time::sleep(Duration::from_millis(500)).await;
         tell.send_replace(offer(5));
         assert_eq!(next().await, (5, 500), "nothing was told meanwhile");
+        be_silent.send_replace(true);
+        tell.send_replace(offer(6));
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        be_silent.send_replace(false);
+        assert_eq!(next().await, (6, 500), "held back");
         look.notified().await;
         drop(lists);
         task.await.unwrap();

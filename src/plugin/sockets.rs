@@ -1,6 +1,6 @@
 //! The device-plugin directory: our sockets in it, others', and the kubelet's.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -10,7 +10,6 @@ use std::time::Duration;
 use inotify::{EventStream, Inotify, WatchMask};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tokio_stream::StreamExt as _;
 
 use crate::model::ResourceName;
@@ -32,6 +31,11 @@ pub struct Identity {
 }
 
 impl Identity {
+    #[cfg(test)]
+    pub fn numbered(number: i64) -> Self {
+        Self { inode: 1, modified: (number, 0) }
+    }
+
     /// `None`: nothing is there.
     pub fn of(path: &Path) -> Option<Self> {
         let metadata = std::fs::symlink_metadata(path).ok()?;
@@ -65,6 +69,11 @@ pub fn is_ours(name: &str, resource: &ResourceName) -> bool {
     name.strip_prefix(&prefix(resource)).is_some_and(|rest| rest.strip_suffix(SUFFIX).is_some_and(is_unique))
 }
 
+/// Whether some podmeter serves some resource there.
+pub fn is_podmeters(name: &str) -> bool {
+    name.starts_with(OURS) && name.ends_with(SUFFIX)
+}
+
 fn is_unique(text: &str) -> bool {
     text.len() == 12 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
@@ -80,36 +89,15 @@ pub async fn live(directory: &Path) -> Vec<String> {
     live
 }
 
-/// Until one of these closes a connection, as all of them do when their process ends. For ever where there are none.
-pub async fn until_one_closes(directory: &Path, names: &[String]) {
-    let mut open = JoinSet::new();
-    for name in names {
-        let path = directory.join(name);
-        open.spawn(async move {
-            let Ok(stream) = UnixStream::connect(path).await else { return };
-            while stream.readable().await.is_ok() {
-                match stream.try_read(&mut [0; 256]) {
-                    Ok(0) => return,
-                    Err(error) if error.kind() != io::ErrorKind::WouldBlock => return,
-                    _ => {}
-                }
-            }
-        });
-    }
-    if open.join_next().await.is_none() {
-        std::future::pending::<()>().await;
-    }
-}
-
-/// Names of the sockets of podmeters for this resource, except the one at `own`.
-pub fn of_others(directory: &Path, resource: &ResourceName, own: &Path) -> BTreeSet<String> {
-    let is_other = |name: &String| is_ours(name, resource) && own.file_name().is_none_or(|own| own != name.as_str());
-    names(directory).into_iter().filter(is_other).collect()
+/// Which file each socket in the directory is, the kubelet's left out.
+pub fn identities(directory: &Path) -> BTreeMap<String, Identity> {
+    let others = names(directory).into_iter().filter(|name| name != KUBELET);
+    others.filter_map(|name| Identity::of(&directory.join(&name)).map(|identity| (name, identity))).collect()
 }
 
 /// Removes sockets that an earlier podmeter left behind; nobody else's, and none that somebody listens on.
 pub async fn remove_stale(directory: &Path) {
-    for name in names(directory).into_iter().filter(|name| name.starts_with(OURS) && name.ends_with(SUFFIX)) {
+    for name in names(directory).into_iter().filter(|name| is_podmeters(name)) {
         let path = directory.join(&name);
         let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
         if UnixStream::connect(&path).await.is_err_and(refused) {

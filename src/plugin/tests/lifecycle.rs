@@ -9,8 +9,9 @@ use tokio::task::JoinHandle;
 
 use super::entry;
 use crate::clock::Clock;
-use crate::model::{DeviceId, HardwareState, KubeletState, PluginResource, PluginState, UnhealthyReason};
+use crate::model::{DeviceId, HardwareState, KubeletState, Monotonic, PluginResource, PluginState, UnhealthyReason};
 use crate::plugin::lifecycle::{Deadlines, Life};
+use crate::plugin::live_sockets::{LiveSockets, OwnSockets};
 use crate::plugin::record::Record;
 use crate::plugin::server::Desk;
 use crate::plugin::sockets;
@@ -37,6 +38,7 @@ struct Lived {
     life: JoinHandle<crate::plugin::lifecycle::Lived>,
     beside: JoinHandle<()>,
     _heard: (watch::Sender<Arc<HardwareState>>, watch::Sender<Arc<KubeletState>>),
+    _live: watch::Sender<Option<Arc<LiveSockets>>>,
 }
 
 impl Drop for Lived {
@@ -59,6 +61,7 @@ impl Lived {
         let (kubelet, answers) = watch::channel(Arc::default());
         let (changes, changed) = watch::channel(0);
         let beside = tokio::spawn(sockets::watch_directory(directory.to_owned(), changes));
+        let (tell_live, live) = watch::channel(Some(Arc::default()));
         let record = Record::new(TOY.into(), clock, publish);
         record.begin(false, false, false);
         let (offer, offers) = watch::channel(Arc::new(first));
@@ -72,17 +75,29 @@ impl Lived {
             clock,
             allocated: Arc::new(Notify::new()),
             look: Arc::new(Notify::new()),
+            grants: Arc::default(),
         };
         let life = Life {
             directory: directory.to_owned(),
             desk,
             kubelet: answers,
             changes: changed,
+            live,
+            own_sockets: OwnSockets::default(),
             stop: stopped,
             advertised: std::collections::BTreeSet::new(),
+            answers_from: Monotonic::default(),
             deadlines,
         };
-        Self { state, offer, stop, life: tokio::spawn(life.run()), beside, _heard: (hardware, kubelet) }
+        Self {
+            state,
+            offer,
+            stop,
+            life: tokio::spawn(life.run()),
+            beside,
+            _heard: (hardware, kubelet),
+            _live: tell_live,
+        }
     }
 
     async fn until(&self, what: &str, condition: impl Fn(&PluginResource) -> bool) {
@@ -158,8 +173,8 @@ async fn a_socket_purged_while_it_is_being_registered_ends_the_attempt() {
     let lived = Lived::begin(&directory, Deadlines::default());
     let purged = async {
         loop {
-            let ours = sockets::of_others(&directory, &TOY.into(), Path::new("none"));
-            if let Some(name) = ours.first() {
+            let ours = sockets::identities(&directory);
+            if let Some(name) = ours.keys().next() {
                 return std::fs::remove_file(directory.join(name)).unwrap();
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -195,7 +210,7 @@ async fn registration_is_tried_for_ever_with_jitter_and_the_time_without_it_coun
     lived.beside.abort();
     let clock = Clock::start();
     let mut tried = vec![];
-    while clock.now().monotonic.since(crate::model::Monotonic::default()) < Duration::from_hours(24) {
+    while clock.now().monotonic.since(Monotonic::default()) < Duration::from_hours(24) {
         lived.state.changed().await.unwrap();
         tried.push(clock.now().monotonic);
     }

@@ -1,17 +1,27 @@
-use std::os::unix::net::UnixListener;
+use std::time::Duration;
 
+use podmeter::simulation::plugin::{Behaviour, PluginDevice, StandInPlugin};
 use podmeter::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use podmeter::wire::v1beta1::{AllocateRequest, ContainerAllocateRequest};
 use tonic::Code;
 
 use crate::kubelet::{Method, connect};
-use crate::rig::{GPU, wait_for};
+use crate::rig::{GPU, Rig, wait_for};
 use crate::row::{ALL, Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
 
 const UNREGISTERED: Metric = Metric("podmeter_plugin_registered", &["resource=\"nvidia.com/gpu\""], Is::Value(0.0));
 const REGISTERED_AGAIN: Metric =
     Metric("podmeter_plugin_registrations_total", &["resource=\"nvidia.com/gpu\""], Is::Rises);
 const EXPORTER: &[GoesOn] = &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Pod];
+
+/// Registered, with the devices that podmeter has.
+fn other_plugin(rig: &Rig, socket: Option<&str>) -> StandInPlugin {
+    let devices = rig.kubelet.allocatable_ids(GPU).iter().map(|id| PluginDevice::new(id)).collect();
+    let behaviour = Behaviour { socket_name: socket.map(str::to_owned), ..Behaviour::default() };
+    let plugin = StandInPlugin::start_with(&rig.kubelet.device_plugin_directory(), GPU, devices, behaviour);
+    assert!(wait_for(plugin.registered()));
+    plugin
+}
 
 pub const AREA: Area = Area {
     name: "The device plugin",
@@ -122,24 +132,39 @@ pub const AREA: Area = Area {
         },
         Row {
             id: "plugin-conflict",
-            happens: "Another vendor's plugin for the same resource comes",
-            how: |rig| {
-                let path = rig.kubelet.device_plugin_directory().join("nvidia-gpu.sock");
-                rig.hold(UnixListener::bind(path).unwrap());
-                assert!(rig.kubelet.lose_stream(GPU));
-            },
+            happens: "Another vendor's plugin registers the resource after podmeter",
+            how: |rig| rig.hold(other_plugin(rig, Some("nvidia-gpu.sock"))),
             seen: Seen {
-                metrics: &[Metric("podmeter_plugin_conflict", &["resource=\"nvidia.com/gpu\""], Is::Value(1.0))],
+                metrics: &[
+                    Metric("podmeter_plugin_conflict", &["resource=\"nvidia.com/gpu\""], Is::Value(1.0)),
+                    UNREGISTERED,
+                ],
                 log: Log::Says("waiting: another device plugin serves nvidia.com/gpu on nvidia-gpu.sock"),
                 page: Some(Text("/", "waiting: another device plugin serves")),
             },
             goes_on: EXPORTER,
             undone: "the other plugin ends",
-            undo: Some(|rig| {
-                rig.let_go();
-                std::fs::remove_file(rig.kubelet.device_plugin_directory().join("nvidia-gpu.sock")).unwrap();
-            }),
-            within: 15,
+            undo: Some(Rig::let_go),
+            within: 5,
+        },
+        Row {
+            id: "plugin-conflict-unseen",
+            happens: "A plugin with the same devices, on a socket that tells nothing, registers after podmeter and ends",
+            how: |rig| {
+                let other = other_plugin(rig, None);
+                // Time for the kubelet to list its devices.
+                std::thread::sleep(Duration::from_millis(500));
+                other.stop();
+            },
+            seen: Seen {
+                metrics: &[REGISTERED_AGAIN],
+                log: Log::Says("when another plugin of it ended"),
+                page: Some(Text("/-/ready", "200 OK")),
+            },
+            goes_on: ALL,
+            undone: "nothing: it registers again by itself",
+            undo: None,
+            within: 5,
         },
         Row {
             id: "plugin-unknown-device",

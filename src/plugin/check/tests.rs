@@ -1,0 +1,208 @@
+use super::*;
+use crate::model::{Allocatable, Container, ContainerRef, CpuSet, HeldDevice, Moment, Pod, PodRef, UnhealthyReason};
+use crate::plugin::{Hardware, OfferedDevice, Withheld};
+
+const RESOURCE: &str = "nvidia.com/gpu";
+const PODMETER: &str = "podmeter-nvidia.com_gpu-0123456789ab.sock";
+
+fn at(milliseconds: u64) -> Monotonic {
+    Monotonic::new(Duration::from_millis(milliseconds))
+}
+
+fn offer(health: Result<(), Withheld>) -> Offer {
+    let device = OfferedDevice { id: "x".into(), numa_nodes: BTreeSet::new(), health, hardware: Hardware::Nothing };
+    Offer { resource: RESOURCE.into(), devices: vec![device] }
+}
+
+/// A registration whose list was sent at 1000 ms, and what surrounds it.
+struct World {
+    check: RegistrationCheck,
+    kubelet: KubeletState,
+    live: LiveSockets,
+    grants: Grants,
+    offer: Offer,
+    list_sent_at: Option<Monotonic>,
+}
+
+impl World {
+    fn new() -> Self {
+        let mut check = RegistrationCheck::new(RESOURCE.into(), &LiveSockets::new(), LiveSockets::new(), at(1000));
+        check.sent(at(1000));
+        Self {
+            check,
+            kubelet: KubeletState::default(),
+            live: LiveSockets::new(),
+            grants: Grants::default(),
+            offer: offer(Ok(())),
+            list_sent_at: Some(at(1000)),
+        }
+    }
+
+    fn examine(&mut self, milliseconds: u64) -> Standing {
+        let seen = Seen {
+            live: &self.live,
+            kubelet: &self.kubelet,
+            offer: &self.offer,
+            advertised: &BTreeSet::from(["earlier".into()]),
+            grants: &mut self.grants,
+            list_sent_at: self.list_sent_at,
+        };
+        self.check.examine(seen, at(milliseconds))
+    }
+
+    /// The kubelet lists these as allocatable.
+    fn answer(&mut self, milliseconds: u64, ids: &[&str]) -> Standing {
+        let mut allocatable = Allocatable::default();
+        allocatable.devices.insert(RESOURCE.into(), ids.iter().map(|id| (*id).into()).collect());
+        self.kubelet.allocatable = Some(Arc::new(allocatable));
+        self.kubelet.allocatable_at = Some(Moment { monotonic: at(milliseconds), ..Moment::default() });
+        self.examine(milliseconds)
+    }
+
+    /// Pods of these names hold device x.
+    fn held_by(&mut self, milliseconds: u64, pods: &[&str]) -> Standing {
+        let pod = |name: &&str| {
+            let devices = vec![HeldDevice { resource: RESOURCE.into(), id: "x".into(), numa_nodes: BTreeSet::new() }];
+            let reference = ContainerRef::new("team", name, "main");
+            let (claims, exclusive_cpus, memory) = (vec![], CpuSet::default(), vec![]);
+            let container = Container { reference, devices, claims, exclusive_cpus, memory };
+            let (exclusive_cpus, memory) = (CpuSet::default(), vec![]);
+            Pod { reference: PodRef::new("team", name), containers: vec![container], exclusive_cpus, memory }
+        };
+        self.kubelet.relation = Some(Arc::new(Relation { pods: pods.iter().map(pod).collect() }));
+        self.kubelet.relation_at = Some(Moment { monotonic: at(milliseconds), ..Moment::default() });
+        self.examine(milliseconds)
+    }
+
+    fn bind(&mut self, name: &str, modified: i64) {
+        self.live.insert(name.to_owned(), Identity::numbered(modified));
+    }
+}
+
+fn is_replaced(standing: &Standing, by: &str) -> bool {
+    matches!(standing, Standing::Replaced(text) if text.contains(by))
+}
+
+#[test]
+fn two_empty_answers_some_time_apart_decide() {
+    let mut world = World::new();
+    assert_eq!(world.answer(900, &[]), Standing::Used, "before the list");
+    assert_eq!(world.check.look_at(), Some(at(6000)));
+    assert_eq!(world.answer(1001, &["x"]), Standing::Used);
+    world.check.looked(at(1001));
+    assert_eq!(world.answer(1002, &[]), Standing::Used);
+    assert_eq!(world.check.look_at(), Some(at(1502)));
+    assert_eq!(world.answer(1400, &[]), Standing::Used, "too soon");
+    assert_eq!(world.answer(1600, &["x"]), Standing::Used);
+    assert_eq!(world.answer(1700, &[]), Standing::Used);
+    assert_eq!(world.answer(2200, &[]), Standing::Forgotten);
+}
+
+#[test]
+fn a_kubelet_slow_to_take_in_the_first_list_has_not_forgotten_it() {
+    let mut world = World::new();
+    for milliseconds in [1001, 1600, 3000, 5999] {
+        assert_eq!(world.answer(milliseconds, &[]), Standing::Used, "{milliseconds}");
+    }
+    assert_eq!(world.check.look_at(), Some(at(6000)));
+    assert_eq!(world.answer(6001, &[]), Standing::Used, "one answer decides nothing");
+    assert_eq!(world.check.look_at(), Some(at(6501)));
+    assert_eq!(world.answer(6501, &[]), Standing::Forgotten);
+}
+
+#[test]
+fn a_resource_without_healthy_devices_is_rightly_not_listed() {
+    let mut world = World::new();
+    world.offer = offer(Err(Withheld::judged(UnhealthyReason::Lost, "lost")));
+    for milliseconds in [1100, 2000, 7000, 8000] {
+        assert_eq!(world.answer(milliseconds, &[]), Standing::Used);
+    }
+}
+
+#[test]
+fn devices_that_were_never_ours_are_another_plugins() {
+    let mut world = World::new();
+    assert_eq!(world.answer(2000, &["x", "earlier"]), Standing::Used, "of a registration before");
+    assert_eq!(world.answer(3000, &["slot-0", "slot-1"]), Standing::Used, "one answer decides nothing");
+    assert_eq!(world.check.look_at(), Some(at(3200)));
+    assert!(is_replaced(&world.answer(3200, &["slot-0", "slot-1"]), "lists 2 devices"));
+    assert_eq!(world.check.look_at(), Some(at(3800)), "its end must be seen");
+    assert_eq!(world.answer(3800, &[]), Standing::OtherEnded, "one answer is enough");
+}
+
+#[test]
+fn devices_of_another_podmeter_are_a_rolling_update() {
+    let mut world = World::new();
+    world.bind(PODMETER, 1);
+    for milliseconds in [2000, 3000, 4000] {
+        assert_eq!(world.answer(milliseconds, &["slot-0"]), Standing::Used);
+    }
+    assert_eq!(world.held_by(5000, &["theirs"]), Standing::Used);
+    world.live.clear();
+    world.check.looked(at(5000));
+    assert_eq!(world.examine(6000), Standing::Used);
+    assert_eq!(world.check.look_at(), Some(at(6100)), "its end is a reason to look");
+    assert_eq!(world.held_by(6500, &["theirs", "granted-before-its-end"]), Standing::Used);
+}
+
+#[test]
+fn a_known_plugin_has_replaced_us_until_its_socket_ends_or_the_kubelet_asks_us() {
+    let mut world = World::new();
+    world.bind("nvidia-mig-1g.10gb.sock", 1);
+    assert_eq!(world.answer(2000, &["x"]), Standing::Used, "of another resource");
+    world.bind("nvidia-gpu.sock", 2);
+    assert!(is_replaced(&world.examine(3000), "nvidia-gpu.sock"));
+    assert!(is_replaced(&world.answer(3500, &[]), "nvidia-gpu.sock"), "it has no healthy device");
+    world.bind("nvidia-gpu.sock", 3);
+    assert_eq!(world.examine(4000), Standing::OtherEnded, "it was started again");
+
+    let mut world = World::new();
+    world.bind("nvidia-gpu.sock", 2);
+    assert!(is_replaced(&world.examine(3000), "nvidia-gpu.sock"));
+    world.grants.grant(["x".into()], at(3500));
+    assert!(is_replaced(&world.examine(3600), "nvidia-gpu.sock"), "that one may have been under way");
+    world.grants.grant(["x".into()], at(5500));
+    assert_eq!(world.examine(5600), Standing::Used);
+    assert_eq!(world.examine(7000), Standing::Used);
+}
+
+#[test]
+fn an_allocation_that_was_not_granted_here_is_another_plugins() {
+    let mut world = World::new();
+    assert_eq!(world.held_by(1500, &["before"]), Standing::Used);
+    assert_eq!(world.held_by(3100, &["before", "meanwhile"]), Standing::Used, "the baseline");
+    world.grants.grant(["x".into()], at(3200));
+    assert_eq!(world.held_by(3300, &["before", "meanwhile", "ours"]), Standing::Used);
+    let standing = world.held_by(4000, &["before", "meanwhile", "ours", "theirs"]);
+    assert!(is_replaced(&standing, "x to team/theirs/main"), "{standing:?}");
+    assert!(is_replaced(&world.answer(4500, &["x"]), "team/theirs"), "until more is known");
+    assert_eq!(world.answer(5000, &[]), Standing::OtherEnded);
+}
+
+#[test]
+fn after_the_end_of_an_unknown_plugin_two_answers_follow_soon() {
+    let mut world = World::new();
+    world.bind("other.sock", 1);
+    assert_eq!(world.answer(2000, &["x"]), Standing::Used);
+    world.check.looked(at(2000));
+    world.live.clear();
+    assert_eq!(world.examine(3000), Standing::Used);
+    assert_eq!(world.check.look_at(), Some(at(3100)));
+    assert_eq!(world.answer(3100, &[]), Standing::Used);
+    assert_eq!(world.check.look_at(), Some(at(3300)));
+    assert_eq!(world.answer(3300, &[]), Standing::Forgotten);
+}
+
+/// Up to 1.36: the list is shown, and nothing of it can be allocated.
+#[test]
+fn a_list_sent_around_the_end_of_another_plugin_hides_it() {
+    for (sent_at, expected) in [(2500, Standing::Used), (2950, Standing::OtherEnded), (3050, Standing::OtherEnded)] {
+        let mut world = World::new();
+        world.bind("other.sock", 1);
+        assert_eq!(world.answer(2000, &["x"]), Standing::Used);
+        world.live.clear();
+        world.list_sent_at = Some(at(sent_at));
+        assert_eq!(world.examine(3000), Standing::Used);
+        assert_eq!(world.answer(3100, &["x"]), expected, "{sent_at}");
+    }
+}
