@@ -391,6 +391,42 @@ fn signals_that_mean_nothing_to_it_do_not_end_it() {
     running.until("it goes on", |page| page.value("podmeter_scrape_duration_seconds_count", &[]) >= Some(3.0));
 }
 
+/// A rolling update with two agents for a moment, and one that was killed.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_admin_socket_in_use_is_served_when_the_other_agent_has_ended() {
+    let node = one_holder().await;
+    let socket = node.root.path().join("admin.sock");
+    let (root, path) = (node.root.path().to_str().unwrap(), socket.to_str().unwrap());
+    let arguments = ["agent", "--hardware", "none", "--device-plugin", "off", "--kubelet-root", root];
+    let start = |name: &str| {
+        let named = ["--listen", "127.0.0.1:0", "--admin-socket", path, "--node-name", name];
+        Running::start(&[&arguments[..], &named].concat(), &[], None)
+    };
+    let answers = async |name: &str| {
+        let target = podmeter::agent::Target::Socket(socket.clone());
+        for _ in 0..200 {
+            let answer = podmeter::agent::get(&target, "/api/v1/node").await;
+            if answer.is_ok_and(|body| String::from_utf8_lossy(&body).contains(name)) {
+                return true;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+        false
+    };
+    let mut first = start("node-of-the-first");
+    assert!(answers("node-of-the-first").await);
+    let mut second = start("node-of-the-second");
+    assert!(answers("node-of-the-first").await, "a live socket is not replaced");
+    first.signal("TERM");
+    assert_eq!(first.wait().code(), Some(0));
+    assert!(answers("node-of-the-second").await, "{}", second.log());
+    let log = second.log();
+    assert_eq!(log.matches("another process listens on the admin socket").count(), 1, "{log}");
+    let third = start("node-of-the-third");
+    second.kill();
+    assert!(answers("node-of-the-third").await, "{}", third.log());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_signal_ends_it_cleanly_and_takes_its_sockets_along() {
     let node = one_holder().await;

@@ -16,6 +16,7 @@ mod self_use;
 mod settings;
 mod xids;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -104,7 +105,7 @@ async fn run_on(
     let mut signals = Signals::receive()?;
     let descriptor_limit = descriptors::raise_limit();
     let web_config = settings.web_config.as_deref().map(|file| LiveConfig::load(file, clock)).transpose()?;
-    let listeners = bind(&settings).await?;
+    let Bound { listeners, awaited } = bind(&settings).await?;
 
     let call_durations = driver.as_ref().and_then(|driver| driver.call_durations());
     let mut devices = driver.map(|driver| hardware::start(driver, settings.hardware_room(), clock));
@@ -207,7 +208,7 @@ async fn run_on(
         clock,
         healthy: Arc::new(move || pulse.feel(clock.now().monotonic)),
         ready: Arc::new(move || ready(&ready_snapshots.borrow())),
-        record: record::source(&settings, &listeners, reloadable_for_record, clock),
+        record: record::source(&settings, &listeners, awaited.as_deref(), reloadable_for_record, clock),
         allocations,
         admin: web::Admin {
             driver: devices.as_ref().map(|devices| driver_orders(&devices.lease())),
@@ -231,7 +232,7 @@ async fn run_on(
         opened(&first.address());
     }
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let server = ServerSettings { web_config, limits: settings.web_limits, descriptor_limit };
+    let server = ServerSettings { web_config, limits: settings.web_limits, descriptor_limit, awaited };
     let serving = web::serve(listeners, state, server, async move { drop(stopped.await) });
     tokio::pin!(serving);
 
@@ -301,8 +302,14 @@ async fn named(name: &'static str, task: impl Future<Output = ()>) -> &'static s
     name
 }
 
-async fn bind(settings: &Settings) -> Result<Vec<Listener>, AgentError> {
-    let mut listeners = vec![];
+struct Bound {
+    listeners: Vec<Listener>,
+    /// The admin socket, where another process listens on it: mostly the agent that this one follows in a rolling update.
+    awaited: Option<PathBuf>,
+}
+
+async fn bind(settings: &Settings) -> Result<Bound, AgentError> {
+    let (mut listeners, mut awaited) = (vec![], None);
     for address in &settings.listen {
         listeners.push(Listener::bind(address).await?);
     }
@@ -312,11 +319,19 @@ async fn bind(settings: &Settings) -> Result<Vec<Listener>, AgentError> {
     if let Some(path) = &settings.admin_socket {
         match Listener::bind_private(path).await {
             Ok(listener) => listeners.push(listener),
+            Err(BindError::InUse { path }) => {
+                tracing::warn!(
+                    path = %path.display(),
+                    "another process listens on the admin socket: waiting until it has ended; local commands reach it \
+                     until then"
+                );
+                awaited = Some(path);
+            }
             Err(error) if settings.admin_socket_required => return Err(error.into()),
             Err(error) => tracing::warn!(%error, "no admin socket; local commands need --url"),
         }
     }
-    Ok(listeners)
+    Ok(Bound { listeners, awaited })
 }
 
 /// `Err` with what is still waited for.

@@ -13,6 +13,7 @@ use crate::web::{self, RecordSource};
 pub fn source(
     settings: &Settings,
     listeners: &[web::Listener],
+    awaited: Option<&Path>,
     reloadable: watch::Receiver<Reloadable>,
     clock: Clock,
 ) -> RecordSource {
@@ -24,6 +25,11 @@ pub fn source(
         let guarded = settings.web_config.is_some() && !private && !probes;
         let kind = if private { &mut admin } else { &mut addresses };
         kind.push(Listener { address, admin: private, probes, guarded });
+    }
+    // Served when the process that listens there has ended.
+    if let Some(path) = awaited {
+        let address = web::ListenAddress::Unix(path.to_owned()).to_string();
+        admin.push(Listener { address, admin: true, probes: false, guarded: false });
     }
     let marks = !admin.is_empty();
     addresses.extend(admin);

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixStream};
 
@@ -13,6 +14,9 @@ const SEND_BYTES: u32 = 256 * 1024;
 const RECEIVE_BYTES: u32 = 64 * 1024;
 /// Connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
+
+/// Between two looks at a socket that another process listens on.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// Where to listen: `0.0.0.0:9410`, `[::]:9410`, or `unix:PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,6 +85,28 @@ impl Listener {
     /// Binds a unix socket that only its owner can open.
     pub async fn bind_private(path: &Path) -> Result<Self, BindError> {
         Self::bind_unix(path, Purpose::Private).await
+    }
+
+    /// As `bind_private`, once no other process listens there: during a rolling update that is the agent before this one.
+    pub async fn bind_private_when_free(path: &Path) -> Self {
+        let mut problem = String::new();
+        loop {
+            tokio::time::sleep(RETRY).await;
+            match Self::bind_private(path).await {
+                Ok(listener) => {
+                    tracing::info!(address = %listener.address(), "listening");
+                    return listener;
+                }
+                Err(BindError::InUse { .. }) => problem.clear(),
+                Err(error) => {
+                    let text = error.to_string();
+                    if problem != text {
+                        tracing::warn!("{text}; trying again");
+                        problem = text;
+                    }
+                }
+            }
+        }
     }
 
     #[must_use]
@@ -237,6 +263,24 @@ mod tests {
         let second = Listener::bind_private(&path).await.unwrap();
         drop(second);
         assert!(!path.exists(), "an orderly end removes its file");
+    }
+
+    #[tokio::test]
+    async fn a_live_socket_is_bound_when_its_process_has_ended() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("podmeter.sock");
+        let Listener::Unix { listener, file, .. } = Listener::bind_private(&path).await.unwrap() else {
+            panic!("a unix listener")
+        };
+        let binding = Listener::bind_private_when_free(&path);
+        tokio::pin!(binding);
+        assert!(tokio::time::timeout(RETRY * 2, &mut binding).await.is_err(), "it is in use");
+        assert!(UnixStream::connect(&path).await.is_ok(), "by the first");
+        drop(listener);
+        std::mem::forget(file); // as after a kill
+        let second = tokio::time::timeout(RETRY * 3, binding).await.expect("bound");
+        assert_eq!(second.address(), ListenAddress::Unix(path.clone()));
+        assert!(UnixStream::connect(&path).await.is_ok());
     }
 
     #[tokio::test]

@@ -2,6 +2,7 @@ use std::convert::Infallible;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,6 +49,8 @@ pub struct ServerSettings {
     pub limits: Limits,
     /// File descriptors that the process may open; `None`: as many as it likes.
     pub descriptor_limit: Option<u64>,
+    /// An admin socket that another process listens on. It is served when that process has ended.
+    pub awaited: Option<PathBuf>,
 }
 
 /// Serves every listener until `shutdown` is done, then lets requests under way finish. Ends early only with the error
@@ -66,20 +69,33 @@ pub async fn serve(
     let (probes, router) = (probes(state.clone()), router(state));
     let (stop, stopped) = watch::channel(());
     let mut accepting = JoinSet::new();
-    for listener in listeners {
+    let doors = |listener: &Listener| {
         let (router, gate) = match listener.purpose() {
             Purpose::Pages => (router.clone(), gate.clone()),
             Purpose::Probes => (probes.clone(), None),
             Purpose::Private => (router.clone().merge(orders.clone()).layer(Extension(Private)), None),
         };
-        let connections = Arc::new(Connections::new(clock));
-        accepting.spawn(accept(listener, Door { router, gate, limits, descriptors, connections }, stopped.clone()));
-    }
-    drop(stopped);
-    let broke = tokio::select! {
-        () = shutdown => None,
-        ended = accepting.join_next(), if !accepting.is_empty() => ended,
+        let (descriptors, connections) = (descriptors.clone(), Arc::new(Connections::new(clock)));
+        Door { router, gate, limits, descriptors, connections }
     };
+    for listener in listeners {
+        let door = doors(&listener);
+        accepting.spawn(accept(listener, door, stopped.clone()));
+    }
+    let mut awaited = pin!(awaited(settings.awaited));
+    let mut shutdown = pin!(shutdown);
+    let broke = loop {
+        tokio::select! {
+            () = &mut shutdown => break None,
+            ended = accepting.join_next(), if !accepting.is_empty() => break ended,
+            listener = &mut awaited => {
+                let door = doors(&listener);
+                accepting.spawn(accept(listener, door, stopped.clone()));
+                awaited.set(self::awaited(None));
+            }
+        }
+    };
+    drop(stopped);
     drop(stop);
     // They would hold up the end.
     live.close();
@@ -88,6 +104,14 @@ pub async fn serve(
         outcome = outcome.and(ended.map_err(io::Error::other));
     }
     outcome
+}
+
+/// For ever where none is waited for.
+async fn awaited(path: Option<PathBuf>) -> Listener {
+    match path {
+        Some(path) => Listener::bind_private_when_free(&path).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// What a listener's clients come to.

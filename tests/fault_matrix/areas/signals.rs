@@ -1,3 +1,4 @@
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -46,6 +47,30 @@ pub const AREA: Area = Area {
                 until("the stale socket is removed", || rig.log().contains("that an earlier podmeter left behind"));
             }),
             within: 15,
+        },
+        Row {
+            id: "signal-overlap",
+            happens: "It is started while another agent still listens on its admin socket, as in a rolling update",
+            how: |rig| {
+                rig.stop();
+                rig.hold(UnixListener::bind(rig.path("admin.sock")).unwrap());
+                rig.begin();
+            },
+            seen: Seen {
+                metrics: &[],
+                log: Log::Says("another process listens on the admin socket: waiting until it has ended"),
+                page: Some(Text("/-/healthy", "200 OK")),
+            },
+            goes_on: ALL,
+            undone: "the other agent ends",
+            undo: Some(|rig| {
+                rig.let_go();
+                let path = rig.path("admin.sock");
+                until("the admin socket answers", || {
+                    UnixStream::connect(&path).is_ok() && rig.order("/mark", "{}").status >= 400
+                });
+            }),
+            within: 10,
         },
         Row {
             id: "signal-term-while-driver-hangs",
