@@ -90,7 +90,7 @@ const KNOWN: [Known; 23] = [
         id: "pods_api",
         title: "Pods API",
         why: "it names pods by their UIDs and gives their labels",
-        says: "fails when its socket is there and does not answer; skipped where there is none (kubelets before 1.36, and 1.36 without the feature gate `PodsAPI`)",
+        says: "fails when its socket is there and does not answer; warns when nobody listens on it; skipped where there is none (kubelets before 1.36, and 1.36 without the feature gate PodsAPI)",
         judge: node::pods_api,
     },
     Known {

@@ -191,8 +191,17 @@ pub fn pods_api(evidence: &Evidence) -> Finding {
     let socket = evidence.settings.pods_api_socket.display().to_string();
     match &evidence.pods_api {
         Dialled::Missing => Finding::skipped(format!(
-            "there is no socket {socket}: the kubelet is older than 1.37 (or than 1.36 with the feature gate PodsAPI), or it is not mounted"
+            "there is no socket {socket}: the kubelet's feature gate PodsAPI is off, as it is by default before 1.37, or the \
+             directory is not mounted"
         )),
+        // The kubelet leaves the file behind when the gate is switched off; nothing depends on this API alone.
+        Dialled::Refused => Finding::warning(
+            format!(
+                "nobody listens on {socket}: the kubelet is down, or its feature gate PodsAPI was switched off and the \
+                 file was left behind"
+            ),
+            "remove the file where the gate is off; pods are then named by the log directories",
+        ),
         outcome => dialled(outcome, &socket, "--kubelet-root"),
     }
 }

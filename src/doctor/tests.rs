@@ -265,8 +265,9 @@ fn each_check_says_what_is_not_well() {
         ),
         ("plugin_conflicts", call(CallError::Refused), Warning, "is not known"),
         ("plugin_conflicts", change(|evidence| evidence.settings.offers = None), Skipped, "plugin is off"),
-        ("pods_api", change(|evidence| evidence.pods_api = Dialled::Missing), Skipped, "older than 1.37"),
-        ("pods_api", change(|evidence| evidence.pods_api = Dialled::Refused), Failed, "nobody listens"),
+        ("pods_api", change(|evidence| evidence.pods_api = Dialled::Missing), Skipped, "gate PodsAPI is off"),
+        ("pods_api", change(|evidence| evidence.pods_api = Dialled::Refused), Warning, "nobody listens"),
+        ("pods_api", change(|evidence| evidence.pods_api = Dialled::Denied), Failed, "no permission"),
         ("driver", change(|evidence| evidence.driver = late()), Failed, "did not answer within 5 s"),
         (
             "driver",

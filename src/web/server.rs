@@ -75,7 +75,7 @@ pub async fn serve(
             Purpose::Probes => (probes.clone(), None),
             Purpose::Private => (router.clone().merge(orders.clone()).layer(Extension(Private)), None),
         };
-        let (descriptors, connections) = (descriptors.clone(), Arc::new(Connections::new(clock)));
+        let connections = Arc::new(Connections::new(clock));
         Door { router, gate, limits, descriptors, connections }
     };
     for listener in listeners {
