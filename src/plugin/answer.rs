@@ -67,7 +67,7 @@ fn gpus(nvidia: &NvidiaConfig, offer: &Offer, devices: &[&OfferedDevice], node: 
         add_nodes(&mut answer, nvidia, &devices, node, if as_nodes { "mrw" } else { "rw" })?;
     }
     if as_nodes {
-        answer.mounts.extend(nvidia.driver_mounts.iter().map(|mount| Mount {
+        answer.mounts.extend(node.driver_mounts.iter().map(|mount| Mount {
             host_path: mount.host_path.display().to_string(),
             container_path: mount.container_path.display().to_string(),
             read_only: true,

@@ -254,6 +254,7 @@ mod tests {
         NodeFacts {
             control_nodes: vec!["/dev/nvidiactl".to_owned()],
             mig_capabilities: MigCapabilities([((0, 2, None), 30), ((0, 2, Some(0)), 31)].into()),
+            driver_mounts: vec![],
             cdi: None,
         }
     }

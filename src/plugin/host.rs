@@ -8,7 +8,8 @@ use std::sync::Arc;
 use super::cdi::{self, Specifications, Written};
 use super::paths::{self, Found, Roots};
 use super::{
-    DeviceListStrategy, MigCapabilities, NodeFacts, NvidiaConfig, Offer, ResourceConfig, control_nodes, mps, offers,
+    DeviceListStrategy, MigCapabilities, NodeFacts, NvidiaConfig, Offer, ResourceConfig, control_nodes, mps,
+    node::driver_mounts, offers,
 };
 use crate::model::{Gpu, GpuUuid, Inventory, PciBusId, ResourceName};
 use crate::preference::{PciGpu, Place, Topology};
@@ -46,7 +47,7 @@ pub struct Seen {
     pub facts: Arc<Facts>,
     /// The resources that NVIDIA's MPS control daemon does not serve, and why.
     pub without_mps: BTreeMap<ResourceName, Arc<str>>,
-    /// Why our CDI specification is not there.
+    /// Why our CDI specification, or the driver's directory, is not there.
     pub problem: Option<String>,
 }
 
@@ -112,6 +113,7 @@ impl Host {
                 let offers = offers(&wanted.config, &wanted.inventory, &[]).offers;
                 kept.learn(nvidia, &wanted.inventory, &offers, &self.around, &self.specifications);
                 let problem = kept.specify(nvidia, &offers, &self.around, &self.specifications);
+                let problem = problem.or_else(|| without_driver(nvidia, &kept.facts.node));
                 let without_mps = mps::missing(nvidia, &self.around.roots, &offers);
                 Seen { facts: Arc::clone(&kept.facts), without_mps, problem, ..seen }
             }
@@ -135,6 +137,7 @@ impl Kept {
         let node = NodeFacts {
             control_nodes: control_nodes(&around.roots.inside(&nvidia.device_root.join("dev"))),
             mig_capabilities: MigCapabilities::read(&around.proc),
+            driver_mounts: driver_mounts(nvidia, |path| around.roots.inside(path).exists()),
             cdi: if nvidia.uses_cdi() { specifications.vendors(offers).cloned() } else { None },
         };
         if is_same && self.facts.node == node {
@@ -183,6 +186,18 @@ impl Kept {
     fn end(mut self) {
         self.take_back();
     }
+}
+
+/// Containers would get device nodes and no driver.
+fn without_driver(nvidia: &NvidiaConfig, node: &NodeFacts) -> Option<String> {
+    let first = nvidia.driver_mounts.first().filter(|_| node.driver_mounts.is_empty())?;
+    nvidia.includes(DeviceListStrategy::DeviceNodes).then(|| {
+        format!(
+            "deviceListStrategy device-nodes: {} is not there, so containers get no files of the driver: mount it into \
+             podmeter at the same path, or name the driver's directory in driverMounts ([] where images have the driver)",
+            first.host_path.display()
+        )
+    })
 }
 
 /// From where the GPUs sit on the PCI bus, and from the NVLinks between each two. A GPU that sysfs does not have is
@@ -299,6 +314,28 @@ mod tests {
         assert!(Arc::ptr_eq(&first, &look()), "nothing has changed");
         std::fs::write(root.path().join("dev/nvidia-uvm"), "").unwrap();
         assert_eq!(look().node.control_nodes, ["/dev/nvidia-uvm"]);
+    }
+
+    #[test]
+    fn a_usual_place_of_the_driver_that_is_not_there_is_not_mounted() {
+        let root = tempfile::tempdir().unwrap();
+        let mut host = Host::new(empty(root.path()));
+        let look = |host: &mut Host, text: &str| {
+            let seen = host.look(&wanted(text, inventory([gpu(0, None)]))).remove(&7).unwrap();
+            let mounts = seen.facts.node.driver_mounts.iter().map(|mount| mount.host_path.display().to_string());
+            (mounts.collect::<Vec<_>>(), seen.problem)
+        };
+        let (mounts, problem) = look(&mut host, "deviceListStrategy: device-nodes");
+        assert_eq!(mounts, Vec::<String>::new());
+        assert!(problem.is_some_and(|text| text.contains("/home/kubernetes/bin/nvidia is not there")));
+        std::fs::create_dir_all(root.path().join("home/kubernetes/bin/nvidia")).unwrap();
+        let expected = vec!["/home/kubernetes/bin/nvidia".to_owned()];
+        assert_eq!(look(&mut host, "deviceListStrategy: device-nodes"), (expected, None), "and not its part icd.d");
+        let configured = "deviceListStrategy: device-nodes, driverMounts: [{hostPath: /opt/nvidia, containerPath: /n}]";
+        assert_eq!(look(&mut host, configured), (vec!["/opt/nvidia".to_owned()], None), "the host may have it");
+        let none = "deviceListStrategy: device-nodes, driverMounts: []";
+        assert_eq!(look(&mut host, none), (vec![], None));
+        assert_eq!(look(&mut host, "deviceListStrategy: envvar").1, None);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use super::cdi::VendorSpecification;
+use super::{DriverMount, NvidiaConfig};
 
 /// The nodes that belong to no GPU; a host has those that its driver made.
 const CONTROL_NODES: [&str; 4] = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"];
@@ -15,6 +16,8 @@ pub struct NodeFacts {
     /// Those there are, as containers see them: `/dev/nvidiactl`.
     pub control_nodes: Vec<String>,
     pub mig_capabilities: MigCapabilities,
+    /// What `device-nodes` mounts of the driver.
+    pub driver_mounts: Vec<DriverMount>,
     /// The specification whose names CDI answers give; ours where `None`.
     pub cdi: Option<VendorSpecification>,
 }
@@ -28,6 +31,15 @@ pub struct MigCapabilities(pub BTreeMap<(u32, u32, Option<u32>), u32>);
 pub fn control_nodes(dev: &Path) -> Vec<String> {
     let there = |name: &&str| dev.join(name).exists();
     CONTROL_NODES.into_iter().filter(there).map(|name| format!("/dev/{name}")).collect()
+}
+
+/// Those to mount. Of the usual places only what is there: the container runtime would make the others on the host. Other
+/// places are the configuration's, and need not be seen from here.
+#[must_use]
+pub fn driver_mounts(nvidia: &NvidiaConfig, is_there: impl Fn(&Path) -> bool) -> Vec<DriverMount> {
+    let usual = NvidiaConfig::default().driver_mounts;
+    let is_mounted = |mount: &&DriverMount| !usual.contains(mount) || is_there(&mount.host_path);
+    nvidia.driver_mounts.iter().filter(is_mounted).cloned().collect()
 }
 
 impl MigCapabilities {

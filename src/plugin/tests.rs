@@ -83,6 +83,7 @@ fn facts() -> NodeFacts {
     NodeFacts {
         control_nodes: CONTROL.map(str::to_owned).to_vec(),
         mig_capabilities: MigCapabilities((6..=7).flat_map(capabilities).collect()),
+        driver_mounts: crate::plugin::NvidiaConfig::default().driver_mounts,
         cdi: None,
     }
 }
