@@ -16,6 +16,8 @@ use crate::model::{DeviceId, KubeletState, Monotonic, Relation, ResourceName};
 
 /// The kubelet has processed the end of another plugin by then; it takes about 20 ms.
 const AFTER_AN_END: Duration = Duration::from_millis(100);
+/// The end of another plugin is noticed within this time, on a busy machine too.
+const HIDES: Duration = Duration::from_secs(1);
 /// Between two answers that must agree.
 const SECOND_ANSWER: Duration = Duration::from_millis(500);
 /// The same, when another plugin has just ended or registered.
@@ -71,6 +73,8 @@ pub struct RegistrationCheck {
     resource: ResourceName,
     /// Live sockets of others, seen last.
     others: LiveSockets,
+    /// Live sockets at the registration: up to 1.36 the end of their plugin would end our stream.
+    earlier: LiveSockets,
     /// Sockets of known plugins that have not replaced us.
     harmless: LiveSockets,
     replaced: Option<(Evidence, Monotonic)>,
@@ -78,6 +82,8 @@ pub struct RegistrationCheck {
     look_at: Option<Monotonic>,
     /// When another plugin ended, until an answer shows whether that concerns us.
     ended_at: Option<Monotonic>,
+    /// One that ended came after our registration.
+    later_ended: bool,
     none_since: Option<Monotonic>,
     others_since: Option<Monotonic>,
     /// When the kubelet took our first list.
@@ -96,10 +102,12 @@ impl RegistrationCheck {
         Self {
             resource,
             others: live.clone(),
+            earlier: live.clone(),
             harmless,
             replaced: None,
             look_at: None,
             ended_at: None,
+            later_ended: false,
             none_since: None,
             others_since: None,
             sent_at: None,
@@ -156,6 +164,8 @@ impl RegistrationCheck {
     fn sockets(&mut self, live: &LiveSockets, now: Monotonic) -> bool {
         let has_ended = |(name, identity): (&String, &Identity)| live.get(name) != Some(identity);
         if self.others.iter().any(has_ended) {
+            let is_later = |(name, identity): (&String, &Identity)| self.earlier.get(name) != Some(identity);
+            self.later_ended |= self.others.iter().any(|other| has_ended(other) && is_later(other));
             self.ended_at = Some(now);
             self.look_by(now + AFTER_AN_END);
         }
@@ -218,8 +228,8 @@ impl RegistrationCheck {
         }
         let ended_at = self.ended_at.take()?;
         // Up to 1.36 a list of ours after the other's end is shown, although nothing of it can be allocated.
-        let is_hidden = seen.list_sent_at.is_some_and(|at| at + AFTER_AN_END > ended_at && at <= answered_at);
-        is_hidden.then_some(Standing::OtherEnded)
+        let is_hidden = seen.list_sent_at.is_some_and(|at| at + HIDES > ended_at && at <= answered_at);
+        (std::mem::take(&mut self.later_ended) && is_hidden).then_some(Standing::OtherEnded)
     }
 
     fn none_listed(&mut self, sent_at: Monotonic, answered_at: Monotonic) -> Option<Standing> {

@@ -80,6 +80,7 @@ mod tests {
             };
             Pod {
                 reference: PodRef::new("team", pod),
+                uid: None,
                 containers: vec![container],
                 exclusive_cpus: CpuSet::default(),
                 memory: vec![],

@@ -67,7 +67,7 @@ impl World {
             let (claims, exclusive_cpus, memory) = (vec![], CpuSet::default(), vec![]);
             let container = Container { reference, devices, claims, exclusive_cpus, memory };
             let (exclusive_cpus, memory) = (CpuSet::default(), vec![]);
-            Pod { reference: PodRef::new("team", name), containers: vec![container], exclusive_cpus, memory }
+            Pod { reference: PodRef::new("team", name), uid: None, containers: vec![container], exclusive_cpus, memory }
         };
         self.kubelet.relation = Some(Arc::new(Relation { pods: pods.iter().map(pod).collect() }));
         self.kubelet.relation_at = Some(Moment { monotonic: at(milliseconds), ..Moment::default() });
@@ -196,7 +196,7 @@ fn after_the_end_of_an_unknown_plugin_two_answers_follow_soon() {
 /// Up to 1.36: the list is shown, and nothing of it can be allocated.
 #[test]
 fn a_list_sent_around_the_end_of_another_plugin_hides_it() {
-    for (sent_at, expected) in [(2500, Standing::Used), (2950, Standing::OtherEnded), (3050, Standing::OtherEnded)] {
+    for (sent_at, expected) in [(1900, Standing::Used), (2950, Standing::OtherEnded), (3050, Standing::OtherEnded)] {
         let mut world = World::new();
         world.bind("other.sock", 1);
         assert_eq!(world.answer(2000, &["x"]), Standing::Used);
@@ -205,4 +205,16 @@ fn a_list_sent_around_the_end_of_another_plugin_hides_it() {
         assert_eq!(world.examine(3000), Standing::Used);
         assert_eq!(world.answer(3100, &["x"]), expected, "{sent_at}");
     }
+}
+
+/// Its end would have ended our stream.
+#[test]
+fn a_plugin_from_before_the_registration_hides_nothing() {
+    let mut world = World::new();
+    world.bind(PODMETER, 1);
+    world.check = RegistrationCheck::new(RESOURCE.into(), &world.live, LiveSockets::new(), at(1000));
+    world.check.sent(at(1000));
+    world.live.clear();
+    assert_eq!(world.examine(1010), Standing::Used);
+    assert_eq!(world.answer(1110, &["x"]), Standing::Used);
 }
