@@ -30,7 +30,7 @@ const PODS: [(&str, &str, f64, u64); 3] =
 fn board() -> Gpu {
     Gpu {
         uuid: GPU.into(),
-        index: 0,
+        index: Some(0),
         minor: None,
         pci_bus_id: None,
         model: None,

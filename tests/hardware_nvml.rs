@@ -74,7 +74,7 @@ fn identity_is_what_the_driver_says() {
     let driver = state.inventory.driver.as_ref().unwrap();
     assert_eq!((&*driver.driver_version, driver.cuda_version.as_deref()), ("570.124.06", Some("12.8")));
     let first = &state.inventory.gpus[&gpu(0)];
-    assert_eq!((first.index, first.minor, first.numa_node), (0, Some(3), None));
+    assert_eq!((first.index, first.minor, first.numa_node), (Some(0), Some(3), None));
     assert_eq!(first.pci_bus_id.as_ref().unwrap().as_str(), "0000:1b:00.0");
     assert_eq!((first.model.as_deref(), first.serial.as_deref()), (Some("NVIDIA H100 80GB HBM3"), Some("42")));
     assert_eq!((first.architecture.as_deref(), first.compute_capability.as_deref()), (Some("hopper"), Some("9.0")));
@@ -130,7 +130,7 @@ fn the_pci_bus_tells_what_the_driver_does_not() {
     let state = wait(&hardware, "readings", |state| has_fast(state, 0));
     assert_eq!(state.inventory.gpus[&gpu(0)].numa_node, Some(1));
     assert_eq!(state.inventory.gpus[&gpu(1)].numa_node, None, "the node of a GPU's own memory is none for pods");
-    assert_eq!(state.node_devices, Some(NodeDevices { expected: 2, vfio: 0 }));
+    assert_eq!(state.node_devices, Some(NodeDevices { expected: 2, ..NodeDevices::default() }));
     assert_eq!((state.inventory.visible(), state.problem.as_deref()), (2, None));
     fake.update(|state| state["gpus"] = json!([]));
     let state = wait(&hardware, "the problem", |state| state.problem.is_some());

@@ -40,7 +40,7 @@ fn published_integrals_are_the_integrals_of_the_load() {
     controls.set_load(&gpu, Monotonic::default(), Load::new(0.25, 5 << 30));
     let hardware = run(&driver, Clock::start());
     let first = wait(&hardware, "readings", |state| state.readings.len() == 8);
-    assert_eq!(first.node_devices, Some(NodeDevices { expected: 8, vfio: 0 }));
+    assert_eq!(first.node_devices, Some(NodeDevices { expected: 8, ..NodeDevices::default() }));
     let begin = totals(&first, &gpu).unwrap().clone();
     let change = begin.through + Duration::from_millis(200);
     controls.set_load(&gpu, change, Load::new(1.0, 5 << 30));

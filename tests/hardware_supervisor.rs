@@ -79,7 +79,7 @@ impl Session for ScriptedSession {
         let describe = |(index, uuid): (usize, &GpuUuid)| {
             let gpu = Gpu {
                 uuid: uuid.clone(),
-                index: u32::try_from(index).unwrap(),
+                index: u32::try_from(index).ok(),
                 minor: None,
                 pci_bus_id: None,
                 model: None,
@@ -113,7 +113,7 @@ impl Session for ScriptedSession {
     }
 
     fn node_devices(&self) -> Option<NodeDevices> {
-        Some(NodeDevices { expected: 8, vfio: 0 })
+        Some(NodeDevices { expected: 8, ..NodeDevices::default() })
     }
 }
 
@@ -195,7 +195,7 @@ fn every_tier_is_read_at_the_first_pass() {
         assert!(readings.medium.is_some() && readings.slow.is_some());
     }
     assert_eq!((state.source, state.problem.as_deref()), ("scripted", None));
-    assert_eq!(state.node_devices, Some(NodeDevices { expected: 8, vfio: 0 }));
+    assert_eq!(state.node_devices, Some(NodeDevices { expected: 8, ..NodeDevices::default() }));
     let tiers: Vec<_> = state.collectors.iter().map(|(tier, collector)| (*tier, collector.success)).collect();
     assert_eq!(tiers, [("fast", true), ("medium", true), ("slow", true)]);
     hardware.stop();

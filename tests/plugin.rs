@@ -41,7 +41,7 @@ fn uuid(index: u32) -> String {
 fn gpu(index: u32) -> Gpu {
     Gpu {
         uuid: GpuUuid::new(uuid(index)),
-        index,
+        index: Some(index),
         minor: Some(index),
         pci_bus_id: None,
         model: None,

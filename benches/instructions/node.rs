@@ -78,7 +78,7 @@ impl Devices {
             sessions: 1,
             driver_loads: 1,
             readings,
-            node_devices: Some(NodeDevices { expected: GPUS, vfio: 0 }),
+            node_devices: Some(NodeDevices { expected: GPUS, ..NodeDevices::default() }),
             collectors: ["fast", "medium", "slow"].map(|tier| (tier, collector.clone())).into(),
             ..HardwareState::default()
         }

@@ -222,7 +222,7 @@ mod tests {
         fn say(&self, driver_loads: u64, recovery_action: u32) {
             let gpu = Gpu {
                 uuid: GPU.into(),
-                index: 0,
+                index: Some(0),
                 minor: None,
                 pci_bus_id: None,
                 model: None,

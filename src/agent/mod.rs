@@ -7,6 +7,7 @@ mod demo;
 mod descriptors;
 mod health;
 mod journal;
+mod missing;
 pub mod owners;
 mod probe;
 mod publisher;
@@ -117,7 +118,8 @@ async fn run_on(
     let (reloads, config_reload) = watch::channel(Some(loaded));
     let (pulse, scrapes) = (Pulse::default(), ScrapeDurations::default());
 
-    let hardware_states = devices.as_ref().map_or(nothing, Hardware::watch);
+    let driver_states = devices.as_ref().map_or(nothing, Hardware::watch);
+    let (publish_hardware, hardware_states) = watch::channel(driver_states.borrow().clone());
     let (allocated, look) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (publish_pods, pod_directories) = watch::channel(Arc::default());
     let (publish_processes, process_states) = watch::channel(Arc::default());
@@ -134,6 +136,16 @@ async fn run_on(
     let journal_reader = journal.as_ref().map(Journal::reader);
 
     let mut tasks = JoinSet::new();
+    tasks.spawn(named(
+        "hardware",
+        missing::complete(missing::Watch {
+            hardware: driver_states,
+            kubelet: kubelet_states.clone(),
+            reloadable: reloadable.clone(),
+            clock,
+            publish: publish_hardware,
+        }),
+    ));
     let (mut xids, mut attributed_xids) = (None, None);
     if let Some(heard) = heard {
         let (hand_out, judged, attributed) = xids::for_two(heard);

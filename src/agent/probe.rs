@@ -124,7 +124,8 @@ impl Probe {
             let _ = writeln!(text, "driver {}, CUDA {cuda}, NVML {nvml}", driver.driver_version);
         }
         for gpu in self.inventory.gpus.values() {
-            let _ = writeln!(text, "{} {} {}", gpu.index, gpu.uuid, gpu.model.clone().unwrap_or_else(unknown));
+            let index = gpu.index.map_or_else(|| "-".to_owned(), |index| index.to_string());
+            let _ = writeln!(text, "{index} {} {}", gpu.uuid, gpu.model.clone().unwrap_or_else(unknown));
         }
         let width = self.calls.keys().map(|name| name.len()).max().unwrap_or(0);
         let _ = writeln!(text, "\n{:width$}  supported  count   p50 us   p99 us  codes", "call");

@@ -58,7 +58,7 @@ pub fn data_file(probe: &Probe) -> Value {
     let refused: BTreeMap<_, _> = asked.filter_map(|(name, call)| Some((*name, call.refusal()?))).collect();
     let everywhere: BTreeSet<_> = refused.keys().copied().collect();
     let mut gpus: Vec<_> = inventory.gpus.values().collect();
-    gpus.sort_by_key(|gpu| gpu.index);
+    gpus.sort_by_key(|gpu| gpu.order());
     let mut file = Object::default();
     if let Some(driver) = &inventory.driver {
         file.put("driver_version", Some(&*driver.driver_version))
@@ -116,7 +116,7 @@ fn described(gpu: &Gpu, pass: &LastPass, refused: &BTreeMap<&'static str, &'stat
         serial.chars().map(|letter| if letter.is_ascii_digit() { '0' } else { letter }).collect()
     };
     object
-        .put("index", Some(gpu.index))
+        .put("index", gpu.index)
         .put("uuid", Some(gpu.uuid.as_str()))
         .put("minor", gpu.minor)
         .put("pci_bus_id", gpu.pci_bus_id.as_ref().map(|id| long_bus_id(id.as_str())))

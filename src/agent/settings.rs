@@ -149,6 +149,7 @@ impl Settings {
         let settings = hardware::Settings {
             sample_interval: self.sample_interval,
             sys_root: self.sys_root.clone(),
+            proc_root: self.proc_root.clone(),
             kmsg: self.health.kmsg.then(|| self.dev_root.join("kmsg")),
             ..hardware::Settings::default()
         };

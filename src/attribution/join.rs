@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::device_id::{DeviceForm, parse_claim_device, parse_device_id};
+use super::missing::path_uuid;
 use crate::model::{
     Allocatable, Attribution, ClaimDevice, ClaimGpu, ContainerRef, DeviceId, Gpu, GpuUuid, Holding, Inventory,
     InventoryDrift, MigDevice, MigUuid, Relation, ResourceName, Sharing, UnresolvedDevices,
@@ -142,8 +143,11 @@ fn holding(
     slots: &Slots,
     inventory: &Inventory,
 ) -> Holding {
-    let mig = target.mig.as_ref().and_then(|mig| inventory.mig(mig));
-    let whole = mig.map_or(Some(1.0), |(gpu, mig)| gpu.slice_fraction(mig.slices));
+    let whole = match &target.mig {
+        None => Some(1.0),
+        // The size of a MIG device that only the kubelet names is not known.
+        Some(mig) => inventory.mig(mig).and_then(|(gpu, mig)| gpu.slice_fraction(mig.slices)),
+    };
     let part = match (grip.replica, slots.count(target)) {
         (false, _) => Some(weight / holders.weight),
         (true, Some(slots)) => Some(grip.ids.len() as f64 / slots.max(grip.ids.len()) as f64),
@@ -193,7 +197,12 @@ fn resolve(form: &DeviceForm, inventory: &Inventory) -> Vec<Target> {
             inventory.gpus.get(uuid).map(whole).into_iter().collect()
         }
         DeviceForm::Mig { uuid } | DeviceForm::MigReplica { uuid } => {
-            inventory.mig(uuid).map(|(gpu, mig)| instance(gpu, mig)).into_iter().collect()
+            let missing = || Some(Target { gpu: inventory.missing_parent(uuid)?.clone(), mig: Some(uuid.clone()) });
+            let known = inventory.mig(uuid).map(|(gpu, mig)| instance(gpu, mig));
+            known.or_else(missing).into_iter().collect()
+        }
+        DeviceForm::MigPath { gpu, gpu_instance, compute_instance, .. } if inventory.missing.contains_key(gpu) => {
+            vec![Target { gpu: gpu.clone(), mig: Some(path_uuid(gpu, *gpu_instance, *compute_instance)) }]
         }
         DeviceForm::MigPath { gpu, gpu_instance, compute_instance, .. } => inventory
             .gpus
@@ -352,6 +361,7 @@ fn kind(target: &Target, inventory: &Inventory) -> Option<Arc<str>> {
 
 fn kinds<'a>(ids: impl Iterator<Item = &'a DeviceId>, inventory: &Inventory) -> BTreeSet<Option<Arc<str>>> {
     ids.flat_map(|id| resolve(&parse_device_id(id.as_str()), inventory))
+        .filter(|target| !inventory.missing.contains_key(&target.gpu))
         .map(|target| kind(&target, inventory))
         .collect()
 }

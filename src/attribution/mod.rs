@@ -7,6 +7,7 @@
 mod device_id;
 mod join;
 mod ledger;
+mod missing;
 mod pod_uid;
 mod processes;
 mod settle;
@@ -16,6 +17,7 @@ mod xids;
 pub use device_id::{DeviceForm, parse_claim_device, parse_device_id};
 pub use join::{HoldingKey, Join, Slots, held_gpus, join};
 pub use ledger::{Ledger, Observation, Statement};
+pub use missing::MissingGpus;
 pub use pod_uid::{Allocations, PodUids, UidSources};
 pub use processes::{DeviceProcess, DeviceProcesses, ProcessOwner};
 pub use settle::Settle;

@@ -25,6 +25,8 @@ pub struct Allocations {
     pub version: Option<(u64, i64, i64)>,
     /// By container, resource and device. `None`: several pods, so it is not known which.
     pub pods: BTreeMap<(Arc<str>, ResourceName, DeviceId), Option<PodUid>>,
+    /// All devices by resource, registered or assigned. `None` where there is no file.
+    pub devices: Option<Arc<BTreeMap<ResourceName, BTreeSet<DeviceId>>>>,
 }
 
 /// Where UIDs are known from.

@@ -74,7 +74,8 @@ answers! {
     }
     Gpu {
         uuid: String,
-        index: u32,
+        /// `None`: the driver has not listed it.
+        index: Option<u32>,
         pci_bus_id: Option<String>,
         model: Option<String>,
         numa_node: Option<u32>,

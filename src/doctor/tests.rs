@@ -79,7 +79,7 @@ fn driven(version: &str, gpus: usize) -> Driven {
         let uuid = GpuUuid::new(format!("GPU-{index}"));
         let gpu = Gpu {
             uuid: uuid.clone(),
-            index: 0,
+            index: Some(0),
             minor: None,
             pci_bus_id: None,
             model: None,
@@ -124,7 +124,7 @@ fn well() -> Evidence {
         plugin_sockets: Ok(vec!["podmeter-nvidia.com_gpu-0123456789ab.sock".to_owned()]),
         driver: Ok(driven("570.1", 1)),
         module_version: Ok(Some("570.1".to_owned())),
-        bus: Ok(NodeDevices { expected: 1, vfio: 0 }),
+        bus: Ok(NodeDevices { expected: 1, ..NodeDevices::default() }),
         processes: Ok(Survey { of_the_host: true, processes: 9, in_pods: 3, unreadable: 0 }),
         named_pods: Ok(3),
         kernel_log: Ok(()),
@@ -293,7 +293,7 @@ fn each_check_says_what_is_not_well() {
         ("driver_versions", change(|evidence| evidence.driver = late()), Warning, "does not answer"),
         (
             "devices",
-            change(|evidence| evidence.bus = Ok(NodeDevices { expected: 8, vfio: 0 })),
+            change(|evidence| evidence.bus = Ok(NodeDevices { expected: 8, ..NodeDevices::default() })),
             Failed,
             "8 expected, 1 seen",
         ),

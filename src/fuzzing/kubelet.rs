@@ -101,7 +101,7 @@ fn pod_event(event: &v1alpha1::WatchPodsEvent) {
 fn inventory() -> Inventory {
     let gpu = |number: u32, mig_devices: Vec<MigDevice>| Gpu {
         uuid: format!("GPU-0000000{number}-0000-0000-0000-000000000000").as_str().into(),
-        index: number,
+        index: Some(number),
         minor: Some(number),
         pci_bus_id: None,
         model: None,

@@ -1,15 +1,19 @@
-//! What the PCI bus holds, as sysfs shows it, independent of the driver.
+//! What the PCI bus holds, as sysfs shows it, independent of the driver library.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use crate::model::{NodeDevices, PciBusId};
+use crate::model::{BusGpu, GpuUuid, Inventory, NodeDevices, PciBusId};
 
 const NVIDIA: &str = "0x10de";
-/// Display controllers: VGA (0x0300) and 3D (0x0302).
-const DISPLAY_CLASS: &str = "0x03";
+/// VGA and 3D controllers: a GPU. Its audio, USB and serial functions and its bridges have other classes.
+const GPU_CLASSES: [&str; 2] = ["0x0300", "0x0302"];
+/// What the NVIDIA kernel driver shows of one GPU is a dozen lines.
+const INFORMATION_LIMIT: u64 = 16 << 10;
 
-/// Counts GPUs under `<sys_root>/bus/pci/devices`; `None` where it cannot be read.
+/// The GPUs under `<sys_root>/bus/pci/devices`; `None` where it cannot be read.
 #[must_use]
 pub fn scan(sys_root: &Path) -> Option<NodeDevices> {
     let mut devices = NodeDevices::default();
@@ -18,10 +22,16 @@ pub fn scan(sys_root: &Path) -> Option<NodeDevices> {
         if !is_gpu(&device) {
             continue;
         }
-        if driver(&device).as_deref() == Some("vfio-pci") {
+        let kernel_driver = driver(&device);
+        if kernel_driver.as_deref().is_some_and(passes_through) {
             devices.vfio += 1;
-        } else {
-            devices.expected += 1;
+            continue;
+        }
+        devices.expected += 1;
+        if let Some(address) = device.file_name().and_then(|name| name.to_str()) {
+            let numa_node = attribute(&device, "numa_node").and_then(|node| node.parse().ok());
+            let gpu = BusGpu { kernel_driver: kernel_driver.map(Arc::from), numa_node, ..BusGpu::default() };
+            devices.on_bus.insert(PciBusId::normalized(address), gpu);
         }
     }
     Some(devices)
@@ -30,13 +40,86 @@ pub fn scan(sys_root: &Path) -> Option<NodeDevices> {
 /// The NUMA node that the kernel gives a PCI device; `None` where it has none (-1) or cannot be read.
 #[must_use]
 pub fn numa_node(sys_root: &Path, bus_id: &PciBusId) -> Option<u32> {
-    let path = sys_root.join("bus/pci/devices").join(bus_id.as_str()).join("numa_node");
-    fs::read_to_string(path).ok()?.trim().parse().ok()
+    attribute(&sys_root.join("bus/pci/devices").join(bus_id.as_str()), "numa_node")?.parse().ok()
 }
 
+/// Scans the bus, and asks the NVIDIA kernel driver, once for each, about GPUs on it that the library does not list.
+pub struct Bus {
+    sys_root: PathBuf,
+    proc_root: PathBuf,
+    listed: BTreeSet<PciBusId>,
+    information: BTreeMap<PciBusId, BusGpu>,
+}
+
+impl Bus {
+    pub fn new(sys_root: PathBuf, proc_root: PathBuf) -> Self {
+        Self { sys_root, proc_root, listed: BTreeSet::new(), information: BTreeMap::new() }
+    }
+
+    pub fn sys_root(&self) -> &Path {
+        &self.sys_root
+    }
+
+    pub fn scan(&self) -> Option<NodeDevices> {
+        scan(&self.sys_root)
+    }
+
+    /// What the library lists now.
+    pub fn set_listed(&mut self, inventory: &Inventory) {
+        self.listed = inventory.gpus.values().filter_map(|gpu| gpu.pci_bus_id.clone()).collect();
+        self.information.clear();
+    }
+
+    /// Adds the identity of those that the library does not list.
+    pub fn identify(&mut self, mut devices: NodeDevices) -> NodeDevices {
+        for (address, gpu) in devices.on_bus.iter_mut().filter(|(address, _)| !self.listed.contains(*address)) {
+            let path = self.proc_root.join("driver/nvidia/gpus").join(address.as_str()).join("information");
+            let known = self.information.entry(address.clone()).or_insert_with(|| information(&path));
+            let BusGpu { uuid, model, minor, excluded, .. } = known.clone();
+            *gpu = BusGpu { uuid, model, minor, excluded, ..gpu.clone() };
+        }
+        devices
+    }
+}
+
+fn information(path: &Path) -> BusGpu {
+    use std::io::Read as _;
+    let mut bytes = vec![];
+    let read = fs::File::open(path).and_then(|file| file.take(INFORMATION_LIMIT).read_to_end(&mut bytes));
+    read.map(|_| parse_information(&String::from_utf8_lossy(&bytes))).unwrap_or_default()
+}
+
+/// Lines of `name: value`. Where the kernel driver does not know the UUID or the model it writes question marks or
+/// `Unknown`.
+#[must_use]
+pub fn parse_information(text: &str) -> BusGpu {
+    let mut gpu = BusGpu::default();
+    for (name, value) in text.lines().filter_map(|line| line.split_once(':')) {
+        let value = value.trim();
+        match name.trim() {
+            "GPU UUID" => {
+                let is_known = value.starts_with("GPU-") && value.len() == 40 && !value.contains('?');
+                gpu.uuid = is_known.then(|| GpuUuid::from(value));
+            }
+            "Model" => gpu.model = (!value.is_empty() && value != "Unknown").then(|| value.into()),
+            "Device Minor" => gpu.minor = value.parse().ok(),
+            "GPU Excluded" => gpu.excluded = value == "Yes",
+            _ => {}
+        }
+    }
+    gpu
+}
+
+/// Virtual functions, which a host hands to virtual machines, are no GPUs of their own.
 fn is_gpu(device: &Path) -> bool {
     attribute(device, "vendor").as_deref() == Some(NVIDIA)
-        && attribute(device, "class").is_some_and(|class| class.starts_with(DISPLAY_CLASS))
+        && attribute(device, "class").is_some_and(|class| GPU_CLASSES.iter().any(|known| class.starts_with(known)))
+        && fs::symlink_metadata(device.join("physfn")).is_err()
+}
+
+/// Whether the kernel driver only keeps the GPU for a virtual machine: `vfio-pci`, `nvgrace-gpu-vfio-pci`, `pci-stub`.
+fn passes_through(kernel_driver: &str) -> bool {
+    kernel_driver.contains("vfio") || kernel_driver == "pci-stub"
 }
 
 fn attribute(device: &Path, name: &str) -> Option<String> {
@@ -70,9 +153,18 @@ mod tests {
         device(root.path(), "0000:17:00.0", "0x10de", "0x030200", Some("nvidia"), "0");
         device(root.path(), "0000:65:00.0", "0x10de", "0x030000", None, "-1");
         device(root.path(), "0000:ca:00.0", "0x10de", "0x030200", Some("vfio-pci"), "1");
+        device(root.path(), "0000:cb:00.0", "0x10de", "0x030200", Some("nvgrace-gpu-vfio-pci"), "1");
         device(root.path(), "0000:05:00.0", "0x10de", "0x068000", Some("nvidia-nvswitch"), "0");
+        device(root.path(), "0000:65:00.1", "0x10de", "0x040300", Some("snd_hda_intel"), "0");
+        device(root.path(), "0000:65:00.2", "0x10de", "0x0c0330", Some("xhci_hcd"), "0");
         device(root.path(), "0000:03:00.0", "0x1a03", "0x030000", Some("ast"), "0");
-        assert_eq!(scan(root.path()), Some(NodeDevices { expected: 2, vfio: 1 }));
+        device(root.path(), "0000:17:00.4", "0x10de", "0x030200", Some("nvidia"), "0");
+        symlink("../0000:17:00.0", root.path().join("bus/pci/devices/0000:17:00.4/physfn")).unwrap();
+        let found = scan(root.path()).unwrap();
+        assert_eq!((found.expected, found.vfio), (2, 2));
+        let addresses: Vec<&str> = found.on_bus.keys().map(PciBusId::as_str).collect();
+        assert_eq!(addresses, ["0000:17:00.0", "0000:65:00.0"]);
+        assert_eq!(found.on_bus[&"0000:17:00.0".into()].kernel_driver.as_deref(), Some("nvidia"));
         assert_eq!(numa_node(root.path(), &"0000:ca:00.0".into()), Some(1));
         assert_eq!(numa_node(root.path(), &"0000:65:00.0".into()), None);
     }
@@ -80,5 +172,18 @@ mod tests {
     #[test]
     fn an_unreadable_bus_is_not_an_empty_one() {
         assert_eq!(scan(Path::new("/nonexistent")), None);
+    }
+
+    #[test]
+    fn the_kernel_driver_tells_the_uuid_where_it_knows_it() {
+        let text = "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 305\n\
+                    GPU UUID: \t GPU-4f1e0a6c-2d7b-91a0-55c3-0e9d6b7a8c21\nVideo BIOS: \t 96.00.74.00.01\n\
+                    Bus Location: \t 0000:17:00.0\nDevice Minor: \t 3\nGPU Excluded:\t No\n";
+        let gpu = parse_information(text);
+        assert_eq!(gpu.uuid, Some("GPU-4f1e0a6c-2d7b-91a0-55c3-0e9d6b7a8c21".into()));
+        assert_eq!((gpu.model.as_deref(), gpu.minor, gpu.excluded), (Some("NVIDIA H100 80GB HBM3"), Some(3), false));
+        let text = "Model: Unknown\nGPU UUID: GPU-????????-????-????-????????????\nDevice Minor: \nGPU Excluded: Yes\n";
+        assert_eq!(parse_information(text), BusGpu { excluded: true, ..BusGpu::default() });
+        assert_eq!(parse_information(""), BusGpu::default());
     }
 }

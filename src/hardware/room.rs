@@ -10,6 +10,7 @@ use tracing::{error, warn};
 
 use super::kmsg::Kmsg;
 use super::mailbox::Mailbox;
+use super::pci::Bus;
 use super::release::DriverLease;
 use super::settings::Settings;
 use super::source::Driver;
@@ -84,7 +85,8 @@ pub fn start(driver: Box<dyn Driver>, settings: Settings, clock: Clock) -> Hardw
     let started = Builder::new().name("hardware".to_owned()).stack_size(STACK_BYTES).spawn(move || {
         // Ends with this thread.
         let _kmsg = kmsg;
-        match spawn_keeper(driver, settings.sys_root.clone(), sender.clone()) {
+        let bus = Bus::new(settings.sys_root.clone(), settings.proc_root.clone());
+        match spawn_keeper(driver, bus, sender.clone()) {
             Ok(keeper) => {
                 Supervisor::new(source, settings, clock, keeper, sender, publisher, mailbox).run(&received, ends);
             }

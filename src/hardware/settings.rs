@@ -15,6 +15,8 @@ pub struct Settings {
     /// First and longest wait before a lost GPU is asked again.
     pub lost_retry: (Duration, Duration),
     pub sys_root: PathBuf,
+    /// Where the NVIDIA kernel driver tells of GPUs that the library does not list.
+    pub proc_root: PathBuf,
     /// The kernel's log, read for XIDs when given: `/dev/kmsg`, or a file or FIFO of such lines.
     pub kmsg: Option<PathBuf>,
     /// How long a release may take until it is answered with who still holds the driver.
@@ -31,6 +33,7 @@ impl Default for Settings {
             reopen: (Duration::from_millis(500), Duration::from_secs(10)),
             lost_retry: (Duration::from_secs(1), Duration::from_secs(30)),
             sys_root: PathBuf::from("/sys"),
+            proc_root: PathBuf::from("/proc"),
             kmsg: None,
             release_limit: Duration::from_secs(30),
         }

@@ -1,6 +1,5 @@
 //! The threads that may block for ever: one per GPU, and the keeper for all that concerns the driver as a whole.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::{Builder, JoinHandle};
@@ -11,7 +10,7 @@ use tracing::warn;
 
 use super::listener::Notice;
 use super::nvml::OTHER_GPU;
-use super::pci;
+use super::pci::{self, Bus};
 use super::plausible;
 use super::release::Reply;
 use super::source::{Driver, Due, Failure, Pass, Problem, Reader, Session, Verdict};
@@ -167,37 +166,33 @@ fn read(
 }
 
 /// Opens, inspects and closes the driver.
-pub fn spawn_keeper(
-    driver: Box<dyn Driver>,
-    sys_root: PathBuf,
-    events: SyncSender<Event>,
-) -> std::io::Result<Thread<Errand>> {
-    Thread::spawn("driver".to_owned(), move |errands| keep(driver, &sys_root, &errands, &events))
+pub fn spawn_keeper(driver: Box<dyn Driver>, bus: Bus, events: SyncSender<Event>) -> std::io::Result<Thread<Errand>> {
+    Thread::spawn("driver".to_owned(), move |errands| keep(driver, bus, &errands, &events))
 }
 
-fn keep(
-    mut driver: Box<dyn Driver>,
-    sys_root: &std::path::Path,
-    errands: &Receiver<Errand>,
-    events: &SyncSender<Event>,
-) {
+fn keep(mut driver: Box<dyn Driver>, mut bus: Bus, errands: &Receiver<Errand>, events: &SyncSender<Event>) {
     while let Ok(errand) = errands.recv() {
+        // Before the driver is asked: a GPU that comes to the bus after this is in neither.
+        let on_bus = match &errand {
+            Errand::Open | Errand::Inspect(_) => bus.scan(),
+            Errand::Close(_) => None,
+        };
         let event = match errand {
             Errand::Open => {
                 let opened = driver.open().and_then(|session| {
                     let session: Arc<dyn Session> = session.into();
-                    let found = take_inventory(&*session, sys_root)?;
+                    let found = take_inventory(&*session, &mut bus)?;
                     Ok(Opened { session, found })
                 });
                 let node_devices = match &opened {
-                    Ok(opened) => opened.session.node_devices().or_else(|| pci::scan(sys_root)),
-                    Err(_) => pci::scan(sys_root),
+                    Ok(opened) => opened.session.node_devices().or_else(|| Some(bus.identify(on_bus?))),
+                    Err(_) => on_bus,
                 };
                 Event::Opened(Box::new(opened), node_devices)
             }
             Errand::Inspect(session) => {
-                let found = session.layout_changed().then(|| Box::new(take_inventory(&*session, sys_root)));
-                Event::Inspected(found, session.node_devices().or_else(|| pci::scan(sys_root)))
+                let found = session.layout_changed().then(|| Box::new(take_inventory(&*session, &mut bus)));
+                Event::Inspected(found, session.node_devices().or_else(|| Some(bus.identify(on_bus?))))
             }
             Errand::Close(session) => {
                 drop(session);
@@ -210,13 +205,14 @@ fn keep(
     }
 }
 
-fn take_inventory(session: &dyn Session, sys_root: &std::path::Path) -> Result<Found, Failure> {
+fn take_inventory(session: &dyn Session, bus: &mut Bus) -> Result<Found, Failure> {
     let (mut inventory, problems) = session.inventory()?;
     // Pods are placed by the node that the GPU hangs on. NVML tells another: that of the GPU's own memory, which has no
     // CPUs, where that memory is a node.
     let is_on_bus = session.node_devices().is_none();
     for gpu in inventory.gpus.values_mut().filter(|_| is_on_bus) {
-        gpu.numa_node = gpu.pci_bus_id.as_ref().and_then(|bus_id| pci::numa_node(sys_root, bus_id));
+        gpu.numa_node = gpu.pci_bus_id.as_ref().and_then(|bus_id| pci::numa_node(bus.sys_root(), bus_id));
     }
+    bus.set_listed(&inventory);
     Ok((inventory, problems))
 }

@@ -78,7 +78,7 @@ impl Device {
 
     pub fn appear(&mut self, gpu: &Gpu, session: Session, now: Monotonic) {
         self.appeared.get_or_insert(now);
-        self.index = Some(gpu.index);
+        self.index = gpu.index;
         if self.layout != gpu.mig_devices {
             self.layout.clone_from(&gpu.mig_devices);
             self.migs = gpu.mig_devices.iter().map(|mig| mig.uuid.clone()).collect();
@@ -109,10 +109,11 @@ impl Device {
         &mut self,
         gpu: &Gpu,
         readings: Option<&DeviceReadings>,
+        missing: Option<&Arc<str>>,
         problem: Option<&Arc<str>>,
         now: Monotonic,
     ) -> Option<u32> {
-        self.said.look(gpu, readings, problem, now)
+        self.said.look(gpu, readings, missing, problem, now)
     }
 
     /// Turns of the GPU and its MIG devices.

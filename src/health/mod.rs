@@ -118,6 +118,7 @@ impl Health {
         let hardware = evidence.hardware;
         let time = now.monotonic;
         self.session.update(hardware, time);
+        self.forget_addresses(hardware);
         for (uuid, gpu) in &hardware.inventory.gpus {
             let device = self.devices.entry(uuid.clone()).or_insert_with(|| Device::new(now));
             device.appear(gpu, self.session, time);
@@ -127,7 +128,8 @@ impl Health {
             let Some(gpu) = hardware.inventory.gpus.get(uuid) else { continue };
             if self.session.released.is_none() {
                 let readings = hardware.readings.get(uuid).map(AsRef::as_ref);
-                let unknown = device.look(gpu, readings, hardware.problem.as_ref(), time);
+                let missing = hardware.inventory.missing.get(uuid).map(|missing| &missing.detail);
+                let unknown = device.look(gpu, readings, missing, hardware.problem.as_ref(), time);
                 if let Some(action) = unknown.filter(|_| self.said.len() < SAID)
                     && self.said.insert((Some(uuid.clone()), action))
                 {
@@ -139,6 +141,16 @@ impl Health {
             }
         }
         self.judge(now)
+    }
+
+    /// A GPU of which only the address was known is another device here once its UUID is known.
+    fn forget_addresses(&mut self, hardware: &HardwareState) {
+        let is_known = |uuid: &GpuUuid| hardware.inventory.gpus.contains_key(uuid);
+        let is_over = |uuid: &GpuUuid| uuid.is_of_address() && !is_known(uuid);
+        if self.devices.keys().any(is_over) {
+            self.devices.retain(|uuid, _| !is_over(uuid));
+            Arc::make_mut(&mut self.state).gpus.retain(|uuid, _| !is_over(uuid));
+        }
     }
 
     /// Verdicts on everything that the inventory has named.

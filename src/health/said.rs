@@ -15,8 +15,8 @@ const SILENT: &str = "it has not answered since the driver was opened again";
 pub struct Said {
     pub checked: bool,
     pub lost: bool,
-    /// It is lost in that the driver does not list it.
-    unlisted: bool,
+    /// It is lost in that the driver does not list it: what is known of that.
+    unlisted: Option<Arc<str>>,
     /// A pass over it has been ordered.
     asked: bool,
     pub stuck: Option<Monotonic>,
@@ -47,6 +47,7 @@ impl Said {
         &mut self,
         gpu: &Gpu,
         readings: Option<&DeviceReadings>,
+        missing: Option<&Arc<str>>,
         problem: Option<&Arc<str>>,
         now: Monotonic,
     ) -> Option<u32> {
@@ -64,7 +65,8 @@ impl Said {
         // Listed again is not yet back: it has to answer.
         if lost || answered.is_some() {
             self.lost = lost;
-            self.unlisted = readings.is_some_and(|readings| readings.unlisted);
+            let unlisted = readings.is_some_and(|readings| readings.unlisted);
+            self.unlisted = missing.cloned().or_else(|| unlisted.then(|| UNLISTED.into()));
         }
         if let Some(resets) = readings.map(|readings| readings.resets).filter(|resets| *resets > self.resets) {
             self.resets = resets;
@@ -143,8 +145,8 @@ impl Said {
             against.push((Reason::RecoveryAction, detail.into(), "that the driver asks for nothing any more"));
         }
         if self.lost {
-            let detail = if self.unlisted { UNLISTED } else { LOST };
-            against.push((Reason::Lost, detail.into(), "that it is listed and answers"));
+            let detail = self.unlisted.clone().unwrap_or_else(|| LOST.into());
+            against.push((Reason::Lost, detail, "that it is listed and answers"));
         }
         if self.row_remap_failed {
             let detail = "a memory row could not be replaced by a spare one";

@@ -29,7 +29,7 @@ impl Default for PodSources {
 pub(super) struct Belief {
     pub settle: Settle,
     pub unconfirmed: Unconfirmed,
-    checkpoint: CheckpointFile,
+    pub checkpoint: CheckpointFile,
     uids: PodUids,
     sources: PodSources,
     /// As the kubelet gave it.

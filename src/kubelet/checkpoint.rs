@@ -1,14 +1,17 @@
-//! The kubelet's device checkpoint, for the one thing that `List` lacks: which pod, by UID, was given a device.
+//! The kubelet's device checkpoint, for what `List` lacks: which pod, by UID, was given a device, and which devices were
+//! registered before the kubelet or podmeter started.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry as Place;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Deserialize;
+use tokio::task::JoinHandle;
 
 use super::trigger::CHECKPOINT;
 use crate::attribution::Allocations;
@@ -16,6 +19,8 @@ use crate::model::{DeviceId, PodUid, ResourceName};
 
 /// A file of a node with a hundred pods has some ten kilobytes; answers of Allocate are in it too.
 const LARGEST: u64 = 16 << 20;
+/// It is a file of this machine.
+const DEADLINE: Duration = Duration::from_secs(1);
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -28,6 +33,8 @@ struct Checkpoint {
 struct Data {
     /// `null` in a kubelet that never allocated.
     pod_device_entries: Option<Vec<Entry>>,
+    #[serde(default)]
+    registered_devices: Option<BTreeMap<String, Option<Vec<String>>>>,
 }
 
 #[derive(Deserialize)]
@@ -45,7 +52,7 @@ struct Entry {
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Devices {
-    ByNumaNode(BTreeMap<String, Vec<String>>),
+    ByNumaNode(BTreeMap<String, Option<Vec<String>>>),
     /// Kubelets before 1.20.
     Plain(Vec<String>),
 }
@@ -56,28 +63,39 @@ pub struct CheckpointFile {
     path: PathBuf,
     read: Arc<Allocations>,
     problem: Option<String>,
+    /// On a file system that hangs: one thread waits for it, not one for each refresh.
+    reading: Option<JoinHandle<io::Result<Arc<Allocations>>>>,
 }
 
 impl CheckpointFile {
     pub fn new(device_plugin_directory: &Path) -> Self {
-        Self { path: device_plugin_directory.join(CHECKPOINT), read: Arc::default(), problem: None }
+        Self { path: device_plugin_directory.join(CHECKPOINT), read: Arc::default(), problem: None, reading: None }
     }
 
     /// Reads the file if it was written since.
     pub async fn refresh(&mut self) -> Arc<Allocations> {
-        let (path, before) = (self.path.clone(), Arc::clone(&self.read));
-        let outcome = tokio::task::spawn_blocking(move || read(&path, &before)).await;
-        let problem = match outcome {
-            Ok(Ok(read)) => {
+        let (patience, mut reading) = match self.reading.take() {
+            Some(reading) => (Duration::ZERO, reading),
+            None => {
+                let (path, before) = (self.path.clone(), Arc::clone(&self.read));
+                (DEADLINE, tokio::task::spawn_blocking(move || read(&path, &before)))
+            }
+        };
+        let problem = match tokio::time::timeout(patience, &mut reading).await {
+            Ok(Ok(Ok(read))) => {
                 self.read = read;
                 None
             }
-            Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
+            Ok(Ok(Err(error))) if error.kind() == io::ErrorKind::NotFound => {
                 self.read = Arc::default();
                 None
             }
+            Ok(Ok(Err(error))) => Some(error.to_string()),
             Ok(Err(error)) => Some(error.to_string()),
-            Err(error) => Some(error.to_string()),
+            Err(_) => {
+                self.reading = Some(reading);
+                Some(format!("the file system has not answered within {} s", DEADLINE.as_secs()))
+            }
         };
         if let Some(problem) = &problem {
             self.read = Arc::default();
@@ -110,20 +128,25 @@ fn version(metadata: &Metadata) -> (u64, i64, i64) {
     (metadata.ino(), metadata.mtime(), metadata.mtime_nsec())
 }
 
-/// By device, the pod that was given it.
+/// By device, the pod that was given it; and all devices.
 pub(crate) fn parse(text: &[u8]) -> io::Result<Allocations> {
     let checkpoint: Checkpoint = serde_json::from_slice(text)?;
-    let mut pods = BTreeMap::new();
-    for entry in checkpoint.data.pod_device_entries.into_iter().flatten().filter(|entry| !entry.pod_uid.is_empty()) {
+    let (mut pods, mut all) = (BTreeMap::new(), BTreeMap::<ResourceName, BTreeSet<DeviceId>>::new());
+    for (resource, devices) in checkpoint.data.registered_devices.into_iter().flatten() {
+        all.entry(ResourceName::new(resource)).or_default().extend(devices.into_iter().flatten().map(DeviceId::new));
+    }
+    for entry in checkpoint.data.pod_device_entries.into_iter().flatten() {
         let (container, resource) = (Arc::<str>::from(entry.container), ResourceName::new(entry.resource));
         let uid = PodUid::new(entry.pod_uid);
         let devices = match entry.devices {
-            Some(Devices::ByNumaNode(nodes)) => nodes.into_values().flatten().collect(),
+            Some(Devices::ByNumaNode(nodes)) => nodes.into_values().flatten().flatten().collect(),
             Some(Devices::Plain(devices)) => devices,
             None => vec![],
         };
-        for device in devices {
-            match pods.entry((Arc::clone(&container), resource.clone(), DeviceId::new(device))) {
+        let devices: BTreeSet<DeviceId> = devices.into_iter().map(DeviceId::new).collect();
+        all.entry(resource.clone()).or_default().extend(devices.iter().cloned());
+        for device in devices.into_iter().filter(|_| !uid.as_str().is_empty()) {
+            match pods.entry((Arc::clone(&container), resource.clone(), device)) {
                 Place::Vacant(place) => {
                     place.insert(Some(uid.clone()));
                 }
@@ -134,7 +157,7 @@ pub(crate) fn parse(text: &[u8]) -> io::Result<Allocations> {
             }
         }
     }
-    Ok(Allocations { version: None, pods })
+    Ok(Allocations { version: None, pods, devices: Some(Arc::new(all)) })
 }
 
 #[cfg(test)]
@@ -184,6 +207,39 @@ mod tests {
         assert_eq!(*file.refresh().await, Allocations::default(), "cut");
         std::fs::write(&path, whole).unwrap();
         assert!(!file.refresh().await.pods.is_empty());
+    }
+
+    #[test]
+    fn devices_that_are_registered_or_assigned_are_all_there() {
+        let ids = |text: &[u8]| {
+            let devices = parse(text).unwrap().devices.unwrap();
+            let of = |(resource, ids): (&ResourceName, &BTreeSet<DeviceId>)| {
+                format!("{resource}: {}", ids.iter().map(DeviceId::as_str).collect::<Vec<_>>().join(" "))
+            };
+            devices.iter().map(of).collect::<Vec<_>>()
+        };
+        let text = include_bytes!("../../tests/captures/03_one_container_two_devices.checkpoint.json");
+        assert_eq!(ids(text)[1], "lab.example.com/gpu: gpu-0 gpu-1 gpu-2 gpu-3");
+        let text = br#"{"Data":{"PodDeviceEntries":[
+            {"PodUID":"u","ContainerName":"c","ResourceName":"nvidia.com/gpu","DeviceIDs":{"-1":["GPU-1"],"0":null}},
+            {"PodUID":"","ContainerName":"d","ResourceName":"nvidia.com/gpu","DeviceIDs":["GPU-2"]},
+            {"PodUID":"u","ContainerName":"e","ResourceName":"nvidia.com/gpu","DeviceIDs":null}],
+            "RegisteredDevices":{"nvidia.com/gpu":["GPU-0"],"nvidia.com/none":null}},"Checksum":1}"#;
+        assert_eq!(ids(text), ["nvidia.com/gpu: GPU-0 GPU-1 GPU-2", "nvidia.com/none: "]);
+    }
+
+    #[tokio::test]
+    async fn a_file_system_that_hangs_keeps_one_thread_and_no_refresh() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(CHECKPOINT);
+        // Opening it waits for a writer.
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        let mut file = CheckpointFile::new(directory.path());
+        assert_eq!(*file.refresh().await, Allocations::default());
+        assert!(file.reading.as_ref().is_some_and(|reading| !reading.is_finished()));
+        assert_eq!(*file.refresh().await, Allocations::default());
+        assert!(file.problem.as_ref().is_some_and(|problem| problem.contains("within 1 s")), "{:?}", file.problem);
+        drop(File::options().read(true).write(true).open(&path).unwrap());
     }
 
     proptest::proptest! {

@@ -143,6 +143,8 @@ struct Watch {
     ended: BTreeSet<PodRef>,
     /// By this kubelet.
     get_unimplemented: bool,
+    /// The checkpoint of this kubelet has not been read.
+    checkpoint_due: bool,
 }
 
 impl Watch {
@@ -175,6 +177,7 @@ impl Watch {
             names: 0,
             ended: BTreeSet::new(),
             get_unimplemented: false,
+            checkpoint_due: true,
         }
     }
 
@@ -228,6 +231,7 @@ impl Watch {
             }
             Trigger::Reconnect => {
                 self.seen_at = Some(now);
+                self.checkpoint_due = true;
                 self.lost();
                 self.want_allocatable(ALLOCATABLE_PAUSE);
             }
@@ -299,6 +303,7 @@ impl Watch {
     async fn refresh(&mut self) {
         self.seen_at = None;
         self.ended.clear();
+        self.read_checkpoint().await;
         self.list().await;
         let now = self.clock.now();
         let is_old = |asked: Moment| now.monotonic.since(asked.monotonic) >= ALLOCATABLE_INTERVAL;
@@ -306,6 +311,15 @@ impl Watch {
             self.want_allocatable(Duration::ZERO);
         }
         self.refreshed_at = self.clock.now().monotonic;
+    }
+
+    /// Once for each kubelet: it names devices that no answer lists before their plugin has registered. Later, `List` and
+    /// `GetAllocatableResources` name them.
+    async fn read_checkpoint(&mut self) {
+        if std::mem::take(&mut self.checkpoint_due) {
+            self.state.checkpoint =
+                self.belief.checkpoint.refresh().await.devices.clone().or(self.state.checkpoint.take());
+        }
     }
 
     async fn list(&mut self) {

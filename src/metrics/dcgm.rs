@@ -243,10 +243,12 @@ fn labels(
     instance: Option<&InstanceReading>,
     holder: Option<&ContainerRef>,
 ) -> Vec<(&'static str, Label)> {
-    let mut labels: Vec<(_, Label)> = vec![("gpu", gpu.index.into()), ("UUID", gpu.uuid.to_shared().into())];
+    let mut labels: Vec<(_, Label)> = vec![];
+    labels.extend(gpu.index.map(|index| ("gpu", index.into())));
+    labels.push(("UUID", gpu.uuid.to_shared().into()));
     labels.extend(gpu.pci_bus_id.as_ref().map(|id| ("pci_bus_id", nvml_bus_id(id.as_str()).into())));
     // dcgm-exporter puts the index here, not the minor number.
-    labels.push(("device", format!("nvidia{}", gpu.index).into()));
+    labels.extend(gpu.index.map(|index| ("device", format!("nvidia{index}").into())));
     labels.extend(gpu.model.as_ref().map(|model| ("modelName", model.into())));
     if let Some(instance) = instance {
         let profile = gpu.mig_devices.iter().find(|mig| mig.gpu_instance == instance.gpu_instance);

@@ -23,7 +23,7 @@ static DEVICE_INFO: Descriptor = Descriptor::gauge(
     ],
     "",
     "NVML",
-    "What a GPU is; always 1, also for a GPU that was seen and is lost.",
+    "What a GPU is; always 1, also for a GPU that is lost, whether or not the driver has ever listed it.",
 );
 static DRIVER_INFO: Descriptor = Descriptor::gauge(
     "podmeter_driver_info",
@@ -78,8 +78,8 @@ fn driver(snapshot: &Snapshot) -> Family {
 fn counts(snapshot: &Snapshot) -> Family {
     let mut family = Family::new(&NODE_DEVICES);
     let hardware = &snapshot.hardware;
-    family.push_known(vec![("state", "expected".into())], hardware.node_devices.map(|counts| counts.expected));
-    family.push_known(vec![("state", "vfio".into())], hardware.node_devices.map(|counts| counts.vfio));
+    family.push_known(vec![("state", "expected".into())], hardware.node_devices.as_ref().map(|counts| counts.expected));
+    family.push_known(vec![("state", "vfio".into())], hardware.node_devices.as_ref().map(|counts| counts.vfio));
     // A driver that is not there shows no GPU: that is a count, not a missing value.
     let reads = matches!(hardware.source, "nvml" | "simulated");
     family.push_known(vec![("state", "visible".into())], reads.then(|| hardware.inventory.visible()));
@@ -94,7 +94,8 @@ fn counts(snapshot: &Snapshot) -> Family {
 pub(super) fn of_device(gpu: &Gpu) -> Vec<(&'static str, Label)> {
     // With room for what callers add.
     let mut labels = Vec::with_capacity(4);
-    labels.extend([("gpu_uuid", gpu.uuid.to_shared().into()), ("gpu", gpu.index.into())]);
+    labels.push(("gpu_uuid", gpu.uuid.to_shared().into()));
+    labels.extend(gpu.index.map(|index| ("gpu", index.into())));
     labels
 }
 

@@ -152,6 +152,21 @@ impl fmt::Display for ContainerRef {
     }
 }
 
+impl GpuUuid {
+    /// Stands for the UUID of a GPU of which only the PCI address is known: `PCI-0000:17:00.0`.
+    #[must_use]
+    pub fn of_address(address: &PciBusId) -> Self {
+        Self::new(format!("{OF_ADDRESS}{address}"))
+    }
+
+    #[must_use]
+    pub fn is_of_address(&self) -> bool {
+        self.as_str().starts_with(OF_ADDRESS)
+    }
+}
+
+const OF_ADDRESS: &str = "PCI-";
+
 impl PciBusId {
     /// NVML writes an eight-digit domain in upper case, sysfs four digits in lower case.
     #[must_use]

@@ -1,9 +1,9 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::{GpuUuid, MigUuid, PciBusId};
+use super::{DeviceId, GpuUuid, MigUuid, PciBusId, ResourceName};
 
 /// The devices of the node as the driver names them. A GPU that was seen once stays, marked as not present.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -15,6 +15,20 @@ pub struct Inventory {
     /// UUIDs that the driver gives to several GPUs, with their indices; none of these GPUs is in `gpus`.
     #[serde(skip)]
     pub duplicate_uuids: BTreeMap<GpuUuid, Vec<u32>>,
+    /// Those of `gpus` that the driver has not listed since podmeter started.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub missing: BTreeMap<GpuUuid, MissingGpu>,
+}
+
+/// What names a GPU that the driver does not list: the PCI bus, the kubelet, or both.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MissingGpu {
+    /// For people: where it is known from.
+    pub detail: Arc<str>,
+    /// The device ids under which the kubelet has it, by resource.
+    pub kubelet_ids: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
+    /// Its MIG devices, of which only the kubelet's ids are known.
+    pub mig_devices: BTreeSet<MigUuid>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -28,7 +42,8 @@ pub struct DriverInfo {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gpu {
     pub uuid: GpuUuid,
-    pub index: u32,
+    /// The driver's number; `None` for a GPU that the driver has not listed.
+    pub index: Option<u32>,
     /// The N of `/dev/nvidiaN`; may differ from the index.
     pub minor: Option<u32>,
     pub pci_bus_id: Option<PciBusId>,
@@ -82,12 +97,29 @@ pub struct MigDevice {
     pub memory_bytes: Option<u64>,
 }
 
-/// Counts from a scan of the PCI bus, independent of the driver.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+/// A scan of the PCI bus, independent of the driver.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct NodeDevices {
     /// GPUs on the bus, less those bound to vfio-pci.
     pub expected: usize,
     pub vfio: usize,
+    /// The expected ones by address. Empty where GPUs are simulated.
+    #[serde(skip)]
+    pub on_bus: BTreeMap<PciBusId, BusGpu>,
+}
+
+/// What the kernel says of a GPU on the PCI bus.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BusGpu {
+    /// The kernel driver that is bound to it.
+    pub kernel_driver: Option<Arc<str>>,
+    pub numa_node: Option<u32>,
+    /// From here on as the NVIDIA kernel driver writes it; asked only of a GPU that the library does not list.
+    pub uuid: Option<GpuUuid>,
+    pub model: Option<Arc<str>>,
+    pub minor: Option<u32>,
+    /// The kernel driver is told to leave it alone.
+    pub excluded: bool,
 }
 
 impl Inventory {
@@ -103,6 +135,12 @@ impl Inventory {
         self.gpus.values().find_map(|gpu| Some((gpu, gpu.mig_devices.iter().find(|mig| mig.uuid == *uuid)?)))
     }
 
+    /// The missing GPU that the kubelet's MIG device is on.
+    #[must_use]
+    pub fn missing_parent(&self, uuid: &MigUuid) -> Option<&GpuUuid> {
+        self.missing.iter().find_map(|(gpu, missing)| missing.mig_devices.contains(uuid).then_some(gpu))
+    }
+
     #[must_use]
     pub fn visible(&self) -> usize {
         self.gpus.values().filter(|gpu| gpu.present).count()
@@ -110,6 +148,35 @@ impl Inventory {
 }
 
 impl Gpu {
+    /// A GPU of which no more is known than this name.
+    #[must_use]
+    pub fn not_present(uuid: GpuUuid) -> Self {
+        Self {
+            uuid,
+            index: None,
+            minor: None,
+            pci_bus_id: None,
+            model: None,
+            architecture: None,
+            compute_capability: None,
+            vbios_version: None,
+            serial: None,
+            numa_node: None,
+            memory_bytes: None,
+            mig_enabled: None,
+            mig_devices: vec![],
+            mig_slices: None,
+            nvlink_peers: None,
+            present: false,
+        }
+    }
+
+    /// Where it comes in a list for people: those without an index last.
+    #[must_use]
+    pub fn order(&self) -> (bool, Option<u32>) {
+        (self.index.is_none(), self.index)
+    }
+
     /// Share of the GPU's compute that `slices` compute slices are. `None` where either number is unknown: the models
     /// differ (seven slices, or four), so that a guess would be wrong by almost a half.
     #[must_use]
@@ -125,24 +192,7 @@ mod tests {
 
     #[test]
     fn a_part_of_a_board_with_four_slices_is_not_counted_in_sevenths() {
-        let gpu = |mig_slices| Gpu {
-            uuid: "GPU-1".into(),
-            index: 0,
-            minor: None,
-            pci_bus_id: None,
-            model: Some("NVIDIA RTX PRO 6000 Blackwell Server Edition".into()),
-            architecture: None,
-            compute_capability: None,
-            vbios_version: None,
-            serial: None,
-            numa_node: None,
-            memory_bytes: None,
-            mig_enabled: Some(true),
-            mig_devices: vec![],
-            mig_slices,
-            nvlink_peers: None,
-            present: true,
-        };
+        let gpu = |mig_slices| Gpu { mig_slices, ..Gpu::not_present("GPU-1".into()) };
         for (of, slices, expected) in [
             (Some(4), 1, Some(0.25)),
             (Some(7), 7, Some(1.0)),

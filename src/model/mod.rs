@@ -21,7 +21,7 @@ pub use health::{
     XidClass, XidCounts, recovery_action,
 };
 pub use identity::{ContainerId, ContainerRef, DeviceId, GpuUuid, MigUuid, PciBusId, PodRef, PodUid, ResourceName};
-pub use inventory::{DriverInfo, Gpu, Inventory, MigDevice, NodeDevices, NvLinkPeers};
+pub use inventory::{BusGpu, DriverInfo, Gpu, Inventory, MigDevice, MissingGpu, NodeDevices, NvLinkPeers};
 pub use journal::JournalState;
 pub use plugin::{PluginResource, PluginState, WithheldReason};
 pub use pod_label::{PodLabel, PodLabelError};

@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -105,6 +105,9 @@ pub struct KubeletState {
     pub settled: bool,
     pub allocatable: Option<Arc<Allocatable>>,
     pub allocatable_at: Option<Moment>,
+    /// The device ids of the kubelet's checkpoint, as it was when podmeter or the kubelet started.
+    #[serde(skip)]
+    pub checkpoint: Option<Arc<BTreeMap<ResourceName, BTreeSet<DeviceId>>>>,
     pub api: Option<PodResourcesApi>,
     /// The last answer was over the size limit.
     pub truncated: bool,

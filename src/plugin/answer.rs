@@ -114,7 +114,7 @@ fn name(strategy: DeviceIdStrategy, hardware: &Hardware) -> String {
         (DeviceIdStrategy::Uuid, Hardware::Mig { uuid, .. }) => uuid.to_string(),
         (DeviceIdStrategy::Index, Hardware::Gpu { index, .. }) => index.to_string(),
         (DeviceIdStrategy::Index, Hardware::Mig { gpu_index, index, .. }) => format!("{gpu_index}:{index}"),
-        (_, Hardware::Nodes(_) | Hardware::Nothing) => String::new(),
+        (_, Hardware::Missing(_) | Hardware::Nodes(_) | Hardware::Nothing) => String::new(),
     }
 }
 
@@ -198,6 +198,7 @@ pub(super) fn device_nodes(hardware: &Hardware, node: &NodeFacts) -> Result<Vec<
                 })?;
             Ok([vec![format!("/dev/nvidia{minor}")], capabilities.to_vec()].concat())
         }
+        Hardware::Missing(gpu) => Err(format!("the driver does not list {gpu}")),
         Hardware::Nodes(nodes) => Ok(nodes.iter().map(|node| node.container_path.clone()).collect()),
         Hardware::Nothing => Ok(vec![]),
     }

@@ -219,7 +219,7 @@ fn names(hardware: &Hardware) -> Vec<String> {
     match hardware {
         Hardware::Gpu { uuid, index, .. } => vec![uuid.to_string(), index.to_string()],
         Hardware::Mig { uuid, gpu_index, index, .. } => vec![uuid.to_string(), format!("{gpu_index}:{index}")],
-        Hardware::Nodes(_) | Hardware::Nothing => vec![],
+        Hardware::Missing(_) | Hardware::Nodes(_) | Hardware::Nothing => vec![],
     }
 }
 

@@ -7,7 +7,7 @@ use crate::model::{HealthState, UnhealthyReason};
 /// judged.
 pub fn verdict(hardware: &Hardware, health: &HealthState) -> Result<(), Withheld> {
     let judged = match hardware {
-        Hardware::Gpu { uuid, .. } => health.of(uuid, None),
+        Hardware::Gpu { uuid, .. } | Hardware::Missing(uuid) => health.of(uuid, None),
         Hardware::Mig { gpu, uuid, .. } => health.of(gpu, Some(uuid)),
         Hardware::Nodes(_) | Hardware::Nothing => return Ok(()),
     };

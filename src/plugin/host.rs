@@ -204,15 +204,17 @@ fn without_driver(nvidia: &NvidiaConfig, node: &NodeFacts) -> Option<String> {
 /// without links.
 fn topology(inventory: &Inventory, around: &Surroundings) -> Topology {
     let devices = around.roots.sys.join("bus/pci/devices");
+    // The kubelet has no healthy device of a GPU that the driver has not listed.
     let gpu = |gpu: &Gpu| {
+        let index = gpu.index?;
         let path = gpu.pci_bus_id.as_ref().and_then(|id| std::fs::canonicalize(devices.join(id.as_str())).ok());
-        PciGpu {
+        Some(PciGpu {
             uuid: gpu.uuid.clone(),
-            place: Place { index: gpu.index, numa_node: gpu.numa_node.map(i64::from) },
+            place: Place { index, numa_node: gpu.numa_node.map(i64::from) },
             path: path.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
-        }
+        })
     };
-    let gpus: Vec<PciGpu> = inventory.gpus.values().map(gpu).collect();
+    let gpus: Vec<PciGpu> = inventory.gpus.values().filter_map(gpu).collect();
     Topology::from_pci(&gpus, &nv_links(inventory))
 }
 
@@ -276,7 +278,7 @@ mod tests {
             let available = inventory.gpus.values().map(candidate).collect();
             let choice =
                 choose_gpus(&Request { available, must_include: vec![], size: 2 }, &topology, &BTreeMap::new());
-            let index = |id: &crate::model::DeviceId| inventory.gpus[&GpuUuid::from(id.as_str())].index;
+            let index = |id: &crate::model::DeviceId| inventory.gpus[&GpuUuid::from(id.as_str())].index.unwrap();
             (choice.ids.iter().map(index).collect::<Vec<_>>(), choice.fallback.map(FallbackReason::as_str))
         };
         let both_ends = linked(&[(0, 2), (2, 0), (1, 3), (3, 1)], 0);
@@ -285,7 +287,7 @@ mod tests {
         let one_end = linked(&[(0, 2)], 0);
         assert_eq!(two(&one_end).1, Some("links_asymmetric"));
         let mut gone = both_ends;
-        gone.gpus.values_mut().find(|gpu| gpu.index == 2).unwrap().present = false;
+        gone.gpus.values_mut().find(|gpu| gpu.index == Some(2)).unwrap().present = false;
         assert_eq!(nv_links(&gone).len(), 3, "nobody is linked to a GPU that has left");
     }
 

@@ -84,7 +84,7 @@ mod tests {
     fn gpus(gpus: &[(&str, bool)]) -> Inventory {
         let gpu = |(uuid, present): &(&str, bool)| Gpu {
             uuid: (*uuid).into(),
-            index: 0,
+            index: Some(0),
             minor: None,
             pci_bus_id: None,
             model: None,

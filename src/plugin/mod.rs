@@ -19,6 +19,7 @@ mod layout;
 mod lifecycle;
 mod live_sockets;
 mod looks;
+mod missing;
 mod mps;
 mod node;
 mod nvidia_config;

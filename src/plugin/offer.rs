@@ -85,6 +85,8 @@ pub enum Hardware {
         gpu_instance: u32,
         compute_instance: u32,
     },
+    /// A GPU that the driver does not list, or a MIG device or slot on it: known by the kubelet's id alone.
+    Missing(GpuUuid),
     Nodes(Vec<DeviceNode>),
     /// Nothing at all: to try the flow.
     Nothing,
@@ -95,7 +97,7 @@ impl Hardware {
     #[must_use]
     pub fn gpu(&self) -> Option<&GpuUuid> {
         match self {
-            Self::Gpu { uuid: gpu, .. } | Self::Mig { gpu, .. } => Some(gpu),
+            Self::Gpu { uuid: gpu, .. } | Self::Mig { gpu, .. } | Self::Missing(gpu) => Some(gpu),
             Self::Nodes(_) | Self::Nothing => None,
         }
     }

@@ -6,7 +6,7 @@ use super::config::{MigStrategy, NvidiaConfig, Replication, ResourceConfig, Shar
 use super::paths::Found;
 use super::pattern::fits;
 use super::values::{DeviceReference, resource_name};
-use super::{Hardware, Offer, OfferedDevice, Withheld};
+use super::{Hardware, Offer, OfferedDevice, Withheld, missing};
 use crate::model::{DeviceId, Gpu, Inventory, MigDevice, ResourceName, UnhealthyReason, WithheldReason};
 
 /// Characters of a device's id: the API's own limit, which the kubelet does not check.
@@ -35,7 +35,9 @@ pub fn offers(config: &ResourceConfig, inventory: &Inventory, found: &[Found]) -
                 MigStrategy::Single => of_one_layout(nvidia, inventory, &mut problems),
                 MigStrategy::Mixed => of_every_layout(nvidia, inventory, &mut problems),
             };
-            share(nvidia, devices, &mut problems)
+            let mut slots = share(nvidia, devices, &mut problems);
+            slots.extend(missing::missing(nvidia, inventory));
+            slots
         }
         ResourceConfig::Path(path) => {
             let slots = |found: &Found| {
@@ -120,21 +122,28 @@ impl Offer {
 }
 
 type Named = (ResourceName, OfferedDevice);
-/// A GPU, and which MIG device on it, or the whole of it.
-type Member<'i> = (&'i Gpu, Option<&'i MigDevice>);
+/// A GPU, its index, and which MIG device on it, or the whole of it.
+type Member<'i> = (&'i Gpu, u32, Option<&'i MigDevice>);
+
+/// The GPUs that the driver has listed, with their indexes.
+fn listed(inventory: &Inventory) -> impl Iterator<Item = (&Gpu, u32)> {
+    inventory.gpus.values().filter_map(|gpu| Some((gpu, gpu.index?)))
+}
 
 fn whole_gpus(nvidia: &NvidiaConfig, inventory: &Inventory, which: impl Fn(&Gpu) -> bool) -> Vec<Named> {
-    let gpus = inventory.gpus.values().filter(|gpu| which(gpu));
-    gpus.map(|gpu| (gpu_name(nvidia, gpu), whole(gpu))).collect()
+    listed(inventory)
+        .filter(|(gpu, _)| which(gpu))
+        .map(|(gpu, index)| (gpu_name(nvidia, gpu), whole(gpu, index)))
+        .collect()
 }
 
 fn of_every_layout(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Vec<String>) -> Vec<Named> {
     let mut devices = whole_gpus(nvidia, inventory, |gpu| !has_mig(gpu));
-    for gpu in inventory.gpus.values().filter(|gpu| has_mig(gpu)) {
+    for (gpu, index) in listed(inventory).filter(|(gpu, _)| has_mig(gpu)) {
         note_bare(gpu, problems);
         for mig in &gpu.mig_devices {
             match mixed_name(nvidia, mig) {
-                Ok(name) => devices.push((name, instance(gpu, mig))),
+                Ok(name) => devices.push((name, instance(gpu, index, mig))),
                 Err(reason) => problems.push(format!("{} is not offered: {reason}", mig.uuid)),
             }
         }
@@ -147,18 +156,18 @@ fn of_every_layout(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut 
 /// reconfigured keeps most of its devices, instead of losing all.
 fn of_one_layout(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Vec<String>) -> Vec<Named> {
     let mut layouts: BTreeMap<&str, Vec<Member<'_>>> = BTreeMap::new();
-    for gpu in inventory.gpus.values() {
+    for (gpu, index) in listed(inventory) {
         if has_mig(gpu) {
             note_bare(gpu, problems);
             for mig in &gpu.mig_devices {
-                layouts.entry(&mig.profile).or_default().push((gpu, Some(mig)));
+                layouts.entry(&mig.profile).or_default().push((gpu, index, Some(mig)));
             }
         } else {
-            layouts.entry("a whole GPU").or_default().push((gpu, None));
+            layouts.entry("a whole GPU").or_default().push((gpu, index, None));
         }
     }
     let weight = |members: &[Member<'_>]| {
-        let gpus: BTreeSet<_> = members.iter().map(|(gpu, _)| &gpu.uuid).collect();
+        let gpus: BTreeSet<_> = members.iter().map(|(gpu, ..)| &gpu.uuid).collect();
         (gpus.len(), members.len())
     };
     // The first of the heaviest: max_by_key would take the last.
@@ -167,7 +176,7 @@ fn of_one_layout(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Ve
     for (layout, members) in &layouts {
         if Some(*layout) != chosen {
             let names: Vec<&str> =
-                members.iter().map(|(gpu, mig)| mig.map_or(gpu.uuid.as_str(), |mig| mig.uuid.as_str())).collect();
+                members.iter().map(|(gpu, _, mig)| mig.map_or(gpu.uuid.as_str(), |mig| mig.uuid.as_str())).collect();
             problems.push(format!(
                 "migStrategy single offers devices of one kind, here {}: not offered are {} ({layout}); make the layouts \
                  equal or set migStrategy mixed",
@@ -176,14 +185,14 @@ fn of_one_layout(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Ve
             ));
             continue;
         }
-        for (gpu, mig) in members {
+        for (gpu, index, mig) in members {
             devices.push(match mig {
                 Some(mig) => {
                     let named = nvidia.names.mig.iter().find(|name| fits(&name.pattern, &mig.profile));
                     let name = named.map_or_else(|| nvidia.name.clone(), |named| named.name.clone());
-                    (name, instance(gpu, mig))
+                    (name, instance(gpu, *index, mig))
                 }
-                None => (gpu_name(nvidia, gpu), whole(gpu)),
+                None => (gpu_name(nvidia, gpu), whole(gpu, *index)),
             });
         }
     }
@@ -217,16 +226,16 @@ fn mixed_name(nvidia: &NvidiaConfig, mig: &MigDevice) -> Result<ResourceName, St
     resource_name(&format!("{domain}/mig-{}", mig.profile.replace('+', ".")))
 }
 
-fn whole(gpu: &Gpu) -> OfferedDevice {
+fn whole(gpu: &Gpu, index: u32) -> OfferedDevice {
     OfferedDevice {
         id: DeviceId::new(gpu.uuid.to_shared()),
         numa_nodes: gpu.numa_node.map(i64::from).into_iter().collect(),
         health: presence(gpu),
-        hardware: Hardware::Gpu { uuid: gpu.uuid.clone(), index: gpu.index, minor: gpu.minor },
+        hardware: Hardware::Gpu { uuid: gpu.uuid.clone(), index, minor: gpu.minor },
     }
 }
 
-fn instance(gpu: &Gpu, mig: &MigDevice) -> OfferedDevice {
+fn instance(gpu: &Gpu, gpu_index: u32, mig: &MigDevice) -> OfferedDevice {
     OfferedDevice {
         id: DeviceId::new(mig.uuid.to_shared()),
         numa_nodes: gpu.numa_node.map(i64::from).into_iter().collect(),
@@ -234,7 +243,7 @@ fn instance(gpu: &Gpu, mig: &MigDevice) -> OfferedDevice {
         hardware: Hardware::Mig {
             uuid: mig.uuid.clone(),
             gpu: gpu.uuid.clone(),
-            gpu_index: gpu.index,
+            gpu_index,
             index: mig.index,
             minor: gpu.minor,
             gpu_instance: mig.gpu_instance,
@@ -304,7 +313,7 @@ fn place(hardware: &Hardware) -> (u32, u32) {
     match hardware {
         Hardware::Gpu { index, .. } => (*index, 0),
         Hardware::Mig { gpu_index, index, .. } => (*gpu_index, *index),
-        Hardware::Nodes(_) | Hardware::Nothing => (0, 0),
+        Hardware::Missing(_) | Hardware::Nodes(_) | Hardware::Nothing => (0, 0),
     }
 }
 

@@ -50,7 +50,7 @@ fn processes(behind: &Hardware, hardware: &HardwareState) -> impl Iterator<Item 
         Hardware::Mig { gpu, gpu_instance, compute_instance, .. } => {
             (Some(gpu), Some((Some(*gpu_instance), Some(*compute_instance))))
         }
-        Hardware::Nodes(_) | Hardware::Nothing => (None, None),
+        Hardware::Missing(_) | Hardware::Nodes(_) | Hardware::Nothing => (None, None),
     };
     let medium = gpu.and_then(|gpu| hardware.readings.get(gpu)?.medium.as_ref());
     let all = medium.and_then(|medium| medium.value.processes.as_ref()).into_iter().flatten();
@@ -67,7 +67,7 @@ fn memory(behind: &Hardware, hardware: &HardwareState) -> Option<MemoryUse> {
         Hardware::Mig { gpu, gpu_instance, .. } => {
             medium(gpu)?.instances.iter().find(|instance| instance.gpu_instance == *gpu_instance)?.memory
         }
-        Hardware::Nodes(_) | Hardware::Nothing => None,
+        Hardware::Missing(_) | Hardware::Nodes(_) | Hardware::Nothing => None,
     }
 }
 

@@ -58,7 +58,7 @@ pub fn prefer(
 
 fn gpu(hardware: &Hardware) -> Option<&GpuUuid> {
     match hardware {
-        Hardware::Gpu { uuid: gpu, .. } | Hardware::Mig { gpu, .. } => Some(gpu),
+        Hardware::Gpu { uuid: gpu, .. } | Hardware::Mig { gpu, .. } | Hardware::Missing(gpu) => Some(gpu),
         Hardware::Nodes(_) | Hardware::Nothing => None,
     }
 }

@@ -36,7 +36,7 @@ pub(super) fn gpu(index: u32, profiles: Option<&[&str]>) -> Gpu {
     });
     Gpu {
         uuid: uuid(index).as_str().into(),
-        index,
+        index: Some(index),
         minor: Some(7 ^ index),
         pci_bus_id: None,
         model: Some("NVIDIA H100 80GB HBM3".into()),
@@ -467,7 +467,7 @@ proptest! {
             }
         }
         // Equal indexes keep the last one, so only distinct ones may be turned round.
-        let distinct: BTreeSet<u32> = gpus.iter().map(|gpu| gpu.index).collect();
+        let distinct: BTreeSet<u32> = gpus.iter().filter_map(|gpu| gpu.index).collect();
         if distinct.len() == gpus.len() {
             prop_assert_eq!(offers(&config, &inventory(gpus.into_iter().rev()), &[]), offered);
         }

@@ -43,7 +43,8 @@ impl DeviceReference {
                     (text == gpu.as_str()).then_some(Reach::ItsGpu)
                 }
             }
-            (Self::Mig(..), Hardware::Gpu { .. }) | (_, Hardware::Nodes(_) | Hardware::Nothing) => None,
+            (Self::Mig(..), Hardware::Gpu { .. })
+            | (_, Hardware::Missing(_) | Hardware::Nodes(_) | Hardware::Nothing) => None,
         }
     }
 

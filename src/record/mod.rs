@@ -134,7 +134,7 @@ pub struct Hardware<'a> {
     /// Times that the driver is known to have been loaded since podmeter came.
     pub driver_loads: u64,
     /// GPUs on the PCI bus, less those given to virtual machines; `None` where the bus cannot be read.
-    pub expected: Option<NodeDevices>,
+    pub expected: Option<&'a NodeDevices>,
     pub released: Option<Released>,
     pub problem: Option<&'a str>,
     pub devices: Vec<Device<'a>>,
@@ -149,7 +149,8 @@ pub struct Released {
 #[derive(Debug, Serialize)]
 pub struct Device<'a> {
     pub uuid: &'a GpuUuid,
-    pub index: u32,
+    /// `None`: the driver has not listed it.
+    pub index: Option<u32>,
     pub present: bool,
     pub model: Option<&'a str>,
     pub architecture: Option<&'a str>,
@@ -204,14 +205,14 @@ fn hardware(snapshot: &Snapshot, with_serials: bool) -> Hardware<'_> {
     let inventory: &Inventory = &state.inventory;
     let driver = inventory.driver.as_ref();
     let mut gpus: Vec<_> = inventory.gpus.values().collect();
-    gpus.sort_by_key(|gpu| gpu.index);
+    gpus.sort_by_key(|gpu| gpu.order());
     Hardware {
         source: state.source,
         driver_version: driver.map(|driver| &*driver.driver_version),
         cuda_version: driver.and_then(|driver| driver.cuda_version.as_deref()),
         nvml_version: driver.and_then(|driver| driver.nvml_version.as_deref()),
         driver_loads: state.driver_loads,
-        expected: state.node_devices,
+        expected: state.node_devices.as_ref(),
         released: state
             .released
             .map(|released| Released { since: released.since.unix.into(), until: released.until.unix.into() }),

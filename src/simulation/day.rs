@@ -135,7 +135,7 @@ impl Stage {
         let on = |index: u32, change: &dyn Fn(&GpuUuid)| {
             let inventory = self.controls.inventory();
             // A profile may have fewer GPUs, or none.
-            if let Some(gpu) = inventory.gpus.values().find(|gpu| gpu.index == index) {
+            if let Some(gpu) = inventory.gpus.values().find(|gpu| gpu.index == Some(index)) {
                 change(&gpu.uuid);
             }
         };

@@ -92,6 +92,16 @@ pub fn devices(node: &Node) -> Vec<DeviceRow> {
     rows
 }
 
+/// A GPU that the driver has not listed has no index, and comes last.
+fn number(gpu: &Gpu) -> u32 {
+    gpu.index.unwrap_or(u32::MAX)
+}
+
+fn index(gpu: &Gpu) -> String {
+    let address = || gpu.pci_bus_id.as_deref().map_or_else(|| "?".to_owned(), clean);
+    gpu.index.map_or_else(address, |index| index.to_string())
+}
+
 fn whole(node: &Node, gpu: &Gpu) -> DeviceRow {
     let health = node.health.gpus.get(&gpu.uuid);
     let readings = node.hardware.readings.get(&gpu.uuid);
@@ -102,8 +112,8 @@ fn whole(node: &Node, gpu: &Gpu) -> DeviceRow {
     DeviceRow {
         key: gpu.uuid.clone(),
         gpu: gpu.uuid.clone(),
-        order: (gpu.index, 0),
-        name: gpu.index.to_string(),
+        order: (number(gpu), 0),
+        name: index(gpu),
         model: gpu
             .model
             .as_deref()
@@ -129,8 +139,8 @@ fn part(node: &Node, gpu: &Gpu, mig: &Mig) -> DeviceRow {
     DeviceRow {
         key: mig.uuid.clone(),
         gpu: gpu.uuid.clone(),
-        order: (gpu.index, mig.index.saturating_add(1)),
-        name: format!("{}:{}", gpu.index, mig.index),
+        order: (number(gpu), mig.index.saturating_add(1)),
+        name: format!("{}:{}", index(gpu), mig.index),
         model: clean(&mig.profile),
         verdict: verdict(health, gpu),
         busy: instance.and_then(|instance| instance.gpm.graphics_engine_active),
@@ -189,11 +199,13 @@ pub fn by_name(row: &ContainerRow) -> (&str, &str, &str, (u32, u32), &str) {
 fn container(node: &Node, gpus: &BTreeMap<String, Gpu>, account: &Account) -> ContainerRow {
     let gpu = gpus.get(&account.gpu);
     let mig = account.mig.as_ref().map(|mig| gpu.and_then(|gpu| gpu.mig(mig)));
-    let number = gpu.map_or(u32::MAX, |gpu| gpu.index);
+    let number = gpu.map_or(u32::MAX, number);
     let (order, device) = match (gpu, mig) {
-        (Some(gpu), None) => ((number, 0), gpu.index.to_string()),
-        (Some(gpu), Some(Some(mig))) => ((number, mig.index.saturating_add(1)), format!("{}:{}", gpu.index, mig.index)),
-        (Some(gpu), Some(None)) => ((number, u32::MAX), format!("{}:?", gpu.index)),
+        (Some(gpu), None) => ((number, 0), index(gpu)),
+        (Some(gpu), Some(Some(mig))) => {
+            ((number, mig.index.saturating_add(1)), format!("{}:{}", index(gpu), mig.index))
+        }
+        (Some(gpu), Some(None)) => ((number, u32::MAX), format!("{}:?", index(gpu))),
         (None, _) => ((number, 0), clean(account.mig.as_ref().unwrap_or(&account.gpu))),
     };
     let holds = account.holding.is_some();
@@ -254,7 +266,7 @@ pub fn problems(node: &Node) -> Vec<String> {
     let own = [node.hardware.problem.as_deref(), node.kubelet.problem.as_deref()];
     let mut problems: Vec<String> = own.into_iter().flatten().map(clean).collect();
     let mut gpus: Vec<&Gpu> = node.hardware.inventory.gpus.values().collect();
-    gpus.sort_by_key(|gpu| gpu.index);
+    gpus.sort_by_key(|gpu| number(gpu));
     for gpu in gpus {
         problems.extend(causes(node, &gpu.uuid).into_iter().map(|(name, cause)| {
             format!("GPU {name} unhealthy: {}; comes back by: {}", clean(&cause.detail), clean(&cause.clears))
@@ -268,12 +280,12 @@ pub fn causes<'a>(node: &'a Node, uuid: &str) -> Vec<(String, &'a Cause)> {
     let (Some(gpu), Some(health)) = (node.hardware.inventory.gpus.get(uuid), node.health.gpus.get(uuid)) else {
         return vec![];
     };
-    let whole = health.whole.causes.iter().map(|cause| (gpu.index.to_string(), cause));
+    let whole = health.whole.causes.iter().map(|cause| (index(gpu), cause));
     let parts = health.instances.iter().flat_map(|(uuid, part)| {
         let place = gpu.mig(uuid).map_or_else(|| "?".to_owned(), |mig| mig.index.to_string());
         // What holds for the whole GPU is among the causes of each part.
         let own = part.causes.iter().filter(|cause| !health.whole.causes.contains(cause));
-        own.map(move |cause| (format!("{}:{place}", gpu.index), cause))
+        own.map(move |cause| (format!("{}:{place}", index(gpu)), cause))
     });
     whole.chain(parts).collect()
 }

@@ -31,7 +31,7 @@ pub fn uuid(index: u32) -> String {
 pub fn gpus(count: u32) -> HardwareState {
     let gpu = |index| Gpu {
         uuid: GpuUuid::new(uuid(index)),
-        index,
+        index: Some(index),
         minor: Some(index),
         pci_bus_id: None,
         model: None,

@@ -34,7 +34,7 @@ pub fn mig_uuid(number: u32) -> String {
 pub fn gpu(index: u32) -> Gpu {
     Gpu {
         uuid: GpuUuid::new(uuid(index)),
-        index,
+        index: Some(index),
         minor: Some(index),
         pci_bus_id: None,
         model: None,

@@ -10,7 +10,7 @@ const M2: &str = "MIG-22222222-0000-0000-0000-000000000000";
 fn inventory() -> Inventory {
     let gpu = |uuid: &str, index, minor, mig_devices: Vec<MigDevice>| Gpu {
         uuid: uuid.into(),
-        index,
+        index: Some(index),
         minor: Some(minor),
         pci_bus_id: None,
         model: Some("NVIDIA H100 80GB HBM3".into()),

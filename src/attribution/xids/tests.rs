@@ -47,7 +47,7 @@ impl Node {
         };
         let gpu = Gpu {
             uuid: GPU.into(),
-            index: 0,
+            index: Some(0),
             minor: None,
             pci_bus_id: None,
             model: None,

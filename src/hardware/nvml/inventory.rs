@@ -68,7 +68,7 @@ pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
     let mig_enabled = mig_enabled(caller, handle);
     let mut gpu = Gpu {
         uuid: GpuUuid::new(uuid),
-        index,
+        index: Some(index),
         minor: value!(caller, nvmlDeviceGetMinorNumber(handle.0)),
         pci_bus_id: pci_bus_id(caller, handle),
         model: text!(caller, nvmlDeviceGetName(handle.0)),

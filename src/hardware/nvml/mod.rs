@@ -124,7 +124,7 @@ impl Driver for NvmlDriver {
 fn apart_by_uuid(found: Vec<Gpu>) -> (BTreeMap<GpuUuid, Gpu>, BTreeMap<GpuUuid, Vec<u32>>) {
     let mut indices: BTreeMap<GpuUuid, Vec<u32>> = BTreeMap::new();
     for gpu in &found {
-        indices.entry(gpu.uuid.clone()).or_default().push(gpu.index);
+        indices.entry(gpu.uuid.clone()).or_default().extend(gpu.index);
     }
     indices.retain(|_, indices| indices.len() > 1);
     let alone = found.into_iter().filter(|gpu| !indices.contains_key(&gpu.uuid));
@@ -192,7 +192,7 @@ impl Session for NvmlSession {
         let duplicate = Problem { call: "nvmlDeviceGetUUID", code: "duplicate_uuid" };
         problems.extend(duplicate_uuids.iter().map(|_| duplicate));
         *self.lock_layout() = layout;
-        Ok((Inventory { generation: 0, driver, gpus, duplicate_uuids }, problems))
+        Ok((Inventory { driver, gpus, duplicate_uuids, ..Inventory::default() }, problems))
     }
 
     fn reader(&self, gpu: &GpuUuid) -> Result<Box<dyn Reader>, Failure> {

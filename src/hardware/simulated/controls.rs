@@ -74,7 +74,7 @@ impl Controls {
         let inventory = inventory(profile, seed);
         let memory = profile.model().memory_bytes;
         let gpus = inventory.gpus.iter().map(|(uuid, gpu)| {
-            let seed = scramble(seed, 50_000 + u64::from(gpu.index));
+            let seed = scramble(seed, 50_000 + u64::from(gpu.index.unwrap_or_default()));
             let instances = gpu.mig_devices.iter().map(|mig| {
                 let memory = mig.memory_bytes.unwrap_or_default();
                 (mig.gpu_instance, Curve::new(scramble(seed, u64::from(mig.gpu_instance)), memory))

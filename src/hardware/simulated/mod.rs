@@ -77,7 +77,7 @@ impl Session for SimulatedSession {
     }
 
     fn node_devices(&self) -> Option<NodeDevices> {
-        Some(NodeDevices { expected: self.controls.inventory().gpus.len(), vfio: 0 })
+        Some(NodeDevices { expected: self.controls.inventory().gpus.len(), ..NodeDevices::default() })
     }
 
     fn events(&self) -> Option<Box<dyn EventSource>> {
@@ -110,7 +110,7 @@ mod tests {
     fn first(driver: &SimulatedDriver) -> (GpuUuid, Box<dyn Reader>) {
         let session = driver.clone().open().unwrap();
         let (inventory, _) = session.inventory().unwrap();
-        let gpu = inventory.gpus.values().find(|gpu| gpu.index == 0).unwrap().uuid.clone();
+        let gpu = inventory.gpus.values().find(|gpu| gpu.index == Some(0)).unwrap().uuid.clone();
         let reader = session.reader(&gpu).unwrap();
         (gpu, reader)
     }

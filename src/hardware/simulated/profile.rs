@@ -122,6 +122,7 @@ pub(super) fn inventory(profile: Profile, seed: u64) -> Inventory {
     let count = if profile == Profile::Empty { 0 } else { BUSES.len() };
     let gpus = (0..count).map(|index| gpu(profile, seed, index)).map(|gpu| (gpu.uuid.clone(), gpu));
     Inventory {
+        missing: BTreeMap::new(),
         generation: 0,
         driver: Some(DriverInfo {
             driver_version: "570.124.06".into(),
@@ -143,7 +144,7 @@ fn gpu(profile: Profile, seed: u64, index: usize) -> Gpu {
     };
     Gpu {
         uuid: GpuUuid::new(format!("GPU-{}", uuid(seed, index as u64))),
-        index: index as u32,
+        index: Some(index as u32),
         minor: Some(MINORS[index]),
         pci_bus_id: Some(PciBusId::new(format!("0000:{:02x}:00.0", BUSES[index]))),
         model: Some(model.name.into()),
@@ -226,7 +227,7 @@ mod tests {
         let gpus: BTreeSet<_> = node.gpus.keys().collect();
         let migs: BTreeSet<_> = node.gpus.values().flat_map(|gpu| &gpu.mig_devices).map(|mig| &mig.uuid).collect();
         assert_eq!((gpus.len(), migs.len()), (8, 7 + 7 + 3 + 2));
-        assert!(node.gpus.values().any(|gpu| gpu.minor != Some(gpu.index)));
+        assert!(node.gpus.values().any(|gpu| gpu.minor != gpu.index));
         assert_eq!(node, inventory(Profile::H100Mig, 7));
         assert_ne!(node, inventory(Profile::H100Mig, 8));
     }

@@ -48,7 +48,7 @@ impl Supervisor {
             sessions: self.sessions,
             driver_loads: self.loads.count(),
             readings: self.fleet.readings(now),
-            node_devices: self.node_devices,
+            node_devices: self.node_devices.clone(),
             problem: if released.is_some() { Some(RELEASED.into()) } else { self.problem.clone() },
             collectors,
             errors: self.errors.clone(),

@@ -80,7 +80,7 @@ impl Supervisor {
             ));
             return;
         }
-        let expected = self.node_devices.map_or(0, |devices| devices.expected);
+        let expected = self.node_devices.as_ref().map_or(0, |devices| devices.expected);
         if expected > 0 && self.fleet.inventory().gpus.is_empty() {
             self.set_problem(format!(
                 "the driver lists none of the {expected} GPUs on the PCI bus; see whether nvidia-smi works on the \

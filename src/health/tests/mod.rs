@@ -26,7 +26,7 @@ fn moment(seconds: u64) -> Moment {
 fn gpu(uuid: &str, index: u32) -> Gpu {
     Gpu {
         uuid: uuid.into(),
-        index,
+        index: Some(index),
         minor: Some(index),
         pci_bus_id: None,
         model: None,

@@ -211,7 +211,7 @@ fn hardware() -> HardwareState {
             (LOST.into(), Arc::new(lost_readings())),
             (PARTITIONED.into(), Arc::new(partitioned_readings())),
         ]),
-        node_devices: Some(NodeDevices { expected: 3, vfio: 1 }),
+        node_devices: Some(NodeDevices { expected: 3, vfio: 1, ..NodeDevices::default() }),
         problem: None,
         collectors: BTreeMap::from([
             ("events", Collector { duration: None, ..tier(true, 1) }),
@@ -228,7 +228,7 @@ fn hardware() -> HardwareState {
 fn gpu(uuid: &str, index: u32) -> Gpu {
     Gpu {
         uuid: uuid.into(),
-        index,
+        index: Some(index),
         minor: Some(index),
         pci_bus_id: Some(PciBusId::new(format!("0000:{:02x}:00.0", 0x17 + index))),
         model: Some("NVIDIA H100 80GB HBM3".into()),
@@ -435,6 +435,7 @@ fn kubelet() -> KubeletState {
     let mut list = DurationHistogram::default();
     list.observe(Duration::from_millis(2));
     KubeletState {
+        checkpoint: None,
         relation: Some(Arc::new(relation())),
         relation_at: Some(moment(597)),
         settled: true,

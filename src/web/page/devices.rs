@@ -16,7 +16,7 @@ use crate::model::{
 
 pub(super) fn section(snapshot: &Snapshot, history: &History) -> Markup {
     let mut gpus: Vec<&Gpu> = snapshot.hardware.inventory.gpus.values().collect();
-    gpus.sort_by_key(|gpu| (gpu.index, !gpu.present));
+    gpus.sort_by_key(|gpu| (gpu.order(), !gpu.present));
     html! {
         section aria-labelledby="devices" {
             h2 id="devices" tabindex="-1" { "Devices" }

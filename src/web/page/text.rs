@@ -78,7 +78,11 @@ pub(super) fn device_name(snapshot: &Snapshot, gpu: &GpuUuid, mig: Option<&MigUu
 }
 
 pub(super) fn gpu_name(gpu: &Gpu) -> String {
-    format!("GPU {}", gpu.index)
+    match (gpu.index, &gpu.pci_bus_id) {
+        (Some(index), _) => format!("GPU {index}"),
+        (None, Some(address)) => format!("GPU at {address}"),
+        (None, None) => "GPU, index not known".to_owned(),
+    }
 }
 
 /// What a search looks at: `namespace:`, `pod:` and `device:` words may be asked for by name.

@@ -122,7 +122,7 @@ impl Board {
         let mig_devices: Vec<MigDevice> = self.migs().into_iter().map(|(device, _)| device).collect();
         Gpu {
             uuid: self.uuid.clone(),
-            index: self.number as u32,
+            index: Some(self.number as u32),
             minor: Some(self.number as u32),
             pci_bus_id: None,
             model: None,

@@ -217,7 +217,7 @@ fn partitioned(case: &mut Case, gpm: Option<[f64; 2]>) -> Medium {
     };
     let gpu = Gpu {
         uuid: GPU.into(),
-        index: 0,
+        index: Some(0),
         minor: None,
         pci_bus_id: None,
         model: None,

@@ -1,0 +1,267 @@
+//! The GPUs that the PCI bus or the kubelet has and the driver does not list.
+//!
+//! A GPU that was lost before podmeter started is one of them: a pod may hold it, and nobody else tells of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::device_id::{DeviceForm, parse_device_id};
+use crate::model::{
+    BusGpu, DeviceId, DeviceReadings, Gpu, GpuUuid, HardwareState, Inventory, KubeletState, MigUuid, MissingGpu,
+    Monotonic, NodeDevices, PciBusId, ResourceName,
+};
+
+/// Device ids by resource.
+type Ids = BTreeMap<ResourceName, BTreeSet<DeviceId>>;
+
+/// MIG devices that the driver has listed: one of them that it no longer lists was unmade.
+const MIGS_REMEMBERED: usize = 4096;
+
+/// Remembers what the kubelet has named, because it forgets an unhealthy device that no pod holds.
+#[derive(Debug, Default)]
+pub struct MissingGpus {
+    gpus: BTreeMap<GpuUuid, Ids>,
+    migs: BTreeMap<MigUuid, Ids>,
+    listed_migs: BTreeSet<MigUuid>,
+    /// The last one: an equal one is the same allocation, so that nothing is joined anew for it.
+    completed: Arc<Inventory>,
+    /// The time of each without readings, which is part of its uncovered time for ever.
+    gaps: BTreeMap<GpuUuid, Gap>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Gap {
+    since: Monotonic,
+    until: Option<Monotonic>,
+}
+
+impl MissingGpus {
+    /// The hardware with the missing GPUs as devices that are not present; itself where none is missing. Without a driver
+    /// that has been opened nothing is missing from its list. `is_ours`: what the bundled plugin may offer.
+    pub fn complete(
+        &mut self,
+        hardware: &Arc<HardwareState>,
+        kubelet: &KubeletState,
+        is_ours: &dyn Fn(&ResourceName) -> bool,
+        now: Monotonic,
+    ) -> Arc<HardwareState> {
+        let inventory = &hardware.inventory;
+        if inventory.generation == 0 {
+            return Arc::clone(hardware);
+        }
+        self.learn(inventory, kubelet, is_ours);
+        let found = self.missing(inventory, hardware.node_devices.as_ref());
+        if found.is_empty() && self.gaps.is_empty() {
+            return Arc::clone(hardware);
+        }
+        let mut completed = (**hardware).clone();
+        let inventory = Arc::make_mut(&mut completed.inventory);
+        for (gpu, missing) in found {
+            let readings = DeviceReadings { lost: true, unlisted: true, ..DeviceReadings::default() };
+            completed.readings.insert(gpu.uuid.clone(), Arc::new(readings));
+            self.gaps.entry(gpu.uuid.clone()).or_insert(Gap { since: now, until: None });
+            inventory.missing.insert(gpu.uuid.clone(), missing);
+            inventory.gpus.insert(gpu.uuid.clone(), gpu);
+        }
+        if *self.completed != *completed.inventory {
+            self.completed = Arc::clone(&completed.inventory);
+        }
+        completed.inventory = Arc::clone(&self.completed);
+        self.add_gaps(&mut completed, now);
+        Arc::new(completed)
+    }
+
+    /// The driver's own totals begin when it first answers for the GPU.
+    fn add_gaps(&mut self, state: &mut HardwareState, now: Monotonic) {
+        self.gaps.retain(|uuid, gap| {
+            let Some(readings) = state.readings.get_mut(uuid) else { return false };
+            let totals = &mut Arc::make_mut(readings).totals;
+            let answered = (totals.through > Monotonic::default()).then_some(totals.through);
+            gap.until = gap.until.or(answered);
+            totals.uncovered_seconds += gap.until.unwrap_or(now).since(gap.since).as_secs_f64();
+            true
+        });
+    }
+
+    fn learn(&mut self, inventory: &Inventory, kubelet: &KubeletState, is_ours: &dyn Fn(&ResourceName) -> bool) {
+        let listed = inventory.gpus.values().flat_map(|gpu| &gpu.mig_devices).map(|mig| mig.uuid.clone());
+        self.listed_migs.extend(listed);
+        while self.listed_migs.len() > MIGS_REMEMBERED {
+            self.listed_migs.pop_first();
+        }
+        for (resource, ids) in named(kubelet) {
+            let forms: Vec<(&DeviceId, DeviceForm)> = ids.iter().map(|id| (id, parse_device_id(id.as_str()))).collect();
+            let is_listed = |form: &DeviceForm| match form {
+                DeviceForm::Gpu { uuid } | DeviceForm::GpuReplica { uuid } | DeviceForm::GpuVirtual { uuid } => {
+                    inventory.gpus.contains_key(uuid)
+                }
+                DeviceForm::Mig { uuid } | DeviceForm::MigReplica { uuid } => self.listed_migs.contains(uuid),
+                DeviceForm::MigPath { gpu, .. } => inventory.gpus.contains_key(gpu),
+                _ => true,
+            };
+            // Other vendors' ids may have the same form.
+            let is_nvidias = is_domain_of_nvidia(&resource) || is_ours(&resource);
+            let names_gpu = |form: &DeviceForm| is_listed(form) && of_gpu(form);
+            if !is_nvidias && !forms.iter().any(|(_, form)| names_gpu(form)) {
+                continue;
+            }
+            let unlisted: Vec<_> = forms.into_iter().filter(|(_, form)| !is_listed(form)).collect();
+            for (id, form) in unlisted {
+                let (gpu, mig) = match form {
+                    DeviceForm::Gpu { uuid } | DeviceForm::GpuReplica { uuid } | DeviceForm::GpuVirtual { uuid } => {
+                        (Some(uuid), None)
+                    }
+                    DeviceForm::Mig { uuid } | DeviceForm::MigReplica { uuid } => (None, Some(uuid)),
+                    DeviceForm::MigPath { gpu, .. } => (Some(gpu), None),
+                    _ => continue,
+                };
+                let ids = match (gpu, mig) {
+                    (Some(gpu), _) => self.gpus.entry(gpu).or_default(),
+                    (None, Some(mig)) => self.migs.entry(mig).or_default(),
+                    (None, None) => continue,
+                };
+                ids.entry(resource.clone()).or_default().insert(id.clone());
+            }
+        }
+        self.migs.retain(|mig, _| !self.listed_migs.contains(mig));
+    }
+
+    fn missing(&self, inventory: &Inventory, bus: Option<&NodeDevices>) -> Vec<(Gpu, MissingGpu)> {
+        let of_kubelet: BTreeMap<&GpuUuid, &Ids> =
+            self.gpus.iter().filter(|(uuid, _)| !inventory.gpus.contains_key(*uuid)).collect();
+        let OnBus { identified, anonymous } = OnBus::of(inventory, bus);
+        let mut unplaced: BTreeSet<&GpuUuid> = of_kubelet.keys().copied().collect();
+        unplaced.retain(|uuid| !identified.contains_key(*uuid));
+        let no_ids = Ids::new();
+        let ids = |uuid: &GpuUuid| of_kubelet.get(uuid).map_or(&no_ids, |ids| ids);
+        let mut found = vec![];
+        for (uuid, place) in &identified {
+            found.push(missing_gpu(uuid.clone(), Some(place), ids(uuid), &[]));
+        }
+        match (anonymous.as_slice(), unplaced.first()) {
+            // One of each: they are the same.
+            ([place], Some(uuid)) if unplaced.len() == 1 => {
+                found.push(missing_gpu((*uuid).clone(), Some(place), ids(uuid), &[]));
+            }
+            (places, None) => {
+                let uuid = |(address, _): &Place| GpuUuid::of_address(address);
+                found.extend(places.iter().map(|place| missing_gpu(uuid(place), Some(place), &no_ids, &[])));
+            }
+            (places, Some(_)) => {
+                found.extend(unplaced.iter().map(|uuid| missing_gpu((*uuid).clone(), None, ids(uuid), places)));
+            }
+        }
+        // Which of several has a MIG device nobody tells.
+        if let [(_, missing)] = found.as_mut_slice() {
+            for (mig, ids) in &self.migs {
+                missing.mig_devices.insert(mig.clone());
+                for (resource, ids) in ids {
+                    missing.kubelet_ids.entry(resource.clone()).or_default().extend(ids.iter().cloned());
+                }
+            }
+        }
+        found
+    }
+}
+
+/// A PCI address, and what the kernel says of it.
+type Place<'a> = (&'a PciBusId, &'a BusGpu);
+
+/// The GPUs on the bus that the driver does not list.
+struct OnBus<'a> {
+    identified: BTreeMap<GpuUuid, Place<'a>>,
+    anonymous: Vec<Place<'a>>,
+}
+
+impl<'a> OnBus<'a> {
+    fn of(inventory: &Inventory, bus: Option<&'a NodeDevices>) -> Self {
+        let listed: BTreeSet<&PciBusId> = inventory.gpus.values().filter_map(|gpu| gpu.pci_bus_id.as_ref()).collect();
+        let mut here = Self { identified: BTreeMap::new(), anonymous: vec![] };
+        let mut unlocated = inventory.gpus.values().filter(|gpu| gpu.pci_bus_id.is_none()).count();
+        for (address, gpu) in bus.into_iter().flat_map(|bus| &bus.on_bus) {
+            if listed.contains(address) || gpu.excluded {
+                continue;
+            }
+            match &gpu.uuid {
+                Some(uuid) if inventory.gpus.contains_key(uuid) => unlocated = unlocated.saturating_sub(1),
+                Some(uuid) => drop(here.identified.insert(uuid.clone(), (address, gpu))),
+                None => here.anonymous.push((address, gpu)),
+            }
+        }
+        // They may be those that the driver lists without an address.
+        if unlocated > 0 {
+            here.anonymous.clear();
+        }
+        here
+    }
+}
+
+fn missing_gpu(uuid: GpuUuid, place: Option<&Place<'_>>, ids: &Ids, one_of: &[Place<'_>]) -> (Gpu, MissingGpu) {
+    let mut gpu = Gpu::not_present(uuid);
+    let mut known = vec![];
+    if let Some((address, on_bus)) = place {
+        let driver = on_bus.kernel_driver.as_deref().map_or("no kernel driver".into(), |name| format!("driver {name}"));
+        known.push(format!("the PCI bus has it at {address} ({driver})"));
+        gpu.pci_bus_id = Some((*address).clone());
+        (gpu.model, gpu.minor, gpu.numa_node) = (on_bus.model.clone(), on_bus.minor, on_bus.numa_node);
+    }
+    if !one_of.is_empty() {
+        let addresses: Vec<&str> = one_of.iter().map(|(address, _)| address.as_str()).collect();
+        known.push(format!("it is one of the GPUs on the PCI bus at {}", addresses.join(", ")));
+    }
+    if !ids.is_empty() {
+        let resources: Vec<&str> = ids.keys().map(ResourceName::as_str).collect();
+        known.push(format!("the kubelet has it as {}", resources.join(", ")));
+    }
+    let legacy = ids.values().flatten().filter_map(|id| match parse_device_id(id.as_str()) {
+        DeviceForm::MigPath { gpu, gpu_instance, compute_instance, .. } => {
+            Some(path_uuid(&gpu, gpu_instance, compute_instance))
+        }
+        _ => None,
+    });
+    let missing = MissingGpu {
+        detail: format!("the driver does not list it: {}", known.join("; ")).into(),
+        mig_devices: legacy.collect(),
+        kubelet_ids: ids.clone(),
+    };
+    (gpu, missing)
+}
+
+/// As drivers before 470 wrote the UUID of a MIG device.
+pub fn path_uuid(gpu: &GpuUuid, gpu_instance: u32, compute_instance: u32) -> MigUuid {
+    MigUuid::new(format!("MIG-{gpu}/{gpu_instance}/{compute_instance}"))
+}
+
+fn of_gpu(form: &DeviceForm) -> bool {
+    use DeviceForm as Form;
+    matches!(
+        form,
+        Form::Gpu { .. }
+            | Form::GpuReplica { .. }
+            | Form::GpuVirtual { .. }
+            | Form::Mig { .. }
+            | Form::MigReplica { .. }
+            | Form::MigPath { .. }
+    )
+}
+
+fn is_domain_of_nvidia(resource: &ResourceName) -> bool {
+    let domain = resource.as_str().split_once('/').map_or("", |(domain, _)| domain);
+    domain == "nvidia.com" || domain.ends_with(".nvidia.com")
+}
+
+/// Every device id that the kubelet names: held, allocatable, or in its checkpoint.
+fn named(kubelet: &KubeletState) -> Ids {
+    let mut named = Ids::new();
+    for held in kubelet.relation.iter().flat_map(|relation| relation.containers()).flat_map(|one| &one.devices) {
+        named.entry(held.resource.clone()).or_default().insert(held.id.clone());
+    }
+    let allocatable = kubelet.allocatable.iter().map(|allocatable| &allocatable.devices);
+    for (resource, ids) in allocatable.chain(kubelet.checkpoint.as_deref()).flatten() {
+        named.entry(resource.clone()).or_default().extend(ids.iter().cloned());
+    }
+    named
+}
+
+#[cfg(test)]
+mod tests;
