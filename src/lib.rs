@@ -21,6 +21,7 @@ pub mod processes;
 pub mod record;
 pub mod simulation;
 pub mod terminal;
+pub mod threads;
 pub mod top;
 pub mod web;
 pub mod wire;

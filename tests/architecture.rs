@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Room → the rooms it may name.
-const ARROWS: [(&str, &[&str]); 24] = [
+const ARROWS: [(&str, &[&str]); 25] = [
     ("model", &[]),
     ("attribution", &["model"]),
     ("health", &["model"]),
@@ -14,7 +14,7 @@ const ARROWS: [(&str, &[&str]); 24] = [
     ("clock", &["model"]),
     ("wire", &[]),
     ("kubelet", &["attribution", "clock", "model", "wire"]),
-    ("hardware", &["clock", "model"]),
+    ("hardware", &["clock", "model", "threads"]),
     ("plugin", &["attribution", "clock", "model", "preference", "wire"]),
     ("processes", &["clock", "model"]),
     ("record", &["model", "processes"]),
@@ -22,7 +22,8 @@ const ARROWS: [(&str, &[&str]); 24] = [
     ("doctor", &["client", "clock", "hardware", "kubelet", "model", "plugin", "processes", "record", "terminal"]),
     ("metrics", &["model"]),
     ("terminal", &[]),
-    ("journal", &["clock", "model", "terminal"]),
+    ("threads", &[]),
+    ("journal", &["clock", "model", "terminal", "threads"]),
     ("web", &["clock", "history", "metrics", "model"]),
     ("simulation", &["clock", "hardware", "model", "wire"]),
     (
@@ -42,6 +43,7 @@ const ARROWS: [(&str, &[&str]); 24] = [
             "processes",
             "record",
             "simulation",
+            "threads",
             "web",
         ],
     ),
@@ -82,6 +84,7 @@ const LIBRARIES: [(&str, &[&str]); 15] = [
             "plugin",
             "processes",
             "simulation",
+            "threads",
             "top",
             "web",
         ],

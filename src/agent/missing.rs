@@ -41,7 +41,7 @@ pub async fn complete(watch: Watch) {
         }
     }
     drop(publish);
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 /// One line for each GPU that is missing, and one when it is back.

@@ -27,17 +27,17 @@ use tokio::sync::{Notify, watch};
 use tokio::task::{JoinError, JoinSet};
 
 use crate::clock::Clock;
-use crate::hardware::{self, DriverLease, Hardware};
+use crate::hardware::{self, DriverLease, Hardware, nvml};
 use crate::journal::Journal;
 use crate::kubelet::{self, PodSources};
 use crate::metrics::Pages;
 use crate::model::{ConfigReload, HardwareState, HealthState, PluginState, Snapshot};
 use crate::web::{self, BindError, Listener, LiveConfig, ScrapeDurations, ServerSettings, WebState};
-use crate::{doctor, plugin, processes};
+use crate::{doctor, plugin, processes, threads};
 
 pub use crate::client::{HttpUrl, Target, get};
 pub use crate::doctor::Report;
-pub use crate::hardware::nvml::LibrarySearch;
+pub use crate::hardware::nvml::{LibrarySearch, end_process, is_present as driver_is_present};
 pub use crate::hardware::simulated::Profile;
 pub use crate::health::Config as HealthConfig;
 pub use crate::journal::{Bounds as JournalBounds, Settings as JournalSettings, Size};
@@ -91,7 +91,7 @@ pub async fn run(settings: Settings, reload: Reload, dropped_lines: DroppedLogLi
 /// Looks at everything that the agent needs, with these settings, and at the agent itself where one answers.
 pub async fn examine(settings: Settings, url: Option<HttpUrl>) -> Report {
     let clock = Clock::start();
-    let driver = (settings.hardware == HardwareSource::Nvml).then(|| settings.driver(clock)).flatten();
+    let driver = (settings.hardware == HardwareSource::Nvml).then(|| settings.driver_to_examine(clock)).flatten();
     doctor::examine(settings.doctor_room(url), driver, clock).await
 }
 
@@ -210,6 +210,7 @@ async fn run_on(
         pulse: pulse.clone(),
     };
     let publishing = tasks.spawn(named("publisher", publisher.run()));
+    tasks.spawn(named("threads", keep_threads()));
 
     let ready_snapshots = snapshots.clone();
     let allocations = journal::allocations(journal_reader, snapshots.clone(), clock);
@@ -288,6 +289,22 @@ async fn run_on(
         () = tokio::time::sleep(GRACE) => tracing::warn!("requests or device calls under way did not finish in time"),
     }
     outcome
+}
+
+/// For each thread of the runtime, so that the driver library may hang while it is loaded.
+pub fn prepare_thread() {
+    threads::prepare();
+    web::prepare_thread();
+}
+
+/// Keeps the runtime's blocking threads while the driver library is being loaded: no further one starts meanwhile.
+async fn keep_threads() {
+    loop {
+        tokio::time::sleep(threads::KEEP).await;
+        if nvml::is_loading() {
+            drop(threads::keep_blocking(&tokio::runtime::Handle::current()));
+        }
+    }
 }
 
 fn plugin_ended(ended: Result<(), JoinError>) -> AgentError {

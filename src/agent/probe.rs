@@ -10,6 +10,9 @@ use crate::clock::Clock;
 use crate::hardware::nvml::{CallRecord, CallStatistics, LibrarySearch, NvmlDriver};
 use crate::hardware::{Driver as _, Due, Failure, Session};
 use crate::model::{Fast, GpuUuid, Inventory, Medium, Slow, UnixSeconds};
+use crate::threads;
+
+const REMEDY: &str = "see dmesg for Xid and NVRM lines; give a driver that is only slow a longer --deadline";
 
 /// Between two passes: GPM wants more than 100 ms between its samples.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -45,17 +48,55 @@ pub struct Call {
     codes: BTreeMap<&'static str, u64>,
 }
 
-/// Reads every GPU `passes` times, all tiers each time. Blocks for as long as the driver does.
-pub fn probe_nvml(search: LibrarySearch, passes: u32) -> Result<Probe, Failure> {
+/// What the thread that is inside the driver tells.
+enum Progress {
+    Begins(String),
+    Ended(Box<Result<Probe, Failure>>),
+}
+
+/// Reads every GPU `passes` times, all tiers each time. A step that takes longer than `deadline` is left behind in the
+/// driver.
+pub fn probe_nvml(search: LibrarySearch, passes: u32, deadline: Duration) -> Result<Probe, Failure> {
+    // This thread waits while the library is loaded.
+    threads::prepare();
+    let (tells, told) = mpsc::channel();
+    let probing = move || {
+        let ended = probe(search, passes, &|step| drop(tells.send(Progress::Begins(step))));
+        drop(tells.send(Progress::Ended(Box::new(ended))));
+    };
+    let failed = |code, reason| Failure { call: "probe", code, reason, remedy: REMEDY };
+    let thread = std::thread::Builder::new().name("probe".to_owned()).spawn(probing);
+    thread.map_err(|error| failed("no_thread", format!("no thread for the driver: {error}")))?;
+    let mut step = "opening the driver".to_owned();
+    loop {
+        match told.recv_timeout(deadline) {
+            Ok(Progress::Begins(next)) => step = next,
+            Ok(Progress::Ended(ended)) => return *ended,
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                let limit = humantime::format_duration(deadline);
+                return Err(failed("timeout", format!("{step} has not come back for {limit}")));
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                return Err(failed("panic", format!("{step} broke the thread that did it; please report this")));
+            }
+        }
+    }
+}
+
+fn probe(search: LibrarySearch, passes: u32, begins: &dyn Fn(String)) -> Result<Probe, Failure> {
     let clock = Clock::start();
     let mut driver = NvmlDriver::with_latencies(search, clock);
     let record = driver.call_record();
     let session = driver.open()?;
+    begins("listing the GPUs".to_owned());
     let (inventory, _) = session.inventory()?;
     let mut gpus = BTreeMap::new();
     for gpu in inventory.gpus.keys() {
+        begins(format!("reading {gpu}"));
         gpus.insert(gpu.clone(), read(&*session, gpu, passes, clock, &record)?);
     }
+    begins("closing the driver".to_owned());
+    drop(session);
     let calls = record.call_statistics().into_iter().map(|(name, statistics)| (name, Call::from(statistics)));
     Ok(Probe { inventory, gpus, calls: calls.collect(), at: clock.now().unix })
 }

@@ -9,15 +9,17 @@ use tokio::sync::{Notify, watch};
 
 use crate::client::{HttpUrl, Target};
 use crate::clock::Clock;
-use crate::hardware::nvml::{LibrarySearch, NvmlDriver};
+use crate::hardware::nvml::{Attempts, LibrarySearch, NvmlDriver};
 use crate::hardware::simulated::{Profile, SimulatedDriver};
 use crate::model::PodLabel;
 use crate::record::ReadFile;
 use crate::web::{Limits, ListenAddress};
-use crate::{doctor, hardware, health, journal, kubelet, plugin, processes};
+use crate::{doctor, hardware, health, journal, kubelet, plugin, processes, threads};
 
 /// For the doctor: without persistence mode the driver takes seconds for each GPU.
 const DOCTOR_DRIVER_DEADLINE: Duration = Duration::from_secs(20);
+/// In the state directory.
+const LOAD_ATTEMPT: &str = "driver-library.json";
 /// The same simulated GPUs at every start.
 const SIMULATED_SEED: u64 = 1;
 
@@ -134,12 +136,32 @@ impl Settings {
         differ.map(|((key, _), _)| key).collect()
     }
 
+    /// To be called on the runtime, whose threads are to be there before the library is loaded.
     pub(super) fn driver(&self, clock: Clock) -> Option<Box<dyn hardware::Driver>> {
+        let attempts = self.load_attempts().map(|file| Attempts::new(file, clock));
+        self.driver_recording(clock, attempts)
+    }
+
+    /// For whoever changes nothing on the node.
+    pub(super) fn driver_to_examine(&self, clock: Clock) -> Option<Box<dyn hardware::Driver>> {
+        let attempts = self.load_attempts().map(|file| Attempts::to_read(file, clock));
+        self.driver_recording(clock, attempts)
+    }
+
+    fn load_attempts(&self) -> Option<PathBuf> {
+        self.journal.as_ref().map(|journal| journal.directory.join(LOAD_ATTEMPT))
+    }
+
+    fn driver_recording(&self, clock: Clock, attempts: Option<Attempts>) -> Option<Box<dyn hardware::Driver>> {
         match self.hardware {
-            HardwareSource::Nvml if self.nvml_call_durations => {
-                Some(Box::new(NvmlDriver::with_durations(self.nvml.clone(), clock)))
+            HardwareSource::Nvml => {
+                let driver = match self.nvml_call_durations {
+                    true => NvmlDriver::with_durations(self.nvml.clone(), clock),
+                    false => NvmlDriver::new(self.nvml.clone()),
+                };
+                let runtime = tokio::runtime::Handle::current();
+                Some(Box::new(driver.recording(attempts).preparing(move || threads::start_blocking(&runtime))))
             }
-            HardwareSource::Nvml => Some(Box::new(NvmlDriver::new(self.nvml.clone()))),
             HardwareSource::Simulated => Some(Box::new(SimulatedDriver::new(Profile::default(), SIMULATED_SEED))),
             HardwareSource::None => None,
         }

@@ -359,6 +359,9 @@ pub struct ProbeArguments {
     /// Passes over each GPU, one sample interval apart.
     #[arg(long, default_value_t = 20)]
     pub passes: u32,
+    /// How long the driver may take to be opened, to list its GPUs, and for the passes over each.
+    #[arg(long, default_value = "1m", value_name = "DUR", value_parser = humantime::parse_duration)]
+    pub deadline: Duration,
     #[arg(short, long, value_enum, default_value_t = ProbeFormat::Json)]
     pub output: ProbeFormat,
     /// Keep what the driver answered, serial numbers apart, as a data file for the fake driver library of the tests.

@@ -53,13 +53,19 @@ pub fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { USAGE } else { ENDED });
         }
     };
-    match outcome {
-        Ok(()) => ExitCode::from(ENDED),
+    let code = match outcome {
+        Ok(()) => ENDED,
         Err(Failed(code, message)) => {
             write_last_message(format!("podmeter: {message}\n"));
-            ExitCode::from(code)
+            code
         }
+    };
+    if agent::driver_is_present() {
+        // A thread was left behind in the driver, and standard output has its text.
+        let _ = std::io::stdout().flush();
+        agent::end_process(code);
     }
+    ExitCode::from(code)
 }
 
 /// On standard error, as far as that takes it in time.
@@ -157,7 +163,8 @@ fn run_demo(arguments: &DemoArguments) -> Result<(), Failed> {
 
 fn run_probe(arguments: ProbeArguments) -> Result<(), Failed> {
     let search = settings::library_search(arguments.nvml_library, arguments.driver_root);
-    let probe = agent::probe_nvml(search, arguments.passes).map_err(|error| Failed(FAILED, error.to_string()))?;
+    let probe = agent::probe_nvml(search, arguments.passes, arguments.deadline);
+    let probe = probe.map_err(|error| Failed(FAILED, error.to_string()))?;
     if let Some(file) = &arguments.record {
         std::fs::write(file, probe.recording()).map_err(|error| {
             Failed(FAILED, format!("{}: {error}; give --record a file that can be written", file.display()))
@@ -213,9 +220,11 @@ fn misused(error: impl std::fmt::Display) -> Failed {
 
 /// Two threads: one page at a time is made, and a second request need not wait for it.
 fn block_on<T>(work: impl Future<Output = T>) -> Result<T, Failed> {
+    agent::prepare_thread();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
+        .on_thread_start(agent::prepare_thread)
         .build()
         .map_err(|error| Failed(FAILED, format!("the runtime could not be started: {error}")))?;
     let outcome = runtime.block_on(work);

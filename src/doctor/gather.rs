@@ -30,9 +30,8 @@ pub async fn gather(settings: Settings, driver: Option<Box<dyn Driver>>, clock: 
     let (agent, kubelet, registered, pods_api, plugin_sockets, host) = tokio::join!(
         async {
             let mut agent = find_agent(&settings).await;
-            let (driven, ()) =
-                tokio::join!(open_driver(driver, &settings, node::hands_off(&agent)), scrape_it(&mut agent));
-            (agent, driven)
+            scrape_it(&mut agent).await;
+            agent
         },
         ask_kubelet(&settings),
         dial(&registration),
@@ -40,7 +39,9 @@ pub async fn gather(settings: Settings, driver: Option<Box<dyn Driver>>, clock: 
         within(LOOK, plugin::live_sockets(&directory)),
         look_at_host(&settings),
     );
-    let ((agent, driver), (list, allocatable)) = (agent, kubelet);
+    // A library that hangs while it is loaded holds up every look that starts a thread: it comes last.
+    let driver = open_driver(driver, &settings, node::hands_off(&agent)).await;
+    let (list, allocatable) = kubelet;
     let Host { writable, module_version, bus, processes, named_pods, kernel_log, own, newest_file } = host;
     Evidence {
         settings,

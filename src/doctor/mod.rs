@@ -82,7 +82,7 @@ impl Offer {
     }
 }
 
-/// Looks at everything at once; over within a minute whatever hangs. `driver` is what NVML readings come from.
+/// Looks at everything at once, and at the driver last; over within a minute whatever hangs. `driver` is what NVML readings come from.
 pub async fn examine(settings: Settings, driver: Option<Box<dyn Driver>>, clock: Clock) -> Report {
     let evidence = gather::gather(settings, driver, clock).await;
     Report::new(evidence.now, catalogue::checks(&evidence))

@@ -27,6 +27,7 @@ use super::source::Problem;
 use super::worker::Event;
 use crate::clock::Clock;
 use crate::model::{GpuUuid, HardwareState, Monotonic, PciBusId, XidEvent, XidSource};
+use crate::threads;
 
 const STACK_BYTES: usize = 256 * 1024;
 /// The kernel's longest record; a longer line is skipped.
@@ -73,6 +74,7 @@ impl Kmsg {
             notice: Notice::default(),
         };
         Builder::new().name("kmsg".to_owned()).stack_size(STACK_BYTES).spawn(move || {
+            threads::prepare();
             reader.run();
             drop(ends);
         })?;

@@ -18,6 +18,7 @@ use super::supervisor::Supervisor;
 use super::worker::{Event, spawn_keeper};
 use crate::clock::Clock;
 use crate::model::{HardwareState, XidEvent};
+use crate::threads;
 
 /// Events wait here while the supervisor is busy; a full queue holds the workers back, not the memory.
 const EVENTS: usize = 128;
@@ -83,6 +84,8 @@ pub fn start(driver: Box<dyn Driver>, settings: Settings, clock: Clock) -> Hardw
         kmsg.inspect_err(|problem| error!(%problem, "no thread for the kernel's log: it is not read for XIDs")).ok()
     });
     let started = Builder::new().name("hardware".to_owned()).stack_size(STACK_BYTES).spawn(move || {
+        // What it does while the driver library hangs needs nothing of the loader's.
+        threads::prepare();
         // Ends with this thread.
         let _kmsg = kmsg;
         let bus = Bus::new(settings.sys_root.clone(), settings.proc_root.clone());

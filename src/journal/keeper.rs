@@ -69,7 +69,10 @@ impl Journal {
             clock,
         });
         let mut keeper = Keeper { shared: Arc::clone(&shared), lock: None, store: None, pruned: None };
-        let thread = std::thread::Builder::new().name("journal".into()).spawn(move || keeper.run(&woken))?;
+        let thread = std::thread::Builder::new().name("journal".into()).spawn(move || {
+            crate::threads::prepare();
+            keeper.run(&woken);
+        })?;
         Ok(Self { watcher: Watcher { shared, wake }, thread })
     }
 

@@ -3,17 +3,29 @@ use std::sync::Arc;
 
 use nvml_wrapper_sys::bindings::{NvmlLib, nvmlDevice_t};
 
-use super::codes;
-use super::search::{LibrarySearch, is_absence};
+use super::attempt::{self, Attempts};
+use super::presence::Presence;
+use super::search::{LibrarySearch, PLACES, is_absence};
 use super::statistics::Statistics;
+use super::{codes, elf};
 use crate::hardware::source::Failure;
 
 /// The loaded and initialised driver library. Whoever calls it holds an `Arc`: it is closed when nobody does.
 pub struct Library {
     pub symbols: NvmlLib,
     pub statistics: Arc<Statistics>,
-    /// The last field: it goes once the library has been unloaded.
+    /// The last two: they go once the library has been unloaded.
     pub open: Arc<()>,
+    presence: Presence,
+}
+
+/// How a library is found and loaded.
+#[derive(Default)]
+pub struct Loading {
+    pub search: LibrarySearch,
+    /// Done before the loader is called, which may not come back.
+    pub prepare: Option<Box<dyn Fn() + Send>>,
+    pub attempts: Option<Attempts>,
 }
 
 /// The driver's handle of a GPU or a MIG device.
@@ -27,13 +39,33 @@ unsafe impl Sync for Handle {}
 
 impl Library {
     /// Loads the first candidate that loads, and initialises it.
-    pub fn open(search: &LibrarySearch, statistics: &Arc<Statistics>) -> Result<Arc<Self>, Failure> {
+    pub fn open(loading: &Loading, statistics: &Arc<Statistics>) -> Result<Arc<Self>, Failure> {
+        let search = &loading.search;
         let mut refused = None;
+        if let Some(prepare) = &loading.prepare {
+            prepare();
+        }
+        let search_path = std::env::var_os("LD_LIBRARY_PATH");
         for candidate in search.candidates() {
+            let file = attempt::file_of(&candidate, search_path.as_deref(), &PLACES);
+            if let Err(problem) = elf::check(&file) {
+                refused = refused.or(Some(format!("{}: {problem}", file.display())));
+                continue;
+            }
+            if let Some(attempts) = loading.attempts.as_ref().filter(|_| file.exists()) {
+                attempts.begin(&file)?;
+            }
+            let presence = Presence::begin();
             // SAFETY: loading runs the library's initialisers; it is the driver's own, or the one that was asked for.
             match unsafe { NvmlLib::new(&candidate) } {
-                Ok(symbols) => return Self::initialise(symbols, &candidate, Arc::clone(statistics)),
+                Ok(symbols) => {
+                    presence.is_loaded();
+                    let initialised = Self::initialise(symbols, presence, &candidate, Arc::clone(statistics));
+                    loading.attempts.iter().for_each(Attempts::end);
+                    return initialised;
+                }
                 Err(error) => {
+                    loading.attempts.iter().for_each(Attempts::end);
                     let error = error.to_string();
                     refused = refused.or((!is_absence(&candidate, &error)).then_some(error));
                 }
@@ -51,7 +83,12 @@ impl Library {
         })
     }
 
-    fn initialise(symbols: NvmlLib, path: &OsStr, statistics: Arc<Statistics>) -> Result<Arc<Self>, Failure> {
+    fn initialise(
+        symbols: NvmlLib,
+        presence: Presence,
+        path: &OsStr,
+        statistics: Arc<Statistics>,
+    ) -> Result<Arc<Self>, Failure> {
         let started = statistics.start();
         let code = match symbols.nvmlInit_v2.as_ref() {
             // SAFETY: takes no argument; the symbol has just been loaded.
@@ -60,6 +97,8 @@ impl Library {
         };
         statistics.record("nvmlInit_v2", code, started);
         if code != codes::SUCCESS {
+            presence.is_being_unloaded();
+            drop(symbols);
             return Err(Failure {
                 call: "nvmlInit_v2",
                 code: codes::name(code),
@@ -67,7 +106,7 @@ impl Library {
                 remedy: codes::remedy(code),
             });
         }
-        Ok(Arc::new(Self { symbols, statistics, open: Arc::default() }))
+        Ok(Arc::new(Self { symbols, statistics, open: Arc::default(), presence }))
     }
 }
 
@@ -79,5 +118,6 @@ impl Drop for Library {
             let code = unsafe { shutdown() };
             self.statistics.record("nvmlShutdown", code, started);
         }
+        self.presence.is_being_unloaded();
     }
 }

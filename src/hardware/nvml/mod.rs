@@ -6,8 +6,10 @@
 #![allow(unsafe_code, reason = "NVML is a C library; each block says why it holds")]
 
 mod apart;
+mod attempt;
 mod calls;
 mod codes;
+mod elf;
 mod events;
 mod fast;
 mod fields;
@@ -17,6 +19,7 @@ mod library;
 mod links;
 mod medium;
 mod memory;
+mod presence;
 mod process_use;
 mod processes;
 mod reader;
@@ -29,7 +32,9 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+pub use attempt::Attempts;
 pub use codes::number as code_number;
+pub use presence::{end_process, is_loading, is_present};
 pub(super) use reader::OTHER_GPU;
 pub use search::LibrarySearch;
 
@@ -49,7 +54,7 @@ use self::apart::Apart;
 use self::calls::Caller;
 use self::events::NvmlEvents;
 use self::inventory::Layout;
-use self::library::Library;
+use self::library::{Library, Loading};
 use self::reader::NvmlReader;
 use self::statistics::Statistics;
 use super::source::{CallDurations, Driver, EventSource, Failure, Problem, Reader, Session, Verdict};
@@ -57,9 +62,8 @@ use crate::clock::Clock;
 use crate::model::{Gpu, GpuUuid, Inventory};
 
 /// NVML, found anew at each opening: a driver may come, go and change while the agent runs.
-#[derive(Debug)]
 pub struct NvmlDriver {
-    search: LibrarySearch,
+    loading: Loading,
     statistics: Arc<Statistics>,
 }
 
@@ -72,19 +76,37 @@ pub struct CallRecord {
 impl NvmlDriver {
     #[must_use]
     pub fn new(search: LibrarySearch) -> Self {
-        Self { search, statistics: Arc::new(Statistics::new(None)) }
+        Self::searching(search, Statistics::new(None))
+    }
+
+    fn searching(search: LibrarySearch, statistics: Statistics) -> Self {
+        Self { loading: Loading { search, ..Loading::default() }, statistics: Arc::new(statistics) }
+    }
+
+    /// Does this before each loading of the library, from which the loader may not come back.
+    #[must_use]
+    pub fn preparing(mut self, prepare: impl Fn() + Send + 'static) -> Self {
+        self.loading.prepare = Some(Box::new(prepare));
+        self
+    }
+
+    /// Records each loading, so that a library that ends the process is known at the next start.
+    #[must_use]
+    pub fn recording(mut self, attempts: Option<Attempts>) -> Self {
+        self.loading.attempts = attempts;
+        self
     }
 
     /// Also times each call: for a probe, not for every day.
     #[must_use]
     pub fn with_latencies(search: LibrarySearch, clock: Clock) -> Self {
-        Self { search, statistics: Arc::new(Statistics::new(Some(clock))) }
+        Self::searching(search, Statistics::new(Some(clock)))
     }
 
     /// Also counts calls by how long they took.
     #[must_use]
     pub fn with_durations(search: LibrarySearch, clock: Clock) -> Self {
-        Self { search, statistics: Arc::new(Statistics::with_durations(clock)) }
+        Self::searching(search, Statistics::with_durations(clock))
     }
 
     #[must_use]
@@ -113,7 +135,7 @@ impl Driver for NvmlDriver {
     }
 
     fn open(&mut self) -> Result<Box<dyn Session>, Failure> {
-        let library = Library::open(&self.search, &self.statistics)?;
+        let library = Library::open(&self.loading, &self.statistics)?;
         let (layout, driver_version) = (Mutex::default(), Mutex::default());
         Ok(Box::new(NvmlSession { library, layout, driver_version, apart: Apart::default() }))
     }

@@ -1,0 +1,63 @@
+//! What a thread needs before a library is loaded into the process.
+//!
+//! In: a thread. Out: its thread-locals, made. Refuses to know: which library, and what the thread is for.
+//!
+//! `dlopen` holds the lock of the C library's loader until the library's initialisers have returned, and the first use of
+//! a thread-local that has a destructor takes the same lock. A driver library that hangs while it is loaded would hold up
+//! every thread that has not used its thread-locals before, and every thread that starts.
+
+use std::sync::OnceLock;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tracing::Dispatch;
+use tracing::dispatcher::with_default;
+use tracing_subscriber::fmt;
+
+/// Blocking threads that are there before a library is loaded: pages are made on them.
+const BLOCKING: usize = 4;
+/// Within it no thread takes a second task.
+const PAUSE: Duration = Duration::from_millis(10);
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Often enough that none of them ends for lack of work: the runtime keeps an idle one for ten seconds.
+pub const KEEP: Duration = Duration::from_secs(4);
+
+/// Uses the thread-locals that the runtime, channels and the log have on this thread.
+pub fn prepare() {
+    drop(Handle::try_current());
+    pause(Duration::from_millis(1));
+    static SILENT: OnceLock<Dispatch> = OnceLock::new();
+    let silent = SILENT.get_or_init(|| Dispatch::new(fmt().with_writer(std::io::sink).finish()));
+    with_default(silent, || tracing::info!("a thread is prepared"));
+}
+
+/// Starts blocking threads of the runtime, prepared ones where it prepares its threads, and waits until they have started.
+pub fn start_blocking(runtime: &Handle) {
+    let started = keep_blocking(runtime);
+    for _ in 0..BLOCKING {
+        if started.recv_timeout(PATIENCE).is_err() {
+            return;
+        }
+    }
+}
+
+/// Keeps them, or starts them without waiting.
+pub fn keep_blocking(runtime: &Handle) -> Receiver<()> {
+    let (starts, started) = channel();
+    for _ in 0..BLOCKING {
+        let starts = starts.clone();
+        runtime.spawn_blocking(move || {
+            pause(PAUSE);
+            // Whoever only keeps them does not wait.
+            let _ = starts.send(());
+        });
+    }
+    started
+}
+
+fn pause(duration: Duration) {
+    // Nobody ever sends: receiving is a pause.
+    let (_sender, receiver) = channel::<()>();
+    let _ = receiver.recv_timeout(duration);
+}
