@@ -5,6 +5,7 @@ use crate::rig::{Rig, until};
 use crate::row::{ALL, Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
 
 const SICK: &[&str] = &["gpu=\"3\""];
+const LOST_BEFORE: &[&str] = &["gpu_uuid=\"GPU-00000000-0000-0000-0000-000000000003\""];
 const UNHEALTHY: Metric = Metric("podmeter_device_healthy", SICK, Is::Value(0.0));
 const UNREAD: Metric = Metric("podmeter_device_power_watts", SICK, Is::Absent);
 /// The pod is on another GPU, or on this one: it goes on either way.
@@ -45,6 +46,28 @@ pub const AREA: Area = Area {
             undone: "it answers",
             undo: Some(|rig| rig.gpu(3, |gpu| gpu["lost"] = json!(false))),
             within: 15,
+        },
+        Row {
+            id: "gpu-lost-before-start",
+            happens: "A GPU is lost while podmeter does not run, and podmeter is started",
+            how: |rig| {
+                rig.stop();
+                rig.gpu(3, |gpu| gpu["fail"] = json!({"*": 15}));
+                rig.begin();
+            },
+            seen: Seen {
+                metrics: &[
+                    Metric("podmeter_device_healthy", LOST_BEFORE, Is::Value(0.0)),
+                    Metric("podmeter_device_info", LOST_BEFORE, Is::Series(1)),
+                    Metric("podmeter_device_unhealthy_reason", &[LOST_BEFORE[0], "reason=\"lost\""], Is::Value(1.0)),
+                ],
+                log: Log::Says("the driver does not list it"),
+                page: Some(Text("/", "the driver does not list it")),
+            },
+            goes_on: SEVEN_OF_ALL,
+            undone: "the driver lists it",
+            undo: Some(|rig| rig.gpu(3, |gpu| gpu["fail"] = json!({}))),
+            within: 30,
         },
         Row {
             id: "gpus-all-lost",

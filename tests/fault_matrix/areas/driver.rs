@@ -188,6 +188,80 @@ pub const AREA: Area = Area {
             within: 40,
         },
         Row {
+            id: "driver-uuids-fail-at-start",
+            happens: "Every call for a GPU's UUID fails, and podmeter is started",
+            how: |rig| {
+                rig.stop();
+                rig.driver.update(|state| state["fail"] = json!({"nvmlDeviceGetUUID": 999}));
+                rig.begin();
+            },
+            seen: Seen {
+                metrics: &[
+                    NO_READINGS,
+                    IDENTITY,
+                    Metric("podmeter_device_unhealthy_reason", &["reason=\"lost\""], Is::Series(8)),
+                ],
+                log: Log::Says("the driver does not list it"),
+                page: Some(Text("/", "8 unhealthy")),
+            },
+            goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Devices(0), GoesOn::Pod],
+            undone: "the calls succeed",
+            undo: Some(|rig| rig.driver.update(|state| state["fail"] = json!({}))),
+            within: 40,
+        },
+        Row {
+            id: "driver-library-cut-off",
+            happens: "The driver library is cut off, and podmeter is started",
+            how: |rig| {
+                rig.stop();
+                let whole = std::fs::read(rig.driver.library_path()).unwrap();
+                std::fs::write(rig.path("whole-library"), &whole).unwrap();
+                replace_library(rig, &whole[..whole.len() / 2]);
+                rig.begin();
+            },
+            seen: Seen {
+                metrics: &[NO_READINGS],
+                log: Log::Says("it is cut off"),
+                page: Some(Text("/", "it is cut off")),
+            },
+            goes_on: &[GoesOn::Pages, GoesOn::Pod],
+            undone: "the library is whole",
+            undo: Some(|rig| replace_library(rig, &std::fs::read(rig.path("whole-library")).unwrap())),
+            within: 30,
+        },
+        Row {
+            id: "driver-library-hangs",
+            happens: "The driver library hangs while it is loaded, at the start of podmeter",
+            how: |rig| {
+                rig.stop();
+                std::fs::copy(rig.driver.library_path(), rig.path("whole-library")).unwrap();
+                rig.write(
+                    "hangs.c",
+                    "#include <unistd.h>\n__attribute__((constructor)) static void load(void) { for (;;) pause(); }\n",
+                );
+                let mut compiler = std::process::Command::new("cc");
+                compiler.args(["-shared", "-fPIC", "-o"]).args([rig.path("hangs.so"), rig.path("hangs.c")]);
+                assert!(compiler.status().expect("cc is there").success());
+                replace_library(rig, &std::fs::read(rig.path("hangs.so")).unwrap());
+                rig.begin();
+            },
+            seen: Seen {
+                metrics: &[NO_READINGS],
+                log: Log::Says("opening or closing the driver has not come back"),
+                page: Some(Text("/", "opening or closing the driver has not come back")),
+            },
+            goes_on: &[GoesOn::Pages, GoesOn::Pod],
+            undone: "the library is replaced and podmeter restarted; it ends within five seconds",
+            undo: Some(|rig| {
+                let began = std::time::Instant::now();
+                rig.stop();
+                assert!(began.elapsed() < std::time::Duration::from_secs(6), "{:?}", began.elapsed());
+                replace_library(rig, &std::fs::read(rig.path("whole-library")).unwrap());
+                rig.begin();
+            }),
+            within: 30,
+        },
+        Row {
             id: "driver-released",
             happens: "An operator has the driver let go of, for an upgrade",
             how: |rig| {
@@ -254,6 +328,13 @@ pub fn reload(rig: &mut Rig) {
             gpu["energy_millijoules"] = json!(0);
         }
     });
+}
+
+/// By another file, as an installer does: what is loaded goes on.
+fn replace_library(rig: &Rig, bytes: &[u8]) {
+    let beside = rig.driver.folder().join("new-library");
+    std::fs::write(&beside, bytes).unwrap();
+    std::fs::rename(beside, rig.driver.library_path()).unwrap();
 }
 
 /// The session ends, and no other can be opened.
