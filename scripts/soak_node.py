@@ -61,7 +61,7 @@ class Node:
         state = {"LD_LIBRARY_PATH": str(place / "driver"), "FAKE_NVML_STATE": str(place / "driver/fake-nvml.json")}
         # The fake looks for events each 5 ms otherwise, on the agent's processor time.
         state |= {"FAKE_NVML_LOOK_MICROS": "200000"} | fast_clock(place, speed)
-        self.agent = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT, env=os.environ | state)
+        self.agent = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT, env=image_environment() | os.environ | state)
         self.processes.append(self.agent)
         self.until("the address is told", lambda: self.address())
         answer = self.kubelet.stdout.readline()
@@ -186,6 +186,12 @@ def get(connection, path, password=PASSWORD, **headers):
     credentials = base64.b64encode(f"soak:{password}".encode()).decode()
     connection.request("GET", path, headers={"Authorization": f"Basic {credentials}", **headers})
     return connection.getresponse()
+
+
+def image_environment():
+    """What the image sets, so that the soak measures what ships."""
+    lines = (PROJECT / "deploy/image/environment").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
 def built_kubelet():
