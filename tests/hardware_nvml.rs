@@ -14,8 +14,8 @@ use podmeter::clock::Clock;
 use podmeter::hardware::nvml::{LibrarySearch, NvmlDriver};
 use podmeter::hardware::{Driver, Due, Hardware, Settings, Verdict, start};
 use podmeter::model::{
-    DeviceProcess, DeviceReadings, GpuUuid, HardwareState, MemoryUse, Moment, Monotonic, NodeDevices, NvLinkPeers,
-    PciBusId, RowRemap, UnixSeconds,
+    DeviceProcess, DeviceReadings, GpuUuid, HardwareState, MemoryUse, Moment, Monotonic, NvLinkPeers, PciBusId,
+    RowRemap, UnixSeconds,
 };
 use serde_json::{Value, json};
 use watching::wait;
@@ -130,7 +130,8 @@ fn the_pci_bus_tells_what_the_driver_does_not() {
     let state = wait(&hardware, "readings", |state| has_fast(state, 0));
     assert_eq!(state.inventory.gpus[&gpu(0)].numa_node, Some(1));
     assert_eq!(state.inventory.gpus[&gpu(1)].numa_node, None, "the node of a GPU's own memory is none for pods");
-    assert_eq!(state.node_devices, Some(NodeDevices { expected: 2, ..NodeDevices::default() }));
+    let on_bus = state.node_devices.as_ref().map(|devices| (devices.expected, devices.vfio, devices.on_bus.len()));
+    assert_eq!(on_bus, Some((2, 0, 2)));
     assert_eq!((state.inventory.visible(), state.problem.as_deref()), (2, None));
     fake.update(|state| state["gpus"] = json!([]));
     let state = wait(&hardware, "the problem", |state| state.problem.is_some());

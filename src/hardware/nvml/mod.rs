@@ -222,11 +222,14 @@ impl Session for NvmlSession {
             self.inventory()?;
         }
         let at = |(index, place): (&u32, &Option<inventory::Place>)| (place.as_ref()?.0 == *gpu).then_some(*index);
-        let indices: Vec<u32> = self.lock_layout().iter().filter_map(at).collect();
+        let layout = self.lock_layout().clone();
+        let indices: Vec<u32> = layout.iter().filter_map(at).collect();
         let [index] = indices[..] else {
+            // A GPU that is listed and does not give its UUID may be this one.
+            let is_silent = indices.is_empty() && layout.values().any(Option::is_none);
             return Err(Failure {
                 call: "nvmlDeviceGetHandleByIndex_v2",
-                code: "not_found",
+                code: if is_silent { "gpu_is_lost" } else { "not_found" },
                 reason: format!("the driver lists {gpu} {} times", indices.len()),
                 remedy: "look for Xid lines in the kernel log",
             });
