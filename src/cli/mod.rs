@@ -16,6 +16,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{CommandFactory as _, FromArgMatches as _};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::agent::{self, AgentError, DemoError, ListenAddress, Target};
 use crate::metrics::catalogue;
@@ -38,6 +39,8 @@ const BIND: u8 = 3;
 
 /// A standard error that takes nothing must not keep the process from ending.
 const LAST_MESSAGE: Duration = Duration::from_millis(300);
+/// What a pipe that is writable takes without waiting (`limits.h`).
+const PIPE_BUF: usize = 4096;
 
 /// An exit code and what to say.
 struct Failed(u8, String);
@@ -56,7 +59,7 @@ pub fn main() -> ExitCode {
     let code = match outcome {
         Ok(()) => ENDED,
         Err(Failed(code, message)) => {
-            write_last_message(format!("podmeter: {message}\n"));
+            write_last_message(&format!("podmeter: {message}\n"));
             code
         }
     };
@@ -68,16 +71,14 @@ pub fn main() -> ExitCode {
     ExitCode::from(code)
 }
 
-/// On standard error, as far as that takes it in time.
-fn write_last_message(message: String) {
-    let (written, wait) = std::sync::mpsc::channel();
-    let write = move || {
-        let _ = std::io::stderr().write_all(message.as_bytes());
-        let _ = written.send(());
-    };
-    // Without a thread the exit code alone says that it failed.
-    if std::thread::Builder::new().spawn(write).is_ok() {
-        let _ = wait.recv_timeout(LAST_MESSAGE);
+/// On standard error, if that takes it in time. Not on a thread of its own: a library that hangs while it is loaded holds up
+/// every thread that starts.
+fn write_last_message(message: &str) {
+    let mut stderr = std::io::stderr();
+    let timeout = Timespec::try_from(LAST_MESSAGE).ok();
+    let is_ready = poll(&mut [PollFd::new(&stderr, PollFlags::OUT)], timeout.as_ref()).is_ok_and(|ready| ready > 0);
+    if is_ready {
+        let _ = stderr.write_all(&message.as_bytes()[..message.len().min(PIPE_BUF)]);
     }
 }
 
