@@ -109,6 +109,7 @@ async fn a_plugin_that_registers_later_is_noticed_by_an_allocation() {
     assert!(text.contains("team/theirs"), "{text}");
     other.stop();
     registered_soon(&podmeter, 2).await;
+    counts(&node, GPU, 4, 4).await;
     runs(&node, pod("ours-again", 1)).await;
     assert_eq!(podmeter.now(GPU).allocations["ok"], 2);
 }
