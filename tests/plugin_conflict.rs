@@ -20,7 +20,7 @@ use podmeter::simulation::plugin::{Behaviour, PluginDevice, StandInPlugin};
 
 const RULES: [Rules; 2] = [Rules::UpTo136, Rules::From137];
 /// For what is promised within a second: the test machine may be busy.
-const SOON: Duration = Duration::from_secs(1);
+const SOON: Duration = Duration::from_secs(3);
 /// For the conflict to be shown.
 const SHOWN: Duration = Duration::from_secs(5);
 /// Holdings are compared with what was granted from some time after a registration.
