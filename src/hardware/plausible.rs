@@ -64,6 +64,10 @@ impl Quantity {
         (self.least..=self.most).contains(&value)
     }
 
+    pub fn most(&self) -> f64 {
+        self.most
+    }
+
     /// The value, unless it is outside the range: then that is counted.
     pub fn check(&self, value: f64, implausible: &mut Implausible) -> Option<f64> {
         if self.holds(value) {

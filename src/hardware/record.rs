@@ -1,12 +1,10 @@
 use std::time::Duration;
 
 use super::monotone::Monotone;
+use super::plausible;
 use super::process_work;
 use super::source::{Integrals, Pass, Verdict};
 use crate::model::{DeviceReadings, Fast, Medium, Monotonic, Slow, Stamped, Totals, Traffic};
-
-/// More than any GPU draws.
-const CREDIBLE_MILLIWATTS: f64 = 10_000_000.0;
 
 /// Everything known about one GPU over the agent's life: it outlives readers, sessions and losses.
 #[derive(Debug, Default)]
@@ -191,7 +189,7 @@ fn raise(total: &mut Option<f64>, addition: Option<f64>) {
 }
 
 fn credible_millijoules(from: Monotonic, to: Monotonic) -> f64 {
-    CREDIBLE_MILLIWATTS * (to.since(from).as_secs_f64() + 1.0)
+    1000.0 * plausible::POWER.most() * (to.since(from).as_secs_f64() + 1.0)
 }
 
 /// PCIe transmitted and received, NVLink transmitted and received.

@@ -10,8 +10,6 @@ use crate::model::Fast;
 
 const GPU_UTILIZATION: u32 = 1;
 const MEMORY_UTILIZATION: u32 = 2;
-/// More than any GPU draws: an energy step beyond it is a counter that restarted or went astray, not energy.
-const CREDIBLE_WATTS: f64 = 10_000.0;
 
 /// Utilization of the GPU and by process, power and energy: five calls a second where everything is supported.
 pub struct FastReader {
@@ -103,7 +101,8 @@ impl FastReader {
 /// Joules between two readings. A counter that fell has restarted, and what it shows came after that.
 fn energy_step(before: u64, now: u64, seconds: f64) -> f64 {
     let joules = now.checked_sub(before).unwrap_or(now) as f64 / 1000.0;
-    if joules <= CREDIBLE_WATTS * (seconds + 1.0) { joules } else { 0.0 }
+    // More than the highest power: the counter restarted or is wrong.
+    if joules <= plausible::POWER.most() * (seconds + 1.0) { joules } else { 0.0 }
 }
 
 fn utilization_rates(caller: &mut Caller, handle: Handle) -> Option<(f64, f64)> {
