@@ -6,8 +6,8 @@
 //! a thread-local that has a destructor takes the same lock. A driver library that hangs while it is loaded would hold up
 //! every thread that has not used its thread-locals before, and every thread that starts.
 
-use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -17,7 +17,7 @@ use tracing_subscriber::fmt;
 
 /// Blocking threads that are there before a library is loaded: pages are made on them.
 const BLOCKING: usize = 4;
-/// Within it no thread takes a second task.
+/// For the others: until then no thread takes a second task.
 const PAUSE: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Often enough that none of them ends for lack of work: the runtime keeps an idle one for ten seconds.
@@ -45,15 +45,23 @@ pub fn start_blocking(runtime: &Handle) {
 /// Keeps them, or starts them without waiting.
 pub fn keep_blocking(runtime: &Handle) -> Receiver<()> {
     let (starts, started) = channel();
+    let together = Arc::new((Mutex::new(0), Condvar::new()));
     for _ in 0..BLOCKING {
-        let starts = starts.clone();
+        let (starts, together) = (starts.clone(), Arc::clone(&together));
         runtime.spawn_blocking(move || {
-            pause(PAUSE);
+            wait_for_the_others(&together);
             // Whoever only keeps them does not wait.
             let _ = starts.send(());
         });
     }
     started
+}
+
+fn wait_for_the_others((arrived, changed): &(Mutex<usize>, Condvar)) {
+    let mut arrived = arrived.lock().unwrap_or_else(PoisonError::into_inner);
+    *arrived += 1;
+    changed.notify_all();
+    let _ = changed.wait_timeout_while(arrived, PAUSE, |arrived| *arrived < BLOCKING);
 }
 
 fn pause(duration: Duration) {
