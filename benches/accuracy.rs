@@ -3,12 +3,13 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement prints what it found")]
 
-#[path = "../tests/support/accuracy.rs"]
-mod accuracy;
+#[path = "../tests/support/mod.rs"]
+mod support;
 
+use crate::support::accuracy;
 use std::time::Duration;
 
-use accuracy::Score;
+use crate::support::accuracy::Score;
 
 fn main() {
     // cargo passes `--bench`; `cargo test --benches` would not, and measuring there would only cost time.

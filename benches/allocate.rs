@@ -6,18 +6,16 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement prints what it found")]
 #![allow(clippy::disallowed_methods, reason = "a measurement reads the clock and starts the binary")]
 
-#[path = "../tests/support/agent.rs"]
-mod agent;
-#[path = "../tests/support/fake_nvml.rs"]
-mod fake_nvml;
-#[path = "../tests/support/kubelet.rs"]
-mod kubelet;
+#[path = "../tests/support/mod.rs"]
+mod support;
 
+use crate::support::agent;
+use crate::support::kubelet;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use fake_nvml::FakeNvml;
-use kubelet::{Count, Node, Options, node};
+use crate::support::fake_nvml::FakeNvml;
+use crate::support::kubelet::{Count, Node, Options, node};
 use podmeter::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use podmeter::wire::v1beta1::{AllocateRequest, ContainerAllocateRequest, Empty};
 use serde_json::json;

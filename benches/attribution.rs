@@ -4,15 +4,15 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement prints what it found")]
 #![allow(clippy::disallowed_methods, reason = "a measurement reads the clock")]
 
-#[path = "../tests/support/full_node.rs"]
-mod full_node;
+#[path = "../tests/support/mod.rs"]
+mod support;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use full_node::{GPUS, Node, PROCESSES_EACH, SLOTS};
+use crate::support::full_node::{GPUS, Node, PROCESSES_EACH, SLOTS};
 use podmeter::attribution::{Slots, join};
 use podmeter::metrics;
 use podmeter::model::{

@@ -4,14 +4,14 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement prints what it found")]
 #![allow(clippy::disallowed_methods, reason = "a measurement reads the clock")]
 
-#[path = "../tests/support/links.rs"]
-mod links;
+#[path = "../tests/support/mod.rs"]
+mod support;
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use links::{Node, Random, nvswitch, pcie_tree, seeded};
+use crate::support::links::{Node, Random, nvswitch, pcie_tree, seeded};
 use podmeter::preference::choose_gpus;
 
 const GPUS: usize = 16;

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::agent::Running;
 use crate::load::{Answered, Load};
 use crate::measure::{median, process_seconds, row};
+use crate::support::agent::Running;
 
 /// A server that is not ours, in a process group of its own, which ends with it.
 pub struct Other {

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::agent::{self, Running};
 use crate::measure::{Connection, process_seconds, quantiles, row};
+use crate::support::agent::{self, Running};
 use crate::{Bench, GPUS, uuid};
 
 /// From the moment at which the driver tells of an XID. The fake library looks for it every 5 ms, which is counted, too.

@@ -7,17 +7,11 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement prints what it found")]
 #![allow(clippy::disallowed_methods, reason = "a measurement reads the clock and starts the binary")]
 
-#[path = "../../tests/support/agent.rs"]
-mod agent;
 mod beside;
-#[path = "../../tests/support/fake_nvml.rs"]
-mod fake_nvml;
 mod faults;
 mod health;
 mod hostile;
 mod idle;
-#[path = "../../tests/support/kubelet.rs"]
-mod kubelet;
 mod line;
 mod load;
 mod measure;
@@ -26,14 +20,17 @@ mod peer;
 mod plugin;
 mod resident;
 mod scale;
+#[path = "../../tests/support/mod.rs"]
+mod support;
 mod usual;
 
+use crate::support::agent;
 use std::cell::RefCell;
 use std::path::PathBuf;
 
-use agent::Running;
-use fake_nvml::FakeNvml;
-use kubelet::{ContainerSpec, ListedDevice, Node, Options, PodSpec, node};
+use crate::support::agent::Running;
+use crate::support::fake_nvml::FakeNvml;
+use crate::support::kubelet::{ContainerSpec, ListedDevice, Node, Options, PodSpec, node};
 use serde_json::json;
 
 const GPUS: usize = 8;

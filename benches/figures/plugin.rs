@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::agent::{self, Running};
-use crate::kubelet::{Admission, ContainerSpec, Node, PodSpec};
 use crate::measure::{Connection, quantiles, row};
+use crate::support::agent::{self, Running};
+use crate::support::kubelet::{Admission, ContainerSpec, Node, PodSpec};
 use crate::{Bench, GPUS};
 
 pub fn measure(bench: &Bench) {

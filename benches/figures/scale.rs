@@ -6,9 +6,9 @@
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
-use crate::kubelet::{ContainerSpec, ListedDevice, PodSpec};
 use crate::line::{Line, Point};
 use crate::measure::{Connection, Cpu, GZIP, Resident, at, row, series};
+use crate::support::kubelet::{ContainerSpec, ListedDevice, PodSpec};
 use crate::{Bench, driver, exporter, plain_pod, uuid};
 
 const GPUS: [usize; 3] = [1, 8, 16];

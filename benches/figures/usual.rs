@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::agent::{self, Running};
 use crate::measure::{Connection, Cpu, GZIP, Resident, quantiles, row, series};
+use crate::support::agent::{self, Running};
 use crate::{Bench, GPUS, PLAIN_PODS, complete, exporter, pods};
 
 pub fn start(bench: &Bench) {

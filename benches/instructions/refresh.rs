@@ -20,7 +20,8 @@ use podmeter::wire::v1;
 use prost::Message as _;
 
 use crate::node::{self, Devices, moment};
-use crate::{full_node, rounds};
+use crate::rounds;
+use crate::support::full_node;
 
 const PROCESSES: u32 = 512;
 const PODS: u32 = 110;

@@ -8,12 +8,8 @@
 #![allow(clippy::print_stdout, reason = "which row took how long, and the log of one that failed")]
 #![allow(clippy::disallowed_methods, reason = "a test waits for the binary, measures it, and compiles a clock")]
 
-#[path = "../support/agent.rs"]
-mod agent;
-#[path = "../support/fake_nvml.rs"]
-mod fake_nvml;
-#[path = "../support/kubelet.rs"]
-mod kubelet;
+#[path = "../support/mod.rs"]
+mod support;
 
 mod areas;
 mod document;

@@ -10,9 +10,9 @@ use podmeter::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use podmeter::wire::v1beta1::{AllocateRequest, ContainerAllocateRequest};
 use serde_json::{Value, json};
 
-use crate::agent::{self, Answer, Page, Running, binary, post};
-use crate::fake_nvml::FakeNvml;
-use crate::kubelet::{Admission, ContainerSpec, Count, Node, Options, PodSpec, connect, node};
+use crate::support::agent::{self, Answer, Page, Running, binary, post};
+use crate::support::fake_nvml::FakeNvml;
+use crate::support::kubelet::{Admission, ContainerSpec, Count, Node, Options, PodSpec, connect, node};
 
 pub const GPU: &str = "nvidia.com/gpu";
 pub const TRAINER: &[&str] = &["namespace=\"team\"", "pod=\"trainer\"", "container=\"main\""];

@@ -2,8 +2,8 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use crate::agent::Page;
 use crate::rig::{Rig, Setup};
+use crate::support::agent::Page;
 
 /// What breaks there, on a node of the same make.
 pub struct Area {

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use crate::agent::Page;
 use crate::document;
 use crate::rig::{Rig, Setup, TRAINER, unix_now};
 use crate::row::{Area, GoesOn, Log, Row, Text};
+use crate::support::agent::Page;
 
 /// For what is to be seen: the longest wait that podmeter has is ten seconds, and a machine may be busy.
 const SEEN: Duration = Duration::from_secs(120);

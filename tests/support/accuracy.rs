@@ -1,7 +1,5 @@
 //! A node in virtual time: simulated GPUs, pods that live for seconds, and the path from readings to accounts as the
 //! agent has it (integrals, owners of processes, join, ledger), held against what the pods really did.
-//!
-//! Include it with `#[path = "support/accuracy.rs"] mod accuracy;`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,9 +1,4 @@
 //! The real binary, started and scraped over HTTP.
-//!
-//! Include it with `#[path = "support/agent.rs"] mod agent;`.
-
-#![allow(dead_code, reason = "each test file uses its part")]
-#![allow(clippy::disallowed_methods, reason = "a test starts the binary and waits for it")]
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;

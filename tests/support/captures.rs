@@ -1,7 +1,5 @@
 //! The recorded answers in `tests/captures/`, and the same JSON for our own messages.
 
-#![allow(clippy::unwrap_used, reason = "a test")]
-
 use std::path::PathBuf;
 
 use podmeter::wire::{v1, v1alpha1};

@@ -1,8 +1,4 @@
 //! An authority and what it signs, in PEM files and as a client that shows them.
-//!
-//! Include it with `#[path = "support/certificates.rs"] mod certificates;`.
-
-#![allow(dead_code, reason = "each test file uses its part")]
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

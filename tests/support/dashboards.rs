@@ -1,8 +1,4 @@
 //! The dashboards as they are shipped, and as much of PromQL as it takes to see what their queries ask for.
-//!
-//! Include it with `#[path = "support/dashboards.rs"] mod shipped;`.
-
-#![allow(dead_code, reason = "each test file uses its part")]
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,16 +1,11 @@
 //! `podmeter demo` in a directory that is known.
-//!
-//! Include it with `#[path = "support/demo.rs"] mod demo;`, beside `mod agent`.
-
-#![allow(dead_code, reason = "each test file uses its part")]
-#![allow(clippy::disallowed_methods, reason = "a test waits for what another process does")]
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::agent::Running;
+use super::agent::Running;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 

@@ -1,9 +1,4 @@
 //! A fake driver library for one test: its own copy in its own folder, with its own data file beside it.
-//!
-//! Include it with `#[path = "support/fake_nvml.rs"] mod fake_nvml;`. The format of the data file stands at the head of
-//! `tests/fake-nvml/src/lib.rs`.
-
-#![allow(dead_code, reason = "each test file uses its part")]
 
 use std::collections::BTreeMap;
 use std::fs;

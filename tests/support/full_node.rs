@@ -1,9 +1,4 @@
 //! A node of eight GPUs, each shared by thirty-two slots, and what the ledger is told of it second by second.
-//!
-//! Include it with `#[path = "support/full_node.rs"] mod full_node;`.
-
-#![allow(dead_code, reason = "each file uses its part")]
-#![allow(clippy::new_without_default, reason = "nobody asks for a default node")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,8 +1,5 @@
 //! A fake kubelet in a temporary directory, and plain clients for its sockets.
 
-#![allow(dead_code, unused_imports, reason = "each test file uses its part")]
-#![allow(clippy::unwrap_used, reason = "a test")]
-
 use std::path::{Path, PathBuf};
 
 use hyper_util::rt::TokioIo;

@@ -1,9 +1,4 @@
 //! Nodes with links between their GPUs, and seeded requests.
-//!
-//! Include it with `#[path = "support/links.rs"] mod links;`.
-
-#![allow(dead_code, reason = "each file uses its part")]
-#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,23 @@
-//! What several test files need. Each uses a part of it.
-#![allow(dead_code, unused_imports, reason = "every test file compiles this for itself and uses what it needs")]
-#![allow(clippy::unwrap_used, reason = "a test")]
+//! What several tests and benchmarks need: the agent as a process, fakes, peers, data.
+#![allow(dead_code, unused_imports, reason = "each test binary and benchmark uses a part")]
+#![allow(clippy::unwrap_used, reason = "in a test an unwrap is an assertion")]
+#![allow(clippy::disallowed_methods, reason = "tests start processes, wait for them and read the clock")]
 
+pub mod accuracy;
+pub mod agent;
 pub mod captures;
+pub mod certificates;
+pub mod dashboards;
+pub mod demo;
+pub mod fake_nvml;
+pub mod full_node;
 pub mod kubelet;
 pub mod lab;
+pub mod links;
+pub mod plugin_room;
+pub mod prometheus;
+pub mod room;
+pub mod schema;
+pub mod sick_node;
+pub mod verdicts;
+pub mod watching;

@@ -1,13 +1,10 @@
 //! The plugin room with the kubelet room beside it, as the agent runs them, over one fake kubelet's directories.
 
-#![allow(dead_code, reason = "each test file uses its part")]
-#![allow(clippy::unwrap_used, reason = "a test")]
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::verdicts::verdicts;
+use super::verdicts::verdicts;
 use podmeter::clock::Clock;
 use podmeter::kubelet as kubelet_room;
 use podmeter::model::{

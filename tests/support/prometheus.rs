@@ -1,9 +1,4 @@
 //! A real Prometheus server.
-//!
-//! Include it with `#[path = "support/prometheus.rs"] mod prometheus;`.
-
-#![allow(dead_code, reason = "each test file uses its part")]
-#![allow(clippy::disallowed_methods, reason = "a test starts servers and waits for them")]
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;

@@ -1,16 +1,11 @@
 //! The plugin room and the kubelet room as the agent runs them, over one fake kubelet's directories and an inventory that
 //! the test changes.
-//!
-//! Include it with `#[path = "support/room.rs"] mod room;`.
-
-#![allow(dead_code, reason = "each test file uses its part")]
-#![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::verdicts::verdicts;
+use super::verdicts::verdicts;
 use podmeter::clock::Clock;
 use podmeter::kubelet as kubelet_room;
 use podmeter::model::{

@@ -1,7 +1,5 @@
 //! Judges a value by a JSON schema, as far as `docs/record.schema.json` goes. A keyword that is not known here is an error, so
 //! that nothing is taken for checked that is not; `scripts/check-record` asks a full one.
-//!
-//! Include it with `#[path = "support/schema.rs"] mod schema;`.
 
 use serde_json::{Map, Value};
 

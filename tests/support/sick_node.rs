@@ -1,19 +1,13 @@
 //! A node whose GPUs fall ill: the real binary over a fake driver library and a fake kubelet.
-//!
-//! Include it with `#[path = "support/sick_node.rs"] mod sick_node;`, beside `agent`, `fake_nvml` and `kubelet`.
-
-#![allow(dead_code, reason = "each test file uses its part")]
-#![allow(clippy::unwrap_used, reason = "a test")]
-#![allow(clippy::disallowed_methods, reason = "a test looks at the clock")]
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::agent::{Answer, Page, Running, post};
-use crate::fake_nvml::FakeNvml;
-use crate::kubelet::{Admission, ContainerSpec, Count, Node, Options, PodSpec, node};
+use super::agent::{Answer, Page, Running, post};
+use super::fake_nvml::FakeNvml;
+use super::kubelet::{Admission, ContainerSpec, Count, Node, Options, PodSpec, node};
 
 pub struct SickNode {
     pub kubelet: Node,

@@ -1,7 +1,5 @@
 //! Waits for what the hardware room publishes.
 
-#![allow(clippy::unwrap_used, reason = "in a test an unwrap is an assertion")]
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;

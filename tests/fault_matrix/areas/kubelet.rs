@@ -3,9 +3,9 @@ use std::os::unix::net::UnixListener;
 
 use tonic::Code;
 
-use crate::kubelet::Method;
 use crate::rig::Rig;
 use crate::row::{ALL, Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
+use crate::support::kubelet::Method;
 
 const FAILS: Metric = Metric("podmeter_collector_success", &["collector=\"kubelet\""], Is::Value(0.0));
 const HUNG: &[GoesOn] =

@@ -5,9 +5,9 @@ use podmeter::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use podmeter::wire::v1beta1::{AllocateRequest, ContainerAllocateRequest};
 use tonic::Code;
 
-use crate::kubelet::{Method, connect};
 use crate::rig::{GPU, Rig, wait_for};
 use crate::row::{ALL, Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
+use crate::support::kubelet::{Method, connect};
 
 const UNREGISTERED: Metric = Metric("podmeter_plugin_registered", &["resource=\"nvidia.com/gpu\""], Is::Value(0.0));
 const REGISTERED_AGAIN: Metric =

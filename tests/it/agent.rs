@@ -1,0 +1,619 @@
+//! The binary, end to end: a real process, a fake kubelet on real sockets, the fake driver library through the real
+//! `dlopen`, pages over HTTP.
+
+use crate::support::agent;
+use crate::support::kubelet;
+use std::cell::RefCell;
+use std::path::Path;
+
+use crate::support::agent::{Page, Running, agent, ended};
+use crate::support::fake_nvml::FakeNvml;
+use crate::support::kubelet::{ContainerSpec, ListedDevice, Node, Options, PodSpec, node};
+use serde_json::{Value, json};
+
+fn uuid(index: usize) -> String {
+    format!("GPU-00000000-0000-0000-0000-{index:012}")
+}
+
+/// Eight busy GPUs.
+fn eight_gpus() -> Value {
+    let gpu = json!({ "utilization": { "gpu": 50, "memory": 20 }, "power_milliwatts": 300_000 });
+    json!({ "gpus": vec![gpu; 8] })
+}
+
+fn gpu_pod(name: &str, gpu: usize) -> PodSpec {
+    let container = ContainerSpec::new("main").holds("nvidia.com/gpu", &uuid(gpu), &[0]);
+    PodSpec::new("team-a", name).container(container)
+}
+
+/// A kubelet that offers the eight GPUs; pod `trainer` holds GPU 1.
+async fn one_holder() -> Node {
+    let node = node(Options::default()).await;
+    let offered = |gpu| ListedDevice { id: uuid(gpu), healthy: true, numa_nodes: None };
+    node.set_devices("nvidia.com/gpu", (0..8).map(offered).collect());
+    node.set_pods(vec![gpu_pod("trainer", 1)]);
+    node
+}
+
+fn with_driver(node: &Node, driver: &FakeNvml) -> Running {
+    agent(node.root.path(), &["--sample-interval", "100ms"], &driver.env())
+}
+
+const TRAINER: &[&str] = &["namespace=\"team-a\"", "pod=\"trainer\"", "container=\"main\""];
+
+fn on_gpu(index: usize) -> String {
+    format!("gpu_uuid=\"{}\"", uuid(index))
+}
+
+/// The page once the trainer's busy time runs.
+fn counting(running: &Running) -> Page {
+    running.until("busy seconds of the trainer", |page| {
+        page.value("podmeter_container_busy_seconds_total", TRAINER).is_some_and(|busy| busy > 0.0)
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_container_that_holds_a_device_is_on_the_page_with_what_the_device_does() {
+    let (node, driver) = (one_holder().await, FakeNvml::start(eight_gpus()));
+    let running = with_driver(&node, &driver);
+    let page = counting(&running);
+    let gpu = on_gpu(1);
+    let labels = [TRAINER, &[gpu.as_str()]].concat();
+    let allocated = page.value("podmeter_container_allocated_seconds_total", &labels).unwrap();
+    let busy = page.value("podmeter_container_busy_seconds_total", &labels).unwrap();
+    let idle = page.value("podmeter_container_idle_seconds_total", &labels).unwrap();
+    let uncovered = page.value("podmeter_container_uncovered_seconds_total", &labels).unwrap();
+    assert!((allocated - busy - idle - uncovered).abs() < 1e-6, "{allocated} = {busy} + {idle} + {uncovered}");
+    assert_eq!(page.count("podmeter_container_allocation_info", &[]), 1);
+    assert_eq!(page.count("podmeter_device_info", &[]), 8);
+    assert_eq!(page.value("podmeter_device_power_watts", &[&gpu]), Some(300.0));
+    assert_eq!(page.value("podmeter_container_utilization_ratio", &labels), Some(0.5));
+    assert_eq!(page.value("podmeter_device_allocated_ratio", &[&gpu]), Some(1.0));
+    let idle_gpu = on_gpu(0);
+    assert_eq!(page.value("podmeter_device_allocated_ratio", &[&idle_gpu]), Some(0.0));
+    let resource = |state: &str| {
+        page.value("podmeter_resource_devices", &["resource=\"nvidia.com/gpu\"", &format!("state=\"{state}\"")])
+    };
+    assert_eq!(
+        (resource("allocatable"), resource("allocated"), resource("unallocated")),
+        (Some(8.0), Some(1.0), Some(7.0))
+    );
+
+    let snapshot: Value = serde_json::from_str(&running.get("/api/v1/node").body).unwrap();
+    assert_eq!(snapshot["accounts"][0]["container"]["pod"], "trainer");
+    let dcgm = running.get("/metrics/dcgm").body;
+    let line = dcgm.lines().find(|line| line.starts_with("DCGM_FI_DEV_GPU_UTIL{") && line.contains(&uuid(1))).unwrap();
+    assert!(line.contains("pod=\"trainer\"") && line.ends_with(" 50"), "{line}");
+    let html = running.get("/").body;
+    assert!(html.contains("trainer") && html.contains("<table"));
+    assert_eq!(running.get("/-/healthy").status, 200);
+    assert_eq!(running.get("/-/ready").status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_is_its_part_of_the_slots_offered_now_though_there_were_more_before() {
+    let (node, driver) = (node(Options::default()).await, FakeNvml::start(eight_gpus()));
+    let offer = |slots: usize| {
+        let slot = |slot: usize| ListedDevice { id: format!("{}::{slot}", uuid(0)), healthy: true, numa_nodes: None };
+        node.set_devices("nvidia.com/gpu", (0..slots).map(slot).collect());
+    };
+    let holders = |names: &[&str]| {
+        let pod = |(slot, name): (usize, &&str)| {
+            let id = format!("{}::{slot}", uuid(0));
+            PodSpec::new("team-a", name).container(ContainerSpec::new("main").holds("nvidia.com/gpu", &id, &[0]))
+        };
+        node.set_pods(names.iter().enumerate().map(pod).collect());
+    };
+    offer(8);
+    holders(&["trainer"]);
+    let running = with_driver(&node, &driver);
+    let gpu = on_gpu(0);
+    let allocated = |part: f64| {
+        running.until(&format!("{part} of the GPU"), |page| {
+            page.value("podmeter_device_allocated_ratio", &[&gpu]) == Some(part)
+        })
+    };
+    allocated(0.125);
+    // Another pod has the kubelet write its checkpoint, after which what it offers is asked for.
+    offer(4);
+    holders(&["trainer", "other"]);
+    allocated(0.5);
+    holders(&["trainer"]);
+    allocated(0.25);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_scrape_calls_neither_the_driver_nor_the_kubelet() {
+    let (node, driver) = (one_holder().await, FakeNvml::start(eight_gpus()));
+    // An hour between samples: what the driver sees from now on would come from scrapes.
+    let running = agent(node.root.path(), &["--sample-interval", "1m", "--refresh-interval", "10m"], &driver.env());
+    let settled = |page: &Page| page.value("podmeter_refresh_triggers_total", &["trigger=\"timer\""]) == Some(1.0);
+    running.until("a settled kubelet", settled);
+    // The wait for events repeats at intervals of its own.
+    let calls_of_readings = || {
+        let mut calls = driver.calls();
+        calls.retain(|call, _| call != "nvmlEventSetWait_v2");
+        calls
+    };
+    // The first pass over eight GPUs is done when nothing is called any more.
+    let quiet = RefCell::new((calls_of_readings(), 0));
+    running.until("a driver that is left alone", |_| {
+        let (now, mut quiet) = (calls_of_readings(), quiet.borrow_mut());
+        let looks = if quiet.0 == now { quiet.1 + 1 } else { 0 };
+        *quiet = (now, looks);
+        looks >= 25
+    });
+    let calls = calls_of_readings();
+    let lists =
+        |page: &Page| page.value("podmeter_podresources_request_duration_seconds_count", &["method=\"List\""]).unwrap();
+    let before = lists(&running.metrics());
+    for _ in 0..200 {
+        running.get("/metrics");
+        running.get("/metrics/dcgm");
+    }
+    assert_eq!(calls_of_readings(), calls);
+    assert!((lists(&running.metrics()) - before).abs() < 0.5);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kubelet_away_is_served_from_memory_and_its_age_shows() {
+    let (node, driver) = (one_holder().await, FakeNvml::start(eight_gpus()));
+    let running = with_driver(&node, &driver);
+    let before = counting(&running);
+    node.stop();
+    let away = running.until("a growing age", |page| {
+        page.value("podmeter_podresources_age_seconds", &[]).is_some_and(|age| age > 6.0)
+    });
+    assert_eq!(away.value("podmeter_collector_success", &["collector=\"kubelet\""]), Some(0.0));
+    let held = |page: &Page| page.value("podmeter_container_allocated_seconds_total", TRAINER).unwrap();
+    let counters = |page: &Page| -> Vec<String> {
+        let series = page.0.lines().filter_map(|line| Some(line.rsplit_once(' ')?.0));
+        series
+            .filter(|series| series.contains("_total{") && series.contains("pod=\"trainer\""))
+            .map(Into::into)
+            .collect()
+    };
+    assert_eq!(counters(&before), counters(&away), "the same series");
+    assert!(held(&away) > held(&before) + 3.0, "{} after {}", held(&away), held(&before));
+    assert!(running.get("/").body.contains("nobody listens"));
+    node.start_again().unwrap();
+    let back = running.until("a fresh relation", |page| {
+        page.value("podmeter_podresources_age_seconds", &[]).is_some_and(|age| age < 2.0)
+    });
+    assert!(held(&back) >= held(&away));
+    assert_eq!(counters(&before), counters(&back), "and still");
+    assert_eq!(back.count("podmeter_container_allocation_info", TRAINER), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_driver_the_page_says_so_and_the_driver_is_picked_up_when_it_comes() {
+    let node = one_holder().await;
+    let driver = FakeNvml::start(eight_gpus());
+    let later = driver.folder().join("later/libnvidia-ml.so.1");
+    let running = agent(node.root.path(), &["--nvml-library", later.to_str().unwrap()], &[]);
+    let page = running.until("the holder", |page| page.count("podmeter_container_device_info", TRAINER) == 1);
+    assert_eq!(page.count("podmeter_device_info", &[]), 0);
+    assert_eq!(page.value("podmeter_unresolved_devices", &["form=\"gpu_uuid\""]), Some(1.0));
+    let html = running.get("/").body;
+    assert!(html.contains("libnvidia-ml.so.1"), "{html}");
+    std::fs::create_dir(later.parent().unwrap()).unwrap();
+    std::fs::write(later.with_file_name("fake-nvml.json"), eight_gpus().to_string()).unwrap();
+    std::fs::copy(driver.library_path(), &later).unwrap();
+    let page = counting(&running);
+    assert_eq!(page.count("podmeter_device_info", &[]), 8);
+    assert_eq!(page.count("podmeter_unresolved_devices", &[]), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_gpu_costs_its_own_data_and_nothing_else() {
+    let (node, driver) = (one_holder().await, FakeNvml::start(eight_gpus()));
+    let running = with_driver(&node, &driver);
+    counting(&running);
+    driver.update(|state| state["gpus"][3]["lost"] = json!(true));
+    let lost = on_gpu(3);
+    let page = running.until("GPU 3 withdrawn", |page| page.value("podmeter_device_power_watts", &[&lost]).is_none());
+    assert_eq!(page.count("podmeter_device_info", &[&lost]), 1, "its identity stays");
+    assert_eq!(page.count("podmeter_device_power_watts", &[]), 7);
+    assert_eq!(page.value("podmeter_node_devices", &["state=\"visible\""]), Some(7.0));
+    assert!(page.value("podmeter_container_busy_seconds_total", TRAINER).is_some());
+    let back = |state: &mut Value| state["gpus"][3]["lost"] = json!(false);
+    driver.update(back);
+    running.until("GPU 3 again", |page| page.value("podmeter_device_power_watts", &[&lost]).is_some());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_that_fails_half_of_its_calls_costs_those_values() {
+    let mut state = eight_gpus();
+    for gpu in state["gpus"].as_array_mut().unwrap() {
+        gpu["fail"] = json!({
+            "nvmlDeviceGetPowerUsage": 999, "nvmlDeviceGetMemoryInfo_v2": 999, "nvmlDeviceGetMemoryInfo": 999,
+            "nvmlDeviceGetTemperature": 3, "nvmlDeviceGetTemperatureV": 3, "nvmlDeviceGetClockInfo": 999,
+            "nvmlDeviceGetPerformanceState": 3, "nvmlDeviceGetFieldValues": 999, "nvmlDeviceGetName": 999,
+        });
+    }
+    let (node, driver) = (one_holder().await, FakeNvml::start(state));
+    let running = with_driver(&node, &driver);
+    let page = counting(&running);
+    for gone in ["podmeter_device_power_watts", "podmeter_device_memory_bytes", "podmeter_device_clock_hertz"] {
+        assert_eq!(page.count(gone, &[]), 0, "{gone}: absent, not zero");
+    }
+    assert_eq!(page.count("podmeter_device_info", &[]), 8);
+    assert!(
+        page.value("podmeter_nvml_errors_total", &["call=\"nvmlDeviceGetPowerUsage\""])
+            .is_some_and(|errors| errors > 0.0)
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_too_old_for_most_calls_still_gives_what_it_has() {
+    let mut state = eight_gpus();
+    state["function_not_found"] = json!([
+        "nvmlDeviceGetSamples",
+        "nvmlDeviceGetTotalEnergyConsumption",
+        "nvmlDeviceGetMemoryInfo_v2",
+        "nvmlGpmQueryDeviceSupport",
+        "nvmlDeviceGetNumaNodeId",
+        "nvmlDeviceGetFieldValues",
+        "nvmlDeviceGetMarginTemperature",
+        "nvmlDeviceGetGpuFabricInfoV",
+        "nvmlDeviceGetGpuFabricInfo",
+        "nvmlDeviceGetMigMode",
+        "nvmlDeviceGetRemappedRows",
+    ]);
+    let (node, driver) = (one_holder().await, FakeNvml::start(state));
+    let running = with_driver(&node, &driver);
+    let page = counting(&running);
+    assert_eq!(page.count("podmeter_device_utilization_ratio", &[]), 8);
+    assert!(page.count("podmeter_device_energy_joules_total", &[]) == 8, "integrated from power");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_hangs_costs_one_gpu_and_the_page_is_served() {
+    let (node, driver) = (one_holder().await, FakeNvml::start(eight_gpus()));
+    let running = with_driver(&node, &driver);
+    counting(&running);
+    driver.update(|state| state["gpus"][5]["hang"] = json!(["nvmlDeviceGetPowerUsage"]));
+    let hung = on_gpu(5);
+    let page = running.until("GPU 5 withdrawn", |page| page.value("podmeter_device_power_watts", &[&hung]).is_none());
+    assert_eq!(page.count("podmeter_device_power_watts", &[]), 7);
+    running.until("stuck", |page| page.value("podmeter_collector_stuck", &["collector=\"fast\""]) == Some(1.0));
+    driver.update(|state| state["gpus"][5]["hang"] = json!([]));
+    running.until("GPU 5 again", |page| page.value("podmeter_device_power_watts", &[&hung]).is_some());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hostile_names_are_escaped_on_every_page() {
+    let node = one_holder().await;
+    let names = ["quote\"", "back\\slash", "line\nfeed", "<script>alert(1)</script>", "ünïcödé-🦀"];
+    node.set_pods(names.iter().enumerate().map(|(gpu, name)| gpu_pod(name, gpu)).collect());
+    let driver = FakeNvml::start(eight_gpus());
+    let running = with_driver(&node, &driver);
+    let page = running.until("all pods", |page| page.count("podmeter_container_allocation_info", &[]) == names.len());
+    for escaped in ["pod=\"quote\\\"\"", "pod=\"back\\\\slash\"", "pod=\"line\\nfeed\"", "pod=\"ünïcödé-🦀\""] {
+        assert!(page.0.contains(escaped), "{escaped}");
+    }
+    assert!(!running.get("/").body.contains("<script>alert"));
+    serde_json::from_str::<Value>(&running.get("/api/v1/node").body).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_permission_the_page_says_which_user_to_be() {
+    let node = one_holder().await;
+    // Root is let in everywhere: be nobody then.
+    #[allow(clippy::disallowed_methods, reason = "a test asks who it is")]
+    let root = std::process::Command::new("id").arg("-u").output().unwrap().stdout == b"0\n";
+    node.refuse_permission(true).unwrap();
+    let traversable = |path: &Path| {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    traversable(node.root.path());
+    let kubelet_root = node.root.path().to_str().unwrap();
+    let arguments = [
+        "agent",
+        "--listen",
+        "127.0.0.1:0",
+        "--admin-socket",
+        "none",
+        "--hardware",
+        "none",
+        "--kubelet-root",
+        kubelet_root,
+    ];
+    // The binary itself may lie where nobody may look.
+    let binary = node.root.path().join("podmeter");
+    std::fs::copy(agent::binary(), &binary).unwrap();
+    traversable(&binary);
+    let running = Running::start_binary(&binary, &arguments, &[], root.then_some(65534));
+    running.until("the failure counted", |page| {
+        page.value("podmeter_podresources_errors_total", &["method=\"List\"", "code=\"permission_denied\""])
+            .is_some_and(|errors| errors >= 1.0)
+    });
+    assert!(running.get("/").body.contains("run as uid 0"));
+    node.refuse_permission(false).unwrap();
+}
+
+#[test]
+fn wrong_usage_is_told_before_anything_is_opened() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("podmeter.yaml");
+    std::fs::write(&file, "nodeName: n\nrefreshIntervall: 5s\n").unwrap();
+    let file = file.to_str().unwrap();
+    for (arguments, words) in [
+        (vec!["agent", "--refresh-intervall", "5s"], vec!["--refresh-interval"]),
+        (vec!["agent", "--hardware", "gpu"], vec!["nvml", "simulated", "none"]),
+        (vec!["agent", "--refresh-interval", "soon"], vec!["--refresh-interval", "soon"]),
+        (vec!["agent", "--refresh-interval", "1ms"], vec!["must be 1s to 10m"]),
+        (vec!["agent", "--listen", "nowhere"], vec!["nowhere", "0.0.0.0:9410", "unix:"]),
+        (vec!["agent", "--log-level", "a=b=c"], vec!["--log-level", "info"]),
+        (vec!["agent", "--config", file], vec![file, "refreshIntervall", "line 2", "refreshInterval"]),
+        (vec!["agent", "--config", "/nowhere.yaml"], vec!["/nowhere.yaml"]),
+        (vec!["check-config", file], vec![file, "refreshIntervall"]),
+        (vec!["demo", "--profile", "9xh100"], vec!["9xh100", "8xh100-mig"]),
+        (vec!["demo", "--faults", "--hardware", "nvml"], vec!["--faults", "--hardware"]),
+        (vec!["demo", "--faults", "--fault-speed", "0"], vec!["--fault-speed", "1..=20"]),
+        (vec!["agnet"], vec!["agent"]),
+    ] {
+        let (code, said) = ended(&arguments);
+        assert_eq!(code, 2, "{arguments:?}: {said}");
+        for word in words {
+            assert!(said.contains(word), "{word:?} after {arguments:?}: {said}");
+        }
+    }
+}
+
+#[test]
+fn a_valid_file_is_said_to_be_valid() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("podmeter.yaml");
+    std::fs::write(&file, "refreshInterval: 5s\n").unwrap();
+    let (code, said) = ended(&["check-config", file.to_str().unwrap()]);
+    assert_eq!((code, said), (0, format!("{}: valid\n", file.display())));
+}
+
+#[test]
+fn an_address_in_use_is_exit_code_3() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let (code, said) = ended(&["agent", "--listen", &address, "--admin-socket", "none"]);
+    assert_eq!(code, 3, "{said}");
+    assert!(said.contains(&address) && said.contains("--listen"), "{said}");
+}
+
+#[test]
+fn signals_that_mean_nothing_to_it_do_not_end_it() {
+    let root = tempfile::tempdir().unwrap();
+    let running = agent::agent(root.path(), &["--hardware=simulated"], &[]);
+    for signal in ["USR1", "USR2", "XFSZ", "PIPE"] {
+        (0..3).for_each(|_| running.signal(signal));
+    }
+    running.until("it goes on", |page| page.value("podmeter_scrape_duration_seconds_count", &[]) >= Some(3.0));
+}
+
+/// A rolling update with two agents for a moment, and one that was killed.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_admin_socket_in_use_is_served_when_the_other_agent_has_ended() {
+    let node = one_holder().await;
+    let socket = node.root.path().join("admin.sock");
+    let (root, path) = (node.root.path().to_str().unwrap(), socket.to_str().unwrap());
+    let arguments = ["agent", "--hardware", "none", "--device-plugin", "off", "--kubelet-root", root];
+    let start = |name: &str| {
+        let named = ["--listen", "127.0.0.1:0", "--admin-socket", path, "--node-name", name];
+        Running::start(&[&arguments[..], &named].concat(), &[], None)
+    };
+    let answers = async |name: &str| {
+        let target = podmeter::agent::Target::Socket(socket.clone());
+        for _ in 0..200 {
+            let answer = podmeter::agent::get(&target, "/api/v1/node").await;
+            if answer.is_ok_and(|body| String::from_utf8_lossy(&body).contains(name)) {
+                return true;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+        false
+    };
+    let mut first = start("node-of-the-first");
+    assert!(answers("node-of-the-first").await);
+    let mut second = start("node-of-the-second");
+    assert!(answers("node-of-the-first").await, "a live socket is not replaced");
+    first.signal("TERM");
+    assert_eq!(first.wait().code(), Some(0));
+    assert!(answers("node-of-the-second").await, "{}", second.log());
+    let log = second.log();
+    assert_eq!(log.matches("another process listens on the admin socket").count(), 1, "{log}");
+    let third = start("node-of-the-third");
+    second.kill();
+    assert!(answers("node-of-the-third").await, "{}", third.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_ends_it_cleanly_and_takes_its_sockets_along() {
+    let node = one_holder().await;
+    let socket = node.root.path().join("admin.sock");
+    let arguments = [
+        "agent",
+        "--listen",
+        "127.0.0.1:0",
+        "--hardware",
+        "simulated",
+        "--kubelet-root",
+        node.root.path().to_str().unwrap(),
+        "--admin-socket",
+        socket.to_str().unwrap(),
+    ];
+    for signal in ["TERM", "INT"] {
+        let mut running = Running::start(&arguments, &[], None);
+        running.until("data", |page| page.count("podmeter_device_power_watts", &[]) == 8);
+        assert!(socket.exists());
+        running.signal(signal);
+        assert_eq!(running.wait().code(), Some(0), "{}", running.log());
+        assert!(!socket.exists());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_that_never_finishes_does_not_hold_up_the_end() {
+    let node = one_holder().await;
+    let mut running = agent(node.root.path(), &["--hardware", "simulated"], &[]);
+    running.until("data", |page| page.count("podmeter_device_power_watts", &[]) == 8);
+    let mut stream = std::net::TcpStream::connect(&running.address).unwrap();
+    std::io::Write::write_all(&mut stream, b"GET /metrics HTT").unwrap();
+    running.signal("TERM");
+    tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+    assert!(!running.log().contains("ERROR"), "while it waits for the reader: {}", running.log());
+    running.signal("TERM");
+    assert_eq!(running.wait().code(), Some(0), "{}", running.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_serial_number_is_nobodys_business() {
+    let mut state = eight_gpus();
+    state["gpus"][0]["serial"] = json!("1655000000777");
+    let (node, driver) = (one_holder().await, FakeNvml::start(state));
+    let running = with_driver(&node, &driver);
+    counting(&running);
+    for page in ["/metrics", "/api/v1/node", "/", "/metrics/dcgm"] {
+        assert!(!running.get(page).body.contains("1655000000777"), "{page}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_takes_a_good_file_and_keeps_the_old_one_for_a_bad() {
+    let node = one_holder().await;
+    let file = node.root.path().join("podmeter.yaml");
+    let write = |text: &str| std::fs::write(&file, text).unwrap();
+    write("retention: 1m\n");
+    let running = agent(node.root.path(), &["--hardware", "none", "--config", file.to_str().unwrap()], &[]);
+    let outcome = |value: f64| {
+        running.until("the outcome", |page| page.value("podmeter_config_last_reload_successful", &[]) == Some(value))
+    };
+    outcome(1.0);
+    write("retention: forever\n");
+    running.signal("HUP");
+    outcome(0.0);
+    running.until("the reason in the log", |_| running.log().contains("forever"));
+    write("retention: 2m\n");
+    running.signal("HUP");
+    outcome(1.0);
+}
+
+#[test]
+fn the_catalogue_is_printed_from_the_code() {
+    let (code, markdown) = ended(&["metrics"]);
+    assert_eq!(code, 0);
+    assert!(markdown.contains("podmeter_container_allocated_seconds_total"));
+    let (code, json) = ended(&["metrics", "-o", "json"]);
+    assert_eq!(code, 0);
+    assert!(serde_json::from_str::<Value>(&json).is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_plugin_offers_what_the_driver_lists_and_leaves_no_socket() {
+    let (node, driver) = (node(Options::default()).await, FakeNvml::start(eight_gpus()));
+    let config = node.root.path().join("podmeter.yaml");
+    std::fs::write(&config, "health:\n  holdDown: 300ms\n").unwrap();
+    let arguments = ["--sample-interval", "100ms", "--config", config.to_str().unwrap()];
+    let mut running = agent(node.root.path(), &arguments, &driver.env());
+    let offered = async |healthy: usize| {
+        let is = |status: &std::collections::BTreeMap<String, kubelet::Count>| {
+            status.get("nvidia.com/gpu").is_some_and(|gpu| (gpu.capacity, gpu.allocatable) == (8, healthy))
+        };
+        assert!(node.node_status_becomes(is).await, "{healthy} of 8, not {:?}", node.node_status());
+    };
+    offered(8).await;
+    running.until("the same on the page", |page| {
+        page.value("podmeter_plugin_registered", &[]) == Some(1.0)
+            && page.value("podmeter_plugin_devices", &["health=\"healthy\""]) == Some(8.0)
+            && page.value("podmeter_resource_devices", &["state=\"allocatable\""]) == Some(8.0)
+    });
+    assert_eq!(running.get("/-/ready").status, 200);
+
+    driver.update(|state| state["gpus"][3]["lost"] = json!(true));
+    offered(7).await;
+    let (lost, reason) = (on_gpu(3), "reason=\"lost\"");
+    let page = running.until("what is wrong on the page", |page| {
+        page.value("podmeter_plugin_devices", &["health=\"unhealthy\""]) == Some(1.0)
+            && page.value("podmeter_device_healthy", &[&lost]) == Some(0.0)
+            && page.value("podmeter_resource_drift_devices", &["drift=\"advertised_not_allocatable\""]) == Some(0.0)
+    });
+    assert_eq!(page.value("podmeter_device_unhealthy_reason", &[&lost, reason]), Some(1.0));
+    assert_eq!(page.value("podmeter_node_devices", &["state=\"healthy\""]), Some(7.0));
+    let snapshot: Value = serde_json::from_str(&running.get("/api/v1/node").body).unwrap();
+    assert_eq!(snapshot["health"]["gpus"][uuid(3)]["whole"]["causes"][0]["reason"], "lost");
+    assert!(running.get("/").body.contains("unhealthy"));
+    driver.update(|state| state["gpus"][3]["lost"] = json!(false));
+    offered(8).await;
+    let turned = |page: &Page, to| page.value("podmeter_plugin_health_transitions_total", &[reason, to]);
+    running.until("both turns counted", |page| {
+        turned(page, "to=\"unhealthy\"") == Some(1.0) && turned(page, "to=\"healthy\"") == Some(1.0)
+    });
+    assert_eq!(running.metrics().value("podmeter_device_healthy", &[&lost]), Some(1.0));
+
+    running.signal("TERM");
+    assert_eq!(running.wait().code(), Some(0));
+    let left: Vec<_> = std::fs::read_dir(node.device_plugin_directory())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .filter(|name| name.to_string_lossy().starts_with("podmeter-"))
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_changes_what_the_plugin_offers_and_a_bad_file_does_not() {
+    let node = node(Options::default()).await;
+    let file = node.root.path().join("podmeter.yaml");
+    let write = |resources: &[(&str, u32)]| {
+        let entry = |(name, devices): &(&str, u32)| format!("{{kind: simulated, name: {name}, devices: {devices}}}");
+        let resources: Vec<String> = resources.iter().map(entry).collect();
+        std::fs::write(&file, format!("devicePlugin: {{resources: [{}]}}\n", resources.join(", "))).unwrap();
+    };
+    let offered = async |resource: &str, capacity: usize, allocatable: usize| {
+        let expected = kubelet::Count { capacity, allocatable };
+        let becomes = node.node_status_becomes(|status| status.get(resource) == Some(&expected)).await;
+        assert!(becomes, "{resource}: {expected:?}, not {:?}", node.node_status());
+    };
+    let (kept, changed, gone, new) = ("example.com/kept", "example.com/changed", "example.com/gone", "example.com/new");
+    write(&[(kept, 1), (changed, 1), (gone, 1)]);
+    let config = file.to_str().unwrap();
+    let running = agent(node.root.path(), &["--hardware", "none", "--config", config], &[]);
+    for resource in [kept, changed, gone] {
+        offered(resource, 1, 1).await;
+    }
+    write(&[(kept, 1), (changed, 2), (new, 3)]);
+    running.signal("HUP");
+    for (resource, capacity, allocatable) in [(changed, 2, 2), (gone, 1, 0), (new, 3, 3), (kept, 1, 1)] {
+        offered(resource, capacity, allocatable).await;
+    }
+    let registrations = |page: &Page, resource: &str| {
+        page.value("podmeter_plugin_registrations_total", &[&format!("resource=\"{resource}\"")])
+    };
+    let counted = [(kept, Some(1.0)), (changed, Some(2.0)), (gone, Some(1.0)), (new, Some(1.0))];
+    running.until("the registrations", |page| {
+        counted.iter().all(|(resource, expected)| registrations(page, resource) == *expected)
+    });
+    assert_eq!(running.get("/-/ready").status, 200);
+
+    std::fs::write(&file, "devicePlugin: {resources: [{kind: simulated, name: nonsense, devices: 1}]}\n").unwrap();
+    running.signal("HUP");
+    let page =
+        running.until("the outcome", |page| page.value("podmeter_config_last_reload_successful", &[]) == Some(0.0));
+    assert!(counted.iter().all(|(resource, expected)| registrations(&page, resource) == *expected));
+    offered(new, 3, 3).await;
+    assert_eq!(node.dropped_devices(), []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn readiness_waits_for_the_registration_and_says_why() {
+    let root = tempfile::tempdir().unwrap();
+    let driver = FakeNvml::start(eight_gpus());
+    let running = agent(root.path(), &[], &driver.env());
+    running.until("the devices", |page| page.count("podmeter_plugin_registered", &[]) == 1);
+    let answer = running.get("/-/ready");
+    assert_eq!(answer.status, 503, "{}", answer.body);
+    assert!(answer.body.contains("nvidia.com/gpu is not registered"), "{}", answer.body);
+    let off = agent(root.path(), &["--device-plugin", "off"], &driver.env());
+    off.until("the devices", |page| page.count("podmeter_device_info", &[]) == 8);
+    assert_eq!(off.get("/-/ready").status, 200);
+    assert_eq!(off.metrics().count("podmeter_plugin_registered", &[]), 0);
+}

@@ -1,0 +1,289 @@
+//! The dashboards are what their source makes, name only metrics and labels that there are, lead to one another, and keep
+//! the rules of Grafana's dashboard linter. Whether their queries return data is asked of a real Prometheus in
+//! `tests/peers/dashboards.rs`. `UPDATE_GOLDEN=1 cargo nextest run --test it dashboards::the_files` writes the files.
+
+#[path = "../../dashboards/source/mod.rs"]
+mod source;
+
+use crate::support::dashboards as shipped;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use crate::support::dashboards::{Metric, Query, catalogue, directory, read, selectors};
+use serde_json::Value;
+
+/// From the scrape or from Prometheus, on every series.
+const SCRAPE_LABELS: [&str; 4] = ["job", "cluster", "node", "exported_pod"];
+/// Prometheus makes these of each scrape.
+const PROMETHEUS_METRICS: [&str; 2] = ["up", "scrape_samples_scraped"];
+/// The panel that shows counters as they stand.
+const LEVELS: &str = "device / Memory errors so far / ";
+/// Of Grafana's units, those in use here.
+const UNITS: [&str; 12] =
+    ["none", "short", "percentunit", "watt", "kwatth", "bytes", "Bps", "celsius", "hertz", "s", "cps", "dateTimeAsIso"];
+
+fn panels(dashboard: &Value) -> impl Iterator<Item = &Value> {
+    dashboard["panels"].as_array().unwrap().iter().filter(|panel| panel["type"] != "row")
+}
+
+fn text<'a>(value: &'a Value, key: &str) -> &'a str {
+    value[key].as_str().unwrap_or_else(|| panic!("{key} is not text in {value}"))
+}
+
+/// One line per breach.
+fn none(breaches: Vec<String>) {
+    assert!(breaches.is_empty(), "{}", breaches.join("\n"));
+}
+
+#[test]
+fn the_files_are_what_the_source_makes() {
+    let made = source::files();
+    let names: BTreeSet<String> = made.iter().map(|(name, _)| name.clone()).collect();
+    for (name, text) in made {
+        let file = directory().join(&name);
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::write(&file, &text).unwrap();
+        }
+        let there = std::fs::read_to_string(&file).unwrap_or_default();
+        assert!(
+            there == text,
+            "{name} is not what its source makes: UPDATE_GOLDEN=1 cargo nextest run --test it dashboards::the_files"
+        );
+    }
+    assert_eq!(read().into_keys().collect::<BTreeSet<_>>(), names, "a file without a source");
+}
+
+/// The linter's rules about a dashboard, and what Grafana needs to import it.
+#[test]
+fn every_dashboard_is_whole() {
+    let (mut breaches, mut uids) = (vec![], BTreeSet::new());
+    for (name, dashboard) in read() {
+        let mut check = |holds: bool, rule: &str| {
+            if !holds {
+                breaches.push(format!("{name}: {rule}"));
+            }
+        };
+        check(text(&dashboard, "uid") == format!("podmeter-{}", name.trim_end_matches(".json")), "uid after the file");
+        check(uids.insert(text(&dashboard, "uid").to_owned()), "its own uid");
+        check(dashboard["editable"] == false, "uneditable-dashboard");
+        check(dashboard["tags"] == serde_json::json!(["podmeter"]), "the tag that links go by");
+        check(dashboard.get("id").is_none(), "no id of some database");
+        check(
+            !text(&dashboard, "title").is_empty() && !text(&dashboard, "description").is_empty(),
+            "title, description",
+        );
+        let variables = dashboard["templating"]["list"].as_array().unwrap();
+        let source = &variables[0];
+        check(
+            source["type"] == "datasource" && source["name"] == "datasource" && source["label"] == "Data source",
+            "template-datasource-rule",
+        );
+        let job = variables.iter().find(|variable| variable["name"] == "job").unwrap();
+        check(job["multi"] == true && job["allValue"] == ".+" && job["label"] == "Job", "template-job-rule");
+        for variable in &variables[1..] {
+            check(variable["type"] == "query" && variable["refresh"] == 2, "template-on-time-change-reload-rule");
+            check(variable["datasource"]["uid"] == "${datasource}", "variables ask the templated data source");
+            let name = text(variable, "name");
+            let (used, everything) = (format!("\"${name}\""), dashboard.to_string().replace("\\\"", "\""));
+            check(everything.contains(&used), &format!("variable {name} is used"));
+            // Not everybody's scrape gives these labels: "all" takes series without them, too.
+            if ["cluster", "node"].contains(&name) {
+                check(variable["allValue"] == ".*", &format!("{name} works where there is no such label"));
+            }
+        }
+        let ids: Vec<_> = dashboard["panels"].as_array().unwrap().iter().map(|panel| &panel["id"]).collect();
+        check(ids.iter().map(ToString::to_string).collect::<BTreeSet<_>>().len() == ids.len(), "panel ids differ");
+    }
+    none(breaches);
+}
+
+/// Panels lie side by side within 24 columns.
+#[test]
+fn no_panel_covers_another() {
+    for (name, dashboard) in read() {
+        let mut taken = BTreeMap::new();
+        for panel in dashboard["panels"].as_array().unwrap() {
+            let of = |key: &str| panel["gridPos"][key].as_u64().unwrap();
+            assert!(of("x") + of("w") <= 24, "{name}: {} is too wide", panel["title"]);
+            for cell in (of("x")..of("x") + of("w")).flat_map(|x| (of("y")..of("y") + of("h")).map(move |y| (x, y))) {
+                if let Some(other) = taken.insert(cell, &panel["title"]) {
+                    panic!("{name}: {} lies on {other}", panel["title"]);
+                }
+            }
+        }
+    }
+}
+
+/// The linter's rules about panels: title, description, unit, data source, targets; and a legend.
+#[test]
+fn every_panel_says_what_it_shows() {
+    let mut breaches = vec![];
+    for (name, dashboard) in read() {
+        let mut titles = BTreeSet::new();
+        for panel in panels(&dashboard) {
+            let title = text(panel, "title");
+            let mut check = |holds: bool, rule: &str| {
+                if !holds {
+                    breaches.push(format!("{name}, {title}: {rule}"));
+                }
+            };
+            check(!title.is_empty() && text(panel, "description").ends_with('.'), "panel-title-description-rule");
+            check(titles.insert((title, panel["type"].to_string())), "a title of its own");
+            check(UNITS.contains(&text(&panel["fieldConfig"]["defaults"], "unit")), "panel-units-rule");
+            check(panel["datasource"]["uid"] == "${datasource}", "panel-datasource-rule");
+            let targets = panel["targets"].as_array().unwrap();
+            check(!targets.is_empty(), "panel-no-targets-rule");
+            for target in targets {
+                check(target["datasource"]["uid"] == "${datasource}", "panel-datasource-rule");
+                check(!text(target, "legendFormat").is_empty(), "a legend");
+                let instant = ["stat", "bargauge", "table"].contains(&text(panel, "type"));
+                check(
+                    target["instant"] == instant && target["range"] == !instant,
+                    "what is drawn over time is a range",
+                );
+            }
+        }
+    }
+    none(breaches);
+}
+
+/// The linter's rules about queries, and the catalogue's word on names and labels.
+#[test]
+fn every_query_asks_for_what_there_is() {
+    let catalogue = catalogue();
+    let mut breaches = vec![];
+    for query in shipped::queries() {
+        let Query { place, expression, legend, .. } = &query;
+        let found = selectors(expression);
+        let mut check = |holds: bool, rule: &str| {
+            if !holds {
+                breaches.push(format!("{place}: {rule}: {expression}"));
+            }
+        };
+        check(!found.is_empty(), "asks for something");
+        let mut labels: BTreeSet<&str> = SCRAPE_LABELS.into();
+        for selector in &found {
+            let metric = catalogue.get(shipped::family(&selector.metric));
+            check(
+                metric.is_some() || PROMETHEUS_METRICS.contains(&selector.metric.as_str()),
+                "metric of the catalogue",
+            );
+            labels.extend(metric.iter().flat_map(|metric| metric.labels.iter().map(String::as_str)));
+            for (label, value) in [("job", "\"$job\""), ("cluster", "\"$cluster\""), ("node", "\"$node\"")] {
+                check(
+                    selector.matchers.contains(&format!("{label}=~{value}")),
+                    "target-job-rule, and the same of node",
+                );
+            }
+            let level = place.starts_with(LEVELS);
+            let counter = metric.is_some_and(|metric| metric.kind != "gauge");
+            check(
+                (counter && !level) == matches!(selector.function.as_str(), "rate" | "increase"),
+                "target-counter-agg-rule, and no rate of a gauge",
+            );
+            let range = selector.range.as_deref();
+            check(
+                match selector.function.as_str() {
+                    "rate" => range == Some("$__rate_interval"),
+                    "increase" => matches!(range, Some("$__rate_interval" | "$__range")),
+                    _ => range.is_none(),
+                },
+                "target-rate-interval-rule",
+            );
+        }
+        for selector in &found {
+            for matcher in &selector.matchers {
+                let label = matcher.split(['=', '!']).next().unwrap();
+                check(labels.contains(label), "matches labels of the catalogue");
+            }
+        }
+        for label in legend.split("{{").skip(1).filter_map(|rest| rest.split("}}").next()) {
+            check(labels.contains(label), "names labels of its metrics in the legend");
+            let sums = expression.split("by (").skip(1).filter_map(|rest| rest.split(')').next()).collect::<Vec<_>>();
+            let kept = |sum: &&str| sum.split(',').any(|kept| kept.trim() == label);
+            check(sums.is_empty() || sums.iter().any(kept), "keeps the labels that its legend names");
+        }
+    }
+    none(breaches);
+}
+
+/// A dashboard names the others by their tag and hands over variables and time; a table's names lead to their own page.
+#[test]
+fn links_lead_to_dashboards_with_the_variables_that_they_set() {
+    let dashboards = read();
+    let variables: BTreeMap<&str, BTreeSet<&str>> = dashboards
+        .values()
+        .map(|dashboard| {
+            let names =
+                dashboard["templating"]["list"].as_array().unwrap().iter().map(|variable| text(variable, "name"));
+            (text(dashboard, "uid"), names.collect())
+        })
+        .collect();
+    let mut reached = BTreeSet::new();
+    for (name, dashboard) in &dashboards {
+        let link = &dashboard["links"][0];
+        assert!(
+            link["type"] == "dashboards" && link["includeVars"] == true && link["keepTime"] == true,
+            "{name}: {link}"
+        );
+        assert_eq!(link["tags"], dashboard["tags"]);
+        for panel in panels(dashboard) {
+            let overrides = panel["fieldConfig"]["overrides"].as_array().unwrap().iter();
+            let properties = overrides.flat_map(|one| one["properties"].as_array().unwrap());
+            for link in properties.filter(|property| property["id"] == "links") {
+                let url = text(&link["value"][0], "url");
+                let (uid, set) = url.strip_prefix("/d/").unwrap().split_once('?').unwrap();
+                for part in set.split('&').filter(|part| *part != "${__url_time_range}") {
+                    // `var-pod=…` or `${job:queryparam}`.
+                    let name =
+                        part.trim_start_matches("var-").trim_start_matches("${").split(['=', ':']).next().unwrap();
+                    assert!(variables[uid].contains(name), "{}: {uid} has no variable {name}", panel["title"]);
+                }
+                reached.insert(uid.to_owned());
+            }
+        }
+    }
+    assert_eq!(reached, BTreeSet::from(["podmeter-device", "podmeter-namespace", "podmeter-node"].map(str::to_owned)));
+}
+
+/// `podmeter / Device` → the name of its file.
+fn file_of(title: &str) -> String {
+    let found = read().into_iter().find(|(_, dashboard)| dashboard["title"] == title);
+    found.expect("a dashboard of this title").0.trim_end_matches(".json").to_owned()
+}
+
+/// Who runs the linter itself finds the exceptions that these tests make, each with its reason.
+#[test]
+fn the_linter_is_told_of_the_exceptions() {
+    let text = std::fs::read_to_string(directory().join(".lint")).unwrap();
+    let read: Value = serde_saphyr::from_str(&text).unwrap();
+    let exclusions = read["exclusions"].as_object().unwrap();
+    assert!(exclusions.values().all(|exclusion| exclusion["reason"].as_str().is_some_and(|reason| !reason.is_empty())));
+    let names: Vec<&str> = exclusions.keys().map(String::as_str).collect();
+    assert_eq!(names, ["target-counter-agg-rule", "target-instance-rule", "template-instance-rule"]);
+    let level = &exclusions["target-counter-agg-rule"]["entries"][0];
+    let dashboard = file_of(level["dashboard"].as_str().unwrap());
+    assert_eq!(format!("{dashboard} / {} / ", level["panel"].as_str().unwrap()), LEVELS);
+}
+
+#[test]
+fn the_catalogue_and_the_queries_are_really_read() {
+    assert!(Path::new(&directory()).ends_with("dashboards"));
+    let Metric { kind, labels, planned } = &catalogue()["podmeter_device_busy_seconds_total"];
+    assert_eq!((kind.as_str(), labels.join(",").as_str(), *planned), ("counter", "gpu_uuid,gpu", false));
+    let found =
+        selectors("sum by (up) (rate(a_total{job=~\"$job\",b!=\"x,y\"}[$__range])) / c or label_join(d{}, \"e\")");
+    let shown: Vec<String> = found
+        .iter()
+        .map(|one| format!("{}({} {:?} {:?})", one.function, one.metric, one.matchers, one.range.as_deref()))
+        .collect();
+    assert_eq!(
+        shown,
+        [
+            "rate(a_total [\"job=~\\\"$job\\\"\", \"b!=\\\"x,y\\\"\"] Some(\"$__range\"))",
+            "(c [] None)",
+            "label_join(d [] None)",
+        ]
+    );
+    assert!(shipped::queries().len() > 100);
+}

@@ -1,0 +1,260 @@
+//! For readers of dcgm-exporter's names: what the documentation promises them, and that they find their data.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::support::agent::Running;
+use podmeter::attribution::{DeviceProcess, DeviceProcesses, HoldingKey, Join, Ledger, Observation, ProcessOwner};
+use podmeter::metrics::{Coding, Format, Pages, catalogue};
+use podmeter::model::{
+    ContainerRef, DeviceReadings, Fast, GpmRatios, Gpu, GpuUuid, HardwareState, Holding, Inventory, Medium, MemoryUse,
+    Moment, Monotonic, Sharing, Snapshot, Stamped, Totals, UnixSeconds,
+};
+
+const GUIDE: &str = include_str!("../../docs/migrate-metrics.md");
+const GPU: &str = "GPU-00000000-0000-0000-0000-000000000000";
+const SECONDS: f64 = 10.0;
+const MEBIBYTE: u64 = 1 << 20;
+
+/// Pod, namespace, SM-seconds of its process, MiB.
+const PODS: [(&str, &str, f64, u64); 3] =
+    [("train-0", "team-a", 6.0, 40_960), ("serve-0", "team-b", 2.0, 20_480), ("notebook-0", "team-a", 0.0, 2048)];
+
+fn board() -> Gpu {
+    Gpu {
+        uuid: GPU.into(),
+        index: Some(0),
+        minor: None,
+        pci_bus_id: None,
+        model: None,
+        architecture: None,
+        compute_capability: None,
+        vbios_version: None,
+        serial: None,
+        numa_node: None,
+        nvlink_peers: None,
+        mig_slices: None,
+        memory_bytes: Some(81_920 * MEBIBYTE),
+        mig_enabled: Some(false),
+        mig_devices: vec![],
+        present: true,
+    }
+}
+
+/// After `seconds` of the guide's load.
+fn readings(seconds: f64) -> DeviceReadings {
+    let at = Monotonic::from_millis((seconds * 1000.0) as u64);
+    let used = 64_512 * MEBIBYTE;
+    let memory = MemoryUse { used, free: 17_408 * MEBIBYTE, reserved: None, total: 81_920 * MEBIBYTE };
+    let gpm = GpmRatios { graphics_engine_active: Some(0.9), ..GpmRatios::default() };
+    DeviceReadings {
+        totals: Totals {
+            through: at,
+            busy_seconds: Some(0.9 * seconds),
+            energy_joules: Some(520.0 * seconds),
+            ..Totals::default()
+        },
+        fast: Some(Stamped { at, value: Fast { utilization_ratio: Some(0.9), power_watts: Some(520.0) } }),
+        medium: Some(Stamped { at, value: Medium { memory: Some(memory), gpm, ..Medium::default() } }),
+        ..DeviceReadings::default()
+    }
+}
+
+fn processes(seconds: f64) -> DeviceProcesses {
+    let process = |(pid, owner, sm_seconds, memory): (u32, ProcessOwner, f64, u64)| DeviceProcess {
+        pid,
+        start_ticks: 1,
+        owner,
+        running: true,
+        memory_bytes: Some(memory * MEBIBYTE),
+        gpu_instance: None,
+        compute_instance: None,
+        sm_seconds: sm_seconds * seconds / SECONDS,
+    };
+    let of_pods = (1..).zip(PODS).map(|(pid, (pod, namespace, sm_seconds, memory))| {
+        (pid, ProcessOwner::Container(ContainerRef::new(namespace, pod, "main")), sm_seconds, memory)
+    });
+    let host = (9, ProcessOwner::Host, 1.0, 512);
+    DeviceProcesses { has_sm_seconds: true, processes: of_pods.chain([host]).map(process).collect() }
+}
+
+/// The guide's scenario, through the ledger, on the page.
+fn page() -> String {
+    let inventory = Inventory { generation: 1, gpus: [(GPU.into(), board())].into(), ..Inventory::default() };
+    let holding = |slot: usize| Holding {
+        resource: Some("nvidia.com/gpu".into()),
+        device_ids: vec![format!("{GPU}::{slot}").as_str().into()],
+        sharing: Sharing::TimeSlicing,
+        attribution: None,
+        share: Some(0.25),
+        weight: 1.0,
+    };
+    let holdings = PODS.iter().enumerate().map(|(slot, (pod, namespace, ..))| {
+        let container = ContainerRef::new(namespace, pod, "main");
+        (HoldingKey { container, gpu: GPU.into(), mig: None }, holding(slot))
+    });
+    let join = Join { holdings: holdings.collect(), ..Join::default() };
+    let mut ledger = Ledger::new(Duration::from_secs(300), Duration::from_secs(60));
+    let mut snapshot = Snapshot::default();
+    for seconds in [0.0, SECONDS] {
+        let monotonic = Monotonic::from_millis((seconds * 1000.0) as u64);
+        let now = Moment { monotonic, unix: UnixSeconds(1e9 + seconds) };
+        let read: BTreeMap<GpuUuid, _> = [(GPU.into(), Arc::new(readings(seconds)))].into();
+        let statement = ledger.advance(&Observation {
+            now,
+            join: &join,
+            inventory: &inventory,
+            readings: &read,
+            processes: &[(GPU.into(), processes(seconds))].into(),
+            scrapes: 0,
+        });
+        let inventory = Arc::new(inventory.clone());
+        snapshot = Snapshot {
+            at: now,
+            hardware: Arc::new(HardwareState { source: "nvml", inventory, readings: read, ..HardwareState::default() }),
+            accounts: statement.accounts,
+            remainders: statement.remainders,
+            ..Snapshot::default()
+        };
+    }
+    let bytes = Pages::default().page(&snapshot, Format::Dcgm, Coding::Identity).unwrap();
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// The blocks of the guide whose fence says `text` and this.
+fn block(kind: &str) -> Vec<&'static str> {
+    let mut lines = GUIDE.lines().skip_while(|line| line.trim_end() != format!("```text{kind}"));
+    lines.next().unwrap_or_else(|| panic!("a block of {kind:?}"));
+    lines.take_while(|line| *line != "```").collect()
+}
+
+#[test]
+fn the_guide_shows_what_podmeter_prints() {
+    let page = page();
+    let shorter = |line: &str| {
+        let (name, rest) = line.split_once('{').unwrap();
+        let (labels, value) = rest.rsplit_once("} ").unwrap();
+        let left_off = ["UUID=", "pci_bus_id=", "device=", "modelName=", "Hostname=", "hostname="];
+        let labels: Vec<_> =
+            labels.split(',').filter(|label| !left_off.iter().any(|name| label.starts_with(name))).collect();
+        format!("{name}{{{}}} {value}", labels.join(","))
+    };
+    let printed: Vec<String> = page.lines().filter(|line| !line.starts_with('#')).map(shorter).collect();
+    let shown = block(" podmeter");
+    let names: BTreeSet<_> = shown.iter().map(|line| line.split('{').next().unwrap()).collect();
+    let of_shown: BTreeSet<_> =
+        printed.iter().map(String::as_str).filter(|line| names.contains(line.split('{').next().unwrap())).collect();
+    assert_eq!(shown.iter().copied().collect::<BTreeSet<_>>(), of_shown, "{printed:#?}");
+    // And the sums are what the other half of the guide says of the device.
+    for (name, device) in [("GPU_UTIL", 90.0), ("FB_USED", 64_512.0)] {
+        let name = format!("DCGM_FI_DEV_{name}{{");
+        let values = shown.iter().filter(|line| line.starts_with(&name)).map(|line| number(line));
+        assert_eq!(values.sum::<f64>(), device, "{name}");
+        assert!(block("").iter().filter(|line| line.starts_with(&name)).all(|line| number(line) == device));
+    }
+}
+
+fn number(line: &str) -> f64 {
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+/// Words in backticks that begin so, without what follows the name.
+fn named(prefix: &str) -> BTreeSet<&'static str> {
+    let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
+    let quoted = GUIDE.lines().flat_map(|line| line.split('`').skip(1).step_by(2));
+    quoted
+        .filter(|word| word.starts_with(prefix))
+        .map(|word| word.split(|letter| !is_part(letter)).next().unwrap())
+        .collect()
+}
+
+#[test]
+fn the_guide_names_what_there_is() {
+    let known: BTreeSet<&str> = catalogue::all().map(|entry| entry.name).collect();
+    let unknown: Vec<_> = named("podmeter_").into_iter().filter(|name| !known.contains(name)).collect();
+    assert!(unknown.is_empty(), "no such metrics: {unknown:?}");
+    let (told, markdown) = (named("DCGM_"), catalogue::markdown());
+    let served = markdown.lines().filter_map(|line| line.strip_prefix("| `DCGM_")?.split('`').next());
+    let missing: Vec<_> = served.filter(|name| !told.contains(format!("DCGM_{name}").as_str())).collect();
+    assert!(missing.is_empty(), "served and not in the guide: {missing:?}");
+}
+
+/// Series that a reader selects: the name, and labels that may not be empty.
+type Selector = (&'static str, &'static [&'static str]);
+
+const OF_DEVICES: &[&str] = &["gpu", "UUID", "Hostname", "device", "modelName", "pci_bus_id"];
+const OF_PODS: &[&str] = &["gpu", "UUID", "Hostname", "namespace", "pod", "container"];
+
+/// Grafana's dashboard 12239, and what OpenCost, gpu-pruner and the rules of ceems read.
+const READERS: &[Selector] = &[
+    ("DCGM_FI_DEV_GPU_TEMP", OF_DEVICES),
+    ("DCGM_FI_DEV_POWER_USAGE", OF_DEVICES),
+    ("DCGM_FI_DEV_SM_CLOCK", OF_DEVICES),
+    ("DCGM_FI_DEV_MEM_CLOCK", OF_DEVICES),
+    ("DCGM_FI_DEV_MEMORY_TEMP", OF_DEVICES),
+    ("DCGM_FI_DEV_MEM_COPY_UTIL", OF_DEVICES),
+    ("DCGM_FI_DEV_ENC_UTIL", OF_DEVICES),
+    ("DCGM_FI_DEV_DEC_UTIL", OF_DEVICES),
+    ("DCGM_FI_DEV_FB_USED", OF_DEVICES),
+    ("DCGM_FI_DEV_FB_FREE", OF_DEVICES),
+    ("DCGM_FI_DEV_FB_RESERVED", OF_DEVICES),
+    ("DCGM_FI_DEV_XID_ERRORS", OF_DEVICES),
+    ("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", OF_DEVICES),
+    ("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", OF_DEVICES),
+    ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", OF_DEVICES),
+    ("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", OF_DEVICES),
+    ("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", OF_DEVICES),
+    ("DCGM_FI_DEV_ROW_REMAP_FAILURE", OF_DEVICES),
+    ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", OF_DEVICES),
+    ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", OF_DEVICES),
+    ("DCGM_FI_PROF_SM_ACTIVE", OF_DEVICES),
+    ("DCGM_FI_PROF_DRAM_ACTIVE", OF_DEVICES),
+    ("DCGM_FI_PROF_PCIE_TX_BYTES", OF_DEVICES),
+    ("DCGM_FI_PROF_PCIE_RX_BYTES", OF_DEVICES),
+    ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", OF_PODS),
+    ("DCGM_FI_DEV_GPU_UTIL", OF_PODS),
+    ("DCGM_FI_DEV_FB_USED", OF_PODS),
+    ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", OF_PODS),
+];
+
+/// What a whole GPU of one pod says beyond that.
+const READERS_OF_WHOLE_GPUS: &[Selector] = &[
+    ("DCGM_FI_DEV_POWER_USAGE", OF_PODS),
+    ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", OF_PODS),
+    ("DCGM_FI_PROF_SM_ACTIVE", OF_PODS),
+    ("DCGM_FI_PROF_DRAM_ACTIVE", OF_PODS),
+];
+
+fn selects(page: &str, (name, labels): &Selector) -> bool {
+    let of_name = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{'));
+    let has = |line: &str, label: &str| {
+        let marks = [format!("{{{label}=\""), format!(",{label}=\"")];
+        marks.iter().any(|mark| line.split_once(mark.as_str()).is_some_and(|(_, rest)| !rest.starts_with('"')))
+    };
+    page.lines().filter(of_name).any(|line| labels.iter().all(|label| has(line, label)))
+}
+
+fn readers_find_their_data(profile: &str, readers: &[&[Selector]]) {
+    let running = Running::start(&["demo", "--listen", "127.0.0.1:0", "--profile", profile], &[], None);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let page = running.get("/metrics/dcgm").body;
+        let missing: Vec<_> = readers.iter().copied().flatten().filter(|selector| !selects(&page, selector)).collect();
+        if missing.is_empty() {
+            return;
+        }
+        assert!(Instant::now() < deadline, "nothing for {missing:?} on\n{page}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+#[test]
+fn readers_of_whole_gpus_find_their_data() {
+    readers_find_their_data("8xh100", &[READERS, READERS_OF_WHOLE_GPUS]);
+}
+
+#[test]
+fn readers_of_shared_gpus_find_their_data() {
+    readers_find_their_data("8xh100-timesliced", &[READERS]);
+}

@@ -1,0 +1,290 @@
+//! `podmeter doctor`: the binary against the demo and against nothing; the room against what hangs and what is in the way.
+
+use crate::support::agent;
+use crate::support::demo;
+use std::collections::BTreeMap;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::support::demo::Demo;
+use crate::support::fake_nvml::FakeNvml;
+use crate::support::kubelet::{Method, Options, node};
+use podmeter::client::Target;
+use podmeter::clock::Clock;
+use podmeter::doctor::{Check, Offer, Report, Settings, Status, examine, markdown};
+use podmeter::hardware::Driver;
+use podmeter::hardware::nvml::{LibrarySearch, NvmlDriver};
+use podmeter::processes::Mode;
+use podmeter::simulation::plugin::{PluginDevice, StandInPlugin};
+use serde_json::{Value, json};
+
+/// As of an agent with these directories and nothing else.
+fn settings(root: &Path) -> Settings {
+    Settings {
+        agent: None,
+        listeners: vec![],
+        agent_is_named: false,
+        pod_resources_socket: root.join("pod-resources/kubelet.sock"),
+        device_plugin_directory: root.join("device-plugins"),
+        pods_api_socket: root.join("pods-api/pods-api.sock"),
+        kubelet_deadline: Duration::from_millis(300),
+        driver_deadline: Duration::from_millis(500),
+        hardware: "none",
+        offers: Some(vec![Offer { name: "nvidia.com/gpu".into(), by_profile: false, takes_over: false }]),
+        attribution: Mode::Auto,
+        proc_root: "/proc".into(),
+        sys_root: "/sys".into(),
+        pod_logs_root: root.join("logs"),
+        kernel_log: None,
+    }
+}
+
+fn check<'a>(report: &'a Report, id: &str) -> &'a Check {
+    report.checks.iter().find(|check| check.id == id).expect(id)
+}
+
+fn doctor(arguments: &[&str]) -> (i32, String, String) {
+    let output = Command::new(agent::binary()).arg("doctor").args(arguments).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+fn files(directory: &Path) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn the_demo_is_well_and_stays_as_it_was() {
+    let demo = Demo::start(&[]);
+    demo.until_held();
+    let root = demo.root();
+    let at = |path: &str| root.join(path).to_str().unwrap().to_owned();
+    let (plain, socket, proc, logs) = (at(""), at("podmeter.sock"), at("node/proc"), at("node/pods"));
+    let arguments = [
+        "--kubelet-root",
+        plain.as_str(),
+        "--admin-socket",
+        socket.as_str(),
+        "--hardware",
+        "simulated",
+        "--device-plugin",
+        "on",
+        "--proc-root",
+        proc.as_str(),
+        "--pod-logs-root",
+        logs.as_str(),
+    ];
+    let before = files(&root.join("device-plugins"));
+    let (code, text, error) = doctor(&arguments);
+    assert_eq!(code, 0, "{text}{error}");
+    // Who is not root is warned of it.
+    let sum = if is_root() { "0 warnings, 19 ok" } else { "1 warnings, 18 ok" };
+    assert!(text.ends_with(&format!("23 checks: 0 failed, {sum}, 4 skipped\n")), "{text}");
+    assert!(!text.contains('\x1b'), "no colours into a pipe");
+
+    let (code, json, _) = doctor(&[&arguments[..], &["-o", "json"]].concat());
+    assert_eq!(code, 0);
+    let report: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(report["schema"], "podmeter.doctor/v1");
+    let skipped = report["checks"].as_array().unwrap().iter().filter(|check| check["status"] == "skipped");
+    let skipped: Vec<&Value> = skipped.map(|check| &check["id"]).collect();
+    assert_eq!(skipped, ["driver", "driver_versions", "device_answers", "kernel_log"], "what a demo lacks");
+    let keys: Vec<&str> = report["checks"][0].as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(keys, ["found", "id", "status", "title", "to_do", "why"]);
+
+    assert_eq!(files(&root.join("device-plugins")), before, "nothing was made or removed");
+    let page = demo.running.metrics();
+    assert_eq!(page.value("podmeter_plugin_registered", &["resource=\"nvidia.com/gpu\""]), Some(1.0));
+    assert_eq!(page.value("podmeter_plugin_registrations_total", &["resource=\"nvidia.com/gpu\""]), Some(1.0));
+}
+
+#[test]
+fn a_sick_device_of_a_running_agent_fails_with_its_reason() {
+    let demo = Demo::start(&[]);
+    demo.until_held();
+    let marked = agent::post(&demo.admin_socket(), "/mark", r#"{"device": "3", "reason": "smells"}"#);
+    assert_eq!(marked.status, 200, "{}", marked.body);
+    let root = demo.root();
+    let root = root.to_str().unwrap();
+    let found = demo::until("the verdict", || {
+        let (code, json, _) =
+            doctor(&["--kubelet-root", root, "--url", &demo.url(), "--hardware", "simulated", "-o", "json"]);
+        let report: Value = serde_json::from_str(&json).unwrap();
+        let health = report["checks"].as_array().unwrap().iter().find(|check| check["id"] == "device_health").unwrap();
+        (health["status"] == "failed").then(|| (code, health["found"].to_string()))
+    });
+    assert_eq!(found.0, 1);
+    assert!(found.1.contains("smells"), "{}", found.1);
+}
+
+#[test]
+fn where_nothing_is_every_check_says_so_and_the_exit_code_is_1() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().to_str().unwrap();
+    let library = directory.path().join("libnvidia-ml.so.1");
+    let arguments = [
+        "--kubelet-root",
+        root,
+        "--proc-root",
+        root,
+        "--listen",
+        "127.0.0.1:1",
+        "--nvml-library",
+        library.to_str().unwrap(),
+    ];
+    let (code, text, error) = doctor(&[&arguments[..], &["-o", "json"]].concat());
+    assert_eq!(code, 1, "{text}");
+    assert!(error.contains("checks failed"), "{error}");
+    let report: Value = serde_json::from_str(&text).unwrap();
+    let by_id: BTreeMap<&str, &Value> =
+        report["checks"].as_array().unwrap().iter().map(|check| (check["id"].as_str().unwrap(), check)).collect();
+    for id in ["pod_resources", "registration_socket", "plugin_directory", "driver"] {
+        assert_eq!(by_id[id]["status"], "failed", "{}", by_id[id]);
+    }
+    assert!(by_id["pod_resources"]["found"].as_str().unwrap().contains("there is no socket"));
+    assert!(by_id["driver"]["found"].as_str().unwrap().contains("was not found"), "{}", by_id["driver"]);
+    for (id, check) in by_id {
+        let is_told = check["to_do"].is_string();
+        assert_eq!(is_told, ["failed", "warning"].contains(&check["status"].as_str().unwrap()), "{id}: {check}");
+    }
+    let (code, _, error) = doctor(&["--refresh-interval", "0s"]);
+    assert_eq!(code, 2, "{error}");
+    let (code, _, error) = doctor(&["--no-such-flag"]);
+    assert_eq!(code, 2, "{error}");
+    let (code, text, _) = doctor(&[&arguments[..], &["--hardware", "none", "--url", "http://127.0.0.1:1"]].concat());
+    assert_eq!(code, 1);
+    assert!(text.contains("no agent listens on http://127.0.0.1:1"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kubelet_that_hangs_fails_its_check_and_holds_up_no_other() {
+    let node = node(Options::default()).await;
+    node.hang(Method::List);
+    let began = Instant::now();
+    let report = examine(settings(node.root.path()), None, Clock::start()).await;
+    assert!(began.elapsed() < Duration::from_secs(60), "over in time");
+    let list = check(&report, "pod_resources");
+    assert_eq!(list.status, Status::Failed);
+    assert!(list.found.contains("did not answer List within 0.3 s"), "{list:?}");
+    assert_eq!(check(&report, "allocatable").status, Status::Skipped);
+    assert_eq!(check(&report, "registration_socket").status, Status::Ok);
+    assert!(!report.is_well());
+}
+
+#[tokio::test]
+async fn a_socket_that_nobody_answers_and_a_file_in_its_place() {
+    let root = tempfile::tempdir().unwrap();
+    for directory in ["pod-resources", "device-plugins"] {
+        std::fs::create_dir(root.path().join(directory)).unwrap();
+    }
+    // Accepts by the kernel alone, and says nothing.
+    let silent = UnixListener::bind(root.path().join("pod-resources/kubelet.sock")).unwrap();
+    std::fs::write(root.path().join("device-plugins/kubelet.sock"), "a file").unwrap();
+    let dead = root.path().join("admin.sock");
+    drop(UnixListener::bind(&dead).unwrap());
+    let agent = Some(Target::Socket(dead));
+    let report = examine(Settings { agent, ..settings(root.path()) }, None, Clock::start()).await;
+    assert!(check(&report, "pod_resources").found.contains("did not answer"), "{:?}", check(&report, "pod_resources"));
+    assert!(check(&report, "registration_socket").found.contains("is not a socket"));
+    assert_eq!(check(&report, "agent").status, Status::Skipped, "{:?}", check(&report, "agent"));
+    drop(silent);
+    let report = examine(settings(root.path()), None, Clock::start()).await;
+    assert!(check(&report, "pod_resources").found.contains("nobody listens"), "{:?}", check(&report, "pod_resources"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_plugin_is_seen_and_not_disturbed() {
+    let node = node(Options::default()).await;
+    let directory = node.device_plugin_directory();
+    let plugin = StandInPlugin::start(&directory, "nvidia.com/gpu", vec![PluginDevice::new("GPU-1")]);
+    assert!(plugin.registered().await);
+    assert!(node.node_status_becomes(|status| status.contains_key("nvidia.com/gpu")).await);
+    let report = examine(settings(node.root.path()), None, Clock::start()).await;
+    let conflict = check(&report, "plugin_conflicts");
+    assert_eq!(conflict.status, Status::Warning, "its socket's name is not known: {conflict:?}");
+    assert!(conflict.found.contains("1 devices of nvidia.com/gpu"), "{conflict:?}");
+
+    let vendors = UnixListener::bind(directory.join("nvidia-gpu.sock")).unwrap();
+    let (before, connected) = (files(&directory), node.connected_plugins("nvidia.com/gpu"));
+    let report = examine(settings(node.root.path()), None, Clock::start()).await;
+    let conflict = check(&report, "plugin_conflicts");
+    assert_eq!(conflict.status, Status::Failed);
+    assert!(conflict.found.contains("serves nvidia.com/gpu on nvidia-gpu.sock"), "{conflict:?}");
+    let off = examine(Settings { offers: None, ..settings(node.root.path()) }, None, Clock::start()).await;
+    assert_eq!(check(&off, "plugin_conflicts").status, Status::Skipped);
+
+    assert_eq!(files(&directory), before);
+    assert_eq!((node.connected_plugins("nvidia.com/gpu"), connected), (1, 1), "the kubelet still has it");
+    vendors.set_nonblocking(true).unwrap();
+    let (mut stream, _) = vendors.accept().unwrap();
+    let mut said = vec![];
+    std::io::Read::read_to_end(&mut stream, &mut said).unwrap();
+    assert!(said.is_empty(), "it only connects");
+}
+
+fn nvml(fake: &FakeNvml) -> Option<Box<dyn Driver>> {
+    let search = LibrarySearch { library: Some(fake.library_path()), driver_roots: vec![] };
+    Some(Box::new(NvmlDriver::new(search)))
+}
+
+fn with_driver(root: &Path) -> Settings {
+    Settings { hardware: "nvml", driver_deadline: Duration::from_secs(20), ..settings(root) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_driver_is_opened_and_compared_with_the_bus_and_its_module() {
+    let root = tempfile::tempdir().unwrap();
+    let (fake, proc) = (FakeNvml::start(json!({"gpus": [{}, {}]})), root.path().join("proc"));
+    std::fs::create_dir_all(proc.join("driver/nvidia")).unwrap();
+    std::fs::write(proc.join("driver/nvidia/version"), "NVRM version: NVIDIA UNIX Kernel Module  1.2.3  Wed\n")
+        .unwrap();
+    let bus = root.path().join("sys/bus/pci/devices");
+    for slot in 0..3 {
+        let device = bus.join(format!("0000:0{slot}:00.0"));
+        std::fs::create_dir_all(&device).unwrap();
+        std::fs::write(device.join("vendor"), "0x10de\n").unwrap();
+        std::fs::write(device.join("class"), "0x030200\n").unwrap();
+    }
+    let settings = Settings { proc_root: proc, sys_root: root.path().join("sys"), ..with_driver(root.path()) };
+    let report = examine(settings, nvml(&fake), Clock::start()).await;
+    assert_eq!(check(&report, "driver").status, Status::Ok, "{:?}", check(&report, "driver"));
+    assert!(check(&report, "driver").found.contains("2 GPUs"));
+    let versions = check(&report, "driver_versions");
+    assert!(versions.status == Status::Failed && versions.found.contains("1.2.3"), "{versions:?}");
+    let devices = check(&report, "devices");
+    assert_eq!((devices.status, devices.found.as_str()), (Status::Failed, "3 expected, 2 seen"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_that_hangs_is_left_behind() {
+    let root = tempfile::tempdir().unwrap();
+    let fake = FakeNvml::start(json!({"gpus": [{}], "hang": ["nvmlDeviceGetCount_v2"]}));
+    let settings = Settings { driver_deadline: Duration::from_millis(500), ..with_driver(root.path()) };
+    let report = examine(settings, nvml(&fake), Clock::start()).await;
+    let driver = check(&report, "driver");
+    assert!(driver.status == Status::Failed && driver.found == "did not answer within 0.5 s", "{driver:?}");
+    assert_eq!(check(&report, "device_answers").status, Status::Skipped);
+    fake.set(json!({"gpus": [{}]}));
+}
+
+#[test]
+fn the_document_has_the_table_of_checks() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/doctor.md");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let (before, rest) = text.split_once("<!-- checks -->\n").expect("the table's beginning");
+    let (_, after) = rest.split_once("<!-- end -->").expect("the table's end");
+    let wanted = format!("{before}<!-- checks -->\n{}<!-- end -->{after}", markdown());
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&file, wanted).unwrap();
+    } else {
+        assert_eq!(text, wanted, "UPDATE_GOLDEN=1 cargo nextest run --test it doctor::the_document writes it");
+    }
+}
+
+fn is_root() -> bool {
+    std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0)
+}

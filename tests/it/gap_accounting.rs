@@ -1,0 +1,300 @@
+//! Time that is not read is neither busy nor idle: the hardware's record and the ledger together, on random sequences of
+//! readings, silences, releases, losses, changes of the MIG layout and reloads of the driver.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use podmeter::attribution::{DeviceProcesses, HoldingKey, Join, Ledger, Observation, Statement};
+use podmeter::hardware::{Integrals, Pass, Record, Staleness};
+use podmeter::model::{
+    Attribution, ContainerRef, DeviceReadings, Fast, GpuUuid, Holding, Inventory, Moment, Monotonic, Reason, Sharing,
+    UnixSeconds,
+};
+use proptest::prelude::*;
+
+const GPU: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
+const LATE: Duration = Duration::from_secs(5);
+const STALENESS: Staleness =
+    Staleness { fast: Duration::from_secs(5), medium: Duration::from_secs(30), slow: Duration::from_secs(180) };
+/// What the board draws idle, and what full load adds.
+const IDLE_WATTS: u64 = 70;
+const LOAD_WATTS: u64 = 600;
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Passes, 100 ms to 3 s apart.
+    Read(Vec<u64>),
+    /// The next pass of the same reader comes so late. Milliseconds.
+    Late(u64),
+    /// A call hangs, comes back, and the same reader goes on.
+    Hang(u64),
+    /// The driver is closed and opened again.
+    Release(u64),
+    /// The GPU is lost and comes back.
+    Loss(u64),
+    /// A new reader, while the readings of the old one stay.
+    MigChange(u64),
+    /// The driver is loaded anew, and its counter begins at zero.
+    Reload(u64),
+    /// Per cent of a second.
+    Load(u64),
+    /// Who holds the device from now on: none, one alone, or so many slots of four.
+    Hold(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let passes = || prop::collection::vec(100_u64..3000, 1..8).prop_map(Step::Read);
+    let silence = 200_u64..90_000;
+    prop_oneof![
+        4 => passes(),
+        1 => (200_u64..20_000).prop_map(Step::Late),
+        1 => (10_000_u64..90_000).prop_map(Step::Hang),
+        1 => silence.clone().prop_map(Step::Release),
+        1 => silence.clone().prop_map(Step::Loss),
+        1 => (200_u64..3000).prop_map(Step::MigChange),
+        1 => silence.prop_map(Step::Reload),
+        2 => prop_oneof![Just(0), Just(100), 0_u64..=100].prop_map(Step::Load),
+        1 => (0_usize..4).prop_map(Step::Hold),
+    ]
+}
+
+struct World {
+    now: u64,
+    load: u64,
+    /// Busy milliseconds times 100, and millijoules: the board's own.
+    busy: u64,
+    energy: u64,
+    /// The driver's counter is the energy since then.
+    loaded_at: u64,
+    /// Up to where the present reader has integrated.
+    read: (u64, u64),
+    record: Record,
+    ledger: Ledger,
+    join: Join,
+    processes: BTreeMap<GpuUuid, DeviceProcesses>,
+    readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
+    statement: Option<Statement>,
+    /// GPU-milliseconds times four, by holder.
+    held: BTreeMap<ContainerRef, u64>,
+    /// Millijoules that the driver's counter has gained from pass to pass.
+    counted: u64,
+    last_pass: u64,
+    last_counter: u64,
+}
+
+impl World {
+    fn new(by_process: bool) -> Self {
+        let nobody = DeviceProcesses { has_sm_seconds: true, processes: vec![] };
+        let mut world = Self {
+            now: 1000,
+            load: 0,
+            busy: 0,
+            energy: 5_000_000,
+            loaded_at: 0,
+            read: (0, 0),
+            record: Record::default(),
+            ledger: Ledger::new(Duration::from_secs(1_000_000), LATE),
+            join: Join::default(),
+            processes: if by_process { [(GPU.into(), nobody)].into() } else { BTreeMap::new() },
+            readings: BTreeMap::new(),
+            statement: None,
+            held: BTreeMap::new(),
+            counted: 0,
+            last_pass: 1000,
+            last_counter: 5_000_000,
+        };
+        world.observe();
+        world.pass(true);
+        world
+    }
+
+    fn at(&self) -> Monotonic {
+        Monotonic::from_millis(self.now)
+    }
+
+    /// Lets time pass; the ledger looks once a second, whatever the driver does.
+    fn wait(&mut self, milliseconds: u64) {
+        let end = self.now + milliseconds;
+        while self.now < end {
+            let length = (end - self.now).min(1000);
+            self.now += length;
+            self.busy += length * self.load;
+            self.energy += length * (IDLE_WATTS + LOAD_WATTS * self.load / 100);
+            for (key, holding) in &self.join.holdings {
+                *self.held.entry(key.container.clone()).or_default() += length * (holding.share.unwrap() * 4.0) as u64;
+            }
+            if self.now < end {
+                self.observe();
+            }
+        }
+    }
+
+    fn made(&mut self, fresh: bool) -> Pass {
+        let (busy, energy) = if fresh { (self.busy, self.energy) } else { self.read };
+        let integrals = Integrals {
+            busy_seconds: Some((self.busy - busy) as f64 / 1e5),
+            energy_joules: Some((self.energy - energy) as f64 / 1e3),
+            ..Integrals::default()
+        };
+        self.read = (self.busy, self.energy);
+        let fast = Fast { utilization_ratio: Some(self.load as f64 / 100.0), power_watts: None };
+        let counter = self.energy - self.loaded_at;
+        Pass { integrals, energy_counter: Some(counter), fast: Some(fast), ..Pass::default() }
+    }
+
+    fn pass(&mut self, fresh: bool) {
+        let pass = self.made(fresh);
+        self.record.take(self.at(), fresh, pass);
+        // One that is lower than before does not span the time between.
+        let counter = self.energy - self.loaded_at;
+        self.counted += counter.saturating_sub(self.last_counter);
+        (self.last_pass, self.last_counter) = (self.now, counter);
+        self.observe();
+    }
+
+    fn observe(&mut self) {
+        if self.last_pass > 1000 || self.read.1 > 0 {
+            self.readings.insert(GPU.into(), Arc::new(self.record.readings(self.at(), STALENESS)));
+        }
+        let statement = self.ledger.advance(&Observation {
+            now: Moment { monotonic: self.at(), unix: UnixSeconds(self.now as f64 / 1e3) },
+            join: &self.join,
+            inventory: &Inventory::default(),
+            readings: &self.readings,
+            processes: &self.processes,
+            scrapes: 0,
+        });
+        self.statement = Some(statement);
+    }
+
+    fn hold(&mut self, slots: usize) {
+        let holders = match slots {
+            0 => vec![],
+            1 => vec![("alone", Sharing::Exclusive, 1.0)],
+            slots => [("one", 0.25), ("two", 0.5), ("three", 0.25)][..slots]
+                .iter()
+                .map(|(pod, share)| (*pod, Sharing::TimeSlicing, *share))
+                .collect(),
+        };
+        let holding = |(pod, sharing, share): (&str, Sharing, f64)| {
+            let key = HoldingKey { container: ContainerRef::new("team", pod, "main"), gpu: GPU.into(), mig: None };
+            let holding = Holding {
+                resource: Some("nvidia.com/gpu".into()),
+                device_ids: vec![GPU.into()],
+                sharing,
+                attribution: Some(Attribution::Exclusive),
+                share: Some(share),
+                weight: 1.0,
+            };
+            (key, holding)
+        };
+        self.join.holdings = holders.into_iter().map(holding).collect();
+        self.observe();
+    }
+
+    fn idle(&self) -> BTreeMap<String, f64> {
+        let accounts = &self.statement.as_ref().unwrap().accounts;
+        let idle = |account: &podmeter::model::Account| (account.container.to_string(), account.idle_seconds);
+        accounts.iter().map(idle).map(|(name, idle)| (name, idle.unwrap_or(0.0))).collect()
+    }
+
+    /// A silence, what becomes of the driver in its middle, and the pass that ends it.
+    fn silent(&mut self, length: u64, middle: impl FnOnce(&mut Self), fresh: bool) -> Result<(), TestCaseError> {
+        let before = self.idle();
+        self.wait(length / 2);
+        middle(self);
+        self.wait(length - length / 2);
+        self.pass(fresh);
+        for (name, idle) in self.idle() {
+            let had = before.get(&name).copied().unwrap_or(0.0);
+            prop_assert!((idle - had).abs() < 1e-9, "{name}: idle grew from {had} to {idle} in a silence");
+        }
+        Ok(())
+    }
+
+    fn act(&mut self, step: &Step) -> Result<(), TestCaseError> {
+        match step {
+            Step::Read(pauses) => {
+                for pause in pauses {
+                    self.wait(*pause);
+                    self.pass(false);
+                }
+            }
+            Step::Late(length) if Duration::from_millis(*length) > LATE + Duration::from_secs(1) => {
+                self.silent(*length, |_| {}, false)?;
+            }
+            Step::Late(length) => {
+                self.wait(*length);
+                self.pass(false);
+            }
+            Step::Hang(length) => {
+                let began = self.at();
+                self.record.withdraw();
+                let comes_back = |world: &mut Self| {
+                    let pass = world.made(false);
+                    world.record.take_late(began, pass);
+                };
+                self.silent(*length, comes_back, false)?;
+            }
+            Step::Release(length) | Step::Loss(length) => {
+                self.record.withdraw();
+                self.silent(*length, |_| {}, true)?;
+            }
+            Step::MigChange(length) => self.silent(*length, |_| {}, true)?,
+            Step::Reload(length) => {
+                self.record.withdraw();
+                self.silent(*length, |world| world.loaded_at = world.energy, true)?;
+            }
+            Step::Load(percent) => self.load = *percent,
+            Step::Hold(slots) => self.hold(*slots),
+        }
+        self.check()
+    }
+
+    fn check(&self) -> Result<(), TestCaseError> {
+        let near = |one: f64, other: f64| (one - other).abs() <= 1e-6;
+        let statement = self.statement.as_ref().unwrap();
+        prop_assert!(statement.violations.values().all(|count| *count == 0), "{:?}", statement.violations);
+        for account in &statement.accounts {
+            let [allocated, busy, idle, uncovered, borrowed] = [
+                account.allocated_seconds,
+                account.busy_seconds,
+                account.idle_seconds,
+                account.uncovered_seconds,
+                account.borrowed_seconds,
+            ]
+            .map(Option::unwrap_or_default);
+            prop_assert!(near(busy + idle + uncovered, allocated + borrowed), "{account:?}");
+            let held = self.held.get(&account.container).copied().unwrap_or(0) as f64 / 4e3;
+            let since = (self.now - self.last_pass) as f64 / 1e3;
+            prop_assert!(allocated <= held + 1e-6 && allocated >= held - since - 1e-6, "{account:?}: held {held} s");
+        }
+        let remainder = &statement.remainders[0];
+        let booked = statement.accounts.iter().filter_map(|account| account.energy_joules).sum::<f64>()
+            + remainder.energy_joules.values().sum::<f64>();
+        let counted = self.counted as f64 / 1e3;
+        prop_assert!(near(booked, counted), "{booked} J booked, {counted} J counted");
+        let idle = remainder.energy_joules.get(&Reason::Idle).copied().unwrap_or(0.0);
+        let most = IDLE_WATTS as f64 * self.now as f64 / 1e3;
+        prop_assert!(idle <= most + 1e-6, "{idle} J of idle power, of at most {most}");
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn busy_idle_and_uncovered_are_all_time_and_no_silence_is_idle(
+        by_process in any::<bool>(),
+        first in 0_usize..4,
+        steps in prop::collection::vec(step(), 1..40),
+    ) {
+        let mut world = World::new(by_process);
+        world.hold(first);
+        for step in &steps {
+            world.act(step)?;
+        }
+    }
+}

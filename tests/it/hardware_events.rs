@@ -1,0 +1,286 @@
+//! Events through a driver library that is loaded like the real one: what is heard, and what a broken wait costs.
+
+use std::time::Duration;
+
+use crate::support::fake_nvml::FakeNvml;
+use crate::support::watching::wait;
+use podmeter::clock::Clock;
+use podmeter::hardware::nvml::{LibrarySearch, NvmlDriver};
+use podmeter::hardware::simulated::{Profile, SimulatedDriver};
+use podmeter::hardware::{Hardware, Settings, start};
+use podmeter::model::{GpuUuid, HardwareState, XidEvent, XidInstance, XidSource};
+use serde_json::{Value, json};
+use tokio::sync::mpsc::Receiver;
+use tokio::time::Instant;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn quick() -> Settings {
+    Settings {
+        sample_interval: Duration::from_millis(100),
+        medium_interval: Duration::from_millis(200),
+        watchdog: Duration::from_millis(700),
+        reopen: (Duration::from_millis(20), Duration::from_millis(100)),
+        lost_retry: (Duration::from_millis(50), Duration::from_millis(100)),
+        sys_root: "/nonexistent".into(),
+        ..Settings::default()
+    }
+}
+
+struct Node {
+    fake: FakeNvml,
+    hardware: Hardware,
+    xids: Receiver<Vec<XidEvent>>,
+}
+
+impl Node {
+    /// Up, with its events registered.
+    fn start(state: Value) -> Self {
+        let node = Self::begin(state);
+        node.hears();
+        node
+    }
+
+    fn begin(state: Value) -> Self {
+        let fake = FakeNvml::start(state);
+        let search = LibrarySearch { library: Some(fake.library_path()), driver_roots: Vec::new() };
+        let mut hardware = start(Box::new(NvmlDriver::new(search)), quick(), Clock::start());
+        let xids = hardware.xids().unwrap();
+        assert!(hardware.xids().is_none(), "given out once");
+        Self { fake, hardware, xids }
+    }
+
+    fn hears(&self) {
+        wait(&self.hardware, "a wait for events", |state| hearing(state) == Some((true, false)));
+    }
+
+    fn inject(&self, gpu: usize, events: Value) {
+        self.fake.update(|state| state["gpus"][gpu]["events"] = events);
+    }
+
+    /// Batches until `enough` of all that came.
+    fn heard(&mut self, what: &str, enough: impl Fn(&[XidEvent]) -> bool) -> Vec<XidEvent> {
+        let mut all = Vec::new();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let until = Instant::now() + PATIENCE;
+            while !enough(&all) {
+                let batch = tokio::time::timeout_at(until, self.xids.recv()).await;
+                let Ok(batch) = batch else { panic!("not heard in time: {what}; heard {all:?}") };
+                all.extend(batch.expect("the room lives"));
+            }
+        });
+        all
+    }
+
+    /// The next XID: GPU, instance, code and count.
+    fn next(&mut self) -> (GpuUuid, Option<XidInstance>, u32, u64) {
+        let mut heard = self.heard("an XID", |all| !all.is_empty());
+        assert_eq!(heard.len(), 1, "{heard:?}");
+        let XidEvent { gpu, instance, code, count, source, process, .. } = heard.remove(0);
+        assert_eq!((source, process), (XidSource::Nvml, None));
+        (gpu, instance, code, count)
+    }
+
+    fn calls(&self, name: &str) -> u64 {
+        self.fake.calls().get(name).copied().unwrap_or(0)
+    }
+}
+
+/// Success and stuck of the events, as published.
+fn hearing(state: &HardwareState) -> Option<(bool, bool)> {
+    state.collectors.get("events").map(|collector| (collector.success, collector.stuck))
+}
+
+fn gpu(index: usize) -> GpuUuid {
+    GpuUuid::new(format!("GPU-00000000-0000-0000-0000-{index:012}"))
+}
+
+fn machine(gpus: usize) -> Value {
+    json!({"gpus": vec![json!({}); gpus]})
+}
+
+fn pass_time(duration: Duration) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(async { tokio::time::sleep(duration).await });
+}
+
+#[test]
+fn an_xid_is_heard_with_its_gpu_and_instance_and_old_ones_are_not() {
+    let mut machine = machine(8);
+    machine["gpus"][3]["events"] = json!([{"sequence": 1, "xid": 48}]);
+    let mut node = Node::start(machine);
+    node.inject(3, json!([{"sequence": 1, "xid": 48}, {"sequence": 2, "xid": 79}]));
+    assert_eq!(node.next(), (gpu(3), None, 79, 1));
+    node.inject(5, json!([{"sequence": 1, "xid": 94, "gpu_instance": 2, "compute_instance": 0}]));
+    assert_eq!(node.next(), (gpu(5), Some(XidInstance { gpu_instance: 2, compute_instance: Some(0) }), 94, 1));
+    node.inject(6, json!([{"sequence": 1, "xid": 13, "gpu_instance": 2}]));
+    assert_eq!(node.next(), (gpu(6), Some(XidInstance { gpu_instance: 2, compute_instance: None }), 13, 1));
+    node.inject(7, json!([{"sequence": 1, "xid": 999}]));
+    assert_eq!(node.next(), (gpu(7), None, 999, 1));
+    node.hardware.stop();
+}
+
+#[test]
+fn events_that_are_no_xids_are_looks_and_not_xids() {
+    let mut node = Node::start(machine(2));
+    wait(&node.hardware, "a slow pass of both", |state| (0..2).all(|index| slow(state, index).is_some()));
+    node.fake.update(|state| {
+        state["gpus"][0]["recovery_action"] = json!(1);
+        state["gpus"][0]["events"] = json!([{"sequence": 1, "kind": 0x8000, "xid": 79}, {"sequence": 2, "xid": 154}]);
+    });
+    // The slow tier is due once a minute: it was the event that brought it forward, for this GPU alone.
+    let state = wait(&node.hardware, "the recovery action", |state| slow(state, 0) == Some(Some(1)));
+    assert_eq!(slow(&state, 1), Some(Some(0)));
+    assert_eq!(node.next(), (gpu(0), None, 154, 1));
+    node.hardware.stop();
+}
+
+/// Read or not, and the recovery action that was read.
+fn slow(state: &HardwareState, index: usize) -> Option<Option<u32>> {
+    Some(state.readings.get(&gpu(index))?.slow.as_ref()?.value.recovery_action)
+}
+
+#[test]
+fn a_mig_change_is_looked_at_at_once() {
+    let fake = FakeNvml::start(machine(1));
+    let search = LibrarySearch { library: Some(fake.library_path()), driver_roots: Vec::new() };
+    let settings = Settings { medium_interval: Duration::from_secs(600), ..quick() };
+    let hardware = start(Box::new(NvmlDriver::new(search)), settings, Clock::start());
+    wait(&hardware, "a wait for events", |state| hearing(state) == Some((true, false)));
+    fake.update(|state| {
+        let instances = json!([{"gpu_instance": 1, "profile": "1g.10gb"}]);
+        state["gpus"][0]["mig"] = json!({"enabled": true, "instances": instances});
+        state["gpus"][0]["events"] = json!([{"sequence": 1, "kind": 0x100}]);
+    });
+    wait(&hardware, "the instance", |state| state.inventory.gpus[&gpu(0)].mig_devices.len() == 1);
+    hardware.stop();
+}
+
+#[test]
+fn a_storm_is_counted_to_the_last_while_nobody_reads() {
+    let mut node = Node::start(machine(2));
+    node.fake.update(|state| {
+        state["gpus"][0]["events"] = json!([{"sequence": 1, "xid": 45, "count": 100_000}]);
+        state["gpus"][1]["events"] = json!([{"sequence": 1, "xid": 79}]);
+    });
+    let count = |all: &[XidEvent], code| all.iter().filter(|e| e.code == code).map(|e| e.count).sum::<u64>();
+    let all = node.heard("the storm", |all| count(all, 45) >= 100_000 && count(all, 79) > 0);
+    assert_eq!((count(&all, 45), count(&all, 79)), (100_000, 1));
+    assert!(all.len() < 1_000, "{} messages for one kind of XID", all.len());
+    // The storm asked for a look each time, and got some.
+    let looks = node.calls("nvmlDeviceGetMemoryErrorCounter");
+    assert!(looks < 10_000, "{looks} calls");
+    node.hardware.stop();
+}
+
+#[test]
+fn a_lost_gpu_silences_nobody_and_spins_nothing() {
+    let mut node = Node::start(machine(8));
+    node.fake.update(|state| state["gpus"][2]["lost"] = json!(true));
+    wait(&node.hardware, "the loss", |state| !state.inventory.gpus[&gpu(2)].present);
+    let before = node.calls("nvmlEventSetWait_v2");
+    pass_time(Duration::from_secs(2));
+    let waits = node.calls("nvmlEventSetWait_v2") - before;
+    assert!(waits < 60, "{waits} waits in two seconds");
+    node.inject(4, json!([{"sequence": 1, "xid": 31}]));
+    assert_eq!(node.next(), (gpu(4), None, 31, 1));
+    node.fake.update(|state| {
+        state["gpus"][2]["lost"] = json!(false);
+    });
+    wait(&node.hardware, "the return", |state| state.inventory.gpus[&gpu(2)].present);
+    // It is registered anew after a while; what happens before is not heard.
+    let mut sequence = 0;
+    let returned = loop {
+        sequence += 1;
+        node.inject(2, json!([{"sequence": sequence, "xid": 94}]));
+        pass_time(Duration::from_millis(200));
+        if let Ok(batch) = node.xids.try_recv() {
+            break batch;
+        }
+        assert!(sequence < 300, "the GPU that came back is not heard");
+    };
+    assert_eq!((&returned[0].gpu, returned[0].code), (&gpu(2), 94));
+    node.hardware.stop();
+}
+
+#[test]
+fn a_wait_that_always_fails_is_paused_for() {
+    let node = Node::begin(json!({"gpus": [{}, {}], "fail": {"nvmlEventSetWait_v2": 15}}));
+    let failed = |state: &HardwareState| {
+        state.errors.get("nvmlEventSetWait_v2").is_some_and(|codes| codes.contains_key("gpu_is_lost"))
+    };
+    let state = wait(&node.hardware, "the failure", failed);
+    assert_eq!(state.problem, None, "the readings are not the events' affair");
+    pass_time(Duration::from_secs(3));
+    let waits = node.calls("nvmlEventSetWait_v2");
+    assert!(waits < 100, "{waits} waits in three seconds");
+    assert_eq!(hearing(&node.hardware.watch().borrow()).map(|(success, _)| success), Some(false));
+    node.fake.update(|state| state["fail"] = json!({}));
+    node.hears();
+    node.hardware.stop();
+}
+
+#[test]
+fn a_refused_registration_leaves_the_others() {
+    let mut machine = machine(3);
+    machine["gpus"][1]["fail"] = json!({"nvmlDeviceRegisterEvents": 4});
+    machine["gpus"][2]["supported_events"] = json!(8);
+    let mut node = Node::start(machine);
+    for refused in 0..3 {
+        node.inject(refused, json!([{"sequence": 1, "xid": 31}]));
+    }
+    let heard = node.heard("both", |all| all.len() >= 2);
+    let heard: Vec<_> = heard.iter().map(|event| &event.gpu).collect();
+    assert!(heard.contains(&&gpu(0)) && heard.contains(&&gpu(2)), "{heard:?}");
+    let state = wait(&node.hardware, "the refusal", |state| state.errors.contains_key("nvmlDeviceRegisterEvents"));
+    assert!(state.errors["nvmlDeviceRegisterEvents"].contains_key("no_permission"));
+    assert_eq!(state.problem, None);
+    node.hardware.stop();
+}
+
+#[test]
+fn a_reloaded_driver_is_heard_again() {
+    let mut node = Node::start(machine(2));
+    node.fake.update(|state| state["generation"] = json!(2));
+    wait(&node.hardware, "the end", |state| hearing(state) == Some((false, false)));
+    node.hears();
+    node.inject(1, json!([{"sequence": 1, "xid": 63}]));
+    assert_eq!(node.next(), (gpu(1), None, 63, 1));
+    let Node { fake, hardware, .. } = node;
+    hardware.stop();
+    // Of the second session alone: the library was unloaded between.
+    let calls = fake.calls();
+    assert_eq!((calls["nvmlEventSetCreate"], calls["nvmlEventSetFree"]), (1, 1));
+    assert_eq!((calls["nvmlInit_v2"], calls["nvmlShutdown"]), (1, 1));
+}
+
+#[test]
+fn a_wait_that_never_returns_is_left_behind() {
+    let node = Node::start(machine(2));
+    node.fake.update(|state| state["hang"] = json!(["nvmlEventSetWait_v2"]));
+    let state = wait(&node.hardware, "a stuck wait", |state| hearing(state) == Some((false, true)));
+    assert!(state.readings[&gpu(0)].fast.is_some(), "readings go on");
+    // A new session is opened beside the old wait.
+    node.fake.update(|state| state["generation"] = json!(2));
+    wait(&node.hardware, "the end", |state| state.readings[&gpu(0)].fast.is_none());
+    node.fake.update(|state| state["hang"] = json!([]));
+    wait(&node.hardware, "readings", |state| state.readings[&gpu(0)].fast.is_some());
+    node.hears();
+    node.hardware.stop();
+}
+
+#[test]
+fn a_simulated_xid_is_heard() {
+    let driver = SimulatedDriver::new(Profile::H100Mig, 1);
+    let controls = driver.controls();
+    let mut hardware = start(Box::new(driver), quick(), Clock::start());
+    let xids = hardware.xids().unwrap();
+    wait(&hardware, "a wait for events", |state| hearing(state) == Some((true, false)));
+    let gpu = controls.inventory().gpus.keys().next().unwrap().clone();
+    let instance = Some(XidInstance { gpu_instance: 7, compute_instance: Some(0) });
+    controls.inject_xid(&gpu, instance, 94);
+    let mut node = Node { fake: FakeNvml::start(machine(0)), hardware, xids };
+    assert_eq!(node.next(), (gpu, instance, 94, 1));
+    node.hardware.stop();
+}

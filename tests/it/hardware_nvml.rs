@@ -1,0 +1,706 @@
+//! The hardware room on a driver library that is loaded like the real one and answers from a data file.
+
+use std::time::Duration;
+
+use crate::support::fake_nvml::FakeNvml;
+use crate::support::watching::wait;
+use podmeter::clock::Clock;
+use podmeter::hardware::nvml::{LibrarySearch, NvmlDriver};
+use podmeter::hardware::{Driver, Due, Hardware, Settings, Verdict, start};
+use podmeter::model::{
+    DeviceProcess, DeviceReadings, GpuUuid, HardwareState, MemoryUse, Moment, Monotonic, NvLinkPeers, PciBusId,
+    RowRemap, UnixSeconds,
+};
+use serde_json::{Value, json};
+
+fn search(fake: &FakeNvml) -> LibrarySearch {
+    LibrarySearch { library: Some(fake.library_path()), driver_roots: Vec::new() }
+}
+
+fn quick() -> Settings {
+    Settings {
+        sample_interval: Duration::from_millis(100),
+        medium_interval: Duration::from_millis(200),
+        slow_interval: Duration::from_millis(200),
+        watchdog: Duration::from_millis(700),
+        reopen: (Duration::from_millis(20), Duration::from_millis(100)),
+        lost_retry: (Duration::from_millis(50), Duration::from_millis(100)),
+        sys_root: "/nonexistent".into(),
+        ..Settings::default()
+    }
+}
+
+fn run(fake: &FakeNvml) -> Hardware {
+    start(Box::new(NvmlDriver::new(search(fake))), quick(), Clock::start())
+}
+
+fn gpu(index: usize) -> GpuUuid {
+    GpuUuid::new(format!("GPU-00000000-0000-0000-0000-{index:012}"))
+}
+
+fn readings(state: &HardwareState, index: usize) -> &DeviceReadings {
+    &state.readings[&gpu(index)]
+}
+
+fn has_fast(state: &HardwareState, index: usize) -> bool {
+    state.readings.get(&gpu(index)).is_some_and(|readings| readings.fast.is_some())
+}
+
+fn machine(gpus: usize) -> Value {
+    json!({"gpus": vec![json!({}); gpus]})
+}
+
+fn at(seconds: u64) -> Moment {
+    Moment { monotonic: Monotonic::from_secs(seconds), unix: UnixSeconds(0.0) }
+}
+
+const ALL: Due = Due { medium: true, slow: true };
+
+#[test]
+fn identity_is_what_the_driver_says() {
+    let fake = FakeNvml::start(json!({
+        "driver_version": "570.124.06", "nvml_version": "12.570.124.06", "cuda_version": 12080,
+        "gpus": [{"minor": 3, "pci_bus_id": "00000000:1B:00.0", "numa_node": 1, "serial": "42"}, {"architecture": 77}]
+    }));
+    let hardware = run(&fake);
+    let state = wait(&hardware, "readings", |state| has_fast(state, 0));
+    let driver = state.inventory.driver.as_ref().unwrap();
+    assert_eq!((&*driver.driver_version, driver.cuda_version.as_deref()), ("570.124.06", Some("12.8")));
+    let first = &state.inventory.gpus[&gpu(0)];
+    assert_eq!((first.index, first.minor, first.numa_node), (Some(0), Some(3), None));
+    assert_eq!(first.pci_bus_id.as_ref().unwrap().as_str(), "0000:1b:00.0");
+    assert_eq!((first.model.as_deref(), first.serial.as_deref()), (Some("NVIDIA H100 80GB HBM3"), Some("42")));
+    assert_eq!((first.architecture.as_deref(), first.compute_capability.as_deref()), (Some("hopper"), Some("9.0")));
+    assert_eq!((first.memory_bytes, first.mig_enabled, first.present), (Some(85_520_809_984), Some(false), true));
+    assert_eq!(state.inventory.gpus[&gpu(1)].architecture, None);
+    hardware.stop();
+}
+
+#[test]
+fn links_are_counted_as_each_end_tells_them() {
+    let to = |bus: u32| json!({"device_type": 0, "pci_bus_id": format!("00000000:{bus:02X}:00.0")});
+    let fake = FakeNvml::start(json!({"gpus": [
+        {"nvlink": {"links": 12, "down": [11]}},
+        {"nvlink": {"links": 4, "down": [3], "remotes": {"0": to(0x12), "1": to(0x12), "2": to(0x99)}}},
+        {"nvlink": {"links": 2, "remotes": {"0": to(0x11), "1": to(0x11)}},
+         "function_not_found": ["nvmlDeviceGetNvLinkRemoteDeviceType"]},
+        {"nvlink": {"links": 0}},
+        {"nvlink": {"links": 2, "remote": to(0x11)}, "fail": {"nvmlDeviceGetNvLinkRemotePciInfo_v2": 23}}
+    ]}));
+    let hardware = run(&fake);
+    let state = wait(&hardware, "readings", |state| has_fast(state, 4));
+    let peers = |index| state.inventory.gpus[&gpu(index)].nvlink_peers.clone();
+    let told = |links: &[(&str, u32)], switch_links| {
+        let by_bus_id = links.iter().map(|(bus_id, links)| (PciBusId::from(*bus_id), *links)).collect();
+        Some(NvLinkPeers { by_bus_id, switch_links })
+    };
+    assert_eq!(peers(0), told(&[], 11));
+    assert_eq!(peers(1), told(&[("0000:12:00.0", 2), ("0000:99:00.0", 1)], 0));
+    assert_eq!(peers(2), told(&[("0000:11:00.0", 2)], 0), "an old driver does not know of switches");
+    assert_eq!(peers(3), None);
+    assert_eq!(peers(4), told(&[], 0));
+    assert_eq!(state.errors["nvmlDeviceGetNvLinkRemotePciInfo_v2"]["insufficient_resources"], 2);
+    hardware.stop();
+}
+
+#[test]
+fn the_pci_bus_tells_what_the_driver_does_not() {
+    let fake = FakeNvml::start(json!({"gpus": [
+        {"pci_bus_id": "00000000:1B:00.0", "numa_node": 7}, {"pci_bus_id": "00000000:1C:00.0", "numa_node": 8}
+    ]}));
+    let sys_root = fake.folder().join("sys");
+    for (bus_id, vendor, numa_node) in
+        [("0000:1b:00.0", "0x10de", "1"), ("0000:1c:00.0", "0x10de", "-1"), ("0000:05:00.0", "0x1a03", "0")]
+    {
+        let device = sys_root.join("bus/pci/devices").join(bus_id);
+        std::fs::create_dir_all(&device).unwrap();
+        for (name, text) in [("vendor", vendor), ("class", "0x030200"), ("numa_node", numa_node)] {
+            std::fs::write(device.join(name), text).unwrap();
+        }
+    }
+    let driver = Box::new(NvmlDriver::new(search(&fake)));
+    let hardware = start(driver, Settings { sys_root, ..quick() }, Clock::start());
+    let state = wait(&hardware, "readings", |state| has_fast(state, 0));
+    assert_eq!(state.inventory.gpus[&gpu(0)].numa_node, Some(1));
+    assert_eq!(state.inventory.gpus[&gpu(1)].numa_node, None, "the node of a GPU's own memory is none for pods");
+    let on_bus = state.node_devices.as_ref().map(|devices| (devices.expected, devices.vfio, devices.on_bus.len()));
+    assert_eq!(on_bus, Some((2, 0, 2)));
+    assert_eq!((state.inventory.visible(), state.problem.as_deref()), (2, None));
+    fake.update(|state| state["gpus"] = json!([]));
+    let state = wait(&hardware, "the problem", |state| state.problem.is_some());
+    assert!(state.problem.as_deref().unwrap().contains("lost"), "{:?}", state.problem);
+    hardware.stop();
+}
+
+#[test]
+fn a_driver_without_gpus_on_a_node_with_gpus_is_a_fault() {
+    let fake = FakeNvml::start(json!({"gpus": []}));
+    let sys_root = fake.folder().join("sys");
+    let device = sys_root.join("bus/pci/devices/0000:1b:00.0");
+    std::fs::create_dir_all(&device).unwrap();
+    std::fs::write(device.join("vendor"), "0x10de\n").unwrap();
+    std::fs::write(device.join("class"), "0x030200\n").unwrap();
+    let driver = Box::new(NvmlDriver::new(search(&fake)));
+    let hardware = start(driver, Settings { sys_root, ..quick() }, Clock::start());
+    let state = wait(&hardware, "the problem", |state| state.problem.is_some());
+    assert!(state.problem.as_deref().unwrap().contains("none of the 1 GPUs"), "{:?}", state.problem);
+    fake.update(|state| state["gpus"] = json!([{}]));
+    let state = wait(&hardware, "readings", |state| has_fast(state, 0));
+    assert_eq!(state.problem, None);
+    hardware.stop();
+}
+
+#[test]
+fn a_partitioned_gpu_that_is_lost_half_way_keeps_its_layout() {
+    let mig = json!({"mig": {"enabled": true, "instances": [{"gpu_instance": 7}, {"gpu_instance": 8}]}});
+    let fake = FakeNvml::start(json!({"gpus": [mig, {}]}));
+    let hardware = run(&fake);
+    let before = wait(&hardware, "readings", |state| has_fast(state, 0) && has_fast(state, 1));
+    assert_eq!(before.inventory.gpus[&gpu(0)].mig_devices.len(), 2);
+    // Handle and UUID are still given, and with the third GPU everything is listed anew.
+    fake.update(|state| {
+        state["gpus"][0]["fail"] = json!({"nvmlDeviceGetMigMode": 15});
+        state["gpus"].as_array_mut().unwrap().push(json!({}));
+    });
+    let state = wait(&hardware, "the new GPU", |state| has_fast(state, 2));
+    let (known, now) = (&before.inventory.gpus[&gpu(0)], &state.inventory.gpus[&gpu(0)]);
+    assert_eq!((&now.mig_devices, now.mig_enabled), (&known.mig_devices, Some(true)));
+    fake.update(|state| state["gpus"][0]["fail"] = json!({}));
+    let state = wait(&hardware, "all of it", |state| state.inventory.gpus[&gpu(0)].present);
+    assert_eq!(state.inventory.gpus[&gpu(0)].mig_devices, known.mig_devices);
+    hardware.stop();
+}
+
+#[test]
+fn a_library_that_does_not_load_says_why() {
+    let fake = FakeNvml::start(machine(1));
+    std::fs::write(fake.library_path(), "not a library").unwrap();
+    let hardware = run(&fake);
+    let state = wait(&hardware, "the problem", |state| state.problem.is_some());
+    let problem = state.problem.as_deref().unwrap();
+    assert!(problem.contains("could not be loaded") && problem.contains("libnvidia-ml.so.1"), "{problem}");
+    hardware.stop();
+}
+
+#[test]
+fn every_tier_shows_what_the_data_file_says() {
+    let fake = FakeNvml::start(json!({"gpus": [{
+        "utilization": {"gpu": 80, "memory": 40, "encoder": 50}, "power_milliwatts": 300_000,
+        "memory": {"used_bytes": 1_073_741_824_u64},
+        "temperatures": {"gpu": 61, "memory": 70, "margin": 26},
+        "power_limits": {"enforced": 650_000},
+        "clocks": {"sm": 1_755, "graphics": 1_755, "memory": 2_619, "video": 1_400},
+        "clock_event_reasons": {
+            "mask": 4, "power_cap_nanoseconds": 2_500_000_000_u64, "hw_thermal_nanoseconds": 7_000_000_000_u64
+        },
+        "performance_state": 2, "fans": [30, 45],
+        "gpm": {"metrics": {"1": 80, "2": 45.5, "3": 20, "10": 33, "5": 12, "12": 7, "248": 1e9, "249": 5e8}},
+        "ecc": {
+            "volatile": {"corrected": 5, "uncorrected": 2, "sram_corrected": 1},
+            "aggregate": {"corrected": 50, "uncorrected": 3}
+        },
+        "remapped_rows": {"correctable": 1, "uncorrectable": 2, "pending": true, "max": 639, "high": 1},
+        "retired_pages": {"single_bit": [4096, 8192], "double_bit": [], "pending": true},
+        "pcie": {"generation": 4, "width": 8, "replay": 9, "tx_bytes": 111, "rx_bytes": 222, "correctable_errors": 3},
+        "nvlink": {"links": 4, "down": [3], "data_tx_kib": 10, "data_rx_kib": 20, "crc_errors": 2},
+        "recovery_action": 1
+    }]}));
+    let hardware = run(&fake);
+    let state = wait(&hardware, "a second GPM sample", |state| {
+        let medium = state.readings.get(&gpu(0)).and_then(|readings| readings.medium.as_ref());
+        medium.is_some_and(|medium| medium.value.gpm.sm_active.is_some())
+    });
+    let shown = readings(&state, 0);
+    let fast = &shown.fast.as_ref().unwrap().value;
+    assert_eq!((fast.utilization_ratio, fast.power_watts), (Some(0.8), Some(300.0)));
+
+    let medium = &shown.medium.as_ref().unwrap().value;
+    let used = 1_073_741_824;
+    let (reserved, total) = (655_360_000, 85_520_809_984);
+    assert_eq!(medium.memory, Some(MemoryUse { used, free: total - reserved - used, reserved: Some(reserved), total }));
+    assert_eq!((medium.gpu_temperature_celsius, medium.memory_temperature_celsius), (Some(61.0), Some(70.0)));
+    assert_eq!((medium.temperature_margin_celsius, medium.power_limit_watts), (Some(26.0), Some(650.0)));
+    assert_eq!((medium.clocks.sm_hertz, medium.clocks.video_hertz), (Some(1.755e9), Some(1.4e9)));
+    assert_eq!((medium.throttled_seconds["sw_power_cap"], medium.throttled_seconds["hw_thermal_slowdown"]), (2.5, 7.0));
+    assert_eq!(medium.throttled_seconds.len(), 5);
+    assert!(medium.clock_events["sw_power_cap"] && !medium.clock_events["idle"]);
+    assert_eq!((medium.performance_state, &medium.fan_speed_ratios[..]), (Some(2), &[0.3, 0.45][..]));
+    assert_eq!((medium.gpm.sm_active, medium.gpm.dram_active), (Some(0.455), Some(0.33)));
+    assert_eq!(medium.gpm.pipes.get("tensor"), Some(&0.12));
+    assert_eq!((medium.gpm.pipes.get("fp32"), medium.gpm.pipes.get("fp64")), (Some(&0.07), None));
+    assert!(medium.sm_cycles.is_some() && medium.sm_active_cycles.is_some());
+
+    let slow = &shown.slow.as_ref().unwrap().value;
+    let ecc: Vec<_> = slow.ecc.iter().map(|ecc| (ecc.location, ecc.corrected, ecc.uncorrected)).collect();
+    assert_eq!(ecc, [("dram", Some(4), Some(2)), ("sram", Some(1), Some(0))]);
+    assert_eq!((slow.ecc_lifetime_corrected, slow.ecc_lifetime_uncorrected), (Some(50), Some(3)));
+    assert_eq!(slow.row_remap, Some(RowRemap { correctable: 1, uncorrectable: 2, pending: true, failed: false }));
+    assert_eq!((slow.row_remap_banks["max"], slow.row_remap_banks["high"]), (639, 1));
+    assert_eq!((slow.retired_pages["single_bit"], slow.retired_pages["double_bit"]), (2, 0));
+    assert_eq!(slow.retired_pages_pending, Some(true));
+    assert_eq!((slow.pcie.replays, slow.pcie.errors.get("correctable")), (Some(9), Some(&3)));
+    assert_eq!((slow.pcie.transmitted_bytes, slow.pcie.received_bytes), (Some(111.0), Some(222.0)));
+    assert_eq!((slow.pcie.link_generation, slow.pcie.link_generation_max), (Some(4), Some(5)));
+    assert_eq!((slow.pcie.link_width_lanes, slow.pcie.link_width_lanes_max), (Some(8), Some(16)));
+    assert_eq!((slow.nvlink.active_links, slow.nvlink.inactive_links), (Some(3), Some(1)));
+    assert_eq!((slow.nvlink.transmitted_bytes, slow.nvlink.received_bytes), (Some(30_720.0), Some(61_440.0)));
+    assert_eq!(slow.nvlink.errors, [("crc", 6), ("recovery", 0), ("replay", 0)].into());
+    assert_eq!(slow.fabric.as_ref().unwrap().state, "completed");
+    assert_eq!(slow.recovery_action, Some(1));
+    assert!(state.errors.is_empty(), "{:?}", state.errors);
+    hardware.stop();
+}
+
+#[test]
+fn totals_follow_the_load() {
+    let fake = FakeNvml::start(json!({"gpus": [{
+        "utilization": {"gpu": 75, "memory": 25, "decoder": 50}, "power_milliwatts": 400_000
+    }]}));
+    let hardware = run(&fake);
+    let state = wait(&hardware, "time to pass", |state| {
+        state.readings.get(&gpu(0)).is_some_and(|readings| readings.totals.energy_joules > Some(800.0))
+    });
+    let totals = &readings(&state, 0).totals;
+    // 800 J at 400 W are two seconds; the newest sample may be a period and a pass old.
+    let seconds = totals.energy_joules.unwrap() / 400.0;
+    let near = |shown: Option<f64>, rate: f64| shown.is_some_and(|shown| (shown - rate * seconds).abs() < 0.3);
+    assert!(near(totals.busy_seconds, 0.75), "{totals:?}");
+    assert!(near(totals.memory_busy_seconds, 0.25), "{totals:?}");
+    assert!(near(totals.engine_busy_seconds.get("decoder").copied(), 0.5), "{totals:?}");
+    assert_eq!(totals.engine_busy_seconds["encoder"], 0.0);
+    assert!(totals.uncovered_seconds < 0.01, "{totals:?}");
+    hardware.stop();
+}
+
+#[test]
+fn a_partitioned_gpu_shows_its_instances_and_their_changes() {
+    let fake = FakeNvml::start(json!({"gpus": [{}, {
+        "utilization": {"gpu": 90}, "memory": {"used_bytes": 300},
+        "mig": {"enabled": true, "instances": [
+            {"gpu_instance": 7, "profile": "1g.10gb", "memory_used_bytes": 100, "gpm": {"metrics": {"2": 50}}},
+            {"gpu_instance": 2, "index": 3, "profile": "3g.40gb", "placement": {"start": 4, "size": 4}, "memory_used_bytes": 200}
+        ]}
+    }]}));
+    let hardware = run(&fake);
+    let state = wait(&hardware, "GPM of an instance", |state| {
+        let medium = state.readings.get(&gpu(1)).and_then(|readings| readings.medium.as_ref());
+        medium.is_some_and(|medium| medium.value.instances.iter().any(|instance| instance.gpm.sm_active.is_some()))
+    });
+    let partitioned = &state.inventory.gpus[&gpu(1)];
+    assert_eq!((partitioned.mig_enabled, partitioned.mig_devices.len()), (Some(true), 2));
+    let small = &partitioned.mig_devices[0];
+    assert_eq!((small.gpu_instance, small.compute_instance, &*small.profile, small.slices), (7, 0, "1g.10gb", 1));
+    assert_eq!((small.profile_id, small.placement_start), (Some(19), Some(0)));
+    let large = &partitioned.mig_devices[1];
+    assert_eq!((small.index, large.index), (0, 3), "the driver's own numbers, gaps and all");
+    assert_eq!(
+        (&*large.profile, large.profile_id, large.placement_start, large.slices),
+        ("3g.40gb", Some(9), Some(4), 3)
+    );
+    let shown = readings(&state, 1);
+    assert_eq!((shown.totals.busy_seconds, shown.fast.as_ref().unwrap().value.utilization_ratio), (None, None));
+    assert!(shown.totals.energy_joules.is_some() && shown.totals.uncovered_seconds == 0.0);
+    let instances = &shown.medium.as_ref().unwrap().value.instances;
+    let used: Vec<_> =
+        instances.iter().map(|one| (one.gpu_instance, one.memory.unwrap().used, one.gpm.sm_active)).collect();
+    assert_eq!(used[0].0, 2);
+    assert_eq!((used[1].0, used[1].1, used[1].2), (7, 100, Some(0.5)));
+
+    let (before, uncovered) = (state.inventory.generation, readings(&state, 0).totals.uncovered_seconds);
+    fake.update(|state| state["gpus"][1]["mig"] = json!({"enabled": false}));
+    let state = wait(&hardware, "the whole GPU", |state| {
+        state.inventory.gpus[&gpu(1)].mig_devices.is_empty() && readings(state, 1).totals.busy_seconds.is_some()
+    });
+    assert!(state.inventory.generation > before);
+    assert_eq!(readings(&state, 0).totals.uncovered_seconds, uncovered, "the other GPU was read without a break");
+    hardware.stop();
+}
+
+#[test]
+fn processes_are_listed_once_each_with_what_is_known_of_them() {
+    let process = |pid: u32, kind: &str, memory: Option<u64>| json!({"pid": pid, "kind": kind, "memory_bytes": memory});
+    let crowd: Vec<Value> = (0..300).map(|pid| process(1000 + pid, "mps", Some(1))).collect();
+    let slice = |pid: u32, gpu_instance: u32| json!({"pid": pid, "memory_bytes": 5, "gpu_instance": gpu_instance, "compute_instance": 0});
+    let mig = json!({"enabled": true, "instances": [{"gpu_instance": 3}, {"gpu_instance": 4}]});
+    let fake = FakeNvml::start(json!({"gpus": [
+        {"processes": [process(20, "compute", Some(9)), process(10, "graphics", None), process(20, "graphics", None)]},
+        {"processes": crowd},
+        {},
+        {"processes": [process(1, "compute", None)], "fail": {"nvmlDeviceGetGraphicsRunningProcesses_v3": 4}},
+        {"processes": [process(1, "compute", None)], "fail": {"nvmlDeviceGetMPSComputeRunningProcesses_v3": 3}},
+        {"mig": mig, "processes": [slice(7, 3), slice(7, 4)]},
+        {"function_not_found": ["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"]},
+        {"processes": [process(1, "graphics", None)], "function_not_found": [
+            "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3",
+            "nvmlDeviceGetMPSComputeRunningProcesses_v3"
+        ]}
+    ]}));
+    let mut driver = NvmlDriver::new(search(&fake));
+    let record = driver.call_record();
+    let session = driver.open().unwrap();
+    let mut readers: Vec<_> = (0..8).map(|index| session.reader(&gpu(index)).unwrap()).collect();
+    let mut listed = |index: usize| readers[index].read(ALL, at(0)).medium.unwrap().processes;
+    let alone = |pid, memory_bytes| DeviceProcess { pid, gpu_instance: None, compute_instance: None, memory_bytes };
+    let on = |pid, instance| DeviceProcess {
+        pid,
+        gpu_instance: Some(instance),
+        compute_instance: Some(0),
+        memory_bytes: Some(5),
+    };
+    assert_eq!(listed(0), Some(vec![alone(10, None), alone(20, Some(9))]));
+    assert_eq!(listed(1).map(|all| all.len()), Some(300), "asked again with more room");
+    assert_eq!(listed(2), Some(vec![]));
+    assert_eq!((listed(3), listed(3)), (None, None), "half a list is none");
+    assert_eq!(record.call_statistics()["nvmlDeviceGetGraphicsRunningProcesses_v3"].codes["no_permission"], 1);
+    assert_eq!(listed(4), Some(vec![alone(1, None)]), "a driver without MPS");
+    assert_eq!(listed(5), Some(vec![on(7, 3), on(7, 4)]));
+    assert_eq!(listed(6), None);
+    assert_eq!(listed(7), Some(vec![alone(1, None)]), "a driver with the second version alone");
+}
+
+#[test]
+fn a_partitioned_gpu_that_tells_nothing_is_asked_by_instance() {
+    let fake = FakeNvml::start(json!({"gpus": [{
+        "fail": {"nvmlDeviceGetGraphicsRunningProcesses_v3": 4},
+        "mig": {"enabled": true, "instances": [{"gpu_instance": 3}, {"gpu_instance": 4}]},
+        "processes": [{"pid": 7, "gpu_instance": 4, "compute_instance": 0}]
+    }]}));
+    let mut driver = NvmlDriver::new(search(&fake));
+    let session = driver.open().unwrap();
+    let mut reader = session.reader(&gpu(0)).unwrap();
+    for second in 0..2 {
+        let processes = reader.read(ALL, at(second)).medium.unwrap().processes;
+        let process = DeviceProcess { pid: 7, gpu_instance: Some(4), compute_instance: Some(0), memory_bytes: None };
+        assert_eq!(processes, Some(vec![process]));
+    }
+}
+
+#[test]
+fn what_each_process_does_is_integrated() {
+    let working = |first: u32, second: u32| json!([{"pid": 10, "sm": first}, {"pid": 11, "sm": second}, {"pid": 12}, {"pid": 13, "sm": 4_000_000_000_u32}]);
+    let fake = FakeNvml::start(json!({"gpus": [
+        {"processes": working(60, 20), "samples": {"period_microseconds": 50_000}},
+        {"mig": {"enabled": true, "instances": [{}]}, "processes": [{"pid": 10, "sm": 50}]},
+        {}
+    ]}));
+    let hardware = run(&fake);
+    let worked = |state: &HardwareState, pid: u32| {
+        let process = readings(state, 0).totals.process_sm_seconds.as_ref()?.get(&pid)?;
+        Some((process.sm_seconds, readings(state, 0).totals.through))
+    };
+    let state = wait(&hardware, "work", |state| has_fast(state, 0) && worked(state, 11).is_some());
+    let (begin, since) = worked(&state, 10).unwrap();
+    let other = worked(&state, 11).unwrap().0;
+    let state = wait(&hardware, "more of it", |state| worked(state, 10).is_some_and(|(now, _)| now > begin + 0.6));
+    let (now, until) = worked(&state, 10).unwrap();
+    let elapsed = until.since(since).as_secs_f64();
+    assert!(((now - begin) - 0.6 * elapsed).abs() < 0.12, "{} SM-seconds in {elapsed} s", now - begin);
+    let ratio = (worked(&state, 11).unwrap().0 - other) / (now - begin);
+    assert!((ratio - 1.0 / 3.0).abs() < 0.03, "{ratio}");
+    assert_eq!((worked(&state, 12), worked(&state, 13)), (None, None), "an idle one, and one that a driver made up");
+    assert_eq!(readings(&state, 1).totals.process_sm_seconds, None, "partitioned: nobody says");
+    assert_eq!(readings(&state, 2).totals.process_sm_seconds, Some([].into()), "nobody works");
+    // Never more than the device, whatever they claim together.
+    fake.update(|state| state["gpus"][0]["processes"] = working(90, 90));
+    let sum = |state: &HardwareState| worked(state, 10).zip(worked(state, 11)).map_or(0.0, |(one, two)| one.0 + two.0);
+    let before = wait(&hardware, "the new load", |state| sum(state) > now);
+    let after = wait(&hardware, "more of that", |state| sum(state) > sum(&before) + 0.5);
+    let elapsed = readings(&after, 0).totals.through.since(readings(&before, 0).totals.through).as_secs_f64();
+    assert!(sum(&after) - sum(&before) < elapsed + 0.15, "{} in {elapsed} s", sum(&after) - sum(&before));
+    hardware.stop();
+}
+
+#[test]
+fn a_missing_library_is_named_and_found_when_it_comes() {
+    let fake = FakeNvml::start(machine(1));
+    let hidden = fake.folder().join("hidden");
+    std::fs::rename(fake.library_path(), &hidden).unwrap();
+    let hardware = run(&fake);
+    let state = wait(&hardware, "the problem", |state| state.problem.is_some());
+    let problem = state.problem.as_deref().unwrap();
+    assert!(
+        problem.contains(&*fake.library_path().to_string_lossy()) && problem.contains("--nvml-library"),
+        "{problem}"
+    );
+    std::fs::rename(hidden, fake.library_path()).unwrap();
+    let state = wait(&hardware, "readings", |state| has_fast(state, 0));
+    assert_eq!(state.problem, None);
+    assert!(state.errors["dlopen"]["library_not_found"] >= 1);
+    hardware.stop();
+}
+
+#[test]
+fn a_driver_that_is_not_loaded_says_so() {
+    let fake = FakeNvml::start(json!({"init": 9, "gpus": [{}]}));
+    let hardware = run(&fake);
+    let state = wait(&hardware, "the problem", |state| state.problem.is_some());
+    assert!(state.problem.as_deref().unwrap().contains("driver_not_loaded"), "{:?}", state.problem);
+    fake.update(|state| state["init"] = json!(0));
+    wait(&hardware, "readings", |state| has_fast(state, 0));
+    hardware.stop();
+}
+
+#[test]
+fn failing_calls_cost_their_own_values() {
+    let fake = FakeNvml::start(json!({
+        "function_not_found": [
+            "nvmlDeviceGetTemperatureV", "nvmlDeviceGetMarginTemperature", "nvmlDeviceGetMemoryInfo_v2",
+            "nvmlDeviceGetCurrentClocksEventReasons"
+        ],
+        "gpus": [{
+            "utilization": {"gpu": 50}, "samples": {"silent": true}, "clock_event_reasons": {"mask": 1},
+            "fail": {
+                "nvmlDeviceGetPowerUsage": 999, "nvmlDeviceGetTemperature": 999, "nvmlDeviceGetFieldValues": 10,
+                "nvmlDeviceGetSerial": 4, "nvmlDeviceGetClockInfo": 10, "nvmlGpmSampleGet": 999,
+                "nvmlDeviceGetTotalEnergyConsumption": 3, "nvmlDeviceGetRemappedRows": 4,
+                "nvmlDeviceGetNvLinkState": 999,
+                "nvmlDeviceGetMemoryErrorCounter": 3, "nvmlDeviceGetPcieReplayCounter": 14
+            }
+        }, {"fail": {"*": 999, "nvmlDeviceGetHandleByIndex_v2": 0, "nvmlDeviceGetUUID": 0}}]
+    }));
+    let hardware = run(&fake);
+    let state = wait(&hardware, "half a second of use", |state| {
+        state.readings.get(&gpu(0)).is_some_and(|readings| readings.totals.busy_seconds > Some(0.25))
+    });
+    let shown = readings(&state, 0);
+    let fast = &shown.fast.as_ref().unwrap().value;
+    assert_eq!((fast.utilization_ratio, fast.power_watts), (Some(0.5), None));
+    let medium = &shown.medium.as_ref().unwrap().value;
+    let memory = medium.memory.unwrap();
+    assert_eq!((memory.reserved, memory.used), (None, 655_360_000));
+    assert_eq!((medium.gpu_temperature_celsius, medium.temperature_margin_celsius), (None, None));
+    assert_eq!((medium.clocks.sm_hertz, medium.throttled_seconds.len()), (None, 0));
+    assert!(medium.clock_events["idle"] && medium.power_limit_watts == Some(700.0));
+    let slow = &shown.slow.as_ref().unwrap().value;
+    assert_eq!((slow.row_remap, slow.pcie.replays, slow.pcie.link_generation), (None, None, Some(5)));
+    assert!(slow.ecc.is_empty() && slow.nvlink.active_links.is_none() && slow.recovery_action.is_none());
+    assert!(state.errors["nvmlDeviceGetPowerUsage"]["unknown"] >= 1);
+    assert!(state.errors["nvmlDeviceGetPcieReplayCounter"]["corrupted_inforom"] >= 1);
+    let unsupported = state
+        .errors
+        .get("nvmlDeviceGetTotalEnergyConsumption")
+        .is_some_and(|codes| codes.contains_key("not_supported"));
+    assert!(!unsupported, "unsupported is no error");
+    // Nothing at all gets through to the second one.
+    assert!(readings(&state, 1).lost && !has_fast(&state, 1));
+    assert_eq!(state.problem, None);
+    hardware.stop();
+}
+
+#[test]
+fn whichever_half_of_the_calls_fails_the_other_half_is_read() {
+    let mig = json!({"mig": {"enabled": true, "instances": [{}, {}]}});
+    let whole = FakeNvml::start(json!({"gpus": [{}, mig]}));
+    let mut driver = NvmlDriver::new(search(&whole));
+    let names: Vec<_> = {
+        let session = driver.open().unwrap();
+        session.inventory().unwrap();
+        for index in 0..2 {
+            session.reader(&gpu(index)).unwrap().read(ALL, at(1));
+        }
+        driver.call_record().call_statistics().into_keys().collect()
+    };
+    assert!(names.len() > 40, "{names:?}");
+    // Without these there is no GPU to read.
+    let needed = ["nvmlInit_v2", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"];
+    for (code, half) in [10, 999, 3, 2, 21, 7].into_iter().flat_map(|code| [(code, 0), (code, 1)]) {
+        let failing = names.iter().enumerate().filter(|(at, name)| at % 2 == half && !needed.contains(name));
+        let failing: Value = failing.map(|(_, name)| ((*name).to_owned(), json!(code))).collect();
+        let fake = FakeNvml::start(json!({"fail": failing, "gpus": [{}, mig]}));
+        let session = NvmlDriver::new(search(&fake)).open().unwrap();
+        let _ = session.inventory();
+        for index in 0..2 {
+            let mut reader = session.reader(&gpu(index)).unwrap();
+            for second in 1..4 {
+                let pass = reader.read(ALL, at(second));
+                assert_eq!(pass.verdict, Verdict::Answers, "{failing}");
+                let (medium, slow) = (pass.medium.unwrap(), pass.slow.unwrap());
+                let fails = |name: &str| failing.get(name).is_some();
+                assert_eq!(medium.power_limit_watts.is_none(), fails("nvmlDeviceGetEnforcedPowerLimit"));
+                assert_eq!(medium.clocks.sm_hertz.is_none(), fails("nvmlDeviceGetClockInfo"));
+                assert_eq!(slow.pcie.replays.is_none(), fails("nvmlDeviceGetPcieReplayCounter"));
+            }
+        }
+    }
+}
+
+#[test]
+fn without_an_energy_counter_power_is_integrated() {
+    let fake = FakeNvml::start(json!({"gpus": [{
+        "power_milliwatts": 500_000, "fail": {"nvmlDeviceGetTotalEnergyConsumption": 3}
+    }]}));
+    let hardware = run(&fake);
+    let joules = |state: &HardwareState| state.readings.get(&gpu(0)).and_then(|readings| readings.totals.energy_joules);
+    let first = wait(&hardware, "the first joules", |state| joules(state) > Some(0.0));
+    let later = wait(&hardware, "500 J more", |state| joules(state) > joules(&first).map(|joules| joules + 500.0));
+    let seconds = readings(&later, 0).totals.through.since(readings(&first, 0).totals.through).as_secs_f64();
+    let watts = (joules(&later).unwrap() - joules(&first).unwrap()) / seconds;
+    assert!((350.0..650.0).contains(&watts), "{watts} W over {seconds} s");
+    hardware.stop();
+}
+
+#[test]
+fn a_lost_gpu_leaves_the_others_and_returns() {
+    let fake = FakeNvml::start(machine(3));
+    let hardware = run(&fake);
+    wait(&hardware, "readings of all", |state| (0..3).all(|index| has_fast(state, index)));
+    fake.update(|state| state["gpus"][1]["lost"] = json!(true));
+    let state = wait(&hardware, "the loss", |state| readings(state, 1).lost);
+    assert!(!has_fast(&state, 1) && has_fast(&state, 0) && has_fast(&state, 2));
+    assert!(!state.inventory.gpus[&gpu(1)].present);
+    assert!(state.errors.values().any(|codes| codes.contains_key("gpu_is_lost")), "{:?}", state.errors);
+    fake.update(|state| state["gpus"][1]["lost"] = json!(false));
+    let state = wait(&hardware, "the return", |state| has_fast(state, 1));
+    assert!(state.inventory.gpus[&gpu(1)].present && !readings(&state, 1).lost);
+    hardware.stop();
+}
+
+#[test]
+fn a_gpu_lost_from_the_start_appears_when_it_answers() {
+    let fake = FakeNvml::start(json!({"gpus": [{}, {"lost": true}]}));
+    let hardware = run(&fake);
+    let state = wait(&hardware, "readings", |state| has_fast(state, 0));
+    assert_eq!(state.inventory.gpus.len(), 1);
+    fake.update(|state| state["gpus"][1]["lost"] = json!(false));
+    wait(&hardware, "the second GPU", |state| has_fast(state, 1));
+    hardware.stop();
+}
+
+#[test]
+fn a_call_that_hangs_costs_one_gpu() {
+    let fake = FakeNvml::start(machine(2));
+    let hardware = run(&fake);
+    wait(&hardware, "readings of all", |state| (0..2).all(|index| has_fast(state, index)));
+    fake.update(|state| state["gpus"][0]["hang"] = json!(["nvmlDeviceGetPowerUsage"]));
+    let state = wait(&hardware, "the mark", |state| readings(state, 0).stuck);
+    assert!(!has_fast(&state, 0) && has_fast(&state, 1) && state.collectors["fast"].stuck);
+    let through = readings(&state, 1).totals.through;
+    wait(&hardware, "the other going on", |state| readings(state, 1).totals.through > through);
+    fake.update(|state| state["gpus"][0]["hang"] = json!([]));
+    let state = wait(&hardware, "the return", |state| has_fast(state, 0));
+    assert!(!readings(&state, 0).stuck);
+    hardware.stop();
+}
+
+#[test]
+fn a_gpu_that_hangs_from_the_start_hides_no_other() {
+    let fake = FakeNvml::start(json!({"gpus": [{"hang": ["nvmlDeviceGetName"]}, {}]}));
+    let settings = Settings { watchdog: Duration::from_secs(10), ..quick() };
+    let hardware = start(Box::new(NvmlDriver::new(search(&fake))), settings, Clock::start());
+    let state = wait(&hardware, "the other GPU", |state| has_fast(state, 1));
+    assert_eq!(state.inventory.gpus.len(), 1);
+    assert!(state.errors["nvmlDeviceGetHandleByIndex_v2"]["stuck"] >= 1);
+    fake.update(|state| state["gpus"][0]["hang"] = json!([]));
+    wait(&hardware, "both", |state| has_fast(state, 0) && has_fast(state, 1));
+    hardware.stop();
+}
+
+#[test]
+fn a_layout_check_that_hangs_stops_no_reading() {
+    let fake = FakeNvml::start(machine(2));
+    let hardware = run(&fake);
+    wait(&hardware, "readings", |state| has_fast(state, 0));
+    fake.update(|state| state["hang"] = json!(["nvmlDeviceGetCount_v2"]));
+    let through = |state: &HardwareState| readings(state, 0).totals.through;
+    let begin = through(&hardware.watch().borrow());
+    let later = |state: &HardwareState| through(state).since(begin) > Duration::from_secs(1);
+    let state = wait(&hardware, "more than the watchdog's patience", later);
+    assert!(has_fast(&state, 0) && has_fast(&state, 1) && !readings(&state, 0).stuck);
+    fake.update(|state| {
+        state["hang"] = json!([]);
+        state["gpus"] = json!([{}, {}, {}]);
+    });
+    wait(&hardware, "the new GPU", |state| has_fast(state, 2));
+    hardware.stop();
+}
+
+#[test]
+fn a_hanging_driver_start_is_explained() {
+    let fake = FakeNvml::start(json!({"hang": ["nvmlInit_v2"], "gpus": [{}]}));
+    let hardware = run(&fake);
+    let state = wait(&hardware, "the problem", |state| state.problem.is_some());
+    assert!(state.problem.as_deref().unwrap().contains("has not come back"), "{:?}", state.problem);
+    fake.update(|state| state["hang"] = json!([]));
+    wait(&hardware, "readings", |state| has_fast(state, 0) && state.problem.is_none());
+    hardware.stop();
+}
+
+#[test]
+fn throttle_counters_keep_their_meaning_over_a_driver_upgrade() {
+    let fake = FakeNvml::start(json!({"driver_version": "580.65.06", "gpus": [{
+        "energy_millijoules": 900_000_000, "clock_event_reasons": {
+            "sw_thermal_nanoseconds": 1_000_000_000_u64, "hw_thermal_nanoseconds": 2_000_000_000_u64,
+            "hw_power_brake_nanoseconds": 3_000_000_000_u64
+        }
+    }]}));
+    let hardware = run(&fake);
+    let throttled = |state: &HardwareState, reason: &str| {
+        let medium = readings(state, 0).medium.as_ref()?;
+        medium.value.throttled_seconds.get(reason).copied()
+    };
+    let state = wait(&hardware, "readings", |state| has_fast(state, 0));
+    let seen = |state: &HardwareState| {
+        ["sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"].map(|reason| throttled(state, reason))
+    };
+    assert_eq!(seen(&state), [Some(1.0), Some(2.0), Some(3.0)]);
+    fake.update(|state| {
+        state["generation"] = json!(2);
+        state["driver_version"] = json!("580.95.05");
+        state["gpus"][0]["clock_event_reasons"]["hw_thermal_nanoseconds"] = json!(500_000_000);
+    });
+    let state = wait(&hardware, "the new driver", |state| {
+        let driver = state.inventory.driver.as_ref();
+        driver.is_some_and(|driver| &*driver.driver_version == "580.95.05") && readings(state, 0).medium.is_some()
+    });
+    assert_eq!(seen(&state), [Some(1.0), Some(2.5), Some(3.0)]);
+    assert!(readings(&state, 0).totals.energy_joules < Some(10_000.0), "{:?}", readings(&state, 0).totals);
+    hardware.stop();
+}
+
+#[test]
+fn an_average_second_costs_few_calls() {
+    for state in [
+        machine(1),
+        json!({"gpus": [{"samples": {"silent": true}, "fans": [30, 40]}]}),
+        json!({"gpus": [{"mig": {"enabled": true, "instances": vec![json!({}); 7]}}]}),
+        json!({"gpus": [{"fail": {"nvmlDeviceGetTotalEnergyConsumption": 3}}]}),
+    ] {
+        let fake = FakeNvml::start(state.clone());
+        let mut driver = NvmlDriver::new(search(&fake));
+        let record = driver.call_record();
+        let session = driver.open().unwrap();
+        session.inventory().unwrap();
+        let mut reader = session.reader(&gpu(0)).unwrap();
+        reader.read(ALL, at(0));
+        reader.read(ALL, at(1));
+        let cost = |work: &mut dyn FnMut()| {
+            let count = || record.call_statistics().values().map(|call| call.count).sum::<u64>();
+            let before = count();
+            work();
+            f64::from(u32::try_from(count() - before).unwrap())
+        };
+        let fast = cost(&mut || assert_eq!(reader.read(Due::default(), at(2)).verdict, Verdict::Answers));
+        let medium = cost(&mut || drop(reader.read(Due { medium: true, slow: false }, at(3)))) - fast;
+        let slow = cost(&mut || drop(reader.read(Due { medium: false, slow: true }, at(4)))) - fast;
+        let layout = cost(&mut || assert!(!session.layout_changed()));
+        let average = fast + (medium + layout) / 10.0 + slow / 60.0;
+        // A partitioned GPU: two more for each instance, to know whose second it was.
+        let most = if state["gpus"][0].get("mig").is_some() { 24.0 } else { 12.0 };
+        assert!(average <= most, "{state}: {average} = {fast} + ({medium} + {layout}) / 10 + {slow} / 60");
+        drop((reader, session));
+        let counted: u64 = record.call_statistics().values().map(|call| call.count).sum();
+        assert_eq!(fake.calls().values().sum::<u64>(), counted, "every call goes through the record");
+    }
+}
+
+#[test]
+fn a_gpu_count_that_no_node_has_takes_no_memory_and_is_an_error() {
+    let fake = FakeNvml::start(json!({"gpus": [{}], "gpu_count": u32::MAX}));
+    let session = NvmlDriver::new(search(&fake)).open().unwrap();
+    let failure = session.inventory().unwrap_err();
+    assert_eq!((failure.call, failure.code), ("nvmlDeviceGetCount_v2", "implausible"));
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmPeak:")).unwrap();
+    let kilobytes: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(kilobytes < 2_000_000, "{kilobytes} kB");
+}

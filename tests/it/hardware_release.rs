@@ -1,0 +1,150 @@
+//! Letting go of a driver library that is loaded like the real one, and taking it up again.
+
+use std::fs;
+use std::time::Duration;
+
+use crate::support::fake_nvml::FakeNvml;
+use crate::support::watching::wait;
+use podmeter::clock::Clock;
+use podmeter::hardware::nvml::{LibrarySearch, NvmlDriver};
+use podmeter::hardware::{Hardware, ReleaseError, Settings, start};
+use podmeter::model::{GpuUuid, HardwareState, Released};
+use serde_json::json;
+use tokio::runtime::{Builder, Runtime};
+
+const LONG: Duration = Duration::from_secs(600);
+
+fn run(fake: &FakeNvml) -> Hardware {
+    let settings = Settings {
+        sample_interval: Duration::from_millis(50),
+        medium_interval: Duration::from_millis(100),
+        slow_interval: Duration::from_millis(100),
+        watchdog: Duration::from_millis(700),
+        reopen: (Duration::from_millis(20), Duration::from_millis(100)),
+        sys_root: "/nonexistent".into(),
+        release_limit: Duration::from_secs(3),
+        ..Settings::default()
+    };
+    let search = LibrarySearch { library: Some(fake.library_path()), driver_roots: Vec::new() };
+    start(Box::new(NvmlDriver::new(search)), settings, Clock::start())
+}
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_time().build().unwrap()
+}
+
+fn release(hardware: &Hardware, duration: Duration) -> Result<Released, ReleaseError> {
+    runtime().block_on(hardware.lease().release(duration))
+}
+
+fn gpu(index: usize) -> GpuUuid {
+    GpuUuid::new(format!("GPU-00000000-0000-0000-0000-{index:012}"))
+}
+
+fn reads(state: &HardwareState) -> bool {
+    let hears = state.collectors.get("events").is_some_and(|collector| collector.success);
+    hears && (0..2).all(|index| state.readings.get(&gpu(index)).is_some_and(|readings| readings.medium.is_some()))
+}
+
+/// Mapped into this process, as the kernel sees it.
+fn is_loaded(fake: &FakeNvml) -> bool {
+    fs::read_to_string("/proc/self/maps").unwrap().contains(fake.library_path().to_str().unwrap())
+}
+
+fn holds_device_nodes() -> bool {
+    let links = fs::read_dir("/proc/self/fd").unwrap().flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
+    links.into_iter().any(|path| path.starts_with("/dev") && path.to_string_lossy().contains("nvidia"))
+}
+
+#[test]
+fn a_released_driver_is_closed_unloaded_and_left_alone_until_it_is_resumed() {
+    let fake = FakeNvml::start(json!({"gpus": [{}, {}]}));
+    let hardware = run(&fake);
+    let before = wait(&hardware, "readings", reads);
+    assert!(is_loaded(&fake) && before.released.is_none());
+    let released = release(&hardware, LONG).unwrap();
+
+    let calls = fake.calls();
+    assert_eq!((calls["nvmlInit_v2"], calls["nvmlShutdown"]), (1, 1));
+    assert_eq!((calls["nvmlEventSetCreate"], calls["nvmlEventSetFree"]), (1, 1));
+    assert!(calls["nvmlGpmSampleAlloc"] > 0);
+    assert_eq!(calls["nvmlGpmSampleAlloc"], calls["nvmlGpmSampleFree"]);
+    assert!(!is_loaded(&fake), "shut down, and still in memory");
+
+    let state = wait(&hardware, "the release", |state| state.released == Some(released));
+    assert_eq!(released.until.monotonic.since(released.since.monotonic), LONG);
+    assert!(state.problem.as_deref().unwrap().contains("/resume"), "{:?}", state.problem);
+    assert_eq!(state.inventory, before.inventory, "who they are is still known");
+    assert!(state.readings.values().all(|readings| readings.fast.is_none() && readings.medium.is_none()));
+    assert!(state.collectors.values().all(|collector| !collector.success && !collector.stuck));
+
+    // Many times the longest pause between two tries.
+    runtime().block_on(async { tokio::time::sleep(Duration::from_secs(1)).await });
+    assert_eq!(fake.calls(), calls);
+    assert!(!is_loaded(&fake) && !holds_device_nodes());
+
+    runtime().block_on(hardware.lease().resume()).unwrap();
+    let state = wait(&hardware, "readings again", reads);
+    assert_eq!((state.released, state.problem.as_deref()), (None, None));
+    hardware.stop();
+}
+
+#[test]
+fn a_release_ends_by_itself() {
+    let fake = FakeNvml::start(json!({"gpus": [{}, {}]}));
+    let hardware = run(&fake);
+    wait(&hardware, "readings", reads);
+    let released = release(&hardware, Duration::from_millis(300)).unwrap();
+    assert!(!is_loaded(&fake));
+    let state = wait(&hardware, "readings again", reads);
+    assert_eq!(state.released, None);
+    // Asked again while released: the time counts anew, the beginning stays.
+    let first = release(&hardware, LONG).unwrap();
+    let second = release(&hardware, LONG * 2).unwrap();
+    assert!(first.since > released.since && first.since == second.since && second.until > first.until);
+    hardware.stop();
+}
+
+#[test]
+fn a_stuck_call_is_named_and_the_driver_closes_when_it_comes_back() {
+    let fake = FakeNvml::start(json!({"gpus": [{}, {}]}));
+    let hardware = run(&fake);
+    wait(&hardware, "readings", reads);
+    fake.update(|state| state["gpus"][1]["hang"] = json!(["*"]));
+    wait(&hardware, "a stuck call", |state| state.readings[&gpu(1)].stuck);
+    let problem = release(&hardware, LONG).unwrap_err().to_string();
+    assert!(problem.contains("3 s") && problem.contains(gpu(1).as_str()), "{problem}");
+    assert!(!problem.contains(gpu(0).as_str()), "{problem}");
+    let state = hardware.watch().borrow().clone();
+    assert!(state.released.is_some(), "no new call is made");
+    fake.update(|state| state["gpus"][1]["hang"] = json!([]));
+    release(&hardware, LONG).unwrap();
+    assert!(!is_loaded(&fake));
+    runtime().block_on(hardware.lease().resume()).unwrap();
+    wait(&hardware, "readings again", reads);
+    hardware.stop();
+}
+
+#[test]
+fn a_wait_for_events_that_hangs_is_named() {
+    let fake = FakeNvml::start(json!({"gpus": [{}, {}]}));
+    let hardware = run(&fake);
+    wait(&hardware, "readings", reads);
+    fake.update(|state| state["hang"] = json!(["nvmlEventSetWait_v2"]));
+    wait(&hardware, "a stuck wait", |state| state.collectors["events"].stuck);
+    let problem = release(&hardware, LONG).unwrap_err().to_string();
+    assert!(problem.contains("the wait for events"), "{problem}");
+    hardware.stop();
+}
+
+#[test]
+fn whoever_resumes_ends_the_wait_for_a_release() {
+    let fake = FakeNvml::start(json!({"gpus": [{}, {}], "delay": {"nvmlInit_v2": 400}}));
+    let hardware = run(&fake);
+    let lease = hardware.lease();
+    let (released, resumed) = runtime().block_on(async { tokio::join!(lease.release(LONG), lease.resume()) });
+    assert_eq!((released, resumed), (Err(ReleaseError::Resumed), Ok(())));
+    wait(&hardware, "readings", reads);
+    hardware.stop();
+    assert_eq!(runtime().block_on(lease.release(LONG)), Err(ReleaseError::Unavailable));
+}

@@ -1,0 +1,400 @@
+//! The hardware room under a scripted driver: what fails stays where it failed.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use crate::support::watching::wait;
+use podmeter::clock::Clock;
+use podmeter::hardware::{
+    Driver, Due, Failure, Hardware, Integrals, Pass, Problem, Reader, Session, Settings, Verdict, start,
+};
+use podmeter::model::{EccLocation, Fast, Gpu, GpuUuid, HardwareState, Inventory, Medium, Moment, NodeDevices, Slow};
+
+/// What the test has the driver do. Shared by all its parts.
+#[derive(Clone, Default)]
+struct Script(Arc<(Mutex<Acts>, Condvar)>);
+
+#[derive(Default)]
+struct Acts {
+    absent: bool,
+    gpus: Vec<GpuUuid>,
+    verdicts: BTreeMap<GpuUuid, Verdict>,
+    stuck: Option<GpuUuid>,
+    /// What the call says that was stuck.
+    late: Option<Verdict>,
+    sessions: u64,
+    open_sessions: i64,
+    corrected: u64,
+    layout_changed: bool,
+    reads: BTreeMap<GpuUuid, u64>,
+}
+
+impl Script {
+    fn new(gpus: usize) -> Self {
+        let script = Self::default();
+        script.set(|acts| acts.gpus = (0..gpus).map(gpu).collect());
+        script
+    }
+
+    fn set<T>(&self, change: impl FnOnce(&mut Acts) -> T) -> T {
+        let changed = change(&mut self.0.0.lock().unwrap());
+        self.0.1.notify_all();
+        changed
+    }
+}
+
+fn gpu(number: usize) -> GpuUuid {
+    GpuUuid::new(format!("GPU-{number}"))
+}
+
+impl Driver for Script {
+    fn name(&self) -> &'static str {
+        "scripted"
+    }
+
+    fn open(&mut self) -> Result<Box<dyn Session>, Failure> {
+        let script = self.clone();
+        self.set(|acts| {
+            if acts.absent {
+                let reason = "there is no driver".to_owned();
+                return Err(Failure { call: "open", code: "driver_not_loaded", reason, remedy: "install one" });
+            }
+            acts.sessions += 1;
+            acts.open_sessions += 1;
+            Ok(Box::new(ScriptedSession(script)) as Box<dyn Session>)
+        })
+    }
+}
+
+struct ScriptedSession(Script);
+
+impl Session for ScriptedSession {
+    fn inventory(&self) -> Result<(Inventory, Vec<Problem>), Failure> {
+        let describe = |(index, uuid): (usize, &GpuUuid)| {
+            let gpu = Gpu {
+                uuid: uuid.clone(),
+                index: u32::try_from(index).ok(),
+                minor: None,
+                pci_bus_id: None,
+                model: None,
+                architecture: None,
+                compute_capability: None,
+                vbios_version: None,
+                serial: None,
+                numa_node: None,
+                memory_bytes: None,
+                mig_enabled: None,
+                mig_devices: Vec::new(),
+                nvlink_peers: None,
+                mig_slices: None,
+                present: true,
+            };
+            (uuid.clone(), gpu)
+        };
+        let gpus = self.0.set(|acts| {
+            acts.layout_changed = false;
+            acts.gpus.iter().enumerate().map(describe).collect()
+        });
+        Ok((Inventory { gpus, ..Inventory::default() }, Vec::new()))
+    }
+
+    fn reader(&self, gpu: &GpuUuid) -> Result<Box<dyn Reader>, Failure> {
+        Ok(Box::new(ScriptedReader { script: self.0.clone(), gpu: gpu.clone(), last: None }))
+    }
+
+    fn layout_changed(&self) -> bool {
+        self.0.set(|acts| acts.layout_changed)
+    }
+
+    fn node_devices(&self) -> Option<NodeDevices> {
+        Some(NodeDevices { expected: 8, ..NodeDevices::default() })
+    }
+}
+
+impl Drop for ScriptedSession {
+    fn drop(&mut self) {
+        self.0.set(|acts| acts.open_sessions -= 1);
+    }
+}
+
+struct ScriptedReader {
+    script: Script,
+    gpu: GpuUuid,
+    last: Option<Moment>,
+}
+
+impl Reader for ScriptedReader {
+    fn read(&mut self, due: Due, now: Moment) -> Pass {
+        let (acts, changed) = &*self.script.0;
+        let mut acts = acts.lock().unwrap();
+        *acts.reads.entry(self.gpu.clone()).or_default() += 1;
+        let was_stuck = acts.stuck.as_ref() == Some(&self.gpu);
+        while acts.stuck.as_ref() == Some(&self.gpu) {
+            acts = changed.wait(acts).unwrap();
+        }
+        let late = if was_stuck { acts.late.take() } else { None };
+        let verdict = late.or_else(|| acts.verdicts.get(&self.gpu).copied()).unwrap_or_default();
+        if verdict != Verdict::Answers {
+            let code = if acts.gpus.contains(&self.gpu) { "gpu_is_lost" } else { "not_found" };
+            let problems = vec![Problem { call: "read", code }];
+            return Pass { verdict, problems, ..Pass::default() };
+        }
+        let elapsed = self.last.replace(now).map_or(0.0, |last| now.monotonic.since(last.monotonic).as_secs_f64());
+        let corrected = Some(acts.corrected);
+        Pass {
+            verdict,
+            integrals: Integrals { busy_seconds: Some(elapsed), ..Integrals::default() },
+            fast: Some(Fast { utilization_ratio: Some(1.0), power_watts: Some(100.0) }),
+            medium: due.medium.then(Medium::default),
+            slow: due.slow.then(|| Slow {
+                ecc: vec![EccLocation { location: "dram", corrected, uncorrected: None }],
+                ..Slow::default()
+            }),
+            ..Pass::default()
+        }
+    }
+}
+
+/// Everything a hundred times faster than on a node, but for the watchdog's patience.
+fn quick() -> Settings {
+    Settings {
+        sample_interval: Duration::from_millis(20),
+        medium_interval: Duration::from_millis(60),
+        slow_interval: Duration::from_millis(60),
+        watchdog: Duration::from_millis(500),
+        reopen: (Duration::from_millis(10), Duration::from_millis(40)),
+        lost_retry: (Duration::from_millis(20), Duration::from_millis(40)),
+        sys_root: "/nonexistent".into(),
+        ..Settings::default()
+    }
+}
+
+fn run(script: &Script) -> Hardware {
+    start(Box::new(script.clone()), quick(), Clock::start())
+}
+
+fn has_fast(state: &HardwareState, number: usize) -> bool {
+    state.readings.get(&gpu(number)).is_some_and(|readings| readings.fast.is_some())
+}
+
+fn busy(state: &HardwareState, number: usize) -> f64 {
+    state.readings[&gpu(number)].totals.busy_seconds.unwrap()
+}
+
+#[test]
+fn every_tier_is_read_at_the_first_pass() {
+    let hardware = run(&Script::new(3));
+    let state = wait(&hardware, "readings of all", |state| (0..3).all(|number| has_fast(state, number)));
+    for readings in state.readings.values() {
+        assert!(readings.medium.is_some() && readings.slow.is_some());
+    }
+    assert_eq!((state.source, state.problem.as_deref()), ("scripted", None));
+    assert_eq!(state.node_devices, Some(NodeDevices { expected: 8, ..NodeDevices::default() }));
+    let tiers: Vec<_> = state.collectors.iter().map(|(tier, collector)| (*tier, collector.success)).collect();
+    assert_eq!(tiers, [("fast", true), ("medium", true), ("slow", true)]);
+    hardware.stop();
+}
+
+#[test]
+fn a_driver_that_comes_later_is_found_and_the_wait_is_explained() {
+    let script = Script::new(1);
+    script.set(|acts| acts.absent = true);
+    let hardware = run(&script);
+    let state = wait(&hardware, "a problem", |state| state.problem.is_some());
+    assert_eq!(state.problem.as_deref(), Some("there is no driver; install one"));
+    assert!(state.readings.is_empty() && state.errors["open"]["driver_not_loaded"] >= 1);
+    script.set(|acts| acts.absent = false);
+    let state = wait(&hardware, "readings", |state| has_fast(state, 0));
+    assert_eq!(state.problem, None);
+    hardware.stop();
+}
+
+#[test]
+fn a_lost_gpu_costs_its_own_readings_and_comes_back() {
+    let script = Script::new(3);
+    let hardware = run(&script);
+    wait(&hardware, "readings of all", |state| (0..3).all(|number| has_fast(state, number)));
+    script.set(|acts| acts.verdicts.insert(gpu(1), Verdict::Lost));
+    let state = wait(&hardware, "the loss", |state| state.readings[&gpu(1)].lost);
+    assert!(!state.readings[&gpu(1)].unlisted, "it is on the list");
+    assert!(!has_fast(&state, 1) && has_fast(&state, 0) && has_fast(&state, 2));
+    assert!(!state.inventory.gpus[&gpu(1)].present && state.inventory.gpus[&gpu(0)].present);
+    let before = busy(&state, 0);
+    wait(&hardware, "the others going on", |state| busy(state, 0) > before + 0.1);
+    assert_eq!(script.set(|acts| acts.sessions), 1);
+    script.set(|acts| acts.verdicts.clear());
+    let state = wait(&hardware, "the return", |state| has_fast(state, 1));
+    assert!(!state.readings[&gpu(1)].lost && state.inventory.gpus[&gpu(1)].present);
+    assert!(state.readings[&gpu(1)].totals.uncovered_seconds > 0.05);
+    hardware.stop();
+}
+
+#[test]
+fn a_stuck_gpu_is_marked_and_the_others_go_on() {
+    let script = Script::new(2);
+    let hardware = run(&script);
+    wait(&hardware, "readings of all", |state| (0..2).all(|number| has_fast(state, number)));
+    script.set(|acts| acts.stuck = Some(gpu(0)));
+    let state = wait(&hardware, "the mark", |state| state.readings[&gpu(0)].stuck);
+    assert!(!has_fast(&state, 0) && has_fast(&state, 1));
+    assert!(state.readings[&gpu(0)].medium.is_none() && state.readings[&gpu(0)].slow.is_none());
+    assert!(state.collectors["fast"].stuck);
+    let (reads, before) = (script.set(|acts| acts.reads[&gpu(0)]), busy(&state, 1));
+    wait(&hardware, "the other going on", |state| busy(state, 1) > before + 0.2);
+    assert_eq!(script.set(|acts| acts.reads[&gpu(0)]), reads, "a second call was piled onto the stuck GPU");
+    script.set(|acts| acts.stuck = None);
+    let state = wait(&hardware, "the return", |state| has_fast(state, 0));
+    assert!(!state.readings[&gpu(0)].stuck && !state.collectors["fast"].stuck);
+    // The same reader goes on; it has integrated over the hung call, and the totals have not.
+    let state = wait(&hardware, "the end of the gap", |state| state.readings[&gpu(0)].totals.gaps.seconds > 0.0);
+    let totals = &state.readings[&gpu(0)].totals;
+    assert!(totals.gaps.seconds >= 0.5 && totals.gaps.seconds <= totals.uncovered_seconds, "{totals:?}");
+    let known = totals.busy_seconds.unwrap() + totals.uncovered_seconds;
+    assert!(known <= totals.through.as_duration().as_secs_f64() + 1e-6, "{totals:?}");
+    hardware.stop();
+}
+
+#[test]
+fn a_gpu_that_answers_after_the_first_round_is_not_kept_for_the_next() {
+    let script = Script::new(2);
+    script.set(|acts| acts.stuck = Some(gpu(1)));
+    let minutes = Duration::from_secs(600);
+    let settings = Settings { sample_interval: minutes, medium_interval: minutes, watchdog: minutes, ..quick() };
+    let hardware = start(Box::new(script.clone()), settings, Clock::start());
+    let state = wait(&hardware, "the first round", |state| has_fast(state, 0));
+    let readings = &state.readings[&gpu(1)];
+    assert!(readings.asked.is_some() && !readings.stuck && readings.fast.is_none());
+    script.set(|acts| acts.stuck = None);
+    let state = wait(&hardware, "the straggler", |state| has_fast(state, 1));
+    assert!(state.readings[&gpu(1)].asked.is_none());
+    hardware.stop();
+}
+
+#[test]
+fn only_a_driver_that_was_away_has_been_loaded_anew() {
+    let script = Script::new(2);
+    let hardware = run(&script);
+    let state = wait(&hardware, "readings", |state| has_fast(state, 1));
+    assert_eq!(state.driver_loads, 1);
+    script.set(|acts| acts.verdicts = [(gpu(1), Verdict::SessionOver)].into());
+    wait(&hardware, "the end", |state| state.problem.is_some());
+    script.set(|acts| acts.verdicts.clear());
+    let state = wait(&hardware, "readings again", |state| has_fast(state, 1) && state.problem.is_none());
+    assert!(state.sessions >= 2);
+    assert_eq!(state.driver_loads, 1);
+    script.set(|acts| {
+        acts.absent = true;
+        acts.verdicts = [(gpu(1), Verdict::SessionOver)].into();
+    });
+    wait(&hardware, "a refusal", |state| state.errors.contains_key("open"));
+    script.set(|acts| {
+        acts.absent = false;
+        acts.verdicts.clear();
+    });
+    let state = wait(&hardware, "readings again", |state| has_fast(state, 1));
+    assert_eq!(state.driver_loads, 2);
+    hardware.stop();
+}
+
+#[test]
+fn a_session_that_is_over_is_opened_again_and_no_counter_falls() {
+    let script = Script::new(2);
+    script.set(|acts| acts.corrected = 7);
+    let hardware = run(&script);
+    let ecc =
+        |state: &HardwareState| state.readings[&gpu(0)].slow.as_ref().and_then(|slow| slow.value.ecc[0].corrected);
+    let state = wait(&hardware, "readings", |state| has_fast(state, 0) && busy(state, 0) > 0.1);
+    assert_eq!(ecc(&state), Some(7));
+    let before = busy(&state, 0);
+    script.set(|acts| {
+        acts.corrected = 2;
+        acts.verdicts.insert(gpu(1), Verdict::SessionOver);
+    });
+    let state = wait(&hardware, "the end", |state| state.problem.is_some());
+    assert!(!has_fast(&state, 0) && !state.collectors["fast"].success);
+    assert!(busy(&state, 0) >= before);
+    script.set(|acts| acts.verdicts.clear());
+    let state = wait(&hardware, "readings again", |state| has_fast(state, 0));
+    assert_eq!((ecc(&state), state.problem.as_deref()), (Some(9), None));
+    let (sessions, open) = script.set(|acts| (acts.sessions, acts.open_sessions));
+    assert!(sessions >= 2 && open == 1, "{sessions} sessions, {open} open");
+    assert!(state.inventory.generation >= 2);
+    hardware.stop();
+}
+
+#[test]
+fn a_call_that_comes_back_late_does_not_end_todays_session() {
+    let script = Script::new(2);
+    let hardware = run(&script);
+    wait(&hardware, "readings of all", |state| (0..2).all(|number| has_fast(state, number)));
+    script.set(|acts| acts.stuck = Some(gpu(0)));
+    wait(&hardware, "the mark", |state| state.readings[&gpu(0)].stuck);
+    script.set(|acts| acts.verdicts = [(gpu(1), Verdict::SessionOver)].into());
+    wait(&hardware, "the end", |state| state.problem.is_some());
+    script.set(|acts| acts.verdicts.clear());
+    let state = wait(&hardware, "the other GPU in a new session", |state| has_fast(state, 1));
+    assert!(state.readings[&gpu(0)].stuck);
+    let sessions = script.set(|acts| {
+        acts.late = Some(Verdict::SessionOver);
+        acts.stuck = None;
+        acts.sessions
+    });
+    wait(&hardware, "the return", |state| has_fast(state, 0));
+    assert_eq!(script.set(|acts| (acts.sessions, acts.open_sessions)), (sessions, 1));
+    hardware.stop();
+}
+
+#[test]
+fn all_gpus_lost_means_a_new_session() {
+    let script = Script::new(2);
+    let hardware = run(&script);
+    wait(&hardware, "readings", |state| has_fast(state, 0));
+    script.set(|acts| acts.verdicts = [(gpu(0), Verdict::Lost), (gpu(1), Verdict::Lost)].into());
+    wait(&hardware, "the explanation", |state| state.problem.as_deref().is_some_and(|text| text.contains("lost")));
+    script.set(|acts| acts.verdicts.clear());
+    let state = wait(&hardware, "readings again", |state| (0..2).all(|number| has_fast(state, number)));
+    assert!(script.set(|acts| acts.sessions) >= 2);
+    assert!(state.inventory.gpus.values().all(|gpu| gpu.present));
+    hardware.stop();
+}
+
+#[test]
+fn a_gpu_that_is_added_or_removed_changes_the_inventory() {
+    let script = Script::new(1);
+    let hardware = run(&script);
+    let state = wait(&hardware, "readings", |state| has_fast(state, 0));
+    let generation = state.inventory.generation;
+    script.set(|acts| {
+        acts.gpus = vec![gpu(0), gpu(1)];
+        acts.layout_changed = true;
+    });
+    let state = wait(&hardware, "the new GPU", |state| has_fast(state, 1));
+    assert!(state.inventory.generation > generation);
+    script.set(|acts| {
+        acts.gpus = vec![gpu(1)];
+        acts.verdicts.insert(gpu(0), Verdict::Lost);
+        acts.layout_changed = true;
+    });
+    let state =
+        wait(&hardware, "the removal", |state| state.readings.get(&gpu(0)).is_some_and(|readings| readings.unlisted));
+    assert!(!state.inventory.gpus[&gpu(0)].present);
+    assert_eq!(state.inventory.visible(), 1);
+    hardware.stop();
+}
+
+#[test]
+fn stopping_closes_the_driver_and_waits_for_no_stuck_call() {
+    let script = Script::new(2);
+    let hardware = run(&script);
+    wait(&hardware, "readings", |state| has_fast(state, 0));
+    hardware.stop();
+    assert_eq!(script.set(|acts| acts.open_sessions), 0);
+
+    let hardware = run(&script);
+    wait(&hardware, "readings", |state| has_fast(state, 0));
+    script.set(|acts| acts.stuck = Some(gpu(0)));
+    wait(&hardware, "the mark", |state| state.readings[&gpu(0)].stuck);
+    hardware.stop();
+    script.set(|acts| acts.stuck = None);
+}

@@ -1,0 +1,441 @@
+//! The one verdict, end to end: from a driver library loaded like the real one to the kubelet, the page and the log of the
+//! started binary, and back.
+
+use crate::support::agent;
+use std::io::Write as _;
+use std::time::{Duration, Instant};
+
+use crate::support::sick_node::{SickNode, eight_gpus, mig, on_gpu, partitioned, slot, uuid};
+use serde_json::{Value, json};
+
+const GPU: &str = "nvidia.com/gpu";
+const SLICE: &str = "nvidia.com/mig-1g.10gb";
+const FOUR_SLOTS: &str = "devicePlugin: {resources: [{kind: nvidia, sharing: {timeSlicing: {replicas: 4}}}]}\n";
+const MIXED: &str = "devicePlugin: {resources: [{kind: nvidia, migStrategy: mixed}]}\n";
+const QUICK: &str = "health: {holdDown: 300ms}\n";
+
+fn shared() -> String {
+    format!("{FOUR_SLOTS}{QUICK}")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_xid_79_takes_every_slot_of_its_gpu_and_a_reload_brings_them_back() {
+    let node = SickNode::start(eight_gpus(), &shared()).await;
+    node.until_unhealthy(GPU, &[]).await;
+    let holder = node.runs("trainer", GPU).await;
+    let sick = (0..8).find(|gpu| holder.starts_with(&uuid(*gpu))).unwrap();
+    node.until_page("the holder", |page| page.count("podmeter_container_allocation_info", &["pod=\"trainer\""]) == 1);
+    node.inject(sick, json!([{"sequence": 1, "xid": 79}]));
+    node.until_unhealthy(GPU, &(0..4).map(|number| slot(sick, number)).collect::<Vec<_>>()).await;
+
+    let page = node.until_page("the verdict", |page| {
+        page.value("podmeter_device_unhealthy_reason", &[&on_gpu(sick), "reason=\"xid\""]) == Some(1.0)
+            && page.value("podmeter_node_devices", &["state=\"schedulable\""]) == Some(7.0)
+    });
+    let counted =
+        |class: &str| page.value("podmeter_xid_errors_total", &[&on_gpu(sick), &format!("class=\"{class}\"")]);
+    assert_eq!((counted("node_reboot"), counted("application")), (Some(1.0), Some(0.0)));
+    assert_eq!(page.value("podmeter_device_healthy", &[&on_gpu(sick)]), Some(0.0));
+    assert_eq!(page.value("podmeter_node_devices", &["state=\"healthy\""]), Some(7.0));
+    let turn = &node.turns()[0];
+    assert_eq!((turn["gpu"].as_str(), turn["reason"].as_str()), (Some(uuid(sick).as_str()), Some("xid")));
+    assert_eq!(turn["holders"], json!([{"namespace": "team", "pod": "trainer", "container": "main"}]));
+    let told = |line: &str| {
+        [" unhealthy ", uuid(sick).as_str(), "team/trainer", "XID 79"].iter().all(|word| line.contains(word))
+    };
+    node.until_page("the line in the log", |_| node.running.log().lines().any(told));
+    let status = node.kubelet.allocated_resources_status("team", "trainer");
+    assert_eq!(status, [("main".to_owned(), GPU.to_owned(), holder, false)]);
+
+    node.reload();
+    node.until_unhealthy(GPU, &[]).await;
+    node.until_page("readings", |page| page.count("podmeter_device_power_watts", &[]) == 8);
+    node.assert_others_never_turned(&[sick]);
+    assert_eq!(node.kubelet.dropped_devices(), []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_xid_of_an_instance_takes_that_mig_device_and_one_of_the_gpu_takes_all() {
+    let node = SickNode::start(partitioned(), &format!("{MIXED}{QUICK}")).await;
+    node.until_unhealthy(SLICE, &[]).await;
+    node.inject(1, json!([{"sequence": 1, "xid": 48, "gpu_instance": 2, "compute_instance": 0}]));
+    let uuids = [0, 1, 2].map(|position| mig(1, position));
+    node.until_unhealthy(SLICE, &uuids[1..2]).await;
+    node.inject(1, json!([{"sequence": 2, "xid": 119}]));
+    node.until_unhealthy(SLICE, &uuids).await;
+    let turned: Vec<Value> = node.turns().iter().map(|turn| turn["mig"].clone()).collect();
+    assert_eq!(turned.iter().filter(|mig| mig.as_str() == Some(uuids[1].as_str())).count(), 1, "{turned:?}");
+    // The driver asks for a reset, gets it, and says so.
+    node.recovery_action(1, 1, 3);
+    node.until_page("the action", |page| {
+        page.value("podmeter_device_recovery_action", &[&on_gpu(1), "action=\"gpu_reset\""]) == Some(1.0)
+    });
+    node.recovery_action(1, 0, 4);
+    node.until_unhealthy(SLICE, &[]).await;
+    node.assert_others_never_turned(&[1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_applications_xid_is_counted_and_nothing_turns() {
+    let node = SickNode::start(eight_gpus(), QUICK).await;
+    node.until_unhealthy(GPU, &[]).await;
+    let lists = node.kubelet.received(GPU).len();
+    node.inject(4, json!([{"sequence": 1, "xid": 13}, {"sequence": 2, "xid": 31, "count": 3}]));
+    let page = node.until_page("the count", |page| {
+        page.value("podmeter_xid_errors_total", &[&on_gpu(4), "class=\"application\""]) == Some(4.0)
+    });
+    assert_eq!(page.count("podmeter_xid_last_timestamp_seconds", &[&on_gpu(4)]), 2);
+    assert_eq!(page.count("podmeter_device_unhealthy_reason", &[]), 0);
+    assert_eq!(node.turns(), Vec::<Value>::new());
+    assert_eq!(node.kubelet.received(GPU).len(), lists);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_storm_of_a_hundred_thousand_events_is_counted_to_the_last_and_leaves_no_busy_loop() {
+    let node = SickNode::start(eight_gpus(), QUICK).await;
+    node.until_unhealthy(GPU, &[]).await;
+    let lists = node.kubelet.received(GPU).len();
+    node.inject(1, json!([{"sequence": 1, "xid": 45, "count": 100_000}]));
+    let counted =
+        |page: &agent::Page| page.value("podmeter_xid_errors_total", &[&on_gpu(1), "class=\"corroborating\""]);
+    node.until_page("the storm", |page| counted(page) >= Some(100_000.0));
+    node.inject(2, json!([{"sequence": 1, "xid": 13}]));
+    let page = node.until_page("an event after it", |page| {
+        page.value("podmeter_xid_errors_total", &[&on_gpu(2), "class=\"application\""]) == Some(1.0)
+    });
+    assert_eq!(counted(&page), Some(100_000.0));
+    assert_eq!(node.turns(), Vec::<Value>::new());
+    assert_eq!(node.kubelet.received(GPU).len(), lists);
+    // The library's own count comes 100 ms late.
+    node.until_page("every wait is counted", |_| node.calls("nvmlEventSetWait_v2") > 100_001);
+    // Whoever spins here takes all of a core; a wait lasts for a second.
+    let (waits, before) = (node.calls("nvmlEventSetWait_v2"), node.processor_seconds());
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let (waits, spent) = (node.calls("nvmlEventSetWait_v2") - waits, node.processor_seconds() - before);
+    assert!(waits < 60 && spent < 2.0, "{waits} waits and {spent} s of processor time in three seconds");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_of_the_driver_turns_nothing() {
+    let node = SickNode::start(eight_gpus(), QUICK).await;
+    node.until_unhealthy(GPU, &[]).await;
+    node.reload();
+    node.until_page("the end of the session", |page| {
+        page.count("podmeter_nvml_errors_total", &["code=\"uninitialized\""]) > 0
+    });
+    node.until_page("readings", |page| page.count("podmeter_device_power_watts", &[]) == 8);
+    assert_eq!(node.turns(), Vec::<Value>::new());
+    node.assert_others_never_turned(&[]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_hangs_for_ever_takes_its_gpu_alone() {
+    let node = SickNode::start(eight_gpus(), "health: {holdDown: 300ms, stuckLimit: 0s}\n").await;
+    node.until_unhealthy(GPU, &[]).await;
+    node.driver.update(|state| state["gpus"][6]["hang"] = json!(["*"]));
+    node.until_unhealthy(GPU, &[uuid(6)]).await;
+    node.until_page("the reason", |page| {
+        page.value("podmeter_device_unhealthy_reason", &[&on_gpu(6), "reason=\"stuck\""]) == Some(1.0)
+    });
+    node.driver.update(|state| state["gpus"][6]["hang"] = json!([]));
+    node.until_unhealthy(GPU, &[]).await;
+    node.assert_others_never_turned(&[6]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gpu_that_was_reset_comes_back_after_the_hold_down() {
+    let node = SickNode::start(eight_gpus(), "health: {holdDown: 2s}\n").await;
+    node.until_unhealthy(GPU, &[]).await;
+    node.driver.update(|state| {
+        state["gpus"][0]["recovery_action"] = json!(1);
+        state["gpus"][0]["events"] = json!([{"sequence": 1, "xid": 119}]);
+    });
+    node.until_unhealthy(GPU, &[uuid(0)]).await;
+    let (xid, action) = ([on_gpu(0), "reason=\"xid\"".into()], [on_gpu(0), "reason=\"recovery_action\"".into()]);
+    let stands = |page: &agent::Page, reason: &[String; 2]| {
+        page.count("podmeter_device_unhealthy_reason", &reason.each_ref().map(String::as_str)) == 1
+    };
+    node.until_page("both reasons", |page| stands(page, &xid) && stands(page, &action));
+    // Nothing comes back with time: the driver still asks for a reset.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(node.unhealthy(GPU), [uuid(0)]);
+    let began = Instant::now();
+    node.recovery_action(0, 0, 2);
+    node.until_unhealthy(GPU, &[]).await;
+    assert!(began.elapsed() >= Duration::from_secs(2), "held down");
+    let turns: Vec<_> = node.turns().iter().map(|turn| turn["to_healthy"].clone()).collect();
+    assert_eq!(turns, [json!(false), json!(true)]);
+    node.assert_others_never_turned(&[0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_gpu_that_answers_again_comes_back() {
+    let node = SickNode::start(eight_gpus(), &shared()).await;
+    node.until_unhealthy(GPU, &[]).await;
+    node.driver.update(|state| state["gpus"][7]["lost"] = json!(true));
+    node.until_unhealthy(GPU, &(0..4).map(|number| slot(7, number)).collect::<Vec<_>>()).await;
+    node.driver.update(|state| state["gpus"][7]["lost"] = json!(false));
+    node.until_unhealthy(GPU, &[]).await;
+    node.assert_others_never_turned(&[7]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_all_gpus_are_lost_the_log_says_so_once() {
+    let node = SickNode::start(eight_gpus(), QUICK).await;
+    node.until_unhealthy(GPU, &[]).await;
+    let lose = |lost: bool| {
+        node.driver.update(|state| {
+            for gpu in state["gpus"].as_array_mut().unwrap() {
+                gpu["lost"] = json!(lost);
+            }
+        });
+    };
+    lose(true);
+    node.until_unhealthy(GPU, &(0..8).map(uuid).collect::<Vec<_>>()).await;
+    let sessions = |hardware: &Value| hardware["sessions"].as_u64().unwrap();
+    let before = sessions(&node.hardware());
+    node.until_page("three more openings", |_| {
+        let hardware = node.hardware();
+        assert!(hardware["problem"].as_str().is_some_and(|problem| problem.contains("lost")), "{hardware}");
+        sessions(&hardware) >= before + 3
+    });
+    let log = node.running.log();
+    let said = |text: &str| log.matches(text).count();
+    assert_eq!(said("no device readings"), 1, "{log}");
+    assert!(said("the driver is open source") <= 2 && said("no longer lists") == 0, "{log}");
+    let row = node.cause(0)["detail"].to_string();
+    assert!(row.contains("lost") && !row.contains("lists"), "{row}");
+    lose(false);
+    node.until_unhealthy(GPU, &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_cannot_be_replaced_takes_the_gpu_for_good() {
+    let mut node = SickNode::start(eight_gpus(), QUICK).await;
+    node.until_unhealthy(GPU, &[]).await;
+    node.driver.update(|state| {
+        state["gpus"][2]["remapped_rows"] = json!({"failure": true});
+        state["gpus"][2]["events"] = json!([{"sequence": 1, "kind": 0x800}]);
+    });
+    node.until_unhealthy(GPU, &[uuid(2)]).await;
+    node.until_page("the reason", |page| {
+        page.value("podmeter_device_unhealthy_reason", &[&on_gpu(2), "reason=\"row_remap_failed\""]) == Some(1.0)
+    });
+    node.reload();
+    node.restart().await;
+    node.until_unhealthy(GPU, &[uuid(2)]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gpu_that_is_sick_at_the_start_is_not_offered_for_a_moment() {
+    let mut machine = eight_gpus();
+    machine["gpus"][5]["recovery_action"] = json!(1);
+    // It says so after the others have been offered.
+    machine["gpus"][5]["delay"] = json!({"nvmlDeviceGetFieldValues": 200});
+    let mut node = SickNode::start(machine, QUICK).await;
+    for start in 1..=3 {
+        node.until_unhealthy(GPU, &[uuid(5)]).await;
+        node.until_page("the reason", |page| {
+            page.value("podmeter_device_unhealthy_reason", &[&on_gpu(5), "reason=\"recovery_action\""]) == Some(1.0)
+        });
+        let lists = node.kubelet.received(GPU);
+        assert!(lists.len() >= start);
+        assert!(lists.iter().any(|list| list.values().filter(|healthy| **healthy).count() == 7), "{lists:?}");
+        assert!(lists.iter().all(|list| !list[&uuid(5)]), "offered: {lists:?}");
+        if start < 3 {
+            node.restart().await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kubelet_that_restarts_is_told_of_a_sick_gpu_in_its_first_list() {
+    let node = SickNode::start(eight_gpus(), QUICK).await;
+    node.until_unhealthy(GPU, &[]).await;
+    node.inject(1, json!([{"sequence": 1, "xid": 119}]));
+    node.until_unhealthy(GPU, &[uuid(1)]).await;
+    let before = node.kubelet.received(GPU).len();
+    node.kubelet.restart().unwrap();
+    node.until_page("a list for the new kubelet", |_| node.kubelet.received(GPU).len() > before);
+    let lists = node.kubelet.received(GPU);
+    assert!(lists[before..].iter().all(|list| !list[&uuid(1)] && list[&uuid(0)]), "{lists:?}");
+    node.until_unhealthy(GPU, &[uuid(1)]).await;
+    node.assert_others_never_turned(&[1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operators_mark_reaches_the_kubelet_and_so_does_its_end() {
+    let node = SickNode::start(eight_gpus(), &shared()).await;
+    node.until_unhealthy(GPU, &[]).await;
+    let answer = node.post("/mark", r#"{"device": "3", "reason": "flickers"}"#);
+    assert_eq!((answer.status, answer.body.as_str()), (200, r#"{"device":"3","marked":true}"#));
+    node.until_unhealthy(GPU, &(0..4).map(|number| slot(3, number)).collect::<Vec<_>>()).await;
+    let page = node.until_page("the reason", |page| {
+        page.value("podmeter_device_unhealthy_reason", &[&on_gpu(3), "reason=\"admin\""]) == Some(1.0)
+    });
+    assert_eq!(page.value("podmeter_device_healthy", &[&on_gpu(3)]), Some(0.0));
+    assert!(node.running.get("/").body.contains("flickers"));
+    assert_eq!(node.post("/mark", r#"{"device": "GPU-none", "reason": "x"}"#).status, 400);
+    assert_eq!(node.running.get("/mark").status, 404, "the open address takes no orders");
+    let body = format!(r#"{{"device": "{}"}}"#, uuid(3));
+    assert_eq!(node.post("/unmark", &body).status, 200);
+    node.until_unhealthy(GPU, &[]).await;
+    node.assert_others_never_turned(&[3]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_lets_the_library_go_and_keeps_every_verdict_until_a_reset() {
+    let node = SickNode::start(eight_gpus(), QUICK).await;
+    node.until_unhealthy(GPU, &[]).await;
+    node.inject(1, json!([{"sequence": 1, "xid": 119}]));
+    node.until_unhealthy(GPU, &[uuid(1)]).await;
+    assert!(node.has_loaded_the_library());
+    let answer = node.post("/release", r#"{"for": "10m"}"#);
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    assert!(!node.has_loaded_the_library());
+    let released = node.until_page("the release", |page| page.value("podmeter_released", &[]) == Some(1.0));
+    assert_eq!(released.count("podmeter_device_power_watts", &[]), 0);
+    assert_eq!(released.value("podmeter_device_healthy", &[&on_gpu(1)]), Some(0.0));
+    assert_eq!(released.value("podmeter_node_devices", &["state=\"healthy\""]), Some(7.0));
+    assert_eq!(node.unhealthy(GPU), [uuid(1)]);
+    let calls = node.driver.calls();
+
+    assert_eq!(node.running.get("/-/healthy").status, 200);
+    assert_eq!(node.driver.calls(), calls, "left alone");
+    // Closed and opened again, nothing has been reset. The fake's counter forgets, unlike a driver's, what came before.
+    node.driver.update(|state| {
+        for gpu in state["gpus"].as_array_mut().unwrap() {
+            gpu["energy_millijoules"] = json!(50_000_000);
+        }
+    });
+    assert_eq!(node.post("/resume", "").status, 200);
+    node.until_page("readings", |page| page.count("podmeter_device_power_watts", &[]) == 8);
+    // Several times the hold-down.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(node.unhealthy(GPU), [uuid(1)]);
+
+    assert_eq!(node.post("/release", "").status, 200);
+    node.reload();
+    assert_eq!(node.post("/resume", "").status, 200);
+    node.until_unhealthy(GPU, &[]).await;
+    node.assert_others_never_turned(&[1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_kernels_log_is_a_second_source() {
+    let devices = tempfile::tempdir().unwrap();
+    let path = devices.path().join("kmsg");
+    std::fs::write(&path, "").unwrap();
+    let config = format!("{FOUR_SLOTS}health: {{holdDown: 300ms, kmsg: on}}\n");
+    let dev_root = ["--dev-root", devices.path().to_str().unwrap()];
+    let node = SickNode::start_with(eight_gpus(), &config, &dev_root).await;
+    node.until_unhealthy(GPU, &[]).await;
+    let mut log = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
+    // It is read from where it ended when podmeter came: written until it is heard.
+    let heard = |page: &agent::Page| {
+        page.value("podmeter_xid_errors_total", &[&on_gpu(4), "class=\"application\""]) >= Some(1.0)
+    };
+    node.until_page("the log is read", |page| {
+        heard(page) || {
+            writeln!(log, "3,1,1,-;NVRM: Xid (PCI:0000:14:00): 31, pid=7, name=python3, x").unwrap();
+            false
+        }
+    });
+    writeln!(log, "3,2,2,-;NVRM: GPU 0000:15:00.0: GPU has fallen off the bus.").unwrap();
+    node.until_unhealthy(GPU, &(0..4).map(|number| slot(5, number)).collect::<Vec<_>>()).await;
+    node.until_page("the source", |page| {
+        page.count("podmeter_xid_last_timestamp_seconds", &[&on_gpu(5), "xid=\"79\"", "source=\"kmsg\""]) == 1
+    });
+    // A second source for what the first has told of: it still counts once.
+    node.inject(5, json!([{"sequence": 1, "xid": 79}]));
+    let page = node.until_page("both sources", |page| {
+        page.count("podmeter_xid_last_timestamp_seconds", &[&on_gpu(5), "xid=\"79\""]) == 2
+    });
+    assert_eq!(page.value("podmeter_xid_errors_total", &[&on_gpu(5), "class=\"node_reboot\""]), Some(1.0));
+    node.assert_others_never_turned(&[5]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn under_manual_recovery_a_gpu_waits_for_an_unmark() {
+    let node = SickNode::start(eight_gpus(), "health: {holdDown: 0s, recovery: manual}\n").await;
+    node.until_unhealthy(GPU, &[]).await;
+    node.inject(1, json!([{"sequence": 1, "xid": 119}]));
+    node.until_unhealthy(GPU, &[uuid(1)]).await;
+    node.reload();
+    node.until_page("the reason has ended", |_| node.cause(1)["clears"].to_string().contains("unmarked"));
+    assert_eq!(node.unhealthy(GPU), [uuid(1)]);
+    assert_eq!(node.post("/unmark", r#"{"device": "1"}"#).status, 200);
+    node.until_unhealthy(GPU, &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn configured_xids_go_before_the_table() {
+    let config = "health: {holdDown: 300ms, xids: {63: unhealthy, 119: count, 31: ignore}}\n";
+    let node = SickNode::start(eight_gpus(), config).await;
+    node.until_unhealthy(GPU, &[]).await;
+    node.inject(0, json!([{"sequence": 1, "xid": 63}]));
+    node.inject(1, json!([{"sequence": 1, "xid": 31}, {"sequence": 2, "xid": 119}]));
+    node.until_unhealthy(GPU, &[uuid(0)]).await;
+    let page = node.until_page("119", |page| {
+        page.value("podmeter_xid_errors_total", &[&on_gpu(1), "class=\"gpu_reset\""]) == Some(1.0)
+    });
+    assert_eq!(page.value("podmeter_xid_errors_total", &[&on_gpu(1), "class=\"application\""]), Some(0.0));
+    node.assert_others_never_turned(&[0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_ends_it_in_five_seconds_whatever_the_driver_does() {
+    let limit = Duration::from_secs(5);
+    let mut node = SickNode::start(eight_gpus(), QUICK).await;
+    node.until_unhealthy(GPU, &[]).await;
+    assert!(node.end() < limit, "with a wait for events under way");
+    node.restart().await;
+    node.until_unhealthy(GPU, &[]).await;
+    node.driver.update(|state| state["hang"] = json!(["*"]));
+    node.until_page("withdrawn", |page| page.count("podmeter_device_power_watts", &[]) == 0);
+    assert!(node.end() < limit, "with every call hanging");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_day_of_the_demo_ends_as_it_began() {
+    let arguments = ["demo", "--faults", "--fault-speed", "10", "--listen", "127.0.0.1:0"];
+    let mut running = agent::Running::start(&arguments, &[], None);
+    let page = running.until("the end of the day, and all well", |page| {
+        let healthy = page.samples("podmeter_device_healthy", &[]).filter(|(_, healthy)| *healthy == 1.0);
+        running.log().contains("the day is over") && healthy.count() == 8
+    });
+    let counted = |gpu: &str, class: &str| {
+        let (gpu, class) = (format!("gpu=\"{gpu}\""), format!("class=\"{class}\""));
+        page.value("podmeter_xid_errors_total", &[&gpu, &class]).unwrap()
+    };
+    assert_eq!((counted("1", "corroborating"), counted("2", "node_reboot")), (100_000.0, 1.0));
+    let total: f64 = page.samples("podmeter_xid_errors_total", &[]).map(|(_, count)| count).sum();
+    assert_eq!(total, 100_001.0);
+
+    let node: Value = serde_json::from_str(&running.get("/api/v1/node").body).unwrap();
+    let index = |turn: &Value| node["hardware"]["inventory"]["gpus"][turn["gpu"].as_str().unwrap()]["index"].clone();
+    let turns = node["health"]["transitions"].as_array().unwrap().iter().filter(|turn| turn["reason"] != "unknown");
+    let turns: Vec<_> = turns.map(|turn| (index(turn), turn["reason"].clone(), turn["to_healthy"].clone())).collect();
+    let expected = [
+        (2, "xid", false),
+        (2, "xid", true),
+        (5, "lost", false),
+        (5, "lost", true),
+        (6, "stuck", false),
+        (6, "stuck", true),
+    ];
+    assert_eq!(
+        turns,
+        expected.map(|(gpu, reason, healthy)| (json!(gpu), json!(reason), json!(healthy))),
+        "{}",
+        running.log()
+    );
+    assert_eq!(page.value("podmeter_plugin_registered", &["resource=\"nvidia.com/gpu\""]), Some(1.0));
+    assert!(page.value("podmeter_plugin_kubelet_restarts_total", &[]) >= Some(1.0));
+    assert_eq!(page.count("podmeter_device_power_watts", &[]), 8);
+    running.signal("TERM");
+    assert_eq!(running.wait().code(), Some(0), "{}", running.log());
+    let log = running.log();
+    let socket = log.split("address=unix:").nth(1).and_then(|rest| rest.split_whitespace().next()).unwrap();
+    assert!(!std::path::Path::new(socket).parent().unwrap().exists(), "{socket}: left behind");
+}

@@ -1,0 +1,385 @@
+//! Clients that mean ill, or are broken, against the real binary, while an honest scraper goes on.
+
+use crate::support::agent;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::support::agent::Running;
+use crate::support::certificates::{Authority, Client};
+use base64::Engine as _;
+use podmeter::journal::{Bounds, FILE, Record, Store};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+const MIB: u64 = 1024 * 1024;
+/// Beyond twice what it had before: allocators keep what they once had.
+const SLACK: u64 = 16 * MIB;
+/// As a scraper of Prometheus would give up.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn start(directory: &Path, arguments: &[&str]) -> Running {
+    let running = agent::agent(directory, &[&["--hardware=simulated"], arguments].concat(), &[]);
+    // Each client is a file of this process, too.
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    running
+}
+
+fn connect(address: &str) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+fn resident(running: &Running) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", running.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+fn open_files(running: &Running) -> usize {
+    std::fs::read_dir(format!("/proc/{}/fd", running.pid())).unwrap().count()
+}
+
+/// One that scrapes on a kept connection, and now and then on a new one, and is answered every time.
+struct Honest<'agent> {
+    running: &'agent Running,
+    kept: TcpStream,
+    before: u64,
+}
+
+impl<'agent> Honest<'agent> {
+    fn new(running: &'agent Running) -> Self {
+        running.until("devices are read", |page| page.count("podmeter_device_power_watts", &[]) == 8);
+        let mut honest = Self { running, kept: connect(&running.address), before: 0 };
+        for _ in 0..20 {
+            honest.scrapes();
+        }
+        honest.before = resident(running);
+        honest
+    }
+
+    fn scrapes(&mut self) {
+        write!(self.kept, "GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n").expect("the connection is kept");
+        let answer = one_answer(&mut self.kept);
+        assert!(
+            answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("podmeter_device_power_watts{"),
+            "{answer}"
+        );
+        assert_eq!(self.running.get("/-/healthy").status, 200);
+        assert!(self.running.metrics().count("podmeter_device_power_watts", &[]) == 8);
+    }
+
+    fn finds_memory_within_bounds(&self) {
+        let (now, before) = (resident(self.running), self.before);
+        assert!(now <= 2 * before + SLACK, "{now} bytes after {before}");
+    }
+}
+
+/// The head and as much as its content-length says.
+fn one_answer(stream: &mut TcpStream) -> String {
+    let mut bytes = vec![];
+    let mut part = [0; 16 * 1024];
+    loop {
+        let text = String::from_utf8_lossy(&bytes);
+        if let Some((head, body)) = text.split_once("\r\n\r\n") {
+            let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+            if body.len() >= length.parse().unwrap() {
+                return text.into_owned();
+            }
+        }
+        let read = stream.read(&mut part).expect("answered in time");
+        assert!(read > 0, "closed in the middle of {text}");
+        bytes.extend(&part[..read]);
+    }
+}
+
+fn until(what: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !condition() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_thousand_idle_connections() {
+    let directory = tempfile::tempdir().unwrap();
+    let running = start(directory.path(), &[]);
+    let mut honest = Honest::new(&running);
+    let mut idle = vec![];
+    for number in 0..1000 {
+        idle.push(connect(&running.address));
+        if number % 50 == 0 {
+            honest.scrapes();
+        }
+    }
+    honest.scrapes();
+    honest.finds_memory_within_bounds();
+    // 64 connections and what the agent has open anyway.
+    assert!(open_files(&running) < 64 + 64, "{}", open_files(&running));
+}
+
+#[test]
+fn heads_that_come_a_byte_at_a_time() {
+    let directory = tempfile::tempdir().unwrap();
+    let running = start(directory.path(), &["--web-read-timeout=2s"]);
+    let mut honest = Honest::new(&running);
+    let head = b"GET /metrics HTTP/1.1\r\nHost: test\r\nX: ";
+    let quiet = open_files(&running);
+    let mut slow: Vec<_> = (0..200).map(|_| connect(&running.address)).collect();
+    for byte in head {
+        for stream in &mut slow {
+            let _ = stream.write(&[*byte]); // many were closed to make room for others
+        }
+        honest.kept = connect(&running.address);
+        honest.scrapes();
+    }
+    honest.finds_memory_within_bounds();
+    until("all are timed out, however long they would go on", || open_files(&running) <= quiet + 4);
+}
+
+#[test]
+fn answers_that_nobody_reads() {
+    let directory = tempfile::tempdir().unwrap();
+    // Whoever had all of its answers is idle; the others have yet to take theirs, which is not waited for as idleness.
+    let running = start(directory.path(), &["--web-write-timeout=2s", "--web-read-timeout=3s"]);
+    let mut honest = Honest::new(&running);
+    let before = open_files(&running);
+    let mut slow = vec![];
+    for round in 0..5 {
+        for path in ["/metrics", "/", "/api/v1/node", "/metrics/dcgm"] {
+            for _ in 0..10 {
+                let mut stream = connect(&running.address);
+                // More than all buffers between us hold.
+                let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n").repeat(60);
+                let _ = stream.write_all(request.as_bytes());
+                slow.push(stream);
+            }
+        }
+        honest.kept = connect(&running.address);
+        honest.scrapes();
+        println!("round {round}: {} bytes", resident(&running));
+    }
+    honest.finds_memory_within_bounds();
+    until("all are let go", || open_files(&running) <= before + 4);
+}
+
+#[test]
+fn idle_connections_under_a_low_limit_of_descriptors_keep_no_probe_out() {
+    const LIMIT: u64 = 64;
+    let directory = tempfile::tempdir().unwrap();
+    let shell = directory.path().join("podmeter-with-few-descriptors");
+    let binary = agent::binary();
+    // The soft limit is lower still, and is raised.
+    let script = format!("#!/bin/sh\nulimit -S -n 40\nulimit -H -n {LIMIT}\nexec {} \"$@\"\n", binary.display());
+    std::fs::write(&shell, script).unwrap();
+    std::fs::set_permissions(&shell, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let arguments =
+        ["agent", "--listen", "127.0.0.1:0", "--admin-socket", "none", "--hardware", "simulated", "--kubelet-root"];
+    let arguments = [&arguments[..], &[directory.path().to_str().unwrap()]].concat();
+    let running = Running::start_binary(&shell, &arguments, &[], None);
+    let page = running.until("devices are read", |page| page.count("podmeter_device_power_watts", &[]) == 8);
+    assert_eq!(page.value("process_max_fds", &[]), Some(LIMIT as f64), "{}", running.log());
+    let mut held = vec![];
+    for number in 0..100 {
+        held.push(connect(&running.address));
+        if number % 5 == 0 {
+            assert_eq!(running.get("/-/healthy").status, 200, "with {number} connections");
+        }
+    }
+    assert!(running.metrics().count("podmeter_device_power_watts", &[]) == 8);
+    let open = open_files(&running) as u64;
+    assert!(open <= LIMIT - 20, "{open} descriptors are open");
+    let log = running.log();
+    assert_eq!(log.matches("limits the connections").count(), 1, "{log}");
+    assert!(!log.contains("cannot accept"), "{log}");
+}
+
+/// Of some 1500 bytes in the journal.
+fn ended_holding(id: u64) -> Record {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
+    let began = now.floor() - 100_000.0 + id as f64;
+    Record {
+        id,
+        namespace: "team".into(),
+        pod: format!("trainer-{id}").into(),
+        container: "main".into(),
+        device_ids: (0..32).map(|number| format!("GPU-00000000-0000-0000-0000-{number:012}").into()).collect(),
+        began,
+        seen: began + 1.0,
+        ended: Some(began + 1.0),
+        ..Record::default()
+    }
+}
+
+#[test]
+fn allocations_that_are_not_read_take_no_memory() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = directory.path().join("state");
+    std::fs::DirBuilder::new().mode(0o700).create(&state).unwrap();
+    let bounds = Bounds { bytes: 256 * MIB, age: Duration::from_secs(1_000_000_000_000) };
+    let mut store = Store::open(&state.join(FILE), bounds).unwrap();
+    store.write(&(1..=6000).map(ended_holding).collect::<Vec<_>>()).unwrap();
+    drop(store);
+    let arguments = ["--state-dir", state.to_str().unwrap()];
+    let running = start(directory.path(), &arguments);
+    let honest = Honest::new(&running);
+    let all = running.get("/api/v1/allocations?limit=5000");
+    assert!(all.body.len() as u64 > 5 * MIB && all.body.contains("trainer-5000\""), "{} bytes", all.body.len());
+    let request = "GET /api/v1/allocations?limit=5000 HTTP/1.1\r\nHost: test\r\n\r\n".repeat(20);
+    let held: Vec<_> = (0..60)
+        .map(|_| {
+            let mut stream = connect(&running.address);
+            let _ = stream.write_all(request.as_bytes());
+            stream
+        })
+        .collect();
+    for _ in 0..20 {
+        assert_eq!(running.get("/-/healthy").status, 200);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    honest.finds_memory_within_bounds();
+    drop(held);
+    let nobody = running.get("/api/v1/allocations?pod=nobody&limit=5000");
+    assert!(nobody.body.contains("\"allocations\":[]"), "{}", nobody.body);
+}
+
+#[test]
+fn heads_and_addresses_without_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let running = start(directory.path(), &[]);
+    let mut honest = Honest::new(&running);
+    for number in 0..100 {
+        let mut stream = connect(&running.address);
+        let long = "x".repeat(MIB as usize);
+        let request = match number % 3 {
+            0 => format!("GET /{long} HTTP/1.1\r\nHost: test\r\n\r\n"),
+            1 => format!("GET / HTTP/1.1\r\nHost: test\r\nX-Long: {long}\r\n\r\n"),
+            _ => format!("GET / HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(10_000)),
+        };
+        // It may be refused and closed before all of it is sent.
+        let _ = stream.write_all(request.as_bytes());
+        let mut answer = vec![];
+        let _ = stream.read_to_end(&mut answer);
+        let refused = [&b"HTTP/1.1 431 "[..], b"HTTP/1.1 414 ", b"HTTP/1.1 400 "];
+        let said = String::from_utf8_lossy(&answer);
+        assert!(answer.is_empty() || refused.iter().any(|status| answer.starts_with(status)), "{said}");
+        if number % 10 == 0 {
+            honest.scrapes();
+        }
+    }
+    honest.finds_memory_within_bounds();
+}
+
+#[test]
+fn a_thousand_requests_at_once_on_a_connection() {
+    let directory = tempfile::tempdir().unwrap();
+    let running = start(directory.path(), &[]);
+    let mut honest = Honest::new(&running);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let mut stream = connect(&running.address);
+                let request = "GET /-/healthy HTTP/1.1\r\nHost: test\r\n\r\n".repeat(999);
+                write!(stream, "{request}GET /-/ready HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").unwrap();
+                let mut answers = String::new();
+                stream.read_to_string(&mut answers).unwrap();
+                assert_eq!(answers.matches("\r\n\r\nhealthy\n").count(), 999, "each is answered");
+                assert!(answers.contains("connection: close"));
+            });
+        }
+        for _ in 0..10 {
+            honest.scrapes();
+        }
+    });
+    honest.finds_memory_within_bounds();
+}
+
+/// TLS and one user, "alice" with "secret".
+fn guarded(directory: &Path) -> (Running, Client, u64) {
+    let authority = Authority::new();
+    authority.server().write(directory, "server");
+    let file = directory.join("web-config.yaml");
+    let hash = bcrypt::hash("secret", 8).unwrap();
+    let text = format!(
+        "tls_server_config: {{cert_file: server.crt, key_file: server.key}}\nbasic_auth_users: {{alice: {hash}}}\n"
+    );
+    std::fs::write(&file, text).unwrap();
+    let running = start(directory, &["--web-config", file.to_str().unwrap()]);
+    let client = Client::new(&authority, None);
+    for _ in 0..20 {
+        scrapes(&running, &client);
+    }
+    let before = resident(&running);
+    (running, client, before)
+}
+
+fn basic(user: &str, password: &str) -> String {
+    let text = base64::engine::general_purpose::STANDARD.encode(format!("{user}:{password}"));
+    format!("Authorization: Basic {text}\r\n")
+}
+
+fn scrapes(running: &Running, client: &Client) {
+    assert_eq!(client.status(&running.address, "/metrics", &basic("alice", "secret")).unwrap(), 200);
+}
+
+#[test]
+fn what_is_no_tls() {
+    let directory = tempfile::tempdir().unwrap();
+    let (running, client, before) = guarded(directory.path());
+    let mut held = vec![];
+    for number in 0..300_usize {
+        let mut stream = connect(&running.address);
+        let hello = [0x16, 0x03, 0x01, 0x40, 0x00, 0x01, 0x00, 0x3f, 0xfc, 0x03, 0x03];
+        let _ = match number % 4 {
+            0 => stream.write_all(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n"),
+            1 => stream.write_all(&[0xff; 10_000]),
+            2 => stream.write_all(&hello), // and never the rest
+            _ => Ok(()),
+        };
+        held.push(stream);
+        if number % 20 == 0 {
+            scrapes(&running, &client);
+        }
+    }
+    scrapes(&running, &client);
+    let now = resident(&running);
+    assert!(now <= 2 * before + SLACK, "{now} bytes after {before}");
+    assert!(open_files(&running) < 64 + 64, "{}", open_files(&running));
+}
+
+#[test]
+fn wrong_passwords_in_bulk() {
+    let directory = tempfile::tempdir().unwrap();
+    let (running, client, before) = guarded(directory.path());
+    let done = AtomicBool::new(false);
+    let answers = std::thread::scope(|scope| {
+        let guessers: Vec<_> = (0..8)
+            .map(|guesser| {
+                let (client, running, done) = (&client, &running, &done);
+                scope.spawn(move || {
+                    let mut answers = vec![];
+                    while !done.load(Ordering::Relaxed) {
+                        let guess = basic("alice", &format!("{guesser}-{}", answers.len()));
+                        answers.extend(client.status(&running.address, "/metrics", &guess));
+                    }
+                    answers
+                })
+            })
+            .collect();
+        for _ in 0..50 {
+            scrapes(&running, &client);
+        }
+        done.store(true, Ordering::Relaxed);
+        guessers.into_iter().flat_map(|guesser| guesser.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert!(answers.len() > 50, "they did try: {answers:?}");
+    assert!(answers.iter().all(|status| [401, 429].contains(status)), "{answers:?}");
+    let now = resident(&running);
+    assert!(now <= 2 * before + SLACK, "{now} bytes after {before}");
+}

@@ -1,0 +1,547 @@
+//! The kubelet room against a fake kubelet on real sockets, and against things that are no kubelet.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::support::kubelet::{
+    Admission, Claim, ContainerSpec, FakeKubelet, Gates, ListedDevice, MemoryBlock, Method, Node, Options, PodSpec,
+    node,
+};
+use podmeter::clock::Clock;
+use podmeter::kubelet::{CallError, Client, PodSources, Settings, pods, run};
+use podmeter::model::{KubeletState, PodDirectory, PodRef, PodResourcesApi, PodUid};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixListener;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+use tonic::Code;
+
+const DEADLINE: Duration = Duration::from_millis(300);
+
+/// The watch as the agent runs it.
+struct Watching {
+    state: watch::Receiver<Arc<KubeletState>>,
+    directory: watch::Receiver<Arc<PodDirectory>>,
+    allocated: Arc<Notify>,
+    task: JoinHandle<()>,
+    pods_api: Option<JoinHandle<()>>,
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.task.abort();
+        self.pods_api.iter().for_each(JoinHandle::abort);
+    }
+}
+
+impl Watching {
+    fn start(root: &Path, refresh_interval: Duration) -> Self {
+        Self::start_beside(root, &root.join("device-plugins"), refresh_interval)
+    }
+
+    fn start_beside(root: &Path, device_plugins: &Path, refresh_interval: Duration) -> Self {
+        let settings = Settings {
+            pod_resources_socket: root.join("pod-resources/kubelet.sock"),
+            device_plugin_directory: device_plugins.to_owned(),
+            refresh_interval: Box::new(move || refresh_interval),
+            deadline: DEADLINE,
+            allocated: Arc::default(),
+            look: Arc::default(),
+            pods: PodSources::default(),
+        };
+        Self::with(settings)
+    }
+
+    /// And the Pods API is watched, as the agent does.
+    fn start_with_pods_api(root: &Path, refresh_interval: Duration) -> Self {
+        let (publish, directory) = watch::channel(Arc::default());
+        let watched = pods::Settings { socket: root.join("pods-api/pods-api.sock"), labels: vec![] };
+        let mut watching = Self::with(Settings {
+            pod_resources_socket: root.join("pod-resources/kubelet.sock"),
+            device_plugin_directory: root.join("device-plugins"),
+            refresh_interval: Box::new(move || refresh_interval),
+            deadline: DEADLINE,
+            allocated: Arc::default(),
+            look: Arc::default(),
+            pods: PodSources { directory: directory.clone(), ..PodSources::default() },
+        });
+        watching.directory = directory;
+        watching.pods_api = Some(tokio::spawn(pods::watch(watched, publish)));
+        watching
+    }
+
+    fn with(settings: Settings) -> Self {
+        let allocated = Arc::clone(&settings.allocated);
+        let (publish, state) = watch::channel(Arc::default());
+        let task = tokio::spawn(run(settings, Clock::start(), publish));
+        let directory = watch::channel(Arc::default()).1;
+        Self { state, directory, allocated, task, pods_api: None }
+    }
+
+    /// Until the kubelet's answer has settled, and the Pods API, where it is watched, has told of all its pods.
+    async fn until_settled(&mut self) {
+        self.until("a settled answer", |state| state.settled).await;
+        if self.pods_api.is_some() {
+            let complete = self.directory.wait_for(|directory| directory.complete);
+            tokio::time::timeout(Duration::from_secs(20), complete).await.unwrap().unwrap();
+        }
+    }
+
+    async fn until(&mut self, what: &str, condition: impl Fn(&KubeletState) -> bool) -> Arc<KubeletState> {
+        let becomes = self.state.wait_for(|state| condition(state));
+        let Ok(state) = tokio::time::timeout(Duration::from_secs(20), becomes).await else {
+            panic!("never: {what}");
+        };
+        Arc::clone(&state.expect("the watch runs"))
+    }
+
+    async fn until_problem(&mut self, words: &[&str]) -> Arc<KubeletState> {
+        let state = self.until("a problem", |state| state.problem.is_some()).await;
+        let problem = state.problem.as_deref().unwrap_or_default();
+        for word in words {
+            assert!(problem.contains(word), "{word:?} in {problem:?}");
+        }
+        state
+    }
+}
+
+const SOON: Duration = Duration::from_millis(200);
+const NEVER: Duration = Duration::from_secs(3600);
+
+fn gpu_pod(name: &str, device: &str) -> PodSpec {
+    PodSpec::new("team", name).container(ContainerSpec::new("main").holds("nvidia.com/gpu", device, &[0]))
+}
+
+fn held(state: &KubeletState) -> Vec<String> {
+    let relation = state.relation.as_deref().into_iter();
+    let containers = relation.flat_map(|relation| &relation.pods).flat_map(|pod| &pod.containers);
+    let devices = containers.flat_map(|container| {
+        container.devices.iter().map(|device| format!("{} {}", container.reference.pod, device.id))
+    });
+    devices.collect()
+}
+
+async fn node_with(pods: &[(&str, &str)]) -> Node {
+    let node = node(Options::default()).await;
+    node.set_pods(pods.iter().map(|(name, device)| gpu_pod(name, device)).collect());
+    node
+}
+
+#[tokio::test]
+async fn list_allocatable_and_get_say_what_the_kubelet_knows() {
+    let node = node(Options { cpu_ids: vec![1, 2, 3], ..Options::default() }).await;
+    node.set_claim(Claim::new("team", "claim").device("gpu.nvidia.com", "lab-node", "gpu-1", &["x/y=z"]));
+    let container = ContainerSpec::new("main")
+        .holds("nvidia.com/gpu", "GPU-1", &[0, 1])
+        .claim("claim")
+        .cpu_ids(&[2, 3])
+        .memory(MemoryBlock::new("hugepages-2Mi", 4 << 20, &[1]));
+    node.set_pods(vec![PodSpec::new("team", "p").container(container), PodSpec::new("team", "plain")]);
+    let mut client = Client::new(&node.pod_resources_socket(), DEADLINE);
+
+    let relation = client.list().await.unwrap();
+    assert_eq!(relation.pods.len(), 2);
+    let container = &relation.pods[0].containers[0];
+    assert_eq!(container.devices.len(), 1, "two NUMA nodes are one device");
+    assert_eq!(container.devices[0].numa_nodes, [0, 1].into());
+    assert_eq!(container.exclusive_cpus.to_string(), "2-3");
+    assert_eq!((container.memory[0].bytes, &*container.memory[0].memory_type), (4 << 20, "hugepages-2Mi"));
+    assert_eq!((&*container.claims[0].claim, container.claims[0].device.as_str()), ("claim", "gpu-1"));
+
+    assert_eq!(client.allocatable().await.unwrap().cpus.to_string(), "1-3");
+
+    assert_eq!(client.get(&PodRef::new("team", "p")).await.unwrap().as_ref(), Some(&relation.pods[0]));
+    assert_eq!(client.get(&PodRef::new("team", "nobody")).await.unwrap(), None, "the kubelet has no such pod");
+    node.set_gates(Gates { get: false, ..Gates::default() });
+    let disabled = client.get(&PodRef::new("team", "p")).await.unwrap_err();
+    assert!(matches!(disabled, CallError::Unimplemented("Get")), "{disabled:?}");
+}
+
+#[tokio::test]
+async fn a_socket_that_is_missing_is_named_and_picked_up_when_it_comes() {
+    let root = tempfile::tempdir().unwrap();
+    let mut watching = Watching::start(root.path(), SOON);
+    watching.until_problem(&["pod-resources/kubelet.sock", "--kubelet-root"]).await;
+    let kubelet = FakeKubelet::start(root.path(), Options::default()).await.unwrap();
+    kubelet.set_pods(vec![gpu_pod("a", "GPU-0")]);
+    let state = watching.until("the pod", |state| held(state) == ["a GPU-0"]).await;
+    assert_eq!(state.problem, None);
+    assert!(state.counters.errors["List"]["unavailable"] >= 1);
+}
+
+#[tokio::test]
+async fn a_file_in_the_sockets_place_is_named() {
+    let root = tempfile::tempdir().unwrap();
+    std::fs::create_dir(root.path().join("pod-resources")).unwrap();
+    std::fs::write(root.path().join("pod-resources/kubelet.sock"), "x").unwrap();
+    let mut watching = Watching::start(root.path(), SOON);
+    let state = watching.until_problem(&["is not a socket", "--pod-resources-socket"]).await;
+    assert!(state.counters.errors["List"]["not_a_socket"] >= 1);
+}
+
+#[tokio::test]
+async fn a_dead_kubelets_socket_is_named() {
+    let node = node_with(&[]).await;
+    node.stop();
+    let mut watching = Watching::start(node.root.path(), SOON);
+    watching.until_problem(&["nobody listens", "kubelet.sock"]).await;
+}
+
+async fn listening(root: &Path) -> (UnixListener, PathBuf) {
+    std::fs::create_dir(root.join("pod-resources")).unwrap();
+    let path = root.join("pod-resources/kubelet.sock");
+    (UnixListener::bind(&path).unwrap(), path)
+}
+
+#[tokio::test]
+async fn a_socket_that_answers_garbage_is_named_and_counted_as_malformed() {
+    let root = tempfile::tempdir().unwrap();
+    let (listener, _) = listening(root.path()).await;
+    let garbage = tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let _ = stream.read(&mut [0; 64]).await;
+            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 4\r\n\r\nnope").await;
+        }
+    });
+    let mut watching = Watching::start(root.path(), SOON);
+    let state = watching.until_problem(&["does not speak PodResources", "kubelet.sock"]).await;
+    assert!(state.counters.errors["List"]["malformed"] >= 1, "{:?}", state.counters.errors);
+    garbage.abort();
+}
+
+#[tokio::test]
+async fn a_socket_that_accepts_and_says_nothing_costs_one_deadline() {
+    let root = tempfile::tempdir().unwrap();
+    let (_listener, _) = listening(root.path()).await;
+    let mut watching = Watching::start(root.path(), SOON);
+    let state = watching.until_problem(&["did not answer", "300ms"]).await;
+    assert!(state.counters.errors["List"]["deadline_exceeded"] >= 1);
+}
+
+#[tokio::test]
+async fn while_the_kubelet_hangs_the_last_relation_stands_and_grows_old() {
+    let node = node_with(&[("a", "GPU-0")]).await;
+    let mut watching = Watching::start(node.root.path(), SOON);
+    let before = watching.until("the pod", |state| held(state) == ["a GPU-0"]).await;
+    node.hang(Method::List);
+    let hanging = watching.until_problem(&["did not answer List"]).await;
+    assert_eq!(held(&hanging), ["a GPU-0"]);
+    assert!(hanging.relation_at >= before.relation_at);
+    node.heal();
+    let after = watching.until("answers again", |state| state.problem.is_none()).await;
+    assert!(after.relation_at > hanging.relation_at);
+}
+
+#[tokio::test]
+async fn an_answer_of_20_mb_is_taken_and_one_over_the_limit_refused() {
+    let node = node_with(&[("a", "GPU-0")]).await;
+    let settings_deadline = Duration::from_secs(20);
+    let mut client = Client::new(&node.pod_resources_socket(), settings_deadline);
+    node.answer_bytes(20 << 20);
+    let relation = client.list().await.unwrap();
+    assert_eq!(relation.pods[0].containers[0].devices.len(), 1, "said a million times, held once");
+    node.answer_bytes(70 << 20);
+    let error = client.list().await.unwrap_err();
+    assert!(matches!(error, CallError::TooLarge { limit, .. } if limit == 32 << 20), "{error:?}");
+    node.heal();
+    assert_eq!(client.list().await.unwrap(), relation);
+}
+
+#[tokio::test]
+async fn a_kubelet_restart_frees_nothing_that_is_still_held() {
+    let node = node_with(&[("a", "GPU-0"), ("b", "GPU-1")]).await;
+    let mut watching = Watching::start(node.root.path(), SOON);
+    watching.until("settled", |state| state.settled).await;
+    let mut states = watching.state.clone();
+    let seen = tokio::spawn(async move {
+        let mut seen = vec![];
+        while states.changed().await.is_ok() {
+            seen.push(held(&states.borrow_and_update()));
+        }
+        seen
+    });
+    node.restart().unwrap();
+    let restarted = watching.until("unsettled", |state| !state.settled).await;
+    assert!(restarted.counters.triggers["reconnect"] >= 1 || restarted.problem.is_some());
+    watching.until("settled again", |state| state.settled).await;
+    node.delete_pod("team", "b");
+    node.finish_termination("team", "b");
+    watching.until("b has gone", |state| held(state) == ["a GPU-0"]).await;
+    drop(watching);
+    let seen = seen.await.unwrap();
+    assert!(seen.iter().all(|held| held.contains(&"a GPU-0".to_owned())), "{seen:?}");
+}
+
+#[tokio::test]
+async fn a_new_kubelet_is_noticed_by_its_socket_alone() {
+    let node = node_with(&[("a", "GPU-0")]).await;
+    let mut watching = Watching::start(node.root.path(), NEVER);
+    watching.until("settled", |state| state.settled).await;
+    node.restart().unwrap();
+    watching.until("reconnected", |state| state.counters.triggers["reconnect"] >= 1 && state.settled).await;
+}
+
+#[tokio::test]
+async fn a_written_checkpoint_refreshes_at_once() {
+    let node = node_with(&[]).await;
+    let mut watching = Watching::start(node.root.path(), NEVER);
+    watching.until("settled", |state| state.settled).await;
+    node.set_pods(vec![gpu_pod("new", "GPU-3")]);
+    let state = watching.until("the new pod", |state| held(state) == ["new GPU-3"]).await;
+    assert!(state.counters.triggers["checkpoint"] >= 1);
+    assert_eq!(state.counters.triggers["timer"], 1, "the timer is an hour away, but for settling");
+}
+
+#[tokio::test]
+async fn a_rate_limit_is_counted_apart_and_waited_out() {
+    let node = node_with(&[("a", "GPU-0")]).await;
+    let mut watching = Watching::start(node.root.path(), SOON);
+    watching.until("the pod", |state| held(state) == ["a GPU-0"]).await;
+    node.fail(Method::List, Code::ResourceExhausted, "rejected by rate limit");
+    let state = watching.until_problem(&["rate limit"]).await;
+    assert!(state.counters.errors["List"]["rate_limited"] >= 1);
+    assert_eq!(state.counters.errors["List"]["unavailable"], 0);
+    assert_eq!(held(&state), ["a GPU-0"]);
+    node.heal();
+    watching.until("answers again", |state| state.problem.is_none()).await;
+}
+
+#[tokio::test]
+async fn a_kubelet_without_v1_is_asked_in_v1alpha1() {
+    let node = node_with(&[("a", "GPU-0")]).await;
+    node.unimplemented(&[Method::List, Method::GetAllocatableResources, Method::Get]);
+    let mut watching = Watching::start(node.root.path(), SOON);
+    let state = watching.until("the pod", |state| held(state) == ["a GPU-0"]).await;
+    assert_eq!(state.api, Some(PodResourcesApi::V1alpha1));
+    assert_eq!(state.allocatable, None);
+}
+
+#[tokio::test]
+async fn a_gate_that_is_off_costs_allocatable_and_nothing_else() {
+    let node = node_with(&[("a", "GPU-0")]).await;
+    let text = "Pod Resources API GetAllocatableResources disabled";
+    node.fail(Method::GetAllocatableResources, Code::Unknown, text);
+    let mut watching = Watching::start(node.root.path(), Duration::from_secs(1));
+    let failures =
+        |state: &KubeletState| state.counters.errors.get("GetAllocatableResources").map_or(0, |errors| errors["other"]);
+    let state = watching.until("the failure", |state| failures(state) >= 1).await;
+    assert_eq!(held(&state), ["a GPU-0"]);
+    assert_eq!(state.problem, None);
+    let later = watching.until("six looks", |state| state.counters.triggers["timer"] >= 6).await;
+    assert!(later.settled);
+    assert!((2..=6).contains(&failures(&later)), "asked again, and ever more rarely: {}", failures(&later));
+}
+
+#[tokio::test]
+async fn names_of_any_bytes_come_through_unchanged() {
+    let names = ["quote\"", "back\\slash", "line\nfeed", "nul\0", "ünïcödé-🦀", "", " ", "{}", "<b>&amp;</b>"];
+    let node = node(Options::default()).await;
+    node.set_pods(names.iter().map(|name| gpu_pod(name, &format!("GPU-{name}"))).collect());
+    let mut client = Client::new(&node.pod_resources_socket(), DEADLINE);
+    let relation = client.list().await.unwrap();
+    let mut listed: Vec<String> = relation.pods.iter().map(|pod| pod.reference.pod.to_string()).collect();
+    let mut expected: Vec<String> = names.iter().map(ToString::to_string).collect();
+    listed.sort();
+    expected.sort();
+    assert_eq!(listed, expected);
+}
+
+#[tokio::test]
+async fn the_kubelet_is_asked_at_most_twice_a_second_on_average() {
+    let node = node_with(&[]).await;
+    let mut watching = Watching::start(node.root.path(), Duration::from_millis(10));
+    watching.until("the first answer", |state| state.relation.is_some()).await;
+    let started = tokio::time::Instant::now();
+    for round in 0..200 {
+        node.set_pods(vec![gpu_pod(&format!("p{round}"), "GPU-0")]);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let state = watching.until("the last pod", |state| held(state) == ["p199 GPU-0"]).await;
+    let calls: u64 = state.counters.durations.values().map(podmeter::model::DurationHistogram::count).sum();
+    let allowed = started.elapsed().as_secs_f64() * 2.0 + 6.0;
+    let calls = calls as f64;
+    assert!(calls <= allowed, "{calls} calls, {allowed} allowed");
+}
+
+#[tokio::test]
+async fn a_burst_of_checkpoints_is_one_look_and_not_a_backlog() {
+    let node = node_with(&[]).await;
+    let mut watching = Watching::start(node.root.path(), NEVER);
+    watching.until("settled", |state| state.settled).await;
+    let lists = |state: &KubeletState| state.counters.durations["List"].count();
+    let before = lists(&watching.state.borrow());
+    for round in 0..100 {
+        node.set_pods(vec![gpu_pod(&format!("p{round}"), "GPU-0")]);
+    }
+    let state = watching.until("the last pod", |state| held(state) == ["p99 GPU-0"]).await;
+    assert!(lists(&state) - before <= 3, "{} looks", lists(&state) - before);
+    assert!(state.counters.triggers["checkpoint"] >= 2, "each is counted");
+}
+
+#[tokio::test]
+async fn what_a_kubelet_does_not_know_is_asked_once() {
+    let node = node_with(&[("a", "GPU-0")]).await;
+    node.unimplemented(&[Method::GetAllocatableResources]);
+    let mut watching = Watching::start(node.root.path(), SOON);
+    let asked = |state: &KubeletState| {
+        state.counters.errors.get("GetAllocatableResources").map(|errors| errors["unimplemented"])
+    };
+    watching.until("asked", |state| asked(state) == Some(1)).await;
+    let timers = watching.state.borrow().counters.triggers["timer"];
+    let later = watching.until("three looks more", |state| state.counters.triggers["timer"] >= timers + 12).await;
+    assert_eq!(asked(&later), Some(1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_allocation_that_we_granted_ourselves_is_looked_for_without_the_checkpoint() {
+    let node = node(Options::default()).await;
+    let elsewhere = tempfile::tempdir().unwrap();
+    let mut watching = Watching::start_beside(node.root.path(), elsewhere.path(), NEVER);
+    watching.until("a settled answer", |state| state.settled).await;
+    node.set_pods(vec![gpu_pod("fresh", "GPU-1")]);
+    watching.allocated.notify_one();
+    let state = watching.until("the new holder", |state| held(state) == ["fresh GPU-1"]).await;
+    assert!(state.counters.triggers["allocate"] >= 1, "{:?}", state.counters.triggers);
+    assert_eq!(state.counters.triggers["checkpoint"], 0);
+}
+
+fn with_uid(name: &str, device: &str, uid: &str) -> PodSpec {
+    gpu_pod(name, device).uid(uid)
+}
+
+/// (UID of the pod, UID in the reference to its container) of the only pod.
+fn uids(state: &KubeletState) -> Option<(Option<PodUid>, Option<PodUid>)> {
+    let pod = state.relation.as_deref()?.pods.first()?;
+    Some((pod.uid.clone(), pod.containers[0].reference.pod_uid.clone()))
+}
+
+fn uid(uid: &str) -> Option<(Option<PodUid>, Option<PodUid>)> {
+    Some((Some(uid.into()), Some(uid.into())))
+}
+
+#[tokio::test]
+async fn a_pod_recreated_under_its_name_is_another_pod_from_its_first_answer_on() {
+    for pods_api in [false, true] {
+        let gates = Gates { pods_api, ..Gates::default() };
+        let node = node(Options { gates, ..Options::default() }).await;
+        node.set_pods(vec![with_uid("web-0", "GPU-0", "old")]);
+        let mut watching = match pods_api {
+            true => Watching::start_with_pods_api(node.root.path(), NEVER),
+            false => Watching::start(node.root.path(), NEVER),
+        };
+        watching.until_settled().await;
+        assert_eq!(uids(&watching.state.borrow()), uid("old"));
+        node.set_pods(vec![with_uid("web-0", "GPU-0", "new")]);
+        let changed = watching.until("a change", |state| uids(state) != uid("old")).await;
+        if uids(&changed).is_some() {
+            assert_eq!(uids(&changed), uid("new"), "Pods API: {pods_api}");
+        }
+        let state = watching.until("the new pod", |state| uids(state).is_some()).await;
+        assert_eq!((uids(&state), held(&state)), (uid("new"), vec!["web-0 GPU-0".to_owned()]));
+    }
+}
+
+#[tokio::test]
+async fn a_pod_that_goes_on_keeps_its_uid_when_the_checkpoint_is_lost() {
+    let node = node(Options::default()).await;
+    node.set_pods(vec![with_uid("web-0", "GPU-0", "one")]);
+    let mut watching = Watching::start(node.root.path(), SOON);
+    watching.until_settled().await;
+    let before = watching.state.borrow().relation_at;
+    std::fs::remove_file(node.device_plugin_directory().join("kubelet_internal_checkpoint")).unwrap();
+    let state = watching.until("two answers", |state| state.relation_at > before).await;
+    let state = watching.until("two answers", |now| now.relation_at > state.relation_at).await;
+    assert_eq!(uids(&state), uid("one"));
+}
+
+/// Everything that is held in any state published within so long.
+async fn held_within(watching: &mut Watching, time: Duration) -> Vec<String> {
+    let mut all = held(&watching.state.borrow_and_update());
+    let collect = async {
+        while watching.state.changed().await.is_ok() {
+            all.extend(held(&watching.state.borrow_and_update()));
+        }
+    };
+    let _ = tokio::time::timeout(time, collect).await;
+    all
+}
+
+#[tokio::test]
+async fn a_pod_rejected_after_its_first_allocate_was_never_a_holder() {
+    for pods_api in [false, true] {
+        let gates = Gates { pods_api, ..Gates::default() };
+        let node = node(Options { gates, ..Options::default() }).await;
+        node.set_devices("nvidia.com/gpu", vec![ListedDevice { id: "GPU-0".into(), healthy: true, numa_nodes: None }]);
+        let mut watching = match pods_api {
+            true => Watching::start_with_pods_api(node.root.path(), NEVER),
+            false => Watching::start(node.root.path(), NEVER),
+        };
+        watching.until_settled().await;
+        node.hang(Method::NextContainer);
+        let asking = |name: &str| ContainerSpec::new(name).asks("nvidia.com/gpu", 1);
+        let pod = PodSpec::new("team", "two").container(asking("first")).container(asking("second"));
+        let admission = async {
+            // The first container's device is written and listed while the second one is looked at.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            node.heal();
+        };
+        let (outcome, ()) = tokio::join!(node.add_pod(pod), admission);
+        assert!(matches!(outcome, Admission::Rejected { .. }), "{outcome:?}");
+        assert!(!node.devices_of("team", "two", "first").is_empty(), "it was allocated");
+        let shown = held_within(&mut watching, Duration::from_millis(1500)).await;
+        assert_eq!(shown, [] as [&str; 0], "Pods API: {pods_api}");
+        let lists = watching.state.borrow().counters.durations["List"].count();
+        assert!(lists >= 2, "it was looked at, {lists} times");
+    }
+}
+
+#[tokio::test]
+async fn the_end_of_a_pod_in_the_pods_api_is_the_end_of_what_it_held() {
+    for get in [true, false] {
+        let gates = Gates { pods_api: true, get, ..Gates::default() };
+        let node = node(Options { gates, ..Options::default() }).await;
+        node.set_pods(vec![gpu_pod("a", "GPU-0"), gpu_pod("b", "GPU-1"), gpu_pod("c", "GPU-2")]);
+        let mut watching = Watching::start_with_pods_api(node.root.path(), NEVER);
+        watching.until_settled().await;
+        let second = Duration::from_secs(1);
+
+        assert!(node.delete_pod("team", "a"));
+        let terminating = held_within(&mut watching, Duration::from_millis(300)).await;
+        assert!(terminating.contains(&"a GPU-0".to_owned()), "its container still runs");
+        assert!(node.finish_termination("team", "a"));
+        let gone = watching.until("a has let go", |state| held(state) == ["b GPU-1", "c GPU-2"]);
+        tokio::time::timeout(second, gone).await.expect("within a second");
+        assert!(node.finish_container("team", "b", "main"));
+        let gone = watching.until("b has let go", |state| held(state) == ["c GPU-2"]);
+        let state = tokio::time::timeout(second, gone).await.expect("within a second");
+
+        assert_eq!(state.counters.triggers["pods_api"], 2);
+        let asked = state.counters.durations["Get"].count();
+        assert_eq!(asked, if get { 2 } else { 1 }, "a kubelet without Get is asked once");
+        assert_eq!(
+            state.counters.errors["Get"].values().sum::<u64>(),
+            u64::from(!get),
+            "a pod that is gone is no error"
+        );
+    }
+}
+
+#[tokio::test]
+async fn many_pods_that_end_at_once_cost_one_list() {
+    let gates = Gates { pods_api: true, ..Gates::default() };
+    let node = node(Options { gates, ..Options::default() }).await;
+    node.set_pods((0..20).map(|pod| gpu_pod(&format!("p{pod}"), &format!("GPU-{pod}"))).collect());
+    let mut watching = Watching::start_with_pods_api(node.root.path(), NEVER);
+    watching.until_settled().await;
+    let calls = |state: &KubeletState| {
+        ["List", "Get"].iter().map(|method| state.counters.durations[*method].count()).sum::<u64>()
+    };
+    let before = calls(&watching.state.borrow());
+    for pod in 0..20 {
+        node.force_delete_pod("team", &format!("p{pod}"));
+    }
+    let state = watching.until("all have let go", |state| held(state).is_empty()).await;
+    assert!(calls(&state) - before <= 4, "{} calls", calls(&state) - before);
+}

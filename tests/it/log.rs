@@ -1,0 +1,51 @@
+//! The log of the started binary: a pipe that nobody reads delays nothing, and foreign text makes no line of its own.
+
+use std::time::{Duration, Instant};
+
+use crate::support::sick_node::{SickNode, eight_gpus, on_gpu, uuid};
+use serde_json::json;
+
+const GPU: &str = "nvidia.com/gpu";
+/// The promise to whoever ends it.
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_log_pipe_keeps_no_broken_gpu_healthy_and_delays_no_end() {
+    let mut node = SickNode::start(eight_gpus(), "").await;
+    node.until_unhealthy(GPU, &[]).await;
+    node.running.block_log();
+    node.inject(3, json!([{"sequence": 1, "xid": 79}]));
+    node.until_unhealthy(GPU, &[uuid(3)]).await;
+    let page = node.running.metrics();
+    assert_eq!(page.value("podmeter_device_healthy", &[&on_gpu(3)]), Some(0.0));
+    assert_ne!(node.runs("trainer", GPU).await, uuid(3));
+    // The driver hangs, too: what both say at the end has nowhere to go.
+    node.driver.update(|state| state["hang"] = json!(["*"]));
+    std::thread::sleep(Duration::from_millis(500));
+    let took = node.end();
+    assert!(took < ENDS_WITHIN, "{took:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dropped_log_lines_are_counted_and_reported_when_the_pipe_drains() {
+    let node = SickNode::start(eight_gpus(), "").await;
+    node.until_unhealthy(GPU, &[]).await;
+    assert_eq!(node.running.metrics().value("podmeter_log_lines_dropped_total", &[]), Some(0.0));
+    node.running.block_log();
+    let dropped = |node: &SickNode| node.running.metrics().value("podmeter_log_lines_dropped_total", &[]).unwrap();
+    let began = Instant::now();
+    while dropped(&node) < 50.0 {
+        assert!(began.elapsed() < Duration::from_secs(60), "no line is dropped");
+        for _ in 0..50 {
+            assert_eq!(node.post("/mark", r#"{"device": "5", "reason": "a test"}"#).status, 200);
+            assert_eq!(node.post("/unmark", r#"{"device": "5"}"#).status, 200);
+        }
+    }
+    let count = dropped(&node);
+    node.running.unblock_log();
+    node.until_page("the report", |_| node.running.log().contains(" log lines dropped\n"));
+    let log = node.running.log();
+    let line = log.lines().find(|line| line.ends_with(" log lines dropped")).unwrap();
+    assert!(line.contains(&format!(" {count} ")), "{line}, {count} dropped");
+    assert_eq!(log.matches(" log lines dropped\n").count(), 1);
+}

@@ -1,0 +1,147 @@
+//! GPUs that were lost before podmeter started: the driver does not list them, the PCI bus or the kubelet does.
+
+use std::path::Path;
+
+use crate::support::agent::Page;
+use crate::support::sick_node::{SickNode, eight_gpus, mig, on_gpu, partitioned, uuid};
+use serde_json::{Value, json};
+
+const GPU: &str = "nvidia.com/gpu";
+const QUICK: &str = "health: {holdDown: 300ms}\n";
+const MIXED: &str = "devicePlugin: {resources: [{kind: nvidia, migStrategy: mixed}]}\n";
+const TRAINER: &[&str] = &["namespace=\"team\"", "pod=\"trainer\""];
+
+/// What sysfs shows of the fake driver's GPUs.
+fn pci_bus(gpus: usize) -> tempfile::TempDir {
+    let sys = tempfile::tempdir().unwrap();
+    for gpu in 0..gpus {
+        let device = sys.path().join("bus/pci/devices").join(address(gpu));
+        std::fs::create_dir_all(&device).unwrap();
+        for (name, text) in [("vendor", "0x10de\n"), ("class", "0x030200\n"), ("numa_node", "0\n")] {
+            std::fs::write(device.join(name), text).unwrap();
+        }
+    }
+    sys
+}
+
+fn address(gpu: usize) -> String {
+    format!("0000:{:02x}:00.0", 0x10 + gpu)
+}
+
+async fn start(machine: Value, config: &str, sys: &Path) -> SickNode {
+    SickNode::start_with(machine, config, &["--sys-root", sys.to_str().unwrap()]).await
+}
+
+/// The driver counts the GPU, and knows neither its UUID nor anything else of it.
+fn lose(node: &SickNode, gpu: usize) {
+    node.driver.update(|state| state["gpus"][gpu]["fail"] = json!({"*": 15}));
+}
+
+fn find(node: &SickNode, gpu: usize) {
+    node.driver.update(|state| state["gpus"][gpu]["fail"] = json!({}));
+}
+
+fn is_lost(page: &Page, gpu: &str) -> bool {
+    page.value("podmeter_device_healthy", &[gpu]) == Some(0.0)
+        && page.value("podmeter_device_unhealthy_reason", &[gpu, "reason=\"lost\""]) == Some(1.0)
+}
+
+fn seconds(page: &Page) -> f64 {
+    page.value("podmeter_container_allocated_seconds_total", TRAINER).unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gpu_lost_before_the_start_is_unhealthy_and_held_and_returns_as_the_same_device() {
+    let sys = pci_bus(8);
+    let mut node = start(eight_gpus(), QUICK, sys.path()).await;
+    node.until_unhealthy(GPU, &[]).await;
+    let held = node.runs("trainer", GPU).await;
+    let sick = (0..8).find(|gpu| held == uuid(*gpu)).unwrap();
+    lose(&node, sick);
+    node.restart().await;
+    node.until_unhealthy(GPU, &[uuid(sick)]).await;
+    assert_eq!(node.kubelet.dropped_devices(), []);
+    let gpu = on_gpu(sick);
+    let page = node.until_page("a lost GPU that is held", |page| is_lost(page, &gpu) && seconds(page) > 0.5);
+    let bus_id = format!("pci_bus_id=\"{}\"", address(sick));
+    assert_eq!(page.count("podmeter_device_info", &[&gpu, &bus_id]), 1);
+    assert_eq!(page.count("podmeter_device_info", &[]), 8);
+    assert_eq!(page.count("podmeter_device_healthy", &[]), 8);
+    assert_eq!(page.count("podmeter_container_allocation_info", &[TRAINER, &[&gpu]].concat()), 1);
+    assert!(page.value("podmeter_device_uncovered_seconds_total", &[&gpu]) > Some(0.0), "{}", page.0);
+    assert_eq!(page.count("podmeter_device_power_watts", &[&gpu]), 0);
+    assert_eq!(page.value("podmeter_node_devices", &["state=\"visible\""]), Some(7.0));
+    let html = node.running.get("/").body;
+    assert!(html.contains("1 unhealthy") && html.contains(&address(sick)), "{html}");
+    let log = node.running.log();
+    assert!(log.contains("the driver does not list it") && log.contains(&uuid(sick)), "{log}");
+    assert_eq!(node.running.get("/-/ready").status, 200);
+
+    find(&node, sick);
+    node.until_unhealthy(GPU, &[]).await;
+    let page = node.until_page("its readings", |page| page.count("podmeter_device_power_watts", &[&gpu]) == 1);
+    assert_eq!((page.count("podmeter_device_info", &[]), page.count("podmeter_device_healthy", &[])), (8, 8));
+    assert_eq!(page.count("podmeter_device_info", &[&gpu]), 1, "{}", page.0);
+    assert_eq!(page.count("podmeter_container_allocation_info", TRAINER), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_every_uuid_call_fails_at_the_start_every_gpu_is_lost() {
+    let sys = pci_bus(8);
+    let mut node = start(eight_gpus(), QUICK, sys.path()).await;
+    node.until_unhealthy(GPU, &[]).await;
+    node.runs("trainer", GPU).await;
+    node.driver.update(|state| state["fail"] = json!({"nvmlDeviceGetUUID": 999}));
+    node.restart().await;
+    let page = node.until_page("eight lost GPUs", |page| {
+        page.count("podmeter_device_unhealthy_reason", &["reason=\"lost\""]) == 8 && seconds(page) > 0.5
+    });
+    assert_eq!(page.count("podmeter_device_info", &[]), 8);
+    let all: Vec<String> = (0..8).map(uuid).collect();
+    assert!(node.kubelet.node_status_becomes(|_| node.unhealthy(GPU) == all).await, "{:?}", node.unhealthy(GPU));
+    node.driver.update(|state| state["fail"] = json!({}));
+    node.until_unhealthy(GPU, &[]).await;
+    let page = node.until_page("readings", |page| page.count("podmeter_device_power_watts", &[]) == 8);
+    assert_eq!(page.count("podmeter_device_healthy", &[]), 8);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gpu_that_only_the_pci_bus_has_is_shown_by_its_address_and_not_offered() {
+    let sys = pci_bus(8);
+    let mut machine = eight_gpus();
+    machine["gpus"][5]["fail"] = json!({"*": 15});
+    let node = start(machine, QUICK, sys.path()).await;
+    let gpu = format!("gpu_uuid=\"PCI-{}\"", address(5));
+    let page = node.until_page("the lost GPU", |page| is_lost(page, &gpu));
+    let bus_id = format!("pci_bus_id=\"{}\"", address(5));
+    assert_eq!(page.count("podmeter_device_info", &[&gpu, &bus_id]), 1);
+    assert!(node.kubelet.node_status_becomes(|status| status.get(GPU).is_some_and(|gpu| gpu.capacity == 7)).await);
+    find(&node, 5);
+    let page = node.until_page("one device", |page| page.count("podmeter_device_power_watts", &[&on_gpu(5)]) == 1);
+    assert_eq!((page.count("podmeter_device_info", &[]), page.count("podmeter_device_healthy", &[])), (8, 8));
+    assert_eq!(page.count("podmeter_device_info", &[&gpu]), 0);
+    assert!(node.kubelet.node_status_becomes(|status| status.get(GPU).is_some_and(|gpu| gpu.allocatable == 8)).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mig_device_of_a_gpu_lost_before_the_start_stays_held() {
+    const SLICE: &str = "nvidia.com/mig-1g.10gb";
+    let sys = pci_bus(2);
+    let mut node = start(partitioned(), &format!("{MIXED}{QUICK}"), sys.path()).await;
+    node.until_unhealthy(SLICE, &[]).await;
+    let held = node.runs("trainer", SLICE).await;
+    let sick = (0..2).find(|gpu| (0..3).any(|position| held == mig(*gpu, position))).unwrap();
+    lose(&node, sick);
+    node.restart().await;
+    node.until_unhealthy(SLICE, &[0, 1, 2].map(|position| mig(sick, position))).await;
+    let held = format!("mig_uuid=\"{held}\"");
+    let labels = [TRAINER, &[&held]].concat();
+    let page = node.until_page("the holder", |page| page.count("podmeter_container_allocation_info", &labels) == 1);
+    assert_eq!(page.count("podmeter_device_unhealthy_reason", &["reason=\"lost\""]), 1);
+    find(&node, sick);
+    node.until_unhealthy(SLICE, &[]).await;
+    node.until_page("the holder on its GPU", |page| {
+        page.count("podmeter_container_allocation_info", &[&labels[..], &[&on_gpu(sick)]].concat()) == 1
+            && page.count("podmeter_container_allocation_info", &[]) == 1
+    });
+}

@@ -1,0 +1,53 @@
+//! The hermetic tests: they need nothing that cargo does not build.
+#![allow(clippy::unwrap_used, reason = "in a test an unwrap is an assertion")]
+#![allow(clippy::disallowed_methods, reason = "tests start processes, wait for them and read the clock")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod accuracy;
+mod agent;
+mod architecture;
+mod captures;
+mod container_xids;
+mod dashboards;
+mod dcgm;
+mod deploy;
+mod doctor;
+mod driver_library;
+mod fake_kubelet;
+mod fake_kubelet_faults;
+mod fake_nvml;
+mod fake_nvml_raw;
+mod fuzz_corpora;
+mod gap_accounting;
+mod gpu_check;
+mod hardware_events;
+mod hardware_kmsg;
+mod hardware_nvml;
+mod hardware_release;
+mod hardware_simulated;
+mod hardware_supervisor;
+mod health;
+mod hostile_clients;
+mod journal;
+mod kubelet;
+mod kubelet_memory;
+mod log;
+mod lost_before_start;
+mod nvml_readings;
+mod plugin;
+mod plugin_conflict;
+mod plugin_faults;
+mod plugin_layout;
+mod plugin_properties;
+mod plugin_upstream;
+mod preference;
+mod probe;
+mod processes;
+mod record;
+mod rules;
+mod sample_flow;
+mod short_pods;
+mod top;
+mod web_config;

@@ -1,0 +1,237 @@
+//! What the NVML driver's answers become where they are unusual: sentinels, counters that wrap, other models of MIG.
+
+use std::time::Duration;
+
+use crate::support::fake_nvml::FakeNvml;
+use crate::support::watching::wait;
+use podmeter::clock::Clock;
+use podmeter::hardware::nvml::{LibrarySearch, NvmlDriver};
+use podmeter::hardware::{Driver, Due, Hardware, Session, Settings, start};
+use podmeter::model::{GpuUuid, HardwareState, Medium, Moment, Monotonic, Slow, UnixSeconds};
+use serde_json::{Value, json};
+
+const ALL: Due = Due { medium: true, slow: true };
+
+fn driver(fake: &FakeNvml) -> NvmlDriver {
+    NvmlDriver::new(LibrarySearch { library: Some(fake.library_path()), driver_roots: Vec::new() })
+}
+
+fn open(fake: &FakeNvml) -> Box<dyn Session> {
+    driver(fake).open().unwrap()
+}
+
+fn run(fake: &FakeNvml) -> Hardware {
+    let settings = Settings {
+        sample_interval: Duration::from_millis(100),
+        medium_interval: Duration::from_millis(200),
+        slow_interval: Duration::from_millis(200),
+        watchdog: Duration::from_secs(10),
+        reopen: (Duration::from_millis(20), Duration::from_millis(100)),
+        lost_retry: (Duration::from_millis(50), Duration::from_millis(100)),
+        sys_root: "/nonexistent".into(),
+        ..Settings::default()
+    };
+    start(Box::new(driver(fake)), settings, Clock::start())
+}
+
+fn at(seconds: u64) -> Moment {
+    Moment { monotonic: Monotonic::from_secs(seconds), unix: UnixSeconds(0.0) }
+}
+
+fn medium(state: &HardwareState, index: usize) -> Option<&Medium> {
+    Some(&state.readings.get(&gpu(index))?.medium.as_ref()?.value)
+}
+
+fn slow(state: &HardwareState, index: usize) -> Option<&Slow> {
+    Some(&state.readings.get(&gpu(index))?.slow.as_ref()?.value)
+}
+
+fn has_fast(state: &HardwareState, index: usize) -> bool {
+    state.readings.get(&gpu(index)).is_some_and(|readings| readings.fast.is_some())
+}
+
+fn gpu(index: usize) -> GpuUuid {
+    GpuUuid::new(format!("GPU-00000000-0000-0000-0000-{index:012}"))
+}
+
+#[test]
+fn the_slices_of_a_gpu_are_those_of_its_largest_profile() {
+    let mig = |change: Value| {
+        let mut gpu = json!({"mig": {"enabled": true, "instances": [{"profile": "1g.10gb"}]}});
+        gpu["mig"].as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        gpu
+    };
+    let mut refused = mig(json!({}));
+    refused["fail"] = json!({"nvmlDeviceGetGpuInstanceProfileInfo": 4});
+    let mut missing = mig(json!({}));
+    missing["function_not_found"] = json!(["nvmlDeviceGetGpuInstanceProfileInfo"]);
+    let gpus = [mig(json!({})), mig(json!({"slices": 4})), refused, missing, json!({})];
+    let fake = FakeNvml::start(json!({ "gpus": gpus }));
+    let (inventory, problems) = open(&fake).inventory().unwrap();
+    let slices: Vec<_> = (0..5).map(|index| inventory.gpus[&gpu(index)].mig_slices).collect();
+    assert_eq!(slices, [Some(7), Some(4), None, None, None]);
+    let quarter = &inventory.gpus[&gpu(1)];
+    assert_eq!(quarter.slice_fraction(quarter.mig_devices[0].slices), Some(0.25));
+    let refusals = problems.iter().filter(|problem| problem.call == "nvmlDeviceGetGpuInstanceProfileInfo").count();
+    assert_eq!(refusals, 1, "one refusal stands for all profiles: {problems:?}");
+}
+
+#[test]
+fn sentinels_are_absent_and_counted_by_quantity() {
+    let most = u32::MAX;
+    let fake = FakeNvml::start(json!({"gpus": [{
+        "temperatures": {"gpu": -1}, "power_milliwatts": most, "power_limits": {"enforced": most},
+        "clocks": {"sm": most}, "fans": [30, most], "memory": {"total_bytes": u64::MAX, "used_bytes": 5},
+        "utilization": {"gpu": 4_294_967_295.0, "memory": 20}, "samples": {"silent": true},
+        "pcie": {"replay": most, "generation": most, "width": 8},
+        "ecc": {"volatile": {"corrected": u64::MAX, "uncorrected": 2}},
+        "remapped_rows": {"correctable": most},
+        "fields": {"138": u64::MAX, "82": {"word": most}, "197": u64::MAX}, "nvlink": {"links": 2},
+        "processes": [{"pid": 7, "memory_bytes": u64::MAX - 1}]
+    }, {}]}));
+    let hardware = run(&fake);
+    let state = wait(&hardware, "all tiers", |state| medium(state, 0).and(slow(state, 0)).is_some());
+    let readings = &state.readings[&gpu(0)];
+    let fast = &readings.fast.as_ref().unwrap().value;
+    assert_eq!((fast.power_watts, fast.utilization_ratio, readings.totals.busy_seconds), (None, None, None));
+    let shown = medium(&state, 0).unwrap();
+    assert_eq!((shown.gpu_temperature_celsius, shown.memory_temperature_celsius), (None, None));
+    assert_eq!((shown.power_limit_watts, shown.clocks.sm_hertz, shown.memory), (None, None, None));
+    assert_eq!(shown.fan_speed_ratios, [0.3]);
+    assert_eq!(shown.processes.as_ref().unwrap()[0].memory_bytes, None);
+    assert!(shown.clocks.memory_hertz.is_some(), "what is plausible stays");
+    let shown = slow(&state, 0).unwrap();
+    assert_eq!((shown.pcie.replays, shown.pcie.link_generation, shown.pcie.link_width_lanes), (None, None, Some(8)));
+    assert_eq!((shown.pcie.transmitted_bytes, shown.nvlink.transmitted_bytes, shown.row_remap), (None, None, None));
+    assert_eq!((shown.ecc[0].corrected, shown.ecc[0].uncorrected), (None, Some(2)));
+    assert_eq!(state.inventory.gpus[&gpu(0)].memory_bytes, None);
+    let found = |quantity: &str| state.implausible_readings[quantity];
+    for quantity in [
+        "power_watts",
+        "power_limit_watts",
+        "temperature_celsius",
+        "clock_hertz",
+        "fan_speed_ratio",
+        "memory_bytes",
+        "process_memory_bytes",
+        "utilization_ratio",
+        "error_count",
+        "row_or_page_count",
+        "transferred_bytes",
+        "pcie_link_generation",
+    ] {
+        assert!(found(quantity) > 0, "{quantity}: {:?}", state.implausible_readings);
+    }
+    assert_eq!((found("pcie_link_width_lanes"), found("throttled_seconds")), (0, 0), "every quantity is there");
+    hardware.stop();
+}
+
+#[test]
+fn counters_that_may_wrap_between_two_readings_are_absent() {
+    let word = json!({"word": 7});
+    let gpu_with = |fields: Value| json!({"nvlink": {"links": 2}, "fields": fields});
+    let fake = FakeNvml::start(json!({"gpus": [
+        gpu_with(json!({"197": word, "198": 9, "173": word, "74": word, "138": word, "139": 5, "230": word})),
+        gpu_with(json!({}))
+    ]}));
+    let session = open(&fake);
+    let read = |index: usize| {
+        let pass = session.reader(&gpu(index)).unwrap().read(ALL, at(1));
+        (pass.medium.unwrap(), pass.slow.unwrap())
+    };
+    let (medium, slow) = read(0);
+    assert_eq!((slow.pcie.transmitted_bytes, slow.pcie.received_bytes), (None, Some(9.0)));
+    assert_eq!((slow.nvlink.transmitted_bytes, slow.nvlink.received_bytes), (None, Some(10_240.0)));
+    assert_eq!(medium.throttled_seconds.get("sw_power_cap"), None, "nanoseconds in 32 bits last four seconds");
+    assert_eq!(slow.pcie.errors.get("correctable"), Some(&7), "errors fit into 32 bits");
+    assert_eq!(slow.recovery_action, Some(7));
+    let (medium, slow) = read(1);
+    assert!(slow.pcie.transmitted_bytes.is_some() && medium.throttled_seconds.len() == 5);
+}
+
+#[test]
+fn a_busy_gpu_without_processes_is_asked_by_the_other_call() {
+    let busy = |fail: Value| {
+        // Passes follow each other at once, and each has an entry of its own.
+        let samples = json!({"period_microseconds": 1});
+        json!({"utilization": {"gpu": 90}, "samples": samples, "processes": [{"pid": 10, "sm": 50}], "fail": fail})
+    };
+    let older = "nvmlDeviceGetProcessUtilization";
+    let newer = "nvmlDeviceGetProcessesUtilizationInfo";
+    let fake = FakeNvml::start(json!({"gpus": [
+        busy(json!({})), busy(json!({older: 6})), busy(json!({older: 6, newer: 6})), busy(json!({older: 3})),
+        {"fail": {older: 6, newer: 6}}
+    ]}));
+    let session = open(&fake);
+    let read = |index: usize| {
+        let mut reader = session.reader(&gpu(index)).unwrap();
+        let passes: Vec<_> = (1..=12).map(|second| reader.read(ALL, at(second))).collect();
+        let knows = |place: usize| passes[place].integrals.process_sm_seconds.is_some();
+        let source = passes[11].medium.as_ref().unwrap().process_utilization_source;
+        (knows(0), knows(11), source, passes[11].integrals.processes_are_silent)
+    };
+    assert_eq!(read(0), (true, true, Some(older), false));
+    assert_eq!(read(1), (false, true, Some(newer), false));
+    assert_eq!(read(2), (false, false, Some("none"), true), "silent, and not idle");
+    assert_eq!(read(3), (true, true, Some(newer), false), "an old call that this GPU does not have");
+    assert_eq!(read(4), (true, true, None, false), "idle");
+}
+
+#[test]
+fn a_gpu_that_hangs_while_it_wakes_holds_up_no_other() {
+    let fake = FakeNvml::start(json!({"gpus": [{"hang": ["wake"]}, {}, {}]}));
+    let hardware = run(&fake);
+    let state = wait(&hardware, "the others", |state| has_fast(state, 1) && has_fast(state, 2));
+    assert!(!has_fast(&state, 0));
+    assert_eq!(fake.calls().get("nvmlDeviceGetHandleByUUID"), None);
+    fake.update(|state| state["gpus"][0]["hang"] = json!([]));
+    wait(&hardware, "all", |state| (0..3).all(|index| has_fast(state, index)));
+    hardware.stop();
+}
+
+#[test]
+fn another_gpu_at_the_index_is_not_read_in_its_place() {
+    let fake = FakeNvml::start(json!({"gpus": [{}, {"power_milliwatts": 200_000}]}));
+    let session = open(&fake);
+    session.inventory().unwrap();
+    let swapped = json!([{"uuid": gpu(1).as_str(), "power_milliwatts": 200_000}, {"uuid": gpu(0).as_str()}]);
+    fake.update(|state| state["gpus"] = swapped);
+    // The fake looks at its file every few milliseconds.
+    assert!((0..1_000_000).any(|_| session.layout_changed()), "the driver's new order");
+    let failure = session.reader(&gpu(1)).err().unwrap();
+    assert_eq!((failure.call, failure.code), ("nvmlDeviceGetHandleByIndex_v2", "other_gpu_at_index"));
+    assert!(failure.reason.contains("order of GPUs has changed"), "{failure}");
+    session.inventory().unwrap();
+    let pass = session.reader(&gpu(1)).unwrap().read(ALL, at(1));
+    assert_eq!(pass.fast.unwrap().power_watts, Some(200.0));
+}
+
+#[test]
+fn gpus_with_one_uuid_are_named_and_the_others_are_read() {
+    let twin = json!({"uuid": "GPU-twin"});
+    let fake = FakeNvml::start(json!({"gpus": [{}, twin, twin]}));
+    let hardware = run(&fake);
+    let state = wait(&hardware, "readings", |state| has_fast(state, 0));
+    assert_eq!(state.inventory.gpus.len(), 1);
+    let problem = state.problem.as_deref().unwrap();
+    assert!(problem.contains("[1, 2] have the same UUID, GPU-twin"), "{problem}");
+    assert_eq!(state.errors["nvmlDeviceGetUUID"]["duplicate_uuid"], 1);
+    fake.update(|state| state["gpus"][2]["uuid"] = json!("GPU-other"));
+    let state = wait(&hardware, "three", |state| state.inventory.visible() == 3);
+    assert_eq!(state.problem, None);
+    fake.update(|state| state["gpus"][2]["uuid"] = json!("GPU-twin"));
+    let state = wait(&hardware, "the twins again", |state| state.problem.is_some() && state.inventory.visible() == 1);
+    let twin = &state.readings[&GpuUuid::from("GPU-twin")];
+    assert!(twin.lost && twin.fast.is_none(), "one of them is not read for both");
+    hardware.stop();
+}
+
+#[test]
+fn seventy_percent_is_seven_tenths() {
+    let fake = FakeNvml::start(json!({"gpus": [{"utilization": {"gpu": 70, "memory": 70}}]}));
+    let session = open(&fake);
+    let mut reader = session.reader(&gpu(0)).unwrap();
+    let pass = reader.read(ALL, at(1));
+    assert_eq!(pass.fast.unwrap().utilization_ratio, Some(0.7));
+    assert_eq!(pass.medium.unwrap().rates.memory_utilization_ratio, Some(0.7));
+}

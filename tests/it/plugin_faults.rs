@@ -1,0 +1,507 @@
+//! Bad input and faults: our plugin answers with a status, or waits and says why; it never panics, hangs or gives up.
+
+use crate::support::agent;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::support::kubelet::{Admission, FakeKubelet, Method, Node, Options, Rules, connect, node};
+use crate::support::plugin_room::{GPU, PATIENCE, Podmeter, counts, gpus, held, pod, runs, sockets, uuid};
+use podmeter::model::PluginState;
+use podmeter::plugin::Config;
+use podmeter::wire::v1beta1::device_plugin_client::DevicePluginClient;
+use podmeter::wire::v1beta1::{
+    AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerPreferredAllocationRequest,
+    PreStartContainerRequest, PreferredAllocationRequest,
+};
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+/// Our plugin's own socket, asked as the kubelet asks it.
+struct Asked(DevicePluginClient<Channel>);
+
+impl Asked {
+    async fn of(node: &FakeKubelet) -> Self {
+        let sockets = sockets(&node.device_plugin_directory());
+        assert_eq!(sockets.len(), 1, "{sockets:?}");
+        Self(DevicePluginClient::new(connect(&sockets[0]).await.unwrap()))
+    }
+
+    async fn allocate(&mut self, containers: &[Vec<String>]) -> Result<AllocateResponse, Status> {
+        let request = |ids: &Vec<String>| ContainerAllocateRequest { devices_ids: ids.clone() };
+        let request = AllocateRequest { container_requests: containers.iter().map(request).collect() };
+        self.0.allocate(request).await.map(tonic::Response::into_inner)
+    }
+
+    async fn prefer(&mut self, available: &[String], must: &[String], size: i32) -> Vec<String> {
+        let request = ContainerPreferredAllocationRequest {
+            available_device_i_ds: available.to_vec(),
+            must_include_device_i_ds: must.to_vec(),
+            allocation_size: size,
+        };
+        let request = PreferredAllocationRequest { container_requests: vec![request] };
+        let mut answer = self.0.get_preferred_allocation(request).await.unwrap().into_inner();
+        assert_eq!(answer.container_responses.len(), 1);
+        answer.container_responses.remove(0).device_i_ds
+    }
+
+    async fn pre_start(&mut self, ids: &[&str]) -> Result<(), Status> {
+        let devices_ids = ids.iter().map(|id| (*id).to_owned()).collect();
+        self.0.pre_start_container(PreStartContainerRequest { devices_ids }).await.map(drop)
+    }
+}
+
+fn strings(ids: &[&str]) -> Vec<String> {
+    ids.iter().map(|id| (*id).to_owned()).collect()
+}
+
+async fn with(yaml: &str, count: u32, slots: usize) -> (Node, Podmeter) {
+    let node = node(Options::default()).await;
+    let podmeter = Podmeter::configured(node.root.path(), yaml, gpus(count));
+    podmeter.registered(GPU, 1).await;
+    counts(&node, GPU, slots, slots).await;
+    (node, podmeter)
+}
+
+fn slots(replicas: u32) -> String {
+    format!("resources: [{{kind: nvidia, sharing: {{timeSlicing: {{replicas: {replicas}}}}}}}]")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn strange_ids_in_allocate_are_refused_by_name() {
+    let (node, podmeter) = with("{}", 4, 4).await;
+    let mut asked = Asked::of(&node).await;
+    let other_form = uuid(0).to_lowercase();
+    let slot = format!("{}::0", uuid(0));
+    for strange in ["", " ", "GPU-", "MIG-00000000-0000-0000-0000-000000000001", "0", "\u{0}", &other_form, &slot] {
+        let status = asked.allocate(&[vec![uuid(1)], strings(&[strange])]).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument, "{strange:?}: {status}");
+        assert!(status.message().contains("is not one of this resource's"), "{status}");
+    }
+    assert_eq!(podmeter.now(GPU).allocations["unknown_device"], 8);
+    asked.allocate(&[vec![uuid(1)]]).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_id_of_any_length_is_refused_in_few_words() {
+    let (node, _podmeter) = with("{}", 4, 4).await;
+    let mut asked = Asked::of(&node).await;
+    for length in [64, 20_000, 1_000_000] {
+        let status = asked.allocate(&[vec!["x".repeat(length)]]).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument, "{length}: {}", status.code());
+        assert!(status.message().len() < 500, "{length}");
+    }
+    // More than a server takes in one message.
+    let status = asked.allocate(&[vec!["x".repeat(5_000_000)]]).await.unwrap_err();
+    assert_eq!(status.code(), Code::OutOfRange);
+    asked.allocate(&[vec![uuid(1)]]).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_duplicate_in_allocate_is_given_once() {
+    let (node, _podmeter) = with("{}", 4, 4).await;
+    let mut asked = Asked::of(&node).await;
+    let ids = vec![uuid(2), uuid(0), uuid(2)];
+    let answer = asked.allocate(&[ids.clone(), ids]).await.unwrap();
+    let visible: Vec<&str> =
+        answer.container_responses.iter().map(|one| one.envs["NVIDIA_VISIBLE_DEVICES"].as_str()).collect();
+    let once = format!("{},{}", uuid(2), uuid(0));
+    assert_eq!(visible, [once.as_str(); 2]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_for_nothing_gets_no_device() {
+    let (node, _podmeter) = with("{}", 4, 4).await;
+    let mut asked = Asked::of(&node).await;
+    let answer = asked.allocate(&[vec![]]).await.unwrap();
+    assert_eq!(answer.container_responses[0].envs["NVIDIA_VISIBLE_DEVICES"], "void");
+    assert_eq!(asked.allocate(&[]).await.unwrap(), AllocateResponse::default());
+    assert_eq!(asked.prefer(&[uuid(0)], &[], 0).await, Vec::<String>::new());
+    asked.pre_start(&[]).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_preference_among_strange_ids_is_no_preference() {
+    let (node, podmeter) = with("{}", 4, 4).await;
+    let mut asked = Asked::of(&node).await;
+    let all: Vec<String> = (0..4).map(uuid).collect();
+    let none = Vec::<String>::new();
+    let mut fallbacks = 0;
+    for (what, available, must, size) in [
+        ("unknown", [all.clone(), strings(&["GPU-nobody"])].concat(), vec![], 2),
+        ("empty", strings(&["", ""]), vec![], 1),
+        ("foreign", strings(&["MIG-00000000-0000-0000-0000-000000000001"]), vec![], 1),
+        ("must that is not available", all[..2].to_vec(), all[3..].to_vec(), 1),
+        ("more musts than wanted", all.clone(), all[..3].to_vec(), 2),
+        ("more than there are", all.clone(), vec![], 5),
+        ("negative", all.clone(), vec![], -1),
+        ("the most", all.clone(), vec![], i32::MAX),
+    ] {
+        assert_eq!(asked.prefer(&available, &must, size).await, none, "{what}");
+        let counted: u64 = podmeter.now(GPU).preferred_fallbacks.values().sum();
+        assert!(counted >= fallbacks, "{what}");
+        fallbacks = counted;
+    }
+    assert!(fallbacks >= 6, "{:?}", podmeter.now(GPU).preferred_fallbacks);
+    let twice = [all.clone(), all.clone()].concat();
+    let mut chosen = asked.prefer(&twice, &[], 2).await;
+    chosen.sort();
+    chosen.dedup();
+    assert!(chosen.is_empty() || chosen.len() == 2, "a duplicate is one device: {chosen:?}");
+    assert_eq!(asked.prefer(&all, &[], 2).await.len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn strange_ids_before_a_start_are_refused_by_name() {
+    let (node, podmeter) = with("resources: [{kind: nvidia, preStartCheck: {}}]", 4, 4).await;
+    let mut asked = Asked::of(&node).await;
+    for strange in ["", "GPU-nobody", "MIG-00000000-0000-0000-0000-000000000001"] {
+        let status = asked.pre_start(&[&uuid(0), strange]).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument);
+        assert!(status.message().contains(strange) && status.message().contains("not one of"), "{status}");
+    }
+    asked.pre_start(&[&uuid(0), &uuid(0)]).await.unwrap();
+    assert_eq!((podmeter.now(GPU).pre_starts["unknown_device"], podmeter.now(GPU).pre_starts["ok"]), (3, 1));
+    // What the kubelet passes on to the pod.
+    runs(&node, pod("trainer", 1)).await;
+    node.start_container("team", "trainer", "main").await.unwrap().unwrap();
+    let index = (0..4).find(|index| held(&node, "trainer", "main") == [uuid(*index)]).unwrap();
+    podmeter.lose(index, true);
+    counts(&node, GPU, 4, 3).await;
+    let error = node.start_container("team", "trainer", "main").await.unwrap().unwrap_err();
+    assert!(error.contains("code = FailedPrecondition") && error.contains("lost"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_for_a_thousand_slots_is_served() {
+    let (node, podmeter) = with(&slots(1000), 4, 4000).await;
+    runs(&node, pod("swarm", 1000)).await;
+    assert_eq!(held(&node, "swarm", "main").len(), 1000);
+    let options = node.start_container("team", "swarm", "main").await.unwrap().unwrap();
+    assert_eq!(options.envs["NVIDIA_VISIBLE_DEVICES"].split(',').count(), 4, "each GPU once");
+    assert!(podmeter.now(GPU).preferred_fallbacks.values().all(|count| *count == 0));
+}
+
+/// 70 GPUs of 1,000 slots are a list of more than 4 MiB, which ends a kubelet's stream.
+#[tokio::test(flavor = "multi_thread")]
+async fn seventy_thousand_slots_are_offered_as_far_as_the_kubelet_can_take_them() {
+    let (node, podmeter) = with(&slots(1000), 70, 40_000).await;
+    let mut asked = Asked::of(&node).await;
+    let slot = |number: u32| format!("{}::{}", uuid(number / 1000), number % 1000);
+    let status = asked.allocate(&[(0..70_000).map(slot).collect()]).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    let offered: Vec<String> = podmeter.now(GPU).devices.keys().map(ToString::to_string).collect();
+    assert_eq!(asked.prefer(&offered, &[], 70_000).await, Vec::<String>::new());
+    assert_eq!(asked.prefer(&offered, &[], 40_000).await.len(), 40_000);
+    asked.allocate(&[offered]).await.unwrap();
+    assert_eq!(podmeter.now(GPU).registrations, 1, "the stream goes on");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kubelet_that_refuses_is_asked_until_it_does_not() {
+    let node = node(Options::default()).await;
+    node.fail(Method::Register, Code::Unknown, "the ResourceName \"nvidia.com/gpu\" is invalid");
+    let podmeter = Podmeter::start(node.root.path());
+    let says =
+        |problem: Option<&str>| problem.is_some_and(|problem| problem.contains("GPU") || problem.contains("gpu"));
+    let state = podmeter.until(GPU, "the kubelet's reason", |state| says(state.problem.as_deref())).await;
+    assert_eq!((state.registered, state.registrations), (false, 0));
+    assert_eq!(
+        state.problem.unwrap().as_ref(),
+        "the kubelet does not register the plugin: the ResourceName \"nvidia.com/gpu\" is invalid"
+    );
+    node.heal();
+    podmeter.registered(GPU, 1).await;
+    counts(&node, GPU, 4, 4).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kubelet_that_dies_within_a_registration_is_registered_with_when_it_returns() {
+    for method in [Method::Register, Method::GetDevicePluginOptions, Method::ListAndWatch] {
+        let node = node(Options::default()).await;
+        node.hang(method);
+        let podmeter = Podmeter::start(node.root.path());
+        serving(&node).await;
+        node.stop();
+        // Registered, but not asked for its list yet: the new kubelet's socket is the first that it notices.
+        if method != Method::ListAndWatch {
+            podmeter.until(GPU, "a reason", |state| !state.registered && state.problem.is_some()).await;
+        }
+        node.heal();
+        node.start_again().unwrap();
+        node.ready().await;
+        counts(&node, GPU, 4, 4).await;
+        podmeter.registered(GPU, 1).await;
+        assert_eq!(sockets(&node.device_plugin_directory()).len(), 1, "{method:?}");
+    }
+}
+
+/// A restarted kubelet deletes every socket before it makes its own, also one that is being registered.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_purge_in_the_middle_of_a_registration_is_got_over() {
+    for method in [Method::Register, Method::GetDevicePluginOptions] {
+        let node = node(Options::default()).await;
+        node.hang(method);
+        let podmeter = Podmeter::start(node.root.path());
+        let before = serving(&node).await;
+        node.restart().unwrap();
+        node.heal();
+        node.ready().await;
+        counts(&node, GPU, 4, 4).await;
+        podmeter.registered(GPU, 1).await;
+        let after = sockets(&node.device_plugin_directory());
+        assert!(after.len() == 1 && after != before, "{method:?}: {after:?}");
+        assert_eq!(node.add_pod(pod("trainer", 4)).await, Admission::Running);
+    }
+}
+
+/// Until our socket is there: a registration is under way, or about to be.
+async fn serving(node: &FakeKubelet) -> Vec<std::path::PathBuf> {
+    let there = async {
+        loop {
+            let sockets = sockets(&node.device_plugin_directory());
+            if !sockets.is_empty() {
+                return sockets;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let sockets = tokio::time::timeout(PATIENCE, there).await.expect("a socket");
+    // The Register follows within a moment; before it, the same must hold.
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    sockets
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upgraded_kubelet_is_registered_with_under_its_rules() {
+    let root = tempfile::tempdir().unwrap();
+    let podmeter = Podmeter::start(root.path());
+    for (times, rules) in (1..).zip([Rules::UpTo136, Rules::From137, Rules::UpTo136]) {
+        let kubelet = FakeKubelet::start(root.path(), Options { rules, ..Options::default() }).await.unwrap();
+        podmeter.registered(GPU, times).await;
+        counts(&kubelet, GPU, 4, 4).await;
+        drop(kubelet);
+        podmeter.until(GPU, "unregistered", |state| !state.registered).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_podmeters_for_good_leave_the_resource_served() {
+    for rules in [Rules::UpTo136, Rules::From137] {
+        let node = node(Options { rules, ..Options::default() }).await;
+        let (one, other) = (Podmeter::start(node.root.path()), Podmeter::start(node.root.path()));
+        one.registered(GPU, 1).await;
+        other.registered(GPU, 1).await;
+        counts(&node, GPU, 4, 4).await;
+        for round in 0..2 {
+            node.restart().unwrap();
+            node.ready().await;
+            one.registered(GPU, 2 + round).await;
+            other.registered(GPU, 2 + round).await;
+            counts(&node, GPU, 4, 4).await;
+        }
+        runs(&node, pod("trainer", 4)).await;
+        // Killed, not ended: nobody says goodbye.
+        drop(one);
+        let mut seen = other.state.clone();
+        let settles = async {
+            while node.node_status()[GPU].allocatable < 4 {
+                drop(tokio::time::timeout(Duration::from_millis(20), seen.changed()).await);
+            }
+        };
+        tokio::time::timeout(PATIENCE, settles).await.expect("served again");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_that_is_missing_is_waited_for() {
+    let root = tempfile::tempdir().unwrap();
+    let directory = root.path().join("device-plugins");
+    let podmeter = Podmeter::start(root.path());
+    let state = podmeter.until(GPU, "a reason", |state| state.problem.is_some()).await;
+    let problem = state.problem.unwrap();
+    for part in [directory.join("kubelet.sock").to_str().unwrap(), "is not there", "--device-plugin-dir"] {
+        assert!(problem.contains(part), "{part:?} in {problem}");
+    }
+    let kubelet = FakeKubelet::start(root.path(), Options::default()).await.unwrap();
+    podmeter.registered(GPU, 1).await;
+    counts(&kubelet, GPU, 4, 4).await;
+    // The whole of it goes, and another comes.
+    drop(kubelet);
+    std::fs::remove_dir_all(&directory).unwrap();
+    podmeter.until(GPU, "unregistered", |state| !state.registered).await;
+    let kubelet = FakeKubelet::start(root.path(), Options::default()).await.unwrap();
+    podmeter.registered(GPU, 2).await;
+    counts(&kubelet, GPU, 4, 4).await;
+}
+
+/// The whole agent, as somebody whom the directory's rights hold back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_that_is_read_only_is_named_and_taken_up_when_it_is_not() {
+    let node = node(Options::default()).await;
+    let mode = |path: &Path, mode: u32| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    let directory = node.device_plugin_directory();
+    mode(node.root.path(), 0o755);
+    mode(&directory, 0o555);
+    mode(&directory.join("kubelet.sock"), 0o777);
+    let (binary, config) = (node.root.path().join("podmeter"), node.root.path().join("config.yaml"));
+    std::fs::copy(agent::binary(), &binary).unwrap();
+    mode(&binary, 0o755);
+    let toy = "devicePlugin: {resources: [{kind: simulated, name: example.com/toy, devices: 2}]}\n";
+    std::fs::write(&config, toy).unwrap();
+    mode(&config, 0o644);
+    let arguments = ["agent", "--listen", "127.0.0.1:0", "--admin-socket", "none", "--hardware", "none", "--config"];
+    let root = node.root.path().to_str().unwrap();
+    let arguments = [&arguments[..], &[config.to_str().unwrap(), "--kubelet-root", root]].concat();
+    let directory_flag = ["--device-plugin-dir", directory.to_str().unwrap()];
+    // Root is let in everywhere: be nobody then.
+    #[allow(clippy::disallowed_methods, reason = "a test asks who it is")]
+    let is_root = std::process::Command::new("id").arg("-u").output().unwrap().stdout == b"0\n";
+    let arguments = [&arguments[..], &directory_flag].concat();
+    let running = agent::Running::start_binary(&binary, &arguments, &[], is_root.then_some(65534));
+    running.until("not registered", |page| page.value("podmeter_plugin_registered", &[]) == Some(0.0));
+    let says = format!("{}/podmeter-example.com_toy-", directory.display());
+    let said = async {
+        while !(running.log().contains(&says) && running.log().contains("must be there and writable")) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    assert!(tokio::time::timeout(PATIENCE, said).await.is_ok(), "{}", running.log());
+    mode(&directory, 0o777);
+    counts(&node, "example.com/toy", 2, 2).await;
+    running.until("registered", |page| page.value("podmeter_plugin_registered", &[]) == Some(1.0));
+}
+
+#[test]
+fn a_configuration_that_asks_for_too_much_ends_the_start_with_the_limit() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("config.yaml");
+    let text = "devicePlugin:\n  resources:\n  - kind: nvidia\n    sharing: {timeSlicing: {replicas: 70000}}\n";
+    std::fs::write(&file, text).unwrap();
+    let path = file.to_str().unwrap();
+    for command in [vec!["agent", "--config", path], vec!["check-config", path]] {
+        let (code, said) = agent::ended(&command);
+        assert_eq!(code, 2, "{said}");
+        for part in [path, "devicePlugin.resources[0].sharing.timeSlicing.replicas", "70000", "accepted: 2 to 1024"] {
+            assert!(said.contains(part), "{part:?} in {said}");
+        }
+    }
+}
+
+/// What an operator reads when the section `devicePlugin` cannot be used.
+fn refusal(yaml: &str) -> String {
+    match serde_saphyr::from_str::<Config>(yaml) {
+        Ok(config) => config.validate().expect_err(yaml).to_string(),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn replicas_out_of_range_are_refused_with_the_range() {
+    for (replicas, parts) in [
+        ("0", vec!["replicas", "0", "2 to 1024"]),
+        ("-1", vec!["-1", "line 1"]),
+        ("70000", vec!["replicas", "70000", "2 to 1024"]),
+        ("99999999999", vec!["99999999999"]),
+        ("many", vec!["many", "line 1"]),
+    ] {
+        for kind in ["timeSlicing", "mps"] {
+            let error =
+                refusal(&format!("resources: [{{kind: nvidia, sharing: {{{kind}: {{replicas: {replicas}}}}}}}]"));
+            for part in &parts {
+                assert!(error.contains(part), "{part:?} in {error}");
+            }
+        }
+    }
+    for (devices, parts) in [("70000", vec!["devices", "70000", "1 to 10000"]), ("-3", vec!["-3"])] {
+        let error = refusal(&format!("resources: [{{kind: simulated, name: a.b/c, devices: {devices}}}]"));
+        for part in parts {
+            assert!(error.contains(part), "{part:?} in {error}");
+        }
+    }
+    let error = refusal("resources: [{kind: path, name: a.b/c, paths: /dev/x, shared: 70000}]");
+    assert!(error.contains("shared: 70000") && error.contains("1 to 1024"), "{error}");
+}
+
+#[test]
+fn names_that_the_kubelet_would_refuse_are_refused_before() {
+    let long_name = format!("a.b/{}", "x".repeat(64));
+    let long_domain = format!("{}/gpu", "a".repeat(250));
+    for (name, why) in [
+        ("gpu", "it has no domain"),
+        ("kubernetes.io/gpu", "Kubernetes' own"),
+        ("gpu.kubernetes.io/x", "Kubernetes' own"),
+        ("requests.nvidia.com/gpu", "Kubernetes' own"),
+        (&long_name, "1 to 63"),
+        (&long_domain, "lower-case DNS name"),
+        ("a.b/c/d", "letters, digits"),
+    ] {
+        for kind in ["kind: nvidia", "kind: simulated, devices: 1", "kind: path, paths: /dev/x"] {
+            let error = refusal(&format!("resources: [{{{kind}, name: {name}}}]"));
+            for part in [name, why, "accepted: domain/name"] {
+                assert!(error.contains(part), "{part:?} in {error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn two_entries_of_one_name_and_unknown_keys_are_refused() {
+    let twice = "resources: [{kind: simulated, name: a.b/c, devices: 1}, {kind: simulated, name: a.b/c, devices: 2}]";
+    let error = refusal(twice);
+    assert!(error.contains("a.b/c") && error.contains("give each entry its own name"), "{error}");
+    let with_gpu = "resources: [{kind: nvidia}, {kind: simulated, name: nvidia.com/gpu, devices: 1}]";
+    assert!(refusal(with_gpu).contains("nvidia.com/gpu"));
+    for (yaml, key) in [
+        ("resources: [{kind: simulated, name: a.b/c, devices: 1, device: 2}]", "device"),
+        ("resources: [{kind: nvidia, sharing: {timeSlicing: {replica: 2}}}]", "replica"),
+        ("resources: [{kind: nvidia, sharing: {slices: {replicas: 2}}}]", "slices"),
+    ] {
+        let error = refusal(yaml);
+        assert!(error.contains(key) && error.contains("expected"), "{error}");
+    }
+}
+
+/// A file whose reader hangs until this is dropped.
+struct Hanging(PathBuf);
+
+impl Hanging {
+    fn make(path: PathBuf) -> Self {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Hanging {
+    fn drop(&mut self) {
+        use rustix::fs::{Mode, OFlags, open};
+        // Refused where nobody reads.
+        let writer = open(&self.0, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty());
+        let _ = std::fs::remove_file(&self.0);
+        drop(writer);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_look_at_the_host_that_hangs_keeps_no_verdict_from_the_kubelet() {
+    let node = node(Options::default()).await;
+    let yaml = "resources: [{kind: nvidia, passDeviceSpecs: true}]";
+    let podmeter = Podmeter::configured(node.root.path(), yaml, gpus(4));
+    podmeter.registered(GPU, 1).await;
+    counts(&node, GPU, 4, 4).await;
+    let capabilities = node.root.path().join("proc/driver/nvidia/capabilities/gpu0/mig/gi1");
+    let hanging = Hanging::make(capabilities.join("access"));
+    let hangs =
+        |state: &PluginState| state.problems.iter().any(|problem| problem.contains("has not come back for 10 s"));
+    let mut state = podmeter.state.clone();
+    tokio::time::timeout(PATIENCE, state.wait_for(|state| hangs(state))).await.expect("it is said").unwrap();
+    podmeter.lose(1, true);
+    counts(&node, GPU, 4, 3).await;
+    runs(&node, pod("trainer", 1)).await;
+    drop(hanging);
+    tokio::time::timeout(PATIENCE, state.wait_for(|state| !hangs(state))).await.expect("it is over").unwrap();
+    podmeter.end().await;
+}

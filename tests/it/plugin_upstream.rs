@@ -1,0 +1,541 @@
+//! What Kubernetes' own end-to-end tests ask of a device plugin, asked of ours, under the rules of kubelets before and
+//! after 1.37.
+//!
+//! | upstream test | here, or why not here |
+//! |---|---|
+//! | 1 List with and without pods, init containers, sidecars | the kubelet's: `tests/fake_kubelet.rs`; ours in 8 and 14 |
+//! | 2 GetAllocatableResources has devices only with a plugin | `devices_are_allocatable_only_with_a_plugin` |
+//! | 3 Get: unknown, terminated, sidecars | the kubelet's: `tests/fake_kubelet.rs` |
+//! | 4 List has active pods only | the kubelet's: `tests/fake_kubelet.rs` |
+//! | 5 a plugin without topology, across a restart | `without_topology_none_is_shown_before_and_after_a_restart` |
+//! | 6 the kubelet's own metrics count | the kubelet's: nothing of ours reads them |
+//! | 7 a tight loop of Lists is limited | a client's: `tests/kubelet.rs` |
+//! | 8 a device reaches a pod, both APIs show it | `both_versions_of_the_api_show_what_a_pod_was_given` |
+//! | 9 a CDI device reaches the container | `a_cdi_device_reaches_the_container` |
+//! | 10 assignments outlive every restart | `an_assignment_outlives_every_restart` |
+//! | 11 a second pod gets another device | `a_second_pod_gets_another_device` |
+//! | 12 a succeeded pod is not admitted again | `a_succeeded_pod_is_not_admitted_again` |
+//! | 13 a pod deleted while the kubelet is down | `a_pod_deleted_while_the_kubelet_is_down_leaves_no_assignment` |
+//! | 14 a sidecar reuses the init container's device | `a_sidecar_reuses_what_an_init_container_had` |
+//! | 15 a reboot, the pod before the plugin | `after_a_reboot_a_pod_before_its_plugin_fails` |
+//! | 16 a restart, the plugin away | `a_kubelet_restarted_without_the_plugin_offers_nothing` |
+//! | 17 a failing CRI must not evict pods | the kubelet's: no plugin is asked |
+//! | 18 GetDevicePluginOptions fails | `a_registration_whose_options_call_fails_is_tried_again` |
+//! | 19 a device turns unhealthy and back | `a_device_turns_unhealthy_and_back` |
+//! | 20 a running pod on an unhealthy device | `a_running_pod_keeps_an_unhealthy_device` |
+//! | 21 several devices, several flips | `several_devices_flip_several_times` |
+//! | 22 ListAndWatch fails at once | `a_list_that_breaks_at_once_is_offered_again` |
+//! | 23 ListAndWatch fails later | `a_list_that_breaks_later_is_offered_again` |
+//! | 24 the plugin is stopped | `a_stopped_plugin_leaves_capacity_for_five_minutes` |
+//! | 25 the pod's status follows the device | `the_status_of_a_pod_follows_its_device` |
+//! | 26 a rollout with two plugins at once | `a_rollout_keeps_the_capacity` |
+//! | 27 the second plugin fails to register | `a_second_plugin_that_cannot_register_leaves_the_first_alone` |
+//! | 28 the second plugin is withdrawn | `the_first_plugin_goes_on_when_the_second_is_withdrawn` |
+//! | 29 an allocation in flight is not listed | `an_allocation_in_flight_is_not_listed` |
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use crate::support::kubelet::{
+    Admission, ContainerSpec, Count, FakeKubelet, Method, Node, Options, Phase, PodSpec, Rules, node,
+};
+use crate::support::plugin_room::{GPU, PATIENCE, Podmeter, counts, gpus, held, pod, rejected, runs, sockets, uuid};
+use podmeter::model::HardwareState;
+use podmeter::simulation::kubelet::STOP_GRACE;
+use tonic::Code;
+
+const NOTHING_HEALTHY: &str = "no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu";
+
+/// Each as two tests: `<name>::up_to_1_36` and `<name>::from_1_37`.
+macro_rules! under_both_rules {
+    ($($name:ident)*) => {$(
+        mod $name {
+            use super::Rules;
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn up_to_1_36() {
+                super::$name(Rules::UpTo136).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn from_1_37() {
+                super::$name(Rules::From137).await;
+            }
+        }
+    )*};
+}
+
+under_both_rules! {
+    devices_are_allocatable_only_with_a_plugin
+    without_topology_none_is_shown_before_and_after_a_restart
+    both_versions_of_the_api_show_what_a_pod_was_given
+    a_cdi_device_reaches_the_container
+    an_assignment_outlives_every_restart
+    a_second_pod_gets_another_device
+    a_succeeded_pod_is_not_admitted_again
+    a_pod_deleted_while_the_kubelet_is_down_leaves_no_assignment
+    a_sidecar_reuses_what_an_init_container_had
+    after_a_reboot_a_pod_before_its_plugin_fails
+    a_kubelet_restarted_without_the_plugin_offers_nothing
+    a_registration_whose_options_call_fails_is_tried_again
+    a_device_turns_unhealthy_and_back
+    a_running_pod_keeps_an_unhealthy_device
+    several_devices_flip_several_times
+    a_list_that_breaks_at_once_is_offered_again
+    a_list_that_breaks_later_is_offered_again
+    a_stopped_plugin_leaves_capacity_for_five_minutes
+    the_status_of_a_pod_follows_its_device
+    a_rollout_keeps_the_capacity
+    a_second_plugin_that_cannot_register_leaves_the_first_alone
+    the_first_plugin_goes_on_when_the_second_is_withdrawn
+    an_allocation_in_flight_is_not_listed
+}
+
+async fn with(rules: Rules) -> Node {
+    node(Options { rules, ..Options::default() }).await
+}
+
+/// A kubelet to which our plugin has offered four GPUs.
+async fn with_plugin(rules: Rules) -> (Node, Podmeter) {
+    with_hardware(rules, gpus(4)).await
+}
+
+async fn with_hardware(rules: Rules, hardware: HardwareState) -> (Node, Podmeter) {
+    let node = with(rules).await;
+    let count = hardware.inventory.gpus.len();
+    let podmeter = Podmeter::configured(node.root.path(), "{}", hardware);
+    podmeter.registered(GPU, 1).await;
+    counts(&node, GPU, count, count).await;
+    (node, podmeter)
+}
+
+async fn restarted(node: &Node) {
+    node.restart().unwrap();
+    node.ready().await;
+}
+
+async fn devices_are_allocatable_only_with_a_plugin(rules: Rules) {
+    let node = with(rules).await;
+    assert_eq!(node.allocatable().await.devices, []);
+    let podmeter = Podmeter::start(node.root.path());
+    podmeter.registered(GPU, 1).await;
+    counts(&node, GPU, 4, 4).await;
+    let devices = node.allocatable().await.devices;
+    assert!(devices.iter().all(|entry| entry.resource_name == GPU && entry.device_ids.len() == 1), "{devices:?}");
+    let nodes = |entry: &podmeter::wire::v1::ContainerDevices| {
+        let topology = entry.topology.clone().expect("known");
+        (entry.device_ids[0].clone(), topology.nodes.iter().map(|node| node.id).collect::<Vec<_>>())
+    };
+    let mut shown: Vec<_> = devices.iter().map(nodes).collect();
+    shown.sort();
+    assert_eq!(shown, (0..4).map(|index| (uuid(index), vec![i64::from(index / 2)])).collect::<Vec<_>>());
+    podmeter.end().await;
+    counts(&node, GPU, 4, 0).await;
+    assert_eq!(node.allocatable().await.devices, []);
+}
+
+async fn without_topology_none_is_shown_before_and_after_a_restart(rules: Rules) {
+    let mut hardware = gpus(2);
+    let inventory = std::sync::Arc::make_mut(&mut hardware.inventory);
+    inventory.gpus.values_mut().for_each(|gpu| gpu.numa_node = None);
+    let (node, podmeter) = with_hardware(rules, hardware).await;
+    runs(&node, pod("trainer", 1)).await;
+    let answers = async || {
+        let mut allocatable = node.allocatable().await.devices;
+        allocatable.sort_by(|one, other| one.device_ids.cmp(&other.device_ids));
+        assert!(allocatable.iter().all(|entry| entry.topology.is_none()), "{allocatable:?}");
+        let listed = node.list().await;
+        let devices = &listed.pod_resources[0].containers[0].devices;
+        assert!(devices.len() == 1 && devices[0].topology.is_none(), "{devices:?}");
+        (allocatable, listed)
+    };
+    let before = answers().await;
+    assert_eq!(before.0.len(), 2);
+    restarted(&node).await;
+    podmeter.registered(GPU, 2).await;
+    counts(&node, GPU, 2, 2).await;
+    assert_eq!(answers().await, before);
+}
+
+async fn both_versions_of_the_api_show_what_a_pod_was_given(rules: Rules) {
+    let (node, _podmeter) = with_plugin(rules).await;
+    runs(&node, pod("trainer", 1)).await;
+    let given = held(&node, "trainer", "main");
+    assert_eq!(given.len(), 1);
+    let listed = node.list().await.pod_resources.remove(0);
+    assert_eq!((listed.namespace.as_str(), listed.name.as_str()), ("team", "trainer"));
+    let device = &listed.containers[0].devices[0];
+    assert_eq!((device.resource_name.as_str(), &device.device_ids), (GPU, &given));
+    let first = node.list_v1alpha1().await.pod_resources.remove(0);
+    let device = &first.containers[0].devices[0];
+    assert_eq!((device.resource_name.as_str(), &device.device_ids), (GPU, &given));
+}
+
+async fn a_cdi_device_reaches_the_container(rules: Rules) {
+    let node = with(rules).await;
+    let yaml = "resources: [{kind: nvidia, deviceListStrategy: cdi-cri}]";
+    let podmeter = Podmeter::configured(node.root.path(), yaml, gpus(4));
+    podmeter.registered(GPU, 1).await;
+    counts(&node, GPU, 4, 4).await;
+    runs(&node, pod("trainer", 1)).await;
+    let options = node.start_container("team", "trainer", "main").await.unwrap().unwrap();
+    let given = &held(&node, "trainer", "main")[0];
+    let names: Vec<&str> = options.cdi_devices.iter().map(|device| device.name.as_str()).collect();
+    assert_eq!(names, [format!("k8s.device-plugin.nvidia.com/gpu={given}")]);
+    // The runtime finds that name, with the GPU's node, in the specification.
+    let file = std::fs::read_dir(node.root.path().join("cdi")).unwrap().next().unwrap().unwrap().path();
+    let specification: serde_json::Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    assert_eq!(specification["kind"], "k8s.device-plugin.nvidia.com/gpu");
+    let devices = specification["devices"].as_array().unwrap();
+    let device = devices.iter().find(|device| device["name"] == given.as_str()).unwrap();
+    let index = (0..4).find(|index| uuid(*index) == *given).unwrap();
+    assert_eq!(device["containerEdits"]["deviceNodes"][0]["path"], format!("/dev/nvidia{index}"));
+}
+
+async fn an_assignment_outlives_every_restart(rules: Rules) {
+    let (node, mut podmeter) = with_plugin(rules).await;
+    runs(&node, pod("trainer", 2)).await;
+    let given = held(&node, "trainer", "main");
+    let restarts: [(&str, bool, bool, bool); 6] = [
+        ("container", true, false, false),
+        ("kubelet", false, true, false),
+        ("container and kubelet", true, true, false),
+        ("plugin", false, false, true),
+        ("kubelet and plugin", false, true, true),
+        ("all", true, true, true),
+    ];
+    for (what, container, kubelet, plugin) in restarts {
+        let registrations = podmeter.now(GPU).registrations;
+        if plugin {
+            podmeter.stop().await;
+            counts(&node, GPU, 4, 0).await;
+        }
+        if kubelet {
+            restarted(&node).await;
+        }
+        if plugin {
+            podmeter = Podmeter::start(node.root.path());
+        }
+        podmeter.registered(GPU, if plugin { 1 } else { registrations + u64::from(kubelet) }).await;
+        counts(&node, GPU, 4, 4).await;
+        let asked = podmeter.now(GPU).allocations["ok"];
+        if container {
+            let options = node.start_container("team", "trainer", "main").await.unwrap().unwrap();
+            let mut visible: Vec<&str> = options.envs["NVIDIA_VISIBLE_DEVICES"].split(',').collect();
+            visible.sort_unstable();
+            assert_eq!(visible, given, "{what}");
+        }
+        assert_eq!(podmeter.now(GPU).allocations["ok"], asked, "{what}: the kubelet does not ask again");
+        assert_eq!(node.phase("team", "trainer"), Some(Phase::Running), "{what}");
+        assert_eq!(held(&node, "trainer", "main"), given, "{what}");
+        let listed = node.list().await.pod_resources.remove(0).containers.remove(0);
+        let mut ids: Vec<String> = listed.devices.into_iter().flat_map(|entry| entry.device_ids).collect();
+        ids.sort();
+        assert_eq!(ids, given, "{what}");
+    }
+    // The other two are free, and no more than they.
+    assert!(rejected(&node, pod("big", 3)).await.contains("Requested: 3, Available: 2"));
+    runs(&node, pod("rest", 2)).await;
+}
+
+async fn a_second_pod_gets_another_device(rules: Rules) {
+    let (node, podmeter) = with_plugin(rules).await;
+    runs(&node, pod("first", 1)).await;
+    restarted(&node).await;
+    podmeter.registered(GPU, 2).await;
+    counts(&node, GPU, 4, 4).await;
+    runs(&node, pod("second", 1)).await;
+    assert_ne!(held(&node, "first", "main"), held(&node, "second", "main"));
+    let listed = node.list().await.pod_resources;
+    assert!(listed.len() == 2 && listed.iter().all(|pod| pod.containers[0].devices.len() == 1), "{listed:?}");
+}
+
+async fn a_succeeded_pod_is_not_admitted_again(rules: Rules) {
+    let (node, podmeter) = with_plugin(rules).await;
+    runs(&node, pod("batch", 1)).await;
+    assert!(node.finish_container("team", "batch", "main"));
+    podmeter.end().await;
+    counts(&node, GPU, 4, 0).await;
+    assert!(node.reboot().await.unwrap().is_empty());
+    assert_eq!(node.phase("team", "batch"), Some(Phase::Succeeded));
+    assert_eq!(node.list().await.pod_resources, []);
+}
+
+async fn a_pod_deleted_while_the_kubelet_is_down_leaves_no_assignment(rules: Rules) {
+    let (node, podmeter) = with_plugin(rules).await;
+    runs(&node, pod("gone", 2)).await;
+    node.stop();
+    assert!(node.force_delete_pod("team", "gone"));
+    node.start_again().unwrap();
+    node.ready().await;
+    podmeter.registered(GPU, 2).await;
+    counts(&node, GPU, 4, 4).await;
+    assert_eq!(node.list().await.pod_resources, []);
+    runs(&node, pod("next", 4)).await;
+    let entries = node.checkpoint().unwrap().data.pod_device_entries;
+    assert_eq!(entries.len(), 1, "{entries:?}");
+}
+
+async fn a_sidecar_reuses_what_an_init_container_had(rules: Rules) {
+    let (node, _podmeter) = with_plugin(rules).await;
+    let container = |name: &str| ContainerSpec::new(name).asks(GPU, 1);
+    let pod = PodSpec::new("team", "mesh").init_container(container("setup")).sidecar(container("proxy"));
+    runs(&node, pod.container(container("main"))).await;
+    let [setup, proxy, main] = ["setup", "proxy", "main"].map(|name| held(&node, "mesh", name));
+    assert_eq!(setup, proxy);
+    assert_ne!(proxy, main);
+    let listed = node.list().await.pod_resources.remove(0).containers;
+    let mut shown: Vec<_> =
+        listed.into_iter().map(|container| (container.name, container.devices[0].device_ids.clone())).collect();
+    shown.sort();
+    assert_eq!(shown, [("main".to_owned(), main), ("proxy".to_owned(), proxy)]);
+}
+
+async fn after_a_reboot_a_pod_before_its_plugin_fails(rules: Rules) {
+    let (node, podmeter) = with_plugin(rules).await;
+    runs(&node, pod("trainer", 1)).await;
+    podmeter.end().await;
+    let outcomes = node.reboot().await.unwrap();
+    let Admission::Rejected { reason, message } = &outcomes["team/trainer"] else { panic!("{outcomes:?}") };
+    assert_eq!(*reason, "UnexpectedAdmissionError");
+    assert!(message.contains(NOTHING_HEALTHY), "{message}");
+    assert_eq!(node.list().await.pod_resources, []);
+    // With the plugin there, it stays, and a pod keeps what it had.
+    let podmeter = Podmeter::start(node.root.path());
+    podmeter.registered(GPU, 1).await;
+    counts(&node, GPU, 4, 4).await;
+    runs(&node, pod("again", 4)).await;
+}
+
+async fn a_kubelet_restarted_without_the_plugin_offers_nothing(rules: Rules) {
+    let (node, podmeter) = with_plugin(rules).await;
+    podmeter.end().await;
+    restarted(&node).await;
+    counts(&node, GPU, 0, 0).await;
+    assert!(rejected(&node, pod("trainer", 1)).await.contains(NOTHING_HEALTHY));
+    let podmeter = Podmeter::start(node.root.path());
+    podmeter.registered(GPU, 1).await;
+    counts(&node, GPU, 4, 4).await;
+    runs(&node, pod("late", 4)).await;
+}
+
+async fn a_registration_whose_options_call_fails_is_tried_again(rules: Rules) {
+    let node = with(rules).await;
+    node.fail(Method::GetDevicePluginOptions, Code::Unknown, "no options today");
+    let podmeter = Podmeter::start(node.root.path());
+    let text = "failed to get device plugin options: rpc error: code = Unknown desc = no options today";
+    let fails = |problem: Option<&str>| problem.is_some_and(|problem| problem.contains(text));
+    podmeter.until(GPU, "the kubelet's text", |state| fails(state.problem.as_deref())).await;
+    assert_eq!(node.node_status().get(GPU), None);
+    assert_eq!(podmeter.now(GPU).registrations, 0);
+    node.heal();
+    podmeter.registered(GPU, 1).await;
+    counts(&node, GPU, 4, 4).await;
+}
+
+async fn a_device_turns_unhealthy_and_back(rules: Rules) {
+    let (node, podmeter) = with_hardware(rules, gpus(1)).await;
+    for _ in 0..2 {
+        podmeter.lose(0, true);
+        counts(&node, GPU, 1, 0).await;
+        assert_eq!(node.allocatable().await.devices, []);
+        podmeter.lose(0, false);
+        counts(&node, GPU, 1, 1).await;
+    }
+    assert_eq!(podmeter.now(GPU).registrations, 1, "a list, not a registration, tells of it");
+}
+
+async fn a_running_pod_keeps_an_unhealthy_device(rules: Rules) {
+    let (node, podmeter) = with_hardware(rules, gpus(1)).await;
+    runs(&node, pod("trainer", 1)).await;
+    let listed = node.list().await;
+    podmeter.lose(0, true);
+    counts(&node, GPU, 1, 0).await;
+    assert_eq!(node.phase("team", "trainer"), Some(Phase::Running));
+    assert_eq!(node.list().await, listed);
+    // Nobody new gets it, and the end of its holder changes nothing.
+    assert!(rejected(&node, pod("next", 1)).await.contains(NOTHING_HEALTHY));
+    assert!(node.force_delete_pod("team", "trainer"));
+    counts(&node, GPU, 1, 0).await;
+    assert!(rejected(&node, pod("later", 1)).await.contains(NOTHING_HEALTHY));
+}
+
+/// Sorted ids. The rate limit is not the matter here.
+async fn allocatable(node: &Node) -> Vec<String> {
+    node.advance(Duration::from_secs(1));
+    let devices = node.allocatable().await.devices;
+    let mut ids: Vec<String> = devices.into_iter().flat_map(|entry| entry.device_ids).collect();
+    ids.sort();
+    ids
+}
+
+async fn several_devices_flip_several_times(rules: Rules) {
+    let (node, podmeter) = with_plugin(rules).await;
+    let mut lost = [false; 4];
+    for flipped in [&[0][..], &[1, 2], &[0, 3], &[1, 3], &[0, 1, 2, 3], &[0, 1], &[3]] {
+        for index in flipped {
+            lost[*index as usize] ^= true;
+            podmeter.lose(*index, lost[*index as usize]);
+        }
+        let expected: Vec<String> = (0..4).filter(|index| !lost[*index as usize]).map(uuid).collect();
+        let follows = async {
+            while allocatable(&node).await != expected {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        assert!(tokio::time::timeout(PATIENCE, follows).await.is_ok(), "{expected:?} of {:?}", node.node_status());
+        counts(&node, GPU, 4, expected.len()).await;
+    }
+    assert_eq!(podmeter.now(GPU).registrations, 1);
+}
+
+async fn a_list_that_breaks_at_once_is_offered_again(rules: Rules) {
+    let node = with(rules).await;
+    node.fail(Method::ListAndWatch, Code::Unknown, "no list today");
+    let podmeter = Podmeter::start(node.root.path());
+    podmeter.until(GPU, "registered twice", |state| state.registrations >= 2).await;
+    counts(&node, GPU, 0, 0).await;
+    node.heal();
+    counts(&node, GPU, 4, 4).await;
+    podmeter.registered(GPU, 2).await;
+}
+
+async fn a_list_that_breaks_later_is_offered_again(rules: Rules) {
+    let (node, podmeter) = with_plugin(rules).await;
+    runs(&node, pod("trainer", 1)).await;
+    node.fail(Method::Register, Code::Unknown, "not now");
+    assert!(node.cut_stream(GPU));
+    counts(&node, GPU, 4, 0).await;
+    let refused = |problem: Option<&str>| problem.is_some_and(|problem| problem.contains("not now"));
+    podmeter.until(GPU, "refused", |state| !state.registered && refused(state.problem.as_deref())).await;
+    counts(&node, GPU, 4, 0).await;
+    assert_eq!(held(&node, "trainer", "main").len(), 1);
+    node.advance(STOP_GRACE);
+    assert_eq!(node.node_status().get(GPU), None);
+    node.heal();
+    podmeter.registered(GPU, 2).await;
+    counts(&node, GPU, 4, 4).await;
+    assert!(rejected(&node, pod("big", 4)).await.contains("Requested: 4, Available: 3"));
+}
+
+async fn a_stopped_plugin_leaves_capacity_for_five_minutes(rules: Rules) {
+    let (node, podmeter) = with_plugin(rules).await;
+    podmeter.end().await;
+    counts(&node, GPU, 4, 0).await;
+    assert!(rejected(&node, pod("trainer", 1)).await.contains(NOTHING_HEALTHY));
+    node.advance(STOP_GRACE - Duration::from_secs(30));
+    counts(&node, GPU, 4, 0).await;
+    node.advance(Duration::from_secs(30));
+    assert_eq!(node.node_status().get(GPU), None);
+}
+
+async fn the_status_of_a_pod_follows_its_device(rules: Rules) {
+    let (node, podmeter) = with_hardware(rules, gpus(1)).await;
+    runs(&node, pod("trainer", 1)).await;
+    let status = |healthy| vec![("main".to_owned(), GPU.to_owned(), uuid(0), healthy)];
+    // Its image is still being pulled, then it runs.
+    for phase in [Phase::Pending, Phase::Running] {
+        node.set_phase("team", "trainer", phase);
+        assert_eq!(node.allocated_resources_status("team", "trainer"), status(true));
+        podmeter.lose(0, true);
+        counts(&node, GPU, 1, 0).await;
+        assert_eq!(node.allocated_resources_status("team", "trainer"), status(false));
+        podmeter.lose(0, false);
+        counts(&node, GPU, 1, 1).await;
+    }
+    // A plugin that goes says nothing about its devices.
+    podmeter.end().await;
+    counts(&node, GPU, 1, 0).await;
+    assert_eq!(node.allocated_resources_status("team", "trainer"), status(true));
+}
+
+/// Does `steps`, and says the least that the node status showed meanwhile.
+async fn lowest(node: &FakeKubelet, steps: impl Future<Output = ()>) -> Count {
+    let lowest = Mutex::new(Count { capacity: usize::MAX, allocatable: usize::MAX });
+    let look = |status: &std::collections::BTreeMap<String, Count>| {
+        let now = status.get(GPU).copied().unwrap_or_default();
+        let mut lowest = lowest.lock().unwrap();
+        lowest.capacity = lowest.capacity.min(now.capacity);
+        lowest.allocatable = lowest.allocatable.min(now.allocatable);
+        false
+    };
+    tokio::select! {
+        _ = node.node_status_becomes(look) => panic!("the steps take too long"),
+        () = steps => {}
+    }
+    look(&node.node_status());
+    *lowest.lock().unwrap()
+}
+
+async fn a_rollout_keeps_the_capacity(rules: Rules) {
+    let (node, old) = with_plugin(rules).await;
+    let new = Podmeter::start(node.root.path());
+    let least = lowest(&node, async {
+        new.registered(GPU, 1).await;
+        counts(&node, GPU, 4, 4).await;
+        runs(&node, pod("with-both", 1)).await;
+    });
+    assert_eq!(least.await, Count { capacity: 4, allocatable: 4 });
+    let least = lowest(&node, async {
+        old.end().await;
+        // An older kubelet takes the old one's end for the new one's, which registers again.
+        new.registered(GPU, if rules == Rules::UpTo136 { 2 } else { 1 }).await;
+        // It would still ask one whose end it has not seen.
+        assert!(node.node_status_becomes(|_| node.connected_plugins(GPU) == 1).await);
+        counts(&node, GPU, 4, 4).await;
+        runs(&node, pod("with-the-new-one", 1)).await;
+    });
+    let least = least.await;
+    assert_eq!(least.capacity, 4);
+    assert!(rules == Rules::UpTo136 || least.allocatable == 4, "{least:?}");
+    assert_eq!(sockets(&node.device_plugin_directory()).len(), 1);
+}
+
+async fn a_second_plugin_that_cannot_register_leaves_the_first_alone(rules: Rules) {
+    let (node, first) = with_plugin(rules).await;
+    node.fail(Method::Register, Code::Unknown, "not you");
+    let second = Podmeter::start(node.root.path());
+    let least = lowest(&node, async {
+        let refused = |problem: Option<&str>| problem.is_some_and(|problem| problem.contains("not you"));
+        second.until(GPU, "refused", |state| refused(state.problem.as_deref())).await;
+        runs(&node, pod("trainer", 1)).await;
+    });
+    assert_eq!(least.await, Count { capacity: 4, allocatable: 4 });
+    node.heal();
+    second.registered(GPU, 1).await;
+    counts(&node, GPU, 4, 4).await;
+    assert_eq!((first.now(GPU).registered, first.now(GPU).registrations), (true, 1));
+}
+
+async fn the_first_plugin_goes_on_when_the_second_is_withdrawn(rules: Rules) {
+    let (node, first) = with_plugin(rules).await;
+    let second = Podmeter::start(node.root.path());
+    second.registered(GPU, 1).await;
+    let least = lowest(&node, async {
+        second.end().await;
+        // An older kubelet forgets the first one too, without telling it: it must notice by itself.
+        first.registered(GPU, if rules == Rules::UpTo136 { 2 } else { 1 }).await;
+        assert!(node.node_status_becomes(|_| node.connected_plugins(GPU) == 1).await);
+        counts(&node, GPU, 4, 4).await;
+        runs(&node, pod("trainer", 1)).await;
+    });
+    let least = least.await;
+    assert_eq!(first.now(GPU).registrations, if rules == Rules::UpTo136 { 2 } else { 1 });
+    assert_eq!(least.capacity, 4);
+    assert!(rules == Rules::UpTo136 || least.allocatable == 4, "{least:?}");
+}
+
+async fn an_allocation_in_flight_is_not_listed(rules: Rules) {
+    let (node, _podmeter) = with_plugin(rules).await;
+    node.hang(Method::Allocate);
+    let looking = async {
+        node.node_status_becomes(|_| node.phase("team", "trainer") == Some(Phase::Pending)).await;
+        let pod = node.get("team", "trainer").await.unwrap();
+        let shown = pod.containers[0].devices.clone();
+        node.heal();
+        shown
+    };
+    let (admission, shown) = tokio::join!(node.add_pod(pod("trainer", 1)), looking);
+    assert_eq!((admission, shown), (Admission::Running, vec![]));
+    assert_eq!(node.list().await.pod_resources[0].containers[0].devices.len(), 1);
+}

@@ -1,0 +1,327 @@
+//! The choice of whole GPUs, held against every set and every division, and against the sets that NVIDIA's allocator
+//! is known to choose.
+
+#![allow(clippy::type_complexity, reason = "tables of cases")]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::support::links::{Node, dgx1_pascal, dgx1_volta, nvswitch, pcie_tree, rtx8000, seeded};
+use podmeter::model::DeviceId;
+use podmeter::preference::{Choice, Condition, FallbackReason, Topology, choose_gpus};
+use proptest::prelude::*;
+
+fn choose(node: &Node, available: u32, required: u32, size: usize) -> u32 {
+    let choice = choose_gpus(&node.request(available, required, size), &node.topology, &BTreeMap::new());
+    assert_eq!(choice.fallback, None);
+    node.set(&choice)
+}
+
+fn set(members: &[usize]) -> u32 {
+    members.iter().fold(0, |set, member| set | 1 << member)
+}
+
+/// The slow and obvious reference: every set, every division.
+mod oracle {
+    use super::Node;
+
+    pub fn sets(all: u32, required: u32, size: usize) -> impl Iterator<Item = u32> {
+        (0..=all).filter(move |set| set & !all == 0 && required & !set == 0 && set.count_ones() as usize == size)
+    }
+
+    pub fn best_score(node: &Node, all: u32, required: u32, size: usize) -> u32 {
+        sets(all, required, size).map(|set| node.score(set)).max().unwrap()
+    }
+
+    /// All divisions of `all` into sets of `size` and one smaller set for what is left over, first by index first.
+    fn divisions(all: u32, size: usize, found: &mut Vec<Vec<u32>>, parts: &mut Vec<u32>) {
+        if all.count_ones() as usize <= size {
+            let last = (all != 0).then_some(all);
+            return found.push(parts.iter().copied().chain(last).collect());
+        }
+        let smaller = all.count_ones() as usize % size;
+        let lowest = all & all.wrapping_neg();
+        let with_lowest = [size, smaller].into_iter().filter(|part| *part > 0).flat_map(|part| sets(all, lowest, part));
+        let mut with_lowest: Vec<u32> = with_lowest.collect();
+        with_lowest.sort_by_key(|set| std::cmp::Reverse(set.reverse_bits()));
+        for part in with_lowest {
+            parts.push(part);
+            divisions(all & !part, size, found, parts);
+            parts.pop();
+        }
+    }
+
+    /// What the vendor's allocator describes: the first division with the highest sum, and of it the first set with the
+    /// highest score.
+    pub fn of_first_division(node: &Node, all: u32, required: u32, size: usize) -> u32 {
+        let mut found = vec![];
+        divisions(all, size, &mut found, &mut vec![]);
+        let fits = |set: &u32| set & required == required && set.count_ones() as usize == size;
+        let sum = |parts: &Vec<u32>| parts.iter().map(|part| node.score(*part)).sum::<u32>();
+        let usable = found.into_iter().filter(|parts| parts.iter().any(fits));
+        let best = usable.rev().max_by_key(sum).unwrap();
+        best.into_iter().filter(fits).rev().max_by_key(|set| node.score(*set)).unwrap()
+    }
+
+    pub fn is_tree(node: &Node) -> bool {
+        let pair = |i: usize, j: usize| node.score(1 << i | 1 << j);
+        let members: Vec<usize> = (0..node.gpus.len()).collect();
+        members.iter().all(|&i| {
+            members.iter().all(|&j| {
+                let via = |&&k: &&usize| k != i && k != j;
+                i == j || members.iter().filter(via).all(|&k| pair(i, j) >= pair(i, k).min(pair(k, j)))
+            })
+        })
+    }
+}
+
+#[test]
+fn the_sets_observed_on_eight_gpus_behind_four_switches() {
+    let cases: [(u32, &[usize], usize, &[usize]); 6] = [
+        (0xff, &[], 2, &[0, 1]),
+        (0xff, &[], 4, &[0, 1, 2, 3]),
+        (0xfe, &[], 2, &[2, 3]),
+        (0xfe, &[], 4, &[4, 5, 6, 7]),
+        (0xff, &[7], 2, &[6, 7]),
+        (0xff, &[7], 4, &[4, 5, 6, 7]),
+    ];
+    for same_cpu in [20, 30] {
+        let node = pcie_tree(8, same_cpu);
+        for (available, required, size, expected) in cases {
+            assert_eq!(
+                choose(&node, available, set(required), size),
+                set(expected),
+                "{available:b} {required:?} {size}"
+            );
+        }
+    }
+}
+
+#[test]
+fn two_hundred_requests_get_the_best_score_there_is() {
+    let (node, mut random) = (pcie_tree(8, 20), seeded(200));
+    let (mut best, mut same) = (0, 0);
+    for _ in 0..200 {
+        let (available, required, size) = random.request(8);
+        let chosen = choose(&node, available, required, size);
+        assert_eq!(chosen, choose(&node, available, required, size));
+        best += u32::from(node.score(chosen) == oracle::best_score(&node, available, required, size));
+        let usual = oracle::of_first_division(&node, available, required, size);
+        assert!(node.score(chosen) >= node.score(usual));
+        same += u32::from(chosen == usual);
+    }
+    assert_eq!(best, 200);
+    println!("the same set as by the first best division: {same} of 200");
+}
+
+#[test]
+fn a_single_gpu_comes_from_a_pair_that_is_already_broken() {
+    let node = pcie_tree(8, 20);
+    assert_eq!(choose(&node, 0xff, 0, 1), set(&[0]));
+    assert_eq!(choose(&node, 0b1111_0111, 0, 1), set(&[2]));
+    assert_eq!(choose(&node, 0b0111_1111, 0, 1), set(&[6]));
+    assert_eq!(choose(&node, 0b0011_1111, 0, 2), set(&[4, 5]), "four that belong together stay together");
+}
+
+#[test]
+fn nodes_fill_as_nvidias_allocator_fills_them() {
+    let cases: [(&str, Node, usize, &[&[usize]]); 8] = [
+        ("rtx 8000", rtx8000(), 1, &[&[0], &[1], &[2], &[3]]),
+        ("rtx 8000", rtx8000(), 2, &[&[0, 3], &[1, 2]]),
+        ("pascal", dgx1_pascal(), 1, &[&[0], &[1], &[2], &[3], &[4], &[5], &[6], &[7]]),
+        ("pascal", dgx1_pascal(), 2, &[&[0, 2], &[1, 3], &[4, 6], &[5, 7]]),
+        ("pascal", dgx1_pascal(), 4, &[&[0, 1, 2, 3], &[4, 5, 6, 7]]),
+        ("volta", dgx1_volta(), 1, &[&[0], &[1], &[2], &[3], &[4], &[5], &[6], &[7]]),
+        ("volta", dgx1_volta(), 2, &[&[0, 3], &[1, 2], &[4, 7], &[5, 6]]),
+        ("volta", dgx1_volta(), 4, &[&[0, 1, 2, 3], &[4, 5, 6, 7]]),
+    ];
+    for (name, node, size, expected) in cases {
+        let mut free = (1_u32 << node.gpus.len()) - 1;
+        for expected in expected {
+            let chosen = choose(&node, free, 0, size);
+            assert_eq!(chosen, set(expected), "{name}, {size} of {free:b}");
+            free &= !chosen;
+        }
+    }
+}
+
+#[test]
+fn a_dgx_1_gives_what_nvidias_allocator_gives() {
+    let cases: [(&[usize], &[usize], usize, &[usize]); 8] = [
+        (&[0, 2, 4, 5], &[], 2, &[4, 5]),
+        (&[0, 4, 5, 6], &[], 2, &[5, 6]),
+        (&[0, 3, 1], &[], 2, &[0, 3]),
+        (&[0, 1, 4], &[], 2, &[0, 4]),
+        (&[0, 1, 2, 3, 4, 5, 6, 7], &[4], 1, &[4]),
+        (&[0, 1, 2, 3, 4, 5, 6, 7], &[4], 2, &[4, 7]),
+        (&[0, 1, 2, 3, 4, 5, 6, 7], &[4], 4, &[4, 5, 6, 7]),
+        (&[0, 1, 2, 3, 4, 5, 6, 7], &[0, 2, 4, 6], 4, &[0, 2, 4, 6]),
+    ];
+    for (available, required, size, expected) in cases {
+        assert_eq!(choose(&dgx1_volta(), set(available), set(required), size), set(expected), "{available:?}");
+    }
+}
+
+#[test]
+fn all_gpus_behind_nvswitches_are_alike_until_something_is_known() {
+    for count in [8, 16] {
+        let node = nvswitch(count);
+        let all = (1 << count) - 1;
+        for size in 1..=count {
+            assert_eq!(choose(&node, all, 0, size), (1 << size) - 1);
+        }
+        assert_eq!(choose(&node, all, set(&[5]), 3), set(&[0, 1, 5]));
+        let load = |ratio| Condition { load: Some(ratio), ..Condition::default() };
+        let mut conditions: BTreeMap<_, _> = node.gpus.iter().map(|gpu| (gpu.clone(), load(0.5))).collect();
+        conditions.insert(node.gpus[6].clone(), load(0.1));
+        conditions.insert(node.gpus[0].clone(), load(f64::NAN));
+        conditions.insert(node.gpus[1].clone(), Condition { row_remap_pending: true, ..load(0.0) });
+        conditions.remove(&node.gpus[2]);
+        let chosen =
+            |size, required| node.set(&choose_gpus(&node.request(all, required, size), &node.topology, &conditions));
+        assert_eq!(chosen(1, 0), set(&[6]));
+        assert_eq!(chosen(2, 0), set(&[3, 6]));
+        assert_eq!(chosen(2, set(&[1])), set(&[1, 6]), "what must be in is in");
+        assert_eq!(chosen(count - 1, 0), all & !set(&[1]), "unknown use is full use, still better than trouble");
+        assert_eq!(chosen(count, 0), all);
+    }
+}
+
+#[test]
+fn gpus_to_avoid_are_taken_only_when_the_others_are_not_enough() {
+    let node = pcie_tree(8, 20);
+    let troubles = [
+        Condition { row_remap_pending: true, ..Condition::default() },
+        Condition { throttled: true, ..Condition::default() },
+        Condition { foreign_processes: true, ..Condition::default() },
+    ];
+    for trouble in troubles {
+        let conditions = [0, 4, 5].map(|gpu: usize| (node.gpus[gpu].clone(), trouble)).into();
+        let chosen =
+            |available, size| node.set(&choose_gpus(&node.request(available, 0, size), &node.topology, &conditions));
+        assert_eq!(chosen(0xff, 2), set(&[6, 7]), "1, 2 and 3 stay together");
+        assert_eq!(chosen(0xff, 4), set(&[2, 3, 6, 7]), "two whole pairs");
+        assert_eq!(chosen(0b0011_0011, 2), set(&[0, 1]));
+        assert_eq!(chosen(0xff, 6), set(&[0, 1, 2, 3, 6, 7]));
+    }
+}
+
+#[test]
+fn links_that_are_unknown_or_disagree_leave_numa_nodes_and_then_the_index() {
+    let node = pcie_tree(8, 20);
+    let gpus = &node.gpus;
+    let places = gpus.iter().map(|gpu| (gpu.clone(), node.topology.place(gpu).unwrap())).collect::<BTreeMap<_, _>>();
+    let mut asymmetric = node.topology.clone();
+    asymmetric.link_as_told(&gpus[2], &gpus[6], 110);
+    let mut one_sided = Topology::new(places.clone());
+    one_sided.link_as_told(&gpus[0], &gpus[1], 50);
+    let nowhere: BTreeMap<_, _> = places
+        .iter()
+        .map(|(gpu, place)| (gpu.clone(), podmeter::preference::Place { numa_node: None, ..*place }))
+        .collect();
+    let cases = [
+        (asymmetric, FallbackReason::LinksAsymmetric, set(&[4, 5])),
+        (one_sided, FallbackReason::LinksAsymmetric, set(&[4, 5])),
+        (Topology::new(places), FallbackReason::LinksUnknown, set(&[4, 5])),
+        (Topology::new(nowhere), FallbackReason::LinksUnknown, set(&[0, 4])),
+    ];
+    for (topology, reason, expected) in cases {
+        let request =
+            node.request(if reason == FallbackReason::LinksUnknown { 0b0111_0001 } else { 0b0111_0111 }, 1 << 4, 2);
+        let choice = choose_gpus(&request, &topology, &BTreeMap::new());
+        assert_eq!((choice.fallback, node.set(&choice)), (Some(reason), expected));
+    }
+    let choice = choose_gpus(&node.request(0b0011, 0, 1), &node.topology, &BTreeMap::new());
+    assert_eq!(choice.fallback, None, "a link that nobody asked about does not matter");
+}
+
+#[test]
+fn a_doubtful_request_is_answered_with_nothing_and_the_reason() {
+    let node = pcie_tree(8, 20);
+    let usual = node.request(0xff, 1, 2);
+    let with = |change: &dyn Fn(&mut podmeter::preference::Request)| {
+        let mut request = usual.clone();
+        change(&mut request);
+        request
+    };
+    let cases = [
+        (with(&|request| request.size = 9), FallbackReason::TooFewAvailable),
+        (with(&|request| request.size = usize::MAX), FallbackReason::TooFewAvailable),
+        (with(&|request| request.size = 0), FallbackReason::TooManyRequired),
+        (with(&|request| request.must_include = vec!["GPU-other".into()]), FallbackReason::RequiredNotAvailable),
+        (with(&|request| request.available[3].gpu = "GPU-other".into()), FallbackReason::UnknownGpu),
+        (with(&|request| request.available[3].gpu = request.available[2].gpu.clone()), FallbackReason::Ambiguous),
+        (with(&|request| request.available[3].id = request.available[2].id.clone()), FallbackReason::Ambiguous),
+    ];
+    for (request, reason) in cases {
+        let expected = Choice { ids: vec![], fallback: Some(reason) };
+        assert_eq!(choose_gpus(&request, &node.topology, &BTreeMap::new()), expected);
+    }
+    let nothing = choose_gpus(&node.request(0xff, 0, 0), &node.topology, &BTreeMap::new());
+    assert_eq!(nothing, Choice::default());
+}
+
+#[test]
+fn more_gpus_than_sets_can_be_looked_at_are_grown_link_by_link() {
+    let node = pcie_tree(24, 20);
+    let choice =
+        |required, size| choose_gpus(&node.request(0xff_fffe, required, size), &node.topology, &BTreeMap::new());
+    for (required, size, expected) in
+        [(0, 2, set(&[2, 3])), (0, 4, set(&[4, 5, 6, 7])), (1 << 23, 3, set(&[20, 22, 23])), (0, 23, 0xff_fffe)]
+    {
+        let choice = choice(required, size);
+        assert_eq!(node.set(&choice), expected);
+        assert_eq!(choice.fallback, (size < 23).then_some(FallbackReason::ManyGpus));
+    }
+}
+
+/// Scores between `count` GPUs: a tree of random depth, or anything at all.
+fn any_node(most: usize) -> impl Strategy<Value = Node> {
+    (1..=most, any::<u64>(), any::<bool>())
+        .prop_map(|(count, seed, tree)| if tree { seeded(seed).tree(count) } else { seeded(seed).mesh(count) })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn no_set_is_better_and_in_a_mesh_no_division(node in any_node(8), seed: u64) {
+        let (available, required, size) = seeded(seed).request(node.gpus.len());
+        let chosen = choose(&node, available, required, size);
+        prop_assert!(oracle::sets(available, required, size).any(|set| set == chosen));
+        if !oracle::is_tree(&node) {
+            prop_assert_eq!(chosen, oracle::of_first_division(&node, available, required, size));
+            return Ok(());
+        }
+        let rank = |set: u32| (node.score(set), node.score(available & !set));
+        let best = oracle::sets(available, required, size).map(rank).max().unwrap();
+        let equal = oracle::sets(available, required, size).filter(|set| rank(*set) == best);
+        prop_assert_eq!(equal.max_by_key(|set| set.reverse_bits()), Some(chosen), "the first by index");
+    }
+
+    #[test]
+    fn sixteen_gpus_in_a_tree_get_the_best_score_there_is(seed: u64) {
+        let mut random = seeded(seed);
+        let node = random.tree(16);
+        let (available, required, size) = random.request(16);
+        let chosen = choose(&node, available, required, size);
+        prop_assert_eq!(node.score(chosen), oracle::best_score(&node, available, required, size));
+    }
+
+    #[test]
+    fn the_order_of_inputs_does_not_matter(node in any_node(16), seed: u64) {
+        let mut random = seeded(seed);
+        let (available, required, size) = random.request(node.gpus.len());
+        let conditions = node.gpus.iter().map(|gpu| (gpu.clone(), random.condition())).collect();
+        let request = node.request(available, required, size);
+        let chosen = choose_gpus(&request, &node.topology, &conditions);
+        let mut other = request;
+        random.shuffle(&mut other.available);
+        random.shuffle(&mut other.must_include);
+        other.available.extend_from_within(..1);
+        other.must_include.extend_from_within(..usize::from(required != 0));
+        prop_assert_eq!(&choose_gpus(&other, &node.topology, &conditions), &chosen);
+        let distinct: BTreeSet<&DeviceId> = chosen.ids.iter().collect();
+        prop_assert_eq!(distinct.len(), size);
+        prop_assert!(other.must_include.iter().all(|id| distinct.contains(id)));
+    }
+}

@@ -1,0 +1,352 @@
+//! From a process id to its container: the Pods API over a real socket, files laid out as a node's, the running binary.
+
+use crate::support::agent;
+use std::collections::BTreeSet;
+use std::io::Write as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::support::kubelet::{ContainerSpec, Gates, Node, Options, Phase, PodSpec, Rules, connect, node};
+use podmeter::clock::Clock;
+use podmeter::kubelet::pods;
+use podmeter::model::{ContainerRef, Owner, PodDirectory, PodIdentity, PodLabel, ProcessState, UnknownOwner};
+use podmeter::processes::{self, Mode};
+use podmeter::simulation::kubelet::container_id;
+use podmeter::simulation::proc_tree::{Inside, ProcTree};
+use podmeter::wire::core_v1;
+use podmeter::wire::v1alpha1::pods_client::PodsClient;
+use podmeter::wire::v1alpha1::{EventType, GetPodRequest, ListPodsRequest, WatchPodsEvent, WatchPodsRequest};
+use prost::Message;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tonic::transport::Channel;
+use tonic::{Code, Streaming};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const UID: &str = "8f5d2c1e-90ab-4cde-8123-456789abcdef";
+const MAIN: Inside<'_> = Inside { namespace: "research", pod: "training-0", uid: UID, container: "main" };
+
+fn new_kubelet() -> Options {
+    Options { rules: Rules::From137, ..Options::default() }
+}
+
+fn training() -> PodSpec {
+    let pod = PodSpec::new(MAIN.namespace, MAIN.pod).uid(UID).label("app", "trainer").label("team", "vision");
+    pod.container(ContainerSpec::new("main")).container(ContainerSpec::new("side"))
+}
+
+async fn until<T: Clone>(values: &mut watch::Receiver<T>, what: &str, condition: impl Fn(&T) -> bool) -> T {
+    let found = tokio::time::timeout(PATIENCE, values.wait_for(|value| condition(value))).await;
+    found.unwrap_or_else(|_| panic!("never: {what}")).expect("the room runs").clone()
+}
+
+/// What the agent would run against this kubelet.
+struct Watching {
+    directories: watch::Receiver<Arc<PodDirectory>>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Watching {
+    fn start(socket: &Path) -> Self {
+        let (publish, directories) = watch::channel(Arc::default());
+        let settings = pods::Settings { socket: socket.to_owned(), labels: vec!["app".into()] };
+        Self { directories, task: tokio::spawn(pods::watch(settings, publish)) }
+    }
+
+    async fn until(&mut self, what: &str, condition: impl Fn(&PodDirectory) -> bool) -> Arc<PodDirectory> {
+        until(&mut self.directories, what, |directory| condition(directory)).await
+    }
+}
+
+fn only(directory: &PodDirectory) -> &PodIdentity {
+    assert_eq!(directory.pods.len(), 1);
+    directory.pods.values().next().unwrap()
+}
+
+#[tokio::test]
+async fn pods_come_change_and_go() {
+    let node = node(new_kubelet()).await;
+    let mut watching = Watching::start(&node.pods_api_socket());
+    watching.until("an empty node", |directory| directory.complete && directory.pods.is_empty()).await;
+    node.add_pod(training()).await;
+    let started = |directory: &PodDirectory| directory.pods.values().any(|pod| pod.containers.len() == 2);
+    let directory = watching.until("the pod runs", started).await;
+    let pod = only(&directory);
+    assert_eq!(pod.uid.as_str(), UID);
+    assert_eq!(pod.labels, [("app".into(), "trainer".into())].into(), "what was not asked for is not kept");
+    assert_eq!(pod.containers.get(&container_id(UID, "side").as_str().into()).map(|name| &**name), Some("side"));
+    assert!(node.set_phase(MAIN.namespace, MAIN.pod, Phase::Succeeded));
+    watching.until("it has finished", |directory| only(directory).terminal).await;
+    assert!(node.force_delete_pod(MAIN.namespace, MAIN.pod));
+    watching.until("it has gone", |directory| directory.pods.is_empty()).await;
+}
+
+#[tokio::test]
+async fn while_the_kubelet_is_away_its_pods_stand_and_are_not_all() {
+    let node = node(new_kubelet()).await;
+    node.add_pod(training()).await;
+    let mut watching = Watching::start(&node.pods_api_socket());
+    watching.until("the pod", |directory| directory.complete && directory.pods.len() == 1).await;
+    node.stop();
+    let directory = watching.until("the kubelet is away", |directory| !directory.complete).await;
+    assert_eq!(directory.pods.len(), 1);
+    assert!(directory.problem.is_some());
+    node.start_again().unwrap();
+    node.ready().await;
+    node.force_delete_pod(MAIN.namespace, MAIN.pod);
+    let directory = watching.until("it is back", |directory| directory.complete && directory.pods.is_empty()).await;
+    assert_eq!(directory.problem, None);
+}
+
+#[tokio::test]
+async fn a_kubelet_without_the_api_is_no_problem_until_it_is_replaced() {
+    let node = node(Options::default()).await;
+    let socket = node.pods_api_socket();
+    assert!(!socket.exists(), "not before 1.37");
+    let mut watching = Watching::start(&socket);
+    assert_eq!(*watching.directories.borrow_and_update().clone(), PodDirectory::default());
+    node.set_gates(Gates { pods_api: true, ..Gates::default() });
+    node.restart().unwrap();
+    let directory = watching.until("the new kubelet's pods", |directory| directory.complete).await;
+    assert_eq!(directory.problem, None);
+}
+
+async fn client(node: &Node) -> PodsClient<Channel> {
+    PodsClient::new(connect(&node.pods_api_socket()).await.unwrap())
+}
+
+async fn next(events: &mut Streaming<WatchPodsEvent>) -> (EventType, core_v1::Pod) {
+    let event = tokio::time::timeout(PATIENCE, events.message()).await.unwrap().unwrap().expect("goes on");
+    (event.r#type(), core_v1::Pod::decode(event.pod.as_slice()).unwrap())
+}
+
+/// The fake against what is known of the real one.
+#[tokio::test]
+async fn the_fake_pods_api_keeps_to_the_real_ones_rules() {
+    let node = node(new_kubelet()).await;
+    node.add_pod(training()).await;
+    node.add_pod(PodSpec::new("kube-system", "probe").from_manifest().container(ContainerSpec::new("probe"))).await;
+    let mut client = client(&node).await;
+
+    let listed = client.list_pods(ListPodsRequest {}).await.unwrap().into_inner().pods;
+    let pods: Vec<_> = listed.iter().map(|pod| core_v1::Pod::decode(pod.as_slice()).unwrap()).collect();
+    let manifest =
+        pods.iter().filter_map(|pod| pod.metadata.as_ref()).find(|pod| pod.name == "probe-lab-node").unwrap();
+    assert_eq!(manifest.annotations.get("kubernetes.io/config.hash"), Some(&manifest.uid));
+    let pod = client.get_pod(GetPodRequest { pod_uid: UID.into() }).await.unwrap().into_inner().pod;
+    assert!(listed.contains(&pod));
+    let missing = client.get_pod(GetPodRequest { pod_uid: "none".into() }).await.unwrap_err();
+    assert_eq!(missing.code(), Code::NotFound);
+
+    let mut events = client.watch_pods(WatchPodsRequest {}).await.unwrap().into_inner();
+    let first = [next(&mut events).await.0, next(&mut events).await.0, next(&mut events).await.0];
+    assert_eq!(first, [EventType::Added, EventType::Added, EventType::InitialSyncComplete]);
+    node.delete_pod(MAIN.namespace, MAIN.pod);
+    node.finish_termination(MAIN.namespace, MAIN.pod);
+    let (kind, gone) = next(&mut events).await;
+    assert_eq!((kind, gone.status), (EventType::Deleted, None));
+    let metadata = gone.metadata.unwrap();
+    assert_eq!((metadata.name.as_str(), metadata.uid.as_str(), metadata.labels.len()), (MAIN.pod, UID, 0));
+
+    let mut refused = None;
+    for _ in 0..200 {
+        refused = refused.or(client.list_pods(ListPodsRequest {}).await.err());
+    }
+    assert_eq!(refused.expect("a burst is refused").code(), Code::ResourceExhausted);
+}
+
+/// The room on a node's files, and who is wanted.
+struct Room {
+    tree: ProcTree,
+    wanted: watch::Sender<Arc<BTreeSet<u32>>>,
+    pods: watch::Sender<Arc<PodDirectory>>,
+    states: watch::Receiver<Arc<ProcessState>>,
+    task: JoinHandle<()>,
+    _directory: tempfile::TempDir,
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Room {
+    fn start(mode: Mode) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = ProcTree::create(directory.path()).unwrap();
+        let (wanted, wants) = watch::channel(Arc::default());
+        let (pods, directories) = watch::channel(Arc::default());
+        let (publish, states) = watch::channel(Arc::default());
+        let settings = processes::Settings {
+            mode,
+            proc_root: tree.proc_root(),
+            pod_logs_root: tree.pod_logs_root(),
+            pod_labels: PodLabel::all(&["app".to_owned()]).unwrap(),
+        };
+        let task = tokio::spawn(processes::run(settings, Clock::start(), wants, directories, publish));
+        Self { tree, wanted, pods, states, task, _directory: directory }
+    }
+
+    fn want(&self, pids: &[u32]) {
+        self.wanted.send_replace(Arc::new(pids.iter().copied().collect()));
+    }
+
+    async fn until(&mut self, what: &str, condition: impl Fn(&ProcessState) -> bool) -> Arc<ProcessState> {
+        until(&mut self.states, what, |state| condition(state)).await
+    }
+}
+
+#[tokio::test]
+async fn owners_follow_processes_and_pods() {
+    let mut room = Room::start(Mode::Auto);
+    room.until("host process ids are seen", |state| state.enabled && state.problem.is_none()).await;
+    room.tree.add_container(MAIN).unwrap();
+    room.tree.start(100, 1, MAIN).unwrap();
+    room.tree.start_on_host(101, 1).unwrap();
+    room.want(&[100, 101, 102]);
+    let main =
+        Owner::Container(ContainerRef::new(MAIN.namespace, MAIN.pod, MAIN.container).with_uid(Some(MAIN.uid.into())));
+    let state = room.until("the container", |state| *state.owner(100) == main).await;
+    assert_eq!(*state.owner(101), Owner::Host);
+    assert_eq!(*state.owner(102), Owner::Unknown(UnknownOwner::Gone));
+    assert_eq!(*state.owner(103), Owner::Unknown(UnknownOwner::NotResolved), "nobody asked");
+    assert!(state.collector.as_ref().is_some_and(|collector| collector.success));
+    let gone = PodDirectory { complete: true, ..PodDirectory::default() };
+    room.pods.send_replace(Arc::new(gone));
+    room.until("the pod has ended", |state| state.owner(100).remainder_reason() == Some("terminated_pod")).await;
+    room.want(&[101]);
+    room.until("only what is wanted", |state| state.processes.len() == 1).await;
+}
+
+#[tokio::test]
+async fn process_ids_of_another_namespace_are_never_used() {
+    let mut room = Room::start(Mode::On);
+    room.until("enabled", |state| state.enabled).await;
+    for (mode, says) in [(Mode::On, true), (Mode::Auto, true), (Mode::Off, false)] {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = ProcTree::create(directory.path()).unwrap();
+        tree.end(2).unwrap();
+        tree.add_container(MAIN).unwrap();
+        tree.start(100, 1, MAIN).unwrap();
+        let (_wanted, wants) = watch::channel(Arc::new([100].into()));
+        let (_pods, directories) = watch::channel(Arc::default());
+        let (publish, mut states) = watch::channel(Arc::<ProcessState>::default());
+        let (proc_root, pod_logs_root) = (tree.proc_root(), tree.pod_logs_root());
+        let settings = processes::Settings { mode, proc_root, pod_logs_root, pod_labels: vec![] };
+        let task = tokio::spawn(processes::run(settings, Clock::start(), wants, directories, publish));
+        let state = until(&mut states, "pods have their UIDs", |state| !state.pods.is_empty()).await;
+        assert!(!state.enabled && state.processes.is_empty() && state.collector.is_none(), "{mode:?}");
+        assert_eq!(state.problem.as_ref().is_some_and(|problem| problem.contains("hostPID: true")), says, "{mode:?}");
+        task.abort();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_agent_shows_who_pods_are() {
+    let node = node(new_kubelet()).await;
+    node.add_pod(training()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let tree = ProcTree::create(directory.path()).unwrap();
+    let (proc_root, pod_logs) = (tree.proc_root(), tree.pod_logs_root());
+    let (proc_root, pod_logs) = (proc_root.to_str().unwrap(), pod_logs.to_str().unwrap());
+    let flags = ["--hardware", "none", "--device-plugin", "off", "--proc-root", proc_root, "--pod-logs-root", pod_logs];
+
+    let all = [&flags[..], &["--pod-label", "app", "--pod-label", "absent"]].concat();
+    let running = agent::agent(node.root.path(), &all, &[]);
+    let labels = [r#"namespace="research""#, r#"uid="8f5d2c1e-90ab-4cde-8123-456789abcdef""#, r#"label_app="trainer""#];
+    let page = running.until("the pod", |page| page.value("podmeter_pod_info", &labels) == Some(1.0));
+    assert!(!page.0.contains("label_absent") && !page.0.contains("\"vision\""));
+    assert_eq!(page.value("podmeter_process_attribution_enabled", &[]), Some(1.0));
+    assert_eq!(page.value("podmeter_collector_success", &[r#"collector="processes""#]), Some(1.0));
+
+    let node_page = running.get("/api/v1/node");
+    assert_eq!(node_page.status, 200);
+    assert!(node_page.body.contains(UID), "{}", node_page.body);
+
+    tree.end(2).unwrap();
+    let running = agent::agent(node.root.path(), &[&flags[..], &["--process-attribution", "on"]].concat(), &[]);
+    let page = running.until("a page", |page| page.count("podmeter_pod_info", &[]) == 1);
+    assert_eq!(page.value("podmeter_process_attribution_enabled", &[]), Some(0.0));
+    assert!(running.log().contains("hostPID: true"), "{}", running.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_have_their_uids_from_log_directories_alone() {
+    let node = node(Options::default()).await;
+    node.add_pod(training()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let tree = ProcTree::create(directory.path()).unwrap();
+    tree.add_container(MAIN).unwrap();
+    let pod_logs = tree.pod_logs_root();
+    let flags = ["--hardware", "none", "--device-plugin", "off", "--pod-logs-root", pod_logs.to_str().unwrap()];
+    let running = agent::agent(node.root.path(), &[&flags[..], &["--process-attribution", "off"]].concat(), &[]);
+    let uid = r#"uid="8f5d2c1e-90ab-4cde-8123-456789abcdef""#;
+    let page = running.until("the pod", |page| page.value("podmeter_pod_info", &[uid]) == Some(1.0));
+    assert_eq!(page.value("podmeter_process_attribution_enabled", &[]), Some(0.0));
+}
+
+#[test]
+fn the_demo_knows_its_pods() {
+    let running = agent::Running::start(&["demo", "--listen", "127.0.0.1:0", "--refresh-interval", "1s"], &[], None);
+    let labels = [r#"namespace="team-language""#, r#"label_app="llm-serve""#];
+    let page = running.until("a pod of the demo", |page| page.count("podmeter_pod_info", &labels) == 1);
+    assert_eq!(page.value("podmeter_process_attribution_enabled", &[]), Some(1.0));
+}
+
+/// The reader of a pipe that nobody has opened to write is held by the kernel, as it is by a process in an uninterruptible
+/// sleep.
+#[tokio::test(start_paused = true)]
+async fn a_look_that_hangs_withdraws_what_was_known_and_comes_back() {
+    let root = tempfile::tempdir().unwrap();
+    let tree = ProcTree::create(root.path()).unwrap();
+    tree.add_container(MAIN).unwrap();
+    tree.start(1000, 5, MAIN).unwrap();
+    tree.start(1001, 5, MAIN).unwrap();
+    let stat = tree.proc_root().join("1001/stat");
+    let line = std::fs::read(&stat).unwrap();
+    let (want, wanted) = watch::channel(Arc::new(BTreeSet::from([1000])));
+    let (publish, mut states) = watch::channel(Arc::default());
+    let settings = processes::Settings {
+        mode: Mode::Auto,
+        proc_root: tree.proc_root(),
+        pod_logs_root: tree.pod_logs_root(),
+        pod_labels: vec![],
+    };
+    let (_pods, pods) = watch::channel(Arc::default());
+    let room = tokio::spawn(processes::run(settings, Clock::start(), wanted, pods, publish));
+    let is_known = |state: &Arc<ProcessState>| state.processes.contains_key(&1000);
+    until(&mut states, "the first is known", is_known).await;
+
+    std::fs::remove_file(&stat).unwrap();
+    let (fifo, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR);
+    rustix::fs::mknodat(rustix::fs::CWD, &stat, fifo, mode, 0).unwrap();
+    want.send_replace(Arc::new([1000, 1001].into()));
+    let is_stuck = |state: &Arc<ProcessState>| state.collector.as_ref().is_some_and(|collector| collector.stuck);
+    // Time does not pass by itself while a look is under way.
+    while !is_stuck(&states.borrow()) {
+        tokio::time::advance(Duration::from_secs(1)).await;
+        tokio::task::yield_now().await;
+    }
+    let state = Arc::clone(&states.borrow());
+    assert!(state.processes.is_empty() && state.problem.as_ref().unwrap().contains("does not come back"));
+
+    // The next look finds a file again.
+    let mut pipe = std::fs::OpenOptions::new().read(true).write(true).open(&stat).unwrap();
+    std::fs::remove_file(&stat).unwrap();
+    std::fs::write(&stat, &line).unwrap();
+    pipe.write_all(&line).unwrap();
+    drop(pipe);
+    let is_back = |state: &Arc<ProcessState>| !is_stuck(state) && is_known(state);
+    while !is_back(&states.borrow()) {
+        tokio::task::yield_now().await;
+    }
+    room.abort();
+}

@@ -1,0 +1,161 @@
+//! Containers that live between two scrapes, and pods that come again under their name, end to end: the real binary on a fake kubelet and the fake driver.
+
+use std::time::{Duration, Instant};
+
+use crate::support::agent::{Page, Running, agent};
+use crate::support::fake_nvml::FakeNvml;
+use crate::support::kubelet::{ContainerSpec, ListedDevice, Node, Options, PodSpec, node};
+use serde_json::{Value, json};
+
+const BURST: &[&str] = &["namespace=\"team-a\"", "pod=\"burst\"", "container=\"main\""];
+const WATTS: f64 = 300.0;
+
+fn uuid(index: usize) -> String {
+    format!("GPU-00000000-0000-0000-0000-{index:012}")
+}
+
+/// Two GPUs that are half busy, and have drawn an hour's energy before anybody looked.
+fn two_gpus() -> Value {
+    let gpu = json!({
+        "utilization": { "gpu": 50, "memory": 20 }, "power_milliwatts": 300_000, "energy_millijoules": 1_080_000_000,
+    });
+    json!({ "gpus": vec![gpu; 2] })
+}
+
+fn pod(name: &str, gpu: usize) -> PodSpec {
+    let container = ContainerSpec::new("main").holds("nvidia.com/gpu", &uuid(gpu), &[0]);
+    PodSpec::new("team-a", name).container(container)
+}
+
+/// The kubelet's pods are these from now on, and its checkpoint says that something changed.
+fn change(node: &Node, pods: Vec<PodSpec>) {
+    node.set_pods(pods);
+    std::fs::write(node.device_plugin_directory().join("kubelet_internal_checkpoint"), "{}").unwrap();
+}
+
+/// Waits for the account of `burst` without reading a page of metrics.
+fn until(running: &Running, what: &str, condition: impl Fn(&Value) -> bool) -> Value {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let snapshot: Value = serde_json::from_str(&running.get("/api/v1/node").body).unwrap();
+        let accounts = snapshot["accounts"].as_array().cloned().unwrap_or_default();
+        let burst = accounts.into_iter().find(|account| account["container"]["pod"] == "burst");
+        if let Some(burst) = burst.filter(&condition) {
+            return burst;
+        }
+        assert!(Instant::now() < deadline, "never: {what}\nlog:\n{}\n{snapshot:#}", running.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_that_lived_between_two_scrapes_is_on_the_next_two_with_its_seconds_and_joules() {
+    let (node, driver) = (node(Options::default()).await, FakeNvml::start(two_gpus()));
+    let offered = |gpu| ListedDevice { id: uuid(gpu), healthy: true, numa_nodes: None };
+    node.set_devices("nvidia.com/gpu", (0..2).map(offered).collect());
+    change(&node, vec![pod("trainer", 0)]);
+    let started = Instant::now();
+    let arguments = ["--sample-interval", "100ms", "--refresh-interval", "1s", "--retention", "1s"];
+    let running = agent(node.root.path(), &arguments, &driver.env());
+    let before = running.until("the trainer at work", |page| {
+        page.samples("podmeter_container_busy_seconds_total", &["pod=\"trainer\""]).any(|(_, busy)| busy > 0.5)
+    });
+    assert_eq!(before.count("podmeter_container_allocated_seconds_total", BURST), 0);
+
+    let came = Instant::now();
+    change(&node, vec![pod("trainer", 0), pod("burst", 1)]);
+    until(&running, "burst", |_| true);
+    let seen = Instant::now();
+    until(&running, "two seconds", |burst| burst["allocated_seconds"].as_f64().is_some_and(|held| held > 2.0));
+    let at_least = seen.elapsed();
+    change(&node, vec![pod("trainer", 0)]);
+    until(&running, "its end", |burst| burst["holding"].is_null());
+    let at_most = came.elapsed();
+    // Past the retention, and nobody has read it.
+    let left = Instant::now();
+    until(&running, "some time after its end", |_| left.elapsed() > Duration::from_secs(2));
+
+    let page = Page(running.get_with("/metrics", "Accept: application/openmetrics-text; version=1.0.0\r\n").body);
+    let value = |page: &Page, name: &str| page.value(name, BURST).unwrap_or_else(|| panic!("no {name}:\n{}", page.0));
+    let allocated = value(&page, "podmeter_container_allocated_seconds_total");
+    let busy = value(&page, "podmeter_container_busy_seconds_total");
+    let joules = value(&page, "podmeter_container_energy_joules_total");
+    assert!(
+        (at_least.as_secs_f64()..at_most.as_secs_f64()).contains(&allocated),
+        "{at_least:?} {allocated} {at_most:?}"
+    );
+    assert!((busy - allocated / 2.0).abs() < 0.4, "busy {busy} of {allocated}");
+    assert!((joules - allocated * WATTS).abs() < 0.2 * allocated * WATTS, "{joules} J in {allocated} s");
+    let created = value(&page, "podmeter_container_busy_seconds_created");
+    let start = page.samples("process_start_time_seconds", &[]).next().unwrap().1;
+    assert!(created > start && created < start + 60.0, "{created} after {start}");
+    assert_eq!(page.count("podmeter_container_allocation_info", BURST), 0, "it holds nothing");
+
+    // What the boards drew before the agent came is nobody's and nowhere.
+    let drawn: f64 = page.samples("podmeter_device_energy_joules_total", &[]).map(|(_, joules)| joules).sum();
+    assert!(drawn > 0.0 && drawn <= 2.0 * WATTS * (started.elapsed().as_secs_f64() + 1.0), "{drawn} J");
+
+    let again = running.metrics();
+    for name in ["allocated_seconds", "busy_seconds", "energy_joules"] {
+        let name = format!("podmeter_container_{name}_total");
+        assert_eq!(page.value(&name, BURST), again.value(&name, BURST), "final");
+    }
+    // Two have read it, and its retention is over.
+    running.until("it to leave", |page| page.count("podmeter_container_allocated_seconds_total", BURST) == 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_recreated_under_its_name_has_counters_journal_and_since_of_its_own() {
+    let (node, driver) = (node(Options::default()).await, FakeNvml::start(two_gpus()));
+    let offered = |gpu| ListedDevice { id: uuid(gpu), healthy: true, numa_nodes: None };
+    node.set_devices("nvidia.com/gpu", (0..2).map(offered).collect());
+    node.set_pods(vec![pod("trainer", 0), pod("burst", 1).uid("old")]);
+    let state = tempfile::tempdir().unwrap();
+    let mut arguments = vec!["--sample-interval", "100ms", "--refresh-interval", "10m"];
+    arguments.extend(["--state-dir", state.path().to_str().unwrap()]);
+    let running = agent(node.root.path(), &arguments, &driver.env());
+    let allocated = "podmeter_container_allocated_seconds_total";
+    running.until("the old pod at work", |page| page.value(allocated, BURST).is_some_and(|held| held > 3.0));
+    running.until("its UID", |page| page.value("podmeter_pod_info", &["pod=\"burst\"", "uid=\"old\""]).is_some());
+    let pages = || Page(running.get_with("/metrics", "Accept: application/openmetrics-text; version=1.0.0\r\n").body);
+    let created = |page: &Page| page.value("podmeter_container_allocated_seconds_created", BURST).unwrap();
+    let first = created(&pages());
+
+    let came = Instant::now();
+    node.set_pods(vec![pod("trainer", 0), pod("burst", 1).uid("new")]);
+    let again = running.until("the new pod", |page| {
+        let info: Vec<_> = page.samples("podmeter_pod_info", &["pod=\"burst\""]).collect();
+        assert!(info.len() <= 1, "{info:?}");
+        page.value(allocated, BURST).is_some_and(|held| held < 3.0)
+    });
+    assert!(came.elapsed() < Duration::from_secs(2), "{:?}", came.elapsed());
+    assert_eq!(again.count("podmeter_pod_info", &["pod=\"burst\"", "uid=\"old\""]), 0, "it is not the old one");
+    assert_eq!(again.count("podmeter_pod_info", &["pod=\"burst\"", "uid=\"new\""]), 1);
+    running.until("a second", |page| page.value(allocated, BURST).is_some_and(|held| held > 1.0));
+    let second = created(&pages());
+    assert!(second > first + 3.0, "{first} and then {second}");
+
+    let record: Value = serde_json::from_str(&running.get("/api/v1/record").body).unwrap();
+    let holder =
+        record["allocations"]["containers"].as_array().unwrap().iter().find(|one| one["pod"] == "burst").unwrap();
+    assert_eq!((&holder["pod_uid"], holder["hardware"].as_array().unwrap().len()), (&json!("new"), 1), "{holder}");
+    let snapshot: Value = serde_json::from_str(&running.get("/api/v1/node").body).unwrap();
+    let held: Vec<&Value> = snapshot["accounts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|account| account["container"]["pod"] == "burst" && !account["holding"].is_null())
+        .collect();
+    assert_eq!(held.len(), 1);
+    assert!((held[0]["created"].as_f64().unwrap() - second).abs() < 0.01, "since then, in the record and in `top`");
+
+    let journal: Value = serde_json::from_str(&running.get("/api/v1/allocations").body).unwrap();
+    let mut records: Vec<&Value> =
+        journal["allocations"].as_array().unwrap().iter().filter(|one| one["pod"] == "burst").collect();
+    records.sort_by_key(|record| record["id"].as_u64());
+    let uids: Vec<_> = records.iter().map(|record| record["pod_uid"].as_str()).collect();
+    assert_eq!(uids, [Some("old"), Some("new")], "{records:#?}");
+    assert!(records[0]["ended"].is_f64() && records[1]["ended"].is_null());
+    let seconds = |record: &Value| record["allocated_seconds"].as_f64().unwrap();
+    assert!(seconds(records[0]) >= 3.0 && seconds(records[1]) < seconds(records[0]), "{records:#?}");
+}

@@ -1,0 +1,91 @@
+//! `podmeter top` without a terminal, completions, and the words with which the demo opens: by the real binary.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Command, Stdio};
+
+use crate::support::agent::{Running, binary, ended};
+
+fn demo() -> Running {
+    Running::start(&["demo", "--listen", "127.0.0.1:0"], &[], None)
+}
+
+#[test]
+fn a_pipe_gets_the_tables_once_as_text() {
+    let demo = demo();
+    demo.until("containers hold GPUs", |page| page.count("podmeter_container_device_info", &[]) > 3);
+    let (code, text) = ended(&["top", "--url", &format!("http://{}", demo.address)]);
+    assert_eq!(code, 0, "{text}");
+    assert!(text.starts_with("demo, simulated driver "), "{text}");
+    let gpus: Vec<Vec<&str>> = text
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .filter(|words| words.get(1).is_some_and(|word| word.starts_with("GPU-")))
+        .collect();
+    assert_eq!(gpus.len(), 8, "{text}");
+    assert!(gpus.iter().all(|words| words[2] == "healthy"), "{text}");
+    assert!(text.lines().any(|line| line.starts_with("team-vision ") && line.contains(" exclusive ")), "{text}");
+    assert!(text.is_ascii(), "{text}");
+
+    // The same from the admin socket.
+    let log = demo.log();
+    let socket = log.split("address=unix:").nth(1).and_then(|rest| rest.split_whitespace().next()).unwrap();
+    let (code, text) = ended(&["top", "--once", "--admin-socket", socket]);
+    assert!(code == 0 && text.contains("NAMESPACE"), "{text}");
+}
+
+#[test]
+fn what_is_wrong_is_said_with_the_next_step() {
+    let (code, text) = ended(&["top", "--admin-socket", "/nowhere/podmeter.sock"]);
+    assert_eq!(code, 1);
+    assert_eq!(
+        text,
+        "podmeter: no agent listens on /nowhere/podmeter.sock: start `podmeter agent`, or give --url http://HOST:9410\n"
+    );
+    let (code, text) = ended(&["top", "--url", "https://node-a:9410"]);
+    assert!(code == 2 && text.contains("leave out --url, and the admin socket is asked"), "{text}");
+    let (code, text) = ended(&["top", "--interval", "1ms"]);
+    assert!(code == 2 && text.contains("must be 200ms to 1h"), "{text}");
+}
+
+#[test]
+fn completions_are_for_every_shell_and_bash_completes_with_them() {
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let (code, script) = ended(&["completions", shell]);
+        assert!(code == 0 && script.contains("check-config") && script.contains("podmeter"), "{shell}: {script}");
+    }
+    let (_, mut script) = ended(&["completions", "bash"]);
+    script.push_str(
+        r#"
+        answer() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+                   _podmeter podmeter "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"; echo "${COMPREPLY[*]}"; }
+        answer podmeter de
+        answer podmeter top --int
+        "#,
+    );
+    let mut bash = Command::new("bash")
+        .args(["--norc", "--noprofile"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    bash.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
+    let output = bash.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "demo\n--interval\n");
+}
+
+#[test]
+fn the_demo_says_what_to_look_at_once_it_listens() {
+    let mut child = Command::new(binary())
+        .args(["demo", "--listen", "127.0.0.1:0"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let text: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(text[1].starts_with("  http://127.0.0.1:") && !text[1].ends_with(":0/"), "{text:#?}");
+    assert!(text.iter().any(|line| line.starts_with("  podmeter top --url http://127.0.0.1:")), "{text:#?}");
+    assert!(text.last().unwrap().starts_with("Ctrl-C ends it"), "{text:#?}");
+}

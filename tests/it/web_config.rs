@@ -1,0 +1,321 @@
+//! `--web-config` on the real binary: TLS, client certificates, passwords, headers, and all of it changed while it runs.
+
+use crate::support::agent;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::support::agent::Running;
+use crate::support::certificates::{Authority, Client, Identity};
+use base64::Engine as _;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+
+/// A directory with a server's certificate and a web configuration.
+struct Node {
+    directory: tempfile::TempDir,
+    authority: Authority,
+    server: Identity,
+}
+
+const TLS: &str = "tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\n";
+
+impl Node {
+    fn new(web_config: &str) -> Self {
+        let authority = Authority::new();
+        let node = Self { directory: tempfile::tempdir().unwrap(), server: authority.server(), authority };
+        node.server.write(node.path(), "server");
+        std::fs::write(node.path().join("ca.crt"), &node.authority.pem).unwrap();
+        node.configure(web_config);
+        node
+    }
+
+    fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    fn file(&self) -> PathBuf {
+        self.path().join("web-config.yaml")
+    }
+
+    fn configure(&self, web_config: &str) {
+        std::fs::write(self.file(), web_config).unwrap();
+    }
+
+    fn start(&self) -> Running {
+        let file = self.file();
+        let arguments = ["--hardware=none", "--device-plugin=off", "--web-config", file.to_str().unwrap()];
+        agent::agent(self.path(), &arguments, &[])
+    }
+
+    fn client(&self) -> Client {
+        Client::new(&self.authority, None)
+    }
+}
+
+impl Identity {
+    fn der(&self) -> Vec<u8> {
+        CertificateDer::from_pem_slice(self.certificate.as_bytes()).unwrap().to_vec()
+    }
+}
+
+fn basic(user: &str, password: &str) -> String {
+    let text = base64::engine::general_purpose::STANDARD.encode(format!("{user}:{password}"));
+    format!("Authorization: Basic {text}\r\n")
+}
+
+fn hash(password: &str) -> String {
+    bcrypt::hash(password, 4).unwrap()
+}
+
+fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !condition() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn pages_come_over_tls_with_a_password_and_headers() {
+    let node = Node::new(&format!(
+        "{TLS}http_server_config:\n  headers:\n    X-Frame-Options: deny\n    Content-Security-Policy: \"\"\n\
+         basic_auth_users:\n  alice: {}\n",
+        hash("secret")
+    ));
+    let running = node.start();
+    let (address, client) = (&running.address, node.client());
+    let (answer, shown) = client.get(address, "/metrics", &basic("alice", "secret")).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 OK") && answer.contains("podmeter_build_info{"), "{answer}");
+    assert!(
+        answer.contains("\r\nx-frame-options: deny\r\n") && !answer.contains("content-security-policy"),
+        "{answer}"
+    );
+    assert_eq!(shown, node.server.der());
+
+    for path in ["/", "/metrics", "/-/healthy", "/nowhere"] {
+        let (refused, _) = client.get(address, path, "").unwrap();
+        assert!(refused.starts_with("HTTP/1.1 401 "), "{path}: {refused}");
+        assert!(
+            refused.contains("\r\nwww-authenticate: Basic\r\n") && refused.contains("\r\nx-frame-options: deny\r\n")
+        );
+    }
+    for headers in [basic("alice", "wrong"), basic("bob", "secret"), "Authorization: Bearer secret\r\n".to_owned()] {
+        assert_eq!(client.status(address, "/metrics", &headers).unwrap(), 401, "{headers}");
+    }
+    // Without TLS there is nothing to be had.
+    let plain = std::panic::catch_unwind(|| running.get("/metrics").status);
+    assert!(plain.is_err(), "{plain:?}");
+    assert_eq!(client.status(address, "/-/healthy", &basic("alice", "secret")).unwrap(), 200);
+}
+
+#[test]
+fn client_certificates_are_asked_for_as_configured() {
+    let node = Node::new(TLS);
+    let stranger = Authority::new();
+    let scraper = node.authority.client("scraper.example");
+    let other = node.authority.client("other.example");
+    let foreign = stranger.client("scraper.example");
+    let clients = [None, Some(&scraper), Some(&other), Some(&foreign)];
+    let ca = "  client_ca_file: ca.crt\n";
+    let names = "  client_allowed_sans: [scraper.example, 10.0.0.1]\n";
+    for (kind, more, let_in) in [
+        ("NoClientCert", "", [true; 4]),
+        ("RequestClientCert", "", [true; 4]),
+        ("RequestClientCert", names, [true, true, false, true]),
+        ("RequireAnyClientCert", "", [false, true, true, true]),
+        ("VerifyClientCertIfGiven", ca, [true, true, true, false]),
+        ("RequireAndVerifyClientCert", ca, [false, true, true, false]),
+        ("RequireAndVerifyClientCert", &format!("{ca}{names}"), [false, true, false, false]),
+    ] {
+        node.configure(&format!("{TLS}  client_auth_type: {kind}\n{more}"));
+        let running = node.start();
+        for versions in [rustls::ALL_VERSIONS, &[&rustls::version::TLS12]] {
+            let answered = clients.map(|identity| {
+                let client = Client::speaking(&node.authority, identity, versions);
+                client.status(&running.address, "/metrics", "").is_ok_and(|status| status == 200)
+            });
+            assert_eq!(answered, let_in, "{kind} {more}, {} versions", versions.len());
+        }
+    }
+}
+
+#[test]
+fn versions_are_those_of_the_file() {
+    let (new, old): (&[_], &[_]) = (&[&rustls::version::TLS13], &[&rustls::version::TLS12]);
+    for (more, let_in) in [
+        ("  min_version: TLS13\n", [true, false]),
+        ("  max_version: TLS12\n", [false, true]),
+        ("  min_version: TLS10\n", [true, true]),
+        ("  cipher_suites: [TLS_AES_128_GCM_SHA256]\n", [true, false]),
+        (
+            "  cipher_suites: [TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384]\n  curve_preferences: [CurveP384]\n",
+            [true, true],
+        ),
+    ] {
+        let node = Node::new(&format!("{TLS}{more}"));
+        let running = node.start();
+        let answered = [new, old].map(|versions| {
+            Client::speaking(&node.authority, None, versions).status(&running.address, "/", "").is_ok()
+        });
+        assert_eq!(answered, let_in, "{more}");
+        assert_eq!(running.log().contains("TLS 1.2 is the oldest"), more.contains("TLS10"), "{}", running.log());
+    }
+}
+
+#[test]
+fn certificates_and_passwords_change_while_it_runs() {
+    let with = |password: &str| format!("{TLS}basic_auth_users:\n  alice: {}\n", hash(password));
+    let node = Node::new(&with("first"));
+    let running = node.start();
+    let client = node.client();
+    let first = client.get(&running.address, "/metrics", &basic("alice", "first")).unwrap();
+    assert!(first.0.starts_with("HTTP/1.1 200"));
+
+    let renewed = node.authority.server();
+    renewed.write(node.path(), "server");
+    until("the new certificate is shown", || {
+        client.get(&running.address, "/", "").is_ok_and(|(_, shown)| shown == renewed.der())
+    });
+    node.configure(&with("second"));
+    until("the new password counts", || {
+        client.status(&running.address, "/metrics", &basic("alice", "second")).is_ok_and(|status| status == 200)
+    });
+    assert_eq!(client.status(&running.address, "/metrics", &basic("alice", "first")).unwrap(), 401);
+
+    // What is wrong changes nothing, is told once, and shows on the page.
+    let successful = |value: f64| {
+        let (answer, _) = client.get(&running.address, "/metrics", &basic("alice", "second")).unwrap();
+        answer.contains(&format!("podmeter_config_last_reload_successful {value}\n"))
+    };
+    assert!(successful(1.0));
+    for (bad, said) in [
+        ("tls_server_config: {cert_fil: x}\n", "unknown field `cert_fil`"),
+        ("basic_auth_users: {}\n", "only a restart of podmeter goes back to plain HTTP"),
+    ] {
+        node.configure(bad);
+        until("the page and the log tell of the bad file", || successful(0.0) && running.log().contains(said));
+        assert_eq!(client.status(&running.address, "/metrics", "").unwrap(), 401);
+    }
+    assert_eq!(running.log().matches("unknown field `cert_fil`").count(), 1, "{}", running.log());
+    node.configure(&with("second"));
+    until("the good file counts", || successful(1.0));
+}
+
+/// As the kubelet updates a mounted Secret: `..data` is a link that is swapped.
+#[test]
+fn a_secret_that_is_swapped_is_seen() {
+    let node = Node::new(TLS);
+    let mount = node.path().join("mount");
+    let version = |name: &str, identity: &Identity| {
+        let directory = mount.join(name);
+        std::fs::create_dir_all(&directory).unwrap();
+        identity.write(&directory, "server");
+        std::fs::write(directory.join("web-config.yaml"), TLS).unwrap();
+        let link = mount.join("..data_tmp");
+        std::os::unix::fs::symlink(name, &link).unwrap();
+        std::fs::rename(link, mount.join("..data")).unwrap();
+    };
+    version("..1", &node.server);
+    for file in ["web-config.yaml", "server.crt", "server.key"] {
+        std::os::unix::fs::symlink(format!("..data/{file}"), mount.join(file)).unwrap();
+    }
+    let file = mount.join("web-config.yaml");
+    let running =
+        agent::agent(node.path(), &["--hardware=none", "--device-plugin=off"], &[("PODMETER_WEB_CONFIG", file)]);
+    let client = node.client();
+    assert_eq!(client.get(&running.address, "/", "").unwrap().1, node.server.der());
+    let renewed = node.authority.server();
+    version("..2", &renewed);
+    until("the new certificate is shown", || client.get(&running.address, "/", "").unwrap().1 == renewed.der());
+}
+
+#[test]
+fn the_kubelet_and_the_admin_socket_need_no_certificate() {
+    let node = Node::new(&format!("{TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.crt\n"));
+    let (probes, admin) = (node.path().join("probes.sock"), node.path().join("admin.sock"));
+    let (probe_listen, file) = (format!("unix:{}", probes.display()), node.file());
+    let arguments = ["agent", "--listen=127.0.0.1:0", "--hardware=none", "--device-plugin=off", "--kubelet-root"];
+    let more = [node.path(), &file, Path::new(&probe_listen), &admin].map(|path| path.to_str().unwrap());
+    let more = [more[0], "--web-config", more[1], "--probe-listen", more[2], "--admin-socket", more[3]];
+    let running = Running::start(&[&arguments[..], &more].concat(), &[], None);
+    let get = |path: &str| {
+        use std::io::{Read as _, Write as _};
+        let mut stream = std::os::unix::net::UnixStream::connect(&probes).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: kubelet\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    assert!(get("/-/healthy").starts_with("HTTP/1.1 200 "), "{}", get("/-/healthy"));
+    until("ready", || get("/-/ready").starts_with("HTTP/1.1 200 "));
+    for path in ["/", "/metrics", "/api/v1/node"] {
+        assert!(get(path).starts_with("HTTP/1.1 404 "), "{path}");
+    }
+    assert_eq!(agent::post(&admin, "/mark", "{}").status, 400, "the socket answers without TLS");
+    assert!(node.client().status(&running.address, "/metrics", "").is_err());
+}
+
+#[test]
+fn a_bad_file_at_the_start_is_wrong_usage() {
+    let node = Node::new("");
+    let (file, root) = (node.file(), node.path().to_str().unwrap().to_owned());
+    let key = node.server.key.lines().nth(1).unwrap().to_owned();
+    let inline = |key: &str| key.lines().map(|line| format!("    {line}\n")).collect::<String>();
+    let colon = "basic_auth_users:\n  \"a:b\": x\n";
+    let cost = format!("basic_auth_users:\n  a: {}\n", hash("x").replacen("$04$", "$31$", 1));
+    for (text, parts) in [
+        ("tls_server_config: {cert_file: server.crt, cert_fil: x}\n".to_owned(), vec!["cert_fil", "line 1"]),
+        ("tls_server_config: {cert_file: server.crt}\n".to_owned(), vec!["key_file is missing"]),
+        ("tls_server_config: {min_version: TLS13}\n".to_owned(), vec!["cert_file is missing"]),
+        ("tls_server_config: {cert_file: no.crt, key_file: server.key}\n".to_owned(), vec!["no.crt", "No such file"]),
+        (
+            "tls_server_config: {cert_file: server.key, key_file: server.key}\n".to_owned(),
+            vec!["no certificate in PEM"],
+        ),
+        ("tls_server_config: {cert_file: ca.crt, key_file: server.key}\n".to_owned(), vec!["do not fit"]),
+        (format!("{TLS}  cert: x\n"), vec!["cert and cert_file are both there"]),
+        (format!("{TLS}  client_ca_file: ca.crt\n"), vec!["client_ca without a client_auth_type"]),
+        (format!("{TLS}  client_auth_type: RequireAndVerifyClientCert\n"), vec!["needs client_ca"]),
+        (format!("{TLS}  client_auth_type: Always\n"), vec!["Always", "RequireAnyClientCert"]),
+        (format!("{TLS}  max_version: TLS11\n"), vec!["max_version", "1.2"]),
+        (format!("{TLS}  min_version: TLS13\n  max_version: TLS12\n"), vec!["above max_version"]),
+        (format!("{TLS}  cipher_suites: [TLS_FOO]\n"), vec!["TLS_FOO", "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"]),
+        (format!("{TLS}  curve_preferences: [CurveP521]\n"), vec!["none is left"]),
+        ("http_server_config: {headers: {Server: x}}\n".to_owned(), vec!["Server", "X-Frame-Options"]),
+        ("http_server_config: {headers: {X-Frame-Options: maybe}}\n".to_owned(), vec!["maybe", "sameorigin"]),
+        ("rate_limit: {interval: 1s}\n".to_owned(), vec!["rate_limit.burst"]),
+        ("rate_limit: {interval: soon, burst: 1}\n".to_owned(), vec!["soon"]),
+        ("basic_auth_users: {a: plain}\n".to_owned(), vec!["basic_auth_users.a", "htpasswd"]),
+        (colon.to_owned(), vec!["colon"]),
+        (cost, vec!["cost 31"]),
+        // A secret next to an error stays out of the message.
+        (format!("tls_server_config:\n  key: |\n{}  cert_fil: x\n", inline(&node.server.key)), vec!["cert_fil"]),
+    ] {
+        node.configure(&text);
+        let path = file.to_str().unwrap();
+        let start = ["agent", "--listen", "127.0.0.1:0", "--kubelet-root", &root, "--web-config", path];
+        for arguments in [&start[..], &["check-config", "--web-config", path]] {
+            let (code, said) = agent::ended(arguments);
+            assert_eq!(code, 2, "{text}: {said}");
+            for part in parts.iter().chain([&path]) {
+                assert!(said.contains(part), "{text}: {part:?} in {said}");
+            }
+            assert!(!said.contains(&key), "{said}");
+        }
+    }
+    node.configure(&format!("{TLS}  min_version: TLS11\n"));
+    let (code, said) = agent::ended(&["check-config", "--web-config", file.to_str().unwrap()]);
+    assert!(code == 0 && said.contains("min_version") && said.contains(": valid\n"), "{said}");
+    let config = node.path().join("podmeter.yaml");
+    std::fs::write(&config, format!("webConfig: {}\n", node.path().join("none.yaml").display())).unwrap();
+    let (code, said) = agent::ended(&["check-config", config.to_str().unwrap()]);
+    assert!(code == 2 && said.contains("none.yaml"), "{said}");
+}
+
+#[test]
+fn requests_past_the_rate_limit_are_refused() {
+    let node = Node::new("rate_limit: {interval: 1h, burst: 2}\n");
+    let running = node.start();
+    let answered: Vec<u16> = (0..4).map(|_| running.get("/-/healthy").status).collect();
+    assert_eq!(answered, [200, 200, 429, 429]);
+}

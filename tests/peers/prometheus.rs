@@ -1,0 +1,189 @@
+//! A real Prometheus server scrapes the running demo; its answers are compared with what the simulation really did.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::support::agent::Running;
+use crate::support::prometheus::Prometheus;
+use serde_json::Value;
+
+/// As the documentation recommends it, at a pace for tests.
+const CONFIGURATION: &str = r#"
+global:
+  scrape_interval: 500ms
+  evaluation_interval: 1s
+rule_files: [RULES]
+scrape_configs:
+  - job_name: podmeter
+    honor_labels: true
+    relabel_configs:
+      - target_label: node
+        replacement: demo-node
+      # Or device series, which have no pod of their own, would take the exporter's.
+      - action: labeldrop
+        regex: namespace|pod|container|service|endpoint
+    static_configs:
+      - targets: ["ADDRESS"]
+        labels: { namespace: monitoring, pod: podmeter-abcde, container: podmeter }
+"#;
+
+/// With the rules copied into `directory`: the group that has a pace of its own, of minutes, is evaluated at the server's.
+fn configuration(address: &str, directory: &Path) -> String {
+    let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/rules/podmeter.rules.yaml");
+    let own_pace = "    interval: 3m\n";
+    let text = std::fs::read_to_string(rules).unwrap();
+    assert!(text.contains(own_pace), "a group has another pace: say so here");
+    let rules = directory.join("podmeter.rules.yaml");
+    std::fs::write(&rules, text.replace(own_pace, "")).unwrap();
+    CONFIGURATION.replace("ADDRESS", address).replace("RULES", rules.to_str().unwrap())
+}
+
+/// namespace → (allocated, busy) GPU-seconds.
+type Sums = BTreeMap<String, (f64, f64)>;
+
+/// What the simulation gave, by its own account, at the unix time nearest to `at`.
+fn truth(file: &Path, at: f64) -> Sums {
+    let text = std::fs::read_to_string(file).unwrap();
+    // The last line may be half written.
+    let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let distance = |line: &Value| (line["unix"].as_f64().unwrap() - at).abs();
+    let nearest = lines.min_by(|a, b| distance(a).total_cmp(&distance(b))).unwrap();
+    assert!(distance(&nearest) < 0.5, "the truth was written all the time");
+    let mut sums = Sums::new();
+    for row in nearest["holdings"].as_array().unwrap() {
+        let sum = sums.entry(row["namespace"].as_str().unwrap().to_owned()).or_default();
+        sum.0 += row["held_seconds"].as_f64().unwrap();
+        sum.1 += row["busy_seconds"].as_f64().unwrap();
+    }
+    sums
+}
+
+/// What Prometheus knows at one instant, and the time of the device readings behind it.
+fn known(prometheus: &Prometheus) -> (f64, Sums) {
+    let at = prometheus.scalar("vector(time())").unwrap() - 1.0;
+    let read = format!("podmeter_collector_last_success_timestamp_seconds{{collector=\"fast\"}} @ {at}");
+    let sum = |metric: &str| {
+        let rows = prometheus.query(&format!("sum by (namespace) ({metric} @ {at})"));
+        rows.into_iter().map(|(labels, value)| (labels["namespace"].clone(), value)).collect::<BTreeMap<_, _>>()
+    };
+    let busy = sum("podmeter_container_busy_seconds_total");
+    let allocated = sum("podmeter_container_allocated_seconds_total").into_iter();
+    let sums = allocated.map(|(namespace, seconds)| {
+        let busy = busy[&namespace];
+        (namespace, (seconds, busy))
+    });
+    (prometheus.scalar(&read).unwrap(), sums.collect())
+}
+
+fn gpu_seconds_match(arguments: &[&str]) {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("truth.jsonl");
+    let mut all = vec!["demo", "--listen", "127.0.0.1:0", "--ground-truth", file.to_str().unwrap()];
+    all.extend(arguments);
+    let demo = Running::start(&all, &[], None);
+    let prometheus = Prometheus::start(&configuration(&demo.address, directory.path()));
+    prometheus.until("sum(podmeter_container_allocated_seconds_total)", |seconds| seconds > 420.0);
+    let (read, known) = known(&prometheus);
+    let truth = truth(&file, read);
+    assert!(truth.len() >= 3, "several namespaces: {truth:?}");
+    assert_eq!(truth.keys().collect::<Vec<_>>(), known.keys().collect::<Vec<_>>());
+    let within = |ours: f64, theirs: f64| (ours - theirs).abs() <= theirs * 0.01;
+    for (namespace, (allocated, busy)) in &truth {
+        let ours = known[namespace];
+        println!("{namespace}: allocated {:.2} of {allocated:.2}, busy {:.2} of {busy:.2}", ours.0, ours.1);
+        assert!(within(ours.0, *allocated) && within(ours.1, *busy), "{namespace}: {known:?} is not {truth:?}");
+    }
+
+    // The labels arrived as they were exported, and device series took none from their target.
+    assert_eq!(prometheus.query("{exported_pod!=\"\"}").len(), 0, "no label was in the way");
+    let devices = prometheus.query("podmeter_device_power_watts");
+    assert_eq!(devices.len(), 8);
+    assert!(
+        devices.iter().all(|(labels, _)| !labels.contains_key("pod") && labels["node"] == "demo-node"),
+        "{devices:?}"
+    );
+    assert_eq!(prometheus.scalar("up"), Some(1.0));
+    rules_are_well_and_quiet(&prometheus, truth.len());
+}
+
+/// Every rule of ours evaluates, the records have what they are made of, and a healthy node wakes nobody.
+fn rules_are_well_and_quiet(prometheus: &Prometheus, namespaces: usize) {
+    let answer = prometheus.ask("rules", "type=").unwrap();
+    let rules: Vec<&Value> = answer["data"]["groups"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .flat_map(|group| group["rules"].as_array().unwrap())
+        .collect();
+    assert!(rules.len() > 50, "all are loaded: {}", rules.len());
+    for rule in rules {
+        assert_eq!(rule["health"], "ok", "{rule}");
+    }
+    assert_eq!(prometheus.query("ALERTS"), vec![], "an alert on a healthy node");
+    for record in ["allocated_gpus:sum", "idle:ratio_rate5m", "allocated_gpu_hours:increase1h"] {
+        let rows = prometheus.query(&format!("namespace:podmeter_container_{record}"));
+        assert!(rows.len() >= namespaces, "{record}: {rows:?}");
+    }
+}
+
+/// Containers and remainder, less the device: by GPU, at one instant.
+fn left_over(parts: &str, device: &str, at: f64) -> String {
+    let sum = |metrics: &str| format!("sum by (gpu_uuid) ({metrics} @ {at})");
+    format!("{} - {}", sum(&format!("{{__name__=~\"{parts}\"}}")), sum(device))
+}
+
+/// Σ containers + Σ remainder − device is 0 but for floating point, whenever it is asked.
+fn everything_is_somebodys(profile: &str, gpus_with_busy_time: usize) {
+    let directory = tempfile::tempdir().unwrap();
+    let demo = Running::start(
+        &["demo", "--listen", "127.0.0.1:0", "--profile", profile, "--churn", "--refresh-interval", "1s"],
+        &[],
+        None,
+    );
+    let prometheus = Prometheus::start(&configuration(&demo.address, directory.path()));
+    // Eight GPUs take fifteen seconds for it at least: longer than is looked back.
+    prometheus.until("sum(podmeter_container_busy_seconds_total)", |seconds| seconds > 120.0);
+    let now = prometheus.scalar("vector(time())").unwrap() - 1.0;
+    let busy = "podmeter_container_busy_seconds_total|podmeter_device_unattributed_busy_seconds_total";
+    let energy = "podmeter_container_energy_joules_total|podmeter_device_unattributed_energy_joules_total";
+    let memory = "podmeter_container_memory_used_bytes|podmeter_device_unattributed_memory_bytes";
+    let quantities = [
+        (busy, "podmeter_device_busy_seconds_total", gpus_with_busy_time),
+        (energy, "podmeter_device_energy_joules_total", 8),
+        (memory, "podmeter_device_memory_bytes{state=\"used\"}", 8),
+    ];
+    // Pods come and go in these seconds, and some scrapes fall between two readings.
+    for at in (0..10).map(|number| now - 0.7 * f64::from(number)) {
+        for (parts, device, gpus) in quantities {
+            let whole = prometheus.scalar(&format!("sum({device} @ {at})")).unwrap();
+            let rows = prometheus.query(&left_over(parts, device, at));
+            assert_eq!(rows.len(), gpus, "{profile}: {device} at {at}");
+            let most = rows.iter().map(|(_, left)| left.abs()).fold(0.0, f64::max);
+            assert!(most <= 1e-9 * whole, "{profile}: {most} of {whole} {device} is nobody's: {rows:?}");
+        }
+    }
+    assert_eq!(prometheus.scalar("sum(podmeter_conservation_violations_total)"), Some(0.0));
+}
+
+#[test]
+fn shares_and_remainder_are_the_device_while_slots_are_shared() {
+    everything_is_somebodys("8xh100-timesliced", 8);
+}
+
+#[test]
+fn shares_and_remainder_are_the_device_while_gpus_are_partitioned() {
+    // Four are partitioned: the driver tells no busy time of them as a whole.
+    everything_is_somebodys("8xh100-mig", 4);
+}
+
+#[test]
+fn gpu_seconds_per_namespace_match_what_the_simulation_did() {
+    gpu_seconds_match(&[]);
+}
+
+#[test]
+fn gpu_seconds_per_namespace_match_while_pods_come_and_go() {
+    // A pod's end is seen at the next look at the kubelet: five seconds by default are more than one per cent of a
+    // job that lives for one minute.
+    gpu_seconds_match(&["--churn", "--refresh-interval", "1s"]);
+}

@@ -1,0 +1,178 @@
+//! `podmeter top` and the completions in a real terminal: tmux, 80 by 24, against the demo.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::support::agent::{Running, binary};
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A shell in a tmux server of its own. Dropping it ends the server.
+struct Terminal {
+    directory: TempDir,
+}
+
+impl Terminal {
+    fn start() -> Self {
+        let terminal = Self { directory: tempfile::tempdir().unwrap() };
+        terminal.tmux(&["-f", "/dev/null", "new-session", "-d", "-x", "80", "-y", "24", "bash --norc --noprofile"]);
+        terminal.line("PS1='ready> '; unset NO_COLOR");
+        terminal.until("a prompt", |screen| screen.lines().last() == Some("ready>"));
+        terminal
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("tmux")
+    }
+
+    fn tmux(&self, arguments: &[&str]) -> String {
+        let mut command = Command::new("tmux");
+        command
+            .env_remove("TMUX")
+            .env("LC_ALL", "C.UTF-8")
+            .env("TERM", "xterm-256color")
+            .arg("-u")
+            .arg("-S")
+            .arg(self.socket());
+        let output = command.args(arguments).output().expect("tmux is installed");
+        assert!(output.status.success(), "tmux {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn keys(&self, keys: &[&str]) {
+        self.tmux(&[&["send-keys"], keys].concat());
+    }
+
+    fn line(&self, text: &str) {
+        self.tmux(&["send-keys", "-l", text]);
+        self.keys(&["Enter"]);
+    }
+
+    fn screen(&self) -> String {
+        self.tmux(&["capture-pane", "-p"]).trim_end().to_owned()
+    }
+
+    fn until(&self, what: &str, condition: impl Fn(&str) -> bool) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let screen = self.screen();
+            if condition(&screen) {
+                return screen;
+            }
+            assert!(Instant::now() < deadline, "never: {what}\n{screen}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = Command::new("tmux").arg("-S").arg(self.socket()).arg("kill-server").status();
+    }
+}
+
+fn demo(address: &str) -> Running {
+    Running::start(&["demo", "--listen", address], &[], None)
+}
+
+fn top(terminal: &Terminal, demo: &Running, before: &str) {
+    terminal.line(&format!("{before} {} top --url http://{}", binary().display(), demo.address));
+}
+
+fn fresh(screen: &str) -> bool {
+    screen.contains("fresh, ")
+        && screen.matches("H100 80GB HBM3 ✓ healthy").count() == 8
+        && screen.contains("team-vision/")
+}
+
+#[test]
+fn the_tables_stand_in_eighty_by_twenty_four_and_obey_keys() {
+    let (demo, terminal) = (demo("127.0.0.1:0"), Terminal::start());
+    top(&terminal, &demo, "");
+    let screen = terminal.until("both tables", fresh);
+    let lines: Vec<&str> = screen.lines().collect();
+    assert_eq!(lines.len(), 24, "{screen}");
+    assert!(lines[23].starts_with("q quit") && lines[23].ends_with("? help"), "{screen}");
+    assert!(lines.iter().any(|line| line.starts_with(">0 ")), "{screen}");
+    terminal.until("bars", |screen| screen.contains('█') && screen.contains('▁'));
+    // The terminal's own colours are none.
+    let colours = terminal.tmux(&["capture-pane", "-p", "-e"]).replace("\x1b[39m", "").replace("\x1b[49m", "");
+    assert!(colours.contains("38;5;33"), "{colours:?}");
+
+    terminal.keys(&["Tab", "/", "notebook", "Enter"]);
+    terminal.until("a filter", |screen| screen.contains("with \"notebook\"") && !screen.contains("trainer"));
+    terminal.keys(&["Escape"]);
+    terminal.until("no filter", fresh);
+    terminal.keys(&["Enter"]);
+    terminal.until("a detail", |screen| screen.contains("Held by") && screen.contains("No container's"));
+    terminal.keys(&["q", "?"]);
+    terminal.until("the help", |screen| screen.contains("nobody said; it is not zero"));
+    terminal.keys(&["q", "p"]);
+    terminal.until("a pause", |screen| screen.contains("PAUSED"));
+    terminal.keys(&["p"]);
+    terminal.tmux(&["resize-window", "-x", "50", "-y", "10"]);
+    terminal.until("that it is too small", |screen| screen.starts_with("This terminal is 50x10."));
+    terminal.tmux(&["resize-window", "-x", "120", "-y", "30"]);
+    terminal.until("a wide table", |screen| screen.contains("SHARING") && fresh(screen));
+    terminal.tmux(&["resize-window", "-x", "80", "-y", "24"]);
+    terminal.keys(&["q"]);
+    terminal.until("the shell again", |screen| screen.lines().last() == Some("ready>"));
+    terminal.line("stty -a | grep -o ' icanon'; echo ended-$?");
+    terminal.until("a terminal as it was", |screen| screen.contains("\nended-0") && screen.contains("\n icanon"));
+}
+
+#[test]
+fn the_last_data_stay_while_the_agent_is_away() {
+    let (mut demo_of_before, terminal) = (demo("127.0.0.1:0"), Terminal::start());
+    let address = demo_of_before.address.clone();
+    top(&terminal, &demo_of_before, "");
+    terminal.until("both tables", fresh);
+    demo_of_before.kill();
+    let screen = terminal.until("that it is stale", |screen| screen.contains("STALE, "));
+    assert!(screen.contains("cannot be reached") && screen.contains("team-vision/"), "{screen}");
+    let _demo = demo(&address);
+    terminal.until("the node again", fresh);
+}
+
+#[test]
+fn a_signal_leaves_the_terminal_as_it_was() {
+    let (demo, terminal) = (demo("127.0.0.1:0"), Terminal::start());
+    let file = terminal.directory.path().join("pid");
+    terminal.line(&format!(
+        "sh -c 'echo $$ >{}; exec {} top --url http://{}'; stty -a | grep -o ' icanon'; echo ended-$?",
+        file.display(),
+        binary().display(),
+        demo.address
+    ));
+    terminal.until("both tables", fresh);
+    let pid = std::fs::read_to_string(&file).unwrap();
+    assert!(Command::new("kill").args(["-s", "TERM", pid.trim()]).status().unwrap().success());
+    terminal.until("a terminal as it was", |screen| screen.contains("\n icanon") && screen.contains("\nended-0"));
+}
+
+#[test]
+fn no_colour_and_dumb_terminals_are_respected() {
+    let (demo, terminal) = (demo("127.0.0.1:0"), Terminal::start());
+    top(&terminal, &demo, "NO_COLOR=1");
+    terminal.until("both tables", fresh);
+    // The terminal's own colours are none.
+    let colours = terminal.tmux(&["capture-pane", "-p", "-e"]).replace("\x1b[39m", "").replace("\x1b[49m", "");
+    assert!(!colours.contains("\x1b[3") && !colours.contains(";5;"), "{colours:?}");
+    terminal.keys(&["q"]);
+    terminal.until("the shell again", |screen| screen.lines().last() == Some("ready>"));
+    terminal.line("clear");
+    top(&terminal, &demo, "TERM=dumb");
+    terminal.until("text", |screen| screen.contains("LAST_ACTIVE") && screen.lines().last() == Some("ready>"));
+}
+
+#[test]
+fn the_tab_key_completes_in_bash() {
+    let terminal = Terminal::start();
+    terminal.line(&format!("source <({} completions bash); clear", binary().display()));
+    terminal.until("an empty screen", |screen| screen == "ready>");
+    terminal.tmux(&["send-keys", "-l", "podmeter de"]);
+    terminal.keys(&["Tab"]);
+    terminal.until("a completed command", |screen| screen.starts_with("ready> podmeter demo"));
+}

@@ -1,0 +1,99 @@
+//! `--web-config` with those who will use it: curl, and a Prometheus server that scrapes over mutual TLS with a password
+//! while certificates are renewed.
+
+use crate::support::agent;
+use crate::support::certificates;
+use std::path::Path;
+use std::process::Command;
+
+use crate::support::agent::Running;
+use crate::support::certificates::Authority;
+use crate::support::prometheus::Prometheus;
+
+/// An agent that only `scraper.example` with a password may scrape.
+fn start(directory: &Path, authority: &Authority) -> Running {
+    authority.server().write(directory, "server");
+    authority.client("scraper.example").write(directory, "client");
+    authority.client("other.example").write(directory, "other");
+    std::fs::write(directory.join("ca.crt"), &authority.pem).unwrap();
+    let hash = bcrypt::hash("secret", 10).unwrap();
+    let text = format!(
+        "tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\n  client_ca_file: ca.crt\n  \
+         client_auth_type: RequireAndVerifyClientCert\n  client_allowed_sans: [scraper.example]\n\
+         http_server_config:\n  headers:\n    Strict-Transport-Security: max-age=60\nbasic_auth_users:\n  alice: {hash}\n"
+    );
+    let file = directory.join("web-config.yaml");
+    std::fs::write(&file, text).unwrap();
+    agent::agent(directory, &["--hardware=simulated", "--web-config", file.to_str().unwrap()], &[])
+}
+
+/// curl's exit code, and the head and body that it got.
+fn curl(directory: &Path, arguments: &[&str]) -> (i32, String) {
+    let output = Command::new("curl")
+        .current_dir(directory)
+        .args(["-sSi", "--max-time", "20", "--cacert", "ca.crt"])
+        .args(arguments)
+        .output()
+        .expect("curl is installed (scripts/test does that)");
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.code().unwrap(), String::from_utf8_lossy(&said).into_owned())
+}
+
+#[test]
+fn curl_is_let_in_with_certificate_and_password_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let running = start(directory.path(), &Authority::new());
+    let url = format!("https://{}/metrics", running.address);
+    let ours = ["--cert", "client.crt", "--key", "client.key"];
+    let ask = |arguments: &[&str]| curl(directory.path(), &[arguments, &[&url]].concat());
+    for more in
+        [&["-u", "alice:secret"][..], &["-u", "alice:secret", "--tls-max", "1.2"], &["-u", "alice:secret", "--http2"]]
+    {
+        let (code, said) = ask(&[&ours, more].concat());
+        assert!(code == 0 && said.starts_with("HTTP/1.1 200") && said.contains("podmeter_build_info{"), "{said}");
+        assert!(said.contains("strict-transport-security: max-age=60"), "{said}");
+    }
+    let (code, said) = ask(&[&ours[..], &["-u", "alice:guess"]].concat());
+    assert!(code == 0 && said.starts_with("HTTP/1.1 401"), "{said}");
+    for arguments in [&["-u", "alice:secret"][..], &["--cert", "other.crt", "--key", "other.key", "-u", "alice:secret"]]
+    {
+        let (code, said) = ask(arguments);
+        assert!(code != 0 && !said.contains("HTTP/1.1"), "{said}");
+    }
+    let (code, said) =
+        ask(&[&ours[..], &["--tls-max", "1.1", "--tlsv1.0", "--ciphers", "DEFAULT@SECLEVEL=0"]].concat());
+    assert!(code != 0 && !said.contains("HTTP/1.1"), "{said}");
+}
+
+#[test]
+fn prometheus_scrapes_on_while_certificates_are_renewed() {
+    let directory = tempfile::tempdir().unwrap();
+    let (old, new) = (Authority::new(), Authority::new());
+    let running = start(directory.path(), &old);
+    let inside = |name: &str| directory.path().join(name).display().to_string();
+    let configuration = format!(
+        "global: {{scrape_interval: 500ms}}\nscrape_configs:\n- job_name: podmeter\n  scheme: https\n  \
+         tls_config: {{ca_file: {}, cert_file: {}, key_file: {}}}\n  basic_auth: {{username: alice, password: secret}}\n  \
+         static_configs: [{{targets: [\"{}\"]}}]\n",
+        inside("ca.crt"),
+        inside("client.crt"),
+        inside("client.key"),
+        running.address
+    );
+    let prometheus = Prometheus::start(&configuration);
+    prometheus.until("count(podmeter_device_power_watts)", |devices| devices == 8.0);
+    // Another authority altogether: whoever still has the old one, on either side, is not let in.
+    new.server().write(directory.path(), "server");
+    new.client("scraper.example").write(directory.path(), "client");
+    std::fs::write(directory.path().join("ca.crt"), &new.pem).unwrap();
+    let renewed = prometheus.scalar("vector(time())").unwrap();
+    prometheus.until("vector(time())", |now| now > renewed + 10.0);
+    // Prometheus reads its files at each scrape and connects anew when they have changed.
+    assert_eq!(prometheus.scalar("min_over_time(up[5s])"), Some(1.0));
+    let status = |authority: &Authority| {
+        let client = certificates::Client::new(authority, Some(&authority.client("scraper.example")));
+        client.status(&running.address, "/metrics", "")
+    };
+    assert_eq!(status(&new).unwrap(), 401, "a password is still needed");
+    assert!(status(&old).is_err());
+}
