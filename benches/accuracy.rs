@@ -31,17 +31,17 @@ fn main() {
                     outcome.pods,
                     score.percent(score.right),
                     score.percent(score.wrong),
-                    remainder(score)
+                    unattributed(score)
                 );
             }
         }
     }
 }
 
-fn remainder(score: &Score) -> String {
+fn unattributed(score: &Score) -> String {
     let of = |(reason, amount): (&&str, &f64)| {
         let percent = score.percent(*amount);
         (percent.abs() >= 0.0005).then(|| format!("{reason} {percent:+.3} %"))
     };
-    score.remainder.iter().filter_map(of).collect::<Vec<_>>().join(", ")
+    score.unattributed.iter().filter_map(of).collect::<Vec<_>>().join(", ")
 }

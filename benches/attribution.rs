@@ -16,8 +16,8 @@ use crate::support::full_node::{GPUS, Node, PROCESSES_EACH, SLOTS};
 use podmeter::attribution::{Slots, join};
 use podmeter::metrics;
 use podmeter::model::{
-    Allocatable, Container, ContainerRef, CpuSet, DeviceId, HardwareState, HeldDevice, Monotonic, Pod, PodDirectory,
-    PodRef, Relation, Snapshot,
+    Allocatable, Allocations, Container, ContainerRef, CpuSet, DeviceId, HardwareState, HeldDevice, Monotonic, Pod,
+    PodDirectory, PodRef, Snapshot,
 };
 use podmeter::processes::Resolver;
 use podmeter::simulation::node::resources;
@@ -76,19 +76,19 @@ fn week() {
     let allocatable = Allocatable { devices, ..Allocatable::default() };
     let mut slots = Slots::default();
     let mut running: VecDeque<(u32, String)> = VecDeque::new();
-    let mut relation = Relation::default();
+    let mut allocations = Allocations::default();
     let (mut pods, mut most, mut after_a_day) = (0_usize, 0, 0.0);
     let (mut violations, mut violations_in_a_day) = (0, 0);
     for second in (0..WEEK_SECONDS).step_by(POD_SECONDS as usize) {
         let name = format!("pod-{pods}");
         let place = pods % ids.len();
         let pod = pod(&name, &ids[place]);
-        match relation.pods.get_mut(place) {
+        match allocations.pods.get_mut(place) {
             Some(before) => *before = pod,
-            None => relation.pods.push(pod),
+            None => allocations.pods.push(pod),
         }
-        slots.learn(&relation, &allocatable, &node.inventory, true);
-        node.join = join(&relation, &allocatable, &node.inventory, &slots);
+        slots.learn(&allocations, &allocatable, &node.inventory, true);
+        node.join = join(&allocations, &allocatable, &node.inventory, &slots);
         let pid = 1_000 + pods as u32;
         let uid = |pid: u32| format!("00000000-0000-4000-8000-{pid:012}");
         tree.add_container(inside(&name, &uid(pid))).unwrap();
@@ -115,7 +115,7 @@ fn week() {
             };
             let snapshot = Snapshot {
                 accounts: statement.accounts,
-                remainders: statement.remainders,
+                unattributed: statement.unattributed,
                 hardware: Arc::new(hardware),
                 ..Snapshot::default()
             };

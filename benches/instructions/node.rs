@@ -11,9 +11,9 @@ use podmeter::hardware::{Driver as _, Due, Pass, Reader, Record, Staleness};
 use podmeter::health::{self, Evidence, Health};
 use podmeter::kubelet::convert;
 use podmeter::model::{
-    Allocatable, Collector, ContainerRef, DurationHistogram, GpuUuid, HardwareState, Inventory, KubeletState, Moment,
-    Monotonic, NodeDevices, Owner, PluginResource, PluginState, PodIdentity, PodRef, PodResourcesApi, Process,
-    ProcessKey, ProcessState, Quantity, Relation, SelfUse, Snapshot, UnixSeconds,
+    Allocatable, Allocations, Collector, ContainerRef, DurationHistogram, GpuUuid, HardwareState, Inventory,
+    KubeletState, Moment, Monotonic, NodeDevices, Owner, PluginResource, PluginState, PodIdentity, PodRef,
+    PodResourcesApi, Process, ProcessKey, ProcessState, Quantity, SelfUse, Snapshot, UnixSeconds,
 };
 use podmeter::wire::v1;
 
@@ -128,11 +128,11 @@ pub fn allocatable(inventory: &Inventory) -> Allocatable {
 /// What the publisher makes of a node that has lived for a while.
 pub fn snapshot() -> Snapshot {
     let mut devices = Devices::working();
-    let relation = convert::relation(list(&devices.inventory, PODS));
+    let allocations = convert::allocations(list(&devices.inventory, PODS));
     let allocatable = allocatable(&devices.inventory);
     let mut slots = Slots::default();
-    slots.learn(&relation, &allocatable, &devices.inventory, true);
-    let join = join(&relation, &allocatable, &devices.inventory, &slots);
+    slots.learn(&allocations, &allocatable, &devices.inventory, true);
+    let join = join(&allocations, &allocatable, &devices.inventory, &slots);
     let processes = processes();
     let mut ledger = Ledger::new(Duration::from_secs(300), Duration::from_secs(5));
     let mut health = Health::new(health::Config::default());
@@ -152,7 +152,7 @@ pub fn snapshot() -> Snapshot {
     };
     (0..LIVED).for_each(|second| drop(live(second)));
     let (hardware, statement) = live(LIVED);
-    published(hardware, health, processes, kubelet(relation, allocatable), join, statement)
+    published(hardware, health, processes, kubelet(allocations, allocatable), join, statement)
 }
 
 fn published(
@@ -174,7 +174,7 @@ fn published(
         health: health.state(),
         processes: Some(Arc::new(processes)),
         accounts: statement.accounts,
-        remainders: statement.remainders,
+        unattributed: statement.unattributed,
         unallocated_uses: statement.unallocated_uses,
         violations: Quantity::ALL.map(|quantity| (quantity, 0)).into(),
         series_dropped: [("ended", 0), ("held", 0)].into(),
@@ -229,10 +229,10 @@ fn processes() -> ProcessState {
     }
 }
 
-fn kubelet(relation: Relation, allocatable: Allocatable) -> KubeletState {
+fn kubelet(allocations: Allocations, allocatable: Allocatable) -> KubeletState {
     let mut state = KubeletState {
-        relation: Some(Arc::new(relation)),
-        relation_at: Some(moment(LIVED)),
+        allocations: Some(Arc::new(allocations)),
+        allocations_at: Some(moment(LIVED)),
         settled: true,
         allocatable: Some(Arc::new(allocatable)),
         allocatable_at: Some(moment(LIVED)),

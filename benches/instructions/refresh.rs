@@ -53,10 +53,10 @@ fn lists(count: u64, inventory: &Inventory, answers: &[Vec<u8>]) {
     let allocatable = node::allocatable(inventory);
     let mut slots = Slots::default();
     let mut apply = |answer: &Vec<u8>| {
-        let relation = convert::relation(v1::ListPodResourcesResponse::decode(answer.as_slice()).unwrap());
-        slots.learn(&relation, &allocatable, inventory, true);
-        let join = join(&relation, &allocatable, inventory, &slots);
-        (relation, join)
+        let allocations = convert::allocations(v1::ListPodResourcesResponse::decode(answer.as_slice()).unwrap());
+        slots.learn(&allocations, &allocatable, inventory, true);
+        let join = join(&allocations, &allocatable, inventory, &slots);
+        (allocations, join)
     };
     rounds(count, |_| (), |()| answers.iter().for_each(|answer| drop(black_box(apply(answer)))));
 }

@@ -56,8 +56,8 @@ fn log(state: &HardwareState, kubelet: &KubeletState, named: &mut BTreeSet<GpuUu
     });
     for (gpu, missing) in &inventory.missing {
         if named.insert(gpu.clone()) {
-            let relation = kubelet.relation.as_deref().cloned().unwrap_or_default();
-            let held = held_gpus(&relation, inventory).contains(gpu);
+            let allocations = kubelet.allocations.as_deref().cloned().unwrap_or_default();
+            let held = held_gpus(&allocations, inventory).contains(gpu);
             tracing::warn!(%gpu, held, "a GPU is missing: {}; see nvidia-smi and the Xid lines of the kernel log", missing.detail);
         }
     }

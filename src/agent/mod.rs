@@ -5,13 +5,13 @@
 
 mod demo;
 mod descriptors;
-mod health;
+mod governance;
+mod health_task;
 mod journal;
 mod missing;
 pub mod owners;
 mod probe;
 mod publisher;
-mod record;
 mod recording;
 mod self_use;
 mod settings;
@@ -37,19 +37,19 @@ use crate::{doctor, plugin, processes, threads};
 
 pub use crate::client::{HttpUrl, Target, get};
 pub use crate::doctor::Report;
+pub use crate::governance::{ReadFile, sha256};
 pub use crate::hardware::nvml::{LibrarySearch, end_process, is_present as driver_is_present};
 pub use crate::hardware::simulated::Profile;
 pub use crate::health::Config as HealthConfig;
 pub use crate::journal::{Bounds as JournalBounds, Settings as JournalSettings, Size};
 pub use crate::model::{PodLabel, PodLabelError};
 pub use crate::plugin::{Config as PluginConfig, ConfigError as PluginConfigError, ResourceConfig};
-pub use crate::record::{ReadFile, sha256};
 pub use crate::web::{Limits as WebLimits, ListenAddress, WebConfig, WebConfigError};
 pub use demo::{DemoError, DemoSettings, demo};
 pub use probe::{Probe, probe_nvml};
 pub use settings::{HardwareSource, LogFormat, ProcessAttribution, Reloadable, Settings};
 
-use health::Judge;
+use health_task::Judge;
 use publisher::{Publisher, Pulse};
 
 /// After a first signal: the promise is to be gone within five seconds.
@@ -131,7 +131,7 @@ async fn run_on(
 
     let (publish_health, health_states) = watch::channel(Arc::<HealthState>::default());
     let heard = devices.as_mut().and_then(Hardware::xids);
-    let (operator, orders) = health::operator();
+    let (operator, orders) = health_task::operator();
     let journal = journal::start(settings.journal.as_ref(), clock);
     let journal_reader = journal.as_ref().map(Journal::reader);
 
@@ -221,11 +221,11 @@ async fn run_on(
         clock,
         healthy: Arc::new(move || pulse.feel(clock.now().monotonic)),
         ready: Arc::new(move || ready(&ready_snapshots.borrow())),
-        record: record::source(&settings, &listeners, awaited.as_deref(), reloadable_for_record, clock),
+        record: governance::source(&settings, &listeners, awaited.as_deref(), reloadable_for_record, clock),
         allocations,
         admin: web::Admin {
             driver: devices.as_ref().map(|devices| driver_orders(&devices.lease())),
-            mark: health::marker(operator, clock),
+            mark: health_task::marker(operator, clock),
         },
         live: web::Live::default(),
         answers: web::Answers::default(),
@@ -366,7 +366,7 @@ async fn bind(settings: &Settings) -> Result<Bound, AgentError> {
 /// `Err` with what is still waited for.
 fn ready(snapshot: &Snapshot) -> Result<(), String> {
     let kubelet = &snapshot.kubelet;
-    if kubelet.relation.is_none() && kubelet.problem.is_none() {
+    if kubelet.allocations.is_none() && kubelet.problem.is_none() {
         return Err("the kubelet has not been asked yet".into());
     }
     let devices = &snapshot.hardware;

@@ -14,8 +14,8 @@ use crate::health;
 use crate::journal::Reader;
 use crate::metrics::SeriesBudget;
 use crate::model::{
-    Allocatable, ConfigReload, HardwareState, HealthState, Inventory, KubeletState, Monotonic, PluginState,
-    ProcessState, Relation, Snapshot, UnixSeconds, XidEvent,
+    Allocatable, Allocations, ConfigReload, HardwareState, HealthState, Inventory, KubeletState, Monotonic,
+    PluginState, ProcessState, Snapshot, UnixSeconds, XidEvent,
 };
 
 /// A new snapshot at least this often, so that the ages on the page grow while nothing answers.
@@ -115,7 +115,7 @@ impl Books {
 #[derive(Default)]
 struct JoinCache {
     slots: Slots,
-    relation: Arc<Relation>,
+    allocations: Arc<Allocations>,
     allocatable: Arc<Allocatable>,
     inventory: Arc<Inventory>,
     settled: bool,
@@ -221,7 +221,7 @@ impl Publisher {
             started,
             node_name: Arc::clone(&self.node_name),
             accounts: statement.accounts,
-            remainders: statement.remainders,
+            unattributed: statement.unattributed,
             unallocated_uses: statement.unallocated_uses,
             container_xids,
             violations: statement.violations,
@@ -257,20 +257,20 @@ async fn changed<T>(state: &mut Option<watch::Receiver<T>>) -> Result<(), watch:
 
 impl JoinCache {
     fn update(&mut self, hardware: &HardwareState, kubelet: &KubeletState, plugin: Option<&PluginState>) {
-        let relation = kubelet.relation.clone().unwrap_or_default();
+        let allocations = kubelet.allocations.clone().unwrap_or_default();
         let allocatable = kubelet.allocatable.clone().unwrap_or_default();
         let resources = plugin.into_iter().flat_map(|plugin| &plugin.resources);
         let by_mps = resources.filter(|(_, served)| served.mps && served.conflict.is_none());
         let other_mps = self.slots.set_mps(by_mps.map(|(resource, _)| resource.clone()).collect());
         let same = !other_mps
-            && Arc::ptr_eq(&self.relation, &relation)
+            && Arc::ptr_eq(&self.allocations, &allocations)
             && Arc::ptr_eq(&self.allocatable, &allocatable)
             && Arc::ptr_eq(&self.inventory, &hardware.inventory)
             && self.settled == kubelet.settled;
         if !same {
-            self.slots.learn(&relation, &allocatable, &hardware.inventory, kubelet.settled);
-            self.join = attribution::join(&relation, &allocatable, &hardware.inventory, &self.slots);
-            (self.relation, self.allocatable, self.settled) = (relation, allocatable, kubelet.settled);
+            self.slots.learn(&allocations, &allocatable, &hardware.inventory, kubelet.settled);
+            self.join = attribution::join(&allocations, &allocatable, &hardware.inventory, &self.slots);
+            (self.allocations, self.allocatable, self.settled) = (allocations, allocatable, kubelet.settled);
             self.inventory = Arc::clone(&hardware.inventory);
         }
     }

@@ -9,10 +9,10 @@ use tokio::sync::{Notify, watch};
 
 use crate::client::{HttpUrl, Target};
 use crate::clock::Clock;
+use crate::governance::ReadFile;
 use crate::hardware::nvml::{Attempts, LibrarySearch, NvmlDriver};
 use crate::hardware::simulated::{Profile, SimulatedDriver};
 use crate::model::PodLabel;
-use crate::record::ReadFile;
 use crate::web::{Limits, ListenAddress};
 use crate::{doctor, hardware, health, journal, kubelet, plugin, processes, threads};
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::device_id::{DeviceForm, parse_claim_device, parse_device_id};
 use super::missing::path_uuid;
 use crate::model::{
-    Allocatable, Attribution, ClaimDevice, ClaimGpu, ContainerRef, DeviceId, Gpu, GpuUuid, Holding, Inventory,
-    InventoryDrift, MigDevice, MigUuid, Relation, ResourceName, Sharing, UnresolvedDevices,
+    Allocatable, Allocations, Attribution, ClaimDevice, ClaimGpu, ContainerRef, DeviceId, Gpu, GpuUuid, Holding,
+    Inventory, InventoryDrift, MigDevice, MigUuid, ResourceName, Sharing, UnresolvedDevices,
 };
 
 /// A container and the piece of hardware it holds.
@@ -54,12 +54,12 @@ struct Holders {
 }
 
 #[must_use]
-pub fn join(relation: &Relation, allocatable: &Allocatable, inventory: &Inventory, slots: &Slots) -> Join {
+pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &Inventory, slots: &Slots) -> Join {
     let mut grips: BTreeMap<HoldingKey, Grip<'_>> = BTreeMap::new();
     let mut unresolved: BTreeMap<(ResourceName, &'static str), BTreeSet<&DeviceId>> = BTreeMap::new();
     let mut claims: BTreeMap<&ClaimDevice, Target> = BTreeMap::new();
     let mut sharers: BTreeMap<(Target, ClaimName<'_>), usize> = BTreeMap::new();
-    for container in relation.containers() {
+    for container in allocations.containers() {
         for held in &container.devices {
             let form = parse_device_id(held.id.as_str());
             let targets = resolve(&form, inventory);
@@ -123,7 +123,7 @@ pub fn join(relation: &Relation, allocatable: &Allocatable, inventory: &Inventor
                 mig: target.mig,
             })
             .collect(),
-        drift: drift(relation, allocatable, inventory),
+        drift: drift(allocations, allocatable, inventory),
     }
 }
 
@@ -242,8 +242,8 @@ fn resolve(form: &DeviceForm, inventory: &Inventory) -> Vec<Target> {
 
 /// The GPUs that some container holds, or a part of.
 #[must_use]
-pub fn held_gpus(relation: &Relation, inventory: &Inventory) -> BTreeSet<GpuUuid> {
-    let forms = relation.containers().flat_map(|container| {
+pub fn held_gpus(allocations: &Allocations, inventory: &Inventory) -> BTreeSet<GpuUuid> {
+    let forms = allocations.containers().flat_map(|container| {
         let devices = container.devices.iter().map(|held| parse_device_id(held.id.as_str()));
         let claims = container.claims.iter();
         devices.chain(claims.map(|claim| parse_claim_device(&claim.driver, claim.device.as_str())))
@@ -271,8 +271,14 @@ impl Slots {
     /// Updates the counts from what the kubelet offers and what containers hold. An offer replaces the count of each
     /// device in it. While the kubelet's answers are not `settled` an offer may be partial, and a count only grows. A
     /// device that is missing from the offer (unhealthy, or its plugin is restarting) keeps its count.
-    pub fn learn(&mut self, relation: &Relation, allocatable: &Allocatable, inventory: &Inventory, settled: bool) {
-        let held = relation.containers().flat_map(|container| container.devices.iter().map(|held| &held.id));
+    pub fn learn(
+        &mut self,
+        allocations: &Allocations,
+        allocatable: &Allocatable,
+        inventory: &Inventory,
+        settled: bool,
+    ) {
+        let held = allocations.containers().flat_map(|container| container.devices.iter().map(|held| &held.id));
         let held = replicas(held, inventory);
         for (target, offered) in replicas(allocatable.devices.values().flatten(), inventory) {
             let held = held.get(&target).into_iter().flatten();
@@ -303,9 +309,9 @@ fn replicas<'a>(
     replicas
 }
 
-fn drift(relation: &Relation, allocatable: &Allocatable, inventory: &Inventory) -> Vec<InventoryDrift> {
+fn drift(allocations: &Allocations, allocatable: &Allocatable, inventory: &Inventory) -> Vec<InventoryDrift> {
     let mut held: BTreeMap<&ResourceName, BTreeSet<&DeviceId>> = BTreeMap::new();
-    for device in relation.containers().flat_map(|container| &container.devices) {
+    for device in allocations.containers().flat_map(|container| &container.devices) {
         held.entry(&device.resource).or_default().insert(&device.id);
     }
     let resources: BTreeSet<&ResourceName> = allocatable.devices.keys().chain(held.keys().copied()).collect();

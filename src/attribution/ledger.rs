@@ -19,7 +19,7 @@
 //! | nobody | `unknown`, or by SM time | idle power is `idle`, the rest like B |
 //! | not read (`silence`) | not known; what the driver tells of it later is `unknown` | by holding, where the energy counter spans it |
 //!
-//! Everything else has a reason and goes to the remainder, so that shares and remainder add up to the device (`audit`).
+//! Everything else has a reason and goes to the unattributed part, so that shares and unattributed part add up to the device (`audit`).
 //! M, memory, is of a moment and divided by process lists (`memory`). Seconds and joules before the first sight of a total
 //! are nobody's (`clock`).
 //!
@@ -61,7 +61,7 @@ use self::silence::Silence;
 use super::join::Join;
 use super::processes::DeviceProcesses;
 use crate::model::{
-    Account, DeviceReadings, Gpu, GpuUuid, Inventory, Moment, Monotonic, Quantity, Remainder, Totals, UnallocatedUse,
+    Account, DeviceReadings, Gpu, GpuUuid, Inventory, Moment, Monotonic, Quantity, Totals, UnallocatedUse, Unattributed,
 };
 
 /// A page that nobody reads must not grow for ever: beyond this many the longest-ended accounts go first.
@@ -97,7 +97,7 @@ pub struct Statement {
     /// By GPU, container, MIG device.
     pub accounts: Vec<Account>,
     /// By GPU: those whose readings were seen.
-    pub remainders: Vec<Remainder>,
+    pub unattributed: Vec<Unattributed>,
     pub unallocated_uses: Vec<UnallocatedUse>,
     /// Every quantity, from 0.
     pub violations: BTreeMap<Quantity, u64>,
@@ -115,7 +115,7 @@ impl Ledger {
 
     /// Brings the ledger up to `observation.now`.
     pub fn advance(&mut self, observation: &Observation<'_>) -> Statement {
-        // Time up to now belongs to those who held until now; the new relation holds from now on.
+        // Time up to now belongs to those who held until now; the new allocations holds from now on.
         self.take_hold_and_let_go(observation);
         self.account(observation);
         let now = observation.now.monotonic;
@@ -134,7 +134,7 @@ impl Ledger {
         let entries = self.devices.values().flat_map(|device| device.entries.values());
         Statement {
             accounts: entries.map(|entry| entry.account.clone()).collect(),
-            remainders: self.devices.values().filter(|one| one.clock.read).map(Device::statement).collect(),
+            unattributed: self.devices.values().filter(|one| one.clock.read).map(Device::statement).collect(),
             unallocated_uses,
             violations: self.audit.violations().clone(),
         }

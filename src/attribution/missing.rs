@@ -253,7 +253,8 @@ fn is_domain_of_nvidia(resource: &ResourceName) -> bool {
 /// Every device id that the kubelet names: held, allocatable, or in its checkpoint.
 fn named(kubelet: &KubeletState) -> Ids {
     let mut named = Ids::new();
-    for held in kubelet.relation.iter().flat_map(|relation| relation.containers()).flat_map(|one| &one.devices) {
+    for held in kubelet.allocations.iter().flat_map(|allocations| allocations.containers()).flat_map(|one| &one.devices)
+    {
         named.entry(held.resource.clone()).or_default().insert(held.id.clone());
     }
     let allocatable = kubelet.allocatable.iter().map(|allocatable| &allocatable.devices);

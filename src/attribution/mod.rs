@@ -1,6 +1,6 @@
 //! From device use to container use: pure decisions, and the ledger that integrates them.
 //!
-//! In: the relation (who holds what), the inventory, readings, processes and their owners, XIDs, the time. Out: accounts,
+//! In: the allocations (who holds what), the inventory, readings, processes and their owners, XIDs, the time. Out: accounts,
 //! what is nobody's, and XIDs by container. Refuses to know: where any of it came from; it has no clock, does no I/O and
 //! never waits.
 
@@ -18,7 +18,7 @@ pub use device_id::{DeviceForm, parse_claim_device, parse_device_id};
 pub use join::{HoldingKey, Join, Slots, held_gpus, join};
 pub use ledger::{Ledger, Observation, Statement};
 pub use missing::MissingGpus;
-pub use pod_uid::{Allocations, PodUids, UidSources};
+pub use pod_uid::{CheckpointAllocations, PodUids, UidSources};
 pub use processes::{DeviceProcess, DeviceProcesses, ProcessOwner};
 pub use settle::Settle;
 pub use unconfirmed::Unconfirmed;

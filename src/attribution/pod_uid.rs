@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::model::{DeviceId, Monotonic, Pod, PodDirectory, PodIdentity, PodRef, PodUid, Relation, ResourceName};
+use crate::model::{Allocations, DeviceId, Monotonic, Pod, PodDirectory, PodIdentity, PodRef, PodUid, ResourceName};
 
 /// For so long the UID of a pod that has left is not taken for that of the next pod of its name. Not for ever: a pod from a
 /// manifest keeps its UID.
@@ -20,7 +20,7 @@ const LEFT: Duration = Duration::from_secs(30);
 
 /// Which pod was given which device, as the kubelet's checkpoint has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Allocations {
+pub struct CheckpointAllocations {
     /// Differs for each time that the file was written.
     pub version: Option<(u64, i64, i64)>,
     /// By container, resource and device. `None`: several pods, so it is not known which.
@@ -31,7 +31,7 @@ pub struct Allocations {
 
 /// Where UIDs are known from.
 pub struct UidSources<'a> {
-    pub allocations: &'a Allocations,
+    pub checkpoint: &'a CheckpointAllocations,
     pub directory: &'a PodDirectory,
     /// By log directories, or as the Pods API last had them.
     pub logged: &'a BTreeMap<PodRef, Arc<PodIdentity>>,
@@ -67,7 +67,7 @@ struct Left {
 
 impl PodUids {
     /// Writes UIDs into `answer`. `is_whole`: a pod that is not in it is gone.
-    pub fn identify(&mut self, now: Monotonic, answer: &mut Relation, is_whole: bool, sources: &UidSources<'_>) {
+    pub fn identify(&mut self, now: Monotonic, answer: &mut Allocations, is_whole: bool, sources: &UidSources<'_>) {
         self.left.retain(|_, left| now.since(left.at) < LEFT);
         let mut by_name: BTreeMap<&PodRef, Vec<&PodIdentity>> = BTreeMap::new();
         for identity in sources.directory.pods.values().filter(|identity| !identity.terminal) {
@@ -92,7 +92,7 @@ impl PodUids {
             self.listed.extend(missing);
             return;
         }
-        let version = sources.allocations.version;
+        let version = sources.checkpoint.version;
         for (pod, before) in missing {
             if let Some((_, uid)) = before.uid {
                 self.left.insert(pod, Left { uid, at: now, version });
@@ -103,9 +103,9 @@ impl PodUids {
     fn find(&self, pod: &Pod, living: &[&PodIdentity], sources: &UidSources<'_>) -> Option<(Source, PodUid)> {
         let left = self.left.get(&pod.reference);
         let has_left = |uid: &PodUid| left.is_some_and(|left| left.uid == *uid);
-        if let Some(uid) = allocated_to(pod, sources.allocations) {
+        if let Some(uid) = allocated_to(pod, sources.checkpoint) {
             // Listed before the kubelet has written its checkpoint: what is there is the predecessor's.
-            let is_old = has_left(&uid) && left.is_some_and(|left| left.version == sources.allocations.version);
+            let is_old = has_left(&uid) && left.is_some_and(|left| left.version == sources.checkpoint.version);
             let known = sources.directory.identity(&uid);
             let is_another = known.is_some_and(|identity| identity.pod != pod.reference);
             if !is_old && !is_another {
@@ -143,12 +143,12 @@ fn is_gone(uid: &PodUid, directory: &PodDirectory) -> bool {
 }
 
 /// The one pod that was given the devices which this one is listed with.
-fn allocated_to(pod: &Pod, allocations: &Allocations) -> Option<PodUid> {
+fn allocated_to(pod: &Pod, checkpoint: &CheckpointAllocations) -> Option<PodUid> {
     let mut uids = BTreeSet::new();
     for container in &pod.containers {
         for held in &container.devices {
             let key = (Arc::clone(&container.reference.container), held.resource.clone(), held.id.clone());
-            uids.extend(allocations.pods.get(&key));
+            uids.extend(checkpoint.pods.get(&key));
         }
     }
     let uid = uids.pop_first()?;

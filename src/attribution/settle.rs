@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::model::{ClaimDevice, Container, ContainerRef, DeviceId, Monotonic, Pod, PodRef, Relation, ResourceName};
+use crate::model::{Allocations, ClaimDevice, Container, ContainerRef, DeviceId, Monotonic, Pod, PodRef, ResourceName};
 
 /// Two equal answers this far apart are believed whole.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -14,10 +14,10 @@ const SETTLE_EMPTY: Duration = Duration::from_secs(30);
 /// A node whose pods change all the time never gives two equal answers; a kubelet this long up has all its pods.
 const SETTLE_AT_LAST: Duration = Duration::from_secs(10);
 
-/// Decides which relation to believe after each answer of the kubelet.
+/// Decides which allocations to believe after each answer of the kubelet.
 #[derive(Debug, Default)]
 pub struct Settle {
-    believed: Option<Arc<Relation>>,
+    believed: Option<Arc<Allocations>>,
     state: State,
 }
 
@@ -28,7 +28,7 @@ enum State {
     Fresh,
     Waiting {
         first_answer: Monotonic,
-        answer: Relation,
+        answer: Allocations,
         answer_since: Monotonic,
     },
     Settled,
@@ -46,7 +46,7 @@ impl Settle {
     }
 
     /// What to believe after `answer`, given at `at`.
-    pub fn observe(&mut self, at: Monotonic, answer: Relation) -> Arc<Relation> {
+    pub fn observe(&mut self, at: Monotonic, answer: Allocations) -> Arc<Allocations> {
         let (first_answer, answer_since) = match &self.state {
             State::Settled => (None, at),
             State::Fresh => (Some(at), at),
@@ -80,7 +80,7 @@ impl Settle {
 
 /// All that `answer` lists, and of `believed` what it does not contradict: a device named under another container has
 /// moved, everything else that is merely missing stands.
-fn merge(believed: &Relation, answer: &Relation) -> Relation {
+fn merge(believed: &Allocations, answer: &Allocations) -> Allocations {
     let listed: BTreeMap<&PodRef, &Pod> = answer.pods.iter().map(|pod| (&pod.reference, pod)).collect();
     let claimed: BTreeMap<(&ResourceName, &DeviceId), BTreeSet<&ContainerRef>> =
         answer.containers().fold(BTreeMap::new(), |mut claimed, container| {
@@ -136,7 +136,7 @@ fn merge(believed: &Relation, answer: &Relation) -> Relation {
             }
         }
     }
-    Relation { pods: pods.into_values().collect() }
+    Allocations { pods: pods.into_values().collect() }
 }
 
 /// What a DRA device is to its driver, whoever claims it.
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
     use crate::model::{CpuSet, HeldDevice};
 
-    fn world(pods: &[(&str, &[&str])]) -> Relation {
+    fn world(pods: &[(&str, &[&str])]) -> Allocations {
         let pods = pods.iter().map(|(name, devices)| {
             let reference = PodRef::new("team", name);
             let devices = devices.iter().map(|id| HeldDevice {
@@ -166,11 +166,11 @@ mod tests {
             };
             Pod { uid: None, reference, containers: vec![container], exclusive_cpus: CpuSet::default(), memory: vec![] }
         });
-        Relation { pods: pods.collect() }
+        Allocations { pods: pods.collect() }
     }
 
-    fn held(relation: &Relation) -> Vec<String> {
-        relation
+    fn held(allocations: &Allocations) -> Vec<String> {
+        allocations
             .containers()
             .flat_map(|container| {
                 container.devices.iter().map(|device| format!("{}={}", container.reference.pod, device.id))
@@ -178,10 +178,10 @@ mod tests {
             .collect()
     }
 
-    fn settled_on(relation: &Relation) -> Settle {
+    fn settled_on(allocations: &Allocations) -> Settle {
         let mut settle = Settle::default();
-        settle.observe(Monotonic::from_secs(0), relation.clone());
-        settle.observe(Monotonic::from_secs(1), relation.clone());
+        settle.observe(Monotonic::from_secs(0), allocations.clone());
+        settle.observe(Monotonic::from_secs(1), allocations.clone());
         assert!(settle.is_settled());
         settle
     }
@@ -249,8 +249,9 @@ mod tests {
             }];
             world
         };
-        let claims =
-            |relation: &Relation| relation.containers().filter(|container| !container.claims.is_empty()).count();
+        let claims = |allocations: &Allocations| {
+            allocations.containers().filter(|container| !container.claims.is_empty()).count()
+        };
         let mut settle = settled_on(&claiming("old", "claim-1"));
         settle.reconnected();
         assert_eq!(claims(&settle.observe(Monotonic::from_secs(100), claiming("new", "claim-2"))), 1);
@@ -279,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unchanged_answer_keeps_the_very_same_relation() {
+    fn an_unchanged_answer_keeps_the_same_allocations() {
         let mut settle = settled_on(&world(&[("a", &["0"])]));
         let first = settle.observe(Monotonic::from_secs(2), world(&[("a", &["0"])]));
         let second = settle.observe(Monotonic::from_secs(3), world(&[("a", &["0"])]));

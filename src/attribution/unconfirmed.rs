@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::model::{Monotonic, Pod, PodDirectory, PodRef, PodUid, Relation};
+use crate::model::{Allocations, Monotonic, Pod, PodDirectory, PodRef, PodUid};
 
 /// Listed twice, so far apart. An admission that fails does so within milliseconds, unless a plugin is slow.
 const LISTED_TWICE: Duration = Duration::from_millis(200);
@@ -26,8 +26,8 @@ impl Unconfirmed {
     pub fn hold_back(
         &mut self,
         now: Monotonic,
-        answer: &mut Relation,
-        believed: Option<&Relation>,
+        answer: &mut Allocations,
+        believed: Option<&Allocations>,
         directory: &PodDirectory,
     ) {
         let before = std::mem::take(&mut self.pods);
@@ -77,7 +77,7 @@ fn admission(pod: &Pod, directory: &PodDirectory) -> Option<Admission> {
     Some(if identity.terminal { Admission::Ended } else { Admission::Admitted })
 }
 
-fn holds_in(believed: &Relation, pod: &Pod) -> bool {
+fn holds_in(believed: &Allocations, pod: &Pod) -> bool {
     let same = |before: &Pod| before.uid.is_none() || pod.uid.is_none() || before.uid == pod.uid;
     believed.pod(&pod.reference).is_some_and(|before| before.has_devices() && same(before))
 }

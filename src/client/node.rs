@@ -28,8 +28,8 @@ pub struct Node {
     pub processes: Option<Processes>,
     #[serde(default)]
     pub accounts: Vec<Account>,
-    #[serde(default)]
-    pub remainders: Vec<Remainder>,
+    #[serde(default, rename = "remainders")]
+    pub unattributed: Vec<Unattributed>,
     #[serde(default)]
     pub unallocated_uses: Vec<UnallocatedUse>,
 }
@@ -130,7 +130,8 @@ answers! {
     }
     Kubelet {
         /// When the allocations shown were last confirmed.
-        relation_at: Option<Moment>,
+        #[serde(rename = "relation_at")]
+        allocations_at: Option<Moment>,
         settled: bool,
         problem: Option<String>,
         collector: Collector,
@@ -205,7 +206,7 @@ answers! {
         share: Option<f64>,
     }
     /// What one GPU does that is no container's, by reason.
-    Remainder {
+    Unattributed {
         gpu: String,
         busy_seconds: BTreeMap<String, f64>,
         energy_joules: BTreeMap<String, f64>,

@@ -6,10 +6,10 @@ use serde_json::Value;
 use super::Settings;
 use super::scrape::Page;
 use crate::client::Target;
+use crate::governance::OwnProcess;
 use crate::kubelet::CallError;
 use crate::model::{Allocatable, Inventory, NodeDevices, PodResourcesApi, UnixSeconds};
 use crate::processes::Survey;
-use crate::record::OwnProcess;
 
 /// What one look brought.
 pub type Look<T> = Result<T, Missed>;

@@ -15,7 +15,7 @@ use crate::clock::Clock;
 use crate::hardware::{Driver, Failure, scan_pci_bus};
 use crate::kubelet::{CallError, Client};
 use crate::model::{Allocatable, PodResourcesApi, UnixSeconds};
-use crate::{plugin, processes, record};
+use crate::{governance, plugin, processes};
 
 /// For files and sockets of this machine.
 const LOOK: Duration = Duration::from_secs(5);
@@ -71,15 +71,15 @@ async fn within<T>(limit: Duration, look: impl Future<Output = T>) -> Look<T> {
 
 async fn ask_kubelet(settings: &Settings) -> (Result<Listed, CallError>, Option<Result<Allocatable, CallError>>) {
     let mut client = Client::new(&settings.pod_resources_socket, settings.kubelet_deadline);
-    let relation = match client.list().await {
-        Ok(relation) => relation,
+    let allocations = match client.list().await {
+        Ok(allocations) => allocations,
         Err(error) => return (Err(error), None),
     };
     let holders =
-        relation.containers().filter(|container| !container.devices.is_empty() || !container.claims.is_empty());
+        allocations.containers().filter(|container| !container.devices.is_empty() || !container.claims.is_empty());
     let listed = Listed {
         api: client.api().unwrap_or(PodResourcesApi::V1),
-        pods: relation.pods.len(),
+        pods: allocations.pods.len(),
         holders: holders.count(),
     };
     (Ok(listed), Some(client.allocatable().await))
@@ -222,7 +222,7 @@ struct Host {
     processes: Look<processes::Survey>,
     named_pods: Look<usize>,
     kernel_log: Look<()>,
-    own: Look<record::OwnProcess>,
+    own: Look<governance::OwnProcess>,
     newest_file: Look<Option<(PathBuf, UnixSeconds)>>,
 }
 
@@ -243,7 +243,7 @@ async fn look_at_host(settings: &Settings) -> Host {
         blocking(move || processes::survey(&proc).map_err(|error| format!("{}: {error}", proc.display()))),
         blocking(move || processes::named_pods(&named).map_err(|error| error.to_string())),
         open_kernel_log(settings.kernel_log.clone()),
-        blocking(|| Ok(record::read_own_process(Path::new("/proc/self")))),
+        blocking(|| Ok(governance::read_own_process(Path::new("/proc/self")))),
         blocking(move || Ok(newest(files))),
     );
     Host { writable, module_version, bus, processes, named_pods, kernel_log, own, newest_file }

@@ -303,7 +303,7 @@ pub fn clock(evidence: &Evidence) -> Finding {
     let now = evidence.now.0;
     let to_do = "set the clock, and see that chrony or systemd-timesyncd keeps it";
     if now < FIRST_VERSION {
-        return Finding::failed(format!("it says {}", crate::record::Timestamp(evidence.now)), to_do);
+        return Finding::failed(format!("it says {}", crate::governance::Timestamp(evidence.now)), to_do);
     }
     match &evidence.newest_file {
         Ok(Some((path, at))) if at.0 > now + SKEW => Finding::warning(

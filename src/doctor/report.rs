@@ -2,8 +2,8 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
+use crate::governance::Timestamp;
 use crate::model::UnixSeconds;
-use crate::record::Timestamp;
 use crate::terminal::harmless;
 
 /// Worst first.

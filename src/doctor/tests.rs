@@ -11,10 +11,10 @@ use super::evidence::{Agent, Answers, Dialled, Driven, Evidence, Listed, Missed}
 use super::scrape::Page;
 use super::{Offer, Settings, Status};
 use crate::client::Target;
+use crate::governance::{OwnProcess, Status as Privileges};
 use crate::kubelet::CallError;
 use crate::model::{Allocatable, DriverInfo, Gpu, GpuUuid, Inventory, NodeDevices, PodResourcesApi, UnixSeconds};
 use crate::processes::{Mode, Survey};
-use crate::record::{OwnProcess, Status as Privileges};
 
 const NOW: f64 = 1_800_000_000.0;
 const SOCKET: &str = "/k/pod-resources/kubelet.sock";

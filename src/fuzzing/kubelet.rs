@@ -5,7 +5,7 @@ use prost::Message;
 
 use crate::attribution::{Join, Slots, join};
 use crate::kubelet::{checkpoint, convert, decode, pods};
-use crate::model::{Allocatable, Gpu, GpuUuid, Inventory, MigDevice, PodIdentity, PodUid, Relation};
+use crate::model::{Allocatable, Allocations, Gpu, GpuUuid, Inventory, MigDevice, PodIdentity, PodUid};
 use crate::wire::{v1, v1alpha1};
 
 /// Two whole GPUs and one with two MIG devices, which device ids of an answer may name.
@@ -19,12 +19,12 @@ static INVENTORY: LazyLock<Inventory> = LazyLock::new(inventory);
 pub fn kubelet_answer(bytes: &[u8]) {
     let Some((kind, message)) = bytes.split_first() else { return };
     match kind % 6 {
-        0 => compacted(message, &decode::LIST, |answer| relation(&convert::relation(answer))),
-        1 => compacted(message, &decode::OLD_LIST, |answer| relation(&convert::relation_v1alpha1(answer))),
+        0 => compacted(message, &decode::LIST, |answer| allocations(&convert::allocations(answer))),
+        1 => compacted(message, &decode::OLD_LIST, |answer| allocations(&convert::allocations_v1alpha1(answer))),
         2 => compacted(message, &decode::ALLOCATABLE, |answer| allocatable(&convert::allocatable(answer))),
         3 => compacted(message, &decode::GET, |answer: v1::GetPodResourcesResponse| {
             if let Some(pod) = answer.pod_resources.map(convert::convert_pod) {
-                relation(&Relation { pods: vec![pod] });
+                allocations(&Allocations { pods: vec![pod] });
             }
         }),
         4 => decoded(message, |event| pod_event(&event)),
@@ -47,32 +47,32 @@ fn decoded<M: Message + Default>(bytes: &[u8], look: impl FnOnce(M)) {
     }
 }
 
-fn relation(relation: &Relation) {
-    for container in relation.containers() {
+fn allocations(allocations: &Allocations) {
+    for container in allocations.containers() {
         let rises = container
             .devices
             .windows(2)
             .all(|pair| (&pair[0].resource, &pair[0].id) < (&pair[1].resource, &pair[1].id));
         assert!(rises && container.claims.is_sorted_by(|one, other| one < other), "{container:?}");
     }
-    assert!(relation.pods.is_sorted_by(|one, other| one.reference < other.reference), "{relation:?}");
+    assert!(allocations.pods.is_sorted_by(|one, other| one.reference < other.reference), "{allocations:?}");
     // All that is held is offered too, and nothing is.
     let mut offered = Allocatable::default();
-    for device in relation.containers().flat_map(|container| &container.devices) {
+    for device in allocations.containers().flat_map(|container| &container.devices) {
         offered.devices.entry(device.resource.clone()).or_default().insert(device.id.clone());
     }
-    joined(relation, &offered);
-    joined(relation, &Allocatable::default());
+    joined(allocations, &offered);
+    joined(allocations, &Allocatable::default());
 }
 
 fn allocatable(offered: &Allocatable) {
-    joined(&Relation::default(), offered);
+    joined(&Allocations::default(), offered);
 }
 
-fn joined(relation: &Relation, offered: &Allocatable) {
+fn joined(allocations: &Allocations, offered: &Allocatable) {
     let mut slots = Slots::default();
-    slots.learn(relation, offered, &INVENTORY, true);
-    let Join { holdings, .. } = join(relation, offered, &INVENTORY, &slots);
+    slots.learn(allocations, offered, &INVENTORY, true);
+    let Join { holdings, .. } = join(allocations, offered, &INVENTORY, &slots);
     let mut held: BTreeMap<&GpuUuid, f64> = BTreeMap::new();
     for (key, holding) in &holdings {
         assert!(INVENTORY.gpus.contains_key(&key.gpu), "{key:?} is on no GPU");

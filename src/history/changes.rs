@@ -83,7 +83,7 @@ fn holdings(snapshot: &Snapshot, known_before: bool) -> Option<BTreeMap<Containe
 
 /// Whether both sides of the join are there: without the hardware nobody holds a GPU yet.
 fn is_told(snapshot: &Snapshot) -> bool {
-    snapshot.kubelet.relation.is_some() && snapshot.hardware.inventory.generation > 0
+    snapshot.kubelet.allocations.is_some() && snapshot.hardware.inventory.generation > 0
 }
 
 fn counted(snapshot: &Snapshot) -> Xids {

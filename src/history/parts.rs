@@ -9,8 +9,8 @@ const STEP_SECONDS: u64 = 10;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
     Container(ContainerRef),
-    /// The named remainder.
-    Remainder(Reason),
+    /// the unattributed part.
+    Unattributed(Reason),
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -84,7 +84,7 @@ fn counters<'a>(
     let containers = snapshot.accounts.iter().filter(of).filter_map(|account| {
         Some((Part::Container(account.container.clone()), account.mig.as_ref(), account.busy_seconds?))
     });
-    let remainder = snapshot.remainders.iter().find(|remainder| remainder.gpu == *gpu);
-    let reasons = remainder.into_iter().flat_map(|remainder| &remainder.busy_seconds);
-    containers.chain(reasons.map(|(reason, seconds)| (Part::Remainder(*reason), None, *seconds)))
+    let unattributed = snapshot.unattributed.iter().find(|unattributed| unattributed.gpu == *gpu);
+    let reasons = unattributed.into_iter().flat_map(|unattributed| &unattributed.busy_seconds);
+    containers.chain(reasons.map(|(reason, seconds)| (Part::Unattributed(*reason), None, *seconds)))
 }

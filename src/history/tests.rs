@@ -182,8 +182,8 @@ fn portions_are_the_counters_of_the_last_seconds() {
         snapshot.accounts.retain(|account| account.gpu == gpu);
         snapshot.accounts.truncate(1);
         snapshot.accounts[0].busy_seconds = Some(holder);
-        snapshot.remainders.retain(|remainder| remainder.gpu == gpu);
-        snapshot.remainders[0].busy_seconds = [(Reason::Host, host)].into();
+        snapshot.unattributed.retain(|unattributed| unattributed.gpu == gpu);
+        snapshot.unattributed[0].busy_seconds = [(Reason::Host, host)].into();
         snapshot
     };
     history.note(&at(0, 100.0, 0.0));
@@ -194,7 +194,7 @@ fn portions_are_the_counters_of_the_last_seconds() {
         portions.unwrap().into_iter().map(|portion| (portion.part, (portion.ratio * 100.0).round())).collect::<Vec<_>>()
     };
     let container = Part::Container(now.accounts[0].container.clone());
-    let parts = |holder, host| vec![(container.clone(), holder), (Part::Remainder(Reason::Host), host)];
+    let parts = |holder, host| vec![(container.clone(), holder), (Part::Unattributed(Reason::Host), host)];
     assert_eq!(ratios(history.busy_portions(&now, &gpu)), parts(50.0, 20.0));
     let ahead = at(5, 105.0, 5.0);
     assert_eq!(ratios(history.busy_portions(&ahead, &gpu)), parts(50.0, 50.0), "never more than the whole");

@@ -100,7 +100,7 @@ fn set(place: &mut Option<Arc<str>>, said: Option<&str>) {
 }
 
 pub fn pod_uid(snapshot: &Snapshot, container: &ContainerRef) -> Option<Arc<str>> {
-    let listed = || snapshot.kubelet.relation.as_ref()?.pod(&container.pod_ref())?.uid.as_ref();
+    let listed = || snapshot.kubelet.allocations.as_ref()?.pod(&container.pod_ref())?.uid.as_ref();
     Some(container.pod_uid.as_ref().or_else(listed)?.to_shared())
 }
 
@@ -173,9 +173,9 @@ pub fn note(record: &mut Record, event: HealthEvent) {
 /// there, only that its pod or container is not listed says so.
 pub fn is_gone(record: &Record, snapshot: &Snapshot) -> bool {
     let kubelet = &snapshot.kubelet;
-    let Some(relation) = kubelet.relation.as_ref().filter(|_| kubelet.settled) else { return false };
+    let Some(allocations) = kubelet.allocations.as_ref().filter(|_| kubelet.settled) else { return false };
     let (container, gpu, mig) = key_of(record);
-    let Some(listed) = relation.containers().find(|listed| listed.reference.has_names_of(&container)) else {
+    let Some(listed) = allocations.containers().find(|listed| listed.reference.has_names_of(&container)) else {
         return true;
     };
     if listed.devices.is_empty() && listed.claims.is_empty() {

@@ -1,4 +1,4 @@
-//! From answers of the kubelet to the relation that is published: UIDs are added, pods that may still be rejected are held
+//! From answers of the kubelet to the allocations that is published: UIDs are added, pods that may still be rejected are held
 //! back, and what is missing is believed to be gone once the answer has settled.
 
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use super::checkpoint::CheckpointFile;
 use crate::attribution::{PodUids, Settle, UidSources, Unconfirmed};
-use crate::model::{Monotonic, Pod, PodDirectory, PodRef, ProcessState, Relation};
+use crate::model::{Allocations, Monotonic, Pod, PodDirectory, PodRef, ProcessState};
 
 /// Where pods and their UIDs are known from, beside the kubelet's answers and its checkpoint.
 #[derive(Clone, Debug)]
@@ -33,8 +33,8 @@ pub(super) struct Belief {
     uids: PodUids,
     sources: PodSources,
     /// As the kubelet gave it.
-    answer: Relation,
-    believed: Option<Arc<Relation>>,
+    answer: Allocations,
+    believed: Option<Arc<Allocations>>,
 }
 
 impl Belief {
@@ -45,19 +45,19 @@ impl Belief {
             checkpoint: CheckpointFile::new(device_plugin_directory),
             uids: PodUids::default(),
             sources,
-            answer: Relation::default(),
+            answer: Allocations::default(),
             believed: None,
         }
     }
 
     /// What to believe after an answer of `List`.
-    pub async fn observe(&mut self, now: Monotonic, answer: Relation) -> Arc<Relation> {
+    pub async fn observe(&mut self, now: Monotonic, answer: Allocations) -> Arc<Allocations> {
         self.answer = answer;
         self.conclude(now).await
     }
 
     /// The same after an answer about one pod; the others are as they were. `None`: the kubelet has no such active pod.
-    pub async fn observe_pod(&mut self, now: Monotonic, reference: &PodRef, pod: Option<Pod>) -> Arc<Relation> {
+    pub async fn observe_pod(&mut self, now: Monotonic, reference: &PodRef, pod: Option<Pod>) -> Arc<Allocations> {
         let mut pods: BTreeMap<PodRef, Pod> =
             std::mem::take(&mut self.answer.pods).into_iter().map(|pod| (pod.reference.clone(), pod)).collect();
         match pod {
@@ -70,7 +70,7 @@ impl Belief {
 
     /// The last answer again, because UIDs or the state of pods are known better. `None` where that can change nothing, or
     /// the answer has not settled and a repetition of it would be taken for another one.
-    pub async fn reconsider(&mut self, now: Monotonic) -> Option<Arc<Relation>> {
+    pub async fn reconsider(&mut self, now: Monotonic) -> Option<Arc<Allocations>> {
         let believed = self.believed.as_ref().filter(|_| self.settle.is_settled())?;
         let is_open = self.unconfirmed.due().is_some() || believed.pods.iter().any(|pod| pod.uid.is_none());
         if !is_open {
@@ -81,11 +81,11 @@ impl Belief {
         (!Arc::ptr_eq(&before, &now)).then_some(now)
     }
 
-    async fn conclude(&mut self, now: Monotonic) -> Arc<Relation> {
+    async fn conclude(&mut self, now: Monotonic) -> Arc<Allocations> {
         let allocations = self.checkpoint.refresh().await;
         let directory = Arc::clone(&self.sources.directory.borrow());
         let logged = Arc::clone(&self.sources.processes.borrow().pods);
-        let sources = UidSources { allocations: &allocations, directory: &directory, logged: &logged };
+        let sources = UidSources { checkpoint: &allocations, directory: &directory, logged: &logged };
         let is_whole = self.settle.is_settled();
         let mut answer = self.answer.clone();
         self.uids.identify(now, &mut answer, is_whole, &sources);

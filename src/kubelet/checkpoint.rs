@@ -14,7 +14,7 @@ use serde::Deserialize;
 use tokio::task::JoinHandle;
 
 use super::trigger::CHECKPOINT;
-use crate::attribution::Allocations;
+use crate::attribution::CheckpointAllocations;
 use crate::model::{DeviceId, PodUid, ResourceName};
 
 /// A file of a node with a hundred pods has some ten kilobytes; answers of Allocate are in it too.
@@ -61,10 +61,10 @@ enum Devices {
 #[derive(Debug)]
 pub struct CheckpointFile {
     path: PathBuf,
-    read: Arc<Allocations>,
+    read: Arc<CheckpointAllocations>,
     problem: Option<String>,
     /// On a file system that hangs: one thread waits for it, not one for each refresh.
-    reading: Option<JoinHandle<io::Result<Arc<Allocations>>>>,
+    reading: Option<JoinHandle<io::Result<Arc<CheckpointAllocations>>>>,
 }
 
 impl CheckpointFile {
@@ -73,7 +73,7 @@ impl CheckpointFile {
     }
 
     /// Reads the file if it was written since.
-    pub async fn refresh(&mut self) -> Arc<Allocations> {
+    pub async fn refresh(&mut self) -> Arc<CheckpointAllocations> {
         let (patience, mut reading) = match self.reading.take() {
             Some(reading) => (Duration::ZERO, reading),
             None => {
@@ -109,7 +109,7 @@ impl CheckpointFile {
     }
 }
 
-fn read(path: &Path, before: &Arc<Allocations>) -> io::Result<Arc<Allocations>> {
+fn read(path: &Path, before: &Arc<CheckpointAllocations>) -> io::Result<Arc<CheckpointAllocations>> {
     let file = File::open(path)?;
     let metadata = file.metadata()?;
     let version = Some(version(&metadata));
@@ -121,7 +121,7 @@ fn read(path: &Path, before: &Arc<Allocations>) -> io::Result<Arc<Allocations>> 
     }
     let mut text = vec![];
     file.take(LARGEST).read_to_end(&mut text)?;
-    Ok(Arc::new(Allocations { version, ..parse(&text)? }))
+    Ok(Arc::new(CheckpointAllocations { version, ..parse(&text)? }))
 }
 
 fn version(metadata: &Metadata) -> (u64, i64, i64) {
@@ -129,7 +129,7 @@ fn version(metadata: &Metadata) -> (u64, i64, i64) {
 }
 
 /// By device, the pod that was given it; and all devices.
-pub(crate) fn parse(text: &[u8]) -> io::Result<Allocations> {
+pub(crate) fn parse(text: &[u8]) -> io::Result<CheckpointAllocations> {
     let checkpoint: Checkpoint = serde_json::from_slice(text)?;
     let (mut pods, mut all) = (BTreeMap::new(), BTreeMap::<ResourceName, BTreeSet<DeviceId>>::new());
     for (resource, devices) in checkpoint.data.registered_devices.into_iter().flatten() {
@@ -157,14 +157,19 @@ pub(crate) fn parse(text: &[u8]) -> io::Result<Allocations> {
             }
         }
     }
-    Ok(Allocations { version: None, pods, devices: Some(Arc::new(all)) })
+    Ok(CheckpointAllocations { version: None, pods, devices: Some(Arc::new(all)) })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn uid<'a>(allocations: &'a Allocations, container: &str, resource: &str, device: &str) -> Option<&'a str> {
+    fn uid<'a>(
+        allocations: &'a CheckpointAllocations,
+        container: &str,
+        resource: &str,
+        device: &str,
+    ) -> Option<&'a str> {
         allocations.pods.get(&(container.into(), resource.into(), device.into()))?.as_ref().map(PodUid::as_str)
     }
 
@@ -199,12 +204,12 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join(CHECKPOINT);
         let mut file = CheckpointFile::new(directory.path());
-        assert_eq!(*file.refresh().await, Allocations::default(), "not there");
+        assert_eq!(*file.refresh().await, CheckpointAllocations::default(), "not there");
         let whole = include_str!("../../tests/captures/01_basic_running.checkpoint.json");
         std::fs::write(&path, whole).unwrap();
         assert!(!file.refresh().await.pods.is_empty());
         std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
-        assert_eq!(*file.refresh().await, Allocations::default(), "cut");
+        assert_eq!(*file.refresh().await, CheckpointAllocations::default(), "cut");
         std::fs::write(&path, whole).unwrap();
         assert!(!file.refresh().await.pods.is_empty());
     }
@@ -235,9 +240,9 @@ mod tests {
         // Opening it waits for a writer.
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         let mut file = CheckpointFile::new(directory.path());
-        assert_eq!(*file.refresh().await, Allocations::default());
+        assert_eq!(*file.refresh().await, CheckpointAllocations::default());
         assert!(file.reading.as_ref().is_some_and(|reading| !reading.is_finished()));
-        assert_eq!(*file.refresh().await, Allocations::default());
+        assert_eq!(*file.refresh().await, CheckpointAllocations::default());
         assert!(file.problem.as_ref().is_some_and(|problem| problem.contains("within 1 s")), "{:?}", file.problem);
         drop(File::options().read(true).write(true).open(&path).unwrap());
     }

@@ -11,7 +11,7 @@ use tonic::{Code, Status};
 
 use super::decode::{self, Unreadable};
 use super::{call, convert};
-use crate::model::{Allocatable, Pod, PodRef, PodResourcesApi, Relation};
+use crate::model::{Allocatable, Allocations, Pod, PodRef, PodResourcesApi};
 use crate::wire::{v1, v1alpha1};
 
 /// A misbehaving DRA driver has made kubelets answer with 18 MB; past this the answer is refused, not cut.
@@ -119,7 +119,7 @@ impl Client {
     }
 
     /// Who holds what; v1, or v1alpha1 from a kubelet that has no v1.
-    pub async fn list(&mut self) -> Result<Relation, CallError> {
+    pub async fn list(&mut self) -> Result<Allocations, CallError> {
         const METHOD: &str = "List";
         let connection = self.connect().await?;
         if connection.api == PodResourcesApi::V1 {
@@ -127,7 +127,7 @@ impl Client {
             let call = call::unary(connection.channel.clone(), LIST, request, MESSAGE_LIMIT);
             match self.finish(METHOD, &decode::LIST, call).await {
                 Err(CallError::Unimplemented(_)) => {}
-                answer => return answer.map(convert::relation),
+                answer => return answer.map(convert::allocations),
             }
         }
         let request = v1alpha1::ListPodResourcesRequest {};
@@ -136,7 +136,7 @@ impl Client {
         if let Some(connection) = &mut self.connection {
             connection.api = PodResourcesApi::V1alpha1;
         }
-        Ok(convert::relation_v1alpha1(answer))
+        Ok(convert::allocations_v1alpha1(answer))
     }
 
     /// What could be given: healthy devices whether held or not.

@@ -4,12 +4,12 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::model::{
-    Allocatable, ClaimDevice, Container, ContainerRef, CpuSet, DeviceId, HeldDevice, MemoryBlock, Pod, PodRef,
-    Relation, ResourceName,
+    Allocatable, Allocations, ClaimDevice, Container, ContainerRef, CpuSet, DeviceId, HeldDevice, MemoryBlock, Pod,
+    PodRef, ResourceName,
 };
 use crate::wire::{v1, v1alpha1};
 
-pub fn relation(answer: v1::ListPodResourcesResponse) -> Relation {
+pub fn allocations(answer: v1::ListPodResourcesResponse) -> Allocations {
     // A pod listed twice is one pod: its containers come together under one name.
     let mut pods: BTreeMap<PodRef, Pod> = BTreeMap::new();
     for pod in answer.pod_resources {
@@ -24,10 +24,10 @@ pub fn relation(answer: v1::ListPodResourcesResponse) -> Relation {
     for pod in pods.values_mut() {
         pod.containers.sort_by(|a, b| a.reference.cmp(&b.reference));
     }
-    Relation { pods: pods.into_values().collect() }
+    Allocations { pods: pods.into_values().collect() }
 }
 
-pub fn relation_v1alpha1(answer: v1alpha1::ListPodResourcesResponse) -> Relation {
+pub fn allocations_v1alpha1(answer: v1alpha1::ListPodResourcesResponse) -> Allocations {
     let devices = |device: v1alpha1::ContainerDevices| v1::ContainerDevices {
         resource_name: device.resource_name,
         device_ids: device.device_ids,
@@ -44,7 +44,7 @@ pub fn relation_v1alpha1(answer: v1alpha1::ListPodResourcesResponse) -> Relation
         containers: pod.containers.into_iter().map(containers).collect(),
         ..v1::PodResources::default()
     };
-    relation(v1::ListPodResourcesResponse { pod_resources: answer.pod_resources.into_iter().map(pods).collect() })
+    allocations(v1::ListPodResourcesResponse { pod_resources: answer.pod_resources.into_iter().map(pods).collect() })
 }
 
 pub fn allocatable(answer: v1::AllocatableResourcesResponse) -> Allocatable {
@@ -140,7 +140,7 @@ mod tests {
         }
     }
 
-    fn listed(devices: Vec<v1::ContainerDevices>) -> Relation {
+    fn listed(devices: Vec<v1::ContainerDevices>) -> Allocations {
         let container = v1::ContainerResources { name: "main".into(), devices, ..v1::ContainerResources::default() };
         let pod = v1::PodResources {
             name: "p".into(),
@@ -148,13 +148,13 @@ mod tests {
             containers: vec![container],
             ..v1::PodResources::default()
         };
-        relation(v1::ListPodResourcesResponse { pod_resources: vec![pod] })
+        allocations(v1::ListPodResourcesResponse { pod_resources: vec![pod] })
     }
 
     #[test]
     fn a_device_on_two_numa_nodes_is_listed_twice_and_comes_out_once() {
-        let relation = listed(vec![entry("GPU-1", &[1]), entry("GPU-1", &[0]), entry("GPU-0", &[])]);
-        let devices: Vec<_> = relation.pods[0].containers[0]
+        let allocations = listed(vec![entry("GPU-1", &[1]), entry("GPU-1", &[0]), entry("GPU-0", &[])]);
+        let devices: Vec<_> = allocations.pods[0].containers[0]
             .devices
             .iter()
             .map(|device| (device.id.as_str().to_owned(), device.numa_nodes.iter().copied().collect::<Vec<_>>()))

@@ -260,8 +260,8 @@ impl Watch {
     }
 
     async fn reconsider(&mut self) {
-        if let Some(relation) = self.belief.reconsider(self.clock.now().monotonic).await {
-            self.state.relation = Some(relation);
+        if let Some(allocations) = self.belief.reconsider(self.clock.now().monotonic).await {
+            self.state.allocations = Some(allocations);
             self.publish();
         }
     }
@@ -277,7 +277,7 @@ impl Watch {
         let now = self.count("Get", started, answer.as_ref().err());
         match answer {
             Ok(answer) => {
-                self.state.relation = Some(self.belief.observe_pod(now.monotonic, pod, answer).await);
+                self.state.allocations = Some(self.belief.observe_pod(now.monotonic, pod, answer).await);
                 self.publish();
             }
             Err(error) => {
@@ -329,9 +329,9 @@ impl Watch {
         let now = self.count("List", started, answer.as_ref().err());
         self.state.collector.duration = Some(now.monotonic.since(started.monotonic));
         match answer {
-            Ok(relation) => {
-                self.state.relation = Some(self.belief.observe(now.monotonic, relation).await);
-                self.state.relation_at = Some(now);
+            Ok(allocations) => {
+                self.state.allocations = Some(self.belief.observe(now.monotonic, allocations).await);
+                self.state.allocations_at = Some(now);
                 self.state.settled = self.belief.settle.is_settled();
                 self.state.api = self.client.api();
                 self.state.truncated = false;

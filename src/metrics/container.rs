@@ -196,7 +196,7 @@ fn allocations(accounts: &[&Account]) -> Family {
 
 fn allocated_ratio(snapshot: &Snapshot) -> Family {
     let mut family = Family::new(&DEVICE_ALLOCATED);
-    if snapshot.kubelet.relation.is_none() {
+    if snapshot.kubelet.allocations.is_none() {
         return family; // nobody has said yet who holds what
     }
     for gpu in snapshot.hardware.inventory.gpus.values() {
@@ -254,7 +254,7 @@ mod tests {
         let allocated = ratio(&snapshot, fixture::WHOLE).unwrap();
         assert!((0.999_999..=1.0).contains(&allocated), "{allocated}");
         assert_eq!(ratio(&snapshot, fixture::PARTITIONED), Some(0.0));
-        Arc::make_mut(&mut snapshot.kubelet).relation = None;
+        Arc::make_mut(&mut snapshot.kubelet).allocations = None;
         assert_eq!(ratio(&snapshot, fixture::WHOLE), None, "nobody has said");
     }
 

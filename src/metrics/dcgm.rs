@@ -204,10 +204,10 @@ fn shared<'a>(
     if known.is_empty() {
         return None;
     }
-    let rest = match snapshot.remainders.iter().find(|remainder| remainder.gpu == gpu.uuid) {
+    let rest = match snapshot.unattributed.iter().find(|unattributed| unattributed.gpu == gpu.uuid) {
         // A counter: what pods that have gone used is not to come back under nobody's name.
-        Some(remainder) if descriptor.name == ENERGY.name => {
-            (remainder.energy_joules.values().sum::<f64>() * 1000.0).round()
+        Some(unattributed) if descriptor.name == ENERGY.name => {
+            (unattributed.energy_joules.values().sum::<f64>() * 1000.0).round()
         }
         _ => thousandths((whole_value - known.iter().map(|(_, share)| share).sum::<f64>()).max(0.0)),
     };

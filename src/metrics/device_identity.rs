@@ -112,7 +112,7 @@ pub(super) fn per_device<V: Into<Value>>(
     family
 }
 
-/// One series per GPU that has the quantity, which containers and remainder add up to at any time.
+/// One series per GPU that has the quantity, which containers and unattributed part add up to at any time.
 pub(super) fn divided(
     snapshot: &Snapshot,
     descriptor: &'static Descriptor,
@@ -120,8 +120,8 @@ pub(super) fn divided(
 ) -> Family {
     let mut family = Family::new(descriptor);
     for (gpu, _) in with_readings(snapshot) {
-        let remainder = snapshot.remainders.iter().find(|remainder| remainder.gpu == gpu.uuid);
-        family.push_known(of_device(gpu), remainder.and_then(|remainder| read(&remainder.divided)));
+        let unattributed = snapshot.unattributed.iter().find(|unattributed| unattributed.gpu == gpu.uuid);
+        family.push_known(of_device(gpu), unattributed.and_then(|unattributed| read(&unattributed.divided)));
     }
     family
 }

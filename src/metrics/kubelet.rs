@@ -66,11 +66,11 @@ fn families(snapshot: &Snapshot) -> Vec<Family> {
     }
 
     let mut age = Family::new(&AGE);
-    let relation_at = kubelet.relation_at;
-    age.push_known(vec![], relation_at.map(|then| snapshot.at.monotonic.since(then.monotonic).as_secs_f64()));
+    let allocations_at = kubelet.allocations_at;
+    age.push_known(vec![], allocations_at.map(|then| snapshot.at.monotonic.since(then.monotonic).as_secs_f64()));
 
     let mut truncated = Family::new(&TRUNCATED);
-    let has_answered = kubelet.relation.is_some() || kubelet.truncated;
+    let has_answered = kubelet.allocations.is_some() || kubelet.truncated;
     truncated.push_known(vec![], has_answered.then_some(kubelet.truncated));
 
     let mut triggers = Family::new(&TRIGGERS);

@@ -22,9 +22,9 @@ mod mig;
 mod page;
 mod plugin;
 mod processes;
-mod remainder;
 mod resources;
 mod self_metrics;
+mod unattributed;
 
 pub use budget::SeriesBudget;
 pub use exposition::{open_metrics, protobuf, text};
@@ -53,7 +53,7 @@ pub const GROUPS: &[Group] = &[
     mig::GROUP,
     container::GROUP,
     processes::GROUP,
-    remainder::GROUP,
+    unattributed::GROUP,
     plugin::GROUP,
     kubelet::GROUP,
     self_metrics::GROUP,

@@ -25,7 +25,7 @@ fn families(snapshot: &Snapshot) -> Vec<Family> {
     let (mut info, mut enabled) = (Family::new(&POD_INFO), Family::new(&ATTRIBUTION_ENABLED));
     let Some(processes) = &snapshot.processes else { return vec![] };
     enabled.push(vec![], processes.enabled);
-    let listed = snapshot.kubelet.relation.iter().flat_map(|relation| &relation.pods);
+    let listed = snapshot.kubelet.allocations.iter().flat_map(|allocations| &allocations.pods);
     for pod in listed {
         let Some(uid) = &pod.uid else { continue };
         // Labels of another pod of the name are not this one's.
@@ -68,7 +68,7 @@ mod tests {
     #[test]
     fn a_pod_that_the_kubelet_does_not_list_is_not_shown() {
         let mut snapshot = fixture::snapshot();
-        std::sync::Arc::make_mut(&mut snapshot.kubelet).relation = None;
+        std::sync::Arc::make_mut(&mut snapshot.kubelet).allocations = None;
         assert_eq!(value(&families(&snapshot), "podmeter_pod_info", &[]), None);
         assert!(families(&Snapshot::default()).is_empty());
     }

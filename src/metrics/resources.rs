@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Descriptor, Family, Group, Label};
 use crate::model::{
-    Allocatable, ContainerRef, CpuSet, DeviceId, MemoryBlock, PluginResource, Relation, ResourceName, Snapshot,
+    Allocatable, Allocations, ContainerRef, CpuSet, DeviceId, MemoryBlock, PluginResource, ResourceName, Snapshot,
 };
 
 const LIST: &str = "PodResources List";
@@ -126,15 +126,15 @@ pub(super) const GROUP: Group = Group {
 fn families(snapshot: &Snapshot) -> Vec<Family> {
     let mut families = Vec::new();
     let kubelet = &snapshot.kubelet;
-    if let Some(relation) = &kubelet.relation {
-        families.extend([devices(relation), claims(relation, snapshot), pods(relation)]);
-        families.extend(exclusive_cpus(relation));
-        families.extend(reserved_memory(relation));
+    if let Some(allocations) = &kubelet.allocations {
+        families.extend([devices(allocations), claims(allocations, snapshot), pods(allocations)]);
+        families.extend(exclusive_cpus(allocations));
+        families.extend(reserved_memory(allocations));
     }
     if let Some(allocatable) = &kubelet.allocatable {
         families.extend([
-            node_cpus(allocatable, kubelet.relation.as_deref()),
-            node_memory(allocatable, kubelet.relation.as_deref()),
+            node_cpus(allocatable, kubelet.allocations.as_deref()),
+            node_memory(allocatable, kubelet.allocations.as_deref()),
             resource_devices(allocatable, snapshot),
         ]);
     }
@@ -142,9 +142,9 @@ fn families(snapshot: &Snapshot) -> Vec<Family> {
     families
 }
 
-fn devices(relation: &Relation) -> Family {
+fn devices(allocations: &Allocations) -> Family {
     let mut family = Family::new(&CONTAINER_DEVICE_INFO);
-    for container in relation.containers() {
+    for container in allocations.containers() {
         for device in &container.devices {
             let mut labels = of_container(&container.reference);
             labels.push(("resource", device.resource.to_shared().into()));
@@ -165,9 +165,9 @@ fn devices(relation: &Relation) -> Family {
     family
 }
 
-fn claims(relation: &Relation, snapshot: &Snapshot) -> Family {
+fn claims(allocations: &Allocations, snapshot: &Snapshot) -> Family {
     let mut family = Family::new(&CONTAINER_CLAIM_INFO);
-    for container in relation.containers() {
+    for container in allocations.containers() {
         for claim in &container.claims {
             let mut labels = of_container(&container.reference);
             labels.push(("claim", (&claim.claim).into()));
@@ -186,11 +186,11 @@ fn claims(relation: &Relation, snapshot: &Snapshot) -> Family {
     family
 }
 
-fn exclusive_cpus(relation: &Relation) -> [Family; 3] {
+fn exclusive_cpus(allocations: &Allocations) -> [Family; 3] {
     let mut count = Family::new(&CONTAINER_EXCLUSIVE_CPUS);
     let mut which = Family::new(&CONTAINER_EXCLUSIVE_CPUS_INFO);
     let mut of_pods = Family::new(&POD_EXCLUSIVE_CPUS);
-    for pod in &relation.pods {
+    for pod in &allocations.pods {
         if !pod.exclusive_cpus.is_empty() {
             of_pods.push(of_pod(&pod.reference.namespace, &pod.reference.pod), pod.exclusive_cpus.len());
         }
@@ -204,10 +204,10 @@ fn exclusive_cpus(relation: &Relation) -> [Family; 3] {
     [count, which, of_pods]
 }
 
-fn reserved_memory(relation: &Relation) -> [Family; 2] {
+fn reserved_memory(allocations: &Allocations) -> [Family; 2] {
     let mut of_containers = Family::new(&CONTAINER_MEMORY_RESERVED);
     let mut of_pods = Family::new(&POD_MEMORY_RESERVED);
-    for pod in &relation.pods {
+    for pod in &allocations.pods {
         for (labels, bytes) in by_type_and_numa(&pod.memory) {
             of_pods.push([of_pod(&pod.reference.namespace, &pod.reference.pod), labels].concat(), bytes);
         }
@@ -220,22 +220,22 @@ fn reserved_memory(relation: &Relation) -> [Family; 2] {
     [of_containers, of_pods]
 }
 
-fn pods(relation: &Relation) -> Family {
+fn pods(allocations: &Allocations) -> Family {
     let mut family = Family::new(&PODS);
-    family.push(vec![("state", "listed".into())], relation.pods.len());
-    let with_devices = relation.pods.iter().filter(|pod| pod.has_devices()).count();
+    family.push(vec![("state", "listed".into())], allocations.pods.len());
+    let with_devices = allocations.pods.iter().filter(|pod| pod.has_devices()).count();
     family.push(vec![("state", "with_devices".into())], with_devices);
     family
 }
 
-fn node_cpus(allocatable: &Allocatable, relation: Option<&Relation>) -> Family {
+fn node_cpus(allocatable: &Allocatable, allocations: Option<&Allocations>) -> Family {
     let mut family = Family::new(&NODE_CPUS);
     if allocatable.cpus.is_empty() {
         return family; // the kubelet does not say
     }
     family.push(vec![("state", "allocatable".into())], allocatable.cpus.len());
-    if let Some(relation) = relation {
-        let held = relation.pods.iter().fold(CpuSet::default(), |held, pod| {
+    if let Some(allocations) = allocations {
+        let held = allocations.pods.iter().fold(CpuSet::default(), |held, pod| {
             pod.containers.iter().fold(held.union(&pod.exclusive_cpus), |held, one| held.union(&one.exclusive_cpus))
         });
         family.push(vec![("state", "exclusive".into())], held.len());
@@ -244,12 +244,12 @@ fn node_cpus(allocatable: &Allocatable, relation: Option<&Relation>) -> Family {
     family
 }
 
-fn node_memory(allocatable: &Allocatable, relation: Option<&Relation>) -> Family {
+fn node_memory(allocatable: &Allocatable, allocations: Option<&Allocations>) -> Family {
     let mut family = Family::new(&NODE_MEMORY);
     let total = by_type_and_numa(&allocatable.memory);
-    let reserved = relation.map(|relation| {
+    let reserved = allocations.map(|allocations| {
         // Containers' blocks are part of their pod's where the pod has its own.
-        let blocks: Vec<MemoryBlock> = relation
+        let blocks: Vec<MemoryBlock> = allocations
             .pods
             .iter()
             .flat_map(|pod| {
@@ -276,7 +276,7 @@ fn node_memory(allocatable: &Allocatable, relation: Option<&Relation>) -> Family
 
 fn resource_devices(allocatable: &Allocatable, snapshot: &Snapshot) -> Family {
     let mut family = Family::new(&RESOURCE_DEVICES);
-    let held = snapshot.kubelet.relation.as_deref().map(held_devices);
+    let held = snapshot.kubelet.allocations.as_deref().map(held_devices);
     let nobody = BTreeSet::new();
     let resources = allocatable.devices.keys().chain(held.iter().flat_map(|held| held.keys().copied()));
     for resource in resources.collect::<BTreeSet<_>>() {
@@ -317,8 +317,8 @@ fn drift(snapshot: &Snapshot) -> Family {
             push(resource, "allocatable_not_advertised", unknown);
         }
     }
-    if let (Some(relation), Some(allocatable)) = (&snapshot.kubelet.relation, &snapshot.kubelet.allocatable) {
-        let held = held_devices(relation);
+    if let (Some(allocations), Some(allocatable)) = (&snapshot.kubelet.allocations, &snapshot.kubelet.allocatable) {
+        let held = held_devices(allocations);
         let resources: BTreeSet<_> = allocatable.devices.keys().chain(held.keys().copied()).collect();
         for resource in resources {
             let offered = allocatable.devices.get(resource);
@@ -345,9 +345,9 @@ fn unresolved(snapshot: &Snapshot) -> Family {
     family
 }
 
-fn held_devices(relation: &Relation) -> BTreeMap<&ResourceName, BTreeSet<&DeviceId>> {
+fn held_devices(allocations: &Allocations) -> BTreeMap<&ResourceName, BTreeSet<&DeviceId>> {
     let mut held: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
-    for device in relation.containers().flat_map(|container| &container.devices) {
+    for device in allocations.containers().flat_map(|container| &container.devices) {
         held.entry(&device.resource).or_default().insert(&device.id);
     }
     held
@@ -392,19 +392,19 @@ mod tests {
     use super::*;
     use crate::metrics::tests::{fixture, value};
 
-    fn with(change: impl FnOnce(&mut Relation, &mut Allocatable)) -> Vec<Family> {
+    fn with(change: impl FnOnce(&mut Allocations, &mut Allocatable)) -> Vec<Family> {
         let mut snapshot = fixture::snapshot();
         let kubelet = Arc::make_mut(&mut snapshot.kubelet);
-        let relation = Arc::make_mut(kubelet.relation.as_mut().unwrap());
-        change(relation, Arc::make_mut(kubelet.allocatable.as_mut().unwrap()));
+        let allocations = Arc::make_mut(kubelet.allocations.as_mut().unwrap());
+        change(allocations, Arc::make_mut(kubelet.allocatable.as_mut().unwrap()));
         families(&snapshot)
     }
 
     #[test]
     fn the_shared_pool_is_what_nobody_holds_alone() {
-        let page = with(|relation, _| {
+        let page = with(|allocations, _| {
             // A container's own CPUs are a subset of its pod's: counted once.
-            let pod = relation.pods.last_mut().unwrap();
+            let pod = allocations.pods.last_mut().unwrap();
             pod.containers[0].exclusive_cpus = [10].into_iter().collect();
         });
         let cpus = |state| value(&page, "podmeter_node_cpus", &[("state", state)]);
@@ -413,8 +413,8 @@ mod tests {
 
     #[test]
     fn memory_of_a_pod_covers_that_of_its_containers() {
-        let page = with(|relation, _| {
-            let pod = relation.pods.last_mut().unwrap();
+        let page = with(|allocations, _| {
+            let pod = allocations.pods.last_mut().unwrap();
             pod.containers[0].memory = pod.memory.clone();
         });
         let labels = [("memory_type", "memory"), ("numa_node", "1"), ("state", "reserved")];

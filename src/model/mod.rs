@@ -2,7 +2,8 @@
 //!
 //! In: nothing. Out: plain values. Refuses to know: tokio, gRPC, NVML, Prometheus, files, clocks.
 
-mod health;
+mod allocations;
+mod device_health;
 mod identity;
 mod inventory;
 mod journal;
@@ -10,13 +11,13 @@ mod plugin;
 mod pod_label;
 mod process;
 mod reading;
-mod relation;
-mod remainder;
 mod snapshot;
 mod time;
+mod unattributed;
 mod xid;
 
-pub use health::{
+pub use allocations::{Allocatable, Allocations, ClaimDevice, Container, CpuSet, HeldDevice, MemoryBlock, Pod};
+pub use device_health::{
     DeviceHealth, GpuHealth, HealthCause, HealthState, HealthTransition, LastXid, RECOVERY_ACTIONS, UnhealthyReason,
     XidClass, XidCounts, recovery_action,
 };
@@ -30,11 +31,10 @@ pub use reading::{
     Clocks, DeviceProcess, DeviceReadings, EccLocation, FabricState, Fast, Gaps, GpmRatios, InstanceReading,
     LinkCounters, Medium, MemoryUse, NvLink, Pcie, ProcessSmSeconds, Rates, RowRemap, Slow, Stamped, Totals, Traffic,
 };
-pub use relation::{Allocatable, ClaimDevice, Container, CpuSet, HeldDevice, MemoryBlock, Pod, Relation};
-pub use remainder::{Divided, Quantity, Reason, Remainder, UnallocatedUse};
 pub use snapshot::{
     Account, Attribution, ClaimGpu, Collector, ConfigReload, HardwareState, Holding, InventoryDrift, KubeletCounters,
     KubeletState, PodResourcesApi, Released, SelfUse, Sharing, Snapshot, UnresolvedDevices,
 };
 pub use time::{DurationHistogram, Moment, Monotonic, UnixSeconds};
+pub use unattributed::{Divided, Quantity, Reason, UnallocatedUse, Unattributed};
 pub use xid::{ContainerXid, XidEvent, XidInstance, XidProcess, XidSource};

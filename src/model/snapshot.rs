@@ -5,9 +5,9 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::{
-    Allocatable, ContainerRef, ContainerXid, DeviceId, DeviceReadings, DurationHistogram, GpuUuid, HealthState,
-    Inventory, JournalState, MigUuid, Moment, Monotonic, NodeDevices, PluginState, ProcessState, Quantity, Relation,
-    Remainder, ResourceName, UnallocatedUse, UnixSeconds,
+    Allocatable, Allocations, ContainerRef, ContainerXid, DeviceId, DeviceReadings, DurationHistogram, GpuUuid,
+    HealthState, Inventory, JournalState, MigUuid, Moment, Monotonic, NodeDevices, PluginState, ProcessState, Quantity,
+    ResourceName, UnallocatedUse, Unattributed, UnixSeconds,
 };
 
 /// Everything that the page, the API and the plugin show, at one moment. Published by the agent alone, never changed.
@@ -28,7 +28,8 @@ pub struct Snapshot {
     /// What each container holds or held, after the join.
     pub accounts: Vec<Account>,
     /// What is no container's, by GPU.
-    pub remainders: Vec<Remainder>,
+    #[serde(rename = "remainders")]
+    pub unattributed: Vec<Unattributed>,
     pub unallocated_uses: Vec<UnallocatedUse>,
     /// XIDs by container, of those that can be told whose they are.
     pub container_xids: Vec<ContainerXid>,
@@ -97,10 +98,12 @@ pub struct Collector {
 /// What the kubelet room publishes.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct KubeletState {
-    /// The relation believed; `None` until the kubelet has answered once.
-    pub relation: Option<Arc<Relation>>,
-    /// When the believed relation was last confirmed by an answer; its age is what grows while the kubelet is away.
-    pub relation_at: Option<Moment>,
+    /// The allocations believed; `None` until the kubelet has answered once.
+    #[serde(rename = "relation")]
+    pub allocations: Option<Arc<Allocations>>,
+    /// When the believed allocations was last confirmed by an answer; its age is what grows while the kubelet is away.
+    #[serde(rename = "relation_at")]
+    pub allocations_at: Option<Moment>,
     /// False after a (re)connect until two equal answers stood a second apart.
     pub settled: bool,
     pub allocatable: Option<Arc<Allocatable>>,

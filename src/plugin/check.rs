@@ -12,7 +12,7 @@ use super::conflict::{REMEDY, is_known_plugin};
 use super::grants::{Foreign, Grants};
 use super::live_sockets::LiveSockets;
 use super::sockets::{self, Identity};
-use crate::model::{DeviceId, KubeletState, Monotonic, Relation, ResourceName};
+use crate::model::{Allocations, DeviceId, KubeletState, Monotonic, ResourceName};
 
 /// The kubelet has processed the end of another plugin by then; it takes about 20 ms.
 const AFTER_AN_END: Duration = Duration::from_millis(100);
@@ -93,7 +93,7 @@ pub struct RegistrationCheck {
     /// Holdings seen before, and in the first answer after, are accepted.
     baseline_until: Monotonic,
     has_baseline: bool,
-    compared: Option<Arc<Relation>>,
+    compared: Option<Arc<Allocations>>,
 }
 
 impl RegistrationCheck {
@@ -263,13 +263,13 @@ impl RegistrationCheck {
     }
 
     fn holdings(&mut self, kubelet: &KubeletState, grants: &mut Grants, now: Monotonic) {
-        let (Some(relation), Some(at)) = (&kubelet.relation, kubelet.relation_at) else { return };
+        let (Some(allocations), Some(at)) = (&kubelet.allocations, kubelet.allocations_at) else { return };
         let is_baseline = !self.has_baseline;
         let is_late = at.monotonic >= self.baseline_until;
-        let is_same = self.compared.as_ref().is_some_and(|compared| Arc::ptr_eq(compared, relation));
+        let is_same = self.compared.as_ref().is_some_and(|compared| Arc::ptr_eq(compared, allocations));
         if !is_same {
-            self.compared = Some(Arc::clone(relation));
-            let foreign = grants.compare(&self.resource, relation);
+            self.compared = Some(Arc::clone(allocations));
+            let foreign = grants.compare(&self.resource, allocations);
             if let (Some(foreign), false) = (foreign, is_baseline) {
                 self.replaced_by(Evidence::Allocated(foreign), now);
             }

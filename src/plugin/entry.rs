@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::host::{self, Facts, Seen};
 use super::layout::{self, Vanished};
-use super::{Hardware, Offer, Offers, ResourceConfig, health, merge, mps, offers};
+use super::{Hardware, Offer, Offers, ResourceConfig, device_health, merge, mps, offers};
 use crate::model::{DeviceId, HardwareState, HealthState, KubeletState, Monotonic, ResourceName};
 
 /// For the first look at the host, where it decides no more than which devices are preferred.
@@ -58,7 +58,7 @@ impl Entry {
         let nothing = Seen::default();
         let seen = self.seen.as_ref().unwrap_or(&nothing);
         let Offers { offers, problems } = offers(&self.config, &hardware.inventory, &seen.found);
-        let verdict = |behind: &Hardware| health::verdict(behind, judged);
+        let verdict = |behind: &Hardware| device_health::verdict(behind, judged);
         let vanished = self.offers.iter().map(|before| {
             let ids = layout::vanished(before, &offers, &hardware.inventory);
             let known = self.vanished.get(&before.resource);

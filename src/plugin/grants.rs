@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::model::{ContainerRef, DeviceId, Monotonic, Relation, ResourceName};
+use crate::model::{Allocations, ContainerRef, DeviceId, Monotonic, ResourceName};
 
 #[derive(Debug, Default)]
 pub struct Grants {
@@ -35,9 +35,9 @@ impl Grants {
     }
 
     /// The first device that has come to a container without having been granted.
-    pub fn compare(&mut self, resource: &ResourceName, relation: &Relation) -> Option<Foreign> {
+    pub fn compare(&mut self, resource: &ResourceName, allocations: &Allocations) -> Option<Foreign> {
         let mut now: BTreeMap<&DeviceId, BTreeSet<&ContainerRef>> = BTreeMap::new();
-        for container in relation.containers() {
+        for container in allocations.containers() {
             for held in container.devices.iter().filter(|held| held.resource == *resource) {
                 now.entry(&held.id).or_default().insert(&container.reference);
             }
@@ -68,7 +68,7 @@ mod tests {
 
     const GPU: &str = "nvidia.com/gpu";
 
-    fn relation(held: &[(&str, &str)]) -> Relation {
+    fn allocations(held: &[(&str, &str)]) -> Allocations {
         let pod = |(pod, device): &(&str, &str)| {
             let devices = vec![HeldDevice { resource: GPU.into(), id: (*device).into(), numa_nodes: BTreeSet::new() }];
             let container = Container {
@@ -86,11 +86,11 @@ mod tests {
                 memory: vec![],
             }
         };
-        Relation { pods: held.iter().map(pod).collect() }
+        Allocations { pods: held.iter().map(pod).collect() }
     }
 
     fn compare(grants: &mut Grants, held: &[(&str, &str)]) -> Option<String> {
-        let foreign = grants.compare(&GPU.into(), &relation(held));
+        let foreign = grants.compare(&GPU.into(), &allocations(held));
         foreign.map(|foreign| format!("{} of {}", foreign.device, foreign.container.pod))
     }
 
@@ -118,6 +118,6 @@ mod tests {
     #[test]
     fn other_resources_do_not_count() {
         let mut grants = Grants::default();
-        assert_eq!(grants.compare(&"nvidia.com/mig-1g.10gb".into(), &relation(&[("theirs", "a")])), None);
+        assert_eq!(grants.compare(&"nvidia.com/mig-1g.10gb".into(), &allocations(&[("theirs", "a")])), None);
     }
 }

@@ -33,10 +33,12 @@ pub fn vanished(before: &Offer, now: &[Offer], inventory: &Inventory) -> BTreeSe
 /// allocation of them is under way when that answer shows them free.
 #[must_use]
 pub fn to_drop(resource: &ResourceName, vanished: &Vanished, kubelet: &KubeletState) -> BTreeSet<DeviceId> {
-    let (Some(relation), Some(answered)) = (&kubelet.relation, kubelet.relation_at) else { return BTreeSet::new() };
+    let (Some(allocations), Some(answered)) = (&kubelet.allocations, kubelet.allocations_at) else {
+        return BTreeSet::new();
+    };
     let took = kubelet.collector.duration.unwrap_or_default();
     let is_fresh = |since: &Monotonic| answered.monotonic >= *since + GRANT_SHOWN + took;
-    let mut held = relation.containers().flat_map(|container| &container.devices);
+    let mut held = allocations.containers().flat_map(|container| &container.devices);
     let is_held = held.any(|device| device.resource == *resource && vanished.contains_key(&device.id));
     match kubelet.settled && kubelet.collector.success && vanished.values().all(is_fresh) && !is_held {
         true => vanished.keys().cloned().collect(),
@@ -50,7 +52,7 @@ mod tests {
 
     use super::*;
     use crate::model::{
-        Collector, Container, ContainerRef, CpuSet, Gpu, GpuUuid, HeldDevice, Moment, Pod, PodRef, Relation,
+        Allocations, Collector, Container, ContainerRef, CpuSet, Gpu, GpuUuid, HeldDevice, Moment, Pod, PodRef,
     };
     use crate::plugin::OfferedDevice;
 
@@ -172,8 +174,8 @@ mod tests {
             memory: vec![],
         };
         KubeletState {
-            relation: Some(Arc::new(Relation { pods: vec![pod] })),
-            relation_at: Some(Moment { monotonic: Monotonic::from_secs(10), ..Moment::default() }),
+            allocations: Some(Arc::new(Allocations { pods: vec![pod] })),
+            allocations_at: Some(Moment { monotonic: Monotonic::from_secs(10), ..Moment::default() }),
             settled: true,
             collector: Collector { success: true, duration: Some(Duration::from_millis(500)), ..Collector::default() },
             ..KubeletState::default()

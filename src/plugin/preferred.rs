@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{Hardware, NvidiaConfig, Offer, Preferred};
 use crate::attribution::held_gpus;
-use crate::model::{DeviceId, DeviceReadings, GpuUuid, HardwareState, Relation};
+use crate::model::{Allocations, DeviceId, DeviceReadings, GpuUuid, HardwareState};
 use crate::preference::{
     Candidate, Choice, Condition, FallbackReason, Request, SlotPolicy, Topology, choose_gpus, choose_slots,
 };
@@ -26,7 +26,7 @@ pub fn prefer(
     offer: &Offer,
     topology: &Topology,
     hardware: &HardwareState,
-    relation: Option<&Relation>,
+    allocations: Option<&Allocations>,
     question: Question,
 ) -> Choice {
     let gpus: BTreeMap<&DeviceId, &GpuUuid> =
@@ -35,7 +35,7 @@ pub fn prefer(
     let Some(available) = question.available.iter().map(candidate).collect::<Option<Vec<_>>>() else {
         return Choice { ids: vec![], fallback: Some(FallbackReason::UnknownGpu) };
     };
-    let foreign = foreign(&available, hardware, relation);
+    let foreign = foreign(&available, hardware, allocations);
     let request = Request { available, must_include: question.must_include, size: question.size };
     let condition = |(gpu, readings): (&GpuUuid, &Arc<DeviceReadings>)| {
         (gpu.clone(), Condition { foreign_processes: foreign.contains(gpu), ..condition(readings) })
@@ -65,8 +65,8 @@ fn gpu(hardware: &Hardware) -> Option<&GpuUuid> {
 
 /// GPUs with processes that no container accounts for: what an ended one left behind, or somebody beside the kubelet.
 /// Nobody is foreign while it is not known who holds what.
-fn foreign(available: &[Candidate], hardware: &HardwareState, relation: Option<&Relation>) -> BTreeSet<GpuUuid> {
-    let Some(relation) = relation else { return BTreeSet::new() };
+fn foreign(available: &[Candidate], hardware: &HardwareState, allocations: Option<&Allocations>) -> BTreeSet<GpuUuid> {
+    let Some(allocations) = allocations else { return BTreeSet::new() };
     let in_use = |gpu: &&GpuUuid| {
         let readings = hardware.readings.get(*gpu).and_then(|readings| readings.medium.as_ref());
         readings.and_then(|medium| medium.value.processes.as_ref()).is_some_and(|processes| !processes.is_empty())
@@ -75,7 +75,7 @@ fn foreign(available: &[Candidate], hardware: &HardwareState, relation: Option<&
     if in_use.is_empty() {
         return BTreeSet::new();
     }
-    let held = held_gpus(relation, &hardware.inventory);
+    let held = held_gpus(allocations, &hardware.inventory);
     in_use.into_iter().filter(|gpu| !held.contains(*gpu)).cloned().collect()
 }
 
@@ -117,13 +117,18 @@ mod tests {
         chosen_beside(None, slots, size, hardware)
     }
 
-    fn chosen_beside(relation: Option<&Relation>, slots: usize, size: usize, hardware: &HardwareState) -> Vec<String> {
+    fn chosen_beside(
+        allocations: Option<&Allocations>,
+        slots: usize,
+        size: usize,
+        hardware: &HardwareState,
+    ) -> Vec<String> {
         let offer = offer(slots);
         let available = offer.devices.iter().map(|device| device.id.clone()).collect();
         let place = |gpu| (GpuUuid::new(format!("GPU-{gpu}")), Place { index: gpu, numa_node: None });
         let topology = Topology::new((0..3).map(place).collect());
         let question = Question { available, must_include: vec![], size };
-        let choice = prefer(&NvidiaConfig::default(), &offer, &topology, hardware, relation, question);
+        let choice = prefer(&NvidiaConfig::default(), &offer, &topology, hardware, allocations, question);
         choice.ids.iter().map(ToString::to_string).collect()
     }
 
@@ -172,7 +177,7 @@ mod tests {
             ..HardwareState::default()
         };
         let held = |id: &str| HeldDevice { resource: "a/b".into(), id: id.into(), numa_nodes: BTreeSet::new() };
-        let relation = |devices: Vec<HeldDevice>| Relation {
+        let allocations = |devices: Vec<HeldDevice>| Allocations {
             pods: vec![Pod {
                 uid: None,
                 reference: PodRef::new("n", "p"),
@@ -187,13 +192,17 @@ mod tests {
                 memory: vec![],
             }],
         };
-        let first = |relation: Option<&Relation>| {
+        let first = |allocations: Option<&Allocations>| {
             let available = offer.devices.iter().map(|device| device.id.clone()).collect();
             let question = Question { available, must_include: vec![], size: 1 };
-            prefer(&NvidiaConfig::default(), &offer, &topology, &hardware, relation, question).ids[0].to_string()
+            prefer(&NvidiaConfig::default(), &offer, &topology, &hardware, allocations, question).ids[0].to_string()
         };
-        assert_eq!(first(Some(&relation(vec![]))), uuids[1].as_str(), "nobody holds the first, and yet it is in use");
-        assert_eq!(first(Some(&relation(vec![held(&format!("{}::3", uuids[0]))]))), uuids[0].as_str());
+        assert_eq!(
+            first(Some(&allocations(vec![]))),
+            uuids[1].as_str(),
+            "nobody holds the first, and yet it is in use"
+        );
+        assert_eq!(first(Some(&allocations(vec![held(&format!("{}::3", uuids[0]))]))), uuids[0].as_str());
         assert_eq!(first(None), uuids[0].as_str(), "who holds what is not known");
     }
 

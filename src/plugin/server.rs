@@ -84,8 +84,8 @@ impl Desk {
         let Some(nvidia) = self.preferring() else { return Choice::default() };
         let (offer, facts) = (Arc::clone(&self.offer.borrow()), Arc::clone(&self.facts.borrow()));
         let hardware = Arc::clone(&self.hardware.borrow());
-        let relation = self.kubelet.borrow().relation.clone();
-        prefer(nvidia, &offer, &facts.topology, &hardware, relation.as_deref(), question)
+        let allocations = self.kubelet.borrow().allocations.clone();
+        prefer(nvidia, &offer, &facts.topology, &hardware, allocations.as_deref(), question)
     }
 
     pub fn shares_through_mps(&self) -> bool {

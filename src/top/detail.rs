@@ -10,7 +10,7 @@ use super::rows::{self, DeviceRow};
 use super::state::State;
 use super::style::Look;
 use super::view::value;
-use crate::client::{Node, Remainder};
+use crate::client::{Node, Unattributed};
 use crate::model::Monotonic;
 use crate::terminal::{clean, fit};
 
@@ -35,7 +35,7 @@ pub fn lines(state: &State, gpu: &str, look: Look, now: Monotonic, width: usize)
     }
     lines.extend(page.health());
     lines.extend(page.holders());
-    lines.extend(page.remainder());
+    lines.extend(page.unattributed());
     lines.extend(page.events());
     lines
 }
@@ -135,10 +135,10 @@ impl Page<'_> {
         self.section("Held by", words, "nobody", Style::new())
     }
 
-    fn remainder(&self) -> Vec<Line<'static>> {
+    fn unattributed(&self) -> Vec<Line<'static>> {
         let mut words = vec![];
-        for remainder in self.node.remainders.iter().filter(|remainder| remainder.gpu == self.gpu) {
-            words.extend(reasons(remainder).into_iter().map(|reason| part(remainder, reason)));
+        for unattributed in self.node.unattributed.iter().filter(|unattributed| unattributed.gpu == self.gpu) {
+            words.extend(reasons(unattributed).into_iter().map(|reason| part(unattributed, reason)));
         }
         for stranger in self.node.unallocated_uses.iter().filter(|stranger| stranger.gpu == self.gpu) {
             let container = stranger.container.as_deref().map(|name| format!("/{name}")).unwrap_or_default();
@@ -172,17 +172,17 @@ impl Page<'_> {
     }
 }
 
-fn reasons(remainder: &Remainder) -> std::collections::BTreeSet<&String> {
-    let keys = remainder.busy_seconds.keys().chain(remainder.energy_joules.keys());
-    keys.chain(remainder.memory_bytes.keys()).chain(remainder.processes.keys()).collect()
+fn reasons(unattributed: &Unattributed) -> std::collections::BTreeSet<&String> {
+    let keys = unattributed.busy_seconds.keys().chain(unattributed.energy_joules.keys());
+    keys.chain(unattributed.memory_bytes.keys()).chain(unattributed.processes.keys()).collect()
 }
 
-fn part(remainder: &Remainder, reason: &String) -> String {
+fn part(unattributed: &Unattributed, reason: &String) -> String {
     let mut words = vec![];
-    words.extend(remainder.memory_bytes.get(reason).map(|bytes| format!("memory {}", memory(Some(*bytes), None))));
-    words.extend(remainder.processes.get(reason).map(|count| format!("processes {count}")));
-    words.extend(remainder.busy_seconds.get(reason).map(|seconds| format!("busy {}", span(*seconds))));
-    words.extend(remainder.energy_joules.get(reason).map(|joules| energy(Some(*joules))));
+    words.extend(unattributed.memory_bytes.get(reason).map(|bytes| format!("memory {}", memory(Some(*bytes), None))));
+    words.extend(unattributed.processes.get(reason).map(|count| format!("processes {count}")));
+    words.extend(unattributed.busy_seconds.get(reason).map(|seconds| format!("busy {}", span(*seconds))));
+    words.extend(unattributed.energy_joules.get(reason).map(|joules| energy(Some(*joules))));
     format!("{}: {}", clean(reason), words.join(", "))
 }
 

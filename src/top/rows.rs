@@ -175,8 +175,8 @@ fn holders(node: &Node, on: impl Fn(&Account) -> bool) -> Vec<String> {
 
 /// What the driver itself needs is on every device, and nobody's processes.
 fn strangers(node: &Node, gpu: &str) -> Vec<String> {
-    let remainders = node.remainders.iter().filter(|remainder| remainder.gpu == gpu);
-    let present = remainders.flat_map(|remainder| &remainder.processes).filter(|(_, count)| **count > 0);
+    let unattributed = node.unattributed.iter().filter(|unattributed| unattributed.gpu == gpu);
+    let present = unattributed.flat_map(|unattributed| &unattributed.processes).filter(|(_, count)| **count > 0);
     present.map(|(reason, _)| clean(reason)).collect()
 }
 

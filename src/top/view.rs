@@ -347,7 +347,7 @@ impl Screen<'_> {
     }
 }
 
-/// The first holder by its pod, the others as a number, and the named remainder: `trainer-2333c +3 +host`.
+/// The first holder by its pod, the others as a number, and the unattributed part: `trainer-2333c +3 +host`.
 fn held_by(row: &DeviceRow, columns: usize) -> String {
     let whole =
         [row.holders.clone(), row.strangers.iter().map(|reason| format!("+{reason}")).collect()].concat().join(" ");

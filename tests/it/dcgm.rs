@@ -114,7 +114,7 @@ fn page() -> String {
             at: now,
             hardware: Arc::new(HardwareState { source: "nvml", inventory, readings: read, ..HardwareState::default() }),
             accounts: statement.accounts,
-            remainders: statement.remainders,
+            unattributed: statement.unattributed,
             ..Snapshot::default()
         };
     }

@@ -270,12 +270,12 @@ impl World {
             let since = (self.now - self.last_pass) as f64 / 1e3;
             prop_assert!(allocated <= held + 1e-6 && allocated >= held - since - 1e-6, "{account:?}: held {held} s");
         }
-        let remainder = &statement.remainders[0];
+        let unattributed = &statement.unattributed[0];
         let booked = statement.accounts.iter().filter_map(|account| account.energy_joules).sum::<f64>()
-            + remainder.energy_joules.values().sum::<f64>();
+            + unattributed.energy_joules.values().sum::<f64>();
         let counted = self.counted as f64 / 1e3;
         prop_assert!(near(booked, counted), "{booked} J booked, {counted} J counted");
-        let idle = remainder.energy_joules.get(&Reason::Idle).copied().unwrap_or(0.0);
+        let idle = unattributed.energy_joules.get(&Reason::Idle).copied().unwrap_or(0.0);
         let most = IDLE_WATTS as f64 * self.now as f64 / 1e3;
         prop_assert!(idle <= most + 1e-6, "{idle} J of idle power, of at most {most}");
         Ok(())

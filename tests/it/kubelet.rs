@@ -114,8 +114,8 @@ fn gpu_pod(name: &str, device: &str) -> PodSpec {
 }
 
 fn held(state: &KubeletState) -> Vec<String> {
-    let relation = state.relation.as_deref().into_iter();
-    let containers = relation.flat_map(|relation| &relation.pods).flat_map(|pod| &pod.containers);
+    let allocations = state.allocations.as_deref().into_iter();
+    let containers = allocations.flat_map(|allocations| &allocations.pods).flat_map(|pod| &pod.containers);
     let devices = containers.flat_map(|container| {
         container.devices.iter().map(|device| format!("{} {}", container.reference.pod, device.id))
     });
@@ -140,9 +140,9 @@ async fn list_allocatable_and_get_say_what_the_kubelet_knows() {
     node.set_pods(vec![PodSpec::new("team", "p").container(container), PodSpec::new("team", "plain")]);
     let mut client = Client::new(&node.pod_resources_socket(), DEADLINE);
 
-    let relation = client.list().await.unwrap();
-    assert_eq!(relation.pods.len(), 2);
-    let container = &relation.pods[0].containers[0];
+    let allocations = client.list().await.unwrap();
+    assert_eq!(allocations.pods.len(), 2);
+    let container = &allocations.pods[0].containers[0];
     assert_eq!(container.devices.len(), 1, "two NUMA nodes are one device");
     assert_eq!(container.devices[0].numa_nodes, [0, 1].into());
     assert_eq!(container.exclusive_cpus.to_string(), "2-3");
@@ -151,7 +151,7 @@ async fn list_allocatable_and_get_say_what_the_kubelet_knows() {
 
     assert_eq!(client.allocatable().await.unwrap().cpus.to_string(), "1-3");
 
-    assert_eq!(client.get(&PodRef::new("team", "p")).await.unwrap().as_ref(), Some(&relation.pods[0]));
+    assert_eq!(client.get(&PodRef::new("team", "p")).await.unwrap().as_ref(), Some(&allocations.pods[0]));
     assert_eq!(client.get(&PodRef::new("team", "nobody")).await.unwrap(), None, "the kubelet has no such pod");
     node.set_gates(Gates { get: false, ..Gates::default() });
     let disabled = client.get(&PodRef::new("team", "p")).await.unwrap_err();
@@ -221,17 +221,17 @@ async fn a_socket_that_accepts_and_says_nothing_costs_one_deadline() {
 }
 
 #[tokio::test]
-async fn while_the_kubelet_hangs_the_last_relation_stands_and_grows_old() {
+async fn while_the_kubelet_hangs_the_last_allocations_stay_and_age() {
     let node = node_with(&[("a", "GPU-0")]).await;
     let mut watching = Watching::start(node.root.path(), SOON);
     let before = watching.until("the pod", |state| held(state) == ["a GPU-0"]).await;
     node.hang(Method::List);
     let hanging = watching.until_problem(&["did not answer List"]).await;
     assert_eq!(held(&hanging), ["a GPU-0"]);
-    assert!(hanging.relation_at >= before.relation_at);
+    assert!(hanging.allocations_at >= before.allocations_at);
     node.heal();
     let after = watching.until("answers again", |state| state.problem.is_none()).await;
-    assert!(after.relation_at > hanging.relation_at);
+    assert!(after.allocations_at > hanging.allocations_at);
 }
 
 #[tokio::test]
@@ -240,13 +240,13 @@ async fn an_answer_of_20_mb_is_taken_and_one_over_the_limit_refused() {
     let settings_deadline = Duration::from_secs(20);
     let mut client = Client::new(&node.pod_resources_socket(), settings_deadline);
     node.answer_bytes(20 << 20);
-    let relation = client.list().await.unwrap();
-    assert_eq!(relation.pods[0].containers[0].devices.len(), 1, "said a million times, held once");
+    let allocations = client.list().await.unwrap();
+    assert_eq!(allocations.pods[0].containers[0].devices.len(), 1, "said a million times, held once");
     node.answer_bytes(70 << 20);
     let error = client.list().await.unwrap_err();
     assert!(matches!(error, CallError::TooLarge { limit, .. } if limit == 32 << 20), "{error:?}");
     node.heal();
-    assert_eq!(client.list().await.unwrap(), relation);
+    assert_eq!(client.list().await.unwrap(), allocations);
 }
 
 #[tokio::test]
@@ -340,8 +340,8 @@ async fn names_of_any_bytes_come_through_unchanged() {
     let node = node(Options::default()).await;
     node.set_pods(names.iter().map(|name| gpu_pod(name, &format!("GPU-{name}"))).collect());
     let mut client = Client::new(&node.pod_resources_socket(), DEADLINE);
-    let relation = client.list().await.unwrap();
-    let mut listed: Vec<String> = relation.pods.iter().map(|pod| pod.reference.pod.to_string()).collect();
+    let allocations = client.list().await.unwrap();
+    let mut listed: Vec<String> = allocations.pods.iter().map(|pod| pod.reference.pod.to_string()).collect();
     let mut expected: Vec<String> = names.iter().map(ToString::to_string).collect();
     listed.sort();
     expected.sort();
@@ -352,7 +352,7 @@ async fn names_of_any_bytes_come_through_unchanged() {
 async fn the_kubelet_is_asked_at_most_twice_a_second_on_average() {
     let node = node_with(&[]).await;
     let mut watching = Watching::start(node.root.path(), Duration::from_millis(10));
-    watching.until("the first answer", |state| state.relation.is_some()).await;
+    watching.until("the first answer", |state| state.allocations.is_some()).await;
     let started = tokio::time::Instant::now();
     for round in 0..200 {
         node.set_pods(vec![gpu_pod(&format!("p{round}"), "GPU-0")]);
@@ -413,7 +413,7 @@ fn with_uid(name: &str, device: &str, uid: &str) -> PodSpec {
 
 /// (UID of the pod, UID in the reference to its container) of the only pod.
 fn uids(state: &KubeletState) -> Option<(Option<PodUid>, Option<PodUid>)> {
-    let pod = state.relation.as_deref()?.pods.first()?;
+    let pod = state.allocations.as_deref()?.pods.first()?;
     Some((pod.uid.clone(), pod.containers[0].reference.pod_uid.clone()))
 }
 
@@ -449,10 +449,10 @@ async fn a_pod_that_goes_on_keeps_its_uid_when_the_checkpoint_is_lost() {
     node.set_pods(vec![with_uid("web-0", "GPU-0", "one")]);
     let mut watching = Watching::start(node.root.path(), SOON);
     watching.until_settled().await;
-    let before = watching.state.borrow().relation_at;
+    let before = watching.state.borrow().allocations_at;
     std::fs::remove_file(node.device_plugin_directory().join("kubelet_internal_checkpoint")).unwrap();
-    let state = watching.until("two answers", |state| state.relation_at > before).await;
-    let state = watching.until("two answers", |now| now.relation_at > state.relation_at).await;
+    let state = watching.until("two answers", |state| state.allocations_at > before).await;
+    let state = watching.until("two answers", |now| now.allocations_at > state.allocations_at).await;
     assert_eq!(uids(&state), uid("one"));
 }
 

@@ -193,7 +193,10 @@ async fn what_a_container_is_given_reaches_it_and_the_page() {
         assert_eq!(state.allocations["ok"], 1);
         assert_eq!(state.allocate_durations.count(), 1);
         let shown = podmeter.kubelet.wait_for(|state| {
-            state.relation.as_ref().is_some_and(|relation| relation.containers().any(|one| one.devices.len() == 2))
+            state
+                .allocations
+                .as_ref()
+                .is_some_and(|allocations| allocations.containers().any(|one| one.devices.len() == 2))
         });
         drop(tokio::time::timeout(PATIENCE, shown).await.expect("the holder is seen").unwrap());
     }

@@ -126,13 +126,13 @@ fn rules_are_well_and_quiet(prometheus: &Prometheus, namespaces: usize) {
     }
 }
 
-/// Containers and remainder, less the device: by GPU, at one instant.
+/// Containers and unattributed part, less the device: by GPU, at one instant.
 fn left_over(parts: &str, device: &str, at: f64) -> String {
     let sum = |metrics: &str| format!("sum by (gpu_uuid) ({metrics} @ {at})");
     format!("{} - {}", sum(&format!("{{__name__=~\"{parts}\"}}")), sum(device))
 }
 
-/// Σ containers + Σ remainder − device is 0 but for floating point, whenever it is asked.
+/// Σ containers + Σ unattributed part − device is 0 but for floating point, whenever it is asked.
 fn everything_is_somebodys(profile: &str, gpus_with_busy_time: usize) {
     let directory = tempfile::tempdir().unwrap();
     let demo = Running::start(
@@ -166,12 +166,12 @@ fn everything_is_somebodys(profile: &str, gpus_with_busy_time: usize) {
 }
 
 #[test]
-fn shares_and_remainder_are_the_device_while_slots_are_shared() {
+fn shares_and_unattributed_parts_are_the_device_while_slots_are_shared() {
     everything_is_somebodys("8xh100-timesliced", 8);
 }
 
 #[test]
-fn shares_and_remainder_are_the_device_while_gpus_are_partitioned() {
+fn shares_and_unattributed_parts_are_the_device_while_gpus_are_partitioned() {
     // Four are partitioned: the driver tells no busy time of them as a whole.
     everything_is_somebodys("8xh100-mig", 4);
 }

@@ -10,8 +10,8 @@ use podmeter::attribution::{Join, Ledger, Observation, Slots, Statement, join};
 use podmeter::hardware::simulated::{Controls, Load, Profile, SimulatedDriver};
 use podmeter::hardware::{Driver, Due, Reader, Record, Staleness};
 use podmeter::model::{
-    Account, Allocatable, Container, ContainerRef, CpuSet, DeviceId, GpuUuid, HardwareState, HeldDevice, Inventory,
-    Moment, Monotonic, Pod, PodDirectory, PodRef, ProcessState, Reason, Relation, UnixSeconds,
+    Account, Allocatable, Allocations, Container, ContainerRef, CpuSet, DeviceId, GpuUuid, HardwareState, HeldDevice,
+    Inventory, Moment, Monotonic, Pod, PodDirectory, PodRef, ProcessState, Reason, UnixSeconds,
 };
 use podmeter::processes::Resolver;
 use podmeter::simulation::node::{Device, Replicas, resources};
@@ -46,7 +46,7 @@ pub struct Score {
     /// More than it had, on any container.
     pub wrong: f64,
     /// By reason, beyond what is nobody's.
-    pub remainder: BTreeMap<&'static str, f64>,
+    pub unattributed: BTreeMap<&'static str, f64>,
 }
 
 #[derive(Clone, Debug)]
@@ -137,7 +137,7 @@ impl Node {
         let devices = offered.iter().map(|one| (one.name.as_str().into(), ids(&one.devices))).collect();
         let allocatable = Allocatable { devices, ..Allocatable::default() };
         let mut slots = Slots::default();
-        slots.learn(&Relation::default(), &allocatable, &inventory, true);
+        slots.learn(&Allocations::default(), &allocatable, &inventory, true);
         let place = |(resource, device): (&String, Device)| Place { device, resource: resource.clone(), tenant: None };
         let places: Vec<Place> = offered
             .iter()
@@ -285,8 +285,8 @@ impl Node {
                 memory: vec![],
             })
         };
-        let relation = Relation { pods: self.places.iter().filter_map(pod).collect() };
-        self.join = join(&relation, &self.allocatable, &self.inventory, &self.slots);
+        let allocations = Allocations { pods: self.places.iter().filter_map(pod).collect() };
+        self.join = join(&allocations, &self.allocatable, &self.inventory, &self.slots);
         self.account(now);
     }
 
@@ -325,16 +325,16 @@ impl Node {
             energy.add(row.busy_seconds * of_gpu * LOAD_WATTS + own_idle, has(|account| account.energy_joules));
             pods += 1;
         }
-        for remainder in &statement.remainders {
-            for (reason, seconds) in &remainder.busy_seconds {
-                *busy.remainder.entry(reason.as_str()).or_default() += seconds;
+        for unattributed in &statement.unattributed {
+            for (reason, seconds) in &unattributed.busy_seconds {
+                *busy.unattributed.entry(reason.as_str()).or_default() += seconds;
             }
-            for (reason, joules) in &remainder.energy_joules {
-                *energy.remainder.entry(reason.as_str()).or_default() += joules;
+            for (reason, joules) in &unattributed.energy_joules {
+                *energy.unattributed.entry(reason.as_str()).or_default() += joules;
             }
         }
         // What boards draw idle is nobody's, but for exclusive holders.
-        *energy.remainder.entry(Reason::Idle.as_str()).or_default() -= idle;
+        *energy.unattributed.entry(Reason::Idle.as_str()).or_default() -= idle;
         Outcome { pods, allocated, busy, energy, violations: statement.violations.values().sum() }
     }
 }

@@ -69,7 +69,7 @@ fn container(name: &str, devices: &[(&str, &str)], claims: &[(&str, &str)]) -> C
     }
 }
 
-fn relation(containers: Vec<Container>) -> Relation {
+fn allocations(containers: Vec<Container>) -> Allocations {
     let pods = containers.into_iter().map(|container| Pod {
         uid: None,
         reference: PodRef::new("team", &container.reference.pod),
@@ -77,7 +77,7 @@ fn relation(containers: Vec<Container>) -> Relation {
         exclusive_cpus: CpuSet::default(),
         memory: vec![],
     });
-    Relation { pods: pods.collect() }
+    Allocations { pods: pods.collect() }
 }
 
 fn offering(resource: &str, ids: &[&str]) -> Allocatable {
@@ -97,8 +97,8 @@ fn held(join: &Join) -> Vec<String> {
 
 fn joined(containers: Vec<Container>, allocatable: &Allocatable) -> Join {
     let mut slots = Slots::default();
-    slots.learn(&relation(containers.clone()), allocatable, &inventory(), true);
-    join(&relation(containers), allocatable, &inventory(), &slots)
+    slots.learn(&allocations(containers.clone()), allocatable, &inventory(), true);
+    join(&allocations(containers), allocatable, &inventory(), &slots)
 }
 
 fn check(containers: Vec<Container>, allocatable: &Allocatable, expected: &[&str]) -> Join {
@@ -114,8 +114,8 @@ fn slots_of_a_resource_whose_plugin_says_mps_are_shared_by_mps() {
     let mut slots = Slots::default();
     assert!(slots.set_mps(["x/mps".into()].into()) && !slots.set_mps(["x/mps".into()].into()));
     let of = |container: &Container, slots: &Slots| {
-        let relation = relation(vec![container.clone()]);
-        let join = join(&relation, &Allocatable::default(), &inventory(), slots);
+        let allocations = allocations(vec![container.clone()]);
+        let join = join(&allocations, &Allocatable::default(), &inventory(), slots);
         join.holdings.into_values().next().unwrap().sharing
     };
     assert_eq!((of(&shared, &slots), of(&other, &slots)), (Sharing::Mps, Sharing::TimeSlicing));
@@ -211,7 +211,7 @@ fn a_slot_is_its_part_of_all_slots() {
 fn a_slot_keeps_its_part_while_its_device_is_unhealthy() {
     let slots: Vec<String> = (0..4).map(|slot| format!("{A}::{slot}")).collect();
     let offered = offering("nvidia.com/gpu", &slots.iter().map(String::as_str).collect::<Vec<_>>());
-    let holder = relation(vec![container("p", &[("nvidia.com/gpu", &slots[0])], &[])]);
+    let holder = allocations(vec![container("p", &[("nvidia.com/gpu", &slots[0])], &[])]);
     let mut known = Slots::default();
     known.learn(&holder, &offered, &inventory(), true);
     known.learn(&holder, &Allocatable::default(), &inventory(), true);
@@ -228,7 +228,7 @@ fn slots_of_a(count: usize) -> Allocatable {
 #[test]
 fn the_count_of_slots_shrinks_with_a_settled_offer() {
     let first = format!("{A}::0");
-    let holder = relation(vec![container("p", &[("nvidia.com/gpu", &first)], &[])]);
+    let holder = allocations(vec![container("p", &[("nvidia.com/gpu", &first)], &[])]);
     let mut known = Slots::default();
     let mut after = |count, settled| {
         known.learn(&holder, &slots_of_a(count), &inventory(), settled);
@@ -244,7 +244,7 @@ fn the_count_of_slots_shrinks_with_a_settled_offer() {
 #[test]
 fn a_holder_of_a_slot_that_is_no_longer_offered_holds_one_of_those_offered() {
     let last = format!("{A}::7");
-    let holder = relation(vec![container("p", &[("nvidia.com/gpu", &last)], &[])]);
+    let holder = allocations(vec![container("p", &[("nvidia.com/gpu", &last)], &[])]);
     let mut known = Slots::default();
     known.learn(&holder, &slots_of_a(8), &inventory(), true);
     known.learn(&holder, &slots_of_a(4), &inventory(), true);

@@ -10,7 +10,7 @@ use super::entry::{Covered, Entry, Gain, Span};
 use super::partition::Partitions;
 use super::spread;
 use super::weights::Gains;
-use crate::model::{Monotonic, Quantity, Reason, Remainder};
+use crate::model::{Monotonic, Quantity, Reason, Unattributed};
 
 /// An interval, and what tells whose it was.
 pub struct Books<'a> {
@@ -148,7 +148,7 @@ impl Books<'_> {
     pub fn divide(
         &self,
         held: &mut [HeldTime<'_>],
-        remainder: &mut Remainder,
+        unattributed: &mut Unattributed,
         audit: &mut Audit,
     ) -> (Option<f64>, Option<f64>) {
         let length = self.interval.seconds();
@@ -191,13 +191,13 @@ impl Books<'_> {
                     *energy_sum.get_or_insert(0.0) += energy;
                 }
             }
-            for (reason, busy) in division.remainder_busy {
-                *remainder.busy_seconds.entry(reason).or_default() += busy;
+            for (reason, busy) in division.unattributed_busy {
+                *unattributed.busy_seconds.entry(reason).or_default() += busy;
                 *busy_sum.get_or_insert(0.0) += busy;
                 nobodys_busy += busy;
             }
-            for (reason, energy) in division.remainder_energy {
-                *remainder.energy_joules.entry(reason).or_default() += energy;
+            for (reason, energy) in division.unattributed_energy {
+                *unattributed.energy_joules.entry(reason).or_default() += energy;
                 *energy_sum.get_or_insert(0.0) += energy;
                 nobodys_energy += energy;
             }

@@ -11,7 +11,7 @@ use super::partition::Partitions;
 use super::silence::Silence;
 use super::weights::Weights;
 use crate::attribution::processes::DeviceProcesses;
-use crate::model::{ContainerRef, Divided, GpuUuid, MigUuid, Moment, Monotonic, Reason, Remainder};
+use crate::model::{ContainerRef, Divided, GpuUuid, MigUuid, Moment, Monotonic, Reason, Unattributed};
 
 pub type Tenant = (ContainerRef, Option<MigUuid>);
 
@@ -20,7 +20,7 @@ pub type Tenant = (ContainerRef, Option<MigUuid>);
 pub struct Device {
     pub clock: DeviceClock,
     pub entries: BTreeMap<Tenant, Entry>,
-    pub remainder: Remainder,
+    pub unattributed: Unattributed,
     pub weights: Weights,
     pub idle_power: IdlePower,
     pub activity: Activity,
@@ -37,7 +37,7 @@ pub struct Known<'a> {
 
 impl Device {
     pub fn new(gpu: &GpuUuid, now: Moment) -> Self {
-        let remainder = Remainder {
+        let unattributed = Unattributed {
             gpu: gpu.clone(),
             created: now.unix,
             busy_seconds: BTreeMap::new(),
@@ -49,7 +49,7 @@ impl Device {
         Self {
             clock: DeviceClock::starting(now.monotonic),
             entries: BTreeMap::new(),
-            remainder,
+            unattributed,
             weights: Weights::default(),
             idle_power: IdlePower::default(),
             activity: Activity::default(),
@@ -58,8 +58,8 @@ impl Device {
         }
     }
 
-    pub fn statement(&self) -> Remainder {
-        Remainder { divided: self.clock.divided(), ..self.remainder.clone() }
+    pub fn statement(&self) -> Unattributed {
+        Unattributed { divided: self.clock.divided(), ..self.unattributed.clone() }
     }
 
     /// Divides an interval among those who held the device in it.
@@ -90,7 +90,7 @@ impl Device {
                 idle_watts: self.idle_power.watts(),
                 covered_ratio,
             };
-            let (busy, energy) = books.divide(&mut held, &mut self.remainder, audit);
+            let (busy, energy) = books.divide(&mut held, &mut self.unattributed, audit);
             let is_known = match &parts {
                 Some(parts) => parts.iter().all(|part| part.active.is_some()),
                 None => is_nothing(interval.uncovered_seconds),
@@ -109,22 +109,22 @@ impl Device {
 
     /// What nobody can be told to have used; and every reason that may come, from zero.
     fn remain(&mut self, interval: &Interval, by_process: bool) {
-        let remainder = &mut self.remainder;
+        let unattributed = &mut self.unattributed;
         if by_process {
             let reasons = [Reason::Host, Reason::NotAllocated, Reason::TerminatedPod];
             for reason in reasons.iter().filter(|_| interval.busy_seconds.is_some()) {
-                remainder.busy_seconds.entry(*reason).or_default();
+                unattributed.busy_seconds.entry(*reason).or_default();
             }
             for reason in reasons.iter().filter(|_| interval.energy_joules.is_some()) {
-                remainder.energy_joules.entry(*reason).or_default();
+                unattributed.energy_joules.entry(*reason).or_default();
             }
         }
         if interval.busy_seconds.is_some() || interval.nobodys_busy_seconds > 0.0 {
-            *remainder.busy_seconds.entry(Reason::Unknown).or_default() += interval.nobodys_busy_seconds;
+            *unattributed.busy_seconds.entry(Reason::Unknown).or_default() += interval.nobodys_busy_seconds;
         }
         if interval.energy_joules.is_some() || interval.nobodys_energy_joules > 0.0 {
-            remainder.energy_joules.entry(Reason::Idle).or_default();
-            *remainder.energy_joules.entry(Reason::Unknown).or_default() += interval.nobodys_energy_joules;
+            unattributed.energy_joules.entry(Reason::Idle).or_default();
+            *unattributed.energy_joules.entry(Reason::Unknown).or_default() += interval.nobodys_energy_joules;
         }
     }
 }

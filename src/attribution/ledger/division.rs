@@ -60,8 +60,8 @@ pub struct Division {
     /// By holder. `None`: not known.
     pub busy: Vec<Option<f64>>,
     pub energy: Vec<Option<f64>>,
-    pub remainder_busy: BTreeMap<Reason, f64>,
-    pub remainder_energy: BTreeMap<Reason, f64>,
+    pub unattributed_busy: BTreeMap<Reason, f64>,
+    pub unattributed_energy: BTreeMap<Reason, f64>,
 }
 
 impl Stretch<'_> {
@@ -71,8 +71,8 @@ impl Stretch<'_> {
         let mut division = Division {
             busy: nobody.clone(),
             energy: nobody,
-            remainder_busy: BTreeMap::new(),
-            remainder_energy: BTreeMap::new(),
+            unattributed_busy: BTreeMap::new(),
+            unattributed_energy: BTreeMap::new(),
         };
         match self.evidence {
             Evidence::Partitions(parts) => self.by_partition(parts, &mut division),
@@ -94,29 +94,29 @@ impl Stretch<'_> {
         // Who has the device to itself also answers for what no process explains.
         let sole = matches!(self.holders, [Holder { exclusive: true, .. }]);
         let sum = self.holders.iter().map(|holder| holder.sm_seconds).chain(others.values().copied()).sum::<f64>();
-        let by_weight = |amount: f64, shares: &mut Vec<Option<f64>>, remainder: &mut BTreeMap<Reason, f64>, rest| {
+        let by_weight = |amount: f64, shares: &mut Vec<Option<f64>>, unattributed: &mut BTreeMap<Reason, f64>, rest| {
             for (share, holder) in shares.iter_mut().zip(self.holders) {
                 *share.get_or_insert(0.0) += if sum > 0.0 { amount * holder.sm_seconds / sum } else { 0.0 };
             }
             if sum > 0.0 {
-                others.iter().for_each(|(reason, weight)| add(remainder, *reason, amount * weight / sum));
+                others.iter().for_each(|(reason, weight)| add(unattributed, *reason, amount * weight / sum));
             } else if sole {
                 *shares[0].get_or_insert(0.0) += amount;
             } else {
-                add(remainder, rest, amount);
+                add(unattributed, rest, amount);
             }
         };
         if let Some(busy) = self.busy {
-            by_weight(busy, &mut division.busy, &mut division.remainder_busy, Reason::Unknown);
+            by_weight(busy, &mut division.busy, &mut division.unattributed_busy, Reason::Unknown);
         }
         if let Some(energy) = self.energy {
             let idle = self.idle_energy.unwrap_or(0.0).min(energy);
             let rest = if self.busy.is_some_and(is_nothing) { Reason::Idle } else { Reason::Unknown };
-            by_weight(energy - idle, &mut division.energy, &mut division.remainder_energy, rest);
+            by_weight(energy - idle, &mut division.energy, &mut division.unattributed_energy, rest);
             if sole {
                 *division.energy[0].get_or_insert(0.0) += idle;
             } else {
-                add(&mut division.remainder_energy, Reason::Idle, idle);
+                add(&mut division.unattributed_energy, Reason::Idle, idle);
             }
         }
     }
@@ -124,7 +124,7 @@ impl Stretch<'_> {
     fn by_partition(&self, parts: &[Part], division: &mut Division) {
         // Device totals of busy time are not told of a partitioned GPU; if any are, nothing tells whose they were.
         if let Some(busy) = self.busy.filter(|busy| *busy > 0.0) {
-            add(&mut division.remainder_busy, Reason::Unknown, busy);
+            add(&mut division.unattributed_busy, Reason::Unknown, busy);
         }
         let works: Vec<f64> = parts.iter().map(|part| part.active.unwrap_or(0.0) * part.fraction).collect();
         let work: f64 = works.iter().sum();
@@ -145,12 +145,12 @@ impl Stretch<'_> {
         }
         if self.energy.is_some() {
             if told && work <= 0.0 {
-                add(&mut division.remainder_energy, Reason::Idle, energy - idle);
+                add(&mut division.unattributed_energy, Reason::Idle, energy - idle);
             } else if !told && left > f64::EPSILON * 8.0 {
                 self.unheld(Reason::Unknown, left, energy * left, division);
             }
             if told {
-                add(&mut division.remainder_energy, Reason::Idle, idle);
+                add(&mut division.unattributed_energy, Reason::Idle, idle);
             }
         }
     }
@@ -179,11 +179,11 @@ impl Stretch<'_> {
             self.hand_out(None, part, busy, energy, division);
         } else {
             if let Some(busy) = busy {
-                add(&mut division.remainder_busy, part.unheld, busy);
+                add(&mut division.unattributed_busy, part.unheld, busy);
             }
             if let Some(energy) = energy {
                 match part.active {
-                    Some(_) => add(&mut division.remainder_energy, part.unheld, energy),
+                    Some(_) => add(&mut division.unattributed_energy, part.unheld, energy),
                     None => self.unheld(part.unheld, part.fraction, energy, division),
                 }
             }
@@ -193,11 +193,11 @@ impl Stretch<'_> {
     /// Energy of a fraction of the device that nobody holds and nothing measures.
     fn unheld(&self, reason: Reason, fraction: f64, energy: f64, division: &mut Division) {
         let idle = self.idle_energy.map_or(0.0, |idle| idle * fraction).min(energy);
-        add(&mut division.remainder_energy, Reason::Idle, idle);
-        add(&mut division.remainder_energy, reason, energy - idle);
+        add(&mut division.unattributed_energy, Reason::Idle, idle);
+        add(&mut division.unattributed_energy, reason, energy - idle);
     }
 }
 
-fn add(remainder: &mut BTreeMap<Reason, f64>, reason: Reason, amount: f64) {
-    *remainder.entry(reason).or_default() += amount;
+fn add(unattributed: &mut BTreeMap<Reason, f64>, reason: Reason, amount: f64) {
+    *unattributed.entry(reason).or_default() += amount;
 }

@@ -77,10 +77,10 @@ impl Device {
     }
 
     fn count_processes(&mut self, present: &Present<'_>) {
-        self.remainder.processes.clear();
+        self.unattributed.processes.clear();
         let Some(processes) = present.processes else { return };
         for reason in [Reason::Host, Reason::NotAllocated, Reason::TerminatedPod, Reason::Unknown] {
-            self.remainder.processes.insert(reason, 0);
+            self.unattributed.processes.insert(reason, 0);
         }
         let holders: Vec<Tenant> = self.holding().map(|(tenant, _)| tenant.clone()).collect();
         let mut counts = vec![0; holders.len()];
@@ -88,7 +88,7 @@ impl Device {
             let (places, containers) = self::inside(&holders, present.gpu, process.gpu_instance);
             match holder_of(process, &containers) {
                 Ok(place) => counts[places[place]] += 1,
-                Err(reason) => *self.remainder.processes.entry(reason).or_default() += 1,
+                Err(reason) => *self.unattributed.processes.entry(reason).or_default() += 1,
             }
         }
         for (tenant, count) in holders.iter().zip(counts) {
@@ -99,15 +99,15 @@ impl Device {
     }
 
     fn divide_memory(&mut self, present: &Present<'_>, medium: Option<&Medium>, audit: &mut Audit) {
-        self.remainder.memory_bytes.clear();
+        self.unattributed.memory_bytes.clear();
         let Some(medium) = medium else { return };
         let holders: Vec<Tenant> = self.holding().map(|(tenant, _)| tenant.clone()).collect();
         let running: Option<Vec<&DeviceProcess>> =
             present.processes.map(|processes| processes.processes.iter().filter(|process| process.running).collect());
-        let mut remainder = BTreeMap::new();
+        let mut unattributed = BTreeMap::new();
         if present.processes.is_some() && (medium.memory.is_some() || !medium.instances.is_empty()) {
             let reasons = [Reason::Driver, Reason::Host, Reason::NotAllocated, Reason::TerminatedPod];
-            remainder.extend(reasons.map(|reason| (reason, 0)));
+            unattributed.extend(reasons.map(|reason| (reason, 0)));
         }
         let mut of_instances = 0;
         for instance in &medium.instances {
@@ -120,20 +120,22 @@ impl Device {
             let (places, containers) = self::inside(&holders, present.gpu, Some(instance.gpu_instance));
             let sole = instance.members.len() == 1 && self.is_sole(&holders, &places, Sharing::Mig);
             let pool = Pool { used: memory.used, holders: &containers, sole, processes: processes.as_deref() };
-            self.give(&holders, &places, &pool, &mut remainder, audit);
+            self.give(&holders, &places, &pool, &mut unattributed, audit);
         }
         match medium.memory {
             Some(memory) if medium.instances.is_empty() => {
                 let (places, containers) = self::inside(&holders, present.gpu, None);
                 let sole = self.is_sole(&holders, &places, Sharing::Exclusive);
                 let pool = Pool { used: memory.used, holders: &containers, sole, processes: running.as_deref() };
-                self.give(&holders, &places, &pool, &mut remainder, audit);
+                self.give(&holders, &places, &pool, &mut unattributed, audit);
             }
             // The parts are exact, and read a moment after the whole.
-            Some(memory) => *remainder.entry(Reason::Driver).or_default() += memory.used.saturating_sub(of_instances),
+            Some(memory) => {
+                *unattributed.entry(Reason::Driver).or_default() += memory.used.saturating_sub(of_instances);
+            }
             None => {}
         }
-        self.remainder.memory_bytes = remainder;
+        self.unattributed.memory_bytes = unattributed;
     }
 
     fn is_sole(&self, holders: &[Tenant], places: &[usize], sharing: Sharing) -> bool {
@@ -147,10 +149,10 @@ impl Device {
         holders: &[Tenant],
         places: &[usize],
         pool: &Pool<'_>,
-        remainder: &mut BTreeMap<Reason, u64>,
+        unattributed: &mut BTreeMap<Reason, u64>,
         audit: &mut Audit,
     ) {
-        let MemoryDivision { holders: shares, remainder: rest } = pool.divide();
+        let MemoryDivision { holders: shares, unattributed: rest } = pool.divide();
         let parts = shares.iter().flatten().chain(rest.values()).map(|bytes| *bytes as f64);
         audit.check(Quantity::Memory, pool.used as f64, parts);
         for (place, share) in places.iter().zip(shares) {
@@ -159,7 +161,7 @@ impl Device {
             }
         }
         for (reason, bytes) in rest {
-            *remainder.entry(reason).or_default() += bytes;
+            *unattributed.entry(reason).or_default() += bytes;
         }
     }
 

@@ -23,22 +23,22 @@ pub struct Pool<'a> {
 pub struct MemoryDivision {
     /// By holder. `None`: not known.
     pub holders: Vec<Option<u64>>,
-    pub remainder: BTreeMap<Reason, u64>,
+    pub unattributed: BTreeMap<Reason, u64>,
 }
 
 impl Pool<'_> {
     #[must_use]
     pub fn divide(&self) -> MemoryDivision {
         let Some(processes) = self.processes else {
-            let (holders, remainder) = if self.sole && self.holders.len() == 1 {
+            let (holders, unattributed) = if self.sole && self.holders.len() == 1 {
                 (vec![Some(self.used)], BTreeMap::new())
             } else {
                 (vec![None; self.holders.len()], BTreeMap::from([(Reason::Unknown, self.used)]))
             };
-            return MemoryDivision { holders, remainder };
+            return MemoryDivision { holders, unattributed };
         };
         let mut holders = vec![Some(0_u64); self.holders.len()];
-        let mut remainder: BTreeMap<Reason, u64> = BTreeMap::new();
+        let mut unattributed: BTreeMap<Reason, u64> = BTreeMap::new();
         let mut untold = false;
         let known = processes.iter().filter_map(|process| process.memory_bytes);
         let sum: u128 = known.map(u128::from).sum();
@@ -54,18 +54,18 @@ impl Pool<'_> {
             let bytes = self.scaled(bytes, sum);
             match holder {
                 Ok(place) => holders[place] = holders[place].map(|held| held + bytes),
-                Err(reason) => *remainder.entry(reason).or_default() += bytes,
+                Err(reason) => *unattributed.entry(reason).or_default() += bytes,
             }
         }
-        let told: u64 = holders.iter().flatten().chain(remainder.values()).sum();
+        let told: u64 = holders.iter().flatten().chain(unattributed.values()).sum();
         let rest = self.used.saturating_sub(told);
         match (&mut holders[..], self.sole) {
             ([holder], true) if !untold => *holder = holder.map(|held| held + rest),
             // What a process with an unknown figure has is in here.
-            _ if untold => *remainder.entry(Reason::Unknown).or_default() += rest,
-            _ => *remainder.entry(Reason::Driver).or_default() += rest,
+            _ if untold => *unattributed.entry(Reason::Unknown).or_default() += rest,
+            _ => *unattributed.entry(Reason::Driver).or_default() += rest,
         }
-        MemoryDivision { holders, remainder }
+        MemoryDivision { holders, unattributed }
     }
 
     /// The list and the sum are not of quite the same moment: no more is given out than there is.

@@ -15,17 +15,17 @@ use crate::model::{Moment, Monotonic, Quantity, Reason};
 pub struct Silence {
     seconds: f64,
     holders: BTreeMap<Tenant, f64>,
-    remainder: BTreeMap<Reason, f64>,
+    unattributed: BTreeMap<Reason, f64>,
 }
 
 impl Silence {
     /// What the others held is nobody's.
     pub fn forget_all_but(&mut self, entries: &BTreeMap<Tenant, Entry>) {
-        let remainder = &mut self.remainder;
+        let unattributed = &mut self.unattributed;
         self.holders.retain(|tenant, seconds| {
             let is_known = entries.contains_key(tenant);
             if !is_known {
-                *remainder.entry(Reason::Unknown).or_default() += *seconds;
+                *unattributed.entry(Reason::Unknown).or_default() += *seconds;
             }
             is_known
         });
@@ -57,8 +57,8 @@ impl Device {
                 let tenant = held[*index].tenant;
                 *self.silence.holders.entry(tenant.clone()).or_default() += seconds.unwrap_or(0.0);
             }
-            for (reason, seconds) in division.remainder_energy {
-                *self.silence.remainder.entry(reason).or_default() += seconds;
+            for (reason, seconds) in division.unattributed_energy {
+                *self.silence.unattributed.entry(reason).or_default() += seconds;
             }
         }
         for time in &mut held {
@@ -71,9 +71,9 @@ impl Device {
     pub fn end_silence(&mut self, joules: Option<f64>, audit: &mut Audit) {
         let silence = std::mem::take(&mut self.silence);
         let Some(joules) = joules else { return };
-        let remainder = &mut self.remainder.energy_joules;
-        remainder.entry(Reason::Idle).or_default();
-        let unknown = remainder.entry(Reason::Unknown).or_default();
+        let unattributed = &mut self.unattributed.energy_joules;
+        unattributed.entry(Reason::Idle).or_default();
+        let unknown = unattributed.entry(Reason::Unknown).or_default();
         if silence.seconds <= 0.0 {
             *unknown += joules;
             return;
@@ -81,17 +81,17 @@ impl Device {
         let watts = joules / silence.seconds;
         let idle_watts = self.idle_power.watts().unwrap_or(0.0).min(watts);
         let held = silence.holders.values().map(|seconds| seconds * watts);
-        let unheld = silence.remainder.values().map(|seconds| seconds * watts);
+        let unheld = silence.unattributed.values().map(|seconds| seconds * watts);
         audit.check(Quantity::Energy, joules, held.chain(unheld));
         for (tenant, seconds) in silence.holders {
             match self.entries.get_mut(&tenant) {
                 Some(entry) => entry.add_energy(Some(seconds * watts)),
-                None => *remainder.entry(Reason::Unknown).or_default() += seconds * watts,
+                None => *unattributed.entry(Reason::Unknown).or_default() += seconds * watts,
             }
         }
-        for (reason, seconds) in silence.remainder {
-            *remainder.entry(Reason::Idle).or_default() += seconds * idle_watts;
-            *remainder.entry(reason).or_default() += seconds * (watts - idle_watts);
+        for (reason, seconds) in silence.unattributed {
+            *unattributed.entry(Reason::Idle).or_default() += seconds * idle_watts;
+            *unattributed.entry(reason).or_default() += seconds * (watts - idle_watts);
         }
     }
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::model::{Allocatable, Container, ContainerRef, CpuSet, HeldDevice, Pod, PodRef, Relation};
+use crate::model::{Allocatable, Allocations, Container, ContainerRef, CpuSet, HeldDevice, Pod, PodRef};
 
 fn uuid(number: u32) -> String {
     format!("GPU-00000000-0000-0000-0000-{number:012}")
@@ -57,7 +57,7 @@ fn held(resource: &str, ids: &[&str]) -> KubeletState {
         exclusive_cpus: CpuSet::default(),
         memory: vec![],
     };
-    KubeletState { relation: Some(Arc::new(Relation { pods: vec![pod] })), ..KubeletState::default() }
+    KubeletState { allocations: Some(Arc::new(Allocations { pods: vec![pod] })), ..KubeletState::default() }
 }
 
 fn complete(hardware: HardwareState, kubelet: &KubeletState) -> Arc<HardwareState> {

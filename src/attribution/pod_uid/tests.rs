@@ -4,7 +4,7 @@ use crate::model::{Container, ContainerRef, CpuSet, HeldDevice};
 const GPU: &str = "nvidia.com/gpu";
 
 /// Pods of namespace `team`, each with a container `main` and these devices.
-fn answer(pods: &[(&str, &[&str])]) -> Relation {
+fn answer(pods: &[(&str, &[&str])]) -> Allocations {
     let pods = pods.iter().map(|(name, devices)| {
         let reference = PodRef::new("team", name);
         let device = |id: &&str| HeldDevice { resource: GPU.into(), id: (*id).into(), numa_nodes: BTreeSet::new() };
@@ -17,14 +17,14 @@ fn answer(pods: &[(&str, &[&str])]) -> Relation {
         };
         Pod { uid: None, reference, containers: vec![container], exclusive_cpus: CpuSet::default(), memory: vec![] }
     });
-    Relation { pods: pods.collect() }
+    Allocations { pods: pods.collect() }
 }
 
 /// What is known of UIDs, and the pods as they were identified up to now.
 #[derive(Default)]
 struct World {
     uids: PodUids,
-    allocations: Allocations,
+    checkpoint: CheckpointAllocations,
     directory: PodDirectory,
     logged: BTreeMap<PodRef, Arc<PodIdentity>>,
     second: u64,
@@ -44,12 +44,12 @@ fn identity(name: &str, uid: &str) -> PodIdentity {
 impl World {
     /// The kubelet writes its checkpoint: device to UID.
     fn write(&mut self, devices: &[(&str, &str)]) {
-        let (inode, ..) = self.allocations.version.unwrap_or_default();
+        let (inode, ..) = self.checkpoint.version.unwrap_or_default();
         let pod = |(device, uid): &(&str, &str)| {
             ((Arc::from("main"), ResourceName::from(GPU), DeviceId::from(*device)), Some(PodUid::from(*uid)))
         };
         let pods = devices.iter().map(pod).collect();
-        self.allocations = Allocations { version: Some((inode + 1, 0, 0)), pods, devices: None };
+        self.checkpoint = CheckpointAllocations { version: Some((inode + 1, 0, 0)), pods, devices: None };
     }
 
     fn pods_api(&mut self, pods: &[(&str, &str)]) {
@@ -69,7 +69,7 @@ impl World {
     fn list_part(&mut self, pods: &[(&str, &[&str])], is_whole: bool) -> (Option<String>, Option<String>) {
         self.second += 1;
         let mut answer = answer(pods);
-        let sources = UidSources { allocations: &self.allocations, directory: &self.directory, logged: &self.logged };
+        let sources = UidSources { checkpoint: &self.checkpoint, directory: &self.directory, logged: &self.logged };
         self.uids.identify(Monotonic::from_secs(self.second), &mut answer, is_whole, &sources);
         let text = |uid: &Option<PodUid>| uid.as_ref().map(|uid| uid.as_str().to_owned());
         let Some(pod) = answer.pods.first() else { return (None, None) };
@@ -145,7 +145,7 @@ fn a_lesser_source_does_not_overrule_a_better_one() {
     world.write(&[("0", "allocated")]);
     assert_eq!(world.list(&[("web-0", &["0"])]), both("allocated"));
     // Its log directory is not there yet, its predecessor's is; and the checkpoint cannot be read for a moment.
-    world.allocations = Allocations::default();
+    world.checkpoint = CheckpointAllocations::default();
     world.log_directory("web-0", "old");
     assert_eq!(world.list(&[("web-0", &["0"])]), both("allocated"));
 }

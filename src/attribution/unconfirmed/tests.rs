@@ -4,7 +4,7 @@ use std::sync::Arc;
 use super::*;
 use crate::model::{Container, ContainerRef, CpuSet, HeldDevice, PodIdentity};
 
-fn listed(uids: &[&str]) -> Relation {
+fn listed(uids: &[&str]) -> Allocations {
     let pods = uids.iter().map(|uid| {
         let reference = PodRef::new("team", "web-0");
         let device = HeldDevice { resource: "nvidia.com/gpu".into(), id: "0".into(), numa_nodes: BTreeSet::new() };
@@ -18,7 +18,7 @@ fn listed(uids: &[&str]) -> Relation {
         let uid = Some((*uid).into());
         Pod { uid, reference, containers: vec![container], exclusive_cpus: CpuSet::default(), memory: vec![] }
     });
-    Relation { pods: pods.collect() }
+    Allocations { pods: pods.collect() }
 }
 
 fn directory(pods: &[(&str, bool)]) -> PodDirectory {
@@ -37,7 +37,7 @@ fn directory(pods: &[(&str, bool)]) -> PodDirectory {
 }
 
 /// Whether the pod with UID `new` is believed at each of these milliseconds, in which it is listed.
-fn believed_at(milliseconds: &[u64], before: &Relation, directory: &PodDirectory) -> Vec<bool> {
+fn believed_at(milliseconds: &[u64], before: &Allocations, directory: &PodDirectory) -> Vec<bool> {
     let mut unconfirmed = Unconfirmed::default();
     let mut at = |millisecond| {
         let mut answer = listed(&["new"]);

@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::journal::subject::figures;
 use crate::model::{
-    Container, ContainerRef, ContainerXid, DeviceId, HealthState, HealthTransition, HeldDevice, Holding, KubeletState,
-    Pod, PodRef, Relation, Sharing, UnhealthyReason, XidClass,
+    Allocations, Container, ContainerRef, ContainerXid, DeviceId, HealthState, HealthTransition, HeldDevice, Holding,
+    KubeletState, Pod, PodRef, Sharing, UnhealthyReason, XidClass,
 };
 
 const GPU: &str = "GPU-1";
@@ -75,9 +75,9 @@ impl Node {
             memory: vec![],
         };
         let held = self.accounts.iter().filter(|(_, account)| account.holding.is_some());
-        let relation = Relation { pods: held.map(|(name, _)| pod(name)).collect() };
+        let allocations = Allocations { pods: held.map(|(name, _)| pod(name)).collect() };
         let kubelet =
-            KubeletState { relation: Some(Arc::new(relation)), settled: self.settled, ..KubeletState::default() };
+            KubeletState { allocations: Some(Arc::new(allocations)), settled: self.settled, ..KubeletState::default() };
         Snapshot {
             at: self.now(),
             accounts: self.accounts.values().cloned().collect(),

@@ -34,7 +34,7 @@ pub(crate) fn snapshot() -> Snapshot {
         plugin: Some(Arc::new(plugin())),
         processes: Some(Arc::new(processes())),
         accounts: accounts(),
-        remainders: remainders(),
+        unattributed: unattributed(),
         unallocated_uses: vec![UnallocatedUse {
             pod: PodRef::new("research", "claiming"),
             container: Some("main".into()),
@@ -270,8 +270,8 @@ fn partitioned() -> Gpu {
     Gpu { mig_enabled: Some(true), mig_devices: vec![mig(SLICE, 7, 0), mig(OTHER_SLICE, 8, 1)], ..gpu(PARTITIONED, 2) }
 }
 
-fn remainders() -> Vec<Remainder> {
-    let remainder = |gpu: &str, busy_seconds, energy_joules| Remainder {
+fn unattributed() -> Vec<Unattributed> {
+    let unattributed = |gpu: &str, busy_seconds, energy_joules| Unattributed {
         gpu: gpu.into(),
         created: UnixSeconds(STARTED.0 + 0.5),
         busy_seconds: BTreeMap::new(),
@@ -281,15 +281,15 @@ fn remainders() -> Vec<Remainder> {
         divided: Divided { busy_seconds, energy_joules },
     };
     vec![
-        Remainder {
+        Unattributed {
             busy_seconds: [(Reason::Host, 0.0), (Reason::Unknown, 0.0)].into(),
             energy_joules: [(Reason::Host, 1_000.0), (Reason::Idle, 9_000.0), (Reason::Unknown, 0.125)].into(),
             memory_bytes: [(Reason::Driver, 300 << 20), (Reason::Host, 100 << 20)].into(),
             processes: [(Reason::Host, 1), (Reason::NotAllocated, 1)].into(),
-            ..remainder(WHOLE, Some(300.5), Some(210_000.125))
+            ..unattributed(WHOLE, Some(300.5), Some(210_000.125))
         },
-        remainder(LOST, Some(12.0), None),
-        remainder(PARTITIONED, None, Some(90_000.0)),
+        unattributed(LOST, Some(12.0), None),
+        unattributed(PARTITIONED, None, Some(90_000.0)),
     ]
 }
 
@@ -436,8 +436,8 @@ fn kubelet() -> KubeletState {
     list.observe(Duration::from_millis(2));
     KubeletState {
         checkpoint: None,
-        relation: Some(Arc::new(relation())),
-        relation_at: Some(moment(597)),
+        allocations: Some(Arc::new(allocations())),
+        allocations_at: Some(moment(597)),
         settled: true,
         allocatable: Some(Arc::new(allocatable())),
         allocatable_at: Some(moment(590)),
@@ -470,7 +470,7 @@ fn uid_of(container: &ContainerRef) -> Option<crate::model::PodUid> {
     Some(processes().pods.get(&container.pod_ref())?.uid.clone())
 }
 
-fn relation() -> Relation {
+fn allocations() -> Allocations {
     let pod = |reference: ContainerRef, devices, claims, cpus: &[u32], memory| Pod {
         uid: uid_of(&reference),
         reference: PodRef::new(&reference.namespace, &reference.pod),
@@ -510,7 +510,7 @@ fn relation() -> Relation {
     let mut sharing = pod(ContainerRef::new("web", "pod-level", "main"), vec![], vec![], &[], vec![]);
     sharing.exclusive_cpus = [10, 11].into_iter().collect();
     sharing.memory = vec![block("memory", &[1], GIB)];
-    Relation { pods: vec![hostile, claiming, training, sharing] }
+    Allocations { pods: vec![hostile, claiming, training, sharing] }
 }
 
 fn allocatable() -> Allocatable {

@@ -69,8 +69,8 @@ impl World {
             let (exclusive_cpus, memory) = (CpuSet::default(), vec![]);
             Pod { reference: PodRef::new("team", name), uid: None, containers: vec![container], exclusive_cpus, memory }
         };
-        self.kubelet.relation = Some(Arc::new(Relation { pods: pods.iter().map(pod).collect() }));
-        self.kubelet.relation_at = Some(Moment { monotonic: at(milliseconds), ..Moment::default() });
+        self.kubelet.allocations = Some(Arc::new(Allocations { pods: pods.iter().map(pod).collect() }));
+        self.kubelet.allocations_at = Some(Moment { monotonic: at(milliseconds), ..Moment::default() });
         self.examine(milliseconds)
     }
 

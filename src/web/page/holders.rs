@@ -1,4 +1,4 @@
-//! Who uses a device: its busy time and its memory as bars of its holders and of the named remainder.
+//! Who uses a device: its busy time and its memory as bars of its holders and of the unattributed part.
 
 use std::collections::BTreeMap;
 
@@ -35,9 +35,9 @@ pub(super) fn cell(snapshot: &Snapshot, history: &History, gpu: &Gpu, capacity: 
             used.memory = Some(used.memory.unwrap_or(0) + bytes);
         }
     }
-    let remainder = snapshot.remainders.iter().find(|remainder| remainder.gpu == gpu.uuid);
-    for (reason, bytes) in remainder.into_iter().flat_map(|remainder| &remainder.memory_bytes) {
-        uses.entry(Part::Remainder(*reason)).or_default().memory = Some(*bytes);
+    let unattributed = snapshot.unattributed.iter().find(|unattributed| unattributed.gpu == gpu.uuid);
+    for (reason, bytes) in unattributed.into_iter().flat_map(|unattributed| &unattributed.memory_bytes) {
+        uses.entry(Part::Unattributed(*reason)).or_default().memory = Some(*bytes);
     }
     uses.retain(|_, used| used.holds || used.busy.is_some_and(|ratio| ratio >= 0.005) || used.memory > Some(0));
     if uses.is_empty() {
@@ -83,7 +83,7 @@ pub(super) fn cell(snapshot: &Snapshot, history: &History, gpu: &Gpu, capacity: 
 fn metrics(part: &Part) -> (&'static str, &'static str) {
     match part {
         Part::Container(_) => (CONTAINER_BUSY, CONTAINER_MEMORY),
-        Part::Remainder(_) => (UNATTRIBUTED_BUSY, UNATTRIBUTED_MEMORY),
+        Part::Unattributed(_) => (UNATTRIBUTED_BUSY, UNATTRIBUTED_MEMORY),
     }
 }
 
@@ -91,15 +91,15 @@ fn metrics(part: &Part) -> (&'static str, &'static str) {
 fn class(part: &Part, place: usize) -> String {
     match part {
         Part::Container(_) => format!("part-{}", place % 8),
-        Part::Remainder(Reason::NotAllocated) => "part-taken".to_owned(),
-        Part::Remainder(_) => "part-rest".to_owned(),
+        Part::Unattributed(Reason::NotAllocated) => "part-taken".to_owned(),
+        Part::Unattributed(_) => "part-rest".to_owned(),
     }
 }
 
 fn name(part: &Part) -> String {
     match part {
         Part::Container(container) => format!("{}/{}", container.namespace, container.pod),
-        Part::Remainder(reason) => match reason {
+        Part::Unattributed(reason) => match reason {
             Reason::Driver => "the driver itself",
             Reason::Host => "processes of no pod",
             Reason::Idle => "idle draw",

@@ -33,11 +33,11 @@ pub(super) fn section(snapshot: &Snapshot, now: Moment) -> Markup {
                     tr {
                         th scope="row" { "allocations in use" }
                         td {
-                            @if kubelet.relation.is_none() { "–" }
+                            @if kubelet.allocations.is_none() { "–" }
                             @else if kubelet.settled { span.badge.good { "settled" } }
                             @else { span.badge.plain { "settling" } }
                         }
-                        td.number { (number(ALLOCATIONS_AGE, kubelet.relation_at.map(|then| ago(now, then)))) }
+                        td.number { (number(ALLOCATIONS_AGE, kubelet.allocations_at.map(|then| ago(now, then)))) }
                         td.number { "–" }
                     }
                 }

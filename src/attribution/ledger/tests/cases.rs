@@ -124,9 +124,9 @@ fn a_host_process_beside_an_exclusive_holder_has_its_part() {
     let medium = Medium { memory: memory(10), ..Medium::default() };
     let statement = case.read(20, Some(8.0), 4000.0, Some(medium));
     assert_eq!(rows(&statement), [row("train", [10.0, 6.0, 4.0, 2500.0])]);
-    let remainder = &statement.remainders[0];
-    assert_eq!((remainder.busy_seconds[&Reason::Host], remainder.energy_joules[&Reason::Host]), (2.0, 500.0));
-    assert_eq!(remainder.memory_bytes[&Reason::Host], 1);
+    let unattributed = &statement.unattributed[0];
+    assert_eq!((unattributed.busy_seconds[&Reason::Host], unattributed.energy_joules[&Reason::Host]), (2.0, 500.0));
+    assert_eq!(unattributed.memory_bytes[&Reason::Host], 1);
     assert_eq!(statement.accounts[0].memory_used_bytes, Some(9), "the rest is the holder's");
 }
 
@@ -142,9 +142,13 @@ fn slots_with_process_data_follow_sm_time_and_idle_power_is_nobodys() {
     let statement = case.read(20, Some(8.0), 4000.0, Some(medium));
     assert_eq!(rows(&statement), [row("a", [2.5, 6.0, 0.0, 1500.0]), row("b", [2.5, 2.0, 0.5, 500.0])]);
     assert_eq!(rounded(statement.accounts[0].borrowed_seconds), Some(3.5));
-    let remainder = &statement.remainders[0];
-    assert_eq!(rounded(remainder.energy_joules.get(&Reason::Idle).copied()), Some(2000.0), "and the 1000 J of before");
-    assert_eq!(remainder.memory_bytes[&Reason::Driver], 3);
+    let unattributed = &statement.unattributed[0];
+    assert_eq!(
+        rounded(unattributed.energy_joules.get(&Reason::Idle).copied()),
+        Some(2000.0),
+        "and the 1000 J of before"
+    );
+    assert_eq!(unattributed.memory_bytes[&Reason::Driver], 3);
     let method = |account: &Account| account.holding.as_ref().unwrap().attribution;
     assert_eq!(method(&statement.accounts[0]), Some(Attribution::Process));
     assert_eq!(statement.accounts.iter().map(|account| account.processes).collect::<Vec<_>>(), [Some(1), Some(1)]);
@@ -178,8 +182,8 @@ fn busy_time_that_no_process_explains_is_unknown() {
     case.run(&[]);
     let statement = case.read(20, Some(8.0), 4000.0, None);
     assert_eq!(rows(&statement), [row("a", [2.5, 0.0, 2.5, 0.0])]);
-    assert_eq!(statement.remainders[0].busy_seconds[&Reason::Unknown], 8.0);
-    assert_eq!(statement.remainders[0].energy_joules[&Reason::Unknown], 2000.0);
+    assert_eq!(statement.unattributed[0].busy_seconds[&Reason::Unknown], 8.0);
+    assert_eq!(statement.unattributed[0].energy_joules[&Reason::Unknown], 2000.0);
 }
 
 #[test]
@@ -193,14 +197,14 @@ fn a_pod_on_a_gpu_that_it_does_not_hold_is_named() {
     case.run(&[(init, 1.0, 1), (of("guest"), 1.0, 1), (ProcessOwner::TerminatedPod, 2.0, 1)]);
     let statement = case.read(20, Some(8.0), 1000.0, None);
     assert_eq!(rounded(statement.accounts[0].busy_seconds), Some(2.0));
-    let remainder = &statement.remainders[0];
+    let unattributed = &statement.unattributed[0];
     assert_eq!(
-        (remainder.busy_seconds[&Reason::NotAllocated], remainder.busy_seconds[&Reason::TerminatedPod]),
+        (unattributed.busy_seconds[&Reason::NotAllocated], unattributed.busy_seconds[&Reason::TerminatedPod]),
         (2.0, 4.0)
     );
     let pods: Vec<PodRef> = statement.unallocated_uses.iter().map(|one| one.pod.clone()).collect();
     assert_eq!(pods, [PodRef::new("team", "guest")]);
-    assert_eq!(remainder.processes[&Reason::NotAllocated], 1);
+    assert_eq!(unattributed.processes[&Reason::NotAllocated], 1);
 }
 
 fn partitioned(case: &mut Case, gpm: Option<[f64; 2]>) -> Medium {
@@ -255,10 +259,10 @@ fn mig_with_gpm_goes_by_activity_times_slices() {
     case.active = [(1, 5.0), (2, 10.0)].into();
     let statement = case.read(20, None, 4000.0, Some(medium));
     assert_eq!(rows(&statement), [row("a", [4.29, 2.14, 2.14, 1200.0]), row("b", [1.43, 1.43, 0.0, 800.0])]);
-    assert_eq!(rounded(statement.remainders[0].energy_joules.get(&Reason::Idle).copied()), Some(2000.0));
+    assert_eq!(rounded(statement.unattributed[0].energy_joules.get(&Reason::Idle).copied()), Some(2000.0));
     let used: Vec<Option<u64>> = statement.accounts.iter().map(|account| account.memory_used_bytes).collect();
     assert_eq!(used, [Some(10), Some(20)]);
-    assert_eq!(statement.remainders[0].memory_bytes[&Reason::Driver], 5);
+    assert_eq!(statement.unattributed[0].memory_bytes[&Reason::Driver], 5);
 }
 
 #[test]
@@ -269,7 +273,7 @@ fn mig_without_gpm_has_no_busy_time_and_energy_by_slices() {
     let statement = case.read(10, None, 7000.0, Some(medium));
     let expected = |pod: &str, allocated, energy| (pod.to_owned(), [Some(allocated), None, None, Some(energy)]);
     assert_eq!(rows(&statement), [expected("a", 4.29, 3000.0), expected("b", 1.43, 1000.0)]);
-    assert_eq!(rounded(statement.remainders[0].energy_joules.get(&Reason::Unknown).copied()), Some(3000.0));
+    assert_eq!(rounded(statement.unattributed[0].energy_joules.get(&Reason::Unknown).copied()), Some(3000.0));
 }
 
 #[test]
@@ -302,7 +306,7 @@ fn mig_devices_of_unknown_size_get_no_guessed_part() {
     for account in &statement.accounts {
         assert_eq!((account.busy_seconds, account.energy_joules), (None, None));
     }
-    assert_eq!(rounded(statement.remainders[0].energy_joules.get(&Reason::Unknown).copied()), Some(7000.0));
+    assert_eq!(rounded(statement.unattributed[0].energy_joules.get(&Reason::Unknown).copied()), Some(7000.0));
 }
 
 #[test]
@@ -323,7 +327,7 @@ fn losing_the_kubelet_loses_nothing() {
     let mut case = Case::default();
     case.hold("a", None, Sharing::Exclusive, 1.0);
     case.read(0, Some(0.0), 0.0, None);
-    // The last relation stands, for as long as it takes.
+    // The last allocations stands, for as long as it takes.
     let statement = (1..=600).map(|second| case.read(second, Some(second as f64), 100.0 * second as f64, None)).last();
     assert_eq!(rows(&statement.unwrap()), [row("a", [600.0, 600.0, 0.0, 60_000.0])]);
 }

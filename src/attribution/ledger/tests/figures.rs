@@ -34,7 +34,7 @@ struct World {
     readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
     /// Of the next reading, but for its time, busy seconds and joules.
     totals: Totals,
-    remainders: Vec<Remainder>,
+    unattributed: Vec<Unattributed>,
     scrapes: u64,
 }
 
@@ -45,7 +45,7 @@ impl World {
             join: Join::default(),
             readings: BTreeMap::new(),
             totals: Totals::default(),
-            remainders: vec![],
+            unattributed: vec![],
             scrapes: 0,
         }
     }
@@ -72,7 +72,7 @@ impl World {
             processes: &BTreeMap::new(),
             scrapes: self.scrapes,
         });
-        self.remainders = statement.remainders;
+        self.unattributed = statement.unattributed;
         statement.accounts
     }
 }
@@ -223,7 +223,7 @@ fn energy_of_a_gap_that_is_told_after_it_is_not_of_the_time_after_it() {
     world.totals.gaps.energy_joules = 13_500.0;
     let accounts = world.read(46_000, Some(0.0), Some(13_570.0));
     assert_eq!(accounts[0].energy_joules, Some(70.0));
-    assert_eq!(world.remainders[0].energy_joules[&Reason::Unknown], 13_500.0);
+    assert_eq!(world.unattributed[0].energy_joules[&Reason::Unknown], 13_500.0);
     assert_eq!(world.ledger.devices[&GpuUuid::from(GPU)].idle_power.watts(), Some(70.0));
 }
 
@@ -272,8 +272,8 @@ fn the_energy_of_a_gap_is_divided_by_holding() {
     let accounts = world.read(50_000, Some(0.0), Some(4500.0));
     let energy: Vec<Option<f64>> = accounts.iter().map(|account| account.energy_joules.map(f64::round)).collect();
     assert_eq!(energy, [Some(1500.0), Some(2000.0)]);
-    let remainder = &world.remainders[0].energy_joules;
-    assert_eq!((remainder[&Reason::Idle].round(), remainder[&Reason::Unknown].round()), (500.0, 500.0));
+    let unattributed = &world.unattributed[0].energy_joules;
+    assert_eq!((unattributed[&Reason::Idle].round(), unattributed[&Reason::Unknown].round()), (500.0, 500.0));
 }
 
 #[test]

@@ -76,17 +76,17 @@ impl Trial {
         Ok(())
     }
 
-    /// Σ containers + Σ remainder = device, and Σ A ≤ the device.
+    /// Σ containers + Σ unattributed part = device, and Σ A ≤ the device.
     fn check_sums(&self, statement: &Statement) -> Result<(), String> {
         for (board, reference) in self.world.boards.iter().zip(&self.references) {
             let accounts = || statement.accounts.iter().filter(|account| account.gpu == board.uuid);
-            let Some(remainder) = statement.remainders.iter().find(|one| one.gpu == board.uuid) else { continue };
+            let Some(unattributed) = statement.unattributed.iter().find(|one| one.gpu == board.uuid) else { continue };
             let held = |read: fn(&Account) -> Option<f64>| accounts().filter_map(read).sum::<f64>();
-            let busy = held(|account| account.busy_seconds) + remainder.busy_seconds.values().sum::<f64>();
-            let energy = held(|account| account.energy_joules) + remainder.energy_joules.values().sum::<f64>();
+            let busy = held(|account| account.busy_seconds) + unattributed.busy_seconds.values().sum::<f64>();
+            let energy = held(|account| account.energy_joules) + unattributed.energy_joules.values().sum::<f64>();
             ensure(near(busy, reference.busy), || format!("busy {busy}, device {}", reference.busy))?;
             ensure(near(energy, reference.energy), || format!("energy {energy}, device {}", reference.energy))?;
-            let divided = [remainder.divided.busy_seconds, remainder.divided.energy_joules];
+            let divided = [unattributed.divided.busy_seconds, unattributed.divided.energy_joules];
             let is_partitioned = board.reading.as_ref().is_some_and(|reading| reading.parts.is_some());
             for (told, sum) in divided.into_iter().zip([busy, energy]).skip(usize::from(is_partitioned)) {
                 ensure(told.is_none_or(|told| near(sum, told)), || format!("{sum} is not the device's {told:?}"))?;
@@ -103,11 +103,11 @@ impl Trial {
             let allocated = held(|account| account.allocated_seconds);
             let elapsed = self.world.now as f64 * TICK_SECONDS;
             ensure(allocated <= elapsed * (1.0 + 1e-9), || format!("{allocated} of {elapsed} s"))?;
-            for (reason, amount) in &remainder.busy_seconds {
+            for (reason, amount) in &unattributed.busy_seconds {
                 let expected = reference.rest_busy.get(reason).copied().unwrap_or(0.0);
                 ensure(near(*amount, expected), || format!("{reason:?} busy {amount}, not {expected}"))?;
             }
-            for (reason, amount) in &remainder.energy_joules {
+            for (reason, amount) in &unattributed.energy_joules {
                 let expected = reference.rest_energy.get(reason).copied().unwrap_or(0.0);
                 ensure(near(*amount, expected), || format!("{reason:?} energy {amount}, not {expected}"))?;
             }
@@ -144,10 +144,10 @@ impl Trial {
         for (board, history) in self.world.boards.iter().zip(&self.world.histories) {
             let Some(reading) = &board.reading else { continue };
             let Some(used) = reading.memory else { continue };
-            let Some(remainder) = statement.remainders.iter().find(|one| one.gpu == board.uuid) else { continue };
+            let Some(unattributed) = statement.unattributed.iter().find(|one| one.gpu == board.uuid) else { continue };
             let accounts = || statement.accounts.iter().filter(|account| account.gpu == board.uuid);
             let held: u64 = accounts().filter_map(|account| account.memory_used_bytes).sum();
-            let sum = held + remainder.memory_bytes.values().sum::<u64>();
+            let sum = held + unattributed.memory_bytes.values().sum::<u64>();
             ensure(sum == used, || format!("memory {sum} of {used}"))?;
             let Some(processes) = &reading.processes else { continue };
             let holders = history.last().unwrap();
@@ -180,13 +180,13 @@ impl Trial {
                 ((key(account), None), values.map(Option::unwrap_or_default))
             };
             let mut counters: Counters = statement.accounts.iter().map(of_account).collect();
-            for remainder in &statement.remainders {
+            for unattributed in &statement.unattributed {
                 let nobody = ContainerRef::new("", "", "");
-                let key = HoldingKey { container: nobody, gpu: remainder.gpu.clone(), mig: None };
-                for (reason, value) in &remainder.busy_seconds {
+                let key = HoldingKey { container: nobody, gpu: unattributed.gpu.clone(), mig: None };
+                for (reason, value) in &unattributed.busy_seconds {
                     counters.entry((key.clone(), Some(*reason))).or_default()[1] = *value;
                 }
-                for (reason, value) in &remainder.energy_joules {
+                for (reason, value) in &unattributed.energy_joules {
                     counters.entry((key.clone(), Some(*reason))).or_default()[4] = *value;
                 }
             }

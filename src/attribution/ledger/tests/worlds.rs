@@ -8,7 +8,7 @@ use super::boards::{Board, Kind};
 use super::reference::History;
 use crate::attribution::{Slots, join};
 use crate::model::{
-    Allocatable, ClaimDevice, Container, ContainerRef, CpuSet, DeviceId, HeldDevice, MigUuid, Pod, PodRef, Relation,
+    Allocatable, Allocations, ClaimDevice, Container, ContainerRef, CpuSet, DeviceId, HeldDevice, MigUuid, Pod, PodRef,
     UnixSeconds,
 };
 
@@ -105,7 +105,7 @@ impl World {
         let ids: BTreeSet<DeviceId> = boards.iter().flat_map(Board::offered).collect();
         let allocatable = Allocatable { devices: [("nvidia.com/gpu".into(), ids)].into(), ..Allocatable::default() };
         let mut slots = Slots::default();
-        slots.learn(&Relation::default(), &allocatable, &inventory, true);
+        slots.learn(&Allocations::default(), &allocatable, &inventory, true);
         let mut world = Self {
             random,
             now: 0,
@@ -232,7 +232,7 @@ impl World {
             exclusive_cpus: CpuSet::default(),
             memory: vec![],
         });
-        self.join = join(&Relation { pods: pods.collect() }, &self.allocatable, &self.inventory, &self.slots);
+        self.join = join(&Allocations { pods: pods.collect() }, &self.allocatable, &self.inventory, &self.slots);
         for (board, history) in self.boards.iter().zip(&mut self.histories) {
             let holdings = self.join.holdings.iter().filter(|(key, _)| key.gpu == board.uuid);
             let holdings: BTreeMap<_, _> = holdings.map(|(key, holding)| (key.clone(), holding.clone())).collect();

@@ -8,7 +8,7 @@ use super::{ContainerRef, DeviceId, PodRef, PodUid, ResourceName};
 
 /// Which container holds what, as the kubelet's `List` says. Sorted, each device once.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Relation {
+pub struct Allocations {
     pub pods: Vec<Pod>,
 }
 
@@ -70,7 +70,7 @@ pub struct Allocatable {
     pub memory: Vec<MemoryBlock>,
 }
 
-impl Relation {
+impl Allocations {
     pub fn containers(&self) -> impl Iterator<Item = &Container> {
         self.pods.iter().flat_map(|pod| &pod.containers)
     }

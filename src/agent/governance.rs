@@ -5,8 +5,8 @@ use tokio::sync::watch;
 
 use super::settings::{Reloadable, Settings};
 use crate::clock::Clock;
+use crate::governance::{self, Configuration, Deployment, Facts, Form, Listener, MonitoringPlan, sha256};
 use crate::health::Recovery;
-use crate::record::{self, Configuration, Deployment, Facts, Form, Listener, MonitoringPlan, sha256};
 use crate::web::{self, RecordSource};
 
 /// What writes the governance record: of each snapshot, with what this process is at that moment.
@@ -46,10 +46,10 @@ pub fn source(
                 automatic_recovery: settings.health.recovery == Recovery::Auto,
                 hold_down: settings.health.hold_down,
             },
-            process: record::read_own_process(Path::new("/proc/self")),
+            process: governance::read_own_process(Path::new("/proc/self")),
             with_serials: private,
         };
-        record::record(snapshot, &facts).write(if yaml { Form::Yaml } else { Form::Json })
+        governance::record(snapshot, &facts).write(if yaml { Form::Yaml } else { Form::Json })
     })
 }
 

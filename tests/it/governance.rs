@@ -109,7 +109,7 @@ fn the_configurations_digest_changes_with_the_configuration() {
     let read = || parsed(&record(&["--admin-socket", path]));
     let before = read();
     assert_eq!(schema::violations(&published(), &before), Vec::<String>::new());
-    let digest = podmeter::record::sha256(text.as_bytes());
+    let digest = podmeter::governance::sha256(text.as_bytes());
     assert_eq!(before["configuration"]["files"], json!([{"path": config, "sha256": digest}]));
     assert_eq!(
         (&before["running"]["image"], &before["running"]["pod"]),

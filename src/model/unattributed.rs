@@ -7,7 +7,7 @@ use super::{GpuUuid, PodRef, UnixSeconds};
 
 /// What one GPU did that is no container's. With the containers' accounts it adds up to the device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Remainder {
+pub struct Unattributed {
     pub gpu: GpuUuid,
     /// When counting began.
     pub created: UnixSeconds,

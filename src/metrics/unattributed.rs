@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::device_identity::of_device;
 use super::{Descriptor, Family, Group, Value};
-use crate::model::{Reason, Remainder, Snapshot, UnixSeconds};
+use crate::model::{Reason, Snapshot, Unattributed, UnixSeconds};
 
 const LEDGER: &str = "PodResources List joined with NVML and /proc";
 const DEVICE_REASON: &[&str] = &["gpu_uuid", "gpu", "reason"];
@@ -53,10 +53,10 @@ pub(super) const GROUP: Group = Group {
 
 fn families(snapshot: &Snapshot) -> Vec<Family> {
     vec![
-        by_reason(snapshot, &PROCESSES, |remainder| (&remainder.processes, None)),
-        by_reason(snapshot, &MEMORY, |remainder| (&remainder.memory_bytes, None)),
-        by_reason(snapshot, &ENERGY, |remainder| (&remainder.energy_joules, Some(remainder.created))),
-        by_reason(snapshot, &BUSY, |remainder| (&remainder.busy_seconds, Some(remainder.created))),
+        by_reason(snapshot, &PROCESSES, |unattributed| (&unattributed.processes, None)),
+        by_reason(snapshot, &MEMORY, |unattributed| (&unattributed.memory_bytes, None)),
+        by_reason(snapshot, &ENERGY, |unattributed| (&unattributed.energy_joules, Some(unattributed.created))),
+        by_reason(snapshot, &BUSY, |unattributed| (&unattributed.busy_seconds, Some(unattributed.created))),
         unallocated_uses(snapshot),
     ]
 }
@@ -64,12 +64,12 @@ fn families(snapshot: &Snapshot) -> Vec<Family> {
 fn by_reason<V: Into<Value> + Copy>(
     snapshot: &Snapshot,
     descriptor: &'static Descriptor,
-    read: impl Fn(&Remainder) -> (&BTreeMap<Reason, V>, Option<UnixSeconds>),
+    read: impl Fn(&Unattributed) -> (&BTreeMap<Reason, V>, Option<UnixSeconds>),
 ) -> Family {
     let mut family = Family::new(descriptor);
-    for remainder in &snapshot.remainders {
-        let Some(gpu) = snapshot.hardware.inventory.gpus.get(&remainder.gpu) else { continue };
-        let (values, created) = read(remainder);
+    for unattributed in &snapshot.unattributed {
+        let Some(gpu) = snapshot.hardware.inventory.gpus.get(&unattributed.gpu) else { continue };
+        let (values, created) = read(unattributed);
         for (reason, value) in values {
             let mut labels = of_device(gpu);
             labels.push(("reason", reason.as_str().into()));
@@ -96,7 +96,7 @@ mod tests {
     use crate::metrics::tests::{fixture, value};
 
     #[test]
-    fn the_remainder_is_shown_by_reason() {
+    fn unattributed_use_is_shown_by_reason() {
         let snapshot = fixture::snapshot();
         let page = families(&snapshot);
         let of = |name: &str, reason| value(&page, name, &[("gpu_uuid", fixture::WHOLE), ("reason", reason)]);

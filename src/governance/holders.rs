@@ -57,12 +57,12 @@ pub fn holders(snapshot: &Snapshot) -> Holders<'_> {
     }
     let holder = |container: &'_ Container| -> bool { !container.devices.is_empty() || !container.claims.is_empty() };
     Holders {
-        confirmed_at: kubelet.relation_at.map(|at| at.unix.into()),
+        confirmed_at: kubelet.allocations_at.map(|at| at.unix.into()),
         settled: kubelet.settled,
         api: kubelet.api,
         problem: kubelet.problem.as_deref(),
-        containers: kubelet.relation.as_deref().map(|relation| {
-            let containers = relation.pods.iter().flat_map(of_pod).filter(|(_, container)| holder(container));
+        containers: kubelet.allocations.as_deref().map(|allocations| {
+            let containers = allocations.pods.iter().flat_map(of_pod).filter(|(_, container)| holder(container));
             containers
                 .map(|(pod_uid, container)| Holder {
                     container: &container.reference,

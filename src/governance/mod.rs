@@ -4,7 +4,7 @@
 //! JSON or YAML (`docs/record.schema.json`). Refuses to know: HTTP, the kubelet, the driver. `process` alone reads files,
 //! those of this very process; the rest is a pure function. No secret goes in: of the configuration only digests.
 
-mod health;
+mod device_health;
 mod holders;
 mod offered;
 mod process;
@@ -16,7 +16,7 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
 use crate::model::{GpuUuid, Inventory, MigDevice, Moment, NodeDevices, PciBusId, Snapshot};
-pub use health::{Health, MonitoringPlan};
+pub use device_health::{Health, MonitoringPlan};
 pub use holders::Holders;
 pub use offered::Offered;
 pub use process::{Mount, Namespace, OwnProcess, Status, read as read_own_process};
@@ -83,7 +83,7 @@ pub fn sha256(bytes: &[u8]) -> String {
 }
 
 #[derive(Debug, Serialize)]
-pub struct Record<'a> {
+pub struct GovernanceRecord<'a> {
     pub schema: &'static str,
     pub at: Timestamp,
     pub node: Node<'a>,
@@ -169,8 +169,8 @@ pub struct Device<'a> {
 
 /// Looks at nothing but its arguments.
 #[must_use]
-pub fn record<'a>(snapshot: &'a Snapshot, facts: &'a Facts) -> Record<'a> {
-    Record {
+pub fn record<'a>(snapshot: &'a Snapshot, facts: &'a Facts) -> GovernanceRecord<'a> {
+    GovernanceRecord {
         schema: SCHEMA,
         at: facts.at.unix.into(),
         node: Node {
@@ -195,7 +195,7 @@ pub fn record<'a>(snapshot: &'a Snapshot, facts: &'a Facts) -> Record<'a> {
         hardware: hardware(snapshot, facts.with_serials),
         device_plugin: snapshot.plugin.as_deref().map(offered::offered),
         allocations: holders::holders(snapshot),
-        health: health::health(snapshot, &facts.monitoring),
+        health: device_health::health(snapshot, &facts.monitoring),
         process: &facts.process,
     }
 }
@@ -244,7 +244,7 @@ pub enum Form {
     Yaml,
 }
 
-impl Record<'_> {
+impl GovernanceRecord<'_> {
     /// Ends in a line feed.
     pub fn write(&self, form: Form) -> Result<String, String> {
         match form {
