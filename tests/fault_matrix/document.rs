@@ -1,4 +1,4 @@
-//! `docs/reliability.md`: the rows as tables, and beside each how long it took when the page was last written.
+//! `docs/engineering/reliability.md`: the rows as tables, and beside each how long it took when the page was last written.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
@@ -38,7 +38,7 @@ pub fn is_true(areas: &[&Area]) {
         return change(|_| {});
     }
     let command = "UPDATE_GOLDEN=1 cargo nextest run --test fault_matrix";
-    assert_eq!(text, made, "docs/reliability.md is not what the rows make: {command}");
+    assert_eq!(text, made, "docs/engineering/reliability.md is not what the rows make: {command}");
     let unmeasured = areas.iter().flat_map(|area| area.rows).find(|row| !measured.contains_key(row.id));
     assert!(unmeasured.is_none(), "{}: never measured: {command}", unmeasured.map_or("", |row| row.id));
 }
@@ -59,7 +59,7 @@ fn change(change: impl FnOnce(&mut BTreeMap<String, String>)) {
 }
 
 fn file() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs/reliability.md")
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs/engineering/reliability.md")
 }
 
 /// The page, and the last column by row.

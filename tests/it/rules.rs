@@ -219,7 +219,7 @@ fn every_alert_is_tested_to_fire_and_not_to_fire_and_every_record_has_a_value() 
     }
 }
 
-/// At every evaluation each sample of a day is read anew: docs/scale.md has what that costs. Prometheus forgets what was
+/// At every evaluation each sample of a day is read anew: docs/engineering/scale.md has what that costs. Prometheus forgets what was
 /// last said after five minutes.
 #[test]
 fn what_reads_a_whole_day_of_many_series_is_evaluated_seldom() {
