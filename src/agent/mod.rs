@@ -92,7 +92,7 @@ pub async fn run(settings: Settings, reload: Reload, dropped_lines: DroppedLogLi
 pub async fn examine(settings: Settings, url: Option<HttpUrl>) -> Report {
     let clock = Clock::start();
     let driver = (settings.hardware == HardwareSource::Nvml).then(|| settings.driver_to_examine(clock)).flatten();
-    doctor::examine(settings.doctor_room(url), driver, clock).await
+    doctor::examine(settings.doctor_settings(url), driver, clock).await
 }
 
 async fn run_on(
@@ -109,7 +109,7 @@ async fn run_on(
     let Bound { listeners, awaited } = bind(&settings).await?;
 
     let call_durations = driver.as_ref().and_then(|driver| driver.call_durations());
-    let mut devices = driver.map(|driver| hardware::start(driver, settings.hardware_room(), clock));
+    let mut devices = driver.map(|driver| hardware::start(driver, settings.hardware_settings(), clock));
     let (_no_devices, nothing) = watch::channel(Arc::new(HardwareState { source: "none", ..HardwareState::default() }));
     let (publish_kubelet, kubelet_states) = watch::channel(Arc::default());
     let (publish, snapshots) = watch::channel(Arc::<Snapshot>::default());
@@ -124,8 +124,8 @@ async fn run_on(
     let (publish_pods, pod_directories) = watch::channel(Arc::default());
     let (publish_processes, process_states) = watch::channel(Arc::default());
     let pod_sources = PodSources { directory: pod_directories.clone(), processes: process_states.clone() };
-    let kubelet_room =
-        settings.kubelet_room(reloadable.clone(), Arc::clone(&allocated), Arc::clone(&look), pod_sources);
+    let kubelet_settings =
+        settings.kubelet_settings(reloadable.clone(), Arc::clone(&allocated), Arc::clone(&look), pod_sources);
     let (stop_plugin, plugin_stops) = watch::channel(false);
     let (publish_plugin, plugin_states) = watch::channel(Arc::<PluginState>::default());
 
@@ -155,7 +155,7 @@ async fn run_on(
     // Apart from the other tasks: it ends when it is told to, once its sockets are gone.
     let mut plugin_task = JoinSet::new();
     let mut offered = None;
-    if let Some(settings) = settings.plugin_room() {
+    if let Some(settings) = settings.plugin_settings() {
         let (hardware, kubelet) = (hardware_states.clone(), kubelet_states.clone());
         let health = health_states.clone();
         let neighbours = plugin::Neighbours { hardware, health, kubelet, allocated, look };
@@ -165,7 +165,7 @@ async fn run_on(
         plugin_task.spawn(run);
         offered = Some(resources);
     }
-    tasks.spawn(named("kubelet", kubelet::run(kubelet_room, clock, publish_kubelet)));
+    tasks.spawn(named("kubelet", kubelet::run(kubelet_settings, clock, publish_kubelet)));
     let judge = Judge {
         config: settings.health.clone(),
         clock,
@@ -176,12 +176,12 @@ async fn run_on(
         publish: publish_health,
     };
     tasks.spawn(named("health", judge.run()));
-    tasks.spawn(named("Pods API", kubelet::pods::watch(settings.pods_watch(), publish_pods)));
+    tasks.spawn(named("Pods API", kubelet::pods::watch(settings.pods_settings(), publish_pods)));
     let (wanted, wanted_processes) = watch::channel(Arc::default());
-    let processes_room = settings.processes_room();
+    let processes_settings = settings.processes_settings();
     tasks.spawn(named(
         "processes",
-        processes::run(processes_room, clock, wanted_processes, pod_directories, publish_processes),
+        processes::run(processes_settings, clock, wanted_processes, pod_directories, publish_processes),
     ));
     let reloadable_for_record = reloadable.clone();
     if let Some(journal) = &journal {

@@ -167,7 +167,7 @@ impl Settings {
         }
     }
 
-    pub(super) fn hardware_room(&self) -> hardware::Settings {
+    pub(super) fn hardware_settings(&self) -> hardware::Settings {
         let settings = hardware::Settings {
             sample_interval: self.sample_interval,
             sys_root: self.sys_root.clone(),
@@ -178,7 +178,7 @@ impl Settings {
         settings.hurry(self.hardware_pace)
     }
 
-    pub(super) fn plugin_room(&self) -> Option<plugin::Settings> {
+    pub(super) fn plugin_settings(&self) -> Option<plugin::Settings> {
         Some(plugin::Settings {
             directory: self.device_plugin_directory.clone(),
             resources: self.reloadable.device_plugin.clone()?,
@@ -195,7 +195,7 @@ impl Settings {
     }
 
     /// `url`: ask the agent there, and not at its admin socket.
-    pub(super) fn doctor_room(&self, url: Option<HttpUrl>) -> doctor::Settings {
+    pub(super) fn doctor_settings(&self, url: Option<HttpUrl>) -> doctor::Settings {
         let named = url.is_some() || self.admin_socket_required;
         let offers = self.reloadable.device_plugin.as_ref();
         doctor::Settings {
@@ -213,7 +213,7 @@ impl Settings {
                 HardwareSource::None => "none",
             },
             offers: offers.map(|entries| entries.iter().map(doctor::Offer::of).collect()),
-            attribution: self.processes_room().mode,
+            attribution: self.processes_settings().mode,
             proc_root: self.proc_root.clone(),
             sys_root: self.sys_root.clone(),
             pod_logs_root: self.pod_logs_root.clone(),
@@ -221,12 +221,12 @@ impl Settings {
         }
     }
 
-    pub(super) fn pods_watch(&self) -> kubelet::pods::Settings {
+    pub(super) fn pods_settings(&self) -> kubelet::pods::Settings {
         let labels = self.pod_labels.iter().map(|label| label.key.as_str().into()).collect();
         kubelet::pods::Settings { socket: self.pods_api_socket.clone(), labels }
     }
 
-    pub(super) fn processes_room(&self) -> processes::Settings {
+    pub(super) fn processes_settings(&self) -> processes::Settings {
         processes::Settings {
             mode: match self.process_attribution {
                 ProcessAttribution::Auto => processes::Mode::Auto,
@@ -239,7 +239,7 @@ impl Settings {
         }
     }
 
-    pub(super) fn kubelet_room(
+    pub(super) fn kubelet_settings(
         &self,
         reloadable: watch::Receiver<Reloadable>,
         allocated: Arc<Notify>,
