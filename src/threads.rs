@@ -7,9 +7,10 @@
 //! every thread that has not used its thread-locals before, and every thread that starts.
 
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex};
 use tokio::runtime::Handle;
 use tracing::Dispatch;
 use tracing::dispatcher::with_default;
@@ -23,10 +24,11 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// Often enough that none of them ends for lack of work: the runtime keeps an idle one for ten seconds.
 pub const KEEP: Duration = Duration::from_secs(4);
 
-/// Uses the thread-locals that the runtime, channels and the log have on this thread.
+/// Uses the thread-locals that the runtime, channels, locks and the log have on this thread.
 pub fn prepare() {
     drop(Handle::try_current());
     pause(Duration::from_millis(1));
+    Condvar::new().wait_for(&mut Mutex::new(()).lock(), Duration::ZERO);
     static SILENT: OnceLock<Dispatch> = OnceLock::new();
     let silent = SILENT.get_or_init(|| Dispatch::new(fmt().with_writer(std::io::sink).finish()));
     with_default(silent, || tracing::info!("a thread is prepared"));
@@ -58,10 +60,10 @@ pub fn keep_blocking(runtime: &Handle) -> Receiver<()> {
 }
 
 fn wait_for_the_others((arrived, changed): &(Mutex<usize>, Condvar)) {
-    let mut arrived = arrived.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut arrived = arrived.lock();
     *arrived += 1;
     changed.notify_all();
-    let _ = changed.wait_timeout_while(arrived, PAUSE, |arrived| *arrived < BLOCKING);
+    changed.wait_while_for(&mut arrived, |arrived| *arrived < BLOCKING, PAUSE);
 }
 
 fn pause(duration: Duration) {

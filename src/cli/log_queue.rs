@@ -5,10 +5,11 @@
 
 use std::borrow::Cow;
 use std::io::{self, Write};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder};
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -67,18 +68,13 @@ impl LogQueue {
 
     /// Returns when everything is written, or after `limit`.
     pub fn flush(&self, limit: Duration) {
-        let guard = lock(&self.progress.writes);
-        drop(self.progress.written.wait_timeout_while(guard, limit, |()| !self.is_drained()));
+        self.progress.written.wait_while_for(&mut self.progress.writes.lock(), |()| !self.is_drained(), limit);
     }
 
     fn is_drained(&self) -> bool {
         let finished = self.progress.finished.load(Ordering::Acquire) + dropped(&self.lines.error_counter());
         finished >= self.progress.queued.load(Ordering::Acquire)
     }
-}
-
-fn lock(mutex: &Mutex<()>) -> MutexGuard<'_, ()> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn dropped(counter: &ErrorCounter) -> u64 {
@@ -120,7 +116,7 @@ impl<W: Write> Write for Output<W> {
     fn write_all(&mut self, line: &[u8]) -> io::Result<()> {
         let written = self.output.write_all(line);
         self.progress.failed.fetch_add(u64::from(written.is_err()), Ordering::Relaxed);
-        let guard = lock(&self.progress.writes);
+        let guard = self.progress.writes.lock();
         self.progress.finished.fetch_add(1, Ordering::Release);
         drop(guard);
         self.progress.written.notify_all();

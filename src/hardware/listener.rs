@@ -1,10 +1,12 @@
 //! The thread that waits for the driver's events, for one session.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use super::mailbox::Mailbox;
 use super::source::{EventKind, EventSource, Problem, RawEvent, Session, Verdict};
@@ -101,13 +103,13 @@ impl Listener {
     }
 
     pub fn is_stuck(&self, now: Monotonic) -> bool {
-        !self.has_ended() && lock(&self.hearing).waiting_since.is_some_and(|since| now.since(since) >= self.limit)
+        !self.has_ended() && self.hearing.lock().waiting_since.is_some_and(|since| now.since(since) >= self.limit)
     }
 
     /// `None` where the driver tells of no events.
     pub fn collector(&self, now: Monotonic) -> Option<Collector> {
         let stuck = self.is_stuck(now);
-        let hearing = lock(&self.hearing);
+        let hearing = self.hearing.lock();
         hearing.has_source.then(|| Collector {
             success: hearing.success && !stuck,
             stuck,
@@ -129,9 +131,9 @@ struct Ear {
 
 impl Ear {
     fn listen(mut self, number: u64, session: Arc<dyn Session>) {
-        lock(&self.hearing).waiting_since = Some(self.clock.now().monotonic);
+        self.hearing.lock().waiting_since = Some(self.clock.now().monotonic);
         let source = session.events();
-        lock(&self.hearing).has_source = source.is_some();
+        self.hearing.lock().has_source = source.is_some();
         if let Some(mut source) = source {
             self.attend(&mut *source);
         }
@@ -193,7 +195,7 @@ impl Ear {
                     return number == 0 && now.monotonic.since(began.monotonic) < self.patience / 10;
                 }
                 Err(failure) => {
-                    lock(&self.hearing).success = false;
+                    self.hearing.lock().success = false;
                     self.notice.problems.push(failure.problem);
                     self.notice.session_over = failure.verdict == Verdict::SessionOver;
                     return true;
@@ -234,15 +236,11 @@ impl Ear {
     }
 
     fn succeed(&self, now: Moment) {
-        let mut hearing = lock(&self.hearing);
+        let mut hearing = self.hearing.lock();
         (hearing.success, hearing.last_success) = (true, Some(now));
     }
 
     fn note(&self, waiting_since: Option<Monotonic>) {
-        lock(&self.hearing).waiting_since = waiting_since;
+        self.hearing.lock().waiting_since = waiting_since;
     }
-}
-
-fn lock(hearing: &Mutex<Hearing>) -> MutexGuard<'_, Hearing> {
-    hearing.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use crate::model::{GpuUuid, Moment, XidEvent, XidInstance, XidProcess, XidSource};
@@ -64,7 +65,7 @@ impl Mailbox {
     }
 
     fn lock(&self) -> MutexGuard<'_, Pending> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -1,11 +1,13 @@
 use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use super::chronicle::{Chronicle, PROGRESS};
 use super::directory;
@@ -89,7 +91,7 @@ impl Journal {
 
     /// Writes what it knows, and returns when that is on disk or cannot be. Waits for other watchers to go.
     pub fn stop(self) {
-        lock(&self.watcher.shared.chronicle).all_wait();
+        self.watcher.shared.chronicle.lock().all_wait();
         drop(self.watcher);
         let _ = self.thread.join();
     }
@@ -98,7 +100,7 @@ impl Journal {
 impl Watcher {
     /// Computes only.
     pub fn observe(&self, snapshot: &Snapshot) {
-        let urgent = lock(&self.shared.chronicle).observe(snapshot);
+        let urgent = self.shared.chronicle.lock().observe(snapshot);
         if self.shared.ended.load(Ordering::Relaxed) {
             self.shared
                 .say(Some("its thread has ended, which it never should; restart podmeter and report this".into()));
@@ -121,8 +123,8 @@ pub struct Reader(pub(super) Arc<Shared>);
 impl Reader {
     #[must_use]
     pub fn state(&self) -> JournalState {
-        let mut state = lock(&self.0.state).clone();
-        state.dropped = lock(&self.0.chronicle).dropped;
+        let mut state = self.0.state.lock().clone();
+        state.dropped = self.0.chronicle.lock().dropped;
         let asked = Monotonic::from_millis(self.0.asked.load(Ordering::Relaxed));
         let waiting = self.0.clock.now().monotonic.since(asked);
         if asked != Monotonic::default() && waiting > HANGS {
@@ -133,18 +135,13 @@ impl Reader {
     }
 }
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Whoever broke while it held the lock left plain values.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Shared {
     pub fn file(&self) -> PathBuf {
         self.settings.directory.join(FILE)
     }
 
     fn say(&self, problem: Option<String>) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.problem.as_deref() == problem.as_deref() {
             return;
         }
@@ -175,7 +172,7 @@ impl Keeper {
                     wait = PROGRESS;
                 }
                 Err(problem) => {
-                    lock(&self.shared.state).errors += u64::from(self.lock.is_some());
+                    self.shared.state.lock().errors += u64::from(self.lock.is_some());
                     self.shared.say(Some(problem));
                     // What waits is kept; who wakes us meanwhile changes nothing.
                     wait = Duration::ZERO;
@@ -199,7 +196,7 @@ impl Keeper {
         let outcome = self.open().and_then(|()| self.write());
         self.shared.asked.store(0, Ordering::Relaxed);
         let size = self.store.as_ref().and_then(|store| store.size().ok());
-        lock(&self.shared.state).size_bytes = size;
+        self.shared.state.lock().size_bytes = size;
         outcome
     }
 
@@ -225,7 +222,7 @@ impl Keeper {
             tracing::warn!(file = %file.display(), lost = open.damaged, "open holdings in the journal are unreadable");
         }
         let now = self.shared.clock.now();
-        let mut chronicle = lock(&self.shared.chronicle);
+        let mut chronicle = self.shared.chronicle.lock();
         if chronicle.is_loaded() {
             // The file is another than before, perhaps: what we know is newer in any case.
             chronicle.all_wait();
@@ -239,7 +236,7 @@ impl Keeper {
 
     /// Puts a file that cannot be used aside, and saves what can be read of it.
     fn begin_anew(&mut self, file: &Path, error: &StoreError) -> Result<Store, String> {
-        lock(&self.shared.state).errors += 1;
+        self.shared.state.lock().errors += 1;
         let aside = set_aside(file, self.shared.clock.now().unix.0)
             .map_err(|cause| format!("{}: {error}; and it cannot be put aside: {cause}", file.display()))?;
         let mut store =
@@ -260,18 +257,18 @@ impl Keeper {
         let Some(store) = &mut self.store else { return Ok(()) };
         let now = self.shared.clock.now();
         let due = self.pruned.is_none_or(|last| now.monotonic.since(last) >= PRUNE);
-        let records = lock(&self.shared.chronicle).take();
+        let records = self.shared.chronicle.lock().take();
         let outcome = if records.is_empty() { Ok(()) } else { store.write(&records) };
         let outcome = outcome.and_then(|()| if due { store.prune(now.unix.0).map(drop) } else { Ok(()) });
         match outcome {
             Ok(()) => {
                 self.pruned = if due { Some(now.monotonic) } else { self.pruned };
-                lock(&self.shared.chronicle).written();
-                lock(&self.shared.state).written += records.len() as u64;
+                self.shared.chronicle.lock().written();
+                self.shared.state.lock().written += records.len() as u64;
                 Ok(())
             }
             Err(error) => {
-                lock(&self.shared.chronicle).give_back(records);
+                self.shared.chronicle.lock().give_back(records);
                 // Opened again it is checked, and begun anew if it must be.
                 self.store = None;
                 Err(format!("{}: {error}; see to the disk under --state-dir", self.shared.file().display()))

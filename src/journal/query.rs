@@ -4,7 +4,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use super::keeper::{Reader, lock, take_lock};
+use super::keeper::{Reader, take_lock};
 use super::record::Record;
 use super::store::{FILE, Loaded, Store, StoreError};
 use super::subject;
@@ -154,7 +154,7 @@ impl Reader {
         let file = self.0.file();
         let mut answer = Answer { journal: true, ..query.answer(node, now.0) };
         // Before the file is read: what is written meanwhile is in both, and nothing in neither.
-        let live = lock(&self.0.chronicle).live();
+        let live = self.0.chronicle.lock().live();
         let stored = Store::open_to_read(&file).and_then(|store| query.stored(&store));
         let problem = self.state().problem.map(|problem| problem.to_string());
         match stored {

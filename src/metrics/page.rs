@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Write as _;
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use prost::bytes::Bytes;
 
 use super::{dcgm, exposition, families};
@@ -55,14 +55,14 @@ impl Pages {
     #[must_use]
     pub fn ready(&self, snapshot: &Snapshot, format: Format, coding: Coding) -> Option<Bytes> {
         // Whoever has the lock may be rendering, which is nothing to wait for here.
-        let cache = self.cache.try_lock().ok()?;
+        let cache = self.cache.try_lock()?;
         if cache.sequence == snapshot.sequence { cache.bytes.get(&(format, coding)).cloned() } else { None }
     }
 
     /// The page, made now if need be: milliseconds for a thousand series. Whoever asks for the same one waits and
     /// shares it.
     pub fn page(&self, snapshot: &Snapshot, format: Format, coding: Coding) -> Result<Bytes, PageError> {
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cache = self.cache.lock();
         if snapshot.sequence < cache.sequence {
             // Overtaken by a scrape of a newer snapshot, whose pages stay.
             drop(cache);

@@ -7,8 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
@@ -24,15 +25,15 @@ pub struct OwnSockets(Arc<Mutex<BTreeSet<String>>>);
 
 impl OwnSockets {
     pub fn insert(&self, name: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned());
+        self.0.lock().insert(name.to_owned());
     }
 
     pub fn remove(&self, name: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+        self.0.lock().remove(name);
     }
 
     fn contains(&self, name: &str) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(name)
+        self.0.lock().contains(name)
     }
 }
 

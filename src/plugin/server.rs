@@ -3,10 +3,11 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::net::UnixListener;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
@@ -93,7 +94,7 @@ impl Desk {
     }
 
     pub fn grants(&self) -> MutexGuard<'_, Grants> {
-        self.grants.lock().unwrap_or_else(PoisonError::into_inner)
+        self.grants.lock()
     }
 
     pub fn pre_start_check(&self) -> Option<&PreStartCheck> {

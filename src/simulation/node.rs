@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use super::kubelet::{Admission, ContainerSpec, Count, FakeKubelet, Gates, Options, PodSpec};
 use super::proc_tree::{Inside, ProcTree};
@@ -227,7 +229,7 @@ impl SimulatedNode {
     /// than it has gives each the same part of what it asks.
     fn settle(&self, now: Monotonic) {
         let asked = self.asked();
-        let mut truth = self.truth.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut truth = self.truth.lock();
         for running in &self.running {
             let Some(level) = running.level else { continue };
             for device in &running.devices {
@@ -296,7 +298,7 @@ impl SimulatedNode {
             let inside = Inside { namespace, pod, uid: &running.uid, container };
             told(self.files.end(running.pid).and_then(|()| self.files.remove_container(inside)));
             let now = self.clock.now().monotonic;
-            let mut truth = self.truth.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut truth = self.truth.lock();
             for device in &running.devices {
                 truth.release(now, &running.container, device);
             }
@@ -402,7 +404,7 @@ impl Account {
     #[must_use]
     pub fn now(&self) -> (f64, Vec<Held>) {
         let now = self.clock.now();
-        let truth = self.truth.lock().unwrap_or_else(PoisonError::into_inner);
+        let truth = self.truth.lock();
         (now.unix.0, truth.at(now.monotonic))
     }
 }

@@ -6,9 +6,10 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -188,11 +189,11 @@ impl Drop for StandInPlugin {
 
 impl Inner {
     fn script(&self) -> MutexGuard<'_, (Behaviour, Calls)> {
-        self.script.lock().unwrap_or_else(PoisonError::into_inner)
+        self.script.lock()
     }
 
     fn server(&self) -> MutexGuard<'_, Slot> {
-        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+        self.server.lock()
     }
 
     /// Ends the server there was. A stopped plugin stays stopped.

@@ -1,10 +1,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use axum::http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use parking_lot::{Mutex, MutexGuard};
 use ring::hmac;
 use ring::rand::SystemRandom;
 use tokio::sync::Semaphore;
@@ -109,7 +110,7 @@ impl Doorkeeper {
             let began = clock.now().monotonic;
             let right = bcrypt::verify(&password, &hash).unwrap_or(false);
             let took = clock.now().monotonic.since(began);
-            let verdict = lock(&memory).learn(name.filter(|_| right), digest, clock.now().monotonic + took * REST);
+            let verdict = memory.lock().learn(name.filter(|_| right), digest, clock.now().monotonic + took * REST);
             drop(permit);
             verdict
         });
@@ -150,7 +151,7 @@ impl Doorkeeper {
     }
 
     fn memory(&self) -> MutexGuard<'_, Memory> {
-        lock(&self.memory)
+        self.memory.lock()
     }
 }
 
@@ -168,10 +169,6 @@ impl Memory {
         self.refused.push_back(digest);
         Verdict::Refused
     }
-}
-
-fn lock(memory: &Mutex<Memory>) -> MutexGuard<'_, Memory> {
-    memory.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// `Basic` and base64 of `user:password`.

@@ -1,6 +1,6 @@
 use std::io;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -8,6 +8,7 @@ use axum::body::Body;
 use axum::http::header::WWW_AUTHENTICATE;
 use axum::http::{HeaderValue, Request, StatusCode};
 use axum::response::Response;
+use parking_lot::Mutex;
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt as _;
 
@@ -82,7 +83,7 @@ impl Gate {
     /// Whether there was a token left.
     fn take(&self, limit: RateLimit) -> bool {
         let now = self.clock.now().monotonic;
-        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bucket = self.bucket.lock();
         let (left, taken) = spend(*bucket, limit, now);
         *bucket = Some(left);
         taken

@@ -1,7 +1,7 @@
 //! What changes, as server-sent events: encoded at most once a second, while somebody listens, and once for all who do.
 
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -9,6 +9,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::WatchStream;
@@ -55,7 +56,7 @@ enum Frame {
 impl Live {
     /// What the last minutes were like.
     pub(super) fn history(&self) -> MutexGuard<'_, History> {
-        self.0.history.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.history.lock()
     }
 
     /// Ends every stream, and those that are asked for later.

@@ -1,6 +1,8 @@
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::model::DurationHistogram;
 
@@ -13,7 +15,7 @@ pub struct ScrapeDurations {
 
 impl ScrapeDurations {
     pub fn record(&self, duration: Duration) {
-        self.durations.lock().unwrap_or_else(PoisonError::into_inner).observe(duration);
+        self.durations.lock().observe(duration);
     }
 
     /// One more page with container counters has been handed out.
@@ -29,6 +31,6 @@ impl ScrapeDurations {
 
     #[must_use]
     pub fn snapshot(&self) -> DurationHistogram {
-        self.durations.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.durations.lock().clone()
     }
 }

@@ -1,8 +1,10 @@
 //! The hardware room under a scripted driver: what fails stays where it failed.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
 
 use crate::support::watching::wait;
 use podmeter::clock::Clock;
@@ -38,7 +40,7 @@ impl Script {
     }
 
     fn set<T>(&self, change: impl FnOnce(&mut Acts) -> T) -> T {
-        let changed = change(&mut self.0.0.lock().unwrap());
+        let changed = change(&mut self.0.0.lock());
         self.0.1.notify_all();
         changed
     }
@@ -127,11 +129,11 @@ struct ScriptedReader {
 impl Reader for ScriptedReader {
     fn read(&mut self, due: Due, now: Moment) -> Pass {
         let (acts, changed) = &*self.script.0;
-        let mut acts = acts.lock().unwrap();
+        let mut acts = acts.lock();
         *acts.reads.entry(self.gpu.clone()).or_default() += 1;
         let was_stuck = acts.stuck.as_ref() == Some(&self.gpu);
         while acts.stuck.as_ref() == Some(&self.gpu) {
-            acts = changed.wait(acts).unwrap();
+            changed.wait(&mut acts);
         }
         let late = if was_stuck { acts.late.take() } else { None };
         let verdict = late.or_else(|| acts.verdicts.get(&self.gpu).copied()).unwrap_or_default();

@@ -33,8 +33,9 @@
 //! | 28 the second plugin is withdrawn | `the_first_plugin_goes_on_when_the_second_is_withdrawn` |
 //! | 29 an allocation in flight is not listed | `an_allocation_in_flight_is_not_listed` |
 
-use std::sync::Mutex;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::support::kubelet::{
     Admission, ContainerSpec, Count, FakeKubelet, Method, Node, Options, Phase, PodSpec, Rules, node,
@@ -454,7 +455,7 @@ async fn lowest(node: &FakeKubelet, steps: impl Future<Output = ()>) -> Count {
     let lowest = Mutex::new(Count { capacity: usize::MAX, allocatable: usize::MAX });
     let look = |status: &std::collections::BTreeMap<String, Count>| {
         let now = status.get(GPU).copied().unwrap_or_default();
-        let mut lowest = lowest.lock().unwrap();
+        let mut lowest = lowest.lock();
         lowest.capacity = lowest.capacity.min(now.capacity);
         lowest.allocatable = lowest.allocatable.min(now.allocatable);
         false
@@ -464,7 +465,7 @@ async fn lowest(node: &FakeKubelet, steps: impl Future<Output = ()>) -> Count {
         () = steps => {}
     }
     look(&node.node_status());
-    *lowest.lock().unwrap()
+    *lowest.lock()
 }
 
 async fn a_rollout_keeps_the_capacity(rules: Rules) {

@@ -1,8 +1,10 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use super::calls::Caller;
 use super::library::Library;
@@ -32,13 +34,13 @@ impl Apart {
     ) -> BTreeMap<u32, Said<T>> {
         let (answers, answered) = sync_channel(count as usize);
         for index in 0..count {
-            if !lock(&self.asked).insert(index) {
+            if !self.asked.lock().insert(index) {
                 continue;
             }
             let (library, asked, answers) = (Arc::clone(library), Arc::clone(&self.asked), answers.clone());
             let body = move || answer(library, &asked, &answers, index, question);
             if Builder::new().name(format!("ask-{index}")).stack_size(STACK_BYTES).spawn(body).is_err() {
-                lock(&self.asked).remove(&index);
+                self.asked.lock().remove(&index);
             }
         }
         drop(answers);
@@ -58,11 +60,7 @@ fn answer<T>(
     let problems = caller.finish().problems;
     // The library is let go of before the answer, so that whoever got it may close the driver.
     drop(caller);
-    lock(asked).remove(&index);
+    asked.lock().remove(&index);
     // Nobody waits any more: the next question gets the answer.
     let _ = answers.send((index, (said, problems)));
-}
-
-fn lock(asked: &Mutex<BTreeSet<u32>>) -> MutexGuard<'_, BTreeSet<u32>> {
-    asked.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -30,7 +30,9 @@ mod statistics;
 
 use std::any::Any;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
+
+use parking_lot::{Mutex, MutexGuard};
 
 pub use attempt::Attempts;
 pub use codes::number as code_number;
@@ -163,7 +165,7 @@ struct NvmlSession {
 
 impl NvmlSession {
     fn lock_layout(&self) -> MutexGuard<'_, Layout> {
-        self.layout.lock().unwrap_or_else(PoisonError::into_inner)
+        self.layout.lock()
     }
 }
 
@@ -184,8 +186,7 @@ impl Session for NvmlSession {
                 remedy: "see whether nvidia-smi works on the node; it is tried again for ever",
             });
         };
-        *self.driver_version.lock().unwrap_or_else(PoisonError::into_inner) =
-            driver.as_ref().map(|driver| Arc::clone(&driver.driver_version));
+        *self.driver_version.lock() = driver.as_ref().map(|driver| Arc::clone(&driver.driver_version));
         let mut problems = outcome.problems;
         let mut found = Vec::new();
         let mut layout = Layout::new();
@@ -240,7 +241,7 @@ impl Session for NvmlSession {
     fn layout_changed(&self) -> bool {
         let mut caller = Caller::new(Arc::clone(&self.library));
         let driver = calls::text!(caller, nvmlSystemGetDriverVersion());
-        let known = self.driver_version.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let known = self.driver_version.lock().clone();
         if driver.is_some() && driver != known {
             return true;
         }

@@ -1,8 +1,8 @@
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nvml_wrapper_sys::bindings::nvmlReturn_t;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::codes;
 use crate::clock::Clock;
@@ -102,7 +102,7 @@ impl Statistics {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<&'static str, Call>> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+        self.calls.lock()
     }
 }
 

@@ -1,6 +1,8 @@
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::curve::{Curve, Load, Sums};
 use super::profile::{Profile, inventory, scramble};
@@ -237,8 +239,8 @@ impl Controls {
 
     pub(super) fn wait_for_event(&self, session: u64, patience: Duration) -> Result<Option<RawEvent>, EventFailure> {
         let quiet = |shared: &mut Shared| shared.events.is_empty() && !shared.is_over(session);
-        let waited = self.happened.wait_timeout_while(self.lock(), patience, quiet);
-        let mut shared = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let mut shared = self.lock();
+        self.happened.wait_while_for(&mut shared, quiet, patience);
         if shared.is_over(session) {
             return Err(EventFailure { problem: UNLOADED, verdict: Verdict::SessionOver });
         }
@@ -254,7 +256,7 @@ impl Controls {
     /// Comes back when the GPU does not hang.
     pub(super) fn wait_while_hanging(&self, gpu: &GpuUuid) {
         let hangs = |shared: &mut Shared| shared.gpus.get(gpu).is_some_and(|simulated| simulated.hanging);
-        drop(self.happened.wait_while(self.lock(), hangs));
+        self.happened.wait_while(&mut self.lock(), hangs);
     }
 
     pub(super) fn recovery_action(&self, gpu: &GpuUuid) -> Option<u32> {
@@ -283,7 +285,7 @@ impl Controls {
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.lock()
     }
 }
 

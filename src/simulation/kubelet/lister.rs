@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tonic::{Request, Response, Status, async_trait};
 
 use super::faults::{Method, inflate};
-use super::shared::{Shared, lock};
+use super::shared::Shared;
 use crate::wire::{v1, v1alpha1};
 
 #[derive(Clone, Debug)]
@@ -18,7 +18,7 @@ impl Lister {
             return shared.faults.borrow().check(method);
         }
         let now = shared.now();
-        if !lock(&shared.limiter).allow(now) {
+        if !shared.limiter.lock().allow(now) {
             return Err(Status::resource_exhausted("rejected by rate limit"));
         }
         shared.fault(method).await

@@ -23,9 +23,10 @@ use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 use tonic::Code;
@@ -45,7 +46,6 @@ use limiter::Limiter;
 use lister::Lister;
 use pods_api::PodsApi;
 use registration::Registry;
-pub(super) use shared::lock;
 use shared::{Power, Shared};
 use state::{Sight, State};
 
@@ -146,7 +146,7 @@ impl FakeKubelet {
 
     /// Breaks all connections and leaves its sockets behind as stale files.
     pub fn stop(&self) {
-        drop(std::mem::take(&mut *lock(&self.running)));
+        drop(std::mem::take(&mut *self.running.lock()));
         self.shared.switch_off();
     }
 
@@ -180,14 +180,14 @@ impl FakeKubelet {
         remove_if_there(&path)?;
         let listener = socket::bind_by_rename(&path, &shared.pod_resources.join(shared.temporary_name()))?;
         fs::set_permissions(&path, Permissions::from_mode(0o755))?;
-        *lock(&shared.limiter) = Limiter::full(shared.now());
+        *shared.limiter.lock() = Limiter::full(shared.now());
         shared.state().sight = Sight::Nothing;
         shared.power.send_replace(Power::Starting);
         let lister = Lister(Arc::clone(shared));
         let router = tonic::transport::Server::builder()
             .add_service(PodResourcesListerServer::new(lister.clone()))
             .add_service(V1alpha1Server::new(lister));
-        let mut running = lock(&self.running);
+        let mut running = self.running.lock();
         running.pod_resources = Some(Server::start(listener, router));
         if shared.options.rules == Rules::From137 || shared.state().gates.pods_api {
             running.pods_api = Some(self.serve_pods()?);

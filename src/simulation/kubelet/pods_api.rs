@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use prost::Message as _;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -11,7 +12,7 @@ use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Request, Response, Status, async_trait};
 
 use super::limiter::Limiter;
-use super::shared::{Shared, lock};
+use super::shared::Shared;
 use super::state::{Phase, Pod, Sight};
 use crate::simulation::random::Random;
 use crate::wire::core_v1;
@@ -40,7 +41,7 @@ impl PodsApi {
     }
 
     fn admit(&self) -> Result<Picture, Status> {
-        if !lock(&self.limiter).allow(self.shared.now()) {
+        if !self.limiter.lock().allow(self.shared.now()) {
             return Err(Status::resource_exhausted("rejected by rate limit"));
         }
         picture(&self.shared, |_| true)

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tonic::Status;
@@ -81,20 +81,20 @@ impl Shared {
     }
 
     pub fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+        self.state.lock()
     }
 
     pub fn plugins(&self) -> MutexGuard<'_, BTreeMap<Serial, Plugin>> {
-        lock(&self.plugins)
+        self.plugins.lock()
     }
 
     pub fn now(&self) -> Monotonic {
-        let skew = *lock(&self.skew);
+        let skew = *self.skew.lock();
         if self.options.frozen_clock { Monotonic::new(skew) } else { self.clock.now().monotonic + skew }
     }
 
     pub fn advance(&self, by: Duration) {
-        *lock(&self.skew) += by;
+        *self.skew.lock() += by;
     }
 
     /// Waits while calls of the method hang; then the error that it is to fail with.
@@ -152,8 +152,4 @@ impl Shared {
         self.state().sight = Sight::Nothing;
         self.changed();
     }
-}
-
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -6,9 +6,10 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinHandle;
@@ -47,7 +48,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.task.abort();
-        for connection in self.open.lock().unwrap_or_else(PoisonError::into_inner).values() {
+        for connection in self.open.lock().values() {
             // A peer that has gone already is what we want.
             let _ = connection.shutdown(Shutdown::Both);
         }
@@ -71,14 +72,14 @@ struct Connection {
 impl Connection {
     fn new(stream: UnixStream, number: u64, open: Open) -> io::Result<Self> {
         let stream = stream.into_std()?;
-        open.lock().unwrap_or_else(PoisonError::into_inner).insert(number, stream.try_clone()?);
+        open.lock().insert(number, stream.try_clone()?);
         Ok(Self { stream: UnixStream::from_std(stream)?, number, open })
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.number);
+        self.open.lock().remove(&self.number);
     }
 }
 
