@@ -12,7 +12,6 @@ mod missing;
 pub mod owners;
 mod probe;
 mod publisher;
-mod recording;
 mod self_use;
 mod settings;
 mod xids;

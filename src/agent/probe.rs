@@ -1,15 +1,14 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use serde::Serialize;
 
-use super::recording;
 use crate::clock::Clock;
 use crate::hardware::nvml::{CallRecord, CallStatistics, LibrarySearch, NvmlDriver};
 use crate::hardware::{Driver as _, Due, Failure, Session};
-use crate::model::{Fast, GpuUuid, Inventory, Medium, Slow, UnixSeconds};
+use crate::model::{Fast, GpuUuid, Inventory, Medium, Slow};
 use crate::threads;
 
 const REMEDY: &str = "see dmesg for Xid and NVRM lines; give a driver that is only slow a longer --deadline";
@@ -20,27 +19,27 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// What every NVML call that the agent makes does on this machine.
 #[derive(Serialize)]
 pub struct Probe {
-    pub(super) inventory: Inventory,
-    pub(super) gpus: BTreeMap<GpuUuid, LastPass>,
-    pub(super) calls: BTreeMap<&'static str, Call>,
-    #[serde(skip)]
-    pub(super) at: UnixSeconds,
+    /// The version that made it.
+    podmeter: &'static str,
+    date: String,
+    inventory: Inventory,
+    gpus: BTreeMap<GpuUuid, LastPass>,
+    calls: BTreeMap<&'static str, Call>,
 }
 
 #[derive(Default, Serialize)]
-pub struct LastPass {
-    pub(super) fast: Option<Fast>,
-    pub(super) medium: Option<Medium>,
-    pub(super) slow: Option<Slow>,
+struct LastPass {
+    fast: Option<Fast>,
+    medium: Option<Medium>,
+    slow: Option<Slow>,
     /// `call: code` of each value that could not be had.
     problems: Vec<String>,
     /// The calls made for this GPU that never succeeded, with their commonest code.
-    #[serde(skip)]
-    pub(super) refused: BTreeMap<&'static str, &'static str>,
+    refused: BTreeMap<&'static str, &'static str>,
 }
 
 #[derive(Serialize)]
-pub struct Call {
+struct Call {
     supported: Option<bool>,
     count: u64,
     p50_microseconds: Option<f64>,
@@ -98,7 +97,14 @@ fn probe(search: LibrarySearch, passes: u32, begins: &dyn Fn(String)) -> Result<
     begins("closing the driver".to_owned());
     drop(session);
     let calls = record.call_statistics().into_iter().map(|(name, statistics)| (name, Call::from(statistics)));
-    Ok(Probe { inventory, gpus, calls: calls.collect(), at: clock.now().unix })
+    let now = UNIX_EPOCH + Duration::from_secs_f64(clock.now().unix.0.max(0.0));
+    Ok(Probe {
+        podmeter: env!("CARGO_PKG_VERSION"),
+        date: humantime::format_rfc3339_seconds(now).to_string(),
+        inventory,
+        gpus,
+        calls: calls.collect(),
+    })
 }
 
 fn read(
@@ -145,13 +151,9 @@ fn refused(
 impl Probe {
     #[must_use]
     pub fn json(&self) -> String {
-        pretty(self)
-    }
-
-    /// A data file for the fake driver library: see [`recording`].
-    #[must_use]
-    pub fn recording(&self) -> String {
-        pretty(&recording::data_file(self))
+        let mut text = serde_json::to_string_pretty(self).expect("plain values are JSON");
+        text.push('\n');
+        text
     }
 
     /// The driver, the GPUs, and one line for each call.
@@ -184,21 +186,6 @@ impl Probe {
             let _ = writeln!(text, "{}", line.trim_end());
         }
         text
-    }
-}
-
-fn pretty(value: &impl Serialize) -> String {
-    let mut text = serde_json::to_string_pretty(value).expect("plain values are JSON");
-    text.push('\n');
-    text
-}
-
-impl Call {
-    /// The commonest code, when it never succeeded.
-    pub(super) fn refusal(&self) -> Option<&'static str> {
-        let failed: u64 = self.codes.values().sum();
-        let commonest = self.codes.iter().max_by_key(|(_, count)| **count)?;
-        (self.count > 0 && failed == self.count).then_some(*commonest.0)
     }
 }
 

@@ -364,9 +364,6 @@ pub struct ProbeArguments {
     pub deadline: Duration,
     #[arg(short, long, value_enum, default_value_t = ProbeFormat::Json)]
     pub output: ProbeFormat,
-    /// Keep what the driver answered, serial numbers apart, as a data file for the fake driver library of the tests.
-    #[arg(long, value_name = "FILE")]
-    pub record: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -92,7 +92,7 @@ const EXAMPLES: [(&str, &str); 10] = [
         "Examples:
   podmeter probe-nvml -o text
       what this machine's driver supports, and how long it takes
-  podmeter probe-nvml --record driver.json
+  podmeter probe-nvml >probe.json
       the same as data, for a report",
     ),
     (

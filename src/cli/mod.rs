@@ -166,11 +166,6 @@ fn run_probe(arguments: ProbeArguments) -> Result<(), Failed> {
     let search = settings::library_search(arguments.nvml_library, arguments.driver_root);
     let probe = agent::probe_nvml(search, arguments.passes, arguments.deadline);
     let probe = probe.map_err(|error| Failed(FAILED, error.to_string()))?;
-    if let Some(file) = &arguments.record {
-        std::fs::write(file, probe.recording()).map_err(|error| {
-            Failed(FAILED, format!("{}: {error}; give --record a file that can be written", file.display()))
-        })?;
-    }
     say(&match arguments.output {
         ProbeFormat::Json => probe.json(),
         ProbeFormat::Text => probe.text(),

@@ -179,7 +179,8 @@ fn nothing_differs_where_both_read_the_same_driver() {
     for part in ["580.95.05", "1 x NVIDIA H100 80GB HBM3", "nvmlDeviceGetUUID", "| kernel | Linux"] {
         assert!(checked.report.contains(part), "{part:?} in {}", checked.report);
     }
-    assert_eq!(checked.recording.expect("recorded")["gpus"][0]["power_milliwatts"], 300_000);
+    let gpus = &checked.recording.expect("recorded")["gpus"];
+    assert_eq!(gpus["GPU-00000000-0000-0000-0000-000000000000"]["fast"]["power_watts"], 300.0);
 }
 
 #[test]

@@ -11,6 +11,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 const LIBRARY: &str = "libnvidia_ml_fake.so";
+const RECORDER: &str = "fake-nvml-record";
 
 /// Dropping it removes the folder; what was loaded from it goes on with the last state.
 pub struct FakeNvml {
@@ -68,6 +69,15 @@ impl FakeNvml {
     /// Of a process that has ended.
     pub fn forget_calls(&self) {
         let _ = fs::remove_file(self.stats_path());
+    }
+
+    /// The data file that makes the fake answer as the machine that printed this `probe-nvml` JSON.
+    #[allow(clippy::disallowed_methods, reason = "a test may start the recorder")]
+    pub fn recorded(probe: &Path) -> Value {
+        let recorder = built_library().with_file_name(RECORDER);
+        let output = Command::new(recorder).arg(probe).output().expect("start the recorder");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).expect("a data file is JSON")
     }
 
     fn state_path(&self) -> PathBuf {

@@ -59,12 +59,6 @@ pub fn name(code: nvmlReturn_t) -> &'static str {
     }
 }
 
-/// The return code of that name; `None` where the name stands for several.
-#[must_use]
-pub fn number(code: &str) -> Option<nvmlReturn_t> {
-    (SUCCESS..=30).chain([UNKNOWN]).find(|number| name(*number) == code)
-}
-
 /// What a person can do about a driver that refuses as a whole.
 pub fn remedy(code: nvmlReturn_t) -> &'static str {
     match code {
@@ -77,18 +71,5 @@ pub fn remedy(code: nvmlReturn_t) -> &'static str {
             "finish the driver upgrade: the library and the loaded kernel module differ in version"
         }
         _ => "see whether nvidia-smi works on the node; it is tried again for ever",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_lead_back_to_their_numbers() {
-        for code in (0..=30).chain([UNKNOWN]) {
-            assert_eq!(number(name(code)), Some(code));
-        }
-        assert_eq!((number("other"), number("")), (None, None));
     }
 }

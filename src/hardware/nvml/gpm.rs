@@ -25,7 +25,7 @@ const NVLINK_RECEIVED: u32 = 60;
 const NVLINK_TRANSMITTED: u32 = 61;
 const TRAFFIC: [u32; 4] = [PCIE_TRANSMITTED, PCIE_RECEIVED, NVLINK_RECEIVED, NVLINK_TRANSMITTED];
 const MEBIBYTE: f64 = 1_048_576.0;
-pub const PIPES: [(u32, &str); 8] =
+const PIPES: [(u32, &str); 8] =
     [(4, "int"), (5, "tensor"), (6, "dfma"), (7, "hmma"), (9, "imma"), (11, "fp64"), (12, "fp32"), (13, "fp16")];
 /// Cumulative since reboot, on new drivers.
 const SM_CYCLES: u32 = 248;

@@ -35,20 +35,9 @@ use std::sync::{Arc, Weak};
 use parking_lot::{Mutex, MutexGuard};
 
 pub use attempt::Attempts;
-pub use codes::number as code_number;
 pub use presence::{end_process, is_loading, is_present};
 pub(super) use reader::OTHER_GPU;
 pub use search::LibrarySearch;
-
-/// The driver's numbers for what it is asked, by our words.
-pub mod numbers {
-    pub use super::fields::ALL_LINKS;
-    pub use super::gpm::PIPES;
-    pub use super::slow::{
-        FABRIC_CONDITIONS, FABRIC_FAILED, FABRIC_STATES, NVLINK_BYTES, NVLINK_DATA, NVLINK_ERRORS, NVLINK5_ERRORS,
-        PCIE_BYTES, PCIE_ERRORS,
-    };
-}
 
 pub use statistics::CallStatistics;
 

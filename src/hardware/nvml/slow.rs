@@ -19,7 +19,7 @@ const VOLATILE: u32 = 0;
 const AGGREGATE: u32 = 1;
 
 const RECOVERY_ACTION: u32 = 230;
-pub const PCIE_ERRORS: [(u32, &str); 11] = [
+const PCIE_ERRORS: [(u32, &str); 11] = [
     (173, "correctable"),
     (174, "naks_received"),
     (175, "receiver_error"),
@@ -32,17 +32,17 @@ pub const PCIE_ERRORS: [(u32, &str); 11] = [
     (182, "lcrc"),
     (183, "lane"),
 ];
-pub const PCIE_BYTES: [u32; 2] = [197, 198];
+const PCIE_BYTES: [u32; 2] = [197, 198];
 
 /// The most that the header knows; the driver stops before.
 pub const LINK_LIMIT: u32 = 36;
 const KIBIBYTE: f64 = 1024.0;
 /// KiB of one link or over all links, up to NVLink 4.
-pub const NVLINK_DATA: [u32; 2] = [138, 139];
+const NVLINK_DATA: [u32; 2] = [138, 139];
 /// Bytes of one link, NVLink 5.
-pub const NVLINK_BYTES: [u32; 2] = [202, 204];
-pub const NVLINK_ERRORS: [(u32, &str); 3] = [(161, "replay"), (162, "recovery"), (163, "crc")];
-pub const NVLINK5_ERRORS: [(u32, &str); 9] = [
+const NVLINK_BYTES: [u32; 2] = [202, 204];
+const NVLINK_ERRORS: [(u32, &str); 3] = [(161, "replay"), (162, "recovery"), (163, "crc")];
+const NVLINK5_ERRORS: [(u32, &str); 9] = [
     (206, "malformed_packet"),
     (207, "buffer_overrun"),
     (208, "receive"),
@@ -55,12 +55,12 @@ pub const NVLINK5_ERRORS: [(u32, &str); 9] = [
 ];
 
 /// By the driver's number.
-pub const FABRIC_STATES: [&str; 4] = ["not_supported", "not_started", "in_progress", "completed"];
+const FABRIC_STATES: [&str; 4] = ["not_supported", "not_started", "in_progress", "completed"];
 /// Completed with an error: the GPU is in no fabric, and nothing is under way that would change it.
-pub const FABRIC_FAILED: &str = "failed";
+const FABRIC_FAILED: &str = "failed";
 const COMPLETED: u8 = 3;
 /// Two bits each at this place of the health mask: 0 unsupported, 1 true, 2 false.
-pub const FABRIC_CONDITIONS: [(u32, &str); 4] =
+const FABRIC_CONDITIONS: [(u32, &str); 4] =
     [(0, "degraded_bandwidth"), (2, "route_recovery"), (4, "route_unhealthy"), (6, "access_timeout_recovery")];
 
 /// ECC, row remapping, retired pages, PCIe, NVLink, fabric and the recovery action, every minute.

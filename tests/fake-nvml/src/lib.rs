@@ -31,8 +31,8 @@
 //! }
 //! ```
 //!
-//! All names with their defaults and units: `state/`. A recording of a real machine has the same format, its origin
-//! under `recorded`.
+//! All names with their defaults and units: `state/`. `fake-nvml-record` makes such a file from the JSON that
+//! `podmeter probe-nvml` printed on a real machine; its origin is under `recorded`.
 //!
 //! # Time
 //!
