@@ -16,7 +16,7 @@ fn main() {
     if !std::env::args().any(|argument| argument == "--bench") {
         return;
     }
-    println!("| case | kubelet asked every | pods | quantity | right | too much | remainder, by reason |");
+    println!("| case | kubelet queried every | pods | quantity | right | too much | unattributed, by reason |");
     println!("|---|---|---|---|---|---|---|");
     for refresh in [1, 5].map(Duration::from_secs) {
         for case in accuracy::cases(refresh, Duration::from_secs(3600)) {

@@ -37,7 +37,7 @@ fn main() {
     if !std::env::args().any(|argument| argument == "--bench") {
         return;
     }
-    println!("| figure | measured | must reach |\n|---|---|---|");
+    println!("| figure | measured | target |\n|---|---|---|");
     refresh();
     week();
 }

@@ -1,4 +1,4 @@
-//! Two servers under the same client, in turns, so that what else the machine does falls on both.
+//! Compares two servers under the same client, in turns, so that other load on the machine affects both.
 
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
@@ -11,7 +11,7 @@ use crate::load::{Answered, Load};
 use crate::measure::{median, process_seconds, row};
 use crate::support::agent::Running;
 
-/// A server that is not ours, in a process group of its own, which ends with it.
+/// Another server, in its own process group, which ends with it.
 pub struct Other {
     child: Child,
 }
@@ -26,7 +26,7 @@ impl Other {
         self.child.id()
     }
 
-    pub fn lives(&mut self) -> bool {
+    pub fn is_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }
 }
@@ -44,16 +44,16 @@ impl Drop for Other {
     }
 }
 
-/// A port of 127.0.0.1 that was free just now, for servers that cannot choose one and say which.
+/// A free port of 127.0.0.1, for servers that cannot choose one and report it.
 pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// One of the two.
+/// One of the two servers.
 pub struct Side {
     pub name: String,
     pub url: String,
-    /// Its processor time is counted with all that it started.
+    /// Its processor time includes its descendants'.
     pub pid: u32,
 }
 
@@ -63,10 +63,10 @@ impl Side {
     }
 }
 
-/// What one side did in one turn.
+/// The results of one side in one turn.
 struct Turn {
     answered: Answered,
-    /// Milliseconds of processor time for each request.
+    /// Milliseconds of processor time per request.
     cpu: f64,
 }
 
@@ -74,7 +74,7 @@ struct Turn {
 pub fn compare(what: &str, sides: [&Side; 2], load: Load, rounds: usize, limit: &str) {
     let turns: Vec<[Turn; 2]> = (0..rounds)
         .map(|round| {
-            // The first in one round is the second in the next.
+            // Alternate which side is first.
             if round % 2 == 0 {
                 let ours = turn(sides[0], load);
                 [ours, turn(sides[1], load)]
@@ -87,7 +87,7 @@ pub fn compare(what: &str, sides: [&Side; 2], load: Load, rounds: usize, limit: 
     let names = format!("{} / {}", sides[0].name, sides[1].name);
     let of = |value: fn(&Turn) -> f64| {
         let side = |side: usize| median(turns.iter().map(|turns| value(&turns[side])));
-        // Of each round by itself: its halves had the machine in the same state.
+        // Ratio per round: both of its turns ran under the same conditions.
         (side(0), side(1), median(turns.iter().map(|turns| value(&turns[0]) / value(&turns[1]))))
     };
     let connections = match load.connections {

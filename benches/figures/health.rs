@@ -1,4 +1,4 @@
-//! From a GPU that breaks to the kubelet's list and the page.
+//! The time from a fault of a GPU to the kubelet's list and the page.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use crate::measure::{Connection, process_seconds, quantiles, row};
 use crate::support::agent::{self, Running};
 use crate::{Bench, GPUS, uuid};
 
-/// From the moment at which the driver tells of an XID. The fake library looks for it every 5 ms, which is counted, too.
+/// Counted from the XID in the driver's state; includes the fake library's poll interval of 5 ms.
 pub fn measure(bench: &Bench) {
     let (runtime, driver) = (&bench.runtime, &bench.driver);
     let node = bench.empty_node();
@@ -25,7 +25,7 @@ pub fn measure(bench: &Bench) {
         assert!(runtime.block_on(becomes), "{:?}", node.node_status());
     };
     offered(GPUS);
-    running.until("events are heard", |page| {
+    running.until("the events collector succeeds", |page| {
         page.value("podmeter_collector_success", &["collector=\"events\""]) == Some(1.0)
     });
     let mut sequence = 0;
@@ -39,8 +39,8 @@ pub fn measure(bench: &Bench) {
             driver.update(|state| state["gpus"][gpu]["events"] = json!([{"sequence": sequence, "xid": 119}]));
             offered(GPUS - 1);
             to_kubelet.push(began.elapsed().as_secs_f64());
-            let sick = format!("podmeter_device_healthy{{gpu_uuid=\"{}\",gpu=\"{gpu}\"}} 0\n", uuid(gpu));
-            while !connection.scrape().contains(&sick) {}
+            let unhealthy = format!("podmeter_device_healthy{{gpu_uuid=\"{}\",gpu=\"{gpu}\"}} 0\n", uuid(gpu));
+            while !connection.scrape().contains(&unhealthy) {}
             to_page.push(began.elapsed().as_secs_f64());
             assert_eq!(agent::post(&socket, "/unmark", &format!("{{\"device\": \"{gpu}\"}}")).status, 200);
             offered(GPUS);
@@ -53,9 +53,9 @@ pub fn measure(bench: &Bench) {
     running.unblock_log();
     let quantiles = |values: Vec<f64>| quantiles(values, 1.0, 1e3, "ms");
     row("XID → Unhealthy in the kubelet's list, median / worst of 30", &quantiles(to_kubelet), "≤ 50 ms / –");
-    row("the same while nobody reads the log and its pipe is full", &quantiles(to_kubelet_blocked), "≤ 50 ms / –");
+    row("the same with a full log pipe", &quantiles(to_kubelet_blocked), "≤ 50 ms / –");
     row("XID → on the page, median / worst of 30", &quantiles(to_page), "– / ≤ 1000 ms");
-    row("the same while nobody reads the log and its pipe is full", &quantiles(to_page_blocked), "– / ≤ 1000 ms");
+    row("the same with a full log pipe", &quantiles(to_page_blocked), "– / ≤ 1000 ms");
 
     let demo = Running::start(&["demo", "--faults", "--listen", "127.0.0.1:0"], &[], None);
     let days = || demo.log().matches("a day begins").count();

@@ -1,4 +1,4 @@
-//! What a crowd of hostile clients costs an honest scraper.
+//! Scrape latency and memory while hostile clients connect.
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -13,16 +13,16 @@ use tokio::runtime::Runtime;
 use crate::measure::{Connection, Resident, quantiles, row};
 use crate::{Bench, agent, complete};
 
-/// What a crowd that opens connections as fast as it can costs an honest scraper, on a new connection each time.
+/// Measures a scraper that opens a new connection each time, while hostile clients open connections as fast as they can.
 pub fn measure(bench: &Bench) {
     let (node, driver) = (bench.usual_node(), &bench.driver);
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("web-config.yaml");
     std::fs::write(&file, format!("basic_auth_users: {{alice: {}}}\n", bcrypt::hash("secret", 10).unwrap())).unwrap();
-    let honest = "Authorization: Basic YWxpY2U6c2VjcmV0\r\n"; // alice:secret
+    let credentials = "Authorization: Basic YWxpY2U6c2VjcmV0\r\n"; // alice:secret
     let running =
         agent::agent(node.root.path(), &["--device-plugin=off", "--web-config", file.to_str().unwrap()], &driver.env());
-    let page = || Connection::open_with(&running.address, honest).scrape();
+    let page = || Connection::open_with(&running.address, credentials).scrape();
     while !complete(&page()) {}
     let measure = |crowd: &str| {
         let seconds = (0..500).map(|_| {
@@ -31,27 +31,27 @@ pub fn measure(bench: &Bench) {
             began.elapsed().as_secs_f64()
         });
         let seconds = quantiles(seconds, 0.99, 1e3, "ms");
-        let figure = format!("honest scrape with a password, median / p99 of 500, and resident memory: {crowd}");
-        row(&figure, &format!("{seconds}, {:.1} MiB", Resident::of(running.pid()).all), "twice quiet");
+        let figure = format!("scrape with a password, median / p99 of 500, and resident memory: {crowd}");
+        row(&figure, &format!("{seconds}, {:.1} MiB", Resident::of(running.pid()).all), "≤ 2 × no other clients");
     };
-    measure("quiet");
-    let unread = format!("GET /metrics HTTP/1.1\r\nHost: bench\r\n{honest}\r\n").repeat(50);
+    measure("no other clients");
+    let unread = format!("GET /metrics HTTP/1.1\r\nHost: bench\r\n{credentials}\r\n").repeat(50);
     for (crowd, sent) in [
-        ("900 idle connections, always new ones", ""),
-        ("heads that never end", "GET /metrics HTTP/1.1\r\nX: "),
-        ("answers that nobody reads", &unread),
+        ("900 idle connections, constantly replaced", ""),
+        ("request heads that never end", "GET /metrics HTTP/1.1\r\nX: "),
+        ("responses never read", &unread),
         ("wrong passwords", "guess"),
     ] {
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut held = VecDeque::new();
-                let home = Runtime::new().unwrap();
+                let runtime = Runtime::new().unwrap();
                 for guess in 0.. {
                     if done.load(Ordering::Relaxed) {
                         return;
                     }
-                    let mut stream = connect_from_elsewhere(&home, &running.address);
+                    let mut stream = connect_from_elsewhere(&runtime, &running.address);
                     let text = match sent {
                         "guess" => {
                             let guess = base64::engine::general_purpose::STANDARD.encode(format!("alice:{guess}"));
@@ -66,14 +66,14 @@ pub fn measure(bench: &Bench) {
                     }
                 }
             });
-            let _goes_home = GoesHome(&done);
+            let _stop = StopOnDrop(&done);
             std::thread::sleep(Duration::from_secs(3));
             measure(crowd);
         });
     }
 }
 
-/// From an address that is not the honest scraper's: each has its share of the connections.
+/// Connects from another address than the scraper's: the connection limit is shared by address.
 fn connect_from_elsewhere(runtime: &Runtime, address: &str) -> TcpStream {
     let connecting = async {
         let socket = TcpSocket::new_v4()?;
@@ -85,10 +85,10 @@ fn connect_from_elsewhere(runtime: &Runtime, address: &str) -> TcpStream {
     stream
 }
 
-/// The crowd leaves at the end of its row, and where measuring broke, too: it would be waited for.
-struct GoesHome<'a>(&'a AtomicBool);
+/// Stops the hostile thread at the end of its row and after a panic; the scope would wait for it otherwise.
+struct StopOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for GoesHome<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! What podmeter costs while nobody asks: both halves, every collector at its usual pace, no scrape.
+//! Cost without scrapes: both halves, every collector at its default interval.
 
 use std::time::{Duration, Instant};
 
@@ -6,17 +6,17 @@ use crate::measure::{Connection, process_seconds, row};
 use crate::resident::both_halves;
 use crate::{Bench, GPUS, PLAIN_PODS, agent, complete, driver};
 
-/// The slowest tier's pace.
+/// The interval of the slow tier.
 const SECONDS: u64 = 60;
 
 pub fn measure(bench: &Bench) {
     let gpus = driver(GPUS);
     let (_node, running) = both_halves(bench, &gpus, "nvidia.com/gpu", GPUS, GPUS + PLAIN_PODS);
-    // Beside it, another whose driver calls are counted, which costs the fake driver more than the calls do.
+    // Driver calls are counted in a second agent: counting costs the fake driver more than the calls do.
     let node = bench.usual_node();
     let counted = agent::agent(node.root.path(), &["--device-plugin=off"], &bench.driver.env());
     counted.until("a complete page", |page| complete(&page.0));
-    // Past what a start costs.
+    // Exclude the cost of the start.
     std::thread::sleep(Duration::from_secs(5));
     let calls = || bench.driver.calls().values().sum::<u64>() as f64;
     let (before, cpu, began) = (calls(), process_seconds(running.pid()), Instant::now());
@@ -24,8 +24,8 @@ pub fn measure(bench: &Bench) {
     let seconds = began.elapsed().as_secs_f64();
     let cpu = (process_seconds(running.pid()) - cpu) / seconds * 100.0;
     if running.log().contains("no inotify") {
-        // Then it looks at directories ten times a second instead.
-        eprintln!("idle: another process has all of fs.inotify.max_user_instances, which costs the agent time");
+        // The agent then polls its directories ten times a second.
+        eprintln!("idle: no inotify instance left for this user; polling directories costs the agent time");
     }
     let idle = (calls() - before) / seconds / GPUS as f64;
     let figure = format!("processor time at 1 Hz sampling, both halves, no scrape, over {SECONDS} s");

@@ -1,13 +1,13 @@
-//! A line, or a plane, through measured points by least squares: value = constant + factor × slope + …
+//! A least-squares line, or plane, through measured points: value = constant + factor × slope + …
 
-/// Of one point: what the value is to be explained by, and the value.
+/// The factors of one point, and its value.
 pub type Point = (Vec<f64>, f64);
 
 /// The constant, then a slope for each factor.
 pub struct Line(Vec<f64>);
 
 impl Line {
-    /// Needs one point more than there are factors, and no factor that follows from the others.
+    /// Needs at least one point more than factors, and linearly independent factors.
     pub fn through(points: &[Point]) -> Self {
         let unknowns = points[0].0.len() + 1;
         let mut equations = vec![vec![0.0; unknowns + 1]; unknowns];
@@ -30,7 +30,7 @@ impl Line {
         terms(factors).iter().zip(&self.0).map(|(term, slope)| term * slope).sum()
     }
 
-    /// How much of what differs between the points the line explains; 1 is all.
+    /// R²: the part of the variance that the line explains.
     pub fn determination(&self, points: &[Point]) -> f64 {
         let mean = points.iter().map(|(_, value)| value).sum::<f64>() / points.len() as f64;
         let left: f64 = points.iter().map(|(factors, value)| (value - self.at(factors)).powi(2)).sum();
@@ -43,7 +43,7 @@ fn terms(factors: &[f64]) -> Vec<f64> {
     [&[1.0], factors].concat()
 }
 
-/// Gauss and Jordan, with the largest pivot of each column.
+/// Gauss-Jordan elimination with the largest pivot of each column.
 fn solved(mut equations: Vec<Vec<f64>>) -> Vec<f64> {
     let unknowns = equations.len();
     for column in 0..unknowns {

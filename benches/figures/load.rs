@@ -1,8 +1,8 @@
-//! wrk, as the client of whatever server.
+//! wrk as the load generator.
 
 use std::process::Command;
 
-/// What wrk is to do.
+/// wrk's settings.
 #[derive(Clone, Copy)]
 pub struct Load {
     pub connections: usize,
@@ -11,7 +11,7 @@ pub struct Load {
     pub header: &'static str,
 }
 
-/// What it measured; times in milliseconds.
+/// wrk's results; times in milliseconds.
 pub struct Answered {
     pub requests: f64,
     pub per_second: f64,
@@ -31,7 +31,7 @@ impl Load {
             .expect("wrk is installed (Debian: apt-get install wrk)");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success(), "wrk: {text}{}", String::from_utf8_lossy(&output.stderr));
-        Answered::read(&text).unwrap_or_else(|| panic!("{url} was not answered well:\n{text}"))
+        Answered::read(&text).unwrap_or_else(|| panic!("wrk reports failed requests to {url}, or no results:\n{text}"))
     }
 }
 

@@ -1,11 +1,11 @@
-//! The figures that podmeter promises, measured on the release binary: `scripts/bench`.
+//! Measures docs/engineering/figures.md on the release binary: `scripts/bench`.
 //!
-//! Conditions, unless a part says otherwise: fake driver library through the real `dlopen`, eight GPUs, eight GPU pods and
-//! thirty plain pods from a fake kubelet on a real socket, everything on this machine. Prints tables; judges nothing.
-//! `cargo bench --bench figures -- PART...` measures some parts alone, `-- --peer COMMAND URL` another exporter beside ours.
+//! Conditions, unless a part has its own: fake driver library through the real `dlopen`, eight GPUs, eight GPU pods and
+//! thirty plain pods from a fake kubelet on a real socket, everything on this machine. Prints tables; checks no limit.
+//! `cargo bench --bench figures -- PART...` measures parts alone, `-- --peer COMMAND URL` another exporter in turns with podmeter.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement prints what it found")]
-#![allow(clippy::disallowed_methods, reason = "a measurement reads the clock and starts the binary")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark prints its results")]
+#![allow(clippy::disallowed_methods, reason = "a benchmark reads the clock and starts the binary")]
 
 mod beside;
 mod faults;
@@ -54,26 +54,26 @@ const PARTS: [(&str, Part); 11] = [
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
-    let (mut wanted, mut peer, mut told) = (vec![], None, false);
+    let (mut wanted, mut peer, mut is_bench) = (vec![], None, false);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
-            // cargo passes `--bench`; `cargo test --benches` would not, and measuring there would only cost time.
-            "--bench" => told = true,
+            // `cargo bench` passes `--bench`; `cargo test --benches` does not and measures nothing.
+            "--bench" => is_bench = true,
             "--peer" => match (arguments.next(), arguments.next()) {
                 (Some(command), Some(url)) => peer = Some((command, url)),
-                _ => refuse("--peer takes two words: the peer's command and the URL of its page"),
+                _ => refuse("--peer needs two arguments: the command that starts the exporter and the URL of its page"),
             },
             name => match PARTS.iter().find(|(part, _)| *part == name) {
                 Some((_, part)) => wanted.push(*part),
-                None => refuse(&format!("no part {name:?}; there is {}", PARTS.map(|(part, _)| part).join(" "))),
+                None => refuse(&format!("no part {name:?}; the parts are {}", PARTS.map(|(part, _)| part).join(" "))),
             },
         }
     }
-    if !told {
+    if !is_bench {
         return;
     }
     let bench = Bench::new();
-    println!("| figure | measured | must reach |\n|---|---|---|");
+    println!("| figure | measured | target |\n|---|---|---|");
     match &peer {
         Some((command, url)) => peer::measure(&bench, command, url),
         None if wanted.is_empty() => wanted.extend(PARTS.map(|(_, part)| part)),
@@ -90,11 +90,11 @@ fn refuse(reason: &str) -> ! {
     std::process::exit(2);
 }
 
-/// What every part begins with.
+/// The common inputs of the parts.
 struct Bench {
     runtime: tokio::runtime::Runtime,
     driver: FakeNvml,
-    /// Tables of another shape, for after the first.
+    /// Tables with other columns, printed after the first.
     later: RefCell<String>,
 }
 
@@ -137,8 +137,7 @@ fn pods(plain: usize) -> Vec<PodSpec> {
     (0..GPUS).map(gpu).chain((0..plain).map(plain_pod)).collect()
 }
 
-/// The fake driver looks for events all the time, where a real one sleeps, and writes down what it was asked: neither is
-/// podmeter's.
+/// The fake driver polls for events, where a real one sleeps, and logs its calls: neither is podmeter's cost.
 fn quiet(driver: &FakeNvml) -> Vec<(&'static str, PathBuf)> {
     let mut environment = driver.env();
     environment.retain(|(name, _)| *name != "FAKE_NVML_STATS");
@@ -146,14 +145,14 @@ fn quiet(driver: &FakeNvml) -> Vec<(&'static str, PathBuf)> {
     environment
 }
 
-/// The exporter's half: the devices are somebody else's. With its first complete page behind it.
+/// An exporter without the device plugin, after its first complete page.
 fn exporter(node: &Node, driver: &FakeNvml) -> Running {
     let running = agent::agent(node.root.path(), &["--device-plugin=off"], &quiet(driver));
     running.until("a complete page", |page| complete(&page.0));
     running
 }
 
-/// Whether the page has device data with the holder's labels.
+/// Whether the page has device data and the holder's labels.
 fn complete(page: &str) -> bool {
     page.contains("podmeter_device_power_watts{") && page.contains("podmeter_container_allocated_seconds_total{")
 }

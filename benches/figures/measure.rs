@@ -1,4 +1,4 @@
-//! The client, the quantiles, and what the kernel says of processes.
+//! The HTTP client, quantiles, and memory and processor time from `/proc`.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -21,24 +21,24 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     at(&values, 0.5)
 }
 
-/// Of sorted values.
+/// A quantile of sorted values.
 pub fn at(sorted: &[f64], quantile: f64) -> f64 {
     sorted[((sorted.len() - 1) as f64 * quantile).round() as usize]
 }
 
-/// How many series a page in text has.
+/// The number of series on a text page.
 pub fn series(page: &str) -> usize {
     page.lines().filter(|line| !line.starts_with('#')).count()
 }
 
-/// A kept connection, as Prometheus keeps one.
+/// A kept connection, like Prometheus'.
 pub struct Connection {
     stream: BufReader<TcpStream>,
-    /// Whole lines, each ending in CRLF.
+    /// Complete lines, each ending in CRLF.
     headers: &'static str,
 }
 
-/// As Prometheus asks.
+/// Prometheus' default.
 pub const GZIP: &str = "Accept-Encoding: gzip\r\n";
 
 impl Connection {
@@ -56,14 +56,14 @@ impl Connection {
         String::from_utf8(self.bytes()).unwrap()
     }
 
-    /// The page as it came, packed where that was asked for.
+    /// The body as received, compressed where the request allows it.
     pub fn bytes(&mut self) -> Vec<u8> {
         let request = format!("GET /metrics HTTP/1.1\r\nHost: bench\r\n{}\r\n", self.headers);
         self.stream.get_mut().write_all(request.as_bytes()).unwrap();
         let mut length = 0;
         loop {
             let mut line = String::new();
-            assert!(self.stream.read_line(&mut line).unwrap() > 0, "podmeter ended");
+            assert!(self.stream.read_line(&mut line).unwrap() > 0, "podmeter closed the connection");
             if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
                 length = value.trim().parse().unwrap();
             }
@@ -77,7 +77,7 @@ impl Connection {
     }
 }
 
-/// Resident memory: all of it, what is the process's own, and what files are mapped, its binary among them.
+/// Resident memory in MiB: total, private (anonymous), and mapped files including the binary.
 pub struct Resident {
     pub all: f64,
     pub own: f64,
@@ -97,12 +97,12 @@ impl Resident {
 
 impl std::fmt::Display for Resident {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "{:.1} MiB ({:.1} own, {:.1} mapped files)", self.all, self.own, self.mapped)
+        write!(formatter, "{:.1} MiB ({:.1} private, {:.1} mapped files)", self.all, self.own, self.mapped)
     }
 }
 
-/// What the threads of a process have used, in the scheduler's own nanoseconds. A thread that ends takes its part with
-/// it, so this is for seconds, not minutes.
+/// Processor time of a process's threads, from the scheduler's nanoseconds. The time of a thread that ends is lost, so use
+/// this for seconds, not minutes.
 pub struct Cpu {
     pid: u32,
     began: BTreeMap<String, f64>,
@@ -134,7 +134,7 @@ fn threads(pid: u32) -> BTreeMap<String, f64> {
 /// One process of `/proc`.
 struct Stat {
     parent: u32,
-    /// Of all threads that the process has had, and of the children that it has waited for.
+    /// Processor time of all its threads, ended ones too, and of the children that it has waited for.
     seconds: f64,
 }
 
@@ -148,20 +148,20 @@ impl Stat {
     }
 }
 
-/// Processor time of a process and all that it has started.
+/// Processor time of a process and its descendants, in seconds.
 pub fn process_seconds(root: u32) -> f64 {
     family(root).into_iter().filter_map(Stat::of).map(|stat| stat.seconds).sum()
 }
 
-/// A process and those of its descendants that live.
+/// A process and its running descendants.
 pub fn family(root: u32) -> Vec<u32> {
     let names = std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     let parents: Vec<(u32, u32)> = names.filter_map(|pid: u32| Some((pid, Stat::of(pid)?.parent))).collect();
     let mut family = vec![root];
-    let mut looked = 0;
-    while let Some(&parent) = family.get(looked) {
+    let mut next = 0;
+    while let Some(&parent) = family.get(next) {
         family.extend(parents.iter().filter(|(_, of)| *of == parent).map(|(pid, _)| pid));
-        looked += 1;
+        next += 1;
     }
     family
 }

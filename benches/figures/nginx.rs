@@ -1,4 +1,4 @@
-//! The same bytes as nginx sends them from a file: two workers, sendfile, the file kept open, no access log.
+//! Compares podmeter with nginx, which serves the same bytes from a file: two workers, sendfile, open file cache, no access log.
 
 use std::net::TcpStream;
 use std::process::Command;
@@ -12,7 +12,7 @@ use crate::measure::{Connection, GZIP};
 use crate::{Bench, exporter};
 
 const ROUNDS: usize = 7;
-/// Half of what podmeter's listener takes by default.
+/// Half of podmeter's default connection limit.
 const LOAD: Load = Load { connections: 32, seconds: 2, header: "Accept: text/plain" };
 
 pub fn measure(bench: &Bench) {
@@ -41,7 +41,7 @@ impl Nginx {
         let port = free_port();
         let configuration = folder.path().join("nginx.conf");
         std::fs::write(&configuration, configured(root, port)).unwrap();
-        // Debian has it where only root looks.
+        // Debian installs it in a directory of root's PATH only.
         let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
         let mut other = Other::start(Command::new("sh").env("PATH", path).args([
             "-c",
@@ -49,7 +49,7 @@ impl Nginx {
             root,
         ]));
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(other.lives(), "nginx ended by itself");
+            assert!(other.is_running(), "nginx has exited");
             std::thread::sleep(Duration::from_millis(10));
         }
         Self { other, port, _folder: folder }
@@ -62,7 +62,7 @@ impl Nginx {
 }
 
 fn configured(root: &str, port: u16) -> String {
-    // A worker of another user could not read the page.
+    // A worker with another uid could not read the page.
     let user = if rustix::process::getuid().is_root() { "user root root;" } else { "" };
     let scratch: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .map(|kind| format!("    {kind}_temp_path {root}/{kind};\n"))
@@ -85,7 +85,7 @@ http {{
     gzip_static on;
     default_type text/plain;
     server {{
-        # Each worker has a queue of its own, so that both get connections.
+        # One accept queue per worker, so that both get connections.
         listen 127.0.0.1:{port} reuseport;
         root {root};
     }}

@@ -1,4 +1,4 @@
-//! Another exporter on the same fakes: `--peer COMMAND URL`.
+//! Compares podmeter with another exporter on the same fakes: `--peer COMMAND URL`.
 //!
 //! In both, `{driver}` is the driver library's file, `{root}` the kubelet's directory, `{kubelet}` its PodResources socket,
 //! `{port}` a free port. The command also finds the library by `LD_LIBRARY_PATH`.
@@ -16,7 +16,7 @@ use crate::measure::{Resident, family, process_seconds, row, series};
 use crate::{Bench, exporter, quiet};
 
 const ROUNDS: usize = 5;
-/// Go plugins begin with half a minute of nothing.
+/// Some exporters answer only after half a minute.
 const PATIENCE: Duration = Duration::from_secs(60);
 const IDLE: Duration = Duration::from_secs(12);
 
@@ -32,11 +32,11 @@ pub fn measure(bench: &Bench, command: &str, url: &str) {
     };
     let (command, url) = (filled(command), filled(url));
     let running = exporter(&node, &bench.driver);
-    let said = node.root.path().join("peer.log");
+    let log = node.root.path().join("peer.log");
     let mut shell = Command::new("sh");
-    shell.args(["-c", &command]).envs(quiet(&bench.driver)).stderr(File::create(&said).unwrap());
+    shell.args(["-c", &command]).envs(quiet(&bench.driver)).stderr(File::create(&log).unwrap());
     let mut peer = Other::start(&mut shell);
-    let page = until_answered(&mut peer, &url, &said);
+    let page = until_answered(&mut peer, &url, &log);
     let sides = [&Side::ours(&running), &Side { name: "peer".to_owned(), url, pid: peer.pid() }];
 
     let ours = running.metrics().0;
@@ -58,21 +58,21 @@ pub fn measure(bench: &Bench, command: &str, url: &str) {
     row("resident memory, podmeter / peer", &format!("{:.1} / {:.1} MiB = {ratio:.2}", resident[0], resident[1]), "–");
 }
 
-/// The peer's page, once it has one.
-fn until_answered(peer: &mut Other, url: &str, said: &Path) -> String {
+/// Waits for the peer's first page and returns it.
+fn until_answered(peer: &mut Other, url: &str, log: &Path) -> String {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(page) = page(url) {
             return page;
         }
-        let said = || fs::read_to_string(said).unwrap_or_default();
-        assert!(peer.lives(), "the peer ended by itself; it said:\n{}", said());
-        assert!(Instant::now() < deadline, "{url} has not answered with 200 within {PATIENCE:?}; it said:\n{}", said());
+        let log = || fs::read_to_string(log).unwrap_or_default();
+        assert!(peer.is_running(), "the peer has exited; its log:\n{}", log());
+        assert!(Instant::now() < deadline, "no 200 from {url} within {PATIENCE:?}; the peer's log:\n{}", log());
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// In HTTP/1.0, which has neither chunks nor kept connections.
+/// HTTP/1.0: no chunked encoding, no kept connection.
 fn page(url: &str) -> Option<String> {
     let rest = url.strip_prefix("http://").expect("the peer's URL begins with http://");
     let (address, path) = rest.split_once('/').unwrap_or((rest, ""));

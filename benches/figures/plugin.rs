@@ -1,4 +1,4 @@
-//! The plugin's half, on a node where it has the GPUs to itself.
+//! Registration and allocations of the bundled device plugin.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ pub fn measure(bench: &Bench) {
         assert!(runtime.block_on(becomes), "{:?}", node.node_status());
     };
     let registered = (0..20).map(|_| {
-        // Twenty starts in a row would ask more than a kubelet answers in a second.
+        // Without a pause the agents exceed the kubelet's request limit.
         std::thread::sleep(Duration::from_millis(250));
         let began = Instant::now();
         let running = both();
@@ -52,10 +52,10 @@ pub fn measure(bench: &Bench) {
     row("kubelet back → registered and listed again, median / worst of 20", &back, "≤ 200 ms");
 
     let seen = own_allocations(runtime, &node, &running);
-    row("our own allocation, from the kubelet showing it → on the page, median / p99 of 60", &seen, "– / ≤ 100 ms");
+    row("bundled plugin's allocation, listed by the kubelet → on the page, median / p99 of 60", &seen, "– / ≤ 100 ms");
 }
 
-/// From when the kubelet's own list has the pod. It is admitted, so Allocate has been answered.
+/// Counted from the pod's admission: Allocate is answered and the kubelet lists the pod.
 fn own_allocations(runtime: &tokio::runtime::Runtime, node: &Node, running: &Running) -> String {
     let mut connection = Connection::open(&running.address);
     let seconds = (0..60).map(|round| {

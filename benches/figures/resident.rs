@@ -1,4 +1,4 @@
-//! Memory of both halves, with every device handed out by the bundled plugin.
+//! Memory of both halves, with every device allocated through the bundled plugin.
 
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ const INSTANCES: usize = 7;
 
 pub fn measure(bench: &Bench) {
     let (_node, running) = both_halves(bench, &bench.driver, "nvidia.com/gpu", GPUS, GPUS + PLAIN_PODS);
-    figure(&running, "8 GPUs, 38 pods", "own ≤ 6 MiB, all ≤ 20 MiB");
+    figure(&running, "8 GPUs, 38 pods", "private ≤ 6 MiB, total ≤ 20 MiB");
     drop(running);
     let instance = |number| json!({ "gpu_instance": number, "profile": "1g.10gb" });
     let instances: Vec<Value> = (0..INSTANCES).map(instance).collect();
@@ -21,7 +21,7 @@ pub fn measure(bench: &Bench) {
         "gpus": vec![json!({ "mig": { "enabled": true, "instances": instances } }); MIG_GPUS]
     }));
     let (_node, running) = both_halves(bench, &driver, "nvidia.com/mig-1g.10gb", MIG_GPUS * INSTANCES, 250);
-    figure(&running, "16 GPUs × 7 MIG, 250 pods", "own ≤ 10 MiB, all ≤ 20 MiB");
+    figure(&running, "16 GPUs × 7 MIG, 250 pods", "private ≤ 10 MiB, total ≤ 20 MiB");
 }
 
 fn figure(running: &Running, conditions: &str, limit: &str) {
@@ -36,7 +36,7 @@ fn figure(running: &Running, conditions: &str, limit: &str) {
     row(&figure, &Resident::of(running.pid()).to_string(), limit);
 }
 
-/// An agent that has handed out every device, one to a pod, and knows of plain pods, too.
+/// Starts an agent and allocates every device, one per pod, beside pods without a device.
 pub fn both_halves(
     bench: &Bench,
     driver: &FakeNvml,

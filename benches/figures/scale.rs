@@ -1,7 +1,7 @@
-//! What grows with the node: 1, 8 and 16 GPUs under 38 to 5,000 pods, and the slopes.
+//! Cost by node size: 1, 8 and 16 GPUs under 38 to 5,000 pods, and the slopes.
 //!
-//! A fifth of the pods hold a GPU, or a slot of one where there are more pods than GPUs, at most 32 on each; the rest are
-//! plain. 38 pods on 8 GPUs are the usual node.
+//! A fifth of the pods hold a GPU, or a slot where there are more such pods than GPUs, at most 32 per GPU. 38 pods on 8 GPUs
+//! are the node of the other parts.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ struct Case {
 }
 
 type Value = fn(&Case) -> f64;
-/// What a cost may grow with.
+/// A factor that a cost may grow with.
 type Factor = (&'static str, Value);
 
 pub fn measure(bench: &Bench) {
@@ -90,10 +90,10 @@ fn case(bench: &Bench, gpus: usize, count: usize) -> Case {
     }
     let warm = cpu.since() / SCRAPES as f64 * 1e3;
     seconds.sort_by(f64::total_cmp);
-    // What a start leaves behind is over by then.
+    // Exclude the cost of the start.
     std::thread::sleep(Duration::from_secs(2));
 
-    // Without what the agent does by itself in that time.
+    // Subtract the idle cost over the same time.
     let idle = over(pid, || std::thread::sleep(IDLE)).1;
     let beyond = |events: u32, (seconds, rate): (f64, f64)| (rate - idle) * seconds / f64::from(events) * 1e3;
     let mut packed = Connection::open_with(&running.address, GZIP);
@@ -134,7 +134,7 @@ fn case(bench: &Bench, gpus: usize, count: usize) -> Case {
     }
 }
 
-/// How long it took, and processor seconds per second meanwhile.
+/// Duration of `act` in seconds, and processor seconds per second during it.
 fn over(pid: u32, act: impl FnOnce()) -> (f64, f64) {
     let (cpu, began) = (Cpu::of(pid), Instant::now());
     act();
@@ -159,11 +159,14 @@ fn slopes(cases: &[Case]) {
         let point = |case: &Case| (factors.iter().map(|(_, factor)| factor(case)).collect(), value(case));
         let points: Vec<Point> = cases.iter().map(point).collect();
         let line = Line::through(&points);
-        let slopes: Vec<String> =
-            factors.iter().zip(line.slopes()).map(|((name, _), slope)| format!("{slope:.3} {unit} a {name}")).collect();
+        let slopes: Vec<String> = factors
+            .iter()
+            .zip(line.slopes())
+            .map(|((name, _), slope)| format!("{slope:.3} {unit} per {name}"))
+            .collect();
         let (largest, others) = points.split_last().expect("measured");
         let beyond = largest.1 / Line::through(others).at(&largest.0);
-        let fit = format!("R² {:.3}; the largest node: {beyond:.2} of the others' line", line.determination(&points));
+        let fit = format!("R² {:.3}; largest node: {beyond:.2} × the fit of the others", line.determination(&points));
         row(&format!("{figure}: slope over {} nodes", cases.len()), &format!("{}; {fit}", slopes.join(", ")), "linear");
     }
     let thousand = cases.iter().find(|case| case.gpus == 8 && case.pods == 1000).expect("measured");
@@ -172,9 +175,8 @@ fn slopes(cases: &[Case]) {
 
 fn table(cases: &[Case]) -> String {
     let mut table = format!(
-        "\nBy the size of the node; scrapes are {SCRAPES} on one connection, processor time is the agent's, and idle is \
-         without scrapes.\n\n\
-         | GPUs | pods | of them hold | series | bytes | scrape median / p99 | a scrape, warm | first scrape of a snapshot, gzip | \
+        "\nBy node size: {SCRAPES} scrapes on one connection; the idle column is without scrapes.\n\n\
+         | GPUs | pods | holders | series | bytes | scrape median / p99 | scrape, warm | first scrape of a snapshot, gzip | \
          change of pods | idle | resident |\n|---|---|---|---|---|---|---|---|---|---|---|\n"
     );
     for case in cases {

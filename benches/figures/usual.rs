@@ -1,4 +1,4 @@
-//! The usual node: how soon a page is there, what scrapes cost, and how soon it shows what is new.
+//! The usual node: start-up time, cost of scrapes, and the delay of a new allocation.
 
 use std::time::{Duration, Instant};
 
@@ -34,10 +34,10 @@ pub fn steady(bench: &Bench) {
     for _ in 0..200 {
         connection.scrape();
     }
-    row("resident memory of the exporter's half after 200 scrapes", &Resident::of(running.pid()).to_string(), "–");
+    row("resident memory without the device plugin, after 200 scrapes", &Resident::of(running.pid()).to_string(), "–");
     let scrapes: Vec<f64> = (0..3000)
         .map(|scrape| {
-            // Spread over some seconds, so that new snapshots are among them.
+            // Spread over some seconds, so that new snapshots are included.
             if scrape % 100 == 0 {
                 std::thread::sleep(Duration::from_millis(200));
             }
@@ -66,10 +66,10 @@ pub fn steady(bench: &Bench) {
         Connection::open(&running.address).scrape();
         began.elapsed().as_secs_f64()
     });
-    row("scrape on a connection of its own, median / p99 of 1000", &quantiles(fresh, 0.99, 1e3, "ms"), "–");
+    row("scrape on a new connection, median / p99 of 1000", &quantiles(fresh, 0.99, 1e3, "ms"), "–");
 }
 
-/// Another plugin's allocations, seen through the checkpoint file.
+/// Another plugin's allocations, detected through the checkpoint file.
 pub fn new_allocations(bench: &Bench) {
     let node = bench.usual_node();
     let running = exporter(&node, &bench.driver);
@@ -78,7 +78,7 @@ pub fn new_allocations(bench: &Bench) {
         let name = format!("fresh-{round}");
         let mut all = pods(PLAIN_PODS);
         all[round % GPUS].name.clone_from(&name);
-        // Not in step with any timer of the agent.
+        // Out of step with the agent's timers.
         std::thread::sleep(Duration::from_millis(500 + (round as u64 * 377) % 700));
         let began = Instant::now();
         node.set_pods(all);
