@@ -1,5 +1,5 @@
-//! Generates the gRPC types from `proto/` (no `protoc` needed); passes on the revision and the hashes of the
-//! page's style and script.
+//! Generates the gRPC types from `proto/` (no `protoc` needed) and sets the revision, the compiler version and the hashes of the
+//! page's style and script as environment variables of the build.
 
 use std::error::Error;
 use std::process::Command;
@@ -19,27 +19,27 @@ fn main() -> Result<(), Box<dyn Error>> {
         ],
         ["proto"],
     )?;
-    // Maps in order: the same pod is always the same bytes.
+    // BTreeMap, so that the same pod always has the same encoding.
     tonic_prost_build::configure().btree_map(".core.v1").compile_fds(descriptors)?;
 
-    // The page allows this style and this script alone (Content-Security-Policy).
+    // For the page's Content-Security-Policy, which allows only this style and this script.
     for (name, path) in [("STYLE", "src/web/page/page.css"), ("SCRIPT", "src/web/page/page.js")] {
         println!("cargo::rerun-if-changed={path}");
         let digest = base64::engine::general_purpose::STANDARD.encode(sha2::Sha256::digest(std::fs::read(path)?));
         println!("cargo::rustc-env=PODMETER_{name}_SHA256={digest}");
     }
 
-    // Asked, because in a linked work tree `.git` is a file; a path that is not there would have every build begin anew.
+    // git resolves the path, because `.git` is a file in a linked work tree. A path that does not exist would rebuild every time.
     for name in ["HEAD", "refs/heads"] {
         let path = first_line("git", &["rev-parse", "--git-path", name]);
         if std::fs::exists(&path)? {
             println!("cargo::rerun-if-changed={path}");
         }
     }
-    // An image build has no git: whoever starts it may say what it builds.
+    // For builds without git, such as an image build.
     println!("cargo::rerun-if-env-changed=PODMETER_REVISION");
-    let told = std::env::var("PODMETER_REVISION").ok().filter(|revision| !revision.is_empty());
-    let revision = told.unwrap_or_else(|| first_line("git", &["rev-parse", "--short=12", "HEAD"]));
+    let given = std::env::var("PODMETER_REVISION").ok().filter(|revision| !revision.is_empty());
+    let revision = given.unwrap_or_else(|| first_line("git", &["rev-parse", "--short=12", "HEAD"]));
     println!("cargo::rustc-env=PODMETER_BUILD_REVISION={revision}");
     let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned());
     let version = first_line(&rustc, &["--version"]);
@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A source archive has no git: the revision is then `unknown`, not an error.
+/// The first line of a program's output, or `unknown` where it fails: a source archive has no git.
 #[allow(clippy::disallowed_methods, reason = "a build script is not the agent")]
 fn first_line(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output().ok().filter(|output| output.status.success());

@@ -1,4 +1,4 @@
-/* Loaded before the C library: the wall clock is as many seconds ahead as the file SKEWED_CLOCK says at this moment. */
+/* LD_PRELOAD library: the wall clock is ahead by the seconds in the file that SKEWED_CLOCK names, which may change at any time. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>

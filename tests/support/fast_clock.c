@@ -1,6 +1,6 @@
-/* Loaded before the C library: a process lives FAST_CLOCK times as fast. What it reads off the clocks, and how long it waits.
- * FAST_CLOCK is the factor and the moment of CLOCK_MONOTONIC, in nanoseconds, from which on it counts; processes with the same
- * ones agree on the time. Clocks of processor time are the real ones, and so are the time stamps of files. */
+/* LD_PRELOAD library: clocks run faster and waits are shorter by the factor in FAST_CLOCK. FAST_CLOCK is the factor and the
+ * value of CLOCK_MONOTONIC, in nanoseconds, at which the fast time starts; processes with the same values agree on the time.
+ * CPU-time clocks and file timestamps are unchanged. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -22,9 +22,9 @@ static int64_t factor = 1, origin;
 static long (*real_syscall)(long, ...);
 
 __attribute__((constructor)) static void begin(void) {
-    const char *told = getenv("FAST_CLOCK");
+    const char *setting = getenv("FAST_CLOCK");
     long long times = 1, from = 0;
-    if (told && sscanf(told, "%lld %lld", &times, &from) == 2 && times > 0) {
+    if (setting && sscanf(setting, "%lld %lld", &times, &from) == 2 && times > 0) {
         factor = times;
         origin = from;
     }
@@ -37,7 +37,7 @@ static struct timespec split(int64_t nanoseconds) {
     return (struct timespec){nanoseconds / SECOND, nanoseconds % SECOND};
 }
 
-/* Rounded up, so that nobody wakes before its time. */
+/* Rounded up, so that no wait ends too early. */
 static struct timespec shortened(int64_t wait) { return split((wait + factor - 1) / factor); }
 
 static int64_t now(clockid_t id) {
@@ -48,7 +48,7 @@ static int64_t now(clockid_t id) {
 
 static int is_fast(clockid_t id) { return id != CLOCK_PROCESS_CPUTIME_ID && id != CLOCK_THREAD_CPUTIME_ID && id >= 0; }
 
-/* How far ahead of the real one a clock is. */
+/* How far a clock is ahead of the real one. */
 static int64_t ahead(void) { return (now(CLOCK_MONOTONIC) - origin) * (factor - 1); }
 
 int clock_gettime(clockid_t id, struct timespec *is) {
@@ -60,7 +60,7 @@ int clock_gettime(clockid_t id, struct timespec *is) {
 
 int nanosleep(const struct timespec *wait, struct timespec *left) {
     struct timespec real = shortened(nanoseconds(wait));
-    (void)left; /* of a sleep that a signal has ended; the programs that we load this into look at the clock again */
+    (void)left; /* after an interrupting signal; the programs under test read the clock again */
     return (int)real_syscall(SYS_nanosleep, &real, NULL);
 }
 
@@ -86,7 +86,7 @@ int poll(struct pollfd *files, nfds_t count, int milliseconds) {
     return (int)real_syscall(SYS_ppoll, files, count, milliseconds < 0 ? NULL : &wait, NULL, 0);
 }
 
-/* Rust's locks and channels wait with futex by this function: absolutely, by the monotonic or the wall clock. */
+/* Rust's locks and channels call futex through this function, with absolute times of the monotonic or the wall clock. */
 long syscall(long number, ...) {
     long with[6];
     va_list list;
