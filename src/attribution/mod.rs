@@ -10,7 +10,6 @@ mod ledger;
 mod missing;
 mod pod_uid;
 mod processes;
-mod settle;
 mod unconfirmed;
 mod xids;
 
@@ -20,6 +19,5 @@ pub use ledger::{Ledger, Observation, Statement};
 pub use missing::MissingGpus;
 pub use pod_uid::{CheckpointAllocations, PodUids, UidSources};
 pub use processes::{DeviceProcess, DeviceProcesses, ProcessOwner};
-pub use settle::Settle;
 pub use unconfirmed::Unconfirmed;
 pub use xids::{ClassedXid, ContainerXids, XidObservation};

@@ -3,7 +3,7 @@
 //! In: the PodResources socket, the device checkpoint, file events beside both, and the socket of the Pods API. Out: `KubeletState` and
 //! `PodDirectory`, published on watch channels. Refuses to know: what a device is, who asks. Protobuf types end here.
 
-mod belief;
+mod accepted;
 mod budget;
 mod call;
 pub(crate) mod checkpoint;
@@ -11,9 +11,10 @@ mod client;
 pub mod convert;
 pub mod decode;
 pub mod pods;
+mod settle;
 mod trigger;
 mod watch;
 
-pub use belief::PodSources;
+pub use accepted::PodSources;
 pub use client::{CallError, Client};
 pub use watch::{Settings, run};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 
-use super::belief::{Belief, PodSources};
+use super::accepted::{AcceptedAllocations, PodSources};
 use super::budget::Budget;
 use super::client::{CallError, Client};
 use super::trigger::{FileEvents, Trigger};
@@ -118,7 +118,7 @@ struct Watch {
     clock: Clock,
     publish: watch::Sender<Arc<KubeletState>>,
     client: Client,
-    belief: Belief,
+    accepted: AcceptedAllocations,
     budget: Budget,
     state: KubeletState,
     retry: Option<Duration>,
@@ -160,7 +160,7 @@ impl Watch {
         Self {
             client: Client::new(&settings.pod_resources_socket, settings.deadline),
             budget: Budget::new(clock.now().monotonic),
-            belief: Belief::new(&settings.device_plugin_directory, settings.pods.clone()),
+            accepted: AcceptedAllocations::new(&settings.device_plugin_directory, settings.pods.clone()),
             settings,
             clock,
             publish,
@@ -186,7 +186,7 @@ impl Watch {
         let interval = (self.settings.refresh_interval)();
         let pause = match self.retry {
             Some(retry) => retry.min(interval),
-            None if !self.belief.settle.is_settled() => SETTLING_INTERVAL.min(interval),
+            None if !self.accepted.settle.is_settled() => SETTLING_INTERVAL.min(interval),
             None => interval,
         };
         let now = self.clock.now().monotonic;
@@ -196,7 +196,7 @@ impl Watch {
             self.seen_at.map(|at| (at.max(affordable), Next::Refresh(None))),
             self.granted_due.map(|due| (due.max(affordable), Next::Refresh(Some(Trigger::Allocate)))),
             (!self.ended.is_empty() && self.retry.is_none()).then_some((affordable, Next::Pods)),
-            self.belief.unconfirmed.due().map(|due| (due.max(affordable), Next::Refresh(None))),
+            self.accepted.unconfirmed.due().map(|due| (due.max(affordable), Next::Refresh(None))),
             Some(((self.refreshed_at + pause).max(affordable), Next::Refresh(Some(Trigger::Timer)))),
             // List comes first: it finds a call left after this one.
             allocatable.map(|due| (due.max(now + self.budget.wait_for_two(now)), Next::Allocatable)),
@@ -244,7 +244,7 @@ impl Watch {
 
     /// Pods that have come are believed now; about those that have ended the kubelet is asked.
     async fn pods_changed(&mut self, directory: Arc<PodDirectory>) {
-        let ended = self.belief.ended(&self.directory, &directory);
+        let ended = self.accepted.ended(&self.directory, &directory);
         if !ended.is_empty() {
             self.take(Trigger::PodsApi);
             self.ended.extend(ended);
@@ -260,7 +260,7 @@ impl Watch {
     }
 
     async fn reconsider(&mut self) {
-        if let Some(allocations) = self.belief.reconsider(self.clock.now().monotonic).await {
+        if let Some(allocations) = self.accepted.reconsider(self.clock.now().monotonic).await {
             self.state.allocations = Some(allocations);
             self.publish();
         }
@@ -270,14 +270,14 @@ impl Watch {
     async fn ask_about_ended(&mut self) {
         let ended = std::mem::take(&mut self.ended);
         let one = ended.first().filter(|_| ended.len() == 1 && !self.get_unimplemented);
-        let Some(pod) = one.filter(|_| self.belief.settle.is_settled()) else { return self.refresh().await };
+        let Some(pod) = one.filter(|_| self.accepted.settle.is_settled()) else { return self.refresh().await };
         let started = self.clock.now();
         self.budget.spend(started.monotonic);
         let answer = self.client.get(pod).await;
         let now = self.count("Get", started, answer.as_ref().err());
         match answer {
             Ok(answer) => {
-                self.state.allocations = Some(self.belief.observe_pod(now.monotonic, pod, answer).await);
+                self.state.allocations = Some(self.accepted.observe_pod(now.monotonic, pod, answer).await);
                 self.publish();
             }
             Err(error) => {
@@ -294,7 +294,7 @@ impl Watch {
     /// What comes next may be the first words of another kubelet, whichever call asks for them.
     fn lost(&mut self) {
         self.client.disconnect();
-        self.belief.settle.reconnected();
+        self.accepted.settle.reconnected();
         self.allocatable_unimplemented = false;
         self.get_unimplemented = false;
     }
@@ -318,7 +318,7 @@ impl Watch {
     async fn read_checkpoint(&mut self) {
         if std::mem::take(&mut self.checkpoint_due) {
             self.state.checkpoint =
-                self.belief.checkpoint.refresh().await.devices.clone().or(self.state.checkpoint.take());
+                self.accepted.checkpoint.refresh().await.devices.clone().or(self.state.checkpoint.take());
         }
     }
 
@@ -330,9 +330,9 @@ impl Watch {
         self.state.collector.duration = Some(now.monotonic.since(started.monotonic));
         match answer {
             Ok(allocations) => {
-                self.state.allocations = Some(self.belief.observe(now.monotonic, allocations).await);
+                self.state.allocations = Some(self.accepted.observe(now.monotonic, allocations).await);
                 self.state.allocations_at = Some(now);
-                self.state.settled = self.belief.settle.is_settled();
+                self.state.settled = self.accepted.settle.is_settled();
                 self.state.api = self.client.api();
                 self.state.truncated = false;
                 self.state.collector.success = true;

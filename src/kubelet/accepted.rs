@@ -1,5 +1,5 @@
-//! From answers of the kubelet to the allocations that is published: UIDs are added, pods that may still be rejected are held
-//! back, and what is missing is believed to be gone once the answer has settled.
+//! From answers of the kubelet to the allocations that are published: UIDs are added, pods that the kubelet may still
+//! reject are held back, and the settle rule decides what has gone.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,25 +8,26 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use super::checkpoint::CheckpointFile;
-use crate::attribution::{PodUids, Settle, UidSources, Unconfirmed};
+use super::settle::Settle;
+use crate::attribution::{PodUids, UidSources, Unconfirmed};
 use crate::model::{Allocations, Monotonic, Pod, PodDirectory, PodRef, ProcessState};
 
-/// Where pods and their UIDs are known from, beside the kubelet's answers and its checkpoint.
+/// Further sources of pods and their UIDs, beside the kubelet's answers and its checkpoint.
 #[derive(Clone, Debug)]
 pub struct PodSources {
     pub directory: watch::Receiver<Arc<PodDirectory>>,
-    /// For the log directories that it has read.
+    /// For the pods of the log directories.
     pub processes: watch::Receiver<Arc<ProcessState>>,
 }
 
 impl Default for PodSources {
-    /// Neither is there.
+    /// Neither source.
     fn default() -> Self {
         Self { directory: watch::channel(Arc::default()).1, processes: watch::channel(Arc::default()).1 }
     }
 }
 
-pub(super) struct Belief {
+pub(super) struct AcceptedAllocations {
     pub settle: Settle,
     pub unconfirmed: Unconfirmed,
     pub checkpoint: CheckpointFile,
@@ -34,10 +35,10 @@ pub(super) struct Belief {
     sources: PodSources,
     /// As the kubelet gave it.
     answer: Allocations,
-    believed: Option<Arc<Allocations>>,
+    accepted: Option<Arc<Allocations>>,
 }
 
-impl Belief {
+impl AcceptedAllocations {
     pub fn new(device_plugin_directory: &Path, sources: PodSources) -> Self {
         Self {
             settle: Settle::default(),
@@ -46,14 +47,14 @@ impl Belief {
             uids: PodUids::default(),
             sources,
             answer: Allocations::default(),
-            believed: None,
+            accepted: None,
         }
     }
 
-    /// What to believe after an answer of `List`.
+    /// What is accepted after an answer of `List`.
     pub async fn observe(&mut self, now: Monotonic, answer: Allocations) -> Arc<Allocations> {
         self.answer = answer;
-        self.conclude(now).await
+        self.accept(now).await
     }
 
     /// The same after an answer about one pod; the others are as they were. `None`: the kubelet has no such active pod.
@@ -65,23 +66,23 @@ impl Belief {
             None => drop(pods.remove(reference)),
         }
         self.answer.pods = pods.into_values().collect();
-        self.conclude(now).await
+        self.accept(now).await
     }
 
     /// The last answer again, because UIDs or the state of pods are known better. `None` where that can change nothing, or
     /// the answer has not settled and a repetition of it would be taken for another one.
     pub async fn reconsider(&mut self, now: Monotonic) -> Option<Arc<Allocations>> {
-        let believed = self.believed.as_ref().filter(|_| self.settle.is_settled())?;
-        let is_open = self.unconfirmed.due().is_some() || believed.pods.iter().any(|pod| pod.uid.is_none());
+        let accepted = self.accepted.as_ref().filter(|_| self.settle.is_settled())?;
+        let is_open = self.unconfirmed.due().is_some() || accepted.pods.iter().any(|pod| pod.uid.is_none());
         if !is_open {
             return None;
         }
-        let before = Arc::clone(believed);
-        let now = self.conclude(now).await;
+        let before = Arc::clone(accepted);
+        let now = self.accept(now).await;
         (!Arc::ptr_eq(&before, &now)).then_some(now)
     }
 
-    async fn conclude(&mut self, now: Monotonic) -> Arc<Allocations> {
+    async fn accept(&mut self, now: Monotonic) -> Arc<Allocations> {
         let allocations = self.checkpoint.refresh().await;
         let directory = Arc::clone(&self.sources.directory.borrow());
         let logged = Arc::clone(&self.sources.processes.borrow().pods);
@@ -90,13 +91,13 @@ impl Belief {
         let mut answer = self.answer.clone();
         self.uids.identify(now, &mut answer, is_whole, &sources);
         if is_whole {
-            self.unconfirmed.hold_back(now, &mut answer, self.believed.as_deref(), &directory);
+            self.unconfirmed.hold_back(now, &mut answer, self.accepted.as_deref(), &directory);
         } else {
             self.unconfirmed = Unconfirmed::default();
         }
-        let believed = self.settle.observe(now, answer);
-        self.believed = Some(Arc::clone(&believed));
-        believed
+        let accepted = self.settle.observe(now, answer);
+        self.accepted = Some(Arc::clone(&accepted));
+        accepted
     }
 
     /// The holders that have ended, or may have, between two states of the Pods API.
@@ -112,7 +113,7 @@ impl Belief {
                 (None, _) => false,
             }
         };
-        let holders = self.believed.iter().flat_map(|believed| &believed.pods).filter(|pod| pod.has_devices());
+        let holders = self.accepted.iter().flat_map(|accepted| &accepted.pods).filter(|pod| pod.has_devices());
         holders.filter(has_ended).map(|pod| pod.reference.clone()).collect()
     }
 }

@@ -1,29 +1,32 @@
-//! Empty is not free. A kubelet that has just started answers `List` with nothing, then with some of its pods, then with
-//! all: what is listed can be believed at once, what is missing only when the answer has settled.
+//! The settle rule. A kubelet that has just started answers `List` with nothing, then with some of its pods, then with all.
+//! What an answer lists is accepted at once; what it no longer lists is removed only once the answer has settled, which
+//! means that it stayed the same for a while.
+//!
+//! In: answers and their times. Out: the accepted allocations. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::model::{Allocations, ClaimDevice, Container, ContainerRef, DeviceId, Monotonic, Pod, PodRef, ResourceName};
+use crate::model::{Allocations, ClaimDevice, Container, DeviceId, Monotonic, Pod, PodRef};
 
-/// Two equal answers this far apart are believed whole.
+/// Two equal answers this far apart are accepted whole.
 const SETTLE: Duration = Duration::from_secs(1);
 /// An answer without a single pod takes longer: until the container runtime is up, a kubelet lists none.
 const SETTLE_EMPTY: Duration = Duration::from_secs(30);
 /// A node whose pods change all the time never gives two equal answers; a kubelet this long up has all its pods.
 const SETTLE_AT_LAST: Duration = Duration::from_secs(10);
 
-/// Decides which allocations to believe after each answer of the kubelet.
+/// Decides which allocations to accept after each answer of the kubelet.
 #[derive(Debug, Default)]
-pub struct Settle {
-    believed: Option<Arc<Allocations>>,
+pub(super) struct Settle {
+    accepted: Option<Arc<Allocations>>,
     state: State,
 }
 
 #[derive(Debug, Default)]
 enum State {
-    /// Connected, nothing heard yet.
+    /// Connected, no answer yet.
     #[default]
     Fresh,
     Waiting {
@@ -35,18 +38,17 @@ enum State {
 }
 
 impl Settle {
-    /// The connection was lost, or made anew: what comes next may be the first words of a kubelet just started.
-    pub fn reconnected(&mut self) {
+    /// The connection was lost, or made anew: the next answer may be the first of a kubelet that has just started.
+    pub(super) fn reconnected(&mut self) {
         self.state = State::Fresh;
     }
 
-    #[must_use]
-    pub fn is_settled(&self) -> bool {
+    pub(super) fn is_settled(&self) -> bool {
         matches!(self.state, State::Settled)
     }
 
-    /// What to believe after `answer`, given at `at`.
-    pub fn observe(&mut self, at: Monotonic, answer: Allocations) -> Arc<Allocations> {
+    /// What is accepted after `answer`, given at `at`.
+    pub(super) fn observe(&mut self, at: Monotonic, answer: Allocations) -> Arc<Allocations> {
         let (first_answer, answer_since) = match &self.state {
             State::Settled => (None, at),
             State::Fresh => (Some(at), at),
@@ -56,16 +58,16 @@ impl Settle {
             State::Waiting { first_answer, .. } => (Some(*first_answer), at),
         };
         let settled = first_answer.is_none_or(|first_answer| {
-            let believed_any = self.believed.as_ref().is_some_and(|believed| !believed.pods.is_empty());
-            let emptied = answer.pods.is_empty() && believed_any;
+            let accepted_any = self.accepted.as_ref().is_some_and(|accepted| !accepted.pods.is_empty());
+            let emptied = answer.pods.is_empty() && accepted_any;
             at.since(answer_since) >= if emptied { SETTLE_EMPTY } else { SETTLE }
                 || (!emptied && at.since(first_answer) >= SETTLE_AT_LAST)
         });
-        let believed = match (&self.believed, settled) {
-            (Some(believed), true) if **believed == answer => Arc::clone(believed),
-            (Some(believed), false) => {
-                let merged = merge(believed, &answer);
-                if **believed == merged { Arc::clone(believed) } else { Arc::new(merged) }
+        let accepted = match (&self.accepted, settled) {
+            (Some(accepted), true) if **accepted == answer => Arc::clone(accepted),
+            (Some(accepted), false) => {
+                let merged = merge(accepted, &answer);
+                if **accepted == merged { Arc::clone(accepted) } else { Arc::new(merged) }
             }
             _ => Arc::new(answer.clone()),
         };
@@ -73,48 +75,38 @@ impl Settle {
             Some(first_answer) if !settled => State::Waiting { first_answer, answer, answer_since },
             _ => State::Settled,
         };
-        self.believed = Some(Arc::clone(&believed));
-        believed
+        self.accepted = Some(Arc::clone(&accepted));
+        accepted
     }
 }
 
-/// All that `answer` lists, and of `believed` what it does not contradict: a device named under another container has
+/// All that `answer` lists, and of `accepted` what it does not contradict: a device named under another container has
 /// moved, everything else that is merely missing stands.
-fn merge(believed: &Allocations, answer: &Allocations) -> Allocations {
-    let listed: BTreeMap<&PodRef, &Pod> = answer.pods.iter().map(|pod| (&pod.reference, pod)).collect();
-    let claimed: BTreeMap<(&ResourceName, &DeviceId), BTreeSet<&ContainerRef>> =
-        answer.containers().fold(BTreeMap::new(), |mut claimed, container| {
-            for device in &container.devices {
-                claimed
-                    .entry((&device.resource, &device.id))
-                    .or_insert_with(BTreeSet::new)
-                    .insert(&container.reference);
-            }
-            claimed
-        });
-    let claimed_devices: BTreeMap<_, BTreeSet<&ContainerRef>> =
-        answer.containers().fold(BTreeMap::new(), |mut claimed, container| {
-            for device in &container.claims {
-                claimed.entry(claim_key(device)).or_insert_with(BTreeSet::new).insert(&container.reference);
-            }
-            claimed
-        });
+fn merge(accepted: &Allocations, answer: &Allocations) -> Allocations {
+    let (mut devices, mut claims) = (BTreeMap::<_, BTreeSet<_>>::new(), BTreeMap::<_, BTreeSet<_>>::new());
+    for container in answer.containers() {
+        for device in &container.devices {
+            devices.entry((&device.resource, &device.id)).or_default().insert(&container.reference);
+        }
+        for claim in &container.claims {
+            claims.entry(claim_key(claim)).or_default().insert(&container.reference);
+        }
+    }
     let still_holds = |container: &Container| {
+        let reference = &container.reference;
         let mut kept = container.clone();
+        kept.devices.retain(|device| {
+            devices.get(&(&device.resource, &device.id)).is_none_or(|holders| holders.contains(reference))
+        });
         // A claim may be shared: the same claim under another container takes nothing away, another claim does.
         kept.claims.retain(|device| {
-            let moved =
-                claimed_devices.get(&claim_key(device)).is_some_and(|holders| !holders.contains(&container.reference));
-            let same_claim = |other: &ClaimDevice| other == device;
-            !moved || answer.containers().flat_map(|container| &container.claims).any(same_claim)
-        });
-        kept.devices.retain(|device| {
-            claimed.get(&(&device.resource, &device.id)).is_none_or(|holders| holders.contains(&container.reference))
+            claims.get(&claim_key(device)).is_none_or(|holders| holders.contains(reference))
+                || answer.containers().any(|container| container.claims.contains(device))
         });
         kept
     };
-    let mut pods: BTreeMap<&PodRef, Pod> = listed.iter().map(|(reference, pod)| (*reference, (*pod).clone())).collect();
-    for before in &believed.pods {
+    let mut pods: BTreeMap<&PodRef, Pod> = answer.pods.iter().map(|pod| (&pod.reference, pod.clone())).collect();
+    for before in &accepted.pods {
         match pods.get_mut(&before.reference) {
             None => {
                 let containers = before.containers.iter().map(still_holds).collect();
@@ -147,9 +139,9 @@ fn claim_key(device: &ClaimDevice) -> (&str, &str, &DeviceId, Option<&str>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{CpuSet, HeldDevice};
+    use crate::model::{ContainerRef, CpuSet, HeldDevice};
 
-    fn world(pods: &[(&str, &[&str])]) -> Allocations {
+    fn allocations_of(pods: &[(&str, &[&str])]) -> Allocations {
         let pods = pods.iter().map(|(name, devices)| {
             let reference = PodRef::new("team", name);
             let devices = devices.iter().map(|id| HeldDevice {
@@ -189,33 +181,37 @@ mod tests {
     #[test]
     fn the_first_answer_ever_is_shown_at_once() {
         let mut settle = Settle::default();
-        let believed = settle.observe(Monotonic::from_secs(0), world(&[("a", &["0"])]));
-        assert_eq!(held(&believed), ["a=0"]);
+        let accepted = settle.observe(Monotonic::from_secs(0), allocations_of(&[("a", &["0"])]));
+        assert_eq!(held(&accepted), ["a=0"]);
         assert!(!settle.is_settled());
     }
 
     #[test]
-    fn once_settled_a_missing_pod_has_let_go() {
-        let mut settle = settled_on(&world(&[("a", &["0"]), ("b", &["1"])]));
-        assert_eq!(held(&settle.observe(Monotonic::from_secs(2), world(&[("b", &["1"])]))), ["b=1"]);
+    fn once_settled_a_missing_pod_is_removed() {
+        let mut settle = settled_on(&allocations_of(&[("a", &["0"]), ("b", &["1"])]));
+        assert_eq!(held(&settle.observe(Monotonic::from_secs(2), allocations_of(&[("b", &["1"])]))), ["b=1"]);
     }
 
     #[test]
     fn an_empty_answer_after_a_reconnect_frees_nothing_for_half_a_minute() {
-        let before = world(&[("a", &["0"])]);
+        let before = allocations_of(&[("a", &["0"])]);
         let mut settle = settled_on(&before);
         settle.reconnected();
         for seconds in 100..130 {
-            assert_eq!(held(&settle.observe(Monotonic::from_secs(seconds), world(&[]))), ["a=0"], "at {seconds}");
+            assert_eq!(
+                held(&settle.observe(Monotonic::from_secs(seconds), allocations_of(&[]))),
+                ["a=0"],
+                "at {seconds}"
+            );
         }
-        assert!(held(&settle.observe(Monotonic::from_secs(130), world(&[]))).is_empty());
+        assert!(held(&settle.observe(Monotonic::from_secs(130), allocations_of(&[]))).is_empty());
     }
 
     #[test]
-    fn a_partial_answer_is_believed_only_after_it_stood_a_second() {
-        let mut settle = settled_on(&world(&[("a", &["0"]), ("b", &["1"])]));
+    fn a_partial_answer_is_accepted_only_after_it_stood_a_second() {
+        let mut settle = settled_on(&allocations_of(&[("a", &["0"]), ("b", &["1"])]));
         settle.reconnected();
-        let partial = world(&[("b", &["1"])]);
+        let partial = allocations_of(&[("b", &["1"])]);
         assert_eq!(held(&settle.observe(Monotonic::from_millis(100_000), partial.clone())), ["a=0", "b=1"]);
         assert_eq!(held(&settle.observe(Monotonic::from_millis(100_900), partial.clone())), ["a=0", "b=1"]);
         assert_eq!(held(&settle.observe(Monotonic::from_millis(101_000), partial)), ["b=1"]);
@@ -223,23 +219,23 @@ mod tests {
 
     #[test]
     fn a_new_pod_is_shown_while_the_answer_settles() {
-        let mut settle = settled_on(&world(&[("a", &["0"])]));
+        let mut settle = settled_on(&allocations_of(&[("a", &["0"])]));
         settle.reconnected();
-        assert_eq!(held(&settle.observe(Monotonic::from_secs(100), world(&[("b", &["1"])]))), ["a=0", "b=1"]);
+        assert_eq!(held(&settle.observe(Monotonic::from_secs(100), allocations_of(&[("b", &["1"])]))), ["a=0", "b=1"]);
     }
 
     #[test]
     fn a_device_listed_under_another_pod_has_moved() {
-        let mut settle = settled_on(&world(&[("a", &["0", "1"])]));
+        let mut settle = settled_on(&allocations_of(&[("a", &["0", "1"])]));
         settle.reconnected();
-        assert_eq!(held(&settle.observe(Monotonic::from_secs(100), world(&[("b", &["1"])]))), ["a=0", "b=1"]);
+        assert_eq!(held(&settle.observe(Monotonic::from_secs(100), allocations_of(&[("b", &["1"])]))), ["a=0", "b=1"]);
     }
 
     #[test]
     fn a_claimed_device_listed_under_another_claim_has_moved_and_a_shared_claim_has_not() {
         let claiming = |pod: &str, claim: &str| {
-            let mut world = world(&[(pod, &[])]);
-            world.pods[0].containers[0].claims = vec![ClaimDevice {
+            let mut claiming = allocations_of(&[(pod, &[])]);
+            claiming.pods[0].containers[0].claims = vec![ClaimDevice {
                 claim_namespace: "team".into(),
                 claim: claim.into(),
                 driver: "gpu.nvidia.com".into(),
@@ -247,7 +243,7 @@ mod tests {
                 device: "gpu-0".into(),
                 share_id: None,
             }];
-            world
+            claiming
         };
         let claims = |allocations: &Allocations| {
             allocations.containers().filter(|container| !container.claims.is_empty()).count()
@@ -262,28 +258,28 @@ mod tests {
 
     #[test]
     fn a_pod_listed_without_its_devices_keeps_them_until_settled() {
-        let mut settle = settled_on(&world(&[("a", &["0"])]));
+        let mut settle = settled_on(&allocations_of(&[("a", &["0"])]));
         settle.reconnected();
-        assert_eq!(held(&settle.observe(Monotonic::from_secs(100), world(&[("a", &[])]))), ["a=0"]);
-        assert!(held(&settle.observe(Monotonic::from_secs(101), world(&[("a", &[])]))).is_empty());
+        assert_eq!(held(&settle.observe(Monotonic::from_secs(100), allocations_of(&[("a", &[])]))), ["a=0"]);
+        assert!(held(&settle.observe(Monotonic::from_secs(101), allocations_of(&[("a", &[])]))).is_empty());
     }
 
     #[test]
-    fn a_node_that_never_repeats_itself_settles_at_last() {
-        let mut settle = settled_on(&world(&[("a", &["0"])]));
+    fn answers_that_always_differ_settle_at_last() {
+        let mut settle = settled_on(&allocations_of(&[("a", &["0"])]));
         settle.reconnected();
         for seconds in 0..=10 {
             let name = format!("pod-{seconds}");
-            let believed = settle.observe(Monotonic::from_secs(100 + seconds), world(&[(&name, &["1"])]));
-            assert_eq!(held(&believed).contains(&"a=0".to_owned()), seconds < 10, "at {seconds}");
+            let accepted = settle.observe(Monotonic::from_secs(100 + seconds), allocations_of(&[(&name, &["1"])]));
+            assert_eq!(held(&accepted).contains(&"a=0".to_owned()), seconds < 10, "at {seconds}");
         }
     }
 
     #[test]
     fn an_unchanged_answer_keeps_the_same_allocations() {
-        let mut settle = settled_on(&world(&[("a", &["0"])]));
-        let first = settle.observe(Monotonic::from_secs(2), world(&[("a", &["0"])]));
-        let second = settle.observe(Monotonic::from_secs(3), world(&[("a", &["0"])]));
+        let mut settle = settled_on(&allocations_of(&[("a", &["0"])]));
+        let first = settle.observe(Monotonic::from_secs(2), allocations_of(&[("a", &["0"])]));
+        let second = settle.observe(Monotonic::from_secs(3), allocations_of(&[("a", &["0"])]));
         assert!(Arc::ptr_eq(&first, &second));
     }
 }
