@@ -4,7 +4,6 @@
 //! `PodDirectory`, published on watch channels. Refuses to know: what a device is, who asks. Protobuf types end here.
 
 mod accepted;
-mod budget;
 mod call;
 pub(crate) mod checkpoint;
 mod client;

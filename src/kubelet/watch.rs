@@ -6,14 +6,18 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
 use super::accepted::{AcceptedAllocations, PodSources};
-use super::budget::Budget;
 use super::client::{CallError, Client};
 use super::trigger::{FileEvents, Trigger};
 use crate::clock::Clock;
-use crate::model::{DurationHistogram, KubeletState, Moment, Monotonic, PodDirectory, PodRef};
+use crate::model::{DurationHistogram, KubeletState, Moment, Monotonic, PodDirectory, PodRef, TokenBucket};
 
 /// While an answer has not settled it is asked for again after this long.
 const SETTLING_INTERVAL: Duration = Duration::from_millis(1000);
+/// Calls per second on average, beside one for each allocation that the bundled plugin grants. The kubelet's own limit of 100
+/// is shared by all its clients.
+const CALLS_PER_SECOND: f64 = 2.0;
+/// Calls without a pause after a quiet time: a changed allocation is published at once.
+const BURST: f64 = 4.0;
 /// First pause after a failure; doubles up to the refresh interval.
 const FIRST_RETRY: Duration = Duration::from_millis(250);
 /// Allocatable devices change rarely: asked for at this interval, and after a change that might concern them.
@@ -119,7 +123,8 @@ struct Watch {
     publish: watch::Sender<Arc<KubeletState>>,
     client: Client,
     accepted: AcceptedAllocations,
-    budget: Budget,
+    /// Of calls to the kubelet.
+    budget: TokenBucket,
     state: KubeletState,
     retry: Option<Duration>,
     /// From when on to ask what can be allocated, when there are calls left for it.
@@ -159,7 +164,7 @@ impl Watch {
         }
         Self {
             client: Client::new(&settings.pod_resources_socket, settings.deadline),
-            budget: Budget::new(clock.now().monotonic),
+            budget: TokenBucket::full(CALLS_PER_SECOND, BURST, clock.now().monotonic),
             accepted: AcceptedAllocations::new(&settings.device_plugin_directory, settings.pods.clone()),
             settings,
             clock,
@@ -190,7 +195,7 @@ impl Watch {
             None => interval,
         };
         let now = self.clock.now().monotonic;
-        let affordable = now + self.budget.wait(now);
+        let affordable = now + self.budget.wait_for(1.0, now);
         let allocatable = self.allocatable_due.filter(|_| self.retry.is_none());
         let first = [
             self.seen_at.map(|at| (at.max(affordable), Next::Refresh(None))),
@@ -199,7 +204,7 @@ impl Watch {
             self.accepted.unconfirmed.due().map(|due| (due.max(affordable), Next::Refresh(None))),
             Some(((self.refreshed_at + pause).max(affordable), Next::Refresh(Some(Trigger::Timer)))),
             // List comes first: it finds a call left after this one.
-            allocatable.map(|due| (due.max(now + self.budget.wait_for_two(now)), Next::Allocatable)),
+            allocatable.map(|due| (due.max(now + self.budget.wait_for(2.0, now)), Next::Allocatable)),
         ];
         let (due, what) = first.into_iter().flatten().min_by_key(|(due, _)| *due).expect("the timer is always due");
         (due.since(now), what)
@@ -215,7 +220,7 @@ impl Watch {
     /// An allocation was granted. The kubelet shows it only after it has our answer: a look now would be a call wasted.
     fn allocated(&mut self) {
         let now = self.clock.now().monotonic;
-        self.budget.earn(now);
+        self.budget.add(now);
         self.granted_due = Some(now + UNSEEN_CHECKPOINT);
     }
 
@@ -272,7 +277,7 @@ impl Watch {
         let one = ended.first().filter(|_| ended.len() == 1 && !self.get_unimplemented);
         let Some(pod) = one.filter(|_| self.accepted.settle.is_settled()) else { return self.refresh().await };
         let started = self.clock.now();
-        self.budget.spend(started.monotonic);
+        self.budget.take(started.monotonic);
         let answer = self.client.get(pod).await;
         let now = self.count("Get", started, answer.as_ref().err());
         match answer {
@@ -324,7 +329,7 @@ impl Watch {
 
     async fn list(&mut self) {
         let started = self.clock.now();
-        self.budget.spend(started.monotonic);
+        self.budget.take(started.monotonic);
         let answer = self.client.list().await;
         let now = self.count("List", started, answer.as_ref().err());
         self.state.collector.duration = Some(now.monotonic.since(started.monotonic));
@@ -363,7 +368,7 @@ impl Watch {
 
     async fn allocatable(&mut self) {
         let started = self.clock.now();
-        self.budget.spend(started.monotonic);
+        self.budget.take(started.monotonic);
         self.allocatable_asked = Some(started);
         self.allocatable_due = None;
         let answer = self.client.allocatable().await;

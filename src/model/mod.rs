@@ -13,6 +13,7 @@ mod process;
 mod reading;
 mod snapshot;
 mod time;
+mod token_bucket;
 mod unattributed;
 mod xid;
 
@@ -36,5 +37,6 @@ pub use snapshot::{
     KubeletState, PodResourcesApi, Released, SelfUse, Sharing, Snapshot, UnresolvedDevices,
 };
 pub use time::{DurationHistogram, Moment, Monotonic, UnixSeconds};
+pub use token_bucket::TokenBucket;
 pub use unattributed::{Divided, Quantity, Reason, UnallocatedUse, Unattributed};
 pub use xid::{ContainerXid, XidEvent, XidInstance, XidProcess, XidSource};

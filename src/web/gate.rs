@@ -1,7 +1,6 @@
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -17,7 +16,7 @@ use super::config::{LiveConfig, RateLimit};
 use super::routes::refuse;
 use super::server::Stream;
 use crate::clock::Clock;
-use crate::model::Monotonic;
+use crate::model::TokenBucket;
 
 /// What stands before the routes where there is a web configuration: TLS, the rate limit, passwords; and what every answer
 /// is given.
@@ -25,14 +24,8 @@ pub struct Gate {
     config: LiveConfig,
     clock: Clock,
     doorkeeper: Doorkeeper,
-    bucket: Mutex<Option<Bucket>>,
-}
-
-/// Requests that may still be answered at once, and when that was so.
-#[derive(Clone, Copy, Debug)]
-struct Bucket {
-    tokens: f64,
-    at: Monotonic,
+    /// With the limit that it was made for.
+    bucket: Mutex<Option<(RateLimit, TokenBucket)>>,
 }
 
 impl Gate {
@@ -83,41 +76,11 @@ impl Gate {
     /// Whether there was a token left.
     fn take(&self, limit: RateLimit) -> bool {
         let now = self.clock.now().monotonic;
-        let mut bucket = self.bucket.lock();
-        let (left, taken) = spend(*bucket, limit, now);
-        *bucket = Some(left);
-        taken
-    }
-}
-
-fn spend(bucket: Option<Bucket>, limit: RateLimit, now: Monotonic) -> (Bucket, bool) {
-    let full = f64::from(limit.burst);
-    let tokens = bucket.map_or(full, |bucket| {
-        let gained = in_seconds(now.since(bucket.at)) / in_seconds(limit.interval);
-        (bucket.tokens + gained).min(full)
-    });
-    let taken = tokens >= 1.0;
-    (Bucket { tokens: if taken { tokens - 1.0 } else { tokens }, at: now }, taken)
-}
-
-fn in_seconds(duration: Duration) -> f64 {
-    duration.as_secs_f64()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_burst_is_answered_then_one_in_each_interval() {
-        let limit = RateLimit { interval: Duration::from_secs(2), burst: 3 };
-        let mut bucket = None;
-        let mut ask = |seconds| {
-            let (left, taken) = spend(bucket, limit, Monotonic::from_secs(seconds));
-            bucket = Some(left);
-            taken
-        };
-        let answered: Vec<bool> = [0, 0, 0, 0, 1, 2, 3, 100, 100, 100, 100].into_iter().map(&mut ask).collect();
-        assert_eq!(answered, [true, true, true, false, false, true, false, true, true, true, false]);
+        let mut current = self.bucket.lock();
+        if current.as_ref().is_none_or(|(known, _)| *known != limit) {
+            let per_second = 1.0 / limit.interval.as_secs_f64();
+            *current = Some((limit, TokenBucket::full(per_second, f64::from(limit.burst), now)));
+        }
+        current.as_mut().is_some_and(|(_, bucket)| bucket.try_take(now))
     }
 }

@@ -18,7 +18,7 @@ impl Lister {
             return shared.faults.borrow().check(method);
         }
         let now = shared.now();
-        if !shared.limiter.lock().allow(now) {
+        if !shared.limiter.lock().try_take(now) {
             return Err(Status::resource_exhausted("rejected by rate limit"));
         }
         shared.fault(method).await

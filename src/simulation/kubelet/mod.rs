@@ -9,7 +9,6 @@ mod checkpoint;
 mod container;
 mod device_manager;
 mod faults;
-mod limiter;
 mod lister;
 mod pods_api;
 mod registration;
@@ -42,7 +41,6 @@ pub use state::{Gates, Phase, Pod};
 
 use device_manager::DeviceManager;
 use faults::Faults;
-use limiter::Limiter;
 use lister::Lister;
 use pods_api::PodsApi;
 use registration::Registry;
@@ -180,7 +178,7 @@ impl FakeKubelet {
         remove_if_there(&path)?;
         let listener = socket::bind_by_rename(&path, &shared.pod_resources.join(shared.temporary_name()))?;
         fs::set_permissions(&path, Permissions::from_mode(0o755))?;
-        *shared.limiter.lock() = Limiter::full(shared.now());
+        *shared.limiter.lock() = shared::rate_limit(shared.now());
         shared.state().sight = Sight::Nothing;
         shared.power.send_replace(Power::Starting);
         let lister = Lister(Arc::clone(shared));

@@ -11,9 +11,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Request, Response, Status, async_trait};
 
-use super::limiter::Limiter;
-use super::shared::Shared;
+use super::shared::{self, Shared};
 use super::state::{Phase, Pod, Sight};
+use crate::model::TokenBucket;
 use crate::simulation::random::Random;
 use crate::wire::core_v1;
 use crate::wire::v1alpha1::pods_server::Pods;
@@ -28,7 +28,7 @@ const EVENTS_BEHIND: usize = 100;
 pub struct PodsApi {
     shared: Arc<Shared>,
     /// List and Get have a limit of their own; a watch has none.
-    limiter: Mutex<Limiter>,
+    limiter: Mutex<TokenBucket>,
 }
 
 /// By UID: the pod as it goes over the wire, and as little of it as a deletion says.
@@ -36,12 +36,12 @@ type Picture = BTreeMap<String, (Vec<u8>, Vec<u8>)>;
 
 impl PodsApi {
     pub fn new(shared: Arc<Shared>) -> Self {
-        let limiter = Mutex::new(Limiter::full(shared.now()));
+        let limiter = Mutex::new(shared::rate_limit(shared.now()));
         Self { shared, limiter }
     }
 
     fn admit(&self) -> Result<Picture, Status> {
-        if !self.limiter.lock().allow(self.shared.now()) {
+        if !self.limiter.lock().try_take(self.shared.now()) {
             return Err(Status::resource_exhausted("rejected by rate limit"));
         }
         picture(&self.shared, |_| true)

@@ -14,10 +14,9 @@ use tonic::transport::Channel;
 use super::Options;
 use super::device_manager::{DeviceManager, Serial};
 use super::faults::{Faults, Method};
-use super::limiter::Limiter;
 use super::state::{Sight, State};
 use crate::clock::Clock;
-use crate::model::Monotonic;
+use crate::model::{Monotonic, TokenBucket};
 use crate::wire::v1beta1::device_plugin_client::DevicePluginClient;
 
 #[derive(Debug)]
@@ -29,7 +28,7 @@ pub struct Shared {
     /// Counts changes of the state, for those who wait for one.
     pub changes: watch::Sender<u64>,
     pub faults: watch::Sender<Faults>,
-    pub limiter: Mutex<Limiter>,
+    pub limiter: Mutex<TokenBucket>,
     /// Pods are admitted one after the other, as on the kubelet's main loop.
     pub admission: tokio::sync::Mutex<()>,
     state: Mutex<State>,
@@ -70,7 +69,7 @@ impl Shared {
             power: watch::Sender::new(Power::Off),
             changes: watch::Sender::new(0),
             faults: watch::Sender::default(),
-            limiter: Mutex::new(Limiter::full(Monotonic::default())),
+            limiter: Mutex::new(rate_limit(Monotonic::default())),
             admission: tokio::sync::Mutex::default(),
             state: Mutex::new(state),
             plugins: Mutex::default(),
@@ -152,4 +151,9 @@ impl Shared {
         self.state().sight = Sight::Nothing;
         self.changed();
     }
+}
+
+/// The kubelet's rate limit for PodResources, shared by all clients and methods.
+pub fn rate_limit(now: Monotonic) -> TokenBucket {
+    TokenBucket::full(100.0, 10.0, now)
 }
