@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::{Descriptor, GROUPS, dcgm};
+use super::family::{Descriptor, Metric};
+use super::{GROUPS, dcgm};
 
 /// As `docs/metrics.md`.
 #[must_use]
@@ -18,7 +19,7 @@ pub fn markdown() -> String {
     for group in GROUPS {
         let _ = write!(page, "\n## {}\n\n", group.section);
         page.push_str("| Metric | Type | Labels | Unit | Source | Meaning |\n|---|---|---|---|---|---|\n");
-        for descriptor in group.descriptors {
+        for Metric { descriptor, .. } in group.metrics {
             let labels = descriptor.labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>().join(", ");
             let _ = writeln!(
                 page,
@@ -26,7 +27,7 @@ pub fn markdown() -> String {
                 descriptor.name,
                 descriptor.kind.as_str(),
                 or_dash(&labels),
-                or_dash(descriptor.unit),
+                or_dash(descriptor.unit()),
                 or_dash(descriptor.source),
                 descriptor.help,
             );
@@ -49,19 +50,21 @@ pub fn markdown() -> String {
 /// An array of objects: name, type, labels, unit, help, source, section.
 #[must_use]
 pub fn json() -> String {
-    let entries: Vec<Entry> = all().collect();
-    let mut text = serde_json::to_string_pretty(&entries).expect("names and strings always serialize");
+    let rows: Vec<CatalogueRow> = all().collect();
+    let mut text = serde_json::to_string_pretty(&rows).expect("names and strings always serialize");
     text.push('\n');
     text
 }
 
 /// Each descriptor and the section it is in, in the order of the page.
-pub fn all() -> impl Iterator<Item = Entry> {
-    GROUPS.iter().flat_map(|group| group.descriptors.iter().map(|descriptor| Entry::new(group.section, descriptor)))
+pub fn all() -> impl Iterator<Item = CatalogueRow> {
+    GROUPS
+        .iter()
+        .flat_map(|group| group.metrics.iter().map(|metric| CatalogueRow::new(group.section, &metric.descriptor)))
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct Entry {
+pub struct CatalogueRow {
     pub name: &'static str,
     #[serde(rename = "type")]
     pub kind: &'static str,
@@ -72,13 +75,13 @@ pub struct Entry {
     pub section: &'static str,
 }
 
-impl Entry {
-    const fn new(section: &'static str, descriptor: &'static Descriptor) -> Self {
+impl CatalogueRow {
+    fn new(section: &'static str, descriptor: &'static Descriptor) -> Self {
         Self {
             name: descriptor.name,
             kind: descriptor.kind.as_str(),
             labels: descriptor.labels,
-            unit: descriptor.unit,
+            unit: descriptor.unit(),
             help: descriptor.help,
             source: descriptor.source,
             section,
@@ -128,9 +131,6 @@ mod tests {
             let name = entry.name;
             assert!(names.insert(name), "{name} twice");
             assert_eq!(name.ends_with("_total"), entry.kind == "counter", "{name}");
-            let base = name.trim_end_matches("_total").trim_end_matches("_max");
-            let unit = entry.unit;
-            assert!(unit.is_empty() || base.ends_with(unit), "{name} in {unit}");
             assert!(entry.help.ends_with('.') && !entry.help.contains(['\\', '\n', '|']), "help of {name}");
             assert!(!entry.labels.iter().any(|label| ["node", "cluster", "job", "pid"].contains(label)), "{name}");
         }

@@ -1,222 +1,185 @@
-//! Which container holds what, and what it made of it.
+//! Which container holds which device, and what of its use is attributed to the container.
 
-use super::device_identity::{DEVICE, of_device};
-use super::resources::of_container;
-use super::{Descriptor, Family, Group, Label, Value};
-use crate::model::{Account, Snapshot};
+use super::family::{Family, Group, Value, counter, gauge};
+use super::labels::{DEVICE, of_account, of_device};
+use crate::model::{Account, Attribution, Snapshot};
 
 const ATTRIBUTED: &[&str] = &["namespace", "pod", "container", "gpu_uuid", "mig_uuid"];
 const LEDGER: &str = "PodResources List joined with NVML";
 
-static ALLOCATION_INFO: Descriptor = Descriptor::gauge(
-    "podmeter_container_allocation_info",
-    &["namespace", "pod", "container", "gpu_uuid", "mig_uuid", "resource", "device_id", "sharing", "attribution"],
-    "",
-    LEDGER,
-    "A GPU that a container holds now, and how its use is told apart; always 1.",
-);
-static ALLOCATED: Descriptor = Descriptor::counter(
-    "podmeter_container_allocated_seconds_total",
-    ATTRIBUTED,
-    "seconds",
-    LEDGER,
-    "GPU-seconds held: a shared slot counts its part, a MIG device its slices.",
-);
-static BUSY: Descriptor = Descriptor::counter(
-    "podmeter_container_busy_seconds_total",
-    ATTRIBUTED,
-    "seconds",
-    LEDGER,
-    "GPU-seconds in which the container kept what it holds busy.",
-);
-static IDLE: Descriptor = Descriptor::counter(
-    "podmeter_container_idle_seconds_total",
-    ATTRIBUTED,
-    "seconds",
-    LEDGER,
-    "GPU-seconds held and not busy, of the time in which busy seconds are known.",
-);
-static UNCOVERED: Descriptor = Descriptor::counter(
-    "podmeter_container_uncovered_seconds_total",
-    ATTRIBUTED,
-    "seconds",
-    LEDGER,
-    "GPU-seconds held in which busy seconds are not known: neither busy nor idle.",
-);
-static LAST_ACTIVE: Descriptor = Descriptor::gauge(
-    "podmeter_container_last_active_timestamp_seconds",
-    ATTRIBUTED,
-    "seconds",
-    LEDGER,
-    "Unix time of the last activity, or of the last time without readings; else the start of the allocation.",
-);
-static UTILIZATION: Descriptor = Descriptor::gauge(
-    "podmeter_container_utilization_ratio",
-    ATTRIBUTED,
-    "ratio",
-    LEDGER,
-    "Use of what the container holds in the last sample, 0 to 1; of a shared slot at most 1.",
-);
-static SM_ACTIVE: Descriptor = Descriptor::gauge(
-    "podmeter_container_sm_active_ratio",
-    ATTRIBUTED,
-    "ratio",
-    LEDGER,
-    "SM activity of what the container holds alone, 0 to 1; absent where it is shared.",
-);
-static DRAM_ACTIVE: Descriptor = Descriptor::gauge(
-    "podmeter_container_dram_active_ratio",
-    ATTRIBUTED,
-    "ratio",
-    LEDGER,
-    "Memory bandwidth use of what the container holds alone, 0 to 1; absent where it is shared.",
-);
-static MEMORY_USED: Descriptor = Descriptor::gauge(
-    "podmeter_container_memory_used_bytes",
-    ATTRIBUTED,
-    "bytes",
-    LEDGER,
-    "Device memory that the container uses.",
-);
-static MEMORY_LIMIT: Descriptor = Descriptor::gauge(
-    "podmeter_container_memory_limit_bytes",
-    ATTRIBUTED,
-    "bytes",
-    LEDGER,
-    "Device memory that the container may use.",
-);
-static ENERGY: Descriptor = Descriptor::counter(
-    "podmeter_container_energy_joules_total",
-    ATTRIBUTED,
-    "joules",
-    LEDGER,
-    "Energy attributed to the container.",
-);
-static PROCESSES: Descriptor = Descriptor::gauge(
-    "podmeter_container_processes",
-    ATTRIBUTED,
-    "",
-    LEDGER,
-    "Processes of the container on the device; absent where processes are not known.",
-);
-static DEVICE_ALLOCATED: Descriptor = Descriptor::gauge(
-    "podmeter_device_allocated_ratio",
-    DEVICE,
-    "ratio",
-    LEDGER,
-    "Part of the GPU that is allocated, 0 to 1.",
-);
-
-pub(super) const GROUP: Group = Group {
+pub(super) static GROUP: Group = Group {
     section: "Allocation and attribution",
-    descriptors: &[
-        &ALLOCATION_INFO,
-        &ALLOCATED,
-        &BUSY,
-        &IDLE,
-        &UNCOVERED,
-        &LAST_ACTIVE,
-        &UTILIZATION,
-        &SM_ACTIVE,
-        &DRAM_ACTIVE,
-        &MEMORY_USED,
-        &MEMORY_LIMIT,
-        &ENERGY,
-        &PROCESSES,
-        &DEVICE_ALLOCATED,
+    metrics: &[
+        gauge(
+            "podmeter_container_allocation_info",
+            &[
+                "namespace",
+                "pod",
+                "container",
+                "gpu_uuid",
+                "mig_uuid",
+                "resource",
+                "device_id",
+                "sharing",
+                "attribution",
+            ],
+            LEDGER,
+            "A GPU that a container holds now, and how its use is told apart; always 1.",
+            |snapshot, family| {
+                for account in shown(snapshot) {
+                    let Some(holding) = &account.holding else { continue };
+                    for device in &holding.device_ids {
+                        let labels = of_account(account)
+                            .and_known("resource", holding.resource.as_ref())
+                            .and("device_id", device)
+                            .and("sharing", holding.sharing.as_str())
+                            .and_known("attribution", holding.attribution.map(Attribution::as_str));
+                        family.push(labels, 1u64);
+                    }
+                }
+            },
+        ),
+        counter(
+            "podmeter_container_allocated_seconds_total",
+            ATTRIBUTED,
+            LEDGER,
+            "GPU-seconds held: a shared slot counts its part, a MIG device its slices.",
+            |snapshot, family| totals(snapshot, family, |account| account.allocated_seconds),
+        ),
+        counter(
+            "podmeter_container_busy_seconds_total",
+            ATTRIBUTED,
+            LEDGER,
+            "GPU-seconds in which the container kept what it holds busy.",
+            |snapshot, family| totals(snapshot, family, |account| account.busy_seconds),
+        ),
+        counter(
+            "podmeter_container_idle_seconds_total",
+            ATTRIBUTED,
+            LEDGER,
+            "GPU-seconds held and not busy, of the time in which busy seconds are known.",
+            |snapshot, family| totals(snapshot, family, |account| account.idle_seconds),
+        ),
+        counter(
+            "podmeter_container_uncovered_seconds_total",
+            ATTRIBUTED,
+            LEDGER,
+            "GPU-seconds held in which busy seconds are not known: neither busy nor idle.",
+            |snapshot, family| totals(snapshot, family, |account| account.uncovered_seconds),
+        ),
+        gauge(
+            "podmeter_container_last_active_timestamp_seconds",
+            ATTRIBUTED,
+            LEDGER,
+            "Unix time of the last activity, or of the last time without readings; else the start of the allocation.",
+            |snapshot, family| current(snapshot, family, |account| account.last_active),
+        ),
+        gauge(
+            "podmeter_container_utilization_ratio",
+            ATTRIBUTED,
+            LEDGER,
+            "Use of what the container holds in the last sample, 0 to 1; of a shared slot at most 1.",
+            |snapshot, family| current(snapshot, family, |account| account.utilization_ratio),
+        ),
+        gauge(
+            "podmeter_container_sm_active_ratio",
+            ATTRIBUTED,
+            LEDGER,
+            "SM activity of what the container holds alone, 0 to 1; absent where it is shared.",
+            |snapshot, family| current(snapshot, family, |account| account.sm_active_ratio),
+        ),
+        gauge(
+            "podmeter_container_dram_active_ratio",
+            ATTRIBUTED,
+            LEDGER,
+            "Memory bandwidth use of what the container holds alone, 0 to 1; absent where it is shared.",
+            |snapshot, family| current(snapshot, family, |account| account.dram_active_ratio),
+        ),
+        gauge(
+            "podmeter_container_memory_used_bytes",
+            ATTRIBUTED,
+            LEDGER,
+            "Device memory that the container uses.",
+            |snapshot, family| current(snapshot, family, |account| account.memory_used_bytes),
+        ),
+        gauge(
+            "podmeter_container_memory_limit_bytes",
+            ATTRIBUTED,
+            LEDGER,
+            "Device memory that the container may use.",
+            |snapshot, family| current(snapshot, family, |account| account.memory_limit_bytes),
+        ),
+        counter(
+            "podmeter_container_energy_joules_total",
+            ATTRIBUTED,
+            LEDGER,
+            "Energy attributed to the container.",
+            |snapshot, family| totals(snapshot, family, |account| account.energy_joules),
+        ),
+        gauge(
+            "podmeter_container_processes",
+            ATTRIBUTED,
+            LEDGER,
+            "Processes of the container on the device; absent where processes are not known.",
+            |snapshot, family| current(snapshot, family, |account| account.processes),
+        ),
+        gauge(
+            "podmeter_device_allocated_ratio",
+            DEVICE,
+            LEDGER,
+            "Part of the GPU that is allocated, 0 to 1.",
+            |snapshot, family| {
+                // Unknown until the kubelet has answered once.
+                let gpus = snapshot.hardware.inventory.gpus.values().filter(|_| snapshot.kubelet.allocations.is_some());
+                for gpu in gpus {
+                    let accounts = snapshot.accounts.iter().filter(|account| account.gpu == gpu.uuid);
+                    let mut holdings = accounts.filter_map(|account| account.holding.as_ref());
+                    // From plain zero: the sum of no floats is -0. One share that is not known leaves the whole unknown.
+                    let allocated = holdings.try_fold(0.0, |sum, holding| Some(sum + holding.share?));
+                    // Shares such as 1/3 do not add up exactly.
+                    family.push_known(of_device(gpu), allocated.map(|allocated: f64| allocated.min(1.0)));
+                }
+            },
+        ),
     ],
-    families,
 };
 
-type Read = fn(&Account) -> Option<Value>;
+fn shown(snapshot: &Snapshot) -> impl Iterator<Item = &Account> {
+    snapshot.accounts.iter().filter(|account| !account.over_limit)
+}
 
-/// Stay after the container has let go.
-static COUNTERS: &[(&Descriptor, Read)] = &[
-    (&ALLOCATED, |account| account.allocated_seconds.map(Into::into)),
-    (&BUSY, |account| account.busy_seconds.map(Into::into)),
-    (&IDLE, |account| account.idle_seconds.map(Into::into)),
-    (&UNCOVERED, |account| account.uncovered_seconds.map(Into::into)),
-    (&ENERGY, |account| account.energy_joules.map(Into::into)),
-];
-
-/// Of now: a container that has let go has none.
-static GAUGES: &[(&Descriptor, Read)] = &[
-    (&LAST_ACTIVE, |account| account.last_active.map(Into::into)),
-    (&UTILIZATION, |account| account.utilization_ratio.map(Into::into)),
-    (&SM_ACTIVE, |account| account.sm_active_ratio.map(Into::into)),
-    (&DRAM_ACTIVE, |account| account.dram_active_ratio.map(Into::into)),
-    (&MEMORY_USED, |account| account.memory_used_bytes.map(Into::into)),
-    (&MEMORY_LIMIT, |account| account.memory_limit_bytes.map(Into::into)),
-    (&PROCESSES, |account| account.processes.map(Into::into)),
-];
-
-fn families(snapshot: &Snapshot) -> Vec<Family> {
-    let accounts: Vec<&Account> = snapshot.accounts.iter().filter(|account| !account.over_limit).collect();
-    let mut families = vec![allocations(&accounts)];
-    for (descriptor, read) in COUNTERS {
-        let mut family = Family::new(descriptor);
-        for account in &accounts {
-            family.push_created(of_account(account), read(account), account.created);
-        }
-        families.push(family);
+/// Stays after the container has released the device.
+fn totals<V: Into<Value>>(snapshot: &Snapshot, family: &mut Family, read: fn(&Account) -> Option<V>) {
+    for account in shown(snapshot) {
+        family.since(account.created).push_known(of_account(account), read(account));
     }
-    for (descriptor, read) in GAUGES {
-        let mut family = Family::new(descriptor);
-        for account in accounts.iter().filter(|account| account.holding.is_some()) {
-            family.push_known(of_account(account), read(account));
-        }
-        families.push(family);
+}
+
+/// Absent once the container has released the device.
+fn current<V: Into<Value>>(snapshot: &Snapshot, family: &mut Family, read: fn(&Account) -> Option<V>) {
+    for account in shown(snapshot).filter(|account| account.holding.is_some()) {
+        family.push_known(of_account(account), read(account));
     }
-    families.push(allocated_ratio(snapshot));
-    families
 }
 
 /// How many series an account has on the page.
 pub(super) fn series_of(account: &Account) -> usize {
-    let known = |table: &[(&Descriptor, Read)]| table.iter().filter(|(_, read)| read(account).is_some()).count();
-    let of_now = |holding: &crate::model::Holding| holding.device_ids.len() + known(GAUGES);
-    known(COUNTERS) + account.holding.as_ref().map_or(0, of_now)
-}
-
-fn allocations(accounts: &[&Account]) -> Family {
-    let mut family = Family::new(&ALLOCATION_INFO);
-    for account in accounts {
-        let Some(holding) = &account.holding else { continue };
-        for device in &holding.device_ids {
-            let mut labels = of_account(account);
-            labels.extend(holding.resource.as_ref().map(|resource| ("resource", resource.to_shared().into())));
-            labels.push(("device_id", device.to_shared().into()));
-            labels.push(("sharing", holding.sharing.as_str().into()));
-            labels.extend(holding.attribution.map(|method| ("attribution", method.as_str().into())));
-            family.push(labels, 1u64);
-        }
-    }
-    family
-}
-
-fn allocated_ratio(snapshot: &Snapshot) -> Family {
-    let mut family = Family::new(&DEVICE_ALLOCATED);
-    if snapshot.kubelet.allocations.is_none() {
-        return family; // nobody has said yet who holds what
-    }
-    for gpu in snapshot.hardware.inventory.gpus.values() {
-        let mut holdings =
-            snapshot.accounts.iter().filter(|account| account.gpu == gpu.uuid).filter_map(|one| one.holding.as_ref());
-        // From plain zero: the sum of no floats is -0. One part that is not known leaves the whole unknown.
-        let allocated = holdings.try_fold(0.0, |sum, holding| Some(sum + holding.share?));
-        if let Some(allocated) = allocated {
-            // Parts such as 1/3 do not add up exactly.
-            family.push(of_device(gpu), allocated.min(1.0));
-        }
-    }
-    family
-}
-
-fn of_account(account: &Account) -> Vec<(&'static str, Label)> {
-    let mut labels = of_container(&account.container);
-    labels.push(("gpu_uuid", account.gpu.to_shared().into()));
-    labels.extend(account.mig.as_ref().map(|mig| ("mig_uuid", mig.to_shared().into())));
-    labels
+    let Account { allocated_seconds, busy_seconds, idle_seconds, uncovered_seconds, energy_joules, .. } = account;
+    let totals = [allocated_seconds, busy_seconds, idle_seconds, uncovered_seconds, energy_joules];
+    let current = [
+        account.last_active.is_some(),
+        account.utilization_ratio.is_some(),
+        account.sm_active_ratio.is_some(),
+        account.dram_active_ratio.is_some(),
+        account.memory_used_bytes.is_some(),
+        account.memory_limit_bytes.is_some(),
+        account.processes.is_some(),
+    ];
+    let held = account
+        .holding
+        .as_ref()
+        .map_or(0, |holding| holding.device_ids.len() + current.into_iter().filter(|is_known| *is_known).count());
+    totals.into_iter().flatten().count() + held
 }
 
 #[cfg(test)]
@@ -228,12 +191,22 @@ mod tests {
 
     #[test]
     fn an_ended_container_keeps_its_counters_alone() {
-        let page = families(&fixture::snapshot());
+        let page = GROUP.families(&fixture::snapshot());
         let of = |name| value(&page, name, &[("pod", "finished")]);
         assert_eq!(of("podmeter_container_busy_seconds_total"), Some(12.0));
         assert_eq!(of("podmeter_container_idle_seconds_total"), Some(0.0));
         assert_eq!(of("podmeter_container_utilization_ratio"), None);
         assert_eq!(of("podmeter_container_allocation_info"), None);
+    }
+
+    #[test]
+    fn the_series_limit_counts_what_is_on_the_page() {
+        let snapshot = fixture::snapshot();
+        for account in &snapshot.accounts {
+            let alone = Snapshot { accounts: vec![account.clone()], ..Snapshot::default() };
+            let shown: usize = GROUP.families(&alone).iter().map(|family| family.samples.len()).sum();
+            assert_eq!(series_of(account), shown, "{account:?}");
+        }
     }
 
     #[test]
@@ -249,7 +222,7 @@ mod tests {
             })
             .collect();
         let ratio = |snapshot: &Snapshot, uuid| {
-            value(&families(snapshot), "podmeter_device_allocated_ratio", &[("gpu_uuid", uuid)])
+            value(&GROUP.families(snapshot), "podmeter_device_allocated_ratio", &[("gpu_uuid", uuid)])
         };
         let allocated = ratio(&snapshot, fixture::WHOLE).unwrap();
         assert!((0.999_999..=1.0).contains(&allocated), "{allocated}");
@@ -260,9 +233,9 @@ mod tests {
 
     #[test]
     fn counters_know_when_they_began() {
-        let page = families(&fixture::snapshot());
+        let page = GROUP.families(&fixture::snapshot());
         for family in page {
-            let counts = family.descriptor.kind == super::super::Kind::Counter;
+            let counts = family.descriptor.kind == crate::metrics::family::Kind::Counter;
             assert!(family.samples.iter().all(|sample| sample.created.is_some() == counts), "{family:?}");
         }
     }

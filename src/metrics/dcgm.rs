@@ -1,23 +1,20 @@
 //! The same snapshot under dcgm-exporter's names, labels and units, for dashboards and tools that read those.
 //!
-//! Differences are on purpose. dcgm-exporter repeats a shared device's value under every pod; here utilization, memory in
-//! use and energy are each container's true share, with the rest under no pod, so that they add up to the device, and what
-//! cannot be divided (clocks, temperatures) stands once, under no pod. NVLink's bandwidth is a rate, so it is a gauge here,
-//! where dcgm-exporter calls it a counter. A value that the snapshot lacks is left out.
+//! The differences are deliberate. dcgm-exporter repeats a shared device's value under every pod; here utilization, memory
+//! in use and energy are each container's own share, with the rest under no pod, so that they add up to the device, and
+//! what cannot be divided (clocks, temperatures) appears once, under no pod. NVLink's bandwidth is a rate, so it is a gauge
+//! here, where dcgm-exporter calls it a counter. A value that the snapshot lacks is absent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::device_identity::with_readings;
-use super::device_interconnect::slow;
-use super::device_use::medium;
-use super::health::judged;
-use super::{Descriptor, Family, Label, Value, mig};
+use super::family::{Descriptor, Family, Kind, Value, ordered};
+use super::labels::{Labels, medium, slow, with_health, with_readings};
+use super::mig;
 use crate::model::{
     Account, ContainerRef, DeviceReadings, GpmRatios, Gpu, InstanceReading, MemoryUse, MigUuid, Sharing, Snapshot,
 };
 
 const MEBIBYTE: u64 = 1024 * 1024;
-const NVML: &str = "NVML";
 
 const LABELS: &[&str] = &[
     "gpu",
@@ -34,184 +31,257 @@ const LABELS: &[&str] = &[
     "pod",
 ];
 
-const fn gauge(name: &'static str, help: &'static str) -> Descriptor {
-    Descriptor::gauge(name, LABELS, "", NVML, help)
+struct Metric {
+    descriptor: Descriptor,
+    samples: fn(&Page<'_>, &mut Family),
 }
 
-const fn counter(name: &'static str, help: &'static str) -> Descriptor {
-    Descriptor::counter(name, LABELS, "", NVML, help)
+type Samples = fn(&Page<'_>, &mut Family);
+
+const fn gauge(name: &'static str, help: &'static str, samples: Samples) -> Metric {
+    Metric { descriptor: Descriptor { name, kind: Kind::Gauge, labels: LABELS, source: "NVML", help }, samples }
 }
 
-static GPU_UTIL: Descriptor = gauge("DCGM_FI_DEV_GPU_UTIL", "GPU utilization (%).");
-static FB_USED: Descriptor = gauge("DCGM_FI_DEV_FB_USED", "Frame buffer memory used (MiB).");
-static FB_FREE: Descriptor = gauge("DCGM_FI_DEV_FB_FREE", "Frame buffer memory free (MiB).");
-static FB_RESERVED: Descriptor = gauge("DCGM_FI_DEV_FB_RESERVED", "Frame buffer memory reserved (MiB).");
-static SM_CLOCK: Descriptor = gauge("DCGM_FI_DEV_SM_CLOCK", "SM clock (MHz).");
-static MEM_CLOCK: Descriptor = gauge("DCGM_FI_DEV_MEM_CLOCK", "Memory clock (MHz).");
-static GPU_TEMP: Descriptor = gauge("DCGM_FI_DEV_GPU_TEMP", "GPU temperature (C).");
-static MEMORY_TEMP: Descriptor = gauge("DCGM_FI_DEV_MEMORY_TEMP", "Memory temperature (C).");
-static MEM_COPY_UTIL: Descriptor = gauge("DCGM_FI_DEV_MEM_COPY_UTIL", "Memory utilization (%).");
-static ENC_UTIL: Descriptor = gauge("DCGM_FI_DEV_ENC_UTIL", "Encoder utilization (%).");
-static DEC_UTIL: Descriptor = gauge("DCGM_FI_DEV_DEC_UTIL", "Decoder utilization (%).");
-static XID_ERRORS: Descriptor =
-    gauge("DCGM_FI_DEV_XID_ERRORS", "Code of the last XID since podmeter started; 0 if there was none.");
-static NVLINK_BANDWIDTH: Descriptor =
-    gauge("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "Data over all NVLinks, both ways (thousands of KiB a second).");
-static POWER_USAGE: Descriptor = gauge("DCGM_FI_DEV_POWER_USAGE", "Power draw (W).");
-static ENERGY: Descriptor =
-    counter("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "Energy drawn since podmeter saw the GPU (mJ).");
-static PCIE_REPLAYS: Descriptor = counter("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "PCIe packets sent again.");
-static UNCORRECTABLE_ROWS: Descriptor =
-    counter("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "Rows remapped for uncorrectable errors.");
-static CORRECTABLE_ROWS: Descriptor =
-    counter("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "Rows remapped for correctable errors.");
-static ROW_REMAP_FAILURE: Descriptor = gauge("DCGM_FI_DEV_ROW_REMAP_FAILURE", "Whether a row remap has failed.");
-static GR_ENGINE_ACTIVE: Descriptor =
-    gauge("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "Part of the time in which the graphics engine was active.");
-static SM_ACTIVE: Descriptor =
-    gauge("DCGM_FI_PROF_SM_ACTIVE", "Part of the SMs' time with at least one warp resident.");
-static PIPE_TENSOR_ACTIVE: Descriptor =
-    gauge("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "Part of the time in which the tensor pipe was active.");
-static DRAM_ACTIVE: Descriptor =
-    gauge("DCGM_FI_PROF_DRAM_ACTIVE", "Part of the time in which the memory interface was active.");
-static PCIE_TX: Descriptor = gauge("DCGM_FI_PROF_PCIE_TX_BYTES", "Data sent over PCIe (bytes a second).");
-static PCIE_RX: Descriptor = gauge("DCGM_FI_PROF_PCIE_RX_BYTES", "Data received over PCIe (bytes a second).");
+const fn counter(name: &'static str, help: &'static str, samples: Samples) -> Metric {
+    Metric { descriptor: Descriptor { name, kind: Kind::Counter, labels: LABELS, source: "NVML", help }, samples }
+}
 
-/// What a whole GPU says; while it is partitioned, what its instances cannot say for themselves.
-type DeviceValue = fn(&DeviceReadings) -> Option<Value>;
-static OF_DEVICES: &[(&Descriptor, DeviceValue)] = &[
-    (&GPU_UTIL, |readings| percent(utilization(readings))),
-    (&MEM_COPY_UTIL, |readings| percent(medium(readings)?.rates.memory_utilization_ratio)),
-    (&ENC_UTIL, |readings| percent(medium(readings)?.rates.engine_utilization_ratios.get("encoder").copied())),
-    (&DEC_UTIL, |readings| percent(medium(readings)?.rates.engine_utilization_ratios.get("decoder").copied())),
-    (&PCIE_TX, |readings| Some(whole(medium(readings)?.rates.traffic.pcie_transmitted?))),
-    (&PCIE_RX, |readings| Some(whole(medium(readings)?.rates.traffic.pcie_received?))),
-    (&NVLINK_BANDWIDTH, |readings| {
-        let traffic = medium(readings)?.rates.traffic;
-        // DCGM divides the driver's KiB by a thousand.
-        Some(whole((traffic.nvlink_transmitted? + traffic.nvlink_received?) / 1024.0 / 1000.0))
+static METRICS: &[Metric] = &[
+    gauge("DCGM_FI_DEV_GPU_UTIL", "GPU utilization (%).", |page, family| {
+        page.of_gpus(family, Some(|account, _| Some(account.device_utilization_ratio? * 100.0)), |readings| {
+            percent(utilization(readings))
+        })
     }),
-    (&POWER_USAGE, |readings| Some(readings.fast.as_ref()?.value.power_watts?.into())),
-    (&ENERGY, |readings| Some(whole(readings.totals.energy_joules? * 1000.0))),
-    (&SM_CLOCK, |readings| Some(whole(medium(readings)?.clocks.sm_hertz? / 1e6))),
-    (&MEM_CLOCK, |readings| Some(whole(medium(readings)?.clocks.memory_hertz? / 1e6))),
-    (&GPU_TEMP, |readings| Some(whole(medium(readings)?.gpu_temperature_celsius?))),
-    (&MEMORY_TEMP, |readings| Some(whole(medium(readings)?.memory_temperature_celsius?))),
-    (&PCIE_REPLAYS, |readings| Some(slow(readings)?.pcie.replays?.into())),
-    (&UNCORRECTABLE_ROWS, |readings| Some(slow(readings)?.row_remap?.uncorrectable.into())),
-    (&CORRECTABLE_ROWS, |readings| Some(slow(readings)?.row_remap?.correctable.into())),
-    (&ROW_REMAP_FAILURE, |readings| Some(slow(readings)?.row_remap?.failed.into())),
-];
-
-/// What a whole GPU and a GPU instance both say.
-type PartValue = fn(Option<MemoryUse>, &GpmRatios) -> Option<Value>;
-static OF_PARTS: &[(&Descriptor, PartValue)] = &[
-    (&FB_USED, |memory, _| Some((memory?.used / MEBIBYTE).into())),
-    (&FB_FREE, |memory, _| Some((memory?.free / MEBIBYTE).into())),
-    (&FB_RESERVED, |memory, _| Some((memory?.reserved? / MEBIBYTE).into())),
-    (&GR_ENGINE_ACTIVE, |_, gpm| Some(gpm.graphics_engine_active?.into())),
-    (&SM_ACTIVE, |_, gpm| Some(gpm.sm_active?.into())),
-    (&PIPE_TENSOR_ACTIVE, |_, gpm| Some((*gpm.pipes.get("tensor")?).into())),
-    (&DRAM_ACTIVE, |_, gpm| Some(gpm.dram_active?.into())),
+    gauge("DCGM_FI_DEV_MEM_COPY_UTIL", "Memory utilization (%).", |page, family| {
+        page.of_gpus(family, None, |readings| percent(medium(readings)?.rates.memory_utilization_ratio))
+    }),
+    gauge("DCGM_FI_DEV_ENC_UTIL", "Encoder utilization (%).", |page, family| {
+        page.of_gpus(family, None, |readings| {
+            percent(medium(readings)?.rates.engine_utilization_ratios.get("encoder").copied())
+        })
+    }),
+    gauge("DCGM_FI_DEV_DEC_UTIL", "Decoder utilization (%).", |page, family| {
+        page.of_gpus(family, None, |readings| {
+            percent(medium(readings)?.rates.engine_utilization_ratios.get("decoder").copied())
+        })
+    }),
+    gauge("DCGM_FI_PROF_PCIE_TX_BYTES", "Data sent over PCIe (bytes a second).", |page, family| {
+        page.of_gpus(family, None, |readings| Some(whole(medium(readings)?.rates.traffic.pcie_transmitted?)))
+    }),
+    gauge("DCGM_FI_PROF_PCIE_RX_BYTES", "Data received over PCIe (bytes a second).", |page, family| {
+        page.of_gpus(family, None, |readings| Some(whole(medium(readings)?.rates.traffic.pcie_received?)))
+    }),
+    gauge(
+        "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL",
+        "Data over all NVLinks, both ways (thousands of KiB a second).",
+        |page, family| {
+            page.of_gpus(family, None, |readings| {
+                let traffic = medium(readings)?.rates.traffic;
+                // DCGM divides the driver's KiB by a thousand.
+                Some(whole((traffic.nvlink_transmitted? + traffic.nvlink_received?) / 1024.0 / 1000.0))
+            })
+        },
+    ),
+    gauge("DCGM_FI_DEV_POWER_USAGE", "Power draw (W).", |page, family| {
+        page.of_gpus(family, None, |readings| Some(readings.fast.as_ref()?.value.power_watts?.into()))
+    }),
+    counter("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "Energy drawn since podmeter saw the GPU (mJ).", |page, family| {
+        page.of_gpus(family, Some(|account, _| Some((account.energy_joules? * 1000.0).round())), |readings| {
+            Some(whole(readings.totals.energy_joules? * 1000.0))
+        })
+    }),
+    gauge("DCGM_FI_DEV_SM_CLOCK", "SM clock (MHz).", |page, family| {
+        page.of_gpus(family, None, |readings| Some(whole(medium(readings)?.clocks.sm_hertz? / 1e6)))
+    }),
+    gauge("DCGM_FI_DEV_MEM_CLOCK", "Memory clock (MHz).", |page, family| {
+        page.of_gpus(family, None, |readings| Some(whole(medium(readings)?.clocks.memory_hertz? / 1e6)))
+    }),
+    gauge("DCGM_FI_DEV_GPU_TEMP", "GPU temperature (C).", |page, family| {
+        page.of_gpus(family, None, |readings| Some(whole(medium(readings)?.gpu_temperature_celsius?)))
+    }),
+    gauge("DCGM_FI_DEV_MEMORY_TEMP", "Memory temperature (C).", |page, family| {
+        page.of_gpus(family, None, |readings| Some(whole(medium(readings)?.memory_temperature_celsius?)))
+    }),
+    counter("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "PCIe packets sent again.", |page, family| {
+        page.of_gpus(family, None, |readings| Some(slow(readings)?.pcie.replays?.into()))
+    }),
+    counter("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "Rows remapped for uncorrectable errors.", |page, family| {
+        page.of_gpus(family, None, |readings| Some(slow(readings)?.row_remap?.uncorrectable.into()))
+    }),
+    counter("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "Rows remapped for correctable errors.", |page, family| {
+        page.of_gpus(family, None, |readings| Some(slow(readings)?.row_remap?.correctable.into()))
+    }),
+    gauge("DCGM_FI_DEV_ROW_REMAP_FAILURE", "Whether a row remap has failed.", |page, family| {
+        page.of_gpus(family, None, |readings| Some(slow(readings)?.row_remap?.failed.into()))
+    }),
+    gauge("DCGM_FI_DEV_XID_ERRORS", "Code of the last XID since podmeter started; 0 if there was none.", last_xids),
+    gauge("DCGM_FI_DEV_FB_USED", "Frame buffer memory used (MiB).", |page, family| {
+        page.of_parts(family, Some(|account, _| Some((account.memory_used_bytes? / MEBIBYTE) as f64)), |memory, _| {
+            Some((memory?.used / MEBIBYTE).into())
+        })
+    }),
+    gauge("DCGM_FI_DEV_FB_FREE", "Frame buffer memory free (MiB).", |page, family| {
+        page.of_parts(family, None, |memory, _| Some((memory?.free / MEBIBYTE).into()))
+    }),
+    gauge("DCGM_FI_DEV_FB_RESERVED", "Frame buffer memory reserved (MiB).", |page, family| {
+        page.of_parts(family, None, |memory, _| Some((memory?.reserved? / MEBIBYTE).into()))
+    }),
+    gauge(
+        "DCGM_FI_PROF_GR_ENGINE_ACTIVE",
+        "Part of the time in which the graphics engine was active.",
+        |page, family| {
+            page.of_parts(
+                family,
+                Some(|account, whole| Some(account.device_utilization_ratio? * whole.per_utilization?)),
+                |_, gpm| Some(gpm.graphics_engine_active?.into()),
+            )
+        },
+    ),
+    gauge("DCGM_FI_PROF_SM_ACTIVE", "Part of the SMs' time with at least one warp resident.", |page, family| {
+        page.of_parts(family, None, |_, gpm| Some(gpm.sm_active?.into()))
+    }),
+    gauge(
+        "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
+        "Part of the time in which the tensor pipe was active.",
+        |page, family| page.of_parts(family, None, |_, gpm| Some((*gpm.pipes.get("tensor")?).into())),
+    ),
+    gauge("DCGM_FI_PROF_DRAM_ACTIVE", "Part of the time in which the memory interface was active.", |page, family| {
+        page.of_parts(family, None, |_, gpm| Some(gpm.dram_active?.into()))
+    }),
 ];
 
 pub(super) fn descriptors() -> impl Iterator<Item = &'static Descriptor> {
-    let of_devices = OF_DEVICES.iter().map(|(descriptor, _)| *descriptor);
-    of_devices.chain([&XID_ERRORS]).chain(OF_PARTS.iter().map(|(descriptor, _)| *descriptor))
+    METRICS.iter().map(|metric| &metric.descriptor)
 }
 
-/// The families of `/metrics/dcgm`. Only text 0.0.4 can say them: their counters have no `_total`.
+/// The families of `/metrics/dcgm`, for text 0.0.4 alone: their counters do not end in `_total`.
 pub(super) fn families(snapshot: &Snapshot) -> Vec<Family> {
-    let holders = Holders::of(snapshot);
-    let mut families = vec![last_xids(snapshot, &holders)];
-    for (descriptor, read) in OF_DEVICES {
-        let mut family = Family::new(descriptor);
-        for (gpu, readings) in with_readings(snapshot) {
-            let value = read(readings);
-            match shared(snapshot, gpu, descriptor, value.as_ref()) {
-                Some(shares) => shares.into_iter().for_each(|(holder, share)| {
-                    family.push(labels(snapshot, gpu, None, holder), share);
-                }),
-                None => family.push_known(labels(snapshot, gpu, None, holders.of_gpu(gpu)), value),
+    let page = Page { snapshot, holders: Holders::of(snapshot) };
+    let filled = |metric: &'static Metric| {
+        let mut family = Family::new(&metric.descriptor);
+        (metric.samples)(&page, &mut family);
+        family
+    };
+    ordered(METRICS.iter().map(filled).collect())
+}
+
+struct Page<'snapshot> {
+    snapshot: &'snapshot Snapshot,
+    holders: Holders<'snapshot>,
+}
+
+/// The part of a shared GPU's value that a holder has.
+type Share = fn(&Account, Whole) -> Option<f64>;
+
+#[derive(Clone, Copy)]
+struct Whole {
+    value: f64,
+    /// Divided by the GPU's utilization: both count the time in which kernels ran, so the shares of one are those of the other.
+    per_utilization: Option<f64>,
+}
+
+impl Page<'_> {
+    fn of_gpus(&self, family: &mut Family, share: Option<Share>, read: fn(&DeviceReadings) -> Option<Value>) {
+        for (gpu, readings) in with_readings(self.snapshot) {
+            self.push(family, gpu, share, read(readings));
+        }
+    }
+
+    /// Of each GPU, or of its GPU instances while it is partitioned.
+    fn of_parts(
+        &self,
+        family: &mut Family,
+        share: Option<Share>,
+        read: fn(Option<MemoryUse>, &GpmRatios) -> Option<Value>,
+    ) {
+        for (gpu, readings) in with_readings(self.snapshot) {
+            if let Some(medium) = medium(readings).filter(|medium| medium.instances.is_empty()) {
+                self.push(family, gpu, share, read(medium.memory, &medium.gpm));
             }
         }
-        families.push(family);
+        for (gpu, instance) in mig::instances(self.snapshot) {
+            let labels = self.labels(gpu, Some(instance), self.holders.of_instance(instance));
+            family.push_known(labels, read(instance.memory, &instance.gpm));
+        }
     }
-    for (descriptor, read) in OF_PARTS {
-        let mut family = Family::new(descriptor);
-        for (gpu, readings) in with_readings(snapshot) {
-            let Some(medium) = medium(readings) else { continue };
-            if medium.instances.is_empty() {
-                let value = read(medium.memory, &medium.gpm);
-                match shared(snapshot, gpu, descriptor, value.as_ref()) {
-                    Some(shares) => shares.into_iter().for_each(|(holder, share)| {
-                        family.push(labels(snapshot, gpu, None, holder), share);
-                    }),
-                    None => family.push_known(labels(snapshot, gpu, None, holders.of_gpu(gpu)), value),
+
+    fn push(&self, family: &mut Family, gpu: &Gpu, share: Option<Share>, value: Option<Value>) {
+        let Some(value) = value else { return };
+        match share.and_then(|share| self.shared(family.descriptor.kind, gpu, share, &value)) {
+            Some(shares) => {
+                for (holder, share) in shares {
+                    family.push(self.labels(gpu, None, holder), plain(share));
                 }
             }
+            None => family.push(self.labels(gpu, None, self.holders.of_gpu(gpu)), value),
         }
-        for (gpu, instance) in mig::instances(snapshot) {
-            let value = read(instance.memory, &instance.gpm);
-            family.push_known(labels(snapshot, gpu, Some(instance), holders.of_instance(instance)), value);
-        }
-        families.push(family);
     }
-    super::family::ordered(families)
+
+    /// The value of a shared GPU by holder, and the unattributed rest under `None`. Absent where it is not divided.
+    fn shared(&self, kind: Kind, gpu: &Gpu, share: Share, value: &Value) -> Option<Vec<(Option<&ContainerRef>, f64)>> {
+        let value = match value {
+            Value::Integer(number) => *number as f64,
+            Value::Float(number) => *number,
+            Value::Histogram(_) => return None,
+        };
+        let ratio = self.snapshot.hardware.readings.get(&gpu.uuid).and_then(|readings| utilization(readings));
+        let whole = Whole { value, per_utilization: ratio.map(|ratio| if ratio > 0.0 { value / ratio } else { 0.0 }) };
+        let is_shared = |account: &&Account| {
+            let sharing = account.holding.as_ref().map(|holding| holding.sharing);
+            account.gpu == gpu.uuid
+                && account.mig.is_none()
+                && sharing.is_some_and(|sharing| sharing != Sharing::Exclusive)
+        };
+        let holders = self.snapshot.accounts.iter().filter(is_shared).filter(|account| !account.over_limit);
+        let mut shares: Vec<_> = holders
+            .filter_map(|account| Some((Some(&account.container), thousandths(share(account, whole)?))))
+            .collect();
+        if shares.is_empty() {
+            return None;
+        }
+        let unattributed = self.snapshot.unattributed.iter().find(|unattributed| unattributed.gpu == gpu.uuid);
+        let rest = match unattributed.filter(|_| kind == Kind::Counter) {
+            // A counter: what ended pods used must not appear as unattributed.
+            Some(unattributed) => (unattributed.energy_joules.values().sum::<f64>() * 1000.0).round(),
+            None => thousandths((whole.value - shares.iter().map(|(_, share)| share).sum::<f64>()).max(0.0)),
+        };
+        shares.push((None, rest));
+        Some(shares)
+    }
+
+    fn labels(&self, gpu: &Gpu, instance: Option<&InstanceReading>, holder: Option<&ContainerRef>) -> Labels {
+        // dcgm-exporter puts the index into `device`, not the minor number.
+        let mut labels = Labels::default()
+            .and_known("gpu", gpu.index)
+            .and("UUID", &gpu.uuid)
+            .and_known("pci_bus_id", gpu.pci_bus_id.as_ref().map(|id| nvml_bus_id(id.as_str())))
+            .and_known("device", gpu.index.map(|index| format!("nvidia{index}")))
+            .and_known("modelName", gpu.model.as_ref());
+        if let Some(instance) = instance {
+            let profile = gpu.mig_devices.iter().find(|mig| mig.gpu_instance == instance.gpu_instance);
+            labels = labels
+                .and_known("GPU_I_PROFILE", profile.map(|mig| &mig.profile))
+                .and("GPU_I_ID", instance.gpu_instance);
+        }
+        // Renamed to lower case in 2026 (dcgm-exporter#655); readers of either find theirs.
+        let node = Some(&self.snapshot.node_name).filter(|name| !name.is_empty());
+        labels
+            .and_known("Hostname", node)
+            .and_known("hostname", node)
+            .and_known("container", holder.map(|holder| &holder.container))
+            .and_known("namespace", holder.map(|holder| &holder.namespace))
+            .and_known("pod", holder.map(|holder| &holder.pod))
+    }
 }
 
-/// Known of every GPU that is judged, also of one that says nothing any more.
-fn last_xids(snapshot: &Snapshot, holders: &Holders<'_>) -> Family {
-    let mut family = Family::new(&XID_ERRORS);
-    for (gpu, health) in judged(snapshot) {
+/// Of every GPU with a health state, also of one without readings.
+fn last_xids(page: &Page<'_>, family: &mut Family) {
+    for (gpu, health) in with_health(page.snapshot) {
         let sources = health.xids.last.iter().flat_map(|(code, sources)| sources.values().map(move |xid| (xid, code)));
         let last = sources.max_by(|(one, _), (other, _)| one.at.monotonic.cmp(&other.at.monotonic));
         let code = last.map_or(0, |(_, code)| *code);
-        family.push(labels(snapshot, gpu, None, holders.of_gpu(gpu)), code);
+        family.push(page.labels(gpu, None, page.holders.of_gpu(gpu)), code);
     }
-    family
-}
-
-/// The value of a shared GPU by holder, and what is left under nobody's name. `None`: it stands undivided.
-fn shared<'a>(
-    snapshot: &'a Snapshot,
-    gpu: &Gpu,
-    descriptor: &Descriptor,
-    value: Option<&Value>,
-) -> Option<Vec<(Option<&'a ContainerRef>, Value)>> {
-    let whole_value = match value? {
-        Value::Integer(number) => *number as f64,
-        Value::Float(number) => *number,
-        Value::Histogram(_) => return None,
-    };
-    // Both say for what part of the time kernels ran, so the parts of one are the parts of the other.
-    let utilization = || snapshot.hardware.readings.get(&gpu.uuid).and_then(|readings| utilization(readings));
-    let engine_per_utilization = || utilization().map(|ratio| if ratio > 0.0 { whole_value / ratio } else { 0.0 });
-    let share = |account: &Account| match descriptor.name {
-        "DCGM_FI_DEV_GPU_UTIL" => Some(account.device_utilization_ratio? * 100.0),
-        "DCGM_FI_DEV_FB_USED" => Some((account.memory_used_bytes? / MEBIBYTE) as f64),
-        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION" => Some((account.energy_joules? * 1000.0).round()),
-        "DCGM_FI_PROF_GR_ENGINE_ACTIVE" => Some(account.device_utilization_ratio? * engine_per_utilization()?),
-        _ => None,
-    };
-    let holds = |account: &&Account| {
-        let sharing = account.holding.as_ref().map(|holding| holding.sharing);
-        account.gpu == gpu.uuid && account.mig.is_none() && sharing.is_some_and(|sharing| sharing != Sharing::Exclusive)
-    };
-    let holders = snapshot.accounts.iter().filter(holds).filter(|account| !account.over_limit);
-    let known: Vec<_> =
-        holders.filter_map(|account| Some((Some(&account.container), thousandths(share(account)?)))).collect();
-    if known.is_empty() {
-        return None;
-    }
-    let rest = match snapshot.unattributed.iter().find(|unattributed| unattributed.gpu == gpu.uuid) {
-        // A counter: what pods that have gone used is not to come back under nobody's name.
-        Some(unattributed) if descriptor.name == ENERGY.name => {
-            (unattributed.energy_joules.values().sum::<f64>() * 1000.0).round()
-        }
-        _ => thousandths((whole_value - known.iter().map(|(_, share)| share).sum::<f64>()).max(0.0)),
-    };
-    Some(known.into_iter().chain([(None, rest)]).map(|(holder, share)| (holder, plain(share))).collect())
 }
 
 fn utilization(readings: &DeviceReadings) -> Option<f64> {
@@ -235,37 +305,6 @@ fn plain(number: f64) -> Value {
 fn whole(number: f64) -> Value {
     let rounded = number.round();
     if (0.0..9e15).contains(&rounded) { Value::Integer(rounded as u64) } else { Value::Float(rounded) }
-}
-
-fn labels(
-    snapshot: &Snapshot,
-    gpu: &Gpu,
-    instance: Option<&InstanceReading>,
-    holder: Option<&ContainerRef>,
-) -> Vec<(&'static str, Label)> {
-    let mut labels: Vec<(_, Label)> = vec![];
-    labels.extend(gpu.index.map(|index| ("gpu", index.into())));
-    labels.push(("UUID", gpu.uuid.to_shared().into()));
-    labels.extend(gpu.pci_bus_id.as_ref().map(|id| ("pci_bus_id", nvml_bus_id(id.as_str()).into())));
-    // dcgm-exporter puts the index here, not the minor number.
-    labels.extend(gpu.index.map(|index| ("device", format!("nvidia{index}").into())));
-    labels.extend(gpu.model.as_ref().map(|model| ("modelName", model.into())));
-    if let Some(instance) = instance {
-        let profile = gpu.mig_devices.iter().find(|mig| mig.gpu_instance == instance.gpu_instance);
-        labels.extend(profile.map(|mig| ("GPU_I_PROFILE", (&mig.profile).into())));
-        labels.push(("GPU_I_ID", instance.gpu_instance.into()));
-    }
-    if !snapshot.node_name.is_empty() {
-        // Renamed to lower case in 2026 (dcgm-exporter#655); readers of either find theirs.
-        labels.push(("Hostname", (&snapshot.node_name).into()));
-        labels.push(("hostname", (&snapshot.node_name).into()));
-    }
-    if let Some(holder) = holder {
-        labels.push(("container", (&holder.container).into()));
-        labels.push(("namespace", (&holder.namespace).into()));
-        labels.push(("pod", (&holder.pod).into()));
-    }
-    labels
 }
 
 /// DCGM writes bus ids as NVML does: eight-digit domain, upper case.
@@ -319,7 +358,8 @@ mod tests {
     #[test]
     fn a_pod_is_named_where_it_is_alone() {
         let mut snapshot = fixture::snapshot();
-        let of = |snapshot: &Snapshot, labels: &[(&str, &str)]| value(&families(snapshot), FB_USED.name, labels);
+        let of =
+            |snapshot: &Snapshot, labels: &[(&str, &str)]| value(&families(snapshot), "DCGM_FI_DEV_FB_USED", labels);
         let alone = [("UUID", fixture::WHOLE), ("pod", "training-0")];
         assert_eq!(of(&snapshot, &alone), Some(40960.0));
         assert_eq!(of(&snapshot, &[("GPU_I_ID", "7"), ("pod", fixture::HOSTILE)]), Some(2048.0));
@@ -347,19 +387,17 @@ mod tests {
         let page = families(&snapshot);
         let of = |name: &str| -> Vec<(bool, Value)> {
             let family = page.iter().find(|family| family.descriptor.name == name).unwrap();
-            let here = family
-                .samples
-                .iter()
-                .filter(|sample| sample.labels.iter().any(|(_, value)| value.as_str() == fixture::WHOLE));
-            here.map(|sample| (sample.labels.iter().any(|(name, _)| *name == "pod"), sample.value.clone())).collect()
+            let here =
+                family.samples.iter().filter(|sample| sample.labels.iter().any(|(_, value)| value == fixture::WHOLE));
+            here.map(|sample| (sample.labels.iter().any(|(name, _)| name == "pod"), sample.value.clone())).collect()
         };
         let [named, nobodys] = [true, false];
         let share = |named, number| (named, Value::Integer(number));
-        assert_eq!(of(GPU_UTIL.name), [share(nobodys, 12), share(named, 50), share(named, 25)]);
-        assert_eq!(of(FB_USED.name), [share(nobodys, 16384), share(named, 16384), share(named, 8192)]);
-        assert_eq!(of(GPU_TEMP.name).len(), 1, "a temperature is nobody's");
+        assert_eq!(of("DCGM_FI_DEV_GPU_UTIL"), [share(nobodys, 12), share(named, 50), share(named, 25)]);
+        assert_eq!(of("DCGM_FI_DEV_FB_USED"), [share(nobodys, 16384), share(named, 16384), share(named, 8192)]);
+        assert_eq!(of("DCGM_FI_DEV_GPU_TEMP").len(), 1, "a temperature is nobody's");
         let engine: Vec<_> =
-            of(GR_ENGINE_ACTIVE.name).into_iter().map(|(named, value)| (named, number(&value))).collect();
+            of("DCGM_FI_PROF_GR_ENGINE_ACTIVE").into_iter().map(|(named, value)| (named, number(&value))).collect();
         assert_eq!(engine, [(nobodys, 0.069), (named, 0.287), (named, 0.144)], "as utilization is, adding up to 0.5");
     }
 
@@ -381,14 +419,14 @@ mod tests {
         account.holding.as_mut().unwrap().sharing = Sharing::TimeSlicing;
         account.device_utilization_ratio = Some(0.004);
         let page = families(&snapshot);
-        let pods = value(&page, GPU_UTIL.name, &[("UUID", fixture::WHOLE), ("pod", "training-0")]);
+        let pods = value(&page, "DCGM_FI_DEV_GPU_UTIL", &[("UUID", fixture::WHOLE), ("pod", "training-0")]);
         assert_eq!(pods, Some(0.4));
     }
 
     #[test]
     fn the_last_xid_of_any_code_and_source_is_told_and_0_where_there_was_none() {
         let mut snapshot = fixture::snapshot();
-        let last = |snapshot: &Snapshot, uuid| value(&families(snapshot), XID_ERRORS.name, &[("UUID", uuid)]);
+        let last = |snapshot: &Snapshot, uuid| value(&families(snapshot), "DCGM_FI_DEV_XID_ERRORS", &[("UUID", uuid)]);
         assert_eq!([fixture::WHOLE, fixture::LOST].map(|uuid| last(&snapshot, uuid)), [Some(31.0), Some(0.0)]);
         let health = std::sync::Arc::make_mut(&mut snapshot.health);
         let xids = &mut health.gpus.get_mut(&fixture::WHOLE.into()).unwrap().xids;
@@ -406,8 +444,11 @@ mod tests {
     fn a_partitioned_gpu_as_a_whole_is_nobodys() {
         let mut snapshot = fixture::snapshot();
         snapshot.accounts.retain(|account| &*account.container.pod == "claiming");
-        let power =
-            value(&families(&snapshot), POWER_USAGE.name, &[("UUID", fixture::PARTITIONED), ("pod", "claiming")]);
+        let power = value(
+            &families(&snapshot),
+            "DCGM_FI_DEV_POWER_USAGE",
+            &[("UUID", fixture::PARTITIONED), ("pod", "claiming")],
+        );
         assert_eq!(power, None);
     }
 

@@ -1,17 +1,27 @@
-use std::sync::Arc;
+use super::labels::Labels;
+use crate::model::{DurationHistogram, Snapshot, UnixSeconds};
 
-use crate::model::{DurationHistogram, UnixSeconds};
+/// One file of metrics, in the order of the catalogue.
+pub struct Group {
+    /// The heading that the catalogue puts it under.
+    pub section: &'static str,
+    pub metrics: &'static [Metric],
+}
+
+/// What a metric is, and the pure function that adds its samples.
+pub struct Metric {
+    pub descriptor: Descriptor,
+    pub(super) samples: fn(&Snapshot, &mut Family),
+}
 
 /// What a metric is, apart from its values. The catalogue and the page both read it.
 #[derive(Debug)]
 pub struct Descriptor {
-    /// As it stands in text 0.0.4: a counter's name ends in `_total`.
+    /// As in text 0.0.4: a counter's name ends in `_total`.
     pub name: &'static str,
     pub kind: Kind,
     /// Every label that a sample may carry, in the order of the page.
     pub labels: &'static [&'static str],
-    /// Base unit, or empty for a plain number.
-    pub unit: &'static str,
     /// Where the value comes from: an NVML call, a PodResources message, podmeter itself.
     pub source: &'static str,
     /// One line, no backslash: what it means.
@@ -36,35 +46,43 @@ impl Kind {
     }
 }
 
+/// Base units, which end the name of a metric that has one.
+const UNITS: [&str; 7] = ["bytes", "celsius", "hertz", "joules", "ratio", "seconds", "watts"];
+
 impl Descriptor {
-    pub const fn counter(
-        name: &'static str,
-        labels: &'static [&'static str],
-        unit: &'static str,
-        source: &'static str,
-        help: &'static str,
-    ) -> Self {
-        Self { name, kind: Kind::Counter, labels, unit, source, help }
+    /// The base unit, or empty for a plain number.
+    #[must_use]
+    pub fn unit(&self) -> &'static str {
+        let base = self.name.trim_end_matches("_total").trim_end_matches("_max");
+        UNITS.into_iter().find(|unit| base.ends_with(unit)).unwrap_or_default()
     }
+}
 
-    pub const fn gauge(
-        name: &'static str,
-        labels: &'static [&'static str],
-        unit: &'static str,
-        source: &'static str,
-        help: &'static str,
-    ) -> Self {
-        Self { name, kind: Kind::Gauge, labels, unit, source, help }
-    }
+type Names = &'static [&'static str];
+type Text = &'static str;
+type Samples = fn(&Snapshot, &mut Family);
 
-    pub const fn histogram(
-        name: &'static str,
-        labels: &'static [&'static str],
-        unit: &'static str,
-        source: &'static str,
-        help: &'static str,
-    ) -> Self {
-        Self { name, kind: Kind::Histogram, labels, unit, source, help }
+pub(super) const fn counter(name: Text, labels: Names, source: Text, help: Text, samples: Samples) -> Metric {
+    Metric { descriptor: Descriptor { name, kind: Kind::Counter, labels, source, help }, samples }
+}
+
+pub(super) const fn gauge(name: Text, labels: Names, source: Text, help: Text, samples: Samples) -> Metric {
+    Metric { descriptor: Descriptor { name, kind: Kind::Gauge, labels, source, help }, samples }
+}
+
+pub(super) const fn histogram(name: Text, labels: Names, source: Text, help: Text, samples: Samples) -> Metric {
+    Metric { descriptor: Descriptor { name, kind: Kind::Histogram, labels, source, help }, samples }
+}
+
+impl Group {
+    /// The families that have a sample, by name, each with its samples sorted by their labels.
+    pub(super) fn families(&'static self, snapshot: &Snapshot) -> Vec<Family> {
+        let filled = |metric: &'static Metric| {
+            let mut family = Family::new(&metric.descriptor);
+            (metric.samples)(snapshot, &mut family);
+            family
+        };
+        ordered(self.metrics.iter().map(filled).collect())
     }
 }
 
@@ -73,21 +91,15 @@ impl Descriptor {
 pub struct Family {
     pub descriptor: &'static Descriptor,
     pub samples: Vec<Sample>,
+    created: Option<UnixSeconds>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    pub labels: Vec<(&'static str, Label)>,
+    pub labels: Labels,
     pub value: Value,
-    /// When a counter began to count from zero; `None` where that is not known.
+    /// When a counter was zero; `None` where that is not known.
     pub created: Option<UnixSeconds>,
-}
-
-/// A label's value. Cheap to make: shared or static text, never a copy of it unless it had to be composed.
-#[derive(Clone, Debug)]
-pub enum Label {
-    Static(&'static str),
-    Shared(Arc<str>),
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -100,35 +112,33 @@ pub enum Value {
 impl Family {
     #[must_use]
     pub fn new(descriptor: &'static Descriptor) -> Self {
-        Self { descriptor, samples: Vec::new() }
+        Self { descriptor, samples: Vec::new(), created: None }
     }
 
-    pub fn push(&mut self, labels: Vec<(&'static str, Label)>, value: impl Into<Value>) {
-        self.push_created(labels, Some(value), None);
+    /// The counters that are added from here on were zero at this time.
+    pub fn since(&mut self, created: UnixSeconds) -> &mut Self {
+        self.created = Some(created).filter(|_| self.descriptor.kind == Kind::Counter);
+        self
+    }
+
+    pub fn push(&mut self, labels: Labels, value: impl Into<Value>) {
+        let value = value.into();
+        // What is not a number is absent.
+        if !matches!(value, Value::Float(number) if !number.is_finite()) {
+            self.samples.push(Sample { labels, value, created: self.created });
+        }
     }
 
     /// Adds a sample, or nothing: what is absent is not on the page.
-    pub fn push_known(&mut self, labels: Vec<(&'static str, Label)>, value: Option<impl Into<Value>>) {
-        self.push_created(labels, value, None);
-    }
-
-    /// As `push_known`, for a counter that began at zero at a known time. What is not a number is left out too.
-    pub fn push_created(
-        &mut self,
-        labels: Vec<(&'static str, Label)>,
-        value: Option<impl Into<Value>>,
-        created: impl Into<Option<UnixSeconds>>,
-    ) {
-        let Some(value) = value.map(Into::into) else { return };
-        if matches!(value, Value::Float(number) if !number.is_finite()) {
-            return;
+    pub fn push_known(&mut self, labels: Labels, value: Option<impl Into<Value>>) {
+        if let Some(value) = value {
+            self.push(labels, value);
         }
-        self.samples.push(Sample { labels, value, created: created.into() });
     }
 }
 
 /// By name, each family's samples by their labels, families without samples left out. Of samples with equal labels the
-/// first stays: a page with a doubled series would be refused as a whole.
+/// first stays: Prometheus refuses a whole page for one doubled series.
 pub(super) fn ordered(mut families: Vec<Family>) -> Vec<Family> {
     families.retain(|family| !family.samples.is_empty());
     families.sort_by_key(|family| family.descriptor.name);
@@ -140,72 +150,6 @@ pub(super) fn ordered(mut families: Vec<Family>) -> Vec<Family> {
         }
     }
     families
-}
-
-impl Label {
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        match self {
-            Self::Static(text) => text,
-            Self::Shared(text) => text,
-        }
-    }
-}
-
-impl PartialEq for Label {
-    fn eq(&self, other: &Self) -> bool {
-        self.as_str() == other.as_str()
-    }
-}
-
-impl Eq for Label {}
-
-impl PartialOrd for Label {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Label {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.as_str().cmp(other.as_str())
-    }
-}
-
-impl From<&'static str> for Label {
-    fn from(text: &'static str) -> Self {
-        Self::Static(text)
-    }
-}
-
-impl From<Arc<str>> for Label {
-    fn from(text: Arc<str>) -> Self {
-        Self::Shared(text)
-    }
-}
-
-impl From<&Arc<str>> for Label {
-    fn from(text: &Arc<str>) -> Self {
-        Self::Shared(Arc::clone(text))
-    }
-}
-
-impl From<String> for Label {
-    fn from(text: String) -> Self {
-        Self::Shared(text.into())
-    }
-}
-
-impl From<u32> for Label {
-    fn from(number: u32) -> Self {
-        // Nearly every sample has the index of a GPU.
-        const SMALL: [&str; 16] =
-            ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15"];
-        match SMALL.get(number as usize) {
-            Some(text) => Self::Static(text),
-            None => Self::Shared(number.to_string().into()),
-        }
-    }
 }
 
 impl From<f64> for Value {
@@ -254,29 +198,30 @@ impl From<&DurationHistogram> for Value {
 mod tests {
     use super::*;
 
-    static THING: Descriptor = Descriptor::gauge("podmeter_thing", &["name"], "", "", "A thing.");
-    static OTHER: Descriptor = Descriptor::gauge("podmeter_other", &[], "", "", "Another.");
+    static METRICS: [Metric; 2] = [
+        gauge("podmeter_thing", &["name"], "", "A thing.", |_, family| {
+            for (name, value) in [("b", 1u64), ("a", 2), ("a", 3)] {
+                family.push(Labels::of("name", name), value);
+            }
+        }),
+        gauge("podmeter_other", &[], "", "Another.", |_, family| family.push(Labels::default(), 1u64)),
+    ];
 
     #[test]
     fn absent_and_not_a_number_make_no_sample() {
-        let mut family = Family::new(&THING);
-        family.push_known(vec![], None::<f64>);
-        family.push(vec![], f64::NAN);
-        family.push(vec![], f64::INFINITY);
+        let mut family = Family::new(&METRICS[0].descriptor);
+        family.push_known(Labels::default(), None::<f64>);
+        family.push(Labels::default(), f64::NAN);
+        family.push(Labels::default(), f64::INFINITY);
         assert!(family.samples.is_empty());
-        family.push(vec![], 0.0);
+        family.push(Labels::default(), 0.0);
         assert_eq!(family.samples.len(), 1, "zero is a value");
     }
 
     #[test]
     fn order_is_by_name_and_labels_and_doubles_are_dropped() {
-        let mut things = Family::new(&THING);
-        things.push(vec![("name", "b".into())], 1u64);
-        things.push(vec![("name", Arc::<str>::from("a").into())], 2u64);
-        things.push(vec![("name", "a".into())], 3u64);
-        let mut others = Family::new(&OTHER);
-        others.push(vec![], 1u64);
-        let page = ordered(vec![things, Family::new(&THING), others]);
+        static GROUP: Group = Group { section: "", metrics: &METRICS };
+        let page = GROUP.families(&Snapshot::default());
         let names: Vec<_> = page.iter().map(|family| family.descriptor.name).collect();
         assert_eq!(names, ["podmeter_other", "podmeter_thing"]);
         let values: Vec<_> = page[1].samples.iter().map(|sample| sample.value.clone()).collect();

@@ -1,7 +1,6 @@
 //! Pages as bytes, made when first asked for and kept until the next snapshot is asked for.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io::Write as _;
 
 use parking_lot::Mutex;
@@ -33,7 +32,7 @@ pub enum Coding {
 #[derive(Debug, thiserror::Error)]
 pub enum PageError {
     #[error("the metrics could not be encoded; please report this")]
-    Encode(#[from] fmt::Error),
+    Encode,
     #[error("the page could not be compressed: {0}; scrape without compression")]
     Compress(#[from] std::io::Error),
 }
@@ -66,7 +65,7 @@ impl Pages {
         if snapshot.sequence < cache.sequence {
             // Overtaken by a scrape of a newer snapshot, whose pages stay.
             drop(cache);
-            return packed(&rendered(snapshot, format)?, coding);
+            return packed(&rendered(snapshot, format), coding);
         }
         if snapshot.sequence > cache.sequence {
             *cache = Cache { sequence: snapshot.sequence, bytes: BTreeMap::new() };
@@ -76,7 +75,7 @@ impl Pages {
         }
         let plain = match cache.bytes.get(&(format, Coding::Identity)) {
             Some(plain) => plain.clone(),
-            None => rendered(snapshot, format)?,
+            None => rendered(snapshot, format),
         };
         cache.bytes.insert((format, Coding::Identity), plain.clone());
         let bytes = packed(&plain, coding)?;
@@ -85,13 +84,13 @@ impl Pages {
     }
 }
 
-fn rendered(snapshot: &Snapshot, format: Format) -> Result<Bytes, PageError> {
-    Ok(match format {
-        Format::Text => exposition::text(families(snapshot))?.into(),
-        Format::OpenMetrics => exposition::open_metrics(families(snapshot))?.into(),
-        Format::Protobuf => exposition::protobuf(families(snapshot))?.into(),
-        Format::Dcgm => exposition::text(dcgm::families(snapshot))?.into(),
-    })
+fn rendered(snapshot: &Snapshot, format: Format) -> Bytes {
+    match format {
+        Format::Text => exposition::text(&families(snapshot)).into(),
+        Format::OpenMetrics => exposition::open_metrics(&families(snapshot)).into(),
+        Format::Protobuf => exposition::protobuf(&families(snapshot)).into(),
+        Format::Dcgm => exposition::text(&dcgm::families(snapshot)).into(),
+    }
 }
 
 /// The lowest levels: the page is repetitive enough, and a node has better things to do.

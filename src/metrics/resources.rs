@@ -1,348 +1,307 @@
-//! Resources of any vendor, as PodResources tells of them.
+//! Resources of any vendor, from PodResources.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Descriptor, Family, Group, Label};
+use super::family::{Family, Group, gauge};
+use super::labels::{Labels, of_container, of_pod};
 use crate::model::{
-    Allocatable, Allocations, ContainerRef, CpuSet, DeviceId, MemoryBlock, PluginResource, ResourceName, Snapshot,
+    Allocatable, Allocations, Container, CpuSet, DeviceId, MemoryBlock, PluginResource, ResourceName, Snapshot,
 };
 
 const LIST: &str = "PodResources List";
 const BOTH: &str = "PodResources List and GetAllocatableResources";
 
-static CONTAINER_DEVICE_INFO: Descriptor = Descriptor::gauge(
-    "podmeter_container_device_info",
-    &["namespace", "pod", "container", "resource", "device", "numa_node", "source"],
-    "",
-    LIST,
-    "A device that a container holds, of any vendor; always 1.",
-);
-static CONTAINER_CLAIM_INFO: Descriptor = Descriptor::gauge(
-    "podmeter_container_claim_info",
-    &["namespace", "pod", "container", "claim", "claim_namespace", "driver", "pool", "device", "share_id", "gpu_uuid"],
-    "",
-    LIST,
-    "A device of a DRA claim that a container refers to; always 1.",
-);
-static CONTAINER_EXCLUSIVE_CPUS: Descriptor = Descriptor::gauge(
-    "podmeter_container_exclusive_cpus",
-    &["namespace", "pod", "container"],
-    "",
-    LIST,
-    "CPUs allocated to this container alone.",
-);
-static CONTAINER_EXCLUSIVE_CPUS_INFO: Descriptor = Descriptor::gauge(
-    "podmeter_container_exclusive_cpus_info",
-    &["namespace", "pod", "container", "cpus"],
-    "",
-    LIST,
-    "Which CPUs are allocated to this container alone; always 1.",
-);
-static CONTAINER_MEMORY_RESERVED: Descriptor = Descriptor::gauge(
-    "podmeter_container_memory_reserved_bytes",
-    &["namespace", "pod", "container", "memory_type", "numa_node"],
-    "bytes",
-    LIST,
-    "Memory and hugepages that the memory manager reserved for a container.",
-);
-static POD_EXCLUSIVE_CPUS: Descriptor = Descriptor::gauge(
-    "podmeter_pod_exclusive_cpus",
-    &["namespace", "pod"],
-    "",
-    LIST,
-    "CPUs allocated to this pod as a whole; those of its containers are among them.",
-);
-static POD_MEMORY_RESERVED: Descriptor = Descriptor::gauge(
-    "podmeter_pod_memory_reserved_bytes",
-    &["namespace", "pod", "memory_type", "numa_node"],
-    "bytes",
-    LIST,
-    "Memory and hugepages reserved for this pod as a whole.",
-);
-static NODE_CPUS: Descriptor = Descriptor::gauge(
-    "podmeter_node_cpus",
-    &["state"],
-    "",
-    BOTH,
-    "CPUs of the node by state; shared is allocatable less exclusive, so do not sum over state.",
-);
-static NODE_MEMORY: Descriptor = Descriptor::gauge(
-    "podmeter_node_memory_bytes",
-    &["memory_type", "numa_node", "state"],
-    "bytes",
-    BOTH,
-    "Memory of the node by NUMA node and state; reserved is part of allocatable, so do not sum over state.",
-);
-static RESOURCE_DEVICES: Descriptor = Descriptor::gauge(
-    "podmeter_resource_devices",
-    &["resource", "state"],
-    "",
-    BOTH,
-    "Devices of an extended resource; allocatable is what the kubelet says, unallocated those of them that nobody holds, \
-     unhealthy is known of the bundled plugin's.",
-);
-static RESOURCE_DRIFT_DEVICES: Descriptor = Descriptor::gauge(
-    "podmeter_resource_drift_devices",
-    &["resource", "drift"],
-    "",
-    BOTH,
-    "Devices on which the hardware or the bundled plugin, the kubelet's allocatable list and its allocations disagree.",
-);
-static UNRESOLVED_DEVICES: Descriptor = Descriptor::gauge(
-    "podmeter_unresolved_devices",
-    &["resource", "form"],
-    "",
-    "podmeter",
-    "Held devices whose id could not be joined to hardware.",
-);
-static PODS: Descriptor = Descriptor::gauge(
-    "podmeter_pods",
-    &["state"],
-    "",
-    LIST,
-    "Pods that the kubelet lists; with_devices are among the listed.",
-);
-
-pub(super) const GROUP: Group = Group {
+pub(super) static GROUP: Group = Group {
     section: "Resources of any vendor (PodResources)",
-    descriptors: &[
-        &CONTAINER_DEVICE_INFO,
-        &CONTAINER_CLAIM_INFO,
-        &CONTAINER_EXCLUSIVE_CPUS,
-        &CONTAINER_EXCLUSIVE_CPUS_INFO,
-        &CONTAINER_MEMORY_RESERVED,
-        &POD_EXCLUSIVE_CPUS,
-        &POD_MEMORY_RESERVED,
-        &NODE_CPUS,
-        &NODE_MEMORY,
-        &RESOURCE_DEVICES,
-        &RESOURCE_DRIFT_DEVICES,
-        &UNRESOLVED_DEVICES,
-        &PODS,
+    metrics: &[
+        gauge(
+            "podmeter_container_device_info",
+            &["namespace", "pod", "container", "resource", "device", "numa_node", "source"],
+            LIST,
+            "A device that a container holds, of any vendor; always 1.",
+            |snapshot, family| {
+                for container in allocations(snapshot).flat_map(Allocations::containers) {
+                    for device in &container.devices {
+                        let labels = of_container(&container.reference)
+                            .and("resource", &device.resource)
+                            .and("device", &device.id)
+                            .and_known("numa_node", numa_nodes(&device.numa_nodes));
+                        family.push(labels.and("source", "device_plugin"), 1u64);
+                    }
+                    for claim in &container.claims {
+                        // A claim belongs to no extended resource: its driver takes that place.
+                        let labels = of_container(&container.reference)
+                            .and("resource", &claim.driver)
+                            .and("device", &claim.device);
+                        family.push(labels.and("source", "dra"), 1u64);
+                    }
+                }
+            },
+        ),
+        gauge(
+            "podmeter_container_claim_info",
+            &[
+                "namespace",
+                "pod",
+                "container",
+                "claim",
+                "claim_namespace",
+                "driver",
+                "pool",
+                "device",
+                "share_id",
+                "gpu_uuid",
+            ],
+            LIST,
+            "A device of a DRA claim that a container refers to; always 1.",
+            |snapshot, family| {
+                for container in allocations(snapshot).flat_map(Allocations::containers) {
+                    for claim in &container.claims {
+                        let joined = snapshot.claim_gpus.iter().find(|joined| {
+                            joined.driver == claim.driver && joined.pool == claim.pool && joined.device == claim.device
+                        });
+                        let labels = of_container(&container.reference)
+                            .and("claim", &claim.claim)
+                            .and("claim_namespace", &claim.claim_namespace)
+                            .and("driver", &claim.driver)
+                            .and("pool", &claim.pool)
+                            .and("device", &claim.device)
+                            .and_known("share_id", claim.share_id.as_ref())
+                            .and_known("gpu_uuid", joined.map(|joined| &joined.gpu));
+                        family.push(labels, 1u64);
+                    }
+                }
+            },
+        ),
+        gauge(
+            "podmeter_container_exclusive_cpus",
+            &["namespace", "pod", "container"],
+            LIST,
+            "CPUs allocated to this container alone.",
+            |snapshot, family| {
+                for container in with_exclusive_cpus(snapshot) {
+                    family.push(of_container(&container.reference), container.exclusive_cpus.len());
+                }
+            },
+        ),
+        gauge(
+            "podmeter_container_exclusive_cpus_info",
+            &["namespace", "pod", "container", "cpus"],
+            LIST,
+            "Which CPUs are allocated to this container alone; always 1.",
+            |snapshot, family| {
+                for container in with_exclusive_cpus(snapshot) {
+                    family.push(
+                        of_container(&container.reference).and("cpus", container.exclusive_cpus.to_string()),
+                        1u64,
+                    );
+                }
+            },
+        ),
+        gauge(
+            "podmeter_container_memory_reserved_bytes",
+            &["namespace", "pod", "container", "memory_type", "numa_node"],
+            LIST,
+            "Memory and hugepages that the memory manager reserved for a container.",
+            |snapshot, family| {
+                for container in allocations(snapshot).flat_map(Allocations::containers) {
+                    for (labels, bytes) in by_type_and_numa(&container.memory) {
+                        family.push(of_container(&container.reference).and_all(&labels), bytes);
+                    }
+                }
+            },
+        ),
+        gauge(
+            "podmeter_pod_exclusive_cpus",
+            &["namespace", "pod"],
+            LIST,
+            "CPUs allocated to this pod as a whole; those of its containers are among them.",
+            |snapshot, family| {
+                let pods = allocations(snapshot).flat_map(|allocations| &allocations.pods);
+                for pod in pods.filter(|pod| !pod.exclusive_cpus.is_empty()) {
+                    family.push(of_pod(&pod.reference), pod.exclusive_cpus.len());
+                }
+            },
+        ),
+        gauge(
+            "podmeter_pod_memory_reserved_bytes",
+            &["namespace", "pod", "memory_type", "numa_node"],
+            LIST,
+            "Memory and hugepages reserved for this pod as a whole.",
+            |snapshot, family| {
+                for pod in allocations(snapshot).flat_map(|allocations| &allocations.pods) {
+                    for (labels, bytes) in by_type_and_numa(&pod.memory) {
+                        family.push(of_pod(&pod.reference).and_all(&labels), bytes);
+                    }
+                }
+            },
+        ),
+        gauge(
+            "podmeter_node_cpus",
+            &["state"],
+            BOTH,
+            "CPUs of the node by state; shared is allocatable less exclusive, so do not sum over state.",
+            |snapshot, family| {
+                // Without CPUs in its answer the kubelet does not report them.
+                let Some(cpus) =
+                    allocatable(snapshot).map(|allocatable| &allocatable.cpus).filter(|cpus| !cpus.is_empty())
+                else {
+                    return;
+                };
+                family.push(Labels::of("state", "allocatable"), cpus.len());
+                for allocations in allocations(snapshot) {
+                    let held = allocations.pods.iter().fold(CpuSet::default(), |held, pod| {
+                        pod.containers
+                            .iter()
+                            .fold(held.union(&pod.exclusive_cpus), |held, one| held.union(&one.exclusive_cpus))
+                    });
+                    family.push(Labels::of("state", "exclusive"), held.len());
+                    family.push(Labels::of("state", "shared"), cpus.difference(&held).len());
+                }
+            },
+        ),
+        gauge(
+            "podmeter_node_memory_bytes",
+            &["memory_type", "numa_node", "state"],
+            BOTH,
+            "Memory of the node by NUMA node and state; reserved is part of allocatable, so do not sum over state.",
+            node_memory,
+        ),
+        gauge(
+            "podmeter_resource_devices",
+            &["resource", "state"],
+            BOTH,
+            "Devices of an extended resource; allocatable is what the kubelet says, unallocated those of them that nobody holds, \
+     unhealthy is known of the bundled plugin's.",
+            resource_devices,
+        ),
+        gauge(
+            "podmeter_resource_drift_devices",
+            &["resource", "drift"],
+            BOTH,
+            "Devices on which the hardware or the bundled plugin, the kubelet's allocatable list and its allocations disagree.",
+            drift,
+        ),
+        gauge(
+            "podmeter_unresolved_devices",
+            &["resource", "form"],
+            "podmeter",
+            "Held devices whose id could not be joined to hardware.",
+            |snapshot, family| {
+                for unresolved in &snapshot.unresolved {
+                    family.push(
+                        Labels::of("resource", &unresolved.resource).and("form", unresolved.form),
+                        unresolved.devices,
+                    );
+                }
+            },
+        ),
+        gauge(
+            "podmeter_pods",
+            &["state"],
+            LIST,
+            "Pods that the kubelet lists; with_devices are among the listed.",
+            |snapshot, family| {
+                for allocations in allocations(snapshot) {
+                    family.push(Labels::of("state", "listed"), allocations.pods.len());
+                    let with_devices = allocations.pods.iter().filter(|pod| pod.has_devices()).count();
+                    family.push(Labels::of("state", "with_devices"), with_devices);
+                }
+            },
+        ),
     ],
-    families,
 };
 
-fn families(snapshot: &Snapshot) -> Vec<Family> {
-    let mut families = Vec::new();
-    let kubelet = &snapshot.kubelet;
-    if let Some(allocations) = &kubelet.allocations {
-        families.extend([devices(allocations), claims(allocations, snapshot), pods(allocations)]);
-        families.extend(exclusive_cpus(allocations));
-        families.extend(reserved_memory(allocations));
-    }
-    if let Some(allocatable) = &kubelet.allocatable {
-        families.extend([
-            node_cpus(allocatable, kubelet.allocations.as_deref()),
-            node_memory(allocatable, kubelet.allocations.as_deref()),
-            resource_devices(allocatable, snapshot),
-        ]);
-    }
-    families.extend([drift(snapshot), unresolved(snapshot)]);
-    families
+/// None until the kubelet has answered once.
+fn allocations(snapshot: &Snapshot) -> impl Iterator<Item = &Allocations> {
+    snapshot.kubelet.allocations.as_deref().into_iter()
 }
 
-fn devices(allocations: &Allocations) -> Family {
-    let mut family = Family::new(&CONTAINER_DEVICE_INFO);
-    for container in allocations.containers() {
-        for device in &container.devices {
-            let mut labels = of_container(&container.reference);
-            labels.push(("resource", device.resource.to_shared().into()));
-            labels.push(("device", device.id.to_shared().into()));
-            labels.extend(numa_label(&device.numa_nodes));
-            labels.push(("source", "device_plugin".into()));
-            family.push(labels, 1u64);
-        }
-        for claim in &container.claims {
-            // A claim belongs to no extended resource; its driver stands in, as the one name of what was asked for.
-            let mut labels = of_container(&container.reference);
-            labels.push(("resource", (&claim.driver).into()));
-            labels.push(("device", claim.device.to_shared().into()));
-            labels.push(("source", "dra".into()));
-            family.push(labels, 1u64);
-        }
-    }
-    family
+fn allocatable(snapshot: &Snapshot) -> Option<&Allocatable> {
+    snapshot.kubelet.allocatable.as_deref()
 }
 
-fn claims(allocations: &Allocations, snapshot: &Snapshot) -> Family {
-    let mut family = Family::new(&CONTAINER_CLAIM_INFO);
-    for container in allocations.containers() {
-        for claim in &container.claims {
-            let mut labels = of_container(&container.reference);
-            labels.push(("claim", (&claim.claim).into()));
-            labels.push(("claim_namespace", (&claim.claim_namespace).into()));
-            labels.push(("driver", (&claim.driver).into()));
-            labels.push(("pool", (&claim.pool).into()));
-            labels.push(("device", claim.device.to_shared().into()));
-            labels.extend(claim.share_id.as_ref().map(|share| ("share_id", share.into())));
-            let joined = snapshot.claim_gpus.iter().find(|joined| {
-                joined.driver == claim.driver && joined.pool == claim.pool && joined.device == claim.device
-            });
-            labels.extend(joined.map(|joined| ("gpu_uuid", joined.gpu.to_shared().into())));
-            family.push(labels, 1u64);
-        }
-    }
-    family
+fn with_exclusive_cpus(snapshot: &Snapshot) -> impl Iterator<Item = &Container> {
+    let containers = allocations(snapshot).flat_map(Allocations::containers);
+    containers.filter(|container| !container.exclusive_cpus.is_empty())
 }
 
-fn exclusive_cpus(allocations: &Allocations) -> [Family; 3] {
-    let mut count = Family::new(&CONTAINER_EXCLUSIVE_CPUS);
-    let mut which = Family::new(&CONTAINER_EXCLUSIVE_CPUS_INFO);
-    let mut of_pods = Family::new(&POD_EXCLUSIVE_CPUS);
-    for pod in &allocations.pods {
-        if !pod.exclusive_cpus.is_empty() {
-            of_pods.push(of_pod(&pod.reference.namespace, &pod.reference.pod), pod.exclusive_cpus.len());
-        }
-        for container in pod.containers.iter().filter(|container| !container.exclusive_cpus.is_empty()) {
-            count.push(of_container(&container.reference), container.exclusive_cpus.len());
-            let mut labels = of_container(&container.reference);
-            labels.push(("cpus", container.exclusive_cpus.to_string().into()));
-            which.push(labels, 1u64);
-        }
-    }
-    [count, which, of_pods]
-}
-
-fn reserved_memory(allocations: &Allocations) -> [Family; 2] {
-    let mut of_containers = Family::new(&CONTAINER_MEMORY_RESERVED);
-    let mut of_pods = Family::new(&POD_MEMORY_RESERVED);
-    for pod in &allocations.pods {
-        for (labels, bytes) in by_type_and_numa(&pod.memory) {
-            of_pods.push([of_pod(&pod.reference.namespace, &pod.reference.pod), labels].concat(), bytes);
-        }
-        for container in &pod.containers {
-            for (labels, bytes) in by_type_and_numa(&container.memory) {
-                of_containers.push([of_container(&container.reference), labels].concat(), bytes);
-            }
-        }
-    }
-    [of_containers, of_pods]
-}
-
-fn pods(allocations: &Allocations) -> Family {
-    let mut family = Family::new(&PODS);
-    family.push(vec![("state", "listed".into())], allocations.pods.len());
-    let with_devices = allocations.pods.iter().filter(|pod| pod.has_devices()).count();
-    family.push(vec![("state", "with_devices".into())], with_devices);
-    family
-}
-
-fn node_cpus(allocatable: &Allocatable, allocations: Option<&Allocations>) -> Family {
-    let mut family = Family::new(&NODE_CPUS);
-    if allocatable.cpus.is_empty() {
-        return family; // the kubelet does not say
-    }
-    family.push(vec![("state", "allocatable".into())], allocatable.cpus.len());
-    if let Some(allocations) = allocations {
-        let held = allocations.pods.iter().fold(CpuSet::default(), |held, pod| {
-            pod.containers.iter().fold(held.union(&pod.exclusive_cpus), |held, one| held.union(&one.exclusive_cpus))
-        });
-        family.push(vec![("state", "exclusive".into())], held.len());
-        family.push(vec![("state", "shared".into())], allocatable.cpus.difference(&held).len());
-    }
-    family
-}
-
-fn node_memory(allocatable: &Allocatable, allocations: Option<&Allocations>) -> Family {
-    let mut family = Family::new(&NODE_MEMORY);
+fn node_memory(snapshot: &Snapshot, family: &mut Family) {
+    let Some(allocatable) = allocatable(snapshot) else { return };
     let total = by_type_and_numa(&allocatable.memory);
-    let reserved = allocations.map(|allocations| {
-        // Containers' blocks are part of their pod's where the pod has its own.
-        let blocks: Vec<MemoryBlock> = allocations
-            .pods
-            .iter()
-            .flat_map(|pod| {
-                let of_containers = pod.containers.iter().flat_map(|container| &container.memory);
-                let (own, theirs) =
-                    if pod.memory.is_empty() { (None, Some(of_containers)) } else { (Some(&pod.memory), None) };
-                own.into_iter().flatten().chain(theirs.into_iter().flatten()).cloned()
-            })
-            .collect();
-        by_type_and_numa(&blocks)
-    });
     for (labels, bytes) in &total {
-        family.push([labels.clone(), vec![("state", "allocatable".into())]].concat(), *bytes);
-        if let Some(reserved) = &reserved {
-            let bytes = reserved.get(labels).copied().unwrap_or(0);
-            family.push([labels.clone(), vec![("state", "reserved".into())]].concat(), bytes);
+        family.push(labels.clone().and("state", "allocatable"), *bytes);
+    }
+    for allocations in allocations(snapshot) {
+        // Containers' blocks are part of their pod's where the pod has its own.
+        let blocks = allocations.pods.iter().flat_map(|pod| {
+            let of_containers = pod.containers.iter().flat_map(|container| &container.memory);
+            let of_containers = of_containers.filter(|_| pod.memory.is_empty());
+            pod.memory.iter().chain(of_containers)
+        });
+        let mut reserved = by_type_and_numa(blocks);
+        for labels in total.keys() {
+            reserved.entry(labels.clone()).or_default();
+        }
+        for (labels, bytes) in reserved {
+            family.push(labels.and("state", "reserved"), bytes);
         }
     }
-    for (labels, bytes) in reserved.iter().flatten().filter(|(labels, _)| !total.contains_key(*labels)) {
-        family.push([labels.clone(), vec![("state", "reserved".into())]].concat(), *bytes);
-    }
-    family
 }
 
-fn resource_devices(allocatable: &Allocatable, snapshot: &Snapshot) -> Family {
-    let mut family = Family::new(&RESOURCE_DEVICES);
+fn resource_devices(snapshot: &Snapshot, family: &mut Family) {
+    let Some(allocatable) = allocatable(snapshot) else { return };
     let held = snapshot.kubelet.allocations.as_deref().map(held_devices);
-    let nobody = BTreeSet::new();
+    let none = BTreeSet::new();
     let resources = allocatable.devices.keys().chain(held.iter().flat_map(|held| held.keys().copied()));
     for resource in resources.collect::<BTreeSet<_>>() {
         let offered = allocatable.devices.get(resource);
         let mut push = |state: &'static str, count: usize| {
-            family.push(vec![("resource", resource.to_shared().into()), ("state", state.into())], count);
+            family.push(Labels::of("resource", resource).and("state", state), count);
         };
         push("allocatable", offered.map_or(0, BTreeSet::len));
         if let Some(held) = &held {
-            let held = held.get(resource).unwrap_or(&nobody);
+            let held = held.get(resource).unwrap_or(&none);
             push("allocated", held.len());
-            push("unallocated", offered.map_or(0, |offered| offered.iter().filter(|id| !held.contains(id)).count()));
+            push("unallocated", offered.into_iter().flatten().filter(|id| !held.contains(id)).count());
         }
         if let Some(ours) = served(snapshot, resource) {
             push("unhealthy", ours.count().1);
         }
     }
-    family
 }
 
-fn drift(snapshot: &Snapshot) -> Family {
-    let mut family = Family::new(&RESOURCE_DRIFT_DEVICES);
+fn drift(snapshot: &Snapshot, family: &mut Family) {
     let mut push = |resource: &ResourceName, drift: &'static str, count: usize| {
-        family.push(vec![("resource", resource.to_shared().into()), ("drift", drift.into())], count);
+        family.push(Labels::of("resource", resource).and("drift", drift), count);
     };
-    // Of what we advertise ourselves we know more than the hardware tells.
+    // Of a resource of the bundled plugin it is known what is advertised: no need to infer it from the hardware.
     for drift in snapshot.drift.iter().filter(|drift| served(snapshot, &drift.resource).is_none()) {
         push(&drift.resource, "advertised_not_allocatable", drift.advertised_not_allocatable);
         push(&drift.resource, "allocatable_not_advertised", drift.allocatable_not_advertised);
     }
-    if let (Some(plugin), Some(allocatable)) = (&snapshot.plugin, &snapshot.kubelet.allocatable) {
-        for (resource, ours) in plugin.resources.iter().filter(|(_, ours)| ours.registered) {
-            let offered = allocatable.devices.get(resource);
-            let is_offered = |id: &DeviceId| offered.is_some_and(|offered| offered.contains(id));
-            let healthy = ours.devices.iter().filter(|(_, reason)| reason.is_none());
-            push(resource, "advertised_not_allocatable", healthy.filter(|(id, _)| !is_offered(id)).count());
-            let unknown = offered.into_iter().flatten().filter(|id| !ours.devices.contains_key(*id)).count();
-            push(resource, "allocatable_not_advertised", unknown);
-        }
+    let Some(allocatable) = allocatable(snapshot) else { return };
+    let is_offered =
+        |resource, id: &DeviceId| allocatable.devices.get(resource).is_some_and(|offered| offered.contains(id));
+    let resources = snapshot.plugin.iter().flat_map(|plugin| &plugin.resources);
+    for (resource, ours) in resources.filter(|(_, ours)| ours.registered) {
+        let healthy = ours.devices.iter().filter(|(_, reason)| reason.is_none());
+        push(resource, "advertised_not_allocatable", healthy.filter(|(id, _)| !is_offered(resource, id)).count());
+        let offered = allocatable.devices.get(resource).into_iter().flatten();
+        push(resource, "allocatable_not_advertised", offered.filter(|id| !ours.devices.contains_key(*id)).count());
     }
-    if let (Some(allocations), Some(allocatable)) = (&snapshot.kubelet.allocations, &snapshot.kubelet.allocatable) {
+    for allocations in allocations(snapshot) {
         let held = held_devices(allocations);
-        let resources: BTreeSet<_> = allocatable.devices.keys().chain(held.keys().copied()).collect();
-        for resource in resources {
-            let offered = allocatable.devices.get(resource);
-            let unknown = held.get(resource).map_or(0, |held| {
-                held.iter().filter(|id| !offered.is_some_and(|offered| offered.contains(**id))).count()
-            });
-            push(resource, "allocated_unknown", unknown);
+        for resource in allocatable.devices.keys().chain(held.keys().copied()).collect::<BTreeSet<_>>() {
+            let held = held.get(resource).into_iter().flatten();
+            push(resource, "allocated_unknown", held.filter(|id| !is_offered(resource, id)).count());
         }
     }
-    family
 }
 
-/// What the bundled plugin says of a resource that it is registered for.
+/// The bundled plugin's state of a resource that it is registered for.
 fn served<'a>(snapshot: &'a Snapshot, resource: &ResourceName) -> Option<&'a PluginResource> {
     snapshot.plugin.as_ref()?.resources.get(resource).filter(|ours| ours.registered)
-}
-
-fn unresolved(snapshot: &Snapshot) -> Family {
-    let mut family = Family::new(&UNRESOLVED_DEVICES);
-    for unresolved in &snapshot.unresolved {
-        let labels = vec![("resource", unresolved.resource.to_shared().into()), ("form", unresolved.form.into())];
-        family.push(labels, unresolved.devices);
-    }
-    family
 }
 
 fn held_devices(allocations: &Allocations) -> BTreeMap<&ResourceName, BTreeSet<&DeviceId>> {
@@ -354,35 +313,18 @@ fn held_devices(allocations: &Allocations) -> BTreeMap<&ResourceName, BTreeSet<&
 }
 
 /// Blocks of one kind on the same NUMA nodes are one series.
-fn by_type_and_numa(blocks: &[MemoryBlock]) -> BTreeMap<Vec<(&'static str, Label)>, u64> {
+fn by_type_and_numa<'blocks>(blocks: impl IntoIterator<Item = &'blocks MemoryBlock>) -> BTreeMap<Labels, u64> {
     let mut sums = BTreeMap::new();
     for block in blocks {
-        let mut labels = vec![("memory_type", Label::from(&block.memory_type))];
-        labels.extend(numa_label(&block.numa_nodes));
-        let sum: &mut u64 = sums.entry(labels).or_default();
+        let labels = Labels::of("memory_type", &block.memory_type);
+        let sum: &mut u64 = sums.entry(labels.and_known("numa_node", numa_nodes(&block.numa_nodes))).or_default();
         *sum = sum.saturating_add(block.bytes);
     }
     sums
 }
 
-fn numa_label(nodes: &BTreeSet<i64>) -> Option<(&'static str, Label)> {
-    let text = nodes.iter().map(i64::to_string).collect::<Vec<_>>().join(",");
-    (!text.is_empty()).then(|| ("numa_node", text.into()))
-}
-
-fn of_pod(namespace: &std::sync::Arc<str>, pod: &std::sync::Arc<str>) -> Vec<(&'static str, Label)> {
-    vec![("namespace", namespace.into()), ("pod", pod.into())]
-}
-
-pub(super) fn of_container(container: &ContainerRef) -> Vec<(&'static str, Label)> {
-    // With room for what callers add.
-    let mut labels = Vec::with_capacity(8);
-    labels.extend([
-        ("namespace", (&container.namespace).into()),
-        ("pod", (&container.pod).into()),
-        ("container", (&container.container).into()),
-    ]);
-    labels
+fn numa_nodes(nodes: &BTreeSet<i64>) -> Option<String> {
+    (!nodes.is_empty()).then(|| nodes.iter().map(i64::to_string).collect::<Vec<_>>().join(","))
 }
 
 #[cfg(test)]
@@ -397,7 +339,7 @@ mod tests {
         let kubelet = Arc::make_mut(&mut snapshot.kubelet);
         let allocations = Arc::make_mut(kubelet.allocations.as_mut().unwrap());
         change(allocations, Arc::make_mut(kubelet.allocatable.as_mut().unwrap()));
-        families(&snapshot)
+        GROUP.families(&snapshot)
     }
 
     #[test]
@@ -444,7 +386,7 @@ mod tests {
         let mut snapshot = fixture::snapshot();
         Arc::make_mut(snapshot.plugin.as_mut().unwrap()).resources.get_mut(&"nvidia.com/gpu".into()).unwrap().devices =
             Arc::new([("GPU-new".into(), None), ("GPU-ill".into(), Some("lost".into()))].into());
-        let page = families(&snapshot);
+        let page = GROUP.families(&snapshot);
         let drift = |drift| {
             let labels = [("resource", "nvidia.com/gpu"), ("drift", drift)];
             value(&page, "podmeter_resource_drift_devices", &labels)
@@ -457,7 +399,7 @@ mod tests {
 
     #[test]
     fn before_the_kubelet_answers_there_is_nothing() {
-        let page = super::super::family::ordered(families(&Snapshot::default()));
+        let page = GROUP.families(&Snapshot::default());
         assert!(page.is_empty(), "{page:?}");
     }
 
@@ -466,9 +408,9 @@ mod tests {
         let name = "podmeter_container_claim_info";
         let mut snapshot = fixture::snapshot();
         let gpu = [("gpu_uuid", fixture::PARTITIONED)];
-        assert_eq!(value(&families(&snapshot), name, &gpu), Some(1.0));
+        assert_eq!(value(&GROUP.families(&snapshot), name, &gpu), Some(1.0));
         snapshot.claim_gpus.clear();
-        assert_eq!(value(&families(&snapshot), name, &gpu), None);
-        assert_eq!(value(&families(&snapshot), name, &[]), Some(1.0));
+        assert_eq!(value(&GROUP.families(&snapshot), name, &gpu), None);
+        assert_eq!(value(&GROUP.families(&snapshot), name, &[]), Some(1.0));
     }
 }

@@ -152,7 +152,7 @@ async fn page(state: WebState, Choice { format, content_type }: Choice, coding: 
         None => {
             let pages = Arc::clone(&state.pages);
             let rendering = tokio::task::spawn_blocking(move || pages.page(&snapshot, format, coding));
-            rendering.await.unwrap_or_else(|_| Err(PageError::Encode(std::fmt::Error)))
+            rendering.await.unwrap_or_else(|_| Err(PageError::Encode))
         }
     };
     state.scrapes.record(state.clock.now().monotonic.since(began.monotonic));

@@ -11,7 +11,8 @@ use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model::{Me
 use prost::Message as _;
 
 use self::strict::{Dialect, Page};
-use super::{Coding, Family, Format, Pages, Sample, Value, catalogue, families};
+use super::family::{Family, Sample, Value};
+use super::{Coding, Format, Pages, catalogue, families};
 
 fn rendered(format: Format) -> String {
     let bytes = Pages::default().page(&fixture::snapshot(), format, Coding::Identity).unwrap();
@@ -24,9 +25,7 @@ fn rendered(format: Format) -> String {
 pub(crate) fn value(families: &[Family], name: &str, labels: &[(&str, &str)]) -> Option<f64> {
     let family = families.iter().find(|family| family.descriptor.name == name)?;
     let carries = |sample: &&Sample| {
-        labels
-            .iter()
-            .all(|(name, value)| sample.labels.iter().any(|(one, label)| one == name && label.as_str() == *value))
+        labels.iter().all(|(name, value)| sample.labels.iter().any(|label| label == (*name, *value)))
     };
     let mut found = family.samples.iter().filter(carries);
     let sample = found.next()?;
@@ -156,7 +155,7 @@ fn samples_keep_to_their_descriptors() {
                 .iter()
                 .map(|(name, _)| {
                     let chosen = name.starts_with("label_");
-                    let fits = |label: &&str| label == name || (chosen && *label == "label_*");
+                    let fits = |label: &&str| *label == name || (chosen && *label == "label_*");
                     allowed.iter().position(fits).expect("a label of the catalogue")
                 })
                 .collect();
