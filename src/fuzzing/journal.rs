@@ -6,7 +6,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use crate::journal::{
-    self, Answer, Bounds, By, Cursor, Device, Ending, FILE, Figures, Query, Record, Store, StoreError, Usage, report,
+    self, Answer, Bounds, By, Cursor, Device, Ending, FILE, Figures, Query, Record, Store, Usage, report,
 };
 use crate::model::UnixSeconds;
 
@@ -83,25 +83,14 @@ fn read_alone(directory: &TempDir) {
     }
 }
 
-/// As the agent does: what is damaged is put aside, and what can be saved goes into a new file.
+/// As the agent does.
 fn write_on(directory: &TempDir) {
     let file = directory.path().join(FILE);
-    match Store::open(&file, BOUNDS) {
-        Ok(mut store) => {
-            let found = store.open_records().map(|(loaded, _)| loaded.records);
-            were_written(&found.unwrap_or_default());
-            let _ = store.write(&[record(HOLDINGS + 1)]);
-            let _ = store.prune(NOW.0);
-        }
-        Err(StoreError::Damaged(_)) => {
-            let fresh = directory.path().join("fresh");
-            let mut store = Store::open(&fresh, BOUNDS).expect("a new file");
-            let _ = store.salvage(&file);
-            let everything = store.ended_records((0.0, f64::MAX), (None, None), (0.0, 0), 1000).expect("a sound file");
-            were_written(&everything.records);
-        }
-        Err(_) => {}
-    }
+    let Ok(mut store) = Store::open(&file, BOUNDS) else { return };
+    let found = store.open_records().map(|(loaded, _)| loaded.records);
+    were_written(&found.unwrap_or_default());
+    let _ = store.write(&[record(HOLDINGS + 1)]);
+    let _ = store.prune(NOW.0);
 }
 
 /// Nothing is made up: what does not fit its checksum is not told.

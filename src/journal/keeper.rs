@@ -22,9 +22,6 @@ const RETRY: Duration = Duration::from_secs(5);
 const PRUNE: Duration = Duration::from_secs(60 * 60);
 /// A write takes milliseconds; a disk that takes so long is said to hang.
 const HANGS: Duration = Duration::from_secs(30);
-/// Damaged files that are kept beside the journal, the latest ones.
-const KEPT_ASIDE: usize = 2;
-
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     pub directory: PathBuf,
@@ -212,12 +209,12 @@ impl Keeper {
         }
         let file = self.shared.file();
         let bounds = self.shared.settings.bounds;
-        let store = match Store::open(&file, bounds) {
-            Ok(store) => store,
+        let opened = Store::open(&file, bounds).and_then(|store| store.open_records().map(|records| (store, records)));
+        let (store, (open, last)) = match opened {
+            Ok(opened) => opened,
             Err(error @ StoreError::Failed(_)) => return Err(format!("{}: {error}", file.display())),
-            Err(error) => self.begin_anew(&file, &error)?,
+            Err(error) => (self.begin_new(&file, &error)?, Default::default()),
         };
-        let (open, last) = store.open_records().map_err(|error| format!("{}: {error}", file.display()))?;
         if open.damaged > 0 {
             tracing::warn!(file = %file.display(), lost = open.damaged, "open holdings in the journal are unreadable");
         }
@@ -234,23 +231,18 @@ impl Keeper {
         Ok(())
     }
 
-    /// Puts a file that cannot be used aside, and saves what can be read of it.
-    fn begin_anew(&mut self, file: &Path, error: &StoreError) -> Result<Store, String> {
+    /// Renames a file that cannot be used and begins a new one in its place.
+    fn begin_new(&mut self, file: &Path, error: &StoreError) -> Result<Store, String> {
         self.shared.state.lock().errors += 1;
-        let aside = set_aside(file, self.shared.clock.now().unix.0)
-            .map_err(|cause| format!("{}: {error}; and it cannot be put aside: {cause}", file.display()))?;
-        let mut store =
-            Store::open(file, self.shared.settings.bounds).map_err(|error| format!("{}: {error}", file.display()))?;
-        let (saved, unreadable) = store.salvage(&aside).unwrap_or_default();
+        let renamed_to = set_aside(file, self.shared.clock.now().unix.0)
+            .map_err(|cause| format!("{}: {error}; and it cannot be renamed: {cause}", file.display()))?;
         tracing::error!(
             file = %file.display(),
             problem = %error,
-            kept_as = %aside.display(),
-            saved,
-            unreadable,
-            "the journal of allocations could not be used and was begun anew with what could be read of it"
+            renamed_to = %renamed_to.display(),
+            "the journal of allocations cannot be used; it was renamed and a new one begun"
         );
-        Ok(store)
+        Store::open(file, self.shared.settings.bounds).map_err(|error| format!("{}: {error}", file.display()))
     }
 
     fn write(&mut self) -> Result<(), String> {
@@ -269,8 +261,11 @@ impl Keeper {
             }
             Err(error) => {
                 self.shared.chronicle.lock().give_back(records);
-                // Opened again it is checked, and begun anew if it must be.
                 self.store = None;
+                if matches!(error, StoreError::Damaged(_)) {
+                    // The check at the opening does not see all damage: a file that it passes would fail here each time.
+                    return self.begin_new(&self.shared.file(), &error).map(drop);
+                }
                 Err(format!("{}: {error}; see to the disk under --state-dir", self.shared.file().display()))
             }
         }
@@ -307,42 +302,19 @@ pub(super) fn take_lock(directory: &Path) -> Result<File, String> {
     }
 }
 
-/// With what was to undo its last change, which must not be applied to the next file.
+/// Renames the file to a name that is free. SQLite's rollback journal goes with it: it must not be applied to the next file.
 fn set_aside(file: &Path, now: f64) -> std::io::Result<PathBuf> {
-    let named = |suffix: &str| {
-        let mut name = file.as_os_str().to_owned();
-        name.push(suffix);
-        PathBuf::from(name)
-    };
-    let aside = named(&format!(".damaged-{now:.0}"));
-    std::fs::rename(file, &aside)?;
-    let undo = named("-journal");
-    if undo.exists() {
-        std::fs::rename(undo, named(&format!(".damaged-{now:.0}-journal")))?;
+    let with = |suffix: &str| PathBuf::from([file.as_os_str(), suffix.as_ref()].join(std::ffi::OsStr::new("")));
+    let mut suffix = format!(".damaged-{now:.0}");
+    while with(&suffix).symlink_metadata().is_ok() {
+        suffix.push('a');
     }
-    forget_oldest(file)?;
-    Ok(aside)
-}
-
-fn forget_oldest(file: &Path) -> std::io::Result<()> {
-    let Some((directory, name)) = file.parent().zip(file.file_name()) else { return Ok(()) };
-    let prefix = format!("{}.damaged-", name.to_string_lossy());
-    let mut aside = vec![];
-    for entry in std::fs::read_dir(directory)? {
-        let name = entry?.file_name().to_string_lossy().into_owned();
-        if name.starts_with(&prefix) && !name.ends_with("-journal") {
-            aside.push(name);
-        }
+    match std::fs::rename(with("-journal"), with(&format!("{suffix}-journal"))) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
     }
-    aside.sort();
-    for name in aside.iter().rev().skip(KEPT_ASIDE) {
-        std::fs::remove_file(directory.join(name))?;
-        let undo = directory.join(format!("{name}-journal"));
-        if undo.exists() {
-            std::fs::remove_file(undo)?;
-        }
-    }
-    Ok(())
+    std::fs::rename(file, with(&suffix))?;
+    Ok(with(&suffix))
 }
 
 #[cfg(test)]

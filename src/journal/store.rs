@@ -314,47 +314,6 @@ impl Store {
         self.connection.prepare(columns).map_err(|error| StoreError::Damaged(error.to_string()))?;
         Ok(())
     }
-
-    /// Takes over every holding of a damaged file that can still be read, from both ends. (saved, unreadable)
-    pub fn salvage(&mut self, damaged: &Path) -> Result<(u64, u64), StoreError> {
-        let (mut saved, mut unreadable) = (0, 0);
-        // Writable, so that a change that was under way is undone first.
-        let source = connect(damaged, WRITE)?;
-        // So SQLite looks into a file that is shorter than it says.
-        source.pragma_update(None, "writable_schema", true)?;
-        for order in ["id ASC", "id DESC", "ended ASC", "ended DESC"] {
-            let query = format!("SELECT record, checksum FROM holding ORDER BY {order}");
-            let Ok(mut statement) = source.prepare(&query) else { continue };
-            let Ok(mut rows) = statement.query([]) else { continue };
-            let transaction = self.connection.transaction()?;
-            {
-                let mut insert = transaction.prepare(
-                    "INSERT OR IGNORE INTO holding (id, namespace, pod, began, seen, ended, checksum, record)
-                     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
-                )?;
-                while let Ok(Some(row)) = rows.next() {
-                    let Some(record) = read(row) else {
-                        unreadable += u64::from(order == "id ASC");
-                        continue;
-                    };
-                    let text = text(&record);
-                    let inserted = insert.execute(params![
-                        i64::try_from(record.id).unwrap_or(i64::MAX),
-                        &*record.namespace,
-                        &*record.pod,
-                        record.began,
-                        record.seen,
-                        record.ended,
-                        checksum(&text),
-                        text
-                    ])?;
-                    saved += inserted as u64;
-                }
-            }
-            transaction.commit()?;
-        }
-        Ok((saved, unreadable))
-    }
 }
 
 fn connect(file: &Path, mode: OpenFlags) -> Result<Connection, StoreError> {

@@ -94,26 +94,42 @@ fn a_second_agent_waits_until_the_first_has_ended() {
 }
 
 #[test]
-fn a_damaged_file_is_put_aside_and_no_more_than_two_are_kept() {
+fn a_damaged_file_is_renamed_and_never_deleted() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join(FILE);
-    for round in 0..4 {
-        std::fs::write(&file, "no database".repeat(1000)).unwrap();
-        for (number, suffix) in ["damaged-1", "damaged-2"].iter().enumerate().filter(|_| round == 0) {
-            std::fs::write(directory.path().join(format!("{FILE}.{suffix}")), number.to_string()).unwrap();
-        }
+    let contents: Vec<String> = (0..4).map(|round| format!("no database {round}").repeat(1000)).collect();
+    for content in &contents {
+        std::fs::write(&file, content).unwrap();
         let clock = Clock::start();
         let journal = Journal::start(settings(directory.path()), clock).unwrap();
         until("open", &journal, |state| state.size_bytes.is_some());
         assert_eq!(journal.reader().state().errors, 1);
         journal.watcher().observe(&snapshot(&clock, "a"));
         journal.stop();
-        assert_eq!(on_disk(directory.path()).len(), 1);
+        assert_eq!(on_disk(directory.path()).len(), 1, "the new file has what happened since");
     }
-    let names = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name());
-    let names = names.map(|name| name.to_string_lossy().into_owned());
-    let aside = names.filter(|name| name.contains(".damaged-") && !name.ends_with("-journal")).count();
-    assert!((1..=KEPT_ASIDE).contains(&aside), "{aside}");
+    let entries = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().path());
+    let is_renamed = |name: &str| name.contains(".damaged-") && !name.ends_with("-journal");
+    let renamed = entries.filter(|path| is_renamed(&path.to_string_lossy()));
+    let mut kept: Vec<String> = renamed.map(|path| std::fs::read_to_string(path).unwrap()).collect();
+    kept.sort();
+    assert!(kept == contents, "{} are kept", kept.len());
+}
+
+#[test]
+fn the_rollback_journal_goes_with_the_damaged_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join(FILE);
+    let of = |suffix: &str| directory.path().join(format!("{FILE}{suffix}"));
+    for round in ["first", "second"] {
+        std::fs::write(&file, round).unwrap();
+        std::fs::write(of("-journal"), round).unwrap();
+        let renamed = set_aside(&file, 7.0).unwrap();
+        assert!(!file.exists() && !of("-journal").exists());
+        assert_eq!(std::fs::read_to_string(renamed).unwrap(), round);
+    }
+    assert_eq!(std::fs::read_to_string(of(".damaged-7-journal")).unwrap(), "first");
+    assert_eq!(std::fs::read_to_string(of(".damaged-7a-journal")).unwrap(), "second");
 }
 
 #[test]

@@ -76,11 +76,11 @@ pub const AREA: Area = Area {
             },
             seen: Seen {
                 metrics: &[Metric("podmeter_journal_errors_total", &[], Is::AtLeast(1.0))],
-                log: Log::Says("could not be used and was begun anew with what could be read of it"),
+                log: Log::Says("cannot be used; it was renamed and a new one begun"),
                 page: Some(Text("/api/v1/allocations", "\"pod\":\"trainer\"")),
             },
             goes_on: ALL,
-            undone: "nothing: the damaged file is put aside",
+            undone: "nothing: the damaged file is renamed",
             undo: None,
             within: 10,
         },
