@@ -1,4 +1,4 @@
-"""What scripts/fleet and scripts/fleet-day share: simulated nodes, a Prometheus server, and tables of several sizes."""
+"""Common parts of scripts/fleet and scripts/fleet-day: simulated nodes, a Prometheus server, and tables by fleet size."""
 
 import argparse
 import ctypes
@@ -23,7 +23,7 @@ RULES = PROJECT / "deploy/rules/podmeter.rules.yaml"
 DASHBOARD = PROJECT / "dashboards/fleet.json"
 PROFILES = ["8xh100", "8xh100-timesliced", "8xh100-mig", "8xa100"]
 JOB = "podmeter"
-FORETOLD = [1_000, 10_000]
+EXTRAPOLATED = [1_000, 10_000]
 MIB = 1 << 20
 PATIENCE_SECONDS = 120
 PR_SET_PDEATHSIG = 1
@@ -31,17 +31,17 @@ SCRIPT = f"scripts/{Path(sys.argv[0]).name}"
 
 
 class Row(NamedTuple):
-    what: str
+    figure: str
     text: str
-    # Of which more nodes make more, and how it is written; None where nothing is foretold.
-    grows: float | None = None
+    # What grows with the number of nodes, and its format; None where nothing is extrapolated.
+    value: float | None = None
     write: Callable[[float], str] = str
 
 
 def run(main):
-    """Ends every child, whatever ends the script."""
+    """Runs `main` so that a signal raises an exception, which stops the children."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    # Which a shell in the background has it ignore.
+    # A shell makes its background jobs ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         main()
@@ -51,8 +51,8 @@ def run(main):
         fail(error)
 
 
-def fail(why):
-    sys.exit(f"{SCRIPT}: {why}")
+def fail(problem):
+    sys.exit(f"{SCRIPT}: {problem}")
 
 
 def progress(text):
@@ -81,7 +81,7 @@ def tool(name):
 
 
 def conditions(binary, server, *more):
-    """What the figures below it depend on."""
+    """The conditions of a table, one line."""
     system = os.uname()
     version = subprocess.run([server, "--version"], capture_output=True, text=True).stdout.split()[2]
     facts = [
@@ -99,47 +99,47 @@ def find_binary():
         subprocess.run(["cargo", "build", "--release", "--quiet"], cwd=PROJECT, check=True)
         return PROJECT / "target/release/podmeter"
     if not os.access(named, os.X_OK):
-        fail(f"PODMETER_BINARY={named} is no program; name one, or unset it to build one")
+        fail(f"PODMETER_BINARY={named} is not an executable; name one, or unset it to build one")
     return Path(named).resolve()
 
 
-def with_its_parent():
-    """A child ends when this script does, even if it is killed."""
+def die_with_parent():
+    """Sends the child SIGTERM when this script ends, even if it is killed."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Process:
-    """A child that writes to a log of its own."""
+    """A child process with its own log file."""
 
     def __init__(self, name, command, log):
         self.name, self.log = name, log
         with open(log, "w") as output:
             self.child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, preexec_fn=with_its_parent
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, preexec_fn=die_with_parent
             )
 
-    def expect_alive(self):
+    def expect_running(self):
         if self.child.poll() is not None:
-            said = "\n".join(self.log.read_text().splitlines()[-10:])
-            fail(f"{self.name} ended with {self.child.returncode}:\n{said}")
+            log = "\n".join(self.log.read_text().splitlines()[-10:])
+            fail(f"{self.name} exited with {self.child.returncode}:\n{log}")
 
     def processor_seconds(self):
         fields = Path(f"/proc/{self.child.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def processor_nanoseconds(self):
-        """To the nanosecond, for a process whose threads stay."""
+        """In nanoseconds; the time of ended threads is lost."""
         tasks = Path(f"/proc/{self.child.pid}/task").glob("*/schedstat")
         return sum(int(task.read_text().split()[0]) for task in tasks)
 
     def memory(self):
-        """Resident, and the part of it that is this process' own when shared pages are divided among their users."""
+        """Resident and proportional set size (shared pages divided among their users), in bytes."""
         lines = Path(f"/proc/{self.child.pid}/smaps_rollup").read_text().splitlines()[1:]
         kibibytes = {line.split()[0]: int(line.split()[1]) for line in lines}
         return kibibytes["Rss:"] * 1024, kibibytes["Pss:"] * 1024
 
 
-def end(processes):
+def stop(processes):
     for process in processes:
         process.child.terminate()
     for process in processes:
@@ -169,13 +169,13 @@ def start_nodes(size, profiles, binary, directory):
         deadline = time.monotonic() + PATIENCE_SECONDS
         for node in nodes:
             while not node.address():
-                node.expect_alive()
+                node.expect_running()
                 if time.monotonic() > deadline:
                     fail(f"{node.name} does not listen after {PATIENCE_SECONDS} s")
                 time.sleep(0.05)
         return nodes
     except BaseException:
-        end(nodes)
+        stop(nodes)
         raise
 
 
@@ -196,7 +196,7 @@ class Prometheus(Process):
             f"--config.file={directory / 'prometheus.yml'}",
             f"--storage.tsdb.path={self.data}",
             f"--web.listen-address=127.0.0.1:{self.port}",
-            # For the snapshot whose size is taken.
+            # For the snapshot that scripts/fleet measures.
             "--web.enable-admin-api",
             "--log.level=warn",
             *flags,
@@ -207,7 +207,7 @@ class Prometheus(Process):
     def wait(self):
         deadline = time.monotonic() + PATIENCE_SECONDS
         while self.get("/-/ready")[0] != 200:
-            self.expect_alive()
+            self.expect_running()
             if time.monotonic() > deadline:
                 fail(f"prometheus is not ready after {PATIENCE_SECONDS} s")
             time.sleep(0.1)
@@ -219,9 +219,9 @@ class Prometheus(Process):
             return answer.status, answer.read().decode()
         except OSError:
             self.connection.close()
-            return 0, "no answer"
+            return 0, "no response"
 
-    def ask(self, route, method="GET", **parameters):
+    def query(self, route, method="GET", **parameters):
         status, body = self.get(f"/api/v1/{route}?{urllib.parse.urlencode(parameters)}", method)
         if status != 200:
             raise QueryFailed(f"{route} {parameters.get('query', '')}: {status}: {body.strip()[:400]}")
@@ -230,16 +230,16 @@ class Prometheus(Process):
     def until(self, query, holds):
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
-            self.expect_alive()
-            result = self.ask("query", query=query)["result"]
+            self.expect_running()
+            result = self.query("query", query=query)["result"]
             if holds(float(result[0]["value"][1]) if result else 0):
                 return
             if time.monotonic() > deadline:
-                fail(f"never: {query}; now {result}")
+                fail(f"not within {PATIENCE_SECONDS} s: {query}; now {result}")
             time.sleep(0.5)
 
     def own_metrics(self):
-        """Prometheus' metrics of itself: name and labels → value."""
+        """Prometheus' own metrics: name and labels → value."""
         lines = self.get("/metrics")[1].splitlines()
         return {key: float(value) for key, value in (line.rsplit(" ", 1) for line in lines if line[:1] not in ("#", ""))}
 
@@ -249,7 +249,7 @@ class QueryFailed(Exception):
 
 
 def panels():
-    """Title and queries of each panel, graphs told from numbers of the same title."""
+    """Title and queries of each panel; graphs are marked, because a number can have the same title."""
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         if panel.get("targets"):
             is_graph = panel["type"] == "timeseries"
@@ -257,7 +257,7 @@ def panels():
 
 
 def grafana_query(expression, scrape_interval, step, range_seconds):
-    """With everything selected that a variable can select, and Grafana's own reckoning of the rate interval."""
+    """The query with all values of every variable selected and Grafana's rate interval."""
     values = {
         "$__rate_interval": milliseconds(max(step + scrape_interval, 4 * scrape_interval)),
         "$__range": milliseconds(range_seconds),
@@ -268,33 +268,33 @@ def grafana_query(expression, scrape_interval, step, range_seconds):
     for name, value in values.items():
         expression = expression.replace(name, value)
     if "$" in expression:
-        raise QueryFailed(f"a variable that nothing is put in place of: {expression}")
+        raise QueryFailed(f"unknown variable: {expression}")
     return expression
 
 
 def table(columns):
-    """One row per figure; where there are several sizes, the straight line through them as well."""
+    """One row per figure; with several sizes, also an extrapolation with a straight line."""
     counts = list(columns)
-    foretold = FORETOLD if len(counts) > 1 else []
-    heads = ["figure", *(f"{size:,} nodes" for size in counts), *(f"{size:,}, extrapolated" for size in foretold)]
+    larger = EXTRAPOLATED if len(counts) > 1 else []
+    heads = ["figure", *(f"{size:,} nodes" for size in counts), *(f"{size:,}, extrapolated" for size in larger)]
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-    for what in dict.fromkeys(row.what for rows in columns.values() for row in rows):
-        found = {size: row for size, rows in columns.items() for row in rows if row.what == what}
+    for figure in dict.fromkeys(row.figure for rows in columns.values() for row in rows):
+        found = {size: row for size, rows in columns.items() for row in rows if row.figure == figure}
         cells = [found[size].text if size in found else "–" for size in counts]
-        numbers = {size: row.grows for size, row in found.items() if row.grows is not None}
+        numbers = {size: row.value for size, row in found.items() if row.value is not None}
         write = next(iter(found.values())).write
-        cells += [write(line(numbers, size)) if grow(numbers) else "" for size in foretold]
-        lines.append(f"| {what} | {' | '.join(cells)} |")
+        cells += [write(line(numbers, size)) if grow(numbers) else "" for size in larger]
+        lines.append(f"| {figure} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def grow(numbers):
-    """A figure that is lower with more nodes is noise, from which nothing is foretold."""
+    """A figure that falls with more nodes is noise and is not extrapolated."""
     return len(numbers) > 1 and statistics.linear_regression(list(numbers), list(numbers.values())).slope > 0
 
 
 def line(numbers, size):
-    """The least squares through what was measured, at another size."""
+    """The value of the least-squares line through the measured sizes at another size."""
     slope, start = statistics.linear_regression(list(numbers), list(numbers.values()))
     return start + slope * size
 
@@ -304,7 +304,7 @@ def at(ordered, share):
 
 
 def share_text(share):
-    # Never rounded up to all of them.
+    # Anything less than all is never rounded up to 100 %.
     return "100 %" if share == 1 else f"{min(99.99, 100 * share):.2f} %"
 
 
