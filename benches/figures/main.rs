@@ -1,4 +1,4 @@
-//! Measures docs/engineering/figures.md on the release binary: `scripts/bench`.
+//! Measures docs/engineering/figures.md on the shipped binary (profile dist): `scripts/bench`.
 //!
 //! Conditions, unless a part has its own: fake driver library through the real `dlopen`, eight GPUs, eight GPU pods and
 //! thirty plain pods from a fake kubelet on a real socket, everything on this machine. Prints tables; checks no limit.
