@@ -1,5 +1,5 @@
-//! How much of what pods used is on the right container, over an hour of pods that live for 1 to 60 seconds:
-//! `cargo bench --bench accuracy`. The hour is virtual. Prints a table per quantity; judges nothing.
+//! How much use is attributed to the right container, over an hour of virtual time with pods of 1 to 60 seconds:
+//! `cargo bench --bench accuracy`. Prints one table; checks no limit.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement prints what it found")]
 
@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::support::accuracy::Score;
 
 fn main() {
-    // cargo passes `--bench`; `cargo test --benches` would not, and measuring there would only cost time.
+    // `cargo bench` passes `--bench`; `cargo test --benches` does not and measures nothing.
     if !std::env::args().any(|argument| argument == "--bench") {
         return;
     }

@@ -1,7 +1,7 @@
-//! How long Allocate takes over the socket: `cargo bench --bench allocate`.
+//! Latency of Allocate over the socket: `cargo bench --bench allocate`.
 //!
-//! Beside a plugin that runs already, with the same client and call by call in turns:
-//! `cargo bench --bench allocate -- --beside SOCKET`. Prints one table; judges nothing.
+//! Compared with another running plugin, with the same client and call by call in turns:
+//! `cargo bench --bench allocate -- --beside SOCKET`. Prints one table; checks no limit.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement prints what it found")]
 #![allow(clippy::disallowed_methods, reason = "a measurement reads the clock and starts the binary")]
@@ -26,11 +26,11 @@ const CALLS: usize = 4000;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
-    // cargo passes `--bench`; `cargo test --benches` would not, and measuring there would only cost time.
+    // `cargo bench` passes `--bench`; `cargo test --benches` does not and measures nothing.
     if !arguments.iter().any(|argument| argument == "--bench") {
         return;
     }
-    // The kubelet has a thread of its own, as it has in life; so has the client.
+    // Kubelet and client have their own threads, like real ones.
     let kubelets = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let clients = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let driver = FakeNvml::start(json!({ "gpus": vec![json!({}); GPUS] }));

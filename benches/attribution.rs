@@ -1,5 +1,5 @@
-//! What attribution costs: `cargo bench --bench attribution`. One refresh of a full node must stay within 2 ms, and a week
-//! of pods must not make it grow. Prints one table; judges nothing.
+//! Cost of attribution: `cargo bench --bench attribution`. The target for one refresh of a full node is 2 ms, and no growth in
+//! a week of pods. Prints one table; checks no limit.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement prints what it found")]
 #![allow(clippy::disallowed_methods, reason = "a measurement reads the clock")]
@@ -24,16 +24,16 @@ use podmeter::simulation::node::resources;
 use podmeter::simulation::proc_tree::{Inside, ProcTree};
 
 const REFRESHES: u64 = 2000;
-/// One pod ends and one begins every six seconds, for a week: 100,800 pods.
+/// One pod ends and one starts every six seconds, for a week: 100,800 pods.
 const WEEK_SECONDS: u64 = 7 * 86_400;
 const POD_SECONDS: u64 = 6;
-/// Processes at once in the week.
-const LOOKED_AT: usize = 16;
-/// A page of metrics for so many pods.
+/// Processes at a time in the week.
+const WEEK_PROCESSES: usize = 16;
+/// Pods between two pages of metrics.
 const PAGE_EVERY: usize = 50;
 
 fn main() {
-    // cargo passes `--bench`; `cargo test --benches` would not, and measuring there would only cost time.
+    // `cargo bench` passes `--bench`; `cargo test --benches` does not and measures nothing.
     if !std::env::args().any(|argument| argument == "--bench") {
         return;
     }
@@ -94,7 +94,7 @@ fn week() {
         tree.add_container(inside(&name, &uid(pid))).unwrap();
         tree.start(pid, second, inside(&name, &uid(pid))).unwrap();
         running.push_back((pid, name));
-        if running.len() > LOOKED_AT {
+        if running.len() > WEEK_PROCESSES {
             let (pid, name) = running.pop_front().unwrap();
             tree.end(pid).unwrap();
             tree.remove_container(inside(&name, &uid(pid))).unwrap();
@@ -128,9 +128,9 @@ fn week() {
     println!(
         "| sums that do not add up, in the audit of every pass, after a day / a week of churn | {violations_in_a_day} / {violations} | 0 |"
     );
-    println!("| accounts at once, most, over a week with {pods} pods | {most} | bounded |");
+    println!("| maximum number of accounts, over a week with {pods} pods | {most} | bounded |");
     println!(
-        "| resident memory after that, grown since the first day: join, owners, ledger, pages | {:.1} MiB | ≤ 2 MiB |",
+        "| growth of resident memory after the first day: join, owners, ledger, pages | {:.1} MiB | ≤ 2 MiB |",
         resident_mib() - after_a_day
     );
 }

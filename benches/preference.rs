@@ -1,5 +1,5 @@
-//! How long the choice of whole GPUs takes: `cargo bench --bench preference`. It must reach 1 ms for sixteen GPUs at any
-//! size. Prints one table; judges nothing.
+//! Cost of the choice of whole GPUs: `cargo bench --bench preference`. The target is 1 ms for sixteen GPUs at any size.
+//! Prints one table; checks no limit.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement prints what it found")]
 #![allow(clippy::disallowed_methods, reason = "a measurement reads the clock")]
@@ -18,7 +18,7 @@ const GPUS: usize = 16;
 const REQUESTS: usize = 200;
 
 fn main() {
-    // cargo passes `--bench`; `cargo test --benches` would not, and measuring there would only cost time.
+    // `cargo bench` passes `--bench`; `cargo test --benches` does not and measures nothing.
     if !std::env::args().any(|argument| argument == "--bench") {
         return;
     }
@@ -38,7 +38,7 @@ fn main() {
     }
 }
 
-/// Eight GPUs on each board all linked, and each linked to its counterpart: a mesh with very many equal divisions.
+/// Two boards of eight fully linked GPUs, each GPU linked to its counterpart: a mesh with very many equal divisions.
 fn two_linked_boards() -> Node {
     let board = |gpu| if gpu < GPUS / 2 { 0 } else { 1 };
     Node::new(GPUS, board, |i, j| if board(i) == board(j) || j == i + GPUS / 2 { 1210 } else { 10 })
@@ -55,7 +55,7 @@ fn measure(size: usize, node: impl Fn(&mut Random) -> Node) -> String {
             let healthy: BTreeMap<_, _> = if number % 4 < 2 { healthy.collect() } else { BTreeMap::new() };
             let required = if number % 2 == 0 { 0 } else { 1 << random.below(GPUS) };
             let request = node.request((1 << GPUS) - 1, required, size);
-            // The best of five: what the machine's other work adds is not ours.
+            // The best of five, to exclude other load on the machine.
             let once = |_| {
                 let start = Instant::now();
                 black_box(choose_gpus(&request, &node.topology, &healthy));

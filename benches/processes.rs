@@ -1,4 +1,4 @@
-//! What it costs to find the owners of 512 processes on a node with 110 pods. `cargo bench --bench processes`.
+//! Cost of finding the owners of 512 processes on a node with 110 pods: `cargo bench --bench processes`.
 #![allow(clippy::unwrap_used, reason = "a benchmark")]
 #![allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
 #![allow(clippy::print_stdout, reason = "a benchmark prints")]
@@ -16,7 +16,7 @@ const FIRST_PID: u32 = 1000;
 const ROUNDS: usize = 50;
 
 fn main() {
-    // cargo passes `--bench`; `cargo test --benches` would not, and measuring there would only cost time.
+    // `cargo bench` passes `--bench`; `cargo test --benches` does not and measures nothing.
     if !std::env::args().any(|argument| argument == "--bench") {
         return;
     }

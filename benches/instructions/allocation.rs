@@ -1,4 +1,4 @@
-//! What the kubelet waits for: the answer to Allocate, and the choice of devices.
+//! Calls for which the kubelet waits: Allocate and GetPreferredAllocation.
 
 use std::collections::BTreeMap;
 
@@ -50,7 +50,7 @@ pub fn prefer_slots(count: u64) {
     );
 }
 
-/// Eight of sixteen GPUs that all reach each other alike.
+/// Eight of sixteen GPUs with equal links.
 pub fn prefer_nvswitch(count: u64) {
     prefer(count, &nvswitch(16), 8);
 }

@@ -1,8 +1,8 @@
-//! The hot paths, for callgrind to count: `scripts/instructions` runs one of them at a time and holds what it took against
+//! The hot paths, counted by callgrind: `scripts/instructions` runs one at a time and compares its instructions with
 //! `budgets.tsv`.
 //!
-//! `instructions list` names them; `instructions NAME ROUNDS` prepares one, does it a few times so that tables and pools
-//! are full, and then ROUNDS times inside `measured`, the one function in which anything is counted.
+//! `instructions list` prints their names; `instructions NAME ROUNDS` prepares a path, runs a few warm-up rounds, and then ROUNDS
+//! rounds inside `measured`, the only function that is counted.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
 
@@ -17,10 +17,10 @@ mod support;
 use std::hint::black_box;
 use std::process::ExitCode;
 
-/// What the first rounds find cold is not what is paid every second.
+/// Rounds that fill tables and pools first.
 const WARM_UP: u64 = 3;
 
-/// A path's name, and what does so many rounds of it.
+/// A path's name, and the function that runs the given number of rounds.
 type Path = (&'static str, fn(u64));
 
 const PATHS: [Path; 21] = [
@@ -54,7 +54,7 @@ fn main() -> ExitCode {
     match words[..] {
         ["list"] => PATHS.iter().for_each(|(name, _)| println!("{name}")),
         [name, rounds] if path(name).is_some() => path(name).unwrap().1(rounds.parse().expect("a number of rounds")),
-        // `cargo bench` and `cargo test --benches` come by: there is no callgrind here that counts.
+        // `cargo bench` and `cargo test --benches`: there is no callgrind.
         [] | ["--bench"] => println!("scripts/instructions counts these paths"),
         _ => {
             println!("instructions list | NAME ROUNDS");
@@ -64,15 +64,15 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The counting begins when this is entered and ends when it is left. Nothing else may call it.
+/// callgrind counts between entry and return of this function. Only `rounds` may call it.
 #[inline(never)]
 fn measured(work: &mut dyn FnMut()) {
     work();
-    // Without something to do after it, the call would be a jump, and this function never be left.
+    // Prevents a tail call, after which this function would not return.
     black_box(());
 }
 
-/// `work` is counted, with the freeing of what it returns; making its input from the number of the round is not.
+/// Counts `work` and the drop of its result, but not `input`, which gets the number of the round.
 fn rounds<I, O>(count: u64, mut input: impl FnMut(u64) -> I, mut work: impl FnMut(I) -> O) {
     for round in 0..WARM_UP + count {
         let mut input = Some(input(round));

@@ -1,4 +1,4 @@
-//! A usual node: eight simulated GPUs that work, a pod on each, and pods that hold nothing.
+//! A usual node: eight busy simulated GPUs, a pod on each, and pods without a GPU.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,8 +21,8 @@ pub const GPUS: usize = 8;
 pub const PODS: usize = 38;
 const STARTED: f64 = 1.7e9;
 const FIRST_PID: u32 = 4_000;
-/// Before the first round, so that every tier has been read and every counter has begun.
-const LIVED: u64 = 20;
+/// Before the first round, so that every tier has been read and every counter exists.
+const WARM_UP_SECONDS: u64 = 20;
 const STALENESS: Staleness =
     Staleness { fast: Duration::from_secs(5), medium: Duration::from_secs(30), slow: Duration::from_secs(180) };
 
@@ -30,7 +30,7 @@ pub fn moment(second: u64) -> Moment {
     Moment { monotonic: Monotonic::from_secs(second), unix: UnixSeconds(STARTED + second as f64) }
 }
 
-/// The GPUs, and what has been read of them.
+/// The GPUs and their readings.
 pub struct Devices {
     pub inventory: Arc<Inventory>,
     gpus: Vec<(GpuUuid, Box<dyn Reader>, Record)>,
@@ -53,7 +53,7 @@ impl Devices {
         Self { gpus: inventory.gpus.keys().map(reader).collect(), inventory: Arc::new(inventory) }
     }
 
-    /// What the driver says in this second, all tiers.
+    /// The readings of this second, all tiers.
     pub fn read(&mut self, second: u64) -> Vec<Pass> {
         let all = Due { medium: true, slow: true };
         self.gpus.iter_mut().map(|(_, reader, _)| reader.read(all, moment(second))).collect()
@@ -89,7 +89,7 @@ fn pid(gpu: usize) -> u32 {
     FIRST_PID + gpu as u32
 }
 
-/// The kubelet's answer: a pod on each GPU, and others.
+/// The kubelet's List response: a pod on each GPU, and others.
 pub fn list(inventory: &Inventory, pods: usize) -> v1::ListPodResourcesResponse {
     let pod = |number: usize| {
         let device = inventory.gpus.keys().nth(number).map(|gpu| v1::ContainerDevices {
@@ -125,7 +125,7 @@ pub fn allocatable(inventory: &Inventory) -> Allocatable {
     Allocatable { devices: [("nvidia.com/gpu".into(), ids)].into(), ..Allocatable::default() }
 }
 
-/// What the publisher makes of a node that has lived for a while.
+/// The snapshot of a node that has been running for `WARM_UP_SECONDS`.
 pub fn snapshot() -> Snapshot {
     let mut devices = Devices::working();
     let allocations = convert::allocations(list(&devices.inventory, PODS));
@@ -136,7 +136,7 @@ pub fn snapshot() -> Snapshot {
     let processes = processes();
     let mut ledger = Ledger::new(Duration::from_secs(300), Duration::from_secs(5));
     let mut health = Health::new(health::Config::default());
-    let mut live = |second| {
+    let mut advance = |second| {
         let passes = devices.read(second);
         let hardware = devices.take(second, passes);
         health.advance(moment(second), &Evidence { hardware: &hardware, events: &[] });
@@ -150,8 +150,8 @@ pub fn snapshot() -> Snapshot {
         });
         (hardware, statement)
     };
-    (0..LIVED).for_each(|second| drop(live(second)));
-    let (hardware, statement) = live(LIVED);
+    (0..WARM_UP_SECONDS).for_each(|second| drop(advance(second)));
+    let (hardware, statement) = advance(WARM_UP_SECONDS);
     published(hardware, health, processes, kubelet(allocations, allocatable), join, statement)
 }
 
@@ -164,8 +164,8 @@ fn published(
     statement: Statement,
 ) -> Snapshot {
     Snapshot {
-        sequence: LIVED,
-        at: moment(LIVED),
+        sequence: WARM_UP_SECONDS,
+        at: moment(WARM_UP_SECONDS),
         started: UnixSeconds(STARTED),
         node_name: "node-a".into(),
         plugin: Some(Arc::new(plugin(&hardware.inventory))),
@@ -202,7 +202,7 @@ fn durations() -> DurationHistogram {
     durations
 }
 
-/// Of each pod on a GPU its one process, its UID and no label.
+/// One process per pod on a GPU, with the pod's UID and no label.
 fn processes() -> ProcessState {
     let process = |number: usize| {
         let key = ProcessKey { pid: pid(number), start_ticks: 100 };
@@ -232,10 +232,10 @@ fn processes() -> ProcessState {
 fn kubelet(allocations: Allocations, allocatable: Allocatable) -> KubeletState {
     let mut state = KubeletState {
         allocations: Some(Arc::new(allocations)),
-        allocations_at: Some(moment(LIVED)),
+        allocations_at: Some(moment(WARM_UP_SECONDS)),
         settled: true,
         allocatable: Some(Arc::new(allocatable)),
-        allocatable_at: Some(moment(LIVED)),
+        allocatable_at: Some(moment(WARM_UP_SECONDS)),
         api: Some(PodResourcesApi::V1),
         ..KubeletState::default()
     };

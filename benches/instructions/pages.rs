@@ -1,4 +1,4 @@
-//! A page from a snapshot, and the answer to a scrape whose page lies ready.
+//! Rendering a page from a snapshot, and the response to a scrape with a rendered page.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use tower::ServiceExt as _;
 
 use crate::{node, rounds};
 
-/// What Prometheus 3 sends, but for the coding: the page is measured packed and unpacked by itself.
+/// Prometheus 3's request without Accept-Encoding: compression is measured separately.
 const SCRAPE: &str = "GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:9400\r\nUser-Agent: Prometheus/3.5.0\r\n\
     Accept: application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,\
     application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,\
@@ -41,7 +41,7 @@ fn rendered(count: u64, format: Format) {
     rounds(count, |_| Pages::default(), |pages| pages.page(&snapshot, format, Coding::Identity).unwrap());
 }
 
-/// The packing alone.
+/// Compression alone.
 pub fn gzip(count: u64) {
     let snapshot = node::snapshot();
     let ready = |_| {
@@ -52,7 +52,7 @@ pub fn gzip(count: u64) {
     rounds(count, ready, |pages| pages.page(&snapshot, Format::Text, Coding::Gzip).unwrap());
 }
 
-/// From the request's bytes to those of the answer, on a connection that stays, without a kernel in between.
+/// From the request's bytes to those of the response, on a kept in-memory connection.
 pub fn scrape(count: u64) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let (sender, snapshots) = watch::channel(Arc::new(node::snapshot()));
@@ -69,11 +69,11 @@ pub fn scrape(count: u64) {
     });
     let mut answer = vec![0; 2 * page.len()];
     let ends = page[page.len() - 64..].to_vec();
-    rounds(count, |_| (), |()| runtime.block_on(asked(&mut client, &mut answer, &ends)));
+    rounds(count, |_| (), |()| runtime.block_on(receive_page(&mut client, &mut answer, &ends)));
 }
 
-/// Reads until the page's own end.
-async fn asked(client: &mut DuplexStream, answer: &mut [u8], ends: &[u8]) {
+/// Sends a request and reads the response up to the end of the page.
+async fn receive_page(client: &mut DuplexStream, answer: &mut [u8], ends: &[u8]) {
     client.write_all(SCRAPE.as_bytes()).await.unwrap();
     let mut read = 0;
     while !answer[..read].ends_with(ends) {

@@ -1,4 +1,4 @@
-//! Foreign strings, each form once. The fuzzers' corpora are not read: they grow.
+//! Parsers of foreign strings, each format once. The fuzz corpora are not used, because they grow.
 
 use std::hint::black_box;
 
@@ -35,7 +35,7 @@ const KERNEL_LINES: [&str; 6] = [
     "6,1238,56793,-;eth0: renamed from veth1a2b3c4",
     "6,1239,56794,-,caller=T12;IPv6: ADDRCONF(NETDEV_CHANGE): veth1a2b3c4: link becomes ready",
 ];
-/// Of the second version, as systemd and as cgroupfs write it, and of no pod.
+/// cgroup v2: a pod's in the systemd and cgroupfs formats, and one of no pod.
 const CGROUPS: [&str; 3] = [
     "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod8f5d2c1e_90ab_4cde_8123_456789abcdef.slice/\
      cri-containerd-0fdb462000db5bb00c161392e7bf2821aea5b75611e8b40debadab16a33aa2b0.scope\n",
@@ -59,7 +59,7 @@ pub fn device_ids(count: u64) {
     );
 }
 
-/// These, and that of a real container under the first version.
+/// `CGROUPS`, and a real container's under cgroup v1.
 pub fn cgroups(count: u64) {
     let recorded = include_str!("../../tests/captures/20_proc_cgroup.txt");
     rounds(

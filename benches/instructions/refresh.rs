@@ -1,4 +1,4 @@
-//! What is done every second, and when the kubelet answers.
+//! The work of every second, and of a response of the kubelet.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -37,7 +37,7 @@ pub fn list_of_1000(count: u64) {
     lists(count, &inventory, &[node::list(&inventory, 1000).encode_to_vec()]);
 }
 
-/// Every answer that was recorded from a real kubelet.
+/// All recorded responses of a real kubelet.
 pub fn recorded_lists(count: u64) {
     let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/captures");
     let mut files: Vec<PathBuf> = directory.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -48,7 +48,7 @@ pub fn recorded_lists(count: u64) {
     lists(count, &Devices::working().inventory, &answers);
 }
 
-/// From the answer's bytes to who holds what.
+/// From the response's bytes to allocations.
 fn lists(count: u64, inventory: &Inventory, answers: &[Vec<u8>]) {
     let allocatable = node::allocatable(inventory);
     let mut slots = Slots::default();
@@ -61,14 +61,14 @@ fn lists(count: u64, inventory: &Inventory, answers: &[Vec<u8>]) {
     rounds(count, |_| (), |()| answers.iter().for_each(|answer| drop(black_box(apply(answer)))));
 }
 
-/// Eight GPUs' passes to what is published of them.
+/// From the passes of eight GPUs to published readings.
 pub fn readings(count: u64) {
     let mut devices = Devices::working();
     let mut next = Devices::working();
     rounds(count, |second| (second, next.read(second)), |(second, passes)| devices.take(second, passes));
 }
 
-/// All of them are known already.
+/// Owners of 512 processes that are all known.
 pub fn owners_of_512(count: u64) {
     let directory = tempfile::tempdir().unwrap();
     let tree = ProcTree::create(directory.path()).unwrap();
@@ -89,7 +89,7 @@ pub fn owners_of_512(count: u64) {
     });
 }
 
-/// 512 processes on eight GPUs to whose they are.
+/// Owners of 512 processes on eight GPUs.
 pub fn processes_by_device(count: u64) {
     let snapshot = node::snapshot();
     let known = snapshot.processes.as_ref().unwrap();
@@ -118,7 +118,7 @@ pub fn processes_by_device(count: u64) {
     );
 }
 
-/// One pass over 8 GPUs of 32 slots each, all held, with 512 processes.
+/// One pass over 8 GPUs with 32 slots each, all allocated, with 512 processes.
 pub fn ledger(count: u64) {
     let node = RefCell::new(full_node::Node::full());
     let observe = |second| {
@@ -129,7 +129,7 @@ pub fn ledger(count: u64) {
     rounds(count, observe, |second| node.borrow_mut().advance(second, second));
 }
 
-/// One look at eight healthy GPUs.
+/// One evaluation of eight healthy GPUs.
 pub fn health(count: u64) {
     let mut devices = Devices::working();
     let mut health = Health::new(health::Config::default());
@@ -139,13 +139,13 @@ pub fn health(count: u64) {
     };
     rounds(count, read, |(now, hardware)| {
         let state = health.advance(now, &Evidence { hardware: &hardware, events: &[] });
-        // Freed elsewhere.
+        // Dropped outside the count.
         std::mem::forget(hardware);
         state
     });
 }
 
-/// One snapshot more in the last minutes.
+/// One more snapshot in the history.
 pub fn history(count: u64) {
     let mut history = History::default();
     let snapshot = node::snapshot();
