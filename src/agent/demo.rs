@@ -17,8 +17,9 @@ use crate::journal;
 use crate::model::PodLabel;
 use crate::plugin::{MigStrategy, NvidiaConfig, Replication, ResourceConfig, Sharing};
 use crate::simulation::day::Stage;
+use crate::simulation::kubelet::ListedDevice;
 use crate::simulation::node::{Account, Device, Plan, Resource, SimulatedNode, resources};
-use crate::simulation::plugin::{PluginDevice, StandInPlugin};
+use crate::simulation::plugin::StandInPlugin;
 
 /// Slots of each GPU in the time-sliced profile.
 const REPLICAS: u32 = 4;
@@ -150,7 +151,7 @@ fn offered(replicas: Option<u32>) -> ResourceConfig {
 
 fn stand_in(directory: &Path, resource: &Resource) -> StandInPlugin {
     let device = |device: &Device| {
-        let plain = PluginDevice::new(&device.id);
+        let plain = ListedDevice::new(&device.id);
         device.numa_node.map_or(plain.clone(), |node| plain.on_nodes(&[i64::from(node)]))
     };
     StandInPlugin::start(directory, &resource.name, resource.devices.iter().map(device).collect())

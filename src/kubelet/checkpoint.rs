@@ -1,7 +1,7 @@
 //! The kubelet's device checkpoint, for what `List` lacks: which pod, by UID, was given a device, and which devices were
 //! registered before the kubelet or podmeter started.
 
-use std::collections::btree_map::Entry as Place;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
@@ -32,13 +32,13 @@ struct Checkpoint {
 #[serde(rename_all = "PascalCase")]
 struct Data {
     /// `null` in a kubelet that never allocated.
-    pod_device_entries: Option<Vec<Entry>>,
+    pod_device_entries: Option<Vec<PodDevicesEntry>>,
     #[serde(default)]
     registered_devices: Option<BTreeMap<String, Option<Vec<String>>>>,
 }
 
 #[derive(Deserialize)]
-struct Entry {
+struct PodDevicesEntry {
     #[serde(rename = "PodUID")]
     pod_uid: String,
     #[serde(rename = "ContainerName")]
@@ -147,13 +147,13 @@ pub(crate) fn parse(text: &[u8]) -> io::Result<CheckpointAllocations> {
         all.entry(resource.clone()).or_default().extend(devices.iter().cloned());
         for device in devices.into_iter().filter(|_| !uid.as_str().is_empty()) {
             match pods.entry((Arc::clone(&container), resource.clone(), device)) {
-                Place::Vacant(place) => {
+                Entry::Vacant(place) => {
                     place.insert(Some(uid.clone()));
                 }
-                Place::Occupied(mut known) if *known.get() != Some(uid.clone()) => {
+                Entry::Occupied(mut known) if *known.get() != Some(uid.clone()) => {
                     known.insert(None);
                 }
-                Place::Occupied(_) => {}
+                Entry::Occupied(_) => {}
             }
         }
     }

@@ -2,17 +2,16 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hyper_util::rt::TokioIo;
 use prost::Message;
 use prost::bytes::Bytes;
 use tokio::net::UnixStream;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use super::decode::{self, Unreadable};
 use super::{call, convert};
 use crate::model::{Allocatable, Allocations, Pod, PodRef, PodResourcesApi};
-use crate::wire::{v1, v1alpha1};
+use crate::wire::{channel_over, v1, v1alpha1};
 
 /// A misbehaving DRA driver has made kubelets answer with 18 MB; past this the answer is refused, not cut.
 const MESSAGE_LIMIT: usize = 32 << 20;
@@ -97,7 +96,6 @@ impl CallError {
 }
 
 impl Client {
-    #[must_use]
     pub fn new(socket: &Path, deadline: Duration) -> Self {
         Self { socket: socket.to_owned(), deadline, connection: None }
     }
@@ -107,13 +105,7 @@ impl Client {
         self.connection = None;
     }
 
-    #[must_use]
-    pub fn is_connected(&self) -> bool {
-        self.connection.is_some()
-    }
-
     /// The API version in use; `None` while not connected.
-    #[must_use]
     pub fn api(&self) -> Option<PodResourcesApi> {
         self.connection.as_ref().map(|connection| connection.api)
     }
@@ -251,17 +243,6 @@ impl Client {
             code => CallError::Other { method, code, message: explain(status) },
         }
     }
-}
-
-/// The stream is handed over once; when it breaks the channel is dropped, so that reconnecting is ours to see.
-pub(super) async fn channel_over(stream: UnixStream) -> Result<Channel, tonic::transport::Error> {
-    let mut stream = Some(TokioIo::new(stream));
-    let connector = tower::service_fn(move |_| {
-        let stream = stream.take().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected));
-        async move { stream }
-    });
-    // The path is the transport's affair; the kubelet's own clients say localhost too.
-    Endpoint::from_static("http://localhost").connect_with_connector(connector).await
 }
 
 fn is_socket(path: &Path) -> bool {

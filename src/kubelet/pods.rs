@@ -11,11 +11,11 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tonic::{Code, Request, Status, Streaming};
 
-use super::client::{chain, channel_over, explain};
+use super::client::{chain, explain};
 use crate::model::{ContainerId, PodDirectory, PodIdentity, PodRef, PodUid};
-use crate::wire::core_v1;
 use crate::wire::v1alpha1::pods_client::PodsClient;
 use crate::wire::v1alpha1::{EventType, WatchPodsEvent, WatchPodsRequest};
+use crate::wire::{channel_over, core_v1};
 
 /// One pod with all its status; etcd holds none larger than 1.5 MiB.
 const MESSAGE_LIMIT: usize = 8 << 20;

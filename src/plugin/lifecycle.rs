@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::net::UnixStream;
 use tokio::sync::watch;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 use super::backoff::Backoff;
 use super::conflict::conflict;
@@ -16,6 +16,7 @@ use super::server::{Desk, Server};
 use super::sockets::{self, Identity};
 use super::{Offer, OnConflict, Withheld};
 use crate::model::{DeviceId, KubeletState, Monotonic, ResourceName};
+use crate::wire::channel_over;
 use crate::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use crate::wire::v1beta1::registration_client::RegistrationClient;
 use crate::wire::v1beta1::{Empty, RegisterRequest};
@@ -378,12 +379,5 @@ async fn within<T>(deadline: Duration, call: impl Future<Output = Result<T, Stri
 
 async fn channel(socket: &Path) -> Result<Channel, String> {
     let stream = UnixStream::connect(socket).await.map_err(|error| format!("{}: {error}", socket.display()))?;
-    let mut stream = Some(hyper_util::rt::TokioIo::new(stream));
-    // One call, one connection: a second dial has nothing to dial.
-    let connector = tower::service_fn(move |_| {
-        let stream = stream.take().ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotConnected));
-        async move { stream }
-    });
-    let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await;
-    channel.map_err(|error| error.to_string())
+    channel_over(stream).await.map_err(|error| error.to_string())
 }

@@ -10,50 +10,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::Endpoint;
 use tonic::{Request, Response, Status, async_trait};
 
-use super::kubelet::Server;
+use super::kubelet::{ListedDevice, Server, channel};
 use crate::wire::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use crate::wire::v1beta1::registration_client::RegistrationClient;
 use crate::wire::v1beta1::{
-    AllocateRequest, AllocateResponse, ContainerAllocateResponse, ContainerPreferredAllocationResponse, Device,
-    DevicePluginOptions, Empty, ListAndWatchResponse, Mount, NumaNode, PreStartContainerRequest,
-    PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest, TopologyInfo,
+    AllocateRequest, AllocateResponse, ContainerAllocateResponse, ContainerPreferredAllocationResponse,
+    DevicePluginOptions, Empty, ListAndWatchResponse, Mount, PreStartContainerRequest, PreStartContainerResponse,
+    PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest,
 };
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PluginDevice {
-    pub id: String,
-    pub healthy: bool,
-    /// `None`: no topology. `Some` and empty: a topology without nodes, which hides the device from
-    /// GetAllocatableResources.
-    pub numa_nodes: Option<Vec<i64>>,
-}
-
-impl PluginDevice {
-    #[must_use]
-    pub fn new(id: &str) -> Self {
-        Self { id: id.to_owned(), healthy: true, numa_nodes: None }
-    }
-
-    #[must_use]
-    pub fn on_nodes(mut self, numa_nodes: &[i64]) -> Self {
-        self.numa_nodes = Some(numa_nodes.to_vec());
-        self
-    }
-
-    fn to_wire(&self) -> Device {
-        let topology = |nodes: &Vec<i64>| TopologyInfo { nodes: nodes.iter().map(|id| NumaNode { id: *id }).collect() };
-        let health = if self.healthy { "Healthy" } else { "Unhealthy" };
-        Device { id: self.id.clone(), health: health.to_owned(), topology: self.numa_nodes.as_ref().map(topology) }
-    }
-}
 
 /// How the plugin answers, from the next call on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -105,7 +76,7 @@ pub struct StandInPlugin {
 struct Inner {
     directory: PathBuf,
     resource: String,
-    devices: watch::Sender<Vec<PluginDevice>>,
+    devices: watch::Sender<Vec<ListedDevice>>,
     script: Mutex<(Behaviour, Calls)>,
     registered: watch::Sender<bool>,
     /// The latest attempt whose stream has ended.
@@ -124,12 +95,12 @@ enum Slot {
 impl StandInPlugin {
     /// Serves in `directory` and registers there, for ever and again.
     #[must_use]
-    pub fn start(directory: &Path, resource: &str, devices: Vec<PluginDevice>) -> Self {
+    pub fn start(directory: &Path, resource: &str, devices: Vec<ListedDevice>) -> Self {
         Self::start_with(directory, resource, devices, Behaviour::default())
     }
 
     #[must_use]
-    pub fn start_with(directory: &Path, resource: &str, devices: Vec<PluginDevice>, behaviour: Behaviour) -> Self {
+    pub fn start_with(directory: &Path, resource: &str, devices: Vec<ListedDevice>, behaviour: Behaviour) -> Self {
         let inner = Arc::new(Inner {
             directory: directory.to_owned(),
             resource: resource.to_owned(),
@@ -150,7 +121,7 @@ impl StandInPlugin {
         tokio::time::timeout(Duration::from_secs(10), wait).await.is_ok()
     }
 
-    pub fn set_devices(&self, devices: Vec<PluginDevice>) {
+    pub fn set_devices(&self, devices: Vec<ListedDevice>) {
         self.inner.devices.send_replace(devices);
     }
 
@@ -236,13 +207,7 @@ async fn register(inner: &Arc<Inner>, kubelet: &Path, attempt: u64) -> Result<()
     let service = DevicePluginServer::new(Service { inner: Arc::clone(inner), attempt });
     inner.serve(Some(Server::start(listener, tonic::transport::Server::builder().add_service(service))));
 
-    let socket = kubelet.to_owned();
-    let connector = tower::service_fn(move |_| {
-        let socket = socket.clone();
-        async move { UnixStream::connect(socket).await.map(hyper_util::rt::TokioIo::new) }
-    });
-    let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await;
-    let channel = channel.map_err(|error| error.to_string())?;
+    let channel = channel(kubelet).await.map_err(|error| error.to_string())?;
     let request = RegisterRequest {
         version: "v1beta1".to_owned(),
         endpoint,
@@ -360,7 +325,7 @@ impl DevicePlugin for Service {
 async fn send_lists(inner: Arc<Inner>, sender: mpsc::Sender<Result<ListAndWatchResponse, Status>>) {
     let mut devices = inner.devices.subscribe();
     loop {
-        let list = devices.borrow_and_update().iter().map(PluginDevice::to_wire).collect();
+        let list = devices.borrow_and_update().iter().map(ListedDevice::to_wire).collect();
         if sender.send(Ok(ListAndWatchResponse { devices: list })).await.is_err() {
             break;
         }

@@ -17,7 +17,8 @@ use podmeter::doctor::{Check, Offer, Report, Settings, Status, examine, markdown
 use podmeter::hardware::Driver;
 use podmeter::hardware::nvml::{LibrarySearch, NvmlDriver};
 use podmeter::processes::Mode;
-use podmeter::simulation::plugin::{PluginDevice, StandInPlugin};
+use podmeter::simulation::kubelet::ListedDevice;
+use podmeter::simulation::plugin::StandInPlugin;
 use serde_json::{Value, json};
 
 /// As of an agent with these directories and nothing else.
@@ -200,7 +201,7 @@ async fn a_socket_that_nobody_answers_and_a_file_in_its_place() {
 async fn another_plugin_is_seen_and_not_disturbed() {
     let node = node(Options::default()).await;
     let directory = node.device_plugin_directory();
-    let plugin = StandInPlugin::start(&directory, "nvidia.com/gpu", vec![PluginDevice::new("GPU-1")]);
+    let plugin = StandInPlugin::start(&directory, "nvidia.com/gpu", vec![ListedDevice::new("GPU-1")]);
     assert!(plugin.registered().await);
     assert!(node.node_status_becomes(|status| status.contains_key("nvidia.com/gpu")).await);
     let report = examine(settings(node.root.path()), None, Clock::start()).await;

@@ -3,7 +3,8 @@
 use crate::support::captures;
 use crate::support::kubelet::{Claim, ContainerSpec, Gates, MemoryBlock, Options, Phase, PodSpec, Rules, node};
 use crate::support::lab::{self, GPU, Lab, SAMPLE, one_container};
-use podmeter::simulation::plugin::{Behaviour, PluginDevice, StandInPlugin};
+use podmeter::simulation::kubelet::ListedDevice;
+use podmeter::simulation::plugin::{Behaviour, StandInPlugin};
 use serde_json::json;
 
 #[tokio::test]
@@ -213,7 +214,7 @@ async fn the_first_version_lists_terminal_pods_and_app_containers_only() {
 async fn a_second_plugin_replaces_the_first_in_silence() {
     let mut lab = restarted_without_sample().await;
     lab.answers_as("21b_restarted_0s").await;
-    let devices = ["new-0", "new-1"].map(|id| PluginDevice::new(id).on_nodes(&[0])).to_vec();
+    let devices = ["new-0", "new-1"].map(|id| ListedDevice::new(id).on_nodes(&[0])).to_vec();
     let second = StandInPlugin::start(&lab.device_plugin_directory(), GPU, devices);
     lab.allocatable_becomes(GPU, 2).await;
     lab.answers_as("19a_second_plugin_same_resource").await;
@@ -345,7 +346,7 @@ async fn the_older_list_has_completed_pods_without_devices() {
 #[tokio::test]
 async fn from_1_37_a_surviving_plugin_is_promoted() {
     let mut lab = lab::empty(Options { rules: Rules::From137, ..Options::default() }).await;
-    let devices = ["new-0", "new-1"].map(PluginDevice::new).to_vec();
+    let devices = ["new-0", "new-1"].map(ListedDevice::new).to_vec();
     let second = StandInPlugin::start(&lab.device_plugin_directory(), GPU, devices.clone());
     lab.allocatable_becomes(GPU, 2).await;
     second.stop();
@@ -363,7 +364,7 @@ async fn from_1_37_a_surviving_plugin_is_promoted() {
 #[tokio::test]
 async fn up_to_1_36_the_old_stream_takes_the_new_plugin_with_it() {
     let mut lab = lab::empty(Options::default()).await;
-    let second = StandInPlugin::start(&lab.device_plugin_directory(), GPU, vec![PluginDevice::new("new-0")]);
+    let second = StandInPlugin::start(&lab.device_plugin_directory(), GPU, vec![ListedDevice::new("new-0")]);
     lab.allocatable_becomes(GPU, 1).await;
     assert_eq!(second.calls().registrations, 1);
     lab.gpu = None;
@@ -378,19 +379,19 @@ async fn from_1_37_a_path_that_is_connected_is_refused() {
     let node = node(Options { rules: Rules::From137, ..Options::default() }).await;
     let directory = node.device_plugin_directory();
     let behaviour = Behaviour { socket_name: Some("fixed.sock".to_owned()), ..Behaviour::default() };
-    let plugin = StandInPlugin::start_with(&directory, GPU, vec![PluginDevice::new("gpu-0")], behaviour);
+    let plugin = StandInPlugin::start_with(&directory, GPU, vec![ListedDevice::new("gpu-0")], behaviour);
     assert!(plugin.registered().await);
     let error = node.register("v1beta1", "fixed.sock", GPU).await.unwrap_err();
     let path = directory.join("fixed.sock");
     assert_eq!(error.message(), format!("device plugin already connected: {}", path.display()));
 }
 
-fn mixed_nodes() -> Vec<PluginDevice> {
+fn mixed_nodes() -> Vec<ListedDevice> {
     vec![
-        PluginDevice::new("gpu-0").on_nodes(&[0]),
-        PluginDevice::new("gpu-1"),
-        PluginDevice::new("gpu-2").on_nodes(&[0, 1]),
-        PluginDevice::new("gpu-3").on_nodes(&[1]),
+        ListedDevice::new("gpu-0").on_nodes(&[0]),
+        ListedDevice::new("gpu-1"),
+        ListedDevice::new("gpu-2").on_nodes(&[0, 1]),
+        ListedDevice::new("gpu-3").on_nodes(&[1]),
     ]
 }
 

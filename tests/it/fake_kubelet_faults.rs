@@ -9,7 +9,8 @@ use crate::support::kubelet::{
     Admission, Claim, ContainerSpec, Count, Gates, MemoryBlock, Method, Node, Options, Phase, PodSpec, connect, node,
 };
 use crate::support::lab::{self, GPU, SAMPLE, one_container};
-use podmeter::simulation::plugin::{AllocateBehaviour, Behaviour, PluginDevice, StandInPlugin};
+use podmeter::simulation::kubelet::ListedDevice;
+use podmeter::simulation::plugin::{AllocateBehaviour, Behaviour, StandInPlugin};
 use podmeter::wire::v1;
 use prost::Message;
 use serde_json::json;
@@ -50,7 +51,7 @@ async fn a_plugin_that_refuses_its_options_is_not_registered() {
         socket_name: Some("gpu.sock".to_owned()),
         ..Behaviour::default()
     };
-    let plugin = StandInPlugin::start_with(&directory, GPU, vec![PluginDevice::new("gpu-0")], behaviour);
+    let plugin = StandInPlugin::start_with(&directory, GPU, vec![ListedDevice::new("gpu-0")], behaviour);
     let error = loop {
         // The plugin registers too, on a fresh server each time: until it stands there is nobody to dial.
         if let Err(error) = node.register("v1beta1", "gpu.sock", GPU).await
@@ -68,7 +69,7 @@ async fn a_plugin_that_refuses_its_options_is_not_registered() {
 async fn a_list_that_ends_is_never_asked_for_again() {
     let node = node(Options::default()).await;
     let behaviour = Behaviour { list_fails: true, ..Behaviour::default() };
-    let devices = vec![PluginDevice::new("gpu-0")];
+    let devices = vec![ListedDevice::new("gpu-0")];
     let plugin = StandInPlugin::start_with(&node.device_plugin_directory(), GPU, devices, behaviour);
     let nothing = Count::default();
     assert!(node.node_status_becomes(|counts| counts.get(GPU) == Some(&nothing)).await, "present, with nothing");
@@ -266,7 +267,7 @@ async fn answers_grow_past_a_client_s_limit() {
 async fn a_topology_without_nodes_hides_a_device_from_the_offer_alone() {
     let mut lab = lab::empty(Options::default()).await;
     lab.stop_gpu_plugin().await;
-    lab.start_gpu_plugin(vec![PluginDevice::new("odd").on_nodes(&[]), PluginDevice::new("plain")]).await;
+    lab.start_gpu_plugin(vec![ListedDevice::new("odd").on_nodes(&[]), ListedDevice::new("plain")]).await;
     lab.runs(one_container("default", "pod", 2)).await;
     let offered = lab.allocatable().await.devices;
     assert!(offered.iter().any(|entry| entry.device_ids == ["plain"]));

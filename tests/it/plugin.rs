@@ -17,7 +17,8 @@ use podmeter::plugin::paths::Roots;
 use podmeter::plugin::{
     self, MigStrategy, NvidiaConfig, OnConflict, PreStartCheck, Replication, ResourceConfig, Sharing, Surroundings,
 };
-use podmeter::simulation::plugin::{PluginDevice, StandInPlugin};
+use podmeter::simulation::kubelet::ListedDevice;
+use podmeter::simulation::plugin::StandInPlugin;
 use podmeter::wire::v1beta1;
 use podmeter::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use prost::Message;
@@ -233,7 +234,7 @@ async fn a_deleted_socket_is_made_anew() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_an_older_kubelet_cuts_is_replaced() {
     let node = with(Rules::UpTo136).await;
-    let other = StandInPlugin::start(&node.device_plugin_directory(), GPU, vec![PluginDevice::new("other-0")]);
+    let other = StandInPlugin::start(&node.device_plugin_directory(), GPU, vec![ListedDevice::new("other-0")]);
     assert!(other.registered().await);
     let mut podmeter = Podmeter::start(node.root.path(), OnConflict::Takeover);
     podmeter.until_registered(1).await;
@@ -331,7 +332,7 @@ async fn another_plugin_is_waited_for_and_followed() {
     for rules in RULES {
         let node = with(rules).await;
         // The very ids that we would offer.
-        let devices = (0..4).map(|index| PluginDevice::new(&uuid(index))).collect();
+        let devices = (0..4).map(|index| ListedDevice::new(&uuid(index))).collect();
         let other = StandInPlugin::start(&node.device_plugin_directory(), GPU, devices);
         assert!(other.registered().await);
         offered(&node, 4, 4).await;

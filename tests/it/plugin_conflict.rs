@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use crate::support::kubelet::{Node, Options, Rules, node};
 use crate::support::plugin_room::{GPU, PATIENCE, Podmeter, counts, gpus, pod, runs, uuid};
-use podmeter::simulation::plugin::{Behaviour, PluginDevice, StandInPlugin};
+use podmeter::simulation::kubelet::ListedDevice;
+use podmeter::simulation::plugin::{Behaviour, StandInPlugin};
 
 const RULES: [Rules; 2] = [Rules::UpTo136, Rules::From137];
 /// For what is promised within a second: the test machine may be busy.
@@ -27,11 +28,11 @@ async fn with_podmeter(rules: Rules, yaml: &str) -> (Node, Podmeter) {
 }
 
 /// The same GPUs as podmeter's.
-fn same_ids() -> Vec<PluginDevice> {
-    (0..4).map(|index| PluginDevice::new(&uuid(index))).collect()
+fn same_ids() -> Vec<ListedDevice> {
+    (0..4).map(|index| ListedDevice::new(&uuid(index))).collect()
 }
 
-async fn other(node: &Node, devices: Vec<PluginDevice>, socket: Option<&str>) -> StandInPlugin {
+async fn other(node: &Node, devices: Vec<ListedDevice>, socket: Option<&str>) -> StandInPlugin {
     let behaviour = Behaviour { socket_name: socket.map(str::to_owned), ..Behaviour::default() };
     let other = StandInPlugin::start_with(&node.device_plugin_directory(), GPU, devices, behaviour);
     assert!(other.registered().await);
@@ -77,7 +78,7 @@ async fn a_plugin_that_registers_later_is_noticed_by_its_socket() {
 async fn a_plugin_that_registers_later_is_noticed_by_its_devices() {
     for rules in RULES {
         let (node, podmeter) = with_podmeter(rules, "{}").await;
-        let other = other(&node, vec![PluginDevice::new("slot-0"), PluginDevice::new("slot-1")], None).await;
+        let other = other(&node, vec![ListedDevice::new("slot-0"), ListedDevice::new("slot-1")], None).await;
         let text = conflict(&podmeter).await;
         assert!(text.contains("lists 2 devices"), "{text}");
         other.stop();
@@ -149,7 +150,7 @@ async fn a_list_sent_while_the_other_plugin_ends_does_not_hide_its_end() {
 #[tokio::test(flavor = "multi_thread")]
 async fn while_another_plugin_is_registered_no_list_is_sent() {
     let (node, podmeter) = with_podmeter(Rules::UpTo136, "{}").await;
-    let other = other(&node, vec![PluginDevice::new("slot-0")], Some("nvidia-gpu.sock")).await;
+    let other = other(&node, vec![ListedDevice::new("slot-0")], Some("nvidia-gpu.sock")).await;
     conflict(&podmeter).await;
     counts(&node, GPU, 1, 1).await;
     let before = node.received(GPU).len();
@@ -168,7 +169,7 @@ async fn with_takeover_a_plugin_that_registers_later_is_replaced() {
     for socket in [Some("nvidia-gpu.sock"), None] {
         let yaml = "resources: [{kind: nvidia, onConflict: takeover}]";
         let (node, podmeter) = with_podmeter(Rules::From137, yaml).await;
-        let other = other(&node, vec![PluginDevice::new("slot-0")], socket).await;
+        let other = other(&node, vec![ListedDevice::new("slot-0")], socket).await;
         podmeter.registered(GPU, 2).await;
         counts(&node, GPU, 4, 4).await;
         runs(&node, pod("ours", 1)).await;

@@ -1,16 +1,13 @@
 //! A fake kubelet in a temporary directory, and plain clients for its sockets.
 
-use std::path::{Path, PathBuf};
-
-use hyper_util::rt::TokioIo;
 use podmeter::wire::v1::pod_resources_lister_client::PodResourcesListerClient;
 use podmeter::wire::v1alpha1::pod_resources_lister_client::PodResourcesListerClient as V1alpha1Client;
 use podmeter::wire::v1beta1::registration_client::RegistrationClient;
 use podmeter::wire::{v1, v1alpha1, v1beta1};
 use tempfile::TempDir;
-use tokio::net::UnixStream;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
+pub use podmeter::simulation::kubelet::channel as connect;
 pub use podmeter::simulation::kubelet::{
     Admission, Claim, ContainerSpec, Count, FakeKubelet, Gates, Holding, ListedDevice, MemoryBlock, Method, Options,
     Phase, PodSpec, Rules,
@@ -72,13 +69,4 @@ impl Node {
         };
         RegistrationClient::new(connect(&socket).await.unwrap()).register(request).await.map(drop)
     }
-}
-
-pub async fn connect(socket: &Path) -> Result<Channel, tonic::transport::Error> {
-    let socket: PathBuf = socket.to_owned();
-    let connector = tower::service_fn(move |_| {
-        let socket = socket.clone();
-        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
-    });
-    Endpoint::from_static("http://localhost").connect_with_connector(connector).await
 }

@@ -1,6 +1,7 @@
 //! The node on which the captures were recorded: two plugins, and the pods that ran there.
 
-use podmeter::simulation::plugin::{AllocateBehaviour, Behaviour, PluginDevice, StandInPlugin};
+use podmeter::simulation::kubelet::ListedDevice;
+use podmeter::simulation::plugin::{AllocateBehaviour, Behaviour, StandInPlugin};
 use podmeter::wire::v1beta1::ContainerAllocateResponse;
 use prost::Message;
 use serde_json::Value;
@@ -44,7 +45,7 @@ pub async fn with_pods() -> Lab {
 }
 
 impl Lab {
-    pub async fn start_gpu_plugin(&mut self, devices: Vec<PluginDevice>) {
+    pub async fn start_gpu_plugin(&mut self, devices: Vec<ListedDevice>) {
         let count = devices.len();
         let prefers = Some(devices.iter().map(|device| device.id.clone()).collect());
         let behaviour = Behaviour { prefers, ..Behaviour::default() };
@@ -53,7 +54,7 @@ impl Lab {
     }
 
     pub async fn start_sample_plugin(&mut self) {
-        let devices = vec![PluginDevice::new("Dev-1"), PluginDevice::new("Dev-2")];
+        let devices = vec![ListedDevice::new("Dev-1"), ListedDevice::new("Dev-2")];
         let prefers = Some(vec!["Dev-1".to_owned()]);
         let behaviour = Behaviour { allocate: AllocateBehaviour::Mounts, prefers, ..Behaviour::default() };
         self.sample = Some(StandInPlugin::start_with(&self.device_plugin_directory(), SAMPLE, devices, behaviour));
@@ -164,8 +165,8 @@ fn decode_base64(text: &str) -> Vec<u8> {
     octets.map(|octet| u8::from_str_radix(std::str::from_utf8(octet).unwrap(), 2).unwrap()).collect()
 }
 
-pub fn gpus() -> Vec<PluginDevice> {
-    (0..4).map(|index| PluginDevice::new(&format!("gpu-{index}")).on_nodes(&[0])).collect()
+pub fn gpus() -> Vec<ListedDevice> {
+    (0..4).map(|index| ListedDevice::new(&format!("gpu-{index}")).on_nodes(&[0])).collect()
 }
 
 pub fn basic() -> PodSpec {

@@ -24,9 +24,8 @@ pub enum Admission {
     },
 }
 
-struct Refusal {
-    reason: &'static str,
-    message: String,
+fn rejected(reason: &'static str, message: &str) -> Admission {
+    Admission::Rejected { reason, message: message.to_owned() }
 }
 
 /// Waits for the pods before it and, like the kubelet, without limit for the plugin; ends when the kubelet does.
@@ -36,7 +35,7 @@ pub async fn admit(shared: &Shared, spec: PodSpec) -> Admission {
     // The sender lives in `shared`: these cannot fail.
     let _ = power.wait_for(|power| *power != Power::Starting).await;
     if *power.borrow() == Power::Off {
-        return Admission::Rejected { reason: "KubeletNotRunning", message: "the kubelet is stopped".to_owned() };
+        return rejected("KubeletNotRunning", "the kubelet is stopped");
     }
     let (uid, namespace, name) = {
         let mut state = shared.state();
@@ -49,16 +48,13 @@ pub async fn admit(shared: &Shared, spec: PodSpec) -> Admission {
     let outcome = tokio::select! {
         outcome = allocate_all(shared, &uid, &spec) => outcome,
         _ = power.wait_for(|power| *power == Power::Off) => {
-            Err(Refusal { reason: "KubeletNotRunning", message: "the kubelet was stopped".to_owned() })
+            Err(rejected("KubeletNotRunning", "the kubelet was stopped"))
         }
     };
     let phase = if outcome.is_ok() { Phase::Running } else { Phase::Failed };
     shared.state().set_phase(&namespace, &name, phase);
     shared.changed();
-    match outcome {
-        Ok(()) => Admission::Running,
-        Err(Refusal { reason, message }) => Admission::Rejected { reason, message },
-    }
+    outcome.err().unwrap_or(Admission::Running)
 }
 
 /// After a reboot: no container runs, so each pod that is not over goes through admission again, with what it holds.
@@ -69,9 +65,9 @@ pub async fn admit_again(shared: &Shared) -> BTreeMap<String, Admission> {
     for pod in pods.iter().filter(|pod| pod.phase.is_active()) {
         let admission = match allocate_all(shared, &pod.uid, &pod.spec).await {
             Ok(()) => Admission::Running,
-            Err(Refusal { reason, message }) => {
+            Err(rejected) => {
                 shared.state().set_phase(&pod.spec.namespace, &pod.name, Phase::Failed);
-                Admission::Rejected { reason, message }
+                rejected
             }
         };
         outcomes.insert(format!("{}/{}", pod.spec.namespace, pod.name), admission);
@@ -80,7 +76,7 @@ pub async fn admit_again(shared: &Shared) -> BTreeMap<String, Admission> {
     outcomes
 }
 
-async fn allocate_all(shared: &Shared, uid: &str, spec: &PodSpec) -> Result<(), Refusal> {
+async fn allocate_all(shared: &Shared, uid: &str, spec: &PodSpec) -> Result<(), Admission> {
     let mut reusable: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
     for (number, (kind, container)) in spec.all_containers().enumerate() {
         if number > 0 {
@@ -88,15 +84,13 @@ async fn allocate_all(shared: &Shared, uid: &str, spec: &PodSpec) -> Result<(), 
             let _ = shared.fault(Method::NextContainer).await;
         }
         if !shared.state().take_cpus(uid, container) {
-            let message = "Resources cannot be allocated with Topology locality".to_owned();
-            return Err(Refusal { reason: "TopologyAffinityError", message });
+            return Err(rejected("TopologyAffinityError", "Resources cannot be allocated with Topology locality"));
         }
         for (resource, wanted) in &container.requests {
             let place = (uid.to_owned(), container.name.clone(), resource.clone());
             let of_resource = reusable.entry(resource).or_default();
-            let chosen = allocate(shared, place, *wanted, of_resource).await.map_err(|error| Refusal {
-                reason: "UnexpectedAdmissionError",
-                message: format!("Allocate failed due to {error}, which is unexpected"),
+            let chosen = allocate(shared, place, *wanted, of_resource).await.map_err(|error| {
+                rejected("UnexpectedAdmissionError", &format!("Allocate failed due to {error}, which is unexpected"))
             })?;
             match kind {
                 // What an init container had, a later container of the pod gets.

@@ -4,6 +4,8 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD as STANDARD;
 use serde::{Deserialize, Serialize};
 
 use super::device_manager::{Assignment, Place};
@@ -23,13 +25,13 @@ pub struct Checkpoint {
 pub struct Data {
     /// `null` in a kubelet that never allocated.
     #[serde(deserialize_with = "or_empty")]
-    pub pod_device_entries: Vec<Entry>,
+    pub pod_device_entries: Vec<PodDevicesEntry>,
     #[serde(deserialize_with = "or_empty")]
     pub registered_devices: BTreeMap<String, Vec<String>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct PodDevicesEntry {
     #[serde(rename = "PodUID")]
     pub pod_uid: String,
     #[serde(rename = "ContainerName")]
@@ -49,7 +51,7 @@ fn or_empty<'de, D: serde::Deserializer<'de>, T: Default + Deserialize<'de>>(des
 
 impl Checkpoint {
     #[must_use]
-    pub fn new(pod_device_entries: Vec<Entry>, registered_devices: BTreeMap<String, Vec<String>>) -> Self {
+    pub fn new(pod_device_entries: Vec<PodDevicesEntry>, registered_devices: BTreeMap<String, Vec<String>>) -> Self {
         let data = Data { pod_device_entries, registered_devices };
         Self { checksum: u64::from(fnv32a(&to_json(&data))), data }
     }
@@ -71,7 +73,7 @@ impl Checkpoint {
     }
 }
 
-impl Entry {
+impl PodDevicesEntry {
     #[must_use]
     pub fn new((pod_uid, container, resource): &Place, assignment: &Assignment) -> Self {
         Self {
@@ -79,13 +81,13 @@ impl Entry {
             container_name: container.clone(),
             resource_name: resource.clone(),
             device_ids: assignment.by_node.clone(),
-            alloc_resp: base64(&assignment.answer),
+            alloc_resp: STANDARD.encode(&assignment.answer),
         }
     }
 
     #[must_use]
     pub fn assignment(&self) -> Assignment {
-        Assignment { by_node: self.device_ids.clone(), answer: from_base64(&self.alloc_resp) }
+        Assignment { by_node: self.device_ids.clone(), answer: STANDARD.decode(&self.alloc_resp).unwrap_or_default() }
     }
 }
 
@@ -98,47 +100,9 @@ fn fnv32a(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 
-const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-
-fn base64(bytes: &[u8]) -> String {
-    let mut text = String::new();
-    for chunk in bytes.chunks(3) {
-        let word = chunk.iter().enumerate().fold(0_u32, |word, (at, byte)| word | u32::from(*byte) << (16 - 8 * at));
-        for at in 0..4 {
-            let sextet = (word >> (18 - 6 * at)) & 63;
-            text.push(if at <= chunk.len() { char::from(ALPHABET[sextet as usize]) } else { '=' });
-        }
-    }
-    text
-}
-
-fn from_base64(text: &str) -> Vec<u8> {
-    let sextets = text.bytes().filter_map(|byte| ALPHABET.iter().position(|letter| *letter == byte));
-    let (mut word, mut bits, mut bytes) = (0_usize, 0, Vec::new());
-    for sextet in sextets {
-        word = (word << 6 | sextet) & 0xfff_ffff;
-        bits += 6;
-        if bits >= 8 {
-            bits -= 8;
-            bytes.push((word >> bits) as u8);
-        }
-    }
-    bytes
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn base64_as_the_kubelet_writes_it() {
-        let text = "ChgKD0xBQl9ERVZJQ0VTX0dQVRIFZ3B1LTA=";
-        assert_eq!(base64(&from_base64(text)), text);
-        for bytes in [b"".as_slice(), b"a", b"ab", b"abc", &[0, 255, 254, 1]] {
-            assert_eq!(from_base64(&base64(bytes)), bytes);
-        }
-        assert_eq!(base64(b"ab"), "YWI=");
-    }
 
     #[test]
     fn a_checkpoint_with_a_wrong_checksum_is_as_good_as_none() {

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use super::checkpoint::{Checkpoint, Entry};
+use super::checkpoint::{Checkpoint, PodDevicesEntry};
 use super::spec::Holding;
 use crate::model::Monotonic;
 use crate::simulation::random::Random;
@@ -30,8 +30,22 @@ pub enum Rules {
 pub struct ListedDevice {
     pub id: String,
     pub healthy: bool,
-    /// `Some` and empty is a TopologyInfo without nodes.
+    /// `None`: no topology. `Some` and empty: a topology without nodes, which hides the device from
+    /// GetAllocatableResources.
     pub numa_nodes: Option<Vec<i64>>,
+}
+
+impl ListedDevice {
+    #[must_use]
+    pub fn new(id: &str) -> Self {
+        Self { id: id.to_owned(), healthy: true, numa_nodes: None }
+    }
+
+    #[must_use]
+    pub fn on_nodes(mut self, numa_nodes: &[i64]) -> Self {
+        self.numa_nodes = Some(numa_nodes.to_vec());
+        self
+    }
 }
 
 /// What a container was given of one resource.
@@ -130,7 +144,8 @@ impl DeviceManager {
 
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
-        let entries = self.assignments.iter().map(|(place, assignment)| Entry::new(place, assignment)).collect();
+        let entries =
+            self.assignments.iter().map(|(place, assignment)| PodDevicesEntry::new(place, assignment)).collect();
         let healthy = |resource: &Resource| resource.healthy.iter().cloned().collect();
         let registered = self.resources.iter().map(|(name, resource)| (name.clone(), healthy(resource))).collect();
         Checkpoint::new(entries, registered)

@@ -31,11 +31,11 @@ use tokio::task::JoinHandle;
 use tonic::Code;
 
 pub use admission::Admission;
-pub use checkpoint::{Checkpoint, Data, Entry};
+pub use checkpoint::{Checkpoint, Data, PodDevicesEntry};
 pub use device_manager::{Count, ListedDevice, Rules, STOP_GRACE};
 pub use faults::Method;
 pub use pods_api::container_id;
-pub use socket::Server;
+pub use socket::{Server, channel};
 pub use spec::{Claim, ClaimDevice, ContainerKind, ContainerSpec, Cpus, Holding, MemoryBlock, PodSpec};
 pub use state::{Gates, Phase, Pod};
 

@@ -4,8 +4,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::UnixStream;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 use tonic::{Request, Response, Status, async_trait};
 
 use super::device_manager::{ListedDevice, Serial};
@@ -13,7 +12,7 @@ use super::faults::Method;
 use super::shared::{Plugin, Power, Shared};
 use crate::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use crate::wire::v1beta1::registration_server::Registration;
-use crate::wire::v1beta1::{Device, Empty, RegisterRequest};
+use crate::wire::v1beta1::{Device, Empty, NumaNode, RegisterRequest, TopologyInfo};
 
 const VERSION: &str = "v1beta1";
 
@@ -81,21 +80,27 @@ async fn watch(shared: Arc<Shared>, serial: Serial, mut client: DevicePluginClie
 
 impl From<Device> for ListedDevice {
     fn from(device: Device) -> Self {
-        let nodes = |topology: crate::wire::v1beta1::TopologyInfo| topology.nodes.iter().map(|node| node.id).collect();
+        let nodes = |topology: TopologyInfo| topology.nodes.iter().map(|node| node.id).collect();
         Self { id: device.id, healthy: device.health == "Healthy", numa_nodes: device.topology.map(nodes) }
     }
 }
 
-/// Tries until the time is over. The authority is `localhost`, as kubelets from 1.26 send it.
+impl ListedDevice {
+    pub(in crate::simulation) fn to_wire(&self) -> Device {
+        let topology = |nodes: &Vec<i64>| TopologyInfo { nodes: nodes.iter().map(|id| NumaNode { id: *id }).collect() };
+        Device {
+            id: self.id.clone(),
+            health: if self.healthy { "Healthy" } else { "Unhealthy" }.to_owned(),
+            topology: self.numa_nodes.as_ref().map(topology),
+        }
+    }
+}
+
+/// Tries until the time is over.
 async fn dial(path: &Path, timeout: Duration) -> Result<Channel, String> {
     let connect = async {
         loop {
-            let socket = path.to_owned();
-            let connector = tower::service_fn(move |_| {
-                let socket = socket.clone();
-                async move { UnixStream::connect(socket).await.map(hyper_util::rt::TokioIo::new) }
-            });
-            match Endpoint::from_static("http://localhost").connect_with_connector(connector).await {
+            match super::socket::channel(path).await {
                 Ok(channel) => return channel,
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
             }

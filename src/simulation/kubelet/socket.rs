@@ -16,6 +16,7 @@ use tokio::task::JoinHandle;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::server::{Connected, Router};
+use tonic::transport::{Channel, Endpoint, Uri};
 
 /// Dropping it closes the listener and every connection at once. The socket's file stays.
 #[derive(Debug)]
@@ -53,6 +54,12 @@ impl Drop for Server {
             let _ = connection.shutdown(Shutdown::Both);
         }
     }
+}
+
+/// A channel that connects again after a failure, as Go's do. The authority is `localhost`, as kubelets from 1.26 send it.
+pub async fn channel(socket: &Path) -> Result<Channel, tonic::transport::Error> {
+    let endpoint = Endpoint::from_shared(format!("unix:{}", socket.display()))?;
+    endpoint.origin(Uri::from_static("http://localhost")).connect().await
 }
 
 /// Listens on a temporary name and renames it, so that the path never leads to a socket nobody listens on.

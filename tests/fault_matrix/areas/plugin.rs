@@ -1,6 +1,7 @@
 use std::time::Duration;
 
-use podmeter::simulation::plugin::{Behaviour, PluginDevice, StandInPlugin};
+use podmeter::simulation::kubelet::ListedDevice;
+use podmeter::simulation::plugin::{Behaviour, StandInPlugin};
 use podmeter::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use podmeter::wire::v1beta1::{AllocateRequest, ContainerAllocateRequest};
 use tonic::Code;
@@ -16,7 +17,7 @@ const EXPORTER: &[GoesOn] = &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8)
 
 /// Registered, with the devices that podmeter has.
 fn other_plugin(rig: &Rig, socket: Option<&str>) -> StandInPlugin {
-    let devices = rig.kubelet.allocatable_ids(GPU).iter().map(|id| PluginDevice::new(id)).collect();
+    let devices = rig.kubelet.allocatable_ids(GPU).iter().map(|id| ListedDevice::new(id)).collect();
     let behaviour = Behaviour { socket_name: socket.map(str::to_owned), ..Behaviour::default() };
     let plugin = StandInPlugin::start_with(&rig.kubelet.device_plugin_directory(), GPU, devices, behaviour);
     assert!(wait_for(plugin.registered()));
