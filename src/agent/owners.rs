@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::attribution::{DeviceProcess, DeviceProcesses, ProcessOwner};
+use crate::attribution::{DeviceProcesses, OwnedProcess};
 use crate::model::{DeviceReadings, GpuUuid, HardwareState, Owner, ProcessState, UnknownOwner};
 
 /// The processes on any device, by the host's numbers.
@@ -34,12 +34,11 @@ fn of_device(readings: &DeviceReadings, state: &ProcessState) -> Option<DevicePr
     let listed = readings.medium.as_ref()?.value.processes.as_ref()?;
     let worked = readings.totals.process_sm_seconds.as_ref();
     let process = |pid: u32| {
-        let (start_ticks, owner) = match state.processes.get(&pid) {
-            Some(process) => (process.key.map_or(0, |key| key.start_ticks), owner(&process.owner)?),
-            None => return None,
-        };
+        let known = state.processes.get(&pid)?;
+        let owner = (known.owner != Owner::Unknown(UnknownOwner::NotResolved)).then(|| known.owner.clone())?;
+        let start_ticks = known.key.map_or(0, |key| key.start_ticks);
         let sm_seconds = worked.and_then(|worked| worked.get(&pid)).map_or(0.0, |work| work.sm_seconds);
-        Some(DeviceProcess {
+        Some(OwnedProcess {
             pid,
             start_ticks,
             owner,
@@ -51,7 +50,7 @@ fn of_device(readings: &DeviceReadings, state: &ProcessState) -> Option<DevicePr
         })
     };
     let running = listed.iter().filter_map(|listed| {
-        Some(DeviceProcess {
+        Some(OwnedProcess {
             running: true,
             memory_bytes: listed.memory_bytes,
             gpu_instance: listed.gpu_instance,
@@ -69,17 +68,6 @@ fn pids(readings: &DeviceReadings) -> impl Iterator<Item = u32> {
     let listed = readings.medium.iter().filter_map(|medium| medium.value.processes.as_ref()).flatten();
     let worked = readings.totals.process_sm_seconds.iter().flat_map(BTreeMap::keys).copied();
     listed.map(|process| process.pid).chain(worked)
-}
-
-fn owner(owner: &Owner) -> Option<ProcessOwner> {
-    match owner {
-        Owner::Container(container) => Some(ProcessOwner::Container(container.clone())),
-        Owner::Pod(pod) => Some(ProcessOwner::Pod(pod.clone())),
-        Owner::EndedPod { .. } => Some(ProcessOwner::TerminatedPod),
-        Owner::Host => Some(ProcessOwner::Host),
-        Owner::Unknown(UnknownOwner::NotResolved) => None,
-        Owner::Unknown(_) => Some(ProcessOwner::Unknown),
-    }
 }
 
 #[cfg(test)]
@@ -141,9 +129,9 @@ mod tests {
             })
             .collect();
         let expected = [
-            (1, ProcessOwner::Host, true, Some(7), 0.0),
-            (2, ProcessOwner::Container(main), true, Some(7), 0.5),
-            (3, ProcessOwner::Unknown, false, None, 0.25),
+            (1, Owner::Host, true, Some(7), 0.0),
+            (2, Owner::Container(main), true, Some(7), 0.5),
+            (3, Owner::Unknown(UnknownOwner::Gone), false, None, 0.25),
         ];
         assert_eq!(told, expected, "nobody has looked at the fourth");
     }

@@ -18,6 +18,6 @@ pub use join::{HoldingKey, Join, Slots, held_gpus, join};
 pub use ledger::{Ledger, Observation, Statement};
 pub use missing::MissingGpus;
 pub use pod_uid::{CheckpointAllocations, PodUids, UidSources};
-pub use processes::{DeviceProcess, DeviceProcesses, ProcessOwner};
+pub use processes::{DeviceProcesses, OwnedProcess};
 pub use unconfirmed::Unconfirmed;
 pub use xids::{ClassedXid, ContainerXids, XidObservation};

@@ -1,6 +1,6 @@
-//! What the ledger wants to know of processes.
+//! The ledger's input about processes.
 
-use crate::model::{ContainerRef, PodRef};
+use crate::model::Owner;
 
 /// The processes on one GPU at one moment: those that run, and those whose SM time the totals still have.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -9,15 +9,16 @@ pub struct DeviceProcesses {
     /// time and energy are divided as if there were no process data; memory follows the processes all the same.
     pub has_sm_seconds: bool,
     /// In any order, each process once per GPU instance.
-    pub processes: Vec<DeviceProcess>,
+    pub processes: Vec<OwnedProcess>,
 }
 
+/// A process on a GPU, with its owner.
 #[derive(Clone, Debug, PartialEq)]
-pub struct DeviceProcess {
+pub struct OwnedProcess {
     pub pid: u32,
     /// In clock ticks after boot; with the pid it names a process for good. 0 where it is not known.
     pub start_ticks: u64,
-    pub owner: ProcessOwner,
+    pub owner: Owner,
     /// On the driver's list of processes now.
     pub running: bool,
     /// Device memory; `None` where the driver does not say, or the process does not run.
@@ -28,16 +29,4 @@ pub struct DeviceProcess {
     /// Integral of its share of the SMs, complete up to the same time as the device's totals. Starts at 0 with the
     /// agent or the process.
     pub sm_seconds: f64,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ProcessOwner {
-    Container(ContainerRef),
-    /// The pod is known, its container is not.
-    Pod(PodRef),
-    /// Its pod is gone.
-    TerminatedPod,
-    /// In no pod.
-    Host,
-    Unknown,
 }

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
-use super::{Collector, ContainerId, ContainerRef, PodLabel, PodRef, PodUid};
+use super::{Collector, ContainerId, ContainerRef, PodLabel, PodRef, PodUid, Reason};
 
 /// One process for all its life: a process id alone is given out again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -67,14 +67,14 @@ impl Owner {
         }
     }
 
-    /// Why this can be no container's use, as the label `reason` says it; `None` for a living pod's process.
+    /// Why the use of this process is unattributed; `None` for a process of a running pod.
     #[must_use]
-    pub const fn remainder_reason(&self) -> Option<&'static str> {
+    pub const fn unattributed_reason(&self) -> Option<Reason> {
         match self {
             Self::Container(_) | Self::Pod(_) => None,
-            Self::EndedPod { .. } => Some("terminated_pod"),
-            Self::Host => Some("host"),
-            Self::Unknown(_) => Some("unknown"),
+            Self::EndedPod { .. } => Some(Reason::TerminatedPod),
+            Self::Host => Some(Reason::Host),
+            Self::Unknown(_) => Some(Reason::Unknown),
         }
     }
 }
@@ -187,8 +187,8 @@ mod tests {
             Owner::Host,
             Owner::Unknown(UnknownOwner::NoNames),
         ];
-        let reasons: Vec<_> = owners.iter().map(Owner::remainder_reason).collect();
-        assert_eq!(reasons, [None, None, Some("terminated_pod"), Some("host"), Some("unknown")]);
+        let reasons: Vec<_> = owners.iter().map(Owner::unattributed_reason).collect();
+        assert_eq!(reasons, [None, None, Some(Reason::TerminatedPod), Some(Reason::Host), Some(Reason::Unknown)]);
         let process = |(pid, owner)| (pid, Process { key, owner });
         let state = ProcessState {
             processes: (0..).zip(owners).map(process).collect(),

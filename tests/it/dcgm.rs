@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::support::agent::Running;
-use podmeter::attribution::{DeviceProcess, DeviceProcesses, HoldingKey, Join, Ledger, Observation, ProcessOwner};
+use podmeter::attribution::{DeviceProcesses, HoldingKey, Join, Ledger, Observation, OwnedProcess};
 use podmeter::metrics::{Coding, Format, Pages, catalogue};
 use podmeter::model::{
     ContainerRef, DeviceReadings, Fast, GpmRatios, Gpu, GpuUuid, HardwareState, Holding, Inventory, Medium, MemoryUse,
-    Moment, Monotonic, Sharing, Snapshot, Stamped, Totals, UnixSeconds,
+    Moment, Monotonic, Owner, Sharing, Snapshot, Stamped, Totals, UnixSeconds,
 };
 
 const GUIDE: &str = include_str!("../../docs/migrate-metrics.md");
@@ -62,7 +62,7 @@ fn readings(seconds: f64) -> DeviceReadings {
 }
 
 fn processes(seconds: f64) -> DeviceProcesses {
-    let process = |(pid, owner, sm_seconds, memory): (u32, ProcessOwner, f64, u64)| DeviceProcess {
+    let process = |(pid, owner, sm_seconds, memory): (u32, Owner, f64, u64)| OwnedProcess {
         pid,
         start_ticks: 1,
         owner,
@@ -73,9 +73,9 @@ fn processes(seconds: f64) -> DeviceProcesses {
         sm_seconds: sm_seconds * seconds / SECONDS,
     };
     let of_pods = (1..).zip(PODS).map(|(pid, (pod, namespace, sm_seconds, memory))| {
-        (pid, ProcessOwner::Container(ContainerRef::new(namespace, pod, "main")), sm_seconds, memory)
+        (pid, Owner::Container(ContainerRef::new(namespace, pod, "main")), sm_seconds, memory)
     });
-    let host = (9, ProcessOwner::Host, 1.0, 512);
+    let host = (9, Owner::Host, 1.0, 512);
     DeviceProcesses { has_sm_seconds: true, processes: of_pods.chain([host]).map(process).collect() }
 }
 

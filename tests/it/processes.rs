@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::support::kubelet::{ContainerSpec, Gates, Node, Options, Phase, PodSpec, Rules, connect, node};
 use podmeter::clock::Clock;
 use podmeter::kubelet::pods;
-use podmeter::model::{ContainerRef, Owner, PodDirectory, PodIdentity, PodLabel, ProcessState, UnknownOwner};
+use podmeter::model::{ContainerRef, Owner, PodDirectory, PodIdentity, PodLabel, ProcessState, Reason, UnknownOwner};
 use podmeter::processes::{self, Mode};
 use podmeter::simulation::kubelet::container_id;
 use podmeter::simulation::proc_tree::{Inside, ProcTree};
@@ -221,7 +221,8 @@ async fn owners_follow_processes_and_pods() {
     assert!(state.collector.as_ref().is_some_and(|collector| collector.success));
     let gone = PodDirectory { complete: true, ..PodDirectory::default() };
     room.pods.send_replace(Arc::new(gone));
-    room.until("the pod has ended", |state| state.owner(100).remainder_reason() == Some("terminated_pod")).await;
+    room.until("the pod has ended", |state| state.owner(100).unattributed_reason() == Some(Reason::TerminatedPod))
+        .await;
     room.want(&[101]);
     room.until("only what is wanted", |state| state.processes.len() == 1).await;
 }

@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use podmeter::attribution::{
-    DeviceProcess, DeviceProcesses, HoldingKey, Join, Ledger, Observation, ProcessOwner, Statement,
-};
+use podmeter::attribution::{DeviceProcesses, HoldingKey, Join, Ledger, Observation, OwnedProcess, Statement};
 use podmeter::hardware::simulated::{Profile, SimulatedDriver};
 use podmeter::model::{
     Attribution, ContainerRef, DeviceReadings, Fast, GpuUuid, Holding, Inventory, Medium, MemoryUse, Moment, Monotonic,
@@ -86,13 +84,10 @@ impl Node {
 
     /// The processes looked at work on the first GPU.
     pub fn work(&mut self, owners: &BTreeMap<u32, Process>, second: u64) {
-        let process = |(pid, process): (&u32, &Process)| DeviceProcess {
+        let process = |(pid, process): (&u32, &Process)| OwnedProcess {
             pid: *pid,
             start_ticks: process.key.map_or(0, |key| key.start_ticks),
-            owner: match &process.owner {
-                Owner::Container(container) => ProcessOwner::Container(container.clone()),
-                _ => ProcessOwner::Unknown,
-            },
+            owner: process.owner.clone(),
             running: true,
             memory_bytes: Some(1 << 28),
             gpu_instance: None,
@@ -104,13 +99,13 @@ impl Node {
     }
 
     pub fn run(&mut self, second: u64) {
-        let mut by_gpu: BTreeMap<GpuUuid, Vec<DeviceProcess>> = BTreeMap::new();
+        let mut by_gpu: BTreeMap<GpuUuid, Vec<OwnedProcess>> = BTreeMap::new();
         for (number, key) in self.join.holdings.keys().enumerate() {
             let processes = by_gpu.entry(key.gpu.clone()).or_default();
-            processes.extend((0..PROCESSES_EACH).map(|one| DeviceProcess {
+            processes.extend((0..PROCESSES_EACH).map(|one| OwnedProcess {
                 pid: (number * PROCESSES_EACH + one) as u32,
                 start_ticks: 1,
-                owner: ProcessOwner::Container(key.container.clone()),
+                owner: Owner::Container(key.container.clone()),
                 running: true,
                 memory_bytes: Some(1 << 28),
                 gpu_instance: None,

@@ -7,9 +7,9 @@ use super::device::{Device, Tenant};
 use super::memory::{MemoryDivision, Pool};
 use super::partition::{activity, reading_of};
 use super::weights::holder_of;
-use crate::attribution::processes::{DeviceProcess, DeviceProcesses, ProcessOwner};
+use crate::attribution::processes::{DeviceProcesses, OwnedProcess};
 use crate::model::{
-    Account, Attribution, ContainerRef, DeviceReadings, Gpu, GpuUuid, Holding, Medium, PodRef, Quantity, Reason,
+    Account, Attribution, ContainerRef, DeviceReadings, Gpu, GpuUuid, Holding, Medium, Owner, PodRef, Quantity, Reason,
     Sharing, UnallocatedUse,
 };
 
@@ -102,7 +102,7 @@ impl Device {
         self.unattributed.memory_bytes.clear();
         let Some(medium) = medium else { return };
         let holders: Vec<Tenant> = self.holding().map(|(tenant, _)| tenant.clone()).collect();
-        let running: Option<Vec<&DeviceProcess>> =
+        let running: Option<Vec<&OwnedProcess>> =
             present.processes.map(|processes| processes.processes.iter().filter(|process| process.running).collect());
         let mut unattributed = BTreeMap::new();
         if present.processes.is_some() && (medium.memory.is_some() || !medium.instances.is_empty()) {
@@ -113,8 +113,8 @@ impl Device {
         for instance in &medium.instances {
             let Some(memory) = instance.memory else { continue };
             of_instances += memory.used;
-            let processes: Option<Vec<&DeviceProcess>> = running.as_ref().map(|running| {
-                let inside = |process: &&&DeviceProcess| process.gpu_instance == Some(instance.gpu_instance);
+            let processes: Option<Vec<&OwnedProcess>> = running.as_ref().map(|running| {
+                let inside = |process: &&&OwnedProcess| process.gpu_instance == Some(instance.gpu_instance);
                 running.iter().filter(inside).copied().collect()
             });
             let (places, containers) = self::inside(&holders, present.gpu, Some(instance.gpu_instance));
@@ -169,10 +169,10 @@ impl Device {
     pub fn unallocated_uses(&self, processes: &DeviceProcesses, gpu: &GpuUuid) -> Vec<UnallocatedUse> {
         let containers: Vec<&ContainerRef> = self.holding().map(|(tenant, _)| &tenant.0).collect();
         let outside =
-            |process: &&DeviceProcess| process.running && holder_of(process, &containers) == Err(Reason::NotAllocated);
-        let name = |process: &DeviceProcess| match &process.owner {
-            ProcessOwner::Container(one) => Some((PodRef::new(&one.namespace, &one.pod), Some(one.container.clone()))),
-            ProcessOwner::Pod(pod) => Some((pod.clone(), None)),
+            |process: &&OwnedProcess| process.running && holder_of(process, &containers) == Err(Reason::NotAllocated);
+        let name = |process: &OwnedProcess| match &process.owner {
+            Owner::Container(one) => Some((PodRef::new(&one.namespace, &one.pod), Some(one.container.clone()))),
+            Owner::Pod(pod) => Some((pod.clone(), None)),
             _ => None,
         };
         let mut uses: Vec<UnallocatedUse> = processes

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::weights::holder_of;
-use crate::attribution::processes::DeviceProcess;
+use crate::attribution::processes::OwnedProcess;
 use crate::model::{ContainerRef, Reason};
 
 /// The memory of a GPU, or of one GPU instance.
@@ -15,7 +15,7 @@ pub struct Pool<'a> {
     /// The one holder has the pool to itself, by allocation.
     pub sole: bool,
     /// Those that run in it; `None` where processes are not known.
-    pub processes: Option<&'a [&'a DeviceProcess]>,
+    pub processes: Option<&'a [&'a OwnedProcess]>,
 }
 
 /// Adds up to the pool.

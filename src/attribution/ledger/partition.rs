@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::division::Part;
-use crate::attribution::processes::{DeviceProcess, DeviceProcesses, ProcessOwner};
+use crate::attribution::processes::{DeviceProcesses, OwnedProcess};
 use crate::model::{Gpu, InstanceReading, Medium, MigDevice, MigUuid, Reason};
 
 /// The MIG devices of one GPU, and what their GPU instances tell of themselves. None while it is unknown which part of
@@ -25,7 +25,8 @@ impl<'a> Partitions<'a> {
                 let slices = f64::from(instance_slices) / f64::from(member_slices.max(1));
                 (active * slices).clamp(0.0, 1.0)
             });
-            let unheld = processes.map_or(Reason::Unknown, |processes| whose(&processes.processes, mig.gpu_instance));
+            let unheld =
+                processes.map_or(Reason::Unknown, |processes| reason_of(&processes.processes, mig.gpu_instance));
             Some((mig, Part { fraction: gpu.slice_fraction(mig.slices)?, active, unheld }))
         };
         let devices: Option<Vec<_>> = gpu.mig_devices.iter().map(part).collect();
@@ -60,16 +61,13 @@ fn slices_of_instance(profile: &str) -> Option<u32> {
     profile.split('.').find_map(|word| word.strip_suffix('g')?.parse().ok())
 }
 
-/// Why an instance that nobody holds does something.
-fn whose(processes: &[DeviceProcess], gpu_instance: u32) -> Reason {
+/// The reason for the use of an instance that no container holds.
+fn reason_of(processes: &[OwnedProcess], gpu_instance: u32) -> Reason {
     let inside = processes.iter().filter(|process| process.running && process.gpu_instance == Some(gpu_instance));
-    let reason = |process: &DeviceProcess| match process.owner {
-        ProcessOwner::Container(_) | ProcessOwner::Pod(_) => Reason::NotAllocated,
-        ProcessOwner::TerminatedPod => Reason::TerminatedPod,
-        ProcessOwner::Host => Reason::Host,
-        ProcessOwner::Unknown => Reason::Unknown,
-    };
-    inside.map(reason).min().unwrap_or(Reason::Unknown)
+    inside
+        .map(|process| process.owner.unattributed_reason().unwrap_or(Reason::NotAllocated))
+        .min()
+        .unwrap_or(Reason::Unknown)
 }
 
 #[cfg(test)]

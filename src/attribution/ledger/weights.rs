@@ -1,8 +1,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::attribution::processes::{DeviceProcess, DeviceProcesses, ProcessOwner};
-use crate::model::{ContainerRef, Monotonic, PodRef, Reason};
+use crate::attribution::processes::{DeviceProcesses, OwnedProcess};
+use crate::model::{ContainerRef, Monotonic, Owner, PodRef, Reason};
 
 /// A process that was not told of for so long has ended.
 const FORGOTTEN: Duration = Duration::from_secs(120);
@@ -52,16 +52,14 @@ impl Weights {
 /// The place of the holder whose process it is: its own container, else the first of its pod. A container that takes
 /// part in the pod's use without being listed (an init or a debugging container) uses what the pod holds. What is left of
 /// an earlier pod of the same name is not the present one's.
-pub fn holder_of(process: &DeviceProcess, holders: &[&ContainerRef]) -> Result<usize, Reason> {
+pub fn holder_of(process: &OwnedProcess, holders: &[&ContainerRef]) -> Result<usize, Reason> {
     let (namespace, pod, container) = match &process.owner {
-        ProcessOwner::Container(container) => match holders.binary_search(&container) {
+        Owner::Container(container) => match holders.binary_search(&container) {
             Ok(place) => return Ok(place),
             Err(_) => (&container.namespace, &container.pod, Some(container)),
         },
-        ProcessOwner::Pod(PodRef { namespace, pod }) => (namespace, pod, None),
-        ProcessOwner::TerminatedPod => return Err(Reason::TerminatedPod),
-        ProcessOwner::Host => return Err(Reason::Host),
-        ProcessOwner::Unknown => return Err(Reason::Unknown),
+        Owner::Pod(PodRef { namespace, pod }) => (namespace, pod, None),
+        owner => return Err(owner.unattributed_reason().unwrap_or(Reason::Unknown)),
     };
     let first = holders.partition_point(|holder| (&holder.namespace, &holder.pod) < (namespace, pod));
     let of_name = holders.iter().enumerate().skip(first);
@@ -78,9 +76,10 @@ pub fn holder_of(process: &DeviceProcess, holders: &[&ContainerRef]) -> Result<u
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::UnknownOwner;
 
-    fn told(owner: ProcessOwner, start_ticks: u64, sm_seconds: f64) -> DeviceProcesses {
-        let process = DeviceProcess {
+    fn told(owner: Owner, start_ticks: u64, sm_seconds: f64) -> DeviceProcesses {
+        let process = OwnedProcess {
             pid: 7,
             start_ticks,
             owner,
@@ -100,8 +99,8 @@ mod tests {
         let mut gains = |second, processes: DeviceProcesses| {
             weights.gains(Some(&processes), &[&main], Monotonic::from_secs(second)).unwrap()
         };
-        assert_eq!(gains(1, told(ProcessOwner::Container(main.clone()), 5, 30.0)).holders, [30.0]);
-        let after = gains(61, told(ProcessOwner::Unknown, 0, 30.0));
+        assert_eq!(gains(1, told(Owner::Container(main.clone()), 5, 30.0)).holders, [30.0]);
+        let after = gains(61, told(Owner::Unknown(UnknownOwner::Gone), 0, 30.0));
         assert_eq!(after, Gains { holders: vec![0.0], others: BTreeMap::new() });
     }
 
@@ -112,7 +111,7 @@ mod tests {
         };
         let (old, new, side) = (of("main", Some("old")), of("main", Some("new")), of("side", Some("new")));
         let place = |owner: &ContainerRef, holders: &[&ContainerRef]| {
-            let told = told(ProcessOwner::Container(owner.clone()), 5, 0.0);
+            let told = told(Owner::Container(owner.clone()), 5, 0.0);
             holder_of(&told.processes[0], holders)
         };
         assert_eq!(place(&old, &[&new]), Err(Reason::TerminatedPod));

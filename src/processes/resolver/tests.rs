@@ -1,4 +1,5 @@
 use super::*;
+use crate::model::Reason;
 use crate::simulation::kubelet::container_id;
 use crate::simulation::proc_tree::{Inside, ProcTree};
 
@@ -147,7 +148,7 @@ fn a_pod_whose_directory_has_gone_has_ended() {
     assert_eq!(lab.owner(1, 100), container(MAIN));
     lab.tree.remove_container(MAIN).unwrap();
     assert_eq!(lab.owner(12, 100), ended(false));
-    assert_eq!(lab.owner(12, 100).remainder_reason(), Some("terminated_pod"));
+    assert_eq!(lab.owner(12, 100).unattributed_reason(), Some(Reason::TerminatedPod));
 }
 
 #[test]

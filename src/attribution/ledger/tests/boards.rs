@@ -2,10 +2,10 @@
 
 use super::super::*;
 use super::worlds::{GapReading, PartReading, Random, Reading, TICK_SECONDS, Tick};
-use crate::attribution::{DeviceProcess, ProcessOwner};
+use crate::attribution::OwnedProcess;
 use crate::model::{
-    ContainerRef, DeviceId, Fast, Gaps, GpmRatios, Gpu, InstanceReading, Medium, MemoryUse, MigDevice, MigUuid, PodRef,
-    Stamped, Totals,
+    ContainerRef, DeviceId, Fast, Gaps, GpmRatios, Gpu, InstanceReading, Medium, MemoryUse, MigDevice, MigUuid, Owner,
+    PodRef, Stamped, Totals, UnknownOwner,
 };
 
 pub enum Kind {
@@ -61,7 +61,7 @@ pub struct Board {
     /// Busy seconds by GPU instance.
     active: Vec<f64>,
     memory: u64,
-    processes: Vec<DeviceProcess>,
+    processes: Vec<OwnedProcess>,
     silent_until: Tick,
     was_silent: bool,
     gaps: GapReading,
@@ -188,15 +188,15 @@ impl Board {
         }
         if random.chance(15) && self.processes.len() < 12 {
             let owner = match (random.below(8), holders) {
-                (0, _) => ProcessOwner::Host,
-                (1, _) => ProcessOwner::TerminatedPod,
-                (2, _) => ProcessOwner::Unknown,
-                (3, _) | (_, []) => ProcessOwner::Container(ContainerRef::new("other", "guest", "main")),
-                (4, [first, ..]) => ProcessOwner::Pod(PodRef::new("team", &first.pod)),
-                (5, [first, ..]) => ProcessOwner::Container(ContainerRef::new("team", &first.pod, "debug")),
-                (_, holders) => ProcessOwner::Container(holders[random.below(holders.len())].clone()),
+                (0, _) => Owner::Host,
+                (1, _) => Owner::EndedPod { uid: "ended".into(), pod: None },
+                (2, _) => Owner::Unknown(UnknownOwner::Gone),
+                (3, _) | (_, []) => Owner::Container(ContainerRef::new("other", "guest", "main")),
+                (4, [first, ..]) => Owner::Pod(PodRef::new("team", &first.pod)),
+                (5, [first, ..]) => Owner::Container(ContainerRef::new("team", &first.pod, "debug")),
+                (_, holders) => Owner::Container(holders[random.below(holders.len())].clone()),
             };
-            self.processes.push(DeviceProcess {
+            self.processes.push(OwnedProcess {
                 pid: random.next() as u32,
                 start_ticks: 1,
                 owner,

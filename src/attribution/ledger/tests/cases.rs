@@ -1,10 +1,10 @@
 //! The examples of docs/attribution.md, and cases with a story.
 
 use super::super::*;
-use crate::attribution::{DeviceProcess, HoldingKey, ProcessOwner};
+use crate::attribution::{HoldingKey, OwnedProcess};
 use crate::model::{
-    Attribution, ContainerRef, GpmRatios, Gpu, Holding, InstanceReading, Medium, MemoryUse, MigDevice, MigUuid, PodRef,
-    Reason, Sharing, Stamped, Totals, UnixSeconds,
+    Attribution, ContainerRef, GpmRatios, Gpu, Holding, InstanceReading, Medium, MemoryUse, MigDevice, MigUuid, Owner,
+    PodRef, Reason, Sharing, Stamped, Totals, UnixSeconds,
 };
 
 const GPU: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
@@ -66,8 +66,8 @@ impl Case {
     }
 
     /// Owner, SM-seconds, memory.
-    fn run(&mut self, processes: &[(ProcessOwner, f64, u64)]) {
-        let process = |(pid, (owner, sm_seconds, bytes)): (usize, &(ProcessOwner, f64, u64))| DeviceProcess {
+    fn run(&mut self, processes: &[(Owner, f64, u64)]) {
+        let process = |(pid, (owner, sm_seconds, bytes)): (usize, &(Owner, f64, u64))| OwnedProcess {
             pid: pid as u32,
             start_ticks: 1,
             owner: owner.clone(),
@@ -88,8 +88,8 @@ impl Case {
     }
 }
 
-fn of(pod: &str) -> ProcessOwner {
-    ProcessOwner::Container(ContainerRef::new("team", pod, "main"))
+fn of(pod: &str) -> Owner {
+    Owner::Container(ContainerRef::new("team", pod, "main"))
 }
 
 fn memory(used: u64) -> Option<MemoryUse> {
@@ -120,7 +120,7 @@ fn a_host_process_beside_an_exclusive_holder_has_its_part() {
     case.idle_at_100_watts();
     case.hold("train", None, Sharing::Exclusive, 1.0);
     case.at(10);
-    case.run(&[(of("train"), 3.0, 6), (ProcessOwner::Host, 1.0, 1)]);
+    case.run(&[(of("train"), 3.0, 6), (Owner::Host, 1.0, 1)]);
     let medium = Medium { memory: memory(10), ..Medium::default() };
     let statement = case.read(20, Some(8.0), 4000.0, Some(medium));
     assert_eq!(rows(&statement), [row("train", [10.0, 6.0, 4.0, 2500.0])]);
@@ -193,8 +193,8 @@ fn a_pod_on_a_gpu_that_it_does_not_hold_is_named() {
     case.hold("a", None, Sharing::Exclusive, 1.0);
     case.at(10);
     // An init container of the holder's own pod is no guest.
-    let init = ProcessOwner::Container(ContainerRef::new("team", "a", "init"));
-    case.run(&[(init, 1.0, 1), (of("guest"), 1.0, 1), (ProcessOwner::TerminatedPod, 2.0, 1)]);
+    let init = Owner::Container(ContainerRef::new("team", "a", "init"));
+    case.run(&[(init, 1.0, 1), (of("guest"), 1.0, 1), (Owner::EndedPod { uid: "ended".into(), pod: None }, 2.0, 1)]);
     let statement = case.read(20, Some(8.0), 1000.0, None);
     assert_eq!(rounded(statement.accounts[0].busy_seconds), Some(2.0));
     let unattributed = &statement.unattributed[0];

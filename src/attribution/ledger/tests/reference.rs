@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::scene::Scene;
 use super::when;
 use super::worlds::{LATE_TICKS, PartReading, Reading, TICK_SECONDS, Tick};
-use crate::attribution::{DeviceProcess, HoldingKey, ProcessOwner};
-use crate::model::{Holding, Reason};
+use crate::attribution::{HoldingKey, OwnedProcess};
+use crate::model::{Holding, Owner, Reason};
 
 /// A container on a device, as the reference counts it.
 #[derive(Clone, Debug, Default)]
@@ -297,20 +297,20 @@ fn actives(reading: &Reading, before: &Reading) -> Option<Vec<Option<f64>>> {
 
 /// The owner if it holds, else the first holder of its pod, else why not.
 pub fn whose<'a>(
-    process: &DeviceProcess,
+    process: &OwnedProcess,
     holders: impl Iterator<Item = &'a HoldingKey> + Clone,
 ) -> Result<HoldingKey, Reason> {
     let pod = match &process.owner {
-        ProcessOwner::Container(container) => {
+        Owner::Container(container) => {
             if let Some(key) = holders.clone().find(|key| key.container == *container) {
                 return Ok(key.clone());
             }
             (container.namespace.clone(), container.pod.clone())
         }
-        ProcessOwner::Pod(pod) => (pod.namespace.clone(), pod.pod.clone()),
-        ProcessOwner::TerminatedPod => return Err(Reason::TerminatedPod),
-        ProcessOwner::Host => return Err(Reason::Host),
-        ProcessOwner::Unknown => return Err(Reason::Unknown),
+        Owner::Pod(pod) => (pod.namespace.clone(), pod.pod.clone()),
+        Owner::EndedPod { .. } => return Err(Reason::TerminatedPod),
+        Owner::Host => return Err(Reason::Host),
+        Owner::Unknown(_) => return Err(Reason::Unknown),
     };
     let mate = |key: &&HoldingKey| (key.container.namespace.clone(), key.container.pod.clone()) == pod;
     holders.clone().find(mate).cloned().ok_or(Reason::NotAllocated)
