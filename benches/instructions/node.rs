@@ -7,7 +7,7 @@ use std::time::Duration;
 use podmeter::agent::owners;
 use podmeter::attribution::{Join, Ledger, Observation, Slots, Statement, join};
 use podmeter::hardware::simulated::{Load, Profile, SimulatedDriver};
-use podmeter::hardware::{Driver as _, Due, Pass, Reader, Record, Staleness};
+use podmeter::hardware::{Driver as _, Due, GpuState, Pass, Reader, Staleness};
 use podmeter::health::{self, Evidence, Health};
 use podmeter::kubelet::convert;
 use podmeter::model::{
@@ -33,7 +33,7 @@ pub fn moment(second: u64) -> Moment {
 /// The GPUs and their readings.
 pub struct Devices {
     pub inventory: Arc<Inventory>,
-    gpus: Vec<(GpuUuid, Box<dyn Reader>, Record)>,
+    gpus: Vec<(GpuUuid, Box<dyn Reader>, GpuState)>,
 }
 
 impl Devices {
@@ -49,7 +49,7 @@ impl Devices {
             controls.set_load(gpu, Monotonic::default(), load);
             controls.set_process_load(gpu, None, pid(number), Monotonic::default(), load);
         }
-        let reader = |gpu: &GpuUuid| (gpu.clone(), session.reader(gpu).unwrap(), Record::default());
+        let reader = |gpu: &GpuUuid| (gpu.clone(), session.reader(gpu).unwrap(), GpuState::default());
         Self { gpus: inventory.gpus.keys().map(reader).collect(), inventory: Arc::new(inventory) }
     }
 

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 
-use super::record::{Record, Staleness};
+use super::gpu_state::{GpuState, Staleness};
 use super::rounds::tiers;
 use super::settings::Settings;
-use super::source::{Due, Session, Verdict};
-use super::worker::{Event, Order, Report, Thread, spawn_worker};
+use super::source::{Due, PassStatus, Session};
+use super::worker::{Event, ReaderCommand, Report, Thread, spawn_worker};
 use crate::clock::Clock;
 use crate::model::{DeviceReadings, Gpu, GpuUuid, Inventory, Monotonic};
 
@@ -32,8 +32,8 @@ pub struct Fleet {
 }
 
 struct Member {
-    record: Record,
-    worker: Option<Thread<Order>>,
+    state: GpuState,
+    worker: Option<Thread<ReaderCommand>>,
     /// The system had no thread for it, which has been logged.
     no_thread: bool,
     /// The order being carried out.
@@ -49,7 +49,7 @@ struct Member {
     next_medium: Monotonic,
     next_slow: Monotonic,
     /// Before this a slow pass that is asked for waits for the next round.
-    hasten_after: Monotonic,
+    request_after: Monotonic,
     retry: Monotonic,
     retry_wait: Duration,
 }
@@ -92,7 +92,7 @@ impl Fleet {
                 *gpu = Gpu { index: gpu.index, ..known.clone() };
             }
             // What was lost is present again once a pass has answered, not because it is listed.
-            gpu.present = is_whole && !member.record.lost;
+            gpu.present = is_whole && !member.state.lost;
             let changed = new_session || !member.listed || self.inventory.gpus.get(uuid) != Some(gpu);
             if changed {
                 member.generation = self.generation;
@@ -110,15 +110,15 @@ impl Fleet {
                 found.gpus.insert(uuid.clone(), gone);
             }
             if member.listed {
-                if !member.record.lost {
+                if !member.state.lost {
                     warn!(gpu = %uuid, "the driver no longer lists this GPU, or gets no answer from it");
                 }
-                member.unlisted = !member.record.lost;
+                member.unlisted = !member.state.lost;
                 (member.generation, member.retry) = (self.generation, now + member.retry_wait);
             }
             member.listed = false;
-            member.record.lost = true;
-            member.record.withdraw();
+            member.state.lost = true;
+            member.state.withdraw();
         }
         self.inventory = Arc::new(found);
     }
@@ -128,7 +128,7 @@ impl Fleet {
         let mut asked = BTreeSet::new();
         for (uuid, member) in &mut self.members {
             member.revive(uuid, self.clock, &self.events);
-            if member.busy.is_some() || (member.record.lost && now < member.retry) {
+            if member.busy.is_some() || (member.state.lost && now < member.retry) {
                 continue;
             }
             let due = Due { medium: now >= member.next_medium, slow: now >= member.next_slow };
@@ -148,16 +148,16 @@ impl Fleet {
 
     /// Orders the slow tier of one GPU out of turn. False when it comes with its next pass: it is at work, or lost, or
     /// was asked out of turn a moment ago.
-    pub fn hasten(&mut self, session: &Arc<dyn Session>, gpu: &GpuUuid, now: Monotonic) -> bool {
+    pub fn request_slow(&mut self, session: &Arc<dyn Session>, gpu: &GpuUuid, now: Monotonic) -> bool {
         let Some(member) = self.members.get_mut(gpu) else { return false };
         member.next_slow = now;
         let due = Due { medium: false, slow: true };
-        let can = member.busy.is_none() && !member.record.lost && now >= member.hasten_after;
+        let can = member.busy.is_none() && !member.state.lost && now >= member.request_after;
         if !can || !member.order(session, due, now) {
             return false;
         }
         member.next_slow = now + self.slow_interval;
-        member.hasten_after = now + self.sample_interval;
+        member.request_after = now + self.sample_interval;
         true
     }
 
@@ -169,7 +169,7 @@ impl Fleet {
     pub fn take(&mut self, report: Report, is_open: bool, now: Monotonic) {
         let Some(member) = self.members.get_mut(&report.gpu) else { return };
         member.busy = None;
-        let hung = std::mem::take(&mut member.record.stuck);
+        let hung = std::mem::take(&mut member.state.stuck);
         if hung {
             info!(gpu = %report.gpu, "the stuck call has come back");
         }
@@ -177,35 +177,35 @@ impl Fleet {
             return;
         }
         let gpu = report.gpu;
-        match report.pass.verdict {
-            Verdict::Answers => {
-                if member.record.lost {
+        match report.pass.status {
+            PassStatus::Answers => {
+                if member.state.lost {
                     info!(gpu = %gpu, "the GPU answers again");
                 }
-                member.record.lost = false;
+                member.state.lost = false;
                 member.lost_in = None;
                 member.retry_wait = self.lost_retry.0;
                 if hung {
-                    member.record.take_late(report.at.monotonic, report.pass);
+                    member.state.take_late(report.at.monotonic, report.pass);
                 } else {
-                    member.record.take(report.at.monotonic, report.fresh, report.pass);
+                    member.state.take(report.at.monotonic, report.fresh, report.pass);
                 }
                 self.mark_present(&gpu, true);
             }
-            Verdict::Lost => {
-                if !member.record.lost {
+            PassStatus::Lost => {
+                if !member.state.lost {
                     warn!(gpu = %gpu, "the GPU is lost or asks for a reset");
                 }
-                member.record.lost = true;
+                member.state.lost = true;
                 member.unlisted = report.pass.problems.iter().any(|problem| UNLISTED.contains(&problem.code));
                 member.lost_in = Some(member.generation);
-                member.record.withdraw();
+                member.state.withdraw();
                 member.retry = now + member.retry_wait;
                 member.retry_wait = (member.retry_wait * 2).min(self.lost_retry.1);
                 (member.next_medium, member.next_slow) = (now, now);
                 self.mark_present(&gpu, false);
             }
-            Verdict::SessionOver => {}
+            PassStatus::SessionOver => {}
         }
     }
 
@@ -221,7 +221,7 @@ impl Fleet {
     pub fn all_lost(&self) -> bool {
         let any_listed = self.members.values().any(|member| member.listed);
         let asked = self.members.values().filter(|member| member.listed || !any_listed);
-        let mut asked = asked.filter(|member| !member.record.stuck).peekable();
+        let mut asked = asked.filter(|member| !member.state.stuck).peekable();
         asked.peek().is_some() && asked.all(|member| member.lost_in == Some(member.generation))
     }
 
@@ -230,10 +230,10 @@ impl Fleet {
         let mut found = Vec::new();
         for (uuid, member) in &mut self.members {
             let overdue = member.busy.is_some_and(|(since, _)| now.since(since) >= self.watchdog);
-            if overdue && !member.record.stuck {
+            if overdue && !member.state.stuck {
                 warn!(gpu = %uuid, "a driver call on this GPU has not come back");
-                member.record.stuck = true;
-                member.record.withdraw();
+                member.state.stuck = true;
+                member.state.withdraw();
                 found.push(uuid.clone());
             }
         }
@@ -242,23 +242,23 @@ impl Fleet {
 
     /// Tiers that a stuck call belongs to.
     pub fn stuck_tiers(&self) -> BTreeSet<&'static str> {
-        let stuck = self.members.values().filter(|member| member.record.stuck);
+        let stuck = self.members.values().filter(|member| member.state.stuck);
         stuck.filter_map(|member| member.busy).flat_map(|(_, due)| tiers(due)).collect()
     }
 
     /// Whose reader is inside a call that has not come back.
     pub fn stuck(&self) -> impl Iterator<Item = &GpuUuid> {
-        self.members.iter().filter(|(_, member)| member.record.stuck).map(|(uuid, _)| uuid)
+        self.members.iter().filter(|(_, member)| member.state.stuck).map(|(uuid, _)| uuid)
     }
 
     /// Withdraws everything and asks the workers to let go of the session; gives back who still holds it.
     pub fn release(&mut self) -> BTreeSet<GpuUuid> {
         let mut holders = BTreeSet::new();
         for (uuid, member) in &mut self.members {
-            member.record.withdraw();
+            member.state.withdraw();
             if let Some(worker) = &member.worker
-                && worker.give(Order::Release).is_ok()
-                && !member.record.stuck
+                && worker.give(ReaderCommand::Release).is_ok()
+                && !member.state.stuck
             {
                 holders.insert(uuid.clone());
             }
@@ -269,15 +269,15 @@ impl Fleet {
     pub fn readings(&self, now: Monotonic) -> BTreeMap<GpuUuid, Arc<DeviceReadings>> {
         let readings = |member: &Member| {
             let asked = member.busy.map(|(since, _)| since);
-            let unlisted = member.record.lost && member.unlisted;
-            Arc::new(DeviceReadings { asked, unlisted, ..member.record.readings(now, self.staleness) })
+            let unlisted = member.state.lost && member.unlisted;
+            Arc::new(DeviceReadings { asked, unlisted, ..member.state.readings(now, self.staleness) })
         };
         self.members.iter().map(|(uuid, member)| (uuid.clone(), readings(member))).collect()
     }
 
     /// When the next call becomes overdue.
     pub fn deadline(&self) -> Option<Monotonic> {
-        let waiting = self.members.values().filter(|member| !member.record.stuck);
+        let waiting = self.members.values().filter(|member| !member.state.stuck);
         waiting.filter_map(|member| Some(member.busy?.0 + self.watchdog)).min()
     }
 }
@@ -285,7 +285,7 @@ impl Fleet {
 impl Member {
     fn new(retry_wait: Duration) -> Self {
         Self {
-            record: Record::default(),
+            state: GpuState::default(),
             worker: None,
             no_thread: false,
             busy: None,
@@ -295,14 +295,14 @@ impl Member {
             lost_in: None,
             next_medium: Monotonic::default(),
             next_slow: Monotonic::default(),
-            hasten_after: Monotonic::default(),
+            request_after: Monotonic::default(),
             retry: Monotonic::default(),
             retry_wait,
         }
     }
 
     fn order(&mut self, session: &Arc<dyn Session>, due: Due, now: Monotonic) -> bool {
-        let order = Order::Read { session: Arc::clone(session), generation: self.generation, due };
+        let order = ReaderCommand::Read { session: Arc::clone(session), generation: self.generation, due };
         let given = self.worker.as_ref().is_some_and(|worker| worker.give(order).is_ok());
         if given {
             self.busy = Some((now, due));

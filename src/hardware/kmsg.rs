@@ -20,8 +20,8 @@ use rustix::io::Errno;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
+use super::event_thread::Notice;
 use super::kmsg_line::{KernelLine, KernelXid, parse_bus_id, parse_kernel_line};
-use super::listener::Notice;
 use super::mailbox::Mailbox;
 use super::source::Problem;
 use super::worker::Event;
@@ -249,7 +249,7 @@ impl Reader {
             return;
         }
         let told = std::mem::take(&mut self.notice);
-        if let Err(TrySendError::Full(Event::Noticed(kept))) = self.events.try_send(Event::Noticed(Box::new(told))) {
+        if let Err(TrySendError::Full(Event::Notice(kept))) = self.events.try_send(Event::Notice(Box::new(told))) {
             self.notice = *kept;
         }
     }

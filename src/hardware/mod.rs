@@ -4,20 +4,20 @@
 //! `HardwareState` on a watch channel, and XIDs in batches. Refuses to know: pods, metrics, HTTP, and what an XID means
 //! for health. NVML's types end here; a hung call costs its thread and that GPU's data, nothing more.
 
+mod event_thread;
 mod fleet;
+mod gpu_state;
+mod handle;
 pub mod integrate;
 mod kmsg;
 mod kmsg_line;
-mod listener;
 mod mailbox;
 mod monotone;
 pub mod nvml;
 mod pci;
 mod plausible;
 mod process_work;
-mod record;
 mod release;
-mod room;
 mod rounds;
 mod settings;
 pub mod simulated;
@@ -25,15 +25,15 @@ mod source;
 mod supervisor;
 mod worker;
 
+pub use gpu_state::{GpuState, Staleness};
+pub use handle::{Hardware, start};
 pub use kmsg_line::{KernelLine, KernelXid, parse_kernel_line};
 pub use pci::scan as scan_pci_bus;
-pub use record::{Record, Staleness};
 pub use release::{DriverLease, ReleaseError};
-pub use room::{Hardware, start};
 pub use settings::Settings;
 pub use source::{
-    CallDurations, Driver, Due, EventFailure, EventKind, EventSource, Failure, Integrals, Pass, Problem, RawEvent,
-    Reader, Session, Verdict,
+    CallDurations, Driver, Due, EventFailure, EventKind, EventSource, Failure, Integrals, Pass, PassStatus, Problem,
+    RawEvent, Reader, Session,
 };
 
 /// Throttle counters, in NVML's words: fields 74 and 76, and the three that moved at driver 580.82.

@@ -87,8 +87,8 @@ pub struct Releases {
 impl Releases {
     pub fn watch(&mut self, session: &std::sync::Arc<dyn Session>) {
         self.open.retain(|is_open| is_open());
-        let is_open: Box<dyn Fn() -> bool + Send> = match session.witness() {
-            Some(witness) => Box::new(move || witness.strong_count() > 0),
+        let is_open: Box<dyn Fn() -> bool + Send> = match session.open_marker() {
+            Some(open_marker) => Box::new(move || open_marker.strong_count() > 0),
             None => {
                 let session = std::sync::Arc::downgrade(session);
                 Box::new(move || session.strong_count() > 0)

@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::source::{Due, Verdict};
+use super::source::{Due, PassStatus};
 use super::worker::Report;
 use crate::model::{Collector, GpuUuid, Monotonic};
 
@@ -70,7 +70,7 @@ impl Rounds {
     /// A pass that belongs to the present session counts for the collectors of its tiers.
     pub fn take(&mut self, report: &Report, is_current: bool) {
         self.give_up(&report.gpu);
-        if !is_current || report.pass.verdict == Verdict::Lost {
+        if !is_current || report.pass.status == PassStatus::Lost {
             return;
         }
         if let Some(round) = &mut self.open
@@ -121,7 +121,7 @@ mod tests {
     use crate::hardware::source::Pass;
     use crate::model::{Fast, Moment};
 
-    fn report(gpu: &str, fast: Option<Fast>, verdict: Verdict) -> Report {
+    fn report(gpu: &str, fast: Option<Fast>, status: PassStatus) -> Report {
         Report {
             gpu: gpu.into(),
             generation: 1,
@@ -129,7 +129,7 @@ mod tests {
             at: Moment { monotonic: Monotonic::from_secs(1), ..Moment::default() },
             duration: Duration::from_millis(gpu.len() as u64),
             fresh: false,
-            pass: Pass { verdict, fast, ..Pass::default() },
+            pass: Pass { status, fast, ..Pass::default() },
         }
     }
 
@@ -148,14 +148,14 @@ mod tests {
     fn a_tier_succeeds_when_every_gpu_gave_it() {
         let some = Some(Fast::default());
         let (ready, both) =
-            round(&[report("bbb", some.clone(), Verdict::Answers), report("a", some.clone(), Verdict::Answers)]);
+            round(&[report("bbb", some.clone(), PassStatus::Answers), report("a", some.clone(), PassStatus::Answers)]);
         assert_eq!((ready, both.success, both.duration), (true, true, Some(Duration::from_millis(3))));
         let (ready, half) =
-            round(&[report("a", None, Verdict::Answers), report("bbb", some.clone(), Verdict::Answers)]);
+            round(&[report("a", None, PassStatus::Answers), report("bbb", some.clone(), PassStatus::Answers)]);
         assert_eq!((ready, half.success), (true, false));
-        let (_, lost) = round(&[report("a", None, Verdict::Lost), report("bbb", some.clone(), Verdict::Answers)]);
+        let (_, lost) = round(&[report("a", None, PassStatus::Lost), report("bbb", some.clone(), PassStatus::Answers)]);
         assert!(lost.success, "a lost GPU is its own trouble");
-        assert!(!round(&[report("a", some, Verdict::Answers)]).0, "the other is waited for");
+        assert!(!round(&[report("a", some, PassStatus::Answers)]).0, "the other is waited for");
     }
 
     #[test]
@@ -163,10 +163,10 @@ mod tests {
         let mut rounds = Rounds::default();
         let asked: BTreeSet<_> = ["a", "bbb"].map(GpuUuid::from).into();
         rounds.begin(asked.clone(), Monotonic::from_secs(9), Duration::from_millis(40));
-        rounds.take(&report("a", None, Verdict::Answers), true);
+        rounds.take(&report("a", None, PassStatus::Answers), true);
         assert_eq!(rounds.deadline(), Some(Monotonic::from_millis(1_041)));
         rounds.begin(asked, Monotonic::from_secs(9), Duration::from_millis(40));
-        rounds.take(&report("a", None, Verdict::Answers), true);
+        rounds.take(&report("a", None, PassStatus::Answers), true);
         assert_eq!(rounds.deadline(), Some(Monotonic::from_secs(9)));
     }
 }

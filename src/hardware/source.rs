@@ -48,7 +48,7 @@ pub trait Session: Send + Sync {
     }
 
     /// Has holders for as long as the driver is open, where that may be longer than the session lives.
-    fn witness(&self) -> Option<Weak<dyn Any + Send + Sync>> {
+    fn open_marker(&self) -> Option<Weak<dyn Any + Send + Sync>> {
         None
     }
 }
@@ -59,7 +59,7 @@ pub trait EventSource: Send {
     fn wait(&mut self, patience: Duration, now: Monotonic) -> Result<Option<RawEvent>, EventFailure>;
 
     /// The driver lists other GPUs than when this was made.
-    fn look_again(&mut self) {}
+    fn gpus_changed(&mut self) {}
 
     /// What failed since this was last asked and cost one GPU's events, not all.
     fn problems(&mut self) -> Vec<Problem> {
@@ -89,7 +89,7 @@ pub enum EventKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventFailure {
     pub problem: Problem,
-    pub verdict: Verdict,
+    pub status: PassStatus,
 }
 
 /// Reads one GPU, from one thread. May block for ever.
@@ -107,7 +107,7 @@ pub struct Due {
 /// What came of one pass over one GPU: values and problems side by side.
 #[derive(Debug, Default)]
 pub struct Pass {
-    pub verdict: Verdict,
+    pub status: PassStatus,
     pub integrals: Integrals,
     /// Millijoules since the driver was loaded or the GPU reset, as the driver counts them: a fall tells of either.
     pub energy_counter: Option<u64>,
@@ -133,11 +133,11 @@ pub struct Integrals {
     /// SM-seconds by pid, of those that worked. Empty: nobody did.
     pub process_sm_seconds: Option<Vec<(u32, f64)>>,
     /// The driver names no process of a busy GPU: what it has said of processes before no longer holds.
-    pub processes_are_silent: bool,
+    pub lists_no_processes: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Verdict {
+pub enum PassStatus {
     #[default]
     Answers,
     /// Lost, or a reset is required: this GPU only.

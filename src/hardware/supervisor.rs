@@ -13,15 +13,15 @@ use tokio::sync::watch;
 use tracing::info;
 
 use self::loads::Loads;
+use super::event_thread::{EventThread, Notice};
 use super::fleet::Fleet;
-use super::listener::{Listener, Notice};
 use super::mailbox::Mailbox;
 use super::plausible::{self, Implausible};
 use super::release::Releases;
 use super::rounds::Rounds;
 use super::settings::Settings;
-use super::source::{Session, Verdict};
-use super::worker::{Errand, Event, Report, Thread};
+use super::source::{PassStatus, Session};
+use super::worker::{DriverCommand, Event, Report, Thread};
 use crate::clock::Clock;
 use crate::model::{Collector, DriverInfo, GpuUuid, HardwareState, Monotonic, NodeDevices};
 
@@ -59,21 +59,21 @@ pub struct Supervisor {
     source: &'static str,
     settings: Settings,
     clock: Clock,
-    keeper: Thread<Errand>,
-    /// Since when the keeper is on an errand.
-    keeper_busy: Option<Monotonic>,
-    keeper_stuck: bool,
-    /// Sessions that the keeper had no time to close. Never closed here: closing may block for ever.
+    driver_thread: Thread<DriverCommand>,
+    /// Since when the driver_thread is on an command.
+    driver_busy: Option<Monotonic>,
+    driver_stuck: bool,
+    /// Sessions that the driver_thread had no time to close. Never closed here: closing may block for ever.
     unclosed: Vec<Arc<dyn Session>>,
     publisher: watch::Sender<Arc<HardwareState>>,
     /// To the supervisor itself, for the threads that it starts.
     events: SyncSender<Event>,
     mailbox: Mailbox,
     /// Of the open session, or of the one being drained.
-    listener: Option<Listener>,
+    event_thread: Option<EventThread>,
     /// Listeners that did not let go in time.
-    leaked: Vec<Listener>,
-    listeners: u64,
+    leaked: Vec<EventThread>,
+    event_threads: u64,
     /// Of the events, as last known.
     hearing: Option<Collector>,
     releases: Releases,
@@ -99,7 +99,7 @@ impl Supervisor {
         source: &'static str,
         settings: Settings,
         clock: Clock,
-        keeper: Thread<Errand>,
+        driver_thread: Thread<DriverCommand>,
         events: SyncSender<Event>,
         publisher: watch::Sender<Arc<HardwareState>>,
         mailbox: Mailbox,
@@ -111,16 +111,16 @@ impl Supervisor {
             source,
             settings,
             clock,
-            keeper,
-            keeper_busy: None,
-            keeper_stuck: false,
+            driver_thread,
+            driver_busy: None,
+            driver_stuck: false,
             unclosed: Vec::new(),
             publisher,
             events,
             mailbox,
-            listener: None,
+            event_thread: None,
             leaked: Vec::new(),
-            listeners: 0,
+            event_threads: 0,
             hearing: None,
             releases: Releases::default(),
             phase,
@@ -163,14 +163,14 @@ impl Supervisor {
 
     /// Does what is due at `now`.
     fn act(&mut self, now: Monotonic) {
-        self.watch_keeper(now);
+        self.watch_driver_thread(now);
         self.mailbox.send();
-        self.leaked.retain(|listener| !listener.has_ended());
+        self.leaked.retain(|event_thread| !event_thread.has_ended());
         if self.releases.until().is_some_and(|until| now >= until) {
             info!("the time of the release is over");
             self.resume(now);
         }
-        let has_listener = self.listener.as_ref().is_some_and(|listener| !listener.has_ended());
+        let has_event_thread = self.event_thread.as_ref().is_some_and(|event_thread| !event_thread.has_ended());
         for gpu in self.fleet.find_stuck(now) {
             self.rounds.give_up(&gpu);
             if let Phase::Draining { holders, .. } = &mut self.phase {
@@ -181,7 +181,7 @@ impl Supervisor {
             Phase::Closed { retry }
                 if now >= *retry && self.stopping.is_none() && self.releases.released().is_none() =>
             {
-                if self.send(Errand::Open, now) {
+                if self.send(DriverCommand::Open, now) {
                     self.phase = Phase::Opening;
                 } else {
                     self.phase = Phase::Closed { retry: now + self.settings.reopen.1 };
@@ -189,15 +189,15 @@ impl Supervisor {
             }
             Phase::Open { session, inspect } => {
                 let session = Arc::clone(session);
-                if now >= *inspect && self.send(Errand::Inspect(Arc::clone(&session)), now) {
+                if now >= *inspect && self.send(DriverCommand::Inspect(Arc::clone(&session)), now) {
                     let inspect = now + self.settings.medium_interval;
                     self.phase = Phase::Open { session: Arc::clone(&session), inspect };
                 }
                 self.advance_rounds(&session, now);
             }
             Phase::Draining { holders, until, .. }
-                if (holders.is_empty() && !has_listener || now >= *until)
-                    && (self.keeper_busy.is_none() || self.keeper_stuck) =>
+                if (holders.is_empty() && !has_event_thread || now >= *until)
+                    && (self.driver_busy.is_none() || self.driver_stuck) =>
             {
                 self.close(now);
             }
@@ -210,13 +210,13 @@ impl Supervisor {
 
     fn answer_releases(&mut self, now: Monotonic) {
         let is_closed = matches!(self.phase, Phase::Closed { .. });
-        let (fleet, leaked, keeper_busy) = (&self.fleet, &self.leaked, self.keeper_busy.is_some());
+        let (fleet, leaked, driver_busy) = (&self.fleet, &self.leaked, self.driver_busy.is_some());
         self.releases.answer(is_closed, now, self.settings.release_limit, || {
             let mut holders: Vec<String> = fleet.stuck().map(|gpu| format!("a call on {gpu}")).collect();
             if !leaked.is_empty() {
                 holders.push("the wait for events".to_owned());
             }
-            if keeper_busy {
+            if driver_busy {
                 holders.push("a call that opens, lists or closes the driver".to_owned());
             }
             if holders.is_empty() {
@@ -248,10 +248,10 @@ impl Supervisor {
                 }
             }
             Event::Opened(opened, node_devices) => {
-                self.keeper_is_back(now);
+                self.driver_returned(now);
                 self.node_devices = node_devices;
                 match *opened {
-                    Ok(opened) => self.adopt_session(opened, now),
+                    Ok(opened) => self.take_session(opened, now),
                     Err(failure) => {
                         self.loads.refused(failure.code);
                         self.fail(&failure);
@@ -262,7 +262,7 @@ impl Supervisor {
                 }
             }
             Event::Inspected(found, node_devices) => {
-                self.keeper_is_back(now);
+                self.driver_returned(now);
                 self.node_devices = node_devices;
                 match found.map(|found| *found) {
                     Some(Ok((inventory, problems))) if matches!(self.phase, Phase::Open { .. }) => {
@@ -270,9 +270,9 @@ impl Supervisor {
                         self.count(&problems);
                         self.loads.found(inventory.driver.as_ref());
                         self.fleet.adopt(inventory, false, now);
-                        self.judge_inventory();
-                        if let Some(listener) = &self.listener {
-                            listener.look_again();
+                        self.check_inventory();
+                        if let Some(event_thread) = &self.event_thread {
+                            event_thread.gpus_changed();
                         }
                     }
                     Some(Err(failure)) => {
@@ -283,14 +283,14 @@ impl Supervisor {
                 }
             }
             Event::Closed => {
-                self.keeper_is_back(now);
+                self.driver_returned(now);
                 if matches!(self.phase, Phase::Closing { .. }) {
                     self.phase = Phase::Closed { retry: now + self.reopen };
                 }
             }
-            Event::Noticed(notice) => self.heed(*notice, now),
-            Event::Deaf(number) => {
-                self.listener.take_if(|listener| listener.number == number);
+            Event::Notice(notice) => self.take_notice(*notice, now),
+            Event::EventThreadEnded(number) => {
+                self.event_thread.take_if(|event_thread| event_thread.number == number);
             }
             Event::Release(duration, reply) => {
                 info!(?duration, "the driver is let go of, as asked");
@@ -311,18 +311,18 @@ impl Supervisor {
     }
 
     /// What the driver or the kernel has told calls for a look.
-    fn heed(&mut self, notice: Notice, now: Monotonic) {
+    fn take_notice(&mut self, notice: Notice, now: Monotonic) {
         self.count(&notice.problems);
-        let current = self.listener.as_ref().map(|listener| listener.number);
+        let current = self.event_thread.as_ref().map(|event_thread| event_thread.number);
         let Phase::Open { session, inspect } = &mut self.phase else { return };
-        if notice.listener.is_some() && notice.listener != current {
+        if notice.event_thread.is_some() && notice.event_thread != current {
             return;
         }
         if notice.inspect {
             *inspect = now;
         }
         for gpu in notice.look {
-            if self.fleet.hasten(session, &gpu, now) {
+            if self.fleet.request_slow(session, &gpu, now) {
                 self.rounds.add(gpu, now + self.settings.sample_interval / 2);
             }
         }
@@ -335,33 +335,33 @@ impl Supervisor {
     fn take_pass(&mut self, report: Report, now: Monotonic) {
         self.count(&report.pass.problems);
         self.count_implausible(&report.pass.implausible);
-        let verdict = report.pass.verdict;
+        let status = report.pass.status;
         let is_open = matches!(self.phase, Phase::Open { .. });
         // A call that comes back late speaks for handles of its own time, not for today's session.
         let is_current = is_open && self.fleet.is_current(&report);
-        let is_straggler = report.fresh && is_current && verdict == Verdict::Answers;
+        let is_straggler = report.fresh && is_current && status == PassStatus::Answers;
         self.rounds.take(&report, is_current);
         self.fleet.take(report, is_open, now);
         if !is_current {
             return;
         }
-        match verdict {
-            Verdict::Answers => {
+        match status {
+            PassStatus::Answers => {
                 self.reopen = self.settings.reopen.0;
                 if self.awaits_an_answer() {
                     info!("readings go on");
                     self.problem = None;
                 }
             }
-            Verdict::SessionOver => {
+            PassStatus::SessionOver => {
                 self.set_problem(SESSION_OVER.to_owned());
                 self.drain(now);
             }
-            Verdict::Lost if self.fleet.all_lost() => {
+            PassStatus::Lost if self.fleet.all_lost() => {
                 self.set_problem(ALL_LOST.to_owned());
                 self.drain(now);
             }
-            Verdict::Lost => {}
+            PassStatus::Lost => {}
         }
         // The first round has not waited for it, and nobody shall wait for the next.
         if is_straggler && !self.rounds.is_open() {

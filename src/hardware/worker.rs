@@ -1,4 +1,4 @@
-//! The threads that may block for ever: one per GPU, and the keeper for all that concerns the driver as a whole.
+//! The threads that may block for ever: one per GPU, and the driver_thread for all that concerns the driver as a whole.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -8,17 +8,17 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tracing::warn;
 
-use super::listener::Notice;
+use super::event_thread::Notice;
 use super::nvml::OTHER_GPU;
 use super::pci::{self, Bus};
 use super::plausible;
 use super::release::Reply;
-use super::source::{Driver, Due, Failure, Pass, Problem, Reader, Session, Verdict};
+use super::source::{Driver, Due, Failure, Pass, PassStatus, Problem, Reader, Session};
 use crate::clock::Clock;
 use crate::model::{GpuUuid, Inventory, Moment, NodeDevices};
 
 /// A read and a release may wait at once, no more.
-const ORDERS: usize = 2;
+const COMMANDS: usize = 2;
 const STACK_BYTES: usize = 512 * 1024;
 
 /// What the threads tell the supervisor.
@@ -28,9 +28,9 @@ pub enum Event {
     Opened(Box<Result<Opened, Failure>>, Option<NodeDevices>),
     Inspected(Option<Box<Result<Found, Failure>>>, Option<NodeDevices>),
     Closed,
-    Noticed(Box<Notice>),
-    /// This listener has let go of its session.
-    Deaf(u64),
+    Notice(Box<Notice>),
+    /// This event_thread has let go of its session.
+    EventThreadEnded(u64),
     Release(Duration, Reply),
     Resume(oneshot::Sender<()>),
     Stop,
@@ -54,12 +54,12 @@ pub struct Report {
     pub pass: Pass,
 }
 
-pub enum Order {
+pub enum ReaderCommand {
     Read { session: Arc<dyn Session>, generation: u64, due: Due },
     Release,
 }
 
-pub enum Errand {
+pub enum DriverCommand {
     Open,
     Inspect(Arc<dyn Session>),
     Close(Arc<dyn Session>),
@@ -73,7 +73,7 @@ pub struct Thread<T> {
 
 impl<T: Send + 'static> Thread<T> {
     fn spawn(name: String, body: impl FnOnce(Receiver<T>) + Send + 'static) -> std::io::Result<Self> {
-        let (orders, received) = sync_channel(ORDERS);
+        let (orders, received) = sync_channel(COMMANDS);
         let handle = Builder::new().name(name).stack_size(STACK_BYTES).spawn(move || body(received))?;
         Ok(Self { orders, handle })
     }
@@ -91,7 +91,7 @@ impl<T: Send + 'static> Thread<T> {
 }
 
 /// The reader of one GPU.
-pub fn spawn_worker(gpu: GpuUuid, clock: Clock, events: SyncSender<Event>) -> std::io::Result<Thread<Order>> {
+pub fn spawn_worker(gpu: GpuUuid, clock: Clock, events: SyncSender<Event>) -> std::io::Result<Thread<ReaderCommand>> {
     // Linux shows fifteen bytes of a thread's name.
     let name = format!("gpu-{}", gpu.as_str().trim_start_matches("GPU-").get(..8).unwrap_or("reader"));
     Thread::spawn(name, move |orders| work(&gpu, clock, &orders, &events))
@@ -104,15 +104,15 @@ struct Current {
     _session: Arc<dyn Session>,
 }
 
-fn work(gpu: &GpuUuid, clock: Clock, orders: &Receiver<Order>, events: &SyncSender<Event>) {
+fn work(gpu: &GpuUuid, clock: Clock, orders: &Receiver<ReaderCommand>, events: &SyncSender<Event>) {
     let mut current: Option<Current> = None;
     while let Ok(order) = orders.recv() {
         let event = match order {
-            Order::Release => {
+            ReaderCommand::Release => {
                 current = None;
                 Event::Released(gpu.clone())
             }
-            Order::Read { session, generation, due } => {
+            ReaderCommand::Read { session, generation, due } => {
                 let at = clock.now();
                 if current.as_ref().is_some_and(|current| current.generation != generation) {
                     current = None;
@@ -121,12 +121,12 @@ fn work(gpu: &GpuUuid, clock: Clock, orders: &Receiver<Order>, events: &SyncSend
                 let pass = match read(gpu, &mut current, session, generation, due, at) {
                     Ok(pass) => pass,
                     Err(failure) => Pass {
-                        verdict: verdict_of(&failure),
+                        status: status_of(&failure),
                         problems: vec![Problem { call: failure.call, code: failure.code }],
                         ..Pass::default()
                     },
                 };
-                if pass.verdict != Verdict::Answers {
+                if pass.status != PassStatus::Answers {
                     current = None;
                 }
                 let duration = clock.now().monotonic.since(at.monotonic);
@@ -140,12 +140,12 @@ fn work(gpu: &GpuUuid, clock: Clock, orders: &Receiver<Order>, events: &SyncSend
 }
 
 /// A GPU that is at another place says nothing against any GPU, and all of what is known of places is old.
-fn verdict_of(failure: &Failure) -> Verdict {
+fn status_of(failure: &Failure) -> PassStatus {
     if failure.code != OTHER_GPU {
-        return Verdict::Lost;
+        return PassStatus::Lost;
     }
     warn!(problem = %failure, "a GPU is not where it was");
-    Verdict::SessionOver
+    PassStatus::SessionOver
 }
 
 fn read(
@@ -166,19 +166,23 @@ fn read(
 }
 
 /// Opens, inspects and closes the driver.
-pub fn spawn_keeper(driver: Box<dyn Driver>, bus: Bus, events: SyncSender<Event>) -> std::io::Result<Thread<Errand>> {
-    Thread::spawn("driver".to_owned(), move |errands| keep(driver, bus, &errands, &events))
+pub fn spawn_driver_thread(
+    driver: Box<dyn Driver>,
+    bus: Bus,
+    events: SyncSender<Event>,
+) -> std::io::Result<Thread<DriverCommand>> {
+    Thread::spawn("driver".to_owned(), move |commands| keep(driver, bus, &commands, &events))
 }
 
-fn keep(mut driver: Box<dyn Driver>, mut bus: Bus, errands: &Receiver<Errand>, events: &SyncSender<Event>) {
-    while let Ok(errand) = errands.recv() {
+fn keep(mut driver: Box<dyn Driver>, mut bus: Bus, commands: &Receiver<DriverCommand>, events: &SyncSender<Event>) {
+    while let Ok(command) = commands.recv() {
         // Before the driver is asked: a GPU that comes to the bus after this is in neither.
-        let on_bus = match &errand {
-            Errand::Open | Errand::Inspect(_) => bus.scan(),
-            Errand::Close(_) => None,
+        let on_bus = match &command {
+            DriverCommand::Open | DriverCommand::Inspect(_) => bus.scan(),
+            DriverCommand::Close(_) => None,
         };
-        let event = match errand {
-            Errand::Open => {
+        let event = match command {
+            DriverCommand::Open => {
                 let opened = driver.open().and_then(|session| {
                     let session: Arc<dyn Session> = session.into();
                     let found = take_inventory(&*session, &mut bus)?;
@@ -190,11 +194,11 @@ fn keep(mut driver: Box<dyn Driver>, mut bus: Bus, errands: &Receiver<Errand>, e
                 };
                 Event::Opened(Box::new(opened), node_devices)
             }
-            Errand::Inspect(session) => {
+            DriverCommand::Inspect(session) => {
                 let found = session.layout_changed().then(|| Box::new(take_inventory(&*session, &mut bus)));
                 Event::Inspected(found, session.node_devices().or_else(|| Some(bus.identify(on_bus?))))
             }
-            Errand::Close(session) => {
+            DriverCommand::Close(session) => {
                 drop(session);
                 Event::Closed
             }

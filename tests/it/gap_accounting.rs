@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use podmeter::attribution::{DeviceProcesses, HoldingKey, Join, Ledger, Observation, Statement};
-use podmeter::hardware::{Integrals, Pass, Record, Staleness};
+use podmeter::hardware::{GpuState, Integrals, Pass, Staleness};
 use podmeter::model::{
     Attribution, ContainerRef, DeviceReadings, Fast, GpuUuid, Holding, Inventory, Moment, Monotonic, Reason, Sharing,
     UnixSeconds,
@@ -69,7 +69,7 @@ struct World {
     loaded_at: u64,
     /// Up to where the present reader has integrated.
     read: (u64, u64),
-    record: Record,
+    record: GpuState,
     ledger: Ledger,
     join: Join,
     processes: BTreeMap<GpuUuid, DeviceProcesses>,
@@ -93,7 +93,7 @@ impl World {
             energy: 5_000_000,
             loaded_at: 0,
             read: (0, 0),
-            record: Record::default(),
+            record: GpuState::default(),
             ledger: Ledger::new(Duration::from_secs(1_000_000), LATE),
             join: Join::default(),
             processes: if by_process { [(GPU.into(), nobody)].into() } else { BTreeMap::new() },

@@ -6,7 +6,7 @@ use crate::support::fake_nvml::FakeNvml;
 use crate::support::watching::wait;
 use podmeter::clock::Clock;
 use podmeter::hardware::nvml::{LibrarySearch, NvmlDriver};
-use podmeter::hardware::{Driver, Due, Hardware, Settings, Verdict, start};
+use podmeter::hardware::{Driver, Due, Hardware, PassStatus, Settings, start};
 use podmeter::model::{
     DeviceProcess, DeviceReadings, GpuUuid, HardwareState, MemoryUse, Moment, Monotonic, NvLinkPeers, PciBusId,
     RowRemap, UnixSeconds,
@@ -513,7 +513,7 @@ fn whichever_half_of_the_calls_fails_the_other_half_is_read() {
             let mut reader = session.reader(&gpu(index)).unwrap();
             for second in 1..4 {
                 let pass = reader.read(ALL, at(second));
-                assert_eq!(pass.verdict, Verdict::Answers, "{failing}");
+                assert_eq!(pass.status, PassStatus::Answers, "{failing}");
                 let (medium, slow) = (pass.medium.unwrap(), pass.slow.unwrap());
                 let fails = |name: &str| failing.get(name).is_some();
                 assert_eq!(medium.power_limit_watts.is_none(), fails("nvmlDeviceGetEnforcedPowerLimit"));
@@ -679,7 +679,7 @@ fn an_average_second_costs_few_calls() {
             work();
             f64::from(u32::try_from(count() - before).unwrap())
         };
-        let fast = cost(&mut || assert_eq!(reader.read(Due::default(), at(2)).verdict, Verdict::Answers));
+        let fast = cost(&mut || assert_eq!(reader.read(Due::default(), at(2)).status, PassStatus::Answers));
         let medium = cost(&mut || drop(reader.read(Due { medium: true, slow: false }, at(3)))) - fast;
         let slow = cost(&mut || drop(reader.read(Due { medium: false, slow: true }, at(4)))) - fast;
         let layout = cost(&mut || assert!(!session.layout_changed()));

@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::support::watching::wait;
 use podmeter::clock::Clock;
 use podmeter::hardware::{
-    Driver, Due, Failure, Hardware, Integrals, Pass, Problem, Reader, Session, Settings, Verdict, start,
+    Driver, Due, Failure, Hardware, Integrals, Pass, PassStatus, Problem, Reader, Session, Settings, start,
 };
 use podmeter::model::{EccLocation, Fast, Gpu, GpuUuid, HardwareState, Inventory, Medium, Moment, NodeDevices, Slow};
 
@@ -21,10 +21,10 @@ struct Script(Arc<(Mutex<Acts>, Condvar)>);
 struct Acts {
     absent: bool,
     gpus: Vec<GpuUuid>,
-    verdicts: BTreeMap<GpuUuid, Verdict>,
+    verdicts: BTreeMap<GpuUuid, PassStatus>,
     stuck: Option<GpuUuid>,
     /// What the call says that was stuck.
-    late: Option<Verdict>,
+    late: Option<PassStatus>,
     sessions: u64,
     open_sessions: i64,
     corrected: u64,
@@ -136,16 +136,16 @@ impl Reader for ScriptedReader {
             changed.wait(&mut acts);
         }
         let late = if was_stuck { acts.late.take() } else { None };
-        let verdict = late.or_else(|| acts.verdicts.get(&self.gpu).copied()).unwrap_or_default();
-        if verdict != Verdict::Answers {
+        let status = late.or_else(|| acts.verdicts.get(&self.gpu).copied()).unwrap_or_default();
+        if status != PassStatus::Answers {
             let code = if acts.gpus.contains(&self.gpu) { "gpu_is_lost" } else { "not_found" };
             let problems = vec![Problem { call: "read", code }];
-            return Pass { verdict, problems, ..Pass::default() };
+            return Pass { status, problems, ..Pass::default() };
         }
         let elapsed = self.last.replace(now).map_or(0.0, |last| now.monotonic.since(last.monotonic).as_secs_f64());
         let corrected = Some(acts.corrected);
         Pass {
-            verdict,
+            status,
             integrals: Integrals { busy_seconds: Some(elapsed), ..Integrals::default() },
             fast: Some(Fast { utilization_ratio: Some(1.0), power_watts: Some(100.0) }),
             medium: due.medium.then(Medium::default),
@@ -217,7 +217,7 @@ fn a_lost_gpu_costs_its_own_readings_and_comes_back() {
     let script = Script::new(3);
     let hardware = run(&script);
     wait(&hardware, "readings of all", |state| (0..3).all(|number| has_fast(state, number)));
-    script.set(|acts| acts.verdicts.insert(gpu(1), Verdict::Lost));
+    script.set(|acts| acts.verdicts.insert(gpu(1), PassStatus::Lost));
     let state = wait(&hardware, "the loss", |state| state.readings[&gpu(1)].lost);
     assert!(!state.readings[&gpu(1)].unlisted, "it is on the list");
     assert!(!has_fast(&state, 1) && has_fast(&state, 0) && has_fast(&state, 2));
@@ -279,7 +279,7 @@ fn only_a_driver_that_was_away_has_been_loaded_anew() {
     let hardware = run(&script);
     let state = wait(&hardware, "readings", |state| has_fast(state, 1));
     assert_eq!(state.driver_loads, 1);
-    script.set(|acts| acts.verdicts = [(gpu(1), Verdict::SessionOver)].into());
+    script.set(|acts| acts.verdicts = [(gpu(1), PassStatus::SessionOver)].into());
     wait(&hardware, "the end", |state| state.problem.is_some());
     script.set(|acts| acts.verdicts.clear());
     let state = wait(&hardware, "readings again", |state| has_fast(state, 1) && state.problem.is_none());
@@ -287,7 +287,7 @@ fn only_a_driver_that_was_away_has_been_loaded_anew() {
     assert_eq!(state.driver_loads, 1);
     script.set(|acts| {
         acts.absent = true;
-        acts.verdicts = [(gpu(1), Verdict::SessionOver)].into();
+        acts.verdicts = [(gpu(1), PassStatus::SessionOver)].into();
     });
     wait(&hardware, "a refusal", |state| state.errors.contains_key("open"));
     script.set(|acts| {
@@ -311,7 +311,7 @@ fn a_session_that_is_over_is_opened_again_and_no_counter_falls() {
     let before = busy(&state, 0);
     script.set(|acts| {
         acts.corrected = 2;
-        acts.verdicts.insert(gpu(1), Verdict::SessionOver);
+        acts.verdicts.insert(gpu(1), PassStatus::SessionOver);
     });
     let state = wait(&hardware, "the end", |state| state.problem.is_some());
     assert!(!has_fast(&state, 0) && !state.collectors["fast"].success);
@@ -332,13 +332,13 @@ fn a_call_that_comes_back_late_does_not_end_todays_session() {
     wait(&hardware, "readings of all", |state| (0..2).all(|number| has_fast(state, number)));
     script.set(|acts| acts.stuck = Some(gpu(0)));
     wait(&hardware, "the mark", |state| state.readings[&gpu(0)].stuck);
-    script.set(|acts| acts.verdicts = [(gpu(1), Verdict::SessionOver)].into());
+    script.set(|acts| acts.verdicts = [(gpu(1), PassStatus::SessionOver)].into());
     wait(&hardware, "the end", |state| state.problem.is_some());
     script.set(|acts| acts.verdicts.clear());
     let state = wait(&hardware, "the other GPU in a new session", |state| has_fast(state, 1));
     assert!(state.readings[&gpu(0)].stuck);
     let sessions = script.set(|acts| {
-        acts.late = Some(Verdict::SessionOver);
+        acts.late = Some(PassStatus::SessionOver);
         acts.stuck = None;
         acts.sessions
     });
@@ -352,7 +352,7 @@ fn all_gpus_lost_means_a_new_session() {
     let script = Script::new(2);
     let hardware = run(&script);
     wait(&hardware, "readings", |state| has_fast(state, 0));
-    script.set(|acts| acts.verdicts = [(gpu(0), Verdict::Lost), (gpu(1), Verdict::Lost)].into());
+    script.set(|acts| acts.verdicts = [(gpu(0), PassStatus::Lost), (gpu(1), PassStatus::Lost)].into());
     wait(&hardware, "the explanation", |state| state.problem.as_deref().is_some_and(|text| text.contains("lost")));
     script.set(|acts| acts.verdicts.clear());
     let state = wait(&hardware, "readings again", |state| (0..2).all(|number| has_fast(state, number)));
@@ -375,7 +375,7 @@ fn a_gpu_that_is_added_or_removed_changes_the_inventory() {
     assert!(state.inventory.generation > generation);
     script.set(|acts| {
         acts.gpus = vec![gpu(1)];
-        acts.verdicts.insert(gpu(0), Verdict::Lost);
+        acts.verdicts.insert(gpu(0), PassStatus::Lost);
         acts.layout_changed = true;
     });
     let state =

@@ -8,7 +8,7 @@ use std::time::Duration;
 use podmeter::agent::owners;
 use podmeter::attribution::{Join, Ledger, Observation, Slots, Statement, join};
 use podmeter::hardware::simulated::{Controls, Load, Profile, SimulatedDriver};
-use podmeter::hardware::{Driver, Due, Reader, Record, Staleness};
+use podmeter::hardware::{Driver, Due, GpuState, Reader, Staleness};
 use podmeter::model::{
     Account, Allocatable, Allocations, Container, ContainerRef, CpuSet, DeviceId, GpuUuid, HardwareState, HeldDevice,
     Inventory, Moment, Monotonic, Pod, PodDirectory, PodRef, ProcessState, Reason, UnixSeconds,
@@ -99,7 +99,7 @@ pub struct Node {
     tree: ProcTree,
     resolver: Resolver,
     _directory: tempfile::TempDir,
-    readers: BTreeMap<GpuUuid, (Box<dyn Reader>, Record)>,
+    readers: BTreeMap<GpuUuid, (Box<dyn Reader>, GpuState)>,
     hardware: HardwareState,
     slots: Slots,
     allocatable: Allocatable,
@@ -130,7 +130,8 @@ impl Node {
         controls.take_over(Monotonic::default());
         let session = driver.open().unwrap();
         let (inventory, _) = session.inventory().unwrap();
-        let readers = inventory.gpus.keys().map(|gpu| (gpu.clone(), (session.reader(gpu).unwrap(), Record::default())));
+        let readers =
+            inventory.gpus.keys().map(|gpu| (gpu.clone(), (session.reader(gpu).unwrap(), GpuState::default())));
         let readers: BTreeMap<_, _> = readers.collect();
         let offered = resources(&inventory, case.replicas);
         let ids = |devices: &[Device]| devices.iter().map(|device| DeviceId::new(device.id.clone())).collect();

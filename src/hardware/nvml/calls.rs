@@ -9,7 +9,7 @@ use nvml_wrapper_sys::bindings::{NvmlLib, nvmlReturn_t};
 use super::codes;
 use super::library::Library;
 use crate::hardware::plausible::{Implausible, Quantity};
-use crate::hardware::source::{Problem, Verdict};
+use crate::hardware::source::{PassStatus, Problem};
 
 /// Calls on behalf of one GPU (or of the node), from one thread.
 pub struct Caller {
@@ -18,7 +18,7 @@ pub struct Caller {
     unsupported: BTreeSet<(&'static str, u32)>,
     problems: Vec<Problem>,
     implausible: Implausible,
-    verdict: Verdict,
+    status: PassStatus,
     succeeded: bool,
     /// Codes that say, when no call succeeds, that nothing gets through: a lost device cgroup, a dead handle.
     blocked: bool,
@@ -38,7 +38,7 @@ pub enum Refusal {
 
 /// What one pass came to.
 pub struct Outcome {
-    pub verdict: Verdict,
+    pub status: PassStatus,
     pub problems: Vec<Problem>,
     /// Of what was left out before it could be integrated.
     pub implausible: Implausible,
@@ -51,7 +51,7 @@ impl Caller {
             unsupported: BTreeSet::new(),
             problems: Vec::new(),
             implausible: Implausible::new(),
-            verdict: Verdict::Answers,
+            status: PassStatus::Answers,
             succeeded: false,
             blocked: false,
         }
@@ -65,9 +65,9 @@ impl Caller {
         self.unsupported.contains(&(name, variant))
     }
 
-    /// False once a verdict on the GPU or the session has fallen.
+    /// False once a status on the GPU or the session has fallen.
     pub fn answers(&self) -> bool {
-        self.verdict == Verdict::Answers
+        self.status == PassStatus::Answers
     }
 
     /// What follows is judged by itself: that a GPU could be opened proves nothing of what it answers afterwards.
@@ -75,17 +75,17 @@ impl Caller {
         (self.succeeded, self.blocked) = (false, false);
     }
 
-    /// Takes the pass's verdict and problems out, ready for the next pass.
+    /// Takes the pass's status and problems out, ready for the next pass.
     pub fn finish(&mut self) -> Outcome {
-        let verdict = match self.verdict {
-            Verdict::Answers if self.blocked && !self.succeeded => Verdict::Lost,
-            verdict => verdict,
+        let status = match self.status {
+            PassStatus::Answers if self.blocked && !self.succeeded => PassStatus::Lost,
+            status => status,
         };
-        self.verdict = Verdict::Answers;
+        self.status = PassStatus::Answers;
         self.succeeded = false;
         self.blocked = false;
         let implausible = std::mem::take(&mut self.implausible);
-        Outcome { verdict, problems: std::mem::take(&mut self.problems), implausible }
+        Outcome { status, problems: std::mem::take(&mut self.problems), implausible }
     }
 
     /// For what is integrated: the value, unless it is outside the range of its quantity. Readings that are only shown
@@ -94,14 +94,14 @@ impl Caller {
         quantity.check(value, &mut self.implausible)
     }
 
-    /// After a verdict the rest of the pass calls nothing: a lost GPU is slow to say so again.
+    /// After a status the rest of the pass calls nothing: a lost GPU is slow to say so again.
     pub fn call(
         &mut self,
         name: &'static str,
         variant: u32,
         mut body: impl FnMut(&NvmlLib) -> nvmlReturn_t,
     ) -> Result<(), Refusal> {
-        if self.verdict != Verdict::Answers {
+        if self.status != PassStatus::Answers {
             return Err(Refusal::Failed);
         }
         if self.is_unsupported(name, variant) {
@@ -133,12 +133,12 @@ impl Caller {
             codes::NO_PERMISSION => {
                 self.unsupported.insert((name, variant));
             }
-            codes::GPU_IS_LOST | codes::RESET_REQUIRED => self.verdict = Verdict::Lost,
+            codes::GPU_IS_LOST | codes::RESET_REQUIRED => self.status = PassStatus::Lost,
             codes::OPERATING_SYSTEM | codes::UNKNOWN | codes::INVALID_ARGUMENT => self.blocked = true,
             codes::UNINITIALIZED
             | codes::DRIVER_NOT_LOADED
             | codes::LIBRARY_NOT_FOUND
-            | codes::LIB_RM_VERSION_MISMATCH => self.verdict = Verdict::SessionOver,
+            | codes::LIB_RM_VERSION_MISMATCH => self.status = PassStatus::SessionOver,
             _ => {}
         }
         self.problems.push(Problem { call: name, code: codes::name(code) });

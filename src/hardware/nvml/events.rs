@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlEventData_t, nvmlEventSet_t};
 
-use super::apart::Apart;
 use super::calls::{Caller, Refusal, call};
 use super::inventory;
 use super::library::{Handle, Library};
-use crate::hardware::source::{EventFailure, EventKind, EventSource, Problem, RawEvent, Verdict};
+use super::per_gpu_query::PerGpuQuery;
+use crate::hardware::source::{EventFailure, EventKind, EventSource, PassStatus, Problem, RawEvent};
 use crate::model::{GpuUuid, Monotonic, XidInstance};
 
 const XID: u64 = 0x8;
@@ -29,7 +29,7 @@ const RETRIES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_se
 /// Events of all GPUs of one session.
 pub struct NvmlEvents {
     library: Arc<Library>,
-    apart: Apart,
+    per_gpu: PerGpuQuery,
     set: Option<EventSet>,
     /// The GPUs in the set, with the handle they were registered by.
     registered: BTreeMap<GpuUuid, Handle>,
@@ -63,7 +63,7 @@ impl NvmlEvents {
     pub fn new(library: &Arc<Library>) -> Self {
         let mut events = Self {
             library: Arc::clone(library),
-            apart: Apart::default(),
+            per_gpu: PerGpuQuery::default(),
             set: None,
             registered: BTreeMap::new(),
             names: BTreeMap::new(),
@@ -97,7 +97,7 @@ impl NvmlEvents {
         let count = inventory::count(&mut caller);
         self.problems.extend(caller.finish().problems);
         let count = count.unwrap_or(0);
-        let mut said = self.apart.ask(&self.library, count, candidate);
+        let mut said = self.per_gpu.ask(&self.library, count, candidate);
         let mut found = Vec::new();
         for index in 0..count {
             let (candidate, problems) = said.remove(&index).unwrap_or_default();
@@ -176,16 +176,16 @@ impl NvmlEvents {
         let mut data = no_event();
         let _ = call!(caller, nvmlDeviceRegisterEvents(handle.0, XID, set.set));
         let _ = call!(caller, nvmlEventSetWait_v2(set.set, &raw mut data, 1));
-        caller.finish().verdict == Verdict::Lost
+        caller.finish().status == PassStatus::Lost
     }
 
-    /// There is nobody to wait for; the listener pauses after what comes back at once. A failure where GPUs refused.
+    /// There is nobody to wait for; the event_thread pauses after what comes back at once. A failure where GPUs refused.
     fn nobody(&self) -> Result<Option<RawEvent>, EventFailure> {
         match self.retry {
             None => Ok(None),
             Some(_) => {
                 let problem = Problem { call: "nvmlDeviceRegisterEvents", code: "none_registered" };
-                Err(EventFailure { problem, verdict: Verdict::Answers })
+                Err(EventFailure { problem, status: PassStatus::Answers })
             }
         }
     }
@@ -225,19 +225,19 @@ impl EventSource for NvmlEvents {
                 let outcome = caller.finish();
                 let unsupported = Problem { call: "nvmlEventSetWait_v2", code: "not_supported" };
                 let problem = outcome.problems.last().copied().unwrap_or(unsupported);
-                if outcome.verdict == Verdict::SessionOver {
-                    return Err(EventFailure { problem, verdict: outcome.verdict });
+                if outcome.status == PassStatus::SessionOver {
+                    return Err(EventFailure { problem, status: outcome.status });
                 }
                 if self.rebuild(now) {
                     self.problems.push(problem);
                     return if self.registered.is_empty() { self.nobody() } else { Ok(None) };
                 }
-                Err(EventFailure { problem, verdict: Verdict::Answers })
+                Err(EventFailure { problem, status: PassStatus::Answers })
             }
         }
     }
 
-    fn look_again(&mut self) {
+    fn gpus_changed(&mut self) {
         self.retry = Some((Monotonic::default(), RETRIES.0));
     }
 
@@ -288,7 +288,7 @@ fn event(gpu: GpuUuid, data: &nvmlEventData_t) -> RawEvent {
 }
 
 /// Has holders for as long as the library is loaded.
-pub fn witness(library: &Arc<Library>) -> std::sync::Weak<dyn Any + Send + Sync> {
+pub fn open_marker(library: &Arc<Library>) -> std::sync::Weak<dyn Any + Send + Sync> {
     let any: Arc<dyn Any + Send + Sync> = Arc::<()>::clone(&library.open);
     Arc::downgrade(&any)
 }

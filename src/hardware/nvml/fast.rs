@@ -58,7 +58,7 @@ impl FastReader {
             integrals.uncovered_seconds = busy.uncovered_seconds;
         }
         integrals.process_sm_seconds = self.processes.advance(caller, handle, elapsed, busy.latest);
-        integrals.processes_are_silent = self.processes.is_silent();
+        integrals.lists_no_processes = self.processes.lists_no_processes();
         let milliwatts: Option<u32> = value!(caller, nvmlDeviceGetPowerUsage(handle.0));
         let power_watts =
             milliwatts.and_then(|milliwatts| caller.plausible(&plausible::POWER, f64::from(milliwatts) / 1000.0));

@@ -5,7 +5,6 @@
 
 #![allow(unsafe_code, reason = "NVML is a C library; each block says why it holds")]
 
-mod apart;
 mod attempt;
 mod calls;
 mod codes;
@@ -19,6 +18,7 @@ mod library;
 mod links;
 mod medium;
 mod memory;
+mod per_gpu_query;
 mod presence;
 mod process_use;
 mod processes;
@@ -41,14 +41,14 @@ pub use search::LibrarySearch;
 
 pub use statistics::CallStatistics;
 
-use self::apart::Apart;
 use self::calls::Caller;
 use self::events::NvmlEvents;
 use self::inventory::Layout;
 use self::library::{Library, Loading};
+use self::per_gpu_query::PerGpuQuery;
 use self::reader::NvmlReader;
 use self::statistics::Statistics;
-use super::source::{CallDurations, Driver, EventSource, Failure, Problem, Reader, Session, Verdict};
+use super::source::{CallDurations, Driver, EventSource, Failure, PassStatus, Problem, Reader, Session};
 use crate::clock::Clock;
 use crate::model::{Gpu, GpuUuid, Inventory};
 
@@ -128,13 +128,13 @@ impl Driver for NvmlDriver {
     fn open(&mut self) -> Result<Box<dyn Session>, Failure> {
         let library = Library::open(&self.loading, &self.statistics)?;
         let (layout, driver_version) = (Mutex::default(), Mutex::default());
-        Ok(Box::new(NvmlSession { library, layout, driver_version, apart: Apart::default() }))
+        Ok(Box::new(NvmlSession { library, layout, driver_version, per_gpu: PerGpuQuery::default() }))
     }
 }
 
 /// GPUs by UUID, and those UUIDs that several have, with the indices. Of these no GPU is taken: readings, device ids and
 /// containers name a GPU by its UUID alone.
-fn apart_by_uuid(found: Vec<Gpu>) -> (BTreeMap<GpuUuid, Gpu>, BTreeMap<GpuUuid, Vec<u32>>) {
+fn without_duplicates(found: Vec<Gpu>) -> (BTreeMap<GpuUuid, Gpu>, BTreeMap<GpuUuid, Vec<u32>>) {
     let mut indices: BTreeMap<GpuUuid, Vec<u32>> = BTreeMap::new();
     for gpu in &found {
         indices.entry(gpu.uuid.clone()).or_default().extend(gpu.index);
@@ -149,7 +149,7 @@ struct NvmlSession {
     /// As the last inventory found it.
     layout: Mutex<Layout>,
     driver_version: Mutex<Option<Arc<str>>>,
-    apart: Apart,
+    per_gpu: PerGpuQuery,
 }
 
 impl NvmlSession {
@@ -164,7 +164,7 @@ impl Session for NvmlSession {
         let driver = inventory::driver(&mut caller);
         let count = inventory::count(&mut caller);
         let outcome = caller.finish();
-        let (Some(count), Verdict::Answers | Verdict::Lost) = (count, outcome.verdict) else {
+        let (Some(count), PassStatus::Answers | PassStatus::Lost) = (count, outcome.status) else {
             let problem = outcome.problems.last().copied();
             let (call, code) =
                 problem.map_or(("nvmlDeviceGetCount_v2", "implausible"), |problem| (problem.call, problem.code));
@@ -180,7 +180,7 @@ impl Session for NvmlSession {
         let mut found = Vec::new();
         let mut layout = Layout::new();
         let before = self.lock_layout().clone();
-        let mut said = self.apart.ask(&self.library, count, inventory::gpu);
+        let mut said = self.per_gpu.ask(&self.library, count, inventory::gpu);
         for index in 0..count {
             let gpu = match said.remove(&index) {
                 Some((gpu, refused)) => {
@@ -200,7 +200,7 @@ impl Session for NvmlSession {
             layout.insert(index, place);
             found.extend(gpu);
         }
-        let (gpus, duplicate_uuids) = apart_by_uuid(found);
+        let (gpus, duplicate_uuids) = without_duplicates(found);
         let duplicate = Problem { call: "nvmlDeviceGetUUID", code: "duplicate_uuid" };
         problems.extend(duplicate_uuids.iter().map(|_| duplicate));
         *self.lock_layout() = layout;
@@ -216,10 +216,10 @@ impl Session for NvmlSession {
         let indices: Vec<u32> = layout.iter().filter_map(at).collect();
         let [index] = indices[..] else {
             // A GPU that is listed and does not give its UUID may be this one.
-            let is_silent = indices.is_empty() && layout.values().any(Option::is_none);
+            let lists_no_processes = indices.is_empty() && layout.values().any(Option::is_none);
             return Err(Failure {
                 call: "nvmlDeviceGetHandleByIndex_v2",
-                code: if is_silent { "gpu_is_lost" } else { "not_found" },
+                code: if lists_no_processes { "gpu_is_lost" } else { "not_found" },
                 reason: format!("the driver lists {gpu} {} times", indices.len()),
                 remedy: "look for Xid lines in the kernel log",
             });
@@ -236,7 +236,7 @@ impl Session for NvmlSession {
         }
         let count = inventory::count(&mut caller);
         let Some(count) = count else { return false };
-        let mut said = self.apart.ask(&self.library, count, inventory::place);
+        let mut said = self.per_gpu.ask(&self.library, count, inventory::place);
         let before = self.lock_layout();
         // A GPU that has gone silent is its reader's business; one that has begun to answer is news.
         let mut place =
@@ -248,7 +248,7 @@ impl Session for NvmlSession {
         Some(Box::new(NvmlEvents::new(&self.library)))
     }
 
-    fn witness(&self) -> Option<Weak<dyn Any + Send + Sync>> {
-        Some(events::witness(&self.library))
+    fn open_marker(&self) -> Option<Weak<dyn Any + Send + Sync>> {
+        Some(events::open_marker(&self.library))
     }
 }

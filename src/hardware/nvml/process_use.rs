@@ -72,7 +72,7 @@ pub struct ProcessUse {
 
 /// One process in one of the driver's periods.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Entry {
+struct ProcessSample {
     pid: u32,
     /// Microseconds of a clock of the driver's own.
     at: u64,
@@ -143,7 +143,7 @@ impl ProcessUse {
         }
     }
 
-    pub fn is_silent(&self) -> bool {
+    pub fn lists_no_processes(&self) -> bool {
         self.trust == Trust::Silent
     }
 
@@ -160,7 +160,7 @@ impl ProcessUse {
         };
     }
 
-    fn read(&mut self, caller: &mut Caller, handle: Handle) -> Result<Vec<Entry>, Refusal> {
+    fn read(&mut self, caller: &mut Caller, handle: Handle) -> Result<Vec<ProcessSample>, Refusal> {
         let read = match self.source {
             Source::ProcessUtilization => self.process_utilization(caller, handle),
             Source::ProcessesUtilizationInfo => self.processes_utilization_info(caller, handle),
@@ -171,12 +171,13 @@ impl ProcessUse {
             Err(refusal) => return Err(refusal),
         };
         // Drivers with zombies on the GPU give entries full of nonsense.
-        let plausible =
-            |entry: &Entry| entry.pid != 0 && caller.plausible(&plausible::PROCESS_UTILIZATION, entry.ratio).is_some();
+        let plausible = |entry: &ProcessSample| {
+            entry.pid != 0 && caller.plausible(&plausible::PROCESS_UTILIZATION, entry.ratio).is_some()
+        };
         Ok(entries.into_iter().filter(plausible).collect())
     }
 
-    fn process_utilization(&mut self, caller: &mut Caller, handle: Handle) -> Result<Vec<Entry>, Refusal> {
+    fn process_utilization(&mut self, caller: &mut Caller, handle: Handle) -> Result<Vec<ProcessSample>, Refusal> {
         for _ in 0..ATTEMPTS {
             let mut count = u32::try_from(self.samples.len()).expect("the buffer is bounded");
             let (samples, shown) = (self.samples.as_mut_ptr(), self.cursors.shown);
@@ -194,7 +195,11 @@ impl ProcessUse {
         Err(Refusal::TooSmall)
     }
 
-    fn processes_utilization_info(&mut self, caller: &mut Caller, handle: Handle) -> Result<Vec<Entry>, Refusal> {
+    fn processes_utilization_info(
+        &mut self,
+        caller: &mut Caller,
+        handle: Handle,
+    ) -> Result<Vec<ProcessSample>, Refusal> {
         self.infos.resize(self.infos.len().max(CAPACITY), BLANK_INFO);
         for _ in 0..ATTEMPTS {
             let mut list = nvmlProcessesUtilizationInfo_v1_t {
@@ -218,8 +223,8 @@ impl ProcessUse {
     }
 }
 
-fn entry(pid: u32, at: u64, percent: u32) -> Entry {
-    Entry { pid, at, ratio: f64::from(percent) / 100.0 }
+fn entry(pid: u32, at: u64, percent: u32) -> ProcessSample {
+    ProcessSample { pid, at, ratio: f64::from(percent) / 100.0 }
 }
 
 /// More may come until it is asked again.
@@ -228,7 +233,7 @@ fn room(present: usize, wanted: u32) -> usize {
 }
 
 impl Cursors {
-    fn work(&mut self, entries: &[Entry], elapsed: f64) -> Vec<(u32, f64)> {
+    fn work(&mut self, entries: &[ProcessSample], elapsed: f64) -> Vec<(u32, f64)> {
         let mut entries = entries.to_vec();
         entries.sort_unstable_by_key(|entry| entry.at);
         let (shown, known) = (self.shown, self.newest);
@@ -257,10 +262,10 @@ impl Cursors {
     }
 
     /// The driver is next shown the oldest cursor of the processes that work at present.
-    fn move_on(&mut self, entries: &[Entry]) {
+    fn move_on(&mut self, entries: &[ProcessSample]) {
         let newest = entries.last().map_or(0, |entry| entry.at);
         if newest <= self.newest && (self.shown != 0 || newest == 0) {
-            let is_new = |entry: &Entry| self.of_pid.get(&entry.pid).is_none_or(|cursor| entry.at > *cursor);
+            let is_new = |entry: &ProcessSample| self.of_pid.get(&entry.pid).is_none_or(|cursor| entry.at > *cursor);
             let any_new = self.shown != 0 && entries.iter().any(is_new);
             self.empty_passes = if any_new { 0 } else { self.empty_passes + 1 };
             if self.empty_passes >= EMPTY_PASSES {
@@ -286,7 +291,7 @@ mod tests {
     use super::*;
 
     /// (pid, seconds, percent)
-    fn entries(of: &[(u32, f64, u32)]) -> Vec<Entry> {
+    fn entries(of: &[(u32, f64, u32)]) -> Vec<ProcessSample> {
         of.iter().map(|&(pid, seconds, percent)| entry(pid, (seconds * 1e6) as u64, percent)).collect()
     }
 

@@ -8,7 +8,7 @@ use super::library::{Handle, Library};
 use super::medium::MediumReader;
 use super::samples::SampleBuffer;
 use super::slow::SlowReader;
-use crate::hardware::source::{Due, Failure, Integrals, Pass, Reader, Verdict};
+use crate::hardware::source::{Due, Failure, Integrals, Pass, PassStatus, Reader};
 use crate::model::{GpuUuid, Moment, Monotonic};
 
 /// The code of the problem that an index belongs to another GPU than when the inventory was taken.
@@ -91,13 +91,13 @@ impl Reader for NvmlReader {
         });
         let slow = due.slow.then(|| self.slow.read(&mut self.caller, self.handle));
         let outcome = self.caller.finish();
-        if outcome.verdict != Verdict::Answers {
-            let Outcome { verdict, problems, implausible } = outcome;
-            return Pass { verdict, problems, implausible, ..Pass::default() };
+        if outcome.status != PassStatus::Answers {
+            let Outcome { status, problems, implausible } = outcome;
+            return Pass { status, problems, implausible, ..Pass::default() };
         }
         self.last = Some(now.monotonic);
         Pass {
-            verdict: Verdict::Answers,
+            status: PassStatus::Answers,
             integrals,
             energy_counter: self.fast.energy_counter(),
             fast: Some(fast),

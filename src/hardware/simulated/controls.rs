@@ -6,7 +6,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::curve::{Curve, Load, Sums};
 use super::profile::{Profile, inventory, scramble};
-use crate::hardware::source::{EventFailure, EventKind, Failure, Problem, RawEvent, Verdict};
+use crate::hardware::source::{EventFailure, EventKind, Failure, PassStatus, Problem, RawEvent};
 use crate::model::{GpuUuid, Inventory, Monotonic, XidInstance};
 
 /// What calls of a session say whose driver was unloaded.
@@ -242,7 +242,7 @@ impl Controls {
         let mut shared = self.lock();
         self.happened.wait_while_for(&mut shared, quiet, patience);
         if shared.is_over(session) {
-            return Err(EventFailure { problem: UNLOADED, verdict: Verdict::SessionOver });
+            return Err(EventFailure { problem: UNLOADED, status: PassStatus::SessionOver });
         }
         let Some((event, left)) = shared.events.front_mut() else { return Ok(None) };
         let event = event.clone();

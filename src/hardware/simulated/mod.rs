@@ -100,7 +100,7 @@ impl EventSource for SimulatedEvents {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::{Due, Verdict};
+    use crate::hardware::{Due, PassStatus};
     use crate::model::{DeviceProcess, GpmRatios, Moment, UnixSeconds, XidInstance};
 
     fn at(seconds: u64) -> Moment {
@@ -183,10 +183,10 @@ mod tests {
         let driver = SimulatedDriver::new(Profile::A100, 1);
         let (gpu, mut reader) = first(&driver);
         driver.controls().set_lost(&gpu, true);
-        assert_eq!(reader.read(Due::default(), at(1)).verdict, Verdict::Lost);
+        assert_eq!(reader.read(Due::default(), at(1)).status, PassStatus::Lost);
         driver.controls().set_lost(&gpu, false);
         let pass = reader.read(Due { medium: true, slow: false }, at(2));
-        assert_eq!((pass.verdict, pass.medium.unwrap().gpm), (Verdict::Answers, GpmRatios::default()));
+        assert_eq!((pass.status, pass.medium.unwrap().gpm), (PassStatus::Answers, GpmRatios::default()));
     }
     #[test]
     fn a_call_that_hangs_comes_back_when_it_no_longer_does() {
@@ -194,10 +194,10 @@ mod tests {
         let (gpu, mut reader) = first(&driver);
         driver.controls().set_hanging(&gpu, true);
         let (done, outcome) = std::sync::mpsc::channel();
-        let reads = std::thread::spawn(move || done.send(reader.read(Due::default(), at(1)).verdict));
+        let reads = std::thread::spawn(move || done.send(reader.read(Due::default(), at(1)).status));
         assert!(outcome.recv_timeout(Duration::from_millis(50)).is_err());
         driver.controls().set_hanging(&gpu, false);
-        assert_eq!(outcome.recv(), Ok(Verdict::Answers));
+        assert_eq!(outcome.recv(), Ok(PassStatus::Answers));
         reads.join().unwrap().unwrap();
     }
 
@@ -208,15 +208,15 @@ mod tests {
         let (gpu, mut reader) = first(&driver);
         let mut events = session.events().unwrap();
         driver.controls().set_driver_loaded(false);
-        assert_eq!(reader.read(Due::default(), at(1)).verdict, Verdict::SessionOver);
-        assert_eq!(events.wait(Duration::ZERO, Monotonic::default()).unwrap_err().verdict, Verdict::SessionOver);
+        assert_eq!(reader.read(Due::default(), at(1)).status, PassStatus::SessionOver);
+        assert_eq!(events.wait(Duration::ZERO, Monotonic::default()).unwrap_err().status, PassStatus::SessionOver);
         assert_eq!(driver.open().err().unwrap().code, "driver_not_loaded");
         driver.controls().set_driver_loaded(true);
-        assert_eq!(reader.read(Due::default(), at(2)).verdict, Verdict::SessionOver, "of the old one");
+        assert_eq!(reader.read(Due::default(), at(2)).status, PassStatus::SessionOver, "of the old one");
         let mut reader = driver.open().unwrap().reader(&gpu).unwrap();
         driver.controls().set_recovery_action(&gpu, 1);
         let pass = reader.read(Due { medium: false, slow: true }, at(3));
-        assert_eq!((pass.verdict, pass.slow.unwrap().recovery_action), (Verdict::Answers, Some(1)));
+        assert_eq!((pass.status, pass.slow.unwrap().recovery_action), (PassStatus::Answers, Some(1)));
     }
 
     #[test]

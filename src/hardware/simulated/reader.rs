@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::controls::{Controls, ProcessState, State, UNLOADED};
 use super::curve::{Load, Sums};
 use super::profile::Model;
-use crate::hardware::source::{Due, Integrals, Pass, Problem, Reader, Verdict};
+use crate::hardware::source::{Due, Integrals, Pass, PassStatus, Problem, Reader};
 use crate::hardware::{CLOCK_EVENTS, THROTTLE_REASONS};
 use crate::model::{
     Clocks, DeviceProcess, EccLocation, Fast, GpmRatios, Gpu, GpuUuid, InstanceReading, Medium, MemoryUse, MigDevice,
@@ -49,11 +49,11 @@ impl Reader for SimulatedReader {
     fn read(&mut self, due: Due, now: Moment) -> Pass {
         self.controls.wait_while_hanging(&self.uuid);
         if self.controls.is_over(self.session) {
-            return Pass { verdict: Verdict::SessionOver, problems: vec![UNLOADED], ..Pass::default() };
+            return Pass { status: PassStatus::SessionOver, problems: vec![UNLOADED], ..Pass::default() };
         }
         let now = now.monotonic;
         let Some(state) = self.controls.read(&self.uuid, now).filter(|_| !self.controls.is_lost(&self.uuid)) else {
-            return Pass { verdict: Verdict::Lost, problems: vec![LOST], ..Pass::default() };
+            return Pass { status: PassStatus::Lost, problems: vec![LOST], ..Pass::default() };
         };
         let sums = state.sums;
         let board = self.board(now, state);
@@ -63,7 +63,7 @@ impl Reader for SimulatedReader {
         let is_whole = self.partitions.is_empty();
         let busy_seconds = is_whole.then_some(sums.busy - busy);
         Pass {
-            verdict: Verdict::Answers,
+            status: PassStatus::Answers,
             integrals: Integrals {
                 busy_seconds,
                 memory_busy_seconds: busy_seconds.map(|busy| busy * 0.6),
@@ -72,7 +72,7 @@ impl Reader for SimulatedReader {
                 instance_busy_seconds: self.instance_busy_seconds(&board),
                 uncovered_seconds: 0.0,
                 process_sm_seconds: self.work(&board.processes).filter(|_| is_whole),
-                processes_are_silent: false,
+                lists_no_processes: false,
             },
             energy_counter: Some(self.controls.since_loading(self.session, &self.uuid, board.joules)),
             fast: Some(Fast {

@@ -59,7 +59,7 @@ impl Supervisor {
 
     /// How the waiting for events goes; `None` until a driver has told of any.
     pub(super) fn hearing(&mut self, is_open: bool, now: Monotonic) -> Option<Collector> {
-        let current = self.listener.as_ref().and_then(|listener| listener.collector(now));
+        let current = self.event_thread.as_ref().and_then(|event_thread| event_thread.collector(now));
         if current.is_some() {
             self.hearing = current;
         } else if let Some(hearing) = &mut self.hearing {
@@ -67,7 +67,7 @@ impl Supervisor {
         }
         let hearing = self.hearing.as_mut()?;
         hearing.success &= is_open;
-        hearing.stuck = self.listener.iter().chain(&self.leaked).any(|listener| listener.is_stuck(now));
+        hearing.stuck = self.event_thread.iter().chain(&self.leaked).any(|event_thread| event_thread.is_stuck(now));
         Some(hearing.clone())
     }
 
@@ -78,13 +78,13 @@ impl Supervisor {
             Phase::Closed { retry } => *retry,
             Phase::Opening => now + self.settings.watchdog,
             Phase::Open { inspect, .. } => {
-                let inspect = if self.keeper_busy.is_some() { now + self.settings.watchdog } else { *inspect };
+                let inspect = if self.driver_busy.is_some() { now + self.settings.watchdog } else { *inspect };
                 self.next.min(inspect).min(self.rounds.deadline().unwrap_or(self.next))
             }
-            // The keeper's return wakes this thread.
-            Phase::Draining { .. } if self.keeper_busy.is_some() => now + self.settings.watchdog,
+            // The driver_thread's return wakes this thread.
+            Phase::Draining { .. } if self.driver_busy.is_some() => now + self.settings.watchdog,
             Phase::Draining { until, holders, .. } => {
-                if holders.is_empty() && self.listener.is_none() {
+                if holders.is_empty() && self.event_thread.is_none() {
                     now
                 } else {
                     *until
@@ -92,7 +92,7 @@ impl Supervisor {
             }
             Phase::Closing { until } => *until,
         };
-        let watchdog = self.keeper_busy.filter(|_| !self.keeper_stuck).map(|since| since + self.settings.watchdog);
+        let watchdog = self.driver_busy.filter(|_| !self.driver_stuck).map(|since| since + self.settings.watchdog);
         [Some(phase), watchdog, self.fleet.deadline(), self.stopping, self.releases.deadline(now)]
             .into_iter()
             .flatten()

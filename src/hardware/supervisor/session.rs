@@ -1,4 +1,4 @@
-//! The session's life: opened, listened to, drained, closed; and the keeper that calls the driver for it.
+//! The session's life: opened, listened to, drained, closed; and the driver_thread that calls the driver for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,15 +6,15 @@ use std::time::Duration;
 use tracing::{debug, info, warn};
 
 use super::{ALL_LOST, Phase, SESSION_OVER, Supervisor};
-use crate::hardware::listener::Listener;
+use crate::hardware::event_thread::EventThread;
 use crate::hardware::source::Session;
-use crate::hardware::worker::{Errand, Opened};
+use crate::hardware::worker::{DriverCommand, Opened};
 use crate::model::Monotonic;
 
 /// How long workers have to let go of a session before it is left to them.
 const RELEASE: Duration = Duration::from_secs(2);
 /// Listeners whose wait never came back; with so many no further one is left to the driver.
-const LEAKED_LISTENERS: usize = 4;
+const LEAKED_EVENT_THREADS: usize = 4;
 
 impl Supervisor {
     pub(super) fn resume(&mut self, now: Monotonic) {
@@ -31,19 +31,20 @@ impl Supervisor {
 
     /// Waits for events, unless too many waits have never come back.
     pub(super) fn listen(&mut self, session: &Arc<dyn Session>) {
-        if self.leaked.len() >= LEAKED_LISTENERS {
+        if self.leaked.len() >= LEAKED_EVENT_THREADS {
             warn!("too many waits for events have not come back: there is none for this session");
             return;
         }
-        self.listeners += 1;
+        self.event_threads += 1;
         let (mailbox, events) = (self.mailbox.clone(), self.events.clone());
         let session = Arc::clone(session);
-        self.listener = Listener::spawn(self.listeners, session, self.clock, mailbox, events, self.settings.watchdog)
-            .inspect_err(|problem| warn!(%problem, "no thread for the driver's events"))
-            .ok();
+        self.event_thread =
+            EventThread::spawn(self.event_threads, session, self.clock, mailbox, events, self.settings.watchdog)
+                .inspect_err(|problem| warn!(%problem, "no thread for the driver's events"))
+                .ok();
     }
 
-    pub(super) fn adopt_session(&mut self, opened: Opened, now: Monotonic) {
+    pub(super) fn take_session(&mut self, opened: Opened, now: Monotonic) {
         let Opened { session, found: (inventory, problems) } = opened;
         let found = (inventory.driver.clone(), inventory.gpus.len());
         if self.opened.as_ref() == Some(&found) {
@@ -56,7 +57,7 @@ impl Supervisor {
         self.sessions += 1;
         self.loads.found(inventory.driver.as_ref());
         self.fleet.adopt(inventory, true, now);
-        self.judge_inventory();
+        self.check_inventory();
         self.rounds.restart();
         self.next = now;
         self.releases.watch(&session);
@@ -68,7 +69,7 @@ impl Supervisor {
     }
 
     /// A driver that lists nothing where the bus has GPUs is a fault, not an idle node.
-    pub(super) fn judge_inventory(&mut self) {
+    pub(super) fn check_inventory(&mut self) {
         if self.awaits_an_answer() && !self.fleet.inventory().gpus.is_empty() {
             return;
         }
@@ -101,8 +102,8 @@ impl Supervisor {
         match std::mem::replace(&mut self.phase, Phase::Closed { retry: now + self.reopen }) {
             Phase::Open { session, .. } => {
                 let holders = self.fleet.release();
-                if let Some(listener) = &mut self.listener {
-                    listener.stop();
+                if let Some(event_thread) = &mut self.event_thread {
+                    event_thread.stop();
                 }
                 self.rounds.clear();
                 self.phase = Phase::Draining { session, holders, until: now + RELEASE.min(self.settings.watchdog) };
@@ -118,25 +119,25 @@ impl Supervisor {
         let Phase::Draining { session, .. } = std::mem::replace(&mut self.phase, Phase::Closed { retry }) else {
             return;
         };
-        if let Some(listener) = self.listener.take_if(|listener| !listener.has_ended()) {
+        if let Some(event_thread) = self.event_thread.take_if(|event_thread| !event_thread.has_ended()) {
             warn!("the wait for events has not come back and is left behind");
-            self.leaked.push(listener);
+            self.leaked.push(event_thread);
         }
         self.phase = Phase::Closing { until: now + self.settings.watchdog };
-        if !self.send(Errand::Close(session), now) {
+        if !self.send(DriverCommand::Close(session), now) {
             self.phase = Phase::Closed { retry };
         }
     }
 
-    /// False when the keeper is still on its last errand; a session it cannot take is closed when it is back.
-    pub(super) fn send(&mut self, errand: Errand, now: Monotonic) -> bool {
-        let refused = if self.keeper_busy.is_some() { Some(errand) } else { self.keeper.give(errand).err() };
+    /// False when the driver_thread is still on its last command; a session it cannot take is closed when it is back.
+    pub(super) fn send(&mut self, command: DriverCommand, now: Monotonic) -> bool {
+        let refused = if self.driver_busy.is_some() { Some(command) } else { self.driver_thread.give(command).err() };
         match refused {
             None => {
-                self.keeper_busy = Some(now);
+                self.driver_busy = Some(now);
                 true
             }
-            Some(Errand::Close(session)) => {
+            Some(DriverCommand::Close(session)) => {
                 self.unclosed.push(session);
                 false
             }
@@ -144,10 +145,10 @@ impl Supervisor {
         }
     }
 
-    pub(super) fn watch_keeper(&mut self, now: Monotonic) {
-        let overdue = self.keeper_busy.is_some_and(|since| now.since(since) >= self.settings.watchdog);
-        if overdue && !self.keeper_stuck {
-            self.keeper_stuck = true;
+    pub(super) fn watch_driver_thread(&mut self, now: Monotonic) {
+        let overdue = self.driver_busy.is_some_and(|since| now.since(since) >= self.settings.watchdog);
+        if overdue && !self.driver_stuck {
+            self.driver_stuck = true;
             warn!("a driver call that concerns the whole node has not come back");
             if !matches!(self.phase, Phase::Open { .. }) {
                 let seconds = self.settings.watchdog.as_secs_f64();
@@ -160,16 +161,16 @@ impl Supervisor {
         }
     }
 
-    pub(super) fn keeper_is_back(&mut self, now: Monotonic) {
-        self.keeper_busy = None;
-        if std::mem::take(&mut self.keeper_stuck) {
+    pub(super) fn driver_returned(&mut self, now: Monotonic) {
+        self.driver_busy = None;
+        if std::mem::take(&mut self.driver_stuck) {
             info!("the overdue driver call has come back");
             if let Phase::Closed { retry } = &mut self.phase {
                 *retry = (*retry).min(now + self.reopen);
             }
         }
         if let Some(session) = self.unclosed.pop() {
-            self.send(Errand::Close(session), now);
+            self.send(DriverCommand::Close(session), now);
         }
     }
 }

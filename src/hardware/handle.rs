@@ -15,7 +15,7 @@ use super::release::DriverLease;
 use super::settings::Settings;
 use super::source::Driver;
 use super::supervisor::Supervisor;
-use super::worker::{Event, spawn_keeper};
+use super::worker::{Event, spawn_driver_thread};
 use crate::clock::Clock;
 use crate::model::{HardwareState, XidEvent};
 use crate::threads;
@@ -89,9 +89,10 @@ pub fn start(driver: Box<dyn Driver>, settings: Settings, clock: Clock) -> Hardw
         // Ends with this thread.
         let _kmsg = kmsg;
         let bus = Bus::new(settings.sys_root.clone(), settings.proc_root.clone());
-        match spawn_keeper(driver, bus, sender.clone()) {
-            Ok(keeper) => {
-                Supervisor::new(source, settings, clock, keeper, sender, publisher, mailbox).run(&received, ends);
+        match spawn_driver_thread(driver, bus, sender.clone()) {
+            Ok(driver_thread) => {
+                Supervisor::new(source, settings, clock, driver_thread, sender, publisher, mailbox)
+                    .run(&received, ends);
             }
             Err(problem) => error!(%problem, "no thread for the driver: there will be no device readings"),
         }

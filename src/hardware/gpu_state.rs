@@ -3,12 +3,12 @@ use std::time::Duration;
 use super::monotone::Monotone;
 use super::plausible;
 use super::process_work;
-use super::source::{Integrals, Pass, Verdict};
+use super::source::{Integrals, Pass, PassStatus};
 use crate::model::{DeviceReadings, Fast, Medium, Monotonic, Slow, Stamped, Totals, Traffic};
 
 /// Everything known about one GPU over the agent's life: it outlives readers, sessions and losses.
 #[derive(Debug, Default)]
-pub struct Record {
+pub struct GpuState {
     totals: Totals,
     monotone: Monotone,
     fast: Option<Stamped<Fast>>,
@@ -40,10 +40,10 @@ pub struct Staleness {
     pub slow: Duration,
 }
 
-impl Record {
+impl GpuState {
     /// Takes in a pass that answered. `fresh`: the reader's first, which knows nothing of the time before it.
     pub fn take(&mut self, at: Monotonic, fresh: bool, pass: Pass) {
-        debug_assert_eq!(pass.verdict, Verdict::Answers);
+        debug_assert_eq!(pass.status, PassStatus::Answers);
         let begins = std::mem::take(&mut self.interrupted) || fresh;
         if begins && self.seen {
             self.end_gap(at, &pass.integrals);
@@ -131,7 +131,7 @@ impl Record {
     }
 
     fn add(&mut self, at: Monotonic, integrals: Integrals) {
-        if integrals.processes_are_silent {
+        if integrals.lists_no_processes {
             self.totals.process_sm_seconds = None;
         }
         if let Some(worked) = integrals.process_sm_seconds {
@@ -230,11 +230,11 @@ mod tests {
 
     #[test]
     fn the_time_without_a_reader_is_uncovered() {
-        let mut record = Record::default();
-        record.take(Monotonic::from_secs(3), true, pass(0.0));
-        record.take(Monotonic::from_secs(4), false, pass(1.0));
-        record.take(Monotonic::from_secs(10), true, pass(0.0));
-        let readings = record.readings(Monotonic::from_secs(10), STALENESS);
+        let mut state = GpuState::default();
+        state.take(Monotonic::from_secs(3), true, pass(0.0));
+        state.take(Monotonic::from_secs(4), false, pass(1.0));
+        state.take(Monotonic::from_secs(10), true, pass(0.0));
+        let readings = state.readings(Monotonic::from_secs(10), STALENESS);
         assert_eq!(readings.totals.busy_seconds, Some(1.0));
         assert_eq!(readings.totals.uncovered_seconds, 6.0);
         assert_eq!(readings.totals.energy_joules, None);
@@ -248,47 +248,47 @@ mod tests {
 
     #[test]
     fn a_gap_has_the_joules_of_a_counter_that_spans_it() {
-        let mut record = Record::default();
-        record.take(Monotonic::from_secs(1), true, counting(1_000, 0.0));
-        record.take(Monotonic::from_secs(2), false, counting(301_000, 300.0));
-        record.withdraw();
-        record.take(Monotonic::from_secs(62), true, counting(18_301_000, 0.0));
-        let totals = |record: &Record| record.readings(Monotonic::from_secs(62), STALENESS).totals;
+        let mut state = GpuState::default();
+        state.take(Monotonic::from_secs(1), true, counting(1_000, 0.0));
+        state.take(Monotonic::from_secs(2), false, counting(301_000, 300.0));
+        state.withdraw();
+        state.take(Monotonic::from_secs(62), true, counting(18_301_000, 0.0));
+        let totals = |state: &GpuState| state.readings(Monotonic::from_secs(62), STALENESS).totals;
         let gaps = Gaps { seconds: 60.0, energy_joules: 18_000.0, until: Monotonic::from_secs(62) };
-        assert_eq!((totals(&record).energy_joules, totals(&record).gaps), (Some(18_300.0), gaps));
+        assert_eq!((totals(&state).energy_joules, totals(&state).gaps), (Some(18_300.0), gaps));
         // A reload: the counter begins anew.
-        record.take(Monotonic::from_secs(92), true, counting(5_000, 0.0));
-        record.take(Monotonic::from_secs(93), false, counting(305_000, 300.0));
-        assert_eq!((totals(&record).energy_joules, totals(&record).gaps.seconds), (Some(18_600.0), 90.0));
+        state.take(Monotonic::from_secs(92), true, counting(5_000, 0.0));
+        state.take(Monotonic::from_secs(93), false, counting(305_000, 300.0));
+        assert_eq!((totals(&state).energy_joules, totals(&state).gaps.seconds), (Some(18_600.0), 90.0));
     }
 
     #[test]
     fn a_counter_that_the_first_pass_does_not_tell_still_spans_the_gap() {
-        let mut record = Record::default();
-        record.take(Monotonic::from_secs(1), true, counting(1_000, 0.0));
-        record.take(Monotonic::from_secs(11), true, Pass::default());
-        record.take(Monotonic::from_secs(12), false, counting(4_000, 0.0));
-        record.take(Monotonic::from_secs(13), false, counting(5_000, 1.0));
-        let totals = record.readings(Monotonic::from_secs(13), STALENESS).totals;
+        let mut state = GpuState::default();
+        state.take(Monotonic::from_secs(1), true, counting(1_000, 0.0));
+        state.take(Monotonic::from_secs(11), true, Pass::default());
+        state.take(Monotonic::from_secs(12), false, counting(4_000, 0.0));
+        state.take(Monotonic::from_secs(13), false, counting(5_000, 1.0));
+        let totals = state.readings(Monotonic::from_secs(13), STALENESS).totals;
         assert_eq!((totals.energy_joules, totals.gaps.energy_joules), (Some(4.0), 3.0));
     }
 
     #[test]
     fn the_time_of_a_hung_call_is_a_gap_whatever_its_reader_integrates() {
-        let mut record = Record::default();
-        record.take(Monotonic::from_secs(1), true, counting(0, 0.0));
-        record.take(Monotonic::from_secs(2), false, counting(100_000, 100.0));
-        record.withdraw();
-        record.take_late(Monotonic::from_secs(3), counting(6_100_000, 6000.0));
-        record.take(Monotonic::from_secs(63), false, counting(6_200_000, 100.0));
-        let totals = record.readings(Monotonic::from_secs(63), STALENESS).totals;
+        let mut state = GpuState::default();
+        state.take(Monotonic::from_secs(1), true, counting(0, 0.0));
+        state.take(Monotonic::from_secs(2), false, counting(100_000, 100.0));
+        state.withdraw();
+        state.take_late(Monotonic::from_secs(3), counting(6_100_000, 6000.0));
+        state.take(Monotonic::from_secs(63), false, counting(6_200_000, 100.0));
+        let totals = state.readings(Monotonic::from_secs(63), STALENESS).totals;
         assert_eq!((totals.busy_seconds, totals.uncovered_seconds, totals.gaps.seconds), (Some(1.0), 61.0, 61.0));
         assert_eq!((totals.energy_joules, totals.gaps.energy_joules), (Some(6_200.0), 6_100.0));
     }
 
     #[test]
     fn traffic_is_the_counters_where_gpm_does_not_say() {
-        let mut record = Record::default();
+        let mut state = GpuState::default();
         let pass = |bytes: f64| {
             let mut slow = Slow::default();
             slow.pcie.transmitted_bytes = Some(bytes);
@@ -297,31 +297,31 @@ mod tests {
             medium.rates.traffic.nvlink_received = Some(7.0);
             Pass { slow: Some(slow), medium: Some(medium), ..Pass::default() }
         };
-        let traffic = |record: &Record, at: u64| {
-            record.readings(Monotonic::from_secs(at), STALENESS).medium.unwrap().value.rates.traffic
+        let traffic = |state: &GpuState, at: u64| {
+            state.readings(Monotonic::from_secs(at), STALENESS).medium.unwrap().value.rates.traffic
         };
-        record.take(Monotonic::from_secs(1), true, pass(1000.0));
-        assert_eq!(traffic(&record, 1).pcie_transmitted, None, "one reading is no rate");
-        record.take(Monotonic::from_secs(61), false, pass(7000.0));
-        let read = traffic(&record, 61);
+        state.take(Monotonic::from_secs(1), true, pass(1000.0));
+        assert_eq!(traffic(&state, 1).pcie_transmitted, None, "one reading is no rate");
+        state.take(Monotonic::from_secs(61), false, pass(7000.0));
+        let read = traffic(&state, 61);
         assert_eq!((read.pcie_transmitted, read.pcie_received), (Some(100.0), None));
         assert_eq!(read.nvlink_received, Some(7.0), "GPM goes first");
-        record.take(Monotonic::from_secs(121), true, pass(13_000.0));
-        assert_eq!(traffic(&record, 121).pcie_transmitted, Some(100.0), "it spans the change of the reader");
-        record.take(Monotonic::from_secs(181), false, pass(600.0));
-        assert_eq!(traffic(&record, 181).pcie_transmitted, None, "the counter began anew, or wrapped");
+        state.take(Monotonic::from_secs(121), true, pass(13_000.0));
+        assert_eq!(traffic(&state, 121).pcie_transmitted, Some(100.0), "it spans the change of the reader");
+        state.take(Monotonic::from_secs(181), false, pass(600.0));
+        assert_eq!(traffic(&state, 181).pcie_transmitted, None, "the counter began anew, or wrapped");
     }
 
     #[test]
     fn an_instance_that_tells_nothing_begins_anew() {
-        let mut record = Record::default();
+        let mut state = GpuState::default();
         let told = |instances: Option<Vec<(u32, f64)>>| Pass {
             integrals: Integrals { instance_busy_seconds: instances, ..Integrals::default() },
             ..Pass::default()
         };
         let mut take = |second, instances| {
-            record.take(Monotonic::from_secs(second), false, told(instances));
-            record.readings(Monotonic::from_secs(second), STALENESS).totals.instance_busy_seconds
+            state.take(Monotonic::from_secs(second), false, told(instances));
+            state.readings(Monotonic::from_secs(second), STALENESS).totals.instance_busy_seconds
         };
         take(1, Some(vec![(3, 0.5), (4, 0.25)]));
         assert_eq!(take(2, Some(vec![(3, 0.5)])), [(3, 1.0)].into());
@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn a_counter_of_energy_that_falls_is_a_reset_and_nothing_else_is() {
-        let mut record = Record::default();
+        let mut state = GpuState::default();
         for (second, counter, resets) in [
             (1, Some(5_000), 0),
             (2, Some(905_000), 0),
@@ -343,17 +343,17 @@ mod tests {
             (4_000, Some(9_000_000), 1),
         ] {
             let at = Monotonic::from_secs(second);
-            record.take(at, true, Pass { energy_counter: counter, ..Pass::default() });
-            assert_eq!(record.readings(at, STALENESS).resets, resets, "at {second}");
+            state.take(at, true, Pass { energy_counter: counter, ..Pass::default() });
+            assert_eq!(state.readings(at, STALENESS).resets, resets, "at {second}");
         }
     }
 
     #[test]
     fn stale_readings_are_absent_and_totals_stay() {
-        let mut record = Record::default();
-        record.take(Monotonic::from_secs(1), true, pass(0.25));
-        assert!(record.readings(Monotonic::from_secs(6), STALENESS).fast.is_some());
-        let readings = record.readings(Monotonic::from_millis(6001), STALENESS);
+        let mut state = GpuState::default();
+        state.take(Monotonic::from_secs(1), true, pass(0.25));
+        assert!(state.readings(Monotonic::from_secs(6), STALENESS).fast.is_some());
+        let readings = state.readings(Monotonic::from_millis(6001), STALENESS);
         assert_eq!((readings.fast, readings.totals.busy_seconds), (None, Some(0.25)));
     }
 }

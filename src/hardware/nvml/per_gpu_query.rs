@@ -17,21 +17,21 @@ const STACK_BYTES: usize = 256 * 1024;
 /// Asks each GPU on a thread of its own, so that one that hangs hides no other. A GPU that still has a question open
 /// is asked no second one.
 #[derive(Default)]
-pub struct Apart {
+pub struct PerGpuQuery {
     asked: Arc<Mutex<BTreeSet<u32>>>,
 }
 
 /// What one GPU said, with the calls that failed.
-pub type Said<T> = (T, Vec<Problem>);
+pub type GpuAnswer<T> = (T, Vec<Problem>);
 
-impl Apart {
+impl PerGpuQuery {
     /// The answers by index. Who has not answered after a silence is left out.
     pub fn ask<T: Send + 'static>(
         &self,
         library: &Arc<Library>,
         count: u32,
         question: fn(&mut Caller, u32) -> T,
-    ) -> BTreeMap<u32, Said<T>> {
+    ) -> BTreeMap<u32, GpuAnswer<T>> {
         let (answers, answered) = sync_channel(count as usize);
         for index in 0..count {
             if !self.asked.lock().insert(index) {
@@ -51,7 +51,7 @@ impl Apart {
 fn answer<T>(
     library: Arc<Library>,
     asked: &Mutex<BTreeSet<u32>>,
-    answers: &SyncSender<(u32, Said<T>)>,
+    answers: &SyncSender<(u32, GpuAnswer<T>)>,
     index: u32,
     question: fn(&mut Caller, u32) -> T,
 ) {

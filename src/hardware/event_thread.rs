@@ -9,7 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::mailbox::Mailbox;
-use super::source::{EventKind, EventSource, Problem, RawEvent, Session, Verdict};
+use super::source::{EventKind, EventSource, PassStatus, Problem, RawEvent, Session};
 use super::worker::Event;
 use crate::clock::Clock;
 use crate::model::{Collector, GpuUuid, Moment, Monotonic, XidEvent, XidSource};
@@ -29,8 +29,8 @@ const PROBLEMS: usize = 64;
 /// What the events mean for the supervisor.
 #[derive(Debug, Default)]
 pub struct Notice {
-    /// The listener's number; `None` from the kernel's log.
-    pub listener: Option<u64>,
+    /// The event_thread's number; `None` from the kernel's log.
+    pub event_thread: Option<u64>,
     /// GPUs whose slow tier is due at once.
     pub look: BTreeSet<GpuUuid>,
     /// The layout may have changed.
@@ -39,19 +39,19 @@ pub struct Notice {
     pub session_over: bool,
 }
 
-/// A running listener. Dropping it lets the thread end once its wait has come back.
-pub struct Listener {
+/// A running event_thread. Dropping it lets the thread end once its wait has come back.
+pub struct EventThread {
     pub number: u64,
     calls: Option<SyncSender<()>>,
     handle: JoinHandle<()>,
-    hearing: Arc<Mutex<Hearing>>,
+    hearing: Arc<Mutex<WaitState>>,
     /// Longer than any wait that is not stuck.
     limit: Duration,
 }
 
 /// How the waiting goes. Shared with the supervisor.
 #[derive(Default)]
-struct Hearing {
+struct WaitState {
     /// The driver tells of events.
     has_source: bool,
     waiting_since: Option<Monotonic>,
@@ -59,7 +59,7 @@ struct Hearing {
     last_success: Option<Moment>,
 }
 
-impl Listener {
+impl EventThread {
     pub fn spawn(
         number: u64,
         session: Arc<dyn Session>,
@@ -69,16 +69,16 @@ impl Listener {
         watchdog: Duration,
     ) -> std::io::Result<Self> {
         let (calls, called) = sync_channel(1);
-        let hearing = Arc::<Mutex<Hearing>>::default();
+        let hearing = Arc::<Mutex<WaitState>>::default();
         let patience = PATIENCE.min(watchdog / 4);
-        let ear = Ear {
+        let ear = EventWait {
             clock,
             mailbox,
             events,
             called,
             hearing: Arc::clone(&hearing),
             patience,
-            notice: Notice { listener: Some(number), ..Notice::default() },
+            notice: Notice { event_thread: Some(number), ..Notice::default() },
         };
         let body = move || ear.listen(number, session);
         let handle = Builder::new().name("events".to_owned()).stack_size(STACK_BYTES).spawn(body)?;
@@ -86,14 +86,14 @@ impl Listener {
     }
 
     /// The driver lists other GPUs.
-    pub fn look_again(&self) {
+    pub fn gpus_changed(&self) {
         if let Some(calls) = &self.calls {
             // Full: it has not looked since it was last told to.
             let _ = calls.try_send(());
         }
     }
 
-    /// Asks the thread to let go of the session; it says so with [`Event::Deaf`].
+    /// Asks the thread to let go of the session; it says so with [`Event::EventThreadEnded`].
     pub fn stop(&mut self) {
         self.calls = None;
     }
@@ -119,17 +119,17 @@ impl Listener {
     }
 }
 
-struct Ear {
+struct EventWait {
     clock: Clock,
     mailbox: Mailbox,
     events: SyncSender<Event>,
     called: Receiver<()>,
-    hearing: Arc<Mutex<Hearing>>,
+    hearing: Arc<Mutex<WaitState>>,
     patience: Duration,
     notice: Notice,
 }
 
-impl Ear {
+impl EventWait {
     fn listen(mut self, number: u64, session: Arc<dyn Session>) {
         self.hearing.lock().waiting_since = Some(self.clock.now().monotonic);
         let source = session.events();
@@ -140,14 +140,14 @@ impl Ear {
         self.note(None);
         // Gone before it is said.
         drop(session);
-        let _ = self.events.send(Event::Deaf(number));
+        let _ = self.events.send(Event::EventThreadEnded(number));
     }
 
     fn attend(&mut self, source: &mut dyn EventSource) {
         let mut pause = PAUSES.0;
         loop {
             match self.called.try_recv() {
-                Ok(()) => source.look_again(),
+                Ok(()) => source.gpus_changed(),
                 Err(TryRecvError::Empty) => {}
                 Err(TryRecvError::Disconnected) => return,
             }
@@ -163,7 +163,7 @@ impl Ear {
                 continue;
             }
             match self.called.recv_timeout(pause) {
-                Ok(()) => source.look_again(),
+                Ok(()) => source.gpus_changed(),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -197,7 +197,7 @@ impl Ear {
                 Err(failure) => {
                     self.hearing.lock().success = false;
                     self.notice.problems.push(failure.problem);
-                    self.notice.session_over = failure.verdict == Verdict::SessionOver;
+                    self.notice.session_over = failure.status == PassStatus::SessionOver;
                     return true;
                 }
             }
@@ -228,9 +228,9 @@ impl Ear {
         if look.is_empty() && !inspect && problems.is_empty() && !session_over {
             return;
         }
-        let fresh = Notice { listener: self.notice.listener, session_over: *session_over, ..Notice::default() };
+        let fresh = Notice { event_thread: self.notice.event_thread, session_over: *session_over, ..Notice::default() };
         let told = std::mem::replace(&mut self.notice, fresh);
-        if let Err(TrySendError::Full(Event::Noticed(kept))) = self.events.try_send(Event::Noticed(Box::new(told))) {
+        if let Err(TrySendError::Full(Event::Notice(kept))) = self.events.try_send(Event::Notice(Box::new(told))) {
             self.notice = *kept;
         }
     }
