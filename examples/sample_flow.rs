@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use podmeter::clock::Clock;
-use podmeter::kubelet as kubelet_room;
+use podmeter::kubelet::{self as kubelet_watch, PodSources};
 use podmeter::model::{HardwareState, PluginState};
 use podmeter::plugin::paths::Roots;
 use podmeter::plugin::{self, Config, Surroundings};
 use podmeter::simulation::kubelet::{Admission, ContainerSpec, FakeKubelet, Options, PodSpec};
-use tokio::sync::{Notify, watch};
-use tokio::task::JoinSet;
+use podmeter::tasks::Tasks;
+use tokio::sync::watch;
 
 const RESOURCE: &str = "example.com/resource";
 /// The section `devicePlugin` of the configuration file.
@@ -32,8 +32,8 @@ pub async fn flow(out: &mut impl Write) -> anyhow::Result<()> {
     let kubelet = FakeKubelet::start(root.path(), Options::default()).await?;
     writeln!(out, "the kubelet offers {}", offered(&kubelet))?;
 
-    let mut rooms = JoinSet::new();
-    let mut state = start_podmeter(root.path(), &mut rooms)?;
+    let mut tasks = Tasks::default();
+    let mut state = start_podmeter(root.path(), &mut tasks)?;
     let registered = |state: &Arc<PluginState>| state.resources.values().any(|resource| resource.registered);
     let state =
         tokio::time::timeout(PATIENCE, state.wait_for(registered)).await.context("not registered in time")??;
@@ -51,21 +51,16 @@ pub async fn flow(out: &mut impl Write) -> anyhow::Result<()> {
     ask(&kubelet, "third", 2, out).await
 }
 
-/// The plugin, and beside it what watches the kubelet. They end with `rooms`.
-fn start_podmeter(root: &Path, rooms: &mut JoinSet<()>) -> anyhow::Result<watch::Receiver<Arc<PluginState>>> {
+/// The plugin, and beside it what watches the kubelet. They end with `tasks`.
+fn start_podmeter(root: &Path, tasks: &mut Tasks) -> anyhow::Result<watch::Receiver<Arc<PluginState>>> {
     let clock = Clock::start();
-    let (allocated, look) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let (publish_kubelet, kubelet) = watch::channel(Arc::default());
-    let watching = kubelet_room::Settings {
+    let watching = kubelet_watch::Settings {
         pod_resources_socket: root.join("pod-resources/kubelet.sock"),
         device_plugin_directory: root.join("device-plugins"),
         refresh_interval: Box::new(|| Duration::from_secs(5)),
         deadline: Duration::from_secs(5),
-        allocated: Arc::clone(&allocated),
-        look: Arc::clone(&look),
-        pods: podmeter::kubelet::PodSources::default(),
     };
-    rooms.spawn(kubelet_room::run(watching, clock, publish_kubelet));
+    let kubelet = kubelet_watch::start(watching, PodSources::default(), clock, tasks);
 
     let config: Config = serde_saphyr::from_str(CONFIGURATION)?;
     let settings = plugin::Settings {
@@ -78,17 +73,21 @@ fn start_podmeter(root: &Path, rooms: &mut JoinSet<()>) -> anyhow::Result<watch:
         },
     };
     let no_driver = HardwareState { source: "none", ..HardwareState::default() };
-    let (tell_hardware, hardware) = watch::channel(Arc::new(no_driver));
-    let (stop, stopped) = watch::channel(false);
-    let (publish, state) = watch::channel(Arc::default());
+    let (publish_hardware, hardware) = watch::channel(Arc::new(no_driver));
     // What exists nowhere is not judged.
-    let (tell_health, health) = watch::channel(Arc::default());
-    let neighbours = plugin::Neighbours { hardware, health, kubelet, allocated, look };
-    rooms.spawn(async move {
-        plugin::run(settings, clock, neighbours, publish, stopped).await;
-        drop((tell_hardware, tell_health, stop));
+    let (publish_health, health) = watch::channel(Arc::default());
+    tasks.spawn("hardware and health", async move {
+        std::future::pending::<()>().await;
+        drop((publish_hardware, publish_health));
     });
-    Ok(state)
+    let neighbours = plugin::Neighbours {
+        hardware,
+        health,
+        kubelet: kubelet.states(),
+        allocated: kubelet.allocated(),
+        look: kubelet.allocatable(),
+    };
+    Ok(plugin::start(settings, neighbours, clock, tasks).states())
 }
 
 fn offered(kubelet: &FakeKubelet) -> String {

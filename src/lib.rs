@@ -20,6 +20,7 @@ pub mod plugin;
 pub mod preference;
 pub mod processes;
 pub mod simulation;
+pub mod tasks;
 pub mod terminal;
 pub mod threads;
 pub mod top;

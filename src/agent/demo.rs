@@ -7,7 +7,7 @@ use tokio::task::JoinHandle;
 
 use super::settings::{HardwareSource, LogFormat, ProcessAttribution, Reloadable, Settings};
 use super::{
-    AgentError, DroppedLogLines, HealthConfig, LibrarySearch, ListenAddress, Opened, Profile, WebLimits, run_on,
+    AgentError, DroppedLogLines, HealthConfig, LibrarySearch, ListenAddress, Opened, Profile, Setup, WebLimits, run_on,
 };
 use crate::clock::Clock;
 use crate::hardware::nvml::NvmlDriver;
@@ -125,7 +125,7 @@ pub async fn demo(settings: DemoSettings, opened: Opened, dropped_lines: Dropped
     let reload = Box::new(|| Err("the demo has no configuration".to_owned()));
     let workloads = tokio::spawn(node.run());
     let day = stage.zip(settings.faults).map(|(stage, speed)| tokio::spawn(stage.play(speed)));
-    let outcome = run_on(driver, agent, reload, clock, dropped_lines, opened).await;
+    let outcome = run_on(Setup { driver, clock, reload, dropped_lines }, agent, opened).await;
     // Ends kubelet, plugins and pods; the directory goes after them.
     for task in [Some(workloads), day, truth].into_iter().flatten() {
         task.abort();

@@ -3,6 +3,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
+use super::listeners::Bound;
 use super::settings::{Reloadable, Settings};
 use crate::clock::Clock;
 use crate::governance::{self, Configuration, Deployment, Facts, Form, Listener, MonitoringPlan, sha256};
@@ -11,15 +12,13 @@ use crate::web::{self, RecordSource};
 
 /// What writes the governance record: of each snapshot, with what this process is at that moment.
 pub fn source(
-    settings: &Settings,
-    listeners: &[web::Listener],
-    awaited: Option<&Path>,
+    settings: Settings,
+    bound: &Bound,
     reloadable: watch::Receiver<Reloadable>,
     clock: Clock,
 ) -> RecordSource {
-    let settings = settings.clone();
     let (mut addresses, mut admin) = (vec![], vec![]);
-    for listener in listeners {
+    for listener in &bound.listeners {
         let (address, private, probes) =
             (listener.address().to_string(), listener.is_private(), !listener.serves_pages());
         let guarded = settings.web_config.is_some() && !private && !probes;
@@ -27,8 +26,8 @@ pub fn source(
         kind.push(Listener { address, admin: private, probes, guarded });
     }
     // Served when the process that listens there has ended.
-    if let Some(path) = awaited {
-        let address = web::ListenAddress::Unix(path.to_owned()).to_string();
+    if let Some(path) = &bound.awaited {
+        let address = web::ListenAddress::Unix(path.clone()).to_string();
         admin.push(Listener { address, admin: true, probes: false, guarded: false });
     }
     let marks = !admin.is_empty();

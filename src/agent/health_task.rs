@@ -9,32 +9,61 @@ use crate::health::{Config, Evidence, Health, MarkError, Order};
 use crate::model::{
     ContainerRef, GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Monotonic, Snapshot, XidEvent,
 };
+use crate::tasks::Tasks;
 use crate::web::{Marking, Order as WebOrder};
 
 /// Orders that wait.
 const ORDERS: usize = 16;
 
-/// The one who judges: owns the verdicts and publishes them.
-pub struct Judge {
-    pub config: Config,
-    pub clock: Clock,
+pub struct Inputs {
     pub hardware: watch::Receiver<Arc<HardwareState>>,
-    /// `None` where there is no driver to hear any from.
+    /// `None` without a driver.
     pub xids: Option<mpsc::Receiver<Vec<XidEvent>>>,
-    pub orders: Orders,
-    /// To name the pods on a device that turns.
+    /// To name the pods on a device whose health changes.
     pub snapshots: watch::Receiver<Arc<Snapshot>>,
-    pub publish: watch::Sender<Arc<HealthState>>,
 }
 
-type Asked = (Order, oneshot::Sender<Result<(), MarkError>>);
+/// The running health task.
+pub struct Handle {
+    states: watch::Receiver<Arc<HealthState>>,
+    operator: Operator,
+}
 
-/// What operators ask for, in the order in which they did.
-pub struct Orders(mpsc::Receiver<Asked>);
+impl Handle {
+    pub fn states(&self) -> watch::Receiver<Arc<HealthState>> {
+        self.states.clone()
+    }
 
-/// An operator's way to the judge.
+    pub fn operator(&self) -> Operator {
+        self.operator.clone()
+    }
+}
+
+/// Publishes the health of each device for as long as the task runs.
+pub fn start(config: Config, inputs: Inputs, clock: Clock, tasks: &mut Tasks) -> Handle {
+    let (publish, states) = watch::channel(Arc::default());
+    let (order, orders) = mpsc::channel(ORDERS);
+    let Inputs { hardware, xids, snapshots } = inputs;
+    tasks.spawn("health", Judge { config, clock, hardware, xids, orders, snapshots, publish }.run());
+    Handle { states, operator: Operator(order) }
+}
+
+struct Judge {
+    config: Config,
+    clock: Clock,
+    hardware: watch::Receiver<Arc<HardwareState>>,
+    xids: Option<mpsc::Receiver<Vec<XidEvent>>>,
+    /// In the order in which the operators gave them.
+    orders: mpsc::Receiver<Request>,
+    snapshots: watch::Receiver<Arc<Snapshot>>,
+    publish: watch::Sender<Arc<HealthState>>,
+}
+
+type Request = (Order, oneshot::Sender<Result<(), MarkError>>);
+
+/// Sends operators' orders to the health task.
 #[derive(Clone, Debug)]
-pub struct Operator(mpsc::Sender<Asked>);
+pub struct Operator(mpsc::Sender<Request>);
 
 /// Why an order was not carried out.
 #[derive(Debug, thiserror::Error)]
@@ -43,12 +72,6 @@ pub enum OrderError {
     Refused(#[from] MarkError),
     #[error("podmeter is ending")]
     Ending,
-}
-
-#[must_use]
-pub fn operator() -> (Operator, Orders) {
-    let (ask, asked) = mpsc::channel(ORDERS);
-    (Operator(ask), Orders(asked))
 }
 
 impl Operator {
@@ -77,7 +100,7 @@ pub fn marker(operator: Operator, clock: Clock) -> WebOrder<Marking, ()> {
 
 impl Judge {
     /// Judges for ever. A source that ends is not asked again.
-    pub async fn run(mut self) {
+    async fn run(mut self) {
         let mut health = Health::new(self.config.clone());
         let (mut hardware_lives, mut orders_live) = (true, true);
         let (mut events, mut told) = (vec![], 0);
@@ -99,8 +122,8 @@ impl Judge {
                     Some(batch) => events = batch,
                     None => self.xids = None,
                 },
-                asked = self.orders.0.recv(), if orders_live => match asked {
-                    Some(asked) => self.carry_out(&mut health, asked, &mut told),
+                request = self.orders.recv(), if orders_live => match request {
+                    Some(request) => self.carry_out(&mut health, request, &mut told),
                     None => orders_live = false,
                 },
                 () = tokio::time::sleep(deadline.unwrap_or_default()), if deadline.is_some() => {}
@@ -109,7 +132,7 @@ impl Judge {
         }
     }
 
-    fn carry_out(&self, health: &mut Health, (order, answer): Asked, told: &mut u64) {
+    fn carry_out(&self, health: &mut Health, (order, answer): Request, told: &mut u64) {
         let carried_out = health.order(self.clock.now(), &order);
         let reply = match carried_out {
             Ok(_) => {
@@ -201,6 +224,7 @@ mod tests {
         operator: Operator,
         states: watch::Receiver<Arc<HealthState>>,
         _snapshot: watch::Sender<Arc<Snapshot>>,
+        _tasks: Tasks,
     }
 
     impl Court {
@@ -208,14 +232,12 @@ mod tests {
             let clock = Clock::start();
             let (hardware, hardware_states) = watch::channel(Arc::new(HardwareState::default()));
             let (events, receiver) = mpsc::channel(64);
-            let (operator, orders) = operator();
             let (snapshot, snapshots) = watch::channel(Arc::new(held()));
-            let (publish, states) = watch::channel(Arc::default());
             let config = Config { hold_down: Duration::from_secs(60), ..Config::default() };
-            let judge =
-                Judge { config, clock, hardware: hardware_states, xids: Some(receiver), orders, snapshots, publish };
-            tokio::spawn(judge.run());
-            Self { clock, hardware, events, operator, states, _snapshot: snapshot }
+            let inputs = Inputs { hardware: hardware_states, xids: Some(receiver), snapshots };
+            let mut tasks = Tasks::default();
+            let Handle { states, operator } = start(config, inputs, clock, &mut tasks);
+            Self { clock, hardware, events, operator, states, _snapshot: snapshot, _tasks: tasks }
         }
 
         /// One GPU, which has just said this.

@@ -5,23 +5,33 @@ use tokio::sync::watch;
 use crate::clock::Clock;
 use crate::journal::{self, Journal, Pieces, Query, Reader, Watcher};
 use crate::model::Snapshot;
+use crate::tasks::Tasks;
 use crate::web::AllocationSource;
 
-/// `None` without a directory, and where the system has no thread to give: that is said, and no reason to end.
-pub fn start(settings: Option<&journal::Settings>, clock: Clock) -> Option<Journal> {
+/// Writes the holdings of each snapshot. `None` without a state directory, and when no thread could be started.
+pub fn start(
+    settings: Option<&journal::Settings>,
+    snapshots: watch::Receiver<Arc<Snapshot>>,
+    clock: Clock,
+    tasks: &mut Tasks,
+) -> Option<Journal> {
     let started = Journal::start(settings?.clone(), clock);
-    started.inspect_err(|error| tracing::error!(%error, "no journal of allocations: it got no thread")).ok()
+    let journal = started.inspect_err(|error| {
+        tracing::error!(%error, "the thread of the allocation journal could not be started; allocations are not recorded");
+    });
+    let journal = journal.ok()?;
+    tasks.spawn("journal", follow(journal.watcher(), snapshots));
+    Some(journal)
 }
 
-/// Tells the journal of every snapshot. Ends only by being dropped, or when the publisher has ended.
-pub async fn follow(journal: Watcher, mut snapshots: watch::Receiver<Arc<Snapshot>>) {
+async fn follow(journal: Watcher, mut snapshots: watch::Receiver<Arc<Snapshot>>) {
     while snapshots.changed().await.is_ok() {
         let snapshot = Arc::clone(&snapshots.borrow_and_update());
         journal.observe(&snapshot);
     }
 }
 
-/// Answers `/api/v1/allocations`, whose query string it takes: past and present with a journal, the present without.
+/// Answers `/api/v1/allocations`: past and present allocations with a journal, present ones without.
 pub fn allocations(
     journal: Option<Reader>,
     snapshots: watch::Receiver<Arc<Snapshot>>,

@@ -5,23 +5,32 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::Reloadable;
+use super::devices::Inputs;
 use crate::attribution::{MissingGpus, held_gpus};
 use crate::clock::Clock;
 use crate::model::{GpuUuid, HardwareState, KubeletState, ResourceName};
+use crate::tasks::Tasks;
 
-pub struct Watch {
-    pub hardware: watch::Receiver<Arc<HardwareState>>,
-    pub kubelet: watch::Receiver<Arc<KubeletState>>,
-    /// What the bundled plugin offers is in here.
-    pub reloadable: watch::Receiver<Reloadable>,
-    pub clock: Clock,
-    pub publish: watch::Sender<Arc<HardwareState>>,
+/// Publishes `hardware` with the GPUs that are missing, for as long as `hardware` is published. The resources that the
+/// bundled plugin offers are in `inputs.reloadable`.
+pub fn start(
+    hardware: watch::Receiver<Arc<HardwareState>>,
+    inputs: Inputs,
+    clock: Clock,
+    tasks: &mut Tasks,
+) -> watch::Receiver<Arc<HardwareState>> {
+    let (publish, states) = watch::channel(hardware.borrow().clone());
+    tasks.spawn("hardware", complete(hardware, inputs, clock, publish));
+    states
 }
 
-/// Publishes for as long as the hardware does, and then waits for ever: its readers see that nothing more comes.
-pub async fn complete(watch: Watch) {
-    let Watch { mut hardware, mut kubelet, reloadable, clock, publish } = watch;
+/// After the last state of `hardware` its readers see a closed channel; the task itself does not end.
+async fn complete(
+    mut hardware: watch::Receiver<Arc<HardwareState>>,
+    Inputs { mut kubelet, reloadable }: Inputs,
+    clock: Clock,
+    publish: watch::Sender<Arc<HardwareState>>,
+) {
     let mut missing = MissingGpus::default();
     let mut named = BTreeSet::new();
     let mut kubelet_lives = true;

@@ -3,10 +3,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tokio::sync::watch::error::RecvError;
 use tokio::sync::{mpsc, watch};
+use tokio::task::AbortHandle;
 
-use super::settings::Reloadable;
-use super::{owners, self_use, xids};
+use super::settings::{Reloadable, Settings};
+use super::{DroppedLogLines, owners, self_use};
 use crate::attribution::{self, ClassedXid, ContainerXids, Join, Ledger, Observation, Slots, XidObservation};
 use crate::clock::Clock;
 use crate::hardware::CallDurations;
@@ -17,101 +19,160 @@ use crate::model::{
     Allocatable, Allocations, ConfigReload, HardwareState, HealthState, Inventory, KubeletState, Monotonic,
     PluginState, ProcessState, Snapshot, UnixSeconds, XidEvent,
 };
+use crate::tasks::Tasks;
+use crate::web::{LiveConfig, ScrapeDurations};
 
-/// A new snapshot at least this often, so that the ages on the page grow while nothing answers.
+/// The longest time between two snapshots: the ages on the page grow while nothing else changes.
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// A device whose readings are this late, or three sample intervals, is held but not known to be busy.
+/// Readings that are later than this, or than three sample intervals, make the time uncovered.
 const READINGS_LATE: Duration = Duration::from_secs(5);
-/// Some files of each are read; a process that hangs in the kernel is not waited for.
+/// Some files of each process are read. A process that hangs in the kernel delays a snapshot no longer than this.
 const OWNERS_WAIT: Duration = Duration::from_millis(50);
-/// The publisher only computes; if it has not published for this long, something holds it up.
+/// The publisher only computes: without a snapshot for this long, the agent is not healthy.
 const LIVENESS_LIMIT: Duration = Duration::from_secs(15);
 
-/// The one writer: joins what the rooms publish into snapshots.
-pub struct Publisher {
-    pub clock: Clock,
-    pub node_name: Arc<str>,
+/// What the other modules publish, and where to ask them.
+pub struct Inputs {
     pub hardware: watch::Receiver<Arc<HardwareState>>,
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
     pub health: watch::Receiver<Arc<HealthState>>,
-    pub sample_interval: Duration,
     /// `None` while the bundled device plugin is off.
     pub plugin: Option<watch::Receiver<Arc<PluginState>>>,
-    /// The processes whose owners are wanted.
-    pub wanted: watch::Sender<Arc<BTreeSet<u32>>>,
     pub processes: watch::Receiver<Arc<ProcessState>>,
-    /// `None` where there is no driver to hear any from.
+    /// To name the processes whose owners are wanted.
+    pub wanted: watch::Sender<Arc<BTreeSet<u32>>>,
+    /// `None` without a driver.
     pub xids: Option<mpsc::Receiver<Vec<XidEvent>>>,
-    /// Which XIDs count.
-    pub health_config: health::Config,
-    /// How long the driver's calls take, where that was asked for.
-    pub call_durations: Option<CallDurations>,
-    pub dropped_lines: super::DroppedLogLines,
     pub reloadable: watch::Receiver<Reloadable>,
-    pub config_reload: watch::Receiver<Option<ConfigReload>>,
-    pub web_config: Option<crate::web::LiveConfig>,
+}
+
+/// What each snapshot has of this process.
+pub struct Facts {
+    /// How long the driver's calls take, when that is measured.
+    pub call_durations: Option<CallDurations>,
+    pub dropped_lines: DroppedLogLines,
+    pub config_reload: watch::Receiver<ConfigReload>,
+    pub web_config: Option<LiveConfig>,
     /// `None` without a journal.
     pub journal: Option<Reader>,
-    pub scrapes: crate::web::ScrapeDurations,
-    pub publish: watch::Sender<Arc<Snapshot>>,
-    pub pulse: Pulse,
+    pub scrapes: ScrapeDurations,
 }
 
-/// Of both files; the one that is bad tells since when.
-fn of_both(config: ConfigReload, web: ConfigReload) -> ConfigReload {
-    match (config.successful, web.successful) {
-        (false, true) => config,
-        (true, false) => web,
-        _ if config.last_success > web.last_success => config,
-        _ => web,
+/// The running publisher.
+pub struct Handle {
+    task: AbortHandle,
+    liveness: Liveness,
+}
+
+impl Handle {
+    pub fn liveness(&self) -> Liveness {
+        self.liveness.clone()
+    }
+
+    pub fn abort(&self) {
+        self.task.abort();
     }
 }
 
-/// When the publisher last published; `/-/healthy` feels it.
-#[derive(Clone, Debug, Default)]
-pub struct Pulse(Arc<AtomicU64>);
+/// Publishes a snapshot with each change, and at least every second.
+pub fn start(
+    settings: &Settings,
+    inputs: Inputs,
+    facts: Facts,
+    publish: watch::Sender<Arc<Snapshot>>,
+    clock: Clock,
+    tasks: &mut Tasks,
+) -> Handle {
+    let liveness = Liveness::default();
+    let memory = Memory {
+        ledger: Ledger::new(settings.reloadable.retention, READINGS_LATE.max(settings.sample_interval * 3)),
+        budget: SeriesBudget::default(),
+        cache: JoinCache::default(),
+        xids: ContainerXids::new(settings.health.kmsg),
+        new_xids: vec![],
+    };
+    let publisher = Publisher {
+        node_name: settings.node_name.as_str().into(),
+        health: settings.health.clone(),
+        inputs,
+        facts,
+        memory,
+        clock,
+        liveness: liveness.clone(),
+    };
+    Handle { task: tasks.spawn("publisher", publisher.run(publish)), liveness }
+}
 
-impl Pulse {
-    fn beat(&self, now: Monotonic) {
-        let milliseconds = u64::try_from(now.as_duration().as_millis()).unwrap_or(u64::MAX);
-        self.0.store(milliseconds, Ordering::Relaxed);
-    }
-
-    /// The reason when it has stopped.
-    pub fn feel(&self, now: Monotonic) -> Result<(), String> {
-        let silent = now.since(Monotonic::from_millis(self.0.load(Ordering::Relaxed)));
-        if silent <= LIVENESS_LIMIT {
-            Ok(())
-        } else {
-            Err(format!("no snapshot has been published for {} s", silent.as_secs()))
+impl Facts {
+    /// Of both configuration files: that of the one with an error, or the latest.
+    fn config_reload(&self) -> ConfigReload {
+        let config = *self.config_reload.borrow();
+        let Some(web) = self.web_config.as_ref().map(LiveConfig::reload) else { return config };
+        match (config.successful, web.successful) {
+            (false, true) => config,
+            (true, false) => web,
+            _ if config.last_success > web.last_success => config,
+            _ => web,
         }
     }
 }
 
-/// What the publisher remembers from one snapshot to the next.
-struct Books {
+/// When the last snapshot was published.
+#[derive(Clone, Debug, Default)]
+pub struct Liveness(Arc<AtomicU64>);
+
+impl Liveness {
+    fn published(&self, now: Monotonic) {
+        let milliseconds = u64::try_from(now.as_duration().as_millis()).unwrap_or(u64::MAX);
+        self.0.store(milliseconds, Ordering::Relaxed);
+    }
+
+    /// An error when snapshots are no longer published.
+    pub fn check(&self, now: Monotonic) -> Result<(), String> {
+        let age = now.since(Monotonic::from_millis(self.0.load(Ordering::Relaxed)));
+        if age <= LIVENESS_LIMIT {
+            Ok(())
+        } else {
+            Err(format!("no snapshot has been published for {} s", age.as_secs()))
+        }
+    }
+}
+
+/// Joins what the modules publish into snapshots.
+struct Publisher {
+    node_name: Arc<str>,
+    inputs: Inputs,
+    facts: Facts,
+    memory: Memory,
+    health: health::Config,
+    clock: Clock,
+    liveness: Liveness,
+}
+
+/// What the publisher keeps from one snapshot to the next.
+struct Memory {
     ledger: Ledger,
     budget: SeriesBudget,
     cache: JoinCache,
     xids: ContainerXids,
     /// Since the last snapshot.
-    heard: Vec<ClassedXid>,
+    new_xids: Vec<ClassedXid>,
 }
 
-impl Books {
-    fn hear(&mut self, batch: Vec<XidEvent>, config: &health::Config) {
+impl Memory {
+    fn add_xids(&mut self, batch: Vec<XidEvent>, config: &health::Config) {
         let counted = |event: XidEvent| Some(ClassedXid { class: config.counted_class(event.code)?, event });
-        self.heard.extend(batch.into_iter().filter_map(counted));
+        self.new_xids.extend(batch.into_iter().filter_map(counted));
     }
 
-    /// The processes that XIDs name, by the host's numbers.
+    /// The processes that XIDs name, by their host process ids.
     fn wanted(&self) -> impl Iterator<Item = u32> + '_ {
-        let heard = self.heard.iter().filter_map(|xid| xid.event.process.as_ref());
-        self.xids.wanted().chain(heard.map(|process| process.pid))
+        let named = self.new_xids.iter().filter_map(|xid| xid.event.process.as_ref());
+        self.xids.wanted().chain(named.map(|process| process.pid))
     }
 }
 
-/// A join and what it was made from: it is made again only when one of them is another.
+/// The join and its inputs: it is computed again when one of the inputs changes.
 #[derive(Default)]
 struct JoinCache {
     slots: Slots,
@@ -123,97 +184,95 @@ struct JoinCache {
 }
 
 impl Publisher {
-    /// Publishes for ever. Ends only by being dropped, or when a room has ended.
-    pub async fn run(mut self) {
+    /// Returns only when another module has ended.
+    async fn run(mut self, publish: watch::Sender<Arc<Snapshot>>) {
         let started = self.clock.now().unix;
-        let ledger = Ledger::new(self.reloadable.borrow().retention, READINGS_LATE.max(self.sample_interval * 3));
-        let mut books = Books {
-            ledger,
-            budget: SeriesBudget::default(),
-            cache: JoinCache::default(),
-            xids: ContainerXids::new(self.health_config.kmsg),
-            heard: vec![],
-        };
-        let (mut sequence, mut hardware_lives) = (0, true);
-        loop {
-            sequence += 1;
-            self.ask_for_owners(&books).await;
-            let snapshot = self.snapshot(&mut books, sequence, started);
-            self.pulse.beat(snapshot.at.monotonic);
-            self.publish.send_replace(Arc::new(snapshot));
-            let changed = tokio::select! {
-                changed = self.hardware.changed(), if hardware_lives => {
-                    if changed.is_err() {
-                        tracing::error!("the hardware threads have ended: device readings grow old");
-                        hardware_lives = false;
-                    }
-                    Ok(())
-                }
-                changed = self.kubelet.changed() => changed,
-                changed = self.health.changed() => changed,
-                changed = changed(&mut self.plugin) => changed,
-                batch = xids::next(&mut self.xids) => {
-                    match batch {
-                        Some(batch) => books.hear(batch, &self.health_config),
-                        None => self.xids = None,
-                    }
-                    Ok(())
-                }
-                changed = self.reloadable.changed() => {
-                    books.ledger.set_retention(self.reloadable.borrow_and_update().retention);
-                    changed
-                }
-                () = tokio::time::sleep(HEARTBEAT) => Ok(()),
-            };
-            if changed.is_err() {
+        let mut hardware_runs = true;
+        for sequence in 1.. {
+            self.request_owners().await;
+            let snapshot = self.snapshot(sequence, started);
+            self.liveness.published(snapshot.at.monotonic);
+            publish.send_replace(Arc::new(snapshot));
+            if self.change(&mut hardware_runs).await.is_err() {
                 return;
             }
         }
     }
 
-    /// New processes are looked at before what they did is divided; whoever is not known in time goes without.
-    async fn ask_for_owners(&mut self, books: &Books) {
-        let mut wanted = owners::wanted(&self.hardware.borrow());
-        wanted.extend(books.wanted());
-        if owners::are_known(&wanted, &self.processes.borrow()) && **self.wanted.borrow() == wanted {
+    /// Returns when the next snapshot is due.
+    async fn change(&mut self, hardware_runs: &mut bool) -> Result<(), RecvError> {
+        let Inputs { hardware, kubelet, health, plugin, xids, reloadable, .. } = &mut self.inputs;
+        tokio::select! {
+            changed = hardware.changed(), if *hardware_runs => {
+                if changed.is_err() {
+                    tracing::error!("the hardware threads have ended; the device readings are no longer updated");
+                    *hardware_runs = false;
+                }
+            }
+            changed = kubelet.changed() => changed?,
+            changed = health.changed() => changed?,
+            changed = changed(plugin) => changed?,
+            batch = super::xids::next(xids) => match batch {
+                Some(batch) => self.memory.add_xids(batch, &self.health),
+                None => *xids = None,
+            },
+            changed = reloadable.changed() => {
+                changed?;
+                self.memory.ledger.set_retention(reloadable.borrow_and_update().retention);
+            }
+            () = tokio::time::sleep(HEARTBEAT) => {}
+        }
+        Ok(())
+    }
+
+    /// The use of new processes is divided once their owners are known; a process whose owner is not known in time waits
+    /// for the next snapshot.
+    async fn request_owners(&mut self) {
+        let Inputs { hardware, processes, wanted: requested, .. } = &mut self.inputs;
+        let mut wanted = owners::wanted(&hardware.borrow());
+        wanted.extend(self.memory.wanted());
+        if owners::are_known(&wanted, &processes.borrow()) && **requested.borrow() == wanted {
             return;
         }
-        self.wanted.send_replace(Arc::new(wanted.clone()));
-        let known = self.processes.wait_for(|state| owners::are_known(&wanted, state));
-        // An error is the room ending, which the agent sees.
+        requested.send_replace(Arc::new(wanted.clone()));
+        let known = processes.wait_for(|state| owners::are_known(&wanted, state));
+        // An error is the end of the processes task, which the agent observes.
         let _ = tokio::time::timeout(OWNERS_WAIT, known).await;
     }
 
-    fn snapshot(&mut self, books: &mut Books, sequence: u64, started: UnixSeconds) -> Snapshot {
-        let Books { ledger, budget, cache, xids, heard } = books;
-        let hardware = Arc::clone(&self.hardware.borrow_and_update());
-        let kubelet = Arc::clone(&self.kubelet.borrow_and_update());
-        let health = Arc::clone(&self.health.borrow_and_update());
-        let plugin = self.plugin.as_mut().map(|plugin| Arc::clone(&plugin.borrow_and_update()));
-        let processes = Arc::clone(&self.processes.borrow_and_update());
-        let processes_by_device = owners::by_device(&hardware, &processes);
-        let (now, scrape_durations) = (self.clock.now(), self.scrapes.snapshot());
+    fn snapshot(&mut self, sequence: u64, started: UnixSeconds) -> Snapshot {
+        let Memory { ledger, budget, cache, xids, new_xids } = &mut self.memory;
+        let (inputs, facts) = (&mut self.inputs, &self.facts);
+        let hardware = Arc::clone(&inputs.hardware.borrow_and_update());
+        let kubelet = Arc::clone(&inputs.kubelet.borrow_and_update());
+        let health = Arc::clone(&inputs.health.borrow_and_update());
+        let plugin = inputs.plugin.as_mut().map(|plugin| Arc::clone(&plugin.borrow_and_update()));
+        let processes = Arc::clone(&inputs.processes.borrow_and_update());
+        let (retention, series_limit) = {
+            let reloadable = inputs.reloadable.borrow();
+            (reloadable.retention, reloadable.series_limit)
+        };
+        let (now, scrapes) = (self.clock.now(), facts.scrapes.pages());
         cache.update(&hardware, &kubelet, plugin.as_deref());
+        let join = &cache.join;
         let mut statement = ledger.advance(&Observation {
             now,
-            join: &cache.join,
+            join,
             inventory: &hardware.inventory,
             readings: &hardware.readings,
-            processes: &processes_by_device,
-            scrapes: self.scrapes.pages(),
+            processes: &owners::by_device(&hardware, &processes),
+            scrapes,
         });
-        budget.mark(&mut statement.accounts, self.reloadable.borrow().series_limit);
-        let join = &cache.join;
-        let retention = self.reloadable.borrow().retention;
+        budget.mark(&mut statement.accounts, series_limit);
         let container_xids = xids.advance(XidObservation {
             now,
-            events: std::mem::take(heard),
+            events: std::mem::take(new_xids),
             join,
             inventory: &hardware.inventory,
             accounts: &statement.accounts,
             processes: &processes,
             retention,
-            scrapes: self.scrapes.pages(),
+            scrapes,
         });
         Snapshot {
             sequence,
@@ -229,15 +288,12 @@ impl Publisher {
             unresolved: join.unresolved.clone(),
             claim_gpus: join.claims.clone(),
             drift: join.drift.clone(),
-            scrape_durations,
-            nvml_call_durations: self.call_durations.as_ref().map(|read| read()).unwrap_or_default(),
+            scrape_durations: facts.scrapes.snapshot(),
+            nvml_call_durations: facts.call_durations.as_ref().map(|read| read()).unwrap_or_default(),
             process: self_use::read(),
-            log_lines_dropped: (self.dropped_lines)(),
-            journal: self.journal.as_ref().map(Reader::state),
-            config_reload: match (*self.config_reload.borrow(), &self.web_config) {
-                (Some(config), Some(web)) => Some(of_both(config, web.reload())),
-                (config, _) => config,
-            },
+            log_lines_dropped: (facts.dropped_lines)(),
+            journal: facts.journal.as_ref().map(Reader::state),
+            config_reload: Some(facts.config_reload()),
             hardware,
             kubelet,
             health,
@@ -247,8 +303,8 @@ impl Publisher {
     }
 }
 
-/// Never, where there is nothing to change.
-async fn changed<T>(state: &mut Option<watch::Receiver<T>>) -> Result<(), watch::error::RecvError> {
+/// Never returns for `None`.
+async fn changed<T>(state: &mut Option<watch::Receiver<T>>) -> Result<(), RecvError> {
     match state {
         Some(state) => state.changed().await,
         None => std::future::pending().await,

@@ -1,11 +1,10 @@
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ValueEnum;
 use serde::Deserialize;
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 
 use crate::client::{HttpUrl, Target};
 use crate::clock::Clock;
@@ -239,21 +238,12 @@ impl Settings {
         }
     }
 
-    pub(super) fn kubelet_settings(
-        &self,
-        reloadable: watch::Receiver<Reloadable>,
-        allocated: Arc<Notify>,
-        look: Arc<Notify>,
-        pods: kubelet::PodSources,
-    ) -> kubelet::Settings {
+    pub(super) fn kubelet_settings(&self, reloadable: watch::Receiver<Reloadable>) -> kubelet::Settings {
         kubelet::Settings {
             pod_resources_socket: self.pod_resources_socket.clone(),
             device_plugin_directory: self.device_plugin_directory.clone(),
             refresh_interval: Box::new(move || reloadable.borrow().refresh_interval),
             deadline: self.kubelet_deadline,
-            allocated,
-            look,
-            pods,
         }
     }
 }

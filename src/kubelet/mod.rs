@@ -16,4 +16,4 @@ mod watch;
 
 pub use accepted::PodSources;
 pub use client::{CallError, Client};
-pub use watch::{Settings, run};
+pub use watch::{Handle, Settings, start};

@@ -13,6 +13,7 @@ use tonic::{Code, Request, Status, Streaming};
 
 use super::client::{chain, explain};
 use crate::model::{ContainerId, PodDirectory, PodIdentity, PodRef, PodUid};
+use crate::tasks::Tasks;
 use crate::wire::v1alpha1::pods_client::PodsClient;
 use crate::wire::v1alpha1::{EventType, WatchPodsEvent, WatchPodsRequest};
 use crate::wire::{channel_over, core_v1};
@@ -51,9 +52,15 @@ enum WatchError {
     Ended(String),
 }
 
-/// Keeps `publish` up to date for ever. A kubelet without the API is asked again now and then: it may be replaced. Ends
-/// only by being dropped.
-pub async fn watch(settings: Settings, publish: watch::Sender<Arc<PodDirectory>>) {
+/// Publishes the pods for as long as the task runs. A kubelet without the API is asked again now and then: it may be
+/// replaced.
+pub fn start(settings: Settings, tasks: &mut Tasks) -> watch::Receiver<Arc<PodDirectory>> {
+    let (publish, directories) = watch::channel(Arc::default());
+    tasks.spawn("Pods API", watch(settings, publish));
+    directories
+}
+
+async fn watch(settings: Settings, publish: watch::Sender<Arc<PodDirectory>>) {
     let mut watch = Watch { settings, publish, pods: BTreeMap::new(), complete: false, problem: None };
     let mut retry = FIRST_RETRY;
     loop {

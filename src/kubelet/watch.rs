@@ -10,6 +10,7 @@ use super::client::{CallError, Client};
 use super::trigger::{FileEvents, Trigger};
 use crate::clock::Clock;
 use crate::model::{DurationHistogram, KubeletState, Moment, Monotonic, PodDirectory, PodRef, TokenBucket};
+use crate::tasks::Tasks;
 
 /// While an answer has not settled it is asked for again after this long.
 const SETTLING_INTERVAL: Duration = Duration::from_millis(1000);
@@ -49,21 +50,60 @@ pub struct Settings {
     pub refresh_interval: Box<dyn Fn() -> Duration + Send + Sync>,
     /// For each call.
     pub deadline: Duration,
-    /// Told of each allocation that the bundled plugin granted.
-    pub allocated: Arc<Notify>,
-    /// Told when somebody wants to know anew what the kubelet can allocate.
-    pub look: Arc<Notify>,
-    pub pods: PodSources,
 }
 
-/// Keeps `publish` up to date for ever. Ends only by being dropped.
-pub async fn run(settings: Settings, clock: Clock, publish: watch::Sender<Arc<KubeletState>>) {
+/// The running watch of the kubelet.
+#[derive(Debug)]
+pub struct Handle {
+    states: watch::Receiver<Arc<KubeletState>>,
+    requests: Requests,
+}
+
+/// What makes the watch call the kubelet before its next interval.
+#[derive(Clone, Debug, Default)]
+struct Requests {
+    allocated: Arc<Notify>,
+    allocatable: Arc<Notify>,
+}
+
+impl Handle {
+    #[must_use]
+    pub fn states(&self) -> watch::Receiver<Arc<KubeletState>> {
+        self.states.clone()
+    }
+
+    /// To be notified of each allocation that the bundled plugin granted.
+    #[must_use]
+    pub fn allocated(&self) -> Arc<Notify> {
+        Arc::clone(&self.requests.allocated)
+    }
+
+    /// To be notified when a fresh answer of `GetAllocatableResources` is wanted.
+    #[must_use]
+    pub fn allocatable(&self) -> Arc<Notify> {
+        Arc::clone(&self.requests.allocatable)
+    }
+}
+
+/// Publishes what the kubelet answers for as long as the task runs.
+pub fn start(settings: Settings, pods: PodSources, clock: Clock, tasks: &mut Tasks) -> Handle {
+    let (publish, states) = watch::channel(Arc::default());
+    let requests = Requests::default();
+    tasks.spawn("kubelet", run(settings, pods, requests.clone(), clock, publish));
+    Handle { states, requests }
+}
+
+async fn run(
+    settings: Settings,
+    mut pods: PodSources,
+    Requests { allocated, allocatable }: Requests,
+    clock: Clock,
+    publish: watch::Sender<Arc<KubeletState>>,
+) {
     let mut events = FileEvents::new(&settings.pod_resources_socket, &settings.device_plugin_directory);
-    let mut watch = Watch::new(settings, clock, publish);
+    let mut watch = Watch::new(settings, pods.clone(), clock, publish);
     // The first look is nobody's trigger; a socket made a moment ago is already there.
     watch.refresh().await;
-    let (allocated, look) = (Arc::clone(&watch.settings.allocated), Arc::clone(&watch.settings.look));
-    let mut pods = watch.settings.pods.clone();
     loop {
         let (pause, _) = watch.pause();
         if pause.is_zero() {
@@ -85,7 +125,7 @@ pub async fn run(settings: Settings, clock: Clock, publish: watch::Sender<Arc<Ku
         tokio::select! {
             trigger = events.next() => watch.take(trigger),
             () = allocated.notified() => watch.allocated(),
-            () = look.notified() => watch.want_allocatable(Duration::ZERO),
+            () = allocatable.notified() => watch.want_allocatable(Duration::ZERO),
             () = changed(&mut pods.directory) => {
                 let directory = Arc::clone(&pods.directory.borrow_and_update());
                 watch.pods_changed(directory).await;
@@ -153,7 +193,7 @@ struct Watch {
 }
 
 impl Watch {
-    fn new(settings: Settings, clock: Clock, publish: watch::Sender<Arc<KubeletState>>) -> Self {
+    fn new(settings: Settings, pods: PodSources, clock: Clock, publish: watch::Sender<Arc<KubeletState>>) -> Self {
         let mut state = KubeletState::default();
         for trigger in Trigger::ALL {
             state.counters.triggers.insert(trigger.name(), 0);
@@ -165,7 +205,7 @@ impl Watch {
         Self {
             client: Client::new(&settings.pod_resources_socket, settings.deadline),
             budget: TokenBucket::full(CALLS_PER_SECOND, BURST, clock.now().monotonic),
-            accepted: AcceptedAllocations::new(&settings.device_plugin_directory, settings.pods.clone()),
+            accepted: AcceptedAllocations::new(&settings.device_plugin_directory, pods),
             settings,
             clock,
             publish,

@@ -49,6 +49,6 @@ pub use node::{MigCapabilities, NodeFacts, control_nodes};
 pub use nvidia_config::{NvidiaConfigError, parse as parse_nvidia_config};
 pub use offer::{Answer, DeviceNode, Hardware, Mount, Offer, OfferedDevice, Refusal, Withheld};
 pub use offers::{Offers, merge, offers};
-pub use run::{Neighbours, Settings, run, run_reloading};
+pub use run::{Handle, Neighbours, Settings, start};
 pub use sockets::{kubelet_socket, live as live_sockets};
 pub use values::{Bytes, DeviceReference, Reach, resource_name};

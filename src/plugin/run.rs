@@ -16,6 +16,7 @@ use super::sockets::{self, Identity};
 use super::{Offer, OfferedDevice, ResourceConfig, Withheld};
 use crate::clock::Clock;
 use crate::model::{DeviceId, HardwareState, HealthState, KubeletState, Monotonic, PluginState, ResourceName};
+use crate::tasks::Tasks;
 
 /// Ids in one line of the log.
 const NAMED: usize = 8;
@@ -41,21 +42,39 @@ pub struct Neighbours {
     pub look: Arc<Notify>,
 }
 
-/// Serves every resource until `stop` is true, and then returns when the last socket is gone. Returns early only when
-/// something is broken.
-pub async fn run(
-    settings: Settings,
-    clock: Clock,
-    neighbours: Neighbours,
-    publish: watch::Sender<Arc<PluginState>>,
-    stop: watch::Receiver<bool>,
-) {
-    let (_always_the_same, resources) = watch::channel(settings.resources.clone());
-    run_reloading(settings, resources, clock, neighbours, publish, stop).await;
+/// The running plugin.
+#[derive(Debug)]
+pub struct Handle {
+    resources: watch::Sender<Vec<ResourceConfig>>,
+    states: watch::Receiver<Arc<PluginState>>,
 }
 
-/// As `run`, with other `resources` whenever they change; those of the settings are not looked at.
-pub async fn run_reloading(
+impl Handle {
+    #[must_use]
+    pub fn states(&self) -> watch::Receiver<Arc<PluginState>> {
+        self.states.clone()
+    }
+
+    /// Changes what is offered. An entry that was offered before goes on as it is.
+    pub fn configure(&self, resources: &[ResourceConfig]) {
+        self.resources.send_if_modified(|configured| {
+            let changed = configured != resources;
+            *configured = resources.to_vec();
+            changed
+        });
+    }
+}
+
+/// Serves every resource until `tasks` are stopped, and ends when the last socket is removed. Ends early only after a
+/// panic.
+pub fn start(settings: Settings, neighbours: Neighbours, clock: Clock, tasks: &mut Tasks) -> Handle {
+    let (resources, configured) = watch::channel(settings.resources.clone());
+    let (publish, states) = watch::channel(Arc::default());
+    tasks.spawn("device plugin", run(settings, configured, clock, neighbours, publish, tasks.stopping()));
+    Handle { resources, states }
+}
+
+async fn run(
     settings: Settings,
     resources: watch::Receiver<Vec<ResourceConfig>>,
     clock: Clock,

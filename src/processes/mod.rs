@@ -18,5 +18,5 @@ mod stat;
 mod survey;
 
 pub use resolver::Resolver;
-pub use run::{Mode, Settings, run};
+pub use run::{Handle, Mode, Settings, start};
 pub use survey::{Survey, named_pods, survey};

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use super::Resolver;
 use crate::clock::Clock;
 use crate::model::{Collector, Moment, PodDirectory, PodLabel, ProcessState};
+use crate::tasks::Tasks;
 
 /// Owners are looked at this often: processes end, pods go.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -39,8 +40,35 @@ pub struct Settings {
     pub pod_labels: Vec<PodLabel>,
 }
 
-/// Keeps `publish` up to date for ever. Ends only by being dropped, or when it is broken.
-pub async fn run(
+/// The running resolver of processes.
+#[derive(Debug)]
+pub struct Handle {
+    wanted: watch::Sender<Arc<BTreeSet<u32>>>,
+    states: watch::Receiver<Arc<ProcessState>>,
+}
+
+impl Handle {
+    /// To name the host process ids whose owners are wanted.
+    #[must_use]
+    pub fn wanted(&self) -> watch::Sender<Arc<BTreeSet<u32>>> {
+        self.wanted.clone()
+    }
+
+    #[must_use]
+    pub fn states(&self) -> watch::Receiver<Arc<ProcessState>> {
+        self.states.clone()
+    }
+}
+
+/// Publishes the owners of the wanted processes for as long as the task runs. It ends early only after a panic.
+pub fn start(settings: Settings, pods: watch::Receiver<Arc<PodDirectory>>, clock: Clock, tasks: &mut Tasks) -> Handle {
+    let (wanted, requested) = watch::channel(Arc::default());
+    let (publish, states) = watch::channel(Arc::default());
+    tasks.spawn("processes", run(settings, clock, requested, pods, publish));
+    Handle { wanted, states }
+}
+
+async fn run(
     settings: Settings,
     clock: Clock,
     mut wanted: watch::Receiver<Arc<BTreeSet<u32>>>,

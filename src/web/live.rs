@@ -100,7 +100,7 @@ impl Feed {
 }
 
 /// Notes every snapshot in the history and tells who listens. Ends when nothing publishes any more.
-pub async fn follow(state: WebState) {
+pub(super) async fn follow(state: WebState) {
     let mut snapshots = state.snapshots.clone();
     let mut sent: Option<Monotonic> = None;
     loop {

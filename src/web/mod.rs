@@ -25,12 +25,12 @@ pub(crate) use config::san::alternative_names;
 pub use config::{LiveConfig, WebConfig, WebConfigError};
 pub use connections::Limits;
 pub use listener::{BindError, ListenAddress, Listener};
-pub use live::{Live, follow};
+pub use live::Live;
 pub use pieces::Pieces;
 pub use prepare::prepare_thread;
 pub use routes::{AllocationSource, Answers, Probe, RecordRequest, RecordSource, WebState, router};
 pub use scrapes::ScrapeDurations;
-pub use server::{ServerSettings, serve};
+pub use server::{ServerSettings, start};
 
 #[cfg(test)]
 mod tests;

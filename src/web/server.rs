@@ -18,14 +18,15 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tower::ServiceExt as _;
-use tracing::{debug, warn};
+use tracing::{debug, error, warn};
 
 use super::config::LiveConfig;
 use super::connections::{Connections, Limits, Seat, Watched};
 use super::gate::Gate;
 use super::listener::Purpose;
 use super::routes::{Private, probes};
-use super::{Listener, WebState, admin, router};
+use super::{Listener, WebState, admin, live, router};
+use crate::tasks::Tasks;
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// After which a connection is closed with the answer that is under way.
@@ -53,9 +54,27 @@ pub struct ServerSettings {
     pub awaited: Option<PathBuf>,
 }
 
-/// Serves every listener until `shutdown` is done, then lets requests under way finish. Ends early only with the error
-/// of a task that broke.
-pub async fn serve(
+/// Serves every listener until `servers` are stopped, and then lets requests under way finish. The history and the streams
+/// follow the snapshots in one of `tasks`.
+pub fn start(
+    listeners: Vec<Listener>,
+    state: WebState,
+    settings: ServerSettings,
+    tasks: &mut Tasks,
+    servers: &mut Tasks,
+) {
+    tasks.spawn("live page", live::follow(state.clone()));
+    let mut stopping = servers.stopping();
+    let stopped = async move { drop(stopping.wait_for(|stop| *stop).await) };
+    servers.spawn("web server", async move {
+        if let Err(problem) = serve(listeners, state, settings, stopped).await {
+            error!(%problem, "the web server failed");
+        }
+    });
+}
+
+/// Until `shutdown` is done. Ends early only with the error of a task that broke.
+async fn serve(
     listeners: Vec<Listener>,
     state: WebState,
     settings: ServerSettings,

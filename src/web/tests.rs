@@ -15,26 +15,25 @@ use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model::Met
 use prost::Message as _;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream, UnixStream};
-use tokio::sync::{oneshot, watch};
-use tokio::task::JoinHandle;
+use tokio::sync::watch;
 
 use super::{
     Admin, Answers, DriverOrders, Limits, ListenAddress, Listener, Live, Marking, Order, ScrapeDurations,
-    ServerSettings, WebState, follow, serve,
+    ServerSettings, WebState, start,
 };
 use crate::clock::Clock;
 use crate::metrics::Pages;
 use crate::metrics::tests::fixture;
 use crate::model::{Moment, Released, Snapshot, UnixSeconds};
+use crate::tasks::{TaskError, Tasks};
 
 struct Server {
     tcp: std::net::SocketAddr,
     snapshots: watch::Sender<Arc<Snapshot>>,
     scrapes: ScrapeDurations,
     ready: Arc<AtomicBool>,
-    stop: oneshot::Sender<()>,
-    serving: JoinHandle<std::io::Result<()>>,
-    following: JoinHandle<()>,
+    tasks: Tasks,
+    servers: Tasks,
 }
 
 impl Server {
@@ -68,12 +67,9 @@ impl Server {
             live: Live::default(),
             answers: Answers::default(),
         };
-        let following = tokio::spawn(follow(state.clone()));
-        let (stop, stopped) = oneshot::channel();
-        let serving = tokio::spawn(serve(listeners, state, ServerSettings::default(), async {
-            let _ = stopped.await;
-        }));
-        Self { tcp, snapshots, scrapes, ready, stop, serving, following }
+        let (mut tasks, mut servers) = (Tasks::default(), Tasks::default());
+        start(listeners, state, ServerSettings::default(), &mut tasks, &mut servers);
+        Self { tcp, snapshots, scrapes, ready, tasks, servers }
     }
 
     async fn get(&self, path: &str, headers: &[(&str, &str)]) -> Response<Bytes> {
@@ -85,10 +81,13 @@ impl Server {
     }
 
     async fn stop(self) {
-        self.stop.send(()).unwrap();
-        tokio::time::timeout(Duration::from_secs(10), self.serving).await.unwrap().unwrap().unwrap();
-        drop(self.snapshots);
-        tokio::time::timeout(Duration::from_secs(10), self.following).await.unwrap().unwrap();
+        let Self { snapshots, mut tasks, mut servers, .. } = self;
+        servers.stop();
+        let ended = tokio::time::timeout(Duration::from_secs(10), servers.ended()).await.unwrap();
+        assert!(matches!(ended, TaskError::Ended("web server")), "{ended}");
+        drop(snapshots);
+        let ended = tokio::time::timeout(Duration::from_secs(10), tasks.ended()).await.unwrap();
+        assert!(matches!(ended, TaskError::Ended("live page")), "{ended}");
     }
 }
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Room → the rooms it may name.
-const ARROWS: [(&str, &[&str]); 25] = [
+const ARROWS: [(&str, &[&str]); 26] = [
     ("model", &[]),
     ("attribution", &["model"]),
     ("health", &["model"]),
@@ -13,18 +13,19 @@ const ARROWS: [(&str, &[&str]); 25] = [
     ("history", &["model"]),
     ("clock", &["model"]),
     ("wire", &[]),
-    ("kubelet", &["attribution", "clock", "model", "wire"]),
+    ("kubelet", &["attribution", "clock", "model", "tasks", "wire"]),
     ("hardware", &["clock", "model", "threads"]),
-    ("plugin", &["attribution", "clock", "model", "preference", "wire"]),
-    ("processes", &["clock", "model"]),
+    ("plugin", &["attribution", "clock", "model", "preference", "tasks", "wire"]),
+    ("processes", &["clock", "model", "tasks"]),
     ("governance", &["model", "processes"]),
     ("client", &["terminal"]),
     ("doctor", &["client", "clock", "hardware", "kubelet", "model", "plugin", "processes", "governance", "terminal"]),
     ("metrics", &["model"]),
     ("terminal", &[]),
+    ("tasks", &[]),
     ("threads", &[]),
     ("journal", &["clock", "model", "terminal", "threads"]),
-    ("web", &["clock", "history", "metrics", "model"]),
+    ("web", &["clock", "history", "metrics", "model", "tasks"]),
     ("simulation", &["clock", "hardware", "model", "wire"]),
     (
         "agent",
@@ -43,6 +44,7 @@ const ARROWS: [(&str, &[&str]); 25] = [
             "processes",
             "governance",
             "simulation",
+            "tasks",
             "threads",
             "web",
         ],
@@ -84,6 +86,7 @@ const LIBRARIES: [(&str, &[&str]); 15] = [
             "plugin",
             "processes",
             "simulation",
+            "tasks",
             "threads",
             "top",
             "web",

@@ -9,12 +9,12 @@ use crate::support::kubelet::{
     node,
 };
 use podmeter::clock::Clock;
-use podmeter::kubelet::{CallError, Client, PodSources, Settings, pods, run};
+use podmeter::kubelet::{CallError, Client, PodSources, Settings, pods, start};
 use podmeter::model::{KubeletState, PodDirectory, PodRef, PodResourcesApi, PodUid};
+use podmeter::tasks::Tasks;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
 use tokio::sync::{Notify, watch};
-use tokio::task::JoinHandle;
 use tonic::Code;
 
 const DEADLINE: Duration = Duration::from_millis(300);
@@ -22,17 +22,10 @@ const DEADLINE: Duration = Duration::from_millis(300);
 /// The watch as the agent runs it.
 struct Watching {
     state: watch::Receiver<Arc<KubeletState>>,
-    directory: watch::Receiver<Arc<PodDirectory>>,
+    /// `None`: the Pods API is not watched.
+    directory: Option<watch::Receiver<Arc<PodDirectory>>>,
     allocated: Arc<Notify>,
-    task: JoinHandle<()>,
-    pods_api: Option<JoinHandle<()>>,
-}
-
-impl Drop for Watching {
-    fn drop(&mut self) {
-        self.task.abort();
-        self.pods_api.iter().for_each(JoinHandle::abort);
-    }
+    _tasks: Tasks,
 }
 
 impl Watching {
@@ -41,49 +34,43 @@ impl Watching {
     }
 
     fn start_beside(root: &Path, device_plugins: &Path, refresh_interval: Duration) -> Self {
+        Self::with(root, device_plugins, refresh_interval, None, Tasks::default())
+    }
+
+    /// And the Pods API is watched, as the agent does.
+    fn start_with_pods_api(root: &Path, refresh_interval: Duration) -> Self {
+        let watched = pods::Settings { socket: root.join("pods-api/pods-api.sock"), labels: vec![] };
+        let mut tasks = Tasks::default();
+        let directory = pods::start(watched, &mut tasks);
+        Self::with(root, &root.join("device-plugins"), refresh_interval, Some(directory), tasks)
+    }
+
+    fn with(
+        root: &Path,
+        device_plugins: &Path,
+        refresh_interval: Duration,
+        directory: Option<watch::Receiver<Arc<PodDirectory>>>,
+        mut tasks: Tasks,
+    ) -> Self {
         let settings = Settings {
             pod_resources_socket: root.join("pod-resources/kubelet.sock"),
             device_plugin_directory: device_plugins.to_owned(),
             refresh_interval: Box::new(move || refresh_interval),
             deadline: DEADLINE,
-            allocated: Arc::default(),
-            look: Arc::default(),
-            pods: PodSources::default(),
         };
-        Self::with(settings)
-    }
-
-    /// And the Pods API is watched, as the agent does.
-    fn start_with_pods_api(root: &Path, refresh_interval: Duration) -> Self {
-        let (publish, directory) = watch::channel(Arc::default());
-        let watched = pods::Settings { socket: root.join("pods-api/pods-api.sock"), labels: vec![] };
-        let mut watching = Self::with(Settings {
-            pod_resources_socket: root.join("pod-resources/kubelet.sock"),
-            device_plugin_directory: root.join("device-plugins"),
-            refresh_interval: Box::new(move || refresh_interval),
-            deadline: DEADLINE,
-            allocated: Arc::default(),
-            look: Arc::default(),
-            pods: PodSources { directory: directory.clone(), ..PodSources::default() },
-        });
-        watching.directory = directory;
-        watching.pods_api = Some(tokio::spawn(pods::watch(watched, publish)));
-        watching
-    }
-
-    fn with(settings: Settings) -> Self {
-        let allocated = Arc::clone(&settings.allocated);
-        let (publish, state) = watch::channel(Arc::default());
-        let task = tokio::spawn(run(settings, Clock::start(), publish));
-        let directory = watch::channel(Arc::default()).1;
-        Self { state, directory, allocated, task, pods_api: None }
+        let mut sources = PodSources::default();
+        if let Some(directory) = &directory {
+            sources.directory = directory.clone();
+        }
+        let kubelet = start(settings, sources, Clock::start(), &mut tasks);
+        Self { state: kubelet.states(), directory, allocated: kubelet.allocated(), _tasks: tasks }
     }
 
     /// Until the kubelet's answer has settled, and the Pods API, where it is watched, has told of all its pods.
     async fn until_settled(&mut self) {
         self.until("a settled answer", |state| state.settled).await;
-        if self.pods_api.is_some() {
-            let complete = self.directory.wait_for(|directory| directory.complete);
+        if let Some(directory) = &mut self.directory {
+            let complete = directory.wait_for(|directory| directory.complete);
             tokio::time::timeout(Duration::from_secs(20), complete).await.unwrap().unwrap();
         }
     }

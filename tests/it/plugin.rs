@@ -9,7 +9,7 @@ use crate::support::kubelet::{
 };
 use crate::support::verdicts::verdicts;
 use podmeter::clock::Clock;
-use podmeter::kubelet as kubelet_room;
+use podmeter::kubelet::{self as kubelet_watch, PodSources};
 use podmeter::model::{
     DeviceReadings, Gpu, GpuUuid, HardwareState, Inventory, KubeletState, MigDevice, PluginResource, PluginState,
 };
@@ -19,11 +19,11 @@ use podmeter::plugin::{
 };
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::simulation::plugin::StandInPlugin;
+use podmeter::tasks::{TaskError, Tasks};
 use podmeter::wire::v1beta1;
 use podmeter::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use prost::Message;
-use tokio::sync::{Notify, watch};
-use tokio::task::JoinHandle;
+use tokio::sync::watch;
 use tonic::Code;
 use tonic::transport::Channel;
 
@@ -66,16 +66,8 @@ struct Podmeter {
     hardware: watch::Sender<Arc<HardwareState>>,
     state: watch::Receiver<Arc<PluginState>>,
     kubelet: watch::Receiver<Arc<KubeletState>>,
-    stop: watch::Sender<bool>,
-    plugin: JoinHandle<()>,
-    watching: JoinHandle<()>,
-}
-
-impl Drop for Podmeter {
-    fn drop(&mut self) {
-        self.plugin.abort();
-        self.watching.abort();
-    }
+    serving: Tasks,
+    _watching: Tasks,
 }
 
 impl Podmeter {
@@ -87,20 +79,14 @@ impl Podmeter {
     fn start_with(root: &Path, resources: Vec<ResourceConfig>) -> Self {
         let clock = Clock::start();
         let (hardware, readings) = watch::channel(Arc::new(four_gpus()));
-        let (publish, state) = watch::channel(Arc::default());
-        let (publish_kubelet, kubelet) = watch::channel(Arc::default());
-        let (stop, stopped) = watch::channel(false);
-        let (allocated, look) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-        let settings = kubelet_room::Settings {
+        let settings = kubelet_watch::Settings {
             pod_resources_socket: root.join("pod-resources/kubelet.sock"),
             device_plugin_directory: root.join("device-plugins"),
             refresh_interval: Box::new(|| Duration::from_secs(3600)),
             deadline: Duration::from_secs(5),
-            allocated: Arc::clone(&allocated),
-            look: Arc::clone(&look),
-            pods: podmeter::kubelet::PodSources::default(),
         };
-        let watching = tokio::spawn(kubelet_room::run(settings, clock, publish_kubelet));
+        let mut watching = Tasks::default();
+        let kubelet = kubelet_watch::start(settings, PodSources::default(), clock, &mut watching);
         let settings = plugin::Settings {
             directory: root.join("device-plugins"),
             resources,
@@ -110,10 +96,16 @@ impl Podmeter {
                 cdi: vec![root.join("cdi")],
             },
         };
-        let (health, kubelet_states) = (verdicts(readings.clone()), kubelet.clone());
-        let neighbours = plugin::Neighbours { hardware: readings, health, kubelet: kubelet_states, allocated, look };
-        let plugin = tokio::spawn(plugin::run(settings, clock, neighbours, publish, stopped));
-        Self { hardware, state, kubelet, stop, plugin, watching }
+        let neighbours = plugin::Neighbours {
+            health: verdicts(readings.clone()),
+            hardware: readings,
+            kubelet: kubelet.states(),
+            allocated: kubelet.allocated(),
+            look: kubelet.allocatable(),
+        };
+        let mut serving = Tasks::default();
+        let state = plugin::start(settings, neighbours, clock, &mut serving).states();
+        Self { hardware, state, kubelet: kubelet.states(), serving, _watching: watching }
     }
 
     async fn until(&mut self, what: &str, condition: impl Fn(&PluginResource) -> bool) -> PluginResource {
@@ -134,8 +126,9 @@ impl Podmeter {
     }
 
     async fn end(mut self) {
-        self.stop.send_replace(true);
-        tokio::time::timeout(Duration::from_secs(5), &mut self.plugin).await.expect("ends in time").unwrap();
+        self.serving.stop();
+        let ended = tokio::time::timeout(Duration::from_secs(5), self.serving.ended()).await.expect("ends in time");
+        assert!(matches!(ended, TaskError::Ended("device plugin")), "{ended}");
     }
 }
 

@@ -128,7 +128,7 @@ async fn what_cannot_be_offered_is_said_while_it_is_so() {
     room.until("a collision", says("two entries")).await;
     counts(&node, GPU, 1, 1).await;
     assert_eq!(node.allocatable_ids(GPU), [uuid(0)].into(), "the first entry's");
-    room.resources.send_replace(mixed());
+    room.plugin.configure(&mixed());
     room.until("no problem", |state| state.problems.is_empty()).await;
     room.change_gpu(0, |gpu| gpu.mig_enabled = Some(true));
     room.until("a bare GPU", says("no MIG devices")).await;
@@ -147,7 +147,7 @@ async fn another_configuration_ends_begins_and_restarts_what_it_changes() {
             room.registered(name, 1).await;
             counts(&node, name, 1, 1).await;
         }
-        room.resources.send_replace(vec![toys(changed, 3), toys(kept, 1), toys(new, 2)]);
+        room.plugin.configure(&vec![toys(changed, 3), toys(kept, 1), toys(new, 2)]);
         room.registered(changed, 2).await;
         room.registered(new, 1).await;
         room.until("the end", |state| state.resources[&gone.into()].ended.is_some()).await;
@@ -157,7 +157,7 @@ async fn another_configuration_ends_begins_and_restarts_what_it_changes() {
         assert_eq!(room.resource(kept).registrations, 1, "not touched");
         assert_eq!(sockets(&node), 3);
         // Fewer devices, and then one entry back: neither takes a device from a living registration.
-        room.resources.send_replace(vec![toys(changed, 1), toys(kept, 1), toys(gone, 1)]);
+        room.plugin.configure(&vec![toys(changed, 1), toys(kept, 1), toys(gone, 1)]);
         room.registered(changed, 3).await;
         room.registered(gone, 2).await;
         for (name, capacity, allocatable) in [(kept, 1, 1), (gone, 1, 1), (changed, 1, 1), (new, 2, 0)] {

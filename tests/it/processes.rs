@@ -14,12 +14,12 @@ use podmeter::model::{ContainerRef, Owner, PodDirectory, PodIdentity, PodLabel, 
 use podmeter::processes::{self, Mode};
 use podmeter::simulation::kubelet::container_id;
 use podmeter::simulation::proc_tree::{Inside, ProcTree};
+use podmeter::tasks::Tasks;
 use podmeter::wire::core_v1;
 use podmeter::wire::v1alpha1::pods_client::PodsClient;
 use podmeter::wire::v1alpha1::{EventType, GetPodRequest, ListPodsRequest, WatchPodsEvent, WatchPodsRequest};
 use prost::Message;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tonic::transport::Channel;
 use tonic::{Code, Streaming};
 
@@ -38,26 +38,20 @@ fn training() -> PodSpec {
 
 async fn until<T: Clone>(values: &mut watch::Receiver<T>, what: &str, condition: impl Fn(&T) -> bool) -> T {
     let found = tokio::time::timeout(PATIENCE, values.wait_for(|value| condition(value))).await;
-    found.unwrap_or_else(|_| panic!("never: {what}")).expect("the room runs").clone()
+    found.unwrap_or_else(|_| panic!("never: {what}")).expect("the task runs").clone()
 }
 
 /// What the agent would run against this kubelet.
 struct Watching {
     directories: watch::Receiver<Arc<PodDirectory>>,
-    task: JoinHandle<()>,
-}
-
-impl Drop for Watching {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
+    _tasks: Tasks,
 }
 
 impl Watching {
     fn start(socket: &Path) -> Self {
-        let (publish, directories) = watch::channel(Arc::default());
         let settings = pods::Settings { socket: socket.to_owned(), labels: vec!["app".into()] };
-        Self { directories, task: tokio::spawn(pods::watch(settings, publish)) }
+        let mut tasks = Tasks::default();
+        Self { directories: pods::start(settings, &mut tasks), _tasks: tasks }
     }
 
     async fn until(&mut self, what: &str, condition: impl Fn(&PodDirectory) -> bool) -> Arc<PodDirectory> {
@@ -162,37 +156,31 @@ async fn the_fake_pods_api_keeps_to_the_real_ones_rules() {
     assert_eq!(refused.expect("a burst is refused").code(), Code::ResourceExhausted);
 }
 
-/// The room on a node's files, and who is wanted.
-struct Room {
+/// The resolver on a node's files, and the processes that are wanted.
+struct Resolving {
     tree: ProcTree,
     wanted: watch::Sender<Arc<BTreeSet<u32>>>,
     pods: watch::Sender<Arc<PodDirectory>>,
     states: watch::Receiver<Arc<ProcessState>>,
-    task: JoinHandle<()>,
+    _tasks: Tasks,
     _directory: tempfile::TempDir,
 }
 
-impl Drop for Room {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-impl Room {
+impl Resolving {
     fn start(mode: Mode) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let tree = ProcTree::create(directory.path()).unwrap();
-        let (wanted, wants) = watch::channel(Arc::default());
         let (pods, directories) = watch::channel(Arc::default());
-        let (publish, states) = watch::channel(Arc::default());
         let settings = processes::Settings {
             mode,
             proc_root: tree.proc_root(),
             pod_logs_root: tree.pod_logs_root(),
             pod_labels: PodLabel::all(&["app".to_owned()]).unwrap(),
         };
-        let task = tokio::spawn(processes::run(settings, Clock::start(), wants, directories, publish));
-        Self { tree, wanted, pods, states, task, _directory: directory }
+        let mut tasks = Tasks::default();
+        let processes = processes::start(settings, directories, Clock::start(), &mut tasks);
+        let (wanted, states) = (processes.wanted(), processes.states());
+        Self { tree, wanted, pods, states, _tasks: tasks, _directory: directory }
     }
 
     fn want(&self, pids: &[u32]) {
@@ -206,47 +194,47 @@ impl Room {
 
 #[tokio::test]
 async fn owners_follow_processes_and_pods() {
-    let mut room = Room::start(Mode::Auto);
-    room.until("host process ids are seen", |state| state.enabled && state.problem.is_none()).await;
-    room.tree.add_container(MAIN).unwrap();
-    room.tree.start(100, 1, MAIN).unwrap();
-    room.tree.start_on_host(101, 1).unwrap();
-    room.want(&[100, 101, 102]);
+    let mut resolving = Resolving::start(Mode::Auto);
+    resolving.until("host process ids are seen", |state| state.enabled && state.problem.is_none()).await;
+    resolving.tree.add_container(MAIN).unwrap();
+    resolving.tree.start(100, 1, MAIN).unwrap();
+    resolving.tree.start_on_host(101, 1).unwrap();
+    resolving.want(&[100, 101, 102]);
     let main =
         Owner::Container(ContainerRef::new(MAIN.namespace, MAIN.pod, MAIN.container).with_uid(Some(MAIN.uid.into())));
-    let state = room.until("the container", |state| *state.owner(100) == main).await;
+    let state = resolving.until("the container", |state| *state.owner(100) == main).await;
     assert_eq!(*state.owner(101), Owner::Host);
     assert_eq!(*state.owner(102), Owner::Unknown(UnknownOwner::Gone));
     assert_eq!(*state.owner(103), Owner::Unknown(UnknownOwner::NotResolved), "nobody asked");
     assert!(state.collector.as_ref().is_some_and(|collector| collector.success));
     let gone = PodDirectory { complete: true, ..PodDirectory::default() };
-    room.pods.send_replace(Arc::new(gone));
-    room.until("the pod has ended", |state| state.owner(100).unattributed_reason() == Some(Reason::TerminatedPod))
+    resolving.pods.send_replace(Arc::new(gone));
+    resolving
+        .until("the pod has ended", |state| state.owner(100).unattributed_reason() == Some(Reason::TerminatedPod))
         .await;
-    room.want(&[101]);
-    room.until("only what is wanted", |state| state.processes.len() == 1).await;
+    resolving.want(&[101]);
+    resolving.until("only what is wanted", |state| state.processes.len() == 1).await;
 }
 
 #[tokio::test]
 async fn process_ids_of_another_namespace_are_never_used() {
-    let mut room = Room::start(Mode::On);
-    room.until("enabled", |state| state.enabled).await;
+    let mut resolving = Resolving::start(Mode::On);
+    resolving.until("enabled", |state| state.enabled).await;
     for (mode, says) in [(Mode::On, true), (Mode::Auto, true), (Mode::Off, false)] {
         let directory = tempfile::tempdir().unwrap();
         let tree = ProcTree::create(directory.path()).unwrap();
         tree.end(2).unwrap();
         tree.add_container(MAIN).unwrap();
         tree.start(100, 1, MAIN).unwrap();
-        let (_wanted, wants) = watch::channel(Arc::new([100].into()));
         let (_pods, directories) = watch::channel(Arc::default());
-        let (publish, mut states) = watch::channel(Arc::<ProcessState>::default());
         let (proc_root, pod_logs_root) = (tree.proc_root(), tree.pod_logs_root());
         let settings = processes::Settings { mode, proc_root, pod_logs_root, pod_labels: vec![] };
-        let task = tokio::spawn(processes::run(settings, Clock::start(), wants, directories, publish));
-        let state = until(&mut states, "pods have their UIDs", |state| !state.pods.is_empty()).await;
+        let mut tasks = Tasks::default();
+        let processes = processes::start(settings, directories, Clock::start(), &mut tasks);
+        processes.wanted().send_replace(Arc::new([100].into()));
+        let state = until(&mut processes.states(), "pods have their UIDs", |state| !state.pods.is_empty()).await;
         assert!(!state.enabled && state.processes.is_empty() && state.collector.is_none(), "{mode:?}");
         assert_eq!(state.problem.as_ref().is_some_and(|problem| problem.contains("hostPID: true")), says, "{mode:?}");
-        task.abort();
     }
 }
 
@@ -313,8 +301,6 @@ async fn a_look_that_hangs_withdraws_what_was_known_and_comes_back() {
     tree.start(1001, 5, MAIN).unwrap();
     let stat = tree.proc_root().join("1001/stat");
     let line = std::fs::read(&stat).unwrap();
-    let (want, wanted) = watch::channel(Arc::new(BTreeSet::from([1000])));
-    let (publish, mut states) = watch::channel(Arc::default());
     let settings = processes::Settings {
         mode: Mode::Auto,
         proc_root: tree.proc_root(),
@@ -322,7 +308,10 @@ async fn a_look_that_hangs_withdraws_what_was_known_and_comes_back() {
         pod_labels: vec![],
     };
     let (_pods, pods) = watch::channel(Arc::default());
-    let room = tokio::spawn(processes::run(settings, Clock::start(), wanted, pods, publish));
+    let mut tasks = Tasks::default();
+    let processes = processes::start(settings, pods, Clock::start(), &mut tasks);
+    let (want, mut states) = (processes.wanted(), processes.states());
+    want.send_replace(Arc::new(BTreeSet::from([1000])));
     let is_known = |state: &Arc<ProcessState>| state.processes.contains_key(&1000);
     until(&mut states, "the first is known", is_known).await;
 
@@ -349,5 +338,4 @@ async fn a_look_that_hangs_withdraws_what_was_known_and_comes_back() {
     while !is_back(&states.borrow()) {
         tokio::task::yield_now().await;
     }
-    room.abort();
 }

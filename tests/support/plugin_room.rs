@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use super::verdicts::verdicts;
 use podmeter::clock::Clock;
-use podmeter::kubelet as kubelet_room;
+use podmeter::kubelet::{self as kubelet_watch, PodSources};
 use podmeter::model::{
     DeviceReadings, Gpu, GpuUuid, HardwareState, Inventory, KubeletState, PluginResource, PluginState,
 };
 use podmeter::plugin::paths::Roots;
 use podmeter::plugin::{self, Config, ResourceConfig, Surroundings};
-use tokio::sync::{Notify, watch};
-use tokio::task::JoinHandle;
+use podmeter::tasks::{TaskError, Tasks};
+use tokio::sync::watch;
 
 use super::kubelet::{Admission, ContainerSpec, Count, FakeKubelet, PodSpec};
 
@@ -54,16 +54,8 @@ pub struct Podmeter {
     pub state: watch::Receiver<Arc<PluginState>>,
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
     hardware: watch::Sender<Arc<HardwareState>>,
-    stop: watch::Sender<bool>,
-    plugin: JoinHandle<()>,
-    watching: JoinHandle<()>,
-}
-
-impl Drop for Podmeter {
-    fn drop(&mut self) {
-        self.plugin.abort();
-        self.watching.abort();
-    }
+    serving: Tasks,
+    _watching: Tasks,
 }
 
 /// The section `devicePlugin` as a configuration file has it.
@@ -85,20 +77,14 @@ impl Podmeter {
     pub fn start_in(root: &Path, directory: PathBuf, yaml: &str, hardware: HardwareState) -> Self {
         let clock = Clock::start();
         let (hardware, readings) = watch::channel(Arc::new(hardware));
-        let (publish, state) = watch::channel(Arc::default());
-        let (publish_kubelet, kubelet) = watch::channel(Arc::default());
-        let (stop, stopped) = watch::channel(false);
-        let (allocated, look) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-        let settings = kubelet_room::Settings {
+        let settings = kubelet_watch::Settings {
             pod_resources_socket: root.join("pod-resources/kubelet.sock"),
             device_plugin_directory: directory.clone(),
             refresh_interval: Box::new(|| Duration::from_secs(3600)),
             deadline: Duration::from_secs(5),
-            allocated: Arc::clone(&allocated),
-            look: Arc::clone(&look),
-            pods: podmeter::kubelet::PodSources::default(),
         };
-        let watching = tokio::spawn(kubelet_room::run(settings, clock, publish_kubelet));
+        let mut watching = Tasks::default();
+        let kubelet = kubelet_watch::start(settings, PodSources::default(), clock, &mut watching);
         let settings = plugin::Settings {
             directory,
             resources: resources(yaml),
@@ -108,10 +94,16 @@ impl Podmeter {
                 cdi: vec![root.join("cdi")],
             },
         };
-        let (health, kubelet_states) = (verdicts(readings.clone()), kubelet.clone());
-        let neighbours = plugin::Neighbours { hardware: readings, health, kubelet: kubelet_states, allocated, look };
-        let plugin = tokio::spawn(plugin::run(settings, clock, neighbours, publish, stopped));
-        Self { state, kubelet, hardware, stop, plugin, watching }
+        let neighbours = plugin::Neighbours {
+            health: verdicts(readings.clone()),
+            hardware: readings,
+            kubelet: kubelet.states(),
+            allocated: kubelet.allocated(),
+            look: kubelet.allocatable(),
+        };
+        let mut serving = Tasks::default();
+        let state = plugin::start(settings, neighbours, clock, &mut serving).states();
+        Self { state, kubelet: kubelet.states(), hardware, serving, _watching: watching }
     }
 
     pub async fn until(
@@ -153,8 +145,9 @@ impl Podmeter {
     }
 
     pub async fn stop(&mut self) {
-        self.stop.send_replace(true);
-        tokio::time::timeout(Duration::from_secs(5), &mut self.plugin).await.expect("ends in time").unwrap();
+        self.serving.stop();
+        let ended = tokio::time::timeout(Duration::from_secs(5), self.serving.ended()).await.expect("ends in time");
+        assert!(matches!(ended, TaskError::Ended("device plugin")), "{ended}");
     }
 }
 

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use super::verdicts::verdicts;
 use podmeter::clock::Clock;
-use podmeter::kubelet as kubelet_room;
+use podmeter::kubelet::{self as kubelet_watch, PodSources};
 use podmeter::model::{
     Gpu, GpuUuid, HardwareState, Inventory, KubeletState, MigDevice, PluginResource, PluginState, ResourceName,
 };
 use podmeter::plugin::paths::Roots;
 use podmeter::plugin::{self, ResourceConfig, Surroundings};
-use tokio::sync::{Notify, watch};
-use tokio::task::JoinSet;
+use podmeter::tasks::Tasks;
+use tokio::sync::watch;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -71,11 +71,10 @@ pub fn hardware(gpus: impl IntoIterator<Item = Gpu>) -> HardwareState {
 
 pub struct Room {
     pub hardware: watch::Sender<Arc<HardwareState>>,
-    pub resources: watch::Sender<Vec<ResourceConfig>>,
+    pub plugin: plugin::Handle,
     pub state: watch::Receiver<Arc<PluginState>>,
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
-    stop: watch::Sender<bool>,
-    tasks: JoinSet<()>,
+    _tasks: Tasks,
 }
 
 impl Room {
@@ -83,35 +82,32 @@ impl Room {
     pub fn start(root: &Path, resources: Vec<ResourceConfig>, gpus: impl IntoIterator<Item = Gpu>) -> Self {
         let clock = Clock::start();
         let (hardware, readings) = watch::channel(Arc::new(hardware(gpus)));
-        let (resources, configured) = watch::channel(resources);
-        let (publish, state) = watch::channel(Arc::default());
-        let (publish_kubelet, kubelet) = watch::channel(Arc::default());
-        let (stop, stopped) = watch::channel(false);
-        let (allocated, look) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-        let watching = kubelet_room::Settings {
+        let watching = kubelet_watch::Settings {
             pod_resources_socket: root.join("pod-resources/kubelet.sock"),
             device_plugin_directory: root.join("device-plugins"),
             refresh_interval: Box::new(|| Duration::from_secs(1)),
             deadline: Duration::from_secs(5),
-            allocated: Arc::clone(&allocated),
-            look: Arc::clone(&look),
-            pods: podmeter::kubelet::PodSources::default(),
         };
-        let mut tasks = JoinSet::new();
-        tasks.spawn(kubelet_room::run(watching, clock, publish_kubelet));
+        let mut tasks = Tasks::default();
+        let kubelet = kubelet_watch::start(watching, PodSources::default(), clock, &mut tasks);
         let settings = plugin::Settings {
             directory: root.join("device-plugins"),
-            resources: vec![],
+            resources,
             surroundings: Surroundings {
                 roots: Roots { host: root.join("host"), dev: root.join("dev"), sys: root.join("sys") },
                 proc: root.join("proc"),
                 cdi: vec![root.join("cdi")],
             },
         };
-        let (health, kubelet_states) = (verdicts(readings.clone()), kubelet.clone());
-        let neighbours = plugin::Neighbours { hardware: readings, health, kubelet: kubelet_states, allocated, look };
-        tasks.spawn(plugin::run_reloading(settings, configured, clock, neighbours, publish, stopped));
-        Self { hardware, resources, state, kubelet, stop, tasks }
+        let neighbours = plugin::Neighbours {
+            health: verdicts(readings.clone()),
+            hardware: readings,
+            kubelet: kubelet.states(),
+            allocated: kubelet.allocated(),
+            look: kubelet.allocatable(),
+        };
+        let plugin = plugin::start(settings, neighbours, clock, &mut tasks);
+        Self { hardware, state: plugin.states(), plugin, kubelet: kubelet.states(), _tasks: tasks }
     }
 
     pub async fn until(&self, what: &str, condition: impl Fn(&PluginState) -> bool) -> Arc<PluginState> {

@@ -1,0 +1,29 @@
+use crate::model::Snapshot;
+
+/// Whether the node's metrics are complete. The error names what is missing.
+pub fn check(snapshot: &Snapshot) -> Result<(), String> {
+    let kubelet = &snapshot.kubelet;
+    if kubelet.allocations.is_none() && kubelet.problem.is_none() {
+        return Err("the kubelet has not been asked yet".into());
+    }
+    let devices = &snapshot.hardware;
+    if devices.source != "none" && devices.inventory.generation == 0 && devices.problem.is_none() {
+        return Err("the devices have not been read yet".into());
+    }
+    let Some(plugin) = &snapshot.plugin else { return Ok(()) };
+    if !plugin.checked {
+        return Err("the device plugin has not looked at the devices yet".into());
+    }
+    // One registration is enough: a restart of the kubelet does not make the metrics unready.
+    let waiting = plugin
+        .resources
+        .iter()
+        .find(|(_, state)| state.registrations == 0 && state.conflict.is_none() && state.ended.is_none());
+    match waiting {
+        None => Ok(()),
+        Some((resource, state)) => {
+            let problem = state.problem.as_deref().unwrap_or("the kubelet has not been asked yet");
+            Err(format!("{resource} is not registered with the kubelet: {problem}"))
+        }
+    }
+}

@@ -1,0 +1,49 @@
+use std::io;
+
+use rustix::process::Signal;
+use tokio::signal::unix::{self, SignalKind, signal};
+
+/// The signals that the agent handles.
+pub struct Signals {
+    terminate: unix::Signal,
+    interrupt: unix::Signal,
+    hangup: unix::Signal,
+}
+
+pub enum Request {
+    End,
+    Reload,
+}
+
+impl Signals {
+    pub fn receive() -> io::Result<Self> {
+        Self::survive()?;
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// The default action of these signals ends the process. With SIGXFSZ handled, a write to a file at its size limit fails
+    /// as on a full disk. An installed handler stays.
+    fn survive() -> io::Result<()> {
+        for survived in [Signal::USR1, Signal::USR2, Signal::XFSZ] {
+            drop(signal(SignalKind::from_raw(survived.as_raw()))?);
+        }
+        Ok(())
+    }
+
+    pub async fn next(&mut self) -> Request {
+        tokio::select! {
+            _ = self.terminate.recv() => Request::End,
+            _ = self.interrupt.recv() => Request::End,
+            _ = self.hangup.recv() => Request::Reload,
+        }
+    }
+
+    /// Returns with the next signal that ends the process.
+    pub async fn end(&mut self) {
+        while !matches!(self.next().await, Request::End) {}
+    }
+}
