@@ -221,17 +221,21 @@ class Prometheus(Process):
             self.connection.close()
             return 0, "no response"
 
-    def query(self, route, method="GET", **parameters):
+    def api(self, route, method="GET", **parameters):
         status, body = self.get(f"/api/v1/{route}?{urllib.parse.urlencode(parameters)}", method)
         if status != 200:
             raise QueryFailed(f"{route} {parameters.get('query', '')}: {status}: {body.strip()[:400]}")
         return json.loads(body)["data"]
 
+    def instant(self, query, **parameters):
+        """Query → its series."""
+        return self.api("query", query=query, **parameters)["result"]
+
     def until(self, query, holds):
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             self.expect_running()
-            result = self.query("query", query=query)["result"]
+            result = self.instant(query)
             if holds(float(result[0]["value"][1]) if result else 0):
                 return
             if time.monotonic() > deadline:
@@ -270,6 +274,16 @@ def grafana_query(expression, scrape_interval, step, range_seconds):
     if "$" in expression:
         raise QueryFailed(f"unknown variable: {expression}")
     return expression
+
+
+def query_panel(prometheus, targets, end, scrape_interval, step, seconds):
+    """Sends a panel's queries as Grafana does, over the `seconds` before `end`."""
+    for target in targets:
+        query = grafana_query(target["expr"], scrape_interval, step, seconds)
+        if target.get("instant"):
+            prometheus.instant(query, time=end)
+        else:
+            prometheus.api("query_range", query=query, start=end - seconds, end=end, step=step)
 
 
 def table(columns):
@@ -318,6 +332,10 @@ def time_text(seconds):
 
 def count_text(number):
     return f"{number:,.0f}"
+
+
+def count_row(figure, number):
+    return Row(figure, count_text(number), number, count_text)
 
 
 def bytes_text(number):
