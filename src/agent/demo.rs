@@ -5,16 +5,12 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
-use super::settings::{HardwareSource, LogFormat, ProcessAttribution, Reloadable, Settings};
-use super::{
-    AgentError, DroppedLogLines, HealthConfig, LibrarySearch, ListenAddress, Opened, Profile, Setup, WebLimits, run_on,
-};
+use super::settings::{HardwareSource, Reloadable, Settings};
+use super::{AgentError, DroppedLogLines, HealthConfig, Opened, Profile, Setup, run_on};
 use crate::clock::Clock;
 use crate::hardware::nvml::NvmlDriver;
 use crate::hardware::simulated::SimulatedDriver;
 use crate::hardware::{Driver, Failure};
-use crate::journal;
-use crate::model::PodLabel;
 use crate::plugin::{MigStrategy, NvidiaConfig, Replication, ResourceConfig, Sharing};
 use crate::simulation::day::Stage;
 use crate::simulation::kubelet::ListedDevice;
@@ -30,20 +26,15 @@ const TRUTH_INTERVAL: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub struct DemoSettings {
-    pub listen: ListenAddress,
+    /// Its node is replaced by the simulated one.
+    pub agent: Settings,
     pub profile: Profile,
     pub churn: bool,
     pub seed: u64,
     /// Play the scripted day of faults, so many times as fast as it is written.
     pub faults: Option<u32>,
-    pub hardware: HardwareSource,
-    pub nvml: LibrarySearch,
-    pub refresh_interval: Duration,
     /// JSON lines of what the simulation really did.
     pub ground_truth: Option<PathBuf>,
-    pub journal: Option<journal::Settings>,
-    /// `None`: in the demo's own directory.
-    pub admin_socket: Option<PathBuf>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -63,13 +54,14 @@ pub async fn demo(settings: DemoSettings, opened: Opened, dropped_lines: Dropped
     let clock = Clock::start();
     let directory = tempfile::Builder::new().prefix("podmeter-demo-").tempdir()?;
     let simulated = SimulatedDriver::new(settings.profile, settings.seed);
-    let (driver, inventory, controls): (Option<Box<dyn Driver>>, _, _) = match settings.hardware {
+    let hardware = settings.agent.hardware;
+    let (driver, inventory, controls): (Option<Box<dyn Driver>>, _, _) = match hardware {
         HardwareSource::Simulated => {
             let controls = simulated.controls();
             (Some(Box::new(simulated)), controls.inventory(), Some(controls))
         }
         HardwareSource::Nvml => {
-            let mut driver = NvmlDriver::new(settings.nvml.clone());
+            let mut driver = NvmlDriver::new(settings.agent.nvml.clone());
             let (inventory, _) = driver.open()?.inventory()?;
             (Some(Box::new(driver)), inventory, None)
         }
@@ -82,44 +74,26 @@ pub async fn demo(settings: DemoSettings, opened: Opened, dropped_lines: Dropped
     let node = SimulatedNode::start(directory.path(), plan, controls.clone(), clock).await?;
     let stage = controls.map(|controls| Stage { controls, kubelet: Arc::clone(node.kubelet()) });
     // Without devices of its own the agent only watches: somebody else's plugin hands them out.
-    let vendor = if settings.hardware == HardwareSource::None { vendor } else { vec![] };
+    let vendor = if hardware == HardwareSource::None { vendor } else { vec![] };
     let plugin_directory = node.kubelet().device_plugin_directory();
     let _vendor: Vec<StandInPlugin> = vendor.iter().map(|resource| stand_in(&plugin_directory, resource)).collect();
 
+    let device_plugin = (hardware != HardwareSource::None).then(|| vec![offered(replicas)]);
     let agent = Settings {
-        listen: vec![settings.listen],
-        probe_listen: None,
-        web_config: None,
-        web_limits: WebLimits::default(),
-        admin_socket: Some(settings.admin_socket.unwrap_or_else(|| directory.path().join("podmeter.sock"))),
-        admin_socket_required: true,
-        node_name: "demo".into(),
-        pod_resources_socket: node.kubelet().pod_resources_socket(),
-        device_plugin_directory: node.kubelet().device_plugin_directory(),
-        kubelet_deadline: Duration::from_secs(5),
-        hardware: settings.hardware,
-        nvml: settings.nvml,
-        nvml_call_durations: false,
-        sample_interval: Duration::from_secs(1),
-        proc_root: node.proc_root(),
-        sys_root: "/sys".into(),
-        dev_root: "/dev".into(),
-        pods_api_socket: node.kubelet().pods_api_socket(),
-        process_attribution: ProcessAttribution::Auto,
-        pod_logs_root: node.pod_logs_root(),
-        pod_labels: PodLabel::all(&["app".to_owned()]).unwrap_or_default(),
-        log_format: LogFormat::Text,
-        health: health_config(settings.faults),
-        journal: settings.journal,
-        hardware_pace: settings.faults.unwrap_or(1),
-        reloadable: Reloadable {
-            refresh_interval: settings.refresh_interval,
-            retention: Duration::from_secs(300),
-            series_limit: 20_000,
-            log_level: "info".into(),
-            files: vec![],
-            device_plugin: (settings.hardware != HardwareSource::None).then(|| vec![offered(replicas)]),
+        admin_socket: match settings.agent.admin_socket_required {
+            true => settings.agent.admin_socket,
+            false => Some(directory.path().join("podmeter.sock")),
         },
+        admin_socket_required: true,
+        pod_resources_socket: node.kubelet().pod_resources_socket(),
+        device_plugin_directory: plugin_directory,
+        proc_root: node.proc_root(),
+        pods_api_socket: node.kubelet().pods_api_socket(),
+        pod_logs_root: node.pod_logs_root(),
+        health: health_config(settings.faults),
+        hardware_pace: settings.faults.unwrap_or(1),
+        reloadable: Reloadable { device_plugin, ..settings.agent.reloadable },
+        ..settings.agent
     };
     let truth = settings.ground_truth.map(|file| write_truth(file, node.account())).transpose()?;
     let reload = Box::new(|| Err("the demo has no configuration".to_owned()));

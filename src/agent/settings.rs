@@ -2,8 +2,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use serde::Deserialize;
-
 use tokio::sync::watch;
 
 use crate::client::{HttpUrl, Target};
@@ -22,26 +20,26 @@ const LOAD_ATTEMPT: &str = "driver-library.json";
 /// The same simulated GPUs at every start.
 const SIMULATED_SEED: u64 = 1;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum HardwareSource {
     Nvml,
     Simulated,
     None,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     Text,
     Json,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ProcessAttribution {
-    #[default]
     Auto,
+    // YAML 1.1 has `on` and `off` as booleans.
+    #[value(alias = "true")]
     On,
+    #[value(alias = "false")]
     Off,
 }
 
@@ -102,39 +100,6 @@ pub struct Reloadable {
 }
 
 impl Settings {
-    /// Keys of the configuration file that differ in `other` and take a restart.
-    #[must_use]
-    pub fn restart_needed_for(&self, other: &Self) -> Vec<&'static str> {
-        fn shown(settings: &Settings) -> [(&'static str, String); 21] {
-            let text = |value: &dyn std::fmt::Debug| format!("{value:?}");
-            [
-                ("listen", text(&settings.listen)),
-                ("probeListen", text(&settings.probe_listen)),
-                ("webConfig", text(&settings.web_config)),
-                ("webMaxConnections, webReadTimeout, webWriteTimeout or webMaxHeaderBytes", text(&settings.web_limits)),
-                ("adminSocket", text(&settings.admin_socket)),
-                ("nodeName", text(&settings.node_name)),
-                ("podResourcesSocket or kubeletRoot", text(&settings.pod_resources_socket)),
-                ("devicePluginDir or kubeletRoot", text(&settings.device_plugin_directory)),
-                ("hardware", text(&settings.hardware)),
-                ("nvmlLibrary or driverRoot", text(&settings.nvml)),
-                ("sampleInterval", text(&settings.sample_interval)),
-                ("procRoot", text(&settings.proc_root)),
-                ("sysRoot", text(&settings.sys_root)),
-                ("devRoot", text(&settings.dev_root)),
-                ("podLogsRoot", text(&settings.pod_logs_root)),
-                ("processAttribution", text(&settings.process_attribution)),
-                ("podLabels", text(&settings.pod_labels)),
-                ("nvmlCallDurations", text(&settings.nvml_call_durations)),
-                ("logFormat", text(&settings.log_format)),
-                ("health", text(&settings.health)),
-                ("stateDir, stateMaxSize or stateMaxAge", text(&settings.journal)),
-            ]
-        }
-        let differ = shown(self).into_iter().zip(shown(other)).filter(|(one, two)| one != two);
-        differ.map(|((key, _), _)| key).collect()
-    }
-
     /// To be called on the runtime, whose threads are to be there before the library is loaded.
     pub(super) fn driver(&self, clock: Clock) -> Option<Box<dyn hardware::Driver>> {
         let attempts = self.load_attempts().map(|file| Attempts::new(file, clock));

@@ -8,8 +8,10 @@ mod config_file;
 mod examples;
 mod log_queue;
 mod logging;
+mod options;
 mod settings;
 mod usage;
+mod value;
 
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
@@ -22,9 +24,12 @@ use crate::agent::{self, AgentError, DemoError, ListenAddress, Target};
 use crate::metrics::catalogue;
 use crate::top::{self, TopSettings};
 use arguments::{
-    AgentAddress, AgentArguments, Arguments, Command, DemoArguments, DoctorArguments, DoctorFormat, MetricsFormat,
-    ProbeArguments, ProbeFormat, RecordArguments, RecordFormat, TopArguments,
+    AgentAddress, Arguments, Command, DemoArguments, DoctorArguments, DoctorFormat, MetricsFormat, ProbeArguments,
+    ProbeFormat, RecordArguments, RecordFormat, TopArguments,
 };
+
+use options::AgentOptions;
+use settings::Configuration;
 
 pub(crate) use settings::check_text;
 
@@ -90,7 +95,7 @@ fn command() -> clap::Command {
 fn run(command: Command) -> Result<(), Failed> {
     match command {
         Command::Agent(arguments) => run_agent(*arguments),
-        Command::Demo(arguments) => run_demo(&arguments),
+        Command::Demo(arguments) => run_demo(arguments),
         Command::Top(arguments) => run_top(arguments),
         Command::Metrics { output } => say(&match output {
             MetricsFormat::Markdown => catalogue::markdown(),
@@ -125,21 +130,20 @@ fn run_top(TopArguments { agent, once, interval }: TopArguments) -> Result<(), F
     text.map_or(Ok(()), |text| say(&text))
 }
 
-fn run_agent(arguments: AgentArguments) -> Result<(), Failed> {
-    let settings = settings::resolve(arguments.clone()).map_err(misused)?;
+fn run_agent(options: AgentOptions) -> Result<(), Failed> {
+    let Configuration { options: started, settings } = settings::resolve(options.clone()).map_err(misused)?;
     let log = logging::start(settings.log_format, &settings.reloadable.log_level);
-    let (started, dropped_lines) = (settings.clone(), log.dropped_lines());
     let level = log.clone();
     let reload = Box::new(move || {
-        let reread = settings::resolve(arguments.clone()).map_err(|error| error.to_string())?;
-        let keys = started.restart_needed_for(&reread);
+        let reread = settings::resolve(options.clone()).map_err(|error| error.to_string())?;
+        let keys = started.restart_needed_for(&reread.options);
         if !keys.is_empty() {
-            tracing::warn!(keys = keys.join(", "), "these have changed and take a restart of podmeter");
+            tracing::warn!(keys = keys.join(", "), "changed options need a restart of podmeter");
         }
-        level.set_level(&reread.reloadable.log_level);
-        Ok(reread.reloadable)
+        level.set_level(&reread.options.log_level);
+        Ok(reread.settings.reloadable)
     });
-    let outcome = block_on(agent::run(settings, reload, dropped_lines));
+    let outcome = block_on(agent::run(settings, reload, log.dropped_lines()));
     log.flush();
     outcome?.map_err(|error| match error {
         AgentError::Bind(error) => Failed(BIND, error.to_string()),
@@ -149,12 +153,13 @@ fn run_agent(arguments: AgentArguments) -> Result<(), Failed> {
     })
 }
 
-fn run_demo(arguments: &DemoArguments) -> Result<(), Failed> {
-    let log = logging::start(agent::LogFormat::Text, "warn,podmeter=info");
+fn run_demo(arguments: DemoArguments) -> Result<(), Failed> {
     let (faults, churn) = (arguments.faults, arguments.churn);
+    let settings = arguments.settings().map_err(misused)?;
+    let log = logging::start(agent::LogFormat::Text, "warn,podmeter=info");
     // A demo whose reader has gone goes on.
     let opened = Box::new(move |page: &ListenAddress| drop(say(&examples::demo_text(page, faults, churn))));
-    let outcome = block_on(agent::demo(arguments.settings(), opened, log.dropped_lines()));
+    let outcome = block_on(agent::demo(settings, opened, log.dropped_lines()));
     log.flush();
     outcome?.map_err(|error| match error {
         DemoError::Agent(AgentError::Bind(error)) => Failed(BIND, error.to_string()),
@@ -163,7 +168,9 @@ fn run_demo(arguments: &DemoArguments) -> Result<(), Failed> {
 }
 
 fn run_probe(arguments: ProbeArguments) -> Result<(), Failed> {
-    let search = settings::library_search(arguments.nvml_library, arguments.driver_root);
+    let ProbeArguments { nvml_library, driver_root, .. } = arguments;
+    let options = AgentOptions { nvml_library, driver_root, ..AgentOptions::default() };
+    let search = settings::resolve(options).map_err(misused)?.settings.nvml;
     let probe = agent::probe_nvml(search, arguments.passes, arguments.deadline);
     let probe = probe.map_err(|error| Failed(FAILED, error.to_string()))?;
     say(&match arguments.output {
@@ -174,7 +181,7 @@ fn run_probe(arguments: ProbeArguments) -> Result<(), Failed> {
 
 fn run_doctor(arguments: DoctorArguments) -> Result<(), Failed> {
     let DoctorArguments { url, output, agent } = arguments;
-    let settings = settings::resolve(agent).map_err(misused)?;
+    let settings = settings::resolve(agent).map_err(misused)?.settings;
     let report = block_on(agent::examine(settings, url))?;
     say(&match output {
         DoctorFormat::Json => report.json(),
@@ -196,8 +203,8 @@ fn run_record(arguments: RecordArguments) -> Result<(), Failed> {
     let RecordArguments { config, agent: address, output } = arguments;
     let target = match (config, address) {
         (Some(config), AgentAddress { url: None, admin_socket }) => {
-            let arguments = AgentArguments { config: Some(config), admin_socket, ..AgentArguments::default() };
-            let socket = settings::resolve(arguments).map_err(misused)?.admin_socket;
+            let arguments = AgentOptions { config: Some(config), admin_socket, ..AgentOptions::default() };
+            let socket = settings::resolve(arguments).map_err(misused)?.settings.admin_socket;
             Target::Socket(socket.ok_or_else(|| misused("the agent has no admin socket: name it with --url"))?)
         }
         (_, address) => address.target(),

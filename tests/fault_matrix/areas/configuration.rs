@@ -45,12 +45,12 @@ pub const AREA: Area = Area {
             within: 10,
         },
         Row {
-            id: "config-takes-a-restart",
-            happens: "A key changes that takes a restart, and SIGHUP has the file re-read",
+            id: "config-needs-restart",
+            happens: "An option changes that needs a restart, and SIGHUP has the file read again",
             how: |rig| rig.reload(&format!("{CONFIG}nodeName: another\n")),
             seen: Seen {
                 metrics: &[Metric("podmeter_config_last_reload_success_timestamp_seconds", &[], Is::Rises)],
-                log: Log::Says("these have changed and take a restart of podmeter"),
+                log: Log::Says("changed options need a restart of podmeter"),
                 page: Some(Text("/-/ready", "200 OK")),
             },
             goes_on: ALL,

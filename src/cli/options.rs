@@ -1,0 +1,295 @@
+//! The options of `podmeter agent`, one row each.
+//!
+//! In: flags, environment variables, the keys of a configuration file. Out: their values, defaults filled in. Does not know: what
+//! an option is for.
+
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+use clap::Args;
+use humantime::Duration;
+use serde::Deserialize;
+
+use super::config_file::DevicePlugin;
+use super::value::{Switch, Value, parsed, read};
+use crate::agent::{HardwareSource, HealthConfig, ListenAddress, LogFormat, ProcessAttribution, Size};
+
+/// What help, error messages and documentation need of an option.
+#[derive(Debug)]
+pub struct Row {
+    name: &'static str,
+    pub flag: String,
+    pub variable: String,
+    /// In the configuration file; empty where the file has no such key.
+    pub key: String,
+    pub help: &'static str,
+    /// In words where no constant is the default; empty where nothing is.
+    pub default: &'static str,
+    pub range: String,
+    pub reloadable: bool,
+}
+
+impl Row {
+    fn new(name: &'static str, key: Option<&str>, texts: [&'static str; 4], reloadable: bool) -> Self {
+        let [help, default, low, high] = texts;
+        Self {
+            name,
+            flag: name.replace('_', "-"),
+            variable: format!("PODMETER_{}", name.to_uppercase()),
+            key: key.map_or_else(|| camel_case(name), str::to_owned),
+            help: help.trim(),
+            default,
+            range: if low.is_empty() { String::new() } else { format!("{low} to {high}") },
+            reloadable,
+        }
+    }
+
+    /// As shown by `--help`.
+    fn full_help(&self) -> String {
+        let range = if self.range.is_empty() { String::new() } else { format!("; {}", self.range) };
+        match self.default {
+            "" => self.help.to_owned(),
+            default => format!("{} [default: {}{range}]", self.help, default.replace(",/", ", /")),
+        }
+    }
+}
+
+fn camel_case(name: &str) -> String {
+    let mut words = name.split('_');
+    let first = words.next().unwrap_or_default().to_owned();
+    words.fold(first, |key, word| key + &word[..1].to_uppercase() + &word[1..])
+}
+
+pub fn row(name: &str) -> &'static Row {
+    ROWS.iter().find(|row| row.name == name).expect("every option is a row")
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("must be {}", row.range)]
+pub struct OutOfRange {
+    pub row: &'static Row,
+    pub value: String,
+}
+
+/// A row `name "VALUE": Type = "default" in "low"..="high", reload` is the flag `--name`, the variable `PODMETER_NAME` and the key
+/// `name` of the configuration file. `=> "words"` describes a default that depends on more than the option. A changed
+/// option takes effect on `reload` or needs a `restart`. `arg` has more attributes of the flag, `key` another key.
+macro_rules! options {
+    (
+        $(
+            $(#[doc = $help:literal])+
+            $name:ident $value:literal : $type:ty
+                $(= $default:literal $(in $low:literal..=$high:literal)?)? $(=> $words:literal)?,
+                $reload:ident $(, arg($($arg:tt)*))? $(, key($key:literal: $($serde:tt)*))?;
+        )*
+    ) => {
+        pub static ROWS: LazyLock<Vec<Row>> = LazyLock::new(|| vec![$(
+            Row::new(
+                stringify!($name),
+                None::<&str>$(.or(Some($key)))?,
+                [
+                    concat!($($help),+),
+                    concat!($($default)? $($words)?),
+                    concat!($($($low)?)?),
+                    concat!($($($high)?)?),
+                ],
+                matches!(stringify!($reload), "reload"),
+            ),
+        )*]);
+
+        /// What flags and variables set, or a configuration file; `None` where they leave the default.
+        #[derive(Clone, Debug, Default, Args, Deserialize)]
+        #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+        pub struct AgentOptions {
+            $(
+                #[arg(
+                    long,
+                    env = row(stringify!($name)).variable.as_str(),
+                    help = row(stringify!($name)).full_help(),
+                    value_name = $value,
+                    value_delimiter = <$type as Value>::DELIMITER,
+                    $($($arg)*)?
+                )]
+                #[serde(deserialize_with = "read" $(, $($serde)*)?)]
+                pub $name: Option<$type>,
+            )*
+            /// Only in the file.
+            #[arg(skip)]
+            pub health: HealthConfig,
+            /// Only in the file, and beside the flag.
+            #[arg(skip)]
+            #[serde(rename = "devicePlugin")]
+            pub plugin_section: DevicePlugin,
+        }
+
+        /// What is in force.
+        #[derive(Clone, Debug)]
+        pub struct OptionValues {
+            $(pub $name: options!(@type $type $(, $default)?),)*
+            pub health: HealthConfig,
+            pub plugin_section: DevicePlugin,
+        }
+
+        impl AgentOptions {
+            /// The sections are those of `file`.
+            pub fn or(self, file: Self) -> Self {
+                Self { $($name: self.$name.or(file.$name),)* health: file.health, plugin_section: file.plugin_section }
+            }
+
+            pub fn values(self) -> Result<OptionValues, OutOfRange> {
+                let values = OptionValues {
+                    $($name: options!(@value self.$name $(, $default)?),)*
+                    health: self.health,
+                    plugin_section: self.plugin_section,
+                };
+                $($($(
+                    if !(parsed($low)..=parsed($high)).contains(&values.$name) {
+                        return Err(OutOfRange { row: row(stringify!($name)), value: values.$name.to_string() });
+                    }
+                )?)?)*
+                Ok(values)
+            }
+        }
+
+        impl OptionValues {
+            /// Keys of what differs in `other` and takes effect only after a restart.
+            pub fn restart_needed_for(&self, other: &Self) -> Vec<&'static str> {
+                let changed = [$((stringify!($name), self.$name != other.$name)),*];
+                let changed = changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| row(name));
+                let health = (self.health != other.health).then_some("health");
+                changed.filter(|row| !row.reloadable).map(|row| row.key.as_str()).chain(health).collect()
+            }
+        }
+    };
+    (@type $type:ty) => { Option<$type> };
+    (@type $type:ty, $default:literal) => { $type };
+    (@value $value:expr) => { $value };
+    (@value $value:expr, $default:literal) => { $value.unwrap_or_else(|| parsed($default)) };
+}
+
+options! {
+    /// YAML file with the same options (`refreshInterval: 5s`)
+    config "FILE": PathBuf, reload, key("": skip);
+    /// Address of metrics and page: `IP:PORT` or `unix:PATH`; repeatable
+    listen "ADDR": Vec<ListenAddress> = "0.0.0.0:9410", restart;
+    /// Address of the kubelet's probes `/-/healthy` and `/-/ready` and nothing else, without TLS and password
+    probe_listen "ADDR": ListenAddress => "none", restart;
+    /// TLS, client certificates, passwords and headers for `--listen`: a web configuration file as for Prometheus exporters; read
+    /// again when it or its certificates change
+    web_config "FILE": PathBuf => "none", restart;
+    /// Connections per listener; beyond that, the least useful connection is closed
+    web_max_connections "N": usize = "64" in "4"..="10000", restart;
+    /// Time limit to receive a request's head, and to wait for the next request on a connection
+    web_read_timeout "DUR": Duration = "65s" in "1s"..="10m", restart;
+    /// Time limit for a client to accept a response
+    web_write_timeout "DUR": Duration = "10s" in "1s"..="10m", restart;
+    /// Size limit of a request line with its headers
+    web_max_header_bytes "N": usize = "32768" in "8192"..="1048576", restart;
+    /// Node name on the page; never a metric label
+    node_name "NAME": String => "$NODE_NAME, else the host name", restart;
+    /// Root directory of the kubelet
+    kubelet_root "DIR": PathBuf = "/var/lib/kubelet", restart;
+    /// Socket of the kubelet's PodResources API
+    pod_resources_socket "PATH": PathBuf => "pod-resources/kubelet.sock under the kubelet root", restart;
+    /// Directory of the kubelet's device plugin sockets
+    device_plugin_dir "DIR": PathBuf => "device-plugins under the kubelet root", restart;
+    /// Interval between requests to the kubelet when nothing triggers one earlier
+    refresh_interval "DUR": Duration = "5s" in "1s"..="10m", reload;
+    /// Source of device readings
+    hardware "SOURCE": HardwareSource = "nvml", restart;
+    /// Path of `libnvidia-ml.so.1`
+    nvml_library "PATH": PathBuf => "the loader's search path, then the driver roots", restart;
+    /// Export the duration of each NVML call, as a histogram by call
+    nvml_call_durations "BOOL": bool = "false", restart,
+        arg(num_args = 0..=1, require_equals = true, default_missing_value = "true");
+    /// Root directory of a host or containerized driver; repeatable
+    driver_root "DIR": Vec<PathBuf> = "/,/run/nvidia/driver,/home/kubernetes/bin/nvidia", restart;
+    /// Interval between fast device readings
+    sample_interval "DUR": Duration = "1s" in "100ms"..="1m", restart;
+    /// Where the host's `/proc` is mounted
+    proc_root "DIR": PathBuf = "/proc", restart;
+    /// Where the host's `/sys` is mounted
+    sys_root "DIR": PathBuf = "/sys", restart;
+    /// Where the host's `/dev` is mounted; containers are given device nodes of `/dev` nevertheless
+    dev_root "DIR": PathBuf = "/dev", restart;
+    /// Attribute a device's use by process; `auto`: where host process IDs are visible
+    process_attribution "auto|on|off": ProcessAttribution = "auto", restart;
+    /// The kubelet's log directories, whose names contain pod UIDs
+    pod_logs_root "DIR": PathBuf = "/var/log/pods", restart;
+    /// Pod label to export in `podmeter_pod_info`, where the kubelet serves its Pods API; repeatable
+    pod_label "KEY": Vec<String> => "none", restart, key("podLabels": rename = "podLabels");
+    /// Run the bundled device plugin
+    device_plugin "on|off": Switch => "on; off for simulated hardware", reload, key("devicePlugin": skip);
+    /// Configuration file of NVIDIA's device plugin (`version: v1`), in place of `devicePlugin.resources` of kind nvidia
+    nvidia_config "FILE": PathBuf => "none", reload, key("devicePlugin.nvidiaConfig": skip);
+    /// Directory of the journal, which keeps for `podmeter usage` which container held which device
+    state_dir "DIR": PathBuf => "none", restart;
+    /// Size limit of the journal; beyond that, the holdings that ended first are deleted
+    state_max_size "SIZE": Size = "64MiB" in "4MiB"..="16GiB", restart;
+    /// How long the journal keeps ended holdings
+    state_max_age "DUR": Duration = "90days" in "1h"..="20years", restart;
+    /// Unix socket for local commands, mode 0600; `none` disables it
+    admin_socket "PATH": PathBuf => "/run/podmeter/podmeter.sock", restart;
+    /// How long the counters of an ended container are exported
+    retention "DUR": Duration = "5m" in "0s"..="1day", reload;
+    /// Limit of exported container series; beyond that, those of the containers that ended first are dropped, then those of the
+    /// newest
+    series_limit "N": usize = "20000" in "100"..="1000000", reload;
+    /// Format of the log
+    log_format "FORMAT": LogFormat = "text", restart;
+    /// Level of the log, or a filter such as `info,podmeter::kubelet=debug`
+    log_level "FILTER": String = "info", reload;
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, Command, FromArgMatches as _};
+
+    use super::*;
+    use crate::cli::config_file;
+
+    /// A value that is not the default, as in a flag.
+    fn other_value(row: &Row) -> &'static str {
+        match row.name {
+            "listen" => "127.0.0.1:1,unix:/tmp/x.sock",
+            "probe_listen" => "0.0.0.0:9411",
+            "hardware" => "simulated",
+            "nvml_call_durations" => "true",
+            "process_attribution" | "device_plugin" => "off",
+            "log_format" => "json",
+            "state_max_size" => "8MiB",
+            "series_limit" | "web_max_connections" | "web_max_header_bytes" => "9999",
+            "driver_root" | "pod_label" => "a,b",
+            "state_max_age" => "1day",
+            _ if !row.range.is_empty() => "20s",
+            _ => "x",
+        }
+    }
+
+    fn parse(arguments: &[&str]) -> AgentOptions {
+        let command = AgentOptions::augment_args(Command::new("agent").no_binary_name(true));
+        let matches = command.try_get_matches_from(arguments).expect("valid flags");
+        AgentOptions::from_arg_matches(&matches).expect("valid flags")
+    }
+
+    #[test]
+    fn every_option_means_the_same_as_a_flag_and_in_a_file() {
+        let defaults = format!("{:?}", AgentOptions::default().values().expect("defaults in range"));
+        for row in ROWS.iter() {
+            let value = other_value(row);
+            let flag = parse(&[&format!("--{}={value}", row.flag)]);
+            assert_ne!(format!("{:?}", flag.clone().values().expect("in range")), defaults, "{}", row.flag);
+            if row.key.is_empty() || row.key.starts_with("devicePlugin") {
+                continue;
+            }
+            let text = match value.contains(',') {
+                true => format!("{}: [\"{}\"]", row.key, value.replace(',', "\", \"")),
+                false => format!("{}: {value}", row.key),
+            };
+            let file = config_file::parse(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
+            assert_eq!(format!("{file:?}"), format!("{flag:?}"), "{text}");
+            let null = config_file::parse(&format!("{}:\n", row.key)).expect("a key without a value");
+            assert_eq!(format!("{null:?}"), format!("{:?}", AgentOptions::default()), "{}", row.key);
+        }
+    }
+}

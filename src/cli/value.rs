@@ -1,0 +1,101 @@
+//! Values of options, written the same in a flag, a variable and a configuration file.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use humantime::Duration;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+
+use crate::agent::{HardwareSource, ListenAddress, LogFormat, ProcessAttribution, Size};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    On,
+    Off,
+}
+
+pub trait Value: Sized {
+    /// Between the values of a list.
+    const DELIMITER: Option<char> = None;
+
+    fn parse(text: &str) -> Result<Self, String>;
+
+    fn from_file<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Self::parse(&text).map_err(|problem| D::Error::custom(format!("{text:?}: {problem}")))
+    }
+
+    /// An empty list leaves the default.
+    fn is_set(&self) -> bool {
+        true
+    }
+}
+
+macro_rules! values {
+    (native: $($native:ty),*; text: $($text:ty),*; named: $($named:ty),*;) => {
+        $(impl Value for $native {
+            fn parse(text: &str) -> Result<Self, String> {
+                text.parse().map_err(|problem: <Self as std::str::FromStr>::Err| problem.to_string())
+            }
+
+            fn from_file<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                Deserialize::deserialize(deserializer)
+            }
+        })*
+        $(impl Value for $text {
+            fn parse(text: &str) -> Result<Self, String> {
+                text.parse().map_err(|problem: <Self as std::str::FromStr>::Err| problem.to_string())
+            }
+        })*
+        $(impl Value for $named {
+            fn parse(text: &str) -> Result<Self, String> {
+                let names = Self::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+                let names = names.map(|name| name.get_name().to_owned()).collect::<Vec<_>>();
+                ValueEnum::from_str(text, false).map_err(|_| format!("must be one of {}", names.join(", ")))
+            }
+        })*
+    };
+}
+
+values! {
+    native: String, PathBuf, usize, bool;
+    text: Duration, ListenAddress, Size;
+    named: HardwareSource, LogFormat, ProcessAttribution, Switch;
+}
+
+impl<T: Value> Value for Vec<T> {
+    const DELIMITER: Option<char> = Some(',');
+
+    fn parse(text: &str) -> Result<Self, String> {
+        text.split(',').map(T::parse).collect()
+    }
+
+    fn from_file<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let values = Vec::<Read<T>>::deserialize(deserializer)?;
+        Ok(values.into_iter().map(|Read(value)| value).collect())
+    }
+
+    fn is_set(&self) -> bool {
+        !self.is_empty()
+    }
+}
+
+struct Read<T>(T);
+
+impl<'de, T: Value> Deserialize<'de> for Read<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        T::from_file(deserializer).map(Self)
+    }
+}
+
+/// For `deserialize_with`.
+pub fn read<'de, T: Value, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    let value = Option::<Read<T>>::deserialize(deserializer)?;
+    Ok(value.map(|Read(value)| value).filter(Value::is_set))
+}
+
+/// A constant of the table of options.
+pub fn parsed<T: Value>(text: &str) -> T {
+    T::parse(text).expect("a test reads every default and range")
+}
