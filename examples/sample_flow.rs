@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use podmeter::clock::Clock;
-use podmeter::kubelet::{self as kubelet_watch, PodSources};
+use podmeter::kubelet::{self, PodSources};
 use podmeter::model::{HardwareState, PluginState};
 use podmeter::plugin::paths::Roots;
 use podmeter::plugin::{self, Config, Surroundings};
@@ -54,13 +54,13 @@ pub async fn flow(out: &mut impl Write) -> anyhow::Result<()> {
 /// The plugin, and beside it what watches the kubelet. They end with `tasks`.
 fn start_podmeter(root: &Path, tasks: &mut Tasks) -> anyhow::Result<watch::Receiver<Arc<PluginState>>> {
     let clock = Clock::start();
-    let watching = kubelet_watch::Settings {
+    let watching = kubelet::Settings {
         pod_resources_socket: root.join("pod-resources/kubelet.sock"),
         device_plugin_directory: root.join("device-plugins"),
         refresh_interval: Box::new(|| Duration::from_secs(5)),
         deadline: Duration::from_secs(5),
     };
-    let kubelet = kubelet_watch::start(watching, PodSources::default(), clock, tasks);
+    let kubelet_handle = kubelet::start(watching, PodSources::default(), clock, tasks);
 
     let config: Config = serde_saphyr::from_str(CONFIGURATION)?;
     let settings = plugin::Settings {
@@ -74,7 +74,7 @@ fn start_podmeter(root: &Path, tasks: &mut Tasks) -> anyhow::Result<watch::Recei
     };
     let no_driver = HardwareState { source: "none", ..HardwareState::default() };
     let (publish_hardware, hardware) = watch::channel(Arc::new(no_driver));
-    // What exists nowhere is not judged.
+    // A simulated device has no health of its own.
     let (publish_health, health) = watch::channel(Arc::default());
     tasks.spawn("hardware and health", async move {
         std::future::pending::<()>().await;
@@ -83,9 +83,9 @@ fn start_podmeter(root: &Path, tasks: &mut Tasks) -> anyhow::Result<watch::Recei
     let neighbours = plugin::Neighbours {
         hardware,
         health,
-        kubelet: kubelet.states(),
-        allocated: kubelet.allocated(),
-        look: kubelet.allocatable(),
+        kubelet: kubelet_handle.states(),
+        allocated: kubelet_handle.allocated(),
+        look: kubelet_handle.allocatable(),
     };
     Ok(plugin::start(settings, neighbours, clock, tasks).states())
 }

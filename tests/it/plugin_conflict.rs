@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::kubelet::{Node, Options, Rules, node};
-use crate::support::plugin_room::{GPU, PATIENCE, Podmeter, counts, gpus, pod, runs, uuid};
+use crate::support::plugin_harness::{GPU, PATIENCE, PluginHarness, counts, gpus, pod, runs, uuid};
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::simulation::plugin::{Behaviour, StandInPlugin};
 
@@ -18,10 +18,10 @@ const SHOWN: Duration = Duration::from_secs(5);
 /// Holdings are compared with what was granted from some time after a registration.
 const BASELINE: Duration = Duration::from_millis(2500);
 
-async fn with_podmeter(rules: Rules, yaml: &str) -> (Node, Podmeter) {
+async fn with_podmeter(rules: Rules, yaml: &str) -> (Node, PluginHarness) {
     let node = node(Options { rules, ..Options::default() }).await;
     runs(&node, kubelet::PodSpec::new("team", "idle")).await;
-    let podmeter = Podmeter::configured(node.root.path(), yaml, gpus(4));
+    let podmeter = PluginHarness::configured(node.root.path(), yaml, gpus(4));
     podmeter.registered(GPU, 1).await;
     counts(&node, GPU, 4, 4).await;
     (node, podmeter)
@@ -40,7 +40,7 @@ async fn other(node: &Node, devices: Vec<ListedDevice>, socket: Option<&str>) ->
 }
 
 /// The text of the conflict, shown in time.
-async fn conflict(podmeter: &Podmeter) -> String {
+async fn conflict(podmeter: &PluginHarness) -> String {
     let began = Instant::now();
     let state = podmeter.until(GPU, "a conflict", |state| state.conflict.is_some()).await;
     assert!(began.elapsed() < SHOWN, "shown after {:?}", began.elapsed());
@@ -49,7 +49,7 @@ async fn conflict(podmeter: &Podmeter) -> String {
 }
 
 /// After the end of the other plugin.
-async fn registered_soon(podmeter: &Podmeter, times: u64) {
+async fn registered_soon(podmeter: &PluginHarness, times: u64) {
     let began = Instant::now();
     podmeter.registered(GPU, times).await;
     assert!(began.elapsed() < SOON, "registered again after {:?}", began.elapsed());
@@ -186,7 +186,7 @@ async fn a_restart_and_a_rolling_update_are_no_conflict() {
         let (node, old) = with_podmeter(rules, "{}").await;
         runs(&node, pod("before", 1)).await;
         tokio::time::sleep(BASELINE).await;
-        let new = Podmeter::start(node.root.path());
+        let new = PluginHarness::start(node.root.path());
         let in_conflict = Arc::new(AtomicBool::new(false));
         let mut watchers = tokio::task::JoinSet::new();
         for podmeter in [&old, &new] {

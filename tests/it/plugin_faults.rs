@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::support::kubelet::{Admission, FakeKubelet, Method, Node, Options, Rules, connect, node};
-use crate::support::plugin_room::{GPU, PATIENCE, Podmeter, counts, gpus, held, pod, runs, sockets, uuid};
+use crate::support::plugin_harness::{GPU, PATIENCE, PluginHarness, counts, gpus, held, pod, runs, sockets, uuid};
 use podmeter::model::PluginState;
 use podmeter::plugin::Config;
 use podmeter::wire::v1beta1::device_plugin_client::DevicePluginClient;
@@ -56,9 +56,9 @@ fn strings(ids: &[&str]) -> Vec<String> {
     ids.iter().map(|id| (*id).to_owned()).collect()
 }
 
-async fn with(yaml: &str, count: u32, slots: usize) -> (Node, Podmeter) {
+async fn with(yaml: &str, count: u32, slots: usize) -> (Node, PluginHarness) {
     let node = node(Options::default()).await;
-    let podmeter = Podmeter::configured(node.root.path(), yaml, gpus(count));
+    let podmeter = PluginHarness::configured(node.root.path(), yaml, gpus(count));
     podmeter.registered(GPU, 1).await;
     counts(&node, GPU, slots, slots).await;
     (node, podmeter)
@@ -202,7 +202,7 @@ async fn seventy_thousand_slots_are_offered_as_far_as_the_kubelet_can_take_them(
 async fn a_kubelet_that_refuses_is_asked_until_it_does_not() {
     let node = node(Options::default()).await;
     node.fail(Method::Register, Code::Unknown, "the ResourceName \"nvidia.com/gpu\" is invalid");
-    let podmeter = Podmeter::start(node.root.path());
+    let podmeter = PluginHarness::start(node.root.path());
     let says =
         |problem: Option<&str>| problem.is_some_and(|problem| problem.contains("GPU") || problem.contains("gpu"));
     let state = podmeter.until(GPU, "the kubelet's reason", |state| says(state.problem.as_deref())).await;
@@ -221,7 +221,7 @@ async fn a_kubelet_that_dies_within_a_registration_is_registered_with_when_it_re
     for method in [Method::Register, Method::GetDevicePluginOptions, Method::ListAndWatch] {
         let node = node(Options::default()).await;
         node.hang(method);
-        let podmeter = Podmeter::start(node.root.path());
+        let podmeter = PluginHarness::start(node.root.path());
         serving(&node).await;
         node.stop();
         // Registered, but not asked for its list yet: the new kubelet's socket is the first that it notices.
@@ -243,7 +243,7 @@ async fn a_purge_in_the_middle_of_a_registration_is_got_over() {
     for method in [Method::Register, Method::GetDevicePluginOptions] {
         let node = node(Options::default()).await;
         node.hang(method);
-        let podmeter = Podmeter::start(node.root.path());
+        let podmeter = PluginHarness::start(node.root.path());
         let before = serving(&node).await;
         node.restart().unwrap();
         node.heal();
@@ -276,7 +276,7 @@ async fn serving(node: &FakeKubelet) -> Vec<std::path::PathBuf> {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upgraded_kubelet_is_registered_with_under_its_rules() {
     let root = tempfile::tempdir().unwrap();
-    let podmeter = Podmeter::start(root.path());
+    let podmeter = PluginHarness::start(root.path());
     for (times, rules) in (1..).zip([Rules::UpTo136, Rules::From137, Rules::UpTo136]) {
         let kubelet = FakeKubelet::start(root.path(), Options { rules, ..Options::default() }).await.unwrap();
         podmeter.registered(GPU, times).await;
@@ -290,7 +290,7 @@ async fn an_upgraded_kubelet_is_registered_with_under_its_rules() {
 async fn two_podmeters_for_good_leave_the_resource_served() {
     for rules in [Rules::UpTo136, Rules::From137] {
         let node = node(Options { rules, ..Options::default() }).await;
-        let (one, other) = (Podmeter::start(node.root.path()), Podmeter::start(node.root.path()));
+        let (one, other) = (PluginHarness::start(node.root.path()), PluginHarness::start(node.root.path()));
         one.registered(GPU, 1).await;
         other.registered(GPU, 1).await;
         counts(&node, GPU, 4, 4).await;
@@ -318,7 +318,7 @@ async fn two_podmeters_for_good_leave_the_resource_served() {
 async fn a_directory_that_is_missing_is_waited_for() {
     let root = tempfile::tempdir().unwrap();
     let directory = root.path().join("device-plugins");
-    let podmeter = Podmeter::start(root.path());
+    let podmeter = PluginHarness::start(root.path());
     let state = podmeter.until(GPU, "a reason", |state| state.problem.is_some()).await;
     let problem = state.problem.unwrap();
     for part in [directory.join("kubelet.sock").to_str().unwrap(), "is not there", "--device-plugin-dir"] {
@@ -489,7 +489,7 @@ impl Drop for Hanging {
 async fn a_look_at_the_host_that_hangs_keeps_no_verdict_from_the_kubelet() {
     let node = node(Options::default()).await;
     let yaml = "resources: [{kind: nvidia, passDeviceSpecs: true}]";
-    let podmeter = Podmeter::configured(node.root.path(), yaml, gpus(4));
+    let podmeter = PluginHarness::configured(node.root.path(), yaml, gpus(4));
     podmeter.registered(GPU, 1).await;
     counts(&node, GPU, 4, 4).await;
     let capabilities = node.root.path().join("proc/driver/nvidia/capabilities/gpu0/mig/gi1");

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::support::kubelet::{Admission, ContainerSpec, Node, Options, PodSpec, Rules, node};
 use crate::support::links::Random;
-use crate::support::room::{Room, gpu, slices, uuid};
+use crate::support::plugin_harness::{GPU, PluginHarness, gpu, hardware, mig_devices, uuid};
 use podmeter::clock::Clock;
 use podmeter::model::{DeviceReadings, Gpu, GpuUuid};
 use podmeter::plugin::{MigStrategy, NvidiaConfig, ResourceConfig};
@@ -25,14 +25,14 @@ const STEPS: usize = 9;
 /// For everything to be as the model says after a step.
 const BOUND: Duration = Duration::from_secs(15);
 const PROFILES: [&str; 2] = ["1g.10gb", "3g.40gb"];
-const RESOURCES: [&str; 3] = ["nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"];
+const RESOURCES: [&str; 3] = [GPU, "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"];
 
 /// By id: the GPU behind it, and whether it is healthy.
 type Offered = BTreeMap<String, (u32, bool)>;
 
 struct World {
     node: Node,
-    room: Room,
+    harness: PluginHarness,
     random: Random,
     gpus: BTreeMap<u32, Gpu>,
     /// By their readings.
@@ -52,10 +52,15 @@ impl World {
         let gpus: BTreeMap<u32, Gpu> = (0..4).map(|index| (index, gpu(index))).collect();
         let config = NvidiaConfig { mig_strategy: MigStrategy::Mixed, ..NvidiaConfig::default() };
         let resources = vec![ResourceConfig::Nvidia(Box::new(config))];
-        let room = Room::start(node.root.path(), resources, gpus.values().cloned());
+        let harness = PluginHarness::start_with(
+            node.root.path(),
+            resources,
+            hardware(gpus.values().cloned()),
+            Duration::from_secs(1),
+        );
         let random = links::seeded(seed);
         let steps = vec![format!("{rules:?}, WALK_SEED={seed}")];
-        Self { node, room, random, gpus, ill: BTreeSet::new(), told: BTreeMap::new(), pods: vec![], made: 0, steps }
+        Self { node, harness, random, gpus, ill: BTreeSet::new(), told: BTreeMap::new(), pods: vec![], made: 0, steps }
     }
 
     fn offered(&self, resource: &str) -> Offered {
@@ -93,7 +98,8 @@ impl World {
         let is_kept = |(id, gpu): (&&String, &&u32)| held.contains(*id) || !self.gpus[*gpu].present;
         let keeps = missing.iter().any(|(id, gpu)| is_kept((id, gpu)));
         let sockets = self.sockets(resource);
-        let registered = self.room.state.borrow().resources.get(&resource.into()).is_some_and(|state| state.registered);
+        let registered =
+            self.harness.state.borrow().resources.get(&resource.into()).is_some_and(|state| state.registered);
         let is_held = missing.keys().any(|id| held.contains(*id));
         if offered.is_empty() && !is_held {
             let has_ended = self.node.listed(resource).is_none() && self.node.allocatable_ids(resource).is_empty();
@@ -141,7 +147,7 @@ impl World {
                     return;
                 }
                 Err(problem) if clock.now().monotonic.as_duration() > BOUND => {
-                    panic!("{problem} after {:#?}\n{:#?}", self.steps, self.room.state.borrow())
+                    panic!("{problem} after {:#?}\n{:#?}", self.steps, self.harness.state.borrow())
                 }
                 Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
             }
@@ -174,7 +180,7 @@ impl World {
     /// The room hears of the GPU as it is in the model now.
     fn tell(&self, index: u32) {
         let ill = self.ill.contains(&index);
-        self.room.hardware.send_modify(|hardware| {
+        self.harness.hardware.send_modify(|hardware| {
             let hardware = Arc::make_mut(hardware);
             let readings = DeviceReadings { lost: ill, ..DeviceReadings::default() };
             hardware.readings.insert(GpuUuid::new(uuid(index)), Arc::new(readings));
@@ -229,7 +235,7 @@ impl World {
                 self.steps.push(format!("GPU {index} has {} of {profile}", numbers.len()));
                 let gpu = self.gpus.get_mut(&index).unwrap();
                 gpu.mig_enabled = Some(!numbers.is_empty());
-                gpu.mig_devices = slices(profile, &numbers);
+                gpu.mig_devices = mig_devices(profile, &numbers);
                 self.tell(index);
             }
         }
@@ -294,7 +300,7 @@ async fn a_registration_whose_socket_was_removed_is_not_waited_for() {
     let (asked, mut endpoints) = mpsc::unbounded_channel();
     let server = tonic::transport::Server::builder().add_service(RegistrationServer::new(DialsInVain(asked)));
     let _server = tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
-    let _room = Room::start(root.path(), vec![ResourceConfig::Nvidia(Box::default())], [gpu(0)]);
+    let _harness = PluginHarness::configured(root.path(), "{}", hardware([gpu(0)]));
     let first = endpoints.recv().await.unwrap();
     std::fs::remove_file(directory.join(&first)).unwrap();
     // Less than the fifteen seconds that a registration may take.

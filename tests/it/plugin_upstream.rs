@@ -40,7 +40,9 @@ use parking_lot::Mutex;
 use crate::support::kubelet::{
     Admission, ContainerSpec, Count, FakeKubelet, Method, Node, Options, Phase, PodSpec, Rules, node,
 };
-use crate::support::plugin_room::{GPU, PATIENCE, Podmeter, counts, gpus, held, pod, rejected, runs, sockets, uuid};
+use crate::support::plugin_harness::{
+    GPU, PATIENCE, PluginHarness, counts, gpus, held, pod, rejected, runs, sockets, uuid,
+};
 use podmeter::model::HardwareState;
 use podmeter::simulation::kubelet::STOP_GRACE;
 use tonic::Code;
@@ -97,14 +99,14 @@ async fn with(rules: Rules) -> Node {
 }
 
 /// A kubelet to which our plugin has offered four GPUs.
-async fn with_plugin(rules: Rules) -> (Node, Podmeter) {
+async fn with_plugin(rules: Rules) -> (Node, PluginHarness) {
     with_hardware(rules, gpus(4)).await
 }
 
-async fn with_hardware(rules: Rules, hardware: HardwareState) -> (Node, Podmeter) {
+async fn with_hardware(rules: Rules, hardware: HardwareState) -> (Node, PluginHarness) {
     let node = with(rules).await;
     let count = hardware.inventory.gpus.len();
-    let podmeter = Podmeter::configured(node.root.path(), "{}", hardware);
+    let podmeter = PluginHarness::configured(node.root.path(), "{}", hardware);
     podmeter.registered(GPU, 1).await;
     counts(&node, GPU, count, count).await;
     (node, podmeter)
@@ -118,7 +120,7 @@ async fn restarted(node: &Node) {
 async fn devices_are_allocatable_only_with_a_plugin(rules: Rules) {
     let node = with(rules).await;
     assert_eq!(node.allocatable().await.devices, []);
-    let podmeter = Podmeter::start(node.root.path());
+    let podmeter = PluginHarness::start(node.root.path());
     podmeter.registered(GPU, 1).await;
     counts(&node, GPU, 4, 4).await;
     let devices = node.allocatable().await.devices;
@@ -175,7 +177,7 @@ async fn both_versions_of_the_api_show_what_a_pod_was_given(rules: Rules) {
 async fn a_cdi_device_reaches_the_container(rules: Rules) {
     let node = with(rules).await;
     let yaml = "resources: [{kind: nvidia, deviceListStrategy: cdi-cri}]";
-    let podmeter = Podmeter::configured(node.root.path(), yaml, gpus(4));
+    let podmeter = PluginHarness::configured(node.root.path(), yaml, gpus(4));
     podmeter.registered(GPU, 1).await;
     counts(&node, GPU, 4, 4).await;
     runs(&node, pod("trainer", 1)).await;
@@ -215,7 +217,7 @@ async fn an_assignment_outlives_every_restart(rules: Rules) {
             restarted(&node).await;
         }
         if plugin {
-            podmeter = Podmeter::start(node.root.path());
+            podmeter = PluginHarness::start(node.root.path());
         }
         podmeter.registered(GPU, if plugin { 1 } else { registrations + u64::from(kubelet) }).await;
         counts(&node, GPU, 4, 4).await;
@@ -302,7 +304,7 @@ async fn after_a_reboot_a_pod_before_its_plugin_fails(rules: Rules) {
     assert!(message.contains(NOTHING_HEALTHY), "{message}");
     assert_eq!(node.list().await.pod_resources, []);
     // With the plugin there, it stays, and a pod keeps what it had.
-    let podmeter = Podmeter::start(node.root.path());
+    let podmeter = PluginHarness::start(node.root.path());
     podmeter.registered(GPU, 1).await;
     counts(&node, GPU, 4, 4).await;
     runs(&node, pod("again", 4)).await;
@@ -314,7 +316,7 @@ async fn a_kubelet_restarted_without_the_plugin_offers_nothing(rules: Rules) {
     restarted(&node).await;
     counts(&node, GPU, 0, 0).await;
     assert!(rejected(&node, pod("trainer", 1)).await.contains(NOTHING_HEALTHY));
-    let podmeter = Podmeter::start(node.root.path());
+    let podmeter = PluginHarness::start(node.root.path());
     podmeter.registered(GPU, 1).await;
     counts(&node, GPU, 4, 4).await;
     runs(&node, pod("late", 4)).await;
@@ -323,7 +325,7 @@ async fn a_kubelet_restarted_without_the_plugin_offers_nothing(rules: Rules) {
 async fn a_registration_whose_options_call_fails_is_tried_again(rules: Rules) {
     let node = with(rules).await;
     node.fail(Method::GetDevicePluginOptions, Code::Unknown, "no options today");
-    let podmeter = Podmeter::start(node.root.path());
+    let podmeter = PluginHarness::start(node.root.path());
     let text = "failed to get device plugin options: rpc error: code = Unknown desc = no options today";
     let fails = |problem: Option<&str>| problem.is_some_and(|problem| problem.contains(text));
     podmeter.until(GPU, "the kubelet's text", |state| fails(state.problem.as_deref())).await;
@@ -393,7 +395,7 @@ async fn several_devices_flip_several_times(rules: Rules) {
 async fn a_list_that_breaks_at_once_is_offered_again(rules: Rules) {
     let node = with(rules).await;
     node.fail(Method::ListAndWatch, Code::Unknown, "no list today");
-    let podmeter = Podmeter::start(node.root.path());
+    let podmeter = PluginHarness::start(node.root.path());
     podmeter.until(GPU, "registered twice", |state| state.registrations >= 2).await;
     counts(&node, GPU, 0, 0).await;
     node.heal();
@@ -470,7 +472,7 @@ async fn lowest(node: &FakeKubelet, steps: impl Future<Output = ()>) -> Count {
 
 async fn a_rollout_keeps_the_capacity(rules: Rules) {
     let (node, old) = with_plugin(rules).await;
-    let new = Podmeter::start(node.root.path());
+    let new = PluginHarness::start(node.root.path());
     let least = lowest(&node, async {
         new.registered(GPU, 1).await;
         counts(&node, GPU, 4, 4).await;
@@ -495,7 +497,7 @@ async fn a_rollout_keeps_the_capacity(rules: Rules) {
 async fn a_second_plugin_that_cannot_register_leaves_the_first_alone(rules: Rules) {
     let (node, first) = with_plugin(rules).await;
     node.fail(Method::Register, Code::Unknown, "not you");
-    let second = Podmeter::start(node.root.path());
+    let second = PluginHarness::start(node.root.path());
     let least = lowest(&node, async {
         let refused = |problem: Option<&str>| problem.is_some_and(|problem| problem.contains("not you"));
         second.until(GPU, "refused", |state| refused(state.problem.as_deref())).await;
@@ -510,7 +512,7 @@ async fn a_second_plugin_that_cannot_register_leaves_the_first_alone(rules: Rule
 
 async fn the_first_plugin_goes_on_when_the_second_is_withdrawn(rules: Rules) {
     let (node, first) = with_plugin(rules).await;
-    let second = Podmeter::start(node.root.path());
+    let second = PluginHarness::start(node.root.path());
     second.registered(GPU, 1).await;
     let least = lowest(&node, async {
         second.end().await;

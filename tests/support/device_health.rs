@@ -1,4 +1,4 @@
-//! A verdict without memory, for tests of what becomes of verdicts.
+//! Device health that depends on the current readings only.
 
 use std::sync::Arc;
 
@@ -7,21 +7,21 @@ use podmeter::model::{
 };
 use tokio::sync::watch;
 
-/// Follows the hardware for as long as there is any.
-pub fn verdicts(mut hardware: watch::Receiver<Arc<HardwareState>>) -> watch::Receiver<Arc<HealthState>> {
-    let (health, verdicts) = watch::channel(Arc::new(judged(&hardware.borrow_and_update())));
+/// Follows the hardware until its sender is dropped.
+pub fn health_of(mut hardware: watch::Receiver<Arc<HardwareState>>) -> watch::Receiver<Arc<HealthState>> {
+    let (publish, health) = watch::channel(Arc::new(derive(&hardware.borrow_and_update())));
     tokio::spawn(async move {
         while hardware.changed().await.is_ok() {
-            let state = judged(&hardware.borrow_and_update());
-            health.send_replace(Arc::new(state));
+            let state = derive(&hardware.borrow_and_update());
+            publish.send_replace(Arc::new(state));
         }
     });
-    verdicts
+    health
 }
 
-fn judged(hardware: &HardwareState) -> HealthState {
+fn derive(hardware: &HardwareState) -> HealthState {
     let cause = |reason, detail: &str| vec![HealthCause { reason, detail: detail.into(), clears: "" }];
-    let verdict = |gpu: &Gpu| {
+    let device = |gpu: &Gpu| {
         let causes = match hardware.readings.get(&gpu.uuid) {
             _ if !gpu.present => cause(UnhealthyReason::Lost, "it is lost"),
             Some(readings) if readings.lost => cause(UnhealthyReason::Lost, "it is lost"),
@@ -31,8 +31,8 @@ fn judged(hardware: &HardwareState) -> HealthState {
         DeviceHealth { healthy: causes.is_empty(), since: Moment::default(), causes }
     };
     let of = |gpu: &Gpu| GpuHealth {
-        whole: verdict(gpu),
-        instances: gpu.mig_devices.iter().map(|mig| (mig.uuid.clone(), verdict(gpu))).collect(),
+        whole: device(gpu),
+        instances: gpu.mig_devices.iter().map(|mig| (mig.uuid.clone(), device(gpu))).collect(),
         xids: XidCounts::default(),
     };
     let gpus = hardware.inventory.gpus.values().map(|gpu| (gpu.uuid.clone(), of(gpu))).collect();

@@ -1,20 +1,21 @@
-//! The plugin room with the kubelet room beside it, as the agent runs them, over one fake kubelet's directories.
+//! The device plugin and the kubelet client as the agent runs them, over the directories of one fake kubelet and an inventory
+//! that the test changes.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::verdicts::verdicts;
 use podmeter::clock::Clock;
-use podmeter::kubelet::{self as kubelet_watch, PodSources};
+use podmeter::kubelet::PodSources;
 use podmeter::model::{
-    DeviceReadings, Gpu, GpuUuid, HardwareState, Inventory, KubeletState, PluginResource, PluginState,
+    DeviceReadings, Gpu, GpuUuid, HardwareState, Inventory, KubeletState, MigDevice, PluginResource, PluginState,
 };
 use podmeter::plugin::paths::Roots;
 use podmeter::plugin::{self, Config, ResourceConfig, Surroundings};
 use podmeter::tasks::{TaskError, Tasks};
 use tokio::sync::watch;
 
+use super::device_health::health_of;
 use super::kubelet::{Admission, ContainerSpec, Count, FakeKubelet, PodSpec};
 
 pub const GPU: &str = "nvidia.com/gpu";
@@ -24,9 +25,13 @@ pub fn uuid(index: u32) -> String {
     format!("GPU-00000000-0000-0000-0000-{index:012}")
 }
 
+pub fn mig_uuid(number: u32) -> String {
+    format!("MIG-00000000-0000-0000-0000-{number:012}")
+}
+
 /// GPUs 0 and 1 on NUMA node 0, 2 and 3 on node 1, and so on.
-pub fn gpus(count: u32) -> HardwareState {
-    let gpu = |index| Gpu {
+pub fn gpu(index: u32) -> Gpu {
+    Gpu {
         uuid: GpuUuid::new(uuid(index)),
         index: Some(index),
         minor: Some(index),
@@ -43,19 +48,43 @@ pub fn gpus(count: u32) -> HardwareState {
         mig_enabled: Some(false),
         mig_devices: vec![],
         present: true,
+    }
+}
+
+/// MIG devices with these numbers, as the whole layout of a GPU.
+pub fn mig_devices(profile: &str, numbers: &[u32]) -> Vec<MigDevice> {
+    let device = |(gpu_instance, number): (u32, &u32)| MigDevice {
+        uuid: mig_uuid(*number).as_str().into(),
+        index: gpu_instance - 1,
+        gpu_instance,
+        compute_instance: 0,
+        profile: profile.into(),
+        profile_id: None,
+        placement_start: None,
+        slices: 1,
+        memory_bytes: None,
     };
-    let gpus = (0..count).map(|index| (GpuUuid::new(uuid(index)), gpu(index))).collect();
+    (1..).zip(numbers).map(device).collect()
+}
+
+pub fn hardware(gpus: impl IntoIterator<Item = Gpu>) -> HardwareState {
+    let gpus = gpus.into_iter().map(|gpu| (gpu.uuid.clone(), gpu)).collect();
     let inventory = Arc::new(Inventory { generation: 1, gpus, ..Inventory::default() });
     HardwareState { source: "simulated", inventory, ..HardwareState::default() }
 }
 
-/// Dropping it is like killing it, except that its sockets go.
-pub struct Podmeter {
+pub fn gpus(count: u32) -> HardwareState {
+    hardware((0..count).map(gpu))
+}
+
+/// Dropping it is like killing it, except that its sockets are removed.
+pub struct PluginHarness {
+    pub hardware: watch::Sender<Arc<HardwareState>>,
+    pub plugin: plugin::Handle,
     pub state: watch::Receiver<Arc<PluginState>>,
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
-    hardware: watch::Sender<Arc<HardwareState>>,
-    serving: Tasks,
-    _watching: Tasks,
+    plugin_tasks: Tasks,
+    _kubelet_tasks: Tasks,
 }
 
 /// The section `devicePlugin` as a configuration file has it.
@@ -64,46 +93,62 @@ pub fn resources(yaml: &str) -> Vec<ResourceConfig> {
     config.resolve(|_| panic!("no file is named")).unwrap()
 }
 
-impl Podmeter {
+impl PluginHarness {
     /// Four GPUs and no configuration. `root` stands for `/var/lib/kubelet`.
     pub fn start(root: &Path) -> Self {
         Self::configured(root, "{}", gpus(4))
     }
 
+    /// The kubelet is asked after events only, in effect.
     pub fn configured(root: &Path, yaml: &str, hardware: HardwareState) -> Self {
-        Self::start_in(root, root.join("device-plugins"), yaml, hardware)
+        Self::start_with(root, resources(yaml), hardware, Duration::from_secs(3600))
     }
 
-    pub fn start_in(root: &Path, directory: PathBuf, yaml: &str, hardware: HardwareState) -> Self {
+    pub fn start_with(
+        root: &Path,
+        resources: Vec<ResourceConfig>,
+        hardware: HardwareState,
+        refresh_interval: Duration,
+    ) -> Self {
         let clock = Clock::start();
         let (hardware, readings) = watch::channel(Arc::new(hardware));
-        let settings = kubelet_watch::Settings {
+        let settings = podmeter::kubelet::Settings {
             pod_resources_socket: root.join("pod-resources/kubelet.sock"),
-            device_plugin_directory: directory.clone(),
-            refresh_interval: Box::new(|| Duration::from_secs(3600)),
+            device_plugin_directory: root.join("device-plugins"),
+            refresh_interval: Box::new(move || refresh_interval),
             deadline: Duration::from_secs(5),
         };
-        let mut watching = Tasks::default();
-        let kubelet = kubelet_watch::start(settings, PodSources::default(), clock, &mut watching);
+        let mut kubelet_tasks = Tasks::default();
+        let kubelet = podmeter::kubelet::start(settings, PodSources::default(), clock, &mut kubelet_tasks);
         let settings = plugin::Settings {
-            directory,
-            resources: resources(yaml),
+            directory: root.join("device-plugins"),
+            resources,
             surroundings: Surroundings {
-                roots: Roots { host: root.join("host"), dev: root.join("dev"), sys: root.join("sys") },
+                roots: Roots { host: root.join("host"), dev: root.join("host/dev"), sys: root.join("sys") },
                 proc: root.join("proc"),
                 cdi: vec![root.join("cdi")],
             },
         };
         let neighbours = plugin::Neighbours {
-            health: verdicts(readings.clone()),
+            health: health_of(readings.clone()),
             hardware: readings,
             kubelet: kubelet.states(),
             allocated: kubelet.allocated(),
             look: kubelet.allocatable(),
         };
-        let mut serving = Tasks::default();
-        let state = plugin::start(settings, neighbours, clock, &mut serving).states();
-        Self { state, kubelet: kubelet.states(), hardware, serving, _watching: watching }
+        let mut plugin_tasks = Tasks::default();
+        let plugin = plugin::start(settings, neighbours, clock, &mut plugin_tasks);
+        let (state, kubelet) = (plugin.states(), kubelet.states());
+        Self { hardware, plugin, state, kubelet, plugin_tasks, _kubelet_tasks: kubelet_tasks }
+    }
+
+    pub async fn until_state(&self, what: &str, condition: impl Fn(&PluginState) -> bool) -> Arc<PluginState> {
+        let mut state = self.state.clone();
+        let becomes = state.wait_for(|state| condition(state));
+        match tokio::time::timeout(PATIENCE, becomes).await {
+            Ok(state) => Arc::clone(&state.unwrap()),
+            Err(_) => panic!("never: {what}; now {:#?}", self.state.borrow()),
+        }
     }
 
     pub async fn until(
@@ -112,16 +157,13 @@ impl Podmeter {
         what: &str,
         condition: impl Fn(&PluginResource) -> bool,
     ) -> PluginResource {
-        let mut state = self.state.clone();
-        let becomes = state.wait_for(|state| state.resources.get(&resource.into()).is_some_and(&condition));
-        match tokio::time::timeout(PATIENCE, becomes).await {
-            Ok(state) => state.unwrap().resources[&resource.into()].clone(),
-            Err(_) => panic!("never: {what}; now {:#?}", self.state.borrow()),
-        }
+        let is = |state: &PluginState| state.resources.get(&resource.into()).is_some_and(&condition);
+        self.until_state(what, is).await.resources[&resource.into()].clone()
     }
 
     pub async fn registered(&self, resource: &str, times: u64) {
-        self.until(resource, "registered", |state| state.registered && state.registrations >= times).await;
+        let what = format!("{resource} registered {times} times");
+        self.until(resource, &what, |state| state.registered && state.registrations >= times).await;
     }
 
     pub fn now(&self, resource: &str) -> PluginResource {
@@ -132,12 +174,31 @@ impl Podmeter {
         self.hardware.send_modify(|hardware| change(Arc::make_mut(hardware)));
     }
 
-    /// The driver loses the GPU, or has it again.
-    pub fn lose(&self, index: u32, lost: bool) {
+    pub fn change_gpu(&self, index: u32, change: impl FnOnce(&mut Gpu)) {
         self.change(|hardware| {
-            let readings = DeviceReadings { lost, ..DeviceReadings::default() };
+            let inventory = Arc::make_mut(&mut hardware.inventory);
+            inventory.generation += 1;
+            change(inventory.gpus.get_mut(&GpuUuid::new(uuid(index))).unwrap());
+        });
+    }
+
+    /// Without MIG devices, MIG is off: a whole GPU again.
+    pub fn partition(&self, index: u32, mig_devices: Vec<MigDevice>) {
+        self.change_gpu(index, |gpu| {
+            gpu.mig_enabled = Some(!mig_devices.is_empty());
+            gpu.mig_devices = mig_devices;
+        });
+    }
+
+    pub fn set_readings(&self, index: u32, readings: DeviceReadings) {
+        self.change(|hardware| {
             hardware.readings.insert(GpuUuid::new(uuid(index)), Arc::new(readings));
         });
+    }
+
+    /// The driver loses the GPU, or has it again.
+    pub fn lose(&self, index: u32, lost: bool) {
+        self.set_readings(index, DeviceReadings { lost, ..DeviceReadings::default() });
     }
 
     pub async fn end(mut self) {
@@ -145,8 +206,9 @@ impl Podmeter {
     }
 
     pub async fn stop(&mut self) {
-        self.serving.stop();
-        let ended = tokio::time::timeout(Duration::from_secs(5), self.serving.ended()).await.expect("ends in time");
+        self.plugin_tasks.stop();
+        let ended =
+            tokio::time::timeout(Duration::from_secs(5), self.plugin_tasks.ended()).await.expect("ends in time");
         assert!(matches!(ended, TaskError::Ended("device plugin")), "{ended}");
     }
 }
