@@ -10,7 +10,7 @@ use hyper_util::rt::TokioIo;
 use podmeter::clock::Clock;
 use podmeter::metrics::{Coding, Format, Pages};
 use podmeter::model::Snapshot;
-use podmeter::web::{Admin, Answers, Live, ScrapeDurations, WebState, router};
+use podmeter::web::{Admin, CachedBodies, Live, ScrapeDurations, WebState, router};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 use tokio::sync::watch;
 use tower::ServiceExt as _;
@@ -95,6 +95,6 @@ fn state(snapshots: watch::Receiver<Arc<Snapshot>>) -> WebState {
         allocations: Arc::new(|_| Ok(Box::new(std::iter::empty()))),
         admin: Admin { driver: None, mark: Arc::new(|_| Box::pin(async { Ok(()) })) },
         live: Live::default(),
-        answers: Answers::default(),
+        cached_bodies: CachedBodies::default(),
     }
 }

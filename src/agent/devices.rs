@@ -10,7 +10,7 @@ use crate::hardware::{self, CallDurations, Driver, Hardware, nvml};
 use crate::model::{HardwareState, KubeletState, XidEvent};
 use crate::tasks::Tasks;
 use crate::threads;
-use crate::web::DriverOrders;
+use crate::web::DriverCommands;
 
 type XidBatches = mpsc::Receiver<Vec<XidEvent>>;
 
@@ -64,10 +64,10 @@ impl Devices {
     }
 
     /// Releases and resumes the driver. `None` without a driver.
-    pub fn orders(&self) -> Option<DriverOrders> {
+    pub fn orders(&self) -> Option<DriverCommands> {
         let lease = self.hardware.as_ref()?.lease();
         let (releases, resumes) = (lease.clone(), lease);
-        Some(DriverOrders {
+        Some(DriverCommands {
             release: Arc::new(move |duration| {
                 let lease = releases.clone();
                 Box::pin(async move { lease.release(duration).await.map_err(|problem| problem.to_string()) })

@@ -10,7 +10,7 @@ use crate::model::{
     ContainerRef, GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Monotonic, Snapshot, XidEvent,
 };
 use crate::tasks::Tasks;
-use crate::web::{Marking, Order as WebOrder};
+use crate::web::{Command as WebCommand, Marking};
 
 /// Orders that wait.
 const ORDERS: usize = 16;
@@ -84,7 +84,7 @@ impl Operator {
 }
 
 /// The operator as the web room asks for one.
-pub fn marker(operator: Operator, clock: Clock) -> WebOrder<Marking, ()> {
+pub fn marker(operator: Operator, clock: Clock) -> WebCommand<Marking, ()> {
     Arc::new(move |Marking { device, mark }| {
         let order = match mark {
             Some((reason, lasts)) => {

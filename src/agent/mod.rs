@@ -215,7 +215,7 @@ impl Agent {
                 mark: health_task::marker(self.health.operator(), clock),
             },
             live: web::Live::default(),
-            answers: web::Answers::default(),
+            cached_bodies: web::CachedBodies::default(),
         };
         web::start(bound.listeners, state, server, &mut self.tasks, &mut self.servers);
     }

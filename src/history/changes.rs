@@ -1,13 +1,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::{Device, Event, EventKind, Mood};
+use super::{Device, Event, EventKind, Severity};
 use crate::model::{ContainerRef, GpuUuid, HealthTransition, ResourceName, Snapshot, XidClass};
 
 /// By GPU and code.
 type Xids = BTreeMap<(GpuUuid, u32), (u64, XidClass)>;
 
-/// What the last snapshot said, as far as a change of it is an event.
+/// The values of the last snapshot whose changes are events.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     seen: Option<Seen>,
@@ -15,9 +15,9 @@ pub(super) struct Changes {
 
 #[derive(Debug, Default)]
 struct Seen {
-    /// `None` until the kubelet has answered: what it then tells of was there before.
+    /// `None` until the kubelet has responded: the holdings in its first response are no events.
     holdings: Option<BTreeMap<ContainerRef, BTreeSet<Device>>>,
-    turns: u64,
+    transitions: u64,
     xids: Xids,
     kubelet_problem: Option<Arc<str>>,
     kubelet_restarts: u64,
@@ -29,7 +29,7 @@ struct Seen {
 }
 
 impl Changes {
-    /// What happened since the last snapshot; `number` is yet to be given. Nothing, for the first one.
+    /// The events since the last snapshot, without their `number`. None for the first one.
     pub(super) fn between(&mut self, snapshot: &Snapshot) -> Vec<Event> {
         let Some(before) = self.seen.take() else {
             self.seen = Some(Seen::of(snapshot, None));
@@ -41,7 +41,14 @@ impl Changes {
         kubelet(&before, &now, snapshot, &mut events);
         plugin(&before, &now, snapshot, &mut events);
         xids(&before, &now, snapshot, &mut events);
-        events.extend(snapshot.health.transitions.iter().filter(|turn| turn.number > before.turns).map(turned));
+        events.extend(
+            snapshot
+                .health
+                .transitions
+                .iter()
+                .filter(|transition| transition.number > before.transitions)
+                .map(transition),
+        );
         allocations(&before, &now, snapshot, &mut events);
         self.seen = Some(now);
         events
@@ -53,7 +60,7 @@ impl Seen {
         let plugin = snapshot.plugin.as_deref();
         Self {
             holdings: holdings(snapshot, held_before.is_some()),
-            turns: snapshot.health.transitions.last().map_or(0, |turn| turn.number),
+            transitions: snapshot.health.transitions.last().map_or(0, |transition| transition.number),
             xids: counted(snapshot),
             kubelet_problem: snapshot.kubelet.problem.clone(),
             kubelet_restarts: plugin.map_or(0, |plugin| plugin.kubelet_restarts),
@@ -70,7 +77,7 @@ impl Seen {
 }
 
 fn holdings(snapshot: &Snapshot, known_before: bool) -> Option<BTreeMap<ContainerRef, BTreeSet<Device>>> {
-    if !known_before && !is_told(snapshot) {
+    if !known_before && !is_joined(snapshot) {
         return None;
     }
     let mut holdings: BTreeMap<ContainerRef, BTreeSet<Device>> = BTreeMap::new();
@@ -81,8 +88,8 @@ fn holdings(snapshot: &Snapshot, known_before: bool) -> Option<BTreeMap<Containe
     Some(holdings)
 }
 
-/// Whether both sides of the join are there: without the hardware nobody holds a GPU yet.
-fn is_told(snapshot: &Snapshot) -> bool {
+/// Whether both inputs of the join are present: without the hardware there are no holders.
+fn is_joined(snapshot: &Snapshot) -> bool {
     snapshot.kubelet.allocations.is_some() && snapshot.hardware.inventory.generation > 0
 }
 
@@ -99,23 +106,23 @@ fn counted(snapshot: &Snapshot) -> Xids {
     xids
 }
 
-fn event(snapshot: &Snapshot, kind: EventKind, mood: Mood, text: impl Into<Arc<str>>) -> Event {
-    Event { number: 0, at: snapshot.at, kind, mood, text: text.into(), devices: vec![], containers: vec![] }
+fn event(snapshot: &Snapshot, kind: EventKind, severity: Severity, text: impl Into<Arc<str>>) -> Event {
+    Event { number: 0, at: snapshot.at, kind, severity, text: text.into(), devices: vec![], containers: vec![] }
 }
 
-fn turned(turn: &HealthTransition) -> Event {
-    let (mood, text) = match turn.to_healthy {
-        true => (Mood::Good, format!("healthy again; it was: {}", turn.detail)),
-        false => (Mood::Bad, format!("unhealthy: {}", turn.detail)),
+fn transition(transition: &HealthTransition) -> Event {
+    let (severity, text) = match transition.to_healthy {
+        true => (Severity::Good, format!("healthy again; it was: {}", transition.detail)),
+        false => (Severity::Bad, format!("unhealthy: {}", transition.detail)),
     };
     Event {
         number: 0,
-        at: turn.at,
+        at: transition.at,
         kind: EventKind::Health,
-        mood,
+        severity,
         text: text.into(),
-        devices: vec![Device { gpu: turn.gpu.clone(), mig: turn.mig.clone() }],
-        containers: turn.holders.clone(),
+        devices: vec![Device { gpu: transition.gpu.clone(), mig: transition.mig.clone() }],
+        containers: transition.holders.clone(),
     }
 }
 
@@ -125,9 +132,9 @@ fn xids(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>)
         if more > 0 {
             let times = if more > 1 { format!(", {more} times") } else { String::new() };
             let text = format!("XID {code} ({}){times}", class.as_str().replace('_', " "));
-            let mood = if *class == XidClass::Informational { Mood::Plain } else { Mood::Bad };
+            let severity = if *class == XidClass::Informational { Severity::Plain } else { Severity::Bad };
             let devices = vec![Device { gpu: gpu.clone(), mig: None }];
-            events.push(Event { devices, ..event(snapshot, EventKind::Xid, mood, text) });
+            events.push(Event { devices, ..event(snapshot, EventKind::Xid, severity, text) });
         }
     }
 }
@@ -139,7 +146,7 @@ fn allocations(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<
     let mut tell = |container: &ContainerRef, devices: Vec<Device>, text: &str| {
         if !devices.is_empty() {
             let containers = vec![container.clone()];
-            let event = event(snapshot, EventKind::Allocation, Mood::Plain, text);
+            let event = event(snapshot, EventKind::Allocation, Severity::Plain, text);
             events.push(Event { devices, containers, ..event });
         }
     };
@@ -154,43 +161,43 @@ fn allocations(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<
 }
 
 fn kubelet(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>) {
-    let mut tell = |mood, text: String| events.push(event(snapshot, EventKind::Kubelet, mood, text));
+    let mut tell = |severity, text: String| events.push(event(snapshot, EventKind::Kubelet, severity, text));
     if now.kubelet_restarts > before.kubelet_restarts {
-        tell(Mood::Plain, "the kubelet was restarted".to_owned());
+        tell(Severity::Plain, "the kubelet was restarted".to_owned());
     }
     match (&before.kubelet_problem, &now.kubelet_problem) {
-        (None, Some(problem)) => tell(Mood::Bad, format!("no answer from the kubelet: {problem}")),
-        (Some(_), None) => tell(Mood::Good, "the kubelet answers".to_owned()),
+        (None, Some(problem)) => tell(Severity::Bad, format!("no answer from the kubelet: {problem}")),
+        (Some(_), None) => tell(Severity::Good, "the kubelet answers".to_owned()),
         _ => {}
     }
 }
 
 fn plugin(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>) {
-    let mut tell = |mood, text: String| events.push(event(snapshot, EventKind::Plugin, mood, text));
+    let mut tell = |severity, text: String| events.push(event(snapshot, EventKind::Plugin, severity, text));
     for (resource, (registered, times)) in &now.registrations {
         let (was, times_before) = before.registrations.get(resource).copied().unwrap_or_default();
         if was && (!registered || *times > times_before) {
-            tell(Mood::Plain, format!("{resource}: the registration with the kubelet ended"));
+            tell(Severity::Plain, format!("{resource}: the registration with the kubelet ended"));
         }
         if *registered && *times > times_before {
-            tell(Mood::Good, format!("{resource}: registered with the kubelet"));
+            tell(Severity::Good, format!("{resource}: registered with the kubelet"));
         }
     }
 }
 
 fn driver(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>) {
-    let mut tell = |mood, text: String| events.push(event(snapshot, EventKind::Driver, mood, text));
+    let mut tell = |severity, text: String| events.push(event(snapshot, EventKind::Driver, severity, text));
     match (before.released, now.released) {
-        (false, true) => tell(Mood::Plain, "the driver was let go of, as asked".to_owned()),
-        (true, false) => tell(Mood::Good, "the driver is taken up again".to_owned()),
+        (false, true) => tell(Severity::Plain, "the driver was let go of, as asked".to_owned()),
+        (true, false) => tell(Severity::Good, "the driver is taken up again".to_owned()),
         _ => {}
     }
     if now.driver_loads > before.driver_loads && before.driver_loads > 0 {
-        tell(Mood::Plain, "the driver was loaded anew".to_owned());
+        tell(Severity::Plain, "the driver was loaded anew".to_owned());
     }
     match (&before.driver_problem, &now.driver_problem) {
-        (None, Some(problem)) if !now.released => tell(Mood::Bad, format!("no answer from the driver: {problem}")),
-        (Some(_), None) if !before.released => tell(Mood::Good, "the driver answers".to_owned()),
+        (None, Some(problem)) if !now.released => tell(Severity::Bad, format!("no answer from the driver: {problem}")),
+        (Some(_), None) if !before.released => tell(Severity::Good, "the driver answers".to_owned()),
         _ => {}
     }
 }

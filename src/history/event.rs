@@ -5,14 +5,15 @@ use serde::Serialize;
 use super::Device;
 use crate::model::{ContainerRef, Moment};
 
-/// Something that happened on the node, for people.
+/// An event on the node, for people.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Event {
     /// Counts all events since the start, from 1.
     pub number: u64,
     pub at: Moment,
     pub kind: EventKind,
-    pub mood: Mood,
+    #[serde(rename = "mood")]
+    pub severity: Severity,
     /// A sentence without the names of the devices and containers.
     pub text: Arc<str>,
     pub devices: Vec<Device>,
@@ -44,10 +45,10 @@ impl EventKind {
     }
 }
 
-/// Whether somebody should look.
+/// Whether an event is a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Mood {
+pub enum Severity {
     /// Something works again.
     Good,
     /// As usual.

@@ -1,7 +1,7 @@
-//! What the last minutes were like: a ring of readings per device, how its busy time was divided of late, and what happened.
+//! The last minutes: a ring of readings per device, how its recent busy time is divided, and events.
 //!
-//! In: each published `Snapshot`, with its time. Out: points, parts, events. Refuses to know: who reads them, HTTP, and where
-//! a reading comes from. Everything is bounded, however many devices come and go.
+//! Inputs: each published `Snapshot`, with its time. Outputs: points, portions, events. It does not know its readers, HTTP, or the
+//! source of a reading. All state is bounded, for any number of devices over time.
 
 mod changes;
 mod event;
@@ -11,7 +11,7 @@ mod serial;
 
 use std::collections::{BTreeMap, VecDeque};
 
-pub use event::{Event, EventKind, Mood};
+pub use event::{Event, EventKind, Severity};
 pub use parts::{Part, Portion};
 pub use points::{INTERVAL_SECONDS, POINTS, Point, Points};
 
@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use crate::model::{Gpu, GpuUuid, InstanceReading, MigUuid, Moment, Snapshot};
 
-/// The oldest go first.
+/// Events kept; the oldest are dropped first.
 pub const EVENTS: usize = 200;
 
 /// A GPU, or a MIG device of one.
@@ -41,7 +41,7 @@ pub struct History {
 }
 
 impl History {
-    /// Takes in what was published. Snapshots come in the order of their time.
+    /// Adds a published snapshot. Snapshots come in the order of their time.
     pub fn note(&mut self, snapshot: &Snapshot) {
         self.at = snapshot.at;
         self.note_points(snapshot);
@@ -55,7 +55,7 @@ impl History {
         }
     }
 
-    /// When the last snapshot was noted.
+    /// The time of the last snapshot.
     #[must_use]
     pub fn at(&self) -> Moment {
         self.at
@@ -75,8 +75,7 @@ impl History {
         self.events.iter().rev()
     }
 
-    /// Who kept this GPU busy in the last ten to twenty seconds: portions of that time, which add up to the device's.
-    /// `None` where the device does not tell, or not for long enough.
+    /// How the busy time of this GPU in the last ten to twenty seconds is divided. `None` without readings for long enough.
     #[must_use]
     pub fn busy_portions(&self, snapshot: &Snapshot, gpu: &GpuUuid) -> Option<Vec<Portion>> {
         self.parts.portions(snapshot, gpu)
@@ -97,7 +96,7 @@ impl History {
             let instances = medium.map_or(&[][..], |medium| &medium.instances);
             self.note_mig_points(gpu, instances, second);
         }
-        // What nobody has spoken of for as long as a ring lasts is forgotten.
+        // A device without points for the length of a ring is dropped.
         self.points.retain(|_, points| second.saturating_sub(points.latest()) < POINTS as u64);
     }
 

@@ -5,11 +5,10 @@ use crate::model::{Account, ContainerRef, GpuUuid, MigUuid, Monotonic, Reason, S
 /// A window is one to two of these long.
 const STEP_SECONDS: u64 = 10;
 
-/// Whose a part of a device's time is.
+/// To what a part of a device's time is attributed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
     Container(ContainerRef),
-    /// the unattributed part.
     Unattributed(Reason),
 }
 
@@ -20,7 +19,7 @@ pub struct Portion {
     pub ratio: f64,
 }
 
-/// The counters as they stood at two moments before now.
+/// The counters at two earlier times.
 #[derive(Debug, Default)]
 pub(super) struct Window {
     older: Option<Sample>,
@@ -30,7 +29,7 @@ pub(super) struct Window {
 #[derive(Debug)]
 struct Sample {
     at: Monotonic,
-    /// Seconds that no reading covers, since the agent began.
+    /// Uncovered seconds since the start of the agent.
     uncovered: BTreeMap<GpuUuid, f64>,
     busy: BTreeMap<(GpuUuid, Part, Option<MigUuid>), f64>,
 }
@@ -52,7 +51,7 @@ impl Window {
 
     pub(super) fn portions(&self, snapshot: &Snapshot, gpu: &GpuUuid) -> Option<Vec<Portion>> {
         let before = self.older.as_ref().or(self.newer.as_ref())?;
-        // A GPU that is not read is not known to be idle.
+        // Without readings the GPU is not known to be idle.
         let readings = snapshot.hardware.readings.get(gpu).filter(|readings| readings.fast.is_some())?;
         let uncovered = readings.totals.uncovered_seconds - before.uncovered.get(gpu).copied().unwrap_or(0.0);
         let elapsed = snapshot.at.monotonic.since(before.at).as_secs_f64() - uncovered;
@@ -62,20 +61,20 @@ impl Window {
         let mut portions: BTreeMap<Part, f64> = BTreeMap::new();
         for (part, mig, seconds) in counters(snapshot, gpu) {
             let key = (gpu.clone(), part, mig.cloned());
-            // A counter that has begun since then, or anew, began at zero.
+            // A counter that is new or was reset since then began at zero.
             let since = before.busy.get(&key).filter(|then| **then <= seconds).map_or(seconds, |then| seconds - then);
             *portions.entry(key.1).or_default() += since / elapsed;
         }
         if portions.is_empty() {
             return None;
         }
-        // The counters trail the time by varying amounts, so a window may hold a little more of them than it is long.
+        // Counters lag behind by varying amounts, so a window may have a little more busy time than its length.
         let whole = portions.values().sum::<f64>().max(1.0);
         Some(portions.into_iter().map(|(part, ratio)| Portion { part, ratio: ratio / whole }).collect())
     }
 }
 
-/// Busy seconds of everybody on this GPU, and of nobody.
+/// Busy seconds on this GPU, of containers and unattributed.
 fn counters<'a>(
     snapshot: &'a Snapshot,
     gpu: &'a GpuUuid,

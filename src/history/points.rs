@@ -3,10 +3,10 @@ use std::collections::VecDeque;
 /// Of one ring: five minutes.
 pub const POINTS: usize = 300;
 pub const INTERVAL_SECONDS: u64 = 1;
-/// A snapshot that comes late does not tear a hole: what was published last stood until then.
-const STANDS_FOR: u64 = 3;
+/// A late snapshot leaves no gap of up to this length: the last one was current until then.
+const BRIDGED: u64 = 3;
 
-/// One device in one second. `None`: the device did not say.
+/// One device in one second. `None`: no reading.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Point {
     /// 0 to 1. Of a MIG device: how active its SMs were.
@@ -17,7 +17,7 @@ pub struct Point {
     pub power: Option<f64>,
 }
 
-/// The last points of one device, one a second.
+/// The last points of one device, one per second.
 #[derive(Debug, Default)]
 pub struct Points {
     latest: u64,
@@ -43,7 +43,7 @@ impl Packed {
 }
 
 impl Points {
-    /// A later point of the same second takes the place of the earlier one.
+    /// A later point of the same second replaces the earlier one.
     pub(super) fn note(&mut self, second: u64, point: Point) {
         let packed = Packed::new(point);
         let Some(&last) = self.ring.back() else {
@@ -55,9 +55,9 @@ impl Points {
             self.ring.pop_back();
         }
         let missed = ahead.saturating_sub(1);
-        let stands = if missed < STANDS_FOR { last } else { Packed::ABSENT };
+        let between = if missed < BRIDGED { last } else { Packed::ABSENT };
         for _ in 0..missed.min(POINTS as u64) {
-            self.push(stands);
+            self.push(between);
         }
         self.push(packed);
         self.latest = second;
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn one_point_a_second_and_a_hole_where_nothing_was_said() {
+    fn one_point_a_second_and_a_gap_without_readings() {
         let mut points = Points::default();
         points.note(10, point(0.25));
         points.note(10, point(0.5));
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_snapshot_tears_no_hole() {
+    fn a_late_snapshot_leaves_no_gap() {
         let mut points = Points::default();
         points.note(1, point(0.5));
         points.note(3, point(1.0));

@@ -24,7 +24,7 @@ struct Row<'a> {
     seconds_ago: u64,
 }
 
-/// Oldest first; `null` where the device did not say.
+/// Oldest first; `null` without a reading.
 impl Serialize for Row<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let column = |of: fn(Point) -> Option<f64>| self.points.iter().map(of).collect::<Vec<_>>();

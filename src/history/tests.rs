@@ -24,13 +24,13 @@ fn told(history: &History) -> Vec<String> {
         .events()
         .map(|event| {
             let containers: Vec<String> = event.containers.iter().map(ToString::to_string).collect();
-            format!("{} {:?} {} [{}]", event.kind.as_str(), event.mood, event.text, containers.join(" "))
+            format!("{} {:?} {} [{}]", event.kind.as_str(), event.severity, event.text, containers.join(" "))
         })
         .collect()
 }
 
 #[test]
-fn what_was_there_at_first_is_no_event() {
+fn the_first_snapshot_has_no_events() {
     let mut history = History::default();
     history.note(&later(0));
     history.note(&later(1));
@@ -44,7 +44,7 @@ fn what_was_there_at_first_is_no_event() {
 }
 
 #[test]
-fn a_container_takes_hold_and_lets_go_with_all_its_devices() {
+fn an_allocation_and_its_end_are_events_with_all_devices() {
     let mut history = History::default();
     history.note(&later(0));
     let mut without = later(1);
@@ -61,12 +61,12 @@ fn a_container_takes_hold_and_lets_go_with_all_its_devices() {
 }
 
 #[test]
-fn health_turns_are_told_once_with_who_was_there() {
+fn a_health_transition_is_one_event_with_its_holders() {
     let mut history = History::default();
     let mut first = later(0);
     change(&mut first.health, |health: &mut HealthState| health.transitions.clear());
     history.note(&first);
-    let turn = |number, to_healthy| HealthTransition {
+    let transition = |number, to_healthy| HealthTransition {
         number,
         gpu: fixture::WHOLE.into(),
         mig: None,
@@ -77,7 +77,7 @@ fn health_turns_are_told_once_with_who_was_there() {
         holders: vec![ContainerRef::new("research", "training-0", "main")],
     };
     let mut sick = later(1);
-    change(&mut sick.health, |health| health.transitions = vec![turn(7, false), turn(8, true)]);
+    change(&mut sick.health, |health| health.transitions = vec![transition(7, false), transition(8, true)]);
     history.note(&sick);
     history.note(&sick);
     assert_eq!(
@@ -105,7 +105,7 @@ fn xids_are_counted_over_their_sources() {
 }
 
 #[test]
-fn kubelet_plugin_and_driver_come_and_go() {
+fn changes_of_kubelet_plugin_and_driver_are_events() {
     let mut history = History::default();
     history.note(&later(0));
     let mut gone = later(1);
@@ -154,7 +154,7 @@ fn the_feed_is_bounded() {
 }
 
 #[test]
-fn points_are_what_the_readings_say_and_go_with_the_device() {
+fn points_are_the_readings_and_are_dropped_with_the_device() {
     let mut history = History::default();
     let snapshot = later(0);
     history.note(&snapshot);
@@ -174,7 +174,7 @@ fn points_are_what_the_readings_say_and_go_with_the_device() {
 }
 
 #[test]
-fn portions_are_the_counters_of_the_last_seconds() {
+fn portions_are_counter_differences_of_the_last_seconds() {
     let mut history = History::default();
     let gpu = GpuUuid::from(fixture::WHOLE);
     let at = |seconds: u64, holder: f64, host: f64| {
@@ -198,7 +198,7 @@ fn portions_are_the_counters_of_the_last_seconds() {
     assert_eq!(ratios(history.busy_portions(&now, &gpu)), parts(50.0, 20.0));
     let ahead = at(5, 105.0, 5.0);
     assert_eq!(ratios(history.busy_portions(&ahead, &gpu)), parts(50.0, 50.0), "never more than the whole");
-    // The window moves on: what was before the last two steps counts no more.
+    // Use before the last two steps of the window does not count.
     history.note(&at(10, 110.0, 1.0));
     history.note(&at(20, 110.0, 1.0));
     let now = at(30, 110.0, 3.0);
@@ -206,7 +206,7 @@ fn portions_are_the_counters_of_the_last_seconds() {
     assert_eq!(ratios(history.busy_portions(&now, &gpu)), parts(0.0, 20.0));
     assert_eq!(history.busy_portions(&now, &fixture::LOST.into()), None);
     assert_eq!(now.at.monotonic, Monotonic::from_secs(630));
-    // A GPU that is not read, and one of whose window eight seconds were not.
+    // A GPU without readings, and one with eight uncovered seconds.
     let with = |seconds: u64, change_of: fn(&mut DeviceReadings)| {
         let mut snapshot = at(seconds, 111.0, 1.0);
         change(&mut snapshot.hardware, |hardware| {
@@ -220,7 +220,7 @@ fn portions_are_the_counters_of_the_last_seconds() {
 }
 
 #[test]
-fn as_json_each_quantity_is_a_row_and_absent_is_null() {
+fn in_json_each_quantity_is_a_list_with_null_for_absent() {
     let mut history = History::default();
     history.note(&later(0));
     history.note(&later(1));

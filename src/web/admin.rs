@@ -14,42 +14,42 @@ use serde::Deserialize;
 use super::routes::api_problem;
 use crate::model::Released;
 
-/// How long the driver stays closed when nobody says.
+/// How long the driver stays closed by default.
 const FOR: Duration = Duration::from_secs(10 * 60);
 const SHORTEST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 const BODY_BYTES: usize = 4 * 1024;
 
-/// An order to the agent, carried out when it comes back; the error says what to do.
-pub type Order<In, Out> = Arc<dyn Fn(In) -> Pin<Box<dyn Future<Output = Result<Out, String>> + Send>> + Send + Sync>;
+/// A command to the agent, done when the future completes; the error names the next step.
+pub type Command<In, Out> = Arc<dyn Fn(In) -> Pin<Box<dyn Future<Output = Result<Out, String>> + Send>> + Send + Sync>;
 
-/// The orders of the admin socket.
+/// The commands of the admin socket.
 #[derive(Clone)]
 pub struct Admin {
-    /// `None` where there is no driver to give orders to.
-    pub driver: Option<DriverOrders>,
-    /// To call a device unhealthy, or no longer; comes back when the verdict that follows is published.
-    pub mark: Order<Marking, ()>,
+    /// `None` without a driver.
+    pub driver: Option<DriverCommands>,
+    /// Marks a device as unhealthy, or removes the mark; completes when the resulting health is published.
+    pub mark: Command<Marking, ()>,
 }
 
 #[derive(Clone)]
-pub struct DriverOrders {
-    /// To close the driver for so long; comes back within 30 s.
-    pub release: Order<Duration, Released>,
-    /// To open it again; does not wait until it is.
-    pub resume: Order<(), ()>,
+pub struct DriverCommands {
+    /// Closes the driver for this time; completes within 30 s.
+    pub release: Command<Duration, Released>,
+    /// Opens it again; completes before it is open.
+    pub resume: Command<(), ()>,
 }
 
-/// What an operator says of a device.
+/// An operator's mark on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Marking {
     /// A UUID of a GPU or MIG device, or the index of a GPU.
     pub device: String,
-    /// Why it is to be unhealthy, and for how long at most; `None`: the mark is taken away.
+    /// Why it is unhealthy, and for how long at most; `None`: the mark is removed.
     pub mark: Option<(String, Option<Duration>)>,
 }
 
-/// Of `POST /mark`; `/unmark` takes the device alone.
+/// The body of `POST /mark`; that of `/unmark` has `device` only.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct MarkRequest {
@@ -66,14 +66,14 @@ struct ReleaseRequest {
     duration: Option<String>,
 }
 
-/// The routes that change something. Only for a socket that nobody but its owner can open.
+/// The routes that change something. Only for a socket that its owner alone can open.
 pub fn router(admin: Admin) -> Router {
     Router::new()
         .route("/release", post(release))
         .route("/resume", post(resume))
         .route("/mark", post(mark))
         .route("/unmark", post(unmark))
-        .method_not_allowed_fallback(|| async { api_problem(StatusCode::METHOD_NOT_ALLOWED, "use POST here") })
+        .method_not_allowed_fallback(|| async { api_problem(StatusCode::METHOD_NOT_ALLOWED, "use POST") })
         .layer(DefaultBodyLimit::max(BODY_BYTES))
         .layer(middleware::map_response(as_problem))
         .with_state(admin)
@@ -105,7 +105,7 @@ async fn resume(State(admin): State<Admin>) -> Response {
 
 async fn mark(State(admin): State<Admin>, body: Bytes) -> Response {
     let marking = mark_request(&body).and_then(|request| {
-        let reason = request.reason.ok_or("say why, in \"reason\"")?;
+        let reason = request.reason.ok_or("\"reason\" is missing")?;
         let expiry = request.expiry.map(|text| {
             humantime::parse_duration(&text).map_err(|error| format!("expiry {text:?}: {error}; write it as 1h 30m"))
         });
@@ -117,7 +117,7 @@ async fn mark(State(admin): State<Admin>, body: Bytes) -> Response {
 async fn unmark(State(admin): State<Admin>, body: Bytes) -> Response {
     let marking = mark_request(&body).and_then(|request| match (&request.reason, &request.expiry) {
         (None, None) => Ok(Marking { device: request.device, mark: None }),
-        _ => Err("an unmark takes \"device\" alone".to_owned()),
+        _ => Err("the body of an unmark has \"device\" only".to_owned()),
     });
     carry_out(&admin, marking).await
 }
@@ -129,13 +129,13 @@ fn mark_request(body: &[u8]) -> Result<MarkRequest, String> {
 async fn carry_out(admin: &Admin, marking: Result<Marking, String>) -> Response {
     let outcome = match marking {
         Ok(marking) => {
-            let answer = serde_json::json!({"device": marking.device, "marked": marking.mark.is_some()});
-            (admin.mark)(marking).await.map(|()| answer)
+            let response = serde_json::json!({"device": marking.device, "marked": marking.mark.is_some()});
+            (admin.mark)(marking).await.map(|()| response)
         }
         Err(problem) => Err(problem),
     };
     match outcome {
-        Ok(answer) => done(&answer),
+        Ok(response) => done(&response),
         Err(problem) => api_problem(StatusCode::BAD_REQUEST, &problem),
     }
 }
@@ -147,10 +147,10 @@ fn duration(body: &[u8]) -> Result<Duration, String> {
     }
     let wanted = r#"send nothing, or {"for": "10m"}"#;
     let request: ReleaseRequest =
-        serde_json::from_slice(body).map_err(|error| format!("the body is not understood: {error}; {wanted}"))?;
+        serde_json::from_slice(body).map_err(|error| format!("the body is invalid: {error}; {wanted}"))?;
     let Some(text) = request.duration else { return Ok(FOR) };
-    let duration =
-        humantime::parse_duration(&text).map_err(|error| format!("for: {text:?} is no duration: {error}; {wanted}"))?;
+    let duration = humantime::parse_duration(&text)
+        .map_err(|error| format!("for: {text:?} is not a duration: {error}; {wanted}"))?;
     if (SHORTEST..=LONGEST).contains(&duration) {
         Ok(duration)
     } else {
@@ -158,22 +158,22 @@ fn duration(body: &[u8]) -> Result<Duration, String> {
     }
 }
 
-fn done(answer: &serde_json::Value) -> Response {
-    ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")], answer.to_string()).into_response()
+fn done(response: &serde_json::Value) -> Response {
+    ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")], response.to_string()).into_response()
 }
 
 fn no_driver() -> Response {
-    api_problem(StatusCode::CONFLICT, "there is no driver to let go of: podmeter runs with --hardware none")
+    api_problem(StatusCode::CONFLICT, "there is no driver to release: podmeter runs with --hardware none")
 }
 
-/// A refusal by axum itself, such as of a body that is too long, in our form.
+/// Gives errors of axum itself, such as for a body that is too long, the form of ours.
 async fn as_problem(response: Response) -> Response {
     let status = response.status();
     let is_ours = response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().ends_with(b"json"));
     if is_ours || status.is_success() {
         response
     } else {
-        api_problem(status, &format!("the request is not understood; the body may have {BODY_BYTES} bytes"))
+        api_problem(status, &format!("invalid request; the body may have {BODY_BYTES} bytes"))
     }
 }
 
@@ -182,15 +182,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_body_is_a_duration_within_reason() {
+    fn a_body_is_a_duration_within_the_limits() {
         assert_eq!(duration(b""), Ok(FOR));
         assert_eq!(duration(b"{}"), Ok(FOR));
         assert_eq!(duration(br#"{"for": "90s"}"#), Ok(Duration::from_secs(90)));
         for (body, part) in [
-            ("10m", "not understood"),
+            ("10m", "is invalid"),
             (r#"{"four": "10m"}"#, "unknown field `four`"),
             (r#"{"for": 10}"#, "invalid type"),
-            (r#"{"for": "ten"}"#, "no duration"),
+            (r#"{"for": "ten"}"#, "not a duration"),
             (r#"{"for": "0s"}"#, "between 1s and 24h"),
             (r#"{"for": "2days"}"#, "between 1s and 24h"),
         ] {

@@ -14,115 +14,121 @@ use tracing::error;
 use crate::clock::Clock;
 use crate::model::Monotonic;
 
-/// Requests that wait for a hash to be computed, over all clients and from one address.
-const WAITING: usize = 16;
-const WAITING_OF_ONE: usize = 4;
-/// Wrong passwords that are remembered, so that a scraper that is set up wrongly costs no hash each time.
-const REFUSED: usize = 64;
-/// After a wrong password no hash is computed for so many times as long as that one took: guessers get a quarter of a core.
-const REST: u32 = 3;
+/// Requests that wait until a hash can be computed: of all clients, and from one address.
+const QUEUED: usize = 16;
+const QUEUED_PER_ADDRESS: usize = 4;
+/// Wrong passwords kept, so that a scraper with a wrong one does not cost a hash each time.
+const REMEMBERED_REFUSALS: usize = 64;
+/// After a wrong password no hash is computed for this many times the time that it took: guessing uses a quarter of a core.
+const PAUSE_FACTOR: u32 = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum AuthDecision {
     Accepted,
     Refused,
-    /// Too many wait already.
+    /// Too many requests wait already.
     Busy,
 }
 
-/// Judges passwords. A bcrypt hash costs tens of milliseconds on purpose, so one is computed at a time, off the runtime, and
-/// what was found is remembered: under a key that is made at the start, never as the password itself.
-pub struct Doorkeeper {
+/// Checks passwords. A bcrypt hash takes tens of milliseconds by design, so one is computed at a time, outside the runtime, and
+/// decisions are kept: under an HMAC with a key made at the start, never with the password itself.
+pub struct Authenticator {
     key: hmac::Key,
     clock: Clock,
     hashing: Arc<Semaphore>,
-    memory: Arc<Mutex<Memory>>,
+    remembered: Arc<Mutex<Remembered>>,
 }
 
 type Digest = [u8; 32];
 
 #[derive(Default)]
-struct Memory {
-    /// By user; guessing cannot push these out.
+struct Remembered {
+    /// By user; guesses do not displace these.
     accepted: BTreeMap<String, Digest>,
     refused: VecDeque<Digest>,
-    /// How many wait, by address; `None` on a unix socket.
+    /// Requests that wait, by address; `None` on a unix socket.
     waiting: BTreeMap<Option<IpAddr>, usize>,
-    rest_until: Monotonic,
+    paused_until: Monotonic,
 }
 
-/// A place among those that wait.
-struct Place<'doorkeeper> {
-    doorkeeper: &'doorkeeper Doorkeeper,
+/// A request that waits for a hash.
+struct QueuePlace<'a> {
+    authenticator: &'a Authenticator,
     peer: Option<IpAddr>,
 }
 
-impl Drop for Place<'_> {
+impl Drop for QueuePlace<'_> {
     fn drop(&mut self) {
-        let mut memory = self.doorkeeper.memory();
-        if let Some(count) = memory.waiting.get_mut(&self.peer) {
+        let mut remembered = self.authenticator.remembered();
+        if let Some(count) = remembered.waiting.get_mut(&self.peer) {
             *count -= 1;
             if *count == 0 {
-                memory.waiting.remove(&self.peer);
+                remembered.waiting.remove(&self.peer);
             }
         }
     }
 }
 
-impl Doorkeeper {
+impl Authenticator {
     #[must_use]
     pub fn new(clock: Clock) -> Self {
         let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
-        let key = key.expect("Linux has random numbers for whoever asks");
-        Self { key, clock, hashing: Arc::new(Semaphore::new(1)), memory: Arc::default() }
+        let key = key.expect("getrandom works on Linux");
+        Self { key, clock, hashing: Arc::new(Semaphore::new(1)), remembered: Arc::default() }
     }
 
     /// Whether the request names one of `users` (name → bcrypt hash) with the right password.
-    pub async fn judge(&self, users: &BTreeMap<String, String>, headers: &HeaderMap, peer: Option<IpAddr>) -> Verdict {
+    pub async fn authenticate(
+        &self,
+        users: &BTreeMap<String, String>,
+        headers: &HeaderMap,
+        peer: Option<IpAddr>,
+    ) -> AuthDecision {
         let Some((user, password)) = headers.get(AUTHORIZATION).and_then(credentials) else {
-            return Verdict::Refused;
+            return AuthDecision::Refused;
         };
         let user_text = std::str::from_utf8(&user).ok();
         let stored = user_text.and_then(|user| users.get_key_value(user));
-        // A name that is not there costs a hash, too, so that time does not tell who is.
+        // An unknown name costs a hash too, so that the time does not reveal which names exist.
         let Some(hash) = stored.or_else(|| users.iter().next()).map(|(_, hash)| hash) else {
-            return Verdict::Refused;
+            return AuthDecision::Refused;
         };
         let digest = self.digest(&user, hash, &password);
-        if let Some(known) = self.remembered(stored.map(|(name, _)| name), &digest) {
+        if let Some(known) = self.known_decision(stored.map(|(name, _)| name), &digest) {
             return known;
         }
-        let Some(_place) = self.wait(peer) else { return Verdict::Busy };
-        let Ok(permit) = Arc::clone(&self.hashing).acquire_owned().await else { return Verdict::Busy };
-        // Somebody with the same credentials may have been first.
-        if let Some(known) = self.remembered(stored.map(|(name, _)| name), &digest) {
+        let Some(_queued) = self.enqueue(peer) else { return AuthDecision::Busy };
+        let Ok(permit) = Arc::clone(&self.hashing).acquire_owned().await else { return AuthDecision::Busy };
+        // An earlier request with the same credentials may have been decided meanwhile.
+        if let Some(known) = self.known_decision(stored.map(|(name, _)| name), &digest) {
             return known;
         }
-        let rest = self.memory().rest_until.since(self.clock.now().monotonic);
-        if !rest.is_zero() {
-            tokio::time::sleep(rest).await;
+        let pause = self.remembered().paused_until.since(self.clock.now().monotonic);
+        if !pause.is_zero() {
+            tokio::time::sleep(pause).await;
         }
-        self.memory().accepted.retain(|name, _| users.contains_key(name));
+        self.remembered().accepted.retain(|name, _| users.contains_key(name));
         let (hash, name) = (hash.clone(), stored.map(|(name, _)| name.clone()));
-        let (memory, clock) = (Arc::clone(&self.memory), self.clock);
-        // What follows from it goes along: a client that gives up neither makes room for another hash nor escapes the rest.
+        let (remembered, clock) = (Arc::clone(&self.remembered), self.clock);
+        // The result is recorded in the closure: a client that disconnects neither frees the permit nor avoids the pause.
         let computing = tokio::task::spawn_blocking(move || {
             let began = clock.now().monotonic;
             let right = bcrypt::verify(&password, &hash).unwrap_or(false);
             let took = clock.now().monotonic.since(began);
-            let verdict = memory.lock().learn(name.filter(|_| right), digest, clock.now().monotonic + took * REST);
+            let decision =
+                remembered.lock().learn(name.filter(|_| right), digest, clock.now().monotonic + took * PAUSE_FACTOR);
             drop(permit);
-            verdict
+            decision
         });
-        computing.await.unwrap_or_else(|broken| {
-            error!(%broken, "judging a password broke; please report this");
-            Verdict::Refused
+        computing.await.unwrap_or_else(|error| {
+            error!(%error, "checking a password panicked; please report this");
+            AuthDecision::Refused
         })
     }
 
     fn digest(&self, user: &[u8], hash: &str, password: &[u8]) -> Digest {
         let mut context = hmac::Context::with_key(&self.key);
-        // With their lengths, so that nothing can be moved from one into the next.
+        // With their lengths, so that no two different inputs give the same bytes.
         for part in [user, hash.as_bytes(), password] {
             context.update(&part.len().to_le_bytes());
             context.update(part);
@@ -130,44 +136,44 @@ impl Doorkeeper {
         context.sign().as_ref().try_into().expect("SHA-256 has 32 bytes")
     }
 
-    /// Digests are keyed, so how long it takes to compare them says nothing about a password.
-    fn remembered(&self, user: Option<&String>, digest: &Digest) -> Option<Verdict> {
-        let memory = self.memory();
-        if user.is_some_and(|user| memory.accepted.get(user) == Some(digest)) {
-            return Some(Verdict::Accepted);
+    /// Digests are keyed, so the time of a comparison reveals nothing about a password.
+    fn known_decision(&self, user: Option<&String>, digest: &Digest) -> Option<AuthDecision> {
+        let remembered = self.remembered();
+        if user.is_some_and(|user| remembered.accepted.get(user) == Some(digest)) {
+            return Some(AuthDecision::Accepted);
         }
-        memory.refused.contains(digest).then_some(Verdict::Refused)
+        remembered.refused.contains(digest).then_some(AuthDecision::Refused)
     }
 
-    fn wait(&self, peer: Option<IpAddr>) -> Option<Place<'_>> {
-        let mut memory = self.memory();
-        let all: usize = memory.waiting.values().sum();
-        let own = memory.waiting.get(&peer).copied().unwrap_or(0);
-        if all >= WAITING || own >= WAITING_OF_ONE {
+    fn enqueue(&self, peer: Option<IpAddr>) -> Option<QueuePlace<'_>> {
+        let mut remembered = self.remembered();
+        let all: usize = remembered.waiting.values().sum();
+        let own = remembered.waiting.get(&peer).copied().unwrap_or(0);
+        if all >= QUEUED || own >= QUEUED_PER_ADDRESS {
             return None;
         }
-        memory.waiting.insert(peer, own + 1);
-        Some(Place { doorkeeper: self, peer })
+        remembered.waiting.insert(peer, own + 1);
+        Some(QueuePlace { authenticator: self, peer })
     }
 
-    fn memory(&self) -> MutexGuard<'_, Memory> {
-        self.memory.lock()
+    fn remembered(&self) -> MutexGuard<'_, Remembered> {
+        self.remembered.lock()
     }
 }
 
-impl Memory {
-    /// `name`: whose right password it was.
-    fn learn(&mut self, name: Option<String>, digest: Digest, rest_until: Monotonic) -> Verdict {
+impl Remembered {
+    /// `name`: the user, if the password was right.
+    fn learn(&mut self, name: Option<String>, digest: Digest, paused_until: Monotonic) -> AuthDecision {
         if let Some(name) = name {
             self.accepted.insert(name, digest);
-            return Verdict::Accepted;
+            return AuthDecision::Accepted;
         }
-        self.rest_until = rest_until;
-        if self.refused.len() == REFUSED {
+        self.paused_until = paused_until;
+        if self.refused.len() == REMEMBERED_REFUSALS {
             self.refused.pop_front();
         }
         self.refused.push_back(digest);
-        Verdict::Refused
+        AuthDecision::Refused
     }
 }
 
@@ -202,55 +208,59 @@ mod tests {
 
     #[tokio::test]
     async fn only_the_right_password_of_a_known_user_is_accepted() {
-        let (doorkeeper, users) = (Doorkeeper::new(Clock::start()), users());
+        let (authenticator, users) = (Authenticator::new(Clock::start()), users());
         for _ in 0..2 {
-            for (headers, verdict) in [
-                (sent("alice", "right"), Verdict::Accepted),
-                (sent("alice", "wrong"), Verdict::Refused),
-                (sent("bob", "right"), Verdict::Refused),
-                (sent("", ""), Verdict::Refused),
-                (HeaderMap::new(), Verdict::Refused),
+            for (headers, decision) in [
+                (sent("alice", "right"), AuthDecision::Accepted),
+                (sent("alice", "wrong"), AuthDecision::Refused),
+                (sent("bob", "right"), AuthDecision::Refused),
+                (sent("", ""), AuthDecision::Refused),
+                (HeaderMap::new(), AuthDecision::Refused),
             ] {
-                assert_eq!(doorkeeper.judge(&users, &headers, None).await, verdict, "{headers:?}");
+                assert_eq!(authenticator.authenticate(&users, &headers, None).await, decision, "{headers:?}");
             }
         }
         let other = BTreeMap::from([("alice".to_owned(), bcrypt::hash("new", 4).unwrap())]);
-        assert_eq!(doorkeeper.judge(&other, &sent("alice", "right"), None).await, Verdict::Refused, "it was changed");
-        assert_eq!(doorkeeper.judge(&other, &sent("alice", "new"), None).await, Verdict::Accepted);
+        assert_eq!(
+            authenticator.authenticate(&other, &sent("alice", "right"), None).await,
+            AuthDecision::Refused,
+            "the password was changed"
+        );
+        assert_eq!(authenticator.authenticate(&other, &sent("alice", "new"), None).await, AuthDecision::Accepted);
     }
 
     #[tokio::test]
-    async fn guessing_neither_pushes_out_the_right_password_nor_takes_all_places() {
-        let (doorkeeper, users) = (Doorkeeper::new(Clock::start()), users());
-        assert_eq!(doorkeeper.judge(&users, &sent("alice", "right"), None).await, Verdict::Accepted);
-        for guess in 0..REFUSED + 6 {
-            let verdict = doorkeeper.judge(&users, &sent("alice", &guess.to_string()), None).await;
-            assert_eq!(verdict, Verdict::Refused);
+    async fn guesses_neither_displace_the_right_password_nor_fill_the_queue() {
+        let (authenticator, users) = (Authenticator::new(Clock::start()), users());
+        assert_eq!(authenticator.authenticate(&users, &sent("alice", "right"), None).await, AuthDecision::Accepted);
+        for guess in 0..REMEMBERED_REFUSALS + 6 {
+            let decision = authenticator.authenticate(&users, &sent("alice", &guess.to_string()), None).await;
+            assert_eq!(decision, AuthDecision::Refused);
         }
-        let digest = doorkeeper.digest(b"alice", &users["alice"], b"right");
+        let digest = authenticator.digest(b"alice", &users["alice"], b"right");
         let name = "alice".to_owned();
-        assert_eq!(doorkeeper.remembered(Some(&name), &digest), Some(Verdict::Accepted));
-        assert_eq!(doorkeeper.memory().refused.len(), REFUSED);
+        assert_eq!(authenticator.known_decision(Some(&name), &digest), Some(AuthDecision::Accepted));
+        assert_eq!(authenticator.remembered().refused.len(), REMEMBERED_REFUSALS);
 
         let address = |last| Some(IpAddr::from([10, 0, 0, last]));
-        let of_one: Vec<_> = (0..WAITING_OF_ONE).map(|_| doorkeeper.wait(address(1)).unwrap()).collect();
-        assert_eq!(doorkeeper.judge(&users, &sent("alice", "x"), address(1)).await, Verdict::Busy);
-        assert_eq!(doorkeeper.judge(&users, &sent("alice", "x"), address(2)).await, Verdict::Refused);
+        let of_one: Vec<_> = (0..QUEUED_PER_ADDRESS).map(|_| authenticator.enqueue(address(1)).unwrap()).collect();
+        assert_eq!(authenticator.authenticate(&users, &sent("alice", "x"), address(1)).await, AuthDecision::Busy);
+        assert_eq!(authenticator.authenticate(&users, &sent("alice", "x"), address(2)).await, AuthDecision::Refused);
         drop(of_one);
-        assert_eq!(doorkeeper.judge(&users, &sent("alice", "y"), address(1)).await, Verdict::Refused);
-        assert!(doorkeeper.memory().waiting.is_empty());
+        assert_eq!(authenticator.authenticate(&users, &sent("alice", "y"), address(1)).await, AuthDecision::Refused);
+        assert!(authenticator.remembered().waiting.is_empty());
     }
 
     #[tokio::test]
-    async fn who_hangs_up_while_a_guess_is_checked_escapes_nothing() {
-        let (doorkeeper, users) = (Doorkeeper::new(Clock::start()), users());
+    async fn a_guess_is_recorded_although_its_client_disconnects() {
+        let (authenticator, users) = (Authenticator::new(Clock::start()), users());
         let headers = sent("alice", "wrong");
-        // Asked once, it has begun to compute; then nobody waits for it any more.
-        let guess = doorkeeper.judge(&users, &headers, None);
-        let _perhaps = tokio::time::timeout(Duration::ZERO, guess).await;
-        let _ended = doorkeeper.hashing.acquire().await.unwrap();
-        assert_eq!(doorkeeper.memory().refused.len(), 1);
-        assert_ne!(doorkeeper.memory().rest_until, Monotonic::default());
+        // Polled once, it has begun to compute; then it is dropped.
+        let guess = authenticator.authenticate(&users, &headers, None);
+        let _pending = tokio::time::timeout(Duration::ZERO, guess).await;
+        let _ended = authenticator.hashing.acquire().await.unwrap();
+        assert_eq!(authenticator.remembered().refused.len(), 1);
+        assert_ne!(authenticator.remembered().paused_until, Monotonic::default());
     }
 
     #[test]

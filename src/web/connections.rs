@@ -3,156 +3,171 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
 
 use crate::clock::Clock;
 
-/// What clients of one listener may take.
+/// What the clients of one listener may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// At once. When one more comes, the one that is missed least goes.
+    /// Open at once. Beyond that, the least useful connection is closed.
     pub connections: usize,
-    /// For a request's head, and for the next one on a kept connection.
+    /// For the head of a request, and for the next request on a kept connection.
     pub read_timeout: Duration,
-    /// For an answer, from when the client first does not take it as fast as it comes.
+    /// For a response, from the first time that the client does not take it as fast as it is sent.
     pub write_timeout: Duration,
-    /// Of a request's head.
+    /// Of the head of a request.
     pub header_bytes: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            // A node has a few scrapers, the kubelet, and people who look at the page.
+            // A node has a few scrapers, the kubelet, and people with the page open.
             connections: 64,
             // Over a minute, the usual scrape interval, so that scrapers keep their connections.
             read_timeout: Duration::from_secs(65),
             write_timeout: Duration::from_secs(10),
-            // hyper's own 400 KiB times the connections would be more memory than the agent may have.
+            // hyper's default of 400 KiB times the connections is more memory than the chart's limit.
             header_bytes: 32 * 1024,
         }
     }
 }
 
-/// Who is connected to a listener.
+/// The open connections of one listener.
 pub struct Connections {
     clock: Clock,
-    seats: Mutex<Seats>,
+    permits: Arc<Semaphore>,
+    open: Mutex<Open>,
 }
 
 #[derive(Default)]
-struct Seats {
+struct Open {
     next: u64,
-    taken: BTreeMap<u64, Arc<Seat>>,
+    slots: BTreeMap<u64, Weak<ConnectionSlot>>,
 }
 
-/// One connection's place. What it did last is written without a lock.
-pub struct Seat {
+/// One of the connections that a listener may have; free again when it is dropped. Its activity is updated without a lock.
+pub struct ConnectionSlot {
     number: u64,
     /// `None` on a unix socket.
     pub peer: Option<IpAddr>,
-    clock: Clock,
-    /// Milliseconds of the clock at which bytes last came or went.
+    connections: Arc<Connections>,
+    /// Milliseconds of the clock at the last read or write.
     active: AtomicU64,
-    /// Whether it ever had a good answer.
-    answered: AtomicBool,
-    leave: Notify,
+    /// Whether a request on it ever succeeded.
+    succeeded: AtomicBool,
+    eviction: Notify,
+    _permit: OwnedSemaphorePermit,
 }
 
-impl Seat {
+impl ConnectionSlot {
     fn touch(&self) {
-        let now = self.clock.now().monotonic.as_duration().as_millis();
+        let now = self.connections.clock.now().monotonic.as_duration().as_millis();
         self.active.store(u64::try_from(now).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    pub fn was_answered(&self) {
-        self.answered.store(true, Ordering::Relaxed);
+    pub fn record_success(&self) {
+        self.succeeded.store(true, Ordering::Relaxed);
     }
 
-    /// When its place is needed.
-    pub async fn must_leave(&self) {
-        self.leave.notified().await;
+    /// Returns when the slot is needed for another connection.
+    pub async fn evicted(&self) {
+        self.eviction.notified().await;
+    }
+}
+
+impl Drop for ConnectionSlot {
+    fn drop(&mut self) {
+        self.connections.open.lock().slots.remove(&self.number);
     }
 }
 
 impl Connections {
-    pub fn new(clock: Clock) -> Self {
-        Self { clock, seats: Mutex::default() }
+    pub fn new(clock: Clock, limit: usize) -> Arc<Self> {
+        Arc::new(Self { clock, permits: Arc::new(Semaphore::new(limit)), open: Mutex::default() })
     }
 
-    pub fn sit(&self, peer: Option<IpAddr>) -> Arc<Seat> {
-        let mut seats = self.seats();
-        let (active, answered) = (AtomicU64::default(), AtomicBool::default());
-        let seat = Seat { number: seats.next, peer, clock: self.clock, active, answered, leave: Notify::new() };
-        let seat = Arc::new(seat);
-        seat.touch();
-        seats.next += 1;
-        seats.taken.insert(seat.number, Arc::clone(&seat));
-        seat
-    }
-
-    pub fn stand_up(&self, seat: &Seat) {
-        self.seats().taken.remove(&seat.number);
-    }
-
-    /// Asks one to leave: of the address with most connections the one that never had a good answer, and of those the one
-    /// that has been silent longest. So a crowd costs its own, and a scraper keeps its connection.
-    pub fn make_room(&self) {
-        let mut seats = self.seats();
-        let mut of_peer: BTreeMap<Option<IpAddr>, usize> = BTreeMap::new();
-        for seat in seats.taken.values() {
-            *of_peer.entry(seat.peer).or_default() += 1;
-        }
-        let missed = |seat: &Seat| {
-            let answered = seat.answered.load(Ordering::Relaxed);
-            (Reverse(of_peer[&seat.peer]), answered, seat.active.load(Ordering::Relaxed), seat.number)
+    /// A slot for a new connection. Where all are taken it evicts one and waits until that is free.
+    pub async fn slot(self: &Arc<Self>, peer: Option<IpAddr>) -> Arc<ConnectionSlot> {
+        let permit = match Arc::clone(&self.permits).try_acquire_owned() {
+            Ok(permit) => permit,
+            Err(_) => {
+                self.evict_one();
+                Arc::clone(&self.permits).acquire_owned().await.expect("the semaphore is never closed")
+            }
         };
-        let least = seats.taken.values().min_by_key(|seat| missed(seat)).map(|seat| seat.number);
-        if let Some(seat) = least.and_then(|number| seats.taken.remove(&number)) {
-            seat.leave.notify_one();
+        let mut open = self.open.lock();
+        let slot = Arc::new(ConnectionSlot {
+            number: open.next,
+            peer,
+            connections: Arc::clone(self),
+            active: AtomicU64::default(),
+            succeeded: AtomicBool::default(),
+            eviction: Notify::new(),
+            _permit: permit,
+        });
+        slot.touch();
+        open.next += 1;
+        open.slots.insert(slot.number, Arc::downgrade(&slot));
+        slot
+    }
+
+    /// Evicts, of the address with most connections, one without a successful request, and of those the one that has been silent
+    /// longest: many connections from one address cost that address, and a scraper keeps its connection.
+    pub fn evict_one(&self) {
+        // Upgraded outside the lock's scope: a slot that is dropped takes the lock.
+        let slots: Vec<Arc<ConnectionSlot>> = self.open.lock().slots.values().filter_map(Weak::upgrade).collect();
+        let mut of_peer: BTreeMap<Option<IpAddr>, usize> = BTreeMap::new();
+        for slot in &slots {
+            *of_peer.entry(slot.peer).or_default() += 1;
+        }
+        let usefulness = |slot: &&Arc<ConnectionSlot>| {
+            let succeeded = slot.succeeded.load(Ordering::Relaxed);
+            (Reverse(of_peer[&slot.peer]), succeeded, slot.active.load(Ordering::Relaxed), slot.number)
+        };
+        if let Some(slot) = slots.iter().min_by_key(usefulness) {
+            self.open.lock().slots.remove(&slot.number);
+            slot.eviction.notify_one();
         }
     }
-
-    fn seats(&self) -> MutexGuard<'_, Seats> {
-        self.seats.lock()
-    }
 }
 
-/// A client's stream: notes when bytes move, and breaks when an answer is not taken in time.
-pub struct Watched<S> {
+/// A client's stream that records activity, and fails when a response is not taken in time.
+pub struct MonitoredStream<S> {
     stream: S,
-    seat: Arc<Seat>,
+    slot: Arc<ConnectionSlot>,
     write_timeout: Duration,
-    /// Since when something could not be written; until all of it is.
-    blocked: Option<Pin<Box<Sleep>>>,
+    /// Runs from the first write that had to wait until everything is flushed.
+    deadline: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> Watched<S> {
-    pub fn new(stream: S, seat: Arc<Seat>, write_timeout: Duration) -> Self {
-        Self { stream, seat, write_timeout, blocked: None }
+impl<S> MonitoredStream<S> {
+    pub fn new(stream: S, slot: Arc<ConnectionSlot>, write_timeout: Duration) -> Self {
+        Self { stream, slot, write_timeout, deadline: None }
     }
 
-    /// The outcome of a write, with the deadline watched while there is none.
+    /// The outcome of a write; an error once a pending one is past the deadline.
     fn timed<T>(&mut self, context: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if outcome.is_ready() {
-            self.seat.touch();
+            self.slot.touch();
             return outcome;
         }
-        let blocked = self.blocked.get_or_insert_with(|| Box::pin(tokio::time::sleep(self.write_timeout)));
-        ready!(blocked.as_mut().poll(context));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not take its answer")))
+        let deadline = self.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep(self.write_timeout)));
+        ready!(deadline.as_mut().poll(context));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not take its response")))
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for MonitoredStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -160,13 +175,13 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
     ) -> Poll<io::Result<()>> {
         let outcome = Pin::new(&mut self.stream).poll_read(context, buffer);
         if outcome.is_ready() {
-            self.seat.touch();
+            self.slot.touch();
         }
         outcome
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for MonitoredStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.timed(context, outcome)
@@ -185,11 +200,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
         self.stream.is_write_vectored()
     }
 
-    /// Ready when all has gone: only then the next wait starts anew, so that taking a byte now and then does not help.
+    /// Ready when everything is sent: only then the deadline is reset, so that taking a byte now and then does not help.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let outcome = Pin::new(&mut self.stream).poll_flush(context);
         if outcome.is_ready() {
-            self.blocked = None;
+            self.deadline = None;
         }
         self.timed(context, outcome)
     }
@@ -206,45 +221,61 @@ mod tests {
 
     use super::*;
 
-    fn left(connections: &Connections) -> Vec<u64> {
-        connections.seats().taken.keys().copied().collect()
+    fn open(connections: &Connections) -> Vec<u64> {
+        connections.open.lock().slots.keys().copied().collect()
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_crowd_costs_its_own_and_the_silent_go_first() {
-        let connections = Connections::new(Clock::start());
+    async fn the_silent_connections_of_the_largest_client_are_evicted_first() {
+        let connections = Connections::new(Clock::start(), 64);
         let address = |last| Some(IpAddr::from([10, 0, 0, last]));
-        let scraper = connections.sit(address(1));
+        let scraper = connections.slot(address(1)).await;
         tokio::time::advance(Duration::from_secs(30)).await;
-        let crowd: Vec<_> = (0..4).map(|_| connections.sit(address(2))).collect();
-        crowd[0].was_answered();
+        let mut crowd = vec![];
+        for _ in 0..4 {
+            crowd.push(connections.slot(address(2)).await);
+        }
+        crowd[0].record_success();
         tokio::time::advance(Duration::from_secs(1)).await;
         crowd[1].touch();
         let mut order = vec![];
-        while left(&connections).len() > 1 {
-            let before = left(&connections);
-            connections.make_room();
-            let after = left(&connections);
+        while open(&connections).len() > 1 {
+            let before = open(&connections);
+            connections.evict_one();
+            let after = open(&connections);
             order.extend(before.into_iter().filter(|number| !after.contains(number)));
         }
-        // Where both have one connection, the one without a good answer goes, which is the scraper's here.
+        // With one connection each, the one without a successful request is evicted: here the scraper's.
         assert_eq!(order, [3, 4, 2, scraper.number]);
-        assert_eq!(left(&connections), [crowd[0].number]);
-        crowd[2].must_leave().await;
-        connections.stand_up(&crowd[0]);
-        connections.make_room();
-        assert!(left(&connections).is_empty());
+        assert_eq!(open(&connections), [crowd[0].number]);
+        crowd[2].evicted().await;
+        drop(crowd);
+        connections.evict_one();
+        assert!(open(&connections).is_empty());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_that_is_not_taken_is_given_up() {
-        let connections = Connections::new(Clock::start());
+    async fn a_connection_beyond_the_limit_gets_the_slot_of_an_evicted_one() {
+        let connections = Connections::new(Clock::start(), 1);
+        let first = connections.slot(None).await;
+        let waiting = connections.slot(None);
+        tokio::pin!(waiting);
+        assert!(tokio::time::timeout(Duration::from_secs(1), &mut waiting).await.is_err(), "the first is still open");
+        first.evicted().await;
+        drop(first);
+        let second = waiting.await;
+        assert_eq!(open(&connections), [second.number]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_response_that_is_not_taken_in_time_fails() {
+        let connections = Connections::new(Clock::start(), 64);
         let (ours, mut theirs) = tokio::io::duplex(16);
-        let mut ours = Watched::new(ours, connections.sit(None), Duration::from_secs(10));
+        let mut ours = MonitoredStream::new(ours, connections.slot(None).await, Duration::from_secs(10));
         ours.write_all(&[0; 16]).await.unwrap();
         ours.flush().await.unwrap();
         let began = tokio::time::Instant::now();
-        // A byte every second is too slow: all of it has to go within the time.
+        // A byte every second is too slow: the whole response must be taken within the time.
         let reading = async {
             loop {
                 tokio::time::sleep(Duration::from_secs(1)).await;

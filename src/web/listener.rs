@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixStream};
 
-/// Of an answer that its client has not taken yet: a large node's page. The kernel doubles it for its own needs.
+/// Bytes of a response that the client has not taken yet: a large node's page. The kernel doubles the number.
 const SEND_BYTES: u32 = 256 * 1024;
-/// The longest head of a request.
+/// The longest request head.
 const RECEIVE_BYTES: u32 = 64 * 1024;
 /// Connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
 
-/// Between two looks at a socket that another process listens on.
+/// Between two checks whether another process still listens on a socket.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Where to listen: `0.0.0.0:9410`, `[::]:9410`, or `unix:PATH`.
@@ -26,12 +26,12 @@ pub enum ListenAddress {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("{text:?} is no address to listen on; write IP:PORT, such as 0.0.0.0:9410 or [::]:9410, or unix:PATH")]
+#[error("{text:?} is not an address to listen on; write IP:PORT, such as 0.0.0.0:9410 or [::]:9410, or unix:PATH")]
 pub struct ParseAddressError {
     text: String,
 }
 
-/// A listener could not be had: the agent ends with exit code 3.
+/// A listener could not be bound: the agent ends with exit code 3.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
     #[error("cannot listen on {address}: {source}; free the address or choose another with --listen")]
@@ -40,18 +40,18 @@ pub enum BindError {
     Unix { path: PathBuf, source: io::Error },
     #[error("cannot listen on {}: another process listens there; stop it or choose another path", path.display())]
     InUse { path: PathBuf },
-    #[error("cannot listen on {}: something that is no socket is in the way; remove it or choose another path", path.display())]
+    #[error("cannot listen on {}: a file that is not a socket is in the way; remove it or choose another path", path.display())]
     NotASocket { path: PathBuf },
 }
 
-/// What is served on a listener, and to whom.
+/// What a listener serves, and to which clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Every page, to whom the web configuration lets in.
+    /// Pages and API, to clients that the web configuration accepts.
     Pages,
-    /// Healthy and ready alone, to everybody: a kubelet has no certificate and no password.
+    /// `/-/healthy` and `/-/ready`, to all clients: a kubelet has neither certificate nor password.
     Probes,
-    /// Pages and orders; only its owner can open it.
+    /// Pages, API and commands; only the owner of the socket can open it.
     Private,
 }
 
@@ -67,7 +67,7 @@ impl Listener {
         Self::bind_for(address, Purpose::Pages).await
     }
 
-    /// Binds and listens for the kubelet's probes alone.
+    /// Binds a listener for the kubelet's probes.
     pub async fn bind_probes(address: &ListenAddress) -> Result<Self, BindError> {
         Self::bind_for(address, Purpose::Probes).await
     }
@@ -87,7 +87,7 @@ impl Listener {
         Self::bind_unix(path, Purpose::Private).await
     }
 
-    /// As `bind_private`, once no other process listens there: during a rolling update that is the agent before this one.
+    /// As `bind_private`, once no other process listens there: during a rolling update the old agent does.
     pub async fn bind_private_when_free(path: &Path) -> Self {
         let mut problem = String::new();
         loop {
@@ -126,7 +126,7 @@ impl Listener {
         }
     }
 
-    /// What was bound, with the port that the system chose where zero was asked for.
+    /// The bound address, with the actual port where it was given as zero.
     #[must_use]
     pub fn address(&self) -> ListenAddress {
         match self {
@@ -139,27 +139,27 @@ impl Listener {
 
     async fn bind_unix(path: &Path, purpose: Purpose) -> Result<Self, BindError> {
         let failed = |source| BindError::Unix { path: path.to_owned(), source };
-        clear_the_way(path).await?;
+        remove_stale_socket(path).await?;
         if let Some(directory) = path.parent() {
             std::fs::create_dir_all(directory).map_err(failed)?;
         }
-        // Bound under another name and moved into place, so that nobody can open it before its mode is set.
-        let mut draft = path.as_os_str().to_owned();
-        draft.push(format!(".{}", std::process::id()));
-        let draft = PathBuf::from(draft);
-        let _ = std::fs::remove_file(&draft);
-        let listener = UnixListener::bind(&draft).map_err(failed)?;
-        let placed = place(&draft, path, (purpose == Purpose::Private).then_some(0o600));
+        // Bound under another name and renamed, so that it cannot be opened before its mode is set.
+        let mut temporary = path.as_os_str().to_owned();
+        temporary.push(format!(".{}", std::process::id()));
+        let temporary = PathBuf::from(temporary);
+        let _ = std::fs::remove_file(&temporary);
+        let listener = UnixListener::bind(&temporary).map_err(failed)?;
+        let placed = place(&temporary, path, (purpose == Purpose::Private).then_some(0o600));
         if placed.is_err() {
-            let _ = std::fs::remove_file(&draft);
+            let _ = std::fs::remove_file(&temporary);
         }
         let inode = placed.map_err(failed)?;
         Ok(Self::Unix { listener, file: SocketFile { path: path.to_owned(), inode }, purpose })
     }
 }
 
-/// As `TcpListener::bind` does it, with buffers that the kernel does not grow: it would let a client that takes no answers
-/// have 4 MiB of the agent's memory, and one that asks faster than it reads 6 more.
+/// As `TcpListener::bind`, with buffers that the kernel does not grow: a client that takes no responses could otherwise fill 4 MiB
+/// of memory charged to the agent, and one that sends requests faster than it reads 6 more.
 fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.set_reuseaddr(true)?;
@@ -169,8 +169,8 @@ fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Removes a socket file that nobody listens on any more.
-async fn clear_the_way(path: &Path) -> Result<(), BindError> {
+/// Removes a socket file without a listener.
+async fn remove_stale_socket(path: &Path) -> Result<(), BindError> {
     let failed = |source| BindError::Unix { path: path.to_owned(), source };
     let metadata = match std::fs::symlink_metadata(path) {
         Ok(metadata) => metadata,
@@ -188,16 +188,16 @@ async fn clear_the_way(path: &Path) -> Result<(), BindError> {
     }
 }
 
-fn place(draft: &Path, path: &Path, mode: Option<u32>) -> io::Result<u64> {
+fn place(temporary: &Path, path: &Path, mode: Option<u32>) -> io::Result<u64> {
     if let Some(mode) = mode {
-        std::fs::set_permissions(draft, std::fs::Permissions::from_mode(mode))?;
+        std::fs::set_permissions(temporary, std::fs::Permissions::from_mode(mode))?;
     }
-    let inode = std::fs::symlink_metadata(draft)?.ino();
-    std::fs::rename(draft, path)?;
+    let inode = std::fs::symlink_metadata(temporary)?.ino();
+    std::fs::rename(temporary, path)?;
     Ok(inode)
 }
 
-/// The socket's name in the file system, removed with the listener unless another has taken its place.
+/// The socket's file, removed with the listener unless it was replaced.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
@@ -238,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_and_written_alike() {
+    fn addresses_round_trip() {
         for text in ["0.0.0.0:9410", "[::]:9410", "127.0.0.1:0", "unix:/run/podmeter/page.sock"] {
             assert_eq!(text.parse::<ListenAddress>().unwrap().to_string(), text);
         }
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stale_socket_is_replaced_a_live_one_is_not() {
+    async fn a_stale_socket_is_replaced_and_one_in_use_is_not() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("deep/podmeter.sock");
         let first = Listener::bind_private(&path).await.unwrap();
@@ -262,11 +262,11 @@ mod tests {
         assert!(path.exists());
         let second = Listener::bind_private(&path).await.unwrap();
         drop(second);
-        assert!(!path.exists(), "an orderly end removes its file");
+        assert!(!path.exists(), "a dropped listener removes its file");
     }
 
     #[tokio::test]
-    async fn a_live_socket_is_bound_when_its_process_has_ended() {
+    async fn a_socket_in_use_is_bound_when_its_process_has_ended() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("podmeter.sock");
         let Listener::Unix { listener, file, .. } = Listener::bind_private(&path).await.unwrap() else {
@@ -284,17 +284,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_socket_stays() {
+    async fn a_file_that_is_not_a_socket_stays() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("precious");
+        let path = directory.path().join("file");
         std::fs::write(&path, "data").unwrap();
         assert!(matches!(Listener::bind_private(&path).await, Err(BindError::NotASocket { .. })));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "data");
-        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "no draft is left");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "no temporary file is left");
     }
 
     #[tokio::test]
-    async fn a_taken_port_is_named() {
+    async fn the_error_names_a_port_in_use() {
         let first = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
         let error = Listener::bind(&first.address()).await.unwrap_err();
         assert!(error.to_string().contains(&first.address().to_string()), "{error}");

@@ -1,4 +1,4 @@
-//! What changes, as server-sent events: encoded at most once a second, while somebody listens, and once for all who do.
+//! Server-sent events: encoded at most once a second, only while there are subscribers, and once for all of them.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -20,12 +20,12 @@ use super::routes::{WebState, api_problem};
 use crate::history::History;
 use crate::model::{Monotonic, Snapshot};
 
-/// Snapshots come more often, and no eye follows. A little less than a second, or every other one would be late.
-const PACE: Duration = Duration::from_millis(900);
-/// After which a client that lost its connection comes again.
+/// Least time between two events. Less than a second, or a snapshot a second would give an event every other second.
+const EVENT_INTERVAL: Duration = Duration::from_millis(900);
+/// When a client that lost its connection connects again.
 const RETRY: &[u8] = b"retry: 1000\n\n";
 
-/// The last minutes, and who listens. One for all servers.
+/// The history and the event streams. One for all servers.
 #[derive(Clone, Default)]
 pub struct Live(Arc<Shared>);
 
@@ -34,12 +34,11 @@ struct Shared {
     history: Mutex<History>,
     node: Feed,
     page: Feed,
-    /// Somebody came, who shall not wait for the next second.
-    came: Notify,
+    /// A new subscriber gets its first event at once.
+    subscribed: Notify,
 }
 
-/// The last event alone is kept: who reads slowly misses some, and none pile up. How many listen is bounded by the
-/// connections, among which a crowd costs its own.
+/// Only the last event is kept: a slow reader misses some, and none accumulate. Subscribers are bounded by the connections.
 #[derive(Default)]
 struct Feed {
     events: watch::Sender<Frame>,
@@ -54,40 +53,40 @@ enum Frame {
 }
 
 impl Live {
-    /// What the last minutes were like.
+    /// The history of the last minutes.
     pub(super) fn history(&self) -> MutexGuard<'_, History> {
         self.0.history.lock()
     }
 
-    /// Ends every stream, and those that are asked for later.
+    /// Ends every stream, also those requested later.
     pub(super) fn close(&self) {
         for feed in [&self.0.node, &self.0.page] {
             feed.events.send_replace(Frame::End);
         }
     }
 
-    fn listen(&self, feed: &Feed) -> Response {
+    fn subscribe(&self, feed: &Feed) -> Response {
         let events = feed.events.subscribe();
         if matches!(*events.borrow(), Frame::End) {
-            return api_problem(StatusCode::SERVICE_UNAVAILABLE, "podmeter is ending");
+            return api_problem(StatusCode::SERVICE_UNAVAILABLE, "podmeter is shutting down");
         }
         let events = WatchStream::from_changes(events)
             .take_while(|frame| !matches!(frame, Frame::End))
             .filter_map(|frame| if let Frame::Event(bytes) = frame { Some(bytes) } else { None });
         let body = tokio_stream::once(Bytes::from_static(RETRY)).chain(events).map(Ok::<_, Infallible>);
-        self.0.came.notify_one();
-        // The last is for proxies that would collect the events.
+        self.0.subscribed.notify_one();
+        // X-Accel-Buffering: or proxies buffer the events.
         let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store")];
         (headers, [("x-accel-buffering", "no")], Body::from_stream(body)).into_response()
     }
 }
 
 impl Feed {
-    fn has_listeners(&self) -> bool {
+    fn has_subscribers(&self) -> bool {
         self.events.receiver_count() > 0
     }
 
-    /// Nothing follows the end.
+    /// Does nothing after the end.
     fn publish(&self, frame: Frame) {
         self.events.send_if_modified(|last| {
             let open = !matches!(last, Frame::End);
@@ -99,29 +98,29 @@ impl Feed {
     }
 }
 
-/// Notes every snapshot in the history and tells who listens. Ends when nothing publishes any more.
+/// Adds every snapshot to the history and publishes events. Ends when the publisher of snapshots has ended.
 pub(super) async fn follow(state: WebState) {
     let mut snapshots = state.snapshots.clone();
     let mut sent: Option<Monotonic> = None;
     loop {
         let snapshot = Arc::clone(&snapshots.borrow_and_update());
         state.live.history().note(&snapshot);
-        state.answers.forget();
-        if sent.is_none_or(|sent| snapshot.at.monotonic.since(sent) >= PACE) {
-            tell(&state, &snapshot).await;
+        state.cached_bodies.forget();
+        if sent.is_none_or(|sent| snapshot.at.monotonic.since(sent) >= EVENT_INTERVAL) {
+            publish_events(&state, &snapshot).await;
             sent = Some(snapshot.at.monotonic);
         }
         tokio::select! {
             changed = snapshots.changed() => if changed.is_err() { return },
-            () = state.live.0.came.notified() => sent = None,
+            () = state.live.0.subscribed.notified() => sent = None,
         }
     }
 }
 
-async fn tell(state: &WebState, snapshot: &Arc<Snapshot>) {
+async fn publish_events(state: &WebState, snapshot: &Arc<Snapshot>) {
     let Shared { node, page, .. } = &*state.live.0;
-    if !node.has_listeners() && !page.has_listeners() {
-        // Nobody keeps the last event for nobody.
+    if !node.has_subscribers() && !page.has_subscribers() {
+        // Drop the cached event when there are no subscribers.
         for feed in [node, page] {
             feed.publish(Frame::Nothing);
         }
@@ -130,23 +129,23 @@ async fn tell(state: &WebState, snapshot: &Arc<Snapshot>) {
     let (state, snapshot) = (state.clone(), Arc::clone(snapshot));
     let encoded = tokio::task::spawn_blocking(move || {
         let Shared { node, page, .. } = &*state.live.0;
-        if node.has_listeners() {
+        if node.has_subscribers() {
             match serde_json::to_string(&*snapshot) {
                 Ok(json) => node.publish(Frame::Event(event("node", snapshot.sequence, &json))),
-                Err(problem) => error!(%problem, "the snapshot could not be written as JSON"),
+                Err(problem) => error!(%problem, "the snapshot could not be encoded as JSON"),
             }
         }
-        if page.has_listeners() {
+        if page.has_subscribers() {
             let live = page::live(&snapshot, &state.live.history(), state.clock.now(), (state.ready)().err());
             page.publish(Frame::Event(event("page", snapshot.sequence, &live)));
         }
     });
     if let Err(problem) = encoded.await {
-        error!(%problem, "an event of the stream could not be made; please report this");
+        error!(%problem, "an event could not be encoded; please report this");
     }
 }
 
-/// As <https://html.spec.whatwg.org/multipage/server-sent-events.html> has it: a line of data for each line of the text.
+/// Per <https://html.spec.whatwg.org/multipage/server-sent-events.html>: a line of data for each line of the text.
 fn event(name: &str, id: u64, text: &str) -> Bytes {
     let mut event = format!("event: {name}\nid: {id}\n");
     for line in text.split(['\n', '\r']) {
@@ -158,14 +157,14 @@ fn event(name: &str, id: u64, text: &str) -> Bytes {
     Bytes::from(event)
 }
 
-/// `/api/v1/stream`: the snapshot, whole, as `/api/v1/node` has it.
+/// `/api/v1/stream`: the whole snapshot, as in `/api/v1/node`.
 pub(super) async fn node(State(state): State<WebState>) -> Response {
-    state.live.listen(&state.live.0.node)
+    state.live.subscribe(&state.live.0.node)
 }
 
 /// `/live`: the part of the page that changes.
 pub(super) async fn page(State(state): State<WebState>) -> Response {
-    state.live.listen(&state.live.0.page)
+    state.live.subscribe(&state.live.0.page)
 }
 
 #[cfg(test)]
@@ -178,11 +177,11 @@ mod tests {
     }
 
     #[test]
-    fn nothing_follows_the_end() {
+    fn a_closed_stream_stays_closed() {
         let live = Live::default();
         live.close();
         live.0.node.publish(Frame::Nothing);
         assert!(matches!(*live.0.node.events.borrow(), Frame::End));
-        assert_eq!(live.listen(&live.0.node).status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(live.subscribe(&live.0.node).status(), StatusCode::SERVICE_UNAVAILABLE);
     }
 }

@@ -1,12 +1,12 @@
-//! What a client asks for in `Accept` and `Accept-Encoding`, and what it gets. Both headers are hostile input: what
-//! cannot be read is passed over.
+//! Which format and coding a response has, by `Accept` and `Accept-Encoding`. Both headers are untrusted: invalid parts are
+//! ignored.
 
 use axum::http::HeaderMap;
 use axum::http::header::{ACCEPT, ACCEPT_ENCODING, HeaderName};
 
 use crate::metrics::{Coding, Format};
 
-/// A format and how the answer names it.
+/// A format and its content type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
     pub format: Format,
@@ -16,7 +16,7 @@ pub(super) struct Choice {
 pub(super) const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 const PROTOBUF: &str = "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited";
 
-/// The wanted format with the highest weight, the first named of equals. Nothing acceptable is answered with text.
+/// The accepted format with the highest weight, of equals the first; text where none is accepted.
 pub(super) fn format(headers: &HeaderMap) -> Choice {
     let mut best = Choice { format: Format::Text, content_type: TEXT.to_owned() };
     let mut best_weight = 0;
@@ -31,7 +31,7 @@ pub(super) fn format(headers: &HeaderMap) -> Choice {
     best
 }
 
-/// The wanted coding with the highest weight; of equals the one that costs less.
+/// The accepted coding with the highest weight; of equals the one that costs less.
 pub(super) fn coding(headers: &HeaderMap) -> Coding {
     let mut weights = [(Coding::Zstd, None), (Coding::Gzip, None), (Coding::Identity, None)];
     let mut others = None;
@@ -50,7 +50,7 @@ pub(super) fn coding(headers: &HeaderMap) -> Coding {
     }
     let mut best = (Coding::Identity, 0);
     for (coding, weight) in weights {
-        // Unless told otherwise, identity will do, and nothing else will.
+        // By default identity is accepted and no other coding is.
         let by_default = others.unwrap_or(u16::from(coding == Coding::Identity));
         let weight = weight.unwrap_or(by_default);
         if weight > best.1 {
@@ -70,7 +70,7 @@ fn offer(range: &Range) -> Option<Choice> {
         ("application/openmetrics-text", Some("0.0.1")) => {
             choice(Format::OpenMetrics, "application/openmetrics-text; version=0.0.1; charset=utf-8")
         }
-        // Text 1.0.0 adds quoted names to 0.0.4. None of ours needs quotes, so the bytes are the same.
+        // Text 1.0.0 adds quoted names to 0.0.4. No name of ours needs quotes, so the bytes are the same.
         ("text/plain", Some("1.0.0")) => Some(Choice {
             format: Format::Text,
             content_type: range.with_escaping("text/plain; version=1.0.0; charset=utf-8"),
@@ -86,7 +86,7 @@ fn offer(range: &Range) -> Option<Choice> {
     }
 }
 
-/// One element of such a header, in lower case, its weight in thousandths.
+/// One element of such a header, in lower case, with its weight in thousandths.
 struct Range {
     name: String,
     parameters: Vec<(String, String)>,
@@ -98,7 +98,7 @@ impl Range {
         self.parameters.iter().find(|(parameter, _)| parameter == name).map(|(_, value)| value.as_str())
     }
 
-    /// A client that names an escaping scheme for unusual names is told it back. Ours are never unusual.
+    /// Returns the escaping scheme that the client names; no name of ours needs escaping.
     fn with_escaping(&self, content_type: &str) -> String {
         match self.parameter("escaping") {
             Some(scheme @ ("allow-utf-8" | "underscores" | "dots" | "values")) => {
@@ -204,7 +204,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_header_gets_an_answer_that_is_a_header(value in ".{0,200}") {
+        fn any_header_gives_a_valid_content_type(value in ".{0,200}") {
             if let Ok(value) = axum::http::HeaderValue::from_bytes(value.as_bytes()) {
                 let mut headers = HeaderMap::new();
                 headers.insert(ACCEPT, value.clone());

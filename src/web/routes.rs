@@ -15,34 +15,34 @@ use tokio::sync::watch;
 use tokio::task::JoinError;
 use tracing::error;
 
-use super::answer::Answer;
+use super::cached_body::CachedBody;
+use super::chunks::{self, ChunkWorkers, Chunks};
 use super::negotiation::{self, Choice};
-use super::pieces::{PieceMakers, PieceStream, Pieces};
 use super::{Admin, Live, ScrapeDurations, live, page as live_page};
 use crate::clock::Clock;
 use crate::metrics::{Coding, Format, PageError, Pages};
 use crate::model::{Moment, Snapshot};
 
-/// A question to the agent: `Err` with the reason as text. Asked on each request, so it must not wait.
+/// A check of the agent: `Err` with the reason as text. Called for each request, so it must not wait.
 pub type Probe = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 
-/// How a governance record is asked for.
+/// In which form a governance record is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RecordRequest {
-    /// In YAML, and not in JSON.
+pub struct GovernanceRequest {
+    /// YAML instead of JSON.
     pub yaml: bool,
-    /// Over a socket that nobody but its owner can open.
+    /// Over a socket that its owner alone can open.
     pub private: bool,
 }
 
-/// Writes the governance record of a snapshot. May read files, so it is not called on the runtime's own threads.
-pub type RecordSource = Arc<dyn Fn(&Snapshot, RecordRequest) -> Result<String, String> + Send + Sync>;
+/// Writes the governance record of a snapshot. It reads files, so it is called on blocking threads.
+pub type GovernanceSource = Arc<dyn Fn(&Snapshot, GovernanceRequest) -> Result<String, String> + Send + Sync>;
 
-/// Takes the query string of `/api/v1/allocations`: the error says what is wrong with that. What makes the pieces of the
-/// answer, as JSON, reads files, so it is not called on the runtime's own threads either.
-pub type AllocationSource = Arc<dyn Fn(&str) -> Result<Pieces, String> + Send + Sync>;
+/// Takes the query string of `/api/v1/allocations`; the error names what is wrong with it. Making the chunks of the response, as
+/// JSON, reads files.
+pub type AllocationSource = Arc<dyn Fn(&str) -> Result<Chunks, String> + Send + Sync>;
 
-/// Marks requests that came over a socket that nobody but its owner can open.
+/// Marks requests over a socket that its owner alone can open.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Private;
 
@@ -53,41 +53,40 @@ pub struct WebState {
     pub pages: Arc<Pages>,
     pub scrapes: ScrapeDurations,
     pub clock: Clock,
-    /// The process and its supervisor live; never asks about a GPU.
+    /// The process and its supervisor work; independent of any GPU.
     pub healthy: Probe,
     /// A first snapshot is published, and the plugin's resources are registered or known to be absent.
     pub ready: Probe,
-    pub record: RecordSource,
+    pub record: GovernanceSource,
     pub allocations: AllocationSource,
-    /// What the admin socket may order.
+    /// The commands of the admin socket.
     pub admin: Admin,
-    /// The last minutes, and who listens to what is new.
+    /// The history of the last minutes, and the event streams.
     pub live: Live,
-    pub answers: Answers,
+    pub cached_bodies: CachedBodies,
 }
 
-/// What all who ask for it share. One for all servers.
+/// Bodies that all requests share. One for all servers.
 #[derive(Clone, Default)]
-pub struct Answers(Arc<Shared>);
+pub struct CachedBodies(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
-    /// By the snapshot, the last one in the history, the second, and why the agent is not ready.
-    index: Answer<(u64, Moment, u64, Option<String>)>,
-    /// By the snapshot.
-    node: Answer<u64>,
+    /// By snapshot, last snapshot in the history, second, and why the agent is not ready.
+    index: CachedBody<(u64, Moment, u64, Option<String>)>,
+    /// By snapshot.
+    node: CachedBody<u64>,
     /// By the last snapshot in it.
-    history: Answer<Moment>,
-    pieces: Arc<PieceMakers>,
+    history: CachedBody<Moment>,
+    workers: ChunkWorkers,
 }
 
-impl Answers {
-    /// With the snapshot that they were made of.
+impl CachedBodies {
+    /// Drops the bodies of an old snapshot.
     pub(super) fn forget(&self) {
-        let Shared { index, node, history, pieces: _ } = &*self.0;
-        index.forget();
-        node.forget();
-        history.forget();
+        self.0.index.forget();
+        self.0.node.forget();
+        self.0.history.forget();
     }
 }
 
@@ -100,7 +99,7 @@ impl WebState {
 const ROUTES: &str = "/  /metrics  /metrics/dcgm  /api/v1/node  /api/v1/record  /api/v1/allocations  /api/v1/history  \
                       /api/v1/stream  /-/healthy  /-/ready";
 
-/// All routes that any server has. Each reads; none changes anything.
+/// The routes of the pages and the API. None changes anything.
 pub fn router(state: WebState) -> Router {
     Router::new()
         .route("/", get(index))
@@ -119,13 +118,13 @@ pub fn router(state: WebState) -> Router {
         .with_state(state)
 }
 
-/// What the kubelet asks, for a listener of its own.
+/// The routes of the probe listener.
 pub(super) fn probes(state: WebState) -> Router {
     Router::new()
         .route("/-/healthy", get(healthy))
         .route("/-/ready", get(ready))
         .method_not_allowed_fallback(method_not_allowed)
-        .fallback(|| async { text(StatusCode::NOT_FOUND, "here is /-/healthy and /-/ready alone") })
+        .fallback(|| async { text(StatusCode::NOT_FOUND, "this listener serves /-/healthy and /-/ready only") })
         .with_state(state)
 }
 
@@ -138,7 +137,7 @@ async fn metrics(State(state): State<WebState>, method: Method, headers: HeaderM
     response
 }
 
-/// dcgm-exporter speaks text 0.0.4 only, and its counters fit nothing else.
+/// Text 0.0.4 only, as dcgm-exporter: its counters have no valid names in the other formats.
 async fn dcgm(State(state): State<WebState>, headers: HeaderMap) -> Response {
     let choice = Choice { format: Format::Dcgm, content_type: negotiation::TEXT.to_owned() };
     page(state, choice, negotiation::coding(&headers)).await
@@ -170,7 +169,7 @@ async fn page(state: WebState, Choice { format, content_type }: Choice, coding: 
             response.body(Body::from(bytes)).expect("the content types are header values")
         }
         Err(problem) => {
-            error!(%problem, "a page could not be made");
+            error!(%problem, "a page could not be rendered");
             text(StatusCode::INTERNAL_SERVER_ERROR, &problem.to_string())
         }
     }
@@ -185,9 +184,9 @@ async fn index(State(state): State<WebState>) -> Response {
         let page = live_page::page(&snapshot, &live.history(), now, not_ready);
         Ok::<_, Infallible>(page.into_bytes())
     };
-    let Ok(made) = state.answers.0.index.get(key, page).await.map(|Ok(page)| page) else {
-        error!("the page could not be made; please report this");
-        return text(StatusCode::INTERNAL_SERVER_ERROR, "the page could not be made; please report this");
+    let Ok(made) = state.cached_bodies.0.index.get(key, page).await.map(|Ok(page)| page) else {
+        error!("the page could not be rendered; please report this");
+        return text(StatusCode::INTERNAL_SERVER_ERROR, "the page could not be rendered; please report this");
     };
     let headers = [
         (CACHE_CONTROL, "no-store"),
@@ -200,40 +199,40 @@ async fn index(State(state): State<WebState>) -> Response {
 
 async fn node(State(state): State<WebState>) -> Response {
     let snapshot = state.snapshot();
-    json(state.answers.0.node.get(snapshot.sequence, move || serde_json::to_vec(&*snapshot)).await)
+    json(state.cached_bodies.0.node.get(snapshot.sequence, move || serde_json::to_vec(&*snapshot)).await)
 }
 
-/// The points of the last minutes and the events, as the page shows them.
+/// The points of the last minutes, and the events.
 async fn history(State(state): State<WebState>) -> Response {
     let (live, noted) = (state.live.clone(), state.live.history().at());
-    json(state.answers.0.history.get(noted, move || serde_json::to_vec(&*live.history())).await)
+    json(state.cached_bodies.0.history.get(noted, move || serde_json::to_vec(&*live.history())).await)
 }
 
 fn json(made: Result<serde_json::Result<Bytes>, JoinError>) -> Response {
     let problem = match made {
-        Ok(Ok(body)) => return json_body(body),
+        Ok(Ok(body)) => return json_response(body),
         Ok(Err(problem)) => problem.to_string(),
-        Err(broke) => broke.to_string(),
+        Err(error) => error.to_string(),
     };
-    error!(%problem, "an answer could not be written as JSON");
-    api_problem(StatusCode::INTERNAL_SERVER_ERROR, "this could not be written as JSON; please report this")
+    error!(%problem, "a response could not be encoded as JSON");
+    api_problem(StatusCode::INTERNAL_SERVER_ERROR, "the response could not be encoded as JSON; please report this")
 }
 
-fn json_body(body: Bytes) -> Response {
-    ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")], body).into_response()
+fn json_response(body: impl Into<Body>) -> Response {
+    ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")], body.into()).into_response()
 }
 
 async fn record(State(state): State<WebState>, private: Option<Extension<Private>>, uri: Uri) -> Response {
     let yaml = match uri.query() {
         None | Some("" | "output=json") => false,
         Some("output=yaml") => true,
-        Some(_) => return api_problem(StatusCode::BAD_REQUEST, "ask for ?output=json or ?output=yaml"),
+        Some(_) => return api_problem(StatusCode::BAD_REQUEST, "the query must be output=json or output=yaml"),
     };
-    let request = RecordRequest { yaml, private: private.is_some() };
+    let request = GovernanceRequest { yaml, private: private.is_some() };
     let snapshot = state.snapshot();
     let writing = tokio::task::spawn_blocking(move || (state.record)(&snapshot, request));
     let kind = if yaml { "application/yaml" } else { "application/json" };
-    match writing.await.unwrap_or_else(|broke| Err(broke.to_string())) {
+    match writing.await.unwrap_or_else(|error| Err(error.to_string())) {
         Ok(text) => ([(CONTENT_TYPE, kind), (CACHE_CONTROL, "no-store")], text).into_response(),
         Err(problem) => {
             error!(%problem, "the record could not be written");
@@ -243,42 +242,37 @@ async fn record(State(state): State<WebState>, private: Option<Extension<Private
 }
 
 async fn allocations(State(state): State<WebState>, uri: Uri) -> Response {
-    match (state.allocations)(uri.query().unwrap_or_default()) {
-        Ok(pieces) => {
-            let begun = PieceStream::begin(pieces, Arc::clone(&state.answers.0.pieces)).await;
-            match begun {
-                Ok(stream) => {
-                    let body = Body::from_stream(stream);
-                    ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")], body).into_response()
-                }
-                Err(broke) => json(Err(broke)),
-            }
-        }
-        Err(problem) => api_problem(StatusCode::BAD_REQUEST, &problem),
+    let chunks = match (state.allocations)(uri.query().unwrap_or_default()) {
+        Ok(chunks) => chunks,
+        Err(problem) => return api_problem(StatusCode::BAD_REQUEST, &problem),
+    };
+    match chunks::body(chunks, state.cached_bodies.0.workers.clone()).await {
+        Ok(body) => json_response(body),
+        Err(error) => json(Err(error)),
     }
 }
 
 async fn healthy(State(state): State<WebState>) -> Response {
-    answer((state.healthy)(), "healthy")
+    probe((state.healthy)(), "healthy")
 }
 
 async fn ready(State(state): State<WebState>) -> Response {
-    answer((state.ready)(), "ready")
+    probe((state.ready)(), "ready")
 }
 
-fn answer(verdict: Result<(), String>, yes: &str) -> Response {
-    match verdict {
-        Ok(()) => text(StatusCode::OK, yes),
+fn probe(outcome: Result<(), String>, success: &str) -> Response {
+    match outcome {
+        Ok(()) => text(StatusCode::OK, success),
         Err(reason) => text(StatusCode::SERVICE_UNAVAILABLE, &reason),
     }
 }
 
 async fn not_found(request: Request) -> Response {
-    refuse(request.uri(), StatusCode::NOT_FOUND, &format!("nothing is here; there is {ROUTES}"))
+    refuse(request.uri(), StatusCode::NOT_FOUND, &format!("no such path; there are {ROUTES}"))
 }
 
 async fn method_not_allowed(method: Method, uri: Uri) -> Response {
-    refuse(&uri, StatusCode::METHOD_NOT_ALLOWED, &format!("{method} is not served here; use GET or HEAD"))
+    refuse(&uri, StatusCode::METHOD_NOT_ALLOWED, &format!("{method} is not allowed; use GET or HEAD"))
 }
 
 pub(super) fn refuse(uri: &Uri, status: StatusCode, reason: &str) -> Response {

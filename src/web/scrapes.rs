@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use crate::model::DurationHistogram;
 
-/// How long scrapes took. The web room records, the agent copies it into the next snapshot.
+/// How long scrapes took. The server records it, the agent copies it into the next snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct ScrapeDurations {
     durations: Arc<Mutex<DurationHistogram>>,
@@ -18,12 +18,12 @@ impl ScrapeDurations {
         self.durations.lock().observe(duration);
     }
 
-    /// One more page with container counters has been handed out.
+    /// Counts a page with container counters.
     pub fn count_page(&self) {
         self.pages.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many readers have had the container counters.
+    /// Pages with container counters that were sent.
     #[must_use]
     pub fn pages(&self) -> u64 {
         self.pages.load(Ordering::Relaxed)

@@ -15,47 +15,47 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tower::ServiceExt as _;
 use tracing::{debug, error, warn};
 
+use super::access::AccessControl;
 use super::config::LiveConfig;
-use super::connections::{Connections, Limits, Seat, Watched};
-use super::gate::Gate;
+use super::connections::{ConnectionSlot, Connections, Limits, MonitoredStream};
 use super::listener::Purpose;
 use super::routes::{Private, probes};
 use super::{Listener, WebState, admin, live, router};
 use crate::tasks::Tasks;
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// After which a connection is closed with the answer that is under way.
+/// After this time a connection is closed, once the response in progress is sent.
 const LIFETIME: Duration = Duration::from_secs(15 * 60);
-/// Of that answer: a stream would go on for ever.
-const LAST_ANSWER: Duration = Duration::from_secs(30);
-/// Requests under way get this long at the end; the agent promises to be gone within five seconds.
+/// For that response: a stream would never end.
+const LAST_RESPONSE: Duration = Duration::from_secs(30);
+/// For requests in progress at shutdown; the agent ends within five seconds.
 const GRACE: Duration = Duration::from_secs(3);
-/// File descriptors that clients leave free: for the kubelet's connections and ours to it, the plugin's sockets, the
-/// journal, the driver, `/proc`, and one client of each listener, such as a probe.
+/// File descriptors that clients cannot use: for connections from and to the kubelet, the plugin's sockets, the journal, the
+/// driver, `/proc`, and one client of each listener, such as a probe.
 const RESERVED_DESCRIPTORS: u64 = 24;
-/// After a failed accept, which is mostly a lack of file descriptors.
+/// After a failed accept; usually file descriptors are missing.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
-/// How to serve.
+/// How the servers run.
 #[derive(Clone, Default)]
 pub struct ServerSettings {
-    /// For the pages; the admin socket and the probes have no need of it.
+    /// For the pages; the admin socket and the probe listener do not use it.
     pub web_config: Option<LiveConfig>,
     /// For each listener.
     pub limits: Limits,
-    /// File descriptors that the process may open; `None`: as many as it likes.
+    /// File descriptors that the process may open; `None`: no limit.
     pub descriptor_limit: Option<u64>,
-    /// An admin socket that another process listens on. It is served when that process has ended.
+    /// An admin socket on which another process listens. It is served when that process has ended.
     pub awaited: Option<PathBuf>,
 }
 
-/// Serves every listener until `servers` are stopped, and then lets requests under way finish. The history and the streams
-/// follow the snapshots in one of `tasks`.
+/// Serves every listener until `servers` are stopped, then finishes the requests in progress. One of `tasks` updates the history
+/// and the event streams.
 pub fn start(
     listeners: Vec<Listener>,
     state: WebState,
@@ -73,7 +73,7 @@ pub fn start(
     });
 }
 
-/// Until `shutdown` is done. Ends early only with the error of a task that broke.
+/// Ends when `shutdown` completes, or with the error of a task that panicked.
 async fn serve(
     listeners: Vec<Listener>,
     state: WebState,
@@ -82,50 +82,50 @@ async fn serve(
 ) -> io::Result<()> {
     let (clock, limits) = (state.clock, settings.limits);
     let descriptors = settings.descriptor_limit.map(|limit| limit.saturating_sub(RESERVED_DESCRIPTORS));
-    let gate = settings.web_config.map(|config| Arc::new(Gate::new(config, clock)));
-    let orders = admin::router(state.admin.clone());
+    let access = settings.web_config.map(|config| Arc::new(AccessControl::new(config, clock)));
+    let commands = admin::router(state.admin.clone());
     let live = state.live.clone();
     let (probes, router) = (probes(state.clone()), router(state));
     let (stop, stopped) = watch::channel(());
     let mut accepting = JoinSet::new();
-    let doors = |listener: &Listener| {
-        let (router, gate) = match listener.purpose() {
-            Purpose::Pages => (router.clone(), gate.clone()),
+    let handler_for = |listener: &Listener| {
+        let (router, access) = match listener.purpose() {
+            Purpose::Pages => (router.clone(), access.clone()),
             Purpose::Probes => (probes.clone(), None),
-            Purpose::Private => (router.clone().merge(orders.clone()).layer(Extension(Private)), None),
+            Purpose::Private => (router.clone().merge(commands.clone()).layer(Extension(Private)), None),
         };
-        let connections = Arc::new(Connections::new(clock));
-        Door { router, gate, limits, descriptors, connections }
+        let connections = Connections::new(clock, limits.connections);
+        ConnectionHandler { router, access, limits, descriptors, connections }
     };
     for listener in listeners {
-        let door = doors(&listener);
-        accepting.spawn(accept(listener, door, stopped.clone()));
+        let handler = handler_for(&listener);
+        accepting.spawn(accept(listener, handler, stopped.clone()));
     }
     let mut awaited = pin!(awaited(settings.awaited));
     let mut shutdown = pin!(shutdown);
-    let broke = loop {
+    let failed = loop {
         tokio::select! {
             () = &mut shutdown => break None,
             ended = accepting.join_next(), if !accepting.is_empty() => break ended,
             listener = &mut awaited => {
-                let door = doors(&listener);
-                accepting.spawn(accept(listener, door, stopped.clone()));
+                let handler = handler_for(&listener);
+                accepting.spawn(accept(listener, handler, stopped.clone()));
                 awaited.set(self::awaited(None));
             }
         }
     };
     drop(stopped);
     drop(stop);
-    // They would hold up the end.
+    // Open streams would delay the end.
     live.close();
-    let mut outcome = broke.map_or(Ok(()), |ended| ended.map_err(io::Error::other));
+    let mut outcome = failed.map_or(Ok(()), |ended| ended.map_err(io::Error::other));
     while let Some(ended) = accepting.join_next().await {
         outcome = outcome.and(ended.map_err(io::Error::other));
     }
     outcome
 }
 
-/// For ever where none is waited for.
+/// Pending where there is no such socket.
 async fn awaited(path: Option<PathBuf>) -> Listener {
     match path {
         Some(path) => Listener::bind_private_when_free(&path).await,
@@ -133,21 +133,20 @@ async fn awaited(path: Option<PathBuf>) -> Listener {
     }
 }
 
-/// What a listener's clients come to.
+/// How the connections of one listener are handled.
 #[derive(Clone)]
-struct Door {
+struct ConnectionHandler {
     router: Router,
-    gate: Option<Arc<Gate>>,
+    access: Option<Arc<AccessControl>>,
     limits: Limits,
-    /// That may be open while a client comes; `None`: no limit.
+    /// A connection with this descriptor number or a higher one is over the limit; `None`: no limit.
     descriptors: Option<u64>,
     connections: Arc<Connections>,
 }
 
-async fn accept(listener: Listener, door: Door, mut stopped: watch::Receiver<()>) {
-    let places = Arc::new(Semaphore::new(door.limits.connections));
+async fn accept(listener: Listener, handler: ConnectionHandler, mut stopped: watch::Receiver<()>) {
     let mut connections = JoinSet::new();
-    let mut shortage = Shortage::default();
+    let mut shortage = DescriptorShortage::default();
     loop {
         let accepted = tokio::select! {
             accepted = next(&listener) => accepted,
@@ -159,34 +158,32 @@ async fn accept(listener: Listener, door: Door, mut stopped: watch::Receiver<()>
         };
         match accepted {
             Ok(client) => {
-                let is_short = door.descriptors.is_some_and(|limit| client.descriptor >= limit);
-                if shortage.has_no_room(is_short, connections.len()) && !connections.is_empty() {
+                let is_short = handler.descriptors.is_some_and(|limit| client.descriptor >= limit);
+                if shortage.is_full(is_short, connections.len()) && !connections.is_empty() {
                     shortage.log_limited(&listener, connections.len());
-                    door.connections.make_room();
+                    handler.connections.evict_one();
                     tokio::select! {
                         Some(ended) = connections.join_next() => log_end(ended),
                         _ = stopped.changed() => break,
                     }
                 }
                 shortage.accepts_again();
-                let Some(place) = place(&places, &door.connections, &mut stopped).await else { break };
-                let sitting =
-                    Sitting { connections: Arc::clone(&door.connections), seat: door.connections.sit(client.peer) };
-                let (door, stopped) = (door.clone(), stopped.clone());
+                let slot = tokio::select! {
+                    slot = handler.connections.slot(client.peer) => slot,
+                    _ = stopped.changed() => break,
+                };
+                let (handler, stopped) = (handler.clone(), stopped.clone());
                 connections.spawn(async move {
-                    let seat = &sitting.seat;
                     tokio::select! {
-                        () = serve_connection(client.stream, seat, &door, stopped) => {}
-                        () = seat.must_leave() => debug!(peer = peer(seat), "a connection made room for another"),
+                        () = serve_connection(client.stream, &slot, &handler, stopped) => {}
+                        () = slot.evicted() => debug!(peer = peer(&slot), "connection closed for another one"),
                     }
-                    drop(sitting);
-                    drop(place);
                 });
             }
             Err(error) if client_gave_up(&error) => {}
             Err(error) => {
                 shortage.log_refused(&listener, &error);
-                door.connections.make_room();
+                handler.connections.evict_one();
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -198,29 +195,29 @@ async fn accept(listener: Listener, door: Door, mut stopped: watch::Receiver<()>
         }
     };
     if tokio::time::timeout(GRACE, ending).await.is_err() {
-        warn!("connections that did not end in time are cut");
+        warn!("connections that did not end in time are closed");
     }
     connections.shutdown().await;
 }
 
-/// What has been logged of a listener that lacks file descriptors: each once, however many clients come.
+/// A listener without file descriptors for its clients: how many it can have, and what of it is logged already.
 #[derive(Default)]
-struct Shortage {
-    /// Connections that there was room for.
-    room: Option<usize>,
+struct DescriptorShortage {
+    /// Connections for which there were descriptors.
+    capacity: Option<usize>,
     is_limited: bool,
     refuses: bool,
 }
 
-impl Shortage {
-    /// `is_short`: the new connection's number, the lowest free one, is over the limit, so that so many are open. A lower
-    /// number may be that of a connection that has just made room, and then the count tells.
-    fn has_no_room(&mut self, is_short: bool, connections: usize) -> bool {
+impl DescriptorShortage {
+    /// `is_short`: the descriptor of the new connection, which is the lowest free one, is over the limit. A lower one may be that
+    /// of a connection that was just closed; then the count of connections decides.
+    fn is_full(&mut self, is_short: bool, connections: usize) -> bool {
         if is_short {
-            self.room = Some(self.room.map_or(connections, |room| room.min(connections)));
+            self.capacity = Some(self.capacity.map_or(connections, |capacity| capacity.min(connections)));
         }
-        self.room.take_if(|room| connections < *room / 2);
-        is_short || self.room.is_some_and(|room| connections >= room)
+        self.capacity.take_if(|capacity| connections < *capacity / 2);
+        is_short || self.capacity.is_some_and(|capacity| connections >= capacity)
     }
 
     fn log_limited(&mut self, listener: &Listener, connections: usize) {
@@ -246,24 +243,12 @@ impl Shortage {
     }
 }
 
-/// A connection that was accepted.
+/// An accepted connection.
 struct Client {
     stream: Box<dyn Stream>,
     descriptor: u64,
     /// `None` on a unix socket.
     peer: Option<IpAddr>,
-}
-
-/// A seat that is left however the connection ends.
-struct Sitting {
-    connections: Arc<Connections>,
-    seat: Arc<Seat>,
-}
-
-impl Drop for Sitting {
-    fn drop(&mut self) {
-        self.connections.stand_up(&self.seat);
-    }
 }
 
 async fn next(listener: &Listener) -> io::Result<Client> {
@@ -286,77 +271,66 @@ fn number(stream: &impl AsRawFd) -> u64 {
     u64::try_from(stream.as_raw_fd()).unwrap_or_default()
 }
 
-/// One of the places, once somebody has left where all are taken; `None` at the end.
-async fn place(
-    places: &Arc<Semaphore>,
-    connections: &Connections,
-    stopped: &mut watch::Receiver<()>,
-) -> Option<OwnedSemaphorePermit> {
-    if let Ok(place) = Arc::clone(places).try_acquire_owned() {
-        return Some(place);
-    }
-    connections.make_room();
-    tokio::select! {
-        place = Arc::clone(places).acquire_owned() => place.ok(),
-        _ = stopped.changed() => None,
-    }
-}
-
-async fn serve_connection(stream: Box<dyn Stream>, seat: &Arc<Seat>, door: &Door, mut stopped: watch::Receiver<()>) {
-    let secured = match &door.gate {
+async fn serve_connection(
+    stream: Box<dyn Stream>,
+    slot: &Arc<ConnectionSlot>,
+    handler: &ConnectionHandler,
+    mut stopped: watch::Receiver<()>,
+) {
+    let secured = match &handler.access {
         None => Ok(stream),
-        Some(gate) => tokio::select! {
-            secured = tokio::time::timeout(HANDSHAKE_TIMEOUT, gate.secure(stream)) => {
+        Some(access) => tokio::select! {
+            secured = tokio::time::timeout(HANDSHAKE_TIMEOUT, access.secure(stream)) => {
                 secured.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
             }
             _ = stopped.changed() => return,
         },
     };
     let stream = match secured {
-        Ok(stream) => Watched::new(stream, Arc::clone(seat), door.limits.write_timeout),
-        Err(error) => return debug!(%error, peer = peer(seat), "no TLS came about"),
+        Ok(stream) => MonitoredStream::new(stream, Arc::clone(slot), handler.limits.write_timeout),
+        Err(error) => return debug!(%error, peer = peer(slot), "TLS handshake failed"),
     };
-    let answering = service_fn(|request: Request<Incoming>| {
-        let (router, gate, seat) = (door.router.clone(), door.gate.clone(), Arc::clone(seat));
+    let service = service_fn(|request: Request<Incoming>| {
+        let (router, access, slot) = (handler.router.clone(), handler.access.clone(), Arc::clone(slot));
         let request = request.map(Body::new);
         async move {
-            let response = match gate {
-                Some(gate) => gate.answer(request, seat.peer, router).await,
+            let response = match access {
+                Some(access) => access.respond(request, slot.peer, router).await,
                 None => router.oneshot(request).await?,
             };
             if response.status().is_success() {
-                seat.was_answered();
+                slot.record_success();
             }
             Ok::<_, Infallible>(response)
         }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(door.limits.read_timeout)
-        .max_buf_size(door.limits.header_bytes)
-        .serve_connection(TokioIo::new(stream), answering);
+        .header_read_timeout(handler.limits.read_timeout)
+        .max_buf_size(handler.limits.header_bytes)
+        .serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => Ok(ended),
-        _ = stopped.changed() => Err("the agent ends"),
-        () = tokio::time::sleep(LIFETIME) => Err("it reached its age"),
+        _ = stopped.changed() => Err("shutdown"),
+        () = tokio::time::sleep(LIFETIME) => Err("maximum age reached"),
     };
     let ended = match ended {
         Ok(ended) => ended,
         Err(reason) => {
-            debug!(reason, peer = peer(seat), "a connection is closed after its answer");
+            debug!(reason, peer = peer(slot), "connection closed after its last response");
             connection.as_mut().graceful_shutdown();
-            tokio::time::timeout(LAST_ANSWER, connection).await.unwrap_or(Ok(()))
+            tokio::time::timeout(LAST_RESPONSE, connection).await.unwrap_or(Ok(()))
         }
     };
-    // A client that goes away or speaks something else: its affair.
+    // The client disconnected, or does not use HTTP.
     if let Err(error) = ended {
-        debug!(%error, peer = peer(seat), "a connection ended badly");
+        debug!(%error, peer = peer(slot), "connection failed");
     }
 }
 
-fn peer(seat: &Seat) -> Option<tracing::field::DisplayValue<IpAddr>> {
-    seat.peer.map(tracing::field::display)
+fn peer(slot: &ConnectionSlot) -> Option<tracing::field::DisplayValue<IpAddr>> {
+    slot.peer.map(tracing::field::display)
 }
 
 fn client_gave_up(error: &io::Error) -> bool {
@@ -366,7 +340,7 @@ fn client_gave_up(error: &io::Error) -> bool {
 
 fn log_end(ended: Result<(), tokio::task::JoinError>) {
     if let Err(error) = ended {
-        warn!(%error, "a connection's task broke; please report this");
+        warn!(%error, "the task of a connection panicked; please report this");
     }
 }
 
@@ -381,16 +355,17 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
 
-    /// What a client hears that asks for something which takes so long, and after what time the connection is closed.
-    async fn heard(takes: Duration) -> (String, Duration) {
-        let answer = move || async move {
+    /// The bytes that a client receives whose response takes so long, and when the connection is closed.
+    async fn received(takes: Duration) -> (String, Duration) {
+        let respond = move || async move {
             tokio::time::sleep(takes).await;
-            "all of it"
+            "the whole body"
         };
-        let connections = Arc::new(Connections::new(Clock::start()));
-        let seat = connections.sit(None);
-        let router = Router::new().route("/", get(answer));
-        let door = Door { router, gate: None, limits: Limits::default(), descriptors: None, connections };
+        let connections = Connections::new(Clock::start(), 1);
+        let slot = connections.slot(None).await;
+        let router = Router::new().route("/", get(respond));
+        let handler =
+            ConnectionHandler { router, access: None, limits: Limits::default(), descriptors: None, connections };
         let (ours, mut theirs) = tokio::io::duplex(1024);
         let (_stop, stopped) = watch::channel(());
         let began = tokio::time::Instant::now();
@@ -400,15 +375,15 @@ mod tests {
             theirs.read_to_string(&mut text).await.unwrap();
             (text, began.elapsed())
         };
-        tokio::join!(client, serve_connection(Box::new(ours), &seat, &door, stopped)).0
+        tokio::join!(client, serve_connection(Box::new(ours), &slot, &handler, stopped)).0
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_ends_at_its_age_but_not_in_the_middle_of_an_answer() {
-        let (text, after) = heard(LIFETIME + Duration::from_secs(5)).await;
-        assert!(text.ends_with("all of it") && text.contains("connection: close"), "{text}");
+    async fn a_connection_of_maximum_age_ends_after_its_response() {
+        let (text, after) = received(LIFETIME + Duration::from_secs(5)).await;
+        assert!(text.ends_with("the whole body") && text.contains("connection: close"), "{text}");
         assert_eq!(after.as_secs(), LIFETIME.as_secs() + 5);
-        let (text, after) = heard(LIFETIME * 2).await;
-        assert_eq!((text.as_str(), after.as_secs()), ("", (LIFETIME + LAST_ANSWER).as_secs()));
+        let (text, after) = received(LIFETIME * 2).await;
+        assert_eq!((text.as_str(), after.as_secs()), ("", (LIFETIME + LAST_RESPONSE).as_secs()));
     }
 }

@@ -1,4 +1,4 @@
-//! The routes over real sockets, with a client that shares nothing with the server but hyper.
+//! The routes over real sockets, with a client that shares only hyper with the server.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -18,7 +18,7 @@ use tokio::net::{TcpSocket, TcpStream, UnixStream};
 use tokio::sync::watch;
 
 use super::{
-    Admin, Answers, DriverOrders, Limits, ListenAddress, Listener, Live, Marking, Order, ScrapeDurations,
+    Admin, CachedBodies, Command, DriverCommands, Limits, ListenAddress, Listener, Live, Marking, ScrapeDurations,
     ServerSettings, WebState, start,
 };
 use crate::clock::Clock;
@@ -46,26 +46,26 @@ impl Server {
         let (snapshots, latest) = watch::channel(Arc::new(fixture::snapshot()));
         let scrapes = ScrapeDurations::default();
         let ready = Arc::new(AtomicBool::new(true));
-        let asked = Arc::clone(&ready);
+        let flag = Arc::clone(&ready);
         let state = WebState {
             snapshots: latest,
             pages: Arc::new(Pages::default()),
             scrapes: scrapes.clone(),
             clock: Clock::start(),
             healthy: Arc::new(|| Ok(())),
-            ready: Arc::new(move || match asked.load(Ordering::Relaxed) {
+            ready: Arc::new(move || match flag.load(Ordering::Relaxed) {
                 true => Ok(()),
                 false => Err("waiting for the kubelet".to_owned()),
             }),
             record: Arc::new(|_, request| Ok(format!("{request:?}"))),
             allocations: Arc::new(|query| match query {
                 "" => Ok(Box::new([b"{".to_vec(), b"}".to_vec()].into_iter())),
-                "breaks" => Ok(Box::new(std::iter::from_fn(|| panic!("for a test")))),
+                "panics" => Ok(Box::new(std::iter::from_fn(|| panic!("for a test")))),
                 query => Err(query.to_owned()),
             }),
-            admin: obedient(),
+            admin: admin(),
             live: Live::default(),
-            answers: Answers::default(),
+            cached_bodies: CachedBodies::default(),
         };
         let (mut tasks, mut servers) = (Tasks::default(), Tasks::default());
         start(listeners, state, ServerSettings::default(), &mut tasks, &mut servers);
@@ -73,10 +73,10 @@ impl Server {
     }
 
     async fn get(&self, path: &str, headers: &[(&str, &str)]) -> Response<Bytes> {
-        self.ask(Method::GET, path, headers).await
+        self.send(Method::GET, path, headers).await
     }
 
-    async fn ask(&self, method: Method, path: &str, headers: &[(&str, &str)]) -> Response<Bytes> {
+    async fn send(&self, method: Method, path: &str, headers: &[(&str, &str)]) -> Response<Bytes> {
         request(TcpStream::connect(self.tcp).await.unwrap(), method, path, headers).await
     }
 
@@ -91,9 +91,9 @@ impl Server {
     }
 }
 
-/// Releases for whatever it is told, except for 13 s; resumes; knows GPU-1.
-fn obedient() -> Admin {
-    let driver = DriverOrders {
+/// Releases for any time except 13 s; resumes; accepts marks of GPU-1.
+fn admin() -> Admin {
+    let driver = DriverCommands {
         release: Arc::new(|duration| {
             let at = |seconds| Moment { unix: UnixSeconds(seconds), ..Moment::default() };
             let released = Released { since: at(1_000.0), until: at(1_000.0 + duration.as_secs_f64()) };
@@ -102,11 +102,11 @@ fn obedient() -> Admin {
         }),
         resume: Arc::new(|()| Box::pin(async { Ok(()) })),
     };
-    let mark: Order<Marking, ()> = Arc::new(|marking| {
+    let mark: Command<Marking, ()> = Arc::new(|marking| {
         Box::pin(async move {
             match (marking.device.as_str(), marking.mark) {
                 ("GPU-1", Some((reason, expiry))) => {
-                    assert_eq!((&*reason, expiry), ("smells", Some(Duration::from_secs(5400))));
+                    assert_eq!((&*reason, expiry), ("noisy", Some(Duration::from_secs(5400))));
                     Ok(())
                 }
                 ("GPU-1", None) => Ok(()),
@@ -156,15 +156,15 @@ fn body(response: &Response<Bytes>) -> &str {
 }
 
 #[tokio::test]
-async fn a_question_that_is_wrong_is_the_askers_and_an_answer_that_breaks_is_ours() {
+async fn an_invalid_query_is_a_client_error_and_a_panic_a_server_error() {
     let server = Server::start(None).await;
     let status = async |query: &str| server.get(&format!("/api/v1/allocations{query}"), &[]).await.status().as_u16();
-    assert_eq!([status("").await, status("?nonsense").await, status("?breaks").await], [200, 400, 500]);
+    assert_eq!([status("").await, status("?nonsense").await, status("?panics").await], [200, 400, 500]);
     server.stop().await;
 }
 
 #[tokio::test]
-async fn every_route_answers() {
+async fn every_route_responds() {
     let server = Server::start(None).await;
     for (path, content_type, part) in [
         ("/", "text/html; charset=utf-8", "<h1>node-a</h1>"),
@@ -181,7 +181,7 @@ async fn every_route_answers() {
         assert_eq!(header(&response, "content-type"), content_type, "{path}");
         assert!(body(&response).contains(part), "{path}: {}", body(&response));
 
-        let head = server.ask(Method::HEAD, path, &[]).await;
+        let head = server.send(Method::HEAD, path, &[]).await;
         assert_eq!(head.status(), StatusCode::OK, "HEAD {path}");
         assert!(head.body().is_empty(), "HEAD {path}");
         assert_eq!(header(&head, "content-type"), content_type, "HEAD {path}");
@@ -189,13 +189,13 @@ async fn every_route_answers() {
     server.stop().await;
 }
 
-/// A connection that has asked for a stream, and its head.
-async fn listen(server: &Server, path: &str) -> (tokio::io::BufReader<TcpStream>, String) {
-    listen_from(server, 1, path).await
+/// A connection with a stream, and the head of the response.
+async fn subscribe(server: &Server, path: &str) -> (tokio::io::BufReader<TcpStream>, String) {
+    subscribe_from(server, 1, path).await
 }
 
 /// From `127.0.0.<host>`.
-async fn listen_from(server: &Server, host: u8, path: &str) -> (tokio::io::BufReader<TcpStream>, String) {
+async fn subscribe_from(server: &Server, host: u8, path: &str) -> (tokio::io::BufReader<TcpStream>, String) {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind(([127, 0, 0, host], 0).into()).unwrap();
     let mut stream = socket.connect(server.tcp).await.unwrap();
@@ -205,7 +205,7 @@ async fn listen_from(server: &Server, host: u8, path: &str) -> (tokio::io::BufRe
     (stream, head)
 }
 
-/// What comes up to and with this text.
+/// The text up to and including `end`.
 async fn until(stream: &mut (impl AsyncRead + Unpin), end: &str) -> String {
     let mut text = Vec::new();
     while !text.ends_with(end.as_bytes()) {
@@ -216,16 +216,16 @@ async fn until(stream: &mut (impl AsyncRead + Unpin), end: &str) -> String {
 }
 
 #[tokio::test]
-async fn streams_tell_of_new_snapshots_and_end_with_the_server() {
+async fn streams_have_an_event_per_snapshot_and_end_with_the_server() {
     let server = Server::start(None).await;
     for (path, event, part) in
         [("/live", "page", "<h2 id=\"devices\""), ("/api/v1/stream", "node", "{\"sequence\":42,")]
     {
-        let (mut stream, head) = listen(&server, path).await;
+        let (mut stream, head) = subscribe(&server, path).await;
         assert!(head.starts_with("HTTP/1.1 200 ") && head.contains("content-type: text/event-stream\r\n"), "{head}");
         until(&mut stream, "retry: 1000\n\n").await;
         let first = until(&mut stream, &format!("event: {event}\nid: 42\n")).await;
-        assert!(!first.contains("data:"), "the first is not waited for: {first}");
+        assert!(!first.contains("data:"), "the first event comes at once: {first}");
         assert!(until(&mut stream, "data: ").await.ends_with("data: "));
         until(&mut stream, part).await;
         let mut next = fixture::snapshot();
@@ -234,33 +234,33 @@ async fn streams_tell_of_new_snapshots_and_end_with_the_server() {
         until(&mut stream, "id: 43\n").await;
         server.snapshots.send_replace(Arc::new(fixture::snapshot()));
     }
-    let (mut stream, _) = listen(&server, "/live").await;
+    let (mut stream, _) = subscribe(&server, "/live").await;
     server.stop().await;
     let mut rest = Vec::new();
     stream.read_to_end(&mut rest).await.unwrap();
-    assert!(rest.ends_with(b"0\r\n\r\n"), "ended as asked, not cut");
+    assert!(rest.ends_with(b"0\r\n\r\n"), "ended regularly");
 }
 
 #[tokio::test]
-async fn a_crowd_of_listeners_keeps_nobody_else_out() {
+async fn many_streams_of_one_client_do_not_exclude_others() {
     let server = Server::start(None).await;
-    let (mut first, _) = listen_from(&server, 2, "/live").await;
-    let mut crowd = vec![];
+    let (mut first, _) = subscribe_from(&server, 2, "/live").await;
+    let mut streams = vec![];
     for _ in 0..2 * Limits::default().connections {
-        crowd.push(listen_from(&server, 1, "/live").await);
+        streams.push(subscribe_from(&server, 1, "/live").await);
     }
-    let (_, head) = listen_from(&server, 3, "/live").await;
+    let (_, head) = subscribe_from(&server, 3, "/live").await;
     assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
     let mut next = fixture::snapshot();
     (next.sequence, next.at.monotonic) = (43, next.at.monotonic + Duration::from_secs(5));
     server.snapshots.send_replace(Arc::new(next));
     until(&mut first, "id: 43\n").await;
-    drop(crowd);
+    drop(streams);
     server.stop().await;
 }
 
 #[tokio::test]
-async fn the_page_allows_nothing_from_elsewhere() {
+async fn the_page_forbids_other_servers() {
     let server = Server::start(None).await;
     let page = server.get("/", &[]).await;
     let policy = header(&page, "content-security-policy");
@@ -270,7 +270,7 @@ async fn the_page_allows_nothing_from_elsewhere() {
 }
 
 #[tokio::test]
-async fn refusals_say_what_there_is() {
+async fn refusals_name_the_alternatives() {
     let server = Server::start(None).await;
     let missing = server.get("/metricz", &[]).await;
     assert_eq!(missing.status(), StatusCode::NOT_FOUND);
@@ -283,17 +283,17 @@ async fn refusals_say_what_there_is() {
     assert_eq!((&problem["status"], &problem["title"]), (&404.into(), &"Not Found".into()));
 
     for path in ["/", "/metrics", "/api/v1/node", "/-/ready"] {
-        let refused = server.ask(Method::POST, path, &[]).await;
+        let refused = server.send(Method::POST, path, &[]).await;
         assert_eq!(refused.status(), StatusCode::METHOD_NOT_ALLOWED, "{path}");
         assert_eq!(header(&refused, "allow"), "GET,HEAD", "{path}");
     }
-    let refused = server.ask(Method::DELETE, "/api/v1/node", &[]).await;
+    let refused = server.send(Method::DELETE, "/api/v1/node", &[]).await;
     assert_eq!(header(&refused, "content-type"), "application/problem+json");
     server.stop().await;
 }
 
 #[tokio::test]
-async fn not_ready_gives_its_reason() {
+async fn not_ready_has_a_reason() {
     let server = Server::start(None).await;
     server.ready.store(false, Ordering::Relaxed);
     let response = server.get("/-/ready", &[]).await;
@@ -305,7 +305,7 @@ async fn not_ready_gives_its_reason() {
 }
 
 #[tokio::test]
-async fn formats_and_codings_are_as_asked() {
+async fn formats_and_codings_are_negotiated() {
     let server = Server::start(None).await;
     let plain = server.get("/metrics", &[("accept", "application/openmetrics-text")]).await;
     assert_eq!(header(&plain, "content-type"), "application/openmetrics-text; version=1.0.0; charset=utf-8");
@@ -333,7 +333,7 @@ async fn formats_and_codings_are_as_asked() {
 }
 
 #[tokio::test]
-async fn the_private_socket_serves_and_goes() {
+async fn the_private_socket_serves_and_is_removed() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("podmeter.sock");
     let server = Server::start(Some(&path)).await;
@@ -345,7 +345,7 @@ async fn the_private_socket_serves_and_goes() {
 }
 
 #[tokio::test]
-async fn an_idle_connection_does_not_hold_up_the_end() {
+async fn an_idle_connection_does_not_delay_the_shutdown() {
     let server = Server::start(None).await;
     let mut idle = TcpStream::connect(server.tcp).await.unwrap();
     assert_eq!(server.get("/-/healthy", &[]).await.status(), StatusCode::OK);
@@ -354,7 +354,7 @@ async fn an_idle_connection_does_not_hold_up_the_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_client_is_let_go() {
+async fn a_silent_client_is_disconnected() {
     let server = Server::start(None).await;
     let began = tokio::time::Instant::now();
     let mut silent = TcpStream::connect(server.tcp).await.unwrap();
@@ -367,12 +367,12 @@ async fn a_silent_client_is_let_go() {
 async fn an_endless_head_is_refused() {
     let server = Server::start(None).await;
     let mut client = TcpStream::connect(server.tcp).await.unwrap();
-    // The server may close before it has all, so neither writing nor reading need succeed.
+    // The server may close before it has read everything, so both may fail.
     let head = format!("GET /metrics HTTP/1.1\r\nhost: node\r\nx-long: {}\r\n\r\n", "x".repeat(100_000));
     let _ = client.write_all(head.as_bytes()).await;
-    let mut answer = Vec::new();
-    let _ = client.read_to_end(&mut answer).await;
-    assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 431 "), "{}", String::from_utf8_lossy(&answer));
+    let mut response = Vec::new();
+    let _ = client.read_to_end(&mut response).await;
+    assert!(response.is_empty() || response.starts_with(b"HTTP/1.1 431 "), "{}", String::from_utf8_lossy(&response));
     assert_eq!(server.get("/-/healthy", &[]).await.status(), StatusCode::OK, "others are served");
     server.stop().await;
 }
@@ -416,19 +416,19 @@ async fn each_scrape_sees_one_snapshot_whole() {
 }
 
 #[tokio::test]
-async fn orders_are_taken_on_the_admin_socket_alone() {
+async fn commands_are_accepted_on_the_admin_socket_only() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("admin.sock");
     let server = Server::start(Some(&path)).await;
-    let order = async |method: Method, route: &str, body: &str| {
+    let command = async |method: Method, route: &str, body: &str| {
         let stream = UnixStream::connect(&path).await.unwrap();
         send(stream, method, route, &[], Bytes::from(body.to_owned())).await
     };
-    let done = order(Method::POST, "/release", r#"{"for": "1m"}"#).await;
+    let done = command(Method::POST, "/release", r#"{"for": "1m"}"#).await;
     assert_eq!((done.status(), header(&done, "content-type")), (StatusCode::OK, "application/json"));
-    let answer: serde_json::Value = serde_json::from_slice(done.body()).unwrap();
-    assert_eq!(answer, serde_json::json!({"released": true, "since": 1_000.0, "until": 1_060.0}));
-    let done = order(Method::POST, "/resume", "").await;
+    let response: serde_json::Value = serde_json::from_slice(done.body()).unwrap();
+    assert_eq!(response, serde_json::json!({"released": true, "since": 1_000.0, "until": 1_060.0}));
+    let done = command(Method::POST, "/resume", "").await;
     assert_eq!((done.status(), body(&done)), (StatusCode::OK, r#"{"released":false}"#));
 
     for (method, route, sent, status) in [
@@ -437,32 +437,32 @@ async fn orders_are_taken_on_the_admin_socket_alone() {
         (Method::POST, "/release", &" ".repeat(5_000), StatusCode::PAYLOAD_TOO_LARGE),
         (Method::GET, "/release", "", StatusCode::METHOD_NOT_ALLOWED),
     ] {
-        let refused = order(method, route, sent).await;
+        let refused = command(method, route, sent).await;
         assert_eq!((refused.status(), header(&refused, "content-type")), (status, "application/problem+json"));
     }
-    let mark = r#"{"device": "GPU-1", "reason": "smells", "expiry": "1h 30m"}"#;
+    let mark = r#"{"device": "GPU-1", "reason": "noisy", "expiry": "1h 30m"}"#;
     let unmark = r#"{"device": "GPU-1"}"#;
-    let done = order(Method::POST, "/mark", mark).await;
+    let done = command(Method::POST, "/mark", mark).await;
     assert_eq!((done.status(), body(&done)), (StatusCode::OK, r#"{"device":"GPU-1","marked":true}"#));
-    let done = order(Method::POST, "/unmark", unmark).await;
+    let done = command(Method::POST, "/unmark", unmark).await;
     assert_eq!((done.status(), body(&done)), (StatusCode::OK, r#"{"device":"GPU-1","marked":false}"#));
-    for (route, sent, said) in [
+    for (route, sent, text) in [
         ("/mark", unmark, "reason"),
-        ("/unmark", mark, "alone"),
-        ("/mark", r#"{"device": "GPU-1", "reason": "smells", "expiry": "soon"}"#, "soon"),
-        ("/mark", r#"{"device": "GPU-1", "why": "smells"}"#, "why"),
+        ("/unmark", mark, "only"),
+        ("/mark", r#"{"device": "GPU-1", "reason": "noisy", "expiry": "soon"}"#, "soon"),
+        ("/mark", r#"{"device": "GPU-1", "why": "noisy"}"#, "why"),
         ("/mark", "mark it", "JSON"),
         ("/unmark", r#"{"device": "GPU-9"}"#, "GPU-9"),
     ] {
-        let refused = order(Method::POST, route, sent).await;
+        let refused = command(Method::POST, route, sent).await;
         assert_eq!(refused.status(), StatusCode::BAD_REQUEST, "{sent}");
-        assert!(body(&refused).contains(said), "{said:?} in {}", body(&refused));
+        assert!(body(&refused).contains(text), "{text:?} in {}", body(&refused));
     }
-    // All else is served here as everywhere.
-    assert_eq!(order(Method::GET, "/-/healthy", "").await.status(), StatusCode::OK);
-    assert_eq!(order(Method::GET, "/nowhere", "").await.status(), StatusCode::NOT_FOUND);
+    // Other routes are the same as on other listeners.
+    assert_eq!(command(Method::GET, "/-/healthy", "").await.status(), StatusCode::OK);
+    assert_eq!(command(Method::GET, "/nowhere", "").await.status(), StatusCode::NOT_FOUND);
     for route in ["/release", "/resume", "/mark", "/unmark"] {
-        assert_eq!(server.ask(Method::POST, route, &[]).await.status(), StatusCode::NOT_FOUND);
+        assert_eq!(server.send(Method::POST, route, &[]).await.status(), StatusCode::NOT_FOUND);
     }
     server.stop().await;
 }

@@ -45,8 +45,8 @@ test('it shows devices, holders, charts, containers and sources', async () => {
   assert.equal(devices.length, 8);
   for (const device of devices) assert.match(device, /GPU \d[^]*H100[^]*healthy[^]*%[^]*GiB[^]*W/);
   await page.until('a chart of each quantity', "document.querySelectorAll('.devices .chart path').length >= 24");
-  await page.until('bars of who uses it', "document.querySelectorAll('.holders .bar rect').length > 0");
-  assert.match(await page.ask("document.querySelector('.chart').getAttribute('aria-label')"), /^Busy of the last .+: .+ to .+, lately \d+ %$/);
+  await page.until('bars of use', "document.querySelectorAll('.holders .bar rect').length > 0");
+  assert.match(await page.ask("document.querySelector('.chart').getAttribute('aria-label')"), /^Busy of the last .+: .+ to .+, now \d+ %$/);
   assert.match(await page.text('#freshness + table'), /kubelet[^]*succeeded/);
   await finish(page);
 });
@@ -60,7 +60,7 @@ test('containers are sorted by idle time', async () => {
   await finish(page);
 });
 
-test('it changes by itself, without a load, and keeps what the reader does', async () => {
+test('it updates without a load, and keeps focus and selection', async () => {
   const page = await open();
   const loads = page.loads;
   await page.ask("document.querySelector('.devices thead a').focus()");
@@ -73,7 +73,7 @@ test('it changes by itself, without a load, and keeps what the reader does', asy
   await finish(page);
 });
 
-test('the filter finds by pod, namespace and device, and is kept in the address', async () => {
+test('the filter matches pods, namespaces and devices, and is kept in the URL', async () => {
   const page = await open();
   const count = (table) => page.ask(`${rows(table)}.length`);
   await page.ask("document.getElementById('filter').focus()");
@@ -103,23 +103,23 @@ test('the filter finds by pod, namespace and device, and is kept in the address'
   await finish(linked);
 });
 
-test('it says when it is stale, and comes back by itself', async () => {
+test('it shows that it is stale, and recovers', async () => {
   const other = await new Demo(await freePort()).start();
   try {
     const page = await browser.open(other.url);
     await page.until('the page to be live', LIVE);
     const stale = "document.getElementById('status').textContent.startsWith('Stale')";
     other.signal('SIGSTOP');
-    await page.until('a stopped agent to be seen', stale);
+    await page.until('the state Stale with a stopped agent', stale);
     assert.equal(await page.ask("document.getElementById('status').getAttribute('role')"), 'status', 'it is announced');
     assert.ok(await page.ask("document.getElementById('status').checkVisibility()"));
     other.signal('SIGCONT');
     await page.until('it to go on', LIVE);
     await other.stop('SIGKILL');
-    await page.until('a dead agent to be seen', stale);
+    await page.until('the state Stale without an agent', stale);
     await other.start();
     await page.until('the new agent to be seen', LIVE);
-    assert.equal(page.loads, 1, 'nobody had to reload');
+    assert.equal(page.loads, 1, 'without a reload');
     assert.equal(page.problems.filter((problem) => !problem.includes('ERR_')).length, 0, page.problems.join());
     await page.close();
   } finally {
@@ -127,7 +127,7 @@ test('it says when it is stale, and comes back by itself', async () => {
   }
 });
 
-test('a reader does not hold up the end', async () => {
+test('open streams do not delay the shutdown', async () => {
   const other = await new Demo(await freePort()).start();
   const page = await browser.open(other.url);
   await page.until('the page to be live', LIVE);
@@ -136,7 +136,7 @@ test('a reader does not hold up the end', async () => {
   await page.close();
 });
 
-test('without JavaScript it is a plain page with the same tables', async () => {
+test('without JavaScript it has the same tables', async () => {
   const page = await open({ javascript: false });
   const { root } = await page.call('DOM.getDocument', { depth: 0 });
   const count = async (selector) => (await page.call('DOM.querySelectorAll', { nodeId: root.nodeId, selector })).nodeIds.length;
@@ -144,11 +144,11 @@ test('without JavaScript it is a plain page with the same tables', async () => {
   assert.ok(await count('table.containers tbody tr') > 0);
   assert.equal(await count('#search[hidden]'), 1, 'no filter that would do nothing');
   const { outerHTML } = await page.call('DOM.getOuterHTML', { nodeId: root.nodeId });
-  assert.match(outerHTML, /without JavaScript, reload for news/);
+  assert.match(outerHTML, /without JavaScript, reload to update/);
   await finish(page);
 });
 
-test('the keyboard is enough', async () => {
+test('it can be used by keyboard', async () => {
   const page = await open();
   await page.press('Tab');
   assert.equal(await page.ask('document.activeElement.className'), 'skip');
@@ -184,7 +184,7 @@ for (const [name, look] of Object.entries({
   });
 }
 
-test('a reader comes in however many listen', async () => {
+test('a new client connects despite many open streams', async () => {
   const other = await new Demo(await freePort()).start();
   const streams = [];
   try {
@@ -193,7 +193,7 @@ test('a reader comes in however many listen', async () => {
       const stop = new AbortController();
       const answer = await fetch(`${other.url}live`, { signal: stop.signal });
       assert.equal(answer.status, 200);
-      // An answer that nobody keeps is cancelled.
+      // A response that is not read is cancelled.
       streams.push({ stop, answer });
     }
     const page = await browser.open(other.url);
@@ -205,7 +205,7 @@ test('a reader comes in however many listen', async () => {
   }
 });
 
-test('nobody has to wait for a shared event', async () => {
+test('a new stream does not wait for the next event', async () => {
   const answer = await fetch(`${demo.url}api/v1/stream`);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = '';

@@ -10,7 +10,7 @@ use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, 
 
 use super::san;
 
-/// What `client_auth_type` asks for.
+/// What `client_auth_type` requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// Without one the handshake fails.
@@ -19,7 +19,7 @@ pub struct Policy {
     pub verified: bool,
 }
 
-/// By Go's names; `Ok(None)` asks for no certificate.
+/// By Go's names; `Ok(None)`: no certificate is requested.
 pub fn policy(name: &str) -> Result<Option<Policy>, String> {
     Ok(Some(match name {
         "" | "NoClientCert" => return Ok(None),
@@ -30,25 +30,25 @@ pub fn policy(name: &str) -> Result<Option<Policy>, String> {
         "RequireAndVerifyClientCert" => Policy { required: true, verified: true },
         _ => {
             return Err(format!(
-                "{name:?} is none of NoClientCert, RequestClientCert, RequireAnyClientCert, VerifyClientCertIfGiven, \
+                "{name:?} is not one of NoClientCert, RequestClientCert, RequireAnyClientCert, VerifyClientCertIfGiven, \
                  RequireAndVerifyClientCert"
             ));
         }
     }))
 }
 
-/// Judges the certificates of clients.
+/// Verifies the certificates of clients.
 #[derive(Debug)]
 pub struct ClientCertificates {
     required: bool,
-    /// `None`: whoever holds the key of the certificate is believed.
+    /// `None`: any certificate is accepted, also a self-signed one.
     chain: Option<Arc<dyn ClientCertVerifier>>,
     allowed_names: Option<BTreeSet<String>>,
     algorithms: WebPkiSupportedAlgorithms,
 }
 
 impl ClientCertificates {
-    /// `authorities`: for a policy that verifies.
+    /// `authorities`: for a policy with `verified`.
     pub fn new(
         policy: Policy,
         authorities: Option<RootCertStore>,

@@ -43,7 +43,7 @@ pub struct TlsSection {
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HttpSection {
-    /// Either way HTTP/1.1 is spoken: nobody who scrapes needs more.
+    /// Accepted and ignored: HTTP/1.1 is always used.
     #[serde(rename = "http2")]
     _http2: Option<bool>,
     headers: Option<BTreeMap<String, Option<String>>>,
@@ -65,7 +65,7 @@ enum Interval {
 
 pub fn parse(bytes: &[u8]) -> Result<File, String> {
     let text = std::str::from_utf8(bytes).map_err(|error| format!("not UTF-8: {error}"))?;
-    // An empty file asks for nothing, as in the toolkit.
+    // An empty file is valid, as in the toolkit.
     if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
         return Ok(File::default());
     }
@@ -74,7 +74,7 @@ pub fn parse(bytes: &[u8]) -> Result<File, String> {
     serde_saphyr::from_str_with_options(text, options).map_err(|error| error.to_string())
 }
 
-/// Only these, as in the toolkit; with values where only some mean anything.
+/// The permitted headers, as in the toolkit, and the permitted values where they are limited.
 const HEADERS: [(&str, &[&str]); 5] = [
     ("Content-Security-Policy", &[]),
     ("Strict-Transport-Security", &[]),
@@ -90,13 +90,13 @@ pub fn headers(section: Option<HttpSection>) -> Result<Vec<(HeaderName, HeaderVa
         let at = format!("http_server_config.headers.{name}");
         let Some((_, values)) = HEADERS.iter().find(|(known, _)| *known == name) else {
             let known = HEADERS.map(|(name, _)| name).join(", ");
-            return Err(format!("{at}: this header cannot be set; there are {known}"));
+            return Err(format!("{at}: this header is not permitted; permitted are {known}"));
         };
         let Some(value) = value.filter(|value| !value.is_empty()) else { continue };
         if !values.is_empty() && !values.contains(&value.as_str()) {
-            return Err(format!("{at}: {value:?} is none of {}", values.join(", ")));
+            return Err(format!("{at}: {value:?} is not one of {}", values.join(", ")));
         }
-        let value = HeaderValue::from_str(&value).map_err(|_| format!("{at}: {value:?} cannot stand in a header"))?;
+        let value = HeaderValue::from_str(&value).map_err(|_| format!("{at}: {value:?} is not valid in a header"))?;
         headers.push((HeaderName::from_str(&name).expect("the known ones are header names"), value));
     }
     Ok(headers)
@@ -108,19 +108,19 @@ pub fn users(written: Option<BTreeMap<String, String>>) -> Result<BTreeMap<Strin
     for (name, hash) in &users {
         let at = format!("basic_auth_users.{name}");
         if name.contains(':') {
-            return Err(format!("{at}: a name with a colon cannot be sent"));
+            return Err(format!("{at}: a name cannot have a colon"));
         }
         let parts = HashParts::from_str(hash)
-            .map_err(|error| format!("{at}: no bcrypt hash ({error}); make one with htpasswd -nBC 10 \"\""))?;
+            .map_err(|error| format!("{at}: not a bcrypt hash ({error}); make one with htpasswd -nBC 10 \"\""))?;
         if !COSTS.contains(&parts.get_cost()) {
             let (low, high) = (COSTS.start(), COSTS.end());
-            return Err(format!("{at}: a hash of cost {}; it must be {low} to {high}", parts.get_cost()));
+            return Err(format!("{at}: the cost is {}; it must be {low} to {high}", parts.get_cost()));
         }
     }
     Ok(users)
 }
 
-/// `None` where the interval is zero or not there, as in the toolkit.
+/// `None` where the interval is zero or absent, as in the toolkit.
 pub fn rate_limit(section: Option<RateLimitSection>) -> Result<Option<RateLimit>, String> {
     let Some(RateLimitSection { interval, burst }) = section else { return Ok(None) };
     let interval = match interval {
@@ -135,6 +135,6 @@ pub fn rate_limit(section: Option<RateLimitSection>) -> Result<Option<RateLimit>
     }
     match burst.and_then(|burst| u32::try_from(burst).ok()).filter(|burst| *burst > 0) {
         Some(burst) => Ok(Some(RateLimit { interval, burst })),
-        None => Err("rate_limit.burst: must be 1 or more, or no request would ever be answered".to_owned()),
+        None => Err("rate_limit.burst: must be 1 or more, or every request is refused".to_owned()),
     }
 }

@@ -2,26 +2,26 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-/// A key or a list of authorities is a few KiB; whatever is longer is something else.
+/// Keys and lists of authorities are a few KiB.
 const MAX_BYTES: u64 = 4 * 1024 * 1024;
 
-/// Files that were read, and as what.
+/// The files that were read, with their stamps.
 #[derive(Debug, Default)]
 pub struct Files {
     read: Vec<(PathBuf, Option<Stamp>)>,
 }
 
-/// Device, inode, length and both times in nanoseconds: one of them changes with any write, and with a Secret's swapped
-/// link.
+/// Device, inode, length, and both times in nanoseconds: any write changes one of them, and so does the link of a Secret that is
+/// replaced.
 type Stamp = [i128; 5];
 
 impl Files {
-    /// The whole file. Stamped before it is read, so that a change in between is seen later.
+    /// The whole file. Stamped before it is read, so that a change in between is noticed later.
     pub fn read(&mut self, path: &Path) -> io::Result<Vec<u8>> {
         self.read.push((path.to_owned(), stamp(path)));
         let length = std::fs::metadata(path)?.len();
         if length > MAX_BYTES {
-            return Err(io::Error::other(format!("{length} bytes are too many for such a file")));
+            return Err(io::Error::other(format!("{length} bytes are too many")));
         }
         std::fs::read(path)
     }

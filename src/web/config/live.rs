@@ -9,13 +9,12 @@ use super::{WebConfig, WebConfigError};
 use crate::clock::Clock;
 use crate::model::{ConfigReload, Monotonic, UnixSeconds};
 
-/// The files are looked at once in this time at most.
-const LOOK_INTERVAL: Duration = Duration::from_millis(500);
-/// A file system that takes longer is not waited for; what was read last stands.
-const LOOK_DEADLINE: Duration = Duration::from_secs(1);
+/// The files are checked at most this often.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+/// With a slower file system the last configuration is used.
+const CHECK_DEADLINE: Duration = Duration::from_secs(1);
 
-/// The web configuration as it is now. Whoever asks has it read again when a file has changed; a bad file changes nothing
-/// and is told once.
+/// The current web configuration, read again when a file has changed. An invalid file changes nothing and is logged once.
 #[derive(Clone)]
 pub struct LiveConfig {
     path: PathBuf,
@@ -26,17 +25,17 @@ pub struct LiveConfig {
 struct State {
     current: Arc<WebConfig>,
     last_success: UnixSeconds,
-    looked: Monotonic,
-    looking: bool,
+    checked: Monotonic,
+    checking: bool,
     problem: Option<String>,
 }
 
 impl LiveConfig {
     pub fn load(path: &Path, clock: Clock) -> Result<Self, WebConfigError> {
         let current = Arc::new(WebConfig::load(path)?);
-        tell(path, &current);
+        log_warnings(path, &current);
         let now = clock.now();
-        let state = State { current, last_success: now.unix, looked: now.monotonic, looking: false, problem: None };
+        let state = State { current, last_success: now.unix, checked: now.monotonic, checking: false, problem: None };
         Ok(Self { path: path.to_owned(), clock, state: Arc::new(Mutex::new(state)) })
     }
 
@@ -45,16 +44,16 @@ impl LiveConfig {
         let now = self.clock.now().monotonic;
         {
             let mut state = self.state();
-            if state.looking || now.since(state.looked) < LOOK_INTERVAL {
+            if state.checking || now.since(state.checked) < CHECK_INTERVAL {
                 return Arc::clone(&state.current);
             }
-            state.looking = true;
+            state.checking = true;
         }
         let live = self.clone();
-        let looking = tokio::task::spawn_blocking(move || live.look());
-        if let Ok(Err(broken)) = tokio::time::timeout(LOOK_DEADLINE, looking).await {
-            error!(%broken, "reading the web configuration broke; please report this");
-            self.state().looking = false;
+        let checking = tokio::task::spawn_blocking(move || live.check());
+        if let Ok(Err(error)) = tokio::time::timeout(CHECK_DEADLINE, checking).await {
+            error!(%error, "reading the web configuration panicked; please report this");
+            self.state().checking = false;
         }
         Arc::clone(&self.state().current)
     }
@@ -65,14 +64,14 @@ impl LiveConfig {
         self.state().current.tls.is_some()
     }
 
-    /// How the last reading went.
+    /// The outcome of the last reading.
     #[must_use]
     pub fn reload(&self) -> ConfigReload {
         let state = self.state();
         ConfigReload { successful: state.problem.is_none(), last_success: state.last_success }
     }
 
-    fn look(&self) {
+    fn check(&self) {
         let (current, had_problem) = {
             let state = self.state();
             (Arc::clone(&state.current), state.problem.is_some())
@@ -80,12 +79,12 @@ impl LiveConfig {
         let read = (had_problem || current.is_stale()).then(|| self.read_again(&current));
         let now = self.clock.now();
         let mut state = self.state();
-        (state.looked, state.looking) = (now.monotonic, false);
+        (state.checked, state.checking) = (now.monotonic, false);
         match read {
             None => {}
             Some(Ok(read)) => {
                 info!(file = %self.path.display(), "web configuration re-read");
-                tell(&self.path, &read);
+                log_warnings(&self.path, &read);
                 (state.current, state.last_success, state.problem) = (Arc::new(read), now.unix, None);
             }
             Some(Err(problem)) => {
@@ -101,12 +100,12 @@ impl LiveConfig {
     fn read_again(&self, current: &WebConfig) -> Result<WebConfig, WebConfigError> {
         let read = WebConfig::load(&self.path)?;
         if current.tls.is_some() && read.tls.is_none() {
-            let problem = "tls_server_config is gone; only a restart of podmeter goes back to plain HTTP".to_owned();
+            let problem = "tls_server_config is missing; restart podmeter to serve plain HTTP".to_owned();
             return Err(WebConfigError::Invalid { file: self.path.clone(), problem });
         }
-        // Or it was read while it was being written.
+        // The file may have been read while it was written.
         if !current.users.is_empty() && read.users.is_empty() {
-            let problem = "basic_auth_users is gone; only a restart of podmeter does without passwords".to_owned();
+            let problem = "basic_auth_users is missing; restart podmeter to serve without passwords".to_owned();
             return Err(WebConfigError::Invalid { file: self.path.clone(), problem });
         }
         Ok(read)
@@ -117,7 +116,7 @@ impl LiveConfig {
     }
 }
 
-fn tell(path: &Path, config: &WebConfig) {
+fn log_warnings(path: &Path, config: &WebConfig) {
     for warning in &config.warnings {
         warn!(file = %path.display(), "{warning}");
     }

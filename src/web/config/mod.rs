@@ -1,7 +1,7 @@
-//! The web configuration: who may ask, over what, and what is added to each answer.
+//! The web configuration: TLS, passwords, the rate limit, and headers for each response.
 //!
-//! In: a file in the format of Prometheus' exporter-toolkit and the certificates that it names. Out: `WebConfig`, checked as a
-//! whole, and `LiveConfig`, which reads it again when a file changes. Refuses to know: connections and requests.
+//! Inputs: a file in the format of Prometheus' exporter-toolkit and the files that it names. Outputs: `WebConfig`, validated as a
+//! whole, and `LiveConfig`, which reads it again when a file changes. It does not know connections and requests.
 
 mod client_certificates;
 mod file;
@@ -35,12 +35,12 @@ pub enum WebConfigError {
 pub struct WebConfig {
     /// `None`: plain HTTP.
     pub tls: Option<Arc<ServerConfig>>,
-    /// For every answer.
+    /// For every response.
     pub headers: Vec<(HeaderName, HeaderValue)>,
-    /// Name → bcrypt hash; nobody is asked for a password where it is empty.
+    /// Name → bcrypt hash; no password is required where it is empty.
     pub users: BTreeMap<String, String>,
     pub rate_limit: Option<RateLimit>,
-    /// What is accepted and not done as written.
+    /// Settings that are accepted and have no effect.
     pub warnings: Vec<String>,
     files: Files,
 }
@@ -48,13 +48,13 @@ pub struct WebConfig {
 /// A token bucket for all requests together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateLimit {
-    /// Between two requests, once the burst is spent. Not zero.
+    /// Between two requests, once the burst is used. Not zero.
     pub interval: Duration,
     pub burst: u32,
 }
 
 impl WebConfig {
-    /// Reads the file and all that it names. Paths in it start at its own directory.
+    /// Reads the file and all that it names. Paths in it are relative to its directory.
     pub fn load(path: &Path) -> Result<Self, WebConfigError> {
         let mut files = Files::default();
         let text = files.read(path).map_err(|error| WebConfigError::Unreadable { file: path.to_owned(), error })?;
@@ -63,7 +63,7 @@ impl WebConfig {
         Self::checked(file::parse(&text).map_err(invalid)?, directory, files).map_err(invalid)
     }
 
-    /// As a file with this text; the files that it names are passed over.
+    /// As from a file with this text; the files that it names are ignored.
     pub(crate) fn of_text(text: &[u8]) -> Result<Self, String> {
         let mut written = file::parse(text)?;
         if let Some(section) = &mut written.tls_server_config {
@@ -80,8 +80,7 @@ impl WebConfig {
         };
         let users = file::users(written.basic_auth_users)?;
         if !users.is_empty() && tls.is_none() {
-            warnings
-                .push("basic_auth_users without tls_server_config: passwords cross the network readably".to_owned());
+            warnings.push("basic_auth_users without tls_server_config: passwords are sent in plain text".to_owned());
         }
         Ok(Self {
             tls,
@@ -93,7 +92,7 @@ impl WebConfig {
         })
     }
 
-    /// Whether any file of it is another one by now.
+    /// Whether any of its files has changed.
     fn is_stale(&self) -> bool {
         self.files.changed()
     }

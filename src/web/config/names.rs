@@ -38,7 +38,7 @@ pub const SUITES_OF_13: [SupportedCipherSuite; 3] = [
     cipher_suite::TLS13_CHACHA20_POLY1305_SHA256,
 ];
 
-/// Known to Go and named in files; nothing to choose, or nothing that we speak.
+/// Names that Go accepts, which have no effect here, with the reason where the suite is not supported.
 pub const OTHER_SUITES: [(&str, Option<&str>); 11] = [
     ("TLS_AES_128_GCM_SHA256", None),
     ("TLS_AES_256_GCM_SHA384", None),
@@ -53,10 +53,10 @@ pub const OTHER_SUITES: [(&str, Option<&str>); 11] = [
     ("TLS_RSA_WITH_AES_256_CBC_SHA", Some(STATIC)),
 ];
 
-const CBC: &str = "CBC suites are not spoken";
-const STATIC: &str = "suites without forward secrecy are not spoken";
+const CBC: &str = "CBC suites are not supported";
+const STATIC: &str = "suites without forward secrecy are not supported";
 
-/// `None` inside: known to Go, not spoken here.
+/// `None`: valid in Go, not supported here.
 pub const CURVES: [(&str, Option<&dyn SupportedKxGroup>); 4] = [
     ("X25519", Some(kx_group::X25519)),
     ("CurveP256", Some(kx_group::SECP256R1)),

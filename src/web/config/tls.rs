@@ -13,7 +13,7 @@ use super::file::TlsSection;
 use super::files::Files;
 use super::names::{self, Version};
 
-/// `None`: the section asks for nothing, as an empty one in the toolkit.
+/// `None`: an empty section, as in the toolkit.
 pub fn server_config(
     section: TlsSection,
     directory: &Path,
@@ -53,22 +53,22 @@ pub fn server_config(
     };
     let mut config = builder
         .with_single_cert(certificates(&cert)?, private_key(&key)?)
-        .map_err(|error| format!("tls_server_config: {} and {} do not fit: {error}", cert.name, key.name))?;
+        .map_err(|error| format!("tls_server_config: {} and {} do not match: {error}", cert.name, key.name))?;
     config.ignore_client_order = section.prefer_server_cipher_suites.unwrap_or(true);
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    // A resumed session would outlive the certificates that it was judged by; scrapers keep their connections.
+    // A resumed session would outlive the certificates with which it was verified; scrapers keep their connections.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(Some(Arc::new(config)))
 }
 
-/// PEM, and what to call it in an error.
+/// PEM, and its name in errors.
 struct Source {
     name: String,
     pem: Vec<u8>,
 }
 
-/// The text under `key`, or the file under `key_file`. An empty one is none.
+/// The text under `key`, or the file under `key_file`. An empty value counts as absent.
 fn source(
     key: &str,
     inline: Option<String>,
@@ -79,7 +79,7 @@ fn source(
     let inline = inline.filter(|text| !text.is_empty());
     match (inline, file.filter(|file| !file.as_os_str().is_empty())) {
         (None, None) => Ok(None),
-        (Some(_), Some(_)) => Err(format!("tls_server_config: {key} and {key}_file are both there; keep one")),
+        (Some(_), Some(_)) => Err(format!("tls_server_config: {key} and {key}_file are both set; keep one")),
         (Some(text), None) => Ok(Some(Source { name: key.to_owned(), pem: text.into_bytes() })),
         (None, Some(file)) => {
             let path = directory.join(file);
@@ -93,7 +93,7 @@ fn source(
 fn certificates(source: &Source) -> Result<Vec<CertificateDer<'static>>, String> {
     let name = &source.name;
     let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&source.pem).collect();
-    let read = read.map_err(|error| format!("tls_server_config: {name} is no PEM: {error}"))?;
+    let read = read.map_err(|error| format!("tls_server_config: {name} is not PEM: {error}"))?;
     if read.is_empty() {
         return Err(format!("tls_server_config: {name} has no certificate in PEM"));
     }
@@ -117,7 +117,7 @@ fn clients(
     let Some(policy) = policy else {
         let idle = if client_ca.is_some() { Some("client_ca") } else { allowed_names.map(|_| "client_allowed_sans") };
         return match idle {
-            Some(key) => Err(format!("{at}: {key} without a client_auth_type that asks for certificates")),
+            Some(key) => Err(format!("{at}: {key} without a client_auth_type that requests certificates")),
             None => Ok(None),
         };
     };
@@ -147,18 +147,20 @@ fn versions(
     let read = |key: &str, name: Option<&str>, usual| match name {
         None => Ok(usual),
         Some(name) => names::version(name)
-            .ok_or_else(|| format!("tls_server_config.{key}: {name:?} is none of TLS12, TLS13 (TLS10, TLS11)")),
+            .ok_or_else(|| format!("tls_server_config.{key}: {name:?} is not one of TLS12, TLS13 (TLS10, TLS11)")),
     };
     let (min, max) = (read("min_version", min, Version::Tls12)?, read("max_version", max, Version::Tls13)?);
     if max < Version::Tls12 {
-        return Err("tls_server_config.max_version: TLS 1.2 is the oldest that is spoken".to_owned());
+        return Err("tls_server_config.max_version: TLS 1.2 is the oldest supported version".to_owned());
     }
     if min > max {
         return Err("tls_server_config: min_version is above max_version".to_owned());
     }
     if min < Version::Tls12 {
-        warnings
-            .push("tls_server_config.min_version: TLS 1.2 is the oldest that is spoken, and the minimum".to_owned());
+        warnings.push(
+            "tls_server_config.min_version: TLS 1.2 is the oldest supported version, and is used as the minimum"
+                .to_owned(),
+        );
     }
     let spoken = [(Version::Tls13, &TLS13), (Version::Tls12, &TLS12)];
     Ok(spoken.into_iter().filter(|(version, _)| (min..=max).contains(version)).map(|(_, spoken)| spoken).collect())
@@ -179,14 +181,14 @@ fn provider(
             if let Some((_, suite)) = names::SUITES.iter().find(|(known, _)| known == name) {
                 chosen.push(*suite);
             } else if let Some((_, reason)) = names::OTHER_SUITES.iter().find(|(known, _)| known == name) {
-                warnings.extend(reason.map(|reason| format!("{at}: {name} is passed over: {reason}")));
+                warnings.extend(reason.map(|reason| format!("{at}: {name} is ignored: {reason}")));
             } else {
                 let known = names::SUITES.map(|(name, _)| name).join(", ");
                 return Err(format!("{at}: {name:?} is not known; there are {known}"));
             }
         }
         if chosen.is_empty() && !versions.contains(&&TLS13) {
-            return Err(format!("{at}: none is left of those that are spoken"));
+            return Err(format!("{at}: no supported one is left"));
         }
         provider.cipher_suites = names::SUITES_OF_13.into_iter().chain(chosen).collect();
     }
@@ -196,7 +198,7 @@ fn provider(
         for name in &wanted {
             match names::CURVES.iter().find(|(known, _)| known == name) {
                 Some((_, Some(group))) => provider.kx_groups.push(*group),
-                Some((_, None)) => warnings.push(format!("{at}: {name} is passed over: it is not spoken")),
+                Some((_, None)) => warnings.push(format!("{at}: {name} is ignored: it is not supported")),
                 None => {
                     let known = names::CURVES.map(|(name, _)| name).join(", ");
                     return Err(format!("{at}: {name:?} is not known; there are {known}"));
@@ -204,7 +206,7 @@ fn provider(
             }
         }
         if provider.kx_groups.is_empty() {
-            return Err(format!("{at}: none is left of those that are spoken"));
+            return Err(format!("{at}: no supported one is left"));
         }
     }
     Ok(provider)

@@ -1,10 +1,10 @@
-//! What the numbers on the page are: each metric that one of them links to, from the catalogue.
+//! The metrics to which the values on the page link, from the catalogue.
 
 use maud::{Markup, html};
 
 use crate::metrics::catalogue;
 
-/// In the catalogue's order on the page. A test holds every link against it.
+/// A test checks that every link is in the catalogue.
 pub(super) const LINKED: &[&str] = &[
     NODE_DEVICES,
     DEVICE_UTILIZATION,
@@ -71,8 +71,8 @@ pub(super) fn section() -> Markup {
     let entries = catalogue::all().filter(|entry| LINKED.contains(&entry.name));
     html! {
         section aria-labelledby="metrics" {
-            h2 id="metrics" { "Metrics behind the numbers" }
-            p { "All of them, with their values: " a href="/metrics" { "/metrics" } "." }
+            h2 id="metrics" { "Metrics on this page" }
+            p { "All metrics with their values: " a href="/metrics" { "/metrics" } "." }
             dl.metrics {
                 @for entry in entries {
                     div id=(entry.name) tabindex="-1" {

@@ -1,5 +1,5 @@
-//! A line of the last minutes, and bars of parts: small SVGs with what they show in words. Sizes are attributes, as the
-//! page's policy forbids styles in markup.
+//! Charts of the last minutes, and bars of parts: small SVGs with a description. Sizes are attributes, as the page's policy
+//! forbids styles in markup.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use crate::history::{POINTS, Point, Points};
 
 const HEIGHT: f64 = 36.0;
 
-/// `top` is the value of the upper edge, where one is known; else the highest of the points is.
+/// `top`: the value of the upper edge; `None`: the highest point.
 pub(super) fn chart(
     what: &str,
     points: Option<&Points>,
@@ -22,7 +22,7 @@ pub(super) fn chart(
     let Some(last) = known().next_back() else { return html! {} };
     let (lowest, highest) = known().fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)));
     let words = format!(
-        "{what} of the last {}: {} to {}, lately {}",
+        "{what} of the last {}: {} to {}, now {}",
         super::text::span(values.len() as u64),
         show(lowest),
         show(highest),
@@ -36,7 +36,7 @@ pub(super) fn chart(
     }
 }
 
-/// Steps, newest at the right edge; each run of known values is a hill on the ground line.
+/// Steps, newest at the right edge; each run of known values is a closed area.
 fn path(values: &[Option<f64>], top: f64) -> String {
     let mut path = String::new();
     let mut inside: Option<(f64, usize)> = None;
@@ -65,13 +65,13 @@ fn path(values: &[Option<f64>], top: f64) -> String {
     path
 }
 
-/// One segment of a bar: its class of colour and its part of the whole, 0 to 1.
+/// One segment of a bar: its colour class and its part of the whole, 0 to 1.
 pub(super) struct Segment {
     pub class: String,
     pub ratio: f64,
 }
 
-/// Segments from the left; what is not covered is the track.
+/// Segments from the left; the rest is background.
 pub(super) fn bar(words: &str, segments: &[Segment]) -> Markup {
     const WIDTH: f64 = 1000.0;
     let mut x = 0.0;
@@ -98,14 +98,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_steps_and_leaves_holes() {
+    fn a_path_has_steps_and_gaps() {
         let values = [Some(0.0), Some(0.0), Some(1.0), None, None, Some(0.5)];
         assert_eq!(path(&values, 1.0), "M294 36V35h2V2h1V36M299 36V19h1V36");
         assert_eq!(path(&[None], 1.0), "");
     }
 
     #[test]
-    fn bars_never_run_over() {
+    fn bars_are_never_too_long() {
         let segment = |ratio| Segment { class: "part-0".to_owned(), ratio };
         let bar = bar("Busy", &[segment(0.7), segment(0.0), segment(0.6)]).into_string();
         assert_eq!(bar.matches("<rect").count(), 2);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn no_value_no_chart() {
+    fn without_values_there_is_no_chart() {
         let chart = chart("Busy", None, |point| point.busy, None, |value| value.to_string()).into_string();
         assert_eq!(chart, "");
     }

@@ -10,9 +10,9 @@ use super::chart::{Segment, bar};
 use super::text::{device_name, gibibytes, heading, kilowatt_hours, number, percent, span, words};
 use crate::model::{Account, Attribution, Holding, Moment, Snapshot};
 
-/// The rest is told of as a number: a page of thousands of rows helps nobody.
+/// Rows shown; the rest are counted.
 const SHOWN: usize = 500;
-/// A holder that has not worked for so long is marked.
+/// A holder that is idle for this long is marked.
 pub(super) const IDLE_SECONDS: f64 = 60.0;
 
 pub(super) fn section(snapshot: &Snapshot, now: Moment) -> Markup {
@@ -46,7 +46,7 @@ pub(super) fn section(snapshot: &Snapshot, now: Moment) -> Markup {
                         @for account in accounts.iter().take(SHOWN) { (row(snapshot, account, now)) }
                     }
                 }
-                @if accounts.len() > SHOWN { p { "and " (accounts.len() - SHOWN) " more, which /api/v1/node has." } }
+                @if accounts.len() > SHOWN { p { "and " (accounts.len() - SHOWN) " more; /api/v1/node has all." } }
                 p.none hidden data-none { "No container matches the filter." }
             }
         }
@@ -94,12 +94,12 @@ fn row(snapshot: &Snapshot, account: &Account, now: Moment) -> Markup {
     }
 }
 
-/// Seconds since this holder last worked.
+/// Seconds since this holder was last busy.
 pub(super) fn since_active(account: &Account, now: Moment) -> Option<f64> {
     account.last_active.map(|then| (now.unix.0 - then.0).max(0.0))
 }
 
-/// Idle as a part of the time in which that is known.
+/// Idle time as a part of the known time.
 fn idle_bar(account: &Account) -> Markup {
     let (Some(idle), Some(busy)) = (account.idle_seconds, account.busy_seconds) else { return html! {} };
     let known = idle + busy;

@@ -21,7 +21,7 @@ pub(super) fn section(snapshot: &Snapshot, history: &History) -> Markup {
         section aria-labelledby="devices" {
             h2 id="devices" tabindex="-1" { "Devices" }
             @if gpus.is_empty() {
-                p { "No GPU has been seen." }
+                p { "No GPU found." }
             } @else {
                 table.cards.devices role="table" aria-labelledby="devices" {
                     thead role="rowgroup" { tr role="row" {
@@ -30,7 +30,7 @@ pub(super) fn section(snapshot: &Snapshot, history: &History) -> Markup {
                         th role="columnheader" scope="col" { (heading(DEVICE_UTILIZATION, "Busy")) }
                         th role="columnheader" scope="col" { (heading(DEVICE_MEMORY, "Memory")) }
                         th role="columnheader" scope="col" { (heading(DEVICE_POWER, "Power")) }
-                        th role="columnheader" scope="col" { "Who uses it" }
+                        th role="columnheader" scope="col" { "Used by" }
                     } }
                     tbody role="rowgroup" {
                         @for gpu in gpus {
@@ -59,7 +59,7 @@ fn row(snapshot: &Snapshot, history: &History, gpu: &Gpu) -> Markup {
         tr role="row" data-key=(gpu.uuid) data-words=(words(holders.map(|account| &account.container), names)) {
             th.name role="rowheader" scope="row" {
                 (gpu_name(gpu))
-                div.model { (gpu.model.as_deref().unwrap_or("model not known")) @if gpu.mig_enabled == Some(true) { ", MIG" } }
+                div.model { (gpu.model.as_deref().unwrap_or("model unknown")) @if gpu.mig_enabled == Some(true) { ", MIG" } }
                 div.id { (gpu.uuid) }
             }
             td role="cell" data-label="Health" {
@@ -80,7 +80,7 @@ fn row(snapshot: &Snapshot, history: &History, gpu: &Gpu) -> Markup {
                 }
                 (chart("Power", points, |point| point.power, limit, watts))
             }
-            td.holders role="cell" data-label="Who uses it" { (holders::cell(snapshot, history, gpu, capacity)) }
+            td.holders role="cell" data-label="Used by" { (holders::cell(snapshot, history, gpu, capacity)) }
         }
     }
 }
@@ -92,7 +92,8 @@ fn mig_row(snapshot: &Snapshot, history: &History, gpu: &Gpu, mig: &MigDevice) -
     let reading: Option<&InstanceReading> = instances.iter().find(|instance| instance.members.contains(&mig.uuid));
     let memory = reading.and_then(|reading| reading.memory);
     let points = history.points(&gpu.uuid, Some(&mig.uuid));
-    let verdict = snapshot.health.gpus.get(&gpu.uuid).and_then(|health: &GpuHealth| health.instances.get(&mig.uuid));
+    let device_health =
+        snapshot.health.gpus.get(&gpu.uuid).and_then(|health: &GpuHealth| health.instances.get(&mig.uuid));
     let holders: Vec<&ContainerRef> = snapshot
         .accounts
         .iter()
@@ -107,7 +108,7 @@ fn mig_row(snapshot: &Snapshot, history: &History, gpu: &Gpu, mig: &MigDevice) -
                 (gpu_name(gpu)) ", " (mig.profile)
                 div.id { (mig.uuid) }
             }
-            td role="cell" data-label="Health" { (health(verdict, reading.is_some())) }
+            td role="cell" data-label="Health" { (health(device_health, reading.is_some())) }
             td.measure role="cell" data-label="SM active" {
                 div { (number(MIG_SM_ACTIVE, reading.and_then(|reading| reading.gpm.sm_active).map(percent))) }
                 (chart("SMs active", points, |point| point.busy, Some(1.0), percent))
@@ -117,8 +118,8 @@ fn mig_row(snapshot: &Snapshot, history: &History, gpu: &Gpu, mig: &MigDevice) -
                 (chart("Memory", points, |point| point.memory, total, |bytes| gibibytes(bytes as u64)))
             }
             td.measure role="cell" data-label="Power" { "–" }
-            td.holders role="cell" data-label="Who uses it" {
-                @if holders.is_empty() { span.muted { "nobody" } }
+            td.holders role="cell" data-label="Used by" {
+                @if holders.is_empty() { span.muted { "no container" } }
                 @for holder in holders { div { (holder.namespace) "/" (holder.pod) } }
             }
         }
@@ -132,19 +133,19 @@ fn used(metric: &'static str, memory: Option<MemoryUse>) -> Markup {
     }
 }
 
-/// The verdict, why, and what would bring the device back.
-fn health(verdict: Option<&DeviceHealth>, has_readings: bool) -> Markup {
-    let Some(verdict) = verdict else { return html! { span.badge.plain { "not checked" } } };
+/// The health, its causes, and when the device recovers.
+fn health(health: Option<&DeviceHealth>, has_readings: bool) -> Markup {
+    let Some(health) = health else { return html! { span.badge.plain { "not checked" } } };
     html! {
-        @if verdict.healthy {
+        @if health.healthy {
             span.badge.good { "healthy" }
             @if !has_readings { div.cause { "no readings" } }
         } @else {
             span.badge.bad { "unhealthy" }
-            @for cause in &verdict.causes {
+            @for cause in &health.causes {
                 div.cause {
                     (number(DEVICE_REASON, Some(cause.reason.as_str().replace('_', " ")))) ": " (cause.detail)
-                    div.muted { "Comes back by: " (cause.clears) }
+                    div.muted { "Recovery: " (cause.clears) }
                 }
             }
         }

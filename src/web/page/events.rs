@@ -1,9 +1,9 @@
-//! What happened, newest first.
+//! The events, newest first.
 
 use maud::{Markup, html};
 
 use super::text::{device_name, time, words};
-use crate::history::{Event, History, Mood};
+use crate::history::{Event, History, Severity};
 use crate::model::Snapshot;
 
 const SHOWN: usize = 60;
@@ -16,9 +16,9 @@ pub(super) fn section(snapshot: &Snapshot, history: &History) -> Markup {
         section aria-labelledby="events" {
             h2 id="events" { "Events" }
             @if events.len() == 0 {
-                p.muted { "Nothing has happened since podmeter came up." }
+                p.muted { "No events since podmeter started." }
             } @else {
-                // It scrolls, so the keyboard has to get there.
+                // It scrolls, so it must be reachable by keyboard.
                 ol.events tabindex="0" aria-labelledby="events" {
                     @for event in events.take(SHOWN) { (item(snapshot, event)) }
                 }
@@ -35,15 +35,15 @@ fn item(snapshot: &Snapshot, event: &Event) -> Markup {
         [Some(device.gpu.to_string()), device.mig.as_ref().map(ToString::to_string)].into_iter().flatten()
     });
     let found = words(&event.containers, devices.iter().cloned().chain(uuids));
-    let mood = match event.mood {
-        Mood::Good => "good",
-        Mood::Plain => "plain",
-        Mood::Bad => "bad",
+    let severity = match event.severity {
+        Severity::Good => "good",
+        Severity::Plain => "plain",
+        Severity::Bad => "bad",
     };
     html! {
         li data-key=(format!("event-{}", event.number)) data-words=(found) {
             (time(event.at.unix))
-            span.badge.(mood) { (event.kind.as_str()) }
+            span.badge.(severity) { (event.kind.as_str()) }
             span.what {
                 @if !devices.is_empty() { b { (listed(&devices)) } " " }
                 (event.text)

@@ -1,4 +1,4 @@
-//! Who uses a device: its busy time and its memory as bars of its holders and of the unattributed part.
+//! The use of a device: busy time and memory as bars of holders and unattributed use.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +10,13 @@ use super::text::{gibibytes, number, percent};
 use crate::history::{History, Part};
 use crate::model::{Gpu, Reason, Snapshot};
 
-/// Of one device; the rest is in the table of containers.
+/// Per device; the table of containers has all.
 const SHOWN: usize = 8;
 
 #[derive(Default)]
 struct Use {
     holds: bool,
-    /// Of the device's time, of late.
+    /// Recent part of the device's time.
     busy: Option<f64>,
     memory: Option<u64>,
 }
@@ -41,7 +41,7 @@ pub(super) fn cell(snapshot: &Snapshot, history: &History, gpu: &Gpu, capacity: 
     }
     uses.retain(|_, used| used.holds || used.busy.is_some_and(|ratio| ratio >= 0.005) || used.memory > Some(0));
     if uses.is_empty() {
-        return html! { span.muted { "nobody" } };
+        return html! { span.muted { "no container" } };
     }
     let segments = |of: &dyn Fn(&Use) -> Option<f64>| -> Vec<Segment> {
         let segment = |(place, (part, used)): (usize, (&Part, &Use))| {
@@ -58,7 +58,7 @@ pub(super) fn cell(snapshot: &Snapshot, history: &History, gpu: &Gpu, capacity: 
         div.bars {
             @if divides_busy {
                 span.muted { "busy" }
-                (bar(&words("Busy of late", &|used| used.busy.map(percent)), &segments(&|used| used.busy)))
+                (bar(&words("Recently busy", &|used| used.busy.map(percent)), &segments(&|used| used.busy)))
             }
             @if uses.values().any(|used| memory_ratio(used).is_some()) {
                 span.muted { "memory" }
@@ -87,7 +87,7 @@ fn metrics(part: &Part) -> (&'static str, &'static str) {
     }
 }
 
-/// Nobody's is grey; what a pod took that was not given to it is a warning.
+/// Unattributed use is grey; use without an allocation has the warning colour.
 fn class(part: &Part, place: usize) -> String {
     match part {
         Part::Container(_) => format!("part-{}", place % 8),
@@ -100,12 +100,12 @@ fn name(part: &Part) -> String {
     match part {
         Part::Container(container) => format!("{}/{}", container.namespace, container.pod),
         Part::Unattributed(reason) => match reason {
-            Reason::Driver => "the driver itself",
-            Reason::Host => "processes of no pod",
-            Reason::Idle => "idle draw",
+            Reason::Driver => "driver",
+            Reason::Host => "processes outside of pods",
+            Reason::Idle => "idle power",
             Reason::NotAllocated => "pods that do not hold it",
-            Reason::TerminatedPod => "pods that are gone",
-            Reason::Unknown => "not known whose",
+            Reason::TerminatedPod => "ended pods",
+            Reason::Unknown => "unknown",
         }
         .to_owned(),
     }

@@ -1,5 +1,5 @@
-//! The live page: one document with its style and script inside, nothing from elsewhere. All of it is rendered here, also
-//! what the script puts in later: without JavaScript it is a plain page that is as of when it was loaded.
+//! The live page: one document with its style and script, which loads nothing else. All markup is rendered here, also that of later
+//! updates: without JavaScript it is a static page.
 
 mod catalogue;
 mod chart;
@@ -20,7 +20,7 @@ use crate::model::{Moment, Snapshot};
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
-/// This style, this script, and events from here; nothing else is loaded, sent or framed.
+/// Permits this style, this script and events of this server; nothing else is loaded, sent or framed.
 pub(super) const CONTENT_SECURITY_POLICY: &str = concat!(
     "default-src 'none'; style-src 'sha256-",
     env!("PODMETER_STYLE_SHA256"),
@@ -29,12 +29,12 @@ pub(super) const CONTENT_SECURITY_POLICY: &str = concat!(
     "'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 );
 
-/// A gauge, drawn; as data, so that no browser asks for a file.
+/// An icon as data, so that browsers do not request a file.
 const ICON: &str = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E\
     %3Crect width='16' height='16' rx='4' fill='%230b5fce'/%3E\
     %3Cpath d='M3 12V9h2v3zM7 12V4h2v8zM11 12V7h2v5z' fill='white'/%3E%3C/svg%3E";
 
-/// `not_ready` is the reason why the agent is not ready, if it is not.
+/// `not_ready`: the reason why the agent is not ready.
 pub(super) fn page(snapshot: &Snapshot, history: &History, now: Moment, not_ready: Option<String>) -> String {
     let title = if snapshot.node_name.is_empty() { "podmeter" } else { &*snapshot.node_name };
     html! {
@@ -52,7 +52,7 @@ pub(super) fn page(snapshot: &Snapshot, history: &History, now: Moment, not_read
                 a.skip href="#devices" { "Skip to the devices" }
                 header {
                     h1 { (title) }
-                    p #status role="status" { noscript { "As of " (text::time(now.unix)) " UTC; without JavaScript, reload for news." } }
+                    p #status role="status" { noscript { "As of " (text::time(now.unix)) " UTC; without JavaScript, reload to update." } }
                     form #search role="search" hidden {
                         label for="filter" { "Filter" }
                         input #filter type="search" autocomplete="off" spellcheck="false" placeholder="pod, namespace or device"
@@ -78,7 +78,7 @@ pub(super) fn page(snapshot: &Snapshot, history: &History, now: Moment, not_read
     .into_string()
 }
 
-/// The part that changes, as the script puts it in place.
+/// The part that changes, as sent in events.
 pub(super) fn live(snapshot: &Snapshot, history: &History, now: Moment, not_ready: Option<String>) -> String {
     live_markup(snapshot, history, now, not_ready).into_string()
 }
@@ -138,14 +138,14 @@ mod tests {
         page(snapshot, &history, snapshot.at, not_ready.map(str::to_owned))
     }
 
-    /// What belongs to this device or container.
+    /// The row of this device or container.
     fn row<'a>(page: &'a str, key: &str) -> &'a str {
         let start = page.find(&format!("data-key=\"{key}")).expect("it has a row");
         page[start..].split("</tr>").next().unwrap()
     }
 
     #[test]
-    fn foreign_names_cannot_become_markup() {
+    fn names_are_escaped() {
         let mut snapshot = fixture::snapshot();
         snapshot.node_name = "<script>alert(1)</script>".into();
         let page = of(&snapshot, Some("<img src=x>"));
@@ -161,13 +161,13 @@ mod tests {
         for label in ["Busy", "Memory"] {
             assert!(lost.contains(&format!("data-label=\"{label}\"><div>–</div></td>")), "{lost}");
         }
-        assert!(!lost.contains("<svg class=\"chart\""), "no points, no line: {lost}");
+        assert!(!lost.contains("<svg class=\"chart\""), "no chart without points: {lost}");
     }
 
     #[test]
-    fn nothing_comes_from_elsewhere() {
+    fn nothing_is_loaded_from_other_servers() {
         let page = of(&fixture::snapshot(), None);
-        // The name of a language, not an address that anybody asks for.
+        // An XML namespace, which is not loaded.
         let page = page.replace("xmlns='http://www.w3.org/2000/svg'", "");
         for word in ["http:", "https:", "src=", "@import", "url("] {
             assert!(!page.contains(word), "{word}");
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_verdict_is_shown_with_its_reason_and_the_sick_part() {
+    fn the_health_is_shown_with_its_cause_and_the_unhealthy_part() {
         let page = of(&fixture::snapshot(), None);
         assert!(row(&page, fixture::WHOLE).contains(">healthy<"));
         assert!(row(&page, fixture::LOST).contains("the driver no longer lists it"));
@@ -185,11 +185,11 @@ mod tests {
     }
 
     #[test]
-    fn every_number_leads_to_a_metric_on_the_page() {
+    fn every_value_links_to_a_metric_on_the_page() {
         let page = of(&fixture::snapshot(), None);
         let links: BTreeSet<&str> = page.split("href=\"#").skip(1).filter_map(|rest| rest.split('"').next()).collect();
         for link in &links {
-            assert!(page.contains(&format!("id=\"{link}\"")), "#{link} leads nowhere");
+            assert!(page.contains(&format!("id=\"{link}\"")), "#{link} has no target");
         }
         assert!(links.len() > 20, "{links:?}");
     }
@@ -211,8 +211,8 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_node_says_so() {
+    fn an_empty_node_has_a_message() {
         let page = page(&Snapshot::default(), &History::default(), Moment::default(), Some("no snapshot yet".into()));
-        assert!(page.contains("No GPU has been seen.") && page.contains("no snapshot yet"));
+        assert!(page.contains("No GPU found.") && page.contains("no snapshot yet"));
     }
 }

@@ -1,70 +1,70 @@
 'use strict';
 (() => {
-  // Events come each second; after so many without one, what is shown is old.
+  // Events come every second; after this time without one, the page is stale.
   const STALE_AFTER = 5000;
-  const AGAIN_AFTER = 1500;
+  const RECONNECT_AFTER = 1500;
   const live = document.getElementById('live');
   const status = document.getElementById('status');
   const search = document.getElementById('search');
   const filter = document.getElementById('filter');
   const found = document.getElementById('found');
-  let heard = performance.now();
-  let heardAt = new Date();
-  let hasHeard = false;
+  let received = performance.now();
+  let receivedAt = new Date();
+  let hasReceived = false;
   let source = null;
-  let again = 0;
+  let reconnect = 0;
 
   // The stream.
 
-  function listen() {
-    clearTimeout(again);
+  function connect() {
+    clearTimeout(reconnect);
     source?.close();
     source = new EventSource('/live');
     source.addEventListener('page', (event) => {
-      heard = performance.now();
-      heardAt = new Date();
-      hasHeard = true;
+      received = performance.now();
+      receivedAt = new Date();
+      hasReceived = true;
       show(event.data);
-      tellState();
+      showState();
     });
-    // The browser comes again by itself after a lost connection, but not after a refusal.
+    // The browser reconnects by itself after a lost connection, but not after an error status.
     source.addEventListener('error', () => {
-      tellState();
+      showState();
       if (source.readyState === EventSource.CLOSED) {
-        clearTimeout(again);
-        again = setTimeout(listen, AGAIN_AFTER);
+        clearTimeout(reconnect);
+        reconnect = setTimeout(connect, RECONNECT_AFTER);
       }
     });
   }
 
-  // A page that nobody sees costs the node nothing.
+  // A hidden page receives no events.
   document.addEventListener('visibilitychange', () => {
     if (document.hidden) {
-      clearTimeout(again);
+      clearTimeout(reconnect);
       source?.close();
       source = null;
     } else if (!source) {
-      listen();
-      tellState();
+      connect();
+      showState();
     }
   });
 
   let state = '';
-  function tellState() {
-    const silent = performance.now() - heard;
-    const next = silent > STALE_AFTER ? 'stale' : hasHeard ? 'live' : 'waiting';
-    // Only a turn is announced; counting seconds aloud helps nobody.
+  function showState() {
+    const silent = performance.now() - received;
+    const next = silent > STALE_AFTER ? 'stale' : hasReceived ? 'live' : 'waiting';
+    // Only changes are announced to screen readers.
     if (next === state) return;
     state = next;
     const stale = state === 'stale';
     status.className = state;
     document.documentElement.classList.toggle('is-stale', stale);
     status.textContent = stale
-      ? `Stale: nothing heard from podmeter since ${heardAt.toLocaleTimeString()}. What is shown is of then; trying again.`
+      ? `Stale: no data from podmeter since ${receivedAt.toLocaleTimeString()}. Older values are shown; reconnecting.`
       : state === 'live' ? 'Live' : '';
   }
 
-  // Putting in place what is new, and leaving the rest alone: the focus, a selection, what is scrolled.
+  // Changes only what differs, to keep focus, selection and scroll position.
 
   const parser = document.createElement('template');
   function show(text) {
@@ -114,11 +114,11 @@
     patchChildren(old, fresh);
   }
 
-  // The filter, kept in the address.
+  // The filter, kept in the URL.
 
   const FIELDS = ['namespace', 'pod', 'container', 'device'];
 
-  // Each word must be found; `pod:x` looks at pods alone, `x` at everything.
+  // Each word must match; `pod:x` matches pods only, `x` everything.
   function matcher(text) {
     const words = text.toLowerCase().split(/\s+/).filter(Boolean).map((word) => {
       const [field, rest] = word.split(/:(.*)/s);
@@ -149,7 +149,7 @@
     if (found.textContent !== text) found.textContent = text;
   }
 
-  function fromAddress() {
+  function fromUrl() {
     const parameters = new URLSearchParams(location.hash.slice(1));
     if (parameters.has('filter')) filter.value = parameters.get('filter');
     applyFilter();
@@ -168,7 +168,7 @@
     }
   });
   search.addEventListener('submit', (event) => event.preventDefault());
-  addEventListener('hashchange', fromAddress);
+  addEventListener('hashchange', fromUrl);
   addEventListener('keydown', (event) => {
     const typing = event.target instanceof HTMLInputElement || event.ctrlKey || event.metaKey || event.altKey;
     if (event.key === '/' && !typing) {
@@ -179,8 +179,8 @@
 
   search.hidden = false;
   status.textContent = '';
-  fromAddress();
-  tellState();
-  setInterval(tellState, 500);
-  listen();
+  fromUrl();
+  showState();
+  setInterval(showState, 500);
+  connect();
 })();

@@ -1,4 +1,4 @@
-//! What the bundled plugin tells the kubelet, and what it cannot offer.
+//! What the device plugin offers to the kubelet, and what it cannot offer.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub fn section(plugin: &PluginState) -> Markup {
             p.problem { (problem) }
         }
         @if plugin.resources.is_empty() {
-            p { @if plugin.checked { "There is nothing to offer." } @else { "The devices have not been looked at yet." } }
+            p { @if plugin.checked { "There are no devices to offer." } @else { "Devices not read yet." } }
         } @else {
             table.sources {
                 thead { tr {
@@ -57,7 +57,7 @@ fn state(resource: &PluginResource) -> String {
     }
 }
 
-/// Each reason once, with the devices it is given for.
+/// Each reason once, with its devices.
 fn reasons(devices: &BTreeMap<DeviceId, Option<Arc<str>>>) -> Markup {
     let mut reasons: BTreeMap<&str, Vec<&DeviceId>> = BTreeMap::new();
     for (device, reason) in devices {
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn each_resource_says_where_it_stands_and_what_is_wrong() {
+    fn each_resource_has_a_state_and_reasons() {
         let mut plugin = PluginState::clone(fixture::snapshot().plugin.as_ref().unwrap());
         let text = page(&plugin);
         let row = |name: &str| text.split("<tr>").skip(1).find(|row| row.contains(name)).unwrap().to_owned();
@@ -106,8 +106,8 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_offer_and_not_looked_yet_are_told_apart() {
-        assert!(page(&PluginState::default()).contains("not been looked at"));
-        assert!(page(&PluginState { checked: true, ..PluginState::default() }).contains("nothing to offer"));
+    fn no_devices_and_devices_not_read_yet_differ() {
+        assert!(page(&PluginState::default()).contains("not read yet"));
+        assert!(page(&PluginState { checked: true, ..PluginState::default() }).contains("no devices to offer"));
     }
 }

@@ -1,4 +1,4 @@
-//! How fresh each source is.
+//! The age of each source.
 
 use maud::{Markup, html};
 

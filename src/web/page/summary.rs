@@ -12,7 +12,7 @@ use crate::model::{DeviceReadings, Gpu, GpuUuid, Moment, Snapshot};
 pub(super) fn tiles(snapshot: &Snapshot, now: Moment) -> Markup {
     let gpus: Vec<&Gpu> = snapshot.hardware.inventory.gpus.values().collect();
     let readings = |gpu: &Gpu| snapshot.hardware.readings.get(&gpu.uuid).map(|readings| &**readings);
-    let sick = gpus
+    let unhealthy = gpus
         .iter()
         .filter(|gpu| snapshot.health.gpus.get(&gpu.uuid).is_some_and(|health| !health.whole.healthy))
         .count();
@@ -37,10 +37,10 @@ pub(super) fn tiles(snapshot: &Snapshot, now: Moment) -> Markup {
     let bytes = |values: &[f64]| sum(values).map(|bytes| gibibytes(bytes as u64));
     html! {
         dl.tiles {
-            (tile("GPUs", number(DEVICE_HEALTHY, Some(gpus.len())), match sick {
+            (tile("GPUs", number(DEVICE_HEALTHY, Some(gpus.len())), match unhealthy {
                 0 => "none unhealthy".to_owned(),
-                sick => format!("{sick} unhealthy"),
-            }, if sick > 0 { "bad" } else { "" }))
+                count => format!("{count} unhealthy"),
+            }, if unhealthy > 0 { "bad" } else { "" }))
             (tile("Held", number(DEVICE_ALLOCATED, Some(held)), format!("of {}", gpus.len()), ""))
             (tile("Held and idle", number(CONTAINER_LAST_ACTIVE, Some(idle)), "for over a minute".to_owned(),
                 if idle > 0 { "warn" } else { "" }))

@@ -1,4 +1,4 @@
-//! Numbers as people read them, each a link to the metric that it is.
+//! Values in readable form, each a link to its metric.
 
 use std::fmt::Display;
 use std::time::{Duration, SystemTime};
@@ -9,7 +9,7 @@ use crate::model::{Gpu, GpuUuid, MigUuid, Moment, Snapshot, UnixSeconds};
 
 pub(super) const NOT_KNOWN: &str = "–";
 
-/// The heading of a column of numbers. It is where the keyboard finds the metric, so that not each number is a stop.
+/// The heading of a column of values. It is the keyboard's link to the metric; values are skipped.
 pub(super) fn heading(metric: &'static str, text: &str) -> Markup {
     html! { a.metric href=(format!("#{metric}")) { (text) } }
 }
@@ -81,11 +81,11 @@ pub(super) fn gpu_name(gpu: &Gpu) -> String {
     match (gpu.index, &gpu.pci_bus_id) {
         (Some(index), _) => format!("GPU {index}"),
         (None, Some(address)) => format!("GPU at {address}"),
-        (None, None) => "GPU, index not known".to_owned(),
+        (None, None) => "GPU, index unknown".to_owned(),
     }
 }
 
-/// What a search looks at: `namespace:`, `pod:` and `device:` words may be asked for by name.
+/// The words that the filter matches, with `namespace:`, `pod:`, `container:` or `device:` before them.
 pub(super) fn words<'a>(
     containers: impl IntoIterator<Item = &'a crate::model::ContainerRef>,
     devices: impl IntoIterator<Item = String>,
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_of_the_day_and_never_break() {
+    fn any_time_is_shown_as_time_of_day() {
         let text = time(UnixSeconds(1_760_000_000.5)).into_string();
         assert!(text.contains("datetime=\"2025-10-09T08:53:20Z\"") && text.ends_with(">08:53:20</time>"), "{text}");
         for odd in [f64::NAN, -1.0, f64::INFINITY] {

@@ -2,18 +2,17 @@ use axum::body::Bytes;
 use tokio::sync::Mutex;
 use tokio::task::JoinError;
 
-/// An answer that all share who ask while it would be the same: made once, on a thread that may take its time, so that a
-/// crowd at the page costs no more than one visitor.
-pub(super) struct Answer<K>(Mutex<Option<(K, Bytes)>>);
+/// A response body that is made once per key, on a blocking thread, and shared by all requests meanwhile.
+pub(super) struct CachedBody<K>(Mutex<Option<(K, Bytes)>>);
 
-impl<K> Default for Answer<K> {
+impl<K> Default for CachedBody<K> {
     fn default() -> Self {
         Self(Mutex::default())
     }
 }
 
-impl<K: PartialEq> Answer<K> {
-    /// `key`: what the answer depends on. A failure is told to who asked, and the next one tries again.
+impl<K: PartialEq> CachedBody<K> {
+    /// `key`: what the body depends on. A failure is returned and not kept.
     pub async fn get<E: Send + 'static>(
         &self,
         key: K,
@@ -25,7 +24,7 @@ impl<K: PartialEq> Answer<K> {
         {
             return Ok(Ok(bytes.clone()));
         }
-        // The old one shall not lie beside the new one.
+        // Not both in memory at once.
         *last = None;
         let made = tokio::task::spawn_blocking(make).await?.map(Bytes::from);
         if let Ok(bytes) = &made {
@@ -34,9 +33,9 @@ impl<K: PartialEq> Answer<K> {
         Ok(made)
     }
 
-    /// Nobody keeps an answer for nobody.
+    /// Drops the body.
     pub fn forget(&self) {
-        // Who holds the lock makes a newer one.
+        // Locked: a newer one is being made.
         if let Ok(mut last) = self.0.try_lock() {
             *last = None;
         }
@@ -51,25 +50,25 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_crowd_shares_one_answer_and_a_failure_is_not_kept() {
-        let (answer, made) = (Arc::new(Answer::default()), Arc::new(AtomicUsize::new(0)));
-        let ask = |key: u64, fails: bool| {
-            let (answer, made) = (Arc::clone(&answer), Arc::clone(&made));
+    async fn requests_share_a_body_and_a_failure_is_not_kept() {
+        let (body, made) = (Arc::new(CachedBody::default()), Arc::new(AtomicUsize::new(0)));
+        let get = |key: u64, fails: bool| {
+            let (body, made) = (Arc::clone(&body), Arc::clone(&made));
             tokio::spawn(async move {
                 let make = move || {
                     let number = made.fetch_add(1, Ordering::Relaxed);
                     if fails { Err(number) } else { Ok(vec![u8::try_from(number).unwrap()]) }
                 };
-                answer.get(key, make).await.unwrap()
+                body.get(key, make).await.unwrap()
             })
         };
-        assert_eq!(ask(1, true).await.unwrap(), Err(0));
-        let crowd: Vec<_> = (0..10).map(|_| ask(1, false)).collect();
-        for one in crowd {
+        assert_eq!(get(1, true).await.unwrap(), Err(0));
+        let requests: Vec<_> = (0..10).map(|_| get(1, false)).collect();
+        for one in requests {
             assert_eq!(one.await.unwrap().unwrap(), [1][..]);
         }
-        assert_eq!(ask(2, false).await.unwrap().unwrap(), [2][..]);
-        answer.forget();
-        assert_eq!(ask(2, false).await.unwrap().unwrap(), [3][..]);
+        assert_eq!(get(2, false).await.unwrap().unwrap(), [2][..]);
+        body.forget();
+        assert_eq!(get(2, false).await.unwrap().unwrap(), [3][..]);
     }
 }

@@ -11,29 +11,28 @@ use parking_lot::Mutex;
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt as _;
 
-use super::auth::{Doorkeeper, Verdict};
+use super::auth::{AuthDecision, Authenticator};
 use super::config::{LiveConfig, RateLimit};
 use super::routes::refuse;
 use super::server::Stream;
 use crate::clock::Clock;
 use crate::model::TokenBucket;
 
-/// What stands before the routes where there is a web configuration: TLS, the rate limit, passwords; and what every answer
-/// is given.
-pub struct Gate {
+/// What the web configuration puts before the routes: TLS, the rate limit, passwords; and headers that every response gets.
+pub struct AccessControl {
     config: LiveConfig,
     clock: Clock,
-    doorkeeper: Doorkeeper,
+    authenticator: Authenticator,
     /// With the limit that it was made for.
     bucket: Mutex<Option<(RateLimit, TokenBucket)>>,
 }
 
-impl Gate {
+impl AccessControl {
     pub fn new(config: LiveConfig, clock: Clock) -> Self {
-        Self { config, clock, doorkeeper: Doorkeeper::new(clock), bucket: Mutex::default() }
+        Self { config, clock, authenticator: Authenticator::new(clock), bucket: Mutex::default() }
     }
 
-    /// The stream under TLS, if that is configured; ends with the handshake.
+    /// The stream under TLS, if that is configured; returns after the handshake.
     pub async fn secure(&self, stream: Box<dyn Stream>) -> io::Result<Box<dyn Stream>> {
         match &self.config.current().await.tls {
             None => Ok(stream),
@@ -41,33 +40,33 @@ impl Gate {
         }
     }
 
-    pub async fn answer(&self, request: Request<Body>, peer: Option<IpAddr>, router: Router) -> Response {
+    pub async fn respond(&self, request: Request<Body>, peer: Option<IpAddr>, router: Router) -> Response {
         let config = self.config.current().await;
         if !config.rate_limit.is_none_or(|limit| self.take(limit)) {
             return refuse(request.uri(), StatusCode::TOO_MANY_REQUESTS, "more requests than rate_limit allows");
         }
-        let verdict = match config.users.is_empty() {
-            true => Verdict::Accepted,
-            false => self.doorkeeper.judge(&config.users, request.headers(), peer).await,
+        let decision = match config.users.is_empty() {
+            true => AuthDecision::Accepted,
+            false => self.authenticator.authenticate(&config.users, request.headers(), peer).await,
         };
-        let mut response = match verdict {
-            Verdict::Accepted => {
+        let mut response = match decision {
+            AuthDecision::Accepted => {
                 let Ok(response) = router.oneshot(request).await;
                 response
             }
-            Verdict::Refused => {
+            AuthDecision::Refused => {
                 let mut response =
-                    refuse(request.uri(), StatusCode::UNAUTHORIZED, "a user and the right password are needed");
+                    refuse(request.uri(), StatusCode::UNAUTHORIZED, "a user and the right password are required");
                 response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Basic"));
                 response
             }
-            Verdict::Busy => {
+            AuthDecision::Busy => {
                 let reason = "too many passwords wait to be checked; try again";
                 refuse(request.uri(), StatusCode::TOO_MANY_REQUESTS, reason)
             }
         };
         for (name, value) in &config.headers {
-            // The page's own policy knows its script and style.
+            // The page sets its own policy, which names its script and style.
             response.headers_mut().entry(name.clone()).or_insert_with(|| value.clone());
         }
         response
