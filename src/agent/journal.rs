@@ -3,7 +3,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::clock::Clock;
-use crate::journal::{self, Journal, Pieces, Query, Reader, Watcher};
+use crate::journal::{self, Journal, Query, Reader, ResponseChunks, Watcher};
 use crate::model::Snapshot;
 use crate::tasks::Tasks;
 use crate::web::AllocationSource;
@@ -41,8 +41,8 @@ pub fn allocations(
         let (journal, snapshot) = (journal.clone(), Arc::clone(&snapshots.borrow()));
         let now = clock.now().unix;
         let query = Query::parse(text, now).map_err(|error| error.to_string())?;
-        Ok(Box::new(Pieces::new(query, move |query| match &journal {
-            Some(journal) => journal.answer(query, &snapshot.node_name, now),
+        Ok(Box::new(ResponseChunks::new(query, move |query| match &journal {
+            Some(journal) => journal.respond(query, &snapshot.node_name, now),
             None => journal::current(&snapshot, query),
         })))
     })

@@ -6,7 +6,9 @@ use super::arguments::{UsageArguments, UsageBy, UsageFormat};
 use super::{FAILED, Failed, block_on, misused, say};
 use crate::client::{self, Target};
 use crate::clock::Clock;
-use crate::journal::{Answer, By, Cursor, Query, Record, Usage, parse_time, read_directory, report};
+use crate::journal::{
+    AllocationRecord, AllocationsResponse, By, Cursor, Query, Usage, parse_time, read_directory, report,
+};
 use crate::model::UnixSeconds;
 
 /// Asked for at once; the agent's own page is as large.
@@ -23,7 +25,7 @@ pub fn run(arguments: UsageArguments) -> Result<(), Failed> {
     if !answer.journal {
         warn("this agent keeps no journal (--state-dir): only what is held now is counted, since the agent began");
     }
-    let records: Vec<Record> = records.into_values().collect();
+    let records: Vec<AllocationRecord> = records.into_values().collect();
     let (since, until) = (query.since, query.until.min(answer.at));
     if arguments.pod.is_some() {
         return say(&match arguments.output {
@@ -76,7 +78,7 @@ fn collect(
     arguments: &UsageArguments,
     query: &Query,
     now: UnixSeconds,
-) -> Result<(Answer, BTreeMap<u64, Record>), Failed> {
+) -> Result<(AllocationsResponse, BTreeMap<u64, AllocationRecord>), Failed> {
     let target = arguments.agent.clone().target();
     match all_pages(|query| ask(&target, query), query) {
         Ok(all) => Ok(all),
@@ -91,7 +93,11 @@ fn collect(
     }
 }
 
-fn read(directory: &Path, query: &Query, now: UnixSeconds) -> Result<(Answer, BTreeMap<u64, Record>), Failed> {
+fn read(
+    directory: &Path,
+    query: &Query,
+    now: UnixSeconds,
+) -> Result<(AllocationsResponse, BTreeMap<u64, AllocationRecord>), Failed> {
     let read = |query: &Query| {
         read_directory(directory, query, now).map_err(|error| {
             Unanswered::Failed(format!("{}: {error}; name what the agent's --state-dir names", directory.display()))
@@ -109,9 +115,9 @@ enum Unanswered {
 }
 
 fn all_pages(
-    page: impl Fn(&Query) -> Result<Answer, Unanswered>,
+    page: impl Fn(&Query) -> Result<AllocationsResponse, Unanswered>,
     query: &Query,
-) -> Result<(Answer, BTreeMap<u64, Record>), Unanswered> {
+) -> Result<(AllocationsResponse, BTreeMap<u64, AllocationRecord>), Unanswered> {
     let (mut query, mut all) = (query.clone(), BTreeMap::new());
     for _ in 0..PAGES {
         let mut answer = page(&query)?;
@@ -127,10 +133,10 @@ fn all_pages(
     Err(Unanswered::Failed("there are too many holdings; ask for a shorter time".to_owned()))
 }
 
-fn ask(target: &Target, query: &Query) -> Result<Answer, Unanswered> {
+fn ask(target: &Target, query: &Query) -> Result<AllocationsResponse, Unanswered> {
     let path = format!("/api/v1/allocations?{}", query.text());
     let asked = block_on(client::get(target, &path)).map_err(|Failed(_, error)| Unanswered::Failed(error))?;
-    let body = asked.map_err(|error| match error.is_nobody() {
+    let body = asked.map_err(|error| match error.is_no_agent() {
         true => Unanswered::Unreachable(error.to_string()),
         false => Unanswered::Failed(error.to_string()),
     })?;

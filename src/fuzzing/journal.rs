@@ -6,7 +6,8 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use crate::journal::{
-    self, Answer, Bounds, By, Cursor, Device, Ending, FILE, Figures, Query, Record, Store, Usage, report,
+    self, AllocationRecord, AllocationsResponse, Bounds, By, Cursor, Device, Ending, FILE, Figures, Query, Store,
+    Usage, report,
 };
 use crate::model::UnixSeconds;
 
@@ -38,7 +39,7 @@ pub fn journal_query(bytes: &[u8]) {
 ///
 /// As `device_id`.
 pub fn journal_answer(bytes: &[u8]) {
-    let Ok(answer) = serde_json::from_slice::<Answer>(bytes) else { return };
+    let Ok(answer) = serde_json::from_slice::<AllocationsResponse>(bytes) else { return };
     let records = &answer.allocations;
     for by in [By::Namespace, By::Pod, By::Device] {
         let usage = Usage::of(records, by, answer.since, answer.until);
@@ -52,7 +53,7 @@ pub fn journal_answer(bytes: &[u8]) {
         assert!(text.lines().count() > records.len(), "{answer:?}");
     }
     let written = serde_json::to_string(&answer).expect("strings and numbers");
-    serde_json::from_str::<Answer>(&written).expect("what was written can be read");
+    serde_json::from_str::<AllocationsResponse>(&written).expect("what was written can be read");
 }
 
 /// Changes to a sound file: after a byte that says how it is opened, three bytes each for a place and what is there. The
@@ -94,25 +95,25 @@ fn write_on(directory: &TempDir) {
 }
 
 /// Nothing is made up: what does not fit its checksum is not told.
-fn were_written(found: &[Record]) {
+fn were_written(found: &[AllocationRecord]) {
     for record in found {
         assert!(SOUND.1.contains(record), "{record:?} was never written");
     }
 }
 
-static SOUND: LazyLock<(Vec<u8>, Vec<Record>)> = LazyLock::new(|| {
+static SOUND: LazyLock<(Vec<u8>, Vec<AllocationRecord>)> = LazyLock::new(|| {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let file: PathBuf = directory.path().join(FILE);
-    let records: Vec<Record> = (1..=HOLDINGS).map(record).collect();
+    let records: Vec<AllocationRecord> = (1..=HOLDINGS).map(record).collect();
     Store::open(&file, BOUNDS).and_then(|mut store| store.write(&records)).expect("a new file");
     (fs::read(file).expect("readable"), records)
 });
 
-fn record(id: u64) -> Record {
+fn record(id: u64) -> AllocationRecord {
     let began = 1_700_000_000.0 + id as f64;
     // Some are held still.
     let ended = (!id.is_multiple_of(9)).then_some(began + 60.0);
-    Record {
+    AllocationRecord {
         id,
         namespace: "team".into(),
         pod: format!("pod-{}", id % 7).into(),
@@ -124,6 +125,6 @@ fn record(id: u64) -> Record {
         ending: ended.map(|_| Ending::Released),
         held_seconds: 60.0,
         figures: Figures { busy_seconds: Some(id as f64), ..Figures::default() },
-        ..Record::default()
+        ..AllocationRecord::default()
     }
 }

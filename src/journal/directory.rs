@@ -1,4 +1,4 @@
-//! The state directory: made when it is missing, and refused where others than podmeter's user could change what is in it.
+//! The state directory: created where it is missing, and refused where other users could change its contents.
 
 use std::fs::{DirBuilder, File, Metadata};
 use std::io;
@@ -10,7 +10,7 @@ use rustix::fs::OFlags;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 
-/// Makes the directory where it is missing, for this user alone. The error says what is wrong with it and what to do.
+/// Creates the directory where it is missing, for this user only. The error names the problem and the next step.
 pub fn prepare(directory: &Path) -> Result<(), String> {
     let failed = |error: io::Error| {
         format!("{}: {error}; give --state-dir a directory that podmeter may write to", directory.display())
@@ -39,8 +39,8 @@ fn check(directory: &Metadata, user: u32) -> Result<(), String> {
     Ok(())
 }
 
-/// Opens a file in it for writing and makes it where it is missing, for this user alone. What is in its place (a symbolic
-/// link, a file of another user) is not followed.
+/// Opens a file in it for writing and creates it where it is missing, for this user only. A symbolic link or a file of another
+/// user in its place is an error.
 pub fn open(file: &Path) -> io::Result<File> {
     let mut options = File::options();
     let options = options.create(true).truncate(false).write(true).mode(0o600);
@@ -52,7 +52,7 @@ pub fn open(file: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// The file's path without symbolic links on the way to its directory, of which SQLite would follow none.
+/// The path with the symbolic links of its directory resolved: with SQLITE_OPEN_NOFOLLOW SQLite refuses them.
 pub fn resolve(file: &Path) -> io::Result<PathBuf> {
     match file.parent().zip(file.file_name()) {
         Some((directory, name)) if directory != Path::new("") => Ok(directory.canonicalize()?.join(name)),
@@ -88,7 +88,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (target, link) = (directory.path().join("precious"), directory.path().join("link"));
         symlink(&target, &link).unwrap();
-        assert!(open(&link).is_err() && !target.exists(), "what a link names is not made");
+        assert!(open(&link).is_err() && !target.exists(), "the target of the link is not created");
         std::fs::write(&target, "data").unwrap();
         assert!(open(&link).is_err());
         assert!(open(&target).is_ok());

@@ -2,22 +2,26 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, percent_decode_str, utf8_percent_encode};
 use serde::{Deserialize, Serialize};
 
-use super::keeper::{Reader, take_lock};
-use super::record::Record;
+use super::allocation_record::AllocationRecord;
 use super::store::{FILE, Loaded, Store, StoreError};
 use super::subject;
+use super::writer::{Reader, take_lock};
 use crate::model::{Snapshot, UnixSeconds};
 
-/// Holdings in one answer when nobody says.
+/// Holdings in one response by default.
 pub const PAGE: usize = 1000;
 const LARGEST_PAGE: usize = 5000;
 
-/// Which holdings are asked for. In HTTP the query string of `/api/v1/allocations`.
+/// RFC 3986, section 2.3.
+const NOT_UNRESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+/// Which holdings are selected. In HTTP the query string of `/api/v1/allocations`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Query {
-    /// Unix times: what ended before the first, or began after the second, is not asked for.
+    /// Unix times: a holding that ended before the first or began after the second is not selected.
     pub since: f64,
     pub until: f64,
     pub namespace: Option<String>,
@@ -32,19 +36,19 @@ pub struct Cursor(pub f64, pub u64);
 
 /// A page of holdings, which may have none. The last one, without `next`, has what is held now.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Answer {
+pub struct AllocationsResponse {
     pub node: String,
-    /// Unix time of the answer.
+    /// Unix time of the response.
     pub at: f64,
     pub since: f64,
     pub until: f64,
-    /// Whether there is a journal: without one only what is held now is known.
+    /// Whether there is a journal: without one, only current holdings are listed.
     pub journal: bool,
-    /// What is wrong with the journal.
+    /// The problem of the journal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-    /// By end, then by beginning. A holding that two pages have is as the later one says.
-    pub allocations: Vec<Record>,
+    /// By end, then by beginning. Of a holding on two pages the later one is current.
+    pub allocations: Vec<AllocationRecord>,
     /// `after` of the next page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
@@ -80,14 +84,14 @@ impl Query {
                 }
                 _ => {
                     let known = "since, until, namespace, pod, after, limit";
-                    return Err(QueryError(format!("{key:?} is not known here; there is {known}")));
+                    return Err(QueryError(format!("unknown parameter {key:?}; there are {known}")));
                 }
             }
         }
         Ok(query)
     }
 
-    /// As `parse` reads it.
+    /// The query string, for `parse`.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = format!("since={}&limit={}", self.since, self.limit);
@@ -105,7 +109,7 @@ impl Query {
         text
     }
 
-    fn wants(&self, record: &Record) -> bool {
+    fn wants(&self, record: &AllocationRecord) -> bool {
         record.began <= self.until
             && record.ended.is_none_or(|ended| ended >= self.since)
             && self.namespace.as_deref().is_none_or(|namespace| *namespace == *record.namespace)
@@ -117,8 +121,14 @@ impl Query {
         store.ended_records(window, pod, (self.after.0, self.after.1), self.limit)
     }
 
-    fn answer(&self, node: &str, at: f64) -> Answer {
-        Answer { node: node.to_owned(), at, since: self.since, until: self.until.min(at), ..Answer::default() }
+    fn response(&self, node: &str, at: f64) -> AllocationsResponse {
+        AllocationsResponse {
+            node: node.to_owned(),
+            at,
+            since: self.since,
+            until: self.until.min(at),
+            ..AllocationsResponse::default()
+        }
     }
 }
 
@@ -148,51 +158,51 @@ pub fn parse_time(text: &str, now: UnixSeconds) -> Result<f64, String> {
 }
 
 impl Reader {
-    /// Reads the disk: not for the async runtime.
+    /// Reads the disk: for blocking threads only.
     #[must_use]
-    pub fn answer(&self, query: &Query, node: &str, now: UnixSeconds) -> Answer {
+    pub fn respond(&self, query: &Query, node: &str, now: UnixSeconds) -> AllocationsResponse {
         let file = self.0.file();
-        let mut answer = Answer { journal: true, ..query.answer(node, now.0) };
-        // Before the file is read: what is written meanwhile is in both, and nothing in neither.
-        let live = self.0.chronicle.lock().live();
+        let mut response = AllocationsResponse { journal: true, ..query.response(node, now.0) };
+        // Before the file is read: a record written meanwhile is in both, and none is in neither.
+        let live = self.0.tracker.lock().live();
         let stored = Store::open_to_read(&file).and_then(|store| query.stored(&store));
         let problem = self.state().problem.map(|problem| problem.to_string());
         match stored {
-            Ok(loaded) => take_page(&mut answer, loaded),
-            Err(error) => answer.problem = Some(format!("{}: {error}", file.display())),
+            Ok(loaded) => take_page(&mut response, loaded),
+            Err(error) => response.problem = Some(format!("{}: {error}", file.display())),
         }
-        answer.problem = problem.or(answer.problem);
-        if answer.next.is_none() {
-            answer.allocations.retain(|record| !live.contains_key(&record.id));
-            answer.allocations.extend(live.into_values().filter(|record| query.wants(record)));
+        response.problem = problem.or(response.problem);
+        if response.next.is_none() {
+            response.allocations.retain(|record| !live.contains_key(&record.id));
+            response.allocations.extend(live.into_values().filter(|record| query.wants(record)));
         }
-        answer
+        response
     }
 }
 
 /// From the file, while no agent runs.
-pub fn read_directory(directory: &Path, query: &Query, now: UnixSeconds) -> Result<Answer, StoreError> {
+pub fn read_directory(directory: &Path, query: &Query, now: UnixSeconds) -> Result<AllocationsResponse, StoreError> {
     let file = directory.join(FILE);
     let store = match Store::open_to_read(&file) {
-        // An agent was killed in the middle of a write, which is undone first: by whoever may write.
+        // An agent was killed during a write. The write must be rolled back, which needs write access.
         Err(StoreError::Unfinished) => {
             let _lock = take_lock(directory).map_err(StoreError::Failed)?;
             Store::open_to_recover(&file)?
         }
         opened => opened?,
     };
-    let mut answer = Answer { journal: true, ..query.answer("", now.0) };
-    take_page(&mut answer, query.stored(&store)?);
-    if answer.next.is_none() {
+    let mut response = AllocationsResponse { journal: true, ..query.response("", now.0) };
+    take_page(&mut response, query.stored(&store)?);
+    if response.next.is_none() {
         let (open, _) = store.open_records()?;
-        answer.allocations.extend(open.records.into_iter().filter(|record| query.wants(record)));
+        response.allocations.extend(open.records.into_iter().filter(|record| query.wants(record)));
     }
-    Ok(answer)
+    Ok(response)
 }
 
-/// Without a journal: what is held now, with its figures since this agent began.
+/// Without a journal: current holdings, with their figures since the start of this agent.
 #[must_use]
-pub fn current(snapshot: &Snapshot, query: &Query) -> Answer {
+pub fn current(snapshot: &Snapshot, query: &Query) -> AllocationsResponse {
     let held = snapshot.accounts.iter().filter(|account| account.holding.is_some());
     let record = |(number, account)| {
         let mut record = subject::record(account, snapshot, account.created, number);
@@ -202,46 +212,24 @@ pub fn current(snapshot: &Snapshot, query: &Query) -> Answer {
         record
     };
     let allocations = (1..).zip(held).map(record).filter(|record| query.wants(record)).collect();
-    Answer { allocations, ..query.answer(&snapshot.node_name, snapshot.at.unix.0) }
+    AllocationsResponse { allocations, ..query.response(&snapshot.node_name, snapshot.at.unix.0) }
 }
 
-fn take_page(answer: &mut Answer, Loaded { records, damaged, stopped_at }: Loaded) {
-    answer.next = stopped_at.map(|(ended, id)| format!("{ended}:{id}"));
+fn take_page(response: &mut AllocationsResponse, Loaded { records, damaged, stopped_at }: Loaded) {
+    response.next = stopped_at.map(|(ended, id)| format!("{ended}:{id}"));
     if damaged > 0 {
-        answer.problem = Some(format!("{damaged} holdings could not be read: the file is damaged there"));
+        response.problem = Some(format!("{damaged} holdings could not be read: they are damaged"));
     }
-    answer.allocations = records;
+    response.allocations = records;
 }
 
-fn encoded(text: &str) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-    let code = |byte: u8| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
-    text.bytes().map(code).collect()
+fn encoded(text: &str) -> PercentEncode<'_> {
+    utf8_percent_encode(text, NOT_UNRESERVED)
 }
 
 /// `%2F` and `+`; what is not well-formed stays as it is.
 fn decoded(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    let digit = |byte: &u8| char::from(*byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-    while let [first, tail @ ..] = rest {
-        let code = tail.first().and_then(digit).zip(tail.get(1).and_then(digit)).map(|(high, low)| high << 4 | low);
-        rest = match (first, code) {
-            (b'%', Some(byte)) => {
-                bytes.push(byte);
-                &tail[2..]
-            }
-            (b'+', _) => {
-                bytes.push(b' ');
-                tail
-            }
-            _ => {
-                bytes.push(*first);
-                tail
-            }
-        };
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
+    percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned()
 }
 
 #[cfg(test)]
@@ -251,15 +239,15 @@ mod tests {
     const NOW: UnixSeconds = UnixSeconds(1_000_000.0);
 
     #[test]
-    fn a_query_says_when_and_whose() {
+    fn a_query_has_a_time_range_and_a_pod() {
         let query = Query::parse("since=1h&namespace=team%2Da&pod=train+0&limit=7&after=12.5:9", NOW).unwrap();
         assert_eq!((query.since, query.namespace.as_deref()), (1_000_000.0 - 3600.0, Some("team-a")));
         assert_eq!((query.pod.as_deref(), query.limit, query.after), (Some("train 0"), 7, Cursor(12.5, 9)));
-        // No digits: as it stands.
+        // Not percent-encoded: unchanged.
         assert_eq!(Query::parse("pod=%+1%1", NOW).unwrap().pod.as_deref(), Some("% 1%1"));
         assert_eq!([Cursor::parse("NaN:1"), Cursor::parse("inf:1")], [None, None]);
         for (text, part) in
-            [("since=soon", "24h"), ("limit=0", "1 to 5000"), ("after=x", "next"), ("sinze=1h", "there is since")]
+            [("since=soon", "24h"), ("limit=0", "1 to 5000"), ("after=x", "next"), ("sinze=1h", "there are since")]
         {
             let error = Query::parse(text, NOW).unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");

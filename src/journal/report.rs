@@ -1,9 +1,9 @@
-//! Answers as tables and comma-separated values.
+//! Query results as tables and comma-separated values.
 
 use std::fmt::Write as _;
 use std::time::{Duration, UNIX_EPOCH};
 
-use super::record::{Ending, Record};
+use super::allocation_record::{AllocationRecord, Ending};
 use super::usage::{By, Row, Totals, Usage};
 use crate::terminal::aligned;
 
@@ -32,7 +32,7 @@ pub fn usage_table(usage: &Usage, by: By) -> String {
     window + &aligned(&table, names.len())
 }
 
-/// For programs: seconds and joules; nothing where nobody knows.
+/// For programs: seconds and joules; empty where not known.
 #[must_use]
 pub fn usage_csv(usage: &Usage, by: By) -> String {
     let names = match by {
@@ -69,9 +69,9 @@ pub fn usage_csv(usage: &Usage, by: By) -> String {
     text
 }
 
-/// Each holding, with the hardware and what became of it.
+/// Each holding, with its hardware and events.
 #[must_use]
-pub fn holdings_table(records: &[Record]) -> String {
+pub fn holdings_table(records: &[AllocationRecord]) -> String {
     let heads = [
         "POD",
         "CONTAINER",
@@ -114,7 +114,7 @@ pub fn holdings_table(records: &[Record]) -> String {
 }
 
 #[must_use]
-pub fn holdings_csv(records: &[Record]) -> String {
+pub fn holdings_csv(records: &[AllocationRecord]) -> String {
     let mut text = String::from(
         "namespace,pod,container,pod_uid,gpu_uuid,mig_uuid,mig_profile,model,driver_version,resource,began,seen,ended,\
          ending,held_seconds,unseen_seconds,allocated_seconds,busy_seconds,idle_seconds,energy_joules,events\n",
@@ -158,13 +158,13 @@ pub fn holdings_csv(records: &[Record]) -> String {
     text
 }
 
-fn events(record: &Record) -> String {
+fn events(record: &AllocationRecord) -> String {
     let xids = record.xids.iter().map(|xid| format!("XID {} x{}", xid.code, xid.count));
-    let turns = record.health.iter().map(|event| {
-        let turned = if event.healthy { "healthy" } else { "unhealthy" };
-        format!("{turned} {} ({})", time(event.at), event.reason)
+    let transitions = record.health.iter().map(|event| {
+        let state = if event.healthy { "healthy" } else { "unhealthy" };
+        format!("{state} {} ({})", time(event.at), event.reason)
     });
-    let all: Vec<String> = xids.chain(turns).collect();
+    let all: Vec<String> = xids.chain(transitions).collect();
     if all.is_empty() { "-".to_owned() } else { all.join("; ") }
 }
 
@@ -199,7 +199,7 @@ fn number(value: Option<f64>, unit: f64) -> String {
 }
 
 fn time(unix: f64) -> String {
-    // Past the year 9999 there is nothing to show.
+    // RFC 3339 ends with the year 9999.
     let since = Duration::from_secs_f64(unix.clamp(0.0, 2.5e11));
     humantime::format_rfc3339_seconds(UNIX_EPOCH + since).to_string()
 }

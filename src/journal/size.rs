@@ -17,7 +17,7 @@ const UNITS: [(&str, u64); 8] = [
 pub struct Size(pub u64);
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no size; write it as 64MiB")]
+#[error("{0:?} is not a size; write it as 64MiB")]
 pub struct SizeError(String);
 
 impl FromStr for Size {

@@ -4,25 +4,25 @@ use std::time::Duration;
 use rusqlite::ffi::SQLITE_READONLY_ROLLBACK;
 use rusqlite::{Connection, ErrorCode, OpenFlags, params};
 
+use super::allocation_record::AllocationRecord;
 use super::directory;
-use super::record::Record;
 
 pub const FILE: &str = "allocations.sqlite";
-/// "PMTR": that the file is ours.
+/// "PMTR": marks the file as ours.
 const APPLICATION: i64 = 0x504d_5452;
 /// Of the tables below.
 const FORMAT: i64 = 1;
 const PAGE_BYTES: u64 = 4096;
 /// Pages that SQLite keeps in memory: 256 KiB.
 const CACHE_PAGES: i64 = 64;
-/// Somebody else reads, which takes milliseconds.
+/// While another process reads, which takes milliseconds.
 const BUSY: Duration = Duration::from_secs(5);
-/// Part of all holdings that goes at once when there is no room, oldest first: 1/16.
+/// When the file is full, one in this many holdings is removed, oldest first.
 const PRUNED: u64 = 16;
-/// Holdings looked at for one question: some milliseconds.
-const LOOKED_AT: usize = 4000;
-/// Holdings in one transaction.
-const TOGETHER: usize = 256;
+/// Holdings read for one query: a few milliseconds.
+const READ_AT_ONCE: usize = 4000;
+/// Records in one transaction.
+const BATCH: usize = 256;
 
 /// `ended` is empty while it is held. `checksum` is the CRC-32 of `record`, which is JSON.
 const TABLES: &str = "
@@ -39,7 +39,7 @@ const TABLES: &str = "
     CREATE INDEX IF NOT EXISTS holding_by_end ON holding (ended, id);
 ";
 
-/// How large and how old the journal may become.
+/// Limits of the journal's size and age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     pub bytes: u64,
@@ -48,24 +48,24 @@ pub struct Bounds {
 
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// What is in the file is not what was written.
+    /// The contents are not what was written.
     #[error("it is damaged: {0}")]
     Damaged(String),
-    #[error("it is of format {0}, which a newer podmeter wrote; this one knows format {FORMAT}")]
+    #[error("it has format {0} of a newer podmeter; this one reads format {FORMAT}")]
     Newer(i64),
     #[error("it is the database of another program")]
     Foreign,
-    #[error("its last write was cut off, and only a user who may write to it can undo that")]
+    #[error("its last write is incomplete, and only a user who may write to it can roll that back")]
     Unfinished,
     #[error("{0}")]
     Failed(String),
 }
 
-/// One thread at a time has a connection, which the type sees to. No symbolic link is followed.
+/// `Connection` is not `Sync`, so only one thread uses it. No symbolic link is followed.
 const OPEN: OpenFlags = OpenFlags::SQLITE_OPEN_NO_MUTEX.union(OpenFlags::SQLITE_OPEN_NOFOLLOW);
 const WRITE: OpenFlags = OpenFlags::SQLITE_OPEN_READ_WRITE.union(OpenFlags::SQLITE_OPEN_CREATE).union(OPEN);
 
-/// One open database. Whoever writes holds the directory's lock.
+/// An open database. A writer holds the directory's lock.
 #[derive(Debug)]
 pub struct Store {
     connection: Connection,
@@ -73,12 +73,12 @@ pub struct Store {
     file: PathBuf,
 }
 
-/// What was found, and what of it cannot be read.
+/// Records that were read, and how many are damaged.
 #[derive(Debug, Default)]
 pub struct Loaded {
-    pub records: Vec<Record>,
+    pub records: Vec<AllocationRecord>,
     pub damaged: u64,
-    /// The end and the id of the last holding looked at, where there may be more.
+    /// The end and the id of the last holding visited, where there may be more.
     pub stopped_at: Option<(f64, u64)>,
 }
 
@@ -92,7 +92,7 @@ impl Loaded {
 }
 
 impl Store {
-    /// Opens the file, or begins one, and checks all of it.
+    /// Opens or creates the file, and checks all of it.
     pub fn open(file: &Path, bounds: Bounds) -> Result<Self, StoreError> {
         directory::open(file).map_err(|error| StoreError::Failed(error.to_string()))?;
         let connection = connect(file, WRITE)?;
@@ -104,15 +104,15 @@ impl Store {
             _ if is_new => {}
             (APPLICATION, FORMAT) => {}
             (APPLICATION, format) if format > FORMAT => return Err(StoreError::Newer(format)),
-            (APPLICATION, _) => return Err(StoreError::Damaged(format!("it says that it is of format {format}"))),
+            (APPLICATION, _) => return Err(StoreError::Damaged(format!("its format is {format}"))),
             _ => return Err(StoreError::Foreign),
         }
-        // Only while there is no table yet does this change anything.
+        // These take effect only while there is no table yet.
         connection.pragma_update(None, "page_size", PAGE_BYTES.to_string())?;
         connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
         connection.pragma_update(None, "cache_size", CACHE_PAGES)?;
         connection.pragma_update(None, "synchronous", "FULL")?;
-        // One file, and beside it for a moment what undoes the change under way.
+        // One file, and during a change its rollback journal.
         connection.query_row("PRAGMA journal_mode = TRUNCATE", [], |_| Ok(()))?;
         let store = Self { connection, bounds, file: file.to_owned() };
         if is_new {
@@ -126,17 +126,17 @@ impl Store {
         Ok(store)
     }
 
-    /// For questions alone; nothing is created or changed.
+    /// For queries only; nothing is created or changed.
     pub fn open_to_read(file: &Path) -> Result<Self, StoreError> {
-        Self::open_for_questions(file, OpenFlags::SQLITE_OPEN_READ_ONLY)
+        Self::open_for_queries(file, OpenFlags::SQLITE_OPEN_READ_ONLY)
     }
 
-    /// As to read, where a write was cut off: it is undone. Whoever asks for it holds the directory's lock.
+    /// For queries, after an incomplete write: it is rolled back. The caller holds the directory's lock.
     pub fn open_to_recover(file: &Path) -> Result<Self, StoreError> {
-        Self::open_for_questions(file, OpenFlags::SQLITE_OPEN_READ_WRITE)
+        Self::open_for_queries(file, OpenFlags::SQLITE_OPEN_READ_WRITE)
     }
 
-    fn open_for_questions(file: &Path, mode: OpenFlags) -> Result<Self, StoreError> {
+    fn open_for_queries(file: &Path, mode: OpenFlags) -> Result<Self, StoreError> {
         let connection = connect(file, mode | OPEN)?;
         connection.busy_timeout(BUSY)?;
         connection.pragma_update(None, "cache_size", CACHE_PAGES)?;
@@ -150,18 +150,18 @@ impl Store {
         Ok(Self { connection, bounds, file: file.to_owned() })
     }
 
-    /// On disk when this returns; after an error some may be. Makes room by letting the oldest go.
-    pub fn write(&mut self, records: &[Record]) -> Result<(), StoreError> {
-        records.chunks(TOGETHER).try_for_each(|some| self.write_some(some))
+    /// On disk when this returns; after an error some may be. Removes the oldest where the file is full.
+    pub fn write(&mut self, records: &[AllocationRecord]) -> Result<(), StoreError> {
+        records.chunks(BATCH).try_for_each(|some| self.write_some(some))
     }
 
-    fn write_some(&mut self, records: &[Record]) -> Result<(), StoreError> {
-        let rows: Vec<(&Record, String)> = records.iter().map(|record| (record, text(record))).collect();
+    fn write_some(&mut self, records: &[AllocationRecord]) -> Result<(), StoreError> {
+        let rows: Vec<(&AllocationRecord, String)> = records.iter().map(|record| (record, text(record))).collect();
         let bytes: usize = rows.iter().map(|(_, text)| text.len()).sum();
         loop {
             match self.try_write(&rows) {
                 Err(error) if error.sqlite_error_code() == Some(ErrorCode::DiskFull) => {
-                    // No room under our own limit, or on the disk; only the first is helped by letting go.
+                    // Either our own limit or the disk is full; removing records helps with the first only.
                     if self.has_room_for(bytes as u64)? || self.prune_oldest()? == 0 {
                         return Err(error.into());
                     }
@@ -171,7 +171,7 @@ impl Store {
         }
     }
 
-    fn try_write(&mut self, rows: &[(&Record, String)]) -> rusqlite::Result<()> {
+    fn try_write(&mut self, rows: &[(&AllocationRecord, String)]) -> rusqlite::Result<()> {
         let transaction = self.connection.transaction()?;
         {
             let mut insert = transaction.prepare(
@@ -195,7 +195,7 @@ impl Store {
         transaction.commit()
     }
 
-    /// Lets go of what ended longer ago than it may. How many.
+    /// Removes holdings that ended before the maximum age. Returns how many.
     pub fn prune(&mut self, now: f64) -> Result<usize, StoreError> {
         let oldest = now - self.bounds.age.as_secs_f64();
         let gone = self.connection.execute("DELETE FROM holding WHERE ended < ?1", [oldest])?;
@@ -216,20 +216,20 @@ impl Store {
     }
 
     fn set_limit(&self) -> Result<(), StoreError> {
-        // Room for what undoes a change: a change touches a few pages of each table.
+        // Leaves room for the rollback journal: a change touches a few pages of each table.
         let pages = (self.bounds.bytes - self.bounds.bytes / 8) / PAGE_BYTES;
         self.connection.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |_| Ok(()))?;
         Ok(())
     }
 
-    /// Under our own limit, twice over: rows do not fill their pages, and others are split.
+    /// Under our own limit, with a factor of two: rows do not fill their pages, and pages are split.
     fn has_room_for(&self, bytes: u64) -> Result<bool, StoreError> {
         let pragma = |name: &str| self.connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
         let free = pragma("max_page_count")? - pragma("page_count")? + pragma("freelist_count")?;
         Ok(free.max(0).unsigned_abs() > 2 * bytes / PAGE_BYTES + 16)
     }
 
-    /// Brings a file that is larger than it may be, because less is allowed now, under its limit; gives free pages back.
+    /// Shrinks a file that is over a reduced limit; frees unused pages.
     fn shrink(&mut self) -> Result<(), StoreError> {
         while self.size()? > self.bounds.bytes {
             if self.prune_oldest()? == 0 {
@@ -254,15 +254,14 @@ impl Store {
         file.map(|file| file.len()).map_err(|error| StoreError::Failed(error.to_string()))
     }
 
-    /// What is open, and the highest id there is.
+    /// The open records, and the highest id.
     pub fn open_records(&self) -> Result<(Loaded, u64), StoreError> {
         let last: Option<i64> = self.connection.query_row("SELECT max(id) FROM holding", [], |row| row.get(0))?;
         let open = self.select("SELECT record, checksum FROM holding WHERE ended IS NULL ORDER BY id", params![])?;
         Ok((open, last.and_then(|id| u64::try_from(id).ok()).unwrap_or(0)))
     }
 
-    /// Ended ones that lie in part in the window, by end and id, after `after`; at most `limit`, of so many looked at that
-    /// it takes little time.
+    /// Ended records that overlap the window, by end and id, after `after`; at most `limit`, from a bounded number visited.
     pub fn ended_records(
         &self,
         (since, until): (f64, f64),
@@ -277,15 +276,15 @@ impl Store {
         )?;
         let after_id = i64::try_from(after.1).unwrap_or(i64::MAX);
         let mut rows = statement.query(params![since, after.0, after_id, until, pod.0, pod.1])?;
-        let (mut loaded, mut looked_at, mut found) = (Loaded::default(), 0, 0);
+        let (mut loaded, mut visited, mut found) = (Loaded::default(), 0, 0);
         while let Some(row) = rows.next()? {
-            looked_at += 1;
+            visited += 1;
             if row.get::<_, Option<bool>>(4)?.unwrap_or(true) {
                 found += 1;
                 loaded.add(row);
             }
-            let is_enough = found >= limit || looked_at >= LOOKED_AT;
-            // In a damaged file an end may be no number: then the next one is where to stop.
+            let is_enough = found >= limit || visited >= READ_AT_ONCE;
+            // In a damaged file an end may not be a number: then it stops at the next one.
             if is_enough && let Ok(ended) = row.get(2) {
                 loaded.stopped_at = Some((ended, row.get::<_, i64>(3)?.unsigned_abs()));
                 break;
@@ -305,11 +304,11 @@ impl Store {
     }
 
     fn check(&self) -> Result<(), StoreError> {
-        let verdict: String = self.connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
-        if verdict != "ok" {
-            return Err(StoreError::Damaged(verdict.replace('\n', " ")));
+        let result: String = self.connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
+        if result != "ok" {
+            return Err(StoreError::Damaged(result.replace('\n', " ")));
         }
-        // A sound file may have lost its tables all the same.
+        // An intact file may still lack the tables.
         let columns = "SELECT id, record, checksum, ended, began, seen, namespace, pod FROM holding LIMIT 1";
         self.connection.prepare(columns).map_err(|error| StoreError::Damaged(error.to_string()))?;
         Ok(())
@@ -325,7 +324,7 @@ fn extended(error: &rusqlite::Error) -> Option<i32> {
     error.sqlite_error().map(|error| error.extended_code)
 }
 
-fn text(record: &Record) -> String {
+fn text(record: &AllocationRecord) -> String {
     serde_json::to_string(record).expect("a record is strings and numbers")
 }
 
@@ -335,8 +334,8 @@ fn checksum(text: &str) -> i64 {
     i64::from(crc.sum())
 }
 
-/// `None`: not what was written.
-fn read(row: &rusqlite::Row<'_>) -> Option<Record> {
+/// `None`: it does not match its checksum.
+fn read(row: &rusqlite::Row<'_>) -> Option<AllocationRecord> {
     let text = row.get_ref(0).ok()?.as_str().ok()?;
     let expected: i64 = row.get(1).ok()?;
     if checksum(text) != expected {

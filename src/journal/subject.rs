@@ -1,29 +1,29 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::record::{Device, Figures, HealthEvent, Record, Xid};
+use super::allocation_record::{AllocationRecord, Device, Figures, HealthEvent, Xid};
 use crate::model::{
     Account, Attribution, ContainerRef, DeviceId, GpuUuid, HealthTransition, MigUuid, Monotonic, PciBusId,
     ResourceName, Snapshot, UnixSeconds,
 };
 
-/// Turns that one holding remembers; a device that goes up and down all day says nothing new.
+/// Health transitions kept for one holding; the rest are counted.
 const HEALTH_EVENTS: usize = 32;
-/// Codes that one holding remembers.
+/// XID codes kept for one holding.
 const XID_CODES: usize = 32;
-/// By then the kubelet has said what is allocatable, or does not say it at all.
+/// By then the kubelet has reported what is allocatable, if it ever does.
 const JOINED: Monotonic = Monotonic::from_secs(120);
 
 pub type Key = (ContainerRef, GpuUuid, Option<MigUuid>);
 
-pub fn key_of(record: &Record) -> Key {
+pub fn key_of(record: &AllocationRecord) -> Key {
     let container = ContainerRef::new(&record.namespace, &record.pod, &record.container);
     let gpu = GpuUuid::new(Arc::clone(&record.device.gpu_uuid));
     (container, gpu, record.device.mig_uuid.as_ref().map(|mig| MigUuid::new(Arc::clone(mig))))
 }
 
-/// Whether the record is of this holder, or of another pod of its name.
-pub fn is_named(record: &Record, (container, gpu, mig): &Key) -> bool {
+/// Whether the record is of this holder or of another pod of the same name.
+pub fn is_named(record: &AllocationRecord, (container, gpu, mig): &Key) -> bool {
     let (named, of_gpu, of_mig) = key_of(record);
     named.has_names_of(container) && (of_gpu, of_mig) == (gpu.clone(), mig.clone())
 }
@@ -49,8 +49,8 @@ pub fn figures(account: &Account) -> Figures {
 }
 
 /// A holding as it begins.
-pub fn record(account: &Account, snapshot: &Snapshot, began: UnixSeconds, id: u64) -> Record {
-    let mut record = Record {
+pub fn record(account: &Account, snapshot: &Snapshot, began: UnixSeconds, id: u64) -> AllocationRecord {
+    let mut record = AllocationRecord {
         id,
         namespace: Arc::clone(&account.container.namespace),
         pod: Arc::clone(&account.container.pod),
@@ -59,20 +59,20 @@ pub fn record(account: &Account, snapshot: &Snapshot, began: UnixSeconds, id: u6
         device: Device { gpu_uuid: account.gpu.to_shared(), ..Device::default() },
         began: began.0,
         seen: snapshot.at.unix.0,
-        ..Record::default()
+        ..AllocationRecord::default()
     };
     record.device.mig_uuid = account.mig.as_ref().map(MigUuid::to_shared);
     describe(&mut record, account, snapshot);
-    let verdict = snapshot.health.of(&account.gpu, account.mig.as_ref());
-    if let Some((sick, cause)) = verdict.and_then(|verdict| Some((verdict, verdict.causes.first()?))) {
+    let health = snapshot.health.of(&account.gpu, account.mig.as_ref());
+    if let Some((health, cause)) = health.and_then(|health| Some((health, health.causes.first()?))) {
         let (reason, detail) = (cause.reason.as_str().into(), Arc::clone(&cause.detail));
-        note(&mut record, HealthEvent { at: sick.since.unix.0, healthy: false, reason, detail });
+        note(&mut record, HealthEvent { at: health.since.unix.0, healthy: false, reason, detail });
     }
     record
 }
 
-/// What may be learnt, or change, while it is held. What the driver no longer says stays as it was.
-pub fn describe(record: &mut Record, account: &Account, snapshot: &Snapshot) {
+/// Updates what can change during a holding. Values that the driver no longer reports stay.
+pub fn describe(record: &mut AllocationRecord, account: &Account, snapshot: &Snapshot) {
     if let Some(holding) = &account.holding {
         set(&mut record.resource, holding.resource.as_ref().map(ResourceName::as_str));
         set(&mut record.sharing, Some(holding.sharing.as_str()));
@@ -93,9 +93,9 @@ pub fn describe(record: &mut Record, account: &Account, snapshot: &Snapshot) {
     set(&mut device.driver_version, inventory.driver.as_ref().map(|driver| &*driver.driver_version));
 }
 
-fn set(place: &mut Option<Arc<str>>, said: Option<&str>) {
-    if let Some(said) = said.filter(|said| place.as_deref() != Some(*said)) {
-        *place = Some(said.into());
+fn set(place: &mut Option<Arc<str>>, value: Option<&str>) {
+    if let Some(value) = value.filter(|value| place.as_deref() != Some(*value)) {
+        *place = Some(value.into());
     }
 }
 
@@ -104,7 +104,7 @@ pub fn pod_uid(snapshot: &Snapshot, container: &ContainerRef) -> Option<Arc<str>
     Some(container.pod_uid.as_ref().or_else(listed)?.to_shared())
 }
 
-/// The container's XIDs on this device since it is counted, by code.
+/// The container's XIDs on this device, by code.
 pub fn xids(account: &Account, snapshot: &Snapshot) -> BTreeMap<u32, u64> {
     let mut counts = BTreeMap::new();
     for xid in of_account(account, snapshot) {
@@ -113,7 +113,7 @@ pub fn xids(account: &Account, snapshot: &Snapshot) -> BTreeMap<u32, u64> {
     counts
 }
 
-/// Less `base`, which came before the holding, and with what an earlier agent counted.
+/// Less `base`, from before the holding, plus those that an earlier agent counted.
 pub fn xids_since(account: &Account, snapshot: &Snapshot, base: &BTreeMap<u32, u64>, earlier: &[Xid]) -> Vec<Xid> {
     let counted = xids(account, snapshot);
     let mut own = vec![];
@@ -152,16 +152,16 @@ pub fn together(one: &[Xid], other: &[Xid]) -> Vec<Xid> {
     all.into_values().collect()
 }
 
-pub fn health_event(turn: &HealthTransition) -> HealthEvent {
+pub fn health_event(transition: &HealthTransition) -> HealthEvent {
     HealthEvent {
-        at: turn.at.unix.0,
-        healthy: turn.to_healthy,
-        reason: turn.reason.as_str().into(),
-        detail: Arc::clone(&turn.detail),
+        at: transition.at.unix.0,
+        healthy: transition.to_healthy,
+        reason: transition.reason.as_str().into(),
+        detail: Arc::clone(&transition.detail),
     }
 }
 
-pub fn note(record: &mut Record, event: HealthEvent) {
+pub fn note(record: &mut AllocationRecord, event: HealthEvent) {
     if record.health.len() < HEALTH_EVENTS {
         record.health.push(event);
     } else {
@@ -169,9 +169,9 @@ pub fn note(record: &mut Record, event: HealthEvent) {
     }
 }
 
-/// The kubelet has settled on an answer, and in it the container no longer has this device. While the hardware is not
-/// there, only that its pod or container is not listed says so.
-pub fn is_gone(record: &Record, snapshot: &Snapshot) -> bool {
+/// Whether, by settled allocations, the container no longer holds this device. Without hardware data, only a pod or container that
+/// is not listed counts.
+pub fn has_ended(record: &AllocationRecord, snapshot: &Snapshot) -> bool {
     let kubelet = &snapshot.kubelet;
     let Some(allocations) = kubelet.allocations.as_ref().filter(|_| kubelet.settled) else { return false };
     let (container, gpu, mig) = key_of(record);
@@ -186,11 +186,11 @@ pub fn is_gone(record: &Record, snapshot: &Snapshot) -> bool {
         .iter()
         .any(|account| has_names(account, &container, &gpu, mig.as_ref()) && account.holding.is_some());
     if is_held {
-        // And was not taken up again: it is another pod's.
+        // But did not continue this record: another pod holds it.
         return true;
     }
     let Some(known) = snapshot.hardware.inventory.gpus.get(&gpu).filter(|gpu| gpu.present) else { return false };
     let is_there = mig.is_none() || known.mig_devices.iter().any(|device| Some(&device.uuid) == mig.as_ref());
-    // It has other devices, once ids can be joined.
+    // Device IDs can be joined, and none of its devices is this one.
     !is_there || kubelet.allocatable.is_some() || snapshot.at.monotonic >= JOINED
 }

@@ -2,9 +2,9 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::record::Record;
+use super::allocation_record::AllocationRecord;
 
-/// What the rows are.
+/// How rows are grouped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
     Namespace,
@@ -12,7 +12,7 @@ pub enum By {
     Device,
 }
 
-/// Sums over holdings. A figure that nobody knew of any holding is absent; what some lack is not in the sum.
+/// Sums over holdings. A figure that is unknown for all holdings is absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Totals {
     pub holdings: u64,
@@ -30,7 +30,7 @@ pub struct Totals {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub utilization_ratio: Option<f64>,
     pub xids: u64,
-    /// Turns to unhealthy while held.
+    /// Transitions to unhealthy while held.
     pub unhealthy: u64,
 }
 
@@ -50,7 +50,7 @@ pub struct Row {
     pub totals: Totals,
 }
 
-/// What was used in a window: rows by their names, and the sum of all.
+/// Use in a window: rows by name, and the total.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Usage {
     pub since: f64,
@@ -60,15 +60,14 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// A holding that reaches over an end of the window counts in proportion to its time inside: its figures are not known
-    /// more finely than that.
+    /// A holding that crosses a bound of the window counts in proportion to its time inside; its figures have no finer resolution.
     #[must_use]
-    pub fn of<'a>(records: impl IntoIterator<Item = &'a Record>, by: By, since: f64, until: f64) -> Self {
+    pub fn of<'a>(records: impl IntoIterator<Item = &'a AllocationRecord>, by: By, since: f64, until: f64) -> Self {
         let mut rows: BTreeMap<Vec<String>, Row> = BTreeMap::new();
         let mut total = Totals::default();
         for record in records {
             let part = record.part_within(since, until);
-            // One that began just now has no length yet, and is there all the same.
+            // A holding that has just begun has no length and is still listed.
             let touches = record.began <= until && record.until() >= since;
             if part <= 0.0 && !touches {
                 continue;
@@ -86,7 +85,7 @@ impl Usage {
 }
 
 impl By {
-    fn key(self, record: &Record) -> Vec<String> {
+    fn key(self, record: &AllocationRecord) -> Vec<String> {
         let device = &record.device;
         match self {
             Self::Namespace => vec![record.namespace.to_string()],
@@ -95,7 +94,7 @@ impl By {
         }
     }
 
-    fn row(self, record: &Record) -> Row {
+    fn row(self, record: &AllocationRecord) -> Row {
         let device = &record.device;
         let when = |wanted: bool, text: &str| wanted.then(|| text.to_owned());
         let is_device = self == Self::Device;
@@ -111,7 +110,7 @@ impl By {
 }
 
 impl Totals {
-    fn add(&mut self, record: &Record, part: f64, (since, until): (f64, f64)) {
+    fn add(&mut self, record: &AllocationRecord, part: f64, (since, until): (f64, f64)) {
         let figures = record.figures.times(part);
         let add = |sum: &mut Option<f64>, figure: Option<f64>| {
             if let Some(figure) = figure {
@@ -123,13 +122,13 @@ impl Totals {
         add(&mut self.busy_seconds, figures.busy_seconds);
         add(&mut self.idle_seconds, figures.idle_seconds);
         add(&mut self.energy_joules, figures.energy_joules);
-        // When each came is not known; whose they are is.
+        // Their times are not recorded.
         self.xids = record.xids.iter().fold(self.xids, |sum, xid| sum.saturating_add(xid.count));
         let within = |at: f64| (since..=until).contains(&at);
         self.unhealthy += record.health.iter().filter(|event| !event.healthy && within(event.at)).count() as u64;
     }
 
-    /// Borrowed time is busy beyond what was held: never more than all of it.
+    /// At most 1: busy time may exceed the time allocated.
     fn ratio(&self) -> Option<f64> {
         let (busy, idle) = self.busy_seconds.zip(self.idle_seconds)?;
         (busy + idle > 0.0).then(|| busy / (busy + idle))

@@ -1,4 +1,4 @@
-//! Clients that mean ill, or are broken, against the real binary, while an honest scraper goes on.
+//! Hostile and broken clients against the real binary, while a scraper must get its responses.
 
 use crate::support::agent;
 use std::io::{Read, Write};
@@ -11,18 +11,18 @@ use std::time::{Duration, Instant};
 use crate::support::agent::Running;
 use crate::support::certificates::{Authority, Client};
 use base64::Engine as _;
-use podmeter::journal::{Bounds, FILE, Record, Store};
+use podmeter::journal::{AllocationRecord, Bounds, FILE, Store};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const MIB: u64 = 1024 * 1024;
-/// Beyond twice what it had before: allocators keep what they once had.
+/// Beyond twice the resident memory before: allocators keep freed memory.
 const SLACK: u64 = 16 * MIB;
-/// As a scraper of Prometheus would give up.
+/// The scrape timeout of Prometheus.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 fn start(directory: &Path, arguments: &[&str]) -> Running {
     let running = agent::agent(directory, &[&["--hardware=simulated"], arguments].concat(), &[]);
-    // Each client is a file of this process, too.
+    // Each client is an open file of this process too.
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
     running
@@ -45,7 +45,7 @@ fn open_files(running: &Running) -> usize {
     std::fs::read_dir(format!("/proc/{}/fd", running.pid())).unwrap().count()
 }
 
-/// One that scrapes on a kept connection, and now and then on a new one, and is answered every time.
+/// A scraper with a kept connection and sometimes a new one, which must get every response.
 struct Honest<'agent> {
     running: &'agent Running,
     kept: TcpStream,
@@ -65,7 +65,7 @@ impl<'agent> Honest<'agent> {
 
     fn scrapes(&mut self) {
         write!(self.kept, "GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n").expect("the connection is kept");
-        let answer = one_answer(&mut self.kept);
+        let answer = one_response(&mut self.kept);
         assert!(
             answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("podmeter_device_power_watts{"),
             "{answer}"
@@ -80,8 +80,8 @@ impl<'agent> Honest<'agent> {
     }
 }
 
-/// The head and as much as its content-length says.
-fn one_answer(stream: &mut TcpStream) -> String {
+/// The head, and a body of the content length.
+fn one_response(stream: &mut TcpStream) -> String {
     let mut bytes = vec![];
     let mut part = [0; 16 * 1024];
     loop {
@@ -120,12 +120,12 @@ fn a_thousand_idle_connections() {
     }
     honest.scrapes();
     honest.finds_memory_within_bounds();
-    // 64 connections and what the agent has open anyway.
+    // 64 connections and the files of the agent itself.
     assert!(open_files(&running) < 64 + 64, "{}", open_files(&running));
 }
 
 #[test]
-fn heads_that_come_a_byte_at_a_time() {
+fn heads_sent_a_byte_at_a_time() {
     let directory = tempfile::tempdir().unwrap();
     let running = start(directory.path(), &["--web-read-timeout=2s"]);
     let mut honest = Honest::new(&running);
@@ -134,7 +134,7 @@ fn heads_that_come_a_byte_at_a_time() {
     let mut slow: Vec<_> = (0..200).map(|_| connect(&running.address)).collect();
     for byte in head {
         for stream in &mut slow {
-            let _ = stream.write(&[*byte]); // many were closed to make room for others
+            let _ = stream.write(&[*byte]); // many were closed for others
         }
         honest.kept = connect(&running.address);
         honest.scrapes();
@@ -144,9 +144,9 @@ fn heads_that_come_a_byte_at_a_time() {
 }
 
 #[test]
-fn answers_that_nobody_reads() {
+fn responses_that_are_not_read() {
     let directory = tempfile::tempdir().unwrap();
-    // Whoever had all of its answers is idle; the others have yet to take theirs, which is not waited for as idleness.
+    // A client that has read its responses is idle; for the others the write timeout applies.
     let running = start(directory.path(), &["--web-write-timeout=2s", "--web-read-timeout=3s"]);
     let mut honest = Honest::new(&running);
     let before = open_files(&running);
@@ -155,7 +155,7 @@ fn answers_that_nobody_reads() {
         for path in ["/metrics", "/", "/api/v1/node", "/metrics/dcgm"] {
             for _ in 0..10 {
                 let mut stream = connect(&running.address);
-                // More than all buffers between us hold.
+                // More than all buffers in between.
                 let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n").repeat(60);
                 let _ = stream.write_all(request.as_bytes());
                 slow.push(stream);
@@ -170,12 +170,12 @@ fn answers_that_nobody_reads() {
 }
 
 #[test]
-fn idle_connections_under_a_low_limit_of_descriptors_keep_no_probe_out() {
+fn probes_succeed_with_idle_connections_under_a_low_descriptor_limit() {
     const LIMIT: u64 = 64;
     let directory = tempfile::tempdir().unwrap();
     let shell = directory.path().join("podmeter-with-few-descriptors");
     let binary = agent::binary();
-    // The soft limit is lower still, and is raised.
+    // The agent raises the soft limit, which is even lower.
     let script = format!("#!/bin/sh\nulimit -S -n 40\nulimit -H -n {LIMIT}\nexec {} \"$@\"\n", binary.display());
     std::fs::write(&shell, script).unwrap();
     std::fs::set_permissions(&shell, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
@@ -200,11 +200,11 @@ fn idle_connections_under_a_low_limit_of_descriptors_keep_no_probe_out() {
     assert!(!log.contains("cannot accept"), "{log}");
 }
 
-/// Of some 1500 bytes in the journal.
-fn ended_holding(id: u64) -> Record {
+/// About 1500 bytes in the journal.
+fn ended_holding(id: u64) -> AllocationRecord {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
     let began = now.floor() - 100_000.0 + id as f64;
-    Record {
+    AllocationRecord {
         id,
         namespace: "team".into(),
         pod: format!("trainer-{id}").into(),
@@ -213,12 +213,12 @@ fn ended_holding(id: u64) -> Record {
         began,
         seen: began + 1.0,
         ended: Some(began + 1.0),
-        ..Record::default()
+        ..AllocationRecord::default()
     }
 }
 
 #[test]
-fn allocations_that_are_not_read_take_no_memory() {
+fn responses_with_allocations_that_are_not_read_take_little_memory() {
     let directory = tempfile::tempdir().unwrap();
     let state = directory.path().join("state");
     std::fs::DirBuilder::new().mode(0o700).create(&state).unwrap();
@@ -250,7 +250,7 @@ fn allocations_that_are_not_read_take_no_memory() {
 }
 
 #[test]
-fn heads_and_addresses_without_end() {
+fn endless_heads_and_urls() {
     let directory = tempfile::tempdir().unwrap();
     let running = start(directory.path(), &[]);
     let mut honest = Honest::new(&running);
@@ -262,7 +262,7 @@ fn heads_and_addresses_without_end() {
             1 => format!("GET / HTTP/1.1\r\nHost: test\r\nX-Long: {long}\r\n\r\n"),
             _ => format!("GET / HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(10_000)),
         };
-        // It may be refused and closed before all of it is sent.
+        // The connection may be closed before all of it is sent.
         let _ = stream.write_all(request.as_bytes());
         let mut answer = vec![];
         let _ = stream.read_to_end(&mut answer);
@@ -301,7 +301,7 @@ fn a_thousand_requests_at_once_on_a_connection() {
 }
 
 /// TLS and one user, "alice" with "secret".
-fn guarded(directory: &Path) -> (Running, Client, u64) {
+fn with_password(directory: &Path) -> (Running, Client, u64) {
     let authority = Authority::new();
     authority.server().write(directory, "server");
     let file = directory.join("web-config.yaml");
@@ -329,9 +329,9 @@ fn scrapes(running: &Running, client: &Client) {
 }
 
 #[test]
-fn what_is_no_tls() {
+fn connections_without_tls() {
     let directory = tempfile::tempdir().unwrap();
-    let (running, client, before) = guarded(directory.path());
+    let (running, client, before) = with_password(directory.path());
     let mut held = vec![];
     for number in 0..300_usize {
         let mut stream = connect(&running.address);
@@ -339,7 +339,7 @@ fn what_is_no_tls() {
         let _ = match number % 4 {
             0 => stream.write_all(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n"),
             1 => stream.write_all(&[0xff; 10_000]),
-            2 => stream.write_all(&hello), // and never the rest
+            2 => stream.write_all(&hello), // without the rest
             _ => Ok(()),
         };
         held.push(stream);
@@ -354,9 +354,9 @@ fn what_is_no_tls() {
 }
 
 #[test]
-fn wrong_passwords_in_bulk() {
+fn many_wrong_passwords() {
     let directory = tempfile::tempdir().unwrap();
-    let (running, client, before) = guarded(directory.path());
+    let (running, client, before) = with_password(directory.path());
     let done = AtomicBool::new(false);
     let answers = std::thread::scope(|scope| {
         let guessers: Vec<_> = (0..8)

@@ -1,4 +1,4 @@
-//! The journal of allocations, end to end: killed at any moment, on a disk without room, in a demo whose page says the same.
+//! The journal of allocations, end to end: killed at any moment, on a full disk, and compared with the metrics of a demo.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -7,17 +7,17 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::support::agent::{Page, Running, binary};
-use podmeter::journal::{Bounds, Device, FILE, Query, Record, Store, StoreError, read_directory};
+use podmeter::journal::{AllocationRecord, Bounds, Device, FILE, Query, Store, StoreError, read_directory};
 use podmeter::model::UnixSeconds;
 use serde_json::Value;
 
-/// Set for the process that writes until it is killed; names the directory.
+/// Set to the directory for the process that writes until it is killed.
 const WRITER: &str = "PODMETER_TEST_JOURNAL_WRITER";
 const KILLS: u64 = 40;
 const BOUNDS: Bounds = Bounds { bytes: 64 << 20, age: Duration::from_secs(1_000_000) };
 
-fn record(id: u64, word: u64, ended: bool) -> Record {
-    Record {
+fn record(id: u64, word: u64, ended: bool) -> AllocationRecord {
+    AllocationRecord {
         id,
         namespace: "team".into(),
         pod: format!("pod-{id}").into(),
@@ -26,11 +26,11 @@ fn record(id: u64, word: u64, ended: bool) -> Record {
         began: id as f64,
         seen: word as f64,
         ended: ended.then_some(word as f64),
-        ..Record::default()
+        ..AllocationRecord::default()
     }
 }
 
-/// Not a test unless it is told where to write: the process that is killed. It says each word once it is written.
+/// The process that is killed; a test only with the variable above. It prints each version of a record once it is written.
 #[test]
 fn writes_until_it_is_killed() {
     let Some(directory) = std::env::var_os(WRITER) else { return };
@@ -41,13 +41,13 @@ fn writes_until_it_is_killed() {
     loop {
         word += 1;
         open.push(word);
-        // One begins, all go on, now and then the oldest ends.
+        // One begins, all continue, sometimes the oldest ends.
         let ending = (word % 3 == 0).then(|| open.remove(0));
-        let mut batch: Vec<Record> = open.iter().map(|id| record(*id, word, false)).collect();
+        let mut batch: Vec<AllocationRecord> = open.iter().map(|id| record(*id, word, false)).collect();
         batch.extend(ending.map(|id| record(id, word, true)));
         if open.len() > 20 {
             batch.extend(open.drain(..10).map(|id| record(id, word, true)));
-            let mut latest: BTreeMap<u64, Record> = BTreeMap::new();
+            let mut latest: BTreeMap<u64, AllocationRecord> = BTreeMap::new();
             latest.extend(batch.into_iter().map(|record| (record.id, record)));
             batch = latest.into_values().collect();
         }
@@ -62,7 +62,7 @@ fn writes_until_it_is_killed() {
 #[test]
 fn nothing_acknowledged_is_lost_when_the_writer_is_killed_at_any_moment() {
     let directory = tempfile::tempdir().unwrap();
-    // Id → the last acknowledged word, and whether it had ended.
+    // Id → the last acknowledged version, and whether it had ended.
     let mut said: BTreeMap<u64, (f64, bool)> = BTreeMap::new();
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
     for round in 0..KILLS {
@@ -74,7 +74,7 @@ fn nothing_acknowledged_is_lost_when_the_writer_is_killed_at_any_moment() {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(writer.stdout.take().unwrap()).lines();
-        // After some words, and then somewhere within the next write.
+        // After some versions, at any point of the next write.
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let words = (random >> 33) % 60;
         let within = Duration::from_micros((random >> 13) % 9000);
@@ -95,7 +95,7 @@ fn nothing_acknowledged_is_lost_when_the_writer_is_killed_at_any_moment() {
         }
         writer.kill().unwrap();
         writer.wait().unwrap();
-        // What it had said before it died, whole lines only.
+        // Its complete output lines.
         let rest: Vec<String> = lines.map_while(Result::ok).collect();
         rest.into_iter().filter(|line| line.split(' ').count() == 4).for_each(|line| {
             let complete = line.ends_with("true") || line.ends_with("false");
@@ -108,7 +108,7 @@ fn nothing_acknowledged_is_lost_when_the_writer_is_killed_at_any_moment() {
         let ended = store.ended_records((0.0, f64::MAX), (None, None), (0.0, 0), 1_000_000).unwrap();
         let (open, _) = store.open_records().unwrap();
         assert_eq!((ended.damaged, open.damaged), (0, 0));
-        let on_disk: BTreeMap<u64, Record> =
+        let on_disk: BTreeMap<u64, AllocationRecord> =
             ended.records.into_iter().chain(open.records).map(|record| (record.id, record)).collect();
         for (id, (word, has_ended)) in &said {
             let record = on_disk.get(id).unwrap_or_else(|| panic!("after kill {round}: holding {id} is lost"));
@@ -126,7 +126,7 @@ fn demo(directory: &Path, more: &[&str]) -> Running {
     Running::start(&all, &[], None)
 }
 
-/// What it printed; it must have ended well.
+/// Its output; it must succeed.
 fn usage(arguments: &[&str]) -> String {
     let output = Command::new(binary()).arg("usage").args(arguments).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -144,7 +144,7 @@ fn page_sum(page: &Page, metric: &str) -> f64 {
 }
 
 #[test]
-fn usage_says_what_the_page_says_and_still_says_it_when_the_agent_is_gone() {
+fn usage_equals_the_metrics_also_after_the_agent_has_ended() {
     let directory = tempfile::tempdir().unwrap();
     let mut running = demo(directory.path(), &[]);
     let busy = "podmeter_container_busy_seconds_total";
@@ -167,7 +167,7 @@ fn usage_says_what_the_page_says_and_still_says_it_when_the_agent_is_gone() {
             let sum: f64 = rows.filter_map(|row| row[figure].as_f64()).sum();
             assert!((sum - told).abs() < 1e-6, "{figure}: rows {sum}, total {told}");
             let (least, most) = (page_sum(&before, metric), page_sum(&after, metric));
-            // What was seen first up to a second before the window's end reaches over it by that.
+            // A holding first seen up to a second before the end of the window crosses it by that.
             assert!(least * 0.98 - 1.0 <= told && told <= most + 1e-6, "{by}: {least} ≤ {told} ≤ {most} {figure}");
         }
     }
@@ -181,7 +181,7 @@ fn usage_says_what_the_page_says_and_still_says_it_when_the_agent_is_gone() {
     let kept = usage_json(&offline);
     let allocated = kept["total"]["allocated_seconds"].as_f64().unwrap();
     assert!(allocated >= last - 1e-6, "{allocated} on disk, {last} on the last page");
-    // Which hardware one of the pods had.
+    // The hardware of one of the pods.
     let answer = read_directory(directory.path(), &Query::all(), UnixSeconds(0.0)).unwrap();
     let one = &answer.allocations[0];
     let pod = format!("{}/{}", one.namespace, one.pod);
@@ -194,24 +194,25 @@ fn usage_says_what_the_page_says_and_still_says_it_when_the_agent_is_gone() {
 }
 
 #[test]
-fn an_agent_that_is_killed_leaves_what_it_had_told_and_the_next_one_goes_on() {
+fn a_killed_agent_leaves_its_records_and_the_next_one_continues() {
     let directory = tempfile::tempdir().unwrap();
     let mut running = demo(directory.path(), &[]);
     running.until("holdings in the journal", |page| page.value("podmeter_journal_entries_total", &[]) > Some(4.0));
     running.kill();
     let before = read_directory(directory.path(), &Query::all(), UnixSeconds(0.0)).unwrap().allocations;
     assert!(!before.is_empty());
-    // The same node from the same seed, later: its pods are others, so what was open ends when it was last seen.
+    // The same seed, later: the pods are others, so open holdings end when they were last seen.
     let running = demo(directory.path(), &["--seed", "2"]);
     running.until("a journal", |page| page.value("podmeter_journal_up", &[]) == Some(1.0));
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let answer: Value = serde_json::from_str(&running.get("/api/v1/allocations?limit=5000").body).unwrap();
-        let now: BTreeMap<u64, Record> = serde_json::from_value::<Vec<Record>>(answer["allocations"].clone())
-            .unwrap()
-            .into_iter()
-            .map(|record| (record.id, record))
-            .collect();
+        let now: BTreeMap<u64, AllocationRecord> =
+            serde_json::from_value::<Vec<AllocationRecord>>(answer["allocations"].clone())
+                .unwrap()
+                .into_iter()
+                .map(|record| (record.id, record))
+                .collect();
         assert!(before.iter().all(|record| now.contains_key(&record.id)), "each is still there");
         let open = before.iter().filter(|record| record.is_open());
         let closed = open.clone().filter(|record| now[&record.id].ended == Some(record.seen)).count();
@@ -223,9 +224,9 @@ fn an_agent_that_is_killed_leaves_what_it_had_told_and_the_next_one_goes_on() {
     }
 }
 
-/// No file of this process may become larger than a few KiB: the nearest to a full disk that needs no rights.
+/// No file of this process may become larger than a few KiB: like a full disk, without privileges.
 #[test]
-fn a_full_disk_stops_the_journal_alone_and_what_waited_is_written_when_there_is_room() {
+fn a_full_disk_stops_only_the_journal_and_waiting_records_are_written_later() {
     let directory = tempfile::tempdir().unwrap();
     let (binary, state) = (binary(), directory.path().join("state"));
     let shell = directory.path().join("podmeter-without-room");

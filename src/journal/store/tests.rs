@@ -4,12 +4,12 @@ use std::sync::LazyLock;
 use proptest::prelude::*;
 
 use super::*;
-use crate::journal::record::{Device, Figures};
+use crate::journal::allocation_record::{Device, Figures};
 
 const BOUNDS: Bounds = Bounds { bytes: 4 << 20, age: Duration::from_secs(1000) };
 
-fn record(id: u64, ended: Option<f64>) -> Record {
-    Record {
+fn record(id: u64, ended: Option<f64>) -> AllocationRecord {
+    AllocationRecord {
         id,
         namespace: "team".into(),
         pod: format!("pod-{}", id % 3).into(),
@@ -19,11 +19,11 @@ fn record(id: u64, ended: Option<f64>) -> Record {
         seen: ended.unwrap_or(id as f64 + 1.0),
         ended,
         figures: Figures { busy_seconds: Some(0.1 + id as f64), ..Figures::default() },
-        ..Record::default()
+        ..AllocationRecord::default()
     }
 }
 
-fn all(store: &Store) -> Vec<Record> {
+fn all(store: &Store) -> Vec<AllocationRecord> {
     let (mut records, mut after) = (vec![], Some((0.0, 0)));
     while let Some(from) = after {
         let ended = store.ended_records((0.0, f64::MAX), (None, None), from, 1_000_000).unwrap();
@@ -35,7 +35,7 @@ fn all(store: &Store) -> Vec<Record> {
 }
 
 #[test]
-fn what_was_written_is_read_again_and_a_later_word_replaces_the_earlier() {
+fn records_are_read_again_and_later_versions_replace_earlier_ones() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join(FILE);
     let mut store = Store::open(&file, BOUNDS).unwrap();
@@ -50,7 +50,7 @@ fn what_was_written_is_read_again_and_a_later_word_replaces_the_earlier() {
 }
 
 #[test]
-fn a_link_on_the_way_is_followed_and_one_in_place_of_the_file_is_not() {
+fn a_linked_directory_is_followed_and_a_linked_file_is_not() {
     use std::os::unix::fs::symlink;
     let directory = tempfile::tempdir().unwrap();
     let (real, link) = (directory.path().join("real"), directory.path().join("link"));
@@ -64,11 +64,11 @@ fn a_link_on_the_way_is_followed_and_one_in_place_of_the_file_is_not() {
 }
 
 #[test]
-fn pages_follow_each_other_without_gap_or_overlap() {
+fn pages_have_neither_gaps_nor_overlaps() {
     let directory = tempfile::tempdir().unwrap();
     let mut store = Store::open(&directory.path().join(FILE), BOUNDS).unwrap();
-    // Several that ended in the same moment.
-    let records: Vec<Record> = (1..=40).map(|id| record(id, Some(100.0 + (id / 7) as f64))).collect();
+    // Several with the same end.
+    let records: Vec<AllocationRecord> = (1..=40).map(|id| record(id, Some(100.0 + (id / 7) as f64))).collect();
     store.write(&records).unwrap();
     let (mut after, mut read) = ((0.0, 0), vec![]);
     loop {
@@ -82,21 +82,21 @@ fn pages_follow_each_other_without_gap_or_overlap() {
     assert!(!one.is_empty() && one.iter().all(|record| &*record.pod == "pod-1"));
     let late = store.ended_records((105.0, f64::MAX), (None, None), (0.0, 0), 100).unwrap().records;
     assert!(!late.is_empty() && late.iter().all(|record| record.ended >= Some(105.0)));
-    // Also where none is wanted, it stops after so many.
+    // A query without matches stops too.
     store
-        .write(&(41..=40 + LOOKED_AT as u64).map(|id| record(id, Some(1000.0 + id as f64))).collect::<Vec<_>>())
+        .write(&(41..=40 + READ_AT_ONCE as u64).map(|id| record(id, Some(1000.0 + id as f64))).collect::<Vec<_>>())
         .unwrap();
-    let nobody = store.ended_records((0.0, f64::MAX), (Some("nobody"), None), (0.0, 0), 100).unwrap();
-    let stopped_at = nobody.stopped_at.unwrap();
-    assert_eq!((nobody.records.len(), stopped_at.1), (0, LOOKED_AT as u64));
-    let rest = store.ended_records((0.0, f64::MAX), (Some("nobody"), None), stopped_at, 100).unwrap();
+    let none = store.ended_records((0.0, f64::MAX), (Some("none"), None), (0.0, 0), 100).unwrap();
+    let stopped_at = none.stopped_at.unwrap();
+    assert_eq!((none.records.len(), stopped_at.1), (0, READ_AT_ONCE as u64));
+    let rest = store.ended_records((0.0, f64::MAX), (Some("none"), None), stopped_at, 100).unwrap();
     assert_eq!((rest.records.len(), rest.stopped_at), (0, None));
     let early = store.ended_records((0.0, 5.0), (None, None), (0.0, 0), 100).unwrap().records;
     assert_eq!(early.len(), 5, "those that began by then");
 }
 
 #[test]
-fn what_ended_too_long_ago_goes_and_what_is_held_stays() {
+fn old_ended_holdings_are_removed_and_open_ones_stay() {
     let directory = tempfile::tempdir().unwrap();
     let mut store = Store::open(&directory.path().join(FILE), BOUNDS).unwrap();
     store.write(&[record(1, None), record(2, Some(10.0)), record(3, Some(500.0))]).unwrap();
@@ -105,7 +105,7 @@ fn what_ended_too_long_ago_goes_and_what_is_held_stays() {
 }
 
 #[test]
-fn the_file_never_outgrows_its_limit_and_the_oldest_go_first() {
+fn the_file_stays_within_its_limit_and_the_oldest_are_removed_first() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join(FILE);
     let mut store = Store::open(&file, BOUNDS).unwrap();
@@ -113,19 +113,19 @@ fn the_file_never_outgrows_its_limit_and_the_oldest_go_first() {
     let size = || std::fs::metadata(&file).unwrap().len();
     let mut largest = 0;
     for batch in 0..60_u64 {
-        let records: Vec<Record> =
+        let records: Vec<AllocationRecord> =
             (0..400).map(|number| 2 + batch * 400 + number).map(|id| record(id, Some(id as f64))).collect();
         store.write(&records).unwrap();
         largest = largest.max(size());
     }
     assert!(largest <= BOUNDS.bytes && largest > BOUNDS.bytes / 2, "{largest}");
     let kept = all(&store);
-    assert_eq!(kept.last(), Some(&record(1, None)), "what is held stays");
+    assert_eq!(kept.last(), Some(&record(1, None)), "open holdings stay");
     let ids: Vec<u64> = kept.iter().map(|record| record.id).filter(|id| *id > 1).collect();
     let first = ids[0];
-    assert!(first > 2 && ids == (first..2 + 60 * 400).collect::<Vec<_>>(), "the oldest are gone, and no others");
+    assert!(first > 2 && ids == (first..2 + 60 * 400).collect::<Vec<_>>(), "only the oldest are removed");
     drop(store);
-    // Half of it is allowed from now on: at least 4 MiB in the agent, any number here.
+    // Now half of it is allowed.
     let less = Bounds { bytes: 2 << 20, ..BOUNDS };
     let mut store = Store::open(&file, less).unwrap();
     store.prune(0.0).unwrap();
@@ -135,7 +135,7 @@ fn the_file_never_outgrows_its_limit_and_the_oldest_go_first() {
 }
 
 #[test]
-fn another_programs_database_and_a_newer_format_are_told_apart() {
+fn another_programs_database_and_a_newer_format_are_different_errors() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join(FILE);
     drop(Store::open(&file, BOUNDS).unwrap());
@@ -148,7 +148,7 @@ fn another_programs_database_and_a_newer_format_are_told_apart() {
     assert!(matches!(Store::open(&file, BOUNDS), Err(StoreError::Damaged(_))));
 }
 
-static FILLED: LazyLock<(Vec<u8>, Vec<Record>)> = LazyLock::new(|| {
+static FILLED: LazyLock<(Vec<u8>, Vec<AllocationRecord>)> = LazyLock::new(|| {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join(FILE);
     let records = filled(&file);
@@ -156,12 +156,12 @@ static FILLED: LazyLock<(Vec<u8>, Vec<Record>)> = LazyLock::new(|| {
 });
 
 /// A file of 200 holdings, some rewritten.
-fn filled(file: &Path) -> Vec<Record> {
+fn filled(file: &Path) -> Vec<AllocationRecord> {
     let mut store = Store::open(file, BOUNDS).unwrap();
     for batch in 0..20_u64 {
-        let records: Vec<Record> = (1..=10).map(|number| record(batch * 10 + number, None)).collect();
+        let records: Vec<AllocationRecord> = (1..=10).map(|number| record(batch * 10 + number, None)).collect();
         store.write(&records).unwrap();
-        let ended: Vec<Record> = records.iter().map(|one| record(one.id, Some(one.began + 5.0))).collect();
+        let ended: Vec<AllocationRecord> = records.iter().map(|one| record(one.id, Some(one.began + 5.0))).collect();
         store.write(&ended[..9]).unwrap();
     }
     all(&store)
@@ -172,7 +172,7 @@ proptest! {
 
     /// Whatever a disk does to the file: it opens or is reported as damaged, and only what was written is read from it.
     #[test]
-    fn damage_is_never_fatal_and_never_believed(
+    fn damaged_records_are_never_returned(
         hits in prop::collection::vec((any::<prop::sample::Index>(), any::<[u8; 7]>()), 0..12),
         cut in prop::option::of(any::<prop::sample::Index>()),
     ) {
@@ -190,7 +190,7 @@ proptest! {
             bytes.set_len(cut.index(length as usize) as u64).unwrap();
         }
         drop(bytes);
-        let is_written = |record: &Record| written.contains(record);
+        let is_written = |record: &AllocationRecord| written.contains(record);
         match Store::open(&file, BOUNDS) {
             Ok(mut store) => {
                 let ended = store.ended_records((0.0, f64::MAX), (None, None), (0.0, 0), 10_000);
@@ -198,11 +198,11 @@ proptest! {
                 for loaded in [ended, open].into_iter().flatten() {
                     prop_assert!(loaded.records.iter().all(is_written));
                 }
-                // Damage that the check does not see may show now; it does not end the process.
+                // Damage that the check does not notice may be an error now, but not a panic.
                 let _ = store.write(&[record(9999, Some(1.0))]);
                 let _ = store.prune(0.0);
             }
-            Err(StoreError::Failed(problem)) => prop_assert!(false, "damage is called by its name: {problem}"),
+            Err(StoreError::Failed(problem)) => prop_assert!(false, "damage is reported as another error: {problem}"),
             Err(_) => {}
         }
     }

@@ -1,11 +1,11 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::journal::record::{Device, Figures};
+use crate::journal::allocation_record::{Device, Figures};
 
-fn record(id: u64, pod: &str, gpu: &str, (began, ended): (f64, f64), busy: Option<f64>) -> Record {
+fn record(id: u64, pod: &str, gpu: &str, (began, ended): (f64, f64), busy: Option<f64>) -> AllocationRecord {
     let seconds = ended - began;
-    Record {
+    AllocationRecord {
         id,
         namespace: pod.split('-').next().unwrap_or_default().into(),
         pod: pod.into(),
@@ -19,12 +19,12 @@ fn record(id: u64, pod: &str, gpu: &str, (began, ended): (f64, f64), busy: Optio
             idle_seconds: busy.map(|busy| (1.0 - busy) * seconds),
             energy_joules: busy.map(|_| 100.0 * seconds),
         },
-        ..Record::default()
+        ..AllocationRecord::default()
     }
 }
 
 #[test]
-fn a_holding_over_the_edge_counts_in_proportion() {
+fn a_holding_across_a_bound_counts_in_proportion() {
     let records = [record(1, "a-1", "GPU-1", (100.0, 200.0), Some(0.25)), record(2, "b-1", "GPU-1", (0.0, 50.0), None)];
     let usage = Usage::of(&records, By::Namespace, 150.0, 1000.0);
     let [row] = &usage.rows[..] else { panic!("one row: {usage:?}") };
@@ -33,7 +33,7 @@ fn a_holding_over_the_edge_counts_in_proportion() {
 }
 
 #[test]
-fn what_nobody_knows_is_absent_and_not_zero() {
+fn unknown_is_absent_and_not_zero() {
     let usage = Usage::of(&[record(2, "b-1", "GPU-1", (0.0, 50.0), None)], By::Pod, 0.0, 100.0);
     assert_eq!((usage.total.busy_seconds, usage.total.utilization_ratio), (None, None));
     assert_eq!(usage.total.allocated_seconds, Some(50.0));
@@ -42,13 +42,13 @@ fn what_nobody_knows_is_absent_and_not_zero() {
 }
 
 proptest! {
-    /// However it is sorted into rows, the sum is the same, and windows that adjoin add up.
+    /// The total is the same for every grouping, and adjacent windows add up.
     #[test]
     fn every_view_adds_up_to_the_same(
         holdings in prop::collection::vec((0..3usize, 0..4usize, 0.0..1000.0f64, 0.1..500.0f64, 0.0..1.0f64), 0..40),
         cut in 0.0..1500.0f64,
     ) {
-        let records: Vec<Record> = (1..)
+        let records: Vec<AllocationRecord> = (1..)
             .zip(&holdings)
             .map(|(id, (pod, gpu, began, length, busy))| {
                 let pod = ["a-1", "a-2", "b-1"][*pod];

@@ -1,6 +1,6 @@
 use super::*;
 use crate::journal::Query;
-use crate::journal::record::Record;
+use crate::journal::allocation_record::AllocationRecord;
 use crate::model::{Account, ContainerRef, Holding, Moment, Sharing, UnixSeconds};
 
 const BOUNDS: Bounds = Bounds { bytes: 4 << 20, age: Duration::from_secs(3600) };
@@ -30,46 +30,46 @@ fn snapshot(clock: &Clock, pod: &str) -> Snapshot {
 
 fn until(what: &str, journal: &Journal, condition: impl Fn(&JournalState) -> bool) {
     let clock = Clock::start();
-    let (_never, nobody) = sync_channel::<()>(1);
+    let (_sender, timer) = sync_channel::<()>(1);
     while !condition(&journal.reader().state()) {
-        assert!(clock.now().monotonic < Monotonic::from_secs(60), "never: {what}: {:?}", journal.reader().state());
-        let _ = nobody.recv_timeout(Duration::from_millis(10));
+        assert!(clock.now().monotonic < Monotonic::from_secs(60), "not {what} in time: {:?}", journal.reader().state());
+        let _ = timer.recv_timeout(Duration::from_millis(10));
     }
 }
 
-fn on_disk(directory: &Path) -> Vec<Record> {
-    let answer = crate::journal::read_directory(directory, &Query::all(), UnixSeconds(0.0)).unwrap();
-    answer.allocations
+fn on_disk(directory: &Path) -> Vec<AllocationRecord> {
+    let response = crate::journal::read_directory(directory, &Query::all(), UnixSeconds(0.0)).unwrap();
+    response.allocations
 }
 
 #[test]
-fn what_it_knows_at_the_end_is_on_disk_and_the_next_one_goes_on() {
+fn records_are_on_disk_at_the_end_and_the_next_agent_continues_them() {
     let directory = tempfile::tempdir().unwrap();
-    for life in 0..2 {
+    for restarts in 0..2 {
         let clock = Clock::start();
         let journal = Journal::start(settings(directory.path()), clock).unwrap();
         until("open", &journal, |state| state.size_bytes.is_some());
         journal.watcher().observe(&snapshot(&clock, "a"));
         journal.stop();
         let records = on_disk(directory.path());
-        assert_eq!((records.len(), records[0].agent_restarts), (1, life));
+        assert_eq!((records.len(), records[0].agent_restarts), (1, restarts));
     }
 }
 
 #[test]
-fn an_answer_has_what_is_on_disk_and_what_is_not_yet() {
+fn a_response_has_records_on_disk_and_newer_ones() {
     let directory = tempfile::tempdir().unwrap();
     let clock = Clock::start();
     let journal = Journal::start(settings(directory.path()), clock).unwrap();
     let watcher = journal.watcher();
-    let answer = || journal.reader().answer(&Query::all(), "node-a", clock.now().unix);
+    let response = || journal.reader().respond(&Query::all(), "node-a", clock.now().unix);
     // Also before the file is there.
     watcher.observe(&snapshot(&clock, "a"));
-    assert_eq!(answer().allocations.len(), 1);
+    assert_eq!(response().allocations.len(), 1);
     until("written", &journal, |state| state.written > 0);
     watcher.observe(&snapshot(&clock, "b"));
     until("written twice", &journal, |state| state.written > 2);
-    let pods: Vec<_> = answer().allocations.iter().map(|record| (record.pod.to_string(), record.is_open())).collect();
+    let pods: Vec<_> = response().allocations.iter().map(|record| (record.pod.to_string(), record.is_open())).collect();
     assert_eq!(pods, [("a".to_owned(), false), ("b".to_owned(), true)], "each once");
     drop(watcher);
     journal.stop();
@@ -83,10 +83,8 @@ fn a_second_agent_waits_until_the_first_has_ended() {
     until("open", &first, |state| state.size_bytes.is_some());
     let second = Journal::start(settings(directory.path()), clock).unwrap();
     second.watcher().observe(&snapshot(&clock, "a"));
-    until("told to wait", &second, |state| {
-        state.problem.as_deref().is_some_and(|text| text.contains("another podmeter"))
-    });
-    assert_eq!(second.reader().state().errors, 0, "waiting is no failure");
+    until("waiting", &second, |state| state.problem.as_deref().is_some_and(|text| text.contains("another podmeter")));
+    assert_eq!(second.reader().state().errors, 0, "waiting is not an error");
     first.stop();
     until("taken over", &second, |state| state.problem.is_none() && state.written == 1);
     second.stop();
@@ -133,22 +131,22 @@ fn the_rollback_journal_goes_with_the_damaged_file() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_is_said_and_taken_up_once_it_can() {
+fn an_unusable_directory_is_reported_and_used_once_it_can_be() {
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path().join("state");
     std::fs::write(&place, "a file, where a directory should be").unwrap();
     let clock = Clock::start();
     let journal = Journal::start(settings(&place), clock).unwrap();
     journal.watcher().observe(&snapshot(&clock, "a"));
-    until("said", &journal, |state| state.problem.as_deref().is_some_and(|text| text.contains("--state-dir")));
+    until("reported", &journal, |state| state.problem.as_deref().is_some_and(|text| text.contains("--state-dir")));
     std::fs::remove_file(&place).unwrap();
-    until("taken up", &journal, |state| state.problem.is_none() && state.written > 0);
+    until("written again", &journal, |state| state.problem.is_none() && state.written > 0);
     journal.stop();
-    assert_eq!(on_disk(&place).len(), 1, "what was seen before is there");
+    assert_eq!(on_disk(&place).len(), 1, "records from before are there");
 }
 
 #[test]
-fn a_directory_that_is_removed_under_it_is_made_anew() {
+fn a_removed_directory_is_created_again() {
     let parent = tempfile::tempdir().unwrap();
     let directory = parent.path().join("state");
     let clock = Clock::start();
@@ -158,7 +156,7 @@ fn a_directory_that_is_removed_under_it_is_made_anew() {
     journal.watcher().observe(&snapshot(&clock, "a"));
     until("an error", &journal, |state| state.problem.is_some());
     until("written again", &journal, |state| state.problem.is_none());
-    assert!(directory.join(LOCK).exists(), "another agent would write beside it");
+    assert!(directory.join(LOCK).exists(), "it excludes another agent");
     journal.stop();
     assert_eq!(on_disk(&directory).len(), 1);
 }

@@ -10,13 +10,13 @@ use crate::model::{
 };
 
 const GPU: &str = "GPU-1";
-/// Unix time at which the first agent began.
+/// Unix time at the start of the first agent.
 const BIRTH: f64 = 1_000_000.0;
 
-/// What the publisher would say: one account per pod, all on one GPU, each second of holding half busy.
+/// Snapshots as of the publisher: one account per pod, all on one GPU, each second of a holding half busy.
 #[derive(Clone, Default)]
 struct Node {
-    /// Seconds since the agent began, and Unix time of that.
+    /// Seconds since the start of the agent, and the Unix time of the start.
     second: u64,
     born: f64,
     accounts: BTreeMap<String, Account>,
@@ -47,7 +47,7 @@ impl Node {
         (account.holding, account.ended) = (None, Some(now));
     }
 
-    /// Lets so many seconds pass, one snapshot.
+    /// One snapshot after this many seconds.
     fn pass(&mut self, seconds: u64) {
         self.second += seconds;
         for account in self.accounts.values_mut().filter(|account| account.holding.is_some()) {
@@ -112,120 +112,120 @@ fn gain(account: &mut Account, seconds: f64) {
     *account.energy_joules.get_or_insert(0.0) += seconds * 300.0;
 }
 
-/// A journal of no earlier agent.
-fn begun() -> Chronicle {
-    let mut chronicle = Chronicle::default();
-    chronicle.load(vec![], 0, Moment::default());
-    chronicle
+/// A tracker without records of an earlier agent.
+fn loaded() -> AllocationTracker {
+    let mut tracker = AllocationTracker::default();
+    tracker.load(vec![], 0, Moment::default());
+    tracker
 }
 
-/// What was ever written, by id: the disk.
-fn write(disk: &mut BTreeMap<u64, Record>, chronicle: &mut Chronicle) {
-    disk.extend(chronicle.take().into_iter().map(|record| (record.id, record)));
-    chronicle.written();
+/// The records on disk, by id.
+fn write(disk: &mut BTreeMap<u64, AllocationRecord>, tracker: &mut AllocationTracker) {
+    disk.extend(tracker.take().into_iter().map(|record| (record.id, record)));
+    tracker.written();
 }
 
-fn open(disk: &BTreeMap<u64, Record>) -> Vec<Record> {
+fn open(disk: &BTreeMap<u64, AllocationRecord>) -> Vec<AllocationRecord> {
     disk.values().filter(|record| record.is_open()).cloned().collect()
 }
 
 #[test]
-fn a_holding_begins_goes_on_and_ends_with_its_last_figures() {
-    let (mut node, mut chronicle, mut disk) = (Node::new(BIRTH), begun(), BTreeMap::new());
+fn a_holding_ends_with_its_last_figures() {
+    let (mut node, mut tracker, mut disk) = (Node::new(BIRTH), loaded(), BTreeMap::new());
     node.hold("a");
-    assert!(chronicle.observe(&node.snapshot()), "a beginning is urgent");
-    write(&mut disk, &mut chronicle);
+    assert!(tracker.observe(&node.snapshot()), "a beginning is urgent");
+    write(&mut disk, &mut tracker);
     node.pass(10);
-    assert!(!chronicle.observe(&node.snapshot()), "larger figures are not");
-    assert_eq!(chronicle.take(), []);
+    assert!(!tracker.observe(&node.snapshot()), "larger figures are not");
+    assert_eq!(tracker.take(), []);
     node.pass(25);
-    assert!(chronicle.observe(&node.snapshot()), "they are written from time to time");
-    write(&mut disk, &mut chronicle);
+    assert!(tracker.observe(&node.snapshot()), "they are written from time to time");
+    write(&mut disk, &mut tracker);
     node.release("a");
-    assert!(chronicle.observe(&node.snapshot()), "an end is urgent");
-    write(&mut disk, &mut chronicle);
+    assert!(tracker.observe(&node.snapshot()), "an end is urgent");
+    write(&mut disk, &mut tracker);
     let [record] = &disk.values().cloned().collect::<Vec<_>>()[..] else { panic!("one holding: {disk:?}") };
     assert_eq!((record.began, record.ended, record.ending), (BIRTH, Some(BIRTH + 35.0), Some(Ending::Released)));
     assert_eq!((record.figures.allocated_seconds, record.figures.energy_joules), (Some(35.0), Some(10_500.0)));
-    // The device's last reading comes after the end.
+    // The last reading of the device comes after the end.
     gain(node.accounts.get_mut("a").expect("there"), 1.0);
     node.pass(30);
-    chronicle.observe(&node.snapshot());
-    write(&mut disk, &mut chronicle);
+    tracker.observe(&node.snapshot());
+    write(&mut disk, &mut tracker);
     assert_eq!(disk[&record.id].figures.allocated_seconds, Some(36.0));
     assert_eq!(disk[&record.id].ended, Some(BIRTH + 35.0));
-    assert!(chronicle.live().is_empty());
+    assert!(tracker.live().is_empty());
 }
 
 #[test]
-fn one_that_came_and_went_between_two_snapshots_is_there() {
-    let (mut node, mut chronicle) = (Node::new(BIRTH), begun());
-    chronicle.observe(&node.snapshot());
+fn a_holding_between_two_snapshots_is_recorded() {
+    let (mut node, mut tracker) = (Node::new(BIRTH), loaded());
+    tracker.observe(&node.snapshot());
     node.hold("a");
     node.pass(1);
     node.release("a");
-    assert!(chronicle.observe(&node.snapshot()));
-    let records = chronicle.take();
+    assert!(tracker.observe(&node.snapshot()));
+    let records = tracker.take();
     assert_eq!((records.len(), records[0].ended), (1, Some(BIRTH + 1.0)));
     assert_eq!(records[0].figures.allocated_seconds, Some(1.0));
     node.pass(60);
-    chronicle.observe(&node.snapshot());
-    assert!(chronicle.take().len() <= 1 && !chronicle.observe(&node.snapshot()), "once");
+    tracker.observe(&node.snapshot());
+    assert!(tracker.take().len() <= 1 && !tracker.observe(&node.snapshot()), "once");
 }
 
 #[test]
-fn two_holdings_of_one_name_are_two() {
-    let (mut node, mut chronicle, mut disk) = (Node::new(BIRTH), begun(), BTreeMap::new());
+fn two_holdings_of_one_name_are_two_records() {
+    let (mut node, mut tracker, mut disk) = (Node::new(BIRTH), loaded(), BTreeMap::new());
     for _ in 0..2 {
         node.hold("a");
-        chronicle.observe(&node.snapshot());
+        tracker.observe(&node.snapshot());
         node.pass(7);
-        chronicle.observe(&node.snapshot());
+        tracker.observe(&node.snapshot());
         node.release("a");
-        chronicle.observe(&node.snapshot());
+        tracker.observe(&node.snapshot());
         node.pass(3);
-        write(&mut disk, &mut chronicle);
+        write(&mut disk, &mut tracker);
     }
     let allocated: Vec<_> = disk.values().map(|record| record.figures.allocated_seconds).collect();
     assert_eq!(allocated, [Some(7.0), Some(7.0)]);
 }
 
-/// A first agent sees pod `a` for 40 s, and is killed.
-fn first_life(uid: Option<&str>) -> BTreeMap<u64, Record> {
-    let (mut node, mut chronicle, mut disk) = (Node::new(BIRTH), begun(), BTreeMap::new());
+/// A first agent observes pod `a` for 40 s, and is killed.
+fn first_life(uid: Option<&str>) -> BTreeMap<u64, AllocationRecord> {
+    let (mut node, mut tracker, mut disk) = (Node::new(BIRTH), loaded(), BTreeMap::new());
     node.uids.extend(uid.map(|uid| ("a".to_owned(), uid.to_owned())));
     node.hold("a");
-    chronicle.observe(&node.snapshot());
+    tracker.observe(&node.snapshot());
     node.pass(40);
-    chronicle.observe(&node.snapshot());
-    write(&mut disk, &mut chronicle);
+    tracker.observe(&node.snapshot());
+    write(&mut disk, &mut tracker);
     disk
 }
 
-/// The next agent, 100 s after the first one was born.
-fn second_life() -> Node {
+/// The next agent, 100 s after the start of the first.
+fn second_agent() -> Node {
     Node::new(BIRTH + 100.0)
 }
 
 #[test]
-fn a_holding_goes_on_across_a_restart_and_says_what_nobody_saw() {
+fn a_holding_continues_across_a_restart_with_its_unseen_time() {
     for late in [false, true] {
-        let (mut node, mut chronicle, mut disk) = (second_life(), Chronicle::default(), first_life(Some("u1")));
+        let (mut node, mut tracker, mut disk) = (second_agent(), AllocationTracker::default(), first_life(Some("u1")));
         node.uids.insert("a".into(), "u1".into());
-        let load = |chronicle: &mut Chronicle| chronicle.load(open(&disk), 0, Moment::default());
+        let load = |tracker: &mut AllocationTracker| tracker.load(open(&disk), 0, Moment::default());
         if !late {
-            load(&mut chronicle);
+            load(&mut tracker);
         }
         node.hold("a");
-        chronicle.observe(&node.snapshot());
+        tracker.observe(&node.snapshot());
         if late {
-            chronicle.load(open(&disk), 0, node.now());
+            tracker.load(open(&disk), 0, node.now());
         }
         node.pass(20);
-        chronicle.observe(&node.snapshot());
+        tracker.observe(&node.snapshot());
         node.release("a");
-        chronicle.observe(&node.snapshot());
-        write(&mut disk, &mut chronicle);
+        tracker.observe(&node.snapshot());
+        write(&mut disk, &mut tracker);
         let [record] = &disk.values().cloned().collect::<Vec<_>>()[..] else { panic!("one holding: {disk:?}") };
         assert_eq!((record.began, record.ended), (BIRTH, Some(BIRTH + 120.0)));
         assert_eq!(record.figures.allocated_seconds, Some(60.0), "late: {late}");
@@ -234,22 +234,22 @@ fn a_holding_goes_on_across_a_restart_and_says_what_nobody_saw() {
 }
 
 #[test]
-fn another_pod_of_the_name_is_another_holding_also_when_its_uid_is_learnt_late() {
+fn another_pod_of_the_name_is_another_holding_also_with_a_late_uid() {
     for learnt_late in [false, true] {
-        let (mut node, mut chronicle, mut disk) = (second_life(), Chronicle::default(), first_life(Some("u1")));
-        chronicle.load(open(&disk), 0, node.now());
+        let (mut node, mut tracker, mut disk) = (second_agent(), AllocationTracker::default(), first_life(Some("u1")));
+        tracker.load(open(&disk), 0, node.now());
         if !learnt_late {
             node.uids.insert("a".into(), "u2".into());
         }
         node.hold("a");
-        chronicle.observe(&node.snapshot());
+        tracker.observe(&node.snapshot());
         node.pass(20);
-        chronicle.observe(&node.snapshot());
+        tracker.observe(&node.snapshot());
         node.uids.insert("a".into(), "u2".into());
         node.pass(1);
-        chronicle.observe(&node.snapshot());
-        chronicle.all_wait();
-        write(&mut disk, &mut chronicle);
+        tracker.observe(&node.snapshot());
+        tracker.requeue_all();
+        write(&mut disk, &mut tracker);
         let records: Vec<_> = disk.values().collect();
         let ends: Vec<_> = records.iter().map(|record| (record.ended, record.ending)).collect();
         assert_eq!(ends, [(Some(BIRTH + 40.0), Some(Ending::Unseen)), (None, None)], "late: {learnt_late}");
@@ -261,25 +261,25 @@ fn another_pod_of_the_name_is_another_holding_also_when_its_uid_is_learnt_late()
 
 #[test]
 fn a_pod_that_is_replaced_under_its_name_ends() {
-    let (mut node, mut chronicle, mut disk) = (Node::new(BIRTH), begun(), BTreeMap::new());
+    let (mut node, mut tracker, mut disk) = (Node::new(BIRTH), loaded(), BTreeMap::new());
     let of = |uid: &str| ContainerRef::new("team", "a", "main").with_uid(Some(uid.into()));
     node.hold("a");
     node.accounts.get_mut("a").expect("held").container = of("u1");
-    chronicle.observe(&node.snapshot());
+    tracker.observe(&node.snapshot());
     node.pass(5);
-    chronicle.observe(&node.snapshot());
-    // The new one holds from now on, and the old one's last second is read after that.
+    tracker.observe(&node.snapshot());
+    // The new pod holds from now on; the last second of the old one is read after that.
     let now = node.now();
     let old = node.accounts.remove("a").expect("held");
     node.accounts.insert("old".into(), Account { holding: None, ended: Some(now.monotonic), ..old });
     node.hold("a");
     node.accounts.get_mut("a").expect("held").container = of("u2");
-    chronicle.observe(&node.snapshot());
+    tracker.observe(&node.snapshot());
     gain(node.accounts.get_mut("old").expect("ended"), 1.0);
     node.pass(6);
-    chronicle.observe(&node.snapshot());
-    chronicle.all_wait();
-    write(&mut disk, &mut chronicle);
+    tracker.observe(&node.snapshot());
+    tracker.requeue_all();
+    write(&mut disk, &mut tracker);
     let records: Vec<_> = disk.values().collect();
     let ends: Vec<_> = records.iter().map(|record| (record.ended, record.ending)).collect();
     assert_eq!(ends, [(Some(BIRTH + 5.0), Some(Ending::Replaced)), (None, None)]);
@@ -291,45 +291,45 @@ fn a_pod_that_is_replaced_under_its_name_ends() {
 }
 
 #[test]
-fn what_is_gone_after_a_restart_ends_when_it_was_last_seen_but_only_once_the_kubelet_says_so() {
-    let (mut node, mut chronicle, mut disk) = (second_life(), Chronicle::default(), first_life(None));
-    chronicle.load(open(&disk), 0, node.now());
+fn a_holding_that_ended_during_a_restart_ends_once_the_kubelet_has_responded() {
+    let (mut node, mut tracker, mut disk) = (second_agent(), AllocationTracker::default(), first_life(None));
+    tracker.load(open(&disk), 0, node.now());
     node.settled = false;
-    chronicle.observe(&node.snapshot());
-    assert_eq!(chronicle.take(), [], "nobody knows yet");
+    tracker.observe(&node.snapshot());
+    assert_eq!(tracker.take(), [], "nobody knows yet");
     node.settled = true;
-    assert!(chronicle.observe(&node.snapshot()));
-    write(&mut disk, &mut chronicle);
+    assert!(tracker.observe(&node.snapshot()));
+    write(&mut disk, &mut tracker);
     let record = disk.values().next().expect("one");
     assert_eq!((record.ended, record.ending), (Some(BIRTH + 40.0), Some(Ending::Unseen)));
     assert_eq!(record.figures.allocated_seconds, Some(40.0));
 }
 
 #[test]
-fn what_two_agents_saw_at_once_counts_once() {
-    // The next agent begins while the first still writes, and gets the file when that one ends.
-    let (mut node, mut chronicle, mut disk) = (Node::new(BIRTH + 20.0), Chronicle::default(), first_life(None));
+fn time_observed_by_two_agents_counts_once() {
+    // The next agent starts while the first still writes, and gets the file when that one ends.
+    let (mut node, mut tracker, mut disk) = (Node::new(BIRTH + 20.0), AllocationTracker::default(), first_life(None));
     node.hold("a");
-    chronicle.observe(&node.snapshot());
+    tracker.observe(&node.snapshot());
     node.pass(25);
-    chronicle.observe(&node.snapshot());
-    chronicle.load(open(&disk), 0, node.now());
+    tracker.observe(&node.snapshot());
+    tracker.load(open(&disk), 0, node.now());
     node.pass(15);
-    chronicle.observe(&node.snapshot());
-    chronicle.all_wait();
-    write(&mut disk, &mut chronicle);
+    tracker.observe(&node.snapshot());
+    tracker.requeue_all();
+    write(&mut disk, &mut tracker);
     let [record] = &disk.values().cloned().collect::<Vec<_>>()[..] else { panic!("one holding: {disk:?}") };
     assert_eq!(record.figures.allocated_seconds, Some(60.0), "from 0 to 60, each second once");
     assert_eq!(record.unseen_seconds, 0.0);
 }
 
 #[test]
-fn xids_and_turns_are_of_the_holding_in_which_they_came() {
-    let (mut node, mut chronicle) = (Node::new(BIRTH), begun());
+fn xids_and_transitions_belong_to_the_holding_at_their_time() {
+    let (mut node, mut tracker) = (Node::new(BIRTH), loaded());
     node.hold("a");
-    chronicle.observe(&node.snapshot());
+    tracker.observe(&node.snapshot());
     node.pass(2);
-    let turn = |number, to_healthy, at: Moment| HealthTransition {
+    let transition = |number, to_healthy, at: Moment| HealthTransition {
         number,
         gpu: GPU.into(),
         mig: None,
@@ -339,7 +339,7 @@ fn xids_and_turns_are_of_the_holding_in_which_they_came() {
         at,
         holders: vec![],
     };
-    node.turns = vec![turn(1, false, node.now()), turn(2, true, node.now())];
+    node.turns = vec![transition(1, false, node.now()), transition(2, true, node.now())];
     node.xids.push(ContainerXid {
         container: ContainerRef::new("team", "a", "main"),
         gpu: GPU.into(),
@@ -349,35 +349,35 @@ fn xids_and_turns_are_of_the_holding_in_which_they_came() {
         count: 2,
         created: UnixSeconds(BIRTH),
     });
-    assert!(chronicle.observe(&node.snapshot()), "they are urgent");
-    let records = chronicle.take();
+    assert!(tracker.observe(&node.snapshot()), "they are urgent");
+    let records = tracker.take();
     let [record] = &records[..] else { panic!("one holding: {records:?}") };
     assert_eq!((record.xids[0].code, record.xids[0].count), (79, 2));
     assert_eq!(record.health.iter().map(|event| event.healthy).collect::<Vec<_>>(), [false, true]);
     node.release("a");
-    chronicle.observe(&node.snapshot());
+    tracker.observe(&node.snapshot());
     node.hold("a");
-    chronicle.observe(&node.snapshot());
-    chronicle.all_wait();
-    let next = chronicle.take().into_iter().find(Record::is_open).expect("the next one");
+    tracker.observe(&node.snapshot());
+    tracker.requeue_all();
+    let next = tracker.take().into_iter().find(AllocationRecord::is_open).expect("the next one");
     assert_eq!((next.xids, next.health), (vec![], vec![]), "not the next one's");
 }
 
 #[test]
-fn beyond_the_limit_what_ended_first_is_given_up_and_counted() {
-    let (mut node, mut chronicle) = (Node::new(BIRTH), Chronicle::default());
+fn beyond_the_limit_the_first_ended_are_dropped_and_counted() {
+    let (mut node, mut tracker) = (Node::new(BIRTH), AllocationTracker::default());
     node.hold("stays");
     for number in 0..WAITING_LIMIT + 10 {
         let pod = format!("p{number}");
         node.hold(&pod);
         node.pass(1);
         node.release(&pod);
-        chronicle.observe(&node.snapshot());
+        tracker.observe(&node.snapshot());
         node.forget(&pod);
     }
-    assert!(chronicle.dropped > 0 && chronicle.waiting.len() <= WAITING_LIMIT);
-    chronicle.load(vec![], 0, node.now());
-    assert!(chronicle.take().iter().any(Record::is_open), "what is held is not given up");
+    assert!(tracker.dropped > 0 && tracker.waiting.len() <= WAITING_LIMIT);
+    tracker.load(vec![], 0, node.now());
+    assert!(tracker.take().iter().any(AllocationRecord::is_open), "what is held is not given up");
 }
 
 #[derive(Clone, Debug)]
@@ -385,11 +385,11 @@ enum Step {
     Hold(u8),
     Release(u8),
     Pass(u8),
-    /// The ledger lets go of an ended account.
+    /// The ledger removes an ended account.
     Forget(u8),
-    /// The disk takes what there is, or refuses it.
+    /// A write succeeds or fails.
     Write(bool),
-    /// The agent ends in order, and the next one begins.
+    /// The agent shuts down, and the next one starts.
     Restart,
 }
 
@@ -408,11 +408,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Whatever comes and goes, and however often an agent ends in order: the journal holds every second and joule that the
-    /// ledger counted, once.
+    /// For any sequence of holdings, and of orderly restarts: the journal has every second and joule of the ledger once.
     #[test]
     fn no_second_is_lost_or_counted_twice(steps in steps()) {
-        let (mut node, mut chronicle, mut disk) = (Node::new(BIRTH), begun(), BTreeMap::new());
+        let (mut node, mut tracker, mut disk) = (Node::new(BIRTH), loaded(), BTreeMap::new());
         let mut counted = Figures::default();
         let count = |node: &Node, name: &str| node.accounts.get(name).map_or(Figures::default(), figures);
         for step in steps {
@@ -426,42 +425,42 @@ proptest! {
                 }
                 Step::Pass(seconds) => node.pass(seconds.into()),
                 Step::Forget(pod) => {
-                    // Minutes after its end, in which it was seen.
-                    chronicle.observe(&node.snapshot());
+                    // Minutes after its end.
+                    tracker.observe(&node.snapshot());
                     if node.accounts.get(&name(pod)).is_some_and(|account| account.holding.is_none()) {
                         counted = counted.plus(count(&node, &name(pod)));
                         node.forget(&name(pod));
                         node.pass(1);
                     }
                 }
-                Step::Write(true) => write(&mut disk, &mut chronicle),
+                Step::Write(true) => write(&mut disk, &mut tracker),
                 Step::Write(false) => {
-                    let refused = chronicle.take();
-                    chronicle.observe(&node.snapshot());
-                    chronicle.give_back(refused);
+                    let refused = tracker.take();
+                    tracker.observe(&node.snapshot());
+                    tracker.give_back(refused);
                 }
                 Step::Restart => {
-                    chronicle.observe(&node.snapshot());
-                    chronicle.all_wait();
-                    write(&mut disk, &mut chronicle);
+                    tracker.observe(&node.snapshot());
+                    tracker.requeue_all();
+                    write(&mut disk, &mut tracker);
                     let held: Vec<String> = node.accounts.iter().filter(|(_, one)| one.holding.is_some()).map(|(name, _)| name.clone()).collect();
                     for name in node.accounts.keys() {
                         counted = counted.plus(count(&node, name));
                     }
                     node = Node::new(node.now().unix.0 + 5.0);
-                    chronicle = Chronicle::default();
-                    chronicle.load(open(&disk), 0, node.now());
+                    tracker = AllocationTracker::default();
+                    tracker.load(open(&disk), 0, node.now());
                     for name in held {
                         node.hold(&name);
                     }
                 }
             }
-            chronicle.observe(&node.snapshot());
+            tracker.observe(&node.snapshot());
         }
         for name in node.accounts.keys() {
             counted = counted.plus(count(&node, name));
         }
-        let live = chronicle.live();
+        let live = tracker.live();
         disk.extend(live);
         let written = disk.values().fold(Figures::default(), |sum, record| sum.plus(record.figures));
         for (one, other) in [

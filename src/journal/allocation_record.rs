@@ -2,11 +2,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// One holding: a container had a device from then to then. What a line of the journal says; the form is documented in
-/// `docs/usage.md`. Absent means that nobody said.
+/// One holding: a container held a device from `began` to `ended`. `docs/usage.md` documents the fields. Absent: not known.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Record {
-    /// Rises with the beginning; the same for all that is ever said of this holding.
+pub struct AllocationRecord {
+    /// Increases with the beginning; the same in all versions of a record.
     pub id: u64,
     pub namespace: Arc<str>,
     pub pod: Arc<str>,
@@ -21,39 +20,39 @@ pub struct Record {
     pub device_ids: Vec<Arc<str>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sharing: Option<Arc<str>>,
-    /// By which method busy time and energy were given to the holder, last.
+    /// The last method by which busy time and energy were attributed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attribution: Option<Arc<str>>,
     /// Unix time at which an agent first saw it held.
     pub began: f64,
-    /// Unix time of the last word.
+    /// Unix time of the last update.
     pub seen: f64,
     /// Unix time; absent while it is held.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ending: Option<Ending>,
-    /// Held and watched, by a clock that does not step.
+    /// Held while an agent observed it, by the monotonic clock.
     pub held_seconds: f64,
-    /// Between two agents, when nobody watched: in none of the figures.
+    /// Between two agents: in none of the figures.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub unseen_seconds: f64,
-    /// How often an agent began during it.
+    /// How often an agent started during it.
     #[serde(default, skip_serializing_if = "is_zero_count")]
     pub agent_restarts: u32,
     #[serde(flatten)]
     pub figures: Figures,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub xids: Vec<Xid>,
-    /// What became of the device meanwhile, oldest first.
+    /// Health transitions of the device meanwhile, oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub health: Vec<HealthEvent>,
-    /// Further ones, which found no room.
+    /// Further ones, beyond the limit.
     #[serde(default, skip_serializing_if = "is_zero_count")]
     pub health_dropped: u32,
 }
 
-/// The hardware, as the driver named it.
+/// The hardware, as the driver names it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Device {
     pub gpu_uuid: Arc<str>,
@@ -71,7 +70,7 @@ pub struct Device {
     pub driver_version: Option<Arc<str>>,
 }
 
-/// Seconds are of a whole GPU, as on the page of metrics.
+/// Seconds are of a whole GPU, as in the metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Figures {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -87,15 +86,15 @@ pub struct Figures {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
-    /// An agent saw the container let go.
+    /// An agent saw the end of the allocation.
     Released,
-    /// It was gone when an agent came back: `ended` is when it was last seen.
+    /// It ended while no agent ran: `ended` is when it was last seen.
     Unseen,
-    /// Another pod of the same name had taken over.
+    /// Another pod of the same name holds the device.
     Replaced,
 }
 
-/// XIDs of one code that the container met on the device.
+/// XIDs of one code on the device, attributed to the container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Xid {
     pub code: u32,
@@ -103,7 +102,7 @@ pub struct Xid {
     pub count: u64,
 }
 
-/// The device turned, or was already unhealthy when the holding began.
+/// A health transition, or that the device was unhealthy when the holding began.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HealthEvent {
     pub at: f64,
@@ -112,7 +111,7 @@ pub struct HealthEvent {
     pub detail: Arc<str>,
 }
 
-impl Record {
+impl AllocationRecord {
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.ended.is_none()
@@ -124,8 +123,7 @@ impl Record {
         self.ended.unwrap_or(self.seen)
     }
 
-    /// The part of it that lies in the window, 0 to 1. A clock that stepped back leaves a holding without length, which is
-    /// wholly where it ended.
+    /// The part of it within the window, 0 to 1. A holding of no length, after a clock step, is counted where it ended.
     #[must_use]
     pub fn part_within(&self, since: f64, until: f64) -> f64 {
         let (from, to) = (self.began, self.until());
@@ -140,7 +138,7 @@ impl Record {
 }
 
 impl Figures {
-    /// Each by itself; what one side does not know is what the other says.
+    /// Adds each figure; one that is absent on one side has the value of the other.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         self.zip(other, |one, two| match (one, two) {
@@ -149,7 +147,7 @@ impl Figures {
         })
     }
 
-    /// What was gained since `earlier`; nothing was lost, whatever rounding says.
+    /// The difference to `earlier`, at least zero.
     #[must_use]
     pub fn since(self, earlier: Self) -> Self {
         self.zip(earlier, |now, then| Some((now? - then.unwrap_or(0.0)).max(0.0)))
@@ -160,7 +158,7 @@ impl Figures {
         self.zip(Self::default(), |figure, _| Some(figure? * factor))
     }
 
-    /// Whether any is smaller than in `earlier`: these are of another count.
+    /// Whether any is smaller than in `earlier`: the counters started again.
     #[must_use]
     pub fn fell_since(self, earlier: Self) -> bool {
         let fell = |now: Option<f64>, then: Option<f64>| then.is_some_and(|then| now.is_none_or(|now| now < then));
@@ -180,12 +178,12 @@ impl Figures {
     }
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]
 fn is_zero(value: &f64) -> bool {
     *value == 0.0
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]
 fn is_zero_count(value: &u32) -> bool {
     *value == 0
 }
@@ -195,30 +193,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_window_takes_its_part() {
-        let record = Record { began: 100.0, seen: 180.0, ended: Some(200.0), ..Record::default() };
+    fn a_holding_counts_by_its_part_in_the_window() {
+        let record = AllocationRecord { began: 100.0, seen: 180.0, ended: Some(200.0), ..AllocationRecord::default() };
         for (since, until, part) in
             [(0.0, 1000.0, 1.0), (150.0, 1000.0, 0.5), (0.0, 125.0, 0.25), (0.0, 100.0, 0.0), (300.0, 400.0, 0.0)]
         {
             assert_eq!(record.part_within(since, until), part, "{since} to {until}");
         }
-        let stepped = Record { began: 100.0, seen: 50.0, ..Record::default() };
+        let stepped = AllocationRecord { began: 100.0, seen: 50.0, ..AllocationRecord::default() };
         assert_eq!((stepped.part_within(0.0, 60.0), stepped.part_within(60.0, 200.0)), (1.0, 0.0));
     }
 
     #[test]
-    fn what_nobody_said_stays_absent() {
-        let record =
-            Record { id: 7, device: Device { gpu_uuid: "GPU-1".into(), ..Device::default() }, ..Record::default() };
+    fn unknown_values_stay_absent() {
+        let record = AllocationRecord {
+            id: 7,
+            device: Device { gpu_uuid: "GPU-1".into(), ..Device::default() },
+            ..AllocationRecord::default()
+        };
         let text = serde_json::to_string(&record).unwrap();
         assert!(!text.contains("busy_seconds") && !text.contains("null") && !text.contains("xids"), "{text}");
-        assert_eq!(serde_json::from_str::<Record>(&text).unwrap(), record);
+        assert_eq!(serde_json::from_str::<AllocationRecord>(&text).unwrap(), record);
         let later = text.replacen('{', "{\"from_the_future\":1,", 1);
-        assert_eq!(serde_json::from_str::<Record>(&later).unwrap(), record);
+        assert_eq!(serde_json::from_str::<AllocationRecord>(&later).unwrap(), record);
     }
 
     #[test]
-    fn figures_that_one_side_lacks_are_the_other_sides() {
+    fn an_absent_figure_takes_the_value_of_the_other_side() {
         let known = Figures { busy_seconds: Some(2.0), ..Figures::default() };
         let more = Figures { busy_seconds: Some(5.0), energy_joules: Some(7.0), ..Figures::default() };
         assert_eq!(more.since(known).busy_seconds, Some(3.0));

@@ -9,18 +9,18 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::chronicle::{Chronicle, PROGRESS};
+use super::allocation_tracker::{AllocationTracker, PROGRESS};
 use super::directory;
 use super::store::{Bounds, FILE, Store, StoreError};
 use crate::clock::Clock;
 use crate::model::{JournalState, Monotonic, Snapshot};
 
-/// Held by the one agent that writes.
+/// Locked by the agent that writes.
 const LOCK: &str = "allocations.lock";
-/// After a failure; another agent's lock is looked at as often.
+/// Pause after a failure, and between two attempts to take the lock of another agent.
 const RETRY: Duration = Duration::from_secs(5);
 const PRUNE: Duration = Duration::from_secs(60 * 60);
-/// A write takes milliseconds; a disk that takes so long is said to hang.
+/// A write takes milliseconds; a disk that takes this long is reported as hanging.
 const HANGS: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -28,49 +28,49 @@ pub struct Settings {
     pub bounds: Bounds,
 }
 
-/// The journal at work: it is told of every snapshot, and writes on a thread of its own.
+/// The running journal: it takes every snapshot, and writes on its own thread.
 #[derive(Debug)]
 pub struct Journal {
     watcher: Watcher,
     thread: JoinHandle<()>,
 }
 
-/// Tells the journal of snapshots. The journal ends when none of them is left.
+/// Passes snapshots to the journal. The journal ends when all watchers are dropped.
 #[derive(Clone, Debug)]
 pub struct Watcher {
     shared: Arc<Shared>,
     wake: SyncSender<()>,
 }
 
-/// What the thread and its askers both see. Nobody holds a lock of it while a disk is waited for.
+/// State of the thread and the readers. No lock of it is held during disk access.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub settings: Settings,
-    pub chronicle: Mutex<Chronicle>,
+    pub tracker: Mutex<AllocationTracker>,
     state: Mutex<JournalState>,
-    /// Milliseconds since the agent's start at which the disk was asked for something, 0: it is not.
-    asked: AtomicU64,
-    /// The thread is no more.
+    /// Milliseconds since the agent's start at which a disk access began; 0: none is in progress.
+    busy_since: AtomicU64,
+    /// The thread has ended.
     ended: AtomicBool,
     clock: Clock,
 }
 
 impl Journal {
-    /// Touches no disk itself: that there is none to write to is seen in the state, not here.
+    /// Does not access the disk: problems with it are in the state.
     pub fn start(settings: Settings, clock: Clock) -> std::io::Result<Self> {
         let (wake, woken) = sync_channel(1);
         let shared = Arc::new(Shared {
             settings,
-            chronicle: Mutex::default(),
+            tracker: Mutex::default(),
             state: Mutex::default(),
-            asked: AtomicU64::new(0),
+            busy_since: AtomicU64::new(0),
             ended: AtomicBool::new(false),
             clock,
         });
-        let mut keeper = Keeper { shared: Arc::clone(&shared), lock: None, store: None, pruned: None };
+        let mut writer = JournalWriter { shared: Arc::clone(&shared), lock: None, store: None, pruned: None };
         let thread = std::thread::Builder::new().name("journal".into()).spawn(move || {
             crate::threads::prepare();
-            keeper.run(&woken);
+            writer.run(&woken);
         })?;
         Ok(Self { watcher: Watcher { shared, wake }, thread })
     }
@@ -80,15 +80,15 @@ impl Journal {
         self.watcher.clone()
     }
 
-    /// For whoever asks what is in it, and how it fares.
+    /// For queries, and for its state.
     #[must_use]
     pub fn reader(&self) -> Reader {
         Reader(Arc::clone(&self.watcher.shared))
     }
 
-    /// Writes what it knows, and returns when that is on disk or cannot be. Waits for other watchers to go.
+    /// Writes all records and returns when they are on disk or cannot be. Waits until all other watchers are dropped.
     pub fn stop(self) {
-        self.watcher.shared.chronicle.lock().all_wait();
+        self.watcher.shared.tracker.lock().requeue_all();
         drop(self.watcher);
         let _ = self.thread.join();
     }
@@ -97,18 +97,19 @@ impl Journal {
 impl Watcher {
     /// Computes only.
     pub fn observe(&self, snapshot: &Snapshot) {
-        let urgent = self.shared.chronicle.lock().observe(snapshot);
+        let urgent = self.shared.tracker.lock().observe(snapshot);
         if self.shared.ended.load(Ordering::Relaxed) {
-            self.shared
-                .say(Some("its thread has ended, which it never should; restart podmeter and report this".into()));
+            self.shared.set_problem(Some(
+                "the journal's thread has ended unexpectedly; restart podmeter and report this".into(),
+            ));
         } else if urgent {
-            // Full: it is awake already.
+            // Full: the thread is awake already.
             let _: Result<(), TrySendError<()>> = self.wake.try_send(());
         }
     }
 }
 
-impl Drop for Keeper {
+impl Drop for JournalWriter {
     fn drop(&mut self) {
         self.shared.ended.store(true, Ordering::Relaxed);
     }
@@ -121,12 +122,12 @@ impl Reader {
     #[must_use]
     pub fn state(&self) -> JournalState {
         let mut state = self.0.state.lock().clone();
-        state.dropped = self.0.chronicle.lock().dropped;
-        let asked = Monotonic::from_millis(self.0.asked.load(Ordering::Relaxed));
-        let waiting = self.0.clock.now().monotonic.since(asked);
-        if asked != Monotonic::default() && waiting > HANGS {
+        state.dropped = self.0.tracker.lock().dropped;
+        let began = Monotonic::from_millis(self.0.busy_since.load(Ordering::Relaxed));
+        let waiting = self.0.clock.now().monotonic.since(began);
+        if began != Monotonic::default() && waiting > HANGS {
             state.problem =
-                Some(format!("the disk has not answered for {} s; see to the disk", waiting.as_secs()).into());
+                Some(format!("the disk has not responded for {} s; check the disk", waiting.as_secs()).into());
         }
         state
     }
@@ -137,7 +138,7 @@ impl Shared {
         self.settings.directory.join(FILE)
     }
 
-    fn say(&self, problem: Option<String>) {
+    fn set_problem(&self, problem: Option<String>) {
         let mut state = self.state.lock();
         if state.problem.as_deref() == problem.as_deref() {
             return;
@@ -151,27 +152,27 @@ impl Shared {
     }
 }
 
-struct Keeper {
+struct JournalWriter {
     shared: Arc<Shared>,
     lock: Option<File>,
     store: Option<Store>,
     pruned: Option<Monotonic>,
 }
 
-impl Keeper {
+impl JournalWriter {
     fn run(&mut self, woken: &Receiver<()>) {
         let mut wait = Duration::ZERO;
         loop {
             let ending = matches!(woken.recv_timeout(wait), Err(RecvTimeoutError::Disconnected));
             match self.work() {
                 Ok(()) => {
-                    self.shared.say(None);
+                    self.shared.set_problem(None);
                     wait = PROGRESS;
                 }
                 Err(problem) => {
                     self.shared.state.lock().errors += u64::from(self.lock.is_some());
-                    self.shared.say(Some(problem));
-                    // What waits is kept; who wakes us meanwhile changes nothing.
+                    self.shared.set_problem(Some(problem));
+                    // New snapshots do not shorten the pause.
                     wait = Duration::ZERO;
                     if !ending && pause(woken, self.shared.clock) {
                         let _ = self.work();
@@ -185,13 +186,13 @@ impl Keeper {
         }
     }
 
-    /// Brings the disk up to what is known. The error is for people.
+    /// Writes what waits. The error is for people.
     fn work(&mut self) -> Result<(), String> {
         let now = self.shared.clock.now();
-        let asked = u64::try_from(now.monotonic.as_duration().as_millis()).unwrap_or(u64::MAX).max(1);
-        self.shared.asked.store(asked, Ordering::Relaxed);
+        let began = u64::try_from(now.monotonic.as_duration().as_millis()).unwrap_or(u64::MAX).max(1);
+        self.shared.busy_since.store(began, Ordering::Relaxed);
         let outcome = self.open().and_then(|()| self.write());
-        self.shared.asked.store(0, Ordering::Relaxed);
+        self.shared.busy_since.store(0, Ordering::Relaxed);
         let size = self.store.as_ref().and_then(|store| store.size().ok());
         self.shared.state.lock().size_bytes = size;
         outcome
@@ -202,7 +203,7 @@ impl Keeper {
             return Ok(());
         }
         let directory = &self.shared.settings.directory;
-        // On a file that was removed, with its directory perhaps, it keeps nobody out.
+        // A lock on a removed file, perhaps with its directory, excludes no other agent.
         self.lock.take_if(|lock| lock.metadata().is_ok_and(|file| file.nlink() == 0));
         if self.lock.is_none() {
             self.lock = Some(take_lock(directory)?);
@@ -219,14 +220,14 @@ impl Keeper {
             tracing::warn!(file = %file.display(), lost = open.damaged, "open holdings in the journal are unreadable");
         }
         let now = self.shared.clock.now();
-        let mut chronicle = self.shared.chronicle.lock();
-        if chronicle.is_loaded() {
-            // The file is another than before, perhaps: what we know is newer in any case.
-            chronicle.all_wait();
+        let mut tracker = self.shared.tracker.lock();
+        if tracker.is_loaded() {
+            // The file may be another one now; the tracker is newer in any case.
+            tracker.requeue_all();
         } else {
-            chronicle.load(open.records, last, now);
+            tracker.load(open.records, last, now);
         }
-        drop(chronicle);
+        drop(tracker);
         self.store = Some(store);
         Ok(())
     }
@@ -249,30 +250,30 @@ impl Keeper {
         let Some(store) = &mut self.store else { return Ok(()) };
         let now = self.shared.clock.now();
         let due = self.pruned.is_none_or(|last| now.monotonic.since(last) >= PRUNE);
-        let records = self.shared.chronicle.lock().take();
+        let records = self.shared.tracker.lock().take();
         let outcome = if records.is_empty() { Ok(()) } else { store.write(&records) };
         let outcome = outcome.and_then(|()| if due { store.prune(now.unix.0).map(drop) } else { Ok(()) });
         match outcome {
             Ok(()) => {
                 self.pruned = if due { Some(now.monotonic) } else { self.pruned };
-                self.shared.chronicle.lock().written();
+                self.shared.tracker.lock().written();
                 self.shared.state.lock().written += records.len() as u64;
                 Ok(())
             }
             Err(error) => {
-                self.shared.chronicle.lock().give_back(records);
+                self.shared.tracker.lock().give_back(records);
                 self.store = None;
                 if matches!(error, StoreError::Damaged(_)) {
                     // The check at the opening does not see all damage: a file that it passes would fail here each time.
                     return self.begin_new(&self.shared.file(), &error).map(drop);
                 }
-                Err(format!("{}: {error}; see to the disk under --state-dir", self.shared.file().display()))
+                Err(format!("{}: {error}; check the disk under --state-dir", self.shared.file().display()))
             }
         }
     }
 }
 
-/// Until it is time to try again; true when the agent ends meanwhile. News is no reason to try earlier.
+/// Waits until it is time to try again; true when the agent ends meanwhile.
 fn pause(woken: &Receiver<()>, clock: Clock) -> bool {
     let due = clock.now().monotonic + RETRY;
     loop {
@@ -289,16 +290,16 @@ fn pause(woken: &Receiver<()>, clock: Clock) -> bool {
 pub(super) fn take_lock(directory: &Path) -> Result<File, String> {
     directory::prepare(directory)?;
     let path = directory.join(LOCK);
-    let said = |error: std::io::Error| {
+    let failed = |error: std::io::Error| {
         format!("{}: {error}; give --state-dir a directory that podmeter may write to", path.display())
     };
-    let file = directory::open(&path).map_err(said)?;
+    let file = directory::open(&path).map_err(failed)?;
     match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => {
             Err(format!("another podmeter writes to {}; waiting until it ends", directory.display()))
         }
-        Err(error) => Err(said(error.into())),
+        Err(error) => Err(failed(error.into())),
     }
 }
 

@@ -1,63 +1,63 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::record::{Ending, Figures, Record};
+use super::allocation_record::{AllocationRecord, Ending, Figures};
 use super::subject::{self, Key};
 use crate::model::{Account, Moment, Monotonic, Snapshot, UnixSeconds};
 
-/// What goes on is written this often; a crash costs the figures of so long.
+/// Open holdings are written this often: a crash loses their figures of at most this time.
 pub const PROGRESS: Duration = Duration::from_secs(30);
-/// The last seconds of a device come with its next readings: so long after its end a holding's figures may still rise.
+/// The last seconds of a holding come with the next readings: its figures may grow for this time after its end.
 const SETTLING: Duration = Duration::from_secs(20);
-/// Holdings that wait for the disk; beyond it those that ended first are given up.
+/// Records that wait for the disk; beyond that, those that ended first are dropped.
 const WAITING_LIMIT: usize = 4096;
 
-/// From successive snapshots, who held which device from when to when. In memory alone.
+/// Derives allocation records from successive snapshots. In memory only.
 #[derive(Debug, Default)]
-pub struct Chronicle {
+pub struct AllocationTracker {
     tracked: BTreeMap<Key, Tracked>,
-    /// How much of each account is in some record already.
+    /// The part of each account that is in a record already.
     counted: BTreeMap<Key, Counted>,
-    /// Open when the last agent ended, and not seen again yet.
-    orphans: Vec<Record>,
-    /// What the disk does not know yet, by id.
-    waiting: BTreeMap<u64, Record>,
-    /// Being written: not yet on disk, and no longer waiting.
-    in_flight: BTreeMap<u64, Record>,
-    /// What the last agent left has been read.
+    /// Open when the last agent ended, and not matched yet.
+    orphans: Vec<AllocationRecord>,
+    /// Not on disk yet, by id.
+    waiting: BTreeMap<u64, AllocationRecord>,
+    /// Being written: neither on disk nor waiting.
+    in_flight: BTreeMap<u64, AllocationRecord>,
+    /// The records of the last agent have been read.
     loaded: bool,
     last_id: u64,
-    last_turn: u64,
+    last_transition: u64,
     last_progress: Monotonic,
     pub dropped: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Counted {
-    /// Of the account: another one counts anew.
+    /// Of the account: another one starts at zero.
     created: UnixSeconds,
     figures: Figures,
 }
 
-/// A holding that is held, or whose last figures are still awaited.
+/// A holding that goes on, or whose last figures are still to come.
 #[derive(Clone, Debug)]
 struct Tracked {
-    record: Record,
-    /// The account's figures when this holding began.
+    record: AllocationRecord,
+    /// The account's figures at the beginning of this holding.
     base: Figures,
     base_xids: BTreeMap<u32, u64>,
     since: Monotonic,
-    /// Under an earlier agent.
-    earlier: Option<Record>,
-    /// What of the earlier agent's figures counts.
+    /// The record of an earlier agent that this holding continues.
+    earlier: Option<AllocationRecord>,
+    /// The figures of the earlier agent.
     carried: Figures,
-    /// Whose pod's UID this is was said in this agent's life.
+    /// The pod UID was seen by this agent, not only by an earlier one.
     uid_is_fresh: bool,
     ended: Option<Monotonic>,
 }
 
-impl Chronicle {
-    /// True when something is to be written soon: a beginning, an end, an event.
+impl AllocationTracker {
+    /// True when something must be written soon: a beginning, an end, an event.
     pub fn observe(&mut self, snapshot: &Snapshot) -> bool {
         let before = self.waiting.len();
         let mut urgent = false;
@@ -66,8 +66,8 @@ impl Chronicle {
         }
         let at = snapshot.at;
         urgent |= self.settle(snapshot);
-        urgent |= self.turns(snapshot);
-        urgent |= self.bury_orphans(snapshot);
+        urgent |= self.add_transitions(snapshot);
+        urgent |= self.end_orphans(snapshot);
         if at.monotonic.since(self.last_progress) >= PROGRESS {
             self.last_progress = at.monotonic;
             let open = self.tracked.values().filter(|tracked| tracked.ended.is_none());
@@ -78,8 +78,8 @@ impl Chronicle {
         urgent
     }
 
-    /// What the last agent left open. Once, when the disk is there.
-    pub fn load(&mut self, open: Vec<Record>, last_id: u64, now: Moment) {
+    /// Takes the records that the last agent left open. Called once, when the file can be read.
+    pub fn load(&mut self, open: Vec<AllocationRecord>, last_id: u64, now: Moment) {
         self.loaded = true;
         self.last_id = self.last_id.max(last_id);
         for record in open {
@@ -89,7 +89,7 @@ impl Chronicle {
             match self.tracked.iter_mut().find(continues) {
                 Some((_, tracked)) => {
                     self.waiting.remove(&tracked.record.id);
-                    tracked.go_on_from(record, now.unix);
+                    tracked.continue_from(record, now.unix);
                     self.waiting.insert(tracked.record.id, tracked.record.clone());
                 }
                 None => self.orphans.push(record),
@@ -102,8 +102,8 @@ impl Chronicle {
         self.loaded
     }
 
-    /// What is to be written, and is then the caller's. Nothing before `load`.
-    pub fn take(&mut self) -> Vec<Record> {
+    /// Takes the records to write. None before `load`.
+    pub fn take(&mut self) -> Vec<AllocationRecord> {
         if !self.loaded {
             return vec![];
         }
@@ -111,13 +111,13 @@ impl Chronicle {
         self.in_flight.values().cloned().collect()
     }
 
-    /// What was taken is on disk.
+    /// The records taken are on disk.
     pub fn written(&mut self) {
         self.in_flight.clear();
     }
 
-    /// What could not be written: it waits on, unless there is a later word.
-    pub fn give_back(&mut self, records: Vec<Record>) {
+    /// Records that could not be written wait again, unless there is a later version.
+    pub fn give_back(&mut self, records: Vec<AllocationRecord>) {
         self.in_flight.clear();
         for record in records {
             self.waiting.entry(record.id).or_insert(record);
@@ -125,15 +125,15 @@ impl Chronicle {
         self.keep_within_limit();
     }
 
-    /// Everything that is held, for a journal begun anew, or at the end.
-    pub fn all_wait(&mut self) {
+    /// All open holdings wait for the disk: for a new file, or at the end.
+    pub fn requeue_all(&mut self) {
         self.waiting.extend(self.tracked.values().map(|tracked| (tracked.record.id, tracked.record.clone())));
         self.waiting.extend(self.orphans.iter().map(|record| (record.id, record.clone())));
     }
 
-    /// What the disk may not know, or not so well.
+    /// Records that are newer than those on disk.
     #[must_use]
-    pub fn live(&self) -> BTreeMap<u64, Record> {
+    pub fn live(&self) -> BTreeMap<u64, AllocationRecord> {
         let mut live = self.in_flight.clone();
         live.extend(self.waiting.iter().map(|(id, record)| (*id, record.clone())));
         live.extend(self.orphans.iter().map(|record| (record.id, record.clone())));
@@ -155,7 +155,7 @@ impl Chronicle {
                 Uid::Same => {}
                 Uid::Learnt => urgent = true,
                 Uid::OtherThanBefore => {
-                    // What the last agent saw was another pod's.
+                    // The record of the last agent is another pod's.
                     let (mut old, id) = (tracked.forget_earlier(uid), self.next_id(snapshot.at));
                     self.tracked.entry(key.clone()).and_modify(|tracked| tracked.record.id = id);
                     (old.ended, old.ending) = (Some(old.seen), Some(Ending::Unseen));
@@ -186,7 +186,7 @@ impl Chronicle {
                 }
                 urgent
             }
-            // It came and went between two snapshots.
+            // It began and ended between two snapshots.
             None if known.is_none() && !is_held => {
                 self.open(key.clone(), account, None, snapshot);
                 if let Some(tracked) = self.tracked.get_mut(&key) {
@@ -215,13 +215,13 @@ impl Chronicle {
         tracked.update(account, snapshot);
         let earlier = self.orphans.iter().position(|old| subject::is_named(old, &key) && tracked.may_continue(old));
         if let Some(position) = earlier {
-            tracked.go_on_from(self.orphans.remove(position), snapshot.at.unix);
+            tracked.continue_from(self.orphans.remove(position), snapshot.at.unix);
         }
         self.waiting.insert(tracked.record.id, tracked.record.clone());
         self.tracked.insert(key, tracked);
     }
 
-    /// Ends what has no account any more, and lets go of what has its last figures.
+    /// Ends holdings without an account, and drops those with their last figures.
     fn settle(&mut self, snapshot: &Snapshot) -> bool {
         let of = |account: &Account| (account.container.clone(), account.gpu.clone(), account.mig.clone());
         let present: std::collections::BTreeSet<Key> = snapshot.accounts.iter().map(of).collect();
@@ -244,37 +244,40 @@ impl Chronicle {
         urgent
     }
 
-    /// Devices that turned healthy or unhealthy under their holders.
-    fn turns(&mut self, snapshot: &Snapshot) -> bool {
+    /// Adds health transitions to the holdings of the device.
+    fn add_transitions(&mut self, snapshot: &Snapshot) -> bool {
         let mut urgent = false;
-        for turn in snapshot.health.transitions.iter().filter(|turn| turn.number > self.last_turn) {
+        for transition in
+            snapshot.health.transitions.iter().filter(|transition| transition.number > self.last_transition)
+        {
             for ((_, gpu, mig), tracked) in &mut self.tracked {
-                let concerned = *gpu == turn.gpu && (turn.mig.is_none() || turn.mig == *mig);
-                if concerned && tracked.ended.is_none() && turn.at.monotonic >= tracked.since {
-                    subject::note(&mut tracked.record, subject::health_event(turn));
+                let concerned = *gpu == transition.gpu && (transition.mig.is_none() || transition.mig == *mig);
+                if concerned && tracked.ended.is_none() && transition.at.monotonic >= tracked.since {
+                    subject::note(&mut tracked.record, subject::health_event(transition));
                     self.waiting.insert(tracked.record.id, tracked.record.clone());
                     urgent = true;
                 }
             }
         }
-        self.last_turn = snapshot.health.transitions.last().map_or(self.last_turn, |turn| turn.number);
+        self.last_transition =
+            snapshot.health.transitions.last().map_or(self.last_transition, |transition| transition.number);
         urgent
     }
 
-    /// Ends at its last sight what is certainly gone.
-    fn bury_orphans(&mut self, snapshot: &Snapshot) -> bool {
+    /// Ends the orphans that certainly no longer hold the device, at the time they were last seen.
+    fn end_orphans(&mut self, snapshot: &Snapshot) -> bool {
         let before = self.orphans.len();
         if before == 0 {
             return false;
         }
         let Self { orphans, waiting, .. } = self;
         orphans.retain_mut(|record| {
-            let gone = subject::is_gone(record, snapshot);
-            if gone {
+            let ended = subject::has_ended(record, snapshot);
+            if ended {
                 (record.ended, record.ending) = (Some(record.seen), Some(Ending::Unseen));
                 waiting.insert(record.id, record.clone());
             }
-            !gone
+            !ended
         });
         self.orphans.len() < before
     }
@@ -299,16 +302,16 @@ impl Chronicle {
 enum Uid {
     Same,
     Learnt,
-    /// Than the one that the last agent knew, and this one took over.
+    /// Other than the one in the earlier record that this holding continues.
     OtherThanBefore,
 }
 
 impl Tracked {
-    /// Brings the record up to the account. True when it says something new beside larger figures.
+    /// Updates the record from the account. True when more than the figures changed.
     fn update(&mut self, account: &Account, snapshot: &Snapshot) -> bool {
         let figures = subject::figures(account);
         if figures.fell_since(self.base) {
-            // Another account under the same name.
+            // The account of another holding under the same name.
             self.carried = self.record.figures;
             self.base = Figures::default();
         }
@@ -321,9 +324,9 @@ impl Tracked {
         }
         let earlier = self.earlier.as_ref().map_or(&[][..], |earlier| &earlier.xids);
         let xids = subject::xids_since(account, snapshot, &self.base_xids, earlier);
-        let news = xids != self.record.xids;
+        let changed = xids != self.record.xids;
         self.record.xids = xids;
-        news
+        changed
     }
 
     fn end(&mut self, now: Moment, ending: Ending) {
@@ -333,7 +336,7 @@ impl Tracked {
         self.record.ending = Some(ending);
     }
 
-    fn may_continue(&self, old: &Record) -> bool {
+    fn may_continue(&self, old: &AllocationRecord) -> bool {
         let same_pod = match (&self.record.pod_uid, &old.pod_uid) {
             (Some(one), Some(two)) => one == two,
             _ => true,
@@ -341,12 +344,12 @@ impl Tracked {
         same_pod && self.earlier.is_none() && old.is_open()
     }
 
-    /// Is what an earlier agent began. Where both watched at once, what both saw counts once.
-    fn go_on_from(&mut self, old: Record, now: UnixSeconds) {
+    /// Continues the record of an earlier agent. Time that both agents observed counts once.
+    fn continue_from(&mut self, old: AllocationRecord, now: UnixSeconds) {
         let watched = now.0 - self.record.began;
         let both = (old.seen - self.record.began).clamp(0.0, watched.max(0.0));
         let own = if watched > 0.0 { 1.0 - both / watched } else { 1.0 };
-        // Less what both saw: figures add up, so it may be taken from what is carried.
+        // Less the figures of the time that both observed.
         let twice = self.record.figures.times(-(1.0 - own));
         self.carried = if own < 1.0 { old.figures.plus(twice) } else { old.figures };
         self.record.figures = old.figures.plus(self.record.figures.times(own));
@@ -360,7 +363,7 @@ impl Tracked {
         let own_events = std::mem::replace(&mut self.record.health, old.health.clone());
         self.record.health_dropped += old.health_dropped;
         for event in own_events {
-            // That it was unhealthy already, the last agent knew too.
+            // The earlier record may have the same unhealthy event.
             if self
                 .record
                 .health
@@ -379,7 +382,7 @@ impl Tracked {
         match &self.record.pod_uid {
             Some(known) if *known == uid => Uid::Same,
             Some(_) if self.earlier.is_some() && !was_fresh => Uid::OtherThanBefore,
-            // A holder keeps its UID: another pod of the name is another holder.
+            // A holder keeps its UID: another pod of that name is another holder.
             Some(_) => Uid::Same,
             None => {
                 self.record.pod_uid = Some(uid);
@@ -388,8 +391,8 @@ impl Tracked {
         }
     }
 
-    /// Becomes a holding of its own again; what the last agent said is handed back.
-    fn forget_earlier(&mut self, uid: Option<std::sync::Arc<str>>) -> Record {
+    /// Becomes a holding of its own again; returns the earlier record.
+    fn forget_earlier(&mut self, uid: Option<std::sync::Arc<str>>) -> AllocationRecord {
         let old = self.earlier.take().unwrap_or_default();
         self.carried = Figures::default();
         self.record.pod_uid = uid;
