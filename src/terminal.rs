@@ -1,30 +1,29 @@
-//! Text for a terminal: foreign names made harmless, and columns that stand under each other.
+//! Text for a terminal: names without control characters, and aligned columns.
 //!
-//! In: any text. Out: text of printable letters. It knows nothing of what it shows, and does not write.
+//! Input: any text. Output: printable text. It does not know what the text is, and does not write.
 
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
-/// In place of a character that would not be shown as itself.
+/// Replaces a character that cannot be shown as itself.
 const SUBSTITUTE: char = '\u{FFFD}';
-/// Of any name. A container's full name has at most 380.
+/// Characters of a name. A container's full name has at most 380.
 const LONGEST: usize = 400;
 
-/// Foreign text as a terminal may have it: what would move the cursor, turn the writing direction or be invisible is
-/// replaced.
+/// Untrusted text for a terminal: characters that move the cursor, change the writing direction or are invisible are replaced.
 #[must_use]
 pub fn harmless(text: &str) -> String {
     let visible = |letter: char| if letter.width().is_some_and(|width| width > 0) { letter } else { SUBSTITUTE };
     text.chars().map(visible).collect()
 }
 
-/// The same, no longer than a name can be.
+/// The same, cut to the length of a name.
 #[must_use]
 pub fn clean(text: &str) -> String {
     let end = text.char_indices().nth(LONGEST).map_or(text.len(), |(end, _)| end);
     harmless(&text[..end])
 }
 
-/// `text` in exactly so many columns: padded, or cut with an ellipsis.
+/// `text` in exactly this many columns: padded, or cut with an ellipsis.
 #[must_use]
 pub fn fit(text: &str, columns: usize, right: bool) -> String {
     let width = text.width();
@@ -47,7 +46,7 @@ pub fn fit(text: &str, columns: usize, right: bool) -> String {
     kept + &" ".repeat(padding)
 }
 
-/// A table, a line a row: `texts` columns to the left, and after them figures to the right.
+/// A table with a line per row: the first `texts` columns aligned to the left, the others to the right.
 #[must_use]
 pub fn aligned(table: &[Vec<String>], texts: usize) -> String {
     let table: Vec<Vec<String>> = table.iter().map(|row| row.iter().map(|cell| clean(cell)).collect()).collect();
@@ -73,14 +72,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn foreign_text_cannot_command_the_terminal() {
+    fn untrusted_text_cannot_control_the_terminal() {
         assert_eq!(harmless("a\x1b[2Jb\nc\u{202e}d\u{200b}e\u{9b}"), "a�[2Jb�c�d�e�");
         assert_eq!(harmless("日本 ok"), "日本 ok");
         assert_eq!(clean(&"日".repeat(9999)), "日".repeat(LONGEST));
     }
 
     #[test]
-    fn text_takes_the_columns_it_is_given() {
+    fn text_fills_its_columns() {
         for text in ["", "a", "abcdef", "日本語日本語", "a日b本c", "e\u{301}e\u{301}e\u{301}e\u{301}e\u{301}"] {
             for columns in 0..9 {
                 assert_eq!(fit(text, columns, false).width(), columns, "{text:?} in {columns}");
@@ -93,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_stand_under_each_other_whatever_the_names() {
+    fn columns_are_aligned_for_any_name() {
         let row = |cells: [&str; 2]| cells.map(str::to_owned).to_vec();
         assert_eq!(aligned(&[row(["NAME", "N"]), row(["a", "10"])], 1), "NAME   N\na     10\n");
         assert_eq!(aligned(&[row(["日本", "1"]), row(["\x1b[2J", "10"])], 2), "日本  1\n�[2J  10\n");

@@ -6,9 +6,9 @@ use tokio::sync::watch;
 use super::listeners::Bound;
 use super::settings::{Reloadable, Settings};
 use crate::clock::Clock;
-use crate::governance::{self, Configuration, Deployment, Facts, Form, Listener, MonitoringPlan, sha256};
+use crate::governance::{self, Configuration, Deployment, Facts, Form, ListenerSummary, MonitoringPlan, sha256};
 use crate::health::Recovery;
-use crate::web::{self, RecordSource};
+use crate::web::{self, GovernanceSource};
 
 /// What writes the governance record: of each snapshot, with what this process is at that moment.
 pub fn source(
@@ -16,24 +16,24 @@ pub fn source(
     bound: &Bound,
     reloadable: watch::Receiver<Reloadable>,
     clock: Clock,
-) -> RecordSource {
+) -> GovernanceSource {
     let (mut addresses, mut admin) = (vec![], vec![]);
     for listener in &bound.listeners {
         let (address, private, probes) =
             (listener.address().to_string(), listener.is_private(), !listener.serves_pages());
         let guarded = settings.web_config.is_some() && !private && !probes;
         let kind = if private { &mut admin } else { &mut addresses };
-        kind.push(Listener { address, admin: private, probes, guarded });
+        kind.push(ListenerSummary { address, admin: private, probes, guarded });
     }
     // Served when the process that listens there has ended.
     if let Some(path) = &bound.awaited {
         let address = web::ListenAddress::Unix(path.clone()).to_string();
-        admin.push(Listener { address, admin: true, probes: false, guarded: false });
+        admin.push(ListenerSummary { address, admin: true, probes: false, guarded: false });
     }
     let marks = !admin.is_empty();
     addresses.extend(admin);
     let deployment = deployment(|name| std::env::var(name).ok());
-    Arc::new(move |snapshot, web::RecordRequest { yaml, private }| {
+    Arc::new(move |snapshot, web::GovernanceRequest { yaml, private }| {
         let facts = Facts {
             at: clock.now(),
             deployment: deployment.clone(),

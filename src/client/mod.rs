@@ -1,7 +1,7 @@
-//! Asks a running agent over HTTP.
+//! HTTP requests to a running agent.
 //!
-//! In: where the agent is (its admin socket or a URL) and a path. Out: the answer's bytes, or the node as the agent tells
-//! it. Refuses to know: terminals, tables, and the agent's own types: an agent of another version must be understood too.
+//! Inputs: where the agent is (its admin socket or a URL) and a path. Outputs: the bytes of the response, or the node in it. It does
+//! not know terminals, tables, or the agent's own types: agents of other versions must be readable too.
 
 mod node;
 mod request;

@@ -1,16 +1,16 @@
-//! What `/api/v1/node` answers, as far as clients use it. Fields that an older agent lacks are absent or empty; words that a
-//! newer one has are shown as they come. `tests.rs` holds every name here against what the agent writes.
+//! The response of `/api/v1/node`, as far as clients use it. Fields that an older agent lacks are absent or empty; unknown words of a
+//! newer one are shown unchanged. `tests.rs` compares every name here with the agent's own types.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::Deserialize;
 
-/// One answer. Without `sequence` and `at` it is no snapshot.
+/// A response. Without `sequence` and `at` it is not a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[cfg_attr(test, derive(serde::Serialize))]
 pub struct Node {
-    /// Rises with each publication.
+    /// Increases with each publication.
     pub sequence: u64,
     /// Of the agent's own clock.
     pub at: Moment,
@@ -34,7 +34,7 @@ pub struct Node {
     pub unallocated_uses: Vec<UnallocatedUse>,
 }
 
-macro_rules! answers {
+macro_rules! response_types {
     ($($(#[$meta:meta])* $name:ident { $($(#[$inner:meta])* $field:ident: $kind:ty,)* })*) => {
         $(
             $(#[$meta])*
@@ -46,7 +46,7 @@ macro_rules! answers {
     };
 }
 
-answers! {
+response_types! {
     Moment {
         /// Since the agent started.
         monotonic: Duration,
@@ -181,12 +181,12 @@ answers! {
         enabled: bool,
         problem: Option<String>,
     }
-    /// One device that a container holds, or held until a short time ago.
+    /// One device that a container holds, or held until recently.
     Account {
         container: Name,
         gpu: String,
         mig: Option<String>,
-        /// Absent once the container has let go.
+        /// Absent once the holding has ended.
         holding: Option<Holding>,
         allocated_seconds: Option<f64>,
         busy_seconds: Option<f64>,
@@ -205,7 +205,7 @@ answers! {
         attribution: Option<String>,
         share: Option<f64>,
     }
-    /// What one GPU does that is no container's, by reason.
+    /// Use of one GPU that is not attributed to a container, by reason.
     Unattributed {
         gpu: String,
         busy_seconds: BTreeMap<String, f64>,

@@ -14,67 +14,69 @@ use tokio::net::{TcpStream, UnixStream};
 use super::target::{DEFAULT_SOCKET, DEFAULT_URL, HttpUrl, Target};
 use crate::terminal::harmless;
 
-/// For the whole exchange. An agent answers in milliseconds; a loaded node may need seconds.
+/// For the whole exchange. An agent responds in milliseconds; on a loaded node in seconds.
 const DEADLINE: Duration = Duration::from_secs(5);
 /// A device list as long as the kubelet takes (40,000 ids) makes less than half of it.
 const BODY_BYTES: usize = 32 << 20;
-/// Of an error's text.
+/// Characters of an error's text.
 const DETAIL_CHARACTERS: usize = 200;
 
-/// Why there is no answer, and the next step.
+/// Why there is no response, and the next step.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     #[error("no agent listens on {socket}: start `podmeter agent`, or give --url http://HOST:9410")]
-    NobodyOnSocket { socket: String },
-    #[error("{socket} opens for its owner alone: run this as root, or give --url http://HOST:9410")]
+    NoAgentOnSocket { socket: String },
+    #[error("{socket} can be opened by its owner only: run this as root, or give --url http://HOST:9410")]
     Forbidden { socket: String },
     #[error(
-        "no agent was found on this machine, neither on {DEFAULT_SOCKET} ({socket}) nor at {DEFAULT_URL} ({port}): start \
+        "no agent was found on this node, neither on {DEFAULT_SOCKET} ({socket}) nor at {DEFAULT_URL} ({port}): start \
          `podmeter agent` or `podmeter demo`, or give --url http://HOST:9410"
     )]
-    NobodyHere { socket: String, port: String },
+    NoAgentFound { socket: String, port: String },
     #[error("{target} cannot be reached: {error}; is an agent running there, and is the port right?")]
     Unreachable { target: String, error: io::Error },
-    #[error("{target} did not answer within {} s; try again, or look at the agent's log", DEADLINE.as_secs())]
+    #[error("{target} did not respond within {} s; try again, or check the agent's log", DEADLINE.as_secs())]
     Late { target: String },
-    #[error("{target} broke off: {error}; is that a podmeter agent?")]
+    #[error("{target} ended the connection: {error}; is that a podmeter agent?")]
     Broken { target: String, error: String },
-    #[error("{target} answered {status}{}; is that a podmeter agent, and of this version?", in_brackets(text))]
+    #[error("{target} responded {status}{}; is that a podmeter agent, and of this version?", in_brackets(text))]
     Refused { target: String, status: String, text: String },
-    #[error("{target} answered with more than {} MiB, which no agent does; is that a podmeter agent?", BODY_BYTES >> 20)]
+    #[error("{target} responded with more than {} MiB, which no agent does; is that a podmeter agent?", BODY_BYTES >> 20)]
     TooLarge { target: String },
-    #[error("{target} answered with something else than a snapshot ({error}); is that a podmeter agent?")]
+    #[error("{target} responded with something other than a snapshot ({error}); is that a podmeter agent?")]
     NotASnapshot { target: String, error: String },
 }
 
 /// The body of a successful `GET` of `path` (`/api/v1/node`), of at most 32 MiB, within five seconds.
 pub async fn get(target: &Target, path: &str) -> Result<Vec<u8>, ClientError> {
     let late = || ClientError::Late { target: target.to_string() };
-    tokio::time::timeout(DEADLINE, asked(target, path)).await.map_err(|_| late())?
+    tokio::time::timeout(DEADLINE, request(target, path)).await.map_err(|_| late())?
 }
 
-async fn asked(target: &Target, path: &str) -> Result<Vec<u8>, ClientError> {
+async fn request(target: &Target, path: &str) -> Result<Vec<u8>, ClientError> {
     match target {
-        Target::Socket(socket) => over(connect_socket(socket).await?, "localhost", path, target).await,
-        Target::Url(url) => over(connect(url).await?, &url.authority, &format!("{}{path}", url.prefix), target).await,
-        Target::Local => here(path).await,
+        Target::Socket(socket) => exchange(connect_socket(socket).await?, "localhost", path, target).await,
+        Target::Url(url) => {
+            exchange(connect(url).await?, &url.authority, &format!("{}{path}", url.prefix), target).await
+        }
+        Target::Local => find_local(path).await,
     }
 }
 
-/// The admin socket first: it is there also where no port is open.
-async fn here(path: &str) -> Result<Vec<u8>, ClientError> {
+/// The admin socket first: it also exists where no port is open.
+async fn find_local(path: &str) -> Result<Vec<u8>, ClientError> {
     let socket = Target::Socket(DEFAULT_SOCKET.into());
     let refusal = match connect_socket(Path::new(DEFAULT_SOCKET)).await {
-        Ok(stream) => return over(stream, "localhost", path, &socket).await,
-        Err(ClientError::NobodyOnSocket { .. }) => "nobody listens",
-        Err(ClientError::Forbidden { .. }) => "opens for its owner alone",
+        Ok(stream) => return exchange(stream, "localhost", path, &socket).await,
+        Err(ClientError::NoAgentOnSocket { .. }) => "no listener",
+        Err(ClientError::Forbidden { .. }) => "for its owner only",
         Err(_) => "cannot be opened",
     };
     let url: HttpUrl = DEFAULT_URL.parse().expect("a URL");
     match connect(&url).await {
-        Ok(stream) => over(stream, &url.authority, path, &Target::Url(url.clone())).await,
+        Ok(stream) => exchange(stream, &url.authority, path, &Target::Url(url.clone())).await,
         Err(ClientError::Unreachable { error, .. }) => {
-            Err(ClientError::NobodyHere { socket: refusal.to_owned(), port: error.to_string() })
+            Err(ClientError::NoAgentFound { socket: refusal.to_owned(), port: error.to_string() })
         }
         Err(error) => Err(error),
     }
@@ -85,7 +87,7 @@ async fn connect_socket(socket: &Path) -> Result<UnixStream, ClientError> {
         let name = socket.display().to_string();
         match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::ConnectionRefused => {
-                ClientError::NobodyOnSocket { socket: name }
+                ClientError::NoAgentOnSocket { socket: name }
             }
             io::ErrorKind::PermissionDenied => ClientError::Forbidden { socket: name },
             _ => ClientError::Unreachable { target: format!("unix:{name}"), error },
@@ -99,7 +101,7 @@ async fn connect(url: &HttpUrl) -> Result<TcpStream, ClientError> {
         .map_err(|error| ClientError::Unreachable { target: url.to_string(), error })
 }
 
-async fn over<S>(stream: S, host: &str, path: &str, target: &Target) -> Result<Vec<u8>, ClientError>
+async fn exchange<S>(stream: S, host: &str, path: &str, target: &Target) -> Result<Vec<u8>, ClientError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -112,8 +114,8 @@ where
     tokio::pin!(exchange, connection);
     tokio::select! {
         biased;
-        answer = &mut exchange => answer,
-        // What it had read by then may be the whole answer.
+        response = &mut exchange => response,
+        // The response may be complete by then.
         _ = &mut connection => exchange.await,
     }
 }
@@ -135,9 +137,9 @@ async fn body(response: Response<Incoming>, target: &Target) -> Result<Vec<u8>, 
 impl ClientError {
     /// Nobody is there, as far as can be seen: nothing was found out about an agent.
     #[must_use]
-    pub fn is_nobody(&self) -> bool {
+    pub fn is_no_agent(&self) -> bool {
         match self {
-            Self::NobodyOnSocket { .. } | Self::NobodyHere { .. } => true,
+            Self::NoAgentOnSocket { .. } | Self::NoAgentFound { .. } => true,
             Self::Unreachable { error, .. } => error.kind() == io::ErrorKind::ConnectionRefused,
             _ => false,
         }

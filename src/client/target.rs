@@ -41,7 +41,7 @@ impl Target {
 impl fmt::Display for Target {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Local => formatter.write_str("this machine"),
+            Self::Local => formatter.write_str("this node"),
             Self::Socket(path) => write!(formatter, "unix:{}", path.display()),
             Self::Url(url) => write!(formatter, "{url}"),
         }
@@ -56,15 +56,15 @@ pub struct HttpUrl {
     pub port: u16,
     /// As written in the `Host` header.
     pub authority: String,
-    /// What goes before each path; empty, or begins with a slash and ends without.
+    /// Prefix of each path; empty, or with a leading and no trailing slash.
     pub prefix: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidUrl {
-    #[error("https is not spoken here: on the node itself leave out --url, and the admin socket is asked")]
+    #[error("https is not supported: on the node itself leave out --url to use the admin socket")]
     Https,
-    #[error("a user or password in the URL is not spoken here: on the node itself leave out --url")]
+    #[error("a user or password in the URL is not supported: on the node itself leave out --url")]
     User,
     #[error("not a URL of an agent; give one such as {DEFAULT_URL}")]
     Form,
@@ -85,7 +85,7 @@ impl FromStr for HttpUrl {
             return Err(InvalidUrl::User);
         }
         let host = authority.host().trim_matches(['[', ']']);
-        // What `port_u16` cannot read would silently be port 80.
+        // A port that `port_u16` cannot parse would otherwise become port 80.
         let has_port = authority.as_str().rsplit_once(':').is_some_and(|(_, port)| !port.contains(']'));
         if host.is_empty() || has_port && authority.port_u16().is_none() || uri.query().is_some() {
             return Err(InvalidUrl::Form);
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_are_read() {
+    fn urls_are_parsed() {
         let parts = |text: &str| {
             let url: HttpUrl = text.parse().unwrap();
             (url.host, url.port, url.prefix)
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_refused_with_the_next_step() {
+    fn invalid_urls_are_refused_with_the_next_step() {
         let refused = |text: &str| text.parse::<HttpUrl>().unwrap_err();
         assert_eq!(refused("https://node-a:9410"), InvalidUrl::Https);
         assert_eq!(refused("http://me:secret@node-a"), InvalidUrl::User);

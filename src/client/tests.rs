@@ -9,7 +9,7 @@ use super::*;
 use crate::metrics::tests::fixture;
 use crate::model::{ContainerRef, HealthTransition, Snapshot, UnhealthyReason};
 
-/// With a little of everything that clients read.
+/// With all that clients read.
 fn snapshot() -> Snapshot {
     let mut snapshot = fixture::snapshot();
     let mut health = (*snapshot.health).clone();
@@ -27,7 +27,7 @@ fn snapshot() -> Snapshot {
     snapshot
 }
 
-/// What stands in `part` but not in `whole`, or otherwise.
+/// Values in `part` that `whole` lacks or that differ.
 fn differences(part: &Value, whole: &Value, place: &str, found: &mut Vec<String>) {
     match (part, whole) {
         (Value::Object(part), Value::Object(whole)) => {
@@ -35,7 +35,7 @@ fn differences(part: &Value, whole: &Value, place: &str, found: &mut Vec<String>
                 let place = format!("{place}/{key}");
                 match whole.get(key) {
                     Some(other) => differences(value, other, &place, found),
-                    None => found.push(format!("{place} is not in the answer")),
+                    None => found.push(format!("{place} is not in the response")),
                 }
             }
         }
@@ -51,27 +51,27 @@ fn differences(part: &Value, whole: &Value, place: &str, found: &mut Vec<String>
 
 #[test]
 fn every_field_is_one_that_the_agent_writes() {
-    let answer = serde_json::to_value(snapshot()).unwrap();
-    let node: Node = serde_json::from_value(answer.clone()).unwrap();
+    let response = serde_json::to_value(snapshot()).unwrap();
+    let node: Node = serde_json::from_value(response.clone()).unwrap();
     let mut found = vec![];
-    differences(&serde_json::to_value(&node).unwrap(), &answer, "", &mut found);
+    differences(&serde_json::to_value(&node).unwrap(), &response, "", &mut found);
     assert!(found.is_empty(), "{found:#?}");
-    assert!(node.accounts.iter().any(|account| account.holding.is_some()), "the fixture shows what it should");
+    assert!(node.accounts.iter().any(|account| account.holding.is_some()), "the fixture has holdings");
     assert!(!node.health.transitions.is_empty() && !node.hardware.readings.is_empty());
 }
 
 #[test]
-fn the_test_above_would_see_a_field_that_is_gone() {
-    let mut answer = serde_json::to_value(snapshot()).unwrap();
-    let node: Node = serde_json::from_value(answer.clone()).unwrap();
-    answer["accounts"][0].as_object_mut().unwrap().remove("idle_seconds");
+fn the_test_above_fails_for_a_missing_field() {
+    let mut response = serde_json::to_value(snapshot()).unwrap();
+    let node: Node = serde_json::from_value(response.clone()).unwrap();
+    response["accounts"][0].as_object_mut().unwrap().remove("idle_seconds");
     let mut found = vec![];
-    differences(&serde_json::to_value(&node).unwrap(), &answer, "", &mut found);
-    assert_eq!(found, ["/accounts/0/idle_seconds is not in the answer"]);
+    differences(&serde_json::to_value(&node).unwrap(), &response, "", &mut found);
+    assert_eq!(found, ["/accounts/0/idle_seconds is not in the response"]);
 }
 
 #[test]
-fn other_json_is_no_snapshot_and_an_older_agent_is_one() {
+fn other_json_is_not_a_snapshot_and_that_of_an_older_agent_is() {
     assert!(serde_json::from_str::<Node>("{}").is_err());
     assert!(serde_json::from_str::<Node>("[1]").is_err());
     let old = r#"{"sequence":1,"at":{"monotonic":{"secs":1,"nanos":0},"unix":2.0},"accounts":[{"gpu":"G"}],"new":{}}"#;
@@ -79,18 +79,18 @@ fn other_json_is_no_snapshot_and_an_older_agent_is_one() {
     assert_eq!((node.accounts[0].gpu.as_str(), node.accounts[0].idle_seconds), ("G", None));
 }
 
-/// A server that answers whatever it is asked with these bytes, and then closes or stays silent.
-async fn answering(bytes: Vec<u8>, close: bool) -> Target {
+/// A server that responds to any request with these bytes, and then closes the connection or stays silent.
+async fn responding(bytes: Vec<u8>, close: bool) -> Target {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
         loop {
             let Ok((mut stream, _)) = listener.accept().await else { return };
-            let mut asked = [0; 1024];
-            let _ = stream.read(&mut asked).await;
+            let mut request = [0; 1024];
+            let _ = stream.read(&mut request).await;
             let _ = stream.write_all(&bytes).await;
             if !close {
-                let _ = stream.read(&mut asked).await;
+                let _ = stream.read(&mut request).await;
             }
         }
     });
@@ -98,31 +98,31 @@ async fn answering(bytes: Vec<u8>, close: bool) -> Target {
 }
 
 async fn refused(bytes: impl Into<Vec<u8>>) -> String {
-    node(&answering(bytes.into(), true).await).await.unwrap_err().to_string()
+    node(&responding(bytes.into(), true).await).await.unwrap_err().to_string()
 }
 
 #[tokio::test]
-async fn an_answer_is_read_over_tcp_and_over_a_socket() {
+async fn a_response_is_read_over_tcp_and_over_a_socket() {
     let body = serde_json::to_string(&fixture::snapshot()).unwrap();
-    let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
-    assert_eq!(node(&answering(answer.clone().into(), false).await).await.unwrap().node_name, "node-a");
+    let response = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    assert_eq!(node(&responding(response.clone().into(), false).await).await.unwrap().node_name, "node-a");
     let until_closed = format!("HTTP/1.1 200 OK\r\n\r\n{body}");
-    assert_eq!(node(&answering(until_closed.into(), true).await).await.unwrap().node_name, "node-a");
+    assert_eq!(node(&responding(until_closed.into(), true).await).await.unwrap().node_name, "node-a");
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("admin.sock");
     let listener = UnixListener::bind(&path).unwrap();
     tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
-        let mut asked = [0; 1024];
-        let length = stream.read(&mut asked).await.unwrap();
-        assert!(asked[..length].starts_with(b"GET /api/v1/node HTTP/1.1\r\n"));
-        stream.write_all(answer.as_bytes()).await.unwrap();
+        let mut request = [0; 1024];
+        let length = stream.read(&mut request).await.unwrap();
+        assert!(request[..length].starts_with(b"GET /api/v1/node HTTP/1.1\r\n"));
+        stream.write_all(response.as_bytes()).await.unwrap();
     });
     assert_eq!(node(&Target::Socket(path)).await.unwrap().node_name, "node-a");
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_said_with_the_next_step() {
+async fn errors_name_the_next_step() {
     let gone = Target::Socket("/nowhere/podmeter.sock".into());
     let error = node(&gone).await.unwrap_err().to_string();
     assert_eq!(
@@ -133,27 +133,27 @@ async fn what_is_wrong_is_said_with_the_next_step() {
     let error = node(&Target::Url(format!("http://{closed}").parse().unwrap())).await.unwrap_err().to_string();
     assert!(error.contains("cannot be reached") && error.contains("is the port right?"), "{error}");
     let missing = refused("HTTP/1.1 404 Not Found\r\ncontent-length: 9\r\n\r\n\x1b[31mgone").await;
-    assert!(missing.contains("answered 404 Not Found (�[31mgone); is that a podmeter agent"), "{missing}");
+    assert!(missing.contains("responded 404 Not Found (�[31mgone); is that a podmeter agent"), "{missing}");
     let page = refused("HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\n<html>").await;
-    assert!(page.contains("something else than a snapshot"), "{page}");
+    assert!(page.contains("something other than a snapshot"), "{page}");
     let cut = refused("HTTP/1.1 200 OK\r\ncontent-length: 60\r\n\r\n{").await;
-    assert!(cut.contains("broke off"), "{cut}");
+    assert!(cut.contains("ended the connection"), "{cut}");
     for garbage in ["\0\0\0\0", "SSH-2.0-OpenSSH_9.2\r\n", ""] {
-        assert!(refused(garbage).await.contains("broke off"), "{garbage:?}");
+        assert!(refused(garbage).await.contains("ended the connection"), "{garbage:?}");
     }
 }
 
 #[tokio::test]
-async fn an_endless_answer_is_cut() {
-    let mut answer = b"HTTP/1.1 200 OK\r\n\r\n".to_vec();
-    answer.resize((33 << 20) + 100, b' ');
-    let error = refused(answer).await;
+async fn a_response_is_limited_in_size() {
+    let mut response = b"HTTP/1.1 200 OK\r\n\r\n".to_vec();
+    response.resize((33 << 20) + 100, b' ');
+    let error = refused(response).await;
     assert!(error.contains("more than 32 MiB"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_server_is_given_up() {
-    let silent = answering(vec![], false).await;
+async fn a_silent_server_times_out() {
+    let silent = responding(vec![], false).await;
     let error = tokio::time::timeout(Duration::from_secs(60), node(&silent)).await.unwrap().unwrap_err().to_string();
-    assert!(error.contains("did not answer within 5 s"), "{error}");
+    assert!(error.contains("did not respond within 5 s"), "{error}");
 }

@@ -108,7 +108,7 @@ async fn find_agent(settings: &Settings) -> Agent {
     let Some(target) = &settings.agent else { return ask_listeners(settings).await.unwrap_or(Agent::NotLooked) };
     match client::get(target, "/-/healthy").await {
         Ok(_) => ask_agent(target.clone()).await,
-        Err(error) if error.is_nobody() => {
+        Err(error) if error.is_no_agent() => {
             let elsewhere = if settings.agent_is_named { None } else { ask_listeners(settings).await };
             elsewhere.unwrap_or_else(|| Agent::Absent(target.clone()))
         }

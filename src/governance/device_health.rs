@@ -8,16 +8,16 @@ use crate::model::{
     ContainerRef, DeviceHealth, GpuHealth, GpuUuid, HealthTransition, MigUuid, Snapshot, UnhealthyReason, XidClass,
 };
 
-/// The verdict on each device, its turns, and how it comes about.
+/// The health of each device, its transitions, and how it is determined.
 #[derive(Debug, Serialize)]
 pub struct Health<'a> {
-    pub devices: Vec<Judged<'a>>,
+    pub devices: Vec<DeviceEntry<'a>>,
     pub history: History<'a>,
     pub monitoring: Monitoring<'a>,
 }
 
 #[derive(Debug, Serialize)]
-pub struct Judged<'a> {
+pub struct DeviceEntry<'a> {
     pub gpu: &'a GpuUuid,
     /// `None`: the whole GPU.
     pub mig: Option<&'a MigUuid>,
@@ -32,20 +32,21 @@ pub struct Judged<'a> {
 pub struct Cause<'a> {
     pub reason: UnhealthyReason,
     pub detail: &'a str,
-    /// What brings the device back.
+    /// What makes the device healthy again.
     pub clears: &'a str,
 }
 
 #[derive(Debug, Serialize)]
 pub struct History<'a> {
-    /// False: older turns since the start are no longer kept.
+    /// False: older transitions since the start are no longer kept.
     pub complete: bool,
     /// Oldest first.
-    pub turns: Vec<Turn<'a>>,
+    #[serde(rename = "turns")]
+    pub transitions: Vec<Transition<'a>>,
 }
 
 #[derive(Debug, Serialize)]
-pub struct Turn<'a> {
+pub struct Transition<'a> {
     /// Counts from 1 since the start.
     pub number: u64,
     pub at: Timestamp,
@@ -54,11 +55,11 @@ pub struct Turn<'a> {
     pub healthy: bool,
     pub reason: UnhealthyReason,
     pub detail: &'a str,
-    /// Who held the device then.
+    /// The holders of the device at that time.
     pub holders: &'a [ContainerRef],
 }
 
-/// What was configured of it.
+/// The health settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MonitoringPlan {
     pub kernel_log: bool,
@@ -68,15 +69,16 @@ pub struct MonitoringPlan {
     pub hold_down: Duration,
 }
 
-/// From what evidence the verdict comes and whom it reaches.
+/// The inputs of the health, and where it is reported.
 #[derive(Debug, Serialize)]
 pub struct Monitoring<'a> {
     pub sources: Vec<Source>,
-    /// `auto`: on evidence, after the hold-down. `manual`: by an operator alone.
+    /// `auto`: when the cause has ended, after the hold-down. `manual`: by an operator only.
     pub recovery: &'static str,
     pub hold_down_seconds: f64,
-    /// Resources whose devices the kubelet is told to be unhealthy; empty while the plugin is off.
-    pub told_to_kubelet: Vec<&'a str>,
+    /// Resources whose unhealthy devices are reported to the kubelet; empty while the plugin is off.
+    #[serde(rename = "told_to_kubelet")]
+    pub reported_to_kubelet: Vec<&'a str>,
     /// Metrics that show it.
     pub metrics: &'static [&'static str],
 }
@@ -86,23 +88,23 @@ pub struct Source {
     /// `fast`, `medium`, `slow` readings, `events` of the driver, `kernel_log`, `operator`.
     pub name: &'static str,
     pub enabled: bool,
-    /// `None` where that is not known.
+    /// `None` where it is not known.
     pub working: Option<bool>,
     pub last_success: Option<Timestamp>,
 }
 
 pub fn health<'a>(snapshot: &'a Snapshot, plan: &MonitoringPlan) -> Health<'a> {
     let state = &*snapshot.health;
-    let turns: Vec<Turn<'_>> = state.transitions.iter().map(turn).collect();
+    let transitions: Vec<Transition<'_>> = state.transitions.iter().map(transition).collect();
     Health {
-        devices: state.gpus.iter().flat_map(|(gpu, health)| judged(gpu, health)).collect(),
-        history: History { complete: turns.first().is_none_or(|turn| turn.number == 1), turns },
+        devices: state.gpus.iter().flat_map(|(gpu, health)| entries(gpu, health)).collect(),
+        history: History { complete: transitions.first().is_none_or(|first| first.number == 1), transitions },
         monitoring: monitoring(snapshot, plan),
     }
 }
 
-fn judged<'a>(gpu: &'a GpuUuid, health: &'a GpuHealth) -> Vec<Judged<'a>> {
-    let one = |mig: Option<&'a MigUuid>, device: &'a DeviceHealth| Judged {
+fn entries<'a>(gpu: &'a GpuUuid, health: &'a GpuHealth) -> Vec<DeviceEntry<'a>> {
+    let one = |mig: Option<&'a MigUuid>, device: &'a DeviceHealth| DeviceEntry {
         gpu,
         mig,
         healthy: device.healthy,
@@ -119,8 +121,8 @@ fn judged<'a>(gpu: &'a GpuUuid, health: &'a GpuHealth) -> Vec<Judged<'a>> {
     devices
 }
 
-fn turn(turn: &HealthTransition) -> Turn<'_> {
-    Turn {
+fn transition(turn: &HealthTransition) -> Transition<'_> {
+    Transition {
         number: turn.number,
         at: turn.at.unix.into(),
         gpu: &turn.gpu,
@@ -154,7 +156,7 @@ fn monitoring<'a>(snapshot: &'a Snapshot, plan: &MonitoringPlan) -> Monitoring<'
         sources,
         recovery: if plan.automatic_recovery { "auto" } else { "manual" },
         hold_down_seconds: plan.hold_down.as_secs_f64(),
-        told_to_kubelet: registered.map(|(name, _)| name.as_str()).collect(),
+        reported_to_kubelet: registered.map(|(name, _)| name.as_str()).collect(),
         metrics: &["podmeter_device_healthy", "podmeter_device_unhealthy_reason", "podmeter_xid_errors_total"],
     }
 }

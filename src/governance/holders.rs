@@ -8,17 +8,17 @@ use crate::model::{
     PodUid, ResourceName, Sharing, Snapshot,
 };
 
-/// Who holds what, as the kubelet says and podmeter believes.
+/// The holders, from the allocations that podmeter has settled on.
 #[derive(Debug, Serialize)]
 pub struct Holders<'a> {
-    /// When the kubelet last confirmed it; what follows is as old.
+    /// When the kubelet last confirmed them.
     pub confirmed_at: Option<Timestamp>,
-    /// False for a moment after the kubelet came back.
+    /// False for a short time after the kubelet has restarted.
     pub settled: bool,
     pub api: Option<PodResourcesApi>,
-    /// Why the kubelet cannot be asked now.
+    /// Why requests to the kubelet fail.
     pub problem: Option<&'a str>,
-    /// Those that hold a device or a claim. `None`: the kubelet has never answered.
+    /// Those with a device or a claim. `None`: the kubelet has not responded yet.
     pub containers: Option<Vec<Holder<'a>>>,
 }
 
@@ -26,12 +26,12 @@ pub struct Holders<'a> {
 pub struct Holder<'a> {
     #[serde(flatten)]
     pub container: &'a ContainerRef,
-    /// `None` where nobody tells UIDs.
+    /// `None` where no source has UIDs.
     pub pod_uid: Option<&'a PodUid>,
     pub devices: Vec<Held<'a>>,
     pub claims: &'a [ClaimDevice],
-    /// The hardware behind them, where it could be told.
-    pub hardware: Vec<Behind<'a>>,
+    /// Their hardware, where it is known.
+    pub hardware: Vec<HeldHardware<'a>>,
 }
 
 #[derive(Debug, Serialize)]
@@ -41,7 +41,7 @@ pub struct Held<'a> {
 }
 
 #[derive(Debug, Serialize)]
-pub struct Behind<'a> {
+pub struct HeldHardware<'a> {
     pub gpu: &'a GpuUuid,
     pub mig: Option<&'a MigUuid>,
     pub sharing: Sharing,
@@ -89,8 +89,8 @@ fn held(device: &HeldDevice) -> Held<'_> {
     Held { resource: &device.resource, id: &device.id }
 }
 
-/// `None` for what it holds no more.
-fn part(account: &Account) -> Option<Behind<'_>> {
+/// `None` for a holding that has ended.
+fn part(account: &Account) -> Option<HeldHardware<'_>> {
     let sharing = account.holding.as_ref()?.sharing;
-    Some(Behind { gpu: &account.gpu, mig: account.mig.as_ref(), sharing, since: account.created.into() })
+    Some(HeldHardware { gpu: &account.gpu, mig: account.mig.as_ref(), sharing, since: account.created.into() })
 }

@@ -1,8 +1,8 @@
-//! The governance record: what runs here, what it may do, what it gives out, who holds it, and how well it is.
+//! The governance record: what runs on the node, with which privileges, what it offers, its holders, and its health.
 //!
-//! In: a snapshot, facts of our own process and what somebody told us of our deployment. Out: one value that is written as
-//! JSON or YAML (`docs/record.schema.json`). Refuses to know: HTTP, the kubelet, the driver. `process` alone reads files,
-//! those of this very process; the rest is a pure function. No secret goes in: of the configuration only digests.
+//! Inputs: a snapshot, facts of our own process, and settings that describe the deployment. Output: one value that is written as
+//! JSON or YAML (`docs/record.schema.json`). It does not know HTTP, the kubelet or the driver. Only `process` reads files, those of
+//! this process; the rest is a pure function. It has no secrets: of the configuration only digests.
 
 mod device_health;
 mod holders;
@@ -22,24 +22,24 @@ pub use offered::Offered;
 pub use process::{Mount, Namespace, OwnProcess, Status, read as read_own_process};
 pub use timestamp::Timestamp;
 
-/// Changes with every change that a reader must know of.
+/// Changes with every incompatible change.
 pub const SCHEMA: &str = "podmeter.record/v1";
 
-/// What is known beside the snapshot.
+/// Inputs besides the snapshot.
 #[derive(Clone, Debug)]
 pub struct Facts {
     pub at: Moment,
     pub deployment: Deployment,
     pub configuration: Configuration,
-    /// Where questions are answered, as `--listen` writes it, and the admin socket last.
-    pub listeners: Vec<Listener>,
+    /// As in `--listen`, the admin socket last.
+    pub listeners: Vec<ListenerSummary>,
     pub monitoring: MonitoringPlan,
     pub process: OwnProcess,
-    /// Serial numbers of devices are for the owner of the node, not for whoever asks.
+    /// Serial numbers of devices are for the owner of the node only.
     pub with_serials: bool,
 }
 
-/// What nobody inside can see: whoever started us says it, or it is absent.
+/// What cannot be read from inside the container: set by the deployment, or absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Deployment {
     pub image: Option<String>,
@@ -49,7 +49,7 @@ pub struct Deployment {
     pub update_strategy: Option<String>,
 }
 
-/// What the configuration was, without what it says.
+/// The configuration, as digests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Configuration {
     /// Of the settings in force, defaults, flags and variables included; comparable between agents of one version.
@@ -65,14 +65,14 @@ pub struct ReadFile {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Listener {
+pub struct ListenerSummary {
     /// `0.0.0.0:9410`, `unix:/run/podmeter/podmeter.sock`
     pub address: String,
-    /// Takes orders, and can be opened by its owner alone.
+    /// Accepts commands; its owner alone can open it.
     pub admin: bool,
-    /// Says only whether the agent is healthy and ready.
+    /// Serves health and readiness only.
     pub probes: bool,
-    /// Asks for what the web configuration says: TLS, a certificate, a password.
+    /// Under the web configuration: TLS, a certificate, a password.
     pub guarded: bool,
 }
 
@@ -89,7 +89,7 @@ pub struct GovernanceRecord<'a> {
     pub node: Node<'a>,
     pub running: Running<'a>,
     pub configuration: Loaded<'a>,
-    pub listeners: &'a [Listener],
+    pub listeners: &'a [ListenerSummary],
     pub hardware: Hardware<'a>,
     /// `None` while the bundled device plugin is off.
     pub device_plugin: Option<Offered<'a>>,
@@ -131,9 +131,9 @@ pub struct Hardware<'a> {
     pub driver_version: Option<&'a str>,
     pub cuda_version: Option<&'a str>,
     pub nvml_version: Option<&'a str>,
-    /// Times that the driver is known to have been loaded since podmeter came.
+    /// How often the driver was loaded since the start of podmeter, as far as known.
     pub driver_loads: u64,
-    /// GPUs on the PCI bus, less those given to virtual machines; `None` where the bus cannot be read.
+    /// GPUs on the PCI bus, without those of virtual machines; `None` where the bus cannot be read.
     pub expected: Option<&'a NodeDevices>,
     pub released: Option<Released>,
     pub problem: Option<&'a str>,
@@ -155,7 +155,7 @@ pub struct Device<'a> {
     pub model: Option<&'a str>,
     pub architecture: Option<&'a str>,
     pub pci_bus_id: Option<&'a PciBusId>,
-    /// On the admin socket alone.
+    /// On the admin socket only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub serial: Option<&'a str>,
     /// Firmware.
@@ -167,7 +167,7 @@ pub struct Device<'a> {
     pub mig_devices: &'a [MigDevice],
 }
 
-/// Looks at nothing but its arguments.
+/// A pure function.
 #[must_use]
 pub fn record<'a>(snapshot: &'a Snapshot, facts: &'a Facts) -> GovernanceRecord<'a> {
     GovernanceRecord {

@@ -21,15 +21,15 @@ pub struct Resource<'a> {
     pub name: &'a ResourceName,
     pub registered: bool,
     pub registrations: u64,
-    /// When it was first to be offered.
+    /// When it was first offered.
     pub since: Timestamp,
-    /// Why it is not registered, is served no more, or whose it is.
+    /// Why it is not registered, is no longer served, or conflicts.
     pub problem: Option<&'a str>,
     pub ended: Option<&'a str>,
     pub conflict: Option<&'a str>,
     pub sharing_by_mps: bool,
     pub devices: Vec<Device<'a>>,
-    /// Answers to Allocate by result.
+    /// Allocate responses by result.
     pub allocations: &'a BTreeMap<&'static str, u64>,
 }
 
@@ -38,7 +38,7 @@ pub struct Device<'a> {
     pub id: &'a DeviceId,
     pub gpu: Option<&'a GpuUuid>,
     pub healthy: bool,
-    /// As the kubelet is told; `None` for a healthy one.
+    /// As reported to the kubelet; `None` for a healthy one.
     pub reason: Option<&'a str>,
 }
 

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::processes::mountinfo::unescaped;
 
-/// Mounts that are listed. A container has dozens.
+/// Listed mounts. A container has dozens.
 const MOST_MOUNTS: usize = 256;
 /// Where Kubernetes puts the token of a service account.
 const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
@@ -65,7 +65,7 @@ const CAPABILITIES: [&str; 41] = [
     "CAP_CHECKPOINT_RESTORE",
 ];
 
-/// What this process really has, whatever somebody asked for. What cannot be read is absent.
+/// The actual privileges and mounts of this process. Values that cannot be read are absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct OwnProcess {
     #[serde(skip)]
@@ -73,11 +73,11 @@ pub struct OwnProcess {
     pub privileges: Option<Status>,
     /// Of AppArmor or SELinux.
     pub security_label: Option<String>,
-    /// Whether a service account's token is there: without one the Kubernetes API cannot be used.
+    /// Whether there is a service account token; without one the Kubernetes API cannot be used.
     pub service_account_token: bool,
     pub namespaces: BTreeMap<&'static str, Namespace>,
     pub read_only_root: Option<bool>,
-    /// Without those that every container has (`/proc`, `/sys`, `/dev` and what lies in them, but for device nodes).
+    /// Without those of every container (under `/proc`, `/sys` and `/dev`, except device nodes).
     pub mounts: Option<Vec<Mount>>,
     /// Mounts that are not listed because there are too many.
     pub mounts_left_out: usize,
@@ -95,7 +95,7 @@ pub struct Status {
     pub seccomp: Option<&'static str>,
 }
 
-/// Names in the kernel's order; `None` where it does not say.
+/// Names in the kernel's order; `None` where unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Capabilities {
     pub effective: Option<Vec<String>>,
@@ -107,14 +107,14 @@ pub struct Capabilities {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Namespace {
     pub id: u64,
-    /// Whether it is the host's; `None` where the number does not tell.
+    /// Whether it is the host's; `None` where the number does not show it.
     pub host: Option<bool>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Mount {
     pub path: String,
-    /// The directory of its file system that is seen there.
+    /// The mounted directory of its file system.
     pub root: String,
     pub file_system: String,
     pub source: String,
@@ -123,7 +123,7 @@ pub struct Mount {
     pub propagation: String,
 }
 
-/// `proc` is `/proc/self`, or laid out like it. Reads the kernel's own files: nothing here waits.
+/// `proc` is `/proc/self` or a directory like it. Reads files of the kernel only, which do not block.
 #[must_use]
 pub fn read(proc: &Path) -> OwnProcess {
     let text = |name: &str| std::fs::read_to_string(proc.join(name)).ok();
@@ -132,7 +132,7 @@ pub fn read(proc: &Path) -> OwnProcess {
     let read_only_root = mounts
         .as_deref()
         .and_then(|mounts| mounts.iter().rev().find(|mount| mount.path == "/").map(|mount| mount.read_only));
-    let mut mounts = mounts.map(matter);
+    let mut mounts = mounts.map(relevant_mounts);
     let mounts_left_out = mounts.as_ref().map_or(0, |mounts| mounts.len().saturating_sub(MOST_MOUNTS));
     if let Some(mounts) = &mut mounts {
         mounts.truncate(MOST_MOUNTS);
@@ -185,13 +185,13 @@ pub fn status(text: &str) -> Status {
     }
 }
 
-/// A bit that this version has no name for is `CAP_<number>`.
+/// A bit without a name is `CAP_<number>`.
 fn capability_names(bits: u64) -> Vec<String> {
     let name = |bit: usize| CAPABILITIES.get(bit).map_or_else(|| format!("CAP_{bit}"), |name| (*name).to_owned());
     (0..64).filter(|bit| bits & (1 << bit) != 0).map(name).collect()
 }
 
-/// Of the text of `/proc/<pid>/mountinfo`, in the kernel's order. A line that makes no sense is left out.
+/// Of the text of `/proc/<pid>/mountinfo`, in the kernel's order. Invalid lines are left out.
 #[must_use]
 pub fn all_mounts(text: &str) -> Vec<Mount> {
     text.lines().filter_map(mount).collect()
@@ -219,12 +219,12 @@ fn mount(line: &str) -> Option<Mount> {
 }
 
 /// Sorted by path; of several at one path the last, which covers the others.
-fn matter(mounts: Vec<Mount>) -> Vec<Mount> {
+fn relevant_mounts(mounts: Vec<Mount>) -> Vec<Mount> {
     let by_path: BTreeMap<String, Mount> = mounts.into_iter().map(|mount| (mount.path.clone(), mount)).collect();
-    by_path.into_values().filter(matters).collect()
+    by_path.into_values().filter(is_relevant).collect()
 }
 
-fn matters(mount: &Mount) -> bool {
+fn is_relevant(mount: &Mount) -> bool {
     let inside = |top: &str| mount.path.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     let usual = inside("/proc") || inside("/sys") || inside("/dev");
     !usual || mount.file_system == "devtmpfs"
@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_containers_mounts_are_told_without_what_every_container_has() {
+    fn mounts_of_every_container_are_left_out() {
         let text = "600 500 0:50 / / ro,relatime master:1 - overlay overlay rw,lowerdir=/x\n\
                     601 600 0:51 / /proc rw,nosuid - proc proc rw\n\
                     602 600 0:52 / /dev rw - tmpfs tmpfs rw\n\
@@ -244,7 +244,7 @@ mod tests {
                     605 600 8:1 /pod\\040resources /var/lib/kubelet/pod-resources ro - ext4 /dev/sda1 rw\n\
                     606 600 0:60 / /devices rw - tmpfs tmpfs ro\n\
                     nonsense\n7 8 - x\n";
-        let mounts = matter(all_mounts(text));
+        let mounts = relevant_mounts(all_mounts(text));
         let seen: Vec<_> =
             mounts.iter().map(|mount| (mount.path.as_str(), mount.read_only, mount.propagation.as_str())).collect();
         assert_eq!(
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_may_do_is_told_by_name() {
+    fn privileges_are_read_by_name() {
         let text = "Name:\tpodmeter\nUid:\t1000\t0\t0\t0\nGid:\t0\t0\t0\t0\nNoNewPrivs:\t1\nSeccomp:\t2\n\
                     CapPrm:\t0000000000000000\nCapEff:\t8000000400200001\nCapBnd:\tnonsense\n";
         let status = status(text);
@@ -270,12 +270,12 @@ mod tests {
         let effective = status.capabilities.effective.unwrap();
         assert_eq!(effective, ["CAP_CHOWN", "CAP_SYS_ADMIN", "CAP_SYSLOG", "CAP_63"]);
         assert_eq!(status.capabilities.permitted, Some(vec![]));
-        assert_eq!((status.capabilities.bounding, status.capabilities.ambient), (None, None), "not said is not none");
+        assert_eq!((status.capabilities.bounding, status.capabilities.ambient), (None, None), "unknown is not empty");
         assert_eq!(super::status(""), Status::default());
     }
 
     #[test]
-    fn this_process_is_seen() {
+    fn this_process_is_read() {
         let own = read(Path::new("/proc/self"));
         assert!(own.privileges.is_some_and(|status| status.uid.is_some()));
         assert!(own.namespaces.contains_key("pid") && own.read_only_root.is_some());
@@ -286,7 +286,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn anything_is_survived(text in "(?s).{0,200}") {
+        fn any_text_is_accepted(text in "(?s).{0,200}") {
             let _ = (status(&text), all_mounts(&text));
         }
     }
