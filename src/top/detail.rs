@@ -1,4 +1,4 @@
-//! All there is on one GPU: what it is, its bars, its health, who holds it, what is nobody's, and what happened.
+//! The detail page of one GPU: identity, bars, health, holders, unattributed use, and events.
 
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
@@ -14,14 +14,14 @@ use crate::client::{Node, Unattributed};
 use crate::model::Monotonic;
 use crate::terminal::{clean, fit};
 
-/// Of the turns of this device.
+/// Transitions of this device.
 const EVENTS_SHOWN: usize = 20;
 
 pub fn lines(state: &State, gpu: &str, look: Look, now: Monotonic, width: usize) -> Vec<Line<'static>> {
     let Some(node) = state.node() else { return vec![] };
     let rows: Vec<DeviceRow> = rows::devices(node).into_iter().filter(|row| row.gpu == gpu).collect();
     let Some(whole) = rows.first() else {
-        return vec![Line::from("The agent tells nothing of this device any more.")];
+        return vec![Line::from("The agent no longer reports this device.")];
     };
     let since = state.freshness(now).1.as_secs_f64();
     let page = Page { node, gpu, look, width, since };
@@ -29,7 +29,7 @@ pub fn lines(state: &State, gpu: &str, look: Look, now: Monotonic, width: usize)
     for row in &rows {
         if rows.len() > 1 {
             lines.push(Line::default());
-            lines.push(page.heading(&format!("{} {}, {}", row.name, row.model, row.verdict.words())));
+            lines.push(page.heading(&format!("{} {}, {}", row.name, row.model, row.status.words())));
         }
         lines.extend(page.bars(state, row));
     }
@@ -45,7 +45,7 @@ struct Page<'a> {
     gpu: &'a str,
     look: Look,
     width: usize,
-    /// Seconds since the agent told this.
+    /// Seconds since the response.
     since: f64,
 }
 
@@ -60,7 +60,7 @@ impl Page<'_> {
             words.extend(gpu.pci_bus_id.as_deref().map(|bus| format!("PCI {}", clean(bus))));
             words.extend(gpu.numa_node.map(|node| format!("NUMA node {node}")));
         }
-        let title = format!("GPU {} {}, {}", row.name, row.model, row.verdict.words());
+        let title = format!("GPU {} {}, {}", row.name, row.model, row.status.words());
         vec![self.heading(&title), Line::from(fit(&words.join("  "), self.width, false))]
     }
 
@@ -72,7 +72,7 @@ impl Page<'_> {
             let bars = Span::styled(self.look.bar(&history, columns), self.look.bars());
             Line::from_iter([Span::raw(label), Span::raw(" "), bars])
         };
-        // A part of a GPU has no power of its own.
+        // A MIG device has no power reading.
         let measures = Measure::ALL.into_iter().filter(|measure| row.order.1 == 0 || *measure != Measure::Power);
         measures.map(bar).collect()
     }
@@ -93,19 +93,19 @@ impl Page<'_> {
 
     fn health(&self) -> Vec<Line<'static>> {
         let Some(health) = self.node.health.gpus.get(self.gpu) else {
-            return self.section("Health", vec![], "nobody has checked it", Style::new());
+            return self.section("Health", vec![], "not checked yet", Style::new());
         };
         let since = span(age(self.node.at.monotonic, health.whole.since.monotonic) + self.since);
         let words: Vec<String> = rows::causes(self.node, self.gpu)
             .into_iter()
             .map(|(name, cause)| {
                 let [reason, detail, clears] = [&cause.reason, &cause.detail, &cause.clears].map(|text| clean(text));
-                format!("✗ GPU {name}: {reason}: {detail}; comes back by: {clears}")
+                format!("✗ GPU {name}: {reason}: {detail}; recovery: {clears}")
             })
             .collect();
         let style = if words.is_empty() { Style::new() } else { self.look.alarm() };
         let title = if health.whole.healthy { "healthy" } else { "unhealthy" };
-        self.section(&format!("Health: {title} for {since}"), words, "nothing is known to be wrong with it", style)
+        self.section(&format!("Health: {title} for {since}"), words, "no known fault", style)
     }
 
     fn holders(&self) -> Vec<Line<'static>> {
@@ -132,7 +132,7 @@ impl Page<'_> {
             ));
         }
         words.sort();
-        self.section("Held by", words, "nobody", Style::new())
+        self.section("Held by", words, "no container", Style::new())
     }
 
     fn unattributed(&self) -> Vec<Line<'static>> {
@@ -140,25 +140,27 @@ impl Page<'_> {
         for unattributed in self.node.unattributed.iter().filter(|unattributed| unattributed.gpu == self.gpu) {
             words.extend(reasons(unattributed).into_iter().map(|reason| part(unattributed, reason)));
         }
-        for stranger in self.node.unallocated_uses.iter().filter(|stranger| stranger.gpu == self.gpu) {
-            let container = stranger.container.as_deref().map(|name| format!("/{name}")).unwrap_or_default();
-            let name = clean(&format!("{}/{}{container}", stranger.pod.namespace, stranger.pod.pod));
-            words.push(format!("{name} uses it and does not hold it"));
+        for unallocated in self.node.unallocated_uses.iter().filter(|unallocated| unallocated.gpu == self.gpu) {
+            let container = unallocated.container.as_deref().map(|name| format!("/{name}")).unwrap_or_default();
+            let name = clean(&format!("{}/{}{container}", unallocated.pod.namespace, unallocated.pod.pod));
+            words.push(format!("{name} uses it without holding it"));
         }
-        self.section("No container's", words, "nothing is told of a remainder", Style::new())
+        self.section("Unattributed", words, "no data", Style::new())
     }
 
     fn events(&self) -> Vec<Line<'static>> {
         let now = self.node.at.monotonic;
         let ago = |then: std::time::Duration| format!("{} ago", span(age(now, then) + self.since));
         let mut words = vec![];
-        for turn in self.node.health.transitions.iter().rev().filter(|turn| turn.gpu == self.gpu).take(EVENTS_SHOWN) {
-            let to = if turn.to_healthy { "healthy again, ended" } else { "unhealthy" };
-            let holders: Vec<String> = turn.holders.iter().map(rows::name).collect();
+        for transition in
+            self.node.health.transitions.iter().rev().filter(|transition| transition.gpu == self.gpu).take(EVENTS_SHOWN)
+        {
+            let to = if transition.to_healthy { "healthy, ended" } else { "unhealthy" };
+            let holders: Vec<String> = transition.holders.iter().map(rows::name).collect();
             let held = if holders.is_empty() { String::new() } else { format!("; held by {}", holders.join(", ")) };
-            let part = turn.mig.as_deref().map(|mig| format!(" ({})", clean(mig))).unwrap_or_default();
-            let [reason, detail] = [&turn.reason, &turn.detail].map(|text| clean(text));
-            words.push(format!("{}{part}: {to}: {reason}: {detail}{held}", ago(turn.at.monotonic)));
+            let part = transition.mig.as_deref().map(|mig| format!(" ({})", clean(mig))).unwrap_or_default();
+            let [reason, detail] = [&transition.reason, &transition.detail].map(|text| clean(text));
+            words.push(format!("{}{part}: {to}: {reason}: {detail}{held}", ago(transition.at.monotonic)));
         }
         let xids = self.node.health.gpus.get(self.gpu).map(|health| &health.xids.last);
         for (code, sources) in xids.into_iter().flatten() {
@@ -168,7 +170,7 @@ impl Page<'_> {
                 words.push(format!("XID {code} ({class}) from {source}: {count} times, last {last}"));
             }
         }
-        self.section("Events", words, "none that the agent still knows of", Style::new())
+        self.section("Events", words, "none", Style::new())
     }
 }
 
@@ -186,7 +188,7 @@ fn part(unattributed: &Unattributed, reason: &String) -> String {
     format!("{}: {}", clean(reason), words.join(", "))
 }
 
-/// At spaces where there are any, in lines of at most so many columns.
+/// Wraps at spaces where there are any, in lines of at most this many columns.
 pub fn wrapped(text: &str, columns: usize) -> Vec<String> {
     let columns = columns.max(1);
     let mut lines = vec![];

@@ -1,4 +1,4 @@
-//! What was polled of each device, a bar for each poll.
+//! The polled values of each device, one bar per poll.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -45,13 +45,13 @@ impl Measure {
     }
 }
 
-/// By device and measure, oldest first; `None` where a poll said nothing of it.
+/// By device and measure, oldest first; `None` where a poll had no value.
 #[derive(Clone, Debug, Default)]
 pub struct History(BTreeMap<String, BTreeMap<Measure, VecDeque<Option<f64>>>>);
 
 impl History {
-    /// One poll. A device that is not among the rows any more is forgotten.
-    pub fn answered(&mut self, rows: &[DeviceRow]) {
+    /// Adds a poll. A device without a row is dropped.
+    pub fn add(&mut self, rows: &[DeviceRow]) {
         self.0.retain(|key, _| rows.iter().any(|row| row.key == *key));
         for row in rows {
             let kept = self.0.entry(row.key.clone()).or_default();
@@ -61,7 +61,7 @@ impl History {
         }
     }
 
-    /// A poll without an answer.
+    /// Adds a failed poll.
     pub fn failed(&mut self) {
         for values in self.0.values_mut().flat_map(BTreeMap::values_mut) {
             push(values, None);
@@ -87,12 +87,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gap_stays_a_gap_and_what_is_gone_is_forgotten() {
+    fn a_gap_stays_a_gap_and_a_missing_device_is_dropped() {
         let row = |busy| DeviceRow { key: "G".into(), busy, ..DeviceRow::default() };
         let mut history = History::default();
-        history.answered(&[row(Some(0.5))]);
+        history.add(&[row(Some(0.5))]);
         history.failed();
-        history.answered(&[row(Some(0.0))]);
+        history.add(&[row(Some(0.0))]);
         assert_eq!(history.last("G", Measure::Busy, 9), [Some(0.5), None, Some(0.0)]);
         assert_eq!(history.last("G", Measure::Busy, 2), [None, Some(0.0)]);
         assert_eq!(history.last("G", Measure::Power, 1), [None]);
@@ -100,7 +100,7 @@ mod tests {
             history.failed();
         }
         assert_eq!(history.last("G", Measure::Busy, usize::MAX).len(), KEPT);
-        history.answered(&[]);
+        history.add(&[]);
         assert!(history.last("G", Measure::Busy, 9).is_empty());
     }
 }

@@ -1,10 +1,10 @@
 //! `podmeter top`: devices and the containers on them, live in a terminal or once as plain text.
 //!
-//! In: the agent's answers, keys, the terminal's size. Out: a screen, or text. Refuses to know: how an agent is reached,
-//! and what nobody told: absent is a dash.
+//! Inputs: the agent's responses, keys, the terminal's size. Outputs: a screen, or text. It does not know how an agent is reached.
+//! Unknown values are shown as a dash.
 //!
-//! `rows` makes an answer into rows, `state` decides which are shown and in what order, `view` draws them, `plain` prints
-//! them, and `run` alone touches the terminal.
+//! `rows` converts a response into rows, `state` selects and sorts them, `view` draws them, `plain` prints them, and only `run` uses
+//! the terminal.
 
 mod detail;
 mod format;

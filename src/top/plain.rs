@@ -20,7 +20,7 @@ pub fn text(node: &Node) -> String {
     text.push_str(&devices(&rows::devices(node)));
     text.push('\n');
     let mut containers = rows::containers(node);
-    // Who has let go comes last, and the longest idle first; else by name.
+    // Ended holdings last, then the longest idle first, then by name.
     containers.sort_by(|one, other| {
         let idle = |row: &ContainerRow| row.idle.unwrap_or(-1.0);
         one.holds.cmp(&other.holds).reverse().then(idle(other).total_cmp(&idle(one)))
@@ -31,16 +31,16 @@ pub fn text(node: &Node) -> String {
 
 fn devices(rows: &[DeviceRow]) -> String {
     if rows.is_empty() {
-        return "no GPU has been seen\n".to_owned();
+        return "no GPU\n".to_owned();
     }
     let titles = ["GPU", "UUID", "HEALTH", "BUSY", "SM", "MEMORY", "POWER", "HEAT", "HELD_BY", "MODEL"];
     let cells = rows.iter().map(|row| {
-        let strangers = row.strangers.iter().map(|reason| format!("+{reason}"));
-        let holders: Vec<String> = row.holders.iter().cloned().chain(strangers).collect();
+        let unattributed = row.unattributed.iter().map(|reason| format!("+{reason}"));
+        let holders: Vec<String> = row.holders.iter().cloned().chain(unattributed).collect();
         vec![
             row.name.clone(),
             row.key.clone(),
-            row.verdict.words(),
+            row.status.words(),
             percent(row.busy),
             percent(row.sm_active),
             memory(row.memory_used, row.memory_total),

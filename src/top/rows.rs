@@ -1,4 +1,4 @@
-//! An answer made into rows: numbers still numbers, text harmless.
+//! A response as rows, with numbers as numbers and text without control characters.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,19 +6,19 @@ use super::format::age;
 use crate::client::{Account, Cause, DeviceHealth, Gpu, Mig, Name, Node, Readings};
 use crate::terminal::clean;
 
-/// A device's state in one word, with the reason where it is unhealthy.
+/// A device's health in one word, with the reason where it is unhealthy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Verdict {
-    /// The reason that goes first: `xid`.
+pub enum DeviceStatus {
+    /// With the first reason: `xid`.
     Unhealthy(String),
-    /// The driver lists it no longer.
+    /// No longer listed by the driver.
     Gone,
     #[default]
     Unchecked,
     Healthy,
 }
 
-impl Verdict {
+impl DeviceStatus {
     pub fn words(&self) -> String {
         match self {
             Self::Unhealthy(reason) => format!("unhealthy:{reason}"),
@@ -42,7 +42,7 @@ pub struct DeviceRow {
     pub name: String,
     /// `H100 80GB HBM3`, `1g.10gb`
     pub model: String,
-    pub verdict: Verdict,
+    pub status: DeviceStatus,
     pub busy: Option<f64>,
     pub sm_active: Option<f64>,
     pub memory_used: Option<u64>,
@@ -52,8 +52,8 @@ pub struct DeviceRow {
     pub heat: Option<f64>,
     /// `namespace/pod/container`, sorted.
     pub holders: Vec<String>,
-    /// Why some of it is used though it is no container's: `host`, `not_allocated`.
-    pub strangers: Vec<String>,
+    /// Reasons of unattributed processes: `host`, `not_allocated`.
+    pub unattributed: Vec<String>,
 }
 
 /// A container on one device.
@@ -108,7 +108,7 @@ fn whole(node: &Node, gpu: &Gpu) -> DeviceRow {
     let fast = readings.and_then(|readings| readings.fast.as_ref()).map(|fast| &fast.value);
     let medium = readings.and_then(|readings| readings.medium.as_ref()).map(|medium| &medium.value);
     let memory = medium.and_then(|medium| medium.memory.as_ref());
-    let verdict = verdict(health.map(|health| &health.whole), gpu);
+    let status = status(health.map(|health| &health.whole), gpu);
     DeviceRow {
         key: gpu.uuid.clone(),
         gpu: gpu.uuid.clone(),
@@ -119,7 +119,7 @@ fn whole(node: &Node, gpu: &Gpu) -> DeviceRow {
             .as_deref()
             .map(|model| clean(model.strip_prefix("NVIDIA ").unwrap_or(model)))
             .unwrap_or_default(),
-        verdict,
+        status,
         busy: fast.and_then(|fast| fast.utilization_ratio),
         sm_active: medium.and_then(|medium| medium.gpm.sm_active),
         memory_used: memory.map(|memory| memory.used),
@@ -128,7 +128,7 @@ fn whole(node: &Node, gpu: &Gpu) -> DeviceRow {
         power_limit: medium.and_then(|medium| medium.power_limit_watts),
         heat: medium.and_then(|medium| medium.gpu_temperature_celsius),
         holders: holders(node, |account| account.gpu == gpu.uuid && account.mig.is_none()),
-        strangers: strangers(node, &gpu.uuid),
+        unattributed: unattributed(node, &gpu.uuid),
     }
 }
 
@@ -142,7 +142,7 @@ fn part(node: &Node, gpu: &Gpu, mig: &Mig) -> DeviceRow {
         order: (number(gpu), mig.index.saturating_add(1)),
         name: format!("{}:{}", index(gpu), mig.index),
         model: clean(&mig.profile),
-        verdict: verdict(health, gpu),
+        status: status(health, gpu),
         busy: instance.and_then(|instance| instance.gpm.graphics_engine_active),
         sm_active: instance.and_then(|instance| instance.gpm.sm_active),
         memory_used: memory.map(|memory| memory.used),
@@ -157,14 +157,14 @@ fn medium_instance(readings: Option<&Readings>, number: u32) -> Option<&crate::c
     medium.instances.iter().find(|instance| instance.gpu_instance == number)
 }
 
-fn verdict(health: Option<&DeviceHealth>, gpu: &Gpu) -> Verdict {
+fn status(health: Option<&DeviceHealth>, gpu: &Gpu) -> DeviceStatus {
     match health {
-        Some(health) if health.healthy => Verdict::Healthy,
+        Some(health) if health.healthy => DeviceStatus::Healthy,
         Some(health) => {
-            Verdict::Unhealthy(health.causes.first().map_or_else(String::new, |cause| clean(&cause.reason)))
+            DeviceStatus::Unhealthy(health.causes.first().map_or_else(String::new, |cause| clean(&cause.reason)))
         }
-        None if !gpu.present => Verdict::Gone,
-        None => Verdict::Unchecked,
+        None if !gpu.present => DeviceStatus::Gone,
+        None => DeviceStatus::Unchecked,
     }
 }
 
@@ -173,8 +173,8 @@ fn holders(node: &Node, on: impl Fn(&Account) -> bool) -> Vec<String> {
     holding.map(|account| name(&account.container)).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// What the driver itself needs is on every device, and nobody's processes.
-fn strangers(node: &Node, gpu: &str) -> Vec<String> {
+/// Reasons with processes; the driver's own use is on every device and has none.
+fn unattributed(node: &Node, gpu: &str) -> Vec<String> {
     let unattributed = node.unattributed.iter().filter(|unattributed| unattributed.gpu == gpu);
     let present = unattributed.flat_map(|unattributed| &unattributed.processes).filter(|(_, count)| **count > 0);
     present.map(|(reason, _)| clean(reason)).collect()
@@ -231,7 +231,7 @@ fn container(node: &Node, gpus: &BTreeMap<String, Gpu>, account: &Account) -> Co
     }
 }
 
-/// Where the figures come from, and how old they were when the agent answered.
+/// The sources of the values, and their age at the time of the response.
 pub fn sources(node: &Node) -> Vec<(String, Option<f64>, &'static str)> {
     let now = node.at.monotonic;
     let kubelet = ("kubelet".to_owned(), &node.kubelet.collector);
@@ -261,7 +261,7 @@ pub fn title(node: &Node) -> String {
     format!("{name}, {driver}, up {}", super::format::span(node.at.monotonic.as_secs_f64()))
 }
 
-/// What the agent itself complains of, and each device that is not well.
+/// Problems that the agent reports, and each unhealthy device.
 pub fn problems(node: &Node) -> Vec<String> {
     let own = [node.hardware.problem.as_deref(), node.kubelet.problem.as_deref()];
     let mut problems: Vec<String> = own.into_iter().flatten().map(clean).collect();
@@ -269,13 +269,13 @@ pub fn problems(node: &Node) -> Vec<String> {
     gpus.sort_by_key(|gpu| number(gpu));
     for gpu in gpus {
         problems.extend(causes(node, &gpu.uuid).into_iter().map(|(name, cause)| {
-            format!("GPU {name} unhealthy: {}; comes back by: {}", clean(&cause.detail), clean(&cause.clears))
+            format!("GPU {name} unhealthy: {}; recovery: {}", clean(&cause.detail), clean(&cause.clears))
         }));
     }
     problems
 }
 
-/// What keeps a GPU or a MIG device on it unhealthy, by the device's name.
+/// Why a GPU or MIG devices of it are unhealthy, by the device's name.
 pub fn causes<'a>(node: &'a Node, uuid: &str) -> Vec<(String, &'a Cause)> {
     let (Some(gpu), Some(health)) = (node.hardware.inventory.gpus.get(uuid), node.health.gpus.get(uuid)) else {
         return vec![];
@@ -283,7 +283,7 @@ pub fn causes<'a>(node: &'a Node, uuid: &str) -> Vec<(String, &'a Cause)> {
     let whole = health.whole.causes.iter().map(|cause| (index(gpu), cause));
     let parts = health.instances.iter().flat_map(|(uuid, part)| {
         let place = gpu.mig(uuid).map_or_else(|| "?".to_owned(), |mig| mig.index.to_string());
-        // What holds for the whole GPU is among the causes of each part.
+        // The causes of the whole GPU are also in each part.
         let own = part.causes.iter().filter(|cause| !health.whole.causes.contains(cause));
         own.map(move |cause| (format!("{}:{place}", index(gpu)), cause))
     });

@@ -13,17 +13,17 @@ use super::{plain, view};
 use crate::client::{self, ClientError, Node, Target};
 use crate::clock::Clock;
 
-/// How often ages are drawn anew though nothing else has happened.
+/// How often ages are redrawn without other changes.
 const REDRAW: Duration = Duration::from_millis(500);
-/// How often the thread that reads keys looks whether it is still wanted.
+/// How often the thread that reads keys checks whether it must end.
 const KEY_WAIT: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Debug)]
 pub struct TopSettings {
     pub target: Target,
-    /// From one answer to the next question.
+    /// Between two requests.
     pub interval: Duration,
-    /// Text, also in a terminal.
+    /// Print text, also in a terminal.
     pub once: bool,
 }
 
@@ -35,7 +35,7 @@ pub enum TopError {
     Terminal(#[from] io::Error),
 }
 
-/// In a terminal until the user has had enough; elsewhere once, as the text that comes back.
+/// In a terminal until the user quits; otherwise once, as the text returned.
 pub async fn run(settings: TopSettings) -> Result<Option<String>, TopError> {
     let dumb = std::env::var_os("TERM").is_some_and(|kind| kind == "dumb");
     if settings.once || dumb || !io::stdout().is_terminal() || !io::stdin().is_terminal() {
@@ -44,34 +44,34 @@ pub async fn run(settings: TopSettings) -> Result<Option<String>, TopError> {
     let look = Look::of(|name| std::env::var(name).ok());
     let mut signals = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
     let [Ok(terminate), Ok(interrupt), Ok(hangup)] = &mut signals else {
-        return Err(io::Error::other("signals cannot be received").into());
+        return Err(io::Error::other("signal handlers cannot be installed").into());
     };
-    // Also sets a hook that restores the terminal before a panic is told.
+    // Also sets a hook that restores the terminal before a panic message.
     let terminal = ratatui::try_init()?;
     let _restored = Restored;
     live(terminal, settings, look, [terminate, interrupt, hangup]).await?;
     Ok(None)
 }
 
-/// Who watches is told what takes so long.
+/// Names the target on standard error where the response takes long.
 async fn first(target: &Target) -> Result<Node, ClientError> {
-    let asked = client::node(target);
-    tokio::pin!(asked);
+    let request = client::node(target);
+    tokio::pin!(request);
     tokio::select! {
-        answer = &mut asked => return answer,
+        response = &mut request => return response,
         () = tokio::time::sleep(Duration::from_secs(1)) => {}
     }
     if io::stderr().is_terminal() {
-        let _ = writeln!(io::stderr(), "podmeter: asking {target}");
+        let _ = writeln!(io::stderr(), "podmeter: waiting for {target}");
     }
-    asked.await
+    request.await
 }
 
 struct Restored;
 
 impl Drop for Restored {
     fn drop(&mut self) {
-        // Where that fails there is no terminal left to say so on.
+        // Where that fails there is no terminal for a message.
         let _ = ratatui::try_restore();
     }
 }
@@ -85,17 +85,17 @@ async fn live(
     let clock = Clock::start();
     let mut state = State::new(settings.target.to_string(), settings.interval, clock.now().monotonic);
     let mut keys = keys()?;
-    let (answered, mut answers) = mpsc::channel(1);
-    let asking = ask(settings, answered);
-    tokio::pin!(asking);
+    let (responded, mut responses) = mpsc::channel(1);
+    let polling = poll(settings, responded);
+    tokio::pin!(polling);
     let mut redraw = tokio::time::interval(REDRAW);
     redraw.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         terminal.draw(|frame| view::draw(frame, &state, look, clock.now().monotonic))?;
         tokio::select! {
-            () = &mut asking => return Ok(()),
-            Some(answer) = answers.recv() => match answer {
-                Ok(node) => state.answered(node, clock.now().monotonic),
+            () = &mut polling => return Ok(()),
+            Some(response) = responses.recv() => match response {
+                Ok(node) => state.update(node, clock.now().monotonic),
                 Err(error) => state.failed(error.to_string()),
             },
             pressed = keys.recv() => match pressed {
@@ -113,13 +113,13 @@ async fn live(
     }
 }
 
-/// Asks for ever.
-async fn ask(settings: TopSettings, answers: mpsc::Sender<Result<Node, ClientError>>) {
+/// Polls until nothing receives the responses.
+async fn poll(settings: TopSettings, responses: mpsc::Sender<Result<Node, ClientError>>) {
     let mut due = tokio::time::interval(settings.interval);
     due.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         due.tick().await;
-        if answers.send(client::node(&settings.target).await).await.is_err() {
+        if responses.send(client::node(&settings.target).await).await.is_err() {
             return;
         }
     }
@@ -128,11 +128,11 @@ async fn ask(settings: TopSettings, answers: mpsc::Sender<Result<Node, ClientErr
 enum Pressed {
     Key(Key),
     Redraw,
-    /// A resize, or a key that means nothing.
+    /// A resize, or a key without a function.
     Other,
 }
 
-/// What is typed, from a thread that ends when nobody listens any more.
+/// Key presses, from a thread that ends when the receiver is dropped.
 fn keys() -> io::Result<mpsc::Receiver<io::Result<Pressed>>> {
     let (sender, receiver) = mpsc::channel(64);
     let read = move || {

@@ -1,4 +1,4 @@
-//! What is shown: answers and keys come in with the time, rows in their order go out. No terminal, no clock.
+//! What is shown. Inputs: responses, keys and the time. Output: rows in order. It uses neither terminal nor clock.
 
 use std::cmp::Ordering;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::model::Monotonic;
 /// Characters of a filter.
 const LONGEST_FILTER: usize = 60;
 
-/// A key as this room knows it.
+/// A key, independent of the terminal library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
     Letter(char),
@@ -25,7 +25,7 @@ pub enum Key {
     Enter,
     Escape,
     Backspace,
-    /// Ctrl-C, which ends it everywhere.
+    /// Ctrl-C, which quits in every mode.
     Interrupt,
 }
 
@@ -47,15 +47,15 @@ pub enum Mode {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Freshness {
-    /// Nothing has been answered yet.
+    /// No response yet.
     Waiting,
     Fresh,
-    /// The last polls failed, or the agent answers the same over and over.
+    /// Polls failed, or the agent returns the same snapshot.
     Stale,
     Paused,
 }
 
-/// One way to order rows. `rising`: as it is meant to be read first.
+/// One way to sort rows.
 pub struct Order<Row: 'static> {
     pub name: &'static str,
     pub falling: bool,
@@ -81,12 +81,7 @@ pub const DEVICE_ORDERS: [Order<DeviceRow>; 6] = [
     by!("memory", true, memory_used),
     by!("power", true, power),
     by!("heat", true, heat),
-    Order {
-        name: "health",
-        falling: false,
-        compare: |one, other| Some(one.verdict.cmp(&other.verdict)),
-        has: |_| true,
-    },
+    Order { name: "health", falling: false, compare: |one, other| Some(one.status.cmp(&other.status)), has: |_| true },
 ];
 
 pub const CONTAINER_ORDERS: [Order<ContainerRow>; 7] = [
@@ -108,7 +103,7 @@ pub const CONTAINER_ORDERS: [Order<ContainerRow>; 7] = [
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Choice {
     pub order: usize,
-    /// The other way round than the order is usually read.
+    /// Opposite to the usual direction of the order.
     pub reversed: bool,
     /// The selected row, and where it was last.
     key: Option<String>,
@@ -116,16 +111,16 @@ pub struct Choice {
 }
 
 pub struct State {
-    /// Where the agent is, for people.
+    /// The agent, for people.
     pub target: String,
     interval: Duration,
-    /// When it began to ask.
+    /// When polling began.
     began: Monotonic,
     latest: Option<Node>,
-    /// What stays on the screen while paused.
-    held: Option<Node>,
-    /// When the snapshot last became another.
-    moved: Monotonic,
+    /// The node on the screen while paused.
+    paused: Option<Node>,
+    /// When the snapshot last changed.
+    changed: Monotonic,
     /// Why the last poll failed.
     pub failure: Option<String>,
     pub history: History,
@@ -146,8 +141,8 @@ impl State {
             interval,
             began: now,
             latest: None,
-            held: None,
-            moved: now,
+            paused: None,
+            changed: now,
             failure: None,
             history: History::default(),
             mode: Mode::Tables,
@@ -160,12 +155,12 @@ impl State {
         }
     }
 
-    pub fn answered(&mut self, node: Node, now: Monotonic) {
+    pub fn update(&mut self, node: Node, now: Monotonic) {
         let stamp = |node: &Node| (node.started, node.sequence);
         if self.latest.as_ref().map(stamp) != Some(stamp(&node)) {
-            self.moved = now;
+            self.changed = now;
         }
-        self.history.answered(&rows::devices(&node));
+        self.history.add(&rows::devices(&node));
         self.failure = None;
         self.latest = Some(node);
     }
@@ -177,23 +172,23 @@ impl State {
 
     /// The snapshot on the screen.
     pub fn node(&self) -> Option<&Node> {
-        self.held.as_ref().or(self.latest.as_ref())
+        self.paused.as_ref().or(self.latest.as_ref())
     }
 
-    /// The time that so many bars are.
+    /// The time that this many bars cover.
     pub fn reach(&self, bars: usize) -> Duration {
         self.interval.saturating_mul(u32::try_from(bars).unwrap_or(u32::MAX))
     }
 
-    /// How the data stands, and for how long it has not moved.
+    /// How current the data is, and since when it is unchanged.
     pub fn freshness(&self, now: Monotonic) -> (Freshness, Duration) {
-        let (Some(_), age) = (&self.latest, now.since(self.moved)) else {
+        let (Some(_), age) = (&self.latest, now.since(self.changed)) else {
             return (Freshness::Waiting, now.since(self.began));
         };
-        let patience = (3 * self.interval).max(Duration::from_secs(5));
+        let limit = (3 * self.interval).max(Duration::from_secs(5));
         let freshness = match &self.failure {
-            _ if self.held.is_some() => Freshness::Paused,
-            None if age <= patience => Freshness::Fresh,
+            _ if self.paused.is_some() => Freshness::Paused,
+            None if age <= limit => Freshness::Fresh,
             _ => Freshness::Stale,
         };
         (freshness, age)
@@ -203,9 +198,9 @@ impl State {
         let Some(node) = self.node() else { return vec![] };
         let mut rows = rows::devices(node);
         rows.retain(|row| {
-            let words = [row.name.as_str(), &row.key, &row.model, &row.verdict.words()].map(str::to_lowercase);
-            let people = row.holders.iter().chain(&row.strangers).map(|text| text.to_lowercase());
-            self.matches(words.into_iter().chain(people))
+            let words = [row.name.as_str(), &row.key, &row.model, &row.status.words()].map(str::to_lowercase);
+            let users = row.holders.iter().chain(&row.unattributed).map(|text| text.to_lowercase());
+            self.matches(words.into_iter().chain(users))
         });
         arrange(&mut rows, &DEVICE_ORDERS, &self.devices, |_| true);
         rows
@@ -233,7 +228,7 @@ impl State {
         found.or_else(|| Some(choice.place.min(keys.len().checked_sub(1)?)))
     }
 
-    /// False: it is to end.
+    /// False: quit.
     pub fn press(&mut self, key: Key) -> bool {
         if key == Key::Interrupt {
             return false;
@@ -272,7 +267,7 @@ impl State {
             Key::Letter('q') | Key::Escape => return false,
             Key::Letter('?' | 'h') => self.open(Mode::Help),
             Key::Letter('/') => self.mode = Mode::Filter,
-            Key::Letter('p' | ' ') => self.held = if self.held.is_some() { None } else { self.latest.clone() },
+            Key::Letter('p' | ' ') => self.paused = if self.paused.is_some() { None } else { self.latest.clone() },
             Key::Letter('b') => self.bars = self.bars.next(),
             Key::Letter('s') => {
                 let count = if self.pane == Pane::Devices { DEVICE_ORDERS.len() } else { CONTAINER_ORDERS.len() };
@@ -356,10 +351,10 @@ impl State {
     }
 }
 
-/// The rows come in by name; what compares equal stays so. What no longer holds, and what has no value, comes last.
-fn arrange<Row>(rows: &mut [Row], orders: &[Order<Row>], choice: &Choice, lives: fn(&Row) -> bool) {
+/// The rows are sorted by name before, and the sort is stable. Ended holdings and rows without a value come last.
+fn arrange<Row>(rows: &mut [Row], orders: &[Order<Row>], choice: &Choice, is_current: fn(&Row) -> bool) {
     let Some(order) = orders.get(choice.order) else { return };
-    let rank = |row: &Row| (!lives(row), !(order.has)(row));
+    let rank = |row: &Row| (!is_current(row), !(order.has)(row));
     rows.sort_by(|one, other| {
         let compared = (order.compare)(one, other).unwrap_or(Ordering::Equal);
         let directed = if order.falling != choice.reversed { compared.reverse() } else { compared };

@@ -1,10 +1,10 @@
-//! Colours that people tell apart who see few, never without a word or a sign beside them; and the signs.
+//! Colours that remain distinguishable with colour blindness, always with a word or sign beside them; and the signs.
 
 use ratatui::style::{Color, Modifier, Style};
 use unicode_width::UnicodeWidthChar as _;
 
-/// From how light and how dark a ground both can be read (256 colours): blue 33 and vermilion 166, which stay apart in
-/// every common form of colour blindness.
+/// Of the 256 colours, readable on light and dark backgrounds: blue 33 and vermilion 166, distinguishable with every common form of
+/// colour blindness.
 const BLUE: Color = Color::Indexed(33);
 const VERMILION: Color = Color::Indexed(166);
 
@@ -21,12 +21,12 @@ pub struct Look {
 
 impl Look {
     /// From `NO_COLOR` (set and not empty: no colours) and the first of `LC_ALL`, `LC_CTYPE` and `LANG` that is set. A
-    /// container usually has none of them, and its user's terminal speaks UTF-8.
+    /// container usually has none of them, while the terminal uses UTF-8.
     pub fn of(environment: impl Fn(&str) -> Option<String>) -> Self {
         let set = |name: &str| environment(name).filter(|value| !value.is_empty());
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set);
-        let speaks = |locale: String| locale.to_lowercase().replace('-', "").contains("utf8");
-        Self { colours: set("NO_COLOR").is_none(), unicode: locale.is_none_or(speaks) }
+        let is_utf8 = |locale: String| locale.to_lowercase().replace('-', "").contains("utf8");
+        Self { colours: set("NO_COLOR").is_none(), unicode: locale.is_none_or(is_utf8) }
     }
 
     pub fn alarm(self) -> Style {
@@ -55,7 +55,7 @@ impl Look {
         Style::new().add_modifier(Modifier::REVERSED)
     }
 
-    /// `text` as this terminal can show it, in as many columns.
+    /// `text` with characters that this terminal shows, in the same number of columns.
     pub fn text(self, text: &str) -> String {
         if self.unicode || text.is_ascii() {
             return text.to_owned();
@@ -75,7 +75,7 @@ impl Look {
             .collect()
     }
 
-    /// One character for each value, 0 to 1, at the right of so many columns; absent is a blank, and zero is not.
+    /// One character for each value, 0 to 1, right-aligned in `columns`; an absent value is a blank, zero is not.
     pub fn bar(self, values: &[Option<f64>], columns: usize) -> String {
         let levels = if self.unicode { BLOCKS } else { LETTERS };
         let level = |value: f64| {

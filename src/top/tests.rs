@@ -1,5 +1,5 @@
-//! Screens as golden text (`UPDATE_GOLDEN=1 cargo nextest run golden` accepts a change), and what must hold whatever is
-//! answered and typed.
+//! Screens as golden text (`UPDATE_GOLDEN=1 cargo nextest run golden` accepts a change), and properties for
+//! any response and any keys.
 
 use std::path::Path;
 use std::time::Duration;
@@ -41,8 +41,8 @@ fn polled() -> State {
             fast.value.utilization_ratio = Some(f64::from(poll - 1) / 7.0);
         }
         match poll {
-            4 => state.failed("no answer".into()),
-            _ => state.answered(node, seconds(poll.into())),
+            4 => state.failed("no response".into()),
+            _ => state.update(node, seconds(poll.into())),
         }
     }
     state
@@ -56,7 +56,7 @@ fn press(state: &mut State, keys: &str) {
             '\x1b' => Key::Escape,
             letter => Key::Letter(letter),
         };
-        assert!(state.press(key), "{letter:?} ended it");
+        assert!(state.press(key), "{letter:?} quit");
     }
 }
 
@@ -82,7 +82,7 @@ fn golden_screens() {
         text.push_str(&format!("== {title}, {}x{}\n{}\n", size.0, size.1, screen(state, look, now, size).join("\n")));
     };
     let usual = (80, 24);
-    show("nothing answered yet", &state(), LOOK, seconds(2), usual);
+    show("no response yet", &state(), LOOK, seconds(2), usual);
     let mut failing = state();
     failing.failed("no agent listens on /run/podmeter/podmeter.sock: start `podmeter agent`".into());
     show("no agent", &failing, LOOK, seconds(2), usual);
@@ -93,7 +93,7 @@ fn golden_screens() {
     show("ASCII", &polled(), Look { colours: false, unicode: false }, now, usual);
     let mut stale = polled();
     stale.failed("http://127.0.0.1:9410 cannot be reached: Connection refused".into());
-    show("the agent has gone", &stale, LOOK, seconds(49), usual);
+    show("the agent has ended", &stale, LOOK, seconds(49), usual);
     let mut state = polled();
     press(&mut state, "b/lost");
     show("a filter is typed, bars of memory", &state, LOOK, now, usual);
@@ -124,42 +124,42 @@ fn golden_screens() {
 }
 
 #[test]
-fn what_the_agent_told_last_stays_and_is_called_stale() {
+fn the_last_response_stays_and_is_marked_stale() {
     let mut state = state();
     assert_eq!(state.freshness(seconds(3)), (Freshness::Waiting, Duration::from_secs(3)));
-    state.answered(node(), seconds(3));
+    state.update(node(), seconds(3));
     assert_eq!(state.freshness(seconds(4)).0, Freshness::Fresh);
     state.failed("gone".into());
     assert_eq!(state.freshness(seconds(10)), (Freshness::Stale, Duration::from_secs(7)));
     assert_eq!(state.device_rows().len(), super::rows::devices(&node()).len());
     let mut next = node();
     next.sequence += 1;
-    state.answered(next.clone(), seconds(11));
+    state.update(next.clone(), seconds(11));
     assert_eq!(state.freshness(seconds(11)), (Freshness::Fresh, Duration::ZERO));
-    // An agent that answers, but with the same over and over.
-    state.answered(next.clone(), seconds(17));
+    // An agent that returns the same snapshot again and again.
+    state.update(next.clone(), seconds(17));
     assert_eq!(state.freshness(seconds(17)), (Freshness::Stale, Duration::from_secs(6)));
-    // One that was started anew may count from the same number.
+    // A restarted agent may have the same sequence number.
     next.started += 1.0;
-    state.answered(next, seconds(18));
+    state.update(next, seconds(18));
     assert_eq!(state.freshness(seconds(18)).0, Freshness::Fresh);
 }
 
 #[test]
-fn a_pause_holds_the_screen_and_not_the_polling() {
+fn a_pause_stops_the_screen_and_not_the_polling() {
     let mut state = polled();
     press(&mut state, "p");
     let before = state.node().unwrap().sequence;
     let mut next = node();
     next.sequence = 1000;
-    state.answered(next, seconds(20));
+    state.update(next, seconds(20));
     assert_eq!((state.node().unwrap().sequence, state.freshness(seconds(20)).0), (before, Freshness::Paused));
     press(&mut state, "p");
     assert_eq!((state.node().unwrap().sequence, state.freshness(seconds(20)).0), (1000, Freshness::Fresh));
 }
 
 #[test]
-fn keys_end_or_lead_back() {
+fn keys_quit_or_go_back() {
     for keys in
         [vec![Key::Letter('q')], vec![Key::Escape], vec![Key::Interrupt], vec![Key::Letter('?'), Key::Interrupt]]
     {
@@ -190,7 +190,7 @@ fn a_selection_stays_on_its_row_when_the_order_changes() {
 }
 
 #[test]
-fn every_order_puts_what_is_not_known_last_both_ways() {
+fn unknown_values_are_last_in_every_order() {
     let mut state = polled();
     for (order, by) in DEVICE_ORDERS.iter().enumerate() {
         for reversed in [false, true] {
@@ -215,7 +215,7 @@ fn every_order_puts_what_is_not_known_last_both_ways() {
 }
 
 #[test]
-fn the_most_idle_comes_first() {
+fn the_most_idle_is_first() {
     let mut answer = node();
     for (idle, account) in [5.0, 700.0, 60.0].into_iter().zip(&mut answer.accounts) {
         account.idle_seconds = Some(idle);
@@ -223,7 +223,7 @@ fn the_most_idle_comes_first() {
     }
     let text = plain::text(&answer);
     let mut state = state();
-    state.answered(answer, seconds(1));
+    state.update(answer, seconds(1));
     let idle: Vec<f64> = state.container_rows().iter().filter(|row| row.holds).filter_map(|row| row.idle).collect();
     assert_eq!(idle[..3], [700.0, 60.0, 5.0]);
     let place = |span: &str| text.find(&format!(" {span} ")).unwrap();
@@ -231,7 +231,7 @@ fn the_most_idle_comes_first() {
 }
 
 #[test]
-fn without_colours_there_are_none_and_the_words_are_the_same() {
+fn without_colours_the_words_are_the_same() {
     let mut state = polled();
     state.failed("gone".into());
     let colours = |look: Look| {
@@ -263,7 +263,7 @@ fn any_key() -> impl Strategy<Value = Key> {
 #[derive(Clone, Debug)]
 enum Step {
     Key(Key),
-    /// An answer with so many of its devices and containers, and a name.
+    /// A response with this many devices and containers, and a name.
     Answer(usize, usize, String),
     Fail(String),
     Wait(u64),
@@ -313,7 +313,7 @@ proptest! {
         for step in steps {
             match step {
                 Step::Key(key) => { state.press(key); }
-                Step::Answer(gpus, accounts, name) => state.answered(shrunk(gpus, accounts, &name), seconds(now)),
+                Step::Answer(gpus, accounts, name) => state.update(shrunk(gpus, accounts, &name), seconds(now)),
                 Step::Fail(why) => state.failed(why),
                 Step::Wait(waited) => now += waited,
                 Step::Draw(width, height, unicode) => {

@@ -1,4 +1,4 @@
-//! Draws the state: two tables, a line on freshness, a line of keys. Everything is fitted to the columns there are.
+//! Draws the state: two tables, a line on freshness, a line of keys. Everything is fitted to the width of the terminal.
 
 use ratatui::Frame;
 use ratatui::style::Style;
@@ -9,38 +9,38 @@ use unicode_width::UnicodeWidthStr as _;
 use super::detail;
 use super::format::{energy, memory, percent, span, spanned, unit};
 use super::history::Measure;
-use super::rows::{self, ContainerRow, DeviceRow, Verdict};
+use super::rows::{self, ContainerRow, DeviceRow, DeviceStatus};
 use super::state::{CONTAINER_ORDERS, Choice, DEVICE_ORDERS, Freshness, Mode, Order, Pane, State};
 use super::style::Look;
 use crate::model::Monotonic;
 use crate::terminal::{clean, fit};
 
-/// What the narrowest tables take.
+/// The smallest supported terminal.
 const LEAST: (u16, u16) = (60, 12);
-/// Of what is wrong with the node; the rest is counted.
+/// Problems shown; the rest are counted.
 const PROBLEMS_SHOWN: usize = 3;
 const KEYS: &str = "q quit  Tab table  Enter detail  / filter  s/S sort  b bars  p pause  ? help";
 
 const HELP: [&str; 21] = [
     "Keys",
     "  q  Esc  Ctrl-C      quit; leave this page, a detail or a filter",
-    "  Tab                 go to the other table",
+    "  Tab                 switch to the other table",
     "  arrows  j k  g G    select a row; PageUp and PageDown by ten",
-    "  Enter               all there is on the device: holders, remainder, events",
+    "  Enter               details of the device: holders, unattributed, events",
     "  /                   show only rows with this text; Esc clears it",
-    "  s  S                sort by the next column; the other way round",
+    "  s  S                sort by the next column; reverse the order",
     "  b                   bars of busy time, memory, or power, one bar a poll",
-    "  p                   hold the screen; polling goes on",
-    "  Ctrl-L              draw anew",
+    "  p                   pause the screen; polling goes on",
+    "  Ctrl-L              redraw",
     "",
     "Signs",
-    "  -                   nobody said; it is not zero",
-    "  +host               processes of no pod run there (+not_allocated: of a",
-    "                      pod that does not hold it; +terminated_pod: of one gone)",
+    "  -                   not known; it is not zero",
+    "  +host               processes outside of pods (+not_allocated: of a pod",
+    "                      that does not hold it; +terminated_pod: of an ended pod)",
     "  HELD, IDLE          GPU time of this container; idle: held and not busy",
     "  LAST                how long ago it was last busy",
-    "  STALE               the agent does not answer, or tells nothing new; what is",
-    "                      shown is the last that it told, and it is asked again",
+    "  STALE               the agent does not respond, or sends no new snapshot;",
+    "                      the last one is shown, and polling goes on",
     "",
     "One row per container and device. docs/top.md has more.",
 ];
@@ -102,7 +102,7 @@ impl Screen<'_> {
         let (freshness, age) = self.state.freshness(self.now);
         let age = span(age.as_secs_f64());
         let (word, style) = match freshness {
-            Freshness::Waiting => (format!("asking, {age}"), Style::new()),
+            Freshness::Waiting => (format!("waiting, {age}"), Style::new()),
             Freshness::Fresh => (format!("fresh, {age}"), Style::new()),
             Freshness::Stale => (format!("STALE, {age}"), self.look.alarm()),
             Freshness::Paused => ("PAUSED".to_owned(), self.look.selected()),
@@ -144,7 +144,7 @@ impl Screen<'_> {
         vec![self.sources(), Line::styled(fit(keys, self.width, false), self.look.quiet())]
     }
 
-    /// How old each source was, plus how long ago that was.
+    /// The age of each source at the response, plus the time since.
     fn sources(&self) -> Line<'static> {
         let Some(node) = self.state.node() else { return Line::default() };
         let (_, since) = self.state.freshness(self.now);
@@ -162,10 +162,10 @@ impl Screen<'_> {
     }
 
     fn waiting(&self) -> Vec<Line<'static>> {
-        let why = self.state.failure.as_deref().unwrap_or("no answer yet");
+        let why = self.state.failure.as_deref().unwrap_or("no response yet");
         let mut lines = vec![Line::default()];
         lines.extend(detail::wrapped(&clean(why), self.width).into_iter().map(Line::from));
-        lines.push(Line::from("It is asked again and again; q ends this."));
+        lines.push(Line::from("Polling goes on; q quits."));
         lines
     }
 
@@ -234,12 +234,12 @@ impl Screen<'_> {
         columns.push(("HELD BY".into(), self.rest(&columns), false));
         let cells = |row: &DeviceRow| {
             let history = self.state.history.last(&row.key, self.state.bars, bars);
-            let sign = match &row.verdict {
-                Verdict::Healthy => "✓ healthy".to_owned(),
-                Verdict::Unhealthy(reason) => format!("✗ {reason}"),
+            let sign = match &row.status {
+                DeviceStatus::Healthy => "✓ healthy".to_owned(),
+                DeviceStatus::Unhealthy(reason) => format!("✗ {reason}"),
                 other => format!("? {}", other.words()),
             };
-            let alarm = matches!(row.verdict, Verdict::Unhealthy(_) | Verdict::Gone);
+            let alarm = matches!(row.status, DeviceStatus::Unhealthy(_) | DeviceStatus::Gone);
             let name = if row.order.1 == 0 { row.name.clone() } else { format!(" {}", row.name) };
             let mut cells = vec![(name, Style::new())];
             if middle {
@@ -261,7 +261,7 @@ impl Screen<'_> {
         };
         let keys: Vec<&str> = rows.iter().map(|row| row.key.as_str()).collect();
         let place = State::selected(&self.state.devices, &keys);
-        let empty = if self.state.filter.is_empty() { "no GPU has been seen" } else { "none" };
+        let empty = if self.state.filter.is_empty() { "no GPU" } else { "none" };
         self.table(&columns, rows, cells, |_| false, place, Pane::Devices, room, empty)
     }
 
@@ -303,7 +303,7 @@ impl Screen<'_> {
         self.table(&columns, rows, cells, |row| !row.holds, place, Pane::Containers, room, empty)
     }
 
-    /// What the columns, each with a gap before it, leave of the width.
+    /// The width that remains beside the columns, each with a gap before it.
     fn rest(&self, columns: &[Column]) -> usize {
         self.width.saturating_sub(columns.iter().map(|(_, columns, _)| columns + 1).sum::<usize>() + 1)
     }
@@ -341,16 +341,16 @@ impl Screen<'_> {
             };
             lines.push(Line::from_iter(spans).style(style));
         }
-        // A table keeps its height, so that the other does not jump.
+        // The table keeps its height, so that the other one does not move.
         lines.resize(room + 1, Line::default());
         lines
     }
 }
 
-/// The first holder by its pod, the others as a number, and the unattributed part: `trainer-2333c +3 +host`.
+/// The pod of the first holder, the number of others, and unattributed processes: `trainer-2333c +3 +host`.
 fn held_by(row: &DeviceRow, columns: usize) -> String {
     let whole =
-        [row.holders.clone(), row.strangers.iter().map(|reason| format!("+{reason}")).collect()].concat().join(" ");
+        [row.holders.clone(), row.unattributed.iter().map(|reason| format!("+{reason}")).collect()].concat().join(" ");
     if row.holders.len() <= 1 && whole.width() <= columns {
         return if whole.is_empty() { super::format::DASH.to_owned() } else { whole };
     }
@@ -359,15 +359,15 @@ fn held_by(row: &DeviceRow, columns: usize) -> String {
     if row.holders.len() > 1 {
         words.push(format!("+{}", row.holders.len() - 1));
     }
-    words.extend(row.strangers.iter().map(|reason| format!("+{reason}")));
+    words.extend(row.unattributed.iter().map(|reason| format!("+{reason}")));
     let tail: String = words.iter().skip(1).map(|word| format!(" {word}")).collect();
     let Some(first) = words.first() else { return super::format::DASH.to_owned() };
     let room = columns.saturating_sub(tail.width());
-    // The number of holders matters more than the end of a name.
+    // The end of a name is cut rather than the number of holders.
     if first.width() > room && room >= 6 { fit(first, room, false) + &tail } else { words.join(" ") }
 }
 
-/// A measure's present value in words.
+/// A measure's current value in words.
 pub fn value(row: &DeviceRow, measure: Measure) -> String {
     match measure {
         Measure::Busy => percent(row.busy),

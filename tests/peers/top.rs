@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A shell in a tmux server of its own. Dropping it ends the server.
+/// A shell in its own tmux server, which ends when this is dropped.
 struct Terminal {
     directory: TempDir,
 }
@@ -88,7 +88,7 @@ fn fresh(screen: &str) -> bool {
 }
 
 #[test]
-fn the_tables_stand_in_eighty_by_twenty_four_and_obey_keys() {
+fn the_tables_fit_eighty_by_twenty_four_and_keys_work() {
     let (demo, terminal) = (demo("127.0.0.1:0"), Terminal::start());
     top(&terminal, &demo, "");
     let screen = terminal.until("both tables", fresh);
@@ -97,7 +97,7 @@ fn the_tables_stand_in_eighty_by_twenty_four_and_obey_keys() {
     assert!(lines[23].starts_with("q quit") && lines[23].ends_with("? help"), "{screen}");
     assert!(lines.iter().any(|line| line.starts_with(">0 ")), "{screen}");
     terminal.until("bars", |screen| screen.contains('█') && screen.contains('▁'));
-    // The terminal's own colours are none.
+    // No colours of the terminal itself.
     let colours = terminal.tmux(&["capture-pane", "-p", "-e"]).replace("\x1b[39m", "").replace("\x1b[49m", "");
     assert!(colours.contains("38;5;33"), "{colours:?}");
 
@@ -106,7 +106,7 @@ fn the_tables_stand_in_eighty_by_twenty_four_and_obey_keys() {
     terminal.keys(&["Escape"]);
     terminal.until("no filter", fresh);
     terminal.keys(&["Enter"]);
-    terminal.until("a detail", |screen| screen.contains("Held by") && screen.contains("No container's"));
+    terminal.until("a detail", |screen| screen.contains("Held by") && screen.contains("Unattributed"));
     terminal.keys(&["q", "?"]);
     terminal.until("the help", |screen| screen.contains("nobody said; it is not zero"));
     terminal.keys(&["q", "p"]);
@@ -124,7 +124,7 @@ fn the_tables_stand_in_eighty_by_twenty_four_and_obey_keys() {
 }
 
 #[test]
-fn the_last_data_stay_while_the_agent_is_away() {
+fn the_last_data_stay_while_the_agent_is_down() {
     let (mut demo_of_before, terminal) = (demo("127.0.0.1:0"), Terminal::start());
     let address = demo_of_before.address.clone();
     top(&terminal, &demo_of_before, "");
@@ -157,7 +157,7 @@ fn no_colour_and_dumb_terminals_are_respected() {
     let (demo, terminal) = (demo("127.0.0.1:0"), Terminal::start());
     top(&terminal, &demo, "NO_COLOR=1");
     terminal.until("both tables", fresh);
-    // The terminal's own colours are none.
+    // No colours of the terminal itself.
     let colours = terminal.tmux(&["capture-pane", "-p", "-e"]).replace("\x1b[39m", "").replace("\x1b[49m", "");
     assert!(!colours.contains("\x1b[3") && !colours.contains(";5;"), "{colours:?}");
     terminal.keys(&["q"]);
