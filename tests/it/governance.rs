@@ -1,4 +1,4 @@
-//! `podmeter record` of the demo, by its published schema.
+//! `podmeter record` of the demo against its published schema.
 
 use crate::support::agent;
 use crate::support::demo;
@@ -14,9 +14,9 @@ fn published() -> Value {
 }
 
 fn record(arguments: &[&str]) -> String {
-    let (code, said) = agent::ended(&[&["record"], arguments].concat());
-    assert_eq!(code, 0, "{said}");
-    said
+    let (code, output) = agent::ended(&[&["record"], arguments].concat());
+    assert_eq!(code, 0, "{output}");
+    output
 }
 
 fn parsed(text: &str) -> Value {
@@ -24,7 +24,7 @@ fn parsed(text: &str) -> Value {
 }
 
 #[test]
-fn the_demos_record_is_as_its_schema_says() {
+fn the_record_of_the_demo_is_valid_by_its_schema() {
     for profile in ["8xh100-timesliced", "8xh100-mig"] {
         let demo = Demo::start(&["--profile", profile]);
         demo.until_held();
@@ -48,7 +48,7 @@ fn the_demos_record_is_as_its_schema_says() {
 }
 
 #[test]
-fn serial_numbers_are_told_on_the_admin_socket_alone_and_both_forms_say_the_same() {
+fn serial_numbers_are_on_the_admin_socket_only_and_json_equals_yaml() {
     let demo = Demo::start(&[]);
     demo.until_held();
     let private = record(&["--admin-socket", demo.admin_socket().to_str().unwrap()]);
@@ -67,7 +67,7 @@ fn serial_numbers_are_told_on_the_admin_socket_alone_and_both_forms_say_the_same
 }
 
 #[test]
-fn a_turn_of_health_is_in_the_history_with_its_holders() {
+fn a_health_transition_is_in_the_history_with_its_holders() {
     let demo = Demo::start(&[]);
     demo.until_held();
     let socket = demo.admin_socket();
@@ -96,7 +96,7 @@ fn a_turn_of_health_is_in_the_history_with_its_holders() {
 }
 
 #[test]
-fn the_configurations_digest_changes_with_the_configuration() {
+fn the_digest_changes_with_the_configuration() {
     let directory = tempfile::tempdir().unwrap();
     let (file, socket) = (directory.path().join("podmeter.yaml"), directory.path().join("admin.sock"));
     let text = "hardware: none\ndevicePlugin: off\nretention: 7s\n";
@@ -130,12 +130,12 @@ fn the_configurations_digest_changes_with_the_configuration() {
 }
 
 #[test]
-fn without_an_agent_the_error_says_where_it_was_looked_for() {
+fn without_an_agent_the_error_names_the_addresses() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("none.sock");
-    let (code, said) = agent::ended(&["record", "--admin-socket", socket.to_str().unwrap()]);
-    assert_eq!(code, 1, "{said}");
-    assert!(said.contains("none.sock") && said.contains("--url"), "{said}");
-    let (code, said) = agent::ended(&["record", "--url", "https://127.0.0.1"]);
-    assert_eq!(code, 2, "{said}");
+    let (code, output) = agent::ended(&["record", "--admin-socket", socket.to_str().unwrap()]);
+    assert_eq!(code, 1, "{output}");
+    assert!(output.contains("none.sock") && output.contains("--url"), "{output}");
+    let (code, output) = agent::ended(&["record", "--url", "https://127.0.0.1"]);
+    assert_eq!(code, 2, "{output}");
 }

@@ -1,4 +1,4 @@
-//! The log of the started binary: a pipe that nobody reads delays nothing, and foreign text makes no line of its own.
+//! The log of the real binary: a pipe that is not read delays nothing, and untrusted text cannot start a line.
 
 use std::time::{Duration, Instant};
 
@@ -6,11 +6,11 @@ use crate::support::sick_node::{SickNode, eight_gpus, on_gpu, uuid};
 use serde_json::json;
 
 const GPU: &str = "nvidia.com/gpu";
-/// The promise to whoever ends it.
+/// The limit for a shutdown.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_log_pipe_keeps_no_broken_gpu_healthy_and_delays_no_end() {
+async fn a_full_log_pipe_delays_neither_health_nor_shutdown() {
     let mut node = SickNode::start(eight_gpus(), "").await;
     node.until_unhealthy(GPU, &[]).await;
     node.running.block_log();
@@ -19,7 +19,7 @@ async fn a_full_log_pipe_keeps_no_broken_gpu_healthy_and_delays_no_end() {
     let page = node.running.metrics();
     assert_eq!(page.value("podmeter_device_healthy", &[&on_gpu(3)]), Some(0.0));
     assert_ne!(node.runs("trainer", GPU).await, uuid(3));
-    // The driver hangs, too: what both say at the end has nowhere to go.
+    // The driver hangs too: the messages of both at the shutdown cannot be written.
     node.driver.update(|state| state["hang"] = json!(["*"]));
     std::thread::sleep(Duration::from_millis(500));
     let took = node.end();

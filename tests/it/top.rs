@@ -1,4 +1,4 @@
-//! `podmeter top` without a terminal, completions, and the words with which the demo opens: by the real binary.
+//! `podmeter top` without a terminal, completions, and the introduction of the demo: with the real binary.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ fn demo() -> Running {
 }
 
 #[test]
-fn a_pipe_gets_the_tables_once_as_text() {
+fn in_a_pipe_the_tables_are_printed_once() {
     let demo = demo();
     demo.until("containers hold GPUs", |page| page.count("podmeter_container_device_info", &[]) > 3);
     let (code, text) = ended(&["top", "--url", &format!("http://{}", demo.address)]);
@@ -26,7 +26,7 @@ fn a_pipe_gets_the_tables_once_as_text() {
     assert!(text.lines().any(|line| line.starts_with("team-vision ") && line.contains(" exclusive ")), "{text}");
     assert!(text.is_ascii(), "{text}");
 
-    // The same from the admin socket.
+    // The same over the admin socket.
     let log = demo.log();
     let socket = log.split("address=unix:").nth(1).and_then(|rest| rest.split_whitespace().next()).unwrap();
     let (code, text) = ended(&["top", "--once", "--admin-socket", socket]);
@@ -34,7 +34,7 @@ fn a_pipe_gets_the_tables_once_as_text() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_the_next_step() {
+fn errors_name_the_next_step() {
     let (code, text) = ended(&["top", "--admin-socket", "/nowhere/podmeter.sock"]);
     assert_eq!(code, 1);
     assert_eq!(
@@ -48,7 +48,7 @@ fn what_is_wrong_is_said_with_the_next_step() {
 }
 
 #[test]
-fn completions_are_for_every_shell_and_bash_completes_with_them() {
+fn completions_exist_for_every_shell_and_work_in_bash() {
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
         let (code, script) = ended(&["completions", shell]);
         assert!(code == 0 && script.contains("check-config") && script.contains("podmeter"), "{shell}: {script}");
@@ -74,7 +74,7 @@ fn completions_are_for_every_shell_and_bash_completes_with_them() {
 }
 
 #[test]
-fn the_demo_says_what_to_look_at_once_it_listens() {
+fn the_demo_prints_its_addresses_once_it_listens() {
     let mut child = Command::new(binary())
         .args(["demo", "--listen", "127.0.0.1:0"])
         .stdout(Stdio::piped())

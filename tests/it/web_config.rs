@@ -1,4 +1,4 @@
-//! `--web-config` on the real binary: TLS, client certificates, passwords, headers, and all of it changed while it runs.
+//! `--web-config` on the real binary: TLS, client certificates, passwords, headers, and changes to all of them at run time.
 
 use crate::support::agent;
 use std::path::{Path, PathBuf};
@@ -76,7 +76,7 @@ fn until(what: &str, mut condition: impl FnMut() -> bool) {
 }
 
 #[test]
-fn pages_come_over_tls_with_a_password_and_headers() {
+fn pages_need_tls_and_a_password_and_have_the_headers() {
     let node = Node::new(&format!(
         "{TLS}http_server_config:\n  headers:\n    X-Frame-Options: deny\n    Content-Security-Policy: \"\"\n\
          basic_auth_users:\n  alice: {}\n",
@@ -102,14 +102,14 @@ fn pages_come_over_tls_with_a_password_and_headers() {
     for headers in [basic("alice", "wrong"), basic("bob", "secret"), "Authorization: Bearer secret\r\n".to_owned()] {
         assert_eq!(client.status(address, "/metrics", &headers).unwrap(), 401, "{headers}");
     }
-    // Without TLS there is nothing to be had.
+    // Without TLS there is no response.
     let plain = std::panic::catch_unwind(|| running.get("/metrics").status);
     assert!(plain.is_err(), "{plain:?}");
     assert_eq!(client.status(address, "/-/healthy", &basic("alice", "secret")).unwrap(), 200);
 }
 
 #[test]
-fn client_certificates_are_asked_for_as_configured() {
+fn client_certificates_are_required_as_configured() {
     let node = Node::new(TLS);
     let stranger = Authority::new();
     let scraper = node.authority.client("scraper.example");
@@ -131,7 +131,7 @@ fn client_certificates_are_asked_for_as_configured() {
         let running = node.start();
         for versions in [rustls::ALL_VERSIONS, &[&rustls::version::TLS12]] {
             let answered = clients.map(|identity| {
-                let client = Client::speaking(&node.authority, identity, versions);
+                let client = Client::with_versions(&node.authority, identity, versions);
                 client.status(&running.address, "/metrics", "").is_ok_and(|status| status == 200)
             });
             assert_eq!(answered, let_in, "{kind} {more}, {} versions", versions.len());
@@ -140,7 +140,7 @@ fn client_certificates_are_asked_for_as_configured() {
 }
 
 #[test]
-fn versions_are_those_of_the_file() {
+fn tls_versions_are_those_of_the_file() {
     let (new, old): (&[_], &[_]) = (&[&rustls::version::TLS13], &[&rustls::version::TLS12]);
     for (more, let_in) in [
         ("  min_version: TLS13\n", [true, false]),
@@ -155,7 +155,7 @@ fn versions_are_those_of_the_file() {
         let node = Node::new(&format!("{TLS}{more}"));
         let running = node.start();
         let answered = [new, old].map(|versions| {
-            Client::speaking(&node.authority, None, versions).status(&running.address, "/", "").is_ok()
+            Client::with_versions(&node.authority, None, versions).status(&running.address, "/", "").is_ok()
         });
         assert_eq!(answered, let_in, "{more}");
         assert_eq!(running.log().contains("TLS 1.2 is the oldest"), more.contains("TLS10"), "{}", running.log());
@@ -182,7 +182,7 @@ fn certificates_and_passwords_change_while_it_runs() {
     });
     assert_eq!(client.status(&running.address, "/metrics", &basic("alice", "first")).unwrap(), 401);
 
-    // What is wrong changes nothing, is told once, and shows on the page.
+    // An invalid file changes nothing, is logged once, and is visible in the metrics.
     let successful = |value: f64| {
         let (answer, _) = client.get(&running.address, "/metrics", &basic("alice", "second")).unwrap();
         answer.contains(&format!("podmeter_config_last_reload_successful {value}\n"))
@@ -201,9 +201,9 @@ fn certificates_and_passwords_change_while_it_runs() {
     until("the good file counts", || successful(1.0));
 }
 
-/// As the kubelet updates a mounted Secret: `..data` is a link that is swapped.
+/// As the kubelet updates a mounted Secret: it replaces the link `..data`.
 #[test]
-fn a_secret_that_is_swapped_is_seen() {
+fn an_updated_secret_is_read_again() {
     let node = Node::new(TLS);
     let mount = node.path().join("mount");
     let version = |name: &str, identity: &Identity| {
@@ -256,7 +256,7 @@ fn the_kubelet_and_the_admin_socket_need_no_certificate() {
 }
 
 #[test]
-fn a_bad_file_at_the_start_is_wrong_usage() {
+fn an_invalid_file_at_the_start_is_exit_code_2() {
     let node = Node::new("");
     let (file, root) = (node.file(), node.path().to_str().unwrap().to_owned());
     let key = node.server.key.lines().nth(1).unwrap().to_owned();
@@ -273,7 +273,7 @@ fn a_bad_file_at_the_start_is_wrong_usage() {
             vec!["no certificate in PEM"],
         ),
         ("tls_server_config: {cert_file: ca.crt, key_file: server.key}\n".to_owned(), vec!["do not fit"]),
-        (format!("{TLS}  cert: x\n"), vec!["cert and cert_file are both there"]),
+        (format!("{TLS}  cert: x\n"), vec!["cert and cert_file are both set"]),
         (format!("{TLS}  client_ca_file: ca.crt\n"), vec!["client_ca without a client_auth_type"]),
         (format!("{TLS}  client_auth_type: RequireAndVerifyClientCert\n"), vec!["needs client_ca"]),
         (format!("{TLS}  client_auth_type: Always\n"), vec!["Always", "RequireAnyClientCert"]),
@@ -288,7 +288,7 @@ fn a_bad_file_at_the_start_is_wrong_usage() {
         ("basic_auth_users: {a: plain}\n".to_owned(), vec!["basic_auth_users.a", "htpasswd"]),
         (colon.to_owned(), vec!["colon"]),
         (cost, vec!["cost 31"]),
-        // A secret next to an error stays out of the message.
+        // Secrets near an error are not in its message.
         (format!("tls_server_config:\n  key: |\n{}  cert_fil: x\n", inline(&node.server.key)), vec!["cert_fil"]),
     ] {
         node.configure(&text);
@@ -313,7 +313,7 @@ fn a_bad_file_at_the_start_is_wrong_usage() {
 }
 
 #[test]
-fn requests_past_the_rate_limit_are_refused() {
+fn requests_beyond_the_rate_limit_are_refused() {
     let node = Node::new("rate_limit: {interval: 1h, burst: 2}\n");
     let running = node.start();
     let answered: Vec<u16> = (0..4).map(|_| running.get("/-/healthy").status).collect();

@@ -1,4 +1,4 @@
-//! `--web-config` with those who will use it: curl, and a Prometheus server that scrapes over mutual TLS with a password
+//! `--web-config` with real clients: curl, and a Prometheus server that scrapes over mutual TLS with a password
 //! while certificates are renewed.
 
 use crate::support::agent;
@@ -27,7 +27,7 @@ fn start(directory: &Path, authority: &Authority) -> Running {
     agent::agent(directory, &["--hardware=simulated", "--web-config", file.to_str().unwrap()], &[])
 }
 
-/// curl's exit code, and the head and body that it got.
+/// curl's exit code, and the head and body of the response.
 fn curl(directory: &Path, arguments: &[&str]) -> (i32, String) {
     let output = Command::new("curl")
         .current_dir(directory)
@@ -40,7 +40,7 @@ fn curl(directory: &Path, arguments: &[&str]) -> (i32, String) {
 }
 
 #[test]
-fn curl_is_let_in_with_certificate_and_password_only() {
+fn curl_needs_a_certificate_and_a_password() {
     let directory = tempfile::tempdir().unwrap();
     let running = start(directory.path(), &Authority::new());
     let url = format!("https://{}/metrics", running.address);
@@ -66,7 +66,7 @@ fn curl_is_let_in_with_certificate_and_password_only() {
 }
 
 #[test]
-fn prometheus_scrapes_on_while_certificates_are_renewed() {
+fn prometheus_scrapes_while_certificates_are_renewed() {
     let directory = tempfile::tempdir().unwrap();
     let (old, new) = (Authority::new(), Authority::new());
     let running = start(directory.path(), &old);
@@ -82,13 +82,13 @@ fn prometheus_scrapes_on_while_certificates_are_renewed() {
     );
     let prometheus = Prometheus::start(&configuration);
     prometheus.until("count(podmeter_device_power_watts)", |devices| devices == 8.0);
-    // Another authority altogether: whoever still has the old one, on either side, is not let in.
+    // Another authority: handshakes with the old one fail, on either side.
     new.server().write(directory.path(), "server");
     new.client("scraper.example").write(directory.path(), "client");
     std::fs::write(directory.path().join("ca.crt"), &new.pem).unwrap();
     let renewed = prometheus.scalar("vector(time())").unwrap();
     prometheus.until("vector(time())", |now| now > renewed + 10.0);
-    // Prometheus reads its files at each scrape and connects anew when they have changed.
+    // Prometheus reads its files at each scrape and reconnects when they have changed.
     assert_eq!(prometheus.scalar("min_over_time(up[5s])"), Some(1.0));
     let status = |authority: &Authority| {
         let client = certificates::Client::new(authority, Some(&authority.client("scraper.example")));

@@ -23,7 +23,7 @@ pub struct Running {
     child: Child,
     pub address: String,
     log: Arc<Mutex<String>>,
-    /// Nobody reads what it logs.
+    /// Its log is not read.
     log_blocked: Arc<AtomicBool>,
 }
 
@@ -59,7 +59,7 @@ fn unchunked(mut body: &str) -> String {
     }
 }
 
-/// An order over an admin socket.
+/// A command over an admin socket.
 pub fn post(socket: &Path, path: &str, body: &str) -> Answer {
     let mut stream = UnixStream::connect(socket).expect("the admin socket is there");
     stream.set_read_timeout(Some(PATIENCE)).expect("a socket option");
@@ -69,14 +69,14 @@ pub fn post(socket: &Path, path: &str, body: &str) -> Answer {
     Answer::read(stream)
 }
 
-/// How it ended and what it said, for a command that is to end by itself.
+/// Exit code and output of a command that ends by itself.
 pub fn ended(arguments: &[&str]) -> (i32, String) {
     let output = Command::new(binary()).args(arguments).output().expect("start podmeter");
     let said = [output.stdout, output.stderr].concat();
     (output.status.code().expect("not killed"), String::from_utf8_lossy(&said).into_owned())
 }
 
-/// `podmeter agent` over this kubelet root, with no admin socket, on a port of the system's choice.
+/// `podmeter agent` over this kubelet root, with no admin socket, on a free port.
 pub fn agent(kubelet_root: &Path, arguments: &[&str], environment: &[(&str, PathBuf)]) -> Running {
     let root = kubelet_root.to_str().expect("a plain path");
     let mut all = vec!["agent", "--listen", "127.0.0.1:0", "--admin-socket", "none", "--kubelet-root", root];
@@ -126,14 +126,14 @@ impl Running {
         self.child.id()
     }
 
-    /// Stops reading its log and fills the pipe, so that it takes nothing more.
+    /// Stops reading its log and fills the pipe.
     pub fn block_log(&self) {
         self.log_blocked.store(true, Ordering::Relaxed);
-        // Another description of the same pipe: that of the process keeps waiting for room.
+        // Another open file of the same pipe: the one of the process stays blocking.
         let mut pipe = std::fs::File::options();
         let pipe = pipe.write(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
         let mut pipe = pipe.open(format!("/proc/{}/fd/2", self.pid())).expect("its standard error");
-        // The reader takes some more before it stops.
+        // The reader may still read some before it stops.
         for _ in 0..20 {
             for piece in [&b"fills the pipe\n"[..], b"\n"] {
                 while pipe.write(piece).is_ok() {}

@@ -1,4 +1,4 @@
-//! An authority and what it signs, in PEM files and as a client that shows them.
+//! A certificate authority, the certificates that it signs as PEM files, and a TLS client with them.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -44,7 +44,7 @@ impl Authority {
     fn sign(&self, names: &[&str], purpose: ExtendedKeyUsagePurpose) -> Identity {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let mut parameters = CertificateParams::new(names).unwrap();
-        // Another one than the authority's, or OpenSSL takes it for signed by itself.
+        // Different from the authority's, or OpenSSL treats it as self-signed.
         parameters.distinguished_name.push(DnType::CommonName, "node or client");
         parameters.extended_key_usages = vec![purpose];
         let key = KeyPair::generate().unwrap();
@@ -63,17 +63,17 @@ impl Identity {
     }
 }
 
-/// Who asks, and whom it believes.
+/// A client, with the authority that it trusts.
 pub struct Client {
     config: Arc<ClientConfig>,
 }
 
 impl Client {
     pub fn new(authority: &Authority, identity: Option<&Identity>) -> Self {
-        Self::speaking(authority, identity, rustls::ALL_VERSIONS)
+        Self::with_versions(authority, identity, rustls::ALL_VERSIONS)
     }
 
-    pub fn speaking(
+    pub fn with_versions(
         authority: &Authority,
         identity: Option<&Identity>,
         versions: &[&'static rustls::SupportedProtocolVersion],
@@ -103,7 +103,7 @@ impl Client {
         StreamOwned::new(ClientConnection::new(Arc::clone(&self.config), name).unwrap(), stream)
     }
 
-    /// The answer as text, and the certificate that the server showed. `headers`: whole lines, each ending in CRLF.
+    /// The response as text, and the server's certificate. `headers`: whole lines, each ending in CRLF.
     pub fn get(&self, address: &str, path: &str, headers: &str) -> std::io::Result<(String, Vec<u8>)> {
         let mut stream = self.connect(address);
         write!(stream, "GET {path} HTTP/1.1\r\nHost: test\r\n{headers}Connection: close\r\n\r\n")?;

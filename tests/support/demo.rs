@@ -1,4 +1,4 @@
-//! `podmeter demo` in a directory that is known.
+//! `podmeter demo` in a known directory.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ impl Demo {
         Self { running, directory }
     }
 
-    /// What stands for `/var/lib/kubelet`; the admin socket and the simulated `/proc` lie there, too.
+    /// Stands for `/var/lib/kubelet`; the admin socket and the simulated `/proc` are there too.
     pub fn root(&self) -> PathBuf {
         let mut entries = std::fs::read_dir(self.directory.path()).expect("readable");
         entries.next().expect("the demo has made its directory").expect("readable").path()
@@ -36,7 +36,7 @@ impl Demo {
         format!("http://{}", self.running.address)
     }
 
-    /// Until it is ready, and a container has held a device for a moment.
+    /// Waits until it is ready and a container holds a device.
     pub fn until_held(&self) {
         self.running
             .until("busy seconds of a container", |page| page.count("podmeter_container_busy_seconds_total", &[]) > 0);
@@ -44,10 +44,10 @@ impl Demo {
     }
 }
 
-pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub fn until<T>(what: &str, mut check: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = check() {
             return found;
         }
         assert!(Instant::now() < deadline, "never: {what}");
