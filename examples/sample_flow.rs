@@ -80,14 +80,14 @@ fn start_podmeter(root: &Path, tasks: &mut Tasks) -> anyhow::Result<watch::Recei
         std::future::pending::<()>().await;
         drop((publish_hardware, publish_health));
     });
-    let neighbours = plugin::Neighbours {
+    let inputs = plugin::Inputs {
         hardware,
         health,
         kubelet: kubelet_handle.states(),
         allocated: kubelet_handle.allocated(),
         look: kubelet_handle.allocatable(),
     };
-    Ok(plugin::start(settings, neighbours, clock, tasks).states())
+    Ok(plugin::start(settings, inputs, clock, tasks).states())
 }
 
 fn offered(kubelet: &FakeKubelet) -> String {

@@ -152,7 +152,7 @@ impl Agent {
         let inputs = health_task::Inputs { hardware: devices.states(), xids, snapshots: snapshots.clone() };
         let health = health_task::start(settings.health.clone(), inputs, clock, &mut tasks);
         let plugin = settings.plugin_settings().map(|settings| {
-            let inputs = plugin::Neighbours {
+            let inputs = plugin::Inputs {
                 hardware: devices.states(),
                 health: health.states(),
                 kubelet: kubelet.states(),

@@ -25,7 +25,7 @@ pub use device_health::{
 pub use identity::{ContainerId, ContainerRef, DeviceId, GpuUuid, MigUuid, PciBusId, PodRef, PodUid, ResourceName};
 pub use inventory::{BusGpu, DriverInfo, Gpu, Inventory, MigDevice, MissingGpu, NodeDevices, NvLinkPeers};
 pub use journal::JournalState;
-pub use plugin::{PluginResource, PluginState, WithheldReason};
+pub use plugin::{PluginResource, PluginState, PluginUnhealthyReason};
 pub use pod_label::{PodLabel, PodLabelError};
 pub use process::{Owner, PodDirectory, PodIdentity, Process, ProcessKey, ProcessState, UnknownOwner};
 pub use reading::{

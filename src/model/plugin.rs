@@ -50,16 +50,16 @@ pub struct PluginResource {
     /// Preferences that were not the best possible, by reason.
     pub preferred_fallbacks: BTreeMap<&'static str, u64>,
     /// Turns of its devices' health, by `healthy` or `unhealthy`, then by reason.
-    pub health_transitions: BTreeMap<&'static str, BTreeMap<WithheldReason, u64>>,
+    pub health_transitions: BTreeMap<&'static str, BTreeMap<PluginUnhealthyReason, u64>>,
     /// PreStartContainer calls by result; empty where the check before a start is not asked for.
     pub pre_starts: BTreeMap<&'static str, u64>,
 }
 
 /// Why the kubelet is told that a device is unhealthy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum WithheldReason {
+pub enum PluginUnhealthyReason {
     /// The verdict on the GPU or MIG device behind it.
-    Judged(UnhealthyReason),
+    Device(UnhealthyReason),
     /// NVIDIA's MPS control daemon does not serve its resource.
     Mps,
     /// A change of MIG layout or of what is offered took it away.
@@ -68,16 +68,16 @@ pub enum WithheldReason {
     Unplugged,
 }
 
-impl WithheldReason {
+impl PluginUnhealthyReason {
     pub fn all() -> impl Iterator<Item = Self> {
         let own = [Self::Mps, Self::Layout, Self::Unplugged];
-        UnhealthyReason::ALL.into_iter().map(Self::Judged).chain(own)
+        UnhealthyReason::ALL.into_iter().map(Self::Device).chain(own)
     }
 
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Judged(reason) => reason.as_str(),
+            Self::Device(reason) => reason.as_str(),
             Self::Mps => "mps",
             Self::Layout => "layout",
             Self::Unplugged => "unplugged",
@@ -85,7 +85,7 @@ impl WithheldReason {
     }
 }
 
-impl Serialize for WithheldReason {
+impl Serialize for PluginUnhealthyReason {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.as_str())
     }

@@ -30,7 +30,7 @@ fn usable<'o>(offer: &'o Offer, id: &DeviceId) -> Result<&'o OfferedDevice, Refu
     let device = &offer.devices[place];
     match &device.health {
         Ok(()) => Ok(device),
-        Err(withheld) => Err(Refusal::Unhealthy { id: id.clone(), reason: withheld.detail.to_string() }),
+        Err(unhealthy) => Err(Refusal::Unhealthy { id: id.clone(), reason: unhealthy.detail.to_string() }),
     }
 }
 

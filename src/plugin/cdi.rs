@@ -56,7 +56,7 @@ type Stamp = (u64, u64, u64, i64, i64);
 
 impl Specifications {
     /// Reads the directories, and of the files those that are not as they were.
-    pub fn look(&mut self, directories: &[PathBuf]) {
+    pub fn refresh(&mut self, directories: &[PathBuf]) {
         let before = std::mem::take(&mut self.0);
         for file in directories.iter().flat_map(|directory| files(directory)) {
             let Some(stamp) = fs::metadata(&file).ok().filter(fs::Metadata::is_file).map(|found| stamp(&found)) else {
@@ -227,9 +227,9 @@ fn names(hardware: &Hardware) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::model::UnhealthyReason;
-    use crate::plugin::{MigCapabilities, OfferedDevice, Withheld};
+    use crate::plugin::{MigCapabilities, OfferedDevice, PluginUnhealthy};
 
-    fn offer(hardware: Hardware, health: Result<(), Withheld>) -> Offer {
+    fn offer(hardware: Hardware, health: Result<(), PluginUnhealthy>) -> Offer {
         let device = OfferedDevice { id: "x".into(), numa_nodes: BTreeSet::new(), health, hardware };
         Offer { resource: "nvidia.com/gpu".into(), devices: vec![device] }
     }
@@ -328,10 +328,10 @@ mod tests {
         let directories = [toolkit.clone(), plugin.clone(), directory.path().join("none")];
         let mut specifications = Specifications::default();
         let mut find = |offers: &[Offer]| {
-            specifications.look(&directories);
+            specifications.refresh(&directories);
             specifications.vendors(offers).map(|found| found.kind.clone())
         };
-        let lost = Withheld::judged(UnhealthyReason::Lost, "");
+        let lost = PluginUnhealthy::device(UnhealthyReason::Lost, "");
         let healthy = [offer(gpu(0), Ok(()))];
         assert_eq!(find(&healthy), None);
 

@@ -1,7 +1,7 @@
 //! Whether the kubelet still uses a registration. A plugin that registers later replaces ours without a notice: a kubelet
 //! up to 1.36 keeps our stream open, and when the other plugin ends it drops the resource without a notice too.
 //!
-//! In: live sockets, what the kubelet lists, what was granted, the time. Out: a `Standing`. Pure.
+//! In: live sockets, what the kubelet lists, what was granted, the time. Out: a `RegistrationState`. Pure.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::Offer;
 use super::conflict::{REMEDY, is_known_plugin};
-use super::grants::{Foreign, Grants};
+use super::grants::{ForeignAllocation, Grants};
 use super::live_sockets::LiveSockets;
 use super::sockets::{self, Identity};
 use crate::model::{Allocations, DeviceId, KubeletState, Monotonic, ResourceName};
@@ -34,7 +34,7 @@ const SEEN: Duration = Duration::from_secs(5);
 
 /// Of a registration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum RegistrationState {
     /// Nothing speaks against it.
     Used,
     /// Another plugin has registered the resource since: how that is known.
@@ -47,7 +47,7 @@ pub enum Standing {
 
 /// What is examined.
 #[derive(Debug)]
-pub struct Seen<'s> {
+pub struct CheckInputs<'s> {
     pub live: &'s LiveSockets,
     pub kubelet: &'s KubeletState,
     pub offer: &'s Offer,
@@ -60,11 +60,11 @@ pub struct Seen<'s> {
 
 /// How it is known that another plugin has registered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Evidence {
+enum Replacement {
     Socket(String, Identity),
     /// So many devices that are not ours.
     Listed(usize),
-    Allocated(Foreign),
+    Allocated(ForeignAllocation),
 }
 
 /// Of one registration.
@@ -77,7 +77,7 @@ pub struct RegistrationCheck {
     earlier: LiveSockets,
     /// Sockets of known plugins that have not replaced us.
     harmless: LiveSockets,
-    replaced: Option<(Evidence, Monotonic)>,
+    replaced: Option<(Replacement, Monotonic)>,
     /// When to ask the kubelet anew.
     look_at: Option<Monotonic>,
     /// When another plugin ended, until an answer shows whether that concerns us.
@@ -135,28 +135,28 @@ impl RegistrationCheck {
     pub fn looked(&mut self, now: Monotonic) {
         self.look_at = None;
         // The end of a known plugin is seen by its socket.
-        if let Some((Evidence::Listed(_) | Evidence::Allocated(_), _)) = self.replaced {
+        if let Some((Replacement::Listed(_) | Replacement::Allocated(_), _)) = self.replaced {
             let is_seen = self.others.keys().any(|name| !sockets::is_podmeters(name));
             self.look_at = Some(now + if is_seen { SEEN } else { UNSEEN });
         }
     }
 
-    pub fn examine(&mut self, seen: Seen<'_>, now: Monotonic) -> Standing {
-        if self.sockets(seen.live, now) {
-            return Standing::OtherEnded;
+    pub fn examine(&mut self, inputs: CheckInputs<'_>, now: Monotonic) -> RegistrationState {
+        if self.sockets(inputs.live, now) {
+            return RegistrationState::OtherEnded;
         }
-        if let Some(ended) = self.answer(&seen, now) {
+        if let Some(ended) = self.answer(&inputs, now) {
             return ended;
         }
-        self.holdings(seen.kubelet, seen.grants, now);
+        self.holdings(inputs.kubelet, inputs.grants, now);
         if let Some((_, since)) = self.replaced
-            && seen.grants.granted_at().is_some_and(|at| at > since + NOT_UNDER_WAY)
+            && inputs.grants.granted_at().is_some_and(|at| at > since + NOT_UNDER_WAY)
         {
             self.kubelet_asks_us();
         }
         match &self.replaced {
-            Some((evidence, _)) => Standing::Replaced(self.reason(evidence)),
-            None => Standing::Used,
+            Some((evidence, _)) => RegistrationState::Replaced(self.reason(evidence)),
+            None => RegistrationState::Used,
         }
     }
 
@@ -175,7 +175,7 @@ impl RegistrationCheck {
             self.has_baseline = false;
         }
         self.others.clone_from(live);
-        if let Some((Evidence::Socket(name, identity), _)) = &self.replaced
+        if let Some((Replacement::Socket(name, identity), _)) = &self.replaced
             && live.get(name) != Some(identity)
         {
             return true;
@@ -184,7 +184,7 @@ impl RegistrationCheck {
             is_known_plugin(name, &self.resource) && self.harmless.get(*name) != Some(*identity)
         };
         if let Some((name, identity)) = live.iter().find(is_new) {
-            self.replaced_by(Evidence::Socket(name.clone(), *identity), now);
+            self.replaced_by(Replacement::Socket(name.clone(), *identity), now);
         }
         false
     }
@@ -194,10 +194,10 @@ impl RegistrationCheck {
     }
 
     /// What the kubelet can allocate. Two answers, some time apart, decide.
-    fn answer(&mut self, seen: &Seen<'_>, now: Monotonic) -> Option<Standing> {
+    fn answer(&mut self, inputs: &CheckInputs<'_>, now: Monotonic) -> Option<RegistrationState> {
         let sent_at = self.sent_at?;
-        let answered_at = seen.kubelet.allocatable_at?.monotonic;
-        let allocatable = seen.kubelet.allocatable.as_ref()?;
+        let answered_at = inputs.kubelet.allocatable_at?.monotonic;
+        let allocatable = inputs.kubelet.allocatable.as_ref()?;
         // An answer from before the end of another plugin tells nothing of what followed from it.
         if answered_at <= sent_at || self.ended_at.is_some_and(|at| answered_at <= at + AFTER_AN_END / 2) {
             return None;
@@ -205,38 +205,38 @@ impl RegistrationCheck {
         let nothing = BTreeSet::new();
         let listed = allocatable.devices.get(&self.resource).unwrap_or(&nothing);
         let is_ours = |id: &DeviceId| {
-            seen.advertised.contains(id) || seen.offer.devices.binary_search_by(|device| device.id.cmp(id)).is_ok()
+            inputs.advertised.contains(id) || inputs.offer.devices.binary_search_by(|device| device.id.cmp(id)).is_ok()
         };
         let others = listed.iter().filter(|id| !is_ours(id)).count();
         self.was_listed |= !listed.is_empty();
-        let has_healthy = seen.offer.devices.iter().any(|device| device.health.is_ok());
+        let has_healthy = inputs.offer.devices.iter().any(|device| device.health.is_ok());
         if listed.is_empty() && (has_healthy || self.replaced.is_some()) {
             self.others_since = None;
             return self.none_listed(sent_at, answered_at);
         }
         self.none_since = None;
-        let in_update = seen.live.keys().any(|name| sockets::is_ours(name, &self.resource));
+        let in_update = inputs.live.keys().any(|name| sockets::is_ours(name, &self.resource));
         if others > 0 && !in_update {
             if self.agrees(answered_at, |check| &mut check.others_since, SECOND_ANSWER_SOON) {
-                self.replaced_by(Evidence::Listed(others), now);
+                self.replaced_by(Replacement::Listed(others), now);
             }
             return None;
         }
         self.others_since = None;
-        if let Some((Evidence::Listed(_), _)) = self.replaced {
-            return Some(Standing::OtherEnded);
+        if let Some((Replacement::Listed(_), _)) = self.replaced {
+            return Some(RegistrationState::OtherEnded);
         }
         let ended_at = self.ended_at.take()?;
         // Up to 1.36 a list of ours after the other's end is shown, although nothing of it can be allocated.
-        let is_hidden = seen.list_sent_at.is_some_and(|at| at + HIDES > ended_at && at <= answered_at);
-        (std::mem::take(&mut self.later_ended) && is_hidden).then_some(Standing::OtherEnded)
+        let is_hidden = inputs.list_sent_at.is_some_and(|at| at + HIDES > ended_at && at <= answered_at);
+        (std::mem::take(&mut self.later_ended) && is_hidden).then_some(RegistrationState::OtherEnded)
     }
 
-    fn none_listed(&mut self, sent_at: Monotonic, answered_at: Monotonic) -> Option<Standing> {
+    fn none_listed(&mut self, sent_at: Monotonic, answered_at: Monotonic) -> Option<RegistrationState> {
         match &self.replaced {
             // It has no healthy device; its socket is there.
-            Some((Evidence::Socket(..), _)) => return None,
-            Some(_) => return Some(Standing::OtherEnded),
+            Some((Replacement::Socket(..), _)) => return None,
+            Some(_) => return Some(RegistrationState::OtherEnded),
             None => {}
         }
         if !self.was_listed && answered_at.since(sent_at) < TAKEN_IN {
@@ -244,7 +244,7 @@ impl RegistrationCheck {
             return None;
         }
         let apart = if self.ended_at.is_some() { SECOND_ANSWER_SOON } else { SECOND_ANSWER };
-        self.agrees(answered_at, |check| &mut check.none_since, apart).then_some(Standing::Forgotten)
+        self.agrees(answered_at, |check| &mut check.none_since, apart).then_some(RegistrationState::Forgotten)
     }
 
     /// Whether an answer that said the same came long enough ago.
@@ -271,14 +271,14 @@ impl RegistrationCheck {
             self.compared = Some(Arc::clone(allocations));
             let foreign = grants.compare(&self.resource, allocations);
             if let (Some(foreign), false) = (foreign, is_baseline) {
-                self.replaced_by(Evidence::Allocated(foreign), now);
+                self.replaced_by(Replacement::Allocated(foreign), now);
             }
         }
         self.has_baseline |= is_late;
     }
 
     /// What is known first stands: its end is what is waited for.
-    fn replaced_by(&mut self, evidence: Evidence, now: Monotonic) {
+    fn replaced_by(&mut self, evidence: Replacement, now: Monotonic) {
         if self.replaced.is_none() {
             self.replaced = Some((evidence, now));
             self.looked(now);
@@ -287,23 +287,23 @@ impl RegistrationCheck {
 
     fn kubelet_asks_us(&mut self) {
         self.others_since = None;
-        if let Some((Evidence::Socket(name, identity), _)) = self.replaced.take() {
+        if let Some((Replacement::Socket(name, identity), _)) = self.replaced.take() {
             self.harmless.insert(name, identity);
         }
     }
 
-    fn reason(&self, evidence: &Evidence) -> String {
+    fn reason(&self, evidence: &Replacement) -> String {
         let resource = &self.resource;
         match evidence {
-            Evidence::Socket(name, _) => format!(
+            Replacement::Socket(name, _) => format!(
                 "another device plugin serves {resource} on {name} and registered after podmeter: the kubelet allocates \
                  through it; {REMEDY}"
             ),
-            Evidence::Listed(count) => format!(
+            Replacement::Listed(count) => format!(
                 "the kubelet lists {count} devices of {resource} that another device plugin advertised after podmeter \
                  registered; {REMEDY}"
             ),
-            Evidence::Allocated(Foreign { device, container }) => format!(
+            Replacement::Allocated(ForeignAllocation { device, container }) => format!(
                 "the kubelet gave {device} to {container} without asking podmeter: another device plugin registered \
                  {resource} after it; {REMEDY}"
             ),

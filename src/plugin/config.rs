@@ -433,7 +433,7 @@ impl PathConfig {
         for (place, group) in self.groups.iter().enumerate() {
             let key = format!("{key}.groups[{place}]");
             let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte);
-            // Room for `::` and a slot's number.
+            // PluginTask for `::` and a slot's number.
             if group.id.is_empty() || group.id.len() > 56 || !group.id.bytes().all(plain) {
                 let accepted = "accepted: 1 to 56 letters, digits, dashes, dots, slashes or underscores";
                 return refuse(&format!("{key}.id"), &group.id, accepted);

@@ -71,7 +71,7 @@ mod tests {
 
     use super::*;
     use crate::model::UnhealthyReason;
-    use crate::plugin::{DeviceNode, Hardware, Withheld};
+    use crate::plugin::{DeviceNode, Hardware, PluginUnhealthy};
 
     #[test]
     fn an_unknown_topology_is_left_out_and_a_known_one_is_sent() {
@@ -81,8 +81,10 @@ mod tests {
             health,
             hardware: Hardware::Nothing,
         };
-        let devices =
-            vec![device("a", &[], Ok(())), device("b", &[0, 1], Err(Withheld::judged(UnhealthyReason::Lost, "lost")))];
+        let devices = vec![
+            device("a", &[], Ok(())),
+            device("b", &[0, 1], Err(PluginUnhealthy::device(UnhealthyReason::Lost, "lost"))),
+        ];
         let list = list(&Offer { resource: "example.com/x".into(), devices });
         assert_eq!((list.devices[0].health.as_str(), list.devices[0].topology.clone()), ("Healthy", None));
         assert_eq!(list.devices[1].health, "Unhealthy");

@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use super::OnConflict;
-use super::check::{RegistrationCheck, Seen, Standing};
-use super::lifecycle::{Ended, Life, displaced};
+use super::check::{CheckInputs, RegistrationCheck, RegistrationState};
+use super::lifecycle::{Ended, Lifecycle, displaced};
 use super::live_sockets::LiveSockets;
 use super::server::Server;
 use super::sockets::{self, Identity};
 
-impl Life {
+impl Lifecycle {
     /// Until it ends. `harmless` are the sockets of plugins that this registration has replaced.
     pub(super) async fn follow(&mut self, server: &Server, kubelet: Option<Identity>, harmless: LiveSockets) -> Ended {
         let kubelet_socket = sockets::kubelet_socket(&self.directory);
@@ -24,13 +24,13 @@ impl Life {
                 return ended;
             }
             match self.examine(&mut check, server) {
-                Standing::Used => {
+                RegistrationState::Used => {
                     if replaced.take().is_some() {
                         self.in_use(server);
                     }
                 }
-                Standing::Replaced(by) => {
-                    if self.desk.config.on_conflict() == OnConflict::Takeover {
+                RegistrationState::Replaced(by) => {
+                    if self.state.config.on_conflict() == OnConflict::Takeover {
                         return Ended::Replaced(by);
                     }
                     if replaced.as_ref() != Some(&by) {
@@ -38,8 +38,8 @@ impl Life {
                         replaced = Some(by);
                     }
                 }
-                Standing::OtherEnded => return Ended::OtherGone,
-                Standing::Forgotten => return Ended::Forgotten,
+                RegistrationState::OtherEnded => return Ended::OtherGone,
+                RegistrationState::Forgotten => return Ended::Forgotten,
             }
             let now = self.now();
             let look_in = check.look_at().map(|at| at.since(now));
@@ -50,7 +50,7 @@ impl Life {
                 changed = self.kubelet.changed() => if changed.is_err() { std::future::pending().await },
                 () = tokio::time::sleep(look_in.unwrap_or_default()), if look_in.is_some() => {
                     check.looked(self.now());
-                    self.desk.look.notify_one();
+                    self.state.look.notify_one();
                 }
                 () = server.stream_lost() => return Ended::StreamLost,
                 outcome = &mut listed, if !is_listed => match outcome {
@@ -64,12 +64,12 @@ impl Life {
         }
     }
 
-    fn examine(&mut self, check: &mut RegistrationCheck, server: &Server) -> Standing {
+    fn examine(&mut self, check: &mut RegistrationCheck, server: &Server) -> RegistrationState {
         let (live, now) = (self.live_sockets(), self.now());
         let kubelet = Arc::clone(&self.kubelet.borrow_and_update());
-        let offer = Arc::clone(&self.desk.offer.borrow());
-        let mut grants = self.desk.grants();
-        let seen = Seen {
+        let offer = Arc::clone(&self.state.offer.borrow());
+        let mut grants = self.state.grants();
+        let inputs = CheckInputs {
             live: &live,
             kubelet: &kubelet,
             offer: &offer,
@@ -77,18 +77,18 @@ impl Life {
             grants: &mut grants,
             list_sent_at: server.list_sent_at(),
         };
-        check.examine(seen, now)
+        check.examine(inputs, now)
     }
 
     fn replaced(&self, server: &Server, by: &str) {
-        server.be_silent(true);
-        self.desk.record.replaced(by);
+        server.hold_back(true);
+        self.state.status.replaced(by);
         tracing::warn!(resource = %self.resource(), "waiting: {by}");
     }
 
     fn in_use(&self, server: &Server) {
-        server.be_silent(false);
-        self.desk.record.in_use();
+        server.hold_back(false);
+        self.state.status.in_use();
         tracing::info!(resource = %self.resource(), "the kubelet allocates through podmeter again");
     }
 }

@@ -18,7 +18,7 @@ pub struct Grants {
 
 /// A device that somebody else allocated.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Foreign {
+pub struct ForeignAllocation {
     pub device: DeviceId,
     pub container: ContainerRef,
 }
@@ -35,7 +35,7 @@ impl Grants {
     }
 
     /// The first device that has come to a container without having been granted.
-    pub fn compare(&mut self, resource: &ResourceName, allocations: &Allocations) -> Option<Foreign> {
+    pub fn compare(&mut self, resource: &ResourceName, allocations: &Allocations) -> Option<ForeignAllocation> {
         let mut now: BTreeMap<&DeviceId, BTreeSet<&ContainerRef>> = BTreeMap::new();
         for container in allocations.containers() {
             for held in container.devices.iter().filter(|held| held.resource == *resource) {
@@ -51,7 +51,10 @@ impl Grants {
                 .collect();
             // One grant is for one container: the kubelet asks once for each.
             if let (Some(container), false) = (new.first(), self.pending.remove(device)) {
-                foreign.get_or_insert_with(|| Foreign { device: device.clone(), container: (**container).clone() });
+                foreign.get_or_insert_with(|| ForeignAllocation {
+                    device: device.clone(),
+                    container: (**container).clone(),
+                });
             }
             if !new.is_empty() || before.is_some_and(|before| before.len() != containers.len()) {
                 self.holders.insert(device.clone(), containers.into_iter().cloned().collect());

@@ -39,7 +39,7 @@ pub struct Wanted {
 
 /// What was seen for one entry.
 #[derive(Clone, Debug, Default)]
-pub struct Seen {
+pub struct ScanResult {
     /// Of the inventory that was looked with.
     pub generation: u64,
     pub found: Vec<Found>,
@@ -76,7 +76,7 @@ impl NvidiaConfig {
 }
 
 /// Whether what the host has for it may change without a word from the hardware: it is then looked at every second.
-pub fn changes_unasked(config: &ResourceConfig) -> bool {
+pub fn needs_polling(config: &ResourceConfig) -> bool {
     match config {
         ResourceConfig::Path(_) => true,
         ResourceConfig::Nvidia(nvidia) => nvidia.shares_through_mps() || nvidia.names_nodes(),
@@ -89,24 +89,24 @@ impl Host {
         Self { around, specifications: Specifications::default(), entries: BTreeMap::new() }
     }
 
-    /// Looks for all that is `wanted`, and takes back what was written for what no longer is.
-    pub fn look(&mut self, wanted: &BTreeMap<u64, Wanted>) -> BTreeMap<u64, Seen> {
+    /// HostScans for all that is `wanted`, and takes back what was written for what no longer is.
+    pub fn scan(&mut self, wanted: &BTreeMap<u64, Wanted>) -> BTreeMap<u64, ScanResult> {
         // First: each may have written a file that another is to write.
         for (_, kept) in self.entries.extract_if(.., |number, _| !wanted.contains_key(number)) {
             kept.end();
         }
         if wanted.values().any(|wanted| matches!(&*wanted.config, ResourceConfig::Nvidia(nvidia) if nvidia.uses_cdi()))
         {
-            self.specifications.look(&self.around.cdi);
+            self.specifications.refresh(&self.around.cdi);
         }
-        wanted.iter().map(|(number, wanted)| (*number, self.look_for(*number, wanted))).collect()
+        wanted.iter().map(|(number, wanted)| (*number, self.scan_for(*number, wanted))).collect()
     }
 
-    fn look_for(&mut self, number: u64, wanted: &Wanted) -> Seen {
-        let seen = Seen { generation: wanted.inventory.generation, ..Seen::default() };
+    fn scan_for(&mut self, number: u64, wanted: &Wanted) -> ScanResult {
+        let seen = ScanResult { generation: wanted.inventory.generation, ..ScanResult::default() };
         match &*wanted.config {
             ResourceConfig::Simulated(_) => seen,
-            ResourceConfig::Path(path) => Seen { found: paths::find(path, &self.around.roots), ..seen },
+            ResourceConfig::Path(path) => ScanResult { found: paths::find(path, &self.around.roots), ..seen },
             ResourceConfig::Nvidia(nvidia) => {
                 let kept = self.entries.entry(number).or_default();
                 // Unhealthy in these are the devices that are not there, and no others.
@@ -115,7 +115,7 @@ impl Host {
                 let problem = kept.specify(nvidia, &offers, &self.around, &self.specifications);
                 let problem = problem.or_else(|| without_driver(nvidia, &kept.facts.node));
                 let without_mps = mps::missing(nvidia, &self.around.roots, &offers);
-                Seen { facts: Arc::clone(&kept.facts), without_mps, problem, ..seen }
+                ScanResult { facts: Arc::clone(&kept.facts), without_mps, problem, ..seen }
             }
         }
     }
@@ -310,7 +310,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let mut host = Host::new(empty(root.path()));
         let wanted = wanted("passDeviceSpecs: true", inventory([gpu(0, None)]));
-        let mut look = || host.look(&wanted).remove(&7).unwrap().facts;
+        let mut look = || host.scan(&wanted).remove(&7).unwrap().facts;
         let first = look();
         assert!(first.node.control_nodes.is_empty());
         assert!(Arc::ptr_eq(&first, &look()), "nothing has changed");
@@ -323,7 +323,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let mut host = Host::new(empty(root.path()));
         let look = |host: &mut Host, text: &str| {
-            let seen = host.look(&wanted(text, inventory([gpu(0, None)]))).remove(&7).unwrap();
+            let seen = host.scan(&wanted(text, inventory([gpu(0, None)]))).remove(&7).unwrap();
             let mounts = seen.facts.node.driver_mounts.iter().map(|mount| mount.host_path.display().to_string());
             (mounts.collect::<Vec<_>>(), seen.problem)
         };
@@ -361,7 +361,7 @@ mod tests {
         let wanted = wanted("deviceListStrategy: cdi-cri", inventory([gpu(0, None), gpu(1, None), gone]));
         // Of the layout before: a file that does not describe a GPU that is there is none to use, checked or not.
         describe(&["0"]);
-        let mut look = || host.look(&wanted).remove(&7).unwrap().facts.node.cdi.clone().map(|found| found.file);
+        let mut look = || host.scan(&wanted).remove(&7).unwrap().facts.node.cdi.clone().map(|found| found.file);
         assert_eq!(look(), None);
         let text = ours().expect("our own");
         assert!(text.contains(&uuid(1)) && !text.contains("\"0\""), "{text}");
@@ -372,7 +372,7 @@ mod tests {
         std::fs::remove_file(&vendors).unwrap();
         assert_eq!(look(), None);
         assert!(ours().unwrap().contains("\"1\""));
-        assert!(host.look(&BTreeMap::new()).is_empty());
+        assert!(host.scan(&BTreeMap::new()).is_empty());
         assert_eq!(ours(), None, "nobody wants it any more");
     }
 }

@@ -12,9 +12,9 @@ use tonic::transport::Channel;
 use super::backoff::Backoff;
 use super::conflict::conflict;
 use super::live_sockets::{LiveSockets, OwnSockets};
-use super::server::{Desk, Server};
+use super::server::{Server, ServiceState};
 use super::sockets::{self, Identity};
-use super::{Offer, OnConflict, Withheld};
+use super::{Offer, OnConflict, PluginUnhealthy};
 use crate::model::{DeviceId, KubeletState, Monotonic, ResourceName};
 use crate::wire::channel_over;
 use crate::wire::v1beta1::device_plugin_client::DevicePluginClient;
@@ -57,9 +57,9 @@ impl Default for Deadlines {
 
 /// What a resource's life hangs on.
 #[derive(Debug)]
-pub struct Life {
+pub struct Lifecycle {
     pub directory: PathBuf,
-    pub desk: Desk,
+    pub state: ServiceState,
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
     /// Wakes when something comes or goes in the directory.
     pub changes: watch::Receiver<u64>,
@@ -77,7 +77,7 @@ pub struct Life {
 
 /// What is left of a life.
 #[derive(Debug)]
-pub struct Lived {
+pub struct EndedLifecycle {
     pub resource: ResourceName,
     /// What the kubelet was told by it and by those before it.
     pub advertised: BTreeSet<DeviceId>,
@@ -120,9 +120,9 @@ pub(super) enum Ended {
     Forgotten,
 }
 
-impl Life {
+impl Lifecycle {
     /// Until it is told to stop. The socket is gone then.
-    pub async fn run(mut self) -> Lived {
+    pub async fn run(mut self) -> EndedLifecycle {
         let mut backoff = Backoff::default();
         let mut stop = self.stop.clone();
         let mut said = String::new();
@@ -145,7 +145,7 @@ impl Life {
                 self.own_sockets.remove(&name);
             }
             if let Some(at) = registered_at {
-                self.advertised.extend(self.desk.offer.borrow().devices.iter().map(|device| device.id.clone()));
+                self.advertised.extend(self.state.offer.borrow().devices.iter().map(|device| device.id.clone()));
                 said.clear();
                 if self.now().since(at) >= LASTED {
                     backoff.reset();
@@ -153,9 +153,9 @@ impl Life {
             }
             let Some(ended) = ended else { break };
             let reason = ended.to_string();
-            self.desk.record.unregistered(&reason);
+            self.state.status.unregistered(&reason);
             if let Ended::Replaced(by) = &ended {
-                self.desk.record.conflict(Some(by));
+                self.state.status.conflict(Some(by));
             }
             if said != reason {
                 tracing::warn!(resource = %self.resource(), "not registered: {reason}");
@@ -177,8 +177,8 @@ impl Life {
             }
         }
         let reason = stop.borrow().unwrap_or("podmeter is ending");
-        self.desk.record.unregistered(reason);
-        Lived { resource: self.resource(), advertised: self.advertised }
+        self.state.status.unregistered(reason);
+        EndedLifecycle { resource: self.resource(), advertised: self.advertised }
     }
 
     async fn round(
@@ -192,19 +192,19 @@ impl Life {
         if kubelet.is_none() {
             return Ended::NoKubelet(kubelet_socket);
         }
-        if self.desk.config.on_conflict() == OnConflict::Wait {
+        if self.state.config.on_conflict() == OnConflict::Wait {
             self.until_free().await;
         }
         self.until_checked(began).await;
         let resource = self.resource();
         // Those that are there already are replaced; whoever comes later replaces us.
-        let harmless = match self.desk.config.on_conflict() {
+        let harmless = match self.state.config.on_conflict() {
             OnConflict::Takeover => self.live_sockets().as_ref().clone(),
             OnConflict::Wait => LiveSockets::new(),
         };
         let name = sockets::fresh_name(&resource);
         self.own_sockets.insert(&name);
-        let server = match Server::start(&self.directory, &name, self.desk.clone()) {
+        let server = match Server::start(&self.directory, &name, self.state.clone()) {
             Ok(started) => server.insert(started),
             Err(error) => {
                 self.own_sockets.remove(&name);
@@ -225,8 +225,8 @@ impl Life {
             return Ended::Register(error);
         }
         *registered_at = Some(self.now());
-        self.desk.record.registered();
-        tracing::info!(%resource, devices = self.desk.offer.borrow().devices.len(), "registered with the kubelet");
+        self.state.status.registered();
+        tracing::info!(%resource, devices = self.state.offer.borrow().devices.len(), "registered with the kubelet");
         self.follow(server, kubelet, harmless).await
     }
 
@@ -245,19 +245,19 @@ impl Life {
             let Some(reason) = self.conflict(&live) else {
                 if waited {
                     tracing::info!(resource = %self.resource(), "no other device plugin serves it any more");
-                    self.desk.record.conflict(None);
+                    self.state.status.conflict(None);
                 }
                 return;
             };
             if !waited {
                 tracing::warn!(resource = %self.resource(), "waiting: {reason}");
-                self.desk.record.conflict(Some(&reason));
+                self.state.status.conflict(Some(&reason));
                 waited = true;
             }
             let now = self.now();
             let interval = if live.is_empty() { CONFLICT_LOOK } else { QUIET_LOOK };
             if now.since(looked_at) >= interval || live_before.as_ref() != Some(&live) {
-                self.desk.look.notify_one();
+                self.state.look.notify_one();
                 looked_at = now;
             }
             tokio::select! {
@@ -278,11 +278,12 @@ impl Life {
         if !self.advertised.is_empty() {
             return;
         }
-        let is_unchecked = |health: &Result<(), Withheld>| health.as_ref().is_err_and(Withheld::is_unchecked);
+        let is_unchecked =
+            |health: &Result<(), PluginUnhealthy>| health.as_ref().is_err_and(PluginUnhealthy::is_unchecked);
         let checked = |offer: &Arc<Offer>| !offer.devices.iter().any(|device| is_unchecked(&device.health));
         let left = FIRST_CHECK.saturating_sub(self.now().since(began));
         // Late is told as it is, and an error is the agent ending.
-        let _ = tokio::time::timeout(left, self.desk.offer.wait_for(checked)).await;
+        let _ = tokio::time::timeout(left, self.state.offer.wait_for(checked)).await;
     }
 
     /// Who else has the resource now.
@@ -311,7 +312,7 @@ impl Life {
     }
 
     pub(super) fn now(&self) -> Monotonic {
-        self.desk.clock.now().monotonic
+        self.state.clock.now().monotonic
     }
 
     pub(super) fn live_sockets(&mut self) -> Arc<LiveSockets> {
@@ -319,7 +320,7 @@ impl Life {
     }
 
     pub(super) fn resource(&self) -> ResourceName {
-        self.desk.offer.borrow().resource.clone()
+        self.state.offer.borrow().resource.clone()
     }
 }
 

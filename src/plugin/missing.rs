@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::config::{NvidiaConfig, Replication, ResourceConfig, Sharing};
-use super::{Hardware, OfferedDevice, Withheld};
+use super::{Hardware, OfferedDevice, PluginUnhealthy};
 use crate::model::{Inventory, ResourceName, UnhealthyReason};
 
 impl ResourceConfig {
@@ -43,7 +43,7 @@ pub fn missing(nvidia: &NvidiaConfig, inventory: &Inventory) -> Vec<(ResourceNam
                 let device = OfferedDevice {
                     id: id.clone(),
                     numa_nodes: BTreeSet::new(),
-                    health: Err(Withheld::judged(UnhealthyReason::Lost, missing.detail.clone())),
+                    health: Err(PluginUnhealthy::device(UnhealthyReason::Lost, missing.detail.clone())),
                     hardware: Hardware::Missing(gpu.clone()),
                 };
                 (resource.clone(), device)

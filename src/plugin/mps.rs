@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::config::{NvidiaConfig, Sharing};
-use super::{Offer, OfferedDevice, Withheld, paths::Roots};
-use crate::model::{ResourceName, WithheldReason};
+use super::{Offer, OfferedDevice, PluginUnhealthy, paths::Roots};
+use crate::model::{PluginUnhealthyReason, ResourceName};
 
 /// What a daemon that serves has in the directory of its resource. NVIDIA's container makes the first when compute mode
 /// and limits are set, and takes it away when it ends; the daemon itself takes away the last.
@@ -29,11 +29,11 @@ pub fn missing(nvidia: &NvidiaConfig, roots: &Roots, offers: &[Offer]) -> BTreeM
 
 /// The offer with its shared devices unhealthy where their daemon is not there: a container would start without it, and
 /// its first CUDA call fail. A daemon that was killed leaves its signs behind, and is not seen to be gone.
-pub fn judged(mut offer: Offer, missing: &BTreeMap<ResourceName, Arc<str>>) -> Offer {
+pub fn mark_unhealthy(mut offer: Offer, missing: &BTreeMap<ResourceName, Arc<str>>) -> Offer {
     let Some(detail) = missing.get(&offer.resource) else { return offer };
-    let withheld = Withheld::new(WithheldReason::Mps, Arc::clone(detail));
+    let unhealthy = PluginUnhealthy::new(PluginUnhealthyReason::Mps, Arc::clone(detail));
     for device in offer.devices.iter_mut().filter(|device| device.is_slot() && device.health.is_ok()) {
-        device.health = Err(withheld.clone());
+        device.health = Err(unhealthy.clone());
     }
     offer
 }
@@ -65,8 +65,8 @@ mod tests {
         let config = nvidia(&format!("sharing: {{mps: {{replicas: 2, perGpu: {{\"{}\": 1}}}}}}", uuid(1)));
         let ResourceConfig::Nvidia(nvidia) = &config else { panic!("of kind nvidia") };
         let offer = offers(&config, &inventory((0..2).map(|index| gpu(index, None))), &[]).offers.remove(0);
-        let health = || -> Vec<Result<(), Withheld>> {
-            judged(offer.clone(), &missing(nvidia, &roots, std::slice::from_ref(&offer)))
+        let health = || -> Vec<Result<(), PluginUnhealthy>> {
+            mark_unhealthy(offer.clone(), &missing(nvidia, &roots, std::slice::from_ref(&offer)))
                 .devices
                 .into_iter()
                 .map(|device| device.health)
@@ -76,8 +76,8 @@ mod tests {
         fs::create_dir_all(own.join("pipe")).unwrap();
         for sign in [".started", "pipe/control", "pipe/nvidia-cuda-mps-control.pid"] {
             let now = health();
-            let Withheld { reason, detail } = now[0].clone().unwrap_err();
-            assert_eq!(reason, WithheldReason::Mps);
+            let PluginUnhealthy { reason, detail } = now[0].clone().unwrap_err();
+            assert_eq!(reason, PluginUnhealthyReason::Mps);
             assert!(detail.contains(&format!("no /run/nvidia/mps/nvidia.com/gpu/{sign};")), "{detail}");
             assert_eq!((now[1].is_err(), now[2].is_ok()), (true, true), "{now:?}");
             fs::write(own.join(sign), "").unwrap();

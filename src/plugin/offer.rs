@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::model::{DeviceId, GpuUuid, MigUuid, ResourceName, UnhealthyReason, WithheldReason};
+use crate::model::{DeviceId, GpuUuid, MigUuid, PluginUnhealthyReason, ResourceName, UnhealthyReason};
 
 /// One resource name and its devices, sorted by id. A device that was offered once stays while its registration lives: it
 /// turns unhealthy.
@@ -18,41 +18,41 @@ pub struct OfferedDevice {
     pub id: DeviceId,
     /// Empty when unknown: the topology is then left out.
     pub numa_nodes: BTreeSet<i64>,
-    pub health: Result<(), Withheld>,
+    pub health: Result<(), PluginUnhealthy>,
     pub hardware: Hardware,
 }
 
 /// Why a device is offered as unhealthy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Withheld {
-    pub reason: WithheldReason,
+pub struct PluginUnhealthy {
+    pub reason: PluginUnhealthyReason,
     /// For people: a refused allocation gives it.
     pub detail: Arc<str>,
 }
 
-impl Withheld {
-    pub fn new(reason: WithheldReason, detail: impl Into<Arc<str>>) -> Self {
+impl PluginUnhealthy {
+    pub fn new(reason: PluginUnhealthyReason, detail: impl Into<Arc<str>>) -> Self {
         Self { reason, detail: detail.into() }
     }
 
-    pub fn judged(reason: UnhealthyReason, detail: impl Into<Arc<str>>) -> Self {
-        Self::new(WithheldReason::Judged(reason), detail)
+    pub fn device(reason: UnhealthyReason, detail: impl Into<Arc<str>>) -> Self {
+        Self::new(PluginUnhealthyReason::Device(reason), detail)
     }
 
     /// Nothing speaks against it but that nobody has looked yet.
     #[must_use]
     pub fn is_unchecked(&self) -> bool {
-        self.reason == WithheldReason::Judged(UnhealthyReason::Unknown)
+        self.reason == PluginUnhealthyReason::Device(UnhealthyReason::Unknown)
     }
 
     /// Whoever judges GPUs logs its own verdicts.
     pub(super) fn is_own(&self) -> bool {
-        !matches!(self.reason, WithheldReason::Judged(_))
+        !matches!(self.reason, PluginUnhealthyReason::Device(_))
     }
 }
 
 impl Offer {
-    /// With nothing withheld.
+    /// With nothing unhealthy.
     pub(super) fn as_healthy(&self) -> Self {
         let healthy = |device: &OfferedDevice| OfferedDevice { health: Ok(()), ..device.clone() };
         Self { resource: self.resource.clone(), devices: self.devices.iter().map(healthy).collect() }

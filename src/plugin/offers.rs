@@ -6,8 +6,8 @@ use super::config::{MigStrategy, NvidiaConfig, Replication, ResourceConfig, Shar
 use super::paths::Found;
 use super::pattern::fits;
 use super::values::{DeviceReference, resource_name};
-use super::{Hardware, Offer, OfferedDevice, Withheld, missing};
-use crate::model::{DeviceId, Gpu, Inventory, MigDevice, ResourceName, UnhealthyReason, WithheldReason};
+use super::{Hardware, Offer, OfferedDevice, PluginUnhealthy, missing};
+use crate::model::{DeviceId, Gpu, Inventory, MigDevice, PluginUnhealthyReason, ResourceName, UnhealthyReason};
 
 /// Characters of a device's id: the API's own limit, which the kubelet does not check.
 pub const LONGEST_ID: usize = 63;
@@ -99,23 +99,23 @@ pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Offe
 }
 
 /// A GPU that is there and no longer has the device lost it to a change of layout.
-fn gone(hardware: &Hardware, inventory: &Inventory) -> Withheld {
+fn gone(hardware: &Hardware, inventory: &Inventory) -> PluginUnhealthy {
     let detail = "it is no longer there";
     match hardware.gpu() {
-        None => Withheld::new(WithheldReason::Unplugged, detail),
+        None => PluginUnhealthy::new(PluginUnhealthyReason::Unplugged, detail),
         Some(gpu) if inventory.gpus.get(gpu).is_some_and(|gpu| gpu.present) => {
-            Withheld::new(WithheldReason::Layout, detail)
+            PluginUnhealthy::new(PluginUnhealthyReason::Layout, detail)
         }
-        Some(_) => Withheld::judged(UnhealthyReason::Lost, detail),
+        Some(_) => PluginUnhealthy::device(UnhealthyReason::Lost, detail),
     }
 }
 
 impl Offer {
     /// With the verdict on the hardware behind each device, where the device is not already unhealthy.
     #[must_use]
-    pub fn judged(mut self, verdict: impl Fn(&Hardware) -> Result<(), Withheld>) -> Self {
+    pub fn with_health(mut self, health: impl Fn(&Hardware) -> Result<(), PluginUnhealthy>) -> Self {
         for device in self.devices.iter_mut().filter(|device| device.health.is_ok()) {
-            device.health = verdict(&device.hardware);
+            device.health = health(&device.hardware);
         }
         self
     }
@@ -252,9 +252,9 @@ fn instance(gpu: &Gpu, gpu_index: u32, mig: &MigDevice) -> OfferedDevice {
     }
 }
 
-fn presence(gpu: &Gpu) -> Result<(), Withheld> {
+fn presence(gpu: &Gpu) -> Result<(), PluginUnhealthy> {
     let lost = || format!("{} is lost: the driver no longer finds it", gpu.uuid);
-    if gpu.present { Ok(()) } else { Err(Withheld::judged(UnhealthyReason::Lost, lost())) }
+    if gpu.present { Ok(()) } else { Err(PluginUnhealthy::device(UnhealthyReason::Lost, lost())) }
 }
 
 fn share(nvidia: &NvidiaConfig, devices: Vec<Named>, problems: &mut Vec<String>) -> Vec<Named> {

@@ -12,7 +12,7 @@ use super::offers::LONGEST_ID;
 use super::pattern::{fits, has_wildcards};
 use crate::model::DeviceId;
 
-/// Room in an id for `::` and a slot's number.
+/// PluginTask in an id for `::` and a slot's number.
 const LONGEST_BASE: usize = LONGEST_ID - 6;
 /// As many as the kernel follows.
 const MOST_LINKS: usize = 40;

@@ -15,8 +15,8 @@ pub fn check(
             return Err(("unknown_device", format!("device {id} is not one of this resource's")));
         };
         let device = &offer.devices[place];
-        if let Err(withheld) = &device.health {
-            return Err(("unhealthy", format!("device {id} is unhealthy: {}", withheld.detail)));
+        if let Err(unhealthy) = &device.health {
+            return Err(("unhealthy", format!("device {id} is unhealthy: {}", unhealthy.detail)));
         }
         if rules.no_processes
             && !device.is_slot()
@@ -78,7 +78,7 @@ mod tests {
 
     use super::*;
     use crate::model::{DeviceReadings, Medium, Monotonic, Stamped, UnhealthyReason};
-    use crate::plugin::{Bytes, OfferedDevice, Withheld};
+    use crate::plugin::{Bytes, OfferedDevice, PluginUnhealthy};
 
     #[test]
     fn a_device_in_use_an_ill_one_and_an_unknown_one_are_refused_with_the_reason() {
@@ -90,7 +90,7 @@ mod tests {
         };
         let devices = vec![
             device("GPU-a", Ok(())),
-            device("GPU-b", Err(Withheld::judged(UnhealthyReason::Lost, "lost"))),
+            device("GPU-b", Err(PluginUnhealthy::device(UnhealthyReason::Lost, "lost"))),
             device("GPU-c", Ok(())),
         ];
         let offer = Offer { resource: "nvidia.com/gpu".into(), devices };

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use tokio::sync::{Notify, watch};
 use tokio::task::{JoinError, JoinSet};
 
-use super::entry::Entry;
-use super::host::{Facts, Seen, Surroundings, Wanted};
-use super::lifecycle::{Deadlines, Life, Lived};
+use super::configured_resource::ConfiguredResource;
+use super::host::{Facts, ScanResult, Surroundings, Wanted};
+use super::host_scan::HostScans;
+use super::lifecycle::{Deadlines, EndedLifecycle, Lifecycle};
 use super::live_sockets::{LiveSockets, OwnSockets, watch_sockets};
-use super::looks::Looks;
-use super::record::Record;
-use super::server::Desk;
+use super::server::ServiceState;
 use super::sockets::{self, Identity};
-use super::{Offer, OfferedDevice, ResourceConfig, Withheld};
+use super::status::ResourceStatus;
+use super::{Offer, OfferedDevice, PluginUnhealthy, ResourceConfig};
 use crate::clock::Clock;
 use crate::model::{DeviceId, HardwareState, HealthState, KubeletState, Monotonic, PluginState, ResourceName};
 use crate::tasks::Tasks;
@@ -31,7 +31,7 @@ pub struct Settings {
 
 /// What the room hears, and what it tells others of.
 #[derive(Debug)]
-pub struct Neighbours {
+pub struct Inputs {
     pub hardware: watch::Receiver<Arc<HardwareState>>,
     /// The verdict on each GPU and MIG device.
     pub health: watch::Receiver<Arc<HealthState>>,
@@ -67,10 +67,10 @@ impl Handle {
 
 /// Serves every resource until `tasks` are stopped, and ends when the last socket is removed. Ends early only after a
 /// panic.
-pub fn start(settings: Settings, neighbours: Neighbours, clock: Clock, tasks: &mut Tasks) -> Handle {
+pub fn start(settings: Settings, inputs: Inputs, clock: Clock, tasks: &mut Tasks) -> Handle {
     let (resources, configured) = watch::channel(settings.resources.clone());
     let (publish, states) = watch::channel(Arc::default());
-    tasks.spawn("device plugin", run(settings, configured, clock, neighbours, publish, tasks.stopping()));
+    tasks.spawn("device plugin", run(settings, configured, clock, inputs, publish, tasks.stopping()));
     Handle { resources, states }
 }
 
@@ -78,7 +78,7 @@ async fn run(
     settings: Settings,
     resources: watch::Receiver<Vec<ResourceConfig>>,
     clock: Clock,
-    neighbours: Neighbours,
+    inputs: Inputs,
     publish: watch::Sender<Arc<PluginState>>,
     stop: watch::Receiver<bool>,
 ) {
@@ -90,11 +90,11 @@ async fn run(
     let own_sockets = OwnSockets::default();
     beside.spawn(watch_sockets(settings.directory.clone(), own_sockets.clone(), changed.clone(), publish_live));
     beside.spawn(count_kubelets(settings.directory.clone(), changed.clone(), publish.clone()));
-    let mut room = Room {
+    let mut task = PluginTask {
         directory: settings.directory,
-        looks: Looks::new(settings.surroundings),
+        host_scans: HostScans::new(settings.surroundings),
         clock,
-        neighbours,
+        inputs,
         publish,
         changed,
         live,
@@ -102,76 +102,76 @@ async fn run(
         entries: BTreeMap::new(),
         entries_made: 0,
         served: BTreeMap::new(),
-        lives: JoinSet::new(),
+        lifecycles: JoinSet::new(),
         advertised: BTreeMap::new(),
     };
     tokio::select! {
-        () = room.serve(resources, stop) => {}
+        () = task.serve(resources, stop) => {}
         _ = beside.join_next() => {}
     }
-    room.looks.end().await;
+    task.host_scans.end().await;
 }
 
-struct Room {
+struct PluginTask {
     directory: PathBuf,
-    looks: Looks,
+    host_scans: HostScans,
     clock: Clock,
-    neighbours: Neighbours,
+    inputs: Inputs,
     publish: watch::Sender<Arc<PluginState>>,
     changed: watch::Receiver<u64>,
     /// Sockets of others in the directory.
     live: watch::Receiver<Option<Arc<LiveSockets>>>,
     own_sockets: OwnSockets,
     /// In the order they came; a number is not used again.
-    entries: BTreeMap<u64, Entry>,
+    entries: BTreeMap<u64, ConfiguredResource>,
     entries_made: u64,
     served: BTreeMap<ResourceName, Served>,
-    lives: JoinSet<Lived>,
+    lifecycles: JoinSet<EndedLifecycle>,
     /// What the kubelet was told of each resource by lives that have ended.
     advertised: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
 }
 
-impl Room {
+impl PluginTask {
     async fn serve(&mut self, mut resources: watch::Receiver<Vec<ResourceConfig>>, mut stop: watch::Receiver<bool>) {
-        let (mut kubelet, mut may_reload) = (self.neighbours.kubelet.clone(), true);
+        let (mut kubelet, mut may_reload) = (self.inputs.kubelet.clone(), true);
         self.configure(&resources.borrow_and_update());
         loop {
-            let hardware = Arc::clone(&self.neighbours.hardware.borrow_and_update());
+            let hardware = Arc::clone(&self.inputs.hardware.borrow_and_update());
             let state = Arc::clone(&kubelet.borrow_and_update());
-            let health = Arc::clone(&self.neighbours.health.borrow_and_update());
+            let health = Arc::clone(&self.inputs.health.borrow_and_update());
             let now = self.clock.now().monotonic;
-            let changes_unasked = self.entries.values().any(Entry::needs_looking);
-            self.looks.begin(&self.wanted(&hardware), changes_unasked, now);
+            let needs_polling = self.entries.values().any(ConfiguredResource::needs_host_scan);
+            self.host_scans.begin(&self.wanted(&hardware), needs_polling, now);
             self.update(&hardware, &health, &state, now);
             let is_known = hardware.source == "none" || hardware.inventory.generation > 0 || hardware.problem.is_some();
             let may_begin = self.entries.values().all(|entry| entry.may_begin(&hardware, now));
             if is_known && may_begin && !self.publish.borrow().checked {
                 self.publish.send_modify(|state| Arc::make_mut(state).checked = true);
             }
-            let look_in = self.looks.next(changes_unasked, now);
-            let is_draining = self.entries.values().any(Entry::is_draining);
+            let look_in = self.host_scans.next(needs_polling, now);
+            let is_draining = self.entries.values().any(ConfiguredResource::is_draining);
             tokio::select! {
-                changed = self.neighbours.hardware.changed() => if changed.is_err() { return },
-                changed = self.neighbours.health.changed() => if changed.is_err() { return },
+                changed = self.inputs.hardware.changed() => if changed.is_err() { return },
+                changed = self.inputs.health.changed() => if changed.is_err() { return },
                 changed = kubelet.changed(), if is_draining => if changed.is_err() { return },
                 changed = resources.changed(), if may_reload => match changed {
                     Ok(()) => self.configure(&resources.borrow_and_update()),
                     Err(_) => may_reload = false,
                 },
-                seen = self.looks.done() => match seen {
+                seen = self.host_scans.done() => match seen {
                     Ok(seen) => self.see(seen),
                     Err(error) => return broken(error),
                 },
                 () = tokio::time::sleep(look_in.unwrap_or_default()), if look_in.is_some() => {}
-                Some(lived) = self.lives.join_next() => match lived {
-                    Ok(lived) => self.bury(lived),
+                Some(lived) = self.lifecycles.join_next() => match lived {
+                    Ok(lived) => self.remove_ended(lived),
                     Err(error) => return broken(error),
                 },
                 _ = stop.wait_for(|stop| *stop) => break,
             }
         }
         self.served.values_mut().for_each(|served| served.end("podmeter is ending"));
-        while self.lives.join_next().await.is_some() {}
+        while self.lifecycles.join_next().await.is_some() {}
     }
 
     /// An entry that was there before goes on as it is.
@@ -187,7 +187,7 @@ impl Room {
         }
         let now = self.clock.now().monotonic;
         for config in made {
-            self.entries.insert(self.entries_made, Entry::new(config, now));
+            self.entries.insert(self.entries_made, ConfiguredResource::new(config, now));
             self.entries_made += 1;
         }
         let remaining: BTreeSet<&ResourceName> = self.entries.values().map(|entry| entry.config.name()).collect();
@@ -202,13 +202,15 @@ impl Room {
     }
 
     fn wanted(&self, hardware: &HardwareState) -> BTreeMap<u64, Wanted> {
-        let wanted =
-            |entry: &Entry| Wanted { config: Arc::clone(&entry.config), inventory: Arc::clone(&hardware.inventory) };
+        let wanted = |entry: &ConfiguredResource| Wanted {
+            config: Arc::clone(&entry.config),
+            inventory: Arc::clone(&hardware.inventory),
+        };
         self.entries.iter().map(|(number, entry)| (*number, wanted(entry))).collect()
     }
 
     /// An entry that is gone meanwhile needs nothing.
-    fn see(&mut self, seen: BTreeMap<u64, Seen>) {
+    fn see(&mut self, seen: BTreeMap<u64, ScanResult>) {
         for (number, seen) in seen {
             if let Some(entry) = self.entries.get_mut(&number) {
                 entry.see(seen);
@@ -218,7 +220,7 @@ impl Room {
 
     /// Says what is offered now, ends what must begin anew, and begins what is not served.
     fn update(&mut self, hardware: &HardwareState, health: &HealthState, kubelet: &KubeletState, now: Monotonic) {
-        let (mut begun, mut problems) = (vec![], BTreeSet::from_iter(self.looks.problem(now)));
+        let (mut begun, mut problems) = (vec![], BTreeSet::from_iter(self.host_scans.problem(now)));
         for (number, entry) in &mut self.entries {
             entry.update(hardware, health, now);
             for resource in entry.drop_drained(kubelet) {
@@ -255,30 +257,30 @@ impl Room {
     fn begin(&mut self, number: u64, offer: Offer) {
         let Some(entry) = self.entries.get(&number) else { return };
         let resource = offer.resource.clone();
-        let record = Record::new(resource.clone(), self.clock, self.publish.clone());
+        let status = ResourceStatus::new(resource.clone(), self.clock, self.publish.clone());
         let (tell_offer, offers) = watch::channel(Arc::new(offer));
         let (tell_facts, facts) = watch::channel(entry.facts());
         let (stop, stopped) = watch::channel(None);
-        let desk = Desk {
+        let state = ServiceState {
             config: Arc::clone(&entry.config),
             offer: offers,
             facts,
-            hardware: self.neighbours.hardware.clone(),
-            kubelet: self.neighbours.kubelet.clone(),
-            record: record.clone(),
+            hardware: self.inputs.hardware.clone(),
+            kubelet: self.inputs.kubelet.clone(),
+            status: status.clone(),
             clock: self.clock,
-            allocated: Arc::clone(&self.neighbours.allocated),
-            look: Arc::clone(&self.neighbours.look),
+            allocated: Arc::clone(&self.inputs.allocated),
+            look: Arc::clone(&self.inputs.look),
             grants: Arc::default(),
         };
-        record.begin(desk.prefers(), desk.pre_start_check().is_some(), desk.shares_through_mps());
-        record.offered(&desk.offer.borrow());
-        // The devices are named when they are registered; what is withheld from the beginning is said here.
-        tell(&desk.offer.borrow().as_healthy(), &desk.offer.borrow());
-        let life = Life {
+        status.begin(state.prefers(), state.pre_start_check().is_some(), state.shares_through_mps());
+        status.offered(&state.offer.borrow());
+        // The devices are named when they are registered; what is unhealthy from the beginning is said here.
+        tell(&state.offer.borrow().as_healthy(), &state.offer.borrow());
+        let life = Lifecycle {
             directory: self.directory.clone(),
-            desk,
-            kubelet: self.neighbours.kubelet.clone(),
+            state,
+            kubelet: self.inputs.kubelet.clone(),
             changes: self.changed.clone(),
             live: self.live.clone(),
             own_sockets: self.own_sockets.clone(),
@@ -287,20 +289,20 @@ impl Room {
             answers_from: Monotonic::default(),
             deadlines: Deadlines::default(),
         };
-        self.lives.spawn(life.run());
-        self.served.insert(resource, Served { entry: number, offer: tell_offer, facts: tell_facts, record, stop });
+        self.lifecycles.spawn(life.run());
+        self.served.insert(resource, Served { entry: number, offer: tell_offer, facts: tell_facts, status, stop });
     }
 
     /// A life has ended as it was told to. Its resource begins anew at the next update, where it is still offered.
-    fn bury(&mut self, lived: Lived) {
-        let Lived { resource, advertised } = lived;
-        let offers = || self.entries.values().flat_map(Entry::offers);
+    fn remove_ended(&mut self, lived: EndedLifecycle) {
+        let EndedLifecycle { resource, advertised } = lived;
+        let offers = || self.entries.values().flat_map(ConfiguredResource::offers);
         if let Some(served) = self.served.remove(&resource)
             && !offers().any(|offer| offer.resource == resource)
         {
             let reason = served.stop.borrow().unwrap_or_default();
             tracing::info!(%resource, reason, "no longer served: nothing of it is offered");
-            served.record.ended(reason);
+            served.status.ended(reason);
         }
         self.advertised.insert(resource, advertised);
     }
@@ -341,7 +343,7 @@ struct Served {
     entry: u64,
     offer: watch::Sender<Arc<Offer>>,
     facts: watch::Sender<Arc<Facts>>,
-    record: Record,
+    status: ResourceStatus,
     stop: watch::Sender<Option<&'static str>>,
 }
 
@@ -357,8 +359,8 @@ impl Served {
         let changed = **self.offer.borrow() != *offer;
         if changed {
             tell(&self.offer.borrow(), offer);
-            self.count_turns(offer);
-            self.record.offered(offer);
+            self.count_transitions(offer);
+            self.status.offered(offer);
             self.offer.send_replace(Arc::new(offer.clone()));
         }
     }
@@ -377,11 +379,11 @@ impl Served {
     }
 
     /// A device that is well again is counted under the reason for which it was not.
-    fn count_turns(&self, now: &Offer) {
+    fn count_transitions(&self, now: &Offer) {
         for (device, before) in beside(&self.offer.borrow(), now) {
             match (before, &device.health) {
-                (Some(Ok(())), Err(withheld)) => self.record.turned("unhealthy", withheld.reason),
-                (Some(Err(withheld)), Ok(())) => self.record.turned("healthy", withheld.reason),
+                (Some(Ok(())), Err(unhealthy)) => self.status.transition("unhealthy", unhealthy.reason),
+                (Some(Err(unhealthy)), Ok(())) => self.status.transition("healthy", unhealthy.reason),
                 _ => {}
             }
         }
@@ -392,8 +394,8 @@ impl Served {
 fn beside<'o>(
     before: &'o Offer,
     now: &'o Offer,
-) -> impl Iterator<Item = (&'o OfferedDevice, Option<&'o Result<(), Withheld>>)> {
-    let known: BTreeMap<&DeviceId, &Result<(), Withheld>> =
+) -> impl Iterator<Item = (&'o OfferedDevice, Option<&'o Result<(), PluginUnhealthy>>)> {
+    let known: BTreeMap<&DeviceId, &Result<(), PluginUnhealthy>> =
         before.devices.iter().map(|device| (&device.id, &device.health)).collect();
     now.devices.iter().map(move |device| (device, known.get(&device.id).copied()))
 }
@@ -407,7 +409,7 @@ fn tell(before: &Offer, now: &Offer) {
             new.push(&device.id);
         }
         let [was, is] = [before, Some(&device.health)]
-            .map(|health| health.and_then(|health| health.as_ref().err()).filter(|withheld| withheld.is_own()));
+            .map(|health| health.and_then(|health| health.as_ref().err()).filter(|unhealthy| unhealthy.is_own()));
         match (was, is) {
             (was, Some(is)) if was.map(|was| was.reason) != Some(is.reason) => {
                 worse.entry((is.reason, &*is.detail)).or_insert_with(Vec::new).push(&device.id);

@@ -18,8 +18,8 @@ use tonic::{Request, Response, Status, async_trait};
 use super::grants::Grants;
 use super::host::Facts;
 use super::preferred::{Question, prefer};
-use super::record::Record;
 use super::sockets::Identity;
+use super::status::ResourceStatus;
 use super::{NvidiaConfig, Offer, PreStartCheck, ResourceConfig, answer, convert, pre_start};
 use crate::clock::Clock;
 use crate::model::{DeviceId, HardwareState, KubeletState, Monotonic};
@@ -40,13 +40,13 @@ const CLOSING: Duration = Duration::from_secs(1);
 
 /// What a resource's servers answer from, over all its registrations.
 #[derive(Clone, Debug)]
-pub struct Desk {
+pub struct ServiceState {
     pub config: Arc<ResourceConfig>,
     pub offer: watch::Receiver<Arc<Offer>>,
     pub facts: watch::Receiver<Arc<Facts>>,
     pub hardware: watch::Receiver<Arc<HardwareState>>,
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
-    pub record: Record,
+    pub status: ResourceStatus,
     pub clock: Clock,
     /// Told of each allocation that was granted.
     pub allocated: Arc<Notify>,
@@ -67,7 +67,7 @@ pub struct Server {
     task: JoinHandle<()>,
 }
 
-impl Desk {
+impl ServiceState {
     /// `None`: what is preferred is all the same.
     fn preferring(&self) -> Option<&NvidiaConfig> {
         match &*self.config {
@@ -111,7 +111,7 @@ struct Streams {
 }
 
 impl Server {
-    pub fn start(directory: &Path, name: &str, desk: Desk) -> io::Result<Self> {
+    pub fn start(directory: &Path, name: &str, state: ServiceState) -> io::Result<Self> {
         let path = directory.join(name);
         let listener = UnixListener::bind(&path)?;
         let identity = Identity::of(&path);
@@ -119,7 +119,7 @@ impl Server {
         let (silent, is_silent) = watch::channel(false);
         let (streams, open) = watch::channel(Streams::default());
         let signals = Signals { closing: closed.clone(), silent: is_silent, streams };
-        let service = Service { desk, signals };
+        let service = Service { state, signals };
         let task = tokio::spawn(async move {
             let mut closed = closed;
             let router = tonic::transport::Server::builder().add_service(DevicePluginServer::new(service));
@@ -141,7 +141,7 @@ impl Server {
     }
 
     /// Whether changes of the list are held back. The streams stay open.
-    pub fn be_silent(&self, silent: bool) {
+    pub fn hold_back(&self, silent: bool) {
         self.silent.send_replace(silent);
     }
 
@@ -189,7 +189,7 @@ impl Drop for Server {
 
 #[derive(Clone, Debug)]
 struct Service {
-    desk: Desk,
+    state: ServiceState,
     signals: Signals,
 }
 
@@ -207,14 +207,14 @@ impl DevicePlugin for Service {
 
     async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
         Ok(Response::new(DevicePluginOptions {
-            pre_start_required: self.desk.pre_start_check().is_some(),
-            get_preferred_allocation_available: self.desk.prefers(),
+            pre_start_required: self.state.pre_start_check().is_some(),
+            get_preferred_allocation_available: self.state.prefers(),
         }))
     }
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Lists>, Status> {
         let (sender, receiver) = mpsc::channel(1);
-        let task = tokio::spawn(send_lists(self.desk.clone(), self.signals.clone(), sender));
+        let task = tokio::spawn(send_lists(self.state.clone(), self.signals.clone(), sender));
         self.signals.streams.send_modify(|streams| {
             streams.open += 1;
             streams.opened += 1;
@@ -226,8 +226,8 @@ impl DevicePlugin for Service {
         &self,
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
-        let desk = &self.desk;
-        let began = desk.clock.now().monotonic;
+        let state = &self.state;
+        let began = state.clock.now().monotonic;
         let requests = request.into_inner().container_requests;
         let (mut container_responses, mut fallbacks) = (vec![], vec![]);
         for request in requests {
@@ -236,29 +236,29 @@ impl DevicePlugin for Service {
                 must_include: convert::ids(&request.must_include_device_i_ds),
                 size: usize::try_from(request.allocation_size).unwrap_or(0),
             };
-            let choice = desk.prefer(question);
+            let choice = state.prefer(question);
             fallbacks.extend(choice.fallback.map(FallbackReason::as_str));
             let device_i_ds = choice.ids.iter().map(ToString::to_string).collect();
             container_responses.push(ContainerPreferredAllocationResponse { device_i_ds });
         }
-        desk.record.preferred(&fallbacks, desk.clock.now().monotonic.since(began));
+        state.status.preferred(&fallbacks, state.clock.now().monotonic.since(began));
         Ok(Response::new(PreferredAllocationResponse { container_responses }))
     }
 
     async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
-        let desk = &self.desk;
-        let began = desk.clock.now().monotonic;
-        let (offer, facts) = (Arc::clone(&desk.offer.borrow()), Arc::clone(&desk.facts.borrow()));
+        let state = &self.state;
+        let began = state.clock.now().monotonic;
+        let (offer, facts) = (Arc::clone(&state.offer.borrow()), Arc::clone(&state.facts.borrow()));
         let requests = request.into_inner().container_requests;
         let asked: Vec<Vec<DeviceId>> = requests.iter().map(|container| convert::ids(&container.devices_ids)).collect();
         let answers: Result<_, _> = asked
             .iter()
-            .map(|ids| answer(&desk.config, &offer, ids, &facts.node))
+            .map(|ids| answer(&state.config, &offer, ids, &facts.node))
             .map(|answer| answer.map(convert::answer))
             .collect();
         let (result, response) = match answers {
             Ok(container_responses) => {
-                desk.grants().grant(asked.into_iter().flatten(), began);
+                state.grants().grant(asked.into_iter().flatten(), began);
                 ("ok", Ok(Response::new(AllocateResponse { container_responses })))
             }
             Err(refusal) => {
@@ -267,9 +267,9 @@ impl DevicePlugin for Service {
                 (result, Err(status))
             }
         };
-        desk.record.allocated(result, desk.clock.now().monotonic.since(began));
+        state.status.allocated(result, state.clock.now().monotonic.since(began));
         if response.is_ok() {
-            desk.allocated.notify_one();
+            state.allocated.notify_one();
         }
         response
     }
@@ -278,11 +278,11 @@ impl DevicePlugin for Service {
         &self,
         request: Request<PreStartContainerRequest>,
     ) -> Result<Response<PreStartContainerResponse>, Status> {
-        let desk = &self.desk;
-        let Some(rules) = desk.pre_start_check() else { return Ok(Response::new(PreStartContainerResponse {})) };
-        let (offer, hardware) = (Arc::clone(&desk.offer.borrow()), Arc::clone(&desk.hardware.borrow()));
+        let state = &self.state;
+        let Some(rules) = state.pre_start_check() else { return Ok(Response::new(PreStartContainerResponse {})) };
+        let (offer, hardware) = (Arc::clone(&state.offer.borrow()), Arc::clone(&state.hardware.borrow()));
         let checked = pre_start::check(rules, &offer, &hardware, &convert::ids(&request.into_inner().devices_ids));
-        desk.record.checked_before_start(checked.as_ref().map_or_else(|(result, _)| *result, |()| "ok"));
+        state.status.checked_before_start(checked.as_ref().map_or_else(|(result, _)| *result, |()| "ok"));
         match checked {
             Ok(()) => Ok(Response::new(PreStartContainerResponse {})),
             Err((result, reason)) => {
@@ -295,8 +295,8 @@ impl DevicePlugin for Service {
 }
 
 /// The whole list at once and after each change, until the client leaves or the server closes.
-async fn send_lists(desk: Desk, signals: Signals, sender: mpsc::Sender<Result<ListAndWatchResponse, Status>>) {
-    let (mut offers, mut sent) = (desk.offer.clone(), None);
+async fn send_lists(state: ServiceState, signals: Signals, sender: mpsc::Sender<Result<ListAndWatchResponse, Status>>) {
+    let (mut offers, mut sent) = (state.offer.clone(), None);
     let Signals { mut closing, mut silent, streams } = signals;
     let send = async {
         loop {
@@ -311,13 +311,13 @@ async fn send_lists(desk: Desk, signals: Signals, sender: mpsc::Sender<Result<Li
                     return;
                 }
                 sent = Some(list);
-                streams.send_modify(|streams| streams.sent_at = Some(desk.clock.now().monotonic));
+                streams.send_modify(|streams| streams.sent_at = Some(state.clock.now().monotonic));
             }
             // The first change after a rest goes out at once; what follows within the time goes out together at its end.
             let rest = async {
                 if is_new {
                     tokio::time::sleep(TAKEN_IN).await;
-                    desk.look.notify_one();
+                    state.look.notify_one();
                     tokio::time::sleep(COALESCE - TAKEN_IN).await;
                 }
             };
@@ -383,24 +383,24 @@ mod tests {
         let (publish, _state) = watch::channel(Arc::default());
         let config: SimulatedConfig = serde_json::from_str(r#"{"name":"example.com/toy","devices":1}"#).unwrap();
         let clock = Clock::start();
-        let desk = Desk {
+        let state = ServiceState {
             config: Arc::new(ResourceConfig::Simulated(config)),
             offer: offers,
             facts,
             hardware,
             kubelet,
-            record: Record::new("example.com/toy".into(), clock, publish),
+            status: ResourceStatus::new("example.com/toy".into(), clock, publish),
             clock,
             allocated: Arc::default(),
             look: Arc::default(),
             grants: Arc::default(),
         };
-        let look = Arc::clone(&desk.look);
+        let look = Arc::clone(&state.look);
         let (_closing, closing) = watch::channel(false);
-        let (be_silent, silent) = watch::channel(false);
+        let (hold_back, silent) = watch::channel(false);
         let (sender, mut lists) = mpsc::channel(1);
         let signals = Signals { closing, silent, streams: watch::Sender::default() };
-        let task = tokio::spawn(send_lists(desk, signals, sender));
+        let task = tokio::spawn(send_lists(state, signals, sender));
         let mut began = Instant::now();
         // Devices in the next list, and how many milliseconds after the last one it came.
         let mut next = async || {
@@ -421,10 +421,10 @@ mod tests {
         tokio::time::sleep(Duration::from_millis(500)).await;
         tell.send_replace(offer(5));
         assert_eq!(next().await, (5, 500), "nothing was told meanwhile");
-        be_silent.send_replace(true);
+        hold_back.send_replace(true);
         tell.send_replace(offer(6));
         tokio::time::sleep(Duration::from_millis(500)).await;
-        be_silent.send_replace(false);
+        hold_back.send_replace(false);
         assert_eq!(next().await, (6, 500), "held back");
         look.notified().await;
         drop(lists);

@@ -408,8 +408,8 @@ fn a_list_that_grows_too_long_leaves_new_devices_out() {
 fn a_verdict_makes_unhealthy_what_it_reaches() {
     let config = nvidia("sharing: {timeSlicing: {replicas: 2}}");
     let offered = offers(&config, &four_gpus(), &[]).offers.remove(0);
-    let judged = offered.judged(|hardware| match hardware {
-        Hardware::Gpu { index: 2, .. } => Err(Withheld::judged(UnhealthyReason::Xid, "XID 79")),
+    let judged = offered.with_health(|hardware| match hardware {
+        Hardware::Gpu { index: 2, .. } => Err(PluginUnhealthy::device(UnhealthyReason::Xid, "XID 79")),
         _ => Ok(()),
     });
     let unhealthy: Vec<_> = judged.devices.iter().filter(|device| device.health.is_err()).collect();

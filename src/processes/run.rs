@@ -10,11 +10,11 @@ use crate::clock::Clock;
 use crate::model::{Collector, Moment, PodDirectory, PodLabel, ProcessState};
 use crate::tasks::Tasks;
 
-/// Owners are looked at this often: processes end, pods go.
+/// Owners are resolved this often: processes end, and pods too.
 const PERIOD: Duration = Duration::from_secs(1);
 /// And no more often than this, however often what is wanted changes.
 const PAUSE: Duration = Duration::from_millis(100);
-/// A look takes milliseconds. After this long the last one is no longer believed.
+/// A round takes milliseconds. After this long the results of the last one are withdrawn.
 const LATE: Duration = Duration::from_secs(10);
 
 /// Whether processes are attributed.
@@ -23,8 +23,8 @@ pub enum Mode {
     /// When the host's process ids are visible.
     #[default]
     Auto,
-    /// The same, but that they are not visible is worth a warning. Process ids of another namespace would name the
-    /// wrong pods, so they are never used.
+    /// The same, with a warning where they are not visible. Process ids of another namespace would name the wrong pods, so
+    /// they are never used.
     On,
     Off,
 }
@@ -75,7 +75,7 @@ async fn run(
     mut pods: watch::Receiver<Arc<PodDirectory>>,
     publish: watch::Sender<Arc<ProcessState>>,
 ) {
-    let mut room = Room {
+    let mut task = ProcessTask {
         resolver: Resolver::new(&settings.proc_root, &settings.pod_logs_root),
         labels: settings.pod_labels.clone().into(),
         problem: None,
@@ -86,10 +86,10 @@ async fn run(
     loop {
         let pids = Arc::clone(&wanted.borrow_and_update());
         let directory = Arc::clone(&pods.borrow_and_update());
-        // Files of a process that hangs in the kernel may hang too: that costs this thread, and nobody waits for it.
+        // Files of a process that hangs in the kernel may hang too: that costs this thread and nothing else.
         let mut round = tokio::task::spawn_blocking(move || {
-            let state = room.round(&pids, &directory);
-            (room, state)
+            let state = task.round(&pids, &directory);
+            (task, state)
         });
         let done = match tokio::time::timeout(LATE, &mut round).await {
             Ok(done) => done,
@@ -99,10 +99,10 @@ async fn run(
             }
         };
         let state;
-        (room, state) = match done {
+        (task, state) = match done {
             Ok(done) => done,
             Err(error) => {
-                tracing::error!(%error, "looking at processes broke");
+                tracing::error!(%error, "the resolver of processes panicked");
                 return;
             }
         };
@@ -116,10 +116,10 @@ async fn run(
     }
 }
 
-/// What was known of processes is withdrawn until the look comes back.
+/// Withdraws the results of the last round until this one returns.
 fn give_up(state: &mut ProcessState) {
-    let problem = "a look at /proc does not come back, so use is attributed by allocation alone until it does: a process on a \
-                   GPU hangs in the kernel, or the file system does";
+    let problem = "reading /proc hangs, so use is attributed by allocation alone until it returns: a process on a GPU hangs \
+                   in the kernel, or the file system does";
     tracing::warn!("{problem}");
     state.problem = Some(problem.into());
     state.processes.clear();
@@ -128,14 +128,14 @@ fn give_up(state: &mut ProcessState) {
     }
 }
 
-/// Never, once nobody can change it any more.
+/// Never completes once the sender is dropped.
 async fn changed<T>(value: &mut watch::Receiver<T>) {
     if value.changed().await.is_err() {
         std::future::pending::<()>().await;
     }
 }
 
-struct Room {
+struct ProcessTask {
     settings: Settings,
     clock: Clock,
     resolver: Resolver,
@@ -144,16 +144,15 @@ struct Room {
     enabled: bool,
 }
 
-impl Room {
+impl ProcessTask {
     fn round(&mut self, wanted: &BTreeSet<u32>, directory: &Arc<PodDirectory>) -> ProcessState {
         let started = self.clock.now();
         self.enabled = self.settings.mode != Mode::Off && (self.enabled || self.resolver.sees_the_host());
-        let nobody = BTreeSet::new();
-        // The log directories are read either way: pods have UIDs, whoever's processes may be seen.
-        let processes =
-            self.resolver.resolve(started.monotonic, if self.enabled { wanted } else { &nobody }, directory);
+        let none = BTreeSet::new();
+        // The log directories are read either way: they name the UIDs of pods.
+        let processes = self.resolver.resolve(started.monotonic, if self.enabled { wanted } else { &none }, directory);
         let pods = self.resolver.pods(directory);
-        self.tell(directory);
+        self.log_changes(directory);
         ProcessState {
             enabled: self.enabled,
             problem: self.problem.as_deref().map(Into::into),
@@ -171,7 +170,7 @@ impl Room {
     }
 
     /// Says what is missing, each time it changes.
-    fn tell(&mut self, directory: &PodDirectory) {
+    fn log_changes(&mut self, directory: &PodDirectory) {
         let problem = match self.settings.mode {
             Mode::Off => None,
             Mode::Auto | Mode::On if !self.enabled => Some(format!(

@@ -129,7 +129,7 @@ impl PluginHarness {
                 cdi: vec![root.join("cdi")],
             },
         };
-        let neighbours = plugin::Neighbours {
+        let inputs = plugin::Inputs {
             health: health_of(readings.clone()),
             hardware: readings,
             kubelet: kubelet.states(),
@@ -137,7 +137,7 @@ impl PluginHarness {
             look: kubelet.allocatable(),
         };
         let mut plugin_tasks = Tasks::default();
-        let plugin = plugin::start(settings, neighbours, clock, &mut plugin_tasks);
+        let plugin = plugin::start(settings, inputs, clock, &mut plugin_tasks);
         let (state, kubelet) = (plugin.states(), kubelet.states());
         Self { hardware, plugin, state, kubelet, plugin_tasks, _kubelet_tasks: kubelet_tasks }
     }

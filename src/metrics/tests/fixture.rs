@@ -139,7 +139,7 @@ fn plugin() -> PluginState {
         preferred_fallbacks: BTreeMap::from([("links_unknown", 1)]),
         health_transitions: BTreeMap::from([(
             "unhealthy",
-            BTreeMap::from([(WithheldReason::Judged(UnhealthyReason::Lost), 1)]),
+            BTreeMap::from([(PluginUnhealthyReason::Device(UnhealthyReason::Lost), 1)]),
         )]),
         pre_starts: BTreeMap::from([("ok", 1), ("unhealthy", 0)]),
         ..PluginResource::default()

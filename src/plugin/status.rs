@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use super::Offer;
 use crate::clock::Clock;
-use crate::model::{Moment, PluginResource, PluginState, ResourceName, UnixSeconds, WithheldReason};
+use crate::model::{Moment, PluginResource, PluginState, PluginUnhealthyReason, ResourceName, UnixSeconds};
 
 /// Results that a counter has from the beginning.
 const RESULTS: [&str; 4] = ["ok", "unknown_device", "unhealthy", "not_allowed"];
@@ -14,13 +14,13 @@ const PRE_START_RESULTS: [&str; 5] = ["ok", "unknown_device", "unhealthy", "memo
 
 /// Keeps the published state of one resource.
 #[derive(Clone, Debug)]
-pub struct Record {
+pub struct ResourceStatus {
     resource: ResourceName,
     clock: Clock,
     publish: watch::Sender<Arc<PluginState>>,
 }
 
-impl Record {
+impl ResourceStatus {
     pub fn new(resource: ResourceName, clock: Clock, publish: watch::Sender<Arc<PluginState>>) -> Self {
         Self { resource, clock, publish }
     }
@@ -32,7 +32,7 @@ impl Record {
             if state.created == UnixSeconds::default() {
                 state.created = now.unix;
                 state.allocations = zero(&RESULTS);
-                let none = || WithheldReason::all().map(|reason| (reason, 0)).collect::<BTreeMap<_, _>>();
+                let none = || PluginUnhealthyReason::all().map(|reason| (reason, 0)).collect::<BTreeMap<_, _>>();
                 state.health_transitions = [("healthy", none()), ("unhealthy", none())].into();
             }
             state.unregistered_since.get_or_insert(now.monotonic);
@@ -47,7 +47,7 @@ impl Record {
 
     pub fn offered(&self, offer: &Offer) {
         let devices = offer.devices.iter().map(|device| {
-            let reason = device.health.as_ref().err().map(|withheld| Arc::clone(&withheld.detail));
+            let reason = device.health.as_ref().err().map(|unhealthy| Arc::clone(&unhealthy.detail));
             (device.id.clone(), reason)
         });
         let devices: Arc<BTreeMap<_, _>> = Arc::new(devices.collect());
@@ -57,7 +57,7 @@ impl Record {
     }
 
     /// Offered for good or bad: `to` is `healthy` or `unhealthy`.
-    pub fn turned(&self, to: &'static str, reason: WithheldReason) {
+    pub fn transition(&self, to: &'static str, reason: PluginUnhealthyReason) {
         self.count(|state| *state.health_transitions.entry(to).or_default().entry(reason).or_default() += 1);
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::host::{self, Facts, Seen};
+use super::host::{self, Facts, ScanResult};
 use super::layout::{self, Vanished};
 use super::{Hardware, Offer, Offers, ResourceConfig, device_health, merge, mps, offers};
 use crate::model::{DeviceId, HardwareState, HealthState, KubeletState, Monotonic, ResourceName};
@@ -13,10 +13,10 @@ use crate::model::{DeviceId, HardwareState, HealthState, KubeletState, Monotonic
 const FIRST_LOOK: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
-pub struct Entry {
+pub struct ConfiguredResource {
     pub config: Arc<ResourceConfig>,
     /// What the host has for it, as it was last seen.
-    seen: Option<Seen>,
+    seen: Option<ScanResult>,
     /// Merged: what was offered once is among them until it is dropped.
     offers: Vec<Offer>,
     /// What a change of layout took away, and the kubelet still has in its list.
@@ -25,7 +25,7 @@ pub struct Entry {
     made: Monotonic,
 }
 
-impl Entry {
+impl ConfiguredResource {
     pub fn new(config: ResourceConfig, now: Monotonic) -> Self {
         Self {
             config: Arc::new(config),
@@ -37,7 +37,7 @@ impl Entry {
         }
     }
 
-    pub fn see(&mut self, seen: Seen) {
+    pub fn see(&mut self, seen: ScanResult) {
         self.seen = Some(seen);
     }
 
@@ -48,17 +48,17 @@ impl Entry {
     /// Whether enough is known of the host to answer the kubelet for a resource that is not served yet.
     pub fn may_begin(&self, hardware: &HardwareState, now: Monotonic) -> bool {
         match &self.seen {
-            Some(seen) => !self.needs_looking() || seen.generation == hardware.inventory.generation,
-            None => !self.needs_looking() && now.since(self.made) >= FIRST_LOOK,
+            Some(seen) => !self.needs_host_scan() || seen.generation == hardware.inventory.generation,
+            None => !self.needs_host_scan() && now.since(self.made) >= FIRST_LOOK,
         }
     }
 
     /// Brings the offers up to date.
-    pub fn update(&mut self, hardware: &HardwareState, judged: &HealthState, now: Monotonic) {
-        let nothing = Seen::default();
+    pub fn update(&mut self, hardware: &HardwareState, health_state: &HealthState, now: Monotonic) {
+        let nothing = ScanResult::default();
         let seen = self.seen.as_ref().unwrap_or(&nothing);
         let Offers { offers, problems } = offers(&self.config, &hardware.inventory, &seen.found);
-        let verdict = |behind: &Hardware| device_health::verdict(behind, judged);
+        let health = |behind: &Hardware| device_health::of(behind, health_state);
         let vanished = self.offers.iter().map(|before| {
             let ids = layout::vanished(before, &offers, &hardware.inventory);
             let known = self.vanished.get(&before.resource);
@@ -66,14 +66,14 @@ impl Entry {
             (before.resource.clone(), ids.into_iter().map(|id| (id.clone(), since(&id))).collect())
         });
         self.vanished = vanished.filter(|(_, vanished): &(_, Vanished)| !vanished.is_empty()).collect();
-        let judged = offers.into_iter().map(|offer| mps::judged(offer.judged(verdict), &seen.without_mps));
-        let merged = merge(&self.offers, judged.collect(), &hardware.inventory);
+        let offers = offers.into_iter().map(|offer| mps::mark_unhealthy(offer.with_health(health), &seen.without_mps));
+        let merged = merge(&self.offers, offers.collect(), &hardware.inventory);
         self.problems = [problems, merged.problems, seen.problem.iter().cloned().collect()].concat();
         self.offers = merged.offers;
     }
 
-    pub fn needs_looking(&self) -> bool {
-        host::changes_unasked(&self.config)
+    pub fn needs_host_scan(&self) -> bool {
+        host::needs_polling(&self.config)
     }
 
     pub fn offers(&self) -> &[Offer] {

@@ -1,11 +1,11 @@
-//! Looks at the host, one at a time and on a thread of its own: one that hangs costs that thread and keeps what was seen.
+//! HostScans at the host, one at a time and on a thread of its own: one that hangs costs that thread and keeps what was seen.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::task::{JoinError, JoinSet};
 
-use super::host::{Host, Seen, Surroundings, Wanted};
+use super::host::{Host, ScanResult, Surroundings, Wanted};
 use crate::model::Monotonic;
 
 /// Device nodes, files and other daemons come and go without telling anybody.
@@ -15,29 +15,29 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// For the last one, which takes back what was written.
 const LAST: Duration = Duration::from_secs(1);
 
-type Looked = (Host, BTreeMap<u64, Seen>);
+type Finished = (Host, BTreeMap<u64, ScanResult>);
 
 #[derive(Debug)]
-pub struct Looks {
+pub struct HostScans {
     /// `None` while a look has it.
     host: Option<Host>,
-    under_way: JoinSet<Looked>,
+    under_way: JoinSet<Finished>,
     began: Monotonic,
     /// The entries and the inventory that the last look was of.
     of: Option<(Vec<u64>, u64)>,
 }
 
-impl Looks {
+impl HostScans {
     pub fn new(around: Surroundings) -> Self {
         Self { host: Some(Host::new(around)), under_way: JoinSet::new(), began: Monotonic::default(), of: None }
     }
 
     /// Begins a look where one is due: what is wanted is not what the last one was of, or that one is old and the host
     /// changes unasked.
-    pub fn begin(&mut self, wanted: &BTreeMap<u64, Wanted>, changes_unasked: bool, now: Monotonic) {
+    pub fn begin(&mut self, wanted: &BTreeMap<u64, Wanted>, needs_polling: bool, now: Monotonic) {
         let generation = wanted.values().map(|wanted| wanted.inventory.generation).max().unwrap_or_default();
         let of = Some((wanted.keys().copied().collect(), generation));
-        let is_old = changes_unasked && now.since(self.began) >= INTERVAL;
+        let is_old = needs_polling && now.since(self.began) >= INTERVAL;
         if self.of == of && !is_old {
             return;
         }
@@ -48,7 +48,7 @@ impl Looks {
     }
 
     /// What was seen, when the look under way is done. Never, where there is none.
-    pub async fn done(&mut self) -> Result<BTreeMap<u64, Seen>, JoinError> {
+    pub async fn done(&mut self) -> Result<BTreeMap<u64, ScanResult>, JoinError> {
         match self.under_way.join_next().await {
             Some(looked) => {
                 let (host, seen) = looked?;
@@ -60,8 +60,8 @@ impl Looks {
     }
 
     /// When to ask again whether a look is due or hangs.
-    pub fn next(&self, changes_unasked: bool, now: Monotonic) -> Option<Duration> {
-        (changes_unasked || self.host.is_none()).then(|| INTERVAL.saturating_sub(now.since(self.began))).map(|left| {
+    pub fn next(&self, needs_polling: bool, now: Monotonic) -> Option<Duration> {
+        (needs_polling || self.host.is_none()).then(|| INTERVAL.saturating_sub(now.since(self.began))).map(|left| {
             // One that is under way already is not due.
             if left.is_zero() { INTERVAL } else { left }
         })
@@ -97,7 +97,7 @@ impl Looks {
     }
 }
 
-fn look(mut host: Host, wanted: &BTreeMap<u64, Wanted>) -> Looked {
-    let seen = host.look(wanted);
+fn look(mut host: Host, wanted: &BTreeMap<u64, Wanted>) -> Finished {
+    let seen = host.scan(wanted);
     (host, seen)
 }
