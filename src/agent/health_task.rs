@@ -242,24 +242,7 @@ mod tests {
 
         /// One GPU, which has just said this.
         fn say(&self, driver_loads: u64, recovery_action: u32) {
-            let gpu = Gpu {
-                uuid: GPU.into(),
-                index: Some(0),
-                minor: None,
-                pci_bus_id: None,
-                model: None,
-                architecture: None,
-                compute_capability: None,
-                vbios_version: None,
-                serial: None,
-                numa_node: None,
-                nvlink_peers: None,
-                mig_slices: None,
-                memory_bytes: None,
-                mig_enabled: None,
-                mig_devices: vec![],
-                present: true,
-            };
+            let gpu = Gpu::listed(GPU.into(), 0);
             let value = Slow { recovery_action: Some(recovery_action), ..Slow::default() };
             let slow = Some(Stamped { at: self.clock.now().monotonic, value });
             let readings = DeviceReadings { slow, ..DeviceReadings::default() };

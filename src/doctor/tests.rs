@@ -77,24 +77,7 @@ fn driven(version: &str, gpus: usize) -> Driven {
     };
     let gpu = |index: usize| {
         let uuid = GpuUuid::new(format!("GPU-{index}"));
-        let gpu = Gpu {
-            uuid: uuid.clone(),
-            index: Some(0),
-            minor: None,
-            pci_bus_id: None,
-            model: None,
-            architecture: None,
-            compute_capability: None,
-            vbios_version: None,
-            serial: None,
-            numa_node: None,
-            nvlink_peers: None,
-            mig_slices: None,
-            memory_bytes: None,
-            mig_enabled: None,
-            mig_devices: vec![],
-            present: true,
-        };
+        let gpu = Gpu::listed(uuid.clone(), 0);
         (uuid, gpu)
     };
     Driven {

@@ -100,22 +100,11 @@ fn pod_event(event: &v1alpha1::WatchPodsEvent) {
 
 fn inventory() -> Inventory {
     let gpu = |number: u32, mig_devices: Vec<MigDevice>| Gpu {
-        uuid: format!("GPU-0000000{number}-0000-0000-0000-000000000000").as_str().into(),
-        index: Some(number),
         minor: Some(number),
-        pci_bus_id: None,
-        model: None,
-        architecture: None,
-        compute_capability: None,
-        vbios_version: None,
-        serial: None,
-        numa_node: None,
-        memory_bytes: None,
         mig_enabled: Some(!mig_devices.is_empty()),
         mig_devices,
-        nvlink_peers: None,
         mig_slices: Some(7),
-        present: true,
+        ..Gpu::listed(format!("GPU-0000000{number}-0000-0000-0000-000000000000").as_str().into(), number)
     };
     let mig = |number: u32| MigDevice {
         uuid: format!("MIG-0000000{number}-0000-0000-0000-000000000000").as_str().into(),

@@ -171,6 +171,12 @@ impl Gpu {
         }
     }
 
+    /// A GPU that the driver lists under this index, with nothing else known.
+    #[must_use]
+    pub fn listed(uuid: GpuUuid, index: u32) -> Self {
+        Self { index: Some(index), present: true, ..Self::not_present(uuid) }
+    }
+
     /// Where it comes in a list for people: those without an index last.
     #[must_use]
     pub fn order(&self) -> (bool, Option<u32>) {

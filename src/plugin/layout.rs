@@ -84,24 +84,7 @@ mod tests {
     }
 
     fn gpus(gpus: &[(&str, bool)]) -> Inventory {
-        let gpu = |(uuid, present): &(&str, bool)| Gpu {
-            uuid: (*uuid).into(),
-            index: Some(0),
-            minor: None,
-            pci_bus_id: None,
-            model: None,
-            architecture: None,
-            compute_capability: None,
-            vbios_version: None,
-            serial: None,
-            numa_node: None,
-            nvlink_peers: None,
-            mig_slices: None,
-            memory_bytes: None,
-            mig_enabled: None,
-            mig_devices: vec![],
-            present: *present,
-        };
+        let gpu = |(uuid, present): &(&str, bool)| Gpu { present: *present, ..Gpu::listed((*uuid).into(), 0) };
         let gpus = gpus.iter().map(|one| (GpuUuid::new(one.0), gpu(one)));
         Inventory { gpus: gpus.collect(), ..Inventory::default() }
     }

@@ -35,22 +35,13 @@ pub(super) fn gpu(index: u32, profiles: Option<&[&str]>) -> Gpu {
         memory_bytes: None,
     });
     Gpu {
-        uuid: uuid(index).as_str().into(),
-        index: Some(index),
         minor: Some(7 ^ index),
-        pci_bus_id: None,
         model: Some("NVIDIA H100 80GB HBM3".into()),
-        architecture: None,
-        compute_capability: None,
-        vbios_version: None,
-        serial: None,
         numa_node: (index < 4).then_some(index / 2),
-        memory_bytes: None,
         mig_enabled: Some(profiles.is_some()),
         mig_devices: mig_devices.collect(),
-        nvlink_peers: None,
         mig_slices: Some(7),
-        present: true,
+        ..Gpu::listed(uuid(index).as_str().into(), index)
     }
 }
 

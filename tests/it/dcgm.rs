@@ -22,24 +22,7 @@ const PODS: [(&str, &str, f64, u64); 3] =
     [("train-0", "team-a", 6.0, 40_960), ("serve-0", "team-b", 2.0, 20_480), ("notebook-0", "team-a", 0.0, 2048)];
 
 fn board() -> Gpu {
-    Gpu {
-        uuid: GPU.into(),
-        index: Some(0),
-        minor: None,
-        pci_bus_id: None,
-        model: None,
-        architecture: None,
-        compute_capability: None,
-        vbios_version: None,
-        serial: None,
-        numa_node: None,
-        nvlink_peers: None,
-        mig_slices: None,
-        memory_bytes: Some(81_920 * MEBIBYTE),
-        mig_enabled: Some(false),
-        mig_devices: vec![],
-        present: true,
-    }
+    Gpu { memory_bytes: Some(81_920 * MEBIBYTE), mig_enabled: Some(false), ..Gpu::listed(GPU.into(), 0) }
 }
 
 /// After `seconds` of the guide's load.

@@ -74,24 +74,7 @@ struct ScriptedSession(Script);
 impl Session for ScriptedSession {
     fn inventory(&self) -> Result<(Inventory, Vec<Problem>), Failure> {
         let describe = |(index, uuid): (usize, &GpuUuid)| {
-            let gpu = Gpu {
-                uuid: uuid.clone(),
-                index: u32::try_from(index).ok(),
-                minor: None,
-                pci_bus_id: None,
-                model: None,
-                architecture: None,
-                compute_capability: None,
-                vbios_version: None,
-                serial: None,
-                numa_node: None,
-                memory_bytes: None,
-                mig_enabled: None,
-                mig_devices: Vec::new(),
-                nvlink_peers: None,
-                mig_slices: None,
-                present: true,
-            };
+            let gpu = Gpu::listed(uuid.clone(), index as u32);
             (uuid.clone(), gpu)
         };
         let gpus = self.0.set(|acts| {

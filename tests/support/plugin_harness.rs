@@ -31,24 +31,7 @@ pub fn mig_uuid(number: u32) -> String {
 
 /// GPUs 0 and 1 on NUMA node 0, 2 and 3 on node 1, and so on.
 pub fn gpu(index: u32) -> Gpu {
-    Gpu {
-        uuid: GpuUuid::new(uuid(index)),
-        index: Some(index),
-        minor: Some(index),
-        pci_bus_id: None,
-        model: None,
-        architecture: None,
-        compute_capability: None,
-        vbios_version: None,
-        serial: None,
-        numa_node: Some(index / 2),
-        nvlink_peers: None,
-        mig_slices: None,
-        memory_bytes: Some(80 << 30),
-        mig_enabled: Some(false),
-        mig_devices: vec![],
-        present: true,
-    }
+    Gpu { minor: Some(index), numa_node: Some(index / 2), memory_bytes: Some(80 << 30), mig_enabled: Some(false), ..Gpu::listed(GpuUuid::new(uuid(index)), index) }
 }
 
 /// MIG devices with these numbers, as the whole layout of a GPU.

@@ -9,22 +9,12 @@ const M2: &str = "MIG-22222222-0000-0000-0000-000000000000";
 /// A: whole, index 0, minor 1. B: partitioned, index 1, minor 0, two MIG devices.
 fn inventory() -> Inventory {
     let gpu = |uuid: &str, index, minor, mig_devices: Vec<MigDevice>| Gpu {
-        uuid: uuid.into(),
-        index: Some(index),
         minor: Some(minor),
-        pci_bus_id: None,
         model: Some("NVIDIA H100 80GB HBM3".into()),
-        architecture: None,
-        compute_capability: None,
-        vbios_version: None,
-        serial: None,
-        numa_node: None,
-        memory_bytes: None,
         mig_enabled: Some(!mig_devices.is_empty()),
         mig_devices,
-        nvlink_peers: None,
         mig_slices: Some(7),
-        present: true,
+        ..Gpu::listed(uuid.into(), index)
     };
     let mig = |uuid: &str, gpu_instance, profile: &str, profile_id, placement_start, slices| MigDevice {
         uuid: uuid.into(),

@@ -46,22 +46,10 @@ impl Node {
             memory_bytes: None,
         };
         let gpu = Gpu {
-            uuid: GPU.into(),
-            index: Some(0),
-            minor: None,
-            pci_bus_id: None,
-            model: None,
-            architecture: None,
-            compute_capability: None,
-            vbios_version: None,
-            serial: None,
-            numa_node: None,
-            nvlink_peers: None,
             mig_slices: Some(7),
-            memory_bytes: None,
             mig_enabled: Some(true),
             mig_devices: vec![mig("MIG-70", 7, 0), mig("MIG-71", 7, 1), mig("MIG-80", 8, 0)],
-            present: true,
+            ..Gpu::listed(GPU.into(), 0)
         };
         self.inventory.gpus.insert(GPU.into(), gpu);
         self

@@ -195,6 +195,32 @@ macro_rules! text {
 
 pub(super) use {call, text, value};
 
+/// Entries that may come between two attempts.
+const SPARE_ENTRIES: usize = 16;
+const ATTEMPTS: usize = 4;
+
+/// Repeats `call` with a larger buffer, of up to `largest` entries, for as long as the driver finds it too small. The call
+/// gets the buffer and its length, and sets the length to what it wrote or needs. Returns the number of entries written.
+pub fn fill<T: Clone>(
+    buffer: &mut Vec<T>,
+    blank: T,
+    largest: usize,
+    mut call: impl FnMut(*mut T, &mut u32) -> Result<(), Refusal>,
+) -> Result<usize, Refusal> {
+    for _ in 0..ATTEMPTS {
+        let mut count = u32::try_from(buffer.len()).expect("the buffer is bounded");
+        match call(buffer.as_mut_ptr(), &mut count) {
+            Ok(()) => return Ok(buffer.len().min(count as usize)),
+            Err(Refusal::TooSmall) if buffer.len() < largest => {
+                let length = (count as usize + SPARE_ENTRIES).max(buffer.len() * 2).min(largest);
+                buffer.resize(length, blank.clone());
+            }
+            Err(refusal) => return Err(refusal),
+        }
+    }
+    Err(Refusal::TooSmall)
+}
+
 /// A driver's text up to its end mark; `None` when empty or without one.
 pub fn read_text(buffer: &[c_char]) -> Option<Arc<str>> {
     let bytes: Vec<u8> = buffer.iter().map(|byte| *byte as u8).collect();

@@ -67,8 +67,6 @@ pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
     let memory_bytes = memory_bytes.filter(|total| plausible::MEMORY.holds(*total as f64));
     let mig_enabled = mig_enabled(caller, handle);
     let mut gpu = Gpu {
-        uuid: GpuUuid::new(uuid),
-        index: Some(index),
         minor: value!(caller, nvmlDeviceGetMinorNumber(handle.0)),
         pci_bus_id: pci_bus_id(caller, handle),
         model: text!(caller, nvmlDeviceGetName(handle.0)),
@@ -76,13 +74,10 @@ pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
         compute_capability: compute_capability(caller, handle),
         vbios_version: text!(caller, nvmlDeviceGetVbiosVersion(handle.0)),
         serial: text!(caller, nvmlDeviceGetSerial(handle.0)),
-        numa_node: None,
         memory_bytes,
         mig_enabled,
-        mig_devices: Vec::new(),
-        mig_slices: None,
         nvlink_peers: links::peers(caller, handle),
-        present: true,
+        ..Gpu::listed(GpuUuid::new(uuid), index)
     };
     if mig_enabled == Some(true) {
         let devices = mig_handles(caller, handle);

@@ -172,7 +172,7 @@ impl Session for NvmlSession {
                 call,
                 code,
                 reason: format!("the driver does not list its GPUs: {call} says {code}"),
-                remedy: "see whether nvidia-smi works on the node; it is tried again for ever",
+                remedy: codes::SEE_NVIDIA_SMI,
             });
         };
         *self.driver_version.lock() = driver.as_ref().map(|driver| Arc::clone(&driver.driver_version));

@@ -6,23 +6,22 @@ use nvml_wrapper_sys::bindings::{
     nvmlProcessUtilizationInfo_v1_t, nvmlProcessUtilizationSample_t, nvmlProcessesUtilizationInfo_v1_t,
 };
 
-use super::calls::{Caller, Refusal, call, version};
+use super::calls::{Caller, Refusal, call, fill, version};
 use super::library::Handle;
 use crate::hardware::plausible;
 
 const CAPACITY: usize = 64;
 /// More contexts than a GPU has room for.
 const LARGEST: usize = 4096;
-const ATTEMPTS: usize = 4;
 /// The longest that the driver takes for one of its samples.
 const SAMPLE_SECONDS: f64 = 1.0;
-/// How far the entries of processes that work at the same time lie apart, at most, in microseconds.
+/// How far the samples of processes that work at the same time lie apart, at most, in microseconds.
 const SPREAD: u64 = 2_000_000;
 /// A process without an entry for so long, in microseconds, is forgotten.
 const FORGOTTEN: u64 = 60_000_000;
 /// After so many passes without a new entry all is asked for again: the driver's clock may have stepped back.
 const EMPTY_PASSES: u32 = 10;
-/// From this utilization on, some process must have an entry.
+/// From this utilization on, some process must have an sample.
 const BUSY: f64 = 0.05;
 /// After so many seconds without an entry on a busy GPU the other call is tried, and then the driver counts as silent.
 const SILENT_SECONDS: f64 = 5.0;
@@ -79,7 +78,7 @@ struct ProcessSample {
     ratio: f64,
 }
 
-/// How far each process has been read: the driver gives each an entry with a time stamp of its own, and the entries of
+/// How far each process has been read: the driver gives each an entry with a time stamp of its own, and the samples of
 /// processes that take turns are not of the same moment.
 #[derive(Default)]
 struct Cursors {
@@ -114,8 +113,8 @@ impl ProcessUse {
         elapsed: f64,
         busy: Option<f64>,
     ) -> Option<Vec<(u32, f64)>> {
-        let entries = match self.read(caller, handle) {
-            Ok(entries) => entries,
+        let samples = match self.read(caller, handle) {
+            Ok(samples) => samples,
             Err(Refusal::Unsupported) if self.source == Source::ProcessUtilization => {
                 self.source = Source::ProcessesUtilizationInfo;
                 self.read(caller, handle).ok()?
@@ -123,12 +122,12 @@ impl ProcessUse {
             Err(_) => return None,
         };
         let is_busy = busy.is_some_and(|busy| busy >= BUSY);
-        if !entries.is_empty() {
+        if !samples.is_empty() {
             (self.trust, self.silent_seconds) = (Trust::Answers, 0.0);
         } else if is_busy {
             self.missed(elapsed);
         }
-        let work = self.cursors.work(&entries, elapsed);
+        let work = self.cursors.work(&samples, elapsed);
         // Nobody worked, unless the GPU did and nothing has ever been listed.
         (self.trust == Trust::Answers || !is_busy && self.trust == Trust::Untested).then_some(work)
     }
@@ -165,34 +164,25 @@ impl ProcessUse {
             Source::ProcessUtilization => self.process_utilization(caller, handle),
             Source::ProcessesUtilizationInfo => self.processes_utilization_info(caller, handle),
         };
-        let entries = match read {
-            Ok(entries) => entries,
+        let samples = match read {
+            Ok(samples) => samples,
             Err(Refusal::Empty) => return Ok(Vec::new()),
             Err(refusal) => return Err(refusal),
         };
-        // Drivers with zombies on the GPU give entries full of nonsense.
-        let plausible = |entry: &ProcessSample| {
-            entry.pid != 0 && caller.plausible(&plausible::PROCESS_UTILIZATION, entry.ratio).is_some()
+        // Drivers with zombies on the GPU give samples full of nonsense.
+        let plausible = |sample: &ProcessSample| {
+            sample.pid != 0 && caller.plausible(&plausible::PROCESS_UTILIZATION, sample.ratio).is_some()
         };
-        Ok(entries.into_iter().filter(plausible).collect())
+        Ok(samples.into_iter().filter(plausible).collect())
     }
 
     fn process_utilization(&mut self, caller: &mut Caller, handle: Handle) -> Result<Vec<ProcessSample>, Refusal> {
-        for _ in 0..ATTEMPTS {
-            let mut count = u32::try_from(self.samples.len()).expect("the buffer is bounded");
-            let (samples, shown) = (self.samples.as_mut_ptr(), self.cursors.shown);
-            match call!(caller, nvmlDeviceGetProcessUtilization(handle.0, samples, &raw mut count, shown)) {
-                Ok(()) => {
-                    let entry = |one: &nvmlProcessUtilizationSample_t| entry(one.pid, one.timeStamp, one.smUtil);
-                    return Ok(self.samples.iter().take(count as usize).map(entry).collect());
-                }
-                Err(Refusal::TooSmall) if self.samples.len() < LARGEST => {
-                    self.samples.resize(room(self.samples.len(), count), BLANK_SAMPLE);
-                }
-                Err(refusal) => return Err(refusal),
-            }
-        }
-        Err(Refusal::TooSmall)
+        let shown = self.cursors.shown;
+        let count = fill(&mut self.samples, BLANK_SAMPLE, LARGEST, |samples, count| {
+            call!(caller, nvmlDeviceGetProcessUtilization(handle.0, samples, count, shown))
+        })?;
+        let sample = |one: &nvmlProcessUtilizationSample_t| sample(one.pid, one.timeStamp, one.smUtil);
+        Ok(self.samples.iter().take(count).map(sample).collect())
     }
 
     fn processes_utilization_info(
@@ -201,59 +191,49 @@ impl ProcessUse {
         handle: Handle,
     ) -> Result<Vec<ProcessSample>, Refusal> {
         self.infos.resize(self.infos.len().max(CAPACITY), BLANK_INFO);
-        for _ in 0..ATTEMPTS {
+        let shown = self.cursors.shown;
+        let count = fill(&mut self.infos, BLANK_INFO, LARGEST, |infos, count| {
             let mut list = nvmlProcessesUtilizationInfo_v1_t {
                 version: version::<nvmlProcessesUtilizationInfo_v1_t>(1),
-                processSamplesCount: u32::try_from(self.infos.len()).expect("the buffer is bounded"),
-                lastSeenTimeStamp: self.cursors.shown,
-                procUtilArray: self.infos.as_mut_ptr(),
+                processSamplesCount: *count,
+                lastSeenTimeStamp: shown,
+                procUtilArray: infos,
             };
-            match call!(caller, nvmlDeviceGetProcessesUtilizationInfo(handle.0, &raw mut list)) {
-                Ok(()) => {
-                    let entry = |one: &nvmlProcessUtilizationInfo_v1_t| entry(one.pid, one.timeStamp, one.smUtil);
-                    return Ok(self.infos.iter().take(list.processSamplesCount as usize).map(entry).collect());
-                }
-                Err(Refusal::TooSmall) if self.infos.len() < LARGEST => {
-                    self.infos.resize(room(self.infos.len(), list.processSamplesCount), BLANK_INFO);
-                }
-                Err(refusal) => return Err(refusal),
-            }
-        }
-        Err(Refusal::TooSmall)
+            let outcome = call!(caller, nvmlDeviceGetProcessesUtilizationInfo(handle.0, &raw mut list));
+            *count = list.processSamplesCount;
+            outcome
+        })?;
+        let sample = |one: &nvmlProcessUtilizationInfo_v1_t| sample(one.pid, one.timeStamp, one.smUtil);
+        Ok(self.infos.iter().take(count).map(sample).collect())
     }
 }
 
-fn entry(pid: u32, at: u64, percent: u32) -> ProcessSample {
+fn sample(pid: u32, at: u64, percent: u32) -> ProcessSample {
     ProcessSample { pid, at, ratio: f64::from(percent) / 100.0 }
 }
 
-/// More may come until it is asked again.
-fn room(present: usize, wanted: u32) -> usize {
-    (wanted as usize + 16).max(present * 2).min(LARGEST)
-}
-
 impl Cursors {
-    fn work(&mut self, entries: &[ProcessSample], elapsed: f64) -> Vec<(u32, f64)> {
-        let mut entries = entries.to_vec();
-        entries.sort_unstable_by_key(|entry| entry.at);
+    fn work(&mut self, samples: &[ProcessSample], elapsed: f64) -> Vec<(u32, f64)> {
+        let mut samples = samples.to_vec();
+        samples.sort_unstable_by_key(|sample| sample.at);
         let (shown, known) = (self.shown, self.newest);
         let mut work: BTreeMap<u32, f64> = BTreeMap::new();
         let mut longest = 0.0_f64;
-        for entry in &entries {
-            let since = self.of_pid.get(&entry.pid).copied().unwrap_or(if shown == 0 { known } else { shown });
-            if entry.at <= since {
+        for sample in &samples {
+            let since = self.of_pid.get(&sample.pid).copied().unwrap_or(if shown == 0 { known } else { shown });
+            if sample.at <= since {
                 continue;
             }
             let seconds = match shown {
                 // A mean over longer than has passed, and so rather too low.
                 0 => elapsed,
                 // After an idle time the stretch is no longer than since it was last known that nobody worked.
-                _ => ((entry.at - since) as f64 / 1e6).min(elapsed + SAMPLE_SECONDS),
+                _ => ((sample.at - since) as f64 / 1e6).min(elapsed + SAMPLE_SECONDS),
             };
             longest = longest.max(seconds);
-            *work.entry(entry.pid).or_default() += entry.ratio * seconds;
+            *work.entry(sample.pid).or_default() += sample.ratio * seconds;
         }
-        self.move_on(&entries);
+        self.move_on(&samples);
         // Together they have one device.
         let sum: f64 = work.values().sum();
         let scale = if sum > longest { longest / sum } else { 1.0 };
@@ -262,11 +242,11 @@ impl Cursors {
     }
 
     /// The driver is next shown the oldest cursor of the processes that work at present.
-    fn move_on(&mut self, entries: &[ProcessSample]) {
-        let newest = entries.last().map_or(0, |entry| entry.at);
+    fn move_on(&mut self, samples: &[ProcessSample]) {
+        let newest = samples.last().map_or(0, |sample| sample.at);
         if newest <= self.newest && (self.shown != 0 || newest == 0) {
-            let is_new = |entry: &ProcessSample| self.of_pid.get(&entry.pid).is_none_or(|cursor| entry.at > *cursor);
-            let any_new = self.shown != 0 && entries.iter().any(is_new);
+            let is_new = |sample: &ProcessSample| self.of_pid.get(&sample.pid).is_none_or(|cursor| sample.at > *cursor);
+            let any_new = self.shown != 0 && samples.iter().any(is_new);
             self.empty_passes = if any_new { 0 } else { self.empty_passes + 1 };
             if self.empty_passes >= EMPTY_PASSES {
                 (self.shown, self.empty_passes) = (0, 0);
@@ -276,7 +256,7 @@ impl Cursors {
             // Also backwards, where the driver's clock has stepped back.
             (self.newest, self.empty_passes) = (newest, 0);
         }
-        self.of_pid.extend(entries.iter().map(|entry| (entry.pid, entry.at)));
+        self.of_pid.extend(samples.iter().map(|sample| (sample.pid, sample.at)));
         let newest = self.newest;
         self.of_pid.retain(|_, at| *at <= newest && newest - *at <= FORGOTTEN);
         if newest != 0 {
@@ -291,39 +271,39 @@ mod tests {
     use super::*;
 
     /// (pid, seconds, percent)
-    fn entries(of: &[(u32, f64, u32)]) -> Vec<ProcessSample> {
-        of.iter().map(|&(pid, seconds, percent)| entry(pid, (seconds * 1e6) as u64, percent)).collect()
+    fn samples(of: &[(u32, f64, u32)]) -> Vec<ProcessSample> {
+        of.iter().map(|&(pid, seconds, percent)| sample(pid, (seconds * 1e6) as u64, percent)).collect()
     }
 
     #[test]
     fn each_stretch_counts_once() {
         let mut cursors = Cursors::default();
-        assert_eq!(cursors.work(&entries(&[(1, 100.0, 50)]), 0.0), [], "what was before the first reading is not ours");
-        assert_eq!(cursors.work(&entries(&[(1, 101.0, 50), (2, 101.0, 25)]), 1.0), [(1, 0.5), (2, 0.25)]);
-        assert_eq!(cursors.work(&entries(&[(1, 101.0, 50)]), 1.0), [], "an entry that was read already");
+        assert_eq!(cursors.work(&samples(&[(1, 100.0, 50)]), 0.0), [], "what was before the first reading is not ours");
+        assert_eq!(cursors.work(&samples(&[(1, 101.0, 50), (2, 101.0, 25)]), 1.0), [(1, 0.5), (2, 0.25)]);
+        assert_eq!(cursors.work(&samples(&[(1, 101.0, 50)]), 1.0), [], "an entry that was read already");
         assert_eq!(cursors.work(&[], 1.0), []);
-        let late = cursors.work(&entries(&[(1, 104.0, 100)]), 1.0);
+        let late = cursors.work(&samples(&[(1, 104.0, 100)]), 1.0);
         assert_eq!(late, [(1, 2.0)], "no more than since it was known to be idle, and a sample's length");
     }
 
     #[test]
     fn together_they_have_one_device() {
         let mut cursors = Cursors::default();
-        cursors.work(&entries(&[(1, 1.0, 1)]), 0.0);
-        let crowd = entries(&[(1, 2.0, 100), (2, 2.0, 60)]);
+        cursors.work(&samples(&[(1, 1.0, 1)]), 0.0);
+        let crowd = samples(&[(1, 2.0, 100), (2, 2.0, 60)]);
         assert_eq!(cursors.work(&crowd, 1.0), [(1, 0.625), (2, 0.375)]);
     }
 
     #[test]
     fn the_entry_of_one_process_drops_none_of_another() {
         let mut cursors = Cursors::default();
-        cursors.work(&entries(&[(1, 100.0, 50), (2, 99.5, 50)]), 0.0);
+        cursors.work(&samples(&[(1, 100.0, 50), (2, 99.5, 50)]), 0.0);
         assert_eq!(cursors.shown, 99_500_000, "the driver leaves out what is older than it is shown");
         // Under time slicing the two take turns; the entry of process 2 is always half a second behind.
         let mut sums = [0.0, 0.0];
         for second in 1..=10 {
             let at = 100.0 + f64::from(second);
-            for (pid, seconds) in cursors.work(&entries(&[(1, at, 50), (2, at - 0.5, 50)]), 1.0) {
+            for (pid, seconds) in cursors.work(&samples(&[(1, at, 50), (2, at - 0.5, 50)]), 1.0) {
                 sums[pid as usize - 1] += seconds;
             }
         }
@@ -331,7 +311,7 @@ mod tests {
         // One entry in each pass, in turns.
         for second in 11..=20 {
             let (pid, at) = (1 + second % 2, 100.0 + f64::from(second));
-            for (pid, seconds) in cursors.work(&entries(&[(pid, at, 50)]), 1.0) {
+            for (pid, seconds) in cursors.work(&samples(&[(pid, at, 50)]), 1.0) {
                 sums[pid as usize - 1] += seconds;
             }
         }
@@ -341,20 +321,20 @@ mod tests {
     #[test]
     fn a_clock_that_steps_back_is_followed_and_old_work_does_not_count_again() {
         let mut cursors = Cursors::default();
-        cursors.work(&entries(&[(1, 100.0, 50)]), 0.0);
+        cursors.work(&samples(&[(1, 100.0, 50)]), 0.0);
         for _ in 0..EMPTY_PASSES {
             assert_eq!(cursors.work(&[], 1.0), []);
         }
         assert_eq!(cursors.shown, 0);
-        assert_eq!(cursors.work(&entries(&[(1, 100.0, 50)]), 1.0), [], "still in the driver's buffer");
+        assert_eq!(cursors.work(&samples(&[(1, 100.0, 50)]), 1.0), [], "still in the driver's buffer");
         for _ in 0..EMPTY_PASSES {
             cursors.work(&[], 1.0);
         }
-        assert_eq!(cursors.work(&entries(&[(1, 5.0, 50)]), 1.0), [], "a new clock");
-        assert_eq!(cursors.work(&entries(&[(1, 6.0, 50)]), 1.0), [(1, 0.5)]);
+        assert_eq!(cursors.work(&samples(&[(1, 5.0, 50)]), 1.0), [], "a new clock");
+        assert_eq!(cursors.work(&samples(&[(1, 6.0, 50)]), 1.0), [(1, 0.5)]);
         for _ in 0..EMPTY_PASSES {
             cursors.work(&[], 1.0);
         }
-        assert_eq!(cursors.work(&entries(&[(1, 40.0, 30)]), 1.0), [(1, 0.3)], "work again after idle times");
+        assert_eq!(cursors.work(&samples(&[(1, 40.0, 30)]), 1.0), [(1, 0.3)], "work again after idle times");
     }
 }

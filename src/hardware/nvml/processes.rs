@@ -1,37 +1,56 @@
+//! The processes on a GPU, as the driver lists them.
+
 use std::collections::BTreeMap;
 
-use nvml_wrapper_sys::bindings::nvmlProcessInfo_t;
+use nvml_wrapper_sys::bindings::{NvmlLib, nvmlDevice_t, nvmlProcessInfo_t, nvmlReturn_t};
 
-use super::calls::{Caller, Refusal, call};
+use super::calls::{Caller, Refusal, fill};
+use super::codes;
 use super::inventory::Mig;
 use super::library::Handle;
 use crate::model::DeviceProcess;
 
 const CAPACITY: usize = 64;
-/// More contexts than a GPU has room for.
+/// More contexts than a GPU can have.
 const LARGEST: usize = 4096;
-const ATTEMPTS: usize = 4;
-/// The driver's way to write that it does not know, and that there is no instance.
+/// What the driver writes for an unknown size, and for no instance.
 const NO_MEMORY: u64 = u64::MAX;
 const NO_INSTANCE: u32 = u32::MAX;
 
 const BLANK_INFO: nvmlProcessInfo_t =
     nvmlProcessInfo_t { pid: 0, usedGpuMemory: 0, gpuInstanceId: 0, computeInstanceId: 0 };
-/// The lists of those who have contexts.
+/// Reads the driver's lists of processes that have contexts on a GPU.
 pub struct ProcessLists {
     buffer: Vec<nvmlProcessInfo_t>,
-    /// Some list of the whole GPU may not be read: then none is complete.
+    /// The driver denies a list of the whole GPU: then no list is complete.
     refused: bool,
-    /// Reads version 2 of the lists. Versions 2 and 3 share one structure, except in a few drivers: see `has_other_v3`.
+    /// Read version 2 of the lists. Versions 2 and 3 share one structure, except in a few drivers: see `has_other_v3`.
     second_version: bool,
 }
 
-#[derive(Clone, Copy)]
-enum List {
-    Compute,
-    Graphics,
-    Mps,
+type ListFunction = unsafe extern "C" fn(nvmlDevice_t, *mut u32, *mut nvmlProcessInfo_t) -> nvmlReturn_t;
+type NamedList = (&'static str, fn(&NvmlLib) -> Option<ListFunction>);
+
+macro_rules! lists {
+    ($($symbol:ident),*) => {
+        [$((stringify!($symbol), |library: &NvmlLib| library.$symbol.as_ref().ok().copied())),*]
+    };
 }
+
+/// By version (3, then 2) and kind of context.
+const LISTS: [[NamedList; 3]; 2] = [
+    lists!(
+        nvmlDeviceGetComputeRunningProcesses_v3,
+        nvmlDeviceGetGraphicsRunningProcesses_v3,
+        nvmlDeviceGetMPSComputeRunningProcesses_v3
+    ),
+    lists!(
+        nvmlDeviceGetComputeRunningProcesses_v2,
+        nvmlDeviceGetGraphicsRunningProcesses_v2,
+        nvmlDeviceGetMPSComputeRunningProcesses_v2
+    ),
+];
+const COMPUTE: usize = 0;
 
 impl ProcessLists {
     pub fn new(driver_version: Option<&str>) -> Self {
@@ -40,12 +59,12 @@ impl ProcessLists {
     }
 
     /// All processes of the GPU, each once per MIG device, sorted. `None` unless every list that the driver has was
-    /// read: half a list would pass for a whole one.
+    /// read: a part of them would look complete.
     pub fn read(&mut self, caller: &mut Caller, handle: Handle, migs: &[Mig]) -> Option<Vec<DeviceProcess>> {
         let mut found = BTreeMap::new();
         let of_whole = if self.refused { None } else { self.of_whole(caller, handle, &mut found) };
         if of_whole.is_none() {
-            // Unprivileged, a partitioned GPU tells nothing and its MIG devices tell their own.
+            // Without privileges only the lists of the MIG devices can be read on a partitioned GPU.
             found.clear();
             if migs.is_empty() {
                 return None;
@@ -58,14 +77,14 @@ impl ProcessLists {
     }
 
     fn of_whole(&mut self, caller: &mut Caller, handle: Handle, found: &mut Found) -> Option<()> {
-        for list in [List::Compute, List::Graphics, List::Mps] {
+        for list in 0..LISTS[0].len() {
             match self.fill(caller, handle, list, 0) {
                 Ok(count) => self.take(count, None, found),
                 // Not every board has graphics, nor every driver MPS.
-                Err(Refusal::Unsupported) if !matches!(list, List::Compute) => {}
+                Err(Refusal::Unsupported) if list != COMPUTE => {}
                 Err(_) => {
-                    // Refused for good, and counted once.
-                    self.refused = caller.is_unsupported(list.name(self.second_version), 0);
+                    // Not asked again, so that the refusal is counted once.
+                    self.refused = caller.is_unsupported(LISTS[usize::from(self.second_version)][list].0, 0);
                     return None;
                 }
             }
@@ -74,51 +93,29 @@ impl ProcessLists {
     }
 
     fn of_instance(&mut self, caller: &mut Caller, mig: &Mig, found: &mut Found) -> Option<()> {
-        let count = self.fill(caller, mig.handle, List::Compute, mig.index + 1).ok()?;
+        let count = self.fill(caller, mig.handle, COMPUTE, mig.index + 1).ok()?;
         self.take(count, Some((mig.gpu_instance, mig.compute_instance)), found);
         Some(())
     }
 
-    fn fill(&mut self, caller: &mut Caller, handle: Handle, list: List, variant: u32) -> Result<usize, Refusal> {
-        for _ in 0..ATTEMPTS {
-            let mut count = u32::try_from(self.buffer.len()).expect("the buffer is bounded");
-            let infos = self.buffer.as_mut_ptr();
-            let outcome = match (list, self.second_version) {
-                (List::Compute, false) => {
-                    call!(caller, nvmlDeviceGetComputeRunningProcesses_v3[variant](handle.0, &raw mut count, infos))
-                }
-                (List::Graphics, false) => {
-                    call!(caller, nvmlDeviceGetGraphicsRunningProcesses_v3[variant](handle.0, &raw mut count, infos))
-                }
-                (List::Mps, false) => {
-                    call!(caller, nvmlDeviceGetMPSComputeRunningProcesses_v3[variant](handle.0, &raw mut count, infos))
-                }
-                (List::Compute, true) => {
-                    call!(caller, nvmlDeviceGetComputeRunningProcesses_v2[variant](handle.0, &raw mut count, infos))
-                }
-                (List::Graphics, true) => {
-                    call!(caller, nvmlDeviceGetGraphicsRunningProcesses_v2[variant](handle.0, &raw mut count, infos))
-                }
-                (List::Mps, true) => {
-                    call!(caller, nvmlDeviceGetMPSComputeRunningProcesses_v2[variant](handle.0, &raw mut count, infos))
-                }
-            };
-            match outcome {
-                Ok(()) => return Ok((count as usize).min(self.buffer.len())),
-                Err(Refusal::Empty) => return Ok(0),
-                Err(Refusal::TooSmall) if self.buffer.len() < LARGEST => {
-                    // More may come until it is asked again.
-                    let wanted = (count as usize + 16).max(self.buffer.len() * 2).min(LARGEST);
-                    self.buffer.resize(wanted, BLANK_INFO);
-                }
-                // Drivers before 510, and 535.98, have no version 3 of any list.
-                Err(Refusal::Unsupported) if matches!(list, List::Compute) && !self.second_version => {
-                    self.second_version = true;
-                }
-                Err(refusal) => return Err(refusal),
+    fn fill(&mut self, caller: &mut Caller, handle: Handle, list: usize, variant: u32) -> Result<usize, Refusal> {
+        let (name, function) = LISTS[usize::from(self.second_version)][list];
+        let filled = fill(&mut self.buffer, BLANK_INFO, LARGEST, |infos, count| {
+            caller.call(name, variant, |library| match function(library) {
+                // SAFETY: the buffer has as many entries as `count` says, and the library stays loaded meanwhile.
+                Some(function) => unsafe { function(handle.0, count, infos) },
+                None => codes::FUNCTION_NOT_FOUND,
+            })
+        });
+        match filled {
+            Err(Refusal::Empty) => Ok(0),
+            // Drivers before 510, and 535.98, have no version 3 of any list.
+            Err(Refusal::Unsupported) if list == COMPUTE && !self.second_version => {
+                self.second_version = true;
+                self.fill(caller, handle, list, variant)
             }
+            filled => filled,
         }
-        Err(Refusal::TooSmall)
     }
 
     fn take(&self, count: usize, instance: Option<(u32, u32)>, found: &mut Found) {
@@ -130,7 +127,7 @@ impl ProcessLists {
             let process = DeviceProcess { pid: info.pid, gpu_instance, compute_instance, memory_bytes };
             found
                 .entry((info.pid, gpu_instance, compute_instance))
-                // In two lists it has one memory: where they differ, the fuller figure.
+                // A process in two lists has one memory: the larger figure where they differ.
                 .and_modify(|known: &mut DeviceProcess| known.memory_bytes = known.memory_bytes.max(memory_bytes))
                 .or_insert(process);
         }
@@ -139,20 +136,7 @@ impl ProcessLists {
 
 type Found = BTreeMap<(u32, Option<u32>, Option<u32>), DeviceProcess>;
 
-impl List {
-    fn name(self, second_version: bool) -> &'static str {
-        match (self, second_version) {
-            (Self::Compute, false) => "nvmlDeviceGetComputeRunningProcesses_v3",
-            (Self::Graphics, false) => "nvmlDeviceGetGraphicsRunningProcesses_v3",
-            (Self::Mps, false) => "nvmlDeviceGetMPSComputeRunningProcesses_v3",
-            (Self::Compute, true) => "nvmlDeviceGetComputeRunningProcesses_v2",
-            (Self::Graphics, true) => "nvmlDeviceGetGraphicsRunningProcesses_v2",
-            (Self::Mps, true) => "nvmlDeviceGetMPSComputeRunningProcesses_v2",
-        }
-    }
-}
-
-/// True for drivers 535.43 to 535.86: their version 3 writes a longer structure, beyond the end of our array.
+/// True for drivers 535.43 to 535.86, whose version 3 writes a longer structure, beyond the end of our array.
 fn has_other_v3(driver_version: &str) -> bool {
     let mut numbers = driver_version.split('.').map(|number| number.parse::<u32>().ok());
     let version = (numbers.next().flatten(), numbers.next().flatten());

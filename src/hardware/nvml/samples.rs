@@ -1,6 +1,6 @@
 use nvml_wrapper_sys::bindings::{nvmlSample_t, nvmlSamplingType_t, nvmlValue_t};
 
-use super::calls::{Caller, Refusal, call};
+use super::calls::{Caller, call, fill};
 use super::fields::decode;
 use super::library::Handle;
 use crate::hardware::integrate::{RingIntegral, Sample, Step};
@@ -64,25 +64,11 @@ impl SampleBuffer {
     fn fill(&mut self, caller: &mut Caller, handle: Handle, ring: &Ring) {
         self.samples.clear();
         let (kind, cursor) = (ring.kind, ring.integral.cursor());
-        let (mut value_type, mut count) = (0, 0);
-        for _ in 0..3 {
-            count = u32::try_from(self.raw.len()).expect("the buffer is bounded");
-            let buffer = self.raw.as_mut_ptr();
-            let outcome = call!(
-                caller,
-                nvmlDeviceGetSamples[kind](handle.0, kind, cursor, &raw mut value_type, &raw mut count, buffer)
-            );
-            match outcome {
-                Ok(()) => break,
-                Err(Refusal::TooSmall) if self.raw.len() < LARGEST => {
-                    let wanted = (count as usize + 16).max(self.raw.len() * 2).min(LARGEST);
-                    self.raw.resize(wanted, BLANK);
-                    count = 0;
-                }
-                Err(_) => return,
-            }
-        }
-        let read = self.raw.iter().take(count as usize);
+        let mut value_type = 0;
+        let filled = fill(&mut self.raw, BLANK, LARGEST, |buffer, count| {
+            call!(caller, nvmlDeviceGetSamples[kind](handle.0, kind, cursor, &raw mut value_type, count, buffer))
+        });
+        let read = self.raw.iter().take(filled.unwrap_or(0));
         self.samples.extend(read.filter(|sample| sample.timeStamp != 0).filter_map(|sample| {
             let value = decode(value_type, sample.sampleValue)? / ring.units;
             Some(Sample { timestamp: sample.timeStamp, value: caller.plausible(ring.quantity, value)? })

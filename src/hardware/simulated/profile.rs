@@ -143,8 +143,6 @@ fn gpu(profile: Profile, seed: u64, index: usize) -> Gpu {
         _ => &[],
     };
     Gpu {
-        uuid: GpuUuid::new(format!("GPU-{}", uuid(seed, index as u64))),
-        index: Some(index as u32),
         minor: Some(MINORS[index]),
         pci_bus_id: Some(PciBusId::new(format!("0000:{:02x}:00.0", BUSES[index]))),
         model: Some(model.name.into()),
@@ -159,7 +157,7 @@ fn gpu(profile: Profile, seed: u64, index: usize) -> Gpu {
         mig_slices: (!partitions.is_empty()).then_some(7),
         // As on HGX and DGX boards of both: every link goes into a switch.
         nvlink_peers: Some(NvLinkPeers { by_bus_id: BTreeMap::new(), switch_links: model.nvlinks }),
-        present: true,
+        ..Gpu::listed(GpuUuid::new(format!("GPU-{}", uuid(seed, index as u64))), index as u32)
     }
 }
 

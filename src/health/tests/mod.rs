@@ -24,24 +24,7 @@ fn moment(seconds: u64) -> Moment {
 }
 
 fn gpu(uuid: &str, index: u32) -> Gpu {
-    Gpu {
-        uuid: uuid.into(),
-        index: Some(index),
-        minor: Some(index),
-        pci_bus_id: None,
-        model: None,
-        architecture: None,
-        compute_capability: None,
-        vbios_version: None,
-        serial: None,
-        numa_node: None,
-        nvlink_peers: None,
-        mig_slices: None,
-        memory_bytes: None,
-        mig_enabled: None,
-        mig_devices: vec![],
-        present: true,
-    }
+    Gpu { minor: Some(index), ..Gpu::listed(uuid.into(), index) }
 }
 
 fn mig(uuid: &str, gpu_instance: u32) -> MigDevice {

@@ -121,22 +121,11 @@ impl Board {
     pub fn gpu(&self) -> Gpu {
         let mig_devices: Vec<MigDevice> = self.migs().into_iter().map(|(device, _)| device).collect();
         Gpu {
-            uuid: self.uuid.clone(),
-            index: Some(self.number as u32),
             minor: Some(self.number as u32),
-            pci_bus_id: None,
-            model: None,
-            architecture: None,
-            compute_capability: None,
-            vbios_version: None,
-            serial: None,
-            numa_node: None,
-            nvlink_peers: None,
             mig_slices: Some(7),
-            memory_bytes: None,
             mig_enabled: Some(!mig_devices.is_empty()),
             mig_devices,
-            present: true,
+            ..Gpu::listed(self.uuid.clone(), self.number as u32)
         }
     }
 

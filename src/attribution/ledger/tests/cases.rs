@@ -220,22 +220,10 @@ fn partitioned(case: &mut Case, gpm: Option<[f64; 2]>) -> Medium {
         memory_bytes: None,
     };
     let gpu = Gpu {
-        uuid: GPU.into(),
-        index: Some(0),
-        minor: None,
-        pci_bus_id: None,
-        model: None,
-        architecture: None,
-        compute_capability: None,
-        vbios_version: None,
-        serial: None,
-        numa_node: None,
-        nvlink_peers: None,
         mig_slices: Some(7),
-        memory_bytes: None,
         mig_enabled: Some(true),
         mig_devices: vec![mig("MIG-a", 1, 3), mig("MIG-b", 2, 1)],
-        present: true,
+        ..Gpu::listed(GPU.into(), 0)
     };
     case.inventory.gpus.insert(GPU.into(), gpu);
     case.hold("a", Some("MIG-a"), Sharing::Mig, 3.0 / 7.0);
