@@ -1,10 +1,10 @@
-//! The one place that reads the time. Everything below the agent takes it as an argument.
+//! The only module that reads the time. The pure modules take it as an argument.
 
 use std::time::UNIX_EPOCH;
 
 use crate::model::{Moment, Monotonic, UnixSeconds};
 
-/// Counts from the moment it was made. Copies share that origin.
+/// Counts from its creation. Copies share that origin.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     // tokio's Instant is std's outside a paused test runtime.

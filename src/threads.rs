@@ -1,6 +1,6 @@
-//! What a thread needs before a library is loaded into the process.
+//! Initialises thread-locals before a library is loaded into the process.
 //!
-//! In: a thread. Out: its thread-locals, made. Refuses to know: which library, and what the thread is for.
+//! In: the current thread, or the runtime. Out: initialised thread-locals. It knows neither the library nor the thread's task.
 //!
 //! `dlopen` holds the lock of the C library's loader until the library's initialisers have returned, and the first use of
 //! a thread-local that has a destructor takes the same lock. A driver library that hangs while it is loaded would hold up
@@ -16,15 +16,15 @@ use tracing::Dispatch;
 use tracing::dispatcher::with_default;
 use tracing_subscriber::fmt;
 
-/// Blocking threads that are there before a library is loaded: pages are made on them.
+/// Blocking threads that exist before a library is loaded: pages are rendered on them.
 const BLOCKING: usize = 4;
-/// For the others: until then no thread takes a second task.
+/// Wait for the other threads, so that no thread takes a second task.
 const PAUSE: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Often enough that none of them ends for lack of work: the runtime keeps an idle one for ten seconds.
+/// Shorter than the ten seconds after which the runtime ends an idle thread.
 pub const KEEP: Duration = Duration::from_secs(4);
 
-/// Uses the thread-locals that the runtime, channels, locks and the log have on this thread.
+/// Initialises the thread-locals of the runtime, channels, locks and the log on this thread.
 pub fn prepare() {
     drop(Handle::try_current());
     pause(Duration::from_millis(1));
@@ -52,7 +52,7 @@ pub fn keep_blocking(runtime: &Handle) -> Receiver<()> {
         let (starts, together) = (starts.clone(), Arc::clone(&together));
         runtime.spawn_blocking(move || {
             wait_for_the_others(&together);
-            // Whoever only keeps them does not wait.
+            // The receiver is gone where the caller does not wait.
             let _ = starts.send(());
         });
     }
@@ -67,7 +67,7 @@ fn wait_for_the_others((arrived, changed): &(Mutex<usize>, Condvar)) {
 }
 
 fn pause(duration: Duration) {
-    // Nobody ever sends: receiving is a pause.
+    // Nothing is ever sent: receiving is a pause.
     let (_sender, receiver) = channel::<()>();
     let _ = receiver.recv_timeout(duration);
 }

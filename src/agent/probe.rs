@@ -11,15 +11,16 @@ use crate::hardware::{Driver as _, Due, Failure, Session};
 use crate::model::{Fast, GpuUuid, Inventory, Medium, Slow};
 use crate::threads;
 
-const REMEDY: &str = "see dmesg for Xid and NVRM lines; give a driver that is only slow a longer --deadline";
+const REMEDY: &str =
+    "look for Xid and NVRM lines in the kernel log; if the driver is only slow, set a longer --deadline";
 
-/// Between two passes: GPM wants more than 100 ms between its samples.
+/// Pause between two passes: GPM needs more than 100 ms between its samples.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// What every NVML call that the agent makes does on this machine.
+/// The result of every NVML call that the agent makes, on this machine.
 #[derive(Serialize)]
 pub struct Probe {
-    /// The version that made it.
+    /// The version of podmeter.
     podmeter: &'static str,
     date: String,
     inventory: Inventory,
@@ -32,7 +33,7 @@ struct LastPass {
     fast: Option<Fast>,
     medium: Option<Medium>,
     slow: Option<Slow>,
-    /// `call: code` of each value that could not be had.
+    /// `call: code` of each value that could not be read.
     problems: Vec<String>,
     /// The calls made for this GPU that never succeeded, with their commonest code.
     refused: BTreeMap<&'static str, &'static str>,
@@ -47,36 +48,36 @@ struct Call {
     codes: BTreeMap<&'static str, u64>,
 }
 
-/// What the thread that is inside the driver tells.
+/// Messages of the probing thread.
 enum Progress {
     Begins(String),
     Ended(Box<Result<Probe, Failure>>),
 }
 
-/// Reads every GPU `passes` times, all tiers each time. A step that takes longer than `deadline` is left behind in the
-/// driver.
+/// Reads every GPU `passes` times, all tiers each time. A step that takes longer than `deadline` is an error, and its
+/// thread is abandoned inside the driver.
 pub fn probe_nvml(search: LibrarySearch, passes: u32, deadline: Duration) -> Result<Probe, Failure> {
     // This thread waits while the library is loaded.
     threads::prepare();
-    let (tells, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let probing = move || {
-        let ended = probe(search, passes, &|step| drop(tells.send(Progress::Begins(step))));
-        drop(tells.send(Progress::Ended(Box::new(ended))));
+        let ended = probe(search, passes, &|step| drop(sender.send(Progress::Begins(step))));
+        drop(sender.send(Progress::Ended(Box::new(ended))));
     };
     let failed = |code, reason| Failure { call: "probe", code, reason, remedy: REMEDY };
     let thread = std::thread::Builder::new().name("probe".to_owned()).spawn(probing);
-    thread.map_err(|error| failed("no_thread", format!("no thread for the driver: {error}")))?;
+    thread.map_err(|error| failed("no_thread", format!("cannot start a thread for the driver: {error}")))?;
     let mut step = "opening the driver".to_owned();
     loop {
-        match told.recv_timeout(deadline) {
+        match receiver.recv_timeout(deadline) {
             Ok(Progress::Begins(next)) => step = next,
             Ok(Progress::Ended(ended)) => return *ended,
             Err(mpsc::RecvTimeoutError::Timeout) => {
                 let limit = humantime::format_duration(deadline);
-                return Err(failed("timeout", format!("{step} has not come back for {limit}")));
+                return Err(failed("timeout", format!("{step} has not finished within {limit}")));
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => {
-                return Err(failed("panic", format!("{step} broke the thread that did it; please report this")));
+                return Err(failed("panic", format!("{step} made its thread panic; please report this")));
             }
         }
     }
@@ -114,7 +115,7 @@ fn read(
     clock: Clock,
     record: &CallRecord,
 ) -> Result<LastPass, Failure> {
-    // Nobody ever sends: receiving is a pause.
+    // Nothing is ever sent: receiving is a pause.
     let (_sender, pause) = mpsc::channel::<()>();
     let before = record.call_statistics();
     let mut reader = session.reader(gpu)?;

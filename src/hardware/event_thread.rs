@@ -1,4 +1,7 @@
-//! The thread that waits for the driver's events, for one session.
+//! The thread that waits for the driver's events, one for each session.
+//!
+//! In: an event source. Out: XIDs into the mailbox, and notices for the supervisor. It does not know what an event means for
+//! health.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,44 +18,44 @@ use crate::clock::Clock;
 use crate::model::{Collector, GpuUuid, Moment, Monotonic, XidEvent, XidSource};
 
 const STACK_BYTES: usize = 512 * 1024;
-/// One wait; a session that ends is let go of within it.
+/// The longest wait; an ending session is released within it.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// While events come one after the other. Not zero: what the driver makes of zero is nowhere written.
+/// The wait for the next of several events. Not zero: the driver's behaviour for zero is not documented.
 const NEXT: Duration = Duration::from_millis(1);
-/// Events taken before they are told of.
+/// Events taken before they are sent.
 const BATCH: usize = 1_000;
-/// First and longest pause after a wait that came back at once with nothing.
+/// First and longest pause after a wait that returned at once without an event.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// Problems kept until the supervisor has room for them.
+/// Problems kept while the supervisor's queue is full.
 const PROBLEMS: usize = 64;
 
 /// What the events mean for the supervisor.
 #[derive(Debug, Default)]
 pub struct Notice {
-    /// The event_thread's number; `None` from the kernel's log.
+    /// The event thread's number; `None` from the kernel log.
     pub event_thread: Option<u64>,
     /// GPUs whose slow tier is due at once.
-    pub look: BTreeSet<GpuUuid>,
+    pub slow_due: BTreeSet<GpuUuid>,
     /// The layout may have changed.
     pub inspect: bool,
     pub problems: Vec<Problem>,
     pub session_over: bool,
 }
 
-/// A running event_thread. Dropping it lets the thread end once its wait has come back.
+/// A running event thread. Dropping it lets the thread end once its wait has returned.
 pub struct EventThread {
     pub number: u64,
-    calls: Option<SyncSender<()>>,
+    changes: Option<SyncSender<()>>,
     handle: JoinHandle<()>,
-    hearing: Arc<Mutex<WaitState>>,
+    state: Arc<Mutex<WaitState>>,
     /// Longer than any wait that is not stuck.
     limit: Duration,
 }
 
-/// How the waiting goes. Shared with the supervisor.
+/// The state of the wait, shared with the supervisor.
 #[derive(Default)]
 struct WaitState {
-    /// The driver tells of events.
+    /// The driver has events.
     has_source: bool,
     waiting_since: Option<Monotonic>,
     success: bool,
@@ -68,34 +71,34 @@ impl EventThread {
         events: SyncSender<Event>,
         watchdog: Duration,
     ) -> std::io::Result<Self> {
-        let (calls, called) = sync_channel(1);
-        let hearing = Arc::<Mutex<WaitState>>::default();
+        let (changes, changed) = sync_channel(1);
+        let state = Arc::<Mutex<WaitState>>::default();
         let patience = PATIENCE.min(watchdog / 4);
-        let ear = EventWait {
+        let event_wait = EventWait {
             clock,
             mailbox,
             events,
-            called,
-            hearing: Arc::clone(&hearing),
+            changed,
+            state: Arc::clone(&state),
             patience,
             notice: Notice { event_thread: Some(number), ..Notice::default() },
         };
-        let body = move || ear.listen(number, session);
+        let body = move || event_wait.run(number, session);
         let handle = Builder::new().name("events".to_owned()).stack_size(STACK_BYTES).spawn(body)?;
-        Ok(Self { number, calls: Some(calls), handle, hearing, limit: patience + watchdog })
+        Ok(Self { number, changes: Some(changes), handle, state, limit: patience + watchdog })
     }
 
-    /// The driver lists other GPUs.
+    /// The driver's list of GPUs has changed.
     pub fn gpus_changed(&self) {
-        if let Some(calls) = &self.calls {
-            // Full: it has not looked since it was last told to.
-            let _ = calls.try_send(());
+        if let Some(changes) = &self.changes {
+            // Full: an earlier change is still to be handled.
+            let _ = changes.try_send(());
         }
     }
 
-    /// Asks the thread to let go of the session; it says so with [`Event::EventThreadEnded`].
+    /// Asks the thread to release the session, which it reports with [`Event::EventThreadEnded`].
     pub fn stop(&mut self) {
-        self.calls = None;
+        self.changes = None;
     }
 
     pub fn has_ended(&self) -> bool {
@@ -103,17 +106,17 @@ impl EventThread {
     }
 
     pub fn is_stuck(&self, now: Monotonic) -> bool {
-        !self.has_ended() && self.hearing.lock().waiting_since.is_some_and(|since| now.since(since) >= self.limit)
+        !self.has_ended() && self.state.lock().waiting_since.is_some_and(|since| now.since(since) >= self.limit)
     }
 
-    /// `None` where the driver tells of no events.
+    /// `None` for a driver without events.
     pub fn collector(&self, now: Monotonic) -> Option<Collector> {
         let stuck = self.is_stuck(now);
-        let hearing = self.hearing.lock();
-        hearing.has_source.then(|| Collector {
-            success: hearing.success && !stuck,
+        let state = self.state.lock();
+        state.has_source.then(|| Collector {
+            success: state.success && !stuck,
             stuck,
-            last_success: hearing.last_success,
+            last_success: state.last_success,
             duration: None,
         })
     }
@@ -123,46 +126,46 @@ struct EventWait {
     clock: Clock,
     mailbox: Mailbox,
     events: SyncSender<Event>,
-    called: Receiver<()>,
-    hearing: Arc<Mutex<WaitState>>,
+    changed: Receiver<()>,
+    state: Arc<Mutex<WaitState>>,
     patience: Duration,
     notice: Notice,
 }
 
 impl EventWait {
-    fn listen(mut self, number: u64, session: Arc<dyn Session>) {
-        self.hearing.lock().waiting_since = Some(self.clock.now().monotonic);
+    fn run(mut self, number: u64, session: Arc<dyn Session>) {
+        self.state.lock().waiting_since = Some(self.clock.now().monotonic);
         let source = session.events();
-        self.hearing.lock().has_source = source.is_some();
+        self.state.lock().has_source = source.is_some();
         if let Some(mut source) = source {
-            self.attend(&mut *source);
+            self.wait_repeatedly(&mut *source);
         }
         self.note(None);
-        // Gone before it is said.
+        // Released before it is reported.
         drop(session);
         let _ = self.events.send(Event::EventThreadEnded(number));
     }
 
-    fn attend(&mut self, source: &mut dyn EventSource) {
+    fn wait_repeatedly(&mut self, source: &mut dyn EventSource) {
         let mut pause = PAUSES.0;
         loop {
-            match self.called.try_recv() {
+            match self.changed.try_recv() {
                 Ok(()) => source.gpus_changed(),
                 Err(TryRecvError::Empty) => {}
                 Err(TryRecvError::Disconnected) => return,
             }
-            let rests = self.hear(source);
+            let needs_pause = self.wait(source);
             self.mailbox.send();
             self.notice.problems.extend(source.problems());
-            self.tell();
+            self.send_notice();
             if self.notice.session_over {
                 return;
             }
-            if !rests {
+            if !needs_pause {
                 pause = PAUSES.0;
                 continue;
             }
-            match self.called.recv_timeout(pause) {
+            match self.changed.recv_timeout(pause) {
                 Ok(()) => source.gpus_changed(),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -171,22 +174,22 @@ impl EventWait {
         }
     }
 
-    /// Waits for an event and takes those that follow at once. True when the wait was none: it needs a pause.
-    fn hear(&mut self, source: &mut dyn EventSource) -> bool {
+    /// Waits for an event and takes those that follow at once. True when the wait returned at once, so that a pause is needed.
+    fn wait(&mut self, source: &mut dyn EventSource) -> bool {
         let mut patience = self.patience;
         for number in 0..BATCH {
             let began = self.clock.now();
             self.note(Some(began.monotonic));
-            let heard = source.wait(patience, began.monotonic);
+            let outcome = source.wait(patience, began.monotonic);
             let now = self.clock.now();
             self.note(None);
-            match heard {
+            match outcome {
                 Ok(Some(event)) => {
                     self.succeed(now);
                     self.take(event, now);
                     if number == 0 {
                         self.mailbox.send();
-                        self.tell();
+                        self.send_notice();
                     }
                     patience = NEXT;
                 }
@@ -195,7 +198,7 @@ impl EventWait {
                     return number == 0 && now.monotonic.since(began.monotonic) < self.patience / 10;
                 }
                 Err(failure) => {
-                    self.hearing.lock().success = false;
+                    self.state.lock().success = false;
                     self.notice.problems.push(failure.problem);
                     self.notice.session_over = failure.status == PassStatus::SessionOver;
                     return true;
@@ -210,8 +213,8 @@ impl EventWait {
         match kind {
             EventKind::MigChange => self.notice.inspect = true,
             EventKind::Condition | EventKind::Xid(_) => {
-                if !self.notice.look.contains(&gpu) {
-                    self.notice.look.insert(gpu.clone());
+                if !self.notice.slow_due.contains(&gpu) {
+                    self.notice.slow_due.insert(gpu.clone());
                 }
             }
         }
@@ -221,26 +224,26 @@ impl EventWait {
         }
     }
 
-    /// Never waits: what the supervisor has no room for is told with the next.
-    fn tell(&mut self) {
+    /// Never blocks: with a full queue the notice is sent with the next one.
+    fn send_notice(&mut self) {
         self.notice.problems.truncate(PROBLEMS);
-        let Notice { look, inspect, problems, session_over, .. } = &self.notice;
-        if look.is_empty() && !inspect && problems.is_empty() && !session_over {
+        let Notice { slow_due, inspect, problems, session_over, .. } = &self.notice;
+        if slow_due.is_empty() && !inspect && problems.is_empty() && !session_over {
             return;
         }
         let fresh = Notice { event_thread: self.notice.event_thread, session_over: *session_over, ..Notice::default() };
-        let told = std::mem::replace(&mut self.notice, fresh);
-        if let Err(TrySendError::Full(Event::Notice(kept))) = self.events.try_send(Event::Notice(Box::new(told))) {
+        let notice = std::mem::replace(&mut self.notice, fresh);
+        if let Err(TrySendError::Full(Event::Notice(kept))) = self.events.try_send(Event::Notice(Box::new(notice))) {
             self.notice = *kept;
         }
     }
 
     fn succeed(&self, now: Moment) {
-        let mut hearing = self.hearing.lock();
-        (hearing.success, hearing.last_success) = (true, Some(now));
+        let mut state = self.state.lock();
+        (state.success, state.last_success) = (true, Some(now));
     }
 
     fn note(&self, waiting_since: Option<Monotonic>) {
-        self.hearing.lock().waiting_since = waiting_since;
+        self.state.lock().waiting_since = waiting_since;
     }
 }

@@ -1,3 +1,8 @@
+//! The GPUs ever listed, each with its thread and state.
+//!
+//! In: inventories, passes and the time. Out: commands to the readers, and the readings of each GPU. A failure of one GPU
+//! stays with that GPU. It does not know sessions' phases or publication.
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -13,19 +18,13 @@ use super::worker::{Event, ReaderCommand, Report, Thread, spawn_worker};
 use crate::clock::Clock;
 use crate::model::{DeviceReadings, Gpu, GpuUuid, Inventory, Monotonic};
 
-/// How a driver says that it has no such GPU.
+/// Return codes for a GPU that the driver does not have.
 const UNLISTED: [&str; 2] = ["not_found", "gpu_not_found"];
 
-/// The GPUs ever seen, with their threads and records. One GPU's trouble stays in its member.
 pub struct Fleet {
     clock: Clock,
     events: SyncSender<Event>,
-    sample_interval: Duration,
-    medium_interval: Duration,
-    slow_interval: Duration,
-    watchdog: Duration,
-    lost_retry: (Duration, Duration),
-    staleness: Staleness,
+    settings: Settings,
     generation: u64,
     inventory: Arc<Inventory>,
     members: BTreeMap<GpuUuid, Member>,
@@ -34,21 +33,21 @@ pub struct Fleet {
 struct Member {
     state: GpuState,
     worker: Option<Thread<ReaderCommand>>,
-    /// The system had no thread for it, which has been logged.
+    /// Its thread could not be started, which has been logged.
     no_thread: bool,
-    /// The order being carried out.
+    /// The read under way, and since when.
     busy: Option<(Monotonic, Due)>,
-    /// Readers of an older generation hold handles that are no longer good.
+    /// Handles of readers of an older generation are invalid.
     generation: u64,
     /// The session's inventory names it.
     listed: bool,
-    /// It is lost because the driver does not list it, as far as is known.
+    /// It is lost because the driver does not list it.
     unlisted: bool,
     /// The generation in which it was last found lost.
     lost_in: Option<u64>,
     next_medium: Monotonic,
     next_slow: Monotonic,
-    /// Before this a slow pass that is asked for waits for the next round.
+    /// A slow pass requested before this time waits for the next round.
     request_after: Monotonic,
     retry: Monotonic,
     retry_wait: Duration,
@@ -56,42 +55,26 @@ struct Member {
 
 impl Fleet {
     pub fn new(settings: &Settings, clock: Clock, events: SyncSender<Event>) -> Self {
-        let staleness = Staleness {
-            fast: settings.sample_interval * 5,
-            medium: settings.medium_interval * 3,
-            slow: settings.slow_interval * 3,
-        };
-        Self {
-            clock,
-            events,
-            sample_interval: settings.sample_interval,
-            medium_interval: settings.medium_interval,
-            slow_interval: settings.slow_interval,
-            watchdog: settings.watchdog,
-            lost_retry: settings.lost_retry,
-            staleness,
-            generation: 0,
-            inventory: Arc::default(),
-            members: BTreeMap::new(),
-        }
+        let settings = settings.clone();
+        Self { clock, events, settings, generation: 0, inventory: Arc::default(), members: BTreeMap::new() }
     }
 
     pub fn inventory(&self) -> Arc<Inventory> {
         Arc::clone(&self.inventory)
     }
 
-    /// Takes over what the driver lists. In a new session every reader is made anew, else only those whose GPU changed.
+    /// Takes over the driver's list. In a new session every reader is replaced, otherwise those whose GPU changed.
     pub fn adopt(&mut self, mut found: Inventory, new_session: bool, now: Monotonic) {
         self.generation += 1;
         found.generation = self.generation;
         for (uuid, gpu) in &mut found.gpus {
-            let retry_wait = self.lost_retry.0;
+            let retry_wait = self.settings.lost_retry.0;
             let member = self.members.entry(uuid.clone()).or_insert_with(|| Member::new(retry_wait));
             let is_whole = gpu.present;
             if !is_whole && let Some(known) = self.inventory.gpus.get(uuid) {
                 *gpu = Gpu { index: gpu.index, ..known.clone() };
             }
-            // What was lost is present again once a pass has answered, not because it is listed.
+            // A lost GPU becomes present when a pass answers, not because it is listed.
             gpu.present = is_whole && !member.state.lost;
             let changed = new_session || !member.listed || self.inventory.gpus.get(uuid) != Some(gpu);
             if changed {
@@ -105,9 +88,7 @@ impl Fleet {
                 continue;
             }
             if let Some(known) = self.inventory.gpus.get(uuid) {
-                let mut gone = known.clone();
-                gone.present = false;
-                found.gpus.insert(uuid.clone(), gone);
+                found.gpus.insert(uuid.clone(), Gpu { present: false, ..known.clone() });
             }
             if member.listed {
                 if !member.state.lost {
@@ -123,7 +104,7 @@ impl Fleet {
         self.inventory = Arc::new(found);
     }
 
-    /// Orders a pass from each GPU that is idle and due; gives back which.
+    /// Starts a pass on each GPU that is idle and due; returns which.
     pub fn ask(&mut self, session: &Arc<dyn Session>, now: Monotonic) -> BTreeSet<GpuUuid> {
         let mut asked = BTreeSet::new();
         for (uuid, member) in &mut self.members {
@@ -132,36 +113,36 @@ impl Fleet {
                 continue;
             }
             let due = Due { medium: now >= member.next_medium, slow: now >= member.next_slow };
-            if !member.order(session, due, now) {
+            if !member.read(session, due, now) {
                 continue;
             }
             if due.medium {
-                member.next_medium = now + self.medium_interval;
+                member.next_medium = now + self.settings.medium_interval;
             }
             if due.slow {
-                member.next_slow = now + self.slow_interval;
+                member.next_slow = now + self.settings.slow_interval;
             }
             asked.insert(uuid.clone());
         }
         asked
     }
 
-    /// Orders the slow tier of one GPU out of turn. False when it comes with its next pass: it is at work, or lost, or
-    /// was asked out of turn a moment ago.
+    /// Reads the slow tier of one GPU between rounds. False when its next pass reads it: the GPU is busy or lost, or this was
+    /// requested a moment ago.
     pub fn request_slow(&mut self, session: &Arc<dyn Session>, gpu: &GpuUuid, now: Monotonic) -> bool {
         let Some(member) = self.members.get_mut(gpu) else { return false };
         member.next_slow = now;
         let due = Due { medium: false, slow: true };
         let can = member.busy.is_none() && !member.state.lost && now >= member.request_after;
-        if !can || !member.order(session, due, now) {
+        if !can || !member.read(session, due, now) {
             return false;
         }
-        member.next_slow = now + self.slow_interval;
-        member.request_after = now + self.sample_interval;
+        member.next_slow = now + self.settings.slow_interval;
+        member.request_after = now + self.settings.sample_interval;
         true
     }
 
-    /// True for a pass whose handles are of today.
+    /// True for a pass with valid handles.
     pub fn is_current(&self, report: &Report) -> bool {
         self.members.get(&report.gpu).is_some_and(|member| member.generation == report.generation)
     }
@@ -171,7 +152,7 @@ impl Fleet {
         member.busy = None;
         let hung = std::mem::take(&mut member.state.stuck);
         if hung {
-            info!(gpu = %report.gpu, "the stuck call has come back");
+            info!(gpu = %report.gpu, "the stuck call has returned");
         }
         if !is_open || member.generation != report.generation {
             return;
@@ -184,7 +165,7 @@ impl Fleet {
                 }
                 member.state.lost = false;
                 member.lost_in = None;
-                member.retry_wait = self.lost_retry.0;
+                member.retry_wait = self.settings.lost_retry.0;
                 if hung {
                     member.state.take_late(report.at.monotonic, report.pass);
                 } else {
@@ -194,14 +175,14 @@ impl Fleet {
             }
             PassStatus::Lost => {
                 if !member.state.lost {
-                    warn!(gpu = %gpu, "the GPU is lost or asks for a reset");
+                    warn!(gpu = %gpu, "the GPU is lost or requires a reset");
                 }
                 member.state.lost = true;
                 member.unlisted = report.pass.problems.iter().any(|problem| UNLISTED.contains(&problem.code));
                 member.lost_in = Some(member.generation);
                 member.state.withdraw();
                 member.retry = now + member.retry_wait;
-                member.retry_wait = (member.retry_wait * 2).min(self.lost_retry.1);
+                member.retry_wait = (member.retry_wait * 2).min(self.settings.lost_retry.1);
                 (member.next_medium, member.next_slow) = (now, now);
                 self.mark_present(&gpu, false);
             }
@@ -217,7 +198,7 @@ impl Fleet {
         }
     }
 
-    /// Every GPU was asked since its handles were read, and is lost; those inside a call have no say.
+    /// Every GPU has been read since its handles were, and is lost. GPUs that are stuck do not count.
     pub fn all_lost(&self) -> bool {
         let any_listed = self.members.values().any(|member| member.listed);
         let asked = self.members.values().filter(|member| member.listed || !any_listed);
@@ -225,11 +206,11 @@ impl Fleet {
         asked.peek().is_some() && asked.all(|member| member.lost_in == Some(member.generation))
     }
 
-    /// Marks GPUs whose call is overdue and withdraws their readings; gives back the newly found.
+    /// Marks GPUs whose call is overdue and withdraws their readings; returns those.
     pub fn find_stuck(&mut self, now: Monotonic) -> Vec<GpuUuid> {
         let mut found = Vec::new();
         for (uuid, member) in &mut self.members {
-            let overdue = member.busy.is_some_and(|(since, _)| now.since(since) >= self.watchdog);
+            let overdue = member.busy.is_some_and(|(since, _)| now.since(since) >= self.settings.watchdog);
             if overdue && !member.state.stuck {
                 warn!(gpu = %uuid, "a driver call on this GPU has not come back");
                 member.state.stuck = true;
@@ -240,45 +221,50 @@ impl Fleet {
         found
     }
 
-    /// Tiers that a stuck call belongs to.
+    /// The tiers of stuck passes.
     pub fn stuck_tiers(&self) -> BTreeSet<&'static str> {
         let stuck = self.members.values().filter(|member| member.state.stuck);
         stuck.filter_map(|member| member.busy).flat_map(|(_, due)| tiers(due)).collect()
     }
 
-    /// Whose reader is inside a call that has not come back.
+    /// GPUs whose reader is stuck inside a call.
     pub fn stuck(&self) -> impl Iterator<Item = &GpuUuid> {
         self.members.iter().filter(|(_, member)| member.state.stuck).map(|(uuid, _)| uuid)
     }
 
-    /// Withdraws everything and asks the workers to let go of the session; gives back who still holds it.
+    /// Withdraws all readings and asks the workers to release the session; returns those that still have it.
     pub fn release(&mut self) -> BTreeSet<GpuUuid> {
-        let mut holders = BTreeSet::new();
+        let mut pending = BTreeSet::new();
         for (uuid, member) in &mut self.members {
             member.state.withdraw();
             if let Some(worker) = &member.worker
-                && worker.give(ReaderCommand::Release).is_ok()
+                && worker.send(ReaderCommand::Release).is_ok()
                 && !member.state.stuck
             {
-                holders.insert(uuid.clone());
+                pending.insert(uuid.clone());
             }
         }
-        holders
+        pending
     }
 
     pub fn readings(&self, now: Monotonic) -> BTreeMap<GpuUuid, Arc<DeviceReadings>> {
+        let staleness = Staleness {
+            fast: self.settings.sample_interval * 5,
+            medium: self.settings.medium_interval * 3,
+            slow: self.settings.slow_interval * 3,
+        };
         let readings = |member: &Member| {
             let asked = member.busy.map(|(since, _)| since);
             let unlisted = member.state.lost && member.unlisted;
-            Arc::new(DeviceReadings { asked, unlisted, ..member.state.readings(now, self.staleness) })
+            Arc::new(DeviceReadings { asked, unlisted, ..member.state.readings(now, staleness) })
         };
         self.members.iter().map(|(uuid, member)| (uuid.clone(), readings(member))).collect()
     }
 
-    /// When the next call becomes overdue.
+    /// The time at which the next call becomes overdue.
     pub fn deadline(&self) -> Option<Monotonic> {
         let waiting = self.members.values().filter(|member| !member.state.stuck);
-        waiting.filter_map(|member| Some(member.busy?.0 + self.watchdog)).min()
+        waiting.filter_map(|member| Some(member.busy?.0 + self.settings.watchdog)).min()
     }
 }
 
@@ -301,16 +287,16 @@ impl Member {
         }
     }
 
-    fn order(&mut self, session: &Arc<dyn Session>, due: Due, now: Monotonic) -> bool {
-        let order = ReaderCommand::Read { session: Arc::clone(session), generation: self.generation, due };
-        let given = self.worker.as_ref().is_some_and(|worker| worker.give(order).is_ok());
-        if given {
+    fn read(&mut self, session: &Arc<dyn Session>, due: Due, now: Monotonic) -> bool {
+        let command = ReaderCommand::Read { session: Arc::clone(session), generation: self.generation, due };
+        let sent = self.worker.as_ref().is_some_and(|worker| worker.send(command).is_ok());
+        if sent {
             self.busy = Some((now, due));
         }
-        given
+        sent
     }
 
-    /// A thread that has ended (it can only have panicked) is replaced; one that is stuck is not.
+    /// Replaces a thread that has ended, which only a panic does. A stuck thread stays.
     fn revive(&mut self, uuid: &GpuUuid, clock: Clock, events: &SyncSender<Event>) {
         if self.worker.as_ref().is_some_and(|worker| !worker.has_ended()) {
             return;
@@ -319,7 +305,7 @@ impl Member {
         let spawned = spawn_worker(uuid.clone(), clock, events.clone());
         let was_logged = std::mem::replace(&mut self.no_thread, spawned.is_err());
         if let (Err(problem), false) = (&spawned, was_logged) {
-            warn!(gpu = %uuid, %problem, "no thread for this GPU");
+            warn!(gpu = %uuid, %problem, "cannot start a thread for this GPU");
         }
         self.worker = spawned.ok();
     }

@@ -1,3 +1,7 @@
+//! The readings and totals of one GPU, over readers, sessions and losses.
+//!
+//! In: passes with their time. Out: `DeviceReadings`. It knows no driver, thread or clock.
+
 use std::time::Duration;
 
 use super::monotone::Monotone;
@@ -6,7 +10,6 @@ use super::process_work;
 use super::source::{Integrals, Pass, PassStatus};
 use crate::model::{DeviceReadings, Fast, Medium, Monotonic, Slow, Stamped, Totals, Traffic};
 
-/// Everything known about one GPU over the agent's life: it outlives readers, sessions and losses.
 #[derive(Debug, Default)]
 pub struct GpuState {
     totals: Totals,
@@ -14,15 +17,15 @@ pub struct GpuState {
     fast: Option<Stamped<Fast>>,
     medium: Option<Stamped<Medium>>,
     slow: Option<Stamped<Slow>>,
-    /// Between the last two slow passes, for a GPU without GPM.
+    /// Rates between the last two slow passes, for a GPU without GPM.
     traffic: Traffic,
     /// The byte counters of the last slow pass, as the driver gave them.
     byte_counters: Option<(Monotonic, [Option<f64>; 4])>,
-    /// The driver's counter of energy when last believed, in millijoules.
+    /// The last credible value of the driver's energy counter, in millijoules.
     energy_counter: Option<(Monotonic, u64)>,
-    /// The same when last read, believed or not: its joules up to there are in the totals.
+    /// Its last value, credible or not: the totals include its joules up to that value.
     counted: Option<(Monotonic, u64)>,
-    /// The present session has read the counter of energy.
+    /// The current session has read the energy counter.
     has_counter: bool,
     /// The readings were withdrawn: the next pass begins a session.
     interrupted: bool,
@@ -32,7 +35,7 @@ pub struct GpuState {
     seen: bool,
 }
 
-/// How old a tier may grow before it counts as unknown.
+/// The age at which the readings of a tier become unknown.
 #[derive(Clone, Copy, Debug)]
 pub struct Staleness {
     pub fast: Duration,
@@ -41,7 +44,7 @@ pub struct Staleness {
 }
 
 impl GpuState {
-    /// Takes in a pass that answered. `fresh`: the reader's first, which knows nothing of the time before it.
+    /// Adds a pass that answered. `fresh`: the reader's first, which has no data of the time before it.
     pub fn take(&mut self, at: Monotonic, fresh: bool, pass: Pass) {
         debug_assert_eq!(pass.status, PassStatus::Answers);
         let begins = std::mem::take(&mut self.interrupted) || fresh;
@@ -58,15 +61,14 @@ impl GpuState {
         self.set(at, pass.fast, pass.medium, pass.slow);
     }
 
-    /// Takes in the values of a pass whose call hung. It is not known which time they cover, so they are in no total, and
+    /// Takes the values of a pass whose call hung. The time that they cover is unknown, so the totals do not include them, and
     /// the next pass begins a session.
     pub fn take_late(&mut self, at: Monotonic, pass: Pass) {
         self.interrupted = true;
         self.set(at, pass.fast, pass.medium, pass.slow);
     }
 
-    /// Ends the time since the last pass of the session before. Nothing but the energy counter covers it, whatever a
-    /// reader integrates over it.
+    /// Ends the gap since the last pass of the session before. Only the energy counter covers it; a reader's integrals do not.
     fn end_gap(&mut self, at: Monotonic, known: &Integrals) {
         let seconds = at.since(self.totals.through).as_secs_f64();
         self.totals.uncovered_seconds += seconds;
@@ -86,8 +88,8 @@ impl GpuState {
         );
     }
 
-    /// At the first reading of the counter in a session: what it has gained since the session before. A counter that fell
-    /// or leapt does not span the gap.
+    /// At the first reading of the counter in a session, adds its gain since the session before, unless it fell or rose
+    /// incredibly.
     fn count_energy_of_gap(&mut self, at: Monotonic, counter: Option<u64>) {
         let Some(counter) = counter else { return };
         let before = self.counted.replace((at, counter)).filter(|_| !self.has_counter);
@@ -118,7 +120,7 @@ impl GpuState {
         }
     }
 
-    /// A counter that falls has begun anew, and what it counts with it. One that leaps has gone astray.
+    /// A counter that falls has restarted, and the GPU with it. An incredible rise is ignored.
     fn notice_reset(&mut self, at: Monotonic, counter: Option<u64>) {
         let Some(counter) = counter else { return };
         if let Some((then, before)) = self.energy_counter {
@@ -153,7 +155,7 @@ impl GpuState {
         self.totals.uncovered_seconds += integrals.uncovered_seconds.max(0.0);
     }
 
-    /// Drops the readings; the totals stay. The time until the next pass is a gap.
+    /// Drops the readings and keeps the totals. The time until the next pass is a gap.
     pub fn withdraw(&mut self) {
         self.interrupted = true;
         self.byte_counters = None;
@@ -162,7 +164,7 @@ impl GpuState {
         self.slow = None;
     }
 
-    /// What is to be published, less what has grown stale.
+    /// The readings to publish, without stale ones.
     pub fn readings(&self, now: Monotonic, staleness: Staleness) -> DeviceReadings {
         let slow = current(self.slow.as_ref(), now, staleness.slow);
         let mut medium = current(self.medium.as_ref(), now, staleness.medium);
@@ -198,7 +200,7 @@ fn byte_counters(slow: &Slow) -> [Option<f64>; 4] {
     [pcie.transmitted_bytes, pcie.received_bytes, nvlink.transmitted_bytes, nvlink.received_bytes]
 }
 
-/// Of one that fell no rate is known: it began anew, and what it had counted until then is not told.
+/// No rate for a counter that fell: it restarted, and its last value before that is unknown.
 fn traffic(before: (Monotonic, [Option<f64>; 4]), now: (Monotonic, [Option<f64>; 4])) -> Traffic {
     let seconds = now.0.since(before.0).as_secs_f64();
     let rate = |counter: usize| {
@@ -263,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_that_the_first_pass_does_not_tell_still_spans_the_gap() {
+    fn a_counter_missing_in_the_first_pass_still_spans_the_gap() {
         let mut state = GpuState::default();
         state.take(Monotonic::from_secs(1), true, counting(1_000, 0.0));
         state.take(Monotonic::from_secs(11), true, Pass::default());
@@ -287,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn traffic_is_the_counters_where_gpm_does_not_say() {
+    fn traffic_comes_from_counters_without_gpm() {
         let mut state = GpuState::default();
         let pass = |bytes: f64| {
             let mut slow = Slow::default();
@@ -305,32 +307,32 @@ mod tests {
         state.take(Monotonic::from_secs(61), false, pass(7000.0));
         let read = traffic(&state, 61);
         assert_eq!((read.pcie_transmitted, read.pcie_received), (Some(100.0), None));
-        assert_eq!(read.nvlink_received, Some(7.0), "GPM goes first");
+        assert_eq!(read.nvlink_received, Some(7.0), "GPM takes precedence");
         state.take(Monotonic::from_secs(121), true, pass(13_000.0));
-        assert_eq!(traffic(&state, 121).pcie_transmitted, Some(100.0), "it spans the change of the reader");
+        assert_eq!(traffic(&state, 121).pcie_transmitted, Some(100.0), "across a new reader");
         state.take(Monotonic::from_secs(181), false, pass(600.0));
-        assert_eq!(traffic(&state, 181).pcie_transmitted, None, "the counter began anew, or wrapped");
+        assert_eq!(traffic(&state, 181).pcie_transmitted, None, "the counter restarted or wrapped");
     }
 
     #[test]
-    fn an_instance_that_tells_nothing_begins_anew() {
+    fn an_instance_without_a_value_restarts_at_zero() {
         let mut state = GpuState::default();
-        let told = |instances: Option<Vec<(u32, f64)>>| Pass {
+        let pass = |instances: Option<Vec<(u32, f64)>>| Pass {
             integrals: Integrals { instance_busy_seconds: instances, ..Integrals::default() },
             ..Pass::default()
         };
         let mut take = |second, instances| {
-            state.take(Monotonic::from_secs(second), false, told(instances));
+            state.take(Monotonic::from_secs(second), false, pass(instances));
             state.readings(Monotonic::from_secs(second), STALENESS).totals.instance_busy_seconds
         };
         take(1, Some(vec![(3, 0.5), (4, 0.25)]));
         assert_eq!(take(2, Some(vec![(3, 0.5)])), [(3, 1.0)].into());
-        assert_eq!(take(3, None), [(3, 1.0)].into(), "nothing was asked");
+        assert_eq!(take(3, None), [(3, 1.0)].into(), "not read");
         assert_eq!(take(4, Some(vec![(3, f64::NAN), (4, 0.25)])), [(3, 1.0), (4, 0.25)].into());
     }
 
     #[test]
-    fn a_counter_of_energy_that_falls_is_a_reset_and_nothing_else_is() {
+    fn only_a_falling_energy_counter_is_a_reset() {
         let mut state = GpuState::default();
         for (second, counter, resets) in [
             (1, Some(5_000), 0),

@@ -1,4 +1,4 @@
-//! The room as others hold it: started, watched, ordered about, stopped.
+//! The handle of the hardware module: start, watch, release and resume, stop.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_channel};
@@ -20,13 +20,13 @@ use crate::clock::Clock;
 use crate::model::{HardwareState, XidEvent};
 use crate::threads;
 
-/// Events wait here while the supervisor is busy; a full queue holds the workers back, not the memory.
+/// Events that wait while the supervisor is busy; a full queue blocks the workers instead of growing.
 const EVENTS: usize = 128;
 const STACK_BYTES: usize = 512 * 1024;
-/// How long the threads have to end.
+/// The time that the threads have to end.
 const STOP: Duration = Duration::from_secs(3);
 
-/// The running room. Dropping it asks the threads to end and waits for nothing.
+/// The running hardware threads. Dropping the handle asks them to end without waiting.
 #[derive(Debug)]
 pub struct Hardware {
     events: SyncSender<Event>,
@@ -36,41 +36,41 @@ pub struct Hardware {
 }
 
 impl Hardware {
-    /// Every publication; the first value says that nothing is known yet.
+    /// Every publication; the first value has no data yet.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<Arc<HardwareState>> {
         self.states.clone()
     }
 
-    /// Every XID that a source told of, from the first one on, in batches by the time of hearing. Given out once. While
-    /// nobody reads, equal ones are counted together.
+    /// Every XID of every source, in batches ordered by the time of receipt. `None` after the first call. Equal XIDs are
+    /// counted together while the receiver is full.
     #[must_use]
     pub fn xids(&mut self) -> Option<mpsc::Receiver<Vec<XidEvent>>> {
         self.xids.take()
     }
 
-    /// To have the driver closed and opened again.
+    /// Releases the driver and resumes.
     #[must_use]
     pub fn lease(&self) -> DriverLease {
         DriverLease::new(self.events.clone())
     }
 
-    /// Closes the driver and ends the threads; blocks for three seconds at most. A thread inside a call is left behind.
+    /// Closes the driver and ends the threads; blocks for at most three seconds. A thread inside a driver call is abandoned.
     pub fn stop(self) {
         if self.events.send(Event::Stop).is_ok() && self.ended.recv_timeout(STOP) == Err(RecvTimeoutError::Timeout) {
-            warn!("the hardware threads did not end in time and are left behind");
+            warn!("the hardware threads did not end in time and are abandoned");
         }
     }
 }
 
 impl Drop for Hardware {
     fn drop(&mut self) {
-        // Refused only after `stop`, or by a queue so full that the process is ending anyway.
+        // Fails only after `stop`, or with a full queue at the end of the process.
         let _ = self.events.try_send(Event::Stop);
     }
 }
 
-/// Starts the room's threads. A driver that cannot be opened is tried again for ever.
+/// Starts the hardware threads. A driver that cannot be opened is retried until it can.
 #[must_use]
 pub fn start(driver: Box<dyn Driver>, settings: Settings, clock: Clock) -> Hardware {
     let source = driver.name();
@@ -81,12 +81,15 @@ pub fn start(driver: Box<dyn Driver>, settings: Settings, clock: Clock) -> Hardw
     let sender = events.clone();
     let kmsg = settings.kmsg.clone().and_then(|path| {
         let kmsg = Kmsg::spawn(path, clock, states.clone(), mailbox.clone(), events.clone(), ends.clone());
-        kmsg.inspect_err(|problem| error!(%problem, "no thread for the kernel's log: it is not read for XIDs")).ok()
+        kmsg.inspect_err(
+            |problem| error!(%problem, "cannot start a thread for the kernel log: it is not read for XIDs"),
+        )
+        .ok()
     });
     let started = Builder::new().name("hardware".to_owned()).stack_size(STACK_BYTES).spawn(move || {
-        // What it does while the driver library hangs needs nothing of the loader's.
+        // A driver library that hangs in the loader must not block this thread.
         threads::prepare();
-        // Ends with this thread.
+        // Ends together with this thread.
         let _kmsg = kmsg;
         let bus = Bus::new(settings.sys_root.clone(), settings.proc_root.clone());
         match spawn_driver_thread(driver, bus, sender.clone()) {
@@ -94,11 +97,11 @@ pub fn start(driver: Box<dyn Driver>, settings: Settings, clock: Clock) -> Hardw
                 Supervisor::new(source, settings, clock, driver_thread, sender, publisher, mailbox)
                     .run(&received, ends);
             }
-            Err(problem) => error!(%problem, "no thread for the driver: there will be no device readings"),
+            Err(problem) => error!(%problem, "cannot start the driver thread: there will be no device readings"),
         }
     });
     if let Err(problem) = started {
-        error!(%problem, "no thread for the hardware: there will be no device readings");
+        error!(%problem, "cannot start the hardware thread: there will be no device readings");
     }
     Hardware { events, ended, states, xids: Some(xids) }
 }

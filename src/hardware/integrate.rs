@@ -1,13 +1,15 @@
-//! From the driver's ring of samples to seconds (or joules). No clock, no driver.
+//! Integrates the driver's ring of samples to seconds or joules.
+//!
+//! In: samples and elapsed time. Out: integrals, the latest rate, and uncovered time. It knows no clock and no driver.
 
-/// How far the driver's samples may trail behind the present before the gap counts as uncovered.
+/// The driver's samples may be this late before the gap counts as uncovered.
 const LAG_SECONDS: f64 = 2.0;
 /// The longest time that one sample can stand for; sample periods are 1/6 s to 1 s.
 const STEP_SECONDS: f64 = 2.0;
-/// After so many passes without a new sample the whole ring is asked for again: its clock may have stepped back.
+/// After this many passes without a new sample the whole ring is read again: its clock may have stepped back.
 const EMPTY_PASSES: u32 = 10;
 
-/// One entry of the ring. The timestamp counts microseconds from an origin that only the driver knows.
+/// One entry of the ring. The timestamp is in microseconds since an unknown origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sample {
     pub timestamp: u64,
@@ -18,15 +20,15 @@ pub struct Sample {
 /// What one pass adds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Step {
-    /// Rate times seconds; `None` where neither samples nor the fallback say anything.
+    /// Rate times seconds; `None` without samples and without a fallback.
     pub integral: Option<f64>,
-    /// The rate last seen.
+    /// The latest rate.
     pub latest: Option<f64>,
     pub uncovered_seconds: f64,
 }
 
-/// Integrates one ring. Each sample stands for the time since the one before it, and no moment counts twice:
-/// the integral never covers more time than has passed.
+/// Integrates one ring. Each sample covers the time since the one before it, and no time counts twice: the integral
+/// never covers more time than has passed.
 #[derive(Clone, Debug, Default)]
 pub struct RingIntegral {
     cursor: u64,
@@ -36,7 +38,7 @@ pub struct RingIntegral {
 }
 
 impl RingIntegral {
-    /// What to give back to the driver as "last seen"; zero asks for the whole ring.
+    /// The driver's argument "last seen"; zero requests the whole ring.
     #[must_use]
     pub fn cursor(&self) -> u64 {
         self.cursor

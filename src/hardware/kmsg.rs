@@ -1,4 +1,6 @@
-//! The kernel's log, read for XIDs: it names the process, and has codes that the driver's events miss.
+//! Reads the kernel log for XIDs: it names the process, and has codes that the driver's events lack.
+//!
+//! In: the log, and the inventory for its PCI addresses. Out: XIDs into the mailbox, and notices for the supervisor.
 //!
 //! Read as lines, not as records: `/dev/kmsg` gives one whole line (and lines of attributes that begin with a space) at
 //! each read, a file or FIFO gives any piece of them.
@@ -32,16 +34,16 @@ use crate::threads;
 const STACK_BYTES: usize = 256 * 1024;
 /// The kernel's longest record; a longer line is skipped.
 const LINE_BYTES: usize = 8 * 1024;
-/// How often what has no GPU yet is looked up again.
-const LOOK: Duration = Duration::from_secs(1);
-/// Between two looks at a file or FIFO that has nothing new, which `poll` does not wait for.
+/// How often an XID without a known GPU is looked up again.
+const RESOLVE: Duration = Duration::from_secs(1);
+/// Pause between two reads at the end of a file or FIFO, for which `poll` does not wait.
 const TAIL: Duration = Duration::from_millis(100);
 /// First and longest wait before the log is opened again.
 const REOPEN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// XIDs of GPUs that the inventory does not name, and how long they wait for it.
+/// XIDs of GPUs that are not in the inventory, and how long they are kept.
 const UNKNOWN_GPUS: usize = 64;
 const UNKNOWN_FOR: Duration = Duration::from_secs(60);
-/// A GPU that goes says so with an XID and without one; in this time the two are one.
+/// The driver logs a GPU that falls off the bus with an XID and without: within this time both are one event.
 const SAME: Duration = Duration::from_secs(10);
 const FALLEN_OFF_THE_BUS: u32 = 79;
 
@@ -88,21 +90,21 @@ struct Reader {
     states: watch::Receiver<Arc<HardwareState>>,
     mailbox: Mailbox,
     events: SyncSender<Event>,
-    /// Readable once the room ends.
+    /// Readable at the end of the hardware threads.
     woken: UnixStream,
     lines: Lines,
     unknown: VecDeque<(Monotonic, KernelXid)>,
-    /// Who was said to be gone, when, and whether an XID said so.
+    /// GPUs off the bus, with the time, and whether an XID reported it.
     gone: BTreeMap<PciBusId, (Monotonic, bool)>,
     notice: Notice,
 }
 
-/// What a read came to.
+/// The result of a read.
 enum Step {
     Read,
-    /// Nothing now; `poll` tells when there is more.
+    /// No data; `poll` waits for more.
     Empty,
-    /// Nothing now; nobody tells when there is more.
+    /// No data, and `poll` does not wait for more.
     End,
     Broken(std::io::Error),
 }
@@ -114,25 +116,25 @@ impl Reader {
         loop {
             match open(&self.path) {
                 Ok(mut log) => {
-                    info!(path = %self.path.display(), "the kernel's log is read for XIDs");
+                    info!(path = %self.path.display(), "the kernel log is read for XIDs");
                     (wait, complained) = (REOPEN.0, false);
                     self.lines = Lines::default();
                     let Some(error) = self.follow(&mut log) else { return };
-                    warn!(path = %self.path.display(), %error, "the kernel's log broke off; it is opened again");
+                    warn!(path = %self.path.display(), %error, "reading the kernel log failed; it is opened again");
                     self.problem("read_failed");
                 }
                 Err(error) => {
                     if !std::mem::replace(&mut complained, true) {
                         warn!(
                             path = %self.path.display(), %error,
-                            "the kernel's log cannot be read, so XIDs come from the driver alone; mount the device \
+                            "the kernel log cannot be read, so XIDs come from the driver alone; mount the device \
                              and give the container CAP_SYSLOG, or turn it off"
                         );
                     }
                     self.problem("open_failed");
                 }
             }
-            self.tell();
+            self.send_notice();
             if self.is_woken(None, wait) {
                 return;
             }
@@ -140,19 +142,19 @@ impl Reader {
         }
     }
 
-    /// Reads until the room ends (`None`) or the log breaks off.
+    /// Reads until the hardware threads end (`None`) or the log fails.
     fn follow(&mut self, log: &mut File) -> Option<std::io::Error> {
         let mut buffer = [0; LINE_BYTES];
         loop {
             let (log_to_wait_for, patience) = match self.step(log, &mut buffer) {
                 Step::Read => (None, Duration::ZERO),
-                Step::Empty => (Some(&*log), LOOK),
+                Step::Empty => (Some(&*log), RESOLVE),
                 Step::End => (None, TAIL),
                 Step::Broken(error) => return Some(error),
             };
             self.resolve();
             self.mailbox.send();
-            self.tell();
+            self.send_notice();
             if self.is_woken(log_to_wait_for, patience) {
                 return None;
             }
@@ -174,7 +176,7 @@ impl Reader {
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => Step::Empty,
             Err(error) if error.kind() == ErrorKind::Interrupted => Step::Read,
-            // The ring was written over before it was read; the next read begins at what is left.
+            // The ring was overwritten before it was read; the next read begins at its oldest record.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => {
                 self.problem("overwritten");
                 Step::Read
@@ -193,7 +195,7 @@ impl Reader {
         };
         if xid.code == FALLEN_OFF_THE_BUS {
             self.gone.retain(|_, (at, _)| now.since(*at) < SAME);
-            // A second XID is another; a text beside an XID, before or after it, is the same.
+            // A second XID is another event; a text near an XID is the same event.
             if let Some((at, had_xid)) = self.gone.get_mut(&xid.bus_id).filter(|(_, had_xid)| !(by_xid && *had_xid)) {
                 (*at, *had_xid) = (now, *had_xid || by_xid);
                 return;
@@ -209,7 +211,7 @@ impl Reader {
         }
     }
 
-    /// Those that came before the inventory.
+    /// Handles XIDs that came before the inventory.
     fn resolve(&mut self) {
         let now = self.clock.now().monotonic;
         for (at, xid) in std::mem::take(&mut self.unknown) {
@@ -217,7 +219,7 @@ impl Reader {
                 Some(gpu) => self.put(gpu, xid),
                 None if now.since(at) < UNKNOWN_FOR => self.unknown.push_back((at, xid)),
                 None => {
-                    warn!(bus_id = %xid.bus_id, code = xid.code, "an XID of a GPU that the driver never listed");
+                    warn!(bus_id = %xid.bus_id, code = xid.code, "an XID of a GPU that the driver has never listed");
                     self.problem("unknown_gpu");
                 }
             }
@@ -226,7 +228,7 @@ impl Reader {
 
     fn put(&mut self, gpu: GpuUuid, xid: KernelXid) {
         let KernelXid { instance, code, process, .. } = xid;
-        self.notice.look.insert(gpu.clone());
+        self.notice.slow_due.insert(gpu.clone());
         let (at, source, count) = (self.clock.now(), XidSource::Kmsg, 1);
         self.mailbox.put(XidEvent { at, gpu, instance, code, source, process, count });
     }
@@ -243,18 +245,18 @@ impl Reader {
         self.notice.problems.truncate(UNKNOWN_GPUS);
     }
 
-    /// Never waits: what the supervisor has no room for is told with the next.
-    fn tell(&mut self) {
-        if self.notice.look.is_empty() && self.notice.problems.is_empty() {
+    /// Never blocks: with a full queue the notice is sent with the next one.
+    fn send_notice(&mut self) {
+        if self.notice.slow_due.is_empty() && self.notice.problems.is_empty() {
             return;
         }
-        let told = std::mem::take(&mut self.notice);
-        if let Err(TrySendError::Full(Event::Notice(kept))) = self.events.try_send(Event::Notice(Box::new(told))) {
+        let notice = std::mem::take(&mut self.notice);
+        if let Err(TrySendError::Full(Event::Notice(kept))) = self.events.try_send(Event::Notice(Box::new(notice))) {
             self.notice = *kept;
         }
     }
 
-    /// Waits until the log has more, or for `patience`. True when the room ends.
+    /// Waits until the log has more, or for `patience`. True at the end of the hardware threads.
     fn is_woken(&self, log: Option<&File>, patience: Duration) -> bool {
         let mut waiting = vec![PollFd::new(&self.woken, PollFlags::IN)];
         waiting.extend(log.map(|log| PollFd::new(log, PollFlags::IN)));
@@ -262,13 +264,13 @@ impl Reader {
         match poll(&mut waiting, timeout.as_ref()) {
             Ok(_) => !waiting[0].revents().is_empty(),
             Err(Errno::INTR) => false,
-            // Cannot happen with two open files; rather no log than a loop.
+            // Impossible with two open files; ends the thread rather than looping.
             Err(_) => true,
         }
     }
 }
 
-/// At its end: what happened before is in the driver's state, or over.
+/// At its end: earlier events are in the driver's state, or over.
 fn open(path: &Path) -> std::io::Result<File> {
     let flags = i32::try_from(OFlags::NONBLOCK.bits()).expect("the flag is a small number");
     let mut log = File::options().read(true).custom_flags(flags).open(path)?;
@@ -277,11 +279,11 @@ fn open(path: &Path) -> std::io::Result<File> {
     Ok(log)
 }
 
-/// Puts pieces together into lines, of a bounded length.
+/// Joins pieces into lines of a bounded length.
 #[derive(Default)]
 struct Lines {
     begun: Vec<u8>,
-    /// The line is longer than any, and skipped to its end.
+    /// The line is too long, and skipped to its end.
     is_skipped: bool,
 }
 

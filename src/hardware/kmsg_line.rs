@@ -1,18 +1,18 @@
-//! What the driver writes to the kernel's log when a GPU fails. Shapes as in `kernel_rc.c` of the open kernel modules.
+//! Parses the driver's lines in the kernel log about failed GPUs. Formats as in `kernel_rc.c` of the open kernel modules.
 
 use std::sync::Arc;
 
 use crate::model::{PciBusId, XidInstance, XidProcess};
 
-/// Longer than any process name that the kernel keeps.
+/// Longer than any process name in the kernel.
 const NAME_BYTES: usize = 64;
 const OFF_THE_BUS: &str = "fallen off the bus";
 
-/// A line that tells of a failed GPU.
+/// A line about a failed GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KernelLine {
     Xid(KernelXid),
-    /// The GPU is gone, said without an XID.
+    /// The GPU has fallen off the bus, without an XID.
     OffTheBus(PciBusId),
 }
 
@@ -26,7 +26,7 @@ pub struct KernelXid {
 }
 
 /// Reads one line of `/dev/kmsg` (`3,1234,5678,-;text`), of `dmesg` (`[ 12.3] text`), or the bare text. `None` for every
-/// other line, and for one that a process wrote and not the kernel.
+/// other line, and for one that a process wrote instead of the kernel.
 #[must_use]
 pub fn parse_kernel_line(line: &str) -> Option<KernelLine> {
     let message = without_prefix(line)?.strip_prefix("NVRM:")?.trim_start();
@@ -40,7 +40,7 @@ pub fn parse_kernel_line(line: &str) -> Option<KernelLine> {
     }
 }
 
-/// One form for all that name the same GPU: `PCI:0000:3B:00`, `0000:3b:00.0`, `00000000:3B:00.0`.
+/// One form for all names of the same GPU: `PCI:0000:3B:00`, `0000:3b:00.0`, `00000000:3B:00.0`.
 pub fn parse_bus_id(text: &str) -> Option<PciBusId> {
     let text = text.strip_prefix("PCI:").unwrap_or(text);
     let mut parts = text.split(':');
@@ -56,7 +56,7 @@ fn without_prefix(line: &str) -> Option<&str> {
         let mut fields = prefix.split(',');
         let numbers = [fields.next(), fields.next(), fields.next()].map(|field| field?.parse::<u64>().ok());
         if let [Some(priority), Some(_), Some(_)] = numbers {
-            // Above the level stands the facility: 0 is the kernel, which no process can write as.
+            // The bits above the level are the facility: 0 is the kernel, which no process can use.
             return (priority < 8).then_some(text);
         }
     }
@@ -91,7 +91,7 @@ fn parse_xid(text: &str) -> Option<KernelXid> {
     })
 }
 
-/// `pid=1234, name=python3, ...`; the name is younger than the number, and the driver may know neither.
+/// `pid=1234, name=python3, ...`; older drivers have no name, and both may be unknown.
 fn parse_process(text: &str) -> Option<XidProcess> {
     let (pid, rest) = text.strip_prefix("pid=")?.split_once(',').unwrap_or((text.strip_prefix("pid=")?, ""));
     let pid = pid.trim().trim_matches(['\'', '"']);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn every_shape_of_the_prefix_and_the_bus_id_is_the_same_gpu() {
+    fn all_forms_of_prefix_and_bus_id_name_the_same_gpu() {
         for line in [
             "3,1234,56789,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus.",
             "3,1234,56789,-,caller=T12;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.",
@@ -147,14 +147,14 @@ mod tests {
     }
 
     #[test]
-    fn the_process_is_named_where_the_driver_knows_it() {
-        let told = |rest: &str| process(&format!("NVRM: Xid (PCI:0000:3b:00): {rest}"));
+    fn the_process_is_read_where_the_line_names_it() {
+        let process_in = |rest: &str| process(&format!("NVRM: Xid (PCI:0000:3b:00): {rest}"));
         let named = |pid, name: &str| Some((pid, Some(name.to_owned())));
-        assert_eq!(told("43, pid=1045242, name=pt_main_thread, Ch 00000008"), named(1_045_242, "pt_main_thread"));
-        assert_eq!(told("31, pid=7, name=a b,c, Ch 0000000a, intr 00000000. MMU Fault"), named(7, "a b,c"));
-        assert_eq!(told("79, pid=1122, GPU has fallen off the bus."), Some((1122, None)));
-        assert_eq!(told("13, pid=0x4d2, name=exe"), named(1234, "exe"));
-        assert_eq!(told("13, pid=7, name=<unknown>, Graphics"), Some((7, None)));
+        assert_eq!(process_in("43, pid=1045242, name=pt_main_thread, Ch 00000008"), named(1_045_242, "pt_main_thread"));
+        assert_eq!(process_in("31, pid=7, name=a b,c, Ch 0000000a, intr 00000000. MMU Fault"), named(7, "a b,c"));
+        assert_eq!(process_in("79, pid=1122, GPU has fallen off the bus."), Some((1122, None)));
+        assert_eq!(process_in("13, pid=0x4d2, name=exe"), named(1234, "exe"));
+        assert_eq!(process_in("13, pid=7, name=<unknown>, Graphics"), Some((7, None)));
         for unknown in [
             "94, pid='<unknown>', name=<unknown>, Contained: SM (0x1). RST: No, D-RST: No",
             "94, pid=<unknown>, Contained",
@@ -162,14 +162,14 @@ mod tests {
             "13, pid=-1, name=x, y",
             "13, pid=0, name=x, y",
         ] {
-            assert_eq!(told(unknown), None, "{unknown}");
+            assert_eq!(process_in(unknown), None, "{unknown}");
         }
         let long = format!("13, pid=1, name={}, y", "ü".repeat(100));
-        assert_eq!(told(&long), named(1, &"ü".repeat(32)));
+        assert_eq!(process_in(&long), named(1, &"ü".repeat(32)));
     }
 
     #[test]
-    fn a_partition_is_told_apart_from_the_gpu() {
+    fn an_instance_is_distinguished_from_the_gpu() {
         let instance =
             |place: &str| xid(&format!("NVRM: Xid (PCI:0000:01:00{place}): 94, pid=7194, Contained")).instance;
         assert_eq!(instance(""), None);
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_may_go_without_an_xid() {
+    fn a_gpu_may_fall_off_the_bus_without_an_xid() {
         let gone = Some(KernelLine::OffTheBus("0000:01:00.0".into()));
         for line in [
             "3,1,2,-;NVRM: GPU 0000:01:00.0: GPU has fallen off the bus.",
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_the_kernels_word_on_a_gpu_is_nothing() {
+    fn other_lines_are_ignored() {
         for line in [
             "",
             "6,1,2,-;usb 1-1: new device",

@@ -1,3 +1,7 @@
+//! Takes XIDs from all sources and sends them to one reader, in batches.
+//!
+//! In: XIDs. Out: batches on a bounded channel. XIDs that find the channel full are counted by kind, with a bound on kinds.
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -6,14 +10,14 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use crate::model::{GpuUuid, Moment, XidEvent, XidInstance, XidProcess, XidSource};
 
-/// Batches that wait for the reader.
+/// Capacity of the channel.
 const BATCHES: usize = 16;
-/// Kinds of XIDs that are told apart while the reader is late.
+/// Kinds of XIDs that are counted separately while the channel is full.
 const KINDS: usize = 1024;
-/// What is left of a code when there are too many kinds.
+/// Replaces the code when there are too many kinds.
 const UNKNOWN_XID: u32 = 999;
 
-/// Where all sources of XIDs put them. Nothing is lost while the reader is late: equal ones are counted together.
+/// Shared by all sources. No XID is lost while the channel is full: equal ones are counted together.
 #[derive(Clone, Debug)]
 pub struct Mailbox(Arc<Mutex<Pending>>);
 
@@ -46,14 +50,14 @@ impl Mailbox {
         *entry = (at, entry.1.saturating_add(count));
     }
 
-    /// Sends what is pending; it stays when the reader has not made room.
+    /// Sends the pending XIDs, unless the channel is full.
     pub fn send(&self) {
         let mut pending = self.lock();
         if pending.kinds.is_empty() {
             return;
         }
         let pending = &mut *pending;
-        // Refused for good only when the reader has gone; what nobody reads stays bounded.
+        // Without a reader the pending XIDs stay, in bounded memory.
         let Ok(place) = pending.batches.try_reserve() else { return };
         let event = |(kind, (at, count)): (Kind, (Moment, u64))| {
             let Kind { gpu, instance, code, source, process } = kind;
@@ -70,7 +74,7 @@ impl Mailbox {
 }
 
 impl Pending {
-    /// Past the limit the process is forgotten first; past twice the limit all but the GPU and the source.
+    /// Above the limit the process is dropped; above twice the limit everything but the GPU and the source.
     fn place(&self, mut kind: Kind) -> Kind {
         for limit in [KINDS, 2 * KINDS] {
             if self.kinds.len() < limit || self.kinds.contains_key(&kind) {
@@ -103,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_reader_has_no_room_for_is_counted_together() {
+    fn xids_that_find_the_channel_full_are_counted_together() {
         let (mailbox, mut received) = Mailbox::new();
         for second in 0..100_000 {
             mailbox.put(event(31, None, second));
@@ -129,12 +133,12 @@ mod tests {
         }
         mailbox.send();
         let batch = received.try_recv().unwrap();
-        let told: Vec<_> = batch.iter().map(|event| (event.code, event.count)).collect();
-        assert_eq!(told, [(94, 1), (63, 1), (13, 2)]);
+        let kinds: Vec<_> = batch.iter().map(|event| (event.code, event.count)).collect();
+        assert_eq!(kinds, [(94, 1), (63, 1), (13, 2)]);
     }
 
     #[test]
-    fn kinds_without_end_take_memory_with_an_end() {
+    fn many_kinds_take_bounded_memory() {
         let (mailbox, mut received) = Mailbox::new();
         for number in 0..10_000 {
             mailbox.put(event(number % 7, Some(number), 0));
@@ -146,7 +150,7 @@ mod tests {
         let batch = received.try_recv().unwrap();
         assert!(batch.len() <= 2 * KINDS + 1, "{}", batch.len());
         assert_eq!(batch.iter().map(|event| event.count).sum::<u64>(), 20_000);
-        // Codes outlive processes.
+        // Codes are kept longer than processes.
         assert!((0..7).all(|code| batch.iter().any(|event| event.code == code && event.process.is_none())));
     }
 

@@ -1,7 +1,7 @@
 //! Device readings on their own threads.
 //!
-//! In: a driver (NVML, or simulated GPUs), the kernel's log where asked for, and two orders: release and resume. Out:
-//! `HardwareState` on a watch channel, and XIDs in batches. Refuses to know: pods, metrics, HTTP, and what an XID means
+//! In: a driver (NVML, or simulated GPUs), the kernel's log where configured, and two requests: release and resume. Out:
+//! `HardwareState` on a watch channel, and XIDs in batches. It does not know pods, metrics, HTTP, or what an XID means
 //! for health. NVML's types end here; a hung call costs its thread and that GPU's data, nothing more.
 
 mod event_thread;
@@ -36,11 +36,11 @@ pub use source::{
     RawEvent, Reader, Session,
 };
 
-/// Throttle counters, in NVML's words: fields 74 and 76, and the three that moved at driver 580.82.
+/// Throttle counters by NVML's names: fields 74 and 76, and the three that moved at driver 580.82.
 pub const THROTTLE_REASONS: [&str; 5] =
     ["sw_power_cap", "sync_boost", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"];
 
-/// Clock event reasons, in NVML's words, by bit.
+/// Clock event reasons by NVML's names, in the order of their bits.
 pub const CLOCK_EVENTS: [&str; 9] = [
     "idle",
     "applications_clocks_setting",

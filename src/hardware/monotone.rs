@@ -1,10 +1,12 @@
-//! Counters that never fall, whatever the driver's do at a reload or a reset.
+//! Turns the driver's counters, which restart at a reload or a reset, into counters that never fall.
+//!
+//! In: readings with raw counters. Out: the same readings with monotonic ones. It knows no driver and no time.
 
 use std::collections::BTreeMap;
 
 use crate::model::{LinkCounters, Medium, NvLink, Slow};
 
-/// One GPU's driver counters by (group, name, link), for as long as the agent runs. What is not of a link has link 0.
+/// One GPU's counters by (group, name, link), since the agent started. Counters that belong to no link have link 0.
 #[derive(Debug, Default)]
 pub struct Monotone {
     counters: BTreeMap<(&'static str, &'static str, u32), Counter>,
@@ -12,10 +14,10 @@ pub struct Monotone {
 
 #[derive(Debug, Default)]
 struct Counter {
-    /// What was counted before the driver's last restart.
+    /// The sum before the counter's last restart.
     before: f64,
     last: f64,
-    /// It fell while it was small enough for 32 bits: it has restarted, or it wraps and has done so any number of times.
+    /// It fell while it fitted into 32 bits: it has restarted, or it has wrapped any number of times.
     is_doubtful: bool,
 }
 
@@ -26,8 +28,8 @@ const TRANSMITTED: &str = "transmitted";
 const RECEIVED: &str = "received";
 
 impl Monotone {
-    /// A value below the last one means a restart from zero: the new value comes on top. So it is right for counters
-    /// that 32 bits hold for years, and for those that have 64 bits.
+    /// A value below the last one means a restart from zero, and is added. This is correct for counters of 64 bits, and for
+    /// those that do not reach 32 bits in years.
     pub fn raise(&mut self, group: &'static str, name: &'static str, value: f64) -> f64 {
         self.raise_of(group, name, 0, value)
     }
@@ -43,8 +45,8 @@ impl Monotone {
         counter.before + value
     }
 
-    /// The same for a counter of which the driver says that it may wrap, not at which value: after a fall that may have
-    /// been a wrap, absent until it has proved to be wider than 32 bits.
+    /// The same for a counter that may wrap at an unknown value: after a fall that may have been a wrap, it is absent until a
+    /// value proves that it is wider than 32 bits.
     fn raise_if_wide(&mut self, group: &'static str, name: &'static str, value: &mut Option<f64>) {
         self.raise_optional(group, name, value);
         if self.counters.get(&(group, name, 0)).is_some_and(|counter| counter.is_doubtful) {
@@ -100,7 +102,7 @@ impl Monotone {
         self.nvlink(&mut slow.nvlink);
     }
 
-    /// Link by link, so that one that goes down is no restart of the sum.
+    /// By link, so that a link that goes down is not a restart of the sum.
     fn nvlink(&mut self, nvlink: &mut NvLink) {
         let has_bytes = nvlink.of_links.values().any(|link| link.transmitted_bytes.or(link.received_bytes).is_some());
         let of_all = (nvlink.transmitted_bytes, nvlink.received_bytes);
@@ -116,8 +118,8 @@ impl Monotone {
             }
         }
         if nvlink.active_links.is_some() && (!links.is_empty() || self.counters.keys().any(is_of_link)) {
-            let away = self.links_away(&links);
-            nvlink.sum_links(links.values().chain(away.values()));
+            let down = self.counters_of_down_links(&links);
+            nvlink.sum_links(links.values().chain(down.values()));
         } else {
             for (error, count) in &mut nvlink.errors {
                 self.raise_count("nvlink_error_sums", error, count);
@@ -131,19 +133,19 @@ impl Monotone {
         nvlink.of_links = links;
     }
 
-    /// What links have counted that are down now.
-    fn links_away(&self, links: &BTreeMap<u32, LinkCounters>) -> BTreeMap<u32, LinkCounters> {
-        let mut away: BTreeMap<u32, LinkCounters> = BTreeMap::new();
+    /// The counters of links that are down.
+    fn counters_of_down_links(&self, links: &BTreeMap<u32, LinkCounters>) -> BTreeMap<u32, LinkCounters> {
+        let mut down: BTreeMap<u32, LinkCounters> = BTreeMap::new();
         for (key, counter) in self.counters.iter().filter(|(key, _)| is_of_link(key) && !links.contains_key(&key.2)) {
             let (group, name, link) = *key;
-            let (counters, total) = (away.entry(link).or_default(), counter.before + counter.last);
+            let (counters, total) = (down.entry(link).or_default(), counter.before + counter.last);
             match (group, name) {
                 ("nvlink", TRANSMITTED) => counters.transmitted_bytes = Some(total),
                 ("nvlink", _) => counters.received_bytes = Some(total),
                 _ => drop(counters.errors.insert(name, total as u64)),
             }
         }
-        away
+        down
     }
 }
 
@@ -159,14 +161,14 @@ mod tests {
     use crate::model::EccLocation;
 
     #[test]
-    fn a_restart_comes_on_top() {
+    fn a_restart_adds_to_the_sum() {
         let mut monotone = Monotone::default();
         let seen: Vec<_> = [5.0, 9.0, 2.0, 3.0, 0.0, 4.0].map(|value| monotone.raise("a", "b", value)).into();
         assert_eq!(seen, [5.0, 9.0, 11.0, 12.0, 12.0, 16.0]);
     }
 
     #[test]
-    fn corrected_and_uncorrected_errors_are_kept_apart() {
+    fn corrected_and_uncorrected_errors_are_separate() {
         let mut monotone = Monotone::default();
         let slow = |corrected, uncorrected| Slow {
             ecc: vec![EccLocation { location: "dram", corrected: Some(corrected), uncorrected: Some(uncorrected) }],
@@ -186,13 +188,13 @@ mod tests {
     }
 
     #[test]
-    fn a_wrap_of_32_bits_is_not_taken_for_a_restart() {
+    fn a_wrap_of_32_bits_is_not_a_restart() {
         let mut monotone = Monotone::default();
         assert_eq!(pcie(&mut monotone, 4e9), Some(4e9));
         // At 60 GB/s it has wrapped eight hundred times since.
         assert_eq!(pcie(&mut monotone, 1e9), None);
-        assert_eq!(pcie(&mut monotone, 3e9), None, "no fall, and still as doubtful");
-        assert_eq!(pcie(&mut monotone, 5e9), Some(9e9), "it has 64 bits after all: it was a restart");
+        assert_eq!(pcie(&mut monotone, 3e9), None, "no fall, and still doubtful");
+        assert_eq!(pcie(&mut monotone, 5e9), Some(9e9), "it has 64 bits: it was a restart");
         assert_eq!(pcie(&mut monotone, 1e9), Some(10e9), "from a value that proves its width a fall is a restart");
     }
 
@@ -213,7 +215,7 @@ mod tests {
         assert_eq!(read(&[(0, 100.0, 1), (1, 200.0, 2)]), (Some(300.0), None, Some(3)));
         assert_eq!(read(&[(1, 250.0, 2)]), (Some(350.0), None, Some(3)), "link 0 is down");
         assert_eq!(read(&[]), (Some(350.0), None, Some(3)), "both are");
-        assert_eq!(read(&[(0, 10.0, 0), (1, 260.0, 3)]), (Some(370.0), None, Some(4)), "link 0 began anew");
+        assert_eq!(read(&[(0, 10.0, 0), (1, 260.0, 3)]), (Some(370.0), None, Some(4)), "link 0 has restarted");
     }
 
     proptest! {

@@ -1,4 +1,6 @@
-//! What the PCI bus holds, as sysfs shows it, independent of the driver library.
+//! The GPUs on the PCI bus, from sysfs.
+//!
+//! In: the sysfs and procfs roots. Out: `NodeDevices`. It does not know the driver library.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,7 +12,7 @@ use crate::model::{BusGpu, GpuUuid, Inventory, NodeDevices, PciBusId};
 const NVIDIA: &str = "0x10de";
 /// VGA and 3D controllers: a GPU. Its audio, USB and serial functions and its bridges have other classes.
 const GPU_CLASSES: [&str; 2] = ["0x0300", "0x0302"];
-/// What the NVIDIA kernel driver shows of one GPU is a dozen lines.
+/// The NVIDIA kernel driver's file about a GPU has a dozen lines.
 const INFORMATION_LIMIT: u64 = 16 << 10;
 
 /// The GPUs under `<sys_root>/bus/pci/devices`; `None` where it cannot be read.
@@ -43,7 +45,7 @@ pub fn numa_node(sys_root: &Path, bus_id: &PciBusId) -> Option<u32> {
     attribute(&sys_root.join("bus/pci/devices").join(bus_id.as_str()), "numa_node")?.parse().ok()
 }
 
-/// Scans the bus, and asks the NVIDIA kernel driver, once for each, about GPUs on it that the library does not list.
+/// Scans the bus, and reads once the kernel driver's file about each GPU that the library does not list.
 pub struct Bus {
     sys_root: PathBuf,
     proc_root: PathBuf,
@@ -64,13 +66,13 @@ impl Bus {
         scan(&self.sys_root)
     }
 
-    /// What the library lists now.
+    /// Sets the GPUs that the library lists.
     pub fn set_listed(&mut self, inventory: &Inventory) {
         self.listed = inventory.gpus.values().filter_map(|gpu| gpu.pci_bus_id.clone()).collect();
         self.information.clear();
     }
 
-    /// Adds the identity of those that the library does not list.
+    /// Adds the identity of the GPUs that the library does not list.
     pub fn identify(&mut self, mut devices: NodeDevices) -> NodeDevices {
         for (address, gpu) in devices.on_bus.iter_mut().filter(|(address, _)| !self.listed.contains(*address)) {
             let path = self.proc_root.join("driver/nvidia/gpus").join(address.as_str()).join("information");
@@ -89,8 +91,7 @@ fn information(path: &Path) -> BusGpu {
     read.map(|_| parse_information(&String::from_utf8_lossy(&bytes))).unwrap_or_default()
 }
 
-/// Lines of `name: value`. Where the kernel driver does not know the UUID or the model it writes question marks or
-/// `Unknown`.
+/// Lines of `name: value`. The kernel driver writes question marks for an unknown UUID and `Unknown` for an unknown model.
 #[must_use]
 pub fn parse_information(text: &str) -> BusGpu {
     let mut gpu = BusGpu::default();
@@ -110,14 +111,14 @@ pub fn parse_information(text: &str) -> BusGpu {
     gpu
 }
 
-/// Virtual functions, which a host hands to virtual machines, are no GPUs of their own.
+/// Virtual functions, which a host assigns to virtual machines, are not counted.
 fn is_gpu(device: &Path) -> bool {
     attribute(device, "vendor").as_deref() == Some(NVIDIA)
         && attribute(device, "class").is_some_and(|class| GPU_CLASSES.iter().any(|known| class.starts_with(known)))
         && fs::symlink_metadata(device.join("physfn")).is_err()
 }
 
-/// Whether the kernel driver only keeps the GPU for a virtual machine: `vfio-pci`, `nvgrace-gpu-vfio-pci`, `pci-stub`.
+/// Whether the kernel driver reserves the GPU for a virtual machine: `vfio-pci`, `nvgrace-gpu-vfio-pci`, `pci-stub`.
 fn passes_through(kernel_driver: &str) -> bool {
     kernel_driver.contains("vfio") || kernel_driver == "pci-stub"
 }
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_nvidia_gpus_and_sets_vfio_apart() {
+    fn counts_nvidia_gpus_and_vfio_separately() {
         let root = tempfile::tempdir().unwrap();
         device(root.path(), "0000:17:00.0", "0x10de", "0x030200", Some("nvidia"), "0");
         device(root.path(), "0000:65:00.0", "0x10de", "0x030000", None, "-1");
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_driver_tells_the_uuid_where_it_knows_it() {
+    fn the_uuid_is_read_where_the_kernel_driver_has_it() {
         let text = "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 305\n\
                     GPU UUID: \t GPU-4f1e0a6c-2d7b-91a0-55c3-0e9d6b7a8c21\nVideo BIOS: \t 96.00.74.00.01\n\
                     Bus Location: \t 0000:17:00.0\nDevice Minor: \t 3\nGPU Excluded:\t No\n";

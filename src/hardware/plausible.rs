@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use super::source::Pass;
 use crate::model::{Clocks, GpmRatios, Medium, MemoryUse, NvLink, Pcie, RowRemap, Slow, Traffic};
 
-/// A quantity with the values that a device of today or of the next years can have, both ends included.
+/// A quantity with its range, both ends included: values that a device of today or of the next years can have.
 #[derive(Debug)]
 pub struct Quantity {
     pub name: &'static str,
@@ -59,7 +59,7 @@ quantities! {
 }
 
 impl Quantity {
-    /// False for what is no number, too.
+    /// False for NaN, too.
     pub fn holds(&self, value: f64) -> bool {
         (self.least..=self.most).contains(&value)
     }
@@ -68,7 +68,7 @@ impl Quantity {
         self.most
     }
 
-    /// The value, unless it is outside the range: then that is counted.
+    /// The value if it is in range; otherwise counts it.
     pub fn check(&self, value: f64, implausible: &mut Implausible) -> Option<f64> {
         if self.holds(value) {
             return Some(value);
@@ -82,12 +82,12 @@ impl Quantity {
     }
 }
 
-/// Every quantity with none counted: a counter that begins with its first event hides it from `increase()`.
+/// Every quantity with 0: `increase()` does not see the first event of a counter that appears with it.
 pub fn none() -> Implausible {
     ALL.iter().map(|quantity| (quantity.name, 0)).collect()
 }
 
-/// Removes from a pass what is outside its range, and counts it in the pass.
+/// Removes readings outside their range from a pass, and counts them in it.
 pub fn screen(pass: &mut Pass) {
     let mut found = std::mem::take(&mut pass.implausible);
     let screen = &mut Screen(&mut found);
@@ -111,22 +111,12 @@ impl Screen<'_> {
         quantity.check(value, self.0).is_some()
     }
 
-    fn optional(&mut self, quantity: &Quantity, value: &mut Option<f64>) {
-        *value = value.and_then(|value| quantity.check(value, self.0));
+    fn optional<T: Number>(&mut self, quantity: &Quantity, value: &mut Option<T>) {
+        *value = value.filter(|value| self.holds(quantity, value.approximate()));
     }
 
-    fn whole<T: Copy>(&mut self, quantity: &Quantity, value: &mut Option<T>)
-    where
-        f64: Approximate<T>,
-    {
-        *value = value.filter(|value| self.holds(quantity, f64::approximate(*value)));
-    }
-
-    fn named<T: Copy>(&mut self, quantity: &Quantity, values: &mut BTreeMap<&'static str, T>)
-    where
-        f64: Approximate<T>,
-    {
-        values.retain(|_, value| self.holds(quantity, f64::approximate(*value)));
+    fn named<T: Number>(&mut self, quantity: &Quantity, values: &mut BTreeMap<&'static str, T>) {
+        values.retain(|_, value| self.holds(quantity, value.approximate()));
     }
 
     fn medium(&mut self, medium: &mut Medium) {
@@ -140,8 +130,8 @@ impl Screen<'_> {
             self.optional(&CLOCK, clock);
         }
         self.named(&THROTTLED, &mut medium.throttled_seconds);
-        self.whole(&PERFORMANCE_STATE, &mut medium.performance_state);
-        // Fans go by their number: one that is left out ends the list.
+        self.optional(&PERFORMANCE_STATE, &mut medium.performance_state);
+        // Fans are numbered by their position: the list ends before one that is removed.
         let fans = medium.fan_speed_ratios.iter().take_while(|ratio| self.holds(&FAN_SPEED, **ratio)).count();
         medium.fan_speed_ratios.truncate(fans);
         self.gpm(&mut medium.gpm);
@@ -168,7 +158,7 @@ impl Screen<'_> {
         }
     }
 
-    /// All of it or nothing: the parts of a wrong sum are worth nothing each.
+    /// Removes all values if one is wrong.
     fn memory(&mut self, memory: &mut Option<MemoryUse>, of: Option<u64>) {
         let fits = |memory: &MemoryUse| {
             let parts = [memory.used, memory.free, memory.reserved.unwrap_or(0)];
@@ -194,28 +184,28 @@ impl Screen<'_> {
 
     fn slow(&mut self, slow: &mut Slow) {
         for location in &mut slow.ecc {
-            self.whole(&ERRORS, &mut location.corrected);
-            self.whole(&ERRORS, &mut location.uncorrected);
+            self.optional(&ERRORS, &mut location.corrected);
+            self.optional(&ERRORS, &mut location.uncorrected);
         }
-        self.whole(&ERRORS, &mut slow.ecc_lifetime_corrected);
-        self.whole(&ERRORS, &mut slow.ecc_lifetime_uncorrected);
+        self.optional(&ERRORS, &mut slow.ecc_lifetime_corrected);
+        self.optional(&ERRORS, &mut slow.ecc_lifetime_uncorrected);
         slow.row_remap = slow.row_remap.filter(|RowRemap { correctable, uncorrectable, .. }| {
             [correctable, uncorrectable].iter().all(|rows| self.holds(&ROWS, **rows as f64))
         });
         self.named(&ROWS, &mut slow.row_remap_banks);
         self.named(&ROWS, &mut slow.retired_pages);
         let Pcie { replays, errors, transmitted_bytes, received_bytes, .. } = &mut slow.pcie;
-        self.whole(&ERRORS, replays);
+        self.optional(&ERRORS, replays);
         self.named(&ERRORS, errors);
         for bytes in [transmitted_bytes, received_bytes] {
             self.optional(&TRANSFERRED, bytes);
         }
         let Pcie { link_generation, link_generation_max, link_width_lanes, link_width_lanes_max, .. } = &mut slow.pcie;
         for generation in [link_generation, link_generation_max] {
-            self.whole(&PCIE_GENERATION, generation);
+            self.optional(&PCIE_GENERATION, generation);
         }
         for width in [link_width_lanes, link_width_lanes_max] {
-            self.whole(&PCIE_WIDTH, width);
+            self.optional(&PCIE_WIDTH, width);
         }
         let NvLink { transmitted_bytes, received_bytes, errors, of_links, .. } = &mut slow.nvlink;
         for bytes in [transmitted_bytes, received_bytes] {
@@ -231,28 +221,22 @@ impl Screen<'_> {
     }
 }
 
-/// Exact enough to tell whether a whole number is in a range.
-trait Approximate<T> {
-    fn approximate(value: T) -> Self;
+trait Number: Copy {
+    /// Exact enough for the comparison with a range.
+    fn approximate(self) -> f64;
 }
 
-impl Approximate<f64> for f64 {
-    fn approximate(value: f64) -> Self {
-        value
-    }
+macro_rules! numbers {
+    ($($number:ty)*) => {
+        $(impl Number for $number {
+            fn approximate(self) -> f64 {
+                self as f64
+            }
+        })*
+    };
 }
 
-impl Approximate<u32> for f64 {
-    fn approximate(value: u32) -> Self {
-        Self::from(value)
-    }
-}
-
-impl Approximate<u64> for f64 {
-    fn approximate(value: u64) -> Self {
-        value as Self
-    }
-}
+numbers!(f64 u32 u64);
 
 #[cfg(test)]
 mod tests {
@@ -280,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_outside_its_range_is_absent_and_counted_and_the_rest_stays() {
+    fn readings_outside_their_range_are_absent_and_counted() {
         let memory = |used, total| Some(MemoryUse { used, free: 0, reserved: Some(1), total });
         let process = |bytes| DeviceProcess { pid: 1, gpu_instance: None, compute_instance: None, memory_bytes: bytes };
         let mut medium = Medium {

@@ -1,18 +1,18 @@
-//! What each process has done to one GPU, while it works and for a minute after.
+//! SM-seconds by process on one GPU, kept for a minute after the last activity.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::model::{Monotonic, ProcessSmSeconds};
 
-/// Long enough for whoever takes differences to have seen the last of it.
+/// Long enough for consumers, which take differences, to read the last value.
 const KEPT_IDLE: Duration = Duration::from_secs(60);
-/// More than use one GPU at a time; broken drivers make processes up.
+/// More processes than use one GPU at a time; a broken driver may list any number.
 const MOST: usize = 1024;
 
 type Work = BTreeMap<u32, ProcessSmSeconds>;
 
-/// Adds what one pass saw, and lets go of those idle for long.
+/// Adds the values of one pass, and drops processes that have been idle for long.
 pub fn add(work: &mut Work, at: Monotonic, worked: Vec<(u32, f64)>) {
     work.retain(|_, process| at.since(process.last_active) <= KEPT_IDLE);
     for (pid, seconds) in worked {

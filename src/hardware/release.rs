@@ -1,4 +1,7 @@
-//! Letting go of the driver on request, and taking it up again.
+//! Releases the driver on request, and resumes.
+//!
+//! In: requests with a duration, and the state of the sessions. Out: what is released until when, and the answers. It does
+//! not know how the driver is closed.
 
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::Duration;
@@ -9,9 +12,9 @@ use super::source::Session;
 use super::worker::Event;
 use crate::model::{Moment, Monotonic, Released};
 
-/// Between two tries to give an order to a supervisor that has much to do, and how many there are.
-const TRY_AGAIN: Duration = Duration::from_millis(10);
-const TRIES: u32 = 100;
+/// Pause between two attempts to reach a busy supervisor, and their number.
+const RETRY: Duration = Duration::from_millis(10);
+const ATTEMPTS: u32 = 100;
 
 /// Answered once the driver is closed, or when that takes too long.
 pub type Reply = oneshot::Sender<Result<Released, ReleaseError>>;
@@ -19,17 +22,17 @@ pub type Reply = oneshot::Sender<Result<Released, ReleaseError>>;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReleaseError {
     #[error(
-        "the driver is still open after {seconds} s, held by {holders}; no new call is made, and the driver closes \
-         when these come back: look for Xid and NVRM lines in the kernel log, or end podmeter"
+        "the driver is still open after {seconds} s because of {holders}; no new call is made, and the driver closes \
+         when these return: look for Xid and NVRM lines in the kernel log, or stop podmeter"
     )]
     Held { seconds: u64, holders: String },
-    #[error("somebody asked to take the driver up again before it was closed")]
+    #[error("a resume was requested before the driver was closed")]
     Resumed,
-    #[error("the hardware threads have ended or are busy; see podmeter's log")]
+    #[error("the hardware threads have ended or are busy; see the log of podmeter")]
     Unavailable,
 }
 
-/// Gives the two orders from async code. Clones act on the same room.
+/// Requests a release or a resume from async code.
 #[derive(Clone, Debug)]
 pub struct DriverLease {
     events: SyncSender<Event>,
@@ -40,47 +43,47 @@ impl DriverLease {
         Self { events }
     }
 
-    /// Closes the driver for at most `duration`. Comes back when it is closed, or with who holds it.
+    /// Closes the driver for at most `duration`. Returns when it is closed.
     ///
     /// # Errors
     ///
-    /// When a thread is stuck inside the driver; the room stays released all the same.
+    /// When a thread is stuck inside the driver, which stays released all the same.
     pub async fn release(&self, duration: Duration) -> Result<Released, ReleaseError> {
         let (reply, replied) = oneshot::channel();
-        self.order(Event::Release(duration, reply)).await?;
+        self.send(Event::Release(duration, reply)).await?;
         replied.await.unwrap_or(Err(ReleaseError::Unavailable))
     }
 
-    /// Opens the driver again. Comes back when that is under way.
+    /// Opens the driver again. Returns when that has begun.
     ///
     /// # Errors
     ///
-    /// When the room has ended.
+    /// When the hardware threads have ended.
     pub async fn resume(&self) -> Result<(), ReleaseError> {
         let (reply, replied) = oneshot::channel();
-        self.order(Event::Resume(reply)).await?;
+        self.send(Event::Resume(reply)).await?;
         replied.await.map_err(|_| ReleaseError::Unavailable)
     }
 
-    async fn order(&self, mut order: Event) -> Result<(), ReleaseError> {
-        for _ in 0..TRIES {
-            match self.events.try_send(order) {
+    async fn send(&self, mut event: Event) -> Result<(), ReleaseError> {
+        for _ in 0..ATTEMPTS {
+            match self.events.try_send(event) {
                 Ok(()) => return Ok(()),
-                Err(TrySendError::Full(back)) => order = back,
+                Err(TrySendError::Full(back)) => event = back,
                 Err(TrySendError::Disconnected(_)) => return Err(ReleaseError::Unavailable),
             }
-            tokio::time::sleep(TRY_AGAIN).await;
+            tokio::time::sleep(RETRY).await;
         }
         Err(ReleaseError::Unavailable)
     }
 }
 
-/// What was asked for, and what still has the driver open.
+/// The release in force, the requests to answer, and the sessions that may keep the driver open.
 #[derive(Default)]
 pub struct Releases {
     released: Option<Released>,
     waiting: Vec<(Reply, Monotonic)>,
-    /// One for each session that was opened: whether it has not been closed.
+    /// One for each opened session: whether it is still open.
     open: Vec<Box<dyn Fn() -> bool + Send>>,
 }
 
@@ -115,7 +118,7 @@ impl Releases {
         self.waiting.push((reply, now.monotonic + limit));
     }
 
-    /// True when it was released.
+    /// True when the driver was released.
     pub fn resume(&mut self) -> bool {
         for (reply, _) in self.waiting.drain(..) {
             let _ = reply.send(Err(ReleaseError::Resumed));
@@ -123,12 +126,12 @@ impl Releases {
         self.released.take().is_some()
     }
 
-    /// Tells whoever waits, once the driver is closed or the time is up.
+    /// Answers the requests once the driver is closed or their time limit has passed.
     pub fn answer(&mut self, is_closed: bool, now: Monotonic, limit: Duration, holders: impl Fn() -> String) {
         let Some(released) = self.released.filter(|_| !self.waiting.is_empty()) else { return };
         if is_closed && !self.open.iter().any(|is_open| is_open()) {
             for (reply, _) in self.waiting.drain(..) {
-                // Whoever asked has gone: it is closed all the same.
+                // A requester that has gone needs no answer.
                 let _ = reply.send(Ok(released));
             }
             return;
@@ -138,9 +141,9 @@ impl Releases {
         }
     }
 
-    /// While somebody waits, what comes back is looked for often.
+    /// Checks often while a request waits.
     pub fn deadline(&self, now: Monotonic) -> Option<Monotonic> {
-        let look = (!self.waiting.is_empty()).then(|| now + TRY_AGAIN);
+        let look = (!self.waiting.is_empty()).then(|| now + RETRY);
         look.into_iter().chain(self.until()).min()
     }
 }

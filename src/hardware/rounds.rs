@@ -1,3 +1,7 @@
+//! Collects the passes of one round into one publication, and the success of each tier.
+//!
+//! In: the GPUs asked, and their passes. Out: when to publish, and a `Collector` for each tier. It knows no driver and no clock.
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -5,7 +9,7 @@ use super::source::{Due, PassStatus};
 use super::worker::Report;
 use crate::model::{Collector, GpuUuid, Monotonic};
 
-/// Gathers the passes of one tick into one publication, and keeps the collectors' record.
+/// The current round, and the collectors over all rounds.
 #[derive(Debug, Default)]
 pub struct Rounds {
     open: Option<Round>,
@@ -19,7 +23,7 @@ pub struct Rounds {
 struct Round {
     waiting: BTreeSet<GpuUuid>,
     until: Monotonic,
-    /// How long the others have once one GPU has answered.
+    /// The time that the others have once one GPU has answered.
     grace: Option<Duration>,
 }
 
@@ -32,7 +36,7 @@ impl Rounds {
         self.open = Some(Round { waiting, until, grace });
     }
 
-    /// One GPU was asked out of turn: the round waits for it too, or there is one for it alone.
+    /// Adds a GPU that was asked between rounds: to the open round, or to one of its own.
     pub fn add(&mut self, gpu: GpuUuid, until: Monotonic) {
         let round = self.open.get_or_insert_with(|| Round { waiting: BTreeSet::new(), until, grace: None });
         round.waiting.insert(gpu);
@@ -42,7 +46,7 @@ impl Rounds {
         self.open.is_some()
     }
 
-    /// Every GPU asked has answered, or the slower ones have had their grace.
+    /// Every GPU has answered, or the time limit has passed.
     pub fn is_ready(&self, now: Monotonic) -> bool {
         self.open.as_ref().is_some_and(|round| round.waiting.is_empty() || now >= round.until)
     }
@@ -67,7 +71,7 @@ impl Rounds {
         self.open = None;
     }
 
-    /// A pass that belongs to the present session counts for the collectors of its tiers.
+    /// Counts a pass of the current session for the collectors of its tiers.
     pub fn take(&mut self, report: &Report, is_current: bool) {
         self.give_up(&report.gpu);
         if !is_current || report.pass.status == PassStatus::Lost {
@@ -85,7 +89,7 @@ impl Rounds {
                 _ => report.pass.slow.is_some(),
             };
             let collector = self.collectors.entry(tier).or_default();
-            // A tier is a success when every GPU gave it; it takes as long as the slowest GPU.
+            // A tier succeeds when every GPU answered; its duration is that of the slowest GPU.
             let first = self.answered.insert(tier);
             collector.success = answered && (first || collector.success);
             if answered {

@@ -1,25 +1,25 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// When what is read, and what counts as too long.
+/// Intervals and time limits of the hardware threads.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Period of the fast tier.
     pub sample_interval: Duration,
     pub medium_interval: Duration,
     pub slow_interval: Duration,
-    /// A call that has not come back after this is stuck.
+    /// A call that has not returned after this time is stuck.
     pub watchdog: Duration,
     /// First and longest wait before the driver is opened again.
     pub reopen: (Duration, Duration),
     /// First and longest wait before a lost GPU is asked again.
     pub lost_retry: (Duration, Duration),
     pub sys_root: PathBuf,
-    /// Where the NVIDIA kernel driver tells of GPUs that the library does not list.
+    /// Root of the NVIDIA kernel driver's files about GPUs that the library does not list.
     pub proc_root: PathBuf,
-    /// The kernel's log, read for XIDs when given: `/dev/kmsg`, or a file or FIFO of such lines.
+    /// The kernel log to read for XIDs: `/dev/kmsg`, or a file or FIFO of such lines.
     pub kmsg: Option<PathBuf>,
-    /// How long a release may take until it is answered with who still holds the driver.
+    /// A release that takes longer is answered with what keeps the driver open.
     pub release_limit: Duration,
 }
 
@@ -41,7 +41,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Reads so many times as often, and waits so much shorter.
+    /// Divides all intervals and limits.
     #[must_use]
     pub fn hurry(self, times: u32) -> Self {
         let times = times.max(1);

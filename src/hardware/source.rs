@@ -8,60 +8,60 @@ use crate::model::{
     DurationHistogram, Fast, GpuUuid, Inventory, Medium, Moment, Monotonic, NodeDevices, Slow, XidInstance,
 };
 
-/// Somewhere that GPUs can be found: the installed driver, or a simulation.
+/// A source of GPUs: the installed driver, or a simulation.
 pub trait Driver: Send + 'static {
     /// `nvml` or `simulated`.
     fn name(&self) -> &'static str;
 
-    /// Reads how long its calls took, where they are timed.
+    /// Durations of its calls, where they are measured.
     fn call_durations(&self) -> Option<CallDurations> {
         None
     }
 
-    /// Opens it. Called again, with backoff, for as long as it fails and after each loss.
+    /// Opens the driver. Called again, with backoff, after a failure and after each lost session.
     fn open(&mut self) -> Result<Box<dyn Session>, Failure>;
 }
 
-/// By the driver's name of the call, since the start, over all sessions. Cheap, and never waits for the driver.
+/// By the driver's name of the call, since the start, over all sessions. Cheap, and never blocks on the driver.
 pub type CallDurations = Arc<dyn Fn() -> BTreeMap<&'static str, DurationHistogram> + Send + Sync>;
 
-/// An open driver. Dropping it closes the driver, so it is leaked while a reader is stuck inside a call.
+/// An open driver. Dropping it closes the driver, so a session is leaked while a reader is stuck inside a call.
 pub trait Session: Send + Sync {
-    /// All GPUs that answer. One that refuses is a problem, not an error; one that ceased to answer on the way is given
-    /// as not present, with what it said before.
+    /// All GPUs that answer. A GPU that refuses is a problem, not an error; one that stops answering on the way is
+    /// returned as not present, with the values read before.
     fn inventory(&self) -> Result<(Inventory, Vec<Problem>), Failure>;
 
-    /// What one worker thread reads one GPU with.
+    /// The reader of one GPU, for one worker thread.
     fn reader(&self, gpu: &GpuUuid) -> Result<Box<dyn Reader>, Failure>;
 
     /// Cheap; true when the layout (MIG instances, number of GPUs, driver version) differs from the last inventory.
     fn layout_changed(&self) -> bool;
 
-    /// What should be there, where the driver knows better than the node's PCI bus (a simulation does).
+    /// The expected GPUs, where they are not those on the node's PCI bus (in a simulation).
     fn node_devices(&self) -> Option<NodeDevices> {
         None
     }
 
-    /// How the driver tells of what happens on its own. `None`: it does not. May block for ever, as all here.
+    /// The driver's events; `None` without them. May block forever, like every function here.
     fn events(&self) -> Option<Box<dyn EventSource>> {
         None
     }
 
-    /// Has holders for as long as the driver is open, where that may be longer than the session lives.
+    /// Has strong references while the driver is open, where that may outlast the session.
     fn open_marker(&self) -> Option<Weak<dyn Any + Send + Sync>> {
         None
     }
 }
 
-/// Hears of what happens on the GPUs of one session, from one thread.
+/// Events of the GPUs of one session, for one thread.
 pub trait EventSource: Send {
-    /// The next event. `Ok(None)`: nothing for as long as `patience`, or for less. May block for ever.
+    /// The next event; `Ok(None)` when none came within at most `patience`. May block forever.
     fn wait(&mut self, patience: Duration, now: Monotonic) -> Result<Option<RawEvent>, EventFailure>;
 
-    /// The driver lists other GPUs than when this was made.
+    /// The driver's list of GPUs has changed.
     fn gpus_changed(&mut self) {}
 
-    /// What failed since this was last asked and cost one GPU's events, not all.
+    /// Failures since the last call that cost the events of one GPU, not of all.
     fn problems(&mut self) -> Vec<Problem> {
         Vec::new()
     }
@@ -77,39 +77,39 @@ pub struct RawEvent {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// 999 where the driver does not say which.
+    /// 999 where the driver gives no code.
     Xid(u32),
-    /// The GPU was partitioned anew.
+    /// The MIG layout of the GPU has changed.
     MigChange,
-    /// Anything else that shows in the slow tier: memory errors, another recovery action.
+    /// Any other change that the slow tier reads: memory errors, the recovery action.
     Condition,
 }
 
-/// A wait that failed: it is tried again after a pause, unless the session is over.
+/// A failed wait, repeated after a pause unless the session is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventFailure {
     pub problem: Problem,
     pub status: PassStatus,
 }
 
-/// Reads one GPU, from one thread. May block for ever.
+/// Reads one GPU, on one thread. May block forever.
 pub trait Reader: Send {
     fn read(&mut self, due: Due, now: Moment) -> Pass;
 }
 
-/// Which tiers a pass is to read. Fast is always read.
+/// The tiers that a pass reads besides the fast one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Due {
     pub medium: bool,
     pub slow: bool,
 }
 
-/// What came of one pass over one GPU: values and problems side by side.
+/// The result of one pass over one GPU: values and problems.
 #[derive(Debug, Default)]
 pub struct Pass {
     pub status: PassStatus,
     pub integrals: Integrals,
-    /// Millijoules since the driver was loaded or the GPU reset, as the driver counts them: a fall tells of either.
+    /// The driver's energy counter in millijoules; it restarts when the driver is loaded and when the GPU is reset.
     pub energy_counter: Option<u64>,
     pub fast: Option<Fast>,
     pub medium: Option<Medium>,
@@ -119,7 +119,7 @@ pub struct Pass {
     pub implausible: Implausible,
 }
 
-/// What one pass adds to the totals. `None`: not known, for this GPU or this time.
+/// What one pass adds to the totals. `None`: unknown.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Integrals {
     pub busy_seconds: Option<f64>,
@@ -127,12 +127,12 @@ pub struct Integrals {
     /// encoder, decoder, jpeg, ofa
     pub engine_busy_seconds: Vec<(&'static str, f64)>,
     pub energy_joules: Option<f64>,
-    /// By GPU instance, those that tell it. `None`: nothing was asked.
+    /// By GPU instance, of those that have a value. `None`: not read in this pass.
     pub instance_busy_seconds: Option<Vec<(u32, f64)>>,
     pub uncovered_seconds: f64,
-    /// SM-seconds by pid, of those that worked. Empty: nobody did.
+    /// SM-seconds by pid, of the processes that were active. Empty: none was.
     pub process_sm_seconds: Option<Vec<(u32, f64)>>,
-    /// The driver names no process of a busy GPU: what it has said of processes before no longer holds.
+    /// The driver lists no process of a busy GPU: earlier use by process is no longer valid.
     pub lists_no_processes: bool,
 }
 
@@ -140,13 +140,13 @@ pub struct Integrals {
 pub enum PassStatus {
     #[default]
     Answers,
-    /// Lost, or a reset is required: this GPU only.
+    /// This GPU is lost or needs a reset.
     Lost,
-    /// The session as a whole is of no more use: open a new one.
+    /// The whole session is unusable: open a new one.
     SessionOver,
 }
 
-/// One failed call that cost a value and nothing more.
+/// A failed call that cost one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// The driver's name of the call.
@@ -155,7 +155,7 @@ pub struct Problem {
     pub code: &'static str,
 }
 
-/// Why there is no session. Shown to people: says what, where, and what to do.
+/// Why there is no session, with the remedy, for people.
 #[derive(Debug, thiserror::Error)]
 #[error("{reason}; {remedy}")]
 pub struct Failure {

@@ -1,4 +1,6 @@
-//! One thread that never calls the driver: it gives orders, keeps deadlines, merges and publishes.
+//! The thread that controls all others and publishes: it sends commands, keeps deadlines and merges results.
+//!
+//! In: events of the other threads and of the handle. Out: `HardwareState`. It never calls the driver.
 
 mod loads;
 mod publication;
@@ -25,16 +27,16 @@ use super::worker::{DriverCommand, Event, Report, Thread};
 use crate::clock::Clock;
 use crate::model::{Collector, DriverInfo, GpuUuid, HardwareState, Monotonic, NodeDevices};
 
-/// How long the first publication waits for the slower GPUs once one has answered.
+/// How long the first publication waits for the other GPUs once one has answered.
 const FIRST_GRACE: Duration = Duration::from_millis(40);
-/// How long a supervisor that was asked to stop waits for the driver to be closed.
+/// How long a stopping supervisor waits for the driver to be closed.
 const STOP: Duration = Duration::from_secs(2);
 const SESSION_OVER: &str = "the driver ended the session, as it does when it is unloaded or replaced; \
                             it is opened again until it answers";
 const ALL_LOST: &str = "every GPU is lost; the driver is opened again until one answers; \
                         look for Xid lines in the kernel log";
 
-/// Where the session's life stands.
+/// The phase of the session.
 enum Phase {
     Closed {
         retry: Monotonic,
@@ -44,10 +46,10 @@ enum Phase {
         session: Arc<dyn Session>,
         inspect: Monotonic,
     },
-    /// Workers let go, then the driver is closed.
+    /// Workers release the session, then the driver is closed.
     Draining {
         session: Arc<dyn Session>,
-        holders: BTreeSet<GpuUuid>,
+        pending: BTreeSet<GpuUuid>,
         until: Monotonic,
     },
     Closing {
@@ -60,27 +62,27 @@ pub struct Supervisor {
     settings: Settings,
     clock: Clock,
     driver_thread: Thread<DriverCommand>,
-    /// Since when the driver_thread is on an command.
+    /// Since when the driver thread has been running a command.
     driver_busy: Option<Monotonic>,
     driver_stuck: bool,
-    /// Sessions that the driver_thread had no time to close. Never closed here: closing may block for ever.
+    /// Sessions that the busy driver thread has still to close. Never closed here: closing may block forever.
     unclosed: Vec<Arc<dyn Session>>,
     publisher: watch::Sender<Arc<HardwareState>>,
-    /// To the supervisor itself, for the threads that it starts.
+    /// The supervisor's own queue, for the threads that it starts.
     events: SyncSender<Event>,
     mailbox: Mailbox,
     /// Of the open session, or of the one being drained.
     event_thread: Option<EventThread>,
-    /// Listeners that did not let go in time.
+    /// Event threads that did not end in time.
     leaked: Vec<EventThread>,
     event_threads: u64,
-    /// Of the events, as last known.
-    hearing: Option<Collector>,
+    /// The last state of the event wait.
+    event_collector: Option<Collector>,
     releases: Releases,
     phase: Phase,
     sessions: u64,
     loads: Loads,
-    /// What was found at the last opening.
+    /// Driver and number of GPUs at the last opening.
     opened: Option<(Option<DriverInfo>, usize)>,
     reopen: Duration,
     fleet: Fleet,
@@ -121,7 +123,7 @@ impl Supervisor {
             event_thread: None,
             leaked: Vec::new(),
             event_threads: 0,
-            hearing: None,
+            event_collector: None,
             releases: Releases::default(),
             phase,
             sessions: 0,
@@ -139,7 +141,7 @@ impl Supervisor {
         }
     }
 
-    /// Ends when asked to; dropping `_ends` tells whoever waits.
+    /// Runs until `Event::Stop`; dropping `_ends` signals the end.
     pub fn run(mut self, events: &Receiver<Event>, _ends: Sender<()>) {
         loop {
             let now = self.clock.now().monotonic;
@@ -147,7 +149,7 @@ impl Supervisor {
             if self.has_stopped(now) {
                 return;
             }
-            // A deadline that has just passed still waits a moment: nothing here may spin.
+            // At least a moment, so that a deadline in the past cannot make this loop spin.
             let wait = self.deadline(now).since(now).max(Duration::from_millis(1));
             match events.recv_timeout(wait) {
                 Ok(event) => self.take(event),
@@ -161,20 +163,20 @@ impl Supervisor {
         self.stopping.is_some_and(|until| now >= until || matches!(self.phase, Phase::Closed { .. }))
     }
 
-    /// Does what is due at `now`.
+    /// Everything that is due at `now`.
     fn act(&mut self, now: Monotonic) {
         self.watch_driver_thread(now);
         self.mailbox.send();
         self.leaked.retain(|event_thread| !event_thread.has_ended());
         if self.releases.until().is_some_and(|until| now >= until) {
-            info!("the time of the release is over");
+            info!("the release has expired");
             self.resume(now);
         }
         let has_event_thread = self.event_thread.as_ref().is_some_and(|event_thread| !event_thread.has_ended());
         for gpu in self.fleet.find_stuck(now) {
             self.rounds.give_up(&gpu);
-            if let Phase::Draining { holders, .. } = &mut self.phase {
-                holders.remove(&gpu);
+            if let Phase::Draining { pending, .. } = &mut self.phase {
+                pending.remove(&gpu);
             }
         }
         match &self.phase {
@@ -195,13 +197,13 @@ impl Supervisor {
                 }
                 self.advance_rounds(&session, now);
             }
-            Phase::Draining { holders, until, .. }
-                if (holders.is_empty() && !has_event_thread || now >= *until)
+            Phase::Draining { pending, until, .. }
+                if (pending.is_empty() && !has_event_thread || now >= *until)
                     && (self.driver_busy.is_none() || self.driver_stuck) =>
             {
                 self.close(now);
             }
-            // The driver does not close: it is left behind, and opened anew beside it.
+            // The driver does not close: that session is abandoned and another one opened.
             Phase::Closing { until } if now >= *until => self.phase = Phase::Closed { retry: now + self.reopen },
             _ => {}
         }
@@ -220,7 +222,7 @@ impl Supervisor {
                 holders.push("a call that opens, lists or closes the driver".to_owned());
             }
             if holders.is_empty() {
-                holders.push("a call that has not come back".to_owned());
+                holders.push("a call that has not returned".to_owned());
             }
             holders.join(", ")
         });
@@ -243,8 +245,8 @@ impl Supervisor {
         match event {
             Event::Passed(report) => self.take_pass(*report, now),
             Event::Released(gpu) => {
-                if let Phase::Draining { holders, .. } = &mut self.phase {
-                    holders.remove(&gpu);
+                if let Phase::Draining { pending, .. } = &mut self.phase {
+                    pending.remove(&gpu);
                 }
             }
             Event::Opened(opened, node_devices) => {
@@ -293,14 +295,14 @@ impl Supervisor {
                 self.event_thread.take_if(|event_thread| event_thread.number == number);
             }
             Event::Release(duration, reply) => {
-                info!(?duration, "the driver is let go of, as asked");
+                info!(?duration, "the driver is released on request");
                 self.releases.release(duration, reply, self.clock.now(), self.settings.release_limit);
                 self.drain(now);
                 self.publish();
             }
             Event::Resume(reply) => {
                 self.resume(now);
-                // Whoever asked may have gone.
+                // The requester may have gone.
                 let _ = reply.send(());
             }
             Event::Stop => {
@@ -310,7 +312,7 @@ impl Supervisor {
         }
     }
 
-    /// What the driver or the kernel has told calls for a look.
+    /// Reads early what an event may have changed.
     fn take_notice(&mut self, notice: Notice, now: Monotonic) {
         self.count(&notice.problems);
         let current = self.event_thread.as_ref().map(|event_thread| event_thread.number);
@@ -321,7 +323,7 @@ impl Supervisor {
         if notice.inspect {
             *inspect = now;
         }
-        for gpu in notice.look {
+        for gpu in notice.slow_due {
             if self.fleet.request_slow(session, &gpu, now) {
                 self.rounds.add(gpu, now + self.settings.sample_interval / 2);
             }
@@ -337,7 +339,7 @@ impl Supervisor {
         self.count_implausible(&report.pass.implausible);
         let status = report.pass.status;
         let is_open = matches!(self.phase, Phase::Open { .. });
-        // A call that comes back late speaks for handles of its own time, not for today's session.
+        // A call that returns late used handles of an earlier session.
         let is_current = is_open && self.fleet.is_current(&report);
         let is_straggler = report.fresh && is_current && status == PassStatus::Answers;
         self.rounds.take(&report, is_current);
@@ -349,7 +351,7 @@ impl Supervisor {
             PassStatus::Answers => {
                 self.reopen = self.settings.reopen.0;
                 if self.awaits_an_answer() {
-                    info!("readings go on");
+                    info!("readings resumed");
                     self.problem = None;
                 }
             }
@@ -363,7 +365,7 @@ impl Supervisor {
             }
             PassStatus::Lost => {}
         }
-        // The first round has not waited for it, and nobody shall wait for the next.
+        // The first round did not wait for it; publish without waiting for the next one.
         if is_straggler && !self.rounds.is_open() {
             self.publish();
         }

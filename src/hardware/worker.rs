@@ -1,4 +1,6 @@
-//! The threads that may block for ever: one per GPU, and the driver_thread for all that concerns the driver as a whole.
+//! The threads that may block forever: one reader for each GPU, and the driver thread for calls that concern the whole driver.
+//!
+//! In: commands. Out: events for the supervisor. They keep no deadlines and publish nothing.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -17,11 +19,11 @@ use super::source::{Driver, Due, Failure, Pass, PassStatus, Problem, Reader, Ses
 use crate::clock::Clock;
 use crate::model::{GpuUuid, Inventory, Moment, NodeDevices};
 
-/// A read and a release may wait at once, no more.
+/// A read and a release.
 const COMMANDS: usize = 2;
 const STACK_BYTES: usize = 512 * 1024;
 
-/// What the threads tell the supervisor.
+/// What the threads send to the supervisor.
 pub enum Event {
     Passed(Box<Report>),
     Released(GpuUuid),
@@ -29,7 +31,7 @@ pub enum Event {
     Inspected(Option<Box<Result<Found, Failure>>>, Option<NodeDevices>),
     Closed,
     Notice(Box<Notice>),
-    /// This event_thread has let go of its session.
+    /// This event thread has released its session.
     EventThreadEnded(u64),
     Release(Duration, Reply),
     Resume(oneshot::Sender<()>),
@@ -65,23 +67,23 @@ pub enum DriverCommand {
     Close(Arc<dyn Session>),
 }
 
-/// A thread and the way to give it orders. Dropping it lets the thread end once it is idle.
+/// A thread and its commands. Dropping it lets the thread end once it is idle.
 pub struct Thread<T> {
-    orders: SyncSender<T>,
+    commands: SyncSender<T>,
     handle: JoinHandle<()>,
 }
 
 impl<T: Send + 'static> Thread<T> {
     fn spawn(name: String, body: impl FnOnce(Receiver<T>) + Send + 'static) -> std::io::Result<Self> {
-        let (orders, received) = sync_channel(COMMANDS);
+        let (commands, received) = sync_channel(COMMANDS);
         let handle = Builder::new().name(name).stack_size(STACK_BYTES).spawn(move || body(received))?;
-        Ok(Self { orders, handle })
+        Ok(Self { commands, handle })
     }
 
-    /// Gives the order back when the thread has ended or already has enough to do.
-    pub fn give(&self, order: T) -> Result<(), T> {
-        self.orders.try_send(order).map_err(|refused| match refused {
-            TrySendError::Full(order) | TrySendError::Disconnected(order) => order,
+    /// Returns the command when the thread has ended or its queue is full.
+    pub fn send(&self, command: T) -> Result<(), T> {
+        self.commands.try_send(command).map_err(|refused| match refused {
+            TrySendError::Full(command) | TrySendError::Disconnected(command) => command,
         })
     }
 
@@ -94,7 +96,7 @@ impl<T: Send + 'static> Thread<T> {
 pub fn spawn_worker(gpu: GpuUuid, clock: Clock, events: SyncSender<Event>) -> std::io::Result<Thread<ReaderCommand>> {
     // Linux shows fifteen bytes of a thread's name.
     let name = format!("gpu-{}", gpu.as_str().trim_start_matches("GPU-").get(..8).unwrap_or("reader"));
-    Thread::spawn(name, move |orders| work(&gpu, clock, &orders, &events))
+    Thread::spawn(name, move |commands| work(&gpu, clock, &commands, &events))
 }
 
 /// A reader is dropped before the session that it reads from.
@@ -104,10 +106,10 @@ struct Current {
     _session: Arc<dyn Session>,
 }
 
-fn work(gpu: &GpuUuid, clock: Clock, orders: &Receiver<ReaderCommand>, events: &SyncSender<Event>) {
+fn work(gpu: &GpuUuid, clock: Clock, commands: &Receiver<ReaderCommand>, events: &SyncSender<Event>) {
     let mut current: Option<Current> = None;
-    while let Ok(order) = orders.recv() {
-        let event = match order {
+    while let Ok(command) = commands.recv() {
+        let event = match command {
             ReaderCommand::Release => {
                 current = None;
                 Event::Released(gpu.clone())
@@ -139,12 +141,12 @@ fn work(gpu: &GpuUuid, clock: Clock, orders: &Receiver<ReaderCommand>, events: &
     }
 }
 
-/// A GPU that is at another place says nothing against any GPU, and all of what is known of places is old.
+/// A GPU at another index is not lost: all indices of the session are outdated.
 fn status_of(failure: &Failure) -> PassStatus {
     if failure.code != OTHER_GPU {
         return PassStatus::Lost;
     }
-    warn!(problem = %failure, "a GPU is not where it was");
+    warn!(problem = %failure, "the driver's order of GPUs has changed");
     PassStatus::SessionOver
 }
 
@@ -171,12 +173,17 @@ pub fn spawn_driver_thread(
     bus: Bus,
     events: SyncSender<Event>,
 ) -> std::io::Result<Thread<DriverCommand>> {
-    Thread::spawn("driver".to_owned(), move |commands| keep(driver, bus, &commands, &events))
+    Thread::spawn("driver".to_owned(), move |commands| run_commands(driver, bus, &commands, &events))
 }
 
-fn keep(mut driver: Box<dyn Driver>, mut bus: Bus, commands: &Receiver<DriverCommand>, events: &SyncSender<Event>) {
+fn run_commands(
+    mut driver: Box<dyn Driver>,
+    mut bus: Bus,
+    commands: &Receiver<DriverCommand>,
+    events: &SyncSender<Event>,
+) {
     while let Ok(command) = commands.recv() {
-        // Before the driver is asked: a GPU that comes to the bus after this is in neither.
+        // Before the driver lists its GPUs, so that a GPU plugged in meanwhile is not missing from that list.
         let on_bus = match &command {
             DriverCommand::Open | DriverCommand::Inspect(_) => bus.scan(),
             DriverCommand::Close(_) => None,
@@ -211,8 +218,8 @@ fn keep(mut driver: Box<dyn Driver>, mut bus: Bus, commands: &Receiver<DriverCom
 
 fn take_inventory(session: &dyn Session, bus: &mut Bus) -> Result<Found, Failure> {
     let (mut inventory, problems) = session.inventory()?;
-    // Pods are placed by the node that the GPU hangs on. NVML tells another: that of the GPU's own memory, which has no
-    // CPUs, where that memory is a node.
+    // Pods are placed by the NUMA node of the PCI device. NVML has another one where the GPU's memory is a node: that node,
+    // which has no CPUs.
     let is_on_bus = session.node_devices().is_none();
     for gpu in inventory.gpus.values_mut().filter(|_| is_on_bus) {
         gpu.numa_node = gpu.pci_bus_id.as_ref().and_then(|bus_id| pci::numa_node(bus.sys_root(), bus_id));

@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 
 use super::{ContainerRef, DeviceId, PodRef, PodUid, ResourceName};
 
-/// Which container holds what, as the kubelet's `List` says. Sorted, each device once.
+/// Which container was given which devices, from the kubelet's `List`. Sorted, each device once.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Allocations {
     pub pods: Vec<Pod>,
@@ -15,7 +15,7 @@ pub struct Allocations {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Pod {
     pub reference: PodRef,
-    /// As cgroups and directories have it. `None` while no source has it: `List` itself has none.
+    /// As in cgroups and directories. `None` while no source has it: `List` has no UIDs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uid: Option<PodUid>,
     pub containers: Vec<Container>,
@@ -62,7 +62,7 @@ pub struct MemoryBlock {
     pub bytes: u64,
 }
 
-/// What the kubelet could give: healthy devices whether held or not, CPUs and memory under the static policies.
+/// What the kubelet can allocate: healthy devices, allocated or not; CPUs and memory under the static policies.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Allocatable {
     pub devices: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
@@ -90,7 +90,7 @@ impl Pod {
     }
 }
 
-/// CPU numbers, printed as the kernel does: `0-3,8`.
+/// CPU numbers, in the kernel's list format: `0-3,8`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CpuSet(BTreeSet<u32>);
 

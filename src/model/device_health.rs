@@ -5,21 +5,21 @@ use serde::Serialize;
 
 use super::{ContainerRef, GpuUuid, MigUuid, Moment, UnixSeconds, XidProcess};
 
-/// The verdict on every GPU and MIG device ever seen, and what was counted on the way to it.
+/// The health of every GPU and MIG device ever listed, with its transitions and XIDs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct HealthState {
     pub gpus: BTreeMap<GpuUuid, GpuHealth>,
-    /// The latest turns, oldest first; how many are kept is bounded.
+    /// The latest transitions, oldest first; bounded.
     pub transitions: Vec<HealthTransition>,
-    /// Turns by `healthy` or `unhealthy`, then by reason, since the start.
+    /// Transitions by `healthy` or `unhealthy`, then by reason, since the start.
     pub transition_counts: BTreeMap<&'static str, BTreeMap<UnhealthyReason, u64>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GpuHealth {
-    /// What holds for the whole GPU.
+    /// The health of the whole GPU.
     pub whole: DeviceHealth,
-    /// Each MIG device: what holds for the whole GPU, and its own.
+    /// The health of each MIG device, including causes of the whole GPU.
     pub instances: BTreeMap<MigUuid, DeviceHealth>,
     pub xids: XidCounts,
 }
@@ -27,23 +27,23 @@ pub struct GpuHealth {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DeviceHealth {
     pub healthy: bool,
-    /// When it last turned, or was first seen.
+    /// The time of its last transition, or of its first listing.
     pub since: Moment,
     /// Sorted by reason; empty if and only if it is healthy.
     pub causes: Vec<HealthCause>,
 }
 
-/// One thing that keeps a device unhealthy.
+/// One cause for which a device is unhealthy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct HealthCause {
     pub reason: UnhealthyReason,
     /// For people: `XID 79 (the GPU has fallen off the bus)`.
     pub detail: Arc<str>,
-    /// What brings the device back, for people.
+    /// What clears the cause, for people.
     pub clears: &'static str,
 }
 
-/// In the order in which they give a turn its name.
+/// In the order in which they name a transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UnhealthyReason {
@@ -58,20 +58,20 @@ pub enum UnhealthyReason {
     Unknown,
 }
 
-/// A device turned.
+/// A change of a device's health.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct HealthTransition {
-    /// Counts all turns since the start, from 1.
+    /// The number of the transition since the start, from 1.
     pub number: u64,
     pub gpu: GpuUuid,
     /// `None`: the whole GPU.
     pub mig: Option<MigUuid>,
     pub to_healthy: bool,
-    /// What made it unhealthy; for a turn to healthy, what has ended.
+    /// Why the device became unhealthy; for a transition to healthy, what has ended.
     pub reason: UnhealthyReason,
     pub detail: Arc<str>,
     pub at: Moment,
-    /// The containers that held the device or a part of it then, sorted.
+    /// The holders of the device or a part of it at that time, sorted.
     pub holders: Vec<ContainerRef>,
 }
 
@@ -90,13 +90,13 @@ pub struct XidCounts {
 pub struct LastXid {
     pub class: XidClass,
     pub at: Moment,
-    /// The last process that the source named.
+    /// The last process named by the source.
     pub process: Option<XidProcess>,
-    /// What this source alone told of.
+    /// XIDs of this source alone.
     pub count: u64,
 }
 
-/// What kind of trouble an XID tells of.
+/// The class of an XID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum XidClass {
@@ -110,9 +110,9 @@ pub enum XidClass {
     /// Power or mechanics.
     Hardware,
     Informational,
-    /// Means something only beside another XID.
+    /// Significant only together with another XID.
     Corroborating,
-    /// Announces that the driver wants something else done.
+    /// Announces a change of the recovery action.
     RecoveryAction,
     Software,
     Unknown,
@@ -180,7 +180,7 @@ impl XidClass {
     }
 }
 
-/// What the driver wants done, by its number (NVML field 230).
+/// Recovery actions by the driver's number (NVML field 230).
 pub const RECOVERY_ACTIONS: [&str; 8] = [
     "none",
     "gpu_reset",
@@ -192,7 +192,7 @@ pub const RECOVERY_ACTIONS: [&str; 8] = [
     "system_reboot",
 ];
 
-/// `None` for a number that no driver known to podmeter gives.
+/// `None` for an unknown number.
 #[must_use]
 pub fn recovery_action(number: u32) -> Option<&'static str> {
     RECOVERY_ACTIONS.get(usize::try_from(number).ok()?).copied()
@@ -212,7 +212,7 @@ impl GpuHealth {
 }
 
 impl DeviceHealth {
-    /// `Err` with all causes in words.
+    /// `Err` with the details of all causes.
     pub fn verdict(&self) -> Result<(), String> {
         if self.healthy {
             return Ok(());
@@ -221,7 +221,7 @@ impl DeviceHealth {
         Err(details.join("; "))
     }
 
-    /// The reason that goes first; `None` for a healthy device.
+    /// The first reason; `None` for a healthy device.
     #[must_use]
     pub fn reason(&self) -> Option<UnhealthyReason> {
         self.causes.first().map(|cause| cause.reason)
@@ -229,7 +229,7 @@ impl DeviceHealth {
 }
 
 impl HealthState {
-    /// On a MIG device, or on the whole GPU. A device that has no verdict yet is unhealthy: nobody has checked it.
+    /// The health of a MIG device, or of the whole GPU. `None` for a device that has not been checked yet, which is unhealthy.
     #[must_use]
     pub fn of(&self, gpu: &GpuUuid, mig: Option<&MigUuid>) -> Option<&DeviceHealth> {
         let known = self.gpus.get(gpu)?;

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-/// Four string-shaped ids meet in one join; as newtypes they cannot be mistaken for each other.
+/// String-shaped ids as newtypes, so that they cannot be confused.
 macro_rules! string_identity {
     ($(#[$meta:meta])* $name:ident) => {
         $(#[$meta])*
@@ -22,7 +22,7 @@ macro_rules! string_identity {
                 &self.0
             }
 
-            /// The shared text itself, for labels that outlive this value.
+            /// The shared text, for labels that outlive this value.
             #[must_use]
             pub fn to_shared(&self) -> Arc<str> {
                 Arc::clone(&self.0)
@@ -62,7 +62,7 @@ string_identity! {
     PciBusId
 }
 string_identity! {
-    /// What a device plugin calls one of its devices; any string.
+    /// A device plugin's id of one of its devices; any string.
     DeviceId
 }
 string_identity! {
@@ -102,8 +102,8 @@ pub struct ContainerRef {
     pub namespace: Arc<str>,
     pub pod: Arc<str>,
     pub container: Arc<str>,
-    /// Tells pods of one name apart: two references with different UIDs are two containers. `None` where no source had the
-    /// UID when the pod was first listed, and for those it stays `None`. As cgroups and the kubelet's checkpoint have it.
+    /// Distinguishes pods of the same name: references with different UIDs are different containers. `None`, also later, where no
+    /// source had the UID when the pod was first listed. As in cgroups and the kubelet's checkpoint.
     #[serde(skip)]
     pub pod_uid: Option<PodUid>,
 }
@@ -132,13 +132,13 @@ impl ContainerRef {
         PodRef { namespace: Arc::clone(&self.namespace), pod: Arc::clone(&self.pod) }
     }
 
-    /// Whether both have the same series: all names are equal, whatever the UIDs are.
+    /// Whether both have the same series: all names are equal, with any UIDs.
     #[must_use]
     pub fn has_names_of(&self, other: &Self) -> bool {
         (&self.namespace, &self.pod, &self.container) == (&other.namespace, &other.pod, &other.container)
     }
 
-    /// Whether the pods may be one: the names are equal and the UIDs do not differ, as far as both are known.
+    /// Whether both may be in the same pod: the names are equal, and the UIDs are equal where both are known.
     #[must_use]
     pub fn may_be_in_pod_of(&self, other: &Self) -> bool {
         let same_uid = self.pod_uid.is_none() || other.pod_uid.is_none() || self.pod_uid == other.pod_uid;
@@ -153,7 +153,7 @@ impl fmt::Display for ContainerRef {
 }
 
 impl GpuUuid {
-    /// Stands for the UUID of a GPU of which only the PCI address is known: `PCI-0000:17:00.0`.
+    /// The placeholder for the UUID of a GPU of which only the PCI address is known: `PCI-0000:17:00.0`.
     #[must_use]
     pub fn of_address(address: &PciBusId) -> Self {
         Self::new(format!("{OF_ADDRESS}{address}"))
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pci_bus_ids_of_nvml_and_sysfs_meet() {
+    fn pci_bus_ids_of_nvml_and_sysfs_are_equal() {
         assert_eq!(PciBusId::normalized("00000000:17:00.0"), PciBusId::normalized("0000:17:00.0"));
         assert_eq!(PciBusId::normalized("00010000:3D:00.0").as_str(), "00010000:3d:00.0");
         assert_eq!(PciBusId::normalized("").as_str(), "");

@@ -5,29 +5,29 @@ use serde::Serialize;
 
 use super::{DeviceId, GpuUuid, MigUuid, PciBusId, ResourceName};
 
-/// The devices of the node as the driver names them. A GPU that was seen once stays, marked as not present.
+/// The devices of the node. A GPU that was listed once stays, marked as not present.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Inventory {
-    /// Rises whenever handles were read anew: after driver reload, MIG change, hot-plug.
+    /// Rises when handles are read again: after a driver reload, a MIG change, a hot-plug.
     pub generation: u64,
     pub driver: Option<DriverInfo>,
     pub gpus: BTreeMap<GpuUuid, Gpu>,
-    /// UUIDs that the driver gives to several GPUs, with their indices; none of these GPUs is in `gpus`.
+    /// UUIDs that several GPUs have, with their indexes; none of these GPUs is in `gpus`.
     #[serde(skip)]
     pub duplicate_uuids: BTreeMap<GpuUuid, Vec<u32>>,
-    /// Those of `gpus` that the driver has not listed since podmeter started.
+    /// GPUs of `gpus` that the driver has not listed since podmeter started.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub missing: BTreeMap<GpuUuid, MissingGpu>,
 }
 
-/// What names a GPU that the driver does not list: the PCI bus, the kubelet, or both.
+/// A GPU that the driver does not list: known from the PCI bus, from the kubelet, or from both.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MissingGpu {
-    /// For people: where it is known from.
+    /// The source, for people.
     pub detail: Arc<str>,
-    /// The device ids under which the kubelet has it, by resource.
+    /// The kubelet's device IDs of it, by resource.
     pub kubelet_ids: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
-    /// Its MIG devices, of which only the kubelet's ids are known.
+    /// Its MIG devices, known from the kubelet alone.
     pub mig_devices: BTreeSet<MigUuid>,
 }
 
@@ -38,7 +38,7 @@ pub struct DriverInfo {
     pub nvml_version: Option<Arc<str>>,
 }
 
-/// One physical GPU. Absent means that the driver did not say.
+/// One physical GPU. `None`: the driver has no value.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gpu {
     pub uuid: GpuUuid,
@@ -52,30 +52,30 @@ pub struct Gpu {
     /// `9.0`
     pub compute_capability: Option<Arc<str>>,
     pub vbios_version: Option<Arc<str>>,
-    /// For the record only: not served to whoever asks.
+    /// For the governance record only.
     #[serde(skip)]
     pub serial: Option<Arc<str>>,
-    /// The node of the CPUs that the GPU's PCI device hangs on.
+    /// The NUMA node of the GPU's PCI device.
     pub numa_node: Option<u32>,
     pub memory_bytes: Option<u64>,
-    /// `None` where the GPU has no MIG.
+    /// `None` for a GPU without MIG.
     pub mig_enabled: Option<bool>,
     pub mig_devices: Vec<MigDevice>,
-    /// Compute slices of the whole GPU while it is partitioned: the most that one of its GPU instance profiles has.
-    /// `None` where the driver does not list the profiles.
+    /// Compute slices of the whole GPU while it is partitioned: those of its largest GPU instance profile. `None` where the
+    /// driver does not list the profiles.
     pub mig_slices: Option<u32>,
-    /// `None` where the driver does not say, as on a GPU without NVLink.
+    /// `None` without NVLink.
     pub nvlink_peers: Option<NvLinkPeers>,
-    /// False after the GPU was lost or left; its identity stays.
+    /// False for a GPU that is lost or no longer listed.
     pub present: bool,
 }
 
-/// Where the NVLinks of one GPU lead that are up, as this end tells it. The other end may tell otherwise.
+/// The remote ends of a GPU's active NVLinks, as read on this GPU. The other end may have other values.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct NvLinkPeers {
-    /// Links by the PCI bus id at their other end: another GPU, or something that does not say that it is a switch.
+    /// Links by the PCI bus id of their remote end: another GPU, or a device that is not known to be a switch.
     pub by_bus_id: BTreeMap<PciBusId, u32>,
-    /// Links into switches: they lead to every GPU of the switches, and to none in particular.
+    /// Links to switches, which lead to every GPU on the switches.
     pub switch_links: u32,
 }
 
@@ -83,7 +83,7 @@ pub struct NvLinkPeers {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MigDevice {
     pub uuid: MigUuid,
-    /// The driver's place of it among the MIG devices of its GPU, from 0; places may be empty.
+    /// The driver's index among the MIG devices of its GPU, from 0, with gaps.
     pub index: u32,
     pub gpu_instance: u32,
     pub compute_instance: u32,
@@ -92,7 +92,7 @@ pub struct MigDevice {
     /// Driver's number of the GPU instance profile; DRA device names carry it.
     pub profile_id: Option<u32>,
     pub placement_start: Option<u32>,
-    /// Compute slices of this compute instance; 0 where the driver does not say. See `Gpu::mig_slices`.
+    /// Compute slices of this compute instance; 0 where unknown. See `Gpu::mig_slices`.
     pub slices: u32,
     pub memory_bytes: Option<u64>,
 }
@@ -100,7 +100,7 @@ pub struct MigDevice {
 /// A scan of the PCI bus, independent of the driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct NodeDevices {
-    /// GPUs on the bus, less those bound to vfio-pci.
+    /// GPUs on the bus, without those bound to vfio-pci.
     pub expected: usize,
     pub vfio: usize,
     /// The expected ones by address. Empty where GPUs are simulated.
@@ -108,22 +108,22 @@ pub struct NodeDevices {
     pub on_bus: BTreeMap<PciBusId, BusGpu>,
 }
 
-/// What the kernel says of a GPU on the PCI bus.
+/// The kernel's data of a GPU on the PCI bus.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BusGpu {
     /// The kernel driver that is bound to it.
     pub kernel_driver: Option<Arc<str>>,
     pub numa_node: Option<u32>,
-    /// From here on as the NVIDIA kernel driver writes it; asked only of a GPU that the library does not list.
+    /// This and the next fields are from the NVIDIA kernel driver, read only for a GPU that the library does not list.
     pub uuid: Option<GpuUuid>,
     pub model: Option<Arc<str>>,
     pub minor: Option<u32>,
-    /// The kernel driver is told to leave it alone.
+    /// The kernel driver is configured to ignore it.
     pub excluded: bool,
 }
 
 impl Inventory {
-    /// A GPU that is gone keeps its number here, so one that is present comes first.
+    /// A GPU that is not present keeps its number here, so one that is present takes precedence.
     #[must_use]
     pub fn by_minor(&self, minor: u32) -> Option<&Gpu> {
         let numbered = || self.gpus.values().filter(|gpu| gpu.minor == Some(minor));
@@ -135,7 +135,7 @@ impl Inventory {
         self.gpus.values().find_map(|gpu| Some((gpu, gpu.mig_devices.iter().find(|mig| mig.uuid == *uuid)?)))
     }
 
-    /// The missing GPU that the kubelet's MIG device is on.
+    /// The missing GPU of a MIG device that the kubelet has.
     #[must_use]
     pub fn missing_parent(&self, uuid: &MigUuid) -> Option<&GpuUuid> {
         self.missing.iter().find_map(|(gpu, missing)| missing.mig_devices.contains(uuid).then_some(gpu))
@@ -148,7 +148,7 @@ impl Inventory {
 }
 
 impl Gpu {
-    /// A GPU of which no more is known than this name.
+    /// A GPU that is not listed, with nothing known but its UUID.
     #[must_use]
     pub fn not_present(uuid: GpuUuid) -> Self {
         Self {
@@ -177,14 +177,14 @@ impl Gpu {
         Self { index: Some(index), present: true, ..Self::not_present(uuid) }
     }
 
-    /// Where it comes in a list for people: those without an index last.
+    /// The sort key in a list for people: GPUs without an index last.
     #[must_use]
     pub fn order(&self) -> (bool, Option<u32>) {
         (self.index.is_none(), self.index)
     }
 
-    /// Share of the GPU's compute that `slices` compute slices are. `None` where either number is unknown: the models
-    /// differ (seven slices, or four), so that a guess would be wrong by almost a half.
+    /// The part of the GPU that `slices` compute slices are. `None` where either number is unknown: models have seven slices or
+    /// four, so a guess would be wrong by almost a half.
     #[must_use]
     pub fn slice_fraction(&self, slices: u32) -> Option<f64> {
         let total = self.mig_slices.filter(|total| *total > 0 && slices > 0)?;
@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_of_a_board_with_four_slices_is_not_counted_in_sevenths() {
+    fn slices_are_fractions_of_the_slices_of_that_board() {
         let gpu = |mig_slices| Gpu { mig_slices, ..Gpu::not_present("GPU-1".into()) };
         for (of, slices, expected) in [
             (Some(4), 1, Some(0.25)),

@@ -2,17 +2,17 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-/// How the journal of allocations fares.
+/// The state of the journal of allocations.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct JournalState {
-    /// Holdings written to disk, a later word on the same holding counted again.
+    /// Holdings written to disk, counted again for each update.
     pub written: u64,
-    /// Writes, openings and checks that failed.
+    /// Failed writes, openings and checks.
     pub errors: u64,
-    /// Holdings that were given up because too many waited for the disk.
+    /// Holdings dropped because too many waited for the disk.
     pub dropped: u64,
     /// Of the file; `None` while it is not open.
     pub size_bytes: Option<u64>,
-    /// Why nothing is written now, with a remedy.
+    /// Why nothing is written, with a remedy.
     pub problem: Option<Arc<str>>,
 }

@@ -1,6 +1,6 @@
-//! The words that every room speaks.
+//! The types that all modules share.
 //!
-//! In: nothing. Out: plain values. Refuses to know: tokio, gRPC, NVML, Prometheus, files, clocks.
+//! In: nothing. Out: plain values. It does not know tokio, gRPC, NVML, Prometheus, files or clocks.
 
 mod allocations;
 mod device_health;

@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 
 use super::{DeviceId, DurationHistogram, GpuUuid, Monotonic, ResourceName, UnhealthyReason, UnixSeconds};
 
-/// What the plugin room publishes.
+/// The state of the device plugin.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct PluginState {
     /// Whether the devices have been looked at: `resources` is what there is to offer.

@@ -1,17 +1,17 @@
 use serde::Serialize;
 
-/// A pod label that is to be shown, and the name it is shown under.
+/// A pod label to show, and its name in Prometheus.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct PodLabel {
-    /// As Kubernetes has it: `app.kubernetes.io/name`.
+    /// In Kubernetes: `app.kubernetes.io/name`.
     pub key: String,
-    /// As Prometheus may have it: `label_app_kubernetes_io_name`.
+    /// In Prometheus: `label_app_kubernetes_io_name`.
     pub name: &'static str,
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PodLabelError {
-    #[error("{0:?} is no pod label: give a key such as app or app.kubernetes.io/name")]
+    #[error("{0:?} is no pod label: use a key such as app or app.kubernetes.io/name")]
     NotAKey(String),
     #[error("{0:?} and {1:?} would both be shown as {2}: leave one of them out")]
     Collision(String, String, String),
@@ -25,11 +25,11 @@ const MOST: usize = 32;
 const LONGEST_KEY: usize = 317;
 
 impl PodLabel {
-    /// Sorted, each key once. Two keys that Prometheus could not tell apart are an error.
+    /// Sorted, each key once.
     ///
     /// # Errors
     ///
-    /// When a key is none that Kubernetes allows, when two meet in one name, or when there are too many.
+    /// When a key is not allowed in Kubernetes, when two keys have the same name in Prometheus, or when there are too many.
     pub fn all(keys: &[String]) -> Result<Vec<Self>, PodLabelError> {
         let mut keys: Vec<&String> = keys.iter().collect();
         keys.sort();
@@ -49,7 +49,7 @@ impl PodLabel {
             }
             named.push((name, key));
         }
-        // A metric's label names live as long as the program; these come from its settings, once, and are few.
+        // Label names are static; these are few, and made once from the settings.
         let label = |(name, key): (String, &String)| Self { key: key.clone(), name: Box::leak(name.into_boxed_str()) };
         Ok(named.into_iter().map(label).collect())
     }
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn two_keys_with_one_name_are_told_apart_by_whoever_asked() {
+    fn two_keys_with_one_name_are_refused() {
         let error = all(&["app-name", "app.name"]).unwrap_err();
         for part in ["app-name", "app.name", "label_app_name"] {
             assert!(error.contains(part), "{error}");
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_kubernetes_would_not_take_is_refused() {
+    fn keys_that_kubernetes_refuses_are_refused() {
         for key in ["", "a b", "/app", "app/", "-app", "a/b/c", "äpp", "a\n"] {
             assert!(all(&[key]).unwrap_err().contains("is no pod label"), "{key:?}");
         }

@@ -5,26 +5,26 @@ use serde::{Serialize, Serializer};
 
 use super::{Collector, ContainerId, ContainerRef, PodLabel, PodRef, PodUid, Reason};
 
-/// One process for all its life: a process id alone is given out again.
+/// Identifies one process: process ids are reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct ProcessKey {
-    /// As the host counts.
+    /// In the host's PID namespace.
     pub pid: u32,
     /// Clock ticks after boot, from `/proc/<pid>/stat`.
     pub start_ticks: u64,
 }
 
-/// Whose a process is.
+/// The owner of a process.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Owner {
     Container(ContainerRef),
-    /// The pod lives, but nobody said which of its containers it is.
+    /// A running pod, of which the container is unknown.
     Pod(PodRef),
     /// In the cgroup of a pod that no source lists any more, or that has finished.
     EndedPod {
         uid: PodUid,
-        /// While somebody still knows the name.
+        /// While its name is known.
         pod: Option<PodRef>,
     },
     /// In no pod's cgroup: a daemon, a display server, a container that is not the kubelet's.
@@ -35,18 +35,18 @@ pub enum Owner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UnknownOwner {
-    /// Nobody asked yet, or process attribution is off.
+    /// Not examined yet, or process attribution is off.
     NotResolved,
-    /// It had ended before it could be looked at.
+    /// It ended before it was examined.
     Gone,
-    /// `/proc` did not let us read, or what it said makes no sense.
+    /// `/proc` could not be read or parsed.
     Unreadable,
-    /// It is in a pod, but neither pod-log directories nor the Pods API are there to name it.
+    /// In a pod, without pod-log directories and without the Pods API to name it.
     NoNames,
 }
 
 impl Owner {
-    /// The container whose use this is.
+    /// The container that owns it.
     #[must_use]
     pub fn container(&self) -> Option<&ContainerRef> {
         match self {
@@ -55,7 +55,7 @@ impl Owner {
         }
     }
 
-    /// The living pod whose use this is, also where its container is not known.
+    /// The running pod that owns it, also where its container is unknown.
     #[must_use]
     pub fn pod(&self) -> Option<PodRef> {
         match self {
@@ -79,33 +79,33 @@ impl Owner {
     }
 }
 
-/// A wanted process as it was last seen.
+/// A process on a device, as last examined.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Process {
-    /// `None`: it was never seen alive.
+    /// `None`: it had ended before.
     pub key: Option<ProcessKey>,
     pub owner: Owner,
 }
 
-/// What the processes room publishes.
+/// The processes on the devices and their owners.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct ProcessState {
-    /// Host process ids are visible and used.
+    /// Host process ids are visible, and process attribution is on.
     pub enabled: bool,
-    /// What is missing, with a remedy: host process ids, or somebody who names pods.
+    /// What is missing, with a remedy: host process ids, or a source of pod names.
     pub problem: Option<Arc<str>>,
-    /// The wanted ones, by host process id.
+    /// The processes on devices, by host process id.
     pub processes: BTreeMap<u32, Process>,
-    /// The living pods that somebody gives a UID for, by name.
+    /// The running pods with a known UID, by name.
     #[serde(serialize_with = "as_list")]
     pub pods: Arc<BTreeMap<PodRef, Arc<PodIdentity>>>,
-    /// The labels that are shown of each.
+    /// The labels to show of each pod.
     pub pod_labels: Arc<[PodLabel]>,
     /// `None` while not enabled.
     pub collector: Option<Collector>,
 }
 
-/// JSON's keys are strings, and each identity says its pod's name.
+/// As a list: JSON keys are strings, and each identity has its pod's name.
 fn as_list<S: Serializer>(pods: &Arc<BTreeMap<PodRef, Arc<PodIdentity>>>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(pods.values())
 }
@@ -119,36 +119,35 @@ impl ProcessState {
     }
 }
 
-/// Who a pod is, beyond its name.
+/// The identity of a pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PodIdentity {
     pub pod: PodRef,
-    /// As the API server knows it.
+    /// The UID in the API server.
     pub uid: PodUid,
-    /// As cgroups and directories have it, where that is another: a pod from a manifest.
+    /// The UID in cgroups and directories, where it differs: for a pod from a manifest.
     pub runtime_uid: Option<PodUid>,
-    /// Of the labels asked for, those that it has. Empty where the source has none.
+    /// The configured labels that it has. Empty where the source has no labels.
     pub labels: BTreeMap<Arc<str>, Arc<str>>,
     /// Succeeded or failed: none of its containers runs.
     pub terminal: bool,
-    /// Names of containers by id, as far as known.
+    /// Known names of containers, by id.
     pub containers: BTreeMap<ContainerId, Arc<str>>,
 }
 
-/// The kubelet's pods, as its Pods API tells of them.
+/// The kubelet's pods, from its Pods API.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PodDirectory {
-    /// The kubelet has told of all its pods and goes on telling. While false, `pods` may be old or empty, and what is
-    /// not in it may live.
+    /// The watch has sent all pods and is running. While false, `pods` may be old or empty, and other pods may run.
     pub complete: bool,
     /// By the API server's UID.
     pub pods: BTreeMap<PodUid, Arc<PodIdentity>>,
-    /// Why there is nothing, with a remedy. A kubelet without the API is no problem.
+    /// Why there are no pods, with a remedy. `None` for a kubelet without the API.
     pub problem: Option<Arc<str>>,
 }
 
 impl PodIdentity {
-    /// As cgroups, directories and the kubelet's checkpoint have it.
+    /// The UID in cgroups, directories and the kubelet's checkpoint.
     #[must_use]
     pub fn uid_in_cgroups(&self) -> &PodUid {
         self.runtime_uid.as_ref().unwrap_or(&self.uid)

@@ -4,33 +4,33 @@ use serde::Serialize;
 
 use super::{MigUuid, Monotonic};
 
-/// A value and when it was read. The publisher drops what has grown stale.
+/// A value with the time of its reading. Stale values are not published.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Stamped<T> {
     pub at: Monotonic,
     pub value: T,
 }
 
-/// What one GPU says. Absent is never zero: an unsupported, failed or stale value is `None`.
+/// The readings of one GPU. An unsupported, failed or stale value is `None`, never zero.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct DeviceReadings {
     pub totals: Totals,
     pub fast: Option<Stamped<Fast>>,
     pub medium: Option<Stamped<Medium>>,
     pub slow: Option<Stamped<Slow>>,
-    /// A call on this GPU has not come back within the watchdog's limit.
+    /// A call on this GPU has not returned within the watchdog's limit.
     pub stuck: bool,
-    /// The driver says the GPU is lost or refuses it.
+    /// The driver reports the GPU as lost, or refuses it.
     pub lost: bool,
-    /// It is lost in that the driver does not list it.
+    /// It is lost because the driver does not list it.
     pub unlisted: bool,
-    /// How often it is known to have begun anew, by a reset or with the driver: its own counter of energy fell.
+    /// How often it has restarted, by a reset or with the driver: its energy counter fell.
     pub resets: u64,
-    /// Since when a pass has been under way.
+    /// The start of the pass under way.
     pub asked: Option<Monotonic>,
 }
 
-/// Integrals since the agent first saw the GPU. They never fall, whatever the driver's own counters do.
+/// Integrals since the agent first read the GPU. They never fall, although the driver's counters may.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Totals {
     /// The time up to which the integrals are complete.
@@ -40,47 +40,47 @@ pub struct Totals {
     /// encoder, decoder, jpeg, ofa
     pub engine_busy_seconds: BTreeMap<&'static str, f64>,
     pub energy_joules: Option<f64>,
-    /// Of a partitioned GPU: seconds in which a kernel ran, by GPU instance (of its SMs where that is all that is told).
-    /// Those that the last pass told of; one that comes back begins at 0. Empty on a whole GPU.
+    /// Of a partitioned GPU, by GPU instance: seconds in which a kernel ran, or SM-seconds where only these are known. Only
+    /// instances of the last pass; one that reappears restarts at 0. Empty on a whole GPU.
     #[serde(skip)]
     pub instance_busy_seconds: BTreeMap<u32, f64>,
-    /// Time that no sample covers: the gaps, and time in a session for which the driver gives neither samples nor a rate.
+    /// Time that no sample covers: the gaps, and time in a session with neither samples nor a rate.
     pub uncovered_seconds: f64,
     #[serde(skip)]
     pub gaps: Gaps,
-    /// By pid: how much each process has worked the SMs. `None` while the driver has not said, as on a partitioned GPU,
-    /// which never does; a process that is not named has not worked of late.
+    /// By pid: the SM use of each process. `None` while the driver has no values, as always on a partitioned GPU. A process
+    /// that is not listed has not been active lately.
     ///
-    /// These are weights, to be compared with each other, and no part of the device's busy seconds: processes run at the
-    /// same time, and the driver rounds to percent and leaves out what is little. A consumer keeps the map of its last
-    /// interval; what a process did since is `now.sm_seconds` less the kept `sm_seconds` where `began` is the same, else
-    /// all of it. A process goes from the map a minute after its last work, and earlier, the longest idle first, where
-    /// there are more than a thousand; if it works again it begins anew, with another `began`. A pid may by then be
-    /// another process: whoever joins it with a container compares the process's start with `began`.
+    /// These are weights to compare with each other, not parts of the device's busy seconds: processes run at the same time,
+    /// and the driver rounds to percent and leaves out small values. A consumer keeps the map of its last interval; the use
+    /// since then is the new `sm_seconds` minus the kept one where `began` is equal, or else all of it. A process is removed
+    /// a minute after its last activity, and earlier, the longest idle first, where there are more than a thousand. If it
+    /// becomes active again, it restarts with another `began`. A pid may then be another process: to join it with a
+    /// container, compare the process's start with `began`.
     #[serde(skip)]
     pub process_sm_seconds: Option<BTreeMap<u32, ProcessSmSeconds>>,
 }
 
-/// Time between two passes that are not of the same session: the driver was released or reloaded, the GPU was lost, a call
-/// hung, or the reader was replaced. Sums since the agent first saw the GPU.
+/// Time between two passes of different sessions: the driver was released or reloaded, the GPU was lost, a call hung, or the
+/// reader was replaced. Sums since the agent first read the GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Gaps {
     /// Part of `Totals::uncovered_seconds`.
     pub seconds: f64,
-    /// Part of `Totals::energy_joules`: of those gaps that the driver's energy counter spans.
+    /// Part of `Totals::energy_joules`: of gaps that the driver's energy counter spans.
     pub energy_joules: f64,
-    /// When the last one ended: the first pass of the present session.
+    /// The end of the last gap: the first pass of the current session.
     pub until: Monotonic,
 }
 
-/// The work of one process on one GPU since `began`.
+/// The SM use of one process on one GPU since `began`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProcessSmSeconds {
-    /// When its counting began, at zero.
+    /// When counting began, at zero.
     pub began: Monotonic,
     /// Share of the SMs' time, 0 to 1, integrated over time. Never falls.
     pub sm_seconds: f64,
-    /// The pass that last saw it work.
+    /// The last pass in which it was active.
     pub last_active: Monotonic,
 }
 
@@ -101,9 +101,9 @@ pub struct Medium {
     pub temperature_margin_celsius: Option<f64>,
     pub power_limit_watts: Option<f64>,
     pub clocks: Clocks,
-    /// Seconds by reason, since driver load, made monotonic.
+    /// Seconds by reason, since the driver was loaded, monotonic.
     pub throttled_seconds: BTreeMap<&'static str, f64>,
-    /// State set: every known reason, true when active. Empty when the driver does not say.
+    /// Every known reason, true when active. Empty where the driver has none.
     pub clock_events: BTreeMap<&'static str, bool>,
     pub performance_state: Option<u32>,
     /// By fan number.
@@ -113,22 +113,21 @@ pub struct Medium {
     /// GPM 248 and 249.
     pub sm_cycles: Option<f64>,
     pub sm_active_cycles: Option<f64>,
-    /// Physical GPU only, while it is partitioned.
+    /// Of a partitioned GPU.
     pub instances: Vec<InstanceReading>,
-    /// Who has a context on the GPU, working or not, by pid. Empty: nobody. `None`: the driver does not say.
+    /// Processes with a context on the GPU, active or not, by pid. `None`: unknown.
     #[serde(skip)]
     pub processes: Option<Vec<DeviceProcess>>,
-    /// The driver's name of the call that lists how much each process works; `none` where a busy GPU has no process in
-    /// either of the two calls. `None` while that is not known.
+    /// The NVML call that lists SM use by process; `none` where both calls list no process of a busy GPU. `None` while unknown.
     pub process_utilization_source: Option<&'static str>,
 }
 
-/// What the device does now, where the totals say what it has done.
+/// Current rates of the device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Rates {
-    /// Share of the time in which memory was read or written, 0 to 1, as of the driver's last sample.
+    /// Share of the time in which memory was read or written, 0 to 1, in the driver's last sample.
     pub memory_utilization_ratio: Option<f64>,
-    /// encoder, decoder, jpeg, ofa: 0 to 1, as of the driver's last sample.
+    /// encoder, decoder, jpeg, ofa: 0 to 1, in the driver's last sample.
     pub engine_utilization_ratios: BTreeMap<&'static str, f64>,
     pub traffic: Traffic,
 }
@@ -144,7 +143,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// What this does not say, as `other` says it.
+    /// Fills absent values from `other`.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {
@@ -159,14 +158,13 @@ impl Traffic {
 /// A process with a compute, graphics or MPS context on a GPU; on a partitioned GPU once for each MIG device it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DeviceProcess {
-    /// As the driver numbers it: the host's where this process is in the host's pid namespace, perhaps another's where
-    /// it is not.
+    /// The driver's number: the host's where podmeter is in the host's PID namespace, possibly another where it is not.
     pub pid: u32,
     /// `None` outside MIG.
     pub gpu_instance: Option<u32>,
     pub compute_instance: Option<u32>,
-    /// Device memory in use. The sum over processes is less than what the device says is used: contexts and the driver
-    /// take theirs. `None`: the driver does not say.
+    /// Device memory in use. The sum over processes is less than the device's used memory, which includes contexts and the
+    /// driver. `None`: unknown.
     pub memory_bytes: Option<u64>,
 }
 
@@ -224,11 +222,11 @@ pub struct Slow {
     pub pcie: Pcie,
     pub nvlink: NvLink,
     pub fabric: Option<FabricState>,
-    /// NVML field 230, as the driver numbers it.
+    /// NVML field 230, by number.
     pub recovery_action: Option<u32>,
 }
 
-/// Volatile ECC counts of one location, since driver load, made monotonic.
+/// Volatile ECC counts of one location, since the driver was loaded, monotonic.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct EccLocation {
     pub location: &'static str,
@@ -263,14 +261,13 @@ pub struct NvLink {
     pub errors: BTreeMap<&'static str, u64>,
     pub active_links: Option<u32>,
     pub inactive_links: Option<u32>,
-    /// By link, where the driver has counters of each. The sums above follow from them: a link that goes down takes its
-    /// counters away, and what it has counted stays in the sums.
+    /// By link, where the driver has counters for each. The sums above follow from them, and include links that went down.
     #[serde(skip)]
     pub of_links: BTreeMap<u32, LinkCounters>,
 }
 
 impl NvLink {
-    /// Sets the sums from the counters of the links. A sum is absent unless there is a link and each has its part.
+    /// Sets the sums from the counters of the links. A sum is absent without links, or where a link has no value.
     pub fn sum_links<'a>(&mut self, links: impl Iterator<Item = &'a LinkCounters> + Clone) {
         let has_links = links.clone().next().is_some();
         let sum =
@@ -284,7 +281,7 @@ impl NvLink {
     }
 }
 
-/// What one NVLink has counted.
+/// The counters of one NVLink.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LinkCounters {
     pub transmitted_bytes: Option<f64>,
@@ -296,6 +293,6 @@ pub struct LinkCounters {
 pub struct FabricState {
     /// not_supported, not_started, in_progress, completed, failed
     pub state: &'static str,
-    /// Only the conditions that the driver supports.
+    /// Of the conditions that the driver supports.
     pub conditions: BTreeMap<&'static str, bool>,
 }

@@ -10,7 +10,7 @@ use super::{
     ResourceName, UnallocatedUse, Unattributed, UnixSeconds,
 };
 
-/// Everything that the page, the API and the plugin show, at one moment. Published by the agent alone, never changed.
+/// The state that metrics, page and API are made from. Published by the agent alone, immutable.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Snapshot {
     /// Rises with each publication.
@@ -23,15 +23,15 @@ pub struct Snapshot {
     pub health: Arc<HealthState>,
     /// `None` while the bundled device plugin is off.
     pub plugin: Option<Arc<PluginState>>,
-    /// Whose the processes on the devices are. `None` where nobody looks.
+    /// The owners of the processes on the devices. `None` without process attribution.
     pub processes: Option<Arc<ProcessState>>,
-    /// What each container holds or held, after the join.
+    /// The use of devices by current and former holders.
     pub accounts: Vec<Account>,
-    /// What is no container's, by GPU.
+    /// Use that is no container's, by GPU.
     #[serde(rename = "remainders")]
     pub unattributed: Vec<Unattributed>,
     pub unallocated_uses: Vec<UnallocatedUse>,
-    /// XIDs by container, of those that can be told whose they are.
+    /// XIDs attributed to containers.
     pub container_xids: Vec<ContainerXid>,
     /// How often shares did not add up to their device. Every quantity is there once the agent runs.
     pub violations: BTreeMap<Quantity, u64>,
@@ -42,19 +42,19 @@ pub struct Snapshot {
     pub claim_gpus: Vec<ClaimGpu>,
     /// Hardware against the kubelet, one per resource whose ids name whole GPUs or MIG devices.
     pub drift: Vec<InventoryDrift>,
-    /// How long the page took to serve, as the web room saw it.
+    /// Durations of scrapes.
     pub scrape_durations: DurationHistogram,
-    /// How long calls of the driver took, by call. Empty unless that was asked for.
+    /// Durations of NVML calls, by call. Empty unless configured.
     pub nvml_call_durations: BTreeMap<&'static str, DurationHistogram>,
     pub process: SelfUse,
-    /// Standard error did not take them in time.
+    /// Log lines dropped because standard error was blocked.
     pub log_lines_dropped: u64,
     /// `None` without a journal of allocations.
     pub journal: Option<JournalState>,
     pub config_reload: Option<ConfigReload>,
 }
 
-/// What the hardware room publishes.
+/// The state of the hardware.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct HardwareState {
     /// Where readings come from: `nvml`, `simulated` or `none`.
@@ -62,25 +62,24 @@ pub struct HardwareState {
     pub inventory: Arc<Inventory>,
     /// How often the driver has been opened.
     pub sessions: u64,
-    /// How often it is known to have been loaded since podmeter came: 1 from the first opening on. That it was closed and
-    /// opened is no loading.
+    /// Certain loads of the driver since podmeter started: 1 from the first opening on. Closing and opening is not a load.
     pub driver_loads: u64,
     pub readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
     /// From sysfs; `None` where it cannot be read.
     pub node_devices: Option<NodeDevices>,
-    /// Why there is no data, in words with a remedy; `None` while the driver answers.
+    /// Why there is no data, with a remedy; `None` while the driver answers.
     pub problem: Option<Arc<str>>,
-    /// By tier: fast, medium, slow; and events, where the driver tells of them.
+    /// By tier: fast, medium, slow; and events, where the driver has them.
     pub collectors: BTreeMap<&'static str, Collector>,
     /// By call, by code.
     pub errors: BTreeMap<&'static str, BTreeMap<&'static str, u64>>,
-    /// Readings that were left out because they were outside the range of their quantity. Every quantity is there.
+    /// Readings removed because they were outside the range of their quantity. Has every quantity.
     pub implausible_readings: BTreeMap<&'static str, u64>,
-    /// The driver was let go of on request.
+    /// The driver was released on request.
     pub released: Option<Released>,
 }
 
-/// The driver is closed, and is not opened before `until` unless somebody asks for it.
+/// The driver is closed until `until`, or until a resume is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Released {
     pub since: Moment,
@@ -95,7 +94,7 @@ pub struct Collector {
     pub duration: Option<Duration>,
 }
 
-/// What the kubelet room publishes.
+/// The state of the kubelet client.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct KubeletState {
     /// The allocations believed; `None` until the kubelet has answered once.
@@ -137,30 +136,30 @@ pub struct KubeletCounters {
     pub triggers: BTreeMap<&'static str, u64>,
 }
 
-/// One device that a container holds, or held until less than the retention ago.
+/// The use of one device by one container, kept for the retention after the end of the holding.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Account {
     pub container: ContainerRef,
     pub gpu: GpuUuid,
     pub mig: Option<MigUuid>,
-    /// `None` once the container has let go.
+    /// `None` after the end of the holding.
     pub holding: Option<Holding>,
-    /// When this account began.
+    /// The start of this account.
     pub created: UnixSeconds,
-    /// `None` while it is not known what part of the device it holds.
+    /// `None` while its share of the device is unknown.
     pub allocated_seconds: Option<f64>,
-    /// `None` where busy time is not known or not attributable.
+    /// `None` where busy time is unknown or not attributable.
     pub busy_seconds: Option<f64>,
-    /// Held and not busy, of the time in which busy seconds are known.
+    /// Allocated and not busy, in time for which busy seconds are known.
     pub idle_seconds: Option<f64>,
-    /// Allocated seconds in which it is not known whether the device was busy: nothing read it then, or it does not tell.
+    /// Allocated seconds for which it is unknown whether the device was busy.
     pub uncovered_seconds: Option<f64>,
-    /// Busy beyond the slot held, while others left theirs: busy + idle + uncovered = allocated + borrowed.
+    /// Busy beyond the allocated slot, while other slots were idle: busy + idle + uncovered = allocated + borrowed.
     pub borrowed_seconds: Option<f64>,
     pub energy_joules: Option<f64>,
-    /// `None` while it is not known whether it is active.
+    /// `None` while its activity is unknown.
     pub last_active: Option<UnixSeconds>,
-    /// Of what it holds, 0 to 1.
+    /// Of its share of the device, 0 to 1.
     pub utilization_ratio: Option<f64>,
     /// Of the whole GPU, 0 to 1.
     pub device_utilization_ratio: Option<f64>,
@@ -168,16 +167,16 @@ pub struct Account {
     pub dram_active_ratio: Option<f64>,
     pub memory_used_bytes: Option<u64>,
     pub memory_limit_bytes: Option<u64>,
-    /// On the device now; `None` where processes are not known.
+    /// On the device now; `None` where processes are unknown.
     pub processes: Option<u64>,
-    /// Kept off the page of metrics: by the series limit, or because another pod of the same name has the series now.
+    /// Not in the metrics: over the series limit, or another pod of the same name has the series.
     pub over_limit: bool,
     #[serde(skip)]
     pub ended: Option<Monotonic>,
 }
 
 impl Account {
-    /// Of which nothing is known but whose it is.
+    /// An account without any value yet.
     #[must_use]
     pub const fn new(container: ContainerRef, gpu: GpuUuid, mig: Option<MigUuid>, created: UnixSeconds) -> Self {
         Self {
@@ -213,11 +212,11 @@ pub struct Holding {
     pub resource: Option<ResourceName>,
     pub device_ids: Vec<DeviceId>,
     pub sharing: Sharing,
-    /// By which method busy time and energy are given to the holder; `None`: they are not.
+    /// The method by which busy time and energy are attributed; `None`: they are not.
     pub attribution: Option<Attribution>,
-    /// GPU-seconds that one second of holding counts; `None` while it is not known how many slots the device has.
+    /// GPU-seconds for each second of the holding; `None` while the number of slots is unknown.
     pub share: Option<f64>,
-    /// Its weight where holders get equal parts: 1, or less for one of several containers of a claim.
+    /// Its weight among holders with equal parts: 1, or less for one of several containers of a claim.
     pub weight: f64,
 }
 
@@ -281,13 +280,13 @@ pub struct ClaimGpu {
     pub mig: Option<MigUuid>,
 }
 
-/// Where the hardware and the kubelet's list of one resource differ.
+/// Differences between the hardware and the kubelet's list of one resource.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct InventoryDrift {
     pub resource: ResourceName,
-    /// Hardware of this resource's form that the kubelet does not call allocatable.
+    /// Devices of this resource that the kubelet does not list as allocatable.
     pub advertised_not_allocatable: usize,
-    /// Allocatable ids that name no hardware.
+    /// Allocatable ids without hardware.
     pub allocatable_not_advertised: usize,
 }
 

@@ -43,19 +43,19 @@ impl std::ops::Add<Duration> for Monotonic {
     }
 }
 
-/// Seconds since 1970-01-01 UTC. May step; only ever shown, never subtracted.
+/// Seconds since 1970-01-01 UTC. May step; for display only, never subtracted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Serialize)]
 #[serde(transparent)]
 pub struct UnixSeconds(pub f64);
 
-/// One instant on both clocks.
+/// One time on both clocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Serialize)]
 pub struct Moment {
     pub monotonic: Monotonic,
     pub unix: UnixSeconds,
 }
 
-/// Durations counted into fixed buckets, cumulative as Prometheus wants them.
+/// Durations counted in fixed buckets.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct DurationHistogram {
     counts: [u64; Self::BOUNDS.len() + 1],
@@ -63,7 +63,7 @@ pub struct DurationHistogram {
 }
 
 impl DurationHistogram {
-    /// Upper bounds in seconds: 250 µs (a local gRPC call) to 10 s (past every deadline we set).
+    /// Upper bounds in seconds: 250 µs (a local gRPC call) to 10 s (above every deadline).
     pub const BOUNDS: [f64; 10] = [0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.05, 0.25, 1.0, 10.0];
 
     pub fn observe(&mut self, duration: Duration) {
@@ -83,7 +83,7 @@ impl DurationHistogram {
         self.counts.iter().sum()
     }
 
-    /// (upper bound, observations in that bucket alone); the last bound is infinity.
+    /// (upper bound, observations in that bucket alone); the last bound is infinite.
     pub fn buckets(&self) -> impl Iterator<Item = (f64, u64)> + '_ {
         Self::BOUNDS.iter().copied().chain([f64::INFINITY]).zip(self.counts.iter().copied())
     }

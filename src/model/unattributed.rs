@@ -5,46 +5,46 @@ use serde::Serialize;
 
 use super::{GpuUuid, PodRef, UnixSeconds};
 
-/// What one GPU did that is no container's. With the containers' accounts it adds up to the device.
+/// Use of one GPU that is no container's. With the containers' accounts it adds up to the device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Unattributed {
     pub gpu: GpuUuid,
     /// When counting began.
     pub created: UnixSeconds,
-    /// Counters by reason; empty while the device has not told the quantity.
+    /// Counters by reason; empty while the device has no value of the quantity.
     pub busy_seconds: BTreeMap<Reason, f64>,
     pub energy_joules: BTreeMap<Reason, f64>,
-    /// Now, by reason; empty while the device does not tell it.
+    /// Now, by reason; empty where unknown.
     pub memory_bytes: BTreeMap<Reason, u64>,
-    /// Now, by reason; empty where processes are not known.
+    /// Now, by reason; empty where processes are unknown.
     pub processes: BTreeMap<Reason, u64>,
-    /// The device itself, as far as it is divided: what the shares and the counters above add up to. Busy seconds trail
-    /// the readings by what the driver has told of time that is not over for podmeter.
+    /// The sums of the shares and the counters above. Busy seconds lag behind the readings by samples of time that has not
+    /// been divided yet.
     pub divided: Divided,
 }
 
-/// Of one GPU, since the agent first saw it. `None`: not told, as busy seconds of a partitioned GPU.
+/// Of one GPU, since the agent first read it. `None`: unknown, as busy seconds of a partitioned GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Divided {
     pub busy_seconds: Option<f64>,
     pub energy_joules: Option<f64>,
 }
 
-/// Why a part of a device's use is no container's.
+/// Why a part of a device's use is unattributed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// Memory that no process accounts for.
+    /// Memory of no process.
     Driver,
     /// Processes of no pod.
     Host,
-    /// What the board draws with nothing running.
+    /// Idle power of the board.
     Idle,
-    /// Processes of a pod that does not hold the device.
+    /// Processes of a pod to which the device is not allocated.
     NotAllocated,
-    /// Processes whose pod is gone.
+    /// Processes whose pod has ended.
     TerminatedPod,
-    /// Nothing tells whose it was.
+    /// The owner is unknown.
     Unknown,
 }
 
@@ -62,7 +62,7 @@ impl Reason {
     }
 }
 
-/// A pod whose process runs on a GPU that the pod does not hold.
+/// A pod with a process on a GPU that is not allocated to it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct UnallocatedUse {
     pub pod: PodRef,
@@ -71,7 +71,7 @@ pub struct UnallocatedUse {
     pub gpu: GpuUuid,
 }
 
-/// What is divided, and must add up.
+/// A divided quantity, which must add up to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Quantity {

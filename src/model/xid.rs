@@ -4,38 +4,38 @@ use serde::Serialize;
 
 use super::{ContainerRef, GpuUuid, MigUuid, Moment, UnixSeconds, XidClass};
 
-/// XIDs of one kind that a source told of, counted since it last told.
+/// XIDs of one kind from one source, counted since the last batch.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct XidEvent {
-    /// When the last of them was heard.
+    /// The time of the last of them.
     pub at: Moment,
     pub gpu: GpuUuid,
     /// `None`: the whole GPU.
     pub instance: Option<XidInstance>,
-    /// 999 where the driver does not say which.
+    /// 999 where the driver gives no code.
     pub code: u32,
     pub source: XidSource,
-    /// Whose work it was, where the source says so.
+    /// The process, where the source names it.
     pub process: Option<XidProcess>,
     /// At least 1.
     pub count: u64,
 }
 
-/// XIDs of one code that one container met on one device. The count never falls while it is there.
+/// XIDs of one code attributed to one container on one device. The count never falls.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ContainerXid {
     pub container: ContainerRef,
     pub gpu: GpuUuid,
-    /// `None` outside MIG, and where nobody said which of its MIG devices it was.
+    /// `None` outside MIG, and where the MIG device is unknown.
     pub mig: Option<MigUuid>,
     pub code: u32,
     pub class: XidClass,
     pub count: u64,
-    /// When there was none yet: the container took hold, or the first was counted.
+    /// When counting began: at the start of the holding, or at the first XID.
     pub created: UnixSeconds,
 }
 
-/// The part of a partitioned GPU that an XID is about.
+/// The part of a partitioned GPU that an XID concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct XidInstance {
     pub gpu_instance: u32,
@@ -47,7 +47,7 @@ pub struct XidInstance {
 #[serde(rename_all = "lowercase")]
 pub enum XidSource {
     Nvml,
-    /// The kernel's log.
+    /// The kernel log.
     Kmsg,
 }
 
@@ -61,7 +61,7 @@ impl XidSource {
     }
 }
 
-/// A process as the kernel's log names it: with the host's number.
+/// A process named in the kernel log, with its host process id.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct XidProcess {
     pub pid: u32,

@@ -106,7 +106,7 @@ fn doctor_and_the_probe_end_though_the_library_hangs() {
         probe.join().unwrap()
     });
     assert_eq!(probe.0, 1, "{}", probe.1);
-    assert!(probe.1.contains("has not come back for 2s"), "{}", probe.1);
+    assert!(probe.1.contains("has not finished within 2s"), "{}", probe.1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -31,7 +31,13 @@ pub fn mig_uuid(number: u32) -> String {
 
 /// GPUs 0 and 1 on NUMA node 0, 2 and 3 on node 1, and so on.
 pub fn gpu(index: u32) -> Gpu {
-    Gpu { minor: Some(index), numa_node: Some(index / 2), memory_bytes: Some(80 << 30), mig_enabled: Some(false), ..Gpu::listed(GpuUuid::new(uuid(index)), index) }
+    Gpu {
+        minor: Some(index),
+        numa_node: Some(index / 2),
+        memory_bytes: Some(80 << 30),
+        mig_enabled: Some(false),
+        ..Gpu::listed(GpuUuid::new(uuid(index)), index)
+    }
 }
 
 /// MIG devices with these numbers, as the whole layout of a GPU.

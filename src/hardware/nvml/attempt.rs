@@ -1,4 +1,6 @@
-//! A record of the library that is being loaded, so that the next start names the one that ended podmeter.
+//! Records the library that is being loaded, so that the next start reports one that crashed podmeter.
+//!
+//! In: the path of a library, and the time. Out: a file, and a refusal to load the same library again too soon.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -11,16 +13,16 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Clock;
 use crate::hardware::source::Failure;
 
-/// How long a library that has ended podmeter is left alone: twice as long after each further time.
+/// How long a library that has crashed podmeter is not loaded: doubled after each further crash.
 const FIRST_PAUSE: Duration = Duration::from_secs(60);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
 
-/// Where the record is. It is there while a library is loaded and initialised, and after that only if podmeter ended.
+/// The file, which exists while a library is loaded and initialised, and afterwards only if podmeter crashed.
 #[derive(Clone, Debug)]
 pub struct Attempts {
     file: PathBuf,
     clock: Clock,
-    /// Judges by the record, and leaves it as it is.
+    /// Reads the file and never writes it.
     read_only: bool,
 }
 
@@ -29,7 +31,7 @@ struct Attempt {
     path: PathBuf,
     size: u64,
     modified: i64,
-    /// How often podmeter has begun to load this file and not come to an end of it.
+    /// How often podmeter has begun to load this file without finishing.
     times: u32,
     /// Unix seconds of the latest.
     at: f64,
@@ -41,13 +43,13 @@ impl Attempts {
         Self { file, clock, read_only: false }
     }
 
-    /// For whoever changes nothing.
+    /// For callers that change nothing.
     #[must_use]
     pub fn to_read(file: PathBuf, clock: Clock) -> Self {
         Self { file, clock, read_only: true }
     }
 
-    /// Refuses a library that has ended podmeter a short time ago and is the same since; else records that it is loaded.
+    /// Refuses a library that has crashed podmeter a short time ago and is unchanged; otherwise records the attempt.
     pub(super) fn begin(&self, path: &Path) -> Result<(), Failure> {
         let metadata = fs::metadata(path).ok();
         let (size, modified) = metadata.map_or((0, 0), |metadata| (metadata.size(), metadata.mtime()));
@@ -57,7 +59,7 @@ impl Attempts {
         let times = before.as_ref().map_or(0, |before| before.times);
         if let Some(before) = before {
             let until = before.at + pause(before.times).as_secs_f64();
-            // A clock that was set back keeps no library away for longer than a pause.
+            // A clock that was set back does not extend the pause.
             if now < until && now >= before.at {
                 return Err(self.refusal(&before, until));
             }
@@ -68,10 +70,10 @@ impl Attempts {
         Ok(())
     }
 
-    /// The library has come back from it, whatever it said.
+    /// The library has been initialised or has returned an error.
     pub(super) fn end(&self) {
         if !self.read_only {
-            // Without a state directory there was none.
+            // Without a state directory there is no file.
             let _ = fs::remove_file(&self.file);
         }
     }
@@ -103,7 +105,7 @@ impl Attempts {
         let directory = self.file.parent().unwrap_or(Path::new("/"));
         let written = fs::create_dir_all(directory).and_then(|()| fs::write(&self.file, text));
         if let Err(error) = written {
-            tracing::debug!(file = %self.file.display(), %error, "the loading of the driver library is not recorded");
+            tracing::debug!(file = %self.file.display(), %error, "cannot record the loading of the driver library");
         }
     }
 }
@@ -112,7 +114,7 @@ fn pause(times: u32) -> Duration {
     FIRST_PAUSE.saturating_mul(1 << times.saturating_sub(1).min(10)).min(LONGEST_PAUSE)
 }
 
-/// The file that the loader takes for this name, as far as can be told before it is asked.
+/// The file that the loader is expected to use for this name.
 pub fn file_of(candidate: &OsStr, search_path: Option<&OsStr>, places: &[&str]) -> PathBuf {
     let name = Path::new(candidate);
     if name.components().count() > 1 {
@@ -135,7 +137,7 @@ mod tests {
         fs::write(&library, "one").unwrap();
         let attempts = Attempts::new(file.clone(), Clock::start());
         attempts.begin(&library).unwrap();
-        // The next start.
+        // At the next start.
         let refused = attempts.begin(&library).unwrap_err().to_string();
         assert!(refused.contains("lib.so (3 bytes), once") && refused.contains("driver-library.json"), "{refused}");
         assert!(Attempts::to_read(file.clone(), Clock::start()).begin(&library).is_err());
@@ -147,15 +149,15 @@ mod tests {
     }
 
     #[test]
-    fn it_is_tried_again_after_a_pause_that_grows() {
+    fn it_is_loaded_again_after_a_growing_pause() {
         let directory = tempfile::tempdir().unwrap();
         let (library, file) = (directory.path().join("lib.so"), directory.path().join("driver-library.json"));
         fs::write(&library, "one").unwrap();
         let attempts = Attempts::new(file.clone(), Clock::start());
         attempts.begin(&library).unwrap();
-        let mut record = attempts.read().unwrap();
-        record.at -= 61.0;
-        attempts.write(&record);
+        let mut attempt = attempts.read().unwrap();
+        attempt.at -= 61.0;
+        attempts.write(&attempt);
         attempts.begin(&library).unwrap();
         assert_eq!(attempts.read().unwrap().times, 2);
         assert_eq!([1, 2, 3, 40].map(pause).map(|pause| pause.as_secs()), [60, 120, 240, 3600]);

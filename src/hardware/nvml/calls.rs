@@ -1,4 +1,6 @@
-//! The one place through which every NVML call goes: it counts, sorts return codes and remembers what is unsupported.
+//! Makes every NVML call: counts it, classifies its return code and remembers unsupported calls.
+//!
+//! In: a call by name. Out: its value or a refusal; for each pass its status and problems. It does not know what a value means.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, c_char};
@@ -14,13 +16,13 @@ use crate::hardware::source::{PassStatus, Problem};
 /// Calls on behalf of one GPU (or of the node), from one thread.
 pub struct Caller {
     library: Arc<Library>,
-    /// (call, variant) that this device does not have; until the next session.
+    /// (call, variant) that this device does not support.
     unsupported: BTreeSet<(&'static str, u32)>,
     problems: Vec<Problem>,
     implausible: Implausible,
     status: PassStatus,
     succeeded: bool,
-    /// Codes that say, when no call succeeds, that nothing gets through: a lost device cgroup, a dead handle.
+    /// Codes that mean, when no call succeeds, that no call can: a lost device cgroup, an invalid handle.
     blocked: bool,
 }
 
@@ -28,7 +30,7 @@ pub struct Caller {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     Unsupported,
-    /// Normal on an idle device; worth asking again.
+    /// Normal on an idle device; asked again.
     Empty,
     TooSmall,
     WrongVersion,
@@ -36,11 +38,11 @@ pub enum Refusal {
     Failed,
 }
 
-/// What one pass came to.
+/// The result of one pass.
 pub struct Outcome {
     pub status: PassStatus,
     pub problems: Vec<Problem>,
-    /// Of what was left out before it could be integrated.
+    /// Values that were not integrated.
     pub implausible: Implausible,
 }
 
@@ -65,17 +67,17 @@ impl Caller {
         self.unsupported.contains(&(name, variant))
     }
 
-    /// False once a status on the GPU or the session has fallen.
+    /// False once the GPU is lost or the session is over.
     pub fn answers(&self) -> bool {
         self.status == PassStatus::Answers
     }
 
-    /// What follows is judged by itself: that a GPU could be opened proves nothing of what it answers afterwards.
+    /// Only later calls count for the status: opening a GPU proves nothing about its readings.
     pub fn forget_success(&mut self) {
         (self.succeeded, self.blocked) = (false, false);
     }
 
-    /// Takes the pass's status and problems out, ready for the next pass.
+    /// Ends a pass and begins the next.
     pub fn finish(&mut self) -> Outcome {
         let status = match self.status {
             PassStatus::Answers if self.blocked && !self.succeeded => PassStatus::Lost,
@@ -88,13 +90,13 @@ impl Caller {
         Outcome { status, problems: std::mem::take(&mut self.problems), implausible }
     }
 
-    /// For what is integrated: the value, unless it is outside the range of its quantity. Readings that are only shown
-    /// are checked with the whole pass.
+    /// The value, unless it is outside the range of its quantity. For values that are integrated; others are checked with the
+    /// whole pass.
     pub fn plausible(&mut self, quantity: &Quantity, value: f64) -> Option<f64> {
         quantity.check(value, &mut self.implausible)
     }
 
-    /// After a status the rest of the pass calls nothing: a lost GPU is slow to say so again.
+    /// Calls nothing for the rest of a pass once the GPU is lost, as each call on it is slow.
     pub fn call(
         &mut self,
         name: &'static str,
@@ -120,13 +122,13 @@ impl Caller {
                 self.unsupported.insert((name, variant));
                 return Err(Refusal::Unsupported);
             }
-            // A variant that is wrong once (a link or fan that is not there) stays wrong.
+            // An invalid variant (a link or fan that does not exist) stays invalid.
             codes::INVALID_ARGUMENT if variant > 0 => {
                 self.unsupported.insert((name, variant));
                 return Err(Refusal::Unsupported);
             }
             codes::NOT_FOUND | codes::NO_DATA | codes::NOT_READY => return Err(Refusal::Empty),
-            // How a wait for events ends when there was none.
+            // A wait for events that ended without one.
             codes::TIMEOUT if name == "nvmlEventSetWait_v2" => return Err(Refusal::Empty),
             codes::INSUFFICIENT_SIZE => return Err(Refusal::TooSmall),
             codes::ARGUMENT_VERSION_MISMATCH => return Err(Refusal::WrongVersion),
@@ -154,7 +156,7 @@ impl Caller {
 }
 
 /// `call!(caller, nvmlSymbol(arguments))` or `call!(caller, nvmlSymbol[variant](arguments))`: a raw call by name.
-/// A variant tells apart what a device may support one by one. Never the bindings' methods: they panic where a symbol
+/// A variant distinguishes what a device may support separately. Never use the bindings' methods: they panic where a symbol
 /// is missing.
 macro_rules! call {
     ($caller:expr, $symbol:ident($($argument:expr),* $(,)?)) => {
@@ -170,7 +172,7 @@ macro_rules! call {
     };
 }
 
-/// The same for a call whose last argument is where the value goes; `None` when it gave none.
+/// The same for a call whose last argument points to the value; `None` on refusal.
 macro_rules! value {
     ($caller:expr, $symbol:ident($($argument:expr),* $(,)?)) => {
         $crate::hardware::nvml::calls::value!($caller, $symbol[0]($($argument),*))
@@ -221,7 +223,7 @@ pub fn fill<T: Clone>(
     Err(Refusal::TooSmall)
 }
 
-/// A driver's text up to its end mark; `None` when empty or without one.
+/// A driver's text up to its NUL; `None` when empty or without one.
 pub fn read_text(buffer: &[c_char]) -> Option<Arc<str>> {
     let bytes: Vec<u8> = buffer.iter().map(|byte| *byte as u8).collect();
     let text = CStr::from_bytes_until_nul(&bytes).ok()?.to_string_lossy();

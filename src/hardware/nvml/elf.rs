@@ -1,4 +1,4 @@
-//! Whether a library file is whole. One that is cut off loads, and ends the process with SIGBUS at a page that is not there.
+//! Checks that a library file is complete. A truncated file loads, and crashes the process with SIGBUS at a missing page.
 
 use std::fs::File;
 use std::path::Path;
@@ -7,7 +7,7 @@ use object::elf::{FileHeader64, SHT_NOBITS};
 use object::read::elf::{FileHeader, ProgramHeader as _, SectionHeader as _};
 use object::{Endianness, ReadCache, ReadRef};
 
-/// `Err` says what is cut off. What is no ELF file of 64 bits is left to the loader to refuse.
+/// `Err` describes what is missing. Files that are not 64-bit ELF are left to the loader.
 pub fn check(path: &Path) -> Result<(), String> {
     let Ok(file) = File::open(path) else { return Ok(()) };
     let cache = ReadCache::new(file);
@@ -22,15 +22,15 @@ pub fn check(path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The size of the file, and the size that its headers tell.
+/// The size of the file, and the size that its headers require.
 fn ends<'a>(data: impl ReadRef<'a>) -> Result<(u64, u64), String> {
-    let said = |error: object::read::Error| error.to_string();
-    let size = data.len().map_err(|()| "its size is not known".to_owned())?;
-    let header = FileHeader64::<Endianness>::parse(data).map_err(said)?;
-    let endian = header.endian().map_err(said)?;
-    let segments = header.program_headers(endian, data).map_err(said)?;
+    let text = |error: object::read::Error| error.to_string();
+    let size = data.len().map_err(|()| "its size is unknown".to_owned())?;
+    let header = FileHeader64::<Endianness>::parse(data).map_err(text)?;
+    let endian = header.endian().map_err(text)?;
+    let segments = header.program_headers(endian, data).map_err(text)?;
     let segments = segments.iter().map(|segment| (segment.p_offset(endian), segment.p_filesz(endian)));
-    let sections = header.section_headers(endian, data).map_err(said)?;
+    let sections = header.section_headers(endian, data).map_err(text)?;
     let sections = sections.iter().filter(|section| section.sh_type(endian) != SHT_NOBITS);
     let sections = sections.map(|section| (section.sh_offset(endian), section.sh_size(endian)));
     let ends = segments.chain(sections).map(|(offset, length): (u64, u64)| offset.saturating_add(length)).max();
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_length_but_the_whole_is_noticed() {
+    fn every_truncated_file_is_detected() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("library.so");
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_library_is_left_to_the_loader() {
+    fn other_files_are_left_to_the_loader() {
         let directory = tempfile::tempdir().unwrap();
         for text in ["", "GROUP ( libc.so )"] {
             std::fs::write(directory.path().join("x"), text).unwrap();

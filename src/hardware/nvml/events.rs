@@ -1,4 +1,6 @@
-//! The driver's event set: which events are asked for, and what they say.
+//! The driver's event set: registers the GPUs, waits, and decodes events.
+//!
+//! In: NVML. Out: `RawEvent`s of the GPUs of one session. It does not know threads, or what an event means.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -20,10 +22,10 @@ const MIG_CHANGE: u64 = 0x100;
 /// ECC (0x1, 0x2), XIDs, MIG changes, and 0x200 to 0x8000: ECC storms, row retirement, poison, GPU unavailable and the
 /// recovery action. Left out: performance states, clocks and power supplies.
 const WANTED: u64 = 0x1 | 0x2 | XID | MIG_CHANGE | 0xFE00;
-/// What the driver writes for no instance.
+/// The driver's value for "no instance".
 const WHOLE: u32 = u32::MAX;
 const UNKNOWN_XID: u32 = 999;
-/// First and longest wait before a GPU that was not registered is tried again.
+/// First and longest wait before the registration of a GPU is retried.
 const RETRIES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
 /// Events of all GPUs of one session.
@@ -33,14 +35,14 @@ pub struct NvmlEvents {
     set: Option<EventSet>,
     /// The GPUs in the set, with the handle they were registered by.
     registered: BTreeMap<GpuUuid, Handle>,
-    /// By the handle's address, for as long as the session lives: who is lost can no longer say its name.
+    /// By the handle's address, for the whole session: a lost GPU no longer returns its UUID.
     names: BTreeMap<usize, GpuUuid>,
-    /// Some GPU is not in the set and may get there.
+    /// When to retry the registration of GPUs that are not in the set.
     retry: Option<(Monotonic, Duration)>,
     problems: Vec<Problem>,
 }
 
-/// Freed when dropped, before the library that it is of.
+/// Freed when dropped, before its library.
 struct EventSet {
     set: nvmlEventSet_t,
     library: Arc<Library>,
@@ -56,7 +58,7 @@ impl Drop for EventSet {
     }
 }
 
-/// One GPU that can be registered: its name, its handle, and the events that it can tell of.
+/// A GPU to register: its UUID, its handle, and the wanted events that it supports.
 type Candidate = (GpuUuid, Handle, u64);
 
 impl NvmlEvents {
@@ -74,7 +76,7 @@ impl NvmlEvents {
         events
     }
 
-    /// Registers every GPU that is not in the set; those that refuse are left for later.
+    /// Registers every GPU that is not in the set, and schedules a retry for those that refuse.
     fn register_missing(&mut self, now: Monotonic, wait: Duration) {
         if self.set.is_none() {
             self.set = self.new_set();
@@ -82,7 +84,7 @@ impl NvmlEvents {
         let candidates = self.candidates();
         let expected = candidates.len();
         let mut candidates: Vec<Candidate> = candidates.into_iter().flatten().collect();
-        // A GPU without events has nothing to try again.
+        // A GPU without events is not retried.
         let mut missing = expected - candidates.len();
         candidates.retain(|(gpu, _, kinds)| *kinds != 0 && !self.registered.contains_key(gpu));
         for candidate in candidates {
@@ -97,17 +99,17 @@ impl NvmlEvents {
         let count = inventory::count(&mut caller);
         self.problems.extend(caller.finish().problems);
         let count = count.unwrap_or(0);
-        let mut said = self.per_gpu.ask(&self.library, count, candidate);
+        let mut answers = self.per_gpu.run(&self.library, count, candidate);
         let mut found = Vec::new();
         for index in 0..count {
-            let (candidate, problems) = said.remove(&index).unwrap_or_default();
+            let (candidate, problems) = answers.remove(&index).unwrap_or_default();
             self.problems.extend(problems);
             found.push(candidate);
         }
         found
     }
 
-    /// All that is wanted, or else the XIDs alone.
+    /// Registers all wanted events, or else the XIDs alone.
     fn register(&mut self, (gpu, handle, kinds): Candidate) -> bool {
         let Some(set) = self.set.as_ref().map(|set| set.set) else { return false };
         for kinds in [kinds, kinds & XID] {
@@ -130,27 +132,28 @@ impl NvmlEvents {
         made.ok().map(|()| EventSet { set, library: Arc::clone(&self.library) })
     }
 
-    /// A new set without the GPUs that spoil it. The old one is freed last, so that nothing falls between them.
+    /// Makes a new set without the GPUs that make its wait fail. The old one is freed last, so that no event is lost. True when
+    /// a GPU was left out.
     fn rebuild(&mut self, now: Monotonic) -> bool {
         let before = mem::take(&mut self.registered);
         let old = self.set.take();
         self.register_missing(now, RETRIES.0);
         drop(old);
-        let spoilers = self.registered.iter().filter(|(_, handle)| self.spoils(**handle));
-        let spoilers: Vec<GpuUuid> = spoilers.map(|(gpu, _)| gpu.clone()).collect();
-        if !spoilers.is_empty() {
-            self.exclude(&spoilers, now);
+        let failing = self.registered.iter().filter(|(_, handle)| self.makes_wait_fail(**handle));
+        let failing: Vec<GpuUuid> = failing.map(|(gpu, _)| gpu.clone()).collect();
+        if !failing.is_empty() {
+            self.exclude(&failing, now);
         }
         before.keys().any(|gpu| !self.registered.contains_key(gpu))
     }
 
-    /// The driver takes nobody out of a set: another one, of the others.
-    fn exclude(&mut self, spoilers: &[GpuUuid], now: Monotonic) {
+    /// Makes a new set without some GPUs: NVML cannot remove one from a set.
+    fn exclude(&mut self, failing: &[GpuUuid], now: Monotonic) {
         let old = self.set.take();
         self.set = self.new_set();
         for (gpu, handle) in mem::take(&mut self.registered) {
-            if !spoilers.contains(&gpu)
-                && let (Some(candidate), _) = self.again(gpu, handle)
+            if !failing.contains(&gpu)
+                && let (Some(candidate), _) = self.candidate_again(gpu, handle)
             {
                 self.register(candidate);
             }
@@ -159,14 +162,14 @@ impl NvmlEvents {
         self.retry = Some((now + RETRIES.0, RETRIES.0 * 2));
     }
 
-    fn again(&self, gpu: GpuUuid, handle: Handle) -> (Option<Candidate>, Vec<Problem>) {
+    fn candidate_again(&self, gpu: GpuUuid, handle: Handle) -> (Option<Candidate>, Vec<Problem>) {
         let mut caller = Caller::new(Arc::clone(&self.library));
         let kinds = supported(&mut caller, handle);
         (kinds.map(|kinds| (gpu, handle, kinds)), caller.finish().problems)
     }
 
-    /// Alone in a set, the wait on it fails.
-    fn spoils(&self, handle: Handle) -> bool {
+    /// Whether the wait on a set of this GPU alone fails.
+    fn makes_wait_fail(&self, handle: Handle) -> bool {
         let mut caller = Caller::new(Arc::clone(&self.library));
         let mut set: nvmlEventSet_t = std::ptr::null_mut();
         if call!(caller, nvmlEventSetCreate(&raw mut set)).is_err() {
@@ -179,8 +182,9 @@ impl NvmlEvents {
         caller.finish().status == PassStatus::Lost
     }
 
-    /// There is nobody to wait for; the event_thread pauses after what comes back at once. A failure where GPUs refused.
-    fn nobody(&self) -> Result<Option<RawEvent>, EventFailure> {
+    /// The result of a wait without a registered GPU: a failure where GPUs refused the registration. The event thread pauses
+    /// after a wait that returns at once.
+    fn none_registered(&self) -> Result<Option<RawEvent>, EventFailure> {
         match self.retry {
             None => Ok(None),
             Some(_) => {
@@ -190,8 +194,8 @@ impl NvmlEvents {
         }
     }
 
-    /// Who the event is of; by the driver only where it was never registered.
-    fn name(&mut self, device: nvmlDevice_t) -> Option<GpuUuid> {
+    /// The GPU of an event; asks the driver only for one that was never registered.
+    fn gpu_of(&mut self, device: nvmlDevice_t) -> Option<GpuUuid> {
         if let Some(gpu) = self.names.get(&device.addr()) {
             return Some(gpu.clone());
         }
@@ -207,13 +211,13 @@ impl EventSource for NvmlEvents {
             self.register_missing(now, wait);
         }
         let Some(set) = self.set.as_ref().map(|set| set.set).filter(|_| !self.registered.is_empty()) else {
-            return self.nobody();
+            return self.none_registered();
         };
         let mut caller = Caller::new(Arc::clone(&self.library));
         let mut data = no_event();
         let milliseconds = u32::try_from(patience.as_millis()).unwrap_or(1_000).max(1);
         match call!(caller, nvmlEventSetWait_v2(set, &raw mut data, milliseconds)) {
-            Ok(()) => match self.name(data.device) {
+            Ok(()) => match self.gpu_of(data.device) {
                 Some(gpu) => Ok(Some(event(gpu, &data))),
                 None => {
                     self.problems.push(Problem { call: "nvmlEventSetWait_v2", code: "unknown_device" });
@@ -230,7 +234,7 @@ impl EventSource for NvmlEvents {
                 }
                 if self.rebuild(now) {
                     self.problems.push(problem);
-                    return if self.registered.is_empty() { self.nobody() } else { Ok(None) };
+                    return if self.registered.is_empty() { self.none_registered() } else { Ok(None) };
                 }
                 Err(EventFailure { problem, status: PassStatus::Answers })
             }
@@ -253,7 +257,7 @@ fn candidate(caller: &mut Caller, index: u32) -> Option<Candidate> {
     Some((GpuUuid::new(uuid), handle, kinds))
 }
 
-/// `Some(0)`: the GPU answers, and tells of nothing.
+/// `Some(0)`: the GPU has no events.
 fn supported(caller: &mut Caller, handle: Handle) -> Option<u64> {
     let mut kinds = 0;
     match call!(caller, nvmlDeviceGetSupportedEventTypes(handle.0, &raw mut kinds)) {
@@ -275,7 +279,7 @@ fn no_event() -> nvmlEventData_t {
 
 fn event(gpu: GpuUuid, data: &nvmlEventData_t) -> RawEvent {
     let kind = match data.eventType {
-        // The number goes with this type only.
+        // Only this type has a number.
         XID => EventKind::Xid(u32::try_from(data.eventData).unwrap_or(UNKNOWN_XID)),
         MIG_CHANGE => EventKind::MigChange,
         _ => EventKind::Condition,
@@ -287,7 +291,7 @@ fn event(gpu: GpuUuid, data: &nvmlEventData_t) -> RawEvent {
     RawEvent { gpu, instance, kind }
 }
 
-/// Has holders for as long as the library is loaded.
+/// Has strong references while the library is loaded.
 pub fn open_marker(library: &Arc<Library>) -> std::sync::Weak<dyn Any + Send + Sync> {
     let any: Arc<dyn Any + Send + Sync> = Arc::<()>::clone(&library.open);
     Arc::downgrade(&any)
@@ -297,7 +301,7 @@ pub fn open_marker(library: &Arc<Library>) -> std::sync::Weak<dyn Any + Send + S
 mod tests {
     use super::*;
 
-    fn told(kind: u64, data: u64, instances: (u32, u32)) -> RawEvent {
+    fn decoded(kind: u64, data: u64, instances: (u32, u32)) -> RawEvent {
         let data = nvmlEventData_t {
             eventType: kind,
             eventData: data,
@@ -309,18 +313,18 @@ mod tests {
     }
 
     #[test]
-    fn the_number_is_an_xid_for_xids_only() {
-        assert_eq!(told(8, 79, (WHOLE, WHOLE)).kind, EventKind::Xid(79));
-        assert_eq!(told(8, 1 << 40, (WHOLE, WHOLE)).kind, EventKind::Xid(999));
-        assert_eq!(told(0x100, 79, (WHOLE, WHOLE)).kind, EventKind::MigChange);
+    fn only_xid_events_have_a_code() {
+        assert_eq!(decoded(8, 79, (WHOLE, WHOLE)).kind, EventKind::Xid(79));
+        assert_eq!(decoded(8, 1 << 40, (WHOLE, WHOLE)).kind, EventKind::Xid(999));
+        assert_eq!(decoded(0x100, 79, (WHOLE, WHOLE)).kind, EventKind::MigChange);
         for other in [1, 2, 0x200, 0x8000, 1 << 50] {
-            assert_eq!(told(other, 79, (WHOLE, WHOLE)).kind, EventKind::Condition);
+            assert_eq!(decoded(other, 79, (WHOLE, WHOLE)).kind, EventKind::Condition);
         }
     }
 
     #[test]
     fn all_ones_is_the_whole_gpu() {
-        let instance = |instances| told(8, 13, instances).instance;
+        let instance = |instances| decoded(8, 13, instances).instance;
         assert_eq!(instance((WHOLE, WHOLE)), None);
         assert_eq!(instance((WHOLE, 0)), None);
         assert_eq!(instance((3, WHOLE)), Some(XidInstance { gpu_instance: 3, compute_instance: None }));

@@ -1,3 +1,5 @@
+//! The fast tier: utilization, power, energy and use by process.
+
 use nvml_wrapper_sys::bindings::nvmlUtilization_t;
 
 use super::calls::{Caller, call, value};
@@ -17,7 +19,7 @@ pub struct FastReader {
     memory_busy: Ring,
     power: Ring,
     pub processes: ProcessUse,
-    /// Share of the time in which memory was at work, in the last sample.
+    /// Share of the time in which memory was active, in the last sample.
     pub memory_utilization_ratio: Option<f64>,
     /// The energy counter when last read, in millijoules, and the seconds since.
     energy: Option<(u64, f64)>,
@@ -53,7 +55,7 @@ impl FastReader {
         integrals.busy_seconds = busy.integral;
         integrals.memory_busy_seconds = memory.integral;
         self.memory_utilization_ratio = memory.latest;
-        // A GPU that has no utilization (a partitioned one) has nothing to be covered.
+        // A GPU without utilization (a partitioned one) has no uncovered time.
         if !(self.busy.is_unsupported(caller) && caller.is_unsupported("nvmlDeviceGetUtilizationRates", 0)) {
             integrals.uncovered_seconds = busy.uncovered_seconds;
         }
@@ -66,12 +68,12 @@ impl FastReader {
         Fast { utilization_ratio: busy.latest, power_watts }
     }
 
-    /// As last read, in millijoules.
+    /// The last reading, in millijoules.
     pub fn energy_counter(&self) -> Option<u64> {
         self.energy.map(|(counter, _)| counter)
     }
 
-    /// The counter where there is one, else integrated power.
+    /// From the counter, or else from integrated power.
     fn energy(
         &mut self,
         caller: &mut Caller,
@@ -98,10 +100,10 @@ impl FastReader {
     }
 }
 
-/// Joules between two readings. A counter that fell has restarted, and what it shows came after that.
+/// Joules between two readings. A counter that fell has restarted at zero.
 fn energy_step(before: u64, now: u64, seconds: f64) -> f64 {
     let joules = now.checked_sub(before).unwrap_or(now) as f64 / 1000.0;
-    // More than the highest power: the counter restarted or is wrong.
+    // More than the highest power allows: the counter restarted or is wrong.
     if joules <= plausible::POWER.most() * (seconds + 1.0) { joules } else { 0.0 }
 }
 
@@ -117,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn energy_steps_survive_a_restart_and_refuse_nonsense() {
+    fn energy_steps_handle_restarts_and_implausible_values() {
         assert_eq!(energy_step(1_000, 701_000, 1.0), 700.0);
         assert_eq!(energy_step(9_000_000_000, 350_000, 1.0), 350.0);
         assert_eq!(energy_step(0, u64::MAX, 1.0), 0.0);

@@ -1,3 +1,5 @@
+//! Reads several NVML fields in one call.
+
 use nvml_wrapper_sys::bindings::{nvmlFieldValue_t, nvmlValue_t, nvmlValueType_t};
 
 use super::calls::{Caller, call};
@@ -9,7 +11,7 @@ pub const ALL_LINKS: u32 = u32::MAX;
 /// nvmlValueType_t: double, unsigned long, unsigned and signed long long; all have 64 bits on Linux.
 const WIDE_TYPES: [nvmlValueType_t; 4] = [0, 2, 3, 4];
 
-/// Field ids that changed their meaning at driver 580.82; the wrong ones read another quantity without an error.
+/// Field ids that changed at driver 580.82; a wrong id reads another quantity without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FieldScheme {
     pub sw_thermal: u32,
@@ -21,7 +23,7 @@ impl FieldScheme {
     const BEFORE: Self = Self { sw_thermal: 251, hw_thermal: 252, hw_power_brake: 253 };
     const SINCE_580_82: Self = Self { sw_thermal: 269, hw_thermal: 270, hw_power_brake: 271 };
 
-    /// `None` when the version cannot be read: then none of these fields is asked for.
+    /// `None` for an unknown version: then none of these fields is read.
     pub fn of_driver(version: Option<&str>) -> Option<Self> {
         let mut numbers = version?.split('.').map(|number| number.parse::<u32>().ok());
         let (major, minor) = (numbers.next()??, numbers.next().flatten().unwrap_or(0));
@@ -29,7 +31,7 @@ impl FieldScheme {
     }
 }
 
-/// The value of a field, and how wide the driver says that it is.
+/// The value of a field, and its width.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Field {
     pub value: f64,
@@ -37,14 +39,14 @@ pub struct Field {
 }
 
 impl Field {
-    /// Of a counter that rises fast (bytes, nanoseconds): `None` where it has 32 bits or fewer, since it may wrap many
-    /// times between two readings.
+    /// For counters that rise fast (bytes, nanoseconds): `None` with 32 bits or fewer, as they may wrap many times between two
+    /// readings.
     pub fn wide(self) -> Option<f64> {
         self.is_wide.then_some(self.value)
     }
 }
 
-/// Asks for many fields in one call; each (id, scope) has its own answer.
+/// Reads many fields in one call; each (id, scope) has its own result.
 pub fn read(caller: &mut Caller, handle: Handle, wanted: &[(u32, u32)]) -> Vec<Option<Field>> {
     let mut values: Vec<_> = wanted.iter().map(|(id, scope)| blank(*id, *scope)).collect();
     let Ok(count) = i32::try_from(values.len()) else { return vec![None; wanted.len()] };
@@ -67,14 +69,14 @@ fn blank(field_id: u32, scope_id: u32) -> nvmlFieldValue_t {
         timestamp: 0,
         latencyUsec: 0,
         valueType: 0,
-        // What the driver leaves alone has not been answered.
+        // For fields that the driver does not write.
         nvmlReturn: codes::NOT_SUPPORTED,
         value: nvmlValue_t { ullVal: 0 },
     }
 }
 
 pub fn decode(kind: nvmlValueType_t, value: nvmlValue_t) -> Option<f64> {
-    // SAFETY: every member of the union is plain bits, and the driver says which one it wrote.
+    // SAFETY: every member of the union is plain bits, and the type names the one that the driver wrote.
     let number = unsafe {
         match kind {
             0 => value.dVal,
@@ -110,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_read_as_the_type_they_have() {
+    fn values_are_decoded_by_their_type() {
         assert_eq!(decode(0, nvmlValue_t { dVal: 1.5 }), Some(1.5));
         assert_eq!(decode(5, nvmlValue_t { siVal: -3 }), Some(-3.0));
         assert_eq!(decode(3, nvmlValue_t { ullVal: 1 << 40 }), Some((1_u64 << 40) as f64));

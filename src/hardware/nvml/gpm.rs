@@ -1,3 +1,5 @@
+//! GPU performance monitoring (GPM): metrics as means between two samples.
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,14 +13,14 @@ use super::library::{Handle, Library};
 use crate::hardware::plausible;
 use crate::model::{GpmRatios, Monotonic, Traffic};
 
-/// The driver's documented minimum, and a limit beyond which a mean says little.
+/// The driver's documented minimum, and a maximum beyond which a mean is of little use.
 const WINDOW: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(600);
 
 const GRAPHICS: u32 = 1;
 const SM: u32 = 2;
 const OCCUPANCY: u32 = 3;
 const DRAM: u32 = 10;
-/// In MiB a second; known to every driver that has GPM.
+/// In MiB a second; in every driver with GPM.
 const PCIE_TRANSMITTED: u32 = 20;
 const PCIE_RECEIVED: u32 = 21;
 const NVLINK_RECEIVED: u32 = 60;
@@ -31,7 +33,7 @@ const PIPES: [(u32, &str); 8] =
 const SM_CYCLES: u32 = 248;
 const SM_ACTIVE_CYCLES: u32 = 249;
 
-/// What one pair of samples says.
+/// The metrics of one pair of samples.
 #[derive(Default)]
 pub struct GpmReading {
     pub ratios: GpmRatios,
@@ -44,7 +46,7 @@ pub struct GpmReading {
 pub struct Gpm {
     supported: bool,
     pairs: BTreeMap<Option<u32>, Pair>,
-    /// Asking for ids that a driver does not know may refuse the whole call.
+    /// The whole call may be refused for ids that a driver does not know.
     asks_cycles: bool,
     request: Option<Box<Request>>,
 }
@@ -55,7 +57,7 @@ struct Pair {
     spare: Sample,
 }
 
-/// Newer headers have more metrics under the same version number; the spare room is for a driver that clears them all.
+/// Newer headers have more metrics under the same version number; the spare space is for a driver that clears them all.
 #[repr(C)]
 struct Request {
     get: nvmlGpmMetricsGet_t,
@@ -117,7 +119,7 @@ impl Gpm {
     }
 }
 
-/// How busy each GPU instance is, second by second; the medium tier has pairs of its own.
+/// The use of each GPU instance, for the fast tier; the medium tier has its own pairs.
 pub struct InstanceUse {
     gpm: Gpm,
     last: Option<Monotonic>,
@@ -132,7 +134,7 @@ impl InstanceUse {
         gpm.supported.then_some(Self { gpm, last: None })
     }
 
-    /// Busy seconds since the last call, of the instances that tell. `None`: too soon to ask.
+    /// Busy seconds since the last call, of the instances that have a value. `None`: too soon to read.
     pub fn advance(&mut self, caller: &mut Caller, handle: Handle, now: Monotonic) -> Option<Vec<(u32, f64)>> {
         let elapsed = self.last.map(|last| now.since(last));
         if elapsed.is_some_and(|elapsed| elapsed < *WINDOW.start()) {
@@ -167,7 +169,7 @@ impl Request {
         }
         (self.get.version, self.get.numMetrics) = (1, count);
         (self.get.sample1, self.get.sample2) = (older, newer);
-        // With and without cycles are two questions: one may be refused while the other is answered.
+        // Separate variants with and without cycles: the driver may refuse one of them.
         call!(caller, nvmlGpmMetricsGet[u32::from(with_cycles)](&raw mut self.get)).ok()?;
         let answered =
             self.get.metrics.iter().take(count as usize).filter(|metric| metric.nvmlReturn == codes::SUCCESS);
@@ -227,7 +229,7 @@ impl Drop for Sample {
     fn drop(&mut self) {
         if let Ok(free) = self.library.symbols.nvmlGpmSampleFree.as_ref() {
             let started = self.library.statistics.start();
-            // SAFETY: allocated by the same library, freed once, used by nobody any more.
+            // SAFETY: allocated by the same library, freed once, and no longer used.
             let code = unsafe { free(self.memory) };
             self.library.statistics.record("nvmlGpmSampleFree", code, started);
         }

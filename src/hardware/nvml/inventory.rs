@@ -1,3 +1,5 @@
+//! Identifies the driver, the GPUs and their MIG devices.
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -19,21 +21,21 @@ const MIG_LIMIT: u32 = 64;
 /// More GPU instance profiles than any header has; 18 in 13.5.
 const PROFILE_LIMIT: u32 = 32;
 
-/// One MIG device with the handle that lives as long as its compute instance.
+/// A MIG device, with a handle that is valid as long as its compute instance.
 pub struct Mig {
     pub handle: Handle,
     pub uuid: MigUuid,
-    /// What `nvmlDeviceGetMigDeviceHandleByIndex` finds it under.
+    /// Its index for `nvmlDeviceGetMigDeviceHandleByIndex`.
     pub index: u32,
     pub gpu_instance: u32,
     pub compute_instance: u32,
 }
 
-/// What tells one layout of a node from another, cheaply: per index, the GPU and its MIG devices.
+/// The layout of a node, cheap to read: by index, the GPU and its MIG devices.
 pub type Layout = BTreeMap<u32, Option<Place>>;
 pub type Place = (GpuUuid, Vec<(u32, MigUuid)>);
 
-/// How many GPUs there are; `None` as well for more than a node can have, each of which would be asked about on its own thread.
+/// The number of GPUs; `None` also for more than a node can have, as each is queried on its own thread.
 pub fn count(caller: &mut Caller) -> Option<u32> {
     value!(caller, nvmlDeviceGetCount_v2()).filter(|count| *count <= GPU_LIMIT)
 }
@@ -58,8 +60,8 @@ pub fn uuid(caller: &mut Caller, handle: Handle) -> Option<Arc<str>> {
     text!(caller, nvmlDeviceGetUUID(handle.0))
 }
 
-/// The GPU at `index`; `None` when it does not answer, with the problem in the caller. One that has ceased to answer on
-/// the way is not present: what is absent of it is not known.
+/// The GPU at `index`; `None` when it does not answer, with the problem in the caller. A GPU that stops answering on the way
+/// is not present, and its absent values are unknown.
 pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
     let handle = handle(caller, index)?;
     let uuid = uuid(caller, handle)?;
@@ -94,7 +96,7 @@ pub fn mig_enabled(caller: &mut Caller, handle: Handle) -> Option<bool> {
     Some(current == MIG_ENABLED)
 }
 
-/// The MIG devices of a partitioned GPU. The driver's count is the possible number; empty places are skipped.
+/// The MIG devices of a partitioned GPU. The driver's count is the highest possible; empty indexes are skipped.
 pub fn mig_handles(caller: &mut Caller, handle: Handle) -> Vec<Mig> {
     let places: u32 = value!(caller, nvmlDeviceGetMaxMigDeviceCount(handle.0)).unwrap_or(0);
     let mut found = Vec::new();
@@ -113,14 +115,13 @@ pub fn mig_handles(caller: &mut Caller, handle: Handle) -> Vec<Mig> {
     found
 }
 
-/// The largest GPU instance profile spans the whole GPU. `None` unless every profile was either described or is one
-/// that this GPU does not have: the largest of some may not be the largest.
+/// The slices of the largest GPU instance profile, which spans the whole GPU. `None` when any profile could not be read.
 fn slices_of_whole(caller: &mut Caller, handle: Handle) -> Option<u32> {
     let mut most = 0;
     for profile in 0..PROFILE_LIMIT {
         // SAFETY: numbers only; all zeroes is a valid value.
         let mut info: nvmlGpuInstanceProfileInfo_t = unsafe { std::mem::zeroed() };
-        // From 1: of a numbered variant, an argument that is not valid means one that is not there.
+        // From 1: for a variant above 0, an invalid argument means a profile that does not exist.
         let variant = profile + 1;
         match call!(caller, nvmlDeviceGetGpuInstanceProfileInfo[variant](handle.0, profile, &raw mut info)) {
             Ok(()) => most = most.max(info.sliceCount),
@@ -194,7 +195,7 @@ fn compute_capability(caller: &mut Caller, handle: Handle) -> Option<Arc<str>> {
     Some(format!("{major}.{minor}").into())
 }
 
-/// An architecture newer than this table is absent, not an error.
+/// `None` for an architecture newer than this table.
 fn architecture(number: u32) -> Option<Arc<str>> {
     let known = ["kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell"];
     let place = usize::try_from(number).ok()?.checked_sub(2)?;
@@ -212,7 +213,7 @@ fn slices_in_profile(profile: &str) -> Option<u32> {
     profile.split('.').find_map(|part| part.strip_suffix('g'))?.parse().ok()
 }
 
-/// NVIDIA's way of naming: memory in eighths of the GPU's, rounded up; `1c.` before it when a part of the GPU instance.
+/// As NVIDIA names profiles: memory in eighths of the GPU's, rounded up; with the prefix `1c.` for a part of the GPU instance.
 fn profile_of(attributes: &nvmlDeviceAttributes_t, parent_memory: Option<u64>) -> Arc<str> {
     let megabytes = attributes.memorySizeMB as f64;
     let gigabytes = match parent_memory {
@@ -231,7 +232,7 @@ fn profile_of(attributes: &nvmlDeviceAttributes_t, parent_memory: Option<u64>) -
     }
 }
 
-/// The place of one GPU in the layout: few calls, no identity but UUIDs. `None` unless it has answered to the last.
+/// One GPU of the layout, with few calls. `None` unless all of them were answered.
 pub fn place(caller: &mut Caller, index: u32) -> Option<Place> {
     let handle = handle(caller, index)?;
     let uuid = GpuUuid::new(uuid(caller, handle)?);

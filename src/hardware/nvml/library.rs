@@ -1,3 +1,5 @@
+//! Finds, loads, initialises and shuts down the driver library.
+
 use std::ffi::OsStr;
 use std::sync::Arc;
 
@@ -10,20 +12,20 @@ use super::statistics::Statistics;
 use super::{codes, elf};
 use crate::hardware::source::Failure;
 
-/// The loaded and initialised driver library. Whoever calls it holds an `Arc`: it is closed when nobody does.
+/// The loaded and initialised driver library. It is shut down when the last `Arc` is dropped.
 pub struct Library {
     pub symbols: NvmlLib,
     pub statistics: Arc<Statistics>,
-    /// The last two: they go once the library has been unloaded.
+    /// The last two fields: they are dropped after the library has been unloaded.
     pub open: Arc<()>,
     presence: Presence,
 }
 
-/// How a library is found and loaded.
+/// Where to find the library, and what to do around its loading.
 #[derive(Default)]
 pub struct Loading {
     pub search: LibrarySearch,
-    /// Done before the loader is called, which may not come back.
+    /// Called before the loader, which may hang.
     pub prepare: Option<Box<dyn Fn() + Send>>,
     pub attempts: Option<Attempts>,
 }
@@ -56,7 +58,7 @@ impl Library {
                 attempts.begin(&file)?;
             }
             let presence = Presence::begin();
-            // SAFETY: loading runs the library's initialisers; it is the driver's own, or the one that was asked for.
+            // SAFETY: loading runs the library's initialisers; it is the driver's own, or the one that was configured.
             match unsafe { NvmlLib::new(&candidate) } {
                 Ok(symbols) => {
                     presence.is_loaded();
@@ -102,7 +104,7 @@ impl Library {
             return Err(Failure {
                 call: "nvmlInit_v2",
                 code: codes::name(code),
-                reason: format!("{} does not start: {} ({code})", path.to_string_lossy(), codes::name(code)),
+                reason: format!("{} cannot be initialised: {} ({code})", path.to_string_lossy(), codes::name(code)),
                 remedy: codes::remedy(code),
             });
         }
@@ -114,7 +116,7 @@ impl Drop for Library {
     fn drop(&mut self) {
         if let Ok(shutdown) = self.symbols.nvmlShutdown.as_ref() {
             let started = self.statistics.start();
-            // SAFETY: the last user has gone, so no call is in flight.
+            // SAFETY: there is no other reference, so no call is under way.
             let code = unsafe { shutdown() };
             self.statistics.record("nvmlShutdown", code, started);
         }

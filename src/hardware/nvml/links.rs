@@ -1,3 +1,5 @@
+//! Where the NVLinks of a GPU lead.
+
 use nvml_wrapper_sys::bindings::{
     nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH as SWITCH, nvmlPciInfo_t,
 };
@@ -8,9 +10,8 @@ use super::library::Handle;
 use super::slow::LINK_LIMIT;
 use crate::model::{NvLinkPeers, PciBusId};
 
-/// Where the links of a GPU lead that are up; `None` where it has no NVLink.
-///
-/// A link that does not say where it leads is left out, with the problem in the caller: then the two ends may differ.
+/// The remote ends of the active links; `None` without NVLink. A link whose remote end cannot be read is left out, with the
+/// problem in the caller.
 pub fn peers(caller: &mut Caller, handle: Handle) -> Option<NvLinkPeers> {
     let mut peers = None;
     for link in 0..LINK_LIMIT {

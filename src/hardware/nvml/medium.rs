@@ -1,3 +1,5 @@
+//! The medium tier: memory, temperatures, clocks, throttling, engines, fans, GPM and processes.
+
 use std::collections::BTreeMap;
 
 use nvml_wrapper_sys::bindings::{nvmlMarginTemperature_t, nvmlTemperature_t};
@@ -20,18 +22,17 @@ const SW_POWER_CAP: u32 = 74;
 const SYNC_BOOST: u32 = 76;
 /// Clock event bits that only some drivers have.
 const RARE_CLOCK_EVENTS: [(u32, &str); 2] = [(9, "board_limit"), (10, "reliability")];
-/// More fans than a board has.
+/// More fans than any board has.
 const FAN_LIMIT: u32 = 16;
 const MEGAHERTZ: f64 = 1e6;
 const NANOSECONDS: f64 = 1e9;
 
-/// Memory, temperature, clocks, throttling, engines and GPM, every ten seconds.
 pub struct MediumReader {
     scheme: Option<FieldScheme>,
     gpm: Gpm,
     engines: [(&'static str, Ring); 4],
     last: Option<Monotonic>,
-    /// Bits that the driver can report; read once.
+    /// The bits that the driver supports; read once.
     clock_event_bits: Option<Option<u64>>,
     fans: Option<u32>,
     processes: ProcessLists,
@@ -89,7 +90,7 @@ impl MediumReader {
             },
             throttled_seconds,
             clock_events: self.clock_events(caller, handle),
-            // 32 stands for unknown.
+            // 32 means unknown.
             performance_state: performance_state.filter(|state| *state <= 15),
             fan_speed_ratios: self.fans(caller, handle),
             gpm: whole.ratios,
@@ -111,7 +112,7 @@ impl MediumReader {
         let values = fields::read(caller, handle, &wanted);
         let reasons = THROTTLE_REASONS.into_iter().zip(&values[1..]);
         let throttled = reasons.filter_map(|(reason, value)| Some((reason, (*value)?.wide()? / NANOSECONDS)));
-        // Boards without a sensor there say 0.
+        // Boards without that sensor report 0.
         (throttled.collect(), values[0].map(|celsius| celsius.value).filter(|celsius| *celsius > 0.0))
     }
 

@@ -1,10 +1,12 @@
+//! Memory of a GPU or of a GPU instance.
+
 use nvml_wrapper_sys::bindings::{nvmlMemory_t, nvmlMemory_v2_t};
 
 use super::calls::{Caller, call, version};
 use super::library::Handle;
 use crate::model::MemoryUse;
 
-/// Memory of a GPU, or of the GPU instance that a MIG device belongs to; what one supports the other may not.
+/// Of a GPU, or of the GPU instance of a MIG device; either may support calls that the other does not.
 pub fn read(caller: &mut Caller, handle: Handle, gpu_instance: Option<u32>) -> Option<MemoryUse> {
     let variant = gpu_instance.map_or(0, |number| number + 1);
     let mut memory =
@@ -18,7 +20,7 @@ pub fn read(caller: &mut Caller, handle: Handle, gpu_instance: Option<u32>) -> O
     Some(MemoryUse { used: memory.used, free: memory.free, reserved: None, total: memory.total })
 }
 
-/// The header leaves open whether `used` includes what is reserved; the sum tells.
+/// NVML does not document whether `used` includes reserved memory; the sum shows it.
 fn tidy(total: u64, reserved: u64, free: u64, used: u64) -> MemoryUse {
     let used = if reserved > 0 && free.saturating_add(used) == total { used.saturating_sub(reserved) } else { used };
     MemoryUse { used, free, reserved: Some(reserved), total }
@@ -29,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reserved_memory_is_never_counted_twice() {
+    fn reserved_memory_is_counted_once() {
         let expected = MemoryUse { used: 30, free: 60, reserved: Some(10), total: 100 };
         assert_eq!(tidy(100, 10, 60, 30), expected);
         assert_eq!(tidy(100, 10, 60, 40), expected);

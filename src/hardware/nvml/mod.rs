@@ -1,9 +1,9 @@
 //! The driver's own library, loaded at run time.
 //!
-//! In: where to look for `libnvidia-ml.so.1`. Out: the contract of `source`. Refuses to know: threads, retries and
-//! publication; it blocks for as long as the driver does. Facts behind the numbers: `nvml.h` of 13.4.
+//! In: where to search for `libnvidia-ml.so.1`. Out: the traits of `source`. It does not know threads, retries or
+//! publication, and blocks as long as the driver does. Numbers are from `nvml.h` of 13.4.
 
-#![allow(unsafe_code, reason = "NVML is a C library; each block says why it holds")]
+#![allow(unsafe_code, reason = "NVML is a C library; each block has its reason")]
 
 mod attempt;
 mod calls;
@@ -52,13 +52,13 @@ use super::source::{CallDurations, Driver, EventSource, Failure, PassStatus, Pro
 use crate::clock::Clock;
 use crate::model::{Gpu, GpuUuid, Inventory};
 
-/// NVML, found anew at each opening: a driver may come, go and change while the agent runs.
+/// NVML, searched for at each opening: a driver may be installed, removed or replaced while the agent runs.
 pub struct NvmlDriver {
     loading: Loading,
     statistics: Arc<Statistics>,
 }
 
-/// Reads the call statistics while the driver is at work elsewhere.
+/// Access to the call statistics from other threads.
 #[derive(Clone, Debug)]
 pub struct CallRecord {
     statistics: Arc<Statistics>,
@@ -74,27 +74,27 @@ impl NvmlDriver {
         Self { loading: Loading { search, ..Loading::default() }, statistics: Arc::new(statistics) }
     }
 
-    /// Does this before each loading of the library, from which the loader may not come back.
+    /// Calls this before each loading of the library, in which the loader may hang.
     #[must_use]
     pub fn preparing(mut self, prepare: impl Fn() + Send + 'static) -> Self {
         self.loading.prepare = Some(Box::new(prepare));
         self
     }
 
-    /// Records each loading, so that a library that ends the process is known at the next start.
+    /// Records each loading, so that the next start recognises a library that crashed the process.
     #[must_use]
     pub fn recording(mut self, attempts: Option<Attempts>) -> Self {
         self.loading.attempts = attempts;
         self
     }
 
-    /// Also times each call: for a probe, not for every day.
+    /// Also records the latency of each call, for a probe.
     #[must_use]
     pub fn with_latencies(search: LibrarySearch, clock: Clock) -> Self {
         Self::searching(search, Statistics::new(Some(clock)))
     }
 
-    /// Also counts calls by how long they took.
+    /// Also counts calls by duration.
     #[must_use]
     pub fn with_durations(search: LibrarySearch, clock: Clock) -> Self {
         Self::searching(search, Statistics::with_durations(clock))
@@ -132,21 +132,21 @@ impl Driver for NvmlDriver {
     }
 }
 
-/// GPUs by UUID, and those UUIDs that several have, with the indices. Of these no GPU is taken: readings, device ids and
-/// containers name a GPU by its UUID alone.
+/// GPUs by UUID, and the UUIDs that several GPUs have, with their indexes. Those GPUs are left out: readings, device IDs and
+/// containers identify a GPU by its UUID alone.
 fn without_duplicates(found: Vec<Gpu>) -> (BTreeMap<GpuUuid, Gpu>, BTreeMap<GpuUuid, Vec<u32>>) {
     let mut indices: BTreeMap<GpuUuid, Vec<u32>> = BTreeMap::new();
     for gpu in &found {
         indices.entry(gpu.uuid.clone()).or_default().extend(gpu.index);
     }
     indices.retain(|_, indices| indices.len() > 1);
-    let alone = found.into_iter().filter(|gpu| !indices.contains_key(&gpu.uuid));
-    (alone.map(|gpu| (gpu.uuid.clone(), gpu)).collect(), indices)
+    let unique = found.into_iter().filter(|gpu| !indices.contains_key(&gpu.uuid));
+    (unique.map(|gpu| (gpu.uuid.clone(), gpu)).collect(), indices)
 }
 
 struct NvmlSession {
     library: Arc<Library>,
-    /// As the last inventory found it.
+    /// Of the last inventory.
     layout: Mutex<Layout>,
     driver_version: Mutex<Option<Arc<str>>>,
     per_gpu: PerGpuQuery,
@@ -171,7 +171,7 @@ impl Session for NvmlSession {
             return Err(Failure {
                 call,
                 code,
-                reason: format!("the driver does not list its GPUs: {call} says {code}"),
+                reason: format!("the driver does not list its GPUs: {call} returned {code}"),
                 remedy: codes::SEE_NVIDIA_SMI,
             });
         };
@@ -180,9 +180,9 @@ impl Session for NvmlSession {
         let mut found = Vec::new();
         let mut layout = Layout::new();
         let before = self.lock_layout().clone();
-        let mut said = self.per_gpu.ask(&self.library, count, inventory::gpu);
+        let mut answers = self.per_gpu.run(&self.library, count, inventory::gpu);
         for index in 0..count {
-            let gpu = match said.remove(&index) {
+            let gpu = match answers.remove(&index) {
                 Some((gpu, refused)) => {
                     problems.extend(refused);
                     gpu
@@ -215,11 +215,11 @@ impl Session for NvmlSession {
         let layout = self.lock_layout().clone();
         let indices: Vec<u32> = layout.iter().filter_map(at).collect();
         let [index] = indices[..] else {
-            // A GPU that is listed and does not give its UUID may be this one.
-            let lists_no_processes = indices.is_empty() && layout.values().any(Option::is_none);
+            // A listed GPU that does not return its UUID may be this one.
+            let may_be_lost = indices.is_empty() && layout.values().any(Option::is_none);
             return Err(Failure {
                 call: "nvmlDeviceGetHandleByIndex_v2",
-                code: if lists_no_processes { "gpu_is_lost" } else { "not_found" },
+                code: if may_be_lost { "gpu_is_lost" } else { "not_found" },
                 reason: format!("the driver lists {gpu} {} times", indices.len()),
                 remedy: "look for Xid lines in the kernel log",
             });
@@ -236,14 +236,15 @@ impl Session for NvmlSession {
         }
         let count = inventory::count(&mut caller);
         let Some(count) = count else { return false };
-        let mut said = self.per_gpu.ask(&self.library, count, inventory::place);
+        let mut answers = self.per_gpu.run(&self.library, count, inventory::place);
         let before = self.lock_layout();
-        // A GPU that has gone silent is its reader's business; one that has begun to answer is news.
+        // A GPU that stops answering is handled by its reader; one that begins to answer is a change.
         let mut place =
-            |index| said.remove(&index).and_then(|(place, _)| place).or_else(|| before.get(&index)?.clone());
+            |index| answers.remove(&index).and_then(|(place, _)| place).or_else(|| before.get(&index)?.clone());
         let now: Layout = (0..count).map(|index| (index, place(index))).collect();
         now != *before
     }
+
     fn events(&self) -> Option<Box<dyn EventSource>> {
         Some(Box::new(NvmlEvents::new(&self.library)))
     }

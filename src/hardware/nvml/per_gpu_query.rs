@@ -1,3 +1,7 @@
+//! Queries each GPU on a thread of its own, so that a GPU that hangs does not delay the others.
+//!
+//! In: a function of one GPU's index. Out: the answers by index, without GPUs that did not answer in time.
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -10,57 +14,56 @@ use super::calls::Caller;
 use super::library::Library;
 use crate::hardware::source::Problem;
 
-/// Below the watchdog's limit, and longer than one GPU takes to wake without persistence mode.
-const SILENCE: Duration = Duration::from_secs(5);
+/// Below the watchdog's limit, and longer than one GPU takes to initialise without persistence mode.
+const PATIENCE: Duration = Duration::from_secs(5);
 const STACK_BYTES: usize = 256 * 1024;
 
-/// Asks each GPU on a thread of its own, so that one that hangs hides no other. A GPU that still has a question open
-/// is asked no second one.
+/// A GPU whose last query has not returned is not queried again.
 #[derive(Default)]
 pub struct PerGpuQuery {
-    asked: Arc<Mutex<BTreeSet<u32>>>,
+    pending: Arc<Mutex<BTreeSet<u32>>>,
 }
 
-/// What one GPU said, with the calls that failed.
+/// The answer of one GPU, with the calls that failed.
 pub type GpuAnswer<T> = (T, Vec<Problem>);
 
 impl PerGpuQuery {
-    /// The answers by index. Who has not answered after a silence is left out.
-    pub fn ask<T: Send + 'static>(
+    /// Returns when all have answered, or when no answer has come for the time limit.
+    pub fn run<T: Send + 'static>(
         &self,
         library: &Arc<Library>,
         count: u32,
-        question: fn(&mut Caller, u32) -> T,
+        query: fn(&mut Caller, u32) -> T,
     ) -> BTreeMap<u32, GpuAnswer<T>> {
         let (answers, answered) = sync_channel(count as usize);
         for index in 0..count {
-            if !self.asked.lock().insert(index) {
+            if !self.pending.lock().insert(index) {
                 continue;
             }
-            let (library, asked, answers) = (Arc::clone(library), Arc::clone(&self.asked), answers.clone());
-            let body = move || answer(library, &asked, &answers, index, question);
+            let (library, pending, answers) = (Arc::clone(library), Arc::clone(&self.pending), answers.clone());
+            let body = move || answer(library, &pending, &answers, index, query);
             if Builder::new().name(format!("ask-{index}")).stack_size(STACK_BYTES).spawn(body).is_err() {
-                self.asked.lock().remove(&index);
+                self.pending.lock().remove(&index);
             }
         }
         drop(answers);
-        std::iter::from_fn(|| answered.recv_timeout(SILENCE).ok()).collect()
+        std::iter::from_fn(|| answered.recv_timeout(PATIENCE).ok()).collect()
     }
 }
 
 fn answer<T>(
     library: Arc<Library>,
-    asked: &Mutex<BTreeSet<u32>>,
+    pending: &Mutex<BTreeSet<u32>>,
     answers: &SyncSender<(u32, GpuAnswer<T>)>,
     index: u32,
-    question: fn(&mut Caller, u32) -> T,
+    query: fn(&mut Caller, u32) -> T,
 ) {
     let mut caller = Caller::new(library);
-    let said = question(&mut caller, index);
+    let answer = query(&mut caller, index);
     let problems = caller.finish().problems;
-    // The library is let go of before the answer, so that whoever got it may close the driver.
+    // Released before the answer is sent, so that its receiver may close the driver.
     drop(caller);
-    asked.lock().remove(&index);
-    // Nobody waits any more: the next question gets the answer.
-    let _ = answers.send((index, (said, problems)));
+    pending.lock().remove(&index);
+    // The receiver is gone after the time limit.
+    let _ = answers.send((index, (answer, problems)));
 }

@@ -9,7 +9,7 @@ static IN_LOADER: AtomicUsize = AtomicUsize::new(0);
 pub struct Presence(());
 
 impl Presence {
-    /// The loader is about to be called.
+    /// Called before the loader.
     pub fn begin() -> Self {
         PRESENT.fetch_add(1, Ordering::Relaxed);
         IN_LOADER.fetch_add(1, Ordering::Relaxed);
@@ -44,8 +44,8 @@ pub fn is_present() -> bool {
     PRESENT.load(Ordering::Relaxed) > 0
 }
 
-/// Ends the process at once. The usual end waits for the loader's lock, and runs what the driver library has registered,
-/// both of which a driver that hangs holds up for ever.
+/// Ends the process at once. A usual exit waits for the loader's lock and runs the driver library's exit handlers, both of
+/// which block forever in a driver that hangs.
 pub fn end_process(code: u8) -> ! {
     // SAFETY: as POSIX declares it; it takes a number and touches no memory.
     unsafe extern "C" {

@@ -1,4 +1,6 @@
-//! How much each process uses the SMs, from whichever of the driver's two calls answers.
+//! SM use by process, from whichever of the driver's two calls answers.
+//!
+//! In: NVML's samples by process. Out: SM-seconds by pid for each pass. It does not know the owners of processes.
 
 use std::collections::BTreeMap;
 
@@ -11,20 +13,21 @@ use super::library::Handle;
 use crate::hardware::plausible;
 
 const CAPACITY: usize = 64;
-/// More contexts than a GPU has room for.
+/// More contexts than a GPU can have.
 const LARGEST: usize = 4096;
-/// The longest that the driver takes for one of its samples.
+/// The longest sample period of the driver.
 const SAMPLE_SECONDS: f64 = 1.0;
 /// How far the samples of processes that work at the same time lie apart, at most, in microseconds.
 const SPREAD: u64 = 2_000_000;
-/// A process without an entry for so long, in microseconds, is forgotten.
+/// A process without a sample for this time, in microseconds, is forgotten.
 const FORGOTTEN: u64 = 60_000_000;
-/// After so many passes without a new entry all is asked for again: the driver's clock may have stepped back.
+/// After this many passes without a new sample all samples are requested again: the driver's clock may have stepped back.
 const EMPTY_PASSES: u32 = 10;
-/// From this utilization on, some process must have an sample.
+/// From this utilization on, some process must have a sample.
 const BUSY: f64 = 0.05;
-/// After so many seconds without an entry on a busy GPU the other call is tried, and then the driver counts as silent.
-const SILENT_SECONDS: f64 = 5.0;
+/// After this many seconds without a sample on a busy GPU the other call is tried; without samples in both, use by process is
+/// unknown.
+const EMPTY_SECONDS: f64 = 5.0;
 
 const BLANK_SAMPLE: nvmlProcessUtilizationSample_t =
     nvmlProcessUtilizationSample_t { pid: 0, timeStamp: 0, smUtil: 0, memUtil: 0, encUtil: 0, decUtil: 0 };
@@ -48,24 +51,24 @@ enum Source {
     ProcessesUtilizationInfo,
 }
 
-/// What is known of the source.
+/// Whether the source lists processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Trust {
-    /// It has listed nothing so far.
+enum SourceState {
+    /// No sample so far.
     #[default]
     Untested,
     Answers,
     /// The GPU was busy, and neither call listed a process.
-    Silent,
+    ListsNothing,
 }
 
 pub struct ProcessUse {
     samples: Vec<nvmlProcessUtilizationSample_t>,
     infos: Vec<nvmlProcessUtilizationInfo_v1_t>,
     source: Source,
-    trust: Trust,
-    /// Time without an entry while the GPU was busy.
-    silent_seconds: f64,
+    state: SourceState,
+    /// Time without a sample while the GPU was busy.
+    empty_seconds: f64,
     cursors: Cursors,
 }
 
@@ -78,14 +81,14 @@ struct ProcessSample {
     ratio: f64,
 }
 
-/// How far each process has been read: the driver gives each an entry with a time stamp of its own, and the samples of
-/// processes that take turns are not of the same moment.
+/// How far each process has been read: the driver's samples have a timestamp for each process, and those of processes that
+/// take turns differ.
 #[derive(Default)]
 struct Cursors {
     of_pid: BTreeMap<u32, u64>,
-    /// What the driver was shown: it gives each process's mean since then. 0 asks for the mean over all it still has.
-    shown: u64,
-    /// The newest time stamp that it has given.
+    /// The driver's argument "last seen": it returns each process's mean since then. 0 requests the mean over its whole buffer.
+    last_seen: u64,
+    /// The newest timestamp.
     newest: u64,
     empty_passes: u32,
 }
@@ -96,8 +99,8 @@ impl Default for ProcessUse {
             samples: vec![BLANK_SAMPLE; CAPACITY],
             infos: Vec::new(),
             source: Source::default(),
-            trust: Trust::default(),
-            silent_seconds: 0.0,
+            state: SourceState::default(),
+            empty_seconds: 0.0,
             cursors: Cursors::default(),
         }
     }
@@ -105,7 +108,7 @@ impl Default for ProcessUse {
 
 impl ProcessUse {
     /// SM-seconds by pid since the reading before, `elapsed` seconds ago, while the GPU's own utilization was `busy`.
-    /// `None` where the driver does not say: that it lists nothing on an idle GPU proves nothing about a busy one.
+    /// `None` where that is unknown: an empty list on an idle GPU proves nothing about a busy one.
     pub fn advance(
         &mut self,
         caller: &mut Caller,
@@ -123,39 +126,39 @@ impl ProcessUse {
         };
         let is_busy = busy.is_some_and(|busy| busy >= BUSY);
         if !samples.is_empty() {
-            (self.trust, self.silent_seconds) = (Trust::Answers, 0.0);
+            (self.state, self.empty_seconds) = (SourceState::Answers, 0.0);
         } else if is_busy {
             self.missed(elapsed);
         }
         let work = self.cursors.work(&samples, elapsed);
-        // Nobody worked, unless the GPU did and nothing has ever been listed.
-        (self.trust == Trust::Answers || !is_busy && self.trust == Trust::Untested).then_some(work)
+        // No process was active, unless the GPU was busy and no process has ever been listed.
+        (self.state == SourceState::Answers || !is_busy && self.state == SourceState::Untested).then_some(work)
     }
 
     /// The driver's name of the call in use, or `none` where a busy GPU has no process in either. `None`: not known yet.
     pub fn source(&self) -> Option<&'static str> {
-        match (self.trust, self.source) {
-            (Trust::Untested, _) => None,
-            (Trust::Silent, _) => Some("none"),
-            (Trust::Answers, Source::ProcessUtilization) => Some("nvmlDeviceGetProcessUtilization"),
-            (Trust::Answers, Source::ProcessesUtilizationInfo) => Some("nvmlDeviceGetProcessesUtilizationInfo"),
+        match (self.state, self.source) {
+            (SourceState::Untested, _) => None,
+            (SourceState::ListsNothing, _) => Some("none"),
+            (SourceState::Answers, Source::ProcessUtilization) => Some("nvmlDeviceGetProcessUtilization"),
+            (SourceState::Answers, Source::ProcessesUtilizationInfo) => Some("nvmlDeviceGetProcessesUtilizationInfo"),
         }
     }
 
     pub fn lists_no_processes(&self) -> bool {
-        self.trust == Trust::Silent
+        self.state == SourceState::ListsNothing
     }
 
-    /// Nothing was listed of a busy GPU. The two calls are tried in turns for as long as neither lists anything.
+    /// No process was listed on a busy GPU. The two calls are tried in turns while neither lists any.
     fn missed(&mut self, elapsed: f64) {
-        self.silent_seconds += elapsed;
-        if self.silent_seconds < SILENT_SECONDS {
+        self.empty_seconds += elapsed;
+        if self.empty_seconds < EMPTY_SECONDS {
             return;
         }
-        self.silent_seconds = 0.0;
-        (self.source, self.trust) = match self.source {
-            Source::ProcessUtilization => (Source::ProcessesUtilizationInfo, self.trust),
-            Source::ProcessesUtilizationInfo => (Source::ProcessUtilization, Trust::Silent),
+        self.empty_seconds = 0.0;
+        (self.source, self.state) = match self.source {
+            Source::ProcessUtilization => (Source::ProcessesUtilizationInfo, self.state),
+            Source::ProcessesUtilizationInfo => (Source::ProcessUtilization, SourceState::ListsNothing),
         };
     }
 
@@ -169,7 +172,7 @@ impl ProcessUse {
             Err(Refusal::Empty) => return Ok(Vec::new()),
             Err(refusal) => return Err(refusal),
         };
-        // Drivers with zombies on the GPU give samples full of nonsense.
+        // Drivers return invalid samples for zombies.
         let plausible = |sample: &ProcessSample| {
             sample.pid != 0 && caller.plausible(&plausible::PROCESS_UTILIZATION, sample.ratio).is_some()
         };
@@ -177,9 +180,9 @@ impl ProcessUse {
     }
 
     fn process_utilization(&mut self, caller: &mut Caller, handle: Handle) -> Result<Vec<ProcessSample>, Refusal> {
-        let shown = self.cursors.shown;
+        let last_seen = self.cursors.last_seen;
         let count = fill(&mut self.samples, BLANK_SAMPLE, LARGEST, |samples, count| {
-            call!(caller, nvmlDeviceGetProcessUtilization(handle.0, samples, count, shown))
+            call!(caller, nvmlDeviceGetProcessUtilization(handle.0, samples, count, last_seen))
         })?;
         let sample = |one: &nvmlProcessUtilizationSample_t| sample(one.pid, one.timeStamp, one.smUtil);
         Ok(self.samples.iter().take(count).map(sample).collect())
@@ -191,12 +194,12 @@ impl ProcessUse {
         handle: Handle,
     ) -> Result<Vec<ProcessSample>, Refusal> {
         self.infos.resize(self.infos.len().max(CAPACITY), BLANK_INFO);
-        let shown = self.cursors.shown;
+        let last_seen = self.cursors.last_seen;
         let count = fill(&mut self.infos, BLANK_INFO, LARGEST, |infos, count| {
             let mut list = nvmlProcessesUtilizationInfo_v1_t {
                 version: version::<nvmlProcessesUtilizationInfo_v1_t>(1),
                 processSamplesCount: *count,
-                lastSeenTimeStamp: shown,
+                lastSeenTimeStamp: last_seen,
                 procUtilArray: infos,
             };
             let outcome = call!(caller, nvmlDeviceGetProcessesUtilizationInfo(handle.0, &raw mut list));
@@ -216,40 +219,40 @@ impl Cursors {
     fn work(&mut self, samples: &[ProcessSample], elapsed: f64) -> Vec<(u32, f64)> {
         let mut samples = samples.to_vec();
         samples.sort_unstable_by_key(|sample| sample.at);
-        let (shown, known) = (self.shown, self.newest);
+        let (last_seen, known) = (self.last_seen, self.newest);
         let mut work: BTreeMap<u32, f64> = BTreeMap::new();
         let mut longest = 0.0_f64;
         for sample in &samples {
-            let since = self.of_pid.get(&sample.pid).copied().unwrap_or(if shown == 0 { known } else { shown });
+            let since = self.of_pid.get(&sample.pid).copied().unwrap_or(if last_seen == 0 { known } else { last_seen });
             if sample.at <= since {
                 continue;
             }
-            let seconds = match shown {
-                // A mean over longer than has passed, and so rather too low.
+            let seconds = match last_seen {
+                // A mean over more than the elapsed time: rather too low.
                 0 => elapsed,
-                // After an idle time the stretch is no longer than since it was last known that nobody worked.
+                // After an idle time the interval begins when the GPU was last known to be idle.
                 _ => ((sample.at - since) as f64 / 1e6).min(elapsed + SAMPLE_SECONDS),
             };
             longest = longest.max(seconds);
             *work.entry(sample.pid).or_default() += sample.ratio * seconds;
         }
-        self.move_on(&samples);
-        // Together they have one device.
+        self.advance(&samples);
+        // All processes share one device.
         let sum: f64 = work.values().sum();
         let scale = if sum > longest { longest / sum } else { 1.0 };
         let work = work.into_iter().map(|(pid, seconds)| (pid, seconds * scale));
         work.filter(|(_, seconds)| *seconds > 0.0).collect()
     }
 
-    /// The driver is next shown the oldest cursor of the processes that work at present.
-    fn move_on(&mut self, samples: &[ProcessSample]) {
+    /// The next "last seen" is the oldest cursor of the active processes.
+    fn advance(&mut self, samples: &[ProcessSample]) {
         let newest = samples.last().map_or(0, |sample| sample.at);
-        if newest <= self.newest && (self.shown != 0 || newest == 0) {
+        if newest <= self.newest && (self.last_seen != 0 || newest == 0) {
             let is_new = |sample: &ProcessSample| self.of_pid.get(&sample.pid).is_none_or(|cursor| sample.at > *cursor);
-            let any_new = self.shown != 0 && samples.iter().any(is_new);
+            let any_new = self.last_seen != 0 && samples.iter().any(is_new);
             self.empty_passes = if any_new { 0 } else { self.empty_passes + 1 };
             if self.empty_passes >= EMPTY_PASSES {
-                (self.shown, self.empty_passes) = (0, 0);
+                (self.last_seen, self.empty_passes) = (0, 0);
                 return;
             }
         } else {
@@ -261,7 +264,7 @@ impl Cursors {
         self.of_pid.retain(|_, at| *at <= newest && newest - *at <= FORGOTTEN);
         if newest != 0 {
             let recent = self.of_pid.values().filter(|at| newest - **at <= SPREAD);
-            self.shown = recent.min().copied().unwrap_or(newest);
+            self.last_seen = recent.min().copied().unwrap_or(newest);
         }
     }
 }
@@ -276,18 +279,18 @@ mod tests {
     }
 
     #[test]
-    fn each_stretch_counts_once() {
+    fn each_interval_counts_once() {
         let mut cursors = Cursors::default();
-        assert_eq!(cursors.work(&samples(&[(1, 100.0, 50)]), 0.0), [], "what was before the first reading is not ours");
+        assert_eq!(cursors.work(&samples(&[(1, 100.0, 50)]), 0.0), [], "use before the first reading is not counted");
         assert_eq!(cursors.work(&samples(&[(1, 101.0, 50), (2, 101.0, 25)]), 1.0), [(1, 0.5), (2, 0.25)]);
-        assert_eq!(cursors.work(&samples(&[(1, 101.0, 50)]), 1.0), [], "an entry that was read already");
+        assert_eq!(cursors.work(&samples(&[(1, 101.0, 50)]), 1.0), [], "a sample that was read already");
         assert_eq!(cursors.work(&[], 1.0), []);
         let late = cursors.work(&samples(&[(1, 104.0, 100)]), 1.0);
-        assert_eq!(late, [(1, 2.0)], "no more than since it was known to be idle, and a sample's length");
+        assert_eq!(late, [(1, 2.0)], "no more than since the GPU was known to be idle, plus a sample period");
     }
 
     #[test]
-    fn together_they_have_one_device() {
+    fn processes_share_one_device() {
         let mut cursors = Cursors::default();
         cursors.work(&samples(&[(1, 1.0, 1)]), 0.0);
         let crowd = samples(&[(1, 2.0, 100), (2, 2.0, 60)]);
@@ -295,11 +298,11 @@ mod tests {
     }
 
     #[test]
-    fn the_entry_of_one_process_drops_none_of_another() {
+    fn the_sample_of_one_process_drops_none_of_another() {
         let mut cursors = Cursors::default();
         cursors.work(&samples(&[(1, 100.0, 50), (2, 99.5, 50)]), 0.0);
-        assert_eq!(cursors.shown, 99_500_000, "the driver leaves out what is older than it is shown");
-        // Under time slicing the two take turns; the entry of process 2 is always half a second behind.
+        assert_eq!(cursors.last_seen, 99_500_000, "the driver leaves out older samples");
+        // Under time slicing the two take turns; the sample of process 2 is always half a second behind.
         let mut sums = [0.0, 0.0];
         for second in 1..=10 {
             let at = 100.0 + f64::from(second);
@@ -308,7 +311,7 @@ mod tests {
             }
         }
         assert_eq!(sums, [5.0, 5.0]);
-        // One entry in each pass, in turns.
+        // One sample in each pass, in turns.
         for second in 11..=20 {
             let (pid, at) = (1 + second % 2, 100.0 + f64::from(second));
             for (pid, seconds) in cursors.work(&samples(&[(pid, at, 50)]), 1.0) {
@@ -319,13 +322,13 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_steps_back_is_followed_and_old_work_does_not_count_again() {
+    fn a_clock_that_steps_back_is_followed_without_counting_twice() {
         let mut cursors = Cursors::default();
         cursors.work(&samples(&[(1, 100.0, 50)]), 0.0);
         for _ in 0..EMPTY_PASSES {
             assert_eq!(cursors.work(&[], 1.0), []);
         }
-        assert_eq!(cursors.shown, 0);
+        assert_eq!(cursors.last_seen, 0);
         assert_eq!(cursors.work(&samples(&[(1, 100.0, 50)]), 1.0), [], "still in the driver's buffer");
         for _ in 0..EMPTY_PASSES {
             cursors.work(&[], 1.0);
@@ -335,6 +338,6 @@ mod tests {
         for _ in 0..EMPTY_PASSES {
             cursors.work(&[], 1.0);
         }
-        assert_eq!(cursors.work(&samples(&[(1, 40.0, 30)]), 1.0), [(1, 0.3)], "work again after idle times");
+        assert_eq!(cursors.work(&samples(&[(1, 40.0, 30)]), 1.0), [(1, 0.3)], "active again after idle times");
     }
 }

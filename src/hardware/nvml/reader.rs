@@ -1,3 +1,5 @@
+//! Reads one GPU through NVML: the three tiers of a pass.
+
 use std::sync::Arc;
 
 use super::calls::{Caller, Outcome, text};
@@ -11,10 +13,10 @@ use super::slow::SlowReader;
 use crate::hardware::source::{Due, Failure, Integrals, Pass, PassStatus, Reader};
 use crate::model::{GpuUuid, Moment, Monotonic};
 
-/// The code of the problem that an index belongs to another GPU than when the inventory was taken.
+/// The code for an index that belongs to another GPU than in the inventory.
 pub const OTHER_GPU: &str = "other_gpu_at_index";
 
-/// Everything that reading one GPU needs, made anew with each generation of handles.
+/// The state to read one GPU, made for each generation of handles.
 pub struct NvmlReader {
     caller: Caller,
     handle: Handle,
@@ -28,8 +30,8 @@ pub struct NvmlReader {
 }
 
 impl NvmlReader {
-    /// The GPU that the inventory found at `index`. Never looked up by its UUID: the driver may wake other GPUs for
-    /// that, and hang in one of them.
+    /// The GPU at this index of the inventory. Never searched by its UUID: the driver may initialise other GPUs for that, and
+    /// hang in one of them.
     pub fn new(library: &Arc<Library>, gpu: &GpuUuid, index: u32) -> Result<Self, Failure> {
         let mut caller = Caller::new(Arc::clone(library));
         let handle = inventory::handle(&mut caller, index);

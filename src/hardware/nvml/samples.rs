@@ -1,3 +1,5 @@
+//! Reads the driver's rings of samples and integrates them.
+
 use nvml_wrapper_sys::bindings::{nvmlSample_t, nvmlSamplingType_t, nvmlValue_t};
 
 use super::calls::{Caller, call, fill};
@@ -6,11 +8,11 @@ use super::library::Handle;
 use crate::hardware::integrate::{RingIntegral, Sample, Step};
 use crate::hardware::plausible::{self, Quantity};
 
-/// More than any ring known; grown once where it does not suffice.
+/// More than any known ring; grown where it does not suffice.
 const CAPACITY: usize = 256;
 const LARGEST: usize = 16 * 1024;
 
-/// Room for one ring's samples, shared by the rings of a GPU.
+/// The buffer for one ring's samples, shared by the rings of a GPU.
 pub struct SampleBuffer {
     raw: Vec<nvmlSample_t>,
     samples: Vec<Sample>,
@@ -46,7 +48,7 @@ impl Ring {
         caller.is_unsupported("nvmlDeviceGetSamples", self.kind)
     }
 
-    /// One call where the buffer suffices. `fallback` gives the rate where there is no new sample.
+    /// `fallback` returns the rate where there is no new sample.
     pub fn advance(
         &mut self,
         caller: &mut Caller,

@@ -1,3 +1,5 @@
+//! Where to search for the driver library.
+
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
@@ -18,9 +20,9 @@ pub const PLACES: [&str; 8] = [
 /// Which driver library to load.
 #[derive(Clone, Debug, Default)]
 pub struct LibrarySearch {
-    /// `--nvml-library`: this one and no other.
+    /// `--nvml-library`: only this one.
     pub library: Option<PathBuf>,
-    /// `--driver-root`, each asked after the loader's own path.
+    /// `--driver-root`: searched after the loader's own path.
     pub driver_roots: Vec<PathBuf>,
 }
 
@@ -36,7 +38,7 @@ impl LibrarySearch {
         std::iter::once(OsString::from(LIBRARY)).chain(found.map(PathBuf::into_os_string)).collect()
     }
 
-    /// For people: what was searched.
+    /// The searched places, for people.
     pub(super) fn description(&self) -> String {
         match &self.library {
             Some(library) => format!("{} was not found", library.display()),
@@ -49,8 +51,8 @@ impl LibrarySearch {
     }
 }
 
-/// True when the loader's error says that the candidate itself is not there; anything else is a reason of its own,
-/// as is a library that the candidate needs and that is missing.
+/// True when the loader's error means that the candidate itself does not exist. Any other error is reported, as is a missing
+/// library that the candidate needs.
 pub fn is_absence(candidate: &OsStr, error: &str) -> bool {
     let own = error.strip_prefix(&*candidate.to_string_lossy());
     own.is_some_and(|rest| rest.starts_with(": cannot open shared object file: No such file"))
@@ -81,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_is_there_and_does_not_load_is_not_absent() {
+    fn a_library_that_exists_and_does_not_load_is_not_absent() {
         let loader = |text: &str| is_absence(OsStr::new(LIBRARY), text);
         assert!(loader("libnvidia-ml.so.1: cannot open shared object file: No such file or directory"));
         assert!(!loader("libgone.so: cannot open shared object file: No such file or directory"));

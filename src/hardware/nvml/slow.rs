@@ -1,3 +1,5 @@
+//! The slow tier: ECC, row remapping, retired pages, PCIe, NVLink, fabric and the recovery action.
+
 use std::collections::BTreeMap;
 
 use nvml_wrapper_sys::bindings::{
@@ -34,7 +36,7 @@ const PCIE_ERRORS: [(u32, &str); 11] = [
 ];
 const PCIE_BYTES: [u32; 2] = [197, 198];
 
-/// The most that the header knows; the driver stops before.
+/// The highest number in the header; the driver stops before.
 pub const LINK_LIMIT: u32 = 36;
 const KIBIBYTE: f64 = 1024.0;
 /// KiB of one link or over all links, up to NVLink 4.
@@ -56,17 +58,16 @@ const NVLINK5_ERRORS: [(u32, &str); 9] = [
 
 /// By the driver's number.
 const FABRIC_STATES: [&str; 4] = ["not_supported", "not_started", "in_progress", "completed"];
-/// Completed with an error: the GPU is in no fabric, and nothing is under way that would change it.
+/// Completed with an error: the GPU is in no fabric, and no registration is under way.
 const FABRIC_FAILED: &str = "failed";
 const COMPLETED: u8 = 3;
 /// Two bits each at this place of the health mask: 0 unsupported, 1 true, 2 false.
 const FABRIC_CONDITIONS: [(u32, &str); 4] =
     [(0, "degraded_bandwidth"), (2, "route_recovery"), (4, "route_unhealthy"), (6, "access_timeout_recovery")];
 
-/// ECC, row remapping, retired pages, PCIe, NVLink, fabric and the recovery action, every minute.
 #[derive(Default)]
 pub struct SlowReader {
-    /// NVLink 5 has error counters of its own.
+    /// The GPU has the error counters of NVLink 5.
     nvlink5: bool,
 }
 
@@ -138,7 +139,7 @@ fn per_link(caller: &mut Caller, handle: Handle, ids: &[u32], links: &Links) -> 
     fields::read(caller, handle, &wanted)
 }
 
-/// What each link has transmitted and received. False where no link tells.
+/// Transmitted and received bytes of each link. False where no link has them.
 fn read_bytes(caller: &mut Caller, handle: Handle, ids: &[u32; 2], unit: f64, links: &mut Links) -> bool {
     let values = per_link(caller, handle, ids, links);
     for (counters, values) in links.values_mut().zip(values.chunks(ids.len())) {
@@ -162,7 +163,7 @@ fn count(value: f64) -> u64 {
     value as u64
 }
 
-/// The recovery action and what PCIe counts, in one call.
+/// The recovery action and the PCIe counters, in one call.
 fn counters(caller: &mut Caller, handle: Handle) -> (Option<u32>, BTreeMap<&'static str, u64>, [Option<f64>; 2]) {
     let ids = [RECOVERY_ACTION].into_iter().chain(PCIE_BYTES).chain(PCIE_ERRORS.map(|(id, _)| id));
     let values = fields::read(caller, handle, &ids.map(|id| (id, 0)).collect::<Vec<_>>());
@@ -222,7 +223,7 @@ fn row_remap_banks(caller: &mut Caller, handle: Handle) -> BTreeMap<&'static str
     banks.map(|(availability, count)| (availability, u64::from(count))).into()
 }
 
-/// Only the number: with no room for addresses the driver says how many there are.
+/// Only their number, which the driver returns for a buffer without space.
 fn retired_pages(caller: &mut Caller, handle: Handle, cause: u32) -> Option<u64> {
     let mut count = 0;
     let nowhere = std::ptr::null_mut();
@@ -246,7 +247,8 @@ fn pcie(caller: &mut Caller, handle: Handle, errors: BTreeMap<&'static str, u64>
     }
 }
 
-/// The newest form that the driver knows. The forms share their beginning; the older ones have no health mask.
+/// By the newest version of the structure that the driver supports. The versions share their beginning; older ones have no
+/// health mask.
 fn fabric(caller: &mut Caller, handle: Handle) -> Option<FabricState> {
     for version in [version::<nvmlGpuFabricInfoV_t>(3), version::<nvmlGpuFabricInfo_v2_t>(2)] {
         // SAFETY: numbers only; all zeroes is a valid value.

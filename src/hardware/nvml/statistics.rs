@@ -1,3 +1,5 @@
+//! Counts and times NVML calls, by name.
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -11,11 +13,11 @@ use crate::model::{DurationHistogram, Monotonic};
 /// The newest latencies kept for each call.
 const LATENCIES: usize = 512;
 
-/// What one NVML call did since the agent started.
+/// One NVML call since the agent started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CallStatistics {
     pub count: u64,
-    /// True once it has succeeded for any GPU; `None` while it has neither succeeded nor been refused as unsupported.
+    /// True once it has succeeded for any GPU; `None` until it succeeds or is unsupported.
     pub supported: Option<bool>,
     /// Codes other than success.
     pub codes: BTreeMap<&'static str, u64>,
@@ -28,12 +30,12 @@ pub struct CallStatistics {
 #[derive(Debug, Default)]
 pub struct Statistics {
     calls: Mutex<BTreeMap<&'static str, Call>>,
-    /// Set when calls are to be timed.
+    /// `None`: calls are not timed.
     clock: Option<Clock>,
     keeps: Keeps,
 }
 
-/// What is kept of timed calls.
+/// The data kept of timed calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Keeps {
     /// The newest latencies, for quantiles.
@@ -95,7 +97,7 @@ impl Statistics {
         self.lock().iter().map(|(name, call)| (*name, call.summary())).collect()
     }
 
-    /// Of the calls that were made; `None` unless durations are kept.
+    /// `None` unless durations are kept.
     pub fn durations(&self) -> Option<BTreeMap<&'static str, DurationHistogram>> {
         let kept = self.clock.is_some() && self.keeps == Keeps::Durations;
         kept.then(|| self.lock().iter().map(|(name, call)| (*name, call.durations.clone())).collect())
@@ -126,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn support_is_what_any_gpu_showed() {
+    fn a_call_is_supported_if_it_succeeded_on_any_gpu() {
         let statistics = Statistics::new(None);
         for code in [codes::NOT_SUPPORTED, codes::SUCCESS, codes::NOT_SUPPORTED, codes::UNKNOWN] {
             statistics.record("a", code, None);
@@ -140,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_kept_where_they_were_asked_for() {
+    fn durations_are_kept_where_configured() {
         let statistics = Statistics::with_durations(Clock::start());
         for _ in 0..3 {
             let started = statistics.start();

@@ -1,3 +1,5 @@
+//! Sets and reads the state of the simulated GPUs.
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,14 +11,14 @@ use super::profile::{Profile, inventory, scramble};
 use crate::hardware::source::{EventFailure, EventKind, Failure, PassStatus, Problem, RawEvent};
 use crate::model::{GpuUuid, Inventory, Monotonic, XidInstance};
 
-/// What calls of a session say whose driver was unloaded.
+/// The problem of every call after the driver was unloaded.
 pub(super) const UNLOADED: Problem = Problem { call: "simulated", code: "uninitialized" };
 
-/// Sets what the simulated GPUs do, from any thread. Clones act on the same GPUs.
+/// Controls the simulated GPUs, from any thread. Clones control the same GPUs.
 #[derive(Clone, Debug)]
 pub struct Controls {
     shared: Arc<Mutex<Shared>>,
-    happened: Arc<Condvar>,
+    changed: Arc<Condvar>,
 }
 
 #[derive(Debug)]
@@ -24,9 +26,9 @@ struct Shared {
     profile: Profile,
     inventory: Inventory,
     gpus: BTreeMap<GpuUuid, Simulated>,
-    /// Until the first load is set the GPUs run by themselves.
+    /// Until the first load is set the GPUs generate their own load.
     scripted: bool,
-    /// Not yet heard, and how often each is to be.
+    /// Events to deliver, each with its number of repetitions.
     events: VecDeque<(RawEvent, u64)>,
     loaded: bool,
     /// How often the driver was loaded.
@@ -41,7 +43,7 @@ struct Simulated {
     lost: bool,
     hanging: bool,
     recovery_action: u32,
-    /// The loading of the driver since which joules count, and how many there were.
+    /// The driver load since which joules are counted, and the joules before it.
     joules_before: (u64, f64),
 }
 
@@ -57,8 +59,8 @@ struct Working {
 pub(super) struct ProcessState {
     pub load: Load,
     pub sums: Sums,
-    /// False when it has ended since it was last read.
-    pub lives: bool,
+    /// False when it has ended since the last reading.
+    pub running: bool,
 }
 
 /// A GPU at one moment, with its instances.
@@ -97,7 +99,7 @@ impl Controls {
         let gpus = gpus.collect();
         let shared =
             Shared { profile, inventory, gpus, scripted: false, events: VecDeque::new(), loaded: true, loads: 1 };
-        Self { shared: Arc::new(Mutex::new(shared)), happened: Arc::default() }
+        Self { shared: Arc::new(Mutex::new(shared)), changed: Arc::default() }
     }
 
     /// The simulated devices, lost ones included.
@@ -111,7 +113,7 @@ impl Controls {
         self.lock().profile
     }
 
-    /// From `at` on the whole GPU does this. Calls for one GPU come in the order of time. Unknown GPUs are ignored.
+    /// Sets the load of the whole GPU from `at` on. Calls for one GPU are in the order of time. Unknown GPUs are ignored.
     pub fn set_load(&self, gpu: &GpuUuid, at: Monotonic, load: Load) {
         let mut shared = self.lock();
         shared.script(at);
@@ -129,8 +131,8 @@ impl Controls {
         }
     }
 
-    /// From `at` on the process does this to the GPU, or to one GPU instance of it: its part of what `set_load` or
-    /// `set_instance_load` say, so whoever sets both keeps the sum.
+    /// Sets the load of a process on the GPU, or on one GPU instance, from `at` on. It is a part of the load of `set_load` or
+    /// `set_instance_load`: the caller keeps the sum.
     pub fn set_process_load(&self, gpu: &GpuUuid, gpu_instance: Option<u32>, pid: u32, at: Monotonic, load: Load) {
         let mut shared = self.lock();
         shared.script(at);
@@ -140,7 +142,7 @@ impl Controls {
         }
     }
 
-    /// From `at` on the process is gone, from the GPU and all its instances.
+    /// Ends the process at `at`, on the GPU and all its instances.
     pub fn end_process(&self, gpu: &GpuUuid, pid: u32, at: Monotonic) {
         let mut shared = self.lock();
         let processes = shared.gpus.get_mut(gpu).into_iter().flat_map(|gpu| &mut gpu.processes);
@@ -150,34 +152,34 @@ impl Controls {
         }
     }
 
-    /// Takes the GPUs out of their self-running load at once: all idle from `at` on, until loads are set.
+    /// Ends the generated load: all GPUs are idle from `at` on, until loads are set.
     pub fn take_over(&self, at: Monotonic) {
         self.lock().script(at);
     }
 
-    /// A lost GPU refuses every call until it is found again.
+    /// A lost GPU refuses every call.
     pub fn set_lost(&self, gpu: &GpuUuid, lost: bool) {
         if let Some(simulated) = self.lock().gpus.get_mut(gpu) {
             simulated.lost = lost;
         }
     }
 
-    /// A call on the GPU does not come back for as long as it hangs.
+    /// Calls on a hanging GPU block.
     pub fn set_hanging(&self, gpu: &GpuUuid, hanging: bool) {
         if let Some(simulated) = self.lock().gpus.get_mut(gpu) {
             simulated.hanging = hanging;
         }
-        self.happened.notify_all();
+        self.changed.notify_all();
     }
 
-    /// What the driver wants done, as NVML field 230 has it; 0 is nothing. The driver tells that it has changed.
+    /// Sets the recovery action (NVML field 230; 0 is none), with an event.
     pub fn set_recovery_action(&self, gpu: &GpuUuid, action: u32) {
         let mut shared = self.lock();
         if let Some(simulated) = shared.gpus.get_mut(gpu) {
             simulated.recovery_action = action;
         }
         shared.events.push_back((RawEvent { gpu: gpu.clone(), instance: None, kind: EventKind::Condition }, 1));
-        self.happened.notify_all();
+        self.changed.notify_all();
     }
 
     /// An unloaded driver ends its sessions and refuses new ones until it is loaded.
@@ -187,11 +189,10 @@ impl Controls {
             shared.loads += 1;
         }
         shared.loaded = loaded;
-        self.happened.notify_all();
+        self.changed.notify_all();
     }
 
-    /// The driver tells of an XID, on the whole GPU or on one of its instances. As with a driver, nobody hears of what
-    /// happens before it is open.
+    /// Sends an XID of the whole GPU or of one of its instances. As with a driver, events before its opening are lost.
     pub fn inject_xid(&self, gpu: &GpuUuid, instance: Option<XidInstance>, code: u32) {
         self.inject_xids(gpu, instance, code, 1);
     }
@@ -201,11 +202,11 @@ impl Controls {
         if count > 0 {
             let event = RawEvent { gpu: gpu.clone(), instance, kind: EventKind::Xid(code) };
             self.lock().events.push_back((event, count));
-            self.happened.notify_all();
+            self.changed.notify_all();
         }
     }
 
-    /// The number of this session; good until the driver is unloaded.
+    /// The number of a new session, valid until the driver is unloaded.
     pub(super) fn open(&self) -> Result<u64, Failure> {
         let shared = self.lock();
         if shared.loaded {
@@ -215,11 +216,11 @@ impl Controls {
             call: UNLOADED.call,
             code: "driver_not_loaded",
             reason: "the simulated driver is not loaded".to_owned(),
-            remedy: "it is opened again until it is",
+            remedy: "podmeter keeps retrying",
         })
     }
 
-    /// Of `joules` in all, those since the driver was loaded, in thousandths.
+    /// Millijoules since the driver was loaded, of `joules` in all.
     pub(super) fn since_loading(&self, session: u64, gpu: &GpuUuid, joules: f64) -> u64 {
         let mut shared = self.lock();
         let Some(simulated) = shared.gpus.get_mut(gpu) else { return 0 };
@@ -240,7 +241,7 @@ impl Controls {
     pub(super) fn wait_for_event(&self, session: u64, patience: Duration) -> Result<Option<RawEvent>, EventFailure> {
         let quiet = |shared: &mut Shared| shared.events.is_empty() && !shared.is_over(session);
         let mut shared = self.lock();
-        self.happened.wait_while_for(&mut shared, quiet, patience);
+        self.changed.wait_while_for(&mut shared, quiet, patience);
         if shared.is_over(session) {
             return Err(EventFailure { problem: UNLOADED, status: PassStatus::SessionOver });
         }
@@ -253,10 +254,10 @@ impl Controls {
         Ok(Some(event))
     }
 
-    /// Comes back when the GPU does not hang.
+    /// Blocks while the GPU hangs.
     pub(super) fn wait_while_hanging(&self, gpu: &GpuUuid) {
         let hangs = |shared: &mut Shared| shared.gpus.get(gpu).is_some_and(|simulated| simulated.hanging);
-        self.happened.wait_while(&mut self.lock(), hangs);
+        self.changed.wait_while(&mut self.lock(), hangs);
     }
 
     pub(super) fn recovery_action(&self, gpu: &GpuUuid) -> Option<u32> {
@@ -276,8 +277,8 @@ impl Controls {
         let (load, sums) = gpu.whole.advance(now);
         let processes = gpu.processes.iter_mut().map(|(key, process)| {
             let (load, sums) = process.curve.advance(now);
-            let lives = process.ended.is_none_or(|ended| ended > now);
-            (*key, ProcessState { load, sums, lives })
+            let running = process.ended.is_none_or(|ended| ended > now);
+            (*key, ProcessState { load, sums, running })
         });
         let processes: BTreeMap<_, _> = processes.collect();
         gpu.processes.retain(|_, process| process.ended.is_none_or(|ended| ended > now));
@@ -328,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_that_nobody_reads_do_not_pile_up() {
+    fn unread_changes_are_bounded() {
         let (controls, gpu) = fleet();
         controls.take_over(Monotonic::default());
         for second in 0..5_000 {
@@ -339,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn left_alone_the_gpus_run_by_the_seed() {
+    fn the_generated_load_follows_the_seed() {
         let (controls, gpu) = fleet();
         let whole = controls.read(&gpu, Monotonic::from_secs(3_600)).unwrap();
         let (again, _) = fleet();

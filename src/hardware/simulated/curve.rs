@@ -1,21 +1,21 @@
-//! What a simulated GPU does over time, and the exact integral of it.
+//! The load of a simulated GPU over time, and its exact integral.
 
 use std::collections::VecDeque;
 
 use super::profile::scramble;
 use crate::model::Monotonic;
 
-/// Changes that nobody has read yet; beyond this the oldest are folded into the integral.
+/// Unread changes; beyond this the oldest are added to the integral.
 const SEGMENTS: usize = 1024;
-/// How long the self-running load keeps one level.
+/// How long the generated load keeps one level.
 const BLOCK_SECONDS: u64 = 15;
 
-/// What a device (or one of its GPU instances) does.
+/// The load of a device or of a GPU instance.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
     /// 0 to 1: share of the time in which a kernel runs.
     pub utilization: f64,
-    /// 0 to 1: share of the SMs that are busy. What GPM says, and all that an instance says.
+    /// 0 to 1: share of the SMs that are busy, as GPM reports it.
     pub sm_active: f64,
     pub memory_used: u64,
 }
@@ -45,22 +45,22 @@ pub(super) struct Curve {
     load: Load,
     sums: Sums,
     ahead: VecDeque<(Monotonic, Load)>,
-    runs_itself: Option<u64>,
+    generated: Option<u64>,
     memory: u64,
 }
 
 impl Curve {
     pub fn new(seed: u64, memory: u64) -> Self {
-        let load = own_load(seed, 0, memory);
+        let load = generated_load(seed, 0, memory);
         let (ahead, sums) = (VecDeque::new(), Sums::default());
-        Self { through: Monotonic::default(), load, sums, ahead, runs_itself: Some(seed), memory }
+        Self { through: Monotonic::default(), load, sums, ahead, generated: Some(seed), memory }
     }
 
     pub fn idle(at: Monotonic) -> Self {
-        Self { through: at, load: Load::default(), runs_itself: None, ..Self::new(0, 0) }
+        Self { through: at, load: Load::default(), generated: None, ..Self::new(0, 0) }
     }
 
-    /// A change in the past of what was read already takes effect where the reading ended.
+    /// A change before the last reading takes effect at that reading.
     pub fn set(&mut self, at: Monotonic, load: Load) {
         if self.ahead.len() >= SEGMENTS
             && let Some((oldest, _)) = self.ahead.front().copied()
@@ -74,7 +74,7 @@ impl Curve {
         while let Some((at, load)) = self.next_change().filter(|(at, _)| *at <= now) {
             self.accumulate(at);
             self.load = load;
-            if self.runs_itself.is_none() {
+            if self.generated.is_none() {
                 self.ahead.pop_front();
             }
         }
@@ -85,7 +85,7 @@ impl Curve {
     /// Idle from `at` on, until it is set.
     pub fn take_over(&mut self, at: Monotonic) {
         self.advance(at);
-        self.runs_itself = None;
+        self.generated = None;
         self.load = Load::default();
     }
 
@@ -95,9 +95,9 @@ impl Curve {
     }
 
     fn next_change(&self) -> Option<(Monotonic, Load)> {
-        let Some(seed) = self.runs_itself else { return self.ahead.front().copied() };
+        let Some(seed) = self.generated else { return self.ahead.front().copied() };
         let block = self.through.as_duration().as_secs() / BLOCK_SECONDS + 1;
-        Some((Monotonic::from_secs(block * BLOCK_SECONDS), own_load(seed, block, self.memory)))
+        Some((Monotonic::from_secs(block * BLOCK_SECONDS), generated_load(seed, block, self.memory)))
     }
 
     fn accumulate(&mut self, until: Monotonic) {
@@ -109,8 +109,8 @@ impl Curve {
     }
 }
 
-/// Three of four blocks are at work, the others idle.
-fn own_load(seed: u64, block: u64, memory: u64) -> Load {
+/// Three of four blocks are busy, the others idle.
+fn generated_load(seed: u64, block: u64, memory: u64) -> Load {
     let random = scramble(seed, block / 4 + 1);
     let occupied = !random.is_multiple_of(4);
     if !occupied {

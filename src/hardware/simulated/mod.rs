@@ -1,7 +1,7 @@
-//! GPUs that exist only here, for `--hardware simulated` and the demo.
+//! Simulated GPUs, for `--hardware simulated` and the demo.
 //!
-//! In: a profile, a seed, and what [`Controls`] are told. Out: the same readings as from a driver, except that the
-//! integrals are the exact integrals of the load. Refuses to know: pods, and who sets the loads.
+//! In: a profile, a seed, and loads set through [`Controls`]. Out: the same readings as from a driver, with exact integrals of
+//! the load. It does not know pods, or what sets the loads.
 
 mod controls;
 mod curve;
@@ -18,10 +18,10 @@ use self::reader::SimulatedReader;
 use super::source::{Driver, EventFailure, EventSource, Failure, Problem, RawEvent, Reader, Session};
 use crate::model::{GpuUuid, Inventory, Monotonic, NodeDevices};
 
-/// A wait ends soon, so that nobody has to wait long for a session to end.
+/// Short, so that a session ends soon.
 const LONGEST_WAIT: Duration = Duration::from_millis(200);
 
-/// Simulated GPUs behind the same contract as NVML's.
+/// Simulated GPUs behind the same traits as NVML's.
 #[derive(Clone, Debug)]
 pub struct SimulatedDriver {
     controls: Controls,
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_processes_do_adds_up_to_what_the_gpu_does() {
+    fn the_use_of_processes_adds_up_to_that_of_the_gpu() {
         let driver = SimulatedDriver::new(Profile::H100TimeSliced, 1);
         let (gpu, mut reader) = first(&driver);
         let controls = driver.controls();
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_gpu_says_so_and_comes_back() {
+    fn a_lost_gpu_is_reported_and_recovers() {
         let driver = SimulatedDriver::new(Profile::A100, 1);
         let (gpu, mut reader) = first(&driver);
         driver.controls().set_lost(&gpu, true);
@@ -188,8 +188,9 @@ mod tests {
         let pass = reader.read(Due { medium: true, slow: false }, at(2));
         assert_eq!((pass.status, pass.medium.unwrap().gpm), (PassStatus::Answers, GpmRatios::default()));
     }
+
     #[test]
-    fn a_call_that_hangs_comes_back_when_it_no_longer_does() {
+    fn a_call_returns_when_its_gpu_no_longer_hangs() {
         let driver = SimulatedDriver::new(Profile::A100, 1);
         let (gpu, mut reader) = first(&driver);
         driver.controls().set_hanging(&gpu, true);
@@ -212,7 +213,7 @@ mod tests {
         assert_eq!(events.wait(Duration::ZERO, Monotonic::default()).unwrap_err().status, PassStatus::SessionOver);
         assert_eq!(driver.open().err().unwrap().code, "driver_not_loaded");
         driver.controls().set_driver_loaded(true);
-        assert_eq!(reader.read(Due::default(), at(2)).status, PassStatus::SessionOver, "of the old one");
+        assert_eq!(reader.read(Due::default(), at(2)).status, PassStatus::SessionOver, "a reader of the old session");
         let mut reader = driver.open().unwrap().reader(&gpu).unwrap();
         driver.controls().set_recovery_action(&gpu, 1);
         let pass = reader.read(Due { medium: false, slow: true }, at(3));
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_storm_is_told_one_by_one_and_in_order() {
+    fn many_events_are_delivered_one_by_one_and_in_order() {
         let mut driver = SimulatedDriver::new(Profile::A100, 1);
         let (gpu, _) = first(&driver);
         let mut events = driver.open().unwrap().events().unwrap();
@@ -228,8 +229,8 @@ mod tests {
         driver.controls().inject_xids(&gpu, None, 45, 2);
         driver.controls().inject_xids(&gpu, None, 45, 0);
         driver.controls().inject_xids(&gpu, instance, 13, 1);
-        let told: Vec<_> = (0..4).map(|_| events.wait(Duration::ZERO, Monotonic::default()).unwrap()).collect();
-        let told: Vec<_> = told.iter().map(|event| event.as_ref().map(|event| event.instance)).collect();
-        assert_eq!(told, [Some(None), Some(None), Some(instance), None]);
+        let received: Vec<_> = (0..4).map(|_| events.wait(Duration::ZERO, Monotonic::default()).unwrap()).collect();
+        let instances: Vec<_> = received.iter().map(|event| event.as_ref().map(|event| event.instance)).collect();
+        assert_eq!(instances, [Some(None), Some(None), Some(instance), None]);
     }
 }

@@ -1,15 +1,17 @@
+//! The simulated nodes: models, GPUs and MIG layouts.
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
 use crate::model::{DriverInfo, Gpu, GpuUuid, Inventory, MigDevice, MigUuid, NvLinkPeers, PciBusId};
 
-/// What hardware is simulated.
+/// The simulated hardware.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Profile {
     #[default]
     H100,
-    /// The same GPUs; it is the plugin that shares them.
+    /// The same GPUs, shared by the plugin.
     H100TimeSliced,
     /// GPUs 0 to 3 are partitioned, the others whole.
     H100Mig,
@@ -57,7 +59,7 @@ impl FromStr for Profile {
 #[error("unknown profile {0:?}; known are 8xh100, 8xh100-timesliced, 8xh100-mig, 8xa100, empty")]
 pub struct UnknownProfile(String);
 
-/// What the readings of one model look like.
+/// The constants of one model.
 #[derive(Debug)]
 pub(super) struct Model {
     name: &'static str,
@@ -117,7 +119,7 @@ const ONE: Partition = ("1g.10gb", 19, 1, 10, 1);
 const TWO: Partition = ("2g.20gb", 14, 2, 20, 2);
 const THREE: Partition = ("3g.40gb", 9, 3, 40, 4);
 
-/// The node that a profile describes. The same seed gives the same UUIDs.
+/// The node of a profile. The same seed makes the same UUIDs.
 pub(super) fn inventory(profile: Profile, seed: u64) -> Inventory {
     let count = if profile == Profile::Empty { 0 } else { BUSES.len() };
     let gpus = (0..count).map(|index| gpu(profile, seed, index)).map(|gpu| (gpu.uuid.clone(), gpu));
@@ -155,7 +157,7 @@ fn gpu(profile: Profile, seed: u64, index: usize) -> Gpu {
         mig_enabled: Some(!partitions.is_empty()),
         mig_devices: mig_devices(seed, index, partitions),
         mig_slices: (!partitions.is_empty()).then_some(7),
-        // As on HGX and DGX boards of both: every link goes into a switch.
+        // As on HGX and DGX boards of both models, every link goes to a switch.
         nvlink_peers: Some(NvLinkPeers { by_bus_id: BTreeMap::new(), switch_links: model.nvlinks }),
         ..Gpu::listed(GpuUuid::new(format!("GPU-{}", uuid(seed, index as u64))), index as u32)
     }
@@ -212,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_accepted_and_others_are_told_the_names() {
+    fn unknown_names_are_refused_with_the_known_ones() {
         for profile in Profile::ALL {
             assert_eq!(profile.as_str().parse(), Ok(profile));
         }
@@ -220,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn every_device_has_a_name_of_its_own() {
+    fn every_device_has_its_own_name() {
         let node = inventory(Profile::H100Mig, 7);
         let gpus: BTreeSet<_> = node.gpus.keys().collect();
         let migs: BTreeSet<_> = node.gpus.values().flat_map(|gpu| &gpu.mig_devices).map(|mig| &mig.uuid).collect();
@@ -231,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn every_link_goes_into_a_switch() {
+    fn every_link_goes_to_a_switch() {
         for (profile, links) in [(Profile::H100, 18), (Profile::A100, 12)] {
             for gpu in inventory(profile, 1).gpus.values() {
                 let peers = gpu.nvlink_peers.clone().unwrap();

@@ -12,7 +12,7 @@ use crate::model::{
     Moment, Monotonic, NvLink, Pcie, Rates, RowRemap, Slow, Traffic,
 };
 
-/// What the driver keeps for itself, as on real boards.
+/// Reserved memory, as on real boards.
 const RESERVED_BYTES: u64 = 600 << 20;
 /// Seconds until the temperature has followed most of a change.
 const THERMAL_SECONDS: f64 = 20.0;
@@ -24,7 +24,7 @@ pub struct SimulatedReader {
     uuid: GpuUuid,
     partitions: Vec<MigDevice>,
     model: &'static Model,
-    /// When the last pass was, with the busy seconds and joules up to then.
+    /// The time of the last pass, with busy seconds and joules up to then.
     last: Option<(Monotonic, f64, f64)>,
     /// Busy seconds of each GPU instance up to the last pass.
     last_instances: BTreeMap<u32, f64>,
@@ -34,7 +34,7 @@ pub struct SimulatedReader {
     temperature: Option<f64>,
 }
 
-/// The board as it is at one moment.
+/// The board at one time.
 struct Board {
     now: Monotonic,
     load: Load,
@@ -71,7 +71,7 @@ impl Reader for SimulatedReader {
                 energy_joules: Some(board.joules - joules),
                 instance_busy_seconds: self.instance_busy_seconds(&board),
                 uncovered_seconds: 0.0,
-                process_sm_seconds: self.work(&board.processes).filter(|_| is_whole),
+                process_sm_seconds: self.process_sm_seconds(&board.processes).filter(|_| is_whole),
                 lists_no_processes: false,
             },
             energy_counter: Some(self.controls.since_loading(self.session, &self.uuid, board.joules)),
@@ -125,7 +125,7 @@ impl SimulatedReader {
         Board { now, load, sums, instances, processes, watts, joules }
     }
 
-    /// What each GPU instance has done since the last pass, where the model tells it.
+    /// Busy seconds of each GPU instance since the last pass, with GPM.
     fn instance_busy_seconds(&mut self, board: &Board) -> Option<Vec<(u32, f64)>> {
         if self.partitions.is_empty() || !self.model.has_gpm {
             return None;
@@ -137,24 +137,27 @@ impl SimulatedReader {
         Some(board.instances.iter().map(gain).collect())
     }
 
-    /// What each process has done since the last pass; of a whole GPU, where each is there once.
-    fn work(&mut self, processes: &BTreeMap<(u32, Option<u32>), ProcessState>) -> Option<Vec<(u32, f64)>> {
+    /// SM-seconds of each process since the last pass; on a whole GPU, where each process occurs once.
+    fn process_sm_seconds(
+        &mut self,
+        processes: &BTreeMap<(u32, Option<u32>), ProcessState>,
+    ) -> Option<Vec<(u32, f64)>> {
         let now = processes.iter().map(|((pid, _), process)| (*pid, process.sums.busy)).collect();
         let before = std::mem::replace(&mut self.worked, now);
         let since = |(pid, total): (&u32, &f64)| (*pid, total - before.get(pid).copied().unwrap_or(0.0));
         Some(self.worked.iter().map(since).filter(|(_, seconds)| *seconds > 0.0).collect())
     }
 
-    /// As of the driver: all of the GPU's, those of MIG devices with their instances.
+    /// All processes of the GPU; those of MIG devices with their instances.
     fn processes(board: &Board) -> Vec<DeviceProcess> {
-        let living = board.processes.iter().filter(|(_, process)| process.lives);
+        let running = board.processes.iter().filter(|(_, process)| process.running);
         let process = |(&(pid, gpu_instance), process): (&(u32, Option<u32>), &ProcessState)| DeviceProcess {
             pid,
             gpu_instance,
             compute_instance: gpu_instance.map(|_| 0),
             memory_bytes: Some(process.load.memory_used),
         };
-        living.map(process).collect()
+        running.map(process).collect()
     }
 
     fn warm(&mut self, board: &Board, seconds: f64) {
@@ -206,7 +209,7 @@ impl SimulatedReader {
         }
     }
 
-    /// As the counters of `slow` move, since the medium pass before.
+    /// The rates of the counters of `slow`, since the medium pass before.
     fn rates(&self, board: &Board, before: Option<(Monotonic, Sums)>) -> Rates {
         let is_whole = self.partitions.is_empty();
         let moved = before.filter(|_| self.model.has_gpm).and_then(|(at, sums)| {

@@ -1,18 +1,18 @@
-//! Counts how often the driver is known to have been loaded. That a session ends and another begins proves nothing.
+//! Counts the loads of the driver that are certain. The end of a session and the begin of another is not one.
 
 use std::sync::Arc;
 
 use crate::model::DriverInfo;
 
-/// What a driver says that is not loaded, at the opening.
-const AWAY: [&str; 3] = ["driver_not_loaded", "uninitialized", "library_not_found"];
+/// Codes of an opening for a driver that is not loaded.
+const NOT_LOADED: [&str; 3] = ["driver_not_loaded", "uninitialized", "library_not_found"];
 
 #[derive(Debug, Default)]
 pub struct Loads {
     count: u64,
     version: Option<Arc<str>>,
-    /// It was not loaded when it was last to be opened.
-    away: bool,
+    /// The last opening found it not loaded.
+    was_unloaded: bool,
 }
 
 impl Loads {
@@ -20,19 +20,19 @@ impl Loads {
         self.count
     }
 
-    /// It could not be opened.
+    /// An opening failed.
     pub fn refused(&mut self, code: &str) {
-        self.away |= AWAY.contains(&code);
+        self.was_unloaded |= NOT_LOADED.contains(&code);
     }
 
-    /// It is open, and is this.
+    /// An opening succeeded.
     pub fn found(&mut self, driver: Option<&DriverInfo>) {
         let version = driver.map(|driver| &driver.driver_version);
         let is_other = version.is_some() && self.version.is_some() && version != self.version.as_ref();
-        if self.count == 0 || is_other || self.away {
+        if self.count == 0 || is_other || self.was_unloaded {
             self.count += 1;
         }
-        self.away = false;
+        self.was_unloaded = false;
         if let Some(version) = version {
             self.version = Some(Arc::clone(version));
         }
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_proves_a_loading_counts() {
+    fn only_certain_loads_count() {
         let driver =
             |version: &str| DriverInfo { driver_version: version.into(), cuda_version: None, nvml_version: None };
         let mut loads = Loads::default();
@@ -56,13 +56,13 @@ mod tests {
         loads.refused("operating_system");
         loads.refused("lib_rm_version_mismatch");
         loads.found(Some(&driver("580.1")));
-        assert_eq!(loads.count(), 1, "opened anew, no more");
+        assert_eq!(loads.count(), 1, "opened again only");
         loads.found(Some(&driver("590.2")));
         assert_eq!(loads.count(), 2, "another version");
-        for code in AWAY {
+        for code in NOT_LOADED {
             loads.refused(code);
         }
         loads.found(Some(&driver("590.2")));
-        assert_eq!(loads.count(), 3, "it was away");
+        assert_eq!(loads.count(), 3, "it was unloaded");
     }
 }

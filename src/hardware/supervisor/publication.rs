@@ -1,4 +1,4 @@
-//! What the room says of itself: problems, counts, and everything it has read, as one state.
+//! Publishes problems, counts and all readings as one state; and the next deadline.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::hardware::plausible::Implausible;
 use crate::hardware::source::{Failure, Problem};
 use crate::model::{Collector, HardwareState, Monotonic};
 
-const RELEASED: &str = "the driver was let go of on request; POST /resume to the admin socket takes it up again";
+const RELEASED: &str = "the driver was released on request; POST /resume to the admin socket opens it again";
 
 impl Supervisor {
     pub(super) fn fail(&mut self, failure: &Failure) {
@@ -40,7 +40,7 @@ impl Supervisor {
         let now = self.clock.now().monotonic;
         let is_open = matches!(self.phase, Phase::Open { .. });
         let mut collectors = self.rounds.publish(is_open, self.fleet.stuck_tiers());
-        collectors.extend(self.hearing(is_open, now).map(|hearing| ("events", hearing)));
+        collectors.extend(self.event_collector(is_open, now).map(|collector| ("events", collector)));
         let released = self.releases.released();
         self.publisher.send_replace(Arc::new(HardwareState {
             source: self.source,
@@ -57,21 +57,21 @@ impl Supervisor {
         }));
     }
 
-    /// How the waiting for events goes; `None` until a driver has told of any.
-    pub(super) fn hearing(&mut self, is_open: bool, now: Monotonic) -> Option<Collector> {
+    /// The state of the event wait; `None` until a driver with events has been opened.
+    fn event_collector(&mut self, is_open: bool, now: Monotonic) -> Option<Collector> {
         let current = self.event_thread.as_ref().and_then(|event_thread| event_thread.collector(now));
         if current.is_some() {
-            self.hearing = current;
-        } else if let Some(hearing) = &mut self.hearing {
-            hearing.success = false;
+            self.event_collector = current;
+        } else if let Some(collector) = &mut self.event_collector {
+            collector.success = false;
         }
-        let hearing = self.hearing.as_mut()?;
-        hearing.success &= is_open;
-        hearing.stuck = self.event_thread.iter().chain(&self.leaked).any(|event_thread| event_thread.is_stuck(now));
-        Some(hearing.clone())
+        let collector = self.event_collector.as_mut()?;
+        collector.success &= is_open;
+        collector.stuck = self.event_thread.iter().chain(&self.leaked).any(|event_thread| event_thread.is_stuck(now));
+        Some(collector.clone())
     }
 
-    /// The next moment at which something is due.
+    /// The next time at which something is due.
     pub(super) fn deadline(&self, now: Monotonic) -> Monotonic {
         let phase = match &self.phase {
             Phase::Closed { .. } if self.releases.released().is_some() => now + self.settings.watchdog,
@@ -81,10 +81,10 @@ impl Supervisor {
                 let inspect = if self.driver_busy.is_some() { now + self.settings.watchdog } else { *inspect };
                 self.next.min(inspect).min(self.rounds.deadline().unwrap_or(self.next))
             }
-            // The driver_thread's return wakes this thread.
+            // The driver thread's event wakes this thread.
             Phase::Draining { .. } if self.driver_busy.is_some() => now + self.settings.watchdog,
-            Phase::Draining { until, holders, .. } => {
-                if holders.is_empty() && self.event_thread.is_none() {
+            Phase::Draining { until, pending, .. } => {
+                if pending.is_empty() && self.event_thread.is_none() {
                     now
                 } else {
                     *until

@@ -1,4 +1,4 @@
-//! The session's life: opened, listened to, drained, closed; and the driver_thread that calls the driver for it.
+//! Opens, drains and closes sessions, by commands to the driver thread.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,9 +11,9 @@ use crate::hardware::source::Session;
 use crate::hardware::worker::{DriverCommand, Opened};
 use crate::model::Monotonic;
 
-/// How long workers have to let go of a session before it is left to them.
+/// How long workers have to release a session before it is abandoned.
 const RELEASE: Duration = Duration::from_secs(2);
-/// Listeners whose wait never came back; with so many no further one is left to the driver.
+/// With this many event threads that never ended, no further one is started.
 const LEAKED_EVENT_THREADS: usize = 4;
 
 impl Supervisor {
@@ -21,7 +21,7 @@ impl Supervisor {
         if !self.releases.resume() {
             return;
         }
-        info!("the driver is taken up again");
+        info!("the driver is opened again after its release");
         self.reopen = self.settings.reopen.0;
         if let Phase::Closed { retry } = &mut self.phase {
             *retry = now;
@@ -29,10 +29,10 @@ impl Supervisor {
         self.publish();
     }
 
-    /// Waits for events, unless too many waits have never come back.
-    pub(super) fn listen(&mut self, session: &Arc<dyn Session>) {
+    /// Starts the event thread, unless too many have never ended.
+    pub(super) fn start_event_thread(&mut self, session: &Arc<dyn Session>) {
         if self.leaked.len() >= LEAKED_EVENT_THREADS {
-            warn!("too many waits for events have not come back: there is none for this session");
+            warn!("too many waits for events have not returned: this session has no events");
             return;
         }
         self.event_threads += 1;
@@ -40,7 +40,7 @@ impl Supervisor {
         let session = Arc::clone(session);
         self.event_thread =
             EventThread::spawn(self.event_threads, session, self.clock, mailbox, events, self.settings.watchdog)
-                .inspect_err(|problem| warn!(%problem, "no thread for the driver's events"))
+                .inspect_err(|problem| warn!(%problem, "cannot start a thread for the driver's events"))
                 .ok();
     }
 
@@ -61,21 +61,21 @@ impl Supervisor {
         self.rounds.restart();
         self.next = now;
         self.releases.watch(&session);
-        self.listen(&session);
+        self.start_event_thread(&session);
         self.phase = Phase::Open { session, inspect: now + self.settings.medium_interval };
         if self.stopping.is_some() || self.releases.released().is_some() {
             self.drain(now);
         }
     }
 
-    /// A driver that lists nothing where the bus has GPUs is a fault, not an idle node.
+    /// A driver that lists no GPU although the bus has some is a fault, not an idle node.
     pub(super) fn check_inventory(&mut self) {
         if self.awaits_an_answer() && !self.fleet.inventory().gpus.is_empty() {
             return;
         }
         if let Some((uuid, indices)) = self.fleet.inventory().duplicate_uuids.iter().next() {
             self.set_problem(format!(
-                "the GPUs with the indices {indices:?} have the same UUID, {uuid}: they cannot be told apart, and none of \
+                "the GPUs with the indices {indices:?} have the same UUID, {uuid}: they cannot be distinguished, and none of \
                  them is read or offered; compare nvidia-smi -L, and update their firmware or the hypervisor that \
                  assigns UUIDs"
             ));
@@ -84,7 +84,7 @@ impl Supervisor {
         let expected = self.node_devices.as_ref().map_or(0, |devices| devices.expected);
         if expected > 0 && self.fleet.inventory().gpus.is_empty() {
             self.set_problem(format!(
-                "the driver lists none of the {expected} GPUs on the PCI bus; see whether nvidia-smi works on the \
+                "the driver lists none of the {expected} GPUs on the PCI bus; check whether nvidia-smi works on the \
                  node, and look for Xid and NVRM lines in the kernel log"
             ));
         } else {
@@ -92,21 +92,21 @@ impl Supervisor {
         }
     }
 
-    /// The problem is over when a GPU answers, not when the driver can be opened.
+    /// The problem ends when a GPU answers, not when the driver can be opened.
     pub(super) fn awaits_an_answer(&self) -> bool {
         self.problem.as_deref().is_some_and(|problem| [ALL_LOST, SESSION_OVER].contains(&problem))
     }
 
-    /// Leaves the session: withdraws all readings and asks the workers to let go.
+    /// Ends the session: withdraws all readings and asks the workers to release it.
     pub(super) fn drain(&mut self, now: Monotonic) {
         match std::mem::replace(&mut self.phase, Phase::Closed { retry: now + self.reopen }) {
             Phase::Open { session, .. } => {
-                let holders = self.fleet.release();
+                let pending = self.fleet.release();
                 if let Some(event_thread) = &mut self.event_thread {
                     event_thread.stop();
                 }
                 self.rounds.clear();
-                self.phase = Phase::Draining { session, holders, until: now + RELEASE.min(self.settings.watchdog) };
+                self.phase = Phase::Draining { session, pending, until: now + RELEASE.min(self.settings.watchdog) };
                 self.publish();
             }
             other => self.phase = other,
@@ -120,7 +120,7 @@ impl Supervisor {
             return;
         };
         if let Some(event_thread) = self.event_thread.take_if(|event_thread| !event_thread.has_ended()) {
-            warn!("the wait for events has not come back and is left behind");
+            warn!("the wait for events has not returned and is abandoned");
             self.leaked.push(event_thread);
         }
         self.phase = Phase::Closing { until: now + self.settings.watchdog };
@@ -129,9 +129,9 @@ impl Supervisor {
         }
     }
 
-    /// False when the driver_thread is still on its last command; a session it cannot take is closed when it is back.
+    /// False while the driver thread is busy; a session to close then waits until it has finished.
     pub(super) fn send(&mut self, command: DriverCommand, now: Monotonic) -> bool {
-        let refused = if self.driver_busy.is_some() { Some(command) } else { self.driver_thread.give(command).err() };
+        let refused = if self.driver_busy.is_some() { Some(command) } else { self.driver_thread.send(command).err() };
         match refused {
             None => {
                 self.driver_busy = Some(now);
@@ -164,7 +164,7 @@ impl Supervisor {
     pub(super) fn driver_returned(&mut self, now: Monotonic) {
         self.driver_busy = None;
         if std::mem::take(&mut self.driver_stuck) {
-            info!("the overdue driver call has come back");
+            info!("the overdue driver call has returned");
             if let Phase::Closed { retry } = &mut self.phase {
                 *retry = (*retry).min(now + self.reopen);
             }

@@ -39,7 +39,7 @@ pub const AREA: Area = Area {
                     Metric("podmeter_device_info", SICK, Is::Series(1)),
                     Metric("podmeter_device_unhealthy_reason", &["gpu=\"3\"", "reason=\"lost\""], Is::Value(1.0)),
                 ],
-                log: Log::Says("the GPU is lost or asks for a reset"),
+                log: Log::Says("the GPU is lost or requires a reset"),
                 page: Some(Text("/", "the driver says that it is lost or needs a reset")),
             },
             goes_on: SEVEN_OF_ALL,

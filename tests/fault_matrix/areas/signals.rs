@@ -81,7 +81,7 @@ pub const AREA: Area = Area {
             },
             seen: Seen {
                 metrics: &[],
-                log: Log::Says("the wait for events has not come back and is left behind"),
+                log: Log::Says("the wait for events has not returned and is abandoned"),
                 page: None,
             },
             goes_on: KUBELET,
