@@ -223,8 +223,8 @@ impl State {
     }
 
     /// Which of these rows is selected; `None` when there are none.
-    pub fn selected(choice: &Choice, keys: &[&str]) -> Option<usize> {
-        let found = choice.key.as_ref().and_then(|key| keys.iter().position(|other| other == key));
+    pub fn selected(choice: &Choice, keys: &[impl AsRef<str>]) -> Option<usize> {
+        let found = choice.key.as_ref().and_then(|key| keys.iter().position(|other| other.as_ref() == key));
         found.or_else(|| Some(choice.place.min(keys.len().checked_sub(1)?)))
     }
 
@@ -318,36 +318,25 @@ impl State {
         }
     }
 
-    fn keys(&self) -> Vec<String> {
+    /// Key and GPU of each row of the table with the focus.
+    fn row_keys(&self) -> (Vec<String>, Vec<String>) {
         match self.pane {
-            Pane::Devices => self.device_rows().into_iter().map(|row| row.key).collect(),
-            Pane::Containers => self.container_rows().into_iter().map(|row| row.key).collect(),
+            Pane::Devices => self.device_rows().into_iter().map(|row| (row.key, row.gpu)).unzip(),
+            Pane::Containers => self.container_rows().into_iter().map(|row| (row.key, row.gpu)).unzip(),
         }
     }
 
     fn go(&mut self, step: impl FnOnce(usize, usize) -> usize) {
-        let keys = self.keys();
-        let names: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let (keys, _) = self.row_keys();
         let choice = self.choice();
-        let Some(place) = Self::selected(choice, &names) else { return };
+        let Some(place) = Self::selected(choice, &keys) else { return };
         choice.place = step(place, keys.len()).min(keys.len() - 1);
         choice.key = keys.into_iter().nth(choice.place);
     }
 
-    fn selected_gpu(&self) -> Option<String> {
-        let pick = |choice: &Choice, rows: Vec<(String, String)>| {
-            let keys: Vec<&str> = rows.iter().map(|(key, _)| key.as_str()).collect();
-            let place = Self::selected(choice, &keys)?;
-            rows.into_iter().nth(place).map(|(_, gpu)| gpu)
-        };
-        match self.pane {
-            Pane::Devices => {
-                pick(&self.devices, self.device_rows().into_iter().map(|row| (row.key, row.gpu)).collect())
-            }
-            Pane::Containers => {
-                pick(&self.containers, self.container_rows().into_iter().map(|row| (row.key, row.gpu)).collect())
-            }
-        }
+    fn selected_gpu(&mut self) -> Option<String> {
+        let (keys, gpus) = self.row_keys();
+        gpus.into_iter().nth(Self::selected(self.choice(), &keys)?)
     }
 }
 

@@ -67,8 +67,29 @@ struct Screen<'a> {
     height: usize,
 }
 
-/// One column of a table: its title, its columns on the screen, and whether it is a number.
-type Column = (String, usize, bool);
+struct Column<'a, Row> {
+    title: String,
+    width: usize,
+    right: bool,
+    cell: Box<dyn Fn(&Row) -> (String, Style) + 'a>,
+}
+
+fn styled<'a, Row>(title: String, width: usize, cell: impl Fn(&Row) -> (String, Style) + 'a) -> Column<'a, Row> {
+    Column { title, width, right: false, cell: Box::new(cell) }
+}
+
+fn left<'a, Row>(title: &str, width: usize, text: impl Fn(&Row) -> String + 'a) -> Column<'a, Row> {
+    styled(title.to_owned(), width, move |row| (text(row), Style::new()))
+}
+
+fn right<'a, Row>(title: &str, width: usize, text: impl Fn(&Row) -> String + 'a) -> Column<'a, Row> {
+    Column { right: true, ..left(title, width, text) }
+}
+
+/// The columns with `true`.
+fn shown<'a, Row, const COUNT: usize>(columns: [(bool, Column<'a, Row>); COUNT]) -> Vec<Column<'a, Row>> {
+    columns.into_iter().filter_map(|(is_shown, column)| is_shown.then_some(column)).collect()
+}
 
 impl Screen<'_> {
     fn too_small(&self) -> Vec<Line<'static>> {
@@ -84,15 +105,15 @@ impl Screen<'_> {
 
     fn lines(&self) -> Vec<Line<'static>> {
         let (head, foot) = (self.head(), self.foot());
-        let room = self.height.saturating_sub(head.len() + foot.len());
+        let height = self.height.saturating_sub(head.len() + foot.len());
         let body = match &self.state.mode {
-            Mode::Help => self.page(HELP.iter().map(|line| Line::from(*line)).collect(), room),
-            Mode::Detail(gpu) => self.page(detail::lines(self.state, gpu, self.look, self.now, self.width), room),
+            Mode::Help => self.page(HELP.iter().map(|line| Line::from(*line)).collect(), height),
+            Mode::Detail(gpu) => self.page(detail::lines(self.state, gpu, self.look, self.now, self.width), height),
             Mode::Tables | Mode::Filter if self.state.node().is_none() => self.waiting(),
-            Mode::Tables | Mode::Filter => self.tables(room),
+            Mode::Tables | Mode::Filter => self.tables(height),
         };
         let mut lines = head;
-        lines.extend(body.into_iter().take(room));
+        lines.extend(body.into_iter().take(height));
         lines.resize(self.height.saturating_sub(foot.len()), Line::default());
         lines.extend(foot);
         lines
@@ -170,15 +191,15 @@ impl Screen<'_> {
     }
 
     /// Scrolled lines, never past the last.
-    fn page(&self, lines: Vec<Line<'static>>, room: usize) -> Vec<Line<'static>> {
-        let first = self.state.scrolled.min(lines.len().saturating_sub(room));
+    fn page(&self, lines: Vec<Line<'static>>, height: usize) -> Vec<Line<'static>> {
+        let first = self.state.scrolled.min(lines.len().saturating_sub(height));
         lines.into_iter().skip(first).collect()
     }
 
-    fn tables(&self, room: usize) -> Vec<Line<'static>> {
+    fn tables(&self, height: usize) -> Vec<Line<'static>> {
         let (devices, containers) = (self.state.device_rows(), self.state.container_rows());
         // Each table has a heading and titles.
-        let rows = room.saturating_sub(4);
+        let rows = height.saturating_sub(4);
         let upper = devices.len().max(1).min((rows / 2).max(rows.saturating_sub(containers.len())));
         let lower = rows.saturating_sub(upper);
         let node = self.state.node();
@@ -192,7 +213,7 @@ impl Screen<'_> {
     }
 
     /// `Devices 8, by GPU ↑`
-    fn heading(&self, pane: Pane, name: &str, shown: usize, all: usize, room: usize) -> Line<'static> {
+    fn heading(&self, pane: Pane, name: &str, shown: usize, all: usize, height: usize) -> Line<'static> {
         fn words<Row>(orders: &[Order<Row>], choice: &Choice) -> String {
             let Some(order) = orders.get(choice.order) else { return String::new() };
             format!("by {} {}", order.name, if order.falling != choice.reversed { "↓" } else { "↑" })
@@ -205,134 +226,100 @@ impl Screen<'_> {
         if !self.state.filter.is_empty() {
             text.push_str(&format!(" of {all} with \"{}\"", clean(&self.state.filter)));
         }
-        if shown > room {
-            text.push_str(&format!(", {room} on the screen"));
+        if shown > height {
+            text.push_str(&format!(", {height} on the screen"));
         }
         Line::styled(format!("{text}, {order}"), self.look.heading(self.state.pane == pane))
     }
 
-    fn devices(&self, rows: &[DeviceRow], room: usize) -> Vec<Line<'static>> {
+    fn devices(&self, rows: &[DeviceRow], height: usize) -> Vec<Line<'static>> {
         let (wide, middle) = (self.width >= 100, self.width >= 76);
         let bars = if wide { 12 + (self.width - 100) / 3 } else { 9 };
         let bar_title = format!("{} {}", self.state.bars.as_str(), span(self.state.reach(bars).as_secs_f64()));
-        let mut columns: Vec<Column> = vec![("GPU".into(), 4, false)];
-        if middle {
-            columns.push(("MODEL".into(), 14, false));
-        }
-        columns.push(("HEALTH".into(), if wide { 18 } else { 10 }, false));
-        columns.push(("BUSY".into(), 4, true));
-        if wide {
-            columns.push(("SM".into(), 4, true));
-        }
-        columns.push((bar_title, bars, false));
-        columns.push(("MEMORY".into(), 10, true));
-        columns.push(("POWER".into(), 5, true));
-        if wide {
-            columns.push(("HEAT".into(), 4, true));
-        }
-        let last = columns.len();
-        columns.push(("HELD BY".into(), self.rest(&columns), false));
-        let cells = |row: &DeviceRow| {
-            let history = self.state.history.last(&row.key, self.state.bars, bars);
-            let sign = match &row.status {
-                DeviceStatus::Healthy => "✓ healthy".to_owned(),
-                DeviceStatus::Unhealthy(reason) => format!("✗ {reason}"),
-                other => format!("? {}", other.words()),
-            };
-            let alarm = matches!(row.status, DeviceStatus::Unhealthy(_) | DeviceStatus::Gone);
-            let name = if row.order.1 == 0 { row.name.clone() } else { format!(" {}", row.name) };
-            let mut cells = vec![(name, Style::new())];
-            if middle {
-                cells.push((row.model.clone(), Style::new()));
-            }
-            cells.push((sign, if alarm { self.look.alarm() } else { Style::new() }));
-            cells.push((percent(row.busy), Style::new()));
-            if wide {
-                cells.push((percent(row.sm_active), Style::new()));
-            }
-            cells.push((self.look.bar(&history, bars), self.look.bars()));
-            cells.push((memory(row.memory_used, row.memory_total), Style::new()));
-            cells.push((unit(row.power, "W"), Style::new()));
-            if wide {
-                cells.push((unit(row.heat, "C"), Style::new()));
-            }
-            cells.push((held_by(row, columns[last].1), Style::new()));
-            cells
+        let bar = move |row: &DeviceRow| {
+            (self.look.bar(&self.state.history.last(&row.key, self.state.bars, bars), bars), self.look.bars())
         };
-        let keys: Vec<&str> = rows.iter().map(|row| row.key.as_str()).collect();
+        let mut columns = shown([
+            (true, left("GPU", 4, |row: &DeviceRow| " ".repeat(usize::from(row.order.1 > 0)) + &row.name)),
+            (middle, left("MODEL", 14, |row: &DeviceRow| row.model.clone())),
+            (true, styled("HEALTH".to_owned(), if wide { 18 } else { 10 }, |row: &DeviceRow| self.health(row))),
+            (true, right("BUSY", 4, |row: &DeviceRow| percent(row.busy))),
+            (wide, right("SM", 4, |row: &DeviceRow| percent(row.sm_active))),
+            (true, styled(bar_title, bars, bar)),
+            (true, right("MEMORY", 10, |row: &DeviceRow| memory(row.memory_used, row.memory_total))),
+            (true, right("POWER", 5, |row: &DeviceRow| unit(row.power, "W"))),
+            (wide, right("HEAT", 4, |row: &DeviceRow| unit(row.heat, "C"))),
+        ]);
+        let rest = self.rest(&columns);
+        columns.push(left("HELD BY", rest, move |row: &DeviceRow| held_by(row, rest)));
+        let keys: Vec<&str> = rows.iter().map(|row: &DeviceRow| row.key.as_str()).collect();
         let place = State::selected(&self.state.devices, &keys);
+        let selected = place.filter(|_| self.state.pane == Pane::Devices);
         let empty = if self.state.filter.is_empty() { "no GPU" } else { "none" };
-        self.table(&columns, rows, cells, |_| false, place, Pane::Devices, room, empty)
+        self.table(&columns, rows, |_| false, (place, selected), height, empty)
     }
 
-    fn containers(&self, rows: &[ContainerRow], room: usize) -> Vec<Line<'static>> {
+    fn health(&self, row: &DeviceRow) -> (String, Style) {
+        match &row.status {
+            DeviceStatus::Healthy => ("✓ healthy".to_owned(), Style::new()),
+            DeviceStatus::Unhealthy(reason) => (format!("✗ {reason}"), self.look.alarm()),
+            DeviceStatus::Gone => ("? gone".to_owned(), self.look.alarm()),
+            DeviceStatus::Unchecked => ("? unchecked".to_owned(), Style::new()),
+        }
+    }
+
+    fn containers(&self, rows: &[ContainerRow], height: usize) -> Vec<Line<'static>> {
         let (wide, widest) = (self.width >= 100, self.width >= 116);
-        let mut columns: Vec<Column> = vec![("GPU".into(), 4, false)];
-        if wide {
-            columns.push(("SHARING".into(), 12, false));
-        }
-        columns.push(("USE".into(), 5, true));
-        columns.push(("MEMORY".into(), 10, true));
-        columns.push(("HELD".into(), 6, true));
-        columns.push(("IDLE".into(), 6, true));
-        if widest {
-            columns.push(("ENERGY".into(), 10, true));
-        }
-        columns.push(("LAST".into(), 6, true));
-        let name = self.rest(&columns);
-        columns.insert(0, ("NAMESPACE/POD/CONTAINER".into(), name, false));
-        let cells = |row: &ContainerRow| {
-            let name = format!("{}/{}/{}", row.namespace, row.pod, row.container);
-            let mut cells = vec![name, row.device.clone()];
-            if wide {
-                cells.push(row.sharing.clone());
-            }
-            cells.push(if row.holds { percent(row.used) } else { "ended".to_owned() });
-            cells.push(memory(row.memory_used, row.memory_limit));
-            cells.push(spanned(row.held));
-            cells.push(spanned(row.idle));
-            if widest {
-                cells.push(energy(row.energy));
-            }
-            cells.push(spanned(row.last_active));
-            cells.into_iter().map(|cell| (cell, Style::new())).collect()
-        };
-        let keys: Vec<&str> = rows.iter().map(|row| row.key.as_str()).collect();
+        let mut columns = shown([
+            (true, left("GPU", 4, |row: &ContainerRow| row.device.clone())),
+            (wide, left("SHARING", 12, |row: &ContainerRow| row.sharing.clone())),
+            (
+                true,
+                right("USE", 5, |row: &ContainerRow| if row.holds { percent(row.used) } else { "ended".to_owned() }),
+            ),
+            (true, right("MEMORY", 10, |row: &ContainerRow| memory(row.memory_used, row.memory_limit))),
+            (true, right("HELD", 6, |row: &ContainerRow| spanned(row.held))),
+            (true, right("IDLE", 6, |row: &ContainerRow| spanned(row.idle))),
+            (widest, right("ENERGY", 10, |row: &ContainerRow| energy(row.energy))),
+            (true, right("LAST", 6, |row: &ContainerRow| spanned(row.last_active))),
+        ]);
+        let name = |row: &ContainerRow| format!("{}/{}/{}", row.namespace, row.pod, row.container);
+        columns.insert(0, left("NAMESPACE/POD/CONTAINER", self.rest(&columns), name));
+        let keys: Vec<&str> = rows.iter().map(|row: &ContainerRow| row.key.as_str()).collect();
         let place = State::selected(&self.state.containers, &keys);
+        let selected = place.filter(|_| self.state.pane == Pane::Containers);
         let empty = if self.state.filter.is_empty() { "no container holds a GPU" } else { "none" };
-        self.table(&columns, rows, cells, |row| !row.holds, place, Pane::Containers, room, empty)
+        self.table(&columns, rows, |row| !row.holds, (place, selected), height, empty)
     }
 
     /// The width that remains beside the columns, each with a gap before it.
-    fn rest(&self, columns: &[Column]) -> usize {
-        self.width.saturating_sub(columns.iter().map(|(_, columns, _)| columns + 1).sum::<usize>() + 1)
+    fn rest<Row>(&self, columns: &[Column<'_, Row>]) -> usize {
+        self.width.saturating_sub(columns.iter().map(|column| column.width + 1).sum::<usize>() + 1)
     }
 
-    #[allow(clippy::too_many_arguments, reason = "both tables are drawn by it")]
+    /// `place`: the selected row of this table; `selected`: the same where the table has the focus.
     fn table<Row>(
         &self,
-        columns: &[Column],
+        columns: &[Column<'_, Row>],
         rows: &[Row],
-        cells: impl Fn(&Row) -> Vec<(String, Style)>,
         quiet: impl Fn(&Row) -> bool,
-        selected: Option<usize>,
-        pane: Pane,
-        room: usize,
+        (place, selected): (Option<usize>, Option<usize>),
+        height: usize,
         empty: &str,
     ) -> Vec<Line<'static>> {
-        let titles = columns.iter().map(|(title, width, right)| fit(title, *width, *right));
+        let titles = columns.iter().map(|column| fit(&column.title, column.width, column.right));
         let mut lines = vec![Line::styled(format!(" {}", titles.collect::<Vec<_>>().join(" ")), self.look.quiet())];
         if rows.is_empty() {
             lines.push(Line::from(format!(" {empty}")));
         }
-        let first = selected.unwrap_or(0).saturating_sub(room / 2).min(rows.len().saturating_sub(room));
-        for (place, row) in rows.iter().enumerate().skip(first).take(room) {
-            let here = selected == Some(place) && self.state.pane == pane;
+        let first = place.unwrap_or(0).saturating_sub(height / 2).min(rows.len().saturating_sub(height));
+        for (number, row) in rows.iter().enumerate().skip(first).take(height) {
+            let here = selected == Some(number);
             let mut spans = vec![Span::raw(if here { ">" } else { " " })];
-            for (number, ((text, style), (_, width, right))) in cells(row).into_iter().zip(columns).enumerate() {
-                let gap = if number == 0 { "" } else { " " };
-                spans.push(Span::raw(gap));
-                spans.push(Span::styled(fit(&text, *width, *right), style));
+            for (number, column) in columns.iter().enumerate() {
+                let (text, style) = (column.cell)(row);
+                spans.push(Span::raw(if number == 0 { "" } else { " " }));
+                spans.push(Span::styled(fit(&text, column.width, column.right), style));
             }
             let style = match (here, quiet(row)) {
                 (true, _) => self.look.selected(),
@@ -342,7 +329,7 @@ impl Screen<'_> {
             lines.push(Line::from_iter(spans).style(style));
         }
         // The table keeps its height, so that the other one does not move.
-        lines.resize(room + 1, Line::default());
+        lines.resize(height + 1, Line::default());
         lines
     }
 }
@@ -362,9 +349,9 @@ fn held_by(row: &DeviceRow, columns: usize) -> String {
     words.extend(row.unattributed.iter().map(|reason| format!("+{reason}")));
     let tail: String = words.iter().skip(1).map(|word| format!(" {word}")).collect();
     let Some(first) = words.first() else { return super::format::DASH.to_owned() };
-    let room = columns.saturating_sub(tail.width());
+    let height = columns.saturating_sub(tail.width());
     // The end of a name is cut rather than the number of holders.
-    if first.width() > room && room >= 6 { fit(first, room, false) + &tail } else { words.join(" ") }
+    if first.width() > height && height >= 6 { fit(first, height, false) + &tail } else { words.join(" ") }
 }
 
 /// A measure's current value in words.
