@@ -5,7 +5,8 @@ use serde::Serialize;
 
 use super::Timestamp;
 use crate::model::{
-    ContainerRef, DeviceHealth, GpuHealth, GpuUuid, HealthTransition, MigUuid, Snapshot, UnhealthyReason, XidClass,
+    ContainerRef, DeviceHealth, GpuHealth, GpuUuid, HealthCause, HealthTransition, MigUuid, Snapshot, UnhealthyReason,
+    XidClass,
 };
 
 /// The health of each device, its transitions, and how it is determined.
@@ -23,17 +24,9 @@ pub struct DeviceEntry<'a> {
     pub mig: Option<&'a MigUuid>,
     pub healthy: bool,
     pub since: Timestamp,
-    pub causes: Vec<Cause<'a>>,
+    pub causes: &'a [HealthCause],
     /// By class, of the whole GPU; empty for a MIG device.
     pub xids: BTreeMap<XidClass, u64>,
-}
-
-#[derive(Debug, Serialize)]
-pub struct Cause<'a> {
-    pub reason: UnhealthyReason,
-    pub detail: &'a str,
-    /// What makes the device healthy again.
-    pub clears: &'a str,
 }
 
 #[derive(Debug, Serialize)]
@@ -109,11 +102,7 @@ fn entries<'a>(gpu: &'a GpuUuid, health: &'a GpuHealth) -> Vec<DeviceEntry<'a>> 
         mig,
         healthy: device.healthy,
         since: device.since.unix.into(),
-        causes: device
-            .causes
-            .iter()
-            .map(|cause| Cause { reason: cause.reason, detail: &cause.detail, clears: cause.clears })
-            .collect(),
+        causes: &device.causes,
         xids: if mig.is_none() { health.xids.by_class.clone() } else { BTreeMap::new() },
     };
     let mut devices = vec![one(None, &health.whole)];

@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::Timestamp;
 use crate::model::{DeviceId, GpuUuid, PluginResource, PluginState, ResourceName};
 
-/// What the bundled device plugin tells the kubelet of.
+/// What the bundled device plugin offers to the kubelet.
 #[derive(Debug, Serialize)]
 pub struct Offered<'a> {
     /// The protocol spoken with the kubelet.

@@ -97,9 +97,8 @@ impl Store {
         directory::open(file).map_err(|error| StoreError::Failed(error.to_string()))?;
         let connection = connect(file, WRITE)?;
         connection.busy_timeout(BUSY)?;
-        let pragma = |name: &str| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
-        let (application, format) = (pragma("application_id")?, pragma("user_version")?);
-        let is_new = pragma("page_count")? == 0;
+        let (application, format) = (pragma(&connection, "application_id")?, pragma(&connection, "user_version")?);
+        let is_new = pragma(&connection, "page_count")? == 0;
         match (application, format) {
             _ if is_new => {}
             (APPLICATION, FORMAT) => {}
@@ -140,8 +139,7 @@ impl Store {
         let connection = connect(file, mode | OPEN)?;
         connection.busy_timeout(BUSY)?;
         connection.pragma_update(None, "cache_size", CACHE_PAGES)?;
-        let pragma = |name: &str| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
-        match (pragma("application_id")?, pragma("user_version")?) {
+        match (pragma(&connection, "application_id")?, pragma(&connection, "user_version")?) {
             (APPLICATION, FORMAT) => {}
             (APPLICATION, format) => return Err(StoreError::Newer(format)),
             _ => return Err(StoreError::Foreign),
@@ -224,8 +222,8 @@ impl Store {
 
     /// Under our own limit, with a factor of two: rows do not fill their pages, and pages are split.
     fn has_room_for(&self, bytes: u64) -> Result<bool, StoreError> {
-        let pragma = |name: &str| self.connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
-        let free = pragma("max_page_count")? - pragma("page_count")? + pragma("freelist_count")?;
+        let pages = |name| pragma(&self.connection, name);
+        let free = pages("max_page_count")? - pages("page_count")? + pages("freelist_count")?;
         Ok(free.max(0).unsigned_abs() > 2 * bytes / PAGE_BYTES + 16)
     }
 
@@ -257,7 +255,12 @@ impl Store {
     /// The open records, and the highest id.
     pub fn open_records(&self) -> Result<(Loaded, u64), StoreError> {
         let last: Option<i64> = self.connection.query_row("SELECT max(id) FROM holding", [], |row| row.get(0))?;
-        let open = self.select("SELECT record, checksum FROM holding WHERE ended IS NULL ORDER BY id", params![])?;
+        let query = "SELECT record, checksum FROM holding WHERE ended IS NULL ORDER BY id";
+        let (mut statement, mut open) = (self.connection.prepare(query)?, Loaded::default());
+        let mut rows = statement.query([])?;
+        while let Some(row) = rows.next()? {
+            open.add(row);
+        }
         Ok((open, last.and_then(|id| u64::try_from(id).ok()).unwrap_or(0)))
     }
 
@@ -293,16 +296,6 @@ impl Store {
         Ok(loaded)
     }
 
-    fn select(&self, query: &str, parameters: impl rusqlite::Params) -> Result<Loaded, StoreError> {
-        let mut statement = self.connection.prepare(query)?;
-        let mut rows = statement.query(parameters)?;
-        let mut loaded = Loaded::default();
-        while let Some(row) = rows.next()? {
-            loaded.add(row);
-        }
-        Ok(loaded)
-    }
-
     fn check(&self) -> Result<(), StoreError> {
         let result: String = self.connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
         if result != "ok" {
@@ -318,6 +311,10 @@ impl Store {
 fn connect(file: &Path, mode: OpenFlags) -> Result<Connection, StoreError> {
     let file = directory::resolve(file).map_err(|error| StoreError::Failed(error.to_string()))?;
     Ok(Connection::open_with_flags(file, mode)?)
+}
+
+fn pragma(connection: &Connection, name: &str) -> rusqlite::Result<i64> {
+    connection.pragma_query_value(None, name, |row| row.get(0))
 }
 
 fn extended(error: &rusqlite::Error) -> Option<i32> {
