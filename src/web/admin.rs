@@ -5,13 +5,13 @@ use std::time::Duration;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::StatusCode;
-use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
-use axum::response::{IntoResponse, Response};
+use axum::http::header::CONTENT_TYPE;
+use axum::response::Response;
 use axum::routing::post;
 use axum::{Router, middleware};
 use serde::Deserialize;
 
-use super::routes::api_problem;
+use super::routes::{JSON, api_problem, uncached};
 use crate::model::Released;
 
 /// How long the driver stays closed by default.
@@ -159,7 +159,7 @@ fn duration(body: &[u8]) -> Result<Duration, String> {
 }
 
 fn done(response: &serde_json::Value) -> Response {
-    ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")], response.to_string()).into_response()
+    uncached(JSON, response.to_string())
 }
 
 fn no_driver() -> Response {

@@ -61,29 +61,27 @@ pub(super) fn coding(headers: &HeaderMap) -> Coding {
 }
 
 fn offer(range: &Range) -> Option<Choice> {
-    let choice = |format, content_type: &str| Some(Choice { format, content_type: content_type.to_owned() });
-    match (range.name.as_str(), range.parameter("version")) {
+    let (format, content_type) = match (range.name.as_str(), range.parameter("version")) {
         ("application/openmetrics-text", None | Some("1.0.0")) => {
-            let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            Some(Choice { format: Format::OpenMetrics, content_type: range.with_escaping(content_type) })
+            (Format::OpenMetrics, range.with_escaping("application/openmetrics-text; version=1.0.0; charset=utf-8"))
         }
         ("application/openmetrics-text", Some("0.0.1")) => {
-            choice(Format::OpenMetrics, "application/openmetrics-text; version=0.0.1; charset=utf-8")
+            (Format::OpenMetrics, "application/openmetrics-text; version=0.0.1; charset=utf-8".to_owned())
         }
         // Text 1.0.0 adds quoted names to 0.0.4. No name of ours needs quotes, so the bytes are the same.
-        ("text/plain", Some("1.0.0")) => Some(Choice {
-            format: Format::Text,
-            content_type: range.with_escaping("text/plain; version=1.0.0; charset=utf-8"),
-        }),
-        ("text/plain", None | Some("0.0.4")) | ("text/*" | "*/*", None) => choice(Format::Text, TEXT),
+        ("text/plain", Some("1.0.0")) => {
+            (Format::Text, range.with_escaping("text/plain; version=1.0.0; charset=utf-8"))
+        }
+        ("text/plain", None | Some("0.0.4")) | ("text/*" | "*/*", None) => (Format::Text, TEXT.to_owned()),
         ("application/vnd.google.protobuf", _)
             if range.parameter("proto") == Some("io.prometheus.client.MetricFamily")
                 && matches!(range.parameter("encoding"), None | Some("delimited")) =>
         {
-            Some(Choice { format: Format::Protobuf, content_type: range.with_escaping(PROTOBUF) })
+            (Format::Protobuf, range.with_escaping(PROTOBUF))
         }
-        _ => None,
-    }
+        _ => return None,
+    };
+    Some(Choice { format, content_type })
 }
 
 /// One element of such a header, in lower case, with its weight in thousandths.

@@ -96,6 +96,7 @@ impl WebState {
     }
 }
 
+pub(super) const JSON: &str = "application/json";
 const ROUTES: &str = "/  /metrics  /metrics/dcgm  /api/v1/node  /api/v1/record  /api/v1/allocations  /api/v1/history  \
                       /api/v1/stream  /-/healthy  /-/ready";
 
@@ -210,7 +211,7 @@ async fn history(State(state): State<WebState>) -> Response {
 
 fn json(made: Result<serde_json::Result<Bytes>, JoinError>) -> Response {
     let problem = match made {
-        Ok(Ok(body)) => return json_response(body),
+        Ok(Ok(body)) => return uncached(JSON, body),
         Ok(Err(problem)) => problem.to_string(),
         Err(error) => error.to_string(),
     };
@@ -218,8 +219,8 @@ fn json(made: Result<serde_json::Result<Bytes>, JoinError>) -> Response {
     api_problem(StatusCode::INTERNAL_SERVER_ERROR, "the response could not be encoded as JSON; please report this")
 }
 
-fn json_response(body: impl Into<Body>) -> Response {
-    ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")], body.into()).into_response()
+pub(super) fn uncached(content_type: &'static str, body: impl Into<Body>) -> Response {
+    ([(CONTENT_TYPE, content_type), (CACHE_CONTROL, "no-store")], body.into()).into_response()
 }
 
 async fn record(State(state): State<WebState>, private: Option<Extension<Private>>, uri: Uri) -> Response {
@@ -231,9 +232,9 @@ async fn record(State(state): State<WebState>, private: Option<Extension<Private
     let request = GovernanceRequest { yaml, private: private.is_some() };
     let snapshot = state.snapshot();
     let writing = tokio::task::spawn_blocking(move || (state.record)(&snapshot, request));
-    let kind = if yaml { "application/yaml" } else { "application/json" };
+    let kind = if yaml { "application/yaml" } else { JSON };
     match writing.await.unwrap_or_else(|error| Err(error.to_string())) {
-        Ok(text) => ([(CONTENT_TYPE, kind), (CACHE_CONTROL, "no-store")], text).into_response(),
+        Ok(text) => uncached(kind, text),
         Err(problem) => {
             error!(%problem, "the record could not be written");
             api_problem(StatusCode::INTERNAL_SERVER_ERROR, "the record could not be written; please report this")
@@ -247,7 +248,7 @@ async fn allocations(State(state): State<WebState>, uri: Uri) -> Response {
         Err(problem) => return api_problem(StatusCode::BAD_REQUEST, &problem),
     };
     match chunks::body(chunks, state.cached_bodies.0.workers.clone()).await {
-        Ok(body) => json_response(body),
+        Ok(body) => uncached(JSON, body),
         Err(error) => json(Err(error)),
     }
 }
