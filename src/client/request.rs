@@ -135,7 +135,7 @@ async fn body(response: Response<Incoming>, target: &Target) -> Result<Vec<u8>, 
 }
 
 impl ClientError {
-    /// Nobody is there, as far as can be seen: nothing was found out about an agent.
+    /// No agent was found at all.
     #[must_use]
     pub fn is_no_agent(&self) -> bool {
         match self {

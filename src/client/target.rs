@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use hyper::Uri;
 
-/// Where the agent's admin socket is unless it was told otherwise.
+/// Where the agent's admin socket is by default.
 pub const DEFAULT_SOCKET: &str = "/run/podmeter/podmeter.sock";
 /// Where agent and demo are reached on their own machine.
 pub const DEFAULT_URL: &str = "http://127.0.0.1:9410";

@@ -143,7 +143,7 @@ fn xids(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>)
 fn allocations(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>) {
     let (Some(before), Some(now)) = (&before.holdings, &now.holdings) else { return };
     let none = BTreeSet::new();
-    let mut tell = |container: &ContainerRef, devices: Vec<Device>, text: &str| {
+    let mut add = |container: &ContainerRef, devices: Vec<Device>, text: &str| {
         if !devices.is_empty() {
             let containers = vec![container.clone()];
             let event = event(snapshot, EventKind::Allocation, Severity::Plain, text);
@@ -152,52 +152,52 @@ fn allocations(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<
     };
     for (container, held) in before {
         let kept = now.get(container).unwrap_or(&none);
-        tell(container, held.difference(kept).cloned().collect(), "let go");
+        add(container, held.difference(kept).cloned().collect(), "released");
     }
     for (container, held) in now {
         let had = before.get(container).unwrap_or(&none);
-        tell(container, held.difference(had).cloned().collect(), "took hold");
+        add(container, held.difference(had).cloned().collect(), "allocated");
     }
 }
 
 fn kubelet(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>) {
-    let mut tell = |severity, text: String| events.push(event(snapshot, EventKind::Kubelet, severity, text));
+    let mut add = |severity, text: String| events.push(event(snapshot, EventKind::Kubelet, severity, text));
     if now.kubelet_restarts > before.kubelet_restarts {
-        tell(Severity::Plain, "the kubelet was restarted".to_owned());
+        add(Severity::Plain, "the kubelet was restarted".to_owned());
     }
     match (&before.kubelet_problem, &now.kubelet_problem) {
-        (None, Some(problem)) => tell(Severity::Bad, format!("no answer from the kubelet: {problem}")),
-        (Some(_), None) => tell(Severity::Good, "the kubelet answers".to_owned()),
+        (None, Some(problem)) => add(Severity::Bad, format!("no response from the kubelet: {problem}")),
+        (Some(_), None) => add(Severity::Good, "the kubelet responds".to_owned()),
         _ => {}
     }
 }
 
 fn plugin(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>) {
-    let mut tell = |severity, text: String| events.push(event(snapshot, EventKind::Plugin, severity, text));
+    let mut add = |severity, text: String| events.push(event(snapshot, EventKind::Plugin, severity, text));
     for (resource, (registered, times)) in &now.registrations {
         let (was, times_before) = before.registrations.get(resource).copied().unwrap_or_default();
         if was && (!registered || *times > times_before) {
-            tell(Severity::Plain, format!("{resource}: the registration with the kubelet ended"));
+            add(Severity::Plain, format!("{resource}: the registration with the kubelet ended"));
         }
         if *registered && *times > times_before {
-            tell(Severity::Good, format!("{resource}: registered with the kubelet"));
+            add(Severity::Good, format!("{resource}: registered with the kubelet"));
         }
     }
 }
 
 fn driver(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>) {
-    let mut tell = |severity, text: String| events.push(event(snapshot, EventKind::Driver, severity, text));
+    let mut add = |severity, text: String| events.push(event(snapshot, EventKind::Driver, severity, text));
     match (before.released, now.released) {
-        (false, true) => tell(Severity::Plain, "the driver was let go of, as asked".to_owned()),
-        (true, false) => tell(Severity::Good, "the driver is taken up again".to_owned()),
+        (false, true) => add(Severity::Plain, "the driver was released on request".to_owned()),
+        (true, false) => add(Severity::Good, "the driver is opened again".to_owned()),
         _ => {}
     }
     if now.driver_loads > before.driver_loads && before.driver_loads > 0 {
-        tell(Severity::Plain, "the driver was loaded anew".to_owned());
+        add(Severity::Plain, "the driver was loaded again".to_owned());
     }
     match (&before.driver_problem, &now.driver_problem) {
-        (None, Some(problem)) if !now.released => tell(Severity::Bad, format!("no answer from the driver: {problem}")),
-        (Some(_), None) if !before.released => tell(Severity::Good, "the driver answers".to_owned()),
+        (None, Some(problem)) if !now.released => add(Severity::Bad, format!("no response from the driver: {problem}")),
+        (Some(_), None) if !before.released => add(Severity::Good, "the driver responds".to_owned()),
         _ => {}
     }
 }

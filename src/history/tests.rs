@@ -19,7 +19,7 @@ fn change<T: Clone>(shared: &mut Arc<T>, change: impl FnOnce(&mut T)) {
     change(Arc::make_mut(shared));
 }
 
-fn told(history: &History) -> Vec<String> {
+fn texts(history: &History) -> Vec<String> {
     history
         .events()
         .map(|event| {
@@ -34,13 +34,13 @@ fn the_first_snapshot_has_no_events() {
     let mut history = History::default();
     history.note(&later(0));
     history.note(&later(1));
-    assert_eq!(told(&history), Vec::<String>::new());
+    assert_eq!(texts(&history), Vec::<String>::new());
 
     let mut history = History::default();
     history.note(&Snapshot::default());
     history.note(&later(0));
-    let told = told(&history);
-    assert!(told.iter().all(|event| !event.starts_with("allocation")), "they held before we came: {told:?}");
+    let texts = texts(&history);
+    assert!(texts.iter().all(|event| !event.starts_with("allocation")), "they held before the start: {texts:?}");
 }
 
 #[test]
@@ -54,9 +54,9 @@ fn an_allocation_and_its_end_are_events_with_all_devices() {
     assert_ne!(without.accounts.len(), accounts.len());
     history.note(&without);
     history.note(&later(2));
-    let both = ["allocation Plain took hold", "allocation Plain let go"]
+    let both = ["allocation Plain allocated", "allocation Plain released"]
         .map(|text| format!("{text} [research/training-0/main]"));
-    assert_eq!(told(&history), both);
+    assert_eq!(texts(&history), both);
     assert_eq!(history.events().next().unwrap().devices.first().unwrap().gpu.as_str(), fixture::WHOLE);
 }
 
@@ -81,7 +81,7 @@ fn a_health_transition_is_one_event_with_its_holders() {
     history.note(&sick);
     history.note(&sick);
     assert_eq!(
-        told(&history),
+        texts(&history),
         [
             "health Good healthy again; it was: XID 79 (the GPU has fallen off the bus) [research/training-0/main]",
             "health Bad unhealthy: XID 79 (the GPU has fallen off the bus) [research/training-0/main]",
@@ -101,7 +101,7 @@ fn xids_are_counted_over_their_sources() {
     });
     history.note(&more);
     history.note(&more);
-    assert_eq!(told(&history), ["xid Bad XID 79 (gpu reset), 4 times []"]);
+    assert_eq!(texts(&history), ["xid Bad XID 79 (gpu reset), 4 times []"]);
 }
 
 #[test]
@@ -123,18 +123,18 @@ fn changes_of_kubelet_plugin_and_driver_are_events() {
     change(&mut back.hardware, |hardware| hardware.driver_loads += 1);
     history.note(&back);
     let problem = |snapshot: &Snapshot| snapshot.hardware.problem.clone();
-    assert_eq!(problem(&later(0)), None, "the fixture's driver answers");
+    assert_eq!(problem(&later(0)), None, "the fixture's driver responds");
     assert_eq!(
-        told(&history),
+        texts(&history),
         [
             "plugin Good nvidia.com/gpu: registered with the kubelet []",
-            "kubelet Good the kubelet answers []",
+            "kubelet Good the kubelet responds []",
             "kubelet Plain the kubelet was restarted []",
-            "driver Good the driver answers []",
-            "driver Plain the driver was loaded anew []",
+            "driver Good the driver responds []",
+            "driver Plain the driver was loaded again []",
             "plugin Plain nvidia.com/gpu: the registration with the kubelet ended []",
-            "kubelet Bad no answer from the kubelet: no socket []",
-            "driver Bad no answer from the driver: no library []",
+            "kubelet Bad no response from the kubelet: no socket []",
+            "driver Bad no response from the driver: no library []",
         ]
     );
 }

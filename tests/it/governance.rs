@@ -80,7 +80,7 @@ fn a_health_transition_is_in_the_history_with_its_holders() {
         .find_map(|holder| holder["hardware"][0]["gpu"].as_str())
         .unwrap()
         .to_owned();
-    let marked = agent::post(&socket, "/mark", &json!({"device": gpu, "reason": "smells"}).to_string());
+    let marked = agent::post(&socket, "/mark", &json!({"device": gpu, "reason": "noisy"}).to_string());
     assert_eq!(marked.status, 200, "{}", marked.body);
     let record = demo::until("the turn", || {
         let record = parsed(&record(&["--admin-socket", path]));
@@ -90,9 +90,9 @@ fn a_health_transition_is_in_the_history_with_its_holders() {
     let turn = &record["health"]["history"]["turns"][0];
     assert_eq!((&turn["gpu"], &turn["healthy"], &turn["reason"]), (&json!(gpu), &json!(false), &json!("admin")));
     assert!(turn["holders"][0]["pod"].is_string(), "{turn}");
-    let verdicts = record["health"]["devices"].as_array().unwrap();
-    let verdict = verdicts.iter().find(|verdict| verdict["gpu"] == gpu.as_str()).unwrap();
-    assert!(verdict["causes"][0]["detail"].as_str().is_some_and(|detail| detail.contains("smells")), "{verdict}");
+    let devices = record["health"]["devices"].as_array().unwrap();
+    let device = devices.iter().find(|device| device["gpu"] == gpu.as_str()).unwrap();
+    assert!(device["causes"][0]["detail"].as_str().is_some_and(|detail| detail.contains("noisy")), "{device}");
 }
 
 #[test]
@@ -104,8 +104,8 @@ fn the_digest_changes_with_the_configuration() {
     let (root, config, path) = (directory.path().to_str().unwrap(), file.to_str().unwrap(), socket.to_str().unwrap());
     let arguments =
         ["agent", "--listen", "127.0.0.1:0", "--kubelet-root", root, "--config", config, "--admin-socket", path];
-    let told = [("PODMETER_IMAGE", "example.com/podmeter:1".into()), ("PODMETER_POD_NAME", "podmeter-x".into())];
-    let running = agent::Running::start(&arguments, &told, None);
+    let variables = [("PODMETER_IMAGE", "example.com/podmeter:1".into()), ("PODMETER_POD_NAME", "podmeter-x".into())];
+    let running = agent::Running::start(&arguments, &variables, None);
     let read = || parsed(&record(&["--admin-socket", path]));
     let before = read();
     assert_eq!(schema::violations(&published(), &before), Vec::<String>::new());

@@ -65,10 +65,10 @@ impl<'agent> Honest<'agent> {
 
     fn scrapes(&mut self) {
         write!(self.kept, "GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n").expect("the connection is kept");
-        let answer = one_response(&mut self.kept);
+        let response = one_response(&mut self.kept);
         assert!(
-            answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("podmeter_device_power_watts{"),
-            "{answer}"
+            response.starts_with("HTTP/1.1 200 OK\r\n") && response.contains("podmeter_device_power_watts{"),
+            "{response}"
         );
         assert_eq!(self.running.get("/-/healthy").status, 200);
         assert!(self.running.metrics().count("podmeter_device_power_watts", &[]) == 8);
@@ -245,8 +245,8 @@ fn responses_with_allocations_that_are_not_read_take_little_memory() {
     }
     honest.finds_memory_within_bounds();
     drop(held);
-    let nobody = running.get("/api/v1/allocations?pod=nobody&limit=5000");
-    assert!(nobody.body.contains("\"allocations\":[]"), "{}", nobody.body);
+    let none = running.get("/api/v1/allocations?pod=none&limit=5000");
+    assert!(none.body.contains("\"allocations\":[]"), "{}", none.body);
 }
 
 #[test]
@@ -264,11 +264,11 @@ fn endless_heads_and_urls() {
         };
         // The connection may be closed before all of it is sent.
         let _ = stream.write_all(request.as_bytes());
-        let mut answer = vec![];
-        let _ = stream.read_to_end(&mut answer);
+        let mut response = vec![];
+        let _ = stream.read_to_end(&mut response);
         let refused = [&b"HTTP/1.1 431 "[..], b"HTTP/1.1 414 ", b"HTTP/1.1 400 "];
-        let said = String::from_utf8_lossy(&answer);
-        assert!(answer.is_empty() || refused.iter().any(|status| answer.starts_with(status)), "{said}");
+        let text = String::from_utf8_lossy(&response);
+        assert!(response.is_empty() || refused.iter().any(|status| response.starts_with(status)), "{text}");
         if number % 10 == 0 {
             honest.scrapes();
         }

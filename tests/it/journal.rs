@@ -53,7 +53,7 @@ fn writes_until_it_is_killed() {
         }
         store.write(&batch).unwrap();
         for record in &batch {
-            println!("said {} {} {}", record.id, record.seen, record.ended.is_some());
+            println!("written {} {} {}", record.id, record.seen, record.ended.is_some());
         }
         std::io::stdout().flush().unwrap();
     }
@@ -63,7 +63,7 @@ fn writes_until_it_is_killed() {
 fn nothing_acknowledged_is_lost_when_the_writer_is_killed_at_any_moment() {
     let directory = tempfile::tempdir().unwrap();
     // Id → the last acknowledged version, and whether it had ended.
-    let mut said: BTreeMap<u64, (f64, bool)> = BTreeMap::new();
+    let mut written: BTreeMap<u64, (f64, bool)> = BTreeMap::new();
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
     for round in 0..KILLS {
         let mut writer = Command::new(std::env::current_exe().unwrap())
@@ -78,16 +78,16 @@ fn nothing_acknowledged_is_lost_when_the_writer_is_killed_at_any_moment() {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let words = (random >> 33) % 60;
         let within = Duration::from_micros((random >> 13) % 9000);
-        let mut hear = |line: String| {
-            let Some(rest) = line.strip_prefix("said ") else { return false };
+        let mut read = |line: String| {
+            let Some(rest) = line.strip_prefix("written ") else { return false };
             let [id, word, ended] = rest.split(' ').collect::<Vec<_>>()[..] else { return false };
-            said.insert(id.parse().unwrap(), (word.parse().unwrap(), ended == "true"));
+            written.insert(id.parse().unwrap(), (word.parse().unwrap(), ended == "true"));
             true
         };
-        let mut heard = 0;
-        while heard <= words {
+        let mut lines_read = 0;
+        while lines_read <= words {
             let line = lines.next().expect("it writes until it is killed").unwrap();
-            heard += u64::from(hear(line));
+            lines_read += u64::from(read(line));
         }
         let deadline = Instant::now() + within;
         while Instant::now() < deadline {
@@ -100,7 +100,7 @@ fn nothing_acknowledged_is_lost_when_the_writer_is_killed_at_any_moment() {
         rest.into_iter().filter(|line| line.split(' ').count() == 4).for_each(|line| {
             let complete = line.ends_with("true") || line.ends_with("false");
             if complete {
-                hear(line);
+                read(line);
             }
         });
         let store = Store::open(&directory.path().join(FILE), BOUNDS)
@@ -110,13 +110,13 @@ fn nothing_acknowledged_is_lost_when_the_writer_is_killed_at_any_moment() {
         assert_eq!((ended.damaged, open.damaged), (0, 0));
         let on_disk: BTreeMap<u64, AllocationRecord> =
             ended.records.into_iter().chain(open.records).map(|record| (record.id, record)).collect();
-        for (id, (word, has_ended)) in &said {
+        for (id, (word, has_ended)) in &written {
             let record = on_disk.get(id).unwrap_or_else(|| panic!("after kill {round}: holding {id} is lost"));
-            assert!(record.seen >= *word, "after kill {round}: {id} said {word} and is at {}", record.seen);
+            assert!(record.seen >= *word, "after kill {round}: {id} written {word} and is at {}", record.seen);
             assert!(!has_ended || record.ended.is_some(), "after kill {round}: {id} had ended");
         }
     }
-    assert!(said.len() > KILLS as usize, "{}", said.len());
+    assert!(written.len() > KILLS as usize, "{}", written.len());
 }
 
 fn demo(directory: &Path, more: &[&str]) -> Running {
@@ -162,13 +162,13 @@ fn usage_equals_the_metrics_also_after_the_agent_has_ended() {
             ("busy_seconds", busy),
             ("energy_joules", "podmeter_container_energy_joules_total"),
         ] {
-            let told = usage["total"][figure].as_f64().unwrap();
+            let total = usage["total"][figure].as_f64().unwrap();
             let rows = usage["rows"].as_array().unwrap().iter();
             let sum: f64 = rows.filter_map(|row| row[figure].as_f64()).sum();
-            assert!((sum - told).abs() < 1e-6, "{figure}: rows {sum}, total {told}");
+            assert!((sum - total).abs() < 1e-6, "{figure}: rows {sum}, total {total}");
             let (least, most) = (page_sum(&before, metric), page_sum(&after, metric));
             // A holding first seen up to a second before the end of the window crosses it by that.
-            assert!(least * 0.98 - 1.0 <= told && told <= most + 1e-6, "{by}: {least} ≤ {told} ≤ {most} {figure}");
+            assert!(least * 0.98 - 1.0 <= total && total <= most + 1e-6, "{by}: {least} ≤ {total} ≤ {most} {figure}");
         }
     }
     let table = usage(&["--url", &url, "--by", "namespace"]);
@@ -229,7 +229,7 @@ fn a_killed_agent_leaves_its_records_and_the_next_one_continues() {
 fn a_full_disk_stops_only_the_journal_and_waiting_records_are_written_later() {
     let directory = tempfile::tempdir().unwrap();
     let (binary, state) = (binary(), directory.path().join("state"));
-    let shell = directory.path().join("podmeter-without-room");
+    let shell = directory.path().join("podmeter-on-a-full-disk");
     let script = format!("#!/bin/sh\nulimit -S -f 8\nexec {} \"$@\"\n", binary.display());
     std::fs::write(&shell, script).unwrap();
     std::fs::set_permissions(&shell, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
@@ -246,8 +246,8 @@ fn a_full_disk_stops_only_the_journal_and_waiting_records_are_written_later() {
     let answer: Value = serde_json::from_str(&running.get("/api/v1/allocations").body).unwrap();
     assert!(answer["problem"].is_string() && !answer["allocations"].as_array().unwrap().is_empty(), "{answer}");
     let first = answer["allocations"][0]["id"].as_u64().unwrap();
-    let said = running.log().matches("the journal of allocations is not written").count();
-    assert_eq!(said, 1, "once: {}", running.log());
+    let written = running.log().matches("the journal of allocations is not written").count();
+    assert_eq!(written, 1, "once: {}", running.log());
     let pid = running.pid().to_string();
     assert!(Command::new("prlimit").args(["--pid", &pid, "--fsize=unlimited:"]).status().unwrap().success());
     running.until("written", |page| {
@@ -255,5 +255,5 @@ fn a_full_disk_stops_only_the_journal_and_waiting_records_are_written_later() {
             && page.value("podmeter_journal_entries_total", &[]) > Some(0.0)
     });
     let kept = read_directory(&state, &Query::all(), UnixSeconds(0.0)).unwrap().allocations;
-    assert!(kept.iter().any(|record| record.id == first), "what was seen without room is there");
+    assert!(kept.iter().any(|record| record.id == first), "records of the time without space are there");
 }

@@ -111,10 +111,10 @@ fn pages_need_tls_and_a_password_and_have_the_headers() {
 #[test]
 fn client_certificates_are_required_as_configured() {
     let node = Node::new(TLS);
-    let stranger = Authority::new();
+    let other_authority = Authority::new();
     let scraper = node.authority.client("scraper.example");
     let other = node.authority.client("other.example");
-    let foreign = stranger.client("scraper.example");
+    let foreign = other_authority.client("scraper.example");
     let clients = [None, Some(&scraper), Some(&other), Some(&foreign)];
     let ca = "  client_ca_file: ca.crt\n";
     let names = "  client_allowed_sans: [scraper.example, 10.0.0.1]\n";
@@ -188,12 +188,12 @@ fn certificates_and_passwords_change_while_it_runs() {
         answer.contains(&format!("podmeter_config_last_reload_successful {value}\n"))
     };
     assert!(successful(1.0));
-    for (bad, said) in [
+    for (bad, output) in [
         ("tls_server_config: {cert_fil: x}\n", "unknown field `cert_fil`"),
         ("basic_auth_users: {}\n", "only a restart of podmeter goes back to plain HTTP"),
     ] {
         node.configure(bad);
-        until("the page and the log tell of the bad file", || successful(0.0) && running.log().contains(said));
+        until("the metrics and the log show the invalid file", || successful(0.0) && running.log().contains(output));
         assert_eq!(client.status(&running.address, "/metrics", "").unwrap(), 401);
     }
     assert_eq!(running.log().matches("unknown field `cert_fil`").count(), 1, "{}", running.log());
@@ -295,21 +295,21 @@ fn an_invalid_file_at_the_start_is_exit_code_2() {
         let path = file.to_str().unwrap();
         let start = ["agent", "--listen", "127.0.0.1:0", "--kubelet-root", &root, "--web-config", path];
         for arguments in [&start[..], &["check-config", "--web-config", path]] {
-            let (code, said) = agent::ended(arguments);
-            assert_eq!(code, 2, "{text}: {said}");
+            let (code, output) = agent::ended(arguments);
+            assert_eq!(code, 2, "{text}: {output}");
             for part in parts.iter().chain([&path]) {
-                assert!(said.contains(part), "{text}: {part:?} in {said}");
+                assert!(output.contains(part), "{text}: {part:?} in {output}");
             }
-            assert!(!said.contains(&key), "{said}");
+            assert!(!output.contains(&key), "{output}");
         }
     }
     node.configure(&format!("{TLS}  min_version: TLS11\n"));
-    let (code, said) = agent::ended(&["check-config", "--web-config", file.to_str().unwrap()]);
-    assert!(code == 0 && said.contains("min_version") && said.contains(": valid\n"), "{said}");
+    let (code, output) = agent::ended(&["check-config", "--web-config", file.to_str().unwrap()]);
+    assert!(code == 0 && output.contains("min_version") && output.contains(": valid\n"), "{output}");
     let config = node.path().join("podmeter.yaml");
     std::fs::write(&config, format!("webConfig: {}\n", node.path().join("none.yaml").display())).unwrap();
-    let (code, said) = agent::ended(&["check-config", config.to_str().unwrap()]);
-    assert!(code == 2 && said.contains("none.yaml"), "{said}");
+    let (code, output) = agent::ended(&["check-config", config.to_str().unwrap()]);
+    assert!(code == 2 && output.contains("none.yaml"), "{output}");
 }
 
 #[test]

@@ -26,11 +26,11 @@ export class Browser {
   }
 
   constructor(child, profile) {
-    Object.assign(this, { child, profile, last: 0, waiting: new Map(), listeners: new Set(), rest: '', said: '' });
-    child.stderr.on('data', (data) => { this.said = (this.said + data).slice(-4000); });
+    Object.assign(this, { child, profile, last: 0, waiting: new Map(), listeners: new Set(), rest: '', output: '' });
+    child.stderr.on('data', (data) => { this.output = (this.output + data).slice(-4000); });
     child.stdio[4].on('data', (data) => this.read(data));
     child.on('error', (error) => this.fail(error));
-    child.on('exit', (code) => this.fail(new Error(`chromium ended (${code}): ${this.said}`)));
+    child.on('exit', (code) => this.fail(new Error(`chromium ended (${code}): ${this.output}`)));
   }
 
   read(data) {
@@ -65,7 +65,7 @@ export class Browser {
     }));
   }
 
-  // `javascript`, `dark`, `width`, `height`: how it is looked at.
+  // `javascript`, `dark`, `width`, `height`: how it is displayed.
   async open(url, { javascript = true, dark = false, width = 1280, height = 900 } = {}) {
     const { browserContextId } = await this.call('Target.createBrowserContext');
     const { targetId } = await this.call('Target.createTarget', { url: 'about:blank', browserContextId });
@@ -90,10 +90,10 @@ export class Browser {
 class Page {
   constructor(browser, sessionId, context) {
     Object.assign(this, { browser, sessionId, context, requests: [], problems: [], loads: 0 });
-    browser.listeners.add((message) => message.sessionId === sessionId && this.hear(message));
+    browser.listeners.add((message) => message.sessionId === sessionId && this.handle(message));
   }
 
-  hear({ method, params }) {
+  handle({ method, params }) {
     if (method === 'Network.requestWillBeSent') this.requests.push(params.request.url);
     if (method === 'Page.loadEventFired') this.loads += 1;
     if (method === 'Runtime.exceptionThrown') this.problems.push(params.exceptionDetails.exception?.description ?? params.exceptionDetails.text);

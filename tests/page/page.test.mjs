@@ -23,7 +23,7 @@ after(async () => {
   await demo?.stop();
 });
 
-// What every page must keep to, whatever else is looked at.
+// Conditions for every page.
 async function finish(page) {
   assert.deepEqual(page.problems, [], 'no console error, no refused resource');
   const hosts = new Set(page.requests.filter((url) => !url.startsWith('data:')).map((url) => new URL(url).origin));
@@ -98,7 +98,7 @@ test('the filter matches pods, namespaces and devices, and is kept in the URL', 
   const inNamespace = await linked.until('rows', `(() => { const found = ${rows('containers')}; return found.length && found; })()`);
   assert.ok(inNamespace.every((row) => row.includes(namespace)), inNamespace.join());
   await linked.ask("location.hash = 'filter=nothing-is-called-this'");
-  await linked.until('that nothing matches to be said', "document.querySelector('.containers ~ .none').checkVisibility()");
+  await linked.until('the message that nothing matches', "document.querySelector('.containers ~ .none').checkVisibility()");
   assert.equal(await linked.text('#found'), '0 found');
   await finish(linked);
 });
@@ -188,7 +188,7 @@ test('a new client connects despite many open streams', async () => {
   const other = await new Demo(await freePort()).start();
   const streams = [];
   try {
-    // More than there are connections: the silent ones make room.
+    // More than there are connections: the silent ones are closed.
     for (let listener = 0; listener < 80; listener += 1) {
       const stop = new AbortController();
       const answer = await fetch(`${other.url}live`, { signal: stop.signal });

@@ -108,7 +108,7 @@ fn the_tables_fit_eighty_by_twenty_four_and_keys_work() {
     terminal.keys(&["Enter"]);
     terminal.until("a detail", |screen| screen.contains("Held by") && screen.contains("Unattributed"));
     terminal.keys(&["q", "?"]);
-    terminal.until("the help", |screen| screen.contains("nobody said; it is not zero"));
+    terminal.until("the help", |screen| screen.contains("not known; it is not zero"));
     terminal.keys(&["q", "p"]);
     terminal.until("a pause", |screen| screen.contains("PAUSED"));
     terminal.keys(&["p"]);

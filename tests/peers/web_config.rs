@@ -35,8 +35,8 @@ fn curl(directory: &Path, arguments: &[&str]) -> (i32, String) {
         .args(arguments)
         .output()
         .expect("curl is installed (scripts/test does that)");
-    let said = [output.stdout, output.stderr].concat();
-    (output.status.code().unwrap(), String::from_utf8_lossy(&said).into_owned())
+    let output = [output.stdout, output.stderr].concat();
+    (output.status.code().unwrap(), String::from_utf8_lossy(&output).into_owned())
 }
 
 #[test]
@@ -49,20 +49,20 @@ fn curl_needs_a_certificate_and_a_password() {
     for more in
         [&["-u", "alice:secret"][..], &["-u", "alice:secret", "--tls-max", "1.2"], &["-u", "alice:secret", "--http2"]]
     {
-        let (code, said) = ask(&[&ours, more].concat());
-        assert!(code == 0 && said.starts_with("HTTP/1.1 200") && said.contains("podmeter_build_info{"), "{said}");
-        assert!(said.contains("strict-transport-security: max-age=60"), "{said}");
+        let (code, output) = ask(&[&ours, more].concat());
+        assert!(code == 0 && output.starts_with("HTTP/1.1 200") && output.contains("podmeter_build_info{"), "{output}");
+        assert!(output.contains("strict-transport-security: max-age=60"), "{output}");
     }
-    let (code, said) = ask(&[&ours[..], &["-u", "alice:guess"]].concat());
-    assert!(code == 0 && said.starts_with("HTTP/1.1 401"), "{said}");
+    let (code, output) = ask(&[&ours[..], &["-u", "alice:guess"]].concat());
+    assert!(code == 0 && output.starts_with("HTTP/1.1 401"), "{output}");
     for arguments in [&["-u", "alice:secret"][..], &["--cert", "other.crt", "--key", "other.key", "-u", "alice:secret"]]
     {
-        let (code, said) = ask(arguments);
-        assert!(code != 0 && !said.contains("HTTP/1.1"), "{said}");
+        let (code, output) = ask(arguments);
+        assert!(code != 0 && !output.contains("HTTP/1.1"), "{output}");
     }
-    let (code, said) =
+    let (code, output) =
         ask(&[&ours[..], &["--tls-max", "1.1", "--tlsv1.0", "--ciphers", "DEFAULT@SECLEVEL=0"]].concat());
-    assert!(code != 0 && !said.contains("HTTP/1.1"), "{said}");
+    assert!(code != 0 && !output.contains("HTTP/1.1"), "{output}");
 }
 
 #[test]

@@ -72,8 +72,8 @@ pub fn post(socket: &Path, path: &str, body: &str) -> Answer {
 /// Exit code and output of a command that ends by itself.
 pub fn ended(arguments: &[&str]) -> (i32, String) {
     let output = Command::new(binary()).args(arguments).output().expect("start podmeter");
-    let said = [output.stdout, output.stderr].concat();
-    (output.status.code().expect("not killed"), String::from_utf8_lossy(&said).into_owned())
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code().expect("not killed"), String::from_utf8_lossy(&text).into_owned())
 }
 
 /// `podmeter agent` over this kubelet root, with no admin socket, on a free port.

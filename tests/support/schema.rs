@@ -6,15 +6,15 @@ use serde_json::{Map, Value};
 /// All violations of `schema` by `value`, each with its path.
 pub fn violations(schema: &Value, value: &Value) -> Vec<String> {
     let mut found = vec![];
-    Judge { root: schema }.validate(schema, value, "$", &mut found);
+    Validator { root: schema }.validate(schema, value, "$", &mut found);
     found
 }
 
-struct Judge<'a> {
+struct Validator<'a> {
     root: &'a Value,
 }
 
-impl Judge<'_> {
+impl Validator<'_> {
     fn validate(&self, schema: &Value, value: &Value, place: &str, found: &mut Vec<String>) {
         let keywords = schema.as_object().expect("a schema is an object");
         for (keyword, wanted) in keywords {

@@ -296,7 +296,7 @@ fn a_holding_that_ended_during_a_restart_ends_once_the_kubelet_has_responded() {
     tracker.load(open(&disk), 0, node.now());
     node.settled = false;
     tracker.observe(&node.snapshot());
-    assert_eq!(tracker.take(), [], "nobody knows yet");
+    assert_eq!(tracker.take(), [], "not before the kubelet has responded");
     node.settled = true;
     assert!(tracker.observe(&node.snapshot()));
     write(&mut disk, &mut tracker);
