@@ -1,4 +1,5 @@
 use std::fmt;
+use std::fs::{File, TryLockError};
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
@@ -17,6 +18,9 @@ const BACKLOG: u32 = 1024;
 
 /// Between two checks whether another process still listens on a socket.
 const RETRY: Duration = Duration::from_secs(1);
+/// While another process binds a socket in the same directory, which takes less than a millisecond.
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
+const LOCK_ATTEMPTS: usize = 100;
 
 /// Where to listen: `0.0.0.0:9410`, `[::]:9410`, or `unix:PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -139,10 +143,12 @@ impl Listener {
 
     async fn bind_unix(path: &Path, purpose: Purpose) -> Result<Self, BindError> {
         let failed = |source| BindError::Unix { path: path.to_owned(), source };
+        let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+        let directory = directory.unwrap_or(Path::new("."));
+        std::fs::create_dir_all(directory).map_err(failed)?;
+        // Two processes that found the same stale socket would each remove the other's new one.
+        let _locked = lock(directory).await;
         remove_stale_socket(path).await?;
-        if let Some(directory) = path.parent() {
-            std::fs::create_dir_all(directory).map_err(failed)?;
-        }
         // Bound under another name and renamed, so that it cannot be opened before its mode is set.
         let mut temporary = path.as_os_str().to_owned();
         temporary.push(format!(".{}", std::process::id()));
@@ -167,6 +173,19 @@ fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     socket.set_recv_buffer_size(RECEIVE_BYTES)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
+}
+
+/// Until the file is dropped. `None` where the directory cannot be locked, and when its lock is not released in time.
+async fn lock(directory: &Path) -> Option<File> {
+    let file = File::open(directory).ok()?;
+    for _ in 0..LOCK_ATTEMPTS {
+        match file.try_lock() {
+            Ok(()) => return Some(file),
+            Err(TryLockError::WouldBlock) => tokio::time::sleep(LOCK_PAUSE).await,
+            Err(TryLockError::Error(_)) => return None,
+        }
+    }
+    None
 }
 
 /// Removes a socket file without a listener.
@@ -263,6 +282,22 @@ mod tests {
         let second = Listener::bind_private(&path).await.unwrap();
         drop(second);
         assert!(!path.exists(), "a dropped listener removes its file");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stale_socket_that_another_process_is_replacing_is_not_replaced_too() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("podmeter.sock");
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap()); // stale
+        let other = lock(directory.path()).await;
+        assert!(other.is_some());
+        let binding = Listener::bind_private(&path);
+        tokio::pin!(binding);
+        assert!(tokio::time::timeout(LOCK_PAUSE * 2, &mut binding).await.is_err(), "the other process goes first");
+        std::fs::remove_file(&path).unwrap();
+        let _listener = UnixListener::bind(&path).unwrap();
+        drop(other);
+        assert!(matches!(binding.await, Err(BindError::InUse { .. })));
     }
 
     #[tokio::test]
