@@ -10,7 +10,7 @@ use crate::governance::{self, Configuration, Deployment, Facts, Form, ListenerSu
 use crate::health::Recovery;
 use crate::web::{self, GovernanceSource};
 
-/// What writes the governance record: of each snapshot, with what this process is at that moment.
+/// Writes the governance record of a snapshot, with the facts of this process at that moment.
 pub fn source(
     settings: Settings,
     bound: &Bound,
@@ -25,7 +25,7 @@ pub fn source(
         let kind = if private { &mut admin } else { &mut addresses };
         kind.push(ListenerSummary { address, admin: private, probes, guarded });
     }
-    // Served when the process that listens there has ended.
+    // Served once the process that listens there has ended.
     if let Some(path) = &bound.awaited {
         let address = web::ListenAddress::Unix(path.clone()).to_string();
         admin.push(ListenerSummary { address, admin: true, probes: false, guarded: false });
@@ -52,18 +52,18 @@ pub fn source(
     })
 }
 
-/// From the variables that the chart sets.
+/// From the environment variables that the chart sets.
 fn deployment(variable: impl Fn(&str) -> Option<String>) -> Deployment {
-    let told = |name: &str| variable(name).filter(|value| !value.is_empty());
+    let set = |name: &str| variable(name).filter(|value| !value.is_empty());
     Deployment {
-        image: told("PODMETER_IMAGE"),
-        namespace: told("PODMETER_POD_NAMESPACE"),
-        pod: told("PODMETER_POD_NAME"),
-        update_strategy: told("PODMETER_UPDATE_STRATEGY"),
+        image: set("PODMETER_IMAGE"),
+        namespace: set("PODMETER_POD_NAMESPACE"),
+        pod: set("PODMETER_POD_NAME"),
+        update_strategy: set("PODMETER_UPDATE_STRATEGY"),
     }
 }
 
-/// Of what is in force: the settings of the start, and what was re-read since.
+/// The settings in force: those of the start, with the ones that were reloaded since.
 fn configuration(settings: &Settings, reloadable: &Reloadable) -> Configuration {
     let in_force = Settings { reloadable: Reloadable { files: vec![], ..reloadable.clone() }, ..settings.clone() };
     Configuration { settings_sha256: sha256(format!("{in_force:?}").as_bytes()), files: reloadable.files.clone() }
@@ -74,11 +74,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_said_is_absent() {
+    fn an_empty_or_missing_variable_is_absent() {
         assert_eq!(deployment(|_| None), Deployment::default());
-        let told = deployment(|name| {
+        let deployment = deployment(|name| {
             Some(if name == "PODMETER_IMAGE" { "example.com/podmeter:1".into() } else { String::new() })
         });
-        assert_eq!(told, Deployment { image: Some("example.com/podmeter:1".into()), ..Deployment::default() });
+        assert_eq!(deployment, Deployment { image: Some("example.com/podmeter:1".into()), ..Deployment::default() });
     }
 }

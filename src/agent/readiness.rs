@@ -4,7 +4,7 @@ use crate::model::Snapshot;
 pub fn check(snapshot: &Snapshot) -> Result<(), String> {
     let kubelet = &snapshot.kubelet;
     if kubelet.allocations.is_none() && kubelet.problem.is_none() {
-        return Err("the kubelet has not been asked yet".into());
+        return Err("the kubelet has not been called yet".into());
     }
     let devices = &snapshot.hardware;
     if devices.source != "none" && devices.inventory.generation == 0 && devices.problem.is_none() {
@@ -12,7 +12,7 @@ pub fn check(snapshot: &Snapshot) -> Result<(), String> {
     }
     let Some(plugin) = &snapshot.plugin else { return Ok(()) };
     if !plugin.checked {
-        return Err("the device plugin has not looked at the devices yet".into());
+        return Err("the device plugin has not checked the devices yet".into());
     }
     // One registration is enough: a restart of the kubelet does not make the metrics unready.
     let waiting = plugin
@@ -22,7 +22,7 @@ pub fn check(snapshot: &Snapshot) -> Result<(), String> {
     match waiting {
         None => Ok(()),
         Some((resource, state)) => {
-            let problem = state.problem.as_deref().unwrap_or("the kubelet has not been asked yet");
+            let problem = state.problem.as_deref().unwrap_or("the kubelet has not been called yet");
             Err(format!("{resource} is not registered with the kubelet: {problem}"))
         }
     }

@@ -42,7 +42,7 @@ impl Configuration {
                 self.outcome.send_replace(ConfigReload { successful: true, last_success: self.clock.now().unix });
             }
             Err(problem) => {
-                tracing::error!(%problem, "the configuration was not reloaded; the previous one stays in force");
+                tracing::error!(%problem, "configuration not re-read: the old one stays in force");
                 self.outcome.send_modify(|outcome| outcome.successful = false);
             }
         }

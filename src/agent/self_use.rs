@@ -1,6 +1,6 @@
 use crate::model::{SelfUse, UnixSeconds};
 
-/// What this process uses, from `/proc/self`. What cannot be read is absent.
+/// The resources that this process uses, from `/proc/self`. A value that cannot be read is absent.
 pub fn read() -> SelfUse {
     let stat = std::fs::read_to_string("/proc/self/stat").ok();
     // The second field is the command in parentheses and may contain anything; the rest is numbers.
@@ -34,7 +34,7 @@ fn boot_time() -> Option<f64> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn this_process_is_seen() {
+    fn the_use_of_this_process_is_read() {
         let own = super::read();
         assert!(own.resident_bytes.is_some_and(|bytes| bytes > 100_000), "{own:?}");
         assert!(own.open_files.is_some_and(|files| files >= 3), "{own:?}");
