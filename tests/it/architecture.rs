@@ -1,10 +1,10 @@
-//! Holds the arrows between the rooms as ARCHITECTURE.md draws them.
+//! Checks the dependencies between the modules against those that ARCHITECTURE.md draws.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Room → the rooms it may name.
+/// Each module with the modules that it may name.
 const ARROWS: [(&str, &[&str]); 26] = [
     ("model", &[]),
     ("attribution", &["model"]),
@@ -71,7 +71,7 @@ const ARROWS: [(&str, &[&str]); 26] = [
     ("lib", &[]),
 ];
 
-/// Words of other libraries, and the only rooms that may speak them.
+/// Other libraries, and the only modules that may use them.
 const LIBRARIES: [(&str, &[&str]); 15] = [
     (
         "tokio",
@@ -109,8 +109,8 @@ const LIBRARIES: [(&str, &[&str]); 15] = [
     ("anyhow", &["cli"]),
 ];
 
-/// The ground floor decides; it does not read files, clocks or environments.
-const GROUND_FLOOR_REFUSES: [&str; 7] =
+/// The pure modules read no files, clocks or environment.
+const PURE_MODULES_REFUSE: [&str; 7] =
     ["std::fs", "std::net", "std::env", "std::thread", "Instant::now", "SystemTime", "tracing::"];
 
 fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
@@ -124,26 +124,26 @@ fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Room → file → text without comments.
-fn rooms() -> BTreeMap<String, BTreeMap<PathBuf, String>> {
+/// Module → file → text without comments.
+fn modules() -> BTreeMap<String, BTreeMap<PathBuf, String>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut files = vec![];
     sources(&root, &mut files);
-    let mut rooms: BTreeMap<String, BTreeMap<PathBuf, String>> = BTreeMap::new();
+    let mut modules: BTreeMap<String, BTreeMap<PathBuf, String>> = BTreeMap::new();
     for file in files {
         let inside = file.strip_prefix(&root).expect("under src");
-        // A room's tests may look at it with other eyes.
+        // The tests of a module may use more.
         if inside.components().any(|part| Path::new(part.as_os_str()).file_stem().is_some_and(|stem| stem == "tests")) {
             continue;
         }
         let first = inside.components().next().expect("not empty");
-        let room = Path::new(first.as_os_str()).with_extension("").to_string_lossy().into_owned();
+        let module = Path::new(first.as_os_str()).with_extension("").to_string_lossy().into_owned();
         let text = fs::read_to_string(&file).expect("readable");
         let code: Vec<&str> = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
-        rooms.entry(room).or_default().insert(inside.to_owned(), code.join("\n"));
+        modules.entry(module).or_default().insert(inside.to_owned(), code.join("\n"));
     }
-    rooms.remove("main");
-    rooms
+    modules.remove("main");
+    modules
 }
 
 /// Every `word` in `prefix word`, also inside `use crate::{a, b}`.
@@ -180,14 +180,15 @@ fn named_after(text: &str, prefix: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn rooms_name_only_the_rooms_they_may() {
+fn modules_name_only_the_modules_they_may() {
     let allowed = BTreeMap::from(ARROWS);
     let mut wrong = vec![];
-    for (room, files) in rooms() {
-        let allowed = allowed.get(room.as_str()).unwrap_or_else(|| panic!("a new room, {room}: draw its arrows"));
+    for (module, files) in modules() {
+        let allowed =
+            allowed.get(module.as_str()).unwrap_or_else(|| panic!("a new module, {module}: add its dependencies"));
         for (file, text) in files {
             for name in named_after(&text, "crate::") {
-                if name != room && allowed.iter().all(|other| *other != name) {
+                if name != module && allowed.iter().all(|other| *other != name) {
                     wrong.push(format!("{} names crate::{name}", file.display()));
                 }
             }
@@ -197,14 +198,14 @@ fn rooms_name_only_the_rooms_they_may() {
 }
 
 #[test]
-fn libraries_stay_in_their_rooms() {
+fn libraries_stay_in_their_modules() {
     let mut wrong = vec![];
-    for (room, files) in rooms() {
+    for (module, files) in modules() {
         for (file, text) in files {
-            for (library, rooms) in LIBRARIES {
-                let named = speaks(&text, library);
-                if named && rooms.iter().all(|allowed| *allowed != room) {
-                    wrong.push(format!("{} speaks {library}", file.display()));
+            for (library, modules) in LIBRARIES {
+                let named = uses(&text, library);
+                if named && modules.iter().all(|allowed| *allowed != module) {
+                    wrong.push(format!("{} uses {library}", file.display()));
                 }
             }
         }
@@ -213,21 +214,21 @@ fn libraries_stay_in_their_rooms() {
 }
 
 /// Whether `library::` stands there as a word of its own.
-fn speaks(text: &str, library: &str) -> bool {
+fn uses(text: &str, library: &str) -> bool {
     let is_inside = |letter: char| letter.is_alphanumeric() || letter == '_';
     let path = format!("{library}::");
     text.match_indices(&path).any(|(position, _)| !text[..position].chars().next_back().is_some_and(is_inside))
 }
 
 #[test]
-fn the_ground_floor_does_no_io_and_has_no_clock() {
+fn the_pure_modules_do_no_io_and_have_no_clock() {
     let mut wrong = vec![];
-    for (room, files) in rooms() {
-        if !["model", "attribution", "health", "preference", "history", "terminal"].contains(&room.as_str()) {
+    for (module, files) in modules() {
+        if !["model", "attribution", "health", "preference", "history", "terminal"].contains(&module.as_str()) {
             continue;
         }
         for (file, text) in files {
-            for word in GROUND_FLOOR_REFUSES {
+            for word in PURE_MODULES_REFUSE {
                 if text.contains(word) {
                     wrong.push(format!("{} has {word}", file.display()));
                 }
@@ -240,7 +241,7 @@ fn the_ground_floor_does_no_io_and_has_no_clock() {
 #[test]
 fn unsafe_code_is_in_hardware_nvml_only() {
     let mut wrong = vec![];
-    for files in rooms().into_values() {
+    for files in modules().into_values() {
         for (file, text) in files {
             if (text.contains("unsafe {") || text.contains("unsafe fn")) && !file.starts_with("hardware/nvml") {
                 wrong.push(file);
@@ -251,9 +252,9 @@ fn unsafe_code_is_in_hardware_nvml_only() {
 }
 
 #[test]
-fn the_reader_of_this_test_reads_groups_too() {
+fn groups_of_imports_are_read() {
     let text = "use crate::{model::{A, B}, web};\nlet x = crate::kubelet::run();";
     let names: Vec<String> = named_after(text, "crate::").into_iter().collect();
     assert_eq!(names, ["kubelet", "model", "web"]);
-    assert!(speaks("use tonic::Status;", "tonic") && !speaks("Monotonic::new(x)", "tonic"));
+    assert!(uses("use tonic::Status;", "tonic") && !uses("Monotonic::new(x)", "tonic"));
 }
