@@ -459,10 +459,12 @@ async fn a_reader_that_never_finishes_does_not_hold_up_the_end() {
     let mut stream = std::net::TcpStream::connect(&running.address).unwrap();
     std::io::Write::write_all(&mut stream, b"GET /metrics HTT").unwrap();
     running.signal("TERM");
-    tokio::time::sleep(std::time::Duration::from_millis(500)).await;
-    assert!(!running.log().contains("ERROR"), "while it waits for the reader: {}", running.log());
+    while !running.log().contains(" ending") {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
     running.signal("TERM");
     assert_eq!(running.wait().code(), Some(0), "{}", running.log());
+    assert!(!running.log().contains("ERROR"), "while it waited for the reader: {}", running.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]
