@@ -1,5 +1,5 @@
-//! Everything that is known to break around podmeter, each as one row: what happens, what an operator then sees (metric,
-//! log line, page), what goes on working, and how soon all is well once it is over. The real binary with a fake kubelet on
+//! The known faults around podmeter, one row each: what happens, what an operator then sees (metric, log line, page), what
+//! keeps working, and how soon the node recovers after the fault ends. The real binary with a fake kubelet on
 //! real sockets and a fake driver library through the real `dlopen`; `docs/engineering/reliability.md` is made from the rows.
 //!
 //! `PODMETER_BINARY` names the binary. `UPDATE_GOLDEN=1 cargo nextest run --test fault_matrix` writes the document.

@@ -1,11 +1,11 @@
-//! The words of the matrix: a row, what is seen of it, and what goes on. Plain data with its wording; `run` acts on it.
+//! A row of the matrix: the fault, its symptoms, and what keeps working. Plain data and its wording; `run` acts on it.
 
 use std::fmt::{self, Display, Formatter};
 
 use crate::rig::{Rig, Setup};
 use crate::support::agent::Page;
 
-/// What breaks there, on a node of the same make.
+/// Faults that share one kind of node.
 pub struct Area {
     pub name: &'static str,
     pub rows: &'static [Row],
@@ -27,7 +27,7 @@ pub struct Row {
     pub within: u64,
 }
 
-/// All of it, though not at one moment.
+/// All of it, each part at some time.
 pub struct Seen {
     pub metrics: &'static [Metric],
     pub log: Log,
@@ -36,7 +36,7 @@ pub struct Seen {
 
 pub enum Log {
     Says(&'static str),
-    /// Neither a warning nor an error: by design, what anybody may do at will does not fill the log.
+    /// Neither a warning nor an error: what a client may repeat at will does not fill the log.
     Silent,
 }
 
@@ -50,7 +50,7 @@ pub enum Is {
     /// Every series that matches; at least one does.
     Value(f64),
     AtLeast(f64),
-    /// So many series match.
+    /// This many series match.
     Series(usize),
     Absent,
     /// Above what it was before.
@@ -66,9 +66,9 @@ pub enum GoesOn {
     Pages,
     /// The pod that has a GPU is on the page, and its seconds run.
     Holder,
-    /// So many GPUs are read.
+    /// This many GPUs are read.
     Readings(usize),
-    /// So many devices are healthy at the kubelet.
+    /// This many devices are healthy at the kubelet.
     Devices(usize),
     /// A new pod gets a GPU.
     Admits,
@@ -78,7 +78,7 @@ pub enum GoesOn {
     Promptly,
 }
 
-/// As if nothing were wrong.
+/// As without a fault.
 pub const ALL: &[GoesOn] = &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(8), GoesOn::Admits];
 
 impl Metric {

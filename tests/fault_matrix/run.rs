@@ -1,4 +1,4 @@
-//! Breaks a node as a row says, looks for what is to be seen, mends it, and measures until it is whole.
+//! Causes the fault of a row on a node, checks its symptoms, ends the fault, and measures the time to recovery.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,17 +9,17 @@ use crate::rig::{Rig, Setup, TRAINER, unix_now};
 use crate::row::{Area, GoesOn, Log, Row, Text};
 use crate::support::agent::Page;
 
-/// For what is to be seen: the longest wait that podmeter has is ten seconds, and a machine may be busy.
+/// For the symptoms: the longest wait of podmeter is ten seconds, and the machine may be busy.
 const SEEN: Duration = Duration::from_secs(120);
 const GOES_ON: Duration = Duration::from_secs(20);
 const WHOLE: Duration = Duration::from_secs(120);
-/// Times what a row says: this machine may do other things, too.
+/// Times the limit of a row: the machine may be busy.
 const GENEROUS: u64 = 3;
 /// A hung List is given up after five seconds and asked again a second later, a hung driver call never: who waited for
 /// one in each turn would take half a minute or for ever. A turn takes a third of a second, which is `holdDown`.
 const TURNS: usize = 12;
 const PROMPT: Duration = Duration::from_secs(20);
-const LOOK: Duration = Duration::from_millis(20);
+const POLL: Duration = Duration::from_millis(20);
 
 /// Every row of the area, on one node as long as each leaves it whole; another after one that did not.
 pub async fn area(area: &Area) {
@@ -33,8 +33,8 @@ pub async fn area(area: &Area) {
         };
         let outcome = catch_unwind(AssertUnwindSafe(|| one(row, &mut node)));
         let outcome = outcome.unwrap_or_else(|panic| {
-            let said = panic.downcast_ref::<String>().cloned();
-            Err(said.or_else(|| panic.downcast_ref().map(|text: &&str| (*text).to_owned())).unwrap_or_default())
+            let message = panic.downcast_ref::<String>().cloned();
+            Err(message.or_else(|| panic.downcast_ref().map(|text: &&str| (*text).to_owned())).unwrap_or_default())
         });
         match outcome {
             Ok(took) => {
@@ -114,7 +114,7 @@ fn patiently(limit: Duration, mut question: impl FnMut() -> Result<(), String>) 
     loop {
         match question() {
             Err(problem) if Instant::now() >= deadline => return Err(problem),
-            Err(_) => std::thread::sleep(LOOK),
+            Err(_) => std::thread::sleep(POLL),
             Ok(()) => return Ok(()),
         }
     }
@@ -146,10 +146,10 @@ fn seen(row: &Row, rig: &Rig, before: &Page, mark: usize) -> Result<(), String> 
         })
     })?;
     let log = rig.log();
-    // Others on this machine may have taken all watches of directories; podmeter then looks by the clock.
-    let is_told = |line: &&str| (line.contains(" WARN ") || line.contains(" ERROR ")) && !line.contains("no inotify");
-    match (&row.seen.log, log[mark..].lines().find(is_told)) {
-        (Log::Silent, Some(line)) => Err(format!("said in the log: {line}")),
+    // Other processes may have used all inotify watches; podmeter then polls.
+    let is_logged = |line: &&str| (line.contains(" WARN ") || line.contains(" ERROR ")) && !line.contains("no inotify");
+    match (&row.seen.log, log[mark..].lines().find(is_logged)) {
+        (Log::Silent, Some(line)) => Err(format!("in the log: {line}")),
         _ => Ok(()),
     }
 }

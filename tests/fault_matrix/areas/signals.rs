@@ -58,7 +58,9 @@ pub const AREA: Area = Area {
             },
             seen: Seen {
                 metrics: &[],
-                log: Log::Says("another process listens on the admin socket: waiting until it has ended"),
+                log: Log::Says(
+                    "another process listens on the admin socket; podmeter retries until that process has ended",
+                ),
                 page: Some(Text("/-/healthy", "200 OK")),
             },
             goes_on: ALL,
@@ -102,7 +104,7 @@ pub const AREA: Area = Area {
                 until("it begins to end", || rig.log()[mark.saturating_sub(200)..].contains("ending"));
                 ends(rig, "TERM");
             },
-            seen: Seen { metrics: &[], log: Log::Says("ended at once, as asked"), page: None },
+            seen: Seen { metrics: &[], log: Log::Says("a second signal ended the process at once"), page: None },
             goes_on: KUBELET,
             undone: "the driver answers, and it is started",
             undo: Some(|rig| {
