@@ -35,7 +35,7 @@ pub struct Seen {
 }
 
 pub enum Log {
-    Says(&'static str),
+    Line(&'static str),
     /// Neither a warning nor an error: what a client may repeat at will does not fill the log.
     Silent,
 }
@@ -121,7 +121,7 @@ impl Display for Seen {
             write!(f, "{metric}<br>")?;
         }
         match self.log {
-            Log::Says(text) => write!(f, "log: `{text}`")?,
+            Log::Line(text) => write!(f, "log: `{text}`")?,
             Log::Silent => write!(f, "log: nothing")?,
         }
         match &self.page {

@@ -125,7 +125,7 @@ fn seen(row: &Row, rig: &Rig, before: &Page, mark: usize) -> Result<(), String> 
     let mut metrics: Vec<_> = row.seen.metrics.iter().collect();
     let mut text = row.seen.page.as_ref();
     let mut line = match row.seen.log {
-        Log::Says(line) => Some(line),
+        Log::Line(line) => Some(line),
         Log::Silent => None,
     };
     patiently(SEEN, || {

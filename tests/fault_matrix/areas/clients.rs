@@ -80,7 +80,7 @@ pub const AREA: Area = Area {
             },
             seen: Seen {
                 metrics: &[Metric("process_max_fds", &[], Is::Value(96.0))],
-                log: Log::Says("the limit of open file descriptors limits the connections"),
+                log: Log::Line("the limit of open file descriptors limits the connections"),
                 page: Some(Text("/-/healthy", "200 OK")),
             },
             goes_on: ALL,

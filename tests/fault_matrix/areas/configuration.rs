@@ -15,7 +15,7 @@ pub const AREA: Area = Area {
             id: "config-bad-value",
             happens: "The file has a bad value, and SIGHUP has it re-read",
             how: |rig| rig.reload("retention: forever\n"),
-            seen: Seen { metrics: &[NOT_READ], log: Log::Says(OLD_STAYS), page: ON_NODE },
+            seen: Seen { metrics: &[NOT_READ], log: Log::Line(OLD_STAYS), page: ON_NODE },
             goes_on: ALL,
             undone: "a good file and SIGHUP",
             undo: Some(|rig| rig.reload(CONFIG)),
@@ -28,7 +28,7 @@ pub const AREA: Area = Area {
                 std::fs::remove_file(rig.path("podmeter.yaml")).unwrap();
                 rig.signal("HUP");
             },
-            seen: Seen { metrics: &[NOT_READ], log: Log::Says(OLD_STAYS), page: ON_NODE },
+            seen: Seen { metrics: &[NOT_READ], log: Log::Line(OLD_STAYS), page: ON_NODE },
             goes_on: ALL,
             undone: "the file is back, and SIGHUP",
             undo: Some(|rig| rig.reload(CONFIG)),
@@ -38,7 +38,7 @@ pub const AREA: Area = Area {
             id: "config-bad-resource",
             happens: "A resource in the file has a name that the kubelet would refuse",
             how: |rig| rig.reload("devicePlugin: {resources: [{kind: simulated, name: nonsense, devices: 1}]}\n"),
-            seen: Seen { metrics: &[NOT_READ], log: Log::Says("it has no domain"), page: ON_NODE },
+            seen: Seen { metrics: &[NOT_READ], log: Log::Line("it has no domain"), page: ON_NODE },
             goes_on: ALL,
             undone: "a good file and SIGHUP",
             undo: Some(|rig| rig.reload(CONFIG)),
@@ -50,7 +50,7 @@ pub const AREA: Area = Area {
             how: |rig| rig.reload(&format!("{CONFIG}nodeName: another\n")),
             seen: Seen {
                 metrics: &[Metric("podmeter_config_last_reload_success_timestamp_seconds", &[], Is::Rises)],
-                log: Log::Says("changed options need a restart of podmeter"),
+                log: Log::Line("changed options need a restart of podmeter"),
                 page: Some(Text("/-/ready", "200 OK")),
             },
             goes_on: ALL,
@@ -62,7 +62,7 @@ pub const AREA: Area = Area {
             id: "web-config-bad",
             happens: "The web configuration is changed to one that cannot be used",
             how: |rig| rig.write("web-config.yaml", "http_server_config: {headers: {X-Frame-Options: maybe}}\n"),
-            seen: Seen { metrics: &[NOT_READ], log: Log::Says(WEB_OLD_STAYS), page: ON_NODE },
+            seen: Seen { metrics: &[NOT_READ], log: Log::Line(WEB_OLD_STAYS), page: ON_NODE },
             goes_on: ALL,
             undone: "a good file",
             undo: Some(|rig| rig.write("web-config.yaml", GOOD_WEB)),
@@ -72,7 +72,7 @@ pub const AREA: Area = Area {
             id: "web-config-no-certificate",
             happens: "The web configuration names a certificate that is not there",
             how: |rig| rig.write("web-config.yaml", "tls_server_config: {cert_file: gone.crt, key_file: gone.key}\n"),
-            seen: Seen { metrics: &[NOT_READ], log: Log::Says("gone.crt"), page: ON_NODE },
+            seen: Seen { metrics: &[NOT_READ], log: Log::Line("gone.crt"), page: ON_NODE },
             goes_on: ALL,
             undone: "a good file",
             undo: Some(|rig| rig.write("web-config.yaml", GOOD_WEB)),
@@ -86,7 +86,7 @@ pub const AREA: Area = Area {
                 rig.write("podmeter.yaml", "refreshIntervall: 5s\n");
                 assert_eq!(rig.begin_in_vain(&[]), 2, "{}", rig.log());
             },
-            seen: Seen { metrics: &[], log: Log::Says("refreshIntervall"), page: None },
+            seen: Seen { metrics: &[], log: Log::Line("refreshIntervall"), page: None },
             goes_on: &[GoesOn::Devices(0), GoesOn::Pod],
             undone: "the key is right, and it is started",
             undo: Some(|rig| {
@@ -99,7 +99,7 @@ pub const AREA: Area = Area {
             id: "config-address-in-use",
             happens: "It is started on an address that somebody has: exit code 3",
             how: address_in_use,
-            seen: Seen { metrics: &[], log: Log::Says("--listen"), page: None },
+            seen: Seen { metrics: &[], log: Log::Line("--listen"), page: None },
             goes_on: &[GoesOn::Devices(0), GoesOn::Pod],
             undone: "it is started on a free one",
             undo: Some(Rig::begin),

@@ -22,7 +22,7 @@ pub const AREA: Area = Area {
             },
             seen: Seen {
                 metrics: &[NOT_WRITTEN, Metric("podmeter_journal_errors_total", &[], Is::Rises)],
-                log: Log::Says("the journal of allocations is not written"),
+                log: Log::Line("the journal of allocations is not written"),
                 page: Some(Text("/", "the journal of allocations is not written")),
             },
             goes_on: ALL,
@@ -39,7 +39,7 @@ pub const AREA: Area = Area {
             },
             seen: Seen {
                 metrics: &[NOT_WRITTEN, Metric("podmeter_journal_errors_total", &[], Is::Rises)],
-                log: Log::Says("see to the disk under --state-dir"),
+                log: Log::Line("see to the disk under --state-dir"),
                 page: Some(Text("/", "the journal of allocations is not written")),
             },
             goes_on: ALL,
@@ -58,7 +58,7 @@ pub const AREA: Area = Area {
             },
             seen: Seen {
                 metrics: &[NOT_WRITTEN],
-                log: Log::Says("give --state-dir a directory that podmeter may write to"),
+                log: Log::Line("give --state-dir a directory that podmeter may write to"),
                 page: Some(Text("/", "give --state-dir a directory that podmeter may write to")),
             },
             goes_on: ALL,
@@ -76,7 +76,7 @@ pub const AREA: Area = Area {
             },
             seen: Seen {
                 metrics: &[Metric("podmeter_journal_errors_total", &[], Is::AtLeast(1.0))],
-                log: Log::Says("cannot be used; it was renamed and a new one begun"),
+                log: Log::Line("cannot be used; it was renamed and a new one begun"),
                 page: Some(Text("/api/v1/allocations", "\"pod\":\"trainer\"")),
             },
             goes_on: ALL,
@@ -96,7 +96,7 @@ pub const AREA: Area = Area {
             },
             seen: Seen {
                 metrics: &[NOT_WRITTEN],
-                log: Log::Says("another podmeter writes to"),
+                log: Log::Line("another podmeter writes to"),
                 page: Some(Text("/", "waiting until it ends")),
             },
             goes_on: ALL,

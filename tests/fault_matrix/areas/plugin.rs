@@ -34,7 +34,7 @@ pub const AREA: Area = Area {
             how: |rig| std::fs::remove_file(rig.own_socket()).unwrap(),
             seen: Seen {
                 metrics: &[REGISTERED_AGAIN],
-                log: Log::Says("not registered: our socket file was removed"),
+                log: Log::Line("not registered: our socket file was removed"),
                 page: Some(Text("/-/ready", "200 OK")),
             },
             goes_on: ALL,
@@ -48,7 +48,7 @@ pub const AREA: Area = Area {
             how: |rig| assert!(rig.kubelet.lose_stream(GPU)),
             seen: Seen {
                 metrics: &[REGISTERED_AGAIN, Metric("podmeter_plugin_unregistered_seconds_total", &[], Is::Rises)],
-                log: Log::Says("not registered: the kubelet ended the device list"),
+                log: Log::Line("not registered: the kubelet ended the device list"),
                 page: Some(Text("/-/ready", "200 OK")),
             },
             goes_on: ALL,
@@ -65,7 +65,7 @@ pub const AREA: Area = Area {
             },
             seen: Seen {
                 metrics: &[UNREGISTERED, Metric("podmeter_plugin_unregistered_seconds_total", &[], Is::Rises)],
-                log: Log::Says("the kubelet does not register the plugin: the device manager is not ready"),
+                log: Log::Line("the kubelet does not register the plugin: the device manager is not ready"),
                 page: Some(Text("/", "not registered: the kubelet does not register the plugin")),
             },
             goes_on: EXPORTER,
@@ -82,7 +82,7 @@ pub const AREA: Area = Area {
             },
             seen: Seen {
                 metrics: &[UNREGISTERED, REGISTERED_AGAIN],
-                log: Log::Says("the kubelet registered the plugin but did not ask for its devices within 10s"),
+                log: Log::Line("the kubelet registered the plugin but did not ask for its devices within 10s"),
                 page: Some(Text("/api/v1/node", "did not ask for its devices within 10s")),
             },
             goes_on: EXPORTER,
@@ -99,7 +99,7 @@ pub const AREA: Area = Area {
             },
             seen: Seen {
                 metrics: &[UNREGISTERED],
-                log: Log::Says("the kubelet does not register the plugin: no answer within 15s"),
+                log: Log::Line("the kubelet does not register the plugin: no answer within 15s"),
                 page: Some(Text("/", "not registered: the kubelet does not register the plugin: no answer within 15s")),
             },
             goes_on: EXPORTER,
@@ -117,7 +117,7 @@ pub const AREA: Area = Area {
             },
             seen: Seen {
                 metrics: &[UNREGISTERED],
-                log: Log::Says(
+                log: Log::Line(
                     "kubelet.sock is not there: the kubelet is not running, or --device-plugin-dir is not its directory",
                 ),
                 page: Some(Text("/", "kubelet.sock is not there")),
@@ -140,7 +140,7 @@ pub const AREA: Area = Area {
                     Metric("podmeter_plugin_conflict", &["resource=\"nvidia.com/gpu\""], Is::Value(1.0)),
                     UNREGISTERED,
                 ],
-                log: Log::Says("waiting: another device plugin serves nvidia.com/gpu on nvidia-gpu.sock"),
+                log: Log::Line("waiting: another device plugin serves nvidia.com/gpu on nvidia-gpu.sock"),
                 page: Some(Text("/", "waiting: another device plugin serves")),
             },
             goes_on: EXPORTER,
@@ -159,7 +159,7 @@ pub const AREA: Area = Area {
             },
             seen: Seen {
                 metrics: &[REGISTERED_AGAIN],
-                log: Log::Says("when another plugin of it ended"),
+                log: Log::Line("when another plugin of it ended"),
                 page: Some(Text("/-/ready", "200 OK")),
             },
             goes_on: ALL,
@@ -182,7 +182,7 @@ pub const AREA: Area = Area {
             },
             seen: Seen {
                 metrics: &[Metric("podmeter_plugin_allocations_total", &["result=\"unknown_device\""], Is::Rises)],
-                log: Log::Says("an allocation was refused"),
+                log: Log::Line("an allocation was refused"),
                 page: Some(Text("/api/v1/node", "\"unknown_device\":1")),
             },
             goes_on: ALL,

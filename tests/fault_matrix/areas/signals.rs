@@ -19,7 +19,7 @@ pub const AREA: Area = Area {
             id: "signal-term",
             happens: "SIGTERM: it ends within 5 s with exit code 0 and takes its sockets along",
             how: |rig| ends(rig, "TERM"),
-            seen: Seen { metrics: &[], log: Log::Says("ending"), page: None },
+            seen: Seen { metrics: &[], log: Log::Line("ending"), page: None },
             goes_on: KUBELET,
             undone: "it is started",
             undo: Some(Rig::begin),
@@ -29,7 +29,7 @@ pub const AREA: Area = Area {
             id: "signal-int",
             happens: "SIGINT: as SIGTERM",
             how: |rig| ends(rig, "INT"),
-            seen: Seen { metrics: &[], log: Log::Says("ending"), page: None },
+            seen: Seen { metrics: &[], log: Log::Line("ending"), page: None },
             goes_on: KUBELET,
             undone: "it is started",
             undo: Some(Rig::begin),
@@ -58,7 +58,7 @@ pub const AREA: Area = Area {
             },
             seen: Seen {
                 metrics: &[],
-                log: Log::Says(
+                log: Log::Line(
                     "another process listens on the admin socket; podmeter retries until that process has ended",
                 ),
                 page: Some(Text("/-/healthy", "200 OK")),
@@ -83,7 +83,7 @@ pub const AREA: Area = Area {
             },
             seen: Seen {
                 metrics: &[],
-                log: Log::Says("the wait for events has not returned and is abandoned"),
+                log: Log::Line("the wait for events has not returned and is abandoned"),
                 page: None,
             },
             goes_on: KUBELET,
@@ -104,7 +104,7 @@ pub const AREA: Area = Area {
                 until("it begins to end", || rig.log()[mark.saturating_sub(200)..].contains("ending"));
                 ends(rig, "TERM");
             },
-            seen: Seen { metrics: &[], log: Log::Says("a second signal ended the process at once"), page: None },
+            seen: Seen { metrics: &[], log: Log::Line("a second signal ended the process at once"), page: None },
             goes_on: KUBELET,
             undone: "the driver answers, and it is started",
             undo: Some(|rig| {
@@ -151,7 +151,7 @@ pub const AREA: Area = Area {
             },
             seen: Seen {
                 metrics: &[Metric("podmeter_log_lines_dropped_total", &[], Is::AtLeast(100.0))],
-                log: Log::Says(" log lines dropped"),
+                log: Log::Line(" log lines dropped"),
                 page: Some(Text("/-/ready", "200 OK")),
             },
             goes_on: ALL,
@@ -182,7 +182,7 @@ pub const AREA: Area = Area {
             },
             seen: Seen {
                 metrics: &[Metric("podmeter_config_last_reload_success_timestamp_seconds", &[], Is::Rises)],
-                log: Log::Says("configuration re-read"),
+                log: Log::Line("configuration re-read"),
                 page: Some(Text("/-/ready", "200 OK")),
             },
             goes_on: ALL,
