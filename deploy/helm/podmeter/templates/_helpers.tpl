@@ -33,7 +33,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* What the toolkit must be asked for: everywhere but on GKE and without a driver. */}}
+{{/* yes where GPUs are requested from NVIDIA's toolkit: not on GKE, not without a driver. */}}
 {{- define "podmeter.toolkit" -}}
 {{- if has .Values.driver.profile (list "toolkit" "gpu-operator") -}}yes{{- end -}}
 {{- end -}}
@@ -42,7 +42,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- default (ternary "nvidia" "" (eq .Values.driver.profile "gpu-operator")) .Values.driver.runtimeClassName -}}
 {{- end -}}
 
-{{/* Where the driver may be, besides what the toolkit puts in. */}}
+{{/* Host directories of a driver, in addition to what the toolkit mounts. */}}
 {{- define "podmeter.driverMount" -}}
 {{- get (dict "gpu-operator" "/run/nvidia" "gke" "/home/kubernetes/bin/nvidia") .Values.driver.profile -}}
 {{- end -}}
@@ -55,17 +55,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* What came after 0.1.0 may be missing from values that `helm upgrade --reuse-values` brings along. */}}
+{{/* `helm upgrade --reuse-values` may lack values newer than 0.1.0. */}}
 {{- define "podmeter.webSecret" -}}
 {{- default "" (default dict .Values.webConfig).existingSecret -}}
 {{- end -}}
 
-{{/* yes where the metrics port speaks TLS. */}}
+{{/* yes where the metrics port uses TLS. */}}
 {{- define "podmeter.tls" -}}
 {{- if and (include "podmeter.webSecret" .) (ne (toString (default dict .Values.webConfig).tls) "false") -}}yes{{- end -}}
 {{- end -}}
 
-{{/* The container port that the kubelet's probes go to: one of their own where the metrics port is guarded. */}}
+{{/* The container port of the kubelet's probes: a separate one where the metrics port requires authentication. */}}
 {{- define "podmeter.probePort" -}}
 {{- ternary "probes" "metrics" (ne (include "podmeter.webSecret" .) "") -}}
 {{- end -}}
@@ -80,13 +80,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if or (eq .Values.driver.profile "gke") (and $kernelLog.enabled (ne (toString $kernelLog.privileged) "false")) -}}yes{{- end -}}
 {{- end -}}
 
-{{/* The directory of the node that keeps the journal; nothing without. */}}
+{{/* The node's directory for the journal; empty without a journal. */}}
 {{- define "podmeter.stateDir" -}}
 {{- $state := default dict .Values.stateDir -}}
 {{- if $state.enabled -}}{{- default "/var/lib/podmeter" $state.hostPath -}}{{- end -}}
 {{- end -}}
 
-{{/* The file, with what the other values decide: GKE's resources, and XIDs from the kernel's log. */}}
+{{/* The configuration file, with keys set by other values: GKE's resources, and XIDs from the kernel's log. */}}
 {{- define "podmeter.config" -}}
 {{- $config := deepCopy .Values.config -}}
 {{- $plugin := get $config "devicePlugin" -}}
@@ -103,7 +103,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- toYaml $config -}}
 {{- end -}}
 
-{{/* What contradicts itself is refused here, with the value to set. */}}
+{{/* Refuses contradictory values, and names the value to set. */}}
 {{- define "podmeter.check" -}}
 {{- $elsewhere := dict "listen" "listen.address and listen.port" "kubeletRoot" "kubelet.root" "podResourcesSocket" "kubelet.root"
       "devicePluginDir" "kubelet.devicePluginDir" "devRoot" "mounts.dev" "adminSocket" "adminSocket" "driverRoot" "driver.profile"
@@ -111,7 +111,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
       "stateDir" "stateDir" -}}
 {{- range $key, $value := $elsewhere -}}
 {{- if hasKey $.Values.config $key -}}
-{{- fail (printf "config.%s: this chart mounts and sets it; use the value %s instead" $key $value) -}}
+{{- fail (printf "config.%s is set by this chart: use the value %s instead" $key $value) -}}
 {{- end -}}
 {{- end -}}
 {{- $config := fromYaml (include "podmeter.config" .) -}}
@@ -130,11 +130,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- range $key := list "stateMaxSize" "stateMaxAge" -}}
 {{- if and (hasKey $config $key) (not (include "podmeter.stateDir" $)) -}}
-{{- fail (printf "config.%s bounds a journal that is not kept: set stateDir.enabled=true" $key) -}}
+{{- fail (printf "config.%s limits the journal, which is off: set stateDir.enabled=true" $key) -}}
 {{- end -}}
 {{- end -}}
 {{- if and (include "podmeter.webSecret" .) (eq (int .Values.listen.port) 9411) -}}
-{{- fail "listen.port=9411 is the probes' own with webConfig.existingSecret: take another" -}}
+{{- fail "listen.port=9411 is the port of the probes with webConfig.existingSecret: choose another" -}}
 {{- end -}}
 {{- $kmsg := toString (get (default dict (get .Values.config "health")) "kmsg") -}}
 {{- if and (has $kmsg (list "on" "true")) (not (include "podmeter.kernelLog" .)) (ne .Values.driver.profile "gke") -}}
