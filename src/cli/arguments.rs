@@ -10,7 +10,7 @@ use super::settings::{self, InvalidSettings};
 use crate::agent::{DemoSettings, HardwareSource, ListenAddress, Profile};
 use crate::client::{HttpUrl, Target};
 
-/// Hands out accelerators on a Kubernetes node and tells truthfully who uses them.
+/// Kubernetes device plugin and GPU exporter: reports which container uses which device.
 #[derive(Debug, Parser)]
 #[command(name = "podmeter", version, max_term_width = 100)]
 pub struct Arguments {
@@ -20,11 +20,11 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run on a node: who holds which device, and what the device does, for Prometheus.
+    /// Run on a node: export devices and their containers to Prometheus, and offer devices to the kubelet.
     Agent(Box<AgentOptions>),
-    /// A whole simulated node in this one process: kubelet, GPUs and workloads.
+    /// Run a simulated node in one process: kubelet, GPUs and workloads.
     Demo(DemoArguments),
-    /// Devices and the containers on them, live in a terminal; elsewhere once, as text.
+    /// Show devices and their containers live in a terminal, or once as text.
     Top(TopArguments),
     /// Print the metric catalogue.
     Metrics {
@@ -39,25 +39,25 @@ pub enum Command {
         #[arg(long, value_name = "FILE")]
         web_config: Option<PathBuf>,
     },
-    /// Look at everything that the agent needs on this node, and at the agent where one runs, and say what to do.
+    /// Check everything that the agent needs on this node, and a running agent; each failed check names the remedy.
     Doctor(Box<DoctorArguments>),
-    /// The governance record of this node, from the agent that runs here.
+    /// Print the governance record of a node, from a running agent.
     Record(RecordArguments),
-    /// Who used how much of which device, and which hardware a pod had: from a running agent, or from its journal.
+    /// Report past use by namespace, pod or device, from a running agent or from its journal.
     Usage(UsageArguments),
-    /// Call every NVML function that the agent uses on every GPU, and report support, latency and errors.
+    /// Call each NVML function of the agent on each GPU, and report support, latency and errors.
     ProbeNvml(ProbeArguments),
-    /// Print a shell's completions of this command line.
+    /// Print completions for a shell.
     Completions { shell: Shell },
 }
 
-/// Where a running agent is asked.
+/// The running agent to query.
 #[derive(Clone, Debug, Default, Args)]
 pub struct AgentAddress {
-    /// An agent's port, here or elsewhere: `http://HOST:9410`; wins over the socket.
+    /// Address of an agent: `http://HOST:9410`; takes precedence over the socket.
     #[arg(long, value_name = "URL")]
     pub url: Option<HttpUrl>,
-    /// The agent's admin socket [default: /run/podmeter/podmeter.sock, and where nobody can be reached there,
+    /// Admin socket of the agent [default: /run/podmeter/podmeter.sock; if no agent answers there,
     /// http://127.0.0.1:9410].
     #[arg(long, env = "PODMETER_ADMIN_SOCKET", value_name = "PATH")]
     pub admin_socket: Option<PathBuf>,
@@ -78,10 +78,10 @@ impl AgentAddress {
 pub struct TopArguments {
     #[command(flatten)]
     pub agent: AgentAddress,
-    /// Print plain text once, also in a terminal.
+    /// Print plain text once, even in a terminal.
     #[arg(long)]
     pub once: bool,
-    /// How often the agent is asked, 200ms to 1h.
+    /// Interval between requests to the agent, 200ms to 1h.
     #[arg(long, default_value = "1s", value_name = "DUR", value_parser = poll_interval)]
     pub interval: Duration,
 }
@@ -94,40 +94,41 @@ fn poll_interval(text: &str) -> Result<Duration, String> {
 
 #[derive(Clone, Debug, Args)]
 pub struct DemoArguments {
+    /// Address of metrics and page: `IP:PORT` or `unix:PATH`.
     #[arg(long, default_value = "127.0.0.1:9410", value_name = "ADDR")]
     pub listen: ListenAddress,
     /// 8xh100, 8xh100-timesliced, 8xh100-mig, 8xa100 or empty [default: 8xh100; 8xh100-timesliced with --faults].
     #[arg(long, value_parser = Profile::from_str)]
     pub profile: Option<Profile>,
-    /// Pods come and go.
+    /// Start and end pods.
     #[arg(long)]
     pub churn: bool,
     /// The same seed gives the same node.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// A day of two and a half minutes, again and again, on which GPUs break and recover, the driver and the kubelet go and
-    /// come back; the log says what is simulated and where to look.
+    /// Repeat a scripted day of 150 s in which GPUs, driver and kubelet fail and recover; the log names each fault and where
+    /// it shows.
     #[arg(long, conflicts_with = "hardware")]
     pub faults: bool,
-    /// Play that day so many times as fast, and let everything that waits wait so much shorter.
+    /// Speed-up factor for `demo --faults`; limits and intervals shrink by it.
     #[arg(long, hide = true, requires = "faults", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=20))]
     pub fault_speed: u32,
-    /// Where the devices come from: `nvml` puts the simulated kubelet on this machine's real GPUs.
+    /// Source of devices: `nvml` uses this machine's GPUs with the simulated kubelet.
     #[arg(long, value_enum, default_value = "simulated")]
     pub hardware: HardwareSource,
-    /// With `--hardware nvml`: see `podmeter agent --help`.
+    /// Path of `libnvidia-ml.so.1` with `--hardware nvml`.
     #[arg(long, value_name = "PATH")]
     pub nvml_library: Option<PathBuf>,
-    /// As of the agent.
+    /// Interval between requests to the kubelet when nothing triggers one earlier.
     #[arg(long, default_value = "5s", value_name = "DUR")]
     pub refresh_interval: humantime::Duration,
-    /// Write what the simulation really did to this file, as JSON lines, to compare the metrics with.
+    /// File for the true use of each device as JSON lines, to compare the metrics with.
     #[arg(long, value_name = "FILE")]
     pub ground_truth: Option<PathBuf>,
-    /// Keep a journal of who held which device in this directory, for `podmeter usage`.
+    /// Directory of the journal, which keeps for `podmeter usage` which container held which device.
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
-    /// As of the agent; by default in a directory of the demo's own, which goes with it.
+    /// Unix socket for local commands [default: in a temporary directory].
     #[arg(long, value_name = "PATH")]
     pub admin_socket: Option<PathBuf>,
 }
@@ -159,7 +160,7 @@ impl DemoArguments {
 
 #[derive(Clone, Debug, Args)]
 pub struct DoctorArguments {
-    /// Ask the agent there, and not at its admin socket: `http://HOST:PORT`.
+    /// Address of the agent to check, in place of its admin socket: `http://HOST:PORT`.
     #[arg(long, value_name = "URL")]
     pub url: Option<HttpUrl>,
     #[arg(short, long, value_enum, default_value_t = DoctorFormat::Text)]
@@ -176,10 +177,10 @@ pub enum DoctorFormat {
 
 #[derive(Clone, Debug, Args)]
 pub struct RecordArguments {
-    /// As of the agent: names the admin socket.
+    /// The agent's configuration file, for its admin socket.
     #[arg(long, env = "PODMETER_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Serial numbers are told on the admin socket alone.
+    /// Only the admin socket gives serial numbers.
     #[command(flatten)]
     pub agent: AgentAddress,
     #[arg(short, long, value_enum, default_value_t = RecordFormat::Json)]
@@ -194,22 +195,23 @@ pub enum RecordFormat {
 
 #[derive(Clone, Debug, Args)]
 pub struct UsageArguments {
-    /// How long ago (24h), or a time in UTC (2026-01-31T12:00:00Z, 2026-01-31).
+    /// Start: how long ago (24h), or a time in UTC (2026-01-31T12:00:00Z, 2026-01-31).
     #[arg(long, default_value = "24h", value_name = "WHEN")]
     pub since: String,
-    /// Likewise [default: now].
+    /// End, in the same form [default: now].
     #[arg(long, value_name = "WHEN")]
     pub until: Option<String>,
+    /// Sums by namespace, pod or device.
     #[arg(long, value_enum, default_value_t = UsageBy::Namespace, conflicts_with = "pod")]
     pub by: UsageBy,
-    /// Each holding of this pod instead of sums: which devices it had, and what became of them.
+    /// List each holding of this pod, with its devices, in place of sums.
     #[arg(long, value_name = "NAMESPACE/NAME")]
     pub pod: Option<String>,
     #[arg(short, long, value_enum, default_value_t = UsageFormat::Table)]
     pub output: UsageFormat,
     #[command(flatten)]
     pub agent: AgentAddress,
-    /// Read the journal in this directory if no agent answers.
+    /// Directory of the journal to read if no agent answers.
     #[arg(long, env = "PODMETER_STATE_DIR", value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
 }
@@ -230,14 +232,16 @@ pub enum UsageFormat {
 
 #[derive(Clone, Debug, Args)]
 pub struct ProbeArguments {
+    /// Path of `libnvidia-ml.so.1` [default: the loader's search path, then the driver roots].
     #[arg(long, value_name = "PATH")]
     pub nvml_library: Option<PathBuf>,
+    /// Root directory of a host or containerized driver; repeatable.
     #[arg(long, value_name = "DIR", value_delimiter = ',')]
     pub driver_root: Option<Vec<PathBuf>>,
-    /// Passes over each GPU, one sample interval apart.
+    /// Passes over each GPU, 250 ms apart.
     #[arg(long, default_value_t = 20)]
     pub passes: u32,
-    /// How long the driver may take to be opened, to list its GPUs, and for the passes over each.
+    /// Time limit to open the driver, to list its GPUs, and for the passes over each GPU.
     #[arg(long, default_value = "1m", value_name = "DUR", value_parser = humantime::parse_duration)]
     pub deadline: Duration,
     #[arg(short, long, value_enum, default_value_t = ProbeFormat::Json)]

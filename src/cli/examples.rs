@@ -1,31 +1,31 @@
-//! Examples at the end of each command's help, and the words with which the demo opens. Each line that begins with `podmeter`
-//! after two blanks is parsed by a test.
+//! Examples at the end of each command's help, and the text that `podmeter demo` prints at its start. A test parses each line
+//! that begins with two blanks.
 
 use clap::Command;
 
 use crate::agent::ListenAddress;
 
-/// Command → examples. Every command that is shown has some.
+/// Command → examples.
 const EXAMPLES: [(&str, &str); 10] = [
     (
         "agent",
         "Examples:
   podmeter agent
-      on a node: metrics and page on port 9410, the kubelet under /var/lib/kubelet
+      on a node: metrics and page on port 9410, kubelet in /var/lib/kubelet
   podmeter agent --config /etc/podmeter.yaml --log-level debug
-      settings from a file (see podmeter check-config), and more to read
+      options from a file (see podmeter check-config), detailed log
   podmeter agent --device-plugin off
-      beside NVIDIA's device plugin: metrics alone
+      beside NVIDIA's device plugin: metrics only
   podmeter agent --hardware none --listen 127.0.0.1:9410
-      without a driver: who holds what, on this machine alone",
+      without a driver: allocations only, served on localhost",
     ),
     (
         "demo",
         "Examples:
   podmeter demo
-      then open http://127.0.0.1:9410/, or podmeter top in another terminal
+      then open http://127.0.0.1:9410/, or run podmeter top in another terminal
   podmeter demo --faults --churn
-      GPUs break and recover, pods come and go
+      GPUs fail and recover, pods start and end
   podmeter demo --profile 8xh100-mig --listen 127.0.0.1:9411
       partitioned GPUs, on another port",
     ),
@@ -33,45 +33,45 @@ const EXAMPLES: [(&str, &str); 10] = [
         "top",
         "Examples:
   podmeter top
-      this machine's agent or demo; ? shows the keys
+      the agent or demo on this machine; ? lists the keys
   podmeter top --url http://node-a:9410
-      another node's
+      the agent on another node
   podmeter top --once | grep unhealthy
-      plain text, as also without a terminal
+      plain text, the default without a terminal
   kubectl exec -it -n podmeter ds/podmeter -- podmeter top
-      a pod's own",
+      the agent in a pod",
     ),
     (
         "doctor",
         "Examples:
   podmeter doctor
-      this node, with or without an agent; every failed check says what to do
+      this node, with or without an agent; each failed check names the remedy
   podmeter doctor -o json
-      the same for a script; exit code 1 when a check failed
+      for scripts; exit code 1 when a check failed
   podmeter doctor --url http://127.0.0.1:9410
-      and the agent there",
+      with the agent at this address",
     ),
     (
         "record",
         "Examples:
   podmeter record
-      what runs, what it offers, who holds what, as JSON
+      software, hardware and allocations of this node, as JSON
   podmeter record -o yaml
-      the same for eyes
+      the same as YAML
   podmeter record --url http://node-a:9410
-      another node's, without serial numbers",
+      of another node, without serial numbers",
     ),
     (
         "usage",
         "Examples:
   podmeter usage --since 24h --by namespace
-      who had how many GPU-hours, and used them
+      GPU-hours held and used
   podmeter usage --since 2026-01-01 --by pod -o csv
       for a spreadsheet
   podmeter usage --pod team-a/trainer-0 -o json
-      which hardware produced that pod's output
+      the devices that this pod held
   podmeter usage --state-dir /var/lib/podmeter
-      where no agent runs",
+      from the journal, if no agent runs",
     ),
     (
         "metrics",
@@ -91,9 +91,9 @@ const EXAMPLES: [(&str, &str); 10] = [
         "probe-nvml",
         "Examples:
   podmeter probe-nvml -o text
-      what this machine's driver supports, and how long it takes
+      NVML functions that this driver supports, and their latency
   podmeter probe-nvml >probe.json
-      the same as data, for a report",
+      for a bug report",
     ),
     (
         "completions",
@@ -107,11 +107,11 @@ const EXAMPLES: [(&str, &str); 10] = [
 
 const START: &str = "Start here:
   podmeter demo
-      a simulated node: look at http://127.0.0.1:9410/, or podmeter top in another terminal
+      a simulated node: open http://127.0.0.1:9410/, or run podmeter top in another terminal
   podmeter agent
       on a real node
   podmeter COMMAND --help
-      has examples of each";
+      options and examples of a command";
 
 pub fn with_examples(command: Command) -> Command {
     EXAMPLES.iter().fold(command.after_help(START), |command, (name, text)| {
@@ -119,7 +119,7 @@ pub fn with_examples(command: Command) -> Command {
     })
 }
 
-/// What to look at, once the demo listens there.
+/// What `podmeter demo` prints once it listens on `page`.
 pub fn demo_text(page: &ListenAddress, faults: bool, churn: bool) -> String {
     let (url, scrape) = match page {
         ListenAddress::Tcp(address) => (format!("http://{address}/"), format!("curl -s http://{address}/metrics")),
@@ -135,17 +135,17 @@ pub fn demo_text(page: &ListenAddress, faults: bool, churn: bool) -> String {
         ListenAddress::Unix(path) => format!("podmeter top --admin-socket {}", path.display()),
     };
     let next = match (faults, churn) {
-        (true, _) => "this log          a day of faults: it says what breaks and where to look",
-        (false, true) => "demo --faults     GPUs break and recover",
-        (false, false) => "demo --churn      pods come and go; with --faults GPUs break and recover",
+        (true, _) => "this log          names each simulated fault and where it shows",
+        (false, true) => "demo --faults     GPUs fail and recover",
+        (false, false) => "demo --churn      pods start and end; with --faults GPUs fail and recover",
     };
     format!(
-        "A simulated node: GPUs, a kubelet, and pods at work. Look at\n  \
-         {url}\n      the page: who holds which GPU, and who leaves one idle\n  \
+        "A simulated node with GPUs, a kubelet and pods. Open\n  \
+         {url}\n      the page: which container holds which GPU, and which GPU is idle\n  \
          {top}\n      the same in another terminal\n  \
-         {scrape} | grep idle_seconds\n      what Prometheus gets: GPU-seconds held and not used, by container\n\
+         {scrape} | grep idle_seconds\n      a metric: GPU-seconds held and not used, by container\n\
          Then: {next}\n\
-         Ctrl-C ends it and leaves nothing behind.\n\n"
+         Ctrl-C ends it and removes its files.\n\n"
     )
 }
 
@@ -153,7 +153,7 @@ pub fn demo_text(page: &ListenAddress, faults: bool, churn: bool) -> String {
 mod tests {
     use super::*;
 
-    /// The words of each example, from `podmeter` on, without what a shell does with them.
+    /// The arguments of each example, from `podmeter` on, without redirections.
     fn examples(text: &str) -> Vec<Vec<&str>> {
         let lines = text.lines().filter(|line| line.starts_with("  ") && !line.starts_with("   "));
         lines
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn the_demo_opens_with_what_to_look_at() {
+    fn the_demo_prints_where_its_page_is() {
         let text = |address: &str| demo_text(&address.parse().unwrap(), false, false);
         let usual = text("127.0.0.1:9410");
         assert!(usual.contains("  http://127.0.0.1:9410/\n") && usual.contains("  podmeter top\n"), "{usual}");

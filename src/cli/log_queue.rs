@@ -1,7 +1,7 @@
 //! The bounded queue between the log and standard error.
 //!
-//! In: formatted log lines from any thread. Out: the same lines on standard error, written by one thread. A line that the queue
-//! has no room for is dropped and counted; no caller ever waits for standard error.
+//! In: formatted log lines from any thread. Out: the same lines on standard error, written by one thread. A line that
+//! finds the queue full is dropped and counted; no caller waits for standard error. Does not know: levels and formats.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -16,7 +16,7 @@ use tracing_subscriber::fmt::MakeWriter;
 /// A burst of a large node's messages; at some 200 bytes a line, 200 KiB.
 const LINES: usize = 1024;
 
-/// What each line goes through. Copies share one queue.
+/// Copies share one queue.
 #[derive(Clone)]
 pub struct LogQueue {
     lines: NonBlocking,
@@ -28,7 +28,7 @@ struct Progress {
     queued: AtomicU64,
     /// Taken from the queue, written or not.
     finished: AtomicU64,
-    /// Standard error refused them: it is closed.
+    /// Standard error is closed.
     failed: AtomicU64,
     /// Dropped lines that a line in the log has reported.
     reported: AtomicU64,
@@ -38,8 +38,7 @@ struct Progress {
 }
 
 impl LogQueue {
-    /// Starts the thread that writes to `output`. The thread lasts as long as the process: to wait for it at the end
-    /// could take for ever.
+    /// Starts the thread that writes to `output`. It runs until the process ends: joining it could block.
     pub fn start(output: impl Write + Send + 'static) -> Self {
         let progress = Arc::<Progress>::default();
         let output = Output { output, progress: Arc::clone(&progress) };
@@ -179,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_blocked_output_holds_up_no_line_and_what_is_lost_is_counted_once() {
+    fn a_blocked_output_delays_no_line_and_dropped_lines_are_counted_once() {
         let ((token, tokens), (lines, written)) = (channel(), channel());
         let mut queue = LogQueue::start(Pipe { tokens, lines });
         let sent = LINES + 500;
@@ -197,10 +196,10 @@ mod tests {
         assert_eq!((queue.take_unreported(), queue.take_unreported()), (Some(dropped), None));
         drop(token);
         while queue.dropped() == dropped {
-            queue.write_all(b"nobody reads\n").unwrap();
+            queue.write_all(b"unread\n").unwrap();
             queue.flush(Duration::from_secs(10));
         }
-        assert_eq!(queue.take_unreported(), None, "a closed output cannot be told");
+        assert_eq!(queue.take_unreported(), None, "a closed output gets no report");
     }
 
     #[test]

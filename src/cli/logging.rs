@@ -9,17 +9,17 @@ use tracing_subscriber::{Layer, Registry, fmt, reload};
 use super::log_queue::LogQueue;
 use crate::agent::{DroppedLogLines, LogFormat};
 
-/// At the end. What a blocked standard error has not taken by then is lost.
+/// Wait at the end for a blocked standard error; what it has not accepted by then is lost.
 const FLUSH: Duration = Duration::from_millis(300);
 
-/// Changes what is logged while running.
+/// Changes the level while running.
 #[derive(Clone)]
 pub struct Log {
     level: reload::Handle<Targets, Registry>,
     queue: LogQueue,
 }
 
-/// Logs go to standard error, through a queue that drops what standard error does not take. `level` has been validated.
+/// Logs to standard error, through a queue that drops what standard error does not accept. `level` has been validated.
 pub fn start(format: LogFormat, level: &str) -> Log {
     let (filter, handle) = reload::Layer::new(targets(level));
     let queue = LogQueue::start(std::io::stderr());
@@ -29,7 +29,7 @@ pub fn start(format: LogFormat, level: &str) -> Log {
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
     tracing_subscriber::registry().with(filter).with(output).init();
-    // The usual hook writes to standard error itself and would wait for it.
+    // The default hook would block on standard error.
     std::panic::set_hook(Box::new(log_panic));
     Log { level: handle, queue }
 }
@@ -37,11 +37,11 @@ pub fn start(format: LogFormat, level: &str) -> Log {
 impl Log {
     pub fn set_level(&self, level: &str) {
         if let Err(error) = self.level.reload(targets(level)) {
-            tracing::warn!(%error, "the log level stays as it was");
+            tracing::warn!(%error, "the log level is unchanged");
         }
     }
 
-    /// Lines dropped so far; says so in the log, once, when the queue has drained. To be called now and then.
+    /// Counts lines dropped so far. When called after the queue has drained, logs new ones once.
     pub fn dropped_lines(&self) -> DroppedLogLines {
         let queue = self.queue.clone();
         Box::new(move || {
@@ -52,7 +52,7 @@ impl Log {
         })
     }
 
-    /// Waits for what is queued, but not long.
+    /// Waits for queued lines, for a limited time.
     pub fn flush(&self) {
         self.queue.flush(FLUSH);
     }
@@ -67,9 +67,9 @@ fn log_panic(panic: &PanicHookInfo) {
     tracing::error!(thread, location, backtrace, "panicked: {}", panic.payload_as_str().unwrap_or("no message"));
 }
 
-/// What tonic says of a call's failure, podmeter logs once, when it changes; tonic says it at each call.
+/// tonic logs each failed call; podmeter logs a failure once, when it changes.
 fn targets(level: &str) -> Targets {
-    let targets: Targets = level.parse().expect("the settings hold only what can be read");
+    let targets: Targets = level.parse().expect("validated settings");
     let names_tonic = targets.iter().any(|(target, _)| target.starts_with("tonic"));
     if names_tonic { targets } else { targets.with_target("tonic", LevelFilter::OFF) }
 }

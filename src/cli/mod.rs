@@ -1,7 +1,7 @@
-//! What was typed, made into validated settings before anything is opened or bound.
+//! The command line. It validates settings before anything is opened or bound.
 //!
-//! In: arguments, environment, a configuration file. Out: a command run and an exit code. Refuses to know: how any of it
-//! is done.
+//! In: arguments, environment, a configuration file. Out: a command's output and an exit code. Does not know: how a command
+//! does its work.
 
 mod arguments;
 mod config_file;
@@ -33,7 +33,7 @@ use settings::Configuration;
 
 pub(crate) use settings::check_text;
 
-/// Ended as asked.
+/// Success.
 const ENDED: u8 = 0;
 /// Failed while running.
 const FAILED: u8 = 1;
@@ -42,12 +42,12 @@ const USAGE: u8 = 2;
 /// A listener could not be bound.
 const BIND: u8 = 3;
 
-/// A standard error that takes nothing must not keep the process from ending.
+/// A blocked standard error must not keep the process from ending.
 const LAST_MESSAGE: Duration = Duration::from_millis(300);
-/// What a pipe that is writable takes without waiting (`limits.h`).
+/// Bytes that a writable pipe accepts without blocking (`limits.h`).
 const PIPE_BUF: usize = 4096;
 
-/// An exit code and what to say.
+/// Exit code and message.
 struct Failed(u8, String);
 
 #[must_use]
@@ -69,15 +69,15 @@ pub fn main() -> ExitCode {
         }
     };
     if agent::driver_is_present() {
-        // A thread was left behind in the driver, and standard output has its text.
+        // A thread may still be inside the driver.
         let _ = std::io::stdout().flush();
         agent::end_process(code);
     }
     ExitCode::from(code)
 }
 
-/// On standard error, if that takes it in time. Not on a thread of its own: a library that hangs while it is loaded holds up
-/// every thread that starts.
+/// On standard error, if it is writable in time. Not on a thread of its own: a library that hangs while it is loaded blocks
+/// each new thread.
 fn write_last_message(message: &str) {
     let mut stderr = std::io::stderr();
     let timeout = Timespec::try_from(LAST_MESSAGE).ok();
@@ -87,7 +87,7 @@ fn write_last_message(message: &str) {
     }
 }
 
-/// What may be typed, with examples in each command's help.
+/// The command line, with examples in each command's help.
 fn command() -> clap::Command {
     examples::with_examples(Arguments::command())
 }
@@ -97,20 +97,20 @@ fn run(command: Command) -> Result<(), Failed> {
         Command::Agent(arguments) => run_agent(*arguments),
         Command::Demo(arguments) => run_demo(arguments),
         Command::Top(arguments) => run_top(arguments),
-        Command::Metrics { output } => say(&match output {
+        Command::Metrics { output } => print(&match output {
             MetricsFormat::Markdown => catalogue::markdown(),
             MetricsFormat::Json => catalogue::json(),
         }),
         Command::CheckConfig { file, web_config } => {
             if let Some(file) = file {
                 settings::check_file(&file).map_err(misused)?;
-                say(&format!("{}: valid\n", file.display()))?;
+                print(&format!("{}: valid\n", file.display()))?;
             }
             let Some(file) = web_config else { return Ok(()) };
             for warning in settings::check_web_config(&file).map_err(misused)? {
-                say(&format!("{}: {warning}\n", file.display()))?;
+                print(&format!("{}: {warning}\n", file.display()))?;
             }
-            say(&format!("{}: valid\n", file.display()))
+            print(&format!("{}: valid\n", file.display()))
         }
         Command::Doctor(arguments) => run_doctor(*arguments),
         Command::Record(arguments) => run_record(arguments),
@@ -119,7 +119,7 @@ fn run(command: Command) -> Result<(), Failed> {
         Command::Completions { shell } => {
             let mut script = vec![];
             clap_complete::generate(shell, &mut self::command(), "podmeter", &mut script);
-            say(&String::from_utf8_lossy(&script))
+            print(&String::from_utf8_lossy(&script))
         }
     }
 }
@@ -127,7 +127,7 @@ fn run(command: Command) -> Result<(), Failed> {
 fn run_top(TopArguments { agent, once, interval }: TopArguments) -> Result<(), Failed> {
     let settings = TopSettings { target: agent.target(), interval, once };
     let text = block_on(top::run(settings))?.map_err(|error| Failed(FAILED, error.to_string()))?;
-    text.map_or(Ok(()), |text| say(&text))
+    text.map_or(Ok(()), |text| print(&text))
 }
 
 fn run_agent(options: AgentOptions) -> Result<(), Failed> {
@@ -147,7 +147,7 @@ fn run_agent(options: AgentOptions) -> Result<(), Failed> {
     log.flush();
     outcome?.map_err(|error| match error {
         AgentError::Bind(error) => Failed(BIND, error.to_string()),
-        // Was good a moment ago.
+        // It has changed since it was checked.
         AgentError::WebConfig(error) => Failed(USAGE, error.to_string()),
         error => Failed(FAILED, error.to_string()),
     })
@@ -157,8 +157,8 @@ fn run_demo(arguments: DemoArguments) -> Result<(), Failed> {
     let (faults, churn) = (arguments.faults, arguments.churn);
     let settings = arguments.settings().map_err(misused)?;
     let log = logging::start(agent::LogFormat::Text, "warn,podmeter=info");
-    // A demo whose reader has gone goes on.
-    let opened = Box::new(move |page: &ListenAddress| drop(say(&examples::demo_text(page, faults, churn))));
+    // A closed standard output does not end the demo.
+    let opened = Box::new(move |page: &ListenAddress| drop(print(&examples::demo_text(page, faults, churn))));
     let outcome = block_on(agent::demo(settings, opened, log.dropped_lines()));
     log.flush();
     outcome?.map_err(|error| match error {
@@ -173,7 +173,7 @@ fn run_probe(arguments: ProbeArguments) -> Result<(), Failed> {
     let search = settings::resolve(options).map_err(misused)?.settings.nvml;
     let probe = agent::probe_nvml(search, arguments.passes, arguments.deadline);
     let probe = probe.map_err(|error| Failed(FAILED, error.to_string()))?;
-    say(&match arguments.output {
+    print(&match arguments.output {
         ProbeFormat::Json => probe.json(),
         ProbeFormat::Text => probe.text(),
     })
@@ -183,7 +183,7 @@ fn run_doctor(arguments: DoctorArguments) -> Result<(), Failed> {
     let DoctorArguments { url, output, agent } = arguments;
     let settings = settings::resolve(agent).map_err(misused)?.settings;
     let report = block_on(agent::examine(settings, url))?;
-    say(&match output {
+    print(&match output {
         DoctorFormat::Json => report.json(),
         DoctorFormat::Text => report.text(is_coloured()),
     })?;
@@ -194,7 +194,7 @@ fn run_doctor(arguments: DoctorArguments) -> Result<(), Failed> {
     }
 }
 
-/// Only for eyes, and not for those that asked for none (https://no-color.org).
+/// In a terminal, unless NO_COLOR is set (https://no-color.org).
 fn is_coloured() -> bool {
     std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
@@ -205,7 +205,7 @@ fn run_record(arguments: RecordArguments) -> Result<(), Failed> {
         (Some(config), AgentAddress { url: None, admin_socket }) => {
             let arguments = AgentOptions { config: Some(config), admin_socket, ..AgentOptions::default() };
             let socket = settings::resolve(arguments).map_err(misused)?.settings.admin_socket;
-            Target::Socket(socket.ok_or_else(|| misused("the agent has no admin socket: name it with --url"))?)
+            Target::Socket(socket.ok_or_else(|| misused("the agent has no admin socket; give its address with --url"))?)
         }
         (_, address) => address.target(),
     };
@@ -214,14 +214,14 @@ fn run_record(arguments: RecordArguments) -> Result<(), Failed> {
         RecordFormat::Yaml => "/api/v1/record?output=yaml",
     };
     let body = block_on(agent::get(&target, path))?.map_err(|error| Failed(FAILED, error.to_string()))?;
-    say(&String::from_utf8_lossy(&body))
+    print(&String::from_utf8_lossy(&body))
 }
 
 fn misused(error: impl std::fmt::Display) -> Failed {
     Failed(USAGE, error.to_string())
 }
 
-/// Two threads: one page at a time is made, and a second request need not wait for it.
+/// Two threads, so that a request need not wait for the page that another one renders.
 fn block_on<T>(work: impl Future<Output = T>) -> Result<T, Failed> {
     agent::prepare_thread();
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -229,15 +229,15 @@ fn block_on<T>(work: impl Future<Output = T>) -> Result<T, Failed> {
         .enable_all()
         .on_thread_start(agent::prepare_thread)
         .build()
-        .map_err(|error| Failed(FAILED, format!("the runtime could not be started: {error}")))?;
+        .map_err(|error| Failed(FAILED, format!("cannot start the async runtime: {error}")))?;
     let outcome = runtime.block_on(work);
-    // Whoever still waits for a driver that does not answer is left behind.
+    // Does not wait for threads inside a driver that does not answer.
     runtime.shutdown_background();
     Ok(outcome)
 }
 
-/// The one writer to standard output. A reader that has gone (`| head`) is not a failure.
-fn say(text: &str) -> Result<(), Failed> {
+/// The only writer to standard output. A closed pipe (`| head`) is not a failure.
+fn print(text: &str) -> Result<(), Failed> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(Failed(FAILED, format!("standard output: {error}")))

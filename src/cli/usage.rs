@@ -3,7 +3,7 @@ use std::io::Write as _;
 use std::path::Path;
 
 use super::arguments::{UsageArguments, UsageBy, UsageFormat};
-use super::{FAILED, Failed, block_on, misused, say};
+use super::{FAILED, Failed, block_on, misused, print};
 use crate::client::{self, Target};
 use crate::clock::Clock;
 use crate::journal::{
@@ -11,7 +11,7 @@ use crate::journal::{
 };
 use crate::model::UnixSeconds;
 
-/// Asked for at once; the agent's own page is as large.
+/// Limit of pages of an answer.
 const PAGES: usize = 10_000;
 
 pub fn run(arguments: UsageArguments) -> Result<(), Failed> {
@@ -23,12 +23,12 @@ pub fn run(arguments: UsageArguments) -> Result<(), Failed> {
         warn(problem);
     }
     if !answer.journal {
-        warn("this agent keeps no journal (--state-dir): only what is held now is counted, since the agent began");
+        warn("this agent has no journal (--state-dir): only current holdings since the agent's start are counted");
     }
     let records: Vec<AllocationRecord> = records.into_values().collect();
     let (since, until) = (query.since, query.until.min(answer.at));
     if arguments.pod.is_some() {
-        return say(&match arguments.output {
+        return print(&match arguments.output {
             UsageFormat::Table => report::holdings_table(&records),
             UsageFormat::Csv => report::holdings_csv(&records),
             UsageFormat::Json => pretty(&serde_json::json!({
@@ -42,7 +42,7 @@ pub fn run(arguments: UsageArguments) -> Result<(), Failed> {
         UsageBy::Device => By::Device,
     };
     let usage = Usage::of(&records, by, since, until);
-    say(&match arguments.output {
+    print(&match arguments.output {
         UsageFormat::Table => report::usage_table(&usage, by),
         UsageFormat::Csv => report::usage_csv(&usage, by),
         UsageFormat::Json => pretty(&usage),
@@ -53,7 +53,9 @@ fn query(arguments: &UsageArguments, now: UnixSeconds) -> Result<Query, String> 
     for text in [Some(&arguments.since), arguments.until.as_ref()].into_iter().flatten() {
         // As a Unix time it would be in 1970.
         if text.parse().is_ok_and(|number: f64| number < 1e8) {
-            return Err(format!("{text}: of what? Write how long ago (24h), or a time in UTC (2026-01-31T12:00:00Z)"));
+            return Err(format!(
+                "{text} has no unit; write how long ago (24h), or a time in UTC (2026-01-31T12:00:00Z)"
+            ));
         }
     }
     let since = parse_time(&arguments.since, now).map_err(|error| format!("--since {}: {error}", arguments.since))?;
@@ -63,7 +65,7 @@ fn query(arguments: &UsageArguments, now: UnixSeconds) -> Result<Query, String> 
         .map(|text| parse_time(text, now).map_err(|error| format!("--until {text}: {error}")));
     let until = until.transpose()?.unwrap_or(f64::MAX);
     if until < since {
-        return Err("--until lies before --since".to_owned());
+        return Err("--until is before --since".to_owned());
     }
     let mut query = Query { since, until, ..Query::all() };
     if let Some(pod) = &arguments.pod {
@@ -73,7 +75,7 @@ fn query(arguments: &UsageArguments, now: UnixSeconds) -> Result<Query, String> 
     Ok(query)
 }
 
-/// The last page, and all holdings by id.
+/// The last page of the answer, and all holdings by id.
 fn collect(
     arguments: &UsageArguments,
     query: &Query,
@@ -85,7 +87,7 @@ fn collect(
         Err(Unanswered::Unreachable(error)) => match (&arguments.state_dir, &arguments.agent.url) {
             (Some(directory), None) => read(directory, query, now),
             (None, None) => {
-                Err(Failed(FAILED, format!("{error}; name a journal with --state-dir, or an agent with --url")))
+                Err(Failed(FAILED, format!("{error}; give a journal with --state-dir, or an agent with --url")))
             }
             (_, Some(_)) => Err(Failed(FAILED, error)),
         },
@@ -100,7 +102,7 @@ fn read(
 ) -> Result<(AllocationsResponse, BTreeMap<u64, AllocationRecord>), Failed> {
     let read = |query: &Query| {
         read_directory(directory, query, now).map_err(|error| {
-            Unanswered::Failed(format!("{}: {error}; name what the agent's --state-dir names", directory.display()))
+            Unanswered::Failed(format!("{}: {error}; give the agent's --state-dir", directory.display()))
         })
     };
     all_pages(read, query).map_err(|error| match error {
@@ -109,7 +111,7 @@ fn read(
 }
 
 enum Unanswered {
-    /// Nobody is there.
+    /// No agent answers.
     Unreachable(String),
     Failed(String),
 }
@@ -126,11 +128,12 @@ fn all_pages(
             None => return Ok((answer, all)),
             Some(next) => {
                 let next = Cursor::parse(next).filter(|next| *next != query.after);
-                query.after = next.ok_or_else(|| Unanswered::Failed("the answer does not end".to_owned()))?;
+                query.after =
+                    next.ok_or_else(|| Unanswered::Failed("the agent repeats a page of its answer".to_owned()))?;
             }
         }
     }
-    Err(Unanswered::Failed("there are too many holdings; ask for a shorter time".to_owned()))
+    Err(Unanswered::Failed("there are too many holdings; choose a shorter time".to_owned()))
 }
 
 fn ask(target: &Target, query: &Query) -> Result<AllocationsResponse, Unanswered> {
@@ -140,9 +143,8 @@ fn ask(target: &Target, query: &Query) -> Result<AllocationsResponse, Unanswered
         true => Unanswered::Unreachable(error.to_string()),
         false => Unanswered::Failed(error.to_string()),
     })?;
-    serde_json::from_slice(&body).map_err(|error| {
-        Unanswered::Failed(format!("{target} answered what this podmeter does not understand: {error}"))
-    })
+    serde_json::from_slice(&body)
+        .map_err(|error| Unanswered::Failed(format!("{target}: the answer is not that of a podmeter agent: {error}")))
 }
 
 fn pretty(value: &impl serde::Serialize) -> String {
