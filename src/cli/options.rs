@@ -292,4 +292,34 @@ mod tests {
             assert_eq!(format!("{null:?}"), format!("{:?}", AgentOptions::default()), "{}", row.key);
         }
     }
+
+    /// `UPDATE_GOLDEN=1 cargo nextest run documented_options` accepts a change.
+    #[test]
+    fn documented_options_are_the_rows() {
+        let code = |text: &str| if text.is_empty() { String::new() } else { format!("`{text}`") };
+        let mut document = "# Options of the agent\n\nA flag takes precedence over its environment variable, a variable over the \
+            configuration file (`--config`), the file over the default.\nThe section `health` exists in the file only \
+            ([health.md](health.md)); [device-plugin.md](device-plugin.md) describes `devicePlugin`.\nSIGHUP reads the file \
+            again; the log names changed keys that need a restart. `podmeter check-config FILE` validates a file.\n\n\
+            | flag, variable | key | default | range | reload | |\n|---|---|---|---|---|---|\n"
+            .to_owned();
+        for row in ROWS.iter() {
+            let (flag, variable, key) = (&row.flag, &row.variable, code(&row.key));
+            let reload = if row.key.is_empty() {
+                ""
+            } else if row.reloadable {
+                "yes"
+            } else {
+                "restart"
+            };
+            let (default, range, help) = (row.default.replace(",/", ", /"), &row.range, row.help);
+            document += &format!("| `--{flag}`<br>`{variable}` | {key} | {default} | {range} | {reload} | {help} |\n");
+        }
+        let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/options.md");
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::write(&file, &document).expect("written");
+        }
+        let documented = std::fs::read_to_string(&file).expect("docs/options.md");
+        assert!(documented == document, "docs/options.md differs from the rows of src/cli/options.rs");
+    }
 }
