@@ -1,3 +1,7 @@
+//! The client of the PodResources API.
+//!
+//! In: the kubelet's socket. Out: model types, or an error that says what to do. It keeps no answers and does not retry.
+
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,7 +24,7 @@ const LIST_V1ALPHA1: &str = "/v1alpha1.PodResourcesLister/List";
 const GET_ALLOCATABLE: &str = "/v1.PodResourcesLister/GetAllocatableResources";
 const GET: &str = "/v1.PodResourcesLister/Get";
 
-/// Characters of a reason from elsewhere.
+/// Characters of a foreign error message.
 const LONGEST_REASON: usize = 500;
 
 /// Talks to the kubelet's PodResources socket. Connects on first use and again after every failure.
@@ -37,7 +41,7 @@ struct Connection {
     api: PodResourcesApi,
 }
 
-/// Why a call brought nothing. The message says what to do.
+/// Why a call failed. The message has the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
     #[error("there is no socket {0}: is the kubelet running, and is its directory mounted here (see --kubelet-root)?")]
@@ -46,7 +50,7 @@ pub enum CallError {
     NotASocket(PathBuf),
     #[error("no permission to connect to {0}: its directory belongs to root (0750), so run as uid 0")]
     PermissionDenied(PathBuf),
-    #[error("nobody listens on {0}: the kubelet is down or restarting; retrying")]
+    #[error("no process listens on {0}: the kubelet is down or restarting; retrying")]
     Refused(PathBuf),
     #[error("the connection to {socket} broke ({reason}); retrying")]
     Unavailable { socket: PathBuf, reason: String },
@@ -54,13 +58,13 @@ pub enum CallError {
     DeadlineExceeded { socket: PathBuf, method: &'static str, deadline: Duration },
     #[error("the kubelet's rate limit refused {0}: another client of the socket asks too often; retrying later")]
     RateLimited(&'static str),
-    #[error("this kubelet does not know {0}: it is older than the call")]
+    #[error("this kubelet does not implement {0}: it is too old")]
     Unimplemented(&'static str),
-    #[error("the answer to {method} is over {limit} bytes: look for a DRA claim listed many times over")]
+    #[error("the answer to {method} is over {limit} bytes: check for a DRA claim that is listed many times over")]
     TooLarge { method: &'static str, limit: usize },
     #[error("the answer to {method} has more entries than any node: {problem}")]
     TooManyEntries { method: &'static str, problem: Unreadable },
-    #[error("{socket} does not speak PodResources ({reason}): is it the kubelet's socket?")]
+    #[error("{socket} does not serve PodResources ({reason}): is it the kubelet's socket?")]
     Malformed { socket: PathBuf, reason: String },
     #[error("{method} failed: {code:?}, {message}")]
     Other { method: &'static str, code: Code, message: String },
@@ -156,7 +160,7 @@ impl Client {
             v1::GetPodResourcesRequest { pod_name: pod.pod.to_string(), pod_namespace: pod.namespace.to_string() };
         let call = call::unary(connection.channel, GET, request, MESSAGE_LIMIT);
         let answer: v1::GetPodResourcesResponse = match self.finish(METHOD, &decode::GET, call).await {
-            // A plain Go error: the code is Unknown, and only the text tells what it is.
+            // A plain Go error: the code is Unknown, and only the text identifies it.
             Err(CallError::Other { code: Code::Unknown, message, .. })
                 if message == format!("pod {} in namespace {} not found", pod.pod, pod.namespace) =>
             {

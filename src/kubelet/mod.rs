@@ -1,4 +1,4 @@
-//! What the kubelet says about who holds what.
+//! The kubelet's allocations and pods.
 //!
 //! In: the PodResources socket, the device checkpoint, file events beside both, and the socket of the Pods API. Out: `KubeletState` and
 //! `PodDirectory`, published on watch channels. Refuses to know: what a device is, who asks. Protobuf types end here.

@@ -105,7 +105,7 @@ impl Watch {
         self.pods = fresh;
         self.complete = true;
         self.problem = None;
-        tracing::info!(pods = self.pods.len(), "the kubelet's Pods API tells of pods");
+        tracing::info!(pods = self.pods.len(), "watching pods through the kubelet's Pods API");
         self.publish();
         loop {
             match next(&mut events).await {
@@ -131,7 +131,7 @@ impl Watch {
         Ok(client.watch_pods(Request::new(WatchPodsRequest {})).await.map_err(|status| ended(&status))?.into_inner())
     }
 
-    /// The pods stand; that more may have come and gone is said.
+    /// The last pods stay published, marked as incomplete.
     fn lost(&mut self, error: &WatchError) {
         let problem = match error {
             WatchError::NotServed => None,

@@ -1,3 +1,7 @@
+//! When to ask the kubelet again.
+//!
+//! In: file events beside the kubelet's sockets. Out: triggers. It does not know what is asked.
+
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -34,7 +38,7 @@ impl Trigger {
 
 pub(super) const CHECKPOINT: &str = "kubelet_internal_checkpoint";
 
-/// Tells of changes beside the kubelet's sockets. Directories that are not there yet are watched once they are.
+/// Changes beside the kubelet's sockets. Directories that are not there yet are watched once they are.
 pub struct FileEvents {
     stream: Option<EventStream<[u8; 1024]>>,
     directories: [PathBuf; 2],
@@ -45,7 +49,7 @@ impl FileEvents {
     pub fn new(socket: &Path, device_plugin_directory: &Path) -> Self {
         let stream = Inotify::init().and_then(|inotify| inotify.into_event_stream([0; 1024]));
         if let Err(error) = &stream {
-            tracing::warn!(%error, "no inotify (fs.inotify.max_user_instances?): the kubelet is asked by timer only");
+            tracing::warn!(%error, "no inotify (fs.inotify.max_user_instances?): the kubelet is asked only at intervals");
         }
         let directory = socket.parent().unwrap_or_else(|| Path::new("/")).to_owned();
         let mut events = Self {
@@ -68,7 +72,7 @@ impl FileEvents {
         }
     }
 
-    /// Waits for the next change that matters; for ever where there is no inotify. Cancel safe.
+    /// Waits for the next change that matters; pending where there is no inotify. Cancel safe.
     pub async fn next(&mut self) -> Trigger {
         loop {
             let Some(stream) = &mut self.stream else { return std::future::pending().await };
@@ -77,7 +81,7 @@ impl FileEvents {
                 Some(Ok(event)) if event.name.is_some() && event.name == self.socket_name => return Trigger::Reconnect,
                 Some(Ok(_)) => {}
                 Some(Err(error)) => {
-                    tracing::warn!(%error, "inotify failed: the kubelet is asked by timer only");
+                    tracing::warn!(%error, "inotify failed: the kubelet is asked only at intervals");
                     self.stream = None;
                 }
                 None => self.stream = None,

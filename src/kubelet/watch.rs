@@ -1,3 +1,7 @@
+//! Keeps the `KubeletState` up to date: when to call the kubelet, and what to publish after each answer.
+//!
+//! In: settings, triggers, pods and processes. Out: the published state. It does not decode and does not decide what is accepted.
+
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,7 +29,7 @@ const FIRST_RETRY: Duration = Duration::from_millis(250);
 const ALLOCATABLE_INTERVAL: Duration = Duration::from_secs(30);
 /// A busy node writes its checkpoint often; List comes first then.
 const ALLOCATABLE_PAUSE: Duration = Duration::from_secs(2);
-/// After an allocation was granted the kubelet writes its checkpoint, which is the time to look. Where that is not seen,
+/// After an allocation was granted the kubelet writes its checkpoint, which is the time to ask. Where that is not seen,
 /// the kubelet shows the allocation after this long.
 const UNSEEN_CHECKPOINT: Duration = Duration::from_millis(50);
 
@@ -102,12 +106,12 @@ async fn run(
 ) {
     let mut events = FileEvents::new(&settings.pod_resources_socket, &settings.device_plugin_directory);
     let mut watch = Watch::new(settings, pods.clone(), clock, publish);
-    // The first look is nobody's trigger; a socket made a moment ago is already there.
+    // The first refresh has no trigger: a socket made a moment ago is already there.
     watch.refresh().await;
     loop {
         let (pause, _) = watch.pause();
         if pause.is_zero() {
-            // What has happened up to now one look will show, and it may change what comes first.
+            // One refresh shows all changes up to now, and they may change what is due first.
             while let Some(trigger) = events.ready().await {
                 watch.take(trigger);
             }
@@ -174,15 +178,15 @@ struct Watch {
     allocatable_retry: Option<Duration>,
     /// By this kubelet: a new connection may be to another.
     allocatable_unimplemented: bool,
-    /// Since when something that was seen beside the socket waits for a look.
+    /// Since when a file event waits for a refresh.
     seen_at: Option<Monotonic>,
-    /// When to look for an allocation that was granted, unless the checkpoint tells of it before.
+    /// When to ask for a granted allocation, unless the checkpoint changes before.
     granted_due: Option<Monotonic>,
     /// The pauses count from here, whatever else was done meanwhile.
     refreshed_at: Monotonic,
     /// As the Pods API last had it.
     directory: Arc<PodDirectory>,
-    /// Identifies the names that were last looked at.
+    /// Identifies the names that were last used.
     names: usize,
     /// Holders that have ended by the Pods API, and are to be asked about.
     ended: BTreeSet<PodRef>,
@@ -257,7 +261,7 @@ impl Watch {
         self.allocatable_due = Some(self.allocatable_due.map_or(due, |already| already.min(due)));
     }
 
-    /// An allocation was granted. The kubelet shows it only after it has our answer: a look now would be a call wasted.
+    /// An allocation was granted. The kubelet shows it only after it has our answer: asking now would waste a call.
     fn allocated(&mut self) {
         let now = self.clock.now().monotonic;
         self.budget.add(now);
@@ -270,7 +274,7 @@ impl Watch {
         match trigger {
             Trigger::Checkpoint => {
                 self.want_allocatable(ALLOCATABLE_PAUSE);
-                // What was granted is written: this look shows it.
+                // What was granted is written: this refresh shows it.
                 self.granted_due = None;
                 self.seen_at = Some(now);
             }
@@ -336,7 +340,7 @@ impl Watch {
         }
     }
 
-    /// What comes next may be the first words of another kubelet, whichever call asks for them.
+    /// The next answer may be the first one of another kubelet, whichever call it belongs to.
     fn lost(&mut self) {
         self.client.disconnect();
         self.accepted.settle.reconnected();
@@ -344,7 +348,7 @@ impl Watch {
         self.get_unimplemented = false;
     }
 
-    /// One look at the kubelet, published whatever comes of it.
+    /// Asks the kubelet once and publishes the result or the failure.
     async fn refresh(&mut self) {
         self.seen_at = None;
         self.ended.clear();
@@ -422,10 +426,10 @@ impl Watch {
                 self.allocatable_retry = None;
             }
             Err(CallError::Unimplemented(method)) => {
-                tracing::info!(method, "this kubelet is too old to say what is allocatable");
+                tracing::info!(method, "this kubelet is too old to report what is allocatable");
                 self.allocatable_unimplemented = true;
             }
-            // List tells the same story and is asked more often: one failure, one log line.
+            // List fails too and is called more often: one failure, one log line.
             Err(error) => {
                 if error.lost_connection() {
                     self.lost();

@@ -1,4 +1,4 @@
-//! What a container gets for the devices it was given. From memory alone: the kubelet waits without a timeout.
+//! The answer to Allocate for one container. Pure, and from memory: the kubelet waits without a timeout.
 
 use super::config::{DeviceIdStrategy, DeviceListStrategy, NvidiaConfig, ResourceConfig, Sharing};
 use super::node::NodeFacts;
@@ -6,7 +6,7 @@ use super::{Answer, DeviceNode, Hardware, Mount, Offer, OfferedDevice, Refusal, 
 use crate::model::DeviceId;
 
 const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
-/// The runtime's word for a container without GPUs.
+/// The runtime's value for a container without GPUs.
 const NO_DEVICES: &str = "void";
 const MOUNTED_DEVICES: &str = "/var/run/nvidia-container-devices";
 /// What containers of simulated devices see.
@@ -135,7 +135,7 @@ fn add_cdi(
         let known = [preferred, other].into_iter().find(|name| vendor.devices.contains(name));
         known.map(|name| format!("{}={name}", vendor.kind)).ok_or_else(|| Refusal::Unhealthy {
             id: device.id.clone(),
-            reason: format!("{} does not describe it; write that CDI specification anew", vendor.file.display()),
+            reason: format!("{} does not describe it; generate that CDI specification again", vendor.file.display()),
         })
     };
     let names = devices.iter().map(qualified).collect::<Result<Vec<_>, _>>()?;
@@ -181,7 +181,7 @@ fn add_nodes(
 
 /// The nodes of one device alone, as containers see them.
 pub(super) fn device_nodes(hardware: &Hardware, node: &NodeFacts) -> Result<Vec<String>, String> {
-    let unknown = |uuid: &dyn std::fmt::Display| format!("the driver does not say which /dev/nvidia<N> is {uuid}");
+    let unknown = |uuid: &dyn std::fmt::Display| format!("the driver does not report which /dev/nvidia<N> is {uuid}");
     match hardware {
         Hardware::Gpu { uuid, minor, .. } => {
             let minor = minor.ok_or_else(|| unknown(uuid))?;
@@ -204,7 +204,7 @@ pub(super) fn device_nodes(hardware: &Hardware, node: &NodeFacts) -> Result<Vec<
     }
 }
 
-/// The daemon's directories, where its clients look for them: shared memory in the usual place.
+/// The daemon's directories at the paths that its clients use.
 fn add_mps(answer: &mut Answer, nvidia: &NvidiaConfig, offer: &Offer) {
     let pipe = format!("{}/pipe", offer.resource);
     let inside = format!("/mps/{pipe}");

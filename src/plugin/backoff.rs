@@ -1,16 +1,18 @@
+//! Pauses between attempts to register. Pure: the random number is an argument.
+
 use std::time::Duration;
 
 const FIRST: Duration = Duration::from_millis(50);
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// Pauses that double with each failure, spread so that many nodes do not try in step.
+/// Pauses that double with each failure, with jitter, so that many nodes do not try at the same time.
 #[derive(Debug, Default)]
 pub struct Backoff {
     failures: u32,
 }
 
 impl Backoff {
-    /// `random` is any number; half of the pause is its doing.
+    /// `random` is any number: jitter of up to half the pause.
     pub fn pause(&mut self, random: u64) -> Duration {
         let whole = FIRST.saturating_mul(1 << self.failures.min(16)).min(LONGEST);
         self.failures = self.failures.saturating_add(1);
@@ -29,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_up_to_half_a_minute_and_never_end() {
+    fn pauses_double_up_to_half_a_minute() {
         for random in [0, u64::MAX, 12_345_678] {
             let mut backoff = Backoff::default();
             let pauses: Vec<Duration> = (0..100).map(|_| backoff.pause(random)).collect();

@@ -1,4 +1,4 @@
-//! Container Device Interface: the vendor's specification if there is one, else our own with device nodes alone.
+//! Container Device Interface: the vendor's specification if there is one, else our own, which has device nodes only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -23,7 +23,7 @@ const VENDOR_KINDS: [&str; 2] = [OUR_KIND, "nvidia.com/gpu"];
 const VERSION: &str = "0.5.0";
 const OUR_FILE: &str = "podmeter-k8s.device-plugin.nvidia.com-gpu.json";
 
-/// A specification that somebody else wrote.
+/// A specification that podmeter did not write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VendorSpecification {
     pub file: PathBuf,
@@ -32,7 +32,7 @@ pub struct VendorSpecification {
     pub devices: BTreeSet<String>,
 }
 
-/// Our file as it was written; says whether the one there now is still that one.
+/// Our file as it was written, and its identity.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Written {
     file: PathBuf,
@@ -209,7 +209,7 @@ fn read(file: &Path) -> Option<VendorSpecification> {
 }
 
 fn describes(specification: &VendorSpecification, offer: &Offer) -> bool {
-    // What is lost is not given to anybody.
+    // A lost device is not allocated.
     let mut usable = offer.devices.iter().filter(|device| device.health.is_ok());
     usable.all(|device| names(&device.hardware).iter().any(|name| specification.devices.contains(name)))
 }
@@ -303,7 +303,7 @@ mod tests {
         let names: Vec<_> = fs::read_dir(&place).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names, [OUR_FILE], "nothing temporary stays");
         assert_eq!(fs::metadata(place.join(OUR_FILE)).unwrap().permissions().mode() & 0o777, 0o644);
-        assert!(!first.remove().unwrap(), "a successor wrote it anew");
+        assert!(!first.remove().unwrap(), "a successor has replaced it");
         assert!(second.remove().unwrap());
         assert!(!write(&place, "").unwrap().remove_after_it_went().unwrap());
         let blocked = directory.path().join("file");
@@ -351,7 +351,7 @@ mod tests {
         let json = format!("{{\"kind\": \"{OUR_KIND}\", \"devices\": [{{\"name\": \"GPU-0\"}}]}}");
         fs::write(plugin.join("k8s.device-plugin.nvidia.com-gpu.json"), json).unwrap();
         assert_eq!(find(&healthy).as_deref(), Some(OUR_KIND));
-        // Written anew for another layout.
+        // Replaced for another layout.
         fs::write(toolkit.join("nvidia.yaml"), yaml.replace('0', "1")).unwrap();
         assert_eq!(find(&[offer(gpu(1), Ok(()))]).as_deref(), Some("nvidia.com/gpu"));
         assert_eq!(specifications.described(), ["GPU-0".to_owned()].into());

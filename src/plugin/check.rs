@@ -35,7 +35,7 @@ const SEEN: Duration = Duration::from_secs(5);
 /// Of a registration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RegistrationState {
-    /// Nothing speaks against it.
+    /// In use, as far as is known.
     Used,
     /// Another plugin has registered the resource since: how that is known.
     Replaced(String),
@@ -51,7 +51,7 @@ pub struct CheckInputs<'s> {
     pub live: &'s LiveSockets,
     pub kubelet: &'s KubeletState,
     pub offer: &'s Offer,
-    /// What the kubelet was told of the resource by earlier registrations.
+    /// The devices that earlier registrations sent to the kubelet.
     pub advertised: &'s BTreeSet<DeviceId>,
     pub grants: &'s mut Grants,
     /// When our stream last had a list.
@@ -78,7 +78,7 @@ pub struct RegistrationCheck {
     /// Sockets of known plugins that have not replaced us.
     harmless: LiveSockets,
     replaced: Option<(Replacement, Monotonic)>,
-    /// When to ask the kubelet anew.
+    /// When to ask the kubelet again.
     look_at: Option<Monotonic>,
     /// When another plugin ended, until an answer shows whether that concerns us.
     ended_at: Option<Monotonic>,
@@ -155,7 +155,7 @@ impl RegistrationCheck {
             self.kubelet_asks_us();
         }
         match &self.replaced {
-            Some((evidence, _)) => RegistrationState::Replaced(self.reason(evidence)),
+            Some((replacement, _)) => RegistrationState::Replaced(self.reason(replacement)),
             None => RegistrationState::Used,
         }
     }
@@ -198,7 +198,7 @@ impl RegistrationCheck {
         let sent_at = self.sent_at?;
         let answered_at = inputs.kubelet.allocatable_at?.monotonic;
         let allocatable = inputs.kubelet.allocatable.as_ref()?;
-        // An answer from before the end of another plugin tells nothing of what followed from it.
+        // An answer from before the end of another plugin does not show its effect.
         if answered_at <= sent_at || self.ended_at.is_some_and(|at| answered_at <= at + AFTER_AN_END / 2) {
             return None;
         }
@@ -247,7 +247,7 @@ impl RegistrationCheck {
         self.agrees(answered_at, |check| &mut check.none_since, apart).then_some(RegistrationState::Forgotten)
     }
 
-    /// Whether an answer that said the same came long enough ago.
+    /// Whether an equal answer came long enough ago.
     fn agrees(
         &mut self,
         answered_at: Monotonic,
@@ -277,10 +277,10 @@ impl RegistrationCheck {
         self.has_baseline |= is_late;
     }
 
-    /// What is known first stands: its end is what is waited for.
-    fn replaced_by(&mut self, evidence: Replacement, now: Monotonic) {
+    /// The first replacement stays: its end is awaited.
+    fn replaced_by(&mut self, replacement: Replacement, now: Monotonic) {
         if self.replaced.is_none() {
-            self.replaced = Some((evidence, now));
+            self.replaced = Some((replacement, now));
             self.looked(now);
         }
     }
@@ -292,9 +292,9 @@ impl RegistrationCheck {
         }
     }
 
-    fn reason(&self, evidence: &Replacement) -> String {
+    fn reason(&self, replacement: &Replacement) -> String {
         let resource = &self.resource;
-        match evidence {
+        match replacement {
             Replacement::Socket(name, _) => format!(
                 "another device plugin serves {resource} on {name} and registered after podmeter: the kubelet allocates \
                  through it; {REMEDY}"

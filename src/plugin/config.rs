@@ -13,7 +13,7 @@ use crate::model::ResourceName;
 /// 16 GPUs of this many slots stay a quarter below what the kubelet takes in one message (4 MiB).
 pub const MOST_SLOTS: u32 = 1024;
 
-/// `devicePlugin`. Without it, or without any key: what NVIDIA's plugin does without configuration.
+/// `devicePlugin`. Without it, or without any key, as NVIDIA's plugin without configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct Config {
@@ -240,7 +240,7 @@ pub struct GroupedNode {
     pub optional: bool,
 }
 
-/// Devices that exist nowhere.
+/// Simulated devices.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct SimulatedConfig {
@@ -251,7 +251,7 @@ pub struct SimulatedConfig {
     pub on_conflict: OnConflict,
 }
 
-/// What in the section cannot be used. The file is named by who read it.
+/// What in the section cannot be used. The caller adds the file's name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     #[error("{key}: {value} cannot be used; {accepted}")]
@@ -276,7 +276,7 @@ impl Default for NvidiaConfig {
             on_conflict: OnConflict::default(),
             pre_start_check: None,
             device_root: "/".into(),
-            // Where GKE's nodes have the driver, and where its images look for it.
+            // Where GKE's nodes have the driver, and where its images expect it.
             driver_mounts: vec![
                 mount("/home/kubernetes/bin/nvidia", "/usr/local/nvidia"),
                 mount("/home/kubernetes/bin/nvidia/vulkan/icd.d", "/etc/vulkan/icd.d"),
@@ -297,7 +297,7 @@ fn read_write() -> String {
 }
 
 impl Config {
-    /// The entries to serve, validated: `resources`, with what NVIDIA's file says in place of kind `nvidia`.
+    /// The entries to serve, validated: `resources`, with NVIDIA's file in place of kind `nvidia`.
     /// `read` gives the text of a file.
     pub fn resolve(
         &self,
@@ -316,16 +316,16 @@ impl Config {
         Ok(entries)
     }
 
-    /// Everything that can be said without opening a file.
+    /// Checks everything that needs no file.
     pub fn validate(&self) -> Result<(), ConfigError> {
         for (place, entry) in self.resources.iter().flatten().enumerate() {
             let key = format!("devicePlugin.resources[{place}]");
             let is_nvidia = |entry: &ResourceConfig| matches!(entry, ResourceConfig::Nvidia(_));
             if is_nvidia(entry) && self.resources.iter().flatten().take(place).any(is_nvidia) {
-                return refuse(&key, "kind: nvidia", "an entry has all GPUs: a second would give them out twice");
+                return refuse(&key, "kind: nvidia", "an entry offers all GPUs: a second one would offer them twice");
             }
             if self.nvidia_config.is_some() && is_nvidia(entry) {
-                return refuse(&key, "kind: nvidia", "nvidiaConfig stands for it: remove one of the two");
+                return refuse(&key, "kind: nvidia", "nvidiaConfig replaces it: remove one of the two");
             }
             match entry {
                 ResourceConfig::Nvidia(nvidia) => nvidia.validate(&key)?,

@@ -1,4 +1,6 @@
-//! One configured entry: what it offers now.
+//! One entry of `devicePlugin.resources`: what it offers now.
+//!
+//! In: its configuration, the last host scan, the inventory, device health. Out: offers and problems. It reads no files.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,17 +11,17 @@ use super::layout::{self, Vanished};
 use super::{Hardware, Offer, Offers, ResourceConfig, device_health, merge, mps, offers};
 use crate::model::{DeviceId, HardwareState, HealthState, KubeletState, Monotonic, ResourceName};
 
-/// For the first look at the host, where it decides no more than which devices are preferred.
+/// For the first host scan, where it decides only which devices are preferred.
 const FIRST_LOOK: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub struct ConfiguredResource {
     pub config: Arc<ResourceConfig>,
-    /// What the host has for it, as it was last seen.
+    /// The last host scan.
     seen: Option<ScanResult>,
     /// Merged: what was offered once is among them until it is dropped.
     offers: Vec<Offer>,
-    /// What a change of layout took away, and the kubelet still has in its list.
+    /// Removed by a change of layout, and still in the kubelet's list.
     vanished: BTreeMap<ResourceName, Vanished>,
     problems: Vec<String>,
     made: Monotonic,
@@ -84,12 +86,12 @@ impl ConfiguredResource {
         &self.problems
     }
 
-    /// Whether it waits for the kubelet to let go of devices.
+    /// Whether it waits until no container holds a vanished device.
     pub fn is_draining(&self) -> bool {
         !self.vanished.is_empty()
     }
 
-    /// Takes out of the offers what vanished and nobody holds. Returns the resources whose lists are now shorter.
+    /// Removes vanished devices that no container holds from the offers. Returns the resources whose lists are now shorter.
     pub fn drop_drained(&mut self, kubelet: &KubeletState) -> Vec<ResourceName> {
         let mut shorter = vec![];
         self.vanished.retain(|resource, vanished| {
@@ -100,7 +102,7 @@ impl ConfiguredResource {
             for offer in self.offers.iter_mut().filter(|offer| offer.resource == *resource) {
                 offer.devices.retain(|device| !dropped.contains(&device.id));
             }
-            tracing::info!(%resource, devices = dropped.len(), "no container holds what the change of layout took away");
+            tracing::info!(%resource, devices = dropped.len(), "no container holds the devices that the change of layout removed");
             shorter.push(resource.clone());
             false
         });

@@ -1,4 +1,4 @@
-//! Two plugins for one resource fight silently: the later registration replaces the earlier one, which is not told.
+//! Two plugins for one resource: the later registration replaces the earlier one without a notice. Pure.
 
 use std::collections::BTreeSet;
 
@@ -7,10 +7,10 @@ use crate::model::{DeviceId, ResourceName};
 
 pub(super) const REMEDY: &str = "remove the other plugin, switch this one off with --device-plugin=off, or set onConflict: takeover for the resource";
 
-/// Who else serves the resource, in words with a remedy. `None`: nobody, or another podmeter that is about to go.
+/// Which other plugin serves the resource, with a remedy. `None`: none, or another podmeter that is about to end.
 ///
-/// `allocatable` is what the kubelet lists of the resource, `advertised` what we told it ourselves, and `live` the names
-/// of the sockets that somebody listens on.
+/// `allocatable` is what the kubelet lists of the resource, `advertised` what podmeter sent it, and `live` the names of
+/// the sockets that accept connections.
 pub fn conflict(
     resource: &ResourceName,
     allocatable: &BTreeSet<DeviceId>,
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_that_we_did_not_advertise_are_somebody_elses() {
+    fn devices_that_podmeter_did_not_advertise_are_another_plugins() {
         assert_eq!(found(&[], &[], &[]), None);
         assert_eq!(found(&["GPU-a"], &["GPU-a", "GPU-b"], &[]), None, "our own of a moment ago");
         let text = found(&["GPU-a", "GPU-c"], &["GPU-a"], &["other.sock"]).unwrap();

@@ -1,4 +1,4 @@
-//! Our words as the kubelet's messages. Beyond this file and the server nobody sees those.
+//! The plugin's types as the kubelet's messages. Only this file and the server use wire types.
 
 use tonic::Status;
 

@@ -1,10 +1,10 @@
-//! The verdict on what is behind a device, as the kubelet is told it. It is made elsewhere.
+//! The health of a device's hardware in the form that the plugin offers. The health module decides it.
 
 use super::{Hardware, PluginUnhealthy};
 use crate::model::{HealthState, UnhealthyReason};
 
-/// `Err` with the causes, under the reason that goes first. What nobody has judged yet is unhealthy; what is no GPU is not
-/// judged.
+/// `Err` with the causes, under the most important reason. A device that has not been checked yet is unhealthy; one without a
+/// GPU is healthy.
 pub fn of(hardware: &Hardware, health: &HealthState) -> Result<(), PluginUnhealthy> {
     let judged = match hardware {
         Hardware::Gpu { uuid, .. } | Hardware::Missing(uuid) => health.of(uuid, None),

@@ -10,13 +10,13 @@ pub struct Grants {
     /// Granted, and no container has been seen with it since. A pod that is rejected after its Allocate leaves its devices
     /// here until they are granted again.
     pending: BTreeSet<DeviceId>,
-    /// The containers that each device was last seen with. They stay when the device is free again: a kubelet that restarts
-    /// may list nothing for a moment.
+    /// The last known containers of each device. They stay when the device is free again: a kubelet that restarts may list
+    /// nothing for a moment.
     holders: BTreeMap<DeviceId, BTreeSet<ContainerRef>>,
     granted_at: Option<Monotonic>,
 }
 
-/// A device that somebody else allocated.
+/// A device that another plugin allocated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForeignAllocation {
     pub device: DeviceId,
@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(compare(&mut grants, &[("before", "a"), ("ours", "b")]), None);
         let with_theirs = [("before", "a"), ("ours", "b"), ("theirs", "c")];
         assert_eq!(compare(&mut grants, &with_theirs), Some("c of theirs".into()));
-        assert_eq!(compare(&mut grants, &with_theirs), None, "told once");
+        assert_eq!(compare(&mut grants, &with_theirs), None, "reported once");
         assert_eq!(compare(&mut grants, &[("next", "b")]), Some("b of next".into()), "the grant was used");
     }
 

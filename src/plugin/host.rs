@@ -1,5 +1,7 @@
-//! What each entry must know of the host: device nodes, capabilities, places on the bus, CDI specifications, signs of MPS.
-//! It is read, and our CDI specification written, on a blocking thread: a file may hang, and then nobody waits for it.
+//! What the plugin reads of the host: device nodes, MIG capabilities, PCI topology, CDI specifications, signs of MPS.
+//!
+//! In: the configured resources and the inventory. Out: a `ScanResult` for each, and our CDI specification on disk. It runs on
+//! a blocking thread, because a file system may hang.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -23,24 +25,24 @@ pub struct Surroundings {
     pub cdi: Vec<PathBuf>,
 }
 
-/// What the answers to the kubelet must know of the host.
+/// What answers to the kubelet depend on.
 #[derive(Debug, Default)]
 pub struct Facts {
     pub node: NodeFacts,
     pub topology: Topology,
 }
 
-/// What to look for.
+/// What to scan for.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     pub config: Arc<ResourceConfig>,
     pub inventory: Arc<Inventory>,
 }
 
-/// What was seen for one entry.
+/// The result for one entry.
 #[derive(Clone, Debug, Default)]
 pub struct ScanResult {
-    /// Of the inventory that was looked with.
+    /// Of the inventory that the scan used.
     pub generation: u64,
     pub found: Vec<Found>,
     /// The same allocation while nothing has changed.
@@ -51,7 +53,7 @@ pub struct ScanResult {
     pub problem: Option<String>,
 }
 
-/// What is kept from one look to the next. Entries have numbers.
+/// What is kept from one scan to the next. Entries have numbers.
 #[derive(Debug)]
 pub struct Host {
     around: Surroundings,
@@ -75,7 +77,7 @@ impl NvidiaConfig {
     }
 }
 
-/// Whether what the host has for it may change without a word from the hardware: it is then looked at every second.
+/// Whether its part of the host may change without a change of the inventory: it is then scanned every second.
 pub fn needs_polling(config: &ResourceConfig) -> bool {
     match config {
         ResourceConfig::Path(_) => true,
@@ -89,9 +91,9 @@ impl Host {
         Self { around, specifications: Specifications::default(), entries: BTreeMap::new() }
     }
 
-    /// HostScans for all that is `wanted`, and takes back what was written for what no longer is.
+    /// Scans for all that is `wanted`, and removes what was written for entries that are no longer configured.
     pub fn scan(&mut self, wanted: &BTreeMap<u64, Wanted>) -> BTreeMap<u64, ScanResult> {
-        // First: each may have written a file that another is to write.
+        // First: a removed entry may have written the file that another entry writes now.
         for (_, kept) in self.entries.extract_if(.., |number, _| !wanted.contains_key(number)) {
             kept.end();
         }
@@ -111,8 +113,8 @@ impl Host {
                 let kept = self.entries.entry(number).or_default();
                 // Unhealthy in these are the devices that are not there, and no others.
                 let offers = offers(&wanted.config, &wanted.inventory, &[]).offers;
-                kept.learn(nvidia, &wanted.inventory, &offers, &self.around, &self.specifications);
-                let problem = kept.specify(nvidia, &offers, &self.around, &self.specifications);
+                kept.update_facts(nvidia, &wanted.inventory, &offers, &self.around, &self.specifications);
+                let problem = kept.write_cdi(nvidia, &offers, &self.around, &self.specifications);
                 let problem = problem.or_else(|| without_driver(nvidia, &kept.facts.node));
                 let without_mps = mps::missing(nvidia, &self.around.roots, &offers);
                 ScanResult { facts: Arc::clone(&kept.facts), without_mps, problem, ..seen }
@@ -122,7 +124,7 @@ impl Host {
 }
 
 impl Kept {
-    fn learn(
+    fn update_facts(
         &mut self,
         nvidia: &NvidiaConfig,
         inventory: &Inventory,
@@ -149,8 +151,8 @@ impl Kept {
     }
 
     /// CDI answers need a specification: ours where the vendor has none. Where the vendor has one later, ours stays for
-    /// the containers that were promised it, without the names that both would describe. Returns what went wrong.
-    fn specify(
+    /// the containers that were given its names, without the names that both would describe. Returns what went wrong.
+    fn write_cdi(
         &mut self,
         nvidia: &NvidiaConfig,
         offers: &[Offer],
@@ -162,7 +164,7 @@ impl Kept {
             return None;
         }
         let Some(text) = cdi::specification(nvidia, offers, &self.facts.node, &specifications.described()) else {
-            self.take_back();
+            self.remove_cdi();
             return None;
         };
         if self.written.as_ref().is_some_and(|(before, written)| *before == text && written.is_there()) {
@@ -175,16 +177,16 @@ impl Kept {
         None
     }
 
-    fn take_back(&mut self) {
+    fn remove_cdi(&mut self) {
         if let Some((_, written)) = self.written.take()
             && let Err(error) = written.remove()
         {
-            tracing::warn!(%error, "our CDI specification stays behind");
+            tracing::warn!(%error, "our CDI specification cannot be removed");
         }
     }
 
     fn end(mut self) {
-        self.take_back();
+        self.remove_cdi();
     }
 }
 
@@ -218,7 +220,7 @@ fn topology(inventory: &Inventory, around: &Surroundings) -> Topology {
     Topology::from_pci(&gpus, &nv_links(inventory))
 }
 
-/// Links that lead straight to another GPU, as each end tells: (teller, other) → links. Those into switches count for no
+/// Links that lead straight to another GPU, as each end reports them: (reporter, other) → links. Those into switches count for no
 /// pair, as in NVIDIA's allocator (`GetNVLink` of go-gpuallocator compares remote bus ids with GPUs' alone): they make
 /// all pairs equal, and where the GPUs sit on the PCI bus decides.
 fn nv_links(inventory: &Inventory) -> BTreeMap<(GpuUuid, GpuUuid), u32> {
@@ -283,12 +285,12 @@ mod tests {
         };
         let both_ends = linked(&[(0, 2), (2, 0), (1, 3), (3, 1)], 0);
         assert_eq!(two(&both_ends), (vec![0, 2], None));
-        assert_eq!(two(&linked(&[], 18)), (vec![0, 1], None), "links into switches tell no pair from another");
+        assert_eq!(two(&linked(&[], 18)), (vec![0, 1], None), "links into switches make all pairs equal");
         let one_end = linked(&[(0, 2)], 0);
         assert_eq!(two(&one_end).1, Some("links_asymmetric"));
         let mut gone = both_ends;
         gone.gpus.values_mut().find(|gpu| gpu.index == Some(2)).unwrap().present = false;
-        assert_eq!(nv_links(&gone).len(), 3, "nobody is linked to a GPU that has left");
+        assert_eq!(nv_links(&gone).len(), 3, "no GPU is linked to one that is gone");
     }
 
     /// A host with nothing but what a test puts there.
@@ -306,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_appears_late_is_seen_without_a_word_from_the_driver() {
+    fn a_node_that_appears_late_is_found_without_a_change_of_the_inventory() {
         let root = tempfile::tempdir().unwrap();
         let mut host = Host::new(empty(root.path()));
         let wanted = wanted("passDeviceSpecs: true", inventory([gpu(0, None)]));
@@ -367,12 +369,12 @@ mod tests {
         assert!(text.contains(&uuid(1)) && !text.contains("\"0\""), "{text}");
         describe(&["0", "1"]);
         assert_eq!(look(), Some(vendors.clone()), "the GPU that is gone need not be described");
-        let text = ours().expect("for containers that were promised it");
+        let text = ours().expect("for containers that were given its names");
         assert!(text.contains(&uuid(1)) && !text.contains("\"1\""), "no name twice: {text}");
         std::fs::remove_file(&vendors).unwrap();
         assert_eq!(look(), None);
         assert!(ours().unwrap().contains("\"1\""));
         assert!(host.scan(&BTreeMap::new()).is_empty());
-        assert_eq!(ours(), None, "nobody wants it any more");
+        assert_eq!(ours(), None, "no entry uses it any more");
     }
 }

@@ -1,4 +1,6 @@
-//! HostScans at the host, one at a time and on a thread of its own: one that hangs costs that thread and keeps what was seen.
+//! Scans of the host, one at a time on a blocking thread. While one hangs, the result of the one before stays in use.
+//!
+//! In: the entries to scan for, the time. Out: scan results and a problem. It does not know what a scan reads.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,22 +10,22 @@ use tokio::task::{JoinError, JoinSet};
 use super::host::{Host, ScanResult, Surroundings, Wanted};
 use crate::model::Monotonic;
 
-/// Device nodes, files and other daemons come and go without telling anybody.
+/// Device nodes, files and other daemons come and go without an event.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// A look that takes longer hangs, and is a problem to tell.
+/// A scan that takes longer is reported as hanging.
 const LIMIT: Duration = Duration::from_secs(10);
-/// For the last one, which takes back what was written.
+/// For the last scan, which removes what was written.
 const LAST: Duration = Duration::from_secs(1);
 
 type Finished = (Host, BTreeMap<u64, ScanResult>);
 
 #[derive(Debug)]
 pub struct HostScans {
-    /// `None` while a look has it.
+    /// `None` while a scan has it.
     host: Option<Host>,
     under_way: JoinSet<Finished>,
     began: Monotonic,
-    /// The entries and the inventory that the last look was of.
+    /// The entries and the inventory of the last scan.
     of: Option<(Vec<u64>, u64)>,
 }
 
@@ -32,8 +34,8 @@ impl HostScans {
         Self { host: Some(Host::new(around)), under_way: JoinSet::new(), began: Monotonic::default(), of: None }
     }
 
-    /// Begins a look where one is due: what is wanted is not what the last one was of, or that one is old and the host
-    /// changes unasked.
+    /// Begins a scan where one is due: the entries or the inventory have changed, or the last scan is old and the host needs
+    /// polling.
     pub fn begin(&mut self, wanted: &BTreeMap<u64, Wanted>, needs_polling: bool, now: Monotonic) {
         let generation = wanted.values().map(|wanted| wanted.inventory.generation).max().unwrap_or_default();
         let of = Some((wanted.keys().copied().collect(), generation));
@@ -44,10 +46,10 @@ impl HostScans {
         let Some(host) = self.host.take() else { return };
         (self.of, self.began) = (of, now);
         let wanted = wanted.clone();
-        self.under_way.spawn_blocking(move || look(host, &wanted));
+        self.under_way.spawn_blocking(move || scan(host, &wanted));
     }
 
-    /// What was seen, when the look under way is done. Never, where there is none.
+    /// The results, when the scan under way is done. Pending where there is none.
     pub async fn done(&mut self) -> Result<BTreeMap<u64, ScanResult>, JoinError> {
         match self.under_way.join_next().await {
             Some(looked) => {
@@ -59,7 +61,7 @@ impl HostScans {
         }
     }
 
-    /// When to ask again whether a look is due or hangs.
+    /// When to check again whether a scan is due or hangs.
     pub fn next(&self, needs_polling: bool, now: Monotonic) -> Option<Duration> {
         (needs_polling || self.host.is_none()).then(|| INTERVAL.saturating_sub(now.since(self.began))).map(|left| {
             // One that is under way already is not due.
@@ -71,33 +73,32 @@ impl HostScans {
         let hangs = self.host.is_none() && now.since(self.began) >= LIMIT;
         hangs.then(|| {
             format!(
-                "a look at the host's device nodes and files has not come back for {} s, and what was seen before it \
-                 stands: look for a file system that hangs below the paths of devicePlugin, /proc/driver, /sys and the CDI \
-                 directories",
+                "reading the host's device nodes and files has hung for {} s, and the previous results stay in use: check for \
+                 a file system that hangs below the paths of devicePlugin, /proc/driver, /sys and the CDI directories",
                 LIMIT.as_secs()
             )
         })
     }
 
-    /// Takes back what was written on the host.
+    /// Removes what was written on the host.
     pub async fn end(mut self) {
         let last = async {
             if self.host.is_none() {
                 self.done().await?;
             }
             if let Some(host) = self.host.take() {
-                self.under_way.spawn_blocking(move || look(host, &BTreeMap::new()));
+                self.under_way.spawn_blocking(move || scan(host, &BTreeMap::new()));
                 self.done().await?;
             }
             Ok::<(), JoinError>(())
         };
         if !matches!(tokio::time::timeout(LAST, last).await, Ok(Ok(()))) {
-            tracing::warn!("a look at the host does not come back: a CDI specification of ours may stay behind");
+            tracing::warn!("reading the host hangs: a CDI specification of podmeter may stay behind");
         }
     }
 }
 
-fn look(mut host: Host, wanted: &BTreeMap<u64, Wanted>) -> Finished {
+fn scan(mut host: Host, wanted: &BTreeMap<u64, Wanted>) -> Finished {
     let seen = host.scan(wanted);
     (host, seen)
 }

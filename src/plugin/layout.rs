@@ -1,4 +1,4 @@
-//! A GPU's layout changed: which devices that took away, and when the kubelet may be told a list without them.
+//! Changes of a GPU's MIG layout: which devices they remove, and when a list without them may be sent. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub fn vanished(before: &Offer, now: &[Offer], inventory: &Inventory) -> BTreeSe
     gone.map(|device| device.id.clone()).collect()
 }
 
-/// All of `vanished`, once the kubelet says that no container holds any of them; until then nothing, since each shorter
+/// All of `vanished`, once the kubelet lists no holder of any of them; until then none, since each shorter
 /// list costs a registration.
 ///
 /// Only what the kubelet was asked after they vanished counts. Nothing more is granted of them from then on, so no
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kubelet_must_have_let_go_of_all_of_them() {
+    fn no_container_may_hold_any_of_them() {
         let resource = ResourceName::new("nvidia.com/mig-1g.10gb");
         let early = [("MIG-1", 3_000), ("MIG-2", 6_500)];
         let mig = "nvidia.com/mig-1g.10gb";

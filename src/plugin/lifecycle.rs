@@ -1,4 +1,7 @@
-//! One resource's life: serve, dial ourselves, register, watch. When any of it ends all of it ends, and it begins anew.
+//! One resource from listen to end: serve, dial our own socket, register, follow. When any step fails, all of it ends and
+//! starts again.
+//!
+//! In: the service state, the kubelet's socket and state, other live sockets. Out: a registration, and the resource's status.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -26,12 +29,12 @@ const VERSION: &str = "v1beta1";
 const DIAL_DEADLINE: Duration = Duration::from_secs(5);
 /// What a socket's address holds, less the zero at its end.
 const LONGEST_PATH: usize = 107;
-/// For the first verdicts. A kubelet that hears of healthy devices before they are checked shows them as ill on every pod
-/// that holds one, at each start of podmeter.
+/// For the first health of the devices. A kubelet that is sent devices before they are checked shows them as unhealthy on
+/// every pod that holds one, at each start of podmeter.
 const FIRST_CHECK: Duration = Duration::from_secs(2);
-/// For the kubelet's first word on what it can allocate. One that has none to say is not waited for.
+/// For the kubelet's first answer on what it can allocate. Some kubelets have none.
 const FIRST_ANSWER: Duration = Duration::from_secs(1);
-/// While another plugin is in the way and none is seen to listen: it must be seen to leave within a second.
+/// While another plugin has the resource and no socket of it is seen: its end must be seen within a second.
 const CONFLICT_LOOK: Duration = Duration::from_millis(600);
 /// While others listen: the end of one is seen by itself.
 const QUIET_LOOK: Duration = Duration::from_secs(5);
@@ -55,7 +58,7 @@ impl Default for Deadlines {
     }
 }
 
-/// What a resource's life hangs on.
+/// A resource's lifecycle and all that it depends on.
 #[derive(Debug)]
 pub struct Lifecycle {
     pub directory: PathBuf,
@@ -68,18 +71,18 @@ pub struct Lifecycle {
     pub own_sockets: OwnSockets,
     /// Why it is to end.
     pub stop: watch::Receiver<Option<&'static str>>,
-    /// What the kubelet was told by lives of the resource before this one.
+    /// The devices that earlier lifecycles of the resource sent to the kubelet.
     pub advertised: BTreeSet<DeviceId>,
-    /// What the kubelet answered before is of a plugin that has ended since.
+    /// Earlier answers of the kubelet are about a plugin that has ended since.
     pub answers_from: Monotonic,
     pub deadlines: Deadlines,
 }
 
-/// What is left of a life.
+/// The result of a lifecycle.
 #[derive(Debug)]
 pub struct EndedLifecycle {
     pub resource: ResourceName,
-    /// What the kubelet was told by it and by those before it.
+    /// The devices that it and those before it sent to the kubelet.
     pub advertised: BTreeSet<DeviceId>,
 }
 
@@ -121,11 +124,11 @@ pub(super) enum Ended {
 }
 
 impl Lifecycle {
-    /// Until it is told to stop. The socket is gone then.
+    /// Runs until `stop`. The socket is removed then.
     pub async fn run(mut self) -> EndedLifecycle {
         let mut backoff = Backoff::default();
         let mut stop = self.stop.clone();
-        let mut said = String::new();
+        let mut logged = String::new();
         let began = self.now();
         if !self.advertised.is_empty() {
             tokio::time::sleep(AFTER_CLOSING).await;
@@ -146,7 +149,7 @@ impl Lifecycle {
             }
             if let Some(at) = registered_at {
                 self.advertised.extend(self.state.offer.borrow().devices.iter().map(|device| device.id.clone()));
-                said.clear();
+                logged.clear();
                 if self.now().since(at) >= LASTED {
                     backoff.reset();
                 }
@@ -157,9 +160,9 @@ impl Lifecycle {
             if let Ended::Replaced(by) = &ended {
                 self.state.status.conflict(Some(by));
             }
-            if said != reason {
+            if logged != reason {
                 tracing::warn!(resource = %self.resource(), "not registered: {reason}");
-                said = reason;
+                logged = reason;
             }
             let pause = match ended {
                 // It must not be taken for the end of what is registered next.
@@ -216,7 +219,7 @@ impl Lifecycle {
         if let Err(error) = dial(server.path()).await {
             return Ended::Dial(error);
         }
-        // A kubelet that has purged our socket would look for it for ten seconds.
+        // A kubelet that has purged our socket would dial it for ten seconds.
         let outcome = tokio::select! {
             outcome = register(&kubelet_socket, name, resource.as_str(), self.deadlines.register) => outcome,
             ended = until_displaced(&mut self.changes, &kubelet_socket, kubelet, server) => return ended,
@@ -233,7 +236,7 @@ impl Lifecycle {
     /// Returns when no other plugin serves the resource.
     async fn until_free(&mut self) {
         let known = |state: &Arc<KubeletState>| state.allocatable_at.is_some() || state.problem.is_some();
-        // Nothing to say is no objection; an error is the agent ending.
+        // No answer is no conflict; an error is the agent ending.
         let _ = tokio::time::timeout(FIRST_ANSWER, self.kubelet.wait_for(known)).await;
         let mut waited = false;
         let mut looked_at = self.now();
@@ -244,7 +247,7 @@ impl Lifecycle {
             let live: Vec<String> = self.live_sockets().keys().cloned().collect();
             let Some(reason) = self.conflict(&live) else {
                 if waited {
-                    tracing::info!(resource = %self.resource(), "no other device plugin serves it any more");
+                    tracing::info!(resource = %self.resource(), "no other device plugin serves the resource any more");
                     self.state.status.conflict(None);
                 }
                 return;
@@ -272,8 +275,8 @@ impl Lifecycle {
         }
     }
 
-    /// Until every device has a verdict, for some time after the life `began`. A kubelet that knows the resource already is
-    /// told at once.
+    /// Until every device has been checked, for some time after the lifecycle `began`. A kubelet that had the resource before
+    /// gets it at once.
     async fn until_checked(&mut self, began: Monotonic) {
         if !self.advertised.is_empty() {
             return;
@@ -282,11 +285,11 @@ impl Lifecycle {
             |health: &Result<(), PluginUnhealthy>| health.as_ref().is_err_and(PluginUnhealthy::is_unchecked);
         let checked = |offer: &Arc<Offer>| !offer.devices.iter().any(|device| is_unchecked(&device.health));
         let left = FIRST_CHECK.saturating_sub(self.now().since(began));
-        // Late is told as it is, and an error is the agent ending.
+        // What is not checked by then is sent as it is; an error is the agent ending.
         let _ = tokio::time::timeout(left, self.state.offer.wait_for(checked)).await;
     }
 
-    /// Who else has the resource now.
+    /// Which other plugin has the resource now.
     fn conflict(&mut self, live: &[String]) -> Option<String> {
         let resource = self.resource();
         let state = Arc::clone(&self.kubelet.borrow_and_update());

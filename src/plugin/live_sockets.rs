@@ -94,7 +94,7 @@ impl OpenConnections {
         live
     }
 
-    /// For ever where none is open.
+    /// Pending where none is open.
     async fn one_closes(&mut self) {
         loop {
             match self.tasks.join_next().await {
@@ -150,7 +150,7 @@ mod tests {
         let (publish, mut live) = watch::channel(None);
         let watching = tokio::spawn(watch_sockets(directory.path().to_owned(), own_sockets, changed, publish));
         becomes(&mut live, &["nvidia-gpu.sock", "podmeter-a_b-000000000002.sock"]).await;
-        // No change of the directory tells of it.
+        // The directory does not change.
         drop(other);
         becomes(&mut live, &["podmeter-a_b-000000000002.sock"]).await;
         drop((podmeter, own));
@@ -165,7 +165,7 @@ mod tests {
 
     /// As a gRPC server does that is sent no preface for two minutes.
     #[tokio::test]
-    async fn a_plugin_that_closes_an_idle_connection_lives_on() {
+    async fn a_plugin_that_closes_an_idle_connection_stays_listed() {
         let directory = tempfile::tempdir().unwrap();
         let other = tokio::net::UnixListener::bind(directory.path().join("nvidia-gpu.sock")).unwrap();
         let (_changes, changed) = watch::channel(0);

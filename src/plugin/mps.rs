@@ -1,4 +1,4 @@
-//! NVIDIA's MPS control daemon, which somebody else runs: whether it is there for a resource.
+//! NVIDIA's MPS control daemon, which podmeter does not start: whether it serves a resource.
 
 use std::collections::BTreeMap;
 use std::path::Path;

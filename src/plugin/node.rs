@@ -1,4 +1,4 @@
-//! What the host has of NVIDIA's nodes: read when the inventory is, handed to the pure answer.
+//! NVIDIA's device nodes, MIG capabilities and driver directories on the host, for the pure `answer`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,7 +10,7 @@ use super::{DriverMount, NvidiaConfig};
 /// The nodes that belong to no GPU; a host has those that its driver made.
 const CONTROL_NODES: [&str; 4] = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"];
 
-/// What `answer` must know of the host.
+/// What `answer` needs of the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFacts {
     /// Those there are, as containers see them: `/dev/nvidiactl`.

@@ -22,7 +22,7 @@ const DOMAIN: &str = "nvidia.com/";
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NvidiaConfigError {
-    /// Not such a file; the parser's own words, with line and column.
+    /// Not such a file: the parser's message, with line and column.
     #[error("{0}")]
     Invalid(String),
     #[error("{field}: {value} cannot be honoured: {reason}")]
@@ -256,7 +256,7 @@ fn convert(file: File) -> Result<NvidiaConfig, NvidiaConfigError> {
     }
     let channels = file.imex.unwrap_or_default().channel_ids.unwrap_or_default();
     if !channels.is_empty() {
-        return Err(not_honoured("imex.channelIDs", &format!("{channels:?}"), "IMEX channels are not handed out"));
+        return Err(not_honoured("imex.channelIDs", &format!("{channels:?}"), "IMEX channels are not supported"));
     }
     config.validate("flags").map_err(|error| NvidiaConfigError::Invalid(error.to_string()))?;
     Ok(config)
@@ -327,7 +327,7 @@ mod tests {
 
     use super::*;
 
-    /// With every key that the plugin itself knows, as its documentation and chart write them.
+    /// With every key of that plugin, as its documentation and chart write them.
     const FULL: &str = "
 version: v1
 flags:

@@ -1,12 +1,12 @@
-//! What a resource offers and what an allocation answers, in words: the wire types come after.
+//! What a resource offers and what an allocation answers, without wire types.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::model::{DeviceId, GpuUuid, MigUuid, PluginUnhealthyReason, ResourceName, UnhealthyReason};
 
-/// One resource name and its devices, sorted by id. A device that was offered once stays while its registration lives: it
-/// turns unhealthy.
+/// One resource name and its devices, sorted by id. A device that was offered once stays for the time of its
+/// registration: it becomes unhealthy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
     pub resource: ResourceName,
@@ -26,7 +26,7 @@ pub struct OfferedDevice {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PluginUnhealthy {
     pub reason: PluginUnhealthyReason,
-    /// For people: a refused allocation gives it.
+    /// For operators: a refused allocation quotes it.
     pub detail: Arc<str>,
 }
 
@@ -39,20 +39,20 @@ impl PluginUnhealthy {
         Self::new(PluginUnhealthyReason::Device(reason), detail)
     }
 
-    /// Nothing speaks against it but that nobody has looked yet.
+    /// Not checked yet; no known fault.
     #[must_use]
     pub fn is_unchecked(&self) -> bool {
         self.reason == PluginUnhealthyReason::Device(UnhealthyReason::Unknown)
     }
 
-    /// Whoever judges GPUs logs its own verdicts.
+    /// Health of devices is logged by the health monitor; the plugin logs only its own reasons.
     pub(super) fn is_own(&self) -> bool {
         !matches!(self.reason, PluginUnhealthyReason::Device(_))
     }
 }
 
 impl Offer {
-    /// With nothing unhealthy.
+    /// With every device healthy.
     pub(super) fn as_healthy(&self) -> Self {
         let healthy = |device: &OfferedDevice| OfferedDevice { health: Ok(()), ..device.clone() };
         Self { resource: self.resource.clone(), devices: self.devices.iter().map(healthy).collect() }
@@ -85,10 +85,10 @@ pub enum Hardware {
         gpu_instance: u32,
         compute_instance: u32,
     },
-    /// A GPU that the driver does not list, or a MIG device or slot on it: known by the kubelet's id alone.
+    /// A GPU that the driver does not list, or a MIG device or slot on it: only the kubelet's id is known.
     Missing(GpuUuid),
     Nodes(Vec<DeviceNode>),
-    /// Nothing at all: to try the flow.
+    /// None: a simulated device.
     Nothing,
 }
 

@@ -13,7 +13,7 @@ use crate::model::{DeviceId, Gpu, Inventory, MigDevice, PluginUnhealthyReason, R
 pub const LONGEST_ID: usize = 63;
 
 /// Devices of one resource. The kubelet takes 4 MiB in one message; this many with the longest ids and two NUMA nodes
-/// each (88 bytes) have 3.4 MiB. A larger list would end the stream, and the next one too, for ever.
+/// each (88 bytes) have 3.4 MiB. A larger list would end every stream.
 pub const MOST_DEVICES: usize = 40_000;
 
 /// What can be offered, and what cannot. Sorted by resource; a resource without devices is left out.
@@ -66,8 +66,8 @@ pub fn offers(config: &ResourceConfig, inventory: &Inventory, found: &[Found]) -
     Offers { offers: by_resource(slots, &mut problems), problems }
 }
 
-/// `now`, with everything of `previous` that is no longer there as unhealthy: a device that the kubelet was told of
-/// never leaves the list, since the kubelet looks it up without asking whether it still has it. Where a list grows too
+/// `now`, with every device of `previous` that is missing in it as unhealthy: a device that was sent to the kubelet
+/// never leaves the list, since the kubelet's lookup of it is unchecked. Where a list grows too
 /// long, new devices stay out of it.
 #[must_use]
 pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Offers {
@@ -100,7 +100,7 @@ pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Offe
 
 /// A GPU that is there and no longer has the device lost it to a change of layout.
 fn gone(hardware: &Hardware, inventory: &Inventory) -> PluginUnhealthy {
-    let detail = "it is no longer there";
+    let detail = "it is no longer present";
     match hardware.gpu() {
         None => PluginUnhealthy::new(PluginUnhealthyReason::Unplugged, detail),
         Some(gpu) if inventory.gpus.get(gpu).is_some_and(|gpu| gpu.present) => {
@@ -111,7 +111,7 @@ fn gone(hardware: &Hardware, inventory: &Inventory) -> PluginUnhealthy {
 }
 
 impl Offer {
-    /// With the verdict on the hardware behind each device, where the device is not already unhealthy.
+    /// With the health of each device's hardware, where the device is not already unhealthy.
     #[must_use]
     pub fn with_health(mut self, health: impl Fn(&Hardware) -> Result<(), PluginUnhealthy>) -> Self {
         for device in self.devices.iter_mut().filter(|device| device.health.is_ok()) {

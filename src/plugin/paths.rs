@@ -1,4 +1,6 @@
-//! The host's device nodes that entries of kind `path` name, as they are now. Called again when `/dev` changes.
+//! The host's device nodes that entries of kind `path` name.
+//!
+//! In: the configuration, the host's `/dev` and `/sys`. Out: the nodes that exist now. It does not know when they change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -139,7 +141,7 @@ fn id(path: &str) -> String {
     if short.len() <= LONGEST_BASE {
         return short.to_owned();
     }
-    // The end of a path tells more than its beginning.
+    // The end of a path is more specific than its beginning.
     let hash = format!("{:016x}-", fnv(short.bytes()));
     let mut start = short.len() - (LONGEST_BASE - hash.len());
     while !short.is_char_boundary(start) {
@@ -217,7 +219,7 @@ fn numa_node(sys: &Path, node: &Node) -> Option<i64> {
     let root = fs::canonicalize(sys).ok()?;
     let mut ancestors = device.ancestors().take_while(|ancestor| *ancestor != root);
     let text = ancestors.find_map(|ancestor| fs::read_to_string(ancestor.join("numa_node")).ok())?;
-    // -1: the firmware does not say.
+    // -1: unknown to the firmware.
     text.trim().parse().ok().filter(|number| *number >= 0)
 }
 

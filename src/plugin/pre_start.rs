@@ -23,18 +23,18 @@ pub fn check(
             && let Some(pid) = processes(&device.hardware, hardware).next()
         {
             let reason = format!(
-                "device {id} is used by process {pid}, and preStartCheck.noProcesses wants none: a container that ended has \
-                 left it behind, or somebody runs it beside the kubelet"
+                "device {id} is used by process {pid}, and preStartCheck.noProcesses allows none: a container that ended has \
+                 left it behind, or it was started outside Kubernetes"
             );
             return Err(("processes_left", reason));
         }
         let wanted = rules.minimum_free_memory.map_or(0, |bytes| bytes.0);
-        // What nobody says is no reason to keep a container from starting.
+        // An unknown amount refuses no container.
         let Some(memory) = memory(&device.hardware, hardware) else { continue };
         if memory.free < wanted {
             let free = memory.free;
             let reason = format!(
-                "device {id} has {free} bytes of memory free, and preStartCheck.minimumFreeMemory wants {wanted}: \
+                "device {id} has {free} bytes of memory free, and preStartCheck.minimumFreeMemory requires {wanted}: \
                  something else still uses it"
             );
             return Err(("memory_in_use", reason));
@@ -43,7 +43,7 @@ pub fn check(
     Ok(())
 }
 
-/// On the GPU, or on the MIG device of it. Nobody where the driver does not say.
+/// On the GPU, or on the MIG device. None where the driver does not report them.
 fn processes(behind: &Hardware, hardware: &HardwareState) -> impl Iterator<Item = u32> {
     let (gpu, instance) = match behind {
         Hardware::Gpu { uuid, .. } => (Some(uuid), None),
@@ -81,7 +81,7 @@ mod tests {
     use crate::plugin::{Bytes, OfferedDevice, PluginUnhealthy};
 
     #[test]
-    fn a_device_in_use_an_ill_one_and_an_unknown_one_are_refused_with_the_reason() {
+    fn a_device_in_use_an_unhealthy_one_and_an_unknown_one_are_refused_with_the_reason() {
         let device = |id: &str, health| OfferedDevice {
             id: id.into(),
             numa_nodes: BTreeSet::new(),
@@ -107,7 +107,7 @@ mod tests {
         assert_eq!(result("GPU-a", 10), Ok(()));
         assert_eq!(result("GPU-a", 11), Err("memory_in_use"));
         assert_eq!(result("GPU-b", 0), Err("unhealthy"));
-        assert_eq!(result("GPU-c", 11), Ok(()), "nobody says how much it has");
+        assert_eq!(result("GPU-c", 11), Ok(()), "its free memory is unknown");
         assert_eq!(result("GPU-d", 0), Err("unknown_device"));
     }
 

@@ -1,4 +1,4 @@
-//! From the kubelet's question to the preference room's, and what is known of each GPU's condition.
+//! GetPreferredAllocation: from the kubelet's request to one of the preference module, with each GPU's condition.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::preference::{
     Candidate, Choice, Condition, FallbackReason, Request, SlotPolicy, Topology, choose_gpus, choose_slots,
 };
 
-/// Clock events that slow a GPU down against its will.
+/// Clock events that mean throttling.
 const THROTTLING: [&str; 4] = ["hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown"];
 
 /// What the kubelet asks for one container.
@@ -63,8 +63,8 @@ fn gpu(hardware: &Hardware) -> Option<&GpuUuid> {
     }
 }
 
-/// GPUs with processes that no container accounts for: what an ended one left behind, or somebody beside the kubelet.
-/// Nobody is foreign while it is not known who holds what.
+/// GPUs with processes of no container: an ended container left them behind, or they were started outside Kubernetes. Empty
+/// while the allocations are unknown.
 fn foreign(available: &[Candidate], hardware: &HardwareState, allocations: Option<&Allocations>) -> BTreeSet<GpuUuid> {
     let Some(allocations) = allocations else { return BTreeSet::new() };
     let in_use = |gpu: &&GpuUuid| {
@@ -79,7 +79,7 @@ fn foreign(available: &[Candidate], hardware: &HardwareState, allocations: Optio
     in_use.into_iter().filter(|gpu| !held.contains(*gpu)).cloned().collect()
 }
 
-/// Of the GPU by itself; who holds it is another question.
+/// Of the GPU alone, without its holders.
 fn condition(readings: &DeviceReadings) -> Condition {
     let medium = readings.medium.as_ref().map(|medium| &medium.value);
     let active = |event: &&str| medium.is_some_and(|medium| medium.clock_events.get(*event) == Some(&true));
@@ -197,13 +197,9 @@ mod tests {
             let question = Question { available, must_include: vec![], size: 1 };
             prefer(&NvidiaConfig::default(), &offer, &topology, &hardware, allocations, question).ids[0].to_string()
         };
-        assert_eq!(
-            first(Some(&allocations(vec![]))),
-            uuids[1].as_str(),
-            "nobody holds the first, and yet it is in use"
-        );
+        assert_eq!(first(Some(&allocations(vec![]))), uuids[1].as_str(), "the first is in use without a holder");
         assert_eq!(first(Some(&allocations(vec![held(&format!("{}::3", uuids[0]))]))), uuids[0].as_str());
-        assert_eq!(first(None), uuids[0].as_str(), "who holds what is not known");
+        assert_eq!(first(None), uuids[0].as_str(), "the allocations are unknown");
     }
 
     #[test]

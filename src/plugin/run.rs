@@ -1,3 +1,8 @@
+//! The plugin's main task: which resources are served.
+//!
+//! In: the configuration, the inventory, device health, the kubelet's state, host scans. Out: a lifecycle for each resource,
+//! and problems. It does not know gRPC.
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -29,16 +34,16 @@ pub struct Settings {
     pub surroundings: Surroundings,
 }
 
-/// What the room hears, and what it tells others of.
+/// What the plugin reads of other modules, and what it notifies them of.
 #[derive(Debug)]
 pub struct Inputs {
     pub hardware: watch::Receiver<Arc<HardwareState>>,
-    /// The verdict on each GPU and MIG device.
+    /// Of each GPU and MIG device.
     pub health: watch::Receiver<Arc<HealthState>>,
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
-    /// An allocation was granted: the kubelet will show it in a moment.
+    /// Notified of each allocation that was granted.
     pub allocated: Arc<Notify>,
-    /// A fresh answer on what the kubelet can allocate is wanted.
+    /// Notified when a fresh answer on allocatable devices is needed.
     pub look: Arc<Notify>,
 }
 
@@ -84,12 +89,12 @@ async fn run(
 ) {
     sockets::remove_stale(&settings.directory).await;
     let (changes, changed) = watch::channel(0);
-    let mut beside = JoinSet::new();
-    beside.spawn(sockets::watch_directory(settings.directory.clone(), changes));
+    let mut watchers = JoinSet::new();
+    watchers.spawn(sockets::watch_directory(settings.directory.clone(), changes));
     let (publish_live, live) = watch::channel(None);
     let own_sockets = OwnSockets::default();
-    beside.spawn(watch_sockets(settings.directory.clone(), own_sockets.clone(), changed.clone(), publish_live));
-    beside.spawn(count_kubelets(settings.directory.clone(), changed.clone(), publish.clone()));
+    watchers.spawn(watch_sockets(settings.directory.clone(), own_sockets.clone(), changed.clone(), publish_live));
+    watchers.spawn(count_kubelets(settings.directory.clone(), changed.clone(), publish.clone()));
     let mut task = PluginTask {
         directory: settings.directory,
         host_scans: HostScans::new(settings.surroundings),
@@ -107,7 +112,7 @@ async fn run(
     };
     tokio::select! {
         () = task.serve(resources, stop) => {}
-        _ = beside.join_next() => {}
+        _ = watchers.join_next() => {}
     }
     task.host_scans.end().await;
 }
@@ -127,7 +132,7 @@ struct PluginTask {
     entries_made: u64,
     served: BTreeMap<ResourceName, Served>,
     lifecycles: JoinSet<EndedLifecycle>,
-    /// What the kubelet was told of each resource by lives that have ended.
+    /// The devices of each resource that ended lifecycles sent to the kubelet.
     advertised: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
 }
 
@@ -148,7 +153,7 @@ impl PluginTask {
             if is_known && may_begin && !self.publish.borrow().checked {
                 self.publish.send_modify(|state| Arc::make_mut(state).checked = true);
             }
-            let look_in = self.host_scans.next(needs_polling, now);
+            let scan_in = self.host_scans.next(needs_polling, now);
             let is_draining = self.entries.values().any(ConfiguredResource::is_draining);
             tokio::select! {
                 changed = self.inputs.hardware.changed() => if changed.is_err() { return },
@@ -162,9 +167,9 @@ impl PluginTask {
                     Ok(seen) => self.see(seen),
                     Err(error) => return broken(error),
                 },
-                () = tokio::time::sleep(look_in.unwrap_or_default()), if look_in.is_some() => {}
-                Some(lived) = self.lifecycles.join_next() => match lived {
-                    Ok(lived) => self.remove_ended(lived),
+                () = tokio::time::sleep(scan_in.unwrap_or_default()), if scan_in.is_some() => {}
+                Some(ended) = self.lifecycles.join_next() => match ended {
+                    Ok(ended) => self.remove_ended(ended),
                     Err(error) => return broken(error),
                 },
                 _ = stop.wait_for(|stop| *stop) => break,
@@ -218,13 +223,13 @@ impl PluginTask {
         }
     }
 
-    /// Says what is offered now, ends what must begin anew, and begins what is not served.
+    /// Updates the offers, ends lifecycles that must restart, and starts those that are missing.
     fn update(&mut self, hardware: &HardwareState, health: &HealthState, kubelet: &KubeletState, now: Monotonic) {
         let (mut begun, mut problems) = (vec![], BTreeSet::from_iter(self.host_scans.problem(now)));
         for (number, entry) in &mut self.entries {
             entry.update(hardware, health, now);
             for resource in entry.drop_drained(kubelet) {
-                // Not a shorter list on the living stream: a kubelet with an allocation under way looks its devices up
+                // Not a shorter list on the open stream: a kubelet with an allocation under way looks its devices up
                 // unchecked and panics. Once our server is closed such an allocation fails, so the next registration may
                 // leave them out.
                 if let Some(served) = self.served.get_mut(&resource).filter(|served| served.entry == *number) {
@@ -245,21 +250,21 @@ impl PluginTask {
             }
         }
         for (number, offer) in begun {
-            // Two would fight for it.
+            // Two lifecycles of one resource would replace each other.
             match self.served.contains_key(&offer.resource) {
                 true => drop(problems.insert(collision(&offer.resource))),
                 false => self.begin(number, offer),
             }
         }
-        self.say(problems);
+        self.publish_problems(problems);
     }
 
     fn begin(&mut self, number: u64, offer: Offer) {
         let Some(entry) = self.entries.get(&number) else { return };
         let resource = offer.resource.clone();
         let status = ResourceStatus::new(resource.clone(), self.clock, self.publish.clone());
-        let (tell_offer, offers) = watch::channel(Arc::new(offer));
-        let (tell_facts, facts) = watch::channel(entry.facts());
+        let (publish_offer, offers) = watch::channel(Arc::new(offer));
+        let (publish_facts, facts) = watch::channel(entry.facts());
         let (stop, stopped) = watch::channel(None);
         let state = ServiceState {
             config: Arc::clone(&entry.config),
@@ -275,9 +280,9 @@ impl PluginTask {
         };
         status.begin(state.prefers(), state.pre_start_check().is_some(), state.shares_through_mps());
         status.offered(&state.offer.borrow());
-        // The devices are named when they are registered; what is unhealthy from the beginning is said here.
-        tell(&state.offer.borrow().as_healthy(), &state.offer.borrow());
-        let life = Lifecycle {
+        // Devices are logged when they are registered; those that are unhealthy from the start are logged here.
+        log_changes(&state.offer.borrow().as_healthy(), &state.offer.borrow());
+        let lifecycle = Lifecycle {
             directory: self.directory.clone(),
             state,
             kubelet: self.inputs.kubelet.clone(),
@@ -289,13 +294,14 @@ impl PluginTask {
             answers_from: Monotonic::default(),
             deadlines: Deadlines::default(),
         };
-        self.lifecycles.spawn(life.run());
-        self.served.insert(resource, Served { entry: number, offer: tell_offer, facts: tell_facts, status, stop });
+        self.lifecycles.spawn(lifecycle.run());
+        self.served
+            .insert(resource, Served { entry: number, offer: publish_offer, facts: publish_facts, status, stop });
     }
 
-    /// A life has ended as it was told to. Its resource begins anew at the next update, where it is still offered.
-    fn remove_ended(&mut self, lived: EndedLifecycle) {
-        let EndedLifecycle { resource, advertised } = lived;
+    /// After a lifecycle has ended on request. The next update starts another one where the resource is still offered.
+    fn remove_ended(&mut self, ended: EndedLifecycle) {
+        let EndedLifecycle { resource, advertised } = ended;
         let offers = || self.entries.values().flat_map(ConfiguredResource::offers);
         if let Some(served) = self.served.remove(&resource)
             && !offers().any(|offer| offer.resource == resource)
@@ -308,7 +314,7 @@ impl PluginTask {
     }
 
     /// Each into the log once when it appears and once when it goes.
-    fn say(&self, problems: BTreeSet<String>) {
+    fn publish_problems(&self, problems: BTreeSet<String>) {
         let problems: Vec<Arc<str>> = problems.into_iter().map(Arc::from).collect();
         let before = self.publish.borrow().problems.clone();
         if before == problems {
@@ -324,7 +330,7 @@ impl PluginTask {
     }
 }
 
-/// A panic of a part is one of the whole: whoever runs the room is to hear of it.
+/// Passes a panic of a child task on to the caller.
 fn broken(error: JoinError) {
     if let Ok(panic) = error.try_into_panic() {
         std::panic::resume_unwind(panic);
@@ -338,7 +344,7 @@ fn collision(resource: &ResourceName) -> String {
     )
 }
 
-/// A resource with a life.
+/// A resource with a running lifecycle.
 struct Served {
     entry: u64,
     offer: watch::Sender<Arc<Offer>>,
@@ -349,7 +355,7 @@ struct Served {
 
 impl Served {
     fn update(&mut self, offer: &Offer, facts: &Arc<Facts>) {
-        // What it has told the kubelet stands until its server is closed.
+        // Its last list stays valid until its server is closed.
         if self.is_ending() {
             return;
         }
@@ -358,7 +364,7 @@ impl Served {
         }
         let changed = **self.offer.borrow() != *offer;
         if changed {
-            tell(&self.offer.borrow(), offer);
+            log_changes(&self.offer.borrow(), offer);
             self.count_transitions(offer);
             self.status.offered(offer);
             self.offer.send_replace(Arc::new(offer.clone()));
@@ -378,9 +384,9 @@ impl Served {
         });
     }
 
-    /// A device that is well again is counted under the reason for which it was not.
+    /// A device that becomes healthy is counted under its former reason.
     fn count_transitions(&self, now: &Offer) {
-        for (device, before) in beside(&self.offer.borrow(), now) {
+        for (device, before) in paired(&self.offer.borrow(), now) {
             match (before, &device.health) {
                 (Some(Ok(())), Err(unhealthy)) => self.status.transition("unhealthy", unhealthy.reason),
                 (Some(Err(unhealthy)), Ok(())) => self.status.transition("healthy", unhealthy.reason),
@@ -391,7 +397,7 @@ impl Served {
 }
 
 /// Each device with its health before.
-fn beside<'o>(
+fn paired<'o>(
     before: &'o Offer,
     now: &'o Offer,
 ) -> impl Iterator<Item = (&'o OfferedDevice, Option<&'o Result<(), PluginUnhealthy>>)> {
@@ -400,11 +406,11 @@ fn beside<'o>(
     now.devices.iter().map(move |device| (device, known.get(&device.id).copied()))
 }
 
-/// What turned, but for verdicts: whoever judges GPUs tells of those. One line for all devices of one reason.
-fn tell(before: &Offer, now: &Offer) {
+/// Logs changes of the devices, one line for all devices of one reason. Device health is logged by the health monitor.
+fn log_changes(before: &Offer, now: &Offer) {
     let resource = &now.resource;
     let (mut new, mut worse, mut better) = (vec![], BTreeMap::new(), BTreeMap::new());
-    for (device, before) in beside(before, now) {
+    for (device, before) in paired(before, now) {
         if before.is_none() {
             new.push(&device.id);
         }

@@ -31,9 +31,9 @@ use crate::wire::v1beta1::{
     PreferredAllocationResponse,
 };
 
-/// Between two lists: changes that come together are told together.
+/// Between two lists: changes within this time are sent together.
 const COALESCE: Duration = Duration::from_millis(50);
-/// After a list was sent: by then the kubelet has taken it in.
+/// After a list was sent: by then the kubelet has processed it.
 const TAKEN_IN: Duration = Duration::from_millis(20);
 /// For calls under way when a server closes. They are answered from memory.
 const CLOSING: Duration = Duration::from_secs(1);
@@ -48,9 +48,9 @@ pub struct ServiceState {
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
     pub status: ResourceStatus,
     pub clock: Clock,
-    /// Told of each allocation that was granted.
+    /// Notified of each allocation that was granted.
     pub allocated: Arc<Notify>,
-    /// Told when the kubelet may allocate something else than before.
+    /// Notified when the kubelet's allocatable devices may have changed.
     pub look: Arc<Notify>,
     /// What was granted, over all registrations.
     pub grants: Arc<Mutex<Grants>>,
@@ -68,7 +68,7 @@ pub struct Server {
 }
 
 impl ServiceState {
-    /// `None`: what is preferred is all the same.
+    /// `None`: the resource has no preferences.
     fn preferring(&self) -> Option<&NvidiaConfig> {
         match &*self.config {
             ResourceConfig::Nvidia(nvidia) => Some(nvidia),
@@ -80,7 +80,7 @@ impl ServiceState {
         self.preferring().is_some()
     }
 
-    /// No preference, where there is none to have.
+    /// An empty choice for a resource without preferences.
     fn prefer(&self, question: Question) -> Choice {
         let Some(nvidia) = self.preferring() else { return Choice::default() };
         let (offer, facts) = (Arc::clone(&self.offer.borrow()), Arc::clone(&self.facts.borrow()));
@@ -153,7 +153,7 @@ impl Server {
         Identity::of(&self.path) == self.identity
     }
 
-    /// Until a list is streamed to somebody.
+    /// Until a client has opened the list.
     pub async fn watched(&self) {
         let mut streams = self.streams.clone();
         if streams.wait_for(|streams| streams.opened > 0).await.is_err() {
@@ -286,7 +286,7 @@ impl DevicePlugin for Service {
         match checked {
             Ok(()) => Ok(Response::new(PreStartContainerResponse {})),
             Err((result, reason)) => {
-                tracing::warn!(resource = %offer.resource, reason, "a container was kept from starting");
+                tracing::warn!(resource = %offer.resource, reason, "a container start was refused");
                 let (unknown, reason) = (result == "unknown_device", convert::message(&reason));
                 Err(if unknown { Status::invalid_argument(reason) } else { Status::failed_precondition(reason) })
             }
@@ -334,7 +334,7 @@ async fn send_lists(state: ServiceState, signals: Signals, sender: mpsc::Sender<
     }
 }
 
-/// A stream that ends the task that feeds it, and is counted while it lives.
+/// A stream that is counted while it is open. Dropping it ends the task that feeds it.
 #[derive(Debug)]
 pub struct Lists {
     lists: ReceiverStream<Result<ListAndWatchResponse, Status>>,
@@ -375,8 +375,8 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_change_after_a_rest_is_told_at_once_and_those_that_follow_together() {
-        let (tell, offers) = watch::channel(offer(1));
+    async fn a_change_after_a_pause_is_sent_at_once_and_those_that_follow_together() {
+        let (publish_offer, offers) = watch::channel(offer(1));
         let (_facts, facts) = watch::channel(Arc::default());
         let (_hardware, hardware) = watch::channel(Arc::default());
         let (_kubelet, kubelet) = watch::channel(Arc::default());
@@ -411,18 +411,18 @@ mod tests {
         };
         assert_eq!(next().await, (1, 0));
         tokio::time::sleep(Duration::from_secs(1)).await;
-        tell.send_replace(offer(2));
+        publish_offer.send_replace(offer(2));
         assert_eq!(next().await, (2, 1000), "at once");
-        tell.send_replace(offer(3));
+        publish_offer.send_replace(offer(3));
         tokio::time::sleep(Duration::from_millis(10)).await;
-        tell.send_replace(offer(4));
+        publish_offer.send_replace(offer(4));
         assert_eq!(next().await, (4, 50), "both together");
-        tell.send_replace(offer(4));
+        publish_offer.send_replace(offer(4));
         tokio::time::sleep(Duration::from_millis(500)).await;
-        tell.send_replace(offer(5));
-        assert_eq!(next().await, (5, 500), "nothing was told meanwhile");
+        publish_offer.send_replace(offer(5));
+        assert_eq!(next().await, (5, 500), "an equal list is not sent");
         hold_back.send_replace(true);
-        tell.send_replace(offer(6));
+        publish_offer.send_replace(offer(6));
         tokio::time::sleep(Duration::from_millis(500)).await;
         hold_back.send_replace(false);
         assert_eq!(next().await, (6, 500), "held back");

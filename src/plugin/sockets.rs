@@ -43,7 +43,7 @@ impl Identity {
     }
 }
 
-/// A number that nobody else has.
+/// A random number.
 pub fn random() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }
@@ -78,7 +78,7 @@ fn is_unique(text: &str) -> bool {
     text.len() == 12 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Names of the sockets in the directory that somebody listens on, sorted, the kubelet's left out.
+/// Names of the sockets in the directory that accept connections, sorted, without the kubelet's.
 pub async fn live(directory: &Path) -> Vec<String> {
     let mut live = vec![];
     for name in names(directory) {
@@ -89,13 +89,13 @@ pub async fn live(directory: &Path) -> Vec<String> {
     live
 }
 
-/// Which file each socket in the directory is, the kubelet's left out.
+/// Which file each socket in the directory is, without the kubelet's.
 pub fn identities(directory: &Path) -> BTreeMap<String, Identity> {
     let others = names(directory).into_iter().filter(|name| name != KUBELET);
     others.filter_map(|name| Identity::of(&directory.join(&name)).map(|identity| (name, identity))).collect()
 }
 
-/// Removes sockets that an earlier podmeter left behind; nobody else's, and none that somebody listens on.
+/// Removes sockets of an earlier podmeter that refuse connections.
 pub async fn remove_stale(directory: &Path) {
     for name in names(directory).into_iter().filter(|name| is_podmeters(name)) {
         let path = directory.join(&name);
@@ -123,13 +123,13 @@ pub async fn watch_directory(directory: PathBuf, changes: watch::Sender<u64>) {
     let mut stream = match Inotify::init().and_then(|inotify| inotify.into_event_stream([0; 1024])) {
         Ok(stream) => Some(stream),
         Err(error) => {
-            tracing::warn!(%error, "no inotify (fs.inotify.max_user_instances?): the directory is looked at in turns");
+            tracing::warn!(%error, "no inotify (fs.inotify.max_user_instances?): the directory is polled");
             None
         }
     };
     loop {
         if let Some(stream) = &mut stream {
-            // Again and again: the directory may have been made or replaced. The same one twice is harmless.
+            // Each time, because the directory may have been made or replaced. Watching it twice is harmless.
             let mask = WatchMask::CREATE | WatchMask::DELETE | WatchMask::MOVED_TO | WatchMask::MOVED_FROM;
             if let Err(error) = stream.watches().add(&directory, mask | WatchMask::ONLYDIR) {
                 tracing::debug!(directory = %directory.display(), %error, "cannot be watched yet");
@@ -140,7 +140,7 @@ pub async fn watch_directory(directory: PathBuf, changes: watch::Sender<u64>) {
             None => tokio::time::sleep(POLL_ALONE).await,
             Some(events) => {
                 if let Ok(false) = tokio::time::timeout(POLL, next(events)).await {
-                    tracing::warn!("inotify failed: the device-plugin directory is looked at in turns");
+                    tracing::warn!("inotify failed: the device-plugin directory is polled");
                     stream = None;
                 }
             }

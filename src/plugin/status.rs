@@ -28,7 +28,7 @@ impl ResourceStatus {
     pub fn begin(&self, prefers: bool, checks_before_start: bool, mps: bool) {
         let zero = |names: &[&'static str]| names.iter().map(|name| (*name, 0)).collect();
         self.change(|state, now| {
-            // A resource that begins anew counts on.
+            // The counters of a resource that is served again go on.
             if state.created == UnixSeconds::default() {
                 state.created = now.unix;
                 state.allocations = zero(&RESULTS);
@@ -56,7 +56,7 @@ impl ResourceStatus {
         self.change(|state, _| (state.devices, state.gpus) = (devices, gpus));
     }
 
-    /// Offered for good or bad: `to` is `healthy` or `unhealthy`.
+    /// Counts a change of a device's health. `to` is `healthy` or `unhealthy`.
     pub fn transition(&self, to: &'static str, reason: PluginUnhealthyReason) {
         self.count(|state| *state.health_transitions.entry(to).or_default().entry(reason).or_default() += 1);
     }
@@ -100,7 +100,7 @@ impl ResourceStatus {
         });
     }
 
-    /// Nobody is to serve it any more: there is nothing to wait for.
+    /// The resource is no longer offered: no registration is expected.
     pub fn ended(&self, reason: &str) {
         self.change(|state, now| {
             state.unregistered = state.unregistered_until(now.monotonic);
@@ -141,7 +141,7 @@ impl ResourceStatus {
         self.publish.send_modify(|state| change(self.state(state), now));
     }
 
-    /// Wakes nobody: the next snapshot has it.
+    /// Without waking receivers: the next snapshot has it.
     fn count(&self, count: impl FnOnce(&mut PluginResource)) {
         self.publish.send_if_modified(|state| {
             count(self.state(state));

@@ -179,7 +179,7 @@ fn strategies_add_up() {
     assert_eq!(given.environment, visible(&uuid(0)));
     assert_eq!(given.cdi_devices.len(), 1);
     assert!(given.annotations.keys().all(|key| key.starts_with("x.io/nvidia-device-plugin_")));
-    // As NVIDIA's plugin: the variable can say one thing, and the mounts need theirs.
+    // As NVIDIA's plugin: the variable has one value, and the mounts need theirs.
     let config = nvidia("deviceListStrategy: [volume-mounts, envvar]");
     let given = ask(&config, &four_gpus(), &[&uuid(0)]).unwrap();
     assert_eq!(given.environment, visible("/var/run/nvidia-container-devices"));
@@ -390,20 +390,23 @@ fn a_list_that_grows_too_long_leaves_new_devices_out() {
     let now = merge(&before.offers, offer(0..30_000));
     let ids: BTreeSet<&str> = now.offers[0].devices.iter().map(|device| device.id.as_str()).collect();
     assert_eq!(ids.len(), 40_000);
-    assert!(before.offers[0].devices.iter().all(|device| ids.contains(device.id.as_str())), "what was told stays");
+    assert!(
+        before.offers[0].devices.iter().all(|device| ids.contains(device.id.as_str())),
+        "devices that were sent stay"
+    );
     assert!(now.problems[0].contains("example.com/nic has 50000 devices"), "{:?}", now.problems);
     assert_eq!(merge(&[], offer(0..40_001)).offers[0].devices.len(), 40_000);
 }
 
 #[test]
-fn a_verdict_makes_unhealthy_what_it_reaches() {
+fn the_health_of_a_gpu_reaches_all_its_slots() {
     let config = nvidia("sharing: {timeSlicing: {replicas: 2}}");
     let offered = offers(&config, &four_gpus(), &[]).offers.remove(0);
-    let judged = offered.with_health(|hardware| match hardware {
+    let offered = offered.with_health(|hardware| match hardware {
         Hardware::Gpu { index: 2, .. } => Err(PluginUnhealthy::device(UnhealthyReason::Xid, "XID 79")),
         _ => Ok(()),
     });
-    let unhealthy: Vec<_> = judged.devices.iter().filter(|device| device.health.is_err()).collect();
+    let unhealthy: Vec<_> = offered.devices.iter().filter(|device| device.health.is_err()).collect();
     assert_eq!(unhealthy.len(), 2);
 }
 

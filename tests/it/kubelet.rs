@@ -1,4 +1,4 @@
-//! The kubelet room against a fake kubelet on real sockets, and against things that are no kubelet.
+//! The kubelet client against a fake kubelet on real sockets, and against other servers on its socket.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -193,7 +193,7 @@ async fn a_socket_that_answers_garbage_is_named_and_counted_as_malformed() {
         }
     });
     let mut watching = Watching::start(root.path(), SOON);
-    let state = watching.until_problem(&["does not speak PodResources", "kubelet.sock"]).await;
+    let state = watching.until_problem(&["does not serve PodResources", "kubelet.sock"]).await;
     assert!(state.counters.errors["List"]["malformed"] >= 1, "{:?}", state.counters.errors);
     garbage.abort();
 }

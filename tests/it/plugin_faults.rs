@@ -486,7 +486,7 @@ impl Drop for Hanging {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_look_at_the_host_that_hangs_keeps_no_verdict_from_the_kubelet() {
+async fn a_host_scan_that_hangs_delays_no_health_change() {
     let node = node(Options::default()).await;
     let yaml = "resources: [{kind: nvidia, passDeviceSpecs: true}]";
     let podmeter = PluginHarness::configured(node.root.path(), yaml, gpus(4));
@@ -494,10 +494,12 @@ async fn a_look_at_the_host_that_hangs_keeps_no_verdict_from_the_kubelet() {
     counts(&node, GPU, 4, 4).await;
     let capabilities = node.root.path().join("proc/driver/nvidia/capabilities/gpu0/mig/gi1");
     let hanging = Hanging::make(capabilities.join("access"));
-    let hangs =
-        |state: &PluginState| state.problems.iter().any(|problem| problem.contains("has not come back for 10 s"));
+    let hangs = |state: &PluginState| state.problems.iter().any(|problem| problem.contains("has hung for 10 s"));
     let mut state = podmeter.state.clone();
-    tokio::time::timeout(PATIENCE, state.wait_for(|state| hangs(state))).await.expect("it is said").unwrap();
+    tokio::time::timeout(PATIENCE, state.wait_for(|state| hangs(state)))
+        .await
+        .expect("the problem is reported")
+        .unwrap();
     podmeter.lose(1, true);
     counts(&node, GPU, 4, 3).await;
     runs(&node, pod("trainer", 1)).await;

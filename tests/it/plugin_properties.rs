@@ -1,5 +1,5 @@
 //! Random walks of kubelet restarts, lost streams, health changes, allocations, hot-plug and MIG layout changes over the
-//! real room, under both sets of rules, against a model of what the kubelet must end up with.
+//! real plugin, under both sets of rules, against a model of what the kubelet must end up with.
 //!
 //! `WALK_SEED=n` walks another way.
 
@@ -37,8 +37,8 @@ struct World {
     gpus: BTreeMap<u32, Gpu>,
     /// By their readings.
     ill: BTreeSet<u32>,
-    /// By resource, what the kubelet was told of and may still have.
-    told: BTreeMap<&'static str, BTreeMap<String, u32>>,
+    /// By resource, what was sent to the kubelet and may still be listed there.
+    sent: BTreeMap<&'static str, BTreeMap<String, u32>>,
     pods: Vec<String>,
     made: u32,
     steps: Vec<String>,
@@ -60,7 +60,7 @@ impl World {
         );
         let random = links::seeded(seed);
         let steps = vec![format!("{rules:?}, WALK_SEED={seed}")];
-        Self { node, harness, random, gpus, ill: BTreeSet::new(), told: BTreeMap::new(), pods: vec![], made: 0, steps }
+        Self { node, harness, random, gpus, ill: BTreeSet::new(), sent: BTreeMap::new(), pods: vec![], made: 0, steps }
     }
 
     fn offered(&self, resource: &str) -> Offered {
@@ -91,7 +91,7 @@ impl World {
     /// `Err` with what is not yet, or not, as it must be; `Ok` with what the kubelet has now.
     fn check(&self, resource: &'static str) -> Result<BTreeMap<String, u32>, String> {
         let (offered, held) = (self.offered(resource), self.held(resource));
-        let mut may = self.told.get(resource).cloned().unwrap_or_default();
+        let mut may = self.sent.get(resource).cloned().unwrap_or_default();
         may.extend(offered.iter().map(|(id, (gpu, _))| (id.clone(), *gpu)));
         let missing: BTreeMap<_, _> = may.iter().filter(|(id, _)| !offered.contains_key(*id)).collect();
         // Held, or out of sight: the kubelet's list keeps them, and with them all that vanished.
@@ -142,8 +142,8 @@ impl World {
             let now: Result<BTreeMap<_, _>, String> =
                 RESOURCES.iter().map(|resource| Ok((*resource, self.check(resource)?))).collect();
             match now {
-                Ok(told) => {
-                    self.told = told;
+                Ok(sent) => {
+                    self.sent = sent;
                     return;
                 }
                 Err(problem) if clock.now().monotonic.as_duration() > BOUND => {
@@ -177,8 +177,8 @@ impl World {
         admitted == Admission::Running
     }
 
-    /// The room hears of the GPU as it is in the model now.
-    fn tell(&self, index: u32) {
+    /// Publishes the GPU as it is in the model now.
+    fn publish(&self, index: u32) {
         let ill = self.ill.contains(&index);
         self.harness.hardware.send_modify(|hardware| {
             let hardware = Arc::make_mut(hardware);
@@ -209,19 +209,19 @@ impl World {
                     self.ill.insert(index);
                 }
                 self.steps.push(format!("GPU {index} is ill: {}", self.ill.contains(&index)));
-                self.tell(index);
+                self.publish(index);
             }
             3 => {
                 let gpu = self.gpus.get_mut(&index).unwrap();
                 gpu.present = !gpu.present;
                 self.steps.push(format!("GPU {index} is present: {}", gpu.present));
-                self.tell(index);
+                self.publish(index);
             }
             4 if self.gpus.len() < 6 => {
                 let index = u32::try_from(self.gpus.len()).unwrap();
                 self.steps.push(format!("GPU {index} is plugged in"));
                 self.gpus.insert(index, gpu(index));
-                self.tell(index);
+                self.publish(index);
             }
             4 | 5 if !self.pods.is_empty() => {
                 let pod = self.pods.swap_remove(self.random.below(self.pods.len()));
@@ -236,13 +236,13 @@ impl World {
                 let gpu = self.gpus.get_mut(&index).unwrap();
                 gpu.mig_enabled = Some(!numbers.is_empty());
                 gpu.mig_devices = mig_devices(profile, &numbers);
-                self.tell(index);
+                self.publish(index);
             }
         }
         // It may have been told to the kubelet, whatever comes next.
         for resource in RESOURCES {
             let offered = self.offered(resource).into_iter().map(|(id, (gpu, _))| (id, gpu));
-            self.told.entry(resource).or_default().extend(offered);
+            self.sent.entry(resource).or_default().extend(offered);
         }
     }
 

@@ -141,7 +141,7 @@ fn devices_of_another_podmeter_are_a_rolling_update() {
     world.live.clear();
     world.check.looked(at(5000));
     assert_eq!(world.examine(6000), RegistrationState::Used);
-    assert_eq!(world.check.look_at(), Some(at(6100)), "its end is a reason to look");
+    assert_eq!(world.check.look_at(), Some(at(6100)), "its end is checked");
     assert_eq!(world.held_by(6500, &["theirs", "granted-before-its-end"]), RegistrationState::Used);
 }
 

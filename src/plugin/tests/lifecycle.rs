@@ -139,9 +139,9 @@ async fn a_kubelet_that_never_asks_for_the_list_is_registered_with_again() {
     assert!(kubelet.node_status_becomes(|status| status.get(TOY).is_some_and(|count| count.allocatable == 1)).await);
 }
 
-/// A kubelet would show each pod on it as ill for that moment.
+/// A kubelet would show each pod on it as unhealthy for that moment.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_has_not_been_checked_yet_is_not_told_to_the_kubelet() {
+async fn devices_that_are_not_checked_yet_are_not_sent_to_the_kubelet() {
     let root = tempfile::tempdir().unwrap();
     let kubelet = FakeKubelet::start(root.path(), Options::default()).await.unwrap();
     let harness = LifecycleHarness::offering(unchecked(), &kubelet.device_plugin_directory(), Deadlines::default());
@@ -163,7 +163,7 @@ async fn a_check_that_does_not_come_is_not_waited_for_longer_than_that() {
     drop(harness);
 }
 
-/// As a restarted kubelet does before it makes its own socket; it would then look for ours for ten seconds.
+/// As a restarted kubelet does before it makes its own socket; it would then dial ours for ten seconds.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_socket_purged_while_it_is_being_registered_ends_the_attempt() {
     let root = tempfile::tempdir().unwrap();
@@ -189,7 +189,7 @@ async fn a_socket_purged_while_it_is_being_registered_ends_the_attempt() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_path_too_long_for_a_socket_is_said_with_its_length() {
+async fn a_path_too_long_for_a_socket_is_reported_with_its_length() {
     let root = tempfile::tempdir().unwrap();
     let directory = root.path().join("a-directory-with-a-name-of-some-length-".repeat(3));
     std::fs::create_dir(&directory).unwrap();
@@ -201,9 +201,9 @@ async fn a_path_too_long_for_a_socket_is_said_with_its_length() {
     harness.stop.send_replace(Some("podmeter is ending"));
 }
 
-/// No kubelet for a day of paused time: tried for ever, half a minute apart at most, and never in step.
+/// No kubelet for a day of paused time: tried without end, half a minute apart at most, with jitter.
 #[tokio::test(start_paused = true)]
-async fn registration_is_tried_for_ever_with_jitter_and_the_time_without_it_counts() {
+async fn registration_is_retried_without_end_with_jitter_and_the_time_without_it_counts() {
     let directory = tempfile::tempdir().unwrap();
     let mut harness = LifecycleHarness::begin(directory.path(), Deadlines::default());
     // Nothing but timers is to move the time.
