@@ -39,7 +39,7 @@ pub const AREA: Area = Area {
             },
             seen: Seen {
                 metrics: &[NOT_WRITTEN, Metric("podmeter_journal_errors_total", &[], Is::Rises)],
-                log: Log::Line("see to the disk under --state-dir"),
+                log: Log::Line("check the disk under --state-dir"),
                 page: Some(Text("/", "the journal of allocations is not written")),
             },
             goes_on: ALL,
