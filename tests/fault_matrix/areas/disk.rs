@@ -15,7 +15,7 @@ pub const AREA: Area = Area {
     rows: &[
         Row {
             id: "disk-full",
-            happens: "There is no room for the journal to grow",
+            happens: "The disk has no space for the journal",
             how: |rig| {
                 limit_files(rig, Some(4096));
                 rig.a_pod_comes_and_goes();
@@ -26,13 +26,13 @@ pub const AREA: Area = Area {
                 page: Some(Text("/", "the journal of allocations is not written")),
             },
             goes_on: ALL,
-            undone: "there is room: what waited is written",
+            undone: "there is space: waiting records are written",
             undo: Some(|rig| limit_files(rig, None)),
             within: 15,
         },
         Row {
             id: "disk-directory-removed",
-            happens: "Somebody removes the journal's directory while it is written",
+            happens: "The journal's directory is removed while it is written",
             how: |rig| {
                 std::fs::remove_dir_all(rig.path("state")).unwrap();
                 rig.a_pod_comes_and_goes();
@@ -43,13 +43,13 @@ pub const AREA: Area = Area {
                 page: Some(Text("/", "the journal of allocations is not written")),
             },
             goes_on: ALL,
-            undone: "nothing: it makes the directory anew, and begins another journal",
+            undone: "nothing: it creates the directory and a new journal",
             undo: None,
             within: 15,
         },
         Row {
             id: "disk-directory-is-a-file",
-            happens: "At the start a file lies where the journal's directory should be",
+            happens: "At the start a file is in the place of the journal's directory",
             how: |rig| {
                 rig.stop();
                 std::fs::remove_dir_all(rig.path("state")).unwrap();
