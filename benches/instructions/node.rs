@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use podmeter::agent::owners;
-use podmeter::attribution::{Join, Ledger, Observation, Slots, Statement, join};
+use podmeter::attribution::{Join, Ledger, LedgerOutput, Observation, Slots, join, processes_by_device};
 use podmeter::hardware::simulated::{Load, Profile, SimulatedDriver};
 use podmeter::hardware::{Driver as _, Due, GpuState, Pass, Reader, Staleness};
-use podmeter::health::{self, Evidence, Health};
+use podmeter::health::{self, Health, HealthInputs};
 use podmeter::kubelet::convert;
 use podmeter::model::{
     Allocatable, Allocations, Collector, ContainerRef, DurationHistogram, GpuUuid, HardwareState, Inventory,
@@ -139,20 +138,20 @@ pub fn snapshot() -> Snapshot {
     let mut advance = |second| {
         let passes = devices.read(second);
         let hardware = devices.take(second, passes);
-        health.advance(moment(second), &Evidence { hardware: &hardware, events: &[] });
-        let statement = ledger.advance(&Observation {
+        health.advance(moment(second), &HealthInputs { hardware: &hardware, events: &[] });
+        let output = ledger.advance(&Observation {
             now: moment(second),
             join: &join,
             inventory: &hardware.inventory,
             readings: &hardware.readings,
-            processes: &owners::by_device(&hardware, &processes),
+            processes: &processes_by_device(&hardware, &processes),
             scrapes: second / 15,
         });
-        (hardware, statement)
+        (hardware, output)
     };
     (0..WARM_UP_SECONDS).for_each(|second| drop(advance(second)));
-    let (hardware, statement) = advance(WARM_UP_SECONDS);
-    published(hardware, health, processes, kubelet(allocations, allocatable), join, statement)
+    let (hardware, output) = advance(WARM_UP_SECONDS);
+    published(hardware, health, processes, kubelet(allocations, allocatable), join, output)
 }
 
 fn published(
@@ -161,7 +160,7 @@ fn published(
     processes: ProcessState,
     kubelet: KubeletState,
     join: Join,
-    statement: Statement,
+    output: LedgerOutput,
 ) -> Snapshot {
     Snapshot {
         sequence: WARM_UP_SECONDS,
@@ -173,9 +172,9 @@ fn published(
         kubelet: Arc::new(kubelet),
         health: health.state(),
         processes: Some(Arc::new(processes)),
-        accounts: statement.accounts,
-        unattributed: statement.unattributed,
-        unallocated_uses: statement.unallocated_uses,
+        accounts: output.accounts,
+        unattributed: output.unattributed,
+        unallocated_uses: output.unallocated_uses,
         violations: Quantity::ALL.map(|quantity| (quantity, 0)).into(),
         series_dropped: [("ended", 0), ("held", 0)].into(),
         unresolved: join.unresolved,

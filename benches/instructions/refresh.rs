@@ -6,9 +6,8 @@ use std::hint::black_box;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use podmeter::agent::owners;
-use podmeter::attribution::{Slots, join};
-use podmeter::health::{self, Evidence, Health};
+use podmeter::attribution::{self, Slots, are_scanned, join, wanted_processes};
+use podmeter::health::{self, Health, HealthInputs};
 use podmeter::history::History;
 use podmeter::kubelet::convert;
 use podmeter::model::{
@@ -111,9 +110,9 @@ pub fn processes_by_device(count: u64) {
         count,
         |_| (),
         |()| {
-            let wanted = owners::wanted(&hardware);
-            assert!(owners::are_known(&wanted, &state));
-            owners::by_device(&hardware, &state)
+            let wanted = wanted_processes(&hardware);
+            assert!(are_scanned(&wanted, &state));
+            attribution::processes_by_device(&hardware, &state)
         },
     );
 }
@@ -138,7 +137,7 @@ pub fn health(count: u64) {
         (moment(second), devices.take(second, passes))
     };
     rounds(count, read, |(now, hardware)| {
-        let state = health.advance(now, &Evidence { hardware: &hardware, events: &[] });
+        let state = health.advance(now, &HealthInputs { hardware: &hardware, events: &[] });
         // Dropped outside the count.
         std::mem::forget(hardware);
         state

@@ -3,8 +3,8 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
+use super::missing;
 use super::settings::Reloadable;
-use super::{missing, xids};
 use crate::clock::Clock;
 use crate::hardware::{self, CallDurations, Driver, Hardware, nvml};
 use crate::model::{HardwareState, KubeletState, XidEvent};
@@ -12,7 +12,7 @@ use crate::tasks::Tasks;
 use crate::threads;
 use crate::web::DriverCommands;
 
-type XidBatches = mpsc::Receiver<Vec<XidEvent>>;
+pub type XidBatches = mpsc::Receiver<Vec<XidEvent>>;
 
 /// What completes the driver's list of GPUs.
 pub struct Inputs {
@@ -55,12 +55,9 @@ impl Devices {
         self.call_durations.clone()
     }
 
-    /// The XIDs, for two readers. `None` without a driver, and at every call but the first.
-    pub fn xids(&mut self, tasks: &mut Tasks) -> (Option<XidBatches>, Option<XidBatches>) {
-        let Some(source) = self.hardware.as_mut().and_then(Hardware::xids) else { return (None, None) };
-        let (forward, one, other) = xids::for_two(source);
-        tasks.spawn("XID", forward);
-        (Some(one), Some(other))
+    /// The XIDs. `None` without a driver, and at every call but the first.
+    pub fn xids(&mut self) -> Option<XidBatches> {
+        self.hardware.as_mut().and_then(Hardware::xids)
     }
 
     /// Releases and resumes the driver. `None` without a driver.

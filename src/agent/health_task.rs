@@ -3,9 +3,9 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::xids::next;
+use super::devices::XidBatches;
 use crate::clock::Clock;
-use crate::health::{Config, Evidence, Health, MarkError, Order};
+use crate::health::{Config, Health, HealthInputs, MarkError, Order};
 use crate::model::{
     ContainerRef, GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Monotonic, Snapshot, XidEvent,
 };
@@ -14,11 +14,13 @@ use crate::web::{Command as WebCommand, Marking};
 
 /// Orders that wait.
 const ORDERS: usize = 16;
+/// Batches of XIDs that wait for their second reader. While it is late the source counts equal XIDs together.
+const XID_BATCHES: usize = 16;
 
 pub struct Inputs {
     pub hardware: watch::Receiver<Arc<HardwareState>>,
     /// `None` without a driver.
-    pub xids: Option<mpsc::Receiver<Vec<XidEvent>>>,
+    pub xids: Option<XidBatches>,
     /// To name the pods on a device whose health changes.
     pub snapshots: watch::Receiver<Arc<Snapshot>>,
 }
@@ -39,20 +41,26 @@ impl Handle {
     }
 }
 
-/// Publishes the health of each device for as long as the task runs.
-pub fn start(config: Config, inputs: Inputs, clock: Clock, tasks: &mut Tasks) -> Handle {
+/// Publishes the health of each device for as long as the task runs, and forwards every batch of XIDs, whole and in order.
+pub fn start(config: Config, inputs: Inputs, clock: Clock, tasks: &mut Tasks) -> (Handle, XidBatches) {
     let (publish, states) = watch::channel(Arc::default());
     let (order, orders) = mpsc::channel(ORDERS);
+    let (forward_xids, forwarded_xids) = mpsc::channel(XID_BATCHES);
     let Inputs { hardware, xids, snapshots } = inputs;
-    tasks.spawn("health", Judge { config, clock, hardware, xids, orders, snapshots, publish }.run());
-    Handle { states, operator: Operator(order) }
+    let task =
+        HealthTask { config, clock, hardware, xids, forward_xids, unsent_xids: vec![], orders, snapshots, publish };
+    tasks.spawn("health", task.run());
+    (Handle { states, operator: Operator(order) }, forwarded_xids)
 }
 
-struct Judge {
+struct HealthTask {
     config: Config,
     clock: Clock,
     hardware: watch::Receiver<Arc<HardwareState>>,
-    xids: Option<mpsc::Receiver<Vec<XidEvent>>>,
+    xids: Option<XidBatches>,
+    forward_xids: mpsc::Sender<Vec<XidEvent>>,
+    /// For which the second reader had no room; nothing more is received until it has.
+    unsent_xids: Vec<XidEvent>,
     /// In the order in which the operators gave them.
     orders: mpsc::Receiver<Request>,
     snapshots: watch::Receiver<Arc<Snapshot>>,
@@ -65,7 +73,7 @@ type Request = (Order, oneshot::Sender<Result<(), MarkError>>);
 #[derive(Clone, Debug)]
 pub struct Operator(mpsc::Sender<Request>);
 
-/// Why an order was not carried out.
+/// Why an order was not executed.
 #[derive(Debug, thiserror::Error)]
 pub enum OrderError {
     #[error(transparent)]
@@ -75,7 +83,7 @@ pub enum OrderError {
 }
 
 impl Operator {
-    /// Returns once the verdict that follows is published.
+    /// Returns once the resulting state is published.
     pub async fn order(&self, order: Order) -> Result<(), OrderError> {
         let (answer, answered) = oneshot::channel();
         self.0.send((order, answer)).await.map_err(|_| OrderError::Ending)?;
@@ -83,7 +91,7 @@ impl Operator {
     }
 }
 
-/// The operator as the web room asks for one.
+/// The operator in the form that `web` takes.
 pub fn marker(operator: Operator, clock: Clock) -> WebCommand<Marking, ()> {
     Arc::new(move |Marking { device, mark }| {
         let order = match mark {
@@ -98,52 +106,61 @@ pub fn marker(operator: Operator, clock: Clock) -> WebCommand<Marking, ()> {
     })
 }
 
-impl Judge {
-    /// Judges for ever. A source that ends is not asked again.
+impl HealthTask {
+    /// Runs until nothing reads the state any more. A source that ends is not polled again.
     async fn run(mut self) {
         let mut health = Health::new(self.config.clone());
-        let (mut hardware_lives, mut orders_live) = (true, true);
-        let (mut events, mut told) = (vec![], 0);
+        let (mut hardware_lives, forward_xids) = (true, self.forward_xids.clone());
+        let (mut events, mut logged) = (vec![], 0);
         loop {
             let hardware = Arc::clone(&self.hardware.borrow_and_update());
-            // What the driver told of came before what was read because of it, and is to be named first.
-            while let Some(Ok(batch)) = self.xids.as_mut().map(mpsc::Receiver::try_recv) {
+            // An XID comes before the reading that it caused, and must be named first.
+            while self.unsent_xids.is_empty()
+                && let Some(Ok(batch)) = self.xids.as_mut().map(mpsc::Receiver::try_recv)
+            {
+                self.forward(&batch);
                 events.extend(batch);
             }
             let now = self.clock.now();
-            health.advance(now, &Evidence { hardware: &hardware, events: &events });
+            health.advance(now, &HealthInputs { hardware: &hardware, events: &events });
             events.clear();
-            self.tell(&mut health, &mut told);
+            self.log_transitions(&mut health, &mut logged);
             self.publish(health.state());
             let deadline = health.next_deadline().map(|deadline| deadline.since(self.clock.now().monotonic));
             tokio::select! {
                 changed = self.hardware.changed(), if hardware_lives => hardware_lives = changed.is_ok(),
-                batch = next(&mut self.xids) => match batch {
-                    Some(batch) => events = batch,
-                    None => self.xids = None,
-                },
-                request = self.orders.recv(), if orders_live => match request {
-                    Some(request) => self.carry_out(&mut health, request, &mut told),
-                    None => orders_live = false,
-                },
+                Some(batch) = receive(&mut self.xids), if self.unsent_xids.is_empty() => {
+                    self.forward(&batch);
+                    events = batch;
+                }
+                Ok(permit) = forward_xids.reserve(), if !self.unsent_xids.is_empty() => {
+                    permit.send(std::mem::take(&mut self.unsent_xids));
+                }
+                Some(request) = self.orders.recv() => self.execute(&mut health, request, &mut logged),
                 () = tokio::time::sleep(deadline.unwrap_or_default()), if deadline.is_some() => {}
                 () = self.publish.closed() => return,
             }
         }
     }
 
-    fn carry_out(&self, health: &mut Health, (order, answer): Request, told: &mut u64) {
-        let carried_out = health.order(self.clock.now(), &order);
-        let reply = match carried_out {
+    fn forward(&mut self, batch: &[XidEvent]) {
+        // A reader that has ended ends the agent.
+        if let Err(mpsc::error::TrySendError::Full(batch)) = self.forward_xids.try_send(batch.to_vec()) {
+            self.unsent_xids = batch;
+        }
+    }
+
+    fn execute(&self, health: &mut Health, (order, answer): Request, logged: &mut u64) {
+        let reply = match health.order(self.clock.now(), &order) {
             Ok(_) => {
                 log_order(&order, self.clock.now().monotonic);
-                self.tell(health, told);
+                self.log_transitions(health, logged);
                 self.publish(health.state());
                 Ok(())
             }
             Err(error) => Err(error),
         };
-        // Nobody waits for it any more: it is carried out all the same.
+        // An error: the caller no longer waits; the order is executed all the same.
         let _ = answer.send(reply);
     }
 
@@ -157,28 +174,28 @@ impl Judge {
         });
     }
 
-    /// One line for each turn, with who held the device; the state names them, too.
-    fn tell(&self, health: &mut Health, told: &mut u64) {
+    /// One line for each transition, with the pods that hold the device; the state names them too.
+    fn log_transitions(&self, health: &mut Health, logged: &mut u64) {
         for note in health.take_notes() {
             tracing::warn!("{note}");
         }
-        health.name_holders(*told, |turn| self.holders(&turn.gpu, turn.mig.as_ref()));
+        health.name_holders(*logged, |transition| self.holders(&transition.gpu, transition.mig.as_ref()));
         let state = health.state();
-        for turn in state.transitions.iter().filter(|turn| turn.number > *told) {
-            let HealthTransition { gpu, mig, reason, detail, holders, .. } = turn;
+        for transition in state.transitions.iter().filter(|transition| transition.number > *logged) {
+            let HealthTransition { gpu, mig, reason, detail, holders, .. } = transition;
             let device = mig.as_ref().map_or(gpu.as_str(), MigUuid::as_str);
             let pods = pods(holders);
             let reason = reason.as_str();
-            if turn.to_healthy {
+            if transition.to_healthy {
                 tracing::info!(device, reason, was = %detail, pods, "healthy");
             } else {
                 tracing::warn!(device, reason, %detail, pods, "unhealthy");
             }
         }
-        *told = state.transitions.last().map_or(*told, |turn| turn.number);
+        *logged = state.transitions.last().map_or(*logged, |transition| transition.number);
     }
 
-    /// Those that hold the device, or a part of it, now.
+    /// The containers that hold the device, or a part of it, now.
     fn holders(&self, gpu: &GpuUuid, mig: Option<&MigUuid>) -> Vec<ContainerRef> {
         let snapshot = self.snapshots.borrow();
         let holders = snapshot.accounts.iter().filter(|account| {
@@ -205,6 +222,11 @@ fn log_order(order: &Order, now: Monotonic) {
     }
 }
 
+/// The next batch; `None` once the source has ended, or without one.
+async fn receive(xids: &mut Option<XidBatches>) -> Option<Vec<XidEvent>> {
+    xids.as_mut()?.recv().await
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -217,17 +239,18 @@ mod tests {
 
     const GPU: &str = "GPU-1";
 
-    struct Court {
+    struct Harness {
         clock: Clock,
         hardware: watch::Sender<Arc<HardwareState>>,
         events: mpsc::Sender<Vec<XidEvent>>,
+        forwarded: XidBatches,
         operator: Operator,
         states: watch::Receiver<Arc<HealthState>>,
         _snapshot: watch::Sender<Arc<Snapshot>>,
         _tasks: Tasks,
     }
 
-    impl Court {
+    impl Harness {
         fn start() -> Self {
             let clock = Clock::start();
             let (hardware, hardware_states) = watch::channel(Arc::new(HardwareState::default()));
@@ -236,12 +259,12 @@ mod tests {
             let config = Config { hold_down: Duration::from_secs(60), ..Config::default() };
             let inputs = Inputs { hardware: hardware_states, xids: Some(receiver), snapshots };
             let mut tasks = Tasks::default();
-            let Handle { states, operator } = start(config, inputs, clock, &mut tasks);
-            Self { clock, hardware, events, operator, states, _snapshot: snapshot, _tasks: tasks }
+            let (Handle { states, operator }, forwarded) = start(config, inputs, clock, &mut tasks);
+            Self { clock, hardware, events, forwarded, operator, states, _snapshot: snapshot, _tasks: tasks }
         }
 
-        /// One GPU, which has just said this.
-        fn say(&self, driver_loads: u64, recovery_action: u32) {
+        /// Publishes readings of the one GPU.
+        fn read(&self, driver_loads: u64, recovery_action: u32) {
             let gpu = Gpu::listed(GPU.into(), 0);
             let value = Slow { recovery_action: Some(recovery_action), ..Slow::default() };
             let slow = Some(Stamped { at: self.clock.now().monotonic, value });
@@ -290,62 +313,90 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_xid_takes_a_device_down_and_a_reload_brings_it_back_at_the_deadline() {
-        let mut court = Court::start();
-        court.say(1, 0);
-        court.until(true).await;
+    async fn an_xid_makes_a_device_unhealthy_until_the_hold_down_after_a_reload() {
+        let mut harness = Harness::start();
+        harness.read(1, 0);
+        harness.until(true).await;
         tokio::time::advance(Duration::from_secs(1)).await;
-        court.events.send(xid(48, court.clock.now())).await.unwrap();
-        court.until(false).await;
+        harness.events.send(xid(48, harness.clock.now())).await.unwrap();
+        harness.until(false).await;
         tokio::time::advance(Duration::from_secs(1)).await;
-        court.say(2, 0);
+        harness.read(2, 0);
         tokio::time::advance(Duration::from_secs(1)).await;
-        // The readings of the new session; after them nothing more is heard.
+        // The readings of the new session, and no more after them.
         tokio::task::yield_now().await;
-        court.say(2, 0);
-        let before = court.clock.now().monotonic;
-        let state = court.until(true).await;
-        assert!(court.clock.now().monotonic.since(before) >= Duration::from_secs(59), "held down");
+        harness.read(2, 0);
+        let before = harness.clock.now().monotonic;
+        let state = harness.until(true).await;
+        assert!(harness.clock.now().monotonic.since(before) >= Duration::from_secs(59), "held down");
         assert_eq!(state.transitions.len(), 2);
-        assert!(state.transitions.iter().all(|turn| turn.holders == [ContainerRef::new("team", "train", "main")]));
+        assert!(
+            state
+                .transitions
+                .iter()
+                .all(|transition| transition.holders == [ContainerRef::new("team", "train", "main")])
+        );
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_xid_goes_before_the_reading_that_it_caused() {
         // Which of two that are ready is taken first is random.
         for _ in 0..32 {
-            let mut court = Court::start();
-            court.say(1, 0);
-            court.until(true).await;
-            court.events.send(xid(48, court.clock.now())).await.unwrap();
-            court.say(1, 1);
-            let state = court.until(false).await;
-            assert_eq!(state.transitions.last().map(|turn| turn.reason), Some(UnhealthyReason::Xid));
+            let mut harness = Harness::start();
+            harness.read(1, 0);
+            harness.until(true).await;
+            harness.events.send(xid(48, harness.clock.now())).await.unwrap();
+            harness.read(1, 1);
+            let state = harness.until(false).await;
+            assert_eq!(state.transitions.last().map(|transition| transition.reason), Some(UnhealthyReason::Xid));
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_operator_gets_an_answer_when_the_verdict_is_published() {
-        let mut court = Court::start();
-        court.say(1, 0);
-        court.until(true).await;
-        let mark = marker(court.operator.clone(), court.clock);
+    async fn an_operator_gets_an_answer_when_the_state_is_published() {
+        let mut harness = Harness::start();
+        harness.read(1, 0);
+        harness.until(true).await;
+        let mark = marker(harness.operator.clone(), harness.clock);
         let marking = |device: &str| Marking { device: device.to_owned(), mark: Some(("smells".to_owned(), None)) };
         mark(marking("0")).await.unwrap();
-        assert!(!court.states.borrow().gpus[&GPU.into()].is_healthy());
+        assert!(!harness.states.borrow().gpus[&GPU.into()].is_healthy());
         assert!(mark(marking("GPU-9")).await.unwrap_err().contains("GPU-9"));
         mark(Marking { device: GPU.to_owned(), mark: None }).await.unwrap();
-        court.until(true).await;
+        harness.until(true).await;
     }
 
     #[tokio::test(start_paused = true)]
-    async fn sources_that_end_do_not_end_the_judge() {
-        let mut court = Court::start();
-        court.say(1, 0);
-        court.until(true).await;
+    async fn sources_that_end_do_not_end_the_task() {
+        let mut harness = Harness::start();
+        harness.read(1, 0);
+        harness.until(true).await;
         let (events, _) = mpsc::channel(1);
-        drop(std::mem::replace(&mut court.events, events));
-        court.say(1, 1);
-        court.until(false).await;
+        drop(std::mem::replace(&mut harness.events, events));
+        harness.read(1, 1);
+        harness.until(false).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn every_xid_is_forwarded_once_and_a_late_reader_delays_no_other_input() {
+        let mut harness = Harness::start();
+        harness.read(1, 0);
+        harness.until(true).await;
+        let batches = XID_BATCHES as u32 + 8;
+        for code in 0..batches {
+            harness.events.send(xid(1_000 + code, harness.clock.now())).await.unwrap();
+        }
+        harness.read(1, 1);
+        harness.until(false).await;
+        for code in 0..batches {
+            assert_eq!(harness.forwarded.recv().await.unwrap()[0].code, 1_000 + code);
+        }
+        drop(harness.forwarded);
+        harness.events.send(xid(48, harness.clock.now())).await.unwrap();
+        let has_xid = |state: &Arc<HealthState>| {
+            let mut causes = state.gpus.values().flat_map(|gpu| &gpu.whole.causes);
+            causes.any(|cause| cause.reason == UnhealthyReason::Xid)
+        };
+        harness.states.wait_for(has_xid).await.expect("it works without the second reader");
     }
 }

@@ -11,7 +11,6 @@ mod health_task;
 mod journal;
 mod listeners;
 mod missing;
-pub mod owners;
 mod probe;
 mod publisher;
 mod readiness;
@@ -19,7 +18,6 @@ mod reload;
 mod self_use;
 mod settings;
 mod signals;
-mod xids;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -148,9 +146,9 @@ impl Agent {
         let kubelet = kubelet::start(settings.kubelet_settings(reloadable()), sources, clock, &mut tasks);
         let inputs = devices::Inputs { kubelet: kubelet.states(), reloadable: reloadable() };
         let mut devices = devices::start(driver, settings.hardware_settings(), inputs, clock, &mut tasks);
-        let (xids, published_xids) = devices.xids(&mut tasks);
+        let xids = devices.xids();
         let inputs = health_task::Inputs { hardware: devices.states(), xids, snapshots: snapshots.clone() };
-        let health = health_task::start(settings.health.clone(), inputs, clock, &mut tasks);
+        let (health, xids) = health_task::start(settings.health.clone(), inputs, clock, &mut tasks);
         let plugin = settings.plugin_settings().map(|settings| {
             let inputs = plugin::Inputs {
                 hardware: devices.states(),
@@ -170,7 +168,7 @@ impl Agent {
             plugin: plugin.as_ref().map(plugin::Handle::states),
             processes: processes.states(),
             wanted: processes.wanted(),
-            xids: published_xids,
+            xids,
             reloadable: reloadable(),
         };
         let facts = publisher::Facts {

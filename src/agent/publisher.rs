@@ -3,13 +3,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::sync::watch::error::RecvError;
-use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
+use super::devices::XidBatches;
 use super::settings::{Reloadable, Settings};
-use super::{DroppedLogLines, owners, self_use};
-use crate::attribution::{self, ClassedXid, ContainerXids, Join, Ledger, Observation, Slots, XidObservation};
+use super::{DroppedLogLines, self_use};
+use crate::attribution::{
+    self, ClassedXid, ContainerXids, Join, Ledger, Observation, Slots, XidObservation, are_scanned,
+    processes_by_device, wanted_processes,
+};
 use crate::clock::Clock;
 use crate::hardware::CallDurations;
 use crate::health;
@@ -41,8 +45,8 @@ pub struct Inputs {
     pub processes: watch::Receiver<Arc<ProcessState>>,
     /// To name the processes whose owners are wanted.
     pub wanted: watch::Sender<Arc<BTreeSet<u32>>>,
-    /// `None` without a driver.
-    pub xids: Option<mpsc::Receiver<Vec<XidEvent>>>,
+    /// As the health task forwards them.
+    pub xids: XidBatches,
     pub reloadable: watch::Receiver<Reloadable>,
 }
 
@@ -212,10 +216,7 @@ impl Publisher {
             changed = kubelet.changed() => changed?,
             changed = health.changed() => changed?,
             changed = changed(plugin) => changed?,
-            batch = super::xids::next(xids) => match batch {
-                Some(batch) => self.memory.add_xids(batch, &self.health),
-                None => *xids = None,
-            },
+            Some(batch) = xids.recv() => self.memory.add_xids(batch, &self.health),
             changed = reloadable.changed() => {
                 changed?;
                 self.memory.ledger.set_retention(reloadable.borrow_and_update().retention);
@@ -229,13 +230,13 @@ impl Publisher {
     /// for the next snapshot.
     async fn request_owners(&mut self) {
         let Inputs { hardware, processes, wanted: requested, .. } = &mut self.inputs;
-        let mut wanted = owners::wanted(&hardware.borrow());
+        let mut wanted = wanted_processes(&hardware.borrow());
         wanted.extend(self.memory.wanted());
-        if owners::are_known(&wanted, &processes.borrow()) && **requested.borrow() == wanted {
+        if are_scanned(&wanted, &processes.borrow()) && **requested.borrow() == wanted {
             return;
         }
         requested.send_replace(Arc::new(wanted.clone()));
-        let known = processes.wait_for(|state| owners::are_known(&wanted, state));
+        let known = processes.wait_for(|state| are_scanned(&wanted, state));
         // An error is the end of the processes task, which the agent observes.
         let _ = tokio::time::timeout(OWNERS_WAIT, known).await;
     }
@@ -260,7 +261,7 @@ impl Publisher {
             join,
             inventory: &hardware.inventory,
             readings: &hardware.readings,
-            processes: &owners::by_device(&hardware, &processes),
+            processes: &processes_by_device(&hardware, &processes),
             scrapes,
         });
         budget.mark(&mut statement.accounts, series_limit);

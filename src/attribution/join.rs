@@ -35,7 +35,7 @@ struct Target {
 
 /// All that one container has of one target.
 #[derive(Default)]
-struct Grip<'a> {
+struct HeldDevices<'a> {
     resource: Option<&'a ResourceName>,
     ids: BTreeSet<&'a DeviceId>,
     replica: bool,
@@ -55,7 +55,7 @@ struct Holders {
 
 #[must_use]
 pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &Inventory, slots: &Slots) -> Join {
-    let mut grips: BTreeMap<HoldingKey, Grip<'_>> = BTreeMap::new();
+    let mut held_by_key: BTreeMap<HoldingKey, HeldDevices<'_>> = BTreeMap::new();
     let mut unresolved: BTreeMap<(ResourceName, &'static str), BTreeSet<&DeviceId>> = BTreeMap::new();
     let mut claims: BTreeMap<&ClaimDevice, Target> = BTreeMap::new();
     let mut sharers: BTreeMap<(Target, ClaimName<'_>), usize> = BTreeMap::new();
@@ -67,10 +67,10 @@ pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &In
                 unresolved.entry((held.resource.clone(), form.name())).or_default().insert(&held.id);
             }
             for target in targets {
-                let grip = grips.entry(key(&container.reference, target)).or_default();
-                grip.resource.get_or_insert(&held.resource);
-                grip.ids.insert(&held.id);
-                grip.replica |= form.is_replica();
+                let held_devices = held_by_key.entry(key(&container.reference, target)).or_default();
+                held_devices.resource.get_or_insert(&held.resource);
+                held_devices.ids.insert(&held.id);
+                held_devices.replica |= form.is_replica();
             }
         }
         for claim in &container.claims {
@@ -84,27 +84,27 @@ pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &In
                 claims.insert(claim, target.clone());
                 let name = (&*claim.claim_namespace, &*claim.claim, claim.share_id.as_deref());
                 *sharers.entry((target.clone(), name)).or_default() += 1;
-                let grip = grips.entry(key(&container.reference, target)).or_default();
-                grip.ids.insert(&claim.device);
-                grip.claims.insert(name);
+                let held_devices = held_by_key.entry(key(&container.reference, target)).or_default();
+                held_devices.ids.insert(&claim.device);
+                held_devices.claims.insert(name);
             }
         }
     }
     // A claim is one holder, whose part its containers share.
-    let weigh = |key: &HoldingKey, grip: &Grip<'_>| {
+    let weigh = |key: &HoldingKey, held_devices: &HeldDevices<'_>| {
         let target = target_of(key);
         let part = |claim: &ClaimName<'_>| 1.0 / sharers[&(target.clone(), *claim)] as f64;
-        if grip.resource.is_some() { 1.0 } else { grip.claims.iter().map(part).sum() }
+        if held_devices.resource.is_some() { 1.0 } else { held_devices.claims.iter().map(part).sum() }
     };
     let mut holders: BTreeMap<Target, Holders> = BTreeMap::new();
-    for (key, grip) in &grips {
+    for (key, held_devices) in &held_by_key {
         let holders = holders.entry(target_of(key)).or_default();
         holders.count += 1;
-        holders.weight += weigh(key, grip);
+        holders.weight += weigh(key, held_devices);
     }
-    let holdings = grips.into_iter().map(|(key, grip)| {
-        let (target, weight) = (target_of(&key), weigh(&key, &grip));
-        let holding = holding(&target, &grip, weight, &holders[&target], slots, inventory);
+    let holdings = held_by_key.into_iter().map(|(key, held_devices)| {
+        let (target, weight) = (target_of(&key), weigh(&key, &held_devices));
+        let holding = holding(&target, &held_devices, weight, &holders[&target], slots, inventory);
         (key, holding)
     });
     Join {
@@ -137,7 +137,7 @@ fn target_of(key: &HoldingKey) -> Target {
 
 fn holding(
     target: &Target,
-    grip: &Grip<'_>,
+    held_devices: &HeldDevices<'_>,
     weight: f64,
     holders: &Holders,
     slots: &Slots,
@@ -148,13 +148,17 @@ fn holding(
         // The size of a MIG device that only the kubelet names is not known.
         Some(mig) => inventory.mig(mig).and_then(|(gpu, mig)| gpu.slice_fraction(mig.slices)),
     };
-    let part = match (grip.replica, slots.count(target)) {
+    let part = match (held_devices.replica, slots.count(target)) {
         (false, _) => Some(weight / holders.weight),
-        (true, Some(slots)) => Some(grip.ids.len() as f64 / slots.max(grip.ids.len()) as f64),
+        (true, Some(slots)) => Some(held_devices.ids.len() as f64 / slots.max(held_devices.ids.len()) as f64),
         (true, None) => None,
     };
-    let sharing = match (grip.replica || holders.count > 1, &target.mig) {
-        (true, _) if grip.replica && grip.resource.is_some_and(|resource| slots.mps.contains(resource)) => Sharing::Mps,
+    let sharing = match (held_devices.replica || holders.count > 1, &target.mig) {
+        (true, _)
+            if held_devices.replica && held_devices.resource.is_some_and(|resource| slots.mps.contains(resource)) =>
+        {
+            Sharing::Mps
+        }
         (true, _) => Sharing::TimeSlicing,
         (false, Some(_)) => Sharing::Mig,
         (false, None) => Sharing::Exclusive,
@@ -166,8 +170,8 @@ fn holding(
         _ => Attribution::EqualShare,
     };
     Holding {
-        resource: grip.resource.cloned(),
-        device_ids: grip.ids.iter().map(|id| (*id).clone()).collect(),
+        resource: held_devices.resource.cloned(),
+        device_ids: held_devices.ids.iter().map(|id| (*id).clone()).collect(),
         sharing,
         attribution: Some(attribution),
         share: whole.zip(part).map(|(whole, part)| whole * part),

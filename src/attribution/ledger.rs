@@ -2,7 +2,7 @@
 //!
 //! Each device has its own clock, which stands at the time its readings are complete to. When a reading moves that clock
 //! on, the interval it covers is cut into stretches wherever somebody took hold or let go, and each stretch gets its part
-//! of the interval by time (`books`). A stretch has
+//! of the interval by time (`interval_division`). A stretch has
 //!
 //! - A, allocated: what its holders hold of the device, in seconds (1, 1 of the slots, slices of a MIG device),
 //! - B, busy seconds, and E, joules,
@@ -17,13 +17,13 @@
 //! | MIG with GPM | activity of the part × its slices | idle power is `idle`, the rest like B |
 //! | MIG without | not known | by slices |
 //! | nobody | `unknown`, or by SM time | idle power is `idle`, the rest like B |
-//! | not read (`silence`) | not known; what the driver tells of it later is `unknown` | by holding, where the energy counter spans it |
+//! | not read (`gap`) | not known; what the driver tells of it later is `unknown` | by holding, where the energy counter spans it |
 //!
 //! Everything else has a reason and goes to the unattributed part, so that shares and unattributed part add up to the device (`audit`).
 //! M, memory, is of a moment and divided by process lists (`memory`). Seconds and joules before the first sight of a total
 //! are nobody's (`clock`).
 //!
-//! An interval counts as read when both of its ends are of the same session. All other time is a silence: the driver was
+//! An interval counts as read when both of its ends are of the same session. All other time is a gap: the driver was
 //! released or reloaded, the GPU was lost, a call hung, readings are late, or a new reader began. It is allocated and
 //! uncovered. Uncovered too is time in a session for which the driver gives no samples, and all time of a device that
 //! does not tell its busy time. Idle power is learned from read intervals alone, covered by samples, in which the device
@@ -34,16 +34,16 @@
 
 mod activity;
 mod audit;
-mod books;
 mod clock;
 mod device;
 mod division;
-mod entry;
+mod gap;
 mod gauges;
+mod holder_account;
 mod idle_power;
+mod interval_division;
 mod memory;
 mod partition;
-mod silence;
 mod spread;
 mod weights;
 
@@ -53,13 +53,13 @@ use std::time::Duration;
 
 use self::audit::Audit;
 use self::clock::Advance;
-use self::device::{Device, Known, Tenant};
-use self::entry::Entry;
+use self::device::{Device, HolderKey, Known};
+use self::gap::OpenGap;
 use self::gauges::Present;
+use self::holder_account::HolderAccount;
 use self::partition::Partitions;
-use self::silence::Silence;
 use super::join::Join;
-use super::processes::DeviceProcesses;
+use super::owners::DeviceProcesses;
 use crate::model::{
     Account, DeviceReadings, Gpu, GpuUuid, Inventory, Moment, Monotonic, Quantity, Totals, UnallocatedUse, Unattributed,
 };
@@ -93,7 +93,7 @@ pub struct Observation<'a> {
 
 /// The ledger at one moment.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Statement {
+pub struct LedgerOutput {
     /// By GPU, container, MIG device.
     pub accounts: Vec<Account>,
     /// By GPU: those whose readings were seen.
@@ -114,9 +114,9 @@ impl Ledger {
     }
 
     /// Brings the ledger up to `observation.now`.
-    pub fn advance(&mut self, observation: &Observation<'_>) -> Statement {
+    pub fn advance(&mut self, observation: &Observation<'_>) -> LedgerOutput {
         // Time up to now belongs to those who held until now; the new allocations holds from now on.
-        self.take_hold_and_let_go(observation);
+        self.update_holders(observation);
         self.account(observation);
         let now = observation.now.monotonic;
         let mut unallocated_uses = vec![];
@@ -131,30 +131,30 @@ impl Ledger {
             device.forget(now, self.retention, observation.scrapes);
         }
         self.forget_surplus();
-        let entries = self.devices.values().flat_map(|device| device.entries.values());
-        Statement {
-            accounts: entries.map(|entry| entry.account.clone()).collect(),
-            unattributed: self.devices.values().filter(|one| one.clock.read).map(Device::statement).collect(),
+        let holders = self.devices.values().flat_map(|device| device.holders.values());
+        LedgerOutput {
+            accounts: holders.map(|holder| holder.account.clone()).collect(),
+            unattributed: self.devices.values().filter(|one| one.clock.read).map(Device::published).collect(),
             unallocated_uses,
             violations: self.audit.violations().clone(),
         }
     }
 
-    fn take_hold_and_let_go(&mut self, observation: &Observation<'_>) {
+    fn update_holders(&mut self, observation: &Observation<'_>) {
         let now = observation.now;
         self.sequence += 1;
         for (key, holding) in &observation.join.holdings {
             let device = self.devices.entry(key.gpu.clone()).or_insert_with(|| Device::new(&key.gpu, now));
-            match device.entries.get_mut(&(key.container.clone(), key.mig.clone())) {
-                Some(entry) => entry.hold(holding, now, self.sequence),
+            match device.holders.get_mut(&(key.container.clone(), key.mig.clone())) {
+                Some(holder) => holder.hold(holding, now, self.sequence),
                 None => {
-                    let entry = Entry::opened(key, holding, now, self.sequence);
-                    device.entries.insert((key.container.clone(), key.mig.clone()), entry);
+                    let holder = HolderAccount::opened(key, holding, now, self.sequence);
+                    device.holders.insert((key.container.clone(), key.mig.clone()), holder);
                 }
             }
         }
-        for entry in self.devices.values_mut().flat_map(|device| device.entries.values_mut()) {
-            entry.close_unless_seen(self.sequence, now.monotonic);
+        for holder in self.devices.values_mut().flat_map(|device| device.holders.values_mut()) {
+            holder.close_unless_seen(self.sequence, now.monotonic);
         }
     }
 
@@ -175,39 +175,40 @@ impl Ledger {
             }
             let busy = self.audit.amount(Quantity::Busy, readings.totals.busy_seconds);
             let energy = self.audit.amount(Quantity::Energy, readings.totals.energy_joules);
-            let Advance { silence, interval } = device.clock.advance(&readings.totals, busy, energy);
-            if let Some(silence) = silence {
-                device.be_silent(silence.from, silence.to, unread(known_gpu).as_ref(), now);
-                device.end_silence(silence.energy_joules, &mut self.audit);
+            let Advance { gap, interval } = device.clock.advance(&readings.totals, busy, energy);
+            if let Some(gap) = gap {
+                device.add_gap(gap.from, gap.to, unread(known_gpu).as_ref(), now);
+                device.close_gap(gap.energy_joules, &mut self.audit);
             }
             let partitions = Partitions::of(known_gpu, &active, processes);
             device.account(&interval, &Known { processes, partitions }, now, &mut self.audit);
         }
         for (gpu, device) in &mut self.devices {
-            let held = device.entries.values().any(|entry| !entry.is_final());
+            let held = device.holders.values().any(|holder| !holder.is_final());
             if held && now.monotonic.since(device.clock.accounted) > self.readings_late {
-                let since = device.clock.be_late(now.monotonic);
+                let since = device.clock.skip_to(now.monotonic);
                 let partitions = unread(observation.inventory.gpus.get(gpu));
-                device.be_silent(since, now.monotonic, partitions.as_ref(), now);
+                device.add_gap(since, now.monotonic, partitions.as_ref(), now);
             }
         }
     }
 
     fn forget_surplus(&mut self) {
-        let entries = || self.devices.values().flat_map(|device| device.entries.values());
-        let surplus = entries().filter(|entry| entry.account.ended.is_some()).count().saturating_sub(ENDED_LIMIT);
+        let holders = || self.devices.values().flat_map(|device| device.holders.values());
+        let surplus = holders().filter(|holder| holder.account.ended.is_some()).count().saturating_sub(ENDED_LIMIT);
         if surplus == 0 {
             return;
         }
-        let mut by_end: Vec<(Monotonic, GpuUuid, Tenant)> = vec![];
+        let mut by_end: Vec<(Monotonic, GpuUuid, HolderKey)> = vec![];
         for (gpu, device) in &self.devices {
-            let ended = |(tenant, entry): (&Tenant, &Entry)| Some((entry.account.ended?, gpu.clone(), tenant.clone()));
-            by_end.extend(device.entries.iter().filter_map(ended));
+            let ended =
+                |(key, holder): (&HolderKey, &HolderAccount)| Some((holder.account.ended?, gpu.clone(), key.clone()));
+            by_end.extend(device.holders.iter().filter_map(ended));
         }
         by_end.sort();
-        for (_, gpu, tenant) in by_end.into_iter().take(surplus) {
+        for (_, gpu, key) in by_end.into_iter().take(surplus) {
             if let Some(device) = self.devices.get_mut(&gpu) {
-                device.entries.remove(&tenant);
+                device.holders.remove(&key);
             }
         }
     }
@@ -221,8 +222,8 @@ fn unread(gpu: Option<&Gpu>) -> Option<Partitions<'_>> {
 impl Device {
     /// The first reading is where counting starts; who held the device before has it allocated all the same.
     fn begin(&mut self, totals: &Totals, gpu: Option<&Gpu>, now: Moment) {
-        self.be_silent(self.clock.accounted, totals.through, unread(gpu).as_ref(), now);
-        self.silence = Silence::default();
+        self.add_gap(self.clock.accounted, totals.through, unread(gpu).as_ref(), now);
+        self.gap = OpenGap::default();
         self.clock.begin(totals);
     }
 }

@@ -5,7 +5,7 @@
 //! log to tell the same, and each telling is matched with one of the other source: each XID counts once.
 
 mod matching;
-mod party;
+mod owner;
 #[cfg(test)]
 mod tests;
 
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use self::matching::{Matching, Pending};
-use self::party::Party;
+use self::owner::XidOwner;
 use super::join::Join;
 use crate::model::{
     Account, ContainerRef, ContainerXid, GpuUuid, Inventory, MigUuid, Moment, Monotonic, Owner, ProcessState,
@@ -72,7 +72,7 @@ pub struct XidObservation<'a> {
 struct Waiting {
     xid: ClassedXid,
     pid: u32,
-    holder: Option<Party>,
+    holder: Option<XidOwner>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -114,7 +114,7 @@ impl ContainerXids {
         let mut events = std::mem::take(&mut observation.events);
         events.sort_by_key(|xid| xid.event.at.monotonic);
         for xid in events {
-            self.hear(xid, &observation);
+            self.take(xid, &observation);
         }
         self.resolve(&observation);
         self.settle(&observation);
@@ -122,8 +122,8 @@ impl ContainerXids {
         self.counts.iter().map(|(key, count)| count.published(key)).collect()
     }
 
-    fn hear(&mut self, xid: ClassedXid, observation: &XidObservation<'_>) {
-        let holder = Party::holding(&xid.event, observation);
+    fn take(&mut self, xid: ClassedXid, observation: &XidObservation<'_>) {
+        let holder = XidOwner::holding(&xid.event, observation);
         match &xid.event.process {
             Some(process)
                 if observation.processes.enabled
@@ -133,7 +133,7 @@ impl ContainerXids {
                 self.named.insert(pid, observation.now.monotonic);
                 self.waiting.push(Waiting { xid, pid, holder });
             }
-            _ => self.tell(xid, holder, observation),
+            _ => self.match_sources(xid, holder, observation),
         }
     }
 
@@ -142,39 +142,39 @@ impl ContainerXids {
         let now = observation.now.monotonic;
         let mut still = vec![];
         for waiting in std::mem::take(&mut self.waiting) {
-            let party = match observation.processes.owner(waiting.pid) {
+            let owner = match observation.processes.owner(waiting.pid) {
                 Owner::Unknown(UnknownOwner::NotResolved) if now.since(waiting.xid.event.at.monotonic) < OWNER_WAIT => {
                     still.push(waiting);
                     continue;
                 }
-                Owner::Container(container) => Some(Party::of_container(container, &waiting.xid.event, observation)),
-                Owner::Pod(pod) => Party::in_pod(pod, None, &waiting.xid.event, observation),
+                Owner::Container(container) => Some(XidOwner::of_container(container, &waiting.xid.event, observation)),
+                Owner::Pod(pod) => XidOwner::in_pod(pod, None, &waiting.xid.event, observation),
                 Owner::EndedPod { uid, pod: Some(pod) } => {
-                    Party::in_pod(pod, Some(uid), &waiting.xid.event, observation)
+                    XidOwner::in_pod(pod, Some(uid), &waiting.xid.event, observation)
                 }
                 // A process of no container, or of a pod that nobody can name any more.
                 Owner::Host | Owner::EndedPod { pod: None, .. } => None,
                 Owner::Unknown(_) => waiting.holder,
             };
-            self.tell(waiting.xid, party, observation);
+            self.match_sources(waiting.xid, owner, observation);
         }
         self.waiting = still;
     }
 
-    fn tell(&mut self, xid: ClassedXid, party: Option<Party>, observation: &XidObservation<'_>) {
+    fn match_sources(&mut self, xid: ClassedXid, owner: Option<XidOwner>, observation: &XidObservation<'_>) {
         let ClassedXid { event, class } = xid;
         let pending =
-            Pending { at: event.at.monotonic.min(observation.now.monotonic), count: event.count, class, party };
+            Pending { at: event.at.monotonic.min(observation.now.monotonic), count: event.count, class, owner };
         if !self.two_sources {
-            self.give(&event.gpu, event.code, pending, observation);
+            self.count(&event.gpu, event.code, pending, observation);
             return;
         }
         let matching = self.matching.entry((event.gpu.clone(), event.code)).or_default();
         match event.source {
-            XidSource::Nvml => matching.driver_told(pending),
+            XidSource::Nvml => matching.add_from_driver(pending),
             XidSource::Kmsg => {
-                matching.log_told(&pending);
-                self.give(&event.gpu, event.code, pending, observation);
+                matching.add_from_log(&pending);
+                self.count(&event.gpu, event.code, pending, observation);
             }
         }
     }
@@ -187,13 +187,13 @@ impl ContainerXids {
             over.extend(matching.unmatched(now).into_iter().map(|pending| (gpu.clone(), *code, pending)));
         }
         for (gpu, code, pending) in over {
-            self.give(&gpu, code, pending, observation);
+            self.count(&gpu, code, pending, observation);
         }
         self.matching.retain(|_, matching| !matching.is_empty());
     }
 
-    fn give(&mut self, gpu: &GpuUuid, code: u32, pending: Pending, observation: &XidObservation<'_>) {
-        let Some(Party { container, mig }) = pending.party else { return };
+    fn count(&mut self, gpu: &GpuUuid, code: u32, pending: Pending, observation: &XidObservation<'_>) {
+        let Some(XidOwner { container, mig }) = pending.owner else { return };
         let mut key = Key { container, gpu: gpu.clone(), mig, code };
         let mut class = pending.class;
         if self.counts.len() >= SERIES && !self.counts.contains_key(&key) {

@@ -1,15 +1,15 @@
-//! The XIDs that are known, as data: by class, with what each does to the verdict unless configured otherwise.
+//! The XIDs that are known, as data: by class, with the effect of each unless configured otherwise.
 
 use super::config::{Config, XidRule};
 use crate::model::XidClass;
 
-/// What an XID does to the verdict.
+/// What an XID does to the health of its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     Unhealthy,
-    /// Only where the driver does not say by its recovery action what it wants.
+    /// Only where the driver reports no recovery action.
     UnhealthyUnlessRecoveryActionKnown,
-    /// Counted; the recovery action decides, and is worth reading at once.
+    /// Counted; the recovery action decides, and is read at once.
     ReadRecoveryAction,
     Count,
     /// Not even counted.
@@ -31,7 +31,7 @@ struct Row {
     codes: &'static [(u32, u32)],
 }
 
-/// By NVIDIA's "immediate action" for each XID. What is in no row is unknown: counted, never a verdict.
+/// By NVIDIA's "immediate action" for each XID. A code in no row is unknown: it is counted and does not change the health.
 const TABLE: &[Row] = &[
     Row {
         class: XidClass::Application,

@@ -12,21 +12,21 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct Config {
-    /// By code, what the class table says otherwise.
+    /// By code: exceptions to the class table.
     pub xids: BTreeMap<u32, XidRule>,
-    /// How long everything must have been well before a device is healthy again.
+    /// How long a fault must be over before a device is healthy again.
     #[serde(deserialize_with = "hold_down")]
     pub hold_down: Duration,
     pub recovery: Recovery,
     #[serde(rename = "uncorrectableECC")]
     pub uncorrectable_ecc: EccPolicy,
-    /// How long a device may leave a call unanswered, or the driver refuse to be opened, once that was noticed.
+    /// How long a driver call may not return, or the driver not open, after that is noticed.
     #[serde(deserialize_with = "stuck_limit")]
     pub stuck_limit: Duration,
-    /// How long the last verdict holds while the GPUs are released.
+    /// How long the last health state stays valid while the GPUs are released.
     #[serde(deserialize_with = "released_limit")]
     pub released_limit: Duration,
-    /// Whether to read XIDs from the kernel's log, too.
+    /// Whether to read XIDs from the kernel log too.
     #[serde(deserialize_with = "on_or_off")]
     pub kmsg: bool,
 }
@@ -45,10 +45,10 @@ pub enum XidRule {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Recovery {
-    /// A device comes back on evidence.
+    /// A device becomes healthy by its signals.
     #[default]
     Auto,
-    /// Only an operator's unmark brings it back.
+    /// Only by an operator's unmark.
     Manual,
 }
 
@@ -70,7 +70,7 @@ impl Default for Config {
             recovery: Recovery::default(),
             uncorrectable_ecc: EccPolicy::default(),
             stuck_limit: Duration::from_secs(10),
-            // Long enough for a reset, and too short for pods to be sent to a GPU that nobody watches.
+            // Long enough for a reset, and too short for pods to be scheduled to a GPU that is not read.
             released_limit: Duration::from_secs(30),
             kmsg: false,
         }
@@ -111,7 +111,7 @@ fn on_or_off<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Erro
             formatter.write_str("kmsg on or off")
         }
 
-        /// YAML of old reads `on` and `off` so.
+        /// YAML 1.1 reads `on` and `off` as booleans.
         fn visit_bool<E: Error>(self, on: bool) -> Result<bool, E> {
             Ok(on)
         }

@@ -1,4 +1,4 @@
-//! One GPU and its MIG devices: what speaks against each, since when, and when it no longer does.
+//! One GPU and its MIG devices: why each is unhealthy, since when, and when that is over.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::classes::{self, Effect};
 use super::config::{Config, Recovery};
 use super::marks::Mark;
-use super::said::Said;
+use super::signals::DeviceSignals;
 use super::xids::{Latch, Xids};
 use super::{Session, UNKNOWN_LIMIT};
 use crate::model::{
@@ -14,11 +14,11 @@ use crate::model::{
     XidClass, XidEvent,
 };
 
-/// A reason, and which XID where it is one.
+/// A reason, and the code where it is an XID.
 type Key = (UnhealthyReason, u32);
 
-/// A verdict that turned.
-pub struct Turn {
+/// A change of a device's health.
+pub struct Transition {
     pub mig: Option<MigUuid>,
     pub to_healthy: bool,
     pub reason: UnhealthyReason,
@@ -31,14 +31,14 @@ pub struct Device {
     /// As the inventory has them now.
     layout: Vec<MigDevice>,
     migs: BTreeSet<MigUuid>,
-    /// When the inventory first named it.
+    /// When the inventory first listed it.
     appeared: Option<Monotonic>,
-    said: Said,
+    signals: DeviceSignals,
     xids: Xids,
     /// On the whole GPU under `None`.
     marks: BTreeMap<Option<MigUuid>, Mark>,
     causes: BTreeMap<Option<MigUuid>, BTreeMap<Key, Standing>>,
-    verdicts: BTreeMap<Option<MigUuid>, DeviceHealth>,
+    health: BTreeMap<Option<MigUuid>, DeviceHealth>,
 }
 
 #[derive(Debug)]
@@ -55,15 +55,15 @@ impl Device {
             layout: vec![],
             migs: BTreeSet::new(),
             appeared: None,
-            said: Said::default(),
+            signals: DeviceSignals::default(),
             xids: Xids::new(now.unix),
             marks: BTreeMap::new(),
             causes: BTreeMap::new(),
-            verdicts: BTreeMap::new(),
+            health: BTreeMap::new(),
         }
     }
 
-    /// Whether the driver has named it.
+    /// Whether the inventory has listed it.
     pub fn is_known(&self) -> bool {
         self.appeared.is_some()
     }
@@ -83,10 +83,10 @@ impl Device {
             self.layout.clone_from(&gpu.mig_devices);
             self.migs = gpu.mig_devices.iter().map(|mig| mig.uuid.clone()).collect();
         }
-        self.said.renew(session);
+        self.signals.renew(session);
     }
 
-    pub fn hear(&mut self, event: &XidEvent, effect: Effect, now: Monotonic) -> bool {
+    pub fn add_xid(&mut self, event: &XidEvent, effect: Effect, now: Monotonic) -> bool {
         self.xids.take(event, effect, now)
     }
 
@@ -95,17 +95,17 @@ impl Device {
     }
 
     pub fn unmark(&mut self, mig: Option<&MigUuid>) {
-        self.xids.forgive(mig);
+        self.xids.clear(mig);
         let concerned = |subject: &Option<MigUuid>| mig.is_none() || subject.as_ref() == mig;
         self.marks.retain(|subject, _| !concerned(subject));
         for (_, causes) in self.causes.iter_mut().filter(|(subject, _)| concerned(subject)) {
-            let vouched = |reason| matches!(reason, UnhealthyReason::Xid | UnhealthyReason::Admin);
-            causes.retain(|(reason, _), standing| standing.ended.is_none() && !vouched(*reason));
+            let is_confirmed = |reason| matches!(reason, UnhealthyReason::Xid | UnhealthyReason::Admin);
+            causes.retain(|(reason, _), standing| standing.ended.is_none() && !is_confirmed(*reason));
         }
     }
 
-    /// Gives back a recovery action that is not known.
-    pub fn look(
+    /// Returns a recovery action that is unknown.
+    pub fn read(
         &mut self,
         gpu: &Gpu,
         readings: Option<&DeviceReadings>,
@@ -113,15 +113,15 @@ impl Device {
         problem: Option<&Arc<str>>,
         now: Monotonic,
     ) -> Option<u32> {
-        self.said.look(gpu, readings, missing, problem, now)
+        self.signals.read(gpu, readings, missing, problem, now)
     }
 
-    /// Turns of the GPU and its MIG devices.
-    pub fn judge(&mut self, config: &Config, session: Session, now: Moment) -> Vec<Turn> {
+    /// The transitions of the GPU and its MIG devices.
+    pub fn evaluate(&mut self, config: &Config, session: Session, now: Moment) -> Vec<Transition> {
         let time = now.monotonic;
         self.xids.resolve(&self.layout);
         self.marks.retain(|_, mark| mark.until.is_none_or(|until| time < until));
-        self.said.forget(config, session, time);
+        self.signals.expire(config, session, time);
         self.clear_xids(session);
         let mut subjects: BTreeSet<Option<MigUuid>> = self.migs.iter().cloned().map(Some).collect();
         subjects.extend(self.causes.keys().cloned());
@@ -130,16 +130,16 @@ impl Device {
         for subject in &subjects {
             let current = self.current(subject.as_ref(), config, session, time);
             let causes = self.causes.entry(subject.clone()).or_default();
-            settle(causes, current, config, session, time);
+            update(causes, current, config, session, time);
         }
         self.causes.retain(|_, causes| !causes.is_empty());
-        self.verdicts.retain(|subject, _| subject.as_ref().is_none_or(|mig| self.migs.contains(mig)));
+        self.health.retain(|subject, _| subject.as_ref().is_none_or(|mig| self.migs.contains(mig)));
         let shown = subjects.into_iter().filter(|subject| subject.as_ref().is_none_or(|mig| self.migs.contains(mig)));
-        shown.collect::<Vec<_>>().into_iter().filter_map(|subject| self.turn(subject, now)).collect()
+        shown.collect::<Vec<_>>().into_iter().filter_map(|subject| self.transition(subject, now)).collect()
     }
 
-    /// Brings one verdict up to date.
-    fn turn(&mut self, subject: Option<MigUuid>, now: Moment) -> Option<Turn> {
+    /// Updates the health of the GPU or of one MIG device.
+    fn transition(&mut self, subject: Option<MigUuid>, now: Moment) -> Option<Transition> {
         let own = subject.as_ref().and_then(|_| self.causes.get(&subject));
         let both = self.causes.get(&None).into_iter().chain(own);
         let mut standing: Vec<(&Key, &Standing)> = both.flatten().collect();
@@ -151,34 +151,30 @@ impl Device {
         };
         let causes: Vec<HealthCause> = standing.into_iter().map(cause).collect();
         let healthy = causes.is_empty();
-        let Some(verdict) = self.verdicts.get_mut(&subject) else {
-            self.verdicts.insert(subject, DeviceHealth { healthy, since: now, causes });
+        let Some(health) = self.health.get_mut(&subject) else {
+            self.health.insert(subject, DeviceHealth { healthy, since: now, causes });
             return None;
         };
-        let before = std::mem::replace(&mut verdict.causes, causes);
-        if verdict.healthy == healthy {
+        let before = std::mem::replace(&mut health.causes, causes);
+        if health.healthy == healthy {
             return None;
         }
-        (verdict.healthy, verdict.since) = (healthy, now);
-        let named = if healthy { before.first() } else { verdict.causes.first() };
-        let named = named.expect("an unhealthy verdict has a cause");
-        Some(Turn { mig: subject, to_healthy: healthy, reason: named.reason, detail: Arc::clone(&named.detail) })
+        (health.healthy, health.since) = (healthy, now);
+        let named = if healthy { before.first() } else { health.causes.first() };
+        let named = named.expect("an unhealthy device has a cause");
+        Some(Transition { mig: subject, to_healthy: healthy, reason: named.reason, detail: Arc::clone(&named.detail) })
     }
 
     pub fn published(&self) -> GpuHealth {
-        let of = |subject: &Option<MigUuid>| self.verdicts.get(subject).cloned();
+        let of = |subject: &Option<MigUuid>| self.health.get(subject).cloned();
         GpuHealth {
-            whole: of(&None).expect("the whole GPU is judged first"),
-            instances: self
-                .verdicts
-                .iter()
-                .filter_map(|(mig, verdict)| Some((mig.clone()?, verdict.clone())))
-                .collect(),
+            whole: of(&None).expect("the whole GPU is evaluated first"),
+            instances: self.health.iter().filter_map(|(mig, health)| Some((mig.clone()?, health.clone()))).collect(),
             xids: self.xids.counts.clone(),
         }
     }
 
-    /// What speaks against the whole GPU, or against one MIG device alone.
+    /// Why the whole GPU, or one MIG device alone, is unhealthy now.
     fn current(
         &self,
         mig: Option<&MigUuid>,
@@ -203,21 +199,21 @@ impl Device {
         }
         if mig.is_none() {
             let appeared = self.appeared.unwrap_or(now);
-            for (reason, detail, clears) in self.said.against(config, session, appeared, now) {
+            for (reason, detail, clears) in self.signals.causes(config, session, appeared, now) {
                 current.insert((reason, 0), (detail, clears));
             }
         }
         current
     }
 
-    /// Drops the XIDs that evidence speaks for.
+    /// Drops the XIDs that a reset or a restart has cleared.
     fn clear_xids(&mut self, session: Session) {
-        let said = &self.said;
+        let signals = &self.signals;
         if session.released.is_some() {
             return;
         }
-        if said.recovery.is_some() {
-            // The driver has the better verdict, whichever came first: no evidence is waited for.
+        if signals.recovery.is_some() {
+            // The driver's recovery action replaces these XIDs, whichever came first: no reset is waited for.
             let overruled = |latch: &Latch| latch.effect == Effect::UnhealthyUnlessRecoveryActionKnown;
             let codes: Vec<u32> =
                 self.xids.latches.extract_if(.., |_, latch| overruled(latch)).map(|(code, _)| code).collect();
@@ -226,20 +222,20 @@ impl Device {
             }
         }
         self.xids.latches.retain(|_, latch| {
-            let restarted = session.renewed.max(said.restarted);
-            let evidence = if needs_restart(latch) { restarted } else { restarted.max(said.reset) };
-            let answers = !said.lost
-                && said.stuck.is_none()
-                && said.recovery.is_none_or(|action| action == 0)
-                && evidence.is_some_and(|evidence| said.answered >= Some(evidence));
-            !(answers && evidence > Some(latch.at))
+            let restarted = session.renewed.max(signals.restarted);
+            let cleared = if needs_restart(latch) { restarted } else { restarted.max(signals.reset) };
+            let answers = !signals.lost
+                && signals.stuck.is_none()
+                && signals.recovery.is_none_or(|action| action == 0)
+                && cleared.is_some_and(|cleared| signals.answered >= Some(cleared));
+            !(answers && cleared > Some(latch.at))
         });
     }
 
     pub fn deadline(&self, config: &Config, session: Session, now: Monotonic) -> Option<Monotonic> {
-        let unknown = self.appeared.filter(|_| !self.said.checked).map(|appeared| appeared + UNKNOWN_LIMIT);
-        let stuck = self.said.stuck.map(|since| since + config.stuck_limit);
-        let refused = self.said.refused.as_ref().map(|(since, _)| *since + config.stuck_limit);
+        let unknown = self.appeared.filter(|_| !self.signals.checked).map(|appeared| appeared + UNKNOWN_LIMIT);
+        let stuck = self.signals.stuck.map(|since| since + config.stuck_limit);
+        let refused = self.signals.refused.as_ref().map(|(since, _)| *since + config.stuck_limit);
         let released = session.released.map(|since| since + config.released_limit);
         let marks = self.marks.values().filter_map(|mark| mark.until);
         let held = self.causes.values().flat_map(BTreeMap::values).filter_map(|standing| standing.ended);
@@ -250,23 +246,22 @@ impl Device {
     }
 }
 
-const RESET: &str = "a reset of the GPU or a reload of the driver, and that it answers; or an unmark";
-const REINITIALISED: &str =
-    "that the driver or the GPU begins anew (as after a reboot), and that it answers; or an unmark";
+const RESET: &str = "a reset of the GPU or a reload of the driver, then a response; or an unmark";
+const REINITIALISED: &str = "a restart of the driver or the GPU (as by a reboot), then a response; or an unmark";
 const UNMARKED: &str = "an unmark, or the end of the mark";
-const HELD: &str = "has ended: it must stay so for the time of health.holdDown, or be unmarked";
+const HELD: &str = "health.holdDown without the fault, or an unmark";
 
 fn needs_restart(latch: &Latch) -> bool {
     matches!(latch.class, XidClass::NodeReboot | XidClass::Hardware)
 }
 
-/// Whether the end of such a cause has to last before it counts.
-fn flaps(reason: UnhealthyReason) -> bool {
+/// Whether such a cause must be over for the hold-down.
+fn is_held_down(reason: UnhealthyReason) -> bool {
     !matches!(reason, UnhealthyReason::Admin | UnhealthyReason::Unknown)
 }
 
-/// Moves `causes` on to what is `current`: what no longer is has ended, and goes when it has stayed so.
-fn settle(
+/// Updates `causes` to `current`: a cause that is not current has ended, and is removed after the hold-down.
+fn update(
     causes: &mut BTreeMap<Key, Standing>,
     current: BTreeMap<Key, (Arc<str>, &'static str)>,
     config: &Config,
@@ -283,7 +278,7 @@ fn settle(
     }
     causes.retain(|(reason, _), standing| {
         let Some(ended) = standing.ended else { return true };
-        if !flaps(*reason) {
+        if !is_held_down(*reason) {
             return false;
         }
         config.recovery == Recovery::Manual || session.released.is_some() || now < ended + config.hold_down

@@ -1,4 +1,4 @@
-//! What an operator says of a device.
+//! An operator's marks on devices.
 
 use std::sync::Arc;
 
@@ -13,20 +13,20 @@ const LONGEST_REASON: usize = 256;
 pub enum Order {
     /// Unhealthy until it is unmarked or `until` has come. A new mark replaces the old one.
     Mark { device: String, reason: String, until: Option<Monotonic> },
-    /// Takes the mark away, and with it every XID and everything that has already ended: the operator vouches for the
-    /// device. What the device itself still says stays. Of a GPU, its MIG devices too.
+    /// Removes the mark, every XID and every cause that has already ended: the operator confirms that the device is good.
+    /// Current signals stay. Of a GPU, its MIG devices too.
     Unmark { device: String },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MarkError {
-    #[error("no device {0} has been seen; name a GPU or MIG device by its UUID, or a GPU by its index")]
+    #[error("no device {0} is known; name a GPU or MIG device by its UUID, or a GPU by its index")]
     UnknownDevice(String),
-    #[error("the reason has {0} characters; say why in 1 to {LONGEST_REASON}")]
+    #[error("the reason has {0} characters; give one of 1 to {LONGEST_REASON}")]
     Reason(usize),
     #[error("the reason has a control character, such as a line break, at character {0}; write it in one line")]
     ControlCharacter(usize),
-    #[error("the mark would be over at once; give an expiry above zero, or leave it out")]
+    #[error("the mark would expire at once; give a duration above zero, or none")]
     Over,
 }
 
@@ -65,7 +65,7 @@ impl Health {
                 }
             }
         }
-        Ok(self.judge(now))
+        Ok(self.evaluate(now))
     }
 
     fn find(&self, name: &str) -> Result<(GpuUuid, Option<MigUuid>), MarkError> {

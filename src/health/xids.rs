@@ -1,4 +1,4 @@
-//! XIDs of one GPU: counted once though two sources tell of them, and kept in mind while they weigh.
+//! XIDs of one GPU: counted once although two sources report them, and kept while they make the device unhealthy.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use crate::model::{
     LastXid, MigDevice, MigUuid, Moment, Monotonic, UnixSeconds, XidClass, XidCounts, XidEvent, XidInstance, XidSource,
 };
 
-/// The two sources tell of one XID within this time of each other.
+/// The two sources report one XID within this time of each other.
 pub const SAME: Duration = Duration::from_secs(5);
 /// Codes with a line of their own on the page; there are some two hundred. Others go under 999.
 const CODES: usize = 256;
@@ -23,7 +23,7 @@ pub struct Xids {
     pub latches: BTreeMap<u32, Latch>,
 }
 
-/// XIDs of one code without a pause: each source tells of all of them, so the truth is what the most talkative counted.
+/// XIDs of one code without a pause: each source reports all of them, so the larger of the two counts is right.
 #[derive(Debug)]
 struct Episode {
     last: Monotonic,
@@ -31,24 +31,24 @@ struct Episode {
     kmsg: u64,
 }
 
-/// An XID that speaks against the device.
+/// An XID that makes the device unhealthy.
 #[derive(Debug)]
 pub struct Latch {
     pub effect: Effect,
     pub class: XidClass,
     /// Of the last one.
     pub at: Monotonic,
-    /// A source that always says which instance has said that it is the whole GPU.
+    /// The driver, which always names the instance, named the whole GPU.
     whole: bool,
-    /// The kernel's log said nothing of an instance.
-    unsaid: Option<Monotonic>,
+    /// The kernel log named no instance.
+    unnamed: Option<Monotonic>,
     instances: BTreeMap<XidInstance, Hit>,
 }
 
 #[derive(Debug)]
 struct Hit {
     at: Monotonic,
-    /// Hit since the inventory last told what the numbers mean.
+    /// Hit since the inventory last mapped the instance numbers.
     pending: bool,
     reach: Option<Reach>,
 }
@@ -72,7 +72,7 @@ impl Xids {
         let is_new = !self.counts.last.contains_key(&event.code);
         // Beyond the bound, codes share a line; none that exists loses its own.
         let code = if is_new && self.counts.last.len() >= CODES { UNKNOWN_CODE } else { event.code };
-        // Nothing has happened yet that is still to come.
+        // Not later than now.
         let at = event.at.monotonic.min(now);
         *self.counts.by_class.entry(class).or_default() += self.count(code, event.source, event.count, at);
         self.remember(code, event);
@@ -84,13 +84,13 @@ impl Xids {
         is_new
     }
 
-    /// How many of `told` are new.
-    fn count(&mut self, code: u32, source: XidSource, told: u64, at: Monotonic) -> u64 {
+    /// How many of `reported` are new.
+    fn count(&mut self, code: u32, source: XidSource, reported: u64, at: Monotonic) -> u64 {
         let episode = self.episodes.entry(code).or_insert(Episode { last: at, nvml: 0, kmsg: 0 });
         if at.since(episode.last).max(episode.last.since(at)) > SAME {
             if at < episode.last {
-                // Of an episode that is over, and told late.
-                return told;
+                // Of an episode that is over, and reported late.
+                return reported;
             }
             (episode.nvml, episode.kmsg) = (0, 0);
         }
@@ -100,7 +100,7 @@ impl Xids {
             XidSource::Nvml => &mut episode.nvml,
             XidSource::Kmsg => &mut episode.kmsg,
         };
-        *count = count.saturating_add(told);
+        *count = count.saturating_add(reported);
         episode.nvml.max(episode.kmsg) - before
     }
 
@@ -137,7 +137,7 @@ impl Xids {
     }
 
     /// Forgets all, or those that concern this MIG device alone.
-    pub fn forgive(&mut self, mig: Option<&MigUuid>) {
+    pub fn clear(&mut self, mig: Option<&MigUuid>) {
         match mig {
             None => self.latches.clear(),
             Some(mig) => self.latches.retain(|_, latch| {
@@ -160,7 +160,7 @@ impl Xids {
 impl Latch {
     fn new(effect: Effect, class: XidClass) -> Self {
         let at = Monotonic::default();
-        Self { effect, class, at, whole: false, unsaid: None, instances: BTreeMap::new() }
+        Self { effect, class, at, whole: false, unnamed: None, instances: BTreeMap::new() }
     }
 
     fn hit(&mut self, event: &XidEvent, at: Monotonic) {
@@ -170,7 +170,7 @@ impl Latch {
                 let hit = self.instances.entry(instance).or_insert(Hit { at, pending: true, reach: None });
                 (hit.at, hit.pending) = (hit.at.max(at), true);
             }
-            (None, XidSource::Kmsg) => self.unsaid = self.unsaid.max(Some(at)),
+            (None, XidSource::Kmsg) => self.unnamed = self.unnamed.max(Some(at)),
             (None, XidSource::Nvml) | (Some(_), _) => self.whole = true,
         }
     }
@@ -179,7 +179,7 @@ impl Latch {
         // A line without an instance beside an event with one is the same XID.
         let near = |at: Monotonic| self.instances.values().any(|hit| hit.at.since(at).max(at.since(hit.at)) <= SAME);
         self.whole
-            || self.unsaid.is_some_and(|at| !near(at))
+            || self.unnamed.is_some_and(|at| !near(at))
             || self.instances.values().any(|hit| hit.reach == Some(Reach::Whole))
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use podmeter::attribution::{DeviceProcesses, HoldingKey, Join, Ledger, Observation, Statement};
+use podmeter::attribution::{DeviceProcesses, HoldingKey, Join, Ledger, LedgerOutput, Observation};
 use podmeter::hardware::{GpuState, Integrals, Pass, Staleness};
 use podmeter::model::{
     Attribution, ContainerRef, DeviceReadings, Fast, GpuUuid, Holding, Inventory, Moment, Monotonic, Reason, Sharing,
@@ -74,7 +74,7 @@ struct World {
     join: Join,
     processes: BTreeMap<GpuUuid, DeviceProcesses>,
     readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
-    statement: Option<Statement>,
+    output: Option<LedgerOutput>,
     /// GPU-milliseconds times four, by holder.
     held: BTreeMap<ContainerRef, u64>,
     /// Millijoules that the driver's counter has gained from pass to pass.
@@ -98,7 +98,7 @@ impl World {
             join: Join::default(),
             processes: if by_process { [(GPU.into(), nobody)].into() } else { BTreeMap::new() },
             readings: BTreeMap::new(),
-            statement: None,
+            output: None,
             held: BTreeMap::new(),
             counted: 0,
             last_pass: 1000,
@@ -157,7 +157,7 @@ impl World {
         if self.last_pass > 1000 || self.read.1 > 0 {
             self.readings.insert(GPU.into(), Arc::new(self.record.readings(self.at(), STALENESS)));
         }
-        let statement = self.ledger.advance(&Observation {
+        let output = self.ledger.advance(&Observation {
             now: Moment { monotonic: self.at(), unix: UnixSeconds(self.now as f64 / 1e3) },
             join: &self.join,
             inventory: &Inventory::default(),
@@ -165,7 +165,7 @@ impl World {
             processes: &self.processes,
             scrapes: 0,
         });
-        self.statement = Some(statement);
+        self.output = Some(output);
     }
 
     fn hold(&mut self, slots: usize) {
@@ -194,7 +194,7 @@ impl World {
     }
 
     fn idle(&self) -> BTreeMap<String, f64> {
-        let accounts = &self.statement.as_ref().unwrap().accounts;
+        let accounts = &self.output.as_ref().unwrap().accounts;
         let idle = |account: &podmeter::model::Account| (account.container.to_string(), account.idle_seconds);
         accounts.iter().map(idle).map(|(name, idle)| (name, idle.unwrap_or(0.0))).collect()
     }
@@ -254,9 +254,9 @@ impl World {
 
     fn check(&self) -> Result<(), TestCaseError> {
         let near = |one: f64, other: f64| (one - other).abs() <= 1e-6;
-        let statement = self.statement.as_ref().unwrap();
-        prop_assert!(statement.violations.values().all(|count| *count == 0), "{:?}", statement.violations);
-        for account in &statement.accounts {
+        let output = self.output.as_ref().unwrap();
+        prop_assert!(output.violations.values().all(|count| *count == 0), "{:?}", output.violations);
+        for account in &output.accounts {
             let [allocated, busy, idle, uncovered, borrowed] = [
                 account.allocated_seconds,
                 account.busy_seconds,
@@ -270,8 +270,8 @@ impl World {
             let since = (self.now - self.last_pass) as f64 / 1e3;
             prop_assert!(allocated <= held + 1e-6 && allocated >= held - since - 1e-6, "{account:?}: held {held} s");
         }
-        let unattributed = &statement.unattributed[0];
-        let booked = statement.accounts.iter().filter_map(|account| account.energy_joules).sum::<f64>()
+        let unattributed = &output.unattributed[0];
+        let booked = output.accounts.iter().filter_map(|account| account.energy_joules).sum::<f64>()
             + unattributed.energy_joules.values().sum::<f64>();
         let counted = self.counted as f64 / 1e3;
         prop_assert!(near(booked, counted), "{booked} J booked, {counted} J counted");

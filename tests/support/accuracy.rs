@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use podmeter::agent::owners;
-use podmeter::attribution::{Join, Ledger, Observation, Slots, Statement, join};
+use podmeter::attribution::{
+    Join, Ledger, LedgerOutput, Observation, Slots, join, processes_by_device, wanted_processes,
+};
 use podmeter::hardware::simulated::{Controls, Load, Profile, SimulatedDriver};
 use podmeter::hardware::{Driver, Due, GpuState, Reader, Staleness};
 use podmeter::model::{
@@ -106,7 +107,7 @@ pub struct Node {
     join: Join,
     ledger: Ledger,
     passes: u64,
-    last: Option<Statement>,
+    last: Option<LedgerOutput>,
     accounts: BTreeMap<ContainerRef, Account>,
 }
 
@@ -293,25 +294,25 @@ impl Node {
 
     /// As the publisher does.
     fn account(&mut self, now: u64) {
-        let wanted = owners::wanted(&self.hardware);
+        let wanted = wanted_processes(&self.hardware);
         let processes = self.resolver.resolve(at(now), &wanted, &PodDirectory::default());
         let state = ProcessState { enabled: true, processes, ..ProcessState::default() };
-        let statement = self.ledger.advance(&Observation {
+        let output = self.ledger.advance(&Observation {
             now: moment(now),
             join: &self.join,
             inventory: &self.inventory,
             readings: &self.hardware.readings,
-            processes: &owners::by_device(&self.hardware, &state),
+            processes: &processes_by_device(&self.hardware, &state),
             scrapes: now / 15_000,
         });
-        for account in &statement.accounts {
+        for account in &output.accounts {
             self.accounts.insert(account.container.clone(), account.clone());
         }
-        self.last = Some(statement);
+        self.last = Some(output);
     }
 
     fn outcome(&self, end: u64) -> Outcome {
-        let statement = self.last.as_ref().unwrap();
+        let output = self.last.as_ref().unwrap();
         let (mut allocated, mut busy, mut energy) = (Score::default(), Score::default(), Score::default());
         let (mut pods, mut idle) = (0, IDLE_WATTS * self.inventory.gpus.len() as f64 * end as f64 / 1e3);
         for row in self.truth.at(at(end)) {
@@ -326,7 +327,7 @@ impl Node {
             energy.add(row.busy_seconds * of_gpu * LOAD_WATTS + own_idle, has(|account| account.energy_joules));
             pods += 1;
         }
-        for unattributed in &statement.unattributed {
+        for unattributed in &output.unattributed {
             for (reason, seconds) in &unattributed.busy_seconds {
                 *busy.unattributed.entry(reason.as_str()).or_default() += seconds;
             }
@@ -336,7 +337,7 @@ impl Node {
         }
         // What boards draw idle is nobody's, but for exclusive holders.
         *energy.unattributed.entry(Reason::Idle.as_str()).or_default() -= idle;
-        Outcome { pods, allocated, busy, energy, violations: statement.violations.values().sum() }
+        Outcome { pods, allocated, busy, energy, violations: output.violations.values().sum() }
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use podmeter::attribution::{DeviceProcesses, HoldingKey, Join, Ledger, Observation, OwnedProcess, Statement};
+use podmeter::attribution::{DeviceProcesses, HoldingKey, Join, Ledger, LedgerOutput, Observation, OwnedProcess};
 use podmeter::hardware::simulated::{Profile, SimulatedDriver};
 use podmeter::model::{
     Attribution, ContainerRef, DeviceReadings, Fast, GpuUuid, Holding, Inventory, Medium, MemoryUse, Moment, Monotonic,
@@ -117,7 +117,7 @@ impl Node {
         self.processes = by_gpu.into_iter().map(|(gpu, processes)| (gpu, with(processes))).collect();
     }
 
-    pub fn advance(&mut self, second: u64, scrapes: u64) -> Statement {
+    pub fn advance(&mut self, second: u64, scrapes: u64) -> LedgerOutput {
         let unix = UnixSeconds(1.7e9 + second as f64);
         self.ledger.advance(&Observation {
             now: Moment { monotonic: Monotonic::from_secs(second), unix },

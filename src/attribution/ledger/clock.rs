@@ -19,20 +19,20 @@ pub struct DeviceClock {
     busy_carry: f64,
 }
 
-/// What the time since the clock last moved brought: first a silence, where there was one, then an interval that was read
+/// What the time since the clock last moved brought: first a gap, where there was one, then an interval that was read
 /// at both ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Advance {
-    pub silence: Option<Silent>,
+    pub gap: Option<Gap>,
     pub interval: Interval,
 }
 
-/// The end of a silence of the device.
+/// The end of a gap of the device.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Silent {
+pub struct Gap {
     pub from: Monotonic,
     pub to: Monotonic,
-    /// Of the whole silence, which may have begun before `from`.
+    /// Of the whole gap, which may have begun before `from`.
     pub energy_joules: Option<f64>,
 }
 
@@ -46,8 +46,8 @@ pub struct Interval {
     /// Of its time: for so long the driver gave no samples.
     pub uncovered_seconds: f64,
     /// Of time that cannot be told apart any more.
-    pub nobodys_busy_seconds: f64,
-    pub nobodys_energy_joules: f64,
+    pub unattributed_busy_seconds: f64,
+    pub unattributed_energy_joules: f64,
 }
 
 impl Interval {
@@ -85,7 +85,7 @@ impl DeviceClock {
     }
 
     /// Goes on to `now` without a reading. Gives back from when.
-    pub fn be_late(&mut self, now: Monotonic) -> Monotonic {
+    pub fn skip_to(&mut self, now: Monotonic) -> Monotonic {
         self.late = true;
         std::mem::replace(&mut self.accounted, now)
     }
@@ -97,7 +97,7 @@ impl DeviceClock {
         let was_late = std::mem::take(&mut self.late);
         let before = std::mem::replace(&mut self.gaps, totals.gaps);
         let has_gap = totals.gaps.until > before.until;
-        let silent_until = match (has_gap, was_late) {
+        let gap_until = match (has_gap, was_late) {
             (true, _) => totals.gaps.until.clamp(from, through),
             (false, true) => through,
             (false, false) => from,
@@ -105,50 +105,50 @@ impl DeviceClock {
         let uncovered = totals.uncovered_seconds - self.uncovered_seconds - (totals.gaps.seconds - before.seconds);
         self.uncovered_seconds = totals.uncovered_seconds;
         let mut interval = Interval {
-            from: silent_until,
+            from: gap_until,
             to: through,
             busy_seconds: None,
             energy_joules: None,
-            uncovered_seconds: uncovered.max(0.0).min(through.since(silent_until).as_secs_f64()),
-            nobodys_busy_seconds: 0.0,
-            nobodys_energy_joules: 0.0,
+            uncovered_seconds: uncovered.max(0.0).min(through.since(gap_until).as_secs_f64()),
+            unattributed_busy_seconds: 0.0,
+            unattributed_energy_joules: 0.0,
         };
-        let is_silent = has_gap || was_late;
-        let mut silence = is_silent.then_some(Silent { from, to: silent_until, energy_joules: None });
+        let in_gap = has_gap || was_late;
+        let mut gap = in_gap.then_some(Gap { from, to: gap_until, energy_joules: None });
         // The first sight of a total is where it starts: what it had before is nobody's.
         let of_gaps = |energy| (totals.gaps.energy_joules - before.energy_joules).clamp(0.0, energy);
-        match (gain(&mut self.energy_joules, energy), &mut silence) {
+        match (gain(&mut self.energy_joules, energy), &mut gap) {
             (Some((true, energy)), None) => {
                 // Of a gap that is divided already.
-                interval.nobodys_energy_joules = of_gaps(energy);
-                interval.energy_joules = Some(energy - interval.nobodys_energy_joules);
+                interval.unattributed_energy_joules = of_gaps(energy);
+                interval.energy_joules = Some(energy - interval.unattributed_energy_joules);
             }
-            (Some((true, energy)), Some(silence)) => {
+            (Some((true, energy)), Some(gap)) => {
                 let of_gaps = of_gaps(energy);
-                let of_silence = if silent_until < through { of_gaps } else { energy };
-                silence.energy_joules = Some(of_silence);
-                interval.energy_joules = (silent_until < through).then_some(energy - of_silence);
+                let of_gap = if gap_until < through { of_gaps } else { energy };
+                gap.energy_joules = Some(of_gap);
+                interval.energy_joules = (gap_until < through).then_some(energy - of_gap);
             }
-            (Some((false, energy)), _) => interval.nobodys_energy_joules = energy,
+            (Some((false, energy)), _) => interval.unattributed_energy_joules = energy,
             (None, _) => {}
         }
         match gain(&mut self.busy_seconds, busy) {
-            Some((true, busy)) => self.divide_busy(busy, is_silent, &mut interval),
-            Some((false, busy)) => interval.nobodys_busy_seconds = busy,
+            Some((true, busy)) => self.divide_busy(busy, in_gap, &mut interval),
+            Some((false, busy)) => interval.unattributed_busy_seconds = busy,
             None => {}
         }
-        Advance { silence, interval }
+        Advance { gap, interval }
     }
 
     /// Samples come in steps of a sixth of a second or more, and up to two seconds late: what one interval has too much of,
-    /// the next has too little. What the driver tells of a silence is nobody's: its time is neither busy nor idle.
-    fn divide_busy(&mut self, gain: f64, is_silent: bool, interval: &mut Interval) {
+    /// the next has too little. What the driver tells of a gap is nobody's: its time is neither busy nor idle.
+    fn divide_busy(&mut self, gain: f64, in_gap: bool, interval: &mut Interval) {
         let due = gain + self.busy_carry;
         let room = interval.seconds() - interval.uncovered_seconds;
         let taken = due.min(room.max(0.0));
-        self.busy_carry = if is_silent { 0.0 } else { (due - taken).min(CARRY_LIMIT_SECONDS) };
+        self.busy_carry = if in_gap { 0.0 } else { (due - taken).min(CARRY_LIMIT_SECONDS) };
         interval.busy_seconds = (!is_nothing(room)).then_some(taken);
-        interval.nobodys_busy_seconds = due - taken - self.busy_carry;
+        interval.unattributed_busy_seconds = due - taken - self.busy_carry;
     }
 
     /// What the device's totals were when it was last accounted, less what is not divided yet.

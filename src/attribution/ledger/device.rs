@@ -2,31 +2,31 @@ use std::collections::BTreeMap;
 
 use super::activity::Activity;
 use super::audit::Audit;
-use super::books::{Books, held_times};
 use super::clock::{DeviceClock, Interval};
 use super::division::is_nothing;
-use super::entry::Entry;
+use super::gap::OpenGap;
+use super::holder_account::HolderAccount;
 use super::idle_power::IdlePower;
+use super::interval_division::{IntervalDivision, held_times};
 use super::partition::Partitions;
-use super::silence::Silence;
 use super::weights::Weights;
-use crate::attribution::processes::DeviceProcesses;
+use crate::attribution::owners::DeviceProcesses;
 use crate::model::{ContainerRef, Divided, GpuUuid, MigUuid, Moment, Monotonic, Reason, Unattributed};
 
-pub type Tenant = (ContainerRef, Option<MigUuid>);
+pub type HolderKey = (ContainerRef, Option<MigUuid>);
 
 /// One GPU: its clock, those who hold or held it, and what is nobody's.
 #[derive(Debug)]
 pub struct Device {
     pub clock: DeviceClock,
-    pub entries: BTreeMap<Tenant, Entry>,
+    pub holders: BTreeMap<HolderKey, HolderAccount>,
     pub unattributed: Unattributed,
     pub weights: Weights,
     pub idle_power: IdlePower,
     pub activity: Activity,
-    pub silence: Silence,
+    pub gap: OpenGap,
     /// The time accounted last was not read.
-    pub is_silent: bool,
+    pub in_gap: bool,
 }
 
 /// What tells whose an interval was.
@@ -48,17 +48,17 @@ impl Device {
         };
         Self {
             clock: DeviceClock::starting(now.monotonic),
-            entries: BTreeMap::new(),
+            holders: BTreeMap::new(),
             unattributed,
             weights: Weights::default(),
             idle_power: IdlePower::default(),
             activity: Activity::default(),
-            silence: Silence::default(),
-            is_silent: false,
+            gap: OpenGap::default(),
+            in_gap: false,
         }
     }
 
-    pub fn statement(&self) -> Unattributed {
+    pub fn published(&self) -> Unattributed {
         Unattributed { divided: self.clock.divided(), ..self.unattributed.clone() }
     }
 
@@ -71,18 +71,18 @@ impl Device {
             self.weights.gains(known.processes, &[], now.monotonic);
             return;
         }
-        self.is_silent = false;
-        let mut held = held_times(&mut self.entries, interval.from, interval.to);
+        self.in_gap = false;
+        let mut held = held_times(&mut self.holders, interval.from, interval.to);
         let told = interval.busy_seconds.is_some() || interval.energy_joules.is_some();
         let parts = known.partitions.as_ref().map(Partitions::parts);
         // Samples are of the whole device; parts tell of themselves.
         let covered_ratio = if parts.is_some() { 1.0 } else { interval.covered_ratio() };
         if told || parts.is_some() {
             let gains = {
-                let containers: Vec<&ContainerRef> = held.iter().map(|time| &time.tenant.0).collect();
+                let containers: Vec<&ContainerRef> = held.iter().map(|time| &time.key.0).collect();
                 self.weights.gains(known.processes, &containers, now.monotonic)
             };
-            let books = Books {
+            let division = IntervalDivision {
                 interval,
                 partitions: known.partitions.as_ref(),
                 parts: parts.as_deref(),
@@ -90,7 +90,7 @@ impl Device {
                 idle_watts: self.idle_power.watts(),
                 covered_ratio,
             };
-            let (busy, energy) = books.divide(&mut held, &mut self.unattributed, audit);
+            let (busy, energy) = division.divide(&mut held, &mut self.unattributed, audit);
             let is_known = match &parts {
                 Some(parts) => parts.iter().all(|part| part.active.is_some()),
                 None => is_nothing(interval.uncovered_seconds),
@@ -103,7 +103,7 @@ impl Device {
             }
         }
         for time in &mut held {
-            time.entry.gain(&time.gain, length * covered_ratio, now.unix);
+            time.holder.gain(&time.gain, length * covered_ratio, now.unix);
         }
     }
 
@@ -119,12 +119,12 @@ impl Device {
                 unattributed.energy_joules.entry(*reason).or_default();
             }
         }
-        if interval.busy_seconds.is_some() || interval.nobodys_busy_seconds > 0.0 {
-            *unattributed.busy_seconds.entry(Reason::Unknown).or_default() += interval.nobodys_busy_seconds;
+        if interval.busy_seconds.is_some() || interval.unattributed_busy_seconds > 0.0 {
+            *unattributed.busy_seconds.entry(Reason::Unknown).or_default() += interval.unattributed_busy_seconds;
         }
-        if interval.energy_joules.is_some() || interval.nobodys_energy_joules > 0.0 {
+        if interval.energy_joules.is_some() || interval.unattributed_energy_joules > 0.0 {
             unattributed.energy_joules.entry(Reason::Idle).or_default();
-            *unattributed.energy_joules.entry(Reason::Unknown).or_default() += interval.nobodys_energy_joules;
+            *unattributed.energy_joules.entry(Reason::Unknown).or_default() += interval.unattributed_energy_joules;
         }
     }
 }
@@ -132,13 +132,13 @@ impl Device {
 impl Device {
     /// Final figures are kept for the retention, and until two pages had them.
     pub fn forget(&mut self, now: Monotonic, retention: std::time::Duration, scrapes: u64) {
-        for entry in self.entries.values_mut().filter(|entry| entry.is_final()) {
-            entry.final_since_scrape.get_or_insert(scrapes);
+        for holder in self.holders.values_mut().filter(|holder| holder.is_final()) {
+            holder.final_since_scrape.get_or_insert(scrapes);
         }
-        self.entries.retain(|_, entry| match (entry.account.ended, entry.final_since_scrape) {
+        self.holders.retain(|_, holder| match (holder.account.ended, holder.final_since_scrape) {
             (Some(ended), Some(since)) => now.since(ended) < retention || scrapes < since + 2,
             _ => true,
         });
-        self.silence.forget_all_but(&self.entries);
+        self.gap.forget_all_but(&self.holders);
     }
 }

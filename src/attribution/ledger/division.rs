@@ -31,11 +31,11 @@ pub struct Stretch<'a> {
     /// What the board would have drawn with nothing running; `None` while that has not been seen.
     pub idle_energy: Option<f64>,
     pub holders: &'a [Holder],
-    pub evidence: Evidence<'a>,
+    pub basis: DivisionBasis<'a>,
 }
 
 #[derive(Clone, Copy)]
-pub enum Evidence<'a> {
+pub enum DivisionBasis<'a> {
     /// Only who holds.
     Holding,
     /// SM-seconds: the holders' stand with them, these are everybody else's.
@@ -74,11 +74,11 @@ impl Stretch<'_> {
             unattributed_busy: BTreeMap::new(),
             unattributed_energy: BTreeMap::new(),
         };
-        match self.evidence {
-            Evidence::Partitions(parts) => self.by_partition(parts, &mut division),
-            Evidence::Processes(others) => self.by_process(others, &mut division),
-            Evidence::Holding if self.holders.is_empty() => self.by_process(&BTreeMap::new(), &mut division),
-            Evidence::Holding => {
+        match self.basis {
+            DivisionBasis::Partitions(parts) => self.by_partition(parts, &mut division),
+            DivisionBasis::Processes(others) => self.by_process(others, &mut division),
+            DivisionBasis::Holding if self.holders.is_empty() => self.by_process(&BTreeMap::new(), &mut division),
+            DivisionBasis::Holding => {
                 let sum: f64 = self.holders.iter().map(|holder| holder.weight).sum();
                 for (place, holder) in self.holders.iter().enumerate() {
                     let part = holder.weight / sum;

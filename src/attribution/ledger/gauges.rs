@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::audit::Audit;
-use super::device::{Device, Tenant};
+use super::device::{Device, HolderKey};
 use super::memory::{MemoryDivision, Pool};
 use super::partition::{activity, reading_of};
 use super::weights::holder_of;
@@ -34,9 +34,9 @@ impl Device {
         let fast = present.readings.and_then(|readings| readings.fast.as_ref()).map(|stamped| &stamped.value);
         let medium = present.readings.and_then(|readings| readings.medium.as_ref()).map(|stamped| &stamped.value);
         let by_process = present.processes.is_some_and(|processes| processes.has_sm_seconds);
-        for ((_, mig), entry) in &mut self.entries {
-            let busy_ratio = entry.busy_ratio;
-            let account = &mut entry.account;
+        for ((_, mig), holder) in &mut self.holders {
+            let busy_ratio = holder.busy_ratio;
+            let account = &mut holder.account;
             clear(account);
             let Some(holding) = &mut account.holding else { continue };
             let instance = medium.zip(mig.as_ref()).and_then(|(medium, mig)| reading_of(medium, mig));
@@ -65,7 +65,7 @@ impl Device {
                 None => present.gpu.and_then(|gpu| limit_of(gpu.memory_bytes?, holding)),
             };
             holding.attribution = Some(match (mig, holding.sharing) {
-                _ if self.is_silent => Attribution::Estimated,
+                _ if self.in_gap => Attribution::Estimated,
                 (Some(_), _) => Attribution::Estimated,
                 (None, Sharing::Exclusive) => Attribution::Exclusive,
                 (None, _) if by_process => Attribution::Process,
@@ -82,7 +82,7 @@ impl Device {
         for reason in [Reason::Host, Reason::NotAllocated, Reason::TerminatedPod, Reason::Unknown] {
             self.unattributed.processes.insert(reason, 0);
         }
-        let holders: Vec<Tenant> = self.holding().map(|(tenant, _)| tenant.clone()).collect();
+        let holders: Vec<HolderKey> = self.holding().map(|(key, _)| key.clone()).collect();
         let mut counts = vec![0; holders.len()];
         for process in processes.processes.iter().filter(|process| process.running) {
             let (places, containers) = self::inside(&holders, present.gpu, process.gpu_instance);
@@ -91,9 +91,9 @@ impl Device {
                 Err(reason) => *self.unattributed.processes.entry(reason).or_default() += 1,
             }
         }
-        for (tenant, count) in holders.iter().zip(counts) {
-            if let Some(entry) = self.entries.get_mut(tenant) {
-                entry.account.processes = Some(count);
+        for (key, count) in holders.iter().zip(counts) {
+            if let Some(holder) = self.holders.get_mut(key) {
+                holder.account.processes = Some(count);
             }
         }
     }
@@ -101,7 +101,7 @@ impl Device {
     fn divide_memory(&mut self, present: &Present<'_>, medium: Option<&Medium>, audit: &mut Audit) {
         self.unattributed.memory_bytes.clear();
         let Some(medium) = medium else { return };
-        let holders: Vec<Tenant> = self.holding().map(|(tenant, _)| tenant.clone()).collect();
+        let holders: Vec<HolderKey> = self.holding().map(|(key, _)| key.clone()).collect();
         let running: Option<Vec<&OwnedProcess>> =
             present.processes.map(|processes| processes.processes.iter().filter(|process| process.running).collect());
         let mut unattributed = BTreeMap::new();
@@ -138,15 +138,15 @@ impl Device {
         self.unattributed.memory_bytes = unattributed;
     }
 
-    fn is_sole(&self, holders: &[Tenant], places: &[usize], sharing: Sharing) -> bool {
+    fn is_sole(&self, holders: &[HolderKey], places: &[usize], sharing: Sharing) -> bool {
         let [place] = places else { return false };
-        let holding = self.entries.get(&holders[*place]).and_then(|entry| entry.account.holding.as_ref());
+        let holding = self.holders.get(&holders[*place]).and_then(|holder| holder.account.holding.as_ref());
         holding.is_some_and(|holding| holding.sharing == sharing)
     }
 
     fn give(
         &mut self,
-        holders: &[Tenant],
+        holders: &[HolderKey],
         places: &[usize],
         pool: &Pool<'_>,
         unattributed: &mut BTreeMap<Reason, u64>,
@@ -156,8 +156,8 @@ impl Device {
         let parts = shares.iter().flatten().chain(rest.values()).map(|bytes| *bytes as f64);
         audit.check(Quantity::Memory, pool.used as f64, parts);
         for (place, share) in places.iter().zip(shares) {
-            if let Some(entry) = self.entries.get_mut(&holders[*place]) {
-                entry.account.memory_used_bytes = share;
+            if let Some(holder) = self.holders.get_mut(&holders[*place]) {
+                holder.account.memory_used_bytes = share;
             }
         }
         for (reason, bytes) in rest {
@@ -167,7 +167,7 @@ impl Device {
 
     /// Pods that run here and hold nothing here.
     pub fn unallocated_uses(&self, processes: &DeviceProcesses, gpu: &GpuUuid) -> Vec<UnallocatedUse> {
-        let containers: Vec<&ContainerRef> = self.holding().map(|(tenant, _)| &tenant.0).collect();
+        let containers: Vec<&ContainerRef> = self.holding().map(|(key, _)| &key.0).collect();
         let outside =
             |process: &&OwnedProcess| process.running && holder_of(process, &containers) == Err(Reason::NotAllocated);
         let name = |process: &OwnedProcess| match &process.owner {
@@ -187,11 +187,11 @@ impl Device {
         uses
     }
 
-    fn holding(&self) -> impl Iterator<Item = (&Tenant, &Account)> {
-        let holds = |(tenant, entry): (_, &'_ super::entry::Entry)| entry.account.holding.is_some().then_some(tenant);
-        self.entries
-            .iter()
-            .filter_map(move |(tenant, entry)| holds((tenant, entry)).map(|tenant| (tenant, &entry.account)))
+    fn holding(&self) -> impl Iterator<Item = (&HolderKey, &Account)> {
+        let holds = |(key, holder): (_, &'_ super::holder_account::HolderAccount)| {
+            holder.account.holding.is_some().then_some(key)
+        };
+        self.holders.iter().filter_map(move |(key, holder)| holds((key, holder)).map(|key| (key, &holder.account)))
     }
 }
 
@@ -206,13 +206,17 @@ fn clear(account: &mut Account) {
 }
 
 /// Who holds a part of one GPU instance (or anything, where it is not known which instance): places and containers.
-fn inside<'a>(holders: &'a [Tenant], gpu: Option<&Gpu>, instance: Option<u32>) -> (Vec<usize>, Vec<&'a ContainerRef>) {
-    let fits = |(_, mig): &Tenant| match (instance, mig) {
+fn inside<'a>(
+    holders: &'a [HolderKey],
+    gpu: Option<&Gpu>,
+    instance: Option<u32>,
+) -> (Vec<usize>, Vec<&'a ContainerRef>) {
+    let fits = |(_, mig): &HolderKey| match (instance, mig) {
         (None, _) => true,
         (Some(_), None) => false,
         (Some(instance), Some(mig)) => {
             gpu.is_some_and(|gpu| gpu.mig_devices.iter().any(|one| one.uuid == *mig && one.gpu_instance == instance))
         }
     };
-    holders.iter().enumerate().filter(|(_, tenant)| fits(tenant)).map(|(place, tenant)| (place, &tenant.0)).unzip()
+    holders.iter().enumerate().filter(|(_, key)| fits(key)).map(|(place, key)| (place, &key.0)).unzip()
 }

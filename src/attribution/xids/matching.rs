@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::party::Party;
+use super::owner::XidOwner;
 use crate::model::{Monotonic, XidClass};
 
 /// The two sources tell of one XID within this time of each other, as the verdict on devices has it.
@@ -24,32 +24,32 @@ pub struct Pending {
     pub count: u64,
     pub class: XidClass,
     /// Whose they are; `None`: nobody's that could be named.
-    pub party: Option<Party>,
+    pub owner: Option<XidOwner>,
 }
 
 impl Matching {
-    pub fn driver_told(&mut self, mut told: Pending) {
+    pub fn add_from_driver(&mut self, mut xids: Pending) {
         for (at, count) in &mut self.log {
-            if are_near(*at, told.at) {
-                take(count, &mut told.count);
+            if are_near(*at, xids.at) {
+                take(count, &mut xids.count);
             }
         }
         self.log.retain(|(_, count)| *count > 0);
-        if told.count == 0 {
+        if xids.count == 0 {
             return;
         }
         match self.driver.last_mut() {
-            Some(last) if last.party == told.party && told.at.since(last.at) < TOGETHER => {
-                last.count = last.count.saturating_add(told.count);
+            Some(last) if last.owner == xids.owner && xids.at.since(last.at) < TOGETHER => {
+                last.count = last.count.saturating_add(xids.count);
             }
-            _ => self.driver.push(told),
+            _ => self.driver.push(xids),
         }
     }
 
-    pub fn log_told(&mut self, told: &Pending) {
-        let mut left = told.count;
+    pub fn add_from_log(&mut self, xids: &Pending) {
+        let mut left = xids.count;
         for pending in &mut self.driver {
-            if are_near(pending.at, told.at) {
+            if are_near(pending.at, xids.at) {
                 take(&mut pending.count, &mut left);
             }
         }
@@ -58,15 +58,15 @@ impl Matching {
             return;
         }
         match self.log.last_mut() {
-            Some((at, count)) if told.at.since(*at) < TOGETHER => *count = count.saturating_add(left),
-            _ => self.log.push((told.at, left)),
+            Some((at, count)) if xids.at.since(*at) < TOGETHER => *count = count.saturating_add(left),
+            _ => self.log.push((xids.at, left)),
         }
     }
 
     /// Takes out what the log has not told in time, and forgets what the driver has not.
     pub fn unmatched(&mut self, now: Monotonic) -> Vec<Pending> {
         self.log.retain(|(at, _)| now.since(*at) <= SAME);
-        let (due, still) = std::mem::take(&mut self.driver).into_iter().partition(|told| now.since(told.at) > SAME);
+        let (due, still) = std::mem::take(&mut self.driver).into_iter().partition(|xids| now.since(xids.at) > SAME);
         self.driver = still;
         due
     }

@@ -85,7 +85,7 @@ impl Node {
     /// (pod, MIG device, code, count), `at` milliseconds.
     fn at(&mut self, at: u64, events: &[XidEvent]) -> Vec<(String, Option<String>, u32, u64)> {
         let class = XidClass::Application;
-        let told = self.xids.advance(XidObservation {
+        let xids = self.xids.advance(XidObservation {
             now: moment(at),
             events: events.iter().map(|event| ClassedXid { event: event.clone(), class }).collect(),
             join: &self.join,
@@ -98,7 +98,7 @@ impl Node {
         let row = |xid: ContainerXid| {
             (xid.container.pod.to_string(), xid.mig.map(|mig| mig.as_str().to_owned()), xid.code, xid.count)
         };
-        told.into_iter().map(row).collect()
+        xids.into_iter().map(row).collect()
     }
 }
 
@@ -245,8 +245,8 @@ fn a_long_storm_counts_every_one_once_in_little_room() {
     for step in 0..2000 {
         let at = step * 100;
         // The driver lags behind the log by a second and tells of more at a time.
-        let told = [log(at, 5, 10)].into_iter().chain((step % 10 == 9).then(|| driver(at + 50, 100)));
-        node.at(at + 60, &told.collect::<Vec<_>>());
+        let xids = [log(at, 5, 10)].into_iter().chain((step % 10 == 9).then(|| driver(at + 50, 100)));
+        node.at(at + 60, &xids.collect::<Vec<_>>());
         let matching = node.xids.matching.values().next();
         assert!(matching.is_none_or(|matching| format!("{matching:?}").len() < 8192));
     }
@@ -274,8 +274,8 @@ fn a_process_on_mig_has_the_device_that_is_told_or_its_only_one() {
     node.hold("seventy", Some("MIG-70"));
     node.hold("eighty", Some("MIG-80"));
     assert_eq!(node.at(0, &[log(0, 5, 1)]), [("eighty".to_owned(), Some("MIG-80".to_owned()), 31, 1)]);
-    let told = node.at(1, &[on((7, Some(1)), log(1, 5, 1))]);
-    assert_eq!(told.len(), 2, "its own, and another's: {told:?}");
+    let xids = node.at(1, &[on((7, Some(1)), log(1, 5, 1))]);
+    assert_eq!(xids.len(), 2, "its own, and another's: {xids:?}");
 }
 
 #[test]
@@ -302,9 +302,9 @@ fn kinds_without_end_take_room_with_an_end() {
     let mut node = Node::new(true).held_by(&["alone"]);
     let mut events: Vec<_> = (0..10_000).map(|code| XidEvent { code, ..event(XidSource::Kmsg, 0, 1) }).collect();
     events.extend((0..10_000).map(|pid| log(0, pid, 1)));
-    let told = node.at(0, &events);
-    assert!(told.len() <= SERIES + 1, "{}", told.len());
+    let xids = node.at(0, &events);
+    assert!(xids.len() <= SERIES + 1, "{}", xids.len());
     assert_eq!(node.xids.waiting.len(), PROCESSES);
-    let told = node.at(OWNER_WAIT.as_millis() as u64, &[]);
-    assert_eq!(told.iter().map(|row| row.3).sum::<u64>(), 20_000, "and all are counted");
+    let xids = node.at(OWNER_WAIT.as_millis() as u64, &[]);
+    assert_eq!(xids.iter().map(|row| row.3).sum::<u64>(), 20_000, "and all are counted");
 }

@@ -59,7 +59,7 @@ fn without_a_recovery_action_a_reload_or_a_return_from_loss_clears_an_xid() {
         let mut world = World::old(Config::default());
         world.at(1);
         world.with(2, &[xid(code, 2)]);
-        world.silence(|readings| readings.lost = true);
+        world.stop_answering(|readings| readings.lost = true);
         world.at(3);
         world.answer();
         world.at(4);
@@ -103,7 +103,7 @@ fn a_reload_heals_nothing_while_the_driver_wants_more_or_the_device_does_not_ans
     world.at(3);
     world.at(1000);
     assert_eq!(world.reasons(), ["xid", "recovery_action"]);
-    world.silence(|_| {});
+    world.stop_answering(|_| {});
     world.at(2000);
     world.slow(|slow| slow.recovery_action = Some(0));
     world.at(3000);
@@ -126,10 +126,10 @@ fn an_event_told_after_the_reload_that_followed_it_does_not_weigh() {
 #[test]
 fn an_nvlink_xid_before_the_first_check_is_left_to_the_recovery_action() {
     let mut world = World::new(Config::default());
-    world.silent = [GPU.into()].into();
+    world.unresponsive = [GPU.into()].into();
     world.with(1, &[xid(74, 1)]);
     assert_eq!(world.reasons(), ["xid", "unknown"]);
-    world.silent.clear();
+    world.unresponsive.clear();
     world.at(2);
     assert_eq!(world.reasons(), WELL);
 }
@@ -142,7 +142,7 @@ fn what_concerns_the_whole_gpu_reaches_every_mig_device() {
     for mig in [None, Some(SLICE), Some(OTHER_SLICE)] {
         assert_eq!(reasons(&state, mig), ["xid"]);
     }
-    assert_eq!(state.transitions.iter().filter(|turn| !turn.to_healthy).count(), 3);
+    assert_eq!(state.transitions.iter().filter(|transition| !transition.to_healthy).count(), 3);
     let mut world = World::partitioned(Config::default());
     world.slow(|slow| slow.recovery_action = Some(1));
     assert_eq!(reasons(&world.at(1), Some(SLICE)), ["recovery_action"]);
@@ -237,12 +237,13 @@ fn a_kernel_line_without_an_instance_does_not_widen_the_event_that_names_one() {
 fn memory_is_bounded_whatever_arrives() {
     let mut world = World::new(Config { xids: BTreeMap::new(), ..Config::default() });
     world.at(1);
-    let strangers = (0..10_000).map(|number| XidEvent { gpu: format!("GPU-x{number}").as_str().into(), ..xid(48, 2) });
+    let unknown_gpus =
+        (0..10_000).map(|number| XidEvent { gpu: format!("GPU-x{number}").as_str().into(), ..xid(48, 2) });
     let codes = (0..10_000).map(|code| xid(code, 2));
     let instances = (0..10_000).map(|number| in_instance(95, 2, number, Some(number)));
-    let events: Vec<XidEvent> = strangers.chain(codes).chain(instances).collect();
+    let events: Vec<XidEvent> = unknown_gpus.chain(codes).chain(instances).collect();
     let state = world.with(2, &events);
-    assert!(world.health.devices.len() <= STRANGERS + 2);
+    assert!(world.health.devices.len() <= UNKNOWN_GPUS + 2);
     let xids = &state.gpus[&GPU.into()].xids;
     assert_eq!(xids.by_class.values().sum::<u64>(), 20_000, "none is lost for that");
     assert!(xids.last.len() <= 257 && world.health.take_notes().len() <= NOTES);
@@ -256,5 +257,5 @@ fn memory_is_bounded_whatever_arrives() {
     }
     let state = world.health.state();
     assert_eq!(state.transitions.len(), TRANSITIONS_KEPT);
-    assert!(world.health.turns > 500);
+    assert!(world.health.transition_count > 500);
 }

@@ -41,12 +41,12 @@ fn mig(uuid: &str, gpu_instance: u32) -> MigDevice {
     }
 }
 
-/// A node of two GPUs over time. Both answer every pass, and say that all is well, until told otherwise.
+/// A node of two GPUs over time. Both answer every pass and report no fault, unless changed.
 struct World {
     health: Health,
     hardware: HardwareState,
     slow: BTreeMap<GpuUuid, Slow>,
-    silent: BTreeSet<GpuUuid>,
+    unresponsive: BTreeSet<GpuUuid>,
     /// Of every GPU.
     resets: u64,
     now: u64,
@@ -60,7 +60,7 @@ impl World {
         let well = Slow { recovery_action: Some(0), ..Slow::default() };
         let slow = [GPU, OTHER].map(|uuid| (uuid.into(), well.clone())).into();
         let health = Health::new(config);
-        Self { health, hardware, slow, silent: BTreeSet::new(), resets: 0, now: 0 }
+        Self { health, hardware, slow, unresponsive: BTreeSet::new(), resets: 0, now: 0 }
     }
 
     /// With the driver of a GPU that has no recovery action.
@@ -84,15 +84,15 @@ impl World {
         change(self.slow.get_mut(&GPU.into()).unwrap());
     }
 
-    fn silence(&mut self, change: impl FnOnce(&mut DeviceReadings)) {
+    fn stop_answering(&mut self, change: impl FnOnce(&mut DeviceReadings)) {
         let mut readings = DeviceReadings::default();
         change(&mut readings);
-        self.silent.insert(GPU.into());
+        self.unresponsive.insert(GPU.into());
         self.hardware.readings.insert(GPU.into(), Arc::new(readings));
     }
 
     fn answer(&mut self) {
-        self.silent.clear();
+        self.unresponsive.clear();
         self.gpu(|gpu| gpu.present = true);
     }
 
@@ -109,14 +109,14 @@ impl World {
     fn with(&mut self, seconds: u64, events: &[XidEvent]) -> Arc<HealthState> {
         self.now = seconds;
         let at = Monotonic::from_secs(seconds);
-        for (uuid, slow) in self.slow.iter().filter(|(uuid, _)| !self.silent.contains(*uuid)) {
+        for (uuid, slow) in self.slow.iter().filter(|(uuid, _)| !self.unresponsive.contains(*uuid)) {
             let fast = Some(Stamped { at, value: Fast::default() });
             let slow = Some(Stamped { at, value: slow.clone() });
             let readings = DeviceReadings { fast, slow, resets: self.resets, ..DeviceReadings::default() };
             self.hardware.readings.insert(uuid.clone(), Arc::new(readings));
         }
-        let evidence = Evidence { hardware: &self.hardware, events };
-        self.health.advance(moment(seconds), &evidence)
+        let inputs = HealthInputs { hardware: &self.hardware, events };
+        self.health.advance(moment(seconds), &inputs)
     }
 
     fn reasons(&self) -> Vec<&'static str> {
@@ -130,9 +130,9 @@ impl World {
 
 fn reasons(state: &HealthState, mig: Option<&str>) -> Vec<&'static str> {
     let mig = mig.map(Into::into);
-    let device = state.of(&GPU.into(), mig.as_ref()).expect("it has a verdict");
+    let device = state.of(&GPU.into(), mig.as_ref()).expect("it has a health state");
     assert_eq!(device.healthy, device.causes.is_empty());
-    assert!(state.of(&OTHER.into(), None).unwrap().healthy, "the other GPU is none of this one's business");
+    assert!(state.of(&OTHER.into(), None).unwrap().healthy, "the other GPU is independent");
     device.causes.iter().map(|cause| cause.reason.as_str()).collect()
 }
 
@@ -156,7 +156,7 @@ fn unmark(device: &str) -> Order {
     Order::Unmark { device: device.to_owned() }
 }
 
-fn nobody_knows() -> Vec<&'static str> {
+fn unknown() -> Vec<&'static str> {
     vec!["unknown"]
 }
 

@@ -3,15 +3,15 @@ use super::*;
 #[test]
 fn a_device_is_unknown_until_checked_and_then_healthy() {
     let mut world = World::new(Config::default());
-    world.silent = [GPU.into()].into();
+    world.unresponsive = [GPU.into()].into();
     world.at(1);
-    assert_eq!(world.reasons(), nobody_knows());
+    assert_eq!(world.reasons(), unknown());
     assert_eq!(world.health.next_deadline(), Some(Monotonic::from_secs(6)));
-    world.silent.clear();
+    world.unresponsive.clear();
     let state = world.at(2);
     assert_eq!(world.reasons(), WELL);
-    let turn = state.transitions.last().unwrap();
-    assert_eq!((turn.to_healthy, turn.reason.as_str(), turn.number), (true, "unknown", 1));
+    let transition = state.transitions.last().unwrap();
+    assert_eq!((transition.to_healthy, transition.reason.as_str(), transition.number), (true, "unknown", 1));
     assert_eq!(state.transition_counts["healthy"][&UnhealthyReason::Unknown], 1);
     assert!(Arc::ptr_eq(&state, &world.at(3)), "nothing has changed");
 }
@@ -19,10 +19,10 @@ fn a_device_is_unknown_until_checked_and_then_healthy() {
 #[test]
 fn unknown_lasts_for_five_seconds_at_most() {
     let mut world = World::new(Config::default());
-    world.silent = [GPU.into()].into();
+    world.unresponsive = [GPU.into()].into();
     for seconds in 1..6 {
         world.at(seconds);
-        assert_eq!(world.reasons(), nobody_knows(), "at {seconds}");
+        assert_eq!(world.reasons(), unknown(), "at {seconds}");
     }
     world.at(6);
     assert_eq!(world.reasons(), WELL, "absence of data is not unhealthy by itself");
@@ -36,13 +36,13 @@ fn a_device_found_sick_at_the_start_is_never_healthy_for_a_moment() {
         ("row_remap_failed", Slow { row_remap: Some(failed), ..Slow::default() }),
     ] {
         let mut world = World::new(Config::default());
-        world.silent = [GPU.into()].into();
+        world.unresponsive = [GPU.into()].into();
         world.at(1);
         world.slow.insert(GPU.into(), slow);
-        world.silent.clear();
+        world.unresponsive.clear();
         let state = world.at(2);
         assert_eq!(world.reasons(), [reason]);
-        assert!(state.transitions.iter().all(|turn| turn.gpu != GPU.into()), "{:?}", state.transitions);
+        assert!(state.transitions.iter().all(|transition| transition.gpu != GPU.into()), "{:?}", state.transitions);
     }
 }
 
@@ -58,11 +58,11 @@ fn each_reason_comes_and_goes_with_its_evidence() {
                 world.slow(|slow| slow.recovery_action = Some(0));
             },
         ),
-        ("lost", |world| world.silence(|readings| readings.lost = true), World::answer),
+        ("lost", |world| world.stop_answering(|readings| readings.lost = true), World::answer),
         (
             "lost",
             |world| {
-                world.silence(|_| {});
+                world.stop_answering(|_| {});
                 world.gpu(|gpu| gpu.present = false);
             },
             World::answer,
@@ -94,7 +94,7 @@ fn each_reason_comes_and_goes_with_its_evidence() {
                 world.slow(|slow| slow.fabric = Some(fabric));
             },
         ),
-        ("stuck", |world| world.silence(|readings| readings.stuck = true), World::answer),
+        ("stuck", |world| world.stop_answering(|readings| readings.stuck = true), World::answer),
         (
             "xid",
             |world| drop(world.with(10, &[xid(48, 10)])),
@@ -127,7 +127,7 @@ fn each_reason_comes_and_goes_with_its_evidence() {
         assert!(world.health.next_deadline().is_some_and(|deadline| deadline <= Monotonic::from_secs(6061)));
         let state = world.at(6061);
         assert_eq!(world.reasons(), WELL, "{reason}");
-        assert_eq!(state.transitions.last().map(|turn| turn.reason.as_str()), Some(reason));
+        assert_eq!(state.transitions.last().map(|transition| transition.reason.as_str()), Some(reason));
     }
 }
 
@@ -158,7 +158,7 @@ fn what_is_no_longer_said_stays_said() {
     world.slow(|slow| slow.row_remap = None);
     world.at(1000);
     assert_eq!(world.reasons(), ["row_remap_failed"]);
-    world.silence(|_| {});
+    world.stop_answering(|_| {});
     world.at(2000);
     assert_eq!(world.reasons(), ["row_remap_failed"]);
 }
@@ -177,7 +177,7 @@ fn a_recovery_action_that_nobody_knows_is_no_verdict_and_said_once() {
     world.at(4);
     world.slow(|slow| slow.recovery_action = Some(99));
     world.at(1000);
-    assert_eq!(world.reasons(), ["recovery_action"], "no evidence for it either");
+    assert_eq!(world.reasons(), ["recovery_action"], "no inputs for it either");
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn a_reset_that_was_seen_takes_the_memory_errors_away() {
 fn a_driver_that_cannot_be_opened_for_longer_than_the_limit_is_no_driver() {
     let mut world = World::new(Config::default());
     world.at(1);
-    world.silent = [GPU.into(), OTHER.into()].into();
+    world.unresponsive = [GPU.into(), OTHER.into()].into();
     world.hardware.readings.clear();
     world.hardware.problem = Some("the driver is away".into());
     let healthy = |world: &World| world.health.state().gpus.values().filter(|gpu| gpu.is_healthy()).count();
@@ -238,14 +238,14 @@ fn a_driver_that_cannot_be_opened_for_longer_than_the_limit_is_no_driver() {
     assert_eq!(healthy(&world), 2);
     world.at(12);
     assert_eq!(healthy(&world), 0);
-    world.silent.clear();
+    world.unresponsive.clear();
     world.hardware.problem = None;
     world.hardware.driver_loads += 1;
     world.at(13);
     assert_eq!(healthy(&world), 2, "a reload is no fault");
 }
 
-/// A reading that is older than what it is to speak for is no evidence; nor is that the driver can be opened.
+/// A reading that is older than what it is to speak for is no inputs; nor is that the driver can be opened.
 #[test]
 fn what_is_unknown_stays_so_until_the_device_answers() {
     let unknown = |world: &World| {
@@ -258,7 +258,7 @@ fn what_is_unknown_stays_so_until_the_device_answers() {
     let mut world = World::new(Config::default());
     world.at(1);
     world.release();
-    world.silent = [GPU.into(), OTHER.into()].into();
+    world.unresponsive = [GPU.into(), OTHER.into()].into();
     world.hardware.readings.clear();
     world.at(2);
     world.at(40);
@@ -272,29 +272,29 @@ fn what_is_unknown_stays_so_until_the_device_answers() {
     // It is back: one answers at once, the other later.
     world.hardware.problem = None;
     world.hardware.driver_loads += 1;
-    world.silent = [GPU.into()].into();
+    world.unresponsive = [GPU.into()].into();
     for seconds in 60..90 {
         world.at(seconds);
         assert!(unknown(&world), "at {seconds}");
     }
     assert!(world.health.state().of(&OTHER.into(), None).unwrap().healthy);
-    world.silent.clear();
+    world.unresponsive.clear();
     world.at(90);
     assert_eq!(world.reasons(), WELL);
 
     // The driver was away for too long, and is back before the GPU is.
-    world.silent = [GPU.into(), OTHER.into()].into();
+    world.unresponsive = [GPU.into(), OTHER.into()].into();
     world.hardware.readings.clear();
     world.hardware.problem = Some("the driver is away".into());
     world.at(100);
     world.at(110);
     assert!(unknown(&world));
     world.hardware.problem = None;
-    world.silent = [GPU.into()].into();
+    world.unresponsive = [GPU.into()].into();
     world.at(111);
     world.at(200);
     assert!(unknown(&world));
-    world.silent.clear();
+    world.unresponsive.clear();
     world.at(201);
     assert_eq!(world.reasons(), WELL);
 }
@@ -302,15 +302,15 @@ fn what_is_unknown_stays_so_until_the_device_answers() {
 #[test]
 fn a_device_whose_first_check_hangs_goes_from_unknown_to_stuck() {
     let mut world = World::new(Config::default());
-    world.silence(|readings| readings.asked = Some(Monotonic::from_secs(1)));
+    world.stop_answering(|readings| readings.asked = Some(Monotonic::from_secs(1)));
     for seconds in 1..11 {
         world.at(seconds);
-        assert_eq!(world.reasons(), nobody_knows(), "at {seconds}");
+        assert_eq!(world.reasons(), unknown(), "at {seconds}");
     }
-    world.silence(|readings| (readings.asked, readings.stuck) = (Some(Monotonic::from_secs(1)), true));
+    world.stop_answering(|readings| (readings.asked, readings.stuck) = (Some(Monotonic::from_secs(1)), true));
     let state = world.at(11);
     assert_eq!(world.reasons(), ["stuck"]);
-    assert!(state.transitions.iter().all(|turn| turn.gpu != GPU.into()), "{:?}", state.transitions);
+    assert!(state.transitions.iter().all(|transition| transition.gpu != GPU.into()), "{:?}", state.transitions);
 }
 
 #[test]

@@ -49,7 +49,7 @@ proptest! {
         let mut world = World::new(Config::default());
         let mut reference = Reference::default();
         let mut counted: BTreeMap<XidClass, u64> = BTreeMap::new();
-        let mut turns = 0;
+        let mut transitions = 0;
         world.at(1);
         let mut now = 1;
         for (step, wait) in steps {
@@ -64,12 +64,12 @@ proptest! {
                 Step::Lost(lost) => {
                     reference.lost = lost;
                     reference.stuck_since = None;
-                    if lost { world.silence(|readings| readings.lost = true) } else { world.answer() }
+                    if lost { world.stop_answering(|readings| readings.lost = true) } else { world.answer() }
                 }
                 Step::Stuck(stuck) => {
                     if stuck && !reference.lost {
                         reference.stuck_since.get_or_insert(now);
-                        world.silence(|readings| readings.stuck = true);
+                        world.stop_answering(|readings| readings.stuck = true);
                     } else if !stuck && !reference.lost {
                         reference.stuck_since = None;
                         world.answer();
@@ -85,7 +85,7 @@ proptest! {
                 Step::Reload => world.hardware.driver_loads += 1,
                 Step::Nothing => {}
             }
-            let answers = world.silent.is_empty();
+            let answers = world.unresponsive.is_empty();
             let state = world.with(now, &events);
             let said = &world.slow[&GPU.into()];
             if answers {
@@ -105,15 +105,15 @@ proptest! {
             let last_against = reference.last_against.filter(|_| healthy);
             prop_assert!(last_against.is_none_or(|last| now - last >= 60), "up at {now}, against it at {last_against:?}");
             prop_assert!(state.of(&OTHER.into(), None).unwrap().healthy, "the other GPU");
-            let turned = state.transitions.iter().filter(|turn| turn.gpu == OTHER.into()).count();
+            let turned = state.transitions.iter().filter(|transition| transition.gpu == OTHER.into()).count();
             prop_assert_eq!(turned, 0);
             for (class, count) in &state.gpus[&GPU.into()].xids.by_class {
                 let before = counted.insert(*class, *count).unwrap_or(0);
                 prop_assert!(*count >= before);
             }
             let total: u64 = state.transition_counts.values().flat_map(BTreeMap::values).sum();
-            prop_assert!(total >= turns);
-            turns = total;
+            prop_assert!(total >= transitions);
+            transitions = total;
             // Whoever wakes at every deadline misses nothing: the verdict cannot change before it.
             if let Some(deadline) = world.health.next_deadline() {
                 prop_assert!(deadline > Monotonic::from_secs(now));

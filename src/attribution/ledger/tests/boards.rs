@@ -62,7 +62,7 @@ pub struct Board {
     active: Vec<f64>,
     memory: u64,
     processes: Vec<OwnedProcess>,
-    silent_until: Tick,
+    gap_until: Tick,
     was_silent: bool,
     gaps: GapReading,
     sampleless: f64,
@@ -85,7 +85,7 @@ impl Board {
             energy: 0.0,
             memory: 0,
             processes: vec![],
-            silent_until: 0,
+            gap_until: 0,
             was_silent: false,
             gaps: GapReading::default(),
             sampleless: 0.0,
@@ -155,10 +155,10 @@ impl Board {
         self.busy += self.level * seconds;
         self.energy += (60.0 + 500.0 * self.level) * seconds;
         self.run(seconds, holders, random);
-        if now >= self.silent_until {
+        if now >= self.gap_until {
             self.read(now, random);
             if random.chance(2) {
-                self.silent_until = now + 30 + random.below(400);
+                self.gap_until = now + 30 + random.below(400);
                 self.was_silent = true;
             }
         }

@@ -21,7 +21,7 @@ struct Case {
 }
 
 impl Case {
-    fn at(&mut self, second: u64) -> Statement {
+    fn at(&mut self, second: u64) -> LedgerOutput {
         let ledger = Ledger::new(Duration::from_secs(300), Duration::from_secs(3600));
         self.ledger.get_or_insert(ledger).advance(&Observation {
             now: Moment { monotonic: Monotonic::from_secs(second), unix: UnixSeconds(second as f64) },
@@ -33,7 +33,7 @@ impl Case {
         })
     }
 
-    fn read(&mut self, second: u64, busy: Option<f64>, energy: f64, medium: Option<Medium>) -> Statement {
+    fn read(&mut self, second: u64, busy: Option<f64>, energy: f64, medium: Option<Medium>) -> LedgerOutput {
         let at = Monotonic::from_secs(second);
         let totals = Totals {
             through: at,
@@ -101,13 +101,13 @@ fn rounded(value: Option<f64>) -> Option<f64> {
 }
 
 /// Pod: allocated, busy, idle, energy.
-fn rows(statement: &Statement) -> Vec<(String, [Option<f64>; 4])> {
+fn rows(published: &LedgerOutput) -> Vec<(String, [Option<f64>; 4])> {
     let row = |account: &Account| {
         let figures =
             [account.allocated_seconds, account.busy_seconds, account.idle_seconds, account.energy_joules].map(rounded);
         (account.container.pod.to_string(), figures)
     };
-    statement.accounts.iter().map(row).collect()
+    published.accounts.iter().map(row).collect()
 }
 
 fn row(pod: &str, figures: [f64; 4]) -> (String, [Option<f64>; 4]) {
@@ -122,12 +122,12 @@ fn a_host_process_beside_an_exclusive_holder_has_its_part() {
     case.at(10);
     case.run(&[(of("train"), 3.0, 6), (Owner::Host, 1.0, 1)]);
     let medium = Medium { memory: memory(10), ..Medium::default() };
-    let statement = case.read(20, Some(8.0), 4000.0, Some(medium));
-    assert_eq!(rows(&statement), [row("train", [10.0, 6.0, 4.0, 2500.0])]);
-    let unattributed = &statement.unattributed[0];
+    let published = case.read(20, Some(8.0), 4000.0, Some(medium));
+    assert_eq!(rows(&published), [row("train", [10.0, 6.0, 4.0, 2500.0])]);
+    let unattributed = &published.unattributed[0];
     assert_eq!((unattributed.busy_seconds[&Reason::Host], unattributed.energy_joules[&Reason::Host]), (2.0, 500.0));
     assert_eq!(unattributed.memory_bytes[&Reason::Host], 1);
-    assert_eq!(statement.accounts[0].memory_used_bytes, Some(9), "the rest is the holder's");
+    assert_eq!(published.accounts[0].memory_used_bytes, Some(9), "the rest is the holder's");
 }
 
 #[test]
@@ -139,10 +139,10 @@ fn slots_with_process_data_follow_sm_time_and_idle_power_is_nobodys() {
     case.at(10);
     case.run(&[(of("a"), 3.0, 5), (of("b"), 1.0, 2)]);
     let medium = Medium { memory: memory(10), ..Medium::default() };
-    let statement = case.read(20, Some(8.0), 4000.0, Some(medium));
-    assert_eq!(rows(&statement), [row("a", [2.5, 6.0, 0.0, 1500.0]), row("b", [2.5, 2.0, 0.5, 500.0])]);
-    assert_eq!(rounded(statement.accounts[0].borrowed_seconds), Some(3.5));
-    let unattributed = &statement.unattributed[0];
+    let published = case.read(20, Some(8.0), 4000.0, Some(medium));
+    assert_eq!(rows(&published), [row("a", [2.5, 6.0, 0.0, 1500.0]), row("b", [2.5, 2.0, 0.5, 500.0])]);
+    assert_eq!(rounded(published.accounts[0].borrowed_seconds), Some(3.5));
+    let unattributed = &published.unattributed[0];
     assert_eq!(
         rounded(unattributed.energy_joules.get(&Reason::Idle).copied()),
         Some(2000.0),
@@ -150,8 +150,8 @@ fn slots_with_process_data_follow_sm_time_and_idle_power_is_nobodys() {
     );
     assert_eq!(unattributed.memory_bytes[&Reason::Driver], 3);
     let method = |account: &Account| account.holding.as_ref().unwrap().attribution;
-    assert_eq!(method(&statement.accounts[0]), Some(Attribution::Process));
-    assert_eq!(statement.accounts.iter().map(|account| account.processes).collect::<Vec<_>>(), [Some(1), Some(1)]);
+    assert_eq!(method(&published.accounts[0]), Some(Attribution::Process));
+    assert_eq!(published.accounts.iter().map(|account| account.processes).collect::<Vec<_>>(), [Some(1), Some(1)]);
 }
 
 #[test]
@@ -165,9 +165,9 @@ fn sm_time_of_a_silence_weighs_nothing_after_it() {
     case.run(&[(of("a"), 1.0, 5), (of("b"), 1.0, 2)]);
     case.read(14, Some(4.0), 3000.0, None);
     case.at(40);
-    // `a` has worked in the silence, `b` works after it.
+    // `a` has worked in the gap, `b` works after it.
     case.run(&[(of("a"), 21.0, 5), (of("b"), 1.0, 2)]);
-    let busy = |statement: &Statement| statement.accounts.iter().map(|one| one.busy_seconds).collect::<Vec<_>>();
+    let busy = |published: &LedgerOutput| published.accounts.iter().map(|one| one.busy_seconds).collect::<Vec<_>>();
     assert_eq!(busy(&case.read(44, Some(24.0), 20_000.0, None)), [Some(2.0), Some(2.0)]);
     case.run(&[(of("a"), 21.0, 5), (of("b"), 3.0, 2)]);
     assert_eq!(busy(&case.read(48, Some(26.0), 21_000.0, None)), [Some(2.0), Some(4.0)]);
@@ -180,10 +180,10 @@ fn busy_time_that_no_process_explains_is_unknown() {
     case.hold("a", None, Sharing::TimeSlicing, 0.25);
     case.at(10);
     case.run(&[]);
-    let statement = case.read(20, Some(8.0), 4000.0, None);
-    assert_eq!(rows(&statement), [row("a", [2.5, 0.0, 2.5, 0.0])]);
-    assert_eq!(statement.unattributed[0].busy_seconds[&Reason::Unknown], 8.0);
-    assert_eq!(statement.unattributed[0].energy_joules[&Reason::Unknown], 2000.0);
+    let published = case.read(20, Some(8.0), 4000.0, None);
+    assert_eq!(rows(&published), [row("a", [2.5, 0.0, 2.5, 0.0])]);
+    assert_eq!(published.unattributed[0].busy_seconds[&Reason::Unknown], 8.0);
+    assert_eq!(published.unattributed[0].energy_joules[&Reason::Unknown], 2000.0);
 }
 
 #[test]
@@ -195,14 +195,14 @@ fn a_pod_on_a_gpu_that_it_does_not_hold_is_named() {
     // An init container of the holder's own pod is no guest.
     let init = Owner::Container(ContainerRef::new("team", "a", "init"));
     case.run(&[(init, 1.0, 1), (of("guest"), 1.0, 1), (Owner::EndedPod { uid: "ended".into(), pod: None }, 2.0, 1)]);
-    let statement = case.read(20, Some(8.0), 1000.0, None);
-    assert_eq!(rounded(statement.accounts[0].busy_seconds), Some(2.0));
-    let unattributed = &statement.unattributed[0];
+    let published = case.read(20, Some(8.0), 1000.0, None);
+    assert_eq!(rounded(published.accounts[0].busy_seconds), Some(2.0));
+    let unattributed = &published.unattributed[0];
     assert_eq!(
         (unattributed.busy_seconds[&Reason::NotAllocated], unattributed.busy_seconds[&Reason::TerminatedPod]),
         (2.0, 4.0)
     );
-    let pods: Vec<PodRef> = statement.unallocated_uses.iter().map(|one| one.pod.clone()).collect();
+    let pods: Vec<PodRef> = published.unallocated_uses.iter().map(|one| one.pod.clone()).collect();
     assert_eq!(pods, [PodRef::new("team", "guest")]);
     assert_eq!(unattributed.processes[&Reason::NotAllocated], 1);
 }
@@ -245,12 +245,12 @@ fn mig_with_gpm_goes_by_activity_times_slices() {
     let medium = partitioned(&mut case, Some([0.5, 1.0]));
     case.at(10);
     case.active = [(1, 5.0), (2, 10.0)].into();
-    let statement = case.read(20, None, 4000.0, Some(medium));
-    assert_eq!(rows(&statement), [row("a", [4.29, 2.14, 2.14, 1200.0]), row("b", [1.43, 1.43, 0.0, 800.0])]);
-    assert_eq!(rounded(statement.unattributed[0].energy_joules.get(&Reason::Idle).copied()), Some(2000.0));
-    let used: Vec<Option<u64>> = statement.accounts.iter().map(|account| account.memory_used_bytes).collect();
+    let published = case.read(20, None, 4000.0, Some(medium));
+    assert_eq!(rows(&published), [row("a", [4.29, 2.14, 2.14, 1200.0]), row("b", [1.43, 1.43, 0.0, 800.0])]);
+    assert_eq!(rounded(published.unattributed[0].energy_joules.get(&Reason::Idle).copied()), Some(2000.0));
+    let used: Vec<Option<u64>> = published.accounts.iter().map(|account| account.memory_used_bytes).collect();
     assert_eq!(used, [Some(10), Some(20)]);
-    assert_eq!(statement.unattributed[0].memory_bytes[&Reason::Driver], 5);
+    assert_eq!(published.unattributed[0].memory_bytes[&Reason::Driver], 5);
 }
 
 #[test]
@@ -258,10 +258,10 @@ fn mig_without_gpm_has_no_busy_time_and_energy_by_slices() {
     let mut case = Case::default();
     let medium = partitioned(&mut case, None);
     case.read(0, None, 0.0, None);
-    let statement = case.read(10, None, 7000.0, Some(medium));
+    let published = case.read(10, None, 7000.0, Some(medium));
     let expected = |pod: &str, allocated, energy| (pod.to_owned(), [Some(allocated), None, None, Some(energy)]);
-    assert_eq!(rows(&statement), [expected("a", 4.29, 3000.0), expected("b", 1.43, 1000.0)]);
-    assert_eq!(rounded(statement.unattributed[0].energy_joules.get(&Reason::Unknown).copied()), Some(3000.0));
+    assert_eq!(rows(&published), [expected("a", 4.29, 3000.0), expected("b", 1.43, 1000.0)]);
+    assert_eq!(rounded(published.unattributed[0].energy_joules.get(&Reason::Unknown).copied()), Some(3000.0));
 }
 
 #[test]
@@ -278,8 +278,8 @@ fn an_mps_slot_is_limited_to_its_part_of_the_memory() {
         (gpu.mig_devices, gpu.memory_bytes) = (vec![], Some(80 << 30));
         case.hold("c", None, sharing, share);
         case.read(0, None, 0.0, None);
-        let statement = case.read(10, None, 1000.0, Some(Medium::default()));
-        let account = statement.accounts.iter().find(|account| account.container.pod.as_ref() == "c").unwrap();
+        let published = case.read(10, None, 1000.0, Some(Medium::default()));
+        let account = published.accounts.iter().find(|account| account.container.pod.as_ref() == "c").unwrap();
         assert_eq!(account.memory_limit_bytes, Some(expected), "{sharing:?}");
     }
 }
@@ -290,11 +290,11 @@ fn mig_devices_of_unknown_size_get_no_guessed_part() {
     let medium = partitioned(&mut case, Some([0.5, 1.0]));
     case.inventory.gpus.get_mut(&GPU.into()).unwrap().mig_slices = None;
     case.read(0, None, 0.0, None);
-    let statement = case.read(10, None, 7000.0, Some(medium));
-    for account in &statement.accounts {
+    let published = case.read(10, None, 7000.0, Some(medium));
+    for account in &published.accounts {
         assert_eq!((account.busy_seconds, account.energy_joules), (None, None));
     }
-    assert_eq!(rounded(statement.unattributed[0].energy_joules.get(&Reason::Unknown).copied()), Some(7000.0));
+    assert_eq!(rounded(published.unattributed[0].energy_joules.get(&Reason::Unknown).copied()), Some(7000.0));
 }
 
 #[test]
@@ -303,11 +303,11 @@ fn a_total_that_is_no_amount_is_counted_and_spoils_nothing() {
     case.hold("a", None, Sharing::Exclusive, 1.0);
     case.read(0, Some(0.0), 0.0, None);
     case.read(10, Some(5.0), 100.0, None);
-    let statement = case.read(20, Some(f64::NAN), -1.0, None);
-    let counts: Vec<u64> = statement.violations.values().copied().collect();
+    let published = case.read(20, Some(f64::NAN), -1.0, None);
+    let counts: Vec<u64> = published.violations.values().copied().collect();
     assert_eq!(counts, [1, 1, 0]);
-    let statement = case.read(30, Some(9.0), 300.0, None);
-    assert_eq!(rows(&statement), [row("a", [30.0, 9.0, 11.0, 300.0])]);
+    let published = case.read(30, Some(9.0), 300.0, None);
+    assert_eq!(rows(&published), [row("a", [30.0, 9.0, 11.0, 300.0])]);
 }
 
 #[test]
@@ -316,6 +316,6 @@ fn losing_the_kubelet_loses_nothing() {
     case.hold("a", None, Sharing::Exclusive, 1.0);
     case.read(0, Some(0.0), 0.0, None);
     // The last allocations stands, for as long as it takes.
-    let statement = (1..=600).map(|second| case.read(second, Some(second as f64), 100.0 * second as f64, None)).last();
-    assert_eq!(rows(&statement.unwrap()), [row("a", [600.0, 600.0, 0.0, 60_000.0])]);
+    let published = (1..=600).map(|second| case.read(second, Some(second as f64), 100.0 * second as f64, None)).last();
+    assert_eq!(rows(&published.unwrap()), [row("a", [600.0, 600.0, 0.0, 60_000.0])]);
 }

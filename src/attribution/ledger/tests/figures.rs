@@ -64,7 +64,7 @@ impl World {
 
     fn tick(&mut self, milliseconds: u64) -> Vec<Account> {
         let inventory = Inventory::default();
-        let statement = self.ledger.advance(&Observation {
+        let published = self.ledger.advance(&Observation {
             now: moment(milliseconds),
             join: &self.join,
             inventory: &inventory,
@@ -72,8 +72,8 @@ impl World {
             processes: &BTreeMap::new(),
             scrapes: self.scrapes,
         });
-        self.unattributed = statement.unattributed;
-        statement.accounts
+        self.unattributed = published.unattributed;
+        published.accounts
     }
 }
 

@@ -15,7 +15,7 @@ struct Trial {
     world: World,
     ledger: Ledger,
     references: Vec<Reference>,
-    before: Option<Statement>,
+    before: Option<LedgerOutput>,
 }
 
 fn key(account: &Account) -> HoldingKey {
@@ -46,7 +46,7 @@ impl Trial {
         self.before = None;
     }
 
-    fn observe(&mut self) -> Statement {
+    fn observe(&mut self) -> LedgerOutput {
         let world = &self.world;
         self.ledger.advance(&Observation {
             now: world.moment(),
@@ -63,24 +63,24 @@ impl Trial {
         if self.world.random.chance(2) {
             self.restart();
         }
-        let statement = self.observe();
+        let published = self.observe();
         let world = &self.world;
         for ((board, reference), history) in world.boards.iter().zip(&mut self.references).zip(&world.histories) {
             reference.observe(world.now, board.reading.as_ref(), history);
         }
-        self.check_sums(&statement)?;
-        self.check_rows(&statement)?;
-        self.check_memory(&statement)?;
-        self.check_counters(&statement)?;
-        self.before = Some(statement);
+        self.check_sums(&published)?;
+        self.check_rows(&published)?;
+        self.check_memory(&published)?;
+        self.check_counters(&published)?;
+        self.before = Some(published);
         Ok(())
     }
 
     /// Σ containers + Σ unattributed part = device, and Σ A ≤ the device.
-    fn check_sums(&self, statement: &Statement) -> Result<(), String> {
+    fn check_sums(&self, published: &LedgerOutput) -> Result<(), String> {
         for (board, reference) in self.world.boards.iter().zip(&self.references) {
-            let accounts = || statement.accounts.iter().filter(|account| account.gpu == board.uuid);
-            let Some(unattributed) = statement.unattributed.iter().find(|one| one.gpu == board.uuid) else { continue };
+            let accounts = || published.accounts.iter().filter(|account| account.gpu == board.uuid);
+            let Some(unattributed) = published.unattributed.iter().find(|one| one.gpu == board.uuid) else { continue };
             let held = |read: fn(&Account) -> Option<f64>| accounts().filter_map(read).sum::<f64>();
             let busy = held(|account| account.busy_seconds) + unattributed.busy_seconds.values().sum::<f64>();
             let energy = held(|account| account.energy_joules) + unattributed.energy_joules.values().sum::<f64>();
@@ -112,15 +112,15 @@ impl Trial {
                 ensure(near(*amount, expected), || format!("{reason:?} energy {amount}, not {expected}"))?;
             }
         }
-        let violations: u64 = statement.violations.values().sum();
-        ensure(violations == 0, || format!("{:?}", statement.violations))
+        let violations: u64 = published.violations.values().sum();
+        ensure(violations == 0, || format!("{:?}", published.violations))
     }
 
     /// Each container's figures are the reference's, and allocated + borrowed = busy + idle + uncovered.
-    fn check_rows(&self, statement: &Statement) -> Result<(), String> {
+    fn check_rows(&self, published: &LedgerOutput) -> Result<(), String> {
         let places: BTreeMap<_, _> =
             self.world.boards.iter().enumerate().map(|(place, board)| (board.uuid.clone(), place)).collect();
-        for account in &statement.accounts {
+        for account in &published.accounts {
             let row = self.references[places[&account.gpu]].rows.get(&key(account)).cloned().unwrap_or_default();
             let [allocated, busy, idle, uncovered, borrowed, energy] = [
                 account.allocated_seconds,
@@ -140,12 +140,12 @@ impl Trial {
         Ok(())
     }
 
-    fn check_memory(&self, statement: &Statement) -> Result<(), String> {
+    fn check_memory(&self, published: &LedgerOutput) -> Result<(), String> {
         for (board, history) in self.world.boards.iter().zip(&self.world.histories) {
             let Some(reading) = &board.reading else { continue };
             let Some(used) = reading.memory else { continue };
-            let Some(unattributed) = statement.unattributed.iter().find(|one| one.gpu == board.uuid) else { continue };
-            let accounts = || statement.accounts.iter().filter(|account| account.gpu == board.uuid);
+            let Some(unattributed) = published.unattributed.iter().find(|one| one.gpu == board.uuid) else { continue };
+            let accounts = || published.accounts.iter().filter(|account| account.gpu == board.uuid);
             let held: u64 = accounts().filter_map(|account| account.memory_used_bytes).sum();
             let sum = held + unattributed.memory_bytes.values().sum::<u64>();
             ensure(sum == used, || format!("memory {sum} of {used}"))?;
@@ -165,9 +165,9 @@ impl Trial {
     }
 
     /// Nothing is negative or no number, and nothing falls.
-    fn check_counters(&self, statement: &Statement) -> Result<(), String> {
+    fn check_counters(&self, published: &LedgerOutput) -> Result<(), String> {
         type Counters = BTreeMap<(HoldingKey, Option<Reason>), [f64; 6]>;
-        let counters = |statement: &Statement| {
+        let counters = |published: &LedgerOutput| {
             let of_account = |account: &Account| {
                 let values = [
                     account.allocated_seconds,
@@ -179,8 +179,8 @@ impl Trial {
                 ];
                 ((key(account), None), values.map(Option::unwrap_or_default))
             };
-            let mut counters: Counters = statement.accounts.iter().map(of_account).collect();
-            for unattributed in &statement.unattributed {
+            let mut counters: Counters = published.accounts.iter().map(of_account).collect();
+            for unattributed in &published.unattributed {
                 let nobody = ContainerRef::new("", "", "");
                 let key = HoldingKey { container: nobody, gpu: unattributed.gpu.clone(), mig: None };
                 for (reason, value) in &unattributed.busy_seconds {
@@ -192,7 +192,7 @@ impl Trial {
             }
             counters
         };
-        let now = counters(statement);
+        let now = counters(published);
         let wrong = now.iter().find(|(_, values)| values.iter().any(|value| !value.is_finite() || *value < 0.0));
         ensure(wrong.is_none(), || format!("no amount: {wrong:?}"))?;
         for (name, before) in self.before.as_ref().map(counters).into_iter().flatten() {
@@ -258,8 +258,8 @@ fn the_order_of_processes_does_not_matter_and_an_unchanged_world_changes_nothing
             };
             let one = observe(&mut trial.ledger, &world.processes);
             let two = observe(&mut other, &reversed);
-            let energies = |statement: &Statement| -> Vec<f64> {
-                statement.accounts.iter().map(|account| account.energy_joules.unwrap_or(-1.0)).collect()
+            let energies = |published: &LedgerOutput| -> Vec<f64> {
+                published.accounts.iter().map(|account| account.energy_joules.unwrap_or(-1.0)).collect()
             };
             assert!(energies(&one).iter().zip(energies(&two)).all(|(one, two)| near(*one, two)), "world {seed}");
             assert_eq!(observe(&mut trial.ledger, &world.processes), one, "world {seed}: the same again");

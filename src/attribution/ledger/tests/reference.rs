@@ -87,7 +87,7 @@ impl Reference {
             (false, Some(_)) => end,
             (false, None) => begin,
         };
-        let silence = (has_gap || late_since.is_some()).then(|| late_since.unwrap_or(begin)..from);
+        let gap = (has_gap || late_since.is_some()).then(|| late_since.unwrap_or(begin)..from);
         let gain = |now: Option<f64>, before: Option<f64>| {
             now.map(|now| ((now - before.unwrap_or(0.0)).max(0.0), before.is_some()))
         };
@@ -104,7 +104,7 @@ impl Reference {
             Some((gain, true)) => {
                 let (due, room) = (gain + self.carry, length - uncovered);
                 let taken = due.min(room);
-                self.carry = if silence.is_some() { 0.0 } else { (due - taken).min(2.0) };
+                self.carry = if gap.is_some() { 0.0 } else { (due - taken).min(2.0) };
                 self.nobodys(due - taken - self.carry, 0.0);
                 (room > 1e-9).then_some(taken)
             }
@@ -114,13 +114,13 @@ impl Reference {
             }
             None => None,
         };
-        let energy = match (energy, silence) {
+        let energy = match (energy, gap) {
             (Some((gain, true)), None) => Some(gain),
-            (Some((gain, true)), Some(silence)) => {
+            (Some((gain, true)), Some(gap)) => {
                 let of_gaps = (reading.gaps.energy - before.gaps.energy).clamp(0.0, gain);
-                let of_silence = if from < end { of_gaps } else { gain };
-                self.divide_silence(silence, of_silence, reading, history);
-                (from < end).then_some(gain - of_silence)
+                let of_gap = if from < end { of_gaps } else { gain };
+                self.divide_silence(gap, of_gap, reading, history);
+                (from < end).then_some(gain - of_gap)
             }
             (Some((gain, false)), _) => {
                 self.nobodys(0.0, gain);

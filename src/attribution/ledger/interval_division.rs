@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 
 use super::audit::Audit;
 use super::clock::Interval;
-use super::device::Tenant;
-use super::division::{Evidence, Holder, Part, Stretch};
-use super::entry::{Covered, Entry, Gain, Span};
+use super::device::HolderKey;
+use super::division::{DivisionBasis, Holder, Part, Stretch};
+use super::holder_account::{Covered, Gain, HolderAccount, Span};
 use super::partition::Partitions;
 use super::spread;
 use super::weights::Gains;
 use crate::model::{Monotonic, Quantity, Reason, Unattributed};
 
 /// An interval, and what tells whose it was.
-pub struct Books<'a> {
+pub struct IntervalDivision<'a> {
     pub interval: &'a Interval,
     pub partitions: Option<&'a Partitions<'a>>,
     pub parts: Option<&'a [Part]>,
@@ -23,27 +23,31 @@ pub struct Books<'a> {
     pub covered_ratio: f64,
 }
 
-/// When one entry held the device in an interval, and what that brings it.
+/// When one holder held the device in an interval, and what that brings it.
 pub struct HeldTime<'a> {
-    pub tenant: &'a Tenant,
-    pub entry: &'a mut Entry,
+    pub key: &'a HolderKey,
+    pub holder: &'a mut HolderAccount,
     pub spans: Vec<Span>,
     pub gain: Gain,
 }
 
-/// Of the entries that held the device between `from` and `to`, with what is allocated of it.
-pub fn held_times(entries: &mut BTreeMap<Tenant, Entry>, from: Monotonic, to: Monotonic) -> Vec<HeldTime<'_>> {
+/// Of the holders that held the device between `from` and `to`, with what is allocated of it.
+pub fn held_times(
+    holders: &mut BTreeMap<HolderKey, HolderAccount>,
+    from: Monotonic,
+    to: Monotonic,
+) -> Vec<HeldTime<'_>> {
     let mut held = vec![];
-    for (tenant, entry) in entries {
-        let spans = entry.take(from, to);
+    for (key, holder) in holders {
+        let spans = holder.take(from, to);
         let mut gain = Gain::default();
         for span in &spans {
-            if let Some(share) = span.grip.share {
+            if let Some(share) = span.held_share.share {
                 *gain.allocated.get_or_insert(0.0) += share * span.length().as_secs_f64();
             }
         }
         if !spans.is_empty() {
-            held.push(HeldTime { tenant, entry, spans, gain });
+            held.push(HeldTime { key, holder, spans, gain });
         }
     }
     held
@@ -70,21 +74,21 @@ pub fn stretches(
     let held_seconds: Vec<f64> =
         held.iter().map(|time| time.spans.iter().map(|span| span.length().as_secs_f64()).sum()).collect();
     let places: Vec<Option<usize>> =
-        held.iter().map(|time| time.tenant.1.as_ref().and_then(|mig| partitions?.place(mig))).collect();
+        held.iter().map(|time| time.key.1.as_ref().and_then(|mig| partitions?.place(mig))).collect();
     let stretch = |bounds: &[Monotonic]| {
         let [from, to] = [bounds[0], bounds[1]];
         let seconds = to.since(from).as_secs_f64();
         let (mut indices, mut holders) = (vec![], vec![]);
         for (index, time) in held.iter().enumerate() {
             let Some(span) = time.spans.iter().find(|span| span.covers(from, to)) else { continue };
-            if time.tenant.1.is_some() && places[index].is_none() {
+            if time.key.1.is_some() && places[index].is_none() {
                 continue; // its MIG device is gone
             }
             let weight = gains.map_or(0.0, |gains| gains.holders[index] / held_seconds[index]);
-            indices.push((index, span.grip.share));
+            indices.push((index, span.held_share.share));
             holders.push(Holder {
-                exclusive: span.grip.exclusive,
-                weight: span.grip.weight,
+                exclusive: span.held_share.exclusive,
+                weight: span.held_share.weight,
                 sm_seconds: weight * seconds,
                 part: places[index],
             });
@@ -101,7 +105,7 @@ struct Spread {
     parts: Option<Vec<Vec<Part>>>,
 }
 
-impl Books<'_> {
+impl IntervalDivision<'_> {
     fn spread(&self, stretches: &[Held]) -> Spread {
         let lengths: Vec<f64> = stretches.iter().map(|stretch| stretch.seconds).collect();
         let parts = self.parts.map(|parts| {
@@ -156,7 +160,7 @@ impl Books<'_> {
         let stretches = stretches(bounds, held, self.gains.as_ref(), self.partitions);
         let spread = self.spread(&stretches);
         let (mut busy_sum, mut energy_sum) = (None, None);
-        let (mut nobodys_busy, mut nobodys_energy) = (0.0, 0.0);
+        let (mut unattributed_busy, mut unattributed_energy) = (0.0, 0.0);
         for (number, Held { seconds, indices, holders }) in stretches.iter().enumerate() {
             let seconds = *seconds;
             let others: Option<BTreeMap<Reason, f64>> = self.gains.as_ref().map(|gains| {
@@ -168,10 +172,10 @@ impl Books<'_> {
                 energy: spread.energy.as_ref().map(|energy| energy[number]),
                 idle_energy: self.idle_watts.map(|watts| watts * seconds),
                 holders,
-                evidence: match (&spread.parts, &others) {
-                    (Some(parts), _) => Evidence::Partitions(&parts[number]),
-                    (None, Some(others)) => Evidence::Processes(others),
-                    (None, None) => Evidence::Holding,
+                basis: match (&spread.parts, &others) {
+                    (Some(parts), _) => DivisionBasis::Partitions(&parts[number]),
+                    (None, Some(others)) => DivisionBasis::Processes(others),
+                    (None, None) => DivisionBasis::Holding,
                 },
             }
             .divide();
@@ -194,12 +198,12 @@ impl Books<'_> {
             for (reason, busy) in division.unattributed_busy {
                 *unattributed.busy_seconds.entry(reason).or_default() += busy;
                 *busy_sum.get_or_insert(0.0) += busy;
-                nobodys_busy += busy;
+                unattributed_busy += busy;
             }
             for (reason, energy) in division.unattributed_energy {
                 *unattributed.energy_joules.entry(reason).or_default() += energy;
                 *energy_sum.get_or_insert(0.0) += energy;
-                nobodys_energy += energy;
+                unattributed_energy += energy;
             }
         }
         let of_parts = self.parts.map_or(0.0, |parts| {
@@ -208,9 +212,9 @@ impl Books<'_> {
         });
         let shares = |read: fn(&Gain) -> Option<f64>| held.iter().filter_map(move |time| read(&time.gain));
         let whole = self.interval.busy_seconds.unwrap_or(0.0) + of_parts;
-        audit.check(Quantity::Busy, whole, shares(|gain| gain.busy).chain([nobodys_busy]));
+        audit.check(Quantity::Busy, whole, shares(|gain| gain.busy).chain([unattributed_busy]));
         let whole = self.interval.energy_joules.unwrap_or(0.0);
-        audit.check(Quantity::Energy, whole, shares(|gain| gain.energy).chain([nobodys_energy]));
+        audit.check(Quantity::Energy, whole, shares(|gain| gain.energy).chain([unattributed_energy]));
         (busy_sum, energy_sum)
     }
 }

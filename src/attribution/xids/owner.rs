@@ -6,12 +6,12 @@ use crate::model::{Account, ContainerRef, MigUuid, PodRef, PodUid, XidEvent};
 
 /// A container, and the MIG device that it used where that is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Party {
+pub struct XidOwner {
     pub container: ContainerRef,
     pub mig: Option<MigUuid>,
 }
 
-impl Party {
+impl XidOwner {
     /// Who holds what the XID is about, if that is one container.
     pub fn holding(event: &XidEvent, observation: &XidObservation<'_>) -> Option<Self> {
         let reached = reached(event, observation);
@@ -59,7 +59,7 @@ impl Party {
     }
 }
 
-/// The MIG devices that the XID is about; none: the whole GPU, as far as can be told.
+/// The MIG devices that the XID is about; none: the whole GPU, as far as can be xids.
 fn reached(event: &XidEvent, observation: &XidObservation<'_>) -> BTreeSet<MigUuid> {
     let Some((instance, gpu)) = event.instance.zip(observation.inventory.gpus.get(&event.gpu)) else {
         return BTreeSet::new();

@@ -6,10 +6,10 @@ use crate::model::{Account, Holding, Moment, Monotonic, Sharing, UnixSeconds};
 
 /// One container and one piece of hardware: the account, and when it held what is not accounted yet.
 #[derive(Debug)]
-pub struct Entry {
+pub struct HolderAccount {
     pub account: Account,
     /// Held since then, like this, and not accounted yet.
-    open: Option<(Monotonic, Grip)>,
+    open: Option<(Monotonic, HeldShare)>,
     /// Held and let go, or held in another way, since the device clock last moved.
     closed: Vec<Span>,
     /// `Observation::scrapes` when the final figures were first published.
@@ -24,7 +24,7 @@ pub struct Entry {
 
 /// How a device is held, as far as accounting goes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Grip {
+pub struct HeldShare {
     /// `None` while it is not known how many slots the device has.
     pub share: Option<f64>,
     pub weight: f64,
@@ -35,10 +35,10 @@ pub struct Grip {
 pub struct Span {
     pub from: Monotonic,
     pub to: Monotonic,
-    pub grip: Grip,
+    pub held_share: HeldShare,
 }
 
-/// What one interval brought one entry.
+/// What one interval brought one holder.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Gain {
     /// `None` where no share was known.
@@ -55,7 +55,7 @@ pub struct Covered {
     pub busy: f64,
 }
 
-impl Entry {
+impl HolderAccount {
     pub fn opened(key: &HoldingKey, holding: &Holding, now: Moment, seen: u64) -> Self {
         let account = Account {
             holding: Some(holding.clone()),
@@ -63,14 +63,14 @@ impl Entry {
             uncovered_seconds: holding.share.map(|_| 0.0),
             ..Account::new(key.container.clone(), key.gpu.clone(), key.mig.clone(), now.unix)
         };
-        let open = Some((now.monotonic, Grip::of(holding)));
+        let open = Some((now.monotonic, HeldShare::of(holding)));
         Self { account, open, closed: vec![], final_since_scrape: None, seen, busy_ratio: None, is_unread: false }
     }
 
     /// Holds on, or takes hold again.
     pub fn hold(&mut self, holding: &Holding, now: Moment, seen: u64) {
         self.seen = seen;
-        let grip = Grip::of(holding);
+        let held_share = HeldShare::of(holding);
         if self.account.holding.as_ref().is_none_or(|held| !alike(held, holding)) {
             self.account.holding = Some(holding.clone());
         }
@@ -80,20 +80,20 @@ impl Entry {
             self.final_since_scrape = None;
         }
         match self.open {
-            Some((_, held)) if held == grip => {}
+            Some((_, held)) if held == held_share => {}
             Some((from, held)) => {
-                self.closed.push(Span { from, to: now.monotonic, grip: held });
-                self.open = Some((now.monotonic, grip));
+                self.closed.push(Span { from, to: now.monotonic, held_share: held });
+                self.open = Some((now.monotonic, held_share));
             }
-            None => self.open = Some((now.monotonic, grip)),
+            None => self.open = Some((now.monotonic, held_share)),
         }
     }
 
     /// Lets go, unless the observation `seen` saw it held.
     pub fn close_unless_seen(&mut self, seen: u64, now: Monotonic) {
-        let Some((from, grip)) = self.open.filter(|_| self.seen != seen) else { return };
+        let Some((from, held_share)) = self.open.filter(|_| self.seen != seen) else { return };
         self.open = None;
-        self.closed.push(Span { from, to: now, grip });
+        self.closed.push(Span { from, to: now, held_share });
         self.account.holding = None;
         self.account.ended = Some(now);
         self.busy_ratio = None;
@@ -106,21 +106,21 @@ impl Entry {
     /// When it held between `from` and `to`; what it held up to `to` is then done with.
     pub fn take(&mut self, from: Monotonic, to: Monotonic) -> Vec<Span> {
         let mut spans = vec![];
-        let mut add = |since: Monotonic, until: Monotonic, grip| {
-            let span = Span { from: since.max(from), to: until.min(to), grip };
+        let mut add = |since: Monotonic, until: Monotonic, held_share| {
+            let span = Span { from: since.max(from), to: until.min(to), held_share };
             if span.from < span.to {
                 spans.push(span);
             }
         };
         self.closed.retain_mut(|span| {
-            add(span.from, span.to, span.grip);
+            add(span.from, span.to, span.held_share);
             span.from = span.from.max(to);
             span.from < span.to
         });
-        if let Some((open, grip)) = &mut self.open
+        if let Some((open, held_share)) = &mut self.open
             && *open < to
         {
-            add(*open, to, *grip);
+            add(*open, to, *held_share);
             *open = to;
         }
         spans
@@ -169,7 +169,7 @@ fn alike(one: &Holding, other: &Holding) -> bool {
         && (one.sharing, one.share, one.weight) == (other.sharing, other.share, other.weight)
 }
 
-impl Grip {
+impl HeldShare {
     fn of(holding: &Holding) -> Self {
         Self { share: holding.share, weight: holding.weight, exclusive: holding.sharing == Sharing::Exclusive }
     }

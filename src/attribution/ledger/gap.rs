@@ -3,27 +3,27 @@
 use std::collections::BTreeMap;
 
 use super::audit::Audit;
-use super::books::{held_times, stretches};
-use super::device::{Device, Tenant};
-use super::division::{Evidence, Stretch};
-use super::entry::Entry;
+use super::device::{Device, HolderKey};
+use super::division::{DivisionBasis, Stretch};
+use super::holder_account::HolderAccount;
+use super::interval_division::{held_times, stretches};
 use super::partition::Partitions;
 use crate::model::{Moment, Monotonic, Quantity, Reason};
 
-/// A silence that is not over: who held the device, in seconds of the device as its energy will be divided.
+/// A gap that is not over: who held the device, in seconds of the device as its energy will be divided.
 #[derive(Debug, Default)]
-pub struct Silence {
+pub struct OpenGap {
     seconds: f64,
-    holders: BTreeMap<Tenant, f64>,
+    holders: BTreeMap<HolderKey, f64>,
     unattributed: BTreeMap<Reason, f64>,
 }
 
-impl Silence {
+impl OpenGap {
     /// What the others held is nobody's.
-    pub fn forget_all_but(&mut self, entries: &BTreeMap<Tenant, Entry>) {
+    pub fn forget_all_but(&mut self, holders: &BTreeMap<HolderKey, HolderAccount>) {
         let unattributed = &mut self.unattributed;
-        self.holders.retain(|tenant, seconds| {
-            let is_known = entries.contains_key(tenant);
+        self.holders.retain(|key, seconds| {
+            let is_known = holders.contains_key(key);
             if !is_known {
                 *unattributed.entry(Reason::Unknown).or_default() += *seconds;
             }
@@ -34,13 +34,13 @@ impl Silence {
 
 impl Device {
     /// Nothing was read between `from` and `to`.
-    pub fn be_silent(&mut self, from: Monotonic, to: Monotonic, partitions: Option<&Partitions<'_>>, now: Moment) {
+    pub fn add_gap(&mut self, from: Monotonic, to: Monotonic, partitions: Option<&Partitions<'_>>, now: Moment) {
         if to <= from {
             return;
         }
-        self.is_silent = true;
+        self.in_gap = true;
         let parts = partitions.map(Partitions::parts);
-        let mut held = held_times(&mut self.entries, from, to);
+        let mut held = held_times(&mut self.holders, from, to);
         for stretch in stretches((from, to), &held, None, partitions) {
             // One watt: its joules are seconds of the device.
             let division = Stretch {
@@ -49,47 +49,47 @@ impl Device {
                 energy: Some(stretch.seconds),
                 idle_energy: None,
                 holders: &stretch.holders,
-                evidence: parts.as_deref().map_or(Evidence::Holding, Evidence::Partitions),
+                basis: parts.as_deref().map_or(DivisionBasis::Holding, DivisionBasis::Partitions),
             }
             .divide();
-            self.silence.seconds += stretch.seconds;
+            self.gap.seconds += stretch.seconds;
             for ((index, _), seconds) in stretch.indices.iter().zip(division.energy) {
-                let tenant = held[*index].tenant;
-                *self.silence.holders.entry(tenant.clone()).or_default() += seconds.unwrap_or(0.0);
+                let key = held[*index].key;
+                *self.gap.holders.entry(key.clone()).or_default() += seconds.unwrap_or(0.0);
             }
             for (reason, seconds) in division.unattributed_energy {
-                *self.silence.unattributed.entry(reason).or_default() += seconds;
+                *self.gap.unattributed.entry(reason).or_default() += seconds;
             }
         }
         for time in &mut held {
-            time.entry.gain(&time.gain, 0.0, now.unix);
+            time.holder.gain(&time.gain, 0.0, now.unix);
         }
     }
 
-    /// The silence is over, and the device's own counter tells what it drew in it. That is divided by holding; what nobody
+    /// The gap is over, and the device's own counter tells what it drew in it. That is divided by holding; what nobody
     /// held is idle as far as the board's idle power goes.
-    pub fn end_silence(&mut self, joules: Option<f64>, audit: &mut Audit) {
-        let silence = std::mem::take(&mut self.silence);
+    pub fn close_gap(&mut self, joules: Option<f64>, audit: &mut Audit) {
+        let gap = std::mem::take(&mut self.gap);
         let Some(joules) = joules else { return };
         let unattributed = &mut self.unattributed.energy_joules;
         unattributed.entry(Reason::Idle).or_default();
         let unknown = unattributed.entry(Reason::Unknown).or_default();
-        if silence.seconds <= 0.0 {
+        if gap.seconds <= 0.0 {
             *unknown += joules;
             return;
         }
-        let watts = joules / silence.seconds;
+        let watts = joules / gap.seconds;
         let idle_watts = self.idle_power.watts().unwrap_or(0.0).min(watts);
-        let held = silence.holders.values().map(|seconds| seconds * watts);
-        let unheld = silence.unattributed.values().map(|seconds| seconds * watts);
+        let held = gap.holders.values().map(|seconds| seconds * watts);
+        let unheld = gap.unattributed.values().map(|seconds| seconds * watts);
         audit.check(Quantity::Energy, joules, held.chain(unheld));
-        for (tenant, seconds) in silence.holders {
-            match self.entries.get_mut(&tenant) {
-                Some(entry) => entry.add_energy(Some(seconds * watts)),
+        for (key, seconds) in gap.holders {
+            match self.holders.get_mut(&key) {
+                Some(holder) => holder.add_energy(Some(seconds * watts)),
                 None => *unattributed.entry(Reason::Unknown).or_default() += seconds * watts,
             }
         }
-        for (reason, seconds) in silence.unattributed {
+        for (reason, seconds) in gap.unattributed {
             *unattributed.entry(Reason::Idle).or_default() += seconds * idle_watts;
             *unattributed.entry(reason).or_default() += seconds * (watts - idle_watts);
         }

@@ -1,32 +1,63 @@
-//! Between what runs on the devices and whose it is.
+//! The processes on the devices and their owners, as the ledger divides use by them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::attribution::{DeviceProcesses, OwnedProcess};
 use crate::model::{DeviceReadings, GpuUuid, HardwareState, Owner, ProcessState, UnknownOwner};
 
-/// The processes on any device, by the host's numbers.
-pub fn wanted(hardware: &HardwareState) -> BTreeSet<u32> {
+/// The processes on one GPU at one moment: those that run, and those whose SM time the totals still have.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DeviceProcesses {
+    /// Whether the driver reports SM time by process on this GPU (never while it is partitioned). Where it does not, busy
+    /// time and energy are divided as without process data; memory is divided by process.
+    pub has_sm_seconds: bool,
+    /// In any order, each process once per GPU instance.
+    pub processes: Vec<OwnedProcess>,
+}
+
+/// A process on a GPU, with its owner.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OwnedProcess {
+    pub pid: u32,
+    /// In clock ticks after boot; with the pid it identifies a process. 0 where it is unknown.
+    pub start_ticks: u64,
+    pub owner: Owner,
+    /// On the driver's list of processes now.
+    pub running: bool,
+    /// Device memory; `None` where the driver does not report it, or the process has ended.
+    pub memory_bytes: Option<u64>,
+    /// `None` on a GPU that is not partitioned.
+    pub gpu_instance: Option<u32>,
+    pub compute_instance: Option<u32>,
+    /// Integral of its share of the SMs, complete up to the same time as the device's totals. Starts at 0 with the
+    /// agent or the process.
+    pub sm_seconds: f64,
+}
+
+/// The process ids on any device, in the host's numbering.
+#[must_use]
+pub fn wanted_processes(hardware: &HardwareState) -> BTreeSet<u32> {
     hardware.readings.values().flat_map(|readings| pids(readings)).collect()
 }
 
-/// Whether somebody has looked at all of them, or nobody looks.
-pub fn are_known(wanted: &BTreeSet<u32>, state: &ProcessState) -> bool {
-    !is_looking(state) || wanted.iter().all(|pid| state.processes.contains_key(pid))
+/// Whether all of them have been scanned, or are not scanned at all.
+#[must_use]
+pub fn are_scanned(wanted: &BTreeSet<u32>, state: &ProcessState) -> bool {
+    !is_scanning(state) || wanted.iter().all(|pid| state.processes.contains_key(pid))
 }
 
-/// What the ledger divides by. A GPU whose processes the driver does not tell has none; without host process ids no GPU
-/// has. A process that nobody has looked at yet is left out until somebody has: its work is not lost, its count goes on.
-pub fn by_device(hardware: &HardwareState, state: &ProcessState) -> BTreeMap<GpuUuid, DeviceProcesses> {
-    if !is_looking(state) {
+/// What the ledger divides by. Absent for a GPU without a process list, and for all without host process ids. A process that
+/// is not scanned yet is left out until it is: its work is not lost, because its total goes on.
+#[must_use]
+pub fn processes_by_device(hardware: &HardwareState, state: &ProcessState) -> BTreeMap<GpuUuid, DeviceProcesses> {
+    if !is_scanning(state) {
         return BTreeMap::new();
     }
     let known = |(gpu, readings): (&GpuUuid, _)| Some((gpu.clone(), of_device(readings, state)?));
     hardware.readings.iter().map(|(gpu, readings)| (gpu, &**readings)).filter_map(known).collect()
 }
 
-/// A look that does not come back says nothing of what runs now.
-fn is_looking(state: &ProcessState) -> bool {
+/// A scan that hangs does not show what runs now.
+fn is_scanning(state: &ProcessState) -> bool {
     state.enabled && state.collector.as_ref().is_none_or(|collector| !collector.stuck)
 }
 
@@ -77,7 +108,6 @@ mod tests {
     use super::*;
     use crate::model::{
         Collector, ContainerRef, Medium, Monotonic, Process, ProcessKey, ProcessSmSeconds, Stamped, Totals,
-        UnknownOwner,
     };
 
     fn hardware(listed: Option<&[u32]>, worked: Option<&[(u32, f64)]>) -> HardwareState {
@@ -107,10 +137,10 @@ mod tests {
     }
 
     #[test]
-    fn each_process_is_told_of_once_with_its_owner() {
+    fn each_process_appears_once_with_its_owner() {
         let main = ContainerRef::new("team", "train", "main");
         let hardware = hardware(Some(&[1, 2]), Some(&[(2, 0.5), (3, 0.25), (4, 9.0)]));
-        assert_eq!(wanted(&hardware), [1, 2, 3, 4].into());
+        assert_eq!(wanted_processes(&hardware), [1, 2, 3, 4].into());
         let owners = [
             (1, Owner::Host),
             (2, Owner::Container(main.clone())),
@@ -118,10 +148,10 @@ mod tests {
             (4, Owner::Unknown(UnknownOwner::NotResolved)),
         ];
         let state = state(&owners);
-        assert!(are_known(&wanted(&hardware), &state));
-        let told = &by_device(&hardware, &state)[&"GPU-1".into()];
-        assert!(told.has_sm_seconds);
-        let told: Vec<_> = told
+        assert!(are_scanned(&wanted_processes(&hardware), &state));
+        let found = &processes_by_device(&hardware, &state)[&"GPU-1".into()];
+        assert!(found.has_sm_seconds);
+        let found: Vec<_> = found
             .processes
             .iter()
             .map(|process| {
@@ -133,22 +163,22 @@ mod tests {
             (2, Owner::Container(main), true, Some(7), 0.5),
             (3, Owner::Unknown(UnknownOwner::Gone), false, None, 0.25),
         ];
-        assert_eq!(told, expected, "nobody has looked at the fourth");
+        assert_eq!(found, expected, "the fourth is not scanned");
     }
 
     #[test]
     fn what_is_not_known_is_not_divided_by() {
         let owners = state(&[(1, Owner::Host)]);
-        assert_eq!(by_device(&hardware(None, Some(&[(1, 1.0)])), &owners), BTreeMap::new(), "no list");
-        let told = &by_device(&hardware(Some(&[1]), None), &owners)[&"GPU-1".into()];
-        assert!(!told.has_sm_seconds && told.processes.len() == 1, "a partitioned GPU");
+        assert_eq!(processes_by_device(&hardware(None, Some(&[(1, 1.0)])), &owners), BTreeMap::new(), "no list");
+        let found = &processes_by_device(&hardware(Some(&[1]), None), &owners)[&"GPU-1".into()];
+        assert!(!found.has_sm_seconds && found.processes.len() == 1, "a partitioned GPU");
         let hidden = ProcessState { enabled: false, ..owners };
-        assert_eq!(by_device(&hardware(Some(&[1]), Some(&[])), &hidden), BTreeMap::new());
-        assert!(are_known(&[9].into(), &hidden), "nobody looks");
+        assert_eq!(processes_by_device(&hardware(Some(&[1]), Some(&[])), &hidden), BTreeMap::new());
+        assert!(are_scanned(&[9].into(), &hidden), "no scan");
         let collector = Some(Collector { stuck: true, ..Collector::default() });
         let stuck = ProcessState { enabled: true, collector, ..hidden };
-        assert_eq!(by_device(&hardware(Some(&[1]), Some(&[])), &stuck), BTreeMap::new());
-        assert!(are_known(&[9].into(), &stuck), "nobody waits for a look that does not come back");
-        assert!(!are_known(&[9].into(), &state(&[])));
+        assert_eq!(processes_by_device(&hardware(Some(&[1]), Some(&[])), &stuck), BTreeMap::new());
+        assert!(are_scanned(&[9].into(), &stuck), "a scan that hangs is not waited for");
+        assert!(!are_scanned(&[9].into(), &state(&[])));
     }
 }

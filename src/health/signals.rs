@@ -1,4 +1,4 @@
-//! What the hardware last said of one GPU, and what of it speaks against the GPU.
+//! What the hardware last reported of one GPU, and which of it makes the GPU unhealthy.
 
 use std::sync::Arc;
 
@@ -7,43 +7,43 @@ use super::{Session, UNKNOWN_LIMIT};
 use crate::model::{DeviceReadings, Gpu, Monotonic, Slow, UnhealthyReason, recovery_action};
 
 const UNLISTED: &str = "the driver no longer lists it";
-const LOST: &str = "the driver says that it is lost or needs a reset";
-const SILENT: &str = "it has not answered since the driver was opened again";
+const LOST: &str = "the driver reports that it is lost or needs a reset";
+const UNRESPONSIVE: &str = "it has not responded since the driver was opened again";
 
-/// What the hardware last said. A value that it no longer says stands until it says another.
+/// The last known signals. A value that is no longer reported stays until another is.
 #[derive(Debug, Default)]
-pub struct Said {
+pub struct DeviceSignals {
     pub checked: bool,
     pub lost: bool,
-    /// It is lost in that the driver does not list it: what is known of that.
+    /// Why it is lost, where that is because the driver does not list it.
     unlisted: Option<Arc<str>>,
-    /// A pass over it has been ordered.
+    /// A pass over it has been requested.
     asked: bool,
     pub stuck: Option<Monotonic>,
-    /// Since when there are no readings because the driver cannot be opened, and why. Once it can, until it answers.
+    /// Since when there are no readings because the driver cannot be opened, and why; until the GPU responds.
     pub refused: Option<(Monotonic, Arc<str>)>,
-    /// When a release had lasted for too long; until it answers.
-    unwatched: Option<Monotonic>,
-    /// The latest readings are of this time.
+    /// When a release had lasted for too long; until the GPU responds.
+    unread: Option<Monotonic>,
+    /// The time of the latest readings.
     pub answered: Option<Monotonic>,
     pub recovery: Option<u32>,
     row_remap_failed: bool,
     fabric: Option<&'static str>,
     uncorrected: u64,
-    /// As many were there when the driver was loaded.
+    /// The count when the driver was loaded.
     uncorrected_before: u64,
-    /// The device was reset, as far as it shows: it was gone, or wanted something done, and no longer.
+    /// When the device was reset, as far as can be seen: it was lost, or wanted a recovery action, and no longer does.
     pub reset: Option<Monotonic>,
-    /// It is known to have begun anew, by a reset or with the driver.
+    /// When it restarted for certain, by a reset or with the driver.
     pub restarted: Option<Monotonic>,
     resets: u64,
-    /// The renewal of the session that has been taken into account.
+    /// The renewal of the session that is taken into account.
     renewed: Option<Monotonic>,
 }
 
-impl Said {
-    /// Gives back a recovery action that is not known.
-    pub fn look(
+impl DeviceSignals {
+    /// Returns a recovery action that is unknown.
+    pub fn read(
         &mut self,
         gpu: &Gpu,
         readings: Option<&DeviceReadings>,
@@ -62,7 +62,7 @@ impl Said {
             self.reset = self.reset.max(answered);
             self.uncorrected_before = self.uncorrected;
         }
-        // Listed again is not yet back: it has to answer.
+        // Listed again is not enough: it must respond.
         if lost || answered.is_some() {
             self.lost = lost;
             let unlisted = readings.is_some_and(|readings| readings.unlisted);
@@ -79,19 +79,19 @@ impl Said {
         self.refused = match (answered, problem, self.refused.take()) {
             (Some(_), ..) => None,
             (None, Some(problem), before) => Some((before.map_or(now, |(since, _)| since), Arc::clone(problem))),
-            // It is open again: that is not yet an answer of this GPU.
-            (None, None, before) => before.filter(|_| !lost).map(|(since, _)| (since, SILENT.into())),
+            // The driver is open again, but this GPU has not responded yet.
+            (None, None, before) => before.filter(|_| !lost).map(|(since, _)| (since, UNRESPONSIVE.into())),
         };
-        if answered > self.unwatched {
-            self.unwatched = None;
+        if answered > self.unread {
+            self.unread = None;
         }
         let slow = readings.and_then(|readings| readings.slow.as_ref())?;
         self.checked = true;
-        self.learn(&slow.value, slow.at)
+        self.read_slow(&slow.value, slow.at)
     }
 
-    /// Takes in a slow pass. Gives back a recovery action that is not known.
-    fn learn(&mut self, slow: &Slow, at: Monotonic) -> Option<u32> {
+    /// Adds a slow pass. Returns a recovery action that is unknown.
+    fn read_slow(&mut self, slow: &Slow, at: Monotonic) -> Option<u32> {
         if let Some(remap) = slow.row_remap {
             self.row_remap_failed = remap.failed;
         }
@@ -115,7 +115,7 @@ impl Said {
         None
     }
 
-    /// The driver's counts of memory errors begin anew with it; the hardware room's do not fall.
+    /// The driver's counts of memory errors restart with it; those of `hardware` do not fall.
     pub fn renew(&mut self, session: Session) {
         if session.renewed > self.renewed {
             self.renewed = session.renewed;
@@ -123,14 +123,15 @@ impl Said {
         }
     }
 
-    /// Nobody has watched it for too long: what was known of it is so no longer.
-    pub fn forget(&mut self, config: &Config, session: Session, now: Monotonic) {
+    /// After a release that lasts too long, the last signals are no longer valid.
+    pub fn expire(&mut self, config: &Config, session: Session, now: Monotonic) {
         if session.released.is_some_and(|since| now.since(since) >= config.released_limit) {
-            self.unwatched.get_or_insert(now);
+            self.unread.get_or_insert(now);
         }
     }
 
-    pub fn against(
+    /// Reason, detail, and what clears it.
+    pub fn causes(
         &self,
         config: &Config,
         session: Session,
@@ -138,48 +139,45 @@ impl Said {
         now: Monotonic,
     ) -> Vec<(UnhealthyReason, Arc<str>, &'static str)> {
         use UnhealthyReason as Reason;
-        let mut against: Vec<(Reason, Arc<str>, &'static str)> = vec![];
+        let mut causes: Vec<(Reason, Arc<str>, &'static str)> = vec![];
         let passed = |since: Monotonic, limit| now.since(since) >= limit;
         if let Some(action) = self.recovery.filter(|action| *action != 0).and_then(recovery_action) {
-            let detail = format!("the driver asks for recovery: {}", action.replace('_', " "));
-            against.push((Reason::RecoveryAction, detail.into(), "that the driver asks for nothing any more"));
+            let detail = format!("the driver requests recovery: {}", action.replace('_', " "));
+            causes.push((Reason::RecoveryAction, detail.into(), "the recovery, until the driver requests none"));
         }
         if self.lost {
             let detail = self.unlisted.clone().unwrap_or_else(|| LOST.into());
-            against.push((Reason::Lost, detail, "that it is listed and answers"));
+            causes.push((Reason::Lost, detail, "a response of the GPU once the driver lists it"));
         }
         if self.row_remap_failed {
-            let detail = "a memory row could not be replaced by a spare one";
-            against.push((Reason::RowRemapFailed, detail.into(), "another board: the failure stays with this one"));
+            let detail = "a memory row could not be remapped to a spare one";
+            causes.push((Reason::RowRemapFailed, detail.into(), "replacement of the board: the failure is permanent"));
         }
         if let Some(state) = self.fabric {
             let detail = format!("the NVLink fabric is not ready: {}", state.replace('_', " "));
-            against.push((Reason::Fabric, detail.into(), "that the fabric is completed; see the fabric manager"));
+            causes.push((Reason::Fabric, detail.into(), "completion of the fabric; see the fabric manager"));
         }
         if config.uncorrectable_ecc == EccPolicy::Unhealthy && self.uncorrected > self.uncorrected_before {
             let detail = format!("{} uncorrectable memory errors", self.uncorrected - self.uncorrected_before);
-            against.push((Reason::Ecc, detail.into(), "a reset of the GPU or a reload of the driver"));
+            causes.push((Reason::Ecc, detail.into(), "a reset of the GPU or a reload of the driver"));
         }
-        // Nobody has vouched for a device whose very first check hangs.
+        // A device whose first check hangs has never been known healthy.
         if self.stuck.is_some_and(|since| !self.checked || passed(since, config.stuck_limit)) {
-            against.push((Reason::Stuck, "a driver call on it does not come back".into(), "that the call comes back"));
+            causes.push((Reason::Stuck, "a driver call on it does not return".into(), "the return of the call"));
         }
         let is_awaited = (self.asked || self.refused.is_some()) && self.answered.is_none() && !self.lost;
-        let unknown = if self.unwatched.is_some() && session.released.is_some() {
-            Some((
-                "the GPUs have been released for too long".into(),
-                "that they are taken up again, and that it answers",
-            ))
-        } else if self.unwatched.is_some() {
-            Some(("it has not answered since the GPUs were released".into(), "that it answers"))
+        let unknown = if self.unread.is_some() && session.released.is_some() {
+            Some(("the GPUs have been released for too long".into(), "a resume, and a response of the GPU"))
+        } else if self.unread.is_some() {
+            Some(("it has not responded since the GPUs were released".into(), "a response of the GPU"))
         } else if let Some((_, why)) = self.refused.as_ref().filter(|(since, _)| passed(*since, config.stuck_limit)) {
-            Some((Arc::clone(why), "that the driver answers"))
+            Some((Arc::clone(why), "a response of the driver"))
         } else if !self.checked && self.stuck.is_none() && (is_awaited || !passed(appeared, UNKNOWN_LIMIT)) {
-            Some(("it has not been checked yet".into(), "a first check, which takes seconds"))
+            Some(("it has not been checked yet".into(), "the first check, which takes seconds"))
         } else {
             None
         };
-        against.extend(unknown.map(|(detail, clears)| (Reason::Unknown, detail, clears)));
-        against
+        causes.extend(unknown.map(|(detail, clears)| (Reason::Unknown, detail, clears)));
+        causes
     }
 }
