@@ -187,7 +187,7 @@ fn run_doctor(arguments: DoctorArguments) -> Result<(), Failed> {
         DoctorFormat::Json => report.json(),
         DoctorFormat::Text => report.text(is_coloured()),
     })?;
-    if report.is_well() {
+    if report.is_ok() {
         Ok(())
     } else {
         Err(Failed(FAILED, format!("{} of {} checks failed", report.failed, report.checks.len())))

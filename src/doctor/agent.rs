@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::catalogue::Finding;
-use super::evidence::{Agent, Answers, Evidence};
+use super::observations::{Agent, Answers, Observations};
+use super::report::Finding;
 
 /// A snapshot is published every second.
 const OLD: f64 = 10.0;
@@ -11,24 +11,24 @@ const OLD: f64 = 10.0;
 const SHOWN: usize = 4;
 const RESTART: &str = "see its log; kubectl rollout restart, if it does not recover";
 
-pub fn agent(evidence: &Evidence) -> Finding {
-    let own = evidence.version;
-    match &evidence.agent {
-        Agent::NotLooked => {
-            Finding::skipped("there is no admin socket to ask (adminSocket: none); name the agent with --url")
+pub fn agent(observations: &Observations) -> Finding {
+    let own = observations.version;
+    match &observations.agent {
+        Agent::NotConfigured => {
+            Finding::skipped("no admin socket is configured (adminSocket: none); set --url to the agent")
         }
-        Agent::Absent(target) if evidence.settings.agent_is_named => Finding::failed(
-            format!("no agent listens on {target}"),
-            "start it, or name the right place with --admin-socket or --url",
-        ),
+        Agent::Absent(target) if observations.settings.agent_is_named => {
+            Finding::failed(format!("no agent listens on {target}"), "start it, or correct --admin-socket or --url")
+        }
         Agent::Absent(target) => Finding::skipped(format!("no agent runs here: nothing answers on {target}")),
-        Agent::Denied(target) => {
-            Finding::failed(format!("{target} opens for its owner alone"), "run the doctor as root, as the agent runs")
-        }
-        Agent::Silent { target, problem } => Finding::failed(format!("{target}: {problem}"), RESTART),
+        Agent::Denied(target) => Finding::failed(
+            format!("{target} is accessible to its owner only"),
+            "run the doctor as root, like the agent",
+        ),
+        Agent::Unresponsive { target, problem } => Finding::failed(format!("{target}: {problem}"), RESTART),
         Agent::Answers(answers) => {
             let said = |record: &Value, key: &str| {
-                record.pointer(key).and_then(Value::as_str).map_or("not told".to_owned(), str::to_owned)
+                record.pointer(key).and_then(Value::as_str).map_or("unknown".to_owned(), str::to_owned)
             };
             match &answers.record {
                 Ok(record) => {
@@ -45,7 +45,7 @@ pub fn agent(evidence: &Evidence) -> Finding {
                     }
                 }
                 Err(problem) => Finding::warning(
-                    format!("{} answers, and does not tell its version: {problem}", answers.target),
+                    format!("{} answers without its version: {problem}", answers.target),
                     "run the doctor of the agent's own version",
                 ),
             }
@@ -54,42 +54,42 @@ pub fn agent(evidence: &Evidence) -> Finding {
 }
 
 /// The agent, or why there is nothing to judge.
-fn answers(evidence: &Evidence) -> Result<&Answers, Finding> {
-    match &evidence.agent {
+fn answers(observations: &Observations) -> Result<&Answers, Finding> {
+    match &observations.agent {
         Agent::Answers(answers) => Ok(answers),
-        Agent::NotLooked | Agent::Absent(_) => Err(Finding::skipped("no agent runs here")),
-        Agent::Denied(_) => Err(Finding::skipped("the agent may not be asked")),
-        Agent::Silent { .. } => Err(Finding::skipped("the agent does not answer")),
+        Agent::NotConfigured | Agent::Absent(_) => Err(Finding::skipped("no agent runs here")),
+        Agent::Denied(_) => Err(Finding::skipped("this user may not connect to the agent")),
+        Agent::Unresponsive { .. } => Err(Finding::skipped("the agent does not answer")),
     }
 }
 
-fn node(evidence: &Evidence) -> Result<&Value, Finding> {
-    answers(evidence)?.node.as_ref().map_err(|problem| Finding::failed(problem, RESTART))
+fn node(observations: &Observations) -> Result<&Value, Finding> {
+    answers(observations)?.node.as_ref().map_err(|problem| Finding::failed(problem, RESTART))
 }
 
 /// What is not there at all was not said: another version's.
 fn said<'a>(node: &'a Value, pointer: &str) -> Result<&'a Value, Finding> {
     node.pointer(pointer).ok_or_else(|| {
-        Finding::warning(format!("this agent does not tell {pointer}"), "run the doctor of the agent's own version")
+        Finding::warning(format!("this agent does not report {pointer}"), "run the doctor of the agent's own version")
     })
 }
 
-fn settle(outcome: Result<Finding, Finding>) -> Finding {
+fn either(outcome: Result<Finding, Finding>) -> Finding {
     outcome.unwrap_or_else(|finding| finding)
 }
 
-pub fn ready(evidence: &Evidence) -> Finding {
-    settle(answers(evidence).map(|answers| match &answers.ready {
+pub fn ready(observations: &Observations) -> Finding {
+    either(answers(observations).map(|answers| match &answers.ready {
         Ok(()) => Finding::ok("ready"),
-        Err(reason) => Finding::failed(reason, "it becomes ready by itself when that is mended"),
+        Err(reason) => Finding::failed(reason, "it becomes ready once that is fixed"),
     }))
 }
 
-pub fn problems(evidence: &Evidence) -> Finding {
-    settle(node(evidence).and_then(|node| judge_problems(node, evidence.now.0)))
+pub fn problems(observations: &Observations) -> Finding {
+    either(node(observations).and_then(|node| problems_of(node, observations.now.0)))
 }
 
-fn judge_problems(node: &Value, now: f64) -> Result<Finding, Finding> {
+fn problems_of(node: &Value, now: f64) -> Result<Finding, Finding> {
     let (mut failed, mut warned) = (vec![], vec![]);
     let at = said(node, "/at/unix")?.as_f64().unwrap_or(0.0);
     if now - at > OLD {
@@ -99,10 +99,10 @@ fn judge_problems(node: &Value, now: f64) -> Result<Finding, Finding> {
         failed.extend(said(node, pointer)?.as_str().map(str::to_owned));
     }
     if node.pointer("/config_reload/successful") == Some(&Value::Bool(false)) {
-        failed.push("the configuration was not re-read: the old one stays in force, see the log".to_owned());
+        failed.push("the configuration was not reloaded: the previous one stays in effect; see the log".to_owned());
     }
     if !said(node, "/hardware/released")?.is_null() {
-        warned.push("the driver is let go of, on request: POST /resume on the admin socket ends it".to_owned());
+        warned.push("the driver is released on request: POST /resume on the admin socket ends it".to_owned());
     }
     let plugin = node.pointer("/plugin/problems").and_then(Value::as_array).into_iter().flatten();
     warned.extend(plugin.filter_map(Value::as_str).map(str::to_owned));
@@ -112,11 +112,11 @@ fn judge_problems(node: &Value, now: f64) -> Result<Finding, Finding> {
     warned.extend(violated.map(|(quantity, count)| {
         format!("shares of {quantity} did not add up to their device {count} times: please report this")
     }));
-    let to_do = "each says what to do; docs/troubleshooting.md has the longer form";
+    let to_do = "each names what to do; docs/troubleshooting.md has more";
     let is_failed = !failed.is_empty();
     failed.extend(warned);
     Ok(match (failed.is_empty(), is_failed) {
-        (true, _) => Finding::ok("it has none"),
+        (true, _) => Finding::ok("none"),
         (false, true) => Finding::failed(few(&failed), to_do),
         (false, false) => Finding::warning(few(&failed), to_do),
     })
@@ -130,40 +130,40 @@ fn few(sentences: &[String]) -> String {
     text
 }
 
-pub fn device_health(evidence: &Evidence) -> Finding {
-    settle(node(evidence).and_then(|node| {
+pub fn device_health(observations: &Observations) -> Finding {
+    either(node(observations).and_then(|node| {
         let gpus = said(node, "/health/gpus")?.as_object().into_iter().flatten();
         let (mut count, mut sick) = (0, vec![]);
         for (gpu, health) in gpus {
             let instances = health["instances"].as_object().into_iter().flatten();
-            for (device, verdict) in std::iter::once((gpu, &health["whole"])).chain(instances) {
+            for (device, health) in std::iter::once((gpu, &health["whole"])).chain(instances) {
                 count += 1;
-                if verdict["healthy"] != true {
-                    sick.push(format!("{device} is unhealthy: {}", causes(verdict)));
+                if health["healthy"] != true {
+                    sick.push(format!("{device} is unhealthy: {}", causes(health)));
                 }
             }
         }
         Ok(match (count, sick.is_empty()) {
-            (0, _) => Finding::skipped("the agent has no devices to judge"),
+            (0, _) => Finding::skipped("the agent has no devices"),
             (count, true) => Finding::ok(format!("{count} devices, all healthy")),
             (_, false) => {
-                Finding::failed(few(&sick), "docs/health.md has what brings each back; drain what runs on them")
+                Finding::failed(few(&sick), "see docs/health.md for what clears each; drain the pods on them")
             }
         })
     }))
 }
 
 /// `detail (clears)` of each.
-fn causes(verdict: &Value) -> String {
-    let text = |value: &Value| value.as_str().unwrap_or("not told").to_owned();
-    let causes = verdict["causes"].as_array().into_iter().flatten();
+fn causes(health: &Value) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or("unknown").to_owned();
+    let causes = health["causes"].as_array().into_iter().flatten();
     let causes: Vec<String> =
         causes.map(|cause| format!("{} (cleared by: {})", text(&cause["detail"]), text(&cause["clears"]))).collect();
-    if causes.is_empty() { "the reason is not told".to_owned() } else { causes.join(", ") }
+    if causes.is_empty() { "the reason is unknown".to_owned() } else { causes.join(", ") }
 }
 
-pub fn registrations(evidence: &Evidence) -> Finding {
-    settle(node(evidence).and_then(|node| {
+pub fn registrations(observations: &Observations) -> Finding {
+    either(node(observations).and_then(|node| {
         let plugin = said(node, "/plugin")?;
         if plugin.is_null() {
             return Ok(Finding::skipped("the agent's device plugin is off"));
@@ -180,27 +180,25 @@ pub fn registrations(evidence: &Evidence) -> Finding {
                     state["devices"].as_object().map_or("unknown".to_owned(), |devices| devices.len().to_string())
                 )),
                 (None, None, false) => {
-                    let problem = text("problem").unwrap_or("the kubelet has not been asked yet");
+                    let problem = text("problem").unwrap_or("the registration has not been checked yet");
                     bad.push(format!("{name} is not registered: {problem}"));
                 }
             }
         }
         Ok(match (good.is_empty(), bad.is_empty()) {
-            (_, false) => {
-                Finding::failed(few(&bad), "mend the checks of the kubelet above; podmeter tries again for ever")
-            }
+            (_, false) => Finding::failed(few(&bad), "fix the kubelet checks above; podmeter keeps retrying"),
             (false, true) => Finding::ok(few(&good)),
             (true, true) => Finding::warning(
                 "the plugin has nothing to offer",
-                "nothing if this node has no devices; else see the checks of the driver and devicePlugin.resources",
+                "nothing if this node has no devices; else see the driver checks and devicePlugin.resources",
             ),
         })
     }))
 }
 
-pub fn scrape(evidence: &Evidence) -> Finding {
-    settle(answers(evidence).map(|answers| {
-        let to_do = "see the agent's log and its --listen; run the doctor where the agent runs: its network is its own";
+pub fn scrape(observations: &Observations) -> Finding {
+    either(answers(observations).map(|answers| {
+        let to_do = "see the agent's log and its --listen; run the doctor in the agent's network namespace";
         let (mut good, mut bad) = (vec![], vec![]);
         for (target, page) in &answers.pages {
             match page {
@@ -212,10 +210,10 @@ pub fn scrape(evidence: &Evidence) -> Finding {
             (_, false) => Finding::failed(few(&bad), to_do),
             (false, true) => Finding::ok(few(&good)),
             (true, true) if !answers.guarded.is_empty() => Finding::skipped(format!(
-                "{} let in whom the web configuration says; Prometheus' page of targets tells whether it is",
+                "{} require the credentials of the web configuration; see Prometheus' targets page",
                 answers.guarded.join(", ")
             )),
-            (true, true) => Finding::warning("the agent does not tell where it listens", "name it with --url"),
+            (true, true) => Finding::warning("the agent does not report where it listens", "set --url"),
         }
     }))
 }

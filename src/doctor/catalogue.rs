@@ -1,234 +1,198 @@
 use std::fmt::Write as _;
 
-use super::evidence::{Evidence, Missed};
-use super::report::{Check, Status};
+use super::observations::Observations;
+use super::report::{Check, Finding};
 use super::{agent, driver, node};
 
-/// One thing to judge.
-struct Known {
+/// One check.
+struct Row {
     id: &'static str,
     title: &'static str,
     why: &'static str,
-    /// What the check says in each state, for the document.
-    says: &'static str,
-    judge: fn(&Evidence) -> Finding,
+    /// When it fails, warns or is skipped, for the document.
+    statuses: &'static str,
+    check: fn(&Observations) -> Finding,
 }
 
-/// What a judge says of the evidence.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
-    pub status: Status,
-    pub found: String,
-    pub to_do: Option<String>,
-}
-
-impl Finding {
-    pub fn ok(found: impl Into<String>) -> Self {
-        Self { status: Status::Ok, found: found.into(), to_do: None }
-    }
-
-    pub fn warning(found: impl Into<String>, to_do: impl Into<String>) -> Self {
-        Self { status: Status::Warning, found: found.into(), to_do: Some(to_do.into()) }
-    }
-
-    pub fn failed(found: impl Into<String>, to_do: impl Into<String>) -> Self {
-        Self { status: Status::Failed, found: found.into(), to_do: Some(to_do.into()) }
-    }
-
-    pub fn skipped(reason: impl Into<String>) -> Self {
-        Self { status: Status::Skipped, found: reason.into(), to_do: None }
-    }
-
-    /// Of a look that brought nothing.
-    pub fn missed(missed: &Missed, to_do: &str) -> Self {
-        match missed {
-            Missed::Late(limit) => Self::failed(format!("did not answer within {} s", limit.as_secs_f64()), to_do),
-            Missed::Failed(problem) => Self::failed(problem, to_do),
-            Missed::Refused { problem, remedy } => Self::failed(problem, *remedy),
-            Missed::NotAsked(reason) => Self::skipped(reason),
-        }
-    }
-}
-
-const KNOWN: [Known; 23] = [
-    Known {
+const CATALOGUE: [Row; 23] = [
+    Row {
         id: "pod_resources",
         title: "PodResources socket",
-        why: "without the kubelet's answers nobody knows which container holds a device",
-        says: "fails when the socket is missing, is no socket, refuses, hangs or speaks something else; warns of the old API v1alpha1",
-        judge: node::pod_resources,
+        why: "the kubelet's answers are the only source for which container holds a device",
+        statuses: "fails when the socket is missing, is no socket, refuses, hangs or has another protocol; warns of the old API v1alpha1",
+        check: node::pod_resources,
     },
-    Known {
+    Row {
         id: "allocatable",
         title: "Allocatable devices",
-        why: "what is free, what is unhealthy to the kubelet, and a plugin's conflicts are seen from it",
-        says: "fails when `GetAllocatableResources` fails; warns where the kubelet does not have it",
-        judge: node::allocatable,
+        why: "free devices, devices unhealthy to the kubelet and plugin conflicts are derived from it",
+        statuses: "fails when `GetAllocatableResources` fails; warns where the kubelet does not have it",
+        check: node::allocatable,
     },
-    Known {
+    Row {
         id: "registration_socket",
         title: "Registration socket",
         why: "the device plugin registers its resources there",
-        says: "fails when nobody listens on the kubelet's socket in the device-plugin directory; skipped while the plugin is off",
-        judge: node::registration_socket,
+        statuses: "fails when no process listens on the kubelet's socket in the device-plugin directory; skipped while the plugin is off",
+        check: node::registration_socket,
     },
-    Known {
+    Row {
         id: "plugin_directory",
         title: "Device-plugin directory",
-        why: "the device plugin makes its sockets in it",
-        says: "fails when it is missing or cannot be written to; skipped while the plugin is off",
-        judge: node::plugin_directory,
+        why: "the device plugin creates its sockets in it",
+        statuses: "fails when it is missing or cannot be written to; skipped while the plugin is off",
+        check: node::plugin_directory,
     },
-    Known {
+    Row {
         id: "plugin_conflicts",
         title: "Other device plugins",
-        why: "the kubelet believes the last plugin that registers a resource, and does not tell the other",
-        says: "fails when another plugin serves a resource that podmeter is to offer; warns when the kubelet lists devices of it that nobody here is seen to offer",
-        judge: node::plugin_conflicts,
+        why: "the kubelet uses the last plugin that registers a resource, and does not notify the other",
+        statuses: "fails when another plugin serves a resource that podmeter is to offer; warns when the kubelet lists devices of it that no visible plugin offers",
+        check: node::plugin_conflicts,
     },
-    Known {
+    Row {
         id: "pods_api",
         title: "Pods API",
-        why: "it names pods by their UIDs and gives their labels",
-        says: "fails when its socket is there and does not answer; warns when nobody listens on it; skipped where there is none (kubelets before 1.36, and 1.36 without the feature gate PodsAPI)",
-        judge: node::pods_api,
+        why: "it has the UIDs and labels of pods",
+        statuses: "fails when its socket exists and does not answer; warns when no process listens on it; skipped where there is none (kubelets before 1.36, and 1.36 without the feature gate PodsAPI)",
+        check: node::pods_api,
     },
-    Known {
+    Row {
         id: "driver",
         title: "Driver",
         why: "readings, health and the devices to offer come from it",
-        says: "fails when the library is not found, does not load, does not start or hangs; skipped without `--hardware nvml` and while the driver is let go of",
-        judge: driver::driver,
+        statuses: "fails when the library is not found, does not load, does not start or hangs; skipped without `--hardware nvml` and while the driver is released",
+        check: driver::driver,
     },
-    Known {
+    Row {
         id: "driver_versions",
         title: "Driver versions",
         why: "a library that is not of the loaded module's version refuses every call",
-        says: "fails when the kernel module and the library differ; warns when one of the two is not told",
-        judge: driver::versions,
+        statuses: "fails when the kernel module and the library differ; warns when one of the two is unknown",
+        check: driver::versions,
     },
-    Known {
+    Row {
         id: "devices",
         title: "Devices expected and seen",
-        why: "a GPU that is on the bus and not in the driver is lost, and nobody can be given it",
-        says: "fails when the driver shows fewer GPUs than the PCI bus; warns when one of the two is not known",
-        judge: driver::devices,
+        why: "a GPU that is on the bus and not in the driver is lost and cannot be allocated",
+        statuses: "fails when the driver shows fewer GPUs than the PCI bus; warns when one of the two counts is unknown",
+        check: driver::devices,
     },
-    Known {
+    Row {
         id: "device_answers",
         title: "Answers of each GPU",
-        why: "what a GPU refuses to tell is missing from the page",
-        says: "warns of calls that a GPU refused while it was listed",
-        judge: driver::answers,
+        why: "what a GPU does not report is missing from the metrics",
+        statuses: "warns of driver calls that failed while the GPUs were listed",
+        check: driver::answers,
     },
-    Known {
+    Row {
         id: "process_utilization",
         title: "Utilization by process",
-        why: "the busy time of a shared GPU is divided by it; without it the parts are equal",
-        says: "warns when a GPU is busy and neither of the driver's calls lists a process; skipped when no agent runs",
-        judge: driver::process_utilization,
+        why: "the busy time of a shared GPU is divided by it; without it the shares are equal",
+        statuses: "warns when a GPU is busy and neither of the driver's calls lists a process; skipped when no agent runs",
+        check: driver::process_utilization,
     },
-    Known {
+    Row {
         id: "kernel_log",
-        title: "Kernel's log",
-        why: "XIDs with their process come from it, where that was asked for",
-        says: "fails when `health.kmsg` is on and it cannot be read",
-        judge: driver::kernel_log,
+        title: "Kernel log",
+        why: "it has the process of an XID; read with `health.kmsg: on`",
+        statuses: "fails when `health.kmsg` is on and it cannot be read",
+        check: driver::kernel_log,
     },
-    Known {
+    Row {
         id: "host_processes",
         title: "Host process ids",
-        why: "use of a shared device can be given to the container that causes it only where its processes are seen",
-        says: "warns when they are not visible; skipped with `--process-attribution off`",
-        judge: node::host_processes,
+        why: "use of a shared device can be attributed to a container only where its processes are visible",
+        statuses: "warns when they are not visible; skipped with `--process-attribution off`",
+        check: node::host_processes,
     },
-    Known {
+    Row {
         id: "cgroups",
         title: "Cgroups",
-        why: "a process's cgroup says which pod it belongs to",
-        says: "warns when no process is seen in a pod's cgroup, or when cgroups cannot be read; skipped without host process ids",
-        judge: node::cgroups,
+        why: "a process's cgroup identifies its pod",
+        statuses: "warns when no process is in a pod's cgroup, or when cgroups cannot be read; skipped without host process ids",
+        check: node::cgroups,
     },
-    Known {
+    Row {
         id: "pod_names",
         title: "Names of pods",
-        why: "cgroups have UIDs; names come from the log directories or the Pods API",
-        says: "warns when neither is there; skipped without host process ids",
-        judge: node::pod_names,
+        why: "cgroups have UIDs; the names come from the log directories or the Pods API",
+        statuses: "warns when neither is available; skipped without host process ids",
+        check: node::pod_names,
     },
-    Known {
+    Row {
         id: "privileges",
         title: "Privileges",
         why: "the kubelet's directories belong to root",
-        says: "warns when not run as uid 0",
-        judge: node::privileges,
+        statuses: "warns when not run as uid 0",
+        check: node::privileges,
     },
-    Known {
+    Row {
         id: "clock",
         title: "Clock",
-        why: "counters begin, and records are dated, by it",
-        says: "fails when it is before this version was made; warns when the kubelet's files are from the future",
-        judge: node::clock,
+        why: "timestamps of counters, logs and records come from it",
+        statuses: "fails when it is before the release of this version; warns when the kubelet's files are from the future",
+        check: node::clock,
     },
-    Known {
+    Row {
         id: "agent",
         title: "Agent",
-        why: "the agent is what serves metrics and devices",
-        says: "fails when something is there and does not answer, or nothing is where `--url` or `--admin-socket` says; skipped when none runs; warns when its version is not this one",
-        judge: agent::agent,
+        why: "the agent serves metrics and devices",
+        statuses: "fails when it does not answer, or is not at `--url` or `--admin-socket`; skipped when none runs; warns when its version is another",
+        check: agent::agent,
     },
-    Known {
+    Row {
         id: "agent_ready",
         title: "Agent's readiness",
-        why: "Kubernetes sends nobody to a pod that is not ready",
-        says: "fails when `/-/ready` says no",
-        judge: agent::ready,
+        why: "Kubernetes routes nothing to a pod that is not ready",
+        statuses: "fails when `/-/ready` does not answer 200",
+        check: agent::ready,
     },
-    Known {
+    Row {
         id: "agent_problems",
         title: "Agent's own problems",
-        why: "the agent works on without what it misses, and says so",
-        says: "fails when it cannot reach the kubelet or the driver, when its last snapshot is old, or when a reload failed; warns of what it offers or names less of",
-        judge: agent::problems,
+        why: "the agent keeps working with reduced data and reports why",
+        statuses: "fails when it cannot reach the kubelet or the driver, when its last snapshot is old, or when a reload failed; warns of its other problems",
+        check: agent::problems,
     },
-    Known {
+    Row {
         id: "device_health",
         title: "Device health",
-        why: "an unhealthy device is given to nobody",
-        says: "fails when a device is unhealthy, with the reason and what clears it",
-        judge: agent::device_health,
+        why: "an unhealthy device is not allocated",
+        statuses: "fails when a device is unhealthy, with the reason and what clears it",
+        check: agent::device_health,
     },
-    Known {
+    Row {
         id: "registrations",
         title: "Registered resources",
-        why: "pods can ask only for what is registered",
-        says: "fails when a resource of the agent is not registered, or is another plugin's; skipped while the plugin is off",
-        judge: agent::registrations,
+        why: "pods can request only registered resources",
+        statuses: "fails when a resource of the agent is not registered, or another plugin serves it; skipped while the plugin is off",
+        check: agent::registrations,
     },
-    Known {
+    Row {
         id: "scrape",
         title: "Scrape",
-        why: "this is what Prometheus does",
-        says: "fails when `/metrics` of a listener does not answer, or is no page of metrics",
-        judge: agent::scrape,
+        why: "Prometheus does the same",
+        statuses: "fails when `/metrics` of a listener does not answer, or not with metrics",
+        check: agent::scrape,
     },
 ];
 
-/// Judges everything.
-pub fn checks(evidence: &Evidence) -> Vec<Check> {
-    let judged = |known: &Known| {
-        let Finding { status, found, to_do } = (known.judge)(evidence);
-        Check { id: known.id, title: known.title, status, found, why: known.why, to_do }
+/// Runs every check.
+pub fn checks(observations: &Observations) -> Vec<Check> {
+    let run = |row: &Row| {
+        let Finding { status, found, to_do } = (row.check)(observations);
+        Check { id: row.id, title: row.title, status, found, why: row.why, to_do }
     };
-    KNOWN.iter().map(judged).collect()
+    CATALOGUE.iter().map(run).collect()
 }
 
 /// The table of `docs/doctor.md`.
 #[must_use]
 pub fn markdown() -> String {
     let mut text = String::from("| id | check | why it matters | when it is not ok |\n|---|---|---|---|\n");
-    for Known { id, title, why, says, .. } in &KNOWN {
-        let _ = writeln!(text, "| `{id}` | {title} | {why} | {says} |");
+    for Row { id, title, why, statuses, .. } in &CATALOGUE {
+        let _ = writeln!(text, "| `{id}` | {title} | {why} | {statuses} |");
     }
     text
 }

@@ -2,66 +2,64 @@
 
 use std::collections::BTreeMap;
 
-use super::catalogue::Finding;
-use super::evidence::{Agent, Evidence, Missed};
+use super::observations::{Agent, NotObserved, Observations};
+use super::report::Finding;
 
-const DRIVER: &str = "see whether nvidia-smi works on the node; where the driver is elsewhere, mount it below a --driver-root or name \
-                      the library with --nvml-library";
-const HUNG: &str = "the driver is wedged: see dmesg, reset the GPU or drain the node";
+const DRIVER: &str = "check whether nvidia-smi works on the node; if the driver is elsewhere, mount it below a --driver-root or set \
+                      --nvml-library";
+const HUNG: &str = "the driver hangs: see dmesg, reset the GPU or drain the node";
 
-pub fn driver(evidence: &Evidence) -> Finding {
-    match &evidence.driver {
-        Ok(driven) => match &driven.inventory.driver {
-            Some(driver) => {
-                Finding::ok(format!("driver {}, {} GPUs", driver.driver_version, driven.inventory.visible()))
-            }
+pub fn driver(observations: &Observations) -> Finding {
+    match &observations.driver {
+        Ok(driver) => match &driver.inventory.driver {
+            Some(info) => Finding::ok(format!("driver {}, {} GPUs", info.driver_version, driver.inventory.visible())),
             None => Finding::warning(
-                format!("{} GPUs, and the driver does not tell its version", driven.inventory.visible()),
+                format!("{} GPUs; the driver does not report its version", driver.inventory.visible()),
                 DRIVER,
             ),
         },
-        Err(missed @ Missed::Late(_)) => Finding::missed(missed, HUNG),
-        Err(missed) => Finding::missed(missed, DRIVER),
+        Err(missing @ NotObserved::Late(_)) => Finding::not_observed(missing, HUNG),
+        Err(missing) => Finding::not_observed(missing, DRIVER),
     }
 }
 
-pub fn versions(evidence: &Evidence) -> Finding {
-    let to_do = "finish the driver's upgrade: unload the module and load the new one, or reboot the node; a container must see the \
+pub fn versions(observations: &Observations) -> Finding {
+    let to_do = "finish the driver upgrade: unload the module and load the new one, or reboot the node; a container needs the \
                  libraries of the loaded driver";
-    let library = match &evidence.driver {
-        Ok(driven) => driven.inventory.driver.as_ref(),
-        Err(Missed::NotAsked(reason)) => return Finding::skipped(reason),
+    let library = match &observations.driver {
+        Ok(driver) => driver.inventory.driver.as_ref(),
+        Err(NotObserved::Skipped(reason)) => return Finding::skipped(reason),
         Err(_) => None,
     };
-    let module = evidence.module_version.as_ref().ok().and_then(Option::as_deref);
+    let module = observations.module_version.as_ref().ok().and_then(Option::as_deref);
     match (library, module) {
         (Some(library), Some(module)) if *library.driver_version != *module => {
             Finding::failed(format!("the kernel module is {module}, the library {}", library.driver_version), to_do)
         }
         (Some(library), module) => {
-            let told = |version: &Option<std::sync::Arc<str>>| version.as_deref().unwrap_or("not told").to_owned();
+            let told = |version: &Option<std::sync::Arc<str>>| version.as_deref().unwrap_or("unknown").to_owned();
             let (nvml, cuda) = (told(&library.nvml_version), told(&library.cuda_version));
             let found = format!("driver {}, NVML {nvml}, CUDA {cuda}", library.driver_version);
             match module {
                 Some(_) => Finding::ok(format!("{found}, kernel module the same")),
                 None => Finding::warning(
-                    format!("{found}; the kernel module's is not seen under --proc-root"),
+                    format!("{found}; the kernel module's version is not found under --proc-root"),
                     "nothing while the driver answers",
                 ),
             }
         }
         (None, Some(module)) => {
-            Finding::warning(format!("kernel module {module}; the library does not answer"), "mend the driver first")
+            Finding::warning(format!("kernel module {module}; the library does not answer"), "fix the driver first")
         }
-        (None, None) => Finding::warning("neither module nor library tells its version", "mend the driver first"),
+        (None, None) => Finding::warning("neither module nor library reports its version", "fix the driver first"),
     }
 }
 
-pub fn devices(evidence: &Evidence) -> Finding {
+pub fn devices(observations: &Observations) -> Finding {
     let lost = "see dmesg for XIDs and for the GPU that has fallen off the bus; reset it or reboot the node";
-    let (expected, seen) = match (&evidence.driver, &evidence.agent) {
-        (Ok(driven), _) => (evidence.bus.as_ref().ok().map(|bus| bus.expected), Some(driven.inventory.visible())),
-        (Err(Missed::NotAsked(_)), Agent::Answers(answers)) => match &answers.node {
+    let (expected, seen) = match (&observations.driver, &observations.agent) {
+        (Ok(driver), _) => (observations.bus.as_ref().ok().map(|bus| bus.expected), Some(driver.inventory.visible())),
+        (Err(NotObserved::Skipped(_)), Agent::Answers(answers)) => match &answers.node {
             Ok(node) => {
                 let expected = node.pointer("/hardware/node_devices/expected").and_then(serde_json::Value::as_u64);
                 let gpus = node.pointer("/hardware/inventory/gpus").and_then(serde_json::Value::as_object);
@@ -72,10 +70,10 @@ pub fn devices(evidence: &Evidence) -> Finding {
                 }
                 (expected.and_then(|expected| usize::try_from(expected).ok()), seen)
             }
-            Err(problem) => return Finding::failed(problem, "mend the agent first"),
+            Err(problem) => return Finding::failed(problem, "fix the agent first"),
         },
-        (Err(Missed::NotAsked(reason)), _) => return Finding::skipped(reason),
-        (Err(_), _) => (evidence.bus.as_ref().ok().map(|bus| bus.expected), None),
+        (Err(NotObserved::Skipped(reason)), _) => return Finding::skipped(reason),
+        (Err(_), _) => (observations.bus.as_ref().ok().map(|bus| bus.expected), None),
     };
     let number = |count: Option<usize>| count.map_or("an unknown number".to_owned(), |count| count.to_string());
     let found = format!("{} expected, {} seen", number(expected), number(seen));
@@ -86,39 +84,39 @@ pub fn devices(evidence: &Evidence) -> Finding {
             Finding::warning(format!("{found}: the PCI bus shows fewer than the driver"), "check --sys-root")
         }
         (Some(_), Some(_)) => Finding::ok(found),
-        (None, _) => Finding::warning(found, "mount the host's /sys, or name it with --sys-root"),
-        (Some(0), None) => Finding::warning(found, "nothing if this node has no GPU; else mend the driver"),
-        (Some(_), None) => Finding::failed(found, "mend the driver first"),
+        (None, _) => Finding::warning(found, "mount the host's /sys, or set --sys-root"),
+        (Some(0), None) => Finding::warning(found, "nothing if this node has no GPU; else fix the driver"),
+        (Some(_), None) => Finding::failed(found, "fix the driver first"),
     }
 }
 
-pub fn answers(evidence: &Evidence) -> Finding {
-    match &evidence.driver {
-        Ok(driven) if driven.problems.is_empty() => Finding::ok("no call was refused"),
-        Ok(driven) => Finding::warning(
-            driven.problems.join(", "),
-            "not_supported is the GPU's nature; for others see docs/troubleshooting.md and podmeter probe-nvml",
+pub fn answers(observations: &Observations) -> Finding {
+    match &observations.driver {
+        Ok(driver) if driver.problems.is_empty() => Finding::ok("no call failed"),
+        Ok(driver) => Finding::warning(
+            driver.problems.join(", "),
+            "not_supported is normal for a GPU without the feature; for other codes see docs/troubleshooting.md and podmeter probe-nvml",
         ),
-        Err(Missed::NotAsked(reason)) => Finding::skipped(reason),
+        Err(NotObserved::Skipped(reason)) => Finding::skipped(reason),
         Err(_) => Finding::skipped("the driver does not answer"),
     }
 }
 
-pub fn kernel_log(evidence: &Evidence) -> Finding {
-    match &evidence.kernel_log {
+pub fn kernel_log(observations: &Observations) -> Finding {
+    match &observations.kernel_log {
         Ok(()) => Finding::ok("can be read"),
-        Err(missed) => Finding::missed(
-            missed,
-            "mount /dev/kmsg and add the capability CAP_SYSLOG, or set health.kmsg: off: XIDs come from the driver all the same",
+        Err(missing) => Finding::not_observed(
+            missing,
+            "mount /dev/kmsg and add the capability CAP_SYSLOG, or set health.kmsg: off: the driver reports XIDs too",
         ),
     }
 }
 
-pub fn process_utilization(evidence: &Evidence) -> Finding {
-    let Agent::Answers(answers) = &evidence.agent else { return Finding::skipped("no agent reads the GPUs") };
+pub fn process_utilization(observations: &Observations) -> Finding {
+    let Agent::Answers(answers) = &observations.agent else { return Finding::skipped("no agent reads the GPUs") };
     let readings = match &answers.node {
         Ok(node) => node.pointer("/hardware/readings").and_then(serde_json::Value::as_object),
-        Err(problem) => return Finding::failed(problem, "mend the agent first"),
+        Err(problem) => return Finding::failed(problem, "fix the agent first"),
     };
     let source = |readings: &serde_json::Value| {
         readings.pointer("/medium/value/process_utilization_source")?.as_str().map(str::to_owned)
@@ -131,12 +129,12 @@ pub fn process_utilization(evidence: &Evidence) -> Finding {
     }
     if let Some(silent) = gpus_by_source.get("none") {
         return Finding::warning(
-            format!("busy without a process in either of the driver's calls: {}", silent.join(", ")),
-            "update the driver; until then the busy time of a shared GPU is divided in equal parts (docs/attribution.md)",
+            format!("busy, and neither driver call lists a process: {}", silent.join(", ")),
+            "update the driver; until then the busy time of a shared GPU is divided equally (docs/attribution.md)",
         );
     }
     if gpus_by_source.is_empty() {
-        return Finding::ok("no GPU has been busy enough to tell");
+        return Finding::ok("no GPU has been busy enough to check");
     }
     let told = gpus_by_source.iter().map(|(source, gpus)| format!("{} GPUs by {source}", gpus.len()));
     Finding::ok(told.collect::<Vec<_>>().join(", "))

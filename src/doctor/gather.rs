@@ -8,7 +8,7 @@ use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 
 use super::Settings;
-use super::evidence::{Agent, Answers, Dialled, Driven, Evidence, Listed, Look, Missed};
+use super::observations::{Agent, Answers, DriverState, Listed, NotObserved, Observations, Observed, SocketState};
 use super::{node, scrape};
 use crate::client::{self, ClientError, Target};
 use crate::clock::Clock;
@@ -24,26 +24,26 @@ const HEALTHY: &[u8] = b"healthy\n";
 /// For the driver to be closed, once it has answered.
 const CLOSE: Duration = Duration::from_secs(2);
 
-pub async fn gather(settings: Settings, driver: Option<Box<dyn Driver>>, clock: Clock) -> Evidence {
+pub async fn gather(settings: Settings, driver: Option<Box<dyn Driver>>, clock: Clock) -> Observations {
     let directory = settings.device_plugin_directory.clone();
     let registration = plugin::kubelet_socket(&directory);
     let (agent, kubelet, registered, pods_api, plugin_sockets, host) = tokio::join!(
         async {
             let mut agent = find_agent(&settings).await;
-            scrape_it(&mut agent).await;
+            scrape_listeners(&mut agent).await;
             agent
         },
         ask_kubelet(&settings),
         dial(&registration),
         dial(&settings.pods_api_socket),
         within(LOOK, plugin::live_sockets(&directory)),
-        look_at_host(&settings),
+        observe_host(&settings),
     );
     // A library that hangs while it is loaded holds up every look that starts a thread: it comes last.
-    let driver = open_driver(driver, &settings, node::hands_off(&agent)).await;
+    let driver = observe_driver(driver, &settings, node::driver_is_released(&agent)).await;
     let (list, allocatable) = kubelet;
     let Host { writable, module_version, bus, processes, named_pods, kernel_log, own, newest_file } = host;
-    Evidence {
+    Observations {
         settings,
         version: env!("CARGO_PKG_VERSION"),
         now: clock.now().unix,
@@ -65,8 +65,8 @@ pub async fn gather(settings: Settings, driver: Option<Box<dyn Driver>>, clock: 
     }
 }
 
-async fn within<T>(limit: Duration, look: impl Future<Output = T>) -> Look<T> {
-    tokio::time::timeout(limit, look).await.map_err(|_| Missed::Late(limit))
+async fn within<T>(limit: Duration, look: impl Future<Output = T>) -> Observed<T> {
+    tokio::time::timeout(limit, look).await.map_err(|_| NotObserved::Late(limit))
 }
 
 async fn ask_kubelet(settings: &Settings) -> (Result<Listed, CallError>, Option<Result<Allocatable, CallError>>) {
@@ -86,26 +86,26 @@ async fn ask_kubelet(settings: &Settings) -> (Result<Listed, CallError>, Option<
 }
 
 /// Connects and hangs up.
-async fn dial(socket: &Path) -> Dialled {
+async fn dial(socket: &Path) -> SocketState {
     let connected = match within(LOOK, UnixStream::connect(socket)).await {
         Ok(connected) => connected,
-        Err(_) => return Dialled::Late(LOOK),
+        Err(_) => return SocketState::Late(LOOK),
     };
     let is_socket = || std::fs::metadata(socket).is_ok_and(|metadata| metadata.file_type().is_socket());
     match connected.map_err(|error| (error.kind(), error)) {
-        Ok(_) => Dialled::Listens,
-        Err((io::ErrorKind::NotFound | io::ErrorKind::NotADirectory, _)) => Dialled::Missing,
-        Err((io::ErrorKind::PermissionDenied, _)) => Dialled::Denied,
+        Ok(_) => SocketState::Listens,
+        Err((io::ErrorKind::NotFound | io::ErrorKind::NotADirectory, _)) => SocketState::Missing,
+        Err((io::ErrorKind::PermissionDenied, _)) => SocketState::Denied,
         // A plain file refuses connections as a dead socket does.
-        Err((io::ErrorKind::ConnectionRefused, _)) if !is_socket() => Dialled::NotASocket,
-        Err((io::ErrorKind::ConnectionRefused, _)) => Dialled::Refused,
-        Err((_, error)) => Dialled::Other(error.to_string()),
+        Err((io::ErrorKind::ConnectionRefused, _)) if !is_socket() => SocketState::NotASocket,
+        Err((io::ErrorKind::ConnectionRefused, _)) => SocketState::Refused,
+        Err((_, error)) => SocketState::Other(error.to_string()),
     }
 }
 
 /// At the place that was named; else at the usual socket, and then where it would serve everybody.
 async fn find_agent(settings: &Settings) -> Agent {
-    let Some(target) = &settings.agent else { return ask_listeners(settings).await.unwrap_or(Agent::NotLooked) };
+    let Some(target) = &settings.agent else { return ask_listeners(settings).await.unwrap_or(Agent::NotConfigured) };
     match client::get(target, "/-/healthy").await {
         Ok(_) => ask_agent(target.clone()).await,
         Err(error) if error.is_no_agent() => {
@@ -116,7 +116,7 @@ async fn find_agent(settings: &Settings) -> Agent {
             let elsewhere = if settings.agent_is_named { None } else { ask_listeners(settings).await };
             elsewhere.unwrap_or_else(|| Agent::Denied(target.clone()))
         }
-        Err(error) => Agent::Silent { target: target.clone(), problem: error.to_string() },
+        Err(error) => Agent::Unresponsive { target: target.clone(), problem: error.to_string() },
     }
 }
 
@@ -140,13 +140,13 @@ async fn ask_agent(target: Target) -> Agent {
     Agent::Answers(Box::new(Answers { target, record, node, ready, pages: vec![], guarded: vec![] }))
 }
 
-async fn scrape_it(agent: &mut Agent) {
+async fn scrape_listeners(agent: &mut Agent) {
     let Agent::Answers(answers) = agent else { return };
     let (open, guarded) = listeners(&answers.target, answers.record.as_ref().ok());
     answers.guarded = guarded;
     for target in open {
         let page = client::get(&target, "/metrics").await.map_err(|error| error.to_string());
-        let page = page.and_then(|body| String::from_utf8(body).map_err(|_| "it is no text".to_owned()));
+        let page = page.and_then(|body| String::from_utf8(body).map_err(|_| "it is not UTF-8".to_owned()));
         answers.pages.push((target, page.and_then(|page| scrape::check(&page))));
     }
 }
@@ -167,20 +167,20 @@ fn listeners(target: &Target, record: Option<&Value>) -> (Vec<Target>, Vec<Strin
 
 async fn json(target: &Target, path: &str) -> Result<Value, String> {
     let body = client::get(target, path).await.map_err(|error| error.to_string())?;
-    serde_json::from_slice(&body).map_err(|error| format!("{target} answers {path} with no JSON: {error}"))
+    serde_json::from_slice(&body).map_err(|error| format!("{target} answers {path} without JSON: {error}"))
 }
 
 /// On a thread of its own: one that hangs is left behind.
-async fn open_driver(
+async fn observe_driver(
     driver: Option<Box<dyn Driver>>,
     settings: &Settings,
-    hands_off: Option<&'static str>,
-) -> Look<Driven> {
+    driver_is_released: Option<&'static str>,
+) -> Observed<DriverState> {
     let Some(mut driver) = driver else {
-        return Err(Missed::NotAsked(format!("--hardware {}: no driver is opened", settings.hardware)));
+        return Err(NotObserved::Skipped(format!("--hardware {}: no driver is opened", settings.hardware)));
     };
-    if let Some(reason) = hands_off {
-        return Err(Missed::NotAsked(reason.to_owned()));
+    if let Some(reason) = driver_is_released {
+        return Err(NotObserved::Skipped(reason.to_owned()));
     }
     let (answer, answered) = oneshot::channel();
     let (close, closed) = oneshot::channel::<()>();
@@ -192,7 +192,7 @@ async fn open_driver(
                 return;
             }
         };
-        let listed = session.inventory().map_err(refused).map(|(inventory, problems)| Driven {
+        let listed = session.inventory().map_err(refused).map(|(inventory, problems)| DriverState {
             inventory,
             problems: problems.iter().map(|problem| format!("{}: {}", problem.call, problem.code)).collect(),
         });
@@ -202,32 +202,32 @@ async fn open_driver(
         drop(close);
     };
     if let Err(error) = std::thread::Builder::new().name("doctor-driver".to_owned()).spawn(ask) {
-        return Err(Missed::Failed(format!("no thread to open the driver on: {error}")));
+        return Err(NotObserved::Failed(format!("no thread could be started to open the driver: {error}")));
     }
     let listed = within(settings.driver_deadline, answered).await?;
     // Not while the library is being unloaded, so that the process ends in order.
     let _ = within(CLOSE, closed).await;
-    let broke = || Missed::Failed("the driver broke the thread that opened it; please report this".to_owned());
+    let broke = || NotObserved::Failed("the thread that opened the driver panicked; please report this".to_owned());
     listed.unwrap_or_else(|_| Err(broke()))
 }
 
-fn refused(failure: Failure) -> Missed {
-    Missed::Refused { problem: failure.reason, remedy: failure.remedy }
+fn refused(failure: Failure) -> NotObserved {
+    NotObserved::Refused { problem: failure.reason, remedy: failure.remedy }
 }
 
 struct Host {
-    writable: Look<Result<(), String>>,
-    module_version: Look<Option<String>>,
-    bus: Look<crate::model::NodeDevices>,
-    processes: Look<processes::Survey>,
-    named_pods: Look<usize>,
-    kernel_log: Look<()>,
-    own: Look<governance::OwnProcess>,
-    newest_file: Look<Option<(PathBuf, UnixSeconds)>>,
+    writable: Observed<Result<(), String>>,
+    module_version: Observed<Option<String>>,
+    bus: Observed<crate::model::NodeDevices>,
+    processes: Observed<processes::Survey>,
+    named_pods: Observed<usize>,
+    kernel_log: Observed<()>,
+    own: Observed<governance::OwnProcess>,
+    newest_file: Observed<Option<(PathBuf, UnixSeconds)>>,
 }
 
 /// File systems hang, each on its own.
-async fn look_at_host(settings: &Settings) -> Host {
+async fn observe_host(settings: &Settings) -> Host {
     let Settings { device_plugin_directory, proc_root, sys_root, pod_logs_root, .. } = settings.clone();
     let (directory, module) = (device_plugin_directory.clone(), proc_root.join("driver/nvidia/version"));
     let files = vec![
@@ -239,7 +239,7 @@ async fn look_at_host(settings: &Settings) -> Host {
     let (writable, module_version, bus, processes, named_pods, kernel_log, own, newest_file) = tokio::join!(
         blocking(move || Ok(writable(&directory))),
         blocking(move || Ok(std::fs::read_to_string(module).ok().and_then(|text| module_version(&text)))),
-        blocking(move || scan_pci_bus(&sys_root).ok_or_else(|| format!("{}: no PCI bus is seen", sys_root.display()))),
+        blocking(move || scan_pci_bus(&sys_root).ok_or_else(|| format!("{}: no PCI bus found", sys_root.display()))),
         blocking(move || processes::survey(&proc).map_err(|error| format!("{}: {error}", proc.display()))),
         blocking(move || processes::named_pods(&named).map_err(|error| error.to_string())),
         open_kernel_log(settings.kernel_log.clone()),
@@ -249,13 +249,13 @@ async fn look_at_host(settings: &Settings) -> Host {
     Host { writable, module_version, bus, processes, named_pods, kernel_log, own, newest_file }
 }
 
-async fn blocking<T: Send + 'static>(look: impl FnOnce() -> Result<T, String> + Send + 'static) -> Look<T> {
+async fn blocking<T: Send + 'static>(look: impl FnOnce() -> Result<T, String> + Send + 'static) -> Observed<T> {
     let looked = within(LOOK, tokio::task::spawn_blocking(look)).await?;
-    looked.unwrap_or_else(|broke| Err(broke.to_string())).map_err(Missed::Failed)
+    looked.unwrap_or_else(|broke| Err(broke.to_string())).map_err(NotObserved::Failed)
 }
 
-async fn open_kernel_log(path: Option<PathBuf>) -> Look<()> {
-    let Some(path) = path else { return Err(Missed::NotAsked("health.kmsg is off".to_owned())) };
+async fn open_kernel_log(path: Option<PathBuf>) -> Observed<()> {
+    let Some(path) = path else { return Err(NotObserved::Skipped("health.kmsg is off".to_owned())) };
     let open = move || std::fs::File::open(&path).map(drop).map_err(|error| format!("{}: {error}", path.display()));
     blocking(open).await
 }
@@ -264,7 +264,7 @@ async fn open_kernel_log(path: Option<PathBuf>) -> Look<()> {
 fn writable(directory: &Path) -> Result<(), String> {
     let metadata = std::fs::metadata(directory).map_err(|error| error.to_string())?;
     if !metadata.is_dir() {
-        return Err("it is no directory".to_owned());
+        return Err("it is not a directory".to_owned());
     }
     use rustix::fs::Access;
     rustix::fs::access(directory, Access::WRITE_OK | Access::EXEC_OK)

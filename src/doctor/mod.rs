@@ -1,16 +1,16 @@
-//! `podmeter doctor`: what the agent needs on a node, looked at once, with what to do where it is not well.
+//! `podmeter doctor`: checks what the agent needs on a node, once, and names what to do.
 //!
-//! In: where the kubelet, the driver and the agent are to be found. Out: a `Report`, one check for each thing. Refuses to
-//! know: how anything is measured or served. `gather` looks, each look with a deadline; `evidence` is what was seen;
-//! `catalogue`, `node`, `driver` and `agent` judge it and touch nothing. Nothing here changes anything: it registers
-//! nothing, removes nothing, starts no process, and to the sockets of other plugins it only connects.
+//! Inputs: where the kubelet, the driver and the agent are found. Output: a `Report`, one finding for each check. Does not
+//! know how anything is measured or served. `gather` makes the `Observations`, each with a deadline; `catalogue`, `node`,
+//! `driver` and `agent` check them and do no I/O. Nothing here changes anything: it registers nothing, removes nothing,
+//! starts no process, and only connects to the sockets of other plugins.
 
 mod agent;
 mod catalogue;
 mod driver;
-mod evidence;
 mod gather;
 mod node;
+mod observations;
 mod report;
 mod scrape;
 #[cfg(test)]
@@ -28,14 +28,14 @@ use crate::processes::Mode;
 pub use catalogue::markdown;
 pub use report::{Check, Report, Status};
 
-/// Where to look, and what is to be there. As the agent would be set.
+/// Where to observe what, with the agent's settings.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// `None`: no agent is to be asked.
+    /// `None`: no agent is queried.
     pub agent: Option<Target>,
-    /// Where it would serve everybody: asked when it is not found otherwise.
+    /// Its public listeners: queried when it is not found otherwise.
     pub listeners: Vec<Target>,
-    /// Whether somebody said where it is: then it is to be there.
+    /// The target was given explicitly, so an agent is expected there.
     pub agent_is_named: bool,
     pub pod_resources_socket: PathBuf,
     pub device_plugin_directory: PathBuf,
@@ -56,7 +56,7 @@ pub struct Settings {
     pub kernel_log: Option<PathBuf>,
 }
 
-/// A resource that the plugin would offer, as far as that is known without devices.
+/// A resource that the plugin would offer, as far as it is known without devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
     pub name: ResourceName,
@@ -82,8 +82,8 @@ impl Offer {
     }
 }
 
-/// Looks at everything at once, and at the driver last; over within a minute whatever hangs. `driver` is what NVML readings come from.
+/// Observes everything concurrently, the driver last; ends within a minute whatever hangs. `driver` is what NVML readings come from.
 pub async fn examine(settings: Settings, driver: Option<Box<dyn Driver>>, clock: Clock) -> Report {
-    let evidence = gather::gather(settings, driver, clock).await;
-    Report::new(evidence.now, catalogue::checks(&evidence))
+    let observations = gather::gather(settings, driver, clock).await;
+    Report::new(observations.now, catalogue::checks(&observations))
 }

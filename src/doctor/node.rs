@@ -3,31 +3,31 @@
 use std::collections::BTreeSet;
 
 use super::Settings;
-use super::catalogue::Finding;
-use super::evidence::{Agent, Dialled, Evidence};
+use super::observations::{Agent, Observations, SocketState};
+use super::report::Finding;
 use crate::kubelet::CallError;
 use crate::model::{PodResourcesApi, ResourceName};
 use crate::plugin;
 use crate::processes::Mode;
 
 const MOUNT: &str = "start the kubelet, and mount its directory here (the directory, not the socket: the kubelet replaces it at \
-                     each start); another root directory: --kubelet-root";
+                     each start); for another root directory set --kubelet-root";
 const ROOT: &str = "run as uid 0: the directory belongs to root (0750)";
-const HUNG: &str = "look at the kubelet's log and load; restart it if it does not recover";
+const HUNG: &str = "check the kubelet's log and load; restart it if it does not recover";
 /// 2026-01-01, before which there was no podmeter.
 const FIRST_VERSION: f64 = 1_767_225_600.0;
 /// What file systems and clocks may differ by.
 const SKEW: f64 = 60.0;
 
-pub fn pod_resources(evidence: &Evidence) -> Finding {
-    match &evidence.list {
+pub fn pod_resources(observations: &Observations) -> Finding {
+    match &observations.list {
         Ok(listed) => {
             let found = format!("{} pods, {} containers with devices", listed.pods, listed.holders);
             match listed.api {
                 PodResourcesApi::V1 => Finding::ok(format!("API v1: {found}")),
                 PodResourcesApi::V1alpha1 => Finding::warning(
                     format!("API v1alpha1 only: {found}"),
-                    "upgrade the kubelet to 1.20 or newer: this one tells neither NUMA nodes nor what is allocatable",
+                    "upgrade the kubelet to 1.20 or newer: this one reports neither NUMA nodes nor allocatable devices",
                 ),
             }
         }
@@ -35,9 +35,9 @@ pub fn pod_resources(evidence: &Evidence) -> Finding {
     }
 }
 
-pub fn allocatable(evidence: &Evidence) -> Finding {
-    match &evidence.allocatable {
-        None => Finding::skipped("not asked, because List had no answer"),
+pub fn allocatable(observations: &Observations) -> Finding {
+    match &observations.allocatable {
+        None => Finding::skipped("skipped, because List had no answer"),
         Some(Ok(allocatable)) => {
             let resources = allocatable.devices.iter().map(|(name, ids)| format!("{} {name}", ids.len()));
             let resources: Vec<String> = resources.collect();
@@ -45,7 +45,7 @@ pub fn allocatable(evidence: &Evidence) -> Finding {
         }
         Some(Err(CallError::Unimplemented(method))) => Finding::warning(
             format!("this kubelet does not have {method}"),
-            "upgrade the kubelet to 1.23 or newer; until then free devices and conflicts are not seen",
+            "upgrade the kubelet to 1.23 or newer; until then free devices and conflicts are unknown",
         ),
         Some(Err(error)) => call_failed(error),
     }
@@ -62,7 +62,7 @@ fn call_failed(error: &CallError) -> Finding {
             (format!("no permission to connect to {}", socket.display()), ROOT.to_owned())
         }
         CallError::Refused(socket) => (
-            format!("nobody listens on {}", socket.display()),
+            format!("no process listens on {}", socket.display()),
             "the kubelet is down or restarting: see systemctl status kubelet on the node".to_owned(),
         ),
         CallError::Unavailable { socket, reason } => {
@@ -74,14 +74,14 @@ fn call_failed(error: &CallError) -> Finding {
         ),
         CallError::RateLimited(method) => (
             format!("the kubelet's rate limit refused {method}"),
-            "find the client of the socket that asks more than a hundred times a second".to_owned(),
+            "find the client of the socket that sends more than a hundred requests a second".to_owned(),
         ),
         CallError::Malformed { socket, reason } => (
-            format!("{} does not speak PodResources: {reason}", socket.display()),
+            format!("{} does not implement PodResources: {reason}", socket.display()),
             "point --pod-resources-socket at the kubelet's".to_owned(),
         ),
         CallError::TooLarge { .. } | CallError::TooManyEntries { .. } => {
-            (error.to_string(), "find the pod whose DRA claim is listed many times over, and restart it".to_owned())
+            (error.to_string(), "find the pod whose DRA claim is listed many times, and restart it".to_owned())
         }
         CallError::Unimplemented(_) | CallError::Other { .. } => {
             (error.to_string(), "see the kubelet's log for the reason".to_owned())
@@ -90,45 +90,45 @@ fn call_failed(error: &CallError) -> Finding {
     Finding::failed(found, to_do)
 }
 
-pub fn registration_socket(evidence: &Evidence) -> Finding {
-    if evidence.settings.offers.is_none() {
+pub fn registration_socket(observations: &Observations) -> Finding {
+    if observations.settings.offers.is_none() {
         return plugin_off();
     }
-    let socket = plugin::kubelet_socket(&evidence.settings.device_plugin_directory);
-    dialled(&evidence.registration, &socket.display().to_string(), "--device-plugin-dir")
+    let socket = plugin::kubelet_socket(&observations.settings.device_plugin_directory);
+    socket_finding(&observations.registration, &socket.display().to_string(), "--device-plugin-dir")
 }
 
-fn dialled(outcome: &Dialled, socket: &str, flag: &str) -> Finding {
+fn socket_finding(outcome: &SocketState, socket: &str, flag: &str) -> Finding {
     match outcome {
-        Dialled::Listens => Finding::ok(format!("{socket} answers")),
-        Dialled::Missing => Finding::failed(format!("there is no socket {socket}"), format!("{MOUNT}, or {flag}")),
-        Dialled::NotASocket => Finding::failed(
+        SocketState::Listens => Finding::ok(format!("{socket} answers")),
+        SocketState::Missing => Finding::failed(format!("there is no socket {socket}"), format!("{MOUNT}, or {flag}")),
+        SocketState::NotASocket => Finding::failed(
             format!("{socket} is not a socket"),
-            format!("remove what is in the kubelet's place and restart the kubelet, or set {flag}"),
+            format!("remove the file and restart the kubelet, or set {flag}"),
         ),
-        Dialled::Denied => Finding::failed(format!("no permission to connect to {socket}"), ROOT),
-        Dialled::Refused => Finding::failed(
-            format!("nobody listens on {socket}"),
+        SocketState::Denied => Finding::failed(format!("no permission to connect to {socket}"), ROOT),
+        SocketState::Refused => Finding::failed(
+            format!("no process listens on {socket}"),
             "the kubelet is down or restarting: see systemctl status kubelet on the node",
         ),
-        Dialled::Late(limit) => {
+        SocketState::Late(limit) => {
             Finding::failed(format!("{socket} did not answer within {} s", limit.as_secs_f64()), HUNG)
         }
-        Dialled::Other(problem) => Finding::failed(format!("{socket}: {problem}"), HUNG),
+        SocketState::Other(problem) => Finding::failed(format!("{socket}: {problem}"), HUNG),
     }
 }
 
-pub fn plugin_directory(evidence: &Evidence) -> Finding {
-    if evidence.settings.offers.is_none() {
+pub fn plugin_directory(observations: &Observations) -> Finding {
+    if observations.settings.offers.is_none() {
         return plugin_off();
     }
-    let directory = evidence.settings.device_plugin_directory.display();
-    let to_do = "mount the kubelet's device-plugins directory without readOnly, and run as uid 0; another place: \
-                 --device-plugin-dir; without the plugin: --device-plugin=off";
-    match &evidence.writable {
+    let directory = observations.settings.device_plugin_directory.display();
+    let to_do = "mount the kubelet's device-plugins directory without readOnly, and run as uid 0; for another directory set \
+                 --device-plugin-dir; without the plugin, --device-plugin=off";
+    match &observations.writable {
         Ok(Ok(())) => Finding::ok(format!("{directory} can be written to")),
         Ok(Err(problem)) => Finding::failed(format!("{directory}: {problem}"), to_do),
-        Err(missed) => Finding::missed(missed, to_do),
+        Err(missing) => Finding::not_observed(missing, to_do),
     }
 }
 
@@ -136,22 +136,22 @@ fn plugin_off() -> Finding {
     Finding::skipped("the bundled device plugin is off")
 }
 
-pub fn plugin_conflicts(evidence: &Evidence) -> Finding {
-    const REMOVE: &str = "remove the other plugin, switch this one off with --device-plugin=off, or set onConflict: takeover for the resource";
-    let Some(offers) = &evidence.settings.offers else { return plugin_off() };
-    let live = match &evidence.plugin_sockets {
+pub fn plugin_conflicts(observations: &Observations) -> Finding {
+    const REMOVE: &str = "remove the other plugin, disable this one with --device-plugin=off, or set onConflict: takeover for the resource";
+    let Some(offers) = &observations.settings.offers else { return plugin_off() };
+    let live = match &observations.plugin_sockets {
         Ok(live) => live,
-        Err(missed) => return Finding::missed(missed, "look at what hangs in the device-plugin directory"),
+        Err(missing) => return Finding::not_observed(missing, "check what hangs in the device-plugin directory"),
     };
-    let rivals: Vec<_> = live
+    let others: Vec<_> = live
         .iter()
         .filter_map(|socket| Some((socket, plugin::known_resource(socket)?)))
         .filter_map(|(socket, resource)| Some((socket, offers.iter().find(|offer| offer.is_for(&resource))?, resource)))
         .collect();
-    if let Some((socket, _, resource)) = rivals.iter().find(|(_, offer, _)| !offer.takes_over) {
+    if let Some((socket, _, resource)) = others.iter().find(|(_, offer, _)| !offer.takes_over) {
         return Finding::failed(format!("another device plugin serves {resource} on {socket}"), REMOVE);
     }
-    if let Some((socket, _, resource)) = rivals.first() {
+    if let Some((socket, _, resource)) = others.first() {
         return Finding::ok(format!("{resource} on {socket} is taken over, as configured"));
     }
     let is_ours = |resource: &ResourceName| {
@@ -160,23 +160,23 @@ pub fn plugin_conflicts(evidence: &Evidence) -> Finding {
         // Somebody else's devices, unless a podmeter serves the resource now.
         plugin::conflict(resource, &listed, &nothing, live).is_none()
     };
-    let allocatable = evidence.allocatable.as_ref().and_then(|answer| answer.as_ref().ok());
+    let allocatable = observations.allocatable.as_ref().and_then(|answer| answer.as_ref().ok());
     let Some(allocatable) = allocatable else {
         return Finding::warning(
             format!(
-                "{} sockets, none of a known plugin for what is offered here; what the kubelet lists is not known",
+                "{} sockets, none of a known plugin for the offered resources; the kubelet's list is unknown",
                 live.len()
             ),
-            "mend the check of allocatable devices: a plugin that is not known by its socket shows there",
+            "fix the check of allocatable devices: an unknown plugin shows there",
         );
     };
-    let strange = allocatable.devices.iter().find(|(resource, ids)| {
+    let foreign = allocatable.devices.iter().find(|(resource, ids)| {
         !ids.is_empty() && offers.iter().any(|offer| offer.is_for(resource) && !offer.takes_over) && !is_ours(resource)
     });
-    match strange {
+    match foreign {
         Some((resource, ids)) => Finding::warning(
             format!("the kubelet lists {} devices of {resource}, and no podmeter serves it", ids.len()),
-            format!("if a podmeter has just ended, nothing: they go within minutes; else {REMOVE}"),
+            format!("nothing if a podmeter has just ended: they disappear within minutes; else {REMOVE}"),
         ),
         None => Finding::ok(format!("no other plugin for {}", names(offers.iter().map(|offer| offer.name.as_str())))),
     }
@@ -184,33 +184,33 @@ pub fn plugin_conflicts(evidence: &Evidence) -> Finding {
 
 fn names<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let names: Vec<&str> = names.collect();
-    if names.is_empty() { "anything: nothing is offered".to_owned() } else { names.join(", ") }
+    if names.is_empty() { "any resource: none is offered".to_owned() } else { names.join(", ") }
 }
 
-pub fn pods_api(evidence: &Evidence) -> Finding {
-    let socket = evidence.settings.pods_api_socket.display().to_string();
-    match &evidence.pods_api {
-        Dialled::Missing => Finding::skipped(format!(
+pub fn pods_api(observations: &Observations) -> Finding {
+    let socket = observations.settings.pods_api_socket.display().to_string();
+    match &observations.pods_api {
+        SocketState::Missing => Finding::skipped(format!(
             "there is no socket {socket}: the kubelet's feature gate PodsAPI is off, as it is by default before 1.37, or the \
              directory is not mounted"
         )),
         // The kubelet leaves the file behind when the gate is switched off; nothing depends on this API alone.
-        Dialled::Refused => Finding::warning(
+        SocketState::Refused => Finding::warning(
             format!(
-                "nobody listens on {socket}: the kubelet is down, or its feature gate PodsAPI was switched off and the \
-                 file was left behind"
+                "no process listens on {socket}: the kubelet is down, or its feature gate PodsAPI was disabled and the \
+                 file remained"
             ),
-            "remove the file where the gate is off; pods are then named by the log directories",
+            "remove the file where the gate is off; pod names then come from the log directories",
         ),
-        outcome => dialled(outcome, &socket, "--kubelet-root"),
+        outcome => socket_finding(outcome, &socket, "--kubelet-root"),
     }
 }
 
-pub fn host_processes(evidence: &Evidence) -> Finding {
-    let Settings { attribution, proc_root, .. } = &evidence.settings;
+pub fn host_processes(observations: &Observations) -> Finding {
+    let Settings { attribution, proc_root, .. } = &observations.settings;
     let proc_root = proc_root.display();
-    let to_do = "set hostPID: true for podmeter's pod, or mount the host's /proc and name it with --proc-root";
-    match (&evidence.processes, attribution) {
+    let to_do = "set hostPID: true for podmeter's pod, or mount the host's /proc and set --proc-root";
+    match (&observations.processes, attribution) {
         (_, Mode::Off) => attribution_off(),
         (Ok(seen), _) if seen.of_the_host => Finding::ok(format!("{proc_root} shows {} processes", seen.processes)),
         (Ok(_), Mode::On) => Finding::failed(
@@ -221,7 +221,7 @@ pub fn host_processes(evidence: &Evidence) -> Finding {
             format!("{proc_root} shows no host process ids: use of a shared device is divided equally"),
             format!("{to_do}; not needed where no device is shared"),
         ),
-        (Err(missed), _) => Finding::missed(missed, "check --proc-root"),
+        (Err(missing), _) => Finding::not_observed(missing, "check --proc-root"),
     }
 }
 
@@ -230,21 +230,21 @@ fn attribution_off() -> Finding {
 }
 
 /// Why cgroups and names of pods are of no use.
-fn no_processes(evidence: &Evidence) -> Option<Finding> {
-    let seen = evidence.processes.as_ref().is_ok_and(|seen| seen.of_the_host);
-    match evidence.settings.attribution {
+fn no_processes(observations: &Observations) -> Option<Finding> {
+    let seen = observations.processes.as_ref().is_ok_and(|seen| seen.of_the_host);
+    match observations.settings.attribution {
         Mode::Off => Some(attribution_off()),
         _ if !seen => Some(Finding::skipped("host process ids are not visible")),
         _ => None,
     }
 }
 
-pub fn cgroups(evidence: &Evidence) -> Finding {
-    if let Some(skipped) = no_processes(evidence) {
+pub fn cgroups(observations: &Observations) -> Finding {
+    if let Some(skipped) = no_processes(observations) {
         return skipped;
     }
-    match &evidence.processes {
-        Err(missed) => Finding::missed(missed, "check --proc-root"),
+    match &observations.processes {
+        Err(missing) => Finding::not_observed(missing, "check --proc-root"),
         Ok(seen) if seen.unreadable > 0 => Finding::warning(
             format!("{} of {} processes do not show their cgroup", seen.unreadable, seen.processes),
             "run as uid 0; hidepid on /proc hides the processes of others",
@@ -257,39 +257,39 @@ pub fn cgroups(evidence: &Evidence) -> Finding {
     }
 }
 
-pub fn pod_names(evidence: &Evidence) -> Finding {
-    if let Some(skipped) = no_processes(evidence) {
+pub fn pod_names(observations: &Observations) -> Finding {
+    if let Some(skipped) = no_processes(observations) {
         return skipped;
     }
-    let root = evidence.settings.pod_logs_root.display();
-    match (&evidence.named_pods, &evidence.pods_api) {
+    let root = observations.settings.pod_logs_root.display();
+    match (&observations.named_pods, &observations.pods_api) {
         (Ok(count), _) if *count > 0 => Finding::ok(format!("{root} names {count} pods")),
-        (_, Dialled::Listens) => Finding::ok("the Pods API names them"),
+        (_, SocketState::Listens) => Finding::ok("the Pods API names them"),
         (Ok(_), _) => Finding::warning(
             format!("{root} names no pod, and there is no Pods API"),
-            "nothing if no pod runs here; else mount the host's /var/log/pods, or name it with --pod-logs-root",
+            "nothing if no pod runs here; else mount the host's /var/log/pods, or set --pod-logs-root",
         ),
-        (Err(missed), _) => {
+        (Err(missing), _) => {
             let found =
-                Finding::missed(missed, "mount the host's /var/log/pods read-only, or name it with --pod-logs-root");
+                Finding::not_observed(missing, "mount the host's /var/log/pods read-only, or set --pod-logs-root");
             let found_text = format!("{root}: {}", found.found);
             Finding::warning(found_text, found.to_do.unwrap_or_default())
         }
     }
 }
 
-pub fn privileges(evidence: &Evidence) -> Finding {
-    let status = match &evidence.own {
+pub fn privileges(observations: &Observations) -> Finding {
+    let status = match &observations.own {
         Ok(own) => own.privileges.as_ref(),
-        Err(missed) => return Finding::missed(missed, "mount /proc"),
+        Err(missing) => return Finding::not_observed(missing, "mount /proc"),
     };
-    let unknown = || Finding::warning("/proc/self/status does not say which user this is", "mount /proc");
+    let unknown = || Finding::warning("/proc/self/status does not show the user", "mount /proc");
     let Some(status) = status else { return unknown() };
     let Some(uid) = status.uid else { return unknown() };
     let capabilities = match &status.capabilities.effective {
         Some(names) if names.is_empty() => "no capabilities".to_owned(),
         Some(names) => format!("{} capabilities", names.len()),
-        None => "capabilities not known".to_owned(),
+        None => "unknown capabilities".to_owned(),
     };
     let found = format!("uid {uid}, {capabilities}");
     if uid == 0 {
@@ -299,37 +299,37 @@ pub fn privileges(evidence: &Evidence) -> Finding {
     }
 }
 
-pub fn clock(evidence: &Evidence) -> Finding {
-    let now = evidence.now.0;
-    let to_do = "set the clock, and see that chrony or systemd-timesyncd keeps it";
+pub fn clock(observations: &Observations) -> Finding {
+    let now = observations.now.0;
+    let to_do = "set the clock, and check chrony or systemd-timesyncd";
     if now < FIRST_VERSION {
-        return Finding::failed(format!("it says {}", crate::governance::Timestamp(evidence.now)), to_do);
+        return Finding::failed(format!("it shows {}", crate::governance::Timestamp(observations.now)), to_do);
     }
-    match &evidence.newest_file {
+    match &observations.newest_file {
         Ok(Some((path, at))) if at.0 > now + SKEW => Finding::warning(
             format!("{} is from {:.0} s in the future: the clock was set back", path.display(), at.0 - now),
             to_do,
         ),
         Ok(Some(_)) => {
-            Finding::ok("no earlier than the kubelet's files; whether it is synchronised is not seen from here")
+            Finding::ok("not earlier than the kubelet's files; its synchronisation cannot be checked from here")
         }
-        Ok(None) | Err(_) => Finding::ok("plausible; there is nothing of the kubelet's to compare it with"),
+        Ok(None) | Err(_) => Finding::ok("plausible; there is no file of the kubelet to compare it with"),
     }
 }
 
 /// Why the driver may not be opened: an agent let go of it on request, or may have.
-pub fn hands_off(agent: &Agent) -> Option<&'static str> {
+pub fn driver_is_released(agent: &Agent) -> Option<&'static str> {
     match agent {
-        Agent::NotLooked | Agent::Absent(_) => None,
-        Agent::Denied(_) | Agent::Silent { .. } => {
-            Some("an agent is there that cannot be asked whether it has let go of the driver, on request")
+        Agent::NotConfigured | Agent::Absent(_) => None,
+        Agent::Denied(_) | Agent::Unresponsive { .. } => {
+            Some("an agent exists that cannot be asked whether the driver is released on request")
         }
         Agent::Answers(answers) => {
             let node = answers.node.as_ref().ok();
             let released = node.and_then(|node| node.pointer("/hardware/released"));
             released
                 .is_some_and(|released| !released.is_null())
-                .then_some("the agent has let go of the driver, on request")
+                .then_some("the agent has released the driver on request")
         }
     }
 }

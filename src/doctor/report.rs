@@ -2,6 +2,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
+use super::observations::NotObserved;
 use crate::governance::Timestamp;
 use crate::model::UnixSeconds;
 use crate::terminal::harmless;
@@ -12,14 +13,50 @@ use crate::terminal::harmless;
 pub enum Status {
     /// Something does not work.
     Failed,
-    /// It works, and less well than it could; or nobody can tell.
+    /// It works less well than it could, or it cannot be determined.
     Warning,
     Ok,
     /// Not applicable here; `found` says why.
     Skipped,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    pub status: Status,
+    pub found: String,
+    pub to_do: Option<String>,
+}
+
+impl Finding {
+    pub fn ok(found: impl Into<String>) -> Self {
+        Self { status: Status::Ok, found: found.into(), to_do: None }
+    }
+
+    pub fn warning(found: impl Into<String>, to_do: impl Into<String>) -> Self {
+        Self { status: Status::Warning, found: found.into(), to_do: Some(to_do.into()) }
+    }
+
+    pub fn failed(found: impl Into<String>, to_do: impl Into<String>) -> Self {
+        Self { status: Status::Failed, found: found.into(), to_do: Some(to_do.into()) }
+    }
+
+    pub fn skipped(reason: impl Into<String>) -> Self {
+        Self { status: Status::Skipped, found: reason.into(), to_do: None }
+    }
+
+    /// Of something that was not observed.
+    pub fn not_observed(missing: &NotObserved, to_do: &str) -> Self {
+        match missing {
+            NotObserved::Late(limit) => Self::failed(format!("did not answer within {} s", limit.as_secs_f64()), to_do),
+            NotObserved::Failed(problem) => Self::failed(problem, to_do),
+            NotObserved::Refused { problem, remedy } => Self::failed(problem, *remedy),
+            NotObserved::Skipped(reason) => Self::skipped(reason),
+        }
+    }
+}
+
+/// A finding with what the catalogue has of its check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
     /// Does not change between versions.
@@ -29,7 +66,7 @@ pub struct Check {
     pub found: String,
     /// Why it matters.
     pub why: &'static str,
-    /// Where it is not well.
+    /// What to do, unless the status is ok or skipped.
     pub to_do: Option<String>,
 }
 
@@ -64,7 +101,7 @@ impl Report {
 
     /// Nothing failed.
     #[must_use]
-    pub fn is_well(&self) -> bool {
+    pub fn is_ok(&self) -> bool {
         self.failed == 0
     }
 
@@ -73,7 +110,7 @@ impl Report {
         serde_json::to_string_pretty(self).expect("plain values are JSON") + "\n"
     }
 
-    /// Worst first; a line each, and what matters and what to do below those that are not well.
+    /// Worst first: a line each, and below those that failed or warn why it matters and what to do.
     #[must_use]
     pub fn text(&self, colour: bool) -> String {
         let mut checks: Vec<&Check> = self.checks.iter().collect();
@@ -109,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_worst_comes_first_and_says_what_to_do() {
+    fn the_worst_comes_first_with_what_to_do() {
         let check = |title, status, to_do: Option<&str>| Check {
             id: "x",
             title,
@@ -132,7 +169,7 @@ mod tests {
                       3 checks: 1 failed, 0 warnings, 1 ok, 1 skipped\n";
         assert_eq!(report.text(false), wanted);
         assert!(report.text(true).contains("\x1b[1;31mfailed"));
-        assert!(!report.is_well());
+        assert!(!report.is_ok());
         let json: serde_json::Value = serde_json::from_str(&report.json()).unwrap();
         assert_eq!(json["checks"][0]["status"], "ok", "in the order of the catalogue");
         assert_eq!((&json["failed"], &json["at"]), (&1.into(), &"2023-11-14T22:13:20Z".into()));

@@ -14,7 +14,7 @@ const OURS: &str = "podmeter_build_info";
 /// `Err`: the first thing wrong with it, with its line.
 pub fn check(text: &str) -> Result<Page, String> {
     if !text.ends_with('\n') {
-        return Err("it does not end in a line feed: it is cut off".to_owned());
+        return Err("it does not end in a line feed: it is truncated".to_owned());
     }
     let (mut families, mut series) = (BTreeSet::new(), BTreeSet::new());
     let mut is_ours = false;
@@ -23,21 +23,21 @@ pub fn check(text: &str) -> Result<Page, String> {
         if let Some(comment) = line.strip_prefix('#') {
             let mut words = comment.split_whitespace();
             if words.next() == Some("TYPE") && !words.next().is_some_and(|name| families.insert(name)) {
-                return wrong("a family is announced twice, or without a name");
+                return wrong("a TYPE line is repeated or has no name");
             }
             continue;
         }
-        let Some((name, rest)) = sample(line) else { return wrong("this is no sample") };
+        let Some((name, rest)) = sample(line) else { return wrong("this is not a sample") };
         if !rest.split(' ').next().is_some_and(is_number) {
-            return wrong("its value is no number");
+            return wrong("its value is not a number");
         }
         is_ours |= name.starts_with(OURS);
         if !series.insert(name) {
-            return wrong("this series is there twice");
+            return wrong("this series is duplicated");
         }
     }
     if !is_ours {
-        return Err(format!("it has no {OURS}: something else listens there"));
+        return Err(format!("it has no {OURS}: another program listens there"));
     }
     Ok(Page { bytes: text.len(), families: families.len(), series: series.len() })
 }
@@ -93,15 +93,15 @@ mod tests {
     fn what_is_wrong_is_named_with_its_line() {
         let info = "podmeter_build_info 1\n";
         for (text, part) in [
-            (format!("{info}x 1"), "cut off"),
-            ("up 1\n".to_owned(), "something else"),
-            (format!("{info}<html>\n"), "line 2: this is no sample"),
-            (format!("{info}x{{a=\"b\" 1\n"), "no sample"),
-            (format!("{info}x\n"), "no sample"),
-            (format!("{info}x one\n"), "no number"),
-            (format!("{info}x 1\nx 2\n"), "line 3: this series is there twice"),
+            (format!("{info}x 1"), "truncated"),
+            ("up 1\n".to_owned(), "another program"),
+            (format!("{info}<html>\n"), "line 2: this is not a sample"),
+            (format!("{info}x{{a=\"b\" 1\n"), "not a sample"),
+            (format!("{info}x\n"), "not a sample"),
+            (format!("{info}x one\n"), "not a number"),
+            (format!("{info}x 1\nx 2\n"), "line 3: this series is duplicated"),
             (format!("# TYPE x gauge\n# TYPE x gauge\n{info}"), "twice"),
-            (String::new(), "cut off"),
+            (String::new(), "truncated"),
         ] {
             let problem = check(&text).expect_err(&text);
             assert!(problem.contains(part), "{text:?}: {problem}");

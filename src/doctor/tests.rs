@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::catalogue::checks;
-use super::evidence::{Agent, Answers, Dialled, Driven, Evidence, Listed, Missed};
+use super::observations::{Agent, Answers, DriverState, Listed, NotObserved, Observations, SocketState};
 use super::scrape::Page;
 use super::{Offer, Settings, Status};
 use crate::client::Target;
@@ -69,7 +69,7 @@ fn answers() -> Answers {
     }
 }
 
-fn driven(version: &str, gpus: usize) -> Driven {
+fn driver(version: &str, gpus: usize) -> DriverState {
     let driver = DriverInfo {
         driver_version: version.into(),
         cuda_version: Some("12.8".into()),
@@ -80,7 +80,7 @@ fn driven(version: &str, gpus: usize) -> Driven {
         let gpu = Gpu::listed(uuid.clone(), 0);
         (uuid, gpu)
     };
-    Driven {
+    DriverState {
         inventory: Inventory {
             generation: 1,
             driver: Some(driver),
@@ -92,20 +92,20 @@ fn driven(version: &str, gpus: usize) -> Driven {
 }
 
 /// A node on which all is well.
-fn well() -> Evidence {
+fn well() -> Observations {
     let allocatable = BTreeMap::from([("nvidia.com/gpu".into(), ["GPU-1".into()].into())]);
-    Evidence {
+    Observations {
         settings: settings(),
         version: "1.2.3",
         now: UnixSeconds(NOW),
         agent: Agent::Answers(Box::new(answers())),
         list: Ok(Listed { api: PodResourcesApi::V1, pods: 3, holders: 1 }),
         allocatable: Some(Ok(Allocatable { devices: allocatable, ..Allocatable::default() })),
-        registration: Dialled::Listens,
-        pods_api: Dialled::Listens,
+        registration: SocketState::Listens,
+        pods_api: SocketState::Listens,
         writable: Ok(Ok(())),
         plugin_sockets: Ok(vec!["podmeter-nvidia.com_gpu-0123456789ab.sock".to_owned()]),
-        driver: Ok(driven("570.1", 1)),
+        driver: Ok(driver("570.1", 1)),
         module_version: Ok(Some("570.1".to_owned())),
         bus: Ok(NodeDevices { expected: 1, ..NodeDevices::default() }),
         processes: Ok(Survey { of_the_host: true, processes: 9, in_pods: 3, unreadable: 0 }),
@@ -119,16 +119,16 @@ fn well() -> Evidence {
     }
 }
 
-type Change = Box<dyn Fn(&mut Evidence)>;
+type Change = Box<dyn Fn(&mut Observations)>;
 
-fn change(change: impl Fn(&mut Evidence) + 'static) -> Change {
+fn change(change: impl Fn(&mut Observations) + 'static) -> Change {
     Box::new(change)
 }
 
 /// What the agent says of itself, otherwise.
 fn agent(edit: impl Fn(&mut Answers) + 'static) -> Change {
-    change(move |evidence| {
-        let Agent::Answers(answers) = &mut evidence.agent else { panic!("it answers") };
+    change(move |observations| {
+        let Agent::Answers(answers) = &mut observations.agent else { panic!("it answers") };
         edit(answers);
     })
 }
@@ -150,11 +150,11 @@ fn process_source(source: &'static str) -> Change {
 }
 
 fn call(error: impl Fn(PathBuf) -> CallError + 'static) -> Change {
-    change(move |evidence| (evidence.list, evidence.allocatable) = (Err(error(SOCKET.into())), None))
+    change(move |observations| (observations.list, observations.allocatable) = (Err(error(SOCKET.into())), None))
 }
 
-fn late<T>() -> Result<T, Missed> {
-    Err(Missed::Late(Duration::from_secs(5)))
+fn late<T>() -> Result<T, NotObserved> {
+    Err(NotObserved::Late(Duration::from_secs(5)))
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn each_check_says_what_is_not_well() {
         ("pod_resources", call(CallError::SocketMissing), Failed, "there is no socket /k/pod-resources/kubelet.sock"),
         ("pod_resources", call(CallError::NotASocket), Failed, "is not a socket"),
         ("pod_resources", call(CallError::PermissionDenied), Failed, "no permission"),
-        ("pod_resources", call(CallError::Refused), Failed, "nobody listens"),
+        ("pod_resources", call(CallError::Refused), Failed, "no process listens"),
         (
             "pod_resources",
             call(|socket| CallError::DeadlineExceeded { socket, method: "List", deadline: Duration::from_secs(5) }),
@@ -181,8 +181,8 @@ fn each_check_says_what_is_not_well() {
         ),
         (
             "pod_resources",
-            change(|evidence| {
-                evidence.list = Ok(Listed { api: PodResourcesApi::V1alpha1, pods: 0, holders: 0 });
+            change(|observations| {
+                observations.list = Ok(Listed { api: PodResourcesApi::V1alpha1, pods: 0, holders: 0 });
             }),
             Warning,
             "v1alpha1 only",
@@ -190,42 +190,49 @@ fn each_check_says_what_is_not_well() {
         ("allocatable", call(CallError::Refused), Skipped, "List had no answer"),
         (
             "allocatable",
-            change(|evidence| evidence.allocatable = Some(Err(CallError::Unimplemented("GetAllocatableResources")))),
+            change(|observations| {
+                observations.allocatable = Some(Err(CallError::Unimplemented("GetAllocatableResources")))
+            }),
             Warning,
             "does not have GetAllocatableResources",
         ),
-        ("allocatable", change(|evidence| evidence.allocatable = Some(Ok(Allocatable::default()))), Good, "no devices"),
+        (
+            "allocatable",
+            change(|observations| observations.allocatable = Some(Ok(Allocatable::default()))),
+            Good,
+            "no devices",
+        ),
         (
             "registration_socket",
-            change(|evidence| evidence.registration = Dialled::Missing),
+            change(|observations| observations.registration = SocketState::Missing),
             Failed,
             "there is no socket",
         ),
         (
             "registration_socket",
-            change(|evidence| evidence.registration = Dialled::Late(Duration::from_secs(5))),
+            change(|observations| observations.registration = SocketState::Late(Duration::from_secs(5))),
             Failed,
             "within 5 s",
         ),
-        ("registration_socket", change(|evidence| evidence.settings.offers = None), Skipped, "plugin is off"),
+        ("registration_socket", change(|observations| observations.settings.offers = None), Skipped, "plugin is off"),
         (
             "plugin_directory",
-            change(|evidence| evidence.writable = Ok(Err("Read-only file system".into()))),
+            change(|observations| observations.writable = Ok(Err("Read-only file system".into()))),
             Failed,
             "Read-only",
         ),
-        ("plugin_directory", change(|evidence| evidence.writable = late()), Failed, "within 5 s"),
-        ("plugin_directory", change(|evidence| evidence.settings.offers = None), Skipped, "plugin is off"),
+        ("plugin_directory", change(|observations| observations.writable = late()), Failed, "within 5 s"),
+        ("plugin_directory", change(|observations| observations.settings.offers = None), Skipped, "plugin is off"),
         (
             "plugin_conflicts",
-            change(|evidence| evidence.plugin_sockets = Ok(vec!["nvidia-gpu.sock".into()])),
+            change(|observations| observations.plugin_sockets = Ok(vec!["nvidia-gpu.sock".into()])),
             Failed,
             "another device plugin serves nvidia.com/gpu on nvidia-gpu.sock",
         ),
         (
             "plugin_conflicts",
-            change(|evidence| {
-                evidence.plugin_sockets =
+            change(|observations| {
+                observations.plugin_sockets =
                     Ok(vec!["nvidia-mig-1g.10gb.sock".into(), "podmeter-nvidia.com_gpu-0123456789ab.sock".into()]);
             }),
             Good,
@@ -233,144 +240,178 @@ fn each_check_says_what_is_not_well() {
         ),
         (
             "plugin_conflicts",
-            change(|evidence| {
-                evidence.plugin_sockets = Ok(vec!["nvidia-gpu.sock".into()]);
-                evidence.settings.offers.as_mut().expect("on")[0].takes_over = true;
+            change(|observations| {
+                observations.plugin_sockets = Ok(vec!["nvidia-gpu.sock".into()]);
+                observations.settings.offers.as_mut().expect("on")[0].takes_over = true;
             }),
             Good,
             "taken over, as configured",
         ),
         (
             "plugin_conflicts",
-            change(|evidence| evidence.plugin_sockets = Ok(vec![])),
+            change(|observations| observations.plugin_sockets = Ok(vec![])),
             Warning,
             "lists 1 devices of nvidia.com/gpu",
         ),
-        ("plugin_conflicts", call(CallError::Refused), Warning, "is not known"),
-        ("plugin_conflicts", change(|evidence| evidence.settings.offers = None), Skipped, "plugin is off"),
-        ("pods_api", change(|evidence| evidence.pods_api = Dialled::Missing), Skipped, "gate PodsAPI is off"),
-        ("pods_api", change(|evidence| evidence.pods_api = Dialled::Refused), Warning, "nobody listens"),
-        ("pods_api", change(|evidence| evidence.pods_api = Dialled::Denied), Failed, "no permission"),
-        ("driver", change(|evidence| evidence.driver = late()), Failed, "did not answer within 5 s"),
+        ("plugin_conflicts", call(CallError::Refused), Warning, "is unknown"),
+        ("plugin_conflicts", change(|observations| observations.settings.offers = None), Skipped, "plugin is off"),
+        (
+            "pods_api",
+            change(|observations| observations.pods_api = SocketState::Missing),
+            Skipped,
+            "gate PodsAPI is off",
+        ),
+        (
+            "pods_api",
+            change(|observations| observations.pods_api = SocketState::Refused),
+            Warning,
+            "no process listens",
+        ),
+        ("pods_api", change(|observations| observations.pods_api = SocketState::Denied), Failed, "no permission"),
+        ("driver", change(|observations| observations.driver = late()), Failed, "did not answer within 5 s"),
         (
             "driver",
-            change(|evidence| {
-                evidence.driver = Err(Missed::Refused { problem: "it was not found".into(), remedy: "install it" });
+            change(|observations| {
+                observations.driver =
+                    Err(NotObserved::Refused { problem: "it was not found".into(), remedy: "install it" });
             }),
             Failed,
             "it was not found",
         ),
         (
             "driver",
-            change(|evidence| evidence.driver = Err(Missed::NotAsked("let go of".into()))),
+            change(|observations| observations.driver = Err(NotObserved::Skipped("released".into()))),
             Skipped,
-            "let go of",
+            "released",
         ),
         (
             "driver_versions",
-            change(|evidence| evidence.module_version = Ok(Some("560.2".into()))),
+            change(|observations| observations.module_version = Ok(Some("560.2".into()))),
             Failed,
             "module is 560.2, the library 570.1",
         ),
-        ("driver_versions", change(|evidence| evidence.module_version = Ok(None)), Warning, "not seen"),
-        ("driver_versions", change(|evidence| evidence.driver = late()), Warning, "does not answer"),
+        ("driver_versions", change(|observations| observations.module_version = Ok(None)), Warning, "not found"),
+        ("driver_versions", change(|observations| observations.driver = late()), Warning, "does not answer"),
         (
             "devices",
-            change(|evidence| evidence.bus = Ok(NodeDevices { expected: 8, ..NodeDevices::default() })),
+            change(|observations| observations.bus = Ok(NodeDevices { expected: 8, ..NodeDevices::default() })),
             Failed,
             "8 expected, 1 seen",
         ),
         (
             "devices",
-            change(|evidence| evidence.bus = Err(Missed::Failed("no bus".into()))),
+            change(|observations| observations.bus = Err(NotObserved::Failed("no bus".into()))),
             Warning,
             "an unknown number expected",
         ),
-        ("devices", change(|evidence| evidence.driver = late()), Failed, "an unknown number seen"),
+        ("devices", change(|observations| observations.driver = late()), Failed, "an unknown number seen"),
         (
             "devices",
-            change(|evidence| {
-                evidence.bus = Ok(NodeDevices::default());
-                evidence.driver = Ok(driven("570.1", 0));
+            change(|observations| {
+                observations.bus = Ok(NodeDevices::default());
+                observations.driver = Ok(driver("570.1", 0));
             }),
             Warning,
             "0 expected, 0 seen",
         ),
         (
             "devices",
-            change(|evidence| evidence.driver = Err(Missed::NotAsked("simulated".into()))),
+            change(|observations| observations.driver = Err(NotObserved::Skipped("simulated".into()))),
             Good,
             "1 expected, 1 seen",
         ),
         (
             "device_answers",
-            change(|evidence| evidence.driver.as_mut().expect("driven").problems = vec!["nvmlX: unknown".into()]),
+            change(|observations| {
+                observations.driver.as_mut().expect("driver").problems = vec!["nvmlX: unknown".into()]
+            }),
             Warning,
             "nvmlX: unknown",
         ),
-        ("device_answers", change(|evidence| evidence.driver = late()), Skipped, "does not answer"),
+        ("device_answers", change(|observations| observations.driver = late()), Skipped, "does not answer"),
         ("process_utilization", change(|_| ()), Good, "no GPU has been busy enough"),
         ("process_utilization", process_source("nvmlDeviceGetProcessUtilization"), Good, "1 GPUs by nvmlDeviceGetP"),
-        ("process_utilization", process_source("none"), Warning, "in either of the driver's calls: GPU-1"),
+        ("process_utilization", process_source("none"), Warning, "neither driver call lists a process: GPU-1"),
         (
             "kernel_log",
-            change(|evidence| evidence.kernel_log = Err(Missed::Failed("/dev/kmsg: denied".into()))),
+            change(|observations| observations.kernel_log = Err(NotObserved::Failed("/dev/kmsg: denied".into()))),
             Failed,
             "denied",
         ),
-        ("kernel_log", change(|evidence| evidence.kernel_log = Err(Missed::NotAsked("off".into()))), Skipped, "off"),
-        ("host_processes", change(|evidence| evidence.processes = Ok(Survey::default())), Warning, "divided equally"),
+        (
+            "kernel_log",
+            change(|observations| observations.kernel_log = Err(NotObserved::Skipped("off".into()))),
+            Skipped,
+            "off",
+        ),
         (
             "host_processes",
-            change(|evidence| {
-                (evidence.processes, evidence.settings.attribution) = (Ok(Survey::default()), Mode::On);
+            change(|observations| observations.processes = Ok(Survey::default())),
+            Warning,
+            "divided equally",
+        ),
+        (
+            "host_processes",
+            change(|observations| {
+                (observations.processes, observations.settings.attribution) = (Ok(Survey::default()), Mode::On);
             }),
             Failed,
             "attribution is on",
         ),
-        ("host_processes", change(|evidence| evidence.processes = late()), Failed, "within 5 s"),
-        ("host_processes", change(|evidence| evidence.settings.attribution = Mode::Off), Skipped, "is off"),
-        ("cgroups", change(|evidence| evidence.processes = Ok(Survey::default())), Skipped, "not visible"),
-        ("cgroups", change(|evidence| evidence.processes.as_mut().expect("seen").in_pods = 0), Warning, "none of 9"),
-        ("cgroups", change(|evidence| evidence.processes.as_mut().expect("seen").unreadable = 2), Warning, "2 of 9"),
-        ("pod_names", change(|evidence| evidence.named_pods = Ok(0)), Good, "Pods API"),
+        ("host_processes", change(|observations| observations.processes = late()), Failed, "within 5 s"),
+        ("host_processes", change(|observations| observations.settings.attribution = Mode::Off), Skipped, "is off"),
+        ("cgroups", change(|observations| observations.processes = Ok(Survey::default())), Skipped, "not visible"),
+        (
+            "cgroups",
+            change(|observations| observations.processes.as_mut().expect("seen").in_pods = 0),
+            Warning,
+            "none of 9",
+        ),
+        (
+            "cgroups",
+            change(|observations| observations.processes.as_mut().expect("seen").unreadable = 2),
+            Warning,
+            "2 of 9",
+        ),
+        ("pod_names", change(|observations| observations.named_pods = Ok(0)), Good, "Pods API"),
         (
             "pod_names",
-            change(|evidence| {
-                (evidence.named_pods, evidence.pods_api) = (Err(Missed::Failed("not there".into())), Dialled::Missing);
+            change(|observations| {
+                (observations.named_pods, observations.pods_api) =
+                    (Err(NotObserved::Failed("not there".into())), SocketState::Missing);
             }),
             Warning,
             "not there",
         ),
         (
             "privileges",
-            change(|evidence| {
-                let own = evidence.own.as_mut().expect("read");
+            change(|observations| {
+                let own = observations.own.as_mut().expect("read");
                 own.privileges.as_mut().expect("said").uid = Some(65532);
             }),
             Warning,
             "uid 65532",
         ),
-        ("privileges", change(|evidence| evidence.own = Ok(OwnProcess::default())), Warning, "does not say"),
-        ("clock", change(|evidence| evidence.now = UnixSeconds(0.0)), Failed, "1970"),
+        ("privileges", change(|observations| observations.own = Ok(OwnProcess::default())), Warning, "does not show"),
+        ("clock", change(|observations| observations.now = UnixSeconds(0.0)), Failed, "1970"),
         (
             "clock",
-            change(|evidence| evidence.newest_file = Ok(Some((SOCKET.into(), UnixSeconds(NOW + 3600.0))))),
+            change(|observations| observations.newest_file = Ok(Some((SOCKET.into(), UnixSeconds(NOW + 3600.0))))),
             Warning,
             "3600 s in the future",
         ),
-        ("agent", change(|evidence| evidence.agent = Agent::NotLooked), Skipped, "--url"),
+        ("agent", change(|observations| observations.agent = Agent::NotConfigured), Skipped, "--url"),
         (
             "agent",
-            change(|evidence| evidence.agent = Agent::Absent(Target::Socket("/a".into()))),
+            change(|observations| observations.agent = Agent::Absent(Target::Socket("/a".into()))),
             Skipped,
             "nothing answers on unix:/a",
         ),
         (
             "agent",
-            change(|evidence| {
-                evidence.agent = Agent::Absent(Target::Url("http://x".parse().unwrap()));
-                evidence.settings.agent_is_named = true;
+            change(|observations| {
+                observations.agent = Agent::Absent(Target::Url("http://x".parse().unwrap()));
+                observations.settings.agent_is_named = true;
             }),
             Failed,
             "no agent listens on http://x",
@@ -378,26 +419,26 @@ fn each_check_says_what_is_not_well() {
         ("agent", silent(), Failed, "did not answer"),
         (
             "agent",
-            change(|evidence| evidence.agent = Agent::Denied(Target::Socket("/a".into()))),
+            change(|observations| observations.agent = Agent::Denied(Target::Socket("/a".into()))),
             Failed,
-            "opens for its owner alone",
+            "accessible to its owner only",
         ),
         (
             "agent",
-            change(|evidence| evidence.version = "1.3.0"),
+            change(|observations| observations.version = "1.3.0"),
             Warning,
             "podmeter 1.2.3 (abc) on unix:/run/podmeter.sock, and this is 1.3.0",
         ),
-        ("agent", agent(|answers| answers.record = Err("404".into())), Warning, "does not tell its version"),
+        ("agent", agent(|answers| answers.record = Err("404".into())), Warning, "without its version"),
         ("agent_ready", agent(|answers| answers.ready = Err("waiting for the kubelet".into())), Failed, "waiting"),
         ("agent_ready", silent(), Skipped, "does not answer"),
         ("agent_problems", says("/at/unix", json!(NOW - 100.0)), Failed, "the last snapshot is 100 s old"),
-        ("agent_problems", says("/kubelet/problem", json!("nobody listens")), Failed, "nobody listens"),
-        ("agent_problems", says("/config_reload/successful", json!(false)), Failed, "not re-read"),
+        ("agent_problems", says("/kubelet/problem", json!("no process listens")), Failed, "no process listens"),
+        ("agent_problems", says("/config_reload/successful", json!(false)), Failed, "not reloaded"),
         ("agent_problems", says("/plugin/problems", json!(["too many slots"])), Warning, "too many slots"),
-        ("agent_problems", says("/hardware/released", json!({})), Warning, "let go of"),
+        ("agent_problems", says("/hardware/released", json!({})), Warning, "released"),
         ("agent_problems", says("/violations/busy", json!(2)), Warning, "busy did not add up to their device 2 times"),
-        ("agent_problems", says("/hardware", json!({})), Warning, "does not tell /hardware/problem"),
+        ("agent_problems", says("/hardware", json!({})), Warning, "does not report /hardware/problem"),
         ("agent_problems", agent(|answers| answers.node = Err("no JSON".into())), Failed, "no JSON"),
         (
             "device_health",
@@ -408,7 +449,7 @@ fn each_check_says_what_is_not_well() {
             Failed,
             "MIG-1 is unhealthy: XID 79 (cleared by: a reset)",
         ),
-        ("device_health", says("/health/gpus/GPU-1/whole", json!({})), Failed, "the reason is not told"),
+        ("device_health", says("/health/gpus/GPU-1/whole", json!({})), Failed, "the reason is unknown"),
         ("device_health", says("/health/gpus", json!({})), Skipped, "no devices"),
         (
             "registrations",
@@ -424,7 +465,7 @@ fn each_check_says_what_is_not_well() {
         ),
         ("registrations", says("/plugin/resources", json!({})), Warning, "nothing to offer"),
         ("registrations", says("/plugin", Value::Null), Skipped, "is off"),
-        ("scrape", agent(|answers| answers.pages[0].1 = Err("line 3: this is no sample".into())), Failed, "line 3"),
+        ("scrape", agent(|answers| answers.pages[0].1 = Err("line 3: this is not a sample".into())), Failed, "line 3"),
         ("scrape", agent(|answers| answers.pages.clear()), Warning, "where it listens"),
         (
             "scrape",
@@ -433,15 +474,15 @@ fn each_check_says_what_is_not_well() {
                 answers.guarded = vec!["0.0.0.0:9410".to_owned()];
             }),
             Skipped,
-            "0.0.0.0:9410 let in whom the web configuration says",
+            "0.0.0.0:9410 require the credentials of the web configuration",
         ),
-        ("scrape", change(|evidence| evidence.agent = Agent::NotLooked), Skipped, "no agent"),
+        ("scrape", change(|observations| observations.agent = Agent::NotConfigured), Skipped, "no agent"),
     ];
     let mut judged: BTreeSet<&str> = BTreeSet::new();
     for (id, change, status, part) in table {
-        let mut evidence = well();
-        change(&mut evidence);
-        let checks = checks(&evidence);
+        let mut observations = well();
+        change(&mut observations);
+        let checks = checks(&observations);
         let check = checks.iter().find(|check| check.id == id).expect(id);
         assert!(check.status == status && check.found.contains(part), "wanted {status:?} with {part:?}: {check:?}");
         let is_told = check.to_do.as_ref().is_some_and(|to_do| !to_do.is_empty());
@@ -453,8 +494,8 @@ fn each_check_says_what_is_not_well() {
 }
 
 fn silent() -> Change {
-    change(|evidence| {
+    change(|observations| {
         let target = Target::Socket(Path::new("/a").into());
-        evidence.agent = Agent::Silent { target, problem: "did not answer /-/healthy within 10 s".into() };
+        observations.agent = Agent::Unresponsive { target, problem: "did not answer /-/healthy within 10 s".into() };
     })
 }

@@ -173,7 +173,7 @@ async fn a_kubelet_that_hangs_fails_its_check_and_holds_up_no_other() {
     assert!(list.found.contains("did not answer List within 0.3 s"), "{list:?}");
     assert_eq!(check(&report, "allocatable").status, Status::Skipped);
     assert_eq!(check(&report, "registration_socket").status, Status::Ok);
-    assert!(!report.is_well());
+    assert!(!report.is_ok());
 }
 
 #[tokio::test]

@@ -11,27 +11,27 @@ use crate::kubelet::CallError;
 use crate::model::{Allocatable, Inventory, NodeDevices, PodResourcesApi, UnixSeconds};
 use crate::processes::Survey;
 
-/// What one look brought.
-pub type Look<T> = Result<T, Missed>;
+/// What was observed, or why not.
+pub type Observed<T> = Result<T, NotObserved>;
 
-/// Why a look brought nothing.
+/// Why something was not observed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Missed {
-    /// It did not come back in time, and was left behind.
+pub enum NotObserved {
+    /// It did not finish in time, and was abandoned.
     Late(Duration),
     Failed(String),
-    /// It failed, and whoever failed knows the remedy.
+    /// It failed with a known remedy.
     Refused {
         problem: String,
         remedy: &'static str,
     },
-    /// There was a reason not to look.
-    NotAsked(String),
+    /// There was a reason not to observe it.
+    Skipped(String),
 }
 
-/// Everything that was seen, at about one moment.
+/// Everything that was observed, at about one moment.
 #[derive(Debug)]
-pub struct Evidence {
+pub struct Observations {
     pub settings: Settings,
     /// Our own.
     pub version: &'static str,
@@ -40,23 +40,23 @@ pub struct Evidence {
     pub list: Result<Listed, CallError>,
     /// `None`: not asked, because `List` had no answer.
     pub allocatable: Option<Result<Allocatable, CallError>>,
-    pub registration: Dialled,
-    pub pods_api: Dialled,
+    pub registration: SocketState,
+    pub pods_api: SocketState,
     /// Whether a socket could be made in the device-plugin directory; the error says why not.
-    pub writable: Look<Result<(), String>>,
-    /// Other sockets in the device-plugin directory that somebody listens on.
-    pub plugin_sockets: Look<Vec<String>>,
-    pub driver: Look<Driven>,
+    pub writable: Observed<Result<(), String>>,
+    /// Other sockets in the device-plugin directory that a process listens on.
+    pub plugin_sockets: Observed<Vec<String>>,
+    pub driver: Observed<DriverState>,
     /// Of the kernel's module; `None` where it is not loaded, or does not show here.
-    pub module_version: Look<Option<String>>,
-    pub bus: Look<NodeDevices>,
-    pub processes: Look<Survey>,
+    pub module_version: Observed<Option<String>>,
+    pub bus: Observed<NodeDevices>,
+    pub processes: Observed<Survey>,
     /// Pods that log directories name.
-    pub named_pods: Look<usize>,
-    pub kernel_log: Look<()>,
-    pub own: Look<OwnProcess>,
+    pub named_pods: Observed<usize>,
+    pub kernel_log: Observed<()>,
+    pub own: Observed<OwnProcess>,
     /// The file of the kubelet's that changed last.
-    pub newest_file: Look<Option<(PathBuf, UnixSeconds)>>,
+    pub newest_file: Observed<Option<(PathBuf, UnixSeconds)>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,22 +67,22 @@ pub struct Listed {
     pub holders: usize,
 }
 
-/// What came of connecting to a socket, and hanging up.
+/// The result of connecting to a socket and closing the connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Dialled {
+pub enum SocketState {
     Listens,
     Missing,
     NotASocket,
     Denied,
-    /// Nobody listens.
+    /// No process listens.
     Refused,
     Late(Duration),
     Other(String),
 }
 
-/// What the driver said when it was opened.
+/// What the driver reported when it was opened.
 #[derive(Clone, Debug, Default)]
-pub struct Driven {
+pub struct DriverState {
     pub inventory: Inventory,
     /// `call: code` of what some GPU refused.
     pub problems: Vec<String>,
@@ -91,14 +91,14 @@ pub struct Driven {
 /// The agent that may run here.
 #[derive(Debug)]
 pub enum Agent {
-    /// Nobody said where to ask.
-    NotLooked,
+    /// No target is configured.
+    NotConfigured,
     /// Nothing listens there.
     Absent(Target),
-    /// Something is there, and this user may not ask it.
+    /// It exists, and this user may not connect to it.
     Denied(Target),
-    /// Something is there and does not answer as an agent does.
-    Silent {
+    /// It exists and does not answer as an agent does.
+    Unresponsive {
         target: Target,
         problem: String,
     },
@@ -116,6 +116,6 @@ pub struct Answers {
     pub ready: Result<(), String>,
     /// `/metrics` of each listener.
     pub pages: Vec<(Target, Result<Page, String>)>,
-    /// Listeners that ask for what the web configuration says, which the doctor does not have.
+    /// Listeners that need the credentials of the web configuration, which the doctor does not have.
     pub guarded: Vec<String>,
 }
