@@ -7,7 +7,6 @@ pub mod cli;
 pub mod client;
 pub mod clock;
 pub mod doctor;
-pub mod fuzzing;
 pub mod governance;
 pub mod hardware;
 pub mod health;

@@ -31,7 +31,8 @@ use arguments::{
 use options::AgentOptions;
 use settings::Configuration;
 
-pub(crate) use settings::check_text;
+#[doc(hidden)] // for the fuzz targets
+pub use settings::check_text;
 
 /// Success.
 const ENDED: u8 = 0;

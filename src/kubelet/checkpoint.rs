@@ -129,7 +129,7 @@ fn version(metadata: &Metadata) -> (u64, i64, i64) {
 }
 
 /// By device, the pod that was given it; and all devices.
-pub(crate) fn parse(text: &[u8]) -> io::Result<CheckpointAllocations> {
+pub fn parse(text: &[u8]) -> io::Result<CheckpointAllocations> {
     let checkpoint: Checkpoint = serde_json::from_slice(text)?;
     let (mut pods, mut all) = (BTreeMap::new(), BTreeMap::<ResourceName, BTreeSet<DeviceId>>::new());
     for (resource, devices) in checkpoint.data.registered_devices.into_iter().flatten() {

@@ -5,7 +5,8 @@
 
 mod accepted;
 mod call;
-pub(crate) mod checkpoint;
+#[doc(hidden)] // for the fuzz targets
+pub mod checkpoint;
 mod client;
 pub mod convert;
 pub mod decode;

@@ -176,11 +176,8 @@ fn ended(status: &Status) -> WatchError {
 }
 
 /// Whether the event changed anything. What cannot be read is passed over: one pod is no reason to lose the others.
-pub(crate) fn apply(
-    pods: &mut BTreeMap<PodUid, Arc<PodIdentity>>,
-    event: &WatchPodsEvent,
-    labels: &[Arc<str>],
-) -> bool {
+#[doc(hidden)] // for the fuzz targets
+pub fn apply(pods: &mut BTreeMap<PodUid, Arc<PodIdentity>>, event: &WatchPodsEvent, labels: &[Arc<str>]) -> bool {
     let kind = event.r#type();
     if !matches!(kind, EventType::Added | EventType::Modified | EventType::Deleted) {
         return false;

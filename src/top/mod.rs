@@ -9,7 +9,8 @@
 mod detail;
 mod format;
 mod history;
-pub(crate) mod plain;
+#[doc(hidden)] // for the fuzz targets
+pub mod plain;
 mod rows;
 mod run;
 mod state;

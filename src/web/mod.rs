@@ -22,7 +22,8 @@ mod server;
 
 pub use admin::{Admin, Command, DriverCommands, Marking};
 pub use chunks::Chunks;
-pub(crate) use config::san::alternative_names;
+#[doc(hidden)] // for the fuzz targets
+pub use config::san::alternative_names;
 pub use config::{LiveConfig, WebConfig, WebConfigError};
 pub use connections::Limits;
 pub use listener::{BindError, ListenAddress, Listener};

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module with the modules that it may name.
-const ARROWS: [(&str, &[&str]); 26] = [
+const ARROWS: [(&str, &[&str]); 25] = [
     ("model", &[]),
     ("attribution", &["model"]),
     ("health", &["model"]),
@@ -51,23 +51,6 @@ const ARROWS: [(&str, &[&str]); 26] = [
     ),
     ("top", &["client", "clock", "model", "terminal"]),
     ("cli", &["agent", "client", "clock", "journal", "metrics", "model", "top"]),
-    (
-        "fuzzing",
-        &[
-            "attribution",
-            "cli",
-            "client",
-            "hardware",
-            "journal",
-            "kubelet",
-            "model",
-            "plugin",
-            "processes",
-            "top",
-            "web",
-            "wire",
-        ],
-    ),
     ("lib", &[]),
 ];
 

@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use podmeter::fuzzing::TARGETS;
+use targets::TARGETS;
+
+#[path = "../../fuzz/src/lib.rs"]
+mod targets;
 
 fn names(folder: &Path) -> BTreeSet<String> {
     let entries = fs::read_dir(folder).expect("the folder is there").map(|entry| entry.expect("readable").path());

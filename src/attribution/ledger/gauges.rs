@@ -7,7 +7,7 @@ use super::device::{Device, HolderKey};
 use super::memory::{MemoryDivision, Pool};
 use super::partition::{activity, reading_of};
 use super::weights::holder_of;
-use crate::attribution::processes::{DeviceProcesses, OwnedProcess};
+use crate::attribution::owners::{DeviceProcesses, OwnedProcess};
 use crate::model::{
     Account, Attribution, ContainerRef, DeviceReadings, Gpu, GpuUuid, Holding, Medium, Owner, PodRef, Quantity, Reason,
     Sharing, UnallocatedUse,

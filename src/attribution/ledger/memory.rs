@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::weights::holder_of;
-use crate::attribution::processes::OwnedProcess;
+use crate::attribution::owners::OwnedProcess;
 use crate::model::{ContainerRef, Reason};
 
 /// The memory of a GPU, or of one GPU instance.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::division::Part;
-use crate::attribution::processes::{DeviceProcesses, OwnedProcess};
+use crate::attribution::owners::{DeviceProcesses, OwnedProcess};
 use crate::model::{Gpu, InstanceReading, Medium, MigDevice, MigUuid, Reason};
 
 /// The MIG devices of one GPU, and what their GPU instances tell of themselves. None while it is unknown which part of

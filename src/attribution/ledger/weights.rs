@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::attribution::processes::{DeviceProcesses, OwnedProcess};
+use crate::attribution::owners::{DeviceProcesses, OwnedProcess};
 use crate::model::{ContainerRef, Monotonic, Owner, PodRef, Reason};
 
 /// A process that was not told of for so long has ended.

@@ -64,7 +64,8 @@ impl WebConfig {
     }
 
     /// As from a file with this text; the files that it names are ignored.
-    pub(crate) fn of_text(text: &[u8]) -> Result<Self, String> {
+    #[doc(hidden)] // for the fuzz targets
+    pub fn of_text(text: &[u8]) -> Result<Self, String> {
         let mut written = file::parse(text)?;
         if let Some(section) = &mut written.tls_server_config {
             (section.cert_file, section.key_file, section.client_ca_file) = (None, None, None);

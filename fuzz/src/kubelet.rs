@@ -3,19 +3,15 @@ use std::sync::{Arc, LazyLock};
 
 use prost::Message;
 
-use crate::attribution::{Join, Slots, join};
-use crate::kubelet::{checkpoint, convert, decode, pods};
-use crate::model::{Allocatable, Allocations, Gpu, GpuUuid, Inventory, MigDevice, PodIdentity, PodUid};
-use crate::wire::{v1, v1alpha1};
+use podmeter::attribution::{Join, Slots, join};
+use podmeter::kubelet::{checkpoint, convert, decode, pods};
+use podmeter::model::{Allocatable, Allocations, Gpu, GpuUuid, Inventory, MigDevice, PodIdentity, PodUid};
+use podmeter::wire::{v1, v1alpha1};
 
 /// Two whole GPUs and one with two MIG devices, which device ids of an answer may name.
 static INVENTORY: LazyLock<Inventory> = LazyLock::new(inventory);
 
-/// A message of the kubelet in protobuf, or its device checkpoint, after one byte that says which.
-///
-/// # Panics
-///
-/// As `device_id`.
+/// A byte for the kind, then a message of the kubelet in protobuf or its device checkpoint.
 pub fn kubelet_answer(bytes: &[u8]) {
     let Some((kind, message)) = bytes.split_first() else { return };
     match kind % 6 {
@@ -32,18 +28,18 @@ pub fn kubelet_answer(bytes: &[u8]) {
     }
 }
 
-/// Repeated entries are left out of a large answer; of this one, too, and it must be the same to whoever reads it.
-fn compacted<M: Message + Default>(bytes: &[u8], shape: &decode::Shape, look: impl Fn(M)) {
+/// Repeated entries are dropped from a large answer; here from any, and its meaning must stay the same.
+fn compacted<M: Message + Default>(bytes: &[u8], shape: &decode::Shape, check: impl Fn(M)) {
     if let Ok(message) = decode::decode_large(bytes, shape) {
-        look(message);
+        check(message);
     }
-    decoded(bytes, look);
+    decoded(bytes, check);
 }
 
-fn decoded<M: Message + Default>(bytes: &[u8], look: impl FnOnce(M)) {
-    // What cannot be read is tonic's to refuse.
+fn decoded<M: Message + Default>(bytes: &[u8], check: impl FnOnce(M)) {
+    // tonic refuses what cannot be decoded.
     if let Ok(message) = M::decode(bytes) {
-        look(message);
+        check(message);
     }
 }
 
@@ -56,7 +52,7 @@ fn allocations(allocations: &Allocations) {
         assert!(rises && container.claims.is_sorted_by(|one, other| one < other), "{container:?}");
     }
     assert!(allocations.pods.is_sorted_by(|one, other| one.reference < other.reference), "{allocations:?}");
-    // All that is held is offered too, and nothing is.
+    // Once with everything held also offered, once with nothing offered.
     let mut offered = Allocatable::default();
     for device in allocations.containers().flat_map(|container| &container.devices) {
         offered.devices.entry(device.resource.clone()).or_default().insert(device.id.clone());
@@ -79,7 +75,7 @@ fn joined(allocations: &Allocations, offered: &Allocatable) {
         assert!(!holding.device_ids.is_empty() && holding.weight > 0.0, "{key:?}: {holding:?}");
         *held.entry(&key.gpu).or_default() += holding.share.unwrap_or(0.0);
     }
-    // Nobody holds more of a GPU than there is.
+    // No GPU is held more than once over.
     assert!(held.values().all(|share| (0.0..=1.0 + 1e-9).contains(share)), "{held:?}");
 }
 
@@ -87,7 +83,7 @@ fn pod_event(event: &v1alpha1::WatchPodsEvent) {
     let mut known: BTreeMap<PodUid, Arc<PodIdentity>> = BTreeMap::new();
     let labels: [Arc<str>; 1] = ["app".into()];
     let changed = pods::apply(&mut known, event, &labels);
-    // The same once more is no news.
+    // The same event again changes nothing.
     let again = pods::apply(&mut known, event, &labels);
     assert!(!again, "{event:?}");
     assert_eq!(changed, !known.is_empty(), "{event:?}");

@@ -1,7 +1,7 @@
-//! What the fuzzers run, so that a test can replay their corpora: foreign bytes in, and a panic where a promise is broken.
+//! The bodies of the fuzz targets: bytes in, a panic where a promise is broken.
 //!
-//! In: any bytes. Out: nothing. Refuses to know: fuzzers, files (but the journal's, in a temporary directory), and how an
-//! input was found.
+//! Inputs: any bytes. Outputs: none. Does not know: fuzzers, files (except the journal's, in a temporary directory), where an
+//! input comes from. `tests/it/fuzz_corpora.rs` runs the same functions over the corpora.
 
 mod configuration;
 mod journal;
@@ -13,11 +13,11 @@ pub use journal::{journal_answer, journal_file, journal_query};
 pub use kubelet::kubelet_answer;
 pub use pages::node_answer;
 
-use crate::attribution::{DeviceForm, parse_claim_device, parse_device_id};
-use crate::hardware::{KernelLine, parse_kernel_line};
-use crate::model::PodUid;
-use crate::processes::cgroup::{self, Place};
-use crate::processes::mountinfo;
+use podmeter::attribution::{DeviceForm, parse_claim_device, parse_device_id};
+use podmeter::hardware::{KernelLine, parse_kernel_line};
+use podmeter::model::PodUid;
+use podmeter::processes::cgroup::{self, Place};
+use podmeter::processes::mountinfo;
 
 pub type Target = fn(&[u8]);
 
@@ -39,15 +39,11 @@ pub const TARGETS: [(&str, Target); 13] = [
 ];
 
 /// A device id, or a driver and a device with a line feed between them.
-///
-/// # Panics
-///
-/// When a parser breaks one of its promises; that is what a fuzzer looks for.
 pub fn device_id(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let form = parse_device_id(&text);
     match &form {
-        // What was cut out of the id is in the id.
+        // What was parsed from the id is in the id.
         DeviceForm::Gpu { uuid } => assert_eq!(uuid.as_str(), text),
         DeviceForm::Mig { uuid } => assert_eq!(uuid.as_str(), text),
         DeviceForm::GpuReplica { uuid } | DeviceForm::GpuVirtual { uuid } => assert!(text.starts_with(uuid.as_str())),
@@ -63,10 +59,6 @@ pub fn device_id(bytes: &[u8]) {
 }
 
 /// A line of the kernel's log.
-///
-/// # Panics
-///
-/// When the parser breaks one of its promises; that is what a fuzzer looks for.
 pub fn kmsg_line(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let Some(line) = parse_kernel_line(&text) else { return };
@@ -74,7 +66,7 @@ pub fn kmsg_line(bytes: &[u8]) {
     let bus_id = match line {
         KernelLine::OffTheBus(bus_id) => bus_id,
         KernelLine::Xid(xid) => {
-            // What was read stands in the line.
+            // What was parsed is in the line.
             assert!(text.contains(&xid.code.to_string()), "{text:?}");
             if let Some(process) = xid.process {
                 assert!(process.pid != 0, "{text:?}");
@@ -87,10 +79,6 @@ pub fn kmsg_line(bytes: &[u8]) {
 }
 
 /// The text of `/proc/<pid>/cgroup`.
-///
-/// # Panics
-///
-/// As `device_id`.
 pub fn cgroup(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let container = match cgroup::parse(&text) {
@@ -109,10 +97,6 @@ pub fn cgroup(bytes: &[u8]) {
 }
 
 /// The text of `/proc/<pid>/mountinfo`.
-///
-/// # Panics
-///
-/// As `device_id`.
 pub fn mountinfo(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let found = mountinfo::parse(&text, None);

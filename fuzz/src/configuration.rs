@@ -1,21 +1,17 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use crate::cli;
-use crate::plugin::{Config, NvidiaConfig, ResourceConfig, parse_nvidia_config, resource_name};
-use crate::web::{WebConfig, alternative_names};
+use podmeter::cli;
+use podmeter::plugin::{Config, NvidiaConfig, ResourceConfig, parse_nvidia_config, resource_name};
+use podmeter::web::{WebConfig, alternative_names};
 
 /// The text of our own configuration file.
-///
-/// # Panics
-///
-/// As `device_id`.
 pub fn configuration(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let settings = match cli::check_text(&text) {
         Ok(settings) => settings,
         Err(problem) => {
-            assert!(!problem.trim().is_empty(), "refused without a word: {text:?}");
+            assert!(!problem.trim().is_empty(), "refused without a reason: {text:?}");
             return;
         }
     };
@@ -25,17 +21,13 @@ pub fn configuration(bytes: &[u8]) {
     for name in names {
         assert_eq!(resource_name(name).map(|name| name.to_string()).as_deref(), Ok(name), "{text:?}");
     }
-    holds_its_own_check(entries);
-    // The same text means the same.
+    assert_valid(entries);
+    // The same text gives the same settings.
     let again = cli::check_text(&text).map(|settings| format!("{settings:?}"));
     assert_eq!(again, Ok(format!("{settings:?}")), "{text:?}");
 }
 
 /// The text of a configuration file of NVIDIA's plugin.
-///
-/// # Panics
-///
-/// As `device_id`.
 pub fn nvidia_config(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     match parse_nvidia_config(&text) {
@@ -44,22 +36,18 @@ pub fn nvidia_config(bytes: &[u8]) {
             for named in names.gpus.iter().chain(&names.mig) {
                 assert!(resource_name(named.name.as_str()).is_ok(), "{:?} in {text:?}", named.name);
             }
-            holds_its_own_check(vec![ResourceConfig::Nvidia(Box::new(config))]);
+            assert_valid(vec![ResourceConfig::Nvidia(Box::new(config))]);
         }
-        Err(problem) => assert!(!problem.to_string().trim().is_empty(), "refused without a word: {text:?}"),
+        Err(problem) => assert!(!problem.to_string().trim().is_empty(), "refused without a reason: {text:?}"),
     }
 }
 
-fn holds_its_own_check(entries: Vec<ResourceConfig>) {
+fn assert_valid(entries: Vec<ResourceConfig>) {
     let config = Config { resources: Some(entries), nvidia_config: None };
     assert_eq!(config.validate(), Ok(()), "accepted, and refused when checked again: {config:?}");
 }
 
 /// The text of a web configuration, without the files that it names.
-///
-/// # Panics
-///
-/// As `device_id`.
 pub fn web_config(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     match WebConfig::of_text(bytes) {
@@ -68,18 +56,14 @@ pub fn web_config(bytes: &[u8]) {
             assert!(limit.is_none_or(|limit| limit.burst > 0 && !limit.interval.is_zero()), "{limit:?} in {text:?}");
             assert!(config.users.keys().all(|name| !name.contains(':')), "{text:?}");
         }
-        Err(problem) => assert!(!problem.trim().is_empty(), "refused without a word: {text:?}"),
+        Err(problem) => assert!(!problem.trim().is_empty(), "refused without a reason: {text:?}"),
     }
 }
 
 /// A client's certificate in DER.
-///
-/// # Panics
-///
-/// As `device_id`.
 pub fn certificate(bytes: &[u8]) {
     for name in alternative_names(bytes).unwrap_or_default() {
-        let stands_there = bytes.windows(name.len().max(1)).any(|part| part == name.as_bytes());
-        assert!(name.is_empty() || stands_there || name.parse::<IpAddr>().is_ok(), "{name:?} in {bytes:?}");
+        let is_there = bytes.windows(name.len().max(1)).any(|part| part == name.as_bytes());
+        assert!(name.is_empty() || is_there || name.parse::<IpAddr>().is_ok(), "{name:?} in {bytes:?}");
     }
 }

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use crate::journal::{
+use podmeter::journal::{
     self, AllocationRecord, AllocationsResponse, Bounds, By, Cursor, Device, Ending, FILE, Figures, Query, Store,
     Usage, report,
 };
-use crate::model::UnixSeconds;
+use podmeter::model::UnixSeconds;
 
 const NOW: UnixSeconds = UnixSeconds(1_800_000_000.0);
 const BOUNDS: Bounds = Bounds { bytes: 4 << 20, age: Duration::from_secs(4_000_000_000) };
@@ -17,10 +17,6 @@ const BOUNDS: Bounds = Bounds { bytes: 4 << 20, age: Duration::from_secs(4_000_0
 const HOLDINGS: u64 = 60;
 
 /// The query string of `/api/v1/allocations`.
-///
-/// # Panics
-///
-/// As `device_id`.
 pub fn journal_query(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     match Query::parse(&text, NOW) {
@@ -34,10 +30,6 @@ pub fn journal_query(bytes: &[u8]) {
 }
 
 /// What an agent answers to `podmeter usage`, in JSON.
-///
-/// # Panics
-///
-/// As `device_id`.
 pub fn journal_answer(bytes: &[u8]) {
     let Ok(answer) = serde_json::from_slice::<AllocationsResponse>(bytes) else { return };
     let records = &answer.allocations;
@@ -56,12 +48,8 @@ pub fn journal_answer(bytes: &[u8]) {
     serde_json::from_str::<AllocationsResponse>(&written).expect("what was written can be read");
 }
 
-/// Changes to a sound file: after a byte that says how it is opened, three bytes each for a place and what is there. The
-/// file may end at the first place.
-///
-/// # Panics
-///
-/// As `device_id`.
+/// Changes to an intact file: a byte for how it is opened, then three bytes each for a place and its new value. The file
+/// may end at the first place.
 pub fn journal_file(bytes: &[u8]) {
     let Some((how, changes)) = bytes.split_first() else { return };
     let mut content = SOUND.0.clone();
@@ -74,28 +62,28 @@ pub fn journal_file(bytes: &[u8]) {
     }
     let directory = tempfile::tempdir().expect("a temporary directory");
     fs::write(directory.path().join(FILE), content).expect("written");
-    if how & 2 == 2 { write_on(&directory) } else { read_alone(&directory) }
+    if how & 2 == 2 { reopen(&directory) } else { read_only(&directory) }
 }
 
-fn read_alone(directory: &TempDir) {
+fn read_only(directory: &TempDir) {
     let query = Query { limit: 10, ..Query::all() };
     if let Ok(answer) = journal::read_directory(directory.path(), &query, NOW) {
-        were_written(&answer.allocations);
+        assert_written(&answer.allocations);
     }
 }
 
 /// As the agent does.
-fn write_on(directory: &TempDir) {
+fn reopen(directory: &TempDir) {
     let file = directory.path().join(FILE);
     let Ok(mut store) = Store::open(&file, BOUNDS) else { return };
     let found = store.open_records().map(|(loaded, _)| loaded.records);
-    were_written(&found.unwrap_or_default());
+    assert_written(&found.unwrap_or_default());
     let _ = store.write(&[record(HOLDINGS + 1)]);
     let _ = store.prune(NOW.0);
 }
 
-/// Nothing is made up: what does not fit its checksum is not told.
-fn were_written(found: &[AllocationRecord]) {
+/// Nothing is invented: what does not match its checksum is not returned.
+fn assert_written(found: &[AllocationRecord]) {
     for record in found {
         assert!(SOUND.1.contains(record), "{record:?} was never written");
     }
@@ -111,7 +99,7 @@ static SOUND: LazyLock<(Vec<u8>, Vec<AllocationRecord>)> = LazyLock::new(|| {
 
 fn record(id: u64) -> AllocationRecord {
     let began = 1_700_000_000.0 + id as f64;
-    // Some are held still.
+    // Some are still held.
     let ended = (!id.is_multiple_of(9)).then_some(began + 60.0);
     AllocationRecord {
         id,
