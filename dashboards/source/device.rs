@@ -7,7 +7,7 @@ pub fn dashboard() -> Dashboard {
     Dashboard {
         name: "device",
         title: "Device",
-        description: "Everything about one GPU: its holders and their parts, its state, its events.",
+        description: "Everything about one GPU: its holders and their shares, its state, its events.",
         variables: vec![JOB, CLUSTER, NODE, GPU],
         rows: vec![now(), holders(), work(), board(), links(), faults(), mig()],
     }
@@ -17,28 +17,28 @@ fn now() -> Row {
     Row {
         title: "Now",
         panels: vec![
-            stat("Verdict", "none", "min(podmeter_device_healthy{device})", "What the kubelet is told.")
+            stat("Verdict", "none", "min(podmeter_device_healthy{device})", "The health that the kubelet receives.")
                 .states(&[("1", "healthy", "green"), ("0", "unhealthy", "red")]),
             stat(
                 "Schedulable",
                 "none",
                 "min(podmeter_device_schedulable{device})",
-                "Whether the plugin offers it now.",
+                "Whether the plugin offers it as healthy now.",
             )
             .states(&[("1", "yes", "green"), ("0", "no", "orange")]),
             stat(
                 "Allocated",
                 "percentunit",
                 "max(podmeter_device_allocated_ratio{device})",
-                "Part that containers hold.",
+                "Fraction that containers hold.",
             ),
             stat(
                 "Busy",
                 "percentunit",
                 "max(rate(podmeter_device_busy_seconds_total{device}[$__rate_interval]))",
-                "Part of the time in which at least one kernel ran.",
+                "Fraction of time in which at least one kernel ran.",
             ),
-            stat("Power", "watt", "max(podmeter_device_power_watts{device})", "Drawn by the board."),
+            stat("Power", "watt", "max(podmeter_device_power_watts{device})", "Power drawn by the board."),
             stat(
                 "Performance state",
                 "none",
@@ -58,13 +58,13 @@ fn now() -> Row {
                     "numa_node",
                     "vbios_version",
                 ],
-                "As the driver names it.",
+                "The driver's model name.",
             )
             .column("-", "none", "max {by} (podmeter_device_info{device})"),
-            table("What speaks against it", &["reason"], "Why it is unhealthy; empty while all is well.")
+            table("Unhealthy reasons", &["reason"], "Why it is unhealthy; empty while it is healthy.")
                 .width(12)
                 .column("-", "none", "max {by} (podmeter_device_unhealthy_reason{device})"),
-            table("What the driver wants done", &["action"], "The recovery action in force.").width(12).column(
+            table("Recovery action", &["action"], "The recovery action that the driver requests.").width(12).column(
                 "-",
                 "none",
                 "max {by} (podmeter_device_recovery_action{device} == 1)",
@@ -90,7 +90,7 @@ fn holders() -> Row {
                     "sharing",
                     "attribution",
                 ],
-                "Which containers hold it now, and how their parts are told apart.",
+                "Which containers hold it now, and how their shares are attributed.",
             )
             .column("-", "none", "max {by} (podmeter_container_allocation_info{device})"),
             timeline(
@@ -103,7 +103,7 @@ fn holders() -> Row {
             series(
                 "Busy by holder",
                 "percentunit",
-                "GPU-seconds per second of each holder, and of what holds none of it.",
+                "GPU-seconds per second of each holder, and unattributed.",
             )
             .stacked()
             .and(
@@ -114,14 +114,14 @@ fn holders() -> Row {
                 "outside: {{reason}}",
                 "sum by (reason) (rate(podmeter_device_unattributed_busy_seconds_total{device}[$__rate_interval]))",
             ),
-            series("Memory by holder", "bytes", "Used by each holder, and by what holds none of it.")
+            series("Memory by holder", "bytes", "Used by each holder, and unattributed.")
                 .stacked()
                 .and("{{namespace}}/{{pod}}", "sum by (namespace, pod) (podmeter_container_memory_used_bytes{device})")
                 .and("outside: {{reason}}", "sum by (reason) (podmeter_device_unattributed_memory_bytes{device})"),
             series(
                 "Power by holder",
                 "watt",
-                "Energy attributed to each holder per second, and what nobody's work took.",
+                "Energy attributed to each holder per second, and unattributed.",
             )
             .stacked()
             .and(
@@ -132,7 +132,7 @@ fn holders() -> Row {
                 "outside: {{reason}}",
                 "sum by (reason) (rate(podmeter_device_unattributed_energy_joules_total{device}[$__rate_interval]))",
             ),
-            series("Processes", "none", "Of each holder, and of what holds none of it.")
+            series("Processes", "none", "Of each holder, and unattributed.")
                 .and("{{namespace}}/{{pod}}", "sum by (namespace, pod) (podmeter_container_processes{device})")
                 .and("outside: {{reason}}", "sum by (reason) (podmeter_device_unattributed_processes{device})"),
         ],
@@ -146,18 +146,18 @@ fn work() -> Row {
             series(
                 "Activity",
                 "percentunit",
-                "Busy says that something ran; the others how much of the GPU worked. Hopper and later.",
+                "Busy counts any kernel; the others count how much of the GPU was active. Hopper and later.",
             )
             .and("busy", "max(rate(podmeter_device_busy_seconds_total{device}[$__rate_interval]))")
             .and("SM active", "max(podmeter_device_sm_active_ratio{device})")
             .and("SM occupancy", "max(podmeter_device_sm_occupancy_ratio{device})")
             .and("DRAM active", "max(podmeter_device_dram_active_ratio{device})"),
-            series("Pipes", "percentunit", "Part of the time in which each arithmetic pipe worked; pipes overlap.")
+            series("Pipes", "percentunit", "Fraction of time in which each arithmetic pipe was active; pipes overlap.")
                 .and("{{pipe}}", "max by (pipe) (podmeter_device_pipe_active_ratio{device})"),
             series("Memory", "bytes", "By state; the states add up to the capacity.")
                 .stacked()
                 .and("{{state}}", "max by (state) (podmeter_device_memory_bytes{device})"),
-            series("Media engines", "percentunit", "Part of the time in which each engine worked.").and(
+            series("Media engines", "percentunit", "Fraction of time in which each engine was busy.").and(
                 "{{engine}}",
                 "max by (engine) (rate(podmeter_device_engine_busy_seconds_total{device}[$__rate_interval]))",
             ),
@@ -169,20 +169,20 @@ fn board() -> Row {
     Row {
         title: "Board",
         panels: vec![
-            series("Power", "watt", "Drawn, and the limit in force.")
+            series("Power", "watt", "Power drawn, and the enforced limit.")
                 .and("drawn", "max(podmeter_device_power_watts{device})")
                 .and("limit", "max(podmeter_device_power_limit_watts{device})"),
-            series("Temperature", "celsius", "By sensor, and what is left to the slowdown.")
+            series("Temperature", "celsius", "By sensor, and the margin to the slowdown.")
                 .and("{{sensor}}", "max by (sensor) (podmeter_device_temperature_celsius{device})")
                 .and("left to slowdown", "min(podmeter_device_temperature_margin_celsius{device})"),
             series("Clocks", "hertz", "By domain.")
                 .and("{{clock}}", "max by (clock) (podmeter_device_clock_hertz{device})"),
-            series("Clocks held back", "percentunit", "Part of the time; reasons overlap.").and(
+            series("Throttled clocks", "percentunit", "Fraction of time; reasons overlap.").and(
                 "{{reason}}",
                 "max by (reason) (rate(podmeter_device_throttled_seconds_total{device}[$__rate_interval]))",
             ),
             timeline(
-                "What holds the clocks back",
+                "Throttle reasons",
                 "{{reason}}",
                 "max by (reason) (podmeter_device_clock_event_active{device}) == 1",
                 "A bar while the reason is active.",
@@ -196,7 +196,7 @@ fn links() -> Row {
     Row {
         title: "Links",
         panels: vec![
-            series("PCIe", "Bps", "Bytes by direction, as the GPU sees it.").and(
+            series("PCIe", "Bps", "Bytes, in the GPU's direction.").and(
                 "{{direction}}",
                 "max by (direction) (rate(podmeter_device_pcie_bytes_total{device}[$__rate_interval]))",
             ),
@@ -204,15 +204,15 @@ fn links() -> Row {
                 "{{direction}}",
                 "max by (direction) (rate(podmeter_device_nvlink_bytes_total{device}[$__rate_interval]))",
             ),
-            series("PCIe link", "none", "Generation and lanes; a GPU that idles lowers its generation.")
+            series("PCIe link", "none", "Generation and lanes; an idle GPU lowers its generation.")
                 .and("generation", "max(podmeter_device_pcie_link_generation{device})")
                 .and("lanes", "max(podmeter_device_pcie_link_width_lanes{device})"),
             series("NVLinks", "none", "Links by state.")
                 .and("{{state}}", "max by (state) (podmeter_device_nvlink_links{device})"),
-            series("Fabric", "none", "Registration with the NVLink fabric, and its conditions; 1 where it is so.")
+            series("Fabric", "none", "Registration with the NVLink fabric, and its conditions, 0 or 1.")
                 .and("{{state}}", "max by (state) (podmeter_device_fabric_state{device}) == 1")
                 .and("{{condition}}", "max by (condition) (podmeter_device_fabric_condition{device})"),
-            series("Link errors", "short", "PCIe packets sent again, and NVLink errors by kind.")
+            series("Link errors", "short", "PCIe packets retransmitted, and NVLink errors by kind.")
                 .and("PCIe replays", "max(increase(podmeter_device_pcie_replays_total{device}[$__rate_interval]))")
                 .and(
                     "NVLink {{error}}",
@@ -226,13 +226,13 @@ fn faults() -> Row {
     Row {
         title: "Events and faults",
         panels: vec![
-            series("XIDs", "short", "Errors that the driver reported, by what they mean.")
+            series("XIDs", "short", "Errors that the driver reported, by class.")
                 .stacked()
                 .and("{{class}}", "max by (class) (increase(podmeter_xid_errors_total{device}[$__rate_interval]))"),
-            table("Last XIDs", &["xid", "class", "source"], "When each code was last heard, and from whom.")
+            table("Last XIDs", &["xid", "class", "source"], "When each code was last reported, by source.")
                 .width(12)
                 .column("Last heard", "dateTimeAsIso", "max {by} (podmeter_xid_last_timestamp_seconds{device}) * 1000"),
-            series("ECC errors", "short", "By kind and place.").and(
+            series("ECC errors", "short", "By kind and location.").and(
                 "{{error}} {{location}}",
                 "max by (error, location) (increase(podmeter_device_ecc_errors_total{device}[$__rate_interval]))",
             ),
@@ -240,21 +240,17 @@ fn faults() -> Row {
                 .width(12)
                 .column("Since the driver was loaded", "none", "sum {by} (podmeter_device_ecc_errors_total{device})")
                 .column(
-                    "In the life of the board",
+                    "Over the lifetime of the board",
                     "none",
                     "max {by} (podmeter_device_ecc_lifetime_errors_total{device})",
                 ),
-            series(
-                "Row remaps",
-                "none",
-                "A pending remap waits for a reset; a failed one is a reason to replace the board.",
-            )
-            .and("pending", "max(podmeter_device_row_remap_pending{device})")
-            .and("failed", "max(podmeter_device_row_remap_failed{device})")
-            .and(
-                "banks with {{availability}} spare rows",
-                "max by (availability) (podmeter_device_row_remap_banks{device})",
-            ),
+            series("Row remaps", "none", "A pending remap needs a reset; after a failed one, replace the board.")
+                .and("pending", "max(podmeter_device_row_remap_pending{device})")
+                .and("failed", "max(podmeter_device_row_remap_failed{device})")
+                .and(
+                    "banks with {{availability}} spare rows",
+                    "max by (availability) (podmeter_device_row_remap_banks{device})",
+                ),
         ],
     }
 }
@@ -266,7 +262,7 @@ fn mig() -> Row {
             table(
                 "MIG devices",
                 &["gpu_instance", "compute_instance", "profile", "mig_uuid", "namespace", "pod"],
-                "The parts that it is divided into, and who holds them.",
+                "Its MIG devices and their holders.",
             )
             .column(
                 "-",
@@ -281,7 +277,7 @@ fn mig() -> Row {
                     "instance {{gpu_instance}}",
                     "max by (gpu_instance) (podmeter_mig_memory_bytes{device,state=\"used\"})",
                 ),
-            series("SM activity by GPU instance", "percentunit", "How much of each instance's SMs works.")
+            series("SM activity by GPU instance", "percentunit", "SM activity of each instance.")
                 .and("instance {{gpu_instance}}", "max by (gpu_instance) (podmeter_mig_sm_active_ratio{device})"),
         ],
     }

@@ -7,7 +7,7 @@ pub fn dashboard() -> Dashboard {
     Dashboard {
         name: "fleet",
         title: "Fleet",
-        description: "GPUs of all nodes: held, busy, idle, unhealthy, and who wastes most.",
+        description: "GPUs of all nodes: held, busy, idle, unhealthy, and the most idle holders.",
         variables: vec![JOB, CLUSTER, NODE],
         rows: vec![now(), history(), waste(), faults()],
     }
@@ -22,26 +22,26 @@ fn now() -> Row {
                 "Allocated",
                 "percentunit",
                 "avg(podmeter_device_allocated_ratio{scrape})",
-                "Part of the GPUs that containers hold; of a shared or partitioned GPU the part that is held.",
+                "Fraction of the GPUs that containers hold; of a shared or partitioned GPU, the held fraction.",
             ),
             stat(
                 "Busy",
                 "percentunit",
                 "avg(rate(podmeter_device_busy_seconds_total{scrape}[$__rate_interval]))",
-                "Part of the GPUs' time in which at least one kernel ran, held or not.",
+                "Fraction of GPU time in which at least one kernel ran, held or not.",
             ),
             stat(
                 "Held and idle",
                 "short",
                 "sum(rate(podmeter_container_idle_seconds_total{scrape}[$__rate_interval]))",
-                "GPUs' worth of time that containers hold and do not use.",
+                "GPUs that containers hold without using them.",
             )
             .steps(&[(1.0, "orange")]),
             stat(
                 "Unhealthy",
                 "none",
                 "sum(1 - podmeter_device_healthy{scrape})",
-                "GPUs that the kubelets are told not to give out, wholly or in part.",
+                "GPUs that are unhealthy as a whole or in part.",
             )
             .steps(&[(1.0, "red")]),
             stat(
@@ -60,12 +60,17 @@ fn history() -> Row {
     Row {
         title: "Over time",
         panels: vec![
-            series("GPUs", "short", "How many there are, can be given out, are held, and work.")
+            series("GPUs", "short", "GPUs that exist, are schedulable, are held, and are busy.")
                 .and("all", "sum(podmeter_node_devices{scrape,state=\"visible\"})")
                 .and("schedulable", "sum(podmeter_device_schedulable{scrape})")
                 .and("allocated", "sum(podmeter_device_allocated_ratio{scrape})")
                 .and("busy", "sum(rate(podmeter_device_busy_seconds_total{scrape}[$__rate_interval]))"),
-            series("Use of what is held", "percentunit", "Busy part of what the containers of a namespace hold.").and(
+            series(
+                "Use of held GPUs",
+                "percentunit",
+                "Busy fraction of the GPUs that the containers of a namespace hold.",
+            )
+            .and(
                 "{{namespace}}",
                 "sum by (namespace) (rate(podmeter_container_busy_seconds_total{scrape}[$__rate_interval])) \
                  / (sum by (namespace) (rate(podmeter_container_busy_seconds_total{scrape}[$__rate_interval])) \
@@ -88,12 +93,12 @@ fn waste() -> Row {
     const TOP: &str = "topk(20, sum {by} (increase(podmeter_container_idle_seconds_total{scrape}[$__range])))";
     let of_those = |query: &str| format!("({query}) and {TOP}");
     Row {
-        title: "Waste over the time range",
+        title: "Idle holdings over the time range",
         panels: vec![
             table(
                 "Pods with most idle GPU-hours",
                 &["cluster", "namespace", "pod"],
-                "The twenty pods that held GPUs idle for longest. Hours are GPU-hours: a shared slot counts its part.",
+                "The twenty pods that held GPUs idle for longest. Hours are GPU-hours: a shared slot counts its share.",
             )
             .width(16)
             .column("Idle hours", "short", &format!("{TOP} / 3600"))
@@ -129,7 +134,7 @@ fn waste() -> Row {
             table(
                 "Held and idle now, longest first",
                 &["cluster", "node", "namespace", "pod", "container", "gpu_uuid"],
-                "Containers by the time since they last kept their GPU busy; since they got it if they never did.",
+                "Containers by the time since they last used their GPU, or since it was allocated.",
             )
             .width(16)
             .column(
@@ -155,7 +160,7 @@ fn faults() -> Row {
             table(
                 "Pods on unhealthy GPUs",
                 &["cluster", "node", "gpu_uuid", "namespace", "pod"],
-                "They go on running; new pods do not get these GPUs.",
+                "They keep running; new pods do not get these GPUs.",
             )
             .width(12)
             .column(
@@ -164,7 +169,7 @@ fn faults() -> Row {
                 "max {by} (podmeter_container_allocation_info{scrape}) \
                  and on (cluster, node, gpu_uuid) (podmeter_device_healthy{scrape} == 0)",
             ),
-            series("XIDs by class", "short", "Errors that the drivers reported, by what they mean.")
+            series("XIDs by class", "short", "Errors that the drivers reported, by class.")
                 .stacked()
                 .and("{{class}}", "sum by (class) (increase(podmeter_xid_errors_total{scrape}[$__rate_interval]))"),
             series("Unhealthy GPUs by reason", "short", "A GPU with several reasons counts under each.")

@@ -7,7 +7,7 @@ pub fn dashboard() -> Dashboard {
     Dashboard {
         name: "namespace",
         title: "Namespace",
-        description: "GPU-hours, waste and energy of namespaces and their pods over the time range, and what they hold now.",
+        description: "GPU-hours, idle time and energy of namespaces and their pods over the time range, and their current holdings.",
         variables: vec![JOB, CLUSTER, NODE, NAMESPACE, POD],
         rows: vec![bill(), history(), holdings()],
     }
@@ -27,17 +27,17 @@ fn bill() -> Row {
                 "GPU-hours",
                 "short",
                 &hours(allocated, ""),
-                "Held: a shared slot counts its part, a MIG device its slices.",
+                "Held: a shared slot counts its share, a MIG device its slices.",
             )
             .width(6),
             stat("Idle GPU-hours", "short", &hours(idle, ""), "Held and not used.").width(6),
             stat(
-                "Use of what was held",
+                "Use of held GPUs",
                 "percentunit",
                 "sum(increase(podmeter_container_busy_seconds_total{pods}[$__range])) \
                  / (sum(increase(podmeter_container_busy_seconds_total{pods}[$__range])) \
                  + sum(increase(podmeter_container_idle_seconds_total{pods}[$__range])))",
-                "Busy part of the GPU-hours whose use is known.",
+                "Busy fraction of the GPU-hours with known use.",
             )
             .width(6),
             stat("Energy", "kwatth", &energy(""), "Energy attributed to the containers.").width(6),
@@ -65,7 +65,7 @@ fn bill() -> Row {
             table(
                 "Pods",
                 &["cluster", "namespace", "pod"],
-                "What each pod used. Ended pods are among them. Empty is not known, not zero.",
+                "Use by pod, including ended pods. Empty means unknown, not zero.",
             )
             .column("Held hours", "short", &hours(allocated, " {by}"))
             .column("Busy hours", "short", &hours(busy, " {by}"))
@@ -92,11 +92,11 @@ fn history() -> Row {
                 "{{namespace}}/{{pod}}",
                 "sum by (namespace, pod) (rate(podmeter_container_idle_seconds_total{pods}[$__rate_interval]))",
             ),
-            series("GPUs busy", "short", "GPU-seconds per second in which each pod kept what it holds busy.").stacked().and(
+            series("GPUs busy", "short", "Busy GPU-seconds per second of each pod.").stacked().and(
                 "{{namespace}}/{{pod}}",
                 "sum by (namespace, pod) (rate(podmeter_container_busy_seconds_total{pods}[$__rate_interval]))",
             ),
-            series("SM activity", "percentunit", "How much of the SMs works, where a pod has them alone: busy is not full.").and(
+            series("SM activity", "percentunit", "SM activity of pods with exclusive devices; lower than busy.").and(
                 "{{namespace}}/{{pod}}",
                 "avg by (namespace, pod) (podmeter_container_sm_active_ratio{pods})",
             ),
@@ -104,7 +104,7 @@ fn history() -> Row {
                 "{{namespace}}/{{pod}}",
                 "sum by (namespace, pod) (podmeter_container_memory_used_bytes{pods})",
             ),
-            series("Memory used of what may be used", "percentunit", "Near 1, a pod is about to run out of memory.").and(
+            series("Memory use ratio", "percentunit", "Near 1, a pod is about to run out of memory.").and(
                 "{{namespace}}/{{pod}}/{{container}}",
                 "max by (namespace, pod, container) \
                  (podmeter_container_memory_used_bytes{pods} / podmeter_container_memory_limit_bytes{pods})",
@@ -113,7 +113,7 @@ fn history() -> Row {
                 "{{namespace}}/{{pod}}",
                 "sum by (namespace, pod) (rate(podmeter_container_energy_joules_total{pods}[$__rate_interval]))",
             ),
-            series("XIDs", "short", "Errors that the drivers reported of the pods' work.").stacked().and(
+            series("XIDs", "short", "XIDs attributed to the pods.").stacked().and(
                 "{{namespace}}/{{pod}}: {{xid}} {{class}}",
                 "sum by (namespace, pod, xid, class) (increase(podmeter_container_xid_errors_total{pods}[$__rate_interval]))",
             ),
@@ -139,19 +139,19 @@ fn holdings() -> Row {
                     "sharing",
                     "attribution",
                 ],
-                "Which container holds what, and how its use is told apart from that of others.",
+                "Which container holds which device, and how its use is attributed.",
             )
             .column("-", "none", "max {by} (podmeter_container_allocation_info{pods})"),
             table(
                 "Devices of every vendor",
                 &["cluster", "node", "namespace", "pod", "container", "resource", "device", "source"],
-                "What the kubelet says that the containers hold, GPUs among them.",
+                "Devices that the containers hold by the kubelet's answer, including GPUs.",
             )
             .column("-", "none", "max {by} (podmeter_container_device_info{pods})"),
             table(
                 "GPUs used but not held",
                 &["cluster", "node", "namespace", "pod", "container", "gpu_uuid"],
-                "Containers with processes on a GPU that the kubelet did not give them.",
+                "Containers with processes on a GPU that is not allocated to them.",
             )
             .column("-", "none", "max {by} (podmeter_container_unallocated_use{pods})"),
         ],

@@ -39,7 +39,7 @@ pub fn dashboard() -> Dashboard {
     Dashboard {
         name: "node",
         title: "Node",
-        description: "The devices of a node over time: who held them, how they worked, what went wrong.",
+        description: "The devices of a node over time: holders, use, faults.",
         variables: vec![JOB, CLUSTER, NODE],
         rows: vec![now(), holders(), work(), faults()],
     }
@@ -54,13 +54,13 @@ fn now() -> Row {
                 "Allocated",
                 "percentunit",
                 "avg(podmeter_device_allocated_ratio{scrape})",
-                "Part of the GPUs that containers hold.",
+                "Fraction of the GPUs that containers hold.",
             ),
             stat(
                 "Unhealthy",
                 "none",
                 "sum(1 - podmeter_device_healthy{scrape})",
-                "GPUs not to be given out, wholly or in part.",
+                "GPUs that are unhealthy as a whole or in part.",
             )
             .steps(&[(1.0, "red")]),
             stat(
@@ -88,7 +88,7 @@ fn holders() -> Row {
         title: "Devices over time",
         panels: vec![
             matrix(
-                "Who held which device",
+                "Holders of each device",
                 "device",
                 "holder",
                 &query,
@@ -100,18 +100,18 @@ fn holders() -> Row {
                 "Health",
                 "{{node}} GPU {{gpu}}",
                 "max by (cluster, node, gpu, gpu_uuid) (podmeter_device_healthy{scrape})",
-                "The verdict that the kubelet was given.",
+                "The health of each device.",
             )
             .states(&[("1", "healthy", "green"), ("0", "unhealthy", "red")]),
             table(
                 "Devices as the kubelet counts them",
                 &["cluster", "node", "resource", "state"],
-                "By resource, of every vendor. Allocatable devices are held or unallocated; do not add all up.",
+                "By resource, of every vendor. Allocatable devices are held or unallocated; do not sum all.",
             )
             .column("Devices", "none", "sum {by} (podmeter_resource_devices{scrape})"),
-            series("CPUs", "none", "As the kubelet's CPU manager gives them out; shared is allocatable less exclusive.")
+            series("CPUs", "none", "As the kubelet's CPU manager allocates them; shared is allocatable minus exclusive.")
                 .and("{{node}} {{state}}", "sum by (cluster, node, state) (podmeter_node_cpus{scrape})"),
-            series("Memory and hugepages", "bytes", "As the kubelet's memory manager gives them out.").and(
+            series("Memory and hugepages", "bytes", "As the kubelet's memory manager allocates them.").and(
                 "{{node}} {{memory_type}} {{state}}",
                 "sum by (cluster, node, memory_type, state) (podmeter_node_memory_bytes{scrape})",
             ),
@@ -132,13 +132,13 @@ fn work() -> Row {
                 "Busy",
                 "percentunit",
                 "rate(podmeter_device_busy_seconds_total{scrape}[$__rate_interval])",
-                "Part of the time in which at least one kernel ran.",
+                "Fraction of time in which at least one kernel ran.",
             ),
             per_gpu(
                 "SM activity",
                 "percentunit",
                 "podmeter_device_sm_active_ratio{scrape}",
-                "How much of the SMs works: busy is not full. Hopper and later.",
+                "SM activity; lower than busy. Hopper and later.",
             ),
             per_gpu(
                 "Memory used",
@@ -170,7 +170,7 @@ fn work() -> Row {
                 "{{reason}}",
                 "sum by (reason) (rate(podmeter_device_unattributed_busy_seconds_total{scrape}[$__rate_interval]))",
             ),
-            series("Memory outside allocations", "bytes", "Device memory used by what holds none of it.")
+            series("Memory outside allocations", "bytes", "Unattributed device memory.")
                 .stacked()
                 .and("{{reason}}", "sum by (reason) (podmeter_device_unattributed_memory_bytes{scrape})"),
         ],
@@ -187,7 +187,7 @@ fn faults() -> Row {
                 "podmeter_device_temperature_margin_celsius{scrape}",
                 "How far each GPU is below the temperature at which it slows down.",
             ),
-            series("Clocks held back", "percentunit", "Part of the time, of the worst GPU; reasons overlap.").and(
+            series("Throttled clocks", "percentunit", "Fraction of time, of the worst GPU; reasons overlap.").and(
                 "{{node}}: {{reason}}",
                 "max by (cluster, node, reason) (rate(podmeter_device_throttled_seconds_total{scrape}[$__rate_interval]))",
             ),

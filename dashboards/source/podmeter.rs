@@ -7,7 +7,7 @@ pub fn dashboard() -> Dashboard {
     Dashboard {
         name: "podmeter",
         title: "podmeter itself",
-        description: "Whether the data is fresh and complete, what it costs, and how the device plugin does.",
+        description: "Freshness and completeness of the data, cost of podmeter, and state of the device plugin.",
         variables: vec![JOB, CLUSTER, NODE],
         rows: vec![now(), freshness(), plugin(), cost()],
     }
@@ -33,7 +33,7 @@ fn now() -> Row {
                 "Oldest allocations",
                 "s",
                 "max(podmeter_podresources_age_seconds{scrape})",
-                "Age of what is known of who holds what.",
+                "Age of the known allocations.",
             )
             .width(3)
             .steps(&[(60.0, "orange"), (120.0, "red")]),
@@ -47,7 +47,7 @@ fn now() -> Row {
             .width(3)
             .steps(&[(1.0, "red")]),
             stat(
-                "Pods left out",
+                "Truncated answers",
                 "none",
                 "sum(podmeter_podresources_pods_truncated{scrape})",
                 "Nodes whose kubelet's answer was over the size limit, so that pods may be missing.",
@@ -92,7 +92,7 @@ fn per(title: &'static str, unit: &'static str, legend: &'static str, query: &st
 
 fn freshness() -> Row {
     Row {
-        title: "Freshness and truth",
+        title: "Freshness and correctness",
         panels: vec![
             per(
                 "Age of readings",
@@ -106,7 +106,7 @@ fn freshness() -> Row {
                 "none",
                 "{{collector}} failed",
                 "sum by (collector) (1 - podmeter_collector_success{scrape})",
-                "On how many nodes a collector's last run failed, or a call has not come back.",
+                "Nodes on which a collector's last run failed or hangs.",
             )
             .and("{{collector}} stuck", "sum by (collector) (podmeter_collector_stuck{scrape})"),
             per(
@@ -128,14 +128,14 @@ fn freshness() -> Row {
                 "short",
                 "{{call}}: {{code}}",
                 "sum by (call, code) (increase(podmeter_nvml_errors_total{scrape}[$__rate_interval]))",
-                "What is not supported is no error.",
+                "not_supported is not counted.",
             ),
             per(
                 "Time that no sample covers",
                 "percentunit",
                 "{{node}} GPU {{gpu}}",
                 "rate(podmeter_device_uncovered_seconds_total{scrape}[$__rate_interval])",
-                "Neither busy nor idle: counted, not guessed.",
+                "Neither busy nor idle.",
             ),
             per(
                 "Disagreements with the kubelet",
@@ -149,14 +149,14 @@ fn freshness() -> Row {
                 "none",
                 "{{resource}} {{form}}",
                 "sum by (resource, form) (podmeter_unresolved_devices{scrape})",
-                "Held devices whose id podmeter could not join to hardware.",
+                "Held devices whose ID matches no hardware.",
             ),
             per(
                 "Sums that did not add up",
                 "short",
                 "{{quantity}}",
                 "sum by (quantity) (increase(podmeter_conservation_violations_total{scrape}[$__rate_interval]))",
-                "Shares of the holders and the rest must add up to the device; more than none is a bug in podmeter.",
+                "Holders' shares and unattributed use must add up to the device; anything above 0 is a bug in podmeter.",
             ),
             per(
                 "Attribution by process",
@@ -191,26 +191,26 @@ fn plugin() -> Row {
                 "percentunit",
                 "{{node}} {{resource}}",
                 "sum by (cluster, node, resource) (rate(podmeter_plugin_unregistered_seconds_total{scrape}[$__rate_interval]))",
-                "Part of the time in which the kubelet did not have the resource from this podmeter.",
+                "Fraction of time in which the resource was not registered by podmeter.",
             ),
             per(
                 "Allocations",
                 "short",
                 "{{result}}",
                 "sum by (result) (increase(podmeter_plugin_allocations_total{scrape}[$__rate_interval]))",
-                "By what became of them; checks before a container starts, where a resource asks for them.",
+                "By result; with the checks before a container starts, where a resource requests them.",
             )
             .and(
                 "check: {{result}}",
                 "sum by (result) (increase(podmeter_plugin_pre_starts_total{scrape}[$__rate_interval]))",
             ),
             per(
-                "Time to answer, 99 of 100",
+                "Allocation duration, 99th percentile",
                 "s",
                 "allocate {{resource}}",
                 "histogram_quantile(0.99, sum by (resource, le) \
                  (rate(podmeter_plugin_allocate_duration_seconds_bucket{scrape}[$__rate_interval])))",
-                "The kubelet waits for these answers when a pod starts. Empty while nobody asks.",
+                "The kubelet waits for these answers when a pod starts. Empty without requests.",
             )
             .and(
                 "prefer {{resource}}",
@@ -218,14 +218,14 @@ fn plugin() -> Row {
                  (rate(podmeter_preferred_allocation_duration_seconds_bucket{scrape}[$__rate_interval])))",
             ),
             per(
-                "Turns of health",
+                "Health transitions",
                 "short",
                 "{{resource}} {{to}}",
                 "sum by (resource, to) (increase(podmeter_plugin_health_transitions_total{scrape}[$__rate_interval]))",
-                "Devices that turned healthy or unhealthy; slots of one GPU count each.",
+                "Devices that became healthy or unhealthy; each slot of a GPU counts.",
             ),
             per(
-                "Preferences made with less knowledge",
+                "Preferred allocations with missing information",
                 "short",
                 "{{resource}} {{reason}}",
                 "sum by (resource, reason) (increase(podmeter_plugin_preferred_allocation_fallbacks_total{scrape}[$__rate_interval]))",
@@ -248,25 +248,24 @@ fn cost() -> Row {
             ),
             per("Memory", "bytes", "{{node}}", "process_resident_memory_bytes{scrape}", "Resident memory."),
             per("File descriptors", "none", "{{node}}", "process_open_fds{scrape}", "Open."),
-            per("Series", "short", "{{node}}", "scrape_samples_scraped{scrape}", "That one scrape brings Prometheus.")
-                .and(
-                    "dropped: {{reason}}",
-                    "sum by (reason) (increase(podmeter_series_dropped_total{scrape}[$__rate_interval]))",
-                ),
+            per("Series", "short", "{{node}}", "scrape_samples_scraped{scrape}", "Samples of one scrape.").and(
+                "dropped: {{reason}}",
+                "sum by (reason) (increase(podmeter_series_dropped_total{scrape}[$__rate_interval]))",
+            ),
             per(
-                "Time to make a page, 99 of 100",
+                "Scrape duration, 99th percentile",
                 "s",
                 "page",
                 "histogram_quantile(0.99, sum by (le) (rate(podmeter_scrape_duration_seconds_bucket{scrape}[$__rate_interval])))",
-                "From a scrape's request to its page.",
+                "Time to answer a scrape.",
             ),
             per(
-                "Time to ask the kubelet, 99 of 100",
+                "PodResources duration, 99th percentile",
                 "s",
                 "{{method}}",
                 "histogram_quantile(0.99, sum by (method, le) \
                  (rate(podmeter_podresources_request_duration_seconds_bucket{scrape}[$__rate_interval])))",
-                "PodResources calls. Empty while nobody asks.",
+                "Duration of PodResources calls. Empty without calls.",
             ),
             per(
                 "Time to read the devices",
@@ -276,11 +275,11 @@ fn cost() -> Row {
                 "Longest over the nodes, by collector.",
             ),
             per(
-                "Why the kubelet was asked",
+                "Refreshes of the allocations",
                 "cps",
                 "{{trigger}}",
                 "sum by (trigger) (rate(podmeter_refresh_triggers_total{scrape}[$__rate_interval]))",
-                "Refreshes of the allocations, by what asked for them.",
+                "By trigger.",
             ),
         ],
     }
