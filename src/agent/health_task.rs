@@ -59,7 +59,7 @@ struct HealthTask {
     hardware: watch::Receiver<Arc<HardwareState>>,
     xids: Option<XidBatches>,
     forward_xids: mpsc::Sender<Vec<XidEvent>>,
-    /// For which the second reader had no room; nothing more is received until it has.
+    /// Could not be forwarded yet; no further batch is received until it is.
     unsent_xids: Vec<XidEvent>,
     /// In the order in which the operators gave them.
     orders: mpsc::Receiver<Request>,

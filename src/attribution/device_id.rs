@@ -1,9 +1,9 @@
-//! Device ids are strings of somebody else's making. They are told apart by their form, never by the resource name:
+//! Device IDs are strings of other programs. They are classified by their form, never by the resource name:
 //! resources get renamed, and `nvidia.com/gpu` may stand for a whole GPU, a slot of one, or a MIG device.
 
 use crate::model::{GpuUuid, MigUuid};
 
-/// What a device id says about the hardware behind it.
+/// The hardware that a device ID names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceForm {
     /// `GPU-<uuid>`

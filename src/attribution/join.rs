@@ -1,4 +1,4 @@
-//! The join of what the kubelet says (ids) with what the driver says (hardware).
+//! Joins the kubelet's device IDs with the driver's hardware.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::model::{
     Inventory, InventoryDrift, MigDevice, MigUuid, ResourceName, Sharing, UnresolvedDevices,
 };
 
-/// A container and the piece of hardware it holds.
+/// A container and the GPU or MIG device it holds.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HoldingKey {
     pub container: ContainerRef,
@@ -26,14 +26,14 @@ pub struct Join {
     pub drift: Vec<InventoryDrift>,
 }
 
-/// One piece of hardware: a whole GPU, or one MIG device of it.
+/// A whole GPU, or one MIG device of it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Target {
     gpu: GpuUuid,
     mig: Option<MigUuid>,
 }
 
-/// All that one container has of one target.
+/// The device IDs of one container on one target.
 #[derive(Default)]
 struct HeldDevices<'a> {
     resource: Option<&'a ResourceName>,
@@ -43,10 +43,10 @@ struct HeldDevices<'a> {
     claims: BTreeSet<ClaimName<'a>>,
 }
 
-/// Namespace, name, and the share where the device is given out in several.
+/// Namespace, name, and the share ID where the device is allocated in shares.
 type ClaimName<'a> = (&'a str, &'a str, Option<&'a str>);
 
-/// All who have one target.
+/// All holders of one target.
 #[derive(Default)]
 struct Holders {
     count: usize,
@@ -90,7 +90,7 @@ pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &In
             }
         }
     }
-    // A claim is one holder, whose part its containers share.
+    // A claim is one holder; its containers divide its share.
     let weigh = |key: &HoldingKey, held_devices: &HeldDevices<'_>| {
         let target = target_of(key);
         let part = |claim: &ClaimName<'_>| 1.0 / sharers[&(target.clone(), *claim)] as f64;
@@ -163,7 +163,7 @@ fn holding(
         (false, Some(_)) => Sharing::Mig,
         (false, None) => Sharing::Exclusive,
     };
-    // Where processes are known, the ledger divides a shared GPU by them and says so.
+    // Where processes are known, the ledger divides a shared GPU by them and sets that method.
     let attribution = match (sharing, &target.mig) {
         (_, Some(_)) => Attribution::Estimated,
         (Sharing::Exclusive, None) => Attribution::Exclusive,
@@ -180,7 +180,7 @@ fn holding(
 }
 
 /// Ids of several kinds may lie over one GPU (its slots and a claim, or what was there before it was partitioned):
-/// nobody holds more of a GPU than there is.
+/// no GPU is held more than once over.
 fn within_each_gpu(mut holdings: BTreeMap<HoldingKey, Holding>) -> BTreeMap<HoldingKey, Holding> {
     let mut sums: BTreeMap<GpuUuid, f64> = BTreeMap::new();
     for (key, holding) in &holdings {
@@ -264,7 +264,7 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// The resources whose slots are shared through MPS, as their own plugin says: ids do not tell. True when these are
+    /// The resources whose slots are shared through MPS, as their own plugin reports: IDs do not show it. True when these are
     /// others than before.
     pub fn set_mps(&mut self, resources: BTreeSet<ResourceName>) -> bool {
         let changed = self.mps != resources;
@@ -343,7 +343,7 @@ fn drift(allocations: &Allocations, allocatable: &Allocatable, inventory: &Inven
         let kinds = kinds(offered.iter().chain(held.clone()), inventory);
         let missing =
             present.iter().filter(|target| kinds.contains(&kind(target, inventory)) && !reachable.contains(*target));
-        // Other vendors' hardware is not ours to judge.
+        // Other vendors' hardware is not in the inventory.
         known_hardware.then(|| InventoryDrift {
             resource: resource.clone(),
             advertised_not_allocatable: missing.count(),

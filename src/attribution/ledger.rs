@@ -1,7 +1,7 @@
-//! The ledger turns who-holds-what and device totals into per-container counters. It is the only state of attribution.
+//! The ledger divides device totals into per-container counters by allocation. It is the only state of attribution.
 //!
 //! Each device has its own clock, which stands at the time its readings are complete to. When a reading moves that clock
-//! on, the interval it covers is cut into stretches wherever somebody took hold or let go, and each stretch gets its part
+//! on, the interval it covers is cut into stretches wherever a holding begins or ends, and each stretch gets its part
 //! of the interval by time (`interval_division`). A stretch has
 //!
 //! - A, allocated: what its holders hold of the device, in seconds (1, 1 of the slots, slices of a MIG device),
@@ -16,12 +16,12 @@
 //! | several, no more than that | equal parts | equal parts |
 //! | MIG with GPM | activity of the part × its slices | idle power is `idle`, the rest like B |
 //! | MIG without | not known | by slices |
-//! | nobody | `unknown`, or by SM time | idle power is `idle`, the rest like B |
-//! | not read (`gap`) | not known; what the driver tells of it later is `unknown` | by holding, where the energy counter spans it |
+//! | no holder | `unknown`, or by SM time | idle power is `idle`, the rest like B |
+//! | not read (`gap`) | not known; what the driver reports of it later is `unknown` | by holding, where the energy counter spans it |
 //!
-//! Everything else has a reason and goes to the unattributed part, so that shares and unattributed part add up to the device (`audit`).
+//! Everything else is unattributed, with a reason, so that shares and unattributed part add up to the device (`audit`).
 //! M, memory, is of a moment and divided by process lists (`memory`). Seconds and joules before the first sight of a total
-//! are nobody's (`clock`).
+//! are unattributed (`clock`).
 //!
 //! An interval counts as read when both of its ends are of the same session. All other time is a gap: the driver was
 //! released or reloaded, the GPU was lost, a call hung, readings are late, or a new reader began. It is allocated and
@@ -64,7 +64,7 @@ use crate::model::{
     Account, DeviceReadings, Gpu, GpuUuid, Inventory, Moment, Monotonic, Quantity, Totals, UnallocatedUse, Unattributed,
 };
 
-/// A page that nobody reads must not grow for ever: beyond this many the longest-ended accounts go first.
+/// Ended accounts on a node that is never scraped: beyond this many the longest-ended are removed.
 const ENDED_LIMIT: usize = 4096;
 
 #[derive(Debug)]
@@ -79,7 +79,7 @@ pub struct Ledger {
     audit: Audit,
 }
 
-/// What is known at one moment.
+/// The inputs at one moment.
 pub struct Observation<'a> {
     pub now: Moment,
     pub join: &'a Join,
@@ -115,7 +115,7 @@ impl Ledger {
 
     /// Brings the ledger up to `observation.now`.
     pub fn advance(&mut self, observation: &Observation<'_>) -> LedgerOutput {
-        // Time up to now belongs to those who held until now; the new allocations holds from now on.
+        // Time up to now belongs to the previous holders; the new allocations apply from now on.
         self.update_holders(observation);
         self.account(observation);
         let now = observation.now.monotonic;

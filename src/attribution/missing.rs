@@ -1,6 +1,6 @@
 //! The GPUs that the PCI bus or the kubelet has and the driver does not list.
 //!
-//! A GPU that was lost before podmeter started is one of them: a pod may hold it, and nobody else tells of it.
+//! A GPU that was lost before podmeter started is one of them: a pod may hold it, and no other source reports it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -151,7 +151,7 @@ impl MissingGpus {
                 found.extend(unplaced.iter().map(|uuid| missing_gpu((*uuid).clone(), None, ids(uuid), places)));
             }
         }
-        // Which of several has a MIG device nobody tells.
+        // Which of several has a MIG device is unknown.
         if let [(_, missing)] = found.as_mut_slice() {
             for (mig, ids) in &self.migs {
                 missing.mig_devices.insert(mig.clone());
@@ -164,7 +164,7 @@ impl MissingGpus {
     }
 }
 
-/// A PCI address, and what the kernel says of it.
+/// A PCI address, and what the kernel reports of it.
 type Place<'a> = (&'a PciBusId, &'a BusGpu);
 
 /// The GPUs on the bus that the driver does not list.

@@ -1,8 +1,8 @@
-//! Whose an XID is. A process that the source names has a container; without one, it is the holder's if the device or the
-//! MIG device has one holder. With several holders and no process nobody is guessed: the device's own counter has it.
+//! The owner of an XID: the container of the process that the source names; without one, the holder if the device or the
+//! MIG device has exactly one. With several holders and no process the XID has no owner; the device's counter has it.
 //!
-//! Two sources tell of the same XID, and only one of them names a process. So what the driver told waits for the kernel's
-//! log to tell the same, and each telling is matched with one of the other source: each XID counts once.
+//! Two sources report the same XID, and only the kernel log names a process. So a report of the driver waits for the one of
+//! the log, and each is matched with one of the other source: each XID counts once.
 
 mod matching;
 mod owner;
@@ -20,7 +20,7 @@ use crate::model::{
     UnixSeconds, UnknownOwner, XidClass, XidEvent, XidSource,
 };
 
-/// A process that nobody has looked at by then has no owner. Shorter than what the two sources may lie apart.
+/// A process that is not scanned by then has no owner. Shorter than the time between the two sources.
 const OWNER_WAIT: Duration = Duration::from_secs(3);
 /// One XID seldom comes alone, and the later ones come when the process has ended: it stays wanted for so long.
 const PROCESS_MEMORY: Duration = Duration::from_secs(60);
@@ -35,7 +35,7 @@ const SCRAPES: u64 = 2;
 /// XIDs by container. Counts never fall while they are there.
 #[derive(Debug)]
 pub struct ContainerXids {
-    /// The kernel's log is read too, so what the driver tells may be told again.
+    /// The kernel log is read too, so an XID of the driver may be reported twice.
     two_sources: bool,
     waiting: Vec<Waiting>,
     /// The processes that XIDs have named, and when the last one did.
@@ -54,7 +54,7 @@ pub struct ClassedXid {
 /// What is known at one moment.
 pub struct XidObservation<'a> {
     pub now: Moment,
-    /// Heard since the last observation.
+    /// Received since the last observation.
     pub events: Vec<ClassedXid>,
     pub join: &'a Join,
     pub inventory: &'a Inventory,
@@ -67,7 +67,7 @@ pub struct XidObservation<'a> {
     pub scrapes: u64,
 }
 
-/// An XID whose process is being looked at.
+/// An XID whose process is being scanned.
 #[derive(Debug)]
 struct Waiting {
     xid: ClassedXid,
@@ -137,7 +137,7 @@ impl ContainerXids {
         }
     }
 
-    /// Tells of those whose process has an owner now, or whose time is up.
+    /// Passes on the XIDs whose process has an owner now, or whose time is up.
     fn resolve(&mut self, observation: &XidObservation<'_>) {
         let now = observation.now.monotonic;
         let mut still = vec![];
@@ -152,7 +152,7 @@ impl ContainerXids {
                 Owner::EndedPod { uid, pod: Some(pod) } => {
                     XidOwner::in_pod(pod, Some(uid), &waiting.xid.event, observation)
                 }
-                // A process of no container, or of a pod that nobody can name any more.
+                // A process of no container, or of an ended pod whose name is unknown.
                 Owner::Host | Owner::EndedPod { pod: None, .. } => None,
                 Owner::Unknown(_) => waiting.holder,
             };
@@ -179,7 +179,7 @@ impl ContainerXids {
         }
     }
 
-    /// What the driver told and the log did not counts for who held the device then.
+    /// An XID that only the driver reported belongs to the holder at that time.
     fn settle(&mut self, observation: &XidObservation<'_>) {
         let now = observation.now.monotonic;
         let mut over = vec![];
@@ -206,7 +206,7 @@ impl ContainerXids {
         let count = self.counts.entry(key).or_insert_with(|| Count {
             class,
             count: 0,
-            // There was none since the container took hold.
+            // There was none since the holding began.
             created: account.map_or(observation.now.unix, |account| account.created),
             last: pending.at,
             scrapes: 0,

@@ -1,4 +1,4 @@
-//! The agent that may run here, by what it says itself.
+//! Checks of the agent that may run here, by its own answers.
 
 use serde_json::Value;
 
@@ -53,7 +53,7 @@ pub fn agent(observations: &Observations) -> Finding {
     }
 }
 
-/// The agent, or why there is nothing to judge.
+/// The agent's answers, or the finding that there are none.
 fn answers(observations: &Observations) -> Result<&Answers, Finding> {
     match &observations.agent {
         Agent::Answers(answers) => Ok(answers),

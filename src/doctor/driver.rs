@@ -37,8 +37,8 @@ pub fn versions(observations: &Observations) -> Finding {
             Finding::failed(format!("the kernel module is {module}, the library {}", library.driver_version), to_do)
         }
         (Some(library), module) => {
-            let told = |version: &Option<std::sync::Arc<str>>| version.as_deref().unwrap_or("unknown").to_owned();
-            let (nvml, cuda) = (told(&library.nvml_version), told(&library.cuda_version));
+            let shown = |version: &Option<std::sync::Arc<str>>| version.as_deref().unwrap_or("unknown").to_owned();
+            let (nvml, cuda) = (shown(&library.nvml_version), shown(&library.cuda_version));
             let found = format!("driver {}, NVML {nvml}, CUDA {cuda}", library.driver_version);
             match module {
                 Some(_) => Finding::ok(format!("{found}, kernel module the same")),
@@ -136,6 +136,6 @@ pub fn process_utilization(observations: &Observations) -> Finding {
     if gpus_by_source.is_empty() {
         return Finding::ok("no GPU has been busy enough to check");
     }
-    let told = gpus_by_source.iter().map(|(source, gpus)| format!("{} GPUs by {source}", gpus.len()));
-    Finding::ok(told.collect::<Vec<_>>().join(", "))
+    let counts = gpus_by_source.iter().map(|(source, gpus)| format!("{} GPUs by {source}", gpus.len()));
+    Finding::ok(counts.collect::<Vec<_>>().join(", "))
 }

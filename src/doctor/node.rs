@@ -1,4 +1,4 @@
-//! The kubelet, its directories, and what is seen of the host.
+//! Checks of the kubelet, its directories, and the host.
 
 use std::collections::BTreeSet;
 
@@ -317,7 +317,7 @@ pub fn clock(observations: &Observations) -> Finding {
     }
 }
 
-/// Why the driver may not be opened: an agent let go of it on request, or may have.
+/// Why the driver must not be opened: an agent has released it on request, or may have.
 pub fn driver_is_released(agent: &Agent) -> Option<&'static str> {
     match agent {
         Agent::NotConfigured | Agent::Absent(_) => None,

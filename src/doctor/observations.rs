@@ -42,7 +42,7 @@ pub struct Observations {
     pub allocatable: Option<Result<Allocatable, CallError>>,
     pub registration: SocketState,
     pub pods_api: SocketState,
-    /// Whether a socket could be made in the device-plugin directory; the error says why not.
+    /// Whether a socket can be created in the device-plugin directory; the error has the reason.
     pub writable: Observed<Result<(), String>>,
     /// Other sockets in the device-plugin directory that a process listens on.
     pub plugin_sockets: Observed<Vec<String>>,

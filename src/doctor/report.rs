@@ -16,7 +16,7 @@ pub enum Status {
     /// It works less well than it could, or it cannot be determined.
     Warning,
     Ok,
-    /// Not applicable here; `found` says why.
+    /// Not applicable here; `found` has the reason.
     Skipped,
 }
 

@@ -100,7 +100,7 @@ mod tests {
             (format!("{info}x\n"), "not a sample"),
             (format!("{info}x one\n"), "not a number"),
             (format!("{info}x 1\nx 2\n"), "line 3: this series is duplicated"),
-            (format!("# TYPE x gauge\n# TYPE x gauge\n{info}"), "twice"),
+            (format!("# TYPE x gauge\n# TYPE x gauge\n{info}"), "repeated"),
             (String::new(), "truncated"),
         ] {
             let problem = check(&text).expect_err(&text);

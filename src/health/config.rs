@@ -53,7 +53,7 @@ pub enum Recovery {
 }
 
 /// The default is to count: such errors are contained and their rows replaced while work goes on, the count stays up
-/// until the driver is loaded anew, and where one is not contained, an XID or the recovery action says so.
+/// until the driver is reloaded, and an uncontained error raises an XID or a recovery action.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EccPolicy {

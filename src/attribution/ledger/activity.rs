@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use crate::model::{Monotonic, Totals};
 
-/// What the GPU instances of one device had told when it was last accounted.
+/// What the GPU instances of one device had reported when it was last accounted.
 #[derive(Debug, Default)]
 pub struct Activity {
     through: Monotonic,
@@ -54,7 +54,7 @@ mod tests {
             gaps: Gaps { until: Monotonic::from_secs(until), ..Gaps::default() },
             ..totals(second, instances)
         };
-        assert_eq!(activity.ratios(&after_gap(60, 60, &[])), [].into(), "nothing is told of the gap");
+        assert_eq!(activity.ratios(&after_gap(60, 60, &[])), [].into(), "the gap has no ratio");
         assert_eq!(activity.ratios(&after_gap(62, 60, &[(1, 1.0)])), [(1, 0.5)].into());
         assert_eq!(activity.ratios(&after_gap(94, 90, &[(1, 2.0)])), [(1, 0.5)].into(), "the gap is not its time");
     }

@@ -1,7 +1,7 @@
 use super::division::is_nothing;
 use crate::model::{Divided, Gaps, Monotonic, Totals};
 
-/// Busy time that the driver has told for time the clock has not reached yet.
+/// Busy time that the driver has reported for time the clock has not reached yet.
 const CARRY_LIMIT_SECONDS: f64 = 2.0;
 
 /// Up to when one device is accounted, and what its totals were then.
@@ -45,7 +45,7 @@ pub struct Interval {
     pub energy_joules: Option<f64>,
     /// Of its time: for so long the driver gave no samples.
     pub uncovered_seconds: f64,
-    /// Of time that cannot be told apart any more.
+    /// Of time that can no longer be attributed.
     pub unattributed_busy_seconds: f64,
     pub unattributed_energy_joules: f64,
 }
@@ -115,7 +115,7 @@ impl DeviceClock {
         };
         let in_gap = has_gap || was_late;
         let mut gap = in_gap.then_some(Gap { from, to: gap_until, energy_joules: None });
-        // The first sight of a total is where it starts: what it had before is nobody's.
+        // A total starts when it is first seen: what it had before is unattributed.
         let of_gaps = |energy| (totals.gaps.energy_joules - before.energy_joules).clamp(0.0, energy);
         match (gain(&mut self.energy_joules, energy), &mut gap) {
             (Some((true, energy)), None) => {
@@ -141,13 +141,13 @@ impl DeviceClock {
     }
 
     /// Samples come in steps of a sixth of a second or more, and up to two seconds late: what one interval has too much of,
-    /// the next has too little. What the driver tells of a gap is nobody's: its time is neither busy nor idle.
+    /// the next has too little. What the driver reports of a gap is unattributed: its time is neither busy nor idle.
     fn divide_busy(&mut self, gain: f64, in_gap: bool, interval: &mut Interval) {
         let due = gain + self.busy_carry;
-        let room = interval.seconds() - interval.uncovered_seconds;
-        let taken = due.min(room.max(0.0));
+        let covered = interval.seconds() - interval.uncovered_seconds;
+        let taken = due.min(covered.max(0.0));
         self.busy_carry = if in_gap { 0.0 } else { (due - taken).min(CARRY_LIMIT_SECONDS) };
-        interval.busy_seconds = (!is_nothing(room)).then_some(taken);
+        interval.busy_seconds = (!is_nothing(covered)).then_some(taken);
         interval.unattributed_busy_seconds = due - taken - self.busy_carry;
     }
 
@@ -159,7 +159,7 @@ impl DeviceClock {
         }
     }
 
-    /// Told by the driver, and not divided yet.
+    /// Reported by the driver, and not divided yet.
     #[cfg(test)]
     pub fn busy_carry(&self) -> f64 {
         self.busy_carry

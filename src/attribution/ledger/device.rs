@@ -15,7 +15,7 @@ use crate::model::{ContainerRef, Divided, GpuUuid, MigUuid, Moment, Monotonic, R
 
 pub type HolderKey = (ContainerRef, Option<MigUuid>);
 
-/// One GPU: its clock, those who hold or held it, and what is nobody's.
+/// One GPU: its clock, its current and former holders, and its unattributed use.
 #[derive(Debug)]
 pub struct Device {
     pub clock: DeviceClock,
@@ -29,7 +29,7 @@ pub struct Device {
     pub in_gap: bool,
 }
 
-/// What tells whose an interval was.
+/// What an interval is divided by.
 pub struct Known<'a> {
     pub processes: Option<&'a DeviceProcesses>,
     pub partitions: Option<Partitions<'a>>,
@@ -62,7 +62,7 @@ impl Device {
         Unattributed { divided: self.clock.divided(), ..self.unattributed.clone() }
     }
 
-    /// Divides an interval among those who held the device in it.
+    /// Divides an interval among the device's holders in it.
     pub fn account(&mut self, interval: &Interval, known: &Known<'_>, now: Moment, audit: &mut Audit) {
         self.remain(interval, known.processes.is_some_and(|processes| processes.has_sm_seconds));
         let length = interval.seconds();
@@ -73,11 +73,11 @@ impl Device {
         }
         self.in_gap = false;
         let mut held = held_times(&mut self.holders, interval.from, interval.to);
-        let told = interval.busy_seconds.is_some() || interval.energy_joules.is_some();
+        let is_read = interval.busy_seconds.is_some() || interval.energy_joules.is_some();
         let parts = known.partitions.as_ref().map(Partitions::parts);
-        // Samples are of the whole device; parts tell of themselves.
+        // Samples are of the whole device; MIG activity is of its part.
         let covered_ratio = if parts.is_some() { 1.0 } else { interval.covered_ratio() };
-        if told || parts.is_some() {
+        if is_read || parts.is_some() {
             let gains = {
                 let containers: Vec<&ContainerRef> = held.iter().map(|time| &time.key.0).collect();
                 self.weights.gains(known.processes, &containers, now.monotonic)
@@ -107,7 +107,7 @@ impl Device {
         }
     }
 
-    /// What nobody can be told to have used; and every reason that may come, from zero.
+    /// Adds what cannot be attributed; every possible reason starts at zero.
     fn remain(&mut self, interval: &Interval, by_process: bool) {
         let unattributed = &mut self.unattributed;
         if by_process {

@@ -1,4 +1,4 @@
-//! How one stretch of a device's time is divided. A stretch is time in which nobody takes hold or lets go.
+//! How one stretch of a device's time is divided. A stretch is time in which no holding begins or ends.
 
 use std::collections::BTreeMap;
 
@@ -50,7 +50,7 @@ pub struct Part {
     pub fraction: f64,
     /// How busy it was, 0 to 1; `None` without GPM.
     pub active: Option<f64>,
-    /// Whose it is while nobody holds it.
+    /// Its reason while it has no holder.
     pub unheld: Reason,
 }
 
@@ -67,10 +67,10 @@ pub struct Division {
 impl Stretch<'_> {
     #[must_use]
     pub fn divide(&self) -> Division {
-        let nobody = vec![None; self.holders.len()];
+        let unknown = vec![None; self.holders.len()];
         let mut division = Division {
-            busy: nobody.clone(),
-            energy: nobody,
+            busy: unknown.clone(),
+            energy: unknown,
             unattributed_busy: BTreeMap::new(),
             unattributed_energy: BTreeMap::new(),
         };
@@ -122,20 +122,20 @@ impl Stretch<'_> {
     }
 
     fn by_partition(&self, parts: &[Part], division: &mut Division) {
-        // Device totals of busy time are not told of a partitioned GPU; if any are, nothing tells whose they were.
+        // A partitioned GPU has no device total of busy time; if one appears, it is unattributed.
         if let Some(busy) = self.busy.filter(|busy| *busy > 0.0) {
             add(&mut division.unattributed_busy, Reason::Unknown, busy);
         }
         let works: Vec<f64> = parts.iter().map(|part| part.active.unwrap_or(0.0) * part.fraction).collect();
         let work: f64 = works.iter().sum();
-        let told = !parts.is_empty() && parts.iter().all(|part| part.active.is_some());
+        let is_known = !parts.is_empty() && parts.iter().all(|part| part.active.is_some());
         let energy = self.energy.unwrap_or(0.0);
-        let idle = if told { self.idle_energy.unwrap_or(0.0).min(energy) } else { 0.0 };
+        let idle = if is_known { self.idle_energy.unwrap_or(0.0).min(energy) } else { 0.0 };
         let mut left = 1.0;
         for (place, part) in parts.iter().enumerate() {
             left -= part.fraction;
             let busy = part.active.map(|_| works[place] * self.seconds);
-            let weight = match told {
+            let weight = match is_known {
                 false => part.fraction,
                 true if work > 0.0 => works[place] / work,
                 true => 0.0,
@@ -144,18 +144,18 @@ impl Stretch<'_> {
             self.hand_out(Some(place), part, busy, energy, division);
         }
         if self.energy.is_some() {
-            if told && work <= 0.0 {
+            if is_known && work <= 0.0 {
                 add(&mut division.unattributed_energy, Reason::Idle, energy - idle);
-            } else if !told && left > f64::EPSILON * 8.0 {
+            } else if !is_known && left > f64::EPSILON * 8.0 {
                 self.unheld(Reason::Unknown, left, energy * left, division);
             }
-            if told {
+            if is_known {
                 add(&mut division.unattributed_energy, Reason::Idle, idle);
             }
         }
     }
 
-    /// One MIG device's use to those who hold it, else to those who hold the GPU as a whole, else to nobody.
+    /// One MIG device's use to its holders, else to the holders of the whole GPU, else unattributed.
     fn hand_out(
         &self,
         place: Option<usize>,
@@ -190,7 +190,7 @@ impl Stretch<'_> {
         }
     }
 
-    /// Energy of a fraction of the device that nobody holds and nothing measures.
+    /// Energy of a fraction of the device without a holder or a measurement.
     fn unheld(&self, reason: Reason, fraction: f64, energy: f64, division: &mut Division) {
         let idle = self.idle_energy.map_or(0.0, |idle| idle * fraction).min(energy);
         add(&mut division.unattributed_energy, Reason::Idle, idle);

@@ -1,4 +1,4 @@
-//! Time in which the device was not read: it is allocated, and neither busy nor idle.
+//! Gaps: time in which the device was not read. It is allocated, and neither busy nor idle.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::interval_division::{held_times, stretches};
 use super::partition::Partitions;
 use crate::model::{Moment, Monotonic, Quantity, Reason};
 
-/// A gap that is not over: who held the device, in seconds of the device as its energy will be divided.
+/// A gap that is not over: its holders, in seconds of the device as its energy will be divided.
 #[derive(Debug, Default)]
 pub struct OpenGap {
     seconds: f64,
@@ -19,7 +19,7 @@ pub struct OpenGap {
 }
 
 impl OpenGap {
-    /// What the others held is nobody's.
+    /// The time of other holders becomes unattributed.
     pub fn forget_all_but(&mut self, holders: &BTreeMap<HolderKey, HolderAccount>) {
         let unattributed = &mut self.unattributed;
         self.holders.retain(|key, seconds| {
@@ -66,8 +66,8 @@ impl Device {
         }
     }
 
-    /// The gap is over, and the device's own counter tells what it drew in it. That is divided by holding; what nobody
-    /// held is idle as far as the board's idle power goes.
+    /// The gap is over, and the device's counter has its energy. That is divided by holding; what has no holder is idle up
+    /// to the board's idle power.
     pub fn close_gap(&mut self, joules: Option<f64>, audit: &mut Audit) {
         let gap = std::mem::take(&mut self.gap);
         let Some(joules) = joules else { return };

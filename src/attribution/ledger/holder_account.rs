@@ -4,19 +4,19 @@ use super::division::is_nothing;
 use crate::attribution::join::HoldingKey;
 use crate::model::{Account, Holding, Moment, Monotonic, Sharing, UnixSeconds};
 
-/// One container and one piece of hardware: the account, and when it held what is not accounted yet.
+/// One container and one device: the account, and the holding time that is not accounted yet.
 #[derive(Debug)]
 pub struct HolderAccount {
     pub account: Account,
     /// Held since then, like this, and not accounted yet.
     open: Option<(Monotonic, HeldShare)>,
-    /// Held and let go, or held in another way, since the device clock last moved.
+    /// Ended holdings, and ones with another share, since the device clock last moved.
     closed: Vec<Span>,
     /// `Observation::scrapes` when the final figures were first published.
     pub final_since_scrape: Option<u64>,
     /// The observation that last saw it held.
     pub seen: u64,
-    /// Part of the device's time in which it was busy, over the last interval that told.
+    /// Part of the device's time in which it was busy, over the last known interval.
     pub busy_ratio: Option<f64>,
     /// Whether it was busy in the last interval is not known.
     is_unread: bool,
@@ -67,7 +67,7 @@ impl HolderAccount {
         Self { account, open, closed: vec![], final_since_scrape: None, seen, busy_ratio: None, is_unread: false }
     }
 
-    /// Holds on, or takes hold again.
+    /// Continues the holding, or begins a new one.
     pub fn hold(&mut self, holding: &Holding, now: Moment, seen: u64) {
         self.seen = seen;
         let held_share = HeldShare::of(holding);
@@ -89,7 +89,7 @@ impl HolderAccount {
         }
     }
 
-    /// Lets go, unless the observation `seen` saw it held.
+    /// Ends the holding, unless the observation `seen` has it.
     pub fn close_unless_seen(&mut self, seen: u64, now: Monotonic) {
         let Some((from, held_share)) = self.open.filter(|_| self.seen != seen) else { return };
         self.open = None;

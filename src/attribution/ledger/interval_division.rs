@@ -1,4 +1,4 @@
-//! The division of one interval among those who held the device in it.
+//! The division of one interval among the device's holders in it.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::spread;
 use super::weights::Gains;
 use crate::model::{Monotonic, Quantity, Reason, Unattributed};
 
-/// An interval, and what tells whose it was.
+/// An interval, and what it is divided by.
 pub struct IntervalDivision<'a> {
     pub interval: &'a Interval,
     pub partitions: Option<&'a Partitions<'a>>,
@@ -23,7 +23,7 @@ pub struct IntervalDivision<'a> {
     pub covered_ratio: f64,
 }
 
-/// When one holder held the device in an interval, and what that brings it.
+/// When one account held the device in an interval, and its gain.
 pub struct HeldTime<'a> {
     pub key: &'a HolderKey,
     pub holder: &'a mut HolderAccount,
@@ -53,14 +53,14 @@ pub fn held_times(
     held
 }
 
-/// A stretch of an interval: who held the device in it, as places in the list of all holders and as the division has it.
+/// A stretch of an interval and its holders, as places in the list of all holders and as input of the division.
 pub struct Held {
     pub seconds: f64,
     pub indices: Vec<(usize, Option<f64>)>,
     pub holders: Vec<Holder>,
 }
 
-/// Cuts the time between `from` and `to` wherever somebody took hold or let go.
+/// Cuts the time between `from` and `to` wherever a holding begins or ends.
 pub fn stretches(
     (from, to): (Monotonic, Monotonic),
     held: &[HeldTime<'_>],
@@ -130,7 +130,7 @@ impl IntervalDivision<'_> {
         Spread { busy, energy, parts }
     }
 
-    /// By SM time where there is any, else by time that somebody held the device.
+    /// By SM time where there is any, else by the time with a holder.
     fn weights(&self, stretches: &[Held]) -> Vec<f64> {
         let length = self.interval.seconds();
         if let Some(gains) = &self.gains {

@@ -1,4 +1,4 @@
-//! How the memory in use at one moment is divided. Memory has an owner where a process list says so; without one only
+//! How the memory in use at one moment is divided. Memory has an owner where a process list names it; without one only
 //! who is alone with the memory is known to use it.
 
 use std::collections::BTreeMap;
@@ -57,8 +57,8 @@ impl Pool<'_> {
                 Err(reason) => *unattributed.entry(reason).or_default() += bytes,
             }
         }
-        let told: u64 = holders.iter().flatten().chain(unattributed.values()).sum();
-        let rest = self.used.saturating_sub(told);
+        let listed: u64 = holders.iter().flatten().chain(unattributed.values()).sum();
+        let rest = self.used.saturating_sub(listed);
         match (&mut holders[..], self.sole) {
             ([holder], true) if !untold => *holder = holder.map(|held| held + rest),
             // What a process with an unknown figure has is in here.

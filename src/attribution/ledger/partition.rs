@@ -31,7 +31,7 @@ impl<'a> Partitions<'a> {
         };
         let devices: Option<Vec<_>> = gpu.mig_devices.iter().map(part).collect();
         let mut devices = devices.unwrap_or_default();
-        // Whatever the driver says of slices: there is no more of a GPU than all of it.
+        // The fractions never exceed the GPU, whatever slices the driver reports.
         let sum: f64 = devices.iter().map(|(_, part)| part.fraction).sum();
         devices.iter_mut().for_each(|(_, part)| part.fraction /= sum.max(1.0));
         Some(Self { devices })
@@ -50,7 +50,7 @@ pub fn reading_of<'a>(medium: &'a Medium, mig: &MigUuid) -> Option<&'a InstanceR
     medium.instances.iter().find(|instance| instance.members.contains(mig))
 }
 
-/// As for a whole GPU, busy is time with a kernel running; where only the SMs are told of, their part.
+/// As for a whole GPU, busy is time with a kernel running; where only SM activity is reported, that.
 pub fn activity(instance: &InstanceReading) -> Option<f64> {
     let ratio = instance.gpm.graphics_engine_active.or(instance.gpm.sm_active)?;
     ratio.is_finite().then(|| ratio.clamp(0.0, 1.0))

@@ -1,4 +1,4 @@
-//! When in an interval a device did what it did. The interval says how much, its stretches differ in who held the device.
+//! When in an interval a device was used. The interval has the amount; its stretches differ in their holders.
 //!
 //! Nobody's stretch is an idle one as far as that is possible: work is done by those who hold the device. Where SM time
 //! by process is known, a stretch did as much as those who had the device then.
@@ -8,8 +8,8 @@ use super::division::{Part, is_nothing};
 /// What rounding leaves over.
 const ROUNDING: f64 = 1e-12;
 
-/// Divides `amount` by weight, no more to each than it has room for. What those with a weight have no room for goes to
-/// the others, by room.
+/// Divides `amount` by weight, no more to each than its limit. What exceeds the limits of those with a weight goes to
+/// the others, by limit.
 #[must_use]
 pub fn pour(amount: f64, rooms: &[f64], weights: &[f64]) -> Vec<f64> {
     let mut filled = vec![0.0; rooms.len()];

@@ -4,7 +4,7 @@ use std::time::Duration;
 use crate::attribution::owners::{DeviceProcesses, OwnedProcess};
 use crate::model::{ContainerRef, Monotonic, Owner, PodRef, Reason};
 
-/// A process that was not told of for so long has ended.
+/// A process that was not reported for so long has ended.
 const FORGOTTEN: Duration = Duration::from_secs(120);
 
 /// Up to where the SM time of each process of one device has been used.

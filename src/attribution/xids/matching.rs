@@ -3,27 +3,27 @@ use std::time::Duration;
 use super::owner::XidOwner;
 use crate::model::{Monotonic, XidClass};
 
-/// The two sources tell of one XID within this time of each other, as the verdict on devices has it.
+/// The two sources report one XID within this time of each other; `health` has the same limit.
 pub const SAME: Duration = Duration::from_secs(5);
-/// What is told together within this time is kept together, so that a storm takes no more room than a shower.
+/// Reports within this time are merged, so that a burst takes no more memory than a few.
 const TOGETHER: Duration = Duration::from_millis(500);
 
-/// XIDs of one code on one GPU that one source told of and the other may still.
+/// XIDs of one code on one GPU that one source has reported and the other may still report.
 #[derive(Debug, Default)]
 pub struct Matching {
-    /// Told by the driver alone so far, oldest first.
+    /// Reported by the driver alone so far, oldest first.
     driver: Vec<Pending>,
-    /// Told by the log alone so far, oldest first: when, how many.
+    /// Reported by the log alone so far, oldest first: when, how many.
     log: Vec<(Monotonic, u64)>,
 }
 
-/// XIDs that were told of at one time.
+/// XIDs that were reported at one time.
 #[derive(Clone, Debug)]
 pub struct Pending {
     pub at: Monotonic,
     pub count: u64,
     pub class: XidClass,
-    /// Whose they are; `None`: nobody's that could be named.
+    /// `None`: no owner is known.
     pub owner: Option<XidOwner>,
 }
 
@@ -63,7 +63,7 @@ impl Matching {
         }
     }
 
-    /// Takes out what the log has not told in time, and forgets what the driver has not.
+    /// Removes and returns what the log has not reported in time, and drops what the driver has not.
     pub fn unmatched(&mut self, now: Monotonic) -> Vec<Pending> {
         self.log.retain(|(at, _)| now.since(*at) <= SAME);
         let (due, still) = std::mem::take(&mut self.driver).into_iter().partition(|xids| now.since(xids.at) > SAME);
