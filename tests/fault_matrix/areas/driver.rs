@@ -133,7 +133,7 @@ pub const AREA: Area = Area {
                     Metric("podmeter_device_unhealthy_reason", &["reason=\"stuck\""], Is::Series(8)),
                 ],
                 log: Log::Line("a driver call on this GPU has not come back"),
-                page: Some(Text("/", "a driver call on it does not come back")),
+                page: Some(Text("/", "a driver call on it does not return")),
             },
             goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Devices(0), GoesOn::Pod],
             undone: "the calls come back",
