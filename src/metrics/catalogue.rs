@@ -13,8 +13,8 @@ pub fn markdown() -> String {
     let mut page = String::from(
         "# Metrics\n\n\
          Written by `podmeter metrics -o markdown`. Units are base units, ratios run from 0 to 1, counters end in \
-         `_total`. A value that the hardware or the kubelet cannot say is absent, never 0; a label is absent where it \
-         does not apply.\n",
+         `_total`. A value that the hardware or the kubelet does not report is absent, never 0; a label is absent where \
+         it does not apply.\n",
     );
     for group in GROUPS {
         let _ = write!(page, "\n## {}\n\n", group.section);
@@ -35,9 +35,9 @@ pub fn markdown() -> String {
     }
     page.push_str(
         "\n## `/metrics/dcgm`\n\n\
-         The same readings under dcgm-exporter's names, labels and units. `container`, `namespace` and `pod` are there \
+         The same readings under dcgm-exporter's names, labels and units. `container`, `namespace` and `pod` are set \
          where exactly one container holds the GPU or MIG device, and on the shares of a shared GPU (utilization, \
-         engine activity, memory in use, energy), whose rest is under no pod. `docs/migrate-metrics.md` has the table \
+         engine activity, memory in use, energy); the rest has no pod. `docs/migrate-metrics.md` has the table \
          of names.\n\n\
          | Metric | Type | Meaning |\n|---|---|---|\n",
     );

@@ -24,7 +24,7 @@ pub(super) static GROUP: Group = Group {
                 "attribution",
             ],
             LEDGER,
-            "A GPU that a container holds now, and how its use is told apart; always 1.",
+            "A GPU that a container holds now, and how its use is attributed; always 1.",
             |snapshot, family| {
                 for account in shown(snapshot) {
                     let Some(holding) = &account.holding else { continue };
@@ -43,28 +43,28 @@ pub(super) static GROUP: Group = Group {
             "podmeter_container_allocated_seconds_total",
             ATTRIBUTED,
             LEDGER,
-            "GPU-seconds held: a shared slot counts its part, a MIG device its slices.",
+            "GPU-seconds held: a shared slot counts its share of the GPU, a MIG device its slices.",
             |snapshot, family| totals(snapshot, family, |account| account.allocated_seconds),
         ),
         counter(
             "podmeter_container_busy_seconds_total",
             ATTRIBUTED,
             LEDGER,
-            "GPU-seconds in which the container kept what it holds busy.",
+            "GPU-seconds in which the container kept its device busy.",
             |snapshot, family| totals(snapshot, family, |account| account.busy_seconds),
         ),
         counter(
             "podmeter_container_idle_seconds_total",
             ATTRIBUTED,
             LEDGER,
-            "GPU-seconds held and not busy, of the time in which busy seconds are known.",
+            "GPU-seconds held and not busy, of the time with known busy seconds.",
             |snapshot, family| totals(snapshot, family, |account| account.idle_seconds),
         ),
         counter(
             "podmeter_container_uncovered_seconds_total",
             ATTRIBUTED,
             LEDGER,
-            "GPU-seconds held in which busy seconds are not known: neither busy nor idle.",
+            "GPU-seconds held without known busy seconds: neither busy nor idle.",
             |snapshot, family| totals(snapshot, family, |account| account.uncovered_seconds),
         ),
         gauge(
@@ -78,21 +78,21 @@ pub(super) static GROUP: Group = Group {
             "podmeter_container_utilization_ratio",
             ATTRIBUTED,
             LEDGER,
-            "Use of what the container holds in the last sample, 0 to 1; of a shared slot at most 1.",
+            "Utilization of the container's device or slot in the last sample, 0 to 1.",
             |snapshot, family| current(snapshot, family, |account| account.utilization_ratio),
         ),
         gauge(
             "podmeter_container_sm_active_ratio",
             ATTRIBUTED,
             LEDGER,
-            "SM activity of what the container holds alone, 0 to 1; absent where it is shared.",
+            "SM activity of the container's exclusive device, 0 to 1; absent for a shared one.",
             |snapshot, family| current(snapshot, family, |account| account.sm_active_ratio),
         ),
         gauge(
             "podmeter_container_dram_active_ratio",
             ATTRIBUTED,
             LEDGER,
-            "Memory bandwidth use of what the container holds alone, 0 to 1; absent where it is shared.",
+            "Memory bandwidth use of the container's exclusive device, 0 to 1; absent for a shared one.",
             |snapshot, family| current(snapshot, family, |account| account.dram_active_ratio),
         ),
         gauge(
@@ -120,14 +120,14 @@ pub(super) static GROUP: Group = Group {
             "podmeter_container_processes",
             ATTRIBUTED,
             LEDGER,
-            "Processes of the container on the device; absent where processes are not known.",
+            "Processes of the container on the device; absent where processes are unknown.",
             |snapshot, family| current(snapshot, family, |account| account.processes),
         ),
         gauge(
             "podmeter_device_allocated_ratio",
             DEVICE,
             LEDGER,
-            "Part of the GPU that is allocated, 0 to 1.",
+            "Fraction of the GPU that is allocated, 0 to 1.",
             |snapshot, family| {
                 // Unknown until the kubelet has answered once.
                 let gpus = snapshot.hardware.inventory.gpus.values().filter(|_| snapshot.kubelet.allocations.is_some());
@@ -228,7 +228,7 @@ mod tests {
         assert!((0.999_999..=1.0).contains(&allocated), "{allocated}");
         assert_eq!(ratio(&snapshot, fixture::PARTITIONED), Some(0.0));
         Arc::make_mut(&mut snapshot.kubelet).allocations = None;
-        assert_eq!(ratio(&snapshot, fixture::WHOLE), None, "nobody has said");
+        assert_eq!(ratio(&snapshot, fixture::WHOLE), None, "the kubelet has not answered");
     }
 
     #[test]

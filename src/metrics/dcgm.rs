@@ -85,11 +85,15 @@ static METRICS: &[Metric] = &[
     gauge("DCGM_FI_DEV_POWER_USAGE", "Power draw (W).", |page, family| {
         page.of_gpus(family, None, |readings| Some(readings.fast.as_ref()?.value.power_watts?.into()))
     }),
-    counter("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "Energy drawn since podmeter saw the GPU (mJ).", |page, family| {
-        page.of_gpus(family, Some(|account, _| Some((account.energy_joules? * 1000.0).round())), |readings| {
-            Some(whole(readings.totals.energy_joules? * 1000.0))
-        })
-    }),
+    counter(
+        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",
+        "Energy drawn since podmeter first read the GPU (mJ).",
+        |page, family| {
+            page.of_gpus(family, Some(|account, _| Some((account.energy_joules? * 1000.0).round())), |readings| {
+                Some(whole(readings.totals.energy_joules? * 1000.0))
+            })
+        },
+    ),
     gauge("DCGM_FI_DEV_SM_CLOCK", "SM clock (MHz).", |page, family| {
         page.of_gpus(family, None, |readings| Some(whole(medium(readings)?.clocks.sm_hertz? / 1e6)))
     }),
@@ -102,7 +106,7 @@ static METRICS: &[Metric] = &[
     gauge("DCGM_FI_DEV_MEMORY_TEMP", "Memory temperature (C).", |page, family| {
         page.of_gpus(family, None, |readings| Some(whole(medium(readings)?.memory_temperature_celsius?)))
     }),
-    counter("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "PCIe packets sent again.", |page, family| {
+    counter("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "PCIe packets retransmitted.", |page, family| {
         page.of_gpus(family, None, |readings| Some(slow(readings)?.pcie.replays?.into()))
     }),
     counter("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "Rows remapped for uncorrectable errors.", |page, family| {
@@ -128,7 +132,7 @@ static METRICS: &[Metric] = &[
     }),
     gauge(
         "DCGM_FI_PROF_GR_ENGINE_ACTIVE",
-        "Part of the time in which the graphics engine was active.",
+        "Fraction of time in which the graphics engine was active.",
         |page, family| {
             page.of_parts(
                 family,
@@ -137,15 +141,15 @@ static METRICS: &[Metric] = &[
             )
         },
     ),
-    gauge("DCGM_FI_PROF_SM_ACTIVE", "Part of the SMs' time with at least one warp resident.", |page, family| {
+    gauge("DCGM_FI_PROF_SM_ACTIVE", "Fraction of SM time with at least one warp resident.", |page, family| {
         page.of_parts(family, None, |_, gpm| Some(gpm.sm_active?.into()))
     }),
     gauge(
         "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
-        "Part of the time in which the tensor pipe was active.",
+        "Fraction of time in which the tensor pipe was active.",
         |page, family| page.of_parts(family, None, |_, gpm| Some((*gpm.pipes.get("tensor")?).into())),
     ),
-    gauge("DCGM_FI_PROF_DRAM_ACTIVE", "Part of the time in which the memory interface was active.", |page, family| {
+    gauge("DCGM_FI_PROF_DRAM_ACTIVE", "Fraction of time in which the memory interface was active.", |page, family| {
         page.of_parts(family, None, |_, gpm| Some(gpm.dram_active?.into()))
     }),
 ];
@@ -315,7 +319,7 @@ fn nvml_bus_id(kernel: &str) -> String {
     }
 }
 
-/// Who holds each GPU and each MIG device now.
+/// The holders of each GPU and each MIG device now.
 struct Holders<'snapshot> {
     gpus: BTreeMap<&'snapshot str, BTreeSet<&'snapshot ContainerRef>>,
     migs: BTreeMap<&'snapshot MigUuid, BTreeSet<&'snapshot ContainerRef>>,
@@ -333,7 +337,7 @@ impl<'snapshot> Holders<'snapshot> {
         holders
     }
 
-    /// A partitioned GPU belongs to nobody as a whole, even while one container has a part of it.
+    /// A partitioned GPU has no holder as a whole, even while one container holds a part of it.
     fn of_gpu(&self, gpu: &Gpu) -> Option<&'snapshot ContainerRef> {
         if gpu.mig_enabled == Some(true) { None } else { only(self.gpus.get(gpu.uuid.as_str())?) }
     }
@@ -373,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_device_is_divided_among_its_pods_and_nobody() {
+    fn a_shared_device_is_divided_among_its_pods_and_the_rest() {
         let mut snapshot = fixture::snapshot();
         let whole = snapshot.accounts.remove(0);
         for (pod, ratio, gibibytes) in [("one", 0.5, 16), ("two", 0.25, 8)] {
@@ -391,14 +395,18 @@ mod tests {
                 family.samples.iter().filter(|sample| sample.labels.iter().any(|(_, value)| value == fixture::WHOLE));
             here.map(|sample| (sample.labels.iter().any(|(name, _)| name == "pod"), sample.value.clone())).collect()
         };
-        let [named, nobodys] = [true, false];
+        let [named, unattributed] = [true, false];
         let share = |named, number| (named, Value::Integer(number));
-        assert_eq!(of("DCGM_FI_DEV_GPU_UTIL"), [share(nobodys, 12), share(named, 50), share(named, 25)]);
-        assert_eq!(of("DCGM_FI_DEV_FB_USED"), [share(nobodys, 16384), share(named, 16384), share(named, 8192)]);
-        assert_eq!(of("DCGM_FI_DEV_GPU_TEMP").len(), 1, "a temperature is nobody's");
+        assert_eq!(of("DCGM_FI_DEV_GPU_UTIL"), [share(unattributed, 12), share(named, 50), share(named, 25)]);
+        assert_eq!(of("DCGM_FI_DEV_FB_USED"), [share(unattributed, 16384), share(named, 16384), share(named, 8192)]);
+        assert_eq!(of("DCGM_FI_DEV_GPU_TEMP").len(), 1, "a temperature is not divided");
         let engine: Vec<_> =
             of("DCGM_FI_PROF_GR_ENGINE_ACTIVE").into_iter().map(|(named, value)| (named, number(&value))).collect();
-        assert_eq!(engine, [(nobodys, 0.069), (named, 0.287), (named, 0.144)], "as utilization is, adding up to 0.5");
+        assert_eq!(
+            engine,
+            [(unattributed, 0.069), (named, 0.287), (named, 0.144)],
+            "as utilization is, adding up to 0.5"
+        );
     }
 
     fn number(value: &Value) -> f64 {
@@ -424,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_xid_of_any_code_and_source_is_told_and_0_where_there_was_none() {
+    fn the_last_xid_of_any_code_and_source_is_shown_and_0_without_one() {
         let mut snapshot = fixture::snapshot();
         let last = |snapshot: &Snapshot, uuid| value(&families(snapshot), "DCGM_FI_DEV_XID_ERRORS", &[("UUID", uuid)]);
         assert_eq!([fixture::WHOLE, fixture::LOST].map(|uuid| last(&snapshot, uuid)), [Some(31.0), Some(0.0)]);
@@ -441,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partitioned_gpu_as_a_whole_is_nobodys() {
+    fn a_partitioned_gpu_as_a_whole_has_no_pod() {
         let mut snapshot = fixture::snapshot();
         snapshot.accounts.retain(|account| &*account.container.pod == "claiming");
         let power = value(

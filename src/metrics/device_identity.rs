@@ -21,7 +21,7 @@ pub(super) static GROUP: Group = Group {
                 "numa_node",
             ],
             "NVML",
-            "What a GPU is; always 1, also for a GPU that is lost, whether or not the driver has ever listed it.",
+            "Properties of a GPU; always 1, also for a lost GPU and for one that the driver has never listed.",
             |snapshot, family| {
                 for gpu in snapshot.hardware.inventory.gpus.values() {
                     let labels = of_device(gpu)
@@ -54,8 +54,8 @@ pub(super) static GROUP: Group = Group {
             "podmeter_node_devices",
             &["state"],
             "sysfs and NVML",
-            "GPUs of the node by state: expected on the PCI bus, visible to the driver, healthy, schedulable as the bundled \
-     plugin sees it, bound to vfio; do not sum over state.",
+            "GPUs of the node by state: expected from the PCI bus, visible to the driver, healthy, schedulable by the bundled \
+     plugin, bound to vfio; do not sum over state.",
             |snapshot, family| {
                 let hardware = &snapshot.hardware;
                 let mut push = |state, count: Option<usize>| family.push_known(Labels::of("state", state), count);

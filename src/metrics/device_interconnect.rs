@@ -14,7 +14,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_pcie_replays_total",
             DEVICE,
             "NVML GetPcieReplayCounter",
-            "PCIe packets sent again.",
+            "PCIe packets retransmitted.",
             |snapshot, family| per_device(snapshot, family, |readings| pcie(readings)?.replays),
         ),
         counter(
@@ -30,7 +30,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_pcie_bytes_total",
             &["gpu_uuid", "gpu", "direction"],
             "NVML fields 197 and 198",
-            "Bytes over PCIe, as the GPU sees the direction; absent where the counter has 32 bits.",
+            "Bytes over PCIe, in the GPU's direction; absent where the counter has 32 bits.",
             |snapshot, family| {
                 per_device_and(snapshot, family, "direction", |readings| {
                     let pcie = pcie(readings)?;
@@ -49,7 +49,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_pcie_link_generation_max",
             DEVICE,
             "NVML GetMaxPcieLinkGeneration",
-            "PCIe generation that GPU and slot can reach.",
+            "Maximum PCIe generation of GPU and slot.",
             |snapshot, family| per_device(snapshot, family, |readings| pcie(readings)?.link_generation_max),
         ),
         gauge(
@@ -63,7 +63,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_pcie_link_width_lanes_max",
             DEVICE,
             "NVML GetMaxPcieLinkWidth",
-            "PCIe lanes that GPU and slot can reach.",
+            "Maximum PCIe lanes of GPU and slot.",
             |snapshot, family| per_device(snapshot, family, |readings| pcie(readings)?.link_width_lanes_max),
         ),
         counter(
@@ -115,7 +115,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_fabric_condition",
             &["gpu_uuid", "gpu", "condition"],
             "NVML GetGpuFabricInfoV health mask",
-            "Conditions of the fabric that the driver supports, 0 or 1.",
+            "Fabric conditions that the driver reports, 0 or 1.",
             |snapshot, family| {
                 per_device_and(snapshot, family, "condition", |readings| {
                     Some(named(&slow(readings)?.fabric.as_ref()?.conditions))

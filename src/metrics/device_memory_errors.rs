@@ -26,7 +26,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_ecc_lifetime_errors_total",
             &["gpu_uuid", "gpu", "error"],
             "NVML GetTotalEccErrors (aggregate)",
-            "ECC errors in the life of the board.",
+            "ECC errors over the lifetime of the board.",
             |snapshot, family| {
                 per_device_and(snapshot, family, "error", |readings| {
                     let slow = slow(readings)?;
@@ -50,14 +50,14 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_row_remap_pending",
             DEVICE,
             "NVML field 144",
-            "Whether a remap waits for a reset of the GPU, 0 or 1.",
+            "Whether a row remap is pending until a reset of the GPU, 0 or 1.",
             |snapshot, family| per_device(snapshot, family, |readings| Some(slow(readings)?.row_remap?.pending)),
         ),
         gauge(
             "podmeter_device_row_remap_failed",
             DEVICE,
             "NVML field 145",
-            "Whether a remap has failed, which is a reason to replace the board, 0 or 1.",
+            "Whether a row remap has failed, NVIDIA's criterion for replacing the board, 0 or 1.",
             |snapshot, family| per_device(snapshot, family, |readings| Some(slow(readings)?.row_remap?.failed)),
         ),
         gauge(
@@ -84,7 +84,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_retired_pages_pending",
             DEVICE,
             "NVML GetRetiredPagesPendingStatus",
-            "Whether pages wait for a reboot to be retired, 0 or 1.",
+            "Whether pages are pending retirement until a reboot, 0 or 1.",
             |snapshot, family| per_device(snapshot, family, |readings| slow(readings)?.retired_pages_pending),
         ),
     ],

@@ -18,14 +18,14 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_power_watts",
             DEVICE,
             "NVML GetPowerUsage",
-            "Power drawn by the board, as the driver averages it.",
+            "Power drawn by the board, averaged by the driver.",
             |snapshot, family| per_device(snapshot, family, |readings| readings.fast.as_ref()?.value.power_watts),
         ),
         gauge(
             "podmeter_device_power_limit_watts",
             DEVICE,
             "NVML GetEnforcedPowerLimit",
-            "Power limit in force.",
+            "Enforced power limit.",
             |snapshot, family| per_device(snapshot, family, |readings| medium(readings)?.power_limit_watts),
         ),
         gauge(
@@ -68,7 +68,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_throttled_seconds_total",
             &["gpu_uuid", "gpu", "reason"],
             "NVML fields 74, 76, 251-253 or 269-271",
-            "Seconds in which the clocks were held back; reasons overlap, so do not sum over reason.",
+            "Seconds in which the clocks were throttled; reasons overlap, so do not sum over reason.",
             |snapshot, family| {
                 per_device_and(snapshot, family, "reason", |readings| Some(named(&medium(readings)?.throttled_seconds)))
             },
@@ -77,7 +77,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_clock_event_active",
             &["gpu_uuid", "gpu", "reason"],
             "NVML GetCurrentClocksEventReasons",
-            "Whether a reason holds the clocks back now: one series per reason, 0 or 1.",
+            "Whether a reason limits the clocks now: one series per reason, 0 or 1.",
             |snapshot, family| {
                 per_device_and(snapshot, family, "reason", |readings| Some(named(&medium(readings)?.clock_events)))
             },
@@ -93,7 +93,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_fan_speed_ratio",
             &["gpu_uuid", "gpu", "fan"],
             "NVML GetFanSpeed_v2",
-            "Fan speed that the driver asks for, as part of the maximum.",
+            "Fan speed that the driver requests, as a fraction of the maximum.",
             |snapshot, family| {
                 per_device_and(snapshot, family, "fan", |readings| {
                     Some((0u32..).zip(medium(readings)?.fan_speed_ratios.iter().copied().map(Some)))

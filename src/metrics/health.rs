@@ -15,7 +15,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_healthy",
             DEVICE,
             OWN,
-            "The verdict that the kubelet is given, 0 or 1; 0 as soon as one MIG device of the GPU is unhealthy.",
+            "Whether the GPU and all of its MIG devices are healthy, 0 or 1.",
             |snapshot, family| {
                 for (gpu, health) in with_health(snapshot) {
                     family.push(of_device(gpu), health.is_healthy());
@@ -26,7 +26,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_unhealthy_reason",
             &["gpu_uuid", "gpu", "reason"],
             OWN,
-            "Why a GPU or a MIG device on it is unhealthy; always 1, absent while all is well.",
+            "Why a GPU or a MIG device on it is unhealthy; always 1, absent while it is healthy.",
             |snapshot, family| {
                 for (gpu, health) in with_health(snapshot) {
                     let causes = health.devices().flat_map(|device| &device.causes);
@@ -40,7 +40,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_recovery_action",
             &["gpu_uuid", "gpu", "action"],
             "NVML field 230",
-            "What the driver wants done to the GPU, 0 or 1 for each action; absent where it does not say.",
+            "Recovery action that the driver requests for the GPU: one series per action, 0 or 1; absent where it reports none.",
             |snapshot, family| {
                 for (gpu, readings) in with_readings(snapshot) {
                     // A number that is not known is no state.
@@ -55,7 +55,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_xid_errors_total",
             &["gpu_uuid", "gpu", "class"],
             "NVML events, kernel log",
-            "XIDs by class; one that two sources tell of counts once.",
+            "XIDs by class; an XID that two sources report counts once.",
             |snapshot, family| {
                 for (gpu, health) in with_health(snapshot) {
                     for (class, count) in &health.xids.by_class {
@@ -68,7 +68,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_xid_last_timestamp_seconds",
             &["gpu_uuid", "gpu", "xid", "class", "source"],
             "NVML events, kernel log",
-            "Unix time of the last XID of this code that the source told of.",
+            "Unix time of the last XID of this code from this source.",
             |snapshot, family| {
                 for (gpu, health) in with_health(snapshot) {
                     for (code, sources) in &health.xids.last {
@@ -87,7 +87,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_container_xid_errors_total",
             &["namespace", "pod", "container", "gpu_uuid", "mig_uuid", "xid", "class"],
             "NVML events, kernel log",
-            "XIDs by the container whose process the kernel's log names, else by the one container that holds the device.",
+            "XIDs by the container whose process the kernel log names, else by the one container that holds the device.",
             |snapshot, family| {
                 for xid in snapshot.container_xids.iter().filter(|xid| is_shown(snapshot, xid)) {
                     let labels = of_container(&xid.container)

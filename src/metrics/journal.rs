@@ -7,13 +7,13 @@ use crate::model::{JournalState, Snapshot};
 const OWN: &str = "podmeter";
 
 pub(super) static GROUP: Group = Group {
-    section: "Journal of allocations",
+    section: "Allocation journal",
     metrics: &[
         gauge(
             "podmeter_journal_up",
             &[],
             OWN,
-            "Whether the journal of allocations is written, 0 or 1; only with --state-dir, as all of these.",
+            "Whether the allocation journal is written, 0 or 1; only with --state-dir, as all journal metrics.",
             |snapshot, family| {
                 push(snapshot, family, |journal| {
                     Some((journal.problem.is_none() && journal.size_bytes.is_some()).into())
@@ -24,24 +24,24 @@ pub(super) static GROUP: Group = Group {
             "podmeter_journal_entries_total",
             &[],
             OWN,
-            "Holdings written to the journal; a later word on the same holding counts again.",
+            "Holdings written to the journal; an update of a holding counts again.",
             |snapshot, family| push(snapshot, family, |journal| Some(journal.written)),
         ),
         counter(
             "podmeter_journal_errors_total",
             &[],
             OWN,
-            "Writes and openings of the journal that failed; what was to be written waits.",
+            "Failed writes and openings of the journal; the data waits and is written later.",
             |snapshot, family| push(snapshot, family, |journal| Some(journal.errors)),
         ),
         counter(
             "podmeter_journal_dropped_total",
             &[],
             OWN,
-            "Holdings that the journal lacks because too many waited for the disk.",
+            "Holdings missing from the journal because too many waited for the disk.",
             |snapshot, family| push(snapshot, family, |journal| Some(journal.dropped)),
         ),
-        gauge("podmeter_journal_size_bytes", &[], OWN, "Size of the journal's file.", |snapshot, family| {
+        gauge("podmeter_journal_size_bytes", &[], OWN, "Size of the journal file.", |snapshot, family| {
             push(snapshot, family, |journal| journal.size_bytes)
         }),
     ],

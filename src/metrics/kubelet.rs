@@ -14,7 +14,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_podresources_request_duration_seconds",
             &["method"],
             "podmeter",
-            "Time that PodResources calls took, failed ones too.",
+            "Duration of PodResources calls, including failed ones.",
             |snapshot, family| {
                 let durations = &snapshot.kubelet.counters.durations;
                 let unused = DurationHistogram::default();
@@ -40,7 +40,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_podresources_age_seconds",
             &[],
             "podmeter",
-            "Age of the allocation relation in use: grows while the kubelet does not answer.",
+            "Age of the allocations in use: grows while the kubelet does not answer.",
             |snapshot, family| {
                 let answered = snapshot.kubelet.allocations_at;
                 let age = answered.map(|answered| snapshot.at.monotonic.since(answered.monotonic).as_secs_f64());
@@ -51,7 +51,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_podresources_pods_truncated",
             &[],
             "podmeter",
-            "Whether the last answer was over the size limit and the relation may lack pods, 0 or 1.",
+            "Whether the last answer exceeded the size limit and pods may be missing, 0 or 1.",
             |snapshot, family| {
                 let has_answered = snapshot.kubelet.allocations.is_some() || snapshot.kubelet.truncated;
                 family.push_known(Labels::default(), has_answered.then_some(snapshot.kubelet.truncated));
@@ -61,7 +61,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_refresh_triggers_total",
             &["trigger"],
             "podmeter",
-            "Refreshes of the allocation relation, by what asked for them.",
+            "Refreshes of the allocations, by trigger.",
             |snapshot, family| {
                 for trigger in TRIGGER_NAMES {
                     let count = snapshot.kubelet.counters.triggers.get(trigger).copied().unwrap_or(0);

@@ -14,7 +14,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_mig_device_info",
             &["gpu_uuid", "mig_uuid", "gpu_instance", "compute_instance", "profile"],
             "NVML GetMigDeviceHandleByIndex",
-            "A MIG device and the GPU it is part of; always 1.",
+            "A MIG device and its GPU; always 1.",
             |snapshot, family| {
                 for gpu in snapshot.hardware.inventory.gpus.values() {
                     for mig in &gpu.mig_devices {
@@ -32,7 +32,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_mig_mode_enabled",
             DEVICE,
             "NVML GetMigMode",
-            "Whether the GPU is in MIG mode, 0 or 1; absent where the GPU has none.",
+            "Whether the GPU is in MIG mode, 0 or 1; absent for a GPU without MIG.",
             |snapshot, family| {
                 for gpu in snapshot.hardware.inventory.gpus.values().filter(|gpu| gpu.present) {
                     family.push_known(of_device(gpu), gpu.mig_enabled);
@@ -56,21 +56,21 @@ pub(super) static GROUP: Group = Group {
             "podmeter_mig_sm_active_ratio",
             INSTANCE,
             "NVML GPM 2",
-            "Part of the instance's SMs' time with at least one warp resident, 0 to 1.",
+            "Fraction of the instance's SM time with at least one warp resident, 0 to 1.",
             |snapshot, family| per_instance(snapshot, family, |instance| instance.gpm.sm_active),
         ),
         gauge(
             "podmeter_mig_sm_occupancy_ratio",
             INSTANCE,
             "NVML GPM 3",
-            "Resident warps as part of what the instance's SMs can hold, 0 to 1.",
+            "Resident warps of the instance as a fraction of the maximum, 0 to 1.",
             |snapshot, family| per_instance(snapshot, family, |instance| instance.gpm.sm_occupancy),
         ),
         gauge(
             "podmeter_mig_pipe_active_ratio",
             &["gpu_uuid", "gpu_instance", "pipe"],
             "NVML GPM 4-9 and 11-13",
-            "Part of the time in which an arithmetic pipe of the instance was active, 0 to 1; do not sum over pipe.",
+            "Fraction of time in which an arithmetic pipe of the instance was active, 0 to 1; do not sum over pipe.",
             |snapshot, family| {
                 for (gpu, instance) in instances(snapshot) {
                     for (pipe, ratio) in named(&instance.gpm.pipes) {
@@ -83,7 +83,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_mig_dram_active_ratio",
             INSTANCE,
             "NVML GPM 10",
-            "Memory bandwidth of the instance used as part of its peak, 0 to 1.",
+            "Memory bandwidth of the instance used as a fraction of its peak, 0 to 1.",
             |snapshot, family| per_instance(snapshot, family, |instance| instance.gpm.dram_active),
         ),
     ],

@@ -28,7 +28,7 @@ pub enum Coding {
     Zstd,
 }
 
-/// A page could not be made: a defect of podmeter, told to the client.
+/// A page could not be made: a defect of podmeter, reported to the client.
 #[derive(Debug, thiserror::Error)]
 pub enum PageError {
     #[error("the metrics could not be encoded; please report this")]
@@ -127,7 +127,7 @@ mod tests {
         next.sequence += 1;
         assert!(pages.ready(&next, Format::Text, Coding::Identity).is_none());
         pages.page(&next, Format::Text, Coding::Identity).unwrap();
-        assert!(pages.ready(&snapshot, Format::Text, Coding::Identity).is_none(), "the old one is let go");
+        assert!(pages.ready(&snapshot, Format::Text, Coding::Identity).is_none(), "the old page is dropped");
     }
 
     #[test]

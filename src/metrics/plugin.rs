@@ -15,7 +15,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_plugin_registered",
             &["resource"],
             OWN,
-            "Whether the kubelet has this podmeter's registration of the resource, 0 or 1.",
+            "Whether the resource is registered with the kubelet by this podmeter, 0 or 1.",
             |snapshot, family| of_resources(snapshot, family, |state| Some(state.registered)),
         ),
         counter(
@@ -29,7 +29,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_plugin_kubelet_restarts_total",
             &[],
             OWN,
-            "Kubelets that replaced another one while podmeter ran.",
+            "Restarts of the kubelet while podmeter ran.",
             |snapshot, family| {
                 let restarts = snapshot.plugin.as_ref().map(|plugin| plugin.kubelet_restarts);
                 family.since(snapshot.started).push_known(Labels::default(), restarts);
@@ -39,7 +39,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_plugin_devices",
             &["resource", "health"],
             OWN,
-            "Devices that the kubelet is told of, by the health it is told.",
+            "Devices offered to the kubelet, by health.",
             |snapshot, family| {
                 by_label(snapshot, family, "health", |state| {
                     let (healthy, unhealthy) = state.count();
@@ -51,7 +51,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_plugin_allocations_total",
             &["resource", "result"],
             OWN,
-            "Allocations that the kubelet asked for, by what became of them.",
+            "Allocations that the kubelet requested, by result.",
             |snapshot, family| by_label(snapshot, family, "result", |state| counts(&state.allocations)),
         ),
         histogram(
@@ -65,7 +65,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_preferred_allocation_duration_seconds",
             &["resource"],
             OWN,
-            "Time that podmeter took to say which devices it prefers.",
+            "Time that podmeter took to answer preferred allocations.",
             |snapshot, family| {
                 of_resources(snapshot, family, |state| state.prefers.then_some(&state.preferred_durations));
             },
@@ -74,14 +74,14 @@ pub(super) static GROUP: Group = Group {
             "podmeter_plugin_preferred_allocation_fallbacks_total",
             &["resource", "reason"],
             OWN,
-            "Preferences that had to be made with less knowledge than wanted, by what was missing.",
+            "Preferred allocations made with missing information, by what was missing.",
             |snapshot, family| by_label(snapshot, family, "reason", |state| counts(&state.preferred_fallbacks)),
         ),
         counter(
             "podmeter_plugin_health_transitions_total",
             &["resource", "to", "reason"],
             OWN,
-            "Devices that turned healthy or unhealthy after they were offered, by reason; slots of one GPU count each.",
+            "Offered devices that became healthy or unhealthy, by reason; each slot of a GPU counts.",
             |snapshot, family| {
                 for (resource, state) in resources(snapshot) {
                     for (to, reasons) in &state.health_transitions {
@@ -97,14 +97,14 @@ pub(super) static GROUP: Group = Group {
             "podmeter_plugin_pre_starts_total",
             &["resource", "result"],
             OWN,
-            "Checks of devices before a container starts, by result; only where a resource asks for them.",
+            "Checks of devices before a container starts, by result; only for resources that request them.",
             |snapshot, family| by_label(snapshot, family, "result", |state| counts(&state.pre_starts)),
         ),
         counter(
             "podmeter_plugin_unregistered_seconds_total",
             &["resource"],
             OWN,
-            "Time during which the kubelet did not have the resource from this podmeter.",
+            "Time during which the resource was not registered by this podmeter.",
             |snapshot, family| {
                 of_resources(snapshot, family, |state| {
                     Some(state.unregistered_until(snapshot.at.monotonic).as_secs_f64())
@@ -115,7 +115,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_plugin_conflict",
             &["resource"],
             OWN,
-            "Whether another live plugin serves the resource and podmeter waits for its end, 0 or 1.",
+            "Whether another live plugin serves the resource and podmeter waits for it to end, 0 or 1.",
             |snapshot, family| of_resources(snapshot, family, |state| Some(state.conflict.is_some())),
         ),
         gauge(

@@ -10,7 +10,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_pod_info",
             &["namespace", "pod", "uid", "label_*"],
             "kubelet device checkpoint, Pods API or pod-log directories",
-            "A pod that the kubelet lists, its UID and the labels asked for with podLabels; always 1.",
+            "A pod that the kubelet lists, with its UID and the labels selected by podLabels; always 1.",
             |snapshot, family| {
                 let Some(processes) = &snapshot.processes else { return };
                 for pod in snapshot.kubelet.allocations.iter().flat_map(|allocations| &allocations.pods) {
@@ -36,7 +36,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_process_attribution_enabled",
             &[],
             "podmeter",
-            "Whether host process ids are visible and used to attribute use to containers, 0 or 1.",
+            "Whether host process IDs are visible and used for attribution, 0 or 1.",
             |snapshot, family| {
                 family.push_known(Labels::default(), snapshot.processes.as_ref().map(|processes| processes.enabled));
             },

@@ -77,7 +77,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_container_exclusive_cpus",
             &["namespace", "pod", "container"],
             LIST,
-            "CPUs allocated to this container alone.",
+            "CPUs allocated exclusively to the container.",
             |snapshot, family| {
                 for container in with_exclusive_cpus(snapshot) {
                     family.push(of_container(&container.reference), container.exclusive_cpus.len());
@@ -88,7 +88,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_container_exclusive_cpus_info",
             &["namespace", "pod", "container", "cpus"],
             LIST,
-            "Which CPUs are allocated to this container alone; always 1.",
+            "Which CPUs are allocated exclusively to the container; always 1.",
             |snapshot, family| {
                 for container in with_exclusive_cpus(snapshot) {
                     family.push(
@@ -115,7 +115,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_pod_exclusive_cpus",
             &["namespace", "pod"],
             LIST,
-            "CPUs allocated to this pod as a whole; those of its containers are among them.",
+            "CPUs allocated to the pod as a whole, including those of its containers.",
             |snapshot, family| {
                 let pods = allocations(snapshot).flat_map(|allocations| &allocations.pods);
                 for pod in pods.filter(|pod| !pod.exclusive_cpus.is_empty()) {
@@ -127,7 +127,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_pod_memory_reserved_bytes",
             &["namespace", "pod", "memory_type", "numa_node"],
             LIST,
-            "Memory and hugepages reserved for this pod as a whole.",
+            "Memory and hugepages reserved for the pod as a whole.",
             |snapshot, family| {
                 for pod in allocations(snapshot).flat_map(|allocations| &allocations.pods) {
                     for (labels, bytes) in by_type_and_numa(&pod.memory) {
@@ -140,7 +140,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_node_cpus",
             &["state"],
             BOTH,
-            "CPUs of the node by state; shared is allocatable less exclusive, so do not sum over state.",
+            "CPUs of the node by state; shared is allocatable minus exclusive, so do not sum over state.",
             |snapshot, family| {
                 // Without CPUs in its answer the kubelet does not report them.
                 let Some(cpus) =
@@ -171,22 +171,22 @@ pub(super) static GROUP: Group = Group {
             "podmeter_resource_devices",
             &["resource", "state"],
             BOTH,
-            "Devices of an extended resource; allocatable is what the kubelet says, unallocated those of them that nobody holds, \
-     unhealthy is known of the bundled plugin's.",
+            "Devices of an extended resource: allocatable as the kubelet reports, unallocated those of them without a holder, \
+     unhealthy only for the bundled plugin's.",
             resource_devices,
         ),
         gauge(
             "podmeter_resource_drift_devices",
             &["resource", "drift"],
             BOTH,
-            "Devices on which the hardware or the bundled plugin, the kubelet's allocatable list and its allocations disagree.",
+            "Devices on which the hardware or bundled plugin, the kubelet's allocatable list and its allocations disagree.",
             drift,
         ),
         gauge(
             "podmeter_unresolved_devices",
             &["resource", "form"],
             "podmeter",
-            "Held devices whose id could not be joined to hardware.",
+            "Held devices whose ID matches no hardware.",
             |snapshot, family| {
                 for unresolved in &snapshot.unresolved {
                     family.push(
@@ -200,7 +200,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_pods",
             &["state"],
             LIST,
-            "Pods that the kubelet lists; with_devices are among the listed.",
+            "Pods that the kubelet lists; listed includes with_devices.",
             |snapshot, family| {
                 for allocations in allocations(snapshot) {
                     family.push(Labels::of("state", "listed"), allocations.pods.len());
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shared_pool_is_what_nobody_holds_alone() {
+    fn the_shared_pool_excludes_exclusive_cpus() {
         let page = with(|allocations, _| {
             // A container's own CPUs are a subset of its pod's: counted once.
             let pod = allocations.pods.last_mut().unwrap();
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn of_our_own_resource_we_know_what_was_advertised() {
+    fn drift_of_our_resource_uses_what_was_advertised() {
         let mut snapshot = fixture::snapshot();
         Arc::make_mut(snapshot.plugin.as_mut().unwrap()).resources.get_mut(&"nvidia.com/gpu".into()).unwrap().devices =
             Arc::new([("GPU-new".into(), None), ("GPU-ill".into(), Some("lost".into()))].into());
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_says_its_gpu_only_when_it_is_known() {
+    fn a_claim_has_its_gpu_only_when_it_is_known() {
         let name = "podmeter_container_claim_info";
         let mut snapshot = fixture::snapshot();
         let gpu = [("gpu_uuid", fixture::PARTITIONED)];

@@ -23,7 +23,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_collector_stuck",
             &["collector"],
             OWN,
-            "Whether a call of the collector has not come back in time, 0 or 1.",
+            "Whether a call of the collector hangs, 0 or 1.",
             |snapshot, family| per_collector(snapshot, family, |collector| Some(collector.stuck)),
         ),
         gauge(
@@ -37,7 +37,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_collector_duration_seconds",
             &["collector"],
             OWN,
-            "Time that the collector's last run took.",
+            "Duration of the collector's last run.",
             |snapshot, family| per_collector(snapshot, family, |collector| Some(collector.duration?.as_secs_f64())),
         ),
         gauge(
@@ -56,7 +56,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_nvml_errors_total",
             &["call", "code"],
             "NVML",
-            "NVML calls that failed, by call and return code; what is not supported is no error.",
+            "Failed NVML calls, by call and return code; not_supported is not counted.",
             |snapshot, family| {
                 for (call, codes) in &snapshot.hardware.errors {
                     for (code, count) in codes {
@@ -69,7 +69,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_nvml_implausible_readings_total",
             &["quantity"],
             "NVML",
-            "Readings outside the range that their quantity can have; each is absent where it would have been shown.",
+            "Readings outside the plausible range of their quantity; they are discarded.",
             |snapshot, family| {
                 counted(snapshot, family, "quantity", &snapshot.hardware.implausible_readings, |name| name);
             },
@@ -78,7 +78,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_nvml_call_duration_seconds",
             &["call"],
             "NVML",
-            "Time that NVML calls took, by call, refused ones included; only with --nvml-call-durations.",
+            "Duration of NVML calls, including failed ones; only with --nvml-call-durations.",
             |snapshot, family| {
                 for (call, durations) in &snapshot.nvml_call_durations {
                     family.push(Labels::of("call", *call), durations);
@@ -89,7 +89,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_released",
             &[],
             OWN,
-            "Whether the driver was let go of on request, 0 or 1.",
+            "Whether the driver is released on request, 0 or 1.",
             |snapshot, family| {
                 // Without a driver there is none to release.
                 let has_driver = snapshot.hardware.source != "none";
@@ -100,14 +100,14 @@ pub(super) static GROUP: Group = Group {
             "podmeter_scrape_duration_seconds",
             &[],
             OWN,
-            "Time from a scrape's request to its page, as of the previous scrapes.",
+            "Time to answer a scrape, as of the previous scrapes.",
             |snapshot, family| family.push(Labels::default(), &snapshot.scrape_durations),
         ),
         gauge(
             "podmeter_config_last_reload_successful",
             &[],
             OWN,
-            "Whether the last reading of the configuration succeeded, 0 or 1.",
+            "Whether the last reload of the configuration succeeded, 0 or 1.",
             |snapshot, family| {
                 family.push_known(Labels::default(), snapshot.config_reload.map(|reload| reload.successful))
             },
@@ -116,7 +116,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_config_last_reload_success_timestamp_seconds",
             &[],
             OWN,
-            "Unix time of the last successful reading of the configuration.",
+            "Unix time of the last successful load of the configuration.",
             |snapshot, family| {
                 family.push_known(Labels::default(), snapshot.config_reload.map(|reload| reload.last_success))
             },
@@ -125,21 +125,21 @@ pub(super) static GROUP: Group = Group {
             "podmeter_conservation_violations_total",
             &["quantity"],
             OWN,
-            "How often shares and remainder did not add up to their device; always a defect.",
+            "How often holders' shares and unattributed use did not add up to their device; always a defect.",
             |snapshot, family| counted(snapshot, family, "quantity", &snapshot.violations, Quantity::as_str),
         ),
         counter(
             "podmeter_series_dropped_total",
             &["reason"],
             OWN,
-            "Container series left off the page by the series limit, by whether their container had ended or held.",
+            "Container series dropped by the series limit, by whether their container had ended or held a device.",
             |snapshot, family| counted(snapshot, family, "reason", &snapshot.series_dropped, |reason| reason),
         ),
         counter(
             "podmeter_log_lines_dropped_total",
             &[],
             OWN,
-            "Log lines dropped because standard error did not take them in time.",
+            "Log lines dropped because standard error was too slow.",
             |snapshot, family| {
                 family.since(snapshot.started).push(Labels::default(), snapshot.log_lines_dropped);
             },
@@ -148,7 +148,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_build_info",
             &["version", "revision", "rustc_version"],
             OWN,
-            "What this podmeter was built from; always 1.",
+            "Version, revision and compiler of this podmeter; always 1.",
             |_, family| {
                 let labels = Labels::of("version", env!("CARGO_PKG_VERSION"))
                     .and("revision", env!("PODMETER_BUILD_REVISION"))

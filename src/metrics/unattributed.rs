@@ -10,13 +10,13 @@ const LEDGER: &str = "PodResources List joined with NVML and /proc";
 const DEVICE_REASON: &[&str] = &["gpu_uuid", "gpu", "reason"];
 
 pub(super) static GROUP: Group = Group {
-    section: "What is no container's",
+    section: "Unattributed use",
     metrics: &[
         gauge(
             "podmeter_device_unattributed_processes",
             DEVICE_REASON,
             LEDGER,
-            "Processes on the GPU that belong to no container holding it; absent where processes are not known.",
+            "Processes on the GPU that belong to no container holding it; absent where processes are unknown.",
             |snapshot, family| by_reason(snapshot, family, |unattributed| &unattributed.processes),
         ),
         gauge(
@@ -30,7 +30,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_unattributed_energy_joules_total",
             DEVICE_REASON,
             LEDGER,
-            "Energy not attributed to a container; reason idle is what the board draws with nothing running.",
+            "Energy not attributed to a container; reason idle is the idle power of the board.",
             |snapshot, family| by_reason(snapshot, family, |unattributed| &unattributed.energy_joules),
         ),
         counter(
@@ -44,7 +44,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_container_unallocated_use",
             &["namespace", "pod", "container", "gpu_uuid"],
             LEDGER,
-            "A pod has a process on a GPU that it does not hold; always 1.",
+            "A pod with a process on a GPU that it does not hold; always 1.",
             |snapshot, family| {
                 for one in &snapshot.unallocated_uses {
                     let labels =
