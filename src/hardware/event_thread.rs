@@ -96,7 +96,7 @@ impl EventThread {
         }
     }
 
-    /// Asks the thread to release the session, which it reports with [`Event::EventThreadEnded`].
+    /// Asks the thread to release the session, which it reports with [`Event::WaitEnded`].
     pub fn stop(&mut self) {
         self.changes = None;
     }
@@ -143,7 +143,7 @@ impl EventWait {
         self.note(None);
         // Released before it is reported.
         drop(session);
-        let _ = self.events.send(Event::EventThreadEnded(number));
+        let _ = self.events.send(Event::WaitEnded(number));
     }
 
     fn wait_repeatedly(&mut self, source: &mut dyn EventSource) {

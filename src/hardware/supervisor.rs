@@ -291,7 +291,7 @@ impl Supervisor {
                 }
             }
             Event::Notice(notice) => self.take_notice(*notice, now),
-            Event::EventThreadEnded(number) => {
+            Event::WaitEnded(number) => {
                 self.event_thread.take_if(|event_thread| event_thread.number == number);
             }
             Event::Release(duration, reply) => {

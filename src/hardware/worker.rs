@@ -32,7 +32,7 @@ pub enum Event {
     Closed,
     Notice(Box<Notice>),
     /// This event thread has released its session.
-    EventThreadEnded(u64),
+    WaitEnded(u64),
     Release(Duration, Reply),
     Resume(oneshot::Sender<()>),
     Stop,

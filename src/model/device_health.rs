@@ -43,19 +43,19 @@ pub struct HealthCause {
     pub clears: &'static str,
 }
 
-/// In the order in which they name a transition.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum UnhealthyReason {
-    Xid,
-    RecoveryAction,
-    Lost,
-    RowRemapFailed,
-    Fabric,
-    Ecc,
-    Stuck,
-    Admin,
-    Unknown,
+named! {
+    /// In the order in which they name a transition.
+    pub enum UnhealthyReason {
+        Xid = "xid",
+        RecoveryAction = "recovery_action",
+        Lost = "lost",
+        RowRemapFailed = "row_remap_failed",
+        Fabric = "fabric",
+        Ecc = "ecc",
+        Stuck = "stuck",
+        Admin = "admin",
+        Unknown = "unknown",
+    }
 }
 
 /// A change of a device's health.
@@ -96,87 +96,25 @@ pub struct LastXid {
     pub count: u64,
 }
 
-/// The class of an XID.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum XidClass {
-    /// The application's own fault, or its end.
-    Application,
-    /// A memory error that cost one application.
-    ContainedMemory,
-    GpuReset,
-    NodeReboot,
-    Nvlink,
-    /// Power or mechanics.
-    Hardware,
-    Informational,
-    /// Significant only together with another XID.
-    Corroborating,
-    /// Announces a change of the recovery action.
-    RecoveryAction,
-    Software,
-    Unknown,
-}
-
-impl UnhealthyReason {
-    pub const ALL: [Self; 9] = [
-        Self::Xid,
-        Self::RecoveryAction,
-        Self::Lost,
-        Self::RowRemapFailed,
-        Self::Fabric,
-        Self::Ecc,
-        Self::Stuck,
-        Self::Admin,
-        Self::Unknown,
-    ];
-
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Xid => "xid",
-            Self::RecoveryAction => "recovery_action",
-            Self::Lost => "lost",
-            Self::RowRemapFailed => "row_remap_failed",
-            Self::Fabric => "fabric",
-            Self::Ecc => "ecc",
-            Self::Stuck => "stuck",
-            Self::Admin => "admin",
-            Self::Unknown => "unknown",
-        }
-    }
-}
-
-impl XidClass {
-    pub const ALL: [Self; 11] = [
-        Self::Application,
-        Self::ContainedMemory,
-        Self::GpuReset,
-        Self::NodeReboot,
-        Self::Nvlink,
-        Self::Hardware,
-        Self::Informational,
-        Self::Corroborating,
-        Self::RecoveryAction,
-        Self::Software,
-        Self::Unknown,
-    ];
-
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Application => "application",
-            Self::ContainedMemory => "contained_memory",
-            Self::GpuReset => "gpu_reset",
-            Self::NodeReboot => "node_reboot",
-            Self::Nvlink => "nvlink",
-            Self::Hardware => "hardware",
-            Self::Informational => "informational",
-            Self::Corroborating => "corroborating",
-            Self::RecoveryAction => "recovery_action",
-            Self::Software => "software",
-            Self::Unknown => "unknown",
-        }
+named! {
+    /// The class of an XID.
+    pub enum XidClass {
+        /// The application's own fault, or its end.
+        Application = "application",
+        /// A memory error that cost one application.
+        ContainedMemory = "contained_memory",
+        GpuReset = "gpu_reset",
+        NodeReboot = "node_reboot",
+        Nvlink = "nvlink",
+        /// Power or mechanics.
+        Hardware = "hardware",
+        Informational = "informational",
+        /// Significant only together with another XID.
+        Corroborating = "corroborating",
+        /// Announces a change of the recovery action.
+        RecoveryAction = "recovery_action",
+        Software = "software",
+        Unknown = "unknown",
     }
 }
 

@@ -2,6 +2,34 @@
 //!
 //! In: nothing. Out: plain values. It does not know tokio, gRPC, NVML, Prometheus, files or clocks.
 
+/// An enum whose values have one name in labels, JSON and text.
+macro_rules! named {
+    ($(#[$doc:meta])* pub enum $enum:ident { $($(#[$value_doc:meta])* $value:ident = $name:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum $enum {
+            $($(#[$value_doc])* $value,)*
+        }
+
+        impl $enum {
+            pub const ALL: [Self; [$($name),*].len()] = [$(Self::$value),*];
+
+            #[must_use]
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$value => $name,)*
+                }
+            }
+        }
+
+        impl serde::Serialize for $enum {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(self.as_str())
+            }
+        }
+    };
+}
+
 mod allocations;
 mod device_health;
 mod identity;

@@ -220,45 +220,21 @@ pub struct Holding {
     pub weight: f64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Sharing {
-    Exclusive,
-    TimeSlicing,
-    Mps,
-    Mig,
-}
-
-impl Sharing {
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Exclusive => "exclusive",
-            Self::TimeSlicing => "time_slicing",
-            Self::Mps => "mps",
-            Self::Mig => "mig",
-        }
+named! {
+    pub enum Sharing {
+        Exclusive = "exclusive",
+        TimeSlicing = "time_slicing",
+        Mps = "mps",
+        Mig = "mig",
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Attribution {
-    Exclusive,
-    Process,
-    EqualShare,
-    Estimated,
-}
-
-impl Attribution {
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Exclusive => "exclusive",
-            Self::Process => "process",
-            Self::EqualShare => "equal_share",
-            Self::Estimated => "estimated",
-        }
+named! {
+    pub enum Attribution {
+        Exclusive = "exclusive",
+        Process = "process",
+        EqualShare = "equal_share",
+        Estimated = "estimated",
     }
 }
 

@@ -30,35 +30,21 @@ pub struct Divided {
     pub energy_joules: Option<f64>,
 }
 
-/// Why a part of a device's use is unattributed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Reason {
-    /// Memory of no process.
-    Driver,
-    /// Processes of no pod.
-    Host,
-    /// Idle power of the board.
-    Idle,
-    /// Processes of a pod to which the device is not allocated.
-    NotAllocated,
-    /// Processes whose pod has ended.
-    TerminatedPod,
-    /// The owner is unknown.
-    Unknown,
-}
-
-impl Reason {
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Driver => "driver",
-            Self::Host => "host",
-            Self::Idle => "idle",
-            Self::NotAllocated => "not_allocated",
-            Self::TerminatedPod => "terminated_pod",
-            Self::Unknown => "unknown",
-        }
+named! {
+    /// Why a part of a device's use is unattributed.
+    pub enum Reason {
+        /// Memory of no process.
+        Driver = "driver",
+        /// Processes of no pod.
+        Host = "host",
+        /// Idle power of the board.
+        Idle = "idle",
+        /// Processes of a pod to which the device is not allocated.
+        NotAllocated = "not_allocated",
+        /// Processes whose pod has ended.
+        TerminatedPod = "terminated_pod",
+        /// The owner is unknown.
+        Unknown = "unknown",
     }
 }
 
@@ -71,24 +57,11 @@ pub struct UnallocatedUse {
     pub gpu: GpuUuid,
 }
 
-/// A divided quantity, which must add up to the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Quantity {
-    Busy,
-    Energy,
-    Memory,
-}
-
-impl Quantity {
-    pub const ALL: [Self; 3] = [Self::Busy, Self::Energy, Self::Memory];
-
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Busy => "busy",
-            Self::Energy => "energy",
-            Self::Memory => "memory",
-        }
+named! {
+    /// A divided quantity, which must add up to the device.
+    pub enum Quantity {
+        Busy = "busy",
+        Energy = "energy",
+        Memory = "memory",
     }
 }

@@ -43,21 +43,11 @@ pub struct XidInstance {
     pub compute_instance: Option<u32>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum XidSource {
-    Nvml,
-    /// The kernel log.
-    Kmsg,
-}
-
-impl XidSource {
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Nvml => "nvml",
-            Self::Kmsg => "kmsg",
-        }
+named! {
+    pub enum XidSource {
+        Nvml = "nvml",
+        /// The kernel log.
+        Kmsg = "kmsg",
     }
 }
 

@@ -1,4 +1,4 @@
-//! Waits for what the hardware room publishes.
+//! Waits for publications of the hardware threads.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,8 +7,8 @@ use std::time::Duration;
 use podmeter::hardware::Hardware;
 use podmeter::model::{GpuUuid, HardwareState};
 
-/// Waits for a publication of which `question` is true; on the way no busy second may be taken back.
-pub fn wait(hardware: &Hardware, what: &str, question: impl Fn(&HardwareState) -> bool) -> Arc<HardwareState> {
+/// Waits for a publication with `condition`, and checks that no busy seconds fall meanwhile.
+pub fn wait(hardware: &Hardware, what: &str, condition: impl Fn(&HardwareState) -> bool) -> Arc<HardwareState> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let mut states = hardware.watch();
     let mut busy: BTreeMap<GpuUuid, f64> = BTreeMap::new();
@@ -19,11 +19,11 @@ pub fn wait(hardware: &Hardware, what: &str, question: impl Fn(&HardwareState) -
                 let before = busy.insert(gpu.clone(), now).unwrap_or(0.0);
                 assert!(now >= before, "busy seconds of {gpu} fell from {before} to {now}");
             }
-            question(state)
+            condition(state)
         });
         let found = tokio::time::timeout(Duration::from_secs(20), found).await.ok()?;
-        Some(Arc::clone(&found.expect("the room publishes for as long as it runs")))
+        Some(Arc::clone(&found.expect("the threads publish while they run")))
     });
-    let Some(found) = found else { panic!("not seen in time: {what}; last: {:#?}", hardware.watch().borrow()) };
+    let Some(found) = found else { panic!("no such state in time: {what}; last: {:#?}", hardware.watch().borrow()) };
     found
 }

@@ -51,6 +51,8 @@ const LISTS: [[NamedList; 3]; 2] = [
     ),
 ];
 const COMPUTE: usize = 0;
+const GRAPHICS: usize = 1;
+const MPS: usize = 2;
 
 impl ProcessLists {
     pub fn new(driver_version: Option<&str>) -> Self {
@@ -77,7 +79,7 @@ impl ProcessLists {
     }
 
     fn of_whole(&mut self, caller: &mut Caller, handle: Handle, found: &mut Found) -> Option<()> {
-        for list in 0..LISTS[0].len() {
+        for list in [COMPUTE, GRAPHICS, MPS] {
             match self.fill(caller, handle, list, 0) {
                 Ok(count) => self.take(count, None, found),
                 // Not every board has graphics, nor every driver MPS.
