@@ -1,4 +1,4 @@
-//! `docs/engineering/reliability.md`: the rows as tables, and beside each how long it took when the page was last written.
+//! Generates `docs/engineering/reliability.md` from the rows and the times that were last measured.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
@@ -13,37 +13,37 @@ use crate::row::{Area, Row};
 
 const HEAD: &str = "# Reliability
 
-What breaks around podmeter, what is seen of it then, and how soon all is well once it is over. Each row is a test
-on a fake kubelet on real sockets and a fake driver library through the real `dlopen`, and this page is made from the rows:
+Faults around podmeter, their symptoms, and the time to recovery. Each row is a test of the release binary on a fake kubelet on
+real sockets and a fake driver library, loaded with `dlopen`. The rows generate this page:
 `PODMETER_BINARY=target/release/podmeter cargo nextest run --test fault_matrix --test-threads 4`.
 
-The node has eight GPUs, and a pod with one of them runs. podmeter serves the exporter and the device plugin, keeps a journal
-(`--state-dir`) and reads a configuration and a web configuration. To be quick it runs with `--sample-interval 100ms`,
-`--refresh-interval 1s`, `holdDown: 300ms` and `stuckLimit: 3s`; with the defaults (1 s, 5 s, 60 s and 10 s) faults are seen,
-and devices come back, later by that much.
+The node has eight GPUs and a running pod with one of them. podmeter runs the exporter, the device plugin and the journal
+(`--state-dir`) with a configuration and a web configuration. Short intervals make the tests fast: `--sample-interval 100ms`,
+`--refresh-interval 1s`, `holdDown: 300ms` and `stuckLimit: 3s`. With the defaults (1 s, 5 s, 60 s and 10 s) detection and
+recovery take longer by the difference.
 
-In every row, besides what is said there, no counter falls as long as the process lives. *Whole again* means: every GPU is
-read and healthy, the plugin is registered, the kubelet has eight devices to give, the pod and its seconds are on the page, the
-journal is written, both configurations are good, no call is stuck, `/-/healthy` and `/-/ready` say 200, and no file has been
-left open. *Within* counts from the moment the fault is over, or from the fault itself where it passes without anybody's doing;
-the test, which runs on busy machines, too, allows three times that. *Measured* is what it took when this page was last written,
-on the fakes and two cores: it says what podmeter adds, not what a real driver takes. How flat memory, files, threads and series
-stay over hours of such faults: [figures.md](figures.md).
+In every row, no counter decreases while the process runs. *Recovered* means: every GPU has readings and is healthy, the plugin is
+registered, the kubelet has eight allocatable devices, the metrics have the pod and its seconds, the journal is written, both
+configurations are loaded, no driver call is stuck, `/-/healthy` and `/-/ready` return 200, and no file is left open. *Within* is
+the limit for recovery, from the end of the fault, or from its start where podmeter recovers without help; the test allows three
+times as much, for busy machines. *Measured* is the time of the last complete run, on the fakes and two cores: the delay that
+podmeter adds, without that of a real driver. Memory, files, threads and series over hours of such faults:
+[figures.md](figures.md).
 ";
 
-pub fn is_true(areas: &[&Area]) {
+pub fn check(areas: &[&Area]) {
     let (text, measured) = read();
     let made = render(areas, &measured);
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         return change(|_| {});
     }
     let command = "UPDATE_GOLDEN=1 cargo nextest run --test fault_matrix";
-    assert_eq!(text, made, "docs/engineering/reliability.md is not what the rows make: {command}");
+    assert_eq!(text, made, "docs/engineering/reliability.md differs from the rows: {command}");
     let unmeasured = areas.iter().flat_map(|area| area.rows).find(|row| !measured.contains_key(row.id));
     assert!(unmeasured.is_none(), "{}: never measured: {command}", unmeasured.map_or("", |row| row.id));
 }
 
-/// Puts what was measured into the page; several processes may do so at once.
+/// Writes measured times to the page; safe with several processes.
 pub fn update(took: &BTreeMap<String, Duration>) {
     change(|measured| {
         measured.extend(took.iter().map(|(id, took)| (id.clone(), format!("{:.2} s", took.as_secs_f64()))));
@@ -62,7 +62,7 @@ fn file() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs/engineering/reliability.md")
 }
 
-/// The page, and the last column by row.
+/// The page, and the last column of each row.
 fn read() -> (String, BTreeMap<String, String>) {
     let text = std::fs::read_to_string(file()).unwrap_or_default();
     let row = |line: &str| {
@@ -77,7 +77,7 @@ fn read() -> (String, BTreeMap<String, String>) {
 fn render(areas: &[&Area], measured: &BTreeMap<String, String>) -> String {
     let mut text = HEAD.to_owned();
     for area in areas {
-        let title = "| row | what happens | what is seen | what goes on | what ends it | within | measured |";
+        let title = "| row | fault | symptoms | continues to work | ended by | within | measured |";
         write!(text, "\n## {}\n\n{title}\n|---|---|---|---|---|---|---|\n", area.name).unwrap();
         for row in area.rows {
             let took = measured.get(row.id).map_or("–", String::as_str);

@@ -1,11 +1,11 @@
 //! The known faults around podmeter, one row each: what happens, what an operator then sees (metric, log line, page), what
-//! keeps working, and how soon the node recovers after the fault ends. The real binary with a fake kubelet on
-//! real sockets and a fake driver library through the real `dlopen`; `docs/engineering/reliability.md` is made from the rows.
+//! keeps working, and how soon the node recovers after the fault ends. The real binary with a fake kubelet on real sockets and
+//! a fake driver library through the real `dlopen`. `docs/engineering/reliability.md` is generated from the rows.
 //!
 //! `PODMETER_BINARY` names the binary. `UPDATE_GOLDEN=1 cargo nextest run --test fault_matrix` writes the document.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
-#![allow(clippy::print_stdout, reason = "which row took how long, and the log of one that failed")]
+#![allow(clippy::print_stdout, reason = "the time of each row, and the log of a failed one")]
 #![allow(clippy::disallowed_methods, reason = "a test waits for the binary, measures it, and compiles a clock")]
 
 #[path = "../support/mod.rs"]
@@ -80,7 +80,7 @@ async fn a_signal() {
 }
 
 #[test]
-fn there_are_forty_rows_each_with_a_name_of_its_own() {
+fn there_are_forty_rows_with_distinct_names() {
     let rows = AREAS.iter().flat_map(|area| area.rows);
     let mut names = BTreeSet::new();
     for row in rows {
@@ -91,6 +91,6 @@ fn there_are_forty_rows_each_with_a_name_of_its_own() {
 }
 
 #[test]
-fn the_document_is_made_from_the_rows() {
-    document::is_true(&AREAS);
+fn the_document_matches_the_rows() {
+    document::check(&AREAS);
 }

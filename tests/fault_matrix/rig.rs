@@ -1,4 +1,4 @@
-//! A node with eight GPUs, a pod that holds one, and the real binary: what rows break and mend.
+//! A node with eight GPUs, a pod with one of them, and the real binary. Rows cause and end faults on it.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -17,9 +17,9 @@ use crate::support::kubelet::{Admission, ContainerSpec, Count, Node, Options, Po
 pub const GPU: &str = "nvidia.com/gpu";
 pub const TRAINER: &[&str] = &["namespace=\"team\"", "pod=\"trainer\"", "container=\"main\""];
 pub const CONFIG: &str = "health: {holdDown: 300ms, stuckLimit: 3s}\n";
-/// The first start, on a machine that compiles other things too.
+/// Long enough for the first start on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Files that a process may have open beyond what it had: connections of scrapes that have just ended.
+/// Additional open files that a recovered process may have: connections of scrapes that have just ended.
 const FILES: f64 = 12.0;
 
 /// How podmeter is started on the node.
@@ -27,9 +27,9 @@ const FILES: f64 = 12.0;
 pub struct Setup {
     pub arguments: Vec<String>,
     pub environment: Vec<(&'static str, PathBuf)>,
-    /// Lines of a shell before podmeter takes its place.
+    /// Shell commands before `exec` of podmeter.
     pub shell: String,
-    /// Loads a wall clock that `Rig::set_clock_ahead` moves.
+    /// Preloads a wall clock that `Rig::set_clock_ahead` sets.
     pub skewed_clock: bool,
 }
 
@@ -38,9 +38,9 @@ pub struct Rig {
     pub driver: FakeNvml,
     setup: Setup,
     running: Option<Running>,
-    /// Logs of processes that have ended, and what commands said.
+    /// Logs of ended processes.
     past: String,
-    /// What an injury holds until it is undone: sockets, locks.
+    /// Resources of the current fault, dropped at its end: sockets, locks.
     held: Vec<Box<dyn Any>>,
     files: f64,
     guests: usize,
@@ -50,7 +50,7 @@ fn eight_gpus() -> Value {
     json!({ "gpus": vec![json!({ "utilization": { "gpu": 50, "memory": 20 }, "power_milliwatts": 300_000 }); 8] })
 }
 
-/// From a row, which runs on a thread of the runtime.
+/// Blocks a row, which runs on a thread of the runtime, until the future is done.
 pub fn wait_for<T>(future: impl Future<Output = T>) -> T {
     tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(future))
 }
@@ -68,7 +68,7 @@ pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
 }
 
 impl Rig {
-    /// Registered, with pod `team/trainer` on one of the GPUs and its seconds running.
+    /// Starts podmeter, waits until it is registered, and adds pod `team/trainer` with one GPU.
     pub async fn start(setup: Setup) -> Self {
         let (kubelet, driver) = (node(Options::default()).await, FakeNvml::start(eight_gpus()));
         let (past, held) = (String::new(), vec![]);
@@ -111,9 +111,9 @@ impl Rig {
         ["agent".to_owned()].into_iter().chain(arguments).chain(self.setup.arguments.iter().cloned()).collect()
     }
 
-    /// Starts podmeter, which is not running.
+    /// Starts podmeter; it must not be running.
     pub fn begin(&mut self) {
-        assert!(self.running.is_none(), "it runs");
+        assert!(self.running.is_none(), "podmeter already runs");
         let arguments = self.arguments();
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let mut environment = self.driver.env();
@@ -131,12 +131,12 @@ impl Rig {
         script
     }
 
-    /// A start that is to fail: its exit code and its words, which go to the log.
-    pub fn begin_in_vain(&mut self, more: &[&str]) -> i32 {
+    /// Starts podmeter, which must fail. Returns its exit code and adds its output to the log.
+    pub fn start_failing(&mut self, more: &[&str]) -> i32 {
         let arguments = self.arguments();
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).chain(more.iter().copied()).collect();
-        let (code, said) = agent::ended(&arguments);
-        self.past.push_str(&said);
+        let (code, output) = agent::ended(&arguments);
+        self.past.push_str(&output);
         code
     }
 
@@ -146,10 +146,10 @@ impl Rig {
         self.forget();
     }
 
-    /// Waits for the end that a signal has asked for, and gives back the exit code.
+    /// Waits for the end after a signal and returns the exit code.
     pub fn ended(&mut self) -> Option<i32> {
         let code = self.running().wait().code();
-        // What it said last is read by another thread.
+        // Another thread reads the last lines.
         let log = || self.running.as_ref().unwrap().log();
         let mut length = log().len();
         until("the end of the log", || {
@@ -160,7 +160,7 @@ impl Rig {
         code
     }
 
-    /// SIGTERM, and a clean end.
+    /// Sends SIGTERM and expects exit code 0.
     pub fn stop(&mut self) {
         self.signal("TERM");
         assert_eq!(self.ended(), Some(0), "{}", self.log());
@@ -171,7 +171,7 @@ impl Rig {
         self.begin();
     }
 
-    /// Lines of a shell before podmeter takes its place, from the next start on.
+    /// Sets the shell commands before `exec` of podmeter, from the next start on.
     pub fn set_shell(&mut self, shell: String) {
         self.setup.shell = shell;
     }
@@ -202,7 +202,7 @@ impl Rig {
         self.running.as_ref().expect("podmeter runs").signal(name);
     }
 
-    /// Nobody reads the log any more, and its pipe is full.
+    /// Stops reading the log and fills its pipe.
     pub fn block_log(&self) {
         self.running.as_ref().expect("podmeter runs").block_log();
     }
@@ -255,23 +255,23 @@ impl Rig {
         self.held.push(Box::new(what));
     }
 
-    pub fn let_go(&mut self) {
+    pub fn drop_held(&mut self) {
         self.held.clear();
     }
 
     pub fn set_clock_ahead(&self, seconds: i64) {
-        // In place: it is mapped.
+        // Written in place, because podmeter has it mapped.
         let file = std::fs::File::options().write(true).open(self.path("clock")).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&file, &seconds.to_ne_bytes(), 0).unwrap();
     }
 
-    /// A library that stands before the C library's clock. What podmeter is built of needs a C compiler, too.
+    /// A preloaded library that replaces the clock of the C library.
     fn skewed_clock(&self) -> PathBuf {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fault_matrix/skewed_clock.c");
         let library = self.path("skewed_clock.so");
         let mut compiler = std::process::Command::new("cc");
         let status = compiler.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(source).status();
-        assert!(status.expect("cc is there").success(), "skewed_clock.c does not compile");
+        assert!(status.expect("cc is installed").success(), "skewed_clock.c does not compile");
         library
     }
 
@@ -283,15 +283,15 @@ impl Rig {
         (name, admission)
     }
 
-    /// A pod that asks for one GPU comes and, admitted, goes.
+    /// Adds and removes a pod with one GPU; an error if it is not admitted.
     pub fn admits(&mut self) -> Result<(), String> {
         let (name, admission) = self.guest();
         self.kubelet.force_delete_pod("team", &name);
         if admission == Admission::Running { Ok(()) } else { Err(format!("a new pod: {admission:?}")) }
     }
 
-    /// Long enough to be seen, so that the journal has something to write.
-    pub fn a_pod_comes_and_goes(&mut self) {
+    /// Runs a pod until the page has it, so that the journal has a change to write.
+    pub fn run_a_pod(&mut self) {
         let (name, admission) = self.guest();
         assert_eq!(admission, Admission::Running);
         let label = format!("pod=\"{name}\"");
@@ -299,17 +299,17 @@ impl Rig {
         self.kubelet.force_delete_pod("team", &name);
     }
 
-    /// The page, a change in the kubelet's list of devices and back, and an Allocate.
-    pub fn turns_a_device_and_allocates(&self) {
+    /// Requests the page, makes a device unhealthy and healthy again at the kubelet, and calls Allocate.
+    pub fn toggle_health_and_allocate(&self) {
         assert_eq!(self.get("/metrics").map(|answer| answer.status), Some(200));
         let listed = || self.kubelet.listed(GPU).unwrap_or_default();
         let mut healthy = listed().into_iter().filter_map(|(id, is_healthy)| is_healthy.then_some(id));
         let device = healthy.next_back().expect("a healthy device");
-        let (mark, unmark) = (json!({"device": device, "reason": "in turn"}), json!({ "device": device }));
+        let (mark, unmark) = (json!({"device": device, "reason": "test"}), json!({ "device": device }));
         for (order, body, is_healthy) in [("/mark", mark, false), ("/unmark", unmark, true)] {
             let answer = self.order(order, &body.to_string());
             assert_eq!(answer.status, 200, "{}", answer.body);
-            until("the kubelet is told of it", || listed().get(&device) == Some(&is_healthy));
+            until("the kubelet lists the change", || listed().get(&device) == Some(&is_healthy));
         }
         let answered = wait_for(async {
             let mut plugin = DevicePluginClient::new(connect(&self.own_socket()).await.unwrap());
@@ -319,14 +319,14 @@ impl Rig {
         answered.expect("allocated");
     }
 
-    /// Of the plugin, in the kubelet's directory.
+    /// The plugin's socket in the kubelet's directory.
     pub fn own_socket(&self) -> PathBuf {
         let entries = std::fs::read_dir(self.kubelet.device_plugin_directory()).unwrap();
         let mut paths = entries.map(|entry| entry.unwrap().path());
         paths.find(|path| path.file_name().unwrap().to_string_lossy().starts_with("podmeter-")).expect("a socket")
     }
 
-    /// Devices of the pod that runs.
+    /// The number of devices of the running pod.
     pub fn devices_of_the_pod(&self) -> usize {
         self.kubelet.devices_of("team", "trainer", "main").len()
     }
@@ -339,18 +339,18 @@ impl Rig {
         self.files = self.metrics().value("process_open_fds", &[]).unwrap_or(self.files);
     }
 
-    /// No more than before a row, but for scrapes that have just ended.
+    /// No more open files than before a row, except connections of scrapes that have just ended.
     pub fn has_few_files(&self) -> bool {
         self.files == 0.0 || self.metrics().value("process_open_fds", &[]).unwrap_or_default() <= self.files + FILES
     }
 
-    /// Nothing is wrong with the node, or what is.
-    pub fn whole(&self) -> Result<(), String> {
+    /// Whether the node has no fault; otherwise which.
+    pub fn recovered(&self) -> Result<(), String> {
         if !self.is_running() {
             return Err("podmeter does not run".into());
         }
         for path in ["/-/healthy", "/-/ready"] {
-            let answer = self.get(path).expect("it runs");
+            let answer = self.get(path).expect("podmeter runs");
             if answer.status != 200 {
                 return Err(format!("{path}: {}", answer.body));
             }

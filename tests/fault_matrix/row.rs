@@ -23,7 +23,7 @@ pub struct Row {
     pub undone: &'static str,
     /// `None`: it passes by itself.
     pub undo: Option<fn(&mut Rig)>,
-    /// Seconds from then, or from the fault where it passes by itself, until the node is whole again.
+    /// Seconds from then, or from the fault where podmeter recovers without help, until the node has recovered.
     pub within: u64,
 }
 

@@ -12,16 +12,16 @@ use crate::support::agent::Page;
 /// For the symptoms: the longest wait of podmeter is ten seconds, and the machine may be busy.
 const SEEN: Duration = Duration::from_secs(120);
 const GOES_ON: Duration = Duration::from_secs(20);
-const WHOLE: Duration = Duration::from_secs(120);
+const RECOVERED: Duration = Duration::from_secs(120);
 /// Times the limit of a row: the machine may be busy.
 const GENEROUS: u64 = 3;
-/// A hung List is given up after five seconds and asked again a second later, a hung driver call never: who waited for
-/// one in each turn would take half a minute or for ever. A turn takes a third of a second, which is `holdDown`.
+/// A hung List times out after five seconds and is repeated a second later; a hung driver call never times out. Waiting for
+/// it in each turn would take half a minute or more. A turn takes a third of a second, which is `holdDown`.
 const TURNS: usize = 12;
 const PROMPT: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(20);
 
-/// Every row of the area, on one node as long as each leaves it whole; another after one that did not.
+/// Runs every row of the area on one node, or on a new one after a failed row.
 pub async fn area(area: &Area) {
     let mut measured = BTreeMap::new();
     let mut failures = vec![];
@@ -38,7 +38,7 @@ pub async fn area(area: &Area) {
         });
         match outcome {
             Ok(took) => {
-                println!("{}: whole after {took:?}", row.id);
+                println!("{}: recovered after {took:?}", row.id);
                 measured.insert(row.id.to_owned(), took);
                 rig = Some(node);
             }
@@ -60,9 +60,9 @@ async fn fresh(area: &Area) -> Rig {
     Rig::start(setup).await
 }
 
-/// How long it took until the node was whole again.
+/// Runs a row and returns the time to recovery.
 fn one(row: &Row, rig: &mut Rig) -> Result<Duration, String> {
-    whole(rig, WHOLE).map_err(|problem| format!("not whole before: {problem}"))?;
+    recovered(rig, RECOVERED).map_err(|problem| format!("not recovered before: {problem}"))?;
     rig.note_files();
     let (before, pid, mark) = (rig.metrics(), rig.pid(), rig.log().len());
     (row.how)(rig);
@@ -72,7 +72,7 @@ fn one(row: &Row, rig: &mut Rig) -> Result<Duration, String> {
     no_fall(&before, &broken, rig.is_running() && rig.pid() == pid)?;
     let took = match row.undo {
         None => {
-            let took = healed(row, rig, began)?;
+            let took = recovery_time(row, rig, began)?;
             go_on(row, rig)?;
             took
         }
@@ -80,33 +80,33 @@ fn one(row: &Row, rig: &mut Rig) -> Result<Duration, String> {
             go_on(row, rig)?;
             began = Instant::now();
             undo(rig);
-            rig.let_go();
-            healed(row, rig, began)?
+            rig.drop_held();
+            recovery_time(row, rig, began)?
         }
     };
-    rig.let_go();
+    rig.drop_held();
     no_fall(&before, &rig.metrics(), rig.pid() == pid)?;
     Ok(took)
 }
 
 fn go_on(row: &Row, rig: &mut Rig) -> Result<(), String> {
     row.goes_on.iter().try_for_each(|goes_on| {
-        patiently(GOES_ON, || goes(*goes_on, rig)).map_err(|problem| format!("does not go on: {problem}"))
+        patiently(GOES_ON, || goes(*goes_on, rig)).map_err(|problem| format!("does not continue: {problem}"))
     })
 }
 
-/// How long it took until the node was whole.
-fn healed(row: &Row, rig: &Rig, began: Instant) -> Result<Duration, String> {
+/// Waits for recovery and returns the time since `began`.
+fn recovery_time(row: &Row, rig: &Rig, began: Instant) -> Result<Duration, String> {
     let limit = Duration::from_secs(GENEROUS * row.within).saturating_sub(began.elapsed());
-    let whole = whole(rig, limit);
-    whole.map_err(|problem| {
-        format!("not whole after {} s: {problem}\n-- page\n{}", GENEROUS * row.within, rig.metrics().0)
+    let result = recovered(rig, limit);
+    result.map_err(|problem| {
+        format!("not recovered after {} s: {problem}\n-- page\n{}", GENEROUS * row.within, rig.metrics().0)
     })?;
     Ok(began.elapsed())
 }
 
-fn whole(rig: &Rig, limit: Duration) -> Result<(), String> {
-    patiently(limit, || rig.whole())
+fn recovered(rig: &Rig, limit: Duration) -> Result<(), String> {
+    patiently(limit, || rig.recovered())
 }
 
 fn patiently(limit: Duration, mut question: impl FnMut() -> Result<(), String>) -> Result<(), String> {
@@ -120,7 +120,7 @@ fn patiently(limit: Duration, mut question: impl FnMut() -> Result<(), String>) 
     }
 }
 
-/// Each part at some time: what passes by itself need not be seen together.
+/// Each symptom at some time: those of a short fault may not coincide.
 fn seen(row: &Row, rig: &Rig, before: &Page, mark: usize) -> Result<(), String> {
     let mut metrics: Vec<_> = row.seen.metrics.iter().collect();
     let mut text = row.seen.page.as_ref();
@@ -167,7 +167,7 @@ fn goes(what: GoesOn, rig: &mut Rig) -> Result<(), String> {
             patiently(GOES_ON, || {
                 let now = seconds(rig);
                 first = first.or(now);
-                is(now > first, format!("the holder's seconds stand at {first:?}"))
+                is(now > first, format!("the holder's seconds stay at {first:?}"))
             })
         }
         GoesOn::Readings(count) => {
@@ -182,13 +182,13 @@ fn goes(what: GoesOn, rig: &mut Rig) -> Result<(), String> {
         GoesOn::Pod => is(rig.devices_of_the_pod() == 1, "the pod has lost its GPU".into()),
         GoesOn::Promptly => {
             let began = Instant::now();
-            (0..TURNS).for_each(|_| rig.turns_a_device_and_allocates());
+            (0..TURNS).for_each(|_| rig.toggle_health_and_allocate());
             is(began.elapsed() < PROMPT, format!("{TURNS} turns took {:?}", began.elapsed()))
         }
     }
 }
 
-/// No counter falls while the same process runs.
+/// No counter decreases while the same process runs.
 fn no_fall(before: &Page, after: &Page, same: bool) -> Result<(), String> {
     let series = |page: &Page| -> BTreeMap<String, f64> {
         let lines = page.0.lines().filter(|line| !line.starts_with('#'));

@@ -14,20 +14,20 @@ pub const AREA: Area = Area {
     rows: &[
         Row {
             id: "client-idle-connections",
-            happens: "A client opens three hundred connections and says nothing; 64 are kept, the oldest make room",
+            happens: "A client opens 300 connections and sends nothing: podmeter keeps 64 and closes the oldest",
             how: |rig| {
                 let connections: Vec<_> = (0..300).map(|_| connect(rig)).collect();
                 rig.hold(connections);
             },
             seen: Seen { metrics: &[OPEN_FILES], log: Log::Silent, page: Some(Text("/-/healthy", "200 OK")) },
             goes_on: ALL,
-            undone: "it leaves",
+            undone: "the client disconnects",
             undo: Some(|_| {}),
             within: 10,
         },
         Row {
             id: "client-slow-head",
-            happens: "Fifty clients begin a request and never end it",
+            happens: "Fifty clients send an incomplete request head",
             how: |rig| {
                 let begun = (0..50).map(|_| send(rig, b"GET /metrics HTTP/1.1\r\nHost: test\r\nX: "));
                 let begun: Vec<_> = begun.collect();
@@ -35,13 +35,13 @@ pub const AREA: Area = Area {
             },
             seen: Seen { metrics: &[OPEN_FILES], log: Log::Silent, page: Some(Text("/-/healthy", "200 OK")) },
             goes_on: ALL,
-            undone: "`--web-read-timeout`, here 2 s: they are cut",
+            undone: "`--web-read-timeout` (2 s here) closes the connections",
             undo: None,
             within: 10,
         },
         Row {
             id: "client-unread-answers",
-            happens: "Twenty clients ask for page after page and read none",
+            happens: "Twenty clients request pages and read no response",
             how: |rig| {
                 let request = "GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n".repeat(100);
                 let unread: Vec<_> = (0..20).map(|_| send(rig, request.as_bytes())).collect();
@@ -49,13 +49,13 @@ pub const AREA: Area = Area {
             },
             seen: Seen { metrics: &[OPEN_FILES], log: Log::Silent, page: Some(Text("/-/healthy", "200 OK")) },
             goes_on: ALL,
-            undone: "`--web-write-timeout`, here 2 s: they are cut",
+            undone: "`--web-write-timeout` (2 s here) closes the connections",
             undo: None,
             within: 15,
         },
         Row {
             id: "client-unread-allocations",
-            happens: "Sixty clients ask for five thousand allocations each and read none",
+            happens: "Sixty clients request 5,000 allocations each and read no response",
             how: |rig| {
                 let request = "GET /api/v1/allocations?limit=5000 HTTP/1.1\r\nHost: test\r\n\r\n".repeat(20);
                 let unread: Vec<_> = (0..60).map(|_| send(rig, request.as_bytes())).collect();
@@ -63,14 +63,14 @@ pub const AREA: Area = Area {
             },
             seen: Seen { metrics: &[OPEN_FILES], log: Log::Silent, page: Some(Text("/-/healthy", "200 OK")) },
             goes_on: ALL,
-            undone: "they leave",
+            undone: "the clients disconnect",
             undo: Some(|_| {}),
             within: 15,
         },
         Row {
             id: "client-few-descriptors",
-            happens: "Podmeter may open 96 files, and a client opens three hundred connections: each new one closes another \
-                      before those run out that probes, kubelet and plugin need",
+            happens: "podmeter may open 96 files, and a client opens 300 connections: each new one closes another, so that \
+                      descriptors remain for probes, kubelet and plugin",
             how: |rig| {
                 limit_descriptors(rig, Some(96));
                 rig.restart();
@@ -84,9 +84,9 @@ pub const AREA: Area = Area {
                 page: Some(Text("/-/healthy", "200 OK")),
             },
             goes_on: ALL,
-            undone: "it leaves, and podmeter is started with a higher limit",
+            undone: "the client disconnects, and podmeter is started with a higher limit",
             undo: Some(|rig| {
-                rig.let_go();
+                rig.drop_held();
                 limit_descriptors(rig, None);
                 rig.restart();
             }),
@@ -94,7 +94,7 @@ pub const AREA: Area = Area {
         },
         Row {
             id: "client-stalled-streams",
-            happens: "Twenty clients ask for the stream of events and read none of it",
+            happens: "Twenty clients open an event stream and do not read it",
             how: |rig| {
                 let request = b"GET /api/v1/stream HTTP/1.1\r\nHost: test\r\n\r\n";
                 let stalled: Vec<_> = (0..20).map(|_| send(rig, request)).collect();
@@ -102,28 +102,28 @@ pub const AREA: Area = Area {
             },
             seen: Seen { metrics: &[OPEN_FILES], log: Log::Silent, page: Some(Text("/-/healthy", "200 OK")) },
             goes_on: ALL,
-            undone: "they leave",
+            undone: "the clients disconnect",
             undo: Some(|_| {}),
             within: 10,
         },
         Row {
             id: "client-endless-head",
-            happens: "A client sends a head of a megabyte, and gets 431",
+            happens: "A client sends a request head of 1 MiB and gets 431",
             how: |rig| {
                 let head = format!("GET / HTTP/1.1\r\nHost: test\r\nX: {}\r\n\r\n", "x".repeat(1 << 20));
                 let answer = answer(send(rig, head.as_bytes()));
-                // Closed with our bytes unread, the answer may be lost on the way.
+                // podmeter closes the connection with bytes unread, which can discard the response.
                 assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431 "), "{answer}");
             },
             seen: Seen { metrics: &[SERVED], log: Log::Silent, page: Some(Text("/-/healthy", "200 OK")) },
             goes_on: ALL,
-            undone: "nothing: its connection is closed",
+            undone: "not needed: podmeter closes the connection",
             undo: None,
             within: 10,
         },
         Row {
             id: "client-nonsense",
-            happens: "A client speaks TLS, or noise, to the port of plain HTTP",
+            happens: "A client sends a TLS handshake, or random bytes, to the plain HTTP port",
             how: |rig| {
                 for bytes in [&[0x16, 0x03, 0x01, 0x40, 0x00, 0x01, 0x00, 0x3f, 0xfc, 0x03, 0x03][..], &[0xff; 4096]] {
                     let answer = answer(send(rig, bytes));
@@ -132,18 +132,18 @@ pub const AREA: Area = Area {
             },
             seen: Seen { metrics: &[SERVED], log: Log::Silent, page: Some(Text("/-/healthy", "200 OK")) },
             goes_on: ALL,
-            undone: "nothing: its connection is closed",
+            undone: "not needed: podmeter closes the connection",
             undo: None,
             within: 10,
         },
         Row {
-            id: "client-gives-orders",
-            happens: "A client tries to give orders on the open port, and gets 404 or 405",
+            id: "client-admin-requests",
+            happens: "A client sends admin requests to the public port and gets 404 or 405",
             how: |rig| {
                 for (path, status) in [("/release", 404), ("/mark", 404), ("/metrics", 405)] {
-                    let order =
+                    let request =
                         format!("POST {path} HTTP/1.1\r\nHost: test\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
-                    let answer = answer(send(rig, order.as_bytes()));
+                    let answer = answer(send(rig, request.as_bytes()));
                     assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{path}: {answer}");
                 }
             },
@@ -153,13 +153,13 @@ pub const AREA: Area = Area {
                 page: Some(Text("/release", "404 Not Found")),
             },
             goes_on: ALL,
-            undone: "nothing: the open port takes no orders",
+            undone: "not needed: the public port has no admin routes",
             undo: None,
             within: 10,
         },
         Row {
             id: "client-pipelines",
-            happens: "A client sends a thousand requests at once on one connection, and gets a thousand answers",
+            happens: "A client sends 1,000 requests at once on one connection and gets 1,000 responses",
             how: |rig| {
                 let request = "GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n".repeat(999);
                 let last = "GET /-/ready HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n";
@@ -175,14 +175,14 @@ pub const AREA: Area = Area {
             },
             seen: Seen { metrics: &[SERVED], log: Log::Silent, page: Some(Text("/-/healthy", "200 OK")) },
             goes_on: ALL,
-            undone: "nothing",
+            undone: "not needed",
             undo: None,
             within: 10,
         },
     ],
 };
 
-/// From the next start on.
+/// Applies from the next start of podmeter.
 fn limit_descriptors(rig: &mut Rig, limit: Option<u64>) {
     rig.set_shell(limit.map(|limit| format!("ulimit -S -n {limit}\nulimit -H -n {limit}")).unwrap_or_default());
 }
@@ -196,7 +196,7 @@ fn connect(rig: &Rig) -> TcpStream {
 
 fn send(rig: &Rig, bytes: &[u8]) -> TcpStream {
     let mut stream = connect(rig);
-    // It may be refused and closed before all of it is sent.
+    // podmeter may close the connection before everything is sent.
     let _ = stream.write_all(bytes);
     stream
 }

@@ -5,9 +5,9 @@ use crate::row::{ALL, Area, Is, Log, Metric, Row, Seen, Text};
 
 const DAY: i64 = 86_400;
 const STAMP: &str = "podmeter_collector_last_success_timestamp_seconds";
-const OF_KUBELET: &[&str] = &["collector=\"kubelet\""];
-/// Seconds are counted, not read off the wall clock.
-const NO_LEAP: Metric = Metric("podmeter_conservation_violations_total", &[], Is::Value(0.0));
+const KUBELET: &[&str] = &["collector=\"kubelet\""];
+/// Durations come from the monotonic clock.
+const NO_VIOLATION: Metric = Metric("podmeter_conservation_violations_total", &[], Is::Value(0.0));
 const READY: Option<Text> = Some(Text("/-/ready", "200 OK"));
 
 pub const AREA: Area = Area {
@@ -16,79 +16,79 @@ pub const AREA: Area = Area {
     rows: &[
         Row {
             id: "clock-ahead",
-            happens: "The wall clock leaps a day ahead",
+            happens: "The wall clock jumps one day ahead",
             how: |rig| rig.set_clock_ahead(DAY),
             seen: Seen {
-                metrics: &[Metric(STAMP, OF_KUBELET, Is::Ahead(86_000.0)), NO_LEAP],
+                metrics: &[Metric(STAMP, KUBELET, Is::Ahead(86_000.0)), NO_VIOLATION],
                 log: Log::Silent,
                 page: READY,
             },
             goes_on: ALL,
-            undone: "it is set right",
+            undone: "the clock is corrected",
             undo: Some(|rig| rig.set_clock_ahead(0)),
             within: 10,
         },
         Row {
             id: "clock-back",
-            happens: "The wall clock leaps a day back",
+            happens: "The wall clock jumps one day back",
             how: |rig| rig.set_clock_ahead(-DAY),
             seen: Seen {
-                metrics: &[Metric(STAMP, OF_KUBELET, Is::Behind(86_000.0)), NO_LEAP],
+                metrics: &[Metric(STAMP, KUBELET, Is::Behind(86_000.0)), NO_VIOLATION],
                 log: Log::Silent,
                 page: READY,
             },
             goes_on: ALL,
-            undone: "it is set right",
+            undone: "the clock is corrected",
             undo: Some(|rig| rig.set_clock_ahead(0)),
             within: 10,
         },
         Row {
             id: "clock-years-ahead",
-            happens: "The wall clock leaps ten years ahead",
+            happens: "The wall clock jumps ten years ahead",
             how: |rig| rig.set_clock_ahead(3650 * DAY),
             seen: Seen {
-                metrics: &[Metric(STAMP, OF_KUBELET, Is::Ahead(3e8)), NO_LEAP],
+                metrics: &[Metric(STAMP, KUBELET, Is::Ahead(3e8)), NO_VIOLATION],
                 log: Log::Silent,
                 page: READY,
             },
             goes_on: ALL,
-            undone: "it is set right",
+            undone: "the clock is corrected",
             undo: Some(|rig| rig.set_clock_ahead(0)),
             within: 10,
         },
         Row {
             id: "clock-1970",
-            happens: "It is started on a machine whose clock is not set yet, in 1970",
+            happens: "podmeter starts before the clock is set, in 1970",
             how: |rig| {
                 rig.stop();
                 rig.set_clock_ahead(100 - unix_now() as i64);
                 rig.begin();
             },
             seen: Seen {
-                metrics: &[Metric(STAMP, OF_KUBELET, Is::Behind(1e9)), NO_LEAP],
+                metrics: &[Metric(STAMP, KUBELET, Is::Behind(1e9)), NO_VIOLATION],
                 log: Log::Silent,
                 page: READY,
             },
             goes_on: ALL,
-            undone: "it is set right",
+            undone: "the clock is corrected",
             undo: Some(|rig| rig.set_clock_ahead(0)),
             within: 10,
         },
         Row {
             id: "clock-suspended",
-            happens: "The process stands still for six seconds, as on a machine that is suspended",
+            happens: "The process is stopped for six seconds, as on a suspended machine",
             how: |rig| {
                 rig.signal("STOP");
                 std::thread::sleep(Duration::from_secs(6));
                 rig.signal("CONT");
             },
             seen: Seen {
-                metrics: &[Metric("podmeter_scrape_duration_seconds_count", &[], Is::Rises), NO_LEAP],
+                metrics: &[Metric("podmeter_scrape_duration_seconds_count", &[], Is::Rises), NO_VIOLATION],
                 log: Log::Silent,
                 page: READY,
             },
             goes_on: ALL,
-            undone: "nothing: it goes on",
+            undone: "not needed: podmeter continues",
             undo: None,
             within: 10,
         },

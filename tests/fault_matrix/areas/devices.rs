@@ -4,14 +4,14 @@ use super::driver::reload;
 use crate::rig::{Rig, until};
 use crate::row::{ALL, Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
 
-const SICK: &[&str] = &["gpu=\"3\""];
-const LOST_BEFORE: &[&str] = &["gpu_uuid=\"GPU-00000000-0000-0000-0000-000000000003\""];
-const UNHEALTHY: Metric = Metric("podmeter_device_healthy", SICK, Is::Value(0.0));
-const UNREAD: Metric = Metric("podmeter_device_power_watts", SICK, Is::Absent);
-/// The pod is on another GPU, or on this one: it goes on either way.
+const GPU_3: &[&str] = &["gpu=\"3\""];
+const GPU_3_UUID: &[&str] = &["gpu_uuid=\"GPU-00000000-0000-0000-0000-000000000003\""];
+const UNHEALTHY: Metric = Metric("podmeter_device_healthy", GPU_3, Is::Value(0.0));
+const NO_READINGS: Metric = Metric("podmeter_device_power_watts", GPU_3, Is::Absent);
+/// The pod keeps its GPU, whether it is this one or another.
 const SEVEN_DEVICES: &[GoesOn] =
     &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(7), GoesOn::Admits, GoesOn::Pod];
-const SEVEN_OF_ALL: &[GoesOn] =
+const SEVEN_GPUS: &[GoesOn] =
     &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(7), GoesOn::Devices(7), GoesOn::Admits, GoesOn::Pod];
 
 const HUNG: &[GoesOn] = &[
@@ -35,21 +35,21 @@ pub const AREA: Area = Area {
             seen: Seen {
                 metrics: &[
                     UNHEALTHY,
-                    UNREAD,
-                    Metric("podmeter_device_info", SICK, Is::Series(1)),
+                    NO_READINGS,
+                    Metric("podmeter_device_info", GPU_3, Is::Series(1)),
                     Metric("podmeter_device_unhealthy_reason", &["gpu=\"3\"", "reason=\"lost\""], Is::Value(1.0)),
                 ],
                 log: Log::Line("the GPU is lost or requires a reset"),
                 page: Some(Text("/", "the driver reports that it is lost or needs a reset")),
             },
-            goes_on: SEVEN_OF_ALL,
-            undone: "it answers",
+            goes_on: SEVEN_GPUS,
+            undone: "the GPU answers",
             undo: Some(|rig| rig.gpu(3, |gpu| gpu["lost"] = json!(false))),
             within: 15,
         },
         Row {
             id: "gpu-lost-before-start",
-            happens: "A GPU is lost while podmeter does not run, and podmeter is started",
+            happens: "A GPU is lost while podmeter is stopped; podmeter starts",
             how: |rig| {
                 rig.stop();
                 rig.gpu(3, |gpu| gpu["fail"] = json!({"*": 15}));
@@ -57,14 +57,14 @@ pub const AREA: Area = Area {
             },
             seen: Seen {
                 metrics: &[
-                    Metric("podmeter_device_healthy", LOST_BEFORE, Is::Value(0.0)),
-                    Metric("podmeter_device_info", LOST_BEFORE, Is::Series(1)),
-                    Metric("podmeter_device_unhealthy_reason", &[LOST_BEFORE[0], "reason=\"lost\""], Is::Value(1.0)),
+                    Metric("podmeter_device_healthy", GPU_3_UUID, Is::Value(0.0)),
+                    Metric("podmeter_device_info", GPU_3_UUID, Is::Series(1)),
+                    Metric("podmeter_device_unhealthy_reason", &[GPU_3_UUID[0], "reason=\"lost\""], Is::Value(1.0)),
                 ],
                 log: Log::Line("the driver does not list it"),
                 page: Some(Text("/", "the driver does not list it")),
             },
-            goes_on: SEVEN_OF_ALL,
+            goes_on: SEVEN_GPUS,
             undone: "the driver lists it",
             undo: Some(|rig| rig.gpu(3, |gpu| gpu["fail"] = json!({}))),
             within: 30,
@@ -82,13 +82,13 @@ pub const AREA: Area = Area {
                 page: Some(Text("/", "every GPU is lost")),
             },
             goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Devices(0), GoesOn::Pod],
-            undone: "they answer",
+            undone: "the GPUs answer",
             undo: Some(|rig| rig.gpus(|gpu| gpu["lost"] = json!(false))),
             within: 30,
         },
         Row {
             id: "gpu-sentinels",
-            happens: "A GPU's firmware gives all ones for its temperature, its clock and its memory",
+            happens: "The driver returns all ones for the temperature, the clock and the memory of a GPU",
             how: |rig| {
                 rig.gpu(3, |gpu| {
                     gpu["temperatures"] = json!({ "gpu": -1 });
@@ -100,7 +100,7 @@ pub const AREA: Area = Area {
                 metrics: &[
                     Metric("podmeter_device_temperature_celsius", &["gpu=\"3\"", "sensor=\"gpu\""], Is::Absent),
                     Metric("podmeter_device_clock_hertz", &["gpu=\"3\"", "clock=\"sm\""], Is::Absent),
-                    Metric("podmeter_device_memory_bytes", SICK, Is::Absent),
+                    Metric("podmeter_device_memory_bytes", GPU_3, Is::Absent),
                     Metric(
                         "podmeter_nvml_implausible_readings_total",
                         &["quantity=\"temperature_celsius\""],
@@ -124,7 +124,7 @@ pub const AREA: Area = Area {
         },
         Row {
             id: "gpu-xid-79",
-            happens: "The driver reports XID 79, and the GPU goes on answering",
+            happens: "The driver reports XID 79, and the GPU still answers",
             how: |rig| rig.gpu(3, |gpu| gpu["events"] = json!([{"sequence": 1, "xid": 79}])),
             seen: Seen {
                 metrics: &[
@@ -142,12 +142,12 @@ pub const AREA: Area = Area {
         },
         Row {
             id: "gpu-xid-119",
-            happens: "The driver reports XID 119 and asks for a reset of the GPU",
+            happens: "The driver reports XID 119 and the recovery action GPU reset",
             how: |rig| {
                 rig.gpu(3, |gpu| gpu["events"] = json!([{"sequence": 2, "xid": 119}]));
-                // Seen the other way round, the recovery action is the turn that the log tells.
+                // Otherwise the recovery action may be read first, and the log names it as the reason.
                 let counted =
-                    |rig: &Rig| rig.metrics().value("podmeter_xid_errors_total", &[SICK[0], "class=\"gpu_reset\""]);
+                    |rig: &Rig| rig.metrics().value("podmeter_xid_errors_total", &[GPU_3[0], "class=\"gpu_reset\""]);
                 until("the XID is counted", || counted(rig) > Some(0.0));
                 rig.gpu(3, |gpu| {
                     gpu["recovery_action"] = json!(1);
@@ -164,7 +164,7 @@ pub const AREA: Area = Area {
                 page: Some(Text("/", "XID 119")),
             },
             goes_on: SEVEN_DEVICES,
-            undone: "the GPU is reset, and the driver asks for nothing",
+            undone: "the GPU is reset, and the recovery action is none",
             undo: Some(|rig| {
                 rig.gpu(3, |gpu| {
                     gpu["recovery_action"] = json!(0);
@@ -175,7 +175,7 @@ pub const AREA: Area = Area {
         },
         Row {
             id: "gpu-application-xid",
-            happens: "A program makes an XID of its own doing, 31",
+            happens: "An application causes XID 31",
             how: |rig| rig.gpu(3, |gpu| gpu["events"] = json!([{"sequence": 5, "xid": 31}])),
             seen: Seen {
                 metrics: &[
@@ -186,13 +186,13 @@ pub const AREA: Area = Area {
                 page: Some(Text("/-/ready", "200 OK")),
             },
             goes_on: ALL,
-            undone: "nothing: it is counted",
+            undone: "not needed: podmeter counts it",
             undo: None,
             within: 10,
         },
         Row {
             id: "gpu-xid-storm",
-            happens: "The driver reports XID 45 a hundred thousand times",
+            happens: "The driver reports XID 45 100,000 times",
             how: |rig| rig.gpu(3, |gpu| gpu["events"] = json!([{"sequence": 6, "xid": 45, "count": 100_000}])),
             seen: Seen {
                 metrics: &[
@@ -207,13 +207,13 @@ pub const AREA: Area = Area {
                 page: Some(Text("/-/ready", "200 OK")),
             },
             goes_on: ALL,
-            undone: "nothing: each is counted",
+            undone: "not needed: podmeter counts each",
             undo: None,
             within: 10,
         },
         Row {
             id: "gpu-recovery-action",
-            happens: "The driver asks for a reset of a GPU",
+            happens: "The driver reports the recovery action GPU reset",
             how: |rig| {
                 rig.gpu(3, |gpu| {
                     gpu["recovery_action"] = json!(1);
@@ -233,7 +233,7 @@ pub const AREA: Area = Area {
                 page: Some(Text("/api/v1/node", "\"reason\":\"recovery_action\"")),
             },
             goes_on: SEVEN_DEVICES,
-            undone: "it is reset",
+            undone: "the GPU is reset",
             undo: Some(|rig| {
                 rig.gpu(3, |gpu| {
                     gpu["recovery_action"] = json!(0);
@@ -244,12 +244,12 @@ pub const AREA: Area = Area {
         },
         Row {
             id: "gpu-row-remap-failed",
-            happens: "A memory row of a GPU cannot be replaced",
+            happens: "A row remap of a GPU fails",
             how: |rig| remap(rig, true, 9),
             seen: Seen {
                 metrics: &[
                     UNHEALTHY,
-                    Metric("podmeter_device_row_remap_failed", SICK, Is::Value(1.0)),
+                    Metric("podmeter_device_row_remap_failed", GPU_3, Is::Value(1.0)),
                     Metric(
                         "podmeter_device_unhealthy_reason",
                         &["gpu=\"3\"", "reason=\"row_remap_failed\""],
@@ -260,18 +260,18 @@ pub const AREA: Area = Area {
                 page: Some(Text("/api/v1/node", "\"reason\":\"row_remap_failed\"")),
             },
             goes_on: SEVEN_DEVICES,
-            undone: "the driver no longer says so, as of another board",
+            undone: "the driver no longer reports the failure, as after a replacement of the GPU",
             undo: Some(|rig| remap(rig, false, 10)),
             within: 15,
         },
         Row {
             id: "gpu-call-hangs",
-            happens: "A call on one GPU hangs",
+            happens: "A driver call on one GPU hangs",
             how: |rig| rig.gpu(3, |gpu| gpu["hang"] = json!(["nvmlDeviceGetPowerUsage"])),
             seen: Seen {
                 metrics: &[
                     UNHEALTHY,
-                    UNREAD,
+                    NO_READINGS,
                     Metric("podmeter_collector_stuck", &["collector=\"fast\""], Is::Value(1.0)),
                     Metric("podmeter_device_unhealthy_reason", &["gpu=\"3\"", "reason=\"stuck\""], Is::Value(1.0)),
                 ],
@@ -279,21 +279,21 @@ pub const AREA: Area = Area {
                 page: Some(Text("/", "a driver call on it does not return")),
             },
             goes_on: HUNG,
-            undone: "the call comes back",
+            undone: "the call returns",
             undo: Some(|rig| rig.gpu(3, |gpu| gpu["hang"] = json!([]))),
             within: 15,
         },
         Row {
             id: "gpu-marked",
-            happens: "An operator marks a GPU that flickers",
-            how: |rig| assert_eq!(rig.order("/mark", r#"{"device": "3", "reason": "it flickers"}"#).status, 200),
+            happens: "An operator marks a GPU as unhealthy",
+            how: |rig| assert_eq!(rig.order("/mark", r#"{"device": "3", "reason": "in repair"}"#).status, 200),
             seen: Seen {
                 metrics: &[
                     UNHEALTHY,
                     Metric("podmeter_device_unhealthy_reason", &["gpu=\"3\"", "reason=\"admin\""], Is::Value(1.0)),
                 ],
                 log: Log::Line("reason=\"admin\""),
-                page: Some(Text("/", "it flickers")),
+                page: Some(Text("/", "in repair")),
             },
             goes_on: SEVEN_DEVICES,
             undone: "`POST /unmark`",

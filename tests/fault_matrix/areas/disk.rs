@@ -18,7 +18,7 @@ pub const AREA: Area = Area {
             happens: "The disk has no space for the journal",
             how: |rig| {
                 limit_files(rig, Some(4096));
-                rig.a_pod_comes_and_goes();
+                rig.run_a_pod();
             },
             seen: Seen {
                 metrics: &[NOT_WRITTEN, Metric("podmeter_journal_errors_total", &[], Is::Rises)],
@@ -26,16 +26,16 @@ pub const AREA: Area = Area {
                 page: Some(Text("/", "the journal of allocations is not written")),
             },
             goes_on: ALL,
-            undone: "there is space: waiting records are written",
+            undone: "the disk has space: podmeter writes the waiting records",
             undo: Some(|rig| limit_files(rig, None)),
             within: 15,
         },
         Row {
             id: "disk-directory-removed",
-            happens: "The journal's directory is removed while it is written",
+            happens: "The journal directory is removed while podmeter writes it",
             how: |rig| {
                 std::fs::remove_dir_all(rig.path("state")).unwrap();
-                rig.a_pod_comes_and_goes();
+                rig.run_a_pod();
             },
             seen: Seen {
                 metrics: &[NOT_WRITTEN, Metric("podmeter_journal_errors_total", &[], Is::Rises)],
@@ -43,13 +43,13 @@ pub const AREA: Area = Area {
                 page: Some(Text("/", "the journal of allocations is not written")),
             },
             goes_on: ALL,
-            undone: "nothing: it creates the directory and a new journal",
+            undone: "not needed: podmeter creates the directory and a new journal",
             undo: None,
             within: 15,
         },
         Row {
             id: "disk-directory-is-a-file",
-            happens: "At the start a file is in the place of the journal's directory",
+            happens: "A file exists at the path of the journal directory when podmeter starts",
             how: |rig| {
                 rig.stop();
                 std::fs::remove_dir_all(rig.path("state")).unwrap();
@@ -68,7 +68,7 @@ pub const AREA: Area = Area {
         },
         Row {
             id: "disk-journal-damaged",
-            happens: "At the start the journal is damaged",
+            happens: "The journal is damaged when podmeter starts",
             how: |rig| {
                 rig.stop();
                 std::fs::write(rig.path("state").join(FILE), [0x5a; 20_000]).unwrap();
@@ -80,13 +80,13 @@ pub const AREA: Area = Area {
                 page: Some(Text("/api/v1/allocations", "\"pod\":\"trainer\"")),
             },
             goes_on: ALL,
-            undone: "nothing: the damaged file is renamed",
+            undone: "not needed: podmeter renames the damaged file",
             undo: None,
             within: 10,
         },
         Row {
             id: "disk-journal-locked",
-            happens: "At the start another podmeter writes the journal",
+            happens: "Another podmeter holds the journal's lock when podmeter starts",
             how: |rig| {
                 rig.stop();
                 let lock = File::options().write(true).open(rig.path("state/allocations.lock")).unwrap();
@@ -100,7 +100,7 @@ pub const AREA: Area = Area {
                 page: Some(Text("/", "waiting until it ends")),
             },
             goes_on: ALL,
-            undone: "the other one ends",
+            undone: "the other podmeter ends",
             undo: Some(|_| {}),
             within: 15,
         },
@@ -110,5 +110,5 @@ pub const AREA: Area = Area {
 fn limit_files(rig: &mut Rig, bytes: Option<u64>) {
     let pid = Pid::from_raw(i32::try_from(rig.pid()).unwrap());
     let before = prlimit(pid, Resource::Fsize, Rlimit { current: bytes, maximum: None });
-    before.expect("a process of our own");
+    before.expect("the limit of a child process can be set");
 }

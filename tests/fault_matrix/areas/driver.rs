@@ -13,7 +13,7 @@ pub const AREA: Area = Area {
     rows: &[
         Row {
             id: "driver-reloaded",
-            happens: "The driver is reloaded under podmeter, and its counters begin anew",
+            happens: "The driver is reloaded while podmeter runs, and its counters restart at 0",
             how: reload,
             seen: Seen {
                 metrics: &[
@@ -24,13 +24,13 @@ pub const AREA: Area = Area {
                 page: Some(Text("/-/ready", "200 OK")),
             },
             goes_on: ALL,
-            undone: "nothing: it opens the driver again by itself",
+            undone: "not needed: podmeter opens the driver again",
             undo: None,
             within: 15,
         },
         Row {
             id: "driver-not-loaded",
-            happens: "The driver is unloaded and stays away for a while",
+            happens: "The driver is unloaded",
             how: |rig| refuse(rig, 9),
             seen: Seen {
                 metrics: &[
@@ -52,7 +52,7 @@ pub const AREA: Area = Area {
         },
         Row {
             id: "driver-half-upgraded",
-            happens: "The library is of another version than the kernel module, as in the middle of an upgrade",
+            happens: "The versions of driver library and kernel module differ, as during an upgrade",
             how: |rig| refuse(rig, 18),
             seen: Seen {
                 metrics: &[
@@ -74,7 +74,7 @@ pub const AREA: Area = Area {
         },
         Row {
             id: "driver-no-permission",
-            happens: "The device nodes may not be opened",
+            happens: "podmeter has no permission to open the device nodes",
             how: |rig| refuse(rig, 4),
             seen: Seen {
                 metrics: &[
@@ -89,13 +89,13 @@ pub const AREA: Area = Area {
                 page: Some(Text("/", "cannot be initialised: no_permission (4)")),
             },
             goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Pod],
-            undone: "they may be opened",
+            undone: "podmeter gets the permission",
             undo: Some(|rig| rig.driver.update(|state| state["init"] = json!(0))),
             within: 20,
         },
         Row {
             id: "driver-fails-some-calls",
-            happens: "The driver fails some calls on every GPU, as one that does not support them",
+            happens: "Some driver calls fail on every GPU",
             how: |rig| {
                 rig.gpus(|gpu| {
                     gpu["fail"] = json!({
@@ -123,7 +123,7 @@ pub const AREA: Area = Area {
         },
         Row {
             id: "driver-hangs",
-            happens: "Every call into the driver hangs",
+            happens: "Every driver call hangs",
             how: |rig| rig.driver.update(|state| state["hang"] = json!(["*"])),
             seen: Seen {
                 metrics: &[
@@ -136,13 +136,13 @@ pub const AREA: Area = Area {
                 page: Some(Text("/", "a driver call on it does not return")),
             },
             goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Devices(0), GoesOn::Pod],
-            undone: "the calls come back",
+            undone: "the calls return",
             undo: Some(|rig| rig.driver.update(|state| state["hang"] = json!([]))),
             within: 30,
         },
         Row {
             id: "driver-events-fail",
-            happens: "Waiting for the driver's events fails",
+            happens: "The wait for driver events fails",
             how: |rig| rig.driver.update(|state| state["fail"] = json!({"nvmlEventSetWait_v2": 999})),
             seen: Seen {
                 metrics: &[
@@ -157,13 +157,13 @@ pub const AREA: Area = Area {
                 page: Some(Text("/-/ready", "200 OK")),
             },
             goes_on: ALL,
-            undone: "it succeeds",
+            undone: "the wait succeeds",
             undo: Some(|rig| rig.driver.update(|state| state["fail"] = json!({}))),
             within: 40,
         },
         Row {
             id: "driver-lists-nothing",
-            happens: "The driver no longer lists any GPU",
+            happens: "The driver lists no GPU",
             how: |rig| {
                 let state = rig.driver_state();
                 rig.write("eight-gpus.json", &state["gpus"].to_string());
@@ -179,7 +179,7 @@ pub const AREA: Area = Area {
                 page: Some(Text("/api/v1/node", "\"reason\":\"lost\"")),
             },
             goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Devices(0), GoesOn::Pod],
-            undone: "it lists them",
+            undone: "the driver lists the GPUs",
             undo: Some(|rig| {
                 let gpus = std::fs::read_to_string(rig.path("eight-gpus.json")).unwrap();
                 let gpus: serde_json::Value = serde_json::from_str(&gpus).unwrap();
@@ -189,7 +189,7 @@ pub const AREA: Area = Area {
         },
         Row {
             id: "driver-uuids-fail-at-start",
-            happens: "Every call for a GPU's UUID fails, and podmeter is started",
+            happens: "nvmlDeviceGetUUID fails on every GPU; podmeter starts",
             how: |rig| {
                 rig.stop();
                 rig.driver.update(|state| state["fail"] = json!({"nvmlDeviceGetUUID": 999}));
@@ -211,12 +211,12 @@ pub const AREA: Area = Area {
         },
         Row {
             id: "driver-library-cut-off",
-            happens: "The driver library is cut off, and podmeter is started",
+            happens: "The driver library is truncated; podmeter starts",
             how: |rig| {
                 rig.stop();
-                let whole = std::fs::read(rig.driver.library_path()).unwrap();
-                std::fs::write(rig.path("whole-library"), &whole).unwrap();
-                replace_library(rig, &whole[..whole.len() / 2]);
+                let library = std::fs::read(rig.driver.library_path()).unwrap();
+                std::fs::write(rig.path("complete-library"), &library).unwrap();
+                replace_library(rig, &library[..library.len() / 2]);
                 rig.begin();
             },
             seen: Seen {
@@ -225,23 +225,23 @@ pub const AREA: Area = Area {
                 page: Some(Text("/", "it is cut off")),
             },
             goes_on: &[GoesOn::Pages, GoesOn::Pod],
-            undone: "the library is whole",
-            undo: Some(|rig| replace_library(rig, &std::fs::read(rig.path("whole-library")).unwrap())),
+            undone: "the library is complete",
+            undo: Some(|rig| replace_library(rig, &std::fs::read(rig.path("complete-library")).unwrap())),
             within: 30,
         },
         Row {
             id: "driver-library-hangs",
-            happens: "The driver library hangs while it is loaded, at the start of podmeter",
+            happens: "podmeter starts, and loading the driver library hangs",
             how: |rig| {
                 rig.stop();
-                std::fs::copy(rig.driver.library_path(), rig.path("whole-library")).unwrap();
+                std::fs::copy(rig.driver.library_path(), rig.path("complete-library")).unwrap();
                 rig.write(
                     "hangs.c",
                     "#include <unistd.h>\n__attribute__((constructor)) static void load(void) { for (;;) pause(); }\n",
                 );
                 let mut compiler = std::process::Command::new("cc");
                 compiler.args(["-shared", "-fPIC", "-o"]).args([rig.path("hangs.so"), rig.path("hangs.c")]);
-                assert!(compiler.status().expect("cc is there").success());
+                assert!(compiler.status().expect("cc is installed").success());
                 replace_library(rig, &std::fs::read(rig.path("hangs.so")).unwrap());
                 rig.begin();
             },
@@ -251,19 +251,19 @@ pub const AREA: Area = Area {
                 page: Some(Text("/", "opening or closing the driver has not come back")),
             },
             goes_on: &[GoesOn::Pages, GoesOn::Pod],
-            undone: "the library is replaced and podmeter restarted; it ends within five seconds",
+            undone: "the library is replaced, and podmeter is restarted; it ends within 5 s",
             undo: Some(|rig| {
                 let began = std::time::Instant::now();
                 rig.stop();
                 assert!(began.elapsed() < std::time::Duration::from_secs(6), "{:?}", began.elapsed());
-                replace_library(rig, &std::fs::read(rig.path("whole-library")).unwrap());
+                replace_library(rig, &std::fs::read(rig.path("complete-library")).unwrap());
                 rig.begin();
             }),
             within: 30,
         },
         Row {
             id: "driver-released",
-            happens: "An operator has the driver let go of, for an upgrade",
+            happens: "An operator has podmeter release the driver, for an upgrade",
             how: |rig| {
                 let answer = rig.order("/release", r#"{"for": "10m"}"#);
                 assert_eq!(answer.status, 200, "{}", answer.body);
@@ -280,7 +280,7 @@ pub const AREA: Area = Area {
         },
         Row {
             id: "driver-released-under-a-pod",
-            happens: "The driver is released while a pod holds a GPU: the time is uncovered, not idle",
+            happens: "podmeter releases the driver while a pod holds a GPU: the time is uncovered, not idle",
             how: release_under_a_pod,
             seen: Seen {
                 metrics: &[
@@ -311,7 +311,7 @@ fn idle_of_the_pod(rig: &Rig) -> String {
     format!("{:?}", rig.metrics().value("podmeter_container_idle_seconds_total", TRAINER))
 }
 
-/// Leaves what the pod had idle once its time is uncovered.
+/// Releases the driver; once the pod's time is uncovered, saves its idle seconds.
 fn release_under_a_pod(rig: &mut Rig) {
     let uncovered = |rig: &Rig| rig.metrics().value(UNCOVERED, TRAINER).unwrap_or_default();
     let answer = rig.order("/release", r#"{"for": "10m"}"#);
@@ -330,14 +330,14 @@ pub fn reload(rig: &mut Rig) {
     });
 }
 
-/// By another file, as an installer does: what is loaded goes on.
+/// Renames a new file over it, as an installer does: the loaded library stays mapped.
 fn replace_library(rig: &Rig, bytes: &[u8]) {
-    let beside = rig.driver.folder().join("new-library");
-    std::fs::write(&beside, bytes).unwrap();
-    std::fs::rename(beside, rig.driver.library_path()).unwrap();
+    let new = rig.driver.folder().join("new-library");
+    std::fs::write(&new, bytes).unwrap();
+    std::fs::rename(new, rig.driver.library_path()).unwrap();
 }
 
-/// The session ends, and no other can be opened.
+/// Ends the session, and makes nvmlInit fail.
 fn refuse(rig: &mut Rig, code: u32) {
     rig.driver.update(|state| state["init"] = json!(code));
     reload(rig);

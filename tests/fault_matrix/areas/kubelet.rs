@@ -18,7 +18,7 @@ pub const AREA: Area = Area {
     rows: &[
         Row {
             id: "kubelet-stopped",
-            happens: "The kubelet ends and leaves its sockets behind",
+            happens: "The kubelet stops and leaves its sockets",
             how: |rig| rig.kubelet.stop(),
             seen: Seen {
                 metrics: &[
@@ -36,7 +36,7 @@ pub const AREA: Area = Area {
         },
         Row {
             id: "kubelet-restarted",
-            happens: "The kubelet restarts: it deletes every plugin's socket, and at first answers without pods",
+            happens: "The kubelet restarts: it removes every plugin's socket, and its first answer lists no pods",
             how: |rig| rig.kubelet.restart().unwrap(),
             seen: Seen {
                 metrics: &[
@@ -47,13 +47,13 @@ pub const AREA: Area = Area {
                 page: Some(Text("/-/ready", "200 OK")),
             },
             goes_on: ALL,
-            undone: "nothing: it registers again by itself",
+            undone: "not needed: podmeter registers again",
             undo: None,
             within: 10,
         },
         Row {
             id: "kubelet-sockets-gone",
-            happens: "The kubelet's sockets are gone, as where its directory is not mounted",
+            happens: "The kubelet's sockets are missing, as where its directory is not mounted",
             how: |rig| {
                 rig.kubelet.stop();
                 std::fs::remove_file(rig.kubelet.pod_resources_socket()).unwrap();
@@ -78,7 +78,7 @@ pub const AREA: Area = Area {
         },
         Row {
             id: "kubelet-hangs",
-            happens: "The kubelet takes the question who holds what, and does not answer",
+            happens: "The kubelet accepts `List` and does not answer",
             how: |rig| rig.kubelet.hang(Method::List),
             seen: Seen {
                 metrics: &[
@@ -93,13 +93,13 @@ pub const AREA: Area = Area {
                 page: Some(Text("/", "did not answer List within 5s")),
             },
             goes_on: HUNG,
-            undone: "it answers",
+            undone: "the kubelet answers",
             undo: Some(|rig| rig.kubelet.heal()),
             within: 15,
         },
         Row {
             id: "kubelet-refuses",
-            happens: "The kubelet answers with an error of its own",
+            happens: "The kubelet answers `List` with an error",
             how: |rig| rig.kubelet.fail(Method::List, Code::Unknown, "checkpoint is corrupt"),
             seen: Seen {
                 metrics: &[
@@ -110,13 +110,13 @@ pub const AREA: Area = Area {
                 page: Some(Text("/", "checkpoint is corrupt")),
             },
             goes_on: ALL,
-            undone: "it answers",
+            undone: "the kubelet answers",
             undo: Some(|rig| rig.kubelet.heal()),
             within: 10,
         },
         Row {
             id: "kubelet-rate-limit",
-            happens: "Another client uses up the calls that the kubelet allows",
+            happens: "Another client exhausts the kubelet's rate limit",
             how: |rig| rig.kubelet.fail(Method::List, Code::ResourceExhausted, "rejected by rate limit"),
             seen: Seen {
                 metrics: &[
@@ -137,7 +137,7 @@ pub const AREA: Area = Area {
         },
         Row {
             id: "kubelet-answer-too-large",
-            happens: "A DRA driver's claim makes the kubelet's answer larger than 64 MiB",
+            happens: "A DRA claim makes the kubelet's answer larger than 64 MiB",
             how: |rig| rig.kubelet.answer_bytes(70 << 20),
             seen: Seen {
                 metrics: &[
@@ -149,13 +149,13 @@ pub const AREA: Area = Area {
                 page: Some(Text("/", "check for a DRA claim")),
             },
             goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8)],
-            undone: "the claim is gone",
+            undone: "the claim is removed",
             undo: Some(|rig| rig.kubelet.heal()),
             within: 20,
         },
         Row {
-            id: "kubelet-speaks-nonsense",
-            happens: "Something else answers on the kubelet's socket",
+            id: "kubelet-other-server",
+            happens: "Another server answers on the kubelet's socket",
             how: another_server,
             seen: Seen {
                 metrics: &[
@@ -172,7 +172,7 @@ pub const AREA: Area = Area {
         },
         Row {
             id: "kubelet-socket-is-a-file",
-            happens: "A plain file lies where the kubelet's socket should be",
+            happens: "A regular file exists at the path of the kubelet's socket",
             how: |rig| {
                 rig.kubelet.stop();
                 std::fs::remove_file(rig.kubelet.pod_resources_socket()).unwrap();
@@ -197,7 +197,7 @@ pub const AREA: Area = Area {
         },
         Row {
             id: "kubelet-without-allocatable",
-            happens: "A kubelet comes that does not know what it can allocate",
+            happens: "The kubelet is replaced by one without `GetAllocatableResources`",
             how: |rig| {
                 rig.kubelet.unimplemented(&[Method::GetAllocatableResources]);
                 rig.kubelet.restart().unwrap();
@@ -212,7 +212,7 @@ pub const AREA: Area = Area {
                 page: Some(Text("/-/ready", "200 OK")),
             },
             goes_on: ALL,
-            undone: "a kubelet that knows it starts",
+            undone: "a kubelet with it starts",
             undo: Some(|rig| {
                 rig.kubelet.heal();
                 rig.kubelet.restart().unwrap();
@@ -222,7 +222,7 @@ pub const AREA: Area = Area {
     ],
 };
 
-/// Says what no kubelet says, to whoever connects.
+/// Answers every connection with an HTTP/1.1 error.
 fn another_server(rig: &mut Rig) {
     rig.kubelet.stop();
     let socket = rig.kubelet.pod_resources_socket();

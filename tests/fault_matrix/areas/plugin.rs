@@ -15,7 +15,7 @@ const REGISTERED_AGAIN: Metric =
     Metric("podmeter_plugin_registrations_total", &["resource=\"nvidia.com/gpu\""], Is::Rises);
 const EXPORTER: &[GoesOn] = &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Pod];
 
-/// Registered, with the devices that podmeter has.
+/// A registered plugin with the devices of podmeter.
 fn other_plugin(rig: &Rig, socket: Option<&str>) -> StandInPlugin {
     let devices = rig.kubelet.allocatable_ids(GPU).iter().map(|id| ListedDevice::new(id)).collect();
     let behaviour = Behaviour { socket_name: socket.map(str::to_owned), ..Behaviour::default() };
@@ -30,7 +30,7 @@ pub const AREA: Area = Area {
     rows: &[
         Row {
             id: "plugin-socket-removed",
-            happens: "Somebody removes podmeter's socket from the kubelet's directory",
+            happens: "podmeter's socket is removed from the kubelet's directory",
             how: |rig| std::fs::remove_file(rig.own_socket()).unwrap(),
             seen: Seen {
                 metrics: &[REGISTERED_AGAIN],
@@ -38,13 +38,13 @@ pub const AREA: Area = Area {
                 page: Some(Text("/-/ready", "200 OK")),
             },
             goes_on: ALL,
-            undone: "nothing: it registers again by itself",
+            undone: "not needed: podmeter registers again",
             undo: None,
             within: 10,
         },
         Row {
             id: "plugin-stream-lost",
-            happens: "The connection by which the kubelet hears of devices breaks",
+            happens: "The `ListAndWatch` connection breaks",
             how: |rig| assert!(rig.kubelet.lose_stream(GPU)),
             seen: Seen {
                 metrics: &[REGISTERED_AGAIN, Metric("podmeter_plugin_unregistered_seconds_total", &[], Is::Rises)],
@@ -52,13 +52,13 @@ pub const AREA: Area = Area {
                 page: Some(Text("/-/ready", "200 OK")),
             },
             goes_on: ALL,
-            undone: "nothing: it registers again by itself",
+            undone: "not needed: podmeter registers again",
             undo: None,
             within: 10,
         },
         Row {
             id: "plugin-refused",
-            happens: "The kubelet refuses to register the plugin",
+            happens: "The kubelet rejects the registration",
             how: |rig| {
                 rig.kubelet.fail(Method::Register, Code::Unknown, "the device manager is not ready");
                 assert!(rig.kubelet.lose_stream(GPU));
@@ -69,13 +69,13 @@ pub const AREA: Area = Area {
                 page: Some(Text("/", "not registered: the kubelet does not register the plugin")),
             },
             goes_on: EXPORTER,
-            undone: "the kubelet registers it",
+            undone: "the kubelet accepts the registration",
             undo: Some(|rig| rig.kubelet.heal()),
             within: 20,
         },
         Row {
             id: "plugin-not-listed",
-            happens: "The kubelet registers the plugin and never asks for its devices",
+            happens: "The kubelet registers the plugin and does not call `ListAndWatch`",
             how: |rig| {
                 rig.kubelet.hang(Method::ListAndWatch);
                 assert!(rig.kubelet.lose_stream(GPU));
@@ -86,7 +86,7 @@ pub const AREA: Area = Area {
                 page: Some(Text("/api/v1/node", "did not ask for its devices within 10s")),
             },
             goes_on: EXPORTER,
-            undone: "the kubelet asks",
+            undone: "the kubelet calls it",
             undo: Some(|rig| rig.kubelet.heal()),
             within: 20,
         },
@@ -103,13 +103,13 @@ pub const AREA: Area = Area {
                 page: Some(Text("/", "not registered: the kubelet does not register the plugin: no answer within 15s")),
             },
             goes_on: EXPORTER,
-            undone: "it answers",
+            undone: "the kubelet answers",
             undo: Some(|rig| rig.kubelet.heal()),
             within: 30,
         },
         Row {
             id: "plugin-directory-gone",
-            happens: "The kubelet ends, and its directory of plugins is gone, as where it is not mounted",
+            happens: "The kubelet stops, and its device-plugin directory is missing, as where it is not mounted",
             how: |rig| {
                 rig.kubelet.stop();
                 let directory = rig.kubelet.device_plugin_directory();
@@ -123,7 +123,7 @@ pub const AREA: Area = Area {
                 page: Some(Text("/", "kubelet.sock is not there")),
             },
             goes_on: EXPORTER,
-            undone: "the directory and the kubelet are back",
+            undone: "the directory is restored, and the kubelet starts",
             undo: Some(|rig| {
                 let directory = rig.kubelet.device_plugin_directory();
                 std::fs::rename(directory.with_extension("away"), &directory).unwrap();
@@ -145,15 +145,15 @@ pub const AREA: Area = Area {
             },
             goes_on: EXPORTER,
             undone: "the other plugin ends",
-            undo: Some(Rig::let_go),
+            undo: Some(Rig::drop_held),
             within: 5,
         },
         Row {
             id: "plugin-conflict-unseen",
-            happens: "A plugin with the same devices, on a socket that tells nothing, registers after podmeter and ends",
+            happens: "A plugin with the same devices and an unknown socket name registers after podmeter and ends",
             how: |rig| {
                 let other = other_plugin(rig, None);
-                // Time for the kubelet to list its devices.
+                // The kubelet lists its devices in this time.
                 std::thread::sleep(Duration::from_millis(500));
                 other.stop();
             },
@@ -163,13 +163,13 @@ pub const AREA: Area = Area {
                 page: Some(Text("/-/ready", "200 OK")),
             },
             goes_on: ALL,
-            undone: "nothing: it registers again by itself",
+            undone: "not needed: podmeter registers again",
             undo: None,
             within: 5,
         },
         Row {
             id: "plugin-unknown-device",
-            happens: "The kubelet allocates a device that is not there",
+            happens: "The kubelet allocates a device that does not exist",
             how: |rig| {
                 let socket = rig.own_socket();
                 let refused = wait_for(async {
@@ -186,7 +186,7 @@ pub const AREA: Area = Area {
                 page: Some(Text("/api/v1/node", "\"unknown_device\":1")),
             },
             goes_on: ALL,
-            undone: "nothing: that pod fails, with the reason",
+            undone: "not needed: that pod fails with the reason",
             undo: None,
             within: 10,
         },

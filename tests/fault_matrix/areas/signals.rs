@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::rig::{Rig, until};
 use crate::row::{ALL, Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
 
-/// The promise to whoever ends it.
+/// The documented limit of a shutdown.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 const KUBELET: &[GoesOn] = &[GoesOn::Devices(0), GoesOn::Pod];
 
@@ -17,31 +17,31 @@ pub const AREA: Area = Area {
     rows: &[
         Row {
             id: "signal-term",
-            happens: "SIGTERM: it ends within 5 s with exit code 0 and takes its sockets along",
+            happens: "SIGTERM: podmeter removes its sockets and exits with 0 within 5 s",
             how: |rig| ends(rig, "TERM"),
             seen: Seen { metrics: &[], log: Log::Line("ending"), page: None },
             goes_on: KUBELET,
-            undone: "it is started",
+            undone: "podmeter is started",
             undo: Some(Rig::begin),
             within: 15,
         },
         Row {
             id: "signal-int",
-            happens: "SIGINT: as SIGTERM",
+            happens: "SIGINT, handled as SIGTERM",
             how: |rig| ends(rig, "INT"),
             seen: Seen { metrics: &[], log: Log::Line("ending"), page: None },
             goes_on: KUBELET,
-            undone: "it is started",
+            undone: "podmeter is started",
             undo: Some(Rig::begin),
             within: 15,
         },
         Row {
             id: "signal-kill",
-            happens: "SIGKILL, as when memory runs out: its sockets stay behind",
+            happens: "SIGKILL, as by the OOM killer: the sockets remain",
             how: Rig::kill,
             seen: Seen { metrics: &[], log: Log::Silent, page: None },
             goes_on: KUBELET,
-            undone: "it is started: it removes them and goes on with its journal",
+            undone: "podmeter is started: it removes the sockets and continues its journal",
             undo: Some(|rig| {
                 rig.begin();
                 until("the stale socket is removed", || rig.log().contains("that an earlier podmeter left behind"));
@@ -50,7 +50,7 @@ pub const AREA: Area = Area {
         },
         Row {
             id: "signal-overlap",
-            happens: "It is started while another agent still listens on its admin socket, as in a rolling update",
+            happens: "podmeter starts while another agent still listens on the admin socket, as in a rolling update",
             how: |rig| {
                 rig.stop();
                 rig.hold(UnixListener::bind(rig.path("admin.sock")).unwrap());
@@ -66,7 +66,7 @@ pub const AREA: Area = Area {
             goes_on: ALL,
             undone: "the other agent ends",
             undo: Some(|rig| {
-                rig.let_go();
+                rig.drop_held();
                 let path = rig.path("admin.sock");
                 until("the admin socket answers", || {
                     UnixStream::connect(&path).is_ok() && rig.order("/mark", "{}").status >= 400
@@ -76,7 +76,7 @@ pub const AREA: Area = Area {
         },
         Row {
             id: "signal-term-while-driver-hangs",
-            happens: "SIGTERM while every call into the driver hangs: it ends within 5 s all the same",
+            happens: "SIGTERM while every driver call hangs: podmeter still ends within 5 s",
             how: |rig| {
                 hang(rig, true);
                 ends(rig, "TERM");
@@ -87,7 +87,7 @@ pub const AREA: Area = Area {
                 page: None,
             },
             goes_on: KUBELET,
-            undone: "the driver answers, and it is started",
+            undone: "the driver answers, and podmeter is started",
             undo: Some(|rig| {
                 hang(rig, false);
                 rig.begin();
@@ -96,17 +96,17 @@ pub const AREA: Area = Area {
         },
         Row {
             id: "signal-term-twice",
-            happens: "A second SIGTERM while it waits for a driver that hangs: it ends at once",
+            happens: "A second SIGTERM while podmeter waits for a hung driver: podmeter ends at once",
             how: |rig| {
                 hang(rig, true);
                 rig.signal("TERM");
                 let mark = rig.log().len();
-                until("it begins to end", || rig.log()[mark.saturating_sub(200)..].contains("ending"));
+                until("the shutdown begins", || rig.log()[mark.saturating_sub(200)..].contains("ending"));
                 ends(rig, "TERM");
             },
             seen: Seen { metrics: &[], log: Log::Line("a second signal ended the process at once"), page: None },
             goes_on: KUBELET,
-            undone: "the driver answers, and it is started",
+            undone: "the driver answers, and podmeter is started",
             undo: Some(|rig| {
                 hang(rig, false);
                 rig.begin();
@@ -115,8 +115,8 @@ pub const AREA: Area = Area {
         },
         Row {
             id: "signal-term-while-log-is-blocked-and-driver-hangs",
-            happens: "SIGTERM while nobody reads the log, its pipe is full, and every call into the driver hangs: it ends \
-                      within 5 s all the same",
+            happens: "SIGTERM while the log pipe is full and not read, and every driver call hangs: podmeter still ends \
+                      within 5 s",
             how: |rig| {
                 hang(rig, true);
                 rig.block_log();
@@ -124,7 +124,7 @@ pub const AREA: Area = Area {
             },
             seen: Seen { metrics: &[], log: Log::Silent, page: None },
             goes_on: KUBELET,
-            undone: "the driver answers, and it is started",
+            undone: "the driver answers, and podmeter is started",
             undo: Some(|rig| {
                 hang(rig, false);
                 rig.begin();
@@ -133,12 +133,12 @@ pub const AREA: Area = Area {
         },
         Row {
             id: "signal-log-blocked",
-            happens: "Nobody reads the log, its pipe is full, and a GPU breaks: the kubelet gets it as unhealthy, and hands out \
-                      another. Lines without room are dropped",
+            happens: "The log pipe is full and not read, and a GPU fails: the kubelet lists it as unhealthy and allocates \
+                      another; podmeter drops log lines",
             how: |rig| {
                 rig.block_log();
                 rig.gpu(7, |gpu| gpu["events"] = json!([{"sequence": 1, "xid": 119}]));
-                until("the kubelet has it as unhealthy", || rig.healthy_devices() == 7);
+                until("the kubelet lists the GPU as unhealthy", || rig.healthy_devices() == 7);
                 rig.admits().unwrap();
                 let dropped = |rig: &Rig| rig.metrics().value("podmeter_log_lines_dropped_total", &[]);
                 while dropped(rig) < Some(100.0) {
@@ -155,13 +155,13 @@ pub const AREA: Area = Area {
                 page: Some(Text("/-/ready", "200 OK")),
             },
             goes_on: ALL,
-            undone: "it is read again, and the GPU is unmarked",
+            undone: "the pipe is read again, and the GPU is unmarked",
             undo: None,
             within: 20,
         },
         Row {
             id: "signal-without-meaning",
-            happens: "SIGUSR1, SIGUSR2 and SIGXFSZ",
+            happens: "SIGUSR1, SIGUSR2 and SIGXFSZ, which podmeter ignores",
             how: |rig| ["USR1", "USR2", "XFSZ"].iter().for_each(|signal| rig.signal(signal)),
             seen: Seen {
                 metrics: &[Metric("podmeter_scrape_duration_seconds_count", &[], Is::Rises)],
@@ -169,13 +169,13 @@ pub const AREA: Area = Area {
                 page: Some(Text("/-/healthy", "200 OK")),
             },
             goes_on: ALL,
-            undone: "nothing",
+            undone: "not needed",
             undo: None,
             within: 10,
         },
         Row {
             id: "signal-hup-storm",
-            happens: "SIGHUP two hundred times",
+            happens: "SIGHUP 200 times",
             how: |rig| {
                 let pid = Pid::from_raw(i32::try_from(rig.pid()).unwrap()).unwrap();
                 (0..200).for_each(|_| kill_process(pid, Signal::HUP).unwrap());
@@ -186,7 +186,7 @@ pub const AREA: Area = Area {
                 page: Some(Text("/-/ready", "200 OK")),
             },
             goes_on: ALL,
-            undone: "nothing",
+            undone: "not needed",
             undo: None,
             within: 10,
         },
@@ -198,13 +198,13 @@ fn ends(rig: &mut Rig, signal: &str) {
     rig.signal(signal);
     assert_eq!(rig.ended(), Some(0), "{}", rig.log());
     assert!(began.elapsed() < ENDS_WITHIN, "{:?}\n{}", began.elapsed(), rig.log());
-    assert!(!rig.path("admin.sock").exists(), "the admin socket is left behind");
+    assert!(!rig.path("admin.sock").exists(), "the admin socket remains");
 }
 
 fn hang(rig: &mut Rig, hangs: bool) {
     rig.driver.update(|state| state["hang"] = if hangs { json!(["*"]) } else { json!([]) });
     if hangs {
-        // Every reader is in a call.
+        // Until every thread is in a driver call.
         std::thread::sleep(Duration::from_millis(500));
     }
 }
