@@ -1,5 +1,5 @@
-//! podmeter: one binary per node that hands out accelerators and tells truthfully who uses them.
-//! `ARCHITECTURE.md` draws the rooms below and the arrows allowed between them.
+//! podmeter: a Kubernetes device plugin and GPU exporter that reports which container uses which device.
+//! `ARCHITECTURE.md` describes the modules and the dependencies permitted between them.
 
 pub mod agent;
 pub mod attribution;
