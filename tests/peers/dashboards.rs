@@ -27,19 +27,19 @@ enum Elsewhere {
 use Elsewhere::{Nowhere, Profile};
 
 const HEALTHY: &str = "the simulated GPUs and their driver make no errors";
-const FREE: &str = "the simulated clocks are held back by nothing";
+const NOT_THROTTLED: &str = "nothing throttles the simulated GPUs";
 
 /// Queries by the end of their place. Those of metrics that the catalogue calls planned need no entry.
 const ELSEWHERE: [(&str, Elsewhere); 15] = [
     ("annotation XIDs", Nowhere(HEALTHY)),
     ("device / Last XIDs / A", Nowhere(HEALTHY)),
-    ("device / What holds the clocks back / A", Nowhere(FREE)),
+    ("device / Throttle reasons / A", Nowhere(NOT_THROTTLED)),
     ("device / MIG devices / A", Profile("8xh100-mig")),
     ("device / Memory by GPU instance / A", Profile("8xh100-mig")),
     ("device / SM activity by GPU instance / A", Profile("8xh100-mig")),
     ("namespace / XIDs / A", Nowhere(HEALTHY)),
     ("podmeter / Failed calls of the driver / A", Nowhere(HEALTHY)),
-    ("podmeter / Devices that could not be found / A", Nowhere("the simulated kubelet knows the simulated GPUs")),
+    ("podmeter / Devices that could not be found / A", Nowhere("the simulated kubelet and driver list the same GPUs")),
     ("podmeter / Allocations / B", Nowhere("no resource of the demo asks for checks")),
     ("device / Fabric / A", Nowhere("the simulated GPUs are in no fabric")),
     ("device / Fabric / B", Nowhere("the simulated GPUs are in no fabric")),
