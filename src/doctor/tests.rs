@@ -191,7 +191,7 @@ fn each_check_says_what_is_not_well() {
         (
             "allocatable",
             change(|observations| {
-                observations.allocatable = Some(Err(CallError::Unimplemented("GetAllocatableResources")))
+                observations.allocatable = Some(Err(CallError::Unimplemented("GetAllocatableResources")));
             }),
             Warning,
             "does not have GetAllocatableResources",
@@ -323,7 +323,7 @@ fn each_check_says_what_is_not_well() {
         (
             "device_answers",
             change(|observations| {
-                observations.driver.as_mut().expect("driver").problems = vec!["nvmlX: unknown".into()]
+                observations.driver.as_mut().expect("driver").problems = vec!["nvmlX: unknown".into()];
             }),
             Warning,
             "nvmlX: unknown",

@@ -50,26 +50,26 @@ static METRICS: &[Metric] = &[
     gauge("DCGM_FI_DEV_GPU_UTIL", "GPU utilization (%).", |page, family| {
         page.of_gpus(family, Some(|account, _| Some(account.device_utilization_ratio? * 100.0)), |readings| {
             percent(utilization(readings))
-        })
+        });
     }),
     gauge("DCGM_FI_DEV_MEM_COPY_UTIL", "Memory utilization (%).", |page, family| {
-        page.of_gpus(family, None, |readings| percent(medium(readings)?.rates.memory_utilization_ratio))
+        page.of_gpus(family, None, |readings| percent(medium(readings)?.rates.memory_utilization_ratio));
     }),
     gauge("DCGM_FI_DEV_ENC_UTIL", "Encoder utilization (%).", |page, family| {
         page.of_gpus(family, None, |readings| {
             percent(medium(readings)?.rates.engine_utilization_ratios.get("encoder").copied())
-        })
+        });
     }),
     gauge("DCGM_FI_DEV_DEC_UTIL", "Decoder utilization (%).", |page, family| {
         page.of_gpus(family, None, |readings| {
             percent(medium(readings)?.rates.engine_utilization_ratios.get("decoder").copied())
-        })
+        });
     }),
     gauge("DCGM_FI_PROF_PCIE_TX_BYTES", "Data sent over PCIe (bytes a second).", |page, family| {
-        page.of_gpus(family, None, |readings| Some(whole(medium(readings)?.rates.traffic.pcie_transmitted?)))
+        page.of_gpus(family, None, |readings| Some(whole(medium(readings)?.rates.traffic.pcie_transmitted?)));
     }),
     gauge("DCGM_FI_PROF_PCIE_RX_BYTES", "Data received over PCIe (bytes a second).", |page, family| {
-        page.of_gpus(family, None, |readings| Some(whole(medium(readings)?.rates.traffic.pcie_received?)))
+        page.of_gpus(family, None, |readings| Some(whole(medium(readings)?.rates.traffic.pcie_received?)));
     }),
     gauge(
         "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL",
@@ -79,11 +79,11 @@ static METRICS: &[Metric] = &[
                 let traffic = medium(readings)?.rates.traffic;
                 // DCGM divides the driver's KiB by a thousand.
                 Some(whole((traffic.nvlink_transmitted? + traffic.nvlink_received?) / 1024.0 / 1000.0))
-            })
+            });
         },
     ),
     gauge("DCGM_FI_DEV_POWER_USAGE", "Power draw (W).", |page, family| {
-        page.of_gpus(family, None, |readings| Some(readings.fast.as_ref()?.value.power_watts?.into()))
+        page.of_gpus(family, None, |readings| Some(readings.fast.as_ref()?.value.power_watts?.into()));
     }),
     counter(
         "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",
@@ -91,44 +91,44 @@ static METRICS: &[Metric] = &[
         |page, family| {
             page.of_gpus(family, Some(|account, _| Some((account.energy_joules? * 1000.0).round())), |readings| {
                 Some(whole(readings.totals.energy_joules? * 1000.0))
-            })
+            });
         },
     ),
     gauge("DCGM_FI_DEV_SM_CLOCK", "SM clock (MHz).", |page, family| {
-        page.of_gpus(family, None, |readings| Some(whole(medium(readings)?.clocks.sm_hertz? / 1e6)))
+        page.of_gpus(family, None, |readings| Some(whole(medium(readings)?.clocks.sm_hertz? / 1e6)));
     }),
     gauge("DCGM_FI_DEV_MEM_CLOCK", "Memory clock (MHz).", |page, family| {
-        page.of_gpus(family, None, |readings| Some(whole(medium(readings)?.clocks.memory_hertz? / 1e6)))
+        page.of_gpus(family, None, |readings| Some(whole(medium(readings)?.clocks.memory_hertz? / 1e6)));
     }),
     gauge("DCGM_FI_DEV_GPU_TEMP", "GPU temperature (C).", |page, family| {
-        page.of_gpus(family, None, |readings| Some(whole(medium(readings)?.gpu_temperature_celsius?)))
+        page.of_gpus(family, None, |readings| Some(whole(medium(readings)?.gpu_temperature_celsius?)));
     }),
     gauge("DCGM_FI_DEV_MEMORY_TEMP", "Memory temperature (C).", |page, family| {
-        page.of_gpus(family, None, |readings| Some(whole(medium(readings)?.memory_temperature_celsius?)))
+        page.of_gpus(family, None, |readings| Some(whole(medium(readings)?.memory_temperature_celsius?)));
     }),
     counter("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "PCIe packets retransmitted.", |page, family| {
-        page.of_gpus(family, None, |readings| Some(slow(readings)?.pcie.replays?.into()))
+        page.of_gpus(family, None, |readings| Some(slow(readings)?.pcie.replays?.into()));
     }),
     counter("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "Rows remapped for uncorrectable errors.", |page, family| {
-        page.of_gpus(family, None, |readings| Some(slow(readings)?.row_remap?.uncorrectable.into()))
+        page.of_gpus(family, None, |readings| Some(slow(readings)?.row_remap?.uncorrectable.into()));
     }),
     counter("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "Rows remapped for correctable errors.", |page, family| {
-        page.of_gpus(family, None, |readings| Some(slow(readings)?.row_remap?.correctable.into()))
+        page.of_gpus(family, None, |readings| Some(slow(readings)?.row_remap?.correctable.into()));
     }),
     gauge("DCGM_FI_DEV_ROW_REMAP_FAILURE", "Whether a row remap has failed.", |page, family| {
-        page.of_gpus(family, None, |readings| Some(slow(readings)?.row_remap?.failed.into()))
+        page.of_gpus(family, None, |readings| Some(slow(readings)?.row_remap?.failed.into()));
     }),
     gauge("DCGM_FI_DEV_XID_ERRORS", "Code of the last XID since podmeter started; 0 if there was none.", last_xids),
     gauge("DCGM_FI_DEV_FB_USED", "Frame buffer memory used (MiB).", |page, family| {
         page.of_parts(family, Some(|account, _| Some((account.memory_used_bytes? / MEBIBYTE) as f64)), |memory, _| {
             Some((memory?.used / MEBIBYTE).into())
-        })
+        });
     }),
     gauge("DCGM_FI_DEV_FB_FREE", "Frame buffer memory free (MiB).", |page, family| {
-        page.of_parts(family, None, |memory, _| Some((memory?.free / MEBIBYTE).into()))
+        page.of_parts(family, None, |memory, _| Some((memory?.free / MEBIBYTE).into()));
     }),
     gauge("DCGM_FI_DEV_FB_RESERVED", "Frame buffer memory reserved (MiB).", |page, family| {
-        page.of_parts(family, None, |memory, _| Some((memory?.reserved? / MEBIBYTE).into()))
+        page.of_parts(family, None, |memory, _| Some((memory?.reserved? / MEBIBYTE).into()));
     }),
     gauge(
         "DCGM_FI_PROF_GR_ENGINE_ACTIVE",
@@ -138,11 +138,11 @@ static METRICS: &[Metric] = &[
                 family,
                 Some(|account, whole| Some(account.device_utilization_ratio? * whole.per_utilization?)),
                 |_, gpm| Some(gpm.graphics_engine_active?.into()),
-            )
+            );
         },
     ),
     gauge("DCGM_FI_PROF_SM_ACTIVE", "Fraction of SM time with at least one warp resident.", |page, family| {
-        page.of_parts(family, None, |_, gpm| Some(gpm.sm_active?.into()))
+        page.of_parts(family, None, |_, gpm| Some(gpm.sm_active?.into()));
     }),
     gauge(
         "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
@@ -150,7 +150,7 @@ static METRICS: &[Metric] = &[
         |page, family| page.of_parts(family, None, |_, gpm| Some((*gpm.pipes.get("tensor")?).into())),
     ),
     gauge("DCGM_FI_PROF_DRAM_ACTIVE", "Fraction of time in which the memory interface was active.", |page, family| {
-        page.of_parts(family, None, |_, gpm| Some(gpm.dram_active?.into()))
+        page.of_parts(family, None, |_, gpm| Some(gpm.dram_active?.into()));
     }),
 ];
 

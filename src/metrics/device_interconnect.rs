@@ -23,7 +23,7 @@ pub(super) static GROUP: Group = Group {
             "NVML fields 173-183",
             "PCIe errors by kind.",
             |snapshot, family| {
-                per_device_and(snapshot, family, "error", |readings| Some(named(&pcie(readings)?.errors)))
+                per_device_and(snapshot, family, "error", |readings| Some(named(&pcie(readings)?.errors)));
             },
         ),
         counter(
@@ -35,7 +35,7 @@ pub(super) static GROUP: Group = Group {
                 per_device_and(snapshot, family, "direction", |readings| {
                     let pcie = pcie(readings)?;
                     Some([("transmit", pcie.transmitted_bytes), ("receive", pcie.received_bytes)])
-                })
+                });
             },
         ),
         gauge(
@@ -75,7 +75,7 @@ pub(super) static GROUP: Group = Group {
                 per_device_and(snapshot, family, "direction", |readings| {
                     let nvlink = &slow(readings)?.nvlink;
                     Some([("transmit", nvlink.transmitted_bytes), ("receive", nvlink.received_bytes)])
-                })
+                });
             },
         ),
         counter(
@@ -84,7 +84,7 @@ pub(super) static GROUP: Group = Group {
             "NVML fields 161-163 and 206-215",
             "NVLink errors by kind, over all links.",
             |snapshot, family| {
-                per_device_and(snapshot, family, "error", |readings| Some(named(&slow(readings)?.nvlink.errors)))
+                per_device_and(snapshot, family, "error", |readings| Some(named(&slow(readings)?.nvlink.errors)));
             },
         ),
         gauge(
@@ -96,7 +96,7 @@ pub(super) static GROUP: Group = Group {
                 per_device_and(snapshot, family, "state", |readings| {
                     let nvlink = &slow(readings)?.nvlink;
                     Some([("active", nvlink.active_links), ("inactive", nvlink.inactive_links)])
-                })
+                });
             },
         ),
         gauge(
@@ -108,7 +108,7 @@ pub(super) static GROUP: Group = Group {
                 per_device_and(snapshot, family, "state", |readings| {
                     let current = slow(readings)?.fabric.as_ref()?.state;
                     Some(FABRIC_STATES.map(|state| (state, Some(state == current))))
-                })
+                });
             },
         ),
         gauge(
@@ -119,7 +119,7 @@ pub(super) static GROUP: Group = Group {
             |snapshot, family| {
                 per_device_and(snapshot, family, "condition", |readings| {
                     Some(named(&slow(readings)?.fabric.as_ref()?.conditions))
-                })
+                });
             },
         ),
     ],

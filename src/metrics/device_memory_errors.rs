@@ -31,7 +31,7 @@ pub(super) static GROUP: Group = Group {
                 per_device_and(snapshot, family, "error", |readings| {
                     let slow = slow(readings)?;
                     Some([("corrected", slow.ecc_lifetime_corrected), ("uncorrected", slow.ecc_lifetime_uncorrected)])
-                })
+                });
             },
         ),
         counter(
@@ -43,7 +43,7 @@ pub(super) static GROUP: Group = Group {
                 per_device_and(snapshot, family, "cause", |readings| {
                     let remap = slow(readings)?.row_remap?;
                     Some([("correctable", Some(remap.correctable)), ("uncorrectable", Some(remap.uncorrectable))])
-                })
+                });
             },
         ),
         gauge(
@@ -68,7 +68,7 @@ pub(super) static GROUP: Group = Group {
             |snapshot, family| {
                 per_device_and(snapshot, family, "availability", |readings| {
                     Some(named(&slow(readings)?.row_remap_banks))
-                })
+                });
             },
         ),
         gauge(
@@ -77,7 +77,7 @@ pub(super) static GROUP: Group = Group {
             "NVML GetRetiredPages",
             "Pages retired, on GPUs before Ampere.",
             |snapshot, family| {
-                per_device_and(snapshot, family, "cause", |readings| Some(named(&slow(readings)?.retired_pages)))
+                per_device_and(snapshot, family, "cause", |readings| Some(named(&slow(readings)?.retired_pages)));
             },
         ),
         gauge(

@@ -37,7 +37,7 @@ pub(super) static GROUP: Group = Group {
                 per_device_and(snapshot, family, "sensor", |readings| {
                     let medium = medium(readings)?;
                     Some([("gpu", medium.gpu_temperature_celsius), ("memory", medium.memory_temperature_celsius)])
-                })
+                });
             },
         ),
         gauge(
@@ -61,7 +61,7 @@ pub(super) static GROUP: Group = Group {
                         ("graphics", clocks.graphics_hertz),
                         ("video", clocks.video_hertz),
                     ])
-                })
+                });
             },
         ),
         counter(
@@ -70,7 +70,9 @@ pub(super) static GROUP: Group = Group {
             "NVML fields 74, 76, 251-253 or 269-271",
             "Seconds in which the clocks were throttled; reasons overlap, so do not sum over reason.",
             |snapshot, family| {
-                per_device_and(snapshot, family, "reason", |readings| Some(named(&medium(readings)?.throttled_seconds)))
+                per_device_and(snapshot, family, "reason", |readings| {
+                    Some(named(&medium(readings)?.throttled_seconds))
+                });
             },
         ),
         gauge(
@@ -79,7 +81,7 @@ pub(super) static GROUP: Group = Group {
             "NVML GetCurrentClocksEventReasons",
             "Whether a reason limits the clocks now: one series per reason, 0 or 1.",
             |snapshot, family| {
-                per_device_and(snapshot, family, "reason", |readings| Some(named(&medium(readings)?.clock_events)))
+                per_device_and(snapshot, family, "reason", |readings| Some(named(&medium(readings)?.clock_events)));
             },
         ),
         gauge(
@@ -97,7 +99,7 @@ pub(super) static GROUP: Group = Group {
             |snapshot, family| {
                 per_device_and(snapshot, family, "fan", |readings| {
                     Some((0u32..).zip(medium(readings)?.fan_speed_ratios.iter().copied().map(Some)))
-                })
+                });
             },
         ),
     ],

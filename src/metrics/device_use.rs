@@ -27,7 +27,7 @@ pub(super) static GROUP: Group = Group {
             "NVML GetSamples (memory utilization), else GetUtilizationRates",
             "Seconds in which device memory was read or written.",
             |snapshot, family| {
-                per_device(snapshot, family.since(snapshot.started), |readings| readings.totals.memory_busy_seconds)
+                per_device(snapshot, family.since(snapshot.started), |readings| readings.totals.memory_busy_seconds);
             },
         ),
         counter(
@@ -47,7 +47,9 @@ pub(super) static GROUP: Group = Group {
             "podmeter",
             "Seconds that no sample of the driver covers.",
             |snapshot, family| {
-                per_device(snapshot, family.since(snapshot.started), |readings| Some(readings.totals.uncovered_seconds))
+                per_device(snapshot, family.since(snapshot.started), |readings| {
+                    Some(readings.totals.uncovered_seconds)
+                });
             },
         ),
         gauge(
@@ -86,7 +88,7 @@ pub(super) static GROUP: Group = Group {
             |snapshot, family| per_device(snapshot, family, |readings| gpm(readings)?.dram_active),
         ),
         counter("podmeter_device_sm_cycles_total", DEVICE, "NVML GPM 248", "SM cycles elapsed.", |snapshot, family| {
-            per_device(snapshot, family, |readings| medium(readings)?.sm_cycles)
+            per_device(snapshot, family, |readings| medium(readings)?.sm_cycles);
         }),
         counter(
             "podmeter_device_sm_active_cycles_total",
@@ -101,7 +103,7 @@ pub(super) static GROUP: Group = Group {
             "NVML GetMemoryInfo_v2",
             "Device memory by state; the states sum to the capacity.",
             |snapshot, family| {
-                per_device_and(snapshot, family, "state", |readings| medium(readings)?.memory.map(memory_states))
+                per_device_and(snapshot, family, "state", |readings| medium(readings)?.memory.map(memory_states));
             },
         ),
         gauge(

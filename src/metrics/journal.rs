@@ -17,7 +17,7 @@ pub(super) static GROUP: Group = Group {
             |snapshot, family| {
                 push(snapshot, family, |journal| {
                     Some((journal.problem.is_none() && journal.size_bytes.is_some()).into())
-                })
+                });
             },
         ),
         counter(
@@ -42,7 +42,7 @@ pub(super) static GROUP: Group = Group {
             |snapshot, family| push(snapshot, family, |journal| Some(journal.dropped)),
         ),
         gauge("podmeter_journal_size_bytes", &[], OWN, "Size of the journal file.", |snapshot, family| {
-            push(snapshot, family, |journal| journal.size_bytes)
+            push(snapshot, family, |journal| journal.size_bytes);
         }),
     ],
 };

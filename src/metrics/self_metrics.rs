@@ -109,7 +109,7 @@ pub(super) static GROUP: Group = Group {
             OWN,
             "Whether the last reload of the configuration succeeded, 0 or 1.",
             |snapshot, family| {
-                family.push_known(Labels::default(), snapshot.config_reload.map(|reload| reload.successful))
+                family.push_known(Labels::default(), snapshot.config_reload.map(|reload| reload.successful));
             },
         ),
         gauge(
@@ -118,7 +118,7 @@ pub(super) static GROUP: Group = Group {
             OWN,
             "Unix time of the last successful load of the configuration.",
             |snapshot, family| {
-                family.push_known(Labels::default(), snapshot.config_reload.map(|reload| reload.last_success))
+                family.push_known(Labels::default(), snapshot.config_reload.map(|reload| reload.last_success));
             },
         ),
         counter(
@@ -164,19 +164,19 @@ pub(super) static GROUP: Group = Group {
             family.push_known(Labels::default(), process.cpu_seconds);
         }),
         gauge("process_resident_memory_bytes", &[], PROC, "Resident memory of podmeter.", |snapshot, family| {
-            family.push_known(Labels::default(), snapshot.process.resident_bytes)
+            family.push_known(Labels::default(), snapshot.process.resident_bytes);
         }),
         gauge("process_virtual_memory_bytes", &[], PROC, "Virtual memory of podmeter.", |snapshot, family| {
-            family.push_known(Labels::default(), snapshot.process.virtual_bytes)
+            family.push_known(Labels::default(), snapshot.process.virtual_bytes);
         }),
         gauge("process_open_fds", &[], PROC, "File descriptors that podmeter has open.", |snapshot, family| {
-            family.push_known(Labels::default(), snapshot.process.open_files)
+            family.push_known(Labels::default(), snapshot.process.open_files);
         }),
         gauge("process_max_fds", &[], PROC, "File descriptors that podmeter may open.", |snapshot, family| {
-            family.push_known(Labels::default(), snapshot.process.max_files)
+            family.push_known(Labels::default(), snapshot.process.max_files);
         }),
         gauge("process_start_time_seconds", &[], PROC, "Unix time at which podmeter started.", |snapshot, family| {
-            family.push_known(Labels::default(), snapshot.process.start)
+            family.push_known(Labels::default(), snapshot.process.start);
         }),
     ],
 };

@@ -67,11 +67,13 @@ struct Screen<'a> {
     height: usize,
 }
 
+type Cell<'a, Row> = Box<dyn Fn(&Row) -> (String, Style) + 'a>;
+
 struct Column<'a, Row> {
     title: String,
     width: usize,
     right: bool,
-    cell: Box<dyn Fn(&Row) -> (String, Style) + 'a>,
+    cell: Cell<'a, Row>,
 }
 
 fn styled<'a, Row>(title: String, width: usize, cell: impl Fn(&Row) -> (String, Style) + 'a) -> Column<'a, Row> {

@@ -73,6 +73,7 @@ const LIBRARIES: [(&str, &[&str]); 15] = [
             "threads",
             "top",
             "web",
+            "wire",
         ],
     ),
     ("tonic", &["kubelet", "plugin", "simulation", "wire"]),

@@ -194,7 +194,11 @@ async fn a_socket_that_nobody_answers_and_a_file_in_its_place() {
     assert_eq!(check(&report, "agent").status, Status::Skipped, "{:?}", check(&report, "agent"));
     drop(silent);
     let report = examine(settings(root.path()), None, Clock::start()).await;
-    assert!(check(&report, "pod_resources").found.contains("no process listens"), "{:?}", check(&report, "pod_resources"));
+    assert!(
+        check(&report, "pod_resources").found.contains("no process listens"),
+        "{:?}",
+        check(&report, "pod_resources")
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
