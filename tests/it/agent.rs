@@ -175,7 +175,7 @@ async fn a_kubelet_away_is_served_from_memory_and_its_age_shows() {
     };
     assert_eq!(counters(&before), counters(&away), "the same series");
     assert!(held(&away) > held(&before) + 3.0, "{} after {}", held(&away), held(&before));
-    assert!(running.get("/").body.contains("nobody listens"));
+    assert!(running.get("/").body.contains("no process listens"));
     node.start_again().unwrap();
     let back = running.until("fresh allocations", |page| {
         page.value("podmeter_podresources_age_seconds", &[]).is_some_and(|age| age < 2.0)

@@ -172,7 +172,7 @@ async fn a_dead_kubelets_socket_is_named() {
     let node = node_with(&[]).await;
     node.stop();
     let mut watching = Watching::start(node.root.path(), SOON);
-    watching.until_problem(&["nobody listens", "kubelet.sock"]).await;
+    watching.until_problem(&["no process listens", "kubelet.sock"]).await;
 }
 
 async fn listening(root: &Path) -> (UnixListener, PathBuf) {

@@ -190,7 +190,7 @@ fn certificates_and_passwords_change_while_it_runs() {
     assert!(successful(1.0));
     for (bad, output) in [
         ("tls_server_config: {cert_fil: x}\n", "unknown field `cert_fil`"),
-        ("basic_auth_users: {}\n", "only a restart of podmeter goes back to plain HTTP"),
+        ("basic_auth_users: {}\n", "restart podmeter to serve plain HTTP"),
     ] {
         node.configure(bad);
         until("the metrics and the log show the invalid file", || successful(0.0) && running.log().contains(output));
