@@ -218,7 +218,7 @@ fn a_device_has_one_holder_a_number_of_them_or_is_free() {
     let prometheus = Prometheus::start(&configuration(&[("page", &address)]));
     prometheus.until("sum(up)", |up| up > 0.0);
     let queries = queries();
-    let query = queries.iter().find(|query| query.place.starts_with("node / Who held which device")).unwrap();
+    let query = queries.iter().find(|query| query.place.starts_with("node / Holders of each device")).unwrap();
     let rows = prometheus.query(&substituted(&query.expression, "page", ".*")).into_iter();
     let mut shown: Vec<String> =
         rows.map(|(labels, _)| format!("{}: {}", labels["device"], labels["holder"])).collect();

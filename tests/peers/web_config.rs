@@ -35,8 +35,8 @@ fn curl(directory: &Path, arguments: &[&str]) -> (i32, String) {
         .args(arguments)
         .output()
         .expect("curl is installed (scripts/test does that)");
-    let output = [output.stdout, output.stderr].concat();
-    (output.status.code().unwrap(), String::from_utf8_lossy(&output).into_owned())
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code().unwrap(), String::from_utf8_lossy(&text).into_owned())
 }
 
 #[test]
