@@ -124,7 +124,7 @@ struct Checked {
 }
 
 impl Checked {
-    /// Value → nvidia-smi, podmeter and verdict, out of the report.
+    /// Value → nvidia-smi, podmeter and result, out of the report.
     fn rows(&self, gpu: u32) -> BTreeMap<&str, [&str; 3]> {
         let begin = format!("| {gpu} | ");
         let rows = self.report.lines().filter_map(|line| line.strip_prefix(begin.as_str()));
@@ -136,7 +136,7 @@ impl Checked {
     }
 
     fn but_same(&self, gpu: u32) -> Vec<(&str, [&str; 3])> {
-        self.rows(gpu).into_iter().filter(|(_, [_, _, verdict])| *verdict != "same").collect()
+        self.rows(gpu).into_iter().filter(|(_, [_, _, result])| *result != "same").collect()
     }
 }
 
@@ -165,7 +165,7 @@ fn nothing_differs_where_both_read_the_same_driver() {
     let checked = check(smi.path(), &driver);
     assert_eq!(checked.code, 0, "{}\n{}", checked.said, checked.report);
     let not_applicable: Vec<_> =
-        checked.but_same(0).into_iter().map(|(name, [_, _, verdict])| (name, verdict)).collect();
+        checked.but_same(0).into_iter().map(|(name, [_, _, result])| (name, result)).collect();
     let expected = ["decoder busy, s", "fan.speed", "retired_pages.double_bit.count", "retired_pages.pending"];
     let expected = expected.into_iter().chain(["retired_pages.single_bit_ecc.count"]);
     assert_eq!(not_applicable, expected.map(|name| (name, "nvidia-smi N/A")).collect::<Vec<_>>());
@@ -197,7 +197,7 @@ fn a_value_that_differs_is_named() {
     assert_eq!(rows["power.draw"], ["200.00", "300", "**differs**"]);
     assert_eq!(rows["energy, J"][2], "**differs**");
     assert_eq!(rows["fan.speed"], ["30", "-", "**podmeter absent**"]);
-    let bad = checked.but_same(0).iter().filter(|(_, [_, _, verdict])| verdict.starts_with("**")).count();
+    let bad = checked.but_same(0).iter().filter(|(_, [_, _, result])| result.starts_with("**")).count();
     assert_eq!(bad, 4, "{rows:?}");
     assert!(checked.report.contains(", 4 that differ or are absent from podmeter."), "{}", checked.report);
 }
