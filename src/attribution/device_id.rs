@@ -1,5 +1,5 @@
 //! Device IDs are strings of other programs. They are classified by their form, never by the resource name:
-//! resources get renamed, and `nvidia.com/gpu` may stand for a whole GPU, a slot of one, or a MIG device.
+//! resources get renamed, and `nvidia.com/gpu` may mean a whole GPU, a slot of one, or a MIG device.
 
 use crate::model::{GpuUuid, MigUuid};
 
@@ -8,7 +8,7 @@ use crate::model::{GpuUuid, MigUuid};
 pub enum DeviceForm {
     /// `GPU-<uuid>`
     Gpu { uuid: GpuUuid },
-    /// `GPU-<uuid>::<n>`: one slot of a time-sliced or MPS-shared GPU; the id does not tell which.
+    /// `GPU-<uuid>::<n>`: one slot of a time-sliced or MPS-shared GPU; the ID does not show which kind of sharing.
     GpuReplica { uuid: GpuUuid },
     /// `GPU-<uuid>-<n>`: HAMi's virtual GPU. HAMi itself may place the container elsewhere.
     GpuVirtual { uuid: GpuUuid },

@@ -179,7 +179,7 @@ fn holding(
     }
 }
 
-/// Ids of several kinds may lie over one GPU (its slots and a claim, or what was there before it was partitioned):
+/// One GPU may have IDs of several kinds (its slots and a claim, or IDs from before it was partitioned):
 /// no GPU is held more than once over.
 fn within_each_gpu(mut holdings: BTreeMap<HoldingKey, Holding>) -> BTreeMap<HoldingKey, Holding> {
     let mut sums: BTreeMap<GpuUuid, f64> = BTreeMap::new();

@@ -1,6 +1,6 @@
 //! The ledger divides device totals into per-container counters by allocation. It is the only state of attribution.
 //!
-//! Each device has its own clock, which stands at the time its readings are complete to. When a reading moves that clock
+//! Each device has its own clock, at the time to which its readings are complete. When a reading moves that clock
 //! on, the interval it covers is cut into stretches wherever a holding begins or ends, and each stretch gets its part
 //! of the interval by time (`interval_division`). A stretch has
 //!
@@ -13,7 +13,7 @@
 //! |---|---|---|
 //! | one exclusive holder | the holder's, less other processes' by SM time | the same; idle power is the holder's |
 //! | several, SM time by process | by SM time | idle power is `idle`, the rest by SM time |
-//! | several, no more than that | equal parts | equal parts |
+//! | several, no SM time | equal parts | equal parts |
 //! | MIG with GPM | activity of the part × its slices | idle power is `idle`, the rest like B |
 //! | MIG without | not known | by slices |
 //! | no holder | `unknown`, or by SM time | idle power is `idle`, the rest like B |
@@ -26,7 +26,7 @@
 //! An interval counts as read when both of its ends are of the same session. All other time is a gap: the driver was
 //! released or reloaded, the GPU was lost, a call hung, readings are late, or a new reader began. It is allocated and
 //! uncovered. Uncovered too is time in a session for which the driver gives no samples, and all time of a device that
-//! does not tell its busy time. Idle power is learned from read intervals alone, covered by samples, in which the device
+//! reports no busy time. Idle power is learned from read intervals alone, covered by samples, in which the device
 //! was not busy (`idle_power`).
 //!
 //! For each holder, allocated = busy + idle + uncovered − borrowed. A slot that was busier than its part has borrowed the
@@ -70,7 +70,7 @@ const ENDED_LIMIT: usize = 4096;
 #[derive(Debug)]
 pub struct Ledger {
     retention: Duration,
-    /// Past this a device without new readings is accounted by the clock on the wall: held, but not known to be busy or
+    /// Past this a device without new readings is accounted by the wall clock: held, but not known to be busy or
     /// idle.
     readings_late: Duration,
     /// Observations so far.
@@ -113,7 +113,7 @@ impl Ledger {
         self.retention = retention;
     }
 
-    /// Brings the ledger up to `observation.now`.
+    /// Updates the ledger to `observation.now`.
     pub fn advance(&mut self, observation: &Observation<'_>) -> LedgerOutput {
         // Time up to now belongs to the previous holders; the new allocations apply from now on.
         self.update_holders(observation);
@@ -214,13 +214,13 @@ impl Ledger {
     }
 }
 
-/// The MIG devices of a GPU in time in which they tell nothing.
+/// The MIG devices of a GPU in time for which they report nothing.
 fn unread(gpu: Option<&Gpu>) -> Option<Partitions<'_>> {
     Partitions::of(gpu, &BTreeMap::new(), None)
 }
 
 impl Device {
-    /// The first reading is where counting starts; who held the device before has it allocated all the same.
+    /// The first reading is where counting starts; earlier holders are still accounted as having it allocated.
     fn begin(&mut self, totals: &Totals, gpu: Option<&Gpu>, now: Moment) {
         self.add_gap(self.clock.accounted, totals.through, unread(gpu).as_ref(), now);
         self.gap = OpenGap::default();

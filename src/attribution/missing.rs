@@ -23,9 +23,9 @@ pub struct MissingGpus {
     gpus: BTreeMap<GpuUuid, Ids>,
     migs: BTreeMap<MigUuid, Ids>,
     listed_migs: BTreeSet<MigUuid>,
-    /// The last one: an equal one is the same allocation, so that nothing is joined anew for it.
+    /// The last one: an equal one is the same allocation, so that nothing is joined again for it.
     completed: Arc<Inventory>,
-    /// The time of each without readings, which is part of its uncovered time for ever.
+    /// The time of each without readings, which is part of its uncovered time permanently.
     gaps: BTreeMap<GpuUuid, Gap>,
 }
 

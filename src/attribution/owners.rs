@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::model::{DeviceReadings, GpuUuid, HardwareState, Owner, ProcessState, UnknownOwner};
 
-/// The processes on one GPU at one moment: those that run, and those whose SM time the totals still have.
+/// The processes on one GPU at one moment: those that run, and those that still have SM time in the totals.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DeviceProcesses {
     /// Whether the driver reports SM time by process on this GPU (never while it is partitioned). Where it does not, busy

@@ -1,4 +1,4 @@
-//! Which pod a listed name is. `List` has no UIDs, and another pod may come under the name of one that is gone (every
+//! Which pod a listed name belongs to. `List` has no UIDs, and a new pod may reuse the name of a removed one (every
 //! StatefulSet does so). In: an answer of `List` and the sources of UIDs. Out: the same answer with UIDs, and references
 //! that differ wherever the pods do.
 //!
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::model::{Allocations, DeviceId, Monotonic, Pod, PodDirectory, PodIdentity, PodRef, PodUid, ResourceName};
 
-/// For so long the UID of a pod that has left is not taken for that of the next pod of its name. Not for ever: a pod from a
+/// How long the UID of a removed pod is not used for the next pod of its name. It is limited: a pod from a
 /// manifest keeps its UID.
 const LEFT: Duration = Duration::from_secs(30);
 
@@ -66,7 +66,7 @@ struct Left {
 }
 
 impl PodUids {
-    /// Writes UIDs into `answer`. `is_whole`: a pod that is not in it is gone.
+    /// Writes UIDs into `answer`. `is_whole`: a pod that is not in it no longer exists.
     pub fn identify(&mut self, now: Monotonic, answer: &mut Allocations, is_whole: bool, sources: &UidSources<'_>) {
         self.left.retain(|_, left| now.since(left.at) < LEFT);
         let mut by_name: BTreeMap<&PodRef, Vec<&PodIdentity>> = BTreeMap::new();

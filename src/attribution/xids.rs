@@ -22,9 +22,9 @@ use crate::model::{
 
 /// A process that is not scanned by then has no owner. Shorter than the time between the two sources.
 const OWNER_WAIT: Duration = Duration::from_secs(3);
-/// One XID seldom comes alone, and the later ones come when the process has ended: it stays wanted for so long.
+/// One XID seldom comes alone, and later ones arrive after the process ended: its owner is kept this long.
 const PROCESS_MEMORY: Duration = Duration::from_secs(60);
-/// Processes that are wanted at once; further ones go without an owner.
+/// Processes queried at a time; further ones get no owner.
 const PROCESSES: usize = 256;
 /// Series, past which a container's further codes count together.
 const SERIES: usize = 4096;
@@ -104,7 +104,7 @@ impl ContainerXids {
         }
     }
 
-    /// The processes whose owners are wanted, by the host's numbers.
+    /// The host process IDs whose owners are needed.
     pub fn wanted(&self) -> impl Iterator<Item = u32> + '_ {
         self.named.keys().copied()
     }
@@ -137,7 +137,7 @@ impl ContainerXids {
         }
     }
 
-    /// Passes on the XIDs whose process has an owner now, or whose time is up.
+    /// Passes on the XIDs whose process has an owner now, or whose time limit has passed.
     fn resolve(&mut self, observation: &XidObservation<'_>) {
         let now = observation.now.monotonic;
         let mut still = vec![];

@@ -11,12 +11,12 @@ pub struct Activity {
 
 impl Activity {
     /// By GPU instance: the part of the time since the last call, or since the last gap, in which it was busy, 0 to 1.
-    /// Those that tell nothing are not in it.
+    /// Instances that report nothing are absent.
     pub fn ratios(&mut self, totals: &Totals) -> BTreeMap<u32, f64> {
         let mut before = std::mem::replace(&mut self.busy_seconds, totals.instance_busy_seconds.clone());
         let mut from = std::mem::replace(&mut self.through, totals.through);
         if totals.gaps.until > from {
-            // Instances began to count anew with the reader.
+            // A new reader restarts the counts of the instances.
             before.clear();
             from = totals.gaps.until;
         }

@@ -10,7 +10,7 @@ pub struct DeviceClock {
     pub accounted: Monotonic,
     /// Whether a reading has been seen; the first one is where counting starts.
     pub read: bool,
-    /// `accounted` has gone on without readings.
+    /// `accounted` has advanced without readings.
     late: bool,
     busy_seconds: Option<f64>,
     energy_joules: Option<f64>,
@@ -32,7 +32,7 @@ pub struct Advance {
 pub struct Gap {
     pub from: Monotonic,
     pub to: Monotonic,
-    /// Of the whole gap, which may have begun before `from`.
+    /// The energy of the whole gap, which may have begun before `from`.
     pub energy_joules: Option<f64>,
 }
 
@@ -76,7 +76,7 @@ impl DeviceClock {
         }
     }
 
-    /// The first reading: what was before it is covered by nothing.
+    /// The first reading: nothing before it is covered.
     pub fn begin(&mut self, totals: &Totals) {
         self.read = true;
         self.late = false;
@@ -84,7 +84,7 @@ impl DeviceClock {
         (self.uncovered_seconds, self.gaps) = (totals.uncovered_seconds, totals.gaps);
     }
 
-    /// Goes on to `now` without a reading. Gives back from when.
+    /// Advances to `now` without a reading. Returns the previous time.
     pub fn skip_to(&mut self, now: Monotonic) -> Monotonic {
         self.late = true;
         std::mem::replace(&mut self.accounted, now)
@@ -119,7 +119,7 @@ impl DeviceClock {
         let of_gaps = |energy| (totals.gaps.energy_joules - before.energy_joules).clamp(0.0, energy);
         match (gain(&mut self.energy_joules, energy), &mut gap) {
             (Some((true, energy)), None) => {
-                // Of a gap that is divided already.
+                // The busy time of a gap that is divided already.
                 interval.unattributed_energy_joules = of_gaps(energy);
                 interval.energy_joules = Some(energy - interval.unattributed_energy_joules);
             }

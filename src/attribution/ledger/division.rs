@@ -13,7 +13,7 @@ pub fn is_nothing(seconds: f64) -> bool {
 /// One holder in a stretch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Holder {
-    /// Has the whole device to itself, by allocation.
+    /// The only container to which the whole device is allocated.
     pub exclusive: bool,
     /// In equal parts.
     pub weight: f64,
@@ -23,7 +23,7 @@ pub struct Holder {
     pub part: Option<usize>,
 }
 
-/// What the device did in a stretch, and what tells whose it was.
+/// What the device did in a stretch, and the data by which it is attributed.
 pub struct Stretch<'a> {
     pub seconds: f64,
     pub busy: Option<f64>,
@@ -36,9 +36,9 @@ pub struct Stretch<'a> {
 
 #[derive(Clone, Copy)]
 pub enum DivisionBasis<'a> {
-    /// Only who holds.
+    /// Only the holders are known.
     Holding,
-    /// SM-seconds: the holders' stand with them, these are everybody else's.
+    /// SM-seconds of processes that belong to no holder; each holder has its own.
     Processes(&'a BTreeMap<Reason, f64>),
     Partitions(&'a [Part]),
 }
@@ -91,7 +91,7 @@ impl Stretch<'_> {
     }
 
     fn by_process(&self, others: &BTreeMap<Reason, f64>, division: &mut Division) {
-        // Who has the device to itself also answers for what no process explains.
+        // An exclusive holder also gets what no process explains.
         let sole = matches!(self.holders, [Holder { exclusive: true, .. }]);
         let sum = self.holders.iter().map(|holder| holder.sm_seconds).chain(others.values().copied()).sum::<f64>();
         let by_weight = |amount: f64, shares: &mut Vec<Option<f64>>, unattributed: &mut BTreeMap<Reason, f64>, rest| {
@@ -155,7 +155,7 @@ impl Stretch<'_> {
         }
     }
 
-    /// One MIG device's use to its holders, else to the holders of the whole GPU, else unattributed.
+    /// Attributes one MIG device's use to its holders, else to the holders of the whole GPU, else to none.
     fn hand_out(
         &self,
         place: Option<usize>,

@@ -1,4 +1,4 @@
-//! Present values: of those who hold now, from readings that are fresh.
+//! Present values of the current holders, from fresh readings.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ fn limit_of(memory_bytes: u64, holding: &Holding) -> Option<u64> {
 }
 
 impl Device {
-    /// Brings the gauges up to date.
+    /// Updates the gauges.
     pub fn gauge(&mut self, present: &Present<'_>, audit: &mut Audit) {
         let fast = present.readings.and_then(|readings| readings.fast.as_ref()).map(|stamped| &stamped.value);
         let medium = present.readings.and_then(|readings| readings.medium.as_ref()).map(|stamped| &stamped.value);
@@ -129,7 +129,7 @@ impl Device {
                 let pool = Pool { used: memory.used, holders: &containers, sole, processes: running.as_deref() };
                 self.give(&holders, &places, &pool, &mut unattributed, audit);
             }
-            // The parts are exact, and read a moment after the whole.
+            // The parts are exact, but are read a moment after the device total.
             Some(memory) => {
                 *unattributed.entry(Reason::Driver).or_default() += memory.used.saturating_sub(of_instances);
             }
@@ -205,7 +205,7 @@ fn clear(account: &mut Account) {
     account.processes = None;
 }
 
-/// Who holds a part of one GPU instance (or anything, where it is not known which instance): places and containers.
+/// Holders of a part of one GPU instance (or anything, where it is not known which instance): places and containers.
 fn inside<'a>(
     holders: &'a [HolderKey],
     gpu: Option<&Gpu>,

@@ -8,7 +8,7 @@ use crate::model::{Account, Holding, Moment, Monotonic, Sharing, UnixSeconds};
 #[derive(Debug)]
 pub struct HolderAccount {
     pub account: Account,
-    /// Held since then, like this, and not accounted yet.
+    /// The current holding: since when, and how; not accounted yet.
     open: Option<(Monotonic, HeldShare)>,
     /// Ended holdings, and ones with another share, since the device clock last moved.
     closed: Vec<Span>,
@@ -75,7 +75,7 @@ impl HolderAccount {
             self.account.holding = Some(holding.clone());
         }
         if self.account.ended.take().is_some() {
-            // Another pod under the same name, perhaps: it has not been idle since before it was there.
+            // It may be another pod of the same name, which cannot have been idle before it existed.
             self.account.last_active = self.account.last_active.map(|_| now.unix);
             self.final_since_scrape = None;
         }
@@ -103,7 +103,7 @@ impl HolderAccount {
         self.open.is_none() && self.closed.is_empty()
     }
 
-    /// When it held between `from` and `to`; what it held up to `to` is then done with.
+    /// When it held between `from` and `to`; holdings up to `to` are then removed.
     pub fn take(&mut self, from: Monotonic, to: Monotonic) -> Vec<Span> {
         let mut spans = vec![];
         let mut add = |since: Monotonic, until: Monotonic, held_share| {
@@ -162,7 +162,7 @@ impl HolderAccount {
     }
 }
 
-/// Apart from the method, which the ledger sets.
+/// All fields but the method, which the ledger sets.
 fn alike(one: &Holding, other: &Holding) -> bool {
     one.device_ids == other.device_ids
         && one.resource == other.resource

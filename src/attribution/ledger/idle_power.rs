@@ -5,8 +5,8 @@ const HALF_LIFE: Duration = Duration::from_secs(300);
 /// The energy counter moves in steps of up to 0.1 s.
 const LEAST: Duration = Duration::from_secs(1);
 
-/// What one board draws with nothing running: the mean over the time in which it was seen to be busy for no moment,
-/// with the far past fading. Nothing is guessed before that: a board that was never idle has no known idle power.
+/// What one board draws with nothing running: the mean over the time in which it was not busy at all,
+/// with older readings weighing less. A board that was never idle has no known idle power.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct IdlePower {
     seconds: f64,

@@ -82,7 +82,7 @@ pub fn stretches(
         for (index, time) in held.iter().enumerate() {
             let Some(span) = time.spans.iter().find(|span| span.covers(from, to)) else { continue };
             if time.key.1.is_some() && places[index].is_none() {
-                continue; // its MIG device is gone
+                continue; // its MIG device no longer exists
             }
             let weight = gains.map_or(0.0, |gains| gains.holders[index] / held_seconds[index]);
             indices.push((index, span.held_share.share));
@@ -148,7 +148,7 @@ impl IntervalDivision<'_> {
         stretches.iter().map(held).collect()
     }
 
-    /// Divides stretch by stretch. Gives the busy seconds and joules that the device had in all.
+    /// Divides stretch by stretch. Returns the device's busy seconds and joules in all.
     pub fn divide(
         &self,
         held: &mut [HeldTime<'_>],

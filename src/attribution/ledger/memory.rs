@@ -1,5 +1,5 @@
-//! How the memory in use at one moment is divided. Memory has an owner where a process list names it; without one only
-//! who is alone with the memory is known to use it.
+//! How the memory in use at one moment is divided. Memory has an owner where a process list names it; without one,
+//! only an exclusive holder is known to use it.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ pub struct Pool<'a> {
     pub used: u64,
     /// Sorted by container.
     pub holders: &'a [&'a ContainerRef],
-    /// The one holder has the pool to itself, by allocation.
+    /// One holder has the pool exclusively, by allocation.
     pub sole: bool,
     /// Those that run in it; `None` where processes are not known.
     pub processes: Option<&'a [&'a OwnedProcess]>,
@@ -68,7 +68,7 @@ impl Pool<'_> {
         MemoryDivision { holders, unattributed }
     }
 
-    /// The list and the sum are not of quite the same moment: no more is given out than there is.
+    /// The list and the sum are read at slightly different times: shares are limited to the sum.
     fn scaled(&self, bytes: u64, sum: u128) -> u64 {
         if sum <= u128::from(self.used) {
             return bytes;

@@ -6,7 +6,7 @@ use super::division::Part;
 use crate::attribution::owners::{DeviceProcesses, OwnedProcess};
 use crate::model::{Gpu, InstanceReading, Medium, MigDevice, MigUuid, Reason};
 
-/// The MIG devices of one GPU, and what their GPU instances tell of themselves. None while it is unknown which part of
+/// The MIG devices of one GPU, and what their GPU instances report. None while it is unknown which part of
 /// the GPU each is: then nothing is divided among them.
 pub struct Partitions<'a> {
     pub devices: Vec<(&'a MigDevice, Part)>,

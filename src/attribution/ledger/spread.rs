@@ -1,14 +1,14 @@
 //! When in an interval a device was used. The interval has the amount; its stretches differ in their holders.
 //!
-//! Nobody's stretch is an idle one as far as that is possible: work is done by those who hold the device. Where SM time
-//! by process is known, a stretch did as much as those who had the device then.
+//! A stretch without a holder counts as idle where possible: holders do the work. Where SM time
+//! by process is known, a stretch did as much work as its holders.
 
 use super::division::{Part, is_nothing};
 
 /// What rounding leaves over.
 const ROUNDING: f64 = 1e-12;
 
-/// Divides `amount` by weight, no more to each than its limit. What exceeds the limits of those with a weight goes to
+/// Divides `amount` by weight, up to the limit of each. What exceeds the limits of those with a weight goes to
 /// the others, by limit.
 #[must_use]
 pub fn pour(amount: f64, rooms: &[f64], weights: &[f64]) -> Vec<f64> {

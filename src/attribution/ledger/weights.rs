@@ -10,7 +10,7 @@ const FORGOTTEN: Duration = Duration::from_secs(120);
 /// Up to where the SM time of each process of one device has been used.
 #[derive(Debug, Default)]
 pub struct Weights {
-    /// By pid, as the totals are: whether a process can still be looked at changes nothing of what it did before.
+    /// By pid, as the totals are: whether a process can still be read does not change its past use.
     used: BTreeMap<u32, (f64, Monotonic)>,
 }
 
@@ -23,7 +23,7 @@ pub struct Gains {
 }
 
 impl Weights {
-    /// `None` where the driver does not tell SM time by process. `holders` are sorted.
+    /// `None` where the driver does not report SM time by process. `holders` are sorted.
     pub fn gains(
         &mut self,
         processes: Option<&DeviceProcesses>,
@@ -35,7 +35,7 @@ impl Weights {
         for process in &processes.processes {
             let total = if process.sm_seconds.is_finite() { process.sm_seconds.max(0.0) } else { 0.0 };
             let (before, _) = self.used.insert(process.pid, (total, now)).unwrap_or((0.0, now));
-            // A process that did nothing for long is counted anew, from zero.
+            // The count of a process that was idle for long restarts at zero.
             let gain = if total < before { total } else { total - before };
             if gain > 0.0 {
                 match holder_of(process, holders) {
@@ -49,7 +49,7 @@ impl Weights {
     }
 }
 
-/// The place of the holder whose process it is: its own container, else the first of its pod. A container that takes
+/// The index of the holder that owns the process: its own container, else the first of its pod. A container that takes
 /// part in the pod's use without being listed (an init or a debugging container) uses what the pod holds. What is left of
 /// an earlier pod of the same name is not the present one's.
 pub fn holder_of(process: &OwnedProcess, holders: &[&ContainerRef]) -> Result<usize, Reason> {

@@ -5,7 +5,7 @@ use crate::model::{Monotonic, XidClass};
 
 /// The two sources report one XID within this time of each other; `health` has the same limit.
 pub const SAME: Duration = Duration::from_secs(5);
-/// Reports within this time are merged, so that a burst takes no more memory than a few.
+/// Reports within this time are merged, so that a burst takes little memory.
 const TOGETHER: Duration = Duration::from_millis(500);
 
 /// XIDs of one code on one GPU that one source has reported and the other may still report.

@@ -59,7 +59,7 @@ impl XidOwner {
     }
 }
 
-/// The MIG devices that the XID is about; none: the whole GPU, as far as can be xids.
+/// The MIG devices that the XID concerns; empty: the whole GPU, as far as is known.
 fn reached(event: &XidEvent, observation: &XidObservation<'_>) -> BTreeSet<MigUuid> {
     let Some((instance, gpu)) = event.instance.zip(observation.inventory.gpus.get(&event.gpu)) else {
         return BTreeSet::new();

@@ -5,7 +5,7 @@ use crate::model::{Gpu, Holding, MigDevice, PodRef, Process, ProcessKey, Sharing
 const GPU: &str = "GPU-1";
 const RETENTION: Duration = Duration::from_secs(300);
 
-/// Who holds what, whose processes are whose, and the books.
+/// The holders, the owners of processes, and the state under test.
 struct Node {
     xids: ContainerXids,
     join: Join,
@@ -244,7 +244,7 @@ fn a_long_storm_counts_every_one_once_in_little_room() {
     let mut node = Node::new(true).held_by(&["holder"]).owned(5, Owner::Container(main("worker")));
     for step in 0..2000 {
         let at = step * 100;
-        // The driver lags behind the log by a second and tells of more at a time.
+        // The driver lags behind the log by a second and reports several at a time.
         let xids = [log(at, 5, 10)].into_iter().chain((step % 10 == 9).then(|| driver(at + 50, 100)));
         node.at(at + 60, &xids.collect::<Vec<_>>());
         let matching = node.xids.matching.values().next();

@@ -47,7 +47,7 @@ impl Kind {
     }
 }
 
-/// One device. What it does is decided tick by tick; what is read of it comes in whole readings.
+/// One device. What it does is decided tick by tick; readings cover several ticks.
 pub struct Board {
     pub uuid: GpuUuid,
     pub kind: Kind,
@@ -207,7 +207,7 @@ impl Board {
     }
 
     fn read(&mut self, now: Tick, random: &mut Random) {
-        // Samples trail behind, now and then by much.
+        // Samples arrive late, sometimes by much.
         self.told_busy = if random.chance(80) { self.busy } else { self.told_busy };
         let (tells_busy, tells_energy, tells_processes, has_sm_seconds) = self.tells;
         let through = now.saturating_sub(random.below(4));
@@ -282,7 +282,7 @@ impl Board {
         self.active.fill(0.0);
     }
 
-    /// Told of its GPU instance.
+    /// What the driver reports for its GPU instance.
     fn active_seconds(&self, device: &MigDevice) -> Option<f64> {
         let Kind::Mig { gpm: true, .. } = self.kind else { return None };
         Some(self.active[device.gpu_instance as usize - 1])

@@ -1,4 +1,4 @@
-//! The examples of docs/attribution.md, and cases with a story.
+//! The examples of docs/attribution.md, and regression cases.
 
 use super::super::*;
 use crate::attribution::{HoldingKey, OwnedProcess};
@@ -192,7 +192,7 @@ fn a_pod_on_a_gpu_that_it_does_not_hold_is_named() {
     case.idle_at_100_watts();
     case.hold("a", None, Sharing::Exclusive, 1.0);
     case.at(10);
-    // An init container of the holder's own pod is no guest.
+    // An init container of the holder's own pod uses what the pod holds.
     let init = Owner::Container(ContainerRef::new("team", "a", "init"));
     case.run(&[(init, 1.0, 1), (of("guest"), 1.0, 1), (Owner::EndedPod { uid: "ended".into(), pod: None }, 2.0, 1)]);
     let published = case.read(20, Some(8.0), 1000.0, None);
@@ -315,7 +315,7 @@ fn losing_the_kubelet_loses_nothing() {
     let mut case = Case::default();
     case.hold("a", None, Sharing::Exclusive, 1.0);
     case.read(0, Some(0.0), 0.0, None);
-    // The last allocations stands, for as long as it takes.
+    // The last allocations remain valid without a time limit.
     let published = (1..=600).map(|second| case.read(second, Some(second as f64), 100.0 * second as f64, None)).last();
     assert_eq!(rows(&published.unwrap()), [row("a", [600.0, 600.0, 0.0, 60_000.0])]);
 }

@@ -27,7 +27,7 @@ fn held_by(pods: &[&str], sharing: Sharing, share: f64) -> Join {
     Join { holdings, ..Join::default() }
 }
 
-/// A ledger with one device whose readings the test speaks.
+/// A ledger with one device whose readings the test sets.
 struct World {
     ledger: Ledger,
     join: Join,

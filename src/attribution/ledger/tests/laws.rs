@@ -1,5 +1,5 @@
-//! The laws of attribution, on random worlds, against the reference. `PODMETER_WORLDS=10000 cargo nextest run --release
-//! laws` runs as many, and says so with the violations found.
+//! Invariants of attribution on random nodes, against the reference. `PODMETER_WORLDS=10000 cargo nextest run --release
+//! laws` runs that many and prints the violations found.
 
 use std::collections::BTreeMap;
 
@@ -92,7 +92,7 @@ impl Trial {
                 ensure(told.is_none_or(|told| near(sum, told)), || format!("{sum} is not the device's {told:?}"))?;
             }
             let total = board.reading.as_ref().filter(|reading| reading.parts.is_none());
-            // One that tells of time that has been accounted without it waits for the next.
+            // A reading of time that was accounted without it is divided with the next reading.
             let total = total.filter(|reading| reference.has_taken(reading));
             if let Some(told) = total.and_then(|reading| reading.busy) {
                 let carry = self.ledger.devices[&board.uuid].clock.busy_carry();
@@ -164,7 +164,7 @@ impl Trial {
         Ok(())
     }
 
-    /// Nothing is negative or no number, and nothing falls.
+    /// No figure is negative or NaN, and no counter decreases.
     fn check_counters(&self, published: &LedgerOutput) -> Result<(), String> {
         type Counters = BTreeMap<(HoldingKey, Option<Reason>), [f64; 6]>;
         let counters = |published: &LedgerOutput| {
@@ -222,7 +222,7 @@ fn laws_hold_on_random_worlds() {
     // In 459 rounding once made busy time out of nothing.
     for seed in (0..worlds()).chain([459]) {
         let mut trial = Trial::new(seed);
-        // A crowded world says as much in fewer steps.
+        // A world with many holders covers as much in fewer steps.
         let count = if trial.world.boards.len() > 8 { STEPS / 4 } else { STEPS };
         for step in 0..count {
             if let Err(broken) = trial.step() {

@@ -1,4 +1,4 @@
-//! A slow and obvious ledger: it remembers who held what in every tick, and divides tick by tick.
+//! A slow and obvious ledger: it stores the holders of every tick, and divides tick by tick.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,10 +26,10 @@ pub struct Reference {
     pub rows: BTreeMap<HoldingKey, Row>,
     pub rest_busy: Rest,
     pub rest_energy: Rest,
-    /// All that was there to be divided.
+    /// The totals to divide.
     pub busy: f64,
     pub energy: f64,
-    /// Told and not divided yet.
+    /// Reported and not divided yet.
     pub carry: f64,
     pub accounted: Tick,
     /// Has been read, or held.
@@ -40,7 +40,7 @@ pub struct Reference {
     idle: Vec<(f64, f64)>,
 }
 
-/// Who holds in each tick, the present one last.
+/// The holders in each tick, the present tick last.
 pub type History = Vec<Arc<BTreeMap<HoldingKey, Holding>>>;
 
 impl Reference {
@@ -255,7 +255,7 @@ impl Reference {
         }
     }
 
-    /// SM-seconds by holder and tick, and of everybody else.
+    /// SM-seconds by holder and tick, and of all other processes.
     fn weights(
         &mut self,
         from: Tick,

@@ -15,7 +15,7 @@ pub struct Scene<'a> {
     pub idle: Option<f64>,
 }
 
-/// Whose, busy seconds, joules.
+/// Owner, busy seconds, joules.
 pub type Shares<'a> = Vec<(Result<&'a HoldingKey, Reason>, Option<f64>, Option<f64>)>;
 
 impl<'a> Scene<'a> {

@@ -9,7 +9,7 @@ use crate::model::Holding;
 
 type Holders<'a> = &'a BTreeMap<HoldingKey, Holding>;
 
-/// By weight, but no more than there is room in a tick: the heaviest are full first. What is left goes to those without
+/// By weight, limited to the length of a tick: the heaviest are full first. The rest goes to those without
 /// weight.
 fn pour(amount: f64, weights: &[f64], room: f64) -> Vec<f64> {
     let mut heaviest = weights.to_vec();
@@ -35,7 +35,7 @@ fn held(holders: &[Holders<'_>], counts: impl Fn(&HoldingKey) -> bool) -> Vec<f6
     holders.iter().map(|holders| if holders.keys().any(&counts) { 1.0 } else { 0.0 }).collect()
 }
 
-/// Busy seconds by tick: by SM time where there is any, else those ticks first in which somebody holds.
+/// Busy seconds by tick: by SM time where there is any, else ticks with a holder first.
 pub fn busy(
     amount: f64,
     weights: Option<&(BTreeMap<HoldingKey, Vec<f64>>, Rest)>,
@@ -67,7 +67,7 @@ pub fn active(parts: &[PartReading], actives: &[Option<f64>], holders: &[Holders
     ticks
 }
 
-/// By tick, where all parts tell.
+/// By tick, where all parts report.
 pub fn work(parts: &[PartReading], actives: &[Vec<Option<f64>>]) -> Option<Vec<f64>> {
     let of = |actives: &Vec<Option<f64>>| {
         parts.iter().zip(actives).map(|(part, active)| Some((*active)? * part.fraction * TICK_SECONDS)).sum()

@@ -28,7 +28,7 @@ pub struct Reading {
     pub processes: Option<DeviceProcesses>,
     pub memory: Option<u64>,
     pub gaps: GapReading,
-    /// In which the driver gave no samples, gaps apart.
+    /// Time in sessions for which the driver gave no samples.
     pub sampleless_seconds: f64,
 }
 
@@ -84,7 +84,7 @@ pub struct World {
     pub join: Join,
     allocatable: Allocatable,
     slots: Slots,
-    /// By device and place on it: who has it.
+    /// By device and place on it: the holder.
     grants: BTreeMap<(usize, usize), ContainerRef>,
     containers: usize,
     unix: f64,
@@ -151,7 +151,7 @@ impl World {
             }
             self.relate();
         }
-        // Whatever the clock on the wall does.
+        // The wall clock may step.
         self.unix += if self.random.chance(5) { self.random.ratio() * 1e6 - 5e5 } else { 0.1 };
         for board in &self.boards {
             if let Some(reading) = &board.reading {
@@ -164,7 +164,7 @@ impl World {
         }
     }
 
-    /// The agent starts anew: nothing of before is known to it.
+    /// The agent restarts without its earlier state.
     pub fn restart(&mut self) {
         for history in &mut self.histories {
             let last = history.len() - 1;
@@ -184,7 +184,7 @@ impl World {
         self.containers += 1;
         let name = format!("c{}", self.containers);
         match before.filter(|_| self.random.chance(40)) {
-            // Handed on within the pod.
+            // Reused by the next container of the pod.
             Some(before) => ContainerRef::new("team", &before.pod, &name),
             None => ContainerRef::new("team", &format!("pod-{}", self.random.next() % 100_000), &name),
         }
