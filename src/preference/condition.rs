@@ -5,12 +5,12 @@ use crate::model::GpuUuid;
 /// What is known of a GPU now. A GPU of which nothing is known is not avoided.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Condition {
-    /// Memory rows wait for a reset to be remapped: whoever runs there will be interrupted.
+    /// Memory rows wait for a reset to be remapped: the reset interrupts every process on the GPU.
     pub row_remap_pending: bool,
     pub throttled: bool,
     /// Processes of no known container use the GPU.
     pub foreign_processes: bool,
-    /// Use now as a ratio, 0 to 1; `None` when nobody said.
+    /// Use now as a ratio, 0 to 1; `None`: unknown.
     pub load: Option<f64>,
 }
 

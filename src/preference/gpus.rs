@@ -9,9 +9,9 @@ use super::sets::{MOST, Scores, Subsets, before, members};
 use super::topology::Topology;
 use crate::model::{DeviceId, GpuUuid};
 
-/// Whole GPUs. No GPU to be avoided is taken while others are enough. Then the links decide: in a tree (PCIe, a switch
+/// Whole GPUs. Ones to avoid are chosen only when others are too few. Then the links decide: in a tree (PCIe, a switch
 /// of NVLinks) the set that scores highest, and among such the one that leaves the rest best linked; in a mesh, a set
-/// of the best division of all GPUs into such sets, for there the highest-scoring set may tear two others apart. Among
+/// of the best division of all GPUs into such sets, since the highest-scoring set may split a better pair. Among
 /// equals the least used, then the first by index.
 #[must_use]
 pub fn choose_gpus(request: &Request, topology: &Topology, conditions: &BTreeMap<GpuUuid, Condition>) -> Choice {

@@ -1,4 +1,4 @@
-//! Links that are no tree (NVLink meshes): the best division of all GPUs into sets of the wanted size.
+//! Links that are no tree (NVLink meshes): the best division of all GPUs into sets of the requested size.
 
 use std::cmp::Reverse;
 

@@ -1,8 +1,8 @@
 //! Which of the free devices a pod should get.
 //!
 //! In: a request (free devices, those that must be in, how many), where the GPUs sit and how they are linked, what is
-//! known of their condition. Out: the devices, or an empty answer and why. Refuses to know: the wire, where links and
-//! conditions were read, time; it never fails and its work is bounded.
+//! known of their condition. Out: the devices, or an empty answer and why. Does not use: protobuf types, how links and
+//! conditions are read, the clock. It never fails and its work is bounded.
 
 mod condition;
 mod gpus;

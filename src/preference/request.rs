@@ -3,14 +3,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::topology::Topology;
 use crate::model::{DeviceId, GpuUuid};
 
-/// A free device and the GPU it stands for (for a MIG device or a shared slot: the GPU it is a part of).
+/// A free device and its GPU (for a MIG device or a shared slot: the GPU it is a part of).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Candidate {
     pub id: DeviceId,
     pub gpu: GpuUuid,
 }
 
-/// What the kubelet asks for one container. The order of devices does not matter; repeating one does not either.
+/// The kubelet's request for one container. The order of devices does not matter; repeating one does not either.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     pub available: Vec<Candidate>,
@@ -32,19 +32,19 @@ pub struct Choice {
 pub enum FallbackReason {
     /// Answered by NUMA node, then index: some pair of the GPUs has no known link.
     LinksUnknown,
-    /// Answered by NUMA node, then index: the two ends of some pair tell different scores.
+    /// Answered by NUMA node, then index: the two ends of some pair report different scores.
     LinksAsymmetric,
-    /// Answered by growing sets link by link: too many free GPUs to look at every set.
+    /// Answered by growing sets link by link: too many free GPUs to compare every set.
     ManyGpus,
-    /// Empty: fewer devices are available than wanted.
+    /// Empty: fewer devices are available than requested.
     TooFewAvailable,
-    /// Empty: more devices must be in than are wanted.
+    /// Empty: more devices must be included than are requested.
     TooManyRequired,
     /// Empty: a device that must be in is not available.
     RequiredNotAvailable,
-    /// Empty: a device stands for a GPU that the topology does not have.
+    /// Empty: a device belongs to a GPU that the topology does not have.
     UnknownGpu,
-    /// Empty: a device stands for two GPUs, or, among whole GPUs, two devices stand for one.
+    /// Empty: a device belongs to two GPUs, or, among whole GPUs, two devices belong to one.
     Ambiguous,
 }
 

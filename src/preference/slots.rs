@@ -14,7 +14,7 @@ pub enum SlotPolicy {
     Packed,
 }
 
-/// Shared slots and MIG devices: several devices stand for one GPU. `offered` says how many each GPU has in all, taken
+/// Shared slots and MIG devices: several devices belong to one GPU. `offered` is the number of each GPU in all, taken
 /// ones too; without it only the free ones count. No GPU to be avoided is used while others have slots. Among equals
 /// the least used, then the first by index.
 #[must_use]
@@ -214,7 +214,7 @@ mod tests {
             let spread = counts(&choose(SlotPolicy::Distributed));
             prop_assert_eq!(spread.iter().sum::<usize>(), request.size);
             for (one, other) in [(0, 1), (0, 2), (1, 2), (1, 0), (2, 0), (2, 1)] {
-                // Nobody gave a slot while another that stays freer by two could have.
+                // No GPU gave a slot while another GPU would still have two more free slots.
                 prop_assert!(spread[one] == 0 || free[one] - spread[one] + 1 >= free[other] - spread[other]);
             }
             let packed = counts(&choose(SlotPolicy::Packed));

@@ -6,7 +6,7 @@ use crate::model::GpuUuid;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
     places: BTreeMap<GpuUuid, (usize, Place)>,
-    /// As each end tells it: `told[teller][other]`, by the position beside the place.
+    /// As each end reports it: `told[teller][other]`, by the position beside the place.
     told: Vec<Vec<Option<u32>>>,
 }
 
@@ -32,7 +32,7 @@ pub enum PciRelation {
 pub struct PciGpu {
     pub uuid: GpuUuid,
     pub place: Place,
-    /// The real path of its sysfs directory, from `pci0000:00` on (what stands before does not matter):
+    /// The real path of its sysfs directory, from `pci0000:00` on (any prefix is ignored):
     /// `pci0000:00/0000:00:01.0/0000:01:00.0`.
     pub path: String,
 }
@@ -98,7 +98,7 @@ impl Topology {
         Self { places: places.into_iter().enumerate().map(position).collect(), told }
     }
 
-    /// Scores from the PCI tree, and 100 for each NVLink. `nv_links` counts them as each end tells: (teller, other) →
+    /// Scores from the PCI tree, and 100 for each NVLink. `nv_links` counts them as each end reports: (teller, other) →
     /// links; a pair that neither end names has none. A path that makes no sense leaves its pairs without a link.
     #[must_use]
     pub fn from_pci(gpus: &[PciGpu], nv_links: &BTreeMap<(GpuUuid, GpuUuid), u32>) -> Self {
@@ -114,13 +114,13 @@ impl Topology {
         topology
     }
 
-    /// What both ends tell.
+    /// The score that both ends report.
     pub fn link(&mut self, left: &GpuUuid, right: &GpuUuid, score: u32) {
         self.link_as_told(left, right, score);
         self.link_as_told(right, left, score);
     }
 
-    /// What one end tells; the pair is of use once the other end tells the same. GPUs without a place have no links.
+    /// The score of one end; the pair is used once the other end reports the same. GPUs without a place have no links.
     pub fn link_as_told(&mut self, teller: &GpuUuid, other: &GpuUuid, score: u32) {
         if let (Some((teller, _)), Some((other, _))) = (self.places.get(teller), self.places.get(other)) {
             self.told[*teller][*other] = Some(score.min(PciRelation::SameBoard.score() + NVLINK * MOST_NVLINKS));
