@@ -1,4 +1,4 @@
-//! A day on which much goes wrong and everything is put right: what happens, and when.
+//! The fault schedule of a simulated day: each fault, its repair, and its time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::kubelet::FakeKubelet;
 use crate::hardware::simulated::Controls;
 use crate::model::GpuUuid;
 
-/// One thing that breaks, or is mended. GPUs go by their index.
+/// One fault or repair. GPUs are named by index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     Xid { gpu: u32, code: u32, count: u64 },
@@ -20,7 +20,7 @@ pub enum Event {
     KubeletRuns(bool),
 }
 
-/// What happens together, and what to say of it: what is simulated, and where it shows.
+/// Simultaneous faults, and their description: what is simulated, and where it shows.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
     pub second: u64,
@@ -28,7 +28,7 @@ pub struct Step {
     pub says: &'static str,
 }
 
-/// In seconds; after that the day begins anew.
+/// In seconds; then the day repeats.
 pub const LENGTH: u64 = 150;
 
 use Event::{DriverLoaded, Hangs, KubeletRuns, Lost, RecoveryAction, Xid};
@@ -107,7 +107,7 @@ pub const DAY: [Step; 14] = [
     Step { second: 145, events: &[], says: "the day is over: all GPUs are healthy again" },
 ];
 
-/// What the day happens to.
+/// The simulated parts that the day acts on.
 #[derive(Clone, Debug)]
 pub struct Stage {
     pub controls: Controls,
@@ -115,7 +115,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Plays the day over and over, so many times as fast. Ends only by being dropped.
+    /// Repeats the day, sped up by the given factor. Ends only by being dropped.
     pub async fn play(self, speed: u32) {
         let pace = |second: u64| Duration::from_secs(second) / speed.max(1);
         let mut dawn = Instant::now();

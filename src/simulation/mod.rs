@@ -1,8 +1,9 @@
-//! A node that is not there: a fake kubelet on real sockets, a stand-in device plugin, workloads that come and go, and
+//! A simulated node: a fake kubelet on real sockets, a stand-in device plugin, workloads that come and go, and
 //! a day of faults.
 //!
-//! In: a description (pods, devices, a seed). Out: gRPC on unix sockets, loads for simulated GPUs, directories
-//! laid out as `/proc` and the kubelet's logs, and the truth that accounting can be checked against. Refuses to know: how the agent works. Used by `demo` and the tests alone.
+//! In: a description (pods, devices, a seed). Out: gRPC on unix sockets, loads for simulated GPUs, directories laid out
+//! as `/proc` and the kubelet's logs, and the truth to check accounts against. Does not use: the agent. Only `demo` and
+//! the tests use it.
 
 pub mod day;
 pub mod kubelet;

@@ -1,4 +1,4 @@
-//! The simulated node: pods that ask a simulated kubelet for devices, and load the devices that they are given.
+//! The simulated node: pods that request devices from a simulated kubelet and load them.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,7 +17,7 @@ use crate::clock::Clock;
 use crate::hardware::simulated::{Controls, Load};
 use crate::model::{ContainerRef, Gpu, GpuUuid, Inventory, Monotonic};
 
-/// Load curves are constant within a second of a workload's age; looked at four times as often, changes are not missed.
+/// Load curves are constant within a second of a workload's age; reading it four times as often misses no change.
 const STEP: Duration = Duration::from_millis(250);
 const CONTAINER: &str = "main";
 /// The process of the first pod comes after this.
@@ -45,7 +45,7 @@ pub struct Device {
     pub numa_node: Option<u32>,
 }
 
-/// How many slots a vendor's plugin makes of each whole GPU; `None`: it hands out whole GPUs.
+/// How many slots a vendor's plugin makes of each whole GPU; `None`: it offers whole GPUs.
 pub type Replicas = Option<usize>;
 
 /// What a vendor's plugin with the `mixed` strategy would offer of this hardware.
@@ -79,7 +79,7 @@ pub struct Plan {
     pub churn: bool,
 }
 
-/// A kubelet and pods. Whose plugin offers the devices it does not know. Dropping it ends them all.
+/// A kubelet and pods. Any plugin may offer the devices. Dropping it ends them all.
 pub struct SimulatedNode {
     kubelet: Arc<FakeKubelet>,
     files: ProcTree,
@@ -106,7 +106,7 @@ struct Start {
     kind: Kind,
     resource: String,
     count: usize,
-    /// Steps it lives for; `None`: until the node goes.
+    /// Its lifetime in steps; `None`: as long as the node.
     life: Option<u64>,
 }
 
@@ -123,7 +123,7 @@ struct Running {
 }
 
 impl SimulatedNode {
-    /// Starts the kubelet under `root`, which stands for `/var/lib/kubelet`. `controls` are the simulated GPUs to load;
+    /// Starts the kubelet under `root`, in place of `/var/lib/kubelet`. `controls` are the simulated GPUs to load;
     /// without them pods only hold devices.
     pub async fn start(root: &Path, plan: Plan, controls: Option<Controls>, clock: Clock) -> io::Result<Self> {
         let gates = Gates { pods_api: true, ..Gates::default() };
@@ -150,7 +150,7 @@ impl SimulatedNode {
         })
     }
 
-    /// The first pods come once somebody's plugin has offered what they ask for; the plain ones do not wait.
+    /// The first pods start once a plugin offers the devices that they request; those without devices do not wait.
     async fn populate(&mut self) {
         for (namespace, name, count) in PLAIN_PODS {
             for _ in 0..count {
@@ -189,13 +189,13 @@ impl SimulatedNode {
         self.files.pod_logs_root()
     }
 
-    /// Reads the account from anywhere, for as long as wanted.
+    /// A handle to read the simulation's account.
     #[must_use]
     pub fn account(&self) -> Account {
         Account { truth: Arc::clone(&self.truth), clock: self.clock }
     }
 
-    /// Lets the workloads work, for ever. Ends only by being dropped.
+    /// Runs the workloads until dropped.
     pub async fn run(mut self) {
         self.populate().await;
         let mut steps = tokio::time::interval(STEP);
@@ -225,8 +225,8 @@ impl SimulatedNode {
         }
     }
 
-    /// Sets the devices, and the truth, to what the running pods ask of them together. A device that is asked for more
-    /// than it has gives each the same part of what it asks.
+    /// Sets the devices, and the truth, to the total load of the running pods. A device that is requested for more
+    /// than it has gives each the same part of its request.
     fn settle(&self, now: Monotonic) {
         let asked = self.asked();
         let mut truth = self.truth.lock();
@@ -243,7 +243,7 @@ impl SimulatedNode {
         let inventory = controls.inventory();
         for running in &self.running {
             let Some(level) = running.level else { continue };
-            // Several slots of one GPU are one process on it, doing as much more.
+            // Several slots of one GPU are one process on it, doing as much work as all of them.
             let mut slots: BTreeMap<(&GpuUuid, Option<u32>), f64> = BTreeMap::new();
             for device in running.devices.iter().filter_map(|id| self.devices.get(id)) {
                 *slots.entry((&device.gpu, device.gpu_instance)).or_default() += 1.0;
@@ -333,7 +333,7 @@ impl SimulatedNode {
         let pod = PodSpec::new(start.namespace, &name).label("app", start.name).container(container);
         match self.kubelet.add_pod(pod).await {
             Admission::Running => {}
-            // As on a real node: whoever controls the pod tries again later.
+            // As on a real node: the pod's controller tries again later.
             Admission::Rejected { reason, message } => {
                 tracing::debug!(pod = name, reason, message, "a simulated pod was rejected");
                 self.kubelet.force_delete_pod(start.namespace, &name);
@@ -375,7 +375,7 @@ impl SimulatedNode {
     }
 }
 
-/// A node whose disk is full goes on without.
+/// A node with a full disk continues without.
 fn told(written: io::Result<()>) {
     if let Err(error) = written {
         tracing::warn!(%error, "a simulated process or log is not to be seen");
@@ -392,7 +392,7 @@ fn load(gpu: &Gpu, gpu_instance: Option<u32>, level: Level) -> Load {
     Load::new(level.utilization, used)
 }
 
-/// The simulation's own account of who held and used what.
+/// The simulation's own account of holders and their use.
 #[derive(Clone, Debug)]
 pub struct Account {
     truth: Arc<Mutex<Truth>>,
@@ -438,7 +438,7 @@ fn first(resources: &[Resource]) -> Vec<Start> {
             // More pods than GPUs, and slots left.
             _ if is_shared => slots * 5 / 8,
             0 | 1 => slots,
-            // One device stays free, so that the page has something to give.
+            // One device stays free, so that the page shows a free one.
             _ => (slots - 1).min(wanted.len()),
         };
         starts.extend(wanted.into_iter().cycle().take(take));

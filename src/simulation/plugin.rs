@@ -1,4 +1,4 @@
-//! A small device plugin that stands for any vendor's.
+//! A small device plugin in place of a vendor's.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -43,7 +43,7 @@ pub struct Behaviour {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum AllocateBehaviour {
-    /// One variable with the device ids, in the order asked for.
+    /// One variable with the device ids, in the requested order.
     #[default]
     Variable,
     /// One mount of `/tmp/<id>` per device, as the Kubernetes sample plugin answers.
@@ -54,7 +54,7 @@ pub enum AllocateBehaviour {
     Hang,
 }
 
-/// What the plugin was asked, in order.
+/// The calls that the plugin received, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Calls {
     pub registrations: usize,
@@ -88,12 +88,12 @@ struct Inner {
 #[derive(Debug)]
 enum Slot {
     Server(Option<Server>),
-    /// Stopped: a registration still on its way must not serve again.
+    /// Stopped: a registration still in progress must not serve again.
     Closed,
 }
 
 impl StandInPlugin {
-    /// Serves in `directory` and registers there, for ever and again.
+    /// Serves in `directory` and registers there, again after each disconnect.
     #[must_use]
     pub fn start(directory: &Path, resource: &str, devices: Vec<ListedDevice>) -> Self {
         Self::start_with(directory, resource, devices, Behaviour::default())
@@ -177,7 +177,7 @@ impl Inner {
 
 const POLL: Duration = Duration::from_millis(50);
 
-/// Serve, register, and again when the kubelet is another one or has ended the stream.
+/// Serves and registers, again when the kubelet is another one or has ended the stream.
 async fn run(inner: Arc<Inner>) {
     for attempt in 1_u64.. {
         let kubelet = inner.directory.join("kubelet.sock");
@@ -321,7 +321,7 @@ impl DevicePlugin for Service {
     }
 }
 
-/// The whole list at once and after every change, until the kubelet leaves.
+/// Sends the list at once and after every change, until the kubelet disconnects.
 async fn send_lists(inner: Arc<Inner>, sender: mpsc::Sender<Result<ListAndWatchResponse, Status>>) {
     let mut devices = inner.devices.subscribe();
     loop {
@@ -350,7 +350,7 @@ fn mounts(_: &Inner, devices: &[String]) -> ContainerAllocateResponse {
     ContainerAllocateResponse { mounts: devices.iter().map(mount).collect(), ..Default::default() }
 }
 
-/// A stream that ends the task that feeds it, and says so, when the kubelet drops it.
+/// A stream that, when the kubelet drops it, ends the task that feeds it and records that.
 struct Owned {
     stream: ReceiverStream<Result<ListAndWatchResponse, Status>>,
     task: JoinHandle<()>,

@@ -1,4 +1,4 @@
-//! Directories laid out as a node's `/proc`, `/var/log/pods` and `/var/log/containers`, for processes that are not there.
+//! Directories laid out as a node's `/proc`, `/var/log/pods` and `/var/log/containers`, for simulated processes.
 
 use std::fs;
 use std::io;
@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 use super::kubelet::container_id;
 
-/// The kernel's PF_KTHREAD, which tells that process ids are the host's.
+/// The kernel's PF_KTHREAD, which shows that process IDs are the host's.
 const KERNEL_THREAD: u32 = 0x0020_8040;
 const PLAIN: u32 = 0x0040_0100;
 
-/// Three directories under one. Who made that one removes it.
+/// Three directories under one. Its creator removes that one.
 #[derive(Clone, Debug)]
 pub struct ProcTree {
     root: PathBuf,
@@ -60,7 +60,7 @@ impl ProcTree {
         }
     }
 
-    /// As the kubelet does some time after the pod has gone.
+    /// As the kubelet does some time after the pod's removal.
     pub fn remove_container(&self, inside: Inside<'_>) -> io::Result<()> {
         gone(fs::remove_file(self.link_of(inside)))?;
         gone(fs::remove_dir_all(self.logs_of(inside)))
@@ -92,7 +92,7 @@ impl ProcTree {
         gone(fs::remove_dir_all(self.proc_root().join(pid.to_string())))
     }
 
-    /// The directory appears whole: a real one is never half there.
+    /// The directory appears with all its files, as a real one does.
     fn write(&self, pid: u32, name: &str, flags: u32, start: u64, cgroup: &str, mounts: &str) -> io::Result<()> {
         let hidden = self.root.join(format!("making-{pid}"));
         gone(fs::remove_dir_all(&hidden))?;

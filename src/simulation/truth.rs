@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::{ContainerRef, Monotonic};
 
-/// What the simulation really did: the account that others are held against.
+/// The simulated use: the reference for other accounts.
 #[derive(Clone, Debug, Default)]
 pub struct Truth {
     rows: BTreeMap<(ContainerRef, String), Row>,
@@ -38,7 +38,7 @@ impl Truth {
         row.doing = Some((at, utilization));
     }
 
-    /// From `at` on the container holds the device no more.
+    /// From `at` on the container no longer holds the device.
     pub fn release(&mut self, at: Monotonic, container: &ContainerRef, device: &str) {
         if let Some(row) = self.rows.get_mut(&(container.clone(), device.to_owned())) {
             row.advance(at);
@@ -46,7 +46,7 @@ impl Truth {
         }
     }
 
-    /// All rows as they stand at `now`.
+    /// All rows at `now`.
     #[must_use]
     pub fn at(&self, now: Monotonic) -> Vec<Held> {
         let row = |((container, device), row): (&(ContainerRef, String), &Row)| {

@@ -8,7 +8,7 @@ pub enum Kind {
     Training,
     /// Bursts of requests.
     Inference,
-    /// Somebody thinks, and sometimes runs a cell.
+    /// An interactive notebook: idle, with short bursts.
     Notebook,
     /// A steady job of some minutes.
     Batch,
@@ -35,7 +35,7 @@ impl Workload {
     #[must_use]
     pub fn level(&self, age_seconds: u64) -> Level {
         let mut second = Random::seeded(self.seed ^ (age_seconds + 1).wrapping_mul(0x9e37_79b9));
-        // A phase of its own, so that workloads do not move in step.
+        // Each has its own phase, so that workloads do not move in step.
         let at = age_seconds + self.seed % 40;
         let (utilization, memory) = match self.kind {
             Kind::Training if at % 45 < 3 => (second.between(0.02, 0.1), 0.82),

@@ -1,4 +1,4 @@
-//! A pod's way through admission: devices are chosen and allocated container by container, on one main loop.
+//! The admission of a pod: devices are chosen and allocated container by container, on one main loop.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use crate::wire::v1beta1::{
 };
 use prost::Message;
 
-/// What became of a pod.
+/// The outcome of a pod's admission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Admission {
     Running,
@@ -32,7 +32,7 @@ fn rejected(reason: &'static str, message: &str) -> Admission {
 pub async fn admit(shared: &Shared, spec: PodSpec) -> Admission {
     let _turn = shared.admission.lock().await;
     let mut power = shared.power.subscribe();
-    // The sender lives in `shared`: these cannot fail.
+    // `shared` holds the sender: these cannot fail.
     let _ = power.wait_for(|power| *power != Power::Starting).await;
     if *power.borrow() == Power::Off {
         return rejected("KubeletNotRunning", "the kubelet is stopped");
@@ -80,7 +80,7 @@ async fn allocate_all(shared: &Shared, uid: &str, spec: &PodSpec) -> Result<(), 
     let mut reusable: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
     for (number, (kind, container)) in spec.all_containers().enumerate() {
         if number > 0 {
-            // Only one that hangs means anything here.
+            // Only a hang has an effect here.
             let _ = shared.fault(Method::NextContainer).await;
         }
         if !shared.state().take_cpus(uid, container) {

@@ -86,7 +86,7 @@ impl State {
         }
     }
 
-    /// One claim that is not known empties the whole list.
+    /// One unknown claim empties the list.
     fn dynamic_resources(&self, namespace: &str, container: &ContainerSpec) -> Vec<v1::DynamicResource> {
         if !self.gates.dynamic_resources {
             return Vec::new();

@@ -56,7 +56,7 @@ impl Checkpoint {
         Self { checksum: u64::from(fnv32a(&to_json(&data))), data }
     }
 
-    /// Absent, unreadable and corrupt all mean the same to a kubelet: nothing is known.
+    /// Absent, unreadable and corrupt have the same effect in a kubelet: it starts without allocations.
     #[must_use]
     pub fn read(directory: &Path) -> Option<Self> {
         let text = fs::read(directory.join(FILE)).ok()?;

@@ -1,4 +1,4 @@
-//! The start of a container: what the runtime is told of its devices.
+//! The start of a container: the device configuration that the runtime gets.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use prost::Message;
 
 const PRE_START_DEADLINE: Duration = Duration::from_secs(30);
 
-/// The cached answers to Allocate, as one. Allocate is not called again; a plugin that asked for it hears of the start.
+/// The cached answers to Allocate, as one. Allocate is not called again; PreStartContainer is, where required.
 /// `None`: there is no such pod.
 pub async fn start(
     shared: &Shared,
@@ -23,7 +23,7 @@ pub async fn start(
         if let Err(error) = pre_start(shared, &resource, devices).await {
             return Some(Err(error));
         }
-        // A checkpoint that somebody else wrote may hold anything.
+        // A checkpoint from another writer may contain anything.
         add(&mut options, ContainerAllocateResponse::decode(answer.as_slice()).unwrap_or_default());
     }
     Some(Ok(options))
@@ -44,7 +44,7 @@ async fn pre_start(shared: &Shared, resource: &str, devices_ids: Vec<String>) ->
     }
 }
 
-/// Of two resources that say something about the same thing the first counts; CDI names appear once.
+/// Of two resources that set the same value the first applies; CDI names appear once.
 fn add(options: &mut ContainerAllocateResponse, more: ContainerAllocateResponse) {
     for (name, value) in more.envs {
         options.envs.entry(name).or_insert(value);

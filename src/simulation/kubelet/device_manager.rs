@@ -1,5 +1,5 @@
-//! The device manager's bookkeeping: which devices there are, which are healthy, and who holds which.
-//! Decisions only: the plugins are called, and the checkpoint is written, by others.
+//! The device manager's bookkeeping: which devices there are, which are healthy, and which container has which.
+//! Decisions only: other modules call the plugins and write the checkpoint.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::spec::Holding;
 use crate::model::Monotonic;
 use crate::simulation::random::Random;
 
-/// How long the kubelet keeps the capacity of a resource whose plugin has gone.
+/// How long the kubelet keeps the capacity of a resource whose plugin has disconnected.
 pub const STOP_GRACE: Duration = Duration::from_secs(300);
 
 /// Lists that are remembered.
@@ -18,7 +18,7 @@ const HISTORY: usize = 256;
 /// How a second registration of the same resource is treated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rules {
-    /// Up to 1.36: the last registration counts, and the end of any old stream disconnects whoever is current.
+    /// Up to 1.36: the last registration counts, and the end of any old stream disconnects the current plugin.
     #[default]
     UpTo136,
     /// From 1.37: one client per socket path; a survivor is promoted; a path that is still connected is refused.
@@ -51,7 +51,7 @@ impl ListedDevice {
 /// What a container was given of one resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assignment {
-    /// Device ids by NUMA node; node -1 is "none known". A device on two nodes stands under both.
+    /// Device ids by NUMA node; node -1 means "unknown". A device on two nodes is listed under both.
     pub by_node: BTreeMap<i64, Vec<String>>,
     /// The plugin's answer to Allocate, as protobuf.
     pub answer: Vec<u8>,
@@ -91,7 +91,7 @@ pub struct DeviceManager {
     /// Devices given to a container whose Allocate has not answered yet.
     in_flight: BTreeMap<String, BTreeSet<String>>,
     connections: BTreeMap<Serial, Connection>,
-    /// By resource, the plugin that is asked to allocate.
+    /// By resource, the plugin that gets Allocate calls.
     current: BTreeMap<String, Serial>,
     /// Up to 1.36: by resource, the client that is disconnected when a stream of the resource ends.
     clients: BTreeMap<String, Serial>,
@@ -111,7 +111,7 @@ pub struct Count {
 /// What is to be done for one container and one resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Selection {
-    /// Nothing to do: no plugin knows the resource, or the container has its devices already.
+    /// Nothing to do: no plugin serves the resource, or the container has its devices already.
     Nothing,
     /// Take these; no choice was left.
     Take(Vec<String>),
@@ -125,8 +125,8 @@ impl DeviceManager {
         Self { rules, ..Self::default() }
     }
 
-    /// What a kubelet knows after a restart. The connections are gone, and known resources have no devices until
-    /// their plugins come back. Connections are numbered on from those of the `previous` life.
+    /// The state of a kubelet after a restart. The connections are closed, and known resources have no devices until
+    /// their plugins come back. Connections are numbered on from those of the `previous` run.
     #[must_use]
     pub fn restored(rules: Rules, checkpoint: &Checkpoint, now: Monotonic, previous: &Self) -> Self {
         let (last_serial, dropped) = (previous.last_serial, previous.dropped.clone());
@@ -169,7 +169,7 @@ impl DeviceManager {
     }
 
     /// A plugin could not be dialled, or did not answer its options. Up to 1.36 the kubelet then forgets the client of the
-    /// resource, whose devices stay allocatable: when that one's stream ends later, nothing follows from it.
+    /// resource, whose devices stay allocatable: the later end of that stream has no effect.
     pub fn registration_failed(&mut self, resource: &str) {
         if self.rules == Rules::UpTo136 {
             self.clients.remove(resource);
@@ -194,7 +194,7 @@ impl DeviceManager {
         true
     }
 
-    /// Replaces the devices of a resource, whoever says so.
+    /// Replaces the devices of a resource, from any source.
     pub fn set_devices(&mut self, name: &str, list: Vec<ListedDevice>) {
         let resource = self.resources.entry(name.to_owned()).or_default();
         resource.healthy.clear();
@@ -245,7 +245,7 @@ impl DeviceManager {
         resource.stopped = Some(now);
     }
 
-    /// Forgets resources whose plugin has been away for the grace period. Returns whether there were any.
+    /// Removes resources whose plugin has been away for the grace period. Returns whether there were any.
     pub fn expire(&mut self, now: Monotonic) -> bool {
         let before = self.resources.len();
         self.resources.retain(|_, resource| resource.stopped.is_none_or(|stopped| now.since(stopped) < STOP_GRACE));
@@ -291,18 +291,18 @@ impl DeviceManager {
         &self.dropped
     }
 
-    /// The latest lists of the resource, oldest first, whoever sent them and whether or not they took effect.
+    /// The latest lists of the resource, oldest first, from every plugin, whether or not they took effect.
     pub fn history(&self, resource: &str) -> impl Iterator<Item = &[ListedDevice]> {
         self.history.iter().filter(move |(name, _)| name == resource).map(|(_, list)| list.as_slice())
     }
 
-    /// The plugin that is asked to allocate.
+    /// The plugin that gets Allocate calls.
     #[must_use]
     pub fn plugin(&self, resource: &str) -> Option<Serial> {
         self.current.get(resource).copied()
     }
 
-    /// Whether the plugin that was asked last has ended. An earlier plugin whose stream is still open may list devices all
+    /// Whether the plugin called last has ended. An earlier plugin whose stream is still open may list devices all
     /// the same, and none of them can be allocated.
     #[must_use]
     pub fn is_stopped(&self, resource: &str) -> bool {
@@ -379,7 +379,7 @@ impl DeviceManager {
         chosen
     }
 
-    /// Takes devices out of the pool while Allocate is on its way.
+    /// Reserves devices while Allocate is in progress.
     pub fn reserve(&mut self, resource: &str, devices: &[String]) {
         self.in_flight.entry(resource.to_owned()).or_default().extend(devices.iter().cloned());
     }
@@ -404,7 +404,7 @@ impl DeviceManager {
         self.assignments.insert(place, Assignment { by_node, answer });
     }
 
-    /// Gives devices without asking a plugin.
+    /// Gives devices without calling a plugin.
     pub fn give(&mut self, pod_uid: &str, container: &str, holding: &Holding) {
         let place = (pod_uid.to_owned(), container.to_owned(), holding.resource.clone());
         let empty = Assignment { by_node: BTreeMap::new(), answer: Vec::new() };
@@ -437,7 +437,7 @@ impl DeviceManager {
         assignments.map(|(place, one)| (place.2.clone(), (ids(one), one.answer.clone()))).collect()
     }
 
-    /// Forgets what a pod was given.
+    /// Removes what a pod was given.
     pub fn free(&mut self, pod_uid: &str) {
         self.assignments.retain(|(pod, _, _), _| pod != pod_uid);
     }

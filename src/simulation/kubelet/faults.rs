@@ -18,7 +18,7 @@ pub enum Method {
     GetDevicePluginOptions,
     /// The kubelet's, to a plugin. A hanging one is not made; one that fails is made, and its stream breaks at once.
     ListAndWatch,
-    /// The kubelet's, to a plugin. A hanging one is on its way.
+    /// The kubelet's, to a plugin. A hanging one is in progress.
     Allocate,
     /// No call: between two containers of a pod that is being admitted. What the first was given is listed meanwhile.
     NextContainer,

@@ -1,7 +1,7 @@
 //! A fake kubelet on real unix sockets, after the observed behaviour of Kubernetes 1.36 and its neighbours.
 //!
 //! In: pods and plugins, and what is to go wrong. Out: the PodResources API (v1 and v1alpha1), the Pods API, the
-//! registration socket and the checkpoint file. Refuses to know: who asks.
+//! registration socket and the checkpoint file. Does not use: the identity of its clients.
 
 mod admission;
 mod answers;
@@ -64,7 +64,7 @@ pub struct Options {
     /// How long a restarted kubelet answers with nothing or with a part.
     pub early_window: Duration,
     pub dial_timeout: Duration,
-    /// The kubelet's own time moves only when it is told to: nothing refills the rate limit, no plugin expires.
+    /// The kubelet's own time moves only on calls of `advance`: nothing refills the rate limit, no plugin expires.
     pub frozen_clock: bool,
     /// Allocatable under the static CPU policy; empty without one.
     pub cpu_ids: Vec<i64>,
@@ -112,7 +112,7 @@ impl Drop for Running {
 }
 
 impl FakeKubelet {
-    /// Starts under `root`, which stands for `/var/lib/kubelet`. Unlike a restart it is ready when it returns.
+    /// Starts under `root`, in place of `/var/lib/kubelet`. Unlike a restart it is ready when it returns.
     pub async fn start(root: &Path, options: Options) -> io::Result<Self> {
         let (pod_resources, device_plugins) = (root.join("pod-resources"), root.join("device-plugins"));
         for (directory, mode) in [(&pod_resources, 0o750), (&device_plugins, 0o755)] {
@@ -159,7 +159,7 @@ impl FakeKubelet {
     }
 
     /// The machine restarts: when the kubelet is ready again no container runs, and every pod that is not over goes
-    /// through admission anew. Returns what became of each, by `<namespace>/<name>`.
+    /// through admission again. Returns the outcome of each, by `<namespace>/<name>`.
     pub async fn reboot(&self) -> io::Result<BTreeMap<String, Admission>> {
         self.restart()?;
         self.ready().await;
@@ -168,7 +168,7 @@ impl FakeKubelet {
 
     /// Until the early window is over. Returns at once from a stopped kubelet.
     pub async fn ready(&self) {
-        // The sender lives in `self`: this cannot fail.
+        // `self` holds the sender: this cannot fail.
         let _ = self.shared.power.subscribe().wait_for(|power| *power != Power::Starting).await;
     }
 
@@ -209,8 +209,8 @@ impl FakeKubelet {
         admission::admit(&self.shared, pod).await
     }
 
-    /// Replaces all pods by running ones. Their `requests` are not looked at: what they hold is given. A pod that was
-    /// there under the same name goes on being the same pod, unless the new one brings a UID of its own.
+    /// Replaces all pods by running ones. Their `requests` are ignored: what they hold is given. A pod that was
+    /// there under the same name stays the same pod, unless the new one has another UID.
     pub fn set_pods(&self, pods: Vec<PodSpec>) {
         let mut state = self.shared.state();
         let before = std::mem::take(&mut state.pods);
@@ -248,7 +248,7 @@ impl FakeKubelet {
         self.shared.state().claims.remove(&(namespace.to_owned(), name.to_owned()));
     }
 
-    /// A start or restart of a container: what the runtime is told, or why the container does not start. `None`: there
+    /// A start or restart of a container: the runtime's input, or why the container does not start. `None`: there
     /// is no such pod.
     pub async fn start_container(
         &self,
@@ -268,7 +268,7 @@ impl FakeKubelet {
         self.with_change(|state| state.set_phase(namespace, pod, phase))
     }
 
-    /// A pod from a manifest is gone at once; another terminates and stays until `finish_termination`.
+    /// A pod from a manifest is removed at once; another terminates and stays until `finish_termination`.
     pub fn delete_pod(&self, namespace: &str, pod: &str) -> bool {
         self.with_change(|state| state.delete(namespace, pod))
     }
@@ -278,7 +278,7 @@ impl FakeKubelet {
         self.with_change(|state| state.forget(namespace, pod))
     }
 
-    /// Gone at once, whatever its containers do.
+    /// Removes the pod at once, even while its containers run.
     pub fn force_delete_pod(&self, namespace: &str, pod: &str) -> bool {
         self.with_change(|state| state.forget(namespace, pod))
     }
@@ -313,13 +313,13 @@ impl FakeKubelet {
         devices
     }
 
-    /// (container, resource, device id, healthy) as the pod's `allocatedResourcesStatus` says, sorted.
+    /// (container, resource, device id, healthy) as the pod's `allocatedResourcesStatus` reports, sorted.
     #[must_use]
     pub fn allocated_resources_status(&self, namespace: &str, pod: &str) -> Vec<(String, String, String, bool)> {
         self.shared.state().allocated_resources_status(namespace, pod)
     }
 
-    /// Capacity and allocatable by resource, as the node status would say now.
+    /// Capacity and allocatable by resource, as the node status would show now.
     #[must_use]
     pub fn node_status(&self) -> BTreeMap<String, Count> {
         let now = self.shared.now();
@@ -330,7 +330,7 @@ impl FakeKubelet {
         state.devices.counts()
     }
 
-    /// How many plugins of the resource the kubelet believes to be connected.
+    /// How many plugins of the resource the kubelet counts as connected.
     #[must_use]
     pub fn connected_plugins(&self, resource: &str) -> usize {
         self.shared.state().devices.connections(resource)
@@ -382,7 +382,7 @@ impl FakeKubelet {
         let mut changes = self.shared.changes.subscribe();
         let wait = async {
             while !condition(&self.node_status()) {
-                // The sender lives in `self`: this cannot fail.
+                // `self` holds the sender: this cannot fail.
                 let _ = changes.changed().await;
             }
         };
@@ -416,7 +416,7 @@ impl FakeKubelet {
         self.shared.faults.send_modify(|faults| faults.unimplemented.extend(methods));
     }
 
-    /// The kubelet loses the device list of the plugin that it asks for this resource, and does not open it again.
+    /// The kubelet loses the device list of the resource's current plugin, and does not open it again.
     /// False: there is no such plugin.
     pub fn cut_stream(&self, resource: &str) -> bool {
         self.shared.cut_stream(resource)
@@ -427,7 +427,7 @@ impl FakeKubelet {
         self.shared.faults.send_modify(|faults| faults.answer_bytes = Some(bytes));
     }
 
-    /// Takes every right from the PodResources directory, or gives them back. Root is not impressed.
+    /// Takes every right from the PodResources directory, or gives them back. Has no effect on root.
     pub fn refuse_permission(&self, refuse: bool) -> io::Result<()> {
         let mode = if refuse { 0o000 } else { 0o750 };
         fs::set_permissions(&self.shared.pod_resources, Permissions::from_mode(mode))
@@ -453,7 +453,7 @@ impl Drop for FakeKubelet {
 
 const SOCKET: &str = "kubelet.sock";
 
-/// The second half of a start: the runtime is up, the device manager comes, then the pods. It owns the registration
+/// The second half of a start: the runtime runs; device manager, then pods. It owns the registration
 /// server for as long as the kubelet runs.
 async fn boot(shared: Arc<Shared>, window: Duration) {
     tokio::time::sleep(window * 3 / 4).await;

@@ -31,7 +31,7 @@ pub struct PodsApi {
     limiter: Mutex<TokenBucket>,
 }
 
-/// By UID: the pod as it goes over the wire, and as little of it as a deletion says.
+/// By UID: the pod as it goes over the wire, and the few fields that a deletion has.
 type Picture = BTreeMap<String, (Vec<u8>, Vec<u8>)>;
 
 impl PodsApi {
@@ -66,7 +66,7 @@ impl Pods for PodsApi {
                     changed = changes.changed() => if changed.is_err() { return },
                     () = send.closed() => return,
                 }
-                // Between two starts nothing is known, and nothing is said.
+                // Between two starts no pods are known, and no events are sent.
                 // A pod comes with its first status, which it gets once its admission is over.
                 let Ok(now) = picture(&shared, |pod| pod.admitted || before.contains_key(&pod.uid)) else { continue };
                 for event in difference(&before, &now) {
@@ -140,7 +140,7 @@ fn message(pod: &Pod) -> core_v1::Pod {
     }
     let phase = match pod.phase {
         Phase::Pending => "Pending",
-        // The phase knows of no termination; the deletion's time stamp does.
+        // No phase shows a termination; the deletion time stamp does.
         Phase::Running | Phase::Terminating => "Running",
         Phase::Succeeded => "Succeeded",
         Phase::Failed => "Failed",

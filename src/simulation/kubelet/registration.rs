@@ -96,7 +96,7 @@ impl ListedDevice {
     }
 }
 
-/// Tries until the time is over.
+/// Tries until the time limit.
 async fn dial(path: &Path, timeout: Duration) -> Result<Channel, String> {
     let connect = async {
         loop {
@@ -110,7 +110,7 @@ async fn dial(path: &Path, timeout: Duration) -> Result<Channel, String> {
     dialled.map_err(|_| "failed to dial device plugin: context deadline exceeded".to_owned())
 }
 
-/// The directory and the endpoint joined without asking the file system: an absolute endpoint is taken as relative,
+/// The directory and the endpoint joined without a file system access: an absolute endpoint is taken as relative,
 /// `..` may leave the directory.
 fn clean(directory: &Path, endpoint: &str) -> PathBuf {
     let mut path = directory.to_owned();
@@ -145,7 +145,7 @@ fn is_extended_resource(resource: &str) -> bool {
     let alphanumeric = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
     let label_ends = |label: &str| alphanumeric(label.as_bytes().first()) && alphanumeric(label.as_bytes().last());
     let lower = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    // `requests.` is put before the domain when the kubelet checks its length.
+    // `requests.` is prefixed to the domain when the kubelet checks its length.
     let domain_fits = domain.len() + "requests.".len() <= 253;
     domain_fits
         && domain.split('.').all(|label| label_ends(label) && label.bytes().all(lower))

@@ -50,7 +50,7 @@ pub enum Power {
 pub struct Plugin {
     pub client: DevicePluginClient<Channel>,
     pub prefers: bool,
-    /// Asked before each start of a container.
+    /// Called before each start of a container.
     pub pre_start: bool,
     pub watch: JoinHandle<()>,
 }
@@ -111,7 +111,7 @@ impl Shared {
         self.changes.send_modify(|count| *count += 1);
     }
 
-    /// A kubelet that cannot write its checkpoint goes on without.
+    /// A kubelet that cannot write its checkpoint continues without.
     pub fn write_checkpoint(&self, state: &State) {
         let written = state.devices.checkpoint().write(&self.device_plugins, &format!(".{}", self.temporary_name()));
         if let Err(error) = written {
@@ -131,7 +131,7 @@ impl Shared {
         self.changed();
     }
 
-    /// The kubelet loses the stream of the plugin that it asks for this resource. False: there is none.
+    /// The kubelet loses the stream of the resource's current plugin. False: there is none.
     pub fn cut_stream(&self, resource: &str) -> bool {
         let serial = self.state().devices.plugin(resource);
         let Some(serial) = serial else { return false };
@@ -142,7 +142,7 @@ impl Shared {
         true
     }
 
-    /// Forgets everything that does not outlive a kubelet.
+    /// Drops everything that does not survive a kubelet.
     pub fn switch_off(&self) {
         self.power.send_replace(Power::Off);
         for plugin in std::mem::take(&mut *self.plugins()).into_values() {

@@ -50,7 +50,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.task.abort();
         for connection in self.open.lock().values() {
-            // A peer that has gone already is what we want.
+            // The peer may have closed it already.
             let _ = connection.shutdown(Shutdown::Both);
         }
     }
@@ -62,7 +62,7 @@ pub async fn channel(socket: &Path) -> Result<Channel, tonic::transport::Error> 
     endpoint.origin(Uri::from_static("http://localhost")).connect().await
 }
 
-/// Listens on a temporary name and renames it, so that the path never leads to a socket nobody listens on.
+/// Listens on a temporary name and renames it, so that the path never names a socket without a listener.
 pub fn bind_by_rename(path: &Path, temporary: &Path) -> io::Result<UnixListener> {
     let listener = UnixListener::bind(temporary)?;
     std::fs::rename(temporary, path)?;

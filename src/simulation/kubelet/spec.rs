@@ -1,13 +1,13 @@
 use std::collections::BTreeMap;
 
-/// A pod as it is asked for. The builder methods are meant to be read as the manifest they stand for.
+/// A requested pod. The builder methods read like its manifest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodSpec {
     pub namespace: String,
     pub name: String,
     /// Given by the kubelet when absent.
     pub uid: Option<String>,
-    /// From a manifest on the node: its name gets the node's name, and it is gone at once when it is removed.
+    /// From a manifest on the node: its name gets the node's name, and its removal takes effect at once.
     pub static_pod: bool,
     pub labels: BTreeMap<String, String>,
     pub annotations: BTreeMap<String, String>,
@@ -26,7 +26,7 @@ pub struct ContainerSpec {
     pub sidecar: bool,
     /// Resource name and how many: goes through the device manager and the plugin.
     pub requests: BTreeMap<String, usize>,
-    /// Devices given without asking anyone.
+    /// Devices given without an Allocate call.
     pub holds: Vec<Holding>,
     /// Claims of the pod's namespace that this container refers to.
     pub claims: Vec<String>,

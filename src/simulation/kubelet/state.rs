@@ -1,4 +1,4 @@
-//! All that a kubelet knows, without sockets or clocks: pods with their phases, the device manager, CPUs, claims.
+//! The state of a kubelet, without sockets or clocks: pods with their phases, the device manager, CPUs, claims.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,13 +6,13 @@ use super::device_manager::{Answers, DeviceManager};
 use super::spec::{Claim, ContainerSpec, Cpus, MemoryBlock, PodSpec};
 use crate::simulation::random::Random;
 
-/// Where a pod stands. Only the last two are terminal.
+/// The phase of a pod. Only the last two are terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Known, not running yet: in admission, or its sandbox does not start.
     Pending,
     Running,
-    /// Asked to end; its containers still run.
+    /// Terminating; its containers still run.
     Terminating,
     Succeeded,
     Failed,
@@ -36,7 +36,7 @@ pub struct Gates {
     pub allocatable: bool,
     /// Off by default from 1.27 to 1.33.
     pub dynamic_resources: bool,
-    /// The Pods API: off by default in 1.36. From 1.37 it is served whatever this says.
+    /// The Pods API: off by default in 1.36. From 1.37 it is always served.
     pub pods_api: bool,
 }
 
@@ -63,7 +63,7 @@ pub struct Pod {
     pub name: String,
     pub spec: PodSpec,
     pub phase: Phase,
-    /// Its admission is over, with whatever result: the Pods API tells of it.
+    /// Its admission is over, with any result: the Pods API lists it.
     pub admitted: bool,
     /// Exclusive CPUs by container.
     pub cpu_ids: BTreeMap<String, Vec<i64>>,
@@ -101,7 +101,7 @@ impl State {
         }
     }
 
-    /// A new pod, pending. What it holds without asking is given now. Returns its uid.
+    /// A new pod, pending. Devices without an Allocate call are given now. Returns its uid.
     pub fn insert(&mut self, spec: PodSpec) -> String {
         let uid = spec.uid.clone().unwrap_or_else(|| self.new_uid(spec.static_pod));
         let name = match spec.static_pod {
@@ -152,7 +152,7 @@ impl State {
         Some(self.devices.answers_of(&self.pod(namespace, pod)?.uid, container))
     }
 
-    /// (container, resource, device, healthy) of a pod's app containers, as `allocatedResourcesStatus` would say: as
+    /// (container, resource, device, healthy) of a pod's app containers, as `allocatedResourcesStatus` would report: as
     /// the plugin last reported it, healthy where it no longer reports the device.
     #[must_use]
     pub fn allocated_resources_status(&self, namespace: &str, pod: &str) -> Vec<(String, String, String, bool)> {
