@@ -72,7 +72,7 @@ impl Specifications {
         self.0.iter().filter_map(|(_, _, specification)| specification.as_ref())
     }
 
-    /// The vendor's that describes every device offered, if there is one. What is unhealthy is not asked for.
+    /// The vendor's that describes every device offered, if there is one. Unhealthy devices need not be described.
     #[must_use]
     pub fn vendors(&self, offers: &[Offer]) -> Option<&VendorSpecification> {
         let fit = |specification: &&VendorSpecification| offers.iter().all(|offer| describes(specification, offer));
@@ -81,7 +81,7 @@ impl Specifications {
             .find_map(|kind| self.all().filter(|specification| specification.kind == *kind).find(|found| fit(found)))
     }
 
-    /// The names of our kind: a runtime refuses a name that two files describe.
+    /// The names of our kind: a runtime rejects a name that two files describe.
     #[must_use]
     pub fn described(&self) -> BTreeSet<String> {
         let ours = self.all().filter(|specification| specification.kind == OUR_KIND);

@@ -26,7 +26,7 @@ const SECOND_ANSWER_SOON: Duration = Duration::from_millis(200);
 const TAKEN_IN: Duration = Duration::from_secs(5);
 /// From a registration, or from another podmeter's end, until holdings are compared with grants.
 const BASELINE: Duration = Duration::from_secs(2);
-/// An Allocate that comes this long after the other plugin was noticed was not on its way before.
+/// An Allocate that comes this long after the other plugin was noticed was not in progress before.
 const NOT_UNDER_WAY: Duration = Duration::from_secs(2);
 /// Between two answers while another plugin is registered of which no socket is seen; where one is seen its end is.
 const UNSEEN: Duration = Duration::from_millis(600);
@@ -78,7 +78,7 @@ pub struct RegistrationCheck {
     /// Sockets of known plugins that have not replaced us.
     harmless: LiveSockets,
     replaced: Option<(Replacement, Monotonic)>,
-    /// When to ask the kubelet again.
+    /// When to query the kubelet again.
     look_at: Option<Monotonic>,
     /// When another plugin ended, until an answer shows whether that concerns us.
     ended_at: Option<Monotonic>,

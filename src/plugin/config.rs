@@ -72,7 +72,7 @@ pub struct NamePatterns {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NamePattern {
-    /// `*` stands for any text.
+    /// `*` matches any text.
     pub pattern: String,
     #[serde(deserialize_with = "a_resource_name")]
     pub name: ResourceName,
@@ -104,7 +104,7 @@ pub enum Sharing {
 pub struct Replication {
     /// For every device not named below.
     pub replicas: Option<u32>,
-    /// Goes before all else; 1 leaves the device whole.
+    /// Overrides all other values; 1 means not shared.
     pub per_gpu: BTreeMap<DeviceReference, u32>,
     #[serde(deserialize_with = "by_resource_name")]
     pub per_resource: BTreeMap<ResourceName, ResourceReplication>,
@@ -223,7 +223,7 @@ pub struct PathConfig {
 pub struct NodeGroup {
     /// The device's id.
     pub id: String,
-    /// All must be there; a pattern stands for all that fit it.
+    /// All must exist; a pattern means every path that matches.
     pub paths: Vec<GroupedNode>,
 }
 

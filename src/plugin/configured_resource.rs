@@ -55,7 +55,7 @@ impl ConfiguredResource {
         }
     }
 
-    /// Brings the offers up to date.
+    /// Updates the offers.
     pub fn update(&mut self, hardware: &HardwareState, health_state: &HealthState, now: Monotonic) {
         let nothing = ScanResult::default();
         let seen = self.seen.as_ref().unwrap_or(&nothing);

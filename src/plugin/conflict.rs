@@ -9,7 +9,7 @@ pub(super) const REMEDY: &str = "remove the other plugin, switch this one off wi
 
 /// Which other plugin serves the resource, with a remedy. `None`: none, or another podmeter that is about to end.
 ///
-/// `allocatable` is what the kubelet lists of the resource, `advertised` what podmeter sent it, and `live` the names of
+/// `allocatable` are the kubelet's devices of the resource, `advertised` what podmeter sent it, and `live` the names of
 /// the sockets that accept connections.
 pub fn conflict(
     resource: &ResourceName,

@@ -49,7 +49,7 @@ impl Grants {
                 .iter()
                 .filter(|container| before.is_none_or(|before| !before.contains(**container)))
                 .collect();
-            // One grant is for one container: the kubelet asks once for each.
+            // One grant is for one container: the kubelet calls Allocate once for each.
             if let (Some(container), false) = (new.first(), self.pending.remove(device)) {
                 foreign.get_or_insert_with(|| ForeignAllocation {
                     device: device.clone(),

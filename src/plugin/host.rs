@@ -91,7 +91,7 @@ impl Host {
         Self { around, specifications: Specifications::default(), entries: BTreeMap::new() }
     }
 
-    /// Scans for all that is `wanted`, and removes what was written for entries that are no longer configured.
+    /// Scans for the `wanted` entries, and removes what was written for entries that are no longer configured.
     pub fn scan(&mut self, wanted: &BTreeMap<u64, Wanted>) -> BTreeMap<u64, ScanResult> {
         // First: a removed entry may have written the file that another entry writes now.
         for (_, kept) in self.entries.extract_if(.., |number, _| !wanted.contains_key(number)) {

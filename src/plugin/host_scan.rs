@@ -1,6 +1,6 @@
 //! Scans of the host, one at a time on a blocking thread. While one hangs, the result of the one before stays in use.
 //!
-//! In: the entries to scan for, the time. Out: scan results and a problem. It does not know what a scan reads.
+//! In: the entries to scan for, the time. Out: scan results and a problem. Does not use: what a scan reads.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -15,7 +15,7 @@ pub type Vanished = BTreeMap<DeviceId, Monotonic>;
 const GRANT_SHOWN: Duration = Duration::from_secs(1).saturating_add(Unconfirmed::LONGEST);
 
 /// The devices of `before` whose GPU is there and no longer has them: a MIG device that was unmade, a whole GPU that was
-/// partitioned, and their slots. A GPU that is lost has only gone out of sight, and host devices may be plugged in again.
+/// partitioned, and their slots. A lost GPU may return, and host devices may be plugged in again.
 #[must_use]
 pub fn vanished(before: &Offer, now: &[Offer], inventory: &Inventory) -> BTreeSet<DeviceId> {
     let offered = now.iter().filter(|offer| offer.resource == before.resource).flat_map(|offer| &offer.devices);
@@ -29,7 +29,7 @@ pub fn vanished(before: &Offer, now: &[Offer], inventory: &Inventory) -> BTreeSe
 /// All of `vanished`, once the kubelet lists no holder of any of them; until then none, since each shorter
 /// list costs a registration.
 ///
-/// Only what the kubelet was asked after they vanished counts. Nothing more is granted of them from then on, so no
+/// Only answers to queries after they vanished count. They are not granted from then on, so no
 /// allocation of them is under way when that answer shows them free.
 #[must_use]
 pub fn to_drop(resource: &ResourceName, vanished: &Vanished, kubelet: &KubeletState) -> BTreeSet<DeviceId> {

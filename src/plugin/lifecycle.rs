@@ -200,7 +200,7 @@ impl Lifecycle {
         }
         self.until_checked(began).await;
         let resource = self.resource();
-        // Those that are there already are replaced; whoever comes later replaces us.
+        // Plugins that serve already are replaced; one that registers later replaces us.
         let harmless = match self.state.config.on_conflict() {
             OnConflict::Takeover => self.live_sockets().as_ref().clone(),
             OnConflict::Wait => LiveSockets::new(),
@@ -327,7 +327,7 @@ impl Lifecycle {
     }
 }
 
-/// Whether the kubelet is another one, or our socket is gone.
+/// Whether the kubelet is another one, or our socket no longer exists.
 pub(super) fn displaced(kubelet_socket: &Path, kubelet: Option<Identity>, server: &Server) -> Option<Ended> {
     match Identity::of(kubelet_socket) {
         None => Some(Ended::KubeletSocketRemoved),
@@ -366,7 +366,7 @@ async fn register(kubelet: &Path, endpoint: String, resource: &str, deadline: Du
         version: VERSION.to_owned(),
         endpoint,
         resource_name: resource.to_owned(),
-        // The kubelet asks the plugin itself.
+        // The kubelet dials the plugin itself.
         options: None,
     };
     let call = async {

@@ -1,7 +1,7 @@
 //! The bundled device plugin.
 //!
 //! In: configured resources, the inventory, device health, the kubelet's state. Out: registrations, device lists and
-//! allocation answers to the kubelet. It does not know metrics, HTTP or NVML. Protobuf types stay in `convert` and `server`.
+//! allocation answers to the kubelet. Does not use: metrics, HTTP, NVML. Protobuf types stay in `convert` and `server`.
 
 mod answer;
 mod backoff;

@@ -18,7 +18,7 @@ impl NvidiaConfig {
     }
 }
 
-/// The resources with shared devices whose daemon is not there, and why.
+/// The resources with shared devices without a running daemon, and why.
 pub fn missing(nvidia: &NvidiaConfig, roots: &Roots, offers: &[Offer]) -> BTreeMap<ResourceName, Arc<str>> {
     let shared = |offer: &&Offer| nvidia.shares_through_mps() && offer.devices.iter().any(OfferedDevice::is_slot);
     let missing = |offer: &Offer| {
@@ -28,7 +28,7 @@ pub fn missing(nvidia: &NvidiaConfig, roots: &Roots, offers: &[Offer]) -> BTreeM
 }
 
 /// The offer with its shared devices unhealthy where their daemon is not there: a container would start without it, and
-/// its first CUDA call fail. A daemon that was killed leaves its signs behind, and is not seen to be gone.
+/// its first CUDA call fail. A killed daemon leaves its files behind and still counts as running.
 pub fn mark_unhealthy(mut offer: Offer, missing: &BTreeMap<ResourceName, Arc<str>>) -> Offer {
     let Some(detail) = missing.get(&offer.resource) else { return offer };
     let unhealthy = PluginUnhealthy::new(PluginUnhealthyReason::Mps, Arc::clone(detail));
@@ -61,7 +61,7 @@ mod tests {
     fn shared_devices_wait_for_their_daemon() {
         let host = tempfile::tempdir().unwrap();
         let roots = Roots { host: host.path().into(), dev: host.path().join("dev"), sys: host.path().join("sys") };
-        // The second GPU is given whole.
+        // The second GPU is not shared.
         let config = nvidia(&format!("sharing: {{mps: {{replicas: 2, perGpu: {{\"{}\": 1}}}}}}", uuid(1)));
         let ResourceConfig::Nvidia(nvidia) = &config else { panic!("of kind nvidia") };
         let offer = offers(&config, &inventory((0..2).map(|index| gpu(index, None))), &[]).offers.remove(0);

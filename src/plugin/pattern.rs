@@ -1,7 +1,7 @@
 //! Patterns with `*`, `?` and `[…]`, for the names of models, profiles and files.
 
-/// Whether all of `text` fits: `*` stands for any run of characters, `?` for one, `[a-c7]` and `[!0]` for one of a set.
-/// A `[` that is never closed stands for itself.
+/// Whether all of `text` matches: `*` is any run of characters, `?` for one, `[a-c7]` and `[!0]` for one of a set.
+/// A `[` that is never closed is literal.
 #[must_use]
 pub fn fits(pattern: &str, text: &str) -> bool {
     let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
@@ -40,7 +40,7 @@ pub fn has_wildcards(text: &str) -> bool {
     text.contains(['*', '?', '['])
 }
 
-/// How much of the pattern stands for `letter`, if it does.
+/// The length of the pattern's part that matches `letter`, if it does.
 fn one(pattern: &[char], letter: char) -> Option<usize> {
     match pattern[0] {
         '?' => Some(1),

@@ -29,7 +29,7 @@ pub fn check(
             return Err(("processes_left", reason));
         }
         let wanted = rules.minimum_free_memory.map_or(0, |bytes| bytes.0);
-        // An unknown amount refuses no container.
+        // An unknown amount rejects no container.
         let Some(memory) = memory(&device.hardware, hardware) else { continue };
         if memory.free < wanted {
             let free = memory.free;

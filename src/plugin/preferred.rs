@@ -13,7 +13,7 @@ use crate::preference::{
 /// Clock events that mean throttling.
 const THROTTLING: [&str; 4] = ["hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown"];
 
-/// What the kubelet asks for one container.
+/// The kubelet's request for one container.
 #[derive(Clone, Debug, Default)]
 pub struct Question {
     pub available: Vec<DeviceId>,

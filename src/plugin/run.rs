@@ -1,7 +1,7 @@
 //! The plugin's main task: which resources are served.
 //!
 //! In: the configuration, the inventory, device health, the kubelet's state, host scans. Out: a lifecycle for each resource,
-//! and problems. It does not know gRPC.
+//! and problems. Does not use: gRPC.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -60,7 +60,7 @@ impl Handle {
         self.states.clone()
     }
 
-    /// Changes what is offered. An entry that was offered before goes on as it is.
+    /// Changes what is offered. An entry that was offered before continues unchanged.
     pub fn configure(&self, resources: &[ResourceConfig]) {
         self.resources.send_if_modified(|configured| {
             let changed = configured != resources;
@@ -179,7 +179,7 @@ impl PluginTask {
         while self.lifecycles.join_next().await.is_some() {}
     }
 
-    /// An entry that was there before goes on as it is.
+    /// An existing entry continues unchanged.
     fn configure(&mut self, resources: &[ResourceConfig]) {
         let mut before = std::mem::take(&mut self.entries);
         let mut made = vec![];
@@ -214,7 +214,7 @@ impl PluginTask {
         self.entries.iter().map(|(number, entry)| (*number, wanted(entry))).collect()
     }
 
-    /// An entry that is gone meanwhile needs nothing.
+    /// An entry that was removed meanwhile needs nothing.
     fn see(&mut self, seen: BTreeMap<u64, ScanResult>) {
         for (number, seen) in seen {
             if let Some(entry) = self.entries.get_mut(&number) {
@@ -313,7 +313,7 @@ impl PluginTask {
         self.advertised.insert(resource, advertised);
     }
 
-    /// Each into the log once when it appears and once when it goes.
+    /// Logs each problem once when it appears and once when it disappears.
     fn publish_problems(&self, problems: BTreeSet<String>) {
         let problems: Vec<Arc<str>> = problems.into_iter().map(Arc::from).collect();
         let before = self.publish.borrow().problems.clone();
@@ -375,7 +375,7 @@ impl Served {
         self.stop.borrow().is_some()
     }
 
-    /// The first reason stands.
+    /// The first reason is kept.
     fn end(&mut self, reason: &'static str) {
         self.stop.send_if_modified(|stop| {
             let first = stop.is_none();

@@ -294,7 +294,7 @@ impl DevicePlugin for Service {
     }
 }
 
-/// The whole list at once and after each change, until the client leaves or the server closes.
+/// Sends the list at once and after each change, until the client disconnects or the server closes.
 async fn send_lists(state: ServiceState, signals: Signals, sender: mpsc::Sender<Result<ListAndWatchResponse, Status>>) {
     let (mut offers, mut sent) = (state.offer.clone(), None);
     let Signals { mut closing, mut silent, streams } = signals;

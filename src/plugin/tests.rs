@@ -287,7 +287,7 @@ fn mps_gives_its_pipe_and_shared_memory_and_refuses_two() {
     assert_eq!(mounts, [("/run/mps/nvidia.com/gpu.shared/pipe", pipe), ("/run/mps/shm", "/dev/shm")]);
     let refusal = ask(&config, &four_gpus(), &[&slot, &format!("{}::1", uuid(0))]);
     assert!(matches!(refusal, Err(Refusal::NotAllowed(_))));
-    // MIG devices stay whole.
+    // MIG devices are not shared.
     let config = nvidia("sharing: {mps: {replicas: 2}}, migStrategy: single");
     let offered = offers(&config, &two_with_mig(), &[]);
     assert_eq!(offered.offers[0].devices.len(), 4);
@@ -365,7 +365,7 @@ fn a_device_never_leaves_the_list() {
     let partitioned = merge(&before, vec![], &inventory([gpu(1, Some(&["3g.40gb"]))])).offers;
     let reasons = partitioned[0].devices.iter().map(|device| device.health.as_ref().unwrap_err().reason.as_str());
     assert_eq!(reasons.collect::<Vec<_>>(), ["lost", "layout", "lost", "lost"]);
-    // Back again, and a resource that is gone as a whole.
+    // Back again, and a resource without any device left.
     assert_eq!(merge(&before, vec![], &Inventory::default()).offers[0].devices.len(), 4);
     let back = merge(&merge(&before, vec![], &four_gpus()).offers, before.clone(), &four_gpus()).offers;
     assert_eq!(back, before);

@@ -167,7 +167,7 @@ pub fn resource_name(text: &str) -> Result<ResourceName, String> {
         ends_plainly(label)
             && label.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
     };
-    // `requests.` is put before the name in quotas, and the whole must fit.
+    // `requests.` is prefixed to the name in quotas, and the result must fit.
     if domain.len() > 253 - "requests.".len() || !domain.split('.').all(label) {
         return refuse("the domain must be a lower-case DNS name");
     }

@@ -201,7 +201,7 @@ async fn a_path_too_long_for_a_socket_is_reported_with_its_length() {
     harness.stop.send_replace(Some("podmeter is ending"));
 }
 
-/// No kubelet for a day of paused time: tried without end, half a minute apart at most, with jitter.
+/// No kubelet for a day of paused time: retried without limit, at most every half minute, with jitter.
 #[tokio::test(start_paused = true)]
 async fn registration_is_retried_without_end_with_jitter_and_the_time_without_it_counts() {
     let directory = tempfile::tempdir().unwrap();
