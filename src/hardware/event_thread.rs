@@ -1,7 +1,7 @@
 //! The thread that waits for the driver's events, one for each session.
 //!
-//! In: an event source. Out: XIDs into the mailbox, and notices for the supervisor. It does not know what an event means for
-//! health.
+//! In: an event source. Out: XIDs into the mailbox, and notices for the supervisor. Does not use: what an event means
+//! for health.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -96,7 +96,7 @@ impl EventThread {
         }
     }
 
-    /// Asks the thread to release the session, which it reports with [`Event::WaitEnded`].
+    /// Requests that the thread release the session, which it reports with [`Event::WaitEnded`].
     pub fn stop(&mut self) {
         self.changes = None;
     }

@@ -1,7 +1,7 @@
 //! The GPUs ever listed, each with its thread and state.
 //!
 //! In: inventories, passes and the time. Out: commands to the readers, and the readings of each GPU. A failure of one GPU
-//! stays with that GPU. It does not know sessions' phases or publication.
+//! stays with that GPU. Does not use: sessions' phases, publication.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -232,7 +232,7 @@ impl Fleet {
         self.members.iter().filter(|(_, member)| member.state.stuck).map(|(uuid, _)| uuid)
     }
 
-    /// Withdraws all readings and asks the workers to release the session; returns those that still have it.
+    /// Withdraws all readings and requests that the workers release the session; returns those that still have it.
     pub fn release(&mut self) -> BTreeSet<GpuUuid> {
         let mut pending = BTreeSet::new();
         for (uuid, member) in &mut self.members {

@@ -1,6 +1,6 @@
 //! The readings and totals of one GPU, over readers, sessions and losses.
 //!
-//! In: passes with their time. Out: `DeviceReadings`. It knows no driver, thread or clock.
+//! In: passes with their time. Out: `DeviceReadings`. Does not use: drivers, threads, clocks.
 
 use std::time::Duration;
 
@@ -258,7 +258,7 @@ mod tests {
         let totals = |state: &GpuState| state.readings(Monotonic::from_secs(62), STALENESS).totals;
         let gaps = Gaps { seconds: 60.0, energy_joules: 18_000.0, until: Monotonic::from_secs(62) };
         assert_eq!((totals(&state).energy_joules, totals(&state).gaps), (Some(18_300.0), gaps));
-        // A reload: the counter begins anew.
+        // A reload: the counter restarts.
         state.take(Monotonic::from_secs(92), true, counting(5_000, 0.0));
         state.take(Monotonic::from_secs(93), false, counting(305_000, 300.0));
         assert_eq!((totals(&state).energy_joules, totals(&state).gaps.seconds), (Some(18_600.0), 90.0));

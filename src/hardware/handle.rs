@@ -26,7 +26,7 @@ const STACK_BYTES: usize = 512 * 1024;
 /// The time that the threads have to end.
 const STOP: Duration = Duration::from_secs(3);
 
-/// The running hardware threads. Dropping the handle asks them to end without waiting.
+/// The running hardware threads. Dropping the handle ends them without waiting.
 #[derive(Debug)]
 pub struct Hardware {
     events: SyncSender<Event>,

@@ -1,10 +1,10 @@
 //! Integrates the driver's ring of samples to seconds or joules.
 //!
-//! In: samples and elapsed time. Out: integrals, the latest rate, and uncovered time. It knows no clock and no driver.
+//! In: samples and elapsed time. Out: integrals, the latest rate, and uncovered time. Does not use: clocks, drivers.
 
 /// The driver's samples may be this late before the gap counts as uncovered.
 const LAG_SECONDS: f64 = 2.0;
-/// The longest time that one sample can stand for; sample periods are 1/6 s to 1 s.
+/// The longest time that one sample can cover; sample periods are 1/6 s to 1 s.
 const STEP_SECONDS: f64 = 2.0;
 /// After this many passes without a new sample the whole ring is read again: its clock may have stepped back.
 const EMPTY_PASSES: u32 = 10;
@@ -145,7 +145,7 @@ mod tests {
         ring.advance(0.0, &mut [sample(0.0, 1.0)], || None);
         let step = ring.advance(10.0, &mut [], || None);
         assert_eq!((step.integral, step.uncovered_seconds), (None, 10.0 - LAG_SECONDS));
-        // One sample after a long gap stands for the cap, not for the gap.
+        // One sample after a long gap covers the cap, not the gap.
         let step = ring.advance(1.0, &mut [sample(11.0, 1.0)], || None);
         assert!(near(step.integral, STEP_SECONDS), "{step:?}");
     }

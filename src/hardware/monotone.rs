@@ -1,6 +1,6 @@
 //! Turns the driver's counters, which restart at a reload or a reset, into counters that never fall.
 //!
-//! In: readings with raw counters. Out: the same readings with monotonic ones. It knows no driver and no time.
+//! In: readings with raw counters. Out: the same readings with monotonic ones. Does not use: drivers, time.
 
 use std::collections::BTreeMap;
 
@@ -102,7 +102,7 @@ impl Monotone {
         self.nvlink(&mut slow.nvlink);
     }
 
-    /// By link, so that a link that goes down is not a restart of the sum.
+    /// By link, so that an inactive link is not a restart of the sum.
     fn nvlink(&mut self, nvlink: &mut NvLink) {
         let has_bytes = nvlink.of_links.values().any(|link| link.transmitted_bytes.or(link.received_bytes).is_some());
         let of_all = (nvlink.transmitted_bytes, nvlink.received_bytes);

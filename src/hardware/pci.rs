@@ -1,6 +1,6 @@
 //! The GPUs on the PCI bus, from sysfs.
 //!
-//! In: the sysfs and procfs roots. Out: `NodeDevices`. It does not know the driver library.
+//! In: the sysfs and procfs roots. Out: `NodeDevices`. Does not use: the driver library.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

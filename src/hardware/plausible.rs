@@ -1,6 +1,6 @@
 //! The range of each quantity. Drivers and firmware report sentinels (4294967295 °C, all ones) without an error.
 //!
-//! In: readings. Out: those inside their range, and how many of each quantity were outside. It does not know where a
+//! In: readings. Out: those inside their range, and how many of each quantity were outside. Does not use: where a
 //! reading comes from.
 
 use std::collections::BTreeMap;

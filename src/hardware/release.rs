@@ -1,7 +1,7 @@
 //! Releases the driver on request, and resumes.
 //!
-//! In: requests with a duration, and the state of the sessions. Out: what is released until when, and the answers. It does
-//! not know how the driver is closed.
+//! In: requests with a duration, and the state of the sessions. Out: what is released until when, and the answers. Does
+//! not use: driver calls.
 
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::Duration;
@@ -131,7 +131,7 @@ impl Releases {
         let Some(released) = self.released.filter(|_| !self.waiting.is_empty()) else { return };
         if is_closed && !self.open.iter().any(|is_open| is_open()) {
             for (reply, _) in self.waiting.drain(..) {
-                // A requester that has gone needs no answer.
+                // A requester that has disconnected needs no answer.
                 let _ = reply.send(Ok(released));
             }
             return;

@@ -1,6 +1,7 @@
 //! Collects the passes of one round into one publication, and the success of each tier.
 //!
-//! In: the GPUs asked, and their passes. Out: when to publish, and a `Collector` for each tier. It knows no driver and no clock.
+//! In: the GPUs queried, and their passes. Out: when to publish, and a `Collector` for each tier. It knows no driver
+//! and no clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -36,7 +37,7 @@ impl Rounds {
         self.open = Some(Round { waiting, until, grace });
     }
 
-    /// Adds a GPU that was asked between rounds: to the open round, or to one of its own.
+    /// Adds a GPU that was queried between rounds: to the open round, or to one of its own.
     pub fn add(&mut self, gpu: GpuUuid, until: Monotonic) {
         let round = self.open.get_or_insert_with(|| Round { waiting: BTreeSet::new(), until, grace: None });
         round.waiting.insert(gpu);

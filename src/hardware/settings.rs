@@ -12,7 +12,7 @@ pub struct Settings {
     pub watchdog: Duration,
     /// First and longest wait before the driver is opened again.
     pub reopen: (Duration, Duration),
-    /// First and longest wait before a lost GPU is asked again.
+    /// First and longest wait before a lost GPU is queried again.
     pub lost_retry: (Duration, Duration),
     pub sys_root: PathBuf,
     /// Root of the NVIDIA kernel driver's files about GPUs that the library does not list.

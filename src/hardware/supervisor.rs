@@ -302,7 +302,7 @@ impl Supervisor {
             }
             Event::Resume(reply) => {
                 self.resume(now);
-                // The requester may have gone.
+                // The requester may have disconnected.
                 let _ = reply.send(());
             }
             Event::Stop => {

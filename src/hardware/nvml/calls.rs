@@ -1,6 +1,7 @@
 //! Makes every NVML call: counts it, classifies its return code and remembers unsupported calls.
 //!
-//! In: a call by name. Out: its value or a refusal; for each pass its status and problems. It does not know what a value means.
+//! In: a call by name. Out: its value or a refusal; for each pass its status and problems. Does not use: the meaning of
+//! values.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, c_char};
@@ -30,7 +31,7 @@ pub struct Caller {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     Unsupported,
-    /// Normal on an idle device; asked again.
+    /// Normal on an idle device; called again.
     Empty,
     TooSmall,
     WrongVersion,

@@ -1,6 +1,6 @@
 //! The driver's event set: registers the GPUs, waits, and decodes events.
 //!
-//! In: NVML. Out: `RawEvent`s of the GPUs of one session. It does not know threads, or what an event means.
+//! In: NVML. Out: `RawEvent`s of the GPUs of one session. Does not use: threads, health.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -58,7 +58,7 @@ impl Drop for EventSet {
     }
 }
 
-/// A GPU to register: its UUID, its handle, and the wanted events that it supports.
+/// A GPU to register: its UUID, its handle, and those of the events to register that it supports.
 type Candidate = (GpuUuid, Handle, u64);
 
 impl NvmlEvents {
@@ -109,7 +109,7 @@ impl NvmlEvents {
         found
     }
 
-    /// Registers all wanted events, or else the XIDs alone.
+    /// Registers all events, or else the XIDs alone.
     fn register(&mut self, (gpu, handle, kinds): Candidate) -> bool {
         let Some(set) = self.set.as_ref().map(|set| set.set) else { return false };
         for kinds in [kinds, kinds & XID] {
@@ -194,7 +194,7 @@ impl NvmlEvents {
         }
     }
 
-    /// The GPU of an event; asks the driver only for one that was never registered.
+    /// The GPU of an event; queries the driver only for one that was never registered.
     fn gpu_of(&mut self, device: nvmlDevice_t) -> Option<GpuUuid> {
         if let Some(gpu) = self.names.get(&device.addr()) {
             return Some(gpu.clone());

@@ -46,7 +46,7 @@ pub struct GpmReading {
 pub struct Gpm {
     supported: bool,
     pairs: BTreeMap<Option<u32>, Pair>,
-    /// The whole call may be refused for ids that a driver does not know.
+    /// The driver may reject the call because of ids unknown to it.
     asks_cycles: bool,
     request: Option<Box<Request>>,
 }
@@ -214,7 +214,7 @@ struct Sample {
 // SAFETY: the memory belongs to this value alone; the driver does not tie it to a thread.
 unsafe impl Send for Sample {}
 
-// SAFETY: its pointers lead to samples that the pairs own, and are set anew for each call.
+// SAFETY: its pointers lead to samples that the pairs own, and are set again for each call.
 unsafe impl Send for Request {}
 
 impl Sample {

@@ -64,6 +64,6 @@ fn answer<T>(
     // Released before the answer is sent, so that its receiver may close the driver.
     drop(caller);
     pending.lock().remove(&index);
-    // The receiver is gone after the time limit.
+    // The receiver is dropped after the time limit.
     let _ = answers.send((index, (answer, problems)));
 }

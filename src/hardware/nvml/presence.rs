@@ -45,7 +45,7 @@ pub fn is_present() -> bool {
 }
 
 /// Ends the process at once. A usual exit waits for the loader's lock and runs the driver library's exit handlers, both of
-/// which block forever in a driver that hangs.
+/// which block without limit in a driver that hangs.
 pub fn end_process(code: u8) -> ! {
     // SAFETY: as POSIX declares it; it takes a number and touches no memory.
     unsafe extern "C" {

@@ -1,6 +1,6 @@
 //! SM use by process, from whichever of the driver's two calls answers.
 //!
-//! In: NVML's samples by process. Out: SM-seconds by pid for each pass. It does not know the owners of processes.
+//! In: NVML's samples by process. Out: SM-seconds by pid for each pass. Does not use: owners of processes.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ const CAPACITY: usize = 64;
 const LARGEST: usize = 4096;
 /// The longest sample period of the driver.
 const SAMPLE_SECONDS: f64 = 1.0;
-/// How far the samples of processes that work at the same time lie apart, at most, in microseconds.
+/// The largest time between samples of processes that run at the same time, in microseconds.
 const SPREAD: u64 = 2_000_000;
 /// A process without a sample for this time, in microseconds, is forgotten.
 const FORGOTTEN: u64 = 60_000_000;

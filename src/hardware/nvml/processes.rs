@@ -22,7 +22,7 @@ const BLANK_INFO: nvmlProcessInfo_t =
 /// Reads the driver's lists of processes that have contexts on a GPU.
 pub struct ProcessLists {
     buffer: Vec<nvmlProcessInfo_t>,
-    /// The driver denies a list of the whole GPU: then no list is complete.
+    /// The driver denies the process list of the GPU: then no list is complete.
     refused: bool,
     /// Read version 2 of the lists. Versions 2 and 3 share one structure, except in a few drivers: see `has_other_v3`.
     second_version: bool,
@@ -85,7 +85,7 @@ impl ProcessLists {
                 // Not every board has graphics, nor every driver MPS.
                 Err(Refusal::Unsupported) if list != COMPUTE => {}
                 Err(_) => {
-                    // Not asked again, so that the refusal is counted once.
+                    // Not called again, so that the error is counted once.
                     self.refused = caller.is_unsupported(LISTS[usize::from(self.second_version)][list].0, 0);
                     return None;
                 }
@@ -104,7 +104,7 @@ impl ProcessLists {
         let (name, function) = LISTS[usize::from(self.second_version)][list];
         let filled = fill(&mut self.buffer, BLANK_INFO, LARGEST, |infos, count| {
             caller.call(name, variant, |library| match function(library) {
-                // SAFETY: the buffer has as many entries as `count` says, and the library stays loaded meanwhile.
+                // SAFETY: the buffer has `count` entries, and the library stays loaded meanwhile.
                 Some(function) => unsafe { function(handle.0, count, infos) },
                 None => codes::FUNCTION_NOT_FOUND,
             })

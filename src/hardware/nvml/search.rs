@@ -27,7 +27,7 @@ pub struct LibrarySearch {
 }
 
 impl LibrarySearch {
-    /// What to try to load, in order. The bare name stands for the loader's path.
+    /// What to try to load, in order. The bare name uses the loader's path.
     #[must_use]
     pub fn candidates(&self) -> Vec<OsString> {
         if let Some(library) = &self.library {

@@ -157,7 +157,7 @@ impl Controls {
         self.lock().script(at);
     }
 
-    /// A lost GPU refuses every call.
+    /// Every call to a lost GPU fails.
     pub fn set_lost(&self, gpu: &GpuUuid, lost: bool) {
         if let Some(simulated) = self.lock().gpus.get_mut(gpu) {
             simulated.lost = lost;

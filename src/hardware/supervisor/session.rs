@@ -97,7 +97,7 @@ impl Supervisor {
         self.problem.as_deref().is_some_and(|problem| [ALL_LOST, SESSION_OVER].contains(&problem))
     }
 
-    /// Ends the session: withdraws all readings and asks the workers to release it.
+    /// Ends the session: withdraws all readings and requests that the workers release it.
     pub(super) fn drain(&mut self, now: Monotonic) {
         match std::mem::replace(&mut self.phase, Phase::Closed { retry: now + self.reopen }) {
             Phase::Open { session, .. } => {
