@@ -1,6 +1,6 @@
 //! Text for a terminal: names without control characters, and aligned columns.
 //!
-//! Input: any text. Output: printable text. It does not know what the text is, and does not write.
+//! Input: any text. Output: printable text. Does not write.
 
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 

@@ -1,6 +1,7 @@
 //! Initialises thread-locals before a library is loaded into the process.
 //!
-//! In: the current thread, or the runtime. Out: initialised thread-locals. It knows neither the library nor the thread's task.
+//! In: the current thread, or the runtime. Out: initialised thread-locals. Does not use: the library, the thread's
+//! task.
 //!
 //! `dlopen` holds the lock of the C library's loader until the library's initialisers have returned, and the first use of
 //! a thread-local that has a destructor takes the same lock. A driver library that hangs while it is loaded would hold up
@@ -52,7 +53,7 @@ pub fn keep_blocking(runtime: &Handle) -> Receiver<()> {
         let (starts, together) = (starts.clone(), Arc::clone(&together));
         runtime.spawn_blocking(move || {
             wait_for_the_others(&together);
-            // The receiver is gone where the caller does not wait.
+            // The receiver is dropped where the caller does not wait.
             let _ = starts.send(());
         });
     }

@@ -1,4 +1,4 @@
-//! Wiring and supervision: the only module that knows all others.
+//! Wiring and supervision: the only module that depends on all others.
 //!
 //! In: validated settings. Out: a running node agent, or the reason why it ended. Deliberately unknown: how a module does
 //! its work, and where settings come from.
@@ -69,7 +69,7 @@ pub enum AgentError {
     Task(#[from] TaskError),
 }
 
-/// Reads the settings that a reload changes. The error says what is wrong with them.
+/// Reads the settings that a reload changes. The error names what is wrong with them.
 pub type Reload = Box<dyn FnMut() -> Result<Reloadable, String> + Send>;
 
 /// The number of log lines dropped so far. Called once for each snapshot.

@@ -1,6 +1,6 @@
 //! The configuration file.
 //!
-//! In: its text. Out: the options that it sets; an error names the key and the line. Does not know: flags and defaults.
+//! In: its text. Out: the options that it sets; an error names the key and the line. Does not use: flags, defaults.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -81,7 +81,7 @@ pub fn read(file: &Path, files: &mut Vec<ReadFile>) -> Result<AgentOptions, Conf
 }
 
 pub fn parse(text: &str) -> Result<AgentOptions, String> {
-    // The parser refuses a document without content.
+    // The parser rejects a document without content.
     if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
         return Ok(AgentOptions::default());
     }

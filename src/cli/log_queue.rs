@@ -1,7 +1,7 @@
 //! The bounded queue between the log and standard error.
 //!
 //! In: formatted log lines from any thread. Out: the same lines on standard error, written by one thread. A line that
-//! finds the queue full is dropped and counted; no caller waits for standard error. Does not know: levels and formats.
+//! finds the queue full is dropped and counted; no caller waits for standard error. Does not use: levels, formats.
 
 use std::borrow::Cow;
 use std::io::{self, Write};

@@ -1,7 +1,7 @@
 //! The command line. It validates settings before anything is opened or bound.
 //!
-//! In: arguments, environment, a configuration file. Out: a command's output and an exit code. Does not know: how a command
-//! does its work.
+//! In: arguments, environment, a configuration file. Out: a command's output and an exit code. Does not contain: how a
+//! command does its work.
 
 mod arguments;
 mod config_file;

@@ -1,7 +1,7 @@
 //! The options of `podmeter agent`, one row each.
 //!
-//! In: flags, environment variables, the keys of a configuration file. Out: their values, defaults filled in. Does not know: what
-//! an option is for.
+//! In: flags, environment variables, the keys of a configuration file. Out: their values, defaults filled in. Does not
+//! use: what an option is for.
 
 use std::path::PathBuf;
 use std::sync::LazyLock;

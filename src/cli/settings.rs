@@ -1,7 +1,7 @@
 //! Options made into the settings of the agent.
 //!
-//! In: options from flags, variables and a file. Out: validated settings, or what is wrong and where. Does not know: what the
-//! settings do.
+//! In: options from flags, variables and a file. Out: validated settings, or what is wrong and where. Does not use:
+//! what the settings do.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

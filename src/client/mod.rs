@@ -1,7 +1,7 @@
 //! HTTP requests to a running agent.
 //!
-//! Inputs: where the agent is (its admin socket or a URL) and a path. Outputs: the bytes of the response, or the node in it. It does
-//! not know terminals, tables, or the agent's own types: agents of other versions must be readable too.
+//! Inputs: where the agent is (its admin socket or a URL) and a path. Outputs: the bytes of the response, or the node
+//! in it. Does not use: terminals, tables, or the agent's own types: agents of other versions must be readable too.
 
 mod node;
 mod request;

@@ -1,8 +1,9 @@
 //! The governance record: what runs on the node, with which privileges, what it offers, its holders, and its health.
 //!
-//! Inputs: a snapshot, facts of our own process, and settings that describe the deployment. Output: one value that is written as
-//! JSON or YAML (`docs/record.schema.json`). It does not know HTTP, the kubelet or the driver. Only `process` reads files, those of
-//! this process; the rest is a pure function. It has no secrets: of the configuration only digests.
+//! Inputs: a snapshot, facts of our own process, and settings that describe the deployment. Output: one value that is
+//! written as JSON or YAML (`docs/record.schema.json`). Does not use: HTTP, the kubelet, the driver. Only `process`
+//! reads files, those of this process; the rest is a pure function. It has no secrets: of the configuration only
+//! digests.
 
 mod device_health;
 mod holders;

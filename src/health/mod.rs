@@ -1,7 +1,7 @@
 //! The health of each device, as a state machine.
 //!
 //! Inputs: hardware states, XIDs, an operator's marks, the time. Outputs: which device is healthy, why not, since when and
-//! what clears it; each transition; counts of XIDs. Does not know: the driver, the kubelet, clocks, logs, metrics.
+//! what clears it; each transition; counts of XIDs. Does not use: the driver, the kubelet, clocks, logs, metrics.
 //! Any one signal makes a device unhealthy; only signals make it healthy again, never time alone or missing data.
 
 mod classes;
@@ -61,7 +61,7 @@ pub struct Health {
 #[derive(Clone, Copy, Debug, Default)]
 struct Session {
     loads: u64,
-    /// When the driver was last known to have been loaded anew.
+    /// The last known reload of the driver.
     renewed: Option<Monotonic>,
     /// Since when the GPUs are released.
     released: Option<Monotonic>,

@@ -1,6 +1,6 @@
 //! The last minutes: a ring of readings per device, how its recent busy time is divided, and events.
 //!
-//! Inputs: each published `Snapshot`, with its time. Outputs: points, portions, events. It does not know its readers, HTTP, or the
+//! Inputs: each published `Snapshot`, with its time. Outputs: points, portions, events. Does not use: HTTP, or the
 //! source of a reading. All state is bounded, for any number of devices over time.
 
 mod changes;

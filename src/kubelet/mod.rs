@@ -1,7 +1,7 @@
 //! The kubelet's allocations and pods.
 //!
 //! In: the PodResources socket, the device checkpoint, file events beside both, and the socket of the Pods API. Out: `KubeletState` and
-//! `PodDirectory`, published on watch channels. Refuses to know: what a device is, who asks. Protobuf types end here.
+//! `PodDirectory`, published on watch channels. Does not use: drivers, metrics. Protobuf types end here.
 
 mod accepted;
 mod call;

@@ -1,6 +1,6 @@
-//! When to ask the kubelet again.
+//! When to query the kubelet again.
 //!
-//! In: file events beside the kubelet's sockets. Out: triggers. It does not know what is asked.
+//! In: file events beside the kubelet's sockets. Out: triggers. Does not use: the queries.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! The types that all modules share.
 //!
-//! In: nothing. Out: plain values. It does not know tokio, gRPC, NVML, Prometheus, files or clocks.
+//! In: nothing. Out: plain values. Does not use: tokio, gRPC, NVML, Prometheus, files, clocks.
 
 /// An enum whose values have one name in labels, JSON and text.
 macro_rules! named {

@@ -1,11 +1,11 @@
 //! From a process on a device to the container that it belongs to.
 //!
-//! In: host process ids that somebody wants to know of, `/proc`, the kubelet's log directories, what its Pods API says.
-//! Out: `ProcessState`, an owner for each process and the identities of pods, published on a watch channel. Refuses to
-//! know: NVML, metrics, gRPC, what a process does on a device.
+//! In: the host process IDs to resolve, `/proc`, the kubelet's log directories, pods from its Pods API.
+//! Out: `ProcessState`, an owner for each process and the identities of pods, published on a watch channel. Does not
+//! use: NVML, metrics, gRPC, device readings.
 //!
-//! Everything read from `/proc` is hostile: it is read up to a limit, nothing in it can stop the room, and what a
-//! process says is believed of that process alone.
+//! Everything read from `/proc` is untrusted: it is read up to a limit, none of it can stop the module, and what a
+//! process controls affects the owner of that process only.
 
 pub mod cgroup;
 mod files;

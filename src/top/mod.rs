@@ -1,7 +1,7 @@
 //! `podmeter top`: devices and the containers on them, live in a terminal or once as plain text.
 //!
-//! Inputs: the agent's responses, keys, the terminal's size. Outputs: a screen, or text. It does not know how an agent is reached.
-//! Unknown values are shown as a dash.
+//! Inputs: the agent's responses, keys, the terminal's size. Outputs: a screen, or text. Does not use: connections to
+//! the agent. Unknown values are shown as a dash.
 //!
 //! `rows` converts a response into rows, `state` selects and sorts them, `view` draws them, `plain` prints them, and only `run` uses
 //! the terminal.
