@@ -57,7 +57,7 @@ pub async fn demo(settings: DemoSettings, opened: Opened, dropped_lines: Dropped
     let Gpus { driver, inventory, controls } = gpus(&settings)?;
     let slots = settings.replicas().map(|replicas| replicas as usize);
     let plan = Plan { resources: resources(&inventory, slots), seed: settings.seed, churn: settings.churn };
-    // Without devices of its own the agent only watches: another plugin serves them.
+    // Without its own devices the agent only watches: another plugin serves them.
     let vendor = if settings.agent.hardware == HardwareSource::None { plan.resources.clone() } else { vec![] };
     let node = SimulatedNode::start(directory.path(), plan, controls.clone(), clock).await?;
     let plugins = node.kubelet().device_plugin_directory();

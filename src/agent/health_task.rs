@@ -41,7 +41,8 @@ impl Handle {
     }
 }
 
-/// Publishes the health of each device for as long as the task runs, and forwards every batch of XIDs, whole and in order.
+/// Publishes the health of each device for as long as the task runs, and forwards every batch of XIDs, complete and in
+/// order.
 pub fn start(config: Config, inputs: Inputs, clock: Clock, tasks: &mut Tasks) -> (Handle, XidBatches) {
     let (publish, states) = watch::channel(Arc::default());
     let (order, orders) = mpsc::channel(ORDERS);
@@ -323,7 +324,7 @@ mod tests {
         tokio::time::advance(Duration::from_secs(1)).await;
         harness.read(2, 0);
         tokio::time::advance(Duration::from_secs(1)).await;
-        // The readings of the new session, and no more after them.
+        // The readings of the new session, and none after them.
         tokio::task::yield_now().await;
         harness.read(2, 0);
         let before = harness.clock.now().monotonic;

@@ -35,7 +35,7 @@ const OWNERS_WAIT: Duration = Duration::from_millis(50);
 /// The publisher only computes: without a snapshot for this long, the agent is not healthy.
 const LIVENESS_LIMIT: Duration = Duration::from_secs(15);
 
-/// What the other modules publish, and where to ask them.
+/// What the other modules publish, and where to send requests to them.
 pub struct Inputs {
     pub hardware: watch::Receiver<Arc<HardwareState>>,
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
@@ -43,7 +43,7 @@ pub struct Inputs {
     /// `None` while the bundled device plugin is off.
     pub plugin: Option<watch::Receiver<Arc<PluginState>>>,
     pub processes: watch::Receiver<Arc<ProcessState>>,
-    /// To name the processes whose owners are wanted.
+    /// The processes to resolve.
     pub wanted: watch::Sender<Arc<BTreeSet<u32>>>,
     /// As the health task forwards them.
     pub xids: XidBatches,

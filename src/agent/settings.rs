@@ -53,7 +53,7 @@ pub struct Settings {
     pub web_config: Option<PathBuf>,
     pub web_limits: Limits,
     pub admin_socket: Option<PathBuf>,
-    /// Whether to end when it cannot be bound: it was asked for by name.
+    /// Whether to end when it cannot be bound: it was configured explicitly.
     pub admin_socket_required: bool,
     pub node_name: String,
     pub pod_resources_socket: PathBuf,
@@ -106,7 +106,7 @@ impl Settings {
         self.driver_recording(clock, attempts)
     }
 
-    /// For whoever changes nothing on the node.
+    /// For commands that change nothing on the node.
     pub(super) fn driver_to_examine(&self, clock: Clock) -> Option<Box<dyn hardware::Driver>> {
         let attempts = self.load_attempts().map(|file| Attempts::to_read(file, clock));
         self.driver_recording(clock, attempts)
@@ -158,7 +158,7 @@ impl Settings {
         })
     }
 
-    /// `url`: ask the agent there, and not at its admin socket.
+    /// `url`: query the agent there, and not at its admin socket.
     pub(super) fn doctor_settings(&self, url: Option<HttpUrl>) -> doctor::Settings {
         let named = url.is_some() || self.admin_socket_required;
         let offers = self.reloadable.device_plugin.as_ref();

@@ -67,7 +67,7 @@ fn node(observations: &Observations) -> Result<&Value, Finding> {
     answers(observations)?.node.as_ref().map_err(|problem| Finding::failed(problem, RESTART))
 }
 
-/// What is not there at all was not said: another version's.
+/// An absent value: the agent is of another version.
 fn said<'a>(node: &'a Value, pointer: &str) -> Result<&'a Value, Finding> {
     node.pointer(pointer).ok_or_else(|| {
         Finding::warning(format!("this agent does not report {pointer}"), "run the doctor of the agent's own version")

@@ -39,7 +39,7 @@ pub async fn gather(settings: Settings, driver: Option<Box<dyn Driver>>, clock: 
         within(LOOK, plugin::live_sockets(&directory)),
         observe_host(&settings),
     );
-    // A library that hangs while it is loaded holds up every look that starts a thread: it comes last.
+    // A library that hangs while it is loaded delays every check that starts a thread: it runs last.
     let driver = observe_driver(driver, &settings, node::driver_is_released(&agent)).await;
     let (list, allocatable) = kubelet;
     let Host { writable, module_version, bus, processes, named_pods, kernel_log, own, newest_file } = host;
@@ -151,8 +151,8 @@ async fn scrape_listeners(agent: &mut Agent) {
     }
 }
 
-/// Where it serves everybody, and where only those whom the web configuration lets in; over a URL only what was named can be
-/// reached for sure.
+/// Open listeners, and those that require authentication; over a URL only the given target is
+/// known.
 fn listeners(target: &Target, record: Option<&Value>) -> (Vec<Target>, Vec<String>) {
     if let Target::Url(_) = target {
         return (vec![target.clone()], vec![]);
@@ -170,7 +170,7 @@ async fn json(target: &Target, path: &str) -> Result<Value, String> {
     serde_json::from_slice(&body).map_err(|error| format!("{target} answers {path} without JSON: {error}"))
 }
 
-/// On a thread of its own: one that hangs is left behind.
+/// On its own thread: one that hangs is abandoned.
 async fn observe_driver(
     driver: Option<Box<dyn Driver>>,
     settings: &Settings,
@@ -196,7 +196,7 @@ async fn observe_driver(
             inventory,
             problems: problems.iter().map(|problem| format!("{}: {}", problem.call, problem.code)).collect(),
         });
-        // Nobody waits for it any more: it is closed all the same.
+        // No task waits for it; it is closed anyway.
         let _ = answer.send(listed);
         drop(session);
         drop(close);
@@ -260,7 +260,7 @@ async fn open_kernel_log(path: Option<PathBuf>) -> Observed<()> {
     blocking(open).await
 }
 
-/// Asks the kernel; makes nothing.
+/// Queries the kernel; creates nothing.
 fn writable(directory: &Path) -> Result<(), String> {
     let metadata = std::fs::metadata(directory).map_err(|error| error.to_string())?;
     if !metadata.is_dir() {

@@ -1,9 +1,9 @@
 //! `podmeter doctor`: checks what the agent needs on a node, once, and names what to do.
 //!
-//! Inputs: where the kubelet, the driver and the agent are found. Output: a `Report`, one finding for each check. Does not
-//! know how anything is measured or served. `gather` makes the `Observations`, each with a deadline; `catalogue`, `node`,
-//! `driver` and `agent` check them and do no I/O. Nothing here changes anything: it registers nothing, removes nothing,
-//! starts no process, and only connects to the sockets of other plugins.
+//! Inputs: where the kubelet, the driver and the agent are found. Output: a `Report`, one finding for each check. Does
+//! not use: attribution, metrics, the web server. `gather` makes the `Observations`, each with a deadline;
+//! `catalogue`, `node`, `driver` and `agent` check them and do no I/O. Nothing here changes anything: it registers
+//! nothing, removes nothing, starts no process, and only connects to the sockets of other plugins.
 
 mod agent;
 mod catalogue;

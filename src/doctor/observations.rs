@@ -38,7 +38,7 @@ pub struct Observations {
     pub now: UnixSeconds,
     pub agent: Agent,
     pub list: Result<Listed, CallError>,
-    /// `None`: not asked, because `List` had no answer.
+    /// `None`: not called, because `List` had no answer.
     pub allocatable: Option<Result<Allocatable, CallError>>,
     pub registration: SocketState,
     pub pods_api: SocketState,

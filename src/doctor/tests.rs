@@ -125,7 +125,7 @@ fn change(change: impl Fn(&mut Observations) + 'static) -> Change {
     Box::new(change)
 }
 
-/// What the agent says of itself, otherwise.
+/// A changed answer of the agent about itself.
 fn agent(edit: impl Fn(&mut Answers) + 'static) -> Change {
     change(move |observations| {
         let Agent::Answers(answers) = &mut observations.agent else { panic!("it answers") };
@@ -140,7 +140,7 @@ fn says(pointer: &'static str, value: Value) -> Change {
     })
 }
 
-/// What the agent says of where the utilization of processes comes from.
+/// The agent's answer on the source of process utilization.
 fn process_source(source: &'static str) -> Change {
     agent(move |answers| {
         let node = answers.node.as_mut().expect("a node");
@@ -166,7 +166,7 @@ fn a_node_on_which_all_is_well_is_well() {
 }
 
 #[test]
-fn each_check_says_what_is_not_well() {
+fn each_check_reports_its_fault() {
     use Status::{Failed, Ok as Good, Skipped, Warning};
     let table: Vec<(&str, Change, Status, &str)> = vec![
         ("pod_resources", call(CallError::SocketMissing), Failed, "there is no socket /k/pod-resources/kubelet.sock"),

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn each_sample_stands_for_the_time_since_the_one_before() {
+    fn each_sample_covers_the_time_since_the_one_before() {
         let mut ring = RingIntegral::default();
         ring.advance(0.0, &mut [sample(0.0, 0.0)], || None);
         let step = ring.advance(1.0, &mut [sample(0.25, 1.0), sample(1.0, 0.5)], || None);

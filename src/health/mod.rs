@@ -61,7 +61,7 @@ pub struct Health {
 #[derive(Clone, Copy, Debug, Default)]
 struct Session {
     loads: u64,
-    /// The last known reload of the driver.
+    /// When the driver was last reloaded, as far as is known.
     renewed: Option<Monotonic>,
     /// Since when the GPUs are released.
     released: Option<Monotonic>,

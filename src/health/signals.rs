@@ -32,7 +32,7 @@ pub struct DeviceSignals {
     uncorrected: u64,
     /// The count when the driver was loaded.
     uncorrected_before: u64,
-    /// When the device was reset, as far as can be seen: it was lost, or wanted a recovery action, and no longer does.
+    /// When the device was reset, as far as can be seen: it was lost, or needed a recovery action, and no longer does.
     pub reset: Option<Monotonic>,
     /// When it restarted for certain, by a reset or with the driver.
     pub restarted: Option<Monotonic>,

@@ -207,8 +207,8 @@ impl Reach {
     }
 }
 
-/// An instance that is not there is a fault of this GPU that cannot be pinned down: all of it. One whose compute
-/// instance is not there lies somewhere in its GPU instance.
+/// An XID of an unknown instance applies to the whole GPU. One whose compute
+/// instance is unknown applies to its GPU instance.
 fn reach(instance: XidInstance, migs: &[MigDevice]) -> Reach {
     let inside: Vec<&MigDevice> = migs.iter().filter(|mig| mig.gpu_instance == instance.gpu_instance).collect();
     let named = |mig: &&&MigDevice| instance.compute_instance == Some(mig.compute_instance);

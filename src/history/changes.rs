@@ -139,7 +139,7 @@ fn xids(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>)
     }
 }
 
-/// One event per container that took hold or let go, with all the devices it is about.
+/// One event per container that got or released devices, with all of those devices.
 fn allocations(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>) {
     let (Some(before), Some(now)) = (&before.holdings, &now.holdings) else { return };
     let none = BTreeSet::new();

@@ -39,7 +39,7 @@ struct Counted {
     figures: Figures,
 }
 
-/// A holding that goes on, or whose last figures are still to come.
+/// A holding that continues, or that still lacks its final figures.
 #[derive(Clone, Debug)]
 struct Tracked {
     record: AllocationRecord,
@@ -391,7 +391,7 @@ impl Tracked {
         }
     }
 
-    /// Becomes a holding of its own again; returns the earlier record.
+    /// Becomes a separate holding again; returns the earlier record.
     fn forget_earlier(&mut self, uid: Option<std::sync::Arc<str>>) -> AllocationRecord {
         let old = self.earlier.take().unwrap_or_default();
         self.carried = Figures::default();

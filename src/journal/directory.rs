@@ -52,7 +52,7 @@ pub fn open(file: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// The path with the symbolic links of its directory resolved: with SQLITE_OPEN_NOFOLLOW SQLite refuses them.
+/// The path with the symbolic links of its directory resolved: with SQLITE_OPEN_NOFOLLOW SQLite rejects them.
 pub fn resolve(file: &Path) -> io::Result<PathBuf> {
     match file.parent().zip(file.file_name()) {
         Some((directory, name)) if directory != Path::new("") => Ok(directory.canonicalize()?.join(name)),

@@ -1,8 +1,9 @@
 //! The journal of allocations: which container held which device from when to when, with seconds, joules and health events.
 //!
-//! Inputs: successive `Snapshot`s, a directory. Outputs: a database that survives `kill -9`, query results, its state. It does not
-//! know the kubelet, drivers, HTTP, or how values are measured. `AllocationTracker` decides in memory which records change; the
-//! journal writer writes them on its own thread, so that no disk delays anything else; only `store` uses SQLite.
+//! Inputs: successive `Snapshot`s, a directory. Outputs: a database that survives `kill -9`, query results, its state.
+//! Does not use: the kubelet, drivers, HTTP. `AllocationTracker` decides in memory which
+//! records change; the journal writer writes them on its own thread, so that no disk delays anything else; only `store`
+//! uses SQLite.
 
 mod allocation_record;
 mod allocation_tracker;

@@ -214,7 +214,7 @@ impl Store {
     }
 
     fn set_limit(&self) -> Result<(), StoreError> {
-        // Leaves room for the rollback journal: a change touches a few pages of each table.
+        // Leaves space for the rollback journal: a change touches a few pages of each table.
         let pages = (self.bounds.bytes - self.bounds.bytes / 8) / PAGE_BYTES;
         self.connection.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |_| Ok(()))?;
         Ok(())

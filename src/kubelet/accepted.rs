@@ -1,5 +1,5 @@
 //! From answers of the kubelet to the allocations that are published: UIDs are added, pods that the kubelet may still
-//! reject are held back, and the settle rule decides what has gone.
+//! reject are held back, and the settle rule decides what is removed.
 
 use std::collections::BTreeMap;
 use std::path::Path;

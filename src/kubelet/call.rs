@@ -1,4 +1,4 @@
-//! A gRPC call whose answer stays as it came: bytes, to be decoded under a limit.
+//! A gRPC call whose answer stays as received: bytes, to be decoded under a limit.
 
 use std::marker::PhantomData;
 

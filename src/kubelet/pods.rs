@@ -24,7 +24,7 @@ const MESSAGE_LIMIT: usize = 8 << 20;
 const FIRST_RETRY: Duration = Duration::from_millis(250);
 /// Also how late a kubelet that was replaced by a newer one is noticed.
 const LONGEST_RETRY: Duration = Duration::from_secs(10);
-/// From connecting to the end of the first picture.
+/// From connecting to the end of the first list.
 const SYNC_DEADLINE: Duration = Duration::from_secs(10);
 /// Put on pods from manifests: the UID that cgroups and directories have.
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
@@ -52,7 +52,7 @@ enum WatchError {
     Ended(String),
 }
 
-/// Publishes the pods for as long as the task runs. A kubelet without the API is asked again now and then: it may be
+/// Publishes the pods for as long as the task runs. A kubelet without the API is queried again at intervals: it may be
 /// replaced.
 pub fn start(settings: Settings, tasks: &mut Tasks) -> watch::Receiver<Arc<PodDirectory>> {
     let (publish, directories) = watch::channel(Arc::default());
@@ -84,7 +84,7 @@ struct Watch {
 }
 
 impl Watch {
-    /// Follows one stream to its end. What is published changes only once the new picture is whole.
+    /// Follows one stream to its end. The published state changes only once the new list is complete.
     async fn follow(&mut self) -> WatchError {
         let mut fresh = BTreeMap::new();
         let sync = async {
@@ -149,7 +149,7 @@ impl Watch {
     fn publish(&self) {
         let directory =
             PodDirectory { complete: self.complete, pods: self.pods.clone(), problem: self.problem.clone() };
-        // Whoever waits for changes is not woken by a kubelet that goes on being away.
+        // Repeated failures do not wake subscribers.
         self.publish.send_if_modified(|published| {
             let differs = **published != directory;
             if differs {
@@ -175,7 +175,7 @@ fn ended(status: &Status) -> WatchError {
     }
 }
 
-/// Whether the event changed anything. What cannot be read is passed over: one pod is no reason to lose the others.
+/// Whether the event changed anything. An unreadable pod is skipped, so that the others are kept.
 #[doc(hidden)] // for the fuzz targets
 pub fn apply(pods: &mut BTreeMap<PodUid, Arc<PodIdentity>>, event: &WatchPodsEvent, labels: &[Arc<str>]) -> bool {
     let kind = event.r#type();
@@ -210,7 +210,7 @@ fn identity(pod: core_v1::Pod, labels: &[Arc<str>]) -> Option<PodIdentity> {
     let statuses =
         [status.init_container_statuses, status.container_statuses, status.ephemeral_container_statuses].concat();
     let container = |container: core_v1::ContainerStatus| {
-        // Before the id stands the runtime's name.
+        // The runtime's name precedes the ID.
         let (_, id) = container.container_id.split_once("://")?;
         Some((ContainerId::from(id), Arc::<str>::from(container.name)))
     };

@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use crate::model::{Allocations, ClaimDevice, Container, DeviceId, Monotonic, Pod, PodRef};
 
-/// Two equal answers this far apart are accepted whole.
+/// Two equal answers with this much time between them are accepted in full.
 const SETTLE: Duration = Duration::from_secs(1);
-/// An answer without a single pod takes longer: until the container runtime is up, a kubelet lists none.
+/// An answer without a single pod takes longer: until the container runtime runs, a kubelet lists none.
 const SETTLE_EMPTY: Duration = Duration::from_secs(30);
-/// A node whose pods change all the time never gives two equal answers; a kubelet this long up has all its pods.
+/// A node whose pods change all the time never gives two equal answers; a kubelet that has run this long has all its
+/// pods.
 const SETTLE_AT_LAST: Duration = Duration::from_secs(10);
 
 /// Decides which allocations to accept after each answer of the kubelet.
@@ -38,7 +39,7 @@ enum State {
 }
 
 impl Settle {
-    /// The connection was lost, or made anew: the next answer may be the first of a kubelet that has just started.
+    /// The connection was lost or reopened: the next answer may be the first of a kubelet that has just started.
     pub(super) fn reconnected(&mut self) {
         self.state = State::Fresh;
     }
@@ -81,7 +82,7 @@ impl Settle {
 }
 
 /// All that `answer` lists, and of `accepted` what it does not contradict: a device named under another container has
-/// moved, everything else that is merely missing stands.
+/// moved, everything else that is merely missing is kept.
 fn merge(accepted: &Allocations, answer: &Allocations) -> Allocations {
     let (mut devices, mut claims) = (BTreeMap::<_, BTreeSet<_>>::new(), BTreeMap::<_, BTreeSet<_>>::new());
     for container in answer.containers() {
@@ -112,7 +113,7 @@ fn merge(accepted: &Allocations, answer: &Allocations) -> Allocations {
                 let containers = before.containers.iter().map(still_holds).collect();
                 pods.insert(&before.reference, Pod { containers, ..before.clone() });
             }
-            // Another pod under the same name: nothing of the old one stands.
+            // Another pod under the same name: nothing of the old one is kept.
             Some(pod) if pod.uid.is_some() && before.uid.is_some() && pod.uid != before.uid => {}
             // Listed, but perhaps before its devices were read from the checkpoint.
             Some(pod) => {
@@ -131,7 +132,7 @@ fn merge(accepted: &Allocations, answer: &Allocations) -> Allocations {
     Allocations { pods: pods.into_values().collect() }
 }
 
-/// What a DRA device is to its driver, whoever claims it.
+/// The identity of a DRA device in its driver, independent of claims.
 fn claim_key(device: &ClaimDevice) -> (&str, &str, &DeviceId, Option<&str>) {
     (&device.driver, &device.pool, &device.device, device.share_id.as_deref())
 }

@@ -16,7 +16,7 @@ use crate::clock::Clock;
 use crate::model::{DurationHistogram, KubeletState, Moment, Monotonic, PodDirectory, PodRef, TokenBucket};
 use crate::tasks::Tasks;
 
-/// While an answer has not settled it is asked for again after this long.
+/// The query is repeated after this long while an answer has not settled.
 const SETTLING_INTERVAL: Duration = Duration::from_millis(1000);
 /// Calls per second on average, beside one for each allocation that the bundled plugin grants. The kubelet's own limit of 100
 /// is shared by all its clients.
@@ -25,11 +25,11 @@ const CALLS_PER_SECOND: f64 = 2.0;
 const BURST: f64 = 4.0;
 /// First pause after a failure; doubles up to the refresh interval.
 const FIRST_RETRY: Duration = Duration::from_millis(250);
-/// Allocatable devices change rarely: asked for at this interval, and after a change that might concern them.
+/// Allocatable devices change rarely: queried at this interval, and after a change that might concern them.
 const ALLOCATABLE_INTERVAL: Duration = Duration::from_secs(30);
 /// A busy node writes its checkpoint often; List comes first then.
 const ALLOCATABLE_PAUSE: Duration = Duration::from_secs(2);
-/// After an allocation was granted the kubelet writes its checkpoint, which is the time to ask. Where that is not seen,
+/// After an allocation was granted the kubelet writes its checkpoint, which triggers a query. Where that is not seen,
 /// the kubelet shows the allocation after this long.
 const UNSEEN_CHECKPOINT: Duration = Duration::from_millis(50);
 
@@ -50,7 +50,7 @@ pub struct Settings {
     pub pod_resources_socket: PathBuf,
     /// Where the kubelet keeps `kubelet_internal_checkpoint`.
     pub device_plugin_directory: PathBuf,
-    /// Asked before each pause: it may change while running.
+    /// Read before each pause: it may change while running.
     pub refresh_interval: Box<dyn Fn() -> Duration + Send + Sync>,
     /// For each call.
     pub deadline: Duration,
@@ -82,7 +82,7 @@ impl Handle {
         Arc::clone(&self.requests.allocated)
     }
 
-    /// To be notified when a fresh answer of `GetAllocatableResources` is wanted.
+    /// To be notified when a fresh answer of `GetAllocatableResources` is needed.
     #[must_use]
     pub fn allocatable(&self) -> Arc<Notify> {
         Arc::clone(&self.requests.allocatable)
@@ -155,9 +155,9 @@ async fn changed<T>(value: &mut watch::Receiver<T>) {
 enum Next {
     /// Without a trigger where it was counted when it came.
     Refresh(Option<Trigger>),
-    /// Ask about the pods that have ended.
+    /// Query the pods that have ended.
     Pods,
-    /// Ask what can be allocated, and no more.
+    /// Query allocatable devices only.
     Allocatable,
 }
 
@@ -171,7 +171,7 @@ struct Watch {
     budget: TokenBucket,
     state: KubeletState,
     retry: Option<Duration>,
-    /// From when on to ask what can be allocated, when there are calls left for it.
+    /// The earliest time to query allocatable devices, if the call budget permits.
     allocatable_due: Option<Monotonic>,
     allocatable_asked: Option<Moment>,
     /// After a refusal; doubles up to the interval.
@@ -180,7 +180,7 @@ struct Watch {
     allocatable_unimplemented: bool,
     /// Since when a file event waits for a refresh.
     seen_at: Option<Monotonic>,
-    /// When to ask for a granted allocation, unless the checkpoint changes before.
+    /// When to query a granted allocation, unless the checkpoint changes before.
     granted_due: Option<Monotonic>,
     /// The pauses count from here, whatever else was done meanwhile.
     refreshed_at: Monotonic,
@@ -188,7 +188,7 @@ struct Watch {
     directory: Arc<PodDirectory>,
     /// Identifies the names that were last used.
     names: usize,
-    /// Holders that have ended by the Pods API, and are to be asked about.
+    /// Holders that have ended by the Pods API, and are to be queried.
     ended: BTreeSet<PodRef>,
     /// By this kubelet.
     get_unimplemented: bool,
@@ -254,14 +254,14 @@ impl Watch {
         (due.since(now), what)
     }
 
-    /// Asked for once there are calls left, and not twice for one wish.
+    /// Queried once the call budget permits, and once for each request.
     fn want_allocatable(&mut self, pause: Duration) {
         let asked = self.allocatable_asked.map(|asked| asked.monotonic).unwrap_or_default();
         let due = if pause.is_zero() { self.clock.now().monotonic } else { asked + pause };
         self.allocatable_due = Some(self.allocatable_due.map_or(due, |already| already.min(due)));
     }
 
-    /// An allocation was granted. The kubelet shows it only after it has our answer: asking now would waste a call.
+    /// An allocation was granted. The kubelet shows it only after it has our answer: a query now would waste a call.
     fn allocated(&mut self) {
         let now = self.clock.now().monotonic;
         self.budget.add(now);
@@ -291,7 +291,7 @@ impl Watch {
         }
     }
 
-    /// Pods that have come are believed now; about those that have ended the kubelet is asked.
+    /// Accepts new pods now; queries the kubelet about ended ones.
     async fn pods_changed(&mut self, directory: Arc<PodDirectory>) {
         let ended = self.accepted.ended(&self.directory, &directory);
         if !ended.is_empty() {
@@ -348,7 +348,7 @@ impl Watch {
         self.get_unimplemented = false;
     }
 
-    /// Asks the kubelet once and publishes the result or the failure.
+    /// Queries the kubelet once and publishes the result or the failure.
     async fn refresh(&mut self) {
         self.seen_at = None;
         self.ended.clear();

@@ -8,9 +8,9 @@ use crate::model::{Account, ContainerRef, GpuUuid, MigUuid};
 const ENDED: &str = "ended";
 const HELD: &str = "held";
 
-/// Decides whose series stay when there are more than the limit. Whole accounts go: first the ended, the longest ended
-/// first; then those that hold, the youngest first; of equals the last by name. So what is shown of a container that
-/// holds goes on being shown while others come.
+/// Decides which series are kept when there are more than the limit. It removes complete accounts: first the ended, the
+/// longest ended first; then those that hold, the youngest first; of equals the last by name. So the series of a
+/// container that holds are kept while others are added.
 #[derive(Debug)]
 pub struct SeriesBudget {
     over: BTreeSet<Key>,
@@ -26,13 +26,13 @@ impl Default for SeriesBudget {
 }
 
 impl SeriesBudget {
-    /// Series left off by reason, each once when it went.
+    /// Series left off by reason, each once when it was removed.
     #[must_use]
     pub fn dropped(&self) -> &BTreeMap<&'static str, u64> {
         &self.dropped
     }
 
-    /// Marks the accounts that are over the limit, and those whose series another pod of the same name has now.
+    /// Marks the accounts that are over the limit, and those that another pod of the same name has replaced.
     pub fn mark(&mut self, accounts: &mut [Account], limit: usize) {
         for place in replaced(accounts) {
             accounts[place].over_limit = true;

@@ -134,7 +134,7 @@ pub(super) static GROUP: Group = Group {
                 for gpu in gpus {
                     let accounts = snapshot.accounts.iter().filter(|account| account.gpu == gpu.uuid);
                     let mut holdings = accounts.filter_map(|account| account.holding.as_ref());
-                    // From plain zero: the sum of no floats is -0. One share that is not known leaves the whole unknown.
+                    // From plain zero: the sum of no floats is -0. One unknown share makes the sum unknown.
                     let allocated = holdings.try_fold(0.0, |sum, holding| Some(sum + holding.share?));
                     // Shares such as 1/3 do not add up exactly.
                     family.push_known(of_device(gpu), allocated.map(|allocated: f64| allocated.min(1.0)));
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_know_when_they_began() {
+    fn counters_have_their_start_time() {
         let page = GROUP.families(&fixture::snapshot());
         for family in page {
             let counts = family.descriptor.kind == crate::metrics::family::Kind::Counter;

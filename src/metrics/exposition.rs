@@ -40,7 +40,7 @@ fn written(families: &[Family], open_metrics: bool) -> String {
     for family in families {
         let descriptor = family.descriptor;
         let (name, base) = (descriptor.name, base_name(descriptor.name));
-        // OpenMetrics wants TYPE first; Prometheus' own format has HELP first.
+        // OpenMetrics requires TYPE first; Prometheus' own format has HELP first.
         if open_metrics {
             push_all(&mut page, &["# TYPE ", base, " ", descriptor.kind.as_str(), "\n# HELP ", base, " "]);
             push_escaped(&mut page, descriptor.help, true);

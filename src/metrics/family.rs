@@ -14,7 +14,7 @@ pub struct Metric {
     pub(super) samples: fn(&Snapshot, &mut Family),
 }
 
-/// What a metric is, apart from its values. The catalogue and the page both read it.
+/// The description of a metric, without its values. The catalogue and the page both read it.
 #[derive(Debug)]
 pub struct Descriptor {
     /// As in text 0.0.4: a counter's name ends in `_total`.
@@ -138,7 +138,7 @@ impl Family {
 }
 
 /// By name, each family's samples by their labels, families without samples left out. Of samples with equal labels the
-/// first stays: Prometheus refuses a whole page for one doubled series.
+/// first stays: Prometheus rejects a page with one duplicate series.
 pub(super) fn ordered(mut families: Vec<Family>) -> Vec<Family> {
     families.retain(|family| !family.samples.is_empty());
     families.sort_by_key(|family| family.descriptor.name);

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recovery_action_that_is_not_known_or_not_said_is_no_state() {
+    fn an_unknown_or_absent_recovery_action_is_no_state() {
         let page = GROUP.families(&fixture::snapshot());
         let action =
             |uuid, action| value(&page, "podmeter_device_recovery_action", &[("gpu_uuid", uuid), ("action", action)]);

@@ -26,7 +26,7 @@ pub enum Label {
 impl Labels {
     #[must_use]
     pub fn of(name: &'static str, value: impl Into<Label>) -> Self {
-        // With room for what most samples add.
+        // With capacity for the labels that most samples add.
         let mut labels = Vec::with_capacity(5);
         labels.push((name, value.into()));
         Self(labels)

@@ -1,4 +1,4 @@
-//! Pages as bytes, made when first asked for and kept until the next snapshot is asked for.
+//! Pages as bytes, rendered on first request and kept until a request for a newer snapshot.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -20,7 +20,7 @@ pub enum Format {
     Dcgm,
 }
 
-/// How the bytes are packed for the way.
+/// The content coding of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Coding {
     Identity,
@@ -50,20 +50,20 @@ struct Cache {
 }
 
 impl Pages {
-    /// The page if it lies ready: cheap, for the way of most scrapes.
+    /// The page if it is cached: cheap, and enough for most scrapes.
     #[must_use]
     pub fn ready(&self, snapshot: &Snapshot, format: Format, coding: Coding) -> Option<Bytes> {
-        // Whoever has the lock may be rendering, which is nothing to wait for here.
+        // The lock's holder may be rendering; do not wait for it here.
         let cache = self.cache.try_lock()?;
         if cache.sequence == snapshot.sequence { cache.bytes.get(&(format, coding)).cloned() } else { None }
     }
 
-    /// The page, made now if need be: milliseconds for a thousand series. Whoever asks for the same one waits and
-    /// shares it.
+    /// The page, rendered now if necessary: milliseconds for a thousand series. Concurrent requests for it wait and
+    /// share it.
     pub fn page(&self, snapshot: &Snapshot, format: Format, coding: Coding) -> Result<Bytes, PageError> {
         let mut cache = self.cache.lock();
         if snapshot.sequence < cache.sequence {
-            // Overtaken by a scrape of a newer snapshot, whose pages stay.
+            // A scrape of a newer snapshot was first; its pages are kept.
             drop(cache);
             return packed(&rendered(snapshot, format), coding);
         }
@@ -93,7 +93,7 @@ fn rendered(snapshot: &Snapshot, format: Format) -> Bytes {
     }
 }
 
-/// The lowest levels: the page is repetitive enough, and a node has better things to do.
+/// The lowest levels: the page is repetitive enough, and CPU time matters more.
 fn packed(plain: &Bytes, coding: Coding) -> Result<Bytes, PageError> {
     Ok(match coding {
         Coding::Identity => plain.clone(),

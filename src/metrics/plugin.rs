@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_said_while_the_plugin_is_off_and_nothing_of_preferences_that_are_not_offered() {
+    fn no_metrics_while_the_plugin_is_off_or_preferences_are_not_offered() {
         let mut snapshot = fixture::snapshot();
         let page = GROUP.families(&snapshot);
         let durations =

@@ -9,7 +9,7 @@ use super::{DeviceId, DurationHistogram, GpuUuid, Monotonic, ResourceName, Unhea
 /// The state of the device plugin.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct PluginState {
-    /// Whether the devices have been looked at: `resources` is what there is to offer.
+    /// Whether the devices have been scanned: `resources` is then complete.
     pub checked: bool,
     /// Kubelets that replaced another one since the start.
     pub kubelet_restarts: u64,
@@ -27,7 +27,7 @@ pub struct PluginResource {
     pub registrations: u64,
     /// Why the last attempt failed or the registration was lost; `None` while registered.
     pub problem: Option<Arc<str>>,
-    /// Why it is served no more; `None` while it is, or waits to be.
+    /// Why it is no longer served; `None` while it is served or about to be.
     pub ended: Option<Arc<str>>,
     /// The other plugin that serves this resource, in words with a remedy.
     pub conflict: Option<Arc<str>>,
@@ -35,7 +35,7 @@ pub struct PluginResource {
     pub unregistered: Duration,
     /// `None` while registered, and once it has ended.
     pub unregistered_since: Option<Monotonic>,
-    /// What the kubelet is told: by device, why it is unhealthy, or `None` for a healthy one.
+    /// What the kubelet is sent: by device, why it is unhealthy, or `None` for a healthy one.
     pub devices: Arc<BTreeMap<DeviceId, Option<Arc<str>>>>,
     /// The GPU behind each of the devices that have one; a MIG device's is the one that it is part of.
     pub gpus: Arc<BTreeMap<DeviceId, GpuUuid>>,
@@ -44,25 +44,25 @@ pub struct PluginResource {
     pub allocate_durations: DurationHistogram,
     /// Whether its shared devices are shared through NVIDIA's MPS control daemon, and not in time slices.
     pub mps: bool,
-    /// Whether the plugin is asked which devices it prefers.
+    /// Whether the plugin serves GetPreferredAllocation.
     pub prefers: bool,
     pub preferred_durations: DurationHistogram,
     /// Preferences that were not the best possible, by reason.
     pub preferred_fallbacks: BTreeMap<&'static str, u64>,
-    /// Turns of its devices' health, by `healthy` or `unhealthy`, then by reason.
+    /// Transitions of its devices' health, by `healthy` or `unhealthy`, then by reason.
     pub health_transitions: BTreeMap<&'static str, BTreeMap<PluginUnhealthyReason, u64>>,
-    /// PreStartContainer calls by result; empty where the check before a start is not asked for.
+    /// PreStartContainer calls by result; empty where the check before a start is off.
     pub pre_starts: BTreeMap<&'static str, u64>,
 }
 
-/// Why the kubelet is told that a device is unhealthy.
+/// Why the plugin reports a device as unhealthy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PluginUnhealthyReason {
-    /// The verdict on the GPU or MIG device behind it.
+    /// The health of its GPU or MIG device.
     Device(UnhealthyReason),
     /// NVIDIA's MPS control daemon does not serve its resource.
     Mps,
-    /// A change of MIG layout or of what is offered took it away.
+    /// A change of MIG layout or of the offers removed it.
     Layout,
     /// Its device nodes are no longer there.
     Unplugged,

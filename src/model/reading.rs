@@ -20,7 +20,7 @@ pub struct DeviceReadings {
     pub slow: Option<Stamped<Slow>>,
     /// A call on this GPU has not returned within the watchdog's limit.
     pub stuck: bool,
-    /// The driver reports the GPU as lost, or refuses it.
+    /// The driver reports the GPU as lost, or returns an error for it.
     pub lost: bool,
     /// It is lost because the driver does not list it.
     pub unlisted: bool,

@@ -103,7 +103,7 @@ pub struct KubeletState {
     /// When the believed allocations was last confirmed by an answer; its age is what grows while the kubelet is away.
     #[serde(rename = "relation_at")]
     pub allocations_at: Option<Moment>,
-    /// False after a (re)connect until two equal answers stood a second apart.
+    /// False after a (re)connect until two equal answers with a second between them.
     pub settled: bool,
     pub allocatable: Option<Arc<Allocatable>>,
     pub allocatable_at: Option<Moment>,

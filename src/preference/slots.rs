@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_doubtful_request_is_answered_with_nothing_and_the_reason() {
+    fn an_invalid_request_gets_an_empty_answer_and_the_reason() {
         let choose = |request: &Request| {
             choose_slots(request, &topology(), &BTreeMap::new(), &BTreeMap::new(), SlotPolicy::Distributed)
         };

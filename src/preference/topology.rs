@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_tell_how_two_gpus_meet() {
+    fn paths_show_the_link_of_two_gpus() {
         let switch = "/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0";
         let cases = [
             (
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn nvlinks_add_to_the_pci_score_as_each_end_tells_them() {
+    fn nvlinks_add_to_the_pci_score_as_each_end_reports_them() {
         let gpus =
             [gpu("pci0000:00/0000:00:01.0/0000:01:00.0", None), gpu("pci0000:00/0000:00:02.0/0000:02:00.0", None)];
         let [left, right] = [gpus[0].uuid.clone(), gpus[1].uuid.clone()];

@@ -40,7 +40,7 @@ pub fn parse(text: &str) -> Place {
     found.map_or(Place::Host, |(_, place)| place)
 }
 
-/// Of lines that say as much, the one with the higher rank counts. `None`: a hierarchy that runtimes may leave out.
+/// Of lines with equal content, the one with the higher rank counts. `None`: a hierarchy that runtimes may leave out.
 fn rank(controllers: &str) -> Option<usize> {
     if controllers.is_empty() {
         return Some(CONTROLLERS.len());
@@ -67,7 +67,7 @@ fn place(path: &str) -> Place {
 }
 
 /// The first `pod` that is directly followed by a UID, and what comes after it. The words around it differ by runtime,
-/// driver and point of view: none is asked for.
+/// driver and namespace: none is required.
 fn find_pod(path: &str) -> Option<(PodUid, &str)> {
     path.match_indices("pod").find_map(|(position, word)| {
         if path[..position].bytes().next_back().is_some_and(|before| before.is_ascii_alphanumeric()) {

@@ -20,7 +20,7 @@ pub struct ProcFiles {
     root: PathBuf,
 }
 
-/// What one look at a process found.
+/// What one read of a process found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sighting {
     pub place: Place,
@@ -76,7 +76,7 @@ impl ProcFiles {
         let mut bytes = vec![];
         match File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes)) {
             Ok(_) => Ok(bytes),
-            // The directory is gone, or the process behind the open file.
+            // The directory was removed, or the process of the open file has ended.
             Err(error) if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(NO_SUCH_PROCESS) => {
                 Err(UnknownOwner::Gone)
             }

@@ -5,19 +5,19 @@ use std::time::Duration;
 
 use crate::model::Monotonic;
 
-/// A directory is read again after this long, whatever its time stamp says: on some file systems it is coarse.
+/// A directory is read again after this long, regardless of its time stamp: on some file systems it is coarse.
 const READ_AGAIN: Duration = Duration::from_secs(10);
 /// And never twice within this time. To read some hundred names takes a tenth of a millisecond.
 const PAUSE: Duration = Duration::from_millis(200);
 /// More entries than this no node has; the rest is left unread.
 const MOST: usize = 16_384;
 
-/// What the names in one directory say, read no more often than needed.
+/// The data in the names of one directory, read no more often than needed.
 pub struct Listing<K, V> {
     root: PathBuf,
     parse: fn(&str) -> Option<(K, V)>,
     read: Option<Read<K, V>>,
-    /// Asked for and not there when last read: no reason to read again.
+    /// Needed, and absent in the last read: no reason to read again.
     missed: BTreeSet<K>,
     generation: u64,
 }
@@ -34,7 +34,7 @@ impl<K: Ord + Clone, V: PartialEq> Listing<K, V> {
         Self { root: root.to_owned(), parse, read: None, missed: BTreeSet::new(), generation: 0 }
     }
 
-    /// Reads the directory if it has changed, if it was read long ago, or if something wanted is not known yet.
+    /// Reads the directory if it has changed, if it was read long ago, or if a needed key is not known yet.
     pub fn refresh(&mut self, now: Monotonic, wanted: &BTreeSet<K>) {
         let changed = std::fs::metadata(&self.root).ok().map(|metadata| (metadata.mtime(), metadata.mtime_nsec()));
         let due = self.read.as_ref().is_none_or(|read| {
@@ -57,7 +57,7 @@ impl<K: Ord + Clone, V: PartialEq> Listing<K, V> {
         self.entries()?.get(key)
     }
 
-    /// What came after `moment` it cannot know.
+    /// Whether it was read before `moment`.
     pub fn is_older_than(&self, moment: Monotonic) -> bool {
         self.read.as_ref().is_none_or(|read| read.at < moment)
     }

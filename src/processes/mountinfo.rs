@@ -4,7 +4,7 @@ use std::sync::Arc;
 use super::cgroup::is_uid;
 use crate::model::PodUid;
 
-/// What a container's mounts from the kubelet's directory of its pod say.
+/// The identity in a container's mounts from its pod's directory of the kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KubeletMounts {
     pub uid: PodUid,
@@ -18,9 +18,9 @@ const LONGEST_NAME: usize = 63;
 /// The text of `/proc/<pid>/mountinfo`. The kubelet mounts `<root>/pods/<uid>/containers/<name>/<file>` (the termination
 /// log) and `<root>/pods/<uid>/etc-hosts` into each container.
 ///
-/// A process may mount more, so the runtime's mounts, which come first, count; what lies in a pod's volumes does not; and
-/// where the cgroup has said which pod it is, no other pod's mount is looked at. Without that, mounts of two pods are
-/// the kubelet's own or somebody's who watches it: no answer.
+/// A process may mount more, so the runtime's mounts, which come first, count; mounts inside a pod's volumes do not;
+/// and where the cgroup names the pod, mounts of other pods are ignored. Without that, mounts of two pods
+/// are the kubelet's own or somebody's who watches it: no answer.
 #[must_use]
 pub fn parse(text: &str, uid: Option<&PodUid>) -> Option<KubeletMounts> {
     let mut found: Option<KubeletMounts> = None;
@@ -60,7 +60,7 @@ fn kubelet_mount(root: &str) -> Option<KubeletMounts> {
     }
 }
 
-/// A DNS label, as the API server wants it.
+/// A DNS label, as the API server requires it.
 #[must_use]
 pub fn is_name(name: &str) -> bool {
     let inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';

@@ -1,4 +1,4 @@
-//! The names of the kubelet's log directories, which say whose a UID and whose a container id is.
+//! The names of the kubelet's log directories, which map UIDs to pods and container IDs to containers.
 
 use std::sync::Arc;
 

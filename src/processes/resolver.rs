@@ -12,14 +12,14 @@ use crate::model::{
     UnknownOwner,
 };
 
-/// More processes than this on one node's devices are not looked at.
+/// The most processes that are resolved on one node.
 const MOST_PROCESSES: usize = 4096;
-/// Processes looked at for the first time in one round; the rest comes in the next.
+/// Processes read for the first time in one round; the rest follow in the next.
 const LOOKS_PER_ROUND: usize = 512;
-/// A process may still be put into its cgroup, and a container's name may come later: looked at again after this long.
+/// A process may still be put into its cgroup, and a container's name may appear later: read again after this long.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
-/// Finds owners, and remembers what it has seen of the processes that are wanted, and of no others.
+/// Finds owners. Caches results for the requested processes only.
 pub struct Resolver {
     files: ProcFiles,
     logs: Listing<PodUid, PodRef>,
@@ -33,9 +33,9 @@ struct Known {
     seen: Result<Sighting, UnknownOwner>,
     first_seen: Monotonic,
     looked_at: Monotonic,
-    /// It was there, and is no longer.
+    /// It existed, and has ended.
     gone: bool,
-    /// A container or pod; kept when the pod goes and its process with it.
+    /// A container or pod; kept after the pod and its process end.
     owner: Option<Owner>,
 }
 
@@ -48,7 +48,7 @@ struct Pods {
 }
 
 impl Resolver {
-    /// `pod_logs` is laid out as `/var/log/pods`; beside it stands `containers`, where it is to be seen at all.
+    /// `pod_logs` is laid out as `/var/log/pods`; `containers` is beside it, where it is mounted.
     #[must_use]
     pub fn new(proc_root: &Path, pod_logs: &Path) -> Self {
         let links = pod_logs.parent().unwrap_or(pod_logs).join("containers");
@@ -73,7 +73,7 @@ impl Resolver {
         self.logs.problem().map(|error| format!("{}: {error}", self.logs.root().display()))
     }
 
-    /// Everything known of the wanted processes, now. Forgets all others.
+    /// The current state of the requested processes. Drops all others.
     pub fn resolve(
         &mut self,
         now: Monotonic,
@@ -99,9 +99,9 @@ impl Resolver {
                 Err(reason) => Owner::Unknown(*reason),
             };
             let owner = match (owner, &known.owner) {
-                // It ended with its pod, and what it did it did there.
+                // It ended with its pod, to which its use belongs.
                 (Owner::EndedPod { .. }, Some(owner)) if known.gone => owner.clone(),
-                // Its pod may have come after the directory was read.
+                // Its pod may have started after the directory was read.
                 (Owner::EndedPod { .. }, None) if !directory.complete && names.logs.is_older_than(known.first_seen) => {
                     Owner::Unknown(UnknownOwner::NotResolved)
                 }
@@ -115,11 +115,11 @@ impl Resolver {
         processes
     }
 
-    /// Keeps `known` true for one process; `Err` when there is nothing to know.
+    /// Updates `known` for one process; `Err` when its owner cannot be determined.
     fn look(&mut self, now: Monotonic, pid: u32, looks: &mut usize) -> Result<(), UnknownOwner> {
         let key = match self.files.key(pid) {
             Ok(key) => key,
-            // A process that has ended keeps its owner for as long as device readings speak of it.
+            // A process that has ended keeps its owner for as long as device readings include it.
             Err(reason) => {
                 let Some(known) = self.known.get_mut(&pid) else { return Err(reason) };
                 known.gone = true;
@@ -137,7 +137,7 @@ impl Resolver {
             return Ok(());
         }
         if *looks == 0 {
-            // What another process of this number was says nothing of this one.
+            // The owner of an earlier process with this ID does not apply to this one.
             let same = self.known.get(&pid).is_some_and(|known| known.key == key);
             if !same {
                 self.known.remove(&pid);
@@ -148,7 +148,7 @@ impl Resolver {
         *looks -= 1;
         let seen = self.files.look(key);
         if let (Some(known), true) = (self.known.get_mut(&pid), seen.as_ref().map_or(true, Sighting::is_nowhere)) {
-            // A process that ends leaves its cgroup before it leaves /proc: it stays whose it was.
+            // A process that ends leaves its cgroup before it leaves /proc: it keeps its owner.
             if known.key == key && known.seen.as_ref().is_ok_and(|seen| !seen.is_nowhere()) {
                 known.looked_at = now;
                 return Ok(());
@@ -160,7 +160,7 @@ impl Resolver {
         Ok(())
     }
 
-    /// Names are looked for where a UID or a container id is not known yet.
+    /// Directories are searched for names where a UID or a container id is not known yet.
     fn refresh_names(&mut self, now: Monotonic, directory: &PodDirectory) {
         let (mut uids, mut ids) = (BTreeSet::new(), BTreeSet::new());
         for sighting in self.known.values().filter_map(|known| known.seen.as_ref().ok()) {
@@ -177,7 +177,7 @@ impl Resolver {
         }
     }
 
-    /// The living pods by name: as the Pods API has them, or else as the log directories do.
+    /// The running pods by name: as the Pods API has them, or else as the log directories do.
     pub fn pods(&mut self, directory: &Arc<PodDirectory>) -> Arc<BTreeMap<PodRef, Arc<PodIdentity>>> {
         let generation = self.logs.generation();
         if !Arc::ptr_eq(&self.pods.directory, directory) || self.pods.generation != generation {
@@ -187,7 +187,7 @@ impl Resolver {
         Arc::clone(&self.pods.by_name)
     }
 
-    /// Of a pod that was made anew under its old name, the old directory may still be there: the later one counts.
+    /// The old directory of a pod that was recreated under its name may still exist: the later one counts.
     fn logged(&self, directory: &PodDirectory) -> BTreeMap<PodRef, Arc<PodIdentity>> {
         let Some(entries) = self.logs.entries() else { return listed(directory) };
         let mut uids: BTreeMap<&PodRef, Vec<&PodUid>> = BTreeMap::new();
@@ -203,7 +203,7 @@ impl Resolver {
                 uids.sort_by_key(|uid| changed(pod, uid));
             }
             let uid = uids.pop()?;
-            // What the Pods API said before it went away still holds.
+            // The last answer of the Pods API is still valid.
             let known = directory.pods.get(uid).filter(|identity| identity.pod == *pod).cloned();
             Some((pod.clone(), known.unwrap_or_else(|| Arc::new(nameless(pod, uid)))))
         };
@@ -212,7 +212,7 @@ impl Resolver {
 }
 
 impl Known {
-    /// Nothing more is to be learned of it, as long as it lives.
+    /// Its owner is final while it runs.
     fn is_settled(&self) -> bool {
         match &self.seen {
             Ok(sighting) => match &sighting.place {
@@ -231,7 +231,7 @@ impl Sighting {
         self.place == Place::Host
     }
 
-    /// The cgroup's word; its mounts' where the cgroup names no pod.
+    /// The identity from the cgroup, or from mounts where the cgroup names no pod.
     fn uid(&self) -> Option<&PodUid> {
         match &self.place {
             Place::Pod { uid, .. } => Some(uid),
@@ -258,7 +258,7 @@ impl Sighting {
     }
 }
 
-/// Everybody who knows names.
+/// All sources of names.
 struct Names<'a> {
     directory: &'a PodDirectory,
     by_runtime_uid: BTreeMap<&'a PodUid, &'a Arc<PodIdentity>>,
@@ -278,7 +278,7 @@ impl Names<'_> {
         }
         match self.links.get(id) {
             Some((pod, container)) => Owner::Container(ContainerRef::in_pod(pod, container)),
-            // The kubelet's containers have the kubelet's mounts: this one is somebody else's.
+            // The kubelet's containers have the kubelet's mounts: this one is not the kubelet's.
             None if sighting.mounts_read => Owner::Host,
             None => Owner::Unknown(UnknownOwner::Unreadable),
         }
@@ -294,7 +294,7 @@ impl Names<'_> {
         };
         let pod = match identity {
             Some(identity) if identity.terminal => return ended(),
-            // The directory may be old; then the logs say who has gone.
+            // The directory may be old; then the logs show which pods were removed.
             Some(_) if !self.directory.complete && self.logs.entries().is_some() && logged.is_none() && !is_logged => {
                 return ended();
             }
@@ -307,20 +307,20 @@ impl Names<'_> {
             },
         };
         let by_id = sighting.id().and_then(|id| {
-            // The kubelet's word on an id comes before what a process has mounted.
+            // The kubelet's data on an ID takes precedence over a process's mounts.
             let listed = identity.and_then(|identity| identity.containers.get(id));
             let linked = || self.links.get(id).filter(|(linked, _)| linked == pod).map(|(_, container)| container);
             listed.or(sighting.name()).or_else(linked)
         });
         match by_id {
-            // Another pod may have the name by now: the UID tells whose process it is.
+            // Another pod may have the name by now: the UID identifies the owner.
             Some(container) => Owner::Container(ContainerRef::in_pod(pod, container).with_uid(Some(uid.clone()))),
             None => Owner::Pod(pod.clone()),
         }
     }
 }
 
-/// Pods whose cgroups go by another UID than the API server's.
+/// Pods whose cgroups have another UID than the API server's.
 fn runtime_uids(directory: &PodDirectory) -> BTreeMap<&PodUid, &Arc<PodIdentity>> {
     directory.pods.values().filter_map(|identity| Some((identity.runtime_uid.as_ref()?, identity))).collect()
 }

@@ -12,7 +12,7 @@ use crate::tasks::Tasks;
 
 /// Owners are resolved this often: processes end, and pods too.
 const PERIOD: Duration = Duration::from_secs(1);
-/// And no more often than this, however often what is wanted changes.
+/// The shortest interval, however often the requested processes change.
 const PAUSE: Duration = Duration::from_millis(100);
 /// A round takes milliseconds. After this long the results of the last one are withdrawn.
 const LATE: Duration = Duration::from_secs(10);
@@ -48,7 +48,7 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// To name the host process ids whose owners are wanted.
+    /// The host process IDs to resolve.
     #[must_use]
     pub fn wanted(&self) -> watch::Sender<Arc<BTreeSet<u32>>> {
         self.wanted.clone()
@@ -60,7 +60,7 @@ impl Handle {
     }
 }
 
-/// Publishes the owners of the wanted processes for as long as the task runs. It ends early only after a panic.
+/// Publishes the owners of the requested processes for as long as the task runs. It ends early only after a panic.
 pub fn start(settings: Settings, pods: watch::Receiver<Arc<PodDirectory>>, clock: Clock, tasks: &mut Tasks) -> Handle {
     let (wanted, requested) = watch::channel(Arc::default());
     let (publish, states) = watch::channel(Arc::default());
@@ -169,7 +169,7 @@ impl ProcessTask {
         Collector { success: true, stuck: false, last_success: Some(now), duration }
     }
 
-    /// Says what is missing, each time it changes.
+    /// Logs what is missing, each time it changes.
     fn log_changes(&mut self, directory: &PodDirectory) {
         let problem = match self.settings.mode {
             Mode::Off => None,

@@ -1,4 +1,4 @@
-/// What `/proc/<pid>/stat` says that we want to know.
+/// The fields of `/proc/<pid>/stat` that are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
     /// Clock ticks after boot.

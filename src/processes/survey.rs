@@ -5,7 +5,7 @@ use super::cgroup::{self, Place};
 use super::files::ProcFiles;
 use super::pod_logs;
 
-/// Processes that are looked at. A node has thousands.
+/// The most processes that are read. A node has thousands.
 const MOST: usize = 20_000;
 
 /// What can be seen of the host's processes, counted once.
@@ -20,7 +20,7 @@ pub struct Survey {
     pub unreadable: usize,
 }
 
-/// Looks once at every process under `proc_root`.
+/// Reads every process under `proc_root` once.
 pub fn survey(proc_root: &Path) -> io::Result<Survey> {
     let mut seen = Survey { of_the_host: ProcFiles::new(proc_root).are_the_hosts(), ..Survey::default() };
     let processes = std::fs::read_dir(proc_root)?.filter_map(Result::ok).map(|entry| entry.path());
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processes_of_pods_are_counted_and_what_cannot_be_read_is_said() {
+    fn processes_of_pods_and_unreadable_ones_are_counted() {
         let root = tempfile::tempdir().unwrap();
         let process = |pid: &str, cgroup: Option<&str>| {
             let directory = root.path().join(pid);

@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_looks_like_what_it_is() {
+    fn each_kind_has_its_load_curve() {
         assert!(mean(Kind::Training) > 0.85);
         assert!((0.2..0.6).contains(&mean(Kind::Inference)));
         assert!(mean(Kind::Notebook) < 0.05);

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_environment_decides_the_look() {
+    fn the_environment_decides_the_style() {
         let look = |set: &[(&str, &str)]| {
             let set: std::collections::BTreeMap<_, _> = set.iter().copied().collect();
             let look = Look::of(|name| set.get(name).map(|value| (*value).to_owned()));

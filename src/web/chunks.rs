@@ -29,7 +29,7 @@ pub(super) async fn body(chunks: Chunks, workers: ChunkWorkers) -> Result<Body, 
     let rest = try_unfold(chunks, move |chunks| {
         let made = next(chunks, workers.clone());
         async move {
-            // The error closes the connection: half a response must not look like a whole one.
+            // The error closes the connection: a partial response must not appear complete.
             let (chunks, chunk) = made
                 .await
                 .inspect_err(|error| error!(%error, "a response failed in the middle; please report this"))?;

@@ -255,7 +255,7 @@ async fn next(listener: &Listener) -> io::Result<Client> {
     Ok(match listener {
         Listener::Tcp { listener, .. } => {
             let (stream, peer) = listener.accept().await?;
-            let _ = stream.set_nodelay(true); // fails only on a connection that is already gone
+            let _ = stream.set_nodelay(true); // fails only on a closed connection
             let descriptor = number(&stream);
             Client { stream: Box::new(stream), descriptor, peer: Some(peer.ip().to_canonical()) }
         }

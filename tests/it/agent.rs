@@ -186,7 +186,7 @@ async fn a_kubelet_away_is_served_from_memory_and_its_age_shows() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_driver_the_page_says_so_and_the_driver_is_picked_up_when_it_comes() {
+async fn without_a_driver_the_page_reports_it_and_a_later_driver_is_loaded() {
     let node = one_holder().await;
     let driver = FakeNvml::start(eight_gpus());
     let later = driver.folder().join("later/libnvidia-ml.so.1");
@@ -297,7 +297,7 @@ async fn hostile_names_are_escaped_on_every_page() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_permission_the_page_says_which_user_to_be() {
+async fn without_permission_the_page_names_the_required_user() {
     let node = one_holder().await;
     // Root is let in everywhere: be nobody then.
     #[allow(clippy::disallowed_methods, reason = "a test asks who it is")]
@@ -334,7 +334,7 @@ async fn without_permission_the_page_says_which_user_to_be() {
 }
 
 #[test]
-fn wrong_usage_is_told_before_anything_is_opened() {
+fn wrong_usage_is_reported_before_anything_is_opened() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("podmeter.yaml");
     std::fs::write(&file, "nodeName: n\nrefreshIntervall: 5s\n").unwrap();
@@ -363,7 +363,7 @@ fn wrong_usage_is_told_before_anything_is_opened() {
 }
 
 #[test]
-fn a_valid_file_is_said_to_be_valid() {
+fn a_valid_file_is_reported_as_valid() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("podmeter.yaml");
     std::fs::write(&file, "refreshInterval: 5s\n").unwrap();
@@ -381,7 +381,7 @@ fn an_address_in_use_is_exit_code_3() {
 }
 
 #[test]
-fn signals_that_mean_nothing_to_it_do_not_end_it() {
+fn unhandled_signals_do_not_end_it() {
     let root = tempfile::tempdir().unwrap();
     let running = agent::agent(root.path(), &["--hardware=simulated"], &[]);
     for signal in ["USR1", "USR2", "XFSZ", "PIPE"] {
@@ -468,7 +468,7 @@ async fn a_reader_that_never_finishes_does_not_hold_up_the_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_serial_number_is_nobodys_business() {
+async fn serial_numbers_are_not_exported() {
     let mut state = eight_gpus();
     state["gpus"][0]["serial"] = json!("1655000000777");
     let (node, driver) = (one_holder().await, FakeNvml::start(state));
@@ -606,7 +606,7 @@ async fn a_reload_changes_what_the_plugin_offers_and_a_bad_file_does_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn readiness_waits_for_the_registration_and_says_why() {
+async fn readiness_waits_for_the_registration_and_gives_the_reason() {
     let root = tempfile::tempdir().unwrap();
     let driver = FakeNvml::start(eight_gpus());
     let running = agent(root.path(), &[], &driver.env());

@@ -5,7 +5,7 @@ use podmeter::wire::v1;
 use prost::Message;
 
 #[test]
-fn every_recorded_protobuf_says_what_its_json_twin_says() {
+fn every_recorded_protobuf_equals_its_json() {
     let mut compared = 0;
     for file in std::fs::read_dir(captures::path("")).unwrap() {
         let file = file.unwrap().file_name().into_string().unwrap();

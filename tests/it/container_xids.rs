@@ -24,7 +24,7 @@ fn pod(name: &str, device: &str) -> PodSpec {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_xid_is_its_processs_or_the_one_holders_or_nobodys() {
+async fn an_xid_is_its_processs_or_the_one_holders_or_unattributed() {
     let node = node(Options::default()).await;
     // GPU 0 is one pod's; two share GPU 1.
     let [alone, one, two] = [format!("{}::0", uuid(0)), format!("{}::0", uuid(1)), format!("{}::1", uuid(1))];
@@ -84,7 +84,7 @@ async fn an_xid_is_its_processs_or_the_one_holders_or_nobodys() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn calls_are_timed_where_that_is_asked_for() {
+async fn calls_are_timed_where_enabled() {
     let node = node(Options::default()).await;
     let gpm = json!({ "supported": true, "metrics": { "20": 2, "21": 4, "60": 1000, "61": 24 } });
     let driver = FakeNvml::start(json!({ "gpus": [{ "gpm": gpm, "utilization": { "gpu": 50, "memory": 20 } }] }));

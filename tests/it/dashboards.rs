@@ -55,7 +55,7 @@ fn the_files_are_what_the_source_makes() {
 
 /// The linter's rules about a dashboard, and what Grafana needs to import it.
 #[test]
-fn every_dashboard_is_whole() {
+fn every_dashboard_is_complete() {
     let (mut breaches, mut uids) = (vec![], BTreeSet::new());
     for (name, dashboard) in read() {
         let mut check = |holds: bool, rule: &str| {
@@ -116,7 +116,7 @@ fn no_panel_covers_another() {
 
 /// The linter's rules about panels: title, description, unit, data source, targets; and a legend.
 #[test]
-fn every_panel_says_what_it_shows() {
+fn every_panel_has_a_description() {
     let mut breaches = vec![];
     for (name, dashboard) in read() {
         let mut titles = BTreeSet::new();
@@ -149,7 +149,7 @@ fn every_panel_says_what_it_shows() {
 
 /// The linter's rules about queries, and the catalogue's word on names and labels.
 #[test]
-fn every_query_asks_for_what_there_is() {
+fn every_query_uses_existing_metrics() {
     let catalogue = catalogue();
     let mut breaches = vec![];
     for query in shipped::queries() {
@@ -254,7 +254,7 @@ fn file_of(title: &str) -> String {
 
 /// Who runs the linter itself finds the exceptions that these tests make, each with its reason.
 #[test]
-fn the_linter_is_told_of_the_exceptions() {
+fn the_linter_has_the_exceptions() {
     let text = std::fs::read_to_string(directory().join(".lint")).unwrap();
     let read: Value = serde_saphyr::from_str(&text).unwrap();
     let exclusions = read["exclusions"].as_object().unwrap();

@@ -59,7 +59,7 @@ fn files(directory: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn the_demo_is_well_and_stays_as_it_was() {
+fn the_demo_passes_every_check_and_stays_unchanged() {
     let demo = Demo::start(&[]);
     demo.until_held();
     let root = demo.root();
@@ -123,7 +123,7 @@ fn a_sick_device_of_a_running_agent_fails_with_its_reason() {
 }
 
 #[test]
-fn where_nothing_is_every_check_says_so_and_the_exit_code_is_1() {
+fn on_an_empty_node_every_check_reports_it_and_the_exit_code_is_1() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path().to_str().unwrap();
     let library = directory.path().join("libnvidia-ml.so.1");
@@ -177,7 +177,7 @@ async fn a_kubelet_that_hangs_fails_its_check_and_holds_up_no_other() {
 }
 
 #[tokio::test]
-async fn a_socket_that_nobody_answers_and_a_file_in_its_place() {
+async fn an_unanswered_socket_and_a_file_in_its_place() {
     let root = tempfile::tempdir().unwrap();
     for directory in ["pod-resources", "device-plugins"] {
         std::fs::create_dir(root.path().join(directory)).unwrap();

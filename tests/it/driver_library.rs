@@ -110,7 +110,7 @@ fn doctor_and_the_probe_end_though_the_library_hangs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_library_that_is_cut_off_is_named_and_loaded_once_it_is_whole() {
+async fn a_truncated_library_is_named_and_loaded_once_it_is_complete() {
     let node = node(Options::default()).await;
     let driver = FakeNvml::start(json!({"gpus": [{}, {}]}));
     let library = driver.library_path();

@@ -60,7 +60,7 @@ async fn one_container_with_two_devices() {
 }
 
 #[tokio::test]
-async fn an_init_container_hands_its_device_on() {
+async fn an_init_container_passes_its_device_on() {
     let lab = lab::with_pods().await;
     let pod = one_container("default", "init-main", 1).uid("e1684a4ea32aac2082c0e2680d8a174a").from_manifest();
     lab.runs(pod.init_container(ContainerSpec::new("init").asks(GPU, 1))).await;

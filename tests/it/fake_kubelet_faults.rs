@@ -66,7 +66,7 @@ async fn a_plugin_that_refuses_its_options_is_not_registered() {
 }
 
 #[tokio::test]
-async fn a_list_that_ends_is_never_asked_for_again() {
+async fn a_list_that_ends_is_never_opened_again() {
     let node = node(Options::default()).await;
     let behaviour = Behaviour { list_fails: true, ..Behaviour::default() };
     let devices = vec![ListedDevice::new("gpu-0")];
@@ -193,7 +193,7 @@ async fn a_restart_purges_sockets_but_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_corrupt_checkpoint_means_that_nothing_is_known() {
+async fn a_corrupt_checkpoint_leaves_no_allocations() {
     let lab = lab::with_pods().await;
     std::fs::write(lab.device_plugin_directory().join("kubelet_internal_checkpoint"), "{").unwrap();
     lab.restart().unwrap();

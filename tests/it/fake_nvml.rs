@@ -171,7 +171,7 @@ fn a_lost_gpu_and_a_refused_call_leave_the_others() {
 }
 
 #[test]
-fn a_driver_reload_wants_a_new_init() {
+fn a_driver_reload_requires_a_new_init() {
     let fake = FakeNvml::start(machine(1));
     let nvml = open(&fake);
     fake.update(|state| state["generation"] = json!(2));

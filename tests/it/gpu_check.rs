@@ -247,7 +247,7 @@ fn each_gpu_is_compared_with_itself() {
 }
 
 #[test]
-fn without_a_driver_it_says_what_to_do() {
+fn without_a_driver_it_names_the_remedy() {
     let driver = FakeNvml::start(busy_h100());
     let nothing = tempfile::tempdir().expect("a temporary folder");
     let checked = check(nothing.path(), &driver);

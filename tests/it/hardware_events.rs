@@ -106,7 +106,7 @@ fn pass_time(duration: Duration) {
 }
 
 #[test]
-fn an_xid_is_heard_with_its_gpu_and_instance_and_old_ones_are_not() {
+fn an_xid_arrives_with_its_gpu_and_instance_and_old_ones_do_not() {
     let mut machine = machine(8);
     machine["gpus"][3]["events"] = json!([{"sequence": 1, "xid": 48}]);
     let mut node = Node::start(machine);
@@ -122,7 +122,7 @@ fn an_xid_is_heard_with_its_gpu_and_instance_and_old_ones_are_not() {
 }
 
 #[test]
-fn events_that_are_no_xids_are_looks_and_not_xids() {
+fn other_events_cause_reads_and_are_not_xids() {
     let mut node = Node::start(machine(2));
     wait(&node.hardware, "a slow pass of both", |state| (0..2).all(|index| slow(state, index).is_some()));
     node.fake.update(|state| {
@@ -142,7 +142,7 @@ fn slow(state: &HardwareState, index: usize) -> Option<Option<u32>> {
 }
 
 #[test]
-fn a_mig_change_is_looked_at_at_once() {
+fn a_mig_change_is_read_at_once() {
     let fake = FakeNvml::start(machine(1));
     let search = LibrarySearch { library: Some(fake.library_path()), driver_roots: Vec::new() };
     let settings = Settings { medium_interval: Duration::from_secs(600), ..quick() };
@@ -158,7 +158,7 @@ fn a_mig_change_is_looked_at_at_once() {
 }
 
 #[test]
-fn a_storm_is_counted_to_the_last_while_nobody_reads() {
+fn a_storm_is_counted_completely_without_a_reader() {
     let mut node = Node::start(machine(2));
     node.fake.update(|state| {
         state["gpus"][0]["events"] = json!([{"sequence": 1, "xid": 45, "count": 100_000}]);
@@ -175,7 +175,7 @@ fn a_storm_is_counted_to_the_last_while_nobody_reads() {
 }
 
 #[test]
-fn a_lost_gpu_silences_nobody_and_spins_nothing() {
+fn a_lost_gpu_silences_no_other_and_causes_no_busy_loop() {
     let mut node = Node::start(machine(8));
     node.fake.update(|state| state["gpus"][2]["lost"] = json!(true));
     wait(&node.hardware, "the loss", |state| !state.inventory.gpus[&gpu(2)].present);
@@ -240,7 +240,7 @@ fn a_refused_registration_leaves_the_others() {
 }
 
 #[test]
-fn a_reloaded_driver_is_heard_again() {
+fn events_of_a_reloaded_driver_arrive_again() {
     let mut node = Node::start(machine(2));
     node.fake.update(|state| state["generation"] = json!(2));
     wait(&node.hardware, "the end", |state| hearing(state) == Some((false, false)));
@@ -271,7 +271,7 @@ fn a_wait_that_never_returns_is_left_behind() {
 }
 
 #[test]
-fn a_simulated_xid_is_heard() {
+fn a_simulated_xid_arrives() {
     let driver = SimulatedDriver::new(Profile::H100Mig, 1);
     let controls = driver.controls();
     let mut hardware = start(Box::new(driver), quick(), Clock::start());

@@ -133,7 +133,7 @@ fn an_unreadable_log_is_counted_and_costs_nothing_else() {
 }
 
 #[test]
-fn the_reader_ends_with_the_room() {
+fn the_reader_ends_with_the_module() {
     let directory = tempfile::tempdir().unwrap();
     let path = fifo(directory.path());
     let log = OpenOptions::new().read(true).write(true).open(&path).unwrap();

@@ -57,7 +57,7 @@ fn at(seconds: u64) -> Moment {
 const ALL: Due = Due { medium: true, slow: true };
 
 #[test]
-fn identity_is_what_the_driver_says() {
+fn identity_is_what_the_driver_reports() {
     let fake = FakeNvml::start(json!({
         "driver_version": "570.124.06", "nvml_version": "12.570.124.06", "cuda_version": 12080,
         "gpus": [{"minor": 3, "pci_bus_id": "00000000:1B:00.0", "numa_node": 1, "serial": "42"}, {"architecture": 77}]
@@ -77,7 +77,7 @@ fn identity_is_what_the_driver_says() {
 }
 
 #[test]
-fn links_are_counted_as_each_end_tells_them() {
+fn links_are_counted_as_each_end_reports_them() {
     let to = |bus: u32| json!({"device_type": 0, "pci_bus_id": format!("00000000:{bus:02X}:00.0")});
     let fake = FakeNvml::start(json!({"gpus": [
         {"nvlink": {"links": 12, "down": [11]}},
@@ -104,7 +104,7 @@ fn links_are_counted_as_each_end_tells_them() {
 }
 
 #[test]
-fn the_pci_bus_tells_what_the_driver_does_not() {
+fn the_pci_bus_has_what_the_driver_does_not_report() {
     let fake = FakeNvml::start(json!({"gpus": [
         {"pci_bus_id": "00000000:1B:00.0", "numa_node": 7}, {"pci_bus_id": "00000000:1C:00.0", "numa_node": 8}
     ]}));
@@ -172,7 +172,7 @@ fn a_partitioned_gpu_that_is_lost_half_way_keeps_its_layout() {
 }
 
 #[test]
-fn a_library_that_does_not_load_says_why() {
+fn a_library_that_does_not_load_reports_why() {
     let fake = FakeNvml::start(machine(1));
     std::fs::write(fake.library_path(), "not a library").unwrap();
     let hardware = run(&fake);
@@ -183,7 +183,7 @@ fn a_library_that_does_not_load_says_why() {
 }
 
 #[test]
-fn every_tier_shows_what_the_data_file_says() {
+fn every_tier_matches_the_data_file() {
     let fake = FakeNvml::start(json!({"gpus": [{
         "utilization": {"gpu": 80, "memory": 40, "encoder": 50}, "power_milliwatts": 300_000,
         "memory": {"used_bytes": 1_073_741_824_u64},
@@ -359,7 +359,7 @@ fn processes_are_listed_once_each_with_what_is_known_of_them() {
 }
 
 #[test]
-fn a_partitioned_gpu_that_tells_nothing_is_asked_by_instance() {
+fn a_partitioned_gpu_without_data_is_read_by_instance() {
     let fake = FakeNvml::start(json!({"gpus": [{
         "fail": {"nvmlDeviceGetGraphicsRunningProcesses_v3": 4},
         "mig": {"enabled": true, "instances": [{"gpu_instance": 3}, {"gpu_instance": 4}]},
@@ -430,7 +430,7 @@ fn a_missing_library_is_named_and_found_when_it_comes() {
 }
 
 #[test]
-fn a_driver_that_is_not_loaded_says_so() {
+fn a_driver_that_is_not_loaded_is_reported() {
     let fake = FakeNvml::start(json!({"init": 9, "gpus": [{}]}));
     let hardware = run(&fake);
     let state = wait(&hardware, "the problem", |state| state.problem.is_some());

@@ -76,7 +76,7 @@ async fn an_xid_of_an_instance_takes_that_mig_device_and_one_of_the_gpu_takes_al
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_applications_xid_is_counted_and_nothing_turns() {
+async fn an_applications_xid_is_counted_without_a_transition() {
     let node = SickNode::start(eight_gpus(), QUICK).await;
     node.until_unhealthy(GPU, &[]).await;
     let lists = node.kubelet.received(GPU).len();
@@ -116,7 +116,7 @@ async fn a_storm_of_a_hundred_thousand_events_is_counted_to_the_last_and_leaves_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reload_of_the_driver_turns_nothing() {
+async fn a_reload_of_the_driver_causes_no_transition() {
     let node = SickNode::start(eight_gpus(), QUICK).await;
     node.until_unhealthy(GPU, &[]).await;
     node.reload();
@@ -180,7 +180,7 @@ async fn a_lost_gpu_that_answers_again_comes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_all_gpus_are_lost_the_log_says_so_once() {
+async fn while_all_gpus_are_lost_one_line_is_logged() {
     let node = SickNode::start(eight_gpus(), QUICK).await;
     node.until_unhealthy(GPU, &[]).await;
     let lose = |lost: bool| {
@@ -249,7 +249,7 @@ async fn a_gpu_that_is_sick_at_the_start_is_not_offered_for_a_moment() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kubelet_that_restarts_is_told_of_a_sick_gpu_in_its_first_list() {
+async fn the_first_list_after_a_kubelet_restart_has_the_unhealthy_gpu() {
     let node = SickNode::start(eight_gpus(), QUICK).await;
     node.until_unhealthy(GPU, &[]).await;
     node.inject(1, json!([{"sequence": 1, "xid": 119}]));

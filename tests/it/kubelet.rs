@@ -116,7 +116,7 @@ async fn node_with(pods: &[(&str, &str)]) -> Node {
 }
 
 #[tokio::test]
-async fn list_allocatable_and_get_say_what_the_kubelet_knows() {
+async fn list_allocatable_and_get_return_the_kubelets_state() {
     let node = node(Options { cpu_ids: vec![1, 2, 3], ..Options::default() }).await;
     node.set_claim(Claim::new("team", "claim").device("gpu.nvidia.com", "lab-node", "gpu-1", &["x/y=z"]));
     let container = ContainerSpec::new("main")
@@ -199,7 +199,7 @@ async fn a_socket_that_answers_garbage_is_named_and_counted_as_malformed() {
 }
 
 #[tokio::test]
-async fn a_socket_that_accepts_and_says_nothing_costs_one_deadline() {
+async fn a_silent_socket_costs_one_deadline() {
     let root = tempfile::tempdir().unwrap();
     let (_listener, _) = listening(root.path()).await;
     let mut watching = Watching::start(root.path(), SOON);
@@ -296,7 +296,7 @@ async fn a_rate_limit_is_counted_apart_and_waited_out() {
 }
 
 #[tokio::test]
-async fn a_kubelet_without_v1_is_asked_in_v1alpha1() {
+async fn a_kubelet_without_v1_is_called_with_v1alpha1() {
     let node = node_with(&[("a", "GPU-0")]).await;
     node.unimplemented(&[Method::List, Method::GetAllocatableResources, Method::Get]);
     let mut watching = Watching::start(node.root.path(), SOON);
@@ -336,7 +336,7 @@ async fn names_of_any_bytes_come_through_unchanged() {
 }
 
 #[tokio::test]
-async fn the_kubelet_is_asked_at_most_twice_a_second_on_average() {
+async fn the_kubelet_is_called_at_most_twice_a_second_on_average() {
     let node = node_with(&[]).await;
     let mut watching = Watching::start(node.root.path(), Duration::from_millis(10));
     watching.until("the first answer", |state| state.allocations.is_some()).await;
@@ -353,7 +353,7 @@ async fn the_kubelet_is_asked_at_most_twice_a_second_on_average() {
 }
 
 #[tokio::test]
-async fn a_burst_of_checkpoints_is_one_look_and_not_a_backlog() {
+async fn a_burst_of_checkpoints_causes_few_calls() {
     let node = node_with(&[]).await;
     let mut watching = Watching::start(node.root.path(), NEVER);
     watching.until("settled", |state| state.settled).await;
@@ -368,7 +368,7 @@ async fn a_burst_of_checkpoints_is_one_look_and_not_a_backlog() {
 }
 
 #[tokio::test]
-async fn what_a_kubelet_does_not_know_is_asked_once() {
+async fn a_method_that_a_kubelet_lacks_is_called_once() {
     let node = node_with(&[("a", "GPU-0")]).await;
     node.unimplemented(&[Method::GetAllocatableResources]);
     let mut watching = Watching::start(node.root.path(), SOON);
@@ -382,7 +382,7 @@ async fn what_a_kubelet_does_not_know_is_asked_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_allocation_that_we_granted_ourselves_is_looked_for_without_the_checkpoint() {
+async fn our_own_grant_is_queried_without_the_checkpoint() {
     let node = node(Options::default()).await;
     let elsewhere = tempfile::tempdir().unwrap();
     let mut watching = Watching::start_beside(node.root.path(), elsewhere.path(), NEVER);

@@ -150,7 +150,7 @@ fn counters_that_may_wrap_between_two_readings_are_absent() {
 }
 
 #[test]
-fn a_busy_gpu_without_processes_is_asked_by_the_other_call() {
+fn a_busy_gpu_without_processes_is_read_by_the_other_call() {
     let busy = |fail: Value| {
         // Passes follow each other at once, and each has an entry of its own.
         let samples = json!({"period_microseconds": 1});

@@ -265,7 +265,7 @@ async fn mps_slots_are_healthy_while_their_daemon_is_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_check_before_a_start_is_made_where_it_is_asked_for() {
+async fn the_check_before_a_start_runs_where_it_is_enabled() {
     let node = node(Options::default()).await;
     let podmeter = configured(&node, "preStartCheck: {}");
     podmeter.registered(GPU, 1).await;

@@ -199,7 +199,7 @@ async fn seventy_thousand_slots_are_offered_as_far_as_the_kubelet_can_take_them(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kubelet_that_refuses_is_asked_until_it_does_not() {
+async fn registration_is_retried_until_the_kubelet_accepts() {
     let node = node(Options::default()).await;
     node.fail(Method::Register, Code::Unknown, "the ResourceName \"nvidia.com/gpu\" is invalid");
     let podmeter = PluginHarness::start(node.root.path());
@@ -374,7 +374,7 @@ async fn a_directory_that_is_read_only_is_named_and_taken_up_when_it_is_not() {
 }
 
 #[test]
-fn a_configuration_that_asks_for_too_much_ends_the_start_with_the_limit() {
+fn a_configuration_over_a_limit_ends_the_start_with_the_limit() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("config.yaml");
     let text = "devicePlugin:\n  resources:\n  - kind: nvidia\n    sharing: {timeSlicing: {replicas: 70000}}\n";

@@ -29,7 +29,7 @@ fn pod(name: &str, resource: &str) -> PodSpec {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_new_layout_is_a_new_registration_once_nobody_holds_the_old_one() {
+async fn a_new_layout_is_registered_once_the_old_one_has_no_holder() {
     for rules in RULES {
         let node = with(rules).await;
         let harness = start(&node, mixed(), (0..2).map(gpu));
@@ -113,7 +113,7 @@ fn toys(name: &str, devices: u32) -> ResourceConfig {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_offered_is_said_while_it_is_so() {
+async fn what_cannot_be_offered_is_reported_while_it_is_so() {
     let node = with(Rules::From137).await;
     let resources = [mixed(), vec![toys(GPU, 2)]].concat();
     let harness = start(&node, resources, [gpu(0)]);

@@ -21,7 +21,7 @@
 //! | 16 a restart, the plugin away | `a_kubelet_restarted_without_the_plugin_offers_nothing` |
 //! | 17 a failing CRI must not evict pods | the kubelet's: no plugin is asked |
 //! | 18 GetDevicePluginOptions fails | `a_registration_whose_options_call_fails_is_tried_again` |
-//! | 19 a device turns unhealthy and back | `a_device_turns_unhealthy_and_back` |
+//! | 19 a device becomes unhealthy and healthy again | `a_device_becomes_unhealthy_and_healthy_again` |
 //! | 20 a running pod on an unhealthy device | `a_running_pod_keeps_an_unhealthy_device` |
 //! | 21 several devices, several flips | `several_devices_flip_several_times` |
 //! | 22 ListAndWatch fails at once | `a_list_that_breaks_at_once_is_offered_again` |
@@ -81,7 +81,7 @@ under_both_rules! {
     after_a_reboot_a_pod_before_its_plugin_fails
     a_kubelet_restarted_without_the_plugin_offers_nothing
     a_registration_whose_options_call_fails_is_tried_again
-    a_device_turns_unhealthy_and_back
+    a_device_becomes_unhealthy_and_healthy_again
     a_running_pod_keeps_an_unhealthy_device
     several_devices_flip_several_times
     a_list_that_breaks_at_once_is_offered_again
@@ -336,7 +336,7 @@ async fn a_registration_whose_options_call_fails_is_tried_again(rules: Rules) {
     counts(&node, GPU, 4, 4).await;
 }
 
-async fn a_device_turns_unhealthy_and_back(rules: Rules) {
+async fn a_device_becomes_unhealthy_and_healthy_again(rules: Rules) {
     let (node, podmeter) = with_hardware(rules, gpus(1)).await;
     for _ in 0..2 {
         podmeter.lose(0, true);

@@ -235,7 +235,7 @@ fn links_that_are_unknown_or_disagree_leave_numa_nodes_and_then_the_index() {
 }
 
 #[test]
-fn a_doubtful_request_is_answered_with_nothing_and_the_reason() {
+fn an_invalid_request_gets_an_empty_answer_and_the_reason() {
     let node = pcie_tree(8, 20);
     let usual = node.request(0xff, 1, 2);
     let with = |change: &dyn Fn(&mut podmeter::preference::Request)| {
@@ -261,7 +261,7 @@ fn a_doubtful_request_is_answered_with_nothing_and_the_reason() {
 }
 
 #[test]
-fn more_gpus_than_sets_can_be_looked_at_are_grown_link_by_link() {
+fn with_too_many_sets_a_set_grows_link_by_link() {
     let node = pcie_tree(24, 20);
     let choice =
         |required, size| choose_gpus(&node.request(0xff_fffe, required, size), &node.topology, &BTreeMap::new());

@@ -83,7 +83,7 @@ async fn pods_come_change_and_go() {
 }
 
 #[tokio::test]
-async fn while_the_kubelet_is_away_its_pods_stand_and_are_not_all() {
+async fn without_the_kubelet_its_pods_are_kept_as_incomplete() {
     let node = node(new_kubelet()).await;
     node.add_pod(training()).await;
     let mut watching = Watching::start(&node.pods_api_socket());
@@ -283,7 +283,7 @@ async fn pods_have_their_uids_from_log_directories_alone() {
 }
 
 #[test]
-fn the_demo_knows_its_pods() {
+fn the_demo_names_its_pods() {
     let running = agent::Running::start(&["demo", "--listen", "127.0.0.1:0", "--refresh-interval", "1s"], &[], None);
     let labels = [r#"namespace="team-language""#, r#"label_app="llm-serve""#];
     let page = running.until("a pod of the demo", |page| page.count("podmeter_pod_info", &labels) == 1);
@@ -293,7 +293,7 @@ fn the_demo_knows_its_pods() {
 /// The reader of a pipe that nobody has opened to write is held by the kernel, as it is by a process in an uninterruptible
 /// sleep.
 #[tokio::test(start_paused = true)]
-async fn a_look_that_hangs_withdraws_what_was_known_and_comes_back() {
+async fn a_read_that_hangs_withdraws_the_owners_until_it_returns() {
     let root = tempfile::tempdir().unwrap();
     let tree = ProcTree::create(root.path()).unwrap();
     tree.add_container(MAIN).unwrap();

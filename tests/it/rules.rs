@@ -165,7 +165,7 @@ fn every_metric_and_label_that_a_rule_or_its_test_names_is_in_the_catalogue() {
 }
 
 #[test]
-fn every_alert_says_what_it_is_and_has_its_section_in_the_runbook() {
+fn every_alert_has_a_description_and_a_runbook_section() {
     let runbook = fs::read_to_string(path("docs/alerts.md")).unwrap();
     let sections: Vec<&str> = runbook.lines().filter_map(|line| line.strip_prefix("### ")).collect();
     let rules = rules();

@@ -49,7 +49,7 @@ fn until(running: &Running, what: &str, condition: impl Fn(&Value) -> bool) -> V
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_container_that_lived_between_two_scrapes_is_on_the_next_two_with_its_seconds_and_joules() {
+async fn a_container_between_two_scrapes_is_on_the_next_two_with_its_seconds_and_joules() {
     let (node, driver) = (node(Options::default()).await, FakeNvml::start(two_gpus()));
     let offered = |gpu| ListedDevice { id: uuid(gpu), healthy: true, numa_nodes: None };
     node.set_devices("nvidia.com/gpu", (0..2).map(offered).collect());

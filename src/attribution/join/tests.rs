@@ -98,7 +98,7 @@ fn check(containers: Vec<Container>, allocatable: &Allocatable, expected: &[&str
 }
 
 #[test]
-fn slots_of_a_resource_whose_plugin_says_mps_are_shared_by_mps() {
+fn slots_of_a_resource_whose_plugin_reports_mps_are_shared_by_mps() {
     let slot = format!("{A}::0");
     let (shared, other) = (container("p", &[("x/mps", &slot)], &[]), container("q", &[("x/slices", &slot)], &[]));
     let mut slots = Slots::default();
@@ -243,7 +243,7 @@ fn a_holder_of_a_slot_that_is_no_longer_offered_holds_one_of_those_offered() {
 }
 
 #[test]
-fn nobody_holds_more_of_a_gpu_than_there_is() {
+fn holders_together_have_at_most_the_whole_gpu() {
     let offered = offering("nvidia.com/gpu", &[&format!("{A}::0"), &format!("{A}::1")]);
     let slot = |name, slot| container(name, &[("nvidia.com/gpu", &format!("{A}::{slot}"))], &[]);
     let claim = container("claim", &[], &[("gpu.nvidia.com", "gpu-1")]);

@@ -39,7 +39,7 @@ mod tests {
     use crate::model::Gaps;
 
     #[test]
-    fn it_is_the_mean_of_the_time_since_it_was_last_asked() {
+    fn it_is_the_mean_since_the_last_call() {
         let mut activity = Activity::default();
         let totals = |second, instances: &[(u32, f64)]| Totals {
             through: Monotonic::from_secs(second),

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn profiles_tell_the_slices_of_their_instance() {
+    fn profiles_name_the_slices_of_their_instance() {
         let slices = ["1g.10gb", "3g.40gb", "1c.3g.40gb", "1g.10gb+me", "7g.80gb", "", "gb"].map(slices_of_instance);
         assert_eq!(slices, [Some(1), Some(3), Some(3), Some(1), Some(7), None, None]);
     }

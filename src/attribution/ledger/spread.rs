@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_gets_by_weight_what_it_has_room_for() {
+    fn each_gets_its_weight_up_to_its_limit() {
         assert_eq!(pour(0.5, &[1.0, 1.0], &[1.0, 3.0]), [0.125, 0.375]);
         assert_eq!(pour(1.5, &[1.0, 1.0], &[1.0, 3.0]), [0.5, 1.0]);
         assert_eq!(pour(0.75, &[0.5, 1.0], &[0.5, 0.0]), [0.5, 0.25], "the unheld time did the rest");

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_can_no_longer_be_looked_at_does_not_count_again() {
+    fn a_process_that_can_no_longer_be_read_does_not_count_again() {
         let main = ContainerRef::new("team", "train", "main");
         let mut weights = Weights::default();
         let mut gains = |second, processes: DeviceProcesses| {

@@ -123,7 +123,7 @@ fn no_address_is_guessed_where_several_fit() {
 }
 
 #[test]
-fn the_kernel_driver_tells_which_is_which() {
+fn the_kernel_driver_identifies_missing_gpus() {
     let mut state = hardware(&[0], &[0, 1, 2]);
     let bus = state.node_devices.as_mut().unwrap();
     bus.on_bus.get_mut(&address(2)).unwrap().uuid = Some(GpuUuid::new(uuid(2)));

@@ -64,7 +64,7 @@ fn a_pod_that_was_rejected_after_its_first_allocate_never_held() {
 }
 
 #[test]
-fn listed_twice_it_is_believed() {
+fn listed_twice_it_is_accepted() {
     let nothing = PodDirectory::default();
     assert_eq!(believed_at(&[0, 100, 200], &listed(&[]), &nothing), [false, false, true]);
     assert_eq!(
@@ -76,7 +76,7 @@ fn listed_twice_it_is_believed() {
 }
 
 #[test]
-fn the_pods_api_tells_of_its_admission() {
+fn the_pods_api_confirms_its_admission() {
     assert_eq!(believed_at(&[0], &listed(&[]), &directory(&[("new", false)])), [true], "admitted");
     assert_eq!(believed_at(&[0, 5000], &listed(&[]), &directory(&[("new", true)])), [false, false], "rejected");
     assert_eq!(believed_at(&[0, 1000, 2000], &listed(&[]), &directory(&[])), [false, false, true], "late");

@@ -132,7 +132,7 @@ fn counted(pod: &str, count: u64) -> Vec<(String, Option<String>, u32, u64)> {
 }
 
 #[test]
-fn without_a_process_it_is_the_one_holders_or_nobodys() {
+fn without_a_process_it_is_the_one_holders_or_unattributed() {
     for (holders, expected) in [(&["alone"][..], counted("alone", 2)), (&["one", "two"], vec![]), (&[], vec![])] {
         let mut node = Node::new(false).held_by(holders);
         assert_eq!(node.at(0, &[driver(0, 2)]), expected, "{holders:?}");
@@ -188,7 +188,7 @@ fn a_process_of_an_earlier_pod_of_the_name_leaves_the_present_one_alone() {
 }
 
 #[test]
-fn a_process_that_nobody_saw_leaves_it_to_the_one_holder() {
+fn an_xid_of_an_unseen_process_is_the_one_holders() {
     let mut node = Node::new(true).held_by(&["alone"]).owned(5, Owner::Unknown(UnknownOwner::Gone));
     assert_eq!(node.at(0, &[log(0, 5, 1)]), counted("alone", 1));
     node.processes.enabled = false;
@@ -220,7 +220,7 @@ fn a_process_that_has_ended_is_remembered_for_the_xids_that_follow() {
 }
 
 #[test]
-fn one_xid_that_both_sources_tell_of_counts_once_for_its_process() {
+fn one_xid_from_both_sources_counts_once_for_its_process() {
     for (first, second) in [(driver(0, 3), log(200, 5, 3)), (log(0, 5, 3), driver(200, 3))] {
         // The driver's word alone would have made it the holder's.
         let mut node = Node::new(true).held_by(&["holder"]).owned(5, Owner::Container(main("worker")));
@@ -231,7 +231,7 @@ fn one_xid_that_both_sources_tell_of_counts_once_for_its_process() {
 }
 
 #[test]
-fn what_the_log_does_not_tell_in_time_is_the_holders_of_then() {
+fn without_a_log_line_in_time_it_is_the_holders_at_that_time() {
     let mut node = Node::new(true).held_by(&["alone"]);
     assert_eq!(node.at(0, &[driver(0, 2)]), vec![]);
     node.join.holdings.clear();
@@ -240,7 +240,7 @@ fn what_the_log_does_not_tell_in_time_is_the_holders_of_then() {
 }
 
 #[test]
-fn a_long_storm_counts_every_one_once_in_little_room() {
+fn a_long_storm_counts_each_xid_once_in_little_memory() {
     let mut node = Node::new(true).held_by(&["holder"]).owned(5, Owner::Container(main("worker")));
     for step in 0..2000 {
         let at = step * 100;
@@ -269,7 +269,7 @@ fn on_mig_it_is_who_holds_the_instance() {
 }
 
 #[test]
-fn a_process_on_mig_has_the_device_that_is_told_or_its_only_one() {
+fn a_process_on_mig_has_the_reported_device_or_its_only_one() {
     let mut node = Node::new(false).partitioned().owned(5, Owner::Container(main("eighty")));
     node.hold("seventy", Some("MIG-70"));
     node.hold("eighty", Some("MIG-80"));
@@ -298,7 +298,7 @@ fn counting_began_with_the_account_or_the_first_xid() {
 }
 
 #[test]
-fn kinds_without_end_take_room_with_an_end() {
+fn unlimited_kinds_take_limited_memory() {
     let mut node = Node::new(true).held_by(&["alone"]);
     let mut events: Vec<_> = (0..10_000).map(|code| XidEvent { code, ..event(XidSource::Kmsg, 0, 1) }).collect();
     events.extend((0..10_000).map(|pid| log(0, pid, 1)));

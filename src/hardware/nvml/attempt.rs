@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bare_name_is_looked_for_where_the_loader_looks() {
+    fn a_bare_name_is_searched_in_the_loaders_path() {
         let directory = tempfile::tempdir().unwrap();
         let library = directory.path().join("libx.so");
         fs::write(&library, "").unwrap();

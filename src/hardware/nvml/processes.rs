@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_drivers_with_a_longer_structure_are_asked_for_the_second_version() {
+    fn drivers_with_a_longer_structure_get_the_second_version() {
         let versions = ["530.41.03", "535.43.02", "535.86.10", "535.98", "535.104.05", "580.95.05", "535", "x"];
         let expected = [false, true, true, false, false, false, false, false];
         assert_eq!(versions.map(has_other_v3), expected);

@@ -74,7 +74,7 @@ fn without_a_recovery_action_a_reload_or_a_return_from_loss_clears_an_xid() {
 }
 
 #[test]
-fn a_session_that_begins_anew_heals_nothing_and_a_reset_of_the_gpu_does() {
+fn a_new_session_clears_nothing_and_a_gpu_reset_does() {
     for code in [48, 79] {
         let mut world = World::old(Config::default());
         world.at(1);
@@ -94,7 +94,7 @@ fn a_session_that_begins_anew_heals_nothing_and_a_reset_of_the_gpu_does() {
 }
 
 #[test]
-fn a_reload_heals_nothing_while_the_driver_wants_more_or_the_device_does_not_answer() {
+fn a_reload_clears_nothing_while_the_driver_needs_more_or_the_device_does_not_answer() {
     let mut world = World::new(Config::default());
     world.at(1);
     world.slow(|slow| slow.recovery_action = Some(1));
@@ -111,7 +111,7 @@ fn a_reload_heals_nothing_while_the_driver_wants_more_or_the_device_does_not_ans
 }
 
 #[test]
-fn an_event_told_after_the_reload_that_followed_it_does_not_weigh() {
+fn an_event_from_before_a_reload_reported_after_it_is_ignored() {
     let mut world = World::old(Config::default());
     world.at(1);
     world.hardware.driver_loads += 1;
@@ -193,7 +193,7 @@ fn a_new_instance_does_not_inherit_the_xid_of_the_number_that_it_got() {
 }
 
 #[test]
-fn two_sources_that_tell_of_one_xid_count_once_and_the_process_is_kept() {
+fn one_xid_from_two_sources_counts_once_and_the_process_is_kept() {
     let process = Some(XidProcess { pid: 4711, name: Some("python".into()) });
     let kmsg =
         |seconds, count| XidEvent { source: XidSource::Kmsg, process: process.clone(), count, ..xid(31, seconds) };

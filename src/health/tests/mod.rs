@@ -1,4 +1,4 @@
-//! The whole machine: every reason, every way back, both fan-outs, both sources, and random worlds.
+//! Tests of the state machine: every reason, every recovery, both fan-outs, both sources, and random worlds.
 
 mod events;
 mod operators;

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn an_operators_mark_stands_until_it_is_taken_away_or_ends() {
+fn an_operators_mark_applies_until_it_is_removed_or_ends() {
     let mut world = World::partitioned(Config::default());
     world.at(1);
     let mark = |device: &str, until| Order::Mark { device: device.into(), reason: "smells".into(), until };

@@ -46,7 +46,7 @@ fn a_device_found_sick_at_the_start_is_never_healthy_for_a_moment() {
     }
 }
 
-/// A reason that the hardware states comes with it, stays for the hold-down, and is then gone.
+/// A reason from a hardware state appears with it, and ends after the hold-down.
 #[test]
 fn each_reason_comes_and_goes_with_its_evidence() {
     type Change = fn(&mut World);
@@ -113,7 +113,7 @@ fn each_reason_comes_and_goes_with_its_evidence() {
         assert_eq!(world.reasons(), WELL, "{reason}");
         down(&mut world);
         world.at(10);
-        // Stuck has a limit of its own.
+        // Stuck has its own limit.
         world.at(20);
         assert_eq!(world.reasons(), [reason]);
         world.at(5000);
@@ -151,7 +151,7 @@ fn the_hold_down_begins_anew_with_every_relapse() {
 }
 
 #[test]
-fn what_is_no_longer_said_stays_said() {
+fn a_reason_without_new_signals_stays() {
     let mut world = World::new(Config::default());
     world.slow(|slow| slow.row_remap = Some(RowRemap { failed: true, ..RowRemap::default() }));
     world.at(1);
@@ -164,7 +164,7 @@ fn what_is_no_longer_said_stays_said() {
 }
 
 #[test]
-fn a_recovery_action_that_nobody_knows_is_no_verdict_and_said_once() {
+fn an_unknown_recovery_action_is_no_reason_and_logged_once() {
     let mut world = World::new(Config::default());
     world.at(1);
     world.slow(|slow| slow.recovery_action = Some(99));
@@ -245,7 +245,7 @@ fn a_driver_that_cannot_be_opened_for_longer_than_the_limit_is_no_driver() {
     assert_eq!(healthy(&world), 2, "a reload is no fault");
 }
 
-/// A reading that is older than what it is to speak for is no inputs; nor is that the driver can be opened.
+/// A reading older than its limit is no input; nor is the fact that the driver can be opened.
 #[test]
 fn what_is_unknown_stays_so_until_the_device_answers() {
     let unknown = |world: &World| {
@@ -333,7 +333,7 @@ fn released_devices_keep_their_verdict_for_a_while() {
 }
 
 #[test]
-fn nothing_comes_up_while_it_is_released() {
+fn nothing_becomes_healthy_while_it_is_released() {
     let mut world = World::new(Config::default());
     world.at(1);
     world.slow(|slow| slow.recovery_action = Some(1));

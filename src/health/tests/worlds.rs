@@ -29,7 +29,7 @@ fn step() -> impl Strategy<Value = (Step, u64)> {
     (step, 1_u64..90)
 }
 
-/// The obvious reading of the rules, for a GPU that has a recovery action: when something last stood against it.
+/// The obvious reading of the rules, for a GPU that has a recovery action: when a signal last made it unhealthy.
 #[derive(Default)]
 struct Reference {
     action: u32,
@@ -89,7 +89,7 @@ proptest! {
             let state = world.with(now, &events);
             let said = &world.slow[&GPU.into()];
             if answers {
-                // An action that nobody knows says nothing.
+                // An unknown action is no signal.
                 reference.action = said.recovery_action.filter(|action| *action < 8).unwrap_or(reference.action);
                 reference.row_remap_failed = said.row_remap.is_some_and(|remap| remap.failed);
                 reference.fabric_away = said.fabric.as_ref().is_some_and(|fabric| fabric.state != "completed");
@@ -114,12 +114,12 @@ proptest! {
             let total: u64 = state.transition_counts.values().flat_map(BTreeMap::values).sum();
             prop_assert!(total >= transitions);
             transitions = total;
-            // Whoever wakes at every deadline misses nothing: the verdict cannot change before it.
+            // Evaluating at every deadline is enough: health cannot change before it.
             if let Some(deadline) = world.health.next_deadline() {
                 prop_assert!(deadline > Monotonic::from_secs(now));
             }
         }
-        // All is made well: it comes back, whatever it has been through.
+        // With every fault cleared it becomes healthy, after any history.
         world.answer();
         let well = Slow {
             recovery_action: Some(0),

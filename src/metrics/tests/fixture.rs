@@ -1,5 +1,5 @@
 //! One node with a little of everything: two whole GPUs of which one is lost, a partitioned one, three containers of
-//! which one bears hostile names, a DRA claim, pinned CPUs, reserved memory, a tier gone stale.
+//! which one has hostile names, a DRA claim, pinned CPUs, reserved memory, a stale tier.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -120,7 +120,7 @@ fn processes() -> ProcessState {
     }
 }
 
-/// One resource served, with a device of each health; another that somebody else's plugin has.
+/// One resource served, with a device of each health; another that another plugin serves.
 fn plugin() -> PluginState {
     let mut durations = DurationHistogram::default();
     durations.observe(Duration::from_micros(100));
@@ -156,7 +156,7 @@ fn plugin() -> PluginState {
     PluginState { checked: true, kubelet_restarts: 1, problems: vec!["MIG-9 <b>is not offered</b>".into()], resources }
 }
 
-/// A GPU that is well, a lost one, and one of which a part is sick.
+/// A healthy GPU, a lost one, and one with an unhealthy MIG device.
 fn health() -> HealthState {
     let well = || DeviceHealth { healthy: true, since: moment(1), causes: vec![] };
     let sick = |reason, detail: &str| DeviceHealth {
@@ -250,7 +250,7 @@ fn whole() -> Gpu {
     gpu(WHOLE, 0)
 }
 
-/// Never said much about itself, and is gone.
+/// Reported little, and is lost.
 fn lost() -> Gpu {
     Gpu { minor: None, vbios_version: None, numa_node: None, mig_enabled: None, present: false, ..gpu(LOST, 1) }
 }
@@ -401,7 +401,7 @@ fn slow() -> Slow {
     }
 }
 
-/// Its counters stand still; everything that tells of now is gone.
+/// Its counters stay; all present values are absent.
 fn lost_readings() -> DeviceReadings {
     DeviceReadings {
         totals: Totals { busy_seconds: Some(12.0), uncovered_seconds: 30.0, ..Totals::default() },
@@ -410,7 +410,7 @@ fn lost_readings() -> DeviceReadings {
     }
 }
 
-/// Its slow tier has gone stale.
+/// Its slow tier is stale.
 fn partitioned_readings() -> DeviceReadings {
     let instance = |gpu_instance, member: &str, level| InstanceReading {
         gpu_instance,
@@ -591,7 +591,7 @@ fn accounts() -> Vec<Account> {
         busy_seconds: Some(12.0),
         idle_seconds: Some(0.0),
         uncovered_seconds: Some(0.0),
-        // Of a moment that is over: may not be shown.
+        // From an earlier time: must not be shown.
         utilization_ratio: Some(0.5),
         ended: Some(Monotonic::from_secs(500)),
         ..account(ContainerRef::new("research", "finished", "main"), LOST)

@@ -1,4 +1,4 @@
-//! The page as a whole: byte for byte against the golden files, and judged by parsers that share nothing with its
+//! The complete page: byte for byte against the golden files, and judged by parsers that share nothing with its
 //! writer. `UPDATE_GOLDEN=1 cargo nextest run golden` accepts a change.
 
 pub(crate) mod fixture;
@@ -84,7 +84,7 @@ fn a_strict_parser_reads_both_texts_alike() {
 }
 
 #[test]
-fn protobuf_says_the_same_as_text() {
+fn protobuf_and_text_are_equivalent() {
     let text = Page::parse(&rendered(Format::Text), Dialect::Text).unwrap();
     let bytes = Pages::default().page(&fixture::snapshot(), Format::Protobuf, Coding::Identity).unwrap();
     let mut rest = bytes.as_ref();
@@ -173,7 +173,7 @@ fn the_fixture_shows_every_metric() {
 }
 
 #[test]
-fn an_empty_snapshot_says_nothing_of_devices() {
+fn an_empty_snapshot_has_no_device_metrics() {
     let page = Pages::default().page(&crate::model::Snapshot::default(), Format::Text, Coding::Identity).unwrap();
     let page = Page::parse(std::str::from_utf8(&page).unwrap(), Dialect::Text).unwrap();
     for (name, labels) in page.samples.keys() {

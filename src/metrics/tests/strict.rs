@@ -1,5 +1,5 @@
-//! A second opinion on the pages: a small, strict parser of text 0.0.4 and OpenMetrics that knows nothing of their
-//! writer. It refuses what Prometheus would refuse, and what OpenMetrics forbids.
+//! A second opinion on the pages: a small, strict parser of text 0.0.4 and OpenMetrics independent of their
+//! writer. It rejects what Prometheus would reject, and what OpenMetrics forbids.
 
 use std::collections::{BTreeMap, BTreeSet};
 

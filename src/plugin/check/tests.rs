@@ -146,7 +146,7 @@ fn devices_of_another_podmeter_are_a_rolling_update() {
 }
 
 #[test]
-fn a_known_plugin_has_replaced_us_until_its_socket_ends_or_the_kubelet_asks_us() {
+fn a_known_plugin_has_replaced_us_until_its_socket_ends_or_the_kubelet_calls_us() {
     let mut world = World::new();
     world.bind("nvidia-mig-1g.10gb.sock", 1);
     assert_eq!(world.answer(2000, &["x"]), RegistrationState::Used, "of another resource");

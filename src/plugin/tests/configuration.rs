@@ -108,7 +108,7 @@ fn an_error_deep_inside_names_its_line() {
 }
 
 #[test]
-fn nvidias_file_stands_in_for_entries_of_kind_nvidia() {
+fn nvidias_file_replaces_entries_of_kind_nvidia() {
     let text = "nvidiaConfig: /nv.yaml\nresources: [{kind: simulated, name: a.b/c, devices: 1}]";
     let config: Config = serde_saphyr::from_str(text).unwrap();
     let entries = config

@@ -113,7 +113,7 @@ impl LifecycleHarness {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kubelet_that_hangs_in_register_is_asked_again() {
+async fn registration_is_retried_after_a_kubelet_hung_in_register() {
     let root = tempfile::tempdir().unwrap();
     let kubelet = FakeKubelet::start(root.path(), Options::default()).await.unwrap();
     kubelet.hang(Method::Register);
@@ -127,7 +127,7 @@ async fn a_kubelet_that_hangs_in_register_is_asked_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kubelet_that_never_asks_for_the_list_is_registered_with_again() {
+async fn a_kubelet_that_never_opens_the_list_is_registered_with_again() {
     let root = tempfile::tempdir().unwrap();
     let kubelet = FakeKubelet::start(root.path(), Options::default()).await.unwrap();
     kubelet.hang(Method::ListAndWatch);

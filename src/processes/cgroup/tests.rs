@@ -5,7 +5,7 @@ const OTHER: &str = "11111111222222223333333344444444555555556666666677777777aaa
 const UID: &str = "8f5d2c1e-90ab-4cde-8123-456789abcdef";
 const BARE: &str = "229836ee3ad078911e99a2b8134d6713";
 
-/// `ID`, `OTHER`, `UID`, `UNDER` (the UID with underscores) and `BARE` stand for themselves.
+/// `ID`, `OTHER`, `UID`, `UNDER` (the UID with underscores) and `BARE` are placeholders.
 fn written(text: &str) -> String {
     let under = UID.replace('-', "_");
     [("OTHER", OTHER), ("UNDER", &under), ("BARE", BARE), ("UID", UID), ("ID", ID)]
@@ -40,7 +40,7 @@ fn containers_of_every_runtime_driver_and_point_of_view() {
         // the kubelet's driver and the runtime's differ
         "/system.slice/containerd.service/kubepods-burstable-podUNDER.slice:cri-containerd:ID",
         "/kubepods-besteffort-podUNDER.slice:cri-containerd:ID",
-        // a kubelet in a container, a cgroup root of its own
+        // a kubelet in a container, with its own cgroup root
         "/docker/OTHER/kubelet/kubepods/burstable/podUID/ID",
         "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-podUNDER.slice/cri-containerd-ID.scope",
         "/system.slice/docker-OTHER.scope/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-podUNDER.slice/\
@@ -135,7 +135,7 @@ fn a_recorded_container_of_both_hierarchies() {
 }
 
 #[test]
-fn of_two_hierarchies_the_one_that_says_more_counts() {
+fn of_two_hierarchies_the_more_specific_one_counts() {
     assert_eq!(parsed("4:memory:/\n3:pids:/kubepods/podUID/ID\n0::/system.slice/x.service"), pod(UID));
     assert_eq!(parsed("4:memory:/kubepods/podUID/ID\n1:name=systemd:/kubepods/podBARE/ID"), pod(UID));
 }
@@ -154,7 +154,7 @@ proptest::proptest! {
         let _ = parse(&text);
     }
 
-    /// Whatever stands before and after, the outermost pod and its first container are found.
+    /// With any prefix and suffix, the outermost pod and its first container are found.
     #[test]
     fn surroundings_do_not_matter(
         before in "(/[a-z.-]{0,12}){0,4}",

@@ -43,7 +43,7 @@ impl Lab {
         self.resolve(seconds, &[pid]).remove(&pid).expect("wanted").owner
     }
 
-    /// The Pods API tells of this pod and its containers.
+    /// The Pods API lists this pod and its containers.
     fn list(&mut self, inside: Inside<'_>, api_uid: &str, terminal: bool, containers: &[&str]) {
         let identity = PodIdentity {
             pod: PodRef::new(inside.namespace, inside.pod),
@@ -102,7 +102,7 @@ fn a_number_given_out_again_is_another_process() {
 }
 
 #[test]
-fn an_ended_process_keeps_its_owner_while_readings_speak_of_it() {
+fn an_ended_process_keeps_its_owner_while_readings_include_it() {
     let mut lab = Lab::with_pods();
     assert_eq!(lab.owner(1, 100), container(MAIN));
     lab.tree.end(100).unwrap();
@@ -113,7 +113,7 @@ fn an_ended_process_keeps_its_owner_while_readings_speak_of_it() {
 }
 
 #[test]
-fn what_is_no_longer_wanted_is_forgotten() {
+fn what_is_no_longer_requested_is_dropped() {
     let mut lab = Lab::with_pods();
     lab.resolve(1, &[100, 101, 102]);
     assert_eq!(lab.resolver.known.len(), 3);
@@ -124,7 +124,7 @@ fn what_is_no_longer_wanted_is_forgotten() {
 }
 
 #[test]
-fn a_zombie_that_has_left_its_cgroup_stays_whose_it_was() {
+fn a_zombie_that_has_left_its_cgroup_keeps_its_owner() {
     let mut lab = Lab::with_pods();
     lab.write(101, "mountinfo", b"");
     assert_eq!(lab.owner(1, 101), container(SIDE), "by its id's link");
@@ -152,7 +152,7 @@ fn a_pod_whose_directory_has_gone_has_ended() {
 }
 
 #[test]
-fn a_container_that_nobody_names_is_still_in_its_pod() {
+fn an_unnamed_container_is_still_in_its_pod() {
     let mut lab = Lab::with_pods();
     lab.write(100, "mountinfo", b"");
     std::fs::remove_dir_all(lab.directory.path().join("containers")).unwrap();
@@ -202,7 +202,7 @@ fn a_pod_from_a_manifest_has_two_uids() {
 }
 
 #[test]
-fn while_the_pods_api_is_away_directories_say_who_has_gone() {
+fn without_the_pods_api_directories_show_removed_pods() {
     let mut lab = Lab::with_pods();
     lab.list(MAIN, UID, false, &["main"]);
     lab.pods.complete = false;
@@ -212,7 +212,7 @@ fn while_the_pods_api_is_away_directories_say_who_has_gone() {
 }
 
 #[test]
-fn a_container_without_a_pod_is_the_hosts_unless_the_kubelet_knows_it() {
+fn a_container_without_a_pod_is_the_hosts_unless_the_kubelet_lists_it() {
     let mut lab = Lab::with_pods();
     lab.tree.start_on_host(300, 1).unwrap();
     lab.write(300, "cgroup", format!("0::/docker/{}\n", container_id(UID, "main")).as_bytes());
@@ -240,7 +240,7 @@ fn nonsense_in_proc_is_an_unknown_owner() {
 }
 
 #[test]
-fn one_round_looks_at_a_bounded_number() {
+fn one_round_reads_a_bounded_number() {
     let mut lab = Lab::with_pods();
     let pids: Vec<u32> = (1000..1000 + LOOKS_PER_ROUND as u32 + 10).collect();
     for pid in &pids {
@@ -254,7 +254,7 @@ fn one_round_looks_at_a_bounded_number() {
 }
 
 #[test]
-fn a_leftover_process_of_an_earlier_pod_of_the_name_is_told_apart_by_its_uid() {
+fn the_uid_identifies_a_leftover_process_of_an_earlier_pod() {
     let mut lab = Lab::with_pods();
     let again = Inside { uid: "00000000-0000-4000-8000-000000000001", ..MAIN };
     lab.tree.add_container(again).unwrap();

@@ -541,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn up_to_1_36_any_stream_speaks_for_the_resource_and_takes_it_down() {
+    fn up_to_1_36_the_end_of_any_stream_disconnects_the_resource() {
         let mut manager = DeviceManager::new(Rules::UpTo136);
         let first = manager.connected(GPU, "/a.sock").unwrap();
         manager.listed(first, healthy(&["a"]));
@@ -580,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn from_1_37_each_socket_stands_for_itself() {
+    fn from_1_37_each_socket_is_independent() {
         let mut manager = DeviceManager::new(Rules::From137);
         let first = manager.connected(GPU, "/a.sock").unwrap();
         manager.listed(first, healthy(&["a"]));

@@ -131,7 +131,7 @@ fn a_host_process_beside_an_exclusive_holder_has_its_part() {
 }
 
 #[test]
-fn slots_with_process_data_follow_sm_time_and_idle_power_is_nobodys() {
+fn slots_with_process_data_follow_sm_time_and_idle_power_is_unattributed() {
     let mut case = Case::default();
     case.idle_at_100_watts();
     case.hold("a", None, Sharing::TimeSlicing, 0.25);

@@ -110,7 +110,7 @@ fn one_holder_gets_all_of_busy_and_energy() {
 }
 
 #[test]
-fn totals_from_before_the_agent_saw_the_holder_are_nobodys() {
+fn totals_from_before_the_first_observation_are_unattributed() {
     let mut world = World::new();
     world.read(0, Some(500.0), Some(9e6));
     world.read(1000, Some(501.0), Some(9.1e6));
@@ -213,7 +213,7 @@ fn a_new_reader_after_a_second_is_a_gap_too() {
 }
 
 #[test]
-fn energy_of_a_gap_that_is_told_after_it_is_not_of_the_time_after_it() {
+fn energy_of_a_gap_reported_later_is_not_of_the_time_after_it() {
     let mut world = World::new();
     world.read(0, Some(0.0), Some(0.0));
     world.relate(0, exclusive(&["a"]));
@@ -346,7 +346,7 @@ fn a_pod_that_comes_back_under_its_name_goes_on_counting() {
 }
 
 #[test]
-fn a_page_that_nobody_reads_does_not_grow_for_ever() {
+fn an_unread_page_does_not_grow_without_limit() {
     let mut world = World::new();
     world.read(0, Some(0.0), None);
     for pod in 0..ENDED_LIMIT as u64 + 50 {
@@ -369,7 +369,7 @@ fn a_change_of_share_counts_from_when_it_changed() {
 }
 
 #[test]
-fn energy_drawn_while_nobody_was_reading_is_not_the_next_holders() {
+fn energy_of_time_without_readings_is_not_the_next_holders() {
     let mut world = World::new();
     world.read(0, Some(0.0), Some(0.0));
     world.relate(0, exclusive(&["a"]));
