@@ -1,5 +1,5 @@
 //! What Kubernetes' sample device plugin shows, with this one: `example.com/resource` is registered with two devices, one
-//! pod takes one, a second asks for two and does not fit. Real sockets, a simulated kubelet, devices that exist nowhere.
+//! pod takes one, a second requests two and does not fit. Real sockets, a simulated kubelet, simulated devices.
 
 use std::io::Write;
 use std::path::Path;
@@ -74,7 +74,7 @@ fn start_podmeter(root: &Path, tasks: &mut Tasks) -> anyhow::Result<watch::Recei
     };
     let no_driver = HardwareState { source: "none", ..HardwareState::default() };
     let (publish_hardware, hardware) = watch::channel(Arc::new(no_driver));
-    // A simulated device has no health of its own.
+    // A simulated device has no health.
     let (publish_health, health) = watch::channel(Arc::default());
     tasks.spawn("hardware and health", async move {
         std::future::pending::<()>().await;
@@ -97,7 +97,7 @@ fn offered(kubelet: &FakeKubelet) -> String {
     }
 }
 
-/// Adds a pod of one container and writes what becomes of it.
+/// Adds a pod of one container and writes the outcome.
 async fn ask(kubelet: &FakeKubelet, pod: &str, count: usize, out: &mut impl Write) -> anyhow::Result<()> {
     let container = ContainerSpec::new("main").asks(RESOURCE, count);
     let admission = kubelet.add_pod(PodSpec::new("default", pod).container(container)).await;

@@ -63,7 +63,7 @@ impl Side {
     }
 }
 
-/// The results of one side in one turn.
+/// The results of one side in one round.
 struct Turn {
     answered: Answered,
     /// Milliseconds of processor time per request.

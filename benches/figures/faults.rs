@@ -49,7 +49,7 @@ pub fn measure(bench: &Bench) {
     bench.driver.update(|state| state["gpus"][3]["hang"] = json!([]));
 }
 
-/// Scrapes one after another, half a millisecond apart; returns the last page.
+/// Scrapes one after another, half a millisecond between them; returns the last page.
 fn scrapes(connection: &mut Connection, seconds: &mut Vec<f64>) -> String {
     let began = Instant::now();
     loop {

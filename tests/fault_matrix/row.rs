@@ -74,7 +74,7 @@ pub enum GoesOn {
     Admits,
     /// The pod that runs keeps its GPU.
     Pod,
-    /// Page, the kubelet's list of devices and Allocate, turn after turn, in less time than waiting in each for what hangs.
+    /// Page, the kubelet's list of devices and Allocate, in turn, in less time than waiting in each for what hangs.
     Promptly,
 }
 

@@ -15,7 +15,8 @@ fn seconds_and_joules_of_short_pods_are_on_the_right_container() {
         for right in [busy, energy, allocated] {
             assert!(right >= 99.9, "{}: {outcome:#?}", case.name);
         }
-        // The end of a pod is seen at the next look at the kubelet, in half a second: idle time and idle power until then.
+        // The end of a pod is seen at the next call to the kubelet, in half a second: idle time and idle power until
+        // then.
         let over = |score: &accuracy::Score| score.percent(score.wrong);
         assert!(over(&outcome.busy) < 0.1 && over(&outcome.energy) < 0.5, "{}: {outcome:#?}", case.name);
         assert!(over(&outcome.allocated) < 2.0, "{}: {outcome:#?}", case.name);

@@ -114,7 +114,7 @@ async fn a_slot_is_its_part_of_the_slots_offered_now_though_there_were_more_befo
         })
     };
     allocated(0.125);
-    // Another pod has the kubelet write its checkpoint, after which what it offers is asked for.
+    // Another pod has the kubelet write its checkpoint, after which its allocatable devices are queried.
     offer(4);
     holders(&["trainer", "other"]);
     allocated(0.5);
@@ -129,7 +129,7 @@ async fn a_scrape_calls_neither_the_driver_nor_the_kubelet() {
     let running = agent(node.root.path(), &["--sample-interval", "1m", "--refresh-interval", "10m"], &driver.env());
     let settled = |page: &Page| page.value("podmeter_refresh_triggers_total", &["trigger=\"timer\""]) == Some(1.0);
     running.until("a settled kubelet", settled);
-    // The wait for events repeats at intervals of its own.
+    // The wait for events repeats at its own intervals.
     let calls_of_readings = || {
         let mut calls = driver.calls();
         calls.retain(|call, _| call != "nvmlEventSetWait_v2");
@@ -299,7 +299,7 @@ async fn hostile_names_are_escaped_on_every_page() {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_permission_the_page_names_the_required_user() {
     let node = one_holder().await;
-    // Root is let in everywhere: be nobody then.
+    // Root may access everything: run as the user nobody.
     #[allow(clippy::disallowed_methods, reason = "a test asks who it is")]
     let root = std::process::Command::new("id").arg("-u").output().unwrap().stdout == b"0\n";
     node.refuse_permission(true).unwrap();
@@ -320,7 +320,7 @@ async fn without_permission_the_page_names_the_required_user() {
         "--kubelet-root",
         kubelet_root,
     ];
-    // The binary itself may lie where nobody may look.
+    // The user nobody may lack access to the binary.
     let binary = node.root.path().join("podmeter");
     std::fs::copy(agent::binary(), &binary).unwrap();
     traversable(&binary);

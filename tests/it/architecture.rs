@@ -197,7 +197,7 @@ fn libraries_stay_in_their_modules() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// Whether `library::` stands there as a word of its own.
+/// Whether the text contains `library::` as a separate word.
 fn uses(text: &str, library: &str) -> bool {
     let is_inside = |letter: char| letter.is_alphanumeric() || letter == '_';
     let path = format!("{library}::");

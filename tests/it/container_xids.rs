@@ -55,7 +55,7 @@ async fn an_xid_is_its_processs_or_the_one_holders_or_unattributed() {
             && page.value("podmeter_collector_success", &["collector=\"events\""]) == Some(1.0)
     });
 
-    // Both sources tell of one; only the log knows whose it is.
+    // Both sources report one; only the log names its process.
     driver.update(|state| state["gpus"][1]["events"] = json!([{ "sequence": 1, "xid": 31 }]));
     log.write_all(b"3,1,1,-;NVRM: Xid (PCI:0000:11:00): 31, pid=4711, name=python3, Ch 00000008\n").unwrap();
     let of = |pod: &str, code: u32| [format!("pod=\"{pod}\""), format!("xid=\"{code}\"")];
@@ -96,7 +96,7 @@ async fn calls_are_timed_where_enabled() {
     let within = ["call=\"nvmlDeviceGetPowerUsage\"", "le=\"+Inf\""];
     assert_eq!(page.value("podmeter_nvml_call_duration_seconds_bucket", &within), page.value(count, &power));
     assert!(page.value("podmeter_nvml_call_duration_seconds_sum", &power).is_some_and(|sum| sum > 0.0));
-    // What GPM says of traffic arrives as dcgm-exporter gives it.
+    // Traffic from GPM is exported as by dcgm-exporter.
     let says = |line: &str| {
         running.get("/metrics/dcgm").body.lines().any(|one| {
             let (name, value) = line.split_once(' ').unwrap();

@@ -1,5 +1,5 @@
 //! The dashboards are what their source makes, name only metrics and labels that there are, lead to one another, and keep
-//! the rules of Grafana's dashboard linter. Whether their queries return data is asked of a real Prometheus in
+//! the rules of Grafana's dashboard linter. A real Prometheus checks that their queries return data in
 //! `tests/peers/dashboards.rs`. `UPDATE_GOLDEN=1 cargo nextest run --test it dashboards::the_files` writes the files.
 
 #[path = "../../dashboards/source/mod.rs"]
@@ -16,7 +16,7 @@ use serde_json::Value;
 const SCRAPE_LABELS: [&str; 4] = ["job", "cluster", "node", "exported_pod"];
 /// Prometheus makes these of each scrape.
 const PROMETHEUS_METRICS: [&str; 2] = ["up", "scrape_samples_scraped"];
-/// The panel that shows counters as they stand.
+/// The panel that shows raw counters.
 const LEVELS: &str = "device / Memory errors so far / ";
 /// Of Grafana's units, those in use here.
 const UNITS: [&str; 12] =
@@ -97,7 +97,7 @@ fn every_dashboard_is_complete() {
     none(breaches);
 }
 
-/// Panels lie side by side within 24 columns.
+/// Panels are side by side within 24 columns.
 #[test]
 fn no_panel_covers_another() {
     for (name, dashboard) in read() {

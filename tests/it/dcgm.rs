@@ -105,7 +105,7 @@ fn page() -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// The blocks of the guide whose fence says `text` and this.
+/// The blocks of the guide whose fence is `text` and this.
 fn block(kind: &str) -> Vec<&'static str> {
     let mut lines = GUIDE.lines().skip_while(|line| line.trim_end() != format!("```text{kind}"));
     lines.next().unwrap_or_else(|| panic!("a block of {kind:?}"));
@@ -129,7 +129,7 @@ fn the_guide_shows_what_podmeter_prints() {
     let of_shown: BTreeSet<_> =
         printed.iter().map(String::as_str).filter(|line| names.contains(line.split('{').next().unwrap())).collect();
     assert_eq!(shown.iter().copied().collect::<BTreeSet<_>>(), of_shown, "{printed:#?}");
-    // And the sums are what the other half of the guide says of the device.
+    // And the sums equal the device's values in the other half of the guide.
     for (name, device) in [("GPU_UTIL", 90.0), ("FB_USED", 64_512.0)] {
         let name = format!("DCGM_FI_DEV_{name}{{");
         let values = shown.iter().filter(|line| line.starts_with(&name)).map(|line| number(line));
@@ -201,7 +201,7 @@ const READERS: &[Selector] = &[
     ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", OF_PODS),
 ];
 
-/// What a whole GPU of one pod says beyond that.
+/// The further metrics of a whole GPU of one pod.
 const READERS_OF_WHOLE_GPUS: &[Selector] = &[
     ("DCGM_FI_DEV_POWER_USAGE", OF_PODS),
     ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", OF_PODS),

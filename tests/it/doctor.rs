@@ -1,4 +1,4 @@
-//! `podmeter doctor`: the binary against the demo and against nothing; the room against what hangs and what is in the way.
+//! `podmeter doctor`: the binary on the demo and on an empty node; the module with hanging and wrong files and sockets.
 
 use crate::support::agent;
 use crate::support::demo;
@@ -182,7 +182,7 @@ async fn an_unanswered_socket_and_a_file_in_its_place() {
     for directory in ["pod-resources", "device-plugins"] {
         std::fs::create_dir(root.path().join(directory)).unwrap();
     }
-    // Accepts by the kernel alone, and says nothing.
+    // The kernel accepts connections; no process answers.
     let silent = UnixListener::bind(root.path().join("pod-resources/kubelet.sock")).unwrap();
     std::fs::write(root.path().join("device-plugins/kubelet.sock"), "a file").unwrap();
     let dead = root.path().join("admin.sock");

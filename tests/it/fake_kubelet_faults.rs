@@ -53,7 +53,7 @@ async fn a_plugin_that_refuses_its_options_is_not_registered() {
     };
     let plugin = StandInPlugin::start_with(&directory, GPU, vec![ListedDevice::new("gpu-0")], behaviour);
     let error = loop {
-        // The plugin registers too, on a fresh server each time: until it stands there is nobody to dial.
+        // The plugin registers too, on a fresh server each time: until it runs there is nothing to dial.
         if let Err(error) = node.register("v1beta1", "gpu.sock", GPU).await
             && error.message().contains("no options")
         {
@@ -127,7 +127,7 @@ async fn a_stopped_kubelet_breaks_connections_and_leaves_stale_sockets() {
     let mut client = lab.client().await;
     client.list(v1::ListPodResourcesRequest {}).await.unwrap();
     lab.stop();
-    // On the broken connection tonic says UNKNOWN; from then on it cannot connect.
+    // On the broken connection tonic returns UNKNOWN; from then on it cannot connect.
     client.list(v1::ListPodResourcesRequest {}).await.unwrap_err();
     assert_eq!(client.list(v1::ListPodResourcesRequest {}).await.unwrap_err().code(), Code::Unavailable);
     for socket in [lab.pod_resources_socket(), lab.device_plugin_directory().join("kubelet.sock")] {
@@ -291,7 +291,7 @@ async fn preferences_count_as_far_as_they_may() {
     assert!(held.contains(&(GPU.to_owned(), "gpu-3".to_owned())), "{held:?}");
     assert!(!held.contains(&(GPU.to_owned(), "gpu-0".to_owned())), "busy: {held:?}");
 
-    // Nothing is left to choose: the plugin is not asked.
+    // Nothing is left to choose: the plugin is not called.
     let asked = lab.gpu().calls().preferred.len();
     lab.runs(one_container("default", "third", 1)).await;
     assert_eq!(lab.gpu().calls().preferred.len(), asked);
@@ -313,7 +313,7 @@ async fn a_plugin_s_errors_fail_the_pod_and_free_its_devices() {
     assert_eq!(lab.list().await.pod_resources.len(), 2);
 }
 
-/// The pod is there, its device not yet. The kubelet's main loop stands; its end sets the caller free.
+/// The pod is there, its device not yet. The kubelet's main loop is blocked; its end releases the caller.
 #[tokio::test]
 async fn an_allocation_in_flight_is_not_listed() {
     let lab = std::sync::Arc::new(lab::with_pods().await);

@@ -1,4 +1,4 @@
-//! The fake driver library is what it says: loaded and asked through nvml-wrapper, as production asks the real one.
+//! The fake driver library matches its data file: loaded and called through nvml-wrapper, as the real one is.
 
 use std::sync::mpsc;
 use std::thread;
@@ -49,7 +49,7 @@ fn eight_gpus_are_found_by_index_uuid_and_bus_id() {
     }
 }
 
-/// Asks until the answer is there; the deadline is far beyond what any machine needs.
+/// Retries until there is an answer; the deadline is far beyond what any machine needs.
 fn eventually<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let (_keep, never) = mpsc::channel::<()>();
     for _ in 0..4_000 {
@@ -93,7 +93,7 @@ fn the_samples_add_up_to_the_load_over_a_change() {
     let sum = |samples: &[Sample]| samples.iter().map(|sample| u64::from(word(&sample.value))).sum::<u64>();
     let (busy_sum, power_sum) = (sum(&busy), sum(&power[..busy.len()]) / 1000);
     assert!(busy_sum.abs_diff(power_sum) <= 1, "{busy_sum} % of busy, {power_sum} W of power for the same curve");
-    // Whole percent in each, and yet the quarters are not lost.
+    // Whole percent in each, without losing the quarters.
     assert_eq!(sum(&busy[..20]), 805);
     assert!(busy.windows(2).all(|pair| pair[1].timestamp - pair[0].timestamp == period));
 
@@ -245,7 +245,7 @@ fn number(value: SampleValue) -> u64 {
 #[allow(unsafe_code, reason = "the untranslated field id needs the raw symbol")]
 fn raw_field(nvml: &Nvml, device: &Device<'_>, id: u32) -> Result<u64, u32> {
     let call = nvml.lib().nvmlDeviceGetFieldValues.as_ref().expect("exported");
-    // SAFETY: all zero is a valid nvmlFieldValue_t; the call gets one, and the handle lives as long as `device`.
+    // SAFETY: all zero is a valid nvmlFieldValue_t; the call gets one, and the handle is valid as long as `device`.
     let (code, value) = unsafe {
         let mut value: nvmlFieldValue_t = std::mem::zeroed();
         value.fieldId = id;

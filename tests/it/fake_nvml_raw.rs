@@ -1,4 +1,4 @@
-//! What the hardware room asks the fake driver for through raw symbols.
+//! What the hardware module calls in the fake driver through raw symbols.
 
 #![allow(unsafe_code, reason = "raw symbols, each call with structs of the bindings")]
 

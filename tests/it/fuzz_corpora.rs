@@ -40,7 +40,7 @@ fn every_target_has_a_program_and_a_corpus_and_no_other_is_there() {
 }
 
 /// Each input of the corpora changed in a few places, the same ones in every run: what libFuzzer would begin with.
-/// `FUZZ_MUTATIONS` says how many for each target.
+/// `FUZZ_MUTATIONS` is the number for each target.
 #[test]
 fn changed_inputs_break_no_promise() {
     let count: u64 = std::env::var("FUZZ_MUTATIONS").map_or(300, |count| count.parse().expect("a number"));

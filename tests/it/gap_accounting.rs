@@ -35,7 +35,7 @@ enum Step {
     Loss(u64),
     /// A new reader, while the readings of the old one stay.
     MigChange(u64),
-    /// The driver is loaded anew, and its counter begins at zero.
+    /// The driver is reloaded, and its counter restarts at zero.
     Reload(u64),
     /// Per cent of a second.
     Load(u64),
@@ -113,7 +113,7 @@ impl World {
         Monotonic::from_millis(self.now)
     }
 
-    /// Lets time pass; the ledger looks once a second, whatever the driver does.
+    /// Lets time pass; the ledger is updated once a second, independent of the driver.
     fn wait(&mut self, milliseconds: u64) {
         let end = self.now + milliseconds;
         while self.now < end {
@@ -199,7 +199,7 @@ impl World {
         accounts.iter().map(idle).map(|(name, idle)| (name, idle.unwrap_or(0.0))).collect()
     }
 
-    /// A silence, what becomes of the driver in its middle, and the pass that ends it.
+    /// A gap, the fault of the driver in its middle, and the pass that ends it.
     fn silent(&mut self, length: u64, middle: impl FnOnce(&mut Self), fresh: bool) -> Result<(), TestCaseError> {
         let before = self.idle();
         self.wait(length / 2);

@@ -1,5 +1,5 @@
 //! `scripts/gpu-check`, run as on a machine with GPUs: the real binary on the fake driver library, and an nvidia-smi
-//! that answers what that driver says.
+//! that answers with that driver's values.
 
 use crate::support::agent;
 use std::collections::BTreeMap;
@@ -57,7 +57,7 @@ remapped_rows.pending=1
 remapped_rows.failure=0
 "#;
 
-/// Refuses a field that it does not have, as the real one does.
+/// Rejects a field that it does not have, as the real one does.
 const NVIDIA_SMI: &str = r#"#!/usr/bin/env bash
 folder=${BASH_SOURCE%/*}
 # answer FILE FIELD
@@ -124,7 +124,7 @@ struct Checked {
 }
 
 impl Checked {
-    /// Value → nvidia-smi, podmeter and result, out of the report.
+    /// Value → nvidia-smi, podmeter and result, from the report.
     fn rows(&self, gpu: u32) -> BTreeMap<&str, [&str; 3]> {
         let begin = format!("| {gpu} | ");
         let rows = self.report.lines().filter_map(|line| line.strip_prefix(begin.as_str()));
@@ -254,7 +254,7 @@ fn without_a_driver_it_names_the_remedy() {
     assert_eq!((checked.code, checked.report.as_str()), (2, ""), "{}", checked.said);
     assert!(checked.said.contains("nvidia-smi is not in PATH; run this on"), "{}", checked.said);
 
-    // nvidia-smi is there, and the library says that the kernel module is not loaded.
+    // nvidia-smi is there, and the library reports that the kernel module is not loaded.
     driver.set(json!({"init": 9}));
     let checked = check(nvidia_smi(&[ANSWERS]).path(), &driver);
     assert_eq!((checked.code, checked.report.as_str()), (2, ""), "{}", checked.said);

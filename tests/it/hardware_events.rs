@@ -1,4 +1,5 @@
-//! Events through a driver library that is loaded like the real one: what is heard, and what a broken wait costs.
+//! Events through a driver library that is loaded like the real one: which events arrive, and the effect of a broken
+//! wait.
 
 use std::time::Duration;
 
@@ -168,7 +169,7 @@ fn a_storm_is_counted_completely_without_a_reader() {
     let all = node.heard("the storm", |all| count(all, 45) >= 100_000 && count(all, 79) > 0);
     assert_eq!((count(&all, 45), count(&all, 79)), (100_000, 1));
     assert!(all.len() < 1_000, "{} messages for one kind of XID", all.len());
-    // The storm asked for a look each time, and got some.
+    // The storm requested a read each time, and some were made.
     let looks = node.calls("nvmlDeviceGetMemoryErrorCounter");
     assert!(looks < 10_000, "{looks} calls");
     node.hardware.stop();
@@ -189,7 +190,7 @@ fn a_lost_gpu_silences_no_other_and_causes_no_busy_loop() {
         state["gpus"][2]["lost"] = json!(false);
     });
     wait(&node.hardware, "the return", |state| state.inventory.gpus[&gpu(2)].present);
-    // It is registered anew after a while; what happens before is not heard.
+    // It is registered again after a while; earlier events are lost.
     let mut sequence = 0;
     let returned = loop {
         sequence += 1;

@@ -81,7 +81,7 @@ fn an_xid_of_the_kernels_log_names_gpu_instance_and_process() {
     assert_eq!(heard[0].instance, Some(XidInstance { gpu_instance: 7, compute_instance: Some(0) }));
     assert_eq!(heard[0].process, Some(XidProcess { pid: 4711, name: Some("python3".into()) }));
 
-    // Gone, said twice: by an XID and by a sentence. Then another, by a sentence alone.
+    // A loss reported twice: by an XID and by a message. Then another, by a message alone.
     write(&mut log, "3,4,4,-;NVRM: Xid (PCI:0000:43:00): 79, pid=9, GPU has fallen off the bus.\n");
     write(&mut log, "3,5,5,-;NVRM: GPU 0000:43:00.0: GPU has fallen off the bus.\n");
     write(&mut log, "3,6,6,-;NVRM: GPU 0000:52:00.0: GPU has fallen off the bus.\n");

@@ -1,4 +1,4 @@
-//! The hardware room on a driver library that is loaded like the real one and answers from a data file.
+//! The hardware module on a driver library that is loaded like the real one and answers from a data file.
 
 use std::time::Duration;
 
@@ -157,7 +157,7 @@ fn a_partitioned_gpu_that_is_lost_half_way_keeps_its_layout() {
     let hardware = run(&fake);
     let before = wait(&hardware, "readings", |state| has_fast(state, 0) && has_fast(state, 1));
     assert_eq!(before.inventory.gpus[&gpu(0)].mig_devices.len(), 2);
-    // Handle and UUID are still given, and with the third GPU everything is listed anew.
+    // Handle and UUID are still given, and with the third GPU everything is listed again.
     fake.update(|state| {
         state["gpus"][0]["fail"] = json!({"nvmlDeviceGetMigMode": 15});
         state["gpus"].as_array_mut().unwrap().push(json!({}));
@@ -684,7 +684,7 @@ fn an_average_second_costs_few_calls() {
         let slow = cost(&mut || drop(reader.read(Due { medium: false, slow: true }, at(4)))) - fast;
         let layout = cost(&mut || assert!(!session.layout_changed()));
         let average = fast + (medium + layout) / 10.0 + slow / 60.0;
-        // A partitioned GPU: two more for each instance, to know whose second it was.
+        // A partitioned GPU: two more for each instance, to attribute each second.
         let most = if state["gpus"][0].get("mig").is_some() { 24.0 } else { 12.0 };
         assert!(average <= most, "{state}: {average} = {fast} + ({medium} + {layout}) / 10 + {slow} / 60");
         drop((reader, session));

@@ -98,7 +98,7 @@ fn a_release_ends_by_itself() {
     assert!(!is_loaded(&fake));
     let state = wait(&hardware, "readings again", reads);
     assert_eq!(state.released, None);
-    // Asked again while released: the time counts anew, the beginning stays.
+    // Requested again while released: the time restarts, the beginning stays.
     let first = release(&hardware, LONG).unwrap();
     let second = release(&hardware, LONG * 2).unwrap();
     assert!(first.since > released.since && first.since == second.since && second.until > first.until);

@@ -1,4 +1,4 @@
-//! Simulated GPUs through the whole room: what is published is the truth that was set.
+//! Simulated GPUs through the whole module: the published values are the ones that were set.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The hardware room under a scripted driver: what fails stays where it failed.
+//! The hardware module with a scripted driver: a failure affects only the part that failed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ struct Acts {
     gpus: Vec<GpuUuid>,
     verdicts: BTreeMap<GpuUuid, PassStatus>,
     stuck: Option<GpuUuid>,
-    /// What the call says that was stuck.
+    /// The result of the call that was stuck.
     late: Option<PassStatus>,
     sessions: u64,
     open_sessions: i64,

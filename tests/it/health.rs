@@ -1,5 +1,5 @@
-//! The one verdict, end to end: from a driver library loaded like the real one to the kubelet, the page and the log of the
-//! started binary, and back.
+//! Device health, end to end: from a driver library loaded like the real one to the kubelet, the page and the log of
+//! the started binary, and back.
 
 use crate::support::agent;
 use std::io::Write as _;
@@ -65,7 +65,7 @@ async fn an_xid_of_an_instance_takes_that_mig_device_and_one_of_the_gpu_takes_al
     node.until_unhealthy(SLICE, &uuids).await;
     let turned: Vec<Value> = node.turns().iter().map(|turn| turn["mig"].clone()).collect();
     assert_eq!(turned.iter().filter(|mig| mig.as_str() == Some(uuids[1].as_str())).count(), 1, "{turned:?}");
-    // The driver asks for a reset, gets it, and says so.
+    // The driver requires a reset, gets it, and reports that.
     node.recovery_action(1, 1, 3);
     node.until_page("the action", |page| {
         page.value("podmeter_device_recovery_action", &[&on_gpu(1), "action=\"gpu_reset\""]) == Some(1.0)
@@ -108,7 +108,7 @@ async fn a_storm_of_a_hundred_thousand_events_is_counted_to_the_last_and_leaves_
     assert_eq!(node.kubelet.received(GPU).len(), lists);
     // The library's own count comes 100 ms late.
     node.until_page("every wait is counted", |_| node.calls("nvmlEventSetWait_v2") > 100_001);
-    // Whoever spins here takes all of a core; a wait lasts for a second.
+    // A busy loop takes all of a core; a wait lasts for a second.
     let (waits, before) = (node.calls("nvmlEventSetWait_v2"), node.processor_seconds());
     tokio::time::sleep(Duration::from_secs(3)).await;
     let (waits, spent) = (node.calls("nvmlEventSetWait_v2") - waits, node.processor_seconds() - before);
@@ -156,7 +156,7 @@ async fn a_gpu_that_was_reset_comes_back_after_the_hold_down() {
         page.count("podmeter_device_unhealthy_reason", &reason.each_ref().map(String::as_str)) == 1
     };
     node.until_page("both reasons", |page| stands(page, &xid) && stands(page, &action));
-    // Nothing comes back with time: the driver still asks for a reset.
+    // Time alone clears nothing: the driver still requires a reset.
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(node.unhealthy(GPU), [uuid(0)]);
     let began = Instant::now();
@@ -230,7 +230,7 @@ async fn a_row_that_cannot_be_replaced_takes_the_gpu_for_good() {
 async fn a_gpu_that_is_sick_at_the_start_is_not_offered_for_a_moment() {
     let mut machine = eight_gpus();
     machine["gpus"][5]["recovery_action"] = json!(1);
-    // It says so after the others have been offered.
+    // It is reported after the others have been offered.
     machine["gpus"][5]["delay"] = json!({"nvmlDeviceGetFieldValues": 200});
     let mut node = SickNode::start(machine, QUICK).await;
     for start in 1..=3 {
@@ -331,7 +331,7 @@ async fn the_kernels_log_is_a_second_source() {
     let node = SickNode::start_with(eight_gpus(), &config, &dev_root).await;
     node.until_unhealthy(GPU, &[]).await;
     let mut log = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
-    // It is read from where it ended when podmeter came: written until it is heard.
+    // It is read from its end at podmeter's start: written until the event arrives.
     let heard = |page: &agent::Page| {
         page.value("podmeter_xid_errors_total", &[&on_gpu(4), "class=\"application\""]) >= Some(1.0)
     };
@@ -346,7 +346,7 @@ async fn the_kernels_log_is_a_second_source() {
     node.until_page("the source", |page| {
         page.count("podmeter_xid_last_timestamp_seconds", &[&on_gpu(5), "xid=\"79\"", "source=\"kmsg\""]) == 1
     });
-    // A second source for what the first has told of: it still counts once.
+    // A second source for the same event: it still counts once.
     node.inject(5, json!([{"sequence": 1, "xid": 79}]));
     let page = node.until_page("both sources", |page| {
         page.count("podmeter_xid_last_timestamp_seconds", &[&on_gpu(5), "xid=\"79\""]) == 2

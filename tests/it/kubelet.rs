@@ -66,7 +66,7 @@ impl Watching {
         Self { state: kubelet.states(), directory, allocated: kubelet.allocated(), _tasks: tasks }
     }
 
-    /// Until the kubelet's answer has settled, and the Pods API, where it is watched, has told of all its pods.
+    /// Until the kubelet's answer has settled, and the Pods API, where it is watched, has listed all its pods.
     async fn until_settled(&mut self) {
         self.until("a settled answer", |state| state.settled).await;
         if let Some(directory) = &mut self.directory {
@@ -470,7 +470,7 @@ async fn a_pod_rejected_after_its_first_allocate_was_never_a_holder() {
         let asking = |name: &str| ContainerSpec::new(name).asks("nvidia.com/gpu", 1);
         let pod = PodSpec::new("team", "two").container(asking("first")).container(asking("second"));
         let admission = async {
-            // The first container's device is written and listed while the second one is looked at.
+            // The first container's device is written and listed while the second one is in admission.
             tokio::time::sleep(Duration::from_millis(50)).await;
             node.heal();
         };

@@ -32,7 +32,7 @@ async fn start(machine: Value, config: &str, sys: &Path) -> SickNode {
     SickNode::start_with(machine, config, &["--sys-root", sys.to_str().unwrap()]).await
 }
 
-/// The driver counts the GPU, and knows neither its UUID nor anything else of it.
+/// The driver counts the GPU, and reports no UUID or other value of it.
 fn lose(node: &SickNode, gpu: usize) {
     node.driver.update(|state| state["gpus"][gpu]["fail"] = json!({"*": 15}));
 }

@@ -152,7 +152,7 @@ fn counters_that_may_wrap_between_two_readings_are_absent() {
 #[test]
 fn a_busy_gpu_without_processes_is_read_by_the_other_call() {
     let busy = |fail: Value| {
-        // Passes follow each other at once, and each has an entry of its own.
+        // Passes follow each other at once, and each has its own entry.
         let samples = json!({"period_microseconds": 1});
         json!({"utilization": {"gpu": 90}, "samples": samples, "processes": [{"pid": 10, "sm": 50}], "fail": fail})
     };
@@ -196,7 +196,7 @@ fn another_gpu_at_the_index_is_not_read_in_its_place() {
     session.inventory().unwrap();
     let swapped = json!([{"uuid": gpu(1).as_str(), "power_milliwatts": 200_000}, {"uuid": gpu(0).as_str()}]);
     fake.update(|state| state["gpus"] = swapped);
-    // The fake looks at its file every few milliseconds.
+    // The fake reads its file every few milliseconds.
     assert!((0..1_000_000).any(|_| session.layout_changed()), "the driver's new order");
     let failure = session.reader(&gpu(1)).err().unwrap();
     assert_eq!((failure.call, failure.code), ("nvmlDeviceGetHandleByIndex_v2", "other_gpu_at_index"));

@@ -134,7 +134,7 @@ async fn the_end_of_a_plugin_that_was_not_noticed_is() {
     runs(&node, pod("ours", 1)).await;
 }
 
-/// A list of ours after the other's end makes the devices allocatable, and the kubelet refuses to allocate them.
+/// A list of ours after the other's end makes the devices allocatable, and the kubelet rejects their allocation.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_list_sent_while_the_other_plugin_ends_does_not_hide_its_end() {
     let (node, podmeter) = with_podmeter(Rules::UpTo136, "{}").await;
@@ -179,7 +179,7 @@ async fn with_takeover_a_plugin_that_registers_later_is_replaced() {
     }
 }
 
-/// What pods hold from before the start, and what another podmeter granted, is nobody else's.
+/// What pods hold from before the start, and what another podmeter granted, is no other plugin's.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_and_a_rolling_update_are_no_conflict() {
     for rules in RULES {

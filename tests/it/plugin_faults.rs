@@ -1,4 +1,4 @@
-//! Bad input and faults: our plugin answers with a status, or waits and says why; it never panics, hangs or gives up.
+//! Bad input and faults: our plugin answers with a status, or waits and logs why; it never panics, hangs or gives up.
 
 use crate::support::agent;
 use std::fs::Permissions;
@@ -18,7 +18,7 @@ use podmeter::wire::v1beta1::{
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-/// Our plugin's own socket, asked as the kubelet asks it.
+/// Our plugin's own socket, called as the kubelet calls it.
 struct Asked(DevicePluginClient<Channel>);
 
 impl Asked {
@@ -224,7 +224,7 @@ async fn a_kubelet_that_dies_within_a_registration_is_registered_with_when_it_re
         let podmeter = PluginHarness::start(node.root.path());
         serving(&node).await;
         node.stop();
-        // Registered, but not asked for its list yet: the new kubelet's socket is the first that it notices.
+        // Registered, but its list is not open yet: the new kubelet's socket is the first that it notices.
         if method != Method::ListAndWatch {
             podmeter.until(GPU, "a reason", |state| !state.registered && state.problem.is_some()).await;
         }
@@ -302,7 +302,7 @@ async fn two_podmeters_for_good_leave_the_resource_served() {
             counts(&node, GPU, 4, 4).await;
         }
         runs(&node, pod("trainer", 4)).await;
-        // Killed, not ended: nobody says goodbye.
+        // Killed: no clean shutdown.
         drop(one);
         let mut seen = other.state.clone();
         let settles = async {
@@ -327,7 +327,7 @@ async fn a_directory_that_is_missing_is_waited_for() {
     let kubelet = FakeKubelet::start(root.path(), Options::default()).await.unwrap();
     podmeter.registered(GPU, 1).await;
     counts(&kubelet, GPU, 4, 4).await;
-    // The whole of it goes, and another comes.
+    // The directory is removed, and a new one created.
     drop(kubelet);
     std::fs::remove_dir_all(&directory).unwrap();
     podmeter.until(GPU, "unregistered", |state| !state.registered).await;
@@ -336,7 +336,7 @@ async fn a_directory_that_is_missing_is_waited_for() {
     counts(&kubelet, GPU, 4, 4).await;
 }
 
-/// The whole agent, as somebody whom the directory's rights hold back.
+/// The agent as a user without rights on the directory.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_directory_that_is_read_only_is_named_and_taken_up_when_it_is_not() {
     let node = node(Options::default()).await;
@@ -355,7 +355,7 @@ async fn a_directory_that_is_read_only_is_named_and_taken_up_when_it_is_not() {
     let root = node.root.path().to_str().unwrap();
     let arguments = [&arguments[..], &[config.to_str().unwrap(), "--kubelet-root", root]].concat();
     let directory_flag = ["--device-plugin-dir", directory.to_str().unwrap()];
-    // Root is let in everywhere: be nobody then.
+    // Root may access everything: run as the user nobody.
     #[allow(clippy::disallowed_methods, reason = "a test asks who it is")]
     let is_root = std::process::Command::new("id").arg("-u").output().unwrap().stdout == b"0\n";
     let arguments = [&arguments[..], &directory_flag].concat();
@@ -478,7 +478,7 @@ impl Hanging {
 impl Drop for Hanging {
     fn drop(&mut self) {
         use rustix::fs::{Mode, OFlags, open};
-        // Refused where nobody reads.
+        // Rejected where the file has no reader.
         let writer = open(&self.0, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty());
         let _ = std::fs::remove_file(&self.0);
         drop(writer);

@@ -19,7 +19,7 @@ async fn with(rules: Rules) -> Node {
     node(Options { rules, ..Options::default() }).await
 }
 
-/// The kubelet is asked every second.
+/// The kubelet is called every second.
 fn start(node: &Node, resources: Vec<ResourceConfig>, gpus: impl IntoIterator<Item = Gpu>) -> PluginHarness {
     PluginHarness::start_with(node.root.path(), resources, hardware(gpus), Duration::from_secs(1))
 }
@@ -37,14 +37,14 @@ async fn a_new_layout_is_registered_once_the_old_one_has_no_holder() {
         harness.partition(1, mig_devices("1g.10gb", &[1, 2]));
         harness.registered(MIG, 1).await;
         counts(&node, MIG, 2, 2).await;
-        // The whole GPU is nobody's: its resource begins anew without it.
+        // The whole GPU has no holder: its resource is registered again without it.
         harness.registered(GPU, 2).await;
         counts(&node, GPU, 1, 1).await;
 
         assert_eq!(node.add_pod(pod("trainer", MIG)).await, Admission::Running);
         let held = node.devices_of("team", "trainer", "main").remove(0).1;
         harness.partition(1, mig_devices("1g.10gb", &[3, 4, 5]));
-        // The old ones turn unhealthy and the new ones come at once.
+        // The old ones become unhealthy and the new ones are listed at once.
         counts(&node, MIG, 5, 3).await;
         assert_eq!(node.allocatable_ids(MIG), [3, 4, 5].map(mig_uuid).into());
         let mut kubelet = harness.kubelet.clone();

@@ -22,7 +22,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 
 const STEPS: usize = 9;
-/// For everything to be as the model says after a step.
+/// The time for the state to match the model after a step.
 const BOUND: Duration = Duration::from_secs(15);
 const PROFILES: [&str; 2] = ["1g.10gb", "3g.40gb"];
 const RESOURCES: [&str; 3] = [GPU, "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"];
@@ -105,7 +105,7 @@ impl World {
             let has_ended = self.node.listed(resource).is_none() && self.node.allocatable_ids(resource).is_empty();
             match (has_ended, registered, sockets) {
                 (true, false, 0) => return Ok(BTreeMap::new()),
-                // What is out of sight may have been told, or have come and gone before anybody looked.
+                // Unobservable devices may have been sent, or have come and gone between two checks.
                 _ if keeps => {}
                 _ => return Err(format!("{resource} has not ended: registered {registered}, {sockets} sockets")),
             }
@@ -133,7 +133,7 @@ impl World {
         Ok(listed.into_keys().map(|id| (id.clone(), may[&id])).collect())
     }
 
-    /// Until all is as the model says.
+    /// Waits until the state matches the model.
     async fn settle(&mut self) {
         let clock = Clock::start();
         loop {
@@ -239,7 +239,7 @@ impl World {
                 self.publish(index);
             }
         }
-        // It may have been told to the kubelet, whatever comes next.
+        // It may have been sent to the kubelet already.
         for resource in RESOURCES {
             let offered = self.offered(resource).into_iter().map(|(id, (gpu, _))| (id, gpu));
             self.sent.entry(resource).or_default().extend(offered);

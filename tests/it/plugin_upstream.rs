@@ -1,5 +1,5 @@
-//! What Kubernetes' own end-to-end tests ask of a device plugin, asked of ours, under the rules of kubelets before and
-//! after 1.37.
+//! What Kubernetes' own end-to-end tests require of a device plugin, checked on ours, under the rules of kubelets
+//! before and after 1.37.
 //!
 //! | upstream test | here, or why not here |
 //! |---|---|
@@ -19,7 +19,7 @@
 //! | 14 a sidecar reuses the init container's device | `a_sidecar_reuses_what_an_init_container_had` |
 //! | 15 a reboot, the pod before the plugin | `after_a_reboot_a_pod_before_its_plugin_fails` |
 //! | 16 a restart, the plugin away | `a_kubelet_restarted_without_the_plugin_offers_nothing` |
-//! | 17 a failing CRI must not evict pods | the kubelet's: no plugin is asked |
+//! | 17 a failing CRI must not evict pods | the kubelet's: no plugin is involved |
 //! | 18 GetDevicePluginOptions fails | `a_registration_whose_options_call_fails_is_tried_again` |
 //! | 19 a device becomes unhealthy and healthy again | `a_device_becomes_unhealthy_and_healthy_again` |
 //! | 20 a running pod on an unhealthy device | `a_running_pod_keeps_an_unhealthy_device` |
@@ -236,7 +236,7 @@ async fn an_assignment_outlives_every_restart(rules: Rules) {
         ids.sort();
         assert_eq!(ids, given, "{what}");
     }
-    // The other two are free, and no more than they.
+    // Only the other two are free.
     assert!(rejected(&node, pod("big", 3)).await.contains("Requested: 3, Available: 2"));
     runs(&node, pod("rest", 2)).await;
 }
@@ -356,7 +356,7 @@ async fn a_running_pod_keeps_an_unhealthy_device(rules: Rules) {
     counts(&node, GPU, 1, 0).await;
     assert_eq!(node.phase("team", "trainer"), Some(Phase::Running));
     assert_eq!(node.list().await, listed);
-    // Nobody new gets it, and the end of its holder changes nothing.
+    // No other container gets it, and the end of its holder changes nothing.
     assert!(rejected(&node, pod("next", 1)).await.contains(NOTHING_HEALTHY));
     assert!(node.force_delete_pod("team", "trainer"));
     counts(&node, GPU, 1, 0).await;
@@ -446,13 +446,13 @@ async fn the_status_of_a_pod_follows_its_device(rules: Rules) {
         podmeter.lose(0, false);
         counts(&node, GPU, 1, 1).await;
     }
-    // A plugin that goes says nothing about its devices.
+    // A plugin that ends sends no update of its devices.
     podmeter.end().await;
     counts(&node, GPU, 1, 0).await;
     assert_eq!(node.allocated_resources_status("team", "trainer"), status(true));
 }
 
-/// Does `steps`, and says the least that the node status showed meanwhile.
+/// Does `steps`, and returns the least that the node status showed meanwhile.
 async fn lowest(node: &FakeKubelet, steps: impl Future<Output = ()>) -> Count {
     let lowest = Mutex::new(Count { capacity: usize::MAX, allocatable: usize::MAX });
     let look = |status: &std::collections::BTreeMap<String, Count>| {
@@ -483,7 +483,7 @@ async fn a_rollout_keeps_the_capacity(rules: Rules) {
         old.end().await;
         // An older kubelet takes the old one's end for the new one's, which registers again.
         new.registered(GPU, if rules == Rules::UpTo136 { 2 } else { 1 }).await;
-        // It would still ask one whose end it has not seen.
+        // It would still call one whose end it has not seen.
         assert!(node.node_status_becomes(|_| node.connected_plugins(GPU) == 1).await);
         counts(&node, GPU, 4, 4).await;
         runs(&node, pod("with-the-new-one", 1)).await;

@@ -1,4 +1,4 @@
-//! The choice of whole GPUs, held against every set and every division, and against the sets that NVIDIA's allocator
+//! The choice of whole GPUs, compared with every set and every division, and with the sets that NVIDIA's allocator
 //! is known to choose.
 
 #![allow(clippy::type_complexity, reason = "tables of cases")]

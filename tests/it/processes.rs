@@ -156,7 +156,7 @@ async fn the_fake_pods_api_keeps_to_the_real_ones_rules() {
     assert_eq!(refused.expect("a burst is refused").code(), Code::ResourceExhausted);
 }
 
-/// The resolver on a node's files, and the processes that are wanted.
+/// The resolver on a node's files, and the processes to resolve.
 struct Resolving {
     tree: ProcTree,
     wanted: watch::Sender<Arc<BTreeSet<u32>>>,
@@ -290,7 +290,7 @@ fn the_demo_names_its_pods() {
     assert_eq!(page.value("podmeter_process_attribution_enabled", &[]), Some(1.0));
 }
 
-/// The reader of a pipe that nobody has opened to write is held by the kernel, as it is by a process in an uninterruptible
+/// The reader of a pipe without a writer is held by the kernel, as it is by a process in an uninterruptible
 /// sleep.
 #[tokio::test(start_paused = true)]
 async fn a_read_that_hangs_withdraws_the_owners_until_it_returns() {
@@ -320,7 +320,7 @@ async fn a_read_that_hangs_withdraws_the_owners_until_it_returns() {
     rustix::fs::mknodat(rustix::fs::CWD, &stat, fifo, mode, 0).unwrap();
     want.send_replace(Arc::new([1000, 1001].into()));
     let is_stuck = |state: &Arc<ProcessState>| state.collector.as_ref().is_some_and(|collector| collector.stuck);
-    // Time does not pass by itself while a look is under way.
+    // Time does not advance by itself while a read is in progress.
     while !is_stuck(&states.borrow()) {
         tokio::time::advance(Duration::from_secs(1)).await;
         tokio::task::yield_now().await;
@@ -328,7 +328,7 @@ async fn a_read_that_hangs_withdraws_the_owners_until_it_returns() {
     let state = Arc::clone(&states.borrow());
     assert!(state.processes.is_empty() && state.problem.as_ref().unwrap().contains("reading /proc hangs"));
 
-    // The next look finds a file again.
+    // The next read finds a file again.
     let mut pipe = std::fs::OpenOptions::new().read(true).write(true).open(&stat).unwrap();
     std::fs::remove_file(&stat).unwrap();
     std::fs::write(&stat, &line).unwrap();

@@ -1,5 +1,5 @@
-//! Holds the rules, their unit tests, their runbook and the metric catalogue together. Whether an expression says what it
-//! should is promtool's to tell (`scripts/test`).
+//! Holds the rules, their unit tests, their runbook and the metric catalogue together. Whether an expression does what
+//! it should is checked by promtool (`scripts/test`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -199,7 +199,7 @@ fn every_alert_is_tested_to_fire_and_not_to_fire_and_every_record_has_a_value() 
             let counts: Vec<usize> =
                 alert_tests().filter(|test| test.alertname == *name).map(|test| test.exp_alerts.len()).collect();
             assert!(counts.iter().any(|count| *count > 0), "{name}: no test in which it fires");
-            // A case of its own, not the minute before it fires.
+            // A separate case, not the minute before it fires.
             let quiet = tests.iter().any(|test| {
                 let mut of_it = test.alert_rule_test.iter().filter(|one| one.alertname == *name).peekable();
                 of_it.peek().is_some() && of_it.all(|one| one.exp_alerts.is_empty())
@@ -219,8 +219,8 @@ fn every_alert_is_tested_to_fire_and_not_to_fire_and_every_record_has_a_value() 
     }
 }
 
-/// At every evaluation each sample of a day is read anew: docs/engineering/scale.md has what that costs. Prometheus forgets what was
-/// last said after five minutes.
+/// Every evaluation reads each sample of a day again: docs/engineering/scale.md has what that costs. Prometheus forgets
+/// what was five minutes after its last sample.
 #[test]
 fn what_reads_a_whole_day_of_many_series_is_evaluated_seldom() {
     for group in groups() {

@@ -1,4 +1,5 @@
-//! Containers that live between two scrapes, and pods that come again under their name, end to end: the real binary on a fake kubelet and the fake driver.
+//! Containers that run between two scrapes, and pods that return under their name, end to end: the real binary on a
+//! fake kubelet and the fake driver.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ fn uuid(index: usize) -> String {
     format!("GPU-00000000-0000-0000-0000-{index:012}")
 }
 
-/// Two GPUs that are half busy, and have drawn an hour's energy before anybody looked.
+/// Two GPUs that are half busy, and have drawn an hour's energy before the agent starts.
 fn two_gpus() -> Value {
     let gpu = json!({
         "utilization": { "gpu": 50, "memory": 20 }, "power_milliwatts": 300_000, "energy_millijoules": 1_080_000_000,
@@ -27,7 +28,7 @@ fn pod(name: &str, gpu: usize) -> PodSpec {
     PodSpec::new("team-a", name).container(container)
 }
 
-/// The kubelet's pods are these from now on, and its checkpoint says that something changed.
+/// The kubelet's pods are these from now on, and its checkpoint changes.
 fn change(node: &Node, pods: Vec<PodSpec>) {
     node.set_pods(pods);
     std::fs::write(node.device_plugin_directory().join("kubelet_internal_checkpoint"), "{}").unwrap();
@@ -71,7 +72,7 @@ async fn a_container_between_two_scrapes_is_on_the_next_two_with_its_seconds_and
     change(&node, vec![pod("trainer", 0)]);
     until(&running, "its end", |burst| burst["holding"].is_null());
     let at_most = came.elapsed();
-    // Past the retention, and nobody has read it.
+    // Past the retention, without a scrape.
     let left = Instant::now();
     until(&running, "some time after its end", |_| left.elapsed() > Duration::from_secs(2));
 
@@ -91,7 +92,7 @@ async fn a_container_between_two_scrapes_is_on_the_next_two_with_its_seconds_and
     assert!(created > start && created < start + 60.0, "{created} after {start}");
     assert_eq!(page.count("podmeter_container_allocation_info", BURST), 0, "it holds nothing");
 
-    // What the boards drew before the agent came is nobody's and nowhere.
+    // What the boards drew before the agent started is not exported.
     let drawn: f64 = page.samples("podmeter_device_energy_joules_total", &[]).map(|(_, joules)| joules).sum();
     assert!(drawn > 0.0 && drawn <= 2.0 * WATTS * (started.elapsed().as_secs_f64() + 1.0), "{drawn} J");
 

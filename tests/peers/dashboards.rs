@@ -1,5 +1,5 @@
 //! Every query of every dashboard, answered by a real Prometheus that scrapes running demos. What a demo rightly does not
-//! show is listed with the reason, and asked of a page that is made up from the metric catalogue.
+//! show is listed with the reason, and queried from a page made from the metric catalogue.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -69,7 +69,7 @@ fn configuration(targets: &[(&str, &str)]) -> String {
     text
 }
 
-/// Every family of the catalogue, with each value of a label that some query asks for.
+/// Every family of the catalogue, with each value of a label that some query selects.
 fn contract(seconds: u64) -> String {
     let mut asked: BTreeMap<String, BTreeSet<(String, String)>> = BTreeMap::new();
     for selector in queries().iter().flat_map(|query| selectors(&query.expression)) {
@@ -121,7 +121,7 @@ fn serve(page: impl Fn(u64) -> String + Send + 'static) -> String {
     let start = Instant::now();
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            // Whether Prometheus waited for the answer shows in what it knows.
+            // Prometheus' data shows whether it waited for the answer.
             let _ = answer(stream, &page(start.elapsed().as_secs()));
         }
     });
@@ -158,7 +158,7 @@ fn every_query_of_every_dashboard_returns_data() {
         .collect();
     mark(&demos[0], &gpus[PROFILES[0]]);
     prometheus.until("sum(podmeter_device_unhealthy_reason{job=\"8xh100\"})", |marked| marked > 0.0);
-    // A whole range of scrapes, all of them good.
+    // A range of scrapes, all of them good.
     prometheus.until("min(sum_over_time(up[20s]))", |scrapes| scrapes >= 18.0);
 
     let catalogue = catalogue();

@@ -27,7 +27,7 @@ scrape_configs:
         labels: { namespace: monitoring, pod: podmeter-abcde, container: podmeter }
 "#;
 
-/// With the rules copied into `directory`: the group that has a pace of its own, of minutes, is evaluated at the server's.
+/// With the rules copied into `directory`: the group with its own interval of minutes is evaluated at the server's.
 fn configuration(address: &str, directory: &Path) -> String {
     let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/rules/podmeter.rules.yaml");
     let own_pace = "    interval: 3m\n";
@@ -58,7 +58,7 @@ fn truth(file: &Path, at: f64) -> Sums {
     sums
 }
 
-/// What Prometheus knows at one instant, and the time of the device readings behind it.
+/// What Prometheus has at one instant, and the time of the device readings behind it.
 fn known(prometheus: &Prometheus) -> (f64, Sums) {
     let at = prometheus.scalar("vector(time())").unwrap() - 1.0;
     let read = format!("podmeter_collector_last_success_timestamp_seconds{{collector=\"fast\"}} @ {at}");
@@ -106,7 +106,7 @@ fn gpu_seconds_match(arguments: &[&str]) {
     rules_are_well_and_quiet(&prometheus, truth.len());
 }
 
-/// Every rule of ours evaluates, the records have what they are made of, and a healthy node wakes nobody.
+/// Every rule of ours evaluates, the recording rules have input, and a healthy node has no alert.
 fn rules_are_well_and_quiet(prometheus: &Prometheus, namespaces: usize) {
     let answer = prometheus.ask("rules", "type=").unwrap();
     let rules: Vec<&Value> = answer["data"]["groups"]
@@ -132,7 +132,7 @@ fn left_over(parts: &str, device: &str, at: f64) -> String {
     format!("{} - {}", sum(&format!("{{__name__=~\"{parts}\"}}")), sum(device))
 }
 
-/// Σ containers + Σ unattributed part − device is 0 but for floating point, whenever it is asked.
+/// Σ containers + Σ unattributed part − device is 0 but for floating point, at every query.
 fn everything_is_somebodys(profile: &str, gpus_with_busy_time: usize) {
     let directory = tempfile::tempdir().unwrap();
     let demo = Running::start(
@@ -141,7 +141,7 @@ fn everything_is_somebodys(profile: &str, gpus_with_busy_time: usize) {
         None,
     );
     let prometheus = Prometheus::start(&configuration(&demo.address, directory.path()));
-    // Eight GPUs take fifteen seconds for it at least: longer than is looked back.
+    // Eight GPUs take fifteen seconds for it at least: longer than the lookback.
     prometheus.until("sum(podmeter_container_busy_seconds_total)", |seconds| seconds > 120.0);
     let now = prometheus.scalar("vector(time())").unwrap() - 1.0;
     let busy = "podmeter_container_busy_seconds_total|podmeter_device_unattributed_busy_seconds_total";
@@ -172,7 +172,7 @@ fn shares_and_unattributed_parts_are_the_device_while_slots_are_shared() {
 
 #[test]
 fn shares_and_unattributed_parts_are_the_device_while_gpus_are_partitioned() {
-    // Four are partitioned: the driver tells no busy time of them as a whole.
+    // Four are partitioned: the driver reports no busy time for the whole GPU.
     everything_is_somebodys("8xh100-mig", 4);
 }
 
@@ -183,7 +183,7 @@ fn gpu_seconds_per_namespace_match_what_the_simulation_did() {
 
 #[test]
 fn gpu_seconds_per_namespace_match_while_pods_come_and_go() {
-    // A pod's end is seen at the next look at the kubelet: five seconds by default are more than one per cent of a
-    // job that lives for one minute.
+    // A pod's end is seen at the next call to the kubelet: five seconds by default are more than one per cent of a
+    // job that runs for one minute.
     gpu_seconds_match(&["--churn", "--refresh-interval", "1s"]);
 }

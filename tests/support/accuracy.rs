@@ -1,4 +1,4 @@
-//! A node in virtual time: simulated GPUs, pods that live for seconds, and the path from readings to accounts as the
+//! A node in virtual time: simulated GPUs, pods that run for seconds, and the path from readings to accounts as the
 //! agent has it (integrals, owners of processes, join, ledger), held against what the pods really did.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,9 +32,9 @@ pub struct Case {
     pub name: &'static str,
     pub profile: Profile,
     pub replicas: Replicas,
-    /// How often the kubelet is asked.
+    /// How often the kubelet is called.
     pub refresh: Duration,
-    /// Pods live this long, from and to.
+    /// The shortest and longest run of a pod.
     pub life: (Duration, Duration),
     pub length: Duration,
 }
@@ -46,7 +46,7 @@ pub struct Score {
     pub right: f64,
     /// More than it had, on any container.
     pub wrong: f64,
-    /// By reason, beyond what is nobody's.
+    /// By reason, beyond the expected unattributed part.
     pub unattributed: BTreeMap<&'static str, f64>,
 }
 
@@ -78,7 +78,7 @@ struct Tenant {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// The workload of the tenant with this pid goes on by a second.
+    /// Advances the workload of the holder with this pid by a second.
     Level(usize, u32),
     End(usize),
     Start(usize),
@@ -111,7 +111,7 @@ pub struct Node {
     accounts: BTreeMap<ContainerRef, Account>,
 }
 
-/// Runs one case, and tells how much was put where it belongs.
+/// Runs one case, and returns how much was attributed correctly.
 pub fn run(case: Case) -> Outcome {
     let mut node = Node::new(case);
     let end = case.length.as_millis() as u64;
@@ -151,7 +151,7 @@ impl Node {
         let starts = (0..places.len()).map(|place| (3_000 + random.below(5_000) as u64, Event::Start(place)));
         let mut events: BTreeSet<(u64, Event)> = starts.collect();
         events.insert((0, Event::Pass));
-        // The kubelet is not asked in step with the devices.
+        // The kubelet is not called in step with the devices.
         events.insert((370, Event::Timer));
         Self {
             resolver: Resolver::new(&tree.proc_root(), &tree.pod_logs_root()),
@@ -335,7 +335,7 @@ impl Node {
                 *energy.unattributed.entry(reason.as_str()).or_default() += joules;
             }
         }
-        // What boards draw idle is nobody's, but for exclusive holders.
+        // Idle power is unattributed, except with exclusive holders.
         *energy.unattributed.entry(Reason::Idle.as_str()).or_default() -= idle;
         Outcome { pods, allocated, busy, energy, violations: output.violations.values().sum() }
     }

@@ -63,7 +63,7 @@ impl Identity {
     }
 }
 
-/// A client, with the authority that it trusts.
+/// A client, with its trusted authority.
 pub struct Client {
     config: Arc<ClientConfig>,
 }

@@ -1,4 +1,4 @@
-//! The dashboards as they are shipped, and as much of PromQL as it takes to see what their queries ask for.
+//! The dashboards as they are shipped, and as much of PromQL as is needed to see what their queries select.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -53,7 +53,7 @@ pub fn queries() -> Vec<Query> {
     all
 }
 
-/// What the variables ask for: (dashboard and variable, metric with matchers, label).
+/// What the variables query: (dashboard and variable, metric with matchers, label).
 pub fn variables() -> Vec<(String, String, String)> {
     let mut all = vec![];
     for (name, dashboard) in read() {
@@ -83,7 +83,7 @@ pub fn catalogue() -> BTreeMap<String, Metric> {
         let mut fields = line.split('\t');
         let mut next = || fields.next().unwrap_or_default().to_owned();
         let (name, kind, labels) = (next(), next(), next());
-        // `label_*` stands for any number of them.
+        // `label_*` matches any number of them.
         let labels = labels.split(',').filter(|label| !label.is_empty() && !label.ends_with('*'));
         let labels = labels.map(ToOwned::to_owned).collect();
         (name, Metric { kind, labels, planned: line.ends_with("\tplanned") })
@@ -96,7 +96,7 @@ pub fn family(metric: &str) -> &str {
     metric.strip_suffix("_bucket").unwrap_or(metric)
 }
 
-/// Some series that a query asks for: `function(metric{matchers}[range]`.
+/// Some series that a query selects: `function(metric{matchers}[range]`.
 #[derive(Debug, Default)]
 pub struct Selector {
     pub function: String,

@@ -22,7 +22,7 @@ impl Demo {
         Self { running, directory }
     }
 
-    /// Stands for `/var/lib/kubelet`; the admin socket and the simulated `/proc` are there too.
+    /// In place of `/var/lib/kubelet`; the admin socket and the simulated `/proc` are there too.
     pub fn root(&self) -> PathBuf {
         let mut entries = std::fs::read_dir(self.directory.path()).expect("readable");
         entries.next().expect("the demo has made its directory").expect("readable").path()

@@ -1,4 +1,4 @@
-//! A node of eight GPUs, each shared by thirty-two slots, and what the ledger is told of it second by second.
+//! A node of eight GPUs, each shared by thirty-two slots, and the ledger's input for each second.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -82,7 +82,7 @@ impl Node {
         }
     }
 
-    /// The processes looked at work on the first GPU.
+    /// The resolved processes run on the first GPU.
     pub fn work(&mut self, owners: &BTreeMap<u32, Process>, second: u64) {
         let process = |(pid, process): (&u32, &Process)| OwnedProcess {
             pid: *pid,

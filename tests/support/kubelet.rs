@@ -13,7 +13,7 @@ pub use podmeter::simulation::kubelet::{
     Phase, PodSpec, Rules,
 };
 
-/// A kubelet and the directory that stands for `/var/lib/kubelet`, which goes with it.
+/// A kubelet and its directory in place of `/var/lib/kubelet`, removed with it.
 pub struct Node {
     pub kubelet: FakeKubelet,
     pub root: TempDir,

@@ -13,7 +13,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// UUIDs run against the index, so that neither can stand in for the other.
+    /// UUIDs are in the opposite order of the indexes, so that the two cannot be confused.
     pub fn new(count: usize, numa_node: impl Fn(usize) -> i64, score: impl Fn(usize, usize) -> u32) -> Self {
         let gpus: Vec<GpuUuid> = (0..count).map(|gpu| GpuUuid::new(format!("GPU-{:02}", 99 - gpu))).collect();
         let place = |gpu: usize| Place { index: u32::try_from(gpu).unwrap(), numa_node: Some(numa_node(gpu)) };

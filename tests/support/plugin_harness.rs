@@ -83,12 +83,12 @@ pub fn resources(yaml: &str) -> Vec<ResourceConfig> {
 }
 
 impl PluginHarness {
-    /// Four GPUs and no configuration. `root` stands for `/var/lib/kubelet`.
+    /// Four GPUs and no configuration. `root` is used as `/var/lib/kubelet`.
     pub fn start(root: &Path) -> Self {
         Self::configured(root, "{}", gpus(4))
     }
 
-    /// The kubelet is asked after events only, in effect.
+    /// In effect, the kubelet is called after events only.
     pub fn configured(root: &Path, yaml: &str, hardware: HardwareState) -> Self {
         Self::start_with(root, resources(yaml), hardware, Duration::from_secs(3600))
     }

@@ -27,7 +27,7 @@ impl Prometheus {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("prometheus.yml");
         std::fs::write(&file, configuration).unwrap();
-        // Free when asked; whoever else wants a port takes another.
+        // Free when queried; other processes get another port.
         let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
         let server = Command::new("prometheus")
             .arg(format!("--config.file={}", file.display()))

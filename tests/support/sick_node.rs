@@ -1,4 +1,4 @@
-//! A node whose GPUs fall ill: the real binary over a fake driver library and a fake kubelet.
+//! A node with GPU faults: the real binary over a fake driver library and a fake kubelet.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -94,7 +94,7 @@ impl SickNode {
         self.driver.update(|state| state["gpus"][gpu]["events"] = events);
     }
 
-    /// What the driver wants done, and the event by which it says that this has changed.
+    /// The driver's recovery action, and the event that reports its change.
     pub fn recovery_action(&self, gpu: usize, action: u32, sequence: u64) {
         self.driver.update(|state| {
             state["gpus"][gpu]["recovery_action"] = json!(action);
@@ -102,7 +102,7 @@ impl SickNode {
         });
     }
 
-    /// As after a reload of the driver, with which the counters of energy begin anew.
+    /// As after a reload of the driver, which restarts the energy counters.
     pub fn reload(&self) {
         self.driver.update(|state| {
             state["generation"] = json!(2);
@@ -126,7 +126,7 @@ impl SickNode {
         listed.into_iter().filter(|(_, healthy)| !healthy).map(|(id, _)| id).collect()
     }
 
-    /// Until the kubelet has the resource with exactly these unhealthy, and the driver's events are heard.
+    /// Until the kubelet has the resource with exactly these unhealthy, and the driver's events arrive.
     pub async fn until_unhealthy(&self, resource: &str, unhealthy: &[String]) {
         let is = || {
             self.kubelet.listed(resource).is_some_and(|listed| listed.values().any(|healthy| *healthy))
@@ -154,7 +154,7 @@ impl SickNode {
         self.kubelet.devices_of("team", pod, "main").remove(0).1
     }
 
-    /// Every turn so far, but for the first check.
+    /// Every transition so far, except the first check.
     pub fn turns(&self) -> Vec<Value> {
         let turns = self.node()["health"]["transitions"].as_array().unwrap().clone();
         turns.into_iter().filter(|turn| turn["reason"] != "unknown").collect()
@@ -198,7 +198,7 @@ impl SickNode {
         maps.contains(self.driver.library_path().to_str().unwrap())
     }
 
-    /// Of all threads that live, from the scheduler's own account.
+    /// Of all running threads, from the scheduler's account.
     pub fn processor_seconds(&self) -> f64 {
         let threads = std::fs::read_dir(format!("/proc/{}/task", self.running.pid())).unwrap();
         let nanoseconds = threads.filter_map(|thread| {

@@ -24,7 +24,7 @@ pub fn now() -> Micros {
     BEGIN + instant().duration_since(start).as_micros() as Micros
 }
 
-/// The moment of a wall clock time; one that lies ahead is now, one from before all memory is the beginning.
+/// The moment of a wall clock time; a future one is now, one before the history is its beginning.
 pub fn at_wall_clock(seconds: i64, nanoseconds: i64) -> Micros {
     let then = Duration::new(seconds.max(0) as u64, nanoseconds.clamp(0, 999_999_999) as u32);
     let ago = wall_clock().saturating_sub(then).as_micros() as Micros;

@@ -1,4 +1,4 @@
-//! Event sets: what the file lists after the registration is delivered to each set, as often as it says.
+//! Event sets: what the file lists after the registration is delivered to each set, as often as listed.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_uint, c_ulonglong};
@@ -15,7 +15,7 @@ use crate::library::{Library, library, wait};
 use crate::out::Out;
 use crate::state::Gpu;
 
-/// How often a wait looks at the file, unless `FAKE_NVML_LOOK_MICROS` says otherwise: looking costs what a driver does not.
+/// How often a wait reads the file, unless `FAKE_NVML_LOOK_MICROS` is set: a real driver has no such cost.
 fn look_micros() -> u64 {
     static LOOK: LazyLock<u64> = LazyLock::new(|| {
         let said = std::env::var("FAKE_NVML_LOOK_MICROS").ok();

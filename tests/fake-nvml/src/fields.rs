@@ -73,7 +73,7 @@ fn filled(asked: nvmlFieldValue_t, answer: Result<Number, Code>) -> nvmlFieldVal
     nvmlFieldValue_t { timestamp, latencyUsec: 1, valueType: kind, nvmlReturn: code, value, ..asked }
 }
 
-/// The id of nvml-wrapper-sys 0.10 for the one that this driver was asked for.
+/// The id of nvml-wrapper-sys 0.10 for the one requested from this driver.
 fn canonical(renumbered: bool, id: u32) -> Result<u32, Code> {
     match (renumbered, id) {
         (false, 0) | (true, 0) | (false, MAX_BEFORE..) | (true, MAX_SINCE..) => Err(INVALID_ARGUMENT),

@@ -1,6 +1,6 @@
 //! Every C function goes through here: counted, delayed, hung, failed, and then answered.
 //!
-//! Knows nothing of what the calls do.
+//! Does not use: the calls' results.
 
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::handles::{Handle, Kind};
 use crate::library::{library, wait};
 use crate::state::{Faults, Gpu, Instance, Machine};
 
-/// How often a call that hangs looks whether it may go on.
+/// How often a hanging call checks whether it may continue.
 const HANG_MICROS: Micros = 5_000;
 
 /// What a call on a device works with.
@@ -131,7 +131,7 @@ fn enter(call: &'static str) {
     library().stats.count(call);
 }
 
-/// Delays, hangs, and the failures that the file asks for; of the library first, then of the GPU.
+/// Delays, hangs, and the failures in the file; of the library first, then of the GPU.
 fn suffer(call: &str, look: impl Fn() -> Option<(Arc<Machine>, Option<Arc<Gpu>>)>) -> Answer {
     let ask = |question: &dyn Fn(Faults<'_>) -> u64| {
         let Some((machine, gpu)) = look() else { return 0 };

@@ -72,7 +72,7 @@ on_device! {
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlGpmMetricsGet(request: Out<nvmlGpmMetricsGet_t>) -> nvmlReturn_t {
     gate::plain("nvmlGpmMetricsGet", |_| {
-        // The array may be shorter than this header's: only the head and the metrics asked for are touched.
+        // The array may be shorter than this header's: only the head and the requested metrics are accessed.
         let head = request.cast::<Head>().get()?;
         if head.version != 1 {
             return Err(ARGUMENT_VERSION_MISMATCH);

@@ -1,4 +1,4 @@
-//! Handles: numbers that look like pointers and point nowhere.
+//! Handles: numbers in the form of pointers, never dereferenced.
 //!
 //! kind (4 bits) | generation (20) | slot of the GPU (12) | GPU instance (12) | compute instance (12). Re-created
 //! instances with the same ids get the same handle, as with the driver.

@@ -37,16 +37,16 @@
 //! # Time
 //!
 //! The states of the file make up a history, each from the moment the file was written. Samples, the energy counter and
-//! GPM are computed from it, so that they agree with the load exactly, whenever they are asked for. A new `generation`
-//! is a driver reload: all calls say UNINITIALIZED until nvmlShutdown and nvmlInit, old handles are dead, and the
-//! energy counter begins anew.
+//! GPM are computed from it, so that they agree with the load exactly, whenever they are read. A new `generation`
+//! is a driver reload: all calls return UNINITIALIZED until nvmlShutdown and nvmlInit, old handles are dead, and the
+//! energy counter restarts.
 //!
 //! # Faults
 //!
-//! Besides, a GPU's own `wake` stands for its initialisation, which its handle needs, and which a look for a UUID makes with
+//! Besides, a GPU's own `wake` is its initialisation, which its handle needs, and which a search for a UUID makes with
 //! every GPU before the one that has it; it goes by name alone. `fail`, `delay` (milliseconds), `hang` and `function_not_found` go by C name or `*`, for the whole library or for
 //! one GPU. A call that hangs returns once the file no longer lists it. `*` spares nvmlInit and nvmlShutdown; `init` is
-//! the former's code. `lost` makes every call on that GPU's handles say GPU_IS_LOST, and the event wait as well.
+//! the former's code. `lost` makes every call on that GPU's handles return GPU_IS_LOST, and the event wait as well.
 
 #![allow(unsafe_code, reason = "a C ABI: exported names and the caller's pointers")]
 #![allow(non_snake_case, reason = "the exported names are the driver's")]

@@ -1,4 +1,4 @@
-//! The library's memory behind one lock: the machine, who initialised it, what the handles mean, what was handed out.
+//! The library's memory behind one lock: the machine, who initialised it, the handles, the allocated objects.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use crate::state::{Gpu, Machine};
 use crate::stats::Stats;
 use crate::watch::{self, Watch};
 
-/// A file older than this fills the ring of samples and no more.
+/// A file older than this only fills the ring of samples.
 const OLDEST_STATE_MICROS: Micros = 20_000_000;
 
 pub struct Library {
@@ -28,9 +28,9 @@ pub struct Library {
     /// The generation that the histories belong to.
     history_of: u64,
     histories: BTreeMap<String, History>,
-    /// Up to when the histories were told; nothing before it may change any more.
+    /// Up to when the histories were reported; nothing before it may change.
     told: Micros,
-    /// UUID by slot. A GPU keeps its slot for ever, so that its handle stays.
+    /// UUID by slot. A GPU always keeps its slot, so that its handle stays valid.
     slots: Vec<String>,
     pub gpm_samples: BTreeMap<u64, GpmSample>,
     pub event_sets: BTreeMap<u64, EventSet>,
@@ -41,14 +41,14 @@ static LIBRARY: LazyLock<Mutex<Library>> = LazyLock::new(|| {
     let (state, stats) = watch::paths();
     Mutex::new(Library::new(state, stats))
 });
-/// A library that is unloaded leaves nothing behind, so that whoever loads it again and again can be measured.
+/// A library that is unloaded leaves nothing behind, so that repeated loads can be measured.
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static UNLOADED: extern "C" fn() = unload;
-/// Nobody notifies it: it is waited on for its timeout.
+/// It has no notifier: waits end at their timeout.
 static NEVER: Condvar = Condvar::new();
 
-/// The library, having looked at the file. The lock is held for the moment only, never while a call waits.
+/// The library, after it has read the file. The lock is held for the moment only, never while a call waits.
 pub fn library() -> MutexGuard<'static, Library> {
     let mut library = LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
     let now = clock::now();
@@ -163,7 +163,7 @@ impl Library {
         self.slots.get(handle.slot() as usize).filter(|_| in_time).map(String::as_str)
     }
 
-    /// A name for something that the library hands out and takes back.
+    /// An identifier of an object that the library allocates and frees.
     pub fn token(&mut self) -> u64 {
         self.last_token += 1;
         0x7f00_0000_0000_0000 | (self.last_token << 4)

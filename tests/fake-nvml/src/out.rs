@@ -31,12 +31,12 @@ impl<T: Copy> Out<T> {
         Ok(unsafe { self.0.read() })
     }
 
-    /// Where a part of it lies.
+    /// The address of a part of it.
     pub fn at<U>(self, offset: usize) -> Result<*mut U, Code> {
         if self.0.is_null() { Err(INVALID_ARGUMENT) } else { Ok(self.0.wrapping_byte_add(offset).cast()) }
     }
 
-    /// The same address as another struct, for the versioned ones whose first word says which it is.
+    /// The same address as another struct, for the versioned ones whose first word is the version.
     pub fn cast<U>(self) -> Out<U> {
         Out(self.0.cast())
     }
@@ -74,12 +74,12 @@ impl In {
         if self.0.is_null() {
             return Err(INVALID_ARGUMENT);
         }
-        // SAFETY: not null; the header asks for a text that ends with NUL.
+        // SAFETY: not null; the header requires a text that ends with NUL.
         Ok(unsafe { CStr::from_ptr(self.0) }.to_string_lossy().into_owned())
     }
 }
 
-/// An array of the caller, whose length lies elsewhere.
+/// An array of the caller, whose length is separate.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub struct Many<T>(*mut T);
@@ -103,8 +103,8 @@ impl<T: Copy> Many<T> {
         unsafe { self.0.add(index).write(value) }
     }
 
-    /// NVML's list convention: `count` comes in as the room and goes out as the number. Too little room, or no array
-    /// at all, is INSUFFICIENT_SIZE with the number needed.
+    /// NVML's list convention: `count` is the capacity on input and the number on output. Too little capacity, or no
+    /// array at all, is INSUFFICIENT_SIZE with the number needed.
     pub fn put_all(self, count: Out<c_uint>, values: &[T]) -> Answer {
         let room = count.get()? as usize;
         count.put(values.len() as c_uint)?;
@@ -120,7 +120,7 @@ impl<T: Copy> Many<T> {
         Ok(())
     }
 
-    /// The sample convention: no array asks for the number, too small an array gets the oldest.
+    /// The sample convention: no array requests the number, too small an array gets the oldest.
     pub fn put_oldest(self, count: Out<c_uint>, values: &[T]) -> Answer {
         if values.is_empty() {
             return Err(NOT_FOUND);

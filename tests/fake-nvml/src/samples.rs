@@ -1,6 +1,6 @@
-//! nvmlDeviceGetSamples: the ring buffer, computed from the history when asked.
+//! nvmlDeviceGetSamples: the ring buffer, computed from the history on request.
 //!
-//! Each sample is the average over the period before it. What rounding to whole percent loses in one sample it carries
+//! Each sample is the average over the period before it. The rounding error of one sample is carried
 //! into the next, so that a sum over samples equals the load.
 
 use std::ffi::{c_uint, c_ulonglong};

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use crate::clock::Micros;
 
-/// How long a count may lie in memory, as long as calls keep coming.
+/// How long a count may stay in memory, as long as calls keep coming.
 const WRITE_MICROS: Micros = 100_000;
 
 pub struct Stats {

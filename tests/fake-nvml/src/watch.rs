@@ -1,4 +1,4 @@
-//! Where the data file lies, and when it is read again.
+//! The path of the data file, and when it is read again.
 //!
 //! Out: the last good machine and the moment the file was written. A broken or half-written file changes nothing.
 
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::clock::{self, Micros};
 use crate::state::Machine;
 
-/// How long a look at the file is good for.
+/// How long a read of the file stays valid.
 const LOOK_MICROS: Micros = 5_000;
 
 pub struct Watch {
@@ -29,7 +29,7 @@ struct Seen {
     inode: u64,
 }
 
-/// A file that was read anew.
+/// A file that was read again.
 pub struct Fresh {
     pub machine: Arc<Machine>,
     /// When it was written, as far as its time stamp can be believed.
@@ -68,7 +68,7 @@ impl Watch {
     }
 }
 
-/// The data file and the count file. Each has its variable; without them they lie beside the loaded library.
+/// The data file and the count file. Each has its variable; without them they are beside the loaded library.
 pub fn paths() -> (PathBuf, Option<PathBuf>) {
     let own = own_folder();
     let beside = |name| own.as_deref().map(|folder: &Path| folder.join(name));

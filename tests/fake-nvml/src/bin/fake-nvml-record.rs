@@ -1,7 +1,7 @@
 //! Makes a data file for the fake driver library from what `podmeter probe-nvml` printed on a real machine, so that a
 //! defect of that machine can be reproduced on any.
 //!
-//! In: the JSON of `probe-nvml`. Out: the format described in `lib.rs`. It knows nothing of podmeter but that JSON.
+//! In: the JSON of `probe-nvml`. Out: the format described in `lib.rs`. Does not use: podmeter.
 //!
 //! Only what the driver answered is written. Some of it the fake cannot replay: energy drawn so far, the use of the
 //! engines, which NVLinks are down, ECC locations other than DRAM and SRAM.
@@ -111,7 +111,7 @@ fn main() -> ExitCode {
     )
 }
 
-/// A call that never succeeded is refused for the whole library, else for the GPUs that refused it.
+/// A call that never succeeded fails for the library, else for the GPUs where it failed.
 fn data_file(probe: &Value) -> Value {
     let (inventory, driver) = (&probe["inventory"], &probe["inventory"]["driver"]);
     let refused: BTreeMap<&str, &str> = members(&probe["calls"])
@@ -148,7 +148,7 @@ fn refusal(call: &Value) -> Option<&str> {
 
 /// `nvmlInit` succeeded, or there would be no probe.
 fn put_refusals<'a>(object: &mut Value, refused: impl IntoIterator<Item = (&'a str, &'a str)>) {
-    // A call that asks for a number of entries alone is answered with "insufficient size".
+    // A call for the number of entries alone returns "insufficient size".
     let refused = refused.into_iter().filter(|(_, code)| *code != "insufficient_size");
     let refused = refused.filter(|(name, code)| !PROCESS_USE.contains(name) || *code != "not_found");
     let (missing, failing): (Vec<_>, Vec<_>) = refused.partition(|(_, code)| *code == "function_not_found");
@@ -291,7 +291,7 @@ fn put_slow(object: &mut Value, fields: &mut Map<String, Value>, gpu: &Value, sl
         remapped["failure"] = rows["failed"].clone();
         remapped
     });
-    // Only how many: the agent does not ask for the addresses.
+    // Only how many: the agent does not read the addresses.
     let pages = |cause: &str| vec![0; slow["retired_pages"][cause].as_u64().unwrap_or(0) as usize];
     let has_pages = members(&slow["retired_pages"]).next().is_some() || !slow["retired_pages_pending"].is_null();
     let retired_pages = has_pages.then(|| {

@@ -1,4 +1,4 @@
-//! Memory errors and what became of them.
+//! Memory errors and their repair.
 
 use std::ffi::{c_uint, c_ulonglong};
 use std::mem::size_of;
@@ -123,12 +123,12 @@ fn remapped(target: &Target) -> Result<&RemappedRows, Code> {
     gpu.remapped_rows.as_ref().ok_or(NOT_SUPPORTED)
 }
 
-/// What a field over ECC may say.
+/// The result of an ECC field.
 pub fn ecc_field(target: &Target, counter: c_uint, pick: impl Fn(&EccCounts) -> u64) -> Result<u64, Code> {
     ecc_counts(target, counter).map(pick)
 }
 
-/// What a field over remapped rows may say.
+/// The result of a field on remapped rows.
 pub fn remap_field(target: &Target, pick: impl Fn(&RemappedRows) -> u32) -> Result<u32, Code> {
     remapped(target).map(pick)
 }

@@ -16,7 +16,7 @@ use crate::library::library;
 use crate::out::Out;
 use crate::versions;
 
-/// What the driver says about the engines' sampling period.
+/// The engines' sampling period that the driver reports.
 const PERIOD_MICROSECONDS: c_uint = 166_667;
 
 on_device! {

@@ -126,7 +126,7 @@ pub extern "C" fn nvmlGpuInstanceGetInfo(
     })
 }
 
-/// Only a MIG device has what is asked.
+/// Only a MIG device has this value.
 fn instance(target: &Target) -> Result<&Instance, Code> {
     target.instance().ok_or(INVALID_ARGUMENT)
 }

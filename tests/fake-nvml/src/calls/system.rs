@@ -91,13 +91,13 @@ pub extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(bus_id: In, device: Out<nvmlD
     })
 }
 
-/// The driver initialises a GPU before it hands out its handle, and each that it passes while it looks for a UUID.
+/// The driver initialises a GPU before it returns its handle, and each GPU on the way of a search for a UUID.
 fn wake(gpu: &Gpu) -> Answer {
     let is_named = gpu.hang.contains("wake") || gpu.delay.contains_key("wake") || gpu.fail.contains_key("wake");
     if is_named { crate::gate::own_faults("wake", &gpu.uuid) } else { Ok(()) }
 }
 
-/// A GPU that is lost or refuses this call fails at its handle.
+/// A GPU that is lost or fails this call fails at its handle.
 fn hand_out(call: &str, gpu: &Gpu, device: Out<nvmlDevice_t>) -> Answer {
     if gpu.lost {
         return Err(GPU_IS_LOST);

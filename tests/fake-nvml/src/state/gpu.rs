@@ -65,7 +65,7 @@ pub struct Gpu {
     pub supported_events: u64,
     pub events: Vec<Event>,
 
-    /// Every call on the handle says GPU_IS_LOST.
+    /// Every call on the handle returns GPU_IS_LOST.
     pub lost: bool,
     pub fail: BTreeMap<String, u32>,
     pub delay: BTreeMap<String, u64>,

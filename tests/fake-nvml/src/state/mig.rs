@@ -13,7 +13,7 @@ pub struct Mig {
     pub enabled: bool,
     /// Default: as enabled.
     pub pending: Option<bool>,
-    /// The most there can be; what nvmlDeviceGetMaxMigDeviceCount says.
+    /// The most there can be; the result of nvmlDeviceGetMaxMigDeviceCount.
     pub max_instances: u32,
     /// Compute slices of the whole board: 7 as on an H100, or 4. Larger profiles are not offered.
     pub slices: u32,
@@ -30,7 +30,7 @@ pub struct Instance {
     /// The place among the MIG devices. Default: the position in the file; a gap is NOT_FOUND.
     pub index: Option<u32>,
     pub uuid: String,
-    /// `1g.10gb`; decides what the next four say when they are absent.
+    /// `1g.10gb`; sets the defaults of the next four.
     pub profile: String,
     pub profile_id: Option<u32>,
     pub gpu_slices: Option<u32>,

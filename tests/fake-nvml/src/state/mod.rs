@@ -1,6 +1,6 @@
 //! The data file: a machine with its GPUs. The head of lib.rs describes the format.
 //!
-//! In: JSON text. Out: the machine with every default filled in. Knows nothing of C, time or calls.
+//! In: JSON text. Out: the machine with every default filled in. Does not use: C, time, calls.
 
 mod gpu;
 mod mig;
@@ -28,7 +28,7 @@ pub struct Machine {
     /// 13000 is 13.0.
     pub cuda_version: i32,
     pub gpus: Vec<Arc<Gpu>>,
-    /// What nvmlDeviceGetCount says in place of their number.
+    /// The result of nvmlDeviceGetCount in place of their number.
     pub gpu_count: Option<u32>,
     pub fail: BTreeMap<String, u32>,
     /// Milliseconds.

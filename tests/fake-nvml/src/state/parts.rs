@@ -215,7 +215,7 @@ group! {
 
 group! {
     /// By metric id: percent or MiB/s; from 248 on, counters, the rise in one second. Ids 1, 2, 3, 5 and 10 follow the
-    /// utilization when the file does not say; all others are then not supported.
+    /// utilization when absent in the file; all others are then not supported.
     Gpm {
         supported: bool = true,
         metrics: BTreeMap<u32, f64> = BTreeMap::new(),
