@@ -65,10 +65,10 @@ pub struct Settings {
     /// Whether to time each call of the driver.
     pub nvml_call_durations: bool,
     pub sample_interval: Duration,
-    /// So many times as often as usual are devices read, and so much shorter are the limits: 1, but in a day of faults
+    /// The factor by which devices are read more often and limits are shorter: 1, except in a day of faults
     /// that has to be over soon.
     pub hardware_pace: u32,
-    /// Where the host's `/proc`, `/sys` and `/dev` are seen.
+    /// Where the host's `/proc`, `/sys` and `/dev` are mounted.
     pub proc_root: PathBuf,
     pub sys_root: PathBuf,
     pub dev_root: PathBuf,

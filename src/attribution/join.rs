@@ -339,7 +339,7 @@ fn drift(allocations: &Allocations, allocatable: &Allocatable, inventory: &Inven
                 reachable.extend(targets);
             }
         }
-        // Whole GPUs and MIG devices are resources of their own: a resource is held against devices of the kind it has.
+        // Whole GPUs and MIG devices are resources of their own: a resource is compared with devices of its kind.
         let kinds = kinds(offered.iter().chain(held.clone()), inventory);
         let missing =
             present.iter().filter(|target| kinds.contains(&kind(target, inventory)) && !reachable.contains(*target));

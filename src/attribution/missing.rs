@@ -17,7 +17,7 @@ type Ids = BTreeMap<ResourceName, BTreeSet<DeviceId>>;
 /// MIG devices that the driver has listed: one of them that it no longer lists was unmade.
 const MIGS_REMEMBERED: usize = 4096;
 
-/// Remembers what the kubelet has named, because it forgets an unhealthy device that no pod holds.
+/// Keeps the devices that the kubelet has listed, because it drops an unhealthy device that no pod holds.
 #[derive(Debug, Default)]
 pub struct MissingGpus {
     gpus: BTreeMap<GpuUuid, Ids>,

@@ -46,7 +46,7 @@ pub fn are_scanned(wanted: &BTreeSet<u32>, state: &ProcessState) -> bool {
 }
 
 /// What the ledger divides by. Absent for a GPU without a process list, and for all without host process ids. A process that
-/// is not scanned yet is left out until it is: its work is not lost, because its total goes on.
+/// is not scanned yet is left out until it is: its use is not lost, because its total continues.
 #[must_use]
 pub fn processes_by_device(hardware: &HardwareState, state: &ProcessState) -> BTreeMap<GpuUuid, DeviceProcesses> {
     if !is_scanning(state) {

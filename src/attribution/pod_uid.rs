@@ -54,7 +54,7 @@ pub struct PodUids {
 #[derive(Clone, Debug)]
 struct Listed {
     uid: Option<(Source, PodUid)>,
-    /// In references to its containers: that of its first sight, so that a UID learned later does not make it another pod.
+    /// In references to its containers: the one first observed, so that a UID found later does not make it another pod.
     reference_uid: Option<PodUid>,
 }
 
@@ -123,7 +123,7 @@ impl PodUids {
 }
 
 impl Listed {
-    /// What is known of a pod that goes on being listed, unless it has become another.
+    /// The data of a pod that stays listed, unless another pod has its name.
     fn become_known(self, found: Option<(Source, PodUid)>, directory: &PodDirectory) -> Self {
         match (&self.uid, &found) {
             (None, _) => Self { uid: found, ..self },

@@ -9,17 +9,17 @@ use crate::model::{Allocations, Monotonic, Pod, PodDirectory, PodRef, PodUid};
 
 /// Listed twice, so far apart. An admission that fails does so within milliseconds, unless a plugin is slow.
 const LISTED_TWICE: Duration = Duration::from_millis(200);
-/// A pod that the Pods API should have and does not is believed after this long.
+/// A pod that the Pods API should list and does not is accepted after this long.
 const PODS_API_LATE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Default)]
 pub struct Unconfirmed {
-    /// Since when each is listed with devices, and when it is believed without further evidence.
+    /// Since when each is listed with devices, and when it is accepted without confirmation.
     pods: BTreeMap<(PodRef, Option<PodUid>), (Monotonic, Monotonic)>,
 }
 
 impl Unconfirmed {
-    /// No pod that goes on being listed is held back for longer.
+    /// No pod that stays listed is held back for longer.
     pub const LONGEST: Duration = PODS_API_LATE;
 
     /// Takes out of `answer` the pods that hold devices, are not in `believed` and may still be rejected.
@@ -37,7 +37,7 @@ impl Unconfirmed {
             }
             let wait = match admission(pod, directory) {
                 Some(Admission::Admitted) => return true,
-                // Rejected, or over before it was seen.
+                // Rejected, or ended before it was observed.
                 Some(Admission::Ended) => return false,
                 None if directory.complete => PODS_API_LATE,
                 None => LISTED_TWICE,

@@ -128,7 +128,7 @@ impl<W: Write> Write for Output<W> {
 }
 
 /// The line with every control character before its end escaped, and what would hide or reorder text: a name or a
-/// message from elsewhere cannot pass for a line of its own. In the form that JSON has, too.
+/// message from elsewhere cannot imitate a separate line. In the same form as in JSON.
 fn one_line(line: &str) -> Cow<'_, str> {
     let (text, end) = line.strip_suffix('\n').map_or((line, ""), |text| (text, "\n"));
     if !text.chars().any(must_be_escaped) {

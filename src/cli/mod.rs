@@ -77,8 +77,8 @@ pub fn main() -> ExitCode {
     ExitCode::from(code)
 }
 
-/// On standard error, if it is writable in time. Not on a thread of its own: a library that hangs while it is loaded blocks
-/// each new thread.
+/// On standard error, if it is writable in time. Not on a separate thread: a library that hangs while it is loaded
+/// blocks each new thread.
 fn write_last_message(message: &str) {
     let mut stderr = std::io::stderr();
     let timeout = Timespec::try_from(LAST_MESSAGE).ok();

@@ -79,7 +79,7 @@ fn other_json_is_not_a_snapshot_and_that_of_an_older_agent_is() {
     assert_eq!((node.accounts[0].gpu.as_str(), node.accounts[0].idle_seconds), ("G", None));
 }
 
-/// A server that responds to any request with these bytes, and then closes the connection or stays silent.
+/// A server that responds to any request with these bytes, and then closes the connection or sends nothing.
 async fn responding(bytes: Vec<u8>, close: bool) -> Target {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -103,7 +103,7 @@ async fn dial(socket: &Path) -> SocketState {
     }
 }
 
-/// At the place that was named; else at the usual socket, and then where it would serve everybody.
+/// At the given target; else at the default socket, then at the listeners.
 async fn find_agent(settings: &Settings) -> Agent {
     let Some(target) = &settings.agent else { return ask_listeners(settings).await.unwrap_or(Agent::NotConfigured) };
     match client::get(target, "/-/healthy").await {
@@ -120,7 +120,7 @@ async fn find_agent(settings: &Settings) -> Agent {
     }
 }
 
-/// What does not answer as an agent does is somebody else's.
+/// A server that does not answer as an agent is another program.
 async fn ask_listeners(settings: &Settings) -> Option<Agent> {
     for target in &settings.listeners {
         if client::get(target, "/-/healthy").await.is_ok_and(|body| body == HEALTHY) {

@@ -157,7 +157,7 @@ pub fn plugin_conflicts(observations: &Observations) -> Finding {
     let is_ours = |resource: &ResourceName| {
         let nothing = BTreeSet::new();
         let listed = BTreeSet::from(["listed".into()]);
-        // Somebody else's devices, unless a podmeter serves the resource now.
+        // Another plugin's devices, unless a podmeter serves the resource now.
         plugin::conflict(resource, &listed, &nothing, live).is_none()
     };
     let allocatable = observations.allocatable.as_ref().and_then(|answer| answer.as_ref().ok());

@@ -1,4 +1,4 @@
-//! Each check, by what was seen.
+//! Each check, by its observations.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -91,7 +91,7 @@ fn driver(version: &str, gpus: usize) -> DriverState {
     }
 }
 
-/// A node on which all is well.
+/// A node that passes every check.
 fn well() -> Observations {
     let allocatable = BTreeMap::from([("nvidia.com/gpu".into(), ["GPU-1".into()].into())]);
     Observations {

@@ -138,7 +138,7 @@ pub fn class(code: u32) -> XidClass {
     row(code).map_or(XidClass::Unknown, |row| row.class)
 }
 
-/// What `code` does, with what is configured for it.
+/// The effect of `code`, with its configuration.
 #[must_use]
 pub fn effect(code: u32, configured: Option<XidRule>) -> Effect {
     match configured {

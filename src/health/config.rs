@@ -20,7 +20,7 @@ pub struct Config {
     pub recovery: Recovery,
     #[serde(rename = "uncorrectableECC")]
     pub uncorrectable_ecc: EccPolicy,
-    /// How long a driver call may not return, or the driver not open, after that is noticed.
+    /// How long a detected hanging driver call, or driver that does not open, is tolerated.
     #[serde(deserialize_with = "stuck_limit")]
     pub stuck_limit: Duration,
     /// How long the last health state stays valid while the GPUs are released.

@@ -43,7 +43,7 @@ pub struct HealthInputs<'a> {
     pub events: &'a [XidEvent],
 }
 
-/// The state machine. It keeps every device that was ever seen, and nothing that grows beyond them.
+/// The state machine. Its state is bounded by the number of devices ever listed.
 #[derive(Debug)]
 pub struct Health {
     config: Config,
@@ -222,7 +222,7 @@ impl Health {
 impl Session {
     fn update(&mut self, hardware: &HardwareState, now: Monotonic) {
         if hardware.driver_loads > self.loads {
-            // The first load seen is no restart: the driver may have been loaded for months.
+            // The first known load is no restart: the driver may have been loaded for months.
             if self.loads > 0 {
                 self.renewed = Some(now);
             }

@@ -10,10 +10,10 @@ use crate::model::{
 
 /// The two sources report one XID within this time of each other.
 pub const SAME: Duration = Duration::from_secs(5);
-/// Codes with a line of their own on the page; there are some two hundred. Others go under 999.
+/// Codes with their own series; about two hundred exist. Others are counted as 999.
 const CODES: usize = 256;
 const UNKNOWN_CODE: u32 = 999;
-/// Instances that one code remembers; a GPU has seven GPU instances with seven compute instances each.
+/// Instances kept for one code; a GPU has seven GPU instances with seven compute instances each.
 const INSTANCES: usize = 64;
 
 #[derive(Debug)]
@@ -136,7 +136,7 @@ impl Xids {
         }
     }
 
-    /// Forgets all, or those that concern this MIG device alone.
+    /// Clears all, or those that concern this MIG device alone.
     pub fn clear(&mut self, mig: Option<&MigUuid>) {
         match mig {
             None => self.latches.clear(),

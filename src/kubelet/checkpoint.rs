@@ -57,7 +57,7 @@ enum Devices {
     Plain(Vec<String>),
 }
 
-/// The checkpoint as it was last read. What cannot be read is as if it were not there: UIDs then come from elsewhere.
+/// The checkpoint as it was last read. An unreadable one counts as absent: UIDs then come from other sources.
 #[derive(Debug)]
 pub struct CheckpointFile {
     path: PathBuf,

@@ -104,7 +104,7 @@ impl Client {
         Self { socket: socket.to_owned(), deadline, connection: None }
     }
 
-    /// Forgets the connection: the socket belongs to a new kubelet.
+    /// Drops the connection: the socket belongs to a new kubelet.
     pub fn disconnect(&mut self) {
         self.connection = None;
     }

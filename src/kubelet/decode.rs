@@ -14,7 +14,7 @@ use crate::wire::{v1, v1alpha1};
 pub const DECODED_LIMIT: usize = 24 << 20;
 /// Decoded at once: however it is made up, it takes less than the limit.
 const SMALL: usize = 256 << 10;
-/// What a string or a list of its own takes beside its bytes, with the allocator's share.
+/// What a separate string or list takes beside its bytes, with the allocator's share.
 const STRING: usize = size_of::<String>() + 16;
 const NUMBER: usize = size_of::<i64>();
 

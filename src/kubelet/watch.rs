@@ -153,7 +153,7 @@ async fn changed<T>(value: &mut watch::Receiver<T>) {
 /// What to do next.
 #[derive(Clone, Copy, Debug)]
 enum Next {
-    /// Without a trigger where it was counted when it came.
+    /// Without a trigger where that was counted on arrival.
     Refresh(Option<Trigger>),
     /// Query the pods that have ended.
     Pods,

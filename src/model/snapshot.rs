@@ -97,10 +97,10 @@ pub struct Collector {
 /// The state of the kubelet client.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct KubeletState {
-    /// The allocations believed; `None` until the kubelet has answered once.
+    /// The accepted allocations; `None` until the kubelet has answered once.
     #[serde(rename = "relation")]
     pub allocations: Option<Arc<Allocations>>,
-    /// When the believed allocations was last confirmed by an answer; its age is what grows while the kubelet is away.
+    /// When an answer last confirmed the accepted allocations; its age grows while the kubelet is away.
     #[serde(rename = "relation_at")]
     pub allocations_at: Option<Moment>,
     /// False after a (re)connect until two equal answers with a second between them.

@@ -9,7 +9,7 @@ const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 /// The runtime's value for a container without GPUs.
 const NO_DEVICES: &str = "void";
 const MOUNTED_DEVICES: &str = "/var/run/nvidia-container-devices";
-/// What containers of simulated devices see.
+/// The variable that containers with simulated devices get.
 const SIMULATED_DEVICES: &str = "PODMETER_SIMULATED_DEVICES";
 
 /// Answers one container's request for `ids`, in their order; a GPU that several slots name appears once.

@@ -14,7 +14,7 @@ use super::config::NvidiaConfig;
 use super::node::NodeFacts;
 use super::{Hardware, Offer};
 
-/// The kind that NVIDIA's plugin gives out.
+/// The kind of NVIDIA's plugin.
 pub const OUR_KIND: &str = "k8s.device-plugin.nvidia.com/gpu";
 /// In this order: the runtime's directories, and NVIDIA's plugin's kind before its toolkit's.
 pub const DIRECTORIES: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];

@@ -62,7 +62,7 @@ pub struct CheckInputs<'s> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Replacement {
     Socket(String, Identity),
-    /// So many devices that are not ours.
+    /// The number of devices that are not ours.
     Listed(usize),
     Allocated(ForeignAllocation),
 }
@@ -82,7 +82,7 @@ pub struct RegistrationCheck {
     look_at: Option<Monotonic>,
     /// When another plugin ended, until an answer shows whether that concerns us.
     ended_at: Option<Monotonic>,
-    /// One that ended came after our registration.
+    /// One that ended had registered after us.
     later_ended: bool,
     none_since: Option<Monotonic>,
     others_since: Option<Monotonic>,

@@ -34,7 +34,7 @@ impl Grants {
         self.granted_at
     }
 
-    /// The first device that has come to a container without having been granted.
+    /// The first device that a container holds without a grant.
     pub fn compare(&mut self, resource: &ResourceName, allocations: &Allocations) -> Option<ForeignAllocation> {
         let mut now: BTreeMap<&DeviceId, BTreeSet<&ContainerRef>> = BTreeMap::new();
         for container in allocations.containers() {

@@ -64,7 +64,7 @@ pub struct Lifecycle {
     pub directory: PathBuf,
     pub state: ServiceState,
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
-    /// Wakes when something comes or goes in the directory.
+    /// Wakes when the directory changes.
     pub changes: watch::Receiver<u64>,
     /// Sockets of others; `None` until the directory was read.
     pub live: watch::Receiver<Option<Arc<LiveSockets>>>,
@@ -165,7 +165,7 @@ impl Lifecycle {
                 logged = reason;
             }
             let pause = match ended {
-                // It must not be taken for the end of what is registered next.
+                // It must not be confused with the end of the next registration.
                 Ended::OtherGone => {
                     backoff.reset();
                     self.answers_from = self.now();
@@ -285,7 +285,7 @@ impl Lifecycle {
             |health: &Result<(), PluginUnhealthy>| health.as_ref().is_err_and(PluginUnhealthy::is_unchecked);
         let checked = |offer: &Arc<Offer>| !offer.devices.iter().any(|device| is_unchecked(&device.health));
         let left = FIRST_CHECK.saturating_sub(self.now().since(began));
-        // What is not checked by then is sent as it is; an error is the agent ending.
+        // Unchecked devices are then sent as they are; an error means that the agent is ending.
         let _ = tokio::time::timeout(left, self.state.offer.wait_for(checked)).await;
     }
 

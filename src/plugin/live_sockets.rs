@@ -68,7 +68,7 @@ struct OpenConnections {
 }
 
 impl OpenConnections {
-    /// Dials what is new, and what is not kept open.
+    /// Dials new sockets, and those without an open connection.
     async fn dial(&mut self, directory: &Path, own: &OwnSockets) -> LiveSockets {
         let present: LiveSockets =
             sockets::identities(directory).into_iter().filter(|(name, _)| !own.contains(name)).collect();

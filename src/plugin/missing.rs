@@ -1,4 +1,4 @@
-//! What an entry offers of GPUs that the driver does not list: the ids under which the kubelet has them, and no others.
+//! The offers of an entry for GPUs that the driver does not list: only the IDs that the kubelet has of them.
 
 use std::collections::BTreeSet;
 

@@ -8,7 +8,7 @@ use super::config::{NvidiaConfig, Sharing};
 use super::{Offer, OfferedDevice, PluginUnhealthy, paths::Roots};
 use crate::model::{PluginUnhealthyReason, ResourceName};
 
-/// What a daemon that serves has in the directory of its resource. NVIDIA's container makes the first when compute mode
+/// The files of a running daemon in the directory of its resource. NVIDIA's container makes the first when compute mode
 /// and limits are set, and takes it away when it ends; the daemon itself takes away the last.
 const SIGNS: [&str; 3] = [".started", "pipe/control", "pipe/nvidia-cuda-mps-control.pid"];
 

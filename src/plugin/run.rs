@@ -444,7 +444,7 @@ fn named(ids: &[&DeviceId]) -> String {
     if more == 0 { first.join(", ") } else { format!("{} and {more} more", first.join(", ")) }
 }
 
-/// Counts the kubelets that come after the first. Never ends.
+/// Counts the kubelets after the first. Never ends.
 async fn count_kubelets(
     directory: PathBuf,
     mut changed: watch::Receiver<u64>,

@@ -313,7 +313,7 @@ async fn send_lists(state: ServiceState, signals: Signals, sender: mpsc::Sender<
                 sent = Some(list);
                 streams.send_modify(|streams| streams.sent_at = Some(state.clock.now().monotonic));
             }
-            // The first change after a rest goes out at once; what follows within the time goes out together at its end.
+            // The first change after a pause is sent at once; changes within the time are sent together at its end.
             let rest = async {
                 if is_new {
                     tokio::time::sleep(TAKEN_IN).await;

@@ -19,7 +19,7 @@ const OURS: &str = "podmeter-";
 const SUFFIX: &str = ".sock";
 /// A socket's path ends at 107 bytes; the kubelet's directory, the prefix and the unique part take the rest.
 const RESOURCE_LENGTH: usize = 32;
-/// With inotify the poll only catches what it lost; without, it is all there is.
+/// With inotify the poll only catches what it lost; without, it is the only source.
 const POLL: Duration = Duration::from_secs(1);
 const POLL_ALONE: Duration = Duration::from_millis(100);
 
@@ -118,7 +118,7 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// Wakes `changes` whenever something came or went in the directory, and now and then besides. Never ends.
+/// Wakes `changes` whenever the directory changes, and at intervals. Never ends.
 pub async fn watch_directory(directory: PathBuf, changes: watch::Sender<u64>) {
     let mut stream = match Inotify::init().and_then(|inotify| inotify.into_event_stream([0; 1024])) {
         Ok(stream) => Some(stream),
@@ -148,7 +148,7 @@ pub async fn watch_directory(directory: PathBuf, changes: watch::Sender<u64>) {
     }
 }
 
-/// False when there are no more events to come.
+/// False when no more events can follow.
 async fn next(events: &mut EventStream<[u8; 1024]>) -> bool {
     matches!(events.next().await, Some(Ok(_)))
 }

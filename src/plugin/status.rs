@@ -28,7 +28,7 @@ impl ResourceStatus {
     pub fn begin(&self, prefers: bool, checks_before_start: bool, mps: bool) {
         let zero = |names: &[&'static str]| names.iter().map(|name| (*name, 0)).collect();
         self.change(|state, now| {
-            // The counters of a resource that is served again go on.
+            // The counters of a resource that is served again continue.
             if state.created == UnixSeconds::default() {
                 state.created = now.unix;
                 state.allocations = zero(&RESULTS);

@@ -1,4 +1,4 @@
-//! The reference behaviour of NVIDIA's plugin, row by row, and what goes beyond it.
+//! The reference behaviour of NVIDIA's plugin, row by row, and podmeter's additions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +20,7 @@ fn mig_uuid(gpu: u32, number: u32) -> String {
     format!("MIG-{gpu:04x}{number:04x}-0000-0000-0000-000000000000")
 }
 
-/// Minor numbers run against the indexes: who takes one for the other fails.
+/// Minor numbers are in the opposite order of the indexes: confusing the two fails.
 pub(super) fn gpu(index: u32, profiles: Option<&[&str]>) -> Gpu {
     let mig_devices = (0..).zip(profiles.unwrap_or_default()).map(|(number, profile)| MigDevice {
         uuid: mig_uuid(index, number).as_str().into(),
@@ -361,7 +361,7 @@ fn a_device_never_leaves_the_list() {
         merged[0].devices.iter().map(|device| (device.id.to_string(), device.health.is_ok())).collect();
     let expected = [(uuid(0), false), (uuid(1), true), (uuid(2), false), (uuid(3), false), (uuid(5), true)];
     assert_eq!(health, expected);
-    // Another name for a GPU that is there takes its device away; without the GPU it is lost.
+    // Another name for a present GPU removes its device; without the GPU it is lost.
     let partitioned = merge(&before, vec![], &inventory([gpu(1, Some(&["3g.40gb"]))])).offers;
     let reasons = partitioned[0].devices.iter().map(|device| device.health.as_ref().unwrap_err().reason.as_str());
     assert_eq!(reasons.collect::<Vec<_>>(), ["lost", "layout", "lost", "lost"]);
@@ -384,7 +384,7 @@ fn a_list_that_grows_too_long_leaves_new_devices_out() {
         Offer { resource: "example.com/nic".into(), devices: numbers.map(device).collect() }
     };
     let merge = |before: &[Offer], now| merge(before, vec![now], &Inventory::default());
-    // Those that come have the smaller ids.
+    // The new ones have the smaller IDs.
     let before = merge(&[], offer(20_000..50_000));
     assert_eq!((before.offers[0].devices.len(), before.problems.len()), (30_000, 0));
     let now = merge(&before.offers, offer(0..30_000));

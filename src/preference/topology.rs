@@ -65,7 +65,7 @@ impl PciRelation {
             return None;
         }
         Some(match common {
-            // Without a node of their own both belong to the only one there is.
+            // Without a node both belong to the only one.
             0 if left.place.numa_node == right.place.numa_node => Self::SameCpu,
             0 => Self::CrossCpu,
             1 => Self::HostBridge,

@@ -20,7 +20,7 @@ const LONGEST_NAME: usize = 63;
 ///
 /// A process may mount more, so the runtime's mounts, which come first, count; mounts inside a pod's volumes do not;
 /// and where the cgroup names the pod, mounts of other pods are ignored. Without that, mounts of two pods
-/// are the kubelet's own or somebody's who watches it: no answer.
+/// are those of the kubelet or of a program that watches it: no answer.
 #[must_use]
 pub fn parse(text: &str, uid: Option<&PodUid>) -> Option<KubeletMounts> {
     let mut found: Option<KubeletMounts> = None;

@@ -299,7 +299,7 @@ async fn hostile_names_are_escaped_on_every_page() {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_permission_the_page_names_the_required_user() {
     let node = one_holder().await;
-    // Root may access everything: run as the user nobody.
+    // Root may access everything: run as an unprivileged user.
     #[allow(clippy::disallowed_methods, reason = "a test asks who it is")]
     let root = std::process::Command::new("id").arg("-u").output().unwrap().stdout == b"0\n";
     node.refuse_permission(true).unwrap();
@@ -320,7 +320,7 @@ async fn without_permission_the_page_names_the_required_user() {
         "--kubelet-root",
         kubelet_root,
     ];
-    // The user nobody may lack access to the binary.
+    // An unprivileged user may lack access to the binary.
     let binary = node.root.path().join("podmeter");
     std::fs::copy(agent::binary(), &binary).unwrap();
     traversable(&binary);

@@ -86,7 +86,7 @@ fn every_dashboard_is_complete() {
             let name = text(variable, "name");
             let (used, everything) = (format!("\"${name}\""), dashboard.to_string().replace("\\\"", "\""));
             check(everything.contains(&used), &format!("variable {name} is used"));
-            // Not everybody's scrape gives these labels: "all" takes series without them, too.
+            // Not every scrape configuration sets these labels: "all" takes series without them, too.
             if ["cluster", "node"].contains(&name) {
                 check(variable["allValue"] == ".*", &format!("{name} works where there is no such label"));
             }

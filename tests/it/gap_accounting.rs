@@ -27,11 +27,11 @@ enum Step {
     Read(Vec<u64>),
     /// The next pass of the same reader comes so late. Milliseconds.
     Late(u64),
-    /// A call hangs, comes back, and the same reader goes on.
+    /// A call hangs, returns, and the same reader continues.
     Hang(u64),
     /// The driver is closed and opened again.
     Release(u64),
-    /// The GPU is lost and comes back.
+    /// The GPU is lost and returns.
     Loss(u64),
     /// A new reader, while the readings of the old one stay.
     MigChange(u64),
@@ -39,7 +39,7 @@ enum Step {
     Reload(u64),
     /// Per cent of a second.
     Load(u64),
-    /// Who holds the device from now on: none, one alone, or so many slots of four.
+    /// The holders from now on: none, one alone, or this many slots of four.
     Hold(usize),
 }
 

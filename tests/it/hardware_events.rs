@@ -130,7 +130,7 @@ fn other_events_cause_reads_and_are_not_xids() {
         state["gpus"][0]["recovery_action"] = json!(1);
         state["gpus"][0]["events"] = json!([{"sequence": 1, "kind": 0x8000, "xid": 79}, {"sequence": 2, "xid": 154}]);
     });
-    // The slow tier is due once a minute: it was the event that brought it forward, for this GPU alone.
+    // The slow tier is due once a minute: the event caused it earlier, for this GPU alone.
     let state = wait(&node.hardware, "the recovery action", |state| slow(state, 0) == Some(Some(1)));
     assert_eq!(slow(&state, 1), Some(Some(0)));
     assert_eq!(node.next(), (gpu(0), None, 154, 1));

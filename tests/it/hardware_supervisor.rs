@@ -231,7 +231,7 @@ fn a_stuck_gpu_is_marked_and_the_others_go_on() {
     script.set(|acts| acts.stuck = None);
     let state = wait(&hardware, "the return", |state| has_fast(state, 0));
     assert!(!state.readings[&gpu(0)].stuck && !state.collectors["fast"].stuck);
-    // The same reader goes on; it has integrated over the hung call, and the totals have not.
+    // The same reader continues; it has integrated over the hung call, and the totals have not.
     let state = wait(&hardware, "the end of the gap", |state| state.readings[&gpu(0)].totals.gaps.seconds > 0.0);
     let totals = &state.readings[&gpu(0)].totals;
     assert!(totals.gaps.seconds >= 0.5 && totals.gaps.seconds <= totals.uncovered_seconds, "{totals:?}");

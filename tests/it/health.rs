@@ -302,7 +302,7 @@ async fn a_release_lets_the_library_go_and_keeps_every_verdict_until_a_reset() {
 
     assert_eq!(node.running.get("/-/healthy").status, 200);
     assert_eq!(node.driver.calls(), calls, "left alone");
-    // Closed and opened again, nothing has been reset. The fake's counter forgets, unlike a driver's, what came before.
+    // Closed and opened again, nothing has been reset. Unlike a driver's, the fake's counter restarts.
     node.driver.update(|state| {
         for gpu in state["gpus"].as_array_mut().unwrap() {
             gpu["energy_millijoules"] = json!(50_000_000);

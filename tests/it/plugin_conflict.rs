@@ -1,4 +1,5 @@
-//! Another plugin registers a resource that podmeter serves: it is noticed, shown, left alone, and followed when it ends.
+//! Another plugin registers a resource that podmeter serves: podmeter detects and reports it, waits, and registers
+//! again when it ends.
 
 use crate::support::kubelet;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Bad input and faults: our plugin answers with a status, or waits and logs why; it never panics, hangs or gives up.
+//! Bad input and faults: our plugin answers with a status, or waits and logs why; it never panics, hangs or stops
+//! retrying.
 
 use crate::support::agent;
 use std::fs::Permissions;
@@ -224,7 +225,7 @@ async fn a_kubelet_that_dies_within_a_registration_is_registered_with_when_it_re
         let podmeter = PluginHarness::start(node.root.path());
         serving(&node).await;
         node.stop();
-        // Registered, but its list is not open yet: the new kubelet's socket is the first that it notices.
+        // Registered, but its list is not open yet: the new kubelet's socket is the first sign of it.
         if method != Method::ListAndWatch {
             podmeter.until(GPU, "a reason", |state| !state.registered && state.problem.is_some()).await;
         }
@@ -355,7 +356,7 @@ async fn a_directory_that_is_read_only_is_named_and_taken_up_when_it_is_not() {
     let root = node.root.path().to_str().unwrap();
     let arguments = [&arguments[..], &[config.to_str().unwrap(), "--kubelet-root", root]].concat();
     let directory_flag = ["--device-plugin-dir", directory.to_str().unwrap()];
-    // Root may access everything: run as the user nobody.
+    // Root may access everything: run as an unprivileged user.
     #[allow(clippy::disallowed_methods, reason = "a test asks who it is")]
     let is_root = std::process::Command::new("id").arg("-u").output().unwrap().stdout == b"0\n";
     let arguments = [&arguments[..], &directory_flag].concat();

@@ -151,7 +151,7 @@ async fn another_configuration_ends_begins_and_restarts_what_it_changes() {
         }
         assert_eq!(harness.now(kept).registrations, 1, "not touched");
         assert_eq!(sockets(&node.device_plugin_directory()).len(), 3);
-        // Fewer devices, and then one entry back: neither takes a device from a living registration.
+        // Fewer devices, and then one entry back: neither removes a device from a running registration.
         harness.plugin.configure(&[toys(changed, 1), toys(kept, 1), toys(gone, 1)]);
         harness.registered(changed, 3).await;
         harness.registered(gone, 2).await;

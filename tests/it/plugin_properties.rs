@@ -47,7 +47,7 @@ struct World {
 impl World {
     async fn start(rules: Rules, seed: u64) -> Self {
         let node = node(Options { rules, seed, ..Options::default() }).await;
-        // A kubelet that lists no pod at all is believed only after half a minute.
+        // A kubelet that lists no pod at all is accepted only after half a minute.
         assert_eq!(node.add_pod(PodSpec::new("team", "idle")).await, Admission::Running);
         let gpus: BTreeMap<u32, Gpu> = (0..4).map(|index| (index, gpu(index))).collect();
         let config = NvidiaConfig { mig_strategy: MigStrategy::Mixed, ..NvidiaConfig::default() };

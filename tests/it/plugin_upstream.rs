@@ -516,7 +516,7 @@ async fn the_first_plugin_goes_on_when_the_second_is_withdrawn(rules: Rules) {
     second.registered(GPU, 1).await;
     let least = lowest(&node, async {
         second.end().await;
-        // An older kubelet forgets the first one too, without telling it: it must notice by itself.
+        // An older kubelet drops the first one too, without a notice: the plugin must detect it.
         first.registered(GPU, if rules == Rules::UpTo136 { 2 } else { 1 }).await;
         assert!(node.node_status_becomes(|_| node.connected_plugins(GPU) == 1).await);
         counts(&node, GPU, 4, 4).await;

@@ -219,8 +219,8 @@ fn every_alert_is_tested_to_fire_and_not_to_fire_and_every_record_has_a_value() 
     }
 }
 
-/// Every evaluation reads each sample of a day again: docs/engineering/scale.md has what that costs. Prometheus forgets
-/// what was five minutes after its last sample.
+/// Every evaluation reads each sample of a day again: docs/engineering/scale.md has what that costs. Prometheus drops a
+/// series five minutes after its last sample.
 #[test]
 fn what_reads_a_whole_day_of_many_series_is_evaluated_seldom() {
     for group in groups() {

@@ -187,7 +187,7 @@ fn every_query_of_every_dashboard_returns_data() {
     }
     for (place, metric, label) in variables() {
         let values = prometheus.query(&substituted(&format!("count by ({label}) ({metric})"), PROFILES[0], ".*"));
-        // The demo has no clusters, and is to be seen all the same.
+        // The demo has no clusters, and must be shown all the same.
         let named = values.iter().any(|(labels, _)| labels.contains_key(&label));
         if named == (label == "cluster") {
             breaches.push(format!("{place}: {values:?}"));

@@ -1,5 +1,5 @@
 //! A node in virtual time: simulated GPUs, pods that run for seconds, and the path from readings to accounts as the
-//! agent has it (integrals, owners of processes, join, ledger), held against what the pods really did.
+//! agent has it (integrals, owners of processes, join, ledger), compared with the pods' real use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 const LIBRARY: &str = "libnvidia_ml_fake.so";
 const RECORDER: &str = "fake-nvml-record";
 
-/// Dropping it removes the folder; what was loaded from it goes on with the last state.
+/// Dropping it removes the folder; libraries loaded from it continue with the last state.
 pub struct FakeNvml {
     folder: TempDir,
 }

@@ -19,7 +19,7 @@ pub struct DeviceClock {
     busy_carry: f64,
 }
 
-/// What the time since the clock last moved brought: first a gap, where there was one, then an interval that was read
+/// The time since the clock last moved: first a gap, where there was one, then an interval that was read
 /// at both ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Advance {
@@ -43,7 +43,7 @@ pub struct Interval {
     pub to: Monotonic,
     pub busy_seconds: Option<f64>,
     pub energy_joules: Option<f64>,
-    /// Of its time: for so long the driver gave no samples.
+    /// The part of its time for which the driver gave no samples.
     pub uncovered_seconds: f64,
     /// Of time that can no longer be attributed.
     pub unattributed_busy_seconds: f64,

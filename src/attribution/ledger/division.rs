@@ -28,7 +28,7 @@ pub struct Stretch<'a> {
     pub seconds: f64,
     pub busy: Option<f64>,
     pub energy: Option<f64>,
-    /// What the board would have drawn with nothing running; `None` while that has not been seen.
+    /// What the board would have drawn with nothing running; `None` while that is unknown.
     pub idle_energy: Option<f64>,
     pub holders: &'a [Holder],
     pub basis: DivisionBasis<'a>,

@@ -38,7 +38,7 @@ pub struct Span {
     pub held_share: HeldShare,
 }
 
-/// What one interval brought one holder.
+/// What one holder gains in one interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Gain {
     /// `None` where no share was known.

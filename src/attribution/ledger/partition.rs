@@ -1,4 +1,4 @@
-//! A GPU in MIG mode, as the ledger sees it.
+//! A GPU in MIG mode, as the ledger models it.
 
 use std::collections::BTreeMap;
 

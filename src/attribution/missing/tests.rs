@@ -146,7 +146,7 @@ fn excluded_gpus_and_other_vendors_ids_are_none() {
     let mut state = hardware(&[0], &[0, 1]);
     state.node_devices.as_mut().unwrap().on_bus.get_mut(&address(1)).unwrap().excluded = true;
     assert_eq!(missing(&complete(state, &held("iluvatar.com/gpu", &[&uuid(9)]))), []);
-    // Under a name of their own, beside one that the driver lists.
+    // Under their own name, beside one that the driver lists.
     let renamed = ids("example.com/a100", &[&uuid(0), &uuid(1)]);
     assert_eq!(missing(&complete(hardware(&[0], &[0]), &allocatable(renamed))), [(uuid(1), None)]);
     let own = held("example.com/a100", &[&uuid(1)]);

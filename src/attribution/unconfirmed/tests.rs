@@ -36,7 +36,7 @@ fn directory(pods: &[(&str, bool)]) -> PodDirectory {
     PodDirectory { complete: true, pods: pods.iter().map(identity).collect(), problem: None }
 }
 
-/// Whether the pod with UID `new` is believed at each of these milliseconds, in which it is listed.
+/// Whether the pod with UID `new` is accepted at each of these milliseconds, in which it is listed.
 fn believed_at(milliseconds: &[u64], before: &Allocations, directory: &PodDirectory) -> Vec<bool> {
     let mut unconfirmed = Unconfirmed::default();
     let mut at = |millisecond| {

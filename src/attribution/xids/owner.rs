@@ -24,7 +24,7 @@ impl XidOwner {
     pub fn of_container(container: &ContainerRef, event: &XidEvent, observation: &XidObservation<'_>) -> Self {
         let reached = reached(event, observation);
         let is_own = |other: &ContainerRef| other.has_names_of(container) && other.may_be_in_pod_of(container);
-        // As the holder is called: the process's UID may have been learned after it.
+        // As the holder is called: the process's UID may have been found later.
         let mut known = observation.join.holdings.keys().map(|key| &key.container);
         let mut accounts = observation.accounts.iter().map(|account| &account.container);
         let exact = || accounts.clone().any(|account| account == container);

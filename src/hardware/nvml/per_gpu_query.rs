@@ -1,4 +1,4 @@
-//! Queries each GPU on a thread of its own, so that a GPU that hangs does not delay the others.
+//! Queries each GPU on its own thread, so that a GPU that hangs does not delay the others.
 //!
 //! In: a function of one GPU's index. Out: the answers by index, without GPUs that did not answer in time.
 

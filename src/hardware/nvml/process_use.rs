@@ -19,7 +19,7 @@ const LARGEST: usize = 4096;
 const SAMPLE_SECONDS: f64 = 1.0;
 /// The largest time between samples of processes that run at the same time, in microseconds.
 const SPREAD: u64 = 2_000_000;
-/// A process without a sample for this time, in microseconds, is forgotten.
+/// A process without a sample for this time, in microseconds, is dropped.
 const FORGOTTEN: u64 = 60_000_000;
 /// After this many passes without a new sample all samples are requested again: the driver's clock may have stepped back.
 const EMPTY_PASSES: u32 = 10;

@@ -97,7 +97,7 @@ pub struct DeviceManager {
     clients: BTreeMap<String, Serial>,
     last_serial: Serial,
     dropped: Vec<(String, String)>,
-    /// Every list that came, with its resource; the latest ones.
+    /// The latest lists received, with their resources.
     history: VecDeque<(String, Vec<ListedDevice>)>,
 }
 
@@ -126,7 +126,7 @@ impl DeviceManager {
     }
 
     /// The state of a kubelet after a restart. The connections are closed, and known resources have no devices until
-    /// their plugins come back. Connections are numbered on from those of the `previous` run.
+    /// their plugins register again. Connections are numbered on from those of the `previous` run.
     #[must_use]
     pub fn restored(rules: Rules, checkpoint: &Checkpoint, now: Monotonic, previous: &Self) -> Self {
         let (last_serial, dropped) = (previous.last_serial, previous.dropped.clone());
@@ -168,8 +168,8 @@ impl DeviceManager {
         Ok(self.last_serial)
     }
 
-    /// A plugin could not be dialled, or did not answer its options. Up to 1.36 the kubelet then forgets the client of the
-    /// resource, whose devices stay allocatable: the later end of that stream has no effect.
+    /// A plugin could not be dialled, or did not answer its options. Up to 1.36 the kubelet then drops the client of
+    /// the resource, whose devices stay allocatable: the later end of that stream has no effect.
     pub fn registration_failed(&mut self, resource: &str) {
         if self.rules == Rules::UpTo136 {
             self.clients.remove(resource);

@@ -389,7 +389,7 @@ impl FakeKubelet {
         tokio::time::timeout(Duration::from_secs(10), wait).await.is_ok()
     }
 
-    /// Moves the kubelet's own clock: the rate limit and the grace period of lost plugins see it.
+    /// Moves the kubelet's own clock: the rate limit and the grace period of lost plugins use it.
     pub fn advance(&self, by: Duration) {
         self.shared.advance(by);
         drop(self.node_status());

@@ -27,7 +27,7 @@ const EVENTS_BEHIND: usize = 100;
 #[derive(Debug)]
 pub struct PodsApi {
     shared: Arc<Shared>,
-    /// List and Get have a limit of their own; a watch has none.
+    /// List and Get have their own limit; a watch has none.
     limiter: Mutex<TokenBucket>,
 }
 

@@ -46,7 +46,7 @@ impl Default for Gates {
     }
 }
 
-/// How far a kubelet that has just started can see.
+/// The part of the pods that a kubelet has just after its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sight {
     /// Neither pods nor managers yet.
@@ -207,8 +207,8 @@ impl State {
         true
     }
 
-    /// A pod from a manifest is forgotten at once, while its containers may still run. Another terminates first;
-    /// one that is terminal already is forgotten.
+    /// A pod from a manifest is removed at once, while its containers may still run. Another terminates first;
+    /// one that is terminal already is removed.
     pub fn delete(&mut self, namespace: &str, name: &str) -> bool {
         let Some(pod) = self.pod_mut(namespace, name) else { return false };
         if pod.spec.static_pod || !pod.phase.is_active() {

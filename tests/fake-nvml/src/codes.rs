@@ -4,7 +4,7 @@ use std::ffi::CStr;
 
 use nvml_wrapper_sys::bindings::nvmlReturn_t;
 
-/// The return code of a call that brought nothing.
+/// The return code of a failed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Code(pub nvmlReturn_t);
 

@@ -32,7 +32,7 @@ struct Seen {
 /// A file that was read again.
 pub struct Fresh {
     pub machine: Arc<Machine>,
-    /// When it was written, as far as its time stamp can be believed.
+    /// When it was written, as far as its time stamp is plausible.
     pub written: Micros,
 }
 

@@ -81,7 +81,7 @@ impl Machine {
         (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (580, 82)
     }
 
-    /// Forgets the wildcards.
+    /// Drops the wildcards.
     pub fn spare_unnamed(&mut self) {
         self.fail.remove("*");
         self.delay.remove("*");
