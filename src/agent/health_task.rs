@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_xid_goes_before_the_reading_that_it_caused() {
+    async fn an_xid_precedes_the_reading_that_it_caused() {
         // Which of two that are ready is taken first is random.
         for _ in 0..32 {
             let mut harness = Harness::start();

@@ -158,7 +158,7 @@ fn late<T>() -> Result<T, NotObserved> {
 }
 
 #[test]
-fn a_node_on_which_all_is_well_is_well() {
+fn a_healthy_node_passes_every_check() {
     for check in checks(&well()) {
         assert_eq!(check.status, Status::Ok, "{check:?}");
         assert_eq!(check.to_do, None, "{check:?}");

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn an_nvlink_that_goes_down_is_no_restart() {
+    fn an_inactive_nvlink_is_no_restart() {
         let mut monotone = Monotone::default();
         let mut read = |links: &[(u32, f64, u64)]| {
             let counters = |&(link, bytes, crc): &(u32, f64, u64)| {

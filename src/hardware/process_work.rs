@@ -39,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_kept_for_a_minute_and_then_begins_anew() {
+    fn a_process_is_kept_for_a_minute_and_then_restarts_at_zero() {
         let mut work = Work::new();
         add(&mut work, at(1), vec![(7, 0.5), (8, 0.25), (9, f64::NAN), (10, 0.0)]);
         add(&mut work, at(2), vec![(7, 0.5)]);

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_configured_goes_before_the_table() {
+    fn configuration_overrides_the_table() {
         assert_eq!(effect(79, Some(XidRule::Count)), Effect::Count);
         assert_eq!(effect(31, Some(XidRule::Unhealthy)), Effect::Unhealthy);
         assert_eq!(effect(45, Some(XidRule::Ignore)), Effect::Ignore);

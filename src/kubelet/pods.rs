@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_read_with_the_labels_asked_for() {
+    fn a_pod_is_read_with_the_configured_labels() {
         let identity = identity(pod("mirror"), &["app".into(), "team".into()]).unwrap();
         assert_eq!(identity.pod, PodRef::new("default", "web-0"));
         assert_eq!(identity.uid.as_str(), "mirror");

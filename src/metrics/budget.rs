@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ended_go_first_then_the_youngest_and_each_series_is_counted_once() {
+    fn ended_accounts_are_removed_first_then_the_youngest_each_counted_once() {
         let holding = fixture::snapshot().accounts.remove(0);
         let series = container::series_of(&holding);
         let account = |pod: &str, created: f64, ended: Option<u64>| {

@@ -126,7 +126,7 @@ mod tests {
     use crate::metrics::tests::value;
 
     #[test]
-    fn a_sick_part_makes_the_gpu_unhealthy_under_its_own_reason() {
+    fn an_unhealthy_mig_device_makes_the_gpu_unhealthy_under_its_own_reason() {
         let snapshot = fixture::snapshot();
         let page = GROUP.families(&snapshot);
         let healthy = |uuid| value(&page, "podmeter_device_healthy", &[("gpu_uuid", uuid)]);

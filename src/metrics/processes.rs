@@ -51,7 +51,7 @@ mod tests {
     use crate::model::Snapshot;
 
     #[test]
-    fn a_pod_has_its_uid_and_the_labels_it_has_of_those_asked_for() {
+    fn a_pod_has_its_uid_and_those_configured_labels_that_it_has() {
         let page = GROUP.families(&fixture::snapshot());
         let labels =
             [("namespace", "research"), ("uid", fixture::POD_UID), ("label_app_kubernetes_io_name", "trainer")];

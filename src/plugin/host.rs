@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vendors_specification_that_comes_later_takes_the_place_of_ours() {
+    fn a_later_vendor_specification_replaces_ours() {
         let root = tempfile::tempdir().unwrap();
         let around = empty(root.path());
         let directory = around.cdi[0].clone();

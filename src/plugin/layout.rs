@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_present_gpu_takes_its_devices_away() {
+    fn only_a_present_gpu_removes_its_devices() {
         let mig = "nvidia.com/mig-1g.10gb";
         let both = || vec![slice("MIG-1", "GPU-a"), slice("MIG-2", "GPU-a")];
         let node = |path: &str| (path.to_owned(), Hardware::Nodes(vec![]));

@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn each_fitting_node_is_a_device_and_comes_and_goes() {
+    fn each_matching_node_is_a_device_while_it_exists() {
         let (directory, roots) = host(&["/dev/infiniband/uverbs1", "/dev/infiniband/uverbs0", "/dev/infiniband/issm0"]);
         fs::create_dir(directory.path().join("dev/infiniband/uverbs9")).unwrap();
         let config = config(&["/dev/infiniband/uverbs*", "/dev/fuse"]);

@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_or_no_number_is_nothing() {
+    fn truncated_or_non_numeric_fields_are_rejected() {
         let whole = line(b"x", 1, 2);
         for bytes in
             [&b""[..], b"1 (x", b"1 (x)", b"1 (x) S 1 2", b"1 (x) S 1 2 3 4 5 x 7 8 9 10 11 12 13 14 15 16 17 18"]

@@ -156,7 +156,7 @@ async fn a_scrape_calls_neither_the_driver_nor_the_kubelet() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kubelet_away_is_served_from_memory_and_its_age_shows() {
+async fn without_the_kubelet_the_last_state_is_served_with_its_age() {
     let (node, driver) = (one_holder().await, FakeNvml::start(eight_gpus()));
     let running = with_driver(&node, &driver);
     let before = counting(&running);
@@ -205,7 +205,7 @@ async fn without_a_driver_the_page_reports_it_and_a_later_driver_is_loaded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_gpu_costs_its_own_data_and_nothing_else() {
+async fn a_lost_gpu_loses_its_own_data_only() {
     let (node, driver) = (one_holder().await, FakeNvml::start(eight_gpus()));
     let running = with_driver(&node, &driver);
     counting(&running);

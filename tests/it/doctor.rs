@@ -104,7 +104,7 @@ fn the_demo_passes_every_check_and_stays_unchanged() {
 }
 
 #[test]
-fn a_sick_device_of_a_running_agent_fails_with_its_reason() {
+fn an_unhealthy_device_of_a_running_agent_fails_with_its_reason() {
     let demo = Demo::start(&[]);
     demo.until_held();
     let marked = agent::post(&demo.admin_socket(), "/mark", r#"{"device": "3", "reason": "smells"}"#);

@@ -131,7 +131,7 @@ async fn a_crash_loop_keeps_its_device() {
 }
 
 #[tokio::test]
-async fn a_terminating_static_pod_is_gone_at_once_and_its_device_given_again() {
+async fn a_terminating_static_pod_is_removed_at_once_and_its_device_given_again() {
     let lab = lab::with_pods().await;
     let uid = uid_in("11_terminating", GPU);
     lab.runs(one_container("default", "slowterm", 1).uid(&uid).from_manifest()).await;
@@ -169,7 +169,7 @@ async fn unhealthy_and_missing_devices_leave_only_the_offer() {
 }
 
 #[tokio::test]
-async fn a_plugin_dies_and_comes_back() {
+async fn a_plugin_is_killed_and_restarts() {
     let mut lab = lab::with_pods().await;
     lab.runs(lab::two_devices()).await;
     lab.stop_sample_plugin().await;

@@ -197,7 +197,7 @@ fn a_broken_file_changes_nothing_and_a_missing_one_is_no_driver() {
 }
 
 #[test]
-fn a_hanging_call_returns_when_the_file_lets_it_go() {
+fn a_hanging_call_returns_when_the_file_releases_it() {
     let fake = FakeNvml::start(json!({"gpus": [{"hang": ["nvmlDeviceGetUtilizationRates"]}]}));
     let nvml = open(&fake);
     let (done, ended) = mpsc::channel();

@@ -223,7 +223,7 @@ fn a_wait_that_always_fails_is_paused_for() {
 }
 
 #[test]
-fn a_refused_registration_leaves_the_others() {
+fn a_rejected_registration_leaves_the_others() {
     let mut machine = machine(3);
     machine["gpus"][1]["fail"] = json!({"nvmlDeviceRegisterEvents": 4});
     machine["gpus"][2]["supported_events"] = json!(8);

@@ -124,7 +124,7 @@ fn a_file_is_read_from_its_end_and_a_flood_is_counted() {
 }
 
 #[test]
-fn an_unreadable_log_is_counted_and_costs_nothing_else() {
+fn an_unreadable_log_is_counted_and_affects_nothing_else() {
     let node = Node::start(Path::new("/nonexistent/kmsg"));
     let state = wait(&node.hardware, "the problem", |state| state.errors.contains_key("kmsg"));
     assert!(state.errors["kmsg"]["open_failed"] >= 1);

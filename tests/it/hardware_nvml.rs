@@ -411,7 +411,7 @@ fn what_each_process_does_is_integrated() {
 }
 
 #[test]
-fn a_missing_library_is_named_and_found_when_it_comes() {
+fn a_missing_library_is_named_and_found_when_it_appears() {
     let fake = FakeNvml::start(machine(1));
     let hidden = fake.folder().join("hidden");
     std::fs::rename(fake.library_path(), &hidden).unwrap();

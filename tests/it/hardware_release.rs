@@ -106,7 +106,7 @@ fn a_release_ends_by_itself() {
 }
 
 #[test]
-fn a_stuck_call_is_named_and_the_driver_closes_when_it_comes_back() {
+fn a_stuck_call_is_named_and_the_driver_closes_when_it_returns() {
     let fake = FakeNvml::start(json!({"gpus": [{}, {}]}));
     let hardware = run(&fake);
     wait(&hardware, "readings", reads);

@@ -52,7 +52,7 @@ fn published_integrals_are_the_integrals_of_the_load() {
 }
 
 #[test]
-fn a_gpu_lost_by_command_comes_back() {
+fn a_gpu_lost_by_command_returns() {
     let driver = SimulatedDriver::new(Profile::H100Mig, 2);
     let (gpu, controls) = (by_index(&driver, 3), driver.controls());
     let hardware = run(&driver, Clock::start());

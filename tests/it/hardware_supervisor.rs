@@ -182,7 +182,7 @@ fn every_tier_is_read_at_the_first_pass() {
 }
 
 #[test]
-fn a_driver_that_comes_later_is_found_and_the_wait_is_explained() {
+fn a_driver_loaded_later_is_found_and_the_wait_is_explained() {
     let script = Script::new(1);
     script.set(|acts| acts.absent = true);
     let hardware = run(&script);
@@ -196,7 +196,7 @@ fn a_driver_that_comes_later_is_found_and_the_wait_is_explained() {
 }
 
 #[test]
-fn a_lost_gpu_costs_its_own_readings_and_comes_back() {
+fn a_lost_gpu_loses_its_own_readings_and_returns() {
     let script = Script::new(3);
     let hardware = run(&script);
     wait(&hardware, "readings of all", |state| (0..3).all(|number| has_fast(state, number)));
@@ -216,7 +216,7 @@ fn a_lost_gpu_costs_its_own_readings_and_comes_back() {
 }
 
 #[test]
-fn a_stuck_gpu_is_marked_and_the_others_go_on() {
+fn a_stuck_gpu_is_marked_and_the_others_continue() {
     let script = Script::new(2);
     let hardware = run(&script);
     wait(&hardware, "readings of all", |state| (0..2).all(|number| has_fast(state, number)));
@@ -257,7 +257,7 @@ fn a_gpu_that_answers_after_the_first_round_is_not_kept_for_the_next() {
 }
 
 #[test]
-fn only_a_driver_that_was_away_has_been_loaded_anew() {
+fn only_a_driver_that_was_unloaded_counts_as_reloaded() {
     let script = Script::new(2);
     let hardware = run(&script);
     let state = wait(&hardware, "readings", |state| has_fast(state, 1));
@@ -309,7 +309,7 @@ fn a_session_that_is_over_is_opened_again_and_no_counter_falls() {
 }
 
 #[test]
-fn a_call_that_comes_back_late_does_not_end_todays_session() {
+fn a_call_that_returns_late_does_not_end_the_present_session() {
     let script = Script::new(2);
     let hardware = run(&script);
     wait(&hardware, "readings of all", |state| (0..2).all(|number| has_fast(state, number)));

@@ -129,7 +129,7 @@ async fn a_reload_of_the_driver_causes_no_transition() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_that_hangs_for_ever_takes_its_gpu_alone() {
+async fn a_call_that_hangs_affects_its_gpu_alone() {
     let node = SickNode::start(eight_gpus(), "health: {holdDown: 300ms, stuckLimit: 0s}\n").await;
     node.until_unhealthy(GPU, &[]).await;
     node.driver.update(|state| state["gpus"][6]["hang"] = json!(["*"]));
@@ -143,7 +143,7 @@ async fn a_call_that_hangs_for_ever_takes_its_gpu_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gpu_that_was_reset_comes_back_after_the_hold_down() {
+async fn a_gpu_that_was_reset_becomes_healthy_after_the_hold_down() {
     let node = SickNode::start(eight_gpus(), "health: {holdDown: 2s}\n").await;
     node.until_unhealthy(GPU, &[]).await;
     node.driver.update(|state| {
@@ -169,7 +169,7 @@ async fn a_gpu_that_was_reset_comes_back_after_the_hold_down() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_gpu_that_answers_again_comes_back() {
+async fn a_lost_gpu_that_answers_again_becomes_healthy() {
     let node = SickNode::start(eight_gpus(), &shared()).await;
     node.until_unhealthy(GPU, &[]).await;
     node.driver.update(|state| state["gpus"][7]["lost"] = json!(true));
@@ -227,7 +227,7 @@ async fn a_row_that_cannot_be_replaced_takes_the_gpu_for_good() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gpu_that_is_sick_at_the_start_is_not_offered_for_a_moment() {
+async fn a_gpu_unhealthy_at_the_start_is_not_offered_for_a_moment() {
     let mut machine = eight_gpus();
     machine["gpus"][5]["recovery_action"] = json!(1);
     // It is reported after the others have been offered.
@@ -284,7 +284,7 @@ async fn an_operators_mark_reaches_the_kubelet_and_so_does_its_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_release_lets_the_library_go_and_keeps_every_verdict_until_a_reset() {
+async fn a_release_unloads_the_library_and_keeps_health_until_a_reset() {
     let node = SickNode::start(eight_gpus(), QUICK).await;
     node.until_unhealthy(GPU, &[]).await;
     node.inject(1, json!([{"sequence": 1, "xid": 119}]));

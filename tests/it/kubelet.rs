@@ -146,7 +146,7 @@ async fn list_allocatable_and_get_return_the_kubelets_state() {
 }
 
 #[tokio::test]
-async fn a_socket_that_is_missing_is_named_and_picked_up_when_it_comes() {
+async fn a_missing_socket_is_named_and_used_when_it_appears() {
     let root = tempfile::tempdir().unwrap();
     let mut watching = Watching::start(root.path(), SOON);
     watching.until_problem(&["pod-resources/kubelet.sock", "--kubelet-root"]).await;
@@ -262,7 +262,7 @@ async fn a_kubelet_restart_frees_nothing_that_is_still_held() {
 }
 
 #[tokio::test]
-async fn a_new_kubelet_is_noticed_by_its_socket_alone() {
+async fn a_new_kubelet_is_detected_by_its_socket_alone() {
     let node = node_with(&[("a", "GPU-0")]).await;
     let mut watching = Watching::start(node.root.path(), NEVER);
     watching.until("settled", |state| state.settled).await;
@@ -306,7 +306,7 @@ async fn a_kubelet_without_v1_is_called_with_v1alpha1() {
 }
 
 #[tokio::test]
-async fn a_gate_that_is_off_costs_allocatable_and_nothing_else() {
+async fn a_disabled_gate_affects_allocatable_only() {
     let node = node_with(&[("a", "GPU-0")]).await;
     let text = "Pod Resources API GetAllocatableResources disabled";
     node.fail(Method::GetAllocatableResources, Code::Unknown, text);
@@ -431,7 +431,7 @@ async fn a_pod_recreated_under_its_name_is_another_pod_from_its_first_answer_on(
 }
 
 #[tokio::test]
-async fn a_pod_that_goes_on_keeps_its_uid_when_the_checkpoint_is_lost() {
+async fn a_running_pod_keeps_its_uid_when_the_checkpoint_is_lost() {
     let node = node(Options::default()).await;
     node.set_pods(vec![with_uid("web-0", "GPU-0", "one")]);
     let mut watching = Watching::start(node.root.path(), SOON);

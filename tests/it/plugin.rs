@@ -85,7 +85,7 @@ async fn a_restarted_kubelet_is_registered_with_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deleted_socket_is_made_anew() {
+async fn a_deleted_socket_is_created_again() {
     let node = node(Options::default()).await;
     let podmeter = PluginHarness::start(node.root.path());
     podmeter.registered(GPU, 1).await;
@@ -163,7 +163,7 @@ async fn ids_that_are_unknown_or_unhealthy_are_refused_by_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gpu_that_goes_stays_listed_unhealthy_and_returns() {
+async fn a_removed_gpu_stays_listed_as_unhealthy_and_returns() {
     let node = node(Options::default()).await;
     let podmeter = PluginHarness::start(node.root.path());
     podmeter.registered(GPU, 1).await;
@@ -283,7 +283,7 @@ async fn the_check_before_a_start_runs_where_it_is_enabled() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_mig_layout_that_goes_leaves_its_devices_unhealthy() {
+async fn a_removed_mig_layout_leaves_its_devices_unhealthy() {
     let node = node(Options::default()).await;
     let podmeter = configured(&node, "migStrategy: mixed");
     podmeter.partition(3, mig_devices("1g.10gb", &[7]));

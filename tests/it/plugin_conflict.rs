@@ -125,7 +125,7 @@ async fn an_allocation_through_podmeter_ends_a_conflict() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_end_of_a_plugin_that_was_not_noticed_is() {
+async fn the_end_of_an_undetected_plugin_is_detected() {
     let (node, podmeter) = with_podmeter(Rules::UpTo136, "{}").await;
     let other = other(&node, same_ids(), None).await;
     tokio::time::sleep(Duration::from_secs(2)).await;

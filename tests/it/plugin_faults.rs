@@ -218,7 +218,7 @@ async fn registration_is_retried_until_the_kubelet_accepts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kubelet_that_dies_within_a_registration_is_registered_with_when_it_returns() {
+async fn a_kubelet_killed_within_a_registration_is_registered_with_when_it_returns() {
     for method in [Method::Register, Method::GetDevicePluginOptions, Method::ListAndWatch] {
         let node = node(Options::default()).await;
         node.hang(method);

@@ -253,7 +253,7 @@ fn holders_together_have_at_most_the_whole_gpu() {
 }
 
 #[test]
-fn a_minor_number_is_the_present_gpus_not_that_of_one_that_has_gone() {
+fn a_minor_number_is_the_present_gpus_not_a_removed_ones() {
     let mut inventory = inventory();
     let mut gone = inventory.gpus[&GpuUuid::from(A)].clone();
     gone.uuid = "GPU-00000000-0000-0000-0000-000000000000".into();

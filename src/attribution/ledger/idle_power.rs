@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_known_before_a_second_of_idleness_and_the_past_fades() {
+    fn unknown_before_a_second_of_idleness_and_older_readings_weigh_less() {
         let mut power = IdlePower::default();
         power.learn(0.6, 60.0);
         assert_eq!(power.watts(), None);

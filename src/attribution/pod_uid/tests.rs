@@ -104,7 +104,7 @@ fn a_pod_listed_before_its_checkpoint_is_written_is_not_taken_for_its_predecesso
 }
 
 #[test]
-fn a_pod_from_a_manifest_comes_back_with_its_uid() {
+fn a_pod_from_a_manifest_returns_with_its_uid() {
     let mut world = World::default();
     world.write(&[("0", "hash")]);
     assert_eq!(world.list(&[("web-0", &["0"])]), both("hash"));

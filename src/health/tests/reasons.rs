@@ -29,7 +29,7 @@ fn unknown_lasts_for_five_seconds_at_most() {
 }
 
 #[test]
-fn a_device_found_sick_at_the_start_is_never_healthy_for_a_moment() {
+fn a_device_unhealthy_at_the_start_is_never_healthy_for_a_moment() {
     let failed = RowRemap { failed: true, ..RowRemap::default() };
     for (reason, slow) in [
         ("recovery_action", Slow { recovery_action: Some(1), ..Slow::default() }),
@@ -132,7 +132,7 @@ fn each_reason_comes_and_goes_with_its_evidence() {
 }
 
 #[test]
-fn the_hold_down_begins_anew_with_every_relapse() {
+fn the_hold_down_restarts_with_every_relapse() {
     let mut world = World::new(Config::default());
     world.at(1);
     world.slow(|slow| slow.recovery_action = Some(1));
@@ -202,7 +202,7 @@ fn uncorrectable_memory_errors_count_by_policy_and_until_the_driver_is_reloaded(
 }
 
 #[test]
-fn a_reset_that_was_seen_takes_the_memory_errors_away() {
+fn an_observed_reset_clears_the_memory_errors() {
     let errors = |uncorrected| vec![EccLocation { location: "dram", corrected: None, uncorrected: Some(uncorrected) }];
     type Reset = fn(&mut World);
     let resets: [Reset; 2] = [|world| world.resets += 1, |world| world.slow(|slow| slow.recovery_action = Some(0))];

@@ -154,7 +154,7 @@ async fn devices_that_are_not_checked_yet_are_not_sent_to_the_kubelet() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_check_that_does_not_come_is_not_waited_for_longer_than_that() {
+async fn the_wait_for_a_missing_check_is_limited() {
     let root = tempfile::tempdir().unwrap();
     let kubelet = FakeKubelet::start(root.path(), Options::default()).await.unwrap();
     let harness = LifecycleHarness::offering(unchecked(), &kubelet.device_plugin_directory(), Deadlines::default());

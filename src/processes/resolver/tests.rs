@@ -143,7 +143,7 @@ fn a_process_may_get_its_cgroup_late() {
 }
 
 #[test]
-fn a_pod_whose_directory_has_gone_has_ended() {
+fn a_pod_whose_directory_was_removed_has_ended() {
     let mut lab = Lab::with_pods();
     assert_eq!(lab.owner(1, 100), container(MAIN));
     lab.tree.remove_container(MAIN).unwrap();
@@ -160,7 +160,7 @@ fn an_unnamed_container_is_still_in_its_pod() {
 }
 
 #[test]
-fn without_anybody_who_names_pods_the_owner_is_unknown() {
+fn without_a_source_of_pod_names_the_owner_is_unknown() {
     let mut lab = Lab::with_pods();
     lab.without_logs();
     assert_eq!(lab.owner(1, 100), Owner::Unknown(UnknownOwner::NoNames));
@@ -184,7 +184,7 @@ fn the_pods_api_names_pods_by_itself() {
 }
 
 #[test]
-fn the_kubelets_word_on_an_id_comes_before_a_mount() {
+fn the_kubelets_data_on_an_id_precede_a_mount() {
     let mut lab = Lab::with_pods();
     lab.list(MAIN, UID, false, &["main", "side"]);
     let mounts = std::fs::read(lab.tree.proc_root().join("101/mountinfo")).unwrap();

@@ -298,7 +298,7 @@ fn mig_devices_of_unknown_size_get_no_guessed_part() {
 }
 
 #[test]
-fn a_total_that_is_no_amount_is_counted_and_spoils_nothing() {
+fn a_total_that_is_no_amount_is_counted_and_ignored() {
     let mut case = Case::default();
     case.hold("a", None, Sharing::Exclusive, 1.0);
     case.read(0, Some(0.0), 0.0, None);

@@ -287,7 +287,7 @@ fn slots_without_process_data_get_equal_parts() {
 }
 
 #[test]
-fn a_driver_total_that_restarts_takes_nothing_back() {
+fn a_driver_total_that_restarts_decreases_no_counter() {
     let mut world = World::new();
     world.read(0, Some(100.0), Some(1000.0));
     world.relate(0, exclusive(&["a"]));
@@ -334,7 +334,7 @@ fn ended_accounts_stay_for_the_retention_and_until_two_pages_had_them() {
 }
 
 #[test]
-fn a_pod_that_comes_back_under_its_name_goes_on_counting() {
+fn a_pod_that_returns_under_its_name_continues_counting() {
     let mut world = World::new();
     world.read(0, Some(0.0), None);
     world.relate(0, exclusive(&["a"]));
