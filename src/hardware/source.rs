@@ -42,7 +42,7 @@ pub trait Session: Send + Sync {
         None
     }
 
-    /// The driver's events; `None` without them. May block forever, like every function here.
+    /// The driver's events; `None` without them. May block without limit, like every function here.
     fn events(&self) -> Option<Box<dyn EventSource>> {
         None
     }
@@ -55,7 +55,7 @@ pub trait Session: Send + Sync {
 
 /// Events of the GPUs of one session, for one thread.
 pub trait EventSource: Send {
-    /// The next event; `Ok(None)` when none came within at most `patience`. May block forever.
+    /// The next event; `Ok(None)` when none came within at most `patience`. May block without limit.
     fn wait(&mut self, patience: Duration, now: Monotonic) -> Result<Option<RawEvent>, EventFailure>;
 
     /// The driver's list of GPUs has changed.
@@ -92,7 +92,7 @@ pub struct EventFailure {
     pub status: PassStatus,
 }
 
-/// Reads one GPU, on one thread. May block forever.
+/// Reads one GPU, on one thread. May block without limit.
 pub trait Reader: Send {
     fn read(&mut self, due: Due, now: Moment) -> Pass;
 }

@@ -65,7 +65,7 @@ pub struct Supervisor {
     /// Since when the driver thread has been running a command.
     driver_busy: Option<Monotonic>,
     driver_stuck: bool,
-    /// Sessions that the busy driver thread has still to close. Never closed here: closing may block forever.
+    /// Sessions that the busy driver thread has still to close. Never closed here: closing may block without limit.
     unclosed: Vec<Arc<dyn Session>>,
     publisher: watch::Sender<Arc<HardwareState>>,
     /// The supervisor's own queue, for the threads that it starts.

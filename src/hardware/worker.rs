@@ -1,4 +1,5 @@
-//! The threads that may block forever: one reader for each GPU, and the driver thread for calls that concern the whole driver.
+//! The threads that may block without limit: one reader for each GPU, and the driver thread for calls that concern the
+//! whole driver.
 //!
 //! In: commands. Out: events for the supervisor. They keep no deadlines and publish nothing.
 

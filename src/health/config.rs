@@ -52,7 +52,7 @@ pub enum Recovery {
     Manual,
 }
 
-/// The default is to count: such errors are contained and their rows replaced while work goes on, the count stays up
+/// The default is to count: such errors are contained and their rows replaced while work continues, the count stays up
 /// until the driver is reloaded, and an uncontained error raises an XID or a recovery action.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]

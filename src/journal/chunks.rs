@@ -109,7 +109,7 @@ mod tests {
         (1..=count).map(record).collect()
     }
 
-    /// A journal of so many ended holdings, of which every `step`-th matches; it reads 500 for each query.
+    /// A journal with this number of ended holdings, of which every `step`-th matches; it reads 500 for each query.
     fn journal(count: u64, step: u64) -> impl FnMut(&Query) -> AllocationsResponse + Send {
         move |query| {
             let mut response =

@@ -1,6 +1,6 @@
 //! The client of the PodResources API.
 //!
-//! In: the kubelet's socket. Out: model types, or an error that says what to do. It keeps no answers and does not retry.
+//! In: the kubelet's socket. Out: model types, or an error with a remedy. It keeps no answers and does not retry.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -9,7 +9,7 @@ use super::{Offer, OfferedDevice, PluginUnhealthy, paths::Roots};
 use crate::model::{PluginUnhealthyReason, ResourceName};
 
 /// The files of a running daemon in the directory of its resource. NVIDIA's container makes the first when compute mode
-/// and limits are set, and takes it away when it ends; the daemon itself takes away the last.
+/// and limits are set, and removes it when it ends; the daemon itself removes the last.
 const SIGNS: [&str; 3] = [".started", "pipe/control", "pipe/nvidia-cuda-mps-control.pid"];
 
 impl NvidiaConfig {

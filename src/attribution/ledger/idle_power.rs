@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-/// After so much idle time a past reading weighs half.
+/// After this much idle time a past reading weighs half.
 const HALF_LIFE: Duration = Duration::from_secs(300);
 /// The energy counter moves in steps of up to 0.1 s.
 const LEAST: Duration = Duration::from_secs(1);

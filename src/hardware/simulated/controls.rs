@@ -197,7 +197,7 @@ impl Controls {
         self.inject_xids(gpu, instance, code, 1);
     }
 
-    /// The same so many times.
+    /// The same event, repeated.
     pub fn inject_xids(&self, gpu: &GpuUuid, instance: Option<XidInstance>, code: u32, count: u64) {
         if count > 0 {
             let event = RawEvent { gpu: gpu.clone(), instance, kind: EventKind::Xid(code) };

@@ -4,7 +4,7 @@
 //!
 //! # Files
 //!
-//! The data file is named by `FAKE_NVML_STATE`, or else is `fake-nvml.json` beside the loaded library. It is looked at
+//! The data file is named by `FAKE_NVML_STATE`, or else is `fake-nvml.json` beside the loaded library. It is read
 //! on calls, at most every 5 ms, and read again when its time stamp, size or inode changed; one that cannot be read
 //! leaves the last good state, with a line on stderr. Write it beside and rename it.
 //! `FAKE_NVML_STATS` names a file that gets a JSON object of call counts, at most every 100 ms and at nvmlShutdown;
