@@ -1,5 +1,5 @@
-//! Cost of attribution: `cargo bench --bench attribution`. The target for one refresh of a full node is 2 ms, and no growth in
-//! a week of pods. Prints one table; checks no limit.
+//! Cost of attribution: `cargo bench --bench attribution`. The target for one refresh of a full node is 2 ms, and no
+//! growth in a week of pods. Prints one table; checks no limit.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement prints what it found")]
 #![allow(clippy::disallowed_methods, reason = "a measurement reads the clock")]

@@ -1,9 +1,9 @@
 //! The tests' simulated kubelet as a separate program, for a podmeter that runs elsewhere, such as in its image.
 //!
-//! `kubelet ROOT RESOURCE` serves under ROOT. Once RESOURCE is offered, it admits the pod `default/asks`, whose container
-//! `main` requests one, writes the outcome, and runs until its standard input ends. Each line there is an order,
-//! answered with lines of which the last is `done`: `admit POD` and `remove POD` (in `default`, with one RESOURCE),
-//! `restart`, `lose` (the plugin's list of devices), `hang` (`List` stops answering), `heal`.
+//! `kubelet ROOT RESOURCE` serves under ROOT. Once RESOURCE is offered, it admits the pod `default/asks`, whose
+//! container `main` requests one, writes the outcome, and runs until its standard input ends. Each line there is an
+//! order, answered with lines of which the last is `done`: `admit POD` and `remove POD` (in `default`, with one
+//! RESOURCE), `restart`, `lose` (the plugin's list of devices), `hang` (`List` stops answering), `heal`.
 
 use std::io::{self, Write};
 use std::path::PathBuf;

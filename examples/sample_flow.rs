@@ -1,5 +1,5 @@
-//! What Kubernetes' sample device plugin shows, with this one: `example.com/resource` is registered with two devices, one
-//! pod takes one, a second requests two and does not fit. Real sockets, a simulated kubelet, simulated devices.
+//! What Kubernetes' sample device plugin shows, with this one: `example.com/resource` is registered with two devices,
+//! one pod takes one, a second requests two and does not fit. Real sockets, a simulated kubelet, simulated devices.
 
 use std::io::Write;
 use std::path::Path;

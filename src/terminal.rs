@@ -9,7 +9,8 @@ const SUBSTITUTE: char = '\u{FFFD}';
 /// Characters of a name. A container's full name has at most 380.
 const LONGEST: usize = 400;
 
-/// Untrusted text for a terminal: characters that move the cursor, change the writing direction or are invisible are replaced.
+/// Untrusted text for a terminal: characters that move the cursor, change the writing direction or are invisible are
+/// replaced.
 #[must_use]
 pub fn harmless(text: &str) -> String {
     let visible = |letter: char| if letter.width().is_some_and(|width| width > 0) { letter } else { SUBSTITUTE };

@@ -3,9 +3,9 @@
 //! In: the current thread, or the runtime. Out: initialised thread-locals. Does not use: the library, the thread's
 //! task.
 //!
-//! `dlopen` holds the lock of the C library's loader until the library's initialisers have returned, and the first use of
-//! a thread-local that has a destructor takes the same lock. A driver library that hangs while it is loaded would hold up
-//! every thread that has not used its thread-locals before, and every thread that starts.
+//! `dlopen` holds the lock of the C library's loader until the library's initialisers have returned, and the first use
+//! of a thread-local that has a destructor takes the same lock. A driver library that hangs while it is loaded would
+//! hold up every thread that has not used its thread-locals before, and every thread that starts.
 
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, OnceLock};
@@ -35,7 +35,8 @@ pub fn prepare() {
     with_default(silent, || tracing::info!("a thread is prepared"));
 }
 
-/// Starts blocking threads of the runtime, prepared ones where it prepares its threads, and waits until they have started.
+/// Starts blocking threads of the runtime, prepared ones where it prepares its threads, and waits until they have
+/// started.
 pub fn start_blocking(runtime: &Handle) {
     let started = keep_blocking(runtime);
     for _ in 0..BLOCKING {

@@ -1,5 +1,5 @@
-//! The kubelet's gRPC types, generated from `proto/`, and the connection they are sent over. Only `kubelet`, `plugin` and
-//! `simulation` use them: each converts them to types of the model.
+//! The kubelet's gRPC types, generated from `proto/`, and the connection they are sent over. Only `kubelet`, `plugin`
+//! and `simulation` use them: each converts them to types of the model.
 
 #![allow(clippy::all, missing_docs, reason = "generated code")]
 

@@ -13,7 +13,8 @@ use tokio::runtime::Runtime;
 use crate::measure::{Connection, Resident, quantiles, row};
 use crate::{Bench, agent, complete};
 
-/// Measures a scraper that opens a new connection each time, while hostile clients open connections as fast as they can.
+/// Measures a scraper that opens a new connection each time, while hostile clients open connections as fast as they
+/// can.
 pub fn measure(bench: &Bench) {
     let (node, driver) = (bench.usual_node(), &bench.driver);
     let directory = tempfile::tempdir().unwrap();

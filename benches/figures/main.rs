@@ -2,7 +2,8 @@
 //!
 //! Conditions, unless a part has its own: fake driver library through the real `dlopen`, eight GPUs, eight GPU pods and
 //! thirty plain pods from a fake kubelet on a real socket, everything on this machine. Prints tables; checks no limit.
-//! `cargo bench --bench figures -- PART...` measures parts alone, `-- --peer COMMAND URL` another exporter in turns with podmeter.
+//! `cargo bench --bench figures -- PART...` measures parts alone, `-- --peer COMMAND URL` another exporter in turns
+//! with podmeter.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark prints its results")]
 #![allow(clippy::disallowed_methods, reason = "a benchmark reads the clock and starts the binary")]

@@ -101,8 +101,8 @@ impl std::fmt::Display for Resident {
     }
 }
 
-/// Processor time of a process's threads, from the scheduler's nanoseconds. The time of a thread that ends is lost, so use
-/// this for seconds, not minutes.
+/// Processor time of a process's threads, from the scheduler's nanoseconds. The time of a thread that ends is lost, so
+/// use this for seconds, not minutes.
 pub struct Cpu {
     pid: u32,
     began: BTreeMap<String, f64>,

@@ -1,4 +1,5 @@
-//! Compares podmeter with nginx, which serves the same bytes from a file: two workers, sendfile, open file cache, no access log.
+//! Compares podmeter with nginx, which serves the same bytes from a file: two workers, sendfile, open file cache, no
+//! access log.
 
 use std::net::TcpStream;
 use std::process::Command;

@@ -1,7 +1,7 @@
 //! Compares podmeter with another exporter on the same fakes: `--peer COMMAND URL`.
 //!
-//! In both, `{driver}` is the driver library's file, `{root}` the kubelet's directory, `{kubelet}` its PodResources socket,
-//! `{port}` a free port. The command also finds the library by `LD_LIBRARY_PATH`.
+//! In both, `{driver}` is the driver library's file, `{root}` the kubelet's directory, `{kubelet}` its PodResources
+//! socket, `{port}` a free port. The command also finds the library by `LD_LIBRARY_PATH`.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};

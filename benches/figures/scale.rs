@@ -1,7 +1,7 @@
 //! Cost by node size: 1, 8 and 16 GPUs under 38 to 5,000 pods, and the slopes.
 //!
-//! A fifth of the pods hold a GPU, or a slot where there are more such pods than GPUs, at most 32 per GPU. 38 pods on 8 GPUs
-//! are the node of the other parts.
+//! A fifth of the pods hold a GPU, or a slot where there are more such pods than GPUs, at most 32 per GPU. 38 pods on 8
+//! GPUs are the node of the other parts.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
 //! The hot paths, counted by callgrind: `scripts/instructions` runs one at a time and compares its instructions with
 //! `budgets.tsv`.
 //!
-//! `instructions list` prints their names; `instructions NAME ROUNDS` prepares a path, runs a few warm-up rounds, and then ROUNDS
-//! rounds inside `measured`, the only function that is counted.
+//! `instructions list` prints their names; `instructions NAME ROUNDS` prepares a path, runs a few warm-up rounds, and
+//! then ROUNDS rounds inside `measured`, the only function that is counted.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
 

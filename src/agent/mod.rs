@@ -1,7 +1,7 @@
 //! Wiring and supervision: the only module that depends on all others.
 //!
-//! In: validated settings. Out: a running node agent, or the reason why it ended. Deliberately unknown: how a module does
-//! its work, and where settings come from.
+//! In: validated settings. Out: a running node agent, or the reason why it ended. Deliberately unknown: how a module
+//! does its work, and where settings come from.
 
 mod demo;
 mod descriptors;
@@ -232,7 +232,8 @@ impl Agent {
         }
     }
 
-    /// Stops the modules within `GRACE`. A second signal ends that at once. After an error the servers are not waited for.
+    /// Stops the modules within `GRACE`. A second signal ends that at once. After an error the servers are not waited
+    /// for.
     async fn stop(mut self, orderly: bool, signals: &mut Signals) {
         tracing::info!("ending");
         self.servers.stop();

@@ -226,8 +226,8 @@ impl Publisher {
         Ok(())
     }
 
-    /// The use of new processes is divided once their owners are known; a process whose owner is not known in time waits
-    /// for the next snapshot.
+    /// The use of new processes is divided once their owners are known; a process whose owner is not known in time
+    /// waits for the next snapshot.
     async fn request_owners(&mut self) {
         let Inputs { hardware, processes, wanted: requested, .. } = &mut self.inputs;
         let mut wanted = wanted_processes(&hardware.borrow());

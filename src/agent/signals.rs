@@ -25,8 +25,8 @@ impl Signals {
         })
     }
 
-    /// The default action of these signals ends the process. With SIGXFSZ handled, a write to a file at its size limit fails
-    /// as on a full disk. An installed handler stays.
+    /// The default action of these signals ends the process. With SIGXFSZ handled, a write to a file at its size limit
+    /// fails as on a full disk. An installed handler stays.
     fn survive() -> io::Result<()> {
         for survived in [Signal::USR1, Signal::USR2, Signal::XFSZ] {
             drop(signal(SignalKind::from_raw(survived.as_raw()))?);

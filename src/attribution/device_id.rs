@@ -26,7 +26,8 @@ pub enum DeviceForm {
     Minor { minor: u32, gpu_instance: Option<u32>, replica: bool },
     /// DRA `gpu-<minor>`
     DraGpu { minor: u32 },
-    /// DRA `gpu-<minor>-mig-<profile>-<profile id>-<start>` (25.12 and newer), `gpu-<minor>-mig-<profile id>-<start>-<size>` before.
+    /// DRA `gpu-<minor>-mig-<profile>-<profile id>-<start>` (25.12 and newer), `gpu-<minor>-mig-<profile
+    /// id>-<start>-<size>` before.
     DraMig { minor: u32, profile_id: u32, placement_start: u32 },
     /// DRA `gpu-vfio-<n>`: bound to vfio-pci, so NVML does not see it.
     DraVfio,

@@ -264,8 +264,8 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// The resources whose slots are shared through MPS, as their own plugin reports: IDs do not show it. True when these are
-    /// others than before.
+    /// The resources whose slots are shared through MPS, as their own plugin reports: IDs do not show it. True when
+    /// these are others than before.
     pub fn set_mps(&mut self, resources: BTreeSet<ResourceName>) -> bool {
         let changed = self.mps != resources;
         self.mps = resources;

@@ -20,8 +20,8 @@
 //! | not read (`gap`) | not known; what the driver reports of it later is `unknown` | by holding, where the energy counter spans it |
 //!
 //! Everything else is unattributed, with a reason, so that shares and unattributed part add up to the device (`audit`).
-//! M, memory, is of a moment and divided by process lists (`memory`). Seconds and joules before the first sight of a total
-//! are unattributed (`clock`).
+//! M, memory, is of a moment and divided by process lists (`memory`). Seconds and joules before the first sight of a
+//! total are unattributed (`clock`).
 //!
 //! An interval counts as read when both of its ends are of the same session. All other time is a gap: the driver was
 //! released or reloaded, the GPU was lost, a call hung, readings are late, or a new reader began. It is allocated and
@@ -29,8 +29,8 @@
 //! reports no busy time. Idle power is learned from read intervals alone, covered by samples, in which the device
 //! was not busy (`idle_power`).
 //!
-//! For each holder, allocated = busy + idle + uncovered − borrowed. A slot that was busier than its part has borrowed the
-//! difference.
+//! For each holder, allocated = busy + idle + uncovered − borrowed. A slot that was busier than its part has borrowed
+//! the difference.
 
 mod activity;
 mod audit;

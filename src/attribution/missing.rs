@@ -36,8 +36,8 @@ struct Gap {
 }
 
 impl MissingGpus {
-    /// The hardware with the missing GPUs as devices that are not present; itself where none is missing. Without a driver
-    /// that has been opened nothing is missing from its list. `is_ours`: what the bundled plugin may offer.
+    /// The hardware with the missing GPUs as devices that are not present; itself where none is missing. Without a
+    /// driver that has been opened nothing is missing from its list. `is_ours`: what the bundled plugin may offer.
     pub fn complete(
         &mut self,
         hardware: &Arc<HardwareState>,

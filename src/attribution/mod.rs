@@ -1,7 +1,7 @@
 //! Attribution of device use to containers: pure decisions, and the ledger that integrates them.
 //!
-//! Inputs: allocations, the inventory, readings, processes and their owners, XIDs, the time. Outputs: accounts, unattributed
-//! use, XIDs by container. Does not use: a clock, I/O, waiting, the sources of its inputs.
+//! Inputs: allocations, the inventory, readings, processes and their owners, XIDs, the time. Outputs: accounts,
+//! unattributed use, XIDs by container. Does not use: a clock, I/O, waiting, the sources of its inputs.
 
 mod device_id;
 mod join;

@@ -7,8 +7,8 @@ use crate::model::{DeviceReadings, GpuUuid, HardwareState, Owner, ProcessState, 
 /// The processes on one GPU at one moment: those that run, and those that still have SM time in the totals.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DeviceProcesses {
-    /// Whether the driver reports SM time by process on this GPU (never while it is partitioned). Where it does not, busy
-    /// time and energy are divided as without process data; memory is divided by process.
+    /// Whether the driver reports SM time by process on this GPU (never while it is partitioned). Where it does not,
+    /// busy time and energy are divided as without process data; memory is divided by process.
     pub has_sm_seconds: bool,
     /// In any order, each process once per GPU instance.
     pub processes: Vec<OwnedProcess>,
@@ -45,8 +45,8 @@ pub fn are_scanned(wanted: &BTreeSet<u32>, state: &ProcessState) -> bool {
     !is_scanning(state) || wanted.iter().all(|pid| state.processes.contains_key(pid))
 }
 
-/// What the ledger divides by. Absent for a GPU without a process list, and for all without host process ids. A process that
-/// is not scanned yet is left out until it is: its use is not lost, because its total continues.
+/// What the ledger divides by. Absent for a GPU without a process list, and for all without host process ids. A process
+/// that is not scanned yet is left out until it is: its use is not lost, because its total continues.
 #[must_use]
 pub fn processes_by_device(hardware: &HardwareState, state: &ProcessState) -> BTreeMap<GpuUuid, DeviceProcesses> {
     if !is_scanning(state) {

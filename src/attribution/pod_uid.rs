@@ -1,6 +1,6 @@
 //! Which pod a listed name belongs to. `List` has no UIDs, and a new pod may reuse the name of a removed one (every
-//! StatefulSet does so). In: an answer of `List` and the sources of UIDs. Out: the same answer with UIDs, and references
-//! that differ wherever the pods do.
+//! StatefulSet does so). In: an answer of `List` and the sources of UIDs. Out: the same answer with UIDs, and
+//! references that differ wherever the pods do.
 //!
 //! | source | trusted | because |
 //! |---|---|---|

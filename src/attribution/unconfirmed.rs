@@ -1,6 +1,6 @@
-//! Pods that have been given devices and may still be rejected. The kubelet lists a pod's devices while it admits the pod,
-//! and a pod that it rejects for its second container was listed with those of its first. So a pod that newly has devices
-//! is a holder only once it has been admitted: the Pods API has it, or it was listed twice.
+//! Pods that have been given devices and may still be rejected. The kubelet lists a pod's devices while it admits the
+//! pod, and a pod that it rejects for its second container was listed with those of its first. So a pod that newly has
+//! devices is a holder only once it has been admitted: the Pods API has it, or it was listed twice.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,8 +1,9 @@
-//! The owner of an XID: the container of the process that the source names; without one, the holder if the device or the
-//! MIG device has exactly one. With several holders and no process the XID has no owner; the device's counter has it.
+//! The owner of an XID: the container of the process that the source names; without one, the holder if the device or
+//! the MIG device has exactly one. With several holders and no process the XID has no owner; the device's counter has
+//! it.
 //!
-//! Two sources report the same XID, and only the kernel log names a process. So a report of the driver waits for the one of
-//! the log, and each is matched with one of the other source: each XID counts once.
+//! Two sources report the same XID, and only the kernel log names a process. So a report of the driver waits for the
+//! one of the log, and each is matched with one of the other source: each XID counts once.
 
 mod matching;
 mod owner;

@@ -1,5 +1,5 @@
-//! The response of `/api/v1/node`, as far as clients use it. Fields that an older agent lacks are absent or empty; unknown words of a
-//! newer one are shown unchanged. `tests.rs` compares every name here with the agent's own types.
+//! The response of `/api/v1/node`, as far as clients use it. Fields that an older agent lacks are absent or empty;
+//! unknown words of a newer one are shown unchanged. `tests.rs` compares every name here with the agent's own types.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -82,7 +82,8 @@ impl Offer {
     }
 }
 
-/// Observes everything concurrently, the driver last; ends within a minute whatever hangs. `driver` is what NVML readings come from.
+/// Observes everything concurrently, the driver last; ends within a minute whatever hangs. `driver` is what NVML
+/// readings come from.
 pub async fn examine(settings: Settings, driver: Option<Box<dyn Driver>>, clock: Clock) -> Report {
     let observations = gather::gather(settings, driver, clock).await;
     Report::new(observations.now, catalogue::checks(&observations))

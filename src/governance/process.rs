@@ -9,8 +9,8 @@ use crate::processes::mountinfo::unescaped;
 const MOST_MOUNTS: usize = 256;
 /// Where Kubernetes puts the token of a service account.
 const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
-/// The numbers that the kernel gives its first namespaces (`include/linux/proc_ns.h`, `nsfs.h`); net and mnt have theirs in
-/// new kernels only.
+/// The numbers that the kernel gives its first namespaces (`include/linux/proc_ns.h`, `nsfs.h`); net and mnt have
+/// theirs in new kernels only.
 const FIRST: [(&str, u64, bool); 7] = [
     ("cgroup", 0xEFFF_FFFB, true),
     ("ipc", 0xEFFF_FFFF, true),

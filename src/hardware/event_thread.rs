@@ -174,7 +174,8 @@ impl EventWait {
         }
     }
 
-    /// Waits for an event and takes those that follow at once. True when the wait returned at once, so that a pause is needed.
+    /// Waits for an event and takes those that follow at once. True when the wait returned at once, so that a pause is
+    /// needed.
     fn wait(&mut self, source: &mut dyn EventSource) -> bool {
         let mut patience = self.patience;
         for number in 0..BATCH {

@@ -1,7 +1,7 @@
 //! The GPUs ever listed, each with its thread and state.
 //!
-//! In: inventories, passes and the time. Out: commands to the readers, and the readings of each GPU. A failure of one GPU
-//! stays with that GPU. Does not use: sessions' phases, publication.
+//! In: inventories, passes and the time. Out: commands to the readers, and the readings of each GPU. A failure of one
+//! GPU stays with that GPU. Does not use: sessions' phases, publication.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -127,8 +127,8 @@ impl Fleet {
         asked
     }
 
-    /// Reads the slow tier of one GPU between rounds. False when its next pass reads it: the GPU is busy or lost, or this was
-    /// requested a moment ago.
+    /// Reads the slow tier of one GPU between rounds. False when its next pass reads it: the GPU is busy or lost, or
+    /// this was requested a moment ago.
     pub fn request_slow(&mut self, session: &Arc<dyn Session>, gpu: &GpuUuid, now: Monotonic) -> bool {
         let Some(member) = self.members.get_mut(gpu) else { return false };
         member.next_slow = now;

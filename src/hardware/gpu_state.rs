@@ -61,14 +61,15 @@ impl GpuState {
         self.set(at, pass.fast, pass.medium, pass.slow);
     }
 
-    /// Takes the values of a pass whose call hung. The time that they cover is unknown, so the totals do not include them, and
-    /// the next pass begins a session.
+    /// Takes the values of a pass whose call hung. The time that they cover is unknown, so the totals do not include
+    /// them, and the next pass begins a session.
     pub fn take_late(&mut self, at: Monotonic, pass: Pass) {
         self.interrupted = true;
         self.set(at, pass.fast, pass.medium, pass.slow);
     }
 
-    /// Ends the gap since the last pass of the session before. Only the energy counter covers it; a reader's integrals do not.
+    /// Ends the gap since the last pass of the session before. Only the energy counter covers it; a reader's integrals
+    /// do not.
     fn end_gap(&mut self, at: Monotonic, known: &Integrals) {
         let seconds = at.since(self.totals.through).as_secs_f64();
         self.totals.uncovered_seconds += seconds;

@@ -42,8 +42,8 @@ impl Hardware {
         self.states.clone()
     }
 
-    /// Every XID of every source, in batches ordered by the time of receipt. `None` after the first call. Equal XIDs are
-    /// counted together while the receiver is full.
+    /// Every XID of every source, in batches ordered by the time of receipt. `None` after the first call. Equal XIDs
+    /// are counted together while the receiver is full.
     #[must_use]
     pub fn xids(&mut self) -> Option<mpsc::Receiver<Vec<XidEvent>>> {
         self.xids.take()
@@ -55,7 +55,8 @@ impl Hardware {
         DriverLease::new(self.events.clone())
     }
 
-    /// Closes the driver and ends the threads; blocks for at most three seconds. A thread inside a driver call is abandoned.
+    /// Closes the driver and ends the threads; blocks for at most three seconds. A thread inside a driver call is
+    /// abandoned.
     pub fn stop(self) {
         if self.events.send(Event::Stop).is_ok() && self.ended.recv_timeout(STOP) == Err(RecvTimeoutError::Timeout) {
             warn!("the hardware threads did not end in time and are abandoned");

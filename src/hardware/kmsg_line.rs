@@ -1,4 +1,5 @@
-//! Parses the driver's lines in the kernel log about failed GPUs. Formats as in `kernel_rc.c` of the open kernel modules.
+//! Parses the driver's lines in the kernel log about failed GPUs. Formats as in `kernel_rc.c` of the open kernel
+//! modules.
 
 use std::sync::Arc;
 
@@ -25,8 +26,8 @@ pub struct KernelXid {
     pub process: Option<XidProcess>,
 }
 
-/// Reads one line of `/dev/kmsg` (`3,1234,5678,-;text`), of `dmesg` (`[ 12.3] text`), or the bare text. `None` for every
-/// other line, and for one that a process wrote instead of the kernel.
+/// Reads one line of `/dev/kmsg` (`3,1234,5678,-;text`), of `dmesg` (`[ 12.3] text`), or the bare text. `None` for
+/// every other line, and for one that a process wrote instead of the kernel.
 #[must_use]
 pub fn parse_kernel_line(line: &str) -> Option<KernelLine> {
     let message = without_prefix(line)?.strip_prefix("NVRM:")?.trim_start();

@@ -1,6 +1,7 @@
 //! Takes XIDs from all sources and sends them to one reader, in batches.
 //!
-//! In: XIDs. Out: batches on a bounded channel. XIDs that find the channel full are counted by kind, with a bound on kinds.
+//! In: XIDs. Out: batches on a bounded channel. XIDs that find the channel full are counted by kind, with a bound on
+//! kinds.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

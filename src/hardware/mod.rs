@@ -1,8 +1,8 @@
 //! Device readings on their own threads.
 //!
-//! In: a driver (NVML, or simulated GPUs), the kernel's log where configured, and two requests: release and resume. Out:
-//! `HardwareState` on a watch channel, and XIDs in batches. Does not use: pods, metrics, HTTP, or what an XID means
-//! for health. NVML's types end here; a hung call costs its thread and that GPU's data, nothing more.
+//! In: a driver (NVML, or simulated GPUs), the kernel's log where configured, and two requests: release and resume.
+//! Out: `HardwareState` on a watch channel, and XIDs in batches. Does not use: pods, metrics, HTTP, or what an XID
+//! means for health. NVML's types end here; a hung call costs its thread and that GPU's data, nothing more.
 
 mod event_thread;
 mod fleet;

@@ -28,8 +28,8 @@ const TRANSMITTED: &str = "transmitted";
 const RECEIVED: &str = "received";
 
 impl Monotone {
-    /// A value below the last one means a restart from zero, and is added. This is correct for counters of 64 bits, and for
-    /// those that do not reach 32 bits in years.
+    /// A value below the last one means a restart from zero, and is added. This is correct for counters of 64 bits, and
+    /// for those that do not reach 32 bits in years.
     pub fn raise(&mut self, group: &'static str, name: &'static str, value: f64) -> f64 {
         self.raise_of(group, name, 0, value)
     }
@@ -45,8 +45,8 @@ impl Monotone {
         counter.before + value
     }
 
-    /// The same for a counter that may wrap at an unknown value: after a fall that may have been a wrap, it is absent until a
-    /// value proves that it is wider than 32 bits.
+    /// The same for a counter that may wrap at an unknown value: after a fall that may have been a wrap, it is absent
+    /// until a value proves that it is wider than 32 bits.
     fn raise_if_wide(&mut self, group: &'static str, name: &'static str, value: &mut Option<f64>) {
         self.raise_optional(group, name, value);
         if self.counters.get(&(group, name, 0)).is_some_and(|counter| counter.is_doubtful) {

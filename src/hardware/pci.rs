@@ -91,7 +91,8 @@ fn information(path: &Path) -> BusGpu {
     read.map(|_| parse_information(&String::from_utf8_lossy(&bytes))).unwrap_or_default()
 }
 
-/// Lines of `name: value`. The kernel driver writes question marks for an unknown UUID and `Unknown` for an unknown model.
+/// Lines of `name: value`. The kernel driver writes question marks for an unknown UUID and `Unknown` for an unknown
+/// model.
 #[must_use]
 pub fn parse_information(text: &str) -> BusGpu {
     let mut gpu = BusGpu::default();

@@ -1,7 +1,7 @@
 //! Collects the passes of one round into one publication, and the success of each tier.
 //!
-//! In: the GPUs queried, and their passes. Out: when to publish, and a `Collector` for each tier. Does not use: drivers,
-//! clocks.
+//! In: the GPUs queried, and their passes. Out: when to publish, and a `Collector` for each tier. Does not use:
+//! drivers, clocks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -219,8 +219,8 @@ fn run_commands(
 
 fn take_inventory(session: &dyn Session, bus: &mut Bus) -> Result<Found, Failure> {
     let (mut inventory, problems) = session.inventory()?;
-    // Pods are placed by the NUMA node of the PCI device. NVML has another one where the GPU's memory is a node: that node,
-    // which has no CPUs.
+    // Pods are placed by the NUMA node of the PCI device. NVML has another one where the GPU's memory is a node: that
+    // node, which has no CPUs.
     let is_on_bus = session.node_devices().is_none();
     for gpu in inventory.gpus.values_mut().filter(|_| is_on_bus) {
         gpu.numa_node = gpu.pci_bus_id.as_ref().and_then(|bus_id| pci::numa_node(bus.sys_root(), bus_id));

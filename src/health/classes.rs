@@ -31,7 +31,8 @@ struct Row {
     codes: &'static [(u32, u32)],
 }
 
-/// By NVIDIA's "immediate action" for each XID. A code in no row is unknown: it is counted and does not change the health.
+/// By NVIDIA's "immediate action" for each XID. A code in no row is unknown: it is counted and does not change the
+/// health.
 const TABLE: &[Row] = &[
     Row {
         class: XidClass::Application,

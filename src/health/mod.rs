@@ -1,7 +1,7 @@
 //! The health of each device, as a state machine.
 //!
-//! Inputs: hardware states, XIDs, an operator's marks, the time. Outputs: which device is healthy, why not, since when and
-//! what clears it; each transition; counts of XIDs. Does not use: the driver, the kubelet, clocks, logs, metrics.
+//! Inputs: hardware states, XIDs, an operator's marks, the time. Outputs: which device is healthy, why not, since when
+//! and what clears it; each transition; counts of XIDs. Does not use: the driver, the kubelet, clocks, logs, metrics.
 //! Any one signal makes a device unhealthy; only signals make it healthy again, never time alone or missing data.
 
 mod classes;

@@ -75,7 +75,8 @@ impl History {
         self.events.iter().rev()
     }
 
-    /// How the busy time of this GPU in the last ten to twenty seconds is divided. `None` without readings for long enough.
+    /// How the busy time of this GPU in the last ten to twenty seconds is divided. `None` without readings for long
+    /// enough.
     #[must_use]
     pub fn busy_portions(&self, snapshot: &Snapshot, gpu: &GpuUuid) -> Option<Vec<Portion>> {
         self.parts.portions(snapshot, gpu)

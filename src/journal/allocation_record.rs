@@ -2,7 +2,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// One holding: a container held a device from `began` to `ended`. `docs/usage.md` documents the fields. Absent: not known.
+/// One holding: a container held a device from `began` to `ended`. `docs/usage.md` documents the fields. Absent: not
+/// known.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AllocationRecord {
     /// Increases with the beginning; the same in all versions of a record.

@@ -2,12 +2,12 @@ use super::query::{AllocationsResponse, Query};
 
 /// Holdings in a chunk: about 150 KiB of JSON.
 const CHUNK: usize = 100;
-/// Chunks with fewer holdings than their limit: the query matches few of the holdings. After this many the response ends with a
-/// cursor.
+/// Chunks with fewer holdings than their limit: the query matches few of the holdings. After this many the response
+/// ends with a cursor.
 const SPARSE_CHUNKS: usize = 10;
 
-/// A response as JSON, in chunks that are made when they are requested: for a slow reader one chunk is in memory, not the whole
-/// response. The whole is an `AllocationsResponse` with its fields in another order.
+/// A response as JSON, in chunks that are made when they are requested: for a slow reader one chunk is in memory, not
+/// the whole response. The whole is an `AllocationsResponse` with its fields in another order.
 pub struct ResponseChunks {
     run: Box<dyn FnMut(&Query) -> AllocationsResponse + Send>,
     query: Query,

@@ -39,8 +39,8 @@ fn check(directory: &Metadata, user: u32) -> Result<(), String> {
     Ok(())
 }
 
-/// Opens a file in it for writing and creates it where it is missing, for this user only. A symbolic link or a file of another
-/// user in its place is an error.
+/// Opens a file in it for writing and creates it where it is missing, for this user only. A symbolic link or a file of
+/// another user in its place is an error.
 pub fn open(file: &Path) -> io::Result<File> {
     let mut options = File::options();
     let options = options.create(true).truncate(false).write(true).mode(0o600);

@@ -1,4 +1,5 @@
-//! The journal of allocations: which container held which device from when to when, with seconds, joules and health events.
+//! The journal of allocations: which container held which device from when to when, with seconds, joules and health
+//! events.
 //!
 //! Inputs: successive `Snapshot`s, a directory. Outputs: a database that survives `kill -9`, query results, its state.
 //! Does not use: the kubelet, drivers, HTTP. `AllocationTracker` decides in memory which

@@ -264,7 +264,8 @@ impl Store {
         Ok((open, last.and_then(|id| u64::try_from(id).ok()).unwrap_or(0)))
     }
 
-    /// Ended records that overlap the window, by end and id, after `after`; at most `limit`, from a bounded number visited.
+    /// Ended records that overlap the window, by end and id, after `after`; at most `limit`, from a bounded number
+    /// visited.
     pub fn ended_records(
         &self,
         (since, until): (f64, f64),

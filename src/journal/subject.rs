@@ -169,8 +169,8 @@ pub fn note(record: &mut AllocationRecord, event: HealthEvent) {
     }
 }
 
-/// Whether, by settled allocations, the container no longer holds this device. Without hardware data, only a pod or container that
-/// is not listed counts.
+/// Whether, by settled allocations, the container no longer holds this device. Without hardware data, only a pod or
+/// container that is not listed counts.
 pub fn has_ended(record: &AllocationRecord, snapshot: &Snapshot) -> bool {
     let kubelet = &snapshot.kubelet;
     let Some(allocations) = kubelet.allocations.as_ref().filter(|_| kubelet.settled) else { return false };

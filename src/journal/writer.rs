@@ -264,7 +264,8 @@ impl JournalWriter {
                 self.shared.tracker.lock().give_back(records);
                 self.store = None;
                 if matches!(error, StoreError::Damaged(_)) {
-                    // The check at the opening does not see all damage: a file that it passes would fail here each time.
+                    // The check at the opening does not see all damage: a file that it passes would fail here each
+                    // time.
                     return self.begin_new(&self.shared.file(), &error).map(drop);
                 }
                 Err(format!("{}: {error}; check the disk under --state-dir", self.shared.file().display()))
@@ -303,7 +304,8 @@ pub(super) fn take_lock(directory: &Path) -> Result<File, String> {
     }
 }
 
-/// Renames the file to a name that is free. SQLite's rollback journal goes with it: it must not be applied to the next file.
+/// Renames the file to a name that is free. SQLite's rollback journal goes with it: it must not be applied to the next
+/// file.
 fn set_aside(file: &Path, now: f64) -> std::io::Result<PathBuf> {
     let with = |suffix: &str| PathBuf::from([file.as_os_str(), suffix.as_ref()].join(std::ffi::OsStr::new("")));
     let mut suffix = format!(".damaged-{now:.0}");

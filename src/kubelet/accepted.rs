@@ -69,8 +69,8 @@ impl AcceptedAllocations {
         self.accept(now).await
     }
 
-    /// The last answer again, because UIDs or the state of pods are known better. `None` where that can change nothing, or
-    /// the answer has not settled and a repetition of it would be taken for another one.
+    /// The last answer again, because UIDs or the state of pods are known better. `None` where that can change nothing,
+    /// or the answer has not settled and a repetition of it would be taken for another one.
     pub async fn reconsider(&mut self, now: Monotonic) -> Option<Arc<Allocations>> {
         let accepted = self.accepted.as_ref().filter(|_| self.settle.is_settled())?;
         let is_open = self.unconfirmed.due().is_some() || accepted.pods.iter().any(|pod| pod.uid.is_none());

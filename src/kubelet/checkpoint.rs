@@ -1,5 +1,5 @@
-//! The kubelet's device checkpoint, for what `List` lacks: which pod, by UID, was given a device, and which devices were
-//! registered before the kubelet or podmeter started.
+//! The kubelet's device checkpoint, for what `List` lacks: which pod, by UID, was given a device, and which devices
+//! were registered before the kubelet or podmeter started.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};

@@ -148,8 +148,8 @@ impl Client {
         Ok(convert::allocatable(answer))
     }
 
-    /// One pod; `None` when the kubelet has no active pod of that name. Not to be called in a loop over pods: the rate limit
-    /// is shared by all clients of the node.
+    /// One pod; `None` when the kubelet has no active pod of that name. Not to be called in a loop over pods: the rate
+    /// limit is shared by all clients of the node.
     pub async fn get(&mut self, pod: &PodRef) -> Result<Option<Pod>, CallError> {
         const METHOD: &str = "Get";
         let connection = self.connect().await?;

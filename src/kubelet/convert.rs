@@ -1,4 +1,5 @@
-//! PodResources messages to types of the model. Any grouping of devices is accepted; each device comes out once, sorted.
+//! PodResources messages to types of the model. Any grouping of devices is accepted; each device comes out once,
+//! sorted.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};

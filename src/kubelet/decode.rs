@@ -1,7 +1,7 @@
 //! Protobuf of any size into messages of a bounded size.
 //!
-//! Empty messages take two bytes each in an answer and a hundred in memory. So a large answer is walked first: what a parent
-//! repeats byte for byte is left out, and what would take too much memory is refused before it is decoded.
+//! Empty messages take two bytes each in an answer and a hundred in memory. So a large answer is walked first: what a
+//! parent repeats byte for byte is left out, and what would take too much memory is refused before it is decoded.
 
 use std::collections::BTreeSet;
 

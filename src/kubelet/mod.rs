@@ -1,7 +1,8 @@
 //! The kubelet's allocations and pods.
 //!
-//! In: the PodResources socket, the device checkpoint, file events beside both, and the socket of the Pods API. Out: `KubeletState` and
-//! `PodDirectory`, published on watch channels. Does not use: drivers, metrics. Protobuf types end here.
+//! In: the PodResources socket, the device checkpoint, file events beside both, and the socket of the Pods API. Out:
+//! `KubeletState` and `PodDirectory`, published on watch channels. Does not use: drivers, metrics. Protobuf types end
+//! here.
 
 mod accepted;
 mod call;

@@ -1,4 +1,5 @@
-//! The kubelet's Pods API (from 1.37; in 1.36 behind the feature gate `PodsAPI`): UIDs, labels and container ids, without the API server.
+//! The kubelet's Pods API (from 1.37; in 1.36 behind the feature gate `PodsAPI`): UIDs, labels and container ids,
+//! without the API server.
 
 use std::collections::BTreeMap;
 use std::io;

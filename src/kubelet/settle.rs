@@ -1,6 +1,6 @@
-//! The settle rule. A kubelet that has just started answers `List` with nothing, then with some of its pods, then with all.
-//! What an answer lists is accepted at once; what it no longer lists is removed only once the answer has settled, which
-//! means that it stayed the same for a while.
+//! The settle rule. A kubelet that has just started answers `List` with nothing, then with some of its pods, then with
+//! all. What an answer lists is accepted at once; what it no longer lists is removed only once the answer has settled,
+//! which means that it stayed the same for a while.
 //!
 //! In: answers and their times. Out: the accepted allocations. Pure.
 

@@ -1,6 +1,7 @@
 //! Keeps the `KubeletState` up to date: when to call the kubelet, and what to publish after each answer.
 //!
-//! In: settings, triggers, pods and processes. Out: the published state. It does not decode and does not decide what is accepted.
+//! In: settings, triggers, pods and processes. Out: the published state. It does not decode and does not decide what is
+//! accepted.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -18,8 +19,8 @@ use crate::tasks::Tasks;
 
 /// The query is repeated after this long while an answer has not settled.
 const SETTLING_INTERVAL: Duration = Duration::from_millis(1000);
-/// Calls per second on average, beside one for each allocation that the bundled plugin grants. The kubelet's own limit of 100
-/// is shared by all its clients.
+/// Calls per second on average, beside one for each allocation that the bundled plugin grants. The kubelet's own limit
+/// of 100 is shared by all its clients.
 const CALLS_PER_SECOND: f64 = 2.0;
 /// Calls without a pause after a quiet time: a changed allocation is published at once.
 const BURST: f64 = 4.0;
@@ -362,8 +363,8 @@ impl Watch {
         self.refreshed_at = self.clock.now().monotonic;
     }
 
-    /// Once for each kubelet: it names devices that no answer lists before their plugin has registered. Later, `List` and
-    /// `GetAllocatableResources` name them.
+    /// Once for each kubelet: it names devices that no answer lists before their plugin has registered. Later, `List`
+    /// and `GetAllocatableResources` name them.
     async fn read_checkpoint(&mut self) {
         if std::mem::take(&mut self.checkpoint_due) {
             self.state.checkpoint =

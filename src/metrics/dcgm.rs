@@ -1,9 +1,9 @@
 //! The same snapshot under dcgm-exporter's names, labels and units, for dashboards and tools that read those.
 //!
-//! The differences are deliberate. dcgm-exporter repeats a shared device's value under every pod; here utilization, memory
-//! in use and energy are each container's own share, with the rest under no pod, so that they add up to the device, and
-//! what cannot be divided (clocks, temperatures) appears once, under no pod. NVLink's bandwidth is a rate, so it is a gauge
-//! here, where dcgm-exporter calls it a counter. A value that the snapshot lacks is absent.
+//! The differences are deliberate. dcgm-exporter repeats a shared device's value under every pod; here utilization,
+//! memory in use and energy are each container's own share, with the rest under no pod, so that they add up to the
+//! device, and what cannot be divided (clocks, temperatures) appears once, under no pod. NVLink's bandwidth is a rate,
+//! so it is a gauge here, where dcgm-exporter calls it a counter. A value that the snapshot lacks is absent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -180,7 +180,8 @@ type Share = fn(&Account, Whole) -> Option<f64>;
 #[derive(Clone, Copy)]
 struct Whole {
     value: f64,
-    /// Divided by the GPU's utilization: both count the time in which kernels ran, so the shares of one are those of the other.
+    /// Divided by the GPU's utilization: both count the time in which kernels ran, so the shares of one are those of
+    /// the other.
     per_utilization: Option<f64>,
 }
 

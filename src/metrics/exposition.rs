@@ -1,8 +1,8 @@
 //! Three encodings of the same families.
 //!
-//! prometheus-client's text encoder is not used: it has neither text 0.0.4 (where a counter's metadata names `_total`) nor
-//! created times, writes HELP before TYPE, which OpenMetrics forbids, and takes most of a scrape's time. Its protobuf
-//! messages are.
+//! prometheus-client's text encoder is not used: it has neither text 0.0.4 (where a counter's metadata names `_total`)
+//! nor created times, writes HELP before TYPE, which OpenMetrics forbids, and takes most of a scrape's time. Its
+//! protobuf messages are.
 
 use std::fmt::Write as _;
 use std::time::{Duration, UNIX_EPOCH};

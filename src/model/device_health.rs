@@ -167,7 +167,8 @@ impl DeviceHealth {
 }
 
 impl HealthState {
-    /// The health of a MIG device, or of the whole GPU. `None` for a device that has not been checked yet, which is unhealthy.
+    /// The health of a MIG device, or of the whole GPU. `None` for a device that has not been checked yet, which is
+    /// unhealthy.
     #[must_use]
     pub fn of(&self, gpu: &GpuUuid, mig: Option<&MigUuid>) -> Option<&DeviceHealth> {
         let known = self.gpus.get(gpu)?;

@@ -61,8 +61,8 @@ pub struct Gpu {
     /// `None` for a GPU without MIG.
     pub mig_enabled: Option<bool>,
     pub mig_devices: Vec<MigDevice>,
-    /// Compute slices of the whole GPU while it is partitioned: those of its largest GPU instance profile. `None` where the
-    /// driver does not list the profiles.
+    /// Compute slices of the whole GPU while it is partitioned: those of its largest GPU instance profile. `None` where
+    /// the driver does not list the profiles.
     pub mig_slices: Option<u32>,
     /// `None` without NVLink.
     pub nvlink_peers: Option<NvLinkPeers>,
@@ -183,8 +183,8 @@ impl Gpu {
         (self.index.is_none(), self.index)
     }
 
-    /// The part of the GPU that `slices` compute slices are. `None` where either number is unknown: models have seven slices or
-    /// four, so a guess would be wrong by almost a half.
+    /// The part of the GPU that `slices` compute slices are. `None` where either number is unknown: models have seven
+    /// slices or four, so a guess would be wrong by almost a half.
     #[must_use]
     pub fn slice_fraction(&self, slices: u32) -> Option<f64> {
         let total = self.mig_slices.filter(|total| *total > 0 && slices > 0)?;

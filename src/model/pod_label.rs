@@ -29,7 +29,8 @@ impl PodLabel {
     ///
     /// # Errors
     ///
-    /// When a key is not allowed in Kubernetes, when two keys have the same name in Prometheus, or when there are too many.
+    /// When a key is not allowed in Kubernetes, when two keys have the same name in Prometheus, or when there are too
+    /// many.
     pub fn all(keys: &[String]) -> Result<Vec<Self>, PodLabelError> {
         let mut keys: Vec<&String> = keys.iter().collect();
         keys.sort();

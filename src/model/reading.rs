@@ -40,29 +40,29 @@ pub struct Totals {
     /// encoder, decoder, jpeg, ofa
     pub engine_busy_seconds: BTreeMap<&'static str, f64>,
     pub energy_joules: Option<f64>,
-    /// Of a partitioned GPU, by GPU instance: seconds in which a kernel ran, or SM-seconds where only these are known. Only
-    /// instances of the last pass; one that reappears restarts at 0. Empty on a whole GPU.
+    /// Of a partitioned GPU, by GPU instance: seconds in which a kernel ran, or SM-seconds where only these are known.
+    /// Only instances of the last pass; one that reappears restarts at 0. Empty on a whole GPU.
     #[serde(skip)]
     pub instance_busy_seconds: BTreeMap<u32, f64>,
     /// Time that no sample covers: the gaps, and time in a session with neither samples nor a rate.
     pub uncovered_seconds: f64,
     #[serde(skip)]
     pub gaps: Gaps,
-    /// By pid: the SM use of each process. `None` while the driver has no values, as always on a partitioned GPU. A process
-    /// that is not listed has not been active lately.
+    /// By pid: the SM use of each process. `None` while the driver has no values, as always on a partitioned GPU. A
+    /// process that is not listed has not been active lately.
     ///
-    /// These are weights to compare with each other, not parts of the device's busy seconds: processes run at the same time,
-    /// and the driver rounds to percent and leaves out small values. A consumer keeps the map of its last interval; the use
-    /// since then is the new `sm_seconds` minus the kept one where `began` is equal, or else all of it. A process is removed
-    /// a minute after its last activity, and earlier, the longest idle first, where there are more than a thousand. If it
-    /// becomes active again, it restarts with another `began`. A pid may then be another process: to join it with a
-    /// container, compare the process's start with `began`.
+    /// These are weights to compare with each other, not parts of the device's busy seconds: processes run at the same
+    /// time, and the driver rounds to percent and leaves out small values. A consumer keeps the map of its last
+    /// interval; the use since then is the new `sm_seconds` minus the kept one where `began` is equal, or else all of
+    /// it. A process is removed a minute after its last activity, and earlier, the longest idle first, where there are
+    /// more than a thousand. If it becomes active again, it restarts with another `began`. A pid may then be another
+    /// process: to join it with a container, compare the process's start with `began`.
     #[serde(skip)]
     pub process_sm_seconds: Option<BTreeMap<u32, ProcessSmSeconds>>,
 }
 
-/// Time between two passes of different sessions: the driver was released or reloaded, the GPU was lost, a call hung, or the
-/// reader was replaced. Sums since the agent first read the GPU.
+/// Time between two passes of different sessions: the driver was released or reloaded, the GPU was lost, a call hung,
+/// or the reader was replaced. Sums since the agent first read the GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Gaps {
     /// Part of `Totals::uncovered_seconds`.
@@ -118,7 +118,8 @@ pub struct Medium {
     /// Processes with a context on the GPU, active or not, by pid. `None`: unknown.
     #[serde(skip)]
     pub processes: Option<Vec<DeviceProcess>>,
-    /// The NVML call that lists SM use by process; `none` where both calls list no process of a busy GPU. `None` while unknown.
+    /// The NVML call that lists SM use by process; `none` where both calls list no process of a busy GPU. `None` while
+    /// unknown.
     pub process_utilization_source: Option<&'static str>,
 }
 
@@ -163,8 +164,8 @@ pub struct DeviceProcess {
     /// `None` outside MIG.
     pub gpu_instance: Option<u32>,
     pub compute_instance: Option<u32>,
-    /// Device memory in use. The sum over processes is less than the device's used memory, which includes contexts and the
-    /// driver. `None`: unknown.
+    /// Device memory in use. The sum over processes is less than the device's used memory, which includes contexts and
+    /// the driver. `None`: unknown.
     pub memory_bytes: Option<u64>,
 }
 
@@ -261,7 +262,8 @@ pub struct NvLink {
     pub errors: BTreeMap<&'static str, u64>,
     pub active_links: Option<u32>,
     pub inactive_links: Option<u32>,
-    /// By link, where the driver has counters for each. The sums above follow from them, and include links that went down.
+    /// By link, where the driver has counters for each. The sums above follow from them, and include links that went
+    /// down.
     #[serde(skip)]
     pub of_links: BTreeMap<u32, LinkCounters>,
 }

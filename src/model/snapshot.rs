@@ -62,7 +62,8 @@ pub struct HardwareState {
     pub inventory: Arc<Inventory>,
     /// How often the driver has been opened.
     pub sessions: u64,
-    /// Certain loads of the driver since podmeter started: 1 from the first opening on. Closing and opening is not a load.
+    /// Certain loads of the driver since podmeter started: 1 from the first opening on. Closing and opening is not a
+    /// load.
     pub driver_loads: u64,
     pub readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
     /// From sysfs; `None` where it cannot be read.

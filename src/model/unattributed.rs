@@ -18,8 +18,8 @@ pub struct Unattributed {
     pub memory_bytes: BTreeMap<Reason, u64>,
     /// Now, by reason; empty where processes are unknown.
     pub processes: BTreeMap<Reason, u64>,
-    /// The sums of the shares and the counters above. Busy seconds lag behind the readings by samples of time that has not
-    /// been divided yet.
+    /// The sums of the shares and the counters above. Busy seconds lag behind the readings by samples of time that has
+    /// not been divided yet.
     pub divided: Divided,
 }
 

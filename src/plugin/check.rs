@@ -1,5 +1,5 @@
-//! Whether the kubelet still uses a registration. A plugin that registers later replaces ours without a notice: a kubelet
-//! up to 1.36 keeps our stream open, and when the other plugin ends it drops the resource without a notice too.
+//! Whether the kubelet still uses a registration. A plugin that registers later replaces ours without a notice: a
+//! kubelet up to 1.36 keeps our stream open, and when the other plugin ends it drops the resource without a notice too.
 //!
 //! In: live sockets, what the kubelet lists, what was granted, the time. Out: a `RegistrationState`. Pure.
 

@@ -1,6 +1,7 @@
 //! One entry of `devicePlugin.resources`: what it offers now.
 //!
-//! In: its configuration, the last host scan, the inventory, device health. Out: offers and problems. It reads no files.
+//! In: its configuration, the last host scan, the inventory, device health. Out: offers and problems. It reads no
+//! files.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -91,7 +92,8 @@ impl ConfiguredResource {
         !self.vanished.is_empty()
     }
 
-    /// Removes vanished devices that no container holds from the offers. Returns the resources whose lists are now shorter.
+    /// Removes vanished devices that no container holds from the offers. Returns the resources whose lists are now
+    /// shorter.
     pub fn drop_drained(&mut self, kubelet: &KubeletState) -> Vec<ResourceName> {
         let mut shorter = vec![];
         self.vanished.retain(|resource, vanished| {

@@ -3,8 +3,8 @@
 use super::{Hardware, PluginUnhealthy};
 use crate::model::{HealthState, UnhealthyReason};
 
-/// `Err` with the causes, under the most important reason. A device that has not been checked yet is unhealthy; one without a
-/// GPU is healthy.
+/// `Err` with the causes, under the most important reason. A device that has not been checked yet is unhealthy; one
+/// without a GPU is healthy.
 pub fn of(hardware: &Hardware, health: &HealthState) -> Result<(), PluginUnhealthy> {
     let judged = match hardware {
         Hardware::Gpu { uuid, .. } | Hardware::Missing(uuid) => health.of(uuid, None),

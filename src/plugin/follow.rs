@@ -1,5 +1,5 @@
-//! A registration, for as long as the kubelet uses it. Where another plugin has replaced it, it is left as it is: up to 1.36
-//! the end of our stream would end the other plugin's registration.
+//! A registration, for as long as the kubelet uses it. Where another plugin has replaced it, it is left as it is: up to
+//! 1.36 the end of our stream would end the other plugin's registration.
 
 use std::sync::Arc;
 

@@ -7,11 +7,11 @@ use crate::model::{Allocations, ContainerRef, DeviceId, Monotonic, ResourceName}
 
 #[derive(Debug, Default)]
 pub struct Grants {
-    /// Granted, and no container has been seen with it since. A pod that is rejected after its Allocate leaves its devices
-    /// here until they are granted again.
+    /// Granted, and no container has been seen with it since. A pod that is rejected after its Allocate leaves its
+    /// devices here until they are granted again.
     pending: BTreeSet<DeviceId>,
-    /// The last known containers of each device. They stay when the device is free again: a kubelet that restarts may list
-    /// nothing for a moment.
+    /// The last known containers of each device. They stay when the device is free again: a kubelet that restarts may
+    /// list nothing for a moment.
     holders: BTreeMap<DeviceId, BTreeSet<ContainerRef>>,
     granted_at: Option<Monotonic>,
 }

@@ -1,7 +1,7 @@
 //! What the plugin reads of the host: device nodes, MIG capabilities, PCI topology, CDI specifications, signs of MPS.
 //!
-//! In: the configured resources and the inventory. Out: a `ScanResult` for each, and our CDI specification on disk. It runs on
-//! a blocking thread, because a file system may hang.
+//! In: the configured resources and the inventory. Out: a `ScanResult` for each, and our CDI specification on disk. It
+//! runs on a blocking thread, because a file system may hang.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -220,9 +220,9 @@ fn topology(inventory: &Inventory, around: &Surroundings) -> Topology {
     Topology::from_pci(&gpus, &nv_links(inventory))
 }
 
-/// Links that lead straight to another GPU, as each end reports them: (reporter, other) → links. Those into switches count for no
-/// pair, as in NVIDIA's allocator (`GetNVLink` of go-gpuallocator compares remote bus ids with GPUs' alone): they make
-/// all pairs equal, and where the GPUs sit on the PCI bus decides.
+/// Links that lead straight to another GPU, as each end reports them: (reporter, other) → links. Those into switches
+/// count for no pair, as in NVIDIA's allocator (`GetNVLink` of go-gpuallocator compares remote bus ids with GPUs'
+/// alone): they make all pairs equal, and where the GPUs sit on the PCI bus decides.
 fn nv_links(inventory: &Inventory) -> BTreeMap<(GpuUuid, GpuUuid), u32> {
     let by_bus_id: BTreeMap<&PciBusId, &GpuUuid> = inventory
         .gpus

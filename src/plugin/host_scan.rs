@@ -34,8 +34,8 @@ impl HostScans {
         Self { host: Some(Host::new(around)), under_way: JoinSet::new(), began: Monotonic::default(), of: None }
     }
 
-    /// Begins a scan where one is due: the entries or the inventory have changed, or the last scan is old and the host needs
-    /// polling.
+    /// Begins a scan where one is due: the entries or the inventory have changed, or the last scan is old and the host
+    /// needs polling.
     pub fn begin(&mut self, wanted: &BTreeMap<u64, Wanted>, needs_polling: bool, now: Monotonic) {
         let generation = wanted.values().map(|wanted| wanted.inventory.generation).max().unwrap_or_default();
         let of = Some((wanted.keys().copied().collect(), generation));

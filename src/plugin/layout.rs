@@ -14,8 +14,8 @@ pub type Vanished = BTreeMap<DeviceId, Monotonic>;
 /// held back because its pod may still be rejected.
 const GRANT_SHOWN: Duration = Duration::from_secs(1).saturating_add(Unconfirmed::LONGEST);
 
-/// The devices of `before` whose GPU is there and no longer has them: a MIG device that was unmade, a whole GPU that was
-/// partitioned, and their slots. A lost GPU may return, and host devices may be plugged in again.
+/// The devices of `before` whose GPU is there and no longer has them: a MIG device that was unmade, a whole GPU that
+/// was partitioned, and their slots. A lost GPU may return, and host devices may be plugged in again.
 #[must_use]
 pub fn vanished(before: &Offer, now: &[Offer], inventory: &Inventory) -> BTreeSet<DeviceId> {
     let offered = now.iter().filter(|offer| offer.resource == before.resource).flat_map(|offer| &offer.devices);

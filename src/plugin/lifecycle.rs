@@ -1,7 +1,8 @@
-//! One resource from listen to end: serve, dial our own socket, register, follow. When any step fails, all of it ends and
-//! starts again.
+//! One resource from listen to end: serve, dial our own socket, register, follow. When any step fails, all of it ends
+//! and starts again.
 //!
-//! In: the service state, the kubelet's socket and state, other live sockets. Out: a registration, and the resource's status.
+//! In: the service state, the kubelet's socket and state, other live sockets. Out: a registration, and the resource's
+//! status.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -29,8 +30,8 @@ const VERSION: &str = "v1beta1";
 const DIAL_DEADLINE: Duration = Duration::from_secs(5);
 /// What a socket's address holds, less the zero at its end.
 const LONGEST_PATH: usize = 107;
-/// For the first health of the devices. A kubelet that is sent devices before they are checked shows them as unhealthy on
-/// every pod that holds one, at each start of podmeter.
+/// For the first health of the devices. A kubelet that is sent devices before they are checked shows them as unhealthy
+/// on every pod that holds one, at each start of podmeter.
 const FIRST_CHECK: Duration = Duration::from_secs(2);
 /// For the kubelet's first answer on what it can allocate. Some kubelets have none.
 const FIRST_ANSWER: Duration = Duration::from_secs(1);
@@ -275,8 +276,8 @@ impl Lifecycle {
         }
     }
 
-    /// Until every device has been checked, for some time after the lifecycle `began`. A kubelet that had the resource before
-    /// gets it at once.
+    /// Until every device has been checked, for some time after the lifecycle `began`. A kubelet that had the resource
+    /// before gets it at once.
     async fn until_checked(&mut self, began: Monotonic) {
         if !self.advertised.is_empty() {
             return;

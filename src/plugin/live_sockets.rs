@@ -1,8 +1,8 @@
 //! Which sockets of the device-plugin directory accept connections.
 //!
-//! In: changes of the directory. Out: the names, published on each change. A connection to each plugin of another vendor is
-//! kept open, so that its end is seen at once, also where it is killed and its socket file stays; nothing is sent on it.
-//! Other podmeters are dialled again now and then instead: an open connection would delay their end.
+//! In: changes of the directory. Out: the names, published on each change. A connection to each plugin of another
+//! vendor is kept open, so that its end is seen at once, also where it is killed and its socket file stays; nothing is
+//! sent on it. Other podmeters are dialled again now and then instead: an open connection would delay their end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

@@ -33,8 +33,8 @@ pub fn control_nodes(dev: &Path) -> Vec<String> {
     CONTROL_NODES.into_iter().filter(there).map(|name| format!("/dev/{name}")).collect()
 }
 
-/// Those to mount. Of the usual places only what is there: the container runtime would make the others on the host. Other
-/// places are the configuration's, and need not be seen from here.
+/// Those to mount. Of the usual places only what is there: the container runtime would make the others on the host.
+/// Other places are the configuration's, and need not be seen from here.
 #[must_use]
 pub fn driver_mounts(nvidia: &NvidiaConfig, is_there: impl Fn(&Path) -> bool) -> Vec<DriverMount> {
     let usual = NvidiaConfig::default().driver_mounts;

@@ -1,9 +1,9 @@
 //! The configuration file of NVIDIA's k8s-device-plugin (`version: v1`), as that plugin reads it in v0.20.
 //!
-//! What is read is honoured, or is an error that names the field. Accepted without any effect are only: `failOnInitError`
-//! (we wait for the driver either way), `useNodeFeatureAPI` and `gfd` (feature discovery reads the same file for itself),
-//! and what shapes NVIDIA's own CDI specification while no CDI strategy needs one.
-//! `resources`, and `rename` and `devices` under `sharing`, are honoured; NVIDIA's plugin ignores them with a warning.
+//! What is read is honoured, or is an error that names the field. Accepted without any effect are only:
+//! `failOnInitError` (we wait for the driver either way), `useNodeFeatureAPI` and `gfd` (feature discovery reads the
+//! same file for itself), and what shapes NVIDIA's own CDI specification while no CDI strategy needs one. `resources`,
+//! and `rename` and `devices` under `sharing`, are honoured; NVIDIA's plugin ignores them with a warning.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

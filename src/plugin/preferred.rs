@@ -63,8 +63,8 @@ fn gpu(hardware: &Hardware) -> Option<&GpuUuid> {
     }
 }
 
-/// GPUs with processes of no container: an ended container left them behind, or they were started outside Kubernetes. Empty
-/// while the allocations are unknown.
+/// GPUs with processes of no container: an ended container left them behind, or they were started outside Kubernetes.
+/// Empty while the allocations are unknown.
 fn foreign(available: &[Candidate], hardware: &HardwareState, allocations: Option<&Allocations>) -> BTreeSet<GpuUuid> {
     let Some(allocations) = allocations else { return BTreeSet::new() };
     let in_use = |gpu: &&GpuUuid| {

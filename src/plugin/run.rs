@@ -1,7 +1,7 @@
 //! The plugin's main task: which resources are served.
 //!
-//! In: the configuration, the inventory, device health, the kubelet's state, host scans. Out: a lifecycle for each resource,
-//! and problems. Does not use: gRPC.
+//! In: the configuration, the inventory, device health, the kubelet's state, host scans. Out: a lifecycle for each
+//! resource, and problems. Does not use: gRPC.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -230,8 +230,8 @@ impl PluginTask {
             entry.update(hardware, health, now);
             for resource in entry.drop_drained(kubelet) {
                 // Not a shorter list on the open stream: a kubelet with an allocation under way looks its devices up
-                // unchecked and panics. Once our server is closed such an allocation fails, so the next registration may
-                // leave them out.
+                // unchecked and panics. Once our server is closed such an allocation fails, so the next registration
+                // may leave them out.
                 if let Some(served) = self.served.get_mut(&resource).filter(|served| served.entry == *number) {
                     served.end("the layout of its GPUs was changed");
                 }

@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 
 use super::sets::{MOST, Scores, Subsets, before};
 
-/// Steps of some nanoseconds each: a quarter of a millisecond or two. Twelve GPUs need at most nine thousand for any size, sixteen
-/// in pairs ten thousand, but in fours 181 thousand, and listing the sets takes up to as many again.
+/// Steps of some nanoseconds each: a quarter of a millisecond or two. Twelve GPUs need at most nine thousand for any
+/// size, sixteen in pairs ten thousand, but in fours 181 thousand, and listing the sets takes up to as many again.
 const BUDGET: u32 = 40_000;
 const UNKNOWN: u32 = u32::MAX;
 

@@ -15,8 +15,8 @@ pub struct KubeletMounts {
 /// The longest name that Kubernetes gives a container.
 const LONGEST_NAME: usize = 63;
 
-/// The text of `/proc/<pid>/mountinfo`. The kubelet mounts `<root>/pods/<uid>/containers/<name>/<file>` (the termination
-/// log) and `<root>/pods/<uid>/etc-hosts` into each container.
+/// The text of `/proc/<pid>/mountinfo`. The kubelet mounts `<root>/pods/<uid>/containers/<name>/<file>` (the
+/// termination log) and `<root>/pods/<uid>/etc-hosts` into each container.
 ///
 /// A process may mount more, so the runtime's mounts, which come first, count; mounts inside a pod's volumes do not;
 /// and where the cgroup names the pod, mounts of other pods are ignored. Without that, mounts of two pods

@@ -23,8 +23,8 @@ pub enum Mode {
     /// When the host's process ids are visible.
     #[default]
     Auto,
-    /// The same, with a warning where they are not visible. Process ids of another namespace would name the wrong pods, so
-    /// they are never used.
+    /// The same, with a warning where they are not visible. Process ids of another namespace would name the wrong pods,
+    /// so they are never used.
     On,
     Off,
 }

@@ -3,8 +3,8 @@
 //! Inputs: the agent's responses, keys, the terminal's size. Outputs: a screen, or text. Does not use: connections to
 //! the agent. Unknown values are shown as a dash.
 //!
-//! `rows` converts a response into rows, `state` selects and sorts them, `view` draws them, `plain` prints them, and only `run` uses
-//! the terminal.
+//! `rows` converts a response into rows, `state` selects and sorts them, `view` draws them, `plain` prints them, and
+//! only `run` uses the terminal.
 
 mod detail;
 mod format;

@@ -3,8 +3,8 @@
 use ratatui::style::{Color, Modifier, Style};
 use unicode_width::UnicodeWidthChar as _;
 
-/// Of the 256 colours, readable on light and dark backgrounds: blue 33 and vermilion 166, distinguishable with every common form of
-/// colour blindness.
+/// Of the 256 colours, readable on light and dark backgrounds: blue 33 and vermilion 166, distinguishable with every
+/// common form of colour blindness.
 const BLUE: Color = Color::Indexed(33);
 const VERMILION: Color = Color::Indexed(166);
 

@@ -18,7 +18,8 @@ use super::server::Stream;
 use crate::clock::Clock;
 use crate::model::TokenBucket;
 
-/// What the web configuration puts before the routes: TLS, the rate limit, passwords; and headers that every response gets.
+/// What the web configuration puts before the routes: TLS, the rate limit, passwords; and headers that every response
+/// gets.
 pub struct AccessControl {
     config: LiveConfig,
     clock: Clock,

@@ -19,7 +19,8 @@ const QUEUED: usize = 16;
 const QUEUED_PER_ADDRESS: usize = 4;
 /// Wrong passwords kept, so that a scraper with a wrong one does not cost a hash each time.
 const REMEMBERED_REFUSALS: usize = 64;
-/// After a wrong password no hash is computed for this many times the time that it took: guessing uses a quarter of a core.
+/// After a wrong password no hash is computed for this many times the time that it took: guessing uses a quarter of a
+/// core.
 const PAUSE_FACTOR: u32 = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,8 +31,8 @@ pub enum AuthDecision {
     Busy,
 }
 
-/// Checks passwords. A bcrypt hash takes tens of milliseconds by design, so one is computed at a time, outside the runtime, and
-/// decisions are kept: under an HMAC with a key made at the start, never with the password itself.
+/// Checks passwords. A bcrypt hash takes tens of milliseconds by design, so one is computed at a time, outside the
+/// runtime, and decisions are kept: under an HMAC with a key made at the start, never with the password itself.
 pub struct Authenticator {
     key: hmac::Key,
     clock: Clock,
@@ -110,7 +111,8 @@ impl Authenticator {
         self.remembered().accepted.retain(|name, _| users.contains_key(name));
         let (hash, name) = (hash.clone(), stored.map(|(name, _)| name.clone()));
         let (remembered, clock) = (Arc::clone(&self.remembered), self.clock);
-        // The result is recorded in the closure: a client that disconnects neither frees the permit nor avoids the pause.
+        // The result is recorded in the closure: a client that disconnects neither frees the permit nor avoids the
+        // pause.
         let computing = tokio::task::spawn_blocking(move || {
             let began = clock.now().monotonic;
             let right = bcrypt::verify(&password, &hash).unwrap_or(false);

@@ -22,8 +22,8 @@ impl Default for ChunkWorkers {
     }
 }
 
-/// A body that makes each chunk when the client has taken the one before. The first is made here: a failure in it can still be
-/// reported with a status code.
+/// A body that makes each chunk when the client has taken the one before. The first is made here: a failure in it can
+/// still be reported with a status code.
 pub(super) async fn body(chunks: Chunks, workers: ChunkWorkers) -> Result<Body, JoinError> {
     let (chunks, first) = next(chunks, workers.clone()).await?;
     let rest = try_unfold(chunks, move |chunks| {

@@ -55,7 +55,8 @@ struct Open {
     slots: BTreeMap<u64, Weak<ConnectionSlot>>,
 }
 
-/// One of the connections that a listener may have; free again when it is dropped. Its activity is updated without a lock.
+/// One of the connections that a listener may have; free again when it is dropped. Its activity is updated without a
+/// lock.
 pub struct ConnectionSlot {
     number: u64,
     /// `None` on a unix socket.
@@ -121,8 +122,8 @@ impl Connections {
         slot
     }
 
-    /// Evicts, of the address with most connections, one without a successful request, and of those the one that has been silent
-    /// longest: many connections from one address cost that address, and a scraper keeps its connection.
+    /// Evicts, of the address with most connections, one without a successful request, and of those the one that has
+    /// been silent longest: many connections from one address cost that address, and a scraper keeps its connection.
     pub fn evict_one(&self) {
         // Upgraded outside the lock's scope: a slot that is dropped takes the lock.
         let slots: Vec<Arc<ConnectionSlot>> = self.open.lock().slots.values().filter_map(Weak::upgrade).collect();
@@ -200,7 +201,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for MonitoredStream<S> {
         self.stream.is_write_vectored()
     }
 
-    /// Ready when everything is sent: only then the deadline is reset, so that taking a byte now and then does not help.
+    /// Ready when everything is sent: only then the deadline is reset, so that taking a byte now and then does not
+    /// help.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let outcome = Pin::new(&mut self.stream).poll_flush(context);
         if outcome.is_ready() {

@@ -164,8 +164,8 @@ impl Listener {
     }
 }
 
-/// As `TcpListener::bind`, with buffers that the kernel does not grow: a client that takes no responses could otherwise fill 4 MiB
-/// of memory charged to the agent, and one that sends requests faster than it reads 6 more.
+/// As `TcpListener::bind`, with buffers that the kernel does not grow: a client that takes no responses could otherwise
+/// fill 4 MiB of memory charged to the agent, and one that sends requests faster than it reads 6 more.
 fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.set_reuseaddr(true)?;

@@ -38,7 +38,8 @@ struct Shared {
     subscribed: Notify,
 }
 
-/// Only the last event is kept: a slow reader misses some, and none accumulate. Subscribers are bounded by the connections.
+/// Only the last event is kept: a slow reader misses some, and none accumulate. Subscribers are bounded by the
+/// connections.
 #[derive(Default)]
 struct Feed {
     events: watch::Sender<Frame>,

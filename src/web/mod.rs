@@ -1,8 +1,8 @@
 //! HTTP: the metrics, the live page, the snapshot as JSON, the last minutes, health and readiness.
 //!
-//! Inputs: listeners, the latest `Snapshot`, two checks of the agent (healthy, ready) and its commands (release, resume, mark,
-//! unmark). Outputs: responses and event streams. Does not use: the kubelet, drivers. No route
-//! changes anything except the commands on the admin socket; no other request waits for anything but its own response.
+//! Inputs: listeners, the latest `Snapshot`, two checks of the agent (healthy, ready) and its commands (release,
+//! resume, mark, unmark). Outputs: responses and event streams. Does not use: the kubelet, drivers. No route changes
+//! anything except the commands on the admin socket; no other request waits for anything but its own response.
 
 mod access;
 mod admin;

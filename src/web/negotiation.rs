@@ -1,5 +1,5 @@
-//! Which format and coding a response has, by `Accept` and `Accept-Encoding`. Both headers are untrusted: invalid parts are
-//! ignored.
+//! Which format and coding a response has, by `Accept` and `Accept-Encoding`. Both headers are untrusted: invalid parts
+//! are ignored.
 
 use axum::http::HeaderMap;
 use axum::http::header::{ACCEPT, ACCEPT_ENCODING, HeaderName};

@@ -38,8 +38,8 @@ pub struct GovernanceRequest {
 /// Writes the governance record of a snapshot. It reads files, so it is called on blocking threads.
 pub type GovernanceSource = Arc<dyn Fn(&Snapshot, GovernanceRequest) -> Result<String, String> + Send + Sync>;
 
-/// Takes the query string of `/api/v1/allocations`; the error names what is wrong with it. Making the chunks of the response, as
-/// JSON, reads files.
+/// Takes the query string of `/api/v1/allocations`; the error names what is wrong with it. Making the chunks of the
+/// response, as JSON, reads files.
 pub type AllocationSource = Arc<dyn Fn(&str) -> Result<Chunks, String> + Send + Sync>;
 
 /// Marks requests over a socket that its owner alone can open.

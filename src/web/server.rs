@@ -35,8 +35,8 @@ const LIFETIME: Duration = Duration::from_secs(15 * 60);
 const LAST_RESPONSE: Duration = Duration::from_secs(30);
 /// For requests in progress at shutdown; the agent ends within five seconds.
 const GRACE: Duration = Duration::from_secs(3);
-/// File descriptors that clients cannot use: for connections from and to the kubelet, the plugin's sockets, the journal, the
-/// driver, `/proc`, and one client of each listener, such as a probe.
+/// File descriptors that clients cannot use: for connections from and to the kubelet, the plugin's sockets, the
+/// journal, the driver, `/proc`, and one client of each listener, such as a probe.
 const RESERVED_DESCRIPTORS: u64 = 24;
 /// After a failed accept; usually file descriptors are missing.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
@@ -54,8 +54,8 @@ pub struct ServerSettings {
     pub awaited: Option<PathBuf>,
 }
 
-/// Serves every listener until `servers` are stopped, then finishes the requests in progress. One of `tasks` updates the history
-/// and the event streams.
+/// Serves every listener until `servers` are stopped, then finishes the requests in progress. One of `tasks` updates
+/// the history and the event streams.
 pub fn start(
     listeners: Vec<Listener>,
     state: WebState,
@@ -210,8 +210,8 @@ struct DescriptorShortage {
 }
 
 impl DescriptorShortage {
-    /// `is_short`: the descriptor of the new connection, which is the lowest free one, is over the limit. A lower one may be that
-    /// of a connection that was just closed; then the count of connections decides.
+    /// `is_short`: the descriptor of the new connection, which is the lowest free one, is over the limit. A lower one
+    /// may be that of a connection that was just closed; then the count of connections decides.
     fn is_full(&mut self, is_short: bool, connections: usize) -> bool {
         if is_short {
             self.capacity = Some(self.capacity.map_or(connections, |capacity| capacity.min(connections)));

@@ -1,6 +1,7 @@
-//! The known faults around podmeter, one row each: what happens, what an operator then sees (metric, log line, page), what
-//! keeps working, and how soon the node recovers after the fault ends. The real binary with a fake kubelet on real sockets and
-//! a fake driver library through the real `dlopen`. `docs/engineering/reliability.md` is generated from the rows.
+//! The known faults around podmeter, one row each: what happens, what an operator then sees (metric, log line, page),
+//! what keeps working, and how soon the node recovers after the fault ends. The real binary with a fake kubelet on real
+//! sockets and a fake driver library through the real `dlopen`. `docs/engineering/reliability.md` is generated from the
+//! rows.
 //!
 //! `PODMETER_BINARY` names the binary. `UPDATE_GOLDEN=1 cargo nextest run --test fault_matrix` writes the document.
 

@@ -15,8 +15,8 @@ const GOES_ON: Duration = Duration::from_secs(20);
 const RECOVERED: Duration = Duration::from_secs(120);
 /// Times the limit of a row: the machine may be busy.
 const GENEROUS: u64 = 3;
-/// A hung List times out after five seconds and is repeated a second later; a hung driver call never times out. Waiting for
-/// it in each round would take half a minute or more. A round takes a third of a second, which is `holdDown`.
+/// A hung List times out after five seconds and is repeated a second later; a hung driver call never times out. Waiting
+/// for it in each round would take half a minute or more. A round takes a third of a second, which is `holdDown`.
 const TURNS: usize = 12;
 const PROMPT: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(20);

@@ -1,5 +1,5 @@
-//! The dashboards are what their source makes, name only metrics and labels that there are, lead to one another, and keep
-//! the rules of Grafana's dashboard linter. A real Prometheus checks that their queries return data in
+//! The dashboards are what their source makes, name only metrics and labels that there are, lead to one another, and
+//! keep the rules of Grafana's dashboard linter. A real Prometheus checks that their queries return data in
 //! `tests/peers/dashboards.rs`. `UPDATE_GOLDEN=1 cargo nextest run --test it dashboards::the_files` writes the files.
 
 #[path = "../../dashboards/source/mod.rs"]

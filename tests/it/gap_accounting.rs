@@ -1,5 +1,5 @@
-//! Time that is not read is neither busy nor idle: the hardware's record and the ledger together, on random sequences of
-//! readings, silences, releases, losses, changes of the MIG layout and reloads of the driver.
+//! Time that is not read is neither busy nor idle: the hardware's record and the ledger together, on random sequences
+//! of readings, silences, releases, losses, changes of the MIG layout and reloads of the driver.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

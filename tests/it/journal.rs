@@ -1,4 +1,5 @@
-//! The journal of allocations, end to end: killed at any moment, on a full disk, and compared with the metrics of a demo.
+//! The journal of allocations, end to end: killed at any moment, on a full disk, and compared with the metrics of a
+//! demo.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -30,7 +31,8 @@ fn record(id: u64, word: u64, ended: bool) -> AllocationRecord {
     }
 }
 
-/// The process that is killed; a test only with the variable above. It prints each version of a record once it is written.
+/// The process that is killed; a test only with the variable above. It prints each version of a record once it is
+/// written.
 #[test]
 fn writes_until_it_is_killed() {
     let Some(directory) = std::env::var_os(WRITER) else { return };

@@ -1,4 +1,5 @@
-//! The device plugin, and the kubelet client beside it, against a fake kubelet on real sockets under both sets of rules.
+//! The device plugin, and the kubelet client beside it, against a fake kubelet on real sockets under both sets of
+//! rules.
 
 use std::path::PathBuf;
 use std::sync::Arc;

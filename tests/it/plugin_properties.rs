@@ -1,5 +1,5 @@
-//! Random walks of kubelet restarts, lost streams, health changes, allocations, hot-plug and MIG layout changes over the
-//! real plugin, under both sets of rules, against a model of what the kubelet must end up with.
+//! Random walks of kubelet restarts, lost streams, health changes, allocations, hot-plug and MIG layout changes over
+//! the real plugin, under both sets of rules, against a model of what the kubelet must end up with.
 //!
 //! `WALK_SEED=n` walks another way.
 

@@ -1,4 +1,5 @@
-//! `--web-config` on the real binary: TLS, client certificates, passwords, headers, and changes to all of them at run time.
+//! `--web-config` on the real binary: TLS, client certificates, passwords, headers, and changes to all of them at run
+//! time.
 
 use crate::support::agent;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Every query of every dashboard, answered by a real Prometheus that scrapes running demos. What a demo rightly does not
-//! show is listed with the reason, and queried from a page made from the metric catalogue.
+//! Every query of every dashboard, answered by a real Prometheus that scrapes running demos. What a demo rightly does
+//! not show is listed with the reason, and queried from a page made from the metric catalogue.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -197,7 +197,8 @@ fn every_query_of_every_dashboard_returns_data() {
     assert!(breaches.is_empty(), "{}", breaches.join("\n"));
 }
 
-/// Two GPUs that are whole, one of them free; one shared by two pods; one divided into two MIG devices, one of them free.
+/// Two GPUs that are whole, one of them free; one shared by two pods; one divided into two MIG devices, one of them
+/// free.
 const HELD_IN_ALL_WAYS: &str = r#"
 podmeter_device_info{gpu_uuid="GPU-a",gpu="0"} 1
 podmeter_device_info{gpu_uuid="GPU-b",gpu="1"} 1

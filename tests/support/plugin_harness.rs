@@ -1,5 +1,5 @@
-//! The device plugin and the kubelet client as the agent runs them, over the directories of one fake kubelet and an inventory
-//! that the test changes.
+//! The device plugin and the kubelet client as the agent runs them, over the directories of one fake kubelet and an
+//! inventory that the test changes.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

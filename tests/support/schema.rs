@@ -1,5 +1,5 @@
-//! Validates a value by a JSON schema, with the keywords of `docs/record.schema.json`. Other keywords are an error, so that none is
-//! ignored; `scripts/check-record` uses a complete validator.
+//! Validates a value by a JSON schema, with the keywords of `docs/record.schema.json`. Other keywords are an error, so
+//! that none is ignored; `scripts/check-record` uses a complete validator.
 
 use serde_json::{Map, Value};
 

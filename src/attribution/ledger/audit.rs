@@ -5,8 +5,8 @@ use crate::model::Quantity;
 /// Floating point alone: what is summed is of like size.
 const TOLERANCE: f64 = 1e-9;
 
-/// Counts where shares do not add up to their device, or are no amounts at all. That is always a defect: of podmeter, or
-/// of a reading that is no number.
+/// Counts where shares do not add up to their device, or are no amounts at all. That is always a defect: of podmeter,
+/// or of a reading that is no number.
 #[derive(Debug)]
 pub struct Audit {
     violations: BTreeMap<Quantity, u64>,

@@ -140,8 +140,9 @@ impl DeviceClock {
         Advance { gap, interval }
     }
 
-    /// Samples come in steps of a sixth of a second or more, and up to two seconds late: what one interval has too much of,
-    /// the next has too little. What the driver reports of a gap is unattributed: its time is neither busy nor idle.
+    /// Samples come in steps of a sixth of a second or more, and up to two seconds late: what one interval has too much
+    /// of, the next has too little. What the driver reports of a gap is unattributed: its time is neither busy nor
+    /// idle.
     fn divide_busy(&mut self, gain: f64, in_gap: bool, interval: &mut Interval) {
         let due = gain + self.busy_carry;
         let covered = interval.seconds() - interval.uncovered_seconds;

@@ -66,8 +66,8 @@ impl Device {
         }
     }
 
-    /// The gap is over, and the device's counter has its energy. That is divided by holding; what has no holder is idle up
-    /// to the board's idle power.
+    /// The gap is over, and the device's counter has its energy. That is divided by holding; what has no holder is idle
+    /// up to the board's idle power.
     pub fn close_gap(&mut self, joules: Option<f64>, audit: &mut Audit) {
         let gap = std::mem::take(&mut self.gap);
         let Some(joules) = joules else { return };

@@ -50,8 +50,8 @@ impl Weights {
 }
 
 /// The index of the holder that owns the process: its own container, else the first of its pod. A container that takes
-/// part in the pod's use without being listed (an init or a debugging container) uses what the pod holds. What is left of
-/// an earlier pod of the same name is not the present one's.
+/// part in the pod's use without being listed (an init or a debugging container) uses what the pod holds. What is left
+/// of an earlier pod of the same name is not the present one's.
 pub fn holder_of(process: &OwnedProcess, holders: &[&ContainerRef]) -> Result<usize, Reason> {
     let (namespace, pod, container) = match &process.owner {
         Owner::Container(container) => match holders.binary_search(&container) {

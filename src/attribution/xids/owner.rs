@@ -40,8 +40,8 @@ impl XidOwner {
         Self { container: container.clone(), mig }
     }
 
-    /// Its container is not known: that of the pod which has the GPU, if there is one. Of pods of one name, the one with the
-    /// UID; without one, the one that holds.
+    /// Its container is not known: that of the pod which has the GPU, if there is one. Of pods of one name, the one
+    /// with the UID; without one, the one that holds.
     pub fn in_pod(
         pod: &PodRef,
         uid: Option<&PodUid>,

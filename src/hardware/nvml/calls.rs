@@ -91,8 +91,8 @@ impl Caller {
         Outcome { status, problems: std::mem::take(&mut self.problems), implausible }
     }
 
-    /// The value, unless it is outside the range of its quantity. For values that are integrated; others are checked with the
-    /// whole pass.
+    /// The value, unless it is outside the range of its quantity. For values that are integrated; others are checked
+    /// with the whole pass.
     pub fn plausible(&mut self, quantity: &Quantity, value: f64) -> Option<f64> {
         quantity.check(value, &mut self.implausible)
     }
@@ -157,8 +157,8 @@ impl Caller {
 }
 
 /// `call!(caller, nvmlSymbol(arguments))` or `call!(caller, nvmlSymbol[variant](arguments))`: a raw call by name.
-/// A variant distinguishes what a device may support separately. Never use the bindings' methods: they panic where a symbol
-/// is missing.
+/// A variant distinguishes what a device may support separately. Never use the bindings' methods: they panic where a
+/// symbol is missing.
 macro_rules! call {
     ($caller:expr, $symbol:ident($($argument:expr),* $(,)?)) => {
         $crate::hardware::nvml::calls::call!($caller, $symbol[0]($($argument),*))
@@ -202,8 +202,9 @@ pub(super) use {call, text, value};
 const SPARE_ENTRIES: usize = 16;
 const ATTEMPTS: usize = 4;
 
-/// Repeats `call` with a larger buffer, of up to `largest` entries, for as long as the driver finds it too small. The call
-/// gets the buffer and its length, and sets the length to what it wrote or needs. Returns the number of entries written.
+/// Repeats `call` with a larger buffer, of up to `largest` entries, for as long as the driver finds it too small. The
+/// call gets the buffer and its length, and sets the length to what it wrote or needs. Returns the number of entries
+/// written.
 pub fn fill<T: Clone>(
     buffer: &mut Vec<T>,
     blank: T,

@@ -1,4 +1,5 @@
-//! Checks that a library file is complete. A truncated file loads, and crashes the process with SIGBUS at a missing page.
+//! Checks that a library file is complete. A truncated file loads, and crashes the process with SIGBUS at a missing
+//! page.
 
 use std::fs::File;
 use std::path::Path;

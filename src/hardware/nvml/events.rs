@@ -132,8 +132,8 @@ impl NvmlEvents {
         made.ok().map(|()| EventSet { set, library: Arc::clone(&self.library) })
     }
 
-    /// Makes a new set without the GPUs that make its wait fail. The old one is freed last, so that no event is lost. True when
-    /// a GPU was left out.
+    /// Makes a new set without the GPUs that make its wait fail. The old one is freed last, so that no event is lost.
+    /// True when a GPU was left out.
     fn rebuild(&mut self, now: Monotonic) -> bool {
         let before = mem::take(&mut self.registered);
         let old = self.set.take();
@@ -182,8 +182,8 @@ impl NvmlEvents {
         caller.finish().status == PassStatus::Lost
     }
 
-    /// The result of a wait without a registered GPU: a failure where GPUs refused the registration. The event thread pauses
-    /// after a wait that returns at once.
+    /// The result of a wait without a registered GPU: a failure where GPUs refused the registration. The event thread
+    /// pauses after a wait that returns at once.
     fn none_registered(&self) -> Result<Option<RawEvent>, EventFailure> {
         match self.retry {
             None => Ok(None),

@@ -39,8 +39,8 @@ pub struct Field {
 }
 
 impl Field {
-    /// For counters that rise fast (bytes, nanoseconds): `None` with 32 bits or fewer, as they may wrap many times between two
-    /// readings.
+    /// For counters that rise fast (bytes, nanoseconds): `None` with 32 bits or fewer, as they may wrap many times
+    /// between two readings.
     pub fn wide(self) -> Option<f64> {
         self.is_wide.then_some(self.value)
     }

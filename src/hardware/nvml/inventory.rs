@@ -60,8 +60,8 @@ pub fn uuid(caller: &mut Caller, handle: Handle) -> Option<Arc<str>> {
     text!(caller, nvmlDeviceGetUUID(handle.0))
 }
 
-/// The GPU at `index`; `None` when it does not answer, with the problem in the caller. A GPU that stops answering on the way
-/// is not present, and its absent values are unknown.
+/// The GPU at `index`; `None` when it does not answer, with the problem in the caller. A GPU that stops answering on
+/// the way is not present, and its absent values are unknown.
 pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
     let handle = handle(caller, index)?;
     let uuid = uuid(caller, handle)?;
@@ -115,7 +115,8 @@ pub fn mig_handles(caller: &mut Caller, handle: Handle) -> Vec<Mig> {
     found
 }
 
-/// The slices of the largest GPU instance profile, which spans the whole GPU. `None` when any profile could not be read.
+/// The slices of the largest GPU instance profile, which spans the whole GPU. `None` when any profile could not be
+/// read.
 fn slices_of_whole(caller: &mut Caller, handle: Handle) -> Option<u32> {
     let mut most = 0;
     for profile in 0..PROFILE_LIMIT {
@@ -213,7 +214,8 @@ fn slices_in_profile(profile: &str) -> Option<u32> {
     profile.split('.').find_map(|part| part.strip_suffix('g'))?.parse().ok()
 }
 
-/// As NVIDIA names profiles: memory in eighths of the GPU's, rounded up; with the prefix `1c.` for a part of the GPU instance.
+/// As NVIDIA names profiles: memory in eighths of the GPU's, rounded up; with the prefix `1c.` for a part of the GPU
+/// instance.
 fn profile_of(attributes: &nvmlDeviceAttributes_t, parent_memory: Option<u64>) -> Arc<str> {
     let megabytes = attributes.memorySizeMB as f64;
     let gigabytes = match parent_memory {

@@ -10,8 +10,8 @@ use super::library::Handle;
 use super::slow::LINK_LIMIT;
 use crate::model::{NvLinkPeers, PciBusId};
 
-/// The remote ends of the active links; `None` without NVLink. A link whose remote end cannot be read is left out, with the
-/// problem in the caller.
+/// The remote ends of the active links; `None` without NVLink. A link whose remote end cannot be read is left out, with
+/// the problem in the caller.
 pub fn peers(caller: &mut Caller, handle: Handle) -> Option<NvLinkPeers> {
     let mut peers = None;
     for link in 0..LINK_LIMIT {

@@ -132,8 +132,8 @@ impl Driver for NvmlDriver {
     }
 }
 
-/// GPUs by UUID, and the UUIDs that several GPUs have, with their indexes. Those GPUs are left out: readings, device IDs and
-/// containers identify a GPU by its UUID alone.
+/// GPUs by UUID, and the UUIDs that several GPUs have, with their indexes. Those GPUs are left out: readings, device
+/// IDs and containers identify a GPU by its UUID alone.
 fn without_duplicates(found: Vec<Gpu>) -> (BTreeMap<GpuUuid, Gpu>, BTreeMap<GpuUuid, Vec<u32>>) {
     let mut indices: BTreeMap<GpuUuid, Vec<u32>> = BTreeMap::new();
     for gpu in &found {

@@ -44,8 +44,8 @@ pub fn is_present() -> bool {
     PRESENT.load(Ordering::Relaxed) > 0
 }
 
-/// Ends the process at once. A usual exit waits for the loader's lock and runs the driver library's exit handlers, both of
-/// which block without limit in a driver that hangs.
+/// Ends the process at once. A usual exit waits for the loader's lock and runs the driver library's exit handlers, both
+/// of which block without limit in a driver that hangs.
 pub fn end_process(code: u8) -> ! {
     // SAFETY: as POSIX declares it; it takes a number and touches no memory.
     unsafe extern "C" {

@@ -21,12 +21,13 @@ const SAMPLE_SECONDS: f64 = 1.0;
 const SPREAD: u64 = 2_000_000;
 /// A process without a sample for this time, in microseconds, is dropped.
 const FORGOTTEN: u64 = 60_000_000;
-/// After this many passes without a new sample all samples are requested again: the driver's clock may have stepped back.
+/// After this many passes without a new sample all samples are requested again: the driver's clock may have stepped
+/// back.
 const EMPTY_PASSES: u32 = 10;
 /// From this utilization on, some process must have a sample.
 const BUSY: f64 = 0.05;
-/// After this many seconds without a sample on a busy GPU the other call is tried; without samples in both, use by process is
-/// unknown.
+/// After this many seconds without a sample on a busy GPU the other call is tried; without samples in both, use by
+/// process is unknown.
 const EMPTY_SECONDS: f64 = 5.0;
 
 const BLANK_SAMPLE: nvmlProcessUtilizationSample_t =
@@ -81,12 +82,13 @@ struct ProcessSample {
     ratio: f64,
 }
 
-/// How far each process has been read: the driver's samples have a timestamp for each process, and those of processes that
-/// take turns differ.
+/// How far each process has been read: the driver's samples have a timestamp for each process, and those of processes
+/// that take turns differ.
 #[derive(Default)]
 struct Cursors {
     of_pid: BTreeMap<u32, u64>,
-    /// The driver's argument "last seen": it returns each process's mean since then. 0 requests the mean over its whole buffer.
+    /// The driver's argument "last seen": it returns each process's mean since then. 0 requests the mean over its whole
+    /// buffer.
     last_seen: u64,
     /// The newest timestamp.
     newest: u64,
@@ -135,7 +137,8 @@ impl ProcessUse {
         (self.state == SourceState::Answers || !is_busy && self.state == SourceState::Untested).then_some(work)
     }
 
-    /// The driver's name of the call in use, or `none` where a busy GPU has no process in either. `None`: not known yet.
+    /// The driver's name of the call in use, or `none` where a busy GPU has no process in either. `None`: not known
+    /// yet.
     pub fn source(&self) -> Option<&'static str> {
         match (self.state, self.source) {
             (SourceState::Untested, _) => None,

@@ -30,8 +30,8 @@ pub struct NvmlReader {
 }
 
 impl NvmlReader {
-    /// The GPU at this index of the inventory. Never searched by its UUID: the driver may initialise other GPUs for that, and
-    /// hang in one of them.
+    /// The GPU at this index of the inventory. Never searched by its UUID: the driver may initialise other GPUs for
+    /// that, and hang in one of them.
     pub fn new(library: &Arc<Library>, gpu: &GpuUuid, index: u32) -> Result<Self, Failure> {
         let mut caller = Caller::new(Arc::clone(library));
         let handle = inventory::handle(&mut caller, index);

@@ -51,8 +51,8 @@ impl LibrarySearch {
     }
 }
 
-/// True when the loader's error means that the candidate itself does not exist. Any other error is reported, as is a missing
-/// library that the candidate needs.
+/// True when the loader's error means that the candidate itself does not exist. Any other error is reported, as is a
+/// missing library that the candidate needs.
 pub fn is_absence(candidate: &OsStr, error: &str) -> bool {
     let own = error.strip_prefix(&*candidate.to_string_lossy());
     own.is_some_and(|rest| rest.starts_with(": cannot open shared object file: No such file"))

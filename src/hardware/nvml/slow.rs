@@ -247,8 +247,8 @@ fn pcie(caller: &mut Caller, handle: Handle, errors: BTreeMap<&'static str, u64>
     }
 }
 
-/// By the newest version of the structure that the driver supports. The versions share their beginning; older ones have no
-/// health mask.
+/// By the newest version of the structure that the driver supports. The versions share their beginning; older ones have
+/// no health mask.
 fn fabric(caller: &mut Caller, handle: Handle) -> Option<FabricState> {
     for version in [version::<nvmlGpuFabricInfoV_t>(3), version::<nvmlGpuFabricInfo_v2_t>(2)] {
         // SAFETY: numbers only; all zeroes is a valid value.

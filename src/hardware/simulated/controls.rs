@@ -113,7 +113,8 @@ impl Controls {
         self.lock().profile
     }
 
-    /// Sets the load of the whole GPU from `at` on. Calls for one GPU are in the order of time. Unknown GPUs are ignored.
+    /// Sets the load of the whole GPU from `at` on. Calls for one GPU are in the order of time. Unknown GPUs are
+    /// ignored.
     pub fn set_load(&self, gpu: &GpuUuid, at: Monotonic, load: Load) {
         let mut shared = self.lock();
         shared.script(at);
@@ -131,8 +132,8 @@ impl Controls {
         }
     }
 
-    /// Sets the load of a process on the GPU, or on one GPU instance, from `at` on. It is a part of the load of `set_load` or
-    /// `set_instance_load`: the caller keeps the sum.
+    /// Sets the load of a process on the GPU, or on one GPU instance, from `at` on. It is a part of the load of
+    /// `set_load` or `set_instance_load`: the caller keeps the sum.
     pub fn set_process_load(&self, gpu: &GpuUuid, gpu_instance: Option<u32>, pid: u32, at: Monotonic, load: Load) {
         let mut shared = self.lock();
         shared.script(at);

@@ -1,7 +1,7 @@
 //! Simulated GPUs, for `--hardware simulated` and the demo.
 //!
-//! In: a profile, a seed, and loads set through [`Controls`]. Out: the same readings as from a driver, with exact integrals of
-//! the load. Does not use: pods, or what sets the loads.
+//! In: a profile, a seed, and loads set through [`Controls`]. Out: the same readings as from a driver, with exact
+//! integrals of the load. Does not use: pods, or what sets the loads.
 
 mod controls;
 mod curve;

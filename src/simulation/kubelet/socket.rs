@@ -56,7 +56,8 @@ impl Drop for Server {
     }
 }
 
-/// A channel that connects again after a failure, as Go's do. The authority is `localhost`, as kubelets from 1.26 send it.
+/// A channel that connects again after a failure, as Go's do. The authority is `localhost`, as kubelets from 1.26 send
+/// it.
 pub async fn channel(socket: &Path) -> Result<Channel, tonic::transport::Error> {
     let endpoint = Endpoint::from_shared(format!("unix:{}", socket.display()))?;
     endpoint.origin(Uri::from_static("http://localhost")).connect().await

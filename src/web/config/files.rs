@@ -11,8 +11,8 @@ pub struct Files {
     read: Vec<(PathBuf, Option<Stamp>)>,
 }
 
-/// Device, inode, length, and both times in nanoseconds: any write changes one of them, and so does the link of a Secret that is
-/// replaced.
+/// Device, inode, length, and both times in nanoseconds: any write changes one of them, and so does the link of a
+/// Secret that is replaced.
 type Stamp = [i128; 5];
 
 impl Files {

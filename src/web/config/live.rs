@@ -14,7 +14,8 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// With a slower file system the last configuration is used.
 const CHECK_DEADLINE: Duration = Duration::from_secs(1);
 
-/// The current web configuration, read again when a file has changed. An invalid file changes nothing and is logged once.
+/// The current web configuration, read again when a file has changed. An invalid file changes nothing and is logged
+/// once.
 #[derive(Clone)]
 pub struct LiveConfig {
     path: PathBuf,

@@ -1,7 +1,8 @@
 //! The web configuration: TLS, passwords, the rate limit, and headers for each response.
 //!
-//! Inputs: a file in the format of Prometheus' exporter-toolkit and the files that it names. Outputs: `WebConfig`, validated as a
-//! whole, and `LiveConfig`, which reads it again when a file changes. Does not use: connections, requests.
+//! Inputs: a file in the format of Prometheus' exporter-toolkit and the files that it names. Outputs: `WebConfig`,
+//! validated as a whole, and `LiveConfig`, which reads it again when a file changes. Does not use: connections,
+//! requests.
 
 mod client_certificates;
 mod file;

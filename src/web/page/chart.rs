@@ -1,5 +1,5 @@
-//! Charts of the last minutes, and bars of parts: small SVGs with a description. Sizes are attributes, as the page's policy
-//! forbids styles in markup.
+//! Charts of the last minutes, and bars of parts: small SVGs with a description. Sizes are attributes, as the page's
+//! policy forbids styles in markup.
 
 use std::fmt::Write as _;
 

@@ -1,5 +1,5 @@
-//! The live page: one document with its style and script, which loads nothing else. All markup is rendered here, also that of later
-//! updates: without JavaScript it is a static page.
+//! The live page: one document with its style and script, which loads nothing else. All markup is rendered here, also
+//! that of later updates: without JavaScript it is a static page.
 
 mod catalogue;
 mod chart;

@@ -1,4 +1,5 @@
-//! A fake `libnvidia-ml.so.1` for tests: the C functions of NVML, answered from a JSON file that may change at any time.
+//! A fake `libnvidia-ml.so.1` for tests: the C functions of NVML, answered from a JSON file that may change at any
+//! time.
 //!
 //! In: a data file. Out: the C ABI, with the struct layouts of nvml-wrapper-sys. No call touches hardware.
 //!
@@ -44,9 +45,10 @@
 //! # Faults
 //!
 //! Besides, a GPU's own `wake` is its initialisation, which its handle needs, and which a search for a UUID makes with
-//! every GPU before the one that has it; it goes by name alone. `fail`, `delay` (milliseconds), `hang` and `function_not_found` go by C name or `*`, for the whole library or for
-//! one GPU. A call that hangs returns once the file no longer lists it. `*` spares nvmlInit and nvmlShutdown; `init` is
-//! the former's code. `lost` makes every call on that GPU's handles return GPU_IS_LOST, and the event wait as well.
+//! every GPU before the one that has it; it goes by name alone. `fail`, `delay` (milliseconds), `hang` and
+//! `function_not_found` go by C name or `*`, for the whole library or for one GPU. A call that hangs returns once the
+//! file no longer lists it. `*` spares nvmlInit and nvmlShutdown; `init` is the former's code. `lost` makes every call
+//! on that GPU's handles return GPU_IS_LOST, and the event wait as well.
 
 #![allow(unsafe_code, reason = "a C ABI: exported names and the caller's pointers")]
 #![allow(non_snake_case, reason = "the exported names are the driver's")]

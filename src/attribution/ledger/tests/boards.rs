@@ -262,8 +262,8 @@ impl Board {
         });
     }
 
-    /// Since the last reading the driver was closed or the reader replaced. Now and then the first pass of the new session is
-    /// not published.
+    /// Since the last reading the driver was closed or the reader replaced. Now and then the first pass of the new
+    /// session is not published.
     fn begin_session(&mut self, through: Tick, random: &mut Random) {
         let Some(last) = &self.reading else { return };
         let until = (through - random.below(3)).max(last.through + 1);

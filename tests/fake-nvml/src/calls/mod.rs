@@ -1,4 +1,5 @@
-//! The exported C functions, by area. Each names what it needs of the machine and writes it out; the gate does the rest.
+//! The exported C functions, by area. Each names what it needs of the machine and writes it out; the gate does the
+//! rest.
 
 mod health;
 mod identity;

@@ -56,8 +56,8 @@ pub struct Gpu {
     pub fabric: Option<Fabric>,
     /// Field 230. `null`: not supported.
     pub recovery_action: Option<u32>,
-    /// By the id of nvml-wrapper-sys 0.10 (the numbering before driver 580.82): a number, `{"word": 7}` (of 32 bits), `{"code": 3}`, or
-    /// `{"by_scope": {"0": 1}}`. Beats what follows from the rest of the file.
+    /// By the id of nvml-wrapper-sys 0.10 (the numbering before driver 580.82): a number, `{"word": 7}` (of 32 bits),
+    /// `{"code": 3}`, or `{"by_scope": {"0": 1}}`. Beats what follows from the rest of the file.
     pub fields: BTreeMap<u32, serde_json::Value>,
     pub processes: Vec<Process>,
     pub mig: Mig,
