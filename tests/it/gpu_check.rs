@@ -164,8 +164,7 @@ fn nothing_differs_where_both_read_the_same_driver() {
     let (driver, smi) = (FakeNvml::start(busy_h100()), nvidia_smi(&[ANSWERS]));
     let checked = check(smi.path(), &driver);
     assert_eq!(checked.code, 0, "{}\n{}", checked.said, checked.report);
-    let not_applicable: Vec<_> =
-        checked.but_same(0).into_iter().map(|(name, [_, _, result])| (name, result)).collect();
+    let not_applicable: Vec<_> = checked.but_same(0).into_iter().map(|(name, [_, _, result])| (name, result)).collect();
     let expected = ["decoder busy, s", "fan.speed", "retired_pages.double_bit.count", "retired_pages.pending"];
     let expected = expected.into_iter().chain(["retired_pages.single_bit_ecc.count"]);
     assert_eq!(not_applicable, expected.map(|name| (name, "nvidia-smi N/A")).collect::<Vec<_>>());
