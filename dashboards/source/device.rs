@@ -17,7 +17,7 @@ fn now() -> Row {
     Row {
         title: "Now",
         panels: vec![
-            stat("Verdict", "none", "min(podmeter_device_healthy{device})", "The health that the kubelet receives.")
+            stat("Health", "none", "min(podmeter_device_healthy{device})", "The health that the kubelet receives.")
                 .states(&[("1", "healthy", "green"), ("0", "unhealthy", "red")]),
             stat(
                 "Schedulable",

@@ -92,7 +92,7 @@ fn holders() -> Row {
                 "device",
                 "holder",
                 &query,
-                "The pod that held each GPU or MIG device; the number of pods where several shared it; free where nobody did; \
+                "The pod that held each GPU or MIG device; the number of pods where several shared it; free where no pod did; \
                  a gap where podmeter did not know.",
             )
             .states(&[("^free$", "free", "dark-green"), ("^[0-9]+ pods$", "", "purple")]),

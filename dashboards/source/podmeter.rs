@@ -66,7 +66,7 @@ fn now() -> Row {
                 "Released",
                 "none",
                 "sum(podmeter_released{scrape})",
-                "podmeters that have let go of the driver on request.",
+                "podmeters that released the driver on request.",
             )
             .width(3)
             .steps(&[(1.0, "orange")]),

@@ -25,7 +25,7 @@ pub enum Event {
 pub struct Step {
     pub second: u64,
     pub events: &'static [Event],
-    pub says: &'static str,
+    pub text: &'static str,
 }
 
 /// In seconds; then the day repeats.
@@ -40,71 +40,71 @@ pub const DAY: [Step; 14] = [
     Step {
         second: 0,
         events: &[],
-        says: "a day begins: all GPUs are well; look at the page, podmeter_device_healthy is 1",
+        text: "a day begins: all GPUs are well; look at the page, podmeter_device_healthy is 1",
     },
     Step {
         second: 10,
         events: &[Xid { gpu: 2, code: 79, count: 1 }, RecoveryAction { gpu: 2, action: 2 }],
-        says: "XID 79 on GPU 2, and its driver asks for a reboot: every slot of it turns Unhealthy at the kubelet, the others \
+        text: "XID 79 on GPU 2, and its driver asks for a reboot: every slot of it turns Unhealthy at the kubelet, the others \
                go on; look at podmeter_device_unhealthy_reason and the log line with its pods",
     },
     Step {
         second: 30,
         events: &[RecoveryAction { gpu: 2, action: 0 }, DriverLoaded(false)],
-        says: "GPU 2 is reset, for which the driver is unloaded: readings stop for a moment, no other GPU turns",
+        text: "GPU 2 is reset, for which the driver is unloaded: readings stop for a moment, no other GPU turns",
     },
     Step {
         second: 31,
         events: &[DriverLoaded(true)],
-        says: "the driver is loaded anew, which is the evidence that XID 79 waits for: GPU 2 is healthy when the hold-down is over",
+        text: "the driver is loaded again, which is the evidence that XID 79 waits for: GPU 2 is healthy when the hold-down is over",
     },
     Step {
         second: 50,
         events: &[Lost { gpu: 5, lost: true }],
-        says: "GPU 5 is off the bus: Unhealthy with reason lost, its readings are withdrawn, its identity stays",
+        text: "GPU 5 is off the bus: Unhealthy with reason lost, its readings are withdrawn, its identity stays",
     },
     Step {
         second: 60,
         events: &[Lost { gpu: 5, lost: false }],
-        says: "GPU 5 is back on the bus: healthy when it has answered and the hold-down is over",
+        text: "GPU 5 is back on the bus: healthy when it has answered and the hold-down is over",
     },
     Step {
         second: 80,
         events: &[Xid { gpu: 1, code: 45, count: STORM }],
-        says: "100,000 times XID 45 on GPU 1: podmeter_xid_errors_total{class=\"corroborating\"} counts each, nothing turns",
+        text: "100,000 times XID 45 on GPU 1: podmeter_xid_errors_total{class=\"corroborating\"} counts each, nothing turns",
     },
     Step {
         second: 85,
         events: &[DriverLoaded(false)],
-        says: "the driver is unloaded, as for an upgrade: readings stop, no verdict changes",
+        text: "the driver is unloaded, as for an upgrade: readings stop, device health stays",
     },
     Step {
         second: 87,
         events: &[DriverLoaded(true)],
-        says: "the driver is loaded again: readings go on, no counter has fallen",
+        text: "the driver is loaded again: readings go on, no counter has fallen",
     },
     Step {
         second: 90,
         events: &[Hangs { gpu: 6, hangs: true }],
-        says: "a driver call on GPU 6 hangs for ever: its readings stop now, podmeter_collector_stuck is 1 after 10 s, and it is \
+        text: "a driver call on GPU 6 hangs: its readings stop now, podmeter_collector_stuck is 1 after 10 s, and it is \
                Unhealthy with reason stuck after 10 s more; the other GPUs are read as before",
     },
     Step {
         second: 100,
         events: &[KubeletRuns(false)],
-        says: "the kubelet is stopped: the page is served from memory, podmeter_podresources_age_seconds grows",
+        text: "the kubelet is stopped: the page is served from memory, podmeter_podresources_age_seconds grows",
     },
     Step {
         second: 103,
         events: &[KubeletRuns(true)],
-        says: "the kubelet is started: the devices are registered again, no container loses its counters",
+        text: "the kubelet is started: the devices are registered again, no container loses its counters",
     },
     Step {
         second: 125,
         events: &[Hangs { gpu: 6, hangs: false }],
-        says: "GPU 6 is reset and its call comes back: healthy when the hold-down is over",
+        text: "GPU 6 is reset and its call comes back: healthy when the hold-down is over",
     },
-    Step { second: 145, events: &[], says: "the day is over: all GPUs are healthy again" },
+    Step { second: 145, events: &[], text: "the day is over: all GPUs are healthy again" },
 ];
 
 /// The simulated parts that the day acts on.
@@ -122,7 +122,7 @@ impl Stage {
         loop {
             for step in &DAY {
                 tokio::time::sleep_until(dawn + pace(step.second)).await;
-                tracing::info!(second = step.second, "simulated: {}", step.says);
+                tracing::info!(second = step.second, "simulated: {}", step.text);
                 for event in step.events {
                     self.happen(*event);
                 }

@@ -50,7 +50,7 @@ impl NvmlReader {
                 call: "nvmlDeviceGetHandleByIndex_v2",
                 code: OTHER_GPU,
                 reason: format!("the driver's order of GPUs has changed: index {index} was {gpu} and is {uuid}"),
-                remedy: "the driver is opened again and its GPUs are listed anew",
+                remedy: "the driver is opened again and its GPUs are listed again",
             });
         }
         let migs = match mig_enabled(&mut caller, handle) {
