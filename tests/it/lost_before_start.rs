@@ -117,7 +117,11 @@ async fn a_gpu_that_only_the_pci_bus_has_is_shown_by_its_address_and_not_offered
     assert_eq!(page.count("podmeter_device_info", &[&gpu, &bus_id]), 1);
     assert!(node.kubelet.node_status_becomes(|status| status.get(GPU).is_some_and(|gpu| gpu.capacity == 7)).await);
     find(&node, 5);
-    let page = node.until_page("one device", |page| page.count("podmeter_device_power_watts", &[&on_gpu(5)]) == 1);
+    // Readings are published before the health that follows from them.
+    let page = node.until_page("one device, with its health", |page| {
+        page.count("podmeter_device_power_watts", &[&on_gpu(5)]) == 1
+            && page.count("podmeter_device_healthy", &[&on_gpu(5)]) == 1
+    });
     assert_eq!((page.count("podmeter_device_info", &[]), page.count("podmeter_device_healthy", &[])), (8, 8));
     assert_eq!(page.count("podmeter_device_info", &[&gpu]), 0);
     assert!(node.kubelet.node_status_becomes(|status| status.get(GPU).is_some_and(|gpu| gpu.allocatable == 8)).await);
