@@ -18,7 +18,7 @@ use crate::model::{Allocatable, PodResourcesApi, UnixSeconds};
 use crate::{governance, plugin, processes};
 
 /// For files and sockets of this machine.
-const LOOK: Duration = Duration::from_secs(5);
+const OBSERVATION_DEADLINE: Duration = Duration::from_secs(5);
 /// Of `/-/healthy`.
 const HEALTHY: &[u8] = b"healthy\n";
 /// For the driver to be closed, once it has answered.
@@ -36,7 +36,7 @@ pub async fn gather(settings: Settings, driver: Option<Box<dyn Driver>>, clock: 
         ask_kubelet(&settings),
         dial(&registration),
         dial(&settings.pods_api_socket),
-        within(LOOK, plugin::live_sockets(&directory)),
+        within(OBSERVATION_DEADLINE, plugin::live_sockets(&directory)),
         observe_host(&settings),
     );
     // A library that hangs while it is loaded delays every check that starts a thread: it runs last.
@@ -87,9 +87,9 @@ async fn ask_kubelet(settings: &Settings) -> (Result<Listed, CallError>, Option<
 
 /// Connects and hangs up.
 async fn dial(socket: &Path) -> SocketState {
-    let connected = match within(LOOK, UnixStream::connect(socket)).await {
+    let connected = match within(OBSERVATION_DEADLINE, UnixStream::connect(socket)).await {
         Ok(connected) => connected,
-        Err(_) => return SocketState::Late(LOOK),
+        Err(_) => return SocketState::Late(OBSERVATION_DEADLINE),
     };
     let is_socket = || std::fs::metadata(socket).is_ok_and(|metadata| metadata.file_type().is_socket());
     match connected.map_err(|error| (error.kind(), error)) {
@@ -250,7 +250,7 @@ async fn observe_host(settings: &Settings) -> Host {
 }
 
 async fn blocking<T: Send + 'static>(look: impl FnOnce() -> Result<T, String> + Send + 'static) -> Observed<T> {
-    let looked = within(LOOK, tokio::task::spawn_blocking(look)).await?;
+    let looked = within(OBSERVATION_DEADLINE, tokio::task::spawn_blocking(look)).await?;
     looked.unwrap_or_else(|broke| Err(broke.to_string())).map_err(NotObserved::Failed)
 }
 

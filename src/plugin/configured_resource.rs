@@ -13,7 +13,7 @@ use super::{Hardware, Offer, Offers, ResourceConfig, device_health, merge, mps, 
 use crate::model::{DeviceId, HardwareState, HealthState, KubeletState, Monotonic, ResourceName};
 
 /// For the first host scan, where it decides only which devices are preferred.
-const FIRST_LOOK: Duration = Duration::from_secs(2);
+const FIRST_SCAN: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub struct ConfiguredResource {
@@ -52,7 +52,7 @@ impl ConfiguredResource {
     pub fn may_begin(&self, hardware: &HardwareState, now: Monotonic) -> bool {
         match &self.seen {
             Some(seen) => !self.needs_host_scan() || seen.generation == hardware.inventory.generation,
-            None => !self.needs_host_scan() && now.since(self.made) >= FIRST_LOOK,
+            None => !self.needs_host_scan() && now.since(self.made) >= FIRST_SCAN,
         }
     }
 

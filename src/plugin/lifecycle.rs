@@ -36,9 +36,9 @@ const FIRST_CHECK: Duration = Duration::from_secs(2);
 /// For the kubelet's first answer on what it can allocate. Some kubelets have none.
 const FIRST_ANSWER: Duration = Duration::from_secs(1);
 /// While another plugin has the resource and no socket of it is seen: its end must be seen within a second.
-const CONFLICT_LOOK: Duration = Duration::from_millis(600);
+const CONFLICT_CHECK: Duration = Duration::from_millis(600);
 /// While others listen: the end of one is seen by itself.
-const QUIET_LOOK: Duration = Duration::from_secs(5);
+const QUIET_CHECK: Duration = Duration::from_secs(5);
 /// The kubelet sees the end of a plugin when we do.
 const AFTER_CLOSING: Duration = Duration::from_millis(100);
 /// A registration that lasted this long was a good one: the next failure is a first one.
@@ -259,7 +259,7 @@ impl Lifecycle {
                 waited = true;
             }
             let now = self.now();
-            let interval = if live.is_empty() { CONFLICT_LOOK } else { QUIET_LOOK };
+            let interval = if live.is_empty() { CONFLICT_CHECK } else { QUIET_CHECK };
             if now.since(looked_at) >= interval || live_before.as_ref() != Some(&live) {
                 self.state.look.notify_one();
                 looked_at = now;

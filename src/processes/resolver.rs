@@ -17,7 +17,7 @@ const MOST_PROCESSES: usize = 4096;
 /// Processes read for the first time in one round; the rest follow in the next.
 const LOOKS_PER_ROUND: usize = 512;
 /// A process may still be put into its cgroup, and a container's name may appear later: read again after this long.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
+const RESCAN: Duration = Duration::from_secs(5);
 
 /// Finds owners. Caches results for the requested processes only.
 pub struct Resolver {
@@ -132,7 +132,7 @@ impl Resolver {
         let settled = self
             .known
             .get(&pid)
-            .is_some_and(|known| known.key == key && (known.is_settled() || now.since(known.looked_at) < LOOK_AGAIN));
+            .is_some_and(|known| known.key == key && (known.is_settled() || now.since(known.looked_at) < RESCAN));
         if settled {
             return Ok(());
         }
