@@ -4,11 +4,13 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::time::Duration;
 
 use prost::Message;
 use prost::bytes::Bytes;
 use tokio::net::UnixStream;
+use tokio::time::{Instant, timeout_at};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
@@ -26,6 +28,8 @@ const GET: &str = "/v1.PodResourcesLister/Get";
 
 /// Characters of a foreign error message.
 const LONGEST_REASON: usize = 500;
+/// A timer that fires later than this shows that the process or the machine was stopped.
+const STOPPED: Duration = Duration::from_secs(1);
 
 /// Talks to the kubelet's PodResources socket. Connects on first use and again after every failure.
 #[derive(Debug)]
@@ -180,12 +184,12 @@ impl Client {
             return Ok(connection.clone());
         }
         let deadline = self.deadline;
-        let late = |_| CallError::DeadlineExceeded { socket: self.socket.clone(), method: "connect", deadline };
+        let late = || CallError::DeadlineExceeded { socket: self.socket.clone(), method: "connect", deadline };
         let connecting = UnixStream::connect(&self.socket);
-        let stream = tokio::time::timeout(deadline, connecting).await.map_err(late)?;
+        let stream = within(deadline, connecting).await.ok_or_else(late)?;
         let stream = stream.map_err(|error| self.connect_error(&error))?;
         let handshake = channel_over(stream);
-        let channel = tokio::time::timeout(deadline, handshake).await.map_err(late)?;
+        let channel = within(deadline, handshake).await.ok_or_else(late)?;
         let channel =
             channel.map_err(|error| CallError::Malformed { socket: self.socket.clone(), reason: chain(&error) })?;
         let connection = Connection { channel, api: PodResourcesApi::V1 };
@@ -212,14 +216,14 @@ impl Client {
         call: impl Future<Output = Result<tonic::Response<Bytes>, Status>>,
     ) -> Result<M, CallError> {
         let deadline = self.deadline;
-        let outcome = match tokio::time::timeout(deadline, call).await {
-            Ok(Ok(answer)) => match decode::decode(&answer.into_inner(), shape) {
+        let outcome = match within(deadline, call).await {
+            Some(Ok(answer)) => match decode::decode(&answer.into_inner(), shape) {
                 Ok(message) => return Ok(message),
                 Err(problem @ Unreadable::TooLarge) => CallError::TooManyEntries { method, problem },
                 Err(problem) => CallError::Malformed { socket: self.socket.clone(), reason: problem.to_string() },
             },
-            Ok(Err(status)) => self.call_error(method, &status),
-            Err(_) => CallError::DeadlineExceeded { socket: self.socket.clone(), method, deadline },
+            Some(Err(status)) => self.call_error(method, &status),
+            None => CallError::DeadlineExceeded { socket: self.socket.clone(), method, deadline },
         };
         if outcome.lost_connection() {
             self.disconnect();
@@ -245,6 +249,20 @@ impl Client {
                 }
             }
             code => CallError::Other { method, code, message: explain(status) },
+        }
+    }
+}
+
+/// Awaits `call` until `deadline`; `None` past it. Time in which the process was stopped does not count: an answer may
+/// have arrived meanwhile.
+async fn within<T>(deadline: Duration, call: impl Future<Output = T>) -> Option<T> {
+    let mut call = pin!(call);
+    loop {
+        let due = Instant::now() + deadline;
+        match timeout_at(due, &mut call).await {
+            Ok(answer) => return Some(answer),
+            Err(_) if Instant::now() < due + STOPPED => return None,
+            Err(_) => {}
         }
     }
 }
@@ -284,4 +302,23 @@ fn with_causes(mut text: String, mut cause: Option<&dyn std::error::Error>) -> S
         cause = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_arrived_while_the_process_was_stopped_is_read() {
+        let deadline = Duration::from_secs(5);
+        let (answer, call) = tokio::sync::oneshot::channel();
+        let waiting = tokio::spawn(within(deadline, call));
+        tokio::task::yield_now().await;
+        tokio::time::advance(deadline * 2).await;
+        tokio::task::yield_now().await; // the timer fires
+        answer.send("answer").unwrap();
+        assert_eq!(waiting.await.unwrap(), Some(Ok("answer")));
+
+        assert_eq!(within(deadline, std::future::pending::<()>()).await, None);
+    }
 }
