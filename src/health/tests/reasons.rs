@@ -46,11 +46,11 @@ fn a_device_unhealthy_at_the_start_is_never_healthy_for_a_moment() {
     }
 }
 
-/// A reason from a hardware state appears with it, and ends after the hold-down.
-#[test]
-fn each_reason_comes_and_goes_with_its_evidence() {
-    type Change = fn(&mut World);
-    let cases: [(&str, Change, Change); 9] = [
+type Change = fn(&mut World);
+
+/// A reason, what causes it, and what ends it.
+fn causes() -> [(&'static str, Change, Change); 9] {
+    [
         (
             "recovery_action",
             |world| world.slow(|slow| slow.recovery_action = Some(4)),
@@ -105,8 +105,13 @@ fn each_reason_comes_and_goes_with_its_evidence() {
             },
         ),
         ("xid", |world| drop(world.with(10, &[xid(79, 10)])), |world| world.hardware.driver_loads += 1),
-    ];
-    for (reason, down, up) in cases {
+    ]
+}
+
+/// A reason from a hardware state appears with it, and ends after the hold-down.
+#[test]
+fn each_reason_appears_with_its_cause_and_ends_after_the_hold_down() {
+    for (reason, down, up) in causes() {
         let mut world = World::new(Config::default());
         world.at(1);
         world.at(2);

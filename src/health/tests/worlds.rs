@@ -41,11 +41,47 @@ struct Reference {
     last_against: Option<u64>,
 }
 
+impl Reference {
+    /// Changes the world by one step.
+    fn take(&mut self, step: &Step, now: u64, world: &mut World, events: &mut Vec<XidEvent>) {
+        match *step {
+            Step::Xid(code) => {
+                events.push(xid(code, now));
+                self.fatal |= matches!(code, 48 | 54 | 79 | 95 | 119);
+            }
+            Step::Action(action) => world.slow(|slow| slow.recovery_action = Some(action)),
+            Step::Lost(lost) => {
+                self.lost = lost;
+                self.stuck_since = None;
+                if lost { world.stop_answering(|readings| readings.lost = true) } else { world.answer() }
+            }
+            Step::Stuck(stuck) => {
+                if stuck && !self.lost {
+                    self.stuck_since.get_or_insert(now);
+                    world.stop_answering(|readings| readings.stuck = true);
+                } else if !stuck && !self.lost {
+                    self.stuck_since = None;
+                    world.answer();
+                }
+            }
+            Step::RowRemapFailed(failed) => {
+                world.slow(|slow| slow.row_remap = Some(RowRemap { failed, ..RowRemap::default() }));
+            }
+            Step::FabricReady(ready) => {
+                let state = if ready { "completed" } else { "in_progress" };
+                world.slow(|slow| slow.fabric = Some(FabricState { state, conditions: BTreeMap::new() }));
+            }
+            Step::Reload => world.hardware.driver_loads += 1,
+            Step::Nothing => {}
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn never_healthy_against_evidence_and_up_only_after_the_hold_down(steps in prop::collection::vec(step(), 1..60)) {
+    fn unhealthy_with_a_signal_and_healthy_only_after_the_hold_down(steps in prop::collection::vec(step(), 1..60)) {
         let mut world = World::new(Config::default());
         let mut reference = Reference::default();
         let mut counted: BTreeMap<XidClass, u64> = BTreeMap::new();
@@ -55,44 +91,15 @@ proptest! {
         for (step, wait) in steps {
             let mut events = vec![];
             now += wait;
-            match step {
-                Step::Xid(code) => {
-                    events.push(xid(code, now));
-                    reference.fatal |= matches!(code, 48 | 54 | 79 | 95 | 119);
-                }
-                Step::Action(action) => world.slow(|slow| slow.recovery_action = Some(action)),
-                Step::Lost(lost) => {
-                    reference.lost = lost;
-                    reference.stuck_since = None;
-                    if lost { world.stop_answering(|readings| readings.lost = true) } else { world.answer() }
-                }
-                Step::Stuck(stuck) => {
-                    if stuck && !reference.lost {
-                        reference.stuck_since.get_or_insert(now);
-                        world.stop_answering(|readings| readings.stuck = true);
-                    } else if !stuck && !reference.lost {
-                        reference.stuck_since = None;
-                        world.answer();
-                    }
-                }
-                Step::RowRemapFailed(failed) => {
-                    world.slow(|slow| slow.row_remap = Some(RowRemap { failed, ..RowRemap::default() }));
-                }
-                Step::FabricReady(ready) => {
-                    let state = if ready { "completed" } else { "in_progress" };
-                    world.slow(|slow| slow.fabric = Some(FabricState { state, conditions: BTreeMap::new() }));
-                }
-                Step::Reload => world.hardware.driver_loads += 1,
-                Step::Nothing => {}
-            }
+            reference.take(&step, now, &mut world, &mut events);
             let answers = world.unresponsive.is_empty();
             let state = world.with(now, &events);
-            let said = &world.slow[&GPU.into()];
+            let slow = &world.slow[&GPU.into()];
             if answers {
                 // An unknown action is no signal.
-                reference.action = said.recovery_action.filter(|action| *action < 8).unwrap_or(reference.action);
-                reference.row_remap_failed = said.row_remap.is_some_and(|remap| remap.failed);
-                reference.fabric_away = said.fabric.as_ref().is_some_and(|fabric| fabric.state != "completed");
+                reference.action = slow.recovery_action.filter(|action| *action < 8).unwrap_or(reference.action);
+                reference.row_remap_failed = slow.row_remap.is_some_and(|remap| remap.failed);
+                reference.fabric_away = slow.fabric.as_ref().is_some_and(|fabric| fabric.state != "completed");
             }
             let stuck = reference.stuck_since.is_some_and(|since| now - since >= 10);
             let against = reference.action != 0 || reference.lost || stuck || reference.row_remap_failed
