@@ -158,7 +158,7 @@ fn causes(health: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or("unknown").to_owned();
     let causes = health["causes"].as_array().into_iter().flatten();
     let causes: Vec<String> =
-        causes.map(|cause| format!("{} (cleared by: {})", text(&cause["detail"]), text(&cause["clears"]))).collect();
+        causes.map(|cause| format!("{} ({})", text(&cause["detail"]), text(&cause["clears"]))).collect();
     if causes.is_empty() { "the reason is unknown".to_owned() } else { causes.join(", ") }
 }
 

@@ -465,10 +465,10 @@ fn agent_cases() -> Vec<Case> {
             "device_health",
             says(
                 "/health/gpus/GPU-1/instances/MIG-1",
-                json!({"healthy": false, "causes": [{"detail": "XID 79", "clears": "a reset"}]}),
+                json!({"healthy": false, "causes": [{"detail": "XID 79", "clears": "recovers after a reset"}]}),
             ),
             Failed,
-            "MIG-1 is unhealthy: XID 79 (cleared by: a reset)",
+            "MIG-1 is unhealthy: XID 79 (recovers after a reset)",
         ),
         ("device_health", says("/health/gpus/GPU-1/whole", json!({})), Failed, "the reason is unknown"),
         ("device_health", says("/health/gpus", json!({})), Skipped, "no devices"),

@@ -135,11 +135,11 @@ impl Device {
         self.causes.retain(|_, causes| !causes.is_empty());
         self.health.retain(|subject, _| subject.as_ref().is_none_or(|mig| self.migs.contains(mig)));
         let shown = subjects.into_iter().filter(|subject| subject.as_ref().is_none_or(|mig| self.migs.contains(mig)));
-        shown.collect::<Vec<_>>().into_iter().filter_map(|subject| self.transition(subject, now)).collect()
+        shown.collect::<Vec<_>>().into_iter().filter_map(|subject| self.transition(subject, config, now)).collect()
     }
 
     /// Updates the health of the GPU or of one MIG device.
-    fn transition(&mut self, subject: Option<MigUuid>, now: Moment) -> Option<Transition> {
+    fn transition(&mut self, subject: Option<MigUuid>, config: &Config, now: Moment) -> Option<Transition> {
         let own = subject.as_ref().and_then(|_| self.causes.get(&subject));
         let both = self.causes.get(&None).into_iter().chain(own);
         let mut standing: Vec<(&Key, &Standing)> = both.flatten().collect();
@@ -147,7 +147,7 @@ impl Device {
         let cause = |(key, standing): (&Key, &Standing)| HealthCause {
             reason: key.0,
             detail: Arc::clone(&standing.detail),
-            clears: if standing.ended.is_some() { HELD } else { standing.clears },
+            clears: if standing.ended.is_some() { after_the_fault(config) } else { standing.clears.into() },
         };
         let causes: Vec<HealthCause> = standing.into_iter().map(cause).collect();
         let healthy = causes.is_empty();
@@ -246,10 +246,19 @@ impl Device {
     }
 }
 
-const RESET: &str = "a reset of the GPU or a reload of the driver, then a response; or an unmark";
-const REINITIALISED: &str = "a restart of the driver or the GPU (as by a reboot), then a response; or an unmark";
-const UNMARKED: &str = "an unmark, or the end of the mark";
-const HELD: &str = "health.holdDown without the fault, or an unmark";
+const RESET: &str = "recovers after a reset of the GPU, a reload of the driver, or an unmark";
+const REINITIALISED: &str = "recovers after a reload of the driver, a reboot of the node, or an unmark";
+const UNMARKED: &str = "recovers after an unmark, or when the mark ends";
+
+/// When a device recovers whose fault has ended.
+fn after_the_fault(config: &Config) -> Arc<str> {
+    match config.recovery {
+        Recovery::Auto => {
+            format!("recovers after {} s without the fault, or an unmark", config.hold_down.as_secs_f64()).into()
+        }
+        Recovery::Manual => "recovers after an unmark".into(),
+    }
+}
 
 fn needs_restart(latch: &Latch) -> bool {
     matches!(latch.class, XidClass::NodeReboot | XidClass::Hardware)

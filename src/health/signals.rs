@@ -143,37 +143,44 @@ impl DeviceSignals {
         let passed = |since: Monotonic, limit| now.since(since) >= limit;
         if let Some(action) = self.recovery.filter(|action| *action != 0).and_then(recovery_action) {
             let detail = format!("the driver requests recovery: {}", action.replace('_', " "));
-            causes.push((Reason::RecoveryAction, detail.into(), "the recovery, until the driver requests none"));
+            causes.push((Reason::RecoveryAction, detail.into(), "recovers when the driver requests none"));
         }
         if self.lost {
             let detail = self.unlisted.clone().unwrap_or_else(|| LOST.into());
-            causes.push((Reason::Lost, detail, "a response of the GPU once the driver lists it"));
+            causes.push((Reason::Lost, detail, "recovers when the driver lists it and it responds"));
         }
         if self.row_remap_failed {
             let detail = "a memory row could not be remapped to a spare one";
-            causes.push((Reason::RowRemapFailed, detail.into(), "replacement of the board: the failure is permanent"));
+            causes.push((Reason::RowRemapFailed, detail.into(), "permanent: replace the board"));
         }
         if let Some(state) = self.fabric {
             let detail = format!("the NVLink fabric is not ready: {}", state.replace('_', " "));
-            causes.push((Reason::Fabric, detail.into(), "completion of the fabric; see the fabric manager"));
+            causes.push((Reason::Fabric, detail.into(), "recovers when the fabric manager has completed it"));
         }
         if config.uncorrectable_ecc == EccPolicy::Unhealthy && self.uncorrected > self.uncorrected_before {
             let detail = format!("{} uncorrectable memory errors", self.uncorrected - self.uncorrected_before);
-            causes.push((Reason::Ecc, detail.into(), "a reset of the GPU or a reload of the driver"));
+            causes.push((Reason::Ecc, detail.into(), "recovers after a reset of the GPU or a reload of the driver"));
         }
         // A device whose first check hangs has never been known healthy.
         if self.stuck.is_some_and(|since| !self.checked || passed(since, config.stuck_limit)) {
-            causes.push((Reason::Stuck, "a driver call on it does not return".into(), "the return of the call"));
+            causes.push((
+                Reason::Stuck,
+                "a driver call on it does not return".into(),
+                "recovers when the call returns",
+            ));
         }
         let is_awaited = (self.asked || self.refused.is_some()) && self.answered.is_none() && !self.lost;
         let unknown = if self.unread.is_some() && session.released.is_some() {
-            Some(("the GPUs have been released for too long".into(), "a resume, and a response of the GPU"))
+            Some((
+                "the GPUs have been released for too long".into(),
+                "recovers when the driver is resumed and the GPU responds",
+            ))
         } else if self.unread.is_some() {
-            Some(("it has not responded since the GPUs were released".into(), "a response of the GPU"))
+            Some(("it has not responded since the GPUs were released".into(), "recovers when the GPU responds"))
         } else if let Some((_, why)) = self.refused.as_ref().filter(|(since, _)| passed(*since, config.stuck_limit)) {
-            Some((Arc::clone(why), "a response of the driver"))
+            Some((Arc::clone(why), "recovers when the driver responds"))
         } else if !self.checked && self.stuck.is_none() && (is_awaited || !passed(appeared, UNKNOWN_LIMIT)) {
-            Some(("it has not been checked yet".into(), "the first check, which takes seconds"))
+            Some(("it has not been checked yet".into(), "the first check takes seconds"))
         } else {
             None
         };

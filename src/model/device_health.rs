@@ -39,8 +39,8 @@ pub struct HealthCause {
     pub reason: UnhealthyReason,
     /// For people: `XID 79 (the GPU has fallen off the bus)`.
     pub detail: Arc<str>,
-    /// What clears the cause, for people.
-    pub clears: &'static str,
+    /// When the device recovers, for people: `recovers after an unmark`.
+    pub clears: Arc<str>,
 }
 
 named! {

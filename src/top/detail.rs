@@ -100,7 +100,7 @@ impl Page<'_> {
             .into_iter()
             .map(|(name, cause)| {
                 let [reason, detail, clears] = [&cause.reason, &cause.detail, &cause.clears].map(|text| clean(text));
-                format!("✗ GPU {name}: {reason}: {detail}; recovery: {clears}")
+                format!("✗ GPU {name}: {reason}: {detail}; {clears}")
             })
             .collect();
         let style = if words.is_empty() { Style::new() } else { self.look.alarm() };

@@ -268,9 +268,11 @@ pub fn problems(node: &Node) -> Vec<String> {
     let mut gpus: Vec<&Gpu> = node.hardware.inventory.gpus.values().collect();
     gpus.sort_by_key(|gpu| number(gpu));
     for gpu in gpus {
-        problems.extend(causes(node, &gpu.uuid).into_iter().map(|(name, cause)| {
-            format!("GPU {name} unhealthy: {}; recovery: {}", clean(&cause.detail), clean(&cause.clears))
-        }));
+        problems.extend(
+            causes(node, &gpu.uuid).into_iter().map(|(name, cause)| {
+                format!("GPU {name} unhealthy: {}; {}", clean(&cause.detail), clean(&cause.clears))
+            }),
+        );
     }
     problems
 }

@@ -362,7 +362,9 @@ async fn under_manual_recovery_a_gpu_waits_for_an_unmark() {
     node.inject(1, json!([{"sequence": 1, "xid": 119}]));
     node.until_unhealthy(GPU, &[uuid(1)]).await;
     node.reload();
-    node.until_page("the reason has ended", |_| node.cause(1)["clears"].to_string().contains("health.holdDown"));
+    node.until_page("the reason has ended", |_| {
+        node.cause(1)["clears"].to_string().contains("recovers after an unmark")
+    });
     assert_eq!(node.unhealthy(GPU), [uuid(1)]);
     assert_eq!(node.post("/unmark", r#"{"device": "1"}"#).status, 200);
     node.until_unhealthy(GPU, &[]).await;

@@ -20,7 +20,7 @@ pub fn health_of(mut hardware: watch::Receiver<Arc<HardwareState>>) -> watch::Re
 }
 
 fn derive(hardware: &HardwareState) -> HealthState {
-    let cause = |reason, detail: &str| vec![HealthCause { reason, detail: detail.into(), clears: "" }];
+    let cause = |reason, detail: &str| vec![HealthCause { reason, detail: detail.into(), clears: "".into() }];
     let device = |gpu: &Gpu| {
         let causes = match hardware.readings.get(&gpu.uuid) {
             _ if !gpu.present => cause(UnhealthyReason::Lost, "it is lost"),

@@ -162,7 +162,7 @@ fn health() -> HealthState {
     let sick = |reason, detail: &str| DeviceHealth {
         healthy: false,
         since: moment(300),
-        causes: vec![HealthCause { reason, detail: detail.into(), clears: "a reset" }],
+        causes: vec![HealthCause { reason, detail: detail.into(), clears: "recovers after a reset".into() }],
     };
     let mut xids =
         XidCounts { created: STARTED, by_class: XidClass::ALL.map(|class| (class, 0)).into(), last: BTreeMap::new() };

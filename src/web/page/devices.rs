@@ -145,7 +145,7 @@ fn health(health: Option<&DeviceHealth>, has_readings: bool) -> Markup {
             @for cause in &health.causes {
                 div.cause {
                     (number(DEVICE_REASON, Some(cause.reason.as_str().replace('_', " ")))) ": " (cause.detail)
-                    div.muted { "Recovery: " (cause.clears) }
+                    div.muted { (cause.clears) }
                 }
             }
         }
