@@ -40,6 +40,8 @@ pub use crate::governance::{ReadFile, sha256};
 pub use crate::hardware::nvml::{LibrarySearch, end_process, is_present as driver_is_present};
 pub use crate::hardware::simulated::Profile;
 pub use crate::health::Config as HealthConfig;
+#[cfg(test)]
+pub use crate::health::DURATION as DURATION_PATTERN;
 pub use crate::journal::{Bounds as JournalBounds, Settings as JournalSettings, Size};
 pub use crate::model::{PodLabel, PodLabelError};
 pub use crate::plugin::{Config as PluginConfig, ConfigError as PluginConfigError, ResourceConfig};

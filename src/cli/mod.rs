@@ -9,6 +9,8 @@ mod examples;
 mod log_queue;
 mod logging;
 mod options;
+#[cfg(test)]
+mod schema;
 mod settings;
 mod usage;
 mod value;

@@ -17,7 +17,7 @@ use crate::agent::{HardwareSource, HealthConfig, ListenAddress, LogFormat, Proce
 /// What help, error messages and documentation need of an option.
 #[derive(Debug)]
 pub struct Row {
-    name: &'static str,
+    pub(super) name: &'static str,
     pub flag: String,
     pub variable: String,
     /// In the configuration file; empty where the file has no such key.
@@ -149,6 +149,12 @@ macro_rules! options {
                 )?)?)*
                 Ok(values)
             }
+        }
+
+        /// By name: the schema of the value in the configuration file, and the default.
+        #[cfg(test)]
+        pub fn schemas() -> std::collections::BTreeMap<&'static str, (serde_json::Value, Option<&'static str>)> {
+            [$((stringify!($name), (<$type as Value>::schema(), None::<&'static str>$(.or(Some($default)))?))),*].into()
         }
 
         impl OptionValues {

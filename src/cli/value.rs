@@ -26,6 +26,10 @@ pub trait Value: Sized {
         Self::parse(&text).map_err(|problem| D::Error::custom(format!("{text:?}: {problem}")))
     }
 
+    /// Of the value in the configuration file.
+    #[cfg(test)]
+    fn schema() -> serde_json::Value;
+
     /// An empty list leaves the default.
     fn is_set(&self) -> bool {
         true
@@ -33,7 +37,7 @@ pub trait Value: Sized {
 }
 
 macro_rules! values {
-    (native: $($native:ty),*; text: $($text:ty),*; named: $($named:ty),*;) => {
+    (native: $($native:ty = $json:tt),*; text: $($text:ty = $pattern:expr),*; named: $($named:ty),*;) => {
         $(impl Value for $native {
             fn parse(text: &str) -> Result<Self, String> {
                 text.parse().map_err(|problem: <Self as std::str::FromStr>::Err| problem.to_string())
@@ -42,10 +46,20 @@ macro_rules! values {
             fn from_file<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 Deserialize::deserialize(deserializer)
             }
+
+            #[cfg(test)]
+            fn schema() -> serde_json::Value {
+                serde_json::json!($json)
+            }
         })*
         $(impl Value for $text {
             fn parse(text: &str) -> Result<Self, String> {
                 text.parse().map_err(|problem: <Self as std::str::FromStr>::Err| problem.to_string())
+            }
+
+            #[cfg(test)]
+            fn schema() -> serde_json::Value {
+                serde_json::json!({ "type": "string", "pattern": $pattern })
             }
         })*
         $(impl Value for $named {
@@ -54,13 +68,24 @@ macro_rules! values {
                 let names = names.map(|name| name.get_name().to_owned()).collect::<Vec<_>>();
                 ValueEnum::from_str(text, false).map_err(|_| format!("must be one of {}", names.join(", ")))
             }
+
+            #[cfg(test)]
+            fn schema() -> serde_json::Value {
+                let names = Self::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+                let names = names.flat_map(|name| name.get_name_and_aliases().map(str::to_owned).collect::<Vec<_>>());
+                // YAML 1.1 has `on` and `off` as booleans: those are aliases.
+                let value = |name: String| name.parse::<bool>().map_or(serde_json::json!(name), serde_json::Value::Bool);
+                serde_json::json!({ "enum": names.map(value).collect::<Vec<_>>() })
+            }
         })*
     };
 }
 
 values! {
-    native: String, PathBuf, usize, bool;
-    text: Duration, ListenAddress, Size;
+    native: String = { "type": "string" }, PathBuf = { "type": "string" }, usize = { "type": "integer" }, bool = { "type": "boolean" };
+    text: Duration = crate::agent::DURATION_PATTERN,
+        ListenAddress = r"^(unix:.+|[0-9.]+:[0-9]+|\[[0-9a-fA-F:.%]+\]:[0-9]+)$",
+        Size = "^[0-9]+ *(KiB|MiB|GiB|Ki|Mi|Gi|MB|GB)?$";
     named: HardwareSource, LogFormat, ProcessAttribution, Switch;
 }
 
@@ -74,6 +99,11 @@ impl<T: Value> Value for Vec<T> {
     fn from_file<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let values = Vec::<Read<T>>::deserialize(deserializer)?;
         Ok(values.into_iter().map(|Read(value)| value).collect())
+    }
+
+    #[cfg(test)]
+    fn schema() -> serde_json::Value {
+        serde_json::json!({ "type": "array", "items": T::schema() })
     }
 
     fn is_set(&self) -> bool {

@@ -8,30 +8,36 @@ use serde::{Deserialize, Deserializer};
 const MINUTE: Duration = Duration::from_secs(60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The section `health` of the configuration. Every value has been checked while it was read.
+/// What makes devices unhealthy, and healthy again.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct Config {
     /// By code: exceptions to the class table.
     pub xids: BTreeMap<u32, XidRule>,
     /// How long a fault must be over before a device is healthy again.
     #[serde(deserialize_with = "hold_down")]
+    #[cfg_attr(test, schemars(schema_with = "schema::duration"), serde(serialize_with = "schema::written"))]
     pub hold_down: Duration,
     pub recovery: Recovery,
     #[serde(rename = "uncorrectableECC")]
     pub uncorrectable_ecc: EccPolicy,
     /// How long a detected hanging driver call, or driver that does not open, is tolerated.
     #[serde(deserialize_with = "stuck_limit")]
+    #[cfg_attr(test, schemars(schema_with = "schema::duration"), serde(serialize_with = "schema::written"))]
     pub stuck_limit: Duration,
     /// How long the last health state stays valid while the GPUs are released.
     #[serde(deserialize_with = "released_limit")]
+    #[cfg_attr(test, schemars(schema_with = "schema::duration"), serde(serialize_with = "schema::written"))]
     pub released_limit: Duration,
     /// Whether to read XIDs from the kernel log too.
     #[serde(deserialize_with = "on_or_off")]
+    #[cfg_attr(test, schemars(schema_with = "schema::on_or_off"))]
     pub kmsg: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "lowercase")]
 pub enum XidRule {
     /// Counts, and makes the device unhealthy until it was reset.
@@ -43,6 +49,7 @@ pub enum XidRule {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "lowercase")]
 pub enum Recovery {
     /// A device becomes healthy by its signals.
@@ -55,6 +62,7 @@ pub enum Recovery {
 /// The default is to count: such errors are contained and their rows replaced while work continues, the count stays up
 /// until the driver is reloaded, and an uncontained error raises an XID or a recovery action.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "lowercase")]
 pub enum EccPolicy {
     #[default]
@@ -125,6 +133,32 @@ fn on_or_off<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Erro
         }
     }
     deserializer.deserialize_any(Switch)
+}
+
+/// Of the configuration file's JSON schema.
+#[cfg(test)]
+pub mod schema {
+    use std::time::Duration;
+
+    use schemars::{Schema, SchemaGenerator, json_schema};
+    use serde::Serializer;
+
+    /// As humantime reads it.
+    pub const DURATION: &str = "^(0|([0-9]+([.][0-9]+)? *(nanos|nsec|ns|usec|us|µs|millis|msec|ms|seconds?|secs?|s|minutes?|\
+        mins?|m|hours?|hrs?|h|days?|d|weeks?|wks?|w|months?|M|years?|yr|y) *)+)$";
+
+    pub fn duration(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "pattern": DURATION })
+    }
+
+    pub fn written<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&humantime::format_duration(*duration))
+    }
+
+    /// YAML 1.1 reads `on` and `off` as booleans.
+    pub fn on_or_off(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "enum": ["on", "off", true, false] })
+    }
 }
 
 #[cfg(test)]

@@ -17,6 +17,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(test)]
+pub use config::schema::DURATION;
 pub use config::{Config, EccPolicy, Recovery, XidRule};
 pub use marks::{MarkError, Order};
 

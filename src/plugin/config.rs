@@ -7,24 +7,29 @@ use serde::Deserialize;
 
 use super::nvidia_config;
 use super::pattern::has_wildcards;
+#[cfg(test)]
+use super::values::schema;
 use super::values::{Bytes, DeviceReference, a_resource_name, by_resource_name, one_or_several};
 use crate::model::ResourceName;
 
 /// 16 GPUs of this many slots stay a quarter below what the kubelet takes in one message (4 MiB).
 pub const MOST_SLOTS: u32 = 1024;
+const MOST_SIMULATED: u32 = 10_000;
 
-/// `devicePlugin`. Without it, or without any key, as NVIDIA's plugin without configuration.
+/// What the device plugin offers. Without any key, as NVIDIA's plugin without configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct Config {
-    /// An empty list offers nothing.
+    /// Default: one entry of kind nvidia. An empty list offers nothing.
     pub resources: Option<Vec<ResourceConfig>>,
-    /// A `version: v1` file of NVIDIA's plugin, in place of entries of kind `nvidia`.
+    /// A `version: v1` file of NVIDIA's plugin, in place of the entry of kind nvidia.
     pub nvidia_config: Option<PathBuf>,
 }
 
 /// One entry: of kind `nvidia` it may become several resources, else exactly one.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum ResourceConfig {
     Nvidia(Box<NvidiaConfig>),
@@ -33,6 +38,7 @@ pub enum ResourceConfig {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct NvidiaConfig {
     /// Of whole GPUs, and of MIG devices under `single`. Under `mixed` its domain goes before `/mig-<profile>`.
@@ -41,11 +47,16 @@ pub struct NvidiaConfig {
     /// Other names for some models or profiles; the first pattern that fits decides.
     pub names: NamePatterns,
     pub mig_strategy: MigStrategy,
+    /// Offers each device as several slots.
     pub sharing: Option<Sharing>,
+    /// How containers get their devices.
     #[serde(deserialize_with = "one_or_several")]
+    #[cfg_attr(test, schemars(schema_with = "schema::one_or_several::<DeviceListStrategy>"))]
     pub device_list_strategy: Vec<DeviceListStrategy>,
+    /// How `envvar`, `volume-mounts` and CDI name a device.
     #[serde(rename = "deviceIDStrategy")]
     pub device_id_strategy: DeviceIdStrategy,
+    /// Name the device nodes in the answer too.
     pub pass_device_specs: bool,
     pub preferred: Preferred,
     pub on_conflict: OnConflict,
@@ -56,6 +67,7 @@ pub struct NvidiaConfig {
     pub driver_mounts: Vec<DriverMount>,
     /// Where the MPS control daemon keeps its directories on the host.
     pub mps_root: PathBuf,
+    /// Of the keys under `cdi-annotations`.
     pub cdi_annotation_prefix: String,
     /// Variables that every container gets, as NVIDIA's flags for GDRCopy, GPUDirect Storage and MOFED set them.
     pub environment: BTreeMap<String, String>,
@@ -63,6 +75,7 @@ pub struct NvidiaConfig {
 
 /// Names by model (`NVIDIA H100*`) and by MIG profile (`1g.*`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct NamePatterns {
     pub gpus: Vec<NamePattern>,
@@ -70,6 +83,7 @@ pub struct NamePatterns {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct NamePattern {
     /// `*` matches any text.
@@ -78,7 +92,9 @@ pub struct NamePattern {
     pub name: ResourceName,
 }
 
+/// How MIG devices are offered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "lowercase")]
 pub enum MigStrategy {
     /// A GPU with MIG is offered whole.
@@ -91,6 +107,7 @@ pub enum MigStrategy {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum Sharing {
     TimeSlicing(Replication),
@@ -100,9 +117,11 @@ pub enum Sharing {
 
 /// How many slots each device is offered as. A device that nothing names has one, and keeps its plain id.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct Replication {
     /// For every device not named below.
+    #[cfg_attr(test, schemars(range(min = 2, max = MOST_SLOTS)))]
     pub replicas: Option<u32>,
     /// Overrides all other values; 1 means not shared.
     pub per_gpu: BTreeMap<DeviceReference, u32>,
@@ -115,8 +134,10 @@ pub struct Replication {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct ResourceReplication {
+    #[cfg_attr(test, schemars(range(min = 2, max = MOST_SLOTS)))]
     pub replicas: u32,
     #[serde(default)]
     pub rename: Option<NewName>,
@@ -125,11 +146,13 @@ pub struct ResourceReplication {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(transparent)]
 pub struct NewName(#[serde(deserialize_with = "a_resource_name")] pub ResourceName);
 
 /// Which of a resource's devices are shared.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum SharedDevices {
     #[default]
@@ -140,6 +163,7 @@ pub enum SharedDevices {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceListStrategy {
     Envvar,
@@ -150,6 +174,7 @@ pub enum DeviceListStrategy {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceIdStrategy {
     #[default]
@@ -157,8 +182,9 @@ pub enum DeviceIdStrategy {
     Index,
 }
 
-/// Which slots GetPreferredAllocation takes.
+/// Which slots a pod gets where several are free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "lowercase")]
 pub enum Preferred {
     #[default]
@@ -166,8 +192,9 @@ pub enum Preferred {
     Packed,
 }
 
-/// When another plugin has the resource.
+/// What to do while another plugin serves the resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "lowercase")]
 pub enum OnConflict {
     #[default]
@@ -175,8 +202,9 @@ pub enum OnConflict {
     Takeover,
 }
 
-/// Before each start of a container.
+/// Checks before each start of a container.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct PreStartCheck {
     /// On every device given.
@@ -188,6 +216,7 @@ pub struct PreStartCheck {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct DriverMount {
     pub host_path: PathBuf,
@@ -196,19 +225,23 @@ pub struct DriverMount {
 
 /// Nodes of the host's `/dev`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct PathConfig {
     #[serde(deserialize_with = "a_resource_name")]
     pub name: ResourceName,
     /// Patterns with `*`, `?` and `[…]`; each node that fits one is a device.
     #[serde(default, deserialize_with = "one_or_several")]
+    #[cfg_attr(test, schemars(schema_with = "schema::one_or_several::<String>"))]
     pub paths: Vec<String>,
     /// Several nodes as one device.
     #[serde(default)]
     pub groups: Vec<NodeGroup>,
     /// Slots of each device.
     #[serde(default = "one")]
+    #[cfg_attr(test, schemars(range(min = 1, max = MOST_SLOTS)))]
     pub shared: u32,
+    /// Of `r`, `w` and `m`.
     #[serde(default = "read_write")]
     pub permissions: String,
     /// Where the container sees the node; with `/` at the end, the directory that it is put into. Default: as the host.
@@ -219,6 +252,7 @@ pub struct PathConfig {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct NodeGroup {
     /// The device's id.
@@ -228,6 +262,7 @@ pub struct NodeGroup {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct GroupedNode {
     pub path: String,
@@ -242,10 +277,12 @@ pub struct GroupedNode {
 
 /// Simulated devices.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct SimulatedConfig {
     #[serde(deserialize_with = "a_resource_name")]
     pub name: ResourceName,
+    #[cfg_attr(test, schemars(range(min = 1, max = MOST_SIMULATED)))]
     pub devices: u32,
     #[serde(default)]
     pub on_conflict: OnConflict,
@@ -331,7 +368,7 @@ impl Config {
                 ResourceConfig::Nvidia(nvidia) => nvidia.validate(&key)?,
                 ResourceConfig::Path(path) => path.validate(&key)?,
                 ResourceConfig::Simulated(simulated) => {
-                    within(&format!("{key}.devices"), simulated.devices, 1, 10_000)?;
+                    within(&format!("{key}.devices"), simulated.devices, 1, MOST_SIMULATED)?;
                 }
             }
         }

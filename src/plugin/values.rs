@@ -227,6 +227,48 @@ where
     deserializer.deserialize_any(OneOrSeveral(PhantomData))
 }
 
+/// Of the configuration file's JSON schema.
+#[cfg(test)]
+pub(super) mod schema {
+    use std::borrow::Cow;
+
+    use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+
+    use super::{Bytes, DeviceReference, ResourceName};
+
+    pub fn one_or_several<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+        let one = generator.subschema_for::<T>();
+        json_schema!({ "anyOf": [one, { "type": "array", "items": one }] })
+    }
+
+    macro_rules! written_as {
+        ($($type:ident: $schema:tt;)*) => {$(
+            impl JsonSchema for $type {
+                fn schema_name() -> Cow<'static, str> {
+                    stringify!($type).into()
+                }
+
+                fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                    json_schema!($schema)
+                }
+            }
+        )*};
+    }
+
+    written_as! {
+        ResourceName: {
+            "type": "string",
+            "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
+        };
+        DeviceReference: {
+            "type": ["integer", "string"],
+            "minimum": 0,
+            "pattern": "^([0-9]+(:[0-9]+)?|(MIG-|GPU-)[-0-9a-fA-FGPU/]+)$",
+        };
+        Bytes: { "type": ["integer", "string"], "minimum": 0, "pattern": "^[0-9]+(Ki|Mi|Gi|Ti|k|M|G|T)?$" };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
