@@ -6,10 +6,9 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use podmeter::journal::{
-    self, AllocationRecord, AllocationsResponse, Bounds, By, Cursor, Device, Ending, FILE, Figures, Query, Store,
-    Usage, report,
+    self, AllocationRecord, AllocationsResponse, Bounds, By, Cursor, Device, Ending, FILE, Query, Store, Usage, report,
 };
-use podmeter::model::UnixSeconds;
+use podmeter::model::{Figures, UnixSeconds};
 
 const NOW: UnixSeconds = UnixSeconds(1_800_000_000.0);
 const BOUNDS: Bounds = Bounds { bytes: 4 << 20, age: Duration::from_secs(4_000_000_000) };
@@ -111,8 +110,7 @@ fn record(id: u64) -> AllocationRecord {
         seen: began + 60.0,
         ended,
         ending: ended.map(|_| Ending::Released),
-        held_seconds: 60.0,
-        figures: Figures { busy_seconds: Some(id as f64), ..Figures::default() },
+        figures: Figures { held_seconds: Some(60.0), busy_seconds: Some(id as f64), ..Figures::default() },
         ..AllocationRecord::default()
     }
 }

@@ -154,7 +154,7 @@ impl Ledger {
             }
         }
         for holder in self.devices.values_mut().flat_map(|device| device.holders.values_mut()) {
-            holder.close_unless_seen(self.sequence, now.monotonic);
+            holder.close_unless_seen(self.sequence, now);
         }
     }
 
@@ -201,8 +201,9 @@ impl Ledger {
         }
         let mut by_end: Vec<(Monotonic, GpuUuid, HolderKey)> = vec![];
         for (gpu, device) in &self.devices {
-            let ended =
-                |(key, holder): (&HolderKey, &HolderAccount)| Some((holder.account.ended?, gpu.clone(), key.clone()));
+            let ended = |(key, holder): (&HolderKey, &HolderAccount)| {
+                Some((holder.account.ended?.monotonic, gpu.clone(), key.clone()))
+            };
             by_end.extend(device.holders.iter().filter_map(ended));
         }
         by_end.sort();

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use crate::model::Figures;
+
 /// A response. Without `sequence` and `at` it is not a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[cfg_attr(test, derive(serde::Serialize))]
@@ -188,10 +190,9 @@ response_types! {
         mig: Option<String>,
         /// Absent once the holding has ended.
         holding: Option<Holding>,
-        allocated_seconds: Option<f64>,
-        busy_seconds: Option<f64>,
-        idle_seconds: Option<f64>,
-        energy_joules: Option<f64>,
+        #[serde(flatten)]
+        figures: Figures,
+        ended: Option<Moment>,
         last_active: Option<f64>,
         utilization_ratio: Option<f64>,
         device_utilization_ratio: Option<f64>,

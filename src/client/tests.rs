@@ -76,7 +76,7 @@ fn other_json_is_not_a_snapshot_and_that_of_an_older_agent_is() {
     assert!(serde_json::from_str::<Node>("[1]").is_err());
     let old = r#"{"sequence":1,"at":{"monotonic":{"secs":1,"nanos":0},"unix":2.0},"accounts":[{"gpu":"G"}],"new":{}}"#;
     let node: Node = serde_json::from_str(old).unwrap();
-    assert_eq!((node.accounts[0].gpu.as_str(), node.accounts[0].idle_seconds), ("G", None));
+    assert_eq!((node.accounts[0].gpu.as_str(), node.accounts[0].figures.idle_seconds), ("G", None));
 }
 
 /// A server that responds to any request with these bytes, and then closes the connection or sends nothing.

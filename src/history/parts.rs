@@ -81,7 +81,7 @@ fn counters<'a>(
 ) -> impl Iterator<Item = (Part, Option<&'a MigUuid>, f64)> + 'a {
     let of = move |account: &&Account| account.gpu == *gpu;
     let containers = snapshot.accounts.iter().filter(of).filter_map(|account| {
-        Some((Part::Container(account.container.clone()), account.mig.as_ref(), account.busy_seconds?))
+        Some((Part::Container(account.container.clone()), account.mig.as_ref(), account.figures.busy_seconds?))
     });
     let unattributed = snapshot.unattributed.iter().find(|unattributed| unattributed.gpu == *gpu);
     let reasons = unattributed.into_iter().flat_map(|unattributed| &unattributed.busy_seconds);

@@ -181,7 +181,7 @@ fn portions_are_counter_differences_of_the_last_seconds() {
         let mut snapshot = later(seconds);
         snapshot.accounts.retain(|account| account.gpu == gpu);
         snapshot.accounts.truncate(1);
-        snapshot.accounts[0].busy_seconds = Some(holder);
+        snapshot.accounts[0].figures.busy_seconds = Some(holder);
         snapshot.unattributed.retain(|unattributed| unattributed.gpu == gpu);
         snapshot.unattributed[0].busy_seconds = [(Reason::Host, host)].into();
         snapshot

@@ -2,6 +2,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::model::Figures;
+
 /// One holding: a container held a device from `began` to `ended`. `docs/usage.md` documents the fields. Absent: not
 /// known.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -33,14 +35,13 @@ pub struct AllocationRecord {
     pub ended: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ending: Option<Ending>,
-    /// Held while an agent observed it, by the monotonic clock.
-    pub held_seconds: f64,
     /// Between two agents: in none of the figures.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub unseen_seconds: f64,
     /// How often an agent started during it.
     #[serde(default, skip_serializing_if = "is_zero_count")]
     pub agent_restarts: u32,
+    /// Of the time in which an agent observed it.
     #[serde(flatten)]
     pub figures: Figures,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -69,19 +70,6 @@ pub struct Device {
     pub vbios_version: Option<Arc<str>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver_version: Option<Arc<str>>,
-}
-
-/// Seconds are of a whole GPU, as in the metrics.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Figures {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub allocated_seconds: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub busy_seconds: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub idle_seconds: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub energy_joules: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,47 +126,6 @@ impl AllocationRecord {
     }
 }
 
-impl Figures {
-    /// Adds each figure; one that is absent on one side has the value of the other.
-    #[must_use]
-    pub fn plus(self, other: Self) -> Self {
-        self.zip(other, |one, two| match (one, two) {
-            (Some(one), Some(two)) => Some(one + two),
-            (one, two) => one.or(two),
-        })
-    }
-
-    /// The difference to `earlier`, at least zero.
-    #[must_use]
-    pub fn since(self, earlier: Self) -> Self {
-        self.zip(earlier, |now, then| Some((now? - then.unwrap_or(0.0)).max(0.0)))
-    }
-
-    #[must_use]
-    pub fn times(self, factor: f64) -> Self {
-        self.zip(Self::default(), |figure, _| Some(figure? * factor))
-    }
-
-    /// Whether any is smaller than in `earlier`: the counters started again.
-    #[must_use]
-    pub fn fell_since(self, earlier: Self) -> bool {
-        let fell = |now: Option<f64>, then: Option<f64>| then.is_some_and(|then| now.is_none_or(|now| now < then));
-        fell(self.allocated_seconds, earlier.allocated_seconds)
-            || fell(self.busy_seconds, earlier.busy_seconds)
-            || fell(self.idle_seconds, earlier.idle_seconds)
-            || fell(self.energy_joules, earlier.energy_joules)
-    }
-
-    fn zip(self, other: Self, with: impl Fn(Option<f64>, Option<f64>) -> Option<f64>) -> Self {
-        Self {
-            allocated_seconds: with(self.allocated_seconds, other.allocated_seconds),
-            busy_seconds: with(self.busy_seconds, other.busy_seconds),
-            idle_seconds: with(self.idle_seconds, other.idle_seconds),
-            energy_joules: with(self.energy_joules, other.energy_joules),
-        }
-    }
-}
-
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]
 fn is_zero(value: &f64) -> bool {
     *value == 0.0
@@ -217,16 +164,5 @@ mod tests {
         assert_eq!(serde_json::from_str::<AllocationRecord>(&text).unwrap(), record);
         let later = text.replacen('{', "{\"from_the_future\":1,", 1);
         assert_eq!(serde_json::from_str::<AllocationRecord>(&later).unwrap(), record);
-    }
-
-    #[test]
-    fn an_absent_figure_takes_the_value_of_the_other_side() {
-        let known = Figures { busy_seconds: Some(2.0), ..Figures::default() };
-        let more = Figures { busy_seconds: Some(5.0), energy_joules: Some(7.0), ..Figures::default() };
-        assert_eq!(more.since(known).busy_seconds, Some(3.0));
-        assert_eq!(more.since(known).energy_joules, Some(7.0));
-        assert_eq!(known.plus(more).busy_seconds, Some(7.0));
-        assert_eq!(known.since(more).energy_joules, None);
-        assert!(known.fell_since(more) && !more.fell_since(known));
     }
 }

@@ -1,9 +1,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::allocation_record::{AllocationRecord, Ending, Figures};
+use super::allocation_record::{AllocationRecord, Ending};
 use super::subject::{self, Key};
-use crate::model::{Account, Moment, Monotonic, Snapshot, UnixSeconds};
+use crate::model::{Account, Figures, Moment, Monotonic, Snapshot, UnixSeconds};
 
 /// Open holdings are written this often: a crash loses their figures of at most this time.
 pub const PROGRESS: Duration = Duration::from_secs(30);
@@ -143,7 +143,7 @@ impl AllocationTracker {
 
     fn follow(&mut self, account: &Account, snapshot: &Snapshot) -> bool {
         let key = (account.container.clone(), account.gpu.clone(), account.mig.clone());
-        let figures = subject::figures(account);
+        let figures = account.figures;
         let counted = Counted { created: account.created, figures };
         let known = self.counted.insert(key.clone(), counted);
         let known = known.filter(|known| known.created == account.created && !figures.fell_since(known.figures));
@@ -309,7 +309,7 @@ enum Uid {
 impl Tracked {
     /// Updates the record from the account. True when more than the figures changed.
     fn update(&mut self, account: &Account, snapshot: &Snapshot) -> bool {
-        let figures = subject::figures(account);
+        let figures = account.figures;
         if figures.fell_since(self.base) {
             // The account of another holding under the same name.
             self.carried = self.record.figures;
@@ -317,8 +317,6 @@ impl Tracked {
         }
         self.record.figures = self.carried.plus(figures.since(self.base));
         if self.ended.is_none() {
-            let earlier = self.earlier.as_ref().map_or(0.0, |earlier| earlier.held_seconds);
-            self.record.held_seconds = earlier + snapshot.at.monotonic.since(self.since).as_secs_f64();
             self.record.seen = snapshot.at.unix.0;
             subject::describe(&mut self.record, account, snapshot);
         }
@@ -354,7 +352,6 @@ impl Tracked {
         self.carried = if own < 1.0 { old.figures.plus(twice) } else { old.figures };
         self.record.figures = old.figures.plus(self.record.figures.times(own));
         self.record.unseen_seconds = old.unseen_seconds + (self.record.began - old.seen).max(0.0);
-        self.record.held_seconds += old.held_seconds;
         self.record.agent_restarts = old.agent_restarts + 1;
         self.record.id = old.id;
         self.record.began = old.began;

@@ -18,7 +18,7 @@ mod subject;
 mod usage;
 mod writer;
 
-pub use allocation_record::{AllocationRecord, Device, Ending, Figures, HealthEvent, Xid};
+pub use allocation_record::{AllocationRecord, Device, Ending, HealthEvent, Xid};
 pub use allocation_tracker::{AllocationTracker, PROGRESS};
 pub use chunks::ResponseChunks;
 pub use query::{AllocationsResponse, Cursor, PAGE, Query, QueryError, current, parse_time, read_directory};

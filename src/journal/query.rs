@@ -206,8 +206,7 @@ pub fn current(snapshot: &Snapshot, query: &Query) -> AllocationsResponse {
     let held = snapshot.accounts.iter().filter(|account| account.holding.is_some());
     let record = |(number, account)| {
         let mut record = subject::record(account, snapshot, account.created, number);
-        record.figures = subject::figures(account);
-        record.held_seconds = (snapshot.at.unix.0 - record.began).max(0.0);
+        record.figures = account.figures;
         record.xids = subject::xids_since(account, snapshot, &std::collections::BTreeMap::new(), &[]);
         record
     };

@@ -5,10 +5,14 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use super::allocation_record::{AllocationRecord, Ending};
 use super::usage::{By, Row, Totals, Usage};
+use crate::model::Figures;
 use crate::terminal::aligned;
 
 const HOUR: f64 = 3600.0;
 const KILOWATT_HOUR: f64 = 3.6e6;
+
+/// GPU + borrowed = busy + idle + unknown.
+const TITLES: [&str; 6] = ["HELD HOURS", "GPU HOURS", "BUSY HOURS", "BORROWED", "IDLE HOURS", "UNKNOWN"];
 
 /// For people: hours and kilowatt-hours.
 #[must_use]
@@ -19,8 +23,8 @@ pub fn usage_table(usage: &Usage, by: By) -> String {
         By::Pod => &["NAMESPACE", "POD"],
         By::Device => &["DEVICE", "MODEL"],
     };
-    let figures = ["HOLDINGS", "GPU HOURS", "BUSY HOURS", "IDLE HOURS", "USED %", "KWH", "XIDS", "UNHEALTHY"];
-    table.push(names.iter().chain(&figures).map(|&name| name.to_owned()).collect());
+    let titles = names.iter().chain(&["HOLDINGS"]).chain(&TITLES).chain(&["BUSY %", "KWH", "XIDS", "UNHEALTHY"]);
+    table.push(titles.map(|&title| title.to_owned()).collect());
     for row in &usage.rows {
         table.push(row_names(row, by).into_iter().chain(shown(&row.totals)).collect());
     }
@@ -40,9 +44,7 @@ pub fn usage_csv(usage: &Usage, by: By) -> String {
         By::Pod => "namespace,pod",
         By::Device => "gpu_uuid,mig_uuid,model",
     };
-    let mut text = format!(
-        "{names},holdings,allocated_seconds,busy_seconds,idle_seconds,utilization_ratio,energy_joules,xids,unhealthy\n"
-    );
+    let mut text = format!("{names},holdings,{FIGURES},utilization_ratio,xids,unhealthy\n");
     for row in &usage.rows {
         let names = match by {
             By::Namespace => vec![&row.namespace],
@@ -51,17 +53,13 @@ pub fn usage_csv(usage: &Usage, by: By) -> String {
         };
         let names: Vec<String> = names.into_iter().map(|name| quoted(name.as_deref().unwrap_or(""))).collect();
         let totals = &row.totals;
-        let figure = |figure: Option<f64>| figure.map_or(String::new(), |figure| figure.to_string());
         let _ = writeln!(
             text,
-            "{},{},{},{},{},{},{},{},{}",
+            "{},{},{},{},{},{}",
             names.join(","),
             totals.holdings,
-            figure(totals.allocated_seconds),
-            figure(totals.busy_seconds),
-            figure(totals.idle_seconds),
+            listed(&totals.figures).join(","),
             figure(totals.utilization_ratio),
-            figure(totals.energy_joules),
             totals.xids,
             totals.unhealthy
         );
@@ -69,24 +67,34 @@ pub fn usage_csv(usage: &Usage, by: By) -> String {
     text
 }
 
+/// As `listed` gives them.
+const FIGURES: &str =
+    "held_seconds,allocated_seconds,busy_seconds,borrowed_seconds,idle_seconds,uncovered_seconds,energy_joules";
+
+fn listed(figures: &Figures) -> Vec<String> {
+    let Figures {
+        held_seconds,
+        allocated_seconds,
+        busy_seconds,
+        borrowed_seconds,
+        idle_seconds,
+        uncovered_seconds,
+        energy_joules,
+    } = *figures;
+    let seconds = [held_seconds, allocated_seconds, busy_seconds, borrowed_seconds, idle_seconds, uncovered_seconds];
+    seconds.into_iter().chain([energy_joules]).map(figure).collect()
+}
+
+fn figure(figure: Option<f64>) -> String {
+    figure.map_or(String::new(), |figure| figure.to_string())
+}
+
 /// Each holding, with its hardware and events.
 #[must_use]
 pub fn holdings_table(records: &[AllocationRecord]) -> String {
-    let heads = [
-        "POD",
-        "CONTAINER",
-        "DEVICE",
-        "MODEL",
-        "PROFILE",
-        "DRIVER",
-        "FROM",
-        "TO",
-        "GPU HOURS",
-        "BUSY HOURS",
-        "KWH",
-        "EVENTS",
-    ];
-    let mut table = vec![heads.map(str::to_owned).to_vec()];
+    let heads = ["POD", "CONTAINER", "DEVICE", "MODEL", "PROFILE", "DRIVER", "FROM", "TO"];
+    let titles = heads.iter().chain(&TITLES).chain(&["KWH", "EVENTS"]);
+    let mut table: Vec<Vec<String>> = vec![titles.map(|&title| title.to_owned()).collect()];
     for record in records {
         let device = &record.device;
         let text = |text: &Option<std::sync::Arc<str>>| text.as_deref().unwrap_or("-").to_owned();
@@ -95,7 +103,7 @@ pub fn holdings_table(records: &[AllocationRecord]) -> String {
             (Some(ended), _) => time(ended),
             (None, _) => "now".to_owned(),
         };
-        table.push(vec![
+        let mut row = vec![
             format!("{}/{}", record.namespace, record.pod),
             record.container.to_string(),
             device.mig_uuid.as_deref().unwrap_or(&device.gpu_uuid).to_owned(),
@@ -104,11 +112,10 @@ pub fn holdings_table(records: &[AllocationRecord]) -> String {
             text(&device.driver_version),
             time(record.began),
             until,
-            hours(record.figures.allocated_seconds),
-            hours(record.figures.busy_seconds),
-            number(record.figures.energy_joules, KILOWATT_HOUR),
-            events(record),
-        ]);
+        ];
+        row.extend(shown_figures(&record.figures));
+        row.extend([number(record.figures.energy_joules, KILOWATT_HOUR), events(record)]);
+        table.push(row);
     }
     aligned(&table, 8)
 }
@@ -117,8 +124,10 @@ pub fn holdings_table(records: &[AllocationRecord]) -> String {
 pub fn holdings_csv(records: &[AllocationRecord]) -> String {
     let mut text = String::from(
         "namespace,pod,container,pod_uid,gpu_uuid,mig_uuid,mig_profile,model,driver_version,resource,began,seen,ended,\
-         ending,held_seconds,unseen_seconds,allocated_seconds,busy_seconds,idle_seconds,energy_joules,events\n",
+         ending,unseen_seconds,",
     );
+    text.push_str(FIGURES);
+    text.push_str(",events\n");
     for record in records {
         let device = &record.device;
         let ending = match record.ending {
@@ -127,7 +136,6 @@ pub fn holdings_csv(records: &[AllocationRecord]) -> String {
             Some(Ending::Unseen) => "unseen",
             Some(Ending::Replaced) => "replaced",
         };
-        let figure = |figure: Option<f64>| figure.map_or(String::new(), |figure| figure.to_string());
         let named = |name: &Option<std::sync::Arc<str>>| quoted(name.as_deref().unwrap_or(""));
         let fields = [
             quoted(&record.namespace),
@@ -144,15 +152,10 @@ pub fn holdings_csv(records: &[AllocationRecord]) -> String {
             record.seen.to_string(),
             figure(record.ended),
             ending.to_owned(),
-            record.held_seconds.to_string(),
             record.unseen_seconds.to_string(),
-            figure(record.figures.allocated_seconds),
-            figure(record.figures.busy_seconds),
-            figure(record.figures.idle_seconds),
-            figure(record.figures.energy_joules),
-            quoted(&events(record)),
         ];
-        text.push_str(&fields.join(","));
+        let fields = fields.into_iter().chain(listed(&record.figures)).chain([quoted(&events(record))]);
+        text.push_str(&fields.collect::<Vec<_>>().join(","));
         text.push('\n');
     }
     text
@@ -177,17 +180,29 @@ fn row_names(row: &Row, by: By) -> Vec<String> {
     }
 }
 
-fn shown(totals: &Totals) -> [String; 8] {
-    [
-        totals.holdings.to_string(),
-        hours(totals.allocated_seconds),
-        hours(totals.busy_seconds),
-        hours(totals.idle_seconds),
+fn shown(totals: &Totals) -> Vec<String> {
+    let mut cells = vec![totals.holdings.to_string()];
+    cells.extend(shown_figures(&totals.figures));
+    cells.extend([
         totals.utilization_ratio.map_or("-".to_owned(), |ratio| format!("{:.1}", ratio * 100.0)),
-        number(totals.energy_joules, KILOWATT_HOUR),
+        number(totals.figures.energy_joules, KILOWATT_HOUR),
         totals.xids.to_string(),
         totals.unhealthy.to_string(),
+    ]);
+    cells
+}
+
+/// In the columns `TITLES`.
+fn shown_figures(figures: &Figures) -> [String; 6] {
+    [
+        figures.held_seconds,
+        figures.allocated_seconds,
+        figures.busy_seconds,
+        figures.borrowed_seconds,
+        figures.idle_seconds,
+        figures.uncovered_seconds,
     ]
+    .map(hours)
 }
 
 fn hours(seconds: Option<f64>) -> String {

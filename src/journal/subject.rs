@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::allocation_record::{AllocationRecord, Device, Figures, HealthEvent, Xid};
+use super::allocation_record::{AllocationRecord, Device, HealthEvent, Xid};
 use crate::model::{
     Account, Attribution, ContainerRef, DeviceId, GpuUuid, HealthTransition, MigUuid, Monotonic, PciBusId,
     ResourceName, Snapshot, UnixSeconds,
@@ -37,15 +37,6 @@ pub fn is_replaced(account: &Account, snapshot: &Snapshot) -> bool {
 
 fn has_names(account: &Account, container: &ContainerRef, gpu: &GpuUuid, mig: Option<&MigUuid>) -> bool {
     account.container.has_names_of(container) && account.gpu == *gpu && account.mig.as_ref() == mig
-}
-
-pub fn figures(account: &Account) -> Figures {
-    Figures {
-        allocated_seconds: account.allocated_seconds,
-        busy_seconds: account.busy_seconds,
-        idle_seconds: account.idle_seconds,
-        energy_joules: account.energy_joules,
-    }
 }
 
 /// A holding as it begins.

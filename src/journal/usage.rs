@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::allocation_record::AllocationRecord;
+use crate::model::Figures;
 
 /// How rows are grouped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,21 +13,13 @@ pub enum By {
     Device,
 }
 
-/// Sums over holdings. A figure that is unknown for all holdings is absent.
+/// Sums over holdings. A figure that is unknown for all of them is absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Totals {
     pub holdings: u64,
-    /// GPU-seconds, as the share held: a quarter of a GPU counts a quarter.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub allocated_seconds: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub busy_seconds: Option<f64>,
-    /// Held and not busy.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub idle_seconds: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub energy_joules: Option<f64>,
-    /// Busy of what was busy or idle, 0 to 1.
+    #[serde(flatten)]
+    pub figures: Figures,
+    /// `Figures::busy_ratio`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub utilization_ratio: Option<f64>,
     pub xids: u64,
@@ -79,7 +72,7 @@ impl Usage {
         }
         let mut rows: Vec<Row> = rows.into_values().collect();
         for totals in rows.iter_mut().map(|row| &mut row.totals).chain([&mut total]) {
-            totals.utilization_ratio = totals.ratio();
+            totals.utilization_ratio = totals.figures.busy_ratio();
         }
         Self { since, until, rows, total }
     }
@@ -112,27 +105,12 @@ impl By {
 
 impl Totals {
     fn add(&mut self, record: &AllocationRecord, part: f64, (since, until): (f64, f64)) {
-        let figures = record.figures.times(part);
-        let add = |sum: &mut Option<f64>, figure: Option<f64>| {
-            if let Some(figure) = figure {
-                *sum.get_or_insert(0.0) += figure;
-            }
-        };
         self.holdings += 1;
-        add(&mut self.allocated_seconds, figures.allocated_seconds);
-        add(&mut self.busy_seconds, figures.busy_seconds);
-        add(&mut self.idle_seconds, figures.idle_seconds);
-        add(&mut self.energy_joules, figures.energy_joules);
+        self.figures = self.figures.plus(record.figures.times(part));
         // Their times are not recorded.
         self.xids = record.xids.iter().fold(self.xids, |sum, xid| sum.saturating_add(xid.count));
         let within = |at: f64| (since..=until).contains(&at);
         self.unhealthy += record.health.iter().filter(|event| !event.healthy && within(event.at)).count() as u64;
-    }
-
-    /// At most 1: busy time may exceed the time allocated.
-    fn ratio(&self) -> Option<f64> {
-        let (busy, idle) = self.busy_seconds.zip(self.idle_seconds)?;
-        (busy + idle > 0.0).then(|| busy / (busy + idle))
     }
 }
 

@@ -44,7 +44,7 @@ impl SeriesBudget {
             let mut order: Vec<usize> = (0..accounts.len()).filter(|place| !accounts[*place].over_limit).collect();
             order.sort_by(|one, other| {
                 let (one, other) = (&accounts[*one], &accounts[*other]);
-                let ended = |account: &Account| (account.ended.is_none(), account.ended);
+                let ended = |account: &Account| (account.ended.is_none(), account.ended.map(|ended| ended.monotonic));
                 let by_age = other.created.0.total_cmp(&one.created.0);
                 ended(one).cmp(&ended(other)).then(by_age).then_with(|| key(other).cmp(&key(one)))
             });
@@ -95,7 +95,7 @@ fn key(account: &Account) -> Key {
 mod tests {
     use super::*;
     use crate::metrics::tests::fixture;
-    use crate::model::{Monotonic, UnixSeconds};
+    use crate::model::{Figures, Moment, Monotonic, UnixSeconds};
 
     fn shown(accounts: &[Account]) -> Vec<&str> {
         accounts.iter().filter(|account| !account.over_limit).map(|account| &*account.container.pod).collect()
@@ -109,7 +109,8 @@ mod tests {
             let mut account = holding.clone();
             account.container.pod = pod.into();
             account.created = UnixSeconds(created);
-            account.ended = ended.map(Monotonic::from_secs);
+            account.ended =
+                ended.map(|seconds| Moment { monotonic: Monotonic::from_secs(seconds), ..Moment::default() });
             account
         };
         let all = [account("old", 1.0, None), account("young", 3.0, None), account("middle", 2.0, None)];
@@ -134,7 +135,11 @@ mod tests {
         let account = |uid: &str, created: f64, held: bool| {
             let container = ContainerRef::new("team", "web-0", "main").with_uid(Some(uid.into()));
             let account = Account::new(container, "GPU-0".into(), None, crate::model::UnixSeconds(created));
-            Account { ended: (!held).then(Default::default), allocated_seconds: Some(created), ..account }
+            Account {
+                ended: (!held).then(Default::default),
+                figures: Figures { allocated_seconds: Some(created), ..Figures::NONE },
+                ..account
+            }
         };
         let mut accounts = [account("a", 30.0, false), account("b", 10.0, false), account("c", 20.0, false)];
         let mut budget = SeriesBudget::default();

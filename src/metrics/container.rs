@@ -2,7 +2,7 @@
 
 use super::family::{Family, Group, Value, counter, gauge};
 use super::labels::{DEVICE, of_account, of_device};
-use crate::model::{Account, Attribution, Snapshot};
+use crate::model::{Account, Attribution, Figures, Snapshot};
 
 const ATTRIBUTED: &[&str] = &["namespace", "pod", "container", "gpu_uuid", "mig_uuid"];
 const LEDGER: &str = "PodResources List joined with NVML";
@@ -44,28 +44,28 @@ pub(super) static GROUP: Group = Group {
             ATTRIBUTED,
             LEDGER,
             "GPU-seconds held: a shared slot counts its share of the GPU, a MIG device its slices.",
-            |snapshot, family| totals(snapshot, family, |account| account.allocated_seconds),
+            |snapshot, family| totals(snapshot, family, |account| account.figures.allocated_seconds),
         ),
         counter(
             "podmeter_container_busy_seconds_total",
             ATTRIBUTED,
             LEDGER,
             "GPU-seconds in which the container kept its device busy.",
-            |snapshot, family| totals(snapshot, family, |account| account.busy_seconds),
+            |snapshot, family| totals(snapshot, family, |account| account.figures.busy_seconds),
         ),
         counter(
             "podmeter_container_idle_seconds_total",
             ATTRIBUTED,
             LEDGER,
             "GPU-seconds held and not busy, of the time with known busy seconds.",
-            |snapshot, family| totals(snapshot, family, |account| account.idle_seconds),
+            |snapshot, family| totals(snapshot, family, |account| account.figures.idle_seconds),
         ),
         counter(
             "podmeter_container_uncovered_seconds_total",
             ATTRIBUTED,
             LEDGER,
             "GPU-seconds held without known busy seconds: neither busy nor idle.",
-            |snapshot, family| totals(snapshot, family, |account| account.uncovered_seconds),
+            |snapshot, family| totals(snapshot, family, |account| account.figures.uncovered_seconds),
         ),
         gauge(
             "podmeter_container_last_active_timestamp_seconds",
@@ -114,7 +114,7 @@ pub(super) static GROUP: Group = Group {
             ATTRIBUTED,
             LEDGER,
             "Energy attributed to the container.",
-            |snapshot, family| totals(snapshot, family, |account| account.energy_joules),
+            |snapshot, family| totals(snapshot, family, |account| account.figures.energy_joules),
         ),
         gauge(
             "podmeter_container_processes",
@@ -164,7 +164,8 @@ fn current<V: Into<Value>>(snapshot: &Snapshot, family: &mut Family, read: fn(&A
 
 /// How many series an account has on the page.
 pub(super) fn series_of(account: &Account) -> usize {
-    let Account { allocated_seconds, busy_seconds, idle_seconds, uncovered_seconds, energy_joules, .. } = account;
+    let Figures { allocated_seconds, busy_seconds, idle_seconds, uncovered_seconds, energy_joules, .. } =
+        account.figures;
     let totals = [allocated_seconds, busy_seconds, idle_seconds, uncovered_seconds, energy_joules];
     let current = [
         account.last_active.is_some(),

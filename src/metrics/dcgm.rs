@@ -89,9 +89,11 @@ static METRICS: &[Metric] = &[
         "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",
         "Energy drawn since podmeter first read the GPU (mJ).",
         |page, family| {
-            page.of_gpus(family, Some(|account, _| Some((account.energy_joules? * 1000.0).round())), |readings| {
-                Some(whole(readings.totals.energy_joules? * 1000.0))
-            });
+            page.of_gpus(
+                family,
+                Some(|account, _| Some((account.figures.energy_joules? * 1000.0).round())),
+                |readings| Some(whole(readings.totals.energy_joules? * 1000.0)),
+            );
         },
     ),
     gauge("DCGM_FI_DEV_SM_CLOCK", "SM clock (MHz).", |page, family| {

@@ -32,6 +32,7 @@ macro_rules! named {
 
 mod allocations;
 mod device_health;
+mod figures;
 mod identity;
 mod inventory;
 mod journal;
@@ -50,6 +51,7 @@ pub use device_health::{
     DeviceHealth, GpuHealth, HealthCause, HealthState, HealthTransition, LastXid, RECOVERY_ACTIONS, UnhealthyReason,
     XidClass, XidCounts, recovery_action,
 };
+pub use figures::Figures;
 pub use identity::{ContainerId, ContainerRef, DeviceId, GpuUuid, MigUuid, PciBusId, PodRef, PodUid, ResourceName};
 pub use inventory::{BusGpu, DriverInfo, Gpu, Inventory, MigDevice, MissingGpu, NodeDevices, NvLinkPeers};
 pub use journal::JournalState;

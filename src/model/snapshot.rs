@@ -5,8 +5,8 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::{
-    Allocatable, Allocations, ContainerRef, ContainerXid, DeviceId, DeviceReadings, DurationHistogram, GpuUuid,
-    HealthState, Inventory, JournalState, MigUuid, Moment, Monotonic, NodeDevices, PluginState, ProcessState, Quantity,
+    Allocatable, Allocations, ContainerRef, ContainerXid, DeviceId, DeviceReadings, DurationHistogram, Figures,
+    GpuUuid, HealthState, Inventory, JournalState, MigUuid, Moment, NodeDevices, PluginState, ProcessState, Quantity,
     ResourceName, UnallocatedUse, Unattributed, UnixSeconds,
 };
 
@@ -147,17 +147,8 @@ pub struct Account {
     pub holding: Option<Holding>,
     /// The start of this account.
     pub created: UnixSeconds,
-    /// `None` while its share of the device is unknown.
-    pub allocated_seconds: Option<f64>,
-    /// `None` where busy time is unknown or not attributable.
-    pub busy_seconds: Option<f64>,
-    /// Allocated and not busy, in time for which busy seconds are known.
-    pub idle_seconds: Option<f64>,
-    /// Allocated seconds for which it is unknown whether the device was busy.
-    pub uncovered_seconds: Option<f64>,
-    /// Busy beyond the allocated slot, while other slots were idle: busy + idle + uncovered = allocated + borrowed.
-    pub borrowed_seconds: Option<f64>,
-    pub energy_joules: Option<f64>,
+    #[serde(flatten)]
+    pub figures: Figures,
     /// `None` while its activity is unknown.
     pub last_active: Option<UnixSeconds>,
     /// Of its share of the device, 0 to 1.
@@ -172,8 +163,8 @@ pub struct Account {
     pub processes: Option<u64>,
     /// Not in the metrics: over the series limit, or another pod of the same name has the series.
     pub over_limit: bool,
-    #[serde(skip)]
-    pub ended: Option<Monotonic>,
+    /// When the holding ended.
+    pub ended: Option<Moment>,
 }
 
 impl Account {
@@ -186,12 +177,7 @@ impl Account {
             mig,
             holding: None,
             created,
-            allocated_seconds: None,
-            busy_seconds: None,
-            idle_seconds: None,
-            uncovered_seconds: None,
-            borrowed_seconds: None,
-            energy_joules: None,
+            figures: Figures::NONE,
             last_active: None,
             utilization_ratio: None,
             device_utilization_ratio: None,

@@ -127,7 +127,7 @@ impl Page<'_> {
                 percent(account.utilization_ratio),
                 percent(account.device_utilization_ratio),
                 memory(account.memory_used_bytes, None),
-                super::format::spanned(account.idle_seconds),
+                super::format::spanned(account.figures.idle_seconds),
                 account.processes.map_or_else(|| super::format::DASH.to_owned(), |count| count.to_string()),
             ));
         }

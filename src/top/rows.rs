@@ -223,10 +223,10 @@ fn container(node: &Node, gpus: &BTreeMap<String, Gpu>, account: &Account) -> Co
         used: account.utilization_ratio.filter(|_| holds),
         memory_used: account.memory_used_bytes.filter(|_| holds),
         memory_limit: account.memory_limit_bytes.filter(|_| holds),
-        held: account.allocated_seconds,
-        busy: account.busy_seconds,
-        idle: account.idle_seconds,
-        energy: account.energy_joules,
+        held: account.figures.allocated_seconds,
+        busy: account.figures.busy_seconds,
+        idle: account.figures.idle_seconds,
+        energy: account.figures.energy_joules,
         last_active: account.last_active.map(|then| (node.at.unix - then).max(0.0)),
     }
 }

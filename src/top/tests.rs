@@ -218,7 +218,7 @@ fn unknown_values_are_last_in_every_order() {
 fn the_most_idle_is_first() {
     let mut answer = node();
     for (idle, account) in [5.0, 700.0, 60.0].into_iter().zip(&mut answer.accounts) {
-        account.idle_seconds = Some(idle);
+        account.figures.idle_seconds = Some(idle);
         account.holding = Some(Holding::default());
     }
     let text = plain::text(&answer);
@@ -295,7 +295,7 @@ fn shrunk(gpus: usize, accounts: usize, name: &str) -> Node {
     }
     for account in &mut node.accounts {
         name.clone_into(&mut account.container.pod);
-        account.energy_joules = account.energy_joules.map(|joules| joules * 1e300);
+        account.figures.energy_joules = account.figures.energy_joules.map(|joules| joules * 1e300);
     }
     for cause in node.health.gpus.values_mut().flat_map(|health| &mut health.whole.causes) {
         name.clone_into(&mut cause.detail);

@@ -195,7 +195,7 @@ impl World {
 
     fn idle(&self) -> BTreeMap<String, f64> {
         let accounts = &self.output.as_ref().unwrap().accounts;
-        let idle = |account: &podmeter::model::Account| (account.container.to_string(), account.idle_seconds);
+        let idle = |account: &podmeter::model::Account| (account.container.to_string(), account.figures.idle_seconds);
         accounts.iter().map(idle).map(|(name, idle)| (name, idle.unwrap_or(0.0))).collect()
     }
 
@@ -258,11 +258,11 @@ impl World {
         prop_assert!(output.violations.values().all(|count| *count == 0), "{:?}", output.violations);
         for account in &output.accounts {
             let [allocated, busy, idle, uncovered, borrowed] = [
-                account.allocated_seconds,
-                account.busy_seconds,
-                account.idle_seconds,
-                account.uncovered_seconds,
-                account.borrowed_seconds,
+                account.figures.allocated_seconds,
+                account.figures.busy_seconds,
+                account.figures.idle_seconds,
+                account.figures.uncovered_seconds,
+                account.figures.borrowed_seconds,
             ]
             .map(Option::unwrap_or_default);
             prop_assert!(near(busy + idle + uncovered, allocated + borrowed), "{account:?}");
@@ -271,7 +271,7 @@ impl World {
             prop_assert!(allocated <= held + 1e-6 && allocated >= held - since - 1e-6, "{account:?}: held {held} s");
         }
         let unattributed = &output.unattributed[0];
-        let booked = output.accounts.iter().filter_map(|account| account.energy_joules).sum::<f64>()
+        let booked = output.accounts.iter().filter_map(|account| account.figures.energy_joules).sum::<f64>()
             + unattributed.energy_joules.values().sum::<f64>();
         let counted = self.counted as f64 / 1e3;
         prop_assert!(near(booked, counted), "{booked} J booked, {counted} J counted");

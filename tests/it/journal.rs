@@ -192,7 +192,7 @@ fn usage_equals_the_metrics_also_after_the_agent_has_ended() {
     assert_eq!(holding["gpu_uuid"], *one.device.gpu_uuid);
     assert!(holding["model"].as_str().unwrap().contains("H100") && holding["driver_version"].is_string());
     let csv = usage(&[&offline[..], &["--by", "pod", "-o", "csv"]].concat());
-    assert!(csv.starts_with("namespace,pod,holdings,allocated_seconds,"), "{csv}");
+    assert!(csv.starts_with("namespace,pod,holdings,held_seconds,allocated_seconds,"), "{csv}");
 }
 
 #[test]

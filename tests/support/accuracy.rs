@@ -322,9 +322,9 @@ impl Node {
             let own_idle = if exclusive { IDLE_WATTS * row.held_seconds } else { 0.0 };
             idle -= own_idle;
             let has = |read: fn(&Account) -> Option<f64>| account.and_then(read).unwrap_or(0.0);
-            allocated.add(row.held_seconds * fraction, has(|account| account.allocated_seconds));
-            busy.add(row.busy_seconds * of_gpu, has(|account| account.busy_seconds));
-            energy.add(row.busy_seconds * of_gpu * LOAD_WATTS + own_idle, has(|account| account.energy_joules));
+            allocated.add(row.held_seconds * fraction, has(|account| account.figures.allocated_seconds));
+            busy.add(row.busy_seconds * of_gpu, has(|account| account.figures.busy_seconds));
+            energy.add(row.busy_seconds * of_gpu * LOAD_WATTS + own_idle, has(|account| account.figures.energy_joules));
             pods += 1;
         }
         for unattributed in &output.unattributed {

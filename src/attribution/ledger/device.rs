@@ -136,7 +136,7 @@ impl Device {
             holder.final_since_scrape.get_or_insert(scrapes);
         }
         self.holders.retain(|_, holder| match (holder.account.ended, holder.final_since_scrape) {
-            (Some(ended), Some(since)) => now.since(ended) < retention || scrapes < since + 2,
+            (Some(ended), Some(since)) => now.since(ended.monotonic) < retention || scrapes < since + 2,
             _ => true,
         });
         self.gap.forget_all_but(&self.holders);

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use super::division::is_nothing;
 use crate::attribution::join::HoldingKey;
-use crate::model::{Account, Holding, Moment, Monotonic, Sharing, UnixSeconds};
+use crate::model::{Account, Figures, Holding, Moment, Monotonic, Sharing, UnixSeconds};
 
 /// One container and one device: the account, and the holding time that is not accounted yet.
 #[derive(Debug)]
@@ -41,6 +41,8 @@ pub struct Span {
 /// What one holder gains in one interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Gain {
+    /// Clock time.
+    pub held: f64,
     /// `None` where no share was known.
     pub allocated: Option<f64>,
     pub busy: Option<f64>,
@@ -59,8 +61,12 @@ impl HolderAccount {
     pub fn opened(key: &HoldingKey, holding: &Holding, now: Moment, seen: u64) -> Self {
         let account = Account {
             holding: Some(holding.clone()),
-            allocated_seconds: holding.share.map(|_| 0.0),
-            uncovered_seconds: holding.share.map(|_| 0.0),
+            figures: Figures {
+                held_seconds: Some(0.0),
+                allocated_seconds: holding.share.map(|_| 0.0),
+                uncovered_seconds: holding.share.map(|_| 0.0),
+                ..Figures::default()
+            },
             ..Account::new(key.container.clone(), key.gpu.clone(), key.mig.clone(), now.unix)
         };
         let open = Some((now.monotonic, HeldShare::of(holding)));
@@ -90,10 +96,10 @@ impl HolderAccount {
     }
 
     /// Ends the holding, unless the observation `seen` has it.
-    pub fn close_unless_seen(&mut self, seen: u64, now: Monotonic) {
+    pub fn close_unless_seen(&mut self, seen: u64, now: Moment) {
         let Some((from, held_share)) = self.open.filter(|_| self.seen != seen) else { return };
         self.open = None;
-        self.closed.push(Span { from, to: now, held_share });
+        self.closed.push(Span { from, to: now.monotonic, held_share });
         self.account.holding = None;
         self.account.ended = Some(now);
         self.busy_ratio = None;
@@ -129,20 +135,22 @@ impl HolderAccount {
     /// `known_seconds` of the interval are what the ratio is of.
     pub fn gain(&mut self, gain: &Gain, known_seconds: f64, now: UnixSeconds) {
         let account = &mut self.account;
+        let figures = &mut account.figures;
         let covered = gain.covered.unwrap_or_default();
+        *figures.held_seconds.get_or_insert(0.0) += gain.held;
         if let Some(allocated) = gain.allocated {
-            *account.allocated_seconds.get_or_insert(0.0) += allocated;
+            *figures.allocated_seconds.get_or_insert(0.0) += allocated;
             let uncovered = allocated - covered.allocated;
-            *account.uncovered_seconds.get_or_insert(0.0) += if is_nothing(uncovered) { 0.0 } else { uncovered };
+            *figures.uncovered_seconds.get_or_insert(0.0) += if is_nothing(uncovered) { 0.0 } else { uncovered };
         }
         let is_ratio = self.open.is_some() && known_seconds > 0.0;
         self.busy_ratio = gain.busy.filter(|_| is_ratio).map(|busy| busy / known_seconds);
         if gain.covered.is_some() {
-            *account.idle_seconds.get_or_insert(0.0) += (covered.allocated - covered.busy).max(0.0);
-            *account.borrowed_seconds.get_or_insert(0.0) += (covered.busy - covered.allocated).max(0.0);
+            *figures.idle_seconds.get_or_insert(0.0) += (covered.allocated - covered.busy).max(0.0);
+            *figures.borrowed_seconds.get_or_insert(0.0) += (covered.busy - covered.allocated).max(0.0);
         }
         if let Some(busy) = gain.busy {
-            *account.busy_seconds.get_or_insert(0.0) += busy;
+            *figures.busy_seconds.get_or_insert(0.0) += busy;
             // It may have been busy up to now in time that was not read.
             if std::mem::take(&mut self.is_unread) || !is_nothing(busy) {
                 account.last_active = Some(now);
@@ -157,7 +165,7 @@ impl HolderAccount {
 
     pub fn add_energy(&mut self, joules: Option<f64>) {
         if let Some(joules) = joules {
-            *self.account.energy_joules.get_or_insert(0.0) += joules;
+            *self.account.figures.energy_joules.get_or_insert(0.0) += joules;
         }
     }
 }

@@ -42,6 +42,7 @@ pub fn held_times(
         let spans = holder.take(from, to);
         let mut gain = Gain::default();
         for span in &spans {
+            gain.held += span.length().as_secs_f64();
             if let Some(share) = span.held_share.share {
                 *gain.allocated.get_or_insert(0.0) += share * span.length().as_secs_f64();
             }

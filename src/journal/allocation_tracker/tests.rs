@@ -3,7 +3,6 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::*;
-use crate::journal::subject::figures;
 use crate::model::{
     Allocations, Container, ContainerRef, ContainerXid, DeviceId, HealthState, HealthTransition, HeldDevice, Holding,
     KubeletState, Pod, PodRef, Sharing, UnhealthyReason, XidClass,
@@ -42,7 +41,7 @@ impl Node {
     }
 
     fn release(&mut self, pod: &str) {
-        let now = self.now().monotonic;
+        let now = self.now();
         let account = self.accounts.get_mut(pod).expect("held");
         (account.holding, account.ended) = (None, Some(now));
     }
@@ -102,14 +101,19 @@ fn holding() -> Holding {
 
 fn account(pod: &str, created: UnixSeconds) -> Account {
     let account = Account::new(ContainerRef::new("team", pod, "main"), GPU.into(), None, created);
-    Account { allocated_seconds: Some(0.0), ..account }
+    Account { figures: Figures { held_seconds: Some(0.0), allocated_seconds: Some(0.0), ..Figures::NONE }, ..account }
 }
 
 fn gain(account: &mut Account, seconds: f64) {
-    *account.allocated_seconds.get_or_insert(0.0) += seconds;
-    *account.busy_seconds.get_or_insert(0.0) += seconds / 2.0;
-    *account.idle_seconds.get_or_insert(0.0) += seconds / 2.0;
-    *account.energy_joules.get_or_insert(0.0) += seconds * 300.0;
+    let more = Figures {
+        held_seconds: Some(seconds),
+        allocated_seconds: Some(seconds),
+        busy_seconds: Some(seconds / 2.0),
+        idle_seconds: Some(seconds / 2.0),
+        energy_joules: Some(seconds * 300.0),
+        ..Figures::NONE
+    };
+    account.figures = account.figures.plus(more);
 }
 
 /// A tracker without records of an earlier agent.
@@ -229,7 +233,7 @@ fn a_holding_continues_across_a_restart_with_its_unseen_time() {
         let [record] = &disk.values().cloned().collect::<Vec<_>>()[..] else { panic!("one holding: {disk:?}") };
         assert_eq!((record.began, record.ended), (BIRTH, Some(BIRTH + 120.0)));
         assert_eq!(record.figures.allocated_seconds, Some(60.0), "late: {late}");
-        assert_eq!((record.held_seconds, record.unseen_seconds, record.agent_restarts), (60.0, 60.0, 1));
+        assert_eq!((record.figures.held_seconds, record.unseen_seconds, record.agent_restarts), (Some(60.0), 60.0, 1));
     }
 }
 
@@ -271,7 +275,7 @@ fn a_pod_that_is_replaced_under_its_name_ends() {
     // The new pod holds from now on; the last second of the old one is read after that.
     let now = node.now();
     let old = node.accounts.remove("a").expect("held");
-    node.accounts.insert("old".into(), Account { holding: None, ended: Some(now.monotonic), ..old });
+    node.accounts.insert("old".into(), Account { holding: None, ended: Some(now), ..old });
     node.hold("a");
     node.accounts.get_mut("a").expect("held").container = of("u2");
     tracker.observe(&node.snapshot());
@@ -414,7 +418,7 @@ proptest! {
     fn no_second_is_lost_or_counted_twice(steps in steps()) {
         let (mut node, mut tracker, mut disk) = (Node::new(BIRTH), loaded(), BTreeMap::new());
         let mut counted = Figures::default();
-        let count = |node: &Node, name: &str| node.accounts.get(name).map_or(Figures::default(), figures);
+        let count = |node: &Node, name: &str| node.accounts.get(name).map_or(Figures::default(), |account| account.figures);
         for step in steps {
             let name = |number: u8| format!("p{number}");
             match step {

@@ -4,7 +4,8 @@ use std::sync::LazyLock;
 use proptest::prelude::*;
 
 use super::*;
-use crate::journal::allocation_record::{Device, Figures};
+use crate::journal::allocation_record::Device;
+use crate::model::Figures;
 
 const BOUNDS: Bounds = Bounds { bytes: 4 << 20, age: Duration::from_secs(1000) };
 

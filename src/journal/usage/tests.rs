@@ -1,7 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::journal::allocation_record::{Device, Figures};
+use crate::journal::allocation_record::Device;
+use crate::model::Figures;
 
 fn record(id: u64, pod: &str, gpu: &str, (began, ended): (f64, f64), busy: Option<f64>) -> AllocationRecord {
     let seconds = ended - began;
@@ -18,6 +19,7 @@ fn record(id: u64, pod: &str, gpu: &str, (began, ended): (f64, f64), busy: Optio
             busy_seconds: busy.map(|busy| busy * seconds),
             idle_seconds: busy.map(|busy| (1.0 - busy) * seconds),
             energy_joules: busy.map(|_| 100.0 * seconds),
+            ..Figures::NONE
         },
         ..AllocationRecord::default()
     }
@@ -28,15 +30,15 @@ fn a_holding_across_a_bound_counts_in_proportion() {
     let records = [record(1, "a-1", "GPU-1", (100.0, 200.0), Some(0.25)), record(2, "b-1", "GPU-1", (0.0, 50.0), None)];
     let usage = Usage::of(&records, By::Namespace, 150.0, 1000.0);
     let [row] = &usage.rows[..] else { panic!("one row: {usage:?}") };
-    assert_eq!((row.namespace.as_deref(), row.totals.allocated_seconds), (Some("a"), Some(50.0)));
-    assert_eq!((row.totals.utilization_ratio, row.totals.energy_joules), (Some(0.25), Some(5000.0)));
+    assert_eq!((row.namespace.as_deref(), row.totals.figures.allocated_seconds), (Some("a"), Some(50.0)));
+    assert_eq!((row.totals.utilization_ratio, row.totals.figures.energy_joules), (Some(0.25), Some(5000.0)));
 }
 
 #[test]
 fn unknown_is_absent_and_not_zero() {
     let usage = Usage::of(&[record(2, "b-1", "GPU-1", (0.0, 50.0), None)], By::Pod, 0.0, 100.0);
-    assert_eq!((usage.total.busy_seconds, usage.total.utilization_ratio), (None, None));
-    assert_eq!(usage.total.allocated_seconds, Some(50.0));
+    assert_eq!((usage.total.figures.busy_seconds, usage.total.utilization_ratio), (None, None));
+    assert_eq!(usage.total.figures.allocated_seconds, Some(50.0));
     let json = serde_json::to_value(&usage).unwrap();
     assert!(json["total"].get("busy_seconds").is_none(), "{json}");
 }
@@ -60,9 +62,9 @@ proptest! {
             (usage.rows.iter().filter_map(|row| read(&row.totals)).sum::<f64>(), read(&usage.total).unwrap_or(0.0))
         };
         for read in [
-            (|totals: &Totals| totals.allocated_seconds) as fn(&Totals) -> Option<f64>,
-            |totals: &Totals| totals.busy_seconds,
-            |totals: &Totals| totals.energy_joules,
+            (|totals: &Totals| totals.figures.allocated_seconds) as fn(&Totals) -> Option<f64>,
+            |totals: &Totals| totals.figures.busy_seconds,
+            |totals: &Totals| totals.figures.energy_joules,
         ] {
             let views = [By::Namespace, By::Pod, By::Device].map(|by| Usage::of(&records, by, 0.0, 2000.0));
             let whole = sum(&views[0], read).1;

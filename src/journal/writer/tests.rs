@@ -1,7 +1,7 @@
 use super::*;
 use crate::journal::Query;
 use crate::journal::allocation_record::AllocationRecord;
-use crate::model::{Account, ContainerRef, Holding, Moment, Sharing, UnixSeconds};
+use crate::model::{Account, ContainerRef, Figures, Holding, Moment, Sharing, UnixSeconds};
 
 const BOUNDS: Bounds = Bounds { bytes: 4 << 20, age: Duration::from_secs(3600) };
 
@@ -22,7 +22,7 @@ fn snapshot(clock: &Clock, pod: &str) -> Snapshot {
     };
     let account = Account {
         holding: Some(holding),
-        allocated_seconds: Some(at.monotonic.as_duration().as_secs_f64()),
+        figures: Figures { allocated_seconds: Some(at.monotonic.as_duration().as_secs_f64()), ..Figures::NONE },
         ..Account::new(ContainerRef::new("team", pod, "main"), "GPU-1".into(), None, at.unix)
     };
     Snapshot { at, accounts: vec![account], ..Snapshot::default() }

@@ -526,9 +526,19 @@ fn allocatable() -> Allocatable {
     }
 }
 
+/// The figures of a holder of which no reading exists.
+fn unread(held: f64, allocated: f64) -> Figures {
+    Figures {
+        held_seconds: Some(held),
+        allocated_seconds: Some(allocated),
+        uncovered_seconds: Some(allocated),
+        ..Figures::NONE
+    }
+}
+
 fn accounts() -> Vec<Account> {
     let account = |container: ContainerRef, gpu: &str| Account {
-        allocated_seconds: Some(0.0),
+        figures: Figures { allocated_seconds: Some(0.0), ..Figures::NONE },
         ..Account::new(container, gpu.into(), None, UnixSeconds(STARTED.0 + 100.5))
     };
     let exclusive = Account {
@@ -540,11 +550,15 @@ fn accounts() -> Vec<Account> {
             share: Some(1.0),
             weight: 1.0,
         }),
-        allocated_seconds: Some(499.5),
-        busy_seconds: Some(300.5),
-        idle_seconds: Some(199.0),
-        uncovered_seconds: Some(0.0),
-        energy_joules: Some(200_000.0),
+        figures: Figures {
+            held_seconds: Some(499.5),
+            allocated_seconds: Some(499.5),
+            busy_seconds: Some(300.5),
+            borrowed_seconds: Some(0.0),
+            idle_seconds: Some(199.0),
+            uncovered_seconds: Some(0.0),
+            energy_joules: Some(200_000.0),
+        },
         last_active: Some(UnixSeconds(STARTED.0 + 599.0)),
         utilization_ratio: Some(0.87),
         device_utilization_ratio: Some(0.87),
@@ -565,8 +579,7 @@ fn accounts() -> Vec<Account> {
             share: Some(1.0 / 7.0),
             weight: 1.0,
         }),
-        allocated_seconds: Some(71.5),
-        uncovered_seconds: Some(71.5),
+        figures: unread(500.5, 71.5),
         last_active: Some(UnixSeconds(STARTED.0 + 100.5)),
         memory_used_bytes: Some(2 * GIB),
         memory_limit_bytes: Some(10 * GIB),
@@ -582,18 +595,22 @@ fn accounts() -> Vec<Account> {
             share: Some(1.0 / 7.0),
             weight: 1.0,
         }),
-        allocated_seconds: Some(10.0),
-        uncovered_seconds: Some(10.0),
+        figures: unread(70.0, 10.0),
         ..account(ContainerRef::new("research", "claiming", "main"), PARTITIONED)
     };
     let ended = Account {
-        allocated_seconds: Some(12.0),
-        busy_seconds: Some(12.0),
-        idle_seconds: Some(0.0),
-        uncovered_seconds: Some(0.0),
+        figures: Figures {
+            held_seconds: Some(12.0),
+            allocated_seconds: Some(12.0),
+            busy_seconds: Some(12.0),
+            borrowed_seconds: Some(0.0),
+            idle_seconds: Some(0.0),
+            uncovered_seconds: Some(0.0),
+            energy_joules: None,
+        },
         // From an earlier time: must not be shown.
         utilization_ratio: Some(0.5),
-        ended: Some(Monotonic::from_secs(500)),
+        ended: Some(moment(500)),
         ..account(ContainerRef::new("research", "finished", "main"), LOST)
     };
     vec![exclusive, hostile, claiming, ended]

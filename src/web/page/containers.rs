@@ -19,7 +19,7 @@ pub(super) fn section(snapshot: &Snapshot, now: Moment) -> Markup {
     let mut accounts: Vec<&Account> = snapshot.accounts.iter().collect();
     accounts.sort_by(|one, other| {
         let ended = |account: &Account| account.holding.is_none();
-        let idle = |account: &Account| account.idle_seconds.unwrap_or(-1.0);
+        let idle = |account: &Account| account.figures.idle_seconds.unwrap_or(-1.0);
         let name = |account: &Account| (account.container.clone(), account.gpu.clone(), account.mig.clone());
         let by_idle = idle(other).total_cmp(&idle(one));
         ended(one).cmp(&ended(other)).then(by_idle).then_with(|| name(one).cmp(&name(other)))
@@ -72,7 +72,7 @@ fn row(snapshot: &Snapshot, account: &Account, now: Moment) -> Markup {
                 div.muted { (account.holding.as_ref().map_or_else(|| "ended".to_owned(), sharing)) }
             }
             td.number role="cell" data-label="Idle" {
-                (number(CONTAINER_IDLE, seconds(account.idle_seconds)))
+                (number(CONTAINER_IDLE, seconds(account.figures.idle_seconds)))
                 (idle_bar(account))
             }
             td.number role="cell" data-label="Last active" {
@@ -87,9 +87,9 @@ fn row(snapshot: &Snapshot, account: &Account, now: Moment) -> Markup {
             td.number role="cell" data-label="Memory" {
                 (number(CONTAINER_MEMORY, held.and_then(|account| account.memory_used_bytes).map(gibibytes)))
             }
-            td.number role="cell" data-label="Busy" { (number(CONTAINER_BUSY, seconds(account.busy_seconds))) }
-            td.number role="cell" data-label="Held" { (number(CONTAINER_ALLOCATED, seconds(account.allocated_seconds))) }
-            td.number role="cell" data-label="Energy" { (number(CONTAINER_ENERGY, account.energy_joules.map(kilowatt_hours))) }
+            td.number role="cell" data-label="Busy" { (number(CONTAINER_BUSY, seconds(account.figures.busy_seconds))) }
+            td.number role="cell" data-label="Held" { (number(CONTAINER_ALLOCATED, seconds(account.figures.allocated_seconds))) }
+            td.number role="cell" data-label="Energy" { (number(CONTAINER_ENERGY, account.figures.energy_joules.map(kilowatt_hours))) }
         }
     }
 }
@@ -101,7 +101,9 @@ pub(super) fn since_active(account: &Account, now: Moment) -> Option<f64> {
 
 /// Idle time as a part of the known time.
 fn idle_bar(account: &Account) -> Markup {
-    let (Some(idle), Some(busy)) = (account.idle_seconds, account.busy_seconds) else { return html! {} };
+    let (Some(idle), Some(busy)) = (account.figures.idle_seconds, account.figures.busy_seconds) else {
+        return html! {};
+    };
     let known = idle + busy;
     if known <= 0.0 {
         return html! {};

@@ -201,7 +201,7 @@ mod tests {
         let table = page.split("<table class=\"cards containers\"").nth(1).unwrap();
         let keys: Vec<&str> = table.split("data-key=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
         let mut accounts: Vec<_> = snapshot.accounts.iter().collect();
-        accounts.sort_by(|one, other| other.idle_seconds.partial_cmp(&one.idle_seconds).unwrap());
+        accounts.sort_by(|one, other| other.figures.idle_seconds.partial_cmp(&one.figures.idle_seconds).unwrap());
         accounts.sort_by_key(|account| account.holding.is_none());
         let expected: Vec<String> = accounts.iter().map(|account| account.gpu.to_string()).collect();
         assert!(keys.len() >= expected.len());

@@ -103,8 +103,13 @@ fn rounded(value: Option<f64>) -> Option<f64> {
 /// Pod: allocated, busy, idle, energy.
 fn rows(published: &LedgerOutput) -> Vec<(String, [Option<f64>; 4])> {
     let row = |account: &Account| {
-        let figures =
-            [account.allocated_seconds, account.busy_seconds, account.idle_seconds, account.energy_joules].map(rounded);
+        let figures = [
+            account.figures.allocated_seconds,
+            account.figures.busy_seconds,
+            account.figures.idle_seconds,
+            account.figures.energy_joules,
+        ]
+        .map(rounded);
         (account.container.pod.to_string(), figures)
     };
     published.accounts.iter().map(row).collect()
@@ -141,7 +146,7 @@ fn slots_with_process_data_follow_sm_time_and_idle_power_is_unattributed() {
     let medium = Medium { memory: memory(10), ..Medium::default() };
     let published = case.read(20, Some(8.0), 4000.0, Some(medium));
     assert_eq!(rows(&published), [row("a", [2.5, 6.0, 0.0, 1500.0]), row("b", [2.5, 2.0, 0.5, 500.0])]);
-    assert_eq!(rounded(published.accounts[0].borrowed_seconds), Some(3.5));
+    assert_eq!(rounded(published.accounts[0].figures.borrowed_seconds), Some(3.5));
     let unattributed = &published.unattributed[0];
     assert_eq!(
         rounded(unattributed.energy_joules.get(&Reason::Idle).copied()),
@@ -167,7 +172,8 @@ fn sm_time_of_a_silence_weighs_nothing_after_it() {
     case.at(40);
     // `a` has worked in the gap, `b` works after it.
     case.run(&[(of("a"), 21.0, 5), (of("b"), 1.0, 2)]);
-    let busy = |published: &LedgerOutput| published.accounts.iter().map(|one| one.busy_seconds).collect::<Vec<_>>();
+    let busy =
+        |published: &LedgerOutput| published.accounts.iter().map(|one| one.figures.busy_seconds).collect::<Vec<_>>();
     assert_eq!(busy(&case.read(44, Some(24.0), 20_000.0, None)), [Some(2.0), Some(2.0)]);
     case.run(&[(of("a"), 21.0, 5), (of("b"), 3.0, 2)]);
     assert_eq!(busy(&case.read(48, Some(26.0), 21_000.0, None)), [Some(2.0), Some(4.0)]);
@@ -196,7 +202,7 @@ fn a_pod_on_a_gpu_that_it_does_not_hold_is_named() {
     let init = Owner::Container(ContainerRef::new("team", "a", "init"));
     case.run(&[(init, 1.0, 1), (of("guest"), 1.0, 1), (Owner::EndedPod { uid: "ended".into(), pod: None }, 2.0, 1)]);
     let published = case.read(20, Some(8.0), 1000.0, None);
-    assert_eq!(rounded(published.accounts[0].busy_seconds), Some(2.0));
+    assert_eq!(rounded(published.accounts[0].figures.busy_seconds), Some(2.0));
     let unattributed = &published.unattributed[0];
     assert_eq!(
         (unattributed.busy_seconds[&Reason::NotAllocated], unattributed.busy_seconds[&Reason::TerminatedPod]),
@@ -292,7 +298,7 @@ fn mig_devices_of_unknown_size_get_no_guessed_part() {
     case.read(0, None, 0.0, None);
     let published = case.read(10, None, 7000.0, Some(medium));
     for account in &published.accounts {
-        assert_eq!((account.busy_seconds, account.energy_joules), (None, None));
+        assert_eq!((account.figures.busy_seconds, account.figures.energy_joules), (None, None));
     }
     assert_eq!(rounded(published.unattributed[0].energy_joules.get(&Reason::Unknown).copied()), Some(7000.0));
 }

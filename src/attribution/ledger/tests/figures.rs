@@ -88,10 +88,11 @@ fn figures(accounts: &[Account]) -> Vec<Figures> {
     // To the microsecond: floating point is not what these tables are about.
     let round = |value: f64| (value * 1e6).round() / 1e6;
     let row = |account: &Account| {
-        let parts = [account.busy_seconds, account.idle_seconds, account.energy_joules].map(|part| part.map(round));
+        let parts = [account.figures.busy_seconds, account.figures.idle_seconds, account.figures.energy_joules]
+            .map(|part| part.map(round));
         (
             account.container.pod.to_string(),
-            round(account.allocated_seconds.unwrap_or_default()),
+            round(account.figures.allocated_seconds.unwrap_or_default()),
             parts[0],
             parts[1],
             parts[2],
@@ -175,16 +176,16 @@ fn released_for_45_seconds(spans: bool, notice: impl Fn(&[Account], bool)) -> Wo
 #[test]
 fn a_release_of_the_driver_is_not_idle_time() {
     let mut world = released_for_45_seconds(true, |accounts, is_late| {
-        let idle = accounts[0].idle_seconds.unwrap();
+        let idle = accounts[0].figures.idle_seconds.unwrap();
         assert!(idle <= 1.5 + 1e-9, "{idle} s idle");
         if is_late {
             assert_eq!(accounts[0].last_active, None, "not known to be idle");
-            assert!(accounts[0].uncovered_seconds.unwrap() > 4.0);
+            assert!(accounts[0].figures.uncovered_seconds.unwrap() > 4.0);
         }
     });
     let accounts = world.tick(48_000);
     assert_eq!(figures(&accounts), [("a".into(), 48.0, Some(1.5), Some(1.5), Some(14_400.0))]);
-    assert_eq!(accounts[0].uncovered_seconds, Some(45.0));
+    assert_eq!(accounts[0].figures.uncovered_seconds, Some(45.0));
     assert_eq!(world.ledger.devices[&GpuUuid::from(GPU)].idle_power.watts(), None, "nothing is learned from it");
 }
 
@@ -206,7 +207,7 @@ fn a_new_reader_after_a_second_is_a_gap_too() {
     let accounts = world.read(2000, Some(0.0), Some(600.0));
     assert_eq!(figures(&accounts), [("a".into(), 2.0, None, None, Some(600.0))]);
     let method = |accounts: &[Account]| accounts[0].holding.as_ref().unwrap().attribution;
-    assert_eq!((accounts[0].uncovered_seconds, method(&accounts)), (Some(2.0), Some(Attribution::Estimated)));
+    assert_eq!((accounts[0].figures.uncovered_seconds, method(&accounts)), (Some(2.0), Some(Attribution::Estimated)));
     let accounts = world.read(3000, Some(1.0), Some(900.0));
     assert_eq!(figures(&accounts), [("a".into(), 3.0, Some(1.0), Some(0.0), Some(900.0))]);
     assert_eq!(method(&accounts), Some(Attribution::Exclusive));
@@ -222,7 +223,7 @@ fn energy_of_a_gap_reported_later_is_not_of_the_time_after_it() {
     world.read(45_000, Some(0.0), Some(0.0));
     world.totals.gaps.energy_joules = 13_500.0;
     let accounts = world.read(46_000, Some(0.0), Some(13_570.0));
-    assert_eq!(accounts[0].energy_joules, Some(70.0));
+    assert_eq!(accounts[0].figures.energy_joules, Some(70.0));
     assert_eq!(world.unattributed[0].energy_joules[&Reason::Unknown], 13_500.0);
     assert_eq!(world.ledger.devices[&GpuUuid::from(GPU)].idle_power.watts(), Some(70.0));
 }
@@ -239,7 +240,7 @@ fn time_without_samples_is_not_idle_time() {
     world.totals.uncovered_seconds = 4.0;
     let accounts = world.read(5000, Some(0.25), Some(1500.0));
     assert_eq!(figures(&accounts), [("a".into(), 5.0, Some(0.25), Some(0.75), Some(1500.0))]);
-    assert_eq!(accounts[0].uncovered_seconds, Some(4.0));
+    assert_eq!(accounts[0].figures.uncovered_seconds, Some(4.0));
     assert_eq!(world.ledger.devices[&GpuUuid::from(GPU)].idle_power.watts(), None);
 }
 
@@ -252,7 +253,7 @@ fn a_late_reading_ends_a_silence() {
     world.tick(61_000);
     let accounts = world.read(62_000, Some(21.0), Some(6200.0));
     assert_eq!(figures(&accounts), [("a".into(), 62.0, Some(1.0), Some(0.0), Some(6200.0))]);
-    assert_eq!(accounts[0].uncovered_seconds, Some(61.0));
+    assert_eq!(accounts[0].figures.uncovered_seconds, Some(61.0));
     let accounts = world.read(63_000, Some(22.0), Some(6300.0));
     assert_eq!(figures(&accounts), [("a".into(), 63.0, Some(2.0), Some(0.0), Some(6300.0))]);
     assert_eq!(accounts[0].last_active, Some(moment(63_000).unix));
@@ -270,7 +271,8 @@ fn the_energy_of_a_gap_is_divided_by_holding() {
     let gaps = Gaps { seconds: 40.0, energy_joules: 4000.0, until: Monotonic::from_secs(50) };
     world.totals = Totals { uncovered_seconds: 40.0, gaps, ..Totals::default() };
     let accounts = world.read(50_000, Some(0.0), Some(4500.0));
-    let energy: Vec<Option<f64>> = accounts.iter().map(|account| account.energy_joules.map(f64::round)).collect();
+    let energy: Vec<Option<f64>> =
+        accounts.iter().map(|account| account.figures.energy_joules.map(f64::round)).collect();
     assert_eq!(energy, [Some(1500.0), Some(2000.0)]);
     let unattributed = &world.unattributed[0].energy_joules;
     assert_eq!((unattributed[&Reason::Idle].round(), unattributed[&Reason::Unknown].round()), (500.0, 500.0));
@@ -377,14 +379,15 @@ fn energy_of_time_without_readings_is_not_the_next_holders() {
     world.tick(200_000);
     world.relate(300_000, exclusive(&["b"]));
     let accounts = world.read(303_000, Some(200.0), Some(30_300.0));
-    let energy: Vec<Option<f64>> = accounts.iter().map(|account| account.energy_joules.map(f64::round)).collect();
+    let energy: Vec<Option<f64>> =
+        accounts.iter().map(|account| account.figures.energy_joules.map(f64::round)).collect();
     assert_eq!(energy, [Some(30_000.0), Some(300.0)], "100 W of the time that each held it");
     // With the same holder throughout it is that holder's.
     let mut world = World::new();
     world.read(0, Some(0.0), Some(0.0));
     world.relate(0, exclusive(&["a"]));
     world.tick(200_000);
-    assert_eq!(world.read(201_000, Some(100.0), Some(30_000.0))[0].energy_joules, Some(30_000.0));
+    assert_eq!(world.read(201_000, Some(100.0), Some(30_000.0))[0].figures.energy_joules, Some(30_000.0));
 }
 
 #[test]
@@ -419,5 +422,5 @@ fn without_a_known_share_nothing_is_counted() {
     let mut join = held_by(&["a"], Sharing::TimeSlicing, 1.0);
     join.holdings.values_mut().for_each(|holding| holding.share = None);
     world.relate(0, join);
-    assert_eq!(world.read(1000, Some(1.0), None)[0].allocated_seconds, None);
+    assert_eq!(world.read(1000, Some(1.0), None)[0].figures.allocated_seconds, None);
 }

@@ -1,0 +1,132 @@
+use serde::{Deserialize, Serialize};
+
+/// The counters of one holding. Absent: not known.
+///
+/// GPU time is time held times the share held: allocated + borrowed = busy + idle + uncovered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Figures {
+    /// Clock time held, whatever the share. All other seconds are GPU time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_seconds: Option<f64>,
+    /// `None` while the holder's share of the device is unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allocated_seconds: Option<f64>,
+    /// `None` where busy time is unknown or not attributable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub busy_seconds: Option<f64>,
+    /// The part of `busy_seconds` beyond the share held, while other holders left theirs idle.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub borrowed_seconds: Option<f64>,
+    /// Held and not busy, in time for which busy seconds are known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_seconds: Option<f64>,
+    /// Held, and unknown whether busy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uncovered_seconds: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub energy_joules: Option<f64>,
+}
+
+impl Figures {
+    pub const NONE: Self = Self {
+        held_seconds: None,
+        allocated_seconds: None,
+        busy_seconds: None,
+        borrowed_seconds: None,
+        idle_seconds: None,
+        uncovered_seconds: None,
+        energy_joules: None,
+    };
+
+    /// Busy as a part of the GPU time for which it is known, 0 to 1. Borrowed time does not count.
+    #[must_use]
+    pub fn busy_ratio(&self) -> Option<f64> {
+        self.idle_ratio().map(|idle| 1.0 - idle)
+    }
+
+    /// The rest of `busy_ratio`.
+    #[must_use]
+    pub fn idle_ratio(&self) -> Option<f64> {
+        let (busy, idle) = self.busy_seconds.zip(self.idle_seconds)?;
+        let own = (busy - self.borrowed_seconds.unwrap_or(0.0)).max(0.0);
+        (own + idle > 0.0).then(|| idle / (own + idle))
+    }
+
+    /// Adds each figure; one that is absent on one side has the value of the other.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        self.zip(other, |one, two| match (one, two) {
+            (Some(one), Some(two)) => Some(one + two),
+            (one, two) => one.or(two),
+        })
+    }
+
+    /// The difference to `earlier`, at least zero.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Self {
+        self.zip(earlier, |now, then| Some((now? - then.unwrap_or(0.0)).max(0.0)))
+    }
+
+    #[must_use]
+    pub fn times(self, factor: f64) -> Self {
+        self.zip(Self::default(), |figure, _| Some(figure? * factor))
+    }
+
+    /// Whether any is smaller than in `earlier`: the counters started again.
+    #[must_use]
+    pub fn fell_since(self, earlier: Self) -> bool {
+        let mut fell = false;
+        self.zip(earlier, |now, then| {
+            fell |= then.is_some_and(|then| now.is_none_or(|now| now < then));
+            None
+        });
+        fell
+    }
+
+    fn zip(self, other: Self, mut with: impl FnMut(Option<f64>, Option<f64>) -> Option<f64>) -> Self {
+        Self {
+            held_seconds: with(self.held_seconds, other.held_seconds),
+            allocated_seconds: with(self.allocated_seconds, other.allocated_seconds),
+            busy_seconds: with(self.busy_seconds, other.busy_seconds),
+            borrowed_seconds: with(self.borrowed_seconds, other.borrowed_seconds),
+            idle_seconds: with(self.idle_seconds, other.idle_seconds),
+            uncovered_seconds: with(self.uncovered_seconds, other.uncovered_seconds),
+            energy_joules: with(self.energy_joules, other.energy_joules),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_absent_figure_takes_the_value_of_the_other_side() {
+        let known = Figures { busy_seconds: Some(2.0), ..Figures::default() };
+        let more = Figures { busy_seconds: Some(5.0), energy_joules: Some(7.0), ..Figures::default() };
+        assert_eq!(more.since(known).busy_seconds, Some(3.0));
+        assert_eq!(more.since(known).energy_joules, Some(7.0));
+        assert_eq!(known.plus(more).busy_seconds, Some(7.0));
+        assert_eq!(known.since(more).energy_joules, None);
+        assert!(known.fell_since(more) && !more.fell_since(known));
+    }
+
+    #[test]
+    fn ratios_are_of_the_known_time_that_was_held() {
+        let of = |busy, borrowed, idle| {
+            let figures = Figures {
+                allocated_seconds: Some(100.0),
+                busy_seconds: busy,
+                borrowed_seconds: borrowed,
+                idle_seconds: idle,
+                uncovered_seconds: Some(50.0),
+                ..Figures::default()
+            };
+            (figures.busy_ratio(), figures.idle_ratio())
+        };
+        assert_eq!(of(Some(90.0), Some(60.0), Some(10.0)), (Some(0.75), Some(0.25)), "uncovered time is neither");
+        assert_eq!(of(Some(30.0), None, Some(10.0)), (Some(0.75), Some(0.25)));
+        assert_eq!(of(Some(0.0), Some(0.0), Some(0.0)), (None, None));
+        assert_eq!(of(None, None, None), (None, None));
+    }
+}
