@@ -115,7 +115,14 @@ const START: &str = "Start here:
 
 pub fn with_examples(command: Command) -> Command {
     EXAMPLES.iter().fold(command.after_help(START), |command, (name, text)| {
-        command.mut_subcommand(name, |subcommand| subcommand.after_help(*text))
+        command.mut_subcommand(name, |subcommand| {
+            let short = if subcommand.get_arguments().any(clap::Arg::is_hide_short_help_set) {
+                format!("{MORE}\n\n{text}")
+            } else {
+                (*text).to_owned()
+            };
+            subcommand.after_help(short).after_long_help(*text)
+        })
     })
 }
 
@@ -144,6 +151,8 @@ pub fn demo_text(page: &ListenAddress, faults: bool, churn: bool) -> String {
          {url}\n      the page: which container holds which GPU, and which GPU is idle\n  \
          {top}\n      the same in another terminal\n  \
          {scrape} | grep idle_seconds\n      a metric: GPU-seconds held and not used, by container\n\
+const MORE: &str = "All options, in groups: --help";
+
          Then: {next}\n\
          Ctrl-C ends it and removes its files.\n\n"
     )

@@ -18,6 +18,8 @@ use crate::agent::{HardwareSource, HealthConfig, ListenAddress, LogFormat, Proce
 #[derive(Debug)]
 pub struct Row {
     pub(super) name: &'static str,
+    /// Heading in help and documentation; empty for the usual ones.
+    group: &'static str,
     pub flag: String,
     pub variable: String,
     /// In the configuration file; empty where the file has no such key.
@@ -30,10 +32,11 @@ pub struct Row {
 }
 
 impl Row {
-    fn new(name: &'static str, key: Option<&str>, texts: [&'static str; 4], reloadable: bool) -> Self {
-        let [help, default, low, high] = texts;
+    fn new(name: &'static str, key: Option<&str>, texts: [&'static str; 5], reloadable: bool) -> Self {
+        let [group, help, default, low, high] = texts;
         Self {
             name,
+            group,
             flag: name.replace('_', "-"),
             variable: format!("PODMETER_{}", name.to_uppercase()),
             key: key.map_or_else(|| camel_case(name), str::to_owned),
@@ -42,6 +45,10 @@ impl Row {
             range: if low.is_empty() { String::new() } else { format!("{low} to {high}") },
             reloadable,
         }
+    }
+
+    fn heading(&self) -> Option<&'static str> {
+        Some(self.group).filter(|group| !group.is_empty())
     }
 
     /// As shown by `--help`.
@@ -73,21 +80,25 @@ pub struct OutOfRange {
 
 /// A row `name "VALUE": Type = "default" in "low"..="high", reload` is the flag `--name`, the variable `PODMETER_NAME` and the key
 /// `name` of the configuration file. `=> "words"` describes a default that depends on more than the option. A changed
-/// option takes effect on `reload` or needs a `restart`. `arg` has more attributes of the flag, `key` another key.
+/// option takes effect on `reload` or needs a `restart`. `arg` has more attributes of the flag, `key` another key. `-h` shows the
+/// group without a heading, `--help` all.
 macro_rules! options {
     (
+        $($group:literal {
         $(
             $(#[doc = $help:literal])+
             $name:ident $value:literal : $type:ty
                 $(= $default:literal $(in $low:literal..=$high:literal)?)? $(=> $words:literal)?,
                 $reload:ident $(, arg($($arg:tt)*))? $(, key($key:literal: $($serde:tt)*))?;
         )*
+        })*
     ) => {
-        pub static ROWS: LazyLock<Vec<Row>> = LazyLock::new(|| vec![$(
+        pub static ROWS: LazyLock<Vec<Row>> = LazyLock::new(|| vec![$($(
             Row::new(
                 stringify!($name),
                 None::<&str>$(.or(Some($key)))?,
                 [
+                    $group,
                     concat!($($help),+),
                     concat!($($default)? $($words)?),
                     concat!($($($low)?)?),
@@ -95,15 +106,17 @@ macro_rules! options {
                 ],
                 matches!(stringify!($reload), "reload"),
             ),
-        )*]);
+        )*)*]);
 
         /// What flags and variables set, or a configuration file; `None` where they leave the default.
         #[derive(Clone, Debug, Default, Args, Deserialize)]
         #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
         pub struct AgentOptions {
-            $(
+            $($(
                 #[arg(
                     long,
+                    help_heading = row(stringify!($name)).heading(),
+                    hide_short_help = row(stringify!($name)).heading().is_some(),
                     env = row(stringify!($name)).variable.as_str(),
                     help = row(stringify!($name)).full_help(),
                     value_name = $value,
@@ -112,7 +125,7 @@ macro_rules! options {
                 )]
                 #[serde(deserialize_with = "read" $(, $($serde)*)?)]
                 pub $name: Option<$type>,
-            )*
+            )*)*
             /// Only in the file.
             #[arg(skip)]
             pub health: HealthConfig,
@@ -125,7 +138,7 @@ macro_rules! options {
         /// What is in force.
         #[derive(Clone, Debug)]
         pub struct OptionValues {
-            $(pub $name: options!(@type $type $(, $default)?),)*
+            $($(pub $name: options!(@type $type $(, $default)?),)*)*
             pub health: HealthConfig,
             pub plugin_section: DevicePlugin,
         }
@@ -133,20 +146,20 @@ macro_rules! options {
         impl AgentOptions {
             /// The sections are those of `file`.
             pub fn or(self, file: Self) -> Self {
-                Self { $($name: self.$name.or(file.$name),)* health: file.health, plugin_section: file.plugin_section }
+                Self { $($($name: self.$name.or(file.$name),)*)* health: file.health, plugin_section: file.plugin_section }
             }
 
             pub fn values(self) -> Result<OptionValues, OutOfRange> {
                 let values = OptionValues {
-                    $($name: options!(@value self.$name $(, $default)?),)*
+                    $($($name: options!(@value self.$name $(, $default)?),)*)*
                     health: self.health,
                     plugin_section: self.plugin_section,
                 };
-                $($($(
+                $($($($(
                     if !(parsed($low)..=parsed($high)).contains(&values.$name) {
                         return Err(OutOfRange { row: row(stringify!($name)), value: values.$name.to_string() });
                     }
-                )?)?)*
+                )?)?)*)*
                 Ok(values)
             }
         }
@@ -154,13 +167,13 @@ macro_rules! options {
         /// By name: the schema of the value in the configuration file, and the default.
         #[cfg(test)]
         pub fn schemas() -> std::collections::BTreeMap<&'static str, (serde_json::Value, Option<&'static str>)> {
-            [$((stringify!($name), (<$type as Value>::schema(), None::<&'static str>$(.or(Some($default)))?))),*].into()
+            [$($((stringify!($name), (<$type as Value>::schema(), None::<&'static str>$(.or(Some($default)))?))),*),*].into()
         }
 
         impl OptionValues {
             /// Keys of what differs in `other` and takes effect only after a restart.
             pub fn restart_needed_for(&self, other: &Self) -> Vec<&'static str> {
-                let changed = [$((stringify!($name), self.$name != other.$name)),*];
+                let changed = [$($((stringify!($name), self.$name != other.$name)),*),*];
                 let changed = changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| row(name));
                 let health = (self.health != other.health).then_some("health");
                 changed.filter(|row| !row.reloadable).map(|row| row.key.as_str()).chain(health).collect()
@@ -174,77 +187,89 @@ macro_rules! options {
 }
 
 options! {
-    /// YAML file with the same options (`refreshInterval: 5s`)
-    config "FILE": PathBuf, reload, key("": skip);
-    /// Address of metrics and page: `IP:PORT` or `unix:PATH`; repeatable
-    listen "ADDR": Vec<ListenAddress> = "0.0.0.0:9410", restart;
-    /// Address of the kubelet's probes `/-/healthy` and `/-/ready` and nothing else, without TLS and password
-    probe_listen "ADDR": ListenAddress => "none", restart;
-    /// TLS, client certificates, passwords and headers for `--listen`: a web configuration file as for Prometheus exporters; read
-    /// again when it or its certificates change
-    web_config "FILE": PathBuf => "none", restart;
-    /// Connections per listener; beyond that, the least useful connection is closed
-    web_max_connections "N": usize = "64" in "4"..="10000", restart;
-    /// Time limit to receive a request's head, and to wait for the next request on a connection
-    web_read_timeout "DUR": Duration = "65s" in "1s"..="10m", restart;
-    /// Time limit for a client to accept a response
-    web_write_timeout "DUR": Duration = "10s" in "1s"..="10m", restart;
-    /// Size limit of a request line with its headers
-    web_max_header_bytes "N": usize = "32768" in "8192"..="1048576", restart;
-    /// Node name on the page; never a metric label
-    node_name "NAME": String => "$NODE_NAME, else the host name", restart;
-    /// Root directory of the kubelet
-    kubelet_root "DIR": PathBuf = "/var/lib/kubelet", restart;
-    /// Socket of the kubelet's PodResources API
-    pod_resources_socket "PATH": PathBuf => "pod-resources/kubelet.sock under the kubelet root", restart;
-    /// Directory of the kubelet's device plugin sockets
-    device_plugin_dir "DIR": PathBuf => "device-plugins under the kubelet root", restart;
-    /// Interval between requests to the kubelet when nothing triggers one earlier
-    refresh_interval "DUR": Duration = "5s" in "1s"..="10m", reload;
-    /// Source of device readings
-    hardware "SOURCE": HardwareSource = "nvml", restart;
-    /// Path of `libnvidia-ml.so.1`
-    nvml_library "PATH": PathBuf => "the loader's search path, then the driver roots", restart;
-    /// Export the duration of each NVML call, as a histogram by call
-    nvml_call_durations "BOOL": bool = "false", restart,
-        arg(num_args = 0..=1, require_equals = true, default_missing_value = "true");
-    /// Root directory of a host or containerized driver; repeatable
-    driver_root "DIR": Vec<PathBuf> = "/,/run/nvidia/driver,/home/kubernetes/bin/nvidia", restart;
-    /// Interval between fast device readings
-    sample_interval "DUR": Duration = "1s" in "100ms"..="1m", restart;
-    /// Where the host's `/proc` is mounted
-    proc_root "DIR": PathBuf = "/proc", restart;
-    /// Where the host's `/sys` is mounted
-    sys_root "DIR": PathBuf = "/sys", restart;
-    /// Where the host's `/dev` is mounted; containers are given device nodes of `/dev` nevertheless
-    dev_root "DIR": PathBuf = "/dev", restart;
-    /// Attribute a device's use by process; `auto`: where host process IDs are visible
-    process_attribution "auto|on|off": ProcessAttribution = "auto", restart;
-    /// The kubelet's log directories, whose names contain pod UIDs
-    pod_logs_root "DIR": PathBuf = "/var/log/pods", restart;
-    /// Pod label to export in `podmeter_pod_info`, where the kubelet serves its Pods API; repeatable
-    pod_label "KEY": Vec<String> => "none", restart, key("podLabels": rename = "podLabels");
-    /// Run the bundled device plugin
-    device_plugin "on|off": Switch => "on; off for simulated hardware", reload, key("devicePlugin": skip);
-    /// Configuration file of NVIDIA's device plugin (`version: v1`), in place of `devicePlugin.resources` of kind nvidia
-    nvidia_config "FILE": PathBuf => "none", reload, key("devicePlugin.nvidiaConfig": skip);
-    /// Directory of the journal, which keeps for `podmeter usage` which container held which device
-    state_dir "DIR": PathBuf => "none", restart;
-    /// Size limit of the journal; beyond that, the holdings that ended first are deleted
-    state_max_size "SIZE": Size = "64MiB" in "4MiB"..="16GiB", restart;
-    /// How long the journal keeps ended holdings
-    state_max_age "DUR": Duration = "90days" in "1h"..="20years", restart;
-    /// Unix socket for local commands, mode 0600; `none` disables it
-    admin_socket "PATH": PathBuf => "/run/podmeter/podmeter.sock", restart;
-    /// How long the counters of an ended container are exported
-    retention "DUR": Duration = "5m" in "0s"..="1day", reload;
-    /// Limit of exported container series; beyond that, those of the containers that ended first are dropped, then those of the
-    /// newest
-    series_limit "N": usize = "20000" in "100"..="1000000", reload;
-    /// Format of the log
-    log_format "FORMAT": LogFormat = "text", restart;
-    /// Level of the log, or a filter such as `info,podmeter::kubelet=debug`
-    log_level "FILTER": String = "info", reload;
+    "" {
+        /// YAML file with the same options (`refreshInterval: 5s`)
+        config "FILE": PathBuf, reload, key("": skip);
+        /// Address of metrics and page: `IP:PORT` or `unix:PATH`; repeatable
+        listen "ADDR": Vec<ListenAddress> = "0.0.0.0:9410", restart;
+        /// TLS, client certificates, passwords and headers for `--listen`: a web configuration file as for Prometheus exporters; read
+        /// again when it or its certificates change
+        web_config "FILE": PathBuf => "none", restart;
+        /// Root directory of the kubelet
+        kubelet_root "DIR": PathBuf = "/var/lib/kubelet", restart;
+        /// Run the bundled device plugin
+        device_plugin "on|off": Switch => "on; off for simulated hardware", reload, key("devicePlugin": skip);
+        /// Source of device readings
+        hardware "SOURCE": HardwareSource = "nvml", restart;
+        /// Root directory of a host or containerized driver; repeatable
+        driver_root "DIR": Vec<PathBuf> = "/,/run/nvidia/driver,/home/kubernetes/bin/nvidia", restart;
+        /// Pod label to export in `podmeter_pod_info`, where the kubelet serves its Pods API; repeatable
+        pod_label "KEY": Vec<String> => "none", restart, key("podLabels": rename = "podLabels");
+        /// Directory of the journal, which keeps for `podmeter usage` which container held which device
+        state_dir "DIR": PathBuf => "none", restart;
+        /// Level of the log, or a filter such as `info,podmeter::kubelet=debug`
+        log_level "FILTER": String = "info", reload;
+    }
+    "Web server" {
+        /// Address of the kubelet's probes `/-/healthy` and `/-/ready` and nothing else, without TLS and password
+        probe_listen "ADDR": ListenAddress => "none", restart;
+        /// Connections per listener; beyond that, the least useful connection is closed
+        web_max_connections "N": usize = "64" in "4"..="10000", restart;
+        /// Time limit to receive a request's head, and to wait for the next request on a connection
+        web_read_timeout "DUR": Duration = "65s" in "1s"..="10m", restart;
+        /// Time limit for a client to accept a response
+        web_write_timeout "DUR": Duration = "10s" in "1s"..="10m", restart;
+        /// Size limit of a request line with its headers
+        web_max_header_bytes "N": usize = "32768" in "8192"..="1048576", restart;
+        /// Unix socket for local commands, mode 0600; `none` disables it
+        admin_socket "PATH": PathBuf => "/run/podmeter/podmeter.sock", restart;
+    }
+    "Kubelet" {
+        /// Node name on the page; never a metric label
+        node_name "NAME": String => "$NODE_NAME, else the host name", restart;
+        /// Interval between requests to the kubelet when nothing triggers one earlier
+        refresh_interval "DUR": Duration = "5s" in "1s"..="10m", reload;
+        /// Socket of the kubelet's PodResources API
+        pod_resources_socket "PATH": PathBuf => "pod-resources/kubelet.sock under the kubelet root", restart;
+        /// Directory of the kubelet's device plugin sockets
+        device_plugin_dir "DIR": PathBuf => "device-plugins under the kubelet root", restart;
+        /// Configuration file of NVIDIA's device plugin (`version: v1`), in place of `devicePlugin.resources` of kind nvidia
+        nvidia_config "FILE": PathBuf => "none", reload, key("devicePlugin.nvidiaConfig": skip);
+    }
+    "Driver" {
+        /// Path of `libnvidia-ml.so.1`
+        nvml_library "PATH": PathBuf => "the loader's search path, then the driver roots", restart;
+        /// Interval between fast device readings
+        sample_interval "DUR": Duration = "1s" in "100ms"..="1m", restart;
+        /// Export the duration of each NVML call, as a histogram by call
+        nvml_call_durations "BOOL": bool = "false", restart,
+            arg(num_args = 0..=1, require_equals = true, default_missing_value = "true");
+    }
+    "Processes and host directories" {
+        /// Attribute a device's use by process; `auto`: where host process IDs are visible
+        process_attribution "auto|on|off": ProcessAttribution = "auto", restart;
+        /// Where the host's `/proc` is mounted
+        proc_root "DIR": PathBuf = "/proc", restart;
+        /// Where the host's `/sys` is mounted
+        sys_root "DIR": PathBuf = "/sys", restart;
+        /// Where the host's `/dev` is mounted; containers are given device nodes of `/dev` nevertheless
+        dev_root "DIR": PathBuf = "/dev", restart;
+        /// The kubelet's log directories, whose names contain pod UIDs
+        pod_logs_root "DIR": PathBuf = "/var/log/pods", restart;
+    }
+    "Metrics, journal and log" {
+        /// How long the counters of an ended container are exported
+        retention "DUR": Duration = "5m" in "0s"..="1day", reload;
+        /// Limit of exported container series; beyond that, those of the containers that ended first are dropped, then those of the
+        /// newest
+        series_limit "N": usize = "20000" in "100"..="1000000", reload;
+        /// Size limit of the journal; beyond that, the holdings that ended first are deleted
+        state_max_size "SIZE": Size = "64MiB" in "4MiB"..="16GiB", restart;
+        /// How long the journal keeps ended holdings
+        state_max_age "DUR": Duration = "90days" in "1h"..="20years", restart;
+        /// Format of the log
+        log_format "FORMAT": LogFormat = "text", restart;
+    }
 }
 
 #[cfg(test)]
@@ -306,10 +331,15 @@ mod tests {
         let mut document = "# Options of the agent\n\nA flag takes precedence over its environment variable, a variable over the \
             configuration file (`--config`), the file over the default.\nThe section `health` exists in the file only \
             ([health.md](health.md)); [device-plugin.md](device-plugin.md) describes `devicePlugin`.\nSIGHUP reads the file \
-            again; the log names changed keys that need a restart. `podmeter check-config FILE` validates a file.\n\n\
-            | flag, variable | key | default | range | reload | |\n|---|---|---|---|---|---|\n"
+            again; the log names changed keys that need a restart. `podmeter check-config FILE` validates a file.\n\
+            `podmeter agent -h` shows the usual options, `--help` all of them.\n"
             .to_owned();
+        let mut group = None;
         for row in ROWS.iter() {
+            if group.replace(row.group) != Some(row.group) {
+                document += &format!("\n## {}\n\n", row.heading().unwrap_or("Usual options"));
+                document += "| flag, variable | key | default | range | reload | |\n|---|---|---|---|---|---|\n";
+            }
             let (flag, variable, key) = (&row.flag, &row.variable, code(&row.key));
             let reload = if row.key.is_empty() {
                 ""

@@ -218,7 +218,7 @@ mod tests {
             assert_eq!(before.restart_needed_for(&read(same)), none, "{same}");
         }
         let after = read("kubeletRoot: /k\nsampleInterval: 2s\npodLabels: [app]\nhealth: {holdDown: 5s}\n");
-        let keys = ["webReadTimeout", "kubeletRoot", "sampleInterval", "podLabels", "health"];
+        let keys = ["kubeletRoot", "podLabels", "webReadTimeout", "sampleInterval", "health"];
         assert_eq!(before.restart_needed_for(&after), keys);
     }
 
