@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
+use crate::client::Target;
 use crate::clock::Clock;
 use crate::hardware::Driver;
 use crate::journal::Journal;
@@ -34,7 +35,6 @@ use crate::tasks::{TaskError, Tasks};
 use crate::web::{self, BindError, LiveConfig, ScrapeDurations, ServerSettings, WebState};
 use crate::{doctor, plugin, processes, threads};
 
-pub use crate::client::{HttpUrl, Target, get};
 pub use crate::doctor::Report;
 pub use crate::governance::{ReadFile, sha256};
 pub use crate::hardware::nvml::{LibrarySearch, end_process, is_present as driver_is_present};
@@ -88,10 +88,10 @@ pub async fn run(settings: Settings, reload: Reload, dropped_lines: DroppedLogLi
 }
 
 /// Checks the node with these settings, and a running agent where one answers.
-pub async fn examine(settings: Settings, url: Option<HttpUrl>) -> Report {
+pub async fn examine(settings: Settings, remote: Option<Target>) -> Report {
     let clock = Clock::start();
     let driver = (settings.hardware == HardwareSource::Nvml).then(|| settings.driver_to_examine(clock)).flatten();
-    doctor::examine(settings.doctor_settings(url), driver, clock).await
+    doctor::examine(settings.doctor_settings(remote), driver, clock).await
 }
 
 /// What the agent gets besides its settings: for `demo`, a simulated driver.

@@ -4,7 +4,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use tokio::sync::watch;
 
-use crate::client::{HttpUrl, Target};
+use crate::client::Target;
 use crate::clock::Clock;
 use crate::governance::ReadFile;
 use crate::hardware::nvml::{Attempts, LibrarySearch, NvmlDriver};
@@ -158,12 +158,12 @@ impl Settings {
         })
     }
 
-    /// `url`: query the agent there, and not at its admin socket.
-    pub(super) fn doctor_settings(&self, url: Option<HttpUrl>) -> doctor::Settings {
-        let named = url.is_some() || self.admin_socket_required;
+    /// `remote`: check the agent there, and not this machine.
+    pub(super) fn doctor_settings(&self, remote: Option<Target>) -> doctor::Settings {
+        let named = remote.is_some() || self.admin_socket_required;
         let offers = self.reloadable.device_plugin.as_ref();
         doctor::Settings {
-            agent: url.map(Target::Url).or_else(|| self.admin_socket.clone().map(Target::Socket)),
+            agent: remote.or_else(|| self.admin_socket.clone().map(Target::Socket)),
             agent_is_named: named,
             listeners: self.listen.iter().filter_map(|address| Target::of_listener(&address.to_string())).collect(),
             pod_resources_socket: self.pod_resources_socket.clone(),

@@ -7,8 +7,9 @@ use clap_complete::Shell;
 
 use super::options::AgentOptions;
 use super::settings::{self, InvalidSettings};
+use super::{Failed, config_file, misused};
 use crate::agent::{DemoSettings, HardwareSource, ListenAddress, Profile};
-use crate::client::{HttpUrl, Target};
+use crate::client::{Access, Certificates, HttpUrl, Target};
 
 /// Kubernetes device plugin and GPU exporter: reports which container uses which device.
 #[derive(Debug, Parser)]
@@ -51,39 +52,96 @@ pub enum Command {
     Completions { shell: Shell },
 }
 
-/// The running agent to query.
+/// The running agent to query: at a URL, at its admin socket, or on this machine.
 #[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Agent")]
 pub struct AgentAddress {
-    /// Address of an agent: `http://HOST:9410`; takes precedence over the socket.
+    #[command(flatten)]
+    pub remote: RemoteAgent,
+    #[command(flatten)]
+    pub socket: AdminSocket,
+}
+
+/// An agent by its URL.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Agent")]
+pub struct RemoteAgent {
+    /// Address of an agent: `http://HOST:9410` or `https://HOST:9410`; takes precedence over the admin socket.
     #[arg(long, value_name = "URL")]
     pub url: Option<HttpUrl>,
-    /// Admin socket of the agent [default: /run/podmeter/podmeter.sock; if no agent answers there,
-    /// http://127.0.0.1:9410].
+    /// Certificates of the authorities that sign the agent's certificate, as PEM [default: those of the system].
+    #[arg(long, value_name = "FILE", requires = "url")]
+    ca_file: Option<PathBuf>,
+    /// Client certificate for an agent that requires one, as PEM.
+    #[arg(long, value_name = "FILE", requires_all = ["url", "key_file"])]
+    cert_file: Option<PathBuf>,
+    /// Private key of the client certificate, as PEM.
+    #[arg(long, value_name = "FILE", requires = "cert_file")]
+    key_file: Option<PathBuf>,
+    /// User for an agent that requires a password.
+    #[arg(long, value_name = "NAME", requires_all = ["url", "password_file"])]
+    user: Option<String>,
+    /// File with the user's password.
+    #[arg(long, value_name = "FILE", requires = "user")]
+    password_file: Option<PathBuf>,
+}
+
+/// The admin socket of an agent on this machine.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Agent")]
+pub struct AdminSocket {
+    /// Admin socket of the agent [default: /run/podmeter/podmeter.sock].
     #[arg(long, env = "PODMETER_ADMIN_SOCKET", value_name = "PATH")]
-    pub admin_socket: Option<PathBuf>,
+    admin_socket: Option<PathBuf>,
+    /// The agent's configuration file, for its admin socket.
+    #[arg(long, env = "PODMETER_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
 }
 
 impl AgentAddress {
-    #[must_use]
-    pub fn target(self) -> Target {
-        match (self.url, self.admin_socket) {
-            (Some(url), _) => Target::Url(url),
-            (None, Some(socket)) if socket.as_os_str() != "none" => Target::Socket(socket),
-            (None, _) => Target::Local,
-        }
+    /// Without a socket and URL, an agent on this machine.
+    pub fn target(self) -> Result<Target, Failed> {
+        Ok(match self.remote.target()? {
+            Some(target) => target,
+            None => self.socket.path()?.map_or(Target::Local, Target::Socket),
+        })
+    }
+}
+
+impl RemoteAgent {
+    /// With the certificates and the password in the files.
+    pub fn target(self) -> Result<Option<Target>, Failed> {
+        let Some(mut url) = self.url else { return Ok(None) };
+        let certificates = Certificates { authorities: self.ca_file, own: self.cert_file.zip(self.key_file) };
+        let password = self.user.as_deref().zip(self.password_file.as_deref());
+        url.access = Access::read(url.is_https.then_some(&certificates), password).map_err(misused)?;
+        Ok(Some(Target::Url(url)))
+    }
+}
+
+impl AdminSocket {
+    /// `None`: the default.
+    pub fn path(self) -> Result<Option<PathBuf>, Failed> {
+        let in_file = |file: PathBuf| config_file::read(&file, &mut vec![]).map(|options| options.admin_socket);
+        let socket = match (self.admin_socket, self.config) {
+            (Some(socket), _) => Some(socket),
+            (None, Some(file)) => in_file(file).map_err(misused)?,
+            (None, None) => None,
+        };
+        Ok(socket.filter(|socket| socket.as_os_str() != "none"))
     }
 }
 
 #[derive(Clone, Debug, Args)]
 pub struct TopArguments {
-    #[command(flatten)]
-    pub agent: AgentAddress,
     /// Print plain text once, even in a terminal.
     #[arg(long)]
     pub once: bool,
     /// Interval between requests to the agent, 200ms to 1h.
     #[arg(long, default_value = "1s", value_name = "DUR", value_parser = poll_interval)]
     pub interval: Duration,
+    #[command(flatten)]
+    pub agent: AgentAddress,
 }
 
 fn poll_interval(text: &str) -> Result<Duration, String> {
@@ -160,11 +218,11 @@ impl DemoArguments {
 
 #[derive(Clone, Debug, Args)]
 pub struct DoctorArguments {
-    /// Address of the agent to check, in place of its admin socket: `http://HOST:PORT`.
-    #[arg(long, value_name = "URL")]
-    pub url: Option<HttpUrl>,
     #[arg(short, long, value_enum, default_value_t = DoctorFormat::Text)]
     pub output: DoctorFormat,
+    /// With `--url`, only that agent is checked, not this machine.
+    #[command(flatten)]
+    pub remote: RemoteAgent,
     #[command(flatten)]
     pub agent: AgentOptions,
 }
@@ -177,14 +235,11 @@ pub enum DoctorFormat {
 
 #[derive(Clone, Debug, Args)]
 pub struct RecordArguments {
-    /// The agent's configuration file, for its admin socket.
-    #[arg(long, env = "PODMETER_CONFIG", value_name = "FILE")]
-    pub config: Option<PathBuf>,
+    #[arg(short, long, value_enum, default_value_t = RecordFormat::Json)]
+    pub output: RecordFormat,
     /// Only the admin socket gives serial numbers.
     #[command(flatten)]
     pub agent: AgentAddress,
-    #[arg(short, long, value_enum, default_value_t = RecordFormat::Json)]
-    pub output: RecordFormat,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -209,11 +264,11 @@ pub struct UsageArguments {
     pub pod: Option<String>,
     #[arg(short, long, value_enum, default_value_t = UsageFormat::Table)]
     pub output: UsageFormat,
-    #[command(flatten)]
-    pub agent: AgentAddress,
     /// Directory of the journal to read if no agent answers.
     #[arg(long, env = "PODMETER_STATE_DIR", value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
+    #[command(flatten)]
+    pub agent: AgentAddress,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -36,6 +36,8 @@ const EXAMPLES: [(&str, &str); 10] = [
       the agent or demo on this machine; ? lists the keys
   podmeter top --url http://node-a:9410
       the agent on another node
+  podmeter top --url https://node-a:9410 --ca-file ca.crt --user ops --password-file password
+      the same where it has a web configuration with TLS and passwords
   podmeter top --once | grep unhealthy
       plain text, the default without a terminal
   kubectl exec -it -n podmeter ds/podmeter -- podmeter top
@@ -48,8 +50,8 @@ const EXAMPLES: [(&str, &str); 10] = [
       this node, with or without an agent; each failed check names the remedy
   podmeter doctor -o json
       for scripts; exit code 1 when a check failed
-  podmeter doctor --url http://127.0.0.1:9410
-      with the agent at this address",
+  podmeter doctor --url http://node-a:9410
+      the agent on another node, and nothing of this machine",
     ),
     (
         "record",
@@ -113,6 +115,8 @@ const START: &str = "Start here:
   podmeter COMMAND --help
       options and examples of a command";
 
+const MORE: &str = "All options, in groups: --help";
+
 pub fn with_examples(command: Command) -> Command {
     EXAMPLES.iter().fold(command.after_help(START), |command, (name, text)| {
         command.mut_subcommand(name, |subcommand| {
@@ -151,8 +155,6 @@ pub fn demo_text(page: &ListenAddress, faults: bool, churn: bool) -> String {
          {url}\n      the page: which container holds which GPU, and which GPU is idle\n  \
          {top}\n      the same in another terminal\n  \
          {scrape} | grep idle_seconds\n      a metric: GPU-seconds held and not used, by container\n\
-const MORE: &str = "All options, in groups: --help";
-
          Then: {next}\n\
          Ctrl-C ends it and removes its files.\n\n"
     )

@@ -22,12 +22,13 @@ use std::time::Duration;
 use clap::{CommandFactory as _, FromArgMatches as _};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::agent::{self, AgentError, DemoError, ListenAddress, Target};
+use crate::agent::{self, AgentError, DemoError, ListenAddress};
+use crate::client;
 use crate::metrics::catalogue;
 use crate::top::{self, TopSettings};
 use arguments::{
-    AgentAddress, Arguments, Command, DemoArguments, DoctorArguments, DoctorFormat, MetricsFormat, ProbeArguments,
-    ProbeFormat, RecordArguments, RecordFormat, TopArguments,
+    Arguments, Command, DemoArguments, DoctorArguments, DoctorFormat, MetricsFormat, ProbeArguments, ProbeFormat,
+    RecordArguments, RecordFormat, TopArguments,
 };
 
 use options::AgentOptions;
@@ -128,7 +129,7 @@ fn run(command: Command) -> Result<(), Failed> {
 }
 
 fn run_top(TopArguments { agent, once, interval }: TopArguments) -> Result<(), Failed> {
-    let settings = TopSettings { target: agent.target(), interval, once };
+    let settings = TopSettings { target: agent.target()?, interval, once };
     let text = block_on(top::run(settings))?.map_err(|error| Failed(FAILED, error.to_string()))?;
     text.map_or(Ok(()), |text| print(&text))
 }
@@ -183,9 +184,9 @@ fn run_probe(arguments: ProbeArguments) -> Result<(), Failed> {
 }
 
 fn run_doctor(arguments: DoctorArguments) -> Result<(), Failed> {
-    let DoctorArguments { url, output, agent } = arguments;
+    let DoctorArguments { remote, output, agent } = arguments;
     let settings = settings::resolve(agent).map_err(misused)?.settings;
-    let report = block_on(agent::examine(settings, url))?;
+    let report = block_on(agent::examine(settings, remote.target()?))?;
     print(&match output {
         DoctorFormat::Json => report.json(),
         DoctorFormat::Text => report.text(is_coloured()),
@@ -203,20 +204,12 @@ fn is_coloured() -> bool {
 }
 
 fn run_record(arguments: RecordArguments) -> Result<(), Failed> {
-    let RecordArguments { config, agent: address, output } = arguments;
-    let target = match (config, address) {
-        (Some(config), AgentAddress { url: None, admin_socket }) => {
-            let arguments = AgentOptions { config: Some(config), admin_socket, ..AgentOptions::default() };
-            let socket = settings::resolve(arguments).map_err(misused)?.settings.admin_socket;
-            Target::Socket(socket.ok_or_else(|| misused("the agent has no admin socket; give its address with --url"))?)
-        }
-        (_, address) => address.target(),
-    };
+    let RecordArguments { agent, output } = arguments;
     let path = match output {
         RecordFormat::Json => "/api/v1/record",
         RecordFormat::Yaml => "/api/v1/record?output=yaml",
     };
-    let body = block_on(agent::get(&target, path))?.map_err(|error| Failed(FAILED, error.to_string()))?;
+    let body = block_on(client::get(&agent.target()?, path))?.map_err(|error| Failed(FAILED, error.to_string()))?;
     print(&String::from_utf8_lossy(&body))
 }
 

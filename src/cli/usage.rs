@@ -81,10 +81,10 @@ fn collect(
     query: &Query,
     now: UnixSeconds,
 ) -> Result<(AllocationsResponse, BTreeMap<u64, AllocationRecord>), Failed> {
-    let target = arguments.agent.clone().target();
+    let target = arguments.agent.clone().target()?;
     match all_pages(|query| ask(&target, query), query) {
         Ok(all) => Ok(all),
-        Err(Unanswered::Unreachable(error)) => match (&arguments.state_dir, &arguments.agent.url) {
+        Err(Unanswered::Unreachable(error)) => match (&arguments.state_dir, &arguments.agent.remote.url) {
             (Some(directory), None) => read(directory, query, now),
             (None, None) => {
                 Err(Failed(FAILED, format!("{error}; give a journal with --state-dir, or an agent with --url")))

@@ -3,12 +3,14 @@
 //! Inputs: where the agent is (its admin socket or a URL) and a path. Outputs: the bytes of the response, or the node
 //! in it. Does not use: terminals, tables, or the agent's own types: agents of other versions must be readable too.
 
+mod access;
 mod node;
 mod request;
 mod target;
 
+pub use access::{Access, Certificates, InvalidAccess};
 pub use node::*;
-pub use request::{ClientError, get};
+pub use request::{ClientError, get, post};
 pub use target::{DEFAULT_SOCKET, DEFAULT_URL, HttpUrl, InvalidUrl, Target};
 
 /// The snapshot of `/api/v1/node`.

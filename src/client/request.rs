@@ -2,20 +2,23 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use http_body_util::{BodyExt as _, Empty, LengthLimitError, Limited};
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
-use hyper::header::HOST;
-use hyper::{Request, Response};
+use hyper::header::{AUTHORIZATION, HOST};
+use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
+use super::access::{explained, tls_error};
 use super::target::{DEFAULT_SOCKET, DEFAULT_URL, HttpUrl, Target};
 use crate::terminal::harmless;
 
 /// For the whole exchange. An agent responds in milliseconds; on a loaded node in seconds.
 const DEADLINE: Duration = Duration::from_secs(5);
+/// For a command: the driver takes up to 30 s to close.
+const COMMAND_DEADLINE: Duration = Duration::from_secs(40);
 /// A device list as long as the kubelet takes (40,000 ids) makes less than half of it.
 const BODY_BYTES: usize = 32 << 20;
 /// Characters of an error's text.
@@ -35,10 +38,17 @@ pub enum ClientError {
     NoAgentFound { socket: String, port: String },
     #[error("{target} cannot be reached: {error}; is an agent running there, and is the port right?")]
     Unreachable { target: String, error: io::Error },
-    #[error("{target} did not respond within {} s; try again, or check the agent's log", DEADLINE.as_secs())]
-    Late { target: String },
-    #[error("{target} ended the connection: {error}; is that a podmeter agent?")]
+    #[error("{target} did not respond within {} s; try again, or check the agent's log", limit.as_secs())]
+    Late { target: String, limit: Duration },
+    #[error(
+        "{target} ended the connection: {error}; is that a podmeter agent, and does it serve {}?",
+        other_scheme(target)
+    )]
     Broken { target: String, error: String },
+    #[error("{target}: {problem}")]
+    Tls { target: String, problem: String },
+    #[error("{target} {}", if *had_password { "refuses this user or password" } else { "requires a password: give --user and --password-file" })]
+    Unauthorized { target: String, had_password: bool },
     #[error("{target} responded {status}{}; is that a podmeter agent, and of this version?", in_brackets(text))]
     Refused { target: String, status: String, text: String },
     #[error("{target} responded with more than {} MiB, which no agent does; is that a podmeter agent?", BODY_BYTES >> 20)]
@@ -49,32 +59,59 @@ pub enum ClientError {
 
 /// The body of a successful `GET` of `path` (`/api/v1/node`), of at most 32 MiB, within five seconds.
 pub async fn get(target: &Target, path: &str) -> Result<Vec<u8>, ClientError> {
-    let late = || ClientError::Late { target: target.to_string() };
-    tokio::time::timeout(DEADLINE, request(target, path)).await.map_err(|_| late())?
+    call(target, &Call { method: Method::GET, path, body: Bytes::new(), limit: DEADLINE }).await
 }
 
-async fn request(target: &Target, path: &str) -> Result<Vec<u8>, ClientError> {
-    match target {
-        Target::Socket(socket) => exchange(connect_socket(socket).await?, "localhost", path, target).await,
-        Target::Url(url) => {
-            exchange(connect(url).await?, &url.authority, &format!("{}{path}", url.prefix), target).await
+/// The body of the response to a command with this body, within 40 seconds.
+pub async fn post(target: &Target, path: &str, body: String) -> Result<Vec<u8>, ClientError> {
+    call(target, &Call { method: Method::POST, path, body: body.into(), limit: COMMAND_DEADLINE }).await
+}
+
+struct Call<'a> {
+    method: Method,
+    path: &'a str,
+    body: Bytes,
+    limit: Duration,
+}
+
+async fn call(target: &Target, call: &Call<'_>) -> Result<Vec<u8>, ClientError> {
+    let late = || ClientError::Late { target: target.to_string(), limit: call.limit };
+    let request = async {
+        match target {
+            Target::Socket(socket) => exchange(connect_socket(socket).await?, call, target).await,
+            Target::Url(url) => exchange_at(url, connect(url).await?, call, target).await,
+            Target::Local => find_local(call).await,
         }
-        Target::Local => find_local(path).await,
+    };
+    tokio::time::timeout(call.limit, request).await.map_err(|_| late())?
+}
+
+async fn exchange_at(
+    url: &HttpUrl,
+    stream: TcpStream,
+    call: &Call<'_>,
+    target: &Target,
+) -> Result<Vec<u8>, ClientError> {
+    if !url.is_https {
+        return exchange(stream, call, target).await;
     }
+    let problem = |problem| ClientError::Tls { target: target.to_string(), problem };
+    let connected = url.access.connect(&url.host, stream).await.map_err(problem)?;
+    exchange(connected, call, target).await
 }
 
 /// The admin socket first: it also exists where no port is open.
-async fn find_local(path: &str) -> Result<Vec<u8>, ClientError> {
+async fn find_local(call: &Call<'_>) -> Result<Vec<u8>, ClientError> {
     let socket = Target::Socket(DEFAULT_SOCKET.into());
     let refusal = match connect_socket(Path::new(DEFAULT_SOCKET)).await {
-        Ok(stream) => return exchange(stream, "localhost", path, &socket).await,
+        Ok(stream) => return exchange(stream, call, &socket).await,
         Err(ClientError::NoAgentOnSocket { .. }) => "no listener",
         Err(ClientError::Forbidden { .. }) => "for its owner only",
         Err(_) => "cannot be opened",
     };
     let url: HttpUrl = DEFAULT_URL.parse().expect("a URL");
     match connect(&url).await {
-        Ok(stream) => exchange(stream, &url.authority, path, &Target::Url(url.clone())).await,
+        Ok(stream) => exchange(stream, call, &Target::Url(url)).await,
         Err(ClientError::Unreachable { error, .. }) => {
             Err(ClientError::NoAgentFound { socket: refusal.to_owned(), port: error.to_string() })
         }
@@ -101,14 +138,28 @@ async fn connect(url: &HttpUrl) -> Result<TcpStream, ClientError> {
         .map_err(|error| ClientError::Unreachable { target: url.to_string(), error })
 }
 
-async fn exchange<S>(stream: S, host: &str, path: &str, target: &Target) -> Result<Vec<u8>, ClientError>
+async fn exchange<S>(stream: S, call: &Call<'_>, target: &Target) -> Result<Vec<u8>, ClientError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let broken = |error: hyper::Error| ClientError::Broken { target: target.to_string(), error: error.to_string() };
-    let request = Request::get(path).header(HOST, host).body(Empty::<Bytes>::new());
-    let request =
-        request.map_err(|error| ClientError::Broken { target: target.to_string(), error: error.to_string() })?;
+    let broken = |error: hyper::Error| match tls_error(&error) {
+        Some(error) => ClientError::Tls { target: target.to_string(), problem: explained(error) },
+        None => ClientError::Broken { target: target.to_string(), error: error.to_string() },
+    };
+    let request = Request::builder().method(&call.method);
+    let request = match target {
+        Target::Url(url) => {
+            let request = request.uri(format!("{}{}", url.prefix, call.path)).header(HOST, &url.authority);
+            match url.access.authorization() {
+                Some(password) => request.header(AUTHORIZATION, password),
+                None => request,
+            }
+        }
+        Target::Socket(_) | Target::Local => request.uri(call.path).header(HOST, "localhost"),
+    };
+    let request = request
+        .body(Full::new(call.body.clone()))
+        .map_err(|error| ClientError::Broken { target: target.to_string(), error: error.to_string() })?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
     let exchange = async { body(sender.send_request(request).await.map_err(broken)?, target).await };
     tokio::pin!(exchange, connection);
@@ -121,6 +172,7 @@ where
 }
 
 async fn body(response: Response<Incoming>, target: &Target) -> Result<Vec<u8>, ClientError> {
+    let had_password = matches!(target, Target::Url(url) if url.access.authorization().is_some());
     let target = target.to_string();
     let status = response.status();
     let bytes = match Limited::new(response.into_body(), BODY_BYTES).collect().await {
@@ -128,6 +180,9 @@ async fn body(response: Response<Incoming>, target: &Target) -> Result<Vec<u8>, 
         Err(error) if error.is::<LengthLimitError>() => return Err(ClientError::TooLarge { target }),
         Err(error) => return Err(ClientError::Broken { target, error: error.to_string() }),
     };
+    if status == StatusCode::UNAUTHORIZED {
+        return Err(ClientError::Unauthorized { target, had_password });
+    }
     if !status.is_success() {
         return Err(ClientError::Refused { target, status: status.to_string(), text: first_line(&bytes) });
     }
@@ -144,6 +199,10 @@ impl ClientError {
             _ => false,
         }
     }
+}
+
+fn other_scheme(target: &str) -> &'static str {
+    if target.starts_with("https:") { "http" } else { "https" }
 }
 
 fn in_brackets(text: &str) -> String {

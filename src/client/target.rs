@@ -5,13 +5,15 @@ use std::str::FromStr;
 
 use hyper::Uri;
 
+use super::access::Access;
+
 /// Where the agent's admin socket is by default.
 pub const DEFAULT_SOCKET: &str = "/run/podmeter/podmeter.sock";
 /// Where agent and demo are reached on their own machine.
 pub const DEFAULT_URL: &str = "http://127.0.0.1:9410";
 
 /// Where an agent is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Target {
     /// This machine's agent: its admin socket, and where that cannot be had its usual port.
     Local,
@@ -48,9 +50,10 @@ impl fmt::Display for Target {
     }
 }
 
-/// `http://HOST[:PORT][/PREFIX]`. The port is 80 where none is given, as in any URL.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// `http://HOST[:PORT][/PREFIX]`, or the same with `https`. The port is 80 or 443 where none is given, as in any URL.
+#[derive(Clone, Debug)]
 pub struct HttpUrl {
+    pub is_https: bool,
     /// Without the brackets of an IPv6 address.
     pub host: String,
     pub port: u16,
@@ -58,13 +61,13 @@ pub struct HttpUrl {
     pub authority: String,
     /// Prefix of each path; empty, or with a leading and no trailing slash.
     pub prefix: String,
+    /// Certificates and password; plain until set.
+    pub access: Access,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidUrl {
-    #[error("https is not supported: on the node itself leave out --url to use the admin socket")]
-    Https,
-    #[error("a user or password in the URL is not supported: on the node itself leave out --url")]
+    #[error("a user or password in the URL is not supported: give --user and --password-file")]
     User,
     #[error("not a URL of an agent; give one such as {DEFAULT_URL}")]
     Form,
@@ -75,33 +78,35 @@ impl FromStr for HttpUrl {
 
     fn from_str(text: &str) -> Result<Self, InvalidUrl> {
         let uri: Uri = text.parse().map_err(|_| InvalidUrl::Form)?;
-        match uri.scheme_str() {
-            Some("http") => {}
-            Some("https") => return Err(InvalidUrl::Https),
+        let is_https = match uri.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
             _ => return Err(InvalidUrl::Form),
-        }
+        };
         let authority = uri.authority().ok_or(InvalidUrl::Form)?;
         if authority.as_str().contains('@') {
             return Err(InvalidUrl::User);
         }
         let host = authority.host().trim_matches(['[', ']']);
-        // A port that `port_u16` cannot parse would otherwise become port 80.
+        // A port that `port_u16` cannot parse would otherwise become the default.
         let has_port = authority.as_str().rsplit_once(':').is_some_and(|(_, port)| !port.contains(']'));
         if host.is_empty() || has_port && authority.port_u16().is_none() || uri.query().is_some() {
             return Err(InvalidUrl::Form);
         }
         Ok(Self {
+            is_https,
             host: host.to_owned(),
-            port: authority.port_u16().unwrap_or(80),
+            port: authority.port_u16().unwrap_or(if is_https { 443 } else { 80 }),
             authority: authority.as_str().to_owned(),
             prefix: uri.path().trim_end_matches('/').to_owned(),
+            access: Access::default(),
         })
     }
 }
 
 impl fmt::Display for HttpUrl {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "http://{}{}", self.authority, self.prefix)
+        write!(formatter, "http{}://{}{}", if self.is_https { "s" } else { "" }, self.authority, self.prefix)
     }
 }
 
@@ -117,6 +122,7 @@ mod tests {
         };
         assert_eq!(parts("http://127.0.0.1:9410"), ("127.0.0.1".into(), 9410, String::new()));
         assert_eq!(parts("http://node-a/"), ("node-a".into(), 80, String::new()));
+        assert_eq!(parts("https://node-a"), ("node-a".into(), 443, String::new()));
         assert_eq!(parts("http://[::1]:9410/a/b/"), ("::1".into(), 9410, "/a/b".into()));
         assert_eq!("http://[::1]:9410/a/".parse::<HttpUrl>().unwrap().to_string(), "http://[::1]:9410/a");
     }
@@ -124,7 +130,6 @@ mod tests {
     #[test]
     fn invalid_urls_are_refused_with_the_next_step() {
         let refused = |text: &str| text.parse::<HttpUrl>().unwrap_err();
-        assert_eq!(refused("https://node-a:9410"), InvalidUrl::Https);
         assert_eq!(refused("http://me:secret@node-a"), InvalidUrl::User);
         for text in
             ["", "node-a:9410", "node-a", "ftp://x", "http://", "http://x:99999", "http://x:/?a", "http://x?a=b"]

@@ -82,8 +82,8 @@ const LIBRARIES: [(&str, &[&str]); 15] = [
     // In `web` its tests alone, which decode what was served.
     ("prometheus_client", &["metrics", "web"]),
     ("axum", &["web"]),
-    ("rustls", &["web"]),
-    ("tokio_rustls", &["web"]),
+    ("rustls", &["client", "web"]),
+    ("tokio_rustls", &["client", "web"]),
     ("ring", &["web"]),
     ("bcrypt", &["web"]),
     ("hyper", &["client", "web"]),

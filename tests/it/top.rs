@@ -41,8 +41,8 @@ fn errors_name_the_next_step() {
         text,
         "podmeter: no agent listens on /nowhere/podmeter.sock: start `podmeter agent`, or give --url http://HOST:9410\n"
     );
-    let (code, text) = ended(&["top", "--url", "https://node-a:9410"]);
-    assert!(code == 2 && text.contains("leave out --url to use the admin socket"), "{text}");
+    let (code, text) = ended(&["top", "--url", "https://me:secret@node-a:9410"]);
+    assert!(code == 2 && text.contains("--password-file"), "{text}");
     let (code, text) = ended(&["top", "--interval", "1ms"]);
     assert!(code == 2 && text.contains("must be 200ms to 1h"), "{text}");
 }

@@ -202,6 +202,57 @@ fn certificates_and_passwords_change_while_it_runs() {
     until("the good file counts", || successful(1.0));
 }
 
+#[test]
+fn commands_use_certificates_and_a_password() {
+    let users = format!("basic_auth_users:\n  alice: {}\n", hash("secret"));
+    let node = Node::new(&format!("{TLS}{users}"));
+    let running = node.start();
+    let at = |name: &str| node.path().join(name).to_str().unwrap().to_owned();
+    std::fs::write(at("password"), "secret\n").unwrap();
+    std::fs::write(at("wrong"), "sesame\n").unwrap();
+    let (url, ca, password, wrong) =
+        (format!("https://{}", running.address), at("ca.crt"), at("password"), at("wrong"));
+    let all = ["--url", &url, "--ca-file", &ca, "--user", "alice", "--password-file", &password];
+    for (command, part) in [
+        (&["top", "--once"][..], "no GPU"),
+        (&["record"], "\"podmeter.record/"),
+        (&["usage", "-o", "json"], "\"since\""),
+        (&["doctor"], &format!("on {url}")),
+    ] {
+        let (_, text) = agent::ended(&[command, &all].concat());
+        assert!(text.contains(part), "{command:?}: {text}");
+    }
+    let other_name = url.replace("127.0.0.1", "0.0.0.0");
+    let plain = url.replace("https", "http");
+    let (user, key) = (["--user", "alice", "--password-file"], at("server.key"));
+    for (arguments, code, part) in [
+        (vec!["--url", &url], 1, "--ca-file"),
+        (vec!["--url", &url, "--ca-file", &ca], 1, "requires a password: give --user"),
+        ([&["--url", &url, "--ca-file", &ca][..], &user, &[&wrong]].concat(), 1, "refuses this user or password"),
+        (vec!["--url", &other_name, "--ca-file", &ca], 1, "for another name"),
+        (vec!["--url", &plain], 1, "does it serve https?"),
+        (vec!["--url", &url, "--ca-file", &key], 2, "no certificate in PEM"),
+        (vec!["--url", &url, "--user", "alice"], 2, "--password-file"),
+        (vec!["--ca-file", &ca], 2, "--url"),
+    ] {
+        let (ended, text) = agent::ended(&[&["top", "--once"], &arguments[..]].concat());
+        assert!(ended == code && text.contains(part), "{arguments:?}: {ended}, {text}");
+    }
+
+    node.configure(&format!("{TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.crt\n"));
+    let running = node.start();
+    let url = format!("https://{}", running.address);
+    node.authority.client("operator").write(node.path(), "operator");
+    let (certificate, key) = (at("operator.crt"), at("operator.key"));
+    let without = ["top", "--once", "--url", &url, "--ca-file", &ca];
+    let (code, text) = agent::ended(&without);
+    assert!(code == 1 && text.contains("give --cert-file and --key-file"), "{text}");
+    let (code, text) = agent::ended(&[&without[..], &["--cert-file", &certificate, "--key-file", &key]].concat());
+    assert!(code == 0, "{text}");
+    let (code, text) = agent::ended(&[&without[..], &["--cert-file", &certificate, "--key-file", &ca]].concat());
+    assert!(code == 2 && text.contains("no private key in PEM"), "{text}");
+}
+
 /// As the kubelet updates a mounted Secret: it replaces the link `..data`.
 #[test]
 fn an_updated_secret_is_read_again() {
