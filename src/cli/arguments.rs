@@ -42,6 +42,14 @@ pub enum Command {
     },
     /// Check everything that the agent needs on this node, and a running agent; each failed check names the remedy.
     Doctor(Box<DoctorArguments>),
+    /// Mark a device as unhealthy, so that the kubelet allocates it to no new pod.
+    Mark(MarkArguments),
+    /// Remove the mark of a device, with its XIDs and the reasons that have ended.
+    Unmark(UnmarkArguments),
+    /// Close the driver for a driver upgrade, a GPU reset or a change of the MIG layout.
+    Release(ReleaseArguments),
+    /// Open the driver again before the end of its release.
+    Resume(AdminSocket),
     /// Print the governance record of a node, from a running agent.
     Record(RecordArguments),
     /// Report past use by namespace, pod or device, from a running agent or from its journal.
@@ -214,6 +222,37 @@ impl DemoArguments {
             ground_truth: self.ground_truth,
         })
     }
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct MarkArguments {
+    /// UUID of a GPU or MIG device, or index of a GPU.
+    pub device: String,
+    /// Why: one line, in the log, the page and the API.
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+    /// Remove the mark after this time [default: it stays until `unmark` or a restart of the agent].
+    #[arg(long = "for", value_name = "DUR")]
+    pub duration: Option<humantime::Duration>,
+    #[command(flatten)]
+    pub socket: AdminSocket,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct UnmarkArguments {
+    /// UUID of a GPU or MIG device, or index of a GPU.
+    pub device: String,
+    #[command(flatten)]
+    pub socket: AdminSocket,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct ReleaseArguments {
+    /// How long, 1s to 24h; `resume` ends it earlier.
+    #[arg(long = "for", value_name = "DUR", default_value = "10m")]
+    pub duration: humantime::Duration,
+    #[command(flatten)]
+    pub socket: AdminSocket,
 }
 
 #[derive(Clone, Debug, Args)]

@@ -6,7 +6,7 @@ use clap::Command;
 use crate::agent::ListenAddress;
 
 /// Command → examples.
-const EXAMPLES: [(&str, &str); 10] = [
+const EXAMPLES: [(&str, &str); 14] = [
     (
         "agent",
         "Examples:
@@ -52,6 +52,35 @@ const EXAMPLES: [(&str, &str); 10] = [
       for scripts; exit code 1 when a check failed
   podmeter doctor --url http://node-a:9410
       the agent on another node, and nothing of this machine",
+    ),
+    (
+        "mark",
+        "Examples:
+  podmeter mark 3 --reason flickering --for 2h
+      GPU 3 gets no new pods for two hours
+  kubectl exec -n podmeter podmeter-x7k2p -- podmeter mark 3 --reason in-repair
+      in the agent's pod on the node",
+    ),
+    (
+        "unmark",
+        "Examples:
+  podmeter unmark 3
+      after the repair, or for a device under recovery: manual",
+    ),
+    (
+        "release",
+        "Cordon the node and drain the pods that use GPUs first. Exit code 0: the library is unloaded and no device node
+is open; 1: the message names the call that hangs.
+
+Examples:
+  podmeter release --for 30m
+      then upgrade the driver, reset a GPU or change the MIG layout, and podmeter resume",
+    ),
+    (
+        "resume",
+        "Examples:
+  podmeter resume
+      after the work on the driver; without it the release ends by itself",
     ),
     (
         "record",

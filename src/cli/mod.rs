@@ -3,6 +3,7 @@
 //! In: arguments, environment, a configuration file. Out: a command's output and an exit code. Does not contain: how a
 //! command does its work.
 
+mod admin;
 mod arguments;
 mod config_file;
 mod examples;
@@ -117,6 +118,10 @@ fn run(command: Command) -> Result<(), Failed> {
             print(&format!("{}: valid\n", file.display()))
         }
         Command::Doctor(arguments) => run_doctor(*arguments),
+        Command::Mark(arguments) => admin::mark(arguments),
+        Command::Unmark(arguments) => admin::unmark(arguments),
+        Command::Release(arguments) => admin::release(arguments),
+        Command::Resume(socket) => admin::resume(socket),
         Command::Record(arguments) => run_record(arguments),
         Command::Usage(arguments) => usage::run(arguments),
         Command::ProbeNvml(arguments) => run_probe(arguments),

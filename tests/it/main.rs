@@ -6,6 +6,7 @@
 mod support;
 
 mod accuracy;
+mod admin_commands;
 mod agent;
 mod architecture;
 mod captures;

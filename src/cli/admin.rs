@@ -1,0 +1,72 @@
+//! The commands of the admin socket: mark, unmark, release, resume.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+use super::arguments::{AdminSocket, MarkArguments, ReleaseArguments, UnmarkArguments};
+use super::{FAILED, Failed, block_on, print};
+use crate::client::{self, ClientError, DEFAULT_SOCKET, Target};
+
+pub fn mark(arguments: MarkArguments) -> Result<(), Failed> {
+    let MarkArguments { device, reason, duration, socket } = arguments;
+    let expiry = duration.map(|duration| duration.to_string());
+    let end = expiry.as_ref().map_or_else(String::new, |expiry| format!(" for {expiry}"));
+    send(socket, "/mark", json!({"device": device, "reason": reason, "expiry": expiry}))?;
+    print(&format!(
+        "Device {device} is marked as unhealthy{end}: no new pod gets it; containers that hold it keep running.\n\
+         `podmeter unmark {device}` removes the mark; a restart of the agent removes it too.\n"
+    ))
+}
+
+pub fn unmark(arguments: UnmarkArguments) -> Result<(), Failed> {
+    let UnmarkArguments { device, socket } = arguments;
+    send(socket, "/unmark", json!({"device": device}))?;
+    print(&format!(
+        "The mark of device {device} and its reasons that have ended are removed; faults that the driver still reports \
+         remain.\n"
+    ))
+}
+
+pub fn release(arguments: ReleaseArguments) -> Result<(), Failed> {
+    let ReleaseArguments { duration, socket } = arguments;
+    let response = send(socket, "/release", json!({"for": duration.to_string()}))?;
+    let until = response["until"].as_f64().and_then(|until| Duration::try_from_secs_f64(until).ok());
+    let until = until.map_or_else(
+        || format!("for {duration}"),
+        |until| format!("until {}", humantime::format_rfc3339_seconds(UNIX_EPOCH + until)),
+    );
+    print(&format!(
+        "The driver is closed {until}: reset GPUs, change the MIG layout or upgrade it now.\n\
+         `podmeter resume` opens it again.\n"
+    ))
+}
+
+pub fn resume(socket: AdminSocket) -> Result<(), Failed> {
+    send(socket, "/resume", Value::Null)?;
+    print("The release has ended: the agent opens the driver again.\n")
+}
+
+fn send(socket: AdminSocket, path: &str, body: Value) -> Result<Value, Failed> {
+    let socket = socket.path()?.unwrap_or_else(|| DEFAULT_SOCKET.into());
+    let body = if body.is_null() { String::new() } else { body.to_string() };
+    let response = block_on(client::post(&Target::Socket(socket), path, body))?;
+    let response = response.map_err(|error| Failed(FAILED, explained(error)))?;
+    serde_json::from_slice(&response)
+        .map_err(|error| Failed(FAILED, format!("the agent's response is not JSON ({error}); is it of this version?")))
+}
+
+/// The admin socket is the only way: there is no URL to try.
+fn explained(error: ClientError) -> String {
+    match error {
+        ClientError::NoAgentOnSocket { socket } => format!(
+            "no agent listens on {socket}: run this on the agent's node or in its pod (kubectl exec -n NAMESPACE POD -- \
+             podmeter ...), or give its --admin-socket"
+        ),
+        ClientError::Forbidden { socket } => {
+            format!("{socket} can be opened by its owner only: run this as root, or in the agent's pod")
+        }
+        ClientError::Refused { text, .. } if !text.is_empty() => format!("the agent refused: {text}"),
+        error => error.to_string(),
+    }
+}

@@ -1,0 +1,68 @@
+//! `podmeter mark`, `unmark`, `release` and `resume` against a running agent.
+
+use crate::support::agent::{self, ended};
+use crate::support::demo::{Demo, until};
+use serde_json::Value;
+
+fn command(arguments: &[&str], demo: &Demo) -> (i32, String) {
+    let socket = demo.admin_socket();
+    ended(&[arguments, &["--admin-socket", socket.to_str().unwrap()]].concat())
+}
+
+/// The reasons why GPU 3 is unhealthy.
+fn causes(demo: &Demo) -> Vec<String> {
+    let node: Value = serde_json::from_str(&demo.running.get("/api/v1/node").body).unwrap();
+    let gpus = node["hardware"]["inventory"]["gpus"].as_object().unwrap();
+    let (uuid, _) = gpus.iter().find(|(_, gpu)| gpu["index"] == 3).expect("eight GPUs");
+    let causes = node["health"]["gpus"][uuid]["whole"]["causes"].as_array().unwrap();
+    causes.iter().map(|cause| cause["detail"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn a_device_is_marked_and_unmarked() {
+    let demo = Demo::start(&[]);
+    demo.until_held();
+    let (code, text) = command(&["mark", "3", "--reason", "in repair", "--for", "2h"], &demo);
+    assert!(code == 0 && text.starts_with("Device 3 is marked as unhealthy for 2h:"), "{text}");
+    let marked = until("the mark", || Some(causes(&demo)).filter(|causes| !causes.is_empty()));
+    assert!(marked[0].contains("in repair"), "{marked:?}");
+    let (code, text) = command(&["unmark", "3"], &demo);
+    assert!(code == 0 && text.contains("device 3"), "{text}");
+    until("the end of the mark", || causes(&demo).is_empty().then_some(()));
+
+    let (code, text) = command(&["mark", "99", "--reason", "x"], &demo);
+    assert!(code == 1 && text.starts_with("podmeter: the agent refused: no device 99"), "{text}");
+    let (code, text) = command(&["mark", "3"], &demo);
+    assert!(code == 2 && text.contains("--reason"), "{text}");
+}
+
+#[test]
+fn the_driver_is_released_and_resumed() {
+    let demo = Demo::start(&[]);
+    demo.until_held();
+    let (code, text) = command(&["release", "--for", "1h"], &demo);
+    assert!(code == 0 && text.starts_with("The driver is closed until 2"), "{text}");
+    demo.running.until("the release", |page| page.value("podmeter_released", &[]) == Some(1.0));
+    let (code, text) = command(&["resume"], &demo);
+    assert!(code == 0 && text.contains("opens the driver again"), "{text}");
+    demo.running.until("the end of the release", |page| page.value("podmeter_released", &[]) == Some(0.0));
+    let (code, text) = command(&["release", "--for", "30h"], &demo);
+    assert!(code == 1 && text.contains("between 1s and 24h"), "{text}");
+}
+
+#[test]
+fn without_an_agent_or_a_driver_the_message_says_what_to_do() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("podmeter.sock");
+    let config = directory.path().join("podmeter.yaml");
+    std::fs::write(&config, format!("adminSocket: {}\n", socket.display())).unwrap();
+    let config = config.to_str().unwrap();
+    let (code, text) = ended(&["resume", "--config", config]);
+    assert!(code == 1 && text.contains(&format!("no agent listens on {}: run this on", socket.display())), "{text}");
+    let root = directory.path().to_str().unwrap();
+    let start = ["agent", "--listen=127.0.0.1:0", "--hardware=none", "--kubelet-root", root, "--config", config];
+    let running = agent::Running::start(&start, &[], None);
+    let (code, text) = ended(&["release", "--config", config]);
+    assert!(code == 1 && text.contains("there is no driver to release"), "{text}");
+    drop(running);
+}
