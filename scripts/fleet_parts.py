@@ -254,7 +254,8 @@ class QueryFailed(Exception):
 
 def panels():
     """Title and queries of each panel; graphs are marked, because a number can have the same title."""
-    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+    rows = json.loads(DASHBOARD.read_text())["panels"]
+    for panel in [panel for row in rows for panel in (row, *row.get("panels", []))]:
         if panel.get("targets"):
             is_graph = panel["type"] == "timeseries"
             yield panel["title"] + (", graph" if is_graph else ""), panel["targets"]

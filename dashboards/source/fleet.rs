@@ -1,22 +1,29 @@
 //! All nodes: how much is held, how much of that works, what is broken, who wastes most.
 
-use super::panel::{bars, series, stat, table};
-use super::{CLUSTER, Dashboard, JOB, NODE, Row};
+use super::panel::{bars, events, series, stat, table, timeline};
+use super::{BUSY_SHARE, CLUSTER, Dashboard, FREE_GPUS, JOB, NODE, Row, resources};
 
 pub fn dashboard() -> Dashboard {
     Dashboard {
         name: "fleet",
         title: "Fleet",
-        description: "GPUs of all nodes: held, busy, idle, unhealthy, and the most idle holders.",
+        description: "GPUs of all nodes: allocated, free, busy, idle, unhealthy, and the most idle holders.",
         variables: vec![JOB, CLUSTER, NODE],
-        rows: vec![now(), history(), waste(), faults()],
+        rows: vec![now(), capacity(), history(), waste(), faults()],
     }
 }
 
 fn now() -> Row {
     Row {
-        title: "Now",
+        title: "Now; busy and idle: the last 5 minutes",
+        collapsed: false,
         panels: vec![
+            stat(
+                "GPU nodes",
+                "none",
+                "count(sum by (cluster, node) (podmeter_node_devices{scrape,state=\"expected\"}) > 0)",
+                "Nodes with GPUs whose podmeter was scraped.",
+            ),
             stat("GPUs", "none", "sum(podmeter_node_devices{scrape,state=\"visible\"})", "GPUs that the drivers list."),
             stat(
                 "Allocated",
@@ -25,18 +32,23 @@ fn now() -> Row {
                 "Fraction of the GPUs that containers hold; of a shared or partitioned GPU, the held fraction.",
             ),
             stat(
+                "Free",
+                "short",
+                &format!("sum({FREE_GPUS})"),
+                "GPUs that are healthy and that no container holds; of a shared or partitioned GPU, the free fraction.",
+            ),
+            stat(
                 "Busy",
                 "percentunit",
-                "avg(rate(podmeter_device_busy_seconds_total{scrape}[$__rate_interval]))",
+                "avg(rate(podmeter_device_busy_seconds_total{scrape}[5m]))",
                 "Fraction of GPU time in which at least one kernel ran, held or not.",
             ),
             stat(
                 "Held and idle",
                 "short",
-                "sum(rate(podmeter_container_idle_seconds_total{scrape}[$__rate_interval]))",
-                "GPUs that containers hold without using them.",
-            )
-            .steps(&[(1.0, "orange")]),
+                "sum(rate(podmeter_container_idle_seconds_total{scrape}[5m]))",
+                "GPUs' worth that containers hold and do not use.",
+            ),
             stat(
                 "Unhealthy",
                 "none",
@@ -56,26 +68,78 @@ fn now() -> Row {
     }
 }
 
+/// A value per GPU × its model and the version of its podmeter, which a table can group by.
+fn of_models(value: &str) -> String {
+    format!(
+        "({value}) * on (cluster, node, gpu_uuid) group_left (model) \
+         max by (cluster, node, gpu_uuid, model) (podmeter_device_info{{scrape}})"
+    )
+}
+
+fn capacity() -> Row {
+    let sum = |value: &str| format!("sum {{by}} ({})", of_models(value));
+    let average = |value: &str| format!("avg {{by}} ({})", of_models(value));
+    let busy = average("rate(podmeter_device_busy_seconds_total{scrape}[5m])");
+    let idle = sum("rate(podmeter_container_idle_seconds_total{scrape}[5m])");
+    let (allocated, free) = (sum("podmeter_device_allocated_ratio{scrape}"), sum(FREE_GPUS));
+    let unhealthy = sum("1 - podmeter_device_healthy{scrape}");
+    Row {
+        title: "Capacity now",
+        collapsed: false,
+        panels: vec![
+            table(
+                "Nodes",
+                &["cluster", "node", "model"],
+                "A node with several models has a line for each. Free GPUs are healthy and held by no container; of a \
+                 shared or partitioned GPU, the free fraction.",
+            )
+            .by_name()
+            .height(9)
+            .column("GPUs", "none", "count {by} (podmeter_device_info{scrape})")
+            .column("Allocated", "short", &allocated)
+            .column("Free", "short", &free)
+            .share("Busy, 5 min", &busy)
+            .column("Held and idle, 5 min", "short", &idle)
+            .alarm("Unhealthy", 1.0, &unhealthy)
+            .labelled(
+                "podmeter",
+                "version",
+                "max by (cluster, node, version) (podmeter_build_info{scrape})",
+            ),
+            table(
+                "GPU models",
+                &["cluster", "model"],
+                "Free GPUs are healthy and held by no container; of a shared or partitioned GPU, the free fraction.",
+            )
+            .width(12)
+            .height(7)
+            .column("GPUs", "none", "count {by} (podmeter_device_info{scrape})")
+            .column("Allocated", "short", &allocated)
+            .column("Free", "short", &free)
+            .share("Busy, 5 min", &busy)
+            .alarm("Unhealthy", 1.0, &unhealthy),
+            resources(&["cluster", "resource"]).width(12).height(7),
+        ],
+    }
+}
+
 fn history() -> Row {
     Row {
         title: "Over time",
+        collapsed: false,
         panels: vec![
-            series("GPUs", "short", "GPUs that exist, are schedulable, are held, and are busy.")
+            series("GPUs", "short", "GPUs that exist, are schedulable, are allocated, and are busy.")
                 .and("all", "sum(podmeter_node_devices{scrape,state=\"visible\"})")
                 .and("schedulable", "sum(podmeter_device_schedulable{scrape})")
                 .and("allocated", "sum(podmeter_device_allocated_ratio{scrape})")
                 .and("busy", "sum(rate(podmeter_device_busy_seconds_total{scrape}[$__rate_interval]))"),
             series(
-                "Use of held GPUs",
+                "Busy share of held GPUs",
                 "percentunit",
-                "Busy fraction of the GPUs that the containers of a namespace hold.",
+                "Busy fraction of the GPU time that the containers of a namespace hold, without time of which the use is \
+                 unknown and without borrowed time.",
             )
-            .and(
-                "{{namespace}}",
-                "sum by (namespace) (rate(podmeter_container_busy_seconds_total{scrape}[$__rate_interval])) \
-                 / (sum by (namespace) (rate(podmeter_container_busy_seconds_total{scrape}[$__rate_interval])) \
-                 + sum by (namespace) (rate(podmeter_container_idle_seconds_total{scrape}[$__rate_interval])))",
-            ),
+            .and("{{namespace}}", &BUSY_SHARE.replace("{by}", "by (namespace)").replace("{window}", "$__rate_interval")),
             series("GPUs held by namespace", "short", "GPUs that the containers of each namespace hold.")
                 .stacked()
                 .and(
@@ -94,6 +158,7 @@ fn waste() -> Row {
     let of_those = |query: &str| format!("({query}) and {TOP}");
     Row {
         title: "Idle holdings over the time range",
+        collapsed: false,
         panels: vec![
             table(
                 "Pods with most idle GPU-hours",
@@ -103,7 +168,7 @@ fn waste() -> Row {
             .width(16)
             .column("Idle hours", "short", &format!("{TOP} / 3600"))
             .column(
-                "Held hours",
+                "GPU-hours",
                 "short",
                 &of_those("sum {by} (increase(podmeter_container_allocated_seconds_total{scrape}[$__range])) / 3600"),
             )
@@ -113,7 +178,7 @@ fn waste() -> Row {
                 &of_those("time() - max {by} (podmeter_container_last_active_timestamp_seconds{scrape})"),
             )
             .column(
-                "Memory held",
+                "Memory used",
                 "bytes",
                 &of_those("sum {by} (podmeter_container_memory_used_bytes{scrape})"),
             ),
@@ -149,32 +214,46 @@ fn waste() -> Row {
 fn faults() -> Row {
     Row {
         title: "Faults",
+        collapsed: false,
         panels: vec![
             table(
                 "Unhealthy GPUs",
-                &["cluster", "node", "gpu", "gpu_uuid", "reason"],
+                &["cluster", "node", "gpu", "reason", "gpu_uuid"],
                 "What is unhealthy now, and why.",
             )
             .width(12)
+            .height(6)
+            .empty("None reported")
             .column("-", "none", "max {by} (podmeter_device_unhealthy_reason{scrape})"),
             table(
                 "Pods on unhealthy GPUs",
-                &["cluster", "node", "gpu_uuid", "namespace", "pod"],
+                &["cluster", "node", "namespace", "pod", "gpu_uuid"],
                 "They keep running; new pods do not get these GPUs.",
             )
             .width(12)
+            .height(6)
+            .empty("None reported")
             .column(
                 "-",
                 "none",
                 "max {by} (podmeter_container_allocation_info{scrape}) \
                  and on (cluster, node, gpu_uuid) (podmeter_device_healthy{scrape} == 0)",
             ),
-            series("XIDs by class", "short", "Errors that the drivers reported, by class.")
-                .stacked()
-                .and("{{class}}", "sum by (class) (increase(podmeter_xid_errors_total{scrape}[$__rate_interval]))"),
-            series("Unhealthy GPUs by reason", "short", "A GPU with several reasons counts under each.")
-                .stacked()
-                .and("{{reason}}", "sum by (reason) (podmeter_device_unhealthy_reason{scrape})"),
+            events(
+                "XIDs by class",
+                "{{class}}",
+                "sum by (class) (increase(podmeter_xid_errors_total{scrape}[$__rate_interval])) > 0",
+                "Errors that the drivers reported, by class.",
+            ),
+            timeline(
+                "Unhealthy over time",
+                "{{node}} GPU {{gpu}}: {{reason}}",
+                "max by (cluster, node, gpu, gpu_uuid, reason) (podmeter_device_unhealthy_reason{scrape})",
+                "One row per GPU and reason.",
+            )
+            .width(12)
+            .empty("None reported")
+            .states(&[("1", "unhealthy", "red")]),
         ],
     }
 }

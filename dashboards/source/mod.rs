@@ -1,8 +1,8 @@
 //! What the dashboards show, and how that becomes Grafana's JSON.
 //!
-//! In: nothing. Out: the files `dashboards/*.json`, by name. Refuses to know: which data there is (a test asks a real
-//! Prometheus) and whether the result is good style (a test applies the rules of Grafana's dashboard linter).
-//! One file here per dashboard; `UPDATE_GOLDEN=1 cargo nextest run --test dashboards the_files` writes the JSON.
+//! In: nothing. Out: the files `dashboards/*.json`, by name. Does not know which data there is (a test asks a real
+//! Prometheus), nor whether the result is good style (a test applies the rules of Grafana's dashboard linter).
+//! One file here per dashboard; `UPDATE_GOLDEN=1 cargo nextest run --test it dashboards::the_files` writes the JSON.
 
 mod device;
 mod fleet;
@@ -13,7 +13,7 @@ mod podmeter;
 
 use serde_json::{Value, json};
 
-use panel::{Panel, datasource, expand};
+use panel::{Panel, datasource, expand, table};
 
 /// One selector of series at the top of a dashboard.
 struct Variable {
@@ -39,6 +39,8 @@ const NODE: Variable = Variable {
     query: "label_values(podmeter_build_info{job=~\"$job\",cluster=~\"$cluster\"}, node)",
     all: Some(".*"),
 };
+/// Where the panels show one curve per GPU: more than a few nodes are unreadable.
+const ONE_NODE: Variable = Variable { all: None, ..NODE };
 const NAMESPACE: Variable = Variable {
     name: "namespace",
     label: "Namespace",
@@ -54,9 +56,39 @@ const POD: Variable = Variable {
 const GPU: Variable =
     Variable { name: "gpu", label: "GPU", query: "label_values(podmeter_device_info{scrape}, gpu_uuid)", all: None };
 
+/// Per GPU: what of it is healthy and held by no container.
+const FREE_GPUS: &str = "(1 - podmeter_device_allocated_ratio{scrape}) * podmeter_device_healthy{scrape}";
+
+/// Busy fraction of the time held, of which the use is known. Borrowed time is no part of the time held: a container's
+/// GPU time and borrowed time are its busy, idle and unknown time.
+const BUSY_SHARE: &str = "\
+clamp_min(
+  1 - sum {by} (rate(podmeter_container_idle_seconds_total{scrape}[{window}]))
+  / (
+    sum {by} (rate(podmeter_container_allocated_seconds_total{scrape}[{window}]))
+    - sum {by} (rate(podmeter_container_uncovered_seconds_total{scrape}[{window}])) > 0
+  ),
+  0
+)";
+
+/// What the kubelet counts, one line per combination of these labels.
+fn resources(keys: &'static [&'static str]) -> Panel {
+    table(
+        "Resources as the kubelet counts them",
+        keys,
+        "GPUs, MIG devices or slots, and devices of other vendors. Free devices are allocatable and no container holds them.",
+    )
+    .column("Allocatable", "none", "sum {by} (podmeter_resource_devices{scrape,state=\"allocatable\"})")
+    .column("Allocated", "none", "sum {by} (podmeter_resource_devices{scrape,state=\"allocated\"})")
+    .column("Free", "none", "sum {by} (podmeter_resource_devices{scrape,state=\"unallocated\"})")
+    .alarm("Unhealthy", 1.0, "sum {by} (podmeter_resource_devices{scrape,state=\"unhealthy\"})")
+}
+
 /// Panels under a heading.
 struct Row {
     title: &'static str,
+    /// Grafana queries what it hides only when somebody opens it.
+    collapsed: bool,
     panels: Vec<Panel>,
 }
 
@@ -110,23 +142,31 @@ impl Dashboard {
 
     /// From left to right, and down when a line of 24 columns is full.
     fn panels(&self) -> Vec<Value> {
-        let (mut panels, mut y) = (vec![], 0);
+        let (mut panels, mut y, mut id) = (vec![], 0, 0);
         for row in &self.rows {
-            let id = panels.len() + 1;
-            let place = json!({ "x": 0, "y": y, "w": 24, "h": 1 });
-            panels.push(json!({
-                "id": id, "type": "row", "title": row.title, "collapsed": false, "gridPos": place, "panels": [],
-            }));
+            id += 1;
+            let mut heading = json!({
+                "id": id, "type": "row", "title": row.title, "collapsed": row.collapsed,
+                "gridPos": { "x": 0, "y": y, "w": 24, "h": 1 }, "panels": [],
+            });
             y += 1;
-            let (mut x, mut height) = (0, 0);
+            let (mut inside, mut x, mut top, mut height) = (vec![], 0, y, 0);
             for panel in &row.panels {
                 if x + panel.width > 24 {
-                    (x, y, height) = (0, y + height, 0);
+                    (x, top, height) = (0, top + height, 0);
                 }
-                panels.push(panel.json(panels.len() + 1, x, y));
-                (x, height) = (x + panel.width, height.max(panel.height()));
+                id += 1;
+                inside.push(panel.json(id, x, top));
+                (x, height) = (x + panel.width, height.max(panel.rows()));
             }
-            y += height;
+            if row.collapsed {
+                heading["panels"] = inside.into();
+                panels.push(heading);
+            } else {
+                y = top + height;
+                panels.push(heading);
+                panels.append(&mut inside);
+            }
         }
         panels
     }
@@ -148,7 +188,7 @@ impl Variable {
     }
 }
 
-/// A line through every graph where an XID was heard.
+/// A line through every graph at the last XID of each code.
 fn xid_annotation(one_device: bool) -> Value {
     let series = if one_device {
         "podmeter_xid_last_timestamp_seconds{device}"

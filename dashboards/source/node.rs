@@ -1,7 +1,7 @@
-//! One node, or a few: who held which device when, and how its devices do.
+//! One node: who held which device when, and how its devices do.
 
-use super::panel::{Panel, matrix, series, stat, table, timeline};
-use super::{CLUSTER, Dashboard, JOB, NODE, Row};
+use super::panel::{Panel, events, matrix, series, stat, timeline};
+use super::{CLUSTER, Dashboard, FREE_GPUS, JOB, ONE_NODE, Row, resources};
 
 /// Per thing that can be held now, whole GPU or MIG device, a `device` name and its `holder`. A shared device names none of
 /// its holders: any one of them would be arbitrary.
@@ -40,14 +40,15 @@ pub fn dashboard() -> Dashboard {
         name: "node",
         title: "Node",
         description: "The devices of a node over time: holders, use, faults.",
-        variables: vec![JOB, CLUSTER, NODE],
-        rows: vec![now(), holders(), work(), faults()],
+        variables: vec![JOB, CLUSTER, ONE_NODE],
+        rows: vec![now(), holders(), work(), faults(), host()],
     }
 }
 
 fn now() -> Row {
     Row {
-        title: "Now",
+        title: "Now; busy and idle: the last 5 minutes",
+        collapsed: false,
         panels: vec![
             stat("GPUs", "none", "sum(podmeter_node_devices{scrape,state=\"visible\"})", "GPUs that the driver lists."),
             stat(
@@ -55,6 +56,24 @@ fn now() -> Row {
                 "percentunit",
                 "avg(podmeter_device_allocated_ratio{scrape})",
                 "Fraction of the GPUs that containers hold.",
+            ),
+            stat(
+                "Free",
+                "short",
+                &format!("sum({FREE_GPUS})"),
+                "GPUs that are healthy and that no container holds; of a shared or partitioned GPU, the free fraction.",
+            ),
+            stat(
+                "Busy",
+                "percentunit",
+                "avg(rate(podmeter_device_busy_seconds_total{scrape}[5m]))",
+                "Fraction of GPU time in which at least one kernel ran, held or not.",
+            ),
+            stat(
+                "Held and idle",
+                "short",
+                "sum(rate(podmeter_container_idle_seconds_total{scrape}[5m]))",
+                "GPUs' worth that containers hold and do not use.",
             ),
             stat(
                 "Unhealthy",
@@ -72,12 +91,6 @@ fn now() -> Row {
             )
             .steps(&[(1.0, "red")]),
             stat("Power", "watt", "sum(podmeter_device_power_watts{scrape})", "Power drawn by the boards."),
-            stat(
-                "Pods",
-                "none",
-                "sum(podmeter_pods{scrape,state=\"with_devices\"})",
-                "Pods that hold devices of any vendor.",
-            ),
         ],
     }
 }
@@ -86,6 +99,7 @@ fn holders() -> Row {
     let query = HOLDERS.replace("{devices}", DEVICES).replace("{holdings}", HOLDINGS);
     Row {
         title: "Devices over time",
+        collapsed: false,
         panels: vec![
             matrix(
                 "Holders of each device",
@@ -95,38 +109,30 @@ fn holders() -> Row {
                 "The pod that held each GPU or MIG device; the number of pods where several shared it; free where no pod did; \
                  a gap where podmeter did not know.",
             )
-            .states(&[("^free$", "free", "dark-green"), ("^[0-9]+ pods$", "", "purple")]),
+            .states(&[("^free$", "free", "dark-green"), ("^[0-9]+ pods$", "", "purple")])
+            .height(12),
             timeline(
                 "Health",
-                "{{node}} GPU {{gpu}}",
+                "GPU {{gpu}}",
                 "max by (cluster, node, gpu, gpu_uuid) (podmeter_device_healthy{scrape})",
                 "The health of each device.",
             )
-            .states(&[("1", "healthy", "green"), ("0", "unhealthy", "red")]),
-            table(
-                "Devices as the kubelet counts them",
-                &["cluster", "node", "resource", "state"],
-                "By resource, of every vendor. Allocatable devices are held or unallocated; do not sum all.",
-            )
-            .column("Devices", "none", "sum {by} (podmeter_resource_devices{scrape})"),
-            series("CPUs", "none", "As the kubelet's CPU manager allocates them; shared is allocatable minus exclusive.")
-                .and("{{node}} {{state}}", "sum by (cluster, node, state) (podmeter_node_cpus{scrape})"),
-            series("Memory and hugepages", "bytes", "As the kubelet's memory manager allocates them.").and(
-                "{{node}} {{memory_type}} {{state}}",
-                "sum by (cluster, node, memory_type, state) (podmeter_node_memory_bytes{scrape})",
-            ),
+            .states(&[("1", "healthy", "green"), ("0", "unhealthy", "red")])
+            .height(7),
+            resources(&["cluster", "node", "resource"]).height(6),
         ],
     }
 }
 
 /// One curve per GPU.
 fn per_gpu(title: &'static str, unit: &'static str, query: &str, description: &'static str) -> Panel {
-    series(title, unit, description).and("{{node}} GPU {{gpu}}", query)
+    series(title, unit, description).and("GPU {{gpu}}", query)
 }
 
 fn work() -> Row {
     Row {
         title: "Work",
+        collapsed: false,
         panels: vec![
             per_gpu(
                 "Busy",
@@ -180,28 +186,66 @@ fn work() -> Row {
 fn faults() -> Row {
     Row {
         title: "Heat and faults",
+        collapsed: false,
         panels: vec![
+            per_gpu(
+                "Temperature",
+                "celsius",
+                "podmeter_device_temperature_celsius{scrape,sensor=\"gpu\"}",
+                "Temperature of each GPU's chip.",
+            ),
             per_gpu(
                 "Degrees left to slowdown",
                 "celsius",
                 "podmeter_device_temperature_margin_celsius{scrape}",
-                "How far each GPU is below the temperature at which it slows down.",
-            ),
+                "How far each GPU is below the temperature at which it slows down. Below the line, PodmeterDeviceHot fires.",
+            )
+            .steps(&[(5.0, "red")]),
             series("Throttled clocks", "percentunit", "Fraction of time, of the worst GPU; reasons overlap.").and(
-                "{{node}}: {{reason}}",
+                "{{reason}}",
                 "max by (cluster, node, reason) (rate(podmeter_device_throttled_seconds_total{scrape}[$__rate_interval]))",
             ),
-            per_gpu(
+            timeline(
+                "Unhealthy over time",
+                "GPU {{gpu}}: {{reason}}",
+                "max by (cluster, node, gpu, gpu_uuid, reason) (podmeter_device_unhealthy_reason{scrape})",
+                "One row per GPU and reason.",
+            )
+            .width(12)
+            .empty("None reported")
+            .states(&[("1", "unhealthy", "red")]),
+            events(
                 "XIDs",
-                "short",
-                "sum by (cluster, node, gpu, gpu_uuid) (increase(podmeter_xid_errors_total{scrape}[$__rate_interval]))",
-                "Errors that the driver reported, of every class.",
+                "GPU {{gpu}}: {{class}}",
+                "sum by (cluster, node, gpu, gpu_uuid, class) (increase(podmeter_xid_errors_total{scrape}[$__rate_interval])) > 0",
+                "Errors that the driver reported, by class.",
             ),
-            per_gpu(
+            events(
                 "ECC errors",
-                "short",
-                "sum by (cluster, node, gpu, gpu_uuid) (increase(podmeter_device_ecc_errors_total{scrape}[$__rate_interval]))",
-                "Corrected and uncorrected.",
+                "GPU {{gpu}}: {{error}}",
+                "sum by (cluster, node, gpu, gpu_uuid, error) \
+                 (increase(podmeter_device_ecc_errors_total{scrape}[$__rate_interval])) > 0",
+                "By whether they could be corrected.",
+            ),
+        ],
+    }
+}
+
+/// Not every kubelet has these managers.
+fn host() -> Row {
+    Row {
+        title: "CPUs and memory as the kubelet allocates them",
+        collapsed: true,
+        panels: vec![
+            series(
+                "CPUs",
+                "none",
+                "As the kubelet's CPU manager allocates them; shared is allocatable minus exclusive.",
+            )
+            .and("{{node}} {{state}}", "sum by (cluster, node, state) (podmeter_node_cpus{scrape})"),
+            series("Memory and hugepages", "bytes", "As the kubelet's memory manager allocates them.").and(
+                "{{node}} {{memory_type}} {{state}}",
+                "sum by (cluster, node, memory_type, state) (podmeter_node_memory_bytes{scrape})",
             ),
         ],
     }

@@ -21,6 +21,8 @@ enum Kind {
     Series {
         stacked: bool,
     },
+    /// Bars of counts, on a scale that shows one event beside thousands.
+    Events,
     /// Rows of states over time: one per series, or with a column, one per value of that label, showing another label.
     Timeline {
         matrix: Option<(&'static str, &'static str)>,
@@ -32,34 +34,86 @@ enum Kind {
     },
 }
 
+/// One query of a panel.
+struct Target {
+    /// Name of the series or column.
+    name: &'static str,
+    query: String,
+    /// Of a column, where it is not the panel's.
+    unit: Option<&'static str>,
+    cell: Cell,
+}
+
+/// How a column of a table is drawn.
+enum Cell {
+    Text,
+    /// A bar from 0 to 1.
+    Share,
+    /// Red from this value on.
+    Alarm(f64),
+    /// Not the value, but this label, which is no key.
+    Label(&'static str),
+}
+
 pub struct Panel {
     kind: Kind,
     title: &'static str,
     description: &'static str,
     unit: &'static str,
     pub width: u32,
-    /// Name of the series or column, its unit where it is not the panel's, and the query.
-    targets: Vec<(&'static str, Option<&'static str>, String)>,
+    height: u32,
+    targets: Vec<Target>,
+    by_name: bool,
+    /// Colour below the first step, if not the kind's.
+    base: Option<&'static str>,
+    whole: bool,
     maximum: Option<f64>,
-    /// From which value on, which colour; below the first, green.
+    /// In place of "No data".
+    empty: Option<&'static str>,
+    /// From which value on, which colour. Of a number: below the first, green. Of curves: a line at each.
     steps: &'static [(f64, &'static str)],
+    /// The curve of this name is a limit: red and dashed.
+    limit: Option<&'static str>,
     /// Value, text, colour.
     states: &'static [(&'static str, &'static str, &'static str)],
 }
 
 fn panel(kind: Kind, width: u32, title: &'static str, unit: &'static str, description: &'static str) -> Panel {
     let (targets, maximum) = (vec![], (unit == "percentunit").then_some(1.0));
-    Panel { kind, title, description, unit, width, targets, maximum, steps: &[], states: &[] }
+    let height = if matches!(kind, Kind::Stat) { 4 } else { 8 };
+    let (empty, steps, limit, states): (_, &[_], _, &[_]) = (None, &[], None, &[]);
+    Panel {
+        kind,
+        title,
+        description,
+        unit,
+        width,
+        height,
+        targets,
+        by_name: false,
+        base: None,
+        whole: false,
+        maximum,
+        empty,
+        steps,
+        limit,
+        states,
+    }
 }
 
-/// One number.
+/// One number; eight of them are a line.
 pub fn stat(title: &'static str, unit: &'static str, query: &str, description: &'static str) -> Panel {
-    panel(Kind::Stat, 4, title, unit, description).and(title, query)
+    panel(Kind::Stat, 3, title, unit, description).and(title, query)
 }
 
 /// Curves, each with a legend.
 pub fn series(title: &'static str, unit: &'static str, description: &'static str) -> Panel {
     panel(Kind::Series { stacked: false }, 12, title, unit, description)
+}
+
+/// Counts of events that are rare. Zeros are left out: the query says so, and the panel when it is empty.
+pub fn events(title: &'static str, legend: &'static str, query: &str, description: &'static str) -> Panel {
+    panel(Kind::Events, 12, title, "short", description).and(legend, query).whole().empty("None reported")
 }
 
 /// States over time, one row per series.
@@ -84,19 +138,63 @@ pub fn table(title: &'static str, keys: &'static [&'static str], description: &'
 
 impl Panel {
     /// Another curve.
-    pub fn and(mut self, legend: &'static str, query: &str) -> Self {
-        self.targets.push((legend, None, query.to_owned()));
-        self
+    pub fn and(self, name: &'static str, query: &str) -> Self {
+        self.target(name, None, Cell::Text, query)
     }
 
     /// Another column.
-    pub fn column(mut self, name: &'static str, unit: &'static str, query: &str) -> Self {
-        self.targets.push((name, Some(unit), query.to_owned()));
+    pub fn column(self, name: &'static str, unit: &'static str, query: &str) -> Self {
+        self.target(name, Some(unit), Cell::Text, query)
+    }
+
+    /// Another column, of fractions that are drawn as bars.
+    pub fn share(self, name: &'static str, query: &str) -> Self {
+        self.target(name, Some("percentunit"), Cell::Share, query)
+    }
+
+    /// Another column, of numbers that are red from `from` on.
+    pub fn alarm(self, name: &'static str, from: f64, query: &str) -> Self {
+        self.target(name, Some("short"), Cell::Alarm(from), query)
+    }
+
+    /// Another column, of a label's values.
+    pub fn labelled(self, name: &'static str, label: &'static str, query: &str) -> Self {
+        self.target(name, None, Cell::Label(label), query)
+    }
+
+    /// Sorts a table by its first label but the cluster, instead of by its first number.
+    pub fn by_name(mut self) -> Self {
+        self.by_name = true;
+        self
+    }
+
+    fn target(mut self, name: &'static str, unit: Option<&'static str>, cell: Cell, query: &str) -> Self {
+        self.targets.push(Target { name, query: query.to_owned(), unit, cell });
         self
     }
 
     pub fn width(mut self, width: u32) -> Self {
         self.width = width;
+        self
+    }
+
+    pub fn height(mut self, height: u32) -> Self {
+        self.height = height;
+        self
+    }
+
+    pub fn rows(&self) -> u32 {
+        self.height
+    }
+
+    /// What an empty panel says: what was not reported, never that all is well.
+    pub fn empty(mut self, text: &'static str) -> Self {
+        self.empty = Some(text);
+        self
+    }
+
+    pub fn limit(mut self, name: &'static str) -> Self {
+        self.limit = Some(name);
         self
     }
 
@@ -111,26 +209,34 @@ impl Panel {
         self
     }
 
+    /// The colour below the first step.
+    pub fn base(mut self, color: &'static str) -> Self {
+        self.base = Some(color);
+        self
+    }
+
+    /// Counts: `increase` extrapolates to fractions.
+    pub fn whole(mut self) -> Self {
+        self.whole = true;
+        self
+    }
+
     pub fn states(mut self, states: &'static [(&'static str, &'static str, &'static str)]) -> Self {
         self.states = states;
         self
     }
 
-    pub fn height(&self) -> u32 {
-        if matches!(self.kind, Kind::Stat) { 4 } else { 8 }
-    }
-
     pub fn json(&self, id: usize, x: u32, y: u32) -> Value {
         let kind = match self.kind {
             Kind::Stat => "stat",
-            Kind::Series { .. } => "timeseries",
+            Kind::Series { .. } | Kind::Events => "timeseries",
             Kind::Timeline { .. } => "state-timeline",
             Kind::Bars => "bargauge",
             Kind::Table { .. } => "table",
         };
         json!({
             "id": id, "type": kind, "title": self.title, "description": self.description, "datasource": datasource(),
-            "gridPos": { "x": x, "y": y, "w": self.width, "h": self.height() },
+            "gridPos": { "x": x, "y": y, "w": self.width, "h": self.height },
             "targets": self.targets(), "fieldConfig": { "defaults": self.defaults(), "overrides": self.overrides() },
             "options": self.options(), "transformations": self.transformations(),
         })
@@ -143,10 +249,10 @@ impl Panel {
             Kind::Table { keys } => format!("by ({})", keys.join(", ")),
             _ => String::new(),
         };
-        let target = |(number, (legend, _, query)): (usize, &(&str, Option<&str>, String))| {
+        let target = |(number, target): (usize, &Target)| {
             json!({
-                "refId": reference(number), "datasource": datasource(), "editorMode": "code", "legendFormat": legend,
-                "expr": expand(&query.replace("{by}", &by)), "instant": instant, "range": !instant,
+                "refId": reference(number), "datasource": datasource(), "editorMode": "code", "legendFormat": target.name,
+                "expr": expand(&target.query.replace("{by}", &by)), "instant": instant, "range": !instant,
                 "format": if as_table { "table" } else { "time_series" },
             })
         };
@@ -154,7 +260,12 @@ impl Panel {
     }
 
     fn defaults(&self) -> Value {
-        let mut steps = vec![json!({ "value": null, "color": if self.steps.is_empty() { "text" } else { "green" } })];
+        let base = match self.kind {
+            Kind::Bars => "semi-dark-blue",
+            Kind::Stat if !self.steps.is_empty() => "green",
+            _ => "text",
+        };
+        let mut steps = vec![json!({ "value": null, "color": self.base.unwrap_or(base) })];
         steps.extend(self.steps.iter().map(|(value, color)| json!({ "value": value, "color": color })));
         let state = |(index, (value, text, color)): (usize, &(&str, &str, &str))| {
             // A value that is a number is matched as such; everything else is a pattern of a label. No text: as it is.
@@ -169,13 +280,21 @@ impl Panel {
         };
         let mappings: Vec<Value> = self.states.iter().enumerate().map(state).collect();
         let color = match self.kind {
-            Kind::Stat | Kind::Bars => "thresholds",
-            _ => "palette-classic",
+            Kind::Stat | Kind::Bars => json!({ "mode": "thresholds" }),
+            // Names have no order that colours could follow.
+            Kind::Timeline { matrix: Some(_) } => json!({ "mode": "fixed", "fixedColor": "semi-dark-blue" }),
+            _ => json!({ "mode": "palette-classic" }),
         };
         let mut defaults = json!({
-            "unit": self.unit, "color": { "mode": color }, "mappings": mappings,
+            "unit": self.unit, "color": color, "mappings": mappings,
             "thresholds": { "mode": "absolute", "steps": steps },
         });
+        if self.whole {
+            defaults["decimals"] = 0.into();
+        }
+        if let Some(text) = self.empty {
+            defaults["noValue"] = text.into();
+        }
         if !matches!(self.kind, Kind::Timeline { .. }) && self.unit != "celsius" {
             defaults["min"] = 0.into();
         }
@@ -184,11 +303,26 @@ impl Panel {
         }
         match self.kind {
             Kind::Series { stacked } => {
-                let fill = if stacked { 40 } else { 5 };
-                let mode = if stacked { "normal" } else { "none" };
+                let (fill, mode) = if stacked { (40, "normal") } else { (0, "none") };
+                // Points, because a value between two gaps is no line.
                 defaults["custom"] = json!({
-                    "drawStyle": "line", "lineWidth": 1, "fillOpacity": fill, "showPoints": "never", "spanNulls": false,
+                    "drawStyle": "line", "lineWidth": 1, "fillOpacity": fill, "showPoints": "auto", "pointSize": 3, "spanNulls": false,
                     "stacking": { "mode": mode, "group": "A" },
+                    "thresholdsStyle": { "mode": if self.steps.is_empty() { "off" } else { "dashed" } },
+                });
+                if ["none", "short"].contains(&self.unit) {
+                    // No axis to 100 where all is 0.
+                    defaults["custom"]["axisSoftMax"] = 1.into();
+                }
+                if self.unit == "none" {
+                    // Counts of now change at once.
+                    defaults["custom"]["lineInterpolation"] = "stepAfter".into();
+                }
+            }
+            Kind::Events => {
+                defaults["custom"] = json!({
+                    "drawStyle": "bars", "lineWidth": 1, "fillOpacity": 80, "axisSoftMax": 1,
+                    "scaleDistribution": { "type": "symlog", "log": 10, "linearThreshold": 1 },
                 });
             }
             Kind::Timeline { .. } => defaults["custom"] = json!({ "fillOpacity": 80, "lineWidth": 1 }),
@@ -197,27 +331,37 @@ impl Panel {
         defaults
     }
 
-    /// Names that lead to another dashboard do so wherever they stand in a table; columns have units of their own.
     fn overrides(&self) -> Vec<Value> {
-        let Kind::Table { keys } = self.kind else { return vec![] };
-        let by_name = |name: &str, property: Value| json!({ "matcher": { "id": "byName", "options": name }, "properties": [property] });
-        let links = keys.iter().filter_map(|key| {
-            let (to, and) = match *key {
-                "gpu_uuid" => ("device", "var-gpu=${__value.raw}"),
-                "node" => ("node", "var-node=${__value.raw}"),
-                "namespace" => ("namespace", "var-namespace=${__value.raw}"),
-                "pod" => ("namespace", "var-namespace=${__data.fields.namespace}&var-pod=${__value.raw}"),
-                _ => return None,
-            };
-            let carried = "${datasource:queryparam}&${job:queryparam}&${cluster:queryparam}";
-            let url = format!("/d/podmeter-{to}?{carried}&{and}&${{__url_time_range}}");
-            Some(by_name(key, json!({ "id": "links", "value": [{ "title": format!("Open {to}"), "url": url }] })))
+        let by_name = |name: &str, properties: Vec<Value>| json!({ "matcher": { "id": "byName", "options": name }, "properties": properties });
+        let Kind::Table { keys } = self.kind else {
+            let red = json!({ "id": "color", "value": { "mode": "fixed", "fixedColor": "red" } });
+            let dashed = json!({ "id": "custom.lineStyle", "value": { "fill": "dash", "dash": [10, 10] } });
+            return self.limit.iter().map(|name| by_name(name, vec![red.clone(), dashed.clone()])).collect();
+        };
+        let labels = keys.iter().filter_map(|key| {
+            let properties: Vec<Value> = [link(key), width(key)].into_iter().flatten().collect();
+            (!properties.is_empty()).then(|| by_name(heading(key), properties))
         });
-        let units = self
-            .targets
-            .iter()
-            .filter_map(|(name, unit, _)| Some(by_name(name, json!({ "id": "unit", "value": (*unit)? }))));
-        links.chain(units).collect()
+        let columns = self.targets.iter().filter_map(|target| {
+            let mut properties = vec![json!({ "id": "unit", "value": target.unit? })];
+            match target.cell {
+                Cell::Text | Cell::Label(_) => {}
+                Cell::Share => properties.extend([
+                    json!({ "id": "max", "value": 1 }),
+                    json!({ "id": "color", "value": { "mode": "fixed", "fixedColor": "semi-dark-blue" } }),
+                    json!({ "id": "custom.cellOptions", "value": { "type": "gauge", "mode": "basic", "valueDisplayMode": "text" } }),
+                ]),
+                Cell::Alarm(from) => properties.extend([
+                    json!({ "id": "color", "value": { "mode": "thresholds" } }),
+                    json!({ "id": "custom.cellOptions", "value": { "type": "color-text" } }),
+                    json!({ "id": "thresholds", "value": { "mode": "absolute", "steps": [
+                        { "value": null, "color": "text" }, { "value": from, "color": "red" },
+                    ] } }),
+                ]),
+            }
+            Some(by_name(target.name, properties))
+        });
+        labels.chain(columns).collect()
     }
 
     fn options(&self) -> Value {
@@ -226,8 +370,13 @@ impl Panel {
             Kind::Stat => {
                 json!({ "reduceOptions": last, "colorMode": "value", "graphMode": "none", "textMode": "auto" })
             }
-            Kind::Series { .. } => json!({
-                "legend": { "displayMode": "table", "placement": "bottom", "showLegend": true, "calcs": ["mean", "max"] },
+            // Beside the curves, because below them three lines have room.
+            Kind::Series { .. } | Kind::Events => json!({
+                "legend": {
+                    "displayMode": "table", "placement": "right", "showLegend": true,
+                    "calcs": if matches!(self.kind, Kind::Events) { json!(["max"]) } else { json!(["mean", "max"]) },
+                    "sortBy": "Max", "sortDesc": true,
+                },
                 "tooltip": { "mode": "multi", "sort": "desc" },
             }),
             Kind::Timeline { .. } => json!({
@@ -237,10 +386,18 @@ impl Panel {
             }),
             Kind::Bars => json!({
                 "reduceOptions": last, "orientation": "horizontal", "displayMode": "basic", "showUnfilled": true,
+                "valueMode": "text", "namePlacement": "left", "text": { "titleSize": 13, "valueSize": 13 },
+                "sizing": "manual", "minVizWidth": 8, "minVizHeight": 16, "maxVizHeight": 24,
             }),
-            Kind::Table { .. } => {
-                let first = self.targets.iter().find(|(name, ..)| *name != "-").map(|(name, ..)| *name);
-                let sort: Vec<Value> = first.iter().map(|name| json!({ "displayName": name, "desc": true })).collect();
+            Kind::Table { keys } => {
+                let sort: Vec<Value> = match self.targets.iter().find(|target| target.name != "-") {
+                    Some(_) if self.by_name => {
+                        let name = keys.iter().find(|key| **key != "cluster").copied();
+                        name.iter().map(|name| json!({ "displayName": heading(name), "desc": false })).collect()
+                    }
+                    Some(first) => vec![json!({ "displayName": first.name, "desc": true })],
+                    None => vec![],
+                };
                 json!({ "showHeader": true, "cellHeight": "sm", "footer": { "show": false }, "sortBy": sort })
             }
         }
@@ -265,19 +422,28 @@ impl Panel {
                 let mut excluded = json!({ "Time": true });
                 let (mut renamed, mut order) = (json!({}), json!({}));
                 // Where only the first of several queries has an answer, Grafana leaves out the letter.
-                match self.targets[0].0 {
+                match self.targets[0].name {
                     "-" => excluded["Value"] = true.into(),
                     name => renamed["Value"] = name.into(),
                 }
                 for (position, key) in keys.iter().enumerate() {
                     order[*key] = position.into();
+                    renamed[*key] = heading(key).into();
                 }
-                for (number, (name, ..)) in self.targets.iter().enumerate() {
-                    match *name {
-                        "-" => excluded[value(number)] = true.into(),
-                        name => renamed[value(number)] = name.into(),
+                for (number, target) in self.targets.iter().enumerate() {
+                    let position = (keys.len() + number).into();
+                    match (target.name, &target.cell) {
+                        (name, Cell::Label(label)) => {
+                            excluded[value(number)] = true.into();
+                            renamed[*label] = name.into();
+                            order[*label] = position;
+                        }
+                        ("-", _) => excluded[value(number)] = true.into(),
+                        (name, _) => {
+                            renamed[value(number)] = name.into();
+                            order[value(number)] = position;
+                        }
                     }
-                    order[value(number)] = (keys.len() + number).into();
                 }
                 let organize = json!({ "excludeByName": excluded, "renameByName": renamed, "indexByName": order });
                 vec![json!({ "id": "merge", "options": {} }), json!({ "id": "organize", "options": organize })]
@@ -289,4 +455,70 @@ impl Panel {
 
 fn reference(number: usize) -> String {
     char::from(b'A' + u8::try_from(number).expect("a panel has few queries")).to_string()
+}
+
+/// Label → the column's title.
+fn heading(label: &'static str) -> &'static str {
+    match label {
+        "action" => "Action",
+        "architecture" => "Architecture",
+        "attribution" => "Attribution",
+        "class" => "Class",
+        "cluster" => "Cluster",
+        "compute_instance" => "Compute instance",
+        "container" => "Container",
+        "cuda_version" => "CUDA",
+        "device" => "Device",
+        "device_id" => "Device ID",
+        "driver_version" => "Driver",
+        "error" => "Error",
+        "gpu" => "GPU",
+        "gpu_instance" => "GPU instance",
+        "gpu_uuid" => "GPU UUID",
+        "mig_uuid" => "MIG UUID",
+        "minor" => "Minor",
+        "model" => "Model",
+        "namespace" => "Namespace",
+        "node" => "Node",
+        "numa_node" => "NUMA node",
+        "pci_bus_id" => "PCI bus ID",
+        "pod" => "Pod",
+        "profile" => "Profile",
+        "reason" => "Reason",
+        "resource" => "Resource",
+        "revision" => "Revision",
+        "sharing" => "Sharing",
+        "source" => "Source",
+        "vbios_version" => "VBIOS",
+        "version" => "podmeter",
+        "xid" => "XID",
+        other => other,
+    }
+}
+
+/// Names that lead to another dashboard do so wherever they stand in a table.
+fn link(label: &str) -> Option<Value> {
+    let (to, and) = match label {
+        "gpu_uuid" => ("device", "var-gpu=${__value.raw}"),
+        "node" => ("node", "var-node=${__value.raw}"),
+        "namespace" => ("namespace", "var-namespace=${__value.raw}"),
+        "pod" => ("namespace", "var-namespace=${__data.fields.namespace}&var-pod=${__value.raw}"),
+        _ => return None,
+    };
+    let carried = "${datasource:queryparam}&${job:queryparam}&${cluster:queryparam}";
+    let url = format!("/d/podmeter-{to}?{carried}&{and}&${{__url_time_range}}");
+    Some(json!({ "id": "links", "value": [{ "title": format!("Open {to}"), "url": url }] }))
+}
+
+/// Of columns whose values are known to be long or short; the others share the rest.
+fn width(label: &str) -> Option<Value> {
+    let pixels = match label {
+        "gpu" | "minor" | "xid" => 70,
+        "sharing" | "attribution" | "profile" | "container" => 100,
+        "resource" => 180,
+        "model" => 210,
+        "gpu_uuid" | "mig_uuid" | "device" | "device_id" => 345,
+        _ => return None,
+    };
+    Some(json!({ "id": "custom.width", "value": pixels }))
 }

@@ -1,6 +1,6 @@
 //! podmeter itself: whether what it shows is about now, what it costs, and how its plugin does.
 
-use super::panel::{Panel, series, stat, table};
+use super::panel::{Panel, events, series, stat, table};
 use super::{CLUSTER, Dashboard, JOB, NODE, Row};
 
 pub fn dashboard() -> Dashboard {
@@ -16,27 +16,25 @@ pub fn dashboard() -> Dashboard {
 fn now() -> Row {
     Row {
         title: "Now",
+        collapsed: false,
         panels: vec![
-            stat("Scraped", "none", "sum(up{scrape})", "podmeters that answered Prometheus.").width(3),
-            stat("Not scraped", "none", "sum(1 - up{scrape})", "podmeters that Prometheus knows and cannot scrape.")
-                .width(3)
-                .steps(&[(1.0, "red")]),
+            stat("Scraped", "none", "sum(up{scrape})", "podmeters that answered Prometheus."),
+            stat("Not scraped", "none", "sum(1 - up{scrape})", "podmeters that Prometheus cannot scrape.")
+                                .steps(&[(1.0, "red")]),
             stat(
                 "Oldest readings",
                 "s",
                 "max(podmeter_collector_age_seconds{scrape})",
                 "Since a collector last succeeded.",
             )
-            .width(3)
-            .steps(&[(120.0, "red")]),
+                        .steps(&[(120.0, "red")]),
             stat(
                 "Oldest allocations",
                 "s",
                 "max(podmeter_podresources_age_seconds{scrape})",
                 "Age of the known allocations.",
             )
-            .width(3)
-            .steps(&[(60.0, "orange"), (120.0, "red")]),
+                        .steps(&[(60.0, "orange"), (120.0, "red")]),
             stat(
                 "Clobbered labels",
                 "none",
@@ -44,43 +42,49 @@ fn now() -> Row {
                  or 0 * count(podmeter_container_allocation_info{scrape})",
                 "Series whose pod label the scrape has replaced: see docs/prometheus.md, honor_labels.",
             )
-            .width(3)
-            .steps(&[(1.0, "red")]),
+                        .steps(&[(1.0, "red")]),
             stat(
                 "Truncated answers",
                 "none",
                 "sum(podmeter_podresources_pods_truncated{scrape})",
                 "Nodes whose kubelet's answer was over the size limit, so that pods may be missing.",
             )
-            .width(3)
-            .steps(&[(1.0, "red")]),
+                        .steps(&[(1.0, "red")]),
             stat(
                 "Old configuration",
                 "none",
                 "sum(1 - podmeter_config_last_reload_successful{scrape})",
                 "podmeters that could not read their configuration and go on with the one before.",
             )
-            .width(3)
-            .steps(&[(1.0, "orange")]),
+                        .steps(&[(1.0, "orange")]),
             stat(
                 "Released",
                 "none",
                 "sum(podmeter_released{scrape})",
                 "podmeters that released the driver on request.",
             )
-            .width(3)
-            .steps(&[(1.0, "orange")]),
+                        .steps(&[(1.0, "orange")]),
             table(
                 "Versions",
                 &["cluster", "node", "version", "revision", "driver_version", "cuda_version"],
-                "Of podmeter and of the driver.",
+                "Of podmeter and of the driver; and whether podmeter sees the host's processes and attributes by them.",
             )
+            .by_name()
+            .height(7)
             .column("-", "none", "max by (cluster, node, version, revision) (podmeter_build_info{scrape})")
             .column(
                 "-",
                 "none",
                 "max by (cluster, node, driver_version, cuda_version) (podmeter_driver_info{scrape})",
-            ),
+            )
+            .column("By process", "bool_yes_no", "max by (cluster, node) (podmeter_process_attribution_enabled{scrape})"),
+            table("Resources of the device plugin", &["cluster", "node", "resource"], "Registered and conflict are 0 or 1: a conflict means that podmeter waits while another plugin serves it.")
+                .by_name()
+                .height(7)
+                .column("Registered", "none", "min {by} (podmeter_plugin_registered{scrape})")
+                .alarm("Conflict", 1.0, "max {by} (podmeter_plugin_conflict{scrape})")
+                .column("Healthy devices", "none", "sum {by} (podmeter_plugin_devices{scrape,health=\"healthy\"})")
+                .alarm("Unhealthy devices", 1.0, "sum {by} (podmeter_plugin_devices{scrape,health=\"unhealthy\"})"),
         ],
     }
 }
@@ -93,6 +97,7 @@ fn per(title: &'static str, unit: &'static str, legend: &'static str, query: &st
 fn freshness() -> Row {
     Row {
         title: "Freshness and correctness",
+        collapsed: false,
         panels: vec![
             per(
                 "Age of readings",
@@ -101,9 +106,8 @@ fn freshness() -> Row {
                 "max by (collector) (podmeter_collector_age_seconds{scrape})",
                 "Oldest over the nodes, by collector.",
             ),
-            per(
+            events(
                 "Failed or stuck collectors",
-                "none",
                 "{{collector}} failed",
                 "sum by (collector) (1 - podmeter_collector_success{scrape})",
                 "Nodes on which a collector's last run failed or hangs.",
@@ -116,55 +120,47 @@ fn freshness() -> Row {
                 "max by (cluster, node) (podmeter_podresources_age_seconds{scrape})",
                 "Grows while a kubelet does not answer.",
             ),
-            per(
+            events(
                 "Failed calls of the kubelet",
-                "short",
                 "{{code}}",
-                "sum by (code) (increase(podmeter_podresources_errors_total{scrape}[$__rate_interval]))",
+                "sum by (code) (increase(podmeter_podresources_errors_total{scrape}[$__rate_interval])) > 0",
                 "PodResources calls, by gRPC code.",
             ),
-            per(
+            events(
                 "Failed calls of the driver",
-                "short",
                 "{{call}}: {{code}}",
-                "sum by (call, code) (increase(podmeter_nvml_errors_total{scrape}[$__rate_interval]))",
+                "sum by (call, code) (increase(podmeter_nvml_errors_total{scrape}[$__rate_interval])) > 0",
                 "not_supported is not counted.",
             ),
             per(
                 "Time that no sample covers",
                 "percentunit",
                 "{{node}} GPU {{gpu}}",
-                "rate(podmeter_device_uncovered_seconds_total{scrape}[$__rate_interval])",
+                "rate(podmeter_device_uncovered_seconds_total{scrape}[$__rate_interval]) > 0",
                 "Neither busy nor idle.",
-            ),
-            per(
+            )
+            .empty("None reported"),
+            events(
                 "Disagreements with the kubelet",
-                "none",
                 "{{resource}} {{drift}}",
-                "sum by (resource, drift) (podmeter_resource_drift_devices{scrape})",
+                "sum by (resource, drift) (podmeter_resource_drift_devices{scrape}) > 0",
                 "Devices advertised and not allocatable, allocatable and not advertised, or held and unknown.",
-            ),
-            per(
+            )
+            .width(8),
+            events(
                 "Devices that could not be found",
-                "none",
                 "{{resource}} {{form}}",
-                "sum by (resource, form) (podmeter_unresolved_devices{scrape})",
+                "sum by (resource, form) (podmeter_unresolved_devices{scrape}) > 0",
                 "Held devices whose ID matches no hardware.",
-            ),
-            per(
+            )
+            .width(8),
+            events(
                 "Sums that did not add up",
-                "short",
                 "{{quantity}}",
-                "sum by (quantity) (increase(podmeter_conservation_violations_total{scrape}[$__rate_interval]))",
+                "sum by (quantity) (increase(podmeter_conservation_violations_total{scrape}[$__rate_interval])) > 0",
                 "Holders' shares and unattributed use must add up to the device; anything above 0 is a bug in podmeter.",
-            ),
-            per(
-                "Attribution by process",
-                "none",
-                "{{node}}",
-                "max by (cluster, node) (podmeter_process_attribution_enabled{scrape})",
-                "1 where podmeter sees the host's processes and uses them to tell holders of a shared GPU apart.",
-            ),
+            )
+            .width(8),
         ],
     }
 }
@@ -172,12 +168,8 @@ fn freshness() -> Row {
 fn plugin() -> Row {
     Row {
         title: "Device plugin",
+        collapsed: true,
         panels: vec![
-            table("Resources", &["cluster", "node", "resource"], "Registered and conflict are 0 or 1: a conflict means that podmeter waits while another plugin serves it.")
-                .column("Registered", "none", "min {by} (podmeter_plugin_registered{scrape})")
-                .column("Conflict", "none", "max {by} (podmeter_plugin_conflict{scrape})")
-                .column("Healthy devices", "none", "sum {by} (podmeter_plugin_devices{scrape,health=\"healthy\"})")
-                .column("Unhealthy devices", "none", "sum {by} (podmeter_plugin_devices{scrape,health=\"unhealthy\"})"),
             per(
                 "Registrations and kubelet restarts",
                 "short",
@@ -185,7 +177,10 @@ fn plugin() -> Row {
                 "sum by (resource) (increase(podmeter_plugin_registrations_total{scrape}[$__rate_interval]))",
                 "A registration after the first one follows a kubelet's restart or a lost stream.",
             )
-            .and("kubelets restarted", "sum(increase(podmeter_plugin_kubelet_restarts_total{scrape}[$__rate_interval]))"),
+            .and(
+                "kubelets restarted",
+                "sum(increase(podmeter_plugin_kubelet_restarts_total{scrape}[$__rate_interval]))",
+            ),
             per(
                 "Not registered",
                 "percentunit",
@@ -238,6 +233,7 @@ fn plugin() -> Row {
 fn cost() -> Row {
     Row {
         title: "Cost",
+        collapsed: true,
         panels: vec![
             per(
                 "CPU",

@@ -12,9 +12,9 @@ use crate::support::agent::Running;
 use crate::support::dashboards::{Query, catalogue, family, queries, selectors, variables};
 use crate::support::prometheus::Prometheus;
 
-/// Demos, and the jobs that scrape them. What the first one shows needs no word.
+/// Demos, and the jobs that scrape them. What the first one shows needs no entry below.
 const PROFILES: [&str; 3] = ["8xh100", "8xh100-mig", "8xh100-timesliced"];
-/// The job of the page that is made up.
+/// The job of the page made from the catalogue.
 const CONTRACT: &str = "contract";
 
 /// Where the data is, if not in the first demo.
@@ -27,11 +27,19 @@ enum Elsewhere {
 use Elsewhere::{Nowhere, Profile};
 
 const HEALTHY: &str = "the simulated GPUs and their driver make no errors";
+const AGREED: &str = "the simulated kubelet and driver list the same GPUs";
 const NOT_THROTTLED: &str = "nothing throttles the simulated GPUs";
 
 /// Queries by the end of their place. Those of metrics that the catalogue calls planned need no entry.
-const ELSEWHERE: [(&str, Elsewhere); 15] = [
+const ELSEWHERE: [(&str, Elsewhere); 26] = [
     ("annotation XIDs", Nowhere(HEALTHY)),
+    ("fleet / XIDs by class / A", Nowhere(HEALTHY)),
+    ("node / XIDs / A", Nowhere(HEALTHY)),
+    ("node / ECC errors / A", Nowhere(HEALTHY)),
+    ("device / XIDs by class / A", Nowhere(HEALTHY)),
+    ("device / ECC errors / A", Nowhere(HEALTHY)),
+    ("device / Link errors / A", Nowhere(HEALTHY)),
+    ("device / Link errors / B", Nowhere(HEALTHY)),
     ("device / Last XIDs / A", Nowhere(HEALTHY)),
     ("device / Throttle reasons / A", Nowhere(NOT_THROTTLED)),
     ("device / MIG devices / A", Profile("8xh100-mig")),
@@ -39,7 +47,11 @@ const ELSEWHERE: [(&str, Elsewhere); 15] = [
     ("device / SM activity by GPU instance / A", Profile("8xh100-mig")),
     ("namespace / XIDs / A", Nowhere(HEALTHY)),
     ("podmeter / Failed calls of the driver / A", Nowhere(HEALTHY)),
-    ("podmeter / Devices that could not be found / A", Nowhere("the simulated kubelet and driver list the same GPUs")),
+    ("podmeter / Failed calls of the kubelet / A", Nowhere("the simulated kubelet answers every call")),
+    ("podmeter / Time that no sample covers / A", Nowhere("the simulated driver misses no sample")),
+    ("podmeter / Disagreements with the kubelet / A", Nowhere(AGREED)),
+    ("podmeter / Devices that could not be found / A", Nowhere(AGREED)),
+    ("podmeter / Sums that did not add up / A", Nowhere("that would be a bug")),
     ("podmeter / Allocations / B", Nowhere("no resource of the demo asks for checks")),
     ("device / Fabric / A", Nowhere("the simulated GPUs are in no fabric")),
     ("device / Fabric / B", Nowhere("the simulated GPUs are in no fabric")),

@@ -28,6 +28,17 @@ pub struct Query {
     pub place: String,
     pub expression: String,
     pub legend: String,
+    /// Evaluated once, at the end of the time range.
+    pub instant: bool,
+}
+
+/// The panels of a dashboard, those of collapsed rows too.
+pub fn panels(dashboard: &Value) -> Vec<&Value> {
+    list(dashboard).flat_map(|panel| if panel["type"] == "row" { list(panel).collect() } else { vec![panel] }).collect()
+}
+
+fn list(dashboard_or_row: &Value) -> impl Iterator<Item = &Value> {
+    dashboard_or_row["panels"].as_array().into_iter().flatten()
 }
 
 pub fn queries() -> Vec<Query> {
@@ -41,12 +52,18 @@ pub fn queries() -> Vec<Query> {
                 place,
                 expression: string(&annotation["expr"]),
                 legend: string(&annotation["titleFormat"]),
+                instant: false,
             });
         }
-        for panel in dashboard["panels"].as_array().expect("a list") {
+        for panel in panels(&dashboard) {
             for target in panel["targets"].as_array().into_iter().flatten() {
                 let place = format!("{name} / {} / {}", string(&panel["title"]), string(&target["refId"]));
-                all.push(Query { place, expression: string(&target["expr"]), legend: string(&target["legendFormat"]) });
+                all.push(Query {
+                    place,
+                    expression: string(&target["expr"]),
+                    legend: string(&target["legendFormat"]),
+                    instant: target["instant"] == true,
+                });
             }
         }
     }
