@@ -25,26 +25,45 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
+{{- define "podmeter.serviceAccount" -}}
+{{- default (ternary (include "podmeter.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name -}}
+{{- end -}}
+
 {{- define "podmeter.image" -}}
-{{- if .Values.image.digest -}}
-{{ .Values.image.repository }}@{{ .Values.image.digest }}
-{{- else -}}
-{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{- with .Values.image -}}
+{{- $missing := "image.repository is empty: there is no published image of podmeter yet. Build one from a checkout with deploy/image/build, push it to your registry or import it on the nodes, and set image.repository=REGISTRY/podmeter (docs/install.md)" -}}
+{{- required $missing .repository -}}
+{{- if .digest -}}@{{ .digest }}{{- else -}}:{{ default $.Chart.AppVersion .tag }}{{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{/* yes where GPUs are requested from NVIDIA's toolkit: not on GKE, not without a driver. */}}
+{{/* yes where GPUs are requested from NVIDIA's container toolkit. */}}
 {{- define "podmeter.toolkit" -}}
 {{- if has .Values.driver.profile (list "toolkit" "gpu-operator") -}}yes{{- end -}}
+{{- end -}}
+
+{{/* yes where the driver is the node's own, without NVIDIA's container toolkit. */}}
+{{- define "podmeter.hostDriver" -}}
+{{- if has .Values.driver.profile (list "gke" "host") -}}yes{{- end -}}
 {{- end -}}
 
 {{- define "podmeter.runtimeClass" -}}
 {{- default (ternary "nvidia" "" (eq .Values.driver.profile "gpu-operator")) .Values.driver.runtimeClassName -}}
 {{- end -}}
 
-{{/* Host directories of a driver, in addition to what the toolkit mounts. */}}
-{{- define "podmeter.driverMount" -}}
-{{- get (dict "gpu-operator" "/run/nvidia" "gke" "/home/kubernetes/bin/nvidia") .Values.driver.profile -}}
+{{/* The node's directory with the driver, in addition to what the toolkit mounts. */}}
+{{- define "podmeter.driverRoot" -}}
+{{- default (get (dict "gpu-operator" "/run/nvidia" "gke" "/home/kubernetes/bin/nvidia") .Values.driver.profile) .Values.driver.root -}}
+{{- end -}}
+
+{{/* yes where the metrics port uses TLS. */}}
+{{- define "podmeter.tls" -}}
+{{- if and .Values.webConfig.existingSecret .Values.webConfig.tls -}}yes{{- end -}}
+{{- end -}}
+
+{{/* The container port of the kubelet's probes: a separate one where the metrics port requires authentication. */}}
+{{- define "podmeter.probePort" -}}
+{{- ternary "probes" "metrics" (ne .Values.webConfig.existingSecret "") -}}
 {{- end -}}
 
 {{- define "podmeter.nvidiaConfigMap" -}}
@@ -55,106 +74,43 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* `helm upgrade --reuse-values` may lack values newer than 0.1.0. */}}
-{{- define "podmeter.webSecret" -}}
-{{- default "" (default dict .Values.webConfig).existingSecret -}}
-{{- end -}}
-
-{{/* yes where the metrics port uses TLS. */}}
-{{- define "podmeter.tls" -}}
-{{- if and (include "podmeter.webSecret" .) (ne (toString (default dict .Values.webConfig).tls) "false") -}}yes{{- end -}}
-{{- end -}}
-
-{{/* The container port of the kubelet's probes: a separate one where the metrics port requires authentication. */}}
-{{- define "podmeter.probePort" -}}
-{{- ternary "probes" "metrics" (ne (include "podmeter.webSecret" .) "") -}}
-{{- end -}}
-
-{{- define "podmeter.kernelLog" -}}
-{{- if (default dict .Values.kernelLog).enabled -}}yes{{- end -}}
-{{- end -}}
-
-{{/* yes where the container must be privileged. */}}
-{{- define "podmeter.privileged" -}}
-{{- $kernelLog := default dict .Values.kernelLog -}}
-{{- if or (eq .Values.driver.profile "gke") (and $kernelLog.enabled (ne (toString $kernelLog.privileged) "false")) -}}yes{{- end -}}
-{{- end -}}
-
-{{/* The node's directory for the journal; empty without a journal. */}}
-{{- define "podmeter.stateDir" -}}
-{{- $state := default dict .Values.stateDir -}}
-{{- if $state.enabled -}}{{- default "/var/lib/podmeter" $state.hostPath -}}{{- end -}}
-{{- end -}}
-
-{{/* The configuration file, with keys set by other values: GKE's resources, and XIDs from the kernel's log. */}}
+{{/* The configuration file, with keys set by other values: the devices of the node's own driver, and XIDs from the kernel's log. */}}
 {{- define "podmeter.config" -}}
 {{- $config := deepCopy .Values.config -}}
-{{- $plugin := get $config "devicePlugin" -}}
-{{- if and (eq .Values.driver.profile "gke") (eq .Values.mode "full") (not (include "podmeter.nvidiaConfigMap" .)) -}}
-{{- if not (kindIs "map" $plugin) -}}{{- $plugin = dict -}}{{- end -}}
-{{- if not (hasKey $plugin "resources") -}}
-{{- $_ := set $plugin "resources" (list (dict "kind" "nvidia" "deviceListStrategy" (list "device-nodes"))) -}}
+{{- if and (include "podmeter.hostDriver" .) (eq .Values.mode "full") (not (include "podmeter.nvidiaConfigMap" .)) -}}
+{{- $resources := list (dict "kind" "nvidia" "deviceListStrategy" (list "device-nodes")) -}}
+{{- $config = merge $config (dict "devicePlugin" (dict "resources" $resources)) -}}
 {{- end -}}
-{{- $_ := set $config "devicePlugin" $plugin -}}
-{{- end -}}
-{{- if include "podmeter.kernelLog" . -}}
-{{- $_ := set $config "health" (merge (dict "kmsg" "on") (default dict (get $config "health"))) -}}
+{{- if .Values.kernelLog.enabled -}}
+{{- $config = mergeOverwrite $config (dict "health" (dict "kmsg" "on")) -}}
 {{- end -}}
 {{- toYaml $config -}}
 {{- end -}}
 
-{{/* Refuses contradictory values, and names the value to set. */}}
-{{- define "podmeter.check" -}}
-{{- $elsewhere := dict "listen" "listen.address and listen.port" "kubeletRoot" "kubelet.root" "podResourcesSocket" "kubelet.root"
-      "devicePluginDir" "kubelet.devicePluginDir" "devRoot" "mounts.dev" "adminSocket" "adminSocket" "driverRoot" "driver.profile"
-      "podLogsRoot" "mounts.podLogs" "nvidiaConfig" "nvidiaConfig" "webConfig" "webConfig" "probeListen" "webConfig"
-      "stateDir" "stateDir" -}}
-{{- range $key, $value := $elsewhere -}}
-{{- if hasKey $.Values.config $key -}}
-{{- fail (printf "config.%s is set by this chart: use the value %s instead" $key $value) -}}
+{{/* yes where the container must be privileged. */}}
+{{- define "podmeter.privileged" -}}
+{{- if or (include "podmeter.hostDriver" .) (and .Values.kernelLog.enabled .Values.kernelLog.privileged) -}}yes{{- end -}}
 {{- end -}}
+
+{{- define "podmeter.securityContext" -}}
+runAsUser: 0
+runAsGroup: 0
+readOnlyRootFilesystem: true
+{{- if include "podmeter.privileged" . }}
+privileged: true
+{{- else }}
+privileged: false
+allowPrivilegeEscalation: false
+capabilities:
+  drop: [ALL]
+  {{- if .Values.kernelLog.enabled }}
+  add: [SYSLOG]
+  {{- end }}
+{{- end }}
 {{- end -}}
-{{- $config := fromYaml (include "podmeter.config" .) -}}
-{{- $plugin := get $config "devicePlugin" -}}
-{{- if and (hasKey $config "devicePlugin") (not (kindIs "map" $plugin)) -}}
-{{- fail "config.devicePlugin: use the value mode (full or exporter) to switch the device plugin" -}}
-{{- end -}}
-{{- if and .Values.nvidiaConfig.text .Values.nvidiaConfig.configMap -}}
-{{- fail "nvidiaConfig: give text or configMap, not both" -}}
-{{- end -}}
-{{- if and (has (toString (get $config "processAttribution")) (list "on" "true")) (not .Values.hostPID) -}}
-{{- fail "config.processAttribution=on needs the host's process ids: set hostPID=true" -}}
-{{- end -}}
-{{- if and (get $config "podLabels") (not .Values.mounts.podsApi) -}}
-{{- fail "config.podLabels needs the kubelet's Pods API: set mounts.podsApi=true" -}}
-{{- end -}}
-{{- range $key := list "stateMaxSize" "stateMaxAge" -}}
-{{- if and (hasKey $config $key) (not (include "podmeter.stateDir" $)) -}}
-{{- fail (printf "config.%s limits the journal, which is off: set stateDir.enabled=true" $key) -}}
-{{- end -}}
-{{- end -}}
-{{- if and (include "podmeter.webSecret" .) (eq (int .Values.listen.port) 9411) -}}
-{{- fail "listen.port=9411 is the port of the probes with webConfig.existingSecret: choose another" -}}
-{{- end -}}
-{{- $kmsg := toString (get (default dict (get .Values.config "health")) "kmsg") -}}
-{{- if and (has $kmsg (list "on" "true")) (not (include "podmeter.kernelLog" .)) (ne .Values.driver.profile "gke") -}}
-{{- fail "config.health.kmsg needs /dev/kmsg: set kernelLog.enabled=true" -}}
-{{- end -}}
-{{- if and (kindIs "map" $plugin) (eq .Values.mode "full") -}}
-{{- range $number, $resource := (default list (get $plugin "resources")) -}}
-{{- $where := printf "config.devicePlugin.resources[%d]" $number -}}
-{{- $strategies := default list (get $resource "deviceListStrategy") -}}
-{{- $cdi := or (has "cdi-annotations" $strategies) (has "cdi-cri" $strategies) -}}
-{{- $nodes := or $cdi (has "device-nodes" $strategies) (eq (get $resource "kind") "path") (eq (toString (get $resource "passDeviceSpecs")) "true") -}}
-{{- if and $nodes (not $.Values.mounts.dev) (ne $.Values.driver.profile "gke") -}}
-{{- fail (printf "%s needs the host's device nodes: set mounts.dev=true" $where) -}}
-{{- end -}}
-{{- if and $cdi (not $.Values.mounts.cdi) -}}
-{{- fail (printf "%s uses CDI: set mounts.cdi=true" $where) -}}
-{{- end -}}
-{{- if and (hasKey (default dict (get $resource "sharing")) "mps") (not $.Values.mounts.mps) -}}
-{{- fail (printf "%s shares through MPS: set mounts.mps=true" $where) -}}
-{{- end -}}
-{{- end -}}
+
+{{- define "podmeter.updateStrategy" -}}
+{{- with .Values.updateStrategy -}}
+{{ .type }}{{ if eq .type "RollingUpdate" }}, maxUnavailable {{ .rollingUpdate.maxUnavailable }}{{ end }}
 {{- end -}}
 {{- end -}}

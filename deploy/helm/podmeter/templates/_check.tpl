@@ -1,0 +1,74 @@
+{{/* Refuses contradictory values, and names the value to set. */}}
+{{- define "podmeter.check" -}}
+{{- $values := .Values -}}
+{{- $elsewhere := dict "listen" "listen.address and listen.port" "kubeletRoot" "kubelet.root" "podResourcesSocket" "kubelet.root"
+      "devicePluginDir" "kubelet.devicePluginDir" "devRoot" "mounts.dev" "adminSocket" "adminSocket" "driverRoot" "driver.root"
+      "podLogsRoot" "mounts.podLogs" "nvidiaConfig" "nvidiaConfig" "webConfig" "webConfig" "probeListen" "webConfig"
+      "stateDir" "stateDir" -}}
+{{- range $key, $value := $elsewhere -}}
+{{- if hasKey $values.config $key -}}
+{{- fail (printf "config.%s is set by this chart: use the value %s instead" $key $value) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (hasKey $values.config "devicePlugin") (not (kindIs "map" $values.config.devicePlugin)) -}}
+{{- fail "config.devicePlugin: use the value mode (full or exporter) to switch the device plugin" -}}
+{{- end -}}
+{{- $config := fromYaml (include "podmeter.config" .) -}}
+{{- if and $values.nvidiaConfig.text $values.nvidiaConfig.configMap -}}
+{{- fail "nvidiaConfig: give text or configMap, not both" -}}
+{{- end -}}
+{{- if and (eq $values.driver.profile "none") (eq $values.nodes "gpu") -}}
+{{- fail "driver.profile=none is for nodes without NVIDIA GPUs, and nodes=gpu excludes them: set nodes=all" -}}
+{{- end -}}
+{{- if and (eq $values.driver.profile "host") (not $values.driver.root) -}}
+{{- fail "driver.profile=host needs the driver's directory on the node: set driver.root" -}}
+{{- end -}}
+{{- if and (eq $values.driver.profile "none") $values.driver.root -}}
+{{- fail "driver.root is the directory of a driver, and driver.profile=none uses none: set another profile" -}}
+{{- end -}}
+{{- if and $values.podMonitor.enabled $values.serviceMonitor.enabled -}}
+{{- fail "podMonitor and serviceMonitor would scrape each podmeter twice: enable one of them" -}}
+{{- end -}}
+{{- if and (has (toString (get $config "processAttribution")) (list "on" "true")) (not $values.hostPID) -}}
+{{- fail "config.processAttribution=on needs the host's process ids: set hostPID=true" -}}
+{{- end -}}
+{{- if and (get $config "podLabels") (not $values.mounts.podsApi) -}}
+{{- fail "config.podLabels needs the kubelet's Pods API: set mounts.podsApi=true" -}}
+{{- end -}}
+{{- range $key := list "stateMaxSize" "stateMaxAge" -}}
+{{- if and (hasKey $config $key) (not $values.stateDir.enabled) -}}
+{{- fail (printf "config.%s limits the journal, which is off: set stateDir.enabled=true" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $values.webConfig.existingSecret (eq (int $values.listen.port) 9411) -}}
+{{- fail "listen.port=9411 is the port of the probes with webConfig.existingSecret: choose another" -}}
+{{- end -}}
+{{- $kmsg := toString (get (default dict $values.config.health) "kmsg") -}}
+{{- if and (has $kmsg (list "on" "true")) (not $values.kernelLog.enabled) (not (include "podmeter.hostDriver" .)) -}}
+{{- fail "config.health.kmsg needs /dev/kmsg: set kernelLog.enabled=true" -}}
+{{- end -}}
+{{- if eq $values.mode "full" -}}
+{{- include "podmeter.checkResources" (dict "values" $values "hostDriver" (include "podmeter.hostDriver" .) "where" "config.devicePlugin"
+      "plugin" (default dict (get $config "devicePlugin"))) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Refuses resources whose mounts are off. */}}
+{{- define "podmeter.checkResources" -}}
+{{- $mounts := .values.mounts -}}
+{{- range $number, $resource := (default list (get .plugin "resources")) -}}
+{{- $where := printf "%s.resources[%d]" $.where $number -}}
+{{- $strategies := default list (get $resource "deviceListStrategy") -}}
+{{- $cdi := or (has "cdi-annotations" $strategies) (has "cdi-cri" $strategies) -}}
+{{- $nodes := or $cdi (has "device-nodes" $strategies) (eq (get $resource "kind") "path") (eq (toString (get $resource "passDeviceSpecs")) "true") -}}
+{{- if and $nodes (not $mounts.dev) (not $.hostDriver) -}}
+{{- fail (printf "%s needs the host's device nodes: set mounts.dev=true" $where) -}}
+{{- end -}}
+{{- if and $cdi (not $mounts.cdi) -}}
+{{- fail (printf "%s uses CDI: set mounts.cdi=true" $where) -}}
+{{- end -}}
+{{- if and (hasKey (default dict (get $resource "sharing")) "mps") (not $mounts.mps) -}}
+{{- fail (printf "%s shares through MPS: set mounts.mps=true" $where) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
