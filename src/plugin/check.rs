@@ -79,7 +79,7 @@ pub struct RegistrationCheck {
     harmless: LiveSockets,
     replaced: Option<(Replacement, Monotonic)>,
     /// When to query the kubelet again.
-    look_at: Option<Monotonic>,
+    scan_at: Option<Monotonic>,
     /// When another plugin ended, until an answer shows whether that concerns us.
     ended_at: Option<Monotonic>,
     /// One that ended had registered after us.
@@ -105,7 +105,7 @@ impl RegistrationCheck {
             earlier: live.clone(),
             harmless,
             replaced: None,
-            look_at: None,
+            scan_at: None,
             ended_at: None,
             later_ended: false,
             none_since: None,
@@ -121,23 +121,23 @@ impl RegistrationCheck {
     /// The kubelet has opened our list. It may be slow to show it.
     pub fn sent(&mut self, now: Monotonic) {
         self.sent_at = Some(now);
-        self.look_by(now + TAKEN_IN);
+        self.scan_by(now + TAKEN_IN);
     }
 
-    pub fn look_at(&self) -> Option<Monotonic> {
-        self.look_at
+    pub fn scan_at(&self) -> Option<Monotonic> {
+        self.scan_at
     }
 
-    fn look_by(&mut self, at: Monotonic) {
-        self.look_at = Some(self.look_at.map_or(at, |sooner| sooner.min(at)));
+    fn scan_by(&mut self, at: Monotonic) {
+        self.scan_at = Some(self.scan_at.map_or(at, |sooner| sooner.min(at)));
     }
 
-    pub fn looked(&mut self, now: Monotonic) {
-        self.look_at = None;
+    pub fn scanned(&mut self, now: Monotonic) {
+        self.scan_at = None;
         // The end of a known plugin is seen by its socket.
         if let Some((Replacement::Listed(_) | Replacement::Allocated(_), _)) = self.replaced {
             let is_seen = self.others.keys().any(|name| !sockets::is_podmeters(name));
-            self.look_at = Some(now + if is_seen { SEEN } else { UNSEEN });
+            self.scan_at = Some(now + if is_seen { SEEN } else { UNSEEN });
         }
     }
 
@@ -167,7 +167,7 @@ impl RegistrationCheck {
             let is_later = |(name, identity): (&String, &Identity)| self.earlier.get(name) != Some(identity);
             self.later_ended |= self.others.iter().any(|other| has_ended(other) && is_later(other));
             self.ended_at = Some(now);
-            self.look_by(now + AFTER_AN_END);
+            self.scan_by(now + AFTER_AN_END);
         }
         if live.keys().any(|name| sockets::is_ours(name, &self.resource)) || self.podmeter_ended(live) {
             // What it grants is listed a moment later.
@@ -240,7 +240,7 @@ impl RegistrationCheck {
             None => {}
         }
         if !self.was_listed && answered_at.since(sent_at) < TAKEN_IN {
-            self.look_by(sent_at + TAKEN_IN);
+            self.scan_by(sent_at + TAKEN_IN);
             return None;
         }
         let apart = if self.ended_at.is_some() { SECOND_ANSWER_SOON } else { SECOND_ANSWER };
@@ -256,7 +256,7 @@ impl RegistrationCheck {
     ) -> bool {
         let Some(first) = *since(self) else {
             *since(self) = Some(answered_at);
-            self.look_at = Some(answered_at + apart);
+            self.scan_at = Some(answered_at + apart);
             return false;
         };
         answered_at.since(first) >= apart
@@ -281,7 +281,7 @@ impl RegistrationCheck {
     fn replaced_by(&mut self, replacement: Replacement, now: Monotonic) {
         if self.replaced.is_none() {
             self.replaced = Some((replacement, now));
-            self.looked(now);
+            self.scanned(now);
         }
     }
 

@@ -42,14 +42,14 @@ impl Lifecycle {
                 RegistrationState::Forgotten => return Ended::Forgotten,
             }
             let now = self.now();
-            let look_in = check.look_at().map(|at| at.since(now));
+            let scan_in = check.scan_at().map(|at| at.since(now));
             tokio::select! {
                 // An error is the agent ending.
                 changed = self.changes.changed() => if changed.is_err() { std::future::pending().await },
                 changed = self.live.changed() => if changed.is_err() { std::future::pending().await },
                 changed = self.kubelet.changed() => if changed.is_err() { std::future::pending().await },
-                () = tokio::time::sleep(look_in.unwrap_or_default()), if look_in.is_some() => {
-                    check.looked(self.now());
+                () = tokio::time::sleep(scan_in.unwrap_or_default()), if scan_in.is_some() => {
+                    check.scanned(self.now());
                     self.state.look.notify_one();
                 }
                 () = server.stream_lost() => return Ended::StreamLost,

@@ -52,8 +52,8 @@ impl HostScans {
     /// The results, when the scan under way is done. Pending where there is none.
     pub async fn done(&mut self) -> Result<BTreeMap<u64, ScanResult>, JoinError> {
         match self.under_way.join_next().await {
-            Some(looked) => {
-                let (host, seen) = looked?;
+            Some(scanned) => {
+                let (host, seen) = scanned?;
                 self.host = Some(host);
                 Ok(seen)
             }

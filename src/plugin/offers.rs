@@ -84,15 +84,15 @@ pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Offe
         let Offer { resource, devices: offered } = offer;
         let devices = merged.entry(resource.clone()).or_default();
         let (known, new): (Vec<_>, Vec<_>) = offered.into_iter().partition(|device| devices.contains_key(&device.id));
-        let room = MOST_DEVICES.saturating_sub(devices.len());
-        if new.len() > room {
+        let left = MOST_DEVICES.saturating_sub(devices.len());
+        if new.len() > left {
             problems.push(format!(
                 "{resource} has {} devices, those that are gone and still listed among them, and only {MOST_DEVICES} are \
                  offered: a longer list is more than the 4 MiB that the kubelet takes; give fewer replicas",
                 devices.len() + new.len()
             ));
         }
-        devices.extend(known.into_iter().chain(new.into_iter().take(room)).map(|device| (device.id.clone(), device)));
+        devices.extend(known.into_iter().chain(new.into_iter().take(left)).map(|device| (device.id.clone(), device)));
     }
     let offer = |(resource, devices): (_, BTreeMap<_, _>)| Offer { resource, devices: devices.into_values().collect() };
     Offers { offers: merged.into_iter().map(offer).collect(), problems }

@@ -11,18 +11,18 @@ pub(super) struct Links {
 impl Links {
     /// From the topology's links when all are known and agree, otherwise from the NUMA nodes.
     pub(super) fn between(gpus: &[&GpuUuid], topology: &Topology) -> Self {
-        match told(gpus, topology) {
+        match reported_scores(gpus, topology) {
             Ok(pairs) => Self { pairs, fallback: None },
             Err(reason) => Self { pairs: by_numa_node(gpus, topology), fallback: Some(reason) },
         }
     }
 }
 
-fn told(gpus: &[&GpuUuid], topology: &Topology) -> Result<Vec<Vec<u32>>, FallbackReason> {
+fn reported_scores(gpus: &[&GpuUuid], topology: &Topology) -> Result<Vec<Vec<u32>>, FallbackReason> {
     let mut pairs = vec![vec![0; gpus.len()]; gpus.len()];
     for (i, left) in gpus.iter().enumerate() {
         for (j, right) in gpus.iter().enumerate().skip(i + 1) {
-            let score = match (topology.told(left, right), topology.told(right, left)) {
+            let score = match (topology.reported(left, right), topology.reported(right, left)) {
                 (Some(one), Some(other)) if one == other => one,
                 (None, None) => return Err(FallbackReason::LinksUnknown),
                 _ => return Err(FallbackReason::LinksAsymmetric),

@@ -6,8 +6,8 @@ use crate::model::GpuUuid;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
     places: BTreeMap<GpuUuid, (usize, Place)>,
-    /// As each end reports it: `told[teller][other]`, by the position beside the place.
-    told: Vec<Vec<Option<u32>>>,
+    /// As each end reports it: `reported[reporter][other]`, by the position beside the place.
+    reported: Vec<Vec<Option<u32>>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,12 +93,12 @@ impl Topology {
     /// GPUs without any known link.
     #[must_use]
     pub fn new(places: BTreeMap<GpuUuid, Place>) -> Self {
-        let told = vec![vec![None; places.len()]; places.len()];
+        let reported = vec![vec![None; places.len()]; places.len()];
         let position = |(position, (gpu, place))| (gpu, (position, place));
-        Self { places: places.into_iter().enumerate().map(position).collect(), told }
+        Self { places: places.into_iter().enumerate().map(position).collect(), reported }
     }
 
-    /// Scores from the PCI tree, and 100 for each NVLink. `nv_links` counts them as each end reports: (teller, other) →
+    /// Scores from the PCI tree, and 100 for each NVLink. `nv_links` counts them as each end reports: (reporter, other) →
     /// links; a pair that neither end names has none. A path that makes no sense leaves its pairs without a link.
     #[must_use]
     pub fn from_pci(gpus: &[PciGpu], nv_links: &BTreeMap<(GpuUuid, GpuUuid), u32>) -> Self {
@@ -108,7 +108,7 @@ impl Topology {
                 let Some(relation) = PciRelation::between(left, right) else { continue };
                 let pair = (left.uuid.clone(), right.uuid.clone());
                 let links = nv_links.get(&pair).copied().unwrap_or(0).min(MOST_NVLINKS);
-                topology.link_as_told(&pair.0, &pair.1, relation.score() + NVLINK * links);
+                topology.link_as_reported(&pair.0, &pair.1, relation.score() + NVLINK * links);
             }
         }
         topology
@@ -116,14 +116,14 @@ impl Topology {
 
     /// The score that both ends report.
     pub fn link(&mut self, left: &GpuUuid, right: &GpuUuid, score: u32) {
-        self.link_as_told(left, right, score);
-        self.link_as_told(right, left, score);
+        self.link_as_reported(left, right, score);
+        self.link_as_reported(right, left, score);
     }
 
     /// The score of one end; the pair is used once the other end reports the same. GPUs without a place have no links.
-    pub fn link_as_told(&mut self, teller: &GpuUuid, other: &GpuUuid, score: u32) {
-        if let (Some((teller, _)), Some((other, _))) = (self.places.get(teller), self.places.get(other)) {
-            self.told[*teller][*other] = Some(score.min(PciRelation::SameBoard.score() + NVLINK * MOST_NVLINKS));
+    pub fn link_as_reported(&mut self, reporter: &GpuUuid, other: &GpuUuid, score: u32) {
+        if let (Some((reporter, _)), Some((other, _))) = (self.places.get(reporter), self.places.get(other)) {
+            self.reported[*reporter][*other] = Some(score.min(PciRelation::SameBoard.score() + NVLINK * MOST_NVLINKS));
         }
     }
 
@@ -132,18 +132,18 @@ impl Topology {
         self.places.get(gpu).map(|(_, place)| *place)
     }
 
-    pub(super) fn told(&self, teller: &GpuUuid, other: &GpuUuid) -> Option<u32> {
-        self.told[self.places.get(teller)?.0][self.places.get(other)?.0]
+    pub(super) fn reported(&self, reporter: &GpuUuid, other: &GpuUuid) -> Option<u32> {
+        self.reported[self.places.get(reporter)?.0][self.places.get(other)?.0]
     }
 
     /// Whether the links are more than levels of a tree: a way over a third GPU is closer at its weaker link than the
     /// direct one. It is the node's nature, whichever GPUs are free; a link that is not known proves nothing.
     pub(super) fn is_mesh(&self) -> bool {
-        let gpus = 0..self.told.len();
+        let gpus = 0..self.reported.len();
         gpus.clone().any(|i| {
             gpus.clone().filter(|j| *j != i).any(|j| {
-                let Some(direct) = self.told[i][j] else { return false };
-                let over = |k: usize| Some(self.told[i][k]?.min(self.told[k][j]?));
+                let Some(direct) = self.reported[i][j] else { return false };
+                let over = |k: usize| Some(self.reported[i][k]?.min(self.reported[k][j]?));
                 gpus.clone().filter(|k| *k != i && *k != j).any(|k| over(k) > Some(direct))
             })
         })
@@ -208,7 +208,7 @@ mod tests {
             [gpu("pci0000:00/0000:00:01.0/0000:01:00.0", None), gpu("pci0000:00/0000:00:02.0/0000:02:00.0", None)];
         let [left, right] = [gpus[0].uuid.clone(), gpus[1].uuid.clone()];
         let topology = Topology::from_pci(&gpus, &BTreeMap::from([((left.clone(), right.clone()), 18)]));
-        assert_eq!(topology.told(&left, &right), Some(1830));
-        assert_eq!(topology.told(&right, &left), Some(30));
+        assert_eq!(topology.reported(&left, &right), Some(1830));
+        assert_eq!(topology.reported(&right, &left), Some(30));
     }
 }

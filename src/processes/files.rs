@@ -46,7 +46,7 @@ impl ProcFiles {
     }
 
     /// What this very process is in; `NotResolved` when another one got its number meanwhile.
-    pub fn look(&self, key: ProcessKey) -> Result<Sighting, UnknownOwner> {
+    pub fn sighting(&self, key: ProcessKey) -> Result<Sighting, UnknownOwner> {
         let place = cgroup::parse(&text(self.read(key.pid, "cgroup", CGROUP_LIMIT)?));
         let uid = match &place {
             Place::Pod { uid, container: Some(_) } => Some(Some(uid)),

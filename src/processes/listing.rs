@@ -123,7 +123,7 @@ mod tests {
         listing.refresh(Monotonic::from_secs(3), &wanted(&[3]));
         assert_eq!(read_at(&listing), Monotonic::from_secs(3), "something new is wanted");
         listing.refresh(Monotonic::from_secs(4), &wanted(&[3]));
-        assert_eq!(read_at(&listing), Monotonic::from_secs(3), "it was looked for and is not there");
+        assert_eq!(read_at(&listing), Monotonic::from_secs(3), "it was read and is not there");
         listing.refresh(Monotonic::from_secs(13), &wanted(&[]));
         assert_eq!(read_at(&listing), Monotonic::from_secs(13), "long ago");
         assert_eq!(listing.generation(), 2, "nothing is new");

@@ -15,7 +15,7 @@ use crate::model::{
 /// The most processes that are resolved on one node.
 const MOST_PROCESSES: usize = 4096;
 /// Processes read for the first time in one round; the rest follow in the next.
-const LOOKS_PER_ROUND: usize = 512;
+const READS_PER_ROUND: usize = 512;
 /// A process may still be put into its cgroup, and a container's name may appear later: read again after this long.
 const RESCAN: Duration = Duration::from_secs(5);
 
@@ -32,7 +32,7 @@ struct Known {
     key: ProcessKey,
     seen: Result<Sighting, UnknownOwner>,
     first_seen: Monotonic,
-    looked_at: Monotonic,
+    read_at: Monotonic,
     /// It existed, and has ended.
     gone: bool,
     /// A container or pod; kept after the pod and its process end.
@@ -82,9 +82,9 @@ impl Resolver {
     ) -> BTreeMap<u32, Process> {
         self.known.retain(|pid, _| wanted.contains(pid));
         let mut unseen = BTreeMap::new();
-        let mut looks = LOOKS_PER_ROUND;
+        let mut reads = READS_PER_ROUND;
         for pid in wanted.iter().copied().take(MOST_PROCESSES) {
-            if let Err(reason) = self.look(now, pid, &mut looks) {
+            if let Err(reason) = self.update(now, pid, &mut reads) {
                 unseen.insert(pid, reason);
             }
         }
@@ -116,7 +116,7 @@ impl Resolver {
     }
 
     /// Updates `known` for one process; `Err` when its owner cannot be determined.
-    fn look(&mut self, now: Monotonic, pid: u32, looks: &mut usize) -> Result<(), UnknownOwner> {
+    fn update(&mut self, now: Monotonic, pid: u32, reads: &mut usize) -> Result<(), UnknownOwner> {
         let key = match self.files.key(pid) {
             Ok(key) => key,
             // A process that has ended keeps its owner for as long as device readings include it.
@@ -132,11 +132,11 @@ impl Resolver {
         let settled = self
             .known
             .get(&pid)
-            .is_some_and(|known| known.key == key && (known.is_settled() || now.since(known.looked_at) < RESCAN));
+            .is_some_and(|known| known.key == key && (known.is_settled() || now.since(known.read_at) < RESCAN));
         if settled {
             return Ok(());
         }
-        if *looks == 0 {
+        if *reads == 0 {
             // The owner of an earlier process with this ID does not apply to this one.
             let same = self.known.get(&pid).is_some_and(|known| known.key == key);
             if !same {
@@ -145,18 +145,18 @@ impl Resolver {
             }
             return Ok(());
         }
-        *looks -= 1;
-        let seen = self.files.look(key);
+        *reads -= 1;
+        let seen = self.files.sighting(key);
         if let (Some(known), true) = (self.known.get_mut(&pid), seen.as_ref().map_or(true, Sighting::is_nowhere)) {
             // A process that ends leaves its cgroup before it leaves /proc: it keeps its owner.
             if known.key == key && known.seen.as_ref().is_ok_and(|seen| !seen.is_nowhere()) {
-                known.looked_at = now;
+                known.read_at = now;
                 return Ok(());
             }
         }
         let before = self.known.remove(&pid).filter(|known| known.key == key);
         let (first_seen, owner) = before.map_or((now, None), |known| (known.first_seen, known.owner));
-        self.known.insert(pid, Known { key, seen, first_seen, looked_at: now, gone: false, owner });
+        self.known.insert(pid, Known { key, seen, first_seen, read_at: now, gone: false, owner });
         Ok(())
     }
 

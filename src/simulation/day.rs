@@ -56,7 +56,7 @@ pub const DAY: [Step; 14] = [
     Step {
         second: 31,
         events: &[DriverLoaded(true)],
-        text: "the driver is loaded again, which is the evidence that XID 79 waits for: GPU 2 is healthy when the hold-down is over",
+        text: "the driver is loaded again, which XID 79 requires for recovery: GPU 2 is healthy when the hold-down is over",
     },
     Step {
         second: 50,

@@ -296,7 +296,7 @@ impl SimulatedNode {
             let ContainerRef { namespace, pod, container, .. } = &running.container;
             self.kubelet.finish_container(namespace, pod, container);
             let inside = Inside { namespace, pod, uid: &running.uid, container };
-            told(self.files.end(running.pid).and_then(|()| self.files.remove_container(inside)));
+            warn_on_failure(self.files.end(running.pid).and_then(|()| self.files.remove_container(inside)));
             let now = self.clock.now().monotonic;
             let mut truth = self.truth.lock();
             for device in &running.devices {
@@ -345,7 +345,7 @@ impl SimulatedNode {
         let uid = self.write_logs(start.namespace, &name);
         let pid = FIRST_PID + self.started as u32;
         let inside = Inside { namespace: start.namespace, pod: &name, uid: &uid, container: CONTAINER };
-        told(self.files.start(pid, self.step * TICKS_PER_STEP, inside));
+        warn_on_failure(self.files.start(pid, self.step * TICKS_PER_STEP, inside));
         let workload = Workload { kind: start.kind, seed: self.random.next() };
         let running = Running {
             container: ContainerRef::new(start.namespace, &name, CONTAINER),
@@ -364,7 +364,7 @@ impl SimulatedNode {
     /// Returns the pod's UID.
     fn write_logs(&self, namespace: &str, pod: &str) -> String {
         let uid = self.kubelet.uid(namespace, pod).unwrap_or_default();
-        told(self.files.add_container(Inside { namespace, pod, uid: &uid, container: CONTAINER }));
+        warn_on_failure(self.files.add_container(Inside { namespace, pod, uid: &uid, container: CONTAINER }));
         uid
     }
 
@@ -375,10 +375,10 @@ impl SimulatedNode {
     }
 }
 
-/// A node with a full disk continues without.
-fn told(written: io::Result<()>) {
+/// A simulated node with a full disk continues without the file.
+fn warn_on_failure(written: io::Result<()>) {
     if let Err(error) = written {
-        tracing::warn!(%error, "a simulated process or log is not to be seen");
+        tracing::warn!(%error, "cannot write the files of a simulated process or log");
     }
 }
 

@@ -139,9 +139,9 @@ async fn a_scrape_calls_neither_the_driver_nor_the_kubelet() {
     let quiet = RefCell::new((calls_of_readings(), 0));
     running.until("a driver that is left alone", |_| {
         let (now, mut quiet) = (calls_of_readings(), quiet.borrow_mut());
-        let looks = if quiet.0 == now { quiet.1 + 1 } else { 0 };
-        *quiet = (now, looks);
-        looks >= 25
+        let repeats = if quiet.0 == now { quiet.1 + 1 } else { 0 };
+        *quiet = (now, repeats);
+        repeats >= 25
     });
     let calls = calls_of_readings();
     let lists =
@@ -354,10 +354,10 @@ fn wrong_usage_is_reported_before_anything_is_opened() {
         (vec!["demo", "--faults", "--fault-speed", "0"], vec!["--fault-speed", "1..=20"]),
         (vec!["agnet"], vec!["agent"]),
     ] {
-        let (code, said) = ended(&arguments);
-        assert_eq!(code, 2, "{arguments:?}: {said}");
+        let (code, printed) = ended(&arguments);
+        assert_eq!(code, 2, "{arguments:?}: {printed}");
         for word in words {
-            assert!(said.contains(word), "{word:?} after {arguments:?}: {said}");
+            assert!(printed.contains(word), "{word:?} after {arguments:?}: {printed}");
         }
     }
 }
@@ -367,17 +367,17 @@ fn a_valid_file_is_reported_as_valid() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("podmeter.yaml");
     std::fs::write(&file, "refreshInterval: 5s\n").unwrap();
-    let (code, said) = ended(&["check-config", file.to_str().unwrap()]);
-    assert_eq!((code, said), (0, format!("{}: valid\n", file.display())));
+    let (code, printed) = ended(&["check-config", file.to_str().unwrap()]);
+    assert_eq!((code, printed), (0, format!("{}: valid\n", file.display())));
 }
 
 #[test]
 fn an_address_in_use_is_exit_code_3() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let (code, said) = ended(&["agent", "--listen", &address, "--admin-socket", "none"]);
-    assert_eq!(code, 3, "{said}");
-    assert!(said.contains(&address) && said.contains("--listen"), "{said}");
+    let (code, printed) = ended(&["agent", "--listen", &address, "--admin-socket", "none"]);
+    assert_eq!(code, 3, "{printed}");
+    assert!(printed.contains(&address) && printed.contains("--listen"), "{printed}");
 }
 
 #[test]

@@ -70,7 +70,7 @@ async fn an_xid_is_its_processs_or_the_one_holders_or_unattributed() {
     driver.update(|state| state["gpus"][0]["events"] = json!([{ "sequence": 1, "xid": 13, "count": 3 }]));
     let [pod, xid] = of("alone", 13);
     let page = running.until("the one holder's XIDs", |page| page.value(COUNTS, &[pod.as_str(), &xid]) == Some(3.0));
-    assert_eq!(page.value(COUNTS, &two), Some(1.0), "told of twice, counted once");
+    assert_eq!(page.value(COUNTS, &two), Some(1.0), "reported twice, counted once");
     assert_eq!(page.count(COUNTS, &["xid=\"94\""]), 0, "two holders and no process");
     let shared = format!("gpu_uuid=\"{}\"", uuid(1));
     let device = |class: &str| page.value("podmeter_xid_errors_total", &[&shared, &format!("class=\"{class}\"")]);
@@ -97,16 +97,16 @@ async fn calls_are_timed_where_enabled() {
     assert_eq!(page.value("podmeter_nvml_call_duration_seconds_bucket", &within), page.value(count, &power));
     assert!(page.value("podmeter_nvml_call_duration_seconds_sum", &power).is_some_and(|sum| sum > 0.0));
     // Traffic from GPM is exported as by dcgm-exporter.
-    let says = |line: &str| {
+    let has_line = |line: &str| {
         running.get("/metrics/dcgm").body.lines().any(|one| {
             let (name, value) = line.split_once(' ').unwrap();
             one.starts_with(&format!("{name}{{")) && one.ends_with(&format!("}} {value}"))
         })
     };
-    running.until("two medium passes", |_| says("DCGM_FI_PROF_PCIE_TX_BYTES 2097152"));
-    assert!(says("DCGM_FI_PROF_PCIE_RX_BYTES 4194304"));
-    assert!(says("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL 1049"), "1024 MiB a second, both ways");
-    assert!(says("DCGM_FI_DEV_MEM_COPY_UTIL 20") && says("DCGM_FI_DEV_ENC_UTIL 0"));
+    running.until("two medium passes", |_| has_line("DCGM_FI_PROF_PCIE_TX_BYTES 2097152"));
+    assert!(has_line("DCGM_FI_PROF_PCIE_RX_BYTES 4194304"));
+    assert!(has_line("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL 1049"), "1024 MiB a second, both ways");
+    assert!(has_line("DCGM_FI_DEV_MEM_COPY_UTIL 20") && has_line("DCGM_FI_DEV_ENC_UTIL 0"));
 
     let running = agent::agent(node.root.path(), &usual, &driver.env());
     let page = running.until("a GPU", |page| page.count("podmeter_device_power_watts", &[]) == 1);

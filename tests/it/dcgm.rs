@@ -157,9 +157,9 @@ fn the_guide_names_what_there_is() {
     let known: BTreeSet<&str> = catalogue::all().map(|entry| entry.name).collect();
     let unknown: Vec<_> = named("podmeter_").into_iter().filter(|name| !known.contains(name)).collect();
     assert!(unknown.is_empty(), "no such metrics: {unknown:?}");
-    let (told, markdown) = (named("DCGM_"), catalogue::markdown());
+    let (documented, markdown) = (named("DCGM_"), catalogue::markdown());
     let served = markdown.lines().filter_map(|line| line.strip_prefix("| `DCGM_")?.split('`').next());
-    let missing: Vec<_> = served.filter(|name| !told.contains(format!("DCGM_{name}").as_str())).collect();
+    let missing: Vec<_> = served.filter(|name| !documented.contains(format!("DCGM_{name}").as_str())).collect();
     assert!(missing.is_empty(), "served and not in the guide: {missing:?}");
 }
 

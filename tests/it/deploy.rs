@@ -57,7 +57,7 @@ fn the_versions_agree() {
     let toolchain = text("rust-toolchain.toml");
     let channel = toolchain.split('"').nth(1).expect("a channel");
     let dockerfile = text("deploy/image/Dockerfile");
-    for said in [format!("FROM rust:{channel}-"), format!("RUSTUP_TOOLCHAIN={channel}\n")] {
-        assert!(dockerfile.contains(&said), "deploy/image/Dockerfile does not say {said:?}");
+    for line in [format!("FROM rust:{channel}-"), format!("RUSTUP_TOOLCHAIN={channel}\n")] {
+        assert!(dockerfile.contains(&line), "deploy/image/Dockerfile has no {line:?}");
     }
 }

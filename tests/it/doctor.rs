@@ -111,7 +111,7 @@ fn an_unhealthy_device_of_a_running_agent_fails_with_its_reason() {
     assert_eq!(marked.status, 200, "{}", marked.body);
     let root = demo.root();
     let root = root.to_str().unwrap();
-    let found = demo::until("the verdict", || {
+    let found = demo::until("the findings", || {
         let (code, json, _) =
             doctor(&["--kubelet-root", root, "--url", &demo.url(), "--hardware", "simulated", "-o", "json"]);
         let report: Value = serde_json::from_str(&json).unwrap();
@@ -226,9 +226,9 @@ async fn another_plugin_is_seen_and_not_disturbed() {
     assert_eq!((node.connected_plugins("nvidia.com/gpu"), connected), (1, 1), "the kubelet still has it");
     vendors.set_nonblocking(true).unwrap();
     let (mut stream, _) = vendors.accept().unwrap();
-    let mut said = vec![];
-    std::io::Read::read_to_end(&mut stream, &mut said).unwrap();
-    assert!(said.is_empty(), "it only connects");
+    let mut received = vec![];
+    std::io::Read::read_to_end(&mut stream, &mut received).unwrap();
+    assert!(received.is_empty(), "it only connects");
 }
 
 fn nvml(fake: &FakeNvml) -> Option<Box<dyn Driver>> {

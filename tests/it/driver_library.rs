@@ -100,9 +100,9 @@ fn doctor_and_the_probe_end_though_the_library_hangs() {
     let probe = std::thread::scope(|scope| {
         let probe = scope.spawn(|| ended(&["probe-nvml", "--nvml-library", library, "--deadline", "2s"]));
         let doctor = ["doctor", "--nvml-library", library, "--kubelet-root", root, "--admin-socket", "none"];
-        let (code, said) = ended(&doctor);
-        assert_eq!(code, 1, "{said}");
-        assert!(said.contains("the driver hangs"), "{said}");
+        let (code, printed) = ended(&doctor);
+        assert_eq!(code, 1, "{printed}");
+        assert!(printed.contains("the driver hangs"), "{printed}");
         probe.join().unwrap()
     });
     assert_eq!(probe.0, 1, "{}", probe.1);

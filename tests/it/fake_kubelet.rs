@@ -218,7 +218,7 @@ async fn a_second_plugin_replaces_the_first_in_silence() {
     let second = StandInPlugin::start(&lab.device_plugin_directory(), GPU, devices);
     lab.allocatable_becomes(GPU, 2).await;
     lab.answers_as("19a_second_plugin_same_resource").await;
-    assert_eq!(lab.gpu().calls().registrations, 2, "the first was not told");
+    assert_eq!(lab.gpu().calls().registrations, 2, "the first got no message");
     second.stop();
     lab.allocatable_becomes(GPU, 0).await;
     lab.answers_as("19b_second_gone").await;

@@ -129,7 +129,7 @@ fn an_event_carries_its_mig_instance_or_the_whole_gpu() {
         // SAFETY: numbers and a handle: all zero is valid.
         let mut data: nvmlEventData_t = unsafe { zeroed() };
         assert_eq!(raw!(nvml.nvmlEventSetWait_v2(set, &mut data, 20_000)), 0);
-        assert_eq!(data.device, device, "the handle that the caller knows");
+        assert_eq!(data.device, device, "the handle that the caller has");
         (data.eventType, data.eventData, data.gpuInstanceId, data.computeInstanceId)
     };
     assert_eq!(wait(), (8, 31, 3, 0));

@@ -85,7 +85,7 @@ struct World {
 
 impl World {
     fn new(by_process: bool) -> Self {
-        let nobody = DeviceProcesses { has_sm_seconds: true, processes: vec![] };
+        let no_processes = DeviceProcesses { has_sm_seconds: true, processes: vec![] };
         let mut world = Self {
             now: 1000,
             load: 0,
@@ -96,7 +96,7 @@ impl World {
             record: GpuState::default(),
             ledger: Ledger::new(Duration::from_secs(1_000_000), LATE),
             join: Join::default(),
-            processes: if by_process { [(GPU.into(), nobody)].into() } else { BTreeMap::new() },
+            processes: if by_process { [(GPU.into(), no_processes)].into() } else { BTreeMap::new() },
             readings: BTreeMap::new(),
             output: None,
             held: BTreeMap::new(),

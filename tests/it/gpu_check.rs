@@ -118,7 +118,7 @@ fn nvidia_smi(answers: &[&str]) -> TempDir {
 
 struct Checked {
     code: i32,
-    said: String,
+    printed: String,
     report: String,
     recording: Option<Value>,
 }
@@ -149,13 +149,13 @@ fn check(first_in_path: &Path, driver: &FakeNvml) -> Checked {
     // Only what the script may count on, so that no GPU tool of this machine is found.
     command.env("PATH", format!("{}:/usr/bin:/bin", first_in_path.display()));
     let output = command.output().expect("the script runs");
-    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    let printed = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     let recording = fs::read_to_string(folder.path().join("report.json")).ok();
     Checked {
         code: output.status.code().expect("not killed"),
         report: fs::read_to_string(&report).unwrap_or_default(),
         recording: recording.map(|text| serde_json::from_str(&text).expect("JSON")),
-        said,
+        printed,
     }
 }
 
@@ -163,7 +163,7 @@ fn check(first_in_path: &Path, driver: &FakeNvml) -> Checked {
 fn nothing_differs_where_both_read_the_same_driver() {
     let (driver, smi) = (FakeNvml::start(busy_h100()), nvidia_smi(&[ANSWERS]));
     let checked = check(smi.path(), &driver);
-    assert_eq!(checked.code, 0, "{}\n{}", checked.said, checked.report);
+    assert_eq!(checked.code, 0, "{}\n{}", checked.printed, checked.report);
     let not_applicable: Vec<_> = checked.but_same(0).into_iter().map(|(name, [_, _, result])| (name, result)).collect();
     let expected = ["decoder busy, s", "fan.speed", "retired_pages.double_bit.count", "retired_pages.pending"];
     let expected = expected.into_iter().chain(["retired_pages.single_bit_ecc.count"]);
@@ -190,7 +190,7 @@ fn a_value_that_differs_is_named() {
         .replace("fan.speed=[N/A]", "fan.speed=30");
     let (driver, smi) = (FakeNvml::start(busy_h100()), nvidia_smi(&[&answers]));
     let checked = check(smi.path(), &driver);
-    assert_eq!(checked.code, 1, "{}", checked.said);
+    assert_eq!(checked.code, 1, "{}", checked.printed);
     let rows = checked.rows(0);
     assert_eq!(rows["ecc.errors.corrected.aggregate.total"], ["10", "9", "**differs**"]);
     assert_eq!(rows["power.draw"], ["200.00", "300", "**differs**"]);
@@ -234,14 +234,14 @@ fn each_gpu_is_compared_with_itself() {
     state["gpus"].as_array_mut().expect("gpus").push(partitioned);
     let (driver, smi) = (FakeNvml::start(state), nvidia_smi(&[ANSWERS, &second]));
     let checked = check(smi.path(), &driver);
-    assert_eq!(checked.code, 0, "{}\n{}", checked.said, checked.report);
+    assert_eq!(checked.code, 0, "{}\n{}", checked.printed, checked.report);
     let (first, second) = (checked.rows(0), checked.rows(1));
     assert_eq!(first["temperature.gpu"], ["61", "61", "same"]);
     assert_eq!(second["temperature.gpu"], ["35", "35", "same"]);
     assert_eq!(second["mig.mode.current"], ["Enabled", "1", "same"]);
     assert_eq!(second["utilization.gpu"], ["[N/A]", "-", "nvidia-smi N/A"]);
     assert_eq!(second["energy, J"][2], "same");
-    assert!(!second.contains_key("gpu busy, s"), "neither says it: {second:?}");
+    assert!(!second.contains_key("gpu busy, s"), "in neither source: {second:?}");
     assert!(checked.report.contains("2 x NVIDIA H100 80GB HBM3"), "{}", checked.report);
 }
 
@@ -250,12 +250,16 @@ fn without_a_driver_it_names_the_remedy() {
     let driver = FakeNvml::start(busy_h100());
     let nothing = tempfile::tempdir().expect("a temporary folder");
     let checked = check(nothing.path(), &driver);
-    assert_eq!((checked.code, checked.report.as_str()), (2, ""), "{}", checked.said);
-    assert!(checked.said.contains("nvidia-smi is not in PATH; run this on"), "{}", checked.said);
+    assert_eq!((checked.code, checked.report.as_str()), (2, ""), "{}", checked.printed);
+    assert!(checked.printed.contains("nvidia-smi is not in PATH; run this on"), "{}", checked.printed);
 
     // nvidia-smi is there, and the library reports that the kernel module is not loaded.
     driver.set(json!({"init": 9}));
     let checked = check(nvidia_smi(&[ANSWERS]).path(), &driver);
-    assert_eq!((checked.code, checked.report.as_str()), (2, ""), "{}", checked.said);
-    assert!(checked.said.contains("driver_not_loaded") || checked.said.contains("load the NVIDIA"), "{}", checked.said);
+    assert_eq!((checked.code, checked.report.as_str()), (2, ""), "{}", checked.printed);
+    assert!(
+        checked.printed.contains("driver_not_loaded") || checked.printed.contains("load the NVIDIA"),
+        "{}",
+        checked.printed
+    );
 }

@@ -35,10 +35,10 @@ struct Node {
 }
 
 impl Node {
-    /// Up, with its events registered.
+    /// Started, with its events registered.
     fn start(state: Value) -> Self {
         let node = Self::begin(state);
-        node.hears();
+        node.wait_until_events_are_awaited();
         node
     }
 
@@ -47,11 +47,11 @@ impl Node {
         let search = LibrarySearch { library: Some(fake.library_path()), driver_roots: Vec::new() };
         let mut hardware = start(Box::new(NvmlDriver::new(search)), quick(), Clock::start());
         let xids = hardware.xids().unwrap();
-        assert!(hardware.xids().is_none(), "given out once");
+        assert!(hardware.xids().is_none(), "returned once");
         Self { fake, hardware, xids }
     }
 
-    fn hears(&self) {
+    fn wait_until_events_are_awaited(&self) {
         wait(&self.hardware, "a wait for events", |state| hearing(state) == Some((true, false)));
     }
 
@@ -60,15 +60,15 @@ impl Node {
     }
 
     /// Batches until `enough` of all that came.
-    fn heard(&mut self, what: &str, enough: impl Fn(&[XidEvent]) -> bool) -> Vec<XidEvent> {
+    fn received(&mut self, what: &str, enough: impl Fn(&[XidEvent]) -> bool) -> Vec<XidEvent> {
         let mut all = Vec::new();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             let until = Instant::now() + PATIENCE;
             while !enough(&all) {
                 let batch = tokio::time::timeout_at(until, self.xids.recv()).await;
-                let Ok(batch) = batch else { panic!("not heard in time: {what}; heard {all:?}") };
-                all.extend(batch.expect("the room lives"));
+                let Ok(batch) = batch else { panic!("not received in time: {what}; received {all:?}") };
+                all.extend(batch.expect("the driver thread runs"));
             }
         });
         all
@@ -76,9 +76,9 @@ impl Node {
 
     /// The next XID: GPU, instance, code and count.
     fn next(&mut self) -> (GpuUuid, Option<XidInstance>, u32, u64) {
-        let mut heard = self.heard("an XID", |all| !all.is_empty());
-        assert_eq!(heard.len(), 1, "{heard:?}");
-        let XidEvent { gpu, instance, code, count, source, process, .. } = heard.remove(0);
+        let mut received = self.received("an XID", |all| !all.is_empty());
+        assert_eq!(received.len(), 1, "{received:?}");
+        let XidEvent { gpu, instance, code, count, source, process, .. } = received.remove(0);
         assert_eq!((source, process), (XidSource::Nvml, None));
         (gpu, instance, code, count)
     }
@@ -166,12 +166,12 @@ fn a_storm_is_counted_completely_without_a_reader() {
         state["gpus"][1]["events"] = json!([{"sequence": 1, "xid": 79}]);
     });
     let count = |all: &[XidEvent], code| all.iter().filter(|e| e.code == code).map(|e| e.count).sum::<u64>();
-    let all = node.heard("the storm", |all| count(all, 45) >= 100_000 && count(all, 79) > 0);
+    let all = node.received("the storm", |all| count(all, 45) >= 100_000 && count(all, 79) > 0);
     assert_eq!((count(&all, 45), count(&all, 79)), (100_000, 1));
     assert!(all.len() < 1_000, "{} messages for one kind of XID", all.len());
     // The storm requested a read each time, and some were made.
-    let looks = node.calls("nvmlDeviceGetMemoryErrorCounter");
-    assert!(looks < 10_000, "{looks} calls");
+    let reads = node.calls("nvmlDeviceGetMemoryErrorCounter");
+    assert!(reads < 10_000, "{reads} calls");
     node.hardware.stop();
 }
 
@@ -199,7 +199,7 @@ fn a_lost_gpu_silences_no_other_and_causes_no_busy_loop() {
         if let Ok(batch) = node.xids.try_recv() {
             break batch;
         }
-        assert!(sequence < 300, "the GPU that came back is not heard");
+        assert!(sequence < 300, "the GPU that came back has no events");
     };
     assert_eq!((&returned[0].gpu, returned[0].code), (&gpu(2), 94));
     node.hardware.stop();
@@ -218,7 +218,7 @@ fn a_wait_that_always_fails_is_paused_for() {
     assert!(waits < 100, "{waits} waits in three seconds");
     assert_eq!(hearing(&node.hardware.watch().borrow()).map(|(success, _)| success), Some(false));
     node.fake.update(|state| state["fail"] = json!({}));
-    node.hears();
+    node.wait_until_events_are_awaited();
     node.hardware.stop();
 }
 
@@ -231,9 +231,9 @@ fn a_rejected_registration_leaves_the_others() {
     for refused in 0..3 {
         node.inject(refused, json!([{"sequence": 1, "xid": 31}]));
     }
-    let heard = node.heard("both", |all| all.len() >= 2);
-    let heard: Vec<_> = heard.iter().map(|event| &event.gpu).collect();
-    assert!(heard.contains(&&gpu(0)) && heard.contains(&&gpu(2)), "{heard:?}");
+    let received = node.received("both", |all| all.len() >= 2);
+    let received: Vec<_> = received.iter().map(|event| &event.gpu).collect();
+    assert!(received.contains(&&gpu(0)) && received.contains(&&gpu(2)), "{received:?}");
     let state = wait(&node.hardware, "the refusal", |state| state.errors.contains_key("nvmlDeviceRegisterEvents"));
     assert!(state.errors["nvmlDeviceRegisterEvents"].contains_key("no_permission"));
     assert_eq!(state.problem, None);
@@ -245,7 +245,7 @@ fn events_of_a_reloaded_driver_arrive_again() {
     let mut node = Node::start(machine(2));
     node.fake.update(|state| state["generation"] = json!(2));
     wait(&node.hardware, "the end", |state| hearing(state) == Some((false, false)));
-    node.hears();
+    node.wait_until_events_are_awaited();
     node.inject(1, json!([{"sequence": 1, "xid": 63}]));
     assert_eq!(node.next(), (gpu(1), None, 63, 1));
     let Node { fake, hardware, .. } = node;
@@ -267,7 +267,7 @@ fn a_wait_that_never_returns_is_left_behind() {
     wait(&node.hardware, "the end", |state| state.readings[&gpu(0)].fast.is_none());
     node.fake.update(|state| state["hang"] = json!([]));
     wait(&node.hardware, "readings", |state| state.readings[&gpu(0)].fast.is_some());
-    node.hears();
+    node.wait_until_events_are_awaited();
     node.hardware.stop();
 }
 

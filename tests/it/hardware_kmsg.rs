@@ -40,13 +40,13 @@ impl Node {
         gpu.unwrap().uuid.clone()
     }
 
-    fn heard(&mut self, count: usize) -> Vec<XidEvent> {
+    fn received(&mut self, count: usize) -> Vec<XidEvent> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let mut all: Vec<XidEvent> = Vec::new();
         runtime.block_on(async {
             while all.iter().map(|event| event.count).sum::<u64>() < count as u64 {
                 let batch = tokio::time::timeout(Duration::from_secs(20), self.xids.recv()).await;
-                let Ok(batch) = batch else { panic!("heard only {all:?}") };
+                let Ok(batch) = batch else { panic!("received only {all:?}") };
                 all.extend(batch.unwrap());
             }
         });
@@ -76,17 +76,20 @@ fn an_xid_of_the_kernels_log_names_gpu_instance_and_process() {
         "6,1,1,-;usb 1-1: new device\n SUBSYSTEM=usb\n3,2,2,-;NVRM: Xid (PCI:0000:1b:00 GPU-I:07 GPU-CI:00",
     );
     write(&mut log, "): 43, pid=4711, name=python3, Ch 00000008\n12,3,3,-;NVRM: Xid (PCI:0000:1b:00): 79, forged\n");
-    let heard = node.heard(1);
-    assert_eq!((heard[0].gpu.clone(), heard[0].code, heard[0].source), (node.gpu("0000:1b:00.0"), 43, XidSource::Kmsg));
-    assert_eq!(heard[0].instance, Some(XidInstance { gpu_instance: 7, compute_instance: Some(0) }));
-    assert_eq!(heard[0].process, Some(XidProcess { pid: 4711, name: Some("python3".into()) }));
+    let received = node.received(1);
+    assert_eq!(
+        (received[0].gpu.clone(), received[0].code, received[0].source),
+        (node.gpu("0000:1b:00.0"), 43, XidSource::Kmsg)
+    );
+    assert_eq!(received[0].instance, Some(XidInstance { gpu_instance: 7, compute_instance: Some(0) }));
+    assert_eq!(received[0].process, Some(XidProcess { pid: 4711, name: Some("python3".into()) }));
 
     // A loss reported twice: by an XID and by a message. Then another, by a message alone.
     write(&mut log, "3,4,4,-;NVRM: Xid (PCI:0000:43:00): 79, pid=9, GPU has fallen off the bus.\n");
     write(&mut log, "3,5,5,-;NVRM: GPU 0000:43:00.0: GPU has fallen off the bus.\n");
     write(&mut log, "3,6,6,-;NVRM: GPU 0000:52:00.0: GPU has fallen off the bus.\n");
-    let heard = node.heard(2);
-    let gone: Vec<_> = heard.iter().map(|event| (event.gpu.clone(), event.code, event.count)).collect();
+    let received = node.received(2);
+    let gone: Vec<_> = received.iter().map(|event| (event.gpu.clone(), event.code, event.count)).collect();
     assert_eq!(gone.len(), 2, "{gone:?}");
     assert!(gone.contains(&(node.gpu("0000:43:00.0"), 79, 1)) && gone.contains(&(node.gpu("0000:52:00.0"), 79, 1)));
     node.hardware.stop();
@@ -114,7 +117,7 @@ fn a_file_is_read_from_its_end_and_a_flood_is_counted() {
     let mut flood = 0;
     let mut last = false;
     while !last {
-        for event in node.heard(1) {
+        for event in node.received(1) {
             flood += if event.code == 31 { event.count } else { 0 };
             last |= event.code == 74;
         }

@@ -90,15 +90,15 @@ fn links_are_counted_as_each_end_reports_them() {
     let hardware = run(&fake);
     let state = wait(&hardware, "readings", |state| has_fast(state, 4));
     let peers = |index| state.inventory.gpus[&gpu(index)].nvlink_peers.clone();
-    let told = |links: &[(&str, u32)], switch_links| {
+    let expected = |links: &[(&str, u32)], switch_links| {
         let by_bus_id = links.iter().map(|(bus_id, links)| (PciBusId::from(*bus_id), *links)).collect();
         Some(NvLinkPeers { by_bus_id, switch_links })
     };
-    assert_eq!(peers(0), told(&[], 11));
-    assert_eq!(peers(1), told(&[("0000:12:00.0", 2), ("0000:99:00.0", 1)], 0));
-    assert_eq!(peers(2), told(&[("0000:11:00.0", 2)], 0), "an old driver does not know of switches");
+    assert_eq!(peers(0), expected(&[], 11));
+    assert_eq!(peers(1), expected(&[("0000:12:00.0", 2), ("0000:99:00.0", 1)], 0));
+    assert_eq!(peers(2), expected(&[("0000:11:00.0", 2)], 0), "an old driver does not report switches");
     assert_eq!(peers(3), None);
-    assert_eq!(peers(4), told(&[], 0));
+    assert_eq!(peers(4), expected(&[], 0));
     assert_eq!(state.errors["nvmlDeviceGetNvLinkRemotePciInfo_v2"]["insufficient_resources"], 2);
     hardware.stop();
 }
@@ -348,7 +348,7 @@ fn processes_are_listed_once_each_with_what_is_known_of_them() {
         memory_bytes: Some(5),
     };
     assert_eq!(listed(0), Some(vec![alone(10, None), alone(20, Some(9))]));
-    assert_eq!(listed(1).map(|all| all.len()), Some(300), "asked again with more room");
+    assert_eq!(listed(1).map(|all| all.len()), Some(300), "read again with a larger buffer");
     assert_eq!(listed(2), Some(vec![]));
     assert_eq!((listed(3), listed(3)), (None, None), "half a list is none");
     assert_eq!(record.call_statistics()["nvmlDeviceGetGraphicsRunningProcesses_v3"].codes["no_permission"], 1);
@@ -398,8 +398,8 @@ fn what_each_process_does_is_integrated() {
     let ratio = (worked(&state, 11).unwrap().0 - other) / (now - begin);
     assert!((ratio - 1.0 / 3.0).abs() < 0.03, "{ratio}");
     assert_eq!((worked(&state, 12), worked(&state, 13)), (None, None), "an idle one, and one that a driver made up");
-    assert_eq!(readings(&state, 1).totals.process_sm_seconds, None, "partitioned: nobody says");
-    assert_eq!(readings(&state, 2).totals.process_sm_seconds, Some([].into()), "nobody works");
+    assert_eq!(readings(&state, 1).totals.process_sm_seconds, None, "partitioned: not reported");
+    assert_eq!(readings(&state, 2).totals.process_sm_seconds, Some([].into()), "no process runs");
     // Never more than the device, whatever they claim together.
     fake.update(|state| state["gpus"][0]["processes"] = working(90, 90));
     let sum = |state: &HardwareState| worked(state, 10).zip(worked(state, 11)).map_or(0.0, |(one, two)| one.0 + two.0);

@@ -42,8 +42,8 @@ fn gpu(index: usize) -> GpuUuid {
 }
 
 fn reads(state: &HardwareState) -> bool {
-    let hears = state.collectors.get("events").is_some_and(|collector| collector.success);
-    hears && (0..2).all(|index| state.readings.get(&gpu(index)).is_some_and(|readings| readings.medium.is_some()))
+    let has_events = state.collectors.get("events").is_some_and(|collector| collector.success);
+    has_events && (0..2).all(|index| state.readings.get(&gpu(index)).is_some_and(|readings| readings.medium.is_some()))
 }
 
 /// Mapped into this process, as the kernel sees it.

@@ -28,7 +28,7 @@ async fn an_xid_79_takes_every_slot_of_its_gpu_and_a_reload_brings_them_back() {
     node.inject(sick, json!([{"sequence": 1, "xid": 79}]));
     node.until_unhealthy(GPU, &(0..4).map(|number| slot(sick, number)).collect::<Vec<_>>()).await;
 
-    let page = node.until_page("the verdict", |page| {
+    let page = node.until_page("an unhealthy GPU", |page| {
         page.value("podmeter_device_unhealthy_reason", &[&on_gpu(sick), "reason=\"xid\""]) == Some(1.0)
             && page.value("podmeter_node_devices", &["state=\"schedulable\""]) == Some(7.0)
     });
@@ -40,10 +40,10 @@ async fn an_xid_79_takes_every_slot_of_its_gpu_and_a_reload_brings_them_back() {
     let turn = &node.turns()[0];
     assert_eq!((turn["gpu"].as_str(), turn["reason"].as_str()), (Some(uuid(sick).as_str()), Some("xid")));
     assert_eq!(turn["holders"], json!([{"namespace": "team", "pod": "trainer", "container": "main"}]));
-    let told = |line: &str| {
+    let logged = |line: &str| {
         [" unhealthy ", uuid(sick).as_str(), "team/trainer", "XID 79"].iter().all(|word| line.contains(word))
     };
-    node.until_page("the line in the log", |_| node.running.log().lines().any(told));
+    node.until_page("the line in the log", |_| node.running.log().lines().any(logged));
     let status = node.kubelet.allocated_resources_status("team", "trainer");
     assert_eq!(status, [("main".to_owned(), GPU.to_owned(), holder, false)]);
 
@@ -200,9 +200,9 @@ async fn while_all_gpus_are_lost_one_line_is_logged() {
         sessions(&hardware) >= before + 3
     });
     let log = node.running.log();
-    let said = |text: &str| log.matches(text).count();
-    assert_eq!(said("no device readings"), 1, "{log}");
-    assert!(said("the driver is open source") <= 2 && said("no longer lists") == 0, "{log}");
+    let times_logged = |text: &str| log.matches(text).count();
+    assert_eq!(times_logged("no device readings"), 1, "{log}");
+    assert!(times_logged("the driver is open source") <= 2 && times_logged("no longer lists") == 0, "{log}");
     let row = node.cause(0)["detail"].to_string();
     assert!(row.contains("lost") && !row.contains("lists"), "{row}");
     lose(false);
@@ -332,11 +332,11 @@ async fn the_kernels_log_is_a_second_source() {
     node.until_unhealthy(GPU, &[]).await;
     let mut log = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
     // It is read from its end at podmeter's start: written until the event arrives.
-    let heard = |page: &agent::Page| {
+    let is_counted = |page: &agent::Page| {
         page.value("podmeter_xid_errors_total", &[&on_gpu(4), "class=\"application\""]) >= Some(1.0)
     };
     node.until_page("the log is read", |page| {
-        heard(page) || {
+        is_counted(page) || {
             writeln!(log, "3,1,1,-;NVRM: Xid (PCI:0000:14:00): 31, pid=7, name=python3, x").unwrap();
             false
         }

@@ -139,7 +139,7 @@ async fn list_allocatable_and_get_return_the_kubelets_state() {
     assert_eq!(client.allocatable().await.unwrap().cpus.to_string(), "1-3");
 
     assert_eq!(client.get(&PodRef::new("team", "p")).await.unwrap().as_ref(), Some(&allocations.pods[0]));
-    assert_eq!(client.get(&PodRef::new("team", "nobody")).await.unwrap(), None, "the kubelet has no such pod");
+    assert_eq!(client.get(&PodRef::new("team", "missing")).await.unwrap(), None, "the kubelet has no such pod");
     node.set_gates(Gates { get: false, ..Gates::default() });
     let disabled = client.get(&PodRef::new("team", "p")).await.unwrap_err();
     assert!(matches!(disabled, CallError::Unimplemented("Get")), "{disabled:?}");
@@ -228,7 +228,7 @@ async fn an_answer_of_20_mb_is_taken_and_one_over_the_limit_refused() {
     let mut client = Client::new(&node.pod_resources_socket(), settings_deadline);
     node.answer_bytes(20 << 20);
     let allocations = client.list().await.unwrap();
-    assert_eq!(allocations.pods[0].containers[0].devices.len(), 1, "said a million times, held once");
+    assert_eq!(allocations.pods[0].containers[0].devices.len(), 1, "listed a million times, held once");
     node.answer_bytes(70 << 20);
     let error = client.list().await.unwrap_err();
     assert!(matches!(error, CallError::TooLarge { limit, .. } if limit == 32 << 20), "{error:?}");
@@ -316,7 +316,7 @@ async fn a_disabled_gate_affects_allocatable_only() {
     let state = watching.until("the failure", |state| failures(state) >= 1).await;
     assert_eq!(held(&state), ["a GPU-0"]);
     assert_eq!(state.problem, None);
-    let later = watching.until("six looks", |state| state.counters.triggers["timer"] >= 6).await;
+    let later = watching.until("six reads", |state| state.counters.triggers["timer"] >= 6).await;
     assert!(later.settled);
     assert!((2..=6).contains(&failures(&later)), "asked again, and ever more rarely: {}", failures(&later));
 }
@@ -363,7 +363,7 @@ async fn a_burst_of_checkpoints_causes_few_calls() {
         node.set_pods(vec![gpu_pod(&format!("p{round}"), "GPU-0")]);
     }
     let state = watching.until("the last pod", |state| held(state) == ["p99 GPU-0"]).await;
-    assert!(lists(&state) - before <= 3, "{} looks", lists(&state) - before);
+    assert!(lists(&state) - before <= 3, "{} reads", lists(&state) - before);
     assert!(state.counters.triggers["checkpoint"] >= 2, "each is counted");
 }
 
@@ -377,7 +377,7 @@ async fn a_method_that_a_kubelet_lacks_is_called_once() {
     };
     watching.until("asked", |state| asked(state) == Some(1)).await;
     let timers = watching.state.borrow().counters.triggers["timer"];
-    let later = watching.until("three looks more", |state| state.counters.triggers["timer"] >= timers + 12).await;
+    let later = watching.until("three more reads", |state| state.counters.triggers["timer"] >= timers + 12).await;
     assert_eq!(asked(&later), Some(1));
 }
 
@@ -480,7 +480,7 @@ async fn a_pod_rejected_after_its_first_allocate_was_never_a_holder() {
         let shown = held_within(&mut watching, Duration::from_millis(1500)).await;
         assert_eq!(shown, [] as [&str; 0], "Pods API: {pods_api}");
         let lists = watching.state.borrow().counters.durations["List"].count();
-        assert!(lists >= 2, "it was looked at, {lists} times");
+        assert!(lists >= 2, "it was read {lists} times");
     }
 }
 

@@ -166,9 +166,9 @@ fn a_busy_gpu_without_processes_is_read_by_the_other_call() {
     let read = |index: usize| {
         let mut reader = session.reader(&gpu(index)).unwrap();
         let passes: Vec<_> = (1..=12).map(|second| reader.read(ALL, at(second))).collect();
-        let knows = |place: usize| passes[place].integrals.process_sm_seconds.is_some();
+        let has_sm_seconds = |place: usize| passes[place].integrals.process_sm_seconds.is_some();
         let source = passes[11].medium.as_ref().unwrap().process_utilization_source;
-        (knows(0), knows(11), source, passes[11].integrals.lists_no_processes)
+        (has_sm_seconds(0), has_sm_seconds(11), source, passes[11].integrals.lists_no_processes)
     };
     assert_eq!(read(0), (true, true, Some(older), false));
     assert_eq!(read(1), (false, true, Some(newer), false));

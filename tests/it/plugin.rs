@@ -151,9 +151,9 @@ async fn ids_that_are_unknown_or_unhealthy_are_refused_by_name() {
     podmeter.lose(1, true);
     counts(&node, GPU, 4, 3).await;
     let mut client = client(&node).await;
-    let unknown = client.allocate(allocate(&[&["GPU-nobody"]])).await.unwrap_err();
+    let unknown = client.allocate(allocate(&[&["GPU-unknown"]])).await.unwrap_err();
     assert_eq!(unknown.code(), Code::InvalidArgument);
-    assert!(unknown.message().contains("GPU-nobody"));
+    assert!(unknown.message().contains("GPU-unknown"));
     let unhealthy = client.allocate(allocate(&[&[&uuid(0)], &[&uuid(1)]])).await.unwrap_err();
     assert_eq!(unhealthy.code(), Code::FailedPrecondition);
     assert!(unhealthy.message().contains(&uuid(1)) && unhealthy.message().contains("lost"), "{unhealthy}");

@@ -96,7 +96,7 @@ async fn a_plugin_that_registers_later_is_noticed_by_an_allocation() {
     tokio::time::sleep(BASELINE).await;
     let other = other(&node, same_ids(), None).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
-    assert_eq!(podmeter.now(GPU).conflict, None, "nothing tells it from podmeter's own registration yet");
+    assert_eq!(podmeter.now(GPU).conflict, None, "it does not differ from podmeter's own registration yet");
     runs(&node, pod("theirs", 1)).await;
     let text = conflict(&podmeter).await;
     assert!(text.contains("team/theirs"), "{text}");

@@ -130,7 +130,7 @@ async fn a_preference_among_strange_ids_is_no_preference() {
     let none = Vec::<String>::new();
     let mut fallbacks = 0;
     for (what, available, must, size) in [
-        ("unknown", [all.clone(), strings(&["GPU-nobody"])].concat(), vec![], 2),
+        ("unknown", [all.clone(), strings(&["GPU-unknown"])].concat(), vec![], 2),
         ("empty", strings(&["", ""]), vec![], 1),
         ("foreign", strings(&["MIG-00000000-0000-0000-0000-000000000001"]), vec![], 1),
         ("must that is not available", all[..2].to_vec(), all[3..].to_vec(), 1),
@@ -157,7 +157,7 @@ async fn a_preference_among_strange_ids_is_no_preference() {
 async fn strange_ids_before_a_start_are_refused_by_name() {
     let (node, podmeter) = with("resources: [{kind: nvidia, preStartCheck: {}}]", 4, 4).await;
     let mut asked = Asked::of(&node).await;
-    for strange in ["", "GPU-nobody", "MIG-00000000-0000-0000-0000-000000000001"] {
+    for strange in ["", "GPU-unknown", "MIG-00000000-0000-0000-0000-000000000001"] {
         let status = asked.pre_start(&[&uuid(0), strange]).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument);
         assert!(status.message().contains(strange) && status.message().contains("not one of"), "{status}");
@@ -204,9 +204,9 @@ async fn registration_is_retried_until_the_kubelet_accepts() {
     let node = node(Options::default()).await;
     node.fail(Method::Register, Code::Unknown, "the ResourceName \"nvidia.com/gpu\" is invalid");
     let podmeter = PluginHarness::start(node.root.path());
-    let says =
+    let names_the_gpu =
         |problem: Option<&str>| problem.is_some_and(|problem| problem.contains("GPU") || problem.contains("gpu"));
-    let state = podmeter.until(GPU, "the kubelet's reason", |state| says(state.problem.as_deref())).await;
+    let state = podmeter.until(GPU, "the kubelet's reason", |state| names_the_gpu(state.problem.as_deref())).await;
     assert_eq!((state.registered, state.registrations), (false, 0));
     assert_eq!(
         state.problem.unwrap().as_ref(),
@@ -362,13 +362,13 @@ async fn a_directory_that_is_read_only_is_named_and_taken_up_when_it_is_not() {
     let arguments = [&arguments[..], &directory_flag].concat();
     let running = agent::Running::start_binary(&binary, &arguments, &[], is_root.then_some(65534));
     running.until("not registered", |page| page.value("podmeter_plugin_registered", &[]) == Some(0.0));
-    let says = format!("{}/podmeter-example.com_toy-", directory.display());
-    let said = async {
-        while !(running.log().contains(&says) && running.log().contains("must be there and writable")) {
+    let path = format!("{}/podmeter-example.com_toy-", directory.display());
+    let logged = async {
+        while !(running.log().contains(&path) && running.log().contains("must be there and writable")) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    assert!(tokio::time::timeout(PATIENCE, said).await.is_ok(), "{}", running.log());
+    assert!(tokio::time::timeout(PATIENCE, logged).await.is_ok(), "{}", running.log());
     mode(&directory, 0o777);
     counts(&node, "example.com/toy", 2, 2).await;
     running.until("registered", |page| page.value("podmeter_plugin_registered", &[]) == Some(1.0));
@@ -382,10 +382,10 @@ fn a_configuration_over_a_limit_ends_the_start_with_the_limit() {
     std::fs::write(&file, text).unwrap();
     let path = file.to_str().unwrap();
     for command in [vec!["agent", "--config", path], vec!["check-config", path]] {
-        let (code, said) = agent::ended(&command);
-        assert_eq!(code, 2, "{said}");
+        let (code, printed) = agent::ended(&command);
+        assert_eq!(code, 2, "{printed}");
         for part in [path, "devicePlugin.resources[0].sharing.timeSlicing.replicas", "70000", "accepted: 2 to 1024"] {
-            assert!(said.contains(part), "{part:?} in {said}");
+            assert!(printed.contains(part), "{part:?} in {printed}");
         }
     }
 }

@@ -118,15 +118,15 @@ async fn what_cannot_be_offered_is_reported_while_it_is_so() {
     let resources = [mixed(), vec![toys(GPU, 2)]].concat();
     let harness = start(&node, resources, [gpu(0)]);
     harness.registered(GPU, 1).await;
-    let says =
+    let only_problem =
         |what: &'static str| move |state: &PluginState| state.problems.len() == 1 && state.problems[0].contains(what);
-    harness.until_state("a collision", says("two entries")).await;
+    harness.until_state("a collision", only_problem("two entries")).await;
     counts(&node, GPU, 1, 1).await;
     assert_eq!(node.allocatable_ids(GPU), [uuid(0)].into(), "the first entry's");
     harness.plugin.configure(&mixed());
     harness.until_state("no problem", |state| state.problems.is_empty()).await;
     harness.change_gpu(0, |gpu| gpu.mig_enabled = Some(true));
-    harness.until_state("a bare GPU", says("no MIG devices")).await;
+    harness.until_state("a bare GPU", only_problem("no MIG devices")).await;
     harness.partition(0, mig_devices("1g.10gb", &[1]));
     harness.until_state("no problem", |state| state.problems.is_empty()).await;
 }

@@ -345,7 +345,7 @@ async fn a_device_becomes_unhealthy_and_healthy_again(rules: Rules) {
         podmeter.lose(0, false);
         counts(&node, GPU, 1, 1).await;
     }
-    assert_eq!(podmeter.now(GPU).registrations, 1, "a list, not a registration, tells of it");
+    assert_eq!(podmeter.now(GPU).registrations, 1, "it is found by a list, not by a registration");
 }
 
 async fn a_running_pod_keeps_an_unhealthy_device(rules: Rules) {

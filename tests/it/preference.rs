@@ -211,9 +211,9 @@ fn links_that_are_unknown_or_disagree_leave_numa_nodes_and_then_the_index() {
     let gpus = &node.gpus;
     let places = gpus.iter().map(|gpu| (gpu.clone(), node.topology.place(gpu).unwrap())).collect::<BTreeMap<_, _>>();
     let mut asymmetric = node.topology.clone();
-    asymmetric.link_as_told(&gpus[2], &gpus[6], 110);
+    asymmetric.link_as_reported(&gpus[2], &gpus[6], 110);
     let mut one_sided = Topology::new(places.clone());
-    one_sided.link_as_told(&gpus[0], &gpus[1], 50);
+    one_sided.link_as_reported(&gpus[0], &gpus[1], 50);
     let nowhere: BTreeMap<_, _> = places
         .iter()
         .map(|(gpu, place)| (gpu.clone(), podmeter::preference::Place { numa_node: None, ..*place }))
@@ -231,7 +231,7 @@ fn links_that_are_unknown_or_disagree_leave_numa_nodes_and_then_the_index() {
         assert_eq!((choice.fallback, node.set(&choice)), (Some(reason), expected));
     }
     let choice = choose_gpus(&node.request(0b0011, 0, 1), &node.topology, &BTreeMap::new());
-    assert_eq!(choice.fallback, None, "a link that nobody asked about does not matter");
+    assert_eq!(choice.fallback, None, "links outside the request do not matter");
 }
 
 #[test]

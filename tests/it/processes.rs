@@ -205,7 +205,7 @@ async fn owners_follow_processes_and_pods() {
     let state = resolving.until("the container", |state| *state.owner(100) == main).await;
     assert_eq!(*state.owner(101), Owner::Host);
     assert_eq!(*state.owner(102), Owner::Unknown(UnknownOwner::Gone));
-    assert_eq!(*state.owner(103), Owner::Unknown(UnknownOwner::NotResolved), "nobody asked");
+    assert_eq!(*state.owner(103), Owner::Unknown(UnknownOwner::NotResolved), "it is not wanted");
     assert!(state.collector.as_ref().is_some_and(|collector| collector.success));
     let gone = PodDirectory { complete: true, ..PodDirectory::default() };
     resolving.pods.send_replace(Arc::new(gone));
@@ -220,7 +220,7 @@ async fn owners_follow_processes_and_pods() {
 async fn process_ids_of_another_namespace_are_never_used() {
     let mut resolving = Resolving::start(Mode::On);
     resolving.until("enabled", |state| state.enabled).await;
-    for (mode, says) in [(Mode::On, true), (Mode::Auto, true), (Mode::Off, false)] {
+    for (mode, has_problem) in [(Mode::On, true), (Mode::Auto, true), (Mode::Off, false)] {
         let directory = tempfile::tempdir().unwrap();
         let tree = ProcTree::create(directory.path()).unwrap();
         tree.end(2).unwrap();
@@ -234,7 +234,11 @@ async fn process_ids_of_another_namespace_are_never_used() {
         processes.wanted().send_replace(Arc::new([100].into()));
         let state = until(&mut processes.states(), "pods have their UIDs", |state| !state.pods.is_empty()).await;
         assert!(!state.enabled && state.processes.is_empty() && state.collector.is_none(), "{mode:?}");
-        assert_eq!(state.problem.as_ref().is_some_and(|problem| problem.contains("hostPID: true")), says, "{mode:?}");
+        assert_eq!(
+            state.problem.as_ref().is_some_and(|problem| problem.contains("hostPID: true")),
+            has_problem,
+            "{mode:?}"
+        );
     }
 }
 

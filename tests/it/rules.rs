@@ -256,7 +256,7 @@ fn an_xid_class_is_critical_or_a_warning_or_neither() {
     assert_eq!(critical.iter().map(String::as_str).collect::<Vec<_>>(), ["gpu_reset", "hardware", "node_reboot"]);
     assert!(critical.is_disjoint(&warning), "{critical:?} and {warning:?}");
     for quiet in ["application", "informational", "corroborating", "unknown"] {
-        assert!(!critical.contains(quiet) && !warning.contains(quiet), "{quiet} wakes nobody");
+        assert!(!critical.contains(quiet) && !warning.contains(quiet), "{quiet} pages no one");
     }
 }
 

@@ -144,11 +144,11 @@ fn serve(page: impl Fn(u64) -> String + Send + 'static) -> String {
 fn mark(demo: &Running, gpu: &str) {
     let log = demo.log();
     let socket = log.split("unix:").nth(1).and_then(|rest| rest.split_whitespace().next()).expect("an admin socket");
-    let order = format!("{{\"device\": \"{gpu}\", \"reason\": \"looks odd\"}}");
+    let order = format!("{{\"device\": \"{gpu}\", \"reason\": \"smells of smoke\"}}");
     let output =
         Command::new("curl").args(["-s", "--unix-socket", socket, "http://podmeter/mark", "-d", &order]).output();
-    let said = String::from_utf8(output.expect("curl is installed (scripts/test does that)").stdout).unwrap();
-    assert!(said.contains("\"marked\":true"), "{said}");
+    let printed = String::from_utf8(output.expect("curl is installed (scripts/test does that)").stdout).unwrap();
+    assert!(printed.contains("\"marked\":true"), "{printed}");
 }
 
 #[test]

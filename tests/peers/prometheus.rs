@@ -159,7 +159,7 @@ fn everything_is_somebodys(profile: &str, gpus_with_busy_time: usize) {
             let rows = prometheus.query(&left_over(parts, device, at));
             assert_eq!(rows.len(), gpus, "{profile}: {device} at {at}");
             let most = rows.iter().map(|(_, left)| left.abs()).fold(0.0, f64::max);
-            assert!(most <= 1e-9 * whole, "{profile}: {most} of {whole} {device} is nobody's: {rows:?}");
+            assert!(most <= 1e-9 * whole, "{profile}: {most} of {whole} {device} is unattributed: {rows:?}");
         }
     }
     assert_eq!(prometheus.scalar("sum(podmeter_conservation_violations_total)"), Some(0.0));

@@ -114,7 +114,7 @@ fn build(target: &Path) -> PathBuf {
     let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let files = messages.filter_map(|message| message["filenames"].as_array().cloned()).flatten();
     let mut paths = files.filter_map(|file| file.as_str().map(PathBuf::from));
-    paths.find(|path| path.ends_with(LIBRARY)).expect("cargo says where the library lies")
+    paths.find(|path| path.ends_with(LIBRARY)).expect("cargo built the library")
 }
 
 fn newest(path: &Path) -> Option<SystemTime> {

@@ -135,7 +135,7 @@ impl SickNode {
         for _ in 0..4 {
             let becomes = self.kubelet.node_status_becomes(|_| is() && self.unhealthy(resource) == unhealthy);
             if becomes.await {
-                self.running.until("events are heard", |_| self.calls("nvmlEventSetWait_v2") > 0);
+                self.running.until("events are awaited", |_| self.calls("nvmlEventSetWait_v2") > 0);
                 return;
             }
         }

@@ -107,7 +107,7 @@ fn a_reload_clears_nothing_while_the_driver_needs_more_or_the_device_does_not_an
     world.at(2000);
     world.slow(|slow| slow.recovery_action = Some(0));
     world.at(3000);
-    assert_eq!(world.reasons(), ["xid", "recovery_action"], "it has not said so yet");
+    assert_eq!(world.reasons(), ["xid", "recovery_action"], "its recovery action has not changed yet");
 }
 
 #[test]

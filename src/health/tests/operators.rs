@@ -38,7 +38,7 @@ fn in_manual_only_an_unmark_brings_a_device_back_and_only_if_it_has_recovered() 
     world.slow(|slow| slow.recovery_action = Some(1));
     world.with(2, &[xid(48, 2)]);
     world.order(&unmark(GPU));
-    assert_eq!(world.reasons(), ["recovery_action"], "the device itself still says so");
+    assert_eq!(world.reasons(), ["recovery_action"], "its own recovery action remains");
     world.slow(|slow| slow.recovery_action = Some(0));
     world.at(3);
     world.at(100_000);

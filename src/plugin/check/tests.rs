@@ -87,11 +87,11 @@ fn is_replaced(standing: &RegistrationState, by: &str) -> bool {
 fn two_empty_answers_some_time_apart_decide() {
     let mut world = World::new();
     assert_eq!(world.answer(900, &[]), RegistrationState::Used, "before the list");
-    assert_eq!(world.check.look_at(), Some(at(6000)));
+    assert_eq!(world.check.scan_at(), Some(at(6000)));
     assert_eq!(world.answer(1001, &["x"]), RegistrationState::Used);
-    world.check.looked(at(1001));
+    world.check.scanned(at(1001));
     assert_eq!(world.answer(1002, &[]), RegistrationState::Used);
-    assert_eq!(world.check.look_at(), Some(at(1502)));
+    assert_eq!(world.check.scan_at(), Some(at(1502)));
     assert_eq!(world.answer(1400, &[]), RegistrationState::Used, "too soon");
     assert_eq!(world.answer(1600, &["x"]), RegistrationState::Used);
     assert_eq!(world.answer(1700, &[]), RegistrationState::Used);
@@ -104,9 +104,9 @@ fn a_kubelet_slow_to_take_in_the_first_list_has_not_forgotten_it() {
     for milliseconds in [1001, 1600, 3000, 5999] {
         assert_eq!(world.answer(milliseconds, &[]), RegistrationState::Used, "{milliseconds}");
     }
-    assert_eq!(world.check.look_at(), Some(at(6000)));
+    assert_eq!(world.check.scan_at(), Some(at(6000)));
     assert_eq!(world.answer(6001, &[]), RegistrationState::Used, "one answer decides nothing");
-    assert_eq!(world.check.look_at(), Some(at(6501)));
+    assert_eq!(world.check.scan_at(), Some(at(6501)));
     assert_eq!(world.answer(6501, &[]), RegistrationState::Forgotten);
 }
 
@@ -124,9 +124,9 @@ fn devices_that_were_never_ours_are_another_plugins() {
     let mut world = World::new();
     assert_eq!(world.answer(2000, &["x", "earlier"]), RegistrationState::Used, "of a registration before");
     assert_eq!(world.answer(3000, &["slot-0", "slot-1"]), RegistrationState::Used, "one answer decides nothing");
-    assert_eq!(world.check.look_at(), Some(at(3200)));
+    assert_eq!(world.check.scan_at(), Some(at(3200)));
     assert!(is_replaced(&world.answer(3200, &["slot-0", "slot-1"]), "lists 2 devices"));
-    assert_eq!(world.check.look_at(), Some(at(3800)), "its end must be seen");
+    assert_eq!(world.check.scan_at(), Some(at(3800)), "its end must be seen");
     assert_eq!(world.answer(3800, &[]), RegistrationState::OtherEnded, "one answer is enough");
 }
 
@@ -139,9 +139,9 @@ fn devices_of_another_podmeter_are_a_rolling_update() {
     }
     assert_eq!(world.held_by(5000, &["theirs"]), RegistrationState::Used);
     world.live.clear();
-    world.check.looked(at(5000));
+    world.check.scanned(at(5000));
     assert_eq!(world.examine(6000), RegistrationState::Used);
-    assert_eq!(world.check.look_at(), Some(at(6100)), "its end is checked");
+    assert_eq!(world.check.scan_at(), Some(at(6100)), "its end is checked");
     assert_eq!(world.held_by(6500, &["theirs", "granted-before-its-end"]), RegistrationState::Used);
 }
 
@@ -184,12 +184,12 @@ fn after_the_end_of_an_unknown_plugin_two_answers_follow_soon() {
     let mut world = World::new();
     world.bind("other.sock", 1);
     assert_eq!(world.answer(2000, &["x"]), RegistrationState::Used);
-    world.check.looked(at(2000));
+    world.check.scanned(at(2000));
     world.live.clear();
     assert_eq!(world.examine(3000), RegistrationState::Used);
-    assert_eq!(world.check.look_at(), Some(at(3100)));
+    assert_eq!(world.check.scan_at(), Some(at(3100)));
     assert_eq!(world.answer(3100, &[]), RegistrationState::Used);
-    assert_eq!(world.check.look_at(), Some(at(3300)));
+    assert_eq!(world.check.scan_at(), Some(at(3300)));
     assert_eq!(world.answer(3300, &[]), RegistrationState::Forgotten);
 }
 

@@ -178,7 +178,7 @@ fn the_pods_api_names_pods_by_itself() {
     lab.list(MAIN, UID, true, &[]);
     assert_eq!(lab.owner(2, 100), ended(true), "it has finished");
     lab.pods.pods.clear();
-    assert_eq!(lab.owner(3, 100), ended(false), "the kubelet has told of all its pods");
+    assert_eq!(lab.owner(3, 100), ended(false), "the directory has all pods");
     lab.pods.complete = false;
     assert_eq!(lab.owner(4, 100), Owner::Unknown(UnknownOwner::NoNames), "or not of all");
 }
@@ -242,7 +242,7 @@ fn nonsense_in_proc_is_an_unknown_owner() {
 #[test]
 fn one_round_reads_a_bounded_number() {
     let mut lab = Lab::with_pods();
-    let pids: Vec<u32> = (1000..1000 + LOOKS_PER_ROUND as u32 + 10).collect();
+    let pids: Vec<u32> = (1000..1000 + READS_PER_ROUND as u32 + 10).collect();
     for pid in &pids {
         lab.tree.start(*pid, 7, MAIN).unwrap();
     }

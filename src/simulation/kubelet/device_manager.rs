@@ -491,7 +491,7 @@ mod tests {
     fn selection_by_what_is_there() {
         let strings = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
         let mut manager = DeviceManager::new(Rules::UpTo136);
-        assert_eq!(select(&manager, 1, &[]), Ok(Selection::Nothing), "nobody knows the resource");
+        assert_eq!(select(&manager, 1, &[]), Ok(Selection::Nothing), "no plugin serves the resource");
         manager.set_devices(GPU, list(&[("a", false)]));
         let error = "no healthy devices present; cannot allocate unhealthy devices example.com/gpu";
         assert_eq!(select(&manager, 1, &[]), Err(error.to_owned()));
@@ -547,7 +547,7 @@ mod tests {
         manager.listed(first, healthy(&["a"]));
         let second = manager.connected(GPU, "/b.sock").unwrap();
         manager.listed(second, healthy(&["b"]));
-        assert!(manager.listed(first, healthy(&["a"])), "the first still speaks");
+        assert!(manager.listed(first, healthy(&["a"])), "the first is still connected");
         assert_eq!(offered(&manager), ["a"]);
         assert_eq!(manager.stream_ended(first, Monotonic::default()), [second], "the second is closed");
         assert_eq!(offered(&manager), [] as [&str; 0]);
