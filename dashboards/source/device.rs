@@ -190,12 +190,12 @@ fn holders() -> Row {
             )
             .and(
                 "outside: {{reason}}",
-                "sum by (reason) (rate(podmeter_device_unattributed_busy_seconds_total{device}[$__rate_interval]))",
+                "sum by (reason) (rate(podmeter_device_unattributed_busy_seconds_total{device}[$__rate_interval])) > 0",
             ),
             series("Memory by holder", "bytes", "Used by each holder, and unattributed.")
                 .stacked()
                 .and("{{namespace}}/{{pod}}", "sum by (namespace, pod) (podmeter_container_memory_used_bytes{device})")
-                .and("outside: {{reason}}", "sum by (reason) (podmeter_device_unattributed_memory_bytes{device})"),
+                .and("outside: {{reason}}", "sum by (reason) (podmeter_device_unattributed_memory_bytes{device}) > 0"),
             series(
                 "Power by holder",
                 "watt",
@@ -208,11 +208,11 @@ fn holders() -> Row {
             )
             .and(
                 "outside: {{reason}}",
-                "sum by (reason) (rate(podmeter_device_unattributed_energy_joules_total{device}[$__rate_interval]))",
+                "sum by (reason) (rate(podmeter_device_unattributed_energy_joules_total{device}[$__rate_interval])) > 0",
             ),
             series("Processes", "none", "Of each holder, and unattributed.")
                 .and("{{namespace}}/{{pod}}", "sum by (namespace, pod) (podmeter_container_processes{device})")
-                .and("outside: {{reason}}", "sum by (reason) (podmeter_device_unattributed_processes{device})"),
+                .and("outside: {{reason}}", "sum by (reason) (podmeter_device_unattributed_processes{device}) > 0"),
         ],
     }
 }
@@ -247,7 +247,7 @@ fn work() -> Row {
 fn board() -> Row {
     Row {
         title: "Board",
-        collapsed: true,
+        collapsed: false,
         panels: vec![
             series("Power", "watt", "Power drawn, and the enforced limit.")
                 .limit("limit")
@@ -278,6 +278,7 @@ fn board() -> Row {
                 "A bar while the reason is active.",
             )
             .states(&[("1", "active", "orange")])
+            .height(5)
             .empty("None active"),
         ],
     }

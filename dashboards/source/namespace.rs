@@ -37,23 +37,33 @@ fn bill() -> Row {
         collapsed: false,
         panels: vec![
             stat(
+                "Pods",
+                "none",
+                &format!("count(count by (cluster, namespace, pod) (increase({allocated}{{pods}}[$__range])))"),
+                "Pods that held GPUs in the time range.",
+            ),
+            stat(
                 "GPU-hours",
                 "short",
                 &hours(allocated, ""),
                 "Held: a shared slot counts its share, a MIG device its slices.",
-            )
-            .width(4),
-            stat("Busy GPU-hours", "short", &hours(busy, ""), "Held or borrowed, and used.").width(4),
-            stat("Idle GPU-hours", "short", &hours(idle, ""), "Held and not used.").width(4),
-            stat("Unknown GPU-hours", "short", &hours(unknown, ""), "Held without readings: neither busy nor idle.").width(4),
+            ),
+            stat("Busy hours", "short", &hours(busy, ""), "GPU-hours held or borrowed, and used."),
             stat(
-                "Busy share of held GPUs",
+                "Borrowed hours",
+                "short",
+                &borrowed.replace(" {by}", ""),
+                "The part of the busy hours beyond the pods' shares of their GPUs, while others left theirs idle.",
+            ),
+            stat("Idle hours", "short", &hours(idle, ""), "GPU-hours held and not used."),
+            stat("Unknown hours", "short", &hours(unknown, ""), "GPU-hours held without readings: neither busy nor idle."),
+            stat(
+                "Busy share",
                 "percentunit",
                 &share(""),
-                "Busy fraction of the GPU time held, without time of which the use is unknown and without borrowed time.",
-            )
-            .width(4),
-            stat("Energy", "kwatth", &energy(""), "Energy attributed to the containers.").width(4),
+                "Busy fraction of the GPU-hours, without unknown and borrowed hours.",
+            ),
+            stat("Energy", "kwatth", &energy(""), "Energy attributed to the containers."),
             bars(
                 "GPU-hours by namespace",
                 "short",

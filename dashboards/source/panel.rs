@@ -338,12 +338,19 @@ impl Panel {
             let dashed = json!({ "id": "custom.lineStyle", "value": { "fill": "dash", "dash": [10, 10] } });
             return self.limit.iter().map(|name| by_name(name, vec![red.clone(), dashed.clone()])).collect();
         };
+        let pixels = |pixels: u32| json!({ "id": "custom.width", "value": pixels });
+        // Half a screen has no room for columns of the usual width: numbers get what they need, names the rest.
+        let narrow = self.width <= 12 && self.targets.iter().any(|target| target.name != "-");
         let labels = keys.iter().filter_map(|key| {
-            let properties: Vec<Value> = [link(key), width(key)].into_iter().flatten().collect();
+            let width = width(key).filter(|pixels| !narrow || *pixels > 300);
+            let properties: Vec<Value> = [link(key), width.map(pixels)].into_iter().flatten().collect();
             (!properties.is_empty()).then(|| by_name(heading(key), properties))
         });
         let columns = self.targets.iter().filter_map(|target| {
             let mut properties = vec![json!({ "id": "unit", "value": target.unit? })];
+            if narrow && self.targets.len() > 1 {
+                properties.push(pixels(105));
+            }
             match target.cell {
                 Cell::Text | Cell::Label(_) => {}
                 Cell::Share => properties.extend([
@@ -386,7 +393,7 @@ impl Panel {
             }),
             Kind::Bars => json!({
                 "reduceOptions": last, "orientation": "horizontal", "displayMode": "basic", "showUnfilled": true,
-                "valueMode": "text", "namePlacement": "left", "text": { "titleSize": 13, "valueSize": 13 },
+                "valueMode": "text", "namePlacement": "left", "text": { "titleSize": 12, "valueSize": 13 },
                 "sizing": "manual", "minVizWidth": 8, "minVizHeight": 16, "maxVizHeight": 24,
             }),
             Kind::Table { keys } => {
@@ -511,14 +518,13 @@ fn link(label: &str) -> Option<Value> {
 }
 
 /// Of columns whose values are known to be long or short; the others share the rest.
-fn width(label: &str) -> Option<Value> {
-    let pixels = match label {
-        "gpu" | "minor" | "xid" => 70,
-        "sharing" | "attribution" | "profile" | "container" => 100,
-        "resource" => 180,
-        "model" => 210,
-        "gpu_uuid" | "mig_uuid" | "device" | "device_id" => 345,
-        _ => return None,
-    };
-    Some(json!({ "id": "custom.width", "value": pixels }))
+fn width(label: &str) -> Option<u32> {
+    match label {
+        "gpu" | "minor" | "xid" => Some(70),
+        "sharing" | "attribution" | "profile" | "container" => Some(100),
+        "resource" => Some(180),
+        "model" => Some(210),
+        "gpu_uuid" | "mig_uuid" | "device" | "device_id" => Some(345),
+        _ => None,
+    }
 }

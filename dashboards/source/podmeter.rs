@@ -44,7 +44,7 @@ fn now() -> Row {
             )
                         .steps(&[(1.0, "red")]),
             stat(
-                "Truncated answers",
+                "Truncated lists",
                 "none",
                 "sum(podmeter_podresources_pods_truncated{scrape})",
                 "Nodes whose kubelet's answer was over the size limit, so that pods may be missing.",
@@ -146,21 +146,21 @@ fn freshness() -> Row {
                 "sum by (resource, drift) (podmeter_resource_drift_devices{scrape}) > 0",
                 "Devices advertised and not allocatable, allocatable and not advertised, or held and unknown.",
             )
-            .width(8),
+            .width(12),
             events(
                 "Devices that could not be found",
                 "{{resource}} {{form}}",
                 "sum by (resource, form) (podmeter_unresolved_devices{scrape}) > 0",
                 "Held devices whose ID matches no hardware.",
             )
-            .width(8),
+            .width(6),
             events(
                 "Sums that did not add up",
                 "{{quantity}}",
                 "sum by (quantity) (increase(podmeter_conservation_violations_total{scrape}[$__rate_interval])) > 0",
                 "Holders' shares and unattributed use must add up to the device; anything above 0 is a bug in podmeter.",
             )
-            .width(8),
+            .width(6),
         ],
     }
 }

@@ -28,10 +28,11 @@ use Elsewhere::{Nowhere, Profile};
 
 const HEALTHY: &str = "the simulated GPUs and their driver make no errors";
 const AGREED: &str = "the simulated kubelet and driver list the same GPUs";
+const NOTHING_OUTSIDE: &str = "nothing runs outside allocations";
 const NOT_THROTTLED: &str = "nothing throttles the simulated GPUs";
 
 /// Queries by the end of their place. Those of metrics that the catalogue calls planned need no entry.
-const ELSEWHERE: [(&str, Elsewhere); 26] = [
+const ELSEWHERE: [(&str, Elsewhere); 30] = [
     ("annotation XIDs", Nowhere(HEALTHY)),
     ("fleet / XIDs by class / A", Nowhere(HEALTHY)),
     ("node / XIDs / A", Nowhere(HEALTHY)),
@@ -57,7 +58,11 @@ const ELSEWHERE: [(&str, Elsewhere); 26] = [
     ("device / Fabric / B", Nowhere("the simulated GPUs are in no fabric")),
     ("node / CPUs / A", Nowhere("the simulated kubelet has no CPU manager")),
     ("node / Memory and hugepages / A", Nowhere("the simulated kubelet has no memory manager")),
-    ("namespace / GPUs used but not held / A", Nowhere("nothing runs outside allocations")),
+    ("namespace / GPUs used but not held / A", Nowhere(NOTHING_OUTSIDE)),
+    ("device / Busy by holder / B", Nowhere(NOTHING_OUTSIDE)),
+    ("device / Memory by holder / B", Nowhere(NOTHING_OUTSIDE)),
+    ("device / Power by holder / B", Nowhere(NOTHING_OUTSIDE)),
+    ("device / Processes / B", Nowhere(NOTHING_OUTSIDE)),
 ];
 
 fn elsewhere(place: &str) -> Option<&'static Elsewhere> {
