@@ -108,8 +108,9 @@ Examples:
         "metrics",
         "Examples:
   podmeter metrics
-      every metric with type, labels, unit and source
-  podmeter metrics -o json",
+      every metric with type, labels and meaning
+  podmeter metrics -o json
+      with unit and source",
     ),
     (
         "check-config",

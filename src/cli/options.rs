@@ -328,28 +328,25 @@ mod tests {
     #[test]
     fn documented_options_are_the_rows() {
         let code = |text: &str| if text.is_empty() { String::new() } else { format!("`{text}`") };
-        let mut document = "# Options of the agent\n\nA flag takes precedence over its environment variable, a variable over the \
-            configuration file (`--config`), the file over the default.\nThe section `health` exists in the file only \
-            ([health.md](health.md)); [device-plugin.md](device-plugin.md) describes `devicePlugin`.\nSIGHUP reads the file \
-            again; the log names changed keys that need a restart. `podmeter check-config FILE` validates a file.\n\
-            `podmeter agent -h` shows the usual options, `--help` all of them.\n"
-            .to_owned();
+        let reloadable: Vec<String> =
+            ROWS.iter().filter(|row| row.reloadable && !row.key.is_empty()).map(|row| code(&row.key)).collect();
+        let mut document = format!(
+            "# Options of the agent\n\nA flag takes precedence over its environment variable, a variable over the \
+             configuration file (`--config`), the file over the default.\nThe section `health` exists in the file only \
+             ([health.md](health.md)); [configure.md](configure.md) describes `devicePlugin`.\nSIGHUP applies {}; other keys \
+             need a restart. `podmeter agent -h` shows the usual options, `--help` all.\n",
+            reloadable.join(", ")
+        );
         let mut group = None;
         for row in ROWS.iter() {
             if group.replace(row.group) != Some(row.group) {
                 document += &format!("\n## {}\n\n", row.heading().unwrap_or("Usual options"));
-                document += "| flag, variable | key | default | range | reload | |\n|---|---|---|---|---|---|\n";
+                document += "flag, variable | key | default | meaning\n---|---|---|---\n";
             }
             let (flag, variable, key) = (&row.flag, &row.variable, code(&row.key));
-            let reload = if row.key.is_empty() {
-                ""
-            } else if row.reloadable {
-                "yes"
-            } else {
-                "restart"
-            };
-            let (default, range, help) = (row.default.replace(",/", ", /"), &row.range, row.help);
-            document += &format!("| `--{flag}`<br>`{variable}` | {key} | {default} | {range} | {reload} | {help} |\n");
+            let range = if row.range.is_empty() { String::new() } else { format!(" ({})", row.range) };
+            let (default, help) = (row.default.replace(",/", ", /"), row.help);
+            document += &format!("`--{flag}`<br>`{variable}` | {key} | {default}{range} | {help}\n");
         }
         let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/options.md");
         if std::env::var_os("UPDATE_GOLDEN").is_some() {

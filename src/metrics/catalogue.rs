@@ -7,44 +7,46 @@ use serde::Serialize;
 use super::family::{Descriptor, Metric};
 use super::{GROUPS, dcgm};
 
-/// As `docs/metrics.md`.
+/// As `docs/metrics.md`. What all metrics of a section share is said once, above its table.
 #[must_use]
 pub fn markdown() -> String {
     let mut page = String::from(
         "# Metrics\n\n\
          Written by `podmeter metrics -o markdown`. Units are base units, ratios run from 0 to 1, counters end in \
          `_total`. A value that the hardware or the kubelet does not report is absent, never 0; a label is absent where \
-         it does not apply.\n",
+         it does not apply. `podmeter metrics -o json` has the source of each value, such as the NVML call; \
+         [migrate.md](migrate.md#names) the names of `/metrics/dcgm`.\n",
     );
     for group in GROUPS {
+        let labels = shared_labels(group.metrics);
         let _ = write!(page, "\n## {}\n\n", group.section);
-        page.push_str("| Metric | Type | Labels | Unit | Source | Meaning |\n|---|---|---|---|---|---|\n");
+        if !labels.is_empty() {
+            let _ = writeln!(page, "Labels of all: {}.\n", quoted(&labels));
+        }
+        page.push_str("metric | labels | meaning\n---|---|---\n");
         for Metric { descriptor, .. } in group.metrics {
-            let labels = descriptor.labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>().join(", ");
-            let _ = writeln!(
-                page,
-                "| `{}` | {} | {} | {} | {} | {} |",
-                descriptor.name,
-                descriptor.kind.as_str(),
-                or_dash(&labels),
-                or_dash(descriptor.unit()),
-                or_dash(descriptor.source),
-                descriptor.help,
-            );
+            let more: Vec<&str> = descriptor.labels.iter().filter(|label| !labels.contains(label)).copied().collect();
+            let (name, kind) = (descriptor.name, descriptor.kind.as_str());
+            let _ = writeln!(page, "`{name}`<br>{kind} | {} | {}", quoted(&more), descriptor.help);
         }
     }
-    page.push_str(
-        "\n## `/metrics/dcgm`\n\n\
-         The same readings under dcgm-exporter's names, labels and units. `container`, `namespace` and `pod` are set \
-         where exactly one container holds the GPU or MIG device, and on the shares of a shared GPU (utilization, \
-         engine activity, memory in use, energy); the rest has no pod. `docs/migrate-metrics.md` has the table \
-         of names.\n\n\
-         | Metric | Type | Meaning |\n|---|---|---|\n",
-    );
-    for descriptor in dcgm::descriptors() {
-        let _ = writeln!(page, "| `{}` | {} | {} |", descriptor.name, descriptor.kind.as_str(), descriptor.help);
-    }
     page
+}
+
+/// Labels of every metric, where there are several.
+fn shared_labels(metrics: &[Metric]) -> Vec<&'static str> {
+    let [first, rest @ ..] = metrics else { return Vec::new() };
+    let of_all = |label: &&&str| !rest.is_empty() && rest.iter().all(|other| other.descriptor.labels.contains(label));
+    first.descriptor.labels.iter().filter(of_all).copied().collect()
+}
+
+fn quoted(labels: &[&str]) -> String {
+    labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>().join(", ")
+}
+
+/// The names of `/metrics/dcgm`.
+pub fn dcgm_names() -> impl Iterator<Item = &'static str> {
+    dcgm::descriptors().map(|descriptor| descriptor.name)
 }
 
 /// An array of objects: name, type, labels, unit, help, source, section.
@@ -87,10 +89,6 @@ impl CatalogueRow {
             section,
         }
     }
-}
-
-fn or_dash(text: &str) -> &str {
-    if text.is_empty() { "–" } else { text }
 }
 
 #[cfg(test)]
