@@ -40,7 +40,7 @@ fn now() -> Row {
                 "none",
                 "count(podmeter_container_allocation_info{scrape,exported_pod!=\"\"}) \
                  or 0 * count(podmeter_container_allocation_info{scrape})",
-                "Series whose pod label the scrape has replaced: see docs/prometheus.md, honor_labels.",
+                "Series whose pod label the scrape has replaced: see docs/install.md, honor_labels.",
             )
                         .steps(&[(1.0, "red")]),
             stat(

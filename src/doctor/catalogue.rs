@@ -187,7 +187,7 @@ pub fn checks(observations: &Observations) -> Vec<Check> {
     CATALOGUE.iter().map(run).collect()
 }
 
-/// The table of `docs/doctor.md`.
+/// The table of `docs/engineering/doctor.md`.
 #[must_use]
 pub fn markdown() -> String {
     let mut text = String::from("| id | check | why it matters | when it is not ok |\n|---|---|---|---|\n");

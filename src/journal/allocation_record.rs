@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::Figures;
 
-/// One holding: a container held a device from `began` to `ended`. `docs/usage.md` documents the fields. Absent: not
+/// One holding: a container held a device from `began` to `ended`. `docs/cli.md` documents the fields. Absent: not
 /// known.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AllocationRecord {

@@ -42,7 +42,7 @@ const HELP: [&str; 21] = [
     "  STALE               the agent does not respond, or sends no new snapshot;",
     "                      the last one is shown, and polling goes on",
     "",
-    "One row per container and device. docs/top.md has more.",
+    "One row per container and device. docs/dashboards.md has more.",
 ];
 
 pub fn draw(frame: &mut Frame, state: &State, look: Look, now: Monotonic) {

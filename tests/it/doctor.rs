@@ -278,7 +278,7 @@ async fn a_driver_that_hangs_is_left_behind() {
 
 #[test]
 fn the_document_has_the_table_of_checks() {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/doctor.md");
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/engineering/doctor.md");
     let text = std::fs::read_to_string(&file).unwrap();
     let (before, rest) = text.split_once("<!-- checks -->\n").expect("the table's beginning");
     let (_, after) = rest.split_once("<!-- end -->").expect("the table's end");
