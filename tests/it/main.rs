@@ -15,6 +15,7 @@ mod dashboards;
 mod dcgm;
 mod deploy;
 mod doctor;
+mod documentation;
 mod driver_library;
 mod fake_kubelet;
 mod fake_kubelet_faults;
