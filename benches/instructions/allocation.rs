@@ -6,10 +6,10 @@ use podmeter::model::DeviceId;
 use podmeter::plugin::{Config, NodeFacts, ResourceConfig, answer, offers};
 use podmeter::preference::{Condition, SlotPolicy, choose_gpus, choose_slots};
 
+use crate::full_node;
+use crate::links::{Node, dgx1_volta, nvswitch};
 use crate::node::Devices;
 use crate::rounds;
-use crate::support::full_node;
-use crate::support::links::{Node, dgx1_volta, nvswitch};
 
 /// One of 8 × 32 slots.
 pub fn allocate(count: u64) {

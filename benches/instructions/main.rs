@@ -7,12 +7,16 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
 
 mod allocation;
+#[allow(dead_code, reason = "tests use the rest")]
+#[path = "../../tests/support/full_node.rs"]
+mod full_node;
+#[allow(dead_code, reason = "tests use the rest")]
+#[path = "../../tests/support/links.rs"]
+mod links;
 mod node;
 mod pages;
 mod parsers;
 mod refresh;
-#[path = "../../tests/support/mod.rs"]
-mod support;
 
 use std::hint::black_box;
 use std::process::ExitCode;

@@ -18,9 +18,9 @@ use podmeter::simulation::proc_tree::{Inside, ProcTree};
 use podmeter::wire::v1;
 use prost::Message as _;
 
+use crate::full_node;
 use crate::node::{self, Devices, moment};
 use crate::rounds;
-use crate::support::full_node;
 
 const PROCESSES: u32 = 512;
 const PODS: u32 = 110;
@@ -38,7 +38,7 @@ pub fn list_of_1000(count: u64) {
 
 /// All recorded responses of a real kubelet.
 pub fn recorded_lists(count: u64) {
-    let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/captures");
+    let directory = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/captures"));
     let mut files: Vec<PathBuf> = directory.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.to_str().unwrap().ends_with(".list.pb"));
     files.sort();
