@@ -175,6 +175,7 @@ fn pods() -> Row {
                  (podmeter_container_memory_used_bytes{pods} / podmeter_container_memory_limit_bytes{pods})",
             ),
             series("Power of each pod", "watt", "Energy attributed to each pod, per second.")
+                .width(24)
                 .stacked()
                 .and(LEGEND, &rate("podmeter_container_energy_joules_total")),
         ],

@@ -310,6 +310,10 @@ impl Panel {
                     "stacking": { "mode": mode, "group": "A" },
                     "thresholdsStyle": { "mode": if self.steps.is_empty() { "off" } else { "dashed" } },
                 });
+                if !self.steps.is_empty() {
+                    // A line outside the axis is not drawn.
+                    defaults["custom"]["axisSoftMin"] = 0.into();
+                }
                 if ["none", "short"].contains(&self.unit) {
                     // No axis to 100 where all is 0.
                     defaults["custom"]["axisSoftMax"] = 1.into();
@@ -521,10 +525,10 @@ fn link(label: &str) -> Option<Value> {
 fn width(label: &str) -> Option<u32> {
     match label {
         "gpu" | "minor" | "xid" => Some(70),
-        "sharing" | "attribution" | "profile" | "container" => Some(100),
-        "resource" => Some(180),
+        "container" | "sharing" | "attribution" | "profile" => Some(90),
+        "resource" => Some(175),
         "model" => Some(210),
-        "gpu_uuid" | "mig_uuid" | "device" | "device_id" => Some(345),
+        "gpu_uuid" | "mig_uuid" | "device" | "device_id" => Some(340),
         _ => None,
     }
 }
