@@ -58,7 +58,8 @@ def linked(architecture):
 @functools.cache
 def packages():
     """Crate → its entry of `cargo metadata`."""
-    found = json.loads(output(["cargo", "metadata", "--locked", "--format-version", "1"]))["packages"]
+    platforms = [f"--filter-platform={target}" for target in TARGETS.values()]
+    found = json.loads(output(["cargo", "metadata", "--locked", "--format-version", "1", *platforms]))["packages"]
     return {Crate(each["name"], each["version"]): each for each in found}
 
 
