@@ -11,17 +11,17 @@ fn help(command: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Long options with their values, such as `--url <URL>`.
+/// Long options, such as `--url`.
 fn options(help: &str) -> Vec<&str> {
     // An option's line begins with blanks, then with its short form or two dashes.
     let lines = help.lines().filter(|line| line.starts_with("  ")).map(str::trim_start);
     lines.filter(|line| line.starts_with('-')).filter_map(long_option).filter(|option| *option != "--help").collect()
 }
 
-/// `-o, --output <OUTPUT>  [default: json]` → `--output <OUTPUT>`.
+/// `-o, --output <OUTPUT>  [default: json]` → `--output`.
 fn long_option(line: &str) -> Option<&str> {
     let long = if line.starts_with("--") { line } else { line.split_once(", ")?.1 };
-    Some(long.split_once("  ").map_or(long, |(option, _)| option))
+    long.split([' ', '[']).next()
 }
 
 /// Names of the commands, in the order of the help.
