@@ -163,7 +163,7 @@ pub struct DemoArguments {
     /// Address of metrics and page: `IP:PORT` or `unix:PATH`.
     #[arg(long, default_value = "127.0.0.1:9410", value_name = "ADDR")]
     pub listen: ListenAddress,
-    /// 8xh100, 8xh100-timesliced, 8xh100-mig, 8xa100 or empty [default: 8xh100; 8xh100-timesliced with --faults].
+    /// 8xh100, 8xh100-timesliced, 8xh100-mig, 8xh100-mig-1g, 8xa100 or empty [default: 8xh100; 8xh100-timesliced with --faults].
     #[arg(long, value_parser = Profile::from_str)]
     pub profile: Option<Profile>,
     /// Start and end pods.

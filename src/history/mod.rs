@@ -1,23 +1,23 @@
-//! The last minutes: a ring of readings per device, how its recent busy time is divided, and events.
+//! The last half hour: readings per device, how its busy time is divided, the use of each holder, and events.
 //!
-//! Inputs: each published `Snapshot`, with its time. Outputs: points, portions, events. Does not use: HTTP, or the
+//! Inputs: each published `Snapshot`, with its time. Outputs: points, divisions, usage, events. Does not use: HTTP, or the
 //! source of a reading. All state is bounded, for any number of devices over time.
 
 mod changes;
 mod event;
-mod parts;
 mod points;
 mod serial;
+mod sums;
 
 use std::collections::{BTreeMap, VecDeque};
 
 pub use event::{Event, EventKind, Severity};
-pub use parts::{Part, Portion};
-pub use points::{INTERVAL_SECONDS, POINTS, Point, Points};
+pub use points::{COLUMNS, INTERVAL_SECONDS, POINTS, Point, Points, Window};
+pub use sums::{Division, Part};
 
 use serde::Serialize;
 
-use crate::model::{Gpu, GpuUuid, InstanceReading, MigUuid, Moment, Snapshot};
+use crate::model::{Account, Figures, Gpu, GpuUuid, InstanceReading, MigUuid, Moment, Snapshot};
 
 /// Events kept; the oldest are dropped first.
 pub const EVENTS: usize = 200;
@@ -34,7 +34,7 @@ pub struct History {
     at: Moment,
     points: BTreeMap<Device, Points>,
     changes: changes::Changes,
-    parts: parts::Window,
+    sums: sums::Sums,
     /// Newest last.
     events: VecDeque<Event>,
     numbered: u64,
@@ -45,7 +45,7 @@ impl History {
     pub fn note(&mut self, snapshot: &Snapshot) {
         self.at = snapshot.at;
         self.note_points(snapshot);
-        self.parts.note(snapshot);
+        self.sums.note(snapshot);
         for event in self.changes.between(snapshot) {
             self.numbered += 1;
             if self.events.len() == EVENTS {
@@ -75,11 +75,16 @@ impl History {
         self.events.iter().rev()
     }
 
-    /// How the busy time of this GPU in the last ten to twenty seconds is divided. `None` without readings for long
-    /// enough.
+    /// How the busy time of this GPU is divided. `None` in the first second.
     #[must_use]
-    pub fn busy_portions(&self, snapshot: &Snapshot, gpu: &GpuUuid) -> Option<Vec<Portion>> {
-        self.parts.portions(snapshot, gpu)
+    pub fn division(&self, gpu: &GpuUuid, window: Window) -> Option<Division> {
+        self.sums.division(gpu, window)
+    }
+
+    /// Busy, idle, borrowed and uncovered seconds of this holder.
+    #[must_use]
+    pub fn figures(&self, account: &Account, window: Window) -> Option<Figures> {
+        self.sums.figures(account, window)
     }
 
     fn note_points(&mut self, snapshot: &Snapshot) {
@@ -97,8 +102,9 @@ impl History {
             let instances = medium.map_or(&[][..], |medium| &medium.instances);
             self.note_mig_points(gpu, instances, second);
         }
-        // A device without points for the length of a ring is dropped.
-        self.points.retain(|_, points| second.saturating_sub(points.latest()) < POINTS as u64);
+        // A device without points for the longest window is dropped.
+        let kept = Window::HalfHour.seconds();
+        self.points.retain(|_, points| second.saturating_sub(points.latest()) < kept);
     }
 
     fn note_mig_points(&mut self, gpu: &Gpu, instances: &[InstanceReading], second: u64) {

@@ -3,8 +3,37 @@ use std::collections::VecDeque;
 /// Of one ring: five minutes.
 pub const POINTS: usize = 300;
 pub const INTERVAL_SECONDS: u64 = 1;
+/// Columns of a chart, whatever its window.
+pub const COLUMNS: usize = 60;
 /// A late snapshot leaves no gap of up to this length: the last one was current until then.
 const BRIDGED: u64 = 3;
+
+/// A length of time up to now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Window {
+    Minute,
+    #[default]
+    FiveMinutes,
+    HalfHour,
+}
+
+impl Window {
+    pub const ALL: [Self; 3] = [Self::Minute, Self::FiveMinutes, Self::HalfHour];
+
+    #[must_use]
+    pub const fn seconds(self) -> u64 {
+        match self {
+            Self::Minute => 60,
+            Self::FiveMinutes => 300,
+            Self::HalfHour => 1800,
+        }
+    }
+
+    /// Seconds of one column.
+    const fn step(self) -> u64 {
+        self.seconds() / COLUMNS as u64
+    }
+}
 
 /// One device in one second. `None`: no reading.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -23,6 +52,8 @@ pub struct Points {
     latest: u64,
     /// Oldest first; the last is of `latest`.
     ring: VecDeque<Packed>,
+    /// The complete columns of half an hour, oldest first.
+    columns: VecDeque<Packed>,
 }
 
 /// Busy, memory and power in twelve bytes; NaN is absent. 24 bits are enough for a chart: 8 KiB of 141 GiB.
@@ -51,16 +82,67 @@ impl Points {
             return;
         };
         let Some(ahead) = second.checked_sub(self.latest) else { return };
+        self.complete_columns(second);
         if ahead == 0 {
             self.ring.pop_back();
         }
         let missed = ahead.saturating_sub(1);
         let between = if missed < BRIDGED { last } else { Packed::ABSENT };
         for _ in 0..missed.min(POINTS as u64) {
-            self.push(between);
+            push(&mut self.ring, POINTS, between);
         }
-        self.push(packed);
+        push(&mut self.ring, POINTS, packed);
         self.latest = second;
+    }
+
+    /// Before the points from `latest` to `second` are added.
+    fn complete_columns(&mut self, second: u64) {
+        let step = Window::HalfHour.step();
+        let (current, next) = (self.latest / step, second / step);
+        if next > current {
+            let complete = self.column(step, current);
+            push(&mut self.columns, COLUMNS, complete);
+            for _ in 0..(next - current - 1).min(COLUMNS as u64) {
+                push(&mut self.columns, COLUMNS, Packed::ABSENT);
+            }
+        }
+    }
+
+    /// The means of the window in columns up to `now`, oldest first. A column of which half or more is unknown is
+    /// unknown.
+    #[must_use]
+    pub fn columns(&self, window: Window, now: u64) -> [Point; COLUMNS] {
+        let step = window.step();
+        let (kept, current) = (self.columns.len() as u64, self.latest / step);
+        std::array::from_fn(|place| {
+            let Some(number) = (now / step + 1 + place as u64).checked_sub(COLUMNS as u64) else {
+                return Point::default();
+            };
+            let is_kept = window == Window::HalfHour && number < current;
+            let packed = match (is_kept, (number + kept).checked_sub(current)) {
+                (false, _) => self.column(step, number),
+                (true, Some(at)) => self.columns[at as usize],
+                (true, None) => Packed::ABSENT,
+            };
+            packed.unpacked()
+        })
+    }
+
+    /// The mean of the seconds of this column that the ring has.
+    fn column(&self, step: u64, number: u64) -> Packed {
+        let first = self.latest + 1 - self.ring.len() as u64;
+        let from = (number * step).max(first);
+        let to = ((number + 1) * step).min(self.latest + 1);
+        if from >= to {
+            return Packed::ABSENT;
+        }
+        let points = || self.ring.range((from - first) as usize..(to - first) as usize);
+        let mean = |quantity: usize| {
+            let known = || points().map(|point| point.0[quantity]).filter(|value| !value.is_nan());
+            let count = known().count();
+            if 2 * count > points().len() { known().sum::<f32>() / count as f32 } else { f32::NAN }
+        };
+        Packed([mean(0), mean(1), mean(2)])
     }
 
     /// The second, since the agent's start, of the last point.
@@ -73,13 +155,14 @@ impl Points {
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Point> + '_ {
         self.ring.iter().map(|packed| packed.unpacked())
     }
+}
 
-    fn push(&mut self, packed: Packed) {
-        if self.ring.len() == POINTS {
-            self.ring.pop_front();
-        }
-        self.ring.push_back(packed);
+/// The oldest goes beyond this length.
+fn push(ring: &mut VecDeque<Packed>, length: usize, packed: Packed) {
+    if ring.len() == length {
+        ring.pop_front();
     }
+    ring.push_back(packed);
 }
 
 #[cfg(test)]
@@ -118,6 +201,36 @@ mod tests {
     }
 
     #[test]
+    fn columns_are_means_and_half_an_hour_is_kept() {
+        let mut points = Points::default();
+        for second in 0..4_000 {
+            let value = if second < 3_000 { 0.25 } else { 0.75 };
+            // Unknown for two minutes.
+            let known = !(3_300..3_420).contains(&second);
+            points.note(second, if known { point(value) } else { Point::default() });
+        }
+        let busy = |window, now| points.columns(window, now).map(|point| point.busy);
+        assert_eq!(busy(Window::Minute, 3_999), [Some(0.75); COLUMNS]);
+        let half_hour = busy(Window::HalfHour, 3_999);
+        let of = |value: Option<f64>| half_hour.iter().filter(|column| **column == value).count();
+        assert_eq!((of(Some(0.25)), of(None), of(Some(0.75))), (26, 4, 30));
+        assert_eq!(half_hour[..26], [Some(0.25); 26]);
+        // The device has had no point for a minute: its last columns are unknown.
+        assert_eq!(busy(Window::FiveMinutes, 4_059)[48..], [None; 12]);
+        assert_eq!(busy(Window::HalfHour, 4_059)[58..], [None; 2]);
+        // The time before the first point is unknown.
+        let mut young = Points::default();
+        young.note(7, point(1.0));
+        let columns = young.columns(Window::FiveMinutes, 7).map(|point| point.busy);
+        assert_eq!((columns[COLUMNS - 1], columns[COLUMNS - 2]), (Some(1.0), None));
+        // A gap that is longer than the ring.
+        points.note(6_000, point(1.0));
+        let half_hour = points.columns(Window::HalfHour, 6_000).map(|point| point.busy);
+        assert_eq!(half_hour[..COLUMNS - 1], [None; COLUMNS - 1]);
+        assert_eq!(half_hour[COLUMNS - 1], Some(1.0));
+    }
+
+    #[test]
     fn a_ring_is_bounded_and_small() {
         let mut points = Points::default();
         for second in 0..1_000 {
@@ -126,6 +239,7 @@ mod tests {
         points.note(u64::MAX, point(7.0));
         assert_eq!(points.iter().len(), POINTS);
         assert_eq!(points.iter().last(), Some(point(7.0)));
-        assert!(8 * POINTS * size_of::<Packed>() < 100 << 10, "eight GPUs");
+        assert_eq!(points.columns.len(), COLUMNS);
+        assert!(8 * (POINTS + COLUMNS) * size_of::<Packed>() < 100 << 10, "eight GPUs");
     }
 }

@@ -3,8 +3,8 @@ use std::sync::Arc;
 use super::*;
 use crate::metrics::tests::fixture;
 use crate::model::{
-    Account, ContainerRef, DeviceReadings, HardwareState, HealthState, HealthTransition, KubeletState, LastXid,
-    Monotonic, PluginState, Reason, UnhealthyReason, UnixSeconds, XidClass,
+    Account, ContainerRef, HardwareState, HealthState, HealthTransition, KubeletState, LastXid, PluginState, Reason,
+    UnhealthyReason, UnixSeconds, XidClass,
 };
 
 /// The fixture, this many seconds later.
@@ -167,56 +167,60 @@ fn points_are_the_readings_and_are_dropped_with_the_device() {
     let lost = history.points(&fixture::LOST.into(), None).unwrap().iter().last().unwrap();
     assert_eq!(lost, Point::default(), "absent, not zero");
 
-    let mut empty = later(400);
+    let mut empty = later(1_900);
     change(&mut empty.hardware, |hardware| hardware.inventory = Arc::default());
     history.note(&empty);
     assert_eq!(history.devices().count(), 0);
 }
 
 #[test]
-fn portions_are_counter_differences_of_the_last_seconds() {
+fn a_division_is_counter_differences_of_the_window() {
     let mut history = History::default();
     let gpu = GpuUuid::from(fixture::WHOLE);
-    let at = |seconds: u64, holder: f64, host: f64| {
+    // The counters of the holder and of processes outside of pods, and the seconds without samples.
+    let at = |seconds: u64, holder: f64, host: f64, uncovered: f64| {
         let mut snapshot = later(seconds);
         snapshot.accounts.retain(|account| account.gpu == gpu);
         snapshot.accounts.truncate(1);
         snapshot.accounts[0].figures.busy_seconds = Some(holder);
+        snapshot.accounts[0].figures.idle_seconds = Some(seconds as f64 - holder);
+        snapshot.accounts[0].figures.borrowed_seconds = Some(0.0);
         snapshot.unattributed.retain(|unattributed| unattributed.gpu == gpu);
         snapshot.unattributed[0].busy_seconds = [(Reason::Host, host)].into();
-        snapshot
-    };
-    history.note(&at(0, 100.0, 0.0));
-    history.note(&at(4, 102.0, 1.0));
-    let now = at(5, 102.5, 1.0);
-    history.note(&now);
-    let ratios = |portions: Option<Vec<Portion>>| {
-        portions.unwrap().into_iter().map(|portion| (portion.part, (portion.ratio * 100.0).round())).collect::<Vec<_>>()
-    };
-    let container = Part::Container(now.accounts[0].container.clone());
-    let parts = |holder, host| vec![(container.clone(), holder), (Part::Unattributed(Reason::Host), host)];
-    assert_eq!(ratios(history.busy_portions(&now, &gpu)), parts(50.0, 20.0));
-    let ahead = at(5, 105.0, 5.0);
-    assert_eq!(ratios(history.busy_portions(&ahead, &gpu)), parts(50.0, 50.0), "never more than the whole");
-    // Use before the last two steps of the window does not count.
-    history.note(&at(10, 110.0, 1.0));
-    history.note(&at(20, 110.0, 1.0));
-    let now = at(30, 110.0, 3.0);
-    history.note(&now);
-    assert_eq!(ratios(history.busy_portions(&now, &gpu)), parts(0.0, 20.0));
-    assert_eq!(history.busy_portions(&now, &fixture::LOST.into()), None);
-    assert_eq!(now.at.monotonic, Monotonic::from_secs(630));
-    // A GPU without readings, and one with eight uncovered seconds.
-    let with = |seconds: u64, change_of: fn(&mut DeviceReadings)| {
-        let mut snapshot = at(seconds, 111.0, 1.0);
         change(&mut snapshot.hardware, |hardware| {
-            change_of(Arc::make_mut(hardware.readings.get_mut(&gpu).unwrap()));
+            Arc::make_mut(hardware.readings.get_mut(&gpu).unwrap()).totals.uncovered_seconds = uncovered;
         });
         snapshot
     };
-    assert_eq!(history.busy_portions(&with(30, |readings| readings.fast = None), &gpu), None);
-    let read_in_part = with(30, |readings| readings.totals.uncovered_seconds += 8.0);
-    assert_eq!(ratios(history.busy_portions(&read_in_part, &gpu)), parts(50.0, 0.0));
+    history.note(&at(0, 0.0, 0.0, 0.0));
+    assert_eq!(history.division(&gpu, Window::Minute), None);
+    for second in 1..=600_u64 {
+        // Busy for the first 300 s, then idle; the host is busy for the last 6 s; 3 s of the last 60 are unknown.
+        let (busy, host) = (second.min(300) as f64, second.saturating_sub(594) as f64);
+        history.note(&at(second, busy, host, second.saturating_sub(590).min(3) as f64));
+    }
+    let now = at(600, 300.0, 6.0, 3.0);
+    let container = Part::Container(now.accounts[0].container.clone());
+    let of = |window, part: &Part| (history.division(&gpu, window).unwrap().busy[part] * 100.0).round();
+    // A window is nine to ten steps long: of the last minute the 54 s since the last step but nine.
+    assert_eq!((of(Window::Minute, &container), of(Window::Minute, &Part::Unattributed(Reason::Host))), (0.0, 11.0));
+    assert_eq!(of(Window::HalfHour, &container), 50.0);
+    assert_eq!((history.division(&gpu, Window::Minute).unwrap().uncovered * 100.0).round(), 5.0);
+    let idle =
+        |window| history.figures(&now.accounts[0], window).unwrap().idle_ratio().map(|idle| (idle * 100.0).round());
+    assert_eq!((idle(Window::Minute), idle(Window::HalfHour)), (Some(100.0), Some(50.0)));
+    assert_eq!(history.division(&fixture::LOST.into(), Window::Minute).unwrap().uncovered, 1.0, "no readings");
+    // More busy time than there is: never more than the whole.
+    let mut history = History::default();
+    history.note(&at(0, 0.0, 0.0, 0.0));
+    history.note(&at(5, 8.0, 2.0, 0.0));
+    let whole: Vec<f64> = history.division(&gpu, Window::Minute).unwrap().busy.into_values().collect();
+    assert_eq!(whole, [0.8, 0.2]);
+    // A holder that has left the snapshot is forgotten.
+    let mut without = at(6, 8.0, 2.0, 0.0);
+    let left = without.accounts.pop().unwrap();
+    history.note(&without);
+    assert_eq!(history.figures(&left, Window::Minute), None);
 }
 
 #[test]

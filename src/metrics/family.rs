@@ -109,6 +109,18 @@ pub enum Value {
     Histogram(Box<DurationHistogram>),
 }
 
+impl Value {
+    /// As in the text formats; `None` for a histogram.
+    #[must_use]
+    pub fn number(&self) -> Option<String> {
+        match self {
+            Self::Integer(number) => Some(number.to_string()),
+            Self::Float(number) => Some(format!("{number:?}")),
+            Self::Histogram(_) => None,
+        }
+    }
+}
+
 impl Family {
     #[must_use]
     pub fn new(descriptor: &'static Descriptor) -> Self {

@@ -435,8 +435,8 @@ fn first(resources: &[Resource]) -> Vec<Start> {
         ];
         let is_shared = resource.devices.iter().any(|device| device.id.contains("::"));
         let take = match slots {
-            // More pods than GPUs, and slots left.
-            _ if is_shared => slots * 5 / 8,
+            // More pods than GPUs, and devices left.
+            _ if is_shared || slots > 4 * wanted.len() => slots * 5 / 8,
             0 | 1 => slots,
             // One device stays free, so that the page shows a free one.
             _ => (slots - 1).min(wanted.len()),

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
@@ -15,8 +15,8 @@ use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::WatchStream;
 use tracing::error;
 
-use super::page;
-use super::routes::{WebState, api_problem};
+use super::page::{Page, View};
+use super::routes::{WebState, api_problem, refuse};
 use crate::history::History;
 use crate::model::{Monotonic, Snapshot};
 
@@ -25,7 +25,7 @@ const EVENT_INTERVAL: Duration = Duration::from_millis(900);
 /// When a client that lost its connection connects again.
 const RETRY: &[u8] = b"retry: 1000\n\n";
 
-/// The history and the event streams. One for all servers.
+/// The history and the event streams: one of snapshots, and one of the page for each view. One for all servers.
 #[derive(Clone, Default)]
 pub struct Live(Arc<Shared>);
 
@@ -33,7 +33,8 @@ pub struct Live(Arc<Shared>);
 struct Shared {
     history: Mutex<History>,
     node: Feed,
-    page: Feed,
+    /// By the index of their view.
+    pages: [Feed; View::COUNT],
     /// A new subscriber gets its first event at once.
     subscribed: Notify,
 }
@@ -61,7 +62,7 @@ impl Live {
 
     /// Ends every stream, also those requested later.
     pub(super) fn close(&self) {
-        for feed in [&self.0.node, &self.0.page] {
+        for feed in self.0.feeds() {
             feed.events.send_replace(Frame::End);
         }
     }
@@ -79,6 +80,12 @@ impl Live {
         // X-Accel-Buffering: or proxies buffer the events.
         let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store")];
         (headers, [("x-accel-buffering", "no")], Body::from_stream(body)).into_response()
+    }
+}
+
+impl Shared {
+    fn feeds(&self) -> impl Iterator<Item = &Feed> {
+        self.pages.iter().chain([&self.node])
     }
 }
 
@@ -119,26 +126,26 @@ pub(super) async fn follow(state: WebState) {
 }
 
 async fn publish_events(state: &WebState, snapshot: &Arc<Snapshot>) {
-    let Shared { node, page, .. } = &*state.live.0;
-    if !node.has_subscribers() && !page.has_subscribers() {
-        // Drop the cached event when there are no subscribers.
-        for feed in [node, page] {
-            feed.publish(Frame::Nothing);
-        }
+    // Drop the cached event when there are no subscribers.
+    for feed in state.live.0.feeds().filter(|feed| !feed.has_subscribers()) {
+        feed.publish(Frame::Nothing);
+    }
+    if !state.live.0.feeds().any(Feed::has_subscribers) {
         return;
     }
     let (state, snapshot) = (state.clone(), Arc::clone(snapshot));
     let encoded = tokio::task::spawn_blocking(move || {
-        let Shared { node, page, .. } = &*state.live.0;
+        let Shared { node, pages, .. } = &*state.live.0;
         if node.has_subscribers() {
             match serde_json::to_string(&*snapshot) {
                 Ok(json) => node.publish(Frame::Event(event("node", snapshot.sequence, &json))),
                 Err(problem) => error!(%problem, "the snapshot could not be encoded as JSON"),
             }
         }
-        if page.has_subscribers() {
-            let live = page::live(&snapshot, &state.live.history(), state.clock.now(), (state.ready)().err());
-            page.publish(Frame::Event(event("page", snapshot.sequence, &live)));
+        for view in View::all().filter(|view| pages[view.index()].has_subscribers()) {
+            let (history, now, not_ready) = (state.live.history(), state.clock.now(), (state.ready)().err());
+            let live = Page { snapshot: &snapshot, history: &history, now, not_ready, view }.live();
+            pages[view.index()].publish(Frame::Event(event("page", snapshot.sequence, &live)));
         }
     });
     if let Err(problem) = encoded.await {
@@ -163,9 +170,12 @@ pub(super) async fn node(State(state): State<WebState>) -> Response {
     state.live.subscribe(&state.live.0.node)
 }
 
-/// `/live`: the part of the page that changes.
-pub(super) async fn page(State(state): State<WebState>) -> Response {
-    state.live.subscribe(&state.live.0.page)
+/// `/live`: the part of the page that changes, in the view of the query.
+pub(super) async fn page(State(state): State<WebState>, uri: Uri) -> Response {
+    match View::parse(uri.query().unwrap_or_default()) {
+        Ok(view) => state.live.subscribe(&state.live.0.pages[view.index()]),
+        Err(problem) => refuse(&uri, StatusCode::BAD_REQUEST, &problem),
+    }
 }
 
 #[cfg(test)]

@@ -8,9 +8,10 @@ use axum::http::header::{
     X_CONTENT_TYPE_OPTIONS,
 };
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
-use axum::response::{Html, IntoResponse, Response};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
+use percent_encoding::percent_decode_str;
 use tokio::sync::watch;
 use tokio::task::JoinError;
 use tracing::error;
@@ -18,7 +19,8 @@ use tracing::error;
 use super::cached_body::CachedBody;
 use super::chunks::{self, ChunkWorkers, Chunks};
 use super::negotiation::{self, Choice};
-use super::{Admin, Live, ScrapeDurations, live, page as live_page};
+use super::page::{self, Page, View, detail};
+use super::{Admin, Live, ScrapeDurations, live};
 use crate::clock::Clock;
 use crate::metrics::{Coding, Format, PageError, Pages};
 use crate::model::{Moment, Snapshot};
@@ -72,8 +74,8 @@ pub struct CachedBodies(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
-    /// By snapshot, last snapshot in the history, second, and why the agent is not ready.
-    index: CachedBody<(u64, Moment, u64, Option<String>)>,
+    /// By snapshot, last snapshot in the history, second, why the agent is not ready, and view.
+    index: CachedBody<(u64, Moment, u64, Option<String>, usize)>,
     /// By snapshot.
     node: CachedBody<u64>,
     /// By the last snapshot in it.
@@ -104,6 +106,7 @@ const ROUTES: &str = "/  /metrics  /metrics/dcgm  /api/v1/node  /api/v1/record  
 pub fn router(state: WebState) -> Router {
     Router::new()
         .route("/", get(index))
+        .route("/detail", get(detail))
         .route("/metrics", get(metrics))
         .route("/metrics/dcgm", get(dcgm))
         .route("/api/v1/node", get(node))
@@ -176,26 +179,53 @@ async fn page(state: WebState, Choice { format, content_type }: Choice, coding: 
     }
 }
 
-async fn index(State(state): State<WebState>) -> Response {
+async fn index(State(state): State<WebState>, uri: Uri) -> Response {
+    let view = match View::parse(uri.query().unwrap_or_default()) {
+        Ok(view) => view,
+        Err(problem) => return refuse(&uri, StatusCode::BAD_REQUEST, &problem),
+    };
     let (snapshot, now, not_ready) = (state.snapshot(), state.clock.now(), (state.ready)().err());
     let noted = state.live.history().at();
-    let key = (snapshot.sequence, noted, now.monotonic.as_duration().as_secs(), not_ready.clone());
+    let key = (snapshot.sequence, noted, now.monotonic.as_duration().as_secs(), not_ready.clone(), view.index());
     let live = state.live.clone();
     let page = move || {
-        let page = live_page::page(&snapshot, &live.history(), now, not_ready);
-        Ok::<_, Infallible>(page.into_bytes())
+        let page = Page { snapshot: &snapshot, history: &live.history(), now, not_ready, view };
+        Ok::<_, Infallible>(page.whole().into_bytes())
     };
     let Ok(made) = state.cached_bodies.0.index.get(key, page).await.map(|Ok(page)| page) else {
         error!("the page could not be rendered; please report this");
         return text(StatusCode::INTERNAL_SERVER_ERROR, "the page could not be rendered; please report this");
     };
+    document(made)
+}
+
+/// The metrics and events of one row of the page.
+async fn detail(State(state): State<WebState>, uri: Uri) -> Response {
+    let key = uri.query().and_then(|query| query.strip_prefix("key=")).unwrap_or_default();
+    let key = percent_decode_str(key).decode_utf8_lossy().into_owned();
+    let (snapshot, live) = (state.snapshot(), state.live.clone());
+    let rendering = tokio::task::spawn_blocking(move || detail::page(&snapshot, &live.history(), &key));
+    match rendering.await {
+        Ok(Some(page)) => document(page),
+        Ok(None) => {
+            text(StatusCode::NOT_FOUND, "the node has no such device; key must be a UUID, or container and UUID")
+        }
+        Err(problem) => {
+            error!(%problem, "the page could not be rendered");
+            text(StatusCode::INTERNAL_SERVER_ERROR, "the page could not be rendered; please report this")
+        }
+    }
+}
+
+fn document(body: impl Into<Body>) -> Response {
     let headers = [
+        (CONTENT_TYPE, "text/html; charset=utf-8"),
         (CACHE_CONTROL, "no-store"),
-        (CONTENT_SECURITY_POLICY, live_page::CONTENT_SECURITY_POLICY),
+        (CONTENT_SECURITY_POLICY, page::CONTENT_SECURITY_POLICY),
         (X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (REFERRER_POLICY, "no-referrer"),
     ];
-    (headers, Html(made)).into_response()
+    (headers, body.into()).into_response()
 }
 
 async fn node(State(state): State<WebState>) -> Response {

@@ -37,39 +37,128 @@ async function open(look = {}, hash = '') {
   return page;
 }
 
-const rows = (table) => `[...document.querySelectorAll('table.${table} tbody tr')].filter((row) => !row.hidden).map((row) => row.innerText)`;
+// Cards or rows that the filter shows.
+const rows = (part) => `[...document.querySelectorAll('${part === 'devices' ? '.device' : '.containers tbody tr'}')].filter((row) => !row.hidden).map((row) => row.innerText)`;
+// The figures of a column, of the containers that hold a device.
+const figures = (name) => `[...document.querySelectorAll('.containers tr:not(.ended) [data-figure="${name}"]')].map((figure) => Number(figure.dataset.value ?? -1))`;
+const descending = (values) => assert.deepEqual(values, [...values].sort((one, other) => other - one), values.join('; '));
 
 test('it shows devices, holders, charts, containers and sources', async () => {
   const page = await open();
   const devices = await page.ask(rows('devices'));
   assert.equal(devices.length, 8);
-  for (const device of devices) assert.match(device, /GPU \d[^]*H100[^]*healthy[^]*%[^]*GiB[^]*W/);
-  await page.until('a chart of each quantity', "document.querySelectorAll('.devices .chart path').length >= 24");
-  await page.until('bars of use', "document.querySelectorAll('.holders .bar rect').length > 0");
-  assert.match(await page.ask("document.querySelector('.chart').getAttribute('aria-label')"), /^Busy of the last .+: .+ to .+, now \d+ %$/);
-  assert.match(await page.text('#freshness + table'), /kubelet[^]*succeeded/);
+  for (const device of devices) assert.match(device, /GPU \d[^]*H100[^]*healthy[^]*busy now [^]*%[^]*GiB[^]*W/);
+  await page.until('a chart of each quantity', "document.querySelectorAll('.devices .chart path.line').length >= 24");
+  await page.until('bars of use', "document.querySelectorAll('.bars .bar rect').length > 0");
+  assert.match(await page.ask("document.querySelector('.chart').getAttribute('aria-label')"), /^busy, last 5 min: \d+ % to \d+ %/);
+  assert.match(await page.ask("document.querySelector('[data-key=section-sources] table').textContent"), /kubelet[^]*succeeded/);
   await finish(page);
 });
 
-test('containers are sorted by idle time', async () => {
+test('a heading sorts the containers, also as a link', async () => {
   const page = await open();
-  const idle = await page.until('containers', "(() => { const found = [...document.querySelectorAll('.containers tr:not(.ended) [data-label=Idle]')].map((cell) => cell.innerText.trim()); return found.length > 1 && found; })()");
-  const seconds = idle.map((text) => [...text.matchAll(/(\d+) (d|h|min|s)/g)]
-    .reduce((sum, [, count, unit]) => sum + count * { d: 86400, h: 3600, min: 60, s: 1 }[unit], 0));
-  assert.deepEqual(seconds, [...seconds].sort((one, other) => other - one), idle.join('; '));
+  await page.until('containers', `${figures('held')}.length > 2`);
+  const loads = page.loads;
+  const sorted = "document.querySelector('.containers [aria-sort=descending]').innerText";
+  assert.match(await page.ask(sorted), /^Idle/);
+  for (const [heading, figure] of [['Held', 'held'], ['Energy', 'energy'], ['Busy', 'busy']]) {
+    await page.ask(`[...document.querySelectorAll('.containers thead a')].find((link) => link.innerText.trim() === '${heading}').click()`);
+    await page.until(`the order by ${heading}`, `${sorted}.startsWith('${heading}')`);
+    descending(await page.ask(figures(figure)));
+  }
+  assert.equal(await page.ask('location.search'), '?window=5m&sort=busy');
+  assert.equal(page.loads, loads, 'without a load');
   await finish(page);
+  const linked = await browser.open(`${demo.url}?sort=energy`, { javascript: false });
+  const { root } = await linked.call('DOM.getDocument', { depth: 0 });
+  const { outerHTML } = await linked.call('DOM.getOuterHTML', { nodeId: root.nodeId });
+  descending([...outerHTML.matchAll(/<tr role="row" data-key[^]*?data-figure="energy" data-value="([^"]+)"/g)].map(([, value]) => Number(value)));
+  await finish(linked);
+});
+
+test('the window changes the charts and the figures of the window', async () => {
+  const page = await open();
+  // What has not been read yet is unknown: the less of it, the shorter the window.
+  const unknown = "Number(document.querySelector('.power .chart').getAttribute('aria-label').match(/, (\\d+) % of the time unknown/)?.[1] ?? 0)";
+  const known = "document.querySelector('.power .chart .known').getBoundingClientRect().width / document.querySelector('.power .chart').getBoundingClientRect().width";
+  const seen = [];
+  for (const [name, words] of [['1m', 'last min'], ['5m', 'last 5 min'], ['30m', 'last 30 min']]) {
+    await page.ask(`document.querySelector('.windows a[href*="window=${name}"]').click()`);
+    await page.until(words, `document.querySelector('.windows [aria-current]').innerText === '${words}' && document.querySelector('.measure').innerText.includes('${words}')`);
+    assert.match(await page.ask("document.querySelector('.containers [aria-sort]').innerText"), new RegExp(words));
+    seen.push(await page.ask(unknown));
+    assert.ok(Math.abs(await page.ask(known) * 100 + seen.at(-1) - 100) < 2, 'unknown time is not covered');
+  }
+  assert.ok(seen[0] < seen[1] && seen[1] < seen[2], seen.join());
+  assert.match(await page.ask("getComputedStyle(document.querySelector('.chart')).backgroundImage"), /repeating-linear-gradient/, 'it is hatched');
+  const answer = await fetch(`${demo.url}?window=2m`);
+  assert.equal(answer.status, 400);
+  assert.match(await answer.text(), /one of 1m, 5m, 30m/);
+  await finish(page);
+});
+
+test('a row opens to its metrics and events, and stays open', async () => {
+  const page = await open();
+  await page.until('a container', "document.querySelector('.containers tbody .more')");
+  for (const [row, metric] of [['.device', 'podmeter_device_power_watts'], ['.containers tbody tr', 'podmeter_container_allocated_seconds_total']]) {
+    await page.ask(`window.row = document.querySelector('${row}'); row.querySelector('.more > summary').click()`);
+    await page.until(metric, `row.innerText.includes('${metric}') && row.innerText.includes('Events')`);
+    const value = `[...row.querySelectorAll('.metrics dt')].find((name) => name.innerText === '${metric}').nextSibling.innerText`;
+    const before = await page.ask(value);
+    await page.until('a newer value', `${value} !== ${JSON.stringify(before)}`);
+    assert.ok(await page.ask("row.querySelector('.more').open && row.isConnected"), 'it stays open');
+    await page.ask("row.querySelector('.more > summary').click()");
+  }
+  const link = await page.ask("document.querySelector('.device .more').dataset.url ?? document.querySelectorAll('.device .more a')[0]?.href");
+  assert.equal(link.startsWith(`${demo.url}detail?key=GPU`), true, link);
+  assert.match(await (await fetch(link)).text(), /podmeter_device_power_watts/);
+  assert.equal((await fetch(`${demo.url}detail?key=GPU-none`)).status, 404);
+  await page.ask("document.querySelector('[data-key=section-containers] > details > summary').click()");
+  const second = await page.text('.about');
+  await page.until('an update', `document.querySelector('.about').innerText !== ${JSON.stringify(second)}`);
+  assert.equal(await page.ask("document.querySelector('[data-key=section-containers] > details').open"), false, 'a section stays closed');
+  await page.ask("document.querySelector('#sections a[href=\"#containers\"]').click()");
+  await page.until('the section to open', "document.querySelector('[data-key=section-containers] > details').open");
+  await finish(page);
+});
+
+// Elements whose content is wider than they are: their text would be cut.
+const CUT = "[...document.querySelectorAll('#live *')].filter((part) => !['svg', 'path', 'rect', 'summary'].includes(part.localName) && part.checkVisibility() && part.clientWidth > 0 && part.scrollWidth > part.clientWidth + 1).map((part) => part.outerHTML.slice(0, 160))";
+
+test('eight GPUs with seven MIG devices each fit on one screen, and a phone', async () => {
+  const other = await new Demo(await freePort(), '--profile', '8xh100-mig-1g', '--churn').start();
+  try {
+    const page = await browser.open(other.url, { width: 1440, height: 900 });
+    await page.until('the page to be live', LIVE);
+    await page.until('holders', `${figures('held')}.length > 5`);
+    assert.equal(await page.ask("document.querySelectorAll('.device .mig').length"), 56);
+    const edges = await page.ask("[...document.querySelectorAll('.device, .mig')].map((part) => { const { right, bottom } = part.getBoundingClientRect(); return [right, bottom]; })");
+    for (const [right, bottom] of edges) assert.ok(right <= 1440 && bottom <= 900, `${right}, ${bottom}`);
+    assert.deepEqual(await page.ask(CUT), []);
+    assert.ok(await page.ask("[...document.querySelectorAll('.mig .part')].some((part) => part.innerText === 'free')"), 'a free device is called free');
+    await page.close();
+    const phone = await browser.open(other.url, { width: 390, height: 844 });
+    await phone.until('the page to be live', LIVE);
+    assert.deepEqual(await phone.ask(CUT), []);
+    assert.ok(await phone.ask('document.documentElement.scrollWidth') <= 390);
+    const screens = await phone.ask('document.documentElement.scrollHeight / 844');
+    assert.ok(screens < 8, `${screens} screens`);
+    await phone.close();
+  } finally {
+    await other.stop();
+  }
 });
 
 test('it updates without a load, and keeps focus and selection', async () => {
   const page = await open();
   const loads = page.loads;
-  await page.ask("document.querySelector('.devices thead a').focus()");
-  await page.ask("window.row = document.querySelector('.devices tbody tr'); true");
+  await page.ask("document.querySelector('.containers thead a').focus()");
+  await page.ask("window.row = document.querySelector('.device'); true");
   const before = await page.text('.about');
   await page.until('another second on the page', `document.querySelector('.about').innerText !== ${JSON.stringify(before)}`);
   assert.equal(page.loads, loads, 'no load');
-  assert.ok(await page.ask("window.row === document.querySelector('.devices tbody tr')"), 'the row is the same one');
-  assert.ok(await page.ask("document.activeElement === document.querySelector('.devices thead a')"), 'the focus stays');
+  assert.ok(await page.ask("window.row === document.querySelector('.device')"), 'the card is the same one');
+  assert.ok(await page.ask("document.activeElement === document.querySelector('.containers thead a')"), 'the focus stays');
   await finish(page);
 });
 
@@ -140,7 +229,7 @@ test('without JavaScript it has the same tables', async () => {
   const page = await open({ javascript: false });
   const { root } = await page.call('DOM.getDocument', { depth: 0 });
   const count = async (selector) => (await page.call('DOM.querySelectorAll', { nodeId: root.nodeId, selector })).nodeIds.length;
-  assert.equal(await count('table.devices tbody tr[data-words]:not([hidden])'), 8);
+  assert.equal(await count('.device[data-words]:not([hidden])'), 8);
   assert.ok(await count('table.containers tbody tr') > 0);
   assert.equal(await count('#search[hidden]'), 1, 'no filter that would do nothing');
   const { outerHTML } = await page.call('DOM.getOuterHTML', { nodeId: root.nodeId });
@@ -159,9 +248,12 @@ test('it can be used by keyboard', async () => {
   assert.equal(await page.ask('document.activeElement.value'), '');
   const outline = "getComputedStyle(document.activeElement).outlineStyle !== 'none'";
   assert.ok(await page.ask(outline), 'the focus is seen');
-  await page.ask("document.querySelector('.devices thead a').focus()");
+  await page.ask("document.querySelector('.containers thead a').focus()");
   await page.press('Enter');
-  await page.until('the metric', "location.hash.startsWith('#podmeter_') && document.querySelector(':target code').innerText === location.hash.slice(1)");
+  await page.until('the order by name', "document.querySelector('.containers [aria-sort=ascending]')");
+  await page.ask("document.querySelector('.device .more > summary').focus()");
+  await page.press('Enter');
+  await page.until('the metrics', "document.querySelector('.device .metrics dt')");
   await finish(page);
 });
 
@@ -173,13 +265,16 @@ for (const [name, look] of Object.entries({
 })) {
   test(`axe finds no violation: ${name}`, async () => {
     const page = await open(look);
-    await page.until('events and bars', "document.querySelectorAll('.holders .bar rect').length > 0");
+    await page.until('events and bars', "document.querySelectorAll('.bars .bar rect').length > 0");
     await page.ask(`${AXE}; true`);
     const violations = await page.ask(`axe.run(document, { resultTypes: ['violations'] }).then(({ violations }) => violations.map(
       ({ id, impact, nodes }) => id + ' (' + impact + '): ' + nodes.slice(0, 3).map((node) => node.html.slice(0, 200) + ' ' + node.failureSummary).join(' | ')))`);
     assert.deepEqual(violations, []);
+    assert.deepEqual(await page.ask(CUT), [], 'no text is cut');
     const overflow = await page.ask('document.documentElement.scrollWidth - document.documentElement.clientWidth');
     assert.ok(overflow <= 0, `it runs ${overflow} pixels over the edge`);
+    const screens = await page.ask('document.documentElement.scrollHeight / innerHeight');
+    assert.ok(screens < 6, `${screens} screens high`);
     await finish(page);
   });
 }

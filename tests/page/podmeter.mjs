@@ -6,7 +6,7 @@ import { fileURLToPath } from 'node:url';
 
 import { until } from './browser.mjs';
 
-const BINARY = process.env.PODMETER_BINARY ?? fileURLToPath(new URL('../../target/debug/podmeter', import.meta.url));
+export const BINARY = process.env.PODMETER_BINARY ?? fileURLToPath(new URL('../../target/debug/podmeter', import.meta.url));
 
 export async function freePort() {
   const server = createServer();

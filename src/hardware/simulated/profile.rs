@@ -15,12 +15,15 @@ pub enum Profile {
     H100TimeSliced,
     /// GPUs 0 to 3 are partitioned, the others whole.
     H100Mig,
+    /// All GPUs are partitioned into seven MIG devices.
+    H100SevenMig,
     A100,
     Empty,
 }
 
 impl Profile {
-    pub const ALL: [Self; 5] = [Self::H100, Self::H100TimeSliced, Self::H100Mig, Self::A100, Self::Empty];
+    pub const ALL: [Self; 6] =
+        [Self::H100, Self::H100TimeSliced, Self::H100Mig, Self::H100SevenMig, Self::A100, Self::Empty];
 
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -28,6 +31,7 @@ impl Profile {
             Self::H100 => "8xh100",
             Self::H100TimeSliced => "8xh100-timesliced",
             Self::H100Mig => "8xh100-mig",
+            Self::H100SevenMig => "8xh100-mig-1g",
             Self::A100 => "8xa100",
             Self::Empty => "empty",
         }
@@ -56,7 +60,7 @@ impl FromStr for Profile {
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown profile {0:?}; known are 8xh100, 8xh100-timesliced, 8xh100-mig, 8xa100, empty")]
+#[error("unknown profile {0:?}; known are 8xh100, 8xh100-timesliced, 8xh100-mig, 8xh100-mig-1g, 8xa100, empty")]
 pub struct UnknownProfile(String);
 
 /// The constants of one model.
@@ -139,7 +143,7 @@ pub(super) fn inventory(profile: Profile, seed: u64) -> Inventory {
 fn gpu(profile: Profile, seed: u64, index: usize) -> Gpu {
     let model = profile.model();
     let partitions: &[Partition] = match (profile, index) {
-        (Profile::H100Mig, 0 | 1) => &[ONE; 7],
+        (Profile::H100Mig, 0 | 1) | (Profile::H100SevenMig, _) => &[ONE; 7],
         (Profile::H100Mig, 2) => &[THREE, TWO, ONE],
         (Profile::H100Mig, 3) => &[THREE, THREE],
         _ => &[],
@@ -244,7 +248,8 @@ mod tests {
 
     #[test]
     fn instances_fit_into_the_gpu() {
-        for gpu in inventory(Profile::H100Mig, 1).gpus.values() {
+        let gpus = [Profile::H100Mig, Profile::H100SevenMig].map(|profile| inventory(profile, 1).gpus);
+        for gpu in gpus.iter().flat_map(|gpus| gpus.values()) {
             assert!(gpu.mig_devices.iter().map(|mig| mig.slices).sum::<u32>() <= 7);
             let instances: BTreeSet<_> = gpu.mig_devices.iter().map(|mig| mig.gpu_instance).collect();
             assert_eq!(instances.len(), gpu.mig_devices.len());

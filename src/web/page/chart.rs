@@ -1,68 +1,67 @@
-//! Charts of the last minutes, and bars of parts: small SVGs with a description. Sizes are attributes, as the page's
-//! policy forbids styles in markup.
+//! Charts of a window and bars of parts: small SVGs with a description. Their background is hatched for unknown time;
+//! known time covers it. Sizes are attributes, as the page's policy forbids styles in markup.
 
 use std::fmt::Write as _;
 
 use maud::{Markup, html};
 
-use crate::history::{POINTS, Point, Points};
+use crate::history::{COLUMNS, Point};
 
-const HEIGHT: f64 = 36.0;
+const HEIGHT: f64 = 30.0;
 
-/// `top`: the value of the upper edge; `None`: the highest point.
+pub(super) type Columns = [Point; COLUMNS];
+
+/// The mean of the known columns.
+pub(super) fn mean(columns: &Columns, of: fn(&Point) -> Option<f64>) -> Option<f64> {
+    let known = || columns.iter().filter_map(of);
+    let count = known().count();
+    (count > 0).then(|| known().sum::<f64>() / count as f64)
+}
+
+/// `top`: the value of the upper edge; `None`: the highest column.
 pub(super) fn chart(
-    what: &str,
-    points: Option<&Points>,
-    of: fn(Point) -> Option<f64>,
+    words: &str,
+    columns: &Columns,
+    of: fn(&Point) -> Option<f64>,
     top: Option<f64>,
     show: impl Fn(f64) -> String,
 ) -> Markup {
-    let values: Vec<Option<f64>> = points.into_iter().flat_map(Points::iter).map(of).collect();
-    let known = || values.iter().flatten().copied();
-    let Some(last) = known().next_back() else { return html! {} };
+    let known = || columns.iter().filter_map(of);
     let (lowest, highest) = known().fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)));
-    let words = format!(
-        "{what} of the last {}: {} to {}, now {}",
-        super::text::span(values.len() as u64),
-        show(lowest),
-        show(highest),
-        show(last)
-    );
-    let top = top.unwrap_or(highest).max(f64::MIN_POSITIVE);
+    let count = known().count();
+    let mut words = match count {
+        0 => format!("{words}: unknown"),
+        _ => format!("{words}: {} to {}", show(lowest), show(highest)),
+    };
+    if 0 < count && count < COLUMNS {
+        let _ = write!(words, ", {} of the time unknown", super::text::percent(1.0 - count as f64 / COLUMNS as f64));
+    }
+    let (known, line) = paths(columns.map(|column| of(&column)), top.unwrap_or(highest).max(f64::MIN_POSITIVE));
     html! {
-        svg.chart viewBox=(format!("0 0 {POINTS} {HEIGHT}")) preserveAspectRatio="none" role="img" aria-label=(words) {
-            path d=(path(&values, top)) {}
+        svg.chart viewBox=(format!("0 0 {COLUMNS} {HEIGHT}")) preserveAspectRatio="none" role="img" aria-label=(words) {
+            @if !known.is_empty() { path.known d=(known) {} path.line d=(line) {} }
         }
     }
 }
 
-/// Steps, newest at the right edge; each run of known values is a closed area.
-fn path(values: &[Option<f64>], top: f64) -> String {
-    let mut path = String::new();
-    let mut inside: Option<(f64, usize)> = None;
+/// The known time, and the values as steps: each run of known values is a closed area.
+fn paths(values: [Option<f64>; COLUMNS], top: f64) -> (String, String) {
+    let (mut known, mut line) = (String::new(), String::new());
     let level = |value: f64| (HEIGHT - 1.0 - (value / top).clamp(0.0, 1.0) * (HEIGHT - 3.0)).round();
-    for (x, value) in (POINTS.saturating_sub(values.len())..).zip(values) {
-        inside = match (value.map(level), inside) {
-            (Some(y), None) => {
-                let _ = write!(path, "M{x} {HEIGHT}V{y}");
-                Some((y, 1))
+    let mut x = 0;
+    for run in values.chunk_by(|one, other| one.is_some() == other.is_some()) {
+        let width = run.len();
+        if run[0].is_some() {
+            let _ = write!(known, "M{x} 0h{width}v{HEIGHT}h-{width}z");
+            let _ = write!(line, "M{x} {HEIGHT}");
+            for same in run.chunk_by(|one, other| one.map(level) == other.map(level)) {
+                let _ = write!(line, "V{}h{}", same[0].map_or(HEIGHT, level), same.len());
             }
-            (Some(y), Some((before, run))) if y == before => Some((y, run + 1)),
-            (Some(y), Some((_, run))) => {
-                let _ = write!(path, "h{run}V{y}");
-                Some((y, 1))
-            }
-            (None, Some((_, run))) => {
-                let _ = write!(path, "h{run}V{HEIGHT}");
-                None
-            }
-            (None, None) => None,
-        };
+            let _ = write!(line, "V{HEIGHT}");
+        }
+        x += width;
     }
-    if let Some((_, run)) = inside {
-        let _ = write!(path, "h{run}V{HEIGHT}");
-    }
-    path
+    (known, line)
 }
 
 /// One segment of a bar: its colour class and its part of the whole, 0 to 1.
@@ -71,17 +70,19 @@ pub(super) struct Segment {
     pub ratio: f64,
 }
 
-/// Segments from the left; the rest is background.
-pub(super) fn bar(words: &str, segments: &[Segment]) -> Markup {
+/// Segments from the left, then what is idle or free, then what is unknown.
+pub(super) fn bar(words: &str, segments: Vec<Segment>, unknown: f64) -> Markup {
     const WIDTH: f64 = 1000.0;
+    let known = (1.0 - unknown).clamp(0.0, 1.0) * WIDTH;
+    let rest = Segment { class: "part-free".to_owned(), ratio: 1.0 };
     let mut x = 0.0;
-    let placed: Vec<(f64, f64, &str)> = segments
-        .iter()
-        .filter(|segment| segment.ratio > 0.0)
-        .map(|segment| {
-            let width = (segment.ratio * WIDTH).min(WIDTH - x).max(0.0);
-            x += width;
-            (x - width, width, segment.class.as_str())
+    let placed: Vec<(f64, f64, String)> = segments
+        .into_iter()
+        .chain([rest])
+        .filter_map(|segment| {
+            let (from, width) = (x, (segment.ratio * WIDTH).min(known - x));
+            x += width.max(0.0);
+            (width >= 0.5).then_some((from, width, segment.class))
         })
         .collect();
     html! {
@@ -97,24 +98,35 @@ pub(super) fn bar(words: &str, segments: &[Segment]) -> Markup {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_path_has_steps_and_gaps() {
-        let values = [Some(0.0), Some(0.0), Some(1.0), None, None, Some(0.5)];
-        assert_eq!(path(&values, 1.0), "M294 36V35h2V2h1V36M299 36V19h1V36");
-        assert_eq!(path(&[None], 1.0), "");
+    fn columns(values: &[Option<f64>]) -> Columns {
+        std::array::from_fn(|place| Point { busy: values.get(place).copied().flatten(), ..Point::default() })
     }
 
     #[test]
-    fn bars_are_never_too_long() {
+    fn a_path_has_steps_and_unknown_time_is_not_covered() {
+        let columns = columns(&[Some(0.0), Some(0.0), Some(1.0), None, None, Some(0.5)]);
+        let (known, line) = paths(columns.map(|column| column.busy), 1.0);
+        assert_eq!(known, "M0 0h3v30h-3zM5 0h1v30h-1z");
+        assert_eq!(line, "M0 30V29h2V2h1V30M5 30V16h1V30");
+        let chart = chart("busy", &columns, |point| point.busy, Some(1.0), super::super::text::percent).into_string();
+        assert!(chart.contains("busy: 0 % to 100 %, 93 % of the time unknown"), "{chart}");
+        assert_eq!(mean(&columns, |point| point.busy), Some(0.375));
+    }
+
+    #[test]
+    fn a_chart_without_values_is_unknown() {
+        let chart = chart("busy", &columns(&[]), |point| point.busy, None, |value| value.to_string()).into_string();
+        assert!(chart.contains("busy: unknown") && !chart.contains("<path"), "{chart}");
+    }
+
+    #[test]
+    fn bars_are_never_too_long_and_end_where_the_time_is_unknown() {
         let segment = |ratio| Segment { class: "part-0".to_owned(), ratio };
-        let bar = bar("Busy", &[segment(0.7), segment(0.0), segment(0.6)]).into_string();
-        assert_eq!(bar.matches("<rect").count(), 2);
-        assert!(bar.contains("x=\"700\" width=\"300\""), "{bar}");
-    }
-
-    #[test]
-    fn without_values_there_is_no_chart() {
-        let chart = chart("Busy", None, |point| point.busy, None, |value| value.to_string()).into_string();
-        assert_eq!(chart, "");
+        let text = bar("Busy", vec![segment(0.7), segment(0.0), segment(0.6)], 0.0).into_string();
+        assert_eq!(text.matches("<rect").count(), 2);
+        assert!(text.contains("x=\"700\" width=\"300\""), "{text}");
+        let text = bar("Busy", vec![segment(0.5)], 0.2).into_string();
+        assert!(text.contains("class=\"part-free\" x=\"500\" width=\"300\""), "the last fifth is not covered: {text}");
+        assert!(!bar("Busy", vec![], 1.0).into_string().contains("<rect"));
     }
 }

@@ -1,122 +1,181 @@
-//! A row per container and device, the longest idle first.
+//! A row per container and device, in the chosen order; those that ended over a minute ago are folded away.
+
+use std::time::Duration;
 
 use maud::{Markup, html};
 
-use super::catalogue::{
-    CONTAINER_ALLOCATED, CONTAINER_BUSY, CONTAINER_ENERGY, CONTAINER_IDLE, CONTAINER_INFO, CONTAINER_LAST_ACTIVE,
-    CONTAINER_MEMORY, CONTAINER_UTILIZATION,
-};
 use super::chart::{Segment, bar};
-use super::text::{device_name, gibibytes, heading, kilowatt_hours, number, percent, span, words};
-use crate::model::{Account, Attribution, Holding, Moment, Snapshot};
+use super::text::{device_name, figure, gibibytes, kilowatt_hours, or_unknown, percent, span, words};
+use super::view::{Sort, View, window_words};
+use super::{Page, more, section};
+use crate::model::{Account, Attribution, Figures, Holding, Sharing};
 
 /// Rows shown; the rest are counted.
 const SHOWN: usize = 500;
-/// A holder that is idle for this long is marked.
-pub(super) const IDLE_SECONDS: f64 = 60.0;
+/// An ended container leaves the table after this time.
+const RECENT: Duration = Duration::from_secs(60);
 
-pub(super) fn section(snapshot: &Snapshot, now: Moment) -> Markup {
-    let mut accounts: Vec<&Account> = snapshot.accounts.iter().collect();
-    accounts.sort_by(|one, other| {
-        let ended = |account: &Account| account.holding.is_none();
-        let idle = |account: &Account| account.figures.idle_seconds.unwrap_or(-1.0);
-        let name = |account: &Account| (account.container.clone(), account.gpu.clone(), account.mig.clone());
-        let by_idle = idle(other).total_cmp(&idle(one));
-        ended(one).cmp(&ended(other)).then(by_idle).then_with(|| name(one).cmp(&name(other)))
+pub(super) fn containers(page: &Page<'_>) -> Markup {
+    let mut ranked: Vec<_> = page.snapshot.accounts.iter().map(|account| (rank(page, account), account)).collect();
+    let has_ended = |account: &Account| account.holding.is_none();
+    let name = |account: &Account| (account.container.clone(), account.gpu.clone(), account.mig.clone());
+    ranked.sort_by(|(rank, one), (other_rank, other)| {
+        let descending = other_rank[0].total_cmp(&rank[0]).then(other_rank[1].total_cmp(&rank[1]));
+        has_ended(one).cmp(&has_ended(other)).then(descending).then_with(|| name(one).cmp(&name(other)))
     });
-    html! {
-        section aria-labelledby="containers" {
-            h2 id="containers" { "Containers" }
-            @if accounts.is_empty() {
+    let is_old =
+        |account: &&Account| account.ended.is_some_and(|ended| page.now.monotonic.since(ended.monotonic) >= RECENT);
+    let accounts = ranked.into_iter().map(|(_, account)| account);
+    let (old, shown): (Vec<&Account>, Vec<&Account>) = accounts.partition(is_old);
+    let held = shown.iter().filter(|account| !has_ended(account)).count();
+    let about =
+        html! { (held) " held; idle and its bar: " (window_words(page.view.window)) "; energy and times: since held" };
+    section(
+        "containers",
+        "Containers",
+        about,
+        true,
+        html! {
+            @if shown.is_empty() && old.is_empty() {
                 p { "No container holds a GPU." }
             } @else {
-                table.cards.containers role="table" aria-labelledby="containers" {
-                    thead role="rowgroup" { tr role="row" {
-                        th role="columnheader" scope="col" { (heading(CONTAINER_INFO, "Pod")) }
-                        th role="columnheader" scope="col" { "Device" }
-                        th.number role="columnheader" scope="col" aria-sort="descending" { (heading(CONTAINER_IDLE, "Idle")) " ▾" }
-                        th.number role="columnheader" scope="col" { (heading(CONTAINER_LAST_ACTIVE, "Last active")) }
-                        th.number role="columnheader" scope="col" { (heading(CONTAINER_UTILIZATION, "Use now")) }
-                        th.number role="columnheader" scope="col" { (heading(CONTAINER_MEMORY, "Memory")) }
-                        th.number role="columnheader" scope="col" { (heading(CONTAINER_BUSY, "Busy")) }
-                        th.number role="columnheader" scope="col" { (heading(CONTAINER_ALLOCATED, "Held")) }
-                        th.number role="columnheader" scope="col" { (heading(CONTAINER_ENERGY, "Energy")) }
-                    } }
-                    tbody role="rowgroup" {
-                        @for account in accounts.iter().take(SHOWN) { (row(snapshot, account, now)) }
+                (table(page, &shown))
+                @if shown.len() > SHOWN { p { "and " (shown.len() - SHOWN) " more; /api/v1/node has all." } }
+                p.none hidden data-none { "No container matches the filter." }
+                @if !old.is_empty() {
+                    details.old data-key="old" {
+                        summary { (old.len()) " ended over a minute ago" }
+                        (table(page, &old))
                     }
                 }
-                @if accounts.len() > SHOWN { p { "and " (accounts.len() - SHOWN) " more; /api/v1/node has all." } }
-                p.none hidden data-none { "No container matches the filter." }
+            }
+        },
+    )
+}
+
+/// By number of the sorted column, then by idle seconds. Unknown values come last.
+fn rank(page: &Page<'_>, account: &Account) -> [f64; 2] {
+    let of = match page.view.sort {
+        Sort::Idle => page.history.figures(account, page.view.window).and_then(|recent| recent.idle_ratio()),
+        Sort::Busy => account.figures.busy_seconds,
+        Sort::Memory => account.memory_used_bytes.map(|bytes| bytes as f64),
+        Sort::Energy => account.figures.energy_joules,
+        Sort::Held => account.figures.held_seconds,
+        Sort::Name => return [0.0; 2],
+    };
+    // Idle to the percent shown, so that equal rows keep their order.
+    let of = if page.view.sort == Sort::Idle { of.map(|ratio| (ratio * 100.0).round()) } else { of };
+    [of.unwrap_or(-1.0), account.figures.idle_seconds.unwrap_or(-1.0)]
+}
+
+fn table(page: &Page<'_>, accounts: &[&Account]) -> Markup {
+    let since = "since held";
+    html! {
+        table.containers role="table" aria-labelledby="containers" {
+            thead role="rowgroup" { tr role="row" {
+                (heading(page, "Pod", "", Some(Sort::Name)))
+                (heading(page, "Device", "", None))
+                (heading(page, "Busy", "now", None))
+                (heading(page, "Idle", window_words(page.view.window), Some(Sort::Idle)))
+                (heading(page, "Memory", "now", Some(Sort::Memory)))
+                (heading(page, "Held", "clock time", Some(Sort::Held)))
+                (heading(page, "GPU time", since, None))
+                (heading(page, "Busy", since, Some(Sort::Busy)))
+                (heading(page, "Idle", since, None))
+                (heading(page, "Unknown", since, None))
+                (heading(page, "Energy", since, Some(Sort::Energy)))
+            } }
+            tbody role="rowgroup" {
+                @for account in accounts.iter().take(SHOWN) { (row(page, account)) }
             }
         }
     }
 }
 
-fn row(snapshot: &Snapshot, account: &Account, now: Moment) -> Markup {
-    let device = device_name(snapshot, &account.gpu, account.mig.as_ref());
+fn heading(page: &Page<'_>, text: &str, window: &str, sort: Option<Sort>) -> Markup {
+    let is_sorted = sort == Some(page.view.sort);
+    let order = is_sorted.then_some(if sort == Some(Sort::Name) { "ascending" } else { "descending" });
+    html! {
+        th role="columnheader" scope="col" aria-sort=[order] {
+            @match sort {
+                Some(sort) => a href=(View { sort, ..page.view }.link()) data-view { (text) @if is_sorted { " ▾" } },
+                None => (text),
+            }
+            @if !window.is_empty() { " " span.window { (window) } }
+        }
+    }
+}
+
+fn row(page: &Page<'_>, account: &Account) -> Markup {
+    let device = device_name(page.snapshot, &account.gpu, account.mig.as_ref());
     let container = &account.container;
     let uuid = account.mig.as_ref().map_or_else(|| account.gpu.to_string(), ToString::to_string);
+    let key = format!("{container} {uuid}");
     let held = account.holding.as_ref().map(|_| account);
-    let since_active = since_active(account, now);
-    let seconds = |seconds: Option<f64>| seconds.map(|seconds| span(seconds as u64));
-    let found = words([container], [device.clone(), uuid.clone(), account.gpu.to_string()]);
+    let recent = page.history.figures(account, page.view.window);
+    let idle = recent.and_then(|recent| recent.idle_ratio());
+    let is_idle = idle.is_some_and(|idle| idle >= 0.9) && account.figures.held_seconds >= Some(60.0);
+    let found = words([container], [device.clone(), uuid, account.gpu.to_string()]);
+    let seconds = |seconds: f64| span(seconds as u64);
+    let borrowed = account.figures.borrowed_seconds.filter(|borrowed| *borrowed >= 0.5);
     html! {
-        tr role="row" class=[held.is_none().then_some("ended")] data-key=(format!("{container} {uuid}")) data-words=(found) {
+        tr role="row" class=[held.is_none().then_some("ended")] data-key=(key) data-words=(found) {
             th.name role="rowheader" scope="row" {
                 (container.pod)
                 div.muted { (container.namespace) " · " (container.container) }
             }
-            td role="cell" data-label="Device" {
+            td role="cell" data-label="device" {
                 (device)
                 div.muted { (account.holding.as_ref().map_or_else(|| "ended".to_owned(), sharing)) }
             }
-            td.number role="cell" data-label="Idle" {
-                (number(CONTAINER_IDLE, seconds(account.figures.idle_seconds)))
-                (idle_bar(account))
+            td role="cell" data-label="busy" { (figure("busy-now", held.and_then(|account| account.utilization_ratio), percent)) }
+            td role="cell" data-label="idle" {
+                span class=[is_idle.then_some("idle")] { (figure("idle-window", idle, percent)) }
+                (recent_bar(recent))
             }
-            td.number role="cell" data-label="Last active" {
-                @let is_idle = held.is_some() && since_active.is_some_and(|since| since >= IDLE_SECONDS);
-                span class=[is_idle.then_some("idle")] {
-                    (number(CONTAINER_LAST_ACTIVE, since_active.map(|since| format!("{} ago", span(since as u64)))))
-                }
+            td role="cell" data-label="memory" { (or_unknown(held.and_then(|account| account.memory_used_bytes).map(gibibytes))) }
+            td role="cell" data-label="held" { (figure("held", account.figures.held_seconds, seconds)) }
+            td.total role="cell" { (figure("gpu-time", account.figures.allocated_seconds, seconds)) }
+            td.total role="cell" {
+                (figure("busy", account.figures.busy_seconds, seconds))
+                @if let Some(borrowed) = borrowed { div.muted { (figure("borrowed", Some(borrowed), seconds)) " borrowed" } }
             }
-            td.number role="cell" data-label="Use now" {
-                (number(CONTAINER_UTILIZATION, held.and_then(|account| account.utilization_ratio).map(percent)))
-            }
-            td.number role="cell" data-label="Memory" {
-                (number(CONTAINER_MEMORY, held.and_then(|account| account.memory_used_bytes).map(gibibytes)))
-            }
-            td.number role="cell" data-label="Busy" { (number(CONTAINER_BUSY, seconds(account.figures.busy_seconds))) }
-            td.number role="cell" data-label="Held" { (number(CONTAINER_ALLOCATED, seconds(account.figures.allocated_seconds))) }
-            td.number role="cell" data-label="Energy" { (number(CONTAINER_ENERGY, account.figures.energy_joules.map(kilowatt_hours))) }
+            td.total role="cell" { (figure("idle", account.figures.idle_seconds, seconds)) }
+            td.total role="cell" { (figure("unknown", account.figures.uncovered_seconds, seconds)) }
+            td.total role="cell" { (figure("energy", account.figures.energy_joules, kilowatt_hours)) }
+            td.detail role="cell" { (more(&key, &format!("{container} on {device}"))) }
         }
     }
 }
 
-/// Seconds since this holder was last busy.
-pub(super) fn since_active(account: &Account, now: Moment) -> Option<f64> {
-    account.last_active.map(|then| (now.unix.0 - then.0).max(0.0))
-}
-
-/// Idle time as a part of the known time.
-fn idle_bar(account: &Account) -> Markup {
-    let (Some(idle), Some(busy)) = (account.figures.idle_seconds, account.figures.busy_seconds) else {
-        return html! {};
-    };
-    let known = idle + busy;
-    if known <= 0.0 {
+/// Busy, idle and unknown time of the window.
+fn recent_bar(recent: Option<Figures>) -> Markup {
+    let Some(recent) = recent else { return html! {} };
+    let [busy, idle, borrowed, unknown] =
+        [recent.busy_seconds, recent.idle_seconds, recent.borrowed_seconds, recent.uncovered_seconds]
+            .map(Option::unwrap_or_default);
+    let busy = (busy - borrowed).max(0.0);
+    let all = busy + idle + unknown;
+    if all <= 0.0 {
         return html! {};
     }
-    let ratio = idle / known;
-    let class = "part-idle".to_owned();
-    bar(&format!("Idle {} of the time", percent(ratio)), &[Segment { class, ratio }])
+    let [busy, idle, unknown] = [busy, idle, unknown].map(|seconds| seconds / all);
+    let segments = vec![Segment { class: "part-busy".to_owned(), ratio: busy }];
+    bar(&format!("busy {}, idle {}, unknown {}", percent(busy), percent(idle), percent(unknown)), segments, unknown)
 }
 
 fn sharing(holding: &Holding) -> String {
-    let name = |text: &str| text.replace('_', " ");
-    match holding.attribution {
-        Some(Attribution::Exclusive) | None => name(holding.sharing.as_str()),
-        Some(method) => format!("{} ({})", name(holding.sharing.as_str()), name(method.as_str())),
-    }
+    let sharing = match holding.sharing {
+        Sharing::Exclusive => "exclusive",
+        Sharing::TimeSlicing => "time slicing",
+        Sharing::Mps => "MPS",
+        Sharing::Mig => "MIG",
+    };
+    let method = match holding.attribution {
+        Some(Attribution::Exclusive) | None => "",
+        Some(Attribution::Process) => ", by process",
+        Some(Attribution::EqualShare) => ", in equal parts",
+        Some(Attribution::Estimated) => ", estimated",
+    };
+    format!("{sharing}{method}")
 }

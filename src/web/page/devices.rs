@@ -1,153 +1,168 @@
-//! A row per GPU, and one per MIG device under its GPU.
+//! A card per GPU, with a row for each of its MIG devices.
 
 use maud::{Markup, html};
 
-use super::catalogue::{
-    DEVICE_HEALTHY, DEVICE_MEMORY, DEVICE_POWER, DEVICE_REASON, DEVICE_TEMPERATURE, DEVICE_UTILIZATION, MIG_MEMORY,
-    MIG_SM_ACTIVE,
-};
-use super::chart::chart;
-use super::holders;
-use super::text::{gibibytes, gpu_name, heading, number, percent, watts, words};
-use crate::history::{History, Point};
-use crate::model::{
-    Account, ContainerRef, DeviceHealth, Fast, Gpu, GpuHealth, InstanceReading, Medium, MemoryUse, MigDevice, Snapshot,
-};
+use super::chart::{Columns, chart, mean};
+use super::text::{figure, gibibytes, gpu_name, or_unknown, percent, watts, words};
+use super::view::window_words;
+use super::{Page, holders, more, section};
+use crate::history::{COLUMNS, Point};
+use crate::model::{Account, DeviceHealth, Fast, Gpu, InstanceReading, Medium, MigDevice, MigUuid};
 
-pub(super) fn section(snapshot: &Snapshot, history: &History) -> Markup {
-    let mut gpus: Vec<&Gpu> = snapshot.hardware.inventory.gpus.values().collect();
+pub(super) fn devices(page: &Page<'_>) -> Markup {
+    let mut gpus: Vec<&Gpu> = page.snapshot.hardware.inventory.gpus.values().collect();
     gpus.sort_by_key(|gpu| (gpu.order(), !gpu.present));
-    html! {
-        section aria-labelledby="devices" {
-            h2 id="devices" tabindex="-1" { "Devices" }
+    let legend = html! {
+        "busy now: last second; charts and bars: " (window_words(page.view.window))
+        span.legend { svg.swatch viewBox="0 0 1 1" aria-hidden="true" { rect.part-free width="1" height="1" {} } "idle or free" }
+        span.legend { svg.swatch.hatched aria-hidden="true" {} "unknown: no readings" }
+    };
+    section(
+        "devices",
+        "Devices",
+        legend,
+        true,
+        html! {
             @if gpus.is_empty() {
                 p { "No GPU found." }
             } @else {
-                table.cards.devices role="table" aria-labelledby="devices" {
-                    thead role="rowgroup" { tr role="row" {
-                        th role="columnheader" scope="col" { "GPU" }
-                        th role="columnheader" scope="col" { (heading(DEVICE_HEALTHY, "Health")) }
-                        th role="columnheader" scope="col" { (heading(DEVICE_UTILIZATION, "Busy")) }
-                        th role="columnheader" scope="col" { (heading(DEVICE_MEMORY, "Memory")) }
-                        th role="columnheader" scope="col" { (heading(DEVICE_POWER, "Power")) }
-                        th role="columnheader" scope="col" { "Used by" }
-                    } }
-                    tbody role="rowgroup" {
-                        @for gpu in gpus {
-                            (row(snapshot, history, gpu))
-                            @for mig in &gpu.mig_devices { (mig_row(snapshot, history, gpu, mig)) }
-                        }
-                    }
+                ul.devices {
+                    @for gpu in gpus { (card(page, gpu)) }
                 }
                 p.none hidden data-none { "No device matches the filter." }
             }
-        }
-    }
+        },
+    )
 }
 
-fn row(snapshot: &Snapshot, history: &History, gpu: &Gpu) -> Markup {
-    let readings = snapshot.hardware.readings.get(&gpu.uuid).map(|readings| &**readings);
+fn card(page: &Page<'_>, gpu: &Gpu) -> Markup {
+    let readings = page.snapshot.hardware.readings.get(&gpu.uuid).map(|readings| &**readings);
     let fast: Option<&Fast> = readings.and_then(|readings| readings.fast.as_ref()).map(|stamped| &stamped.value);
     let medium: Option<&Medium> = readings.and_then(|readings| readings.medium.as_ref()).map(|stamped| &stamped.value);
     let memory = medium.and_then(|medium| medium.memory);
-    let limit = medium.and_then(|medium| medium.power_limit_watts);
-    let points = history.points(&gpu.uuid, None);
     let capacity = memory.map(|memory| memory.total).or(gpu.memory_bytes);
-    let holders = snapshot.accounts.iter().filter(|account| account.gpu == gpu.uuid && account.holding.is_some());
-    let names = [gpu.uuid.to_string(), gpu_name(gpu), gpu.model.as_deref().unwrap_or_default().to_owned()];
+    let limit = medium.and_then(|medium| medium.power_limit_watts);
+    let health = page.snapshot.health.gpus.get(&gpu.uuid);
+    let columns = columns(page, gpu, None);
+    let containers = page.holders(gpu).map(|account| &account.container);
+    let model = gpu.model.as_deref().unwrap_or("model unknown");
+    let names = [gpu.uuid.to_string(), gpu_name(gpu), model.to_owned()];
+    let profiles = gpu.mig_devices.iter().map(|mig| mig.uuid.to_string());
     html! {
-        tr role="row" data-key=(gpu.uuid) data-words=(words(holders.map(|account| &account.container), names)) {
-            th.name role="rowheader" scope="row" {
-                (gpu_name(gpu))
-                div.model { (gpu.model.as_deref().unwrap_or("model unknown")) @if gpu.mig_enabled == Some(true) { ", MIG" } }
-                div.id { (gpu.uuid) }
+        li.device data-key=(gpu.uuid) data-words=(words(containers, names.into_iter().chain(profiles))) {
+            div.head {
+                h3 { (gpu_name(gpu)) }
+                span.model { (model.trim_start_matches("NVIDIA ")) @if gpu.mig_enabled == Some(true) { ", MIG" } }
+                (badge(health.map(|health| &health.whole)))
             }
-            td role="cell" data-label="Health" {
-                (health(snapshot.health.gpus.get(&gpu.uuid).map(|health| &health.whole), readings.is_some()))
+            (causes(health.map(|health| &health.whole), readings.is_some()))
+            div.measures {
+                (measure(page, "busy", fast.and_then(|fast| fast.utilization_ratio), &columns, |point| point.busy, Some(1.0), percent, html! {}))
+                (measure(page, "memory", memory.map(|memory| memory.used as f64), &columns, |point| point.memory,
+                    capacity.map(|bytes| bytes as f64), |bytes| gibibytes(bytes as u64),
+                    html! { @if let Some(total) = capacity { "of " (gibibytes(total)) } }))
+                (measure(page, "power", fast.and_then(|fast| fast.power_watts), &columns, |point| point.power, limit, watts,
+                    html! { @if let Some(heat) = medium.and_then(|medium| medium.gpu_temperature_celsius) { (format!("{heat:.0} °C")) } }))
             }
-            td.measure role="cell" data-label="Busy" {
-                div { (number(DEVICE_UTILIZATION, fast.and_then(|fast| fast.utilization_ratio).map(percent))) }
-                (chart("Busy", points, |point: Point| point.busy, Some(1.0), percent))
+            @if !gpu.mig_devices.is_empty() {
+                ul.migs { @for mig in &gpu.mig_devices { (mig_row(page, gpu, mig, medium)) } }
             }
-            td.measure role="cell" data-label="Memory" {
-                div { (used(DEVICE_MEMORY, memory)) }
-                (chart("Memory", points, |point| point.memory, capacity.map(|bytes| bytes as f64), |bytes| gibibytes(bytes as u64)))
-            }
-            td.measure role="cell" data-label="Power" {
-                div {
-                    (number(DEVICE_POWER, fast.and_then(|fast| fast.power_watts).map(watts)))
-                    span.aside { (number(DEVICE_TEMPERATURE, medium.and_then(|medium| medium.gpu_temperature_celsius).map(|heat| format!("{heat:.0} °C")))) }
-                }
-                (chart("Power", points, |point| point.power, limit, watts))
-            }
-            td.holders role="cell" data-label="Used by" { (holders::cell(snapshot, history, gpu, capacity)) }
+            (holders::of_gpu(page, gpu, capacity))
+            (state(page, gpu))
+            (more(gpu.uuid.as_str(), &gpu_name(gpu)))
         }
     }
 }
 
-fn mig_row(snapshot: &Snapshot, history: &History, gpu: &Gpu, mig: &MigDevice) -> Markup {
-    let readings = snapshot.hardware.readings.get(&gpu.uuid);
-    let medium = readings.and_then(|readings| readings.medium.as_ref()).map(|stamped| &stamped.value);
+fn columns(page: &Page<'_>, gpu: &Gpu, mig: Option<&MigUuid>) -> Columns {
+    let now = page.history.at().monotonic.as_duration().as_secs();
+    let points = page.history.points(&gpu.uuid, mig);
+    points.map_or([Point::default(); COLUMNS], |points| points.columns(page.view.window, now))
+}
+
+/// A value now, with its chart and, of busy, the mean of the window.
+#[allow(clippy::too_many_arguments, reason = "one use, three rows")]
+fn measure(
+    page: &Page<'_>,
+    name: &'static str,
+    now: Option<f64>,
+    columns: &Columns,
+    of: fn(&Point) -> Option<f64>,
+    top: Option<f64>,
+    show: fn(f64) -> String,
+    aside: Markup,
+) -> Markup {
+    let window = window_words(page.view.window);
+    html! {
+        div.measure.(name) {
+            @if name == "busy" {
+                div { "busy now " (figure("busy-now", now, show)) }
+                div { (window) " " (figure("busy-window", mean(columns, of), show)) }
+            } @else {
+                div { (name) " " b { (or_unknown(now.map(show))) } }
+                div { (aside) }
+            }
+            (chart(&format!("{name}, {window}"), columns, of, top, show))
+        }
+    }
+}
+
+fn mig_row(page: &Page<'_>, gpu: &Gpu, mig: &MigDevice, medium: Option<&Medium>) -> Markup {
     let instances = medium.map_or(&[][..], |medium| &medium.instances);
     let reading: Option<&InstanceReading> = instances.iter().find(|instance| instance.members.contains(&mig.uuid));
     let memory = reading.and_then(|reading| reading.memory);
-    let points = history.points(&gpu.uuid, Some(&mig.uuid));
-    let device_health =
-        snapshot.health.gpus.get(&gpu.uuid).and_then(|health: &GpuHealth| health.instances.get(&mig.uuid));
-    let holders: Vec<&ContainerRef> = snapshot
-        .accounts
-        .iter()
-        .filter(|account: &&Account| account.mig.as_ref() == Some(&mig.uuid) && account.holding.is_some())
-        .map(|account| &account.container)
-        .collect();
-    let names = [mig.uuid.to_string(), gpu.uuid.to_string(), gpu_name(gpu), mig.profile.to_string()];
-    let total = memory.map(|memory| memory.total as f64);
+    let health = page.snapshot.health.gpus.get(&gpu.uuid).and_then(|health| health.instances.get(&mig.uuid));
+    let holders: Vec<&Account> = page.holders(gpu).filter(|account| account.mig.as_ref() == Some(&mig.uuid)).collect();
+    let name = format!(
+        "{}:{} {}",
+        gpu.index.map_or_else(|| "?".to_owned(), |index| index.to_string()),
+        mig.index,
+        mig.profile
+    );
+    let busy = reading.and_then(|reading| reading.gpm.sm_active);
+    let window = window_words(page.view.window);
     html! {
-        tr.mig role="row" data-key=(mig.uuid) data-words=(words(holders.iter().copied(), names)) {
-            th.name role="rowheader" scope="row" {
-                (gpu_name(gpu)) ", " (mig.profile)
-                div.id { (mig.uuid) }
-            }
-            td role="cell" data-label="Health" { (health(device_health, reading.is_some())) }
-            td.measure role="cell" data-label="SM active" {
-                div { (number(MIG_SM_ACTIVE, reading.and_then(|reading| reading.gpm.sm_active).map(percent))) }
-                (chart("SMs active", points, |point| point.busy, Some(1.0), percent))
-            }
-            td.measure role="cell" data-label="Memory" {
-                div { (used(MIG_MEMORY, memory)) }
-                (chart("Memory", points, |point| point.memory, total, |bytes| gibibytes(bytes as u64)))
-            }
-            td.measure role="cell" data-label="Power" { "–" }
-            td.holders role="cell" data-label="Used by" {
-                @if holders.is_empty() { span.muted { "no container" } }
-                @for holder in holders { div { (holder.namespace) "/" (holder.pod) } }
-            }
-        }
-    }
-}
-
-fn used(metric: &'static str, memory: Option<MemoryUse>) -> Markup {
-    html! {
-        (number(metric, memory.map(|memory| gibibytes(memory.used))))
-        @if let Some(memory) = memory { span.aside { "of " (number(metric, Some(gibibytes(memory.total)))) } }
-    }
-}
-
-/// The health, its causes, and when the device recovers.
-fn health(health: Option<&DeviceHealth>, has_readings: bool) -> Markup {
-    let Some(health) = health else { return html! { span.badge.plain { "not checked" } } };
-    html! {
-        @if health.healthy {
-            span.badge.good { "healthy" }
-            @if !has_readings { div.cause { "no readings" } }
-        } @else {
-            span.badge.bad { "unhealthy" }
-            @for cause in &health.causes {
-                div.cause {
-                    (number(DEVICE_REASON, Some(cause.reason.as_str().replace('_', " ")))) ": " (cause.detail)
-                    div.muted { (cause.clears) }
+        li.mig data-key=(mig.uuid) {
+            span.name { (name) }
+            (chart(&format!("busy, {window}"), &columns(page, gpu, Some(&mig.uuid)), |point| point.busy, Some(1.0), percent))
+            span.number { (figure("busy-now", busy, percent)) }
+            span.number { (or_unknown(memory.map(|memory| gibibytes(memory.used)))) }
+            span.part {
+                @if health.is_some_and(|health| !health.healthy) { (badge(health)) " " }
+                @else if holders.is_empty() { span.free { "free" } }
+                @for (place, holder) in holders.iter().enumerate() {
+                    @if place > 0 { ", " }
+                    span title=(holder.container) { (holder.container.pod) }
                 }
             }
+            (causes(health.filter(|health| !health.healthy), true))
+            (more(mig.uuid.as_str(), &name))
         }
+    }
+}
+
+/// Whether a whole GPU or its slots are free.
+fn state(page: &Page<'_>, gpu: &Gpu) -> Markup {
+    let is_held = page.holders(gpu).next().is_some();
+    html! {
+        @if !is_held && gpu.mig_devices.is_empty() { p.free { "free" } }
+    }
+}
+
+fn badge(health: Option<&DeviceHealth>) -> Markup {
+    match health {
+        None => html! { span.badge.plain { "not checked" } },
+        Some(health) if health.healthy => html! { span.badge.good { "healthy" } },
+        Some(_) => html! { span.badge.bad { "unhealthy" } },
+    }
+}
+
+/// Why the device is unhealthy, and when it recovers.
+fn causes(health: Option<&DeviceHealth>, has_readings: bool) -> Markup {
+    html! {
+        @for cause in health.into_iter().flat_map(|health| &health.causes) {
+            p.cause { b { (cause.reason.as_str().replace('_', " ")) ": " } (cause.detail) "; " (cause.clears) "." }
+        }
+        @if health.is_some_and(|health| health.healthy) && !has_readings { p.cause { "No readings." } }
     }
 }

@@ -3,32 +3,36 @@
 use maud::{Markup, html};
 
 use super::text::{device_name, time, words};
-use crate::history::{Event, History, Severity};
+use super::{Page, section};
+use crate::history::{Event, Severity};
 use crate::model::Snapshot;
 
 const SHOWN: usize = 60;
 /// Devices or containers that one event names.
 const NAMED: usize = 8;
 
-pub(super) fn section(snapshot: &Snapshot, history: &History) -> Markup {
-    let events = history.events();
-    html! {
-        section aria-labelledby="events" {
-            h2 id="events" { "Events" }
+pub(super) fn events(page: &Page<'_>) -> Markup {
+    let events = page.history.events();
+    section(
+        "events",
+        "Events",
+        html! { "newest first, in UTC" },
+        true,
+        html! {
             @if events.len() == 0 {
                 p.muted { "No events since podmeter started." }
             } @else {
                 // It scrolls, so it must be reachable by keyboard.
                 ol.events tabindex="0" aria-labelledby="events" {
-                    @for event in events.take(SHOWN) { (item(snapshot, event)) }
+                    @for event in events.take(SHOWN) { (item(page.snapshot, event)) }
                 }
                 p.none hidden data-none { "No event matches the filter." }
             }
-        }
-    }
+        },
+    )
 }
 
-fn item(snapshot: &Snapshot, event: &Event) -> Markup {
+pub(super) fn item(snapshot: &Snapshot, event: &Event) -> Markup {
     let devices: Vec<String> =
         event.devices.iter().map(|device| device_name(snapshot, &device.gpu, device.mig.as_ref())).collect();
     let uuids = event.devices.iter().flat_map(|device| {

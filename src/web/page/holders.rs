@@ -1,14 +1,15 @@
-//! The use of a device: busy time and memory as bars of holders and unattributed use.
+//! The use of a whole GPU: its busy time in the window and its memory now, as bars of holders and unattributed use.
 
 use std::collections::BTreeMap;
 
 use maud::{Markup, html};
 
-use super::catalogue::{CONTAINER_BUSY, CONTAINER_MEMORY, UNATTRIBUTED_BUSY, UNATTRIBUTED_MEMORY};
+use super::Page;
 use super::chart::{Segment, bar};
-use super::text::{gibibytes, number, percent};
-use crate::history::{History, Part};
-use crate::model::{Gpu, Reason, Snapshot};
+use super::text::{gibibytes, or_unknown, percent};
+use super::view::window_words;
+use crate::history::Part;
+use crate::model::{Gpu, Reason};
 
 /// Per device; the table of containers has all.
 const SHOWN: usize = 8;
@@ -16,33 +17,35 @@ const SHOWN: usize = 8;
 #[derive(Default)]
 struct Use {
     holds: bool,
-    /// Recent part of the device's time.
+    /// Part of the device's time.
     busy: Option<f64>,
     memory: Option<u64>,
 }
 
-pub(super) fn cell(snapshot: &Snapshot, history: &History, gpu: &Gpu, capacity: Option<u64>) -> Markup {
-    let portions = history.busy_portions(snapshot, &gpu.uuid);
-    let divides_busy = portions.is_some();
+pub(super) fn of_gpu(page: &Page<'_>, gpu: &Gpu, capacity: Option<u64>) -> Markup {
+    let division = page.history.division(&gpu.uuid, page.view.window);
+    let unknown = division.as_ref().map_or(1.0, |division| division.uncovered);
     let mut uses: BTreeMap<Part, Use> = BTreeMap::new();
-    for portion in portions.into_iter().flatten() {
-        uses.entry(portion.part).or_default().busy = Some(portion.ratio);
+    for (part, ratio) in division.into_iter().flat_map(|division| division.busy) {
+        uses.entry(part).or_default().busy = Some(ratio).filter(|_| unknown < 1.0);
     }
-    for account in snapshot.accounts.iter().filter(|account| account.gpu == gpu.uuid && account.holding.is_some()) {
+    for account in page.holders(gpu) {
         let used = uses.entry(Part::Container(account.container.clone())).or_default();
         used.holds = true;
         if let Some(bytes) = account.memory_used_bytes {
             used.memory = Some(used.memory.unwrap_or(0) + bytes);
         }
     }
-    let unattributed = snapshot.unattributed.iter().find(|unattributed| unattributed.gpu == gpu.uuid);
+    let unattributed = page.snapshot.unattributed.iter().find(|unattributed| unattributed.gpu == gpu.uuid);
     for (reason, bytes) in unattributed.into_iter().flat_map(|unattributed| &unattributed.memory_bytes) {
         uses.entry(Part::Unattributed(*reason)).or_default().memory = Some(*bytes);
     }
-    uses.retain(|_, used| used.holds || used.busy.is_some_and(|ratio| ratio >= 0.005) || used.memory > Some(0));
-    if uses.is_empty() {
-        return html! { span.muted { "no container" } };
-    }
+    let is_partitioned = !gpu.mig_devices.is_empty();
+    uses.retain(|part, used| match part {
+        // The MIG devices name them.
+        Part::Container(_) if is_partitioned => false,
+        _ => used.holds || used.busy.is_some_and(|ratio| ratio >= 0.005) || used.memory > Some(1 << 20),
+    });
     let segments = |of: &dyn Fn(&Use) -> Option<f64>| -> Vec<Segment> {
         let segment = |(place, (part, used)): (usize, (&Part, &Use))| {
             Some(Segment { class: class(part, place), ratio: of(used)? })
@@ -54,37 +57,35 @@ pub(super) fn cell(snapshot: &Snapshot, history: &History, gpu: &Gpu, capacity: 
         format!("{what}: {}", parts.collect::<Vec<_>>().join(", "))
     };
     let memory_ratio = |used: &Use| Some(used.memory? as f64 / capacity.filter(|capacity| *capacity > 0)? as f64);
+    let busy_words = format!("busy, {}", window_words(page.view.window));
     html! {
-        div.bars {
-            @if divides_busy {
-                span.muted { "busy" }
-                (bar(&words("Recently busy", &|used| used.busy.map(percent)), &segments(&|used| used.busy)))
-            }
-            @if uses.values().any(|used| memory_ratio(used).is_some()) {
-                span.muted { "memory" }
-                (bar(&words("Memory", &|used| used.memory.map(gibibytes)), &segments(&memory_ratio)))
+        @if !uses.is_empty() && !is_partitioned {
+            div.bars {
+                "busy"
+                (bar(&words(&busy_words, &|used| used.busy.map(percent)), segments(&|used| used.busy), unknown))
+                "memory"
+                (bar(&words("memory now", &|used| used.memory.map(gibibytes)), segments(&memory_ratio),
+                    if capacity.is_none() { 1.0 } else { 0.0 }))
             }
         }
-        ul.parts {
-            @for (place, (part, used)) in uses.iter().enumerate().take(SHOWN) {
-                li {
-                    svg.swatch viewBox="0 0 1 1" aria-hidden="true" { rect class=(class(part, place)) width="1" height="1" {} }
-                    span.part { (name(part)) }
-                    @let (busy, memory) = metrics(part);
-                    span.number { @if divides_busy { (number(busy, used.busy.map(percent))) } }
-                    span.number { @if used.memory.is_some() { (number(memory, used.memory.map(gibibytes))) } }
+        @if !uses.is_empty() {
+            ul.parts {
+                @for (place, (part, used)) in uses.iter().enumerate().take(SHOWN) {
+                    li {
+                        svg.swatch viewBox="0 0 1 1" aria-hidden="true" { rect class=(class(part, place)) width="1" height="1" {} }
+                        span.part.muted[has_ended(part, used)] { (name(part)) @if has_ended(part, used) { " (ended)" } }
+                        span.number { (or_unknown(used.busy.map(percent))) }
+                        span.number { (or_unknown(used.memory.map(gibibytes))) }
+                    }
                 }
+                @if uses.len() > SHOWN { li.muted { "and " (uses.len() - SHOWN) " more" } }
             }
-            @if uses.len() > SHOWN { li.muted { "and " (uses.len() - SHOWN) " more" } }
         }
     }
 }
 
-fn metrics(part: &Part) -> (&'static str, &'static str) {
-    match part {
-        Part::Container(_) => (CONTAINER_BUSY, CONTAINER_MEMORY),
-        Part::Unattributed(_) => (UNATTRIBUTED_BUSY, UNATTRIBUTED_MEMORY),
-    }
+fn has_ended(part: &Part, used: &Use) -> bool {
+    matches!(part, Part::Container(_)) && !used.holds
 }
 
 /// Unattributed use is grey; use without an allocation has the warning colour.
@@ -105,7 +106,7 @@ fn name(part: &Part) -> String {
             Reason::Idle => "idle power",
             Reason::NotAllocated => "pods that do not hold it",
             Reason::TerminatedPod => "ended pods",
-            Reason::Unknown => "unknown",
+            Reason::Unknown => "owner unknown",
         }
         .to_owned(),
     }

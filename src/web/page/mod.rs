@@ -1,9 +1,9 @@
 //! The live page: one document with its style and script, which loads nothing else. All markup is rendered here, also
 //! that of later updates: without JavaScript it is a static page.
 
-mod catalogue;
 mod chart;
 mod containers;
+pub(super) mod detail;
 mod devices;
 mod events;
 mod holders;
@@ -11,16 +11,19 @@ mod plugin;
 mod sources;
 mod summary;
 mod text;
+mod view;
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+pub(super) use view::View;
 
-use crate::history::History;
-use crate::model::{Moment, Snapshot};
+use crate::history::{History, Window};
+use crate::model::{Account, Gpu, Moment, Snapshot};
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
-/// Permits this style, this script and events of this server; nothing else is loaded, sent or framed.
+/// Permits this style, this script and requests to this server; nothing else is loaded, sent or framed.
 pub(super) const CONTENT_SECURITY_POLICY: &str = concat!(
     "default-src 'none'; style-src 'sha256-",
     env!("PODMETER_STYLE_SHA256"),
@@ -34,9 +37,103 @@ const ICON: &str = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg'
     %3Crect width='16' height='16' rx='4' fill='%230b5fce'/%3E\
     %3Cpath d='M3 12V9h2v3zM7 12V4h2v8zM11 12V7h2v5z' fill='white'/%3E%3C/svg%3E";
 
-/// `not_ready`: the reason why the agent is not ready.
-pub(super) fn page(snapshot: &Snapshot, history: &History, now: Moment, not_ready: Option<String>) -> String {
-    let title = if snapshot.node_name.is_empty() { "podmeter" } else { &*snapshot.node_name };
+/// What the page shows.
+pub(super) struct Page<'a> {
+    pub snapshot: &'a Snapshot,
+    pub history: &'a History,
+    pub now: Moment,
+    /// The reason why the agent is not ready.
+    pub not_ready: Option<String>,
+    pub view: View,
+}
+
+impl Page<'_> {
+    pub fn whole(&self) -> String {
+        let title = if self.snapshot.node_name.is_empty() { "podmeter" } else { &*self.snapshot.node_name };
+        let body = html! {
+            a.skip href="#devices" { "Skip to the devices" }
+            header {
+                h1 { (title) }
+                p #status role="status" { noscript { "As of " (text::time(self.now.unix)) " UTC; without JavaScript, reload to update." } }
+                nav #sections aria-label="Sections" {
+                    a href="#devices" { "Devices" } a href="#containers" { "Containers" } a href="#events" { "Events" }
+                    @if self.snapshot.plugin.is_some() { a href="#plugin" { "Plugin" } }
+                    a href="#sources" { "Sources" } a href="/metrics" { "Metrics" }
+                }
+                form #search role="search" hidden {
+                    label for="filter" { "Filter" }
+                    input #filter type="search" autocomplete="off" spellcheck="false" placeholder="pod, namespace or device"
+                        title="also namespace:ml, pod:train, container:main, device:3";
+                    output #found for="filter" {}
+                }
+            }
+            main #live { (self.content()) }
+            footer {
+                a href="/metrics/dcgm" { "metrics under DCGM names" } " · "
+                a href="/api/v1/node" { "snapshot as JSON" } " · " a href="/api/v1/history" { "history as JSON" } " · "
+                a href="/-/ready" { "readiness" } " · " a href="/-/healthy" { "health" }
+                " · podmeter " (env!("CARGO_PKG_VERSION"))
+            }
+            script { (PreEscaped(SCRIPT)) }
+        };
+        document(title, body).into_string()
+    }
+
+    /// The part that changes, as sent in events.
+    pub fn live(&self) -> String {
+        self.content().into_string()
+    }
+
+    fn content(&self) -> Markup {
+        let snapshot = self.snapshot;
+        let journal = snapshot.journal.as_ref().and_then(|journal| journal.problem.as_deref());
+        let journal = journal.map(|problem| format!("the journal of allocations is not written: {problem}"));
+        let problems = [
+            self.not_ready.as_deref(),
+            snapshot.hardware.problem.as_deref(),
+            snapshot.kubelet.problem.as_deref(),
+            journal.as_deref(),
+        ];
+        html! {
+            div.about {
+                p {
+                    (driver(snapshot)) ", up for " (text::span(self.now.monotonic.as_duration().as_secs()))
+                    ", as of " (text::time(snapshot.at.unix)) " UTC"
+                }
+                nav.windows aria-label="Window" {
+                    @for window in Window::ALL {
+                        a href=(View { window, ..self.view }.link()) data-view
+                            aria-current=[(window == self.view.window).then_some("true")] { (view::window_words(window)) }
+                    }
+                }
+            }
+            @for problem in problems.into_iter().flatten() {
+                p.problem { (problem) }
+            }
+            @for taken in &snapshot.unallocated_uses {
+                p.problem {
+                    (taken.pod.namespace) "/" (taken.pod.pod) " uses " (text::device_name(snapshot, &taken.gpu, None))
+                    ", which it does not hold"
+                }
+            }
+            (summary::tiles(self))
+            (devices::devices(self))
+            (containers::containers(self))
+            (events::events(self))
+            @if let Some(plugin) = &snapshot.plugin {
+                (plugin::plugin(plugin))
+            }
+            (sources::sources(self))
+        }
+    }
+
+    /// The accounts of this GPU and its MIG devices that are held now.
+    fn holders<'b>(&'b self, gpu: &'b Gpu) -> impl Iterator<Item = &'b Account> {
+        self.snapshot.accounts.iter().filter(|account| account.gpu == gpu.uuid && account.holding.is_some())
+    }
+}
+
+fn document(title: &str, body: Markup) -> Markup {
     html! {
         (DOCTYPE)
         html lang="en" {
@@ -48,70 +145,32 @@ pub(super) fn page(snapshot: &Snapshot, history: &History, now: Moment, not_read
                 link rel="icon" href=(PreEscaped(ICON));
                 style { (PreEscaped(STYLE)) }
             }
-            body {
-                a.skip href="#devices" { "Skip to the devices" }
-                header {
-                    h1 { (title) }
-                    p #status role="status" { noscript { "As of " (text::time(now.unix)) " UTC; without JavaScript, reload to update." } }
-                    form #search role="search" hidden {
-                        label for="filter" { "Filter" }
-                        input #filter type="search" autocomplete="off" spellcheck="false" placeholder="pod, namespace or device"
-                            aria-describedby="filter-help";
-                        span #filter-help.muted { "also " code { "namespace:ml" } " " code { "pod:train" } " " code { "device:3" } }
-                        output #found for="filter" {}
-                    }
-                }
-                main {
-                    div #live { (live_markup(snapshot, history, now, not_ready)) }
-                    (catalogue::section())
-                }
-                footer {
-                    a href="/metrics" { "metrics" } " · " a href="/metrics/dcgm" { "metrics under DCGM names" } " · "
-                    a href="/api/v1/node" { "snapshot as JSON" } " · " a href="/api/v1/history" { "history as JSON" } " · "
-                    a href="/-/ready" { "readiness" } " · " a href="/-/healthy" { "health" }
-                    " · podmeter " (env!("CARGO_PKG_VERSION"))
-                }
-                script { (PreEscaped(SCRIPT)) }
+            body { (body) }
+        }
+    }
+}
+
+/// A part of the page with a link target, which folds. `is_open`: at first.
+fn section(id: &'static str, title: &str, about: Markup, is_open: bool, body: Markup) -> Markup {
+    html! {
+        section data-key={ "section-" (id) } {
+            details open[is_open] {
+                summary { h2 id=(id) tabindex="-1" { (title) } span.muted { (about) } }
+                (body)
             }
         }
     }
-    .into_string()
 }
 
-/// The part that changes, as sent in events.
-pub(super) fn live(snapshot: &Snapshot, history: &History, now: Moment, not_ready: Option<String>) -> String {
-    live_markup(snapshot, history, now, not_ready).into_string()
-}
-
-fn live_markup(snapshot: &Snapshot, history: &History, now: Moment, not_ready: Option<String>) -> Markup {
-    let hardware = &snapshot.hardware;
-    let journal = snapshot.journal.as_ref().and_then(|journal| journal.problem.as_deref());
-    let journal = journal.map(|problem| format!("the journal of allocations is not written: {problem}"));
-    let problems =
-        [not_ready.as_deref(), hardware.problem.as_deref(), snapshot.kubelet.problem.as_deref(), journal.as_deref()];
+/// The metrics and events of a row: a link to their page, which the script replaces by its content. The script keeps
+/// what is in it (`data-keep`).
+fn more(key: &str, name: &str) -> Markup {
+    let encoded = utf8_percent_encode(key, NON_ALPHANUMERIC);
     html! {
-        p.about {
-            (driver(snapshot)) ", up for " (text::span(now.monotonic.as_duration().as_secs()))
-            ", as of " (text::time(snapshot.at.unix)) " UTC"
+        details.more {
+            summary aria-label={ "Metrics and events of " (name) } {}
+            div data-keep { a href={ "/detail?key=" (encoded) } { "Metrics and events of " (name) } }
         }
-        @for problem in problems.into_iter().flatten() {
-            p.problem { (problem) }
-        }
-        @for taken in &snapshot.unallocated_uses {
-            p.problem {
-                (taken.pod.namespace) "/" (taken.pod.pod) " "
-                a.metric href=(format!("#{}", catalogue::UNALLOCATED_USE)) { "uses" } " "
-                (text::device_name(snapshot, &taken.gpu, None)) ", which it does not hold"
-            }
-        }
-        (summary::tiles(snapshot, now))
-        (devices::section(snapshot, history))
-        (containers::section(snapshot, now))
-        (events::section(snapshot, history))
-        @if let Some(plugin) = &snapshot.plugin {
-            (plugin::section(plugin))
-        }
-        (sources::section(snapshot, now))
     }
 }
 
@@ -129,19 +188,25 @@ fn driver(snapshot: &Snapshot) -> String {
 mod tests {
     use std::collections::BTreeSet;
 
+    use super::view::Sort;
     use super::*;
     use crate::metrics::tests::fixture;
 
     fn of(snapshot: &Snapshot, not_ready: Option<&str>) -> String {
+        seen(snapshot, not_ready, View::default())
+    }
+
+    fn seen(snapshot: &Snapshot, not_ready: Option<&str>, view: View) -> String {
         let mut history = History::default();
         history.note(snapshot);
-        page(snapshot, &history, snapshot.at, not_ready.map(str::to_owned))
+        let not_ready = not_ready.map(str::to_owned);
+        Page { snapshot, history: &history, now: snapshot.at, not_ready, view }.whole()
     }
 
     /// The row of this device or container.
     fn row<'a>(page: &'a str, key: &str) -> &'a str {
         let start = page.find(&format!("data-key=\"{key}")).expect("it has a row");
-        page[start..].split("</tr>").next().unwrap()
+        page[start..].split("</details>").next().unwrap()
     }
 
     #[test]
@@ -155,13 +220,13 @@ mod tests {
     }
 
     #[test]
-    fn absent_is_a_dash() {
+    fn unknown_is_a_dash_and_a_hatched_chart() {
         let page = of(&fixture::snapshot(), None);
         let lost = row(&page, fixture::LOST);
-        for label in ["Busy", "Memory"] {
-            assert!(lost.contains(&format!("data-label=\"{label}\"><div>–</div></td>")), "{lost}");
+        assert!(lost.contains("<b data-figure=\"busy-now\">–</b>"), "{lost}");
+        for chart in ["busy, last 5 min: unknown", "power, last 5 min: unknown"] {
+            assert!(lost.contains(&format!("aria-label=\"{chart}\"></svg>")), "{lost}");
         }
-        assert!(!lost.contains("<svg class=\"chart\""), "no chart without points: {lost}");
     }
 
     #[test]
@@ -179,40 +244,72 @@ mod tests {
     fn the_health_is_shown_with_its_cause_and_the_unhealthy_part() {
         let page = of(&fixture::snapshot(), None);
         assert!(row(&page, fixture::WHOLE).contains(">healthy<"));
-        assert!(row(&page, fixture::LOST).contains("the driver no longer lists it"));
+        let lost = row(&page, fixture::LOST);
+        assert!(lost.contains("the driver no longer lists it; recovers after a reset.</p>"), "{lost}");
         assert!(row(&page, fixture::OTHER_SLICE).contains("XID 95"));
-        assert!(row(&page, fixture::SLICE).contains(">healthy<"));
+        assert!(!row(&page, fixture::SLICE).contains("unhealthy"));
     }
 
     #[test]
-    fn every_value_links_to_a_metric_on_the_page() {
+    fn every_link_has_a_target() {
         let page = of(&fixture::snapshot(), None);
         let links: BTreeSet<&str> = page.split("href=\"#").skip(1).filter_map(|rest| rest.split('"').next()).collect();
         for link in &links {
             assert!(page.contains(&format!("id=\"{link}\"")), "#{link} has no target");
         }
-        assert!(links.len() > 20, "{links:?}");
+        assert_eq!(links.len(), 5, "{links:?}");
     }
 
     #[test]
-    fn containers_are_sorted_by_idle_time_and_the_ended_come_last() {
+    fn containers_are_sorted_as_chosen_and_the_ended_come_last() {
         let snapshot = fixture::snapshot();
-        let page = of(&snapshot, None);
-        let table = page.split("<table class=\"cards containers\"").nth(1).unwrap();
-        let keys: Vec<&str> = table.split("data-key=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
-        let mut accounts: Vec<_> = snapshot.accounts.iter().collect();
-        accounts.sort_by(|one, other| other.figures.idle_seconds.partial_cmp(&one.figures.idle_seconds).unwrap());
-        accounts.sort_by_key(|account| account.holding.is_none());
-        let expected: Vec<String> = accounts.iter().map(|account| account.gpu.to_string()).collect();
-        assert!(keys.len() >= expected.len());
-        let first = accounts[0];
-        let uuid = first.mig.as_ref().map_or_else(|| first.gpu.to_string(), ToString::to_string);
-        assert!(keys[0].ends_with(&uuid), "{keys:?}");
+        let pods = |sort: Sort| -> Vec<String> {
+            let page = seen(&snapshot, None, View { sort, ..View::default() });
+            let table = page.split("<table class=\"containers\"").nth(1).unwrap().to_owned();
+            table.split("data-key=\"").skip(1).map(|row| row.split('"').next().unwrap().to_owned()).collect()
+        };
+        let by_name = pods(Sort::Name);
+        let held = snapshot.accounts.iter().filter(|account| account.holding.is_some()).count();
+        assert!(by_name[..held].is_sorted(), "{by_name:?}");
+        let by_energy = pods(Sort::Energy);
+        assert_ne!(by_name, by_energy);
+        let most = snapshot.accounts.iter().filter(|account| account.holding.is_some());
+        let most = most
+            .max_by(|one, other| one.figures.energy_joules.partial_cmp(&other.figures.energy_joules).unwrap())
+            .unwrap();
+        assert!(by_energy[0].starts_with(&most.container.to_string()), "{by_energy:?}");
+        assert_eq!(by_name.len(), by_energy.len());
+    }
+
+    #[test]
+    fn busy_beyond_the_time_held_is_called_borrowed() {
+        let mut snapshot = fixture::snapshot();
+        snapshot.accounts.truncate(1);
+        snapshot.accounts[0].figures.borrowed_seconds = None;
+        assert!(!of(&snapshot, None).contains(" borrowed"));
+        (snapshot.accounts[0].figures.busy_seconds, snapshot.accounts[0].figures.borrowed_seconds) =
+            (Some(20.0), Some(10.0));
+        assert!(of(&snapshot, None).contains("data-value=\"10.000\">10 s</b> borrowed"));
+    }
+
+    #[test]
+    fn those_that_ended_over_a_minute_ago_are_folded() {
+        let mut snapshot = fixture::snapshot();
+        snapshot.accounts.truncate(1);
+        snapshot.accounts[0].holding = None;
+        snapshot.accounts[0].ended = Some(snapshot.at);
+        assert!(!of(&snapshot, None).contains("ended over a minute ago"));
+        snapshot.at.monotonic = snapshot.at.monotonic + std::time::Duration::from_secs(60);
+        assert!(of(&snapshot, None).contains("1 ended over a minute ago"));
     }
 
     #[test]
     fn an_empty_node_has_a_message() {
-        let page = page(&Snapshot::default(), &History::default(), Moment::default(), Some("no snapshot yet".into()));
+        let (snapshot, history) = (Snapshot::default(), History::default());
+        let not_ready = Some("no snapshot yet".to_owned());
+        let page =
+            Page { snapshot: &snapshot, history: &history, now: Moment::default(), not_ready, view: View::default() };
+        let page = page.whole();
         assert!(page.contains("No GPU found.") && page.contains("no snapshot yet"));
     }
 }

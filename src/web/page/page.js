@@ -12,6 +12,7 @@
   let receivedAt = new Date();
   let hasReceived = false;
   let source = null;
+  let query = '';
   let reconnect = 0;
 
   // The stream.
@@ -19,7 +20,8 @@
   function connect() {
     clearTimeout(reconnect);
     source?.close();
-    source = new EventSource('/live');
+    query = location.search;
+    source = new EventSource(`/live${query}`);
     source.addEventListener('page', (event) => {
       received = performance.now();
       receivedAt = new Date();
@@ -73,6 +75,7 @@
     patchChildren(live, parser.content);
     parser.innerHTML = '';
     applyFilter();
+    for (const row of live.querySelectorAll('.more[open]')) fill(row);
     if (focused && focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
   }
 
@@ -100,19 +103,55 @@
     }
   }
 
+  // The reader opens and closes rows and sections, and the script fills what is marked with data-keep.
+  const KEPT = ['hidden', 'open'];
+
   function patch(old, fresh) {
     if (old.nodeType !== Node.ELEMENT_NODE) {
       if (old.data !== fresh.data) old.data = fresh.data;
       return;
     }
     for (const { name } of [...old.attributes]) {
-      if (name !== 'hidden' && !fresh.hasAttribute(name)) old.removeAttribute(name);
+      if (!KEPT.includes(name) && !fresh.hasAttribute(name)) old.removeAttribute(name);
     }
     for (const { name, value } of fresh.attributes) {
-      if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+      if (!KEPT.includes(name) && old.getAttribute(name) !== value) old.setAttribute(name, value);
     }
-    patchChildren(old, fresh);
+    if (!old.hasAttribute('data-keep')) patchChildren(old, fresh);
   }
+
+  // The metrics and events of an open row, from the page to which its link leads.
+
+  const REFILL_AFTER = 2000;
+  const filled = new WeakMap();
+
+  async function fill(row) {
+    const kept = row.querySelector('[data-keep]');
+    const { at = -Infinity, url = kept.querySelector('a').href } = filled.get(row) ?? {};
+    if (performance.now() - at < REFILL_AFTER) return;
+    filled.set(row, { at: performance.now(), url });
+    try {
+      const answer = await fetch(url);
+      const page = new DOMParser().parseFromString(await answer.text(), 'text/html');
+      const fresh = page.getElementById('detail');
+      if (answer.ok && fresh) patchChildren(kept, fresh);
+    } catch { /* the state Stale is shown */ }
+  }
+
+  live.addEventListener('toggle', ({ target }) => {
+    if (target.matches('.more[open]')) fill(target);
+  }, true);
+
+  // Links to another window or order change the stream, not the document.
+
+  live.addEventListener('click', (event) => {
+    const link = event.target.closest('a[data-view]');
+    if (!link || event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
+    event.preventDefault();
+    history.pushState(null, '', link.search + location.hash);
+    connect();
+  });
+  addEventListener('popstate', () => { if (source && location.search !== query) connect(); });
 
   // The filter, kept in the URL.
 
@@ -153,6 +192,7 @@
     const parameters = new URLSearchParams(location.hash.slice(1));
     if (parameters.has('filter')) filter.value = parameters.get('filter');
     applyFilter();
+    document.getElementById(location.hash.slice(1))?.closest('details')?.setAttribute('open', '');
   }
 
   filter.addEventListener('input', () => {

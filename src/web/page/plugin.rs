@@ -5,45 +5,54 @@ use std::sync::Arc;
 
 use maud::{Markup, html};
 
-use super::catalogue::{PLUGIN_DEVICES, PLUGIN_REGISTERED};
-use super::text::{heading, number};
+use super::section;
 use crate::model::{DeviceId, PluginResource, PluginState};
 
 /// Unhealthy devices of one resource; the snapshot has all.
 const DEVICES_SHOWN: usize = 16;
 
-pub fn section(plugin: &PluginState) -> Markup {
-    html! { section aria-labelledby="plugin" {
-        h2 id="plugin" { "Device plugin" }
-        @for problem in &plugin.problems {
-            p.problem { (problem) }
-        }
-        @if plugin.resources.is_empty() {
-            p { @if plugin.checked { "There are no devices to offer." } @else { "Devices not read yet." } }
-        } @else {
-            table.sources {
-                thead { tr {
-                    th scope="col" { "Resource" }
-                    th scope="col" { (heading(PLUGIN_REGISTERED, "State")) }
-                    th.number scope="col" { (heading(PLUGIN_DEVICES, "Healthy")) }
-                    th.number scope="col" { "Unhealthy" }
-                    th scope="col" { "Why unhealthy" }
-                } }
-                tbody {
-                @for (name, resource) in &plugin.resources {
-                    @let (healthy, unhealthy) = resource.count();
-                    tr {
-                        th scope="row" { (name) }
-                        td { (state(resource)) }
-                        td.number { (number(PLUGIN_DEVICES, Some(healthy))) }
-                        td.number { (number(PLUGIN_DEVICES, Some(unhealthy))) }
-                        td { (reasons(&resource.devices)) }
+/// Open where something is wrong.
+pub fn plugin(plugin: &PluginState) -> Markup {
+    let (registered, all) =
+        (plugin.resources.values().filter(|resource| resource.registered).count(), plugin.resources.len());
+    let about = html! { (registered) " of " (all) " resources registered" };
+    let is_open = registered < all || !plugin.problems.is_empty();
+    section(
+        "plugin",
+        "Device plugin",
+        about,
+        is_open,
+        html! {
+            @for problem in &plugin.problems {
+                p.problem { (problem) }
+            }
+            @if plugin.resources.is_empty() {
+                p { @if plugin.checked { "There are no devices to offer." } @else { "Devices not read yet." } }
+            } @else {
+                table.sources {
+                    thead { tr {
+                        th scope="col" { "Resource" }
+                        th scope="col" { "State" }
+                        th.number scope="col" { "Healthy" }
+                        th.number scope="col" { "Unhealthy" }
+                        th scope="col" { "Why unhealthy" }
+                    } }
+                    tbody {
+                    @for (name, resource) in &plugin.resources {
+                        @let (healthy, unhealthy) = resource.count();
+                        tr {
+                            th scope="row" { (name) }
+                            td { (state(resource)) }
+                            td.number { (healthy) }
+                            td.number { (unhealthy) }
+                            td { (reasons(&resource.devices)) }
+                        }
+                    }
                     }
                 }
-                }
             }
-        }
-    } }
+        },
+    )
 }
 
 fn state(resource: &PluginResource) -> String {
@@ -80,8 +89,8 @@ mod tests {
     use super::*;
     use crate::metrics::tests::fixture;
 
-    fn page(plugin: &PluginState) -> String {
-        section(plugin).into_string()
+    fn page(of: &PluginState) -> String {
+        plugin(of).into_string()
     }
 
     #[test]

@@ -2,48 +2,55 @@
 
 use maud::{Markup, html};
 
-use super::catalogue::{ALLOCATIONS_AGE, COLLECTOR_AGE, COLLECTOR_DURATION, COLLECTOR_SUCCESS};
-use super::text::{ago, heading, number};
-use crate::model::{Collector, Moment, Snapshot};
+use super::text::{ago, or_unknown};
+use super::{Page, section};
+use crate::model::Collector;
 
-pub(super) fn section(snapshot: &Snapshot, now: Moment) -> Markup {
-    let kubelet = &snapshot.kubelet;
-    let tiers = snapshot.hardware.collectors.iter().map(|(name, collector)| (*name, collector));
-    html! {
-        section aria-labelledby="freshness" {
-            h2 id="freshness" { "Freshness" }
-            table.sources {
-                thead { tr {
-                    th scope="col" { "Source" }
-                    th scope="col" { (heading(COLLECTOR_SUCCESS, "Last run")) }
-                    th.number scope="col" { (heading(COLLECTOR_AGE, "Last success")) }
-                    th.number scope="col" { (heading(COLLECTOR_DURATION, "Took")) }
-                } }
-                tbody {
-                    @for (name, collector) in [("kubelet", &kubelet.collector)].into_iter().chain(tiers) {
-                        tr {
-                            th scope="row" { (label(name)) }
-                            td { (outcome(collector)) }
-                            td.number { (number(COLLECTOR_AGE, collector.last_success.map(|then| ago(now, then)))) }
-                            td.number {
-                                (number(COLLECTOR_DURATION, collector.duration.map(|took| format!("{:.1} ms", took.as_secs_f64() * 1e3))))
+/// Open where something fails.
+pub(super) fn sources(page: &Page<'_>) -> Markup {
+    let (kubelet, now) = (&page.snapshot.kubelet, page.now);
+    let tiers = page.snapshot.hardware.collectors.iter().map(|(name, collector)| (*name, collector));
+    let all: Vec<(&str, &Collector)> = [("kubelet", &kubelet.collector)].into_iter().chain(tiers).collect();
+    let failed = all.iter().filter(|(_, collector)| !collector.success).count();
+    let about = html! { @if failed == 0 { "all succeeded" } @else { (failed) " of " (all.len()) " not successful" } };
+    section(
+        "sources",
+        "Sources",
+        about,
+        failed > 0,
+        html! {
+                table.sources {
+                    thead { tr {
+                        th scope="col" { "Source" }
+                        th scope="col" { "Last run" }
+                        th.number scope="col" { "Last success" }
+                        th.number scope="col" { "Took" }
+                    } }
+                    tbody {
+                        @for (name, collector) in all {
+                            tr {
+                                th scope="row" { (label(name)) }
+                                td { (outcome(collector)) }
+                                td.number { (or_unknown(collector.last_success.map(|then| ago(now, then)))) }
+                                td.number {
+                                    (or_unknown(collector.duration.map(|took| format!("{:.1} ms", took.as_secs_f64() * 1e3))))
+                                }
                             }
                         }
-                    }
-                    tr {
-                        th scope="row" { "allocations in use" }
-                        td {
-                            @if kubelet.allocations.is_none() { "–" }
-                            @else if kubelet.settled { span.badge.good { "settled" } }
-                            @else { span.badge.plain { "settling" } }
+                        tr {
+                            th scope="row" { "allocations in use" }
+                            td {
+                                @if kubelet.allocations.is_none() { "–" }
+                                @else if kubelet.settled { span.badge.good { "settled" } }
+                                @else { span.badge.plain { "settling" } }
+                            }
+                            td.number { (or_unknown(kubelet.allocations_at.map(|then| ago(now, then)))) }
+                            td.number { "–" }
                         }
-                        td.number { (number(ALLOCATIONS_AGE, kubelet.allocations_at.map(|then| ago(now, then)))) }
-                        td.number { "–" }
                     }
                 }
-            }
-        }
-    }
+        },
+    )
 }
 
 fn label(name: &str) -> &str {

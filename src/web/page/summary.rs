@@ -1,29 +1,19 @@
-//! The node in six numbers.
+//! The node in a few numbers.
 
 use maud::{Markup, html};
 
-use super::catalogue::{
-    CONTAINER_LAST_ACTIVE, DEVICE_ALLOCATED, DEVICE_HEALTHY, DEVICE_MEMORY, DEVICE_POWER, DEVICE_UTILIZATION,
-};
-use super::containers::{IDLE_SECONDS, since_active};
-use super::text::{gibibytes, number, percent, watts};
-use crate::model::{DeviceReadings, Gpu, GpuUuid, Moment, Snapshot};
+use super::Page;
+use super::text::{figure, gibibytes, or_unknown, percent, watts};
+use super::view::window_words;
+use crate::model::{DeviceReadings, Gpu};
 
-pub(super) fn tiles(snapshot: &Snapshot, now: Moment) -> Markup {
+pub(super) fn tiles(page: &Page<'_>) -> Markup {
+    let snapshot = page.snapshot;
     let gpus: Vec<&Gpu> = snapshot.hardware.inventory.gpus.values().collect();
     let readings = |gpu: &Gpu| snapshot.hardware.readings.get(&gpu.uuid).map(|readings| &**readings);
     let unhealthy = gpus
         .iter()
         .filter(|gpu| snapshot.health.gpus.get(&gpu.uuid).is_some_and(|health| !health.whole.healthy))
-        .count();
-    let is_held =
-        |uuid: &GpuUuid| snapshot.accounts.iter().any(|account| account.gpu == *uuid && account.holding.is_some());
-    let held = gpus.iter().filter(|gpu| is_held(&gpu.uuid)).count();
-    let idle = snapshot
-        .accounts
-        .iter()
-        .filter(|account| account.holding.is_some())
-        .filter(|account| since_active(account, now).is_some_and(|since| since >= IDLE_SECONDS))
         .count();
     let all = |of: fn(&DeviceReadings) -> Option<f64>| -> Vec<f64> {
         gpus.iter().filter_map(|gpu| of(readings(gpu)?)).collect()
@@ -33,20 +23,33 @@ pub(super) fn tiles(snapshot: &Snapshot, now: Moment) -> Markup {
     let used = all(|readings| Some(readings.medium.as_ref()?.value.memory?.used as f64));
     let total = all(|readings| Some(readings.medium.as_ref()?.value.memory?.total as f64));
     let sum = |values: &[f64]| (!values.is_empty()).then(|| values.iter().sum::<f64>());
-    let mean = sum(&busy).map(|sum| percent(sum / busy.len() as f64));
+    let mean = sum(&busy).map(|sum| sum / busy.len() as f64);
     let bytes = |values: &[f64]| sum(values).map(|bytes| gibibytes(bytes as u64));
+    let of_gpus = if busy.len() < gpus.len() {
+        format!("{} of {} GPUs known", busy.len(), gpus.len())
+    } else {
+        "mean of the GPUs".to_owned()
+    };
+    let held = || snapshot.accounts.iter().filter_map(|account| Some((account, account.holding.as_ref()?)));
+    let allocated: f64 = held().filter_map(|(_, holding)| holding.share).sum();
+    let idle: f64 = held()
+        .filter_map(|(account, holding)| {
+            Some(page.history.figures(account, page.view.window)?.idle_ratio()? * holding.share?)
+        })
+        .sum();
+    let gpus_worth = |gpus: f64| format!("{gpus:.1}");
     html! {
         dl.tiles {
-            (tile("GPUs", number(DEVICE_HEALTHY, Some(gpus.len())), match unhealthy {
+            (tile("GPUs", html! { (gpus.len()) }, match unhealthy {
                 0 => "none unhealthy".to_owned(),
                 count => format!("{count} unhealthy"),
             }, if unhealthy > 0 { "bad" } else { "" }))
-            (tile("Held", number(DEVICE_ALLOCATED, Some(held)), format!("of {}", gpus.len()), ""))
-            (tile("Held and idle", number(CONTAINER_LAST_ACTIVE, Some(idle)), "for over a minute".to_owned(),
-                if idle > 0 { "warn" } else { "" }))
-            (tile("Busy", number(DEVICE_UTILIZATION, mean), "on average".to_owned(), ""))
-            (tile("Memory", number(DEVICE_MEMORY, bytes(&used)), bytes(&total).map_or_else(String::new, |total| format!("of {total}")), ""))
-            (tile("Power", number(DEVICE_POWER, sum(&power).map(watts)), "in all".to_owned(), ""))
+            (tile("Allocated", figure("allocated", Some(allocated), gpus_worth), format!("of {} GPUs", gpus.len()), ""))
+            (tile("Held and idle", figure("held-and-idle", Some(idle), gpus_worth),
+                format!("GPUs, {}", window_words(page.view.window)), if idle >= 0.95 { "warn" } else { "" }))
+            (tile("Busy now", figure("busy-now", mean, percent), of_gpus, ""))
+            (tile("Memory", html! { (or_unknown(bytes(&used))) }, bytes(&total).map_or_else(String::new, |total| format!("of {total}")), ""))
+            (tile("Power", html! { (or_unknown(sum(&power).map(watts))) }, "of all GPUs".to_owned(), ""))
         }
     }
 }

@@ -1,25 +1,19 @@
-//! Values in readable form, each a link to its metric.
+//! Values in readable form.
 
-use std::fmt::Display;
 use std::time::{Duration, SystemTime};
 
 use maud::{Markup, html};
 
 use crate::model::{Gpu, GpuUuid, MigUuid, Moment, Snapshot, UnixSeconds};
 
-pub(super) const NOT_KNOWN: &str = "–";
-
-/// The heading of a column of values. It is the keyboard's link to the metric; values are skipped.
-pub(super) fn heading(metric: &'static str, text: &str) -> Markup {
-    html! { a.metric href=(format!("#{metric}")) { (text) } }
+pub(super) fn or_unknown(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "–".to_owned())
 }
 
-/// `text` is a value of `metric`.
-pub(super) fn number(metric: &'static str, text: Option<impl Display>) -> Markup {
-    match text {
-        None => html! { (NOT_KNOWN) },
-        Some(text) => html! { a.metric href=(format!("#{metric}")) title=(metric) tabindex="-1" { (text) } },
-    }
+/// A figure that has the same name and value in the API: programs compare them.
+pub(super) fn figure(name: &'static str, value: Option<f64>, show: impl Fn(f64) -> String) -> Markup {
+    let exact = value.map(|value| format!("{value:.3}"));
+    html! { b data-figure=(name) data-value=[exact] { (or_unknown(value.map(show))) } }
 }
 
 pub(super) fn percent(ratio: f64) -> String {
@@ -40,6 +34,9 @@ pub(super) fn gibibytes(bytes: u64) -> String {
 
 pub(super) fn kilowatt_hours(joules: f64) -> String {
     let hours = joules / 3.6e6;
+    if hours < 0.1 {
+        return format!("{:.1} Wh", hours * 1e3);
+    }
     if hours >= 10.0 { format!("{hours:.1} kWh") } else { format!("{hours:.3} kWh") }
 }
 
@@ -64,14 +61,14 @@ pub(super) fn time(at: UnixSeconds) -> Markup {
     html! { time datetime=(date) title=(date) { (day) } }
 }
 
-/// `GPU 3`, or `GPU 3, 1g.10gb` for a MIG device.
+/// `GPU 3`, or `GPU 3:0 1g.10gb` for a MIG device.
 pub(super) fn device_name(snapshot: &Snapshot, gpu: &GpuUuid, mig: Option<&MigUuid>) -> String {
     let Some(found) = snapshot.hardware.inventory.gpus.get(gpu) else { return gpu.to_string() };
     let name = gpu_name(found);
     match mig {
         None => name,
         Some(uuid) => match found.mig_devices.iter().find(|device| device.uuid == *uuid) {
-            Some(device) => format!("{name}, {}", device.profile),
+            Some(device) => format!("{name}:{} {}", device.index, device.profile),
             None => format!("{name}, {uuid}"),
         },
     }

@@ -1,0 +1,170 @@
+//! The metrics and events of one device, or of one container on a device, as a page of its own. The live page's script
+//! shows them inside the row.
+
+use std::collections::BTreeMap;
+
+use maud::{Markup, html};
+
+use super::text::device_name;
+use super::{document, events};
+use crate::history::{Event, History};
+use crate::metrics::{self, Family};
+use crate::model::{GpuUuid, MigUuid, Snapshot};
+
+/// What a row of the page is about.
+struct Subject<'a> {
+    /// Namespace, pod and name.
+    container: Option<[&'a str; 3]>,
+    gpu: &'a GpuUuid,
+    mig: Option<&'a MigUuid>,
+    gpu_instance: Option<String>,
+}
+
+impl<'a> Subject<'a> {
+    /// `key`: a UUID, or `namespace/pod/container UUID`. `None` for a device that is not in the inventory.
+    fn find(snapshot: &'a Snapshot, key: &'a str) -> Option<Self> {
+        let (container, uuid) = key.rsplit_once(' ').map_or((None, key), |(container, uuid)| (Some(container), uuid));
+        let container = match container {
+            None => None,
+            Some(container) => Some(container.split('/').collect::<Vec<_>>().try_into().ok()?),
+        };
+        snapshot.hardware.inventory.gpus.values().find_map(|gpu| {
+            let mig = gpu.mig_devices.iter().find(|mig| mig.uuid.as_str() == uuid);
+            (gpu.uuid.as_str() == uuid || mig.is_some()).then(|| Self {
+                container,
+                gpu: &gpu.uuid,
+                mig: mig.map(|mig| &mig.uuid),
+                gpu_instance: mig.map(|mig| mig.gpu_instance.to_string()),
+            })
+        })
+    }
+
+    fn name(&self, snapshot: &Snapshot) -> String {
+        let device = device_name(snapshot, self.gpu, self.mig);
+        match self.container {
+            Some(parts) => format!("{} on {device}", parts.join("/")),
+            None => device,
+        }
+    }
+
+    /// The metrics of the device have no pod; those of a MIG device have its UUID or its GPU instance.
+    fn has(&self, labels: &BTreeMap<&str, &str>) -> bool {
+        let is = |name: &str, value: &str| labels.get(name) == Some(&value);
+        let uuid = self.mig.map_or(self.gpu.as_str(), MigUuid::as_str);
+        let on_device = match (self.mig, &self.gpu_instance) {
+            (Some(mig), Some(instance)) => {
+                is("mig_uuid", mig.as_str())
+                    || (is("gpu_uuid", self.gpu.as_str())
+                        && !labels.contains_key("mig_uuid")
+                        && is("gpu_instance", instance))
+            }
+            _ => {
+                is("gpu_uuid", self.gpu.as_str())
+                    && !["mig_uuid", "gpu_instance"].iter().any(|name| labels.contains_key(name))
+            }
+        };
+        match self.container {
+            None => on_device && !labels.contains_key("pod"),
+            Some([namespace, pod, container]) => {
+                let elsewhere = labels.contains_key("gpu_uuid") && !on_device;
+                let other = labels.get("device").is_some_and(|device| !device.starts_with(uuid));
+                let contained = labels.get("container").is_none_or(|label| *label == container);
+                is("namespace", namespace) && is("pod", pod) && contained && !elsewhere && !other
+            }
+        }
+    }
+
+    fn concerns(&self, event: &Event) -> bool {
+        match self.container {
+            Some(parts) => event.containers.iter().any(|container| container.to_string() == parts.join("/")),
+            None => event.devices.iter().any(|device| {
+                device.gpu == *self.gpu
+                    && (self.mig.is_none() || device.mig.is_none() || device.mig.as_ref() == self.mig)
+            }),
+        }
+    }
+}
+
+/// `None` where the node has no such device.
+pub(in crate::web) fn page(snapshot: &Snapshot, history: &History, key: &str) -> Option<String> {
+    let subject = Subject::find(snapshot, key)?;
+    let name = subject.name(snapshot);
+    let found: Vec<&Event> = history.events().filter(|event| subject.concerns(event)).collect();
+    let main = html! {
+        main #detail {
+            h1 { (name) }
+            p.muted { (key) }
+            h2 { "Events" }
+            @if found.is_empty() { p.muted { "None since podmeter started." } }
+            @else { ol.events { @for event in found { (events::item(snapshot, event)) } } }
+            h2 { "Metrics" }
+            dl.metrics { @for family in metrics::families(snapshot) { (values(&subject, &family)) } }
+            p { a href="/" { "Back to the node" } }
+        }
+    };
+    Some(document(&name, main).into_string())
+}
+
+fn values(subject: &Subject<'_>, family: &Family) -> Markup {
+    const OF_SUBJECT: [&str; 8] =
+        ["gpu_uuid", "gpu", "mig_uuid", "gpu_instance", "compute_instance", "namespace", "pod", "container"];
+    let samples: Vec<(String, String)> = family
+        .samples
+        .iter()
+        .filter_map(|sample| {
+            let labels: BTreeMap<&str, &str> = sample.labels.iter().collect();
+            let others = sample.labels.iter().filter(|(name, _)| !OF_SUBJECT.contains(name));
+            let others: Vec<String> = others.map(|(name, value)| format!("{name}=\"{value}\"")).collect();
+            subject.has(&labels).then(|| Some((others.join(" "), sample.value.number()?)))?
+        })
+        .collect();
+    html! {
+        @if !samples.is_empty() {
+            div title=(family.descriptor.help) {
+                dt { code { (family.descriptor.name) } }
+                @for (labels, value) in samples { dd { (labels) " " b { (value) } } }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::tests::fixture;
+
+    fn of(key: &str) -> Option<String> {
+        let snapshot = fixture::snapshot();
+        let mut history = History::default();
+        history.note(&snapshot);
+        page(&snapshot, &history, key)
+    }
+
+    #[test]
+    fn a_device_has_its_metrics_and_no_others() {
+        let page = of(fixture::WHOLE).unwrap();
+        assert!(page.contains("podmeter_device_power_watts") && page.contains("podmeter_device_info"), "{page}");
+        assert!(!page.contains("podmeter_container_") && !page.contains("podmeter_mig_memory"), "{page}");
+        let slice = of(fixture::SLICE).unwrap();
+        assert!(slice.contains("podmeter_mig_device_info") && slice.contains("podmeter_mig_memory_bytes"), "{slice}");
+        assert!(!slice.contains("podmeter_device_power_watts"), "{slice}");
+    }
+
+    #[test]
+    fn a_container_has_the_metrics_of_its_device() {
+        let key = format!("research/training-0/main {}", fixture::WHOLE);
+        let page = of(&key).unwrap();
+        assert!(page.contains("research/training-0/main on GPU"), "{page}");
+        assert!(page.contains("podmeter_container_busy_seconds_total") && !page.contains("podmeter_device_"), "{page}");
+        let busy = page.split("podmeter_container_busy_seconds_total").nth(1).unwrap().split("</div>").next().unwrap();
+        assert_eq!(busy.matches("<dd>").count(), 1, "{busy}");
+    }
+
+    #[test]
+    fn an_unknown_device_has_no_page() {
+        assert_eq!(of("GPU-9"), None);
+        assert_eq!(of(""), None);
+        assert_eq!(of(&format!("a/b {}", fixture::WHOLE)), None);
+        assert!(of(&format!("<b>/x/y {}", fixture::WHOLE)).unwrap().contains("&lt;b&gt;/x/y on"));
+    }
+}
