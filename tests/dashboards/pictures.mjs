@@ -58,15 +58,17 @@ try {
   if (!options.prometheus) {
     fleet = await Fleet.start(directory);
     console.error(`${fleet.prometheus}: scrapes for ${options.minutes} minutes`);
-    await new Promise((resolve) => { setTimeout(resolve, seconds * 1000); });
+    // A rate needs a minute before its first point.
+    await new Promise((resolve) => { setTimeout(resolve, (seconds + 60) * 1000); });
   }
   const prometheus = options.prometheus ?? fleet.prometheus;
   await bundle();
   server = await serve();
   browser = await Browser.start();
   mkdirSync(options.output, { recursive: true });
+  const to = await moment(prometheus);
   const unexpected = [];
-  for (const name of names) unexpected.push(...await picture(name, prometheus));
+  for (const name of names) unexpected.push(...await picture(name, prometheus, to));
   if (unexpected.length) {
     console.error(`empty: ${unexpected.join('; ')}`);
     process.exitCode = 1;
@@ -115,10 +117,9 @@ async function serve() {
 }
 
 // Writes one picture; returns the panels that are empty and should not be.
-async function picture(name, prometheus) {
+async function picture(name, prometheus, to) {
   const dashboard = JSON.parse(readFileSync(join(DASHBOARDS, `${name}.json`), 'utf8'));
   if (options.expand) dashboard.panels = expanded(dashboard.panels);
-  const to = await moment(prometheus);
   const [from, step] = [to - seconds, Math.max(SCRAPE_SECONDS, Math.ceil(seconds / 240 / SCRAPE_SECONDS) * SCRAPE_SECONDS)];
   const gpus = await vector(prometheus, GPU, to);
   const variables = dashboard.templating.list.slice(1).map((variable) => {
