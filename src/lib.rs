@@ -11,6 +11,7 @@ pub mod governance;
 pub mod hardware;
 pub mod health;
 pub mod history;
+pub mod input;
 pub mod journal;
 pub mod kubelet;
 pub mod metrics;

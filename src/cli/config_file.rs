@@ -12,6 +12,7 @@ use serde::{Deserialize, Deserializer};
 use super::options::AgentOptions;
 use super::value::Switch;
 use crate::agent::{PluginConfig, ReadFile, sha256};
+use crate::input;
 
 /// `devicePlugin: off`, or a section.
 #[derive(Clone, Debug)]
@@ -81,11 +82,7 @@ pub fn read(file: &Path, files: &mut Vec<ReadFile>) -> Result<AgentOptions, Conf
 }
 
 pub fn parse(text: &str) -> Result<AgentOptions, String> {
-    // The parser rejects a document without content.
-    if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
-        return Ok(AgentOptions::default());
-    }
-    serde_saphyr::from_str(text).map_err(|error| error.to_string())
+    input::yaml(text).map(Option::unwrap_or_default)
 }
 
 #[cfg(test)]
@@ -129,17 +126,17 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_file_has_every_default() {
-        for text in ["", "\n", "# nothing yet\n"] {
-            assert!(parse(text).is_ok(), "{text:?}");
-        }
-    }
-
-    #[test]
-    fn a_misspelt_key_is_named_with_its_line_and_the_keys_there_are() {
-        let error = error_of("nodeName: n\nrefreshIntervall: 5s\n");
-        for part in ["refreshIntervall", "line 2", "refreshInterval"] {
-            assert!(error.contains(part), "{part:?} in {error}");
+    fn a_misspelt_key_is_named_with_its_line_and_the_key_that_is_meant() {
+        for (text, parts) in [
+            ("nodeName: n\nrefreshIntervall: 5s\n", ["line 2", "`refreshIntervall`: did you mean `refreshInterval`?"]),
+            ("health:\n  holdDwn: 5s\n", ["line 2", "`holdDwn`: did you mean `holdDown`?"]),
+            ("devicePlugin:\n  resource: []\n", ["line 2", "`resource`: did you mean `resources`?"]),
+            ("health:\n  colour: red\n", ["line 2", "`colour`; there are "]),
+        ] {
+            let error = error_of(text);
+            for part in parts {
+                assert!(error.contains(part), "{part:?} in {error}");
+            }
         }
     }
 

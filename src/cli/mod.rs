@@ -142,6 +142,11 @@ fn run_top(TopArguments { agent, once, interval }: TopArguments) -> Result<(), F
 fn run_agent(options: AgentOptions) -> Result<(), Failed> {
     let Configuration { options: started, settings } = settings::resolve(options.clone()).map_err(misused)?;
     let log = logging::start(settings.log_format, &settings.reloadable.log_level);
+    for (variable, meant) in
+        options::misspelt_variables(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()))
+    {
+        tracing::warn!(variable, "this environment variable has no effect: did you mean {meant}?");
+    }
     let level = log.clone();
     let reload = Box::new(move || {
         let reread = settings::resolve(options.clone()).map_err(|error| error.to_string())?;

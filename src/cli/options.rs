@@ -13,6 +13,12 @@ use serde::Deserialize;
 use super::config_file::DevicePlugin;
 use super::value::{Switch, Value, parsed, read};
 use crate::agent::{HardwareSource, HealthConfig, ListenAddress, LogFormat, ProcessAttribution, Size};
+use crate::input::similar;
+
+/// Variables without an option, for the governance record.
+const GOVERNANCE_VARIABLES: [&str; 4] = ["IMAGE", "POD_NAME", "POD_NAMESPACE", "UPDATE_STRATEGY"];
+/// How similar a variable is to the one that is meant.
+const NEARLY: f64 = 0.9;
 
 /// What help, error messages and documentation need of an option.
 #[derive(Debug)]
@@ -69,6 +75,18 @@ fn camel_case(name: &str) -> String {
 
 pub fn row(name: &str) -> &'static Row {
     ROWS.iter().find(|row| row.name == name).expect("every option is a row")
+}
+
+/// Environment variables of the process, where one is nearly that of an option. With others, such as those that Kubernetes sets
+/// for a Service named podmeter, nothing is wrong.
+pub fn misspelt_variables(present: impl Iterator<Item = String>) -> Vec<(String, &'static str)> {
+    let meant = |name: &String| {
+        let word = name.strip_prefix("PODMETER_").filter(|word| !GOVERNANCE_VARIABLES.contains(word))?;
+        let known = ROWS.iter().filter_map(|row| row.variable.strip_prefix("PODMETER_"));
+        let near = similar(word, known, NEARLY).filter(|near| *near != word)?;
+        ROWS.iter().map(|row| row.variable.as_str()).find(|variable| variable.strip_prefix("PODMETER_") == Some(near))
+    };
+    present.filter_map(|name| meant(&name).map(|meant| (name, meant))).collect()
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -301,6 +319,32 @@ mod tests {
         let command = AgentOptions::augment_args(Command::new("agent").no_binary_name(true));
         let matches = command.try_get_matches_from(arguments).expect("valid flags");
         AgentOptions::from_arg_matches(&matches).expect("valid flags")
+    }
+
+    #[test]
+    fn a_misspelt_variable_is_found_and_no_other() {
+        let misspelt = |names: &[&str]| misspelt_variables(names.iter().map(|name| (*name).to_owned()));
+        assert_eq!(
+            misspelt(&["PODMETER_REFRESH_INTERVALL", "PODMETER_LSITEN", "PODMETERR_LISTEN"]),
+            [
+                ("PODMETER_REFRESH_INTERVALL".to_owned(), "PODMETER_REFRESH_INTERVAL"),
+                ("PODMETER_LSITEN".to_owned(), "PODMETER_LISTEN"),
+            ]
+        );
+        let right: Vec<&str> = ROWS.iter().map(|row| row.variable.as_str()).collect();
+        assert_eq!(misspelt(&right), []);
+        let ours = GOVERNANCE_VARIABLES.map(|name| format!("PODMETER_{name}"));
+        assert_eq!(misspelt(&ours.each_ref().map(String::as_str)), []);
+        let of_a_service = [
+            "PODMETER_SERVICE_HOST",
+            "PODMETER_SERVICE_PORT",
+            "PODMETER_SERVICE_PORT_METRICS",
+            "PODMETER_PORT",
+            "PODMETER_PORT_9410_TCP",
+            "PODMETER_PORT_9410_TCP_PROTO",
+            "PODMETER_PORT_9410_TCP_ADDR",
+        ];
+        assert_eq!(misspelt(&of_a_service), []);
     }
 
     #[test]

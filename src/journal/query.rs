@@ -9,6 +9,7 @@ use super::allocation_record::AllocationRecord;
 use super::store::{FILE, Loaded, Store, StoreError};
 use super::subject;
 use super::writer::{Reader, take_lock};
+use crate::input::suggestion;
 use crate::model::{Snapshot, UnixSeconds};
 
 /// Holdings in one response by default.
@@ -83,8 +84,8 @@ impl Query {
                     query.limit = limit.ok_or_else(|| wrong(format!("must be 1 to {LARGEST_PAGE}")))?;
                 }
                 _ => {
-                    let known = "since, until, namespace, pod, after, limit";
-                    return Err(QueryError(format!("unknown parameter {key:?}; there are {known}")));
+                    let meant = suggestion(key, &["since", "until", "namespace", "pod", "after", "limit"]);
+                    return Err(QueryError(format!("unknown parameter `{key}`{meant}")));
                 }
             }
         }
@@ -245,9 +246,12 @@ mod tests {
         // Not percent-encoded: unchanged.
         assert_eq!(Query::parse("pod=%+1%1", NOW).unwrap().pod.as_deref(), Some("% 1%1"));
         assert_eq!([Cursor::parse("NaN:1"), Cursor::parse("inf:1")], [None, None]);
-        for (text, part) in
-            [("since=soon", "24h"), ("limit=0", "1 to 5000"), ("after=x", "next"), ("sinze=1h", "there are since")]
-        {
+        for (text, part) in [
+            ("since=soon", "24h"),
+            ("limit=0", "1 to 5000"),
+            ("after=x", "next"),
+            ("sinze=1h", "`sinze`: did you mean `since`?"),
+        ] {
             let error = Query::parse(text, NOW).unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");
         }

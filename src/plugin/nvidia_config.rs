@@ -16,6 +16,7 @@ use super::config::{
     Preferred, Replication, ResourceReplication, SharedDevices, Sharing,
 };
 use super::values::{DeviceReference, one_or_several, resource_name};
+use crate::input;
 use crate::model::ResourceName;
 
 const DOMAIN: &str = "nvidia.com/";
@@ -32,11 +33,8 @@ pub enum NvidiaConfigError {
 /// The text of such a file as our own configuration of one entry. Any text gives a result; none panics.
 pub fn parse(text: &str) -> Result<NvidiaConfig, NvidiaConfigError> {
     // A file of comments alone is a file with every default.
-    if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
-        return Ok(NvidiaConfig::default());
-    }
-    let file: File = serde_saphyr::from_str(text).map_err(|error| NvidiaConfigError::Invalid(error.to_string()))?;
-    convert(file)
+    let file: Option<File> = input::yaml(text).map_err(NvidiaConfigError::Invalid)?;
+    file.map_or_else(|| Ok(NvidiaConfig::default()), convert)
 }
 
 #[derive(Debug, Deserialize)]

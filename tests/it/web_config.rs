@@ -190,14 +190,19 @@ fn certificates_and_passwords_change_while_it_runs() {
     };
     assert!(successful(1.0));
     for (bad, output) in [
-        ("tls_server_config: {cert_fil: x}\n", "unknown field `cert_fil`"),
+        ("tls_server_config: {cert_fil: x}\n", "unknown key `cert_fil`: did you mean `cert_file`?"),
         ("basic_auth_users: {}\n", "restart podmeter to serve plain HTTP"),
     ] {
         node.configure(bad);
         until("the metrics and the log show the invalid file", || successful(0.0) && running.log().contains(output));
         assert_eq!(client.status(&running.address, "/metrics", "").unwrap(), 401);
     }
-    assert_eq!(running.log().matches("unknown field `cert_fil`").count(), 1, "{}", running.log());
+    assert_eq!(
+        running.log().matches("unknown key `cert_fil`: did you mean `cert_file`?").count(),
+        1,
+        "{}",
+        running.log()
+    );
     node.configure(&with("second"));
     until("the good file counts", || successful(1.0));
 }

@@ -8,6 +8,7 @@ use bcrypt::HashParts;
 use serde::Deserialize;
 
 use super::RateLimit;
+use crate::input;
 
 /// A hash of cost 18 takes seconds; each step doubles that.
 const COSTS: std::ops::RangeInclusive<u32> = 4..=18;
@@ -66,12 +67,7 @@ enum Interval {
 pub fn parse(bytes: &[u8]) -> Result<File, String> {
     let text = std::str::from_utf8(bytes).map_err(|error| format!("not UTF-8: {error}"))?;
     // An empty file is valid, as in the toolkit.
-    if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
-        return Ok(File::default());
-    }
-    // Without the lines around the error: they may be a key or a hash.
-    let options = serde_saphyr::options! { with_snippet: false };
-    serde_saphyr::from_str_with_options(text, options).map_err(|error| error.to_string())
+    input::secret_yaml(text).map(Option::unwrap_or_default)
 }
 
 /// The permitted headers, as in the toolkit, and the permitted values where they are limited.

@@ -1,0 +1,107 @@
+//! What people write: YAML files and names.
+//!
+//! Inputs: a text. Outputs: its value, or what is wrong, with its line, and for a misspelt name the one that is meant. Does not
+//! use: files, what a key is for.
+
+use std::borrow::Cow;
+
+use serde::de::DeserializeOwned;
+use serde_saphyr::{DefaultMessageFormatter, Error, MessageFormatter};
+
+/// A misspelt name is as similar as this to the one that is meant, by Jaro's measure; clap has the same limit for flags.
+const SIMILAR: f64 = 0.7;
+/// Known names that a message lists.
+const LISTED: usize = 12;
+
+/// `None`: nothing but comments.
+pub fn yaml<T: DeserializeOwned>(text: &str) -> Result<Option<T>, String> {
+    read(text).map_err(|error| error.render_with_formatter(&WithSuggestions))
+}
+
+/// As `yaml`, for files with secrets: an error does not quote the lines around it.
+pub fn secret_yaml<T: DeserializeOwned>(text: &str) -> Result<Option<T>, String> {
+    read(text).map_err(|error| error.without_snippet().render_with_formatter(&WithSuggestions))
+}
+
+fn read<T: DeserializeOwned>(text: &str) -> Result<Option<T>, Error> {
+    // The parser rejects a document without content.
+    if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
+        return Ok(None);
+    }
+    serde_saphyr::from_str(text).map(Some)
+}
+
+struct WithSuggestions;
+
+impl MessageFormatter for WithSuggestions {
+    fn format_message<'a>(&self, error: &'a Error) -> Cow<'a, str> {
+        match error {
+            Error::SerdeUnknownField { field, expected, .. } => {
+                Cow::Owned(format!("unknown key `{field}`{}", suggestion(field, expected)))
+            }
+            error => DefaultMessageFormatter.format_message(error),
+        }
+    }
+}
+
+/// What follows an unknown name: `: did you mean ...?`, or the known ones where they are few.
+#[must_use]
+pub fn suggestion(name: &str, known: &[&str]) -> String {
+    match similar(name, known.iter().copied(), SIMILAR) {
+        Some(meant) => format!(": did you mean `{meant}`?"),
+        None if (1..=LISTED).contains(&known.len()) => format!("; there are {}", known.join(", ")),
+        None => String::new(),
+    }
+}
+
+/// The most similar of the known names, at least as similar as this.
+pub fn similar<'a>(name: &str, known: impl Iterator<Item = &'a str>, least: f64) -> Option<&'a str> {
+    let measured = known.map(|other| (strsim::jaro(name, other), other)).filter(|(measure, _)| *measure >= least);
+    measured.max_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, name)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[derive(Debug, Default, PartialEq, serde::Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    struct File {
+        interval: u32,
+        limit: u32,
+    }
+
+    #[test]
+    fn a_misspelt_key_names_the_near_one_and_another_key_all() {
+        let error = |text: &str| yaml::<File>(text).unwrap_err();
+        let near = error("limit: 1\nintervall: 5\n");
+        assert!(
+            near.contains("line 2") && near.contains("unknown key `intervall`: did you mean `interval`?"),
+            "{near}"
+        );
+        let far = error("colour: 1\n");
+        assert!(far.contains("unknown key `colour`; there are interval, limit"), "{far}");
+        assert!(error("interval: soon\n").contains("line 1"));
+    }
+
+    #[test]
+    fn secrets_are_not_quoted() {
+        let text = "interval: 1\n# hidden\nlimt: 2\n";
+        assert!(yaml::<File>(text).unwrap_err().contains("hidden"));
+        let error = secret_yaml::<File>(text).unwrap_err();
+        assert!(
+            error.contains("did you mean `limit`?") && error.contains("line 3") && !error.contains("hidden"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn comments_alone_are_nothing() {
+        for text in ["", "\n", "# nothing yet\n"] {
+            assert_eq!(yaml::<File>(text), Ok(None), "{text:?}");
+        }
+        assert_eq!(yaml::<BTreeMap<String, u32>>("a: 1\n").unwrap().unwrap()["a"], 1);
+    }
+}
