@@ -68,6 +68,31 @@ pub fn aligned(table: &[Vec<String>], texts: usize) -> String {
     text
 }
 
+/// Wraps at spaces where there are any, in lines of at most this many columns.
+pub fn wrapped(text: &str, columns: usize) -> Vec<String> {
+    let columns = columns.max(1);
+    let mut lines = vec![];
+    let mut line = String::new();
+    for word in text.split(' ') {
+        let gap = usize::from(!line.is_empty());
+        if !line.is_empty() && line.width() + gap + word.width() > columns {
+            lines.push(std::mem::take(&mut line));
+        } else if gap == 1 {
+            line.push(' ');
+        }
+        for letter in word.chars() {
+            line.push(letter);
+            if line.width() > columns && line.chars().count() > 1 {
+                line.pop();
+                lines.push(std::mem::take(&mut line));
+                line.push(letter);
+            }
+        }
+    }
+    lines.push(line);
+    lines
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,5 +124,14 @@ mod tests {
         assert_eq!(aligned(&[row(["日本", "1"]), row(["\x1b[2J", "10"])], 2), "日本  1\n�[2J  10\n");
         let long = aligned(&[row([&"x".repeat(70_000), "1"])], 1);
         assert_eq!(long.len(), LONGEST + "  1\n".len());
+    }
+
+    #[test]
+    fn lines_are_wrapped_at_spaces_and_long_words_anywhere() {
+        assert_eq!(wrapped("a bc def", 4), ["a bc", "def"]);
+        assert_eq!(wrapped("abcdefgh ij", 3), ["abc", "def", "gh", "ij"]);
+        assert_eq!(wrapped("日本語", 4), ["日本", "語"]);
+        assert_eq!(wrapped("", 4), [""]);
+        assert_eq!(wrapped("日", 0), ["日"]);
     }
 }

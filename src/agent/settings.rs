@@ -163,6 +163,7 @@ impl Settings {
         let named = remote.is_some() || self.admin_socket_required;
         let offers = self.reloadable.device_plugin.as_ref();
         doctor::Settings {
+            only_agent: remote.is_some(),
             agent: remote.or_else(|| self.admin_socket.clone().map(Target::Socket)),
             agent_is_named: named,
             listeners: self.listen.iter().filter_map(|address| Target::of_listener(&address.to_string())).collect(),

@@ -199,7 +199,7 @@ fn run_doctor(arguments: DoctorArguments) -> Result<(), Failed> {
     let report = block_on(agent::examine(settings, remote.target()?))?;
     print(&match output {
         DoctorFormat::Json => report.json(),
-        DoctorFormat::Text => report.text(is_coloured()),
+        DoctorFormat::Text => report.text(is_coloured(), columns()),
     })?;
     if report.is_ok() {
         Ok(())
@@ -211,6 +211,12 @@ fn run_doctor(arguments: DoctorArguments) -> Result<(), Failed> {
 /// In a terminal, unless NO_COLOR is set (https://no-color.org).
 fn is_coloured() -> bool {
     std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Of the terminal; 80 elsewhere.
+fn columns() -> usize {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout());
+    size.ok().map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0).unwrap_or(80)
 }
 
 fn run_record(arguments: RecordArguments) -> Result<(), Failed> {

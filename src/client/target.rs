@@ -61,7 +61,7 @@ pub struct HttpUrl {
     pub authority: String,
     /// Prefix of each path; empty, or with a leading and no trailing slash.
     pub prefix: String,
-    /// Certificates and password; plain until set.
+    /// Authorities, client certificate and password; until set, the authorities of the system and nothing else.
     pub access: Access,
 }
 

@@ -9,7 +9,7 @@ use super::report::Finding;
 const OLD: f64 = 10.0;
 /// Sentences of one kind that are shown.
 const SHOWN: usize = 4;
-const RESTART: &str = "see its log; kubectl rollout restart, if it does not recover";
+pub const RESTART: &str = "see its log; kubectl rollout restart, if it does not recover";
 
 pub fn agent(observations: &Observations) -> Finding {
     let own = observations.version;
@@ -25,7 +25,7 @@ pub fn agent(observations: &Observations) -> Finding {
             format!("{target} is accessible to its owner only"),
             "run the doctor as root, like the agent",
         ),
-        Agent::Unresponsive { target, problem } => Finding::failed(format!("{target}: {problem}"), RESTART),
+        Agent::Unresponsive { problem, to_do } => Finding::failed(problem, *to_do),
         Agent::Answers(answers) => {
             let said = |record: &Value, key: &str| {
                 record.pointer(key).and_then(Value::as_str).map_or("unknown".to_owned(), str::to_owned)
@@ -102,7 +102,7 @@ fn problems_of(node: &Value, now: f64) -> Result<Finding, Finding> {
         failed.push("the configuration was not reloaded: the previous one stays in effect; see the log".to_owned());
     }
     if !said(node, "/hardware/released")?.is_null() {
-        warned.push("the driver is released on request: POST /resume on the admin socket ends it".to_owned());
+        warned.push("the driver is released on request: `podmeter resume` ends it".to_owned());
     }
     let plugin = node.pointer("/plugin/problems").and_then(Value::as_array).into_iter().flatten();
     warned.extend(plugin.filter_map(Value::as_str).map(str::to_owned));

@@ -2,7 +2,7 @@ use std::fmt::Write as _;
 
 use super::observations::Observations;
 use super::report::{Check, Finding};
-use super::{agent, driver, node};
+use super::{Settings, agent, driver, node};
 
 /// One check.
 struct Row {
@@ -14,7 +14,8 @@ struct Row {
     check: fn(&Observations) -> Finding,
 }
 
-const CATALOGUE: [Row; 23] = [
+/// Of the machine on which the doctor runs.
+const MACHINE: [Row; 15] = [
     Row {
         id: "pod_resources",
         title: "PodResources socket",
@@ -72,25 +73,11 @@ const CATALOGUE: [Row; 23] = [
         check: driver::versions,
     },
     Row {
-        id: "devices",
-        title: "Devices expected and seen",
-        why: "a GPU that is on the bus and not in the driver is lost and cannot be allocated",
-        statuses: "fails when the driver shows fewer GPUs than the PCI bus; warns when one of the two counts is unknown",
-        check: driver::devices,
-    },
-    Row {
         id: "device_answers",
         title: "Answers of each GPU",
         why: "what a GPU does not report is missing from the metrics",
         statuses: "warns of driver calls that failed while the GPUs were listed",
         check: driver::answers,
-    },
-    Row {
-        id: "process_utilization",
-        title: "Utilization by process",
-        why: "the busy time of a shared GPU is divided by it; without it the shares are equal",
-        statuses: "warns when a GPU is busy and neither of the driver's calls lists a process; skipped when no agent runs",
-        check: driver::process_utilization,
     },
     Row {
         id: "kernel_log",
@@ -134,6 +121,10 @@ const CATALOGUE: [Row; 23] = [
         statuses: "fails when it is before the release of this version; warns when the kubelet's files are from the future",
         check: node::clock,
     },
+];
+
+/// Of an agent, by its answers, wherever it runs.
+const AGENT: [Row; 8] = [
     Row {
         id: "agent",
         title: "Agent",
@@ -154,6 +145,20 @@ const CATALOGUE: [Row; 23] = [
         why: "the agent keeps working with reduced data and reports why",
         statuses: "fails when it cannot reach the kubelet or the driver, when its last snapshot is old, or when a reload failed; warns of its other problems",
         check: agent::problems,
+    },
+    Row {
+        id: "devices",
+        title: "Devices expected and seen",
+        why: "a GPU that is on the bus and not in the driver is lost and cannot be allocated",
+        statuses: "fails when the driver shows fewer GPUs than the PCI bus; warns when one of the two counts is unknown",
+        check: driver::devices,
+    },
+    Row {
+        id: "process_utilization",
+        title: "Utilization by process",
+        why: "the busy time of a shared GPU is divided by it; without it the shares are equal",
+        statuses: "warns when a GPU is busy and neither of the driver's calls lists a process; skipped when no agent runs",
+        check: driver::process_utilization,
     },
     Row {
         id: "device_health",
@@ -178,20 +183,26 @@ const CATALOGUE: [Row; 23] = [
     },
 ];
 
-/// Runs every check.
+/// How many checks are left out where only an agent is checked.
+pub fn left_out(settings: &Settings) -> usize {
+    if settings.only_agent { MACHINE.len() } else { 0 }
+}
+
+/// Runs every check that is not left out.
 pub fn checks(observations: &Observations) -> Vec<Check> {
     let run = |row: &Row| {
         let Finding { status, found, to_do } = (row.check)(observations);
         Check { id: row.id, title: row.title, status, found, why: row.why, to_do }
     };
-    CATALOGUE.iter().map(run).collect()
+    let machine = if observations.settings.only_agent { &[][..] } else { &MACHINE };
+    machine.iter().chain(&AGENT).map(run).collect()
 }
 
 /// The table of `docs/engineering/doctor.md`.
 #[must_use]
 pub fn markdown() -> String {
     let mut text = String::from("| id | check | why it matters | when it is not ok |\n|---|---|---|---|\n");
-    for Row { id, title, why, statuses, .. } in &CATALOGUE {
+    for Row { id, title, why, statuses, .. } in MACHINE.iter().chain(&AGENT) {
         let _ = writeln!(text, "| `{id}` | {title} | {why} | {statuses} |");
     }
     text

@@ -8,8 +8,10 @@ use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 
 use super::Settings;
-use super::observations::{Agent, Answers, DriverState, Listed, NotObserved, Observations, Observed, SocketState};
-use super::{node, scrape};
+use super::observations::{
+    Agent, Answers, DriverState, Listed, NotObserved, Observations, Observed, SocketState, VERSION,
+};
+use super::{agent, node, scrape};
 use crate::client::{self, ClientError, Target};
 use crate::clock::Clock;
 use crate::hardware::{Driver, Failure, scan_pci_bus};
@@ -25,14 +27,14 @@ const HEALTHY: &[u8] = b"healthy\n";
 const CLOSE: Duration = Duration::from_secs(2);
 
 pub async fn gather(settings: Settings, driver: Option<Box<dyn Driver>>, clock: Clock) -> Observations {
+    if settings.only_agent {
+        let agent = observe_agent(&settings).await;
+        return Observations::of_agent(settings, agent, clock.now().unix);
+    }
     let directory = settings.device_plugin_directory.clone();
     let registration = plugin::kubelet_socket(&directory);
     let (agent, kubelet, registered, pods_api, plugin_sockets, host) = tokio::join!(
-        async {
-            let mut agent = find_agent(&settings).await;
-            scrape_listeners(&mut agent).await;
-            agent
-        },
+        observe_agent(&settings),
         ask_kubelet(&settings),
         dial(&registration),
         dial(&settings.pods_api_socket),
@@ -45,7 +47,7 @@ pub async fn gather(settings: Settings, driver: Option<Box<dyn Driver>>, clock: 
     let Host { writable, module_version, bus, processes, named_pods, kernel_log, own, newest_file } = host;
     Observations {
         settings,
-        version: env!("CARGO_PKG_VERSION"),
+        version: VERSION,
         now: clock.now().unix,
         agent,
         list,
@@ -103,6 +105,12 @@ async fn dial(socket: &Path) -> SocketState {
     }
 }
 
+async fn observe_agent(settings: &Settings) -> Agent {
+    let mut agent = find_agent(settings).await;
+    scrape_listeners(&mut agent).await;
+    agent
+}
+
 /// At the given target; else at the default socket, then at the listeners.
 async fn find_agent(settings: &Settings) -> Agent {
     let Some(target) = &settings.agent else { return ask_listeners(settings).await.unwrap_or(Agent::NotConfigured) };
@@ -116,7 +124,13 @@ async fn find_agent(settings: &Settings) -> Agent {
             let elsewhere = if settings.agent_is_named { None } else { ask_listeners(settings).await };
             elsewhere.unwrap_or_else(|| Agent::Denied(target.clone()))
         }
-        Err(error) => Agent::Unresponsive { target: target.clone(), problem: error.to_string() },
+        Err(error) => {
+            let to_do = match error {
+                ClientError::Tls { .. } | ClientError::Unauthorized { .. } => "correct the options of the connection",
+                _ => agent::RESTART,
+            };
+            Agent::Unresponsive { problem: error.to_string(), to_do }
+        }
     }
 }
 

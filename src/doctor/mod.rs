@@ -35,6 +35,8 @@ pub struct Settings {
     pub agent: Option<Target>,
     /// Its public listeners: queried when it is not found otherwise.
     pub listeners: Vec<Target>,
+    /// This machine is not observed: its checks are left out.
+    pub only_agent: bool,
     /// The target was given explicitly, so an agent is expected there.
     pub agent_is_named: bool,
     pub pod_resources_socket: PathBuf,
@@ -86,5 +88,5 @@ impl Offer {
 /// readings come from.
 pub async fn examine(settings: Settings, driver: Option<Box<dyn Driver>>, clock: Clock) -> Report {
     let observations = gather::gather(settings, driver, clock).await;
-    Report::new(observations.now, catalogue::checks(&observations))
+    Report::new(observations.now, catalogue::checks(&observations), catalogue::left_out(&observations.settings))
 }

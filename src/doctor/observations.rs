@@ -11,6 +11,9 @@ use crate::kubelet::CallError;
 use crate::model::{Allocatable, Inventory, NodeDevices, PodResourcesApi, UnixSeconds};
 use crate::processes::Survey;
 
+/// Of this podmeter.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
 /// What was observed, or why not.
 pub type Observed<T> = Result<T, NotObserved>;
 
@@ -59,6 +62,35 @@ pub struct Observations {
     pub newest_file: Observed<Option<(PathBuf, UnixSeconds)>>,
 }
 
+impl Observations {
+    /// Without this machine.
+    pub fn of_agent(settings: Settings, agent: Agent, now: UnixSeconds) -> Self {
+        fn left_out<T>() -> Observed<T> {
+            Err(NotObserved::Skipped("only the agent is checked".to_owned()))
+        }
+        Self {
+            version: VERSION,
+            now,
+            agent,
+            list: Err(CallError::SocketMissing(settings.pod_resources_socket.clone())),
+            allocatable: None,
+            registration: SocketState::Missing,
+            pods_api: SocketState::Missing,
+            writable: left_out(),
+            plugin_sockets: left_out(),
+            driver: left_out(),
+            module_version: left_out(),
+            bus: left_out(),
+            processes: left_out(),
+            named_pods: left_out(),
+            kernel_log: left_out(),
+            own: left_out(),
+            newest_file: left_out(),
+            settings,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listed {
     pub api: PodResourcesApi,
@@ -99,8 +131,8 @@ pub enum Agent {
     Denied(Target),
     /// It exists and does not answer as an agent does.
     Unresponsive {
-        target: Target,
         problem: String,
+        to_do: &'static str,
     },
     Answers(Box<Answers>),
 }

@@ -5,7 +5,10 @@ use serde::Serialize;
 use super::observations::NotObserved;
 use crate::governance::Timestamp;
 use crate::model::UnixSeconds;
-use crate::terminal::harmless;
+use crate::terminal::{harmless, wrapped};
+
+/// Of wrapped text, however narrow the terminal is.
+const LEAST_COLUMNS: usize = 24;
 
 /// Worst first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -80,12 +83,14 @@ pub struct Report {
     pub warnings: usize,
     pub ok: usize,
     pub skipped: usize,
+    /// Checks of this machine, where only an agent is checked.
+    pub left_out: usize,
     pub checks: Vec<Check>,
 }
 
 impl Report {
     #[must_use]
-    pub fn new(now: UnixSeconds, checks: Vec<Check>) -> Self {
+    pub fn new(now: UnixSeconds, checks: Vec<Check>, left_out: usize) -> Self {
         let count = |status| checks.iter().filter(|check| check.status == status).count();
         Self {
             schema: "podmeter.doctor/v1",
@@ -95,6 +100,7 @@ impl Report {
             warnings: count(Status::Warning),
             ok: count(Status::Ok),
             skipped: count(Status::Skipped),
+            left_out,
             checks,
         }
     }
@@ -110,9 +116,9 @@ impl Report {
         serde_json::to_string_pretty(self).expect("plain values are JSON") + "\n"
     }
 
-    /// Worst first: a line each, and below those that failed or warn why it matters and what to do.
+    /// Worst first, in lines of at most this many columns; below those that failed or warn why it matters and what to do.
     #[must_use]
-    pub fn text(&self, colour: bool) -> String {
+    pub fn text(&self, colour: bool, columns: usize) -> String {
         let mut checks: Vec<&Check> = self.checks.iter().collect();
         checks.sort_by_key(|check| check.status);
         let width = checks.iter().map(|check| check.title.chars().count()).max().unwrap_or(0);
@@ -125,19 +131,37 @@ impl Report {
                 Status::Skipped => ("skipped", "2"),
             };
             let word = if colour { format!("\x1b[{code}m{word}\x1b[0m") } else { word.to_owned() };
-            let _ = writeln!(text, "{word}  {:width$}  {}", check.title, harmless(&check.found));
+            // The word is as wide as "warning".
+            let head = format!("{word}  {:width$}  ", check.title);
+            write_wrapped(&mut text, &head, 7 + 2 + width + 2, &check.found, columns);
             if let Some(to_do) = &check.to_do {
-                let _ = writeln!(text, "{:9}{:width$}    why    {}", "", "", check.why);
-                let _ = writeln!(text, "{:9}{:width$}    to do  {}", "", "", harmless(to_do));
+                write_wrapped(&mut text, "         why    ", 16, check.why, columns);
+                write_wrapped(&mut text, "         to do  ", 16, to_do, columns);
             }
         }
-        let Self { failed, warnings, ok, skipped, .. } = self;
+        let Self { failed, warnings, ok, skipped, left_out, .. } = self;
         let _ = writeln!(
             text,
             "\n{} checks: {failed} failed, {warnings} warnings, {ok} ok, {skipped} skipped",
             self.checks.len()
         );
+        if *left_out > 0 {
+            let hint =
+                format!("{left_out} checks of the machine are left out: run `podmeter doctor` on the agent's node");
+            write_wrapped(&mut text, "", 0, &hint, columns);
+        }
         text
+    }
+}
+
+/// `text` after the head, which is as wide as the indent of the lines below it.
+fn write_wrapped(output: &mut String, head: &str, indent: usize, text: &str, columns: usize) {
+    for (number, line) in wrapped(&harmless(text), columns.saturating_sub(indent).max(LEAST_COLUMNS)).iter().enumerate()
+    {
+        let _ = match number {
+            0 => writeln!(output, "{head}{line}"),
+            _ => writeln!(output, "{:indent$}{line}", ""),
+        };
     }
 }
 
@@ -157,18 +181,22 @@ mod tests {
         };
         let checks = vec![
             check("Fine", Status::Ok, None),
-            check("Not well", Status::Failed, Some("mend it")),
+            check("Not well", Status::Failed, Some("mend it, and then run the doctor again to see")),
             check("Off", Status::Skipped, None),
         ];
-        let report = Report::new(UnixSeconds(1_700_000_000.0), checks);
+        let report = Report::new(UnixSeconds(1_700_000_000.0), checks, 15);
         let wanted = "failed   Not well  found�[31m�this\n\
-                      \u{20}                    why    it matters\n\
-                      \u{20}                    to do  mend it\n\
+                      \u{20}        why    it matters\n\
+                      \u{20}        to do  mend it, and then run\n\
+                      \u{20}               the doctor again to see\n\
                       ok       Fine      found�[31m�this\n\
                       skipped  Off       found�[31m�this\n\n\
-                      3 checks: 1 failed, 0 warnings, 1 ok, 1 skipped\n";
-        assert_eq!(report.text(false), wanted);
-        assert!(report.text(true).contains("\x1b[1;31mfailed"));
+                      3 checks: 1 failed, 0 warnings, 1 ok, 1 skipped\n\
+                      15 checks of the machine are left out:\n\
+                      run `podmeter doctor` on the agent's\n\
+                      node\n";
+        assert_eq!(report.text(false, 40), wanted);
+        assert!(report.text(true, 40).contains("\x1b[1;31mfailed"));
         assert!(!report.is_ok());
         let json: serde_json::Value = serde_json::from_str(&report.json()).unwrap();
         assert_eq!(json["checks"][0]["status"], "ok", "in the order of the catalogue");

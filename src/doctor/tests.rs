@@ -1,7 +1,7 @@
 //! Each check, by its observations.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -23,6 +23,7 @@ const SOCKET: &str = "/k/pod-resources/kubelet.sock";
 fn settings() -> Settings {
     Settings {
         agent: Some(Target::Socket("/run/podmeter.sock".into())),
+        only_agent: false,
         agent_is_named: false,
         listeners: vec![],
         pod_resources_socket: SOCKET.into(),
@@ -437,7 +438,7 @@ fn agent_cases() -> Vec<Case> {
             Failed,
             "no agent listens on http://x",
         ),
-        ("agent", silent(), Failed, "did not answer"),
+        ("agent", silent(), Failed, "did not respond"),
         (
             "agent",
             change(|observations| observations.agent = Agent::Denied(Target::Socket("/a".into()))),
@@ -527,7 +528,7 @@ fn each_check_reports_its_fault() {
 
 fn silent() -> Change {
     change(|observations| {
-        let target = Target::Socket(Path::new("/a").into());
-        observations.agent = Agent::Unresponsive { target, problem: "did not answer /-/healthy within 10 s".into() };
+        let problem = "/a did not respond within 5 s".into();
+        observations.agent = Agent::Unresponsive { problem, to_do: "see its log" };
     })
 }

@@ -2,7 +2,6 @@
 
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
-use unicode_width::UnicodeWidthStr as _;
 
 use super::format::{age, energy, memory, percent, span};
 use super::history::Measure;
@@ -12,7 +11,7 @@ use super::style::Look;
 use super::view::value;
 use crate::client::{Node, Unattributed};
 use crate::model::Monotonic;
-use crate::terminal::{clean, fit};
+use crate::terminal::{clean, fit, wrapped};
 
 /// Transitions of this device.
 const EVENTS_SHOWN: usize = 20;
@@ -186,43 +185,4 @@ fn part(unattributed: &Unattributed, reason: &String) -> String {
     words.extend(unattributed.busy_seconds.get(reason).map(|seconds| format!("busy {}", span(*seconds))));
     words.extend(unattributed.energy_joules.get(reason).map(|joules| energy(Some(*joules))));
     format!("{}: {}", clean(reason), words.join(", "))
-}
-
-/// Wraps at spaces where there are any, in lines of at most this many columns.
-pub fn wrapped(text: &str, columns: usize) -> Vec<String> {
-    let columns = columns.max(1);
-    let mut lines = vec![];
-    let mut line = String::new();
-    for word in text.split(' ') {
-        let gap = usize::from(!line.is_empty());
-        if !line.is_empty() && line.width() + gap + word.width() > columns {
-            lines.push(std::mem::take(&mut line));
-        } else if gap == 1 {
-            line.push(' ');
-        }
-        for letter in word.chars() {
-            line.push(letter);
-            if line.width() > columns && line.chars().count() > 1 {
-                line.pop();
-                lines.push(std::mem::take(&mut line));
-                line.push(letter);
-            }
-        }
-    }
-    lines.push(line);
-    lines
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_are_wrapped_at_spaces_and_long_words_anywhere() {
-        assert_eq!(wrapped("a bc def", 4), ["a bc", "def"]);
-        assert_eq!(wrapped("abcdefgh ij", 3), ["abc", "def", "gh", "ij"]);
-        assert_eq!(wrapped("日本語", 4), ["日本", "語"]);
-        assert_eq!(wrapped("", 4), [""]);
-        assert_eq!(wrapped("日", 0), ["日"]);
-    }
 }

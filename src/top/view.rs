@@ -13,7 +13,7 @@ use super::rows::{self, ContainerRow, DeviceRow, DeviceStatus};
 use super::state::{CONTAINER_ORDERS, Choice, DEVICE_ORDERS, Freshness, Mode, Order, Pane, State};
 use super::style::Look;
 use crate::model::Monotonic;
-use crate::terminal::{clean, fit};
+use crate::terminal::{clean, fit, wrapped};
 
 /// The smallest supported terminal.
 const LEAST: (u16, u16) = (60, 12);
@@ -187,7 +187,7 @@ impl Screen<'_> {
     fn waiting(&self) -> Vec<Line<'static>> {
         let why = self.state.failure.as_deref().unwrap_or("no response yet");
         let mut lines = vec![Line::default()];
-        lines.extend(detail::wrapped(&clean(why), self.width).into_iter().map(Line::from));
+        lines.extend(wrapped(&clean(why), self.width).into_iter().map(Line::from));
         lines.push(Line::from("Polling goes on; q quits."));
         lines
     }

@@ -26,6 +26,7 @@ fn settings(root: &Path) -> Settings {
     Settings {
         agent: None,
         listeners: vec![],
+        only_agent: false,
         agent_is_named: false,
         pod_resources_socket: root.join("pod-resources/kubelet.sock"),
         device_plugin_directory: root.join("device-plugins"),

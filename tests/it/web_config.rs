@@ -222,7 +222,7 @@ fn commands_use_certificates_and_a_password() {
         (&["top", "--once"][..], "no GPU"),
         (&["record"], "\"podmeter.record/"),
         (&["usage", "-o", "json"], "\"since\""),
-        (&["doctor"], &format!("on {url}")),
+        (&["doctor", "-o", "json"], &format!("on {url}\"")),
     ] {
         let (_, text) = agent::ended(&[command, &all].concat());
         assert!(text.contains(part), "{command:?}: {text}");
