@@ -13,9 +13,20 @@ pub use node::*;
 pub use request::{ClientError, get, post};
 pub use target::{DEFAULT_SOCKET, DEFAULT_URL, HttpUrl, InvalidUrl, Target};
 
+use serde::de::DeserializeOwned;
+
 /// The snapshot of `/api/v1/node`.
 pub async fn node(target: &Target) -> Result<Node, ClientError> {
-    let body = get(target, "/api/v1/node").await?;
+    json(target, "/api/v1/node").await
+}
+
+/// The points of `/api/v1/history`.
+pub async fn history(target: &Target) -> Result<History, ClientError> {
+    json(target, "/api/v1/history").await
+}
+
+async fn json<T: DeserializeOwned>(target: &Target, path: &str) -> Result<T, ClientError> {
+    let body = get(target, path).await?;
     serde_json::from_slice(&body)
         .map_err(|error| ClientError::NotASnapshot { target: target.to_string(), error: error.to_string() })
 }

@@ -214,6 +214,16 @@ response_types! {
         memory_bytes: BTreeMap<String, u64>,
         processes: BTreeMap<String, u64>,
     }
+    /// Of one device, oldest first; `None`: no reading.
+    Past {
+        gpu: String,
+        mig: Option<String>,
+        /// How long before `at` the last point is.
+        seconds_ago: f64,
+        busy_ratio: Vec<Option<f64>>,
+        memory_used_bytes: Vec<Option<f64>>,
+        power_watts: Vec<Option<f64>>,
+    }
     UnallocatedUse {
         pod: PodName,
         container: Option<String>,
@@ -229,6 +239,15 @@ response_types! {
         pod: String,
         container: String,
     }
+}
+
+/// The response of `/api/v1/history`: one point per device and interval. Without `at` it is not a history.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+pub struct History {
+    pub at: Moment,
+    pub interval_seconds: f64,
+    pub devices: Vec<Past>,
 }
 
 /// A value and when it was read, by the agent's clock.

@@ -61,6 +61,24 @@ fn every_field_is_one_that_the_agent_writes() {
 }
 
 #[test]
+fn every_field_of_the_history_is_one_that_the_agent_writes() {
+    let mut history = crate::history::History::default();
+    history.note(&snapshot());
+    let response = serde_json::to_value(&history).unwrap();
+    let client: History = serde_json::from_value(response.clone()).unwrap();
+    let mut written = serde_json::to_value(&client).unwrap();
+    // Written as a whole number.
+    written["interval_seconds"] = response["interval_seconds"].clone();
+    for device in written["devices"].as_array_mut().unwrap() {
+        device["seconds_ago"] = Value::from(device["seconds_ago"].as_f64().unwrap() as u64);
+    }
+    let mut found = vec![];
+    differences(&written, &response, "", &mut found);
+    assert!(found.is_empty(), "{found:#?}");
+    assert!(client.devices.iter().any(|past| past.busy_ratio[0].is_some()), "the fixture has readings");
+}
+
+#[test]
 fn the_test_above_fails_for_a_missing_field() {
     let mut response = serde_json::to_value(snapshot()).unwrap();
     let node: Node = serde_json::from_value(response.clone()).unwrap();

@@ -10,7 +10,7 @@ use tokio::time::MissedTickBehavior;
 use super::state::{Key, State};
 use super::style::Look;
 use super::{plain, view};
-use crate::client::{self, ClientError, Node, Target};
+use crate::client::{self, ClientError, History, Node, Target};
 use crate::clock::Clock;
 
 /// How often ages are redrawn without other changes.
@@ -95,7 +95,12 @@ async fn live(
         tokio::select! {
             () = &mut polling => return Ok(()),
             Some(response) = responses.recv() => match response {
-                Ok(node) => state.update(node, clock.now().monotonic),
+                Ok((node, history)) => {
+                    if let Some(history) = history {
+                        state.begin(&node, &history);
+                    }
+                    state.update(node, clock.now().monotonic);
+                }
                 Err(error) => state.failed(error.to_string()),
             },
             pressed = keys.recv() => match pressed {
@@ -113,13 +118,21 @@ async fn live(
     }
 }
 
-/// Polls until nothing receives the responses.
-async fn poll(settings: TopSettings, responses: mpsc::Sender<Result<Node, ClientError>>) {
+type Response = Result<(Node, Option<History>), ClientError>;
+
+/// Polls until nothing receives the responses. The first one has the agent's history.
+async fn poll(settings: TopSettings, responses: mpsc::Sender<Response>) {
+    let mut is_first = true;
     let mut due = tokio::time::interval(settings.interval);
     due.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         due.tick().await;
-        if responses.send(client::node(&settings.target).await).await.is_err() {
+        let response = match client::node(&settings.target).await {
+            Ok(node) if std::mem::take(&mut is_first) => Ok((node, client::history(&settings.target).await.ok())),
+            Ok(node) => Ok((node, None)),
+            Err(error) => Err(error),
+        };
+        if responses.send(response).await.is_err() {
             return;
         }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::history::{History, Measure};
 use super::rows::{self, ContainerRow, DeviceRow};
-use crate::client::Node;
+use crate::client::{self, Node};
 use crate::model::Monotonic;
 
 /// Characters of a filter.
@@ -153,6 +153,11 @@ impl State {
             bars: Measure::Busy,
             scrolled: 0,
         }
+    }
+
+    /// Takes over what the agent has of the time before the first poll.
+    pub fn begin(&mut self, node: &Node, history: &client::History) {
+        self.history.begin(&rows::devices(node), history, self.interval);
     }
 
     pub fn update(&mut self, node: Node, now: Monotonic) {
