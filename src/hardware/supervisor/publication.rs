@@ -9,7 +9,7 @@ use crate::hardware::plausible::Implausible;
 use crate::hardware::source::{Failure, Problem};
 use crate::model::{Collector, HardwareState, Monotonic};
 
-const RELEASED: &str = "the driver was released on request; POST /resume to the admin socket opens it again";
+const RELEASED: &str = "the driver was released on request; `podmeter resume` opens it again";
 
 impl Supervisor {
     pub(super) fn fail(&mut self, failure: &Failure) {
