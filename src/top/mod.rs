@@ -15,6 +15,7 @@ mod rows;
 mod run;
 mod state;
 mod style;
+mod totals;
 mod view;
 
 pub use run::{TopError, TopSettings, run};

@@ -7,7 +7,7 @@ use crate::terminal;
 
 /// Ends with a line feed.
 pub fn text(node: &Node) -> String {
-    let mut text = format!("{}\n", rows::title(node));
+    let mut text = format!("{}\n{}\n", rows::title(node), rows::totals(node));
     for problem in rows::problems(node) {
         text.push_str(&format!("problem: {problem}\n"));
     }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::format::age;
+use super::totals;
 use crate::client::{Account, Cause, DeviceHealth, Gpu, Mig, Name, Node, Readings};
 use crate::terminal::clean;
 
@@ -182,6 +183,11 @@ fn unattributed(node: &Node, gpu: &str) -> Vec<String> {
 
 pub fn name(container: &Name) -> String {
     clean(&format!("{}/{}/{}", container.namespace, container.pod, container.container))
+}
+
+/// The line of totals.
+pub fn totals(node: &Node) -> String {
+    totals::line(&devices(node), node.accounts.iter().filter(|account| account.holding.is_some()).count())
 }
 
 /// By name and device.

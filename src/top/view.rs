@@ -134,6 +134,9 @@ impl Screen<'_> {
         let columns = self.width.saturating_sub(word.width() + 1);
         let name = Span::styled(fit(&name, columns, false), self.look.heading(false));
         let mut lines = vec![Line::from_iter([name, Span::raw(" "), Span::styled(word, style)])];
+        if let (Some(node), Mode::Tables | Mode::Filter) = (self.state.node(), &self.state.mode) {
+            lines.push(Line::from(fit(&rows::totals(node), self.width, false)));
+        }
         if let (Some(why), true) = (&self.state.failure, self.state.node().is_some()) {
             lines.push(self.alarm(&clean(why)));
         }
