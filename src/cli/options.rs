@@ -139,6 +139,7 @@ macro_rules! options {
                     help = row(stringify!($name)).full_help(),
                     value_name = $value,
                     value_delimiter = <$type as Value>::DELIMITER,
+                    hide_env_values = true,
                     $($($arg)*)?
                 )]
                 #[serde(deserialize_with = "read" $(, $($serde)*)?)]
