@@ -48,26 +48,31 @@
 {{- fail "config.health.kmsg needs /dev/kmsg: set kernelLog.enabled=true" -}}
 {{- end -}}
 {{- if eq $values.mode "full" -}}
-{{- include "podmeter.checkResources" (dict "values" $values "hostDriver" (include "podmeter.hostDriver" .) "where" "config.devicePlugin"
-      "plugin" (default dict (get $config "devicePlugin"))) -}}
+{{- $settings := dict "mounts" $values.mounts "hostDriver" (include "podmeter.hostDriver" .) -}}
+{{- include "podmeter.checkResources" (merge (dict "where" "config.devicePlugin" "plugin" $config.devicePlugin) $settings) -}}
+{{- range $number, $profile := default list $config.profiles -}}
+{{- $where := printf "config.profiles[%d].devicePlugin" $number -}}
+{{- include "podmeter.checkResources" (merge (dict "where" $where "plugin" $profile.devicePlugin) $settings) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
 {{/* Refuses resources whose mounts are off. */}}
 {{- define "podmeter.checkResources" -}}
-{{- $mounts := .values.mounts -}}
-{{- range $number, $resource := (default list (get .plugin "resources")) -}}
+{{- $resources := kindIs "map" .plugin | ternary .plugin dict | dig "resources" list -}}
+{{- range $number, $resource := default list $resources -}}
 {{- $where := printf "%s.resources[%d]" $.where $number -}}
-{{- $strategies := default list (get $resource "deviceListStrategy") -}}
+{{- $strategies := $resource.deviceListStrategy -}}
+{{- $strategies = kindIs "string" $strategies | ternary (list $strategies) (default list $strategies) -}}
 {{- $cdi := or (has "cdi-annotations" $strategies) (has "cdi-cri" $strategies) -}}
 {{- $nodes := or $cdi (has "device-nodes" $strategies) (eq (get $resource "kind") "path") (eq (toString (get $resource "passDeviceSpecs")) "true") -}}
-{{- if and $nodes (not $mounts.dev) (not $.hostDriver) -}}
+{{- if and $nodes (not $.mounts.dev) (not $.hostDriver) -}}
 {{- fail (printf "%s needs the host's device nodes: set mounts.dev=true" $where) -}}
 {{- end -}}
-{{- if and $cdi (not $mounts.cdi) -}}
+{{- if and $cdi (not $.mounts.cdi) -}}
 {{- fail (printf "%s uses CDI: set mounts.cdi=true" $where) -}}
 {{- end -}}
-{{- if and (hasKey (default dict (get $resource "sharing")) "mps") (not $mounts.mps) -}}
+{{- if and (hasKey (kindIs "map" $resource.sharing | ternary $resource.sharing dict) "mps") (not $.mounts.mps) -}}
 {{- fail (printf "%s shares through MPS: set mounts.mps=true" $where) -}}
 {{- end -}}
 {{- end -}}
