@@ -65,7 +65,8 @@ fn start_podmeter(root: &Path, tasks: &mut Tasks) -> anyhow::Result<watch::Recei
     let config: Config = serde_saphyr::from_str(CONFIGURATION)?;
     let settings = plugin::Settings {
         directory: root.join("device-plugins"),
-        resources: config.resolve(|file| std::fs::read_to_string(file))?,
+        plan: config.resolve(|file| std::fs::read_to_string(file))?.into(),
+        node_name: "node".to_owned(),
         surroundings: Surroundings {
             roots: Roots { host: root.to_owned(), dev: root.join("dev"), sys: root.join("sys") },
             proc: root.join("proc"),

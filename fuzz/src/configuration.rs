@@ -15,13 +15,15 @@ pub fn configuration(bytes: &[u8]) {
             return;
         }
     };
-    let entries = settings.reloadable.device_plugin.clone().unwrap_or_default();
-    let names: BTreeSet<&str> = entries.iter().map(|entry| entry.name().as_str()).collect();
-    assert_eq!(names.len(), entries.len(), "two entries have one name: {text:?}");
-    for name in names {
-        assert_eq!(resource_name(name).map(|name| name.to_string()).as_deref(), Ok(name), "{text:?}");
+    let plan = settings.reloadable.device_plugin.clone().unwrap_or_default();
+    for entries in plan.profiles.iter().map(|profile| &profile.entries).chain([&plan.common]) {
+        let names: BTreeSet<&str> = entries.iter().map(|entry| entry.name().as_str()).collect();
+        assert_eq!(names.len(), entries.len(), "two entries have one name: {text:?}");
+        for name in names {
+            assert_eq!(resource_name(name).map(|name| name.to_string()).as_deref(), Ok(name), "{text:?}");
+        }
+        assert_valid(entries.clone());
     }
-    assert_valid(entries);
     // The same text gives the same settings.
     let again = cli::check_text(&text).map(|settings| format!("{settings:?}"));
     assert_eq!(again, Ok(format!("{settings:?}")), "{text:?}");

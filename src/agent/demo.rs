@@ -111,7 +111,7 @@ impl DemoSettings {
     /// The settings of the agent on the simulated node.
     fn on(self, node: &SimulatedNode, directory: &Path) -> Settings {
         let is_watching = self.agent.hardware == HardwareSource::None;
-        let device_plugin = (!is_watching).then(|| vec![offered(self.replicas())]);
+        let device_plugin = (!is_watching).then(|| vec![offered(self.replicas())].into());
         Settings {
             admin_socket: match self.agent.admin_socket_required {
                 true => self.agent.admin_socket,
@@ -140,8 +140,10 @@ fn health_config(faults: Option<u32>) -> HealthConfig {
 
 /// Whole GPUs and MIG devices, or this many slots of each GPU.
 fn offered(replicas: Option<u32>) -> ResourceConfig {
-    let sharing = replicas
-        .map(|replicas| Sharing::TimeSlicing(Replication { replicas: Some(replicas), ..Replication::default() }));
+    let sharing = match replicas {
+        Some(_) => Sharing::TimeSlicing(Replication { replicas, ..Replication::default() }),
+        None => Sharing::None,
+    };
     let mig_strategy = MigStrategy::Mixed;
     ResourceConfig::Nvidia(Box::new(NvidiaConfig { sharing, mig_strategy, ..NvidiaConfig::default() }))
 }

@@ -37,8 +37,8 @@ async fn complete(
     loop {
         let completed = {
             let (state, kubelet) = (hardware.borrow_and_update().clone(), kubelet.borrow_and_update().clone());
-            let entries = reloadable.borrow().device_plugin.clone().unwrap_or_default();
-            let is_ours = |resource: &ResourceName| entries.iter().any(|entry| entry.may_offer(resource));
+            let plan = reloadable.borrow().device_plugin.clone().unwrap_or_default();
+            let is_ours = |resource: &ResourceName| plan.all_entries().any(|entry| entry.may_offer(resource));
             let completed = missing.complete(&state, &kubelet, &is_ours, clock.now().monotonic);
             log(&completed, &kubelet, &mut named);
             completed

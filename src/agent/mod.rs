@@ -44,7 +44,9 @@ pub use crate::health::Config as HealthConfig;
 pub use crate::health::DURATION as DURATION_PATTERN;
 pub use crate::journal::{Bounds as JournalBounds, Settings as JournalSettings, Size};
 pub use crate::model::{PodLabel, PodLabelError};
-pub use crate::plugin::{Config as PluginConfig, ConfigError as PluginConfigError, ResourceConfig};
+pub use crate::plugin::{
+    Config as PluginConfig, ConfigError as PluginConfigError, Plan as PluginPlan, ProfileConfig, ResourceConfig,
+};
 pub use crate::web::{Limits as WebLimits, ListenAddress, WebConfig, WebConfigError};
 pub use demo::{DemoError, DemoSettings, demo};
 pub use probe::{Probe, probe_nvml};

@@ -34,7 +34,7 @@ impl Configuration {
             Ok(reloadable) => {
                 log_reloaded(&reloadable);
                 match (plugin, &reloadable.device_plugin) {
-                    (Some(plugin), Some(resources)) => plugin.configure(resources),
+                    (Some(plugin), Some(plan)) => plugin.configure(plan),
                     (None, None) => {}
                     _ => tracing::warn!("switching the device plugin on or off needs a restart of podmeter"),
                 }
@@ -60,7 +60,8 @@ fn log_reloaded(reloadable: &Reloadable) {
         series_limit,
         log_level,
         files = files.join(","),
-        resource_entries = device_plugin.as_ref().map_or(0, Vec::len),
+        resource_entries = device_plugin.as_ref().map_or(0, |plan| plan.common.len()),
+        profiles = device_plugin.as_ref().map_or(0, |plan| plan.profiles.len()),
         "configuration re-read"
     );
 }

@@ -96,7 +96,7 @@ pub struct Reloadable {
     /// Read for these settings, with their digests.
     pub files: Vec<ReadFile>,
     /// What the bundled device plugin offers; `None` while it is off, which no reload changes.
-    pub device_plugin: Option<Vec<plugin::ResourceConfig>>,
+    pub device_plugin: Option<plugin::Plan>,
 }
 
 impl Settings {
@@ -145,7 +145,8 @@ impl Settings {
     pub(super) fn plugin_settings(&self) -> Option<plugin::Settings> {
         Some(plugin::Settings {
             directory: self.device_plugin_directory.clone(),
-            resources: self.reloadable.device_plugin.clone()?,
+            plan: self.reloadable.device_plugin.clone()?,
+            node_name: self.node_name.clone(),
             surroundings: plugin::Surroundings {
                 roots: plugin::paths::Roots {
                     host: "/".into(),
@@ -161,7 +162,7 @@ impl Settings {
     /// `remote`: check the agent there, and not this machine.
     pub(super) fn doctor_settings(&self, remote: Option<Target>) -> doctor::Settings {
         let named = remote.is_some() || self.admin_socket_required;
-        let offers = self.reloadable.device_plugin.as_ref();
+        let plan = self.reloadable.device_plugin.as_ref();
         doctor::Settings {
             only_agent: remote.is_some(),
             agent: remote.or_else(|| self.admin_socket.clone().map(Target::Socket)),
@@ -177,7 +178,9 @@ impl Settings {
                 HardwareSource::Simulated => "simulated",
                 HardwareSource::None => "none",
             },
-            offers: offers.map(|entries| entries.iter().map(doctor::Offer::of).collect()),
+            offers: plan.map(|plan| plan.common.iter().map(doctor::Offer::of).collect()),
+            plan: plan.cloned().unwrap_or_default(),
+            node_name: self.node_name.clone(),
             attribution: self.processes_settings().mode,
             proc_root: self.proc_root.clone(),
             sys_root: self.sys_root.clone(),

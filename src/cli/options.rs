@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use super::config_file::DevicePlugin;
 use super::value::{Switch, Value, parsed, read};
-use crate::agent::{HardwareSource, HealthConfig, ListenAddress, LogFormat, ProcessAttribution, Size};
+use crate::agent::{HardwareSource, HealthConfig, ListenAddress, LogFormat, ProcessAttribution, ProfileConfig, Size};
 use crate::input::similar;
 
 /// Variables without an option, for the governance record.
@@ -152,6 +152,9 @@ macro_rules! options {
             #[arg(skip)]
             #[serde(rename = "devicePlugin")]
             pub plugin_section: DevicePlugin,
+            /// Only in the file.
+            #[arg(skip)]
+            pub profiles: Vec<ProfileConfig>,
         }
 
         /// What is in force.
@@ -160,12 +163,14 @@ macro_rules! options {
             $($(pub $name: options!(@type $type $(, $default)?),)*)*
             pub health: HealthConfig,
             pub plugin_section: DevicePlugin,
+            pub profiles: Vec<ProfileConfig>,
         }
 
         impl AgentOptions {
             /// The sections are those of `file`.
             pub fn or(self, file: Self) -> Self {
-                Self { $($($name: self.$name.or(file.$name),)*)* health: file.health, plugin_section: file.plugin_section }
+                let Self { health, plugin_section, profiles, .. } = file;
+                Self { $($($name: self.$name.or(file.$name),)*)* health, plugin_section, profiles }
             }
 
             pub fn values(self) -> Result<OptionValues, OutOfRange> {
@@ -173,6 +178,7 @@ macro_rules! options {
                     $($($name: options!(@value self.$name $(, $default)?),)*)*
                     health: self.health,
                     plugin_section: self.plugin_section,
+                    profiles: self.profiles,
                 };
                 $($($($(
                     if !(parsed($low)..=parsed($high)).contains(&values.$name) {

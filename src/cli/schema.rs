@@ -8,7 +8,7 @@ use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
 use super::options::{ROWS, Row, schemas};
-use crate::agent::{HealthConfig, PluginConfig};
+use crate::agent::{HealthConfig, PluginConfig, ProfileConfig};
 
 pub fn config_file() -> Value {
     let mut properties = Map::new();
@@ -25,6 +25,12 @@ pub fn config_file() -> Value {
         "else": { "enum": ["on", "off", true, false] },
     });
     properties.insert("devicePlugin".to_owned(), plugin);
+    let profiles = json!({
+        "description": "Settings for some of the nodes, chosen by their GPUs and names. The first profile that matches applies. Takes effect on SIGHUP.",
+        "type": "array",
+        "items": section::<ProfileConfig>(&mut generator),
+    });
+    properties.insert("profiles".to_owned(), profiles);
     json!({
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Configuration file of podmeter agent",

@@ -12,8 +12,8 @@ use super::config_file::{self, ConfigFileError, DevicePlugin};
 use super::options::{AgentOptions, OptionValues, OutOfRange, Row, row};
 use super::value::Switch;
 use crate::agent::{
-    HardwareSource, JournalBounds, JournalSettings, LibrarySearch, PluginConfig, PluginConfigError, PodLabel,
-    PodLabelError, ReadFile, Reloadable, Settings, WebConfig, WebConfigError, WebLimits, sha256,
+    HardwareSource, JournalBounds, JournalSettings, LibrarySearch, PluginConfig, PluginConfigError, PluginPlan,
+    PodLabel, PodLabelError, ReadFile, Reloadable, Settings, WebConfig, WebConfigError, WebLimits, sha256,
 };
 
 /// The kubelet answers within milliseconds; on a loaded node within seconds.
@@ -68,7 +68,7 @@ pub fn check_text(text: &str) -> Result<Settings, String> {
 fn configure(
     options: AgentOptions,
     mut files: Vec<ReadFile>,
-    read: impl FnOnce(&Path) -> std::io::Result<String>,
+    read: impl FnMut(&Path) -> std::io::Result<String>,
 ) -> Result<Configuration, InvalidSettings> {
     let file = options.config.clone();
     let options = options.values().map_err(|error| {
@@ -77,29 +77,53 @@ fn configure(
         InvalidSettings::Value { row, file: file.clone(), value, problem }
     })?;
     check_log_level(&options.log_level, file.as_deref())?;
-    let values = options.clone();
-    let (switch, mut section) = match values.plugin_section {
-        DevicePlugin::Switch(switch) => (values.device_plugin.or(Some(switch)), PluginConfig::default()),
-        DevicePlugin::Section(section) => (values.device_plugin, section),
+    let device_plugin =
+        device_plugin(&options, &mut files, read).map_err(|error| InvalidSettings::DevicePlugin { file, error })?;
+    let reloadable = Reloadable {
+        refresh_interval: *options.refresh_interval,
+        retention: *options.retention,
+        series_limit: options.series_limit,
+        log_level: options.log_level.clone(),
+        files,
+        device_plugin,
     };
-    section.nvidia_config = values.nvidia_config.or(section.nvidia_config);
-    // Checked even while the plugin is off.
-    let offered = section.resolve(|file| {
+    let settings = settings(options.clone(), reloadable)?;
+    Ok(Configuration { options, settings })
+}
+
+/// What the device plugin offers; `None` while it is off. Checked even then.
+fn device_plugin(
+    options: &OptionValues,
+    files: &mut Vec<ReadFile>,
+    mut read: impl FnMut(&Path) -> std::io::Result<String>,
+) -> Result<Option<PluginPlan>, PluginConfigError> {
+    let (switch, mut section) = match &options.plugin_section {
+        DevicePlugin::Switch(switch) => (options.device_plugin.or(Some(*switch)), PluginConfig::default()),
+        DevicePlugin::Section(section) => (options.device_plugin, section.clone()),
+    };
+    let is_off_in_file = options.device_plugin.is_none() && switch == Some(Switch::Off);
+    if is_off_in_file && !options.profiles.is_empty() {
+        return Err(PluginConfigError::ProfilesWhileOff);
+    }
+    section.nvidia_config = options.nvidia_config.clone().or(section.nvidia_config);
+    let plan = PluginPlan::resolve(&section, &options.profiles, |file| {
         let text = read(file)?;
         files.push(ReadFile { path: file.to_owned(), sha256: sha256(text.as_bytes()) });
         Ok(text)
-    });
-    let offered = offered.map_err(|error| InvalidSettings::DevicePlugin { file, error })?;
-    let device_plugin = match switch {
+    })?;
+    Ok(match switch {
         Some(Switch::Off) => None,
         // Simulated GPUs are offered to a kubelet only on request.
-        None if values.hardware == HardwareSource::Simulated => None,
-        _ => Some(offered),
-    };
+        None if options.hardware == HardwareSource::Simulated => None,
+        _ => Some(plan),
+    })
+}
+
+fn settings(values: OptionValues, reloadable: Reloadable) -> Result<Settings, PodLabelError> {
     let admin_socket_required = values.admin_socket.is_some();
     let admin_socket = values.admin_socket.unwrap_or_else(|| "/run/podmeter/podmeter.sock".into());
     let kubelet = &values.kubelet_root;
-    let settings = Settings {
+    Ok(Settings {
         listen: values.listen,
         probe_listen: values.probe_listen,
         web_config: values.web_config,
@@ -133,16 +157,8 @@ fn configure(
             directory,
             bounds: JournalBounds { bytes: values.state_max_size.0, age: *values.state_max_age },
         }),
-        reloadable: Reloadable {
-            refresh_interval: *values.refresh_interval,
-            retention: *values.retention,
-            series_limit: values.series_limit,
-            log_level: values.log_level,
-            files,
-            device_plugin,
-        },
-    };
-    Ok(Configuration { options, settings })
+        reloadable,
+    })
 }
 
 /// `podmeter check-config`.

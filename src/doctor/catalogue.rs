@@ -15,7 +15,7 @@ struct Row {
 }
 
 /// Of the machine on which the doctor runs.
-const MACHINE: [Row; 15] = [
+const MACHINE: [Row; 16] = [
     Row {
         id: "pod_resources",
         title: "PodResources socket",
@@ -50,6 +50,13 @@ const MACHINE: [Row; 15] = [
         why: "the kubelet uses the last plugin that registers a resource, and does not notify the other",
         statuses: "fails when another plugin serves a resource that podmeter is to offer; warns when the kubelet lists devices of it that no visible plugin offers",
         check: node::plugin_conflicts,
+    },
+    Row {
+        id: "plugin_profile",
+        title: "Profile of this node",
+        why: "what the device plugin offers can differ from node to node",
+        statuses: "warns while the driver reports no GPU models, so that no profile can be chosen; skipped without `profiles`",
+        check: node::plugin_profile,
     },
     Row {
         id: "pods_api",

@@ -7,16 +7,16 @@ use serde_json::Value;
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 
-use super::Settings;
 use super::observations::{
     Agent, Answers, DriverState, Listed, NotObserved, Observations, Observed, SocketState, VERSION,
 };
-use super::{agent, node, scrape};
+use super::{Offer, Settings, agent, node, scrape};
 use crate::client::{self, ClientError, Target};
 use crate::clock::Clock;
 use crate::hardware::{Driver, Failure, scan_pci_bus};
 use crate::kubelet::{CallError, Client};
-use crate::model::{Allocatable, PodResourcesApi, UnixSeconds};
+use crate::model::{Allocatable, AppliedProfile, PodResourcesApi, UnixSeconds};
+use crate::plugin::{Gpus, NodeView};
 use crate::{governance, plugin, processes};
 
 /// For files and sockets of this machine.
@@ -26,7 +26,7 @@ const HEALTHY: &[u8] = b"healthy\n";
 /// For the driver to be closed, once it has answered.
 const CLOSE: Duration = Duration::from_secs(2);
 
-pub async fn gather(settings: Settings, driver: Option<Box<dyn Driver>>, clock: Clock) -> Observations {
+pub async fn gather(mut settings: Settings, driver: Option<Box<dyn Driver>>, clock: Clock) -> Observations {
     if settings.only_agent {
         let agent = observe_agent(&settings).await;
         return Observations::of_agent(settings, agent, clock.now().unix);
@@ -43,6 +43,7 @@ pub async fn gather(settings: Settings, driver: Option<Box<dyn Driver>>, clock: 
     );
     // A library that hangs while it is loaded delays every check that starts a thread: it runs last.
     let driver = observe_driver(driver, &settings, node::driver_is_released(&agent)).await;
+    let profile = choose_profile(&mut settings, driver.as_ref().ok());
     let (list, allocatable) = kubelet;
     let Host { writable, module_version, bus, processes, named_pods, kernel_log, own, newest_file } = host;
     Observations {
@@ -57,6 +58,7 @@ pub async fn gather(settings: Settings, driver: Option<Box<dyn Driver>>, clock: 
         writable,
         plugin_sockets,
         driver,
+        profile,
         module_version,
         bus,
         processes,
@@ -65,6 +67,18 @@ pub async fn gather(settings: Settings, driver: Option<Box<dyn Driver>>, clock: 
         own,
         newest_file,
     }
+}
+
+/// With the offers of that profile. While it is undecided, those that every profile has.
+fn choose_profile(settings: &mut Settings, driver: Option<&DriverState>) -> Option<(AppliedProfile, Option<Gpus>)> {
+    let gpus = match driver {
+        Some(driver) => Some(Gpus::of(&driver.inventory)),
+        None => (settings.hardware == "none").then(Gpus::default),
+    };
+    let choice = settings.plan.choose(&NodeView { node_name: &settings.node_name, gpus: gpus.clone() });
+    let applied = settings.plan.applied(&choice)?;
+    settings.offers = Some(settings.plan.entries(&choice).iter().map(Offer::of).collect());
+    Some((applied, gpus))
 }
 
 async fn within<T>(limit: Duration, look: impl Future<Output = T>) -> Observed<T> {

@@ -23,7 +23,7 @@ use crate::client::Target;
 use crate::clock::Clock;
 use crate::hardware::Driver;
 use crate::model::ResourceName;
-use crate::plugin::{MigStrategy, OnConflict, ResourceConfig};
+use crate::plugin::{MigStrategy, OnConflict, Plan, ResourceConfig};
 use crate::processes::Mode;
 pub use catalogue::markdown;
 pub use report::{Check, Report, Status};
@@ -48,8 +48,12 @@ pub struct Settings {
     pub driver_deadline: Duration,
     /// `nvml`, `simulated` or `none`.
     pub hardware: &'static str,
-    /// What the bundled device plugin would offer; `None` while it is off.
+    /// What the bundled device plugin would offer; `None` while it is off. With profiles: what applies here.
     pub offers: Option<Vec<Offer>>,
+    /// Empty without profiles.
+    pub plan: Plan,
+    /// For the profiles.
+    pub node_name: String,
     pub attribution: Mode,
     pub proc_root: PathBuf,
     pub sys_root: PathBuf,

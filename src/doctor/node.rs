@@ -132,6 +132,25 @@ pub fn plugin_directory(observations: &Observations) -> Finding {
     }
 }
 
+pub fn plugin_profile(observations: &Observations) -> Finding {
+    let Some((applied, gpus)) = &observations.profile else {
+        return Finding::skipped("the configuration has no profiles");
+    };
+    let Settings { node_name, plan, .. } = &observations.settings;
+    let gpus = gpus.as_ref().map(|gpus| format!(" with {gpus}")).unwrap_or_default();
+    match (&applied.name, applied.decision) {
+        (Some(name), _) => Finding::ok(format!("profile {name} applies to node {node_name}{gpus}")),
+        (None, "common") => Finding::ok(format!(
+            "none of {} profiles matches node {node_name}{gpus}: the common settings apply",
+            plan.profiles.len()
+        )),
+        (None, _) => Finding::warning(
+            format!("undecided for node {node_name}{gpus}: the driver reports no GPU models"),
+            "fix the driver first; until then only what every profile has is offered",
+        ),
+    }
+}
+
 fn plugin_off() -> Finding {
     Finding::skipped("the bundled device plugin is off")
 }

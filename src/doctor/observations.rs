@@ -8,7 +8,8 @@ use super::scrape::Page;
 use crate::client::Target;
 use crate::governance::OwnProcess;
 use crate::kubelet::CallError;
-use crate::model::{Allocatable, Inventory, NodeDevices, PodResourcesApi, UnixSeconds};
+use crate::model::{Allocatable, AppliedProfile, Inventory, NodeDevices, PodResourcesApi, UnixSeconds};
+use crate::plugin::Gpus;
 use crate::processes::Survey;
 
 /// Of this podmeter.
@@ -50,6 +51,8 @@ pub struct Observations {
     /// Other sockets in the device-plugin directory that a process listens on.
     pub plugin_sockets: Observed<Vec<String>>,
     pub driver: Observed<DriverState>,
+    /// Which profile applies, and to which GPUs; `None` without profiles.
+    pub profile: Option<(AppliedProfile, Option<Gpus>)>,
     /// Of the kernel's module; `None` where it is not loaded, or does not show here.
     pub module_version: Observed<Option<String>>,
     pub bus: Observed<NodeDevices>,
@@ -79,6 +82,7 @@ impl Observations {
             writable: left_out(),
             plugin_sockets: left_out(),
             driver: left_out(),
+            profile: None,
             module_version: left_out(),
             bus: left_out(),
             processes: left_out(),

@@ -14,7 +14,10 @@ use super::{Offer, Settings, Status};
 use crate::client::Target;
 use crate::governance::{OwnProcess, Status as Privileges};
 use crate::kubelet::CallError;
-use crate::model::{Allocatable, DriverInfo, Gpu, GpuUuid, Inventory, NodeDevices, PodResourcesApi, UnixSeconds};
+use crate::model::{
+    Allocatable, AppliedProfile, DriverInfo, Gpu, GpuUuid, Inventory, NodeDevices, PodResourcesApi, UnixSeconds,
+};
+use crate::plugin::{Gpus, Plan};
 use crate::processes::{Mode, Survey};
 
 const NOW: f64 = 1_800_000_000.0;
@@ -33,6 +36,8 @@ fn settings() -> Settings {
         driver_deadline: Duration::from_secs(20),
         hardware: "nvml",
         offers: Some(vec![Offer { name: "nvidia.com/gpu".into(), by_profile: false, takes_over: false }]),
+        plan: Plan::default(),
+        node_name: "node".to_owned(),
         attribution: Mode::Auto,
         proc_root: "/proc".into(),
         sys_root: "/sys".into(),
@@ -93,6 +98,12 @@ fn driver(version: &str, gpus: usize) -> DriverState {
     }
 }
 
+fn profile(decision: &'static str) -> Option<(AppliedProfile, Option<Gpus>)> {
+    let name = (decision == "profile").then(|| "h100".into());
+    let gpus = (decision != "undecided").then(|| Gpus { count: 2, models: ["NVIDIA H100".into()].into() });
+    Some((AppliedProfile { decision, name }, gpus))
+}
+
 /// A node that passes every check.
 fn well() -> Observations {
     let allocatable = BTreeMap::from([("nvidia.com/gpu".into(), ["GPU-1".into()].into())]);
@@ -108,6 +119,7 @@ fn well() -> Observations {
         writable: Ok(Ok(())),
         plugin_sockets: Ok(vec!["podmeter-nvidia.com_gpu-0123456789ab.sock".to_owned()]),
         driver: Ok(driver("570.1", 1)),
+        profile: profile("profile"),
         module_version: Ok(Some("570.1".to_owned())),
         bus: Ok(NodeDevices { expected: 1, ..NodeDevices::default() }),
         processes: Ok(Survey { of_the_host: true, processes: 9, in_pods: 3, unreadable: 0 }),
@@ -285,6 +297,15 @@ fn plugins_and_driver_cases() -> Vec<Case> {
             Failed,
             "it was not found",
         ),
+        ("plugin_profile", change(|_| {}), Good, "profile h100 applies to node node with 2 GPUs (NVIDIA H100)"),
+        (
+            "plugin_profile",
+            change(|observations| observations.profile = profile("common")),
+            Good,
+            "common settings apply",
+        ),
+        ("plugin_profile", change(|observations| observations.profile = profile("undecided")), Warning, "undecided"),
+        ("plugin_profile", change(|observations| observations.profile = None), Skipped, "no profiles"),
         (
             "driver",
             change(|observations| observations.driver = Err(NotObserved::Skipped("released".into()))),

@@ -119,6 +119,19 @@ pub(super) static GROUP: Group = Group {
             |snapshot, family| of_resources(snapshot, family, |state| Some(state.conflict.is_some())),
         ),
         gauge(
+            "podmeter_plugin_profile_info",
+            &["decision", "profile"],
+            OWN,
+            "Which profile of the configuration applies: `profile`, `common` where none matches, `undecided` until the driver is \
+     read; always 1, absent without profiles.",
+            |snapshot, family| {
+                if let Some(applied) = snapshot.plugin.as_deref().and_then(|plugin| plugin.profile.as_ref()) {
+                    let labels = Labels::of("decision", applied.decision);
+                    family.push(labels.and_known("profile", applied.name.as_ref()), 1u64);
+                }
+            },
+        ),
+        gauge(
             "podmeter_device_schedulable",
             DEVICE,
             OWN,

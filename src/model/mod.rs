@@ -55,7 +55,7 @@ pub use figures::Figures;
 pub use identity::{ContainerId, ContainerRef, DeviceId, GpuUuid, MigUuid, PciBusId, PodRef, PodUid, ResourceName};
 pub use inventory::{BusGpu, DriverInfo, Gpu, Inventory, MigDevice, MissingGpu, NodeDevices, NvLinkPeers};
 pub use journal::JournalState;
-pub use plugin::{PluginResource, PluginState, PluginUnhealthyReason};
+pub use plugin::{AppliedProfile, PluginResource, PluginState, PluginUnhealthyReason};
 pub use pod_label::{PodLabel, PodLabelError};
 pub use process::{Owner, PodDirectory, PodIdentity, Process, ProcessKey, ProcessState, UnknownOwner};
 pub use reading::{

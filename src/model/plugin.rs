@@ -15,7 +15,17 @@ pub struct PluginState {
     pub kubelet_restarts: u64,
     /// What is not offered as configured, each a sentence with its remedy. Sorted.
     pub problems: Vec<Arc<str>>,
+    /// Which profile of the configuration applies; `None` where it has none.
+    pub profile: Option<AppliedProfile>,
     pub resources: BTreeMap<ResourceName, PluginResource>,
+}
+
+/// Which of the configuration's profiles applies to this node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct AppliedProfile {
+    /// `profile`, `common` where none matches, `undecided` until the driver has been read.
+    pub decision: &'static str,
+    pub name: Option<Arc<str>>,
 }
 
 /// One resource that the plugin serves, or would.

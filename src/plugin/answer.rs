@@ -73,7 +73,7 @@ fn gpus(nvidia: &NvidiaConfig, offer: &Offer, devices: &[&OfferedDevice], node: 
             read_only: true,
         }));
     }
-    if shared && matches!(nvidia.sharing, Some(Sharing::Mps(_))) {
+    if shared && matches!(nvidia.sharing, Sharing::Mps(_)) {
         add_mps(&mut answer, nvidia, offer);
     }
     Ok(answer)
@@ -85,9 +85,9 @@ fn is_cdi(strategy: DeviceListStrategy) -> bool {
 
 fn refuse_several_slots(nvidia: &NvidiaConfig, asked: usize, shared: bool) -> Result<(), Refusal> {
     let (replication, default) = match &nvidia.sharing {
-        None => return Ok(()),
-        Some(Sharing::TimeSlicing(replication)) => (replication, false),
-        Some(Sharing::Mps(replication)) => (replication, true),
+        Sharing::None => return Ok(()),
+        Sharing::TimeSlicing(replication) => (replication, false),
+        Sharing::Mps(replication) => (replication, true),
     };
     if shared && asked > 1 && replication.fail_requests_greater_than_one.unwrap_or(default) {
         return Err(Refusal::NotAllowed(format!(

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 use super::nvidia_config;
 use super::pattern::has_wildcards;
@@ -48,7 +48,8 @@ pub struct NvidiaConfig {
     pub names: NamePatterns,
     pub mig_strategy: MigStrategy,
     /// Offers each device as several slots.
-    pub sharing: Option<Sharing>,
+    #[serde(deserialize_with = "sharing_or_none")]
+    pub sharing: Sharing,
     /// How containers get their devices.
     #[serde(deserialize_with = "one_or_several")]
     #[cfg_attr(test, schemars(schema_with = "schema::one_or_several::<DeviceListStrategy>"))]
@@ -106,10 +107,13 @@ pub enum MigStrategy {
     Mixed,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum Sharing {
+    /// Each device is offered once.
+    #[default]
+    None,
     TimeSlicing(Replication),
     /// Needs NVIDIA's MPS control daemon on the node.
     Mps(Replication),
@@ -293,8 +297,14 @@ pub struct SimulatedConfig {
 pub enum ConfigError {
     #[error("{key}: {value} cannot be used; {accepted}")]
     Value { key: String, value: String, accepted: String },
-    #[error("devicePlugin.nvidiaConfig: {file}: {error}")]
-    NvidiaFile { file: String, error: String },
+    #[error("{key}: {file}: {error}")]
+    NvidiaFile { key: String, file: String, error: String },
+    #[error(
+        "profiles: none applies while devicePlugin is off; for nodes that no profile matches write devicePlugin: {{resources: []}}"
+    )]
+    ProfilesWhileOff,
+    #[error("{key} ({name}): never applies, because {} matches every node that it matches; put it before that one, or remove it", profile(*earlier, other))]
+    NeverApplies { key: String, name: String, earlier: usize, other: String },
 }
 
 impl Default for NvidiaConfig {
@@ -305,7 +315,7 @@ impl Default for NvidiaConfig {
             name: "nvidia.com/gpu".into(),
             names: NamePatterns::default(),
             mig_strategy: MigStrategy::default(),
-            sharing: None,
+            sharing: Sharing::None,
             device_list_strategy: vec![DeviceListStrategy::Envvar],
             device_id_strategy: DeviceIdStrategy::default(),
             pass_device_specs: false,
@@ -323,6 +333,15 @@ impl Default for NvidiaConfig {
             environment: BTreeMap::new(),
         }
     }
+}
+
+/// Also for a key without a value.
+pub(super) fn sharing_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Sharing, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+fn profile(place: usize, name: &str) -> String {
+    format!("profiles[{place}] ({name})")
 }
 
 fn one() -> u32 {
@@ -344,12 +363,9 @@ impl Config {
         let Some(file) = &self.nvidia_config else {
             return Ok(self.resources.clone().unwrap_or_else(|| vec![ResourceConfig::Nvidia(Box::default())]));
         };
-        let failed = |error: String| ConfigError::NvidiaFile { file: file.display().to_string(), error };
-        let text = read(file).map_err(|error| failed(format!("{error}; name a file that can be read")))?;
-        let nvidia = nvidia_config::parse(&text).map_err(|error| failed(error.to_string()))?;
-        let mut entries = vec![ResourceConfig::Nvidia(Box::new(nvidia))];
+        let mut entries = vec![ResourceConfig::from_nvidia_file("devicePlugin.nvidiaConfig", file, read)?];
         entries.extend(self.resources.iter().flatten().cloned());
-        refuse_equal_names(&entries)?;
+        refuse_equal_names("devicePlugin.resources", &entries)?;
         Ok(entries)
     }
 
@@ -364,15 +380,9 @@ impl Config {
             if self.nvidia_config.is_some() && is_nvidia(entry) {
                 return refuse(&key, "kind: nvidia", "nvidiaConfig replaces it: remove one of the two");
             }
-            match entry {
-                ResourceConfig::Nvidia(nvidia) => nvidia.validate(&key)?,
-                ResourceConfig::Path(path) => path.validate(&key)?,
-                ResourceConfig::Simulated(simulated) => {
-                    within(&format!("{key}.devices"), simulated.devices, 1, MOST_SIMULATED)?;
-                }
-            }
+            entry.validate(&key)?;
         }
-        refuse_equal_names(self.resources.as_deref().unwrap_or_default())
+        refuse_equal_names("devicePlugin.resources", self.resources.as_deref().unwrap_or_default())
     }
 }
 
@@ -393,6 +403,27 @@ impl ResourceConfig {
             Self::Path(path) => path.on_conflict,
             Self::Simulated(simulated) => simulated.on_conflict,
         }
+    }
+
+    pub(super) fn validate(&self, key: &str) -> Result<(), ConfigError> {
+        match self {
+            Self::Nvidia(nvidia) => nvidia.validate(key),
+            Self::Path(path) => path.validate(key),
+            Self::Simulated(simulated) => within(&format!("{key}.devices"), simulated.devices, 1, MOST_SIMULATED),
+        }
+    }
+
+    /// `read` gives the text of a file, here of one of NVIDIA's plugin.
+    pub(super) fn from_nvidia_file(
+        key: &str,
+        file: &Path,
+        read: impl FnOnce(&Path) -> std::io::Result<String>,
+    ) -> Result<Self, ConfigError> {
+        let failed =
+            |error: String| ConfigError::NvidiaFile { key: key.to_owned(), file: file.display().to_string(), error };
+        let text = read(file).map_err(|error| failed(format!("{error}; name a file that can be read")))?;
+        let nvidia = nvidia_config::parse(&text).map_err(|error| failed(error.to_string()))?;
+        Ok(Self::Nvidia(Box::new(nvidia)))
     }
 }
 
@@ -424,15 +455,15 @@ impl NvidiaConfig {
             absolute(&format!("{key}.driverMounts.containerPath"), &mount.container_path)?;
         }
         match &self.sharing {
-            Some(Sharing::TimeSlicing(replication)) => replication.validate(&format!("{key}.sharing.timeSlicing")),
-            Some(Sharing::Mps(replication)) => {
+            Sharing::TimeSlicing(replication) => replication.validate(&format!("{key}.sharing.timeSlicing")),
+            Sharing::Mps(replication) => {
                 if self.mig_strategy == MigStrategy::Mixed {
                     let accepted = "MPS cannot share MIG devices: use none or single, or timeSlicing";
                     return refuse(&format!("{key}.migStrategy"), "mixed with sharing.mps", accepted);
                 }
                 replication.validate(&format!("{key}.sharing.mps"))
             }
-            None => Ok(()),
+            Sharing::None => Ok(()),
         }
     }
 }
@@ -494,11 +525,11 @@ impl PathConfig {
     }
 }
 
-fn refuse_equal_names(entries: &[ResourceConfig]) -> Result<(), ConfigError> {
+pub(super) fn refuse_equal_names(key: &str, entries: &[ResourceConfig]) -> Result<(), ConfigError> {
     for (place, entry) in entries.iter().enumerate() {
         if entries[..place].iter().any(|other| other.name() == entry.name()) {
             let accepted = "another entry has it: give each entry its own name";
-            return refuse("devicePlugin.resources: name", entry.name().as_str(), accepted);
+            return refuse(&format!("{key}: name"), entry.name().as_str(), accepted);
         }
     }
     Ok(())

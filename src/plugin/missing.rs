@@ -19,8 +19,8 @@ impl ResourceConfig {
 
 fn may_offer(nvidia: &NvidiaConfig, resource: &ResourceName) -> bool {
     let replication = match &nvidia.sharing {
-        Some(Sharing::TimeSlicing(replication) | Sharing::Mps(replication)) => Some(replication),
-        None => None,
+        Sharing::TimeSlicing(replication) | Sharing::Mps(replication) => Some(replication),
+        Sharing::None => None,
     };
     let renamed = |replication: &Replication| {
         let rules = replication.per_resource.values().filter_map(|rule| rule.rename.as_ref());

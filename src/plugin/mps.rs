@@ -14,7 +14,7 @@ const SIGNS: [&str; 3] = [".started", "pipe/control", "pipe/nvidia-cuda-mps-cont
 
 impl NvidiaConfig {
     pub(super) fn shares_through_mps(&self) -> bool {
-        matches!(self.sharing, Some(Sharing::Mps(_)))
+        matches!(self.sharing, Sharing::Mps(_))
     }
 }
 

@@ -270,11 +270,11 @@ fn names(resources: Resources) -> Result<NamePatterns, NvidiaConfigError> {
     Ok(NamePatterns { gpus: patterns("gpus", resources.gpus)?, mig: patterns("mig", resources.mig)? })
 }
 
-fn sharing(section: SharingSection) -> Result<Option<Sharing>, NvidiaConfigError> {
+fn sharing(section: SharingSection) -> Result<Sharing, NvidiaConfigError> {
     match (section.time_slicing, section.mps) {
-        (None, None) => Ok(None),
-        (Some(slicing), None) => Ok(Some(Sharing::TimeSlicing(replication("sharing.timeSlicing", slicing)?))),
-        (None, Some(mps)) => Ok(Some(Sharing::Mps(replication("sharing.mps", mps)?))),
+        (None, None) => Ok(Sharing::None),
+        (Some(slicing), None) => Ok(Sharing::TimeSlicing(replication("sharing.timeSlicing", slicing)?)),
+        (None, Some(mps)) => Ok(Sharing::Mps(replication("sharing.mps", mps)?)),
         (Some(_), Some(_)) => {
             Err(not_honoured("sharing.timeSlicing", "beside sharing.mps", "a GPU is shared in one way: remove one"))
         }
@@ -374,7 +374,7 @@ imex: {channelIDs: [], required: false}
         let variables: Vec<&str> = config.environment.keys().map(String::as_str).collect();
         assert_eq!(variables, ["NVIDIA_GDRCOPY", "NVIDIA_MOFED"]);
         assert_eq!(config.names.gpus[0].name.as_str(), "nvidia.com/h100");
-        let Some(Sharing::TimeSlicing(sharing)) = config.sharing else { panic!("time-slicing") };
+        let Sharing::TimeSlicing(sharing) = config.sharing else { panic!("time-slicing") };
         assert_eq!(sharing.replicas, None, "what is not named is not shared");
         assert_eq!(sharing.fail_requests_greater_than_one, Some(true));
         let rule = |name: &str| &sharing.per_resource[&ResourceName::from(name)];
@@ -392,7 +392,7 @@ imex: {channelIDs: [], required: false}
             assert_eq!(parse(text).unwrap(), NvidiaConfig::default(), "{text:?}");
         }
         let mps = parse("sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}").unwrap();
-        assert!(matches!(mps.sharing, Some(Sharing::Mps(_))));
+        assert!(matches!(mps.sharing, Sharing::Mps(_)));
     }
 
     #[test]

@@ -259,9 +259,9 @@ fn presence(gpu: &Gpu) -> Result<(), PluginUnhealthy> {
 
 fn share(nvidia: &NvidiaConfig, devices: Vec<Named>, problems: &mut Vec<String>) -> Vec<Named> {
     let (replication, mps) = match &nvidia.sharing {
-        None => return devices,
-        Some(Sharing::TimeSlicing(replication)) => (replication, false),
-        Some(Sharing::Mps(replication)) => (replication, true),
+        Sharing::None => return devices,
+        Sharing::TimeSlicing(replication) => (replication, false),
+        Sharing::Mps(replication) => (replication, true),
     };
     let selected = selected(replication, &devices, problems);
     let mut slots = vec![];

@@ -35,6 +35,22 @@ pub fn fits(pattern: &str, text: &str) -> bool {
     }
 }
 
+/// What is wrong with a pattern that a person wrote.
+pub fn check(pattern: &str) -> Result<(), &'static str> {
+    if pattern.is_empty() {
+        return Err("an empty pattern matches nothing");
+    }
+    let letters: Vec<char> = pattern.chars().collect();
+    let mut at = 0;
+    while at < letters.len() {
+        at += match letters[at] {
+            '[' => set_end(&letters[at..]).ok_or("a set that begins with [ ends with ]")? + 1,
+            _ => 1,
+        };
+    }
+    Ok(())
+}
+
 #[must_use]
 pub fn has_wildcards(text: &str) -> bool {
     text.contains(['*', '?', '['])
@@ -45,7 +61,7 @@ fn one(pattern: &[char], letter: char) -> Option<usize> {
     match pattern[0] {
         '?' => Some(1),
         '[' => {
-            let Some(end) = pattern.iter().skip(2).position(|part| *part == ']').map(|place| place + 2) else {
+            let Some(end) = set_end(pattern) else {
                 return (letter == '[').then_some(1);
             };
             let negated = pattern[1] == '!' && end > 2;
@@ -54,6 +70,11 @@ fn one(pattern: &[char], letter: char) -> Option<usize> {
         }
         plain => (plain == letter).then_some(1),
     }
+}
+
+/// Where the set at the start of the pattern ends.
+fn set_end(pattern: &[char]) -> Option<usize> {
+    pattern.iter().skip(2).position(|part| *part == ']').map(|place| place + 2)
 }
 
 fn in_set(mut set: &[char], letter: char) -> bool {
@@ -103,6 +124,21 @@ mod tests {
             ("*.*+*", "1g.10gb", false),
         ] {
             assert_eq!(fits(pattern, text), expected, "{pattern:?} {text:?}");
+        }
+    }
+
+    #[test]
+    fn patterns_that_match_nothing_are_found() {
+        for (pattern, expected) in [
+            ("", false),
+            ("*", true),
+            ("gpu-[0-3]", true),
+            ("gpu-[0", false),
+            ("[]]", true),
+            ("a[", false),
+            ("[a][b", false),
+        ] {
+            assert_eq!(check(pattern).is_ok(), expected, "{pattern:?}");
         }
     }
 

@@ -18,9 +18,11 @@ use super::live_sockets::{LiveSockets, OwnSockets, watch_sockets};
 use super::server::ServiceState;
 use super::sockets::{self, Identity};
 use super::status::ResourceStatus;
-use super::{Offer, OfferedDevice, PluginUnhealthy, ResourceConfig};
+use super::{Choice, NodeView, Offer, OfferedDevice, Plan, PluginUnhealthy, ResourceConfig};
 use crate::clock::Clock;
-use crate::model::{DeviceId, HardwareState, HealthState, KubeletState, Monotonic, PluginState, ResourceName};
+use crate::model::{
+    AppliedProfile, DeviceId, HardwareState, HealthState, KubeletState, Monotonic, PluginState, ResourceName,
+};
 use crate::tasks::Tasks;
 
 /// Ids in one line of the log.
@@ -30,7 +32,9 @@ const NAMED: usize = 8;
 pub struct Settings {
     pub directory: PathBuf,
     /// What to offer, validated.
-    pub resources: Vec<ResourceConfig>,
+    pub plan: Plan,
+    /// For the plan's profiles.
+    pub node_name: String,
     pub surroundings: Surroundings,
 }
 
@@ -50,7 +54,7 @@ pub struct Inputs {
 /// The running plugin.
 #[derive(Debug)]
 pub struct Handle {
-    resources: watch::Sender<Vec<ResourceConfig>>,
+    plan: watch::Sender<Plan>,
     states: watch::Receiver<Arc<PluginState>>,
 }
 
@@ -61,10 +65,10 @@ impl Handle {
     }
 
     /// Changes what is offered. An entry that was offered before continues unchanged.
-    pub fn configure(&self, resources: &[ResourceConfig]) {
-        self.resources.send_if_modified(|configured| {
-            let changed = configured != resources;
-            *configured = resources.to_vec();
+    pub fn configure(&self, plan: &Plan) {
+        self.plan.send_if_modified(|configured| {
+            let changed = configured != plan;
+            *configured = plan.clone();
             changed
         });
     }
@@ -73,15 +77,15 @@ impl Handle {
 /// Serves every resource until `tasks` are stopped, and ends when the last socket is removed. Ends early only after a
 /// panic.
 pub fn start(settings: Settings, inputs: Inputs, clock: Clock, tasks: &mut Tasks) -> Handle {
-    let (resources, configured) = watch::channel(settings.resources.clone());
+    let (plan, plans) = watch::channel(settings.plan.clone());
     let (publish, states) = watch::channel(Arc::default());
-    tasks.spawn("device plugin", run(settings, configured, clock, inputs, publish, tasks.stopping()));
-    Handle { resources, states }
+    tasks.spawn("device plugin", run(settings, plans, clock, inputs, publish, tasks.stopping()));
+    Handle { plan, states }
 }
 
 async fn run(
     settings: Settings,
-    resources: watch::Receiver<Vec<ResourceConfig>>,
+    plans: watch::Receiver<Plan>,
     clock: Clock,
     inputs: Inputs,
     publish: watch::Sender<Arc<PluginState>>,
@@ -97,6 +101,9 @@ async fn run(
     watchers.spawn(count_kubelets(settings.directory.clone(), changed.clone(), publish.clone()));
     let mut task = PluginTask {
         directory: settings.directory,
+        node_name: settings.node_name,
+        plan: settings.plan,
+        choice: None,
         host_scans: HostScans::new(settings.surroundings),
         clock,
         inputs,
@@ -111,7 +118,7 @@ async fn run(
         advertised: BTreeMap::new(),
     };
     tokio::select! {
-        () = task.serve(resources, stop) => {}
+        () = task.serve(plans, stop) => {}
         _ = watchers.join_next() => {}
     }
     task.host_scans.end().await;
@@ -119,6 +126,10 @@ async fn run(
 
 struct PluginTask {
     directory: PathBuf,
+    node_name: String,
+    plan: Plan,
+    /// What applies of the plan; `None` before it was chosen.
+    choice: Option<Choice>,
     host_scans: HostScans,
     clock: Clock,
     inputs: Inputs,
@@ -137,11 +148,11 @@ struct PluginTask {
 }
 
 impl PluginTask {
-    async fn serve(&mut self, mut resources: watch::Receiver<Vec<ResourceConfig>>, mut stop: watch::Receiver<bool>) {
+    async fn serve(&mut self, mut plans: watch::Receiver<Plan>, mut stop: watch::Receiver<bool>) {
         let (mut kubelet, mut may_reload) = (self.inputs.kubelet.clone(), true);
-        self.configure(&resources.borrow_and_update());
         loop {
             let hardware = Arc::clone(&self.inputs.hardware.borrow_and_update());
+            self.choose(&hardware);
             let state = Arc::clone(&kubelet.borrow_and_update());
             let health = Arc::clone(&self.inputs.health.borrow_and_update());
             let now = self.clock.now().monotonic;
@@ -159,8 +170,8 @@ impl PluginTask {
                 changed = self.inputs.hardware.changed() => if changed.is_err() { return },
                 changed = self.inputs.health.changed() => if changed.is_err() { return },
                 changed = kubelet.changed(), if is_draining => if changed.is_err() { return },
-                changed = resources.changed(), if may_reload => match changed {
-                    Ok(()) => self.configure(&resources.borrow_and_update()),
+                changed = plans.changed(), if may_reload => match changed {
+                    Ok(()) => (self.plan, self.choice) = (plans.borrow_and_update().clone(), None),
                     Err(_) => may_reload = false,
                 },
                 seen = self.host_scans.done() => match seen {
@@ -177,6 +188,29 @@ impl PluginTask {
         }
         self.served.values_mut().for_each(|served| served.end("podmeter is ending"));
         while self.lifecycles.join_next().await.is_some() {}
+    }
+
+    /// Configures what the plan has for the node as it is now.
+    fn choose(&mut self, hardware: &HardwareState) {
+        let node = NodeView::new(&self.node_name, hardware);
+        let choice = self.plan.choose(&node);
+        if self.choice.as_ref() == Some(&choice) {
+            return;
+        }
+        let applied = self.plan.applied(&choice);
+        let is_new = self.publish.send_if_modified(|state| {
+            let is_new = state.profile != applied;
+            if is_new {
+                Arc::make_mut(state).profile = applied.clone();
+            }
+            is_new
+        });
+        if let Some(applied) = applied.filter(|_| is_new) {
+            log_profile(&applied, &node);
+        }
+        let entries = self.plan.entries(&choice);
+        self.choice = Some(choice);
+        self.configure(&entries);
     }
 
     /// An existing entry continues unchanged.
@@ -327,6 +361,16 @@ impl PluginTask {
             tracing::info!("no longer: {problem}");
         }
         self.publish.send_modify(|state| Arc::make_mut(state).problems = problems);
+    }
+}
+
+fn log_profile(applied: &AppliedProfile, node: &NodeView<'_>) {
+    let gpus = node.gpus.as_ref().map(ToString::to_string).unwrap_or_default();
+    let node = node.node_name;
+    match (applied.decision, &applied.name) {
+        (_, Some(profile)) => tracing::info!(%profile, node, gpus, "this profile applies"),
+        ("common", None) => tracing::info!(node, gpus, "no profile matches: the common settings apply"),
+        (_, None) => tracing::info!(node, gpus, "which profile applies is decided once the driver reports the GPUs"),
     }
 }
 

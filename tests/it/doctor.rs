@@ -16,6 +16,7 @@ use podmeter::clock::Clock;
 use podmeter::doctor::{Check, Offer, Report, Settings, Status, examine, markdown};
 use podmeter::hardware::Driver;
 use podmeter::hardware::nvml::{LibrarySearch, NvmlDriver};
+use podmeter::plugin::Plan;
 use podmeter::processes::Mode;
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::simulation::plugin::StandInPlugin;
@@ -35,6 +36,8 @@ fn settings(root: &Path) -> Settings {
         driver_deadline: Duration::from_millis(500),
         hardware: "none",
         offers: Some(vec![Offer { name: "nvidia.com/gpu".into(), by_profile: false, takes_over: false }]),
+        plan: Plan::default(),
+        node_name: "node".to_owned(),
         attribution: Mode::Auto,
         proc_root: "/proc".into(),
         sys_root: "/sys".into(),
@@ -85,7 +88,7 @@ fn the_demo_passes_every_check_and_stays_unchanged() {
     assert_eq!(code, 0, "{text}{error}");
     // Who is not root is warned of it.
     let sum = if is_root() { "0 warnings, 19 ok" } else { "1 warnings, 18 ok" };
-    assert!(text.ends_with(&format!("23 checks: 0 failed, {sum}, 4 skipped\n")), "{text}");
+    assert!(text.ends_with(&format!("24 checks: 0 failed, {sum}, 5 skipped\n")), "{text}");
     assert!(!text.contains('\x1b'), "no colours into a pipe");
 
     let (code, json, _) = doctor(&[&arguments[..], &["-o", "json"]].concat());

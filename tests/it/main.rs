@@ -48,6 +48,7 @@ mod plugin_upstream;
 mod preference;
 mod probe;
 mod processes;
+mod profiles;
 mod rules;
 mod sample_flow;
 mod short_pods;

@@ -123,7 +123,7 @@ async fn what_cannot_be_offered_is_reported_while_it_is_so() {
     harness.until_state("a collision", only_problem("two entries")).await;
     counts(&node, GPU, 1, 1).await;
     assert_eq!(node.allocatable_ids(GPU), [uuid(0)].into(), "the first entry's");
-    harness.plugin.configure(&mixed());
+    harness.plugin.configure(&mixed().into());
     harness.until_state("no problem", |state| state.problems.is_empty()).await;
     harness.change_gpu(0, |gpu| gpu.mig_enabled = Some(true));
     harness.until_state("a bare GPU", only_problem("no MIG devices")).await;
@@ -142,7 +142,7 @@ async fn another_configuration_ends_begins_and_restarts_what_it_changes() {
             harness.registered(name, 1).await;
             counts(&node, name, 1, 1).await;
         }
-        harness.plugin.configure(&[toys(changed, 3), toys(kept, 1), toys(new, 2)]);
+        harness.plugin.configure(&vec![toys(changed, 3), toys(kept, 1), toys(new, 2)].into());
         harness.registered(changed, 2).await;
         harness.registered(new, 1).await;
         harness.until_state("the end", |state| state.resources[&gone.into()].ended.is_some()).await;
@@ -152,7 +152,7 @@ async fn another_configuration_ends_begins_and_restarts_what_it_changes() {
         assert_eq!(harness.now(kept).registrations, 1, "not touched");
         assert_eq!(sockets(&node.device_plugin_directory()).len(), 3);
         // Fewer devices, and then one entry back: neither removes a device from a running registration.
-        harness.plugin.configure(&[toys(changed, 1), toys(kept, 1), toys(gone, 1)]);
+        harness.plugin.configure(&vec![toys(changed, 1), toys(kept, 1), toys(gone, 1)].into());
         harness.registered(changed, 3).await;
         harness.registered(gone, 2).await;
         for (name, capacity, allocatable) in [(kept, 1, 1), (gone, 1, 1), (changed, 1, 1), (new, 2, 0)] {

@@ -111,7 +111,8 @@ impl PluginHarness {
         let kubelet = podmeter::kubelet::start(settings, PodSources::default(), clock, &mut kubelet_tasks);
         let settings = plugin::Settings {
             directory: root.join("device-plugins"),
-            resources,
+            plan: resources.into(),
+            node_name: "node".to_owned(),
             surroundings: Surroundings {
                 roots: Roots { host: root.join("host"), dev: root.join("host/dev"), sys: root.join("sys") },
                 proc: root.join("proc"),

@@ -153,7 +153,13 @@ fn plugin() -> PluginState {
         ..PluginResource::default()
     };
     let resources = [("nvidia.com/gpu".into(), served), ("nvidia.com/mig-1g.10gb".into(), in_conflict)].into();
-    PluginState { checked: true, kubelet_restarts: 1, problems: vec!["MIG-9 <b>is not offered</b>".into()], resources }
+    PluginState {
+        checked: true,
+        kubelet_restarts: 1,
+        problems: vec!["MIG-9 <b>is not offered</b>".into()],
+        profile: Some(AppliedProfile { decision: "profile", name: Some("h100-mig".into()) }),
+        resources,
+    }
 }
 
 /// A healthy GPU, a lost one, and one with an unhealthy MIG device.

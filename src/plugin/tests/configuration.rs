@@ -56,7 +56,7 @@ resources:
         nvidia.pre_start_check,
         Some(PreStartCheck { minimum_free_memory: Some(Bytes(2 << 30)), no_processes: true })
     );
-    let Some(Sharing::Mps(mps)) = &nvidia.sharing else { panic!("{nvidia:?}") };
+    let Sharing::Mps(mps) = &nvidia.sharing else { panic!("{nvidia:?}") };
     assert_eq!(mps.per_gpu.len(), 3);
     assert_eq!(mps.per_resource.len(), 3);
     assert_eq!(nvidia.device_list_strategy, [DeviceListStrategy::Envvar, DeviceListStrategy::DeviceNodes]);

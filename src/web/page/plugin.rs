@@ -6,7 +6,7 @@ use std::sync::Arc;
 use maud::{Markup, html};
 
 use super::section;
-use crate::model::{DeviceId, PluginResource, PluginState};
+use crate::model::{AppliedProfile, DeviceId, PluginResource, PluginState};
 
 /// Unhealthy devices of one resource; the snapshot has all.
 const DEVICES_SHOWN: usize = 16;
@@ -15,7 +15,11 @@ const DEVICES_SHOWN: usize = 16;
 pub fn plugin(plugin: &PluginState) -> Markup {
     let (registered, all) =
         (plugin.resources.values().filter(|resource| resource.registered).count(), plugin.resources.len());
-    let about = html! { (registered) " of " (all) " resources registered" };
+    let profile = plugin.profile.as_ref();
+    let about = html! {
+        (registered) " of " (all) " resources registered"
+        @if let Some(name) = profile.and_then(|profile| profile.name.as_ref()) { ", profile " (name) }
+    };
     let is_open = registered < all || !plugin.problems.is_empty();
     section(
         "plugin",
@@ -23,6 +27,9 @@ pub fn plugin(plugin: &PluginState) -> Markup {
         about,
         is_open,
         html! {
+            @if let Some(profile) = profile {
+                p { (self::profile(profile)) }
+            }
             @for problem in &plugin.problems {
                 p.problem { (problem) }
             }
@@ -53,6 +60,16 @@ pub fn plugin(plugin: &PluginState) -> Markup {
             }
         },
     )
+}
+
+fn profile(profile: &AppliedProfile) -> String {
+    match (&profile.name, profile.decision) {
+        (Some(name), _) => format!("Profile {name} of the configuration applies."),
+        (None, "common") => "No profile of the configuration matches: the common settings apply.".to_owned(),
+        (None, _) => {
+            "Which profile of the configuration applies is decided once the driver reports the GPUs.".to_owned()
+        }
+    }
 }
 
 fn state(resource: &PluginResource) -> String {
@@ -96,6 +113,16 @@ mod tests {
     #[test]
     fn each_resource_has_a_state_and_reasons() {
         let mut plugin = PluginState::clone(fixture::snapshot().plugin.as_ref().unwrap());
+        for (decision, name, expected) in [
+            ("profile", Some("a100"), "Profile a100 of"),
+            ("common", None, "No profile"),
+            ("undecided", None, "decided once the driver"),
+        ] {
+            plugin.profile = Some(AppliedProfile { decision, name: name.map(Into::into) });
+            assert!(page(&plugin).contains(expected), "{expected}");
+        }
+        plugin.profile = None;
+        assert!(!page(&plugin).contains("rofile"));
         let text = page(&plugin);
         let row = |name: &str| text.split("<tr>").skip(1).find(|row| row.contains(name)).unwrap().to_owned();
         let gpu = row("nvidia.com/gpu");

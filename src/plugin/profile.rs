@@ -1,0 +1,429 @@
+//! Which profile of the configuration applies to a node. Decides only; reads nothing.
+//!
+//! In: the plan that all nodes share, and what this node sees. Out: one profile, or the common settings, or that it
+//! cannot be decided yet. The first profile that matches applies.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+use super::ResourceConfig;
+use super::pattern::{fits, has_wildcards};
+use super::values::one_or_several;
+#[cfg(test)]
+use super::values::schema;
+use crate::model::{AppliedProfile, HardwareState, Inventory};
+
+/// What to offer, on every node that has this configuration. Validated.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Where no profile matches.
+    pub common: Vec<ResourceConfig>,
+    pub profiles: Vec<Profile>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Profile {
+    pub name: Arc<str>,
+    pub conditions: Match,
+    /// All entries, those that it has in common with other nodes too.
+    pub entries: Vec<ResourceConfig>,
+}
+
+/// Conditions, all of which must hold. None: every node matches.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+pub struct Match {
+    /// Patterns with `*`, `?` and `[…]` for the model as `nvidia-smi -L` shows it. Every GPU of the node must match one.
+    #[serde(deserialize_with = "one_or_several")]
+    #[cfg_attr(test, schemars(schema_with = "schema::one_or_several::<String>"))]
+    pub gpu_model: Vec<String>,
+    /// GPUs of the node, lost ones included: a number, or `min` and `max`.
+    pub gpu_count: Option<CountRange>,
+    /// Patterns for the node's name.
+    #[serde(deserialize_with = "one_or_several")]
+    #[cfg_attr(test, schemars(schema_with = "schema::one_or_several::<String>"))]
+    pub node_name: Vec<String>,
+}
+
+/// Written `8`, `{min: 2}`, `{max: 4}` or `{min: 2, max: 4}`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CountRange {
+    pub min: u32,
+    pub max: u32,
+}
+
+/// What a node sees of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeView<'n> {
+    pub node_name: &'n str,
+    /// `None`: the driver has not been read.
+    pub gpus: Option<Gpus>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gpus {
+    pub count: usize,
+    /// Empty where no GPU reports its model.
+    pub models: BTreeSet<Arc<str>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Choice {
+    Common,
+    /// By its place in the plan.
+    Profile(usize),
+    /// What may still apply, in order; `None`: the common settings.
+    Undecided(Vec<Option<usize>>),
+}
+
+impl<'n> NodeView<'n> {
+    #[must_use]
+    pub fn new(node_name: &'n str, hardware: &HardwareState) -> Self {
+        let is_read = hardware.source == "none" || hardware.inventory.generation > 0;
+        Self { node_name, gpus: is_read.then(|| Gpus::of(&hardware.inventory)) }
+    }
+}
+
+impl Gpus {
+    /// A lost GPU counts until another one has its place on the bus. Its model counts while no GPU is present.
+    #[must_use]
+    pub fn of(inventory: &Inventory) -> Self {
+        let present = || inventory.gpus.values().filter(|gpu| gpu.present);
+        let places: BTreeSet<_> = present().filter_map(|gpu| gpu.pci_bus_id.as_ref()).collect();
+        let is_replaced =
+            |place: &Option<crate::model::PciBusId>| place.as_ref().is_some_and(|place| places.contains(place));
+        let lost = inventory.gpus.values().filter(|gpu| !gpu.present && !is_replaced(&gpu.pci_bus_id));
+        let models = |present_only: bool| {
+            let gpus = inventory.gpus.values().filter(move |gpu| gpu.present || !present_only);
+            gpus.filter_map(|gpu| gpu.model.clone()).collect::<BTreeSet<_>>()
+        };
+        let has_any = present().next().is_some();
+        Self { count: present().count() + lost.count(), models: models(has_any) }
+    }
+}
+
+impl fmt::Display for Gpus {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let models: Vec<&str> = self.models.iter().map(|model| &**model).collect();
+        write!(formatter, "{} GPUs", self.count)?;
+        if models.is_empty() { Ok(()) } else { write!(formatter, " ({})", models.join(", ")) }
+    }
+}
+
+impl From<Vec<ResourceConfig>> for Plan {
+    fn from(common: Vec<ResourceConfig>) -> Self {
+        Self { common, profiles: vec![] }
+    }
+}
+
+impl Plan {
+    #[must_use]
+    pub fn choose(&self, node: &NodeView<'_>) -> Choice {
+        let mut possible = vec![];
+        for (place, profile) in self.profiles.iter().enumerate() {
+            match profile.conditions.holds(node) {
+                Some(true) if possible.is_empty() => return Choice::Profile(place),
+                Some(true) => {
+                    possible.push(Some(place));
+                    return Choice::Undecided(possible);
+                }
+                Some(false) => {}
+                None => possible.push(Some(place)),
+            }
+        }
+        if possible.is_empty() {
+            return Choice::Common;
+        }
+        possible.push(None);
+        Choice::Undecided(possible)
+    }
+
+    /// While it is undecided: the entries that are the same in every case.
+    #[must_use]
+    pub fn entries(&self, choice: &Choice) -> Vec<ResourceConfig> {
+        let of = |place: Option<usize>| match place {
+            Some(place) => &self.profiles[place].entries,
+            None => &self.common,
+        };
+        match choice {
+            Choice::Common => of(None).clone(),
+            Choice::Profile(place) => of(Some(*place)).clone(),
+            Choice::Undecided(possible) => {
+                let is_in_all = |entry: &&ResourceConfig| possible.iter().all(|place| of(*place).contains(entry));
+                let first = possible.first().map(|place| of(*place)).unwrap_or(&self.common);
+                first.iter().filter(is_in_all).cloned().collect()
+            }
+        }
+    }
+
+    /// Of the common settings and of every profile.
+    pub fn all_entries(&self) -> impl Iterator<Item = &ResourceConfig> {
+        self.common.iter().chain(self.profiles.iter().flat_map(|profile| &profile.entries))
+    }
+
+    /// `None` without profiles.
+    #[must_use]
+    pub fn applied(&self, choice: &Choice) -> Option<AppliedProfile> {
+        if self.profiles.is_empty() {
+            return None;
+        }
+        Some(match choice {
+            Choice::Common => AppliedProfile { decision: "common", name: None },
+            Choice::Profile(place) => {
+                AppliedProfile { decision: "profile", name: Some(Arc::clone(&self.profiles[*place].name)) }
+            }
+            Choice::Undecided(_) => AppliedProfile { decision: "undecided", name: None },
+        })
+    }
+}
+
+impl Match {
+    /// `None`: not known yet.
+    fn holds(&self, node: &NodeView<'_>) -> Option<bool> {
+        let fits_one = |patterns: &[String], text: &str| patterns.iter().any(|pattern| fits(pattern, text));
+        if !self.node_name.is_empty() && !fits_one(&self.node_name, node.node_name) {
+            return Some(false);
+        }
+        if self.gpu_model.is_empty() && self.gpu_count.is_none() {
+            return Some(true);
+        }
+        let gpus = node.gpus.as_ref()?;
+        if self.gpu_count.is_some_and(|range| !range.contains(gpus.count)) {
+            return Some(false);
+        }
+        if self.gpu_model.is_empty() {
+            return Some(true);
+        }
+        match gpus.models.is_empty() {
+            true if gpus.count > 0 => None,
+            true => Some(false),
+            false => Some(gpus.models.iter().all(|model| fits_one(&self.gpu_model, model))),
+        }
+    }
+
+    /// Whether every node that matches `later` matches this. It may be false where that is so.
+    #[must_use]
+    pub fn covers(&self, later: &Self) -> bool {
+        let covers = |earlier: &str, later: &str| {
+            earlier == later || earlier == "*" || (!has_wildcards(later) && fits(earlier, later))
+        };
+        let all_covered = |earlier: &[String], later: &[String]| {
+            let is_covered = |later: &String| earlier.iter().any(|earlier| covers(earlier, later));
+            earlier.is_empty() || (!later.is_empty() && later.iter().all(is_covered))
+        };
+        all_covered(&self.gpu_model, &later.gpu_model)
+            && all_covered(&self.node_name, &later.node_name)
+            && self.gpu_count.is_none_or(|earlier| {
+                later.gpu_count.is_some_and(|later| earlier.min <= later.min && later.max <= earlier.max)
+            })
+    }
+}
+
+impl CountRange {
+    fn contains(self, count: usize) -> bool {
+        (self.min as usize..=self.max as usize).contains(&count)
+    }
+}
+
+impl<'de> Deserialize<'de> for CountRange {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Bounds {
+            #[serde(default)]
+            min: Option<u32>,
+            #[serde(default)]
+            max: Option<u32>,
+        }
+
+        struct Count;
+        impl<'de> Visitor<'de> for Count {
+            type Value = CountRange;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a number of GPUs, or {min: 2, max: 4}")
+            }
+
+            fn visit_u64<E: de::Error>(self, count: u64) -> Result<CountRange, E> {
+                let count = u32::try_from(count).map_err(|_| E::custom(format!("{count} is not a number of GPUs")))?;
+                Ok(CountRange { min: count, max: count })
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<CountRange, M::Error> {
+                let Bounds { min, max } = Bounds::deserialize(MapAccessDeserializer::new(map))?;
+                if min.is_none() && max.is_none() {
+                    return Err(de::Error::custom("give min, max or both"));
+                }
+                Ok(CountRange { min: min.unwrap_or(0), max: max.unwrap_or(u32::MAX) })
+            }
+        }
+        deserializer.deserialize_any(Count)
+    }
+}
+
+#[cfg(test)]
+impl schemars::JsonSchema for CountRange {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "CountRange".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        let bound = serde_json::json!({ "type": "integer", "minimum": 0 });
+        schemars::json_schema!({
+            "type": ["integer", "object"],
+            "minimum": 0,
+            "additionalProperties": false,
+            "properties": { "min": bound, "max": bound },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Gpu, GpuUuid, PciBusId};
+    use crate::plugin::tests::nvidia;
+
+    const A100: &str = "NVIDIA A100-SXM4-80GB";
+    const T4: &str = "Tesla T4";
+
+    fn conditions(text: &str) -> Match {
+        serde_saphyr::from_str(&format!("{{{text}}}")).expect(text)
+    }
+
+    fn plan(profiles: &[&str]) -> Plan {
+        let profile = |(place, text): (usize, &&str)| Profile {
+            name: format!("p{place}").into(),
+            conditions: conditions(text),
+            entries: vec![nvidia(&format!("name: example.com/p{place}"))],
+        };
+        Plan { common: vec![nvidia("")], profiles: profiles.iter().enumerate().map(profile).collect() }
+    }
+
+    fn gpus(models: &[&str]) -> Option<Gpus> {
+        Some(Gpus { count: models.len(), models: models.iter().map(|model| (*model).into()).collect() })
+    }
+
+    #[test]
+    fn the_first_profile_that_matches_applies() {
+        let undecided = |possible: &[Option<usize>]| Choice::Undecided(possible.to_vec());
+        let unnamed = Some(Gpus { count: 2, ..Gpus::default() });
+        let (a100, t4, mixed) = (gpus(&[A100; 8]), gpus(&[T4]), gpus(&[A100, T4]));
+        let none = gpus(&[]);
+        for (profiles, gpus, expected) in [
+            (&[][..], &None, Choice::Common),
+            (&["gpuModel: '*A100*'"], &a100, Choice::Profile(0)),
+            (&["gpuModel: '*A100*'"], &t4, Choice::Common),
+            (&["gpuModel: '*a100*'"], &a100, Choice::Common),
+            (&["gpuModel: A100"], &a100, Choice::Common),
+            (&["gpuModel: Tesla T4", "gpuModel: '*A100*'"], &a100, Choice::Profile(1)),
+            (&["gpuModel: '*A100*'", "gpuModel: NVIDIA*"], &a100, Choice::Profile(0)),
+            // Every GPU must match.
+            (&["gpuModel: '*A100*'"], &mixed, Choice::Common),
+            (&["gpuModel: ['*A100*', '*T4']"], &mixed, Choice::Profile(0)),
+            (&["gpuModel: '*'"], &none, Choice::Common),
+            (&["gpuCount: 0"], &none, Choice::Profile(0)),
+            (&["gpuCount: 8"], &a100, Choice::Profile(0)),
+            (&["gpuCount: {min: 9}", "gpuCount: {max: 8}"], &a100, Choice::Profile(1)),
+            (&["gpuCount: {min: 2, max: 8}"], &t4, Choice::Common),
+            (&["gpuModel: '*A100*', gpuCount: 4"], &a100, Choice::Common),
+            (&["nodeName: other"], &a100, Choice::Common),
+            (&["nodeName: [other, 'gpu-*']"], &a100, Choice::Profile(0)),
+            (&["nodeName: 'gpu-[0-3]', gpuModel: '*T4*'", ""], &a100, Choice::Profile(1)),
+            // Before the driver was read.
+            (&["nodeName: 'gpu-?'"], &None, Choice::Profile(0)),
+            (&["nodeName: other, gpuModel: '*'"], &None, Choice::Common),
+            (&["gpuModel: '*'"], &None, undecided(&[Some(0), None])),
+            (&["gpuModel: '*T4*'", "nodeName: gpu-1", "gpuCount: 1"], &None, undecided(&[Some(0), Some(1)])),
+            // Where no GPU reports its model.
+            (&["gpuModel: '*'"], &unnamed, undecided(&[Some(0), None])),
+            (&["gpuModel: '*', gpuCount: 3"], &unnamed, Choice::Common),
+        ] {
+            let node = NodeView { node_name: "gpu-1", gpus: gpus.clone() };
+            assert_eq!(plan(profiles).choose(&node), expected, "{profiles:?} {gpus:?}");
+        }
+    }
+
+    #[test]
+    fn while_it_is_undecided_only_what_no_profile_changes_is_offered() {
+        let mut plan = plan(&["gpuModel: '*A100*'", "gpuModel: '*T4*'"]);
+        let same = nvidia("name: example.com/same");
+        plan.common.push(same.clone());
+        plan.profiles.iter_mut().for_each(|profile| profile.entries.insert(0, same.clone()));
+        let view = NodeView { node_name: "n", gpus: None };
+        let choice = plan.choose(&view);
+        assert_eq!(plan.entries(&choice), [same]);
+        assert_eq!(plan.applied(&choice), Some(AppliedProfile { decision: "undecided", name: None }));
+        let decided = plan.choose(&NodeView { gpus: gpus(&[T4]), ..view });
+        assert_eq!(plan.entries(&decided)[1].name().as_str(), "example.com/p1");
+        assert_eq!(plan.applied(&decided).and_then(|applied| applied.name).as_deref(), Some("p1"));
+        assert_eq!(Plan::from(vec![]).applied(&Choice::Common), None);
+    }
+
+    #[test]
+    fn a_profile_that_never_applies_is_found() {
+        for (earlier, later, expected) in [
+            ("", "", true),
+            ("", "gpuModel: one", true),
+            ("gpuModel: one", "", false),
+            ("gpuModel: one", "gpuModel: one", true),
+            ("gpuModel: [one, two]", "gpuModel: [two, one]", true),
+            ("gpuModel: [one, two]", "gpuModel: two", true),
+            ("gpuModel: two", "gpuModel: [one, two]", false),
+            ("gpuModel: '*A100*'", "gpuModel: NVIDIA A100-SXM4-80GB", true),
+            ("gpuModel: '*A100*'", "gpuModel: '*A10*'", false),
+            ("gpuModel: '*'", "gpuModel: '*A10*'", true),
+            ("gpuModel: one", "gpuModel: one, gpuCount: 8", true),
+            ("gpuModel: one, gpuCount: 8", "gpuModel: one", false),
+            ("gpuCount: {min: 2}", "gpuCount: 8", true),
+            ("gpuCount: {max: 4}", "gpuCount: {min: 2}", false),
+            ("nodeName: a-*", "gpuModel: one", false),
+            ("nodeName: a-*", "nodeName: a-1, gpuModel: one", true),
+        ] {
+            assert_eq!(conditions(earlier).covers(&conditions(later)), expected, "{earlier:?} {later:?}");
+        }
+    }
+
+    #[test]
+    fn lost_gpus_count_until_they_are_replaced() {
+        let gpu = |number: u32, present, model: Option<&str>, place: &str| Gpu {
+            present,
+            model: model.map(Into::into),
+            pci_bus_id: Some(PciBusId::new(place)),
+            ..Gpu::listed(GpuUuid::new(format!("GPU-{number}")), number)
+        };
+        let of = |gpus: &[Gpu]| {
+            let gpus = gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.clone())).collect();
+            Gpus::of(&Inventory { gpus, ..Inventory::default() })
+        };
+        let (first, lost) = (gpu(0, true, Some(A100), "a"), gpu(1, false, Some(A100), "b"));
+        assert_eq!(of(&[first.clone(), lost.clone()]), gpus(&[A100, A100]).unwrap());
+        assert_eq!(of(&[first.clone(), gpu(1, false, None, "b")]), gpus(&[A100, A100]).unwrap());
+        assert_eq!(of(&[lost.clone()]), gpus(&[A100]).unwrap(), "the model of lost GPUs, where all are lost");
+        let replaced = of(&[first, lost, gpu(2, true, Some(T4), "b")]);
+        assert_eq!(replaced, gpus(&[A100, T4]).unwrap());
+        assert_eq!(replaced.to_string(), "2 GPUs (NVIDIA A100-SXM4-80GB, Tesla T4)");
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_match_is_named() {
+        for (text, parts) in [
+            ("gpu: x", ["gpu", "gpuModel"]),
+            ("gpuCount: many", ["many", "number of GPUs"]),
+            ("gpuCount: -1", ["-1", "number of GPUs"]),
+            ("gpuCount: {least: 2}", ["least", "min"]),
+            ("gpuCount: {}", ["min", "max"]),
+        ] {
+            let error = serde_saphyr::from_str::<Match>(&format!("{{{text}}}")).expect_err(text).to_string();
+            for part in parts {
+                assert!(error.contains(part), "{part:?} in {error}");
+            }
+        }
+    }
+}
