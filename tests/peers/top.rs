@@ -121,6 +121,17 @@ fn the_tables_fit_eighty_by_twenty_four_and_keys_work() {
     terminal.until("the shell again", |screen| screen.lines().last() == Some("ready>"));
     terminal.line("stty -a | grep -o ' icanon'; echo ended-$?");
     terminal.until("a terminal as it was", |screen| screen.contains("\nended-0") && screen.contains("\n icanon"));
+
+    // The bars start with the agent's history: there are more of them than polls.
+    terminal.until("eight seconds of history", |_| {
+        let history: serde_json::Value = serde_json::from_str(&demo.get("/api/v1/history").body).unwrap();
+        history["devices"][0]["busy_ratio"].as_array().is_some_and(|points| points.len() > 8)
+    });
+    top(&terminal, &demo, "");
+    let screen = terminal.until("both tables", fresh);
+    let row = screen.lines().find(|line| line.starts_with(">0 ")).expect("the first GPU");
+    assert!(row.chars().filter(|letter| ('▁'..='█').contains(letter)).count() >= 6, "{screen}");
+    assert!(screen.lines().nth(1).is_some_and(|line| line.starts_with("8 GPUs, ")), "{screen}");
 }
 
 #[test]
