@@ -136,6 +136,6 @@ fn without_an_agent_the_error_names_the_addresses() {
     let (code, output) = agent::ended(&["record", "--admin-socket", socket.to_str().unwrap()]);
     assert_eq!(code, 1, "{output}");
     assert!(output.contains("none.sock") && output.contains("--url"), "{output}");
-    let (code, output) = agent::ended(&["record", "--url", "https://127.0.0.1"]);
+    let (code, output) = agent::ended(&["record", "--url", "ftp://127.0.0.1"]);
     assert_eq!(code, 2, "{output}");
 }

@@ -60,6 +60,7 @@ fn completions_exist_for_every_shell_and_work_in_bash() {
                    _podmeter podmeter "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"; echo "${COMPREPLY[*]}"; }
         answer podmeter de
         answer podmeter top --int
+        answer podmeter unm
         "#,
     );
     let mut bash = Command::new("bash")
@@ -70,7 +71,7 @@ fn completions_exist_for_every_shell_and_work_in_bash() {
         .unwrap();
     bash.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
     let output = bash.wait_with_output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "demo\n--interval\n");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "demo\n--interval\nunmark\n");
 }
 
 #[test]
