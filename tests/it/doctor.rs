@@ -97,7 +97,11 @@ fn the_demo_passes_every_check_and_stays_unchanged() {
     assert_eq!(report["schema"], "podmeter.doctor/v1");
     let skipped = report["checks"].as_array().unwrap().iter().filter(|check| check["status"] == "skipped");
     let skipped: Vec<&Value> = skipped.map(|check| &check["id"]).collect();
-    assert_eq!(skipped, ["driver", "driver_versions", "device_answers", "kernel_log"], "what a demo lacks");
+    assert_eq!(
+        skipped,
+        ["plugin_profile", "driver", "driver_versions", "device_answers", "kernel_log"],
+        "what a demo lacks"
+    );
     let keys: Vec<&str> = report["checks"][0].as_object().unwrap().keys().map(String::as_str).collect();
     assert_eq!(keys, ["found", "id", "status", "title", "to_do", "why"]);
 
