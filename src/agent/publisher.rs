@@ -20,7 +20,7 @@ use crate::health;
 use crate::journal::Reader;
 use crate::metrics::SeriesBudget;
 use crate::model::{
-    Allocatable, Allocations, ConfigReload, HardwareState, HealthState, Inventory, KubeletState, Monotonic,
+    Allocatable, Allocations, ConfigReload, HardwareState, HealthState, Inventory, KubeletState, Monotonic, Overview,
     PluginState, ProcessState, Snapshot, UnixSeconds, XidEvent,
 };
 use crate::tasks::Tasks;
@@ -275,7 +275,7 @@ impl Publisher {
             retention,
             scrapes,
         });
-        Snapshot {
+        let snapshot = Snapshot {
             sequence,
             at: now,
             started,
@@ -300,7 +300,9 @@ impl Publisher {
             health,
             plugin,
             processes: Some(processes),
-        }
+            overview: Overview::default(),
+        };
+        Snapshot { overview: Overview::of(&snapshot, &cache.slots.counts()), ..snapshot }
     }
 }
 

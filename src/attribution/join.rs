@@ -7,7 +7,7 @@ use super::device_id::{DeviceForm, parse_claim_device, parse_device_id};
 use super::missing::path_uuid;
 use crate::model::{
     Allocatable, Allocations, Attribution, ClaimDevice, ClaimGpu, ContainerRef, DeviceId, Gpu, GpuUuid, Holding,
-    Inventory, InventoryDrift, MigDevice, MigUuid, ResourceName, Sharing, UnresolvedDevices,
+    Inventory, InventoryDrift, MigDevice, MigUuid, ResourceName, Sharing, SlotCounts, UnresolvedDevices,
 };
 
 /// A container and the GPU or MIG device it holds.
@@ -260,6 +260,8 @@ pub fn held_gpus(allocations: &Allocations, inventory: &Inventory) -> BTreeSet<G
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Slots {
     counts: BTreeMap<Target, usize>,
+    /// Those with a slot that is offered or held.
+    shared: BTreeSet<Target>,
     mps: BTreeSet<ResourceName>,
 }
 
@@ -284,12 +286,21 @@ impl Slots {
     ) {
         let held = allocations.containers().flat_map(|container| container.devices.iter().map(|held| &held.id));
         let held = replicas(held, inventory);
-        for (target, offered) in replicas(allocatable.devices.values().flatten(), inventory) {
+        let offered = replicas(allocatable.devices.values().flatten(), inventory);
+        self.shared = held.keys().chain(offered.keys()).cloned().collect();
+        for (target, offered) in offered {
             let held = held.get(&target).into_iter().flatten();
             let known = held.chain(&offered).collect::<BTreeSet<_>>().len();
             let count = self.counts.entry(target).or_default();
             *count = if settled { offered.len() } else { known.max(*count) };
         }
+    }
+
+    /// Of the devices that are shared now.
+    #[must_use]
+    pub fn counts(&self) -> SlotCounts {
+        let shared = self.shared.iter().filter_map(|target| Some((target, self.count(target)?)));
+        shared.map(|(target, count)| ((target.gpu.clone(), target.mig.clone()), count)).collect()
     }
 
     fn count(&self, target: &Target) -> Option<usize> {

@@ -127,7 +127,8 @@ impl Ledger {
                 processes: observation.processes.get(gpu),
             };
             device.gauge(&present, &mut self.audit);
-            unallocated_uses.extend(present.processes.map_or_else(Vec::new, |all| device.unallocated_uses(all, gpu)));
+            unallocated_uses
+                .extend(present.processes.map_or_else(Vec::new, |all| device.unallocated_uses(all, gpu, now)));
             device.forget(now, self.retention, observation.scrapes);
         }
         self.forget_surplus();

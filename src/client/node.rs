@@ -34,6 +34,8 @@ pub struct Node {
     pub unattributed: Vec<Unattributed>,
     #[serde(default)]
     pub unallocated_uses: Vec<UnallocatedUse>,
+    #[serde(default)]
+    pub overview: Overview,
 }
 
 macro_rules! response_types {
@@ -101,7 +103,6 @@ response_types! {
         lost: bool,
     }
     Fast {
-        utilization_ratio: Option<f64>,
         power_watts: Option<f64>,
     }
     Medium {
@@ -112,7 +113,6 @@ response_types! {
         instances: Vec<Instance>,
     }
     Gpm {
-        graphics_engine_active: Option<f64>,
         sm_active: Option<f64>,
     }
     MemoryUse {
@@ -228,6 +228,33 @@ response_types! {
         pod: PodName,
         container: Option<String>,
         gpu: String,
+    }
+    Overview {
+        /// Each GPU and MIG device.
+        devices: Vec<DeviceOverview>,
+        /// By resource.
+        resources: BTreeMap<String, ResourceCount>,
+        node: NodeOverview,
+    }
+    DeviceOverview {
+        gpu: String,
+        mig: Option<String>,
+        /// `free`, `held`, `partitioned` or `unavailable`.
+        state: Option<String>,
+        /// In the last second, 0 to 1.
+        busy_ratio: Option<f64>,
+        slots: Option<usize>,
+        free_slots: Option<usize>,
+    }
+    ResourceCount {
+        allocatable: usize,
+        free: Option<usize>,
+    }
+    NodeOverview {
+        gpus: usize,
+        allocated_gpus: Option<f64>,
+        busy_ratio: Option<f64>,
+        busy_known: usize,
     }
     PodName {
         namespace: String,

@@ -226,7 +226,7 @@ mod tests {
     fn pass(busy: f64) -> Pass {
         Pass {
             integrals: Integrals { busy_seconds: Some(busy), ..Integrals::default() },
-            fast: Some(Fast { utilization_ratio: Some(0.5), power_watts: None }),
+            fast: Some(Fast { utilization_ratio: Some(0.5), power_watts: None, ..Fast::default() }),
             ..Pass::default()
         }
     }

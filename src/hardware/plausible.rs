@@ -281,12 +281,12 @@ mod tests {
         let instance = |memory| InstanceReading { gpu_instance: 1, members: vec![], memory, gpm: GpmRatios::default() };
         medium.instances = vec![instance(memory(10, 50)), instance(memory(51, 50)), instance(memory(10, 101))];
         let mut pass = Pass {
-            fast: Some(Fast { utilization_ratio: Some(1.01), power_watts: Some(300.0) }),
+            fast: Some(Fast { utilization_ratio: Some(1.01), power_watts: Some(300.0), ..Fast::default() }),
             medium: Some(medium),
             ..Pass::default()
         };
         screen(&mut pass);
-        assert_eq!(pass.fast, Some(Fast { utilization_ratio: None, power_watts: Some(300.0) }));
+        assert_eq!(pass.fast, Some(Fast { utilization_ratio: None, power_watts: Some(300.0), ..Fast::default() }));
         let medium = pass.medium.unwrap();
         assert_eq!((medium.gpu_temperature_celsius, medium.memory_temperature_celsius), (None, Some(80.0)));
         assert_eq!((medium.memory, medium.performance_state), (memory(70, 100), None));

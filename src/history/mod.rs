@@ -17,7 +17,9 @@ pub use sums::{Division, Part};
 
 use serde::Serialize;
 
-use crate::model::{Account, Figures, Gpu, GpuUuid, InstanceReading, MigUuid, Moment, Snapshot};
+use crate::model::{
+    Account, DeviceReadings, Figures, Gpu, GpuUuid, InstanceReading, MigUuid, Moment, Snapshot, busy_ratio,
+};
 
 /// Events kept; the oldest are dropped first.
 pub const EVENTS: usize = 200;
@@ -90,28 +92,34 @@ impl History {
     fn note_points(&mut self, snapshot: &Snapshot) {
         let second = snapshot.at.monotonic.as_duration().as_secs();
         for gpu in snapshot.hardware.inventory.gpus.values() {
-            let readings = snapshot.hardware.readings.get(&gpu.uuid);
+            let readings = snapshot.hardware.readings.get(&gpu.uuid).map(|readings| &**readings);
             let fast = readings.and_then(|readings| readings.fast.as_ref()).map(|stamped| &stamped.value);
             let medium = readings.and_then(|readings| readings.medium.as_ref()).map(|stamped| &stamped.value);
             let whole = Point {
-                busy: fast.and_then(|fast| fast.utilization_ratio),
+                busy: busy_ratio(gpu, readings, None),
                 memory: medium.and_then(|medium| medium.memory).map(|memory| memory.used as f64),
                 power: fast.and_then(|fast| fast.power_watts),
             };
             self.note_point(Device { gpu: gpu.uuid.clone(), mig: None }, second, whole);
             let instances = medium.map_or(&[][..], |medium| &medium.instances);
-            self.note_mig_points(gpu, instances, second);
+            self.note_mig_points(gpu, readings, instances, second);
         }
         // A device without points for the longest window is dropped.
         let kept = Window::HalfHour.seconds();
         self.points.retain(|_, points| second.saturating_sub(points.latest()) < kept);
     }
 
-    fn note_mig_points(&mut self, gpu: &Gpu, instances: &[InstanceReading], second: u64) {
+    fn note_mig_points(
+        &mut self,
+        gpu: &Gpu,
+        readings: Option<&DeviceReadings>,
+        instances: &[InstanceReading],
+        second: u64,
+    ) {
         for mig in &gpu.mig_devices {
             let reading = instances.iter().find(|instance| instance.members.contains(&mig.uuid));
             let point = Point {
-                busy: reading.and_then(|reading| reading.gpm.sm_active),
+                busy: busy_ratio(gpu, readings, Some(mig)),
                 memory: reading.and_then(|reading| reading.memory).map(|memory| memory.used as f64),
                 power: None,
             };

@@ -38,7 +38,7 @@ impl Window {
 /// One device in one second. `None`: no reading.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Point {
-    /// 0 to 1. Of a MIG device: how active its SMs were.
+    /// `model::busy_ratio`.
     pub busy: Option<f64>,
     /// Bytes in use.
     pub memory: Option<f64>,

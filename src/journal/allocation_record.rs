@@ -165,4 +165,14 @@ mod tests {
         let later = text.replacen('{', "{\"from_the_future\":1,", 1);
         assert_eq!(serde_json::from_str::<AllocationRecord>(&later).unwrap(), record);
     }
+
+    #[test]
+    fn a_record_of_an_older_podmeter_is_read_and_lacks_what_it_did_not_count() {
+        let old = r#"{"id":7,"namespace":"a","pod":"b","container":"c","gpu_uuid":"GPU-1","began":100.0,"seen":160.0,
+            "held_seconds":60.0,"allocated_seconds":15.0,"busy_seconds":20.0,"idle_seconds":5.0}"#;
+        let figures = serde_json::from_str::<AllocationRecord>(old).unwrap().figures;
+        assert_eq!((figures.held_seconds, figures.allocated_seconds), (Some(60.0), Some(15.0)));
+        assert_eq!((figures.borrowed_seconds, figures.uncovered_seconds), (None, None));
+        assert_eq!(figures.busy_ratio(), Some(0.8));
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::family::{Family, Group, Value, counter, gauge};
 use super::labels::{DEVICE, of_account, of_device};
-use crate::model::{Account, Attribution, Figures, Snapshot};
+use crate::model::{Account, Attribution, Figures, Snapshot, allocated_ratio};
 
 const ATTRIBUTED: &[&str] = &["namespace", "pod", "container", "gpu_uuid", "mig_uuid"];
 const LEDGER: &str = "PodResources List joined with NVML";
@@ -129,15 +129,8 @@ pub(super) static GROUP: Group = Group {
             LEDGER,
             "Fraction of the GPU that is allocated, 0 to 1.",
             |snapshot, family| {
-                // Unknown until the kubelet has answered once.
-                let gpus = snapshot.hardware.inventory.gpus.values().filter(|_| snapshot.kubelet.allocations.is_some());
-                for gpu in gpus {
-                    let accounts = snapshot.accounts.iter().filter(|account| account.gpu == gpu.uuid);
-                    let mut holdings = accounts.filter_map(|account| account.holding.as_ref());
-                    // From plain zero: the sum of no floats is -0. One unknown share makes the sum unknown.
-                    let allocated = holdings.try_fold(0.0, |sum, holding| Some(sum + holding.share?));
-                    // Shares such as 1/3 do not add up exactly.
-                    family.push_known(of_device(gpu), allocated.map(|allocated: f64| allocated.min(1.0)));
+                for gpu in snapshot.hardware.inventory.gpus.values() {
+                    family.push_known(of_device(gpu), allocated_ratio(snapshot, &gpu.uuid));
                 }
             },
         ),

@@ -53,6 +53,20 @@ pub(super) static GROUP: Group = Group {
             },
         ),
         gauge(
+            "podmeter_mig_utilization_ratio",
+            INSTANCE,
+            "NVML GPM 1, else 2",
+            "Fraction of the last second in which a kernel ran on the instance, or its SM activity where only that is known.",
+            |snapshot, family| {
+                for (gpu, instance) in instances(snapshot) {
+                    let fast = snapshot.hardware.readings.get(&gpu.uuid).and_then(|readings| readings.fast.as_ref());
+                    let ratios = fast.map(|fast| &fast.value.instance_utilization_ratios);
+                    let ratio = ratios.and_then(|ratios| ratios.get(&instance.gpu_instance)).copied();
+                    family.push_known(of_instance(gpu, instance), ratio);
+                }
+            },
+        ),
+        gauge(
             "podmeter_mig_sm_active_ratio",
             INSTANCE,
             "NVML GPM 2",

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::family::{Family, Group, gauge};
 use super::labels::{Labels, of_container, of_pod};
 use crate::model::{
-    Allocatable, Allocations, Container, CpuSet, DeviceId, MemoryBlock, PluginResource, ResourceName, Snapshot,
+    Allocatable, Allocations, Container, CpuSet, DeviceId, MemoryBlock, ResourceCount, ResourceName, Snapshot, served,
 };
 
 const LIST: &str = "PodResources List";
@@ -250,23 +250,15 @@ fn node_memory(snapshot: &Snapshot, family: &mut Family) {
 }
 
 fn resource_devices(snapshot: &Snapshot, family: &mut Family) {
-    let Some(allocatable) = allocatable(snapshot) else { return };
-    let held = snapshot.kubelet.allocations.as_deref().map(held_devices);
-    let none = BTreeSet::new();
-    let resources = allocatable.devices.keys().chain(held.iter().flat_map(|held| held.keys().copied()));
-    for resource in resources.collect::<BTreeSet<_>>() {
-        let offered = allocatable.devices.get(resource);
-        let mut push = |state: &'static str, count: usize| {
-            family.push(Labels::of("resource", resource).and("state", state), count);
-        };
-        push("allocatable", offered.map_or(0, BTreeSet::len));
-        if let Some(held) = &held {
-            let held = held.get(resource).unwrap_or(&none);
-            push("allocated", held.len());
-            push("unallocated", offered.into_iter().flatten().filter(|id| !held.contains(id)).count());
-        }
-        if let Some(ours) = served(snapshot, resource) {
-            push("unhealthy", ours.count().1);
+    for (resource, count) in ResourceCount::all(snapshot) {
+        let states = [
+            ("allocatable", Some(count.allocatable)),
+            ("allocated", count.allocated),
+            ("unallocated", count.free),
+            ("unhealthy", count.unhealthy),
+        ];
+        for (state, count) in states {
+            family.push_known(Labels::of("resource", &resource).and("state", state), count);
         }
     }
 }
@@ -291,25 +283,12 @@ fn drift(snapshot: &Snapshot, family: &mut Family) {
         push(resource, "allocatable_not_advertised", offered.filter(|id| !ours.devices.contains_key(*id)).count());
     }
     for allocations in allocations(snapshot) {
-        let held = held_devices(allocations);
+        let held = allocations.held_devices();
         for resource in allocatable.devices.keys().chain(held.keys().copied()).collect::<BTreeSet<_>>() {
             let held = held.get(resource).into_iter().flatten();
             push(resource, "allocated_unknown", held.filter(|id| !is_offered(resource, id)).count());
         }
     }
-}
-
-/// The bundled plugin's state of a resource that it is registered for.
-fn served<'a>(snapshot: &'a Snapshot, resource: &ResourceName) -> Option<&'a PluginResource> {
-    snapshot.plugin.as_ref()?.resources.get(resource).filter(|ours| ours.registered)
-}
-
-fn held_devices(allocations: &Allocations) -> BTreeMap<&ResourceName, BTreeSet<&DeviceId>> {
-    let mut held: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
-    for device in allocations.containers().flat_map(|container| &container.devices) {
-        held.entry(&device.resource).or_default().insert(&device.id);
-    }
-    held
 }
 
 /// Blocks of one kind on the same NUMA nodes are one series.

@@ -71,6 +71,16 @@ pub struct Allocatable {
 }
 
 impl Allocations {
+    /// By resource.
+    #[must_use]
+    pub fn held_devices(&self) -> BTreeMap<&ResourceName, BTreeSet<&DeviceId>> {
+        let mut held: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+        for device in self.containers().flat_map(|container| &container.devices) {
+            held.entry(&device.resource).or_default().insert(&device.id);
+        }
+        held
+    }
+
     pub fn containers(&self) -> impl Iterator<Item = &Container> {
         self.pods.iter().flat_map(|pod| &pod.containers)
     }

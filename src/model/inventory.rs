@@ -183,6 +183,20 @@ impl Gpu {
         (self.index.is_none(), self.index)
     }
 
+    #[must_use]
+    pub fn mig_device(&self, uuid: &MigUuid) -> Option<&MigDevice> {
+        self.mig_devices.iter().find(|mig| mig.uuid == *uuid)
+    }
+
+    /// The slices of the MIG device's GPU instance, for each slice of its compute instances: these share the activity of
+    /// the instance, which is a mean over all its slices.
+    #[must_use]
+    pub fn slices_of_instance(&self, mig: &MigDevice) -> f64 {
+        let members = self.mig_devices.iter().filter(|other| other.gpu_instance == mig.gpu_instance);
+        let used: u32 = members.map(|member| member.slices).sum();
+        f64::from(profile_slices(&mig.profile).unwrap_or(used).max(used)) / f64::from(used.max(1))
+    }
+
     /// The part of the GPU that `slices` compute slices are. `None` where either number is unknown: models have seven
     /// slices or four, so a guess would be wrong by almost a half.
     #[must_use]
@@ -192,9 +206,20 @@ impl Gpu {
     }
 }
 
+/// `3g.40gb` and `1c.3g.40gb` are of an instance with three slices.
+fn profile_slices(profile: &str) -> Option<u32> {
+    profile.split('.').find_map(|word| word.strip_suffix('g')?.parse().ok())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn profiles_name_the_slices_of_their_instance() {
+        let slices = ["1g.10gb", "3g.40gb", "1c.3g.40gb", "1g.10gb+me", "7g.80gb", "", "gb"].map(profile_slices);
+        assert_eq!(slices, [Some(1), Some(3), Some(3), Some(1), Some(7), None, None]);
+    }
 
     #[test]
     fn slices_are_fractions_of_the_slices_of_that_board() {

@@ -36,6 +36,7 @@ mod figures;
 mod identity;
 mod inventory;
 mod journal;
+mod overview;
 mod plugin;
 mod pod_label;
 mod process;
@@ -55,6 +56,9 @@ pub use figures::Figures;
 pub use identity::{ContainerId, ContainerRef, DeviceId, GpuUuid, MigUuid, PciBusId, PodRef, PodUid, ResourceName};
 pub use inventory::{BusGpu, DriverInfo, Gpu, Inventory, MigDevice, MissingGpu, NodeDevices, NvLinkPeers};
 pub use journal::JournalState;
+pub use overview::{
+    DeviceOverview, DeviceState, NodeOverview, Overview, ResourceCount, SlotCounts, allocated_ratio, busy_ratio, served,
+};
 pub use plugin::{AppliedProfile, PluginResource, PluginState, PluginUnhealthyReason};
 pub use pod_label::{PodLabel, PodLabelError};
 pub use process::{Owner, PodDirectory, PodIdentity, Process, ProcessKey, ProcessState, UnknownOwner};
@@ -63,8 +67,8 @@ pub use reading::{
     LinkCounters, Medium, MemoryUse, NvLink, Pcie, ProcessSmSeconds, Rates, RowRemap, Slow, Stamped, Totals, Traffic,
 };
 pub use snapshot::{
-    Account, Attribution, ClaimGpu, Collector, ConfigReload, HardwareState, Holding, InventoryDrift, KubeletCounters,
-    KubeletState, PodResourcesApi, Released, SelfUse, Sharing, Snapshot, UnresolvedDevices,
+    Account, Attribution, ClaimGpu, Collector, ConfigReload, ENDED_SHOWN, HardwareState, Holding, InventoryDrift,
+    KubeletCounters, KubeletState, PodResourcesApi, Released, SelfUse, Sharing, Snapshot, UnresolvedDevices,
 };
 pub use time::{DurationHistogram, Moment, Monotonic, UnixSeconds};
 pub use token_bucket::TokenBucket;

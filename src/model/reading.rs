@@ -88,6 +88,10 @@ pub struct ProcessSmSeconds {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Fast {
     pub utilization_ratio: Option<f64>,
+    /// Of a partitioned GPU, by GPU instance: the part of the time since the pass before in which a kernel ran, or SM
+    /// activity where only that is known.
+    #[serde(skip)]
+    pub instance_utilization_ratios: BTreeMap<u32, f64>,
     pub power_watts: Option<f64>,
 }
 

@@ -6,8 +6,8 @@ use serde::Serialize;
 
 use super::{
     Allocatable, Allocations, ContainerRef, ContainerXid, DeviceId, DeviceReadings, DurationHistogram, Figures,
-    GpuUuid, HealthState, Inventory, JournalState, MigUuid, Moment, NodeDevices, PluginState, ProcessState, Quantity,
-    ResourceName, UnallocatedUse, Unattributed, UnixSeconds,
+    GpuUuid, HealthState, Inventory, JournalState, MigUuid, Moment, Monotonic, NodeDevices, Overview, PluginState,
+    ProcessState, Quantity, ResourceName, UnallocatedUse, Unattributed, UnixSeconds,
 };
 
 /// The state that metrics, page and API are made from. Published by the agent alone, immutable.
@@ -52,6 +52,7 @@ pub struct Snapshot {
     /// `None` without a journal of allocations.
     pub journal: Option<JournalState>,
     pub config_reload: Option<ConfigReload>,
+    pub overview: Overview,
 }
 
 /// The state of the hardware.
@@ -167,7 +168,15 @@ pub struct Account {
     pub ended: Option<Moment>,
 }
 
+/// An ended holding is shown for so long; then it is only counted.
+pub const ENDED_SHOWN: Duration = Duration::from_secs(60);
+
 impl Account {
+    #[must_use]
+    pub fn has_long_ended(&self, now: Monotonic) -> bool {
+        self.ended.is_some_and(|ended| now.since(ended.monotonic) > ENDED_SHOWN)
+    }
+
     /// An account without any value yet.
     #[must_use]
     pub const fn new(container: ContainerRef, gpu: GpuUuid, mig: Option<MigUuid>, created: UnixSeconds) -> Self {

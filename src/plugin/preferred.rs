@@ -136,7 +136,9 @@ mod tests {
     fn a_throttled_gpu_and_a_busy_one_come_last() {
         let at = Monotonic::default();
         let throttled = Medium { clock_events: [("hw_slowdown", true)].into(), ..Medium::default() };
-        let busy = |ratio| Some(Stamped { at, value: Fast { utilization_ratio: Some(ratio), power_watts: None } });
+        let busy = |ratio| {
+            Some(Stamped { at, value: Fast { utilization_ratio: Some(ratio), power_watts: None, ..Fast::default() } })
+        };
         let mut hardware = HardwareState::default();
         let readings = [
             DeviceReadings { medium: Some(Stamped { at, value: throttled }), fast: busy(0.0), ..Default::default() },

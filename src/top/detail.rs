@@ -3,7 +3,7 @@
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 
-use super::format::{age, energy, memory, percent, span};
+use super::format::{age, energy, memory, percent, span, spanned};
 use super::history::Measure;
 use super::rows::{self, DeviceRow};
 use super::state::State;
@@ -118,20 +118,30 @@ impl Page<'_> {
                 let known = gpu.and_then(|gpu| gpu.mig(mig)).map(|mig| format!("{}: ", clean(&mig.profile)));
                 known.unwrap_or_else(|| format!("{}: ", clean(mig)))
             });
+            let figures = &account.figures;
             words.push(format!(
-                "{}{}: {}{method}, use {}, of the device {}, memory {}, idle {}, processes {}",
+                "{}{}: {}{method}, busy now {} (of the GPU {}), memory {}, held {}, GPU time {}: busy {} ({} borrowed), \
+                 idle {}, unknown {}; processes {}",
                 device.unwrap_or_default(),
                 rows::name(&account.container),
                 clean(&holding.sharing),
                 percent(account.utilization_ratio),
                 percent(account.device_utilization_ratio),
                 memory(account.memory_used_bytes, None),
-                super::format::spanned(account.figures.idle_seconds),
+                spanned(figures.held_seconds),
+                spanned(figures.allocated_seconds),
+                spanned(figures.busy_seconds),
+                spanned(figures.borrowed_seconds),
+                spanned(figures.idle_seconds),
+                spanned(figures.uncovered_seconds),
                 account.processes.map_or_else(|| super::format::DASH.to_owned(), |count| count.to_string()),
             ));
         }
         words.sort();
-        self.section("Held by", words, "no container", Style::new())
+        let is_free =
+            rows::devices(self.node).iter().any(|row| row.key == self.gpu && row.free.as_deref() == Some("free"));
+        let nothing = if is_free { "free" } else { "no container" };
+        self.section("Held by", words, nothing, Style::new())
     }
 
     fn unattributed(&self) -> Vec<Line<'static>> {

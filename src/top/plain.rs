@@ -16,16 +16,23 @@ pub fn text(node: &Node) -> String {
         format!("{name} {}{gap}{word}", spanned(age))
     });
     text.push_str(&format!("read: {}\n", sources.collect::<Vec<_>>().join(", ")));
+    let free = rows::resources(node);
+    if !free.is_empty() {
+        text.push_str(&format!("free: {}\n", free.join(", ")));
+    }
     text.push('\n');
     text.push_str(&devices(&rows::devices(node)));
     text.push('\n');
     let mut containers = rows::containers(node);
     // Ended holdings last, then the longest idle first, then by name.
     containers.sort_by(|one, other| {
-        let idle = |row: &ContainerRow| row.idle.unwrap_or(-1.0);
+        let idle = |row: &ContainerRow| row.figures.idle_seconds.unwrap_or(-1.0);
         one.holds.cmp(&other.holds).reverse().then(idle(other).total_cmp(&idle(one)))
     });
     text.push_str(&self::containers(&containers));
+    if let Some(ended) = rows::long_ended(node) {
+        text.push_str(&format!("{ended}\n"));
+    }
     text
 }
 
@@ -33,10 +40,10 @@ fn devices(rows: &[DeviceRow]) -> String {
     if rows.is_empty() {
         return "no GPU\n".to_owned();
     }
-    let titles = ["GPU", "UUID", "HEALTH", "BUSY", "SM", "MEMORY", "POWER", "HEAT", "HELD_BY", "MODEL"];
+    let titles = ["GPU", "UUID", "HEALTH", "BUSY_NOW", "SM", "MEMORY", "POWER", "HEAT", "HELD_BY", "MODEL"];
     let cells = rows.iter().map(|row| {
         let unattributed = row.unattributed.iter().map(|reason| format!("+{reason}"));
-        let holders: Vec<String> = row.holders.iter().cloned().chain(unattributed).collect();
+        let holders: Vec<String> = row.holders.iter().cloned().chain(row.free.clone()).chain(unattributed).collect();
         vec![
             row.name.clone(),
             row.key.clone(),
@@ -63,27 +70,34 @@ fn containers(rows: &[ContainerRow]) -> String {
         "CONTAINER",
         "GPU",
         "SHARING",
-        "USE",
+        "BUSY_NOW",
         "MEMORY",
         "HELD",
+        "GPU_TIME",
         "BUSY",
+        "BORROWED",
         "IDLE",
+        "UNKNOWN",
         "ENERGY",
         "LAST_ACTIVE",
     ];
     let cells = rows.iter().map(|row| {
+        let figures = &row.figures;
         vec![
             row.namespace.clone(),
             row.pod.clone(),
             row.container.clone(),
             row.device.clone(),
             row.sharing.clone(),
-            percent(row.used),
+            percent(row.busy_now),
             memory(row.memory_used, row.memory_limit),
-            spanned(row.held),
-            spanned(row.busy),
-            spanned(row.idle),
-            energy(row.energy),
+            spanned(figures.held_seconds),
+            spanned(figures.allocated_seconds),
+            spanned(figures.busy_seconds),
+            spanned(figures.borrowed_seconds),
+            spanned(figures.idle_seconds),
+            spanned(figures.uncovered_seconds),
+            energy(figures.energy_joules),
             spanned(row.last_active),
         ]
     });

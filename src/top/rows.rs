@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::format::age;
+use super::format::{age, percent};
 use super::totals;
-use crate::client::{Account, Cause, DeviceHealth, Gpu, Mig, Name, Node, Readings};
+use crate::client::{Account, Cause, DeviceHealth, DeviceOverview, Gpu, Mig, Name, Node, Readings, ResourceCount};
+use crate::model::{ENDED_SHOWN, Figures};
 use crate::terminal::clean;
 
 /// A device's health in one word, with the reason where it is unhealthy.
@@ -53,6 +54,8 @@ pub struct DeviceRow {
     pub heat: Option<f64>,
     /// `namespace/pod/container`, sorted.
     pub holders: Vec<String>,
+    /// `free`, or how many of its slots or MIG devices are: `free:2/4`.
+    pub free: Option<String>,
     /// Reasons of unattributed processes: `host`, `not_allocated`.
     pub unattributed: Vec<String>,
 }
@@ -71,13 +74,11 @@ pub struct ContainerRow {
     /// `exclusive`, or `ended`
     pub sharing: String,
     pub holds: bool,
-    pub used: Option<f64>,
+    /// Busy in the last second, of what it holds.
+    pub busy_now: Option<f64>,
     pub memory_used: Option<u64>,
     pub memory_limit: Option<u64>,
-    pub held: Option<f64>,
-    pub busy: Option<f64>,
-    pub idle: Option<f64>,
-    pub energy: Option<f64>,
+    pub figures: Figures,
     /// Seconds ago.
     pub last_active: Option<f64>,
 }
@@ -110,6 +111,7 @@ fn whole(node: &Node, gpu: &Gpu) -> DeviceRow {
     let medium = readings.and_then(|readings| readings.medium.as_ref()).map(|medium| &medium.value);
     let memory = medium.and_then(|medium| medium.memory.as_ref());
     let status = status(health.map(|health| &health.whole), gpu);
+    let overview = overview(node, &gpu.uuid, None);
     DeviceRow {
         key: gpu.uuid.clone(),
         gpu: gpu.uuid.clone(),
@@ -121,7 +123,7 @@ fn whole(node: &Node, gpu: &Gpu) -> DeviceRow {
             .map(|model| clean(model.strip_prefix("NVIDIA ").unwrap_or(model)))
             .unwrap_or_default(),
         status,
-        busy: fast.and_then(|fast| fast.utilization_ratio),
+        busy: overview.and_then(|overview| overview.busy_ratio),
         sm_active: medium.and_then(|medium| medium.gpm.sm_active),
         memory_used: memory.map(|memory| memory.used),
         memory_total: memory.map(|memory| memory.total),
@@ -129,6 +131,7 @@ fn whole(node: &Node, gpu: &Gpu) -> DeviceRow {
         power_limit: medium.and_then(|medium| medium.power_limit_watts),
         heat: medium.and_then(|medium| medium.gpu_temperature_celsius),
         holders: holders(node, |account| account.gpu == gpu.uuid && account.mig.is_none()),
+        free: free(node, overview),
         unattributed: unattributed(node, &gpu.uuid),
     }
 }
@@ -137,6 +140,7 @@ fn part(node: &Node, gpu: &Gpu, mig: &Mig) -> DeviceRow {
     let health = node.health.gpus.get(&gpu.uuid).and_then(|health| health.instances.get(&mig.uuid));
     let instance = medium_instance(node.hardware.readings.get(&gpu.uuid), mig.gpu_instance);
     let memory = instance.and_then(|instance| instance.memory.as_ref());
+    let overview = overview(node, &gpu.uuid, Some(&mig.uuid));
     DeviceRow {
         key: mig.uuid.clone(),
         gpu: gpu.uuid.clone(),
@@ -144,11 +148,12 @@ fn part(node: &Node, gpu: &Gpu, mig: &Mig) -> DeviceRow {
         name: format!("{}:{}", index(gpu), mig.index),
         model: clean(&mig.profile),
         status: status(health, gpu),
-        busy: instance.and_then(|instance| instance.gpm.graphics_engine_active),
+        busy: overview.and_then(|overview| overview.busy_ratio),
         sm_active: instance.and_then(|instance| instance.gpm.sm_active),
         memory_used: memory.map(|memory| memory.used),
         memory_total: memory.map(|memory| memory.total).or(mig.memory_bytes),
         holders: holders(node, |account| account.mig.as_deref() == Some(mig.uuid.as_str())),
+        free: free(node, overview),
         ..DeviceRow::default()
     }
 }
@@ -174,11 +179,40 @@ fn holders(node: &Node, on: impl Fn(&Account) -> bool) -> Vec<String> {
     holding.map(|account| name(&account.container)).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// Reasons with processes; the driver's own use is on every device and has none.
+fn overview<'a>(node: &'a Node, gpu: &str, mig: Option<&str>) -> Option<&'a DeviceOverview> {
+    node.overview.devices.iter().find(|device| device.gpu == gpu && device.mig.as_deref() == mig)
+}
+
+fn free(node: &Node, device: Option<&DeviceOverview>) -> Option<String> {
+    let device = device?;
+    let is_free = |device: &&DeviceOverview| device.state.as_deref() == Some("free");
+    match (device.state.as_deref()?, device.free_slots, device.slots) {
+        (_, Some(free), Some(slots)) if slots > 0 => Some(format!("free:{free}/{slots}")),
+        ("free", ..) => Some("free".to_owned()),
+        ("partitioned", ..) => {
+            let parts = || node.overview.devices.iter().filter(|part| part.gpu == device.gpu && part.mig.is_some());
+            Some(format!("free:{}/{}", parts().filter(is_free).count(), parts().count()))
+        }
+        _ => None,
+    }
+}
+
+/// `nvidia.com/gpu 1 of 8`, by resource.
+pub fn resources(node: &Node) -> Vec<String> {
+    let known = |(resource, count): (&String, &ResourceCount)| {
+        Some(format!("{} {} of {}", clean(resource), count.free?, count.allocatable))
+    };
+    node.overview.resources.iter().filter_map(known).collect()
+}
+
+/// Reasons with processes; the driver's own use is on every device and has none. A process may be seen shortly before
+/// its allocation: `not_allocated` is shown where the agent names the pod.
 fn unattributed(node: &Node, gpu: &str) -> Vec<String> {
     let unattributed = node.unattributed.iter().filter(|unattributed| unattributed.gpu == gpu);
+    let is_foreign = node.unallocated_uses.iter().any(|one| one.gpu == gpu);
     let present = unattributed.flat_map(|unattributed| &unattributed.processes).filter(|(_, count)| **count > 0);
-    present.map(|(reason, _)| clean(reason)).collect()
+    let shown = present.filter(|(reason, _)| *reason != "not_allocated" || is_foreign);
+    shown.map(|(reason, _)| clean(reason)).collect()
 }
 
 pub fn name(container: &Name) -> String {
@@ -187,15 +221,31 @@ pub fn name(container: &Name) -> String {
 
 /// The line of totals.
 pub fn totals(node: &Node) -> String {
-    totals::line(&devices(node), node.accounts.iter().filter(|account| account.holding.is_some()).count())
+    let containers = node.accounts.iter().filter(|account| account.holding.is_some()).count();
+    let overview = &node.overview.node;
+    let mut words = vec![totals::line(&devices(node), containers)];
+    words.extend(overview.allocated_gpus.map(|gpus| format!("allocated {gpus:.1} GPUs")));
+    words.extend(overview.busy_ratio.map(|ratio| format!("busy now {}", percent(Some(ratio)))));
+    words.join("  ")
 }
 
-/// By name and device.
+/// By name and device, without those that have long ended.
 pub fn containers(node: &Node) -> Vec<ContainerRow> {
     let gpus = &node.hardware.inventory.gpus;
-    let mut rows: Vec<ContainerRow> = node.accounts.iter().map(|account| container(node, gpus, account)).collect();
+    let shown = node.accounts.iter().filter(|account| !has_long_ended(node, account));
+    let mut rows: Vec<ContainerRow> = shown.map(|account| container(node, gpus, account)).collect();
     rows.sort_by(|one, other| by_name(one).cmp(&by_name(other)));
     rows
+}
+
+fn has_long_ended(node: &Node, account: &Account) -> bool {
+    account.ended.as_ref().is_some_and(|ended| node.at.monotonic.saturating_sub(ended.monotonic) > ENDED_SHOWN)
+}
+
+/// `3 more ended over a minute ago`
+pub fn long_ended(node: &Node) -> Option<String> {
+    let count = node.accounts.iter().filter(|account| has_long_ended(node, account)).count();
+    (count > 0).then(|| format!("{count} more ended over a minute ago"))
 }
 
 pub fn by_name(row: &ContainerRow) -> (&str, &str, &str, (u32, u32), &str) {
@@ -226,13 +276,10 @@ fn container(node: &Node, gpus: &BTreeMap<String, Gpu>, account: &Account) -> Co
         container: clean(&account.container.container),
         sharing: account.holding.as_ref().map_or_else(|| "ended".to_owned(), |holding| clean(&holding.sharing)),
         holds,
-        used: account.utilization_ratio.filter(|_| holds),
+        busy_now: account.utilization_ratio.filter(|_| holds),
         memory_used: account.memory_used_bytes.filter(|_| holds),
         memory_limit: account.memory_limit_bytes.filter(|_| holds),
-        held: account.figures.allocated_seconds,
-        busy: account.figures.busy_seconds,
-        idle: account.figures.idle_seconds,
-        energy: account.figures.energy_joules,
+        figures: account.figures,
         last_active: account.last_active.map(|then| (node.at.unix - then).max(0.0)),
     }
 }

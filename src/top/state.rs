@@ -65,19 +65,19 @@ pub struct Order<Row: 'static> {
 }
 
 macro_rules! by {
-    ($name:literal, $falling:literal, $field:ident) => {
+    ($name:literal, $falling:literal, $($field:ident).+) => {
         Order {
             name: $name,
             falling: $falling,
-            compare: |one, other| one.$field.partial_cmp(&other.$field),
-            has: |row| row.$field.is_some(),
+            compare: |one, other| one.$($field).+.partial_cmp(&other.$($field).+),
+            has: |row| row.$($field).+.is_some(),
         }
     };
 }
 
 pub const DEVICE_ORDERS: [Order<DeviceRow>; 6] = [
     Order { name: "GPU", falling: false, compare: |one, other| Some(one.order.cmp(&other.order)), has: |_| true },
-    by!("busy", true, busy),
+    by!("busy now", true, busy),
     by!("memory", true, memory_used),
     by!("power", true, power),
     by!("heat", true, heat),
@@ -85,11 +85,11 @@ pub const DEVICE_ORDERS: [Order<DeviceRow>; 6] = [
 ];
 
 pub const CONTAINER_ORDERS: [Order<ContainerRow>; 7] = [
-    by!("idle", true, idle),
-    by!("use", true, used),
+    by!("idle", true, figures.idle_seconds),
+    by!("busy now", true, busy_now),
     by!("memory", true, memory_used),
-    by!("held", true, held),
-    by!("energy", true, energy),
+    by!("held", true, figures.held_seconds),
+    by!("energy", true, figures.energy_joules),
     by!("last active", true, last_active),
     Order {
         name: "name",
@@ -204,7 +204,7 @@ impl State {
         let mut rows = rows::devices(node);
         rows.retain(|row| {
             let words = [row.name.as_str(), &row.key, &row.model, &row.status.words()].map(str::to_lowercase);
-            let users = row.holders.iter().chain(&row.unattributed).map(|text| text.to_lowercase());
+            let users = row.holders.iter().chain(&row.free).chain(&row.unattributed).map(|text| text.to_lowercase());
             self.matches(words.into_iter().chain(users))
         });
         arrange(&mut rows, &DEVICE_ORDERS, &self.devices, |_| true);

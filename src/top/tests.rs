@@ -37,8 +37,8 @@ fn polled() -> State {
     for poll in 1..=8_u32 {
         let mut node = node();
         node.sequence += u64::from(poll);
-        for fast in node.hardware.readings.values_mut().filter_map(|readings| readings.fast.as_mut()) {
-            fast.value.utilization_ratio = Some(f64::from(poll - 1) / 7.0);
+        for device in node.overview.devices.iter_mut().filter(|device| device.busy_ratio.is_some()) {
+            device.busy_ratio = Some(f64::from(poll - 1) / 7.0);
         }
         match poll {
             4 => state.failed("no response".into()),
@@ -198,7 +198,7 @@ fn unknown_values_are_last_in_every_order() {
             let rows = state.device_rows();
             let busy: Vec<bool> = rows.iter().map(|row| row.busy.is_some()).collect();
             assert_eq!(rows.len(), super::rows::devices(&node()).len());
-            if by.name == "busy" {
+            if by.name == "busy now" {
                 assert!(busy.is_sorted_by(|one, other| one >= other), "{busy:?}");
                 let values: Vec<f64> = rows.iter().filter_map(|row| row.busy).collect();
                 assert!(values.is_sorted_by(|one, other| if reversed { one <= other } else { one >= other }));
@@ -224,7 +224,8 @@ fn the_most_idle_is_first() {
     let text = plain::text(&answer);
     let mut state = state();
     state.update(answer, seconds(1));
-    let idle: Vec<f64> = state.container_rows().iter().filter(|row| row.holds).filter_map(|row| row.idle).collect();
+    let idle: Vec<f64> =
+        state.container_rows().iter().filter(|row| row.holds).filter_map(|row| row.figures.idle_seconds).collect();
     assert_eq!(idle[..3], [700.0, 60.0, 5.0]);
     let place = |span: &str| text.find(&format!(" {span} ")).unwrap();
     assert!(place("11m40s") < place("1m00s") && place("1m00s") < text.rfind(" 5s ").unwrap(), "{text}");

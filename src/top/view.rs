@@ -21,7 +21,7 @@ const LEAST: (u16, u16) = (60, 12);
 const PROBLEMS_SHOWN: usize = 3;
 const KEYS: &str = "q quit  Tab table  Enter detail  / filter  s/S sort  b bars  p pause  ? help";
 
-const HELP: [&str; 21] = [
+const HELP: [&str; 25] = [
     "Keys",
     "  q  Esc  Ctrl-C      quit; leave this page, a detail or a filter",
     "  Tab                 switch to the other table",
@@ -37,7 +37,11 @@ const HELP: [&str; 21] = [
     "  -                   not known; it is not zero",
     "  +host               processes outside of pods (+not_allocated: of a pod",
     "                      that does not hold it; +terminated_pod: of an ended pod)",
-    "  HELD, IDLE          GPU time of this container; idle: held and not busy",
+    "  BUSY                in the last second: of the device, of what is held",
+    "  HELD                clock time held; GPU TIME: times the share held",
+    "  BUSY BORROWED IDLE  GPU time since then; borrowed: the busy time beyond the",
+    "  UNKNOWN             share; idle: held, not busy; unknown: without readings",
+    "  free, free:2/4      no container holds it; so many of its slots are free",
     "  LAST                how long ago it was last busy",
     "  STALE               the agent does not respond, or sends no new snapshot;",
     "                      the last one is shown, and polling goes on",
@@ -167,7 +171,15 @@ impl Screen<'_> {
             Mode::Help | Mode::Detail(_) => "q back  arrows scroll  Ctrl-C quit",
             Mode::Tables => KEYS,
         };
-        vec![self.sources(), Line::styled(fit(keys, self.width, false), self.look.quiet())]
+        let keys = Line::styled(fit(keys, self.width, false), self.look.quiet());
+        self.free().into_iter().chain([self.sources(), keys]).collect()
+    }
+
+    /// The free devices of each resource.
+    fn free(&self) -> Option<Line<'static>> {
+        let resources = self.state.node().map(rows::resources).unwrap_or_default();
+        let is_shown = matches!(self.state.mode, Mode::Tables) && self.height >= 20 && !resources.is_empty();
+        is_shown.then(|| Line::from(fit(&format!("free  {}", resources.join("  ")), self.width, false)))
     }
 
     /// The age of each source at the response, plus the time since.
@@ -211,7 +223,7 @@ impl Screen<'_> {
         let all = node.map_or(0, |node| rows::devices(node).len());
         let mut lines = vec![self.heading(Pane::Devices, "Devices", devices.len(), all, upper)];
         lines.extend(self.devices(&devices, upper));
-        let all = node.map_or(0, |node| node.accounts.len());
+        let all = node.map_or(0, |node| rows::containers(node).len());
         lines.push(self.heading(Pane::Containers, "Containers", containers.len(), all, lower));
         lines.extend(self.containers(&containers, lower));
         lines
@@ -234,7 +246,19 @@ impl Screen<'_> {
         if shown > height {
             text.push_str(&format!(", {height} on the screen"));
         }
-        Line::styled(format!("{text}, {order}"), self.look.heading(self.state.pane == pane))
+        let (ended, windows) = match pane {
+            Pane::Devices => (None, "BUSY: last second"),
+            Pane::Containers => {
+                (self.state.node().and_then(rows::long_ended), "BUSY%: last second; HELD: clock time; else GPU time")
+            }
+        };
+        for words in ended.into_iter().chain([order]) {
+            text.push_str(&format!(", {words}"));
+        }
+        Line::from_iter([
+            Span::styled(text, self.look.heading(self.state.pane == pane)),
+            Span::styled(format!("  ({windows})"), self.look.quiet()),
+        ])
     }
 
     fn devices(&self, rows: &[DeviceRow], height: usize) -> Vec<Line<'static>> {
@@ -274,18 +298,28 @@ impl Screen<'_> {
     }
 
     fn containers(&self, rows: &[ContainerRow], height: usize) -> Vec<Line<'static>> {
-        let (wide, widest) = (self.width >= 100, self.width >= 116);
+        let (wide, widest, full) = (self.width >= 100, self.width >= 116, self.width >= 140);
         let mut columns = shown([
             (true, left("GPU", 4, |row: &ContainerRow| row.device.clone())),
             (wide, left("SHARING", 12, |row: &ContainerRow| row.sharing.clone())),
             (
                 true,
-                right("USE", 5, |row: &ContainerRow| if row.holds { percent(row.used) } else { "ended".to_owned() }),
+                right(
+                    "BUSY%",
+                    5,
+                    |row: &ContainerRow| {
+                        if row.holds { percent(row.busy_now) } else { "ended".to_owned() }
+                    },
+                ),
             ),
             (true, right("MEMORY", 10, |row: &ContainerRow| memory(row.memory_used, row.memory_limit))),
-            (true, right("HELD", 6, |row: &ContainerRow| spanned(row.held))),
-            (true, right("IDLE", 6, |row: &ContainerRow| spanned(row.idle))),
-            (widest, right("ENERGY", 10, |row: &ContainerRow| energy(row.energy))),
+            (true, right("HELD", 6, |row: &ContainerRow| spanned(row.figures.held_seconds))),
+            (wide, right("GPU TIME", 8, |row: &ContainerRow| spanned(row.figures.allocated_seconds))),
+            (full, right("BUSY", 6, |row: &ContainerRow| spanned(row.figures.busy_seconds))),
+            (full, right("BORROWED", 8, |row: &ContainerRow| spanned(row.figures.borrowed_seconds))),
+            (true, right("IDLE", 6, |row: &ContainerRow| spanned(row.figures.idle_seconds))),
+            (full, right("UNKNOWN", 7, |row: &ContainerRow| spanned(row.figures.uncovered_seconds))),
+            (widest, right("ENERGY", 10, |row: &ContainerRow| energy(row.figures.energy_joules))),
             (true, right("LAST", 6, |row: &ContainerRow| spanned(row.last_active))),
         ]);
         let name = |row: &ContainerRow| format!("{}/{}/{}", row.namespace, row.pod, row.container);
@@ -339,10 +373,11 @@ impl Screen<'_> {
     }
 }
 
-/// The pod of the first holder, the number of others, and unattributed processes: `trainer-2333c +3 +host`.
+/// The pod of the first holder, the number of others, what is free, and unattributed processes:
+/// `trainer-2333c +3 free:1/5 +host`.
 fn held_by(row: &DeviceRow, columns: usize) -> String {
-    let whole =
-        [row.holders.clone(), row.unattributed.iter().map(|reason| format!("+{reason}")).collect()].concat().join(" ");
+    let others = || row.free.iter().cloned().chain(row.unattributed.iter().map(|reason| format!("+{reason}")));
+    let whole = row.holders.iter().cloned().chain(others()).collect::<Vec<_>>().join(" ");
     if row.holders.len() <= 1 && whole.width() <= columns {
         return if whole.is_empty() { super::format::DASH.to_owned() } else { whole };
     }
@@ -351,7 +386,7 @@ fn held_by(row: &DeviceRow, columns: usize) -> String {
     if row.holders.len() > 1 {
         words.push(format!("+{}", row.holders.len() - 1));
     }
-    words.extend(row.unattributed.iter().map(|reason| format!("+{reason}")));
+    words.extend(others());
     let tail: String = words.iter().skip(1).map(|word| format!(" {word}")).collect();
     let Some(first) = words.first() else { return super::format::DASH.to_owned() };
     let height = columns.saturating_sub(tail.width());

@@ -19,7 +19,7 @@ const ARROWS: [(&str, &[&str]); 26] = [
     ("plugin", &["attribution", "clock", "input", "model", "preference", "tasks", "wire"]),
     ("processes", &["clock", "model", "tasks"]),
     ("governance", &["model", "processes"]),
-    ("client", &["terminal"]),
+    ("client", &["model", "terminal"]),
     ("doctor", &["client", "clock", "hardware", "kubelet", "model", "plugin", "processes", "governance", "terminal"]),
     ("metrics", &["model"]),
     ("terminal", &[]),

@@ -38,7 +38,10 @@ fn readings(seconds: f64) -> DeviceReadings {
             energy_joules: Some(520.0 * seconds),
             ..Totals::default()
         },
-        fast: Some(Stamped { at, value: Fast { utilization_ratio: Some(0.9), power_watts: Some(520.0) } }),
+        fast: Some(Stamped {
+            at,
+            value: Fast { utilization_ratio: Some(0.9), power_watts: Some(520.0), ..Fast::default() },
+        }),
         medium: Some(Stamped { at, value: Medium { memory: Some(memory), gpm, ..Medium::default() } }),
         ..DeviceReadings::default()
     }

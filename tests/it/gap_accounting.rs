@@ -138,7 +138,7 @@ impl World {
             ..Integrals::default()
         };
         self.read = (self.busy, self.energy);
-        let fast = Fast { utilization_ratio: Some(self.load as f64 / 100.0), power_watts: None };
+        let fast = Fast { utilization_ratio: Some(self.load as f64 / 100.0), power_watts: None, ..Fast::default() };
         let counter = self.energy - self.loaded_at;
         Pass { integrals, energy_counter: Some(counter), fast: Some(fast), ..Pass::default() }
     }

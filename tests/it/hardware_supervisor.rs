@@ -130,7 +130,7 @@ impl Reader for ScriptedReader {
         Pass {
             status,
             integrals: Integrals { busy_seconds: Some(elapsed), ..Integrals::default() },
-            fast: Some(Fast { utilization_ratio: Some(1.0), power_watts: Some(100.0) }),
+            fast: Some(Fast { utilization_ratio: Some(1.0), power_watts: Some(100.0), ..Fast::default() }),
             medium: due.medium.then(Medium::default),
             slow: due.slow.then(|| Slow {
                 ecc: vec![EccLocation { location: "dram", corrected, uncorrected: None }],

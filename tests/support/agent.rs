@@ -59,6 +59,18 @@ fn unchunked(mut body: &str) -> String {
     }
 }
 
+/// A request to whatever listens on this address.
+pub fn get(address: &str, path: &str) -> Answer {
+    get_with(address, path, "")
+}
+
+fn get_with(address: &str, path: &str, headers: &str) -> Answer {
+    let mut stream = TcpStream::connect(address).expect("podmeter listens");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a socket option");
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: test\r\n{headers}Connection: close\r\n\r\n").expect("sent");
+    Answer::read(stream)
+}
+
 /// A command over an admin socket.
 pub fn post(socket: &Path, path: &str, body: &str) -> Answer {
     let mut stream = UnixStream::connect(socket).expect("the admin socket is there");
@@ -157,10 +169,7 @@ impl Running {
 
     /// `headers`: whole lines, each ending in CRLF.
     pub fn get_with(&self, path: &str, headers: &str) -> Answer {
-        let mut stream = TcpStream::connect(&self.address).expect("podmeter listens");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a socket option");
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: test\r\n{headers}Connection: close\r\n\r\n").expect("sent");
-        Answer::read(stream)
+        get_with(&self.address, path, headers)
     }
 
     pub fn metrics(&self) -> Page {

@@ -74,7 +74,10 @@ impl Node {
                     energy_joules: Some(second as f64 * 500.0),
                     ..Totals::default()
                 },
-                fast: Some(Stamped { at, value: Fast { utilization_ratio: Some(0.9), power_watts: Some(500.0) } }),
+                fast: Some(Stamped {
+                    at,
+                    value: Fast { utilization_ratio: Some(0.9), power_watts: Some(500.0), ..Fast::default() },
+                }),
                 medium: Some(Stamped { at, value: Medium { memory: Some(memory), ..Medium::default() } }),
                 ..DeviceReadings::default()
             };

@@ -11,7 +11,7 @@ use super::interval_division::{IntervalDivision, held_times};
 use super::partition::Partitions;
 use super::weights::Weights;
 use crate::attribution::owners::DeviceProcesses;
-use crate::model::{ContainerRef, Divided, GpuUuid, MigUuid, Moment, Monotonic, Reason, Unattributed};
+use crate::model::{ContainerRef, Divided, GpuUuid, MigUuid, Moment, Monotonic, Reason, UnallocatedUse, Unattributed};
 
 pub type HolderKey = (ContainerRef, Option<MigUuid>);
 
@@ -25,6 +25,8 @@ pub struct Device {
     pub idle_power: IdlePower,
     pub activity: Activity,
     pub gap: OpenGap,
+    /// Since when each pod has run here without holding the GPU.
+    pub foreign: BTreeMap<UnallocatedUse, Monotonic>,
     /// The time accounted last was not read.
     pub in_gap: bool,
 }
@@ -54,6 +56,7 @@ impl Device {
             idle_power: IdlePower::default(),
             activity: Activity::default(),
             gap: OpenGap::default(),
+            foreign: BTreeMap::new(),
             in_gap: false,
         }
     }

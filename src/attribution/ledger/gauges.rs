@@ -1,17 +1,21 @@
 //! Present values of the current holders, from fresh readings.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use super::audit::Audit;
 use super::device::{Device, HolderKey};
 use super::memory::{MemoryDivision, Pool};
-use super::partition::{activity, reading_of};
+use super::partition::reading_of;
 use super::weights::holder_of;
 use crate::attribution::owners::{DeviceProcesses, OwnedProcess};
 use crate::model::{
-    Account, Attribution, ContainerRef, DeviceReadings, Gpu, GpuUuid, Holding, Medium, Owner, PodRef, Quantity, Reason,
-    Sharing, UnallocatedUse,
+    Account, Attribution, ContainerRef, DeviceReadings, Gpu, GpuUuid, Holding, Medium, Monotonic, Owner, PodRef,
+    Quantity, Reason, Sharing, UnallocatedUse,
 };
+
+/// A process of a pod that does not hold the GPU is reported after this time.
+const FOREIGN: Duration = Duration::from_secs(30);
 
 /// What is known of one GPU now.
 pub struct Present<'a> {
@@ -31,7 +35,6 @@ fn limit_of(memory_bytes: u64, holding: &Holding) -> Option<u64> {
 impl Device {
     /// Updates the gauges.
     pub fn gauge(&mut self, present: &Present<'_>, audit: &mut Audit) {
-        let fast = present.readings.and_then(|readings| readings.fast.as_ref()).map(|stamped| &stamped.value);
         let medium = present.readings.and_then(|readings| readings.medium.as_ref()).map(|stamped| &stamped.value);
         let by_process = present.processes.is_some_and(|processes| processes.has_sm_seconds);
         for ((_, mig), holder) in &mut self.holders {
@@ -48,20 +51,19 @@ impl Device {
             };
             account.sm_active_ratio = gpm.and_then(|gpm| gpm.sm_active);
             account.dram_active_ratio = gpm.and_then(|gpm| gpm.dram_active);
-            let fresh = fast.is_some_and(|fast| fast.utilization_ratio.is_some())
-                || instance.is_some_and(|instance| activity(instance).is_some());
-            account.device_utilization_ratio = match holding.sharing {
-                Sharing::Exclusive => fast.and_then(|fast| fast.utilization_ratio),
-                _ => busy_ratio.filter(|_| fresh),
-            };
-            account.utilization_ratio = match holding.sharing {
-                Sharing::Exclusive => account.device_utilization_ratio,
-                _ => account.device_utilization_ratio.zip(holding.share).map(|(busy, share)| (busy / share).min(1.0)),
+            let part = mig.as_ref().zip(present.gpu).and_then(|(mig, gpu)| gpu.mig_device(mig));
+            let device = present.gpu.and_then(|gpu| crate::model::busy_ratio(gpu, present.readings, part));
+            // A holder that has the device alone is as busy as the device.
+            (account.utilization_ratio, account.device_utilization_ratio) = match (holding.sharing, holding.share) {
+                (Sharing::Exclusive, _) => (device, device),
+                (Sharing::Mig, share) => (device, device.zip(share).map(|(busy, share)| busy * share)),
+                (_, share) => {
+                    let of_gpu = busy_ratio.filter(|_| device.is_some());
+                    (of_gpu.zip(share).map(|(busy, share)| (busy / share).min(1.0)), of_gpu)
+                }
             };
             account.memory_limit_bytes = match mig {
-                Some(mig) => {
-                    present.gpu.and_then(|gpu| gpu.mig_devices.iter().find(|one| one.uuid == *mig)?.memory_bytes)
-                }
+                Some(_) => part.and_then(|part| part.memory_bytes),
                 None => present.gpu.and_then(|gpu| limit_of(gpu.memory_bytes?, holding)),
             };
             holding.attribution = Some(match (mig, holding.sharing) {
@@ -165,8 +167,14 @@ impl Device {
         }
     }
 
-    /// Pods that run here and hold nothing here.
-    pub fn unallocated_uses(&self, processes: &DeviceProcesses, gpu: &GpuUuid) -> Vec<UnallocatedUse> {
+    /// Pods that have run here for some time and hold nothing here. A process may be seen shortly before the
+    /// allocation that it belongs to.
+    pub fn unallocated_uses(
+        &mut self,
+        processes: &DeviceProcesses,
+        gpu: &GpuUuid,
+        now: Monotonic,
+    ) -> Vec<UnallocatedUse> {
         let containers: Vec<&ContainerRef> = self.holding().map(|(key, _)| &key.0).collect();
         let outside =
             |process: &&OwnedProcess| process.running && holder_of(process, &containers) == Err(Reason::NotAllocated);
@@ -175,16 +183,19 @@ impl Device {
             Owner::Pod(pod) => Some((pod.clone(), None)),
             _ => None,
         };
-        let mut uses: Vec<UnallocatedUse> = processes
+        let uses: BTreeSet<UnallocatedUse> = processes
             .processes
             .iter()
             .filter(outside)
             .filter_map(name)
             .map(|(pod, container)| UnallocatedUse { pod, container, gpu: gpu.clone() })
             .collect();
-        uses.sort();
-        uses.dedup();
-        uses
+        self.foreign.retain(|one, _| uses.contains(one));
+        let mut has_lasted = |one: &UnallocatedUse| {
+            let since = *self.foreign.entry(one.clone()).or_insert(now);
+            now.since(since) >= FOREIGN
+        };
+        uses.into_iter().filter(|one| has_lasted(one)).collect()
     }
 
     fn holding(&self) -> impl Iterator<Item = (&HolderKey, &Account)> {

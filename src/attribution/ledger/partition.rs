@@ -17,14 +17,8 @@ impl<'a> Partitions<'a> {
     pub fn of(gpu: Option<&'a Gpu>, active: &BTreeMap<u32, f64>, processes: Option<&DeviceProcesses>) -> Option<Self> {
         let gpu = gpu.filter(|gpu| !gpu.mig_devices.is_empty())?;
         let part = |mig: &'a MigDevice| {
-            let members = || gpu.mig_devices.iter().filter(|other| other.gpu_instance == mig.gpu_instance);
-            let member_slices: u32 = members().map(|member| member.slices).sum();
-            let instance_slices = slices_of_instance(&mig.profile).unwrap_or(member_slices).max(member_slices);
-            // Its compute instances share the figure of an instance by their slices.
-            let active = active.get(&mig.gpu_instance).map(|active| {
-                let slices = f64::from(instance_slices) / f64::from(member_slices.max(1));
-                (active * slices).clamp(0.0, 1.0)
-            });
+            let active = active.get(&mig.gpu_instance);
+            let active = active.map(|active| (active * gpu.slices_of_instance(mig)).clamp(0.0, 1.0));
             let unheld =
                 processes.map_or(Reason::Unknown, |processes| reason_of(&processes.processes, mig.gpu_instance));
             Some((mig, Part { fraction: gpu.slice_fraction(mig.slices)?, active, unheld }))
@@ -50,17 +44,6 @@ pub fn reading_of<'a>(medium: &'a Medium, mig: &MigUuid) -> Option<&'a InstanceR
     medium.instances.iter().find(|instance| instance.members.contains(mig))
 }
 
-/// As for a whole GPU, busy is time with a kernel running; where only SM activity is reported, that.
-pub fn activity(instance: &InstanceReading) -> Option<f64> {
-    let ratio = instance.gpm.graphics_engine_active.or(instance.gpm.sm_active)?;
-    ratio.is_finite().then(|| ratio.clamp(0.0, 1.0))
-}
-
-/// `3g.40gb` and `1c.3g.40gb` are of an instance with three slices.
-fn slices_of_instance(profile: &str) -> Option<u32> {
-    profile.split('.').find_map(|word| word.strip_suffix('g')?.parse().ok())
-}
-
 /// The reason for the use of an instance that no container holds.
 fn reason_of(processes: &[OwnedProcess], gpu_instance: u32) -> Reason {
     let inside = processes.iter().filter(|process| process.running && process.gpu_instance == Some(gpu_instance));
@@ -68,15 +51,4 @@ fn reason_of(processes: &[OwnedProcess], gpu_instance: u32) -> Reason {
         .map(|process| process.owner.unattributed_reason().unwrap_or(Reason::NotAllocated))
         .min()
         .unwrap_or(Reason::Unknown)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn profiles_name_the_slices_of_their_instance() {
-        let slices = ["1g.10gb", "3g.40gb", "1c.3g.40gb", "1g.10gb+me", "7g.80gb", "", "gb"].map(slices_of_instance);
-        assert_eq!(slices, [Some(1), Some(3), Some(3), Some(1), Some(7), None, None]);
-    }
 }

@@ -65,7 +65,7 @@ impl FastReader {
         let power_watts =
             milliwatts.and_then(|milliwatts| caller.plausible(&plausible::POWER, f64::from(milliwatts) / 1000.0));
         integrals.energy_joules = self.energy(caller, handle, buffer, elapsed, power_watts);
-        Fast { utilization_ratio: busy.latest, power_watts }
+        Fast { utilization_ratio: busy.latest, power_watts, ..Fast::default() }
     }
 
     /// The last reading, in millijoules.

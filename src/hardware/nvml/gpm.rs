@@ -123,6 +123,8 @@ impl Gpm {
 pub struct InstanceUse {
     gpm: Gpm,
     last: Option<Monotonic>,
+    /// By instance, over the time of the last call.
+    pub ratios: BTreeMap<u32, f64>,
 }
 
 impl InstanceUse {
@@ -131,7 +133,7 @@ impl InstanceUse {
             return None;
         }
         let gpm = Gpm::new(caller, handle, migs);
-        gpm.supported.then_some(Self { gpm, last: None })
+        gpm.supported.then_some(Self { gpm, last: None, ratios: BTreeMap::new() })
     }
 
     /// Busy seconds since the last call, of the instances that have a value. `None`: too soon to read.
@@ -142,13 +144,14 @@ impl InstanceUse {
         }
         self.last = Some(now);
         let instances: Vec<u32> = self.gpm.pairs.keys().copied().flatten().collect();
-        let busy = |instance| {
+        let ratio = |instance| {
             let ratios = self.gpm.read(caller, handle, Some(instance), now).ratios;
             let ratio = ratios.graphics_engine_active.or(ratios.sm_active)?;
-            let ratio = caller.plausible(&plausible::GPM, ratio)?.min(1.0);
-            Some((instance, ratio * elapsed?.as_secs_f64()))
+            Some((instance, caller.plausible(&plausible::GPM, ratio)?.min(1.0)))
         };
-        Some(instances.into_iter().filter_map(busy).collect())
+        self.ratios = instances.into_iter().filter_map(ratio).collect();
+        let seconds = elapsed.map_or(0.0, |elapsed| elapsed.as_secs_f64());
+        Some(self.ratios.iter().map(|(instance, ratio)| (*instance, ratio * seconds)).collect())
     }
 }
 

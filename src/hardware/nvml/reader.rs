@@ -79,10 +79,11 @@ impl Reader for NvmlReader {
     fn read(&mut self, due: Due, now: Moment) -> Pass {
         let elapsed = self.last.map_or(0.0, |last| now.monotonic.since(last).as_secs_f64());
         let mut integrals = Integrals::default();
-        let fast = self.fast.read(&mut self.caller, self.handle, &mut self.buffer, elapsed, &mut integrals);
-        let instances = self.instances.as_mut();
-        integrals.instance_busy_seconds =
-            instances.and_then(|all| all.advance(&mut self.caller, self.handle, now.monotonic));
+        let mut fast = self.fast.read(&mut self.caller, self.handle, &mut self.buffer, elapsed, &mut integrals);
+        if let Some(instances) = &mut self.instances {
+            integrals.instance_busy_seconds = instances.advance(&mut self.caller, self.handle, now.monotonic);
+            fast.instance_utilization_ratios = instances.ratios.clone();
+        }
         let medium = due.medium.then(|| {
             let migs = &self.migs;
             let (caller, buffer) = (&mut self.caller, &mut self.buffer);

@@ -147,7 +147,9 @@ mod tests {
         );
         reader.read(Due { medium: true, slow: true }, at(0));
         let pass = reader.read(Due { medium: true, slow: false }, at(10));
-        assert_eq!((pass.integrals.busy_seconds, pass.fast.unwrap().utilization_ratio), (None, None));
+        let fast = pass.fast.unwrap();
+        assert_eq!((pass.integrals.busy_seconds, fast.utilization_ratio), (None, None));
+        assert_eq!((fast.instance_utilization_ratios[&7], fast.instance_utilization_ratios[&8]), (0.0, 1.0));
         assert_eq!(pass.integrals.instance_busy_seconds.unwrap()[..2], [(7, 0.0), (8, 10.0)]);
         let instances = pass.medium.unwrap().instances;
         assert_eq!(instances.len(), 7);

@@ -78,6 +78,7 @@ impl Reader for SimulatedReader {
             fast: Some(Fast {
                 utilization_ratio: is_whole.then_some(board.load.utilization),
                 power_watts: Some(board.watts),
+                instance_utilization_ratios: self.instance_utilization_ratios(&board),
             }),
             medium: due.medium.then(|| self.medium(&board)),
             slow: due.slow.then(|| self.slow(&board)),
@@ -123,6 +124,12 @@ impl SimulatedReader {
         let watts = self.model.idle_watts + range * level;
         let joules = self.model.idle_watts * seconds + range * level_seconds;
         Board { now, load, sums, instances, processes, watts, joules }
+    }
+
+    fn instance_utilization_ratios(&self, board: &Board) -> BTreeMap<u32, f64> {
+        let has_gpm = !self.partitions.is_empty() && self.model.has_gpm;
+        let instances = board.instances.iter().filter(|_| has_gpm);
+        instances.map(|(number, (load, _))| (*number, load.utilization)).collect()
     }
 
     /// Busy seconds of each GPU instance since the last pass, with GPM.

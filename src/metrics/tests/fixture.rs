@@ -20,6 +20,11 @@ const STARTED: UnixSeconds = UnixSeconds(1_760_000_000.0);
 const GIB: u64 = 1 << 30;
 
 pub(crate) fn snapshot() -> Snapshot {
+    let snapshot = without_overview();
+    Snapshot { overview: Overview::of(&snapshot, &SlotCounts::new()), ..snapshot }
+}
+
+fn without_overview() -> Snapshot {
     let mut scrape_durations = DurationHistogram::default();
     scrape_durations.observe(Duration::from_micros(200));
     scrape_durations.observe(Duration::from_millis(3));
@@ -88,6 +93,7 @@ pub(crate) fn snapshot() -> Snapshot {
         log_lines_dropped: 3,
         journal: Some(JournalState { written: 12, errors: 1, dropped: 0, size_bytes: Some(65_536), problem: None }),
         config_reload: Some(ConfigReload { successful: true, last_success: STARTED }),
+        overview: Overview::default(),
     }
 }
 
@@ -312,7 +318,7 @@ fn whole_readings() -> DeviceReadings {
             process_sm_seconds: None,
             instance_busy_seconds: BTreeMap::new(),
         },
-        fast: Some(stamped(Fast { utilization_ratio: Some(0.87), power_watts: Some(412.5) })),
+        fast: Some(stamped(Fast { utilization_ratio: Some(0.87), power_watts: Some(412.5), ..Fast::default() })),
         medium: Some(stamped(medium())),
         slow: Some(stamped(slow())),
         stuck: false,
@@ -426,7 +432,11 @@ fn partitioned_readings() -> DeviceReadings {
     };
     DeviceReadings {
         totals: Totals { energy_joules: Some(90_000.0), ..Totals::default() },
-        fast: Some(stamped(Fast { utilization_ratio: None, power_watts: Some(150.0) })),
+        fast: Some(stamped(Fast {
+            utilization_ratio: None,
+            instance_utilization_ratios: [(7, 0.75), (8, 0.0)].into(),
+            power_watts: Some(150.0),
+        })),
         medium: Some(stamped(Medium {
             memory: Some(memory(4 * GIB, 80 * GIB)),
             gpu_temperature_celsius: Some(40.0),

@@ -7,7 +7,9 @@ use super::text::{figure, gibibytes, gpu_name, or_unknown, percent, watts, words
 use super::view::window_words;
 use super::{Page, holders, more, section};
 use crate::history::{COLUMNS, Point};
-use crate::model::{Account, DeviceHealth, Fast, Gpu, InstanceReading, Medium, MigDevice, MigUuid};
+use crate::model::{
+    Account, DeviceHealth, DeviceOverview, DeviceState, Fast, Gpu, InstanceReading, Medium, MigDevice, MigUuid,
+};
 
 pub(super) fn devices(page: &Page<'_>) -> Markup {
     let mut gpus: Vec<&Gpu> = page.snapshot.hardware.inventory.gpus.values().collect();
@@ -44,6 +46,7 @@ fn card(page: &Page<'_>, gpu: &Gpu) -> Markup {
     let limit = medium.and_then(|medium| medium.power_limit_watts);
     let health = page.snapshot.health.gpus.get(&gpu.uuid);
     let columns = columns(page, gpu, None);
+    let overview = overview(page, gpu, None);
     let containers = page.holders(gpu).map(|account| &account.container);
     let model = gpu.model.as_deref().unwrap_or("model unknown");
     let names = [gpu.uuid.to_string(), gpu_name(gpu), model.to_owned()];
@@ -57,7 +60,7 @@ fn card(page: &Page<'_>, gpu: &Gpu) -> Markup {
             }
             (causes(health.map(|health| &health.whole), readings.is_some()))
             div.measures {
-                (measure(page, "busy", fast.and_then(|fast| fast.utilization_ratio), &columns, |point| point.busy, Some(1.0), percent, html! {}))
+                (measure(page, "busy", overview.and_then(|device| device.busy_ratio), &columns, |point| point.busy, Some(1.0), percent, html! {}))
                 (measure(page, "memory", memory.map(|memory| memory.used as f64), &columns, |point| point.memory,
                     capacity.map(|bytes| bytes as f64), |bytes| gibibytes(bytes as u64),
                     html! { @if let Some(total) = capacity { "of " (gibibytes(total)) } }))
@@ -68,7 +71,7 @@ fn card(page: &Page<'_>, gpu: &Gpu) -> Markup {
                 ul.migs { @for mig in &gpu.mig_devices { (mig_row(page, gpu, mig, medium)) } }
             }
             (holders::of_gpu(page, gpu, capacity))
-            (state(page, gpu))
+            (state(page, gpu, overview))
             (more(gpu.uuid.as_str(), &gpu_name(gpu)))
         }
     }
@@ -119,7 +122,9 @@ fn mig_row(page: &Page<'_>, gpu: &Gpu, mig: &MigDevice, medium: Option<&Medium>)
         mig.index,
         mig.profile
     );
-    let busy = reading.and_then(|reading| reading.gpm.sm_active);
+    let overview = overview(page, gpu, Some(&mig.uuid));
+    let busy = overview.and_then(|device| device.busy_ratio);
+    let is_free = overview.is_some_and(|device| device.state == Some(DeviceState::Free));
     let window = window_words(page.view.window);
     html! {
         li.mig data-key=(mig.uuid) {
@@ -129,7 +134,7 @@ fn mig_row(page: &Page<'_>, gpu: &Gpu, mig: &MigDevice, medium: Option<&Medium>)
             span.number { (or_unknown(memory.map(|memory| gibibytes(memory.used)))) }
             span.part {
                 @if health.is_some_and(|health| !health.healthy) { (badge(health)) " " }
-                @else if holders.is_empty() { span.free { "free" } }
+                @else if is_free { span.free { "free" } }
                 @for (place, holder) in holders.iter().enumerate() {
                     @if place > 0 { ", " }
                     span title=(holder.container) { (holder.container.pod) }
@@ -141,12 +146,23 @@ fn mig_row(page: &Page<'_>, gpu: &Gpu, mig: &MigDevice, medium: Option<&Medium>)
     }
 }
 
-/// Whether a whole GPU or its slots are free.
-fn state(page: &Page<'_>, gpu: &Gpu) -> Markup {
-    let is_held = page.holders(gpu).next().is_some();
-    html! {
-        @if !is_held && gpu.mig_devices.is_empty() { p.free { "free" } }
-    }
+fn overview<'a>(page: &Page<'a>, gpu: &Gpu, mig: Option<&MigUuid>) -> Option<&'a DeviceOverview> {
+    let mut devices = page.snapshot.overview.devices.iter();
+    devices.find(|device| device.gpu == gpu.uuid && device.mig.as_ref() == mig)
+}
+
+/// Whether a whole GPU is free, or how many of its slots or MIG devices are.
+fn state(page: &Page<'_>, gpu: &Gpu, device: Option<&DeviceOverview>) -> Markup {
+    let Some(device) = device else { return html! {} };
+    let is_free = |part: &&DeviceOverview| part.state == Some(DeviceState::Free);
+    let parts = || page.snapshot.overview.devices.iter().filter(|part| part.gpu == gpu.uuid && part.mig.is_some());
+    let (free, all, what) = match (device.slots.zip(device.free_slots), device.state) {
+        (Some((slots, free)), _) => (free, slots, "slots"),
+        (None, Some(DeviceState::Partitioned)) => (parts().filter(is_free).count(), parts().count(), "MIG devices"),
+        (None, Some(DeviceState::Free)) => return html! { p.free { "free" } },
+        (None, _) => return html! {},
+    };
+    html! { p.free { (figure("free", Some(free as f64), |free| free.to_string())) " of " (all) " " (what) " free" } }
 }
 
 fn badge(health: Option<&DeviceHealth>) -> Markup {

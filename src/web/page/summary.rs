@@ -18,20 +18,18 @@ pub(super) fn tiles(page: &Page<'_>) -> Markup {
     let all = |of: fn(&DeviceReadings) -> Option<f64>| -> Vec<f64> {
         gpus.iter().filter_map(|gpu| of(readings(gpu)?)).collect()
     };
-    let busy = all(|readings| readings.fast.as_ref()?.value.utilization_ratio);
+    let node = &snapshot.overview.node;
     let power = all(|readings| readings.fast.as_ref()?.value.power_watts);
     let used = all(|readings| Some(readings.medium.as_ref()?.value.memory?.used as f64));
     let total = all(|readings| Some(readings.medium.as_ref()?.value.memory?.total as f64));
     let sum = |values: &[f64]| (!values.is_empty()).then(|| values.iter().sum::<f64>());
-    let mean = sum(&busy).map(|sum| sum / busy.len() as f64);
     let bytes = |values: &[f64]| sum(values).map(|bytes| gibibytes(bytes as u64));
-    let of_gpus = if busy.len() < gpus.len() {
-        format!("{} of {} GPUs known", busy.len(), gpus.len())
+    let of_gpus = if node.busy_known < gpus.len() {
+        format!("{} of {} GPUs known", node.busy_known, gpus.len())
     } else {
         "mean of the GPUs".to_owned()
     };
     let held = || snapshot.accounts.iter().filter_map(|account| Some((account, account.holding.as_ref()?)));
-    let allocated: f64 = held().filter_map(|(_, holding)| holding.share).sum();
     let idle: f64 = held()
         .filter_map(|(account, holding)| {
             Some(page.history.figures(account, page.view.window)?.idle_ratio()? * holding.share?)
@@ -44,12 +42,24 @@ pub(super) fn tiles(page: &Page<'_>) -> Markup {
                 0 => "none unhealthy".to_owned(),
                 count => format!("{count} unhealthy"),
             }, if unhealthy > 0 { "bad" } else { "" }))
-            (tile("Allocated", figure("allocated", Some(allocated), gpus_worth), format!("of {} GPUs", gpus.len()), ""))
+            (tile("Allocated", figure("allocated", node.allocated_gpus, gpus_worth), format!("of {} GPUs", gpus.len()), ""))
             (tile("Held and idle", figure("held-and-idle", Some(idle), gpus_worth),
                 format!("GPUs, {}", window_words(page.view.window)), if idle >= 0.95 { "warn" } else { "" }))
-            (tile("Busy now", figure("busy-now", mean, percent), of_gpus, ""))
+            (tile("Busy now", figure("busy-now", node.busy_ratio, percent), of_gpus, ""))
             (tile("Memory", html! { (or_unknown(bytes(&used))) }, bytes(&total).map_or_else(String::new, |total| format!("of {total}")), ""))
             (tile("Power", html! { (or_unknown(sum(&power).map(watts))) }, "of all GPUs".to_owned(), ""))
+        }
+        @if !snapshot.overview.resources.is_empty() {
+            p.muted {
+                "Free: "
+                @for (place, (resource, count)) in snapshot.overview.resources.iter().enumerate() {
+                    @if place > 0 { ", " }
+                    span data-key=(resource) {
+                        (resource) " " (figure("free", count.free.map(|free| free as f64), |free| free.to_string()))
+                        " of " (count.allocatable)
+                    }
+                }
+            }
         }
     }
 }

@@ -323,7 +323,7 @@ impl Board {
             },
             fast: Some(Stamped {
                 at: at(reading.through),
-                value: Fast { utilization_ratio: Some(self.level), power_watts: None },
+                value: Fast { utilization_ratio: Some(self.level), power_watts: None, ..Fast::default() },
             }),
             medium: reading.medium_at.map(|tick| Stamped { at: at(tick), value: medium }),
             ..DeviceReadings::default()

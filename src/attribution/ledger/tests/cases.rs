@@ -208,9 +208,11 @@ fn a_pod_on_a_gpu_that_it_does_not_hold_is_named() {
         (unattributed.busy_seconds[&Reason::NotAllocated], unattributed.busy_seconds[&Reason::TerminatedPod]),
         (2.0, 4.0)
     );
+    assert_eq!(published.unallocated_uses, [], "not at once");
+    let published = case.read(50, Some(8.0), 1000.0, None);
     let pods: Vec<PodRef> = published.unallocated_uses.iter().map(|one| one.pod.clone()).collect();
     assert_eq!(pods, [PodRef::new("team", "guest")]);
-    assert_eq!(unattributed.processes[&Reason::NotAllocated], 1);
+    assert_eq!(published.unattributed[0].processes[&Reason::NotAllocated], 1);
 }
 
 fn partitioned(case: &mut Case, gpm: Option<[f64; 2]>) -> Medium {

@@ -1,0 +1,188 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+use super::{
+    Account, Allocations, DeviceId, DeviceReadings, Gpu, GpuUuid, MigDevice, MigUuid, PluginResource, ResourceName,
+    Snapshot,
+};
+
+/// What the page and `top` show of a snapshot, computed once.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Overview {
+    /// Each GPU, followed by its MIG devices.
+    pub devices: Vec<DeviceOverview>,
+    pub resources: BTreeMap<ResourceName, ResourceCount>,
+    pub node: NodeOverview,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DeviceOverview {
+    pub gpu: GpuUuid,
+    pub mig: Option<MigUuid>,
+    /// `None` until the kubelet has answered.
+    pub state: Option<DeviceState>,
+    /// `busy_ratio`.
+    pub busy_ratio: Option<f64>,
+    /// How many slots a shared device has, and how many of them no container holds.
+    pub slots: Option<usize>,
+    pub free_slots: Option<usize>,
+}
+
+named! {
+    /// Whether a device can be had.
+    pub enum DeviceState {
+        /// No container holds it, and it is healthy and present.
+        Free = "free",
+        Held = "held",
+        /// A GPU with MIG devices: these are free or held.
+        Partitioned = "partitioned",
+        /// No container holds it, and it is not healthy or not present.
+        Unavailable = "unavailable",
+    }
+}
+
+/// Devices of one extended resource, of any vendor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ResourceCount {
+    /// Healthy, by the kubelet's list.
+    pub allocatable: usize,
+    /// `None` until the kubelet has answered.
+    pub allocated: Option<usize>,
+    /// Allocatable, and not allocated.
+    pub free: Option<usize>,
+    /// `None` where the bundled plugin does not serve it.
+    pub unhealthy: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct NodeOverview {
+    pub gpus: usize,
+    /// Of the GPUs, the sum of the shares held; `None` where one is unknown.
+    pub allocated_gpus: Option<f64>,
+    pub free_gpus: usize,
+    pub mig_devices: usize,
+    pub free_mig_devices: usize,
+    /// The mean of the GPUs whose `busy_ratio` is known, and how many these are.
+    pub busy_ratio: Option<f64>,
+    pub busy_known: usize,
+}
+
+/// How many slots each shared device has.
+pub type SlotCounts = BTreeMap<(GpuUuid, Option<MigUuid>), usize>;
+
+impl Overview {
+    #[must_use]
+    pub fn of(snapshot: &Snapshot, slots: &SlotCounts) -> Self {
+        let mut devices = vec![];
+        for gpu in snapshot.hardware.inventory.gpus.values() {
+            devices.push(device(snapshot, slots, gpu, None));
+            devices.extend(gpu.mig_devices.iter().map(|mig| device(snapshot, slots, gpu, Some(mig))));
+        }
+        let node = NodeOverview::of(snapshot, &devices);
+        Self { devices, resources: ResourceCount::all(snapshot), node }
+    }
+}
+
+fn device(snapshot: &Snapshot, slots: &SlotCounts, gpu: &Gpu, mig: Option<&MigDevice>) -> DeviceOverview {
+    let mig_uuid = mig.map(|mig| &mig.uuid);
+    let on_it = |account: &&Account| account.gpu == gpu.uuid && account.mig.as_ref() == mig_uuid;
+    let holdings = || snapshot.accounts.iter().filter(on_it).filter_map(|account| account.holding.as_ref());
+    let slots = slots.get(&(gpu.uuid.clone(), mig_uuid.cloned())).copied();
+    let held: usize = holdings().map(|holding| holding.device_ids.len()).sum();
+    let is_healthy = snapshot.health.of(&gpu.uuid, mig_uuid).is_some_and(|health| health.healthy);
+    let state = match holdings().next() {
+        Some(_) => DeviceState::Held,
+        None if mig.is_none() && !gpu.mig_devices.is_empty() => DeviceState::Partitioned,
+        None if gpu.present && is_healthy => DeviceState::Free,
+        None => DeviceState::Unavailable,
+    };
+    DeviceOverview {
+        gpu: gpu.uuid.clone(),
+        mig: mig_uuid.cloned(),
+        state: snapshot.kubelet.allocations.is_some().then_some(state),
+        busy_ratio: busy_ratio(gpu, snapshot.hardware.readings.get(&gpu.uuid).map(|readings| &**readings), mig),
+        slots,
+        free_slots: slots.filter(|_| snapshot.kubelet.allocations.is_some()).map(|slots| slots.saturating_sub(held)),
+    }
+}
+
+/// Busy now: the part of the last second in which a kernel ran, 0 to 1. Of a MIG device by the activity of its GPU
+/// instance; of a GPU with MIG devices their sum by slices. `None`: unknown.
+#[must_use]
+pub fn busy_ratio(gpu: &Gpu, readings: Option<&DeviceReadings>, mig: Option<&MigDevice>) -> Option<f64> {
+    let fast = &readings?.fast.as_ref()?.value;
+    let of_part = |mig: &MigDevice| {
+        let instance = fast.instance_utilization_ratios.get(&mig.gpu_instance)?;
+        Some((instance * gpu.slices_of_instance(mig)).clamp(0.0, 1.0))
+    };
+    match mig {
+        Some(mig) => of_part(mig),
+        None if gpu.mig_devices.is_empty() => fast.utilization_ratio,
+        None => {
+            let parts = gpu.mig_devices.iter().map(|mig| Some(of_part(mig)? * gpu.slice_fraction(mig.slices)?));
+            parts.sum::<Option<f64>>().map(|sum| sum.min(1.0))
+        }
+    }
+}
+
+/// The part of the GPU that is allocated, 0 to 1. `None` until the kubelet has answered, and where a share is unknown.
+#[must_use]
+pub fn allocated_ratio(snapshot: &Snapshot, gpu: &GpuUuid) -> Option<f64> {
+    snapshot.kubelet.allocations.as_ref()?;
+    let accounts = snapshot.accounts.iter().filter(|account| account.gpu == *gpu);
+    let mut holdings = accounts.filter_map(|account| account.holding.as_ref());
+    // From plain zero: the sum of no floats is -0. One unknown share makes the sum unknown.
+    let allocated = holdings.try_fold(0.0, |sum, holding| Some(sum + holding.share?));
+    // Shares such as 1/3 do not add up exactly.
+    allocated.map(|allocated: f64| allocated.min(1.0))
+}
+
+impl ResourceCount {
+    /// Every resource that the kubelet has; empty until it has reported what is allocatable.
+    #[must_use]
+    pub fn all(snapshot: &Snapshot) -> BTreeMap<ResourceName, Self> {
+        let Some(allocatable) = snapshot.kubelet.allocatable.as_deref() else { return BTreeMap::new() };
+        let held = snapshot.kubelet.allocations.as_deref().map(Allocations::held_devices);
+        let resources = allocatable.devices.keys().chain(held.iter().flat_map(|held| held.keys().copied()));
+        let count = |resource: &ResourceName| {
+            let none = BTreeSet::new();
+            let offered = allocatable.devices.get(resource).unwrap_or(&none);
+            let held = held.as_ref().map(|held| held.get(resource).cloned().unwrap_or_default());
+            let is_free = |id: &&DeviceId| held.as_ref().is_some_and(|held| !held.contains(id));
+            Self {
+                allocatable: offered.len(),
+                allocated: held.as_ref().map(BTreeSet::len),
+                free: held.as_ref().map(|_| offered.iter().filter(is_free).count()),
+                unhealthy: served(snapshot, resource).map(|ours| ours.count().1),
+            }
+        };
+        resources.map(|resource| (resource.clone(), count(resource))).collect()
+    }
+}
+
+/// The bundled plugin's state of a resource that it is registered for.
+#[must_use]
+pub fn served<'a>(snapshot: &'a Snapshot, resource: &ResourceName) -> Option<&'a PluginResource> {
+    snapshot.plugin.as_ref()?.resources.get(resource).filter(|ours| ours.registered)
+}
+
+impl NodeOverview {
+    fn of(snapshot: &Snapshot, devices: &[DeviceOverview]) -> Self {
+        let of_kind = |is_mig: bool| devices.iter().filter(move |device| device.mig.is_some() == is_mig);
+        let free = |is_mig| of_kind(is_mig).filter(|device| device.state == Some(DeviceState::Free)).count();
+        let busy: Vec<f64> = of_kind(false).filter_map(|gpu| gpu.busy_ratio).collect();
+        Self {
+            gpus: of_kind(false).count(),
+            allocated_gpus: of_kind(false).try_fold(0.0, |sum, gpu| Some(sum + allocated_ratio(snapshot, &gpu.gpu)?)),
+            free_gpus: free(false),
+            mig_devices: of_kind(true).count(),
+            free_mig_devices: free(true),
+            busy_ratio: (!busy.is_empty()).then(|| busy.iter().sum::<f64>() / busy.len() as f64),
+            busy_known: busy.len(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,474 @@
+//! One situation, one figure: JSON, metrics, `top`, `usage` and the page show the same for the same thing and time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use podmeter::attribution::{self, DeviceProcesses, Ledger, Observation, OwnedProcess, Slots};
+use podmeter::clock::Clock;
+use podmeter::hardware::simulated::{Profile, SimulatedDriver};
+use podmeter::journal::{AllocationRecord, AllocationTracker, AllocationsResponse};
+use podmeter::metrics::Pages;
+use podmeter::model::{
+    Allocatable, Allocations, Container, ContainerRef, CpuSet, DeviceHealth, DeviceId, DeviceReadings, Fast, Gaps, Gpu,
+    GpuHealth, GpuUuid, HardwareState, HealthState, HeldDevice, Inventory, KubeletState, Moment, Monotonic, Overview,
+    Owner, Pod, PodRef, Snapshot, Stamped, Totals, UnixSeconds, XidCounts,
+};
+use podmeter::tasks::Tasks;
+use podmeter::web::{
+    Admin, CachedBodies, ListenAddress, Listener, Live, ScrapeDurations, ServerSettings, WebState, start,
+};
+use serde_json::Value;
+use tokio::sync::watch;
+
+use crate::support::agent::{Page, ended, get};
+
+const SECONDS: u64 = 400;
+/// Of the whole GPU that nobody reads for a while.
+const UNREAD: std::ops::Range<u64> = 200..260;
+const WHOLE: &str = "nvidia.com/gpu";
+const SHARED: &str = "nvidia.com/gpu.shared";
+const SLICE: &str = "nvidia.com/mig-1g.10gb";
+
+/// A node with four whole GPUs and four partitioned ones, a holder of each kind, and its history from second to second.
+struct Scene {
+    born: f64,
+    inventory: Arc<Inventory>,
+    /// By index.
+    gpus: Vec<Gpu>,
+    ledger: Ledger,
+    tracker: AllocationTracker,
+    records: BTreeMap<u64, AllocationRecord>,
+}
+
+/// Busy seconds of each GPU in each second, of the driver.
+const BUSY: [f64; 8] = [0.0, 0.0, 0.0, 0.0, 0.75, 0.9, 0.0, 0.5];
+const SLICE_BUSY: f64 = 0.5;
+
+impl Scene {
+    fn new() -> Self {
+        let inventory = SimulatedDriver::new(Profile::H100Mig, 1).controls().inventory();
+        let mut gpus: Vec<Gpu> = inventory.gpus.values().cloned().collect();
+        gpus.sort_by_key(|gpu| gpu.index);
+        assert!(gpus[0].mig_devices.len() == 7 && gpus[4..].iter().all(|gpu| gpu.mig_devices.is_empty()));
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs_f64();
+        let mut tracker = AllocationTracker::default();
+        tracker.load(vec![], 0, Moment::default());
+        Self {
+            born: now - SECONDS as f64,
+            inventory: Arc::new(inventory),
+            gpus,
+            ledger: Ledger::new(Duration::from_secs(3600), Duration::from_secs(5)),
+            tracker,
+            records: BTreeMap::new(),
+        }
+    }
+
+    fn uuid(&self, gpu: usize) -> &str {
+        self.gpus[gpu].uuid.as_str()
+    }
+
+    fn slot(&self, number: usize) -> String {
+        format!("{}::{number}", self.uuid(5))
+    }
+
+    /// Pod, resource, device ID.
+    fn held(&self, second: u64) -> Vec<(&'static str, &'static str, String)> {
+        let mut held = vec![
+            ("train", WHOLE, self.uuid(4).to_owned()),
+            ("borrower", SHARED, self.slot(0)),
+            ("lender", SHARED, self.slot(1)),
+            ("slice", SLICE, self.gpus[0].mig_devices[1].uuid.to_string()),
+            ("notebook", WHOLE, self.uuid(6).to_owned()),
+        ];
+        match second {
+            ..100 => held.push(("done", WHOLE, self.uuid(7).to_owned())),
+            200..380 => held.push(("late", WHOLE, self.uuid(7).to_owned())),
+            _ => {}
+        }
+        held
+    }
+
+    fn allocations(&self, second: u64) -> Allocations {
+        let pod = |(pod, resource, id): (&str, &str, String)| Pod {
+            reference: PodRef::new("team", pod),
+            uid: None,
+            containers: vec![Container {
+                reference: ContainerRef::new("team", pod, "main"),
+                devices: vec![HeldDevice {
+                    resource: resource.into(),
+                    id: DeviceId::new(id.as_str()),
+                    numa_nodes: BTreeSet::new(),
+                }],
+                claims: vec![],
+                exclusive_cpus: CpuSet::default(),
+                memory: vec![],
+            }],
+            exclusive_cpus: CpuSet::default(),
+            memory: vec![],
+        };
+        Allocations { pods: self.held(second).into_iter().map(pod).collect() }
+    }
+
+    fn allocatable(&self) -> Allocatable {
+        let ids = |ids: Vec<String>| ids.iter().map(|id| DeviceId::new(id.as_str())).collect();
+        let slices = self.gpus[0].mig_devices.iter().map(|mig| mig.uuid.to_string());
+        let devices = BTreeMap::from([
+            (WHOLE.into(), ids([4, 6, 7].map(|gpu| self.uuid(gpu).to_owned()).into())),
+            (SHARED.into(), ids((0..4).map(|number| self.slot(number)).collect())),
+            (SLICE.into(), ids(slices.collect())),
+        ]);
+        Allocatable { devices, cpus: CpuSet::default(), memory: vec![] }
+    }
+
+    fn readings(&self, second: u64) -> BTreeMap<GpuUuid, Arc<DeviceReadings>> {
+        let of = |(number, gpu): (usize, &Gpu)| {
+            let is_gap = number == 6 && UNREAD.contains(&second);
+            let through = if is_gap { UNREAD.start - 1 } else { second };
+            let gap = if number == 6 && second >= UNREAD.end { (UNREAD.end - UNREAD.start + 1) as f64 } else { 0.0 };
+            let is_whole = gpu.mig_devices.is_empty();
+            let instance = gpu.mig_devices.get(1).filter(|_| number == 0).map(|mig| mig.gpu_instance);
+            let of_instances = |busy: f64| {
+                let ratio = |mig: &podmeter::model::MigDevice| {
+                    (mig.gpu_instance, if Some(mig.gpu_instance) == instance { busy } else { 0.0 })
+                };
+                gpu.mig_devices.iter().map(ratio).collect::<BTreeMap<_, _>>()
+            };
+            let at = Monotonic::from_secs(through);
+            let readings = DeviceReadings {
+                totals: Totals {
+                    through: at,
+                    busy_seconds: is_whole.then(|| BUSY[number] * (through as f64 - gap)),
+                    energy_joules: Some(through as f64 * (100.0 + 400.0 * BUSY[number])),
+                    instance_busy_seconds: of_instances(SLICE_BUSY * through as f64),
+                    uncovered_seconds: gap,
+                    gaps: Gaps {
+                        seconds: gap,
+                        energy_joules: 0.0,
+                        until: Monotonic::from_secs(if gap > 0.0 { UNREAD.end } else { 0 }),
+                    },
+                    ..Totals::default()
+                },
+                fast: (!is_gap).then(|| Stamped {
+                    at,
+                    value: Fast {
+                        utilization_ratio: is_whole.then_some(BUSY[number]),
+                        instance_utilization_ratios: of_instances(SLICE_BUSY),
+                        power_watts: Some(100.0 + 400.0 * BUSY[number]),
+                    },
+                }),
+                ..DeviceReadings::default()
+            };
+            (gpu.uuid.clone(), Arc::new(readings))
+        };
+        self.gpus.iter().enumerate().map(of).collect()
+    }
+
+    /// The borrower works; a pod without a GPU works on the last one for long, and on the notebook's for a moment.
+    fn processes(&self, second: u64) -> BTreeMap<GpuUuid, DeviceProcesses> {
+        let process = |pid: u32, pod: &str, sm_seconds: f64| OwnedProcess {
+            pid,
+            start_ticks: 1,
+            owner: Owner::Container(ContainerRef::new("team", pod, "main")),
+            running: true,
+            memory_bytes: Some(1 << 30),
+            gpu_instance: None,
+            compute_instance: None,
+            sm_seconds,
+        };
+        let mut by_gpu = BTreeMap::from([
+            (4, vec![process(1, "train", second as f64)]),
+            (5, vec![process(2, "borrower", second as f64), process(3, "lender", 0.0)]),
+            (6, vec![process(4, "notebook", 0.0)]),
+            (7, vec![]),
+        ]);
+        if second >= 300 {
+            by_gpu.entry(7).or_default().push(process(5, "guest", second as f64));
+        }
+        if second >= SECONDS - 10 {
+            by_gpu.entry(6).or_default().push(process(6, "passer-by", 0.0));
+        }
+        let with = |(gpu, processes): (usize, _)| {
+            (self.gpus[gpu].uuid.clone(), DeviceProcesses { has_sm_seconds: true, processes })
+        };
+        by_gpu.into_iter().map(with).collect()
+    }
+
+    fn health(&self) -> HealthState {
+        let healthy = || DeviceHealth { healthy: true, since: Moment::default(), causes: vec![] };
+        let of = |gpu: &Gpu| {
+            let instances = gpu.mig_devices.iter().map(|mig| (mig.uuid.clone(), healthy())).collect();
+            (gpu.uuid.clone(), GpuHealth { whole: healthy(), instances, xids: XidCounts::default() })
+        };
+        HealthState { gpus: self.gpus.iter().map(of).collect(), ..HealthState::default() }
+    }
+
+    fn step(&mut self, second: u64) -> Snapshot {
+        let now = Moment { monotonic: Monotonic::from_secs(second), unix: UnixSeconds(self.born + second as f64) };
+        let (allocations, allocatable) = (self.allocations(second), self.allocatable());
+        let mut slots = Slots::default();
+        slots.learn(&allocations, &allocatable, &self.inventory, true);
+        let join = attribution::join(&allocations, &allocatable, &self.inventory, &slots);
+        let (readings, processes) = (self.readings(second), self.processes(second));
+        let output = self.ledger.advance(&Observation {
+            now,
+            join: &join,
+            inventory: &self.inventory,
+            readings: &readings,
+            processes: &processes,
+            scrapes: 0,
+        });
+        let snapshot = Snapshot {
+            sequence: second,
+            at: now,
+            node_name: "node-a".into(),
+            hardware: Arc::new(HardwareState {
+                source: "simulated",
+                inventory: Arc::clone(&self.inventory),
+                readings,
+                ..HardwareState::default()
+            }),
+            kubelet: Arc::new(KubeletState {
+                allocations: Some(Arc::new(allocations)),
+                allocatable: Some(Arc::new(allocatable)),
+                settled: true,
+                ..KubeletState::default()
+            }),
+            health: Arc::new(self.health()),
+            accounts: output.accounts,
+            unattributed: output.unattributed,
+            unallocated_uses: output.unallocated_uses,
+            ..Snapshot::default()
+        };
+        let snapshot = Snapshot { overview: Overview::of(&snapshot, &slots.counts()), ..snapshot };
+        self.tracker.observe(&snapshot);
+        self.records.extend(self.tracker.take().into_iter().map(|record| (record.id, record)));
+        self.tracker.written();
+        snapshot
+    }
+
+    fn run(&mut self) -> Snapshot {
+        (0..SECONDS).for_each(|second| drop(self.step(second)));
+        let last = self.step(SECONDS);
+        self.records.extend(self.tracker.live());
+        last
+    }
+}
+
+/// All that an agent with this state would show.
+struct Shown {
+    json: Value,
+    metrics: Page,
+    top: String,
+    usage: Value,
+    page: String,
+}
+
+async fn shown(scene: Scene, snapshot: Snapshot) -> Shown {
+    let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let ListenAddress::Tcp(address) = listener.address() else { panic!("tcp") };
+    let response = AllocationsResponse {
+        node: "node-a".to_owned(),
+        at: snapshot.at.unix.0,
+        until: snapshot.at.unix.0,
+        journal: true,
+        allocations: scene.records.into_values().collect(),
+        ..AllocationsResponse::default()
+    };
+    let response = serde_json::to_vec(&response).unwrap();
+    let (snapshots, latest) = watch::channel(Arc::new(snapshot));
+    let state = WebState {
+        snapshots: latest,
+        pages: Arc::new(Pages::default()),
+        scrapes: ScrapeDurations::default(),
+        clock: Clock::start(),
+        healthy: Arc::new(|| Ok(())),
+        ready: Arc::new(|| Ok(())),
+        record: Arc::new(|_, _| Err("none".to_owned())),
+        allocations: Arc::new(move |_| Ok(Box::new(std::iter::once(response.clone())))),
+        admin: Admin { driver: None, mark: Arc::new(|_| Box::pin(async { Err("none".to_owned()) })) },
+        live: Live::default(),
+        cached_bodies: CachedBodies::default(),
+    };
+    let (mut tasks, mut servers) = (Tasks::default(), Tasks::default());
+    start(vec![listener], state, ServerSettings::default(), &mut tasks, &mut servers);
+    let shown = tokio::task::spawn_blocking(move || ask(address)).await.unwrap();
+    drop(snapshots);
+    shown
+}
+
+fn ask(address: SocketAddr) -> Shown {
+    let (url, address) = (format!("http://{address}"), address.to_string());
+    let (code, top) = ended(&["top", "--once", "--url", &url]);
+    assert_eq!(code, 0, "{top}");
+    let (code, usage) = ended(&["usage", "--url", &url, "--since", "1h", "--by", "pod", "-o", "json"]);
+    assert_eq!(code, 0, "{usage}");
+    Shown {
+        json: serde_json::from_str(&get(&address, "/api/v1/node").body).unwrap(),
+        metrics: Page(get(&address, "/metrics").body),
+        top,
+        usage: serde_json::from_str(&usage).unwrap(),
+        page: get(&address, "/").body,
+    }
+}
+
+impl Shown {
+    fn account(&self, pod: &str) -> &Value {
+        let accounts = self.json["accounts"].as_array().unwrap();
+        accounts.iter().find(|account| account["container"]["pod"] == pod).unwrap()
+    }
+
+    fn device(&self, uuid: &str) -> &Value {
+        let is_it = |device: &&Value| *device["mig"].as_str().map_or(&device["gpu"], |_| &device["mig"]) == uuid;
+        self.json["overview"]["devices"].as_array().unwrap().iter().find(is_it).unwrap()
+    }
+
+    fn usage(&self, pod: &str) -> &Value {
+        self.usage["rows"].as_array().unwrap().iter().find(|row| row["pod"] == pod).unwrap()
+    }
+
+    fn of_pod(&self, metric: &str, pod: &str) -> Option<f64> {
+        self.metrics.value(metric, &[&format!("pod=\"{pod}\"")])
+    }
+
+    /// A cell of the line that has `key`, in the table with this title.
+    fn cell(&self, key: &str, title: &str) -> Option<&str> {
+        let (mut place, mut found) = (None, None);
+        for line in self.top.lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            place = words.iter().position(|word| *word == title).or(place);
+            if words.contains(&key) {
+                found = place.map(|place| words[place]);
+                found?;
+            }
+        }
+        found
+    }
+}
+
+/// `1m01s` in seconds.
+fn seconds(text: &str) -> f64 {
+    let number = |text: &str| text.parse::<f64>().unwrap();
+    let text = text.strip_suffix('s').unwrap_or_else(|| panic!("{text} is no span"));
+    text.split_once('m').map_or_else(|| number(text), |(minutes, rest)| 60.0 * number(minutes) + number(rest))
+}
+
+const COUNTERS: [(&str, &str, Option<&str>); 6] = [
+    ("held_seconds", "HELD", None),
+    ("allocated_seconds", "GPU_TIME", Some("podmeter_container_allocated_seconds_total")),
+    ("busy_seconds", "BUSY", Some("podmeter_container_busy_seconds_total")),
+    ("borrowed_seconds", "BORROWED", None),
+    ("idle_seconds", "IDLE", Some("podmeter_container_idle_seconds_total")),
+    ("uncovered_seconds", "UNKNOWN", Some("podmeter_container_uncovered_seconds_total")),
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_place_shows_the_same_figures() {
+    let mut scene = Scene::new();
+    let snapshot = scene.run();
+    let uuid = |gpu: usize| scene.gpus[gpu].uuid.to_string();
+    let [train, shared, notebook, last] = [4, 5, 6, 7].map(uuid);
+    let [partitioned, free_slice, slice] =
+        [uuid(0), scene.gpus[0].mig_devices[0].uuid.to_string(), scene.gpus[0].mig_devices[1].uuid.to_string()];
+    let shown = shown(scene, snapshot).await;
+    let near = |one: f64, other: f64| (one - other).abs() < 1e-6;
+
+    // The situation is the one that is meant. From 300 s on the guest does the work on the GPU of `late`.
+    let figure = |pod: &str, name: &str| shown.account(pod)[name].as_f64();
+    let is_about = |pod: &str, name: &str, expected: f64| {
+        let value = figure(pod, name).unwrap();
+        assert!((value - expected).abs() <= 2.0, "{pod} {name}: {value}, expected {expected}");
+    };
+    is_about("train", "busy_seconds", 300.0);
+    is_about("borrower", "held_seconds", 400.0);
+    is_about("borrower", "allocated_seconds", 100.0);
+    is_about("borrower", "busy_seconds", 360.0);
+    is_about("borrower", "borrowed_seconds", 260.0);
+    is_about("lender", "idle_seconds", 100.0);
+    is_about("slice", "held_seconds", 400.0);
+    is_about("slice", "allocated_seconds", 400.0 / 7.0);
+    is_about("slice", "busy_seconds", 200.0 / 7.0);
+    is_about("notebook", "uncovered_seconds", 61.0);
+    is_about("notebook", "idle_seconds", 339.0);
+    is_about("done", "held_seconds", 100.0);
+    is_about("late", "busy_seconds", 50.0);
+
+    for pod in ["train", "borrower", "lender", "slice", "notebook", "done", "late"] {
+        let of = |name| figure(pod, name).unwrap_or(0.0);
+        let (left, right) = (
+            of("allocated_seconds") + of("borrowed_seconds"),
+            of("busy_seconds") + of("idle_seconds") + of("uncovered_seconds"),
+        );
+        assert!(near(left, right), "{pod}: {left} and {right}");
+        for (name, title, metric) in COUNTERS {
+            let value = of(name);
+            let in_usage = shown.usage(pod)[name].as_f64().unwrap_or(0.0);
+            assert!(near(in_usage, value), "usage: {pod} {name}: {in_usage}, JSON {value}");
+            if let Some(metric) = metric {
+                let in_metrics = shown.of_pod(metric, pod).unwrap_or(0.0);
+                assert!(near(in_metrics, value), "metrics: {pod} {name}: {in_metrics}, JSON {value}");
+            }
+            match shown.cell(pod, title) {
+                // It ended over a minute ago.
+                None => assert_eq!(pod, "done", "top has no line of {pod}:\n{}", shown.top),
+                Some("-") => assert_eq!(value, 0.0, "{pod} {name}\n{}", shown.top),
+                Some(cell) => assert_eq!(seconds(cell), value.trunc(), "top: {pod} {name}\n{}", shown.top),
+            }
+        }
+        let joules = of("energy_joules");
+        let in_usage = shown.usage(pod)["energy_joules"].as_f64().unwrap();
+        let in_metrics = shown.of_pod("podmeter_container_energy_joules_total", pod).unwrap();
+        assert!(near(in_usage, joules) && near(in_metrics, joules), "{pod}: {joules} {in_usage} {in_metrics}");
+    }
+    assert!(shown.top.contains("1 more ended over a minute ago"), "{}", shown.top);
+    assert_eq!(shown.cell("late", "SHARING"), Some("ended"), "{}", shown.top);
+    let ratio = shown.usage("borrower")["utilization_ratio"].as_f64().unwrap();
+    assert!(near(ratio, 1.0), "busy for all of its share, and no more: {ratio}");
+
+    // Busy now: of a device, and of a holder that has it alone.
+    for (uuid, pod, busy, metric, label) in [
+        (&train, "train", 0.75, "podmeter_device_utilization_ratio", &train),
+        (&slice, "slice", SLICE_BUSY, "podmeter_mig_utilization_ratio", &partitioned),
+        (&notebook, "notebook", 0.0, "podmeter_device_utilization_ratio", &notebook),
+    ] {
+        assert_eq!(shown.device(uuid)["busy_ratio"], busy, "{pod}");
+        assert_eq!(shown.account(pod)["utilization_ratio"], busy, "{pod}");
+        assert_eq!(shown.of_pod("podmeter_container_utilization_ratio", pod), Some(busy));
+        let of_gpu = [&*format!("gpu_uuid=\"{label}\"")];
+        let most = shown.metrics.samples(metric, &of_gpu).map(|(_, value)| value).fold(0.0, f64::max);
+        assert_eq!(most, busy, "{metric} of {pod}");
+        let percent = format!("{:.0}%", busy * 100.0);
+        assert_eq!(shown.cell(uuid, "BUSY_NOW"), Some(&*percent), "{}", shown.top);
+        assert_eq!(shown.cell(pod, "BUSY_NOW"), Some(&*percent), "{}", shown.top);
+    }
+    let sum = shown.device(&partitioned)["busy_ratio"].as_f64().unwrap();
+    assert!(near(sum, SLICE_BUSY / 7.0), "a partitioned GPU by slices: {sum}");
+
+    // Free devices, slots and slices.
+    for (uuid, state, text) in [
+        (&train, "held", "team/train/main"),
+        (&last, "free", "free,+not_allocated"),
+        (&free_slice, "free", "free"),
+        (&slice, "held", "team/slice/main"),
+        (&partitioned, "partitioned", "free:6/7"),
+        (&shared, "held", "team/borrower/main,team/lender/main,free:2/4"),
+    ] {
+        assert_eq!(shown.device(uuid)["state"], state);
+        assert_eq!(shown.cell(uuid, "HELD_BY"), Some(text), "{}", shown.top);
+    }
+    assert_eq!((&shown.device(&shared)["slots"], &shown.device(&shared)["free_slots"]), (&4.into(), &2.into()));
+    for (resource, free, of) in [(WHOLE, 1, 3), (SHARED, 2, 4), (SLICE, 6, 7)] {
+        assert_eq!(shown.json["overview"]["resources"][resource]["free"], free);
+        let labels = [&*format!("resource=\"{resource}\""), "state=\"unallocated\""];
+        assert_eq!(shown.metrics.value("podmeter_resource_devices", &labels), Some(f64::from(free)));
+        assert!(shown.top.contains(&format!("{resource} {free} of {of}")), "{}", shown.top);
+    }
+
+    // Only the pod that has been foreign for half a minute.
+    let uses: Vec<&Value> = shown.json["unallocated_uses"].as_array().unwrap().iter().collect();
+    assert!(uses.len() == 1 && uses[0]["pod"]["pod"] == "guest", "{uses:?}");
+    assert_eq!(shown.metrics.count("podmeter_container_unallocated_use", &[]), 1);
+    assert_eq!(shown.cell(&notebook, "HELD_BY"), Some("team/notebook/main"), "{}", shown.top);
+    assert!(shown.page.contains("guest") && !shown.page.contains("passer-by"));
+}
