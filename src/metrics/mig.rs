@@ -58,11 +58,11 @@ pub(super) static GROUP: Group = Group {
             "NVML GPM 1, else 2",
             "Fraction of the last second in which a kernel ran on the instance, or its SM activity where only that is known.",
             |snapshot, family| {
-                for (gpu, instance) in instances(snapshot) {
-                    let fast = snapshot.hardware.readings.get(&gpu.uuid).and_then(|readings| readings.fast.as_ref());
-                    let ratios = fast.map(|fast| &fast.value.instance_utilization_ratios);
-                    let ratio = ratios.and_then(|ratios| ratios.get(&instance.gpu_instance)).copied();
-                    family.push_known(of_instance(gpu, instance), ratio);
+                for (gpu, readings) in with_readings(snapshot) {
+                    let ratios = readings.fast.iter().flat_map(|fast| &fast.value.instance_utilization_ratios);
+                    for (instance, ratio) in ratios {
+                        family.push(Labels::of("gpu_uuid", &gpu.uuid).and("gpu_instance", *instance), *ratio);
+                    }
                 }
             },
         ),

@@ -332,6 +332,14 @@ impl Shown {
         self.metrics.value(metric, &[&format!("pod=\"{pod}\"")])
     }
 
+    /// The figure of this name on the page, in the row with this key.
+    fn on_page(&self, key: &str, figure: &str) -> Option<f64> {
+        let row = self.page.split(&format!("data-key=\"{key}\"")).nth(1).unwrap_or_else(|| panic!("no row {key}"));
+        let row = row.split("data-key=").next()?;
+        let element = row.split(&format!("data-figure=\"{figure}\"")).nth(1)?.split('>').next()?;
+        element.split("data-value=\"").nth(1)?.split('"').next()?.parse().ok()
+    }
+
     /// A cell of the line that has `key`, in the table with this title.
     fn cell(&self, key: &str, title: &str) -> Option<&str> {
         let (mut place, mut found) = (None, None);
@@ -354,14 +362,17 @@ fn seconds(text: &str) -> f64 {
     text.split_once('m').map_or_else(|| number(text), |(minutes, rest)| 60.0 * number(minutes) + number(rest))
 }
 
-const COUNTERS: [(&str, &str, Option<&str>); 6] = [
-    ("held_seconds", "HELD", None),
-    ("allocated_seconds", "GPU_TIME", Some("podmeter_container_allocated_seconds_total")),
-    ("busy_seconds", "BUSY", Some("podmeter_container_busy_seconds_total")),
-    ("borrowed_seconds", "BORROWED", None),
-    ("idle_seconds", "IDLE", Some("podmeter_container_idle_seconds_total")),
-    ("uncovered_seconds", "UNKNOWN", Some("podmeter_container_uncovered_seconds_total")),
+/// In JSON and `usage`, in `top`, on the page, in the metrics.
+const COUNTERS: [(&str, &str, &str, Option<&str>); 6] = [
+    ("held_seconds", "HELD", "held", None),
+    ("allocated_seconds", "GPU_TIME", "gpu-time", Some("podmeter_container_allocated_seconds_total")),
+    ("busy_seconds", "BUSY", "busy", Some("podmeter_container_busy_seconds_total")),
+    ("borrowed_seconds", "BORROWED", "borrowed", None),
+    ("idle_seconds", "IDLE", "idle", Some("podmeter_container_idle_seconds_total")),
+    ("uncovered_seconds", "UNKNOWN", "unknown", Some("podmeter_container_uncovered_seconds_total")),
 ];
+/// The page shows borrowed time from here on.
+const BORROWED_SHOWN: f64 = 0.5;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_place_shows_the_same_figures() {
@@ -394,15 +405,30 @@ async fn every_place_shows_the_same_figures() {
     is_about("done", "held_seconds", 100.0);
     is_about("late", "busy_seconds", 50.0);
 
-    for pod in ["train", "borrower", "lender", "slice", "notebook", "done", "late"] {
+    let rounded = |one: Option<f64>, other: f64| one.is_some_and(|one| (one - other).abs() < 6e-4);
+    for (pod, uuid) in [
+        ("train", &train),
+        ("borrower", &shared),
+        ("lender", &shared),
+        ("slice", &slice),
+        ("notebook", &notebook),
+        ("done", &last),
+        ("late", &last),
+    ] {
+        let key = format!("team/{pod}/main {uuid}");
         let of = |name| figure(pod, name).unwrap_or(0.0);
         let (left, right) = (
             of("allocated_seconds") + of("borrowed_seconds"),
             of("busy_seconds") + of("idle_seconds") + of("uncovered_seconds"),
         );
         assert!(near(left, right), "{pod}: {left} and {right}");
-        for (name, title, metric) in COUNTERS {
+        for (name, title, on_page, metric) in COUNTERS {
             let value = of(name);
+            // It ended over a minute ago.
+            if pod != "done" && (on_page != "borrowed" || value >= BORROWED_SHOWN) {
+                let shown = shown.on_page(&key, on_page);
+                assert!(rounded(shown, value), "page: {pod} {on_page}: {shown:?}, JSON {value}");
+            }
             let in_usage = shown.usage(pod)[name].as_f64().unwrap_or(0.0);
             assert!(near(in_usage, value), "usage: {pod} {name}: {in_usage}, JSON {value}");
             if let Some(metric) = metric {
@@ -441,6 +467,8 @@ async fn every_place_shows_the_same_figures() {
         let percent = format!("{:.0}%", busy * 100.0);
         assert_eq!(shown.cell(uuid, "BUSY_NOW"), Some(&*percent), "{}", shown.top);
         assert_eq!(shown.cell(pod, "BUSY_NOW"), Some(&*percent), "{}", shown.top);
+        assert_eq!(shown.on_page(uuid, "busy-now"), Some(busy), "{pod}");
+        assert_eq!(shown.on_page(&format!("team/{pod}/main {uuid}"), "busy-now"), Some(busy));
     }
     let sum = shown.device(&partitioned)["busy_ratio"].as_f64().unwrap();
     assert!(near(sum, SLICE_BUSY / 7.0), "a partitioned GPU by slices: {sum}");
@@ -463,6 +491,7 @@ async fn every_place_shows_the_same_figures() {
         let labels = [&*format!("resource=\"{resource}\""), "state=\"unallocated\""];
         assert_eq!(shown.metrics.value("podmeter_resource_devices", &labels), Some(f64::from(free)));
         assert!(shown.top.contains(&format!("{resource} {free} of {of}")), "{}", shown.top);
+        assert_eq!(shown.on_page(resource, "free"), Some(f64::from(free)));
     }
 
     // Only the pod that has been foreign for half a minute.
