@@ -109,7 +109,7 @@ test('a row opens to its metrics and events, and stays open', async () => {
     assert.ok(await page.ask("row.querySelector('.more').open && row.isConnected"), 'it stays open');
     await page.ask("row.querySelector('.more > summary').click()");
   }
-  const link = await page.ask("document.querySelector('.device .more').dataset.url ?? document.querySelectorAll('.device .more a')[0]?.href");
+  const link = await page.ask("document.querySelector('.device:nth-child(2) .more a').href");
   assert.equal(link.startsWith(`${demo.url}detail?key=GPU`), true, link);
   assert.match(await (await fetch(link)).text(), /podmeter_device_power_watts/);
   assert.equal((await fetch(`${demo.url}detail?key=GPU-none`)).status, 404);
