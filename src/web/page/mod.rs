@@ -169,7 +169,7 @@ fn more(key: &str, name: &str) -> Markup {
     html! {
         details.more {
             summary aria-label={ "Metrics and events of " (name) } {}
-            div data-keep { a href={ "/detail?key=" (encoded) } { "Metrics and events of " (name) } }
+            div data-keep { a href={ "/detail?key=" (encoded) } { "Metrics and events" } }
         }
     }
 }
