@@ -22,7 +22,7 @@ const browser = await Browser.start();
 const start = async (...options) => new Demo(await freePort(), ...options).start();
 const [faults, mig, shared] = await Promise.all([start('--faults', '--churn'), start('--profile', '8xh100-mig-1g', '--churn'), start('--profile', '8xh100-timesliced', '--churn')]);
 try {
-  await wait(SECONDS - SECONDS % FAULT + 25);
+  await wait(SECONDS - SECONDS % FAULT + 14);
   await Promise.all([
     draw('page-light', faults, {}),
     draw('page-dark', faults, { dark: true }),

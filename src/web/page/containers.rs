@@ -30,27 +30,22 @@ pub(super) fn containers(page: &Page<'_>) -> Markup {
     let held = shown.iter().filter(|account| !has_ended(account)).count();
     let about =
         html! { (held) " held; idle and its bar: " (window_words(page.view.window)) "; energy and times: since held" };
-    section(
-        "containers",
-        "Containers",
-        about,
-        true,
-        html! {
-            @if shown.is_empty() && old.is_empty() {
-                p { "No container holds a GPU." }
-            } @else {
-                (table(page, &shown))
-                @if shown.len() > SHOWN { p { "and " (shown.len() - SHOWN) " more; /api/v1/node has all." } }
-                p.none hidden data-none { "No container matches the filter." }
-                @if !old.is_empty() {
-                    details.old data-key="old" {
-                        summary { (old.len()) " ended over a minute ago" }
-                        (table(page, &old))
-                    }
+    let body = html! {
+        @if shown.is_empty() && old.is_empty() {
+            p { "No container holds a GPU." }
+        } @else {
+            (table(page, &shown))
+            @if shown.len() > SHOWN { p { "and " (shown.len() - SHOWN) " more; /api/v1/node has all." } }
+            p.none hidden data-none { "No container matches the filter." }
+            @if !old.is_empty() {
+                details.old data-key="old" {
+                    summary { (old.len()) " ended over a minute ago" }
+                    (table(page, &old))
                 }
             }
-        },
-    )
+        }
+    };
+    section("containers", "Containers", about, true, body)
 }
 
 /// By number of the sorted column, then by idle seconds. Unknown values come last.

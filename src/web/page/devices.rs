@@ -19,22 +19,17 @@ pub(super) fn devices(page: &Page<'_>) -> Markup {
         span.legend { svg.swatch viewBox="0 0 1 1" aria-hidden="true" { rect.part-free width="1" height="1" {} } "idle or free" }
         span.legend { svg.swatch.hatched aria-hidden="true" {} "unknown: no readings" }
     };
-    section(
-        "devices",
-        "Devices",
-        legend,
-        true,
-        html! {
-            @if gpus.is_empty() {
-                p { "No GPU found." }
-            } @else {
-                ul.devices {
-                    @for gpu in gpus { (card(page, gpu)) }
-                }
-                p.none hidden data-none { "No device matches the filter." }
+    let body = html! {
+        @if gpus.is_empty() {
+            p { "No GPU found." }
+        } @else {
+            ul.devices {
+                @for gpu in gpus { (card(page, gpu)) }
             }
-        },
-    )
+            p.none hidden data-none { "No device matches the filter." }
+        }
+    };
+    section("devices", "Devices", legend, true, body)
 }
 
 fn card(page: &Page<'_>, gpu: &Gpu) -> Markup {

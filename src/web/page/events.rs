@@ -13,23 +13,18 @@ const NAMED: usize = 8;
 
 pub(super) fn events(page: &Page<'_>) -> Markup {
     let events = page.history.events();
-    section(
-        "events",
-        "Events",
-        html! { "newest first, in UTC" },
-        true,
-        html! {
-            @if events.len() == 0 {
-                p.muted { "No events since podmeter started." }
-            } @else {
-                // It scrolls, so it must be reachable by keyboard.
-                ol.events tabindex="0" aria-labelledby="events" {
-                    @for event in events.take(SHOWN) { (item(page.snapshot, event)) }
-                }
-                p.none hidden data-none { "No event matches the filter." }
+    let body = html! {
+        @if events.len() == 0 {
+            p.muted { "No events since podmeter started." }
+        } @else {
+            // It scrolls, so it must be reachable by keyboard.
+            ol.events tabindex="0" aria-labelledby="events" {
+                @for event in events.take(SHOWN) { (item(page.snapshot, event)) }
             }
-        },
-    )
+            p.none hidden data-none { "No event matches the filter." }
+        }
+    };
+    section("events", "Events", html! { "newest first, in UTC" }, true, body)
 }
 
 pub(super) fn item(snapshot: &Snapshot, event: &Event) -> Markup {

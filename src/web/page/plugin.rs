@@ -21,45 +21,40 @@ pub fn plugin(plugin: &PluginState) -> Markup {
         @if let Some(name) = profile.and_then(|profile| profile.name.as_ref()) { ", profile " (name) }
     };
     let is_open = registered < all || !plugin.problems.is_empty();
-    section(
-        "plugin",
-        "Device plugin",
-        about,
-        is_open,
-        html! {
-            @if let Some(profile) = profile {
-                p { (self::profile(profile)) }
-            }
-            @for problem in &plugin.problems {
-                p.problem { (problem) }
-            }
-            @if plugin.resources.is_empty() {
-                p { @if plugin.checked { "There are no devices to offer." } @else { "Devices not read yet." } }
-            } @else {
-                table.sources {
-                    thead { tr {
-                        th scope="col" { "Resource" }
-                        th scope="col" { "State" }
-                        th.number scope="col" { "Healthy" }
-                        th.number scope="col" { "Unhealthy" }
-                        th scope="col" { "Why unhealthy" }
-                    } }
-                    tbody {
-                    @for (name, resource) in &plugin.resources {
-                        @let (healthy, unhealthy) = resource.count();
-                        tr {
-                            th scope="row" { (name) }
-                            td { (state(resource)) }
-                            td.number { (healthy) }
-                            td.number { (unhealthy) }
-                            td { (reasons(&resource.devices)) }
-                        }
-                    }
+    let body = html! {
+        @if let Some(profile) = profile {
+            p { (self::profile(profile)) }
+        }
+        @for problem in &plugin.problems {
+            p.problem { (problem) }
+        }
+        @if plugin.resources.is_empty() {
+            p { @if plugin.checked { "There are no devices to offer." } @else { "Devices not read yet." } }
+        } @else {
+            table.sources {
+                thead { tr {
+                    th scope="col" { "Resource" }
+                    th scope="col" { "State" }
+                    th.number scope="col" { "Healthy" }
+                    th.number scope="col" { "Unhealthy" }
+                    th scope="col" { "Why unhealthy" }
+                } }
+                tbody {
+                @for (name, resource) in &plugin.resources {
+                    @let (healthy, unhealthy) = resource.count();
+                    tr {
+                        th scope="row" { (name) }
+                        td { (state(resource)) }
+                        td.number { (healthy) }
+                        td.number { (unhealthy) }
+                        td { (reasons(&resource.devices)) }
                     }
                 }
+                }
             }
-        },
-    )
+        }
+    };
+    section("plugin", "Device plugin", about, is_open, body)
 }
 
 fn profile(profile: &AppliedProfile) -> String {

@@ -13,44 +13,39 @@ pub(super) fn sources(page: &Page<'_>) -> Markup {
     let all: Vec<(&str, &Collector)> = [("kubelet", &kubelet.collector)].into_iter().chain(tiers).collect();
     let failed = all.iter().filter(|(_, collector)| !collector.success).count();
     let about = html! { @if failed == 0 { "all succeeded" } @else { (failed) " of " (all.len()) " not successful" } };
-    section(
-        "sources",
-        "Sources",
-        about,
-        failed > 0,
-        html! {
-                table.sources {
-                    thead { tr {
-                        th scope="col" { "Source" }
-                        th scope="col" { "Last run" }
-                        th.number scope="col" { "Last success" }
-                        th.number scope="col" { "Took" }
-                    } }
-                    tbody {
-                        @for (name, collector) in all {
-                            tr {
-                                th scope="row" { (label(name)) }
-                                td { (outcome(collector)) }
-                                td.number { (or_unknown(collector.last_success.map(|then| ago(now, then)))) }
-                                td.number {
-                                    (or_unknown(collector.duration.map(|took| format!("{:.1} ms", took.as_secs_f64() * 1e3))))
-                                }
-                            }
-                        }
+    let body = html! {
+            table.sources {
+                thead { tr {
+                    th scope="col" { "Source" }
+                    th scope="col" { "Last run" }
+                    th.number scope="col" { "Last success" }
+                    th.number scope="col" { "Took" }
+                } }
+                tbody {
+                    @for (name, collector) in all {
                         tr {
-                            th scope="row" { "allocations in use" }
-                            td {
-                                @if kubelet.allocations.is_none() { "–" }
-                                @else if kubelet.settled { span.badge.good { "settled" } }
-                                @else { span.badge.plain { "settling" } }
+                            th scope="row" { (label(name)) }
+                            td { (outcome(collector)) }
+                            td.number { (or_unknown(collector.last_success.map(|then| ago(now, then)))) }
+                            td.number {
+                                (or_unknown(collector.duration.map(|took| format!("{:.1} ms", took.as_secs_f64() * 1e3))))
                             }
-                            td.number { (or_unknown(kubelet.allocations_at.map(|then| ago(now, then)))) }
-                            td.number { "–" }
                         }
                     }
+                    tr {
+                        th scope="row" { "allocations in use" }
+                        td {
+                            @if kubelet.allocations.is_none() { "–" }
+                            @else if kubelet.settled { span.badge.good { "settled" } }
+                            @else { span.badge.plain { "settling" } }
+                        }
+                        td.number { (or_unknown(kubelet.allocations_at.map(|then| ago(now, then)))) }
+                        td.number { "–" }
+                    }
                 }
-        },
-    )
+            }
+    };
+    section("sources", "Sources", about, failed > 0, body)
 }
 
 fn label(name: &str) -> &str {
