@@ -13,7 +13,7 @@ use crate::client::{Access, Certificates, HttpUrl, Target};
 
 /// Kubernetes device plugin and GPU exporter: reports which container uses which device.
 #[derive(Debug, Parser)]
-#[command(name = "podmeter", version, max_term_width = 100)]
+#[command(name = "podmeter", version)]
 pub struct Arguments {
     #[command(subcommand)]
     pub command: Command,

@@ -52,6 +52,9 @@ const LAST_MESSAGE: Duration = Duration::from_millis(300);
 /// Bytes that a writable pipe accepts without blocking (`limits.h`).
 const PIPE_BUF: usize = 4096;
 
+/// Of help: longer lines are hard to read.
+const MOST_COLUMNS: usize = 100;
+
 /// Exit code and message.
 struct Failed(u8, String);
 
@@ -92,9 +95,10 @@ fn write_last_message(message: &str) {
     }
 }
 
-/// The command line, with examples in each command's help.
+/// The command line, with examples in each command's help. In a pipe its lines are whole, for `grep`.
 fn command() -> clap::Command {
-    examples::with_examples(Arguments::command())
+    let columns = terminal_columns().map_or(0, |columns| columns.min(MOST_COLUMNS));
+    examples::with_examples(Arguments::command()).term_width(columns)
 }
 
 fn run(command: Command) -> Result<(), Failed> {
@@ -199,7 +203,7 @@ fn run_doctor(arguments: DoctorArguments) -> Result<(), Failed> {
     let report = block_on(agent::examine(settings, remote.target()?))?;
     print(&match output {
         DoctorFormat::Json => report.json(),
-        DoctorFormat::Text => report.text(is_coloured(), columns()),
+        DoctorFormat::Text => report.text(is_coloured(), terminal_columns().unwrap_or(80)),
     })?;
     if report.is_ok() {
         Ok(())
@@ -213,10 +217,10 @@ fn is_coloured() -> bool {
     std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Of the terminal; 80 elsewhere.
-fn columns() -> usize {
-    let size = rustix::termios::tcgetwinsize(std::io::stdout());
-    size.ok().map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0).unwrap_or(80)
+/// Of standard output, where that is a terminal.
+fn terminal_columns() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
+    Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }
 
 fn run_record(arguments: RecordArguments) -> Result<(), Failed> {
