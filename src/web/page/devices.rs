@@ -66,7 +66,8 @@ fn card(page: &Page<'_>, gpu: &Gpu) -> Markup {
                 ul.migs { @for mig in &gpu.mig_devices { (mig_row(page, gpu, mig, medium)) } }
             }
             (holders::of_gpu(page, gpu, capacity))
-            (state(page, gpu, overview))
+            // What is free of an unhealthy GPU cannot be had.
+            @if health.is_none_or(|health| health.whole.healthy) { (state(page, gpu, overview)) }
             (more(gpu.uuid.as_str(), &gpu_name(gpu)))
         }
     }
