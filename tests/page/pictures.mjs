@@ -43,13 +43,13 @@ async function draw(name, demo, look) {
 
 // The terminal as tmux has it, drawn by the browser.
 async function drawTop(name, demo) {
-  const [columns, rows] = [120, 40];
+  const [columns, rows] = [150, 40];
   const directory = mkdtempSync(join(tmpdir(), 'podmeter-top-'));
   const tmux = (...words) => execFileSync('tmux', ['-S', join(directory, 'tmux'), '-f', '/dev/null', ...words], { encoding: 'utf8' });
   try {
     tmux('new-session', '-d', '-x', columns, '-y', rows, '-e', 'COLORTERM=truecolor', BINARY, 'top', '--url', demo.url);
     await wait(65);
-    const page = await browser.open(`data:text/html;charset=utf-8,${encodeURIComponent(html(tmux('capture-pane', '-e', '-p')))}`, { width: 1000, height: 700 });
+    const page = await browser.open(`data:text/html;charset=utf-8,${encodeURIComponent(html(tmux('capture-pane', '-e', '-p')))}`, { width: 1400, height: 800 });
     const [width, height] = await page.ask("(() => { const { width, height } = document.querySelector('pre').getBoundingClientRect(); return [Math.ceil(width), Math.ceil(height)]; })()");
     await page.look({ width, height });
     writeFileSync(join(folder, `${name}.png`), await page.screenshot());
