@@ -73,7 +73,7 @@ fn a_released_driver_is_closed_unloaded_and_left_alone_until_it_is_resumed() {
 
     let state = wait(&hardware, "the release", |state| state.released == Some(released));
     assert_eq!(released.until.monotonic.since(released.since.monotonic), LONG);
-    assert!(state.problem.as_deref().unwrap().contains("/resume"), "{:?}", state.problem);
+    assert!(state.problem.as_deref().unwrap().contains("podmeter resume"), "{:?}", state.problem);
     assert_eq!(state.inventory, before.inventory, "who they are is still known");
     assert!(state.readings.values().all(|readings| readings.fast.is_none() && readings.medium.is_none()));
     assert!(state.collectors.values().all(|collector| !collector.success && !collector.stuck));
