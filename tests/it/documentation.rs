@@ -13,8 +13,8 @@ fn help(command: &[&str]) -> String {
 
 /// Long options, such as `--url`.
 fn options(help: &str) -> Vec<&str> {
-    // An option's line begins with blanks, then with its short form or two dashes.
-    let lines = help.lines().filter(|line| line.starts_with("  ")).map(str::trim_start);
+    // An option's line begins with two or six blanks, wrapped help with more.
+    let lines = help.lines().filter(|line| line.starts_with("  ") && !line.starts_with("       ")).map(str::trim_start);
     lines.filter(|line| line.starts_with('-')).filter_map(long_option).filter(|option| *option != "--help").collect()
 }
 
@@ -37,7 +37,8 @@ fn table() -> String {
     let of_agent: BTreeSet<&str> = options(&agent).into_iter().collect();
     for name in commands(&help(&[])) {
         let help = help(&[name]);
-        let about = help.lines().next().unwrap().trim_end_matches('.');
+        let about = help.lines().take_while(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
+        let about = about.trim_end_matches('.');
         let usage = help.lines().find_map(|line| line.strip_prefix("Usage: ")).unwrap();
         let operands = usage.split_once(&format!(" {name}")).unwrap().1.replace(" [OPTIONS]", "");
         let own = options(&help).into_iter().filter(|option| name != "doctor" || !of_agent.contains(option));
