@@ -405,7 +405,11 @@ mod tests {
         let (first, lost) = (gpu(0, true, Some(A100), "a"), gpu(1, false, Some(A100), "b"));
         assert_eq!(of(&[first.clone(), lost.clone()]), gpus(&[A100, A100]).unwrap());
         assert_eq!(of(&[first.clone(), gpu(1, false, None, "b")]), gpus(&[A100, A100]).unwrap());
-        assert_eq!(of(&[lost.clone()]), gpus(&[A100]).unwrap(), "the model of lost GPUs, where all are lost");
+        assert_eq!(
+            of(std::slice::from_ref(&lost)),
+            gpus(&[A100]).unwrap(),
+            "the model of lost GPUs, where all are lost"
+        );
         let replaced = of(&[first, lost, gpu(2, true, Some(T4), "b")]);
         assert_eq!(replaced, gpus(&[A100, T4]).unwrap());
         assert_eq!(replaced.to_string(), "2 GPUs (NVIDIA A100-SXM4-80GB, Tesla T4)");

@@ -1,7 +1,5 @@
 //! A row per container and device, in the chosen order; those that ended over a minute ago are folded away.
 
-use std::time::Duration;
-
 use maud::{Markup, html};
 
 use super::chart::{Segment, bar};
@@ -12,8 +10,6 @@ use crate::model::{Account, Attribution, Figures, Holding, Sharing};
 
 /// Rows shown; the rest are counted.
 const SHOWN: usize = 500;
-/// An ended container leaves the table after this time.
-const RECENT: Duration = Duration::from_secs(60);
 
 pub(super) fn containers(page: &Page<'_>) -> Markup {
     let mut ranked: Vec<_> = page.snapshot.accounts.iter().map(|account| (rank(page, account), account)).collect();
@@ -23,8 +19,7 @@ pub(super) fn containers(page: &Page<'_>) -> Markup {
         let descending = other_rank[0].total_cmp(&rank[0]).then(other_rank[1].total_cmp(&rank[1]));
         has_ended(one).cmp(&has_ended(other)).then(descending).then_with(|| name(one).cmp(&name(other)))
     });
-    let is_old =
-        |account: &&Account| account.ended.is_some_and(|ended| page.now.monotonic.since(ended.monotonic) >= RECENT);
+    let is_old = |account: &&Account| account.has_long_ended(page.now.monotonic);
     let accounts = ranked.into_iter().map(|(_, account)| account);
     let (old, shown): (Vec<&Account>, Vec<&Account>) = accounts.partition(is_old);
     let held = shown.iter().filter(|account| !has_ended(account)).count();
