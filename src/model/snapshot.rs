@@ -174,7 +174,7 @@ pub const ENDED_SHOWN: Duration = Duration::from_secs(60);
 impl Account {
     #[must_use]
     pub fn has_long_ended(&self, now: Monotonic) -> bool {
-        self.ended.is_some_and(|ended| now.since(ended.monotonic) > ENDED_SHOWN)
+        self.ended.is_some_and(|ended| now.since(ended.monotonic) >= ENDED_SHOWN)
     }
 
     /// An account without any value yet.

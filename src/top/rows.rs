@@ -239,7 +239,7 @@ pub fn containers(node: &Node) -> Vec<ContainerRow> {
 }
 
 fn has_long_ended(node: &Node, account: &Account) -> bool {
-    account.ended.as_ref().is_some_and(|ended| node.at.monotonic.saturating_sub(ended.monotonic) > ENDED_SHOWN)
+    account.ended.as_ref().is_some_and(|ended| node.at.monotonic.saturating_sub(ended.monotonic) >= ENDED_SHOWN)
 }
 
 /// `3 more ended over a minute ago`
