@@ -141,6 +141,24 @@ def standard_library():
     return file
 
 
+def is_repository():
+    """Whether git reads this directory: a source archive has no repository, and a checkout of another user is refused."""
+    try:
+        return subprocess.run(["git", "rev-parse", "--git-dir"], cwd=PROJECT, capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def project_files():
+    """The paths of the project's files, relative to it, whether committed or not."""
+    if is_repository():
+        listed = output(["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]).split("\0")
+        return [name for name in listed if name and (PROJECT / name).is_file()]
+    ignored = {"target", "node_modules", "artifacts", "__pycache__", ".git"}
+    walked = (file.relative_to(PROJECT) for file in sorted(PROJECT.rglob("*")) if file.is_file())
+    return [str(file) for file in walked if ignored.isdisjoint(file.parts)]
+
+
 def output(command):
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
     if done.returncode != 0:
