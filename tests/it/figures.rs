@@ -374,21 +374,10 @@ const COUNTERS: [(&str, &str, &str, Option<&str>); 6] = [
 /// The page shows borrowed time from here on.
 const BORROWED_SHOWN: f64 = 0.5;
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_place_shows_the_same_figures() {
-    let mut scene = Scene::new();
-    let snapshot = scene.run();
-    let uuid = |gpu: usize| scene.gpus[gpu].uuid.to_string();
-    let [train, shared, notebook, last] = [4, 5, 6, 7].map(uuid);
-    let [partitioned, free_slice, slice] =
-        [uuid(0), scene.gpus[0].mig_devices[0].uuid.to_string(), scene.gpus[0].mig_devices[1].uuid.to_string()];
-    let shown = shown(scene, snapshot).await;
-    let near = |one: f64, other: f64| (one - other).abs() < 1e-6;
-
-    // The situation is the one that is meant. From 300 s on the guest does the work on the GPU of `late`.
-    let figure = |pod: &str, name: &str| shown.account(pod)[name].as_f64();
+/// The simulated situation is the one that is meant. From 300 s on the guest does the work on the GPU of `late`.
+fn check_situation(shown: &Shown) {
     let is_about = |pod: &str, name: &str, expected: f64| {
-        let value = figure(pod, name).unwrap();
+        let value = shown.account(pod)[name].as_f64().unwrap();
         assert!((value - expected).abs() <= 2.0, "{pod} {name}: {value}, expected {expected}");
     };
     is_about("train", "busy_seconds", 300.0);
@@ -404,8 +393,80 @@ async fn every_place_shows_the_same_figures() {
     is_about("notebook", "idle_seconds", 339.0);
     is_about("done", "held_seconds", 100.0);
     is_about("late", "busy_seconds", 50.0);
+}
 
+/// The counters of one holding: their sum, and each in every place.
+fn check_counters(shown: &Shown, pod: &str, uuid: &str) {
     let rounded = |one: Option<f64>, other: f64| one.is_some_and(|one| (one - other).abs() < 6e-4);
+    let key = format!("team/{pod}/main {uuid}");
+    let of = |name| shown.account(pod)[name].as_f64().unwrap_or(0.0);
+    let (left, right) = (
+        of("allocated_seconds") + of("borrowed_seconds"),
+        of("busy_seconds") + of("idle_seconds") + of("uncovered_seconds"),
+    );
+    assert!(near(left, right), "{pod}: {left} and {right}");
+    for (name, title, on_page, metric) in COUNTERS {
+        let value = of(name);
+        // It ended over a minute ago.
+        if pod != "done" && (on_page != "borrowed" || value >= BORROWED_SHOWN) {
+            let page = shown.on_page(&key, on_page);
+            assert!(rounded(page, value), "page: {pod} {on_page}: {page:?}, JSON {value}");
+        }
+        let in_usage = shown.usage(pod)[name].as_f64().unwrap_or(0.0);
+        assert!(near(in_usage, value), "usage: {pod} {name}: {in_usage}, JSON {value}");
+        if let Some(metric) = metric {
+            let in_metrics = shown.of_pod(metric, pod).unwrap_or(0.0);
+            assert!(near(in_metrics, value), "metrics: {pod} {name}: {in_metrics}, JSON {value}");
+        }
+        match shown.cell(pod, title) {
+            // It ended over a minute ago.
+            None => assert_eq!(pod, "done", "top has no line of {pod}:\n{}", shown.top),
+            Some("-") => assert_eq!(value, 0.0, "{pod} {name}\n{}", shown.top),
+            Some(cell) => assert_eq!(seconds(cell), value.trunc(), "top: {pod} {name}\n{}", shown.top),
+        }
+    }
+    let joules = of("energy_joules");
+    let in_usage = shown.usage(pod)["energy_joules"].as_f64().unwrap();
+    let in_metrics = shown.of_pod("podmeter_container_energy_joules_total", pod).unwrap();
+    assert!(near(in_usage, joules) && near(in_metrics, joules), "{pod}: {joules} {in_usage} {in_metrics}");
+}
+
+fn check_busy_now(shown: &Shown, uuid: &str, pod: &str, busy: f64, metric: &str, label: &str) {
+    assert_eq!(shown.device(uuid)["busy_ratio"], busy, "{pod}");
+    assert_eq!(shown.account(pod)["utilization_ratio"], busy, "{pod}");
+    assert_eq!(shown.of_pod("podmeter_container_utilization_ratio", pod), Some(busy));
+    let of_gpu = [&*format!("gpu_uuid=\"{label}\"")];
+    let most = shown.metrics.samples(metric, &of_gpu).map(|(_, value)| value).fold(0.0, f64::max);
+    assert_eq!(most, busy, "{metric} of {pod}");
+    let percent = format!("{:.0}%", busy * 100.0);
+    assert_eq!(shown.cell(uuid, "BUSY_NOW"), Some(&*percent), "{}", shown.top);
+    assert_eq!(shown.cell(pod, "BUSY_NOW"), Some(&*percent), "{}", shown.top);
+    assert_eq!(shown.on_page(uuid, "busy-now"), Some(busy), "{pod}");
+    assert_eq!(shown.on_page(&format!("team/{pod}/main {uuid}"), "busy-now"), Some(busy));
+}
+
+fn check_free(shown: &Shown, resource: &str, free: i32, of: i32) {
+    assert_eq!(shown.json["overview"]["resources"][resource]["free"], free);
+    let labels = [&*format!("resource=\"{resource}\""), "state=\"unallocated\""];
+    assert_eq!(shown.metrics.value("podmeter_resource_devices", &labels), Some(f64::from(free)));
+    assert!(shown.top.contains(&format!("{resource} {free} of {of}")), "{}", shown.top);
+    assert_eq!(shown.on_page(resource, "free"), Some(f64::from(free)));
+}
+
+fn near(one: f64, other: f64) -> bool {
+    (one - other).abs() < 1e-6
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_place_shows_the_same_figures() {
+    let mut scene = Scene::new();
+    let snapshot = scene.run();
+    let uuid = |gpu: usize| scene.gpus[gpu].uuid.to_string();
+    let [train, shared, notebook, last] = [4, 5, 6, 7].map(uuid);
+    let [partitioned, free_slice, slice] =
+        [uuid(0), scene.gpus[0].mig_devices[0].uuid.to_string(), scene.gpus[0].mig_devices[1].uuid.to_string()];
+    let shown = shown(scene, snapshot).await;
+    check_situation(&shown);
     for (pod, uuid) in [
         ("train", &train),
         ("borrower", &shared),
@@ -415,60 +476,20 @@ async fn every_place_shows_the_same_figures() {
         ("done", &last),
         ("late", &last),
     ] {
-        let key = format!("team/{pod}/main {uuid}");
-        let of = |name| figure(pod, name).unwrap_or(0.0);
-        let (left, right) = (
-            of("allocated_seconds") + of("borrowed_seconds"),
-            of("busy_seconds") + of("idle_seconds") + of("uncovered_seconds"),
-        );
-        assert!(near(left, right), "{pod}: {left} and {right}");
-        for (name, title, on_page, metric) in COUNTERS {
-            let value = of(name);
-            // It ended over a minute ago.
-            if pod != "done" && (on_page != "borrowed" || value >= BORROWED_SHOWN) {
-                let shown = shown.on_page(&key, on_page);
-                assert!(rounded(shown, value), "page: {pod} {on_page}: {shown:?}, JSON {value}");
-            }
-            let in_usage = shown.usage(pod)[name].as_f64().unwrap_or(0.0);
-            assert!(near(in_usage, value), "usage: {pod} {name}: {in_usage}, JSON {value}");
-            if let Some(metric) = metric {
-                let in_metrics = shown.of_pod(metric, pod).unwrap_or(0.0);
-                assert!(near(in_metrics, value), "metrics: {pod} {name}: {in_metrics}, JSON {value}");
-            }
-            match shown.cell(pod, title) {
-                // It ended over a minute ago.
-                None => assert_eq!(pod, "done", "top has no line of {pod}:\n{}", shown.top),
-                Some("-") => assert_eq!(value, 0.0, "{pod} {name}\n{}", shown.top),
-                Some(cell) => assert_eq!(seconds(cell), value.trunc(), "top: {pod} {name}\n{}", shown.top),
-            }
-        }
-        let joules = of("energy_joules");
-        let in_usage = shown.usage(pod)["energy_joules"].as_f64().unwrap();
-        let in_metrics = shown.of_pod("podmeter_container_energy_joules_total", pod).unwrap();
-        assert!(near(in_usage, joules) && near(in_metrics, joules), "{pod}: {joules} {in_usage} {in_metrics}");
+        check_counters(&shown, pod, uuid);
     }
     assert!(shown.top.contains("1 more ended over a minute ago"), "{}", shown.top);
     assert_eq!(shown.cell("late", "SHARING"), Some("ended"), "{}", shown.top);
     let ratio = shown.usage("borrower")["utilization_ratio"].as_f64().unwrap();
     assert!(near(ratio, 1.0), "busy for all of its share, and no more: {ratio}");
 
-    // Busy now: of a device, and of a holder that has it alone.
+    // Of a device, and of a holder that has it alone.
     for (uuid, pod, busy, metric, label) in [
         (&train, "train", 0.75, "podmeter_device_utilization_ratio", &train),
         (&slice, "slice", SLICE_BUSY, "podmeter_mig_utilization_ratio", &partitioned),
         (&notebook, "notebook", 0.0, "podmeter_device_utilization_ratio", &notebook),
     ] {
-        assert_eq!(shown.device(uuid)["busy_ratio"], busy, "{pod}");
-        assert_eq!(shown.account(pod)["utilization_ratio"], busy, "{pod}");
-        assert_eq!(shown.of_pod("podmeter_container_utilization_ratio", pod), Some(busy));
-        let of_gpu = [&*format!("gpu_uuid=\"{label}\"")];
-        let most = shown.metrics.samples(metric, &of_gpu).map(|(_, value)| value).fold(0.0, f64::max);
-        assert_eq!(most, busy, "{metric} of {pod}");
-        let percent = format!("{:.0}%", busy * 100.0);
-        assert_eq!(shown.cell(uuid, "BUSY_NOW"), Some(&*percent), "{}", shown.top);
-        assert_eq!(shown.cell(pod, "BUSY_NOW"), Some(&*percent), "{}", shown.top);
-        assert_eq!(shown.on_page(uuid, "busy-now"), Some(busy), "{pod}");
-        assert_eq!(shown.on_page(&format!("team/{pod}/main {uuid}"), "busy-now"), Some(busy));
+        check_busy_now(&shown, uuid, pod, busy, metric, label);
     }
     let sum = shown.device(&partitioned)["busy_ratio"].as_f64().unwrap();
     assert!(near(sum, SLICE_BUSY / 7.0), "a partitioned GPU by slices: {sum}");
@@ -487,11 +508,7 @@ async fn every_place_shows_the_same_figures() {
     }
     assert_eq!((&shown.device(&shared)["slots"], &shown.device(&shared)["free_slots"]), (&4.into(), &2.into()));
     for (resource, free, of) in [(WHOLE, 1, 3), (SHARED, 2, 4), (SLICE, 6, 7)] {
-        assert_eq!(shown.json["overview"]["resources"][resource]["free"], free);
-        let labels = [&*format!("resource=\"{resource}\""), "state=\"unallocated\""];
-        assert_eq!(shown.metrics.value("podmeter_resource_devices", &labels), Some(f64::from(free)));
-        assert!(shown.top.contains(&format!("{resource} {free} of {of}")), "{}", shown.top);
-        assert_eq!(shown.on_page(resource, "free"), Some(f64::from(free)));
+        check_free(&shown, resource, free, of);
     }
 
     // Only the pod that has been foreign for half a minute.
