@@ -20,6 +20,7 @@ use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::error::ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand};
 use clap::{CommandFactory as _, FromArgMatches as _};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -60,8 +61,7 @@ struct Failed(u8, String);
 
 #[must_use]
 pub fn main() -> ExitCode {
-    let typed = command().try_get_matches().and_then(|matches| Arguments::from_arg_matches(&matches));
-    let outcome = match typed {
+    let outcome = match parse() {
         Ok(arguments) => run(arguments.command),
         Err(error) => {
             // Help and version are not failures; clap prints each where it belongs.
@@ -95,10 +95,21 @@ fn write_last_message(message: &str) {
     }
 }
 
-/// The command line, with examples in each command's help. In a pipe its lines are whole, for `grep`.
+fn parse() -> Result<Arguments, clap::Error> {
+    let typed = match command().try_get_matches() {
+        // Again, with the width of the terminal, if there is one: in a pipe lines are whole, for `grep`.
+        Err(error) if matches!(error.kind(), DisplayHelp | DisplayHelpOnMissingArgumentOrSubcommand) => {
+            let columns = terminal_columns().map_or(0, |columns| columns.min(MOST_COLUMNS));
+            command().term_width(columns).try_get_matches()
+        }
+        typed => typed,
+    };
+    typed.and_then(|matches| Arguments::from_arg_matches(&matches))
+}
+
+/// The command line, with examples in each command's help.
 fn command() -> clap::Command {
-    let columns = terminal_columns().map_or(0, |columns| columns.min(MOST_COLUMNS));
-    examples::with_examples(Arguments::command()).term_width(columns)
+    examples::with_examples(Arguments::command()).term_width(0)
 }
 
 fn run(command: Command) -> Result<(), Failed> {
