@@ -343,7 +343,7 @@ impl Panel {
             return self.limit.iter().map(|name| by_name(name, vec![red.clone(), dashed.clone()])).collect();
         };
         let pixels = |pixels: u32| json!({ "id": "custom.width", "value": pixels });
-        // Half a screen has no room for columns of the usual width: numbers get what they need, names the rest.
+        // Half a screen is too narrow for columns of the usual width: numbers get what they need, names the rest.
         let narrow = self.width <= 12 && self.targets.iter().any(|target| target.name != "-");
         let labels = keys.iter().filter_map(|key| {
             let width = width(key).filter(|pixels| !narrow || *pixels > 300);
@@ -381,7 +381,7 @@ impl Panel {
             Kind::Stat => {
                 json!({ "reduceOptions": last, "colorMode": "value", "graphMode": "none", "textMode": "auto" })
             }
-            // Beside the curves, because below them three lines have room.
+            // Beside the curves, because below them only three lines fit.
             Kind::Series { .. } | Kind::Events => json!({
                 "legend": {
                     "displayMode": "table", "placement": "right", "showLegend": true,
