@@ -346,6 +346,8 @@ impl From<rusqlite::Error> for StoreError {
     fn from(error: rusqlite::Error) -> Self {
         match error.sqlite_error_code() {
             Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Self::Damaged(error.to_string()),
+            // SQLite has no code of its own for a damaged format number.
+            _ if error.to_string() == "unsupported file format" => Self::Damaged(error.to_string()),
             Some(ErrorCode::ReadOnly) if extended(&error) == Some(SQLITE_READONLY_ROLLBACK) => Self::Unfinished,
             _ => Self::Failed(error.to_string()),
         }
