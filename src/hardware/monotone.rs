@@ -70,6 +70,9 @@ impl Monotone {
         }
         self.raise_optional("cycles", "sm", &mut medium.sm_cycles);
         self.raise_optional("cycles", "sm_active", &mut medium.sm_active_cycles);
+        for (pipe, cycles) in &mut medium.pipe_cycles {
+            *cycles = self.raise("pipe_cycles", pipe, *cycles);
+        }
     }
 
     pub fn slow(&mut self, slow: &mut Slow) {

@@ -144,6 +144,7 @@ impl Screen<'_> {
         }
         self.optional(&CYCLES, &mut medium.sm_cycles);
         self.optional(&CYCLES, &mut medium.sm_active_cycles);
+        self.named(&CYCLES, &mut medium.pipe_cycles);
         let total = medium.memory.map(|memory| memory.total);
         for instance in &mut medium.instances {
             self.memory(&mut instance.memory, total);
@@ -278,6 +279,7 @@ mod tests {
         };
         medium.gpm.sm_active = Some(1.02);
         medium.gpm.pipes = [("tensor", 1.4), ("fp64", 0.25)].into();
+        medium.pipe_cycles = [("tensor", 2e19), ("fp64", 1e12)].into();
         let instance = |memory| InstanceReading { gpu_instance: 1, members: vec![], memory, gpm: GpmRatios::default() };
         medium.instances = vec![instance(memory(10, 50)), instance(memory(51, 50)), instance(memory(10, 101))];
         let mut pass = Pass {
@@ -292,6 +294,7 @@ mod tests {
         assert_eq!((medium.memory, medium.performance_state), (memory(70, 100), None));
         assert_eq!(medium.fan_speed_ratios, [0.5, 1.3]);
         assert_eq!((medium.gpm.sm_active, medium.gpm.pipes), (Some(1.0), [("fp64", 0.25)].into()));
+        assert_eq!(medium.pipe_cycles, [("fp64", 1e12)].into());
         let instances: Vec<_> = medium.instances.iter().map(|instance| instance.memory).collect();
         assert_eq!(instances, [memory(10, 50), None, None]);
         assert_eq!(medium.processes, Some(vec![process(None), process(Some(100)), process(None)]));
@@ -301,6 +304,7 @@ mod tests {
             ("performance_state", 1),
             ("fan_speed_ratio", 1),
             ("gpm_ratio", 1),
+            ("sm_cycles", 1),
             ("memory_bytes", 2),
             ("process_memory_bytes", 1),
         ];

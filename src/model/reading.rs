@@ -117,6 +117,10 @@ pub struct Medium {
     /// GPM 248 and 249.
     pub sm_cycles: Option<f64>,
     pub sm_active_cycles: Option<f64>,
+    /// GPM 250 to 254 and 257 to 260, cumulative: tensor (any of its kinds), dmma, hmma, imma, dfma, int, fp64, fp32,
+    /// fp16.
+    #[serde(skip)]
+    pub pipe_cycles: BTreeMap<&'static str, f64>,
     /// Of a partitioned GPU.
     pub instances: Vec<InstanceReading>,
     /// Processes with a context on the GPU, active or not, by pid. `None`: unknown.

@@ -194,7 +194,7 @@ fn every_tier_matches_the_data_file() {
             "mask": 4, "power_cap_nanoseconds": 2_500_000_000_u64, "hw_thermal_nanoseconds": 7_000_000_000_u64
         },
         "performance_state": 2, "fans": [30, 45],
-        "gpm": {"metrics": {"1": 80, "2": 45.5, "3": 20, "10": 33, "5": 12, "12": 7, "248": 1e9, "249": 5e8}},
+        "gpm": {"metrics": {"1": 80, "2": 45.5, "3": 20, "10": 33, "5": 12, "12": 7, "248": 1e9, "249": 5e8, "251": 5e8}},
         "ecc": {
             "volatile": {"corrected": 5, "uncorrected": 2, "sram_corrected": 1},
             "aggregate": {"corrected": 50, "uncorrected": 3}
@@ -229,6 +229,8 @@ fn every_tier_matches_the_data_file() {
     assert_eq!(medium.gpm.pipes.get("tensor"), Some(&0.12));
     assert_eq!((medium.gpm.pipes.get("fp32"), medium.gpm.pipes.get("fp64")), (Some(&0.07), None));
     assert!(medium.sm_cycles.is_some() && medium.sm_active_cycles.is_some());
+    assert_eq!(medium.pipe_cycles.get("dmma").copied(), medium.sm_active_cycles, "both rise as fast");
+    assert_eq!(medium.pipe_cycles.len(), 1);
 
     let slow = &shown.slow.as_ref().unwrap().value;
     let ecc: Vec<_> = slow.ecc.iter().map(|ecc| (ecc.location, ecc.corrected, ecc.uncorrected)).collect();

@@ -32,6 +32,17 @@ const PIPES: [(u32, &str); 8] =
 /// Cumulative since reboot, on new drivers.
 const SM_CYCLES: u32 = 248;
 const SM_ACTIVE_CYCLES: u32 = 249;
+const PIPE_CYCLES: [(u32, &str); 9] = [
+    (250, "tensor"),
+    (251, "dmma"),
+    (252, "hmma"),
+    (253, "imma"),
+    (254, "dfma"),
+    (257, "int"),
+    (258, "fp64"),
+    (259, "fp32"),
+    (260, "fp16"),
+];
 
 /// The metrics of one pair of samples.
 #[derive(Default)]
@@ -40,6 +51,7 @@ pub struct GpmReading {
     pub traffic: Traffic,
     pub sm_cycles: Option<f64>,
     pub sm_active_cycles: Option<f64>,
+    pub pipe_cycles: BTreeMap<&'static str, f64>,
 }
 
 /// Pairs of samples of a GPU, or of its instances while it is partitioned.
@@ -164,7 +176,8 @@ impl Request {
         with_cycles: bool,
     ) -> Option<BTreeMap<u32, f64>> {
         let ids = [GRAPHICS, SM, OCCUPANCY, DRAM].into_iter().chain(PIPES.map(|(id, _)| id)).chain(TRAFFIC);
-        let cycles = [SM_CYCLES, SM_ACTIVE_CYCLES].into_iter().filter(|_| with_cycles);
+        let cycles = [SM_CYCLES, SM_ACTIVE_CYCLES].into_iter().chain(PIPE_CYCLES.map(|(id, _)| id));
+        let cycles = cycles.filter(|_| with_cycles);
         let mut count = 0;
         for (metric, id) in self.get.metrics.iter_mut().zip(ids.chain(cycles)) {
             (metric.metricId, metric.nvmlReturn, metric.value) = (id, codes::NOT_SUPPORTED, 0.0);
@@ -199,6 +212,7 @@ fn reading(values: &BTreeMap<u32, f64>) -> GpmReading {
         },
         sm_cycles: values.get(&SM_CYCLES).copied(),
         sm_active_cycles: values.get(&SM_ACTIVE_CYCLES).copied(),
+        pipe_cycles: PIPE_CYCLES.into_iter().filter_map(|(id, pipe)| Some((pipe, *values.get(&id)?))).collect(),
     }
 }
 
@@ -245,10 +259,12 @@ mod tests {
 
     #[test]
     fn percent_become_ratios_and_missing_metrics_stay_missing() {
-        let reading = reading(&[(SM, 50.0), (5, 25.0), (OCCUPANCY, 40.0), (SM_CYCLES, 1e12), (61, 2.0)].into());
+        let values = [(SM, 50.0), (5, 25.0), (OCCUPANCY, 40.0), (SM_CYCLES, 1e12), (253, 2e11), (61, 2.0)];
+        let reading = reading(&values.into());
         assert_eq!((reading.ratios.sm_active, reading.ratios.sm_occupancy), (Some(0.5), Some(0.4)));
         assert_eq!(reading.ratios.pipes, [("tensor", 0.25)].into());
         assert_eq!((reading.ratios.dram_active, reading.sm_cycles, reading.sm_active_cycles), (None, Some(1e12), None));
+        assert_eq!(reading.pipe_cycles, [("imma", 2e11)].into());
         let two = Traffic { nvlink_transmitted: Some(2_097_152.0), ..Traffic::default() };
         assert_eq!(reading.traffic, two, "MiB become bytes");
     }

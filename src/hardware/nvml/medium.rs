@@ -97,6 +97,7 @@ impl MediumReader {
             rates,
             sm_cycles: whole.sm_cycles,
             sm_active_cycles: whole.sm_active_cycles,
+            pipe_cycles: whole.pipe_cycles,
             instances: self.instances(caller, handle, migs, now),
             processes: self.processes.read(caller, handle, migs),
             process_utilization_source: None,

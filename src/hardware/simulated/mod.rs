@@ -129,6 +129,10 @@ mod tests {
         assert!((pass.integrals.energy_joules.unwrap() - expected).abs() < 1e-6);
         let medium = pass.medium.unwrap();
         assert!((medium.gpm.graphics_engine_active.unwrap() - 0.6).abs() < 1e-9);
+        let (elapsed, active) = (medium.sm_cycles.unwrap(), medium.sm_active_cycles.unwrap());
+        assert!((active / elapsed - medium.gpm.sm_active.unwrap()).abs() < 1e-6);
+        let tensor_share = medium.gpm.pipes["tensor"] / medium.gpm.sm_active.unwrap();
+        assert!((medium.pipe_cycles["tensor"] / active - tensor_share).abs() < 1e-6);
         let memory = medium.memory.unwrap();
         assert_eq!(memory.used, 1 << 30);
         assert_eq!(memory.used + memory.free + memory.reserved.unwrap(), memory.total);

@@ -16,6 +16,18 @@ use crate::model::{
 const RESERVED_BYTES: u64 = 600 << 20;
 /// Seconds until the temperature has followed most of a change.
 const THERMAL_SECONDS: f64 = 20.0;
+/// The part of the SMs' active time in which each pipe is active; GPM has no ratio for `dmma`.
+const PIPES: [(&str, f64); 9] = [
+    ("tensor", 0.5),
+    ("dmma", 0.0),
+    ("hmma", 0.48),
+    ("imma", 0.02),
+    ("dfma", 0.0),
+    ("fp64", 0.0),
+    ("fp32", 0.15),
+    ("fp16", 0.05),
+    ("int", 0.1),
+];
 const LOST: Problem = Problem { call: "simulated", code: "gpu_is_lost" };
 
 pub struct SimulatedReader {
@@ -181,6 +193,9 @@ impl SimulatedReader {
         let (low, high) = self.model.sm_hertz;
         let sm_hertz = if board.watts > self.model.idle_watts { high - (high - low) * 0.15 * level } else { low };
         let is_whole = self.partitions.is_empty();
+        // As if the SM clock were always at its highest.
+        let cycles = |seconds: f64| (is_whole && self.model.has_gpm).then(|| (seconds * high).floor());
+        let sm_active = board.sums.sm_active;
         let used = if is_whole {
             board.load.memory_used
         } else {
@@ -208,8 +223,12 @@ impl SimulatedReader {
                 .map(|(at, sums, _)| ratios(board.sums, *sums, board.now.since(*at).as_secs_f64()))
                 .unwrap_or_default(),
             rates: self.rates(board, before.as_ref().map(|(at, sums, _)| (*at, *sums))),
-            sm_cycles: None,
-            sm_active_cycles: None,
+            sm_cycles: cycles(board.now.as_duration().as_secs_f64()),
+            sm_active_cycles: cycles(sm_active),
+            pipe_cycles: PIPES
+                .into_iter()
+                .filter_map(|(pipe, share)| Some((pipe, cycles(sm_active * share)?)))
+                .collect(),
             instances: self.instances(board, before.as_ref()),
             processes: Some(Self::processes(board)),
             process_utilization_source: None,
@@ -301,8 +320,7 @@ fn ratios(now: Sums, before: Sums, seconds: f64) -> GpmRatios {
     }
     let busy = (now.busy - before.busy) / seconds;
     let sm_active = (now.sm_active - before.sm_active) / seconds;
-    let pipes = [("tensor", 0.5), ("hmma", 0.48), ("imma", 0.02), ("dfma", 0.0)].into_iter();
-    let pipes = pipes.chain([("fp64", 0.0), ("fp32", 0.15), ("fp16", 0.05), ("int", 0.1)]);
+    let pipes = PIPES.into_iter().filter(|(pipe, _)| *pipe != "dmma");
     GpmRatios {
         graphics_engine_active: Some(busy),
         sm_active: Some(sm_active),

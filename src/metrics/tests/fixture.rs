@@ -357,6 +357,7 @@ fn medium() -> Medium {
         },
         sm_cycles: Some(1.0e12),
         sm_active_cycles: Some(5.0e11),
+        pipe_cycles: BTreeMap::from([("tensor", 2.5e11), ("fp64", 0.0)]),
         processes: None,
         instances: Vec::new(),
         process_utilization_source: None,
