@@ -1,0 +1,3 @@
+//! `podmeter-migrate FILE…`
+
+fn main() {}
