@@ -125,6 +125,7 @@ impl Screen<'_> {
         self.optional(&TEMPERATURE, &mut medium.memory_temperature_celsius);
         self.optional(&TEMPERATURE_MARGIN, &mut medium.temperature_margin_celsius);
         self.optional(&POWER_LIMIT, &mut medium.power_limit_watts);
+        self.optional(&POWER_LIMIT, &mut medium.power_limit_requested_watts);
         let Clocks { sm_hertz, memory_hertz, graphics_hertz, video_hertz } = &mut medium.clocks;
         for clock in [sm_hertz, memory_hertz, graphics_hertz, video_hertz] {
             self.optional(&CLOCK, clock);

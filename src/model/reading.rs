@@ -104,6 +104,9 @@ pub struct Medium {
     /// Degrees below the slowdown limit.
     pub temperature_margin_celsius: Option<f64>,
     pub power_limit_watts: Option<f64>,
+    /// The limit that an administrator set; a lower limit of another source may be enforced.
+    #[serde(skip)]
+    pub power_limit_requested_watts: Option<f64>,
     pub clocks: Clocks,
     /// Seconds by reason, since the driver was loaded, monotonic.
     pub throttled_seconds: BTreeMap<&'static str, f64>,

@@ -188,7 +188,7 @@ fn every_tier_matches_the_data_file() {
         "utilization": {"gpu": 80, "memory": 40, "encoder": 50}, "power_milliwatts": 300_000,
         "memory": {"used_bytes": 1_073_741_824_u64},
         "temperatures": {"gpu": 61, "memory": 70, "margin": 26},
-        "power_limits": {"enforced": 650_000},
+        "power_limits": {"enforced": 650_000, "management": 680_000},
         "clocks": {"sm": 1_755, "graphics": 1_755, "memory": 2_619, "video": 1_400},
         "clock_event_reasons": {
             "mask": 4, "power_cap_nanoseconds": 2_500_000_000_u64, "hw_thermal_nanoseconds": 7_000_000_000_u64
@@ -219,7 +219,8 @@ fn every_tier_matches_the_data_file() {
     let (reserved, total) = (655_360_000, 85_520_809_984);
     assert_eq!(medium.memory, Some(MemoryUse { used, free: total - reserved - used, reserved: Some(reserved), total }));
     assert_eq!((medium.gpu_temperature_celsius, medium.memory_temperature_celsius), (Some(61.0), Some(70.0)));
-    assert_eq!((medium.temperature_margin_celsius, medium.power_limit_watts), (Some(26.0), Some(650.0)));
+    assert_eq!(medium.temperature_margin_celsius, Some(26.0));
+    assert_eq!((medium.power_limit_watts, medium.power_limit_requested_watts), (Some(650.0), Some(680.0)));
     assert_eq!((medium.clocks.sm_hertz, medium.clocks.video_hertz), (Some(1.755e9), Some(1.4e9)));
     assert_eq!((medium.throttled_seconds["sw_power_cap"], medium.throttled_seconds["hw_thermal_slowdown"]), (2.5, 7.0));
     assert_eq!(medium.throttled_seconds.len(), 5);

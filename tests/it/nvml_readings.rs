@@ -80,7 +80,7 @@ fn the_slices_of_a_gpu_are_those_of_its_largest_profile() {
 fn sentinels_are_absent_and_counted_by_quantity() {
     let most = u32::MAX;
     let fake = FakeNvml::start(json!({"gpus": [{
-        "temperatures": {"gpu": -1}, "power_milliwatts": most, "power_limits": {"enforced": most},
+        "temperatures": {"gpu": -1}, "power_milliwatts": most, "power_limits": {"enforced": most, "management": most},
         "clocks": {"sm": most}, "fans": [30, most], "memory": {"total_bytes": u64::MAX, "used_bytes": 5},
         "utilization": {"gpu": 4_294_967_295.0, "memory": 20}, "samples": {"silent": true},
         "pcie": {"replay": most, "generation": most, "width": 8},
@@ -96,7 +96,8 @@ fn sentinels_are_absent_and_counted_by_quantity() {
     assert_eq!((fast.power_watts, fast.utilization_ratio, readings.totals.busy_seconds), (None, None, None));
     let shown = medium(&state, 0).unwrap();
     assert_eq!((shown.gpu_temperature_celsius, shown.memory_temperature_celsius), (None, None));
-    assert_eq!((shown.power_limit_watts, shown.clocks.sm_hertz, shown.memory), (None, None, None));
+    assert_eq!((shown.power_limit_watts, shown.power_limit_requested_watts), (None, None));
+    assert_eq!((shown.clocks.sm_hertz, shown.memory), (None, None));
     assert_eq!(shown.fan_speed_ratios, [0.3]);
     assert_eq!(shown.processes.as_ref().unwrap()[0].memory_bytes, None);
     assert!(shown.clocks.memory_hertz.is_some(), "what is plausible stays");

@@ -72,7 +72,8 @@ impl MediumReader {
             rates.engine_utilization_ratios.extend(step.latest.map(|ratio| (*engine, ratio)));
         }
         let (throttled_seconds, memory_temperature_celsius) = self.fields(caller, handle);
-        let power_limit: Option<u32> = value!(caller, nvmlDeviceGetEnforcedPowerLimit(handle.0));
+        let power_limit = value!(caller, nvmlDeviceGetEnforcedPowerLimit(handle.0));
+        let power_limit_requested = value!(caller, nvmlDeviceGetPowerManagementLimit(handle.0));
         let performance_state: Option<u32> = value!(caller, nvmlDeviceGetPerformanceState(handle.0));
         let whole = self.gpm.read(caller, handle, None, now);
         rates.traffic = whole.traffic;
@@ -81,7 +82,8 @@ impl MediumReader {
             gpu_temperature_celsius: temperature(caller, handle),
             memory_temperature_celsius,
             temperature_margin_celsius: margin(caller, handle),
-            power_limit_watts: power_limit.map(|milliwatts| f64::from(milliwatts) / 1000.0),
+            power_limit_watts: power_limit.map(watts),
+            power_limit_requested_watts: power_limit_requested.map(watts),
             clocks: Clocks {
                 graphics_hertz: clock(caller, handle, 0),
                 sm_hertz: clock(caller, handle, 1),
@@ -159,6 +161,10 @@ impl MediumReader {
         };
         by_instance.into_iter().map(reading).collect()
     }
+}
+
+fn watts(milliwatts: u32) -> f64 {
+    f64::from(milliwatts) / 1000.0
 }
 
 fn clock(caller: &mut Caller, handle: Handle, kind: u32) -> Option<f64> {

@@ -207,6 +207,7 @@ impl SimulatedReader {
             memory_temperature_celsius: temperature.map(|celsius| celsius + 8.0),
             temperature_margin_celsius: temperature.map(|celsius| 87.0 - celsius),
             power_limit_watts: Some(self.model.limit_watts),
+            power_limit_requested_watts: Some(self.model.limit_watts),
             clocks: Clocks {
                 sm_hertz: Some(sm_hertz),
                 memory_hertz: Some(self.model.memory_hertz),

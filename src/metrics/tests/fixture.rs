@@ -334,6 +334,7 @@ fn medium() -> Medium {
         memory_temperature_celsius: Some(70.0),
         temperature_margin_celsius: Some(26.0),
         power_limit_watts: Some(700.0),
+        power_limit_requested_watts: Some(700.0),
         clocks: Clocks {
             sm_hertz: Some(1.98e9),
             memory_hertz: Some(2.619e9),
