@@ -308,4 +308,10 @@ pub struct FabricState {
     pub state: &'static str,
     /// Of the conditions that the driver supports.
     pub conditions: BTreeMap<&'static str, bool>,
+    /// As the driver gives it; the conditions are parts of it.
+    #[serde(skip)]
+    pub health_mask: Option<u32>,
+    /// 0 not supported, 1 healthy, 2 unhealthy, 3 limited capacity.
+    #[serde(skip)]
+    pub health_summary: Option<u8>,
 }

@@ -248,7 +248,8 @@ fn every_tier_matches_the_data_file() {
     assert_eq!((slow.nvlink.active_links, slow.nvlink.inactive_links), (Some(3), Some(1)));
     assert_eq!((slow.nvlink.transmitted_bytes, slow.nvlink.received_bytes), (Some(30_720.0), Some(61_440.0)));
     assert_eq!(slow.nvlink.errors, [("crc", 6), ("recovery", 0), ("replay", 0)].into());
-    assert_eq!(slow.fabric.as_ref().unwrap().state, "completed");
+    let fabric = slow.fabric.as_ref().unwrap();
+    assert_eq!((fabric.state, fabric.health_mask, fabric.health_summary), ("completed", Some(0x51AA), Some(1)));
     assert_eq!(slow.recovery_action, Some(1));
     assert!(state.errors.is_empty(), "{:?}", state.errors);
     hardware.stop();

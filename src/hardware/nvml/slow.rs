@@ -247,15 +247,20 @@ fn pcie(caller: &mut Caller, handle: Handle, errors: BTreeMap<&'static str, u64>
     }
 }
 
-/// By the newest version of the structure that the driver supports. The versions share their beginning; older ones have
-/// no health mask.
+/// By the newest version of the structure that the driver supports. The versions share their beginning; the second has
+/// no health summary, and the first no health mask either.
 fn fabric(caller: &mut Caller, handle: Handle) -> Option<FabricState> {
-    for version in [version::<nvmlGpuFabricInfoV_t>(3), version::<nvmlGpuFabricInfo_v2_t>(2)] {
+    for (version, has_summary) in
+        [(version::<nvmlGpuFabricInfoV_t>(3), true), (version::<nvmlGpuFabricInfo_v2_t>(2), false)]
+    {
         // SAFETY: numbers only; all zeroes is a valid value.
         let mut info: nvmlGpuFabricInfoV_t = unsafe { std::mem::zeroed() };
         info.version = version;
         match call!(caller, nvmlDeviceGetGpuFabricInfoV[version >> 24](handle.0, &raw mut info)) {
-            Ok(()) => return Some(fabric_state(info.state, info.status, info.healthMask)),
+            Ok(()) => {
+                let health_summary = has_summary.then_some(info.healthSummary);
+                return Some(fabric_state(info.state, info.status, Some(info.healthMask), health_summary));
+            }
             Err(Refusal::WrongVersion | Refusal::Unsupported) => {}
             Err(_) => return None,
         }
@@ -263,11 +268,11 @@ fn fabric(caller: &mut Caller, handle: Handle) -> Option<FabricState> {
     // SAFETY: as above.
     let mut info: nvmlGpuFabricInfo_t = unsafe { std::mem::zeroed() };
     call!(caller, nvmlDeviceGetGpuFabricInfo(handle.0, &raw mut info)).ok()?;
-    Some(fabric_state(info.state, info.status, 0))
+    Some(fabric_state(info.state, info.status, None, None))
 }
 
-fn fabric_state(state: u8, status: u32, mask: u32) -> FabricState {
-    let condition = |(shift, name): (u32, &'static str)| match mask >> shift & 3 {
+fn fabric_state(state: u8, status: u32, health_mask: Option<u32>, health_summary: Option<u8>) -> FabricState {
+    let condition = |(shift, name): (u32, &'static str)| match health_mask.unwrap_or(0) >> shift & 3 {
         1 => Some((name, true)),
         2 => Some((name, false)),
         _ => None,
@@ -280,6 +285,8 @@ fn fabric_state(state: u8, status: u32, mask: u32) -> FabricState {
             FABRIC_STATES.get(usize::from(state)).copied().unwrap_or("not_supported")
         },
         conditions: FABRIC_CONDITIONS.into_iter().filter_map(condition).collect(),
+        health_mask,
+        health_summary,
     }
 }
 
@@ -289,18 +296,19 @@ mod tests {
 
     #[test]
     fn fabric_conditions_are_only_those_that_the_driver_supports() {
-        let state = fabric_state(3, 0, 0b10_00_01_10);
+        let state = fabric_state(3, 0, Some(0b10_00_01_10), None);
         assert_eq!(state.state, "completed");
         assert_eq!(
             state.conditions,
             [("degraded_bandwidth", false), ("route_recovery", true), ("access_timeout_recovery", false)].into()
         );
-        assert!(fabric_state(1, 0, 0).conditions.is_empty());
+        assert!(fabric_state(1, 0, Some(0), None).conditions.is_empty());
     }
 
     #[test]
     fn a_fabric_that_completed_with_an_error_is_not_in_progress() {
-        let states = [(2, 0), (3, 0), (3, 3), (2, 999)].map(|(state, status)| fabric_state(state, status, 0).state);
+        let state = |(state, status)| fabric_state(state, status, None, None).state;
+        let states = [(2, 0), (3, 0), (3, 3), (2, 999)].map(state);
         assert_eq!(states, ["in_progress", "completed", "failed", "in_progress"]);
     }
 }

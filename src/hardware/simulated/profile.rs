@@ -76,6 +76,8 @@ pub(super) struct Model {
     pub sm_hertz: (f64, f64),
     pub memory_hertz: f64,
     pub has_gpm: bool,
+    /// The driver registers it with the NVLink fabric.
+    pub has_fabric: bool,
     pub nvlinks: u32,
     pub pcie_generation: u32,
 }
@@ -93,6 +95,7 @@ static H100: Model = Model {
     sm_hertz: (345e6, 1_980e6),
     memory_hertz: 2_619e6,
     has_gpm: true,
+    has_fabric: true,
     nvlinks: 18,
     pcie_generation: 5,
 };
@@ -108,6 +111,7 @@ static A100: Model = Model {
     sm_hertz: (210e6, 1_410e6),
     memory_hertz: 1_593e6,
     has_gpm: false,
+    has_fabric: false,
     nvlinks: 12,
     pcie_generation: 4,
 };

@@ -8,8 +8,8 @@ use super::profile::Model;
 use crate::hardware::source::{Due, Integrals, Pass, PassStatus, Problem, Reader};
 use crate::hardware::{CLOCK_EVENTS, THROTTLE_REASONS};
 use crate::model::{
-    Clocks, DeviceProcess, EccLocation, Fast, GpmRatios, Gpu, GpuUuid, InstanceReading, Medium, MemoryUse, MigDevice,
-    Moment, Monotonic, NvLink, Pcie, Rates, RowRemap, Slow, Traffic,
+    Clocks, DeviceProcess, EccLocation, FabricState, Fast, GpmRatios, Gpu, GpuUuid, InstanceReading, Medium, MemoryUse,
+    MigDevice, Moment, Monotonic, NvLink, Pcie, Rates, RowRemap, Slow, Traffic,
 };
 
 /// Reserved memory, as on real boards.
@@ -275,6 +275,24 @@ impl SimulatedReader {
         self.partitions.iter().filter_map(reading).collect()
     }
 
+    /// A healthy GPU of a fabric that reports only the bandwidth condition.
+    fn fabric(&self) -> FabricState {
+        if !self.model.has_fabric {
+            return FabricState {
+                state: "not_supported",
+                health_mask: Some(0),
+                health_summary: Some(0),
+                ..FabricState::default()
+            };
+        }
+        FabricState {
+            state: "completed",
+            conditions: [("degraded_bandwidth", false)].into(),
+            health_mask: Some(2),
+            health_summary: Some(1),
+        }
+    }
+
     fn slow(&self, board: &Board) -> Slow {
         let none = |location| EccLocation { location, corrected: Some(0), uncorrected: Some(0) };
         let moved = board.sums.sm_active * 1e9;
@@ -302,6 +320,7 @@ impl SimulatedReader {
                 inactive_links: Some(0),
                 ..NvLink::default()
             },
+            fabric: Some(self.fabric()),
             recovery_action: self.controls.recovery_action(&self.uuid),
             ..Slow::default()
         }

@@ -75,22 +75,22 @@ fn causes() -> [(&'static str, Change, Change); 9] {
         (
             "fabric",
             |world| {
-                let fabric = FabricState { state: "in_progress", conditions: BTreeMap::new() };
+                let fabric = FabricState { state: "in_progress", ..FabricState::default() };
                 world.slow(|slow| slow.fabric = Some(fabric));
             },
             |world| {
-                let fabric = FabricState { state: "completed", conditions: BTreeMap::new() };
+                let fabric = FabricState { state: "completed", ..FabricState::default() };
                 world.slow(|slow| slow.fabric = Some(fabric));
             },
         ),
         (
             "fabric",
             |world| {
-                let fabric = FabricState { state: "failed", conditions: BTreeMap::new() };
+                let fabric = FabricState { state: "failed", ..FabricState::default() };
                 world.slow(|slow| slow.fabric = Some(fabric));
             },
             |world| {
-                let fabric = FabricState { state: "completed", conditions: BTreeMap::new() };
+                let fabric = FabricState { state: "completed", ..FabricState::default() };
                 world.slow(|slow| slow.fabric = Some(fabric));
             },
         ),

@@ -69,7 +69,7 @@ impl Reference {
             }
             Step::FabricReady(ready) => {
                 let state = if ready { "completed" } else { "in_progress" };
-                world.slow(|slow| slow.fabric = Some(FabricState { state, conditions: BTreeMap::new() }));
+                world.slow(|slow| slow.fabric = Some(FabricState { state, ..FabricState::default() }));
             }
             Step::Reload => world.hardware.driver_loads += 1,
             Step::Nothing => {}
@@ -131,7 +131,7 @@ proptest! {
         let well = Slow {
             recovery_action: Some(0),
             row_remap: Some(RowRemap::default()),
-            fabric: Some(FabricState { state: "completed", conditions: BTreeMap::new() }),
+            fabric: Some(FabricState { state: "completed", ..FabricState::default() }),
             ..Slow::default()
         };
         world.slow.insert(GPU.into(), well);

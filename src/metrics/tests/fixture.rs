@@ -410,7 +410,12 @@ fn slow() -> Slow {
             inactive_links: Some(1),
             ..NvLink::default()
         },
-        fabric: Some(FabricState { state: "completed", conditions: BTreeMap::from([("degraded_bandwidth", false)]) }),
+        fabric: Some(FabricState {
+            state: "completed",
+            conditions: BTreeMap::from([("degraded_bandwidth", false)]),
+            health_mask: Some(2),
+            health_summary: Some(1),
+        }),
         recovery_action: Some(0),
     }
 }
