@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use super::clock_events::ClockEvents;
 use super::monotone::Monotone;
 use super::plausible;
 use super::process_work;
@@ -14,6 +15,7 @@ use crate::model::{DeviceReadings, Fast, Medium, Monotonic, Slow, Stamped, Total
 pub struct GpuState {
     totals: Totals,
     monotone: Monotone,
+    clock_events: ClockEvents,
     fast: Option<Stamped<Fast>>,
     medium: Option<Stamped<Medium>>,
     slow: Option<Stamped<Slow>>,
@@ -49,6 +51,7 @@ impl GpuState {
         debug_assert_eq!(pass.status, PassStatus::Answers);
         let begins = std::mem::take(&mut self.interrupted) || fresh;
         if begins && self.seen {
+            self.clock_events.interrupt();
             self.end_gap(at, &pass.integrals);
         } else {
             self.add(at, pass.integrals);
@@ -65,6 +68,7 @@ impl GpuState {
     /// them, and the next pass begins a session.
     pub fn take_late(&mut self, at: Monotonic, pass: Pass) {
         self.interrupted = true;
+        self.clock_events.interrupt();
         self.set(at, pass.fast, pass.medium, pass.slow);
     }
 
@@ -110,6 +114,7 @@ impl GpuState {
         }
         if let Some(mut value) = medium {
             self.monotone.medium(&mut value);
+            self.clock_events.count(at, &mut value);
             self.medium = Some(Stamped { at, value });
         }
         if let Some(mut value) = slow {
@@ -349,6 +354,19 @@ mod tests {
             state.take(at, true, Pass { energy_counter: counter, ..Pass::default() });
             assert_eq!(state.readings(at, STALENESS).resets, resets, "at {second}");
         }
+    }
+
+    #[test]
+    fn a_clock_event_that_is_active_after_a_gap_has_not_become_active() {
+        let mut state = GpuState::default();
+        let mut starts = |second, fresh, is_active| {
+            let medium = Medium { clock_events: [("idle", is_active)].into(), ..Medium::default() };
+            state.take(Monotonic::from_secs(second), fresh, Pass { medium: Some(medium), ..Pass::default() });
+            let readings = state.readings(Monotonic::from_secs(second), STALENESS);
+            readings.medium.unwrap().value.clock_event_starts["idle"]
+        };
+        let steps = [(1, true, false), (11, false, true), (21, false, false), (31, true, true)];
+        assert_eq!(steps.map(|(second, fresh, is_active)| starts(second, fresh, is_active)), [0, 1, 1, 1]);
     }
 
     #[test]

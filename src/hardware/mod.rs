@@ -4,6 +4,7 @@
 //! Out: `HardwareState` on a watch channel, and XIDs in batches. Does not use: pods, metrics, HTTP, or what an XID
 //! means for health. NVML's types end here; a hung call costs its thread and that GPU's data, nothing more.
 
+mod clock_events;
 mod event_thread;
 mod fleet;
 mod gpu_state;

@@ -41,6 +41,7 @@ mod plugin;
 mod pod_label;
 mod process;
 mod reading;
+mod recent_count;
 mod snapshot;
 mod time;
 mod token_bucket;
@@ -66,6 +67,7 @@ pub use reading::{
     Clocks, DeviceProcess, DeviceReadings, EccLocation, FabricState, Fast, Gaps, GpmRatios, InstanceReading,
     LinkCounters, Medium, MemoryUse, NvLink, Pcie, ProcessSmSeconds, Rates, RowRemap, Slow, Stamped, Totals, Traffic,
 };
+pub use recent_count::RecentCount;
 pub use snapshot::{
     Account, Attribution, ClaimGpu, Collector, ConfigReload, ENDED_SHOWN, HardwareState, Holding, InventoryDrift,
     KubeletCounters, KubeletState, PodResourcesApi, Released, SelfUse, Sharing, Snapshot, UnresolvedDevices,

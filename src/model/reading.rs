@@ -112,6 +112,12 @@ pub struct Medium {
     pub throttled_seconds: BTreeMap<&'static str, f64>,
     /// Every known reason, true when active. Empty where the driver has none.
     pub clock_events: BTreeMap<&'static str, bool>,
+    /// By reason that the driver has had: the readings of the last five minutes in which it was active.
+    #[serde(skip)]
+    pub clock_event_samples: BTreeMap<&'static str, u64>,
+    /// By reason that the driver has had: how often it became active between two readings since the agent started.
+    #[serde(skip)]
+    pub clock_event_starts: BTreeMap<&'static str, u64>,
     pub performance_state: Option<u32>,
     /// By fan number.
     pub fan_speed_ratios: Vec<f64>,

@@ -225,6 +225,8 @@ fn every_tier_matches_the_data_file() {
     assert_eq!((medium.throttled_seconds["sw_power_cap"], medium.throttled_seconds["hw_thermal_slowdown"]), (2.5, 7.0));
     assert_eq!(medium.throttled_seconds.len(), 5);
     assert!(medium.clock_events["sw_power_cap"] && !medium.clock_events["idle"]);
+    assert!(medium.clock_event_samples["sw_power_cap"] >= 2 && medium.clock_event_samples["idle"] == 0);
+    assert_eq!(medium.clock_event_starts["sw_power_cap"], 0, "active since before the first reading");
     assert_eq!((medium.performance_state, &medium.fan_speed_ratios[..]), (Some(2), &[0.3, 0.45][..]));
     assert_eq!((medium.gpm.sm_active, medium.gpm.dram_active), (Some(0.455), Some(0.33)));
     assert_eq!(medium.gpm.pipes.get("tensor"), Some(&0.12));

@@ -92,6 +92,8 @@ impl MediumReader {
             },
             throttled_seconds,
             clock_events: self.clock_events(caller, handle),
+            clock_event_samples: BTreeMap::new(),
+            clock_event_starts: BTreeMap::new(),
             // 32 means unknown.
             performance_state: performance_state.filter(|state| *state <= 15),
             fan_speed_ratios: self.fans(caller, handle),

@@ -216,6 +216,8 @@ impl SimulatedReader {
             },
             throttled_seconds: THROTTLE_REASONS.map(|reason| (reason, 0.0)).into(),
             clock_events: CLOCK_EVENTS.map(|reason| (reason, reason == "idle" && level < 0.2)).into(),
+            clock_event_samples: BTreeMap::new(),
+            clock_event_starts: BTreeMap::new(),
             performance_state: Some(0),
             fan_speed_ratios: Vec::new(),
             gpm: before

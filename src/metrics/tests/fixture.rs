@@ -343,6 +343,8 @@ fn medium() -> Medium {
         },
         throttled_seconds: BTreeMap::from([("sw_power_cap", 12.5), ("hw_thermal_slowdown", 0.0)]),
         clock_events: BTreeMap::from([("sw_power_cap", true), ("hw_thermal_slowdown", false)]),
+        clock_event_samples: BTreeMap::from([("sw_power_cap", 12), ("hw_thermal_slowdown", 0)]),
+        clock_event_starts: BTreeMap::from([("sw_power_cap", 3), ("hw_thermal_slowdown", 1)]),
         performance_state: Some(0),
         fan_speed_ratios: vec![0.3, 0.35],
         gpm: gpm(0.5),
