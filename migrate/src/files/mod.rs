@@ -1,0 +1,301 @@
+//! The files that are rewritten: their text as trees with positions, and the changed text.
+//!
+//! Input: a text, and changes of its scalars as ranges of their values. Output: the text with these changes alone; every other
+//! byte stays. The result is parsed again and compared with what was intended. Does not use: the file system, PromQL, and what
+//! a rule or a dashboard is.
+
+pub mod json;
+pub mod lines;
+pub mod pieces;
+pub mod queries;
+pub mod tree;
+pub mod yaml;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use lines::Lines;
+use pieces::Decoded;
+use tree::{Node, Scalar, Style, Value};
+
+#[cfg(test)]
+mod tests;
+
+/// What is wrong with a text, and where.
+#[derive(Debug)]
+pub struct Syntax {
+    pub offset: usize,
+    pub message: String,
+}
+
+/// A file, or a step of its reading, that failed. Nothing is written then.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{file}:{line}: {message}")]
+    At { file: String, line: usize, message: String },
+    #[error("{file}: {message}")]
+    File { file: String, message: String },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    Yaml,
+    Json,
+    Queries,
+}
+
+/// A parsed text: the file's, or that of a scalar in it, such as a dashboard in a ConfigMap.
+#[derive(Debug)]
+pub struct Document {
+    text: String,
+    format: Format,
+    pub roots: Vec<Node>,
+    outer: Option<Outer>,
+}
+
+/// Where an embedded document stands.
+#[derive(Debug)]
+struct Outer {
+    document: usize,
+    scalar: usize,
+    decoded: Option<Decoded>,
+}
+
+/// A file with the documents embedded in it, each after the one around it.
+#[derive(Debug)]
+pub struct File {
+    pub name: String,
+    pub documents: Vec<Document>,
+    lines: Lines,
+}
+
+/// A scalar of a file: its document, and where it begins there.
+pub type Place = (usize, usize);
+
+/// Changes of scalars: ranges of their values, in order, with what replaces them.
+pub type Edits = BTreeMap<Place, Vec<(Range<usize>, String)>>;
+
+impl Document {
+    fn parse(text: String, format: Format, outer: Option<Outer>) -> Result<Self, Syntax> {
+        // JSON has no byte order mark; YAML's parser knows it.
+        let roots = match format {
+            Format::Yaml => yaml::parse(&text)?,
+            Format::Json => vec![json::parse(&text)?],
+            Format::Queries => vec![queries::parse(&text)],
+        };
+        Ok(Self { text, format, roots, outer })
+    }
+
+    fn decode(&self, node: &Node) -> Option<Decoded> {
+        match self.format {
+            Format::Yaml => yaml::decode(&self.text, node),
+            Format::Json => {
+                json::decode(&self.text, &node.span).filter(|decoded| Some(decoded.text.as_str()) == node.text())
+            }
+            Format::Queries => {
+                let mut decoded = Decoded::default();
+                decoded.verbatim(&self.text, node.span.clone());
+                Some(decoded)
+            }
+        }
+    }
+
+    fn encode(&self, node: &Node, edits: &[(Range<usize>, String)]) -> Option<Vec<(Range<usize>, String)>> {
+        let scalar = node.scalar()?;
+        match scalar.style {
+            Style::JsonToken => Some(vec![(node.span.clone(), replaced(&scalar.text, edits))]),
+            Style::JsonString => {
+                let decoded = self.decode(node)?;
+                let each =
+                    |(range, after): &(Range<usize>, String)| Some((decoded.source(range)?, json::escaped(after)));
+                edits.iter().map(each).collect()
+            }
+            Style::Query => {
+                let each = |(range, after): &(Range<usize>, String)| {
+                    (node.span.start + range.start..node.span.start + range.end, after.clone())
+                };
+                Some(edits.iter().map(each).collect())
+            }
+            _ => yaml::encode(&self.text, node, edits),
+        }
+    }
+}
+
+/// JSON begins with a bracket, all else is YAML. Two brackets begin a template, about which YAML has the message.
+pub fn format_of(text: &str) -> Format {
+    let start = text.trim_start_matches('\u{feff}').trim_start();
+    if start.starts_with(['{', '[']) && !start.starts_with("{{") { Format::Json } else { Format::Yaml }
+}
+
+impl File {
+    /// Parses a file; `name` is that of its messages.
+    pub fn parse(name: &str, text: String, format: Format) -> Result<Self, Error> {
+        let lines = Lines::new(&text);
+        let document = Document::parse(text, format, None).map_err(|error| Error::At {
+            file: name.to_owned(),
+            line: lines.line(error.offset),
+            message: error.message,
+        })?;
+        Ok(Self { name: name.to_owned(), documents: vec![document], lines })
+    }
+
+    pub fn text(&self) -> &str {
+        &self.documents[0].text
+    }
+
+    /// Parses the value of a scalar as a document of its own, and gives its number.
+    pub fn embed(&mut self, document: usize, scalar: usize) -> Result<usize, Error> {
+        let outside = &self.documents[document];
+        let Some(node) = outside.find(scalar) else {
+            return Err(self.error((document, scalar), 0, "the value is no scalar"));
+        };
+        let text = node.text().unwrap_or_default().to_owned();
+        let outer = Outer { document, scalar, decoded: outside.decode(node) };
+        let format = format_of(&text);
+        match Document::parse(text, format, Some(outer)) {
+            Ok(embedded) => {
+                self.documents.push(embedded);
+                Ok(self.documents.len() - 1)
+            }
+            Err(error) => Err(self.error((document, scalar), error.offset, &error.message)),
+        }
+    }
+
+    /// The line of the file for a byte of a scalar's value.
+    pub fn line(&self, (document, scalar): Place, value_offset: usize) -> usize {
+        let found = self.documents[document].find(scalar);
+        let offset = found.and_then(|node| self.documents[document].decode(node)?.start(value_offset));
+        self.line_at(document, offset.unwrap_or(scalar))
+    }
+
+    /// The line of the file for a byte of a document.
+    pub fn line_at(&self, document: usize, offset: usize) -> usize {
+        match &self.documents[document].outer {
+            None => self.lines.line(offset),
+            Some(outer) => {
+                let outside = outer.decoded.as_ref().and_then(|decoded| decoded.start(offset));
+                self.line_at(outer.document, outside.unwrap_or(outer.scalar))
+            }
+        }
+    }
+
+    /// An error at a byte of a scalar's value.
+    pub fn error(&self, place: Place, value_offset: usize, message: &str) -> Error {
+        Error::At { file: self.name.clone(), line: self.line(place, value_offset), message: message.to_owned() }
+    }
+
+    /// The file's text with the changes, checked.
+    pub fn splice(&self, edits: &Edits) -> Result<String, Error> {
+        let mut edits = edits.clone();
+        for (number, document) in self.documents.iter().enumerate().rev() {
+            let here: BTreeMap<usize, Vec<_>> = edits
+                .range((number, 0)..(number + 1, 0))
+                .map(|((_, scalar), edits)| (*scalar, edits.clone()))
+                .collect();
+            if here.is_empty() && number > 0 {
+                continue;
+            }
+            let mut changes = vec![];
+            for (scalar, edits) in &here {
+                let written = document.find(*scalar).and_then(|node| document.encode(node, edits));
+                changes.extend(written.ok_or_else(|| {
+                    self.error(
+                        (number, *scalar),
+                        0,
+                        "the changed value cannot be written in this place; nothing was written",
+                    )
+                })?);
+            }
+            changes.sort_by_key(|(range, _)| range.start);
+            let text = replaced(&document.text, &changes);
+            check(document, &here, &text).map_err(|offset| Error::File {
+                file: self.name.clone(),
+                message: format!(
+                    "the changed text reads otherwise than intended from line {} on; nothing was written. This is an error of podmeter-migrate",
+                    self.line_at(number, offset)
+                ),
+            })?;
+            match &document.outer {
+                None => return Ok(text),
+                Some(outer) => {
+                    edits.insert((outer.document, outer.scalar), changes);
+                }
+            }
+        }
+        Ok(self.text().to_owned())
+    }
+}
+
+impl Document {
+    /// The scalar value that begins at a byte.
+    pub fn find(&self, start: usize) -> Option<&Node> {
+        fn find(node: &Node, start: usize) -> Option<&Node> {
+            match &node.value {
+                Value::Scalar(_) => (node.span.start == start).then_some(node),
+                Value::Sequence(items) => {
+                    find(items[..items.partition_point(|item| item.span.start <= start)].last()?, start)
+                }
+                Value::Mapping(entries) => {
+                    let before = entries.partition_point(|(key, _)| key.span.start <= start);
+                    let (key, value) = entries[..before].last()?;
+                    find(key, start).or_else(|| find(value, start))
+                }
+                Value::Alias => None,
+            }
+        }
+        find(self.roots[..self.roots.partition_point(|root| root.span.start <= start)].last()?, start)
+    }
+}
+
+/// Whether the text reads as the document with these changes; else the byte of the document from which on it does not.
+fn check(document: &Document, edits: &BTreeMap<usize, Vec<(Range<usize>, String)>>, text: &str) -> Result<(), usize> {
+    let parsed = Document::parse(text.to_owned(), document.format, None).map_err(|_| 0_usize)?;
+    if parsed.roots.len() != document.roots.len() {
+        return Err(0);
+    }
+    document.roots.iter().zip(&parsed.roots).try_for_each(|(before, after)| same(before, after, edits))
+}
+
+/// Compares two trees: equal but for the changes.
+fn same(before: &Node, after: &Node, edits: &BTreeMap<usize, Vec<(Range<usize>, String)>>) -> Result<(), usize> {
+    let differs = || Err(before.span.start);
+    match (&before.value, &after.value) {
+        (Value::Scalar(old), Value::Scalar(new)) => {
+            let equal = match edits.get(&before.span.start) {
+                Some(edits) if !before.span.is_empty() => {
+                    new.text == replaced(&old.text, edits) && (new.style == old.style || quoted(new))
+                }
+                _ => old == new,
+            };
+            if equal { Ok(()) } else { differs() }
+        }
+        (Value::Sequence(old), Value::Sequence(new)) if old.len() == new.len() => {
+            old.iter().zip(new).try_for_each(|(old, new)| same(old, new, edits))
+        }
+        (Value::Mapping(old), Value::Mapping(new)) if old.len() == new.len() => {
+            old.iter().zip(new).try_for_each(|((old_key, old), (new_key, new))| {
+                same(old_key, new_key, edits)?;
+                same(old, new, edits)
+            })
+        }
+        (Value::Alias, Value::Alias) => Ok(()),
+        _ => differs(),
+    }
+}
+
+fn quoted(scalar: &Scalar) -> bool {
+    matches!(scalar.style, Style::SingleQuoted | Style::DoubleQuoted)
+}
+
+/// The text with ranges replaced, which are in order.
+pub fn replaced(text: &str, edits: &[(Range<usize>, String)]) -> String {
+    let mut result = String::with_capacity(text.len());
+    let mut end = 0;
+    for (range, after) in edits {
+        result.push_str(&text[end..range.start]);
+        result.push_str(after);
+        end = range.end;
+    }
+    result.push_str(&text[end..]);
+    result
+}
