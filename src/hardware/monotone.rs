@@ -68,6 +68,9 @@ impl Monotone {
         for (reason, seconds) in &mut medium.throttled_seconds {
             *seconds = self.raise("throttled", reason, *seconds);
         }
+        for (policy, seconds) in &mut medium.policy_violation_seconds {
+            *seconds = self.raise("policies", policy, *seconds);
+        }
         self.raise_optional("cycles", "sm", &mut medium.sm_cycles);
         self.raise_optional("cycles", "sm_active", &mut medium.sm_active_cycles);
         for (pipe, cycles) in &mut medium.pipe_cycles {

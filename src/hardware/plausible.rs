@@ -131,6 +131,7 @@ impl Screen<'_> {
             self.optional(&CLOCK, clock);
         }
         self.named(&THROTTLED, &mut medium.throttled_seconds);
+        self.named(&THROTTLED, &mut medium.policy_violation_seconds);
         self.optional(&PERFORMANCE_STATE, &mut medium.performance_state);
         // Fans are numbered by their position: the list ends before one that is removed.
         let fans = medium.fan_speed_ratios.iter().take_while(|ratio| self.holds(&FAN_SPEED, **ratio)).count();

@@ -110,6 +110,10 @@ pub struct Medium {
     pub clocks: Clocks,
     /// Seconds by reason, since the driver was loaded, monotonic.
     pub throttled_seconds: BTreeMap<&'static str, f64>,
+    /// Seconds of the driver's performance policies, which `throttled_seconds` does not have: `thermal`, `board_limit`,
+    /// `low_utilization`, `reliability`. For `/metrics/dcgm` only.
+    #[serde(skip)]
+    pub policy_violation_seconds: BTreeMap<&'static str, f64>,
     /// Every known reason, true when active. Empty where the driver has none.
     pub clock_events: BTreeMap<&'static str, bool>,
     /// By reason that the driver has had: the readings of the last five minutes in which it was active.

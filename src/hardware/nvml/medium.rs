@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use nvml_wrapper_sys::bindings::{nvmlMarginTemperature_t, nvmlTemperature_t};
 
 use super::calls::{Caller, call, value, version};
-use super::fields::{self, FieldScheme};
+use super::fields::{self, Field, FieldScheme};
 use super::gpm::Gpm;
 use super::inventory::Mig;
 use super::library::Handle;
@@ -14,18 +14,27 @@ use super::processes::ProcessLists;
 use super::samples::{Ring, SampleBuffer};
 use crate::hardware::plausible;
 use crate::hardware::source::Integrals;
-use crate::hardware::{CLOCK_EVENTS, THROTTLE_REASONS};
+use crate::hardware::{CLOCK_EVENTS, POLICIES, THROTTLE_REASONS};
 use crate::model::{Clocks, InstanceReading, Medium, Monotonic, Rates};
 
 const MEMORY_TEMPERATURE: u32 = 82;
 const SW_POWER_CAP: u32 = 74;
 const SYNC_BOOST: u32 = 76;
+/// In the order of `POLICIES`.
+const POLICY_FIELDS: [u32; 4] = [75, 77, 78, 79];
 /// Clock event bits that only some drivers have.
 const RARE_CLOCK_EVENTS: [(u32, &str); 2] = [(9, "board_limit"), (10, "reliability")];
 /// More fans than any board has.
 const FAN_LIMIT: u32 = 16;
 const MEGAHERTZ: f64 = 1e6;
 const NANOSECONDS: f64 = 1e9;
+
+/// What one call reads.
+struct Fields {
+    throttled_seconds: BTreeMap<&'static str, f64>,
+    policy_violation_seconds: BTreeMap<&'static str, f64>,
+    memory_temperature_celsius: Option<f64>,
+}
 
 pub struct MediumReader {
     scheme: Option<FieldScheme>,
@@ -71,7 +80,8 @@ impl MediumReader {
             }
             rates.engine_utilization_ratios.extend(step.latest.map(|ratio| (*engine, ratio)));
         }
-        let (throttled_seconds, memory_temperature_celsius) = self.fields(caller, handle);
+        let Fields { throttled_seconds, policy_violation_seconds, memory_temperature_celsius } =
+            self.fields(caller, handle);
         let power_limit = value!(caller, nvmlDeviceGetEnforcedPowerLimit(handle.0));
         let power_limit_requested = value!(caller, nvmlDeviceGetPowerManagementLimit(handle.0));
         let performance_state: Option<u32> = value!(caller, nvmlDeviceGetPerformanceState(handle.0));
@@ -91,6 +101,7 @@ impl MediumReader {
                 video_hertz: clock(caller, handle, 3),
             },
             throttled_seconds,
+            policy_violation_seconds,
             clock_events: self.clock_events(caller, handle),
             clock_event_samples: BTreeMap::new(),
             clock_event_starts: BTreeMap::new(),
@@ -109,16 +120,22 @@ impl MediumReader {
     }
 
     /// Throttle counters and the memory's temperature, in one call.
-    fn fields(&self, caller: &mut Caller, handle: Handle) -> (BTreeMap<&'static str, f64>, Option<f64>) {
-        let mut wanted = vec![(MEMORY_TEMPERATURE, 0), (SW_POWER_CAP, 0), (SYNC_BOOST, 0)];
+    fn fields(&self, caller: &mut Caller, handle: Handle) -> Fields {
+        let mut wanted = vec![(MEMORY_TEMPERATURE, 0)];
+        wanted.extend(POLICY_FIELDS.map(|id| (id, 0)));
+        wanted.extend([SW_POWER_CAP, SYNC_BOOST].map(|id| (id, 0)));
         if let Some(scheme) = self.scheme {
             wanted.extend([scheme.sw_thermal, scheme.hw_thermal, scheme.hw_power_brake].map(|id| (id, 0)));
         }
         let values = fields::read(caller, handle, &wanted);
-        let reasons = THROTTLE_REASONS.into_iter().zip(&values[1..]);
-        let throttled = reasons.filter_map(|(reason, value)| Some((reason, (*value)?.wide()? / NANOSECONDS)));
-        // Boards without that sensor report 0.
-        (throttled.collect(), values[0].map(|celsius| celsius.value).filter(|celsius| *celsius > 0.0))
+        let seconds = |(name, value): (&'static str, &Option<Field>)| Some((name, (*value)?.wide()? / NANOSECONDS));
+        let (policies, throttled) = values[1..].split_at(POLICIES.len());
+        Fields {
+            throttled_seconds: THROTTLE_REASONS.into_iter().zip(throttled).filter_map(seconds).collect(),
+            policy_violation_seconds: POLICIES.into_iter().zip(policies).filter_map(seconds).collect(),
+            // Boards without that sensor report 0.
+            memory_temperature_celsius: values[0].map(|celsius| celsius.value).filter(|celsius| *celsius > 0.0),
+        }
     }
 
     fn clock_events(&mut self, caller: &mut Caller, handle: Handle) -> BTreeMap<&'static str, bool> {

@@ -6,7 +6,7 @@ use super::controls::{Controls, ProcessState, State, UNLOADED};
 use super::curve::{Load, Sums};
 use super::profile::Model;
 use crate::hardware::source::{Due, Integrals, Pass, PassStatus, Problem, Reader};
-use crate::hardware::{CLOCK_EVENTS, THROTTLE_REASONS};
+use crate::hardware::{CLOCK_EVENTS, POLICIES, THROTTLE_REASONS};
 use crate::model::{
     Clocks, DeviceProcess, EccLocation, FabricState, Fast, GpmRatios, Gpu, GpuUuid, InstanceReading, Medium, MemoryUse,
     MigDevice, Moment, Monotonic, NvLink, Pcie, Rates, RowRemap, Slow, Traffic,
@@ -215,6 +215,7 @@ impl SimulatedReader {
                 video_hertz: Some(sm_hertz * 0.85),
             },
             throttled_seconds: THROTTLE_REASONS.map(|reason| (reason, 0.0)).into(),
+            policy_violation_seconds: POLICIES.map(|policy| (policy, 0.0)).into(),
             clock_events: CLOCK_EVENTS.map(|reason| (reason, reason == "idle" && level < 0.2)).into(),
             clock_event_samples: BTreeMap::new(),
             clock_event_starts: BTreeMap::new(),
