@@ -206,6 +206,7 @@ impl Agent {
         let state = WebState {
             snapshots: self.snapshots.clone(),
             pages: Arc::new(Pages::default()),
+            dcgm_generation: settings.dcgm_generation,
             scrapes: self.scrapes.clone(),
             clock,
             healthy: Arc::new(move || liveness.check(clock.now().monotonic)),

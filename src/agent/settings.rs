@@ -9,6 +9,7 @@ use crate::clock::Clock;
 use crate::governance::ReadFile;
 use crate::hardware::nvml::{Attempts, LibrarySearch, NvmlDriver};
 use crate::hardware::simulated::{Profile, SimulatedDriver};
+use crate::metrics::dcgm::Generation;
 use crate::model::PodLabel;
 use crate::web::{Limits, ListenAddress};
 use crate::{doctor, hardware, health, journal, kubelet, plugin, processes, threads};
@@ -82,6 +83,8 @@ pub struct Settings {
     pub health: health::Config,
     /// Where and how much is written of who held what; `None`: nothing is.
     pub journal: Option<journal::Settings>,
+    /// Of `/metrics/dcgm` without a query.
+    pub dcgm_generation: Generation,
     pub reloadable: Reloadable,
 }
 

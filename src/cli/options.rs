@@ -14,6 +14,7 @@ use super::config_file::DevicePlugin;
 use super::value::{Switch, Value, parsed, read};
 use crate::agent::{HardwareSource, HealthConfig, ListenAddress, LogFormat, ProcessAttribution, ProfileConfig, Size};
 use crate::input::similar;
+use crate::metrics::dcgm::Generation;
 
 /// Variables without an option, for the governance record.
 const GOVERNANCE_VARIABLES: [&str; 4] = ["IMAGE", "POD_NAME", "POD_NAMESPACE", "UPDATE_STRATEGY"];
@@ -288,6 +289,8 @@ options! {
         /// Limit of exported container series; beyond that, those of the containers that ended first are dropped, then those of the
         /// newest
         series_limit "N": usize = "20000" in "100"..="1000000", reload;
+        /// Names of `/metrics/dcgm` without a query: those of dcgm-exporter up to 4.8, from 4.9 on, or both
+        dcgm_generation "4.8|4.9|both": Generation = "4.8", restart;
         /// Size limit of the journal; beyond that, the holdings that ended first are deleted
         state_max_size "SIZE": Size = "64MiB" in "4MiB"..="16GiB", restart;
         /// How long the journal keeps ended holdings
@@ -315,6 +318,7 @@ mod tests {
             "log_format" => "json",
             "state_max_size" => "8MiB",
             "series_limit" | "web_max_connections" | "web_max_header_bytes" => "9999",
+            "dcgm_generation" => "both",
             "driver_root" | "pod_label" => "a,b",
             "state_max_age" => "1day",
             _ if !row.range.is_empty() => "20s",

@@ -151,6 +151,7 @@ fn settings(values: OptionValues, reloadable: Reloadable) -> Result<Settings, Po
         process_attribution: values.process_attribution,
         pod_logs_root: values.pod_logs_root,
         pod_labels: PodLabel::all(&values.pod_label.unwrap_or_default())?,
+        dcgm_generation: values.dcgm_generation,
         log_format: values.log_format,
         health: values.health,
         journal: values.state_dir.map(|directory| JournalSettings {

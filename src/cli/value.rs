@@ -8,6 +8,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
 use crate::agent::{HardwareSource, ListenAddress, LogFormat, ProcessAttribution, Size};
+use crate::metrics::dcgm::Generation;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
@@ -85,6 +86,7 @@ values! {
     native: String = { "type": "string" }, PathBuf = { "type": "string" }, usize = { "type": "integer" }, bool = { "type": "boolean" };
     text: Duration = crate::agent::DURATION_PATTERN,
         ListenAddress = r"^(unix:.+|[0-9.]+:[0-9]+|\[[0-9a-fA-F:.%]+\]:[0-9]+)$",
+        Generation = r"^(4\.8|4\.9|both)$",
         Size = "^[0-9]+ *(KiB|MiB|GiB|Ki|Mi|Gi|MB|GB)?$";
     named: HardwareSource, LogFormat, ProcessAttribution, Switch;
 }

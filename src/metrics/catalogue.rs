@@ -44,16 +44,14 @@ fn quoted(labels: &[&str]) -> String {
     labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>().join(", ")
 }
 
-/// The names of `/metrics/dcgm`.
-pub fn dcgm_names() -> impl Iterator<Item = &'static str> {
-    dcgm::descriptors().map(|descriptor| descriptor.name)
-}
-
-/// An array of objects: name, type, labels, unit, help, source, section.
+/// Arrays of objects: `metrics` (name, type, labels, unit, help, source, section), `dcgm`, the names of dcgm-exporter and
+/// their equivalents, and `dcgm_labels`, what it writes as labels.
 #[must_use]
 pub fn json() -> String {
     let rows: Vec<CatalogueRow> = all().collect();
-    let mut text = serde_json::to_string_pretty(&rows).expect("names and strings always serialize");
+    let dcgm: Vec<dcgm::MappingRow> = dcgm::names().map(dcgm::MappingRow::of).collect();
+    let document = serde_json::json!({ "metrics": rows, "dcgm": dcgm, "dcgm_labels": dcgm::LABELS });
+    let mut text = serde_json::to_string_pretty(&document).expect("names and strings always serialize");
     text.push('\n');
     text
 }
@@ -135,8 +133,16 @@ mod tests {
     }
 
     #[test]
-    fn json_is_an_array_of_all() {
-        let entries: serde_json::Value = serde_json::from_str(&json()).unwrap();
-        assert_eq!(entries.as_array().unwrap().len(), all().count());
+    fn json_has_every_metric_and_every_name_of_dcgm() {
+        let document: serde_json::Value = serde_json::from_str(&json()).unwrap();
+        assert_eq!(document["metrics"].as_array().unwrap().len(), all().count());
+        let names = document["dcgm"].as_array().unwrap();
+        assert_eq!(names.len(), dcgm::names().count());
+        let used = names.iter().find(|row| row["names"]["4.8"] == "DCGM_FI_DEV_FB_USED").unwrap();
+        assert_eq!(
+            (&used["names"]["4.9"], &used["units"]["4.9"]),
+            (&"DCGM_FI_DEV_FB_USED_BYTES".into(), &"bytes".into())
+        );
+        assert_eq!(used["podmeter"]["query"], "podmeter_device_memory_bytes{state=\"used\"}");
     }
 }

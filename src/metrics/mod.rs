@@ -7,7 +7,7 @@
 mod budget;
 pub mod catalogue;
 mod container;
-mod dcgm;
+pub mod dcgm;
 mod device_identity;
 mod device_interconnect;
 mod device_memory_errors;

@@ -6,7 +6,8 @@ use std::io::Write as _;
 use parking_lot::Mutex;
 use prost::bytes::Bytes;
 
-use super::{dcgm, exposition, families};
+use super::dcgm::{self, Generation};
+use super::{exposition, families};
 use crate::model::Snapshot;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,7 +18,7 @@ pub enum Format {
     /// Delimited `io.prometheus.client.MetricFamily`.
     Protobuf,
     /// dcgm-exporter's names, as text 0.0.4.
-    Dcgm,
+    Dcgm(Generation),
 }
 
 /// The content coding of the bytes.
@@ -89,7 +90,7 @@ fn rendered(snapshot: &Snapshot, format: Format) -> Bytes {
         Format::Text => exposition::text(&families(snapshot)).into(),
         Format::OpenMetrics => exposition::open_metrics(&families(snapshot)).into(),
         Format::Protobuf => exposition::protobuf(&families(snapshot)).into(),
-        Format::Dcgm => exposition::text(&dcgm::families(snapshot)).into(),
+        Format::Dcgm(generation) => exposition::text(&dcgm::families(snapshot, generation)).into(),
     }
 }
 

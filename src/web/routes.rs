@@ -22,6 +22,7 @@ use super::negotiation::{self, Choice};
 use super::page::{self, Page, View, detail};
 use super::{Admin, Live, ScrapeDurations, live};
 use crate::clock::Clock;
+use crate::metrics::dcgm::Generation;
 use crate::metrics::{Coding, Format, PageError, Pages};
 use crate::model::{Moment, Snapshot};
 
@@ -53,6 +54,8 @@ pub(super) struct Private;
 pub struct WebState {
     pub snapshots: watch::Receiver<Arc<Snapshot>>,
     pub pages: Arc<Pages>,
+    /// Of `/metrics/dcgm` without a query.
+    pub dcgm_generation: Generation,
     pub scrapes: ScrapeDurations,
     pub clock: Clock,
     /// The process and its supervisor work; independent of any GPU.
@@ -142,8 +145,15 @@ async fn metrics(State(state): State<WebState>, method: Method, headers: HeaderM
 }
 
 /// Text 0.0.4 only, as dcgm-exporter: its counters have no valid names in the other formats.
-async fn dcgm(State(state): State<WebState>, headers: HeaderMap) -> Response {
-    let choice = Choice { format: Format::Dcgm, content_type: negotiation::TEXT.to_owned() };
+async fn dcgm(State(state): State<WebState>, uri: Uri, headers: HeaderMap) -> Response {
+    let generation = match uri.query().filter(|query| !query.is_empty()) {
+        None => Ok(state.dcgm_generation),
+        Some(query) => query.strip_prefix("generation=").ok_or(()).and_then(|value| value.parse().map_err(|_| ())),
+    };
+    let Ok(generation) = generation else {
+        return text(StatusCode::BAD_REQUEST, "the query must be generation=4.8, generation=4.9 or generation=both");
+    };
+    let choice = Choice { format: Format::Dcgm(generation), content_type: negotiation::TEXT.to_owned() };
     page(state, choice, negotiation::coding(&headers)).await
 }
 

@@ -23,6 +23,7 @@ use super::{
 };
 use crate::clock::Clock;
 use crate::metrics::Pages;
+use crate::metrics::dcgm::Generation;
 use crate::metrics::tests::fixture;
 use crate::model::{Moment, Released, Snapshot, UnixSeconds};
 use crate::tasks::{TaskError, Tasks};
@@ -50,6 +51,7 @@ impl Server {
         let state = WebState {
             snapshots: latest,
             pages: Arc::new(Pages::default()),
+            dcgm_generation: Generation::default(),
             scrapes: scrapes.clone(),
             clock: Clock::start(),
             healthy: Arc::new(|| Ok(())),

@@ -10,6 +10,7 @@ use podmeter::clock::Clock;
 use podmeter::hardware::simulated::{Profile, SimulatedDriver};
 use podmeter::journal::{AllocationRecord, AllocationTracker, AllocationsResponse};
 use podmeter::metrics::Pages;
+use podmeter::metrics::dcgm::Generation;
 use podmeter::model::{
     Allocatable, Allocations, Container, ContainerRef, CpuSet, DeviceHealth, DeviceId, DeviceReadings, Fast, Gaps, Gpu,
     GpuHealth, GpuUuid, HardwareState, HealthState, HeldDevice, Inventory, KubeletState, Moment, Monotonic, Overview,
@@ -279,6 +280,7 @@ async fn shown(scene: Scene, snapshot: Snapshot) -> Shown {
     let response = serde_json::to_vec(&response).unwrap();
     let (snapshots, latest) = watch::channel(Arc::new(snapshot));
     let state = WebState {
+        dcgm_generation: Generation::default(),
         snapshots: latest,
         pages: Arc::new(Pages::default()),
         scrapes: ScrapeDurations::default(),

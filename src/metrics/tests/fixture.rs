@@ -342,6 +342,7 @@ fn medium() -> Medium {
             video_hertz: None,
         },
         throttled_seconds: BTreeMap::from([("sw_power_cap", 12.5), ("hw_thermal_slowdown", 0.0)]),
+        policy_violation_seconds: BTreeMap::from([("thermal", 1.5), ("reliability", 0.0)]),
         clock_events: BTreeMap::from([("sw_power_cap", true), ("hw_thermal_slowdown", false)]),
         clock_event_samples: BTreeMap::from([("sw_power_cap", 12), ("hw_thermal_slowdown", 0)]),
         clock_event_starts: BTreeMap::from([("sw_power_cap", 3), ("hw_thermal_slowdown", 1)]),

@@ -11,6 +11,7 @@ use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model::{Me
 use prost::Message as _;
 
 use self::strict::{Dialect, Page};
+use super::dcgm::Generation;
 use super::family::{Family, Sample, Value};
 use super::{Coding, Format, Pages, catalogue, families};
 
@@ -62,7 +63,7 @@ fn golden_open_metrics() {
 
 #[test]
 fn golden_dcgm() {
-    golden("tests/golden/dcgm.txt", &rendered(Format::Dcgm));
+    golden("tests/golden/dcgm.txt", &rendered(Format::Dcgm(Generation::Both)));
 }
 
 #[test]
@@ -80,7 +81,7 @@ fn a_strict_parser_reads_both_texts_alike() {
     assert_eq!(text.samples, without_created);
     assert!(open.samples.keys().any(|(name, _)| created(name)));
     assert!(text.samples.len() > 150, "{}", text.samples.len());
-    Page::parse(&rendered(Format::Dcgm), Dialect::Text).unwrap();
+    Page::parse(&rendered(Format::Dcgm(Generation::Both)), Dialect::Text).unwrap();
 }
 
 #[test]
@@ -135,7 +136,7 @@ proptest::proptest! {
             account.container.pod = name.as_str().into();
         }
         for (format, dialect) in
-            [(Format::Text, Dialect::Text), (Format::OpenMetrics, Dialect::OpenMetrics), (Format::Dcgm, Dialect::Text)]
+            [(Format::Text, Dialect::Text), (Format::OpenMetrics, Dialect::OpenMetrics), (Format::Dcgm(Generation::Both), Dialect::Text)]
         {
             let bytes = Pages::default().page(&snapshot, format, Coding::Identity).unwrap();
             let page = Page::parse(std::str::from_utf8(&bytes).unwrap(), dialect).unwrap();

@@ -1,0 +1,274 @@
+//! The same snapshot under dcgm-exporter's names, labels and units, in both of its generations.
+//!
+//! Each row of the table has both names, the unit, podmeter's equivalent, and the function that adds the samples. The
+//! page `/metrics/dcgm`, the documentation, `podmeter metrics -o json` and podmeter-migrate read the same rows. A value
+//! that the snapshot lacks is absent. Rates are gauges here; dcgm-exporter called some of them counters up to 4.8.2.
+
+mod mapping;
+mod name;
+mod page;
+mod rows;
+
+pub use mapping::{EquivalentRow, MappingRow};
+pub use name::{Agreement, Equivalent, Kind, LabelName, Name, Native, Shipped, Unit};
+pub use rows::LABELS;
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::family::{Family, ordered};
+use crate::model::Snapshot;
+use page::{Page, Series};
+
+/// Which names and labels a page has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Generation {
+    /// dcgm-exporter up to 4.8.
+    #[default]
+    Old,
+    /// dcgm-exporter from 4.9 on.
+    New,
+    /// A name that both have is one series, with the labels of both.
+    Both,
+}
+
+/// Every row, by subject.
+pub fn names() -> impl Iterator<Item = &'static Name> {
+    rows::ALL.iter().copied().flatten()
+}
+
+/// The families of `/metrics/dcgm`, for text 0.0.4 alone: their counters do not end in `_total`.
+pub(super) fn families(snapshot: &Snapshot, generation: Generation) -> Vec<Family> {
+    let page = Page { snapshot };
+    let filled = names().flat_map(|name| name.families(&page, generation));
+    ordered(filled.collect())
+}
+
+impl Name {
+    fn families(&'static self, page: &Page<'_>, generation: Generation) -> impl Iterator<Item = Family> {
+        let wanted = match generation {
+            Generation::Both if self.is_unchanged() => [None, Some(Generation::Both)],
+            Generation::Both => [Some(Generation::Old), Some(Generation::New)],
+            one => [None, Some(one)],
+        };
+        wanted.into_iter().flatten().filter_map(|generation| self.family(page, generation))
+    }
+
+    /// `None` where the generation does not have the metric, or podmeter does not serve it.
+    fn family(&'static self, page: &Page<'_>, generation: Generation) -> Option<Family> {
+        let samples = self.served()?;
+        let old = generation != Generation::New;
+        let descriptor = self.descriptor(old)?;
+        let unit = Some(self.unit).filter(|_| old || !self.scaled);
+        let mut series = Series { family: Family::new(descriptor), unit, generation };
+        samples(page, &mut series);
+        Some(series.family)
+    }
+}
+
+impl FromStr for Generation {
+    type Err = UnknownGeneration;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "4.8" => Ok(Self::Old),
+            "4.9" => Ok(Self::New),
+            "both" => Ok(Self::Both),
+            _ => Err(UnknownGeneration),
+        }
+    }
+}
+
+impl fmt::Display for Generation {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Old => "4.8",
+            Self::New => "4.9",
+            Self::Both => "both",
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("must be 4.8, 4.9 or both: the names of dcgm-exporter up to 4.8, from 4.9 on, or all")]
+pub struct UnknownGeneration;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::metrics::family::Value;
+    use crate::metrics::tests::{fixture, value};
+    use crate::model::Sharing;
+
+    fn old(snapshot: &Snapshot) -> Vec<Family> {
+        families(snapshot, Generation::Old)
+    }
+
+    #[test]
+    fn names_are_unique_and_complete() {
+        for generation in [Generation::Old, Generation::New] {
+            let of = |name: &Name| if generation == Generation::Old { name.old } else { name.new };
+            let all: Vec<_> = names().filter_map(of).collect();
+            assert_eq!(all.len(), all.iter().collect::<BTreeSet<_>>().len(), "{all:?}");
+            assert!(all.iter().all(|name| name.starts_with("DCGM_") || name.starts_with("DCGM_EXP_")));
+        }
+        for name in names() {
+            assert!(name.old.is_some() || name.new.is_some());
+            assert_eq!(name.scaled, name.scale() != 1.0, "{}", name.any());
+            assert!(!name.not_served().is_some_and(str::is_empty), "{} needs a reason", name.any());
+            assert!(!matches!(name.native, Native::None("")), "{} needs a reason", name.any());
+            assert!(name.help().ends_with('.'), "{}", name.any());
+        }
+    }
+
+    #[test]
+    fn equivalents_are_metrics_of_the_catalogue() {
+        let all: BTreeSet<_> = crate::metrics::catalogue::all().map(|row| row.name).collect();
+        for name in names() {
+            let Native::Query(equivalent) = &name.native else { continue };
+            let row = crate::metrics::catalogue::all().find(|row| row.name == equivalent.metric);
+            let row = row.unwrap_or_else(|| panic!("{} has no metric {}", name.any(), equivalent.metric));
+            let labels = equivalent.labels.iter().map(|(label, _)| label).chain(equivalent.sum_over);
+            assert!(labels.into_iter().all(|label| row.labels.contains(label)), "{}", name.any());
+            assert!(equivalent.container.is_none_or(|(metric, _)| all.contains(metric)), "{}", name.any());
+        }
+    }
+
+    #[test]
+    fn values_of_both_generations_differ_by_the_scale() {
+        let snapshot = fixture::snapshot();
+        let (old, new) = (families(&snapshot, Generation::Old), families(&snapshot, Generation::New));
+        let both = families(&snapshot, Generation::Both);
+        let mut compared = 0;
+        // Those of dcgm-exporter itself have several series of a GPU.
+        for name in names().filter(|name| !name.any().starts_with("DCGM_EXP_")) {
+            let (Some(before), Some(after)) = (name.old, name.new) else { continue };
+            let of = |page: &[Family], metric| value(page, metric, &[("UUID", fixture::WHOLE)]);
+            let (Some(before), Some(after)) = (of(&old, before), of(&new, after)) else { continue };
+            assert!((before * name.scale() - after).abs() <= 0.001 * name.scale().max(1.0), "{}", name.any());
+            assert_eq!(of(&both, name.old.unwrap()), Some(before));
+            assert_eq!(of(&both, name.new.unwrap()), Some(after));
+            compared += 1;
+        }
+        assert!(compared > 40, "{compared}");
+    }
+
+    #[test]
+    fn each_generation_has_its_own_labels() {
+        let snapshot = fixture::snapshot();
+        let labels = |generation| {
+            let page = families(&snapshot, generation);
+            let samples = page.iter().flat_map(|family| &family.samples);
+            samples.flat_map(|sample| sample.labels.iter().map(|(name, _)| name)).collect::<BTreeSet<_>>()
+        };
+        let differing = ["Hostname", "hostname", "DCGM_FI_DRIVER_VERSION", "DCGM_FI_SYSTEM_DRIVER_VERSION"];
+        let of = |generation| differing.map(|label| labels(generation).contains(label));
+        assert_eq!(of(Generation::Old), [true, false, true, false]);
+        assert_eq!(of(Generation::New), [false, true, false, true]);
+        assert_eq!(of(Generation::Both), [true; 4]);
+    }
+
+    #[test]
+    fn a_device_has_the_labels_of_its_holder() {
+        let snapshot = fixture::snapshot();
+        let of = |labels: &[(&str, &str)]| value(&old(&snapshot), "DCGM_FI_DEV_FB_USED", labels);
+        assert_eq!(of(&[("UUID", fixture::WHOLE), ("pod", "training-0")]), Some(40960.0));
+        assert_eq!(of(&[("GPU_I_ID", "7"), ("pod", fixture::HOSTILE)]), Some(2048.0));
+        assert_eq!(of(&[("GPU_I_ID", "8"), ("pod", "claiming"), ("dra_claim_name", "one-slice")]), Some(2048.0));
+    }
+
+    /// A time-sliced GPU of two pods; the first has two slots.
+    fn shared() -> Snapshot {
+        let mut snapshot = fixture::snapshot();
+        let whole = snapshot.accounts.remove(0);
+        for (pod, ratio, gibibytes, slots) in [("one", 0.5, 16, 0..2), ("two", 0.25, 8, 2..3)] {
+            let mut account = whole.clone();
+            account.container.pod = pod.into();
+            let holding = account.holding.as_mut().unwrap();
+            holding.sharing = Sharing::TimeSlicing;
+            holding.device_ids = slots.map(|slot| format!("{}::{slot}", fixture::WHOLE).as_str().into()).collect();
+            account.device_utilization_ratio = Some(ratio);
+            account.memory_used_bytes = Some(gibibytes << 30);
+            snapshot.accounts.push(account);
+        }
+        snapshot
+    }
+
+    /// Pod, slot and value of each series of the shared GPU.
+    fn series(page: &[Family], name: &str) -> Vec<(Option<String>, Option<String>, Value)> {
+        let family = page.iter().find(|family| family.descriptor.name == name).unwrap();
+        let its = family.samples.iter().filter(|sample| sample.labels.iter().any(|(_, value)| value == fixture::WHOLE));
+        its.map(|sample| {
+            let label =
+                |name| sample.labels.iter().find(|(label, _)| *label == name).map(|(_, value)| value.to_owned());
+            (label("pod"), label("vgpu"), sample.value.clone())
+        })
+        .collect()
+    }
+
+    #[test]
+    fn a_value_of_a_shared_device_is_repeated_for_each_slot() {
+        let page = old(&shared());
+        let copy = |pod: &str, slot: &str| (Some(pod.to_owned()), Some(slot.to_owned()), Value::Float(412.5));
+        assert_eq!(series(&page, "DCGM_FI_DEV_POWER_USAGE"), [copy("one", "0"), copy("one", "1"), copy("two", "2")]);
+    }
+
+    #[test]
+    fn utilization_and_memory_of_a_shared_device_are_each_containers_own() {
+        let page = old(&shared());
+        let own = |pod: Option<&str>, slot: Option<&str>, value: Value| {
+            (pod.map(str::to_owned), slot.map(str::to_owned), value)
+        };
+        assert_eq!(
+            series(&page, "DCGM_FI_DEV_GPU_UTIL"),
+            [
+                own(None, None, Value::Integer(87)),
+                own(Some("one"), None, Value::Integer(50)),
+                own(Some("two"), Some("2"), Value::Integer(25)),
+            ]
+        );
+        assert_eq!(
+            series(&page, "DCGM_FI_DEV_FB_USED"),
+            [
+                own(None, None, Value::Integer(40960)),
+                own(Some("one"), None, Value::Integer(16384)),
+                own(Some("two"), Some("2"), Value::Integer(8192)),
+            ]
+        );
+    }
+
+    #[test]
+    fn little_work_of_many_is_not_rounded_to_none() {
+        let mut snapshot = shared();
+        snapshot.accounts.iter_mut().for_each(|account| account.device_utilization_ratio = Some(0.004));
+        let pods = value(&old(&snapshot), "DCGM_FI_DEV_GPU_UTIL", &[("UUID", fixture::WHOLE), ("pod", "two")]);
+        assert_eq!(pods, Some(0.4));
+    }
+
+    #[test]
+    fn the_last_xid_of_any_code_and_source_is_shown_and_0_without_one() {
+        let mut snapshot = fixture::snapshot();
+        let last = |snapshot: &Snapshot, uuid| value(&old(snapshot), "DCGM_FI_DEV_XID_ERRORS", &[("UUID", uuid)]);
+        assert_eq!([fixture::WHOLE, fixture::LOST].map(|uuid| last(&snapshot, uuid)), [Some(31.0), Some(0.0)]);
+        let health = std::sync::Arc::make_mut(&mut snapshot.health);
+        let xids = &mut health.gpus.get_mut(&fixture::WHOLE.into()).unwrap().xids;
+        let mut earlier = xids.last[&31]["nvml"].clone();
+        earlier.at.monotonic = crate::model::Monotonic::from_secs(399);
+        xids.last.insert(94, [("nvml", earlier.clone())].into());
+        assert_eq!(last(&snapshot, fixture::WHOLE), Some(31.0));
+        earlier.at.monotonic = crate::model::Monotonic::from_secs(401);
+        let health = std::sync::Arc::make_mut(&mut snapshot.health);
+        health.gpus.get_mut(&fixture::WHOLE.into()).unwrap().xids.last.insert(94, [("nvml", earlier)].into());
+        assert_eq!(last(&snapshot, fixture::WHOLE), Some(94.0));
+    }
+
+    #[test]
+    fn a_partitioned_gpu_as_a_whole_has_no_pod() {
+        let mut snapshot = fixture::snapshot();
+        snapshot.accounts.retain(|account| &*account.container.pod == "claiming");
+        let labels = [("UUID", fixture::PARTITIONED), ("pod", "claiming")];
+        assert_eq!(value(&old(&snapshot), "DCGM_FI_DEV_POWER_USAGE", &labels), None);
+    }
+}
