@@ -62,7 +62,7 @@ pub enum Reach {
 impl Xids {
     pub fn new(created: UnixSeconds) -> Self {
         let by_class = XidClass::ALL.into_iter().map(|class| (class, 0)).collect();
-        let counts = XidCounts { created, by_class, last: BTreeMap::new() };
+        let counts = XidCounts { created, by_class, ..XidCounts::default() };
         Self { counts, episodes: BTreeMap::new(), latches: BTreeMap::new() }
     }
 
@@ -74,7 +74,11 @@ impl Xids {
         let code = if is_new && self.counts.last.len() >= CODES { UNKNOWN_CODE } else { event.code };
         // Not later than now.
         let at = event.at.monotonic.min(now);
-        *self.counts.by_class.entry(class).or_default() += self.count(code, event.source, event.count, at);
+        let count = self.count(code, event.source, event.count, at);
+        *self.counts.by_class.entry(class).or_default() += count;
+        let of_code = self.counts.by_code.entry(code).or_default();
+        of_code.total += count;
+        of_code.recent.add(at, count);
         self.remember(code, event);
         if matches!(effect, Effect::Unhealthy | Effect::UnhealthyUnlessRecoveryActionKnown)
             && self.latches.len() < CODES

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::{ContainerRef, GpuUuid, MigUuid, Moment, UnixSeconds, XidProcess};
+use super::{ContainerRef, GpuUuid, MigUuid, Moment, RecentCount, UnixSeconds, XidProcess};
 
 /// The health of every GPU and MIG device ever listed, with its transitions and XIDs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -84,6 +84,16 @@ pub struct XidCounts {
     pub by_class: BTreeMap<XidClass, u64>,
     /// By code, then by source (`nvml`, `kmsg`).
     pub last: BTreeMap<u32, BTreeMap<&'static str, LastXid>>,
+    /// By code; has the codes of `last`. As in `by_class`, an XID that two sources report counts once.
+    #[serde(skip)]
+    pub by_code: BTreeMap<u32, CodeCount>,
+}
+
+/// XIDs of one code.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CodeCount {
+    pub total: u64,
+    pub recent: RecentCount,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -50,8 +50,8 @@ mod xid;
 
 pub use allocations::{Allocatable, Allocations, ClaimDevice, Container, CpuSet, HeldDevice, MemoryBlock, Pod};
 pub use device_health::{
-    DeviceHealth, GpuHealth, HealthCause, HealthState, HealthTransition, LastXid, RECOVERY_ACTIONS, UnhealthyReason,
-    XidClass, XidCounts, recovery_action,
+    CodeCount, DeviceHealth, GpuHealth, HealthCause, HealthState, HealthTransition, LastXid, RECOVERY_ACTIONS,
+    UnhealthyReason, XidClass, XidCounts, recovery_action,
 };
 pub use figures::Figures;
 pub use identity::{ContainerId, ContainerRef, DeviceId, GpuUuid, MigUuid, PciBusId, PodRef, PodUid, ResourceName};

@@ -216,7 +216,11 @@ fn one_xid_from_two_sources_counts_once_and_the_process_is_kept() {
         let last = &state.gpus[&GPU.into()].xids.last[&31];
         assert_eq!((last["kmsg"].process.clone(), last["kmsg"].count, last["nvml"].count), (process.clone(), 3, 3));
         assert_eq!(total(&world.with(100, &[kmsg(100, 1)])), 4, "a new one");
-        assert_eq!(total(&world.with(120, &[nvml(120, 1)])), 5, "and another");
+        let state = world.with(120, &[nvml(120, 1)]);
+        assert_eq!(total(&state), 5, "and another");
+        let of_code = &state.gpus[&GPU.into()].xids.by_code[&31];
+        let recent = [120, 310, 1_000].map(|seconds| of_code.recent.at(moment(seconds).monotonic));
+        assert_eq!((of_code.total, recent), (5, [5, 2, 0]), "{batches:?}");
     }
 }
 
@@ -246,6 +250,8 @@ fn memory_is_bounded_whatever_arrives() {
     assert!(world.health.devices.len() <= UNKNOWN_GPUS + 2);
     let xids = &state.gpus[&GPU.into()].xids;
     assert_eq!(xids.by_class.values().sum::<u64>(), 20_000, "none is lost for that");
+    assert_eq!(xids.by_code.values().map(|of_code| of_code.total).sum::<u64>(), 20_000);
+    assert!(xids.by_code.keys().eq(xids.last.keys()));
     assert!(xids.last.len() <= 257 && world.health.take_notes().len() <= NOTES);
     for seconds in 3..700 {
         world.slow(|slow| slow.recovery_action = Some((seconds % 2) as u32));

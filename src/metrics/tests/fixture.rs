@@ -177,7 +177,7 @@ fn health() -> HealthState {
         causes: vec![HealthCause { reason, detail: detail.into(), clears: "recovers after a reset".into() }],
     };
     let mut xids =
-        XidCounts { created: STARTED, by_class: XidClass::ALL.map(|class| (class, 0)).into(), last: BTreeMap::new() };
+        XidCounts { created: STARTED, by_class: XidClass::ALL.map(|class| (class, 0)).into(), ..XidCounts::default() };
     let of = |whole, xids: &XidCounts| GpuHealth { whole, instances: BTreeMap::new(), xids: xids.clone() };
     let lost = of(sick(UnhealthyReason::Lost, "the driver no longer lists it"), &xids);
     let partitioned = GpuHealth {
@@ -188,6 +188,9 @@ fn health() -> HealthState {
     let process = Some(XidProcess { pid: 4711, name: Some("python".into()) });
     let last = LastXid { class: XidClass::Application, at: moment(400), process, count: 3 };
     xids.last.insert(31, [("kmsg", last.clone()), ("nvml", LastXid { process: None, ..last })].into());
+    let mut of_code = CodeCount { total: 3, ..CodeCount::default() };
+    of_code.recent.add(Monotonic::from_secs(400), 2);
+    xids.by_code.insert(31, of_code);
     let gpus = [(WHOLE.into(), of(well(), &xids)), (LOST.into(), lost), (PARTITIONED.into(), partitioned)].into();
     HealthState { gpus, transitions: vec![], transition_counts: BTreeMap::new() }
 }
