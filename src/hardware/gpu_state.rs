@@ -21,8 +21,9 @@ pub struct GpuState {
     slow: Option<Stamped<Slow>>,
     /// Rates between the last two slow passes, for a GPU without GPM.
     traffic: Traffic,
+    link0_bytes_per_second: Option<f64>,
     /// The byte counters of the last slow pass, as the driver gave them.
-    byte_counters: Option<(Monotonic, [Option<f64>; 4])>,
+    byte_counters: Option<(Monotonic, ByteCounters)>,
     /// The last credible value of the driver's energy counter, in millijoules.
     energy_counter: Option<(Monotonic, u64)>,
     /// Its last value, credible or not: the totals include its joules up to that value.
@@ -36,6 +37,9 @@ pub struct GpuState {
     pub lost: bool,
     seen: bool,
 }
+
+/// PCIe transmitted and received, NVLink transmitted and received, NVLink 0 both.
+type ByteCounters = [Option<f64>; 5];
 
 /// The age at which the readings of a tier become unknown.
 #[derive(Clone, Copy, Debug)]
@@ -120,7 +124,10 @@ impl GpuState {
         if let Some(mut value) = slow {
             let counters = byte_counters(&value);
             let before = self.byte_counters.replace((at, counters));
-            self.traffic = before.map(|before| traffic(before, (at, counters))).unwrap_or_default();
+            let rates = before.map(|before| rates(before, (at, counters))).unwrap_or_default();
+            let [pcie_transmitted, pcie_received, nvlink_transmitted, nvlink_received, link0] = rates;
+            self.traffic = Traffic { pcie_transmitted, pcie_received, nvlink_transmitted, nvlink_received };
+            self.link0_bytes_per_second = link0;
             self.monotone.slow(&mut value);
             self.slow = Some(Stamped { at, value });
         }
@@ -176,6 +183,7 @@ impl GpuState {
         let mut medium = current(self.medium.as_ref(), now, staleness.medium);
         if let (Some(medium), true) = (&mut medium, slow.is_some()) {
             medium.value.rates.traffic = medium.value.rates.traffic.or(self.traffic);
+            medium.value.rates.link0_bytes_per_second = self.link0_bytes_per_second;
         }
         DeviceReadings {
             totals: self.totals.clone(),
@@ -200,20 +208,19 @@ fn credible_millijoules(from: Monotonic, to: Monotonic) -> f64 {
     1000.0 * plausible::POWER.most() * (to.since(from).as_secs_f64() + 1.0)
 }
 
-/// PCIe transmitted and received, NVLink transmitted and received.
-fn byte_counters(slow: &Slow) -> [Option<f64>; 4] {
+fn byte_counters(slow: &Slow) -> ByteCounters {
     let (pcie, nvlink) = (&slow.pcie, &slow.nvlink);
-    [pcie.transmitted_bytes, pcie.received_bytes, nvlink.transmitted_bytes, nvlink.received_bytes]
+    let link0 = nvlink.of_links.get(&0).and_then(|link| Some(link.transmitted_bytes? + link.received_bytes?));
+    [pcie.transmitted_bytes, pcie.received_bytes, nvlink.transmitted_bytes, nvlink.received_bytes, link0]
 }
 
 /// No rate for a counter that fell: it restarted, and its last value before that is unknown.
-fn traffic(before: (Monotonic, [Option<f64>; 4]), now: (Monotonic, [Option<f64>; 4])) -> Traffic {
+fn rates(before: (Monotonic, ByteCounters), now: (Monotonic, ByteCounters)) -> ByteCounters {
     let seconds = now.0.since(before.0).as_secs_f64();
-    let rate = |counter: usize| {
+    std::array::from_fn(|counter| {
         let bytes = now.1[counter]? - before.1[counter]?;
         (seconds > 0.0 && bytes >= 0.0).then(|| bytes / seconds)
-    };
-    Traffic { pcie_transmitted: rate(0), pcie_received: rate(1), nvlink_transmitted: rate(2), nvlink_received: rate(3) }
+    })
 }
 
 fn current<T: Clone>(stamped: Option<&Stamped<T>>, now: Monotonic, limit: Duration) -> Option<Stamped<T>> {
@@ -223,7 +230,7 @@ fn current<T: Clone>(stamped: Option<&Stamped<T>>, now: Monotonic, limit: Durati
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Gaps;
+    use crate::model::{Gaps, LinkCounters};
 
     const STALENESS: Staleness =
         Staleness { fast: Duration::from_secs(5), medium: Duration::from_secs(30), slow: Duration::from_secs(180) };
@@ -301,6 +308,9 @@ mod tests {
             let mut slow = Slow::default();
             slow.pcie.transmitted_bytes = Some(bytes);
             slow.nvlink.received_bytes = Some(bytes);
+            let link =
+                LinkCounters { transmitted_bytes: Some(bytes), received_bytes: Some(bytes), ..LinkCounters::default() };
+            slow.nvlink.of_links = [(0, link)].into();
             let mut medium = Medium::default();
             medium.rates.traffic.nvlink_received = Some(7.0);
             Pass { slow: Some(slow), medium: Some(medium), ..Pass::default() }
@@ -308,12 +318,16 @@ mod tests {
         let traffic = |state: &GpuState, at: u64| {
             state.readings(Monotonic::from_secs(at), STALENESS).medium.unwrap().value.rates.traffic
         };
+        let link0 = |state: &GpuState, at: u64| {
+            state.readings(Monotonic::from_secs(at), STALENESS).medium.unwrap().value.rates.link0_bytes_per_second
+        };
         state.take(Monotonic::from_secs(1), true, pass(1000.0));
         assert_eq!(traffic(&state, 1).pcie_transmitted, None, "one reading is no rate");
         state.take(Monotonic::from_secs(61), false, pass(7000.0));
         let read = traffic(&state, 61);
         assert_eq!((read.pcie_transmitted, read.pcie_received), (Some(100.0), None));
         assert_eq!(read.nvlink_received, Some(7.0), "GPM takes precedence");
+        assert_eq!(link0(&state, 61), Some(200.0), "both ways");
         state.take(Monotonic::from_secs(121), true, pass(13_000.0));
         assert_eq!(traffic(&state, 121).pcie_transmitted, Some(100.0), "across a new reader");
         state.take(Monotonic::from_secs(181), false, pass(600.0));

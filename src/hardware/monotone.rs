@@ -110,6 +110,9 @@ impl Monotone {
 
     /// By link, so that an inactive link is not a restart of the sum.
     fn nvlink(&mut self, nvlink: &mut NvLink) {
+        for (error, count) in &mut nvlink.error_sums {
+            self.raise_count("nvlink_driver_sums", error, count);
+        }
         let has_bytes = nvlink.of_links.values().any(|link| link.transmitted_bytes.or(link.received_bytes).is_some());
         let of_all = (nvlink.transmitted_bytes, nvlink.received_bytes);
         let mut links = std::mem::take(&mut nvlink.of_links);

@@ -210,11 +210,12 @@ impl Screen<'_> {
         for width in [link_width_lanes, link_width_lanes_max] {
             self.optional(&PCIE_WIDTH, width);
         }
-        let NvLink { transmitted_bytes, received_bytes, errors, of_links, .. } = &mut slow.nvlink;
+        let NvLink { transmitted_bytes, received_bytes, errors, error_sums, of_links, .. } = &mut slow.nvlink;
         for bytes in [transmitted_bytes, received_bytes] {
             self.optional(&TRANSFERRED, bytes);
         }
         self.named(&ERRORS, errors);
+        self.named(&ERRORS, error_sums);
         for counters in of_links.values_mut() {
             for bytes in [&mut counters.transmitted_bytes, &mut counters.received_bytes] {
                 self.optional(&TRANSFERRED, bytes);

@@ -152,6 +152,9 @@ pub struct Rates {
     /// encoder, decoder, jpeg, ofa: 0 to 1, in the driver's last sample.
     pub engine_utilization_ratios: BTreeMap<&'static str, f64>,
     pub traffic: Traffic,
+    /// NVLink 0 alone, transmitted and received, over the time since the last slow pass.
+    #[serde(skip)]
+    pub link0_bytes_per_second: Option<f64>,
 }
 
 /// Bytes a second, over the time since the last medium pass (GPM), or since the last slow one (counters).
@@ -281,6 +284,10 @@ pub struct NvLink {
     pub transmitted_bytes: Option<f64>,
     pub received_bytes: Option<f64>,
     pub errors: BTreeMap<&'static str, u64>,
+    /// The driver's own sums over all links: crc_flit, crc_data, replay, recovery (fields 38, 45, 52, 59), and of NVLink 5
+    /// recovery_successful (field 213).
+    #[serde(skip)]
+    pub error_sums: BTreeMap<&'static str, u64>,
     pub active_links: Option<u32>,
     pub inactive_links: Option<u32>,
     /// By link, where the driver has counters for each. The sums above follow from them, and include links that went

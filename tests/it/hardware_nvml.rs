@@ -203,6 +203,7 @@ fn every_tier_matches_the_data_file() {
         "retired_pages": {"single_bit": [4096, 8192], "double_bit": [], "pending": true},
         "pcie": {"generation": 4, "width": 8, "replay": 9, "tx_bytes": 111, "rx_bytes": 222, "correctable_errors": 3},
         "nvlink": {"links": 4, "down": [3], "data_tx_kib": 10, "data_rx_kib": 20, "crc_errors": 2},
+        "fields": {"38": 1, "45": 2, "213": {"by_scope": {"4294967295": 3}}},
         "recovery_action": 1
     }]}));
     let hardware = run(&fake);
@@ -250,6 +251,7 @@ fn every_tier_matches_the_data_file() {
     assert_eq!((slow.nvlink.active_links, slow.nvlink.inactive_links), (Some(3), Some(1)));
     assert_eq!((slow.nvlink.transmitted_bytes, slow.nvlink.received_bytes), (Some(30_720.0), Some(61_440.0)));
     assert_eq!(slow.nvlink.errors, [("crc", 6), ("recovery", 0), ("replay", 0)].into());
+    assert_eq!(slow.nvlink.error_sums, [("crc_flit", 1), ("crc_data", 2), ("recovery_successful", 3)].into());
     let fabric = slow.fabric.as_ref().unwrap();
     assert_eq!((fabric.state, fabric.health_mask, fabric.health_summary), ("completed", Some(0x51AA), Some(1)));
     assert_eq!(slow.recovery_action, Some(1));

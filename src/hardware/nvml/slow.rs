@@ -55,6 +55,14 @@ const NVLINK5_ERRORS: [(u32, &str); 9] = [
     (214, "recovery_failed"),
     (215, "recovery"),
 ];
+/// Over all links, with the scope of that: the older ids have none.
+const NVLINK_ERROR_SUMS: [(u32, u32, &str); 5] = [
+    (38, 0, "crc_flit"),
+    (45, 0, "crc_data"),
+    (52, 0, "replay"),
+    (59, 0, "recovery"),
+    (213, ALL_LINKS, "recovery_successful"),
+];
 
 /// By the driver's number.
 const FABRIC_STATES: [&str; 4] = ["not_supported", "not_started", "in_progress", "completed"];
@@ -122,6 +130,7 @@ impl SlowReader {
         let links = std::mem::take(&mut nvlink.of_links);
         nvlink.sum_links(links.values());
         nvlink.of_links = links;
+        nvlink.error_sums = error_sums(caller, handle);
         if !has_bytes {
             let sums = fields::read(caller, handle, &NVLINK_DATA.map(|id| (id, ALL_LINKS)));
             let bytes = [0, 1].map(|at: usize| sums[at].and_then(Field::wide).map(|kibibytes| kibibytes * KIBIBYTE));
@@ -157,6 +166,12 @@ fn read_errors(caller: &mut Caller, handle: Handle, ids: &[(u32, &'static str)],
         counters.errors.extend(named);
     }
     values.iter().any(Option::is_some)
+}
+
+fn error_sums(caller: &mut Caller, handle: Handle) -> BTreeMap<&'static str, u64> {
+    let values = fields::read(caller, handle, &NVLINK_ERROR_SUMS.map(|(id, scope, _)| (id, scope)));
+    let named = NVLINK_ERROR_SUMS.iter().zip(values);
+    named.filter_map(|((.., name), value)| Some((*name, count(value?.value)))).collect()
 }
 
 fn count(value: f64) -> u64 {

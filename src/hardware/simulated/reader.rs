@@ -8,8 +8,8 @@ use super::profile::Model;
 use crate::hardware::source::{Due, Integrals, Pass, PassStatus, Problem, Reader};
 use crate::hardware::{CLOCK_EVENTS, POLICIES, THROTTLE_REASONS};
 use crate::model::{
-    Clocks, DeviceProcess, EccLocation, FabricState, Fast, GpmRatios, Gpu, GpuUuid, InstanceReading, Medium, MemoryUse,
-    MigDevice, Moment, Monotonic, NvLink, Pcie, Rates, RowRemap, Slow, Traffic,
+    Clocks, DeviceProcess, EccLocation, FabricState, Fast, GpmRatios, Gpu, GpuUuid, InstanceReading, LinkCounters,
+    Medium, MemoryUse, MigDevice, Moment, Monotonic, NvLink, Pcie, Rates, RowRemap, Slow, Traffic,
 };
 
 /// Reserved memory, as on real boards.
@@ -255,6 +255,7 @@ impl SimulatedReader {
                 nvlink_transmitted: moved.map(|moved| moved * 40.0),
                 nvlink_received: moved.map(|moved| moved * 40.0),
             },
+            link0_bytes_per_second: None,
         }
     }
 
@@ -296,6 +297,22 @@ impl SimulatedReader {
         }
     }
 
+    /// Every link moves the same.
+    fn nvlink(&self, moved: f64) -> NvLink {
+        let bytes = Some((moved / f64::from(self.model.nvlinks)).floor());
+        let errors = BTreeMap::from([("replay", 0), ("recovery", 0), ("crc", 0)]);
+        let link = LinkCounters { transmitted_bytes: bytes, received_bytes: bytes, errors };
+        let mut nvlink = NvLink {
+            error_sums: [("crc_flit", 0), ("crc_data", 0), ("replay", 0), ("recovery", 0)].into(),
+            active_links: Some(self.model.nvlinks),
+            inactive_links: Some(0),
+            of_links: (0..self.model.nvlinks).map(|number| (number, link.clone())).collect(),
+            ..NvLink::default()
+        };
+        nvlink.sum_links(std::iter::repeat_n(&link, self.model.nvlinks as usize));
+        nvlink
+    }
+
     fn slow(&self, board: &Board) -> Slow {
         let none = |location| EccLocation { location, corrected: Some(0), uncorrected: Some(0) };
         let moved = board.sums.sm_active * 1e9;
@@ -315,14 +332,7 @@ impl SimulatedReader {
                 link_width_lanes_max: Some(16),
                 ..Pcie::default()
             },
-            nvlink: NvLink {
-                transmitted_bytes: Some((moved * 40.0).floor()),
-                received_bytes: Some((moved * 40.0).floor()),
-                errors: [("replay", 0), ("recovery", 0), ("crc", 0)].into(),
-                active_links: Some(self.model.nvlinks),
-                inactive_links: Some(0),
-                ..NvLink::default()
-            },
+            nvlink: self.nvlink(moved * 40.0),
             fabric: Some(self.fabric()),
             recovery_action: self.controls.recovery_action(&self.uuid),
             ..Slow::default()

@@ -361,6 +361,7 @@ fn medium() -> Medium {
                 nvlink_transmitted: Some(102_400_000.0),
                 nvlink_received: Some(51_200_000.0),
             },
+            link0_bytes_per_second: Some(10_240_000.0),
         },
         sm_cycles: Some(1.0e12),
         sm_active_cycles: Some(5.0e11),
@@ -412,6 +413,7 @@ fn slow() -> Slow {
             transmitted_bytes: Some(4.0e13),
             received_bytes: Some(3.0e13),
             errors: BTreeMap::from([("replay", 0), ("recovery", 0), ("crc", 1)]),
+            error_sums: BTreeMap::from([("crc_flit", 1), ("crc_data", 0), ("replay", 0), ("recovery", 0)]),
             active_links: Some(17),
             inactive_links: Some(1),
             ..NvLink::default()
