@@ -8,6 +8,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use podmeter::clock::Clock;
+use podmeter::metrics::dcgm::Generation;
 use podmeter::metrics::{Coding, Format, Pages};
 use podmeter::model::Snapshot;
 use podmeter::web::{Admin, CachedBodies, Live, ScrapeDurations, WebState, router};
@@ -87,6 +88,7 @@ fn state(snapshots: watch::Receiver<Arc<Snapshot>>) -> WebState {
     WebState {
         snapshots,
         pages: Arc::default(),
+        dcgm_generation: Generation::default(),
         scrapes: ScrapeDurations::default(),
         clock: Clock::start(),
         healthy: Arc::new(|| Ok(())),
