@@ -15,7 +15,7 @@ pub fn markdown() -> String {
          Written by `podmeter metrics -o markdown`. Units are base units, ratios run from 0 to 1, counters end in \
          `_total`. A value that the hardware or the kubelet does not report is absent, never 0; a label is absent where \
          it does not apply. `podmeter metrics -o json` has the source of each value, such as the NVML call; \
-         [migrate.md](migrate.md#names) the names of `/metrics/dcgm`.\n",
+         [dcgm.md](dcgm.md#names) the names of `/metrics/dcgm`.\n",
     );
     for group in GROUPS {
         let labels = shared_labels(group.metrics);

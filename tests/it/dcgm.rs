@@ -13,7 +13,7 @@ use podmeter::model::{
     Moment, Monotonic, Owner, Sharing, Snapshot, Stamped, Totals, UnixSeconds,
 };
 
-const GUIDE: &str = include_str!("../../docs/migrate.md");
+const GUIDE: &str = include_str!("../../docs/dcgm.md");
 const GPU: &str = "GPU-00000000-0000-0000-0000-000000000000";
 const SECONDS: f64 = 10.0;
 const MEBIBYTE: u64 = 1 << 20;

@@ -1,6 +1,7 @@
 //! The table of names for people and for programs.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 
 use serde::Serialize;
 
@@ -96,4 +97,36 @@ impl Equivalent {
             Agreement::Named(difference) | Agreement::Unproven(difference) => Some(difference),
         }
     }
+}
+
+/// The table of `docs/dcgm.md`.
+#[must_use]
+pub fn markdown() -> String {
+    let mut table = String::from("up to 4.8|from 4.9 on|podmeter|difference\n---|---|---|---\n");
+    for name in super::names() {
+        let row = MappingRow::of(name);
+        let column = |generation| {
+            let Some(name) = row.names.get(generation) else { return "–".to_owned() };
+            let unit = row.units[generation];
+            if unit.is_empty() { format!("`{name}`") } else { format!("`{name}`<br>{}", unit.replace(' ', "\u{a0}")) }
+        };
+        let unchanged = name.is_unchanged();
+        let query = row.podmeter.as_ref().map(|podmeter| format!("`{}`", podmeter.query));
+        let notes = [row.not_served.map(|reason| format!("not served: {reason}")), row.difference.map(str::to_owned)];
+        let _ = writeln!(
+            table,
+            "{}|{}|{}|{}",
+            column("4.8"),
+            if unchanged { "the same".to_owned() } else { column("4.9") },
+            query.unwrap_or_else(|| "–".to_owned()),
+            notes.into_iter().flatten().collect::<Vec<_>>().join("; "),
+        );
+    }
+    for label in super::LABELS {
+        let new = if label.new == label.old { "the same".to_owned() } else { format!("`{}`", label.new) };
+        let podmeter = label.podmeter.map_or_else(|| "–".to_owned(), |metric| format!("`{metric}`"));
+        let served = if label.served { "" } else { "not served" };
+        let _ = writeln!(table, "`{}` (label)|{new}|{podmeter}|{served}", label.old);
+    }
+    table
 }

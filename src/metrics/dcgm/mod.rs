@@ -9,7 +9,7 @@ mod name;
 mod page;
 mod rows;
 
-pub use mapping::{EquivalentRow, MappingRow};
+pub use mapping::{EquivalentRow, MappingRow, markdown};
 pub use name::{Agreement, Equivalent, Kind, LabelName, Name, Native, Shipped, Unit};
 pub use rows::LABELS;
 

@@ -314,6 +314,6 @@ impl Equivalent {
     /// The old name is the rate of this counter at the last reading.
     pub(super) const fn counter_of_rate(mut self) -> Self {
         self.is_counter_of_rate = true;
-        self.unproven("the rate over a range from a counter, instead of the rate at the last reading")
+        self.unproven("the mean over a range, not the last reading")
     }
 }

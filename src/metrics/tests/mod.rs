@@ -11,7 +11,7 @@ use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model::{Me
 use prost::Message as _;
 
 use self::strict::{Dialect, Page};
-use super::dcgm::Generation;
+use super::dcgm::{self, Generation};
 use super::family::{Family, Sample, Value};
 use super::{Coding, Format, Pages, catalogue, families};
 
@@ -64,6 +64,13 @@ fn golden_open_metrics() {
 #[test]
 fn golden_dcgm() {
     golden("tests/golden/dcgm.txt", &rendered(Format::Dcgm(Generation::Both)));
+}
+
+#[test]
+fn golden_dcgm_table() {
+    let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/dcgm.md")).unwrap();
+    let (prose, _) = page.split_once("golden_dcgm_table`. -->\n\n").expect("the comment above the table");
+    golden("docs/dcgm.md", &format!("{prose}golden_dcgm_table`. -->\n\n{}", dcgm::markdown()));
 }
 
 #[test]

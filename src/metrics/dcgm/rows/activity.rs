@@ -3,8 +3,8 @@
 use super::super::name::{Name, Shipped, Unit, renamed, same, scaled, unchanged};
 use crate::metrics::labels::medium;
 
-const MIG_RATIO: &str = "a GPU instance has its series in podmeter_mig_*_ratio";
-const COUNTER_ONLY: &str = "podmeter counts busy seconds: the mean over a range, instead of the last sample";
+const MIG_RATIO: &str = "GPU instances are in podmeter_mig_*_ratio";
+const COUNTER_ONLY: &str = "the mean over a range, not the last sample";
 
 /// Active cycles of one pipe.
 macro_rules! cycles {
@@ -12,7 +12,7 @@ macro_rules! cycles {
         unchanged($name, Unit::Cycles, $help)
             .counter()
             .shipped(Shipped::Commented)
-            .no_native("podmeter_device_pipe_active_ratio has the fraction of time")
+            .no_native("the fraction of time: podmeter_device_pipe_active_ratio")
             .values(|page, series| page.gpus(series, |readings| medium(readings)?.pipe_cycles.get($pipe).copied()))
     };
 }

@@ -12,9 +12,7 @@ pub static ROWS: &[Name] = &[
         "Code of the last XID since podmeter started; 0 if there was none.",
     )
     .native(
-        same("podmeter_xid_errors_total", &[])
-            .sum_over(&["class"])
-            .unproven("a count of XIDs; DCGM has the code of the last one, which does not return to 0"),
+        same("podmeter_xid_errors_total", &[]).sum_over(&["class"]).unproven("a count, not the code of the last XID"),
     )
     .values(|page, series| {
         for (gpu, health) in with_health(page.snapshot) {

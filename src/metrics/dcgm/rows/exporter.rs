@@ -1,8 +1,8 @@
 //! What dcgm-exporter computes itself.
 
 use super::super::name::{Name, Shipped, Unit, same, unchanged};
-use crate::metrics::labels::{Labels, with_health};
-use crate::model::UnhealthyReason;
+use crate::metrics::labels::{Labels, medium, with_health, with_readings};
+use crate::model::{RecentCount, UnhealthyReason};
 
 /// NVML's names, and those of dcgm-exporter, in the order of their bits.
 pub(super) const CLOCK_EVENTS: [(&str, &str); 9] = [
@@ -21,26 +21,74 @@ pub(super) const CLOCK_EVENTS: [(&str, &str); 9] = [
 const WATCHES: [&str; 4] = ["NVLINK", "MEM", "DRIVER", "ALL"];
 const FAILED: f64 = 20.0;
 
-pub static ROWS: &[Name] = &[unchanged(
-    "DCGM_EXP_GPU_HEALTH_STATUS",
-    Unit::Number,
-    "Health by area, as podmeter reports it to the kubelet: 0 healthy, 20 unhealthy.",
-)
-.shipped(Shipped::Commented)
-.native(
-    same("podmeter_device_healthy", &[]).unproven("1 is healthy; the areas are in podmeter_device_unhealthy_reason"),
-)
-.values(|page, series| {
-    for (gpu, health) in with_health(page.snapshot) {
-        let causes: Vec<_> =
-            health.devices().flat_map(|device| &device.causes).map(|cause| area(cause.reason)).collect();
-        for watch in WATCHES {
-            let code = causes.iter().find(|(area, _)| *area == watch).map(|(_, code)| *code);
-            let labels = Labels::of("health_watch", watch).and("health_error_code", code.unwrap_or("DCGM_FR_OK"));
-            page.gpu_and(series, gpu, labels, if code.is_some() { FAILED } else { 0.0 });
+pub static ROWS: &[Name] = &[
+    unchanged(
+        "DCGM_EXP_CLOCK_EVENTS_COUNT",
+        Unit::Number,
+        "Readings of the last five minutes, ten seconds apart, in which the reason limited the clocks.",
+    )
+    .shipped(Shipped::Commented)
+    .native(
+        same("podmeter_device_clock_event_active", &[]).unproven("0 or 1 per reason, with NVML's names, not a count"),
+    )
+    .values(|page, series| {
+        for (gpu, readings) in with_readings(page.snapshot) {
+            let samples = medium(readings).map(|medium| &medium.clock_event_samples);
+            let Some(samples) = samples.filter(|samples| !samples.is_empty()) else { continue };
+            let named = CLOCK_EVENTS.iter().filter_map(|(reason, event)| Some((*event, *samples.get(reason)?)));
+            let active: Vec<_> = named.filter(|(_, count)| *count > 0).collect();
+            if active.is_empty() {
+                page.gpu_and(series, gpu, window(), 0.0);
+            }
+            for (event, count) in active {
+                page.gpu_and(series, gpu, Labels::of("clock_event", event).and_all(&window()), count as f64);
+            }
         }
-    }
-})];
+    }),
+    unchanged("DCGM_EXP_CLOCK_EVENTS_TOTAL", Unit::Number, "How often a reason began to limit the clocks.")
+        .counter()
+        .shipped(Shipped::Commented)
+        .native(
+            same("podmeter_device_clock_event_active", &[])
+                .unproven("0 or 1 per reason, with NVML's names, not a count"),
+        )
+        .values(|page, series| {
+            for (gpu, readings) in with_readings(page.snapshot) {
+                let Some(starts) = medium(readings).map(|medium| &medium.clock_event_starts) else { continue };
+                for (reason, event) in CLOCK_EVENTS {
+                    if let Some(count) = starts.get(reason) {
+                        page.gpu_and(series, gpu, Labels::of("clock_event", event), *count as f64);
+                    }
+                }
+            }
+        }),
+    unchanged(
+        "DCGM_EXP_GPU_HEALTH_STATUS",
+        Unit::Number,
+        "Health by area, as podmeter reports it to the kubelet: 0 healthy, 20 unhealthy.",
+    )
+    .shipped(Shipped::Commented)
+    .native(
+        same("podmeter_device_healthy", &[])
+            .unproven("1 is healthy; the areas are in podmeter_device_unhealthy_reason"),
+    )
+    .values(|page, series| {
+        for (gpu, health) in with_health(page.snapshot) {
+            let causes: Vec<_> =
+                health.devices().flat_map(|device| &device.causes).map(|cause| area(cause.reason)).collect();
+            for watch in WATCHES {
+                let code = causes.iter().find(|(area, _)| *area == watch).map(|(_, code)| *code);
+                let labels = Labels::of("health_watch", watch).and("health_error_code", code.unwrap_or("DCGM_FR_OK"));
+                page.gpu_and(series, gpu, labels, if code.is_some() { FAILED } else { 0.0 });
+            }
+        }
+    }),
+];
+
+/// The window of a count.
+fn window() -> Labels {
+    Labels::of("window_size_in_ms", RecentCount::WINDOW.as_millis().to_string())
+}
 
 /// DCGM's health watch, and its error code for it.
 const fn area(reason: UnhealthyReason) -> (&'static str, &'static str) {

@@ -61,11 +61,30 @@ pub static ROWS: &[Name] = &[
             Some(traffic.nvlink_transmitted? + traffic.nvlink_received?)
         });
     }),
+    unchanged("DCGM_FI_DEV_FABRIC_HEALTH_MASK", Unit::Number, "Conditions of the NVLink fabric, as a bit mask.")
+        .shipped(Shipped::Commented)
+        .native(
+            same("podmeter_device_fabric_condition", &[("condition", "degraded_bandwidth")])
+                .unproven("0 or 1 per condition, not a bit mask"),
+        )
+        .values(|page, series| {
+            page.gpus(series, |readings| Some(slow(readings)?.fabric.as_ref()?.health_mask?.into()));
+        }),
+    unchanged(
+        "DCGM_FI_DEV_FABRIC_HEALTH_SUMMARY",
+        Unit::Number,
+        "Health of the NVLink fabric: 0 not supported, 1 healthy, 2 unhealthy, 3 limited capacity.",
+    )
+    .shipped(Shipped::Commented)
+    .no_native("the conditions: podmeter_device_fabric_condition")
+    .values(|page, series| {
+        page.gpus(series, |readings| Some(slow(readings)?.fabric.as_ref()?.health_summary?.into()));
+    }),
     unchanged("DCGM_FI_DEV_FABRIC_MANAGER_STATUS", Unit::Number, "State of the registration with the NVLink fabric.")
         .shipped(Shipped::Custom)
         .native(
             same("podmeter_device_fabric_state", &[("state", "completed")])
-                .unproven("one series per state, 0 or 1, instead of the state's number"),
+                .unproven("0 or 1 per state, not its number"),
         )
         .values(|page, series| {
             page.gpus(series, |readings| {

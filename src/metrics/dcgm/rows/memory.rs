@@ -2,7 +2,7 @@
 
 use super::super::name::{Name, Shipped, Unit, same, scaled};
 
-const MIG_MEMORY: &str = "a partitioned GPU is one series; its GPU instances are in podmeter_mig_memory_bytes";
+const MIG_MEMORY: &str = "GPU instances are in podmeter_mig_memory_bytes";
 
 pub static ROWS: &[Name] = &[
     scaled(

@@ -4,7 +4,7 @@ use super::super::name::{Name, Shipped, Unit, renamed, same, scaled};
 use super::exporter::CLOCK_EVENTS;
 use crate::metrics::labels::medium;
 
-const THERMAL: &str = "podmeter has the driver's thermal slowdowns by cause (sw_thermal_slowdown, hw_thermal_slowdown)";
+const THERMAL: &str = "by cause: sw_thermal_slowdown, hw_thermal_slowdown";
 
 pub static ROWS: &[Name] = &[
     renamed("DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_BOARD_POWER_WATTS", Unit::Watts, "Power draw (W).")
@@ -22,6 +22,15 @@ pub static ROWS: &[Name] = &[
         "on a shared GPU it is the container's share; it starts with the allocation",
     ))
     .values(|page, series| page.gpus(series, |readings| readings.totals.energy_joules)),
+    renamed(
+        "DCGM_FI_DEV_POWER_MGMT_LIMIT",
+        "DCGM_FI_DEV_BOARD_POWER_LIMIT_REQUESTED_WATTS",
+        Unit::Watts,
+        "Power limit that was set (W).",
+    )
+    .shipped(Shipped::Commented)
+    .no_native("the limit in force: podmeter_device_power_limit_watts")
+    .values(|page, series| page.gpus(series, |readings| medium(readings)?.power_limit_requested_watts)),
     renamed(
         "DCGM_FI_DEV_ENFORCED_POWER_LIMIT",
         "DCGM_FI_DEV_BOARD_POWER_LIMIT_ENFORCED_WATTS",
@@ -128,7 +137,7 @@ pub static ROWS: &[Name] = &[
     )
     .counter()
     .shipped(Shipped::Commented)
-    .no_native("only /metrics/dcgm has it")
+    .no_native("none")
     .values(|page, series| {
         page.gpus(series, |readings| medium(readings)?.policy_violation_seconds.get("board_limit").copied());
     }),
@@ -140,7 +149,7 @@ pub static ROWS: &[Name] = &[
     )
     .counter()
     .shipped(Shipped::Commented)
-    .no_native("only /metrics/dcgm has it")
+    .no_native("none")
     .values(|page, series| {
         page.gpus(series, |readings| medium(readings)?.policy_violation_seconds.get("low_utilization").copied());
     }),
@@ -152,7 +161,7 @@ pub static ROWS: &[Name] = &[
     )
     .counter()
     .shipped(Shipped::Commented)
-    .no_native("only /metrics/dcgm has it")
+    .no_native("none")
     .values(|page, series| {
         page.gpus(series, |readings| medium(readings)?.policy_violation_seconds.get("reliability").copied());
     }),
@@ -165,7 +174,7 @@ pub static ROWS: &[Name] = &[
     .shipped(Shipped::Custom)
     .native(
         same("podmeter_device_clock_event_active", &[("reason", "hw_slowdown")])
-            .unproven("one series per reason, 0 or 1, instead of a bit mask"),
+            .unproven("0 or 1 per reason, not a bit mask"),
     )
     .values(|page, series| {
         page.gpus(series, |readings| {
