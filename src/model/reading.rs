@@ -249,6 +249,9 @@ pub struct Slow {
     pub fabric: Option<FabricState>,
     /// NVML field 230, by number.
     pub recovery_action: Option<u32>,
+    /// False on a GPU without vGPU licensing, too.
+    #[serde(skip)]
+    pub vgpu_licensed: Option<bool>,
 }
 
 /// Volatile ECC counts of one location, since the driver was loaded, monotonic.

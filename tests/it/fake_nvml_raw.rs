@@ -45,6 +45,7 @@ fn every_symbol_is_there() {
         nvmlDeviceGetHandleByIndex_v2 nvmlDeviceGetHandleByUUID nvmlDeviceGetHandleByPciBusId_v2 nvmlDeviceGetName
         nvmlDeviceGetUUID nvmlDeviceGetMinorNumber nvmlDeviceGetIndex nvmlDeviceGetPciInfo_v3
         nvmlDeviceGetArchitecture nvmlDeviceGetCudaComputeCapability nvmlDeviceGetVbiosVersion nvmlDeviceGetSerial
+        nvmlDeviceGetGridLicensableFeatures_v4
         nvmlDeviceGetNumaNodeId nvmlDeviceGetMemoryAffinity nvmlDeviceGetUtilizationRates
         nvmlDeviceGetEncoderUtilization nvmlDeviceGetDecoderUtilization nvmlDeviceGetJpgUtilization
         nvmlDeviceGetOfaUtilization nvmlDeviceGetSamples nvmlDeviceGetMemoryInfo nvmlDeviceGetMemoryInfo_v2
@@ -97,6 +98,7 @@ fn the_structs_have_the_sizes_of_the_header() {
         ("Temperature_v1", size_of::<nvmlTemperature_v1_t>(), 12),
         ("ViolationTime", size_of::<nvmlViolationTime_t>(), 16),
         ("BAR1Memory", size_of::<nvmlBAR1Memory_t>(), 24),
+        ("GridLicensableFeatures", size_of::<nvmlGridLicensableFeatures_t>(), 860),
         ("GpuFabricInfo_v3", size_of::<nvmlGpuFabricInfo_v3_t>(), 40),
         ("EccSramErrorStatus_v1", size_of::<nvmlEccSramErrorStatus_v1_t>(), 104),
         ("PlatformInfo_v2", size_of::<nvmlPlatformInfo_v2_t>(), 44),

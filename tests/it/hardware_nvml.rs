@@ -204,7 +204,7 @@ fn every_tier_matches_the_data_file() {
         "pcie": {"generation": 4, "width": 8, "replay": 9, "tx_bytes": 111, "rx_bytes": 222, "correctable_errors": 3},
         "nvlink": {"links": 4, "down": [3], "data_tx_kib": 10, "data_rx_kib": 20, "crc_errors": 2},
         "fields": {"38": 1, "45": 2, "213": {"by_scope": {"4294967295": 3}}},
-        "recovery_action": 1
+        "recovery_action": 1, "vgpu_license": true
     }]}));
     let hardware = run(&fake);
     let state = wait(&hardware, "a second GPM sample", |state| {
@@ -254,7 +254,7 @@ fn every_tier_matches_the_data_file() {
     assert_eq!(slow.nvlink.error_sums, [("crc_flit", 1), ("crc_data", 2), ("recovery_successful", 3)].into());
     let fabric = slow.fabric.as_ref().unwrap();
     assert_eq!((fabric.state, fabric.health_mask, fabric.health_summary), ("completed", Some(0x51AA), Some(1)));
-    assert_eq!(slow.recovery_action, Some(1));
+    assert_eq!((slow.recovery_action, slow.vgpu_licensed), (Some(1), Some(true)));
     assert!(state.errors.is_empty(), "{:?}", state.errors);
     hardware.stop();
 }
@@ -462,7 +462,8 @@ fn failing_calls_cost_their_own_values() {
                 "nvmlDeviceGetSerial": 4, "nvmlDeviceGetClockInfo": 10, "nvmlGpmSampleGet": 999,
                 "nvmlDeviceGetTotalEnergyConsumption": 3, "nvmlDeviceGetRemappedRows": 4,
                 "nvmlDeviceGetNvLinkState": 999,
-                "nvmlDeviceGetMemoryErrorCounter": 3, "nvmlDeviceGetPcieReplayCounter": 14
+                "nvmlDeviceGetMemoryErrorCounter": 3, "nvmlDeviceGetPcieReplayCounter": 14,
+                "nvmlDeviceGetGridLicensableFeatures_v4": 3
             }
         }, {"fail": {"*": 999, "nvmlDeviceGetHandleByIndex_v2": 0, "nvmlDeviceGetUUID": 0}}]
     }));
@@ -482,6 +483,7 @@ fn failing_calls_cost_their_own_values() {
     let slow = &shown.slow.as_ref().unwrap().value;
     assert_eq!((slow.row_remap, slow.pcie.replays, slow.pcie.link_generation), (None, None, Some(5)));
     assert!(slow.ecc.is_empty() && slow.nvlink.active_links.is_none() && slow.recovery_action.is_none());
+    assert_eq!(slow.vgpu_licensed, None);
     assert!(state.errors["nvmlDeviceGetPowerUsage"]["unknown"] >= 1);
     assert!(state.errors["nvmlDeviceGetPcieReplayCounter"]["corrupted_inforom"] >= 1);
     let unsupported = state

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use nvml_wrapper_sys::bindings::{
-    nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfoV_t, nvmlRowRemapperHistogramValues_t,
+    nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfoV_t, nvmlGridLicensableFeatures_t,
+    nvmlGridLicenseFeatureCode_t_NVML_GRID_LICENSE_FEATURE_CODE_VGPU as VGPU, nvmlRowRemapperHistogramValues_t,
 };
 
 use super::calls::{Caller, Refusal, call, value, version};
@@ -98,6 +99,7 @@ impl SlowReader {
             nvlink: self.nvlink(caller, handle),
             fabric: fabric(caller, handle),
             recovery_action,
+            vgpu_licensed: vgpu_licensed(caller, handle),
         }
     }
 
@@ -305,6 +307,22 @@ fn fabric_state(state: u8, status: u32, health_mask: Option<u32>, health_summary
     }
 }
 
+fn vgpu_licensed(caller: &mut Caller, handle: Handle) -> Option<bool> {
+    // SAFETY: numbers and texts; all zeroes is a valid value.
+    let mut features: nvmlGridLicensableFeatures_t = unsafe { std::mem::zeroed() };
+    call!(caller, nvmlDeviceGetGridLicensableFeatures_v4(handle.0, &raw mut features)).ok()?;
+    is_licensed(&features)
+}
+
+/// As DCGM has it: absent where the driver lists features, and vGPU is none of them.
+fn is_licensed(features: &nvmlGridLicensableFeatures_t) -> Option<bool> {
+    if features.isGridLicenseSupported == 0 {
+        return Some(false);
+    }
+    let mut listed = features.gridLicensableFeatures.iter().take(features.licensableFeaturesCount as usize);
+    listed.find(|feature| feature.featureCode == VGPU).map(|feature| feature.featureState > 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -318,6 +336,21 @@ mod tests {
             [("degraded_bandwidth", false), ("route_recovery", true), ("access_timeout_recovery", false)].into()
         );
         assert!(fabric_state(1, 0, Some(0), None).conditions.is_empty());
+    }
+
+    #[test]
+    fn the_license_is_that_of_the_vgpu_feature() {
+        let with = |supported, listed: u32, state| {
+            // SAFETY: numbers and texts; all zeroes is a valid value.
+            let mut features: nvmlGridLicensableFeatures_t = unsafe { std::mem::zeroed() };
+            (features.isGridLicenseSupported, features.licensableFeaturesCount) = (supported, listed);
+            features.gridLicensableFeatures[0].featureCode = VGPU + 1;
+            features.gridLicensableFeatures[1].featureCode = VGPU;
+            features.gridLicensableFeatures[1].featureState = state;
+            is_licensed(&features)
+        };
+        let licensed = [with(0, 0, 0), with(1, 2, 1), with(1, 2, 0), with(1, 1, 1), with(1, u32::MAX, 1)];
+        assert_eq!(licensed, [Some(false), Some(true), Some(false), None, Some(true)]);
     }
 
     #[test]

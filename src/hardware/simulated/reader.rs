@@ -335,6 +335,7 @@ impl SimulatedReader {
             nvlink: self.nvlink(moved * 40.0),
             fabric: Some(self.fabric()),
             recovery_action: self.controls.recovery_action(&self.uuid),
+            vgpu_licensed: Some(false),
             ..Slow::default()
         }
     }

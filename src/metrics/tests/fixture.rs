@@ -425,6 +425,7 @@ fn slow() -> Slow {
             health_summary: Some(1),
         }),
         recovery_action: Some(0),
+        vgpu_licensed: Some(false),
     }
 }
 

@@ -2,7 +2,10 @@
 
 use std::ffi::{c_int, c_uint, c_ulong};
 
-use nvml_wrapper_sys::bindings::{nvmlPciInfo_st, nvmlPciInfo_t};
+use nvml_wrapper_sys::bindings::{
+    nvmlGridLicensableFeatures_t, nvmlGridLicenseFeatureCode_t_NVML_GRID_LICENSE_FEATURE_CODE_VGPU as VGPU,
+    nvmlPciInfo_st, nvmlPciInfo_t,
+};
 
 use super::on_device;
 use crate::codes::{Answer, Code, INVALID_ARGUMENT, NOT_SUPPORTED};
@@ -48,6 +51,15 @@ on_device! {
     }
     nvmlDeviceGetSerial(serial: Text, length: c_uint) |target| {
         serial.put(target.whole()?.serial.as_deref().ok_or(NOT_SUPPORTED)?, length)
+    }
+    nvmlDeviceGetGridLicensableFeatures_v4(features: Out<nvmlGridLicensableFeatures_t>) |target| {
+        let license = target.whole()?.vgpu_license;
+        let mut answer = features.get()?;
+        answer.isGridLicenseSupported = license.is_some().into();
+        answer.licensableFeaturesCount = license.is_some().into();
+        answer.gridLicensableFeatures[0].featureCode = VGPU;
+        answer.gridLicensableFeatures[0].featureState = license.unwrap_or(false).into();
+        features.put(answer)
     }
     nvmlDeviceGetPersistenceMode(mode: Out<c_uint>) |target| {
         mode.put(target.whole()?.persistence_mode.into())

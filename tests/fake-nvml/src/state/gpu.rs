@@ -56,6 +56,8 @@ pub struct Gpu {
     pub fabric: Option<Fabric>,
     /// Field 230. `null`: not supported.
     pub recovery_action: Option<u32>,
+    /// Whether the vGPU feature has a licence. `null`: no licensing, as on a GPU without virtualization.
+    pub vgpu_license: Option<bool>,
     /// By the id of nvml-wrapper-sys 0.10 (the numbering before driver 580.82): a number, `{"word": 7}` (of 32 bits),
     /// `{"code": 3}`, or `{"by_scope": {"0": 1}}`. Beats what follows from the rest of the file.
     pub fields: BTreeMap<u32, serde_json::Value>,
@@ -154,6 +156,7 @@ impl Default for Gpu {
             nvlink: NvLink::default(),
             fabric: Some(Fabric::default()),
             recovery_action: Some(0),
+            vgpu_license: None,
             fields: BTreeMap::new(),
             processes: Vec::new(),
             mig: Mig::default(),
