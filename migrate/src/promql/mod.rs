@@ -1,8 +1,30 @@
 //! The rewriting of one PromQL expression. Input: an expression, possibly with Grafana variables, and a [`Context`]. Output: the
 //! text with its changes, or what is left to a person and why. Files, rules and dashboards are not known here.
 
+mod binary;
+mod factor;
+mod functions;
+mod join;
+mod labels;
+mod locate;
+mod names;
+mod part;
+mod selector;
+mod template;
+mod walk;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+
+use promql_parser::parser::token::*;
+use promql_parser::parser::{Expr, Function, parse, register_extra_functions, value::ValueType};
+use promql_parser::util::parse_str_radix;
+
+pub use labels::label_source;
+use locate::{Label, Node, Token, locate, tokens};
+use part::Part;
+use template::{Filled, fill};
+use walk::{Need, Walk};
 
 /// The names to which an expression is rewritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -65,6 +87,8 @@ pub struct Rewritten {
     pub factor: f64,
     /// Label names of the result, before → after, where they differ: for legends and annotations.
     pub labels: BTreeMap<String, String>,
+    /// How the result can differ, where that is known.
+    pub difference: Option<String>,
 }
 
 /// One change, shown with its reason.
@@ -88,8 +112,227 @@ pub struct Left {
     pub suggestion: Option<String>,
 }
 
+/// Longer expressions are refused.
+const MAX_BYTES: usize = 64 << 10;
+/// Parentheses in parentheses, and operators: the parser's tree is as deep as there are operators.
+const MAX_DEPTH: usize = 100;
+const MAX_OPERATORS: usize = 200;
+/// A result may have as many more, for its factors.
+const MAX_OPERATORS_OF_RESULT: usize = 2 * MAX_OPERATORS;
+
 /// Rewrites `expression` to the names of the target, or leaves it whole.
-pub fn rewrite(expression: &str, _context: &Context) -> Result<Rewritten, ParseError> {
-    promql_parser::parser::parse(expression).map_err(|message| ParseError { offset: 0, message })?;
-    Ok(Rewritten { text: expression.to_owned(), changes: vec![], left: vec![], factor: 1.0, labels: BTreeMap::new() })
+pub fn rewrite(expression: &str, context: &Context) -> Result<Rewritten, ParseError> {
+    let unchanged = Rewritten {
+        text: expression.to_owned(),
+        changes: vec![],
+        left: vec![],
+        factor: 1.0,
+        labels: BTreeMap::new(),
+        difference: None,
+    };
+    let names_dcgm = expression.to_ascii_lowercase().contains("dcgm");
+    if !names_dcgm && !expression.contains("__name__") {
+        return Ok(unchanged);
+    }
+    let filled = fill(expression);
+    let (tree, tokens) = match parsed(&filled, MAX_OPERATORS) {
+        Ok(parsed) => parsed,
+        Err(_) if !names_dcgm => return Ok(unchanged),
+        Err(error) => return Err(error),
+    };
+    let left = |left: Vec<Left>| Rewritten { left, ..unchanged.clone() };
+    let Some(node) = locate(&filled.text, &tokens, &tree) else {
+        let reason = "its positions are not understood".to_owned();
+        let name = "expression".to_owned();
+        return Ok(left(vec![Left { range: 0..expression.len(), name, reason, suggestion: None }]));
+    };
+    let mut walk = Walk {
+        text: expression,
+        filled: &filled,
+        context,
+        changes: vec![],
+        left: vec![],
+        differences: BTreeSet::new(),
+        labels: BTreeMap::new(),
+        lacks_label: false,
+    };
+    let part = walk.root(&node);
+    let factor = if context.drop_factor { part.scale.factor() } else { factor::Factor::ONE };
+    let part = if context.drop_factor { part.summed() } else { part.settled() };
+    let text = walk.splice(&(0..expression.len()), vec![(node.range.clone(), part.text)]);
+    walk.check_result(&text);
+    if !walk.left.is_empty() {
+        walk.suggest(&text);
+        walk.left.sort_by_key(|left| (left.range.start, left.range.end));
+        walk.left.dedup();
+        return Ok(left(walk.left));
+    }
+    if text == expression {
+        return Ok(unchanged);
+    }
+    walk.changes.sort_by_key(|change| (change.range.start, change.range.end));
+    let differences: Vec<String> = walk.differences.into_iter().collect();
+    let renamed = |(after, before): (String, BTreeSet<String>)| {
+        let pairs = before.into_iter().map(move |before| (before, after.clone()));
+        pairs.filter(|(before, after)| before != after).collect::<Vec<_>>()
+    };
+    Ok(Rewritten {
+        text,
+        changes: walk.changes,
+        left: vec![],
+        factor: factor.value(),
+        labels: walk.labels.into_iter().flat_map(renamed).collect(),
+        difference: (!differences.is_empty()).then(|| differences.join("; ")),
+    })
 }
+
+impl Walk<'_> {
+    /// The whole expression, with the labels that are read from its result.
+    fn root(&mut self, node: &Node) -> Part {
+        let start = node.range.start;
+        let read = self.context.labels_read.iter();
+        let read: Vec<Label> = read.map(|name| Label { range: start..start, name: name.clone() }).collect();
+        let reads_pods = read.iter().any(|label| self.is_pods(&label.name));
+        let part = self.walk(node, Need { pods: reads_pods, alone: true, mean: false });
+        let mut part = self.supply(part, &read);
+        for label in read {
+            let origin = part.flow.origin(&label.name);
+            if origin.dcgm {
+                self.label(&label, origin);
+            }
+        }
+        if !part.filters.is_empty() {
+            self.leave(node.range.clone(), "range", "a range cannot be joined with the labels that it is selected by");
+        }
+        if matches!(&node.kind, locate::Kind::Selector(selector) if selector.is_range)
+            && !part.scale.factor().is_one()
+            && !self.context.drop_factor
+        {
+            self.leave(node.range.clone(), "range", "a range cannot be multiplied");
+            part.scale = part::Scale::ONE;
+        }
+        part
+    }
+
+    /// Suggests the rewriting that is not proven, where all names have one.
+    fn suggest(&mut self, text: &str) {
+        let is_whole = !self.lacks_label && self.left.iter().all(|left| left.suggestion.is_none());
+        if !is_whole || text == self.text || self.left.iter().any(|left| names::is_dcgm(&left.name)) {
+            return;
+        }
+        if parsed(&fill(text), MAX_OPERATORS_OF_RESULT).is_ok() {
+            self.left.iter_mut().for_each(|left| left.suggestion = Some(text.to_owned()));
+        }
+    }
+
+    /// Refuses a result that does not parse, that has names of another generation, or two labels of one name.
+    fn check_result(&mut self, text: &str) {
+        let whole = 0..self.text.len();
+        let two = self.labels.iter().find(|(_, before)| before.len() > 1);
+        if let Some((after, before)) = two {
+            let before: Vec<&str> = before.iter().map(String::as_str).collect();
+            let reason = format!("{} would all become {after}", before.join(", "));
+            self.leave(whole.clone(), after.clone().as_str(), reason);
+        }
+        if !self.left.is_empty() {
+            return;
+        }
+        let filled = fill(text);
+        let stable = parsed(&filled, MAX_OPERATORS_OF_RESULT)
+            .ok()
+            .and_then(|(tree, tokens)| locate(&filled.text, &tokens, &tree))
+            .is_some_and(|node| {
+                let context = Context { labels_read: BTreeSet::new(), ..self.context.clone() };
+                let mut again = Walk {
+                    text,
+                    filled: &filled,
+                    context: &context,
+                    changes: vec![],
+                    left: vec![],
+                    differences: BTreeSet::new(),
+                    labels: BTreeMap::new(),
+                    lacks_label: false,
+                };
+                let part = again.root(&node);
+                again.left.is_empty() && part.text == text[node.range.clone()] && part.scale.factor().is_one()
+            });
+        if !stable {
+            self.leave(whole, "expression", "the rewritten expression could not be verified");
+        }
+    }
+}
+
+/// The parser's tree and the tokens, within limits that keep the parser from overflowing the stack.
+fn parsed(filled: &Filled, max_operators: usize) -> Result<(Expr, Vec<Token>), ParseError> {
+    let text = filled.text.as_str();
+    let error = |offset: usize, message: String| ParseError { offset, message };
+    if text.len() > MAX_BYTES {
+        return Err(error(MAX_BYTES, format!("the expression has more than {MAX_BYTES} bytes")));
+    }
+    let tokens = tokens(text).map_err(|message| error(offset_of(text, &message), message))?;
+    check_limits(text, &tokens, max_operators)?;
+    register_older_functions();
+    match parse(text) {
+        Ok(tree) => Ok((tree, tokens)),
+        Err(message) => {
+            let at = offset_of(text, &message);
+            let message = match filled.variables.first() {
+                Some(_) => format!("{message}; a Grafana variable may stand for a part that the parser needs to know"),
+                None => message,
+            };
+            Err(error(at, message))
+        }
+    }
+}
+
+fn check_limits(text: &str, tokens: &[Token], max_operators: usize) -> Result<(), ParseError> {
+    let (mut depth, mut operators) = (0usize, 0usize);
+    let mut previous = [T_EOF; 2];
+    for Token { kind, range } in tokens {
+        let fail = |message: String| Err(ParseError { offset: range.start, message });
+        match *kind {
+            T_LEFT_PAREN => depth += 1,
+            T_RIGHT_PAREN => depth = depth.saturating_sub(1),
+            T_ADD | T_SUB | T_MUL | T_DIV | T_MOD | T_POW | T_ATAN2 | T_LAND | T_LOR | T_LUNLESS | T_EQLC | T_NEQ
+            | T_GTR | T_LSS | T_GTE | T_LTE | T_LEFT_BRACKET => operators += 1,
+            // The parser cannot hold such a duration.
+            T_NUMBER
+                if [T_LEFT_BRACKET, T_COLON, T_OFFSET].contains(&previous[1])
+                    || previous[0] == T_OFFSET && [T_ADD, T_SUB].contains(&previous[1]) =>
+            {
+                let seconds = parse_str_radix(&text[range.clone()]).unwrap_or(f64::NAN);
+                if !(0.0..1e12).contains(&seconds) {
+                    return fail(format!("{} is no duration", &text[range.clone()]));
+                }
+            }
+            _ => {}
+        }
+        if depth > MAX_DEPTH {
+            return fail(format!("more than {MAX_DEPTH} parentheses are open"));
+        }
+        if operators > max_operators {
+            return fail(format!("the expression has more than {max_operators} operators"));
+        }
+        previous = [previous[1], *kind];
+    }
+    Ok(())
+}
+
+/// Prometheus 3 renamed it.
+fn register_older_functions() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let arguments = vec![ValueType::Matrix, ValueType::Scalar, ValueType::Scalar];
+        // It fails only for names that the parser has by then.
+        let _ = register_extra_functions(vec![Function::new("holt_winters", arguments, 0, ValueType::Vector, false)]);
+    });
+}
+
+/// The position of a name that the parser's message quotes; 0 where there is none.
+fn offset_of(text: &str, message: &str) -> usize {
+    let quoted = message.split('\'').nth(1).filter(|quoted| quoted.len() > 1);
+    quoted.and_then(|quoted| text.find(quoted)).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests;
