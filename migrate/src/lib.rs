@@ -3,5 +3,11 @@
 //!
 //! What is not proven equivalent stays unchanged and is listed.
 
+pub mod cli;
 pub mod files;
+pub mod migration;
 pub mod promql;
+pub mod queries;
+pub mod report;
+pub mod store;
+pub mod units;

@@ -1,3 +1,5 @@
 //! `podmeter-migrate FILE…`
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    podmeter_migrate::cli::main()
+}

@@ -86,6 +86,11 @@ impl Document {
         Ok(Self { text, format, roots, outer })
     }
 
+    /// The scalar that holds an embedded document.
+    pub fn place(&self) -> Option<Place> {
+        self.outer.as_ref().map(|outer| (outer.document, outer.scalar))
+    }
+
     fn decode(&self, node: &Node) -> Option<Decoded> {
         match self.format {
             Format::Yaml => yaml::decode(&self.text, node),
@@ -141,6 +146,10 @@ impl File {
 
     pub fn text(&self) -> &str {
         &self.documents[0].text
+    }
+
+    pub fn format(&self) -> Format {
+        self.documents[0].format
     }
 
     /// Parses the value of a scalar as a document of its own, and gives its number.

@@ -1,0 +1,542 @@
+//! The binary on files in a temporary directory.
+
+use std::fs::{self, Permissions};
+use std::io::Write as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use tempfile::TempDir;
+
+struct Ran {
+    code: i32,
+    stdout: String,
+    stderr: String,
+}
+
+/// Runs in a directory, with this standard input.
+#[allow(clippy::disallowed_methods, reason = "starts the binary")]
+fn run_with(directory: &Path, arguments: &[&str], input: &[u8]) -> Ran {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_podmeter-migrate"))
+        .args(arguments)
+        .current_dir(directory)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("started");
+    let _ = child.stdin.take().expect("a pipe").write_all(input);
+    let output = child.wait_with_output().expect("ended");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
+    Ran { code: output.status.code().expect("no signal"), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+fn run(directory: &Path, arguments: &[&str]) -> Ran {
+    run_with(directory, arguments, b"")
+}
+
+fn directory(files: &[(&str, &str)]) -> TempDir {
+    let directory = TempDir::new().expect("a directory");
+    for (name, text) in files {
+        fs::write(directory.path().join(name), text).expect("written");
+    }
+    directory
+}
+
+fn read(directory: &TempDir, name: &str) -> String {
+    fs::read_to_string(directory.path().join(name)).expect("readable")
+}
+
+/// Names of files, to find temporary ones that were left behind.
+fn names(directory: &TempDir) -> Vec<String> {
+    let entries = fs::read_dir(directory.path()).expect("readable");
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.expect("readable").file_name().into_string().expect("UTF-8")).collect();
+    names.sort();
+    names
+}
+
+/// Rewrites one file with `--write`, and gives its text with the exit code and the report.
+#[track_caller]
+fn rewritten(arguments: &[&str], name: &str, text: &str) -> (String, Ran) {
+    let directory = directory(&[(name, text)]);
+    let ran = run(directory.path(), &[arguments, &["--write", name]].concat());
+    assert_ne!(ran.code, 2, "{}", ran.stderr);
+    (read(&directory, name), ran)
+}
+
+#[track_caller]
+fn check(arguments: &[&str], name: &str, text: &str, expected: &str) {
+    let (after, ran) = rewritten(arguments, name, text);
+    assert_eq!(after, expected, "{}", ran.stdout);
+    assert_eq!(ran.code, 0, "{}", ran.stdout);
+}
+
+const RULES: &str = r#"# GPU rules
+groups:
+- name: gpu   # a group
+  rules:
+
+  # hot GPUs
+  - alert: GpuHot
+    expr: |-
+      # too hot
+      max by (Hostname, gpu) (
+        DCGM_FI_DEV_GPU_TEMP   # °C
+      ) > 85
+    for: 5m
+    annotations:
+      summary: 'GPU {{ $labels.gpu }} of {{ $labels.Hostname }} has {{ $value }} °C'
+  - record: gpu:power
+    expr: 'sum(DCGM_FI_DEV_POWER_USAGE{Hostname="a''b"})'
+  - alert: GpuMemoryFull
+    expr: >-
+      DCGM_FI_DEV_FB_USED
+      > 70000
+  - alert: Other
+    expr: up == 0
+"#;
+
+#[test]
+fn a_diff_with_reasons_and_no_file_changed() {
+    let directory = directory(&[("rules.yaml", RULES)]);
+    let ran = run(directory.path(), &["--to", "4.9", "rules.yaml"]);
+    assert_eq!((ran.code, ran.stderr.as_str()), (0, ""));
+    assert_eq!(read(&directory, "rules.yaml"), RULES);
+    let lines: Vec<&str> = ran.stdout.lines().collect();
+    for expected in [
+        "--- rules.yaml",
+        "+++ rules.yaml",
+        "-        DCGM_FI_DEV_GPU_TEMP   # °C",
+        "+        DCGM_FI_DEV_GPU_TEMP_CELSIUS   # °C",
+        "+      summary: 'GPU {{ $labels.gpu }} of {{ $labels.hostname }} has {{ $value }} °C'",
+        "+    expr: 'sum(DCGM_FI_DEV_BOARD_POWER_WATTS{hostname=\"a''b\"})'",
+        "+      DCGM_FI_DEV_FB_USED_BYTES / 1048576",
+        "# rules.yaml:15: Hostname → hostname: the label of the rewritten query",
+        "# 1 file, 3 expressions, 3 rewritten, 0 left",
+    ] {
+        assert!(lines.contains(&expected), "{expected}\n{}", ran.stdout);
+    }
+    assert!(
+        lines
+            .iter()
+            .any(|line| line.starts_with("# rules.yaml:11: DCGM_FI_DEV_GPU_TEMP → DCGM_FI_DEV_GPU_TEMP_CELSIUS: "))
+    );
+}
+
+#[test]
+fn the_other_generation_and_back_is_the_same_text() {
+    let (new, _) = rewritten(&["--to", "4.9"], "rules.yaml", RULES);
+    assert_ne!(new, RULES);
+    check(&["--to", "4.8"], "rules.yaml", &new, RULES);
+}
+
+#[test]
+fn nothing_is_written_where_nothing_changes() {
+    let directory = directory(&[("rules.yaml", "groups:\n- rules:\n  - {record: a, expr: up}\n")]);
+    let file = directory.path().join("rules.yaml");
+    let before = fs::metadata(&file).expect("there").modified().expect("a time");
+    fs::set_permissions(&file, Permissions::from_mode(0o444)).expect("changed");
+    let ran = run(directory.path(), &["--write", "rules.yaml"]);
+    assert_eq!((ran.code, ran.stdout.as_str()), (0, "# 1 file, 0 expressions, 0 rewritten, 0 left\n"));
+    assert_eq!(fs::metadata(&file).expect("there").modified().expect("a time"), before);
+}
+
+#[test]
+fn objects_lists_and_embedded_documents() {
+    let wrap = |rules: &str| {
+        format!(
+            "apiVersion: v1\nkind: List\nitems:\n- apiVersion: monitoring.coreos.com/v1\n  kind: PrometheusRule\n  spec:\n    groups:\n    \
+             - rules:\n      - record: x\n        expr: {rules}\n---\napiVersion: apps/v1\nkind: Deployment\nspec: {{}}\n---\n\
+             apiVersion: v1\nkind: ConfigMap\ndata:\n  a.yaml: |\n    groups:\n    - rules:\n      # comment\n      - expr: \"{rules}\"\n  \
+             b.json: '{{\"panels\": [{{\"targets\": [{{\"expr\": \"{rules}\", \"legendFormat\": \"it''s\"}}]}}]}}'\n  c.txt: text\n"
+        )
+    };
+    let (old, new) = (wrap("sum(DCGM_FI_DEV_GPU_TEMP)"), wrap("sum(DCGM_FI_DEV_GPU_TEMP_CELSIUS)"));
+    check(&["--to", "4.9"], "all.yaml", &old, &new);
+    let (_, ran) = rewritten(&["--to", "4.9"], "all.yaml", &old);
+    for line in [10, 23, 24] {
+        assert!(ran.stdout.contains(&format!("# all.yaml:{line}: DCGM_FI_DEV_GPU_TEMP → ")), "{line}: {}", ran.stdout);
+    }
+}
+
+#[test]
+fn grafana_operator_and_api_dashboards() {
+    let dashboard = |name: &str| format!("{{\"panels\": [{{\"targets\": [{{\"expr\": \"{name}\"}}]}}]}}");
+    let object = |name: &str| {
+        format!(
+            "apiVersion: grafana.integreatly.org/v1beta1\nkind: GrafanaDashboard\nspec:\n  json: >\n    {}\n",
+            dashboard(name)
+        )
+    };
+    let (old, new) = ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_GPU_TEMP_CELSIUS");
+    check(&["--to", "4.9"], "object.yaml", &object(old), &object(new));
+    let wrapped = |name: &str| format!("{{\"dashboard\": {}, \"folderId\": 0}}", dashboard(name));
+    check(&["--to", "4.9"], "api.json", &wrapped(old), &wrapped(new));
+}
+
+const DASHBOARD: &str = r#"{
+  "schemaVersion": 39, "title": "GPUs",
+  "templating": {"list": [
+    {"type": "query", "name": "node", "definition": "label_values(DCGM_FI_DEV_GPU_TEMP, Hostname)",
+     "query": {"query": "label_values(DCGM_FI_DEV_GPU_TEMP, Hostname)", "refId": "x"}},
+    {"type": "query", "name": "gpu", "query": "label_values(DCGM_FI_DEV_GPU_TEMP{Hostname=~\"$node\"}, gpu)"},
+    {"type": "query", "name": "hot", "query": "query_result(topk(5, DCGM_FI_DEV_GPU_TEMP))"},
+    {"type": "datasource", "query": "prometheus"}
+  ]},
+  "annotations": {"list": [{"expr": "DCGM_FI_DEV_GPU_TEMP > 90", "titleFormat": "{{Hostname}}", "tagKeys": "Hostname,gpu"}]},
+  "panels": [
+    {"type": "row", "collapsed": true, "panels": [
+      {"targets": [{"expr": "rate(DCGM_FI_DEV_GPU_TEMP{gpu=\"$gpu\"}[$__rate_interval])", "legendFormat": "{{ Hostname }}/{{gpu}}"}]}
+    ]},
+    {"datasource": {"type": "loki"}, "targets": [{"expr": "{app=\"x\"} |= `y`"}]},
+    {"type": "table", "targets": [{"expr": "sum by (Hostname) (DCGM_FI_DEV_GPU_TEMP) \u003e 0"}],
+     "transformations": [{"id": "organize", "options": {"renameByName": {"Hostname": "Node"}}}],
+     "fieldConfig": {"overrides": [{"matcher": {"id": "byName", "options": "Hostname"}, "properties": [
+       {"id": "links", "value": [{"url": "/d/x?var-node=${__data.fields.Hostname}"}]}]}]}}
+  ]
+}
+"#;
+
+#[test]
+fn a_dashboard_keeps_all_else() {
+    let new = DASHBOARD.replace("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_GPU_TEMP_CELSIUS").replace("Hostname", "hostname");
+    check(&["--to", "4.9"], "gpus.json", DASHBOARD, &new);
+    check(&["--to", "4.8"], "gpus.json", &new, DASHBOARD);
+}
+
+#[test]
+fn labels_of_podmeter_come_from_the_metric_that_has_them() {
+    let variable = |query: &str| {
+        format!("{{\"panels\": [], \"templating\": {{\"list\": [{{\"type\": \"query\", \"query\": \"{query}\"}}]}}}}")
+    };
+    for (before, after) in [
+        (
+            r#"label_values(DCGM_FI_DEV_FB_USED{Hostname=~\"$n\"}, modelName)"#,
+            r#"label_values(podmeter_device_info{node=~\"$n\"}, model)"#,
+        ),
+        (
+            r#"label_values(DCGM_FI_DEV_GPU_UTIL{exported_namespace=\"$x\"}, exported_pod)"#,
+            r#"label_values(podmeter_container_allocation_info{namespace=\"$x\"}, pod)"#,
+        ),
+        ("label_values(DCGM_FI_DEV_POWER_USAGE, UUID)", "label_values(podmeter_device_power_watts, gpu_uuid)"),
+    ] {
+        check(&[], "d.json", &variable(before), &variable(after));
+    }
+}
+
+#[test]
+fn base_units_convert_what_depends_on_the_values() {
+    let scaler = |query: &str, threshold: &str| {
+        format!(
+            "apiVersion: keda.sh/v1alpha1\nkind: ScaledObject\nspec:\n  triggers:\n  - type: cpu\n  - type: prometheus\n    metadata:\n      \
+             query: {query}\n      threshold: '{threshold}' # full\n"
+        )
+    };
+    check(
+        &["--to", "4.9", "--base-units"],
+        "keda.yaml",
+        &scaler("avg(DCGM_FI_DEV_FB_USED)", "100"),
+        &scaler("avg(DCGM_FI_DEV_FB_USED_BYTES)", "104857600"),
+    );
+    check(
+        &["--to", "4.9"],
+        "keda.yaml",
+        &scaler("avg(DCGM_FI_DEV_FB_USED)", "100"),
+        &scaler("avg(DCGM_FI_DEV_FB_USED_BYTES) / 1048576", "100"),
+    );
+    let panel = |query: &str, unit: &str, numbers: [&str; 3], kind: &str| {
+        let [max, warn, high] = numbers;
+        format!(
+            "{{\"panels\": [{{\"type\": \"{kind}\", \"targets\": [{{\"expr\": \"{query}\"}}], \"fieldConfig\": {{\"defaults\": {{\"unit\": \"{unit}\", \
+             \"min\": 0, \"max\": {max}, \"thresholds\": {{\"mode\": \"absolute\", \"steps\": [{{\"color\": \"green\", \"value\": null}}, \
+             {{\"value\": {warn}}}]}}}}, \"overrides\": [{{\"properties\": [{{\"id\": \"max\", \"value\": {high}}}]}}]}}}}]}}"
+        )
+    };
+    let before = panel("DCGM_FI_DEV_FB_USED", "decmbytes", ["80000", "1024", "8"], "timeseries");
+    let after = panel("DCGM_FI_DEV_FB_USED_BYTES", "bytes", ["83886080000", "1073741824", "8388608"], "timeseries");
+    check(&["--to", "4.9", "--base-units"], "panel.json", &before, &after);
+    // A unit without a base form, and a panel whose options are not known: values stay.
+    for (unit, kind) in [("short", "timeseries"), ("decmbytes", "heatmap")] {
+        let text = |query| panel(query, unit, ["80000", "1024", "8"], kind);
+        check(
+            &["--to", "4.9", "--base-units"],
+            "panel.json",
+            &text("DCGM_FI_DEV_FB_USED"),
+            &text("DCGM_FI_DEV_FB_USED_BYTES / 1048576"),
+        );
+    }
+    let rule = |query: &str, text: &str| {
+        format!("groups:\n- rules:\n  - alert: a\n    expr: {query}\n    annotations: {{a: '{text}'}}\n")
+    };
+    check(
+        &["--to", "4.9", "--base-units"],
+        "rules.yaml",
+        &rule("DCGM_FI_DEV_FB_USED > 1024", "full"),
+        &rule("DCGM_FI_DEV_FB_USED_BYTES > 1073741824", "full"),
+    );
+    check(
+        &["--to", "4.9", "--base-units"],
+        "rules.yaml",
+        &rule("DCGM_FI_DEV_FB_USED > 1024", "{{ $value }}"),
+        &rule("DCGM_FI_DEV_FB_USED_BYTES / 1048576 > 1024", "{{ $value }}"),
+    );
+}
+
+#[test]
+fn readers_of_a_recorded_series_are_listed_where_its_labels_are_renamed() {
+    let rules = "groups:\n- rules:\n  - record: node:temp\n    expr: max by (Hostname) (DCGM_FI_DEV_GPU_TEMP)\n  - record: node:sum\n    expr: sum(node:temp)\n";
+    let alerts = "groups:\n- rules:\n  - alert: a\n    expr: node:temp{Hostname=\"x\"} > 1\n  - alert: b\n    expr: node:temp > 1\n    annotations: {a: '{{ $labels.Hostname }}'}\n  - alert: c\n    expr: node:temp > 1\n";
+    let directory = directory(&[("rules.yaml", rules), ("alerts.yaml", alerts)]);
+    let ran = run(directory.path(), &["--to", "4.9", "alerts.yaml", "rules.yaml"]);
+    assert_eq!(ran.code, 1);
+    let left: Vec<&str> = ran.stdout.lines().filter(|line| line.contains(": left: ")).collect();
+    let expected = |line| {
+        format!(
+            "# alerts.yaml:{line}: left: node:temp: it reads a series recorded at rules.yaml:4, whose label `Hostname` becomes `hostname`: rename it here too"
+        )
+    };
+    assert_eq!(left, [expected(4), expected(6)]);
+}
+
+#[test]
+fn what_is_left_is_listed() {
+    let rules = "groups:\n- rules:\n  - alert: a\n    expr: &util DCGM_FI_DEV_GPU_TEMP > 1\n  - alert: b\n    expr: *util\n  - alert: c\n    \
+                 expr: sum(DCGM_FI_DEV_GPU_TEMP\n  - alert: d\n    expr: DCGM_FI_DEV_GPU_UTIL_RATIO > 1\n    annotations:\n      \
+                 text: '{{ query \"DCGM_FI_DEV_GPU_TEMP\" }}'\n";
+    let (after, ran) = rewritten(&["--to", "podmeter"], "rules.yaml", rules);
+    assert_eq!((after.as_str(), ran.code), (rules, 1));
+    for expected in [
+        "# rules.yaml:4: left: DCGM_FI_DEV_GPU_TEMP: a value that aliases (*) of this file share",
+        "# rules.yaml:8: left: DCGM_FI_DEV_GPU_TEMP: not PromQL: ",
+        "# rules.yaml:10: left: DCGM_FI_DEV_GPU_UTIL_RATIO: ",
+        "# rules.yaml:12: left: DCGM_FI_DEV_GPU_TEMP: named in `text`, which is no query",
+        "# 1 file, 2 expressions, 0 rewritten, 4 left",
+    ] {
+        assert!(ran.stdout.contains(expected), "{expected}\n{}", ran.stdout);
+    }
+    let dashboard = r#"{"title": "DCGM_FI_DEV_GPU_TEMP", "panels": [{"libraryPanel": {"name": "Heat"}},
+      {"datasource": {"type": "loki"}, "targets": [{"expr": "DCGM_FI_DEV_GPU_TEMP"}]}],
+      "templating": {"list": [{"type": "query", "query": "metrics(DCGM_FI_DEV_GPU_TEMP)"}]}}"#;
+    let (after, ran) = rewritten(&["--to", "4.9"], "d.json", dashboard);
+    assert_eq!((after.as_str(), ran.code), (dashboard, 1));
+    for expected in [
+        "# d.json:1: left: DCGM_FI_DEV_GPU_TEMP: named in `title`, which is no query",
+        "# d.json:1: left: panel: the library panel `Heat`: its queries are not in this file",
+        "# d.json:2: left: DCGM_FI_DEV_GPU_TEMP: a query of a data source that is not Prometheus",
+        "# d.json:3: left: DCGM_FI_DEV_GPU_TEMP: named in `query`, which is no query",
+    ] {
+        assert!(ran.stdout.contains(expected), "{expected}\n{}", ran.stdout);
+    }
+}
+
+#[test]
+fn each_scale_of_the_name_with_two() {
+    let rule = |query: &str| format!("groups:\n- rules:\n  - record: a\n    expr: {query}\n");
+    for (scale, expected) in [("percent", "DCGM_FI_DEV_GPU_UTIL"), ("ratio", "DCGM_FI_DEV_GPU_UTIL / 100")] {
+        check(
+            &["--to", "4.8", "--gpu-util-ratio", scale],
+            "r.yaml",
+            &rule("DCGM_FI_DEV_GPU_UTIL_RATIO"),
+            &rule(expected),
+        );
+    }
+}
+
+#[test]
+fn files_that_cannot_be_read_are_named_with_their_line() {
+    for (name, text, message) in [
+        ("a.yaml", &b"groups:\n- rules: [\n"[..], "a.yaml:2: not YAML: "),
+        ("a.yaml", b"groups:\n  - name: {{ .Values.name }}\n", "a.yaml:2: a template ({{ … }}) in place of a value"),
+        ("a.yaml", b"{{- range .Values.rules }}\ngroups: []\n{{- end }}\n", "a.yaml:1: a template"),
+        ("a.json", b"{\n  \"panels\": [],\n}\n", "a.json:2: not JSON: Trailing commas are not allowed (column 15)"),
+        ("a.json", b"{\n  // comment\n  \"panels\": []\n}\n", "a.json:2: not JSON: Comments are not allowed"),
+        ("a.json", b"{\"panels\": [", "a.json:1: not JSON: "),
+        ("a.yaml", b"a: 1\nb: \xff\n", "a.yaml:2: not UTF-8"),
+        ("a.yaml", b"a: 1\nb: \0\n", "a.yaml:2: a NUL byte"),
+        ("a.yaml", b"", "a.yaml: empty"),
+        ("a.yaml", b"\n \n", "a.yaml: empty"),
+        ("a.yaml", b"# comment\n", "found nothing"),
+        ("a.yaml", b"kind: Deployment\napiVersion: apps/v1\n", "found a Deployment object"),
+        ("a.yaml", b"replicas: 1\nimage: x\n", "found a mapping with `replicas`, `image`"),
+        ("a.yaml", b"- a\n", "found a sequence"),
+        ("a.yaml", b"DCGM_FI_DEV_GPU_TEMP > 1\n", "found plain text"),
+        (
+            "a.yaml",
+            b"rules:\n- seriesQuery: DCGM_FI_DEV_GPU_UTIL\n  metricsQuery: avg(<<.Series>>)\n",
+            "prometheus-adapter",
+        ),
+        (
+            "a.yaml",
+            b"apiVersion: v1\nkind: ConfigMap\ndata: {a.csv: 'DCGM_FI_DEV_GPU_UTIL, gauge'}\n",
+            "found `a.csv` with plain text",
+        ),
+        (
+            "a.yaml",
+            b"apiVersion: v1\nkind: ConfigMap\ndata:\n  a.json: |\n    {\"panels\":\n     [DCGM_]}\n",
+            "a.yaml:6: not JSON: ",
+        ),
+        ("a.yaml", b"groups: []\ngroups: []\n", "a.yaml:2: the key `groups` stands twice"),
+    ] {
+        let directory = TempDir::new().expect("a directory");
+        fs::write(directory.path().join(name), text).expect("written");
+        let ran = run(directory.path(), &["--write", name]);
+        let shown = String::from_utf8_lossy(text).into_owned();
+        assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "{shown}");
+        assert!(
+            ran.stderr.starts_with("podmeter-migrate: a.") && ran.stderr.contains(message),
+            "{shown}: {}",
+            ran.stderr
+        );
+        assert_eq!(fs::read(directory.path().join(name)).expect("readable"), text);
+    }
+}
+
+#[test]
+fn deep_and_large_files_are_refused() {
+    let deep =
+        [format!("groups: {}", "[".repeat(100_000)), "[".repeat(100_000), format!("a: {}b", "- ".repeat(100_000))];
+    for text in &deep {
+        let directory = directory(&[("a.yaml", text)]);
+        let ran = run(directory.path(), &["a.yaml"]);
+        assert_eq!(ran.code, 2);
+        assert!(ran.stderr.contains("a.yaml:1: not "), "{}", ran.stderr);
+    }
+    let nested = |level: usize| format!("groups: {}{}", "[".repeat(level), "]".repeat(level));
+    let directory = directory(&[("a.yaml", &nested(250))]);
+    assert_eq!(run(directory.path(), &["a.yaml"]).code, 0);
+    fs::File::create(directory.path().join("large.yaml")).expect("created").set_len((64 << 20) + 1).expect("sparse");
+    let ran = run(directory.path(), &["large.yaml"]);
+    assert_eq!((ran.code, ran.stderr.as_str()), (2, "podmeter-migrate: large.yaml: larger than 64 MiB\n"));
+}
+
+#[test]
+fn all_files_are_written_or_none() {
+    let rules = "groups:\n- rules:\n  - expr: DCGM_FI_DEV_GPU_TEMP\n";
+    let directory = directory(&[("good.yaml", rules), ("bad.yaml", "groups: ["), ("worse.json", "{")]);
+    let ran = run(directory.path(), &["--to", "4.9", "--write", "good.yaml", "bad.yaml", "worse.json", "missing.yaml"]);
+    assert_eq!(ran.code, 2);
+    for message in ["bad.yaml:1: not YAML", "worse.json:1: not JSON", "missing.yaml: cannot be read: No such file"] {
+        assert!(ran.stderr.contains(message), "{}", ran.stderr);
+    }
+    assert_eq!(read(&directory, "good.yaml"), rules);
+    // The second cannot be replaced.
+    fs::write(directory.path().join("locked.yaml"), rules).expect("written");
+    fs::set_permissions(directory.path().join("locked.yaml"), Permissions::from_mode(0o444)).expect("changed");
+    let ran = run(directory.path(), &["--to", "4.9", "--write", "good.yaml", "locked.yaml"]);
+    assert_eq!(
+        (ran.code, ran.stderr.as_str()),
+        (2, "podmeter-migrate: locked.yaml: cannot be written: the file is read-only\n")
+    );
+    assert_eq!(read(&directory, "good.yaml"), rules);
+    assert_eq!(names(&directory), ["bad.yaml", "good.yaml", "locked.yaml", "worse.json"]);
+    let ran = run(directory.path(), &["."]);
+    assert!(
+        ran.code == 2 && ran.stderr.contains(".: a directory: give its files, for example ./*.yaml"),
+        "{}",
+        ran.stderr
+    );
+}
+
+#[test]
+#[allow(clippy::disallowed_methods, reason = "starts the binary")]
+fn a_read_only_directory_is_named() {
+    let rules = "groups:\n- rules:\n  - expr: DCGM_FI_DEV_GPU_TEMP\n";
+    let directory = directory(&[("a.yaml", rules)]);
+    fs::set_permissions(directory.path(), Permissions::from_mode(0o555)).expect("changed");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_podmeter-migrate"));
+    command.args(["--to", "4.9", "--write", "a.yaml"]).current_dir(directory.path());
+    // Root may write everywhere: another user then, who has the file.
+    if fs::metadata("/proc/self").expect("there").uid() == 0 {
+        chown(directory.path().join("a.yaml"), Some(65534), Some(65534)).expect("given away");
+        command.uid(65534);
+    }
+    let output = command.output().expect("ended");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(
+        message.contains("a.yaml: cannot be written: no new file in ") && message.contains("Permission denied"),
+        "{message}"
+    );
+    assert_eq!(read(&directory, "a.yaml"), rules);
+    assert_eq!(names(&directory), ["a.yaml"]);
+    fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).expect("changed");
+}
+
+#[test]
+fn a_link_stays_and_its_target_keeps_its_mode() {
+    let directory = directory(&[("target.yaml", "groups:\n- rules:\n  - expr: DCGM_FI_DEV_GPU_TEMP\n")]);
+    let target = directory.path().join("target.yaml");
+    fs::set_permissions(&target, Permissions::from_mode(0o640)).expect("changed");
+    symlink("target.yaml", directory.path().join("link.yaml")).expect("linked");
+    // The same file twice is read once.
+    let ran = run(directory.path(), &["--to", "4.9", "--write", "link.yaml", "target.yaml"]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert!(ran.stdout.ends_with("# 1 file, 1 expression, 1 rewritten, 0 left\n"), "{}", ran.stdout);
+    assert!(fs::symlink_metadata(directory.path().join("link.yaml")).expect("there").is_symlink());
+    assert_eq!(fs::metadata(&target).expect("there").permissions().mode() & 0o777, 0o640);
+    assert!(read(&directory, "target.yaml").contains("DCGM_FI_DEV_GPU_TEMP_CELSIUS"));
+}
+
+#[test]
+fn standard_input_to_standard_output() {
+    let directory = directory(&[]);
+    let ran = run_with(directory.path(), &["--to", "4.9", "-"], b"groups:\n- rules:\n  - expr: DCGM_FI_DEV_GPU_TEMP\n");
+    assert_eq!((ran.code, ran.stdout.as_str()), (0, "groups:\n- rules:\n  - expr: DCGM_FI_DEV_GPU_TEMP_CELSIUS\n"));
+    assert!(ran.stderr.contains("# standard input:3: DCGM_FI_DEV_GPU_TEMP → "), "{}", ran.stderr);
+    let ran =
+        run_with(directory.path(), &["--to", "4.9", "-"], b"sum by (gpu) (DCGM_FI_DEV_GPU_TEMP{gpu=\"0\"}) > 5\n");
+    assert_eq!((ran.code, ran.stdout.as_str()), (0, "sum by (gpu) (DCGM_FI_DEV_GPU_TEMP_CELSIUS{gpu=\"0\"}) > 5\n"));
+    for arguments in [&["-", "a.yaml"][..], &["--write", "-"]] {
+        assert_eq!(run(directory.path(), arguments).code, 2);
+    }
+}
+
+#[test]
+fn queries_of_a_runbook() {
+    let text = "# hot\nDCGM_FI_DEV_GPU_TEMP > 90\n\n# all\ncount(DCGM_FI_DEV_GPU_TEMP)\n";
+    check(&["--to", "4.9"], "a.promql", text, &text.replace("GPU_TEMP", "GPU_TEMP_CELSIUS"));
+}
+
+#[test]
+fn the_report_as_json() {
+    let directory = directory(&[("rules.yaml", RULES)]);
+    let ran = run(directory.path(), &["--to", "4.9", "-o", "json", "rules.yaml"]);
+    let report: serde_json::Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    assert_eq!(report["summary"], serde_json::json!({"files": 1, "expressions": 3, "rewritten": 3, "left": 0}));
+    let first = &report["files"][0]["expressions"][0];
+    assert_eq!((first["line"].as_u64(), first["labels"]["Hostname"].as_str()), (Some(9), Some("hostname")));
+    assert!(first["before"].as_str().is_some_and(|text| text.starts_with("# too hot\nmax by (Hostname, gpu)")));
+    assert!(first["after"].as_str().is_some_and(|text| text.contains("DCGM_FI_DEV_GPU_TEMP_CELSIUS   # °C")));
+    assert_eq!(first["changes"][0]["line"], 10);
+}
+
+#[test]
+fn wrong_usage() {
+    let directory = directory(&[]);
+    for arguments in [&[][..], &["--to", "5.0", "a.yaml"], &["--frobnicate", "a.yaml"], &["-o", "xml", "a.yaml"]] {
+        assert_eq!(run(directory.path(), arguments).code, 2, "{arguments:?}");
+    }
+    let help = run(directory.path(), &["--help"]);
+    assert_eq!(help.code, 0);
+    assert!(help.stdout.contains("Exit codes:") && help.stdout.lines().all(|line| line.chars().count() <= 120));
+}
+
+/// A reader that closes the pipe is no failure, and no panic.
+#[test]
+#[allow(clippy::disallowed_methods, reason = "starts the binary")]
+fn a_closed_pipe() {
+    let rules = format!("groups:\n- rules:\n{}", "  - expr: DCGM_FI_DEV_GPU_TEMP\n".repeat(5000));
+    let directory = directory(&[("a.yaml", &rules)]);
+    let mut child = Command::new(env!("CARGO_BIN_EXE_podmeter-migrate"))
+        .args(["--to", "4.9", "a.yaml"])
+        .current_dir(directory.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("started");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("ended");
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]));
+}
