@@ -15,6 +15,8 @@ pub enum Rule {
     Info(&'static str),
     /// In `podmeter_container_allocation_info` under this name.
     Pods(&'static str),
+    /// Of a GPU instance of MIG, which has metrics of its own in podmeter; empty for a whole GPU.
+    Instance,
     /// Only on this metric of podmeter, which has no series by GPU or is not joined.
     Elsewhere(&'static str),
     /// Not to be had, for this reason.
@@ -26,7 +28,7 @@ impl Rule {
     pub fn name(self, before: &str) -> String {
         match self {
             Self::Rename(name) | Self::Info(name) | Self::Pods(name) => name.to_owned(),
-            Self::Keep | Self::Elsewhere(_) | Self::Missing(_) => before.to_owned(),
+            Self::Keep | Self::Instance | Self::Elsewhere(_) | Self::Missing(_) => before.to_owned(),
         }
     }
 }
@@ -59,9 +61,7 @@ fn native(label: &str) -> Rule {
         "pod" | "exported_pod" | "pod_name" => Rule::Pods("pod"),
         "namespace" | "exported_namespace" | "pod_namespace" => Rule::Pods("namespace"),
         "container" | "exported_container" | "container_name" => Rule::Pods("container"),
-        "GPU_I_ID" | "GPU_I_PROFILE" => {
-            Rule::Missing("podmeter's device metrics are of whole GPUs; podmeter_mig_info has the GPU instances")
-        }
+        "GPU_I_ID" | "GPU_I_PROFILE" => Rule::Instance,
         "vgpu" => Rule::Missing("podmeter's series are by container, not by replica"),
         "xid" | "clock_event" | "window_size_in_ms" | "health_watch" | "health_error_code" | "peer_gpu"
         | "link_status" | "nvlink" | "nvswitch" | "pod_uid" | "hpc_job" => {

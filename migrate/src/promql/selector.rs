@@ -183,7 +183,13 @@ impl Walk<'_> {
             let is_there = flow.supplied.contains(&after);
             match rule {
                 Rule::Keep => {}
-                Rule::Missing(_) | Rule::Elsewhere(_) => self.leave_missing(rule, matcher.range.clone(), label),
+                Rule::Instance if !is_variable_text(&value) && matcher.matcher.is_match("") => {
+                    self.change(matcher.range.clone(), "", "podmeter's device metrics are of whole GPUs");
+                    edits.push((matcher.range.clone(), String::new()));
+                }
+                Rule::Missing(_) | Rule::Instance | Rule::Elsewhere(_) => {
+                    self.leave_missing(rule, matcher.range.clone(), label)
+                }
                 Rule::Info(_) if !is_there => {
                     self.change(matcher.range.clone(), "", "the label is in podmeter_device_info");
                     edits.push((matcher.range.clone(), String::new()));

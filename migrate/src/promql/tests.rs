@@ -171,9 +171,9 @@ fn the_factor_moves_out_of_functions() {
 #[test]
 fn the_text_around_names_stays() {
     check(
-        "sum( # all\n  rate(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{gpu=~\"$gpu\",Hostname='${node:regex}'}[$__rate_interval])\n) by (${by}, [[label]], Hostname) # joules\n / 1000",
+        "sum( # all\n  rate(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{gpu=~\"$gpu\",Hostname='${node:regex}'}[$__rate_interval])\n) by (gpu, Hostname) # joules\n / 1000",
         NEW,
-        "sum( # all\n  rate(DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL{gpu=~\"$gpu\",hostname='${node:regex}'}[$__rate_interval])\n) by (${by}, [[label]], hostname) # joules\n ",
+        "sum( # all\n  rate(DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL{gpu=~\"$gpu\",hostname='${node:regex}'}[$__rate_interval])\n) by (gpu, hostname) # joules\n ",
     );
     check(
         "{__name__=\"DCGM_FI_DEV_GPU_UTIL\", gpu=\"0\"}",
@@ -377,18 +377,23 @@ fn a_label_of_another_metric_keeps_its_name() {
 }
 
 #[test]
+fn labels_of_gpu_instances_are_dropped() {
+    for (input, expect) in [
+        ("max by (UUID, GPU_I_ID) (DCGM_FI_DEV_POWER_USAGE)", "max by (gpu_uuid) (podmeter_device_power_watts)"),
+        ("max by (GPU_I_ID, GPU_I_PROFILE) (DCGM_FI_DEV_POWER_USAGE)", "max by () (podmeter_device_power_watts)"),
+        (
+            "max by (GPU_I_ID, gpu, GPU_I_PROFILE) (DCGM_FI_DEV_POWER_USAGE)",
+            "max by (gpu) (podmeter_device_power_watts)",
+        ),
+        ("DCGM_FI_DEV_POWER_USAGE{GPU_I_ID=\"\",gpu=\"0\"}", "podmeter_device_power_watts{gpu=\"0\"}"),
+    ] {
+        check(input, POD, expect);
+    }
+}
+
+#[test]
 fn what_is_not_proven_is_left() {
     for (input, target, expect) in [
-        (
-            "DCGM_FI_DEV_XID_ERRORS != 0",
-            POD,
-            "left DCGM_FI_DEV_XID_ERRORS: a count of XIDs; DCGM has the code of the last one, which does not return to 0 [sum without (class) (podmeter_xid_errors_total)]",
-        ),
-        (
-            "DCGM_FI_PROF_PCIE_TX_BYTES",
-            POD,
-            "left DCGM_FI_PROF_PCIE_TX_BYTES: the rate over a range from a counter, instead of the rate at the last reading [rate(podmeter_device_pcie_bytes_total{direction=\"transmit\"}[5m])]",
-        ),
         ("dcgm_no_such_name", NEW, "left dcgm_no_such_name: it is not in the table of dcgm-exporter's names"),
         ("DCGM_FI_DEV_$metric", NEW, "left DCGM_FI_DEV_$metric: the metric name contains a variable"),
         (
@@ -399,7 +404,7 @@ fn what_is_not_proven_is_left() {
         (
             "DCGM_FI_DEV_GPU_UTIL{GPU_I_ID=\"1\"}",
             POD,
-            "left GPU_I_ID: podmeter's device metrics are of whole GPUs; podmeter_mig_info has the GPU instances",
+            "left GPU_I_ID: it is of whole GPUs; GPU instances of MIG have their own series in podmeter_mig_*",
         ),
         (
             "sum by (DCGM_FI_DRIVER_VERSION) (DCGM_FI_DEV_GPU_UTIL)",
@@ -417,6 +422,16 @@ fn what_is_not_proven_is_left() {
             "left instance: podmeter's instance is another than dcgm-exporter's [podmeter_device_power_watts{instance=\"10.0.0.1:9400\"}]",
         ),
         (
+            "sum by ($by) (DCGM_FI_DEV_POWER_USAGE)",
+            NEW,
+            "left $by: the variable may stand for a label that is renamed [sum by ($by) (DCGM_FI_DEV_BOARD_POWER_WATTS)]",
+        ),
+        (
+            "absent_over_time(DCGM_FI_DEV_POWER_USAGE{modelName=\"A100\"}[5m])",
+            POD,
+            "left absent_over_time: its range cannot be joined with the labels that it is selected by [absent_over_time(podmeter_device_power_watts[5m])]",
+        ),
+        (
             "sum by (node, Hostname) (DCGM_FI_DEV_POWER_USAGE)",
             POD,
             "left node: Hostname, node would all become node [sum by (node, node) (podmeter_device_power_watts)]",
@@ -424,6 +439,10 @@ fn what_is_not_proven_is_left() {
     ] {
         check(input, target, expect);
     }
+    // What podmeter counts otherwise has a query to compare with.
+    let rewritten = rewrite("DCGM_FI_PROF_PCIE_TX_BYTES > 1e9", &Context::new(POD)).expect("parses");
+    let suggestion = "rate(podmeter_device_pcie_bytes_total{direction=\"transmit\"}[5m])";
+    assert_eq!(rewritten.left[0].suggestion.as_deref(), Some(suggestion));
     // The scrape's own labels.
     check(
         "DCGM_FI_DEV_POWER_USAGE{job=\"dcgm-exporter\", instance=~\"$instance\"}",

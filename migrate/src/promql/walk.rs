@@ -8,7 +8,7 @@ use promql_parser::parser::token::*;
 use super::functions::{Scaling, aggregation, argument, function, keeps_labels};
 use super::labels::{Flow, Origin, Rule, rule};
 use super::locate::{Kind, Label, LabelList, Node};
-use super::part::{Level, Part, Scale};
+use super::part::{Filters, Level, Part, Scale};
 use super::template::Filled;
 use super::{Change, Context, Left, Target};
 
@@ -76,6 +76,10 @@ impl Walk<'_> {
             return self.text[label.range.clone()].trim_matches('"').to_owned();
         }
         let rule = rule(self.context.target, &label.name);
+        if rule == Rule::Instance {
+            self.differences.insert(OF_INSTANCES.to_owned());
+            return label.name.clone();
+        }
         self.leave_missing(rule, label.range.clone(), &label.name);
         let after = rule.name(&label.name);
         // What label_replace reads may be what it writes.
@@ -96,6 +100,7 @@ impl Walk<'_> {
     pub fn leave_missing(&mut self, rule: Rule, range: Range<usize>, label: &str) {
         match rule {
             Rule::Missing(reason) => self.leave(range, label, reason),
+            Rule::Instance => self.leave(range, label, OF_INSTANCES),
             Rule::Elsewhere(metric) => self.leave(range, label, format!("podmeter has it in {metric}")),
             _ => return,
         }
@@ -105,10 +110,33 @@ impl Walk<'_> {
     /// The names of a list of labels taken from `flow`, as edits.
     pub fn list(&mut self, list: &LabelList, origin: impl Fn(&str) -> Origin) -> Vec<Edit> {
         let mut edits = vec![];
-        for label in &list.labels {
-            let after = self.label(label, origin(&label.name));
+        for (index, label) in list.labels.iter().enumerate() {
+            let origin_of = origin(&label.name);
+            if self.filled.is_variable(&label.range) {
+                if origin_of.dcgm {
+                    let name = self.text[label.range.clone()].to_owned();
+                    self.leave(label.range.clone(), &name, "the variable may stand for a label that is renamed");
+                }
+                continue;
+            }
+            if origin_of.dcgm && rule(self.context.target, &label.name) == Rule::Instance {
+                self.label(label, origin_of);
+                let next = list.labels.get(index + 1).map(|next| next.range.start);
+                let previous = index.checked_sub(1).map(|previous| list.labels[previous].range.end);
+                let range = match (next, previous) {
+                    (Some(next), _) => label.range.start..next,
+                    (None, Some(previous)) if !edits.iter().any(|(edit, _): &Edit| edit.end > previous) => {
+                        previous..label.range.end
+                    }
+                    _ => label.range.clone(),
+                };
+                self.change(label.range.clone(), "", OF_INSTANCES);
+                edits.push((range, String::new()));
+                continue;
+            }
+            let after = self.label(label, origin_of);
             let quoted = self.text[label.range.clone()].starts_with(['"', '\'']);
-            if after != label.name && !quoted && !self.filled.is_variable(&label.range) {
+            if after != label.name && !quoted {
                 self.change(label.range.clone(), &after, label_reason(&label.name, &after));
                 edits.push((label.range.clone(), after));
             }
@@ -215,8 +243,18 @@ impl Walk<'_> {
             part.scale = Scale::ONE;
         }
         if matches!(name, "vector" | "absent" | "absent_over_time" | "scalar" | "time") {
+            if name == "absent_over_time" && !part.filters.is_empty() {
+                self.leave(
+                    node.range.clone(),
+                    name,
+                    "its range cannot be joined with the labels that it is selected by",
+                );
+            }
+            if name == "absent" && part.flow.has_dcgm() && part.level != Level::Atom {
+                self.differences.insert("the result of absent has no labels".to_owned());
+            }
             part.flow = Flow::default();
-            part.filters = super::part::Filters::default();
+            part.filters = Filters::default();
         }
         part.is_scalar = matches!(name, "scalar" | "time" | "pi");
         self.filtered(part)
@@ -228,11 +266,10 @@ impl Walk<'_> {
         let factor = part.scale.factor();
         match behaviour.scaling {
             Scaling::Same | Scaling::None => {}
-            Scaling::Square => {
-                if let Some(square) = factor.power(2) {
-                    part.scale = Scale::Times(square);
-                }
-            }
+            Scaling::Square => match factor.power(2) {
+                Some(square) => part.scale = Scale::Times(square),
+                None => self.leave_function(argument, name, "the square of the factor is too large"),
+            },
             Scaling::Other if factor.is_one() => {}
             Scaling::Other if matches!(argument.kind, Kind::Subquery(_)) => {
                 self.leave_function(argument, name, "the factor cannot be moved out of a subquery in it");
@@ -400,6 +437,8 @@ fn text_label(argument: &Node) -> Option<Label> {
         _ => None,
     }
 }
+
+const OF_INSTANCES: &str = "it is of whole GPUs; GPU instances of MIG have their own series in podmeter_mig_*";
 
 pub fn label_reason(before: &str, after: &str) -> String {
     format!("the label {before} is {after}")
