@@ -1,8 +1,8 @@
 //! Labels that podmeter's device metrics lack: joins with its info metrics, where a label is used and only there.
 
 use super::labels::{ALLOCATION_INFO, ALLOCATION_LABELS, DEVICE_INFO, Rule, rule};
-use super::locate::Label;
 use super::part::{Filters, Level, Part};
+use super::tree::Label;
 use super::walk::Walk;
 
 impl Walk<'_> {

@@ -107,7 +107,7 @@ pub fn plan(name: &str, context: &Context, mean: bool) -> Plan {
     }
     let equivalent = match &row.native {
         Native::Query(equivalent) => equivalent,
-        Native::None(reason) => return left(reason, None),
+        Native::None(reason) => return left(&format!("podmeter's metrics do not have it: {reason}"), None),
     };
     let of_old = Factor::from_number(equivalent.scale);
     let factor = of_old.and_then(|factor| if is_old { Some(factor) } else { factor.times(per_new) });
@@ -119,7 +119,10 @@ pub fn plan(name: &str, context: &Context, mean: bool) -> Plan {
         Agreement::Named(difference) => Some(difference),
         // The mean of a rate over a range is the rate of the counter over the range.
         Agreement::Unproven(reason) if mean && equivalent.is_counter_of_rate => Some(reason),
-        Agreement::Unproven(reason) => return left(reason, Some(suggestion(equivalent, factor))),
+        Agreement::Unproven(reason) => {
+            let reason = format!("podmeter has another quantity: {reason}");
+            return left(&reason, Some(suggestion(equivalent, factor)));
+        }
     };
     let unit = if factor.is_one() { String::new() } else { format!(", in {}", row.unit.base()) };
     Plan::Replace(Replacement {

@@ -5,9 +5,9 @@ use std::ops::Range;
 use promql_parser::label::MatchOp;
 
 use super::labels::{ALLOCATION_INFO, Flow, Rule, rule};
-use super::locate::{LocatedMatcher, Node, Selector};
 use super::names::{Plan, Replacement, is_dcgm, known, plan};
 use super::part::{Level, Part, Scale};
+use super::tree::{LocatedMatcher, Node, Selector};
 use super::walk::{Edit, Need, Walk, label_reason};
 
 /// Labels that Prometheus gives to a target: they name dcgm-exporter's pods where the selector is of dcgm-exporter.
@@ -188,7 +188,7 @@ impl Walk<'_> {
                     edits.push((matcher.range.clone(), String::new()));
                 }
                 Rule::Missing(_) | Rule::Instance | Rule::Elsewhere(_) => {
-                    self.leave_missing(rule, matcher.range.clone(), label)
+                    self.leave_missing(rule, matcher.range.clone(), label);
                 }
                 Rule::Info(_) if !is_there => {
                     self.change(matcher.range.clone(), "", "the label is in podmeter_device_info");
