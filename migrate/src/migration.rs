@@ -381,15 +381,28 @@ impl Work<'_> {
         }
     }
 
-    /// The values of a panel's queries stay where not all of them and its units can be converted.
-    fn keep_values_of_panels(&mut self) {
+    /// Panel → its queries, by number.
+    fn queries_of_panels(&self) -> BTreeMap<usize, Vec<usize>> {
         let mut panels: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for (number, query) in self.found.queries.iter().enumerate() {
             if let Unit::Panel(panel) = query.unit {
                 panels.entry(panel).or_default().push(number);
             }
         }
-        for (panel, queries) in panels {
+        panels
+    }
+
+    /// The values of a panel's queries stay where not all of them and its units can be converted.
+    fn keep_values_of_panels(&mut self) {
+        // Panels whose results another panel shows, in its own units.
+        let shown: BTreeSet<(usize, &str)> = self
+            .found
+            .panels
+            .iter()
+            .flat_map(|panel| panel.node.items_of("targets").iter().map(|target| (panel.document, target)))
+            .filter_map(|(document, target)| Some((document, target.text_of("panelId")?)))
+            .collect();
+        for (panel, queries) in self.queries_of_panels() {
             let factor = |query: &usize| match &self.drafts[*query] {
                 Draft::Rewritten(parts) => parts.rewritten.factor,
                 Draft::Same | Draft::Left(_) => 1.0,
@@ -399,7 +412,8 @@ impl Work<'_> {
                 continue;
             }
             let panel = &self.found.panels[panel];
-            let same = factors.iter().all(|factor| *factor == factors[0]);
+            let shown = panel.node.text_of("id").is_some_and(|id| shown.contains(&(panel.document, id)));
+            let same = !shown && factors.iter().all(|factor| *factor == factors[0]);
             let converted = same.then(|| units::of_panel(panel.document, panel.node, factors[0])).flatten();
             match converted {
                 Some(converted) => {
@@ -432,6 +446,9 @@ impl Work<'_> {
 
     /// Lists the readers of recorded series whose labels are renamed, where they name one of these.
     fn check_recordings(&mut self, chains: &BTreeMap<String, Chain>) {
+        if chains.is_empty() {
+            return;
+        }
         for query in &self.found.queries {
             let used = labels_used(query);
             for name in words(query.text).collect::<BTreeSet<_>>() {
@@ -508,14 +525,12 @@ impl Work<'_> {
 
     /// Renames labels in transformations, overrides and sort orders of panels all of whose queries rename them.
     fn check_panels(&mut self) {
-        for (number, panel) in self.found.panels.iter().enumerate() {
+        for (panel, queries) in self.queries_of_panels() {
+            let panel = &self.found.panels[panel];
             let mut renamed: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
             let mut kept = false;
-            for (query, draft) in self.found.queries.iter().zip(&self.drafts) {
-                if !matches!(query.unit, Unit::Panel(panel) if panel == number) {
-                    continue;
-                }
-                match draft {
+            for query in queries {
+                match &self.drafts[query] {
                     Draft::Rewritten(parts) => {
                         for (before, after) in &parts.rewritten.labels {
                             renamed.entry(before).or_default().insert(after);
@@ -529,35 +544,33 @@ impl Work<'_> {
             }
             let (mut changes, mut left, mut edits) = (vec![], vec![], vec![]);
             for reader in dashboards::readers(panel.node) {
-                reader.scalars(&mut |node, scalar| {
-                    let place = (panel.document, node.span.start);
-                    let mut named = dashboards::labels_of_reader(&scalar.text);
-                    named.retain(|(_, label, _)| renamed.contains_key(label));
-                    let line = |offset| self.file.line(place, offset);
-                    let after = |label: &str| renamed[label].iter().copied().collect::<Vec<_>>();
-                    let unclear = named
-                        .iter()
-                        .find(|(_, label, exact)| kept || node.shared || !exact || renamed[label].len() > 1);
-                    if let Some((range, label, _)) = unclear {
-                        let after = after(label).join("` or `");
-                        left.push(Left {
-                            line: line(range.start),
-                            name: (*label).to_owned(),
-                            reason: format!("the panel names the label, which becomes `{after}` in rewritten queries"),
-                            suggestion: None,
-                        });
-                    } else if !named.is_empty() {
-                        let each = named.iter().map(|(range, label, _)| (range.clone(), after(label).concat()));
-                        let each: Vec<_> = each.collect();
-                        changes.extend(each.iter().zip(&named).map(|((range, after), (_, label, _))| Change {
-                            line: line(range.start),
-                            before: (*label).to_owned(),
-                            after: after.clone(),
-                            reason: "the label of the rewritten queries".into(),
-                        }));
-                        edits.push((place, each));
-                    }
-                });
+                let place = (panel.document, reader.node.span.start);
+                let mut named = reader.labels();
+                named.retain(|(_, label, _)| renamed.contains_key(label));
+                let line = |offset| self.file.line(place, offset);
+                let after = |label: &str| renamed[label].iter().copied().collect::<Vec<_>>();
+                let unclear = named
+                    .iter()
+                    .find(|(_, label, exact)| kept || reader.node.shared || !exact || renamed[label].len() > 1);
+                if let Some((range, label, _)) = unclear {
+                    let after = after(label).join("` or `");
+                    left.push(Left {
+                        line: line(range.start),
+                        name: (*label).to_owned(),
+                        reason: format!("the panel names the label, which becomes `{after}` in rewritten queries"),
+                        suggestion: None,
+                    });
+                } else if !named.is_empty() {
+                    let each = named.iter().map(|(range, label, _)| (range.clone(), after(label).concat()));
+                    let each: Vec<_> = each.collect();
+                    changes.extend(each.iter().zip(&named).map(|((range, after), (_, label, _))| Change {
+                        line: line(range.start),
+                        before: (*label).to_owned(),
+                        after: after.clone(),
+                        reason: "the label of the rewritten queries".into(),
+                    }));
+                    edits.push((place, each));
+                }
             }
             self.edits.extend(edits);
             self.changes.extend(changes);

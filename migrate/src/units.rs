@@ -25,6 +25,23 @@ const PANELS: [&str; 5] = ["timeseries", "stat", "gauge", "bargauge", "table"];
 /// Keys of a panel that depend on its values in ways that are not converted.
 const UNCONVERTED: [&str; 7] = ["transformations", "alert", "yaxes", "thresholds", "format", "gauge", "valueMaps"];
 
+/// Reductions of a series to a number that scale with the values.
+const LINEAR: [&str; 13] = [
+    "last",
+    "lastNotNull",
+    "first",
+    "firstNotNull",
+    "min",
+    "max",
+    "mean",
+    "median",
+    "sum",
+    "range",
+    "delta",
+    "diff",
+    "stdDev",
+];
+
 /// Limits of a field.
 const LIMITS: [&str; 4] = ["min", "max", "custom.axisSoftMin", "custom.axisSoftMax"];
 
@@ -57,11 +74,19 @@ pub fn of_panel(document: usize, panel: &Node, factor: f64) -> Option<Vec<Conver
     if !PANELS.contains(&panel.text_of("type")?) || UNCONVERTED.iter().any(filled) {
         return None;
     }
+    // Expressions of Grafana, which have no query of their own, and links that carry values.
+    let mut values_read = panel.items_of("targets").iter().any(|target| target.text_of("expr").is_none());
+    panel.scalars(&mut |_, scalar| values_read |= scalar.text.contains("${__value"));
+    let calculations = panel.at(&["options", "reduceOptions", "calcs"]).map_or(&[][..], Node::items);
+    if values_read || !calculations.iter().filter_map(Node::text).all(|name| LINEAR.contains(&name)) {
+        return None;
+    }
     let mut conversion = Conversion { document, factor, changes: vec![] };
     let defaults = panel.at(&["fieldConfig", "defaults"])?;
     conversion.unit(defaults.get("unit")?)?;
     conversion.thresholds(defaults.get("thresholds"))?;
-    if !defaults.items_of("mappings").is_empty() {
+    let logarithmic = defaults.at(&["custom", "scaleDistribution", "linearThreshold"]).is_some();
+    if logarithmic || !defaults.items_of("mappings").is_empty() {
         return None;
     }
     for limit in LIMITS {

@@ -1,5 +1,8 @@
 //! Grafana's dashboards of the classic schema: panels, variables, annotations.
 
+use std::collections::BTreeSet;
+use std::ops::Range;
+
 use super::labels::{OF_DCGM_SERIES, Template, words, words_at};
 use super::{Form, Found, Panel, Query, Unit};
 use crate::files::tree::Node;
@@ -45,10 +48,8 @@ fn add_panel<'f>(document: usize, panel: &'f Node, found: &mut Found<'f>) {
     }
     let number = found.panels.len();
     found.panels.push(Panel { document, node: panel });
-    let mut read = vec![];
-    for node in readers(panel) {
-        node.scalars(&mut |_, scalar| read.push(scalar.text.as_str()));
-    }
+    let read: BTreeSet<String> =
+        readers(panel).iter().flat_map(Reader::labels).map(|(_, label, _)| label.to_owned()).collect();
     for target in panel.items_of("targets") {
         let Some(expression) = target.get("expr") else { continue };
         let source = target
@@ -60,40 +61,75 @@ fn add_panel<'f>(document: usize, panel: &'f Node, found: &mut Found<'f>) {
         }
         let Some(mut query) = Query::new(document, expression) else { continue };
         query.template(target.get("legendFormat"), Template::Legend);
-        query.labels_read = of_dcgm(read.iter().copied());
+        query.labels_read = read.clone();
         query.unit = Unit::Panel(number);
         found.queries.push(query);
     }
 }
 
-/// Where a text of a panel names labels: as the whole text, or in a variable such as `${__data.fields.Hostname}`. The last
-/// value is false for a mention that is neither, such as a part of a pattern.
-pub fn labels_of_reader(text: &str) -> Vec<(std::ops::Range<usize>, &str, bool)> {
-    let named = words_at(text).into_iter().filter_map(|(range, word)| {
-        let before = &text[..range.start];
-        // A variable of the dashboard keeps its name.
-        if ["var-", "$", "${"].iter().any(|prefix| before.ends_with(prefix)) {
-            return None;
-        }
-        let field = ["${__data.fields.", "${__field.labels."].iter().any(|prefix| before.ends_with(prefix));
-        Some((range.clone(), word, field || range == (0..text.len())))
-    });
-    named.collect()
+/// A text of a panel that may name labels of the results.
+pub struct Reader<'n> {
+    pub node: &'n Node,
+    pub text: &'n str,
+    /// Names of fields: the whole text may be a label, and patterns may have one. Otherwise only variables such as
+    /// `${__field.labels.Hostname}` are labels.
+    field: bool,
 }
 
-/// Parts of a panel that name labels of the results.
-pub fn readers(panel: &Node) -> impl Iterator<Item = &Node> {
-    let paths: [&[&str]; 5] = [
-        &["transformations"],
-        &["fieldConfig", "overrides"],
-        &["fieldConfig", "defaults", "links"],
-        &["options", "sortBy"],
-        &["links"],
-    ];
-    paths.into_iter().filter_map(|path| panel.at(path))
+impl<'n> Reader<'n> {
+    /// The labels that the text names, with their bytes; false for a part of a pattern.
+    pub fn labels(&self) -> Vec<(Range<usize>, &'n str, bool)> {
+        let named = words_at(self.text).into_iter().filter_map(|(range, word)| {
+            let before = &self.text[..range.start];
+            if ["${__data.fields.", "${__field.labels."].iter().any(|prefix| before.ends_with(prefix)) {
+                return Some((range, word, true));
+            }
+            // A variable of the dashboard keeps its name. Words that are labels by chance are frequent in patterns.
+            let variable = ["var-", "$", "${"].iter().any(|prefix| before.ends_with(prefix));
+            let whole = range == (0..self.text.len());
+            (self.field && !variable && (whole || !EVERYDAY.contains(&word))).then_some((range, word, whole))
+        });
+        named.filter(|(_, word, _)| OF_DCGM_SERIES.contains(word)).collect()
+    }
 }
 
-fn of_dcgm<'t>(texts: impl Iterator<Item = &'t str>) -> std::collections::BTreeSet<String> {
+/// Labels that are words of other texts too.
+const EVERYDAY: [&str; 6] = ["gpu", "device", "pod", "namespace", "container", "hostname"];
+
+/// Texts of a panel that may name labels of the results.
+pub fn readers(panel: &Node) -> Vec<Reader<'_>> {
+    let mut readers = vec![];
+    for key in ["transformations", "options"] {
+        add_readers(panel.get(key), true, &mut readers);
+    }
+    for one in panel.at(&["fieldConfig", "overrides"]).map_or(&[][..], Node::items) {
+        add_readers(one.get("matcher"), true, &mut readers);
+        add_readers(one.get("properties"), false, &mut readers);
+    }
+    add_readers(panel.at(&["fieldConfig", "defaults"]), false, &mut readers);
+    add_readers(panel.get("links"), false, &mut readers);
+    readers
+}
+
+fn add_readers<'n>(node: Option<&'n Node>, field: bool, readers: &mut Vec<Reader<'n>>) {
+    let Some(node) = node else { return };
+    if let Some(text) = node.text() {
+        readers.push(Reader { node, text, field });
+    }
+    node.items().iter().for_each(|item| add_readers(Some(item), field, readers));
+    for (key, value) in node.entries() {
+        add_readers(Some(key), field, readers);
+        // What a field is shown as.
+        add_readers(Some(value), field && key.text() != Some("renameByName"), readers);
+    }
+    // The names of the fields themselves.
+    if let Some(renamed) = node.get("renameByName").filter(|_| field) {
+        let shown = |reader: &Reader<'_>| renamed.entries().iter().any(|(key, _)| std::ptr::eq(key, reader.node));
+        readers.iter_mut().filter(|reader| shown(reader)).for_each(|reader| reader.field = true);
+    }
+}
+
+fn of_dcgm<'t>(texts: impl Iterator<Item = &'t str>) -> BTreeSet<String> {
     texts.flat_map(words).filter(|word| OF_DCGM_SERIES.contains(word)).map(str::to_owned).collect()
 }
 
@@ -179,16 +215,26 @@ mod tests {
 
     #[test]
     fn labels_in_texts_of_panels() {
-        let labels = |text: &'static str| -> Vec<_> {
-            labels_of_reader(text)
-                .into_iter()
-                .filter(|(_, word, _)| *word == "Hostname")
-                .map(|(.., exact)| exact)
-                .collect()
-        };
-        assert_eq!(labels("Hostname"), [true]);
-        assert_eq!(labels("/d/x?var-Hostname=${__data.fields.Hostname}&a=${Hostname}$Hostname"), [true]);
-        assert_eq!(labels("/^Hostname$/"), [false]);
+        let text = r#"{
+          "transformations": [{"options": {"renameByName": {"Hostname": "pod"}, "pattern": "/^UUID pod$/"}}],
+          "options": {"sortBy": [{"displayName": "modelName"}], "mode": "single"},
+          "fieldConfig": {
+            "defaults": {"displayName": "pod ${__field.labels.exported_pod}"},
+            "overrides": [{"matcher": {"options": "gpu"},
+              "properties": [{"value": "/d/x?var-Hostname=${__data.fields.Hostname}&a=${Hostname}$Hostname"}]}]
+          }}"#;
+        let panel = crate::files::json::parse(text).unwrap();
+        let readers = readers(&panel);
+        let labels: Vec<_> = readers.iter().flat_map(Reader::labels).map(|(_, label, exact)| (label, exact)).collect();
+        let expected = [
+            ("Hostname", true),
+            ("UUID", false),
+            ("modelName", true),
+            ("gpu", true),
+            ("Hostname", true),
+            ("exported_pod", true),
+        ];
+        assert_eq!(labels, expected);
     }
 
     #[test]
