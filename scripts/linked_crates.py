@@ -35,8 +35,8 @@ class Crate:
 
 
 def version():
-    """podmeter's version: Cargo.toml declares it."""
-    return tomllib.loads((PROJECT / "Cargo.toml").read_text())["package"]["version"]
+    """The version of all packages that are released: Cargo.toml declares it."""
+    return tomllib.loads((PROJECT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
 
 
 @functools.cache
