@@ -123,6 +123,26 @@ mod tests {
         }
     }
 
+    /// Facts about dcgm-exporter, written down by hand.
+    const SHIPPED: &str = include_str!("../../../tests/data/dcgm_exporter_rows.tsv");
+
+    #[test]
+    fn every_row_that_dcgm_exporter_ships_is_in_the_table() {
+        let lines = SHIPPED.lines().filter(|line| !line.starts_with('#'));
+        for line in lines {
+            let [row, kind, state] = line.split('\t').collect::<Vec<_>>()[..] else { panic!("three columns: {line}") };
+            if kind == "label" {
+                assert!(LABELS.iter().any(|label| label.old == row), "{row}");
+                continue;
+            }
+            let name = names().find(|name| [name.old, name.new].contains(&Some(row)));
+            let name = name.unwrap_or_else(|| panic!("{row} is not in the table"));
+            let is_active = matches!(name.shipped, Shipped::Active | Shipped::New);
+            assert_eq!(is_active, state == "active", "{row}");
+            assert_ne!(name.shipped, Shipped::Custom, "{row}");
+        }
+    }
+
     #[test]
     fn equivalents_are_metrics_of_the_catalogue() {
         let all: BTreeSet<_> = crate::metrics::catalogue::all().map(|row| row.name).collect();

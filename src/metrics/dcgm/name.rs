@@ -250,6 +250,11 @@ impl Name {
         self
     }
 
+    pub(super) const fn not_served_because(mut self, reason: &'static str) -> Self {
+        self.values = Values::NotServed(reason);
+        self
+    }
+
     pub(super) const fn values(mut self, values: fn(&Page<'_>, &mut Series)) -> Self {
         self.values = Values::Served(values);
         self

@@ -33,8 +33,8 @@ impl Series {
     fn push(&mut self, labels: Labels, value: f64) {
         let value = match self.unit {
             // Enough digits for the smallest share, and none that the conversion alone has made.
-            Some(unit) => (value * unit.per_base() * 1000.0).round() / 1000.0,
-            None => value,
+            Some(unit) if unit.per_base() != 1.0 => (value * unit.per_base() * 1000.0).round() / 1000.0,
+            _ => value,
         };
         let is_whole = value.fract() == 0.0 && (0.0..9e15).contains(&value);
         self.family.push(labels, if is_whole { Value::Integer(value as u64) } else { Value::Float(value) });

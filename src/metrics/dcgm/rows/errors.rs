@@ -110,6 +110,9 @@ pub static ROWS: &[Name] = &[
     .values(|page, series| {
         page.gpus(series, |readings| Some(f64::from(u8::from(slow(readings)?.retired_pages_pending?))));
     }),
+    unchanged("DCGM_FI_DEV_VGPU_LICENSE_STATUS", Unit::Number, "Whether the GPU has a vGPU licence, 0 or 1.")
+        .no_native("none")
+        .values(|page, series| page.gpus(series, |readings| Some(f64::from(u8::from(slow(readings)?.vgpu_licensed?))))),
 ];
 
 /// Over all places; absent where no place has the count.

@@ -62,6 +62,40 @@ pub static ROWS: &[Name] = &[
                 }
             }
         }),
+    unchanged("DCGM_EXP_XID_ERRORS_COUNT", Unit::Number, "XIDs of the last five minutes, by code.")
+        .shipped(Shipped::Commented)
+        .native(
+            same("podmeter_xid_errors_total", &[])
+                .unproven("a counter, by class: increase(…[5m]); podmeter_container_xid_errors_total has the code"),
+        )
+        .values(|page, series| {
+            let now = page.snapshot.at.monotonic;
+            for (gpu, health) in with_health(page.snapshot) {
+                let counts = health.xids.by_code.iter().map(|(code, count)| (*code, count.recent.at(now)));
+                let recent: Vec<_> = counts.filter(|(_, count)| *count > 0).collect();
+                if recent.is_empty() {
+                    page.gpu_and(series, gpu, window(), 0.0);
+                }
+                for (code, count) in recent {
+                    page.gpu_and(series, gpu, window().and("xid", code), count as f64);
+                }
+            }
+        }),
+    unchanged("DCGM_EXP_XID_ERRORS_TOTAL", Unit::Number, "XIDs since podmeter started, by code.")
+        .counter()
+        .shipped(Shipped::Commented)
+        .native(same("podmeter_xid_errors_total", &[]).unproven("by class, not by code"))
+        .values(|page, series| {
+            for (gpu, health) in with_health(page.snapshot) {
+                for (code, count) in &health.xids.by_code {
+                    page.gpu_and(series, gpu, Labels::of("xid", *code), count.total as f64);
+                }
+            }
+        }),
+    unchanged("DCGM_EXP_P2P_STATUS", Unit::Number, "NVLink status between two GPUs.")
+        .shipped(Shipped::Commented)
+        .not_served_because("the call opens both GPUs, and one that hangs would stop the readings of the others")
+        .no_native("none"),
     unchanged(
         "DCGM_EXP_GPU_HEALTH_STATUS",
         Unit::Number,

@@ -3,6 +3,42 @@
 use super::super::name::{Name, Shipped, Unit, renamed, same, scaled, unchanged};
 use crate::metrics::labels::{medium, slow};
 
+/// The kind of error that only one family of NVLinks counts.
+const UP_TO_NVLINK_4: &str = "crc";
+const NVLINK_5: &str = "recovery_failed";
+
+/// The driver's own sum over the links.
+macro_rules! error_sum {
+    ($old:literal, $new:literal, $error:literal, $help:literal) => {
+        renamed($old, $new, Unit::Number, $help)
+            .counter()
+            .shipped(Shipped::Commented)
+            .native(same("podmeter_device_nvlink_errors_total", &[("error", $error)]).unproven(OTHER_COUNTERS))
+            .values(|page, series| {
+                page.gpus(series, |readings| Some(*slow(readings)?.nvlink.error_sums.get($error)? as f64));
+            })
+    };
+}
+
+/// podmeter's sum over the links.
+macro_rules! link_error {
+    ($old:literal, $new:literal, $error:literal, $family:ident, $help:literal) => {
+        renamed($old, $new, Unit::Number, concat!("NVLink ", $help))
+            .counter()
+            .shipped(Shipped::Commented)
+            .native(same("podmeter_device_nvlink_errors_total", &[("error", $error)]).but(FIRST_LINK))
+            .values(|page, series| {
+                page.gpus(series, |readings| {
+                    let errors = &slow(readings)?.nvlink.errors;
+                    errors.contains_key($family).then(|| errors.get($error)).flatten().map(|count| *count as f64)
+                });
+            })
+    };
+}
+
+const OTHER_COUNTERS: &str = "other counters of the driver: those of each link";
+const FIRST_LINK: &str = "over all links; DCGM's is that of link 0 before Blackwell";
+
 pub static ROWS: &[Name] = &[
     renamed(
         "DCGM_FI_DEV_PCIE_REPLAY_COUNTER",
@@ -60,6 +96,89 @@ pub static ROWS: &[Name] = &[
             let traffic = medium(readings)?.rates.traffic;
             Some(traffic.nvlink_transmitted? + traffic.nvlink_received?)
         });
+    }),
+    scaled(
+        "DCGM_FI_DEV_NVLINK_BANDWIDTH_L0",
+        "DCGM_FI_DEV_NVLINK_THROUGHPUT_L0_BYTES_PER_SECOND",
+        Unit::ThousandKibibytesPerSecond,
+        [
+            "Data over NVLink 0, both ways (thousands of KiB a second).",
+            "Data over NVLink 0, both ways (bytes a second).",
+        ],
+    )
+    .shipped(Shipped::Commented)
+    .no_native("over all links: podmeter_device_nvlink_bytes_total")
+    .values(|page, series| page.gpus(series, |readings| medium(readings)?.rates.link0_bytes_per_second)),
+    error_sum!(
+        "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
+        "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_TOTAL",
+        "crc_flit",
+        "NVLink flow control CRC errors."
+    ),
+    error_sum!(
+        "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL",
+        "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_TOTAL",
+        "crc_data",
+        "NVLink data CRC errors."
+    ),
+    error_sum!(
+        "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL",
+        "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_TOTAL",
+        "replay",
+        "NVLink replays."
+    ),
+    error_sum!(
+        "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
+        "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_TOTAL",
+        "recovery",
+        "NVLink recoveries."
+    ),
+    link_error!(
+        "DCGM_FI_DEV_NVLINK_ERROR_DL_CRC",
+        "DCGM_FI_DEV_NVLINK_CRC_ERROR_TOTAL",
+        "crc",
+        UP_TO_NVLINK_4,
+        "CRC errors."
+    ),
+    link_error!(
+        "DCGM_FI_DEV_NVLINK_ERROR_DL_RECOVERY",
+        "DCGM_FI_DEV_NVLINK_RECOVERY_TOTAL",
+        "recovery",
+        UP_TO_NVLINK_4,
+        "recoveries."
+    ),
+    link_error!(
+        "DCGM_FI_DEV_NVLINK_ERROR_DL_REPLAY",
+        "DCGM_FI_DEV_NVLINK_REPLAY_TOTAL",
+        "replay",
+        UP_TO_NVLINK_4,
+        "replays."
+    ),
+    link_error!(
+        "DCGM_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS",
+        "DCGM_FI_DEV_NVLINK_RECOVERY_FAILED_TOTAL",
+        "recovery_failed",
+        NVLINK_5,
+        "recoveries that failed."
+    ),
+    link_error!(
+        "DCGM_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS",
+        "DCGM_FI_DEV_NVLINK_RECOVERY_EVENT_TOTAL",
+        "recovery",
+        NVLINK_5,
+        "recoveries."
+    ),
+    renamed(
+        "DCGM_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS",
+        "DCGM_FI_DEV_NVLINK_RECOVERY_SUCCESSFUL_TOTAL",
+        Unit::Number,
+        "NVLink recoveries that succeeded.",
+    )
+    .counter()
+    .shipped(Shipped::Commented)
+    .no_native("none")
+    .values(|page, series| {
+        page.gpus(series, |readings| Some(*slow(readings)?.nvlink.error_sums.get("recovery_successful")? as f64));
     }),
     unchanged("DCGM_FI_DEV_FABRIC_HEALTH_MASK", Unit::Number, "Conditions of the NVLink fabric, as a bit mask.")
         .shipped(Shipped::Commented)
