@@ -30,6 +30,7 @@ impl Walk<'_> {
         let on = binary.matching.as_ref().filter(|list| list.keeps);
         let group = binary.group.as_ref();
         let is_set = [T_LAND, T_LUNLESS, T_LOR].contains(&binary.operation);
+        let is_filter = [T_LAND, T_LUNLESS].contains(&binary.operation);
         let reads_pods = |list: Option<&LabelList>| {
             list.is_some_and(|list| list.labels.iter().any(|label| self.is_pods(&label.name)))
         };
@@ -48,8 +49,8 @@ impl Walk<'_> {
         };
         let (left_pods, right_pods) = (pods(left_result), pods(right_result));
         (
-            self.walk(&binary.left, Need { pods: left_pods, alone, mean: false }),
-            self.walk(&binary.right, Need { pods: right_pods, alone, mean: false }),
+            self.walk(&binary.left, Need { pods: left_pods, alone, ..need }),
+            self.walk(&binary.right, Need { pods: right_pods, alone, once: need.once || is_filter }),
         )
     }
 

@@ -1,6 +1,6 @@
 //! Functions and aggregations.
 
-use promql_parser::parser::token::TokenId;
+use promql_parser::parser::token::{T_GROUP, T_MAX, T_MIN, TokenId};
 
 use super::functions::{Scaling, aggregation, argument, function, keeps_labels};
 use super::labels::{Flow, Origin, rule};
@@ -15,10 +15,6 @@ impl Walk<'_> {
         }
         let behaviour = function(name);
         let main = argument(name);
-        let need = Need {
-            mean: name == "avg_over_time" && !matches!(arguments.first(), Some(Node { kind: Kind::Subquery(_), .. })),
-            ..need
-        };
         let mut edits = vec![];
         let mut result: Option<Part> = None;
         for (index, argument) in arguments.iter().enumerate() {
@@ -36,11 +32,6 @@ impl Walk<'_> {
                 part = self.settle_instant(part, name, argument);
             }
             edits.push((argument.range.clone(), part.text.clone()));
-            if std::mem::take(&mut part.is_counter) {
-                let function = node.range.start..node.range.start + name.len();
-                self.change(function.clone(), "rate", "the mean of a rate is the rate of the counter");
-                edits.push((function, "rate".to_owned()));
-            }
             if index == main || result.is_none() && part.flow.has_dcgm() {
                 result = Some(part);
             }
@@ -175,7 +166,8 @@ impl Walk<'_> {
         let keeps_labels = keeps_labels(operation);
         let reads_pods = by.is_some_and(|list| list.labels.iter().any(|label| self.is_pods(&label.name)));
         let pods = reads_pods || keeps_labels && need.pods;
-        let mut part = self.walk(operand, Need { pods, alone: true, mean: false });
+        let mut part =
+            self.walk(operand, Need { pods, alone: true, once: [T_MAX, T_MIN, T_GROUP].contains(&operation) });
         if let Some(list) = by {
             part = self.supply(part, &list.labels);
         }

@@ -38,8 +38,17 @@ impl Walk<'_> {
         }
         let part =
             if pods { join_pods(part, &Filters { pods_match_empty: keeps_idle, ..Filters::default() }) } else { part };
-        info.retain(|name| !part.flow.supplied.contains(*name));
-        if info.is_empty() { part } else { join_info(part, &info, &[]) }
+        if info.contains(&"pci_bus_id") {
+            self.differences.insert("pci_bus_id has four digits of the domain and lower case".to_owned());
+        }
+        // dcgm-exporter makes the label device of the index.
+        let makes_device = info.contains(&"device");
+        if makes_device && !info.contains(&"gpu") {
+            info.push("gpu");
+        }
+        info.retain(|name| *name != "device" && !part.flow.supplied.contains(*name));
+        let part = if info.is_empty() { part } else { join_info(part, &info, &[]) };
+        if makes_device { make_device(part) } else { part }
     }
 
     /// Applies the pending filters.
@@ -51,7 +60,7 @@ impl Walk<'_> {
         if filters.info.is_empty() {
             return part;
         }
-        let labels: Vec<&'static str> = ["gpu", "model", "device", "pci_bus_id"]
+        let labels: Vec<&'static str> = ["gpu", "model", "pci_bus_id"]
             .into_iter()
             .filter(|name| !part.flow.supplied.contains(*name))
             .filter(|name| filters.info.iter().any(|matcher| matcher.starts_with(name)))
@@ -66,9 +75,6 @@ fn join_info(mut part: Part, labels: &[&'static str], matchers: &[String]) -> Pa
     if !matchers.is_empty() {
         info = format!("{info}{{{}}}", matchers.join(", "));
     }
-    if labels.contains(&"device") {
-        info = format!("label_replace({info}, \"device\", \"nvidia$1\", \"minor\", \"(.+)\")");
-    }
     let level = if part.level >= Level::Multiply { Level::Multiply } else { Level::Atom };
     let text =
         format!("{} * on (gpu_uuid) group_left ({}) {info}", part.at_least_when_changed(level), labels.join(", "));
@@ -76,12 +82,20 @@ fn join_info(mut part: Part, labels: &[&'static str], matchers: &[String]) -> Pa
     part.with_text(text, Level::Multiply)
 }
 
-/// One series for each container that holds the GPU; GPUs that nothing holds keep their one.
+/// Adds the label device.
+fn make_device(mut part: Part) -> Part {
+    let text = format!("label_replace({}, \"device\", \"nvidia$1\", \"gpu\", \"(.+)\")", part.text);
+    part.flow.supplied.insert("device".to_owned());
+    part.with_text(text, Level::Atom)
+}
+
+/// One series for each container that holds the GPU as a whole; GPUs that nothing holds keep their one.
 fn join_pods(part: Part, filters: &Filters) -> Part {
     let part = part.summed();
-    let mut allocations = ALLOCATION_INFO.to_owned();
+    let whole = format!("{ALLOCATION_INFO}{{mig_uuid=\"\"}}");
+    let mut allocations = whole.clone();
     if !filters.pods.is_empty() {
-        allocations = format!("{allocations}{{{}}}", filters.pods.join(", "));
+        allocations = format!("{ALLOCATION_INFO}{{mig_uuid=\"\", {}}}", filters.pods.join(", "));
     }
     let carried: Vec<String> = part.flow.supplied.iter().cloned().collect();
     let joined = format!(
@@ -94,7 +108,7 @@ fn join_pods(part: Part, filters: &Filters) -> Part {
     } else if filters.pods.is_empty() {
         (format!("{joined} or on (gpu_uuid) {}", part.at_least_when_changed(Level::And)), Level::Or)
     } else {
-        let idle = format!("{} unless on (gpu_uuid) {ALLOCATION_INFO}", part.at_least_when_changed(Level::And));
+        let idle = format!("{} unless on (gpu_uuid) {whole}", part.at_least_when_changed(Level::And));
         (format!("{joined} or on (gpu_uuid) ({idle})"), Level::Or)
     };
     let mut part = part.with_text(text, level);

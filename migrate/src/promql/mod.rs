@@ -188,7 +188,7 @@ impl Walk<'_> {
         let read = self.context.labels_read.iter();
         let read: Vec<Label> = read.map(|name| Label { range: start..start, name: name.clone() }).collect();
         let reads_pods = read.iter().any(|label| self.is_pods(&label.name));
-        let part = self.walk(node, Need { pods: reads_pods, alone: true, mean: false });
+        let part = self.walk(node, Need { pods: reads_pods, alone: true, once: false });
         let mut part = self.supply(part, &read);
         for label in read {
             let origin = part.flow.origin(&label.name);

@@ -36,8 +36,6 @@ pub struct Replacement {
     pub factor: Factor,
     /// podmeter's metric by container, and its difference.
     pub container: Option<(&'static str, &'static str)>,
-    /// podmeter counts what the old name has as a rate.
-    pub is_counter: bool,
     pub reason: String,
     pub difference: Option<&'static str>,
 }
@@ -52,8 +50,8 @@ pub fn known() -> impl Iterator<Item = &'static str> {
     BY_NAME.keys().copied()
 }
 
-/// What becomes of `name` under the context's target. With `mean`, the mean over a range is asked for.
-pub fn plan(name: &str, context: &Context, mean: bool) -> Plan {
+/// What becomes of `name` under the context's target.
+pub fn plan(name: &str, context: &Context) -> Plan {
     let left = |reason: &str, suggestion| Plan::Left { reason: reason.to_owned(), suggestion };
     let Some(row) = BY_NAME.get(name) else {
         return left("it is not in the table of dcgm-exporter's names", None);
@@ -100,7 +98,6 @@ pub fn plan(name: &str, context: &Context, mean: bool) -> Plan {
             sum_over: &[],
             factor,
             container: None,
-            is_counter: false,
             reason,
             difference: None,
         });
@@ -117,8 +114,6 @@ pub fn plan(name: &str, context: &Context, mean: bool) -> Plan {
     let difference = match equivalent.agreement {
         Agreement::Same => None,
         Agreement::Named(difference) => Some(difference),
-        // The mean of a rate over a range is the rate of the counter over the range.
-        Agreement::Unproven(reason) if mean && equivalent.is_counter_of_rate => Some(reason),
         Agreement::Unproven(reason) => {
             let reason = format!("podmeter has another quantity: {reason}");
             return left(&reason, Some(suggestion(equivalent, factor)));
@@ -131,7 +126,6 @@ pub fn plan(name: &str, context: &Context, mean: bool) -> Plan {
         sum_over: equivalent.sum_over,
         factor,
         container: equivalent.container,
-        is_counter: equivalent.is_counter_of_rate,
         reason: format!("podmeter's metric of the same quantity{unit}"),
         difference,
     })

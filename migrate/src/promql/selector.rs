@@ -36,7 +36,7 @@ impl Walk<'_> {
             self.leave(node.range.clone(), &name, "matchers with or are not known to Prometheus");
             return part;
         }
-        match plan(&name, self.context, need.mean) {
+        match plan(&name, self.context) {
             Plan::Left { reason, suggestion } => {
                 self.leave(name_range, &name, reason);
                 if let Some(left) = self.left.last_mut() {
@@ -96,67 +96,98 @@ impl Walk<'_> {
         replacement: &Replacement,
         need: Need,
     ) -> Part {
-        let reads_pods = need.pods || selector.matchers.iter().any(|matcher| self.is_pods(&matcher.matcher.name));
-        let container = replacement.container.filter(|_| reads_pods && need.alone);
-        let mut flow = Flow::of_dcgm();
-        let (metric, labels) = match container {
-            Some((metric, difference)) => {
-                self.differences.insert(difference.to_owned());
-                flow.supplied.extend(["namespace", "pod", "container"].map(str::to_owned));
-                flow.extras.insert("mig_uuid".to_owned(), Some(ALLOCATION_INFO.to_owned()));
-                (metric, &[][..])
-            }
-            None => {
-                if self.is_native() {
-                    flow.supplied.insert("gpu".to_owned());
-                }
-                (replacement.metric, replacement.labels)
-            }
-        };
+        let pods: Vec<&LocatedMatcher> = selector
+            .matchers
+            .iter()
+            .filter(|matcher| self.is_pods(&matcher.matcher.name) && !selects_exporter(matcher))
+            .collect();
+        let excludes_idle =
+            pods.iter().any(|matcher| is_variable_text(&matcher.matcher.value) || !matcher.matcher.is_match(""));
+        let reads_pods = need.pods || !pods.is_empty();
+        // GPUs that nothing holds are added to an instant, and cannot be added to a range.
+        let adds_idle = pods.is_empty() && !selector.is_range;
+        let container = replacement.container.filter(|_| reads_pods && need.alone && (excludes_idle || adds_idle));
+        let is_native = self.is_native();
+        if is_native && container.is_none() && !reads_pods && !need.once {
+            self.differences.insert("a shared GPU has one series, not one for each slot".to_owned());
+        }
         self.differences.extend(replacement.difference.map(str::to_owned));
-        flow.extras.extend(labels.iter().map(|(label, value)| ((*label).to_owned(), Some((*value).to_owned()))));
+        let mut flow = Flow::of_dcgm();
+        let labels = replacement.labels.iter();
+        let fixed = labels.map(|(label, value)| ((*label).to_owned(), Some((*value).to_owned())));
+        if container.is_some() {
+            flow.supplied.extend(["namespace", "pod", "container"].map(str::to_owned));
+            flow.extras.insert("mig_uuid".to_owned(), Some(ALLOCATION_INFO.to_owned()));
+        } else {
+            flow.extras.extend(fixed);
+            if is_native {
+                flow.supplied.insert("gpu".to_owned());
+            }
+        }
         let mut part = Part::new(String::new(), Level::Atom, flow);
         part.scale = Scale::Times(replacement.factor);
-        part.is_counter = replacement.is_counter;
-        if container.is_none() {
-            part.sum_over = replacement.sum_over.to_vec();
+        let edits = self.matchers(selector, &part.flow.clone(), &mut part);
+        let mut reason = replacement.reason.clone();
+        if let Some(difference) = replacement.difference {
+            reason = format!("{reason}; {difference}");
         }
-        let mut edits = self.matchers(selector, &part.flow.clone(), &mut part);
+        let (device, text) = self.written(node, selector, name_range, replacement.metric, replacement.labels, &edits);
+        match container {
+            None => {
+                part.sum_over = replacement.sum_over.to_vec();
+                self.change(name_range.clone(), &device, reason);
+                part = part.with_text(text, Level::Atom);
+            }
+            Some((metric, difference)) => {
+                self.differences.insert(difference.to_owned());
+                self.change(name_range.clone(), metric, format!("{reason}, by container; {difference}"));
+                let (_, own) = self.written(node, selector, name_range, metric, &[], &edits);
+                part = if adds_idle {
+                    part.with_text(format!("{own} or on (gpu_uuid) {text}"), Level::Or)
+                } else {
+                    part.with_text(own, Level::Atom)
+                };
+            }
+        }
+        if selector.is_range && !part.filters.pods.is_empty() {
+            self.differences.insert("a range counts for the pods that hold the GPU at its end".to_owned());
+        }
+        if selector.is_range { part } else { self.filtered(part) }
+    }
+
+    /// The name as it is changed, and the selector with it, `labels` and `edits`.
+    fn written(
+        &self,
+        node: &Node,
+        selector: &Selector,
+        name_range: &Range<usize>,
+        metric: &str,
+        labels: &[(&str, &str)],
+        edits: &[Edit],
+    ) -> (String, String) {
+        let mut edits = edits.to_vec();
         let mut after = metric.to_owned();
         let added: Vec<String> = labels.iter().map(|(label, value)| format!("{label}=\"{value}\"")).collect();
+        let added = added.join(", ");
         let removed = edits.iter().filter(|(_, text)| text.is_empty()).count();
         match &selector.braces {
-            None if !added.is_empty() => after = format!("{metric}{{{}}}", added.join(", ")),
-            None => {}
+            None if added.is_empty() => {}
+            None => after = format!("{metric}{{{added}}}"),
+            // No matcher of the source is left.
             Some(braces) if removed == selector.matchers.len() && selector.name.is_some() => {
-                // No matcher of the source is left.
-                edits = vec![];
-                if added.is_empty() {
-                    edits.push((braces.clone(), String::new()));
-                } else {
-                    edits.push((braces.clone(), format!("{{{}}}", added.join(", "))));
-                }
+                let text = if added.is_empty() { String::new() } else { format!("{{{added}}}") };
+                edits = vec![(braces.clone(), text)];
             }
             Some(braces) => {
                 self.remove_commas(selector, &mut edits);
                 if !added.is_empty() {
                     let separator = if selector.matchers.is_empty() { "" } else { ", " };
-                    edits.push((braces.start + 1..braces.start + 1, format!("{}{separator}", added.join(", "))));
+                    edits.push((braces.start + 1..braces.start + 1, format!("{added}{separator}")));
                 }
             }
         }
-        let mut reason = replacement.reason.clone();
-        if let Some(difference) = replacement.difference {
-            reason = format!("{reason}; {difference}");
-        }
-        self.change(name_range.clone(), &after, reason);
-        edits.push((name_range.clone(), after));
-        part.text = self.splice(&node.range, edits);
-        part.is_changed = true;
-        if selector.is_range && !part.filters.pods.is_empty() {
-            self.differences.insert("a range counts for the pods that hold the GPU at its end".to_owned());
-        }
-        if selector.is_range { part } else { self.filtered(part) }
+        edits.push((name_range.clone(), after.clone()));
+        (after, self.splice(&node.range, edits))
     }
 
     /// The edits of the matchers: an empty replacement removes one.
@@ -178,8 +209,17 @@ impl Walk<'_> {
             self.labels.entry(after.clone()).or_default().insert(label.to_owned());
             let value = self.text[matcher.label.end..matcher.range.end].to_owned();
             let value = if label == "pci_bus_id" { self.bus_id(matcher, value) } else { value };
-            let text =
-                if label == "device" && self.is_native() { self.minor(matcher) } else { format!("{after}{value}") };
+            if label == "device" && self.is_native() {
+                let text = self.index(matcher);
+                let is_there = flow.supplied.contains("gpu");
+                self.change(matcher.range.clone(), &text, "dcgm-exporter makes the label device of the index");
+                edits.push((matcher.range.clone(), if is_there { text.clone() } else { String::new() }));
+                if !is_there {
+                    part.filters.info.push(text);
+                }
+                continue;
+            }
+            let text = format!("{after}{value}");
             let is_there = flow.supplied.contains(&after);
             match rule {
                 Rule::Keep => {}
@@ -221,28 +261,28 @@ impl Walk<'_> {
         edits
     }
 
-    /// podmeter writes the PCI domain with four digits, NVML with eight.
+    /// podmeter writes the PCI domain with four digits and in lower case, NVML with eight and in upper case.
     fn bus_id(&mut self, matcher: &LocatedMatcher, value: String) -> String {
         if is_variable_text(&value) || !self.is_native() {
             return value;
         }
         match (&matcher.matcher.op, matcher.matcher.value.strip_prefix("0000")) {
             (MatchOp::Equal | MatchOp::NotEqual, Some(short)) if short.starts_with("0000:") => {
-                value.replacen("00000000:", "0000:", 1)
+                value.replacen("00000000:", "0000:", 1).to_ascii_lowercase()
             }
             _ => {
                 self.leave(
                     matcher.range.clone(),
                     "pci_bus_id",
-                    "podmeter writes the PCI domain with four digits instead of eight",
+                    "podmeter writes the PCI domain with four digits instead of eight, and in lower case",
                 );
                 value
             }
         }
     }
 
-    /// podmeter has the number of `nvidia0` as the label minor.
-    fn minor(&mut self, matcher: &LocatedMatcher) -> String {
+    /// The index in `nvidia0`, as a matcher of the label gpu.
+    fn index(&mut self, matcher: &LocatedMatcher) -> String {
         let operator = match matcher.matcher.op {
             MatchOp::Equal => "=",
             MatchOp::NotEqual => "!=",
@@ -250,13 +290,9 @@ impl Walk<'_> {
         };
         let number = matcher.matcher.value.strip_prefix("nvidia").filter(|number| number.parse::<u32>().is_ok());
         match number {
-            Some(number) if !operator.is_empty() => format!("minor{operator}\"{number}\""),
+            Some(number) if !operator.is_empty() => format!("gpu{operator}\"{number}\""),
             _ => {
-                self.leave(
-                    matcher.range.clone(),
-                    "device",
-                    "podmeter_device_info has the number alone, as the label minor",
-                );
+                self.leave(matcher.range.clone(), "device", "podmeter has its number alone, as the label gpu");
                 String::new()
             }
         }
@@ -273,8 +309,7 @@ impl Walk<'_> {
         if is_variable_text(value) {
             return false;
         }
-        let is_positive = matches!(matcher.matcher.op, MatchOp::Equal | MatchOp::Re(_));
-        let names = ["dcgm", "gpu-operator"].iter().any(|part| value.contains(part)) && is_positive;
+        let names = selects_exporter(matcher);
         if is_target && !names && !matcher.matcher.is_match("") {
             let reason = format!("podmeter's {label} is another than dcgm-exporter's");
             self.leave(matcher.range.clone(), label, reason);
@@ -300,6 +335,13 @@ impl Walk<'_> {
             }
         }
     }
+}
+
+/// Whether the matcher selects dcgm-exporter's own pods, as a namespace or a job.
+fn selects_exporter(matcher: &LocatedMatcher) -> bool {
+    let value = &matcher.matcher.value;
+    let is_positive = matches!(matcher.matcher.op, MatchOp::Equal | MatchOp::Re(_));
+    is_positive && !is_variable_text(value) && ["dcgm", "gpu-operator"].iter().any(|part| value.contains(part))
 }
 
 /// Whether Grafana would put something into the text; a `$` at the end of a pattern is no variable.

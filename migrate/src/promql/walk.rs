@@ -16,8 +16,8 @@ pub struct Need {
     pub pods: bool,
     /// The part is not matched with another series of dcgm-exporter.
     pub alone: bool,
-    /// The mean over the range.
-    pub mean: bool,
+    /// A series that is there several times counts once.
+    pub once: bool,
 }
 
 /// The state of one rewriting.
@@ -107,6 +107,9 @@ impl Walk<'_> {
     /// The names of a list of labels taken from `flow`, as edits.
     pub fn list(&mut self, list: &LabelList, origin: impl Fn(&str) -> Origin) -> Vec<Edit> {
         let mut edits = vec![];
+        let is_dropped =
+            |label: &Label| origin(&label.name).dcgm && rule(self.context.target, &label.name) == Rule::Instance;
+        let dropped: Vec<bool> = list.labels.iter().map(is_dropped).collect();
         for (index, label) in list.labels.iter().enumerate() {
             let origin_of = origin(&label.name);
             if self.filled.is_variable(&label.range) {
@@ -116,18 +119,16 @@ impl Walk<'_> {
                 }
                 continue;
             }
-            if origin_of.dcgm && rule(self.context.target, &label.name) == Rule::Instance {
+            if dropped[index] {
                 self.label(label, origin_of);
-                let next = list.labels.get(index + 1).map(|next| next.range.start);
-                let previous = index.checked_sub(1).map(|previous| list.labels[previous].range.end);
-                let range = match (next, previous) {
-                    (Some(next), _) => label.range.start..next,
-                    (None, Some(previous)) if !edits.iter().any(|(edit, _): &Edit| edit.end > previous) => {
-                        previous..label.range.end
-                    }
+                self.change(label.range.clone(), "", OF_INSTANCES);
+                // With the comma before it where none stays after it.
+                let is_last = dropped[index..].iter().all(|dropped| *dropped);
+                let range = match (is_last, index.checked_sub(1), list.labels.get(index + 1)) {
+                    (true, Some(previous), _) => list.labels[previous].range.end..label.range.end,
+                    (false, _, Some(next)) => label.range.start..next.range.start,
                     _ => label.range.clone(),
                 };
-                self.change(label.range.clone(), "", OF_INSTANCES);
                 edits.push((range, String::new()));
                 continue;
             }
@@ -179,7 +180,7 @@ impl Walk<'_> {
             }
             Kind::Binary(binary) => self.binary(node, binary, need),
             Kind::Subquery(inner) => {
-                let part = self.walk(inner, Need { mean: false, ..need });
+                let part = self.walk(inner, need);
                 let text = self.splice(&node.range, vec![(inner.range.clone(), part.at_least(Level::Atom))]);
                 Part { text, level: Level::Atom, ..part }
             }

@@ -269,20 +269,15 @@ fn labels_that_device_metrics_lack_are_joined() {
             format!("max_over_time({power}{{gpu=\"0\"}}[1h]) {info}{{model=\"A100\"}}"),
         ),
         (
-            "DCGM_FI_DEV_POWER_USAGE{pci_bus_id=\"00000000:17:00.0\"}",
+            "DCGM_FI_DEV_POWER_USAGE{pci_bus_id=\"00000000:1B:00.0\"}",
             format!(
-                "{power} * on (gpu_uuid) group_left (pci_bus_id) podmeter_device_info{{pci_bus_id=\"0000:17:00.0\"}}"
+                "{power} * on (gpu_uuid) group_left (pci_bus_id) podmeter_device_info{{pci_bus_id=\"0000:1b:00.0\"}}"
             ),
         ),
-        (
-            "DCGM_FI_DEV_POWER_USAGE{device=\"nvidia3\"}",
-            format!("{power} * on (gpu_uuid) group_left () podmeter_device_info{{minor=\"3\"}}"),
-        ),
+        ("DCGM_FI_DEV_POWER_USAGE{device=\"nvidia3\"}", format!("{power}{{gpu=\"3\"}}")),
         (
             "group by (device) (DCGM_FI_DEV_POWER_USAGE)",
-            format!(
-                "group by (device) ({power} * on (gpu_uuid) group_left (device) label_replace(podmeter_device_info, \"device\", \"nvidia$1\", \"minor\", \"(.+)\"))"
-            ),
+            format!("group by (device) (label_replace({power}, \"device\", \"nvidia$1\", \"gpu\", \"(.+)\"))"),
         ),
         (
             "label_replace(DCGM_FI_DEV_POWER_USAGE, \"model\", \"$1\", \"modelName\", \"NVIDIA (.+)\")",
@@ -303,22 +298,24 @@ fn pods_are_joined_where_they_are_used() {
     for (input, expect) in [
         (
             "sum by (exported_pod) (DCGM_FI_DEV_POWER_USAGE)",
-            format!("sum by (pod) (podmeter_container_allocation_info {held} {power} or on (gpu_uuid) {power})"),
+            format!(
+                "sum by (pod) (podmeter_container_allocation_info{{mig_uuid=\"\"}} {held} {power} or on (gpu_uuid) {power})"
+            ),
         ),
         (
             "DCGM_FI_DEV_POWER_USAGE{pod!=\"\"}",
-            format!("podmeter_container_allocation_info{{pod!=\"\"}} {held} {power}"),
+            format!("podmeter_container_allocation_info{{mig_uuid=\"\", pod!=\"\"}} {held} {power}"),
         ),
         (
             "DCGM_FI_DEV_POWER_USAGE{pod!=\"a\"}",
             format!(
-                "podmeter_container_allocation_info{{pod!=\"a\"}} {held} {power} or on (gpu_uuid) ({power} unless on (gpu_uuid) podmeter_container_allocation_info)"
+                "podmeter_container_allocation_info{{mig_uuid=\"\", pod!=\"a\"}} {held} {power} or on (gpu_uuid) ({power} unless on (gpu_uuid) podmeter_container_allocation_info{{mig_uuid=\"\"}})"
             ),
         ),
         (
             "max by (pod) (max_over_time(DCGM_FI_DEV_POWER_USAGE{namespace=\"a\"}[1h]))",
             format!(
-                "max by (pod) (podmeter_container_allocation_info{{namespace=\"a\"}} {held} max_over_time({power}[1h]))"
+                "max by (pod) (podmeter_container_allocation_info{{mig_uuid=\"\", namespace=\"a\"}} {held} max_over_time({power}[1h]))"
             ),
         ),
         (
@@ -328,25 +325,29 @@ fn pods_are_joined_where_they_are_used() {
         (
             "DCGM_FI_DEV_POWER_USAGE * on (namespace, pod) group_left (label_team) kube_pod_labels",
             format!(
-                "podmeter_container_allocation_info {held} {power} * on (namespace, pod) group_left (label_team) kube_pod_labels"
+                "podmeter_container_allocation_info{{mig_uuid=\"\"}} {held} {power} * on (namespace, pod) group_left (label_team) kube_pod_labels"
             ),
         ),
         (
             "DCGM_FI_DEV_POWER_USAGE * on (exported_pod) group_left label_replace(kube_pod_info, \"exported_pod\", \"$1\", \"pod\", \"(.+)\")",
             format!(
-                "podmeter_container_allocation_info {held} {power} * on (pod) group_left label_replace(kube_pod_info, \"pod\", \"$1\", \"pod\", \"(.+)\")"
+                "podmeter_container_allocation_info{{mig_uuid=\"\"}} {held} {power} * on (pod) group_left label_replace(kube_pod_info, \"pod\", \"$1\", \"pod\", \"(.+)\")"
             ),
         ),
         (
             "DCGM_FI_DEV_FB_USED{pod=\"a\"} / DCGM_FI_DEV_FB_FREE{pod=\"a\"}",
             format!(
-                "podmeter_container_allocation_info{{pod=\"a\"}} {held} podmeter_device_memory_bytes{{state=\"used\"}} / (podmeter_container_allocation_info{{pod=\"a\"}} {held} podmeter_device_memory_bytes{{state=\"free\"}})"
+                "podmeter_container_allocation_info{{mig_uuid=\"\", pod=\"a\"}} {held} podmeter_device_memory_bytes{{state=\"used\"}} / (podmeter_container_allocation_info{{mig_uuid=\"\", pod=\"a\"}} {held} podmeter_device_memory_bytes{{state=\"free\"}})"
             ),
         ),
     ] {
         check(input, POD, &expect);
     }
-    check_reading("DCGM_FI_DEV_FB_USED", &["pod"], "podmeter_container_memory_used_bytes / 1048576");
+    check_reading(
+        "DCGM_FI_DEV_FB_USED",
+        &["pod"],
+        "(podmeter_container_memory_used_bytes or on (gpu_uuid) podmeter_device_memory_bytes{state=\"used\"}) / 1048576",
+    );
     let reading_pods = Context { labels_read: ["exported_pod".to_owned()].into(), ..Context::new(POD) };
     let rewritten = rewrite("DCGM_FI_DEV_GPU_UTIL", &reading_pods).expect("parses");
     assert_eq!(rewritten.labels, BTreeMap::from([("exported_pod".to_owned(), "pod".to_owned())]));
@@ -381,6 +382,10 @@ fn a_label_of_another_metric_keeps_its_name() {
 fn labels_of_gpu_instances_are_dropped() {
     for (input, expect) in [
         ("max by (UUID, GPU_I_ID) (DCGM_FI_DEV_POWER_USAGE)", "max by (gpu_uuid) (podmeter_device_power_watts)"),
+        (
+            "max by (gpu, GPU_I_ID, GPU_I_PROFILE) (DCGM_FI_DEV_POWER_USAGE)",
+            "max by (gpu) (podmeter_device_power_watts)",
+        ),
         ("max by (GPU_I_ID, GPU_I_PROFILE) (DCGM_FI_DEV_POWER_USAGE)", "max by () (podmeter_device_power_watts)"),
         (
             "max by (GPU_I_ID, gpu, GPU_I_PROFILE) (DCGM_FI_DEV_POWER_USAGE)",
@@ -451,12 +456,6 @@ fn what_is_not_proven_is_left() {
         "podmeter_device_power_watts{instance=~\"$instance\"}",
     );
     check("DCGM_FI_DEV_POWER_USAGE{job=\"dcgm-exporter\"}", POD, "podmeter_device_power_watts");
-    // The mean over a range can be proven.
-    check(
-        "avg_over_time(DCGM_FI_PROF_PCIE_TX_BYTES[10m])",
-        POD,
-        "rate(podmeter_device_pcie_bytes_total{direction=\"transmit\"}[10m])",
-    );
 }
 
 #[test]
