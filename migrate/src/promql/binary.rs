@@ -49,8 +49,8 @@ impl Walk<'_> {
         };
         let (left_pods, right_pods) = (pods(left_result), pods(right_result));
         (
-            self.walk(&binary.left, Need { pods: left_pods, alone, ..need }),
-            self.walk(&binary.right, Need { pods: right_pods, alone, once: need.once || is_filter }),
+            self.walk(&binary.left, Need { pods: left_pods, alone, once: need.once, mean: false }),
+            self.walk(&binary.right, Need { pods: right_pods, alone, once: need.once || is_filter, mean: false }),
         )
     }
 

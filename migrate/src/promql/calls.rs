@@ -15,6 +15,7 @@ impl Walk<'_> {
         }
         let behaviour = function(name);
         let main = argument(name);
+        let need = Need { mean: name == "avg_over_time", ..need };
         let mut edits = vec![];
         let mut result: Option<Part> = None;
         for (index, argument) in arguments.iter().enumerate() {
@@ -32,6 +33,11 @@ impl Walk<'_> {
                 part = self.settle_instant(part, name, argument);
             }
             edits.push((argument.range.clone(), part.text.clone()));
+            if std::mem::take(&mut part.is_counter) {
+                let function = node.range.start..node.range.start + name.len();
+                self.change(function.clone(), "rate", "the mean of a rate is the rate of the counter");
+                edits.push((function, "rate".to_owned()));
+            }
             if index == main || result.is_none() && part.flow.has_dcgm() {
                 result = Some(part);
             }
@@ -99,7 +105,7 @@ impl Walk<'_> {
     /// Decides what passes a function of an instant vector; the rest is written inside.
     fn settle_instant(&mut self, part: Part, name: &str, argument: &Node) -> Part {
         if name == "timestamp" {
-            if !part.sum_over.is_empty() || part.flow.has_dcgm() && part.level != Level::Atom {
+            if !part.sum_over.is_empty() || part.flow.has_dcgm() && part.text.contains('(') {
                 self.leave_function(argument, name, "it is of the samples, and the new expression is computed");
             }
             return part;
@@ -166,8 +172,8 @@ impl Walk<'_> {
         let keeps_labels = keeps_labels(operation);
         let reads_pods = by.is_some_and(|list| list.labels.iter().any(|label| self.is_pods(&label.name)));
         let pods = reads_pods || keeps_labels && need.pods;
-        let mut part =
-            self.walk(operand, Need { pods, alone: true, once: [T_MAX, T_MIN, T_GROUP].contains(&operation) });
+        let mut part = self
+            .walk(operand, Need { pods, alone: true, once: [T_MAX, T_MIN, T_GROUP].contains(&operation), mean: false });
         if let Some(list) = by {
             part = self.supply(part, &list.labels);
         }

@@ -59,12 +59,14 @@ pub struct Context {
     pub drop_factor: bool,
     /// What `DCGM_FI_DEV_GPU_UTIL_RATIO` holds; without it, an expression with that name is left.
     pub utilization_ratio: Option<UtilizationRatio>,
+    /// The range over which podmeter's counters stand for a name that is a rate; without it, an expression with such a name is left.
+    pub rate_interval: Option<String>,
 }
 
 impl Context {
     /// Rewrites to `target`; no label is read from the result, and every factor stays in the expression.
     pub fn new(target: Target) -> Self {
-        Self { target, labels_read: BTreeSet::new(), drop_factor: false, utilization_ratio: None }
+        Self { target, labels_read: BTreeSet::new(), drop_factor: false, utilization_ratio: None, rate_interval: None }
     }
 }
 
@@ -188,7 +190,7 @@ impl Walk<'_> {
         let read = self.context.labels_read.iter();
         let read: Vec<Label> = read.map(|name| Label { range: start..start, name: name.clone() }).collect();
         let reads_pods = read.iter().any(|label| self.is_pods(&label.name));
-        let part = self.walk(node, Need { pods: reads_pods, alone: true, once: false });
+        let part = self.walk(node, Need { pods: reads_pods, alone: true, ..Need::default() });
         let mut part = self.supply(part, &read);
         for label in read {
             let origin = part.flow.origin(&label.name);

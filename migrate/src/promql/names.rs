@@ -36,6 +36,8 @@ pub struct Replacement {
     pub factor: Factor,
     /// podmeter's metric by container, and its difference.
     pub container: Option<(&'static str, &'static str)>,
+    /// podmeter counts what the name has as a rate.
+    pub is_counter: bool,
     pub reason: String,
     pub difference: Option<&'static str>,
 }
@@ -98,6 +100,7 @@ pub fn plan(name: &str, context: &Context) -> Plan {
             sum_over: &[],
             factor,
             container: None,
+            is_counter: false,
             reason,
             difference: None,
         });
@@ -114,8 +117,10 @@ pub fn plan(name: &str, context: &Context) -> Plan {
     let difference = match equivalent.agreement {
         Agreement::Same => None,
         Agreement::Named(difference) => Some(difference),
+        Agreement::Unproven(reason) if equivalent.is_counter_of_rate && context.rate_interval.is_some() => Some(reason),
         Agreement::Unproven(reason) => {
-            let reason = format!("podmeter has another quantity: {reason}");
+            let accept = if equivalent.is_counter_of_rate { "; give --rate-interval to accept it" } else { "" };
+            let reason = format!("podmeter has another quantity: {reason}{accept}");
             return left(&reason, Some(suggestion(equivalent, factor)));
         }
     };
@@ -126,6 +131,7 @@ pub fn plan(name: &str, context: &Context) -> Plan {
         sum_over: equivalent.sum_over,
         factor,
         container: equivalent.container,
+        is_counter: equivalent.is_counter_of_rate,
         reason: format!("podmeter's metric of the same quantity{unit}"),
         difference,
     })

@@ -97,6 +97,8 @@ pub struct Part {
     pub filters: Filters,
     pub flow: Flow,
     pub is_scalar: bool,
+    /// A range of a counter, whose rate is the mean that is asked for.
+    pub is_counter: bool,
     /// The text with the factor written inside, where that reads better than outside: `X * 100 or vector(0)`.
     pub inside: Option<String>,
     /// Whether the text differs from the source.
@@ -113,6 +115,7 @@ impl Part {
             filters: Filters::default(),
             flow,
             is_scalar: false,
+            is_counter: false,
             inside: None,
             is_changed: false,
         }

@@ -126,12 +126,26 @@ impl Walk<'_> {
         }
         let mut part = Part::new(String::new(), Level::Atom, flow);
         part.scale = Scale::Times(replacement.factor);
-        let edits = self.matchers(selector, &part.flow.clone(), &mut part);
+        let mut edits = self.matchers(selector, &part.flow.clone(), &mut part);
+        if replacement.is_counter && selector.is_range && !need.mean {
+            let reason = "podmeter counts what it has as a rate: only the mean over a range is that of the counter";
+            self.leave(name_range.clone(), &self.text[name_range.clone()], reason);
+        }
+        part.is_counter = replacement.is_counter && selector.is_range;
+        let interval = self.context.rate_interval.as_deref().filter(|_| replacement.is_counter && !selector.is_range);
+        if let Some(interval) = interval {
+            let end = selector.braces.as_ref().map_or(name_range.end, |braces| braces.end);
+            edits.push((end..end, format!("[{interval}]")));
+        }
         let mut reason = replacement.reason.clone();
         if let Some(difference) = replacement.difference {
             reason = format!("{reason}; {difference}");
         }
-        let (device, text) = self.written(node, selector, name_range, replacement.metric, replacement.labels, &edits);
+        let (device, mut text) =
+            self.written(node, selector, name_range, replacement.metric, replacement.labels, &edits);
+        if interval.is_some() {
+            text = format!("rate({text})");
+        }
         match container {
             None => {
                 part.sum_over = replacement.sum_over.to_vec();
@@ -176,7 +190,8 @@ impl Walk<'_> {
             // No matcher of the source is left.
             Some(braces) if removed == selector.matchers.len() && selector.name.is_some() => {
                 let text = if added.is_empty() { String::new() } else { format!("{{{added}}}") };
-                edits = vec![(braces.clone(), text)];
+                edits.retain(|(edit, _)| edit.start >= braces.end);
+                edits.push((braces.clone(), text));
             }
             Some(braces) => {
                 self.remove_commas(selector, &mut edits);

@@ -18,6 +18,8 @@ pub struct Need {
     pub alone: bool,
     /// A series that is there several times counts once.
     pub once: bool,
+    /// The mean over the range is taken.
+    pub mean: bool,
 }
 
 /// The state of one rewriting.
@@ -180,7 +182,7 @@ impl Walk<'_> {
             }
             Kind::Binary(binary) => self.binary(node, binary, need),
             Kind::Subquery(inner) => {
-                let part = self.walk(inner, need);
+                let part = self.walk(inner, Need { mean: false, ..need });
                 let text = self.splice(&node.range, vec![(inner.range.clone(), part.at_least(Level::Atom))]);
                 Part { text, level: Level::Atom, ..part }
             }

@@ -459,6 +459,31 @@ fn what_is_not_proven_is_left() {
 }
 
 #[test]
+fn a_counter_stands_for_a_rate_where_that_is_accepted() {
+    let context = Context { rate_interval: Some("$__rate_interval".to_owned()), ..Context::new(POD) };
+    let transmitted = "podmeter_device_pcie_bytes_total{direction=\"transmit\"}";
+    for (input, expect) in [
+        ("DCGM_FI_PROF_PCIE_TX_BYTES / 1e9", format!("rate({transmitted}[$__rate_interval]) / 1e9")),
+        ("avg_over_time(DCGM_FI_PROF_PCIE_TX_BYTES[10m])", format!("rate({transmitted}[10m])")),
+        (
+            "DCGM_FI_PROF_PCIE_TX_BYTES{Hostname=\"a\"} offset 1h",
+            "rate(podmeter_device_pcie_bytes_total{direction=\"transmit\", node=\"a\"}[$__rate_interval] offset 1h)".to_owned(),
+        ),
+        (
+            "DCGM_FI_DEV_MEM_COPY_UTIL{job=\"dcgm\"} > 80",
+            "rate(podmeter_device_memory_busy_seconds_total[$__rate_interval]) * 100 > 80".to_owned(),
+        ),
+        ("max_over_time(DCGM_FI_PROF_PCIE_TX_BYTES[1h:])", format!("max_over_time(rate({transmitted}[$__rate_interval])[1h:])")),
+        (
+            "max_over_time(DCGM_FI_PROF_PCIE_TX_BYTES[1h])",
+            "left DCGM_FI_PROF_PCIE_TX_BYTES: podmeter counts what it has as a rate: only the mean over a range is that of the counter".to_owned(),
+        ),
+    ] {
+        assert_eq!(show(input, &context), expect, "{input}");
+    }
+}
+
+#[test]
 fn a_factor_can_be_left_to_the_reader() {
     for (input, expect, factor) in [
         ("DCGM_FI_DEV_GPU_UTIL", "podmeter_device_utilization_ratio", 100.0),
