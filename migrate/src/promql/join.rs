@@ -60,7 +60,7 @@ impl Walk<'_> {
         if filters.info.is_empty() {
             return part;
         }
-        let labels: Vec<&'static str> = ["gpu", "model", "pci_bus_id"]
+        let labels: Vec<&'static str> = ["gpu", "model"]
             .into_iter()
             .filter(|name| !part.flow.supplied.contains(*name))
             .filter(|name| filters.info.iter().any(|matcher| matcher.starts_with(name)))

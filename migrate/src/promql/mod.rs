@@ -154,6 +154,7 @@ pub fn rewrite(expression: &str, context: &Context) -> Result<Rewritten, ParseEr
         lacks_label: false,
     };
     let part = walk.root(&node);
+    let result = part.flow.clone();
     let factor = if context.drop_factor { part.scale.factor() } else { factor::Factor::ONE };
     let part = if context.drop_factor { part.summed() } else { part.settled() };
     let text = walk.splice(&(0..expression.len()), vec![(node.range.clone(), part.text)]);
@@ -171,7 +172,7 @@ pub fn rewrite(expression: &str, context: &Context) -> Result<Rewritten, ParseEr
     let differences: Vec<String> = walk.differences.into_iter().collect();
     let renamed = |(after, before): (String, BTreeSet<String>)| {
         let pairs = before.into_iter().map(move |before| (before, after.clone()));
-        pairs.filter(|(before, after)| before != after).collect::<Vec<_>>()
+        pairs.filter(|(before, after)| before != after && result.origin(before).dcgm).collect::<Vec<_>>()
     };
     Ok(Rewritten {
         text,

@@ -108,7 +108,9 @@ impl Walk<'_> {
         let adds_idle = pods.is_empty() && !selector.is_range;
         let container = replacement.container.filter(|_| reads_pods && need.alone && (excludes_idle || adds_idle));
         let is_native = self.is_native();
-        if is_native && container.is_none() && !reads_pods && !need.once {
+        // A pod's own value can exceed the device's.
+        let is_repeated = !need.once || replacement.container.is_some();
+        if is_native && container.is_none() && !reads_pods && is_repeated {
             self.differences.insert("a shared GPU has one series, not one for each slot".to_owned());
         }
         self.differences.extend(replacement.difference.map(str::to_owned));

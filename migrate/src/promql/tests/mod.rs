@@ -270,9 +270,7 @@ fn labels_that_device_metrics_lack_are_joined() {
         ),
         (
             "DCGM_FI_DEV_POWER_USAGE{pci_bus_id=\"00000000:1B:00.0\"}",
-            format!(
-                "{power} * on (gpu_uuid) group_left (pci_bus_id) podmeter_device_info{{pci_bus_id=\"0000:1b:00.0\"}}"
-            ),
+            format!("{power} * on (gpu_uuid) group_left () podmeter_device_info{{pci_bus_id=\"0000:1b:00.0\"}}"),
         ),
         ("DCGM_FI_DEV_POWER_USAGE{device=\"nvidia3\"}", format!("{power}{{gpu=\"3\"}}")),
         (
@@ -352,6 +350,9 @@ fn pods_are_joined_where_they_are_used() {
     let rewritten = rewrite("DCGM_FI_DEV_GPU_UTIL", &reading_pods).expect("parses");
     assert_eq!(rewritten.labels, BTreeMap::from([("exported_pod".to_owned(), "pod".to_owned())]));
     assert!(rewritten.difference.is_some());
+    // The result has the labels of the other metric.
+    let input = "kube_pod_info and on (gpu) sum by (gpu, Hostname) (DCGM_FI_DEV_POWER_USAGE{exported_pod!=\"\"})";
+    assert_eq!(rewrite(input, &Context::new(POD)).expect("parses").labels, BTreeMap::new());
 }
 
 #[test]
