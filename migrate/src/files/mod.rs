@@ -11,7 +11,7 @@ pub mod queries;
 pub mod tree;
 pub mod yaml;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use lines::Lines;
@@ -75,6 +75,12 @@ pub type Place = (usize, usize);
 /// Changes of scalars: ranges of their values, in order, with what replaces them.
 pub type Edits = BTreeMap<Place, Vec<(Range<usize>, String)>>;
 
+/// The same of one document, by where each scalar begins.
+type ScalarEdits = BTreeMap<usize, Vec<(Range<usize>, String)>>;
+
+/// Scalars that are written as a whole one by one; after these, all that change.
+const MOST_ATTEMPTS: usize = 16;
+
 impl Document {
     fn parse(text: String, format: Format, outer: Option<Outer>) -> Result<Self, Syntax> {
         // JSON has no byte order mark; YAML's parser knows it.
@@ -105,7 +111,12 @@ impl Document {
         }
     }
 
-    fn encode(&self, node: &Node, edits: &[(Range<usize>, String)]) -> Option<Vec<(Range<usize>, String)>> {
+    fn encode(
+        &self,
+        node: &Node,
+        edits: &[(Range<usize>, String)],
+        whole: bool,
+    ) -> Option<Vec<(Range<usize>, String)>> {
         let scalar = node.scalar()?;
         match scalar.style {
             Style::JsonToken => Some(vec![(node.span.clone(), replaced(&scalar.text, edits))]),
@@ -121,6 +132,7 @@ impl Document {
                 };
                 Some(edits.iter().map(each).collect())
             }
+            _ if whole => yaml::encode_whole(&self.text, node, &replaced(&scalar.text, edits)),
             _ => yaml::encode(&self.text, node, edits),
         }
     }
@@ -197,33 +209,14 @@ impl File {
     pub fn splice(&self, edits: &Edits) -> Result<String, Error> {
         let mut edits = edits.clone();
         for (number, document) in self.documents.iter().enumerate().rev() {
-            let here: BTreeMap<usize, Vec<_>> = edits
+            let here: ScalarEdits = edits
                 .range((number, 0)..(number + 1, 0))
                 .map(|((_, scalar), edits)| (*scalar, edits.clone()))
                 .collect();
             if here.is_empty() && number > 0 {
                 continue;
             }
-            let mut changes = vec![];
-            for (scalar, edits) in &here {
-                let written = document.find(*scalar).and_then(|node| document.encode(node, edits));
-                changes.extend(written.ok_or_else(|| {
-                    self.error(
-                        (number, *scalar),
-                        0,
-                        "the changed value cannot be written in this place; nothing was written",
-                    )
-                })?);
-            }
-            changes.sort_by_key(|(range, _)| range.start);
-            let text = replaced(&document.text, &changes);
-            check(document, &here, &text).map_err(|offset| Error::File {
-                file: self.name.clone(),
-                message: format!(
-                    "the changed text reads otherwise than intended from line {} on; nothing was written. This is an error of podmeter-migrate",
-                    self.line_at(number, offset)
-                ),
-            })?;
+            let (changes, text) = self.splice_document(number, &here)?;
             match &document.outer {
                 None => return Ok(text),
                 Some(outer) => {
@@ -232,6 +225,45 @@ impl File {
             }
         }
         Ok(self.text().to_owned())
+    }
+
+    /// The changes of a document's text and the text with them, checked. A scalar that would read otherwise in its lines, for
+    /// example with a blank at the end of one, is written as a whole.
+    fn splice_document(
+        &self,
+        number: usize,
+        edits: &ScalarEdits,
+    ) -> Result<(Vec<(Range<usize>, String)>, String), Error> {
+        let document = &self.documents[number];
+        let mut whole = BTreeSet::new();
+        loop {
+            let mut changes = vec![];
+            for (scalar, edits) in edits {
+                let node = document.find(*scalar);
+                let written = node.and_then(|node| document.encode(node, edits, whole.contains(scalar)));
+                changes.extend(written.ok_or_else(|| {
+                    let message = "the changed value cannot be written in this place; nothing was written";
+                    self.error((number, *scalar), 0, message)
+                })?);
+            }
+            changes.sort_by_key(|(range, _)| range.start);
+            let text = replaced(&document.text, &changes);
+            let Err(offset) = check(document, edits, &text) else { return Ok((changes, text)) };
+            let wrong = if edits.contains_key(&offset) && whole.len() < MOST_ATTEMPTS {
+                whole.insert(offset)
+            } else {
+                let before = whole.len();
+                whole.extend(edits.keys());
+                whole.len() > before
+            };
+            if !wrong {
+                let message = "the changed text reads otherwise than intended; nothing was written. This is an error of podmeter-migrate";
+                // A text that is not even parsed has no offset.
+                let first = edits.keys().next().copied().unwrap_or(offset);
+                let line = self.line_at(number, if offset == 0 { first } else { offset });
+                return Err(Error::At { file: self.name.clone(), line, message: message.into() });
+            }
+        }
     }
 }
 
@@ -257,7 +289,7 @@ impl Document {
 }
 
 /// Whether the text reads as the document with these changes; else the byte of the document from which on it does not.
-fn check(document: &Document, edits: &BTreeMap<usize, Vec<(Range<usize>, String)>>, text: &str) -> Result<(), usize> {
+fn check(document: &Document, edits: &ScalarEdits, text: &str) -> Result<(), usize> {
     let parsed = Document::parse(text.to_owned(), document.format, None).map_err(|_| 0_usize)?;
     if parsed.roots.len() != document.roots.len() {
         return Err(0);
@@ -266,13 +298,13 @@ fn check(document: &Document, edits: &BTreeMap<usize, Vec<(Range<usize>, String)
 }
 
 /// Compares two trees: equal but for the changes.
-fn same(before: &Node, after: &Node, edits: &BTreeMap<usize, Vec<(Range<usize>, String)>>) -> Result<(), usize> {
+fn same(before: &Node, after: &Node, edits: &ScalarEdits) -> Result<(), usize> {
     let differs = || Err(before.span.start);
     match (&before.value, &after.value) {
         (Value::Scalar(old), Value::Scalar(new)) => {
             let equal = match edits.get(&before.span.start) {
                 Some(edits) if !before.span.is_empty() => {
-                    new.text == replaced(&old.text, edits) && (new.style == old.style || quoted(new))
+                    new.text == replaced(&old.text, edits) && (new.style == old.style || rewritten(new))
                 }
                 _ => old == new,
             };
@@ -292,8 +324,9 @@ fn same(before: &Node, after: &Node, edits: &BTreeMap<usize, Vec<(Range<usize>, 
     }
 }
 
-fn quoted(scalar: &Scalar) -> bool {
-    matches!(scalar.style, Style::SingleQuoted | Style::DoubleQuoted)
+/// The styles of scalars that are written anew.
+fn rewritten(scalar: &Scalar) -> bool {
+    matches!(scalar.style, Style::SingleQuoted | Style::DoubleQuoted | Style::Literal)
 }
 
 /// The text with ranges replaced, which are in order.

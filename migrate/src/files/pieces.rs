@@ -82,7 +82,12 @@ impl Decoded {
         }
         let after = self.pieces.partition_point(|piece| piece.value.start < value.end);
         let last = self.pieces.get(after.checked_sub(1)?)?;
-        let end = if last.verbatim { last.source.start + (value.end - last.value.start) } else { last.source.end };
+        let end = if last.verbatim {
+            last.source.start + (value.end - last.value.start)
+        } else {
+            // With a line break goes the indentation after it.
+            self.pieces.get(after).map_or(last.source.end, |next| next.source.start)
+        };
         Some(start..end)
     }
 }

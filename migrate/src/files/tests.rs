@@ -71,12 +71,30 @@ fn a_value_that_its_style_cannot_hold_is_quoted() {
 }
 
 #[test]
+fn a_change_may_take_line_breaks() {
+    check("a: |\n    x OLD\n      y\n    z\n", "OLD\n", "1 ", "a: |\n    x 1   y\n    z\n");
+    check("a: |\n    x OLD\n      y\n", "OLD\n  ", "1\n", "a: |\n    x 1\n    y\n");
+    check("a: |\n    OLD\n\n    y\n", "OLD\n\n", "1\n  2\n3 ", "a: |\n    1\n      2\n    3 y\n");
+    check("a: >\n    x\n    OLD\n    y\n", "OLD ", "1 ", "a: >\n    x\n    1 y\n");
+    check("a: 'x\n  OLD\n\n  y'\n", "OLD\n", "1 ", "a: 'x\n  1 y'\n");
+    check("a: x OLD\n  y\n", "OLD ", "1 ", "a: x 1 y\n");
+    // What a fold would drop is written otherwise.
+    check("a: 'x OLD\n  y'\n", "OLD", "1 ", "a: \"x 1  y\"\n");
+    check(
+        "a > b: >-  # c\n    x OLD\n    y\n\n    z\nb: 1\n",
+        " OLD",
+        "\n\n\n   1",
+        "a > b: |-  # c\n    x\n    \n    \n       1 y\n    z\nb: 1\n",
+    );
+}
+
+#[test]
 fn nothing_is_spliced_that_would_read_otherwise() {
     let error = edited("a: |\n  OLD\n", "OLD", "x\u{7}").expect_err("a control character");
     assert_eq!(error.to_string(), "file:2: the changed value cannot be written in this place; nothing was written");
     // A block scalar's first line says its indentation.
     let error = edited("a: |\n  OLD\n  b\n", "OLD", "   x").expect_err("other indentation");
-    assert!(error.to_string().contains("reads otherwise than intended"), "{error}");
+    assert!(error.to_string().starts_with("file:2: the changed text reads otherwise than intended"), "{error}");
 }
 
 #[test]
@@ -167,6 +185,34 @@ proptest! {
     fn no_text_panics(text in prop_oneof![fragments(), any::<String>()]) {
         for format in [Format::Yaml, Format::Json, Format::Queries] {
             let _ = File::parse("file", text.clone(), format);
+        }
+    }
+
+    /// A value of several lines becomes any other of the same characters.
+    #[test]
+    fn every_style_takes_changes_across_lines(
+        before in "[ab]([ab \n]{0,12}[ab])?", from in 0..12_usize, length in 0..12_usize, after in "[ab \n]{0,6}",
+    ) {
+        let indented = before.replace('\n', "\n  ");
+        let folded = before.replace('\n', "\n\n  ");
+        for text in [format!("k: |\n  {indented}\n"), format!("k: \"{folded}\"\n"), format!("k: >-\n  {folded}\n")] {
+            let file = File::parse("file", text.clone(), Format::Yaml).expect("parsed");
+            let node = file.documents[0].roots[0].get("k").expect("there");
+            let value = node.text().expect("a scalar");
+            let start = from.min(value.len());
+            let range = start..(start + length).min(value.len());
+            let intended = replaced(value, &[(range.clone(), after.clone())]);
+            let edits = Edits::from([((0, node.span.start), vec![(range, after.clone())])]);
+            // The lines of a block scalar cannot begin with a space, nor end with another number of line breaks.
+            let block = !text.contains('"');
+            let ends = |value: &str| value.len() - value.trim_end_matches('\n').len();
+            if block && (intended.trim_matches('\n').starts_with(' ') || intended.trim() == "" || ends(&intended) != ends(value)) {
+                let _ = file.splice(&edits);
+                continue;
+            }
+            let spliced = file.splice(&edits).map_err(|error| TestCaseError::fail(format!("{text:?} {error}")))?;
+            let file = File::parse("file", spliced, Format::Yaml).expect("parsed");
+            prop_assert_eq!(file.documents[0].roots[0].text_of("k"), Some(intended.as_str()));
         }
     }
 

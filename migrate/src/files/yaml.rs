@@ -329,11 +329,7 @@ fn plain(value: &str, flow: bool) -> bool {
 pub fn encode(text: &str, node: &Node, edits: &[(Range<usize>, String)]) -> Option<Vec<(Range<usize>, String)>> {
     let scalar = node.scalar()?;
     let value = super::replaced(&scalar.text, edits);
-    let Some(decoded) = decode(text, node) else {
-        // Only quoted scalars and plain ones can be written anew without their header.
-        let whole = !matches!(scalar.style, Style::Literal | Style::Folded);
-        return whole.then(|| vec![(node.span.clone(), double_quoted(&value))]);
-    };
+    let Some(decoded) = decode(text, node) else { return encode_whole(text, node, &value) };
     let each = |encoded: &dyn Fn(&str) -> String| -> Option<Vec<_>> {
         edits.iter().map(|(range, after)| Some((decoded.source(range)?, encoded(after)))).collect()
     };
@@ -347,10 +343,7 @@ pub fn encode(text: &str, node: &Node, edits: &[(Range<usize>, String)]) -> Opti
         Style::SingleQuoted if !controls => each(&|after| after.replace('\'', "''")),
         Style::DoubleQuoted => each(&|after| escaped(after).into_owned()),
         Style::Literal | Style::Folded if !added(&|character| character.is_control() && character != '\n') => {
-            let line_end = text[decoded.start(0)?..].find('\n').map_or("\n", |at| {
-                let end = decoded.start(0).unwrap_or(0) + at;
-                if text[..end].ends_with('\r') { "\r\n" } else { "\n" }
-            });
+            let line_end = break_after(text, decoded.start(0)?);
             let repeated = if scalar.style == Style::Folded { 2 } else { 1 };
             let next = format!("{}{}", line_end.repeat(repeated), " ".repeat(indent(text, node)));
             each(&|after| after.replace('\n', &next))
@@ -358,6 +351,38 @@ pub fn encode(text: &str, node: &Node, edits: &[(Range<usize>, String)]) -> Opti
         Style::Plain { .. } | Style::SingleQuoted => Some(vec![(node.span.clone(), double_quoted(&value))]),
         _ => None,
     }
+}
+
+/// The same for a scalar of which nothing stays: in double quotes, or as a literal block.
+pub fn encode_whole(text: &str, node: &Node, value: &str) -> Option<Vec<(Range<usize>, String)>> {
+    if !matches!(node.scalar()?.style, Style::Literal | Style::Folded) {
+        return Some(vec![(node.span.clone(), double_quoted(value))]);
+    }
+    let lines = block_lines(text, node)?;
+    let filled = |line: &&Line| !line.content.is_empty();
+    let content = lines.iter().find(filled)?.content.start..lines.iter().rfind(filled)?.content.end;
+    let first = lines.first()?.content.start.min(content.start);
+    let header_end = text[..first].rfind(['\n', '\r']).map(|end| text[..end].trim_end_matches('\r').len())?;
+    let header_start = text[..header_end].rfind(['\n', '\r']).map_or(0, |end| end + 1);
+    let header = &text[header_start..header_end];
+    // The indicator is the first after which nothing but its modifiers and a comment stands.
+    let (at, _) = header.match_indices(['|', '>']).find(|(at, _)| {
+        let rest =
+            header[at + 1..].trim_start_matches(|other: char| other.is_ascii_digit() || matches!(other, '+' | '-'));
+        rest.trim().is_empty() || rest.trim_start().len() < rest.len() && rest.trim_start().starts_with('#')
+    })?;
+    let next = format!("{}{}", break_after(text, content.start), " ".repeat(indent(text, node)));
+    let written = value.trim_end_matches('\n').replace('\n', &next);
+    let at = header_start + at;
+    Some(vec![(at..at + 1, "|".into()), (content, written)])
+}
+
+/// The line break at the end of the line.
+fn break_after(text: &str, offset: usize) -> &str {
+    let rest = &text[offset..];
+    let at = rest.find(['\n', '\r']).unwrap_or(rest.len());
+    let length = line_break(&rest[at..]);
+    if length == 0 { "\n" } else { &rest[at..at + length] }
 }
 
 fn double_quoted(value: &str) -> String {
