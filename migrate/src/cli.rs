@@ -57,6 +57,12 @@ struct Arguments {
     /// What DCGM_FI_DEV_GPU_UTIL_RATIO holds: 0 to 100 (DCGM 4.6) or 0 to 1 (DCGM 4.7)
     #[arg(long, value_name = "SCALE")]
     gpu_util_ratio: Option<Scale>,
+    /// Rewrite readings of rates, such as PCIe throughput, to rate() of podmeter's counters over this range, for example 5m
+    ///
+    /// $__rate_interval is Grafana's variable and used in dashboards only. The result is the mean over the range, not the last
+    /// reading; without this option such queries are left
+    #[arg(long, value_name = "DURATION", value_parser = rate_interval)]
+    rate_interval: Option<String>,
     /// Format of the report
     #[arg(short, long, value_name = "FORMAT", default_value = "text")]
     output: Output,
@@ -142,6 +148,7 @@ fn migrate(arguments: &Arguments) -> Result<usize, Vec<String>> {
             Scale::Percent => UtilizationRatio::Percent,
             Scale::Ratio => UtilizationRatio::Ratio,
         }),
+        rate_interval: arguments.rate_interval.clone(),
     };
     let (paths, files): (Vec<&Path>, Vec<File>) = files.into_iter().unzip();
     let failed = |error: Error| vec![error.to_string()];
@@ -162,6 +169,23 @@ fn migrate(arguments: &Arguments) -> Result<usize, Vec<String>> {
         print(&mut io::stdout().lock(), &report);
     }
     Ok(Summary::of(&migrated).left)
+}
+
+/// A duration of Prometheus, or Grafana's variable.
+fn rate_interval(text: &str) -> Result<String, String> {
+    let mut rest = text;
+    while let Some(unit) = rest.find(|character: char| !character.is_ascii_digit()).filter(|digits| *digits > 0) {
+        let Some(after) = ["ms", "s", "m", "h", "d", "w", "y"].iter().find_map(|name| rest[unit..].strip_prefix(name))
+        else {
+            break;
+        };
+        rest = after;
+    }
+    let duration = rest.is_empty() && text.contains(|character: char| ('1'..='9').contains(&character));
+    if duration || text == "$__rate_interval" {
+        return Ok(text.to_owned());
+    }
+    Err("not a duration such as 5m, and not $__rate_interval".into())
 }
 
 fn parse(path: &Path) -> Result<File, Error> {
@@ -188,5 +212,20 @@ fn print(output: &mut impl Write, text: &str) {
         && error.kind() != ErrorKind::BrokenPipe
     {
         let _ = writeln!(io::stderr().lock(), "podmeter-migrate: cannot print: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rate_intervals() {
+        for text in ["5m", "1h30m", "500ms", "$__rate_interval"] {
+            assert_eq!(rate_interval(text).as_deref(), Ok(text));
+        }
+        for text in ["", "5", "m", "5x", "0m", "5m)", "$interval", "5m "] {
+            assert!(rate_interval(text).is_err(), "{text}");
+        }
     }
 }

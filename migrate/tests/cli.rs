@@ -345,6 +345,22 @@ fn each_scale_of_the_name_with_two() {
 }
 
 #[test]
+fn a_rate_over_the_interval_that_is_accepted() {
+    let rule = |query: &str| format!("groups:\n- rules:\n  - record: a\n    expr: {query}\n");
+    let panel = |query: &str| format!("{{\"panels\": [{{\"targets\": [{{\"expr\": \"{query}\"}}]}}]}}");
+    let name = "sum(DCGM_FI_PROF_PCIE_RX_BYTES)";
+    let rate = |quote: &str, range: &str| {
+        format!("sum(rate(podmeter_device_pcie_bytes_total{{direction={quote}receive{quote}}}[{range}]))")
+    };
+    check(&["--rate-interval", "10m"], "r.yaml", &rule(name), &rule(&rate("\"", "10m")));
+    check(&["--rate-interval", "$__rate_interval"], "p.json", &panel(name), &panel(&rate("\\\"", "$__rate_interval")));
+    for arguments in [&[][..], &["--rate-interval", "$__rate_interval"]] {
+        let (after, ran) = rewritten(arguments, "r.yaml", &rule(name));
+        assert_eq!((after, ran.code), (rule(name), 1));
+    }
+}
+
+#[test]
 fn files_that_cannot_be_read_are_named_with_their_line() {
     for (name, text, message) in [
         ("a.yaml", &b"groups:\n- rules: [\n"[..], "a.yaml:2: not YAML: "),

@@ -32,7 +32,8 @@ pub struct Parts {
 /// Rewrites the queries of a file.
 pub struct Drafting<'f> {
     pub file: &'f File,
-    pub options: Options,
+    pub options: &'f Options,
+    pub base_units: bool,
 }
 
 impl Drafting<'_> {
@@ -61,8 +62,15 @@ impl Drafting<'_> {
     ) -> Draft {
         let mut labels = query.read();
         labels.extend(query.records.and_then(|name| recorded.get(name)).into_iter().flatten().cloned());
-        let may_drop = self.options.base_units && !matches!(query.unit, Unit::Kept);
-        let rewrite = |drop| promql::rewrite(&query.text[range.clone()], &self.context(labels.clone(), drop));
+        let may_drop = self.base_units && !matches!(query.unit, Unit::Kept);
+        // A variable of Grafana is one in dashboards only.
+        let interval =
+            self.options.rate_interval.as_ref().filter(|interval| query.dashboard || !interval.starts_with('$'));
+        let rewrite = |drop| {
+            let mut context = self.context(labels.clone(), drop);
+            context.rate_interval = interval.cloned();
+            promql::rewrite(&query.text[range.clone()], &context)
+        };
         let rewritten = match rewrite(may_drop) {
             Ok(rewritten) => rewritten,
             Err(error) => return self.unparsed(query, range.start + error.offset, &error.message),
@@ -98,7 +106,9 @@ impl Drafting<'_> {
                 reason: left.reason.clone(),
                 suggestion: left.suggestion.clone(),
             });
-            return Draft::Left(left.collect());
+            let mut left: Vec<Left> = left.collect();
+            left.dedup();
+            return Draft::Left(left);
         }
         if rewritten.changes.is_empty() && parts.others.is_empty() {
             Draft::Same

@@ -21,12 +21,14 @@ use recordings::{recorded_labels_read, renamed_recordings};
 use text::differences;
 
 /// The names to which files are rewritten, and how.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
     pub target: Target,
     /// Convert thresholds and units of panels instead of values, where that is exact.
     pub base_units: bool,
     pub utilization_ratio: Option<UtilizationRatio>,
+    /// The range of `rate()` for names that are the last reading of a rate, where podmeter has a counter.
+    pub rate_interval: Option<String>,
 }
 
 /// A rewritten file. Its serialized form is the `-o json` document's `files[]`.
@@ -95,7 +97,7 @@ pub fn migrate(files: &[File], options: &Options) -> Result<Vec<Migrated>, Error
         .map(|(file, found)| Work {
             file,
             found,
-            options: *options,
+            options,
             drafts: vec![],
             edits: Edits::new(),
             changes: vec![],
@@ -120,7 +122,7 @@ pub fn migrate(files: &[File], options: &Options) -> Result<Vec<Migrated>, Error
 struct Work<'f> {
     file: &'f File,
     found: &'f Found<'f>,
-    options: Options,
+    options: &'f Options,
     /// One for each query.
     drafts: Vec<Draft>,
     edits: Edits,
@@ -130,7 +132,7 @@ struct Work<'f> {
 
 impl<'f> Work<'f> {
     fn drafting(&self) -> Drafting<'f> {
-        Drafting { file: self.file, options: self.options }
+        Drafting { file: self.file, options: self.options, base_units: self.options.base_units }
     }
 
     /// The changes of the queries and of what depends on each.
@@ -300,7 +302,8 @@ mod tests {
                 && queries::embed(&mut file).is_ok()
             {
                 for target in [Target::Old, Target::New, Target::Podmeter] {
-                    let options = Options { target, base_units, utilization_ratio: None };
+                    let rate_interval = base_units.then(|| "5m".to_owned());
+                    let options = Options { target, base_units, utilization_ratio: None, rate_interval };
                     let migrated = migrate(std::slice::from_ref(&file), &options);
                     prop_assert!(migrated.is_ok(), "{}", migrated.unwrap_err());
                 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::draft::{Draft, Drafting};
-use super::{Change, Left, Options, Work};
+use super::{Change, Left, Work};
 use crate::queries::{Unit, dashboards};
 use crate::units;
 
@@ -49,8 +49,7 @@ impl Work<'_> {
                     }
                 }
                 None => {
-                    let options = Options { base_units: false, ..self.options };
-                    let kept = Drafting { file: self.file, options };
+                    let kept = Drafting { base_units: false, ..self.drafting() };
                     for query in queries {
                         self.drafts[query] = kept.draft(&self.found.queries[query], &BTreeMap::new());
                     }

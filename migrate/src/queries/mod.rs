@@ -21,6 +21,8 @@ pub struct Query<'f> {
     /// The whole scalar.
     pub text: &'f str,
     pub form: Form,
+    /// Of a dashboard, where Grafana's variables have values.
+    pub dashboard: bool,
     /// The name of the recording rule.
     pub records: Option<&'f str>,
     /// Scalars of the same text, such as the `definition` of a variable.
@@ -87,6 +89,7 @@ impl<'f> Query<'f> {
             place: (document, node.span.start),
             text,
             form: Form::Expression,
+            dashboard: false,
             records: None,
             copies: vec![],
             templates: vec![],
@@ -255,7 +258,11 @@ pub fn find(file: &File) -> Found<'_> {
 fn find_in<'f>(document: usize, root: &'f Node, found: &mut Found<'f>) {
     match kind(root) {
         Kind::Rules(node) => rules::find(document, node, found),
-        Kind::Dashboard(node) => dashboards::find(document, node, found),
+        Kind::Dashboard(node) => {
+            let before = found.queries.len();
+            dashboards::find(document, node, found);
+            found.queries[before..].iter_mut().for_each(|query| query.dashboard = true);
+        }
         Kind::Scaler(node) => scalers::find(document, node, found),
         Kind::List(items) => items.iter().for_each(|item| find_in(document, item, found)),
         Kind::Empty | Kind::Holder(_) | Kind::Other(_) => {}
