@@ -72,11 +72,14 @@ pub struct File {
 /// A scalar of a file: its document, and where it begins there.
 pub type Place = (usize, usize);
 
-/// Changes of scalars: ranges of their values, in order, with what replaces them.
-pub type Edits = BTreeMap<Place, Vec<(Range<usize>, String)>>;
+/// Ranges of a text, in order, with what replaces them.
+pub type Replacements = Vec<(Range<usize>, String)>;
+
+/// Changes of scalars: ranges of their values.
+pub type Edits = BTreeMap<Place, Replacements>;
 
 /// The same of one document, by where each scalar begins.
-type ScalarEdits = BTreeMap<usize, Vec<(Range<usize>, String)>>;
+type ScalarEdits = BTreeMap<usize, Replacements>;
 
 /// Scalars that are written as a whole one by one; after these, all that change.
 const MOST_ATTEMPTS: usize = 16;
@@ -111,12 +114,7 @@ impl Document {
         }
     }
 
-    fn encode(
-        &self,
-        node: &Node,
-        edits: &[(Range<usize>, String)],
-        whole: bool,
-    ) -> Option<Vec<(Range<usize>, String)>> {
+    fn encode(&self, node: &Node, edits: &[(Range<usize>, String)], whole: bool) -> Option<Replacements> {
         let scalar = node.scalar()?;
         match scalar.style {
             Style::JsonToken => Some(vec![(node.span.clone(), replaced(&scalar.text, edits))]),
@@ -229,11 +227,7 @@ impl File {
 
     /// The changes of a document's text and the text with them, checked. A scalar that would read otherwise in its lines, for
     /// example with a blank at the end of one, is written as a whole.
-    fn splice_document(
-        &self,
-        number: usize,
-        edits: &ScalarEdits,
-    ) -> Result<(Vec<(Range<usize>, String)>, String), Error> {
+    fn splice_document(&self, number: usize, edits: &ScalarEdits) -> Result<(Replacements, String), Error> {
         let document = &self.documents[number];
         let mut whole = BTreeSet::new();
         loop {

@@ -8,10 +8,10 @@ use std::vec::IntoIter;
 
 use granit_parser::{Event, Parser, ScalarStyle, Span, StructureStyle};
 
-use super::Syntax;
 use super::json;
 use super::pieces::Decoded;
 use super::tree::{Node, Scalar, Style, Value};
+use super::{Replacements, Syntax};
 
 /// The documents of the text; one without content is a null.
 pub fn parse(text: &str) -> Result<Vec<Node>, Syntax> {
@@ -326,7 +326,7 @@ fn plain(value: &str, flow: bool) -> bool {
 }
 
 /// The text that replaces a range of the source, for each change of a scalar: `edits` are ranges of the value in order.
-pub fn encode(text: &str, node: &Node, edits: &[(Range<usize>, String)]) -> Option<Vec<(Range<usize>, String)>> {
+pub fn encode(text: &str, node: &Node, edits: &[(Range<usize>, String)]) -> Option<Replacements> {
     let scalar = node.scalar()?;
     let value = super::replaced(&scalar.text, edits);
     let Some(decoded) = decode(text, node) else { return encode_whole(text, node, &value) };
@@ -354,7 +354,7 @@ pub fn encode(text: &str, node: &Node, edits: &[(Range<usize>, String)]) -> Opti
 }
 
 /// The same for a scalar of which nothing stays: in double quotes, or as a literal block.
-pub fn encode_whole(text: &str, node: &Node, value: &str) -> Option<Vec<(Range<usize>, String)>> {
+pub fn encode_whole(text: &str, node: &Node, value: &str) -> Option<Replacements> {
     if !matches!(node.scalar()?.style, Style::Literal | Style::Folded) {
         return Some(vec![(node.span.clone(), double_quoted(value))]);
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::text::{matcher_labels, selector_matchers};
 use super::{Left, Options};
-use crate::files::{File, replaced};
+use crate::files::{File, Replacements, replaced};
 use crate::promql::{self, Context, Rewritten, Target};
 use crate::queries::labels::{OF_DCGM_SERIES, words};
 use crate::queries::{Form, Query, Unit, mentions};
@@ -24,7 +24,7 @@ pub struct Parts {
     /// The expression in the scalar.
     pub range: Range<usize>,
     /// Other changes of the scalar, such as the label of `label_values`.
-    pub others: Vec<(Range<usize>, String)>,
+    pub others: Replacements,
     /// Changes of the query's thresholds.
     pub converted: Vec<Converted>,
 }

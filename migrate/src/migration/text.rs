@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use similar::{Algorithm, DiffOp, capture_diff_slices};
 
+use crate::files::Replacements;
+
 /// The matchers of a text that is a selector and nothing else: `{…}`, or nothing.
 pub fn selector_matchers(text: &str) -> Option<&str> {
     let text = text.trim();
@@ -55,12 +57,12 @@ pub fn matcher_labels(matchers: &str) -> Vec<(Range<usize>, &str)> {
 }
 
 /// The replacements that make one text of the other, word by word.
-pub fn differences(before: &str, after: &str) -> Vec<(Range<usize>, String)> {
+pub fn differences(before: &str, after: &str) -> Replacements {
     let (old, new) = (tokens(before), tokens(after));
     if old.len() + new.len() > MOST_TOKENS {
         return vec![(0..before.len(), after.to_owned())];
     }
-    let mut edits: Vec<(Range<usize>, String)> = vec![];
+    let mut edits = Replacements::new();
     let (mut old, mut new) = (old.into_iter(), new.into_iter());
     let length = |tokens: &mut dyn Iterator<Item = &str>, count| tokens.take(count).map(str::len).sum::<usize>();
     let (mut old_at, mut new_at) = (0, 0);
