@@ -52,7 +52,10 @@ impl Walk<'_> {
             self.leave_unless_explicit(binary, &left.flow, &right.flow);
         }
         let differing = left.flow.differing_extras(&right.flow);
-        if on.is_none() && !differing.is_empty() && left.flow.has_dcgm() && right.flow.has_dcgm() {
+        let by_gpu = on.is_none() && self.is_native() && differ_in_joins(&left.flow, &right.flow);
+        if by_gpu {
+            edits.push(self.match_by_gpu(binary, &left.flow, &right.flow));
+        } else if on.is_none() && !differing.is_empty() && left.flow.has_dcgm() && right.flow.has_dcgm() {
             edits.push(self.ignore(binary, &differing));
         }
         if let (Some(list), Some(group)) = (included, &binary.group) {
@@ -73,7 +76,11 @@ impl Walk<'_> {
         };
         let text = self.splice(&node.range, sides(&left, &right));
         let is_changed = text != self.text[node.range.clone()];
-        let flow = self.result(binary, &left.flow, &right.flow, &differing);
+        let flow = if by_gpu && !is_filter(binary) && has_pods(&right.flow) && !has_pods(&left.flow) {
+            right.flow
+        } else {
+            self.result(binary, &left.flow, &right.flow, &differing)
+        };
         Part { is_changed, scale, inside, ..Part::new(text, level, flow) }
     }
 
@@ -97,6 +104,24 @@ impl Walk<'_> {
                 "the series of dcgm-exporter match those of another metric on all labels, and these change; name the labels with on",
             );
         }
+    }
+
+    /// Both sides were series of the same GPU and pod; one has labels now that the other is not joined with.
+    fn match_by_gpu(&mut self, binary: &Binary, left: &Flow, right: &Flow) -> Edit {
+        let end = binary.operator.end;
+        if let Some(list) = &binary.matching {
+            self.leave(list.range.clone(), "ignoring", "one side is joined with labels that the other lacks");
+            return (end..end, String::new());
+        }
+        let labels = if has_pods(left) && has_pods(right) { "gpu_uuid, namespace, pod, container" } else { "gpu_uuid" };
+        let group = match (is_filter(binary), has_pods(right) && !has_pods(left)) {
+            (true, _) => "",
+            (false, false) => " group_left ()",
+            (false, true) => " group_right ()",
+        };
+        let text = format!(" on ({labels}){group}");
+        self.change(end..end, &text, "both sides have one series for each GPU, but not the same labels");
+        (end..end, text)
     }
 
     /// Adds labels to `ignoring`.
@@ -154,6 +179,24 @@ impl Walk<'_> {
             }
         }
     }
+}
+
+/// Whether series of the same GPU have labels of a join on one side only.
+fn differ_in_joins(left: &Flow, right: &Flow) -> bool {
+    let joined = |flow: &Flow| {
+        let labels = ["gpu", "model", "device", "pci_bus_id", "namespace", "pod", "container"];
+        labels.map(|label| flow.supplied.contains(label))
+    };
+    left.rest.dcgm && right.rest.dcgm && joined(left) != joined(right)
+}
+
+fn has_pods(flow: &Flow) -> bool {
+    flow.supplied.contains("pod")
+}
+
+/// Whether the result is made of the series of the sides as they are.
+fn is_filter(binary: &Binary) -> bool {
+    [T_LAND, T_LUNLESS, T_LOR].contains(&binary.operation)
 }
 
 /// A label on which both sides match.
