@@ -27,10 +27,12 @@ const WARM_UP: u64 = 3;
 /// A path's name, and the function that runs the given number of rounds.
 type Path = (&'static str, fn(u64));
 
-const PATHS: [Path; 21] = [
+const PATHS: [Path; 23] = [
     ("page/text", pages::text),
     ("page/openmetrics", pages::open_metrics),
     ("page/protobuf", pages::protobuf),
+    ("page/dcgm-4.8", pages::dcgm_old),
+    ("page/dcgm-both", pages::dcgm_both),
     ("page/gzip", pages::gzip),
     ("page/scrape", pages::scrape),
     ("list/38-pods", refresh::list_of_38),

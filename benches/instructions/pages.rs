@@ -37,6 +37,14 @@ pub fn protobuf(count: u64) {
     rendered(count, Format::Protobuf);
 }
 
+pub fn dcgm_old(count: u64) {
+    rendered(count, Format::Dcgm(Generation::Old));
+}
+
+pub fn dcgm_both(count: u64) {
+    rendered(count, Format::Dcgm(Generation::Both));
+}
+
 fn rendered(count: u64, format: Format) {
     let snapshot = node::snapshot();
     rounds(count, |_| Pages::default(), |pages| pages.page(&snapshot, format, Coding::Identity).unwrap());

@@ -105,7 +105,7 @@ async fn calls_are_timed_where_enabled() {
     };
     running.until("two medium passes", |_| has_line("DCGM_FI_PROF_PCIE_TX_BYTES 2097152"));
     assert!(has_line("DCGM_FI_PROF_PCIE_RX_BYTES 4194304"));
-    assert!(has_line("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL 1049"), "1024 MiB a second, both ways");
+    assert!(has_line("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL 1048.576"), "1024 MiB a second, both ways");
     assert!(has_line("DCGM_FI_DEV_MEM_COPY_UTIL 20") && has_line("DCGM_FI_DEV_ENC_UTIL 0"));
 
     let running = agent::agent(node.root.path(), &usual, &driver.env());

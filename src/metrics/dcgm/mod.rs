@@ -39,28 +39,31 @@ pub fn names() -> impl Iterator<Item = &'static Name> {
 
 /// The families of `/metrics/dcgm`, for text 0.0.4 alone: their counters do not end in `_total`.
 pub(super) fn families(snapshot: &Snapshot, generation: Generation) -> Vec<Family> {
-    let page = Page { snapshot };
-    let filled = names().flat_map(|name| name.families(&page, generation));
-    ordered(filled.collect())
+    let families_of = |generation, is_wanted: fn(&Name) -> bool| {
+        let page = Page::of(snapshot, generation);
+        names().filter(|name| is_wanted(name)).filter_map(|name| name.family(&page, generation)).collect::<Vec<_>>()
+    };
+    let all: fn(&Name) -> bool = |_| true;
+    ordered(match generation {
+        Generation::Both => {
+            let changed: fn(&Name) -> bool = |name| !name.is_unchanged();
+            let mut families = families_of(Generation::Both, Name::is_unchanged);
+            families.extend(families_of(Generation::Old, changed));
+            families.extend(families_of(Generation::New, changed));
+            families
+        }
+        one => families_of(one, all),
+    })
 }
 
 impl Name {
-    fn families(&'static self, page: &Page<'_>, generation: Generation) -> impl Iterator<Item = Family> {
-        let wanted = match generation {
-            Generation::Both if self.is_unchanged() => [None, Some(Generation::Both)],
-            Generation::Both => [Some(Generation::Old), Some(Generation::New)],
-            one => [None, Some(one)],
-        };
-        wanted.into_iter().flatten().filter_map(|generation| self.family(page, generation))
-    }
-
     /// `None` where the generation does not have the metric, or podmeter does not serve it.
     fn family(&'static self, page: &Page<'_>, generation: Generation) -> Option<Family> {
         let samples = self.served()?;
         let old = generation != Generation::New;
         let descriptor = self.descriptor(old)?;
         let unit = Some(self.unit).filter(|_| old || !self.scaled);
-        let mut series = Series { family: Family::new(descriptor), unit, generation };
+        let mut series = Series { family: Family::new(descriptor), unit };
         samples(page, &mut series);
         Some(series.family)
     }

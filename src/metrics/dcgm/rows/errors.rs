@@ -19,7 +19,7 @@ pub static ROWS: &[Name] = &[
             let sources =
                 health.xids.last.iter().flat_map(|(code, sources)| sources.values().map(move |xid| (xid, code)));
             let last = sources.max_by(|(one, _), (other, _)| one.at.monotonic.cmp(&other.at.monotonic));
-            page.gpu_and(series, gpu, Labels::default(), last.map_or(0, |(_, code)| *code).into());
+            page.gpu_and(series, gpu, &Labels::default(), last.map_or(0, |(_, code)| *code).into());
         }
     }),
     renamed(

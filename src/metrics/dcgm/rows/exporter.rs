@@ -38,10 +38,10 @@ pub static ROWS: &[Name] = &[
             let named = CLOCK_EVENTS.iter().filter_map(|(reason, event)| Some((*event, *samples.get(reason)?)));
             let active: Vec<_> = named.filter(|(_, count)| *count > 0).collect();
             if active.is_empty() {
-                page.gpu_and(series, gpu, window(), 0.0);
+                page.gpu_and(series, gpu, &window(), 0.0);
             }
             for (event, count) in active {
-                page.gpu_and(series, gpu, Labels::of("clock_event", event).and_all(&window()), count as f64);
+                page.gpu_and(series, gpu, &Labels::of("clock_event", event).and_all(&window()), count as f64);
             }
         }
     }),
@@ -57,7 +57,7 @@ pub static ROWS: &[Name] = &[
                 let Some(starts) = medium(readings).map(|medium| &medium.clock_event_starts) else { continue };
                 for (reason, event) in CLOCK_EVENTS {
                     if let Some(count) = starts.get(reason) {
-                        page.gpu_and(series, gpu, Labels::of("clock_event", event), *count as f64);
+                        page.gpu_and(series, gpu, &Labels::of("clock_event", event), *count as f64);
                     }
                 }
             }
@@ -74,10 +74,10 @@ pub static ROWS: &[Name] = &[
                 let counts = health.xids.by_code.iter().map(|(code, count)| (*code, count.recent.at(now)));
                 let recent: Vec<_> = counts.filter(|(_, count)| *count > 0).collect();
                 if recent.is_empty() {
-                    page.gpu_and(series, gpu, window(), 0.0);
+                    page.gpu_and(series, gpu, &window(), 0.0);
                 }
                 for (code, count) in recent {
-                    page.gpu_and(series, gpu, window().and("xid", code), count as f64);
+                    page.gpu_and(series, gpu, &window().and("xid", code), count as f64);
                 }
             }
         }),
@@ -88,7 +88,7 @@ pub static ROWS: &[Name] = &[
         .values(|page, series| {
             for (gpu, health) in with_health(page.snapshot) {
                 for (code, count) in &health.xids.by_code {
-                    page.gpu_and(series, gpu, Labels::of("xid", *code), count.total as f64);
+                    page.gpu_and(series, gpu, &Labels::of("xid", *code), count.total as f64);
                 }
             }
         }),
@@ -113,7 +113,7 @@ pub static ROWS: &[Name] = &[
             for watch in WATCHES {
                 let code = causes.iter().find(|(area, _)| *area == watch).map(|(_, code)| *code);
                 let labels = Labels::of("health_watch", watch).and("health_error_code", code.unwrap_or("DCGM_FR_OK"));
-                page.gpu_and(series, gpu, labels, if code.is_some() { FAILED } else { 0.0 });
+                page.gpu_and(series, gpu, &labels, if code.is_some() { FAILED } else { 0.0 });
             }
         }
     }),
