@@ -1,4 +1,4 @@
-//! What a panel says about the unit of its values, and its conversion when the queries give base units.
+//! The unit, limits and thresholds of a panel, and their conversion for queries that return base units.
 
 use crate::files::Place;
 use crate::files::tree::{Node, Style};

@@ -257,7 +257,7 @@ fn base_units_convert_what_depends_on_the_values() {
     let before = panel("DCGM_FI_DEV_FB_USED", "decmbytes", ["80000", "1024", "8"], "timeseries");
     let after = panel("DCGM_FI_DEV_FB_USED_BYTES", "bytes", ["83886080000", "1073741824", "8388608"], "timeseries");
     check(&["--to", "4.9", "--base-units"], "panel.json", &before, &after);
-    // A unit without a base form, and a panel whose options are not known: values stay.
+    // A unit without a base form, and a panel of a type that is not converted: values stay.
     for (unit, kind) in [("short", "timeseries"), ("decmbytes", "heatmap")] {
         let text = |query| panel(query, unit, ["80000", "1024", "8"], kind);
         check(
@@ -543,7 +543,7 @@ fn wrong_usage() {
 #[test]
 #[allow(clippy::disallowed_methods, reason = "starts the binary")]
 fn a_closed_pipe() {
-    let rules = format!("groups:\n- rules:\n{}", "  - expr: DCGM_FI_DEV_GPU_TEMP\n".repeat(5000));
+    let rules = format!("groups:\n- rules:\n{}", "  - expr: DCGM_FI_DEV_GPU_TEMP\n".repeat(1500));
     let directory = directory(&[("a.yaml", &rules)]);
     let mut child = Command::new(env!("CARGO_BIN_EXE_podmeter-migrate"))
         .args(["--to", "4.9", "a.yaml"])

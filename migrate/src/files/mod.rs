@@ -86,7 +86,6 @@ const MOST_ATTEMPTS: usize = 16;
 
 impl Document {
     fn parse(text: String, format: Format, outer: Option<Outer>) -> Result<Self, Syntax> {
-        // JSON has no byte order mark; YAML's parser knows it.
         let roots = match format {
             Format::Yaml => yaml::parse(&text)?,
             Format::Json => vec![json::parse(&text)?],
@@ -136,7 +135,7 @@ impl Document {
     }
 }
 
-/// JSON begins with a bracket, all else is YAML. Two brackets begin a template, about which YAML has the message.
+/// JSON begins with a bracket, all else is YAML. Two brackets begin a template, which the YAML module reports.
 pub fn format_of(text: &str) -> Format {
     let start = text.trim_start_matches('\u{feff}').trim_start();
     if start.starts_with(['{', '[']) && !start.starts_with("{{") { Format::Json } else { Format::Yaml }

@@ -92,7 +92,7 @@ fn a_change_may_take_line_breaks() {
 fn nothing_is_spliced_that_would_read_otherwise() {
     let error = edited("a: |\n  OLD\n", "OLD", "x\u{7}").expect_err("a control character");
     assert_eq!(error.to_string(), "file:2: the changed value cannot be written in this place; nothing was written");
-    // A block scalar's first line says its indentation.
+    // The first line of a block scalar defines its indentation.
     let error = edited("a: |\n  OLD\n  b\n", "OLD", "   x").expect_err("other indentation");
     assert!(error.to_string().starts_with("file:2: the changed text reads otherwise than intended"), "{error}");
 }

@@ -312,7 +312,7 @@ fn block(text: &str, node: &Node, scalar: &Scalar) -> Option<Decoded> {
         joins = Some(normal);
     }
     breaks.iter().for_each(|one| decoded.special('\n', one.clone()));
-    // What is kept of the breaks at the end is the header's to say.
+    // The header defines how many breaks at the end are kept.
     decoded.truncate(scalar.text.len());
     Some(decoded)
 }

@@ -184,7 +184,7 @@ impl Drafting<'_> {
                     matcher_labels(matchers).first()?.1.to_owned()
                 }
             };
-            // Which container holds a device is known by the device's UUID alone.
+            // The allocations have the device's UUID, not its index.
             if after == "gpu" && promql::label_source("pod").is_some_and(|(source, _)| source == metric) {
                 return None;
             }

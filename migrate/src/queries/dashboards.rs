@@ -133,9 +133,9 @@ fn of_dcgm<'t>(texts: impl Iterator<Item = &'t str>) -> BTreeSet<String> {
     texts.flat_map(words).filter(|word| OF_DCGM_SERIES.contains(word)).map(str::to_owned).collect()
 }
 
-/// Whether a data source is known not to be Prometheus or compatible.
+/// Whether a data source has a type that is not Prometheus or compatible.
 fn of_other_source(source: Option<&Node>) -> bool {
-    // Old dashboards have a name alone, which does not say what it is.
+    // Old dashboards name the data source without its type.
     let kind = source.and_then(|source| source.text_of("type"));
     kind.is_some_and(|kind| {
         let compatible = ["prometheus", "victoriametrics", "datasource", "mixed"];

@@ -121,7 +121,7 @@ enum Kind<'n> {
     Dashboard(&'n Node),
     /// A mapping with `triggers`.
     Scaler(&'n Node),
-    /// Scalars that may be documents, with whether they must be.
+    /// Scalars that may hold documents, by name.
     Holder(Vec<(&'n str, &'n Node)>),
     List(&'n [Node]),
     Other(String),
@@ -190,7 +190,7 @@ pub fn embed(file: &mut File) -> Result<(), Error> {
     }
     for (key, scalar) in holders {
         let text = file.documents[0].find(scalar).and_then(Node::text).unwrap_or_default();
-        // Only a name says that a text which cannot be parsed was to be a dashboard or rules.
+        // A text that cannot be parsed is an error only if its name is that of a dashboard or rule file.
         let named = [".json", ".yaml", ".yml"].iter().any(|end| key.ends_with(end)) || key == "json";
         let must = named && mentions(text);
         match file.embed(0, scalar) {
