@@ -31,7 +31,7 @@ impl Walk<'_> {
                 self.leave(
                     label.range.clone(),
                     &label.name,
-                    "the label UUID, by which podmeter's could be joined, is gone here",
+                    "podmeter's is joined by UUID, which the result does not have here",
                 );
                 return part;
             }

@@ -52,6 +52,7 @@ pub enum UtilizationRatio {
 /// What the rewriting of an expression depends on besides the expression.
 #[derive(Clone, Debug)]
 pub struct Context {
+    /// The names to which it is rewritten.
     pub target: Target,
     /// Labels that legends, annotations and other readers take from the result, by their names before the rewriting.
     pub labels_read: BTreeSet<String>,
@@ -101,7 +102,9 @@ pub struct Rewritten {
 pub struct Change {
     /// Bytes of the input.
     pub range: Range<usize>,
+    /// The text at `range`.
     pub before: String,
+    /// What stands there after; empty where it is removed.
     pub after: String,
     pub reason: String,
 }
@@ -111,6 +114,7 @@ pub struct Change {
 pub struct Left {
     /// Bytes of the input.
     pub range: Range<usize>,
+    /// A metric, a label, a function or a keyword.
     pub name: String,
     pub reason: String,
     /// A query to compare with the expression, where there is one.
@@ -139,7 +143,7 @@ pub fn rewrite(expression: &str, context: &Context) -> Result<Rewritten, ParseEr
     };
     let left = |left: Vec<Left>| Rewritten { left, ..unchanged.clone() };
     let Some(node) = locate(&filled.text, &tokens, &tree) else {
-        let reason = "its positions are not understood".to_owned();
+        let reason = "its parts could not be located in the text".to_owned();
         let name = "expression".to_owned();
         return Ok(left(vec![Left { range: 0..expression.len(), name, reason, suggestion: None }]));
     };

@@ -33,7 +33,7 @@ impl Walk<'_> {
             part.flow.supplied.insert("gpu".to_owned());
         }
         if selector.has_or {
-            self.leave(node.range.clone(), &name, "matchers with or are not known to Prometheus");
+            self.leave(node.range.clone(), &name, "Prometheus has no or between matchers");
             return part;
         }
         match plan(&name, self.context) {
