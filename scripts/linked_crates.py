@@ -1,5 +1,5 @@
-"""The crates that cargo links into podmeter: which, under which licence, and with which texts. Used by scripts/release and
-deploy/image/build.
+"""The crates that cargo links into a package's binary: which, under which licence, and with which texts. Used by scripts/release
+and deploy/image/build.
 
 Input: `cargo tree`, which resolves features for one target and leaves out what only builds or tests; `cargo metadata`, which
 has the sources' directories; Cargo.lock, which has their digests. Procedural macros run in the compiler and are not linked.
@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
+# What is released; podmeter alone is in the image.
+PACKAGES = ["podmeter", "podmeter-migrate"]
 TARGETS = {"amd64": "x86_64-unknown-linux-gnu", "arm64": "aarch64-unknown-linux-gnu"}
 # The name of a file with a licence or a notice.
 TEXTS = re.compile(r"^(un)?licen[cs]e|^copying|^copyright|^notice", re.IGNORECASE)
 # Texts that a crate's package lacks: of its repository, one file for each crate.
 ADDED_TEXTS = PROJECT / "deploy/image/licenses"
-# Crate without a text → crate of the same repository and licence that has it.
-SAME_TEXT = {"tonic-prost": "tonic"}
+# Crate without a text → crate of the same repository and licence that has it, or whose text is added.
+SAME_TEXT = {"tonic-prost": "tonic", "lrlex": "cfgrammar", "lrpar": "cfgrammar", "lrtable": "cfgrammar"}
 # C libraries whose source is in a crate: crate → name, licence, header with the version, its pattern.
 BUNDLED = {
     "libsqlite3-sys": ("sqlite", "blessing", "sqlite3/sqlite3.h", r'^#define SQLITE_VERSION +"(.*)"'),
@@ -40,12 +42,10 @@ def version():
 
 
 @functools.cache
-def linked(architecture):
-    """Crate → the crates that it is linked with, podmeter included."""
-    command = ["cargo", "tree", "--locked", "--package", "podmeter", "--edges", "normal,no-proc-macro", "--prefix", "depth"]
-    tree = output([*command, "--format", " {p}", "--target", TARGETS[architecture]])
+def linked(package, architecture):
+    """Crate → the crates that it is linked with, the package included."""
     crates, above = {}, []
-    for line in tree.splitlines():
+    for line in tree(package, architecture, "--prefix", "depth", "--format", " {p}"):
         depth, name, number = re.match(r"(\d+) (\S+) v(\S+)", line).groups()
         crate = Crate(name, number)
         crates.setdefault(crate, set())
@@ -53,6 +53,24 @@ def linked(architecture):
         if len(above) > 1:
             crates[above[-2]].add(crate)
     return dict(sorted(crates.items()))
+
+
+def features(package, architecture):
+    """Crate → its features where cargo builds this package alone."""
+    lines = tree(package, architecture, "--prefix", "none", "--format", "{p} features={f}")
+    found = (re.match(r"(\S+) v(\S+) .*features=(\S*)", line).groups() for line in lines)
+    return {Crate(name, number): set(filter(None, listed.split(","))) for name, number, listed in found}
+
+
+def tree(package, architecture, *options):
+    command = ["cargo", "tree", "--locked", "--package", package, "--edges", "normal,no-proc-macro"]
+    return output([*command, "--target", TARGETS[architecture], *options]).splitlines()
+
+
+def third_party(package):
+    """The crates of others that are linked into the package for any architecture."""
+    crates = set().union(*(linked(package, architecture) for architecture in TARGETS))
+    return sorted(crate for crate in crates if crate.name not in PACKAGES)
 
 
 @functools.cache
@@ -90,10 +108,9 @@ def licence(crate):
     return packages()[crate]["license"].replace("/", " OR ")
 
 
-def licence_texts(architectures):
-    """The licence texts of all crates that are linked for one of these architectures, each text once."""
-    crates = sorted(set().union(*(linked(architecture) for architecture in architectures)) - {Crate("podmeter", version())})
-    carriers, missing = {}, []
+def licence_texts(package):
+    """The licence texts of all crates that are linked into the package, each text once."""
+    crates, carriers, missing = third_party(package), {}, []
     for crate in crates:
         files = texts_of(crate, crates)
         if not files:
@@ -103,10 +120,11 @@ def licence_texts(architectures):
     if missing:
         what = f"put the text of its repository into {ADDED_TEXTS.relative_to(PROJECT)}/CRATE"
         raise ValueError(f"no licence text in the package of {', '.join(missing)}; {what}")
-    unused = {file.name for file in ADDED_TEXTS.iterdir()} - {crate.name for crate in crates if not own_texts(crate)}
+    lacking = {crate.name for each in PACKAGES for crate in third_party(each) if not own_texts(crate)}
+    unused = {file.name for file in ADDED_TEXTS.iterdir()} - lacking
     if unused:
         raise ValueError(f"{ADDED_TEXTS.relative_to(PROJECT)}: not needed for {', '.join(sorted(unused))}")
-    parts = ["The program podmeter contains the following crates. Below, each text follows the crates that carry it.\n"]
+    parts = [f"The program {package} contains the following crates. Below, each text follows the crates that carry it.\n"]
     parts.append("\n".join(f"{crate.name} {crate.version}: {licence(crate)}" for crate in crates))
     for crate in crates:
         if found := bundled(crate):
@@ -123,8 +141,9 @@ def texts_of(crate, crates):
     files = own_texts(crate)
     if not files and crate.name in SAME_TEXT:
         files = next((own_texts(other) for other in crates if other.name == SAME_TEXT[crate.name]), [])
-    if not files and (ADDED_TEXTS / crate.name).exists():
-        files = [ADDED_TEXTS / crate.name]
+    added = ADDED_TEXTS / SAME_TEXT.get(crate.name, crate.name)
+    if not files and added.exists():
+        files = [added]
     # Of zstd the crate has the licence in the library's directory.
     return [*files, *sorted(file for file in directory(crate).glob("zstd/LICENSE"))]
 
