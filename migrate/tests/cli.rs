@@ -526,6 +526,12 @@ fn the_report_as_json() {
     assert!(first["before"].as_str().is_some_and(|text| text.starts_with("# too hot\nmax by (Hostname, gpu)")));
     assert!(first["after"].as_str().is_some_and(|text| text.contains("DCGM_FI_DEV_GPU_TEMP_CELSIUS   # °C")));
     assert_eq!(first["changes"][0]["line"], 10);
+    let directory = self::directory(&[("gpus.json", DASHBOARD)]);
+    let ran = run(directory.path(), &["--to", "4.9", "-o", "json", "gpus.json"]);
+    let report: serde_json::Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    let first = &report["files"][0]["expressions"][0];
+    let selector = [&first["label_values"], &first["before"], &first["after"], &first["labels"]["Hostname"]];
+    assert_eq!(selector, ["Hostname", "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_GPU_TEMP_CELSIUS", "hostname"]);
 }
 
 #[test]

@@ -62,6 +62,9 @@ pub struct Expression {
     /// By what the result may differ, where the rewriting is not exact.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub difference: Option<String>,
+    /// For `label_values(selector, label)`, where the expressions are the selectors: the label before. Only its values matter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub label_values: Option<String>,
     /// The result before is the result after times this; what depends on it has been converted.
     pub factor: f64,
     /// Renamed labels of the result, as far as something reads them.
@@ -212,6 +215,12 @@ impl<'f> Work<'f> {
                 changes: vec![],
                 left: vec![],
                 difference: None,
+                label_values: match &query.form {
+                    Form::LabelValues { label, .. } | Form::LabelOnly(label) => {
+                        Some(query.text[label.clone()].to_owned())
+                    }
+                    Form::Expression | Form::Inside(_) => None,
+                },
                 factor: 1.0,
                 labels: BTreeMap::new(),
             };
