@@ -44,7 +44,7 @@ pub fn rule(target: Target, label: &str) -> Rule {
         Target::New => row().map_or(Rule::Keep, |row| renamed(row.new)),
         Target::Podmeter => match row() {
             None => native(label),
-            Some(LabelName { podmeter: Some(metric), .. }) => Rule::Elsewhere(metric),
+            Some(LabelName { podmeter: Some((metric, _)), .. }) => Rule::Elsewhere(metric),
             Some(_) => Rule::Missing("podmeter does not read it"),
         },
     }

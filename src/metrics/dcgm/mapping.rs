@@ -124,7 +124,8 @@ pub fn markdown() -> String {
     }
     for label in super::LABELS {
         let new = if label.new == label.old { "the same".to_owned() } else { format!("`{}`", label.new) };
-        let podmeter = label.podmeter.map_or_else(|| "–".to_owned(), |metric| format!("`{metric}`"));
+        let podmeter =
+            label.podmeter.map_or_else(|| "–".to_owned(), |(metric, label)| format!("`{label}` of `{metric}`"));
         let served = if label.served { "" } else { "not served" };
         let _ = writeln!(table, "`{}` (label)|{new}|{podmeter}|{served}", label.old);
     }

@@ -75,8 +75,8 @@ pub struct LabelName {
     pub shipped: Shipped,
     /// On the series of `/metrics/dcgm`. The others change the identity of every series for what hardly ever changes.
     pub served: bool,
-    /// podmeter's metric with the label.
-    pub podmeter: Option<&'static str>,
+    /// podmeter's metric with it, and its label there.
+    pub podmeter: Option<(&'static str, &'static str)>,
 }
 
 /// podmeter's metrics for a name.

@@ -416,7 +416,7 @@ fn what_is_not_proven_is_left() {
         (
             "sum by (DCGM_FI_DRIVER_VERSION) (DCGM_FI_DEV_GPU_UTIL)",
             POD,
-            "left DCGM_FI_DRIVER_VERSION: podmeter has it in podmeter_driver_info{driver_version}",
+            "left DCGM_FI_DRIVER_VERSION: podmeter has it in podmeter_driver_info",
         ),
         (
             "sum without (gpu) (DCGM_FI_DEV_POWER_USAGE)",

@@ -8,18 +8,18 @@ pub static ROWS: &[LabelName] = &[
         new: "DCGM_FI_SYSTEM_DRIVER_VERSION",
         shipped: Shipped::Active,
         served: true,
-        podmeter: Some("podmeter_driver_info{driver_version}"),
+        podmeter: Some(("podmeter_driver_info", "driver_version")),
     },
     LabelName {
         old: "DCGM_FI_NVML_VERSION",
         new: "DCGM_FI_SYSTEM_NVML_VERSION",
-        podmeter: Some("podmeter_driver_info{nvml_version}"),
+        podmeter: Some(("podmeter_driver_info", "nvml_version")),
         ..COMMENTED
     },
     LabelName {
         old: "DCGM_FI_DEV_BRAND",
         new: "DCGM_FI_DEV_GPU_BRAND",
-        podmeter: Some("podmeter_device_info{model}"),
+        podmeter: Some(("podmeter_device_info", "model")),
         ..COMMENTED
     },
     LabelName { old: "DCGM_FI_DEV_SERIAL", new: "DCGM_FI_DEV_BOARD_SERIAL", ..COMMENTED },
@@ -30,7 +30,7 @@ pub static ROWS: &[LabelName] = &[
     LabelName {
         old: "DCGM_FI_DEV_VBIOS_VERSION",
         new: "DCGM_FI_DEV_VBIOS_VERSION",
-        podmeter: Some("podmeter_device_info{vbios_version}"),
+        podmeter: Some(("podmeter_device_info", "vbios_version")),
         ..COMMENTED
     },
 ];
