@@ -11,7 +11,7 @@ impl Walk<'_> {
         self.supply_for(part, labels, true)
     }
 
-    /// As [`Self::supply`]; `keeps_idle` says whether GPUs that nothing holds matter.
+    /// As [`Self::supply`]; `keeps_idle`: GPUs that nothing holds matter.
     pub fn supply_for(&mut self, part: Part, labels: &[Label], keeps_idle: bool) -> Part {
         if !self.is_native() {
             return part;

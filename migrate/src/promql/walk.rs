@@ -1,4 +1,4 @@
-//! The walk over an expression: each part is rewritten after its arguments, and says what is still to be done to it.
+//! The walk over an expression: each part is rewritten after its arguments, and has what is still to be done to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! What a row of the table says: both generations' names of a metric, its unit, and podmeter's equivalent.
+//! The fields of a row of the table: both generations' names of a metric, its unit, and podmeter's equivalent.
 
 use serde::Serialize;
 

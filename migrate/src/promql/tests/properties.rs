@@ -59,7 +59,7 @@ const WRAPPERS: [&str; 12] = [
     "count by (exported_pod) (X)",
 ];
 
-/// Every range of the tree reads as what the tree says.
+/// Every range of the tree has the text of its node.
 fn check_ranges(text: &str, node: &Node) {
     let source = &text[node.range.clone()];
     match &node.kind {
