@@ -18,8 +18,6 @@ use crate::simulation::node::{Account, Device, Plan, Resource, SimulatedNode, re
 use crate::simulation::plugin::StandInPlugin;
 use crate::tasks::Tasks;
 
-/// Slots of each GPU in the time-sliced profile.
-const REPLICAS: u32 = 4;
 /// On a day of faults, which is to be short.
 const HOLD_DOWN: Duration = Duration::from_secs(10);
 /// How often the ground truth is written.
@@ -55,7 +53,7 @@ pub async fn demo(settings: DemoSettings, opened: Opened, dropped_lines: Dropped
     let clock = Clock::start();
     let directory = tempfile::Builder::new().prefix("podmeter-demo-").tempdir()?;
     let Gpus { driver, inventory, controls } = gpus(&settings)?;
-    let slots = settings.replicas().map(|replicas| replicas as usize);
+    let slots = settings.profile.replicas().map(|replicas| replicas as usize);
     let plan = Plan { resources: resources(&inventory, slots), seed: settings.seed, churn: settings.churn };
     // Without its own devices the agent only watches: another plugin serves them.
     let vendor = if settings.agent.hardware == HardwareSource::None { plan.resources.clone() } else { vec![] };
@@ -103,15 +101,10 @@ fn gpus(settings: &DemoSettings) -> Result<Gpus, Failure> {
 }
 
 impl DemoSettings {
-    /// Of each GPU in the time-sliced profile.
-    fn replicas(&self) -> Option<u32> {
-        (self.profile == Profile::H100TimeSliced).then_some(REPLICAS)
-    }
-
     /// The settings of the agent on the simulated node.
     fn on(self, node: &SimulatedNode, directory: &Path) -> Settings {
         let is_watching = self.agent.hardware == HardwareSource::None;
-        let device_plugin = (!is_watching).then(|| vec![offered(self.replicas())].into());
+        let device_plugin = (!is_watching).then(|| vec![offered(self.profile.replicas())].into());
         Settings {
             admin_socket: match self.agent.admin_socket_required {
                 true => self.agent.admin_socket,

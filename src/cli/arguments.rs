@@ -163,8 +163,7 @@ pub struct DemoArguments {
     /// Address of metrics and page: `IP:PORT` or `unix:PATH`.
     #[arg(long, default_value = "127.0.0.1:9410", value_name = "ADDR")]
     pub listen: ListenAddress,
-    /// 8xh100, 8xh100-timesliced, 8xh100-mig, 8xh100-mig-1g, 8xa100 or empty [default: 8xh100; 8xh100-timesliced with --faults].
-    #[arg(long, value_parser = Profile::from_str)]
+    #[arg(long, value_parser = Profile::from_str, help = profile_help())]
     pub profile: Option<Profile>,
     /// Start and end pods.
     #[arg(long)]
@@ -199,9 +198,14 @@ pub struct DemoArguments {
     pub admin_socket: Option<PathBuf>,
 }
 
+fn profile_help() -> String {
+    let (default, shared) = (Profile::H100, Profile::H100_TIME_SLICED);
+    format!("{} [default: {default}; {shared} with --faults]", Profile::names())
+}
+
 impl DemoArguments {
     pub fn settings(self) -> Result<DemoSettings, InvalidSettings> {
-        let default_profile = if self.faults { Profile::H100TimeSliced } else { Profile::H100 };
+        let default_profile = if self.faults { Profile::H100_TIME_SLICED } else { Profile::H100 };
         let options = AgentOptions {
             listen: Some(vec![self.listen]),
             admin_socket: self.admin_socket,

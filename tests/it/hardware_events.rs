@@ -273,7 +273,7 @@ fn a_wait_that_never_returns_is_left_behind() {
 
 #[test]
 fn a_simulated_xid_arrives() {
-    let driver = SimulatedDriver::new(Profile::H100Mig, 1);
+    let driver = SimulatedDriver::new(Profile::H100_MIG, 1);
     let controls = driver.controls();
     let mut hardware = start(Box::new(driver), quick(), Clock::start());
     let xids = hardware.xids().unwrap();

@@ -20,7 +20,7 @@ struct Node {
 
 impl Node {
     fn start(kmsg: &Path) -> Self {
-        let driver = SimulatedDriver::new(Profile::H100Mig, 1);
+        let driver = SimulatedDriver::new(Profile::H100_MIG, 1);
         let settings = Settings {
             sample_interval: Duration::from_millis(50),
             kmsg: Some(kmsg.to_owned()),

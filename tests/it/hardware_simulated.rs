@@ -53,7 +53,7 @@ fn published_integrals_are_the_integrals_of_the_load() {
 
 #[test]
 fn a_gpu_lost_by_command_returns() {
-    let driver = SimulatedDriver::new(Profile::H100Mig, 2);
+    let driver = SimulatedDriver::new(Profile::H100_MIG, 2);
     let (gpu, controls) = (by_index(&driver, 3), driver.controls());
     let hardware = run(&driver, Clock::start());
     wait(&hardware, "readings", |state| state.inventory.visible() == 8);
@@ -68,7 +68,7 @@ fn a_gpu_lost_by_command_returns() {
 
 #[test]
 fn a_node_without_gpus_is_no_fault() {
-    let hardware = run(&SimulatedDriver::new(Profile::Empty, 1), Clock::start());
+    let hardware = run(&SimulatedDriver::new(Profile::EMPTY, 1), Clock::start());
     let state = wait(&hardware, "the empty node", |state| state.inventory.generation == 1);
     assert_eq!((state.problem.as_deref(), state.node_devices.as_ref()), (None, Some(&NodeDevices::default())));
     hardware.stop();

@@ -395,7 +395,7 @@ pub fn cases(refresh: Duration, length: Duration) -> [Case; 3] {
     };
     [
         case("exclusive", Profile::H100, None),
-        case("time-sliced, 4 slots", Profile::H100TimeSliced, Some(4)),
-        case("MIG", Profile::H100Mig, None),
+        case("time-sliced, 4 slots", Profile::H100_TIME_SLICED, Some(4)),
+        case("MIG", Profile::H100_MIG, None),
     ]
 }

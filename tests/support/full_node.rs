@@ -26,7 +26,7 @@ pub struct Node {
 
 impl Node {
     pub fn new() -> Self {
-        let inventory = SimulatedDriver::new(Profile::H100TimeSliced, 1).controls().inventory();
+        let inventory = SimulatedDriver::new(Profile::H100_TIME_SLICED, 1).controls().inventory();
         Self {
             gpus: inventory.gpus.keys().cloned().collect(),
             ledger: Ledger::new(Duration::from_secs(300), Duration::from_secs(5)),

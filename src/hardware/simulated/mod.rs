@@ -5,6 +5,7 @@
 
 mod controls;
 mod curve;
+mod machine;
 mod profile;
 mod reader;
 
@@ -140,7 +141,7 @@ mod tests {
 
     #[test]
     fn a_partitioned_gpu_has_no_utilization_and_instances_have_gpm() {
-        let driver = SimulatedDriver::new(Profile::H100Mig, 1);
+        let driver = SimulatedDriver::new(Profile::H100_MIG, 1);
         let (gpu, mut reader) = first(&driver);
         let controls = driver.controls();
         controls.set_instance_load(
@@ -163,7 +164,7 @@ mod tests {
 
     #[test]
     fn the_use_of_processes_adds_up_to_that_of_the_gpu() {
-        let driver = SimulatedDriver::new(Profile::H100TimeSliced, 1);
+        let driver = SimulatedDriver::new(Profile::H100_TIME_SLICED, 1);
         let (gpu, mut reader) = first(&driver);
         let controls = driver.controls();
         let load = |at, pid, utilization| {

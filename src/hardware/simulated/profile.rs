@@ -1,53 +1,80 @@
-//! The simulated nodes: models, GPUs and MIG layouts.
+//! The simulated nodes: a machine each, with a MIG layout and sharing.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
+use super::machine::{self, Machine, Model, Place};
 use crate::model::{DriverInfo, Gpu, GpuUuid, Inventory, MigDevice, MigUuid, NvLinkPeers, PciBusId};
 
-/// The simulated hardware.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Profile {
-    #[default]
-    H100,
-    /// The same GPUs, shared by the plugin.
-    H100TimeSliced,
-    /// GPUs 0 to 3 are partitioned, the others whole.
-    H100Mig,
-    /// All GPUs are partitioned into seven MIG devices.
-    H100SevenMig,
-    A100,
-    Empty,
+/// The simulated hardware: a machine, how its GPUs are partitioned, and how the plugin shares them.
+#[derive(Clone, Copy, Debug)]
+pub struct Profile {
+    name: &'static str,
+    machine: &'static Machine,
+    /// By GPU; GPUs past the end are whole.
+    partitions: &'static [&'static [Partition]],
+    /// Slots of each whole GPU; `None`: it is not shared.
+    replicas: Option<u32>,
 }
 
 impl Profile {
+    pub const H100: Self = Self { name: "8xh100", machine: &machine::H100, partitions: &[], replicas: None };
+    pub const H100_TIME_SLICED: Self = Self { name: "8xh100-timesliced", replicas: Some(4), ..Self::H100 };
+    /// GPUs 0 to 3 are partitioned, the others whole.
+    pub const H100_MIG: Self = Self {
+        name: "8xh100-mig",
+        partitions: &[H100_SEVEN, H100_SEVEN, &[H100_THREE, H100_TWO, H100_ONE], &[H100_THREE; 2]],
+        ..Self::H100
+    };
+    /// All GPUs are partitioned into seven MIG devices.
+    pub const H100_SEVEN_MIG: Self = Self { name: "8xh100-mig-1g", partitions: &[H100_SEVEN; 8], ..Self::H100 };
+    pub const A100: Self = Self { name: "8xa100", machine: &machine::A100, ..Self::H100 };
+    pub const EMPTY: Self = Self { name: "empty", machine: &machine::EMPTY, ..Self::H100 };
+
     pub const ALL: [Self; 6] =
-        [Self::H100, Self::H100TimeSliced, Self::H100Mig, Self::H100SevenMig, Self::A100, Self::Empty];
+        [Self::H100, Self::H100_TIME_SLICED, Self::H100_MIG, Self::H100_SEVEN_MIG, Self::A100, Self::EMPTY];
 
     #[must_use]
     pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::H100 => "8xh100",
-            Self::H100TimeSliced => "8xh100-timesliced",
-            Self::H100Mig => "8xh100-mig",
-            Self::H100SevenMig => "8xh100-mig-1g",
-            Self::A100 => "8xa100",
-            Self::Empty => "empty",
-        }
+        self.name
+    }
+
+    #[must_use]
+    pub const fn replicas(self) -> Option<u32> {
+        self.replicas
+    }
+
+    /// The names of all profiles, for people: `8xh100, 8xa100 or empty`.
+    #[must_use]
+    pub fn names() -> String {
+        let names = Self::ALL.map(Self::as_str);
+        let (last, others) = names.split_last().expect("there are profiles");
+        format!("{} or {last}", others.join(", "))
     }
 
     pub(super) const fn model(self) -> &'static Model {
-        match self {
-            Self::A100 => &A100,
-            _ => &H100,
-        }
+        self.machine.model
     }
 }
 
+impl Default for Profile {
+    fn default() -> Self {
+        Self::H100
+    }
+}
+
+impl PartialEq for Profile {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Profile {}
+
 impl fmt::Display for Profile {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(self.as_str())
+        formatter.write_str(self.name)
     }
 }
 
@@ -55,82 +82,39 @@ impl FromStr for Profile {
     type Err = UnknownProfile;
 
     fn from_str(text: &str) -> Result<Self, UnknownProfile> {
-        Self::ALL.into_iter().find(|profile| profile.as_str() == text).ok_or_else(|| UnknownProfile(text.to_owned()))
+        Self::ALL.into_iter().find(|profile| profile.name == text).ok_or_else(|| UnknownProfile(text.to_owned()))
     }
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown profile {0:?}; known are 8xh100, 8xh100-timesliced, 8xh100-mig, 8xh100-mig-1g, 8xa100, empty")]
+#[error("unknown profile {0:?}; known are {names}", names = Profile::names())]
 pub struct UnknownProfile(String);
 
-/// The constants of one model.
+/// A MIG device with its GPU instance.
 #[derive(Debug)]
-pub(super) struct Model {
+struct Partition {
     name: &'static str,
-    architecture: &'static str,
-    compute_capability: &'static str,
-    vbios_version: &'static str,
-    pub memory_bytes: u64,
-    pub idle_watts: f64,
-    pub limit_watts: f64,
-    pub sm_hertz: (f64, f64),
-    pub memory_hertz: f64,
-    pub has_gpm: bool,
-    /// The driver registers it with the NVLink fabric.
-    pub has_fabric: bool,
-    pub nvlinks: u32,
-    pub pcie_generation: u32,
+    /// The driver's number of the GPU instance profile.
+    id: u32,
+    compute_slices: u32,
+    memory_slices: u32,
+    memory_bytes: u64,
 }
 
-const GIB: u64 = 1 << 30;
+const MIB: u64 = 1 << 20;
+const H100_ONE: Partition = partition("1g.10gb", 19, (1, 1), 9_984);
+const H100_SEVEN: &[Partition] = &[H100_ONE; 7];
+const H100_TWO: Partition = partition("2g.20gb", 14, (2, 2), 20_224);
+const H100_THREE: Partition = partition("3g.40gb", 9, (3, 4), 40_704);
 
-static H100: Model = Model {
-    name: "NVIDIA H100 80GB HBM3",
-    architecture: "hopper",
-    compute_capability: "9.0",
-    vbios_version: "96.00.A5.00.01",
-    memory_bytes: 81_559 * (1 << 20),
-    idle_watts: 70.0,
-    limit_watts: 700.0,
-    sm_hertz: (345e6, 1_980e6),
-    memory_hertz: 2_619e6,
-    has_gpm: true,
-    has_fabric: true,
-    nvlinks: 18,
-    pcie_generation: 5,
-};
-
-static A100: Model = Model {
-    name: "NVIDIA A100-SXM4-80GB",
-    architecture: "ampere",
-    compute_capability: "8.0",
-    vbios_version: "92.00.45.00.03",
-    memory_bytes: 81_920 * (1 << 20),
-    idle_watts: 60.0,
-    limit_watts: 400.0,
-    sm_hertz: (210e6, 1_410e6),
-    memory_hertz: 1_593e6,
-    has_gpm: false,
-    has_fabric: false,
-    nvlinks: 12,
-    pcie_generation: 4,
-};
-
-/// PCI buses of an eight-GPU board: four on each socket.
-const BUSES: [u8; 8] = [0x1b, 0x43, 0x52, 0x61, 0x9d, 0xc3, 0xd1, 0xdf];
-/// On this board the fourth and fifth device node are swapped: a minor number is not an index.
-const MINORS: [u32; 8] = [0, 1, 2, 4, 3, 5, 6, 7];
-
-/// (profile, the driver's number of it, compute slices, memory in GiB, memory slices)
-type Partition = (&'static str, u32, u32, u64, u32);
-const ONE: Partition = ("1g.10gb", 19, 1, 10, 1);
-const TWO: Partition = ("2g.20gb", 14, 2, 20, 2);
-const THREE: Partition = ("3g.40gb", 9, 3, 40, 4);
+const fn partition(name: &'static str, id: u32, slices: (u32, u32), mebibytes: u64) -> Partition {
+    Partition { name, id, compute_slices: slices.0, memory_slices: slices.1, memory_bytes: mebibytes * MIB }
+}
 
 /// The node of a profile. The same seed makes the same UUIDs.
 pub(super) fn inventory(profile: Profile, seed: u64) -> Inventory {
-    let count = if profile == Profile::Empty { 0 } else { BUSES.len() };
-    let gpus = (0..count).map(|index| gpu(profile, seed, index)).map(|gpu| (gpu.uuid.clone(), gpu));
+    let places = profile.machine.places.iter().enumerate();
+    let gpus = places.map(|(index, place)| gpu(profile, seed, index, place)).map(|gpu| (gpu.uuid.clone(), gpu));
     Inventory {
         missing: BTreeMap::new(),
         generation: 0,
@@ -144,23 +128,18 @@ pub(super) fn inventory(profile: Profile, seed: u64) -> Inventory {
     }
 }
 
-fn gpu(profile: Profile, seed: u64, index: usize) -> Gpu {
+fn gpu(profile: Profile, seed: u64, index: usize, place: &Place) -> Gpu {
     let model = profile.model();
-    let partitions: &[Partition] = match (profile, index) {
-        (Profile::H100Mig, 0 | 1) | (Profile::H100SevenMig, _) => &[ONE; 7],
-        (Profile::H100Mig, 2) => &[THREE, TWO, ONE],
-        (Profile::H100Mig, 3) => &[THREE, THREE],
-        _ => &[],
-    };
+    let partitions = profile.partitions.get(index).copied().unwrap_or_default();
     Gpu {
-        minor: Some(MINORS[index]),
-        pci_bus_id: Some(PciBusId::new(format!("0000:{:02x}:00.0", BUSES[index]))),
+        minor: Some(place.minor),
+        pci_bus_id: Some(PciBusId::new(place.pci_bus_id.to_owned())),
         model: Some(model.name.into()),
         architecture: Some(model.architecture.into()),
         compute_capability: Some(model.compute_capability.into()),
         vbios_version: Some(model.vbios_version.into()),
         serial: Some(format!("16{:011}", scramble(seed, index as u64) % 100_000_000_000).into()),
-        numa_node: Some(u32::from(index >= 4)),
+        numa_node: Some(place.numa_node),
         memory_bytes: Some(model.memory_bytes),
         mig_enabled: Some(!partitions.is_empty()),
         mig_devices: mig_devices(seed, index, partitions),
@@ -174,20 +153,20 @@ fn gpu(profile: Profile, seed: u64, index: usize) -> Gpu {
 fn mig_devices(seed: u64, index: usize, partitions: &[Partition]) -> Vec<MigDevice> {
     let mut placement = 0;
     let numbered = partitions.iter().zip(0_u32..);
-    let device = |(&(profile, profile_id, slices, gib, memory_slices), number): (&Partition, u32)| {
+    let device = |(partition, number): (&Partition, u32)| {
         let start = placement;
-        placement += memory_slices;
+        placement += partition.memory_slices;
         MigDevice {
             uuid: MigUuid::new(format!("MIG-{}", uuid(seed, 1_000 * (index as u64 + 1) + u64::from(number)))),
             index: number,
             // The driver numbers the largest profiles from 1 and the smallest from 7.
-            gpu_instance: number + if slices == 1 { 7 } else { 1 },
+            gpu_instance: number + if partition.compute_slices == 1 { 7 } else { 1 },
             compute_instance: 0,
-            profile: profile.into(),
-            profile_id: Some(profile_id),
+            profile: partition.name.into(),
+            profile_id: Some(partition.id),
             placement_start: Some(start),
-            slices,
-            memory_bytes: Some(gib * GIB - GIB / 4),
+            slices: partition.compute_slices,
+            memory_bytes: Some(partition.memory_bytes),
         }
     };
     numbered.map(device).collect()
@@ -226,18 +205,18 @@ mod tests {
         for profile in Profile::ALL {
             assert_eq!(profile.as_str().parse(), Ok(profile));
         }
-        assert!("4xb200".parse::<Profile>().unwrap_err().to_string().contains("8xh100-mig"));
+        assert!("4xb100".parse::<Profile>().unwrap_err().to_string().contains("8xh100-mig"));
     }
 
     #[test]
     fn every_device_has_its_own_name() {
-        let node = inventory(Profile::H100Mig, 7);
+        let node = inventory(Profile::H100_MIG, 7);
         let gpus: BTreeSet<_> = node.gpus.keys().collect();
         let migs: BTreeSet<_> = node.gpus.values().flat_map(|gpu| &gpu.mig_devices).map(|mig| &mig.uuid).collect();
         assert_eq!((gpus.len(), migs.len()), (8, 7 + 7 + 3 + 2));
         assert!(node.gpus.values().any(|gpu| gpu.minor != gpu.index));
-        assert_eq!(node, inventory(Profile::H100Mig, 7));
-        assert_ne!(node, inventory(Profile::H100Mig, 8));
+        assert_eq!(node, inventory(Profile::H100_MIG, 7));
+        assert_ne!(node, inventory(Profile::H100_MIG, 8));
     }
 
     #[test]
@@ -252,7 +231,7 @@ mod tests {
 
     #[test]
     fn instances_fit_into_the_gpu() {
-        let gpus = [Profile::H100Mig, Profile::H100SevenMig].map(|profile| inventory(profile, 1).gpus);
+        let gpus = [Profile::H100_MIG, Profile::H100_SEVEN_MIG].map(|profile| inventory(profile, 1).gpus);
         for gpu in gpus.iter().flat_map(|gpus| gpus.values()) {
             assert!(gpu.mig_devices.iter().map(|mig| mig.slices).sum::<u32>() <= 7);
             let instances: BTreeSet<_> = gpu.mig_devices.iter().map(|mig| mig.gpu_instance).collect();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::controls::{Controls, ProcessState, State, UNLOADED};
 use super::curve::{Load, Sums};
-use super::profile::Model;
+use super::machine::Model;
 use crate::hardware::source::{Due, Integrals, Pass, PassStatus, Problem, Reader};
 use crate::hardware::{CLOCK_EVENTS, POLICIES, THROTTLE_REASONS};
 use crate::model::{
