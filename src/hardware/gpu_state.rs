@@ -90,6 +90,7 @@ impl GpuState {
                 busy_seconds: zero(known.busy_seconds),
                 memory_busy_seconds: zero(known.memory_busy_seconds),
                 energy_joules: zero(known.energy_joules),
+                module_energy_joules: zero(known.module_energy_joules),
                 instance_busy_seconds: Some(vec![]),
                 process_sm_seconds: known.process_sm_seconds.as_ref().map(|_| vec![]),
                 ..Integrals::default()
@@ -126,7 +127,8 @@ impl GpuState {
             let before = self.byte_counters.replace((at, counters));
             let rates = before.map(|before| rates(before, (at, counters))).unwrap_or_default();
             let [pcie_transmitted, pcie_received, nvlink_transmitted, nvlink_received, link0] = rates;
-            self.traffic = Traffic { pcie_transmitted, pcie_received, nvlink_transmitted, nvlink_received };
+            self.traffic =
+                Traffic { pcie_transmitted, pcie_received, nvlink_transmitted, nvlink_received, ..Traffic::default() };
             self.link0_bytes_per_second = link0;
             self.monotone.slow(&mut value);
             self.slow = Some(Stamped { at, value });
@@ -155,6 +157,7 @@ impl GpuState {
         raise(&mut self.totals.busy_seconds, integrals.busy_seconds);
         raise(&mut self.totals.memory_busy_seconds, integrals.memory_busy_seconds);
         raise(&mut self.totals.energy_joules, integrals.energy_joules);
+        raise(&mut self.totals.module_energy_joules, integrals.module_energy_joules);
         if let Some(instances) = integrals.instance_busy_seconds {
             let before = std::mem::take(&mut self.totals.instance_busy_seconds);
             let sum = |(number, seconds): (u32, f64)| {

@@ -213,7 +213,7 @@ mod tests {
         let mut read = |links: &[(u32, f64, u64)]| {
             let counters = |&(link, bytes, crc): &(u32, f64, u64)| {
                 let errors = [("crc", crc)].into();
-                (link, LinkCounters { transmitted_bytes: Some(bytes), received_bytes: None, errors })
+                (link, LinkCounters { transmitted_bytes: Some(bytes), errors, ..LinkCounters::default() })
             };
             let of_links = links.iter().map(counters).collect();
             let active_links = u32::try_from(links.len()).ok();

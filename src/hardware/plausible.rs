@@ -53,6 +53,7 @@ quantities! {
     TRANSFERRED = "transferred_bytes", 0.0..=1.8e19;
     /// Below 2^32.
     ERRORS = "error_count", 0.0..=4.2e9;
+    BIT_ERRORS = "bit_error_ratio", 0.0..=1.0;
     ROWS = "row_or_page_count", 0.0..=1e6;
     PCIE_GENERATION = "pcie_link_generation", 0.0..=15.0;
     PCIE_WIDTH = "pcie_link_width_lanes", 0.0..=64.0;
@@ -94,6 +95,7 @@ pub fn screen(pass: &mut Pass) {
     if let Some(fast) = &mut pass.fast {
         screen.optional(&UTILIZATION, &mut fast.utilization_ratio);
         screen.optional(&POWER, &mut fast.power_watts);
+        screen.optional(&POWER, &mut fast.module_power_watts);
     }
     if let Some(medium) = &mut pass.medium {
         screen.medium(medium);
@@ -139,9 +141,17 @@ impl Screen<'_> {
         self.gpm(&mut medium.gpm);
         self.optional(&UTILIZATION, &mut medium.rates.memory_utilization_ratio);
         self.named(&UTILIZATION, &mut medium.rates.engine_utilization_ratios);
-        let Traffic { pcie_transmitted, pcie_received, nvlink_transmitted, nvlink_received } =
-            &mut medium.rates.traffic;
-        for rate in [pcie_transmitted, pcie_received, nvlink_transmitted, nvlink_received] {
+        let traffic = &mut medium.rates.traffic;
+        let Traffic {
+            pcie_transmitted,
+            pcie_received,
+            nvlink_transmitted,
+            nvlink_received,
+            c2c_transmitted,
+            c2c_received,
+        } = traffic;
+        let pcie_and_nvlink = [pcie_transmitted, pcie_received, nvlink_transmitted, nvlink_received];
+        for rate in pcie_and_nvlink.into_iter().chain([c2c_transmitted, c2c_received]) {
             self.optional(&TRAFFIC, rate);
         }
         self.optional(&CYCLES, &mut medium.sm_cycles);
@@ -221,7 +231,9 @@ impl Screen<'_> {
                 self.optional(&TRANSFERRED, bytes);
             }
             self.named(&ERRORS, &mut counters.errors);
+            self.named(&BIT_ERRORS, &mut counters.bit_error_ratios);
         }
+        self.optional(&TRAFFIC, &mut slow.c2c.bytes_per_second_max);
     }
 }
 

@@ -127,6 +127,7 @@ pub struct Integrals {
     /// encoder, decoder, jpeg, ofa
     pub engine_busy_seconds: Vec<(&'static str, f64)>,
     pub energy_joules: Option<f64>,
+    pub module_energy_joules: Option<f64>,
     /// By GPU instance, of those that have a value. `None`: not read in this pass.
     pub instance_busy_seconds: Option<Vec<(u32, f64)>>,
     pub uncovered_seconds: f64,

@@ -52,9 +52,11 @@ pub struct Gpu {
     /// `9.0`
     pub compute_capability: Option<Arc<str>>,
     pub vbios_version: Option<Arc<str>>,
-    /// For the governance record only.
+    /// Of the board. GPUs of one superchip have the same. Never a metric label.
     #[serde(skip)]
     pub serial: Option<Arc<str>>,
+    /// Where the GPU is in its chassis or rack; `None` before Blackwell.
+    pub platform: Option<Platform>,
     /// The NUMA node of the GPU's PCI device.
     pub numa_node: Option<u32>,
     pub memory_bytes: Option<u64>,
@@ -68,6 +70,22 @@ pub struct Gpu {
     pub nvlink_peers: Option<NvLinkPeers>,
     /// False for a GPU that is lost or no longer listed.
     pub present: bool,
+}
+
+/// A GPU's place, as the platform reports it. An HGX board has no slot and no tray.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Platform {
+    pub chassis_serial: Option<Arc<str>>,
+    /// Counted with the switches.
+    pub slot: Option<u8>,
+    /// Counted without the switches.
+    pub tray: Option<u8>,
+    /// The node within the slot.
+    pub host: Option<u8>,
+    /// The GPU's number within the node; not in the order of the indexes.
+    pub module_id: Option<u8>,
+    /// direct, switch
+    pub peer_type: Option<&'static str>,
 }
 
 /// The remote ends of a GPU's active NVLinks, as read on this GPU. The other end may have other values.
@@ -161,6 +179,7 @@ impl Gpu {
             compute_capability: None,
             vbios_version: None,
             serial: None,
+            platform: None,
             numa_node: None,
             memory_bytes: None,
             mig_enabled: None,

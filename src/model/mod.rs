@@ -55,7 +55,7 @@ pub use device_health::{
 };
 pub use figures::Figures;
 pub use identity::{ContainerId, ContainerRef, DeviceId, GpuUuid, MigUuid, PciBusId, PodRef, PodUid, ResourceName};
-pub use inventory::{BusGpu, DriverInfo, Gpu, Inventory, MigDevice, MissingGpu, NodeDevices, NvLinkPeers};
+pub use inventory::{BusGpu, DriverInfo, Gpu, Inventory, MigDevice, MissingGpu, NodeDevices, NvLinkPeers, Platform};
 pub use journal::JournalState;
 pub use overview::{
     DeviceOverview, DeviceState, NodeOverview, Overview, ResourceCount, SlotCounts, allocated_ratio, busy_ratio, served,
@@ -64,8 +64,9 @@ pub use plugin::{AppliedProfile, PluginResource, PluginState, PluginUnhealthyRea
 pub use pod_label::{PodLabel, PodLabelError};
 pub use process::{Owner, PodDirectory, PodIdentity, Process, ProcessKey, ProcessState, UnknownOwner};
 pub use reading::{
-    Clocks, DeviceProcess, DeviceReadings, EccLocation, FabricState, Fast, Gaps, GpmRatios, InstanceReading,
-    LinkCounters, Medium, MemoryUse, NvLink, Pcie, ProcessSmSeconds, Rates, RowRemap, Slow, Stamped, Totals, Traffic,
+    C2c, Clocks, DeviceProcess, DeviceReadings, EccLocation, FabricDomain, FabricState, Fast, Gaps, GpmRatios,
+    InstanceReading, LinkCounters, Medium, MemoryUse, NvLink, Pcie, ProcessSmSeconds, Rates, RowRemap, Slow, Stamped,
+    Totals, Traffic,
 };
 pub use recent_count::RecentCount;
 pub use snapshot::{

@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::Serialize;
 
@@ -40,6 +41,8 @@ pub struct Totals {
     /// encoder, decoder, jpeg, ofa
     pub engine_busy_seconds: BTreeMap<&'static str, f64>,
     pub energy_joules: Option<f64>,
+    /// Of the whole module that the GPU is on: the integral of its power, which GPUs of the same module have in common.
+    pub module_energy_joules: Option<f64>,
     /// Of a partitioned GPU, by GPU instance: seconds in which a kernel ran, or SM-seconds where only these are known.
     /// Only instances of the last pass; one that reappears restarts at 0. Empty on a whole GPU.
     #[serde(skip)]
@@ -93,6 +96,9 @@ pub struct Fast {
     #[serde(skip)]
     pub instance_utilization_ratios: BTreeMap<u32, f64>,
     pub power_watts: Option<f64>,
+    /// Of the whole module that the GPU is on, with its CPU and its other GPU. GPUs of the same module read the same
+    /// quantity.
+    pub module_power_watts: Option<f64>,
 }
 
 /// Read every ten seconds.
@@ -165,6 +171,9 @@ pub struct Traffic {
     /// All links.
     pub nvlink_transmitted: Option<f64>,
     pub nvlink_received: Option<f64>,
+    /// To and from the CPU over NVLink-C2C, with protocol overhead.
+    pub c2c_transmitted: Option<f64>,
+    pub c2c_received: Option<f64>,
 }
 
 impl Traffic {
@@ -176,6 +185,8 @@ impl Traffic {
             pcie_received: self.pcie_received.or(other.pcie_received),
             nvlink_transmitted: self.nvlink_transmitted.or(other.nvlink_transmitted),
             nvlink_received: self.nvlink_received.or(other.nvlink_received),
+            c2c_transmitted: self.c2c_transmitted.or(other.c2c_transmitted),
+            c2c_received: self.c2c_received.or(other.c2c_received),
         }
     }
 }
@@ -246,6 +257,7 @@ pub struct Slow {
     pub retired_pages_pending: Option<bool>,
     pub pcie: Pcie,
     pub nvlink: NvLink,
+    pub c2c: C2c,
     pub fabric: Option<FabricState>,
     /// NVML field 230, by number.
     pub recovery_action: Option<u32>,
@@ -320,18 +332,42 @@ pub struct LinkCounters {
     pub transmitted_bytes: Option<f64>,
     pub received_bytes: Option<f64>,
     pub errors: BTreeMap<&'static str, u64>,
+    /// effective, symbol: of NVLink 5, as a ratio.
+    pub bit_error_ratios: BTreeMap<&'static str, f64>,
+}
+
+/// NVLink-C2C between the GPU and the CPU of its module.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct C2c {
+    pub enabled: Option<bool>,
+    pub active_links: Option<u32>,
+    pub inactive_links: Option<u32>,
+    /// The highest of all active links together.
+    pub bytes_per_second_max: Option<f64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct FabricState {
     /// not_supported, not_started, in_progress, completed, failed
     pub state: &'static str,
-    /// Of the conditions that the driver supports.
+    /// `None`: the GPU is in no domain, as on a single node. The driver then has an all-zero cluster UUID, or no state
+    /// `completed`.
+    pub domain: Option<FabricDomain>,
+    /// Of the conditions that the driver supports; each is a fault or a limit where true.
     pub conditions: BTreeMap<&'static str, bool>,
+    /// Why the configuration is incorrect, where it is: `insufficient_nvlinks`.
+    pub incorrect_configuration: Option<&'static str>,
     /// As the driver gives it; the conditions are parts of it.
     #[serde(skip)]
     pub health_mask: Option<u32>,
     /// 0 not supported, 1 healthy, 2 unhealthy, 3 limited capacity.
     #[serde(skip)]
     pub health_summary: Option<u8>,
+}
+
+/// The NVLink domain (a rack) and, in it, the clique: GPUs with the same of both reach each other over NVLink.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct FabricDomain {
+    pub cluster_uuid: Arc<str>,
+    pub clique_id: u32,
 }

@@ -157,6 +157,7 @@ impl Scene {
                         utilization_ratio: is_whole.then_some(BUSY[number]),
                         instance_utilization_ratios: of_instances(SLICE_BUSY),
                         power_watts: Some(100.0 + 400.0 * BUSY[number]),
+                        ..Fast::default()
                     },
                 }),
                 ..DeviceReadings::default()

@@ -26,6 +26,9 @@ const PCIE_RECEIVED: u32 = 21;
 const NVLINK_RECEIVED: u32 = 60;
 const NVLINK_TRANSMITTED: u32 = 61;
 const TRAFFIC: [u32; 4] = [PCIE_TRANSMITTED, PCIE_RECEIVED, NVLINK_RECEIVED, NVLINK_TRANSMITTED];
+/// In MiB a second; asked with the cycles, as a driver without them may not have these either.
+const C2C_TRANSMITTED: u32 = 100;
+const C2C_RECEIVED: u32 = 101;
 const MEBIBYTE: f64 = 1_048_576.0;
 const PIPES: [(u32, &str); 8] =
     [(4, "int"), (5, "tensor"), (6, "dfma"), (7, "hmma"), (9, "imma"), (11, "fp64"), (12, "fp32"), (13, "fp16")];
@@ -176,7 +179,9 @@ impl Request {
         with_cycles: bool,
     ) -> Option<BTreeMap<u32, f64>> {
         let ids = [GRAPHICS, SM, OCCUPANCY, DRAM].into_iter().chain(PIPES.map(|(id, _)| id)).chain(TRAFFIC);
-        let cycles = [SM_CYCLES, SM_ACTIVE_CYCLES].into_iter().chain(PIPE_CYCLES.map(|(id, _)| id));
+        let cycles = [SM_CYCLES, SM_ACTIVE_CYCLES, C2C_TRANSMITTED, C2C_RECEIVED]
+            .into_iter()
+            .chain(PIPE_CYCLES.map(|(id, _)| id));
         let cycles = cycles.filter(|_| with_cycles);
         let mut count = 0;
         for (metric, id) in self.get.metrics.iter_mut().zip(ids.chain(cycles)) {
@@ -209,6 +214,8 @@ fn reading(values: &BTreeMap<u32, f64>) -> GpmReading {
             pcie_received: rate(PCIE_RECEIVED),
             nvlink_transmitted: rate(NVLINK_TRANSMITTED),
             nvlink_received: rate(NVLINK_RECEIVED),
+            c2c_transmitted: rate(C2C_TRANSMITTED),
+            c2c_received: rate(C2C_RECEIVED),
         },
         sm_cycles: values.get(&SM_CYCLES).copied(),
         sm_active_cycles: values.get(&SM_ACTIVE_CYCLES).copied(),

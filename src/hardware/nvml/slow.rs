@@ -11,7 +11,7 @@ use super::calls::{Caller, Refusal, call, value, version};
 use super::codes;
 use super::fields::{self, ALL_LINKS, Field};
 use super::library::Handle;
-use crate::model::{EccLocation, FabricState, LinkCounters, NvLink, Pcie, RowRemap, Slow};
+use crate::model::{C2c, EccLocation, FabricState, LinkCounters, NvLink, Pcie, RowRemap, Slow};
 
 /// By the driver's number.
 const ECC_LOCATIONS: [&str; 8] =
@@ -97,6 +97,7 @@ impl SlowReader {
                 .map(|pending: u32| pending != 0),
             pcie: pcie(caller, handle, errors, bytes),
             nvlink: self.nvlink(caller, handle),
+            c2c: C2c::default(),
             fabric: fabric(caller, handle),
             recovery_action,
             vgpu_licensed: vgpu_licensed(caller, handle),
@@ -304,6 +305,7 @@ fn fabric_state(state: u8, status: u32, health_mask: Option<u32>, health_summary
         conditions: FABRIC_CONDITIONS.into_iter().filter_map(condition).collect(),
         health_mask,
         health_summary,
+        ..FabricState::default()
     }
 }
 

@@ -78,6 +78,7 @@ impl Reader for SimulatedReader {
             status: PassStatus::Answers,
             integrals: Integrals {
                 busy_seconds,
+                module_energy_joules: None,
                 memory_busy_seconds: busy_seconds.map(|busy| busy * 0.6),
                 engine_busy_seconds: if is_whole { ENGINES.map(|engine| (engine, 0.0)).to_vec() } else { Vec::new() },
                 energy_joules: Some(board.joules - joules),
@@ -91,6 +92,7 @@ impl Reader for SimulatedReader {
                 utilization_ratio: is_whole.then_some(board.load.utilization),
                 power_watts: Some(board.watts),
                 instance_utilization_ratios: self.instance_utilization_ratios(&board),
+                ..Fast::default()
             }),
             medium: due.medium.then(|| self.medium(&board)),
             slow: due.slow.then(|| self.slow(&board)),
@@ -254,6 +256,7 @@ impl SimulatedReader {
                 pcie_received: moved.map(|moved| moved * 1.4),
                 nvlink_transmitted: moved.map(|moved| moved * 40.0),
                 nvlink_received: moved.map(|moved| moved * 40.0),
+                ..Traffic::default()
             },
             link0_bytes_per_second: None,
         }
@@ -294,6 +297,7 @@ impl SimulatedReader {
             conditions: [("degraded_bandwidth", false)].into(),
             health_mask: Some(2),
             health_summary: Some(1),
+            ..FabricState::default()
         }
     }
 
@@ -301,7 +305,7 @@ impl SimulatedReader {
     fn nvlink(&self, moved: f64) -> NvLink {
         let bytes = Some((moved / f64::from(self.model.nvlinks)).floor());
         let errors = BTreeMap::from([("replay", 0), ("recovery", 0), ("crc", 0)]);
-        let link = LinkCounters { transmitted_bytes: bytes, received_bytes: bytes, errors };
+        let link = LinkCounters { transmitted_bytes: bytes, received_bytes: bytes, errors, ..LinkCounters::default() };
         let mut nvlink = NvLink {
             error_sums: [("crc_flit", 0), ("crc_data", 0), ("replay", 0), ("recovery", 0)].into(),
             active_links: Some(self.model.nvlinks),

@@ -251,6 +251,7 @@ fn gpu(uuid: &str, index: u32) -> Gpu {
         compute_capability: Some("9.0".into()),
         vbios_version: Some("96.00.74.00.01".into()),
         serial: Some("1320000000001".into()),
+        platform: None,
         numa_node: Some(index / 2),
         memory_bytes: Some(80 * GIB),
         mig_enabled: Some(false),
@@ -316,6 +317,7 @@ fn whole_readings() -> DeviceReadings {
             memory_busy_seconds: Some(120.25),
             engine_busy_seconds: BTreeMap::from([("encoder", 0.0), ("decoder", 1.5)]),
             energy_joules: Some(210_000.125),
+            module_energy_joules: None,
             uncovered_seconds: 0.5,
             gaps: Gaps::default(),
             process_sm_seconds: None,
@@ -360,6 +362,7 @@ fn medium() -> Medium {
                 pcie_received: Some(2.5e9),
                 nvlink_transmitted: Some(102_400_000.0),
                 nvlink_received: Some(51_200_000.0),
+                ..Traffic::default()
             },
             link0_bytes_per_second: Some(10_240_000.0),
         },
@@ -423,7 +426,9 @@ fn slow() -> Slow {
             conditions: BTreeMap::from([("degraded_bandwidth", false)]),
             health_mask: Some(2),
             health_summary: Some(1),
+            ..FabricState::default()
         }),
+        c2c: C2c::default(),
         recovery_action: Some(0),
         vgpu_licensed: Some(false),
     }
@@ -452,6 +457,7 @@ fn partitioned_readings() -> DeviceReadings {
             utilization_ratio: None,
             instance_utilization_ratios: [(7, 0.75), (8, 0.0)].into(),
             power_watts: Some(150.0),
+            ..Fast::default()
         })),
         medium: Some(stamped(Medium {
             memory: Some(memory(4 * GIB, 80 * GIB)),
