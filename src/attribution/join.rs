@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::device_id::{DeviceForm, parse_claim_device, parse_device_id};
+use super::claims::{resolve_claim, weights};
+use super::device_id::{DeviceForm, parse_device_id};
 use super::missing::path_uuid;
 use crate::model::{
-    Allocatable, Allocations, Attribution, ClaimDevice, ClaimGpu, ContainerRef, DeviceId, Gpu, GpuUuid, Holding,
-    Inventory, InventoryDrift, MigDevice, MigUuid, ResourceName, Sharing, SlotCounts, UnresolvedDevices,
+    Allocatable, Allocations, Attribution, ClaimGpu, ContainerRef, DeviceId, Gpu, GpuUuid, Holding, Inventory,
+    InventoryDrift, MigDevice, MigUuid, ResourceName, Sharing, SlotCounts, UnresolvedDevices,
 };
 
 /// A container and the GPU or MIG device it holds.
@@ -28,9 +29,9 @@ pub struct Join {
 
 /// A whole GPU, or one MIG device of it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Target {
-    gpu: GpuUuid,
-    mig: Option<MigUuid>,
+pub(super) struct Target {
+    pub gpu: GpuUuid,
+    pub mig: Option<MigUuid>,
 }
 
 /// The device IDs of one container on one target.
@@ -45,6 +46,15 @@ struct HeldDevices<'a> {
 
 /// Namespace, name, and the share ID where the device is allocated in shares.
 type ClaimName<'a> = (&'a str, &'a str, Option<&'a str>);
+/// With driver, pool and device.
+type ClaimKey<'a> = (ClaimName<'a>, &'a str, &'a str, &'a DeviceId);
+
+/// The containers of each claim of one target, and what the claim consumes of it.
+#[derive(Default)]
+struct Sharers<'a> {
+    containers: BTreeMap<ClaimName<'a>, usize>,
+    consumed: BTreeMap<ClaimName<'a>, BTreeMap<&'a str, u64>>,
+}
 
 /// All holders of one target.
 #[derive(Default)]
@@ -57,8 +67,8 @@ struct Holders {
 pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &Inventory, slots: &Slots) -> Join {
     let mut held_by_key: BTreeMap<HoldingKey, HeldDevices<'_>> = BTreeMap::new();
     let mut unresolved: BTreeMap<(ResourceName, &'static str), BTreeSet<&DeviceId>> = BTreeMap::new();
-    let mut claims: BTreeMap<&ClaimDevice, Target> = BTreeMap::new();
-    let mut sharers: BTreeMap<(Target, ClaimName<'_>), usize> = BTreeMap::new();
+    let mut claims: BTreeMap<ClaimKey<'_>, ClaimGpu> = BTreeMap::new();
+    let mut sharers: BTreeMap<Target, Sharers<'_>> = BTreeMap::new();
     for container in allocations.containers() {
         for held in &container.devices {
             let form = parse_device_id(held.id.as_str());
@@ -74,16 +84,32 @@ pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &In
             }
         }
         for claim in &container.claims {
-            let form = parse_claim_device(&claim.driver, claim.device.as_str());
-            let targets = resolve(&form, inventory);
-            if targets.is_empty() {
-                let driver = ResourceName::new(Arc::clone(&claim.driver));
-                unresolved.entry((driver, form.name())).or_default().insert(&claim.device);
-            }
+            let (targets, source) = match resolve_claim(claim, inventory) {
+                Ok(resolved) => resolved,
+                // An observer holds nothing.
+                Err(_) if claim.record.admin_access => continue,
+                Err(form) => {
+                    let driver = ResourceName::new(Arc::clone(&claim.driver));
+                    unresolved.entry((driver, form)).or_default().insert(&claim.device);
+                    continue;
+                }
+            };
+            let name = (&*claim.claim_namespace, &*claim.claim, claim.share_id.as_deref());
             for target in targets {
-                claims.insert(claim, target.clone());
-                let name = (&*claim.claim_namespace, &*claim.claim, claim.share_id.as_deref());
-                *sharers.entry((target.clone(), name)).or_default() += 1;
+                let Target { gpu, mig } = target.clone();
+                claims.entry((name, &claim.driver, &claim.pool, &claim.device)).or_insert_with(|| ClaimGpu {
+                    claim: claim.clone(),
+                    gpu,
+                    mig,
+                    join: source,
+                });
+                if claim.record.admin_access {
+                    continue;
+                }
+                let sharers = sharers.entry(target.clone()).or_default();
+                *sharers.containers.entry(name).or_default() += 1;
+                let consumed = claim.record.consumed.iter().map(|(capacity, amount)| (&**capacity, *amount));
+                sharers.consumed.insert(name, consumed.collect());
                 let held_devices = held_by_key.entry(key(&container.reference, target)).or_default();
                 held_devices.ids.insert(&claim.device);
                 held_devices.claims.insert(name);
@@ -91,9 +117,15 @@ pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &In
         }
     }
     // A claim is one holder; its containers divide its share.
+    let parts: BTreeMap<&Target, BTreeMap<ClaimName<'_>, f64>> = sharers
+        .iter()
+        .map(|(target, sharers)| {
+            let weights = weights(&sharers.consumed).into_iter();
+            (target, weights.map(|(claim, weight)| (claim, weight / sharers.containers[&claim] as f64)).collect())
+        })
+        .collect();
     let weigh = |key: &HoldingKey, held_devices: &HeldDevices<'_>| {
-        let target = target_of(key);
-        let part = |claim: &ClaimName<'_>| 1.0 / sharers[&(target.clone(), *claim)] as f64;
+        let part = |claim: &ClaimName<'_>| parts[&target_of(key)][claim];
         if held_devices.resource.is_some() { 1.0 } else { held_devices.claims.iter().map(part).sum() }
     };
     let mut holders: BTreeMap<Target, Holders> = BTreeMap::new();
@@ -113,16 +145,7 @@ pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &In
             .into_iter()
             .map(|((resource, form), ids)| UnresolvedDevices { resource, form, devices: ids.len() })
             .collect(),
-        claims: claims
-            .into_iter()
-            .map(|(claim, target)| ClaimGpu {
-                driver: claim.driver.clone(),
-                pool: claim.pool.clone(),
-                device: claim.device.clone(),
-                gpu: target.gpu,
-                mig: target.mig,
-            })
-            .collect(),
+        claims: claims.into_values().collect(),
         drift: drift(allocations, allocatable, inventory),
     }
 }
@@ -193,7 +216,7 @@ fn within_each_gpu(mut holdings: BTreeMap<HoldingKey, Holding>) -> BTreeMap<Hold
 }
 
 /// The hardware behind an id; nothing when the inventory has no such device.
-fn resolve(form: &DeviceForm, inventory: &Inventory) -> Vec<Target> {
+pub(super) fn resolve(form: &DeviceForm, inventory: &Inventory) -> Vec<Target> {
     let whole = |gpu: &Gpu| Target { gpu: gpu.uuid.clone(), mig: None };
     let instance = |gpu: &Gpu, mig: &MigDevice| Target { gpu: gpu.uuid.clone(), mig: Some(mig.uuid.clone()) };
     match form {
@@ -247,12 +270,12 @@ fn resolve(form: &DeviceForm, inventory: &Inventory) -> Vec<Target> {
 /// The GPUs that some container holds, or a part of.
 #[must_use]
 pub fn held_gpus(allocations: &Allocations, inventory: &Inventory) -> BTreeSet<GpuUuid> {
-    let forms = allocations.containers().flat_map(|container| {
-        let devices = container.devices.iter().map(|held| parse_device_id(held.id.as_str()));
-        let claims = container.claims.iter();
-        devices.chain(claims.map(|claim| parse_claim_device(&claim.driver, claim.device.as_str())))
-    });
-    forms.flat_map(|form| resolve(&form, inventory)).map(|target| target.gpu).collect()
+    let devices = allocations.containers().flat_map(|container| &container.devices);
+    let of_devices = devices.flat_map(|held| resolve(&parse_device_id(held.id.as_str()), inventory));
+    let claims = allocations.containers().flat_map(|container| &container.claims);
+    let holding = claims.filter(|claim| !claim.record.admin_access);
+    let of_claims = holding.filter_map(|claim| resolve_claim(claim, inventory).ok()).flat_map(|(targets, _)| targets);
+    of_devices.chain(of_claims).map(|target| target.gpu).collect()
 }
 
 /// How many slots each shared device has, as last offered. The kubelet offers healthy devices only, so the count of a

@@ -3,6 +3,7 @@
 //! Inputs: allocations, the inventory, readings, processes and their owners, XIDs, the time. Outputs: accounts,
 //! unattributed use, XIDs by container. Does not use: a clock, I/O, waiting, the sources of its inputs.
 
+mod claims;
 mod device_id;
 mod join;
 mod ledger;

@@ -3,10 +3,11 @@
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use crate::model::{
-    Allocatable, Allocations, ClaimDevice, Container, ContainerRef, CpuSet, DeviceId, HeldDevice, MemoryBlock, Pod,
-    PodRef, ResourceName,
+    Allocatable, Allocations, ClaimDevice, ClaimRecord, Container, ContainerRef, CpuSet, DeviceId, HeldDevice,
+    MemoryBlock, Pod, PodRef, ResourceName,
 };
 use crate::wire::{v1, v1alpha1};
 
@@ -85,6 +86,8 @@ fn convert_container(pod: &PodRef, container: v1::ContainerResources) -> Contain
         .flat_map(|claim| {
             let (namespace, name) = (claim.claim_namespace, claim.claim_name);
             claim.claim_resources.into_iter().map(move |device| ClaimDevice {
+                claim_uid: claim_uid(&device.cdi_devices),
+                record: ClaimRecord::default(),
                 claim_namespace: namespace.as_str().into(),
                 claim: name.as_str().into(),
                 driver: device.driver_name.into(),
@@ -104,6 +107,26 @@ fn convert_container(pod: &PodRef, container: v1::ContainerResources) -> Contain
         exclusive_cpus: cpus(&container.cpu_ids),
         memory: memory(container.memory),
     }
+}
+
+/// The UID of the claim, from `<vendor>/<class>=<claim UID>-<device>` (NVIDIA) or `<driver>/metadata=<claim
+/// UID>_<request>`. The list has names of other devices of the same claim too. `None` where they do not agree.
+fn claim_uid(cdi_devices: &[v1::CdiDevice]) -> Option<Arc<str>> {
+    let of_name = |device: &'_ v1::CdiDevice| -> Option<Arc<str>> {
+        let (uid, rest) = device.name.split_once('=')?.1.split_at_checked(UUID)?;
+        (is_uuid(uid) && rest.starts_with(['-', '_'])).then(|| uid.into())
+    };
+    let mut uids = cdi_devices.iter().filter_map(of_name);
+    let first = uids.next()?;
+    uids.all(|other| other == first).then_some(first)
+}
+
+/// Its length as text: 8-4-4-4-12 hexadecimal digits.
+const UUID: usize = 36;
+
+fn is_uuid(text: &str) -> bool {
+    let is_dash = |position| matches!(position, 8 | 13 | 18 | 23);
+    text.bytes().enumerate().all(|(at, byte)| if is_dash(at) { byte == b'-' } else { byte.is_ascii_hexdigit() })
 }
 
 fn numa_nodes(topology: Option<v1::TopologyInfo>) -> BTreeSet<i64> {

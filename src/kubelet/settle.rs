@@ -102,7 +102,7 @@ fn merge(accepted: &Allocations, answer: &Allocations) -> Allocations {
         // A claim may be shared: the same claim under another container takes nothing away, another claim does.
         kept.claims.retain(|device| {
             claims.get(&claim_key(device)).is_none_or(|holders| holders.contains(reference))
-                || answer.containers().any(|container| container.claims.contains(device))
+                || answer.containers().flat_map(|container| &container.claims).any(|other| other.is_same_share(device))
         });
         kept
     };
@@ -140,6 +140,7 @@ fn claim_key(device: &ClaimDevice) -> (&str, &str, &DeviceId, Option<&str>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::ClaimRecord;
     use crate::model::{ContainerRef, CpuSet, HeldDevice};
 
     fn allocations_of(pods: &[(&str, &[&str])]) -> Allocations {
@@ -243,6 +244,8 @@ mod tests {
                 pool: "node".into(),
                 device: "gpu-0".into(),
                 share_id: None,
+                claim_uid: None,
+                record: ClaimRecord::default(),
             }];
             claiming
         };

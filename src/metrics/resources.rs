@@ -28,7 +28,7 @@ pub(super) static GROUP: Group = Group {
                             .and_known("numa_node", numa_nodes(&device.numa_nodes));
                         family.push(labels.and("source", "device_plugin"), 1u64);
                     }
-                    for claim in &container.claims {
+                    for claim in container.claims.iter().filter(|claim| !claim.record.admin_access) {
                         // A claim belongs to no extended resource: its driver takes that place.
                         let labels = of_container(&container.reference)
                             .and("resource", &claim.driver)
@@ -51,15 +51,15 @@ pub(super) static GROUP: Group = Group {
                 "device",
                 "share_id",
                 "gpu_uuid",
+                "join",
+                "admin_access",
             ],
             LIST,
             "A device of a DRA claim that a container refers to; always 1.",
             |snapshot, family| {
                 for container in allocations(snapshot).flat_map(Allocations::containers) {
                     for claim in &container.claims {
-                        let joined = snapshot.claim_gpus.iter().find(|joined| {
-                            joined.driver == claim.driver && joined.pool == claim.pool && joined.device == claim.device
-                        });
+                        let joined = snapshot.claim_gpus.iter().find(|joined| joined.claim.is_same_share(claim));
                         let labels = of_container(&container.reference)
                             .and("claim", &claim.claim)
                             .and("claim_namespace", &claim.claim_namespace)
@@ -67,7 +67,9 @@ pub(super) static GROUP: Group = Group {
                             .and("pool", &claim.pool)
                             .and("device", &claim.device)
                             .and_known("share_id", claim.share_id.as_ref())
-                            .and_known("gpu_uuid", joined.map(|joined| &joined.gpu));
+                            .and_known("gpu_uuid", joined.map(|joined| &joined.gpu))
+                            .and_known("join", joined.map(|joined| joined.join.as_str()))
+                            .and_known("admin_access", claim.record.admin_access.then_some("true"));
                         family.push(labels, 1u64);
                     }
                 }

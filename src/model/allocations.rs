@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
-use super::{ContainerRef, DeviceId, PodRef, PodUid, ResourceName};
+use super::{ClaimDevice, ContainerRef, DeviceId, PodRef, PodUid, ResourceName};
 
 /// Which container was given which devices, from the kubelet's `List`. Sorted, each device once.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -40,17 +40,6 @@ pub struct HeldDevice {
     pub id: DeviceId,
     /// Empty when the plugin gave no topology.
     pub numa_nodes: BTreeSet<i64>,
-}
-
-/// One device of a DRA claim. The kubelet lists all devices of a claim under every container that refers to it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct ClaimDevice {
-    pub claim_namespace: Arc<str>,
-    pub claim: Arc<str>,
-    pub driver: Arc<str>,
-    pub pool: Arc<str>,
-    pub device: DeviceId,
-    pub share_id: Option<Arc<str>>,
 }
 
 /// A block of the memory manager.

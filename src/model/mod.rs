@@ -31,6 +31,7 @@ macro_rules! named {
 }
 
 mod allocations;
+mod claims;
 mod device_health;
 mod figures;
 mod identity;
@@ -48,7 +49,8 @@ mod token_bucket;
 mod unattributed;
 mod xid;
 
-pub use allocations::{Allocatable, Allocations, ClaimDevice, Container, CpuSet, HeldDevice, MemoryBlock, Pod};
+pub use allocations::{Allocatable, Allocations, Container, CpuSet, HeldDevice, MemoryBlock, Pod};
+pub use claims::{ClaimDevice, ClaimGpu, ClaimHardware, ClaimRecord, ClaimSource};
 pub use device_health::{
     CodeCount, DeviceHealth, GpuHealth, HealthCause, HealthState, HealthTransition, LastXid, RECOVERY_ACTIONS,
     UnhealthyReason, XidClass, XidCounts, recovery_action,
@@ -70,7 +72,7 @@ pub use reading::{
 };
 pub use recent_count::RecentCount;
 pub use snapshot::{
-    Account, Attribution, ClaimGpu, Collector, ConfigReload, ENDED_SHOWN, HardwareState, Holding, InventoryDrift,
+    Account, Attribution, Collector, ConfigReload, ENDED_SHOWN, HardwareState, Holding, InventoryDrift,
     KubeletCounters, KubeletState, PodResourcesApi, Released, SelfUse, Sharing, Snapshot, UnresolvedDevices,
 };
 pub use time::{DurationHistogram, Moment, Monotonic, UnixSeconds};

@@ -5,9 +5,9 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::{
-    Allocatable, Allocations, ContainerRef, ContainerXid, DeviceId, DeviceReadings, DurationHistogram, Figures,
-    GpuUuid, HealthState, Inventory, JournalState, MigUuid, Moment, Monotonic, NodeDevices, Overview, PluginState,
-    ProcessState, Quantity, ResourceName, UnallocatedUse, Unattributed, UnixSeconds,
+    Allocatable, Allocations, ClaimGpu, ContainerRef, ContainerXid, DeviceId, DeviceReadings, DurationHistogram,
+    Figures, GpuUuid, HealthState, Inventory, JournalState, MigUuid, Moment, Monotonic, NodeDevices, Overview,
+    PluginState, ProcessState, Quantity, ResourceName, UnallocatedUse, Unattributed, UnixSeconds,
 };
 
 /// The state that metrics, page and API are made from. Published by the agent alone, immutable.
@@ -240,16 +240,6 @@ pub struct UnresolvedDevices {
     pub resource: ResourceName,
     pub form: &'static str,
     pub devices: usize,
-}
-
-/// A device of a DRA claim, and the GPU that it is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct ClaimGpu {
-    pub driver: Arc<str>,
-    pub pool: Arc<str>,
-    pub device: DeviceId,
-    pub gpu: GpuUuid,
-    pub mig: Option<MigUuid>,
 }
 
 /// Differences between the hardware and the kubelet's list of one resource.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::model::{Container, CpuSet, HeldDevice, Pod, PodRef};
+use crate::model::{ClaimDevice, ClaimRecord, Container, CpuSet, HeldDevice, Pod, PodRef};
 
 const A: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
 const B: &str = "GPU-bbbbbbbb-0000-0000-0000-000000000000";
@@ -52,6 +52,8 @@ fn container(name: &str, devices: &[(&str, &str)], claims: &[(&str, &str)]) -> C
                 pool: "node".into(),
                 device: (*device).into(),
                 share_id: None,
+                claim_uid: None,
+                record: ClaimRecord::default(),
             })
             .collect(),
         exclusive_cpus: CpuSet::default(),

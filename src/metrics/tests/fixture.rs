@@ -69,11 +69,10 @@ fn without_overview() -> Snapshot {
         series_dropped: [("ended", 0), ("held", 0)].into(),
         unresolved: vec![UnresolvedDevices { resource: "example.com/nic".into(), form: "unknown", devices: 1 }],
         claim_gpus: vec![ClaimGpu {
-            driver: "gpu.nvidia.com".into(),
-            pool: "node-a".into(),
-            device: "gpu-2-mig-1g.10gb-19-1".into(),
+            claim: claim(),
             gpu: PARTITIONED.into(),
             mig: Some(OTHER_SLICE.into()),
+            join: ClaimSource::DeviceName,
         }],
         drift: vec![InventoryDrift {
             resource: "nvidia.com/gpu".into(),
@@ -522,14 +521,6 @@ fn allocations() -> Allocations {
         exclusive_cpus: CpuSet::default(),
         memory: Vec::new(),
     };
-    let claim = ClaimDevice {
-        claim_namespace: "research".into(),
-        claim: "one-slice".into(),
-        driver: "gpu.nvidia.com".into(),
-        pool: "node-a".into(),
-        device: "gpu-2-mig-1g.10gb-19-1".into(),
-        share_id: None,
-    };
     let training = pod(
         ContainerRef::new("research", "training-0", "main"),
         vec![held("nvidia.com/gpu", WHOLE, &[0]), held("example.com/nic", "nic-7", &[0, 1])],
@@ -544,11 +535,24 @@ fn allocations() -> Allocations {
         &[],
         vec![],
     );
-    let claiming = pod(ContainerRef::new("research", "claiming", "main"), vec![], vec![claim], &[], vec![]);
+    let claiming = pod(ContainerRef::new("research", "claiming", "main"), vec![], vec![claim()], &[], vec![]);
     let mut sharing = pod(ContainerRef::new("web", "pod-level", "main"), vec![], vec![], &[], vec![]);
     sharing.exclusive_cpus = [10, 11].into_iter().collect();
     sharing.memory = vec![block("memory", &[1], GIB)];
     Allocations { pods: vec![hostile, claiming, training, sharing] }
+}
+
+fn claim() -> ClaimDevice {
+    ClaimDevice {
+        claim_namespace: "research".into(),
+        claim: "one-slice".into(),
+        driver: "gpu.nvidia.com".into(),
+        pool: "node-a".into(),
+        device: "gpu-2-mig-1g.10gb-19-1".into(),
+        share_id: None,
+        claim_uid: None,
+        record: ClaimRecord::default(),
+    }
 }
 
 fn allocatable() -> Allocatable {

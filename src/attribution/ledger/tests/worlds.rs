@@ -8,8 +8,8 @@ use super::boards::{Board, Kind};
 use super::reference::History;
 use crate::attribution::{Slots, join};
 use crate::model::{
-    Allocatable, Allocations, ClaimDevice, Container, ContainerRef, CpuSet, DeviceId, HeldDevice, MigUuid, Pod, PodRef,
-    UnixSeconds,
+    Allocatable, Allocations, ClaimDevice, ClaimRecord, Container, ContainerRef, CpuSet, DeviceId, HeldDevice, MigUuid,
+    Pod, PodRef, UnixSeconds,
 };
 
 pub type Tick = usize;
@@ -219,6 +219,8 @@ impl World {
                     pool: "node".into(),
                     device: DeviceId::new(format!("gpu-{gpu}")),
                     share_id: None,
+                    claim_uid: None,
+                    record: ClaimRecord::default(),
                 });
             } else {
                 let id = board.id(*place);
