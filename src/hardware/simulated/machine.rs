@@ -1,4 +1,6 @@
 //! The machines that are simulated: constants of their GPUs, and where each GPU is.
+//!
+//! Those of Grace and Blackwell machines are from `nvidia-smi -q` and `nvidia-smi topo -m` of real nodes.
 
 /// The constants of one model.
 #[derive(Debug)]
@@ -6,23 +8,40 @@ pub(super) struct Model {
     pub name: &'static str,
     pub architecture: &'static str,
     pub compute_capability: &'static str,
-    pub vbios_version: &'static str,
+    /// `None`: no source has one.
+    pub vbios_version: Option<&'static str>,
     pub memory_bytes: u64,
     pub idle_watts: f64,
     pub limit_watts: f64,
     pub sm_hertz: (f64, f64),
     pub memory_hertz: f64,
     pub has_gpm: bool,
-    /// The driver registers it with the NVLink fabric.
-    pub has_fabric: bool,
+    /// The conditions of the NVLink fabric that the driver reports, with their places in the health mask. Empty: it has no
+    /// fabric.
+    pub fabric_conditions: &'static [(&'static str, u32)],
     pub nvlinks: u32,
-    pub pcie_generation: u32,
+    /// The kinds of errors that each link counts, and those of which the driver has sums.
+    pub nvlink_errors: &'static [&'static str],
+    pub nvlink_error_sums: &'static [&'static str],
+    /// `None`: the GPU is attached to its CPU by NVLink-C2C, and what the driver has of PCIe is not known.
+    pub pcie_generation: Option<u32>,
+}
+
+/// The driver of a machine.
+#[derive(Debug)]
+pub(super) struct Software {
+    pub driver: &'static str,
+    pub cuda: &'static str,
+    pub nvml: &'static str,
 }
 
 /// A node's GPUs.
 #[derive(Debug)]
 pub(super) struct Machine {
     pub model: &'static Model,
+    pub software: &'static Software,
+    /// Every link goes to a switch; otherwise the links of a GPU go to the other GPUs of the node.
+    pub has_switches: bool,
     /// In the driver's order.
     pub places: &'static [Place],
 }
@@ -31,24 +50,46 @@ pub(super) struct Machine {
 #[derive(Debug)]
 pub(super) struct Place {
     pub pci_bus_id: &'static str,
-    /// A minor number is not an index: on the board of eight the fourth and fifth device node are swapped.
+    /// A minor number is not an index: on the board of eight H100 the fourth and fifth device node are swapped.
     pub minor: u32,
+    /// Of its CPU.
     pub numa_node: u32,
+    /// The board that its serial number is of: its own, or one that it shares with another GPU.
+    pub board: u32,
 }
 
 const MIB: u64 = 1 << 20;
 
 const fn place(pci_bus_id: &'static str, minor: u32, numa_node: u32) -> Place {
-    Place { pci_bus_id, minor, numa_node }
+    Place { pci_bus_id, minor, numa_node, board: minor }
 }
 
+static R570: Software = Software { driver: "570.124.06", cuda: "12.8", nvml: "12.570.124.06" };
+static R580: Software = Software { driver: "580.173.02", cuda: "13.0", nvml: "13.580.173.02" };
+
+const NVLINK_ERRORS: &[&str] = &["replay", "recovery", "crc"];
+const NVLINK_ERROR_SUMS: &[&str] = &["crc_flit", "crc_data", "replay", "recovery"];
+/// Of NVLink 5.
+const NVLINK5_ERRORS: &[&str] = &[
+    "malformed_packet",
+    "buffer_overrun",
+    "receive",
+    "receive_remote",
+    "receive_general",
+    "local_link_integrity",
+    "transmit_discard",
+    "recovery_failed",
+    "recovery",
+];
+const NVLINK5_ERROR_SUMS: &[&str] = &["recovery_successful"];
+
 /// Four on each socket.
-static EIGHT: [Place; 8] = [
+static EIGHT_H100: [Place; 8] = [
     place("0000:1b:00.0", 0, 0),
     place("0000:43:00.0", 1, 0),
     place("0000:52:00.0", 2, 0),
-    place("0000:61:00.0", 4, 0),
-    place("0000:9d:00.0", 3, 1),
+    Place { board: 3, ..place("0000:61:00.0", 4, 0) },
+    Place { board: 4, ..place("0000:9d:00.0", 3, 1) },
     place("0000:c3:00.0", 5, 1),
     place("0000:d1:00.0", 6, 1),
     place("0000:df:00.0", 7, 1),
@@ -59,18 +100,22 @@ pub(super) static H100: Machine = Machine {
         name: "NVIDIA H100 80GB HBM3",
         architecture: "hopper",
         compute_capability: "9.0",
-        vbios_version: "96.00.A5.00.01",
+        vbios_version: Some("96.00.A5.00.01"),
         memory_bytes: 81_559 * MIB,
         idle_watts: 70.0,
         limit_watts: 700.0,
         sm_hertz: (345e6, 1_980e6),
         memory_hertz: 2_619e6,
         has_gpm: true,
-        has_fabric: true,
+        fabric_conditions: &[("degraded_bandwidth", 0)],
         nvlinks: 18,
-        pcie_generation: 5,
+        nvlink_errors: NVLINK_ERRORS,
+        nvlink_error_sums: NVLINK_ERROR_SUMS,
+        pcie_generation: Some(5),
     },
-    places: &EIGHT,
+    software: &R570,
+    has_switches: true,
+    places: &EIGHT_H100,
 };
 
 pub(super) static A100: Machine = Machine {
@@ -78,18 +123,100 @@ pub(super) static A100: Machine = Machine {
         name: "NVIDIA A100-SXM4-80GB",
         architecture: "ampere",
         compute_capability: "8.0",
-        vbios_version: "92.00.45.00.03",
+        vbios_version: Some("92.00.45.00.03"),
         memory_bytes: 81_920 * MIB,
         idle_watts: 60.0,
         limit_watts: 400.0,
         sm_hertz: (210e6, 1_410e6),
         memory_hertz: 1_593e6,
         has_gpm: false,
-        has_fabric: false,
+        fabric_conditions: &[],
         nvlinks: 12,
-        pcie_generation: 4,
+        nvlink_errors: NVLINK_ERRORS,
+        nvlink_error_sums: NVLINK_ERROR_SUMS,
+        pcie_generation: Some(4),
     },
-    places: &EIGHT,
+    software: &R570,
+    has_switches: true,
+    places: &EIGHT_H100,
 };
 
-pub(super) static EMPTY: Machine = Machine { model: H100.model, places: &[] };
+/// An HGX board.
+pub(super) static B200: Machine = Machine {
+    model: &Model {
+        name: "NVIDIA B200",
+        architecture: "blackwell",
+        compute_capability: "10.0",
+        vbios_version: Some("97.00.FA.00.09"),
+        memory_bytes: 183_359 * MIB,
+        idle_watts: 140.0,
+        limit_watts: 1_000.0,
+        sm_hertz: (120e6, 1_965e6),
+        memory_hertz: 3_996e6,
+        has_gpm: true,
+        fabric_conditions: &[("access_timeout_recovery", 6)],
+        nvlinks: 18,
+        nvlink_errors: NVLINK5_ERRORS,
+        nvlink_error_sums: NVLINK5_ERROR_SUMS,
+        pcie_generation: Some(5),
+    },
+    software: &R580,
+    has_switches: true,
+    places: &[
+        place("0000:8f:00.0", 0, 0),
+        place("0000:90:00.0", 1, 0),
+        place("0000:96:00.0", 2, 0),
+        place("0000:97:00.0", 3, 0),
+        place("0000:c4:00.0", 4, 1),
+        place("0000:c5:00.0", 5, 1),
+        place("0000:cb:00.0", 6, 1),
+        place("0000:cc:00.0", 7, 1),
+    ],
+};
+
+/// A compute tray of a GB200 NVL72 rack: two superchips, each with a CPU and two GPUs.
+pub(super) static GB200: Machine = Machine {
+    model: &Model {
+        name: "NVIDIA GB200",
+        vbios_version: Some("97.00.B9.00.69"),
+        memory_bytes: 189_471 * MIB,
+        idle_watts: 160.0,
+        limit_watts: 1_200.0,
+        sm_hertz: (120e6, 2_062e6),
+        fabric_conditions: &[
+            ("degraded_bandwidth", 0),
+            ("route_recovery", 2),
+            ("route_unhealthy", 4),
+            ("access_timeout_recovery", 6),
+        ],
+        ..*B200.model
+    },
+    software: &R580,
+    has_switches: true,
+    places: &[
+        Place { board: 0, ..place("0008:01:00.0", 0, 0) },
+        Place { board: 0, ..place("0009:01:00.0", 1, 0) },
+        Place { board: 1, ..place("0018:01:00.0", 2, 1) },
+        Place { board: 1, ..place("0019:01:00.0", 3, 1) },
+    ],
+};
+
+/// Two superchips, each with a CPU and a GPU; the GPUs are linked to each other.
+pub(super) static GH200: Machine = Machine {
+    model: &Model {
+        name: "NVIDIA GH200 144G HBM3e",
+        vbios_version: None,
+        memory_bytes: 146_831 * MIB,
+        idle_watts: 90.0,
+        limit_watts: 900.0,
+        memory_hertz: 3_201e6,
+        fabric_conditions: &[],
+        pcie_generation: None,
+        ..*H100.model
+    },
+    software: &R580,
+    has_switches: false,
+    places: &[place("0009:01:00.0", 0, 0), place("0019:01:00.0", 1, 1)],
+};
+
+pub(super) static EMPTY: Machine = Machine { model: H100.model, software: &R570, has_switches: false, places: &[] };

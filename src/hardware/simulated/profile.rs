@@ -30,10 +30,29 @@ impl Profile {
     /// All GPUs are partitioned into seven MIG devices.
     pub const H100_SEVEN_MIG: Self = Self { name: "8xh100-mig-1g", partitions: &[H100_SEVEN; 8], ..Self::H100 };
     pub const A100: Self = Self { name: "8xa100", machine: &machine::A100, ..Self::H100 };
+    /// A compute tray of an NVLink rack.
+    pub const GB200: Self = Self { name: "4xgb200", machine: &machine::GB200, ..Self::H100 };
+    /// GPU 7 is partitioned, with a MIG device of each of four kinds.
+    pub const B200: Self = Self {
+        name: "8xb200",
+        machine: &machine::B200,
+        partitions: &[WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, B200_MIXED],
+        ..Self::H100
+    };
+    pub const GH200: Self = Self { name: "2xgh200", machine: &machine::GH200, ..Self::H100 };
     pub const EMPTY: Self = Self { name: "empty", machine: &machine::EMPTY, ..Self::H100 };
 
-    pub const ALL: [Self; 6] =
-        [Self::H100, Self::H100_TIME_SLICED, Self::H100_MIG, Self::H100_SEVEN_MIG, Self::A100, Self::EMPTY];
+    pub const ALL: [Self; 9] = [
+        Self::H100,
+        Self::H100_TIME_SLICED,
+        Self::H100_MIG,
+        Self::H100_SEVEN_MIG,
+        Self::A100,
+        Self::GB200,
+        Self::B200,
+        Self::GH200,
+        Self::EMPTY,
+    ];
 
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -107,6 +126,15 @@ const H100_SEVEN: &[Partition] = &[H100_ONE; 7];
 const H100_TWO: Partition = partition("2g.20gb", 14, (2, 2), 20_224);
 const H100_THREE: Partition = partition("3g.40gb", 9, (3, 4), 40_704);
 
+const WHOLE: &[Partition] = &[];
+/// Names, numbers and slices are NVIDIA's; the sizes are parts of the memory, as on an H100.
+const B200_MIXED: &[Partition] = &[
+    partition("3g.90gb", 9, (3, 4), 90_624),
+    partition("1g.45gb", 15, (1, 2), 45_056),
+    partition("1g.23gb+me", 20, (1, 1), 22_400),
+    partition("1g.23gb", 19, (1, 1), 22_400),
+];
+
 const fn partition(name: &'static str, id: u32, slices: (u32, u32), mebibytes: u64) -> Partition {
     Partition { name, id, compute_slices: slices.0, memory_slices: slices.1, memory_bytes: mebibytes * MIB }
 }
@@ -115,13 +143,14 @@ const fn partition(name: &'static str, id: u32, slices: (u32, u32), mebibytes: u
 pub(super) fn inventory(profile: Profile, seed: u64) -> Inventory {
     let places = profile.machine.places.iter().enumerate();
     let gpus = places.map(|(index, place)| gpu(profile, seed, index, place)).map(|gpu| (gpu.uuid.clone(), gpu));
+    let software = profile.machine.software;
     Inventory {
         missing: BTreeMap::new(),
         generation: 0,
         driver: Some(DriverInfo {
-            driver_version: "570.124.06".into(),
-            cuda_version: Some("12.8".into()),
-            nvml_version: Some("12.570.124.06".into()),
+            driver_version: software.driver.into(),
+            cuda_version: Some(software.cuda.into()),
+            nvml_version: Some(software.nvml.into()),
         }),
         gpus: gpus.collect::<BTreeMap<_, _>>(),
         duplicate_uuids: BTreeMap::new(),
@@ -137,17 +166,27 @@ fn gpu(profile: Profile, seed: u64, index: usize, place: &Place) -> Gpu {
         model: Some(model.name.into()),
         architecture: Some(model.architecture.into()),
         compute_capability: Some(model.compute_capability.into()),
-        vbios_version: Some(model.vbios_version.into()),
-        serial: Some(format!("16{:011}", scramble(seed, index as u64) % 100_000_000_000).into()),
+        vbios_version: model.vbios_version.map(Into::into),
+        serial: Some(format!("16{:011}", scramble(seed, u64::from(place.board)) % 100_000_000_000).into()),
         numa_node: Some(place.numa_node),
         memory_bytes: Some(model.memory_bytes),
         mig_enabled: Some(!partitions.is_empty()),
         mig_devices: mig_devices(seed, index, partitions),
         mig_slices: (!partitions.is_empty()).then_some(7),
-        // As on HGX and DGX boards of both models, every link goes to a switch.
-        nvlink_peers: Some(NvLinkPeers { by_bus_id: BTreeMap::new(), switch_links: model.nvlinks }),
+        nvlink_peers: Some(nvlink_peers(profile.machine, place)),
         ..Gpu::listed(GpuUuid::new(format!("GPU-{}", uuid(seed, index as u64))), index as u32)
     }
+}
+
+fn nvlink_peers(machine: &Machine, place: &Place) -> NvLinkPeers {
+    let links = machine.model.nvlinks;
+    if machine.has_switches {
+        return NvLinkPeers { by_bus_id: BTreeMap::new(), switch_links: links };
+    }
+    let others = machine.places.iter().filter(|other| other.pci_bus_id != place.pci_bus_id);
+    let ends = others.map(|other| PciBusId::new(other.pci_bus_id.to_owned()));
+    let each = links / (machine.places.len() as u32 - 1).max(1);
+    NvLinkPeers { by_bus_id: ends.map(|end| (end, each)).collect(), switch_links: 0 }
 }
 
 fn mig_devices(seed: u64, index: usize, partitions: &[Partition]) -> Vec<MigDevice> {
@@ -220,20 +259,44 @@ mod tests {
     }
 
     #[test]
-    fn every_link_goes_to_a_switch() {
-        for (profile, links) in [(Profile::H100, 18), (Profile::A100, 12)] {
+    fn every_link_goes_to_a_switch_or_to_another_gpu_of_the_node() {
+        for (profile, ends, links) in [(Profile::H100, 0, 18), (Profile::A100, 0, 12), (Profile::GB200, 0, 18)] {
             for gpu in inventory(profile, 1).gpus.values() {
                 let peers = gpu.nvlink_peers.clone().unwrap();
-                assert_eq!((peers.by_bus_id.len(), peers.switch_links), (0, links));
+                assert_eq!((peers.by_bus_id.len(), peers.switch_links), (ends, links), "{profile}");
             }
+        }
+        let pair = inventory(Profile::GH200, 1).gpus;
+        for gpu in pair.values() {
+            let peers = gpu.nvlink_peers.clone().unwrap();
+            let (end, links) = peers.by_bus_id.first_key_value().unwrap();
+            assert!(pair.values().any(|other| other.pci_bus_id.as_ref() == Some(end) && other.uuid != gpu.uuid));
+            assert_eq!((peers.by_bus_id.len(), *links, peers.switch_links), (1, 18, 0));
+        }
+    }
+
+    #[test]
+    fn the_gpus_of_a_superchip_have_its_serial_number() {
+        let serials = |profile| {
+            let mut gpus: Vec<_> = inventory(profile, 1).gpus.into_values().collect();
+            gpus.sort_by_key(|gpu| gpu.index);
+            gpus.into_iter().map(|gpu| gpu.serial.unwrap()).collect::<Vec<_>>()
+        };
+        let tray = serials(Profile::GB200);
+        assert!(tray[0] == tray[1] && tray[2] == tray[3] && tray[1] != tray[2], "{tray:?}");
+        for profile in [Profile::H100, Profile::B200, Profile::GH200] {
+            let own: BTreeSet<_> = serials(profile).into_iter().collect();
+            assert_eq!(own.len(), profile.machine.places.len(), "{profile}");
         }
     }
 
     #[test]
     fn instances_fit_into_the_gpu() {
-        let gpus = [Profile::H100_MIG, Profile::H100_SEVEN_MIG].map(|profile| inventory(profile, 1).gpus);
+        let gpus = Profile::ALL.map(|profile| inventory(profile, 1).gpus);
         for gpu in gpus.iter().flat_map(|gpus| gpus.values()) {
             assert!(gpu.mig_devices.iter().map(|mig| mig.slices).sum::<u32>() <= 7);
+            let parts: u64 = gpu.mig_devices.iter().filter_map(|mig| mig.memory_bytes).sum();
+            assert!(parts < gpu.memory_bytes.unwrap());
             let instances: BTreeSet<_> = gpu.mig_devices.iter().map(|mig| mig.gpu_instance).collect();
             assert_eq!(instances.len(), gpu.mig_devices.len());
         }

@@ -28,6 +28,8 @@ const PIPES: [(&str, f64); 9] = [
     ("fp16", 0.05),
     ("int", 0.1),
 ];
+/// Of a condition in the fabric's health mask.
+const FALSE: u32 = 2;
 const LOST: Problem = Problem { call: "simulated", code: "gpu_is_lost" };
 
 pub struct SimulatedReader {
@@ -282,9 +284,10 @@ impl SimulatedReader {
         self.partitions.iter().filter_map(reading).collect()
     }
 
-    /// A healthy GPU of a fabric that reports only the bandwidth condition.
+    /// That of a healthy GPU.
     fn fabric(&self) -> FabricState {
-        if !self.model.has_fabric {
+        let conditions = self.model.fabric_conditions;
+        if conditions.is_empty() {
             return FabricState {
                 state: "not_supported",
                 health_mask: Some(0),
@@ -294,8 +297,8 @@ impl SimulatedReader {
         }
         FabricState {
             state: "completed",
-            conditions: [("degraded_bandwidth", false)].into(),
-            health_mask: Some(2),
+            conditions: conditions.iter().map(|(condition, _)| (*condition, false)).collect(),
+            health_mask: Some(conditions.iter().map(|(_, place)| FALSE << place).sum()),
             health_summary: Some(1),
             ..FabricState::default()
         }
@@ -304,10 +307,11 @@ impl SimulatedReader {
     /// Every link moves the same.
     fn nvlink(&self, moved: f64) -> NvLink {
         let bytes = Some((moved / f64::from(self.model.nvlinks)).floor());
-        let errors = BTreeMap::from([("replay", 0), ("recovery", 0), ("crc", 0)]);
+        let none = |kinds: &'static [&'static str]| kinds.iter().map(|kind| (*kind, 0)).collect();
+        let errors = none(self.model.nvlink_errors);
         let link = LinkCounters { transmitted_bytes: bytes, received_bytes: bytes, errors, ..LinkCounters::default() };
         let mut nvlink = NvLink {
-            error_sums: [("crc_flit", 0), ("crc_data", 0), ("replay", 0), ("recovery", 0)].into(),
+            error_sums: none(self.model.nvlink_error_sums),
             active_links: Some(self.model.nvlinks),
             inactive_links: Some(0),
             of_links: (0..self.model.nvlinks).map(|number| (number, link.clone())).collect(),
@@ -330,10 +334,10 @@ impl SimulatedReader {
                 replays: Some(0),
                 transmitted_bytes: Some(moved.floor()),
                 received_bytes: Some((moved * 1.4).floor()),
-                link_generation: Some(self.model.pcie_generation),
-                link_generation_max: Some(self.model.pcie_generation),
-                link_width_lanes: Some(16),
-                link_width_lanes_max: Some(16),
+                link_generation: self.model.pcie_generation,
+                link_generation_max: self.model.pcie_generation,
+                link_width_lanes: self.model.pcie_generation.map(|_| 16),
+                link_width_lanes_max: self.model.pcie_generation.map(|_| 16),
                 ..Pcie::default()
             },
             nvlink: self.nvlink(moved * 40.0),
