@@ -10,7 +10,7 @@ fn seconds_and_joules_of_short_pods_are_on_the_right_container() {
         let percent = |score: &accuracy::Score| score.percent(score.right);
         let (busy, energy, allocated) = (percent(&outcome.busy), percent(&outcome.energy), percent(&outcome.allocated));
         println!("{}: busy {busy:.3} %, joules {energy:.3} %, allocated {allocated:.3} %", case.name);
-        assert!(outcome.pods > 100, "{} pods lived", outcome.pods);
+        assert!(outcome.pods > 60, "{} pods lived", outcome.pods);
         assert_eq!(outcome.violations, 0, "{}", case.name);
         for right in [busy, energy, allocated] {
             assert!(right >= 99.9, "{}: {outcome:#?}", case.name);

@@ -19,9 +19,6 @@ use podmeter::simulation::node::{Device, Replicas, resources};
 use podmeter::simulation::proc_tree::{Inside, ProcTree};
 use podmeter::simulation::{Kind, Random, Truth, Workload};
 
-/// The simulated H100: what it draws idle, and what full load adds.
-const IDLE_WATTS: f64 = 70.0;
-const LOAD_WATTS: f64 = 630.0 * 0.95;
 /// A container is granted its device this long before it does something with it.
 const STARTUP: u64 = 800;
 /// From a grant to the kubelet's List that shows it.
@@ -31,6 +28,8 @@ const SEEN: u64 = 50;
 pub struct Case {
     pub name: &'static str,
     pub profile: Profile,
+    /// What a GPU draws idle, and what full load adds.
+    pub watts: (f64, f64),
     pub replicas: Replicas,
     /// How often the kubelet is called.
     pub refresh: Duration,
@@ -314,17 +313,18 @@ impl Node {
     fn outcome(&self, end: u64) -> Outcome {
         let output = self.last.as_ref().unwrap();
         let (mut allocated, mut busy, mut energy) = (Score::default(), Score::default(), Score::default());
-        let (mut pods, mut idle) = (0, IDLE_WATTS * self.inventory.gpus.len() as f64 * end as f64 / 1e3);
+        let (idle_watts, load_watts) = self.case.watts;
+        let (mut pods, mut idle) = (0, idle_watts * self.inventory.gpus.len() as f64 * end as f64 / 1e3);
         for row in self.truth.at(at(end)) {
             let container = ContainerRef::new(&row.namespace, &row.pod, &row.container);
             let Grip { fraction, exclusive, of_gpu } = self.grips[&container];
             let account = self.accounts.get(&container);
-            let own_idle = if exclusive { IDLE_WATTS * row.held_seconds } else { 0.0 };
+            let own_idle = if exclusive { idle_watts * row.held_seconds } else { 0.0 };
             idle -= own_idle;
             let has = |read: fn(&Account) -> Option<f64>| account.and_then(read).unwrap_or(0.0);
             allocated.add(row.held_seconds * fraction, has(|account| account.figures.allocated_seconds));
             busy.add(row.busy_seconds * of_gpu, has(|account| account.figures.busy_seconds));
-            energy.add(row.busy_seconds * of_gpu * LOAD_WATTS + own_idle, has(|account| account.figures.energy_joules));
+            energy.add(row.busy_seconds * of_gpu * load_watts + own_idle, has(|account| account.figures.energy_joules));
             pods += 1;
         }
         for unattributed in &output.unattributed {
@@ -383,19 +383,23 @@ fn moment(milliseconds: u64) -> Moment {
     Moment { monotonic: at(milliseconds), unix: UnixSeconds(1.7e9 + milliseconds as f64 / 1e3) }
 }
 
-/// Exclusive, time-sliced with process data, and MIG.
-pub fn cases(refresh: Duration, length: Duration) -> [Case; 3] {
-    let case = |name, profile, replicas| Case {
+/// Exclusive, time-sliced with process data, MIG, a tray of superchips, and a board with whole GPUs and MIG.
+pub fn cases(refresh: Duration, length: Duration) -> [Case; 5] {
+    let case = |name, profile, watts: (f64, f64), replicas| Case {
         name,
         profile,
+        watts: (watts.0, (watts.1 - watts.0) * 0.95),
         replicas,
         refresh,
         life: (Duration::from_secs(1), Duration::from_secs(60)),
         length,
     };
+    const H100: (f64, f64) = (70.0, 700.0);
     [
-        case("exclusive", Profile::H100, None),
-        case("time-sliced, 4 slots", Profile::H100_TIME_SLICED, Some(4)),
-        case("MIG", Profile::H100_MIG, None),
+        case("exclusive", Profile::H100, H100, None),
+        case("time-sliced, 4 slots", Profile::H100_TIME_SLICED, H100, Some(4)),
+        case("MIG", Profile::H100_MIG, H100, None),
+        case("GB200", Profile::GB200, (160.0, 1_200.0), None),
+        case("B200 with MIG", Profile::B200, (140.0, 1_000.0), None),
     ]
 }

@@ -7,9 +7,9 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::curve::{Curve, Load, Sums};
-use super::profile::{Profile, inventory, scramble};
+use super::profile::{Profile, fabric_domain, inventory, scramble};
 use crate::hardware::source::{EventFailure, EventKind, Failure, PassStatus, Problem, RawEvent};
-use crate::model::{GpuUuid, Inventory, Monotonic, XidInstance};
+use crate::model::{FabricDomain, GpuUuid, Inventory, Monotonic, XidInstance};
 
 /// The problem of every call after the driver was unloaded.
 pub(super) const UNLOADED: Problem = Problem { call: "simulated", code: "uninitialized" };
@@ -25,6 +25,7 @@ pub struct Controls {
 struct Shared {
     profile: Profile,
     inventory: Inventory,
+    fabric_domain: Option<FabricDomain>,
     gpus: BTreeMap<GpuUuid, Simulated>,
     /// Until the first load is set the GPUs generate their own load.
     scripted: bool,
@@ -97,8 +98,16 @@ impl Controls {
             (uuid.clone(), simulated)
         });
         let gpus = gpus.collect();
-        let shared =
-            Shared { profile, inventory, gpus, scripted: false, events: VecDeque::new(), loaded: true, loads: 1 };
+        let shared = Shared {
+            profile,
+            inventory,
+            fabric_domain: fabric_domain(profile, seed),
+            gpus,
+            scripted: false,
+            events: VecDeque::new(),
+            loaded: true,
+            loads: 1,
+        };
         Self { shared: Arc::new(Mutex::new(shared)), changed: Arc::default() }
     }
 
@@ -284,6 +293,15 @@ impl Controls {
         let processes: BTreeMap<_, _> = processes.collect();
         gpu.processes.retain(|_, process| process.ended.is_none_or(|ended| ended > now));
         Some(State { load, sums, instances, processes })
+    }
+
+    /// The load of the whole GPU at `now` and its integral, for another GPU's reader: the next `read` is not changed.
+    pub(super) fn look_ahead(&self, gpu: &GpuUuid, now: Monotonic) -> Option<(Load, Sums)> {
+        Some(self.lock().gpus.get(gpu)?.whole.clone().advance(now))
+    }
+
+    pub(super) fn fabric_domain(&self) -> Option<FabricDomain> {
+        self.lock().fabric_domain.clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {

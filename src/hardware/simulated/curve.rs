@@ -39,7 +39,7 @@ pub(super) struct Sums {
 }
 
 /// A load that changes in steps, and its integral.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Curve {
     through: Monotonic,
     load: Load,

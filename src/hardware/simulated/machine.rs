@@ -25,6 +25,17 @@ pub(super) struct Model {
     pub nvlink_error_sums: &'static [&'static str],
     /// `None`: the GPU is attached to its CPU by NVLink-C2C, and what the driver has of PCIe is not known.
     pub pcie_generation: Option<u32>,
+    /// Of a superchip: it has a CPU, and the driver has its power.
+    pub superchip: Option<&'static Superchip>,
+}
+
+/// What a superchip has beside its GPUs.
+#[derive(Debug)]
+pub(super) struct Superchip {
+    /// What the CPU and its memory draw, whatever the GPUs do.
+    pub cpu_watts: f64,
+    /// NVLink-C2C links between a GPU and the CPU, and the bytes a second of each; `None`: no source has the number.
+    pub c2c_links: Option<(u32, f64)>,
 }
 
 /// The driver of a machine.
@@ -42,8 +53,17 @@ pub(super) struct Machine {
     pub software: &'static Software,
     /// Every link goes to a switch; otherwise the links of a GPU go to the other GPUs of the node.
     pub has_switches: bool,
+    pub rack: Option<&'static Rack>,
     /// In the driver's order.
     pub places: &'static [Place],
+}
+
+/// The place of a node in its NVLink rack.
+#[derive(Debug)]
+pub(super) struct Rack {
+    pub slot: u8,
+    pub tray: u8,
+    pub clique_id: u32,
 }
 
 /// Where a GPU is.
@@ -56,12 +76,18 @@ pub(super) struct Place {
     pub numa_node: u32,
     /// The board that its serial number is of: its own, or one that it shares with another GPU.
     pub board: u32,
+    /// The platform's number of the GPU, since Blackwell.
+    pub module_id: Option<u8>,
 }
 
 const MIB: u64 = 1 << 20;
 
 const fn place(pci_bus_id: &'static str, minor: u32, numa_node: u32) -> Place {
-    Place { pci_bus_id, minor, numa_node, board: minor }
+    Place { pci_bus_id, minor, numa_node, board: minor, module_id: None }
+}
+
+const fn numbered(pci_bus_id: &'static str, minor: u32, numa_node: u32, module_id: u8) -> Place {
+    Place { module_id: Some(module_id), ..place(pci_bus_id, minor, numa_node) }
 }
 
 static R570: Software = Software { driver: "570.124.06", cuda: "12.8", nvml: "12.570.124.06" };
@@ -112,9 +138,11 @@ pub(super) static H100: Machine = Machine {
         nvlink_errors: NVLINK_ERRORS,
         nvlink_error_sums: NVLINK_ERROR_SUMS,
         pcie_generation: Some(5),
+        superchip: None,
     },
     software: &R570,
     has_switches: true,
+    rack: None,
     places: &EIGHT_H100,
 };
 
@@ -135,9 +163,11 @@ pub(super) static A100: Machine = Machine {
         nvlink_errors: NVLINK_ERRORS,
         nvlink_error_sums: NVLINK_ERROR_SUMS,
         pcie_generation: Some(4),
+        superchip: None,
     },
     software: &R570,
     has_switches: true,
+    rack: None,
     places: &EIGHT_H100,
 };
 
@@ -159,18 +189,20 @@ pub(super) static B200: Machine = Machine {
         nvlink_errors: NVLINK5_ERRORS,
         nvlink_error_sums: NVLINK5_ERROR_SUMS,
         pcie_generation: Some(5),
+        superchip: None,
     },
     software: &R580,
     has_switches: true,
+    rack: None,
     places: &[
-        place("0000:8f:00.0", 0, 0),
-        place("0000:90:00.0", 1, 0),
-        place("0000:96:00.0", 2, 0),
-        place("0000:97:00.0", 3, 0),
-        place("0000:c4:00.0", 4, 1),
-        place("0000:c5:00.0", 5, 1),
-        place("0000:cb:00.0", 6, 1),
-        place("0000:cc:00.0", 7, 1),
+        numbered("0000:8f:00.0", 0, 0, 6),
+        numbered("0000:90:00.0", 1, 0, 8),
+        numbered("0000:96:00.0", 2, 0, 7),
+        numbered("0000:97:00.0", 3, 0, 5),
+        numbered("0000:c4:00.0", 4, 1, 2),
+        numbered("0000:c5:00.0", 5, 1, 4),
+        numbered("0000:cb:00.0", 6, 1, 3),
+        numbered("0000:cc:00.0", 7, 1, 1),
     ],
 };
 
@@ -189,15 +221,17 @@ pub(super) static GB200: Machine = Machine {
             ("route_unhealthy", 4),
             ("access_timeout_recovery", 6),
         ],
+        superchip: Some(&Superchip { cpu_watts: 130.0, c2c_links: None }),
         ..*B200.model
     },
     software: &R580,
     has_switches: true,
+    rack: Some(&Rack { slot: 14, tray: 4, clique_id: 2 }),
     places: &[
-        Place { board: 0, ..place("0008:01:00.0", 0, 0) },
-        Place { board: 0, ..place("0009:01:00.0", 1, 0) },
-        Place { board: 1, ..place("0018:01:00.0", 2, 1) },
-        Place { board: 1, ..place("0019:01:00.0", 3, 1) },
+        Place { board: 0, ..numbered("0008:01:00.0", 0, 0, 2) },
+        Place { board: 0, ..numbered("0009:01:00.0", 1, 0, 1) },
+        Place { board: 1, ..numbered("0018:01:00.0", 2, 1, 4) },
+        Place { board: 1, ..numbered("0019:01:00.0", 3, 1, 3) },
     ],
 };
 
@@ -212,11 +246,14 @@ pub(super) static GH200: Machine = Machine {
         memory_hertz: 3_201e6,
         fabric_conditions: &[],
         pcie_generation: None,
+        superchip: Some(&Superchip { cpu_watts: 100.0, c2c_links: Some((10, 44.712e9)) }),
         ..*H100.model
     },
     software: &R580,
     has_switches: false,
+    rack: None,
     places: &[place("0009:01:00.0", 0, 0), place("0019:01:00.0", 1, 1)],
 };
 
-pub(super) static EMPTY: Machine = Machine { model: H100.model, software: &R570, has_switches: false, places: &[] };
+pub(super) static EMPTY: Machine =
+    Machine { model: H100.model, software: &R570, has_switches: false, rack: None, places: &[] };

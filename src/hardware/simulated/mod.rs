@@ -186,6 +186,47 @@ mod tests {
     }
 
     #[test]
+    fn both_gpus_of_a_superchip_read_its_energy_which_is_theirs_and_that_of_the_cpu() {
+        let driver = SimulatedDriver::new(Profile::GB200, 1);
+        driver.controls().take_over(Monotonic::default());
+        let session = driver.clone().open().unwrap();
+        let mut gpus: Vec<_> = session.inventory().unwrap().0.gpus.into_values().collect();
+        gpus.sort_by_key(|gpu| gpu.index);
+        let mut readers: Vec<_> = gpus.iter().map(|gpu| session.reader(&gpu.uuid).unwrap()).collect();
+        let due = Due { medium: false, slow: true };
+        for reader in &mut readers {
+            reader.read(due, at(0));
+        }
+        driver.controls().set_load(&gpus[1].uuid, Monotonic::from_secs(2), Load::new(1.0, 0));
+        let passes: Vec<_> = readers.iter_mut().map(|reader| reader.read(due, at(10))).collect();
+        let own: Vec<f64> = passes.iter().map(|pass| pass.integrals.energy_joules.unwrap()).collect();
+        assert_eq!(own, [1_600.0, 1_600.0 + 988.0 * 8.0, 1_600.0, 1_600.0]);
+        let module: Vec<f64> = passes.iter().map(|pass| pass.integrals.module_energy_joules.unwrap()).collect();
+        let (busy, idle) = (own[0] + own[1] + 1_300.0, own[2] + own[3] + 1_300.0);
+        assert_eq!(module, [busy, busy, idle, idle]);
+        let watts: Vec<_> = passes.iter().map(|pass| pass.fast.as_ref().unwrap().module_power_watts).collect();
+        assert_eq!(watts, [1_438.0, 1_438.0, 450.0, 450.0].map(Some));
+        let fabric = passes[0].slow.as_ref().unwrap().fabric.as_ref().unwrap();
+        assert!(fabric.domain.is_some() && fabric.conditions.len() == 4, "{fabric:?}");
+    }
+
+    #[test]
+    fn only_what_a_machine_has_is_read() {
+        for (profile, has_rack, has_module) in
+            [(Profile::GB200, true, true), (Profile::GH200, false, true), (Profile::B200, false, false)]
+        {
+            let driver = SimulatedDriver::new(profile, 1);
+            let (gpu, mut reader) = first(&driver);
+            let pass = reader.read(Due { medium: true, slow: true }, at(1));
+            let (slow, platform) = (pass.slow.unwrap(), driver.controls().inventory().gpus[&gpu].platform.clone());
+            assert_eq!(pass.fast.unwrap().module_power_watts.is_some(), has_module, "{profile}");
+            assert_eq!(slow.c2c.enabled, Some(has_module), "{profile}");
+            assert_eq!(slow.fabric.unwrap().domain.is_some(), has_rack, "{profile}");
+            assert_eq!(platform.is_some_and(|platform| platform.chassis_serial.is_some()), has_rack, "{profile}");
+        }
+    }
+
+    #[test]
     fn a_lost_gpu_is_reported_and_recovers() {
         let driver = SimulatedDriver::new(Profile::A100, 1);
         let (gpu, mut reader) = first(&driver);

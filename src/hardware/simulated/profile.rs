@@ -5,7 +5,9 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::machine::{self, Machine, Model, Place};
-use crate::model::{DriverInfo, Gpu, GpuUuid, Inventory, MigDevice, MigUuid, NvLinkPeers, PciBusId};
+use crate::model::{
+    DriverInfo, FabricDomain, Gpu, GpuUuid, Inventory, MigDevice, MigUuid, NvLinkPeers, PciBusId, Platform,
+};
 
 /// The simulated hardware: a machine, how its GPUs are partitioned, and how the plugin shares them.
 #[derive(Clone, Copy, Debug)]
@@ -120,6 +122,9 @@ struct Partition {
     memory_bytes: u64,
 }
 
+/// Numbers of what is no device, for its identifiers.
+const CHASSIS: u64 = 100_000;
+const CLUSTER: u64 = 100_001;
 const MIB: u64 = 1 << 20;
 const H100_ONE: Partition = partition("1g.10gb", 19, (1, 1), 9_984);
 const H100_SEVEN: &[Partition] = &[H100_ONE; 7];
@@ -168,6 +173,7 @@ fn gpu(profile: Profile, seed: u64, index: usize, place: &Place) -> Gpu {
         compute_capability: Some(model.compute_capability.into()),
         vbios_version: model.vbios_version.map(Into::into),
         serial: Some(format!("16{:011}", scramble(seed, u64::from(place.board)) % 100_000_000_000).into()),
+        platform: platform(profile.machine, seed, place),
         numa_node: Some(place.numa_node),
         memory_bytes: Some(model.memory_bytes),
         mig_enabled: Some(!partitions.is_empty()),
@@ -176,6 +182,24 @@ fn gpu(profile: Profile, seed: u64, index: usize, place: &Place) -> Gpu {
         nvlink_peers: Some(nvlink_peers(profile.machine, place)),
         ..Gpu::listed(GpuUuid::new(format!("GPU-{}", uuid(seed, index as u64))), index as u32)
     }
+}
+
+fn platform(machine: &Machine, seed: u64, place: &Place) -> Option<Platform> {
+    let chassis = || format!("18{:011}", scramble(seed, CHASSIS) % 100_000_000_000);
+    Some(Platform {
+        chassis_serial: machine.rack.map(|_| chassis().into()),
+        slot: machine.rack.map(|rack| rack.slot),
+        tray: machine.rack.map(|rack| rack.tray),
+        host: Some(1),
+        module_id: Some(place.module_id?),
+        peer_type: Some(if machine.has_switches { "switch" } else { "direct" }),
+    })
+}
+
+/// Of every GPU of the node.
+pub(super) fn fabric_domain(profile: Profile, seed: u64) -> Option<FabricDomain> {
+    let clique_id = profile.machine.rack?.clique_id;
+    Some(FabricDomain { cluster_uuid: uuid(seed, CLUSTER).into(), clique_id })
 }
 
 fn nvlink_peers(machine: &Machine, place: &Place) -> NvLinkPeers {

@@ -8,7 +8,7 @@ use super::machine::Model;
 use crate::hardware::source::{Due, Integrals, Pass, PassStatus, Problem, Reader};
 use crate::hardware::{CLOCK_EVENTS, POLICIES, THROTTLE_REASONS};
 use crate::model::{
-    Clocks, DeviceProcess, EccLocation, FabricState, Fast, GpmRatios, Gpu, GpuUuid, InstanceReading, LinkCounters,
+    C2c, Clocks, DeviceProcess, EccLocation, FabricState, Fast, GpmRatios, Gpu, GpuUuid, InstanceReading, LinkCounters,
     Medium, MemoryUse, MigDevice, Moment, Monotonic, NvLink, Pcie, Rates, RowRemap, Slow, Traffic,
 };
 
@@ -38,14 +38,24 @@ pub struct SimulatedReader {
     uuid: GpuUuid,
     partitions: Vec<MigDevice>,
     model: &'static Model,
-    /// The time of the last pass, with busy seconds and joules up to then.
-    last: Option<(Monotonic, f64, f64)>,
+    /// The other GPUs of its superchip.
+    neighbors: Vec<GpuUuid>,
+    last: Option<LastPass>,
     /// Busy seconds of each GPU instance up to the last pass.
     last_instances: BTreeMap<u32, f64>,
     /// By pid: its SM-seconds up to the last pass.
     worked: BTreeMap<u32, f64>,
     last_medium: Option<(Monotonic, Sums, BTreeMap<u32, Sums>)>,
     temperature: Option<f64>,
+}
+
+/// The time of a pass, with the integrals up to then.
+#[derive(Clone, Copy)]
+struct LastPass {
+    at: Monotonic,
+    busy: f64,
+    joules: f64,
+    module_joules: f64,
 }
 
 /// The board at one time.
@@ -57,6 +67,8 @@ struct Board {
     processes: BTreeMap<(u32, Option<u32>), ProcessState>,
     watts: f64,
     joules: f64,
+    /// Of the superchip.
+    module: Option<(f64, f64)>,
 }
 
 impl Reader for SimulatedReader {
@@ -71,19 +83,21 @@ impl Reader for SimulatedReader {
         };
         let sums = state.sums;
         let board = self.board(now, state);
-        let (since, busy, joules) =
-            self.last.replace((now, sums.busy, board.joules)).unwrap_or((now, sums.busy, board.joules));
-        self.warm(&board, now.since(since).as_secs_f64());
+        let module_joules = board.module.map(|(_, joules)| joules);
+        let this =
+            LastPass { at: now, busy: sums.busy, joules: board.joules, module_joules: module_joules.unwrap_or(0.0) };
+        let last = self.last.replace(this).unwrap_or(this);
+        self.warm(&board, now.since(last.at).as_secs_f64());
         let is_whole = self.partitions.is_empty();
-        let busy_seconds = is_whole.then_some(sums.busy - busy);
+        let busy_seconds = is_whole.then_some(sums.busy - last.busy);
         Pass {
             status: PassStatus::Answers,
             integrals: Integrals {
                 busy_seconds,
-                module_energy_joules: None,
+                module_energy_joules: module_joules.map(|joules| joules - last.module_joules),
                 memory_busy_seconds: busy_seconds.map(|busy| busy * 0.6),
                 engine_busy_seconds: if is_whole { ENGINES.map(|engine| (engine, 0.0)).to_vec() } else { Vec::new() },
-                energy_joules: Some(board.joules - joules),
+                energy_joules: Some(board.joules - last.joules),
                 instance_busy_seconds: self.instance_busy_seconds(&board),
                 uncovered_seconds: 0.0,
                 process_sm_seconds: self.process_sm_seconds(&board.processes).filter(|_| is_whole),
@@ -94,7 +108,7 @@ impl Reader for SimulatedReader {
                 utilization_ratio: is_whole.then_some(board.load.utilization),
                 power_watts: Some(board.watts),
                 instance_utilization_ratios: self.instance_utilization_ratios(&board),
-                ..Fast::default()
+                module_power_watts: board.module.map(|(watts, _)| watts),
             }),
             medium: due.medium.then(|| self.medium(&board)),
             slow: due.slow.then(|| self.slow(&board)),
@@ -108,8 +122,11 @@ const ENGINES: [&str; 4] = ["encoder", "decoder", "jpeg", "ofa"];
 impl SimulatedReader {
     pub fn new(session: u64, controls: Controls, gpu: Gpu) -> Self {
         let model = controls.profile().model();
+        let others = model.superchip.map(|_| controls.inventory().gpus).into_iter().flatten();
+        let neighbors = others.filter(|(uuid, other)| other.serial == gpu.serial && *uuid != gpu.uuid);
         Self {
             session,
+            neighbors: neighbors.map(|(uuid, _)| uuid).collect(),
             controls,
             uuid: gpu.uuid,
             partitions: gpu.mig_devices,
@@ -135,11 +152,24 @@ impl SimulatedReader {
             });
             shares.fold((0.0, 0.0), |sum, share| (sum.0 + share.0, sum.1 + share.1))
         };
+        let (watts, joules) = self.draw(now, level, level_seconds);
+        Board { now, load, sums, instances, processes, watts, joules, module: self.module(now, watts, joules) }
+    }
+
+    /// Watts and joules at a level of load and its integral.
+    fn draw(&self, now: Monotonic, level: f64, level_seconds: f64) -> (f64, f64) {
         let range = (self.model.limit_watts - self.model.idle_watts) * 0.95;
         let seconds = now.as_duration().as_secs_f64();
-        let watts = self.model.idle_watts + range * level;
-        let joules = self.model.idle_watts * seconds + range * level_seconds;
-        Board { now, load, sums, instances, processes, watts, joules }
+        (self.model.idle_watts + range * level, self.model.idle_watts * seconds + range * level_seconds)
+    }
+
+    /// The same of the superchip: its CPU and all its GPUs, which are whole.
+    fn module(&self, now: Monotonic, watts: f64, joules: f64) -> Option<(f64, f64)> {
+        let cpu_watts = self.model.superchip?.cpu_watts;
+        let own = (watts + cpu_watts, joules + cpu_watts * now.as_duration().as_secs_f64());
+        let others = self.neighbors.iter().filter_map(|gpu| self.controls.look_ahead(gpu, now));
+        let others = others.map(|(load, sums)| self.draw(now, load.utilization, sums.power_share));
+        Some(others.fold(own, |sum, other| (sum.0 + other.0, sum.1 + other.1)))
     }
 
     fn instance_utilization_ratios(&self, board: &Board) -> BTreeMap<u32, f64> {
@@ -258,7 +288,8 @@ impl SimulatedReader {
                 pcie_received: moved.map(|moved| moved * 1.4),
                 nvlink_transmitted: moved.map(|moved| moved * 40.0),
                 nvlink_received: moved.map(|moved| moved * 40.0),
-                ..Traffic::default()
+                c2c_transmitted: moved.filter(|_| self.model.superchip.is_some()).map(|moved| moved * 2.0),
+                c2c_received: moved.filter(|_| self.model.superchip.is_some()).map(|moved| moved * 3.0),
             },
             link0_bytes_per_second: None,
         }
@@ -297,6 +328,7 @@ impl SimulatedReader {
         }
         FabricState {
             state: "completed",
+            domain: self.controls.fabric_domain(),
             conditions: conditions.iter().map(|(condition, _)| (*condition, false)).collect(),
             health_mask: Some(conditions.iter().map(|(_, place)| FALSE << place).sum()),
             health_summary: Some(1),
@@ -321,6 +353,17 @@ impl SimulatedReader {
         nvlink
     }
 
+    fn c2c(&self) -> C2c {
+        let links = self.model.superchip.and_then(|superchip| superchip.c2c_links);
+        C2c {
+            // Drivers have a mode for Hopper and later, as they have GPM.
+            enabled: self.model.has_gpm.then_some(self.model.superchip.is_some()),
+            active_links: links.map(|(count, _)| count),
+            inactive_links: links.map(|_| 0),
+            bytes_per_second_max: links.map(|(count, bytes)| f64::from(count) * bytes),
+        }
+    }
+
     fn slow(&self, board: &Board) -> Slow {
         let none = |location| EccLocation { location, corrected: Some(0), uncorrected: Some(0) };
         let moved = board.sums.sm_active * 1e9;
@@ -341,6 +384,7 @@ impl SimulatedReader {
                 ..Pcie::default()
             },
             nvlink: self.nvlink(moved * 40.0),
+            c2c: self.c2c(),
             fabric: Some(self.fabric()),
             recovery_action: self.controls.recovery_action(&self.uuid),
             vgpu_licensed: Some(false),
