@@ -82,11 +82,20 @@ response_types! {
         index: Option<u32>,
         pci_bus_id: Option<String>,
         model: Option<String>,
+        /// Its place in a chassis or rack.
+        platform: Option<Platform>,
         numa_node: Option<u32>,
         memory_bytes: Option<u64>,
         mig_enabled: Option<bool>,
         mig_devices: Vec<Mig>,
         present: bool,
+    }
+    Platform {
+        chassis_serial: Option<String>,
+        slot: Option<u8>,
+        tray: Option<u8>,
+        host: Option<u8>,
+        module_id: Option<u8>,
     }
     Mig {
         uuid: String,
@@ -99,11 +108,14 @@ response_types! {
     Readings {
         fast: Option<Stamped<Fast>>,
         medium: Option<Stamped<Medium>>,
+        slow: Option<Stamped<Slow>>,
         stuck: bool,
         lost: bool,
     }
     Fast {
         power_watts: Option<f64>,
+        /// Of the superchip that the GPU is on.
+        module_power_watts: Option<f64>,
     }
     Medium {
         memory: Option<MemoryUse>,
@@ -111,6 +123,20 @@ response_types! {
         power_limit_watts: Option<f64>,
         gpm: Gpm,
         instances: Vec<Instance>,
+    }
+    Slow {
+        fabric: Option<Fabric>,
+    }
+    Fabric {
+        /// `None`: the GPU is in no NVLink domain.
+        domain: Option<FabricDomain>,
+        /// True where it is a fault or a limit.
+        conditions: BTreeMap<String, bool>,
+        incorrect_configuration: Option<String>,
+    }
+    FabricDomain {
+        cluster_uuid: String,
+        clique_id: u32,
     }
     Gpm {
         sm_active: Option<f64>,

@@ -60,7 +60,10 @@ impl Page<'_> {
             words.extend(gpu.numa_node.map(|node| format!("NUMA node {node}")));
         }
         let title = format!("GPU {} {}, {}", row.name, row.model, row.status.words());
-        vec![self.heading(&title), Line::from(fit(&words.join("  "), self.width, false))]
+        let more = rows::machine(self.node, self.gpu);
+        let lines = std::iter::once(words.join("  ")).chain((!more.is_empty()).then(|| more.join("  ")));
+        let lines = lines.map(|line| Line::from(fit(&line, self.width, false)));
+        std::iter::once(self.heading(&title)).chain(lines).collect()
     }
 
     fn bars(&self, state: &State, row: &DeviceRow) -> Vec<Line<'static>> {

@@ -330,6 +330,28 @@ pub fn problems(node: &Node) -> Vec<String> {
     problems
 }
 
+/// What a GPU is part of, a word group each: module, place, NVLink domain, conditions of the fabric that are faults or
+/// limits. Empty on a machine without these.
+pub fn machine(node: &Node, uuid: &str) -> Vec<String> {
+    let readings = node.hardware.readings.get(uuid);
+    let module = readings.and_then(|readings| readings.fast.as_ref()?.value.module_power_watts);
+    let fabric = readings.and_then(|readings| readings.slow.as_ref()?.value.fabric.as_ref());
+    let mut words: Vec<String> = module.map(|watts| format!("module with CPU {watts:.0}W")).into_iter().collect();
+    if let Some(platform) = node.hardware.inventory.gpus.get(uuid).and_then(|gpu| gpu.platform.as_ref()) {
+        let number = |name: &str, number: Option<u8>| number.map(|number| format!("{name} {number}"));
+        words.extend(platform.chassis_serial.as_deref().map(|serial| format!("chassis {}", clean(serial))));
+        words.extend([number("slot", platform.slot), number("tray", platform.tray)].into_iter().flatten());
+        words.extend([number("host", platform.host), number("module", platform.module_id)].into_iter().flatten());
+    }
+    let Some(fabric) = fabric else { return words };
+    let faults = fabric.conditions.iter().filter(|(_, active)| **active).map(|(name, _)| name);
+    let faults = faults.chain(&fabric.incorrect_configuration);
+    words.extend(faults.map(|fault| format!("✗ fabric: {}", clean(fault).replace('_', " "))));
+    let domain = fabric.domain.as_ref();
+    words.extend(domain.map(|one| format!("NVLink clique {} of {}", one.clique_id, clean(&one.cluster_uuid))));
+    words
+}
+
 /// Why a GPU or MIG devices of it are unhealthy, by the device's name.
 pub fn causes<'a>(node: &'a Node, uuid: &str) -> Vec<(String, &'a Cause)> {
     let (Some(gpu), Some(health)) = (node.hardware.inventory.gpus.get(uuid), node.health.gpus.get(uuid)) else {

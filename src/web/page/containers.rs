@@ -5,7 +5,7 @@ use maud::{Markup, html};
 use super::chart::{Segment, bar};
 use super::text::{device_name, figure, gibibytes, kilowatt_hours, or_unknown, percent, span, words};
 use super::view::{Sort, View, window_words};
-use super::{Page, more, section};
+use super::{Page, facts, more, section};
 use crate::model::{Account, Attribution, Figures, Holding, Sharing};
 
 /// Rows shown; the rest are counted.
@@ -117,6 +117,7 @@ fn row(page: &Page<'_>, account: &Account) -> Markup {
             td role="cell" data-label="device" {
                 (device)
                 div.muted { (account.holding.as_ref().map_or_else(|| "ended".to_owned(), sharing)) }
+                @if let Some(claim) = facts::claim(page.snapshot, account) { div.muted { (claim) } }
             }
             td role="cell" data-label="busy" { (figure("busy-now", held.and_then(|account| account.utilization_ratio), percent)) }
             td role="cell" data-label="idle" {

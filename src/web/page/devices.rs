@@ -5,7 +5,7 @@ use maud::{Markup, html};
 use super::chart::{Columns, chart, mean};
 use super::text::{figure, gibibytes, gpu_name, or_unknown, percent, watts, words};
 use super::view::window_words;
-use super::{Page, holders, more, section};
+use super::{Page, facts, holders, more, section};
 use crate::history::{COLUMNS, Point};
 use crate::model::{
     Account, DeviceHealth, DeviceOverview, DeviceState, Fast, Gpu, InstanceReading, Medium, MigDevice, MigUuid,
@@ -54,13 +54,21 @@ fn card(page: &Page<'_>, gpu: &Gpu) -> Markup {
                 (badge(health.map(|health| &health.whole)))
             }
             (causes(health.map(|health| &health.whole), readings.is_some()))
+            @if let Some(faults) = facts::fabric_faults(page.snapshot, &gpu.uuid) {
+                p.cause { b { "NVLink fabric: " } (faults) "." }
+            }
             div.measures {
                 (measure(page, "busy", overview.and_then(|device| device.busy_ratio), &columns, |point| point.busy, Some(1.0), percent, html! {}))
                 (measure(page, "memory", memory.map(|memory| memory.used as f64), &columns, |point| point.memory,
                     capacity.map(|bytes| bytes as f64), |bytes| gibibytes(bytes as u64),
                     html! { @if let Some(total) = capacity { "of " (gibibytes(total)) } }))
                 (measure(page, "power", fast.and_then(|fast| fast.power_watts), &columns, |point| point.power, limit, watts,
-                    html! { @if let Some(heat) = medium.and_then(|medium| medium.gpu_temperature_celsius) { (format!("{heat:.0} °C")) } }))
+                    html! {
+                        @if let Some(module) = facts::module_watts(page.snapshot, &gpu.uuid) {
+                            span title="the superchip: its CPU and all of its GPUs" { "module " (watts(module)) } " · "
+                        }
+                        @if let Some(heat) = medium.and_then(|medium| medium.gpu_temperature_celsius) { (format!("{heat:.0} °C")) }
+                    }))
             }
             @if !gpu.mig_devices.is_empty() {
                 ul.migs { @for mig in &gpu.mig_devices { (mig_row(page, gpu, mig, medium)) } }

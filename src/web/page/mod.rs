@@ -6,6 +6,7 @@ mod containers;
 pub(super) mod detail;
 mod devices;
 mod events;
+mod facts;
 mod holders;
 mod plugin;
 mod sources;
