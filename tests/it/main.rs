@@ -39,6 +39,7 @@ mod kubelet;
 mod kubelet_memory;
 mod log;
 mod lost_before_start;
+mod machines;
 mod nvml_readings;
 mod plugin;
 mod plugin_conflict;
