@@ -1,7 +1,8 @@
 //! Device IDs are strings of other programs. They are classified by their form, never by the resource name:
-//! resources get renamed, and `nvidia.com/gpu` may mean a whole GPU, a slot of one, or a MIG device.
+//! resources get renamed, and `nvidia.com/gpu` may mean a whole GPU, a slot of one, or a MIG device. The exception is
+//! the host's name of a device (`parse_host_device`), which other vendors' devices have too.
 
-use crate::model::{GpuUuid, MigUuid};
+use crate::model::{GpuUuid, MigUuid, PciBusId, ResourceName};
 
 /// The hardware that a device ID names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,8 +30,15 @@ pub enum DeviceForm {
     /// DRA `gpu-<minor>-mig-<profile>-<profile id>-<start>` (25.12 and newer), `gpu-<minor>-mig-<profile
     /// id>-<start>-<size>` before.
     DraMig { minor: u32, profile_id: u32, placement_start: u32 },
-    /// DRA `gpu-vfio-<n>`: bound to vfio-pci, so NVML does not see it.
-    DraVfio,
+    /// DRA `gpu-vfio-<n>`: passed through. The number is its place among all NVIDIA GPUs of the bus, by address.
+    DraVfio { bus_index: u32 },
+    /// `12`, `/dev/vfio/12`: an IOMMU group, as KubeVirt writes a PCI device, and the device plugins of NVIDIA for KubeVirt
+    /// and Kata. A bare number is one only under a resource of NVIDIA.
+    IommuGroup { group: u32 },
+    /// `vfio3`, `/dev/vfio/devices/vfio3`: a device of iommufd.
+    VfioDevice { name: String },
+    /// `0000:ca:00.0`
+    PciAddress { address: PciBusId },
     /// `channel-<n>`, `daemon-<n>` of the compute-domain driver: not a GPU.
     DraComputeDomain,
     /// A device of some other DRA driver.
@@ -55,11 +63,20 @@ impl DeviceForm {
             Self::Minor { .. } => "minor",
             Self::DraGpu { .. } => "dra_gpu",
             Self::DraMig { .. } => "dra_mig",
-            Self::DraVfio => "dra_vfio",
+            Self::DraVfio { .. } => "dra_vfio",
+            Self::IommuGroup { .. } => "iommu_group",
+            Self::VfioDevice { .. } => "vfio_device",
+            Self::PciAddress { .. } => "pci_address",
             Self::DraComputeDomain => "dra_compute_domain",
             Self::DraOther => "dra_other",
             Self::Other => "other",
         }
+    }
+
+    /// Whether it is the host's name of a device.
+    #[must_use]
+    pub const fn is_of_host(&self) -> bool {
+        matches!(self, Self::IommuGroup { .. } | Self::VfioDevice { .. } | Self::PciAddress { .. })
     }
 
     /// Whether the id names one of several slots of its device.
@@ -141,6 +158,35 @@ fn parse_base(base: &str, replica: bool) -> Option<DeviceForm> {
     None
 }
 
+/// The form of an id that `parse_device_id` does not classify, where it is the host's name of a device.
+#[must_use]
+pub fn parse_host_device(resource: &ResourceName, id: &str) -> Option<DeviceForm> {
+    let vfio_device = |name: &str| {
+        number(name.strip_prefix("vfio")?)?;
+        Some(DeviceForm::VfioDevice { name: name.to_owned() })
+    };
+    if let Some(name) = id.strip_prefix("/dev/vfio/devices/") {
+        return vfio_device(name);
+    }
+    if let Some(group) = id.strip_prefix("/dev/vfio/") {
+        return number(group).map(|group| DeviceForm::IommuGroup { group });
+    }
+    if is_pci_address(id) {
+        return Some(DeviceForm::PciAddress { address: PciBusId::normalized(id) });
+    }
+    if !is_domain_of_nvidia(resource) {
+        return None;
+    }
+    number(id).map(|group| DeviceForm::IommuGroup { group }).or_else(|| vfio_device(id))
+}
+
+/// Whether the resource is of a domain of NVIDIA.
+#[must_use]
+pub fn is_domain_of_nvidia(resource: &ResourceName) -> bool {
+    let domain = resource.as_str().split_once('/').map_or("", |(domain, _)| domain);
+    domain == "nvidia.com" || domain.ends_with(".nvidia.com")
+}
+
 /// The form of a DRA device, named by its driver.
 #[must_use]
 pub fn parse_claim_device(driver: &str, device: &str) -> DeviceForm {
@@ -154,7 +200,7 @@ pub fn parse_claim_device(driver: &str, device: &str) -> DeviceForm {
 fn parse_nvidia_claim_device(device: &str) -> Option<DeviceForm> {
     let rest = device.strip_prefix("gpu-")?;
     if let Some(index) = rest.strip_prefix("vfio-") {
-        return number(index).map(|_| DeviceForm::DraVfio);
+        return number(index).map(|bus_index| DeviceForm::DraVfio { bus_index });
     }
     let Some((minor, instance)) = rest.split_once("-mig-") else {
         return Some(DeviceForm::DraGpu { minor: number(rest)? });
@@ -176,6 +222,19 @@ fn parse_nvidia_claim_device(device: &str) -> Option<DeviceForm> {
 /// Decimal digits only: no sign, no white space.
 fn number(text: &str) -> Option<u32> {
     (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())).then(|| text.parse().ok())?
+}
+
+/// Four or eight digits of the domain, the bus, the device and the function.
+fn is_pci_address(text: &str) -> bool {
+    let has_digits = |part: &str, count| part.len() == count && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let parts: Vec<&str> = text.split([':', '.']).collect();
+    let [domain, bus, device, function] = parts[..] else { return false };
+    let is_joined = text.rfind(':') < text.find('.');
+    is_joined
+        && (has_digits(domain, 4) || has_digits(domain, 8))
+        && has_digits(bus, 2)
+        && has_digits(device, 2)
+        && has_digits(function, 1)
 }
 
 /// 8-4-4-4-12 hexadecimal digits.
@@ -243,13 +302,45 @@ mod tests {
                 DeviceForm::DraMig { minor: 1, profile_id: 20, placement_start: 0 },
             ),
             ("gpu.nvidia.com", "gpu-0-mig-19-4-1", DeviceForm::DraMig { minor: 0, profile_id: 19, placement_start: 4 }),
-            ("gpu.nvidia.com", "gpu-vfio-1", DeviceForm::DraVfio),
+            ("gpu.nvidia.com", "gpu-vfio-1", DeviceForm::DraVfio { bus_index: 1 }),
             ("gpu.nvidia.com", "something-new", DeviceForm::DraOther),
             ("compute-domain.nvidia.com", "channel-0", DeviceForm::DraComputeDomain),
             ("compute-domain.nvidia.com", "daemon-0", DeviceForm::DraComputeDomain),
             ("test-driver.cdi.k8s.io", "gpu-0", DeviceForm::DraOther),
         ] {
             assert_eq!(parse_claim_device(driver, device), expected, "{driver} {device}");
+        }
+    }
+
+    #[test]
+    fn the_hosts_names_of_devices_have_a_form() {
+        let group = |group| Some(DeviceForm::IommuGroup { group });
+        let vfio = |name: &str| Some(DeviceForm::VfioDevice { name: name.into() });
+        let address = |address: &str| Some(DeviceForm::PciAddress { address: address.into() });
+        for (resource, id, expected) in [
+            ("nvidia.com/GH100_H100_SXM5_80GB", "12", group(12)),
+            ("nvidia.com/GH100_H100_SXM5_80GB", "0000:CA:00.0", address("0000:ca:00.0")),
+            ("nvidia.com/pgpu", "vfio3", vfio("vfio3")),
+            ("nvidia.com/pgpu", "/dev/vfio/12", group(12)),
+            ("example.com/gpu", "/dev/vfio/12", group(12)),
+            ("example.com/gpu", "/dev/vfio/devices/vfio3", vfio("vfio3")),
+            ("example.com/gpu", "00000000:ca:00.0", address("0000:ca:00.0")),
+            ("example.com/gpu", "12", None),
+            ("example.com/gpu", "vfio3", None),
+            ("devices.kubevirt.io/kvm", "kvm12", None),
+            ("nvidia.com/gpu", "/dev/vfio/vfio", None),
+            ("nvidia.com/gpu", "/dev/vfio/", None),
+            ("nvidia.com/gpu", "vfio", None),
+            ("nvidia.com/gpu", "-1", None),
+            ("nvidia.com/gpu", "99999999999", None),
+            ("nvidia.com/gpu", "0000:ca:00", None),
+            ("nvidia.com/gpu", "0000.ca:00:0", None),
+            ("nvidia.com/gpu", "ca:00.0", None),
+            ("nvidia.com/gpu", "Dev-1", None),
+            ("nvidia.com/gpu", "", None),
+        ] {
+            assert_eq!(parse_device_id(id), DeviceForm::Other);
+            assert_eq!(parse_host_device(&resource.into(), id), expected, "{resource} {id}");
         }
     }
 

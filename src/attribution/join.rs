@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::claims::{resolve_claim, weights};
-use super::device_id::{DeviceForm, parse_device_id};
+use super::device_id::{DeviceForm, is_domain_of_nvidia, parse_device_id, parse_host_device};
 use super::missing::path_uuid;
 use crate::model::{
     Allocatable, Allocations, Attribution, ClaimGpu, ContainerRef, DeviceId, Gpu, GpuUuid, Holding, Inventory,
-    InventoryDrift, MigDevice, MigUuid, ResourceName, Sharing, SlotCounts, UnresolvedDevices,
+    InventoryDrift, MigDevice, MigUuid, PassthroughGpu, ResourceName, Sharing, SlotCounts, UnresolvedDevices,
 };
 
 /// A container and the GPU or MIG device it holds.
@@ -71,7 +71,7 @@ pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &In
     let mut sharers: BTreeMap<Target, Sharers<'_>> = BTreeMap::new();
     for container in allocations.containers() {
         for held in &container.devices {
-            let form = parse_device_id(held.id.as_str());
+            let form = form_of(&held.resource, &held.id, inventory);
             let targets = resolve(&form, inventory);
             if targets.is_empty() {
                 unresolved.entry((held.resource.clone(), form.name())).or_default().insert(&held.id);
@@ -215,10 +215,27 @@ fn within_each_gpu(mut holdings: BTreeMap<HoldingKey, Holding>) -> BTreeMap<Hold
     holdings
 }
 
+/// The form of a device plugin's id. The host's name of a device is of a GPU where the resource is NVIDIA's, or where a
+/// GPU has it.
+fn form_of(resource: &ResourceName, id: &DeviceId, inventory: &Inventory) -> DeviceForm {
+    let of_host = || {
+        let form = parse_host_device(resource, id.as_str())?;
+        (is_domain_of_nvidia(resource) || !resolve(&form, inventory).is_empty()).then_some(form)
+    };
+    match parse_device_id(id.as_str()) {
+        DeviceForm::Other => of_host().unwrap_or(DeviceForm::Other),
+        form => form,
+    }
+}
+
 /// The hardware behind an id; nothing when the inventory has no such device.
 pub(super) fn resolve(form: &DeviceForm, inventory: &Inventory) -> Vec<Target> {
     let whole = |gpu: &Gpu| Target { gpu: gpu.uuid.clone(), mig: None };
     let instance = |gpu: &Gpu, mig: &MigDevice| Target { gpu: gpu.uuid.clone(), mig: Some(mig.uuid.clone()) };
+    let passed_through = |is_meant: &dyn Fn(&PassthroughGpu) -> bool| {
+        let meant = inventory.passthrough.iter().filter(|(_, gpu)| is_meant(gpu));
+        meant.map(|(uuid, _)| Target { gpu: uuid.clone(), mig: None }).collect()
+    };
     match form {
         DeviceForm::Gpu { uuid } | DeviceForm::GpuReplica { uuid } | DeviceForm::GpuVirtual { uuid } => {
             inventory.gpus.get(uuid).map(whole).into_iter().collect()
@@ -259,11 +276,19 @@ pub(super) fn resolve(form: &DeviceForm, inventory: &Inventory) -> Vec<Target> {
             .filter(|(_, mig)| (mig.profile_id, mig.placement_start) == (Some(*profile_id), Some(*placement_start)))
             .map(|(gpu, mig)| instance(gpu, mig))
             .collect(),
-        DeviceForm::Tegra { .. }
-        | DeviceForm::DraVfio
-        | DeviceForm::DraComputeDomain
-        | DeviceForm::DraOther
-        | DeviceForm::Other => vec![],
+        DeviceForm::DraVfio { bus_index } => passed_through(&|gpu| gpu.bus_index == *bus_index),
+        // Every GPU of the group: the kernel gives it to one process at a time.
+        DeviceForm::IommuGroup { group } => passed_through(&|gpu| gpu.iommu_group == Some(*group)),
+        DeviceForm::VfioDevice { name } => passed_through(&|gpu| gpu.vfio_device.as_deref() == Some(name)),
+        DeviceForm::PciAddress { address } => inventory
+            .gpus
+            .values()
+            .filter(|gpu| gpu.pci_bus_id.as_ref() == Some(address))
+            .max_by_key(|gpu| gpu.present || inventory.passthrough.contains_key(&gpu.uuid))
+            .map(whole)
+            .into_iter()
+            .collect(),
+        DeviceForm::Tegra { .. } | DeviceForm::DraComputeDomain | DeviceForm::DraOther | DeviceForm::Other => vec![],
     }
 }
 
@@ -271,7 +296,7 @@ pub(super) fn resolve(form: &DeviceForm, inventory: &Inventory) -> Vec<Target> {
 #[must_use]
 pub fn held_gpus(allocations: &Allocations, inventory: &Inventory) -> BTreeSet<GpuUuid> {
     let devices = allocations.containers().flat_map(|container| &container.devices);
-    let of_devices = devices.flat_map(|held| resolve(&parse_device_id(held.id.as_str()), inventory));
+    let of_devices = devices.flat_map(|held| resolve(&form_of(&held.resource, &held.id, inventory), inventory));
     let claims = allocations.containers().flat_map(|container| &container.claims);
     let holding = claims.filter(|claim| !claim.record.admin_access);
     let of_claims = holding.filter_map(|claim| resolve_claim(claim, inventory).ok()).flat_map(|(targets, _)| targets);
@@ -362,12 +387,14 @@ fn drift(allocations: &Allocations, allocatable: &Allocatable, inventory: &Inven
         let mut reachable = BTreeSet::new();
         let mut elsewhere = 0;
         for id in offered.iter().chain(held.clone()) {
-            let form = parse_device_id(id.as_str());
-            if form == DeviceForm::Other {
+            let form = form_of(resource, id, inventory);
+            let targets = resolve(&form, inventory);
+            let is_passed_through = |target: &Target| inventory.passthrough.contains_key(&target.gpu);
+            // Which of the GPUs that are passed through a plugin should offer is unknown.
+            if form == DeviceForm::Other || form.is_of_host() && targets.iter().all(is_passed_through) {
                 continue;
             }
             known_hardware = true;
-            let targets = resolve(&form, inventory);
             if offered.contains(id) {
                 elsewhere += usize::from(!targets.iter().any(|target| present.contains(target)));
                 reachable.extend(targets);
@@ -406,6 +433,7 @@ fn kind(target: &Target, inventory: &Inventory) -> Option<Arc<str>> {
 fn kinds<'a>(ids: impl Iterator<Item = &'a DeviceId>, inventory: &Inventory) -> BTreeSet<Option<Arc<str>>> {
     ids.flat_map(|id| resolve(&parse_device_id(id.as_str()), inventory))
         .filter(|target| !inventory.missing.contains_key(&target.gpu))
+        .filter(|target| !inventory.passthrough.contains_key(&target.gpu))
         .map(|target| kind(&target, inventory))
         .collect()
 }

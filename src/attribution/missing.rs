@@ -1,11 +1,13 @@
 //! The GPUs that the PCI bus or the kubelet has and the driver does not list.
 //!
 //! A GPU that was lost before podmeter started is one of them: a pod may hold it, and no other source reports it.
+//! Those that are passed through to virtual machines are not missing (`passthrough`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::device_id::{DeviceForm, parse_device_id};
+use super::device_id::{DeviceForm, is_domain_of_nvidia, parse_device_id};
+use super::passthrough;
 use crate::model::{
     BusGpu, DeviceId, DeviceReadings, Gpu, GpuUuid, HardwareState, Inventory, KubeletState, MigUuid, MissingGpu,
     Monotonic, NodeDevices, PciBusId, ResourceName,
@@ -36,8 +38,9 @@ struct Gap {
 }
 
 impl MissingGpus {
-    /// The hardware with the missing GPUs as devices that are not present; itself where none is missing. Without a
-    /// driver that has been opened nothing is missing from its list. `is_ours`: what the bundled plugin may offer.
+    /// The hardware with the GPUs that are missing or passed through as devices that are not present; itself where there
+    /// are none. Without a driver that has been opened nothing is missing from its list. `is_ours`: what the bundled
+    /// plugin may offer.
     pub fn complete(
         &mut self,
         hardware: &Arc<HardwareState>,
@@ -46,16 +49,23 @@ impl MissingGpus {
         now: Monotonic,
     ) -> Arc<HardwareState> {
         let inventory = &hardware.inventory;
-        if inventory.generation == 0 {
-            return Arc::clone(hardware);
+        let bus = hardware.node_devices.as_ref();
+        let passed_through = passthrough::gpus(inventory, bus);
+        let mut found = vec![];
+        if inventory.generation > 0 {
+            self.learn(inventory, kubelet, is_ours);
+            found = self.missing(inventory, bus, kubelet);
         }
-        self.learn(inventory, kubelet, is_ours);
-        let found = self.missing(inventory, hardware.node_devices.as_ref());
-        if found.is_empty() && self.gaps.is_empty() {
+        if found.is_empty() && passed_through.is_empty() && self.gaps.is_empty() {
             return Arc::clone(hardware);
         }
         let mut completed = (**hardware).clone();
         let inventory = Arc::make_mut(&mut completed.inventory);
+        for (gpu, of_kernel) in passed_through {
+            completed.readings.remove(&gpu.uuid);
+            inventory.passthrough.insert(gpu.uuid.clone(), of_kernel);
+            inventory.gpus.insert(gpu.uuid.clone(), gpu);
+        }
         for (gpu, missing) in found {
             let readings = DeviceReadings { lost: true, unlisted: true, ..DeviceReadings::default() };
             completed.readings.insert(gpu.uuid.clone(), Arc::new(readings));
@@ -126,10 +136,18 @@ impl MissingGpus {
         self.migs.retain(|mig, _| !self.listed_migs.contains(mig));
     }
 
-    fn missing(&self, inventory: &Inventory, bus: Option<&NodeDevices>) -> Vec<(Gpu, MissingGpu)> {
-        let of_kubelet: BTreeMap<&GpuUuid, &Ids> =
-            self.gpus.iter().filter(|(uuid, _)| !inventory.gpus.contains_key(*uuid)).collect();
+    fn missing(
+        &self,
+        inventory: &Inventory,
+        bus: Option<&NodeDevices>,
+        kubelet: &KubeletState,
+    ) -> Vec<(Gpu, MissingGpu)> {
         let OnBus { identified, anonymous } = OnBus::of(inventory, bus);
+        let unlisted: BTreeMap<&GpuUuid, &Ids> =
+            self.gpus.iter().filter(|(uuid, _)| !inventory.gpus.contains_key(*uuid)).collect();
+        let may_be_passed_through = passthrough::may_be(inventory, bus, kubelet, unlisted.keys().copied());
+        let of_kubelet: BTreeMap<&GpuUuid, &Ids> =
+            unlisted.into_iter().filter(|(uuid, _)| !may_be_passed_through.contains(*uuid)).collect();
         let mut unplaced: BTreeSet<&GpuUuid> = of_kubelet.keys().copied().collect();
         unplaced.retain(|uuid| !identified.contains_key(*uuid));
         let no_ids = Ids::new();
@@ -243,11 +261,6 @@ fn of_gpu(form: &DeviceForm) -> bool {
             | Form::MigReplica { .. }
             | Form::MigPath { .. }
     )
-}
-
-fn is_domain_of_nvidia(resource: &ResourceName) -> bool {
-    let domain = resource.as_str().split_once('/').map_or("", |(domain, _)| domain);
-    domain == "nvidia.com" || domain.ends_with(".nvidia.com")
 }
 
 /// Every device id that the kubelet names: held, allocatable, or in its checkpoint.

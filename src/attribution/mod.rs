@@ -9,6 +9,7 @@ mod join;
 mod ledger;
 mod missing;
 mod owners;
+mod passthrough;
 mod pod_uid;
 mod unconfirmed;
 mod xids;

@@ -72,6 +72,11 @@ response_types! {
         driver: Option<Driver>,
         /// By UUID.
         gpus: BTreeMap<String, Gpu>,
+        /// By UUID, those that are passed through to virtual machines.
+        passthrough: BTreeMap<String, Passthrough>,
+    }
+    Passthrough {
+        kernel_driver: String,
     }
     Driver {
         driver_version: String,

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::model::{BusGpu, GpuUuid, Inventory, NodeDevices, PciBusId};
+use crate::model::{BusGpu, GpuUuid, Inventory, NodeDevices, PassthroughGpu, PciBusId};
 
 const NVIDIA: &str = "0x10de";
 /// VGA and 3D controllers: a GPU. Its audio, USB and serial functions and its bridges have other classes.
@@ -19,23 +19,39 @@ const INFORMATION_LIMIT: u64 = 16 << 10;
 #[must_use]
 pub fn scan(sys_root: &Path) -> Option<NodeDevices> {
     let mut devices = NodeDevices::default();
+    let mut gpus = vec![];
     for entry in fs::read_dir(sys_root.join("bus/pci/devices")).ok()? {
         let device = entry.ok()?.path();
-        if !is_gpu(&device) {
-            continue;
-        }
-        let kernel_driver = driver(&device);
-        if kernel_driver.as_deref().is_some_and(passes_through) {
-            devices.vfio += 1;
-            continue;
-        }
-        devices.expected += 1;
-        if let Some(address) = device.file_name().and_then(|name| name.to_str()) {
-            let numa_node = attribute(&device, "numa_node").and_then(|node| node.parse().ok());
-            let gpu = BusGpu { kernel_driver: kernel_driver.map(Arc::from), numa_node, ..BusGpu::default() };
-            devices.on_bus.insert(PciBusId::normalized(address), gpu);
+        if is_gpu(&device)
+            && let Some(address) = device.file_name().and_then(|name| name.to_str()).map(PciBusId::normalized)
+        {
+            gpus.push((address, device));
         }
     }
+    // As numbers: a domain may have more than four digits.
+    gpus.sort_by(|(one, _), (other, _)| (one.as_str().len(), one).cmp(&(other.as_str().len(), other)));
+    for (bus_index, (address, device)) in (0..).zip(gpus) {
+        let kernel_driver = link(&device, "driver");
+        let numa_node = attribute(&device, "numa_node").and_then(|node| node.parse().ok());
+        match kernel_driver {
+            Some(kernel_driver) if passes_through(&kernel_driver) => {
+                let gpu = PassthroughGpu {
+                    kernel_driver: kernel_driver.into(),
+                    iommu_group: link(&device, "iommu_group").and_then(|group| group.parse().ok()),
+                    vfio_device: vfio_device(&device),
+                    pci_device_id: attribute(&device, "device").and_then(|id| id.strip_prefix("0x").map(Arc::from)),
+                    numa_node,
+                    bus_index,
+                };
+                devices.passthrough.insert(address, gpu);
+            }
+            kernel_driver => {
+                let gpu = BusGpu { kernel_driver: kernel_driver.map(Arc::from), numa_node, ..BusGpu::default() };
+                devices.on_bus.insert(address, gpu);
+            }
+        }
+    }
+    (devices.expected, devices.vfio) = (devices.on_bus.len(), devices.passthrough.len());
     Some(devices)
 }
 
@@ -128,8 +144,15 @@ fn attribute(device: &Path, name: &str) -> Option<String> {
     Some(fs::read_to_string(device.join(name)).ok()?.trim().to_ascii_lowercase())
 }
 
-fn driver(device: &Path) -> Option<String> {
-    Some(fs::read_link(device.join("driver")).ok()?.file_name()?.to_str()?.to_owned())
+/// The last part of a symbolic link: the name of the kernel driver, the number of the IOMMU group.
+fn link(device: &Path, name: &str) -> Option<String> {
+    Some(fs::read_link(device.join(name)).ok()?.file_name()?.to_str()?.to_owned())
+}
+
+/// The device of iommufd: the only entry of this directory.
+fn vfio_device(device: &Path) -> Option<Arc<str>> {
+    let names = fs::read_dir(device.join("vfio-dev")).ok()?.flatten().map(|entry| entry.file_name());
+    names.filter_map(|name| Some(name.to_str()?.into())).find(|name: &Arc<str>| name.starts_with("vfio"))
 }
 
 #[cfg(test)]
@@ -168,7 +191,36 @@ mod tests {
         assert_eq!(addresses, ["0000:17:00.0", "0000:65:00.0"]);
         assert_eq!(found.on_bus[&"0000:17:00.0".into()].kernel_driver.as_deref(), Some("nvidia"));
         assert_eq!(numa_node(root.path(), &"0000:ca:00.0".into()), Some(1));
+        let passthrough: Vec<(&str, &str, u32)> = found
+            .passthrough
+            .iter()
+            .map(|(address, gpu)| (address.as_str(), &*gpu.kernel_driver, gpu.bus_index))
+            .collect();
+        assert_eq!(passthrough, [("0000:ca:00.0", "vfio-pci", 2), ("0000:cb:00.0", "nvgrace-gpu-vfio-pci", 3)]);
         assert_eq!(numa_node(root.path(), &"0000:65:00.0".into()), None);
+    }
+
+    #[test]
+    fn a_gpu_for_virtual_machines_has_its_group_and_its_vfio_device() {
+        let root = tempfile::tempdir().unwrap();
+        device(root.path(), "0000:ca:00.0", "0x10de", "0x030200", Some("vfio-pci"), "1");
+        device(root.path(), "10000:01:00.0", "0x10de", "0x030200", Some("vfio-pci"), "-1");
+        let path = root.path().join("bus/pci/devices/0000:ca:00.0");
+        symlink("../../../../kernel/iommu_groups/51", path.join("iommu_group")).unwrap();
+        fs::create_dir_all(path.join("vfio-dev/vfio3")).unwrap();
+        fs::write(path.join("device"), "0x2330\n").unwrap();
+        let found = scan(root.path()).unwrap().passthrough;
+        let known = PassthroughGpu {
+            kernel_driver: "vfio-pci".into(),
+            iommu_group: Some(51),
+            vfio_device: Some("vfio3".into()),
+            pci_device_id: Some("2330".into()),
+            numa_node: Some(1),
+            bus_index: 0,
+        };
+        assert_eq!(found[&"0000:ca:00.0".into()], known);
+        let bare = PassthroughGpu { kernel_driver: "vfio-pci".into(), bus_index: 1, ..PassthroughGpu::default() };
+        assert_eq!(found[&"10000:01:00.0".into()], bare, "no IOMMU");
     }
 
     #[test]

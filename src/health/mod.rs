@@ -50,6 +50,8 @@ pub struct HealthInputs<'a> {
 pub struct Health {
     config: Config,
     devices: BTreeMap<GpuUuid, Device>,
+    /// Those that are passed through now: they keep their signals and have no health.
+    passthrough: BTreeSet<GpuUuid>,
     session: Session,
     state: Arc<HealthState>,
     transition_count: u64,
@@ -80,6 +82,7 @@ impl Health {
         Self {
             config,
             devices: BTreeMap::new(),
+            passthrough: BTreeSet::new(),
             session: Session::default(),
             state: Arc::new(state),
             transition_count: 0,
@@ -121,14 +124,18 @@ impl Health {
         let time = now.monotonic;
         self.session.update(hardware, time);
         self.forget_addresses(hardware);
-        for (uuid, gpu) in &hardware.inventory.gpus {
+        if !self.passthrough.iter().eq(hardware.inventory.passthrough.keys()) {
+            self.passthrough = hardware.inventory.passthrough.keys().cloned().collect();
+        }
+        let with_health = hardware.inventory.gpus.iter().filter(|(uuid, _)| !self.passthrough.contains(*uuid));
+        for (uuid, gpu) in with_health {
             let device = self.devices.entry(uuid.clone()).or_insert_with(|| Device::new(now));
             device.appear(gpu, self.session, time);
         }
         self.add_events(now, inputs.events);
         for (uuid, device) in &mut self.devices {
             let Some(gpu) = hardware.inventory.gpus.get(uuid) else { continue };
-            if self.session.released.is_none() {
+            if self.session.released.is_none() && !self.passthrough.contains(uuid) {
                 let readings = hardware.readings.get(uuid).map(AsRef::as_ref);
                 let missing = hardware.inventory.missing.get(uuid).map(|missing| &missing.detail);
                 let unknown = device.read(gpu, readings, missing, hardware.problem.as_ref(), time);
@@ -160,6 +167,10 @@ impl Health {
         let mut next = (*self.state).clone();
         let mut deadlines: Vec<Monotonic> = vec![];
         for (uuid, device) in &mut self.devices {
+            if self.passthrough.contains(uuid) {
+                next.gpus.remove(uuid);
+                continue;
+            }
             if !device.is_known() {
                 continue;
             }

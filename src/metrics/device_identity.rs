@@ -37,6 +37,25 @@ pub(super) static GROUP: Group = Group {
             },
         ),
         gauge(
+            "podmeter_device_passthrough_info",
+            &["gpu_uuid", "gpu", "pci_bus_id", "pci_device_id", "kernel_driver", "iommu_group", "vfio_device"],
+            "sysfs",
+            "A GPU that a kernel driver reserves for virtual machines; always 1. It has no readings and no health.",
+            |snapshot, family| {
+                let inventory = &snapshot.hardware.inventory;
+                for (uuid, of_kernel) in &inventory.passthrough {
+                    let Some(gpu) = inventory.gpus.get(uuid) else { continue };
+                    let labels = of_device(gpu)
+                        .and_known("pci_bus_id", gpu.pci_bus_id.as_ref())
+                        .and_known("pci_device_id", of_kernel.pci_device_id.as_ref())
+                        .and("kernel_driver", &of_kernel.kernel_driver)
+                        .and_known("iommu_group", of_kernel.iommu_group)
+                        .and_known("vfio_device", of_kernel.vfio_device.as_ref());
+                    family.push(labels, 1u64);
+                }
+            },
+        ),
+        gauge(
             "podmeter_driver_info",
             &["driver_version", "cuda_version", "nvml_version"],
             "NVML",

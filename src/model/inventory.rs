@@ -18,6 +18,27 @@ pub struct Inventory {
     /// GPUs of `gpus` that the driver has not listed since podmeter started.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub missing: BTreeMap<GpuUuid, MissingGpu>,
+    /// GPUs of `gpus` that a kernel driver reserves for virtual machines. They are not missing, and have no readings and
+    /// no health.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub passthrough: BTreeMap<GpuUuid, PassthroughGpu>,
+}
+
+/// What the kernel reports of a GPU on the PCI bus that is bound to vfio-pci, a variant of it, or pci-stub.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PassthroughGpu {
+    /// `vfio-pci`, `nvgrace-gpu-vfio-pci`, `pci-stub`
+    pub kernel_driver: Arc<str>,
+    /// The N of `/dev/vfio/N`; whoever has this file has every device of the group.
+    pub iommu_group: Option<u32>,
+    /// `vfio3` for `/dev/vfio/devices/vfio3`; `None` before Linux 6.6, and without iommufd.
+    pub vfio_device: Option<Arc<str>>,
+    /// The product in the PCI database: `2330`.
+    pub pci_device_id: Option<Arc<str>>,
+    pub numa_node: Option<u32>,
+    /// Its place among all NVIDIA GPUs of the bus, by address: the n of DRA's `gpu-vfio-<n>`.
+    #[serde(skip)]
+    pub bus_index: u32,
 }
 
 /// A GPU that the driver does not list: known from the PCI bus, from the kubelet, or from both.
@@ -118,12 +139,16 @@ pub struct MigDevice {
 /// A scan of the PCI bus, independent of the driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct NodeDevices {
-    /// GPUs on the bus, without those bound to vfio-pci.
+    /// GPUs on the bus, without those that are passed through.
     pub expected: usize,
+    /// GPUs that are passed through.
     pub vfio: usize,
     /// The expected ones by address. Empty where GPUs are simulated.
     #[serde(skip)]
     pub on_bus: BTreeMap<PciBusId, BusGpu>,
+    /// Those that are passed through, by address.
+    #[serde(skip)]
+    pub passthrough: BTreeMap<PciBusId, PassthroughGpu>,
 }
 
 /// The kernel's data of a GPU on the PCI bus.

@@ -57,7 +57,9 @@ pub use device_health::{
 };
 pub use figures::Figures;
 pub use identity::{ContainerId, ContainerRef, DeviceId, GpuUuid, MigUuid, PciBusId, PodRef, PodUid, ResourceName};
-pub use inventory::{BusGpu, DriverInfo, Gpu, Inventory, MigDevice, MissingGpu, NodeDevices, NvLinkPeers, Platform};
+pub use inventory::{
+    BusGpu, DriverInfo, Gpu, Inventory, MigDevice, MissingGpu, NodeDevices, NvLinkPeers, PassthroughGpu, Platform,
+};
 pub use journal::JournalState;
 pub use overview::{
     DeviceOverview, DeviceState, NodeOverview, Overview, ResourceCount, SlotCounts, allocated_ratio, busy_ratio, served,

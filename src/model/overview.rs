@@ -37,6 +37,8 @@ named! {
         Held = "held",
         /// A GPU with MIG devices: these are free or held.
         Partitioned = "partitioned",
+        /// No container holds it, and a kernel driver reserves it for virtual machines.
+        Passthrough = "passthrough",
         /// No container holds it, and it is not healthy or not present.
         Unavailable = "unavailable",
     }
@@ -93,6 +95,7 @@ fn device(snapshot: &Snapshot, slots: &SlotCounts, gpu: &Gpu, mig: Option<&MigDe
     let is_healthy = snapshot.health.of(&gpu.uuid, mig_uuid).is_some_and(|health| health.healthy);
     let state = match holdings().next() {
         Some(_) => DeviceState::Held,
+        None if snapshot.hardware.inventory.passthrough.contains_key(&gpu.uuid) => DeviceState::Passthrough,
         None if mig.is_none() && !gpu.mig_devices.is_empty() => DeviceState::Partitioned,
         None if gpu.present && is_healthy => DeviceState::Free,
         None => DeviceState::Unavailable,

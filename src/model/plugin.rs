@@ -76,11 +76,13 @@ pub enum PluginUnhealthyReason {
     Layout,
     /// Its device nodes are no longer there.
     Unplugged,
+    /// Its GPU is passed through to virtual machines.
+    Passthrough,
 }
 
 impl PluginUnhealthyReason {
     pub fn all() -> impl Iterator<Item = Self> {
-        let own = [Self::Mps, Self::Layout, Self::Unplugged];
+        let own = [Self::Mps, Self::Layout, Self::Unplugged, Self::Passthrough];
         UnhealthyReason::ALL.into_iter().map(Self::Device).chain(own)
     }
 
@@ -91,6 +93,7 @@ impl PluginUnhealthyReason {
             Self::Mps => "mps",
             Self::Layout => "layout",
             Self::Unplugged => "unplugged",
+            Self::Passthrough => "passthrough",
         }
     }
 }

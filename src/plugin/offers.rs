@@ -102,6 +102,9 @@ pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Offe
 fn gone(hardware: &Hardware, inventory: &Inventory) -> PluginUnhealthy {
     let detail = "it is no longer present";
     match hardware.gpu() {
+        Some(gpu) if inventory.passthrough.contains_key(gpu) => {
+            PluginUnhealthy::new(PluginUnhealthyReason::Passthrough, "its GPU is passed through to virtual machines")
+        }
         None => PluginUnhealthy::new(PluginUnhealthyReason::Unplugged, detail),
         Some(gpu) if inventory.gpus.get(gpu).is_some_and(|gpu| gpu.present) => {
             PluginUnhealthy::new(PluginUnhealthyReason::Layout, detail)
@@ -125,9 +128,10 @@ type Named = (ResourceName, OfferedDevice);
 /// A GPU, its index, and which MIG device on it, or the whole of it.
 type Member<'i> = (&'i Gpu, u32, Option<&'i MigDevice>);
 
-/// The GPUs that the driver has listed, with their indexes.
+/// The GPUs that the driver has listed, with their indexes; without those that are passed through now.
 fn listed(inventory: &Inventory) -> impl Iterator<Item = (&Gpu, u32)> {
-    inventory.gpus.values().filter_map(|gpu| Some((gpu, gpu.index?)))
+    let gpus = inventory.gpus.values().filter(|gpu| !inventory.passthrough.contains_key(&gpu.uuid));
+    gpus.filter_map(|gpu| Some((gpu, gpu.index?)))
 }
 
 fn whole_gpus(nvidia: &NvidiaConfig, inventory: &Inventory, which: impl Fn(&Gpu) -> bool) -> Vec<Named> {

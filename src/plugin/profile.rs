@@ -91,16 +91,17 @@ impl<'n> NodeView<'n> {
 }
 
 impl Gpus {
-    /// A lost GPU counts until another one has its place on the bus. Its model counts while no GPU is present.
+    /// A GPU that is passed through does not count. A lost one counts until another one has its place on the bus. Its model counts while no GPU is present.
     #[must_use]
     pub fn of(inventory: &Inventory) -> Self {
-        let present = || inventory.gpus.values().filter(|gpu| gpu.present);
+        let gpus = || inventory.gpus.values().filter(|gpu| !inventory.passthrough.contains_key(&gpu.uuid));
+        let present = || gpus().filter(|gpu| gpu.present);
         let places: BTreeSet<_> = present().filter_map(|gpu| gpu.pci_bus_id.as_ref()).collect();
         let is_replaced =
             |place: &Option<crate::model::PciBusId>| place.as_ref().is_some_and(|place| places.contains(place));
-        let lost = inventory.gpus.values().filter(|gpu| !gpu.present && !is_replaced(&gpu.pci_bus_id));
+        let lost = gpus().filter(|gpu| !gpu.present && !is_replaced(&gpu.pci_bus_id));
         let models = |present_only: bool| {
-            let gpus = inventory.gpus.values().filter(move |gpu| gpu.present || !present_only);
+            let gpus = gpus().filter(move |gpu| gpu.present || !present_only);
             gpus.filter_map(|gpu| gpu.model.clone()).collect::<BTreeSet<_>>()
         };
         let has_any = present().next().is_some();

@@ -15,6 +15,8 @@ pub enum DeviceStatus {
     Unhealthy(String),
     /// No longer listed by the driver.
     Gone,
+    /// For virtual machines: the kernel driver that it is bound to.
+    Passthrough(String),
     #[default]
     Unchecked,
     Healthy,
@@ -25,6 +27,7 @@ impl DeviceStatus {
         match self {
             Self::Unhealthy(reason) => format!("unhealthy:{reason}"),
             Self::Gone => "gone".into(),
+            Self::Passthrough(driver) => format!("passthrough:{driver}"),
             Self::Unchecked => "unchecked".into(),
             Self::Healthy => "healthy".into(),
         }
@@ -110,7 +113,10 @@ fn whole(node: &Node, gpu: &Gpu) -> DeviceRow {
     let fast = readings.and_then(|readings| readings.fast.as_ref()).map(|fast| &fast.value);
     let medium = readings.and_then(|readings| readings.medium.as_ref()).map(|medium| &medium.value);
     let memory = medium.and_then(|medium| medium.memory.as_ref());
-    let status = status(health.map(|health| &health.whole), gpu);
+    let status = match node.hardware.inventory.passthrough.get(&gpu.uuid) {
+        Some(of_kernel) => DeviceStatus::Passthrough(clean(&of_kernel.kernel_driver)),
+        None => status(health.map(|health| &health.whole), gpu),
+    };
     let overview = overview(node, &gpu.uuid, None);
     DeviceRow {
         key: gpu.uuid.clone(),

@@ -292,6 +292,7 @@ impl Screen<'_> {
         match &row.status {
             DeviceStatus::Healthy => ("✓ healthy".to_owned(), Style::new()),
             DeviceStatus::Unhealthy(reason) => (format!("✗ {reason}"), self.look.alarm()),
+            DeviceStatus::Passthrough(driver) => (driver.clone(), Style::new()),
             DeviceStatus::Gone => ("? gone".to_owned(), self.look.alarm()),
             DeviceStatus::Unchecked => ("? unchecked".to_owned(), Style::new()),
         }

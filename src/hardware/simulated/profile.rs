@@ -151,6 +151,7 @@ pub(super) fn inventory(profile: Profile, seed: u64) -> Inventory {
     let software = profile.machine.software;
     Inventory {
         missing: BTreeMap::new(),
+        passthrough: BTreeMap::new(),
         generation: 0,
         driver: Some(DriverInfo {
             driver_version: software.driver.into(),

@@ -1,5 +1,5 @@
-//! One node with a little of everything: two whole GPUs of which one is lost, a partitioned one, three containers of
-//! which one has hostile names, a DRA claim, pinned CPUs, reserved memory, a stale tier.
+//! One node with a little of everything: two whole GPUs of which one is lost, a partitioned one, one that is passed
+//! through, three containers of which one has hostile names, a DRA claim, pinned CPUs, reserved memory, a stale tier.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use crate::model::*;
 pub(crate) const WHOLE: &str = "GPU-11111111-aaaa-4bbb-8ccc-000000000001";
 pub(crate) const LOST: &str = "GPU-22222222-aaaa-4bbb-8ccc-000000000002";
 pub(crate) const PARTITIONED: &str = "GPU-33333333-aaaa-4bbb-8ccc-000000000003";
+pub(crate) const PASSED_THROUGH: &str = "PCI-0000:ca:00.0";
 pub(crate) const SLICE: &str = "MIG-44444444-aaaa-4bbb-8ccc-000000000004";
 pub(crate) const OTHER_SLICE: &str = "MIG-55555555-aaaa-4bbb-8ccc-000000000005";
 pub(crate) const POD_UID: &str = "8f5d2c1e-90ab-4cde-8123-456789abcdef";
@@ -203,7 +204,8 @@ fn stamped<T>(value: T) -> Stamped<T> {
 }
 
 fn hardware() -> HardwareState {
-    let gpus = [whole(), lost(), partitioned()].into_iter().map(|gpu| (gpu.uuid.clone(), gpu)).collect();
+    let gpus =
+        [whole(), lost(), partitioned(), passed_through()].into_iter().map(|gpu| (gpu.uuid.clone(), gpu)).collect();
     let driver = DriverInfo {
         driver_version: "580.95.05".into(),
         cuda_version: Some("13.0".into()),
@@ -217,7 +219,13 @@ fn hardware() -> HardwareState {
     };
     HardwareState {
         source: "nvml",
-        inventory: Arc::new(Inventory { generation: 3, driver: Some(driver), gpus, ..Inventory::default() }),
+        inventory: Arc::new(Inventory {
+            generation: 3,
+            driver: Some(driver),
+            gpus,
+            passthrough: [(PASSED_THROUGH.into(), of_kernel())].into(),
+            ..Inventory::default()
+        }),
         sessions: 1,
         driver_loads: 1,
         readings: BTreeMap::from([
@@ -236,6 +244,25 @@ fn hardware() -> HardwareState {
         errors: BTreeMap::from([("nvmlDeviceGetPowerUsage", BTreeMap::from([("gpu_is_lost", 2)]))]),
         implausible_readings: [("temperature_celsius", 0), ("power_watts", 3)].into(),
         released: None,
+    }
+}
+
+fn passed_through() -> Gpu {
+    Gpu {
+        pci_bus_id: Some("0000:ca:00.0".into()),
+        numa_node: of_kernel().numa_node,
+        ..Gpu::not_present(PASSED_THROUGH.into())
+    }
+}
+
+fn of_kernel() -> PassthroughGpu {
+    PassthroughGpu {
+        kernel_driver: "vfio-pci".into(),
+        iommu_group: Some(51),
+        vfio_device: Some("vfio0".into()),
+        pci_device_id: Some("2330".into()),
+        numa_node: Some(1),
+        bus_index: 3,
     }
 }
 

@@ -9,6 +9,7 @@ use super::{Page, facts, holders, more, section};
 use crate::history::{COLUMNS, Point};
 use crate::model::{
     Account, DeviceHealth, DeviceOverview, DeviceState, Fast, Gpu, InstanceReading, Medium, MigDevice, MigUuid,
+    PassthroughGpu,
 };
 
 pub(super) fn devices(page: &Page<'_>) -> Markup {
@@ -42,6 +43,7 @@ fn card(page: &Page<'_>, gpu: &Gpu) -> Markup {
     let health = page.snapshot.health.gpus.get(&gpu.uuid);
     let columns = columns(page, gpu, None);
     let overview = overview(page, gpu, None);
+    let passthrough = page.snapshot.hardware.inventory.passthrough.get(&gpu.uuid);
     let containers = page.holders(gpu).map(|account| &account.container);
     let model = gpu.model.as_deref().unwrap_or("model unknown");
     let names = [gpu.uuid.to_string(), gpu_name(gpu), model.to_owned()];
@@ -51,29 +53,37 @@ fn card(page: &Page<'_>, gpu: &Gpu) -> Markup {
             div.head {
                 h3 { (gpu_name(gpu)) }
                 span.model { (model.trim_start_matches("NVIDIA ")) @if gpu.mig_enabled == Some(true) { ", MIG" } }
-                (badge(health.map(|health| &health.whole)))
+                @match passthrough {
+                    Some(_) => span.badge.plain { "passed through" },
+                    None => (badge(health.map(|health| &health.whole))),
+                }
             }
             (causes(health.map(|health| &health.whole), readings.is_some()))
             @if let Some(faults) = facts::fabric_faults(page.snapshot, &gpu.uuid) {
                 p.cause { b { "NVLink fabric: " } (faults) "." }
             }
-            div.measures {
-                (measure(page, "busy", overview.and_then(|device| device.busy_ratio), &columns, |point| point.busy, Some(1.0), percent, html! {}))
-                (measure(page, "memory", memory.map(|memory| memory.used as f64), &columns, |point| point.memory,
-                    capacity.map(|bytes| bytes as f64), |bytes| gibibytes(bytes as u64),
-                    html! { @if let Some(total) = capacity { "of " (gibibytes(total)) } }))
-                (measure(page, "power", fast.and_then(|fast| fast.power_watts), &columns, |point| point.power, limit, watts,
-                    html! {
-                        @if let Some(module) = facts::module_watts(page.snapshot, &gpu.uuid) {
-                            span title="the superchip: its CPU and all of its GPUs" { "module " (watts(module)) } " · "
-                        }
-                        @if let Some(heat) = medium.and_then(|medium| medium.gpu_temperature_celsius) { (format!("{heat:.0} °C")) }
-                    }))
+            @if let Some(of_kernel) = passthrough {
+                p.cause { (passthrough_words(of_kernel)) }
+            } @else {
+                div.measures {
+                    (measure(page, "busy", overview.and_then(|device| device.busy_ratio), &columns, |point| point.busy, Some(1.0), percent, html! {}))
+                    (measure(page, "memory", memory.map(|memory| memory.used as f64), &columns, |point| point.memory,
+                        capacity.map(|bytes| bytes as f64), |bytes| gibibytes(bytes as u64),
+                        html! { @if let Some(total) = capacity { "of " (gibibytes(total)) } }))
+                    (measure(page, "power", fast.and_then(|fast| fast.power_watts), &columns, |point| point.power, limit, watts,
+                        html! {
+                            @if let Some(module) = facts::module_watts(page.snapshot, &gpu.uuid) {
+                                span title="the superchip: its CPU and all of its GPUs" { "module " (watts(module)) } " · "
+                            }
+                            @if let Some(heat) = medium.and_then(|medium| medium.gpu_temperature_celsius) { (format!("{heat:.0} °C")) }
+                        }))
+                }
             }
             @if !gpu.mig_devices.is_empty() {
                 ul.migs { @for mig in &gpu.mig_devices { (mig_row(page, gpu, mig, medium)) } }
             }
             (holders::of_gpu(page, gpu, capacity))
+            @if overview.is_some_and(|device| device.state == Some(DeviceState::Passthrough)) { p.none { "No container holds it." } }
             // What is free of an unhealthy GPU cannot be had.
             @if health.is_none_or(|health| health.whole.healthy) { (state(page, gpu, overview)) }
             (more(gpu.uuid.as_str(), &gpu_name(gpu)))
@@ -167,6 +177,16 @@ fn state(page: &Page<'_>, gpu: &Gpu, device: Option<&DeviceOverview>) -> Markup 
         (None, _) => return html! {},
     };
     html! { p.free { (figure("free", Some(free as f64), |free| free.to_string())) " of " (all) " " (what) " free" } }
+}
+
+/// Where a GPU of virtual machines is found on the host.
+fn passthrough_words(gpu: &PassthroughGpu) -> String {
+    let group = gpu.iommu_group.map_or_else(String::new, |group| format!(", IOMMU group {group}"));
+    let product = gpu.pci_device_id.as_ref().map_or_else(String::new, |id| format!(", PCI device 10de:{id}"));
+    format!(
+        "For virtual machines: kernel driver {}{group}{product}. The host has no readings of it.",
+        gpu.kernel_driver
+    )
 }
 
 fn badge(health: Option<&DeviceHealth>) -> Markup {
