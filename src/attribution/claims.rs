@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::device_id::{DeviceForm, parse_claim_device};
 use super::join::{Target, resolve};
-use crate::model::{ClaimDevice, ClaimHardware, ClaimSource, Gpu, Inventory};
+use crate::model::{ClaimDevice, ClaimHardware, ClaimSource, Inventory};
 
 /// In this order: what the claims of a device consume of it says how they divide it.
 const CAPACITIES: [&str; 2] = ["shares", "memory"];
@@ -44,15 +44,11 @@ pub(super) fn resolve_claim(
 }
 
 fn hardware_targets(hardware: &ClaimHardware, inventory: &Inventory) -> Vec<Target> {
-    let on_bus = |gpu: &&Gpu, address: &_| gpu.pci_bus_id.as_ref() == Some(address);
     let form = match hardware {
         ClaimHardware::Gpu(uuid) => DeviceForm::Gpu { uuid: uuid.clone() },
         ClaimHardware::Mig(uuid) => DeviceForm::Mig { uuid: uuid.clone() },
         ClaimHardware::Minor(minor) => DeviceForm::DraGpu { minor: *minor },
-        ClaimHardware::Pci(address) => {
-            let gpu = inventory.gpus.values().find(|gpu| on_bus(gpu, address));
-            return gpu.map(|gpu| Target { gpu: gpu.uuid.clone(), mig: None }).into_iter().collect();
-        }
+        ClaimHardware::Pci(address) => DeviceForm::PciAddress { address: address.clone() },
         ClaimHardware::Instance { minor, gpu_instance, compute_instance } => {
             let instances = inventory
                 .by_minor(*minor)
@@ -63,7 +59,7 @@ fn hardware_targets(hardware: &ClaimHardware, inventory: &Inventory) -> Vec<Targ
                 .map(|(gpu, mig)| Target { gpu: gpu.uuid.clone(), mig: Some(mig.uuid.clone()) })
                 .collect();
         }
-        ClaimHardware::IommuGroup(_) => return vec![],
+        ClaimHardware::IommuGroup(group) => DeviceForm::IommuGroup { group: *group },
     };
     resolve(&form, inventory)
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::model::Gpu;
 use crate::model::{ClaimRecord, MigDevice, PciBusId};
 
 const A: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
