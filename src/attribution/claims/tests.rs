@@ -1,6 +1,5 @@
 use super::*;
-use crate::model::Gpu;
-use crate::model::{ClaimRecord, MigDevice, PciBusId};
+use crate::model::{ClaimRecord, Gpu, MigDevice, PciBusId};
 
 const A: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
 const B: &str = "GPU-bbbbbbbb-0000-0000-0000-000000000000";
