@@ -57,6 +57,11 @@ fn start_podmeter(root: &Path, tasks: &mut Tasks) -> anyhow::Result<watch::Recei
     let watching = kubelet::Settings {
         pod_resources_socket: root.join("pod-resources/kubelet.sock"),
         device_plugin_directory: root.join("device-plugins"),
+        claim_directories: kubelet::claim_files::Directories {
+            plugins: root.join("plugins"),
+            cdi: root.join("cdi"),
+            proc: root.join("proc"),
+        },
         refresh_interval: Box::new(|| Duration::from_secs(5)),
         deadline: Duration::from_secs(5),
     };

@@ -113,6 +113,8 @@ impl DemoSettings {
             admin_socket_required: true,
             pod_resources_socket: node.kubelet().pod_resources_socket(),
             device_plugin_directory: node.kubelet().device_plugin_directory(),
+            dra_plugin_directory: node.kubelet().dra_plugin_directory(),
+            dra_cdi_directory: node.cdi_directory(),
             proc_root: node.proc_root(),
             pods_api_socket: node.kubelet().pods_api_socket(),
             pod_logs_root: node.pod_logs_root(),

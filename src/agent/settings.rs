@@ -59,6 +59,9 @@ pub struct Settings {
     pub node_name: String,
     pub pod_resources_socket: PathBuf,
     pub device_plugin_directory: PathBuf,
+    /// Of the files that DRA drivers keep about claims.
+    pub dra_plugin_directory: PathBuf,
+    pub dra_cdi_directory: PathBuf,
     /// For each call to the kubelet.
     pub kubelet_deadline: Duration,
     pub hardware: HardwareSource,
@@ -210,10 +213,19 @@ impl Settings {
         }
     }
 
+    fn claim_directories(&self) -> kubelet::claim_files::Directories {
+        kubelet::claim_files::Directories {
+            plugins: self.dra_plugin_directory.clone(),
+            cdi: self.dra_cdi_directory.clone(),
+            proc: self.proc_root.clone(),
+        }
+    }
+
     pub(super) fn kubelet_settings(&self, reloadable: watch::Receiver<Reloadable>) -> kubelet::Settings {
         kubelet::Settings {
             pod_resources_socket: self.pod_resources_socket.clone(),
             device_plugin_directory: self.device_plugin_directory.clone(),
+            claim_directories: self.claim_directories(),
             refresh_interval: Box::new(move || reloadable.borrow().refresh_interval),
             deadline: self.kubelet_deadline,
         }

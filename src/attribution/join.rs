@@ -87,7 +87,7 @@ pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &In
             let (targets, source) = match resolve_claim(claim, inventory) {
                 Ok(resolved) => resolved,
                 // An observer holds nothing.
-                Err(_) if claim.record.admin_access => continue,
+                Err(_) if claim.is_observer() => continue,
                 Err(form) => {
                     let driver = ResourceName::new(Arc::clone(&claim.driver));
                     unresolved.entry((driver, form)).or_default().insert(&claim.device);
@@ -103,13 +103,12 @@ pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &In
                     mig,
                     join: source,
                 });
-                if claim.record.admin_access {
+                if claim.is_observer() {
                     continue;
                 }
                 let sharers = sharers.entry(target.clone()).or_default();
                 *sharers.containers.entry(name).or_default() += 1;
-                let consumed = claim.record.consumed.iter().map(|(capacity, amount)| (&**capacity, *amount));
-                sharers.consumed.insert(name, consumed.collect());
+                sharers.consumed.insert(name, claim.consumed().collect());
                 let held_devices = held_by_key.entry(key(&container.reference, target)).or_default();
                 held_devices.ids.insert(&claim.device);
                 held_devices.claims.insert(name);
@@ -298,7 +297,7 @@ pub fn held_gpus(allocations: &Allocations, inventory: &Inventory) -> BTreeSet<G
     let devices = allocations.containers().flat_map(|container| &container.devices);
     let of_devices = devices.flat_map(|held| resolve(&form_of(&held.resource, &held.id, inventory), inventory));
     let claims = allocations.containers().flat_map(|container| &container.claims);
-    let holding = claims.filter(|claim| !claim.record.admin_access);
+    let holding = claims.filter(|claim| !claim.is_observer());
     let of_claims = holding.filter_map(|claim| resolve_claim(claim, inventory).ok()).flat_map(|(targets, _)| targets);
     of_devices.chain(of_claims).map(|target| target.gpu).collect()
 }

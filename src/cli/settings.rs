@@ -138,6 +138,8 @@ fn settings(values: OptionValues, reloadable: Reloadable) -> Result<Settings, Po
         node_name: values.node_name.unwrap_or_else(node_name),
         pod_resources_socket: values.pod_resources_socket.unwrap_or_else(|| kubelet.join("pod-resources/kubelet.sock")),
         device_plugin_directory: values.device_plugin_dir.unwrap_or_else(|| kubelet.join("device-plugins")),
+        dra_plugin_directory: values.dra_plugin_dir.unwrap_or_else(|| kubelet.join("plugins")),
+        dra_cdi_directory: values.dra_cdi_dir,
         kubelet_deadline: KUBELET_DEADLINE,
         hardware: values.hardware,
         nvml: LibrarySearch { library: values.nvml_library, driver_roots: values.driver_root },

@@ -1,5 +1,5 @@
-//! From answers of the kubelet to the allocations that are published: UIDs are added, pods that the kubelet may still
-//! reject are held back, and the settle rule decides what is removed.
+//! From answers of the kubelet to the allocations that are published: UIDs and the records of claims are added,
+//! pods that the kubelet may still reject are held back, and the settle rule decides what is removed.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,6 +8,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use super::checkpoint::CheckpointFile;
+use super::claim_files::{ClaimFiles, Directories};
 use super::settle::Settle;
 use crate::attribution::{PodUids, UidSources, Unconfirmed};
 use crate::model::{Allocations, Monotonic, Pod, PodDirectory, PodRef, ProcessState};
@@ -31,6 +32,7 @@ pub(super) struct AcceptedAllocations {
     pub settle: Settle,
     pub unconfirmed: Unconfirmed,
     pub checkpoint: CheckpointFile,
+    pub claim_files: ClaimFiles,
     uids: PodUids,
     sources: PodSources,
     /// As the kubelet gave it.
@@ -39,11 +41,12 @@ pub(super) struct AcceptedAllocations {
 }
 
 impl AcceptedAllocations {
-    pub fn new(device_plugin_directory: &Path, sources: PodSources) -> Self {
+    pub fn new(device_plugin_directory: &Path, claim_directories: Directories, sources: PodSources) -> Self {
         Self {
             settle: Settle::default(),
             unconfirmed: Unconfirmed::default(),
             checkpoint: CheckpointFile::new(device_plugin_directory),
+            claim_files: ClaimFiles::new(claim_directories),
             uids: PodUids::default(),
             sources,
             answer: Allocations::default(),
@@ -89,6 +92,7 @@ impl AcceptedAllocations {
         let sources = UidSources { checkpoint: &allocations, directory: &directory, logged: &logged };
         let is_whole = self.settle.is_settled();
         let mut answer = self.answer.clone();
+        self.claim_files.complete(&mut answer).await;
         self.uids.identify(now, &mut answer, is_whole, &sources);
         if is_whole {
             self.unconfirmed.hold_back(now, &mut answer, self.accepted.as_deref(), &directory);

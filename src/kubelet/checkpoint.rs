@@ -124,7 +124,8 @@ fn read(path: &Path, before: &Arc<CheckpointAllocations>) -> io::Result<Arc<Chec
     Ok(Arc::new(CheckpointAllocations { version, ..parse(&text)? }))
 }
 
-fn version(metadata: &Metadata) -> (u64, i64, i64) {
+/// Another one once the file was written or replaced.
+pub(super) fn version(metadata: &Metadata) -> (u64, i64, i64) {
     (metadata.ino(), metadata.mtime(), metadata.mtime_nsec())
 }
 

@@ -1,6 +1,6 @@
 //! The kubelet's allocations and pods.
 //!
-//! In: the PodResources socket, the device checkpoint, file events beside both, and the socket of the Pods API. Out:
+//! In: the PodResources socket, the device checkpoint, file events beside both, the files of DRA drivers, and the socket of the Pods API. Out:
 //! `KubeletState` and `PodDirectory`, published on watch channels. Does not use: drivers, metrics. Protobuf types end
 //! here.
 
@@ -8,6 +8,7 @@ mod accepted;
 mod call;
 #[doc(hidden)] // for the fuzz targets
 pub mod checkpoint;
+pub mod claim_files;
 mod client;
 pub mod convert;
 pub mod decode;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
 use super::accepted::{AcceptedAllocations, PodSources};
+use super::claim_files::Directories;
 use super::client::{CallError, Client};
 use super::trigger::{FileEvents, Trigger};
 use crate::clock::Clock;
@@ -51,6 +52,8 @@ pub struct Settings {
     pub pod_resources_socket: PathBuf,
     /// Where the kubelet keeps `kubelet_internal_checkpoint`.
     pub device_plugin_directory: PathBuf,
+    /// Of the files of DRA drivers.
+    pub claim_directories: Directories,
     /// Read before each pause: it may change while running.
     pub refresh_interval: Box<dyn Fn() -> Duration + Send + Sync>,
     /// For each call.
@@ -210,7 +213,11 @@ impl Watch {
         Self {
             client: Client::new(&settings.pod_resources_socket, settings.deadline),
             budget: TokenBucket::full(CALLS_PER_SECOND, BURST, clock.now().monotonic),
-            accepted: AcceptedAllocations::new(&settings.device_plugin_directory, pods),
+            accepted: AcceptedAllocations::new(
+                &settings.device_plugin_directory,
+                settings.claim_directories.clone(),
+                pods,
+            ),
             settings,
             clock,
             publish,
@@ -382,6 +389,7 @@ impl Watch {
             Ok(allocations) => {
                 self.state.allocations = Some(self.accepted.observe(now.monotonic, allocations).await);
                 self.state.allocations_at = Some(now);
+                self.state.claim_file_errors = self.accepted.claim_files.errors();
                 self.state.settled = self.accepted.settle.is_settled();
                 self.state.api = self.client.api();
                 self.state.truncated = false;

@@ -36,6 +36,17 @@ pub(super) static GROUP: Group = Group {
                 }
             },
         ),
+        counter(
+            "podmeter_claim_file_errors_total",
+            &["source"],
+            "podmeter",
+            "Files of DRA drivers about listed claims that could not be read or understood.",
+            |snapshot, family| {
+                for (source, count) in snapshot.kubelet.claim_file_errors.iter().flat_map(|errors| &**errors) {
+                    family.since(snapshot.started).push(Labels::of("source", *source), *count);
+                }
+            },
+        ),
         gauge(
             "podmeter_podresources_age_seconds",
             &[],

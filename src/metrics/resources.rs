@@ -28,7 +28,7 @@ pub(super) static GROUP: Group = Group {
                             .and_known("numa_node", numa_nodes(&device.numa_nodes));
                         family.push(labels.and("source", "device_plugin"), 1u64);
                     }
-                    for claim in container.claims.iter().filter(|claim| !claim.record.admin_access) {
+                    for claim in container.claims.iter().filter(|claim| !claim.is_observer()) {
                         // A claim belongs to no extended resource: its driver takes that place.
                         let labels = of_container(&container.reference)
                             .and("resource", &claim.driver)
@@ -69,7 +69,7 @@ pub(super) static GROUP: Group = Group {
                             .and_known("share_id", claim.share_id.as_ref())
                             .and_known("gpu_uuid", joined.map(|joined| &joined.gpu))
                             .and_known("join", joined.map(|joined| joined.join.as_str()))
-                            .and_known("admin_access", claim.record.admin_access.then_some("true"));
+                            .and_known("admin_access", claim.is_observer().then_some("true"));
                         family.push(labels, 1u64);
                     }
                 }

@@ -27,6 +27,13 @@ pub struct ClaimDevice {
 pub struct ClaimRecord {
     /// The hardware by source, the most trusted first.
     pub hardware: BTreeMap<ClaimSource, ClaimHardware>,
+    /// `None` where no file has it: the claim then holds the device, alone or in equal parts with others.
+    pub allocation: Option<ClaimAllocation>,
+}
+
+/// How a device is allocated to a claim.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ClaimAllocation {
     /// The claim observes the device and does not hold it.
     pub admin_access: bool,
     /// What the claim consumes of the device's capacities, in thousandths of a byte or a unit. Empty: all of it, or not
@@ -79,6 +86,18 @@ pub struct ClaimGpu {
 }
 
 impl ClaimDevice {
+    /// It has admin access to the device, and holds nothing of it.
+    #[must_use]
+    pub fn is_observer(&self) -> bool {
+        self.record.allocation.as_ref().is_some_and(|allocation| allocation.admin_access)
+    }
+
+    /// What it consumes of the device's capacities.
+    pub fn consumed(&self) -> impl Iterator<Item = (&str, u64)> {
+        let allocation = self.record.allocation.iter();
+        allocation.flat_map(|allocation| allocation.consumed.iter().map(|(capacity, amount)| (&**capacity, *amount)))
+    }
+
     /// Whether both are the same device, or the same share of it, of the same claim.
     #[must_use]
     pub fn is_same_share(&self, other: &Self) -> bool {

@@ -50,7 +50,7 @@ mod unattributed;
 mod xid;
 
 pub use allocations::{Allocatable, Allocations, Container, CpuSet, HeldDevice, MemoryBlock, Pod};
-pub use claims::{ClaimDevice, ClaimGpu, ClaimHardware, ClaimRecord, ClaimSource};
+pub use claims::{ClaimAllocation, ClaimDevice, ClaimGpu, ClaimHardware, ClaimRecord, ClaimSource};
 pub use device_health::{
     CodeCount, DeviceHealth, GpuHealth, HealthCause, HealthState, HealthTransition, LastXid, RECOVERY_ACTIONS,
     UnhealthyReason, XidClass, XidCounts, recovery_action,

@@ -83,6 +83,7 @@ pub struct Plan {
 pub struct SimulatedNode {
     kubelet: Arc<FakeKubelet>,
     files: ProcTree,
+    cdi: PathBuf,
     /// Waited for before the first pods come.
     resources: Vec<Resource>,
     devices: BTreeMap<String, Device>,
@@ -136,6 +137,7 @@ impl SimulatedNode {
         Ok(Self {
             kubelet: Arc::new(kubelet),
             files,
+            cdi: root.join("cdi"),
             devices: devices.map(|device| (device.id.clone(), device.clone())).collect(),
             resources: plan.resources,
             controls,
@@ -181,6 +183,12 @@ impl SimulatedNode {
     #[must_use]
     pub fn proc_root(&self) -> PathBuf {
         self.files.proc_root()
+    }
+
+    /// In place of `/var/run/cdi`.
+    #[must_use]
+    pub fn cdi_directory(&self) -> PathBuf {
+        self.cdi.clone()
     }
 
     /// Laid out as `/var/log/pods`.

@@ -14,7 +14,7 @@ const ARROWS: [(&str, &[&str]); 26] = [
     ("clock", &["model"]),
     ("input", &[]),
     ("wire", &[]),
-    ("kubelet", &["attribution", "clock", "model", "tasks", "wire"]),
+    ("kubelet", &["attribution", "clock", "input", "model", "tasks", "wire"]),
     ("hardware", &["clock", "model", "threads"]),
     ("plugin", &["attribution", "clock", "input", "model", "preference", "tasks", "wire"]),
     ("processes", &["clock", "model", "tasks"]),

@@ -9,7 +9,7 @@ use crate::support::kubelet::{
     node,
 };
 use podmeter::clock::Clock;
-use podmeter::kubelet::{CallError, Client, PodSources, Settings, pods, start};
+use podmeter::kubelet::{CallError, Client, PodSources, Settings, claim_files, pods, start};
 use podmeter::model::{KubeletState, PodDirectory, PodRef, PodResourcesApi, PodUid};
 use podmeter::tasks::Tasks;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -55,6 +55,11 @@ impl Watching {
         let settings = Settings {
             pod_resources_socket: root.join("pod-resources/kubelet.sock"),
             device_plugin_directory: device_plugins.to_owned(),
+            claim_directories: claim_files::Directories {
+                plugins: root.join("plugins"),
+                cdi: root.join("cdi"),
+                proc: root.join("proc"),
+            },
             refresh_interval: Box::new(move || refresh_interval),
             deadline: DEADLINE,
         };

@@ -104,6 +104,11 @@ impl PluginHarness {
         let settings = podmeter::kubelet::Settings {
             pod_resources_socket: root.join("pod-resources/kubelet.sock"),
             device_plugin_directory: root.join("device-plugins"),
+            claim_directories: podmeter::kubelet::claim_files::Directories {
+                plugins: root.join("plugins"),
+                cdi: root.join("cdi"),
+                proc: root.join("proc"),
+            },
             refresh_interval: Box::new(move || refresh_interval),
             deadline: Duration::from_secs(5),
         };

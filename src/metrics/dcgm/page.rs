@@ -248,7 +248,7 @@ fn claim<'snapshot>(
 ) -> Option<(&'snapshot ClaimDevice, &'snapshot ClaimGpu)> {
     let containers = snapshot.kubelet.allocations.iter().flat_map(|allocations| allocations.containers());
     let its = containers.filter(|container| container.reference == account.container);
-    its.flat_map(|container| &container.claims).filter(|claim| !claim.record.admin_access).find_map(|claim| {
+    its.flat_map(|container| &container.claims).filter(|claim| !claim.is_observer()).find_map(|claim| {
         let joined = snapshot.claim_gpus.iter().find(|joined| joined.claim.is_same_share(claim))?;
         (joined.gpu == account.gpu && joined.mig == account.mig).then_some((claim, joined))
     })

@@ -136,6 +136,12 @@ impl FakeKubelet {
         self.shared.device_plugins.clone()
     }
 
+    /// With a directory for each DRA driver, which the driver makes.
+    #[must_use]
+    pub fn dra_plugin_directory(&self) -> PathBuf {
+        self.pods_api.with_file_name("plugins")
+    }
+
     /// There from 1.37, or with the gate on.
     #[must_use]
     pub fn pods_api_socket(&self) -> PathBuf {

@@ -24,7 +24,7 @@ pub(super) fn facts(snapshot: &Snapshot, gpu: &Gpu, mig: Option<&MigUuid>) -> Ma
         facts.extend(slow.and_then(|slow| c2c(&slow.c2c)).map(|links| ("NVLink-C2C", links)));
     }
     let (holding, observing): (Vec<_>, Vec<_>) =
-        claims(snapshot, &gpu.uuid, mig).into_iter().partition(|claim| !claim.device.record.admin_access);
+        claims(snapshot, &gpu.uuid, mig).into_iter().partition(|claim| !claim.device.is_observer());
     let list = |claims: Vec<Claim<'_>>| {
         let words: Vec<String> =
             claims.iter().map(|claim| format!("{} ({})", claim.container(), claim.name())).collect();
@@ -139,8 +139,7 @@ fn claims<'a>(snapshot: &'a Snapshot, gpu: &GpuUuid, mig: Option<&MigUuid>) -> V
 pub(super) fn claim(snapshot: &Snapshot, account: &Account) -> Option<String> {
     account.holding.as_ref()?;
     let mut claims = claims(snapshot, &account.gpu, account.mig.as_ref()).into_iter();
-    let claim =
-        claims.find(|claim| claim.container.reference == account.container && !claim.device.record.admin_access)?;
+    let claim = claims.find(|claim| claim.container.reference == account.container && !claim.device.is_observer())?;
     Some(claim.name())
 }
 

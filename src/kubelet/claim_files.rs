@@ -1,0 +1,332 @@
+//! The files that DRA drivers keep on the node about the claims that the kubelet lists: which hardware a claim's device
+//! is, whether the claim only observes it, and how much of it the claim consumes.
+//!
+//! In: claims, the drivers' directories. Out: each claim's record. Does not use: the inventory; what a record means is
+//! decided where devices are joined.
+
+#[doc(hidden)] // for the fuzz targets
+pub mod formats;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+
+use self::formats::Recorded;
+use super::checkpoint::version;
+use crate::model::{Allocations, ClaimAllocation, ClaimDevice, ClaimHardware, ClaimRecord, ClaimSource};
+
+/// The driver whose checkpoint has a known format.
+const NVIDIA: &str = "gpu.nvidia.com";
+/// The checkpoint has some kilobytes for each claim.
+const LARGEST: u64 = 16 << 20;
+/// Requests of a claim that are read; a claim has at most 32.
+const REQUESTS: usize = 64;
+/// They are files of this machine.
+const DEADLINE: Duration = Duration::from_secs(1);
+
+/// Where the files are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Directories {
+    /// With a directory for each driver: `plugins` under the kubelet's root.
+    pub plugins: PathBuf,
+    pub cdi: PathBuf,
+    /// The host's `/proc`.
+    pub proc: PathBuf,
+}
+
+type Records = BTreeMap<ClaimDevice, ClaimRecord>;
+/// By source.
+pub type ErrorCounts = BTreeMap<&'static str, u64>;
+
+/// The records of the claims that are listed. Where a file is gone or cannot be read, what it said of a claim stays:
+/// its hardware does not change while the claim exists.
+#[derive(Debug)]
+pub struct ClaimFiles {
+    directories: Directories,
+    records: Records,
+    errors: Option<Arc<ErrorCounts>>,
+    reader: Reader,
+    /// On a file system that hangs: one thread waits for it, not one for each refresh.
+    reading: Option<JoinHandle<Reading>>,
+    is_late: bool,
+}
+
+/// Remembers the files as they were read.
+#[derive(Debug, Default)]
+struct Reader {
+    files: BTreeMap<PathBuf, KnownFile>,
+}
+
+#[derive(Debug, Default)]
+struct KnownFile {
+    version: Option<(u64, i64, i64)>,
+    recorded: Arc<[Recorded]>,
+    problem: Option<String>,
+    is_visited: bool,
+}
+
+#[derive(Debug)]
+struct Reading {
+    reader: Reader,
+    records: Records,
+    /// The sources of problems that are new.
+    problems: Vec<ClaimSource>,
+}
+
+impl ClaimFiles {
+    pub fn new(directories: Directories) -> Self {
+        let (records, reader) = (Records::new(), Reader::default());
+        Self { directories, records, errors: None, reader, reading: None, is_late: false }
+    }
+
+    /// How many times a file was found that could not be read or understood. `None` while no claim was listed.
+    pub fn errors(&self) -> Option<Arc<ErrorCounts>> {
+        self.errors.clone()
+    }
+
+    /// Adds to each listed claim what the files record of it.
+    pub async fn complete(&mut self, allocations: &mut Allocations) {
+        let listed: BTreeSet<ClaimDevice> =
+            allocations.containers().flat_map(|container| &container.claims).cloned().collect();
+        if listed.is_empty() {
+            self.records.clear();
+            return;
+        }
+        let mut read = self.read(&listed).await;
+        let mut before = std::mem::take(&mut self.records);
+        for claim in listed {
+            let mut record = before.remove(&claim).unwrap_or_default();
+            let read = read.remove(&claim).unwrap_or_default();
+            record.hardware.extend(read.hardware);
+            record.allocation = read.allocation.or(record.allocation);
+            self.records.insert(claim, record);
+        }
+        let containers = allocations.pods.iter_mut().flat_map(|pod| &mut pod.containers);
+        for claim in containers.flat_map(|container| &mut container.claims) {
+            claim.record = self.records.get(claim).cloned().unwrap_or_default();
+        }
+    }
+
+    /// Nothing while the file system does not answer.
+    async fn read(&mut self, claims: &BTreeSet<ClaimDevice>) -> Records {
+        let (patience, mut reading) = match self.reading.take() {
+            Some(reading) => (Duration::ZERO, reading),
+            None => {
+                let (directories, reader) = (self.directories.clone(), std::mem::take(&mut self.reader));
+                let claims = claims.clone();
+                (DEADLINE, tokio::task::spawn_blocking(move || reader.read(&directories, &claims)))
+            }
+        };
+        match tokio::time::timeout(patience, &mut reading).await {
+            Ok(Ok(Reading { reader, records, problems })) => {
+                (self.reader, self.is_late) = (reader, false);
+                self.count(problems);
+                records
+            }
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "the files of DRA drivers cannot be read");
+                Records::new()
+            }
+            Err(_) => {
+                self.reading = Some(reading);
+                if !std::mem::replace(&mut self.is_late, true) {
+                    let Directories { plugins, cdi, .. } = &self.directories;
+                    tracing::warn!(
+                        plugins = %plugins.display(), cdi = %cdi.display(),
+                        "a file system has not answered within {} s: new claims are joined by device name",
+                        DEADLINE.as_secs()
+                    );
+                }
+                Records::new()
+            }
+        }
+    }
+
+    fn count(&mut self, problems: Vec<ClaimSource>) {
+        let files = [ClaimSource::Metadata, ClaimSource::Checkpoint, ClaimSource::Cdi];
+        let errors = self.errors.get_or_insert_with(|| Arc::new(files.map(|source| (source.as_str(), 0)).into()));
+        for source in problems {
+            *Arc::make_mut(errors).entry(source.as_str()).or_default() += 1;
+        }
+    }
+}
+
+impl Reader {
+    fn read(mut self, directories: &Directories, claims: &BTreeSet<ClaimDevice>) -> Reading {
+        let mut problems = vec![];
+        self.files.values_mut().for_each(|file| file.is_visited = false);
+        let records = claims.iter().map(|claim| {
+            let (mut record, mut allocations) = (ClaimRecord::default(), vec![]);
+            for (source, recorded) in self.files_of(directories, claim, &mut problems) {
+                let of_claim: Vec<&Recorded> = recorded.iter().filter(|recorded| is_of(recorded, claim)).collect();
+                record.hardware.extend(agreed(&of_claim).map(|hardware| (source, hardware)));
+                allocations.extend(of_claim.into_iter().filter(|recorded| recorded.allocation.is_some()).cloned());
+            }
+            record.allocation = allocation(claim, &allocations);
+            (claim.clone(), record)
+        });
+        let records = records.collect();
+        self.files.retain(|_, file| file.is_visited);
+        Reading { reader: self, records, problems }
+    }
+
+    fn files_of(
+        &mut self,
+        directories: &Directories,
+        claim: &ClaimDevice,
+        problems: &mut Vec<ClaimSource>,
+    ) -> Vec<(ClaimSource, Arc<[Recorded]>)> {
+        let names = [&claim.driver, &claim.claim_namespace, &claim.claim];
+        if !names.into_iter().chain(&claim.claim_uid).all(|name| is_file_name(name)) {
+            return vec![];
+        }
+        let mut found = vec![];
+        let mut file = |source, path: PathBuf, parse: &dyn Fn(&[u8]) -> Result<Vec<Recorded>, String>| {
+            found.push((source, self.file(source, path, parse, problems)));
+        };
+        let driver = directories.plugins.join(&*claim.driver);
+        let requests = driver.join("dra-device-metadata").join(format!("{}_{}", claim.claim_namespace, claim.claim));
+        match request_directories(&requests) {
+            Ok(requests) => {
+                for request in requests {
+                    file(ClaimSource::Metadata, request.join("metadata.json"), &formats::metadata);
+                }
+            }
+            Err(error) => {
+                let problem = error.to_string();
+                file(ClaimSource::Metadata, requests, &|_| Err(problem.clone()));
+            }
+        }
+        if &*claim.driver == NVIDIA {
+            file(ClaimSource::Checkpoint, driver.join("checkpoint.json"), &formats::checkpoint);
+        }
+        if let Some(uid) = &claim.claim_uid {
+            let kind = format!("k8s.{}/claim", claim.driver);
+            let path = directories.cdi.join(format!("k8s.{}-claim_{uid}.yaml", claim.driver));
+            let minors = || fs::read_to_string(directories.proc.join("driver/nvidia-caps/mig-minors"));
+            file(ClaimSource::Cdi, path, &|bytes| {
+                let text = str::from_utf8(bytes).map_err(|error| error.to_string())?;
+                formats::cdi(text, &kind, uid, || formats::mig_minors(&minors().unwrap_or_default()))
+            });
+        }
+        found
+    }
+
+    /// What the file records; nothing where it is not there or cannot be understood.
+    fn file(
+        &mut self,
+        source: ClaimSource,
+        path: PathBuf,
+        parse: &dyn Fn(&[u8]) -> Result<Vec<Recorded>, String>,
+        problems: &mut Vec<ClaimSource>,
+    ) -> Arc<[Recorded]> {
+        let known = self.files.entry(path.clone()).or_default();
+        if std::mem::replace(&mut known.is_visited, true) {
+            return Arc::clone(&known.recorded);
+        }
+        let problem = match changed_content(&path, &mut known.version) {
+            Ok(None) => return Arc::clone(&known.recorded),
+            Ok(Some(bytes)) => match parse(&bytes) {
+                Ok(recorded) => {
+                    known.recorded = recorded.into();
+                    None
+                }
+                Err(problem) => Some(problem),
+            },
+            Err(error) if is_absent(&error) => {
+                *known = KnownFile { is_visited: true, ..KnownFile::default() };
+                None
+            }
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(problem) = &problem {
+            known.recorded = [].into();
+            if known.problem.as_ref() != Some(problem) {
+                problems.push(source);
+                let (source, file) = (source.as_str(), path.display());
+                tracing::warn!(%file, source, problem, "a file about a DRA claim cannot be read: the claim is joined without it");
+            }
+        }
+        known.problem = problem;
+        Arc::clone(&known.recorded)
+    }
+}
+
+/// `None`: as it was when `known` was its version.
+fn changed_content(path: &Path, known: &mut Option<(u64, i64, i64)>) -> io::Result<Option<Vec<u8>>> {
+    let file = File::open(path)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() || metadata.len() > LARGEST {
+        return Err(io::Error::other(format!("not a file of at most {LARGEST} bytes")));
+    }
+    let version = Some(version(&metadata));
+    if *known == version {
+        return Ok(None);
+    }
+    let mut bytes = vec![];
+    file.take(LARGEST).read_to_end(&mut bytes)?;
+    *known = version;
+    Ok(Some(bytes))
+}
+
+/// One for each request of the claim. None without metadata.
+fn request_directories(claim: &Path) -> io::Result<Vec<PathBuf>> {
+    match fs::read_dir(claim) {
+        Ok(entries) => entries.take(REQUESTS).map(|entry| Ok(entry?.path())).collect(),
+        Err(error) if is_absent(&error) => Ok(vec![]),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+}
+
+/// A DNS name or a UID; no way to another directory.
+fn is_file_name(name: &str) -> bool {
+    !name.is_empty()
+        && !name.starts_with('.')
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-".contains(&byte))
+}
+
+fn is_of(recorded: &Recorded, claim: &ClaimDevice) -> bool {
+    *recorded.device == *claim.device.as_str()
+        && recorded.driver.as_ref().is_none_or(|driver| *driver == claim.driver)
+        && recorded.pool.as_ref().is_none_or(|pool| *pool == claim.pool)
+        && claim.claim_uid.as_ref().is_none_or(|uid| *uid == recorded.claim_uid)
+}
+
+/// Where the claim's UID is not known, the records of several claims of the device may be meant.
+fn agreed(recorded: &[&Recorded]) -> Option<ClaimHardware> {
+    let mut named = recorded.iter().filter_map(|recorded| recorded.hardware.as_ref());
+    let first = named.next()?;
+    named.all(|other| other == first).then(|| first.clone())
+}
+
+/// Of all shares of the device that the claim has, or of the one that is listed.
+fn allocation(claim: &ClaimDevice, recorded: &[Recorded]) -> Option<ClaimAllocation> {
+    let of_claim = recorded.iter().filter_map(|recorded| Some((&recorded.claim_uid, recorded.allocation.as_ref()?)));
+    let is_share = |id: &Option<Arc<str>>| id.is_none() || claim.share_id.is_none() || *id == claim.share_id;
+    let shares: Vec<_> = of_claim.filter(|(_, share)| is_share(&share.share_id)).collect();
+    let (uid, first) = shares.first()?;
+    let is_one_claim = shares.iter().all(|(other, _)| other == uid);
+    let admin_access = shares.iter().all(|(_, share)| share.of_share.admin_access);
+    if !is_one_claim && shares.iter().any(|(_, share)| share.of_share.admin_access != first.of_share.admin_access) {
+        return None;
+    }
+    let mut consumed = BTreeMap::new();
+    let holding = shares.iter().filter(|(_, share)| is_one_claim && !share.of_share.admin_access);
+    for (capacity, amount) in holding.flat_map(|(_, share)| &share.of_share.consumed) {
+        let sum: &mut u64 = consumed.entry(Arc::clone(capacity)).or_default();
+        *sum = sum.saturating_add(*amount);
+    }
+    Some(ClaimAllocation { admin_access, consumed })
+}
+
+#[cfg(test)]
+mod tests;

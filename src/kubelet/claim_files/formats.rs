@@ -1,0 +1,389 @@
+//! The formats of the files that DRA drivers keep on the node: metadata (KEP-5304), the checkpoint of NVIDIA's driver,
+//! and CDI specifications. Fields that are not needed are not looked at: newer versions have more.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use crate::input;
+use crate::model::{ClaimAllocation, ClaimHardware, GpuUuid, MigUuid, PciBusId};
+
+/// What one file has of one device of one claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recorded {
+    pub claim_uid: Arc<str>,
+    /// `None` where the file is of one driver.
+    pub driver: Option<Arc<str>>,
+    /// `None` where the file does not have it.
+    pub pool: Option<Arc<str>>,
+    pub device: Arc<str>,
+    pub hardware: Option<ClaimHardware>,
+    pub allocation: Option<Allocation>,
+}
+
+/// One result of the claim's allocation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    pub share_id: Option<Arc<str>>,
+    pub of_share: ClaimAllocation,
+}
+
+/// The GPU instance and the compute instance of `/dev/nvidia-caps/nvidia-cap<N>`, by N: `(minor, instance, compute
+/// instance)`.
+pub type MigMinors = BTreeMap<u32, (u32, u32, u32)>;
+
+/// Those that the kubelet's plugin library writes.
+const METADATA_VERSIONS: [&str; 2] = ["metadata.resource.k8s.io/v1beta1", "metadata.resource.k8s.io/v1alpha1"];
+const PCI_BUS_ID: [&str; 2] = ["resource.kubernetes.io/pciBusID", "resource.k8s.io/pciBusID"];
+
+#[derive(Deserialize)]
+struct Metadata {
+    #[serde(default)]
+    metadata: ObjectMeta,
+    requests: Option<Vec<MetadataRequest>>,
+}
+
+#[derive(Default, Deserialize)]
+struct ObjectMeta {
+    #[serde(default)]
+    uid: String,
+}
+
+#[derive(Deserialize)]
+struct MetadataRequest {
+    devices: Option<Vec<MetadataDevice>>,
+}
+
+#[derive(Deserialize)]
+struct MetadataDevice {
+    driver: String,
+    pool: String,
+    name: String,
+    attributes: Option<BTreeMap<String, Attribute>>,
+}
+
+#[derive(Deserialize)]
+struct Attribute {
+    string: Option<String>,
+}
+
+/// `metadata.json`: one object for each version of the format, of which the first known one counts. Empty until a
+/// driver that fills it later has done so.
+pub fn metadata(text: &[u8]) -> Result<Vec<Recorded>, String> {
+    if text.trim_ascii().is_empty() {
+        return Ok(vec![]);
+    }
+    for object in serde_json::Deserializer::from_slice(text).into_iter::<serde_json::Value>() {
+        let object = object.map_err(|error| error.to_string())?;
+        let version = object.get("apiVersion").and_then(|version| version.as_str());
+        if version.is_some_and(|version| METADATA_VERSIONS.contains(&version)) {
+            let known: Metadata = serde_json::from_value(object).map_err(|error| error.to_string())?;
+            return Ok(metadata_devices(known));
+        }
+    }
+    Err(format!("not of a known version: {}", METADATA_VERSIONS.join(", ")))
+}
+
+fn metadata_devices(known: Metadata) -> Vec<Recorded> {
+    let claim_uid: Arc<str> = known.metadata.uid.into();
+    let devices = known.requests.into_iter().flatten().flat_map(|request| request.devices.into_iter().flatten());
+    let recorded = devices.map(|device| Recorded {
+        claim_uid: Arc::clone(&claim_uid),
+        hardware: attributes_hardware(&device),
+        driver: Some(device.driver.into()),
+        pool: Some(device.pool.into()),
+        device: device.name.into(),
+        allocation: None,
+    });
+    recorded.collect()
+}
+
+fn attributes_hardware(device: &MetadataDevice) -> Option<ClaimHardware> {
+    let attributes = device.attributes.as_ref()?;
+    let text = |name: &str| attributes.get(name)?.string.as_deref();
+    let own = |name: &str| text(name).or_else(|| text(&format!("{}/{name}", device.driver)));
+    // A partition has the address of its GPU.
+    let is_whole = own("type").is_none_or(|kind| kind != "mig") && own("parentUUID").is_none();
+    own("uuid").and_then(of_uuid).or_else(|| {
+        let address = PCI_BUS_ID.iter().find_map(|name| text(name)).filter(|_| is_whole)?;
+        Some(ClaimHardware::Pci(PciBusId::normalized(address)))
+    })
+}
+
+fn of_uuid(uuid: &str) -> Option<ClaimHardware> {
+    match uuid {
+        gpu if gpu.starts_with("GPU-") => Some(ClaimHardware::Gpu(GpuUuid::from(gpu))),
+        mig if mig.starts_with("MIG-") => Some(ClaimHardware::Mig(MigUuid::from(mig))),
+        _ => None,
+    }
+}
+
+#[derive(Deserialize)]
+struct Checkpoint {
+    v1: Option<PreparedClaims>,
+    v2: Option<PreparedClaims>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PreparedClaims {
+    prepared_claims: Option<BTreeMap<String, PreparedClaim>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PreparedClaim {
+    #[serde(default)]
+    status: ClaimStatus,
+    prepared_devices: Option<Vec<PreparedGroup>>,
+}
+
+#[derive(Default, Deserialize)]
+struct ClaimStatus {
+    allocation: Option<AllocationResult>,
+}
+
+#[derive(Deserialize)]
+struct AllocationResult {
+    #[serde(default)]
+    devices: DeviceResults,
+}
+
+#[derive(Default, Deserialize)]
+struct DeviceResults {
+    results: Option<Vec<DeviceResult>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct DeviceResult {
+    driver: String,
+    pool: String,
+    device: String,
+    admin_access: Option<bool>,
+    #[serde(rename = "shareID")]
+    share_id: Option<String>,
+    consumed_capacity: Option<BTreeMap<String, Amount>>,
+}
+
+/// A quantity is a text; a whole number is accepted, as by Kubernetes.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Amount {
+    Text(String),
+    Number(u64),
+}
+
+#[derive(Deserialize)]
+struct PreparedGroup {
+    devices: Option<Vec<PreparedDevice>>,
+}
+
+#[derive(Deserialize)]
+struct PreparedDevice {
+    gpu: Option<Prepared>,
+    mig: Option<Prepared>,
+    vfio: Option<Prepared>,
+}
+
+#[derive(Deserialize)]
+struct Prepared {
+    /// Of a MIG device before 25.12.
+    info: Option<PreparedInfo>,
+    /// Of a MIG device from 25.12 on.
+    concrete: Option<Concrete>,
+    device: PreparedName,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PreparedInfo {
+    uuid: Option<String>,
+    #[serde(rename = "pciBusID")]
+    pci_bus_id: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Concrete {
+    #[serde(rename = "migUUID")]
+    mig_uuid: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct PreparedName {
+    pool_name: String,
+    device_name: String,
+}
+
+/// `checkpoint.json` of NVIDIA's driver. The newest version in it counts; each file has the older one too.
+pub fn checkpoint(text: &[u8]) -> Result<Vec<Recorded>, String> {
+    let checkpoint: Checkpoint = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    let claims = checkpoint.v2.or(checkpoint.v1).ok_or("neither v1 nor v2 is in it")?;
+    let mut recorded = vec![];
+    for (claim_uid, claim) in claims.prepared_claims.into_iter().flatten() {
+        let claim_uid: Arc<str> = claim_uid.into();
+        let results = claim.status.allocation.and_then(|allocation| allocation.devices.results);
+        recorded.extend(results.into_iter().flatten().map(|result| Recorded {
+            claim_uid: Arc::clone(&claim_uid),
+            driver: Some(result.driver.into()),
+            pool: Some(result.pool.into()),
+            device: result.device.into(),
+            hardware: None,
+            allocation: Some(Allocation {
+                share_id: result.share_id.map(Into::into),
+                of_share: ClaimAllocation {
+                    admin_access: result.admin_access.unwrap_or_default(),
+                    consumed: consumed(result.consumed_capacity.unwrap_or_default()),
+                },
+            }),
+        }));
+        let groups = claim.prepared_devices.into_iter().flatten();
+        let devices = groups.flat_map(|group| group.devices.into_iter().flatten()).filter_map(prepared);
+        recorded.extend(devices.map(|(name, hardware)| Recorded {
+            claim_uid: Arc::clone(&claim_uid),
+            driver: None,
+            pool: Some(name.pool_name.into()),
+            device: name.device_name.into(),
+            hardware,
+            allocation: None,
+        }));
+    }
+    Ok(recorded)
+}
+
+fn prepared(device: PreparedDevice) -> Option<(PreparedName, Option<ClaimHardware>)> {
+    let PreparedDevice { gpu, mig, vfio } = device;
+    // The UUID of a device for passthrough is the driver's own.
+    let is_passed_through = gpu.is_none() && mig.is_none();
+    let Prepared { info, concrete, device } = gpu.or(mig).or(vfio)?;
+    let uuid = concrete.map(|concrete| concrete.mig_uuid);
+    let (own_uuid, address) = info.map(|info| (info.uuid, info.pci_bus_id)).unwrap_or_default();
+    let hardware = match is_passed_through {
+        true => address.map(|address| ClaimHardware::Pci(PciBusId::normalized(&address))),
+        false => uuid.or(own_uuid).as_deref().and_then(of_uuid),
+    };
+    Some((device, hardware))
+}
+
+/// Those that podmeter can read.
+fn consumed(capacities: BTreeMap<String, Amount>) -> BTreeMap<Arc<str>, u64> {
+    let amount = |amount: &Amount| match amount {
+        Amount::Text(text) => thousandths(text),
+        Amount::Number(number) => number.checked_mul(1000),
+    };
+    capacities.iter().filter_map(|(name, capacity)| Some((name.as_str().into(), amount(capacity)?))).collect()
+}
+
+/// A quantity of Kubernetes (`40Gi`, `2`, `500m`, `1.5`, `2e3`) in thousandths. `None`: not one, or not positive.
+fn thousandths(text: &str) -> Option<u64> {
+    const SUFFIXES: [(&str, f64); 13] = [
+        ("Ki", 1024.0),
+        ("Mi", 1_048_576.0),
+        ("Gi", 1_073_741_824.0),
+        ("Ti", 1_099_511_627_776.0),
+        ("Pi", 1_125_899_906_842_624.0),
+        ("Ei", 1_152_921_504_606_846_976.0),
+        ("m", 1e-3),
+        ("k", 1e3),
+        ("M", 1e6),
+        ("G", 1e9),
+        ("T", 1e12),
+        ("P", 1e15),
+        ("E", 1e18),
+    ];
+    let suffix = SUFFIXES.iter().find_map(|(suffix, factor)| Some((text.strip_suffix(suffix)?, *factor)));
+    let (number, factor) = suffix.unwrap_or((text, 1.0));
+    let is_number = number.bytes().all(|byte| byte.is_ascii_digit() || b".eE+-".contains(&byte));
+    let amount = number.parse::<f64>().ok().filter(|_| is_number)? * factor * 1000.0;
+    (amount >= 0.0 && amount < u64::MAX as f64).then_some(amount.round() as u64)
+}
+
+#[derive(Deserialize)]
+struct Specification {
+    kind: String,
+    #[serde(default)]
+    devices: Vec<CdiDevice>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct CdiDevice {
+    name: String,
+    #[serde(default)]
+    container_edits: Edits,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Edits {
+    #[serde(default)]
+    device_nodes: Vec<DeviceNode>,
+}
+
+#[derive(Deserialize)]
+struct DeviceNode {
+    path: String,
+}
+
+/// The CDI specification of a claim, whose devices are named `<claim UID>-<device>`.
+///
+/// The minors are read where a device has nodes of instances.
+pub fn cdi(text: &str, kind: &str, claim_uid: &str, minors: impl Fn() -> MigMinors) -> Result<Vec<Recorded>, String> {
+    let specification = input::yaml::<Specification>(text)?.ok_or("the file is empty")?;
+    if specification.kind != kind {
+        return Err(format!("of kind {}, not {kind}", specification.kind));
+    }
+    let device = |device: CdiDevice| {
+        let name = device.name.strip_prefix(claim_uid)?.strip_prefix('-')?;
+        Some(Recorded {
+            claim_uid: claim_uid.into(),
+            driver: None,
+            pool: None,
+            device: name.into(),
+            hardware: nodes_hardware(&device.container_edits.device_nodes, &minors),
+            allocation: None,
+        })
+    };
+    Ok(specification.devices.into_iter().filter_map(device).collect())
+}
+
+/// `None` where the nodes are of several devices, or of instances that are not known.
+fn nodes_hardware(nodes: &[DeviceNode], minors: &impl Fn() -> MigMinors) -> Option<ClaimHardware> {
+    let one = |prefix: &'static str| {
+        let mut numbers = nodes.iter().filter_map(|node| node.path.strip_prefix(prefix)?.parse::<u32>().ok());
+        let first = numbers.next();
+        (first, numbers.all(|number| Some(number) == first))
+    };
+    let capabilities = nodes.iter().filter_map(|node| node.path.strip_prefix("/dev/nvidia-caps/nvidia-cap"));
+    let capabilities: Vec<Option<u32>> = capabilities.map(|number| number.parse().ok()).collect();
+    match (one("/dev/nvidia"), one("/dev/vfio/")) {
+        ((Some(minor), true), (None, _)) if capabilities.is_empty() => Some(ClaimHardware::Minor(minor)),
+        ((Some(minor), true), (None, _)) => {
+            let minors = minors();
+            let mut instances = capabilities.iter().filter_map(|number| minors.get(&(*number)?));
+            let (of, gpu_instance, compute_instance) = *instances.next()?;
+            let is_one = instances.next().is_none() && of == minor;
+            is_one.then_some(ClaimHardware::Instance { minor, gpu_instance, compute_instance })
+        }
+        ((None, _), (Some(group), true)) => Some(ClaimHardware::IommuGroup(group)),
+        _ => None,
+    }
+}
+
+/// `/proc/driver/nvidia-caps/mig-minors`: lines such as `gpu0/gi1/ci0/access 13`. Those of GPU instances as a whole are
+/// left out.
+pub fn mig_minors(text: &str) -> MigMinors {
+    let line = |line: &str| {
+        let (path, number) = line.split_once(' ')?;
+        let mut parts = path.split('/');
+        let mut number_after = |prefix: &str| parts.next()?.strip_prefix(prefix)?.parse::<u32>().ok();
+        let instance = (number_after("gpu")?, number_after("gi")?, number_after("ci")?);
+        Some((number.trim().parse().ok()?, instance))
+    };
+    text.lines().filter_map(line).collect()
+}
+
+#[cfg(test)]
+mod tests;

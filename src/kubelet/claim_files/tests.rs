@@ -1,0 +1,181 @@
+use tempfile::TempDir;
+
+use super::*;
+use crate::model::{Container, ContainerRef, CpuSet, GpuUuid, Pod, PodRef};
+
+const UID: &str = "dab5ab50-d59a-42a6-af16-cfd4628c0f7a";
+
+struct Node {
+    root: TempDir,
+    files: ClaimFiles,
+}
+
+impl Node {
+    fn new() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let directory = |name| root.path().join(name);
+        let (plugins, cdi, proc) = (directory("plugins"), directory("cdi"), directory("proc"));
+        Self { files: ClaimFiles::new(Directories { plugins, cdi, proc }), root }
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        let path = self.root.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        // As the drivers do: another file under the same name.
+        let new = path.with_extension("new");
+        fs::write(&new, text).unwrap();
+        fs::rename(new, path).unwrap();
+    }
+
+    fn checkpoint(&self, uid: &str, uuid: &str, admin: bool) {
+        self.write(
+            "plugins/gpu.nvidia.com/checkpoint.json",
+            &format!(
+                r#"{{"v1":{{"preparedClaims":{{"{uid}":{{"status":{{"allocation":{{"devices":{{"results":[
+                {{"request":"r","driver":"gpu.nvidia.com","pool":"node","device":"gpu-0","adminAccess":{admin}}}]}}}}}},
+                "preparedDevices":[{{"devices":[{{"gpu":{{"info":{{"uuid":"{uuid}"}},
+                "device":{{"PoolName":"node","DeviceName":"gpu-0"}}}}}}]}}]}}}}}}}}"#
+            ),
+        );
+    }
+
+    fn metadata(&self, uuid: &str) {
+        self.write(
+            "plugins/gpu.nvidia.com/dra-device-metadata/team_claim/gpu/metadata.json",
+            &format!(
+                r#"{{"apiVersion":"metadata.resource.k8s.io/v1alpha1","metadata":{{"uid":"{UID}"}},"requests":[{{"devices":[
+                {{"driver":"gpu.nvidia.com","pool":"node","name":"gpu-0","attributes":{{"uuid":{{"string":"{uuid}"}}}}}}]}}]}}"#
+            ),
+        );
+    }
+
+    /// What is known of the claim, as "source hardware …, admin".
+    async fn check(&mut self, uid: Option<&str>, expected: &str) {
+        let claim = ClaimDevice {
+            claim_namespace: "team".into(),
+            claim: "claim".into(),
+            driver: "gpu.nvidia.com".into(),
+            pool: "node".into(),
+            device: "gpu-0".into(),
+            share_id: None,
+            claim_uid: uid.map(Into::into),
+            record: ClaimRecord::default(),
+        };
+        let container = Container {
+            reference: ContainerRef::new("team", "pod", "main"),
+            devices: vec![],
+            claims: vec![claim],
+            exclusive_cpus: CpuSet::default(),
+            memory: vec![],
+        };
+        let pod = Pod {
+            reference: PodRef::new("team", "pod"),
+            uid: None,
+            containers: vec![container],
+            exclusive_cpus: CpuSet::default(),
+            memory: vec![],
+        };
+        let mut allocations = Allocations { pods: vec![pod] };
+        self.files.complete(&mut allocations).await;
+        let claim = &allocations.pods[0].containers[0].claims[0];
+        let hardware = |(source, hardware): (&ClaimSource, &ClaimHardware)| match hardware {
+            ClaimHardware::Gpu(uuid) => format!("{} {uuid}", source.as_str()),
+            other => format!("{} {other:?}", source.as_str()),
+        };
+        let mut found: Vec<String> = claim.record.hardware.iter().map(hardware).collect();
+        found.extend(claim.is_observer().then(|| "admin".to_owned()));
+        assert_eq!(found.join(", "), expected);
+    }
+
+    fn errors(&self) -> String {
+        let errors = self.files.errors().unwrap();
+        errors.iter().map(|(source, count)| format!("{source} {count}")).collect::<Vec<_>>().join(", ")
+    }
+}
+
+#[tokio::test]
+async fn a_claim_has_what_each_file_records_of_it() {
+    let mut node = Node::new();
+    node.check(Some(UID), "").await;
+    assert_eq!(node.errors(), "cdi 0, checkpoint 0, metadata 0", "files that are not there are none");
+    node.checkpoint(UID, "GPU-0", true);
+    node.metadata("GPU-0");
+    let specification = format!(
+        "kind: k8s.gpu.nvidia.com/claim\ndevices: [{{name: {UID}-gpu-0, containerEdits: {{deviceNodes: [{{path: /dev/nvidia0}}]}}}}]\n"
+    );
+    node.write(&format!("cdi/k8s.gpu.nvidia.com-claim_{UID}.yaml"), &specification);
+    node.check(Some(UID), "metadata GPU-0, checkpoint GPU-0, cdi Minor(0), admin").await;
+    node.check(None, "metadata GPU-0, checkpoint GPU-0, admin").await;
+    node.check(Some("11111111-d59a-42a6-af16-cfd4628c0f7a"), "").await;
+}
+
+#[tokio::test]
+async fn what_was_recorded_of_a_claim_outlives_its_file() {
+    let mut node = Node::new();
+    node.checkpoint(UID, "GPU-0", true);
+    node.check(Some(UID), "checkpoint GPU-0, admin").await;
+    node.write("plugins/gpu.nvidia.com/checkpoint.json", "{");
+    node.check(Some(UID), "checkpoint GPU-0, admin").await;
+    node.check(Some(UID), "checkpoint GPU-0, admin").await;
+    assert_eq!(node.errors(), "cdi 0, checkpoint 1, metadata 0", "once for each content");
+    fs::remove_dir_all(node.root.path().join("plugins")).unwrap();
+    node.check(Some(UID), "checkpoint GPU-0, admin").await;
+    let another = "22222222-d59a-42a6-af16-cfd4628c0f7a";
+    node.check(Some(another), "").await;
+    node.checkpoint(another, "GPU-1", false);
+    node.check(Some(another), "checkpoint GPU-1").await;
+    assert_eq!(node.errors(), "cdi 0, checkpoint 1, metadata 0");
+}
+
+#[tokio::test]
+async fn files_that_cannot_be_understood_are_counted_and_say_nothing() {
+    let mut node = Node::new();
+    node.write("plugins/gpu.nvidia.com/dra-device-metadata/team_claim/gpu/metadata.json", "\u{0}\u{1}");
+    node.write(&format!("cdi/k8s.gpu.nvidia.com-claim_{UID}.yaml"), "kind: [");
+    fs::create_dir_all(node.root.path().join("plugins/gpu.nvidia.com/checkpoint.json")).unwrap();
+    node.check(Some(UID), "").await;
+    node.check(Some(UID), "").await;
+    assert_eq!(node.errors(), "cdi 1, checkpoint 1, metadata 1");
+}
+
+#[tokio::test]
+async fn no_name_of_a_claim_leads_out_of_the_directories() {
+    let mut node = Node::new();
+    node.metadata("GPU-0");
+    for name in ["", ".", "..", "../team_claim", "a/b", "a\u{0}b"] {
+        assert!(!is_file_name(name), "{name:?}");
+    }
+    assert!(is_file_name("my-claim.v1"));
+    node.check(Some("../../secret"), "").await;
+}
+
+#[tokio::test]
+async fn a_file_system_that_hangs_keeps_one_thread_and_what_is_known() {
+    let mut node = Node::new();
+    node.checkpoint(UID, "GPU-0", false);
+    node.check(Some(UID), "checkpoint GPU-0").await;
+    let path = node.root.path().join("plugins/gpu.nvidia.com/checkpoint.json");
+    fs::remove_file(&path).unwrap();
+    // Opening it waits for a writer.
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    node.check(Some(UID), "checkpoint GPU-0").await;
+    assert!(node.files.is_late);
+    node.check(Some(UID), "checkpoint GPU-0").await;
+    drop(File::options().read(true).write(true).open(&path).unwrap());
+}
+
+#[test]
+fn a_record_of_several_claims_says_what_they_agree_on() {
+    let gpu = |uuid: &str| Recorded {
+        claim_uid: uuid.into(),
+        driver: None,
+        pool: None,
+        device: "gpu-0".into(),
+        hardware: Some(ClaimHardware::Gpu(GpuUuid::from(uuid))),
+        allocation: None,
+    };
+    let (one, other) = (gpu("GPU-0"), gpu("GPU-1"));
+    assert_eq!(agreed(&[&one, &one]), one.hardware);
+    assert_eq!(agreed(&[&one, &other]), None);
+    assert_eq!(agreed(&[]), None);
+}
