@@ -151,6 +151,27 @@ test('eight GPUs with seven MIG devices each fit on one screen, and a phone', as
   }
 });
 
+test('a rack, its superchips and their power are shown and fit, also on a phone', async () => {
+  const other = await new Demo(await freePort(), '--profile', '4xgb200').start();
+  try {
+    for (const size of [{ width: 1440, height: 900 }, { width: 390, height: 844 }]) {
+      const page = await browser.open(other.url, size);
+      await page.until('the page to be live', LIVE);
+      const devices = await page.ask(rows('devices'));
+      assert.equal(devices.length, 4);
+      for (const device of devices) assert.match(device, /GB200[^]*healthy[^]*power \d+ W[^]*module \d+ W · \d+ °C/);
+      await page.ask("window.row = document.querySelector('.device'); row.querySelector('.more > summary').click()");
+      await page.until('its place', "/NVLink domain[^]*clique \\d+ of cluster [^]*slot \\d+, tray \\d+[^]*CPU, GPU 0, GPU 1/.test(row.innerText)");
+      assert.deepEqual(await page.ask(CUT), []);
+      assert.ok(await page.ask('document.documentElement.scrollWidth') <= size.width);
+      assert.deepEqual(page.problems, []);
+      await page.close();
+    }
+  } finally {
+    await other.stop();
+  }
+});
+
 test('it updates without a load, and keeps focus and selection', async () => {
   const page = await open();
   const loads = page.loads;
