@@ -347,7 +347,7 @@ pub fn machine(node: &Node, uuid: &str) -> Vec<String> {
         let number = |name: &str, number: Option<u8>| number.map(|number| format!("{name} {number}"));
         words.extend(platform.chassis_serial.as_deref().map(|serial| format!("chassis {}", clean(serial))));
         words.extend([number("slot", platform.slot), number("tray", platform.tray)].into_iter().flatten());
-        words.extend([number("host", platform.host), number("module", platform.module_id)].into_iter().flatten());
+        words.extend([number("host", platform.host), number("module ID", platform.module_id)].into_iter().flatten());
     }
     let Some(fabric) = fabric else { return words };
     let faults = fabric.conditions.iter().filter(|(_, active)| **active).map(|(name, _)| name);

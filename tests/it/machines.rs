@@ -49,7 +49,7 @@ fn check(profile: Profile, gpus: usize, of_page: &[&str], of_first_gpu: &[&str])
 
 #[test]
 fn a_tray_of_a_rack_shows_its_domain_its_place_and_the_power_of_its_superchips() {
-    let facts = ["NVLink domain", "clique 2 of cluster ", "slot 14, tray 4, host 1, module 2", ": CPU, GPU 0, GPU 1<"];
+    let facts = ["NVLink domain", "clique 2 of cluster ", "slot 14, tray 4, host 1, module ID 2", ": CPU, GPU 0, GPU 1<"];
     let tray = check(Profile::GB200, 4, &["GB200", "GPU 3", ">module "], &facts);
     let readings = tray.node["hardware"]["readings"].as_object().unwrap().values();
     for fast in readings.map(|readings| &readings["fast"]["value"]) {
@@ -71,7 +71,7 @@ fn a_pair_of_grace_hopper_shows_its_modules_and_no_rack() {
 
 #[test]
 fn a_board_of_blackwell_gpus_shows_its_mig_devices_and_no_module_power() {
-    let board = check(Profile::B200, 8, &["B200", "1g.23gb+me", "1g.45gb", "3g.90gb"], &["host 1, module 6"]);
+    let board = check(Profile::B200, 8, &["B200", "1g.23gb+me", "1g.45gb", "3g.90gb"], &["host 1, module ID 6"]);
     assert!(!board.page.contains(">module ") && !board.first_gpu.contains("NVLink domain"), "{}", board.first_gpu);
     assert_eq!(board.metrics.count("podmeter_mig_device_info", &[]), 4);
     let held = board.metrics.count("podmeter_container_device_info", &["resource=\"nvidia.com/mig-1g.23gb.me\""]);

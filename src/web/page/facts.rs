@@ -48,7 +48,7 @@ pub(super) fn module_watts(snapshot: &Snapshot, gpu: &GpuUuid) -> Option<f64> {
     snapshot.hardware.readings.get(gpu)?.fast.as_ref()?.value.module_power_watts
 }
 
-/// `chassis 1823825185529, slot 14, tray 4, host 1, module 2`
+/// `chassis 1823825185529, slot 14, tray 4, host 1, module ID 2`
 fn place(platform: &Platform) -> String {
     let number = |name: &str, number: Option<u8>| number.map(|number| format!("{name} {number}"));
     let parts = [
@@ -56,7 +56,7 @@ fn place(platform: &Platform) -> String {
         number("slot", platform.slot),
         number("tray", platform.tray),
         number("host", platform.host),
-        number("module", platform.module_id),
+        number("module ID", platform.module_id),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
@@ -181,7 +181,7 @@ mod tests {
         gpu.serial = Some("165".into());
         gpu.platform = Some(Platform { slot: Some(14), module_id: Some(2), ..Platform::default() });
         let text = of(&snapshot);
-        for part in ["clique 7 of cluster 9c6f5af3-53bf", "slot 14, module 2", "467 W: CPU, GPU 0<", "9 of 10 links"] {
+        for part in ["clique 7 of cluster 9c6f5af3-53bf", "slot 14, module ID 2", "467 W: CPU, GPU 0<", "9 of 10 links"] {
             assert!(text.contains(part), "{part}: {text}");
         }
     }
