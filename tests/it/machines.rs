@@ -38,6 +38,11 @@ fn check(profile: Profile, gpus: usize, of_page: &[&str], of_first_gpu: &[&str])
     let violations: f64 =
         shown.metrics.samples("podmeter_conservation_violations_total", &[]).map(|(_, value)| value).sum();
     assert_eq!(violations, 0.0, "{profile}");
+    let sum = |metric: &str| shown.metrics.samples(metric, &[]).map(|(_, value)| value).sum::<f64>();
+    let devices = sum("podmeter_device_energy_joules_total");
+    let attributed =
+        sum("podmeter_container_energy_joules_total") + sum("podmeter_device_unattributed_energy_joules_total");
+    assert!((attributed - devices).abs() < devices * 1e-6, "{profile}: {attributed} of {devices} J");
     for words in of_page {
         assert!(shown.page.contains(words), "{profile}: {words}\n{}", shown.page);
     }
@@ -49,7 +54,8 @@ fn check(profile: Profile, gpus: usize, of_page: &[&str], of_first_gpu: &[&str])
 
 #[test]
 fn a_tray_of_a_rack_shows_its_domain_its_place_and_the_power_of_its_superchips() {
-    let facts = ["NVLink domain", "clique 2 of cluster ", "slot 14, tray 4, host 1, module ID 2", ": CPU, GPU 0, GPU 1<"];
+    let facts =
+        ["NVLink domain", "clique 2 of cluster ", "slot 14, tray 4, host 1, module ID 2", ": CPU, GPU 0, GPU 1<"];
     let tray = check(Profile::GB200, 4, &["GB200", "GPU 3", ">module "], &facts);
     let readings = tray.node["hardware"]["readings"].as_object().unwrap().values();
     for fast in readings.map(|readings| &readings["fast"]["value"]) {

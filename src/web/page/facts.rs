@@ -181,7 +181,8 @@ mod tests {
         gpu.serial = Some("165".into());
         gpu.platform = Some(Platform { slot: Some(14), module_id: Some(2), ..Platform::default() });
         let text = of(&snapshot);
-        for part in ["clique 7 of cluster 9c6f5af3-53bf", "slot 14, module ID 2", "467 W: CPU, GPU 0<", "9 of 10 links"] {
+        for part in ["clique 7 of cluster 9c6f5af3-53bf", "slot 14, module ID 2", "467 W: CPU, GPU 0<", "9 of 10 links"]
+        {
             assert!(text.contains(part), "{part}: {text}");
         }
     }

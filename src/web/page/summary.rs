@@ -15,6 +15,7 @@ pub(super) fn tiles(page: &Page<'_>) -> Markup {
         .iter()
         .filter(|gpu| snapshot.health.gpus.get(&gpu.uuid).is_some_and(|health| !health.whole.healthy))
         .count();
+    let passed_through = snapshot.hardware.inventory.passthrough.len();
     let all = |of: fn(&DeviceReadings) -> Option<f64>| -> Vec<f64> {
         gpus.iter().filter_map(|gpu| of(readings(gpu)?)).collect()
     };
@@ -38,9 +39,10 @@ pub(super) fn tiles(page: &Page<'_>) -> Markup {
     let gpus_worth = |gpus: f64| format!("{gpus:.1}");
     html! {
         dl.tiles {
-            (tile("GPUs", html! { (gpus.len()) }, match unhealthy {
-                0 => "none unhealthy".to_owned(),
-                count => format!("{count} unhealthy"),
+            (tile("GPUs", html! { (gpus.len()) }, match (unhealthy, passed_through) {
+                (0, 0) => "none unhealthy".to_owned(),
+                (count, 0) => format!("{count} unhealthy"),
+                (count, others) => format!("{count} unhealthy, {others} passed through"),
             }, if unhealthy > 0 { "bad" } else { "" }))
             (tile("Allocated", figure("allocated", node.allocated_gpus, gpus_worth), format!("of {} GPUs", gpus.len()), ""))
             (tile("Held and idle", figure("held-and-idle", Some(idle), gpus_worth),
