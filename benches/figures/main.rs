@@ -9,6 +9,7 @@
 #![allow(clippy::disallowed_methods, reason = "a benchmark reads the clock and starts the binary")]
 
 mod beside;
+mod dcgm;
 mod faults;
 mod health;
 mod hostile;
@@ -39,11 +40,12 @@ const PLAIN_PODS: usize = 30;
 
 type Part = fn(&Bench);
 
-const PARTS: [(&str, Part); 11] = [
+const PARTS: [(&str, Part); 12] = [
     ("start", usual::start),
     ("steady", usual::steady),
     ("allocations", usual::new_allocations),
     ("idle", idle::measure),
+    ("dcgm", dcgm::measure),
     ("plugin", plugin::measure),
     ("health", health::measure),
     ("resident", resident::measure),

@@ -34,6 +34,7 @@ pub fn series(page: &str) -> usize {
 /// A kept connection, like Prometheus'.
 pub struct Connection {
     stream: BufReader<TcpStream>,
+    path: &'static str,
     /// Complete lines, each ending in CRLF.
     headers: &'static str,
 }
@@ -49,7 +50,11 @@ impl Connection {
     pub fn open_with(address: &str, headers: &'static str) -> Self {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_nodelay(true).unwrap();
-        Self { stream: BufReader::with_capacity(1 << 18, stream), headers }
+        Self { stream: BufReader::with_capacity(1 << 18, stream), path: "/metrics", headers }
+    }
+
+    pub fn open_at(address: &str, path: &'static str) -> Self {
+        Self { path, ..Self::open(address) }
     }
 
     pub fn scrape(&mut self) -> String {
@@ -58,7 +63,7 @@ impl Connection {
 
     /// The body as received, compressed where the request allows it.
     pub fn bytes(&mut self) -> Vec<u8> {
-        let request = format!("GET /metrics HTTP/1.1\r\nHost: bench\r\n{}\r\n", self.headers);
+        let request = format!("GET {} HTTP/1.1\r\nHost: bench\r\n{}\r\n", self.path, self.headers);
         self.stream.get_mut().write_all(request.as_bytes()).unwrap();
         let mut length = 0;
         loop {
