@@ -34,11 +34,11 @@ fn shown(profile: Profile) -> Shown {
 fn check(profile: Profile, gpus: usize, of_page: &[&str], of_first_gpu: &[&str]) -> Shown {
     let shown = shown(profile);
     assert_eq!(shown.metrics.count("podmeter_device_info", &[]), gpus, "{profile}");
-    assert_eq!(shown.metrics.count("podmeter_device_healthy", &[]), gpus, "{profile}");
     let violations: f64 =
         shown.metrics.samples("podmeter_conservation_violations_total", &[]).map(|(_, value)| value).sum();
     assert_eq!(violations, 0.0, "{profile}");
     let sum = |metric: &str| shown.metrics.samples(metric, &[]).map(|(_, value)| value).sum::<f64>();
+    assert_eq!(sum("podmeter_device_healthy"), gpus as f64, "{profile}");
     let devices = sum("podmeter_device_energy_joules_total");
     let attributed =
         sum("podmeter_container_energy_joules_total") + sum("podmeter_device_unattributed_energy_joules_total");

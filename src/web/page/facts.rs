@@ -119,17 +119,13 @@ fn claims<'a>(snapshot: &'a Snapshot, gpu: &GpuUuid, mig: Option<&MigUuid>) -> V
     if joined.is_empty() {
         return vec![];
     }
-    let same = |one: &ClaimDevice, other: &ClaimDevice| {
-        (&one.claim_namespace, &one.claim, &one.driver, &one.pool, &one.device, &one.share_id)
-            == (&other.claim_namespace, &other.claim, &other.driver, &other.pool, &other.device, &other.share_id)
-    };
     let all = || snapshot.kubelet.allocations.iter().flat_map(|allocations| allocations.containers());
     let of = |container: &'a Container| {
-        let devices = container.claims.iter().filter(|device| joined.iter().any(|claim| same(claim, device)));
+        let devices = container.claims.iter().filter(|device| joined.iter().any(|claim| claim.is_same_share(device)));
         devices.map(move |device| (container, device))
     };
     let with_count = |(container, device): (&'a Container, &'a ClaimDevice)| {
-        let containers = all().filter(|other| other.claims.iter().any(|claim| same(claim, device))).count();
+        let containers = all().filter(|other| other.claims.iter().any(|claim| claim.is_same_share(device))).count();
         Claim { container, device, containers }
     };
     all().flat_map(of).map(with_count).collect()
@@ -149,7 +145,7 @@ mod tests {
 
     use super::*;
     use crate::metrics::tests::fixture;
-    use crate::model::{FabricDomain, Fast, Stamped};
+    use crate::model::{ClaimAllocation, FabricDomain, Fast, Stamped};
 
     fn with(change: impl FnOnce(&mut Slow, &mut Fast)) -> Snapshot {
         let mut snapshot = fixture::snapshot();
@@ -197,6 +193,46 @@ mod tests {
             fabric.incorrect_configuration = Some("insufficient_nvlinks");
         });
         assert_eq!(faults(&bad).as_deref(), Some("degraded bandwidth, incorrect configuration: insufficient nvlinks"));
+    }
+
+    /// A second pod refers to the claim; with admin access or without.
+    fn with_another_pod(admin_access: bool) -> Snapshot {
+        let mut snapshot = fixture::snapshot();
+        let mut claim = snapshot.claim_gpus[0].clone();
+        let allocations = Arc::make_mut(Arc::make_mut(&mut snapshot.kubelet).allocations.as_mut().unwrap());
+        let mut pod = allocations.pods.iter().find(|pod| &*pod.reference.pod == "claiming").unwrap().clone();
+        pod.reference.pod = "second".into();
+        pod.containers[0].reference.pod = "second".into();
+        if admin_access {
+            claim.claim.claim = "observe".into();
+            claim.claim.record.allocation = Some(ClaimAllocation { admin_access: true, ..ClaimAllocation::default() });
+            pod.containers[0].claims = vec![claim.claim.clone()];
+            snapshot.claim_gpus.push(claim);
+        }
+        allocations.pods.push(pod);
+        snapshot
+    }
+
+    #[test]
+    fn claims_are_shown_with_their_holders_and_observers_apart_from_them() {
+        let of_slice = |snapshot: &Snapshot| {
+            let one = &snapshot.claim_gpus[0];
+            facts(snapshot, &snapshot.hardware.inventory.gpus[&one.gpu], one.mig.as_ref()).into_string()
+        };
+        let claimed = |snapshot: &Snapshot| {
+            let account = snapshot.accounts.iter().find(|account| &*account.container.pod == "claiming").unwrap();
+            claim(snapshot, account)
+        };
+        let alone = fixture::snapshot();
+        assert!(of_slice(&alone).contains("<dd>research/claiming/main (claim one-slice)</dd>"), "{}", of_slice(&alone));
+        assert_eq!(claimed(&alone).as_deref(), Some("claim one-slice"));
+        let shared = with_another_pod(false);
+        assert!(of_slice(&shared).contains("research/second/main (claim one-slice, shared by 2 containers)"));
+        assert_eq!(claimed(&shared).as_deref(), Some("claim one-slice, shared by 2 containers"));
+        let observed = with_another_pod(true);
+        let text = of_slice(&observed);
+        assert!(text.contains("Observers by admin access</dt><dd>research/second/main (claim observe)<"), "{text}");
+        assert_eq!(claimed(&observed).as_deref(), Some("claim one-slice"), "an observer shares nothing");
     }
 
     #[test]
