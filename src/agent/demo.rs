@@ -14,7 +14,7 @@ use crate::model::Inventory;
 use crate::plugin::{MigStrategy, NvidiaConfig, Replication, ResourceConfig, Sharing};
 use crate::simulation::day::Stage;
 use crate::simulation::kubelet::ListedDevice;
-use crate::simulation::node::{Account, Device, Plan, Resource, SimulatedNode, resources};
+use crate::simulation::node::{Account, Device, Plan, Resource, SimulatedNode, passthrough_resources, resources};
 use crate::simulation::plugin::StandInPlugin;
 use crate::tasks::Tasks;
 
@@ -54,9 +54,14 @@ pub async fn demo(settings: DemoSettings, opened: Opened, dropped_lines: Dropped
     let directory = tempfile::Builder::new().prefix("podmeter-demo-").tempdir()?;
     let Gpus { driver, inventory, controls } = gpus(&settings)?;
     let slots = settings.profile.replicas().map(|replicas| replicas as usize);
-    let plan = Plan { resources: resources(&inventory, slots), seed: settings.seed, churn: settings.churn };
+    // The bundled plugin offers no GPU that is passed through.
+    let mut vendor = controls.as_ref().map(|gpus| passthrough_resources(&gpus.node_devices())).unwrap_or_default();
+    let resources = [resources(&inventory, slots), vendor.clone()].concat();
+    let plan = Plan { resources, seed: settings.seed, churn: settings.churn };
     // Without its own devices the agent only watches: another plugin serves them.
-    let vendor = if settings.agent.hardware == HardwareSource::None { plan.resources.clone() } else { vec![] };
+    if settings.agent.hardware == HardwareSource::None {
+        vendor.clone_from(&plan.resources);
+    }
     let node = SimulatedNode::start(directory.path(), plan, controls.clone(), clock).await?;
     let plugins = node.kubelet().device_plugin_directory();
     let _vendor: Vec<StandInPlugin> = vendor.iter().map(|resource| stand_in(&plugins, resource)).collect();

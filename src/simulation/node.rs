@@ -15,11 +15,15 @@ use super::truth::{Held, Truth};
 use super::workload::{Kind, Level, Workload};
 use crate::clock::Clock;
 use crate::hardware::simulated::{Controls, Load};
-use crate::model::{ContainerRef, Gpu, GpuUuid, Inventory, Monotonic};
+use crate::model::{ContainerRef, Gpu, GpuUuid, Inventory, Monotonic, NodeDevices, PassthroughGpu, PciBusId};
 
 /// Load curves are constant within a second of a workload's age; reading it four times as often misses no change.
 const STEP: Duration = Duration::from_millis(250);
 const CONTAINER: &str = "main";
+/// Of KubeVirt's pods.
+const VM_CONTAINER: &str = "compute";
+/// As in KubeVirt's documentation: the name of the product in the PCI database.
+const PASSTHROUGH_RESOURCE: &str = "nvidia.com/GH100_H100_SXM5_80GB";
 /// The process of the first pod comes after this.
 const FIRST_PID: u32 = 20_000;
 /// Of a device's memory.
@@ -71,6 +75,19 @@ pub fn resources(inventory: &Inventory, replicas: Replicas) -> Vec<Resource> {
     resources.into_iter().map(|(name, devices)| Resource { name, devices }).collect()
 }
 
+/// What KubeVirt would offer of the GPUs that are passed through: a resource of the product, and IOMMU groups as IDs.
+#[must_use]
+pub fn passthrough_resources(bus: &NodeDevices) -> Vec<Resource> {
+    let device = |(address, gpu): (&PciBusId, &PassthroughGpu)| {
+        let id = gpu.iommu_group?.to_string();
+        let uuid = GpuUuid::of_address(address);
+        Some(Device { id, gpu: uuid, gpu_instance: None, numa_node: gpu.numa_node })
+    };
+    let devices: Vec<Device> = bus.passthrough.iter().filter_map(device).collect();
+    let resource = Resource { name: PASSTHROUGH_RESOURCE.to_owned(), devices };
+    (!resource.devices.is_empty()).then_some(resource).into_iter().collect()
+}
+
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub resources: Vec<Resource>,
@@ -104,6 +121,7 @@ pub struct SimulatedNode {
 struct Start {
     namespace: &'static str,
     name: &'static str,
+    container: &'static str,
     kind: Kind,
     resource: String,
     count: usize,
@@ -159,7 +177,7 @@ impl SimulatedNode {
                 let full_name = self.unique(name);
                 let pod = PodSpec::new(namespace, &full_name).label("app", name);
                 self.kubelet.add_pod(pod.container(ContainerSpec::new(CONTAINER))).await;
-                self.write_logs(namespace, &full_name);
+                self.write_logs(namespace, &full_name, CONTAINER);
             }
         }
         let resources = std::mem::take(&mut self.resources);
@@ -337,7 +355,7 @@ impl SimulatedNode {
             start.life = Some(80 + self.random.below(400) as u64);
         }
         let name = self.unique(start.name);
-        let container = ContainerSpec::new(CONTAINER).asks(&start.resource, start.count);
+        let container = ContainerSpec::new(start.container).asks(&start.resource, start.count);
         let pod = PodSpec::new(start.namespace, &name).label("app", start.name).container(container);
         match self.kubelet.add_pod(pod).await {
             Admission::Running => {}
@@ -349,14 +367,14 @@ impl SimulatedNode {
                 return;
             }
         }
-        let devices = self.kubelet.devices_of(start.namespace, &name, CONTAINER);
-        let uid = self.write_logs(start.namespace, &name);
+        let devices = self.kubelet.devices_of(start.namespace, &name, start.container);
+        let uid = self.write_logs(start.namespace, &name, start.container);
         let pid = FIRST_PID + self.started as u32;
-        let inside = Inside { namespace: start.namespace, pod: &name, uid: &uid, container: CONTAINER };
+        let inside = Inside { namespace: start.namespace, pod: &name, uid: &uid, container: start.container };
         warn_on_failure(self.files.start(pid, self.step * TICKS_PER_STEP, inside));
         let workload = Workload { kind: start.kind, seed: self.random.next() };
         let running = Running {
-            container: ContainerRef::new(start.namespace, &name, CONTAINER),
+            container: ContainerRef::new(start.namespace, &name, start.container),
             devices: devices.into_iter().map(|(_, device)| device).collect(),
             workload,
             uid,
@@ -370,9 +388,9 @@ impl SimulatedNode {
     }
 
     /// Returns the pod's UID.
-    fn write_logs(&self, namespace: &str, pod: &str) -> String {
+    fn write_logs(&self, namespace: &str, pod: &str, container: &str) -> String {
         let uid = self.kubelet.uid(namespace, pod).unwrap_or_default();
-        warn_on_failure(self.files.add_container(Inside { namespace, pod, uid: &uid, container: CONTAINER }));
+        warn_on_failure(self.files.add_container(Inside { namespace, pod, uid: &uid, container }));
         uid
     }
 
@@ -422,6 +440,7 @@ fn first(resources: &[Resource]) -> Vec<Start> {
     let start = |namespace, name, kind, resource: &str, count| Start {
         namespace,
         name,
+        container: CONTAINER,
         kind,
         resource: resource.to_owned(),
         count,
@@ -431,6 +450,13 @@ fn first(resources: &[Resource]) -> Vec<Start> {
     for resource in resources {
         let resource_name = resource.name.as_str();
         let slots = resource.devices.len();
+        if resource_name == PASSTHROUGH_RESOURCE {
+            let vm =
+                |name| Start { container: VM_CONTAINER, ..start("team-vms", name, Kind::Notebook, resource_name, 1) };
+            // One stays free.
+            starts.extend(["virt-launcher-desktop", "virt-launcher-render", "virt-launcher-simulator"].map(vm));
+            continue;
+        }
         let wanted = [
             start("team-vision", "trainer", Kind::Training, resource_name, 1),
             start("team-vision", "notebook", Kind::Notebook, resource_name, 1),

@@ -40,6 +40,7 @@ mod kubelet_memory;
 mod log;
 mod lost_before_start;
 mod machines;
+mod mig_boards;
 mod nvml_readings;
 mod plugin;
 mod plugin_conflict;

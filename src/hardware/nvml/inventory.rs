@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use nvml_wrapper_sys::bindings::{
-    nvmlDeviceAttributes_t, nvmlGpuInstanceInfo_t, nvmlGpuInstanceProfileInfo_t, nvmlPciInfo_t,
+    nvmlDeviceAttributes_t, nvmlGpuInstanceInfo_t, nvmlGpuInstanceProfileInfo_t, nvmlGpuInstanceProfileInfo_v2_t,
+    nvmlPciInfo_t,
 };
 
-use super::calls::{Caller, Refusal, call, read_text, text, value};
+use super::calls::{Caller, Refusal, call, read_text, text, value, version};
 use super::library::Handle;
 use super::{links, memory};
 use crate::hardware::plausible;
@@ -83,8 +84,11 @@ pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
     };
     if mig_enabled == Some(true) {
         let devices = mig_handles(caller, handle);
-        gpu.mig_devices = devices.iter().map(|mig| describe(caller, handle, mig, memory_bytes)).collect();
-        gpu.mig_slices = slices_of_whole(caller, handle);
+        let profiles = mig_profiles(caller, handle);
+        gpu.mig_devices = devices.iter().map(|mig| describe(caller, handle, mig, &profiles, memory_bytes)).collect();
+        // The largest spans the whole GPU.
+        gpu.mig_slices =
+            profiles.all_read.then(|| profiles.by_id.values().map(|profile| profile.slices).max()).flatten();
     }
     gpu.present = caller.answers();
     Some(gpu)
@@ -115,43 +119,98 @@ pub fn mig_handles(caller: &mut Caller, handle: Handle) -> Vec<Mig> {
     found
 }
 
-/// The slices of the largest GPU instance profile, which spans the whole GPU. `None` when any profile could not be
-/// read.
-fn slices_of_whole(caller: &mut Caller, handle: Handle) -> Option<u32> {
-    let mut most = 0;
-    for profile in 0..PROFILE_LIMIT {
+/// The GPU instance profiles that a board has.
+#[derive(Debug, Default)]
+struct MigProfiles {
+    by_id: BTreeMap<u32, MigProfile>,
+    /// False when the driver refused one.
+    all_read: bool,
+}
+
+#[derive(Debug)]
+struct MigProfile {
+    /// The header's number, `NVML_GPU_INSTANCE_PROFILE_*`.
+    constant: u32,
+    slices: u32,
+    megabytes: u64,
+    /// As nvidia-smi prints it: `1g.24gb+me.all`. Older drivers have none.
+    name: Option<Arc<str>>,
+}
+
+fn mig_profiles(caller: &mut Caller, handle: Handle) -> MigProfiles {
+    let mut profiles = MigProfiles { all_read: true, ..MigProfiles::default() };
+    for constant in 0..PROFILE_LIMIT {
         // SAFETY: numbers only; all zeroes is a valid value.
         let mut info: nvmlGpuInstanceProfileInfo_t = unsafe { std::mem::zeroed() };
         // From 1: for a variant above 0, an invalid argument means a profile that does not exist.
-        let variant = profile + 1;
-        match call!(caller, nvmlDeviceGetGpuInstanceProfileInfo[variant](handle.0, profile, &raw mut info)) {
-            Ok(()) => most = most.max(info.sliceCount),
+        let variant = constant + 1;
+        match call!(caller, nvmlDeviceGetGpuInstanceProfileInfo[variant](handle.0, constant, &raw mut info)) {
+            Ok(()) => {
+                let name = profile_name(caller, handle, constant);
+                let profile = MigProfile { constant, slices: info.sliceCount, megabytes: info.memorySizeMB, name };
+                profiles.by_id.insert(info.id, profile);
+            }
             Err(Refusal::Unsupported) => {}
-            Err(_) => return None,
+            Err(_) => {
+                profiles.all_read = false;
+                break;
+            }
         }
     }
-    (most > 0).then_some(most)
+    profiles.all_read &= !profiles.by_id.is_empty();
+    profiles
 }
 
-fn describe(caller: &mut Caller, parent: Handle, mig: &Mig, parent_memory: Option<u64>) -> MigDevice {
+/// `1g.24gb+me.all` of `MIG 1g.24gb+me.all`.
+fn profile_name(caller: &mut Caller, handle: Handle, constant: u32) -> Option<Arc<str>> {
+    // SAFETY: numbers and a text; all zeroes is a valid value.
+    let mut info: nvmlGpuInstanceProfileInfo_v2_t = unsafe { std::mem::zeroed() };
+    info.version = version::<nvmlGpuInstanceProfileInfo_v2_t>(2);
+    let variant = constant + 1;
+    call!(caller, nvmlDeviceGetGpuInstanceProfileInfoV[variant](handle.0, constant, &raw mut info)).ok()?;
+    let name = read_text(&info.name)?;
+    let profile = name.strip_prefix("MIG ").unwrap_or(&name).trim();
+    profile.contains("g.").then(|| profile.into())
+}
+
+fn describe(
+    caller: &mut Caller,
+    parent: Handle,
+    mig: &Mig,
+    profiles: &MigProfiles,
+    parent_memory: Option<u64>,
+) -> MigDevice {
     let attributes = attributes(caller, mig.handle);
     let instance = instance_info(caller, parent, mig.gpu_instance);
-    let name = text!(caller, nvmlDeviceGetName(mig.handle.0)).and_then(|name| profile_in_name(&name));
-    let profile = name.or_else(|| attributes.map(|attributes| profile_of(&attributes, parent_memory)));
+    let of_instance = instance.and_then(|instance| profiles.by_id.get(&instance.profileId));
+    let device_name = text!(caller, nvmlDeviceGetName(mig.handle.0)).and_then(|name| profile_in_name(&name));
+    let slices = attributes
+        .map(|attributes| attributes.computeInstanceSliceCount)
+        .or_else(|| device_name.as_deref().and_then(slices_in_profile))
+        .or_else(|| of_instance.map(|profile| profile.slices));
+    let computed = || {
+        let attributes = attributes?;
+        let suffix = of_instance.map_or("", |profile| profile_suffix(profile.constant));
+        Some(profile_of(&attributes, suffix, parent_memory))
+    };
+    let profile = of_instance
+        .and_then(|profile| Some(name_of_part(profile.name.clone()?, profile.slices, slices)))
+        .or(device_name)
+        .or_else(computed)
+        .unwrap_or_default();
+    let megabytes =
+        attributes.map(|attributes| attributes.memorySizeMB).or_else(|| of_instance.map(|profile| profile.megabytes));
     MigDevice {
         uuid: mig.uuid.clone(),
         index: mig.index,
         gpu_instance: mig.gpu_instance,
         compute_instance: mig.compute_instance,
-        slices: attributes
-            .map(|attributes| attributes.computeInstanceSliceCount)
-            .or_else(|| profile.as_deref().and_then(slices_in_profile))
-            .unwrap_or(0),
-        profile: profile.unwrap_or_default(),
+        slices: slices.or_else(|| slices_in_profile(&profile)).unwrap_or(0),
+        profile,
         profile_id: instance.map(|instance| instance.profileId),
         placement_start: instance.map(|instance| instance.placement.start),
-        memory_bytes: attributes
-            .and_then(|attributes| attributes.memorySizeMB.checked_mul(1 << 20))
+        memory_bytes: megabytes
+            .and_then(|megabytes| megabytes.checked_mul(1 << 20))
             .filter(|total| plausible::MEMORY.holds(*total as f64)),
     }
 }
@@ -209,14 +268,33 @@ fn profile_in_name(name: &str) -> Option<Arc<str>> {
     profile.contains("g.").then(|| profile.trim().into())
 }
 
-/// The `3` of `1c.3g.40gb`.
+/// The compute slices of a MIG device: the `1` of `1c.3g.40gb`, the `3` of `3g.40gb`.
 fn slices_in_profile(profile: &str) -> Option<u32> {
-    profile.split('.').find_map(|part| part.strip_suffix('g'))?.parse().ok()
+    let slices = |unit| profile.split('.').find_map(|part| part.strip_suffix(unit))?.parse().ok();
+    slices('c').or_else(|| slices('g'))
 }
 
-/// As NVIDIA names profiles: memory in eighths of the GPU's, rounded up; with the prefix `1c.` for a part of the GPU
-/// instance.
-fn profile_of(attributes: &nvmlDeviceAttributes_t, parent_memory: Option<u64>) -> Arc<str> {
+/// The name of a MIG device in a GPU instance of this profile, with the prefix `1c.` where it is only a part of it.
+fn name_of_part(profile: Arc<str>, of_instance: u32, slices: Option<u32>) -> Arc<str> {
+    match slices {
+        Some(slices) if slices < of_instance => format!("{slices}c.{profile}").into(),
+        _ => profile,
+    }
+}
+
+/// What NVIDIA appends to the name of a GPU instance profile for its media engines and graphics.
+fn profile_suffix(constant: u32) -> &'static str {
+    match constant {
+        0x07 | 0x08 => "+me",
+        0x0a..=0x0c | 0x11 => "+gfx",
+        0x0d | 0x0e => "-me",
+        0x0f | 0x10 => "+me.all",
+        _ => "",
+    }
+}
+
+/// As NVIDIA names profiles: memory in eighths of the GPU's, rounded up.
+fn profile_of(attributes: &nvmlDeviceAttributes_t, suffix: &str, parent_memory: Option<u64>) -> Arc<str> {
     let megabytes = attributes.memorySizeMB as f64;
     let gigabytes = match parent_memory {
         Some(total) if total > 0 => {
@@ -227,11 +305,7 @@ fn profile_of(attributes: &nvmlDeviceAttributes_t, parent_memory: Option<u64>) -
         _ => (megabytes / 1024.0).round() as u64,
     };
     let (gpu, compute) = (attributes.gpuInstanceSliceCount, attributes.computeInstanceSliceCount);
-    if compute < gpu {
-        format!("{compute}c.{gpu}g.{gigabytes}gb").into()
-    } else {
-        format!("{gpu}g.{gigabytes}gb").into()
-    }
+    name_of_part(format!("{gpu}g.{gigabytes}gb{suffix}").into(), gpu, Some(compute))
 }
 
 /// One GPU of the layout, with few calls. `None` unless all of them were answered.
@@ -256,7 +330,8 @@ mod tests {
         ] {
             assert_eq!(profile_in_name(name).as_deref(), expected, "{name}");
         }
-        assert_eq!(slices_in_profile("1c.3g.20gb"), Some(3));
+        assert_eq!(slices_in_profile("1c.3g.20gb"), Some(1));
+        assert_eq!(slices_in_profile("3g.20gb"), Some(3));
         assert_eq!(slices_in_profile("1g.10gb+me"), Some(1));
     }
 

@@ -7,9 +7,9 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::curve::{Curve, Load, Sums};
-use super::profile::{Profile, fabric_domain, inventory, scramble};
+use super::profile::{Profile, fabric_domain, inventory, node_devices, scramble};
 use crate::hardware::source::{EventFailure, EventKind, Failure, PassStatus, Problem, RawEvent};
-use crate::model::{FabricDomain, GpuUuid, Inventory, Monotonic, XidInstance};
+use crate::model::{FabricDomain, GpuUuid, Inventory, Monotonic, NodeDevices, XidInstance};
 
 /// The problem of every call after the driver was unloaded.
 pub(super) const UNLOADED: Problem = Problem { call: "simulated", code: "uninitialized" };
@@ -115,6 +115,12 @@ impl Controls {
     #[must_use]
     pub fn inventory(&self) -> Inventory {
         self.lock().inventory.clone()
+    }
+
+    /// The GPUs on the PCI bus.
+    #[must_use]
+    pub fn node_devices(&self) -> NodeDevices {
+        node_devices(self.lock().profile)
     }
 
     #[must_use]

@@ -78,7 +78,7 @@ impl Session for SimulatedSession {
     }
 
     fn node_devices(&self) -> Option<NodeDevices> {
-        Some(NodeDevices { expected: self.controls.inventory().gpus.len(), ..NodeDevices::default() })
+        Some(self.controls.node_devices())
     }
 
     fn events(&self) -> Option<Box<dyn EventSource>> {

@@ -6,7 +6,8 @@ use std::str::FromStr;
 
 use super::machine::{self, Machine, Model, Place};
 use crate::model::{
-    DriverInfo, FabricDomain, Gpu, GpuUuid, Inventory, MigDevice, MigUuid, NvLinkPeers, PciBusId, Platform,
+    DriverInfo, FabricDomain, Gpu, GpuUuid, Inventory, MigDevice, MigUuid, NodeDevices, NvLinkPeers, PassthroughGpu,
+    PciBusId, Platform,
 };
 
 /// The simulated hardware: a machine, how its GPUs are partitioned, and how the plugin shares them.
@@ -18,10 +19,13 @@ pub struct Profile {
     partitions: &'static [&'static [Partition]],
     /// Slots of each whole GPU; `None`: it is not shared.
     replicas: Option<u32>,
+    /// How many GPUs, from the last, are passed through to virtual machines.
+    passthrough: usize,
 }
 
 impl Profile {
-    pub const H100: Self = Self { name: "8xh100", machine: &machine::H100, partitions: &[], replicas: None };
+    pub const H100: Self =
+        Self { name: "8xh100", machine: &machine::H100, partitions: &[], replicas: None, passthrough: 0 };
     pub const H100_TIME_SLICED: Self = Self { name: "8xh100-timesliced", replicas: Some(4), ..Self::H100 };
     /// GPUs 0 to 3 are partitioned, the others whole.
     pub const H100_MIG: Self = Self {
@@ -42,9 +46,11 @@ impl Profile {
         ..Self::H100
     };
     pub const GH200: Self = Self { name: "2xgh200", machine: &machine::GH200, ..Self::H100 };
+    /// Four GPUs for containers, four for virtual machines.
+    pub const VFIO: Self = Self { name: "vfio", passthrough: 4, ..Self::H100 };
     pub const EMPTY: Self = Self { name: "empty", machine: &machine::EMPTY, ..Self::H100 };
 
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::H100,
         Self::H100_TIME_SLICED,
         Self::H100_MIG,
@@ -53,6 +59,7 @@ impl Profile {
         Self::GB200,
         Self::B200,
         Self::GH200,
+        Self::VFIO,
         Self::EMPTY,
     ];
 
@@ -125,6 +132,10 @@ struct Partition {
 /// Numbers of what is no device, for its identifiers.
 const CHASSIS: u64 = 100_000;
 const CLUSTER: u64 = 100_001;
+/// H100 SXM5 80 GB in the PCI database.
+const H100_PCI_DEVICE: &str = "2330";
+/// The IOMMU group of the first GPU.
+const FIRST_GROUP: u32 = 40;
 const MIB: u64 = 1 << 20;
 const H100_ONE: Partition = partition("1g.10gb", 19, (1, 1), 9_984);
 const H100_SEVEN: &[Partition] = &[H100_ONE; 7];
@@ -146,7 +157,7 @@ const fn partition(name: &'static str, id: u32, slices: (u32, u32), mebibytes: u
 
 /// The node of a profile. The same seed makes the same UUIDs.
 pub(super) fn inventory(profile: Profile, seed: u64) -> Inventory {
-    let places = profile.machine.places.iter().enumerate();
+    let places = profile.machine.places.iter().enumerate().take(profile.machine.places.len() - profile.passthrough);
     let gpus = places.map(|(index, place)| gpu(profile, seed, index, place)).map(|gpu| (gpu.uuid.clone(), gpu));
     let software = profile.machine.software;
     Inventory {
@@ -160,6 +171,33 @@ pub(super) fn inventory(profile: Profile, seed: u64) -> Inventory {
         }),
         gpus: gpus.collect::<BTreeMap<_, _>>(),
         duplicate_uuids: BTreeMap::new(),
+    }
+}
+
+/// The GPUs of the profile on the PCI bus.
+pub(super) fn node_devices(profile: Profile) -> NodeDevices {
+    let places = profile.machine.places;
+    let mut addresses: Vec<PciBusId> = places.iter().map(|place| place.pci_bus_id.into()).collect();
+    addresses.sort_unstable();
+    let gpu = |place: &Place| {
+        let address = PciBusId::from(place.pci_bus_id);
+        let bus_index = addresses.iter().position(|other| *other == address).unwrap_or_default() as u32;
+        let of_kernel = PassthroughGpu {
+            kernel_driver: "vfio-pci".into(),
+            iommu_group: Some(FIRST_GROUP + bus_index),
+            vfio_device: Some(format!("vfio{bus_index}").into()),
+            pci_device_id: Some(H100_PCI_DEVICE.into()),
+            numa_node: Some(place.numa_node),
+            bus_index,
+        };
+        (address, of_kernel)
+    };
+    let listed = places.len() - profile.passthrough;
+    NodeDevices {
+        expected: listed,
+        vfio: profile.passthrough,
+        passthrough: places.iter().skip(listed).map(gpu).collect(),
+        ..NodeDevices::default()
     }
 }
 
@@ -313,6 +351,16 @@ mod tests {
             let own: BTreeSet<_> = serials(profile).into_iter().collect();
             assert_eq!(own.len(), profile.machine.places.len(), "{profile}");
         }
+    }
+
+    #[test]
+    fn gpus_for_virtual_machines_are_on_the_bus_and_not_in_the_drivers_list() {
+        let (node, bus) = (inventory(Profile::VFIO, 1), node_devices(Profile::VFIO));
+        assert_eq!((node.gpus.len(), bus.expected, bus.vfio, bus.passthrough.len()), (4, 4, 4, 4));
+        let listed: BTreeSet<_> = node.gpus.values().filter_map(|gpu| gpu.pci_bus_id.as_ref()).collect();
+        assert!(bus.passthrough.keys().all(|address| !listed.contains(address)));
+        let groups: BTreeSet<_> = bus.passthrough.values().map(|gpu| gpu.iommu_group).collect();
+        assert_eq!(groups.len(), 4);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use crate::state::Gpu;
 on_device! {
     nvmlDeviceGetName(name: Text, length: c_uint) |target| {
         match target.instance() {
+            Some(_) if !target.gpu().mig.named_devices => name.put(&target.gpu().name, length),
             Some(instance) => name.put(&format!("{} MIG {}", target.gpu().name, instance.profile), length),
             None => name.put(&target.gpu().name, length),
         }

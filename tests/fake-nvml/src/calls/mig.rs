@@ -12,7 +12,7 @@ use super::on_device;
 use crate::codes::{Code, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED};
 use crate::gate::{self, Target};
 use crate::out::{Many, Out, fill};
-use crate::state::{Instance, PROFILES, Profile};
+use crate::state::{Instance, Profile};
 use crate::versions;
 
 on_device! {
@@ -148,8 +148,9 @@ fn shape(target: &Target, constant: c_uint) -> Result<(Profile, Parts), Code> {
     if constant >= PROFILE_COUNT {
         return Err(INVALID_ARGUMENT);
     }
-    let mut offered = PROFILES.into_iter().filter(|profile| profile.slices <= mig.slices);
-    let profile = offered.find(|profile| profile.constant == constant).ok_or(NOT_SUPPORTED)?;
+    let mut offered = mig.profiles.iter().filter(|profile| profile.slices <= mig.slices);
+    let profile = offered.find(|profile| profile.constant == constant).cloned().ok_or(NOT_SUPPORTED)?;
     let ofa = u32::from(profile.slices == 7 || profile.name.ends_with("+me"));
-    Ok((profile, Parts { engines: profile.slices, ofa }))
+    let engines = profile.slices;
+    Ok((profile, Parts { engines, ofa }))
 }

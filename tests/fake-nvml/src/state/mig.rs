@@ -17,6 +17,10 @@ pub struct Mig {
     pub max_instances: u32,
     /// Compute slices of the whole board: 7 as on an H100, or 4. Larger profiles are not offered.
     pub slices: u32,
+    /// What the board offers. Default: as an H100 80 GB.
+    pub profiles: Vec<Profile>,
+    /// The name of a MIG device ends in that of its profile.
+    pub named_devices: bool,
     pub instances: Vec<Instance>,
 }
 
@@ -42,6 +46,9 @@ pub struct Instance {
     pub memory_reserved_bytes: u64,
     pub memory_used_bytes: u64,
     pub gpm: Gpm,
+    /// Of the board's profiles.
+    #[serde(skip)]
+    shape: Profile,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -52,13 +59,14 @@ pub struct Placement {
 }
 
 /// A shape that the device offers.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Profile {
     /// The header's constant, which nvmlDeviceGetGpuInstanceProfileInfo takes.
     pub constant: u32,
     /// The device's own number, which GPU instances carry.
     pub id: u32,
-    pub name: &'static str,
+    pub name: String,
     pub slices: u32,
     pub memory_slices: u32,
     pub count: u32,
@@ -69,19 +77,21 @@ pub struct Profile {
 const ABSENT: u32 = u32::MAX;
 
 /// What an H100 80 GB offers.
-pub const PROFILES: [Profile; 7] = [
-    profile(0, 19, "1g.10gb", [1, 1, 7, 16], 9_984),
-    profile(7, 20, "1g.10gb+me", [1, 1, 1, 16], 9_984),
-    profile(9, 15, "1g.20gb", [1, 2, 4, 26], 20_096),
-    profile(1, 14, "2g.20gb", [2, 2, 3, 32], 20_096),
-    profile(2, 9, "3g.40gb", [3, 4, 2, 60], 40_448),
-    profile(3, 5, "4g.40gb", [4, 4, 1, 64], 40_448),
-    profile(4, 0, "7g.80gb", [7, 8, 1, 132], 81_152),
-];
+fn profiles() -> Vec<Profile> {
+    vec![
+        profile(0, 19, "1g.10gb", [1, 1, 7, 16], 9_984),
+        profile(7, 20, "1g.10gb+me", [1, 1, 1, 16], 9_984),
+        profile(9, 15, "1g.20gb", [1, 2, 4, 26], 20_096),
+        profile(1, 14, "2g.20gb", [2, 2, 3, 32], 20_096),
+        profile(2, 9, "3g.40gb", [3, 4, 2, 60], 40_448),
+        profile(3, 5, "4g.40gb", [4, 4, 1, 64], 40_448),
+        profile(4, 0, "7g.80gb", [7, 8, 1, 132], 81_152),
+    ]
+}
 
-const fn profile(constant: u32, id: u32, name: &'static str, numbers: [u32; 4], memory_mib: u64) -> Profile {
+fn profile(constant: u32, id: u32, name: &str, numbers: [u32; 4], memory_mib: u64) -> Profile {
     let [slices, memory_slices, count, multiprocessors] = numbers;
-    Profile { constant, id, name, slices, memory_slices, count, multiprocessors, memory_mib }
+    Profile { constant, id, name: name.to_owned(), slices, memory_slices, count, multiprocessors, memory_mib }
 }
 
 impl Mig {
@@ -95,6 +105,7 @@ impl Mig {
             if instance.uuid.is_empty() {
                 instance.uuid = format!("MIG-00000000-0000-0000-{gpu:04}-{index:012}");
             }
+            instance.find_shape(&self.profiles);
             let shape = instance.shape();
             let shared = placed.get(&instance.gpu_instance).copied();
             let next = shared.unwrap_or(Placement { start, size: shape.memory_slices });
@@ -116,9 +127,14 @@ impl Mig {
 
 impl Instance {
     /// The profile of that name; `2c.` before it is a compute instance that fills only a part. Else the smallest.
-    pub fn shape(&self) -> Profile {
+    fn find_shape(&mut self, profiles: &[Profile]) {
         let name = self.profile.split_once("c.").map_or(self.profile.as_str(), |(_, gpu_part)| gpu_part);
-        PROFILES.into_iter().find(|profile| profile.name == name).unwrap_or(PROFILES[0])
+        let found = profiles.iter().find(|profile| profile.name == name).or(profiles.first());
+        self.shape = found.cloned().unwrap_or_default();
+    }
+
+    pub fn shape(&self) -> &Profile {
+        &self.shape
     }
 
     pub fn gpu_slices(&self) -> u32 {
@@ -141,7 +157,16 @@ impl Instance {
 
 impl Default for Mig {
     fn default() -> Self {
-        Self { supported: true, enabled: false, pending: None, max_instances: 7, slices: 7, instances: Vec::new() }
+        Self {
+            supported: true,
+            enabled: false,
+            pending: None,
+            max_instances: 7,
+            slices: 7,
+            profiles: profiles(),
+            named_devices: true,
+            instances: Vec::new(),
+        }
     }
 }
 
@@ -162,6 +187,7 @@ impl Default for Instance {
             memory_reserved_bytes: 0,
             memory_used_bytes: 0,
             gpm: Gpm::default(),
+            shape: Profile::default(),
         }
     }
 }

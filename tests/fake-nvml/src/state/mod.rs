@@ -12,7 +12,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 pub use gpu::{Gpu, Process, ProcessKind};
-pub use mig::{Instance, Mig, PROFILES, Profile};
+pub use mig::{Instance, Mig, Profile};
 pub use parts::{EccCounts, Event, Fabric, Gpm, NvLink, RemappedRows, Remote, RetiredPages, Samples};
 
 /// The whole file.

@@ -1,0 +1,251 @@
+//! The MIG profiles of each board, as NVIDIA's MIG user guide lists them, through a driver that names them and one that
+//! does not.
+
+use crate::support::fake_nvml::FakeNvml;
+use podmeter::hardware::Driver;
+use podmeter::hardware::nvml::{LibrarySearch, NvmlDriver};
+use podmeter::model::{Gpu, GpuUuid, Inventory};
+use podmeter::simulation::node::resources;
+use serde_json::{Value, json};
+
+/// Name, memory in MiB, compute slices, and the profiles.
+type Board = (&'static str, u64, u32, &'static [Row]);
+/// The header's constant, the driver's number, the name, compute slices, memory in MiB.
+type Row = (u32, u32, &'static str, u32, u64);
+
+/// Names and slices are the user guide's. Numbers and memory are from `nvidia-smi mig -lgip` where it is published (A100,
+/// H100, RTX PRO 6000); elsewhere numbers are those of the same shape, and memory is that part of the whole.
+const BOARDS: &[Board] = &[
+    (
+        "NVIDIA A30",
+        24_576,
+        4,
+        &[
+            (0, 14, "1g.6gb", 1, 5_952),
+            (7, 21, "1g.6gb+me", 1, 5_952),
+            (1, 5, "2g.12gb", 2, 11_968),
+            (8, 6, "2g.12gb+me", 2, 11_968),
+            (3, 0, "4g.24gb", 4, 24_000),
+        ],
+    ),
+    (
+        "NVIDIA A100-SXM4-40GB",
+        40_960,
+        7,
+        &[
+            (0, 19, "1g.5gb", 1, 4_864),
+            (7, 20, "1g.5gb+me", 1, 4_864),
+            (9, 15, "1g.10gb", 1, 9_856),
+            (1, 14, "2g.10gb", 2, 9_856),
+            (2, 9, "3g.20gb", 3, 19_968),
+            (3, 5, "4g.20gb", 4, 19_968),
+            (4, 0, "7g.40gb", 7, 40_192),
+        ],
+    ),
+    (
+        "NVIDIA H100 80GB HBM3",
+        81_559,
+        7,
+        &[
+            (0, 19, "1g.10gb", 1, 9_984),
+            (7, 20, "1g.10gb+me", 1, 9_984),
+            (9, 15, "1g.20gb", 1, 20_096),
+            (1, 14, "2g.20gb", 2, 20_096),
+            (2, 9, "3g.40gb", 3, 40_448),
+            (3, 5, "4g.40gb", 4, 40_448),
+            (4, 0, "7g.80gb", 7, 81_152),
+        ],
+    ),
+    (
+        "NVIDIA GH200 480GB",
+        97_871,
+        7,
+        &[
+            (0, 19, "1g.12gb", 1, 11_264),
+            (7, 20, "1g.12gb+me", 1, 11_264),
+            (9, 15, "1g.24gb", 1, 23_552),
+            (1, 14, "2g.24gb", 2, 23_552),
+            (2, 9, "3g.48gb", 3, 47_616),
+            (3, 5, "4g.48gb", 4, 47_616),
+            (4, 0, "7g.96gb", 7, 96_768),
+        ],
+    ),
+    (
+        "NVIDIA H200",
+        143_771,
+        7,
+        &[
+            (0, 19, "1g.18gb", 1, 16_640),
+            (7, 20, "1g.18gb+me", 1, 16_640),
+            (9, 15, "1g.35gb", 1, 33_536),
+            (1, 14, "2g.35gb", 2, 33_536),
+            (2, 9, "3g.71gb", 3, 71_168),
+            (3, 5, "4g.71gb", 4, 71_168),
+            (4, 0, "7g.141gb", 7, 143_104),
+        ],
+    ),
+    (
+        "NVIDIA B200",
+        183_359,
+        7,
+        &[
+            (0, 19, "1g.23gb", 1, 22_400),
+            (7, 20, "1g.23gb+me", 1, 22_400),
+            (9, 15, "1g.45gb", 1, 45_056),
+            (1, 14, "2g.45gb", 2, 45_056),
+            (2, 9, "3g.90gb", 3, 90_624),
+            (3, 5, "4g.90gb", 4, 90_624),
+            (4, 0, "7g.180gb", 7, 182_272),
+        ],
+    ),
+    (
+        "NVIDIA GB200",
+        189_471,
+        7,
+        &[
+            (0, 19, "1g.23gb", 1, 22_912),
+            (9, 15, "1g.47gb", 1, 46_592),
+            (1, 14, "2g.47gb", 2, 46_592),
+            (2, 9, "3g.93gb", 3, 93_696),
+            (3, 5, "4g.93gb", 4, 93_696),
+            (4, 0, "7g.186gb", 7, 188_416),
+        ],
+    ),
+    (
+        "NVIDIA B300 SXM6 AC",
+        275_040,
+        7,
+        &[
+            (0, 19, "1g.34gb", 1, 33_792),
+            (9, 15, "1g.67gb", 1, 67_584),
+            (1, 14, "2g.67gb", 2, 67_584),
+            (2, 9, "3g.135gb", 3, 136_192),
+            (3, 5, "4g.135gb", 4, 136_192),
+            (4, 0, "7g.269gb", 7, 274_432),
+        ],
+    ),
+    (
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+        97_887,
+        4,
+        &[
+            (0, 14, "1g.24gb", 1, 24_187),
+            (7, 21, "1g.24gb+me", 1, 24_187),
+            (10, 47, "1g.24gb+gfx", 1, 24_187),
+            (15, 65, "1g.24gb+me.all", 1, 24_187),
+            (13, 67, "1g.24gb-me", 1, 24_187),
+            (1, 5, "2g.48gb", 2, 48_517),
+            (11, 35, "2g.48gb+gfx", 2, 48_517),
+            (16, 64, "2g.48gb+me.all", 2, 48_517),
+            (14, 66, "2g.48gb-me", 2, 48_517),
+            (3, 0, "4g.96gb", 4, 97_280),
+            (12, 32, "4g.96gb+gfx", 4, 97_280),
+        ],
+    ),
+    (
+        "NVIDIA RTX PRO 4500 Blackwell",
+        32_623,
+        2,
+        &[
+            (0, 14, "1g.16gb", 1, 16_128),
+            (10, 47, "1g.16gb+gfx", 1, 16_128),
+            (15, 65, "1g.16gb+me.all", 1, 16_128),
+            (13, 67, "1g.16gb-me", 1, 16_128),
+            (1, 0, "2g.32gb", 2, 32_384),
+            (11, 32, "2g.32gb+gfx", 2, 32_384),
+        ],
+    ),
+];
+
+fn gpu(index: usize) -> GpuUuid {
+    GpuUuid::new(format!("GPU-00000000-0000-0000-0000-{index:012}"))
+}
+
+/// One GPU for each profile, with a MIG device of it. `change` is of every GPU.
+fn inventory((name, mebibytes, _, rows): &Board, change: &Value) -> Inventory {
+    let profile = |(constant, id, name, slices, memory_mib): &Row| {
+        json!({
+            "constant": constant, "id": id, "name": name, "slices": slices, "memory_slices": slices, "count": 1,
+            "multiprocessors": 16 * slices, "memory_mib": memory_mib,
+        })
+    };
+    let profiles: Vec<Value> = rows.iter().map(profile).collect();
+    let gpus = rows.iter().map(|(_, _, profile, ..)| {
+        let instances = json!([{"profile": profile}]);
+        let mut gpu = json!({
+            "name": name, "memory": {"total_bytes": mebibytes << 20},
+            "mig": {"enabled": true, "profiles": profiles, "instances": instances},
+        });
+        for (key, value) in change.as_object().unwrap() {
+            match value.as_object() {
+                Some(inner) if key == "mig" => gpu["mig"].as_object_mut().unwrap().extend(inner.clone()),
+                _ => gpu[key] = value.clone(),
+            }
+        }
+        gpu
+    });
+    let fake = FakeNvml::start(json!({"gpus": gpus.collect::<Vec<_>>()}));
+    let search = LibrarySearch { library: Some(fake.library_path()), driver_roots: Vec::new() };
+    NvmlDriver::new(search).open().unwrap().inventory().unwrap().0
+}
+
+fn check(change: &Value) {
+    for board in BOARDS {
+        let (name, _, slices, rows) = board;
+        let found = inventory(board, change);
+        for (place, (_, id, profile, compute, mebibytes)) in rows.iter().enumerate() {
+            let gpu: &Gpu = &found.gpus[&gpu(place)];
+            let mig = &gpu.mig_devices[0];
+            assert_eq!((&*mig.profile, mig.slices, mig.profile_id), (*profile, *compute, Some(*id)), "{name}");
+            assert_eq!((gpu.mig_slices, mig.memory_bytes), (Some(*slices), Some(mebibytes << 20)), "{name} {profile}");
+            let part = gpu.slice_fraction(mig.slices).unwrap();
+            assert!((part - f64::from(*compute) / f64::from(*slices)).abs() < 1e-9, "{name} {profile}");
+        }
+    }
+}
+
+#[test]
+fn a_driver_that_names_profiles_names_every_board() {
+    check(&json!({}));
+    check(&json!({"mig": {"named_devices": false}}));
+}
+
+/// Before 525 the list of profiles has no names; the names of MIG devices have them.
+#[test]
+fn without_names_in_the_list_the_device_names_its_profile() {
+    check(&json!({"function_not_found": ["nvmlDeviceGetGpuInstanceProfileInfoV"]}));
+    check(&json!({"fail": {"nvmlDeviceGetGpuInstanceProfileInfoV": 25}}));
+}
+
+#[test]
+fn without_any_name_the_profile_follows_from_size_and_number() {
+    let nameless = json!({
+        "function_not_found": ["nvmlDeviceGetGpuInstanceProfileInfoV"], "mig": {"named_devices": false},
+    });
+    check(&nameless);
+}
+
+#[test]
+fn resources_are_named_as_by_nvidias_plugin() {
+    let board = BOARDS.iter().find(|(name, ..)| name.contains("RTX PRO 6000")).unwrap();
+    let named = resources(&inventory(board, &json!({})), None);
+    let names: Vec<&str> = named.iter().map(|resource| resource.name.as_str()).collect();
+    for expected in ["mig-1g.24gb", "mig-1g.24gb-me", "mig-1g.24gb.gfx", "mig-1g.24gb.me", "mig-1g.24gb.me.all"] {
+        assert!(names.contains(&format!("nvidia.com/{expected}").as_str()), "{expected}: {names:?}");
+    }
+}
+
+#[test]
+fn a_compute_instance_is_named_as_a_part_of_its_gpu_instance() {
+    let instances = json!([
+        {"profile": "1c.2g.48gb+gfx", "gpu_instance": 1, "compute_instance": 0},
+        {"profile": "1c.2g.48gb+gfx", "gpu_instance": 1, "compute_instance": 1},
+    ]);
+    let board = BOARDS.iter().find(|(name, ..)| name.contains("RTX PRO 6000")).unwrap();
+    for names in [json!([]), json!(["nvmlDeviceGetGpuInstanceProfileInfoV"])] {
+        let found = inventory(board, &json!({"function_not_found": names, "mig": {"instances": instances}}));
+        for mig in &found.gpus[&gpu(0)].mig_devices {
+            assert_eq!((&*mig.profile, mig.slices), ("1c.2g.48gb+gfx", 1));
+        }
+    }
+}
