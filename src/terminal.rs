@@ -2,10 +2,14 @@
 //!
 //! Input: any text. Output: printable text. Does not write.
 
+use std::fmt::Write as _;
+
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 /// Replaces a character that cannot be shown as itself.
 const SUBSTITUTE: char = '\u{FFFD}';
+/// Of wrapped text, however narrow the terminal is.
+const LEAST_COLUMNS: usize = 24;
 /// Characters of a name. A container's full name has at most 380.
 const LONGEST: usize = 400;
 
@@ -91,6 +95,17 @@ pub fn wrapped(text: &str, columns: usize) -> Vec<String> {
     }
     lines.push(line);
     lines
+}
+
+/// Writes `text` after the head, which is as wide as the indent of the lines below it.
+pub fn write_wrapped(output: &mut String, head: &str, indent: usize, text: &str, columns: usize) {
+    for (number, line) in wrapped(&harmless(text), columns.saturating_sub(indent).max(LEAST_COLUMNS)).iter().enumerate()
+    {
+        let _ = match number {
+            0 => writeln!(output, "{head}{line}"),
+            _ => writeln!(output, "{:indent$}{line}", ""),
+        };
+    }
 }
 
 #[cfg(test)]

@@ -42,6 +42,8 @@ pub enum Command {
     },
     /// Check everything that the agent needs on this node, and a running agent; each failed check names the remedy.
     Doctor(Box<DoctorArguments>),
+    /// Check the page of metrics of any exporter against the CNCF AI conformance requirements on accelerators.
+    Conformance(ConformanceArguments),
     /// Mark a device as unhealthy, so that the kubelet allocates it to no new pod.
     Mark(MarkArguments),
     /// Remove the mark of a device, with its XIDs and the reasons that have ended.
@@ -77,16 +79,23 @@ pub struct RemoteAgent {
     /// Address of an agent: `http://HOST:9410` or `https://HOST:9410`; takes precedence over the admin socket.
     #[arg(long, value_name = "URL")]
     pub url: Option<HttpUrl>,
-    /// Certificates of the authorities that sign the agent's certificate, as PEM [default: those of the system].
+    #[command(flatten)]
+    credentials: Credentials,
+}
+
+/// What a URL needs besides it.
+#[derive(Clone, Debug, Default, Args)]
+pub struct Credentials {
+    /// Certificates of the authorities that sign the server's certificate, as PEM [default: those of the system].
     #[arg(long, value_name = "FILE", requires = "url")]
     ca_file: Option<PathBuf>,
-    /// Client certificate for an agent that requires one, as PEM.
+    /// Client certificate for a server that requires one, as PEM.
     #[arg(long, value_name = "FILE", requires_all = ["url", "key_file"])]
     cert_file: Option<PathBuf>,
     /// Private key of the client certificate, as PEM.
     #[arg(long, value_name = "FILE", requires = "cert_file")]
     key_file: Option<PathBuf>,
-    /// User for an agent that requires a password.
+    /// User for a server that requires a password.
     #[arg(long, value_name = "NAME", requires_all = ["url", "password_file"])]
     user: Option<String>,
     /// File with the user's password.
@@ -119,11 +128,28 @@ impl AgentAddress {
 impl RemoteAgent {
     /// With the certificates and the password in the files.
     pub fn target(self) -> Result<Option<Target>, Failed> {
-        let Some(mut url) = self.url else { return Ok(None) };
-        let certificates = Certificates { authorities: self.ca_file, own: self.cert_file.zip(self.key_file) };
+        self.url.map(|url| Ok(Target::Url(self.credentials.with(url)?))).transpose()
+    }
+}
+
+impl Credentials {
+    /// The URL with the certificates and the password in the files.
+    pub fn with(&self, mut url: HttpUrl) -> Result<HttpUrl, Failed> {
+        let own = self.cert_file.clone().zip(self.key_file.clone());
+        let certificates = Certificates { authorities: self.ca_file.clone(), own };
         let password = self.user.as_deref().zip(self.password_file.as_deref());
         url.access = Access::read(url.is_https.then_some(&certificates), password).map_err(misused)?;
-        Ok(Some(Target::Url(url)))
+        Ok(url)
+    }
+
+    /// The same for a client without a certificate and password; `None` where there are none.
+    pub fn without_identity(&self, mut url: HttpUrl) -> Result<Option<HttpUrl>, Failed> {
+        if self.user.is_none() && self.cert_file.is_none() {
+            return Ok(None);
+        }
+        let certificates = Certificates { authorities: self.ca_file.clone(), own: None };
+        url.access = Access::read(url.is_https.then_some(&certificates), None).map_err(misused)?;
+        Ok(Some(url))
     }
 }
 
@@ -272,6 +298,23 @@ pub struct DoctorArguments {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum DoctorFormat {
+    Text,
+    Json,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct ConformanceArguments {
+    /// Page of an exporter: `http://HOST:9400/metrics`; without a path, `/metrics`.
+    #[arg(value_name = "URL")]
+    pub url: HttpUrl,
+    #[arg(short, long, value_enum, default_value_t = ConformanceFormat::Text)]
+    pub output: ConformanceFormat,
+    #[command(flatten)]
+    pub credentials: Credentials,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum ConformanceFormat {
     Text,
     Json,
 }

@@ -26,11 +26,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::agent::{self, AgentError, DemoError, ListenAddress};
 use crate::client;
+use crate::conformance;
 use crate::metrics::catalogue;
 use crate::top::{self, TopSettings};
 use arguments::{
-    Arguments, Command, DemoArguments, DoctorArguments, DoctorFormat, MetricsFormat, ProbeArguments, ProbeFormat,
-    RecordArguments, RecordFormat, TopArguments,
+    Arguments, Command, ConformanceArguments, ConformanceFormat, DemoArguments, DoctorArguments, DoctorFormat,
+    MetricsFormat, ProbeArguments, ProbeFormat, RecordArguments, RecordFormat, TopArguments,
 };
 
 use options::AgentOptions;
@@ -70,7 +71,7 @@ pub fn main() -> ExitCode {
         }
     };
     let code = match outcome {
-        Ok(()) => ENDED,
+        Ok(code) => code,
         Err(Failed(code, message)) => {
             write_last_message(&format!("podmeter: {message}\n"));
             code
@@ -112,7 +113,8 @@ fn command() -> clap::Command {
     examples::with_examples(Arguments::command()).term_width(0)
 }
 
-fn run(command: Command) -> Result<(), Failed> {
+/// The exit code.
+fn run(command: Command) -> Result<u8, Failed> {
     match command {
         Command::Agent(arguments) => run_agent(*arguments),
         Command::Demo(arguments) => run_demo(arguments),
@@ -126,13 +128,14 @@ fn run(command: Command) -> Result<(), Failed> {
                 settings::check_file(&file).map_err(misused)?;
                 print(&format!("{}: valid\n", file.display()))?;
             }
-            let Some(file) = web_config else { return Ok(()) };
+            let Some(file) = web_config else { return Ok(ENDED) };
             for warning in settings::check_web_config(&file).map_err(misused)? {
                 print(&format!("{}: {warning}\n", file.display()))?;
             }
             print(&format!("{}: valid\n", file.display()))
         }
         Command::Doctor(arguments) => run_doctor(*arguments),
+        Command::Conformance(arguments) => run_conformance(arguments),
         Command::Mark(arguments) => admin::mark(arguments),
         Command::Unmark(arguments) => admin::unmark(arguments),
         Command::Release(arguments) => admin::release(arguments),
@@ -146,6 +149,7 @@ fn run(command: Command) -> Result<(), Failed> {
             print(&String::from_utf8_lossy(&script))
         }
     }
+    .map(|()| ENDED)
 }
 
 fn run_top(TopArguments { agent, once, interval }: TopArguments) -> Result<(), Failed> {
@@ -221,6 +225,19 @@ fn run_doctor(arguments: DoctorArguments) -> Result<(), Failed> {
     } else {
         Err(Failed(FAILED, format!("{} of {} checks failed", report.failed, report.checks.len())))
     }
+}
+
+/// A page that cannot be fetched proves nothing: that is the exit code of wrong usage.
+fn run_conformance(arguments: ConformanceArguments) -> Result<(), Failed> {
+    let ConformanceArguments { url, output, credentials } = arguments;
+    let (named, anonymous) = (credentials.with(url.clone())?, credentials.without_identity(url)?);
+    let observation = block_on(conformance::observe(named, anonymous))?.map_err(misused)?;
+    let report = conformance::judge(&observation);
+    print(&match output {
+        ConformanceFormat::Json => report.json(),
+        ConformanceFormat::Text => report.text(is_coloured(), terminal_columns().unwrap_or(80)),
+    })?;
+    if report.is_ok() { Ok(()) } else { Err(Failed(FAILED, "a requirement of level MUST is not met".to_owned())) }
 }
 
 /// In a terminal, unless NO_COLOR is set (https://no-color.org).

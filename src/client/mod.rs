@@ -1,16 +1,18 @@
-//! HTTP requests to a running agent.
+//! HTTP requests to a running agent, and to other exporters.
 //!
-//! Inputs: where the agent is (its admin socket or a URL) and a path. Outputs: the bytes of the response, or the node
-//! in it. Does not use: terminals, tables, or the agent's own types: agents of other versions must be readable too.
+//! Inputs: where the agent is (its admin socket or a URL) and a path. Outputs: the bytes of the response, the node or
+//! the page of metrics in it. Does not use: terminals, tables, or the agent's own types: agents of other versions must be readable too.
 
 mod access;
 mod node;
+mod page;
 mod request;
 mod target;
 
 pub use access::{Access, Certificates, InvalidAccess};
 pub use node::*;
-pub use request::{ClientError, get, post};
+pub use page::{Page, Sample};
+pub use request::{Answer, ClientError, get, post, scrape};
 pub use target::{DEFAULT_SOCKET, DEFAULT_URL, HttpUrl, InvalidUrl, Target};
 
 use serde::de::DeserializeOwned;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
-use hyper::header::{AUTHORIZATION, HOST};
+use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -17,6 +17,8 @@ use crate::terminal::harmless;
 
 /// For the whole exchange. An agent responds in milliseconds; on a loaded node in seconds.
 const DEADLINE: Duration = Duration::from_secs(5);
+/// As Prometheus waits for a page by default.
+const SCRAPE_DEADLINE: Duration = Duration::from_secs(10);
 /// For a command: the driver takes up to 30 s to close.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(40);
 /// A device list as long as the kubelet takes (40,000 ids) makes less than half of it.
@@ -57,24 +59,40 @@ pub enum ClientError {
     NotASnapshot { target: String, error: String },
 }
 
+/// A successful response.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Answer {
+    pub content_type: Option<String>,
+    pub body: Vec<u8>,
+}
+
 /// The body of a successful `GET` of `path` (`/api/v1/node`), of at most 32 MiB, within five seconds.
 pub async fn get(target: &Target, path: &str) -> Result<Vec<u8>, ClientError> {
-    call(target, &Call { method: Method::GET, path, body: Bytes::new(), limit: DEADLINE }).await
+    let call = Call { method: Method::GET, path, body: Bytes::new(), accept: None, limit: DEADLINE };
+    self::call(target, &call).await.map(|answer| answer.body)
+}
+
+/// A page of metrics in a text format, of at most 32 MiB, within ten seconds.
+pub async fn scrape(target: &Target, path: &str) -> Result<Answer, ClientError> {
+    let accept = Some("text/plain;version=0.0.4,application/openmetrics-text;version=1.0.0;q=0.5");
+    call(target, &Call { method: Method::GET, path, body: Bytes::new(), accept, limit: SCRAPE_DEADLINE }).await
 }
 
 /// The body of the response to a command with this body, within 40 seconds.
 pub async fn post(target: &Target, path: &str, body: String) -> Result<Vec<u8>, ClientError> {
-    call(target, &Call { method: Method::POST, path, body: body.into(), limit: COMMAND_DEADLINE }).await
+    let call = Call { method: Method::POST, path, body: body.into(), accept: None, limit: COMMAND_DEADLINE };
+    self::call(target, &call).await.map(|answer| answer.body)
 }
 
 struct Call<'a> {
     method: Method,
     path: &'a str,
     body: Bytes,
+    accept: Option<&'static str>,
     limit: Duration,
 }
 
-async fn call(target: &Target, call: &Call<'_>) -> Result<Vec<u8>, ClientError> {
+async fn call(target: &Target, call: &Call<'_>) -> Result<Answer, ClientError> {
     let late = || ClientError::Late { target: target.to_string(), limit: call.limit };
     let request = async {
         match target {
@@ -91,7 +109,7 @@ async fn exchange_at(
     stream: TcpStream,
     call: &Call<'_>,
     target: &Target,
-) -> Result<Vec<u8>, ClientError> {
+) -> Result<Answer, ClientError> {
     if !url.is_https {
         return exchange(stream, call, target).await;
     }
@@ -101,7 +119,7 @@ async fn exchange_at(
 }
 
 /// The admin socket first: it also exists where no port is open.
-async fn find_local(call: &Call<'_>) -> Result<Vec<u8>, ClientError> {
+async fn find_local(call: &Call<'_>) -> Result<Answer, ClientError> {
     let socket = Target::Socket(DEFAULT_SOCKET.into());
     let refusal = match connect_socket(Path::new(DEFAULT_SOCKET)).await {
         Ok(stream) => return exchange(stream, call, &socket).await,
@@ -138,7 +156,7 @@ async fn connect(url: &HttpUrl) -> Result<TcpStream, ClientError> {
         .map_err(|error| ClientError::Unreachable { target: url.to_string(), error })
 }
 
-async fn exchange<S>(stream: S, call: &Call<'_>, target: &Target) -> Result<Vec<u8>, ClientError>
+async fn exchange<S>(stream: S, call: &Call<'_>, target: &Target) -> Result<Answer, ClientError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -157,11 +175,15 @@ where
         }
         Target::Socket(_) | Target::Local => request.uri(call.path).header(HOST, "localhost"),
     };
+    let request = match call.accept {
+        Some(accept) => request.header(ACCEPT, accept),
+        None => request,
+    };
     let request = request
         .body(Full::new(call.body.clone()))
         .map_err(|error| ClientError::Broken { target: target.to_string(), error: error.to_string() })?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
-    let exchange = async { body(sender.send_request(request).await.map_err(broken)?, target).await };
+    let exchange = async { answer(sender.send_request(request).await.map_err(broken)?, target).await };
     tokio::pin!(exchange, connection);
     tokio::select! {
         biased;
@@ -171,10 +193,11 @@ where
     }
 }
 
-async fn body(response: Response<Incoming>, target: &Target) -> Result<Vec<u8>, ClientError> {
+async fn answer(response: Response<Incoming>, target: &Target) -> Result<Answer, ClientError> {
     let had_password = matches!(target, Target::Url(url) if url.access.authorization().is_some());
     let target = target.to_string();
     let status = response.status();
+    let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let bytes = match Limited::new(response.into_body(), BODY_BYTES).collect().await {
         Ok(body) => body.to_bytes(),
         Err(error) if error.is::<LengthLimitError>() => return Err(ClientError::TooLarge { target }),
@@ -186,7 +209,7 @@ async fn body(response: Response<Incoming>, target: &Target) -> Result<Vec<u8>, 
     if !status.is_success() {
         return Err(ClientError::Refused { target, status: status.to_string(), text: first_line(&bytes) });
     }
-    Ok(bytes.into())
+    Ok(Answer { content_type, body: bytes.into() })
 }
 
 impl ClientError {

@@ -69,7 +69,7 @@ pub struct HttpUrl {
 pub enum InvalidUrl {
     #[error("a user or password in the URL is not supported: give --user and --password-file")]
     User,
-    #[error("not a URL of an agent; give one such as {DEFAULT_URL}")]
+    #[error("not an http or https URL without a query; give one such as {DEFAULT_URL}")]
     Form,
 }
 

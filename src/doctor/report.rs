@@ -5,10 +5,7 @@ use serde::Serialize;
 use super::observations::NotObserved;
 use crate::governance::Timestamp;
 use crate::model::UnixSeconds;
-use crate::terminal::{harmless, wrapped};
-
-/// Of wrapped text, however narrow the terminal is.
-const LEAST_COLUMNS: usize = 24;
+use crate::terminal::write_wrapped;
 
 /// Worst first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -151,17 +148,6 @@ impl Report {
             write_wrapped(&mut text, "", 0, &hint, columns);
         }
         text
-    }
-}
-
-/// `text` after the head, which is as wide as the indent of the lines below it.
-fn write_wrapped(output: &mut String, head: &str, indent: usize, text: &str, columns: usize) {
-    for (number, line) in wrapped(&harmless(text), columns.saturating_sub(indent).max(LEAST_COLUMNS)).iter().enumerate()
-    {
-        let _ = match number {
-            0 => writeln!(output, "{head}{line}"),
-            _ => writeln!(output, "{:indent$}{line}", ""),
-        };
     }
 }
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module with the modules that it may name.
-const ARROWS: [(&str, &[&str]); 26] = [
+const ARROWS: [(&str, &[&str]); 27] = [
     ("model", &[]),
     ("attribution", &["model"]),
     ("health", &["model"]),
@@ -21,6 +21,7 @@ const ARROWS: [(&str, &[&str]); 26] = [
     ("governance", &["model", "processes"]),
     ("client", &["model", "terminal"]),
     ("doctor", &["client", "clock", "hardware", "kubelet", "model", "plugin", "processes", "governance", "terminal"]),
+    ("conformance", &["client", "terminal"]),
     ("metrics", &["model"]),
     ("terminal", &[]),
     ("tasks", &[]),
@@ -51,7 +52,7 @@ const ARROWS: [(&str, &[&str]); 26] = [
         ],
     ),
     ("top", &["client", "clock", "model", "terminal"]),
-    ("cli", &["agent", "client", "clock", "input", "journal", "metrics", "model", "top"]),
+    ("cli", &["agent", "client", "clock", "conformance", "input", "journal", "metrics", "model", "top"]),
     ("lib", &[]),
 ];
 
