@@ -6,6 +6,7 @@ pub mod attribution;
 pub mod cli;
 pub mod client;
 pub mod clock;
+pub mod condition;
 pub mod conformance;
 pub mod doctor;
 pub mod governance;

@@ -199,10 +199,7 @@ impl HealthTask {
     /// The containers that hold the device, or a part of it, now.
     fn holders(&self, gpu: &GpuUuid, mig: Option<&MigUuid>) -> Vec<ContainerRef> {
         let snapshot = self.snapshots.borrow();
-        let holders = snapshot.accounts.iter().filter(|account| {
-            account.holding.is_some() && account.gpu == *gpu && (mig.is_none() || account.mig.as_ref() == mig)
-        });
-        let holders: BTreeSet<&ContainerRef> = holders.map(|account| &account.container).collect();
+        let holders: BTreeSet<&ContainerRef> = snapshot.holders(gpu, mig).collect();
         holders.into_iter().cloned().collect()
     }
 }

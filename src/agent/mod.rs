@@ -3,6 +3,7 @@
 //! In: validated settings. Out: a running node agent, or the reason why it ended. Deliberately unknown: how a module
 //! does its work, and where settings come from.
 
+mod condition_file;
 mod demo;
 mod descriptors;
 mod devices;
@@ -164,6 +165,7 @@ impl Agent {
             plugin::start(settings, inputs, clock, &mut servers)
         });
         let journal = journal::start(settings.journal.as_ref(), snapshots.clone(), clock, &mut tasks);
+        condition_file::start(settings.condition_file.clone(), snapshots.clone(), clock, &mut tasks);
         let scrapes = ScrapeDurations::default();
         let inputs = publisher::Inputs {
             hardware: devices.states(),

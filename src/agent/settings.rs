@@ -84,6 +84,8 @@ pub struct Settings {
     pub pod_labels: Vec<PodLabel>,
     pub log_format: LogFormat,
     pub health: health::Config,
+    /// For repair systems; `None`: it is not written.
+    pub condition_file: Option<PathBuf>,
     /// Where and how much is written of who held what; `None`: nothing is.
     pub journal: Option<journal::Settings>,
     /// Of `/metrics/dcgm` without a query.

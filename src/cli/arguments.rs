@@ -44,6 +44,8 @@ pub enum Command {
     Doctor(Box<DoctorArguments>),
     /// Check the page of metrics of any exporter against the CNCF AI conformance requirements on accelerators.
     Conformance(ConformanceArguments),
+    /// Print whether the node's devices are healthy, with an exit code, for repair systems.
+    Health(HealthArguments),
     /// Mark a device as unhealthy, so that the kubelet allocates it to no new pod.
     Mark(MarkArguments),
     /// Remove the mark of a device, with its XIDs and the reasons that have ended.
@@ -317,6 +319,25 @@ pub struct ConformanceArguments {
 pub enum ConformanceFormat {
     Text,
     Json,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct HealthArguments {
+    /// `npd`: one line, as node-problem-detector's custom plugins print.
+    #[arg(short, long, value_enum, default_value_t = HealthFormat::Text)]
+    pub output: HealthFormat,
+    /// The agent's condition file, in place of the agent.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["url", "admin_socket"])]
+    pub file: Option<PathBuf>,
+    #[command(flatten)]
+    pub agent: AgentAddress,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum HealthFormat {
+    Text,
+    Json,
+    Npd,
 }
 
 #[derive(Clone, Debug, Args)]

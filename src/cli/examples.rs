@@ -6,7 +6,7 @@ use clap::Command;
 use crate::agent::ListenAddress;
 
 /// Command → examples.
-const EXAMPLES: [(&str, &str); 15] = [
+const EXAMPLES: [(&str, &str); 16] = [
     (
         "agent",
         "Examples:
@@ -64,6 +64,18 @@ Examples:
       dcgm-exporter, as evidence for a submission
   podmeter conformance https://node-a:9410 --ca-file ca.crt --user ops --password-file password
       with TLS and a password; shows too whether the page needs them",
+    ),
+    (
+        "health",
+        "Exit code 0: every device is healthy; 1: one is not; 2: unknown, such as without an agent.
+
+Examples:
+  podmeter health
+      the agent on this node
+  podmeter health -o npd --file /run/podmeter/health.json
+      from the file that the agent's --condition-file names, for node-problem-detector
+  podmeter health -o json --url http://node-a:9410
+      the agent on another node",
     ),
     (
         "mark",

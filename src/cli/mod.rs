@@ -7,6 +7,7 @@ mod admin;
 mod arguments;
 mod config_file;
 mod examples;
+mod health;
 mod log_queue;
 mod logging;
 mod options;
@@ -136,6 +137,7 @@ fn run(command: Command) -> Result<u8, Failed> {
         }
         Command::Doctor(arguments) => run_doctor(*arguments),
         Command::Conformance(arguments) => run_conformance(arguments),
+        Command::Health(arguments) => return health::run(arguments),
         Command::Mark(arguments) => admin::mark(arguments),
         Command::Unmark(arguments) => admin::unmark(arguments),
         Command::Release(arguments) => admin::release(arguments),

@@ -287,6 +287,11 @@ options! {
         /// The kubelet's log directories, whose names contain pod UIDs
         pod_logs_root "DIR": PathBuf = "/var/log/pods", restart;
     }
+    "Health" {
+        /// File with the condition of the node's devices, for node-problem-detector and other repair systems; rewritten every ten
+        /// seconds
+        condition_file "FILE": PathBuf => "none", restart;
+    }
     "Metrics, journal and log" {
         /// How long the counters of an ended container are exported
         retention "DUR": Duration = "5m" in "0s"..="1day", reload;

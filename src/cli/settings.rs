@@ -156,6 +156,7 @@ fn settings(values: OptionValues, reloadable: Reloadable) -> Result<Settings, Po
         dcgm_generation: values.dcgm_generation,
         log_format: values.log_format,
         health: values.health,
+        condition_file: values.condition_file,
         journal: values.state_dir.map(|directory| JournalSettings {
             directory,
             bounds: JournalBounds { bytes: values.state_max_size.0, age: *values.state_max_age },

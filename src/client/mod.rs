@@ -4,12 +4,14 @@
 //! the page of metrics in it. Does not use: terminals, tables, or the agent's own types: agents of other versions must be readable too.
 
 mod access;
+mod condition;
 mod node;
 mod page;
 mod request;
 mod target;
 
 pub use access::{Access, Certificates, InvalidAccess};
+pub use condition::{Condition, ConditionDevice, ConditionReason, NoCondition, condition, condition_in};
 pub use node::*;
 pub use page::{Page, Sample};
 pub use request::{Answer, ClientError, get, post, scrape};

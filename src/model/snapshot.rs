@@ -55,6 +55,17 @@ pub struct Snapshot {
     pub overview: Overview,
 }
 
+impl Snapshot {
+    /// The containers that hold the device, or a part of it, now; without `mig` the whole GPU. One that holds several
+    /// parts appears several times.
+    pub fn holders<'a>(&'a self, gpu: &'a GpuUuid, mig: Option<&'a MigUuid>) -> impl Iterator<Item = &'a ContainerRef> {
+        let holds = move |account: &&Account| {
+            account.holding.is_some() && account.gpu == *gpu && (mig.is_none() || account.mig.as_ref() == mig)
+        };
+        self.accounts.iter().filter(holds).map(|account| &account.container)
+    }
+}
+
 /// The state of the hardware.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct HardwareState {

@@ -22,6 +22,7 @@ use super::negotiation::{self, Choice};
 use super::page::{self, Page, View, detail};
 use super::{Admin, Live, ScrapeDurations, live};
 use crate::clock::Clock;
+use crate::condition::NodeCondition;
 use crate::metrics::dcgm::Generation;
 use crate::metrics::{Coding, Format, PageError, Pages};
 use crate::model::{Moment, Snapshot};
@@ -102,8 +103,8 @@ impl WebState {
 }
 
 pub(super) const JSON: &str = "application/json";
-const ROUTES: &str = "/  /metrics  /metrics/dcgm  /api/v1/node  /api/v1/record  /api/v1/allocations  /api/v1/history  \
-                      /api/v1/stream  /-/healthy  /-/ready";
+const ROUTES: &str = "/  /metrics  /metrics/dcgm  /api/v1/node  /api/v1/health  /api/v1/record  /api/v1/allocations  \
+                      /api/v1/history  /api/v1/stream  /-/healthy  /-/ready";
 
 /// The routes of the pages and the API. None changes anything.
 pub fn router(state: WebState) -> Router {
@@ -113,6 +114,7 @@ pub fn router(state: WebState) -> Router {
         .route("/metrics", get(metrics))
         .route("/metrics/dcgm", get(dcgm))
         .route("/api/v1/node", get(node))
+        .route("/api/v1/health", get(health))
         .route("/api/v1/record", get(record))
         .route("/api/v1/history", get(history))
         .route("/api/v1/stream", get(live::node))
@@ -261,6 +263,10 @@ fn json(made: Result<serde_json::Result<Bytes>, JoinError>) -> Response {
 
 pub(super) fn uncached(content_type: &'static str, body: impl Into<Body>) -> Response {
     ([(CONTENT_TYPE, content_type), (CACHE_CONTROL, "no-store")], body.into()).into_response()
+}
+
+async fn health(State(state): State<WebState>) -> Response {
+    uncached(JSON, NodeCondition::of(&state.snapshot(), state.clock.now()).json())
 }
 
 async fn record(State(state): State<WebState>, private: Option<Extension<Private>>, uri: Uri) -> Response {

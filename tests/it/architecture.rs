@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module with the modules that it may name.
-const ARROWS: [(&str, &[&str]); 27] = [
+const ARROWS: [(&str, &[&str]); 28] = [
     ("model", &[]),
     ("attribution", &["model"]),
     ("health", &["model"]),
@@ -21,13 +21,14 @@ const ARROWS: [(&str, &[&str]); 27] = [
     ("governance", &["model", "processes"]),
     ("client", &["model", "terminal"]),
     ("doctor", &["client", "clock", "hardware", "kubelet", "model", "plugin", "processes", "governance", "terminal"]),
+    ("condition", &["governance", "model"]),
     ("conformance", &["client", "terminal"]),
     ("metrics", &["model"]),
     ("terminal", &[]),
     ("tasks", &[]),
     ("threads", &[]),
     ("journal", &["clock", "input", "model", "terminal", "threads"]),
-    ("web", &["clock", "history", "input", "metrics", "model", "tasks"]),
+    ("web", &["clock", "condition", "history", "input", "metrics", "model", "tasks"]),
     ("simulation", &["clock", "hardware", "model", "wire"]),
     (
         "agent",
@@ -35,6 +36,7 @@ const ARROWS: [(&str, &[&str]); 27] = [
             "attribution",
             "client",
             "clock",
+            "condition",
             "doctor",
             "hardware",
             "health",
@@ -52,7 +54,7 @@ const ARROWS: [(&str, &[&str]); 27] = [
         ],
     ),
     ("top", &["client", "clock", "model", "terminal"]),
-    ("cli", &["agent", "client", "clock", "conformance", "input", "journal", "metrics", "model", "top"]),
+    ("cli", &["agent", "client", "clock", "conformance", "input", "journal", "metrics", "model", "terminal", "top"]),
     ("lib", &[]),
 ];
 

@@ -10,6 +10,7 @@ mod admin_commands;
 mod agent;
 mod architecture;
 mod captures;
+mod condition;
 mod conformance;
 mod container_xids;
 mod dashboards;

@@ -1,0 +1,90 @@
+//! `podmeter health`: the condition of the node's devices, as text and as an exit code.
+
+use serde_json::json;
+
+use super::arguments::{HealthArguments, HealthFormat};
+use super::{ENDED, Failed, block_on, print};
+use crate::client::{self, Condition, ConditionDevice, NoCondition};
+use crate::clock::Clock;
+use crate::terminal::clean;
+
+/// As node-problem-detector's custom plugins exit.
+const UNHEALTHY: u8 = 1;
+const UNKNOWN: u8 = 2;
+
+/// The exit code. Without an answer the condition is unknown; that is a result too, on standard output.
+pub fn run(arguments: HealthArguments) -> Result<u8, Failed> {
+    let HealthArguments { output, file, agent } = arguments;
+    let condition = match file {
+        Some(file) => client::condition_in(&file, Clock::start().now().unix.0),
+        None => block_on(client::condition(&agent.target()?))?,
+    };
+    print(&match output {
+        HealthFormat::Text => text(&condition),
+        HealthFormat::Json => json_of(&condition),
+        HealthFormat::Npd => line(&condition),
+    })?;
+    Ok(code(&condition))
+}
+
+fn code(condition: &Result<Condition, NoCondition>) -> u8 {
+    match condition.as_ref().map(|condition| &*condition.status) {
+        Ok("healthy") => ENDED,
+        Ok("unhealthy") => UNHEALTHY,
+        _ => UNKNOWN,
+    }
+}
+
+fn line(condition: &Result<Condition, NoCondition>) -> String {
+    match condition {
+        Ok(condition) => clean_line(&condition.message),
+        Err(error) => clean_line(&error.to_string()),
+    }
+}
+
+fn clean_line(text: &str) -> String {
+    // A message is longer than the name that `clean` cuts to.
+    crate::terminal::harmless(text) + "\n"
+}
+
+fn json_of(condition: &Result<Condition, NoCondition>) -> String {
+    match condition {
+        Ok(condition) => condition.text.clone(),
+        Err(error) => {
+            let value = json!({"schema": "podmeter.condition/v1", "status": "unknown", "message": error.to_string()});
+            serde_json::to_string_pretty(&value).expect("plain values are JSON") + "\n"
+        }
+    }
+}
+
+fn text(condition: &Result<Condition, NoCondition>) -> String {
+    let Ok(condition) = condition else { return format!("unknown: {}", line(condition)) };
+    let mut text = format!("{}: {}", condition.status, clean_line(&condition.message));
+    for device in &condition.devices {
+        text += &device_text(device);
+    }
+    text
+}
+
+fn device_text(device: &ConditionDevice) -> String {
+    let index = device.gpu.map_or_else(String::new, |index| format!("GPU {index} "));
+    let mig = device.mig_uuid.as_ref().map_or_else(String::new, |mig| format!("{} of ", clean(mig)));
+    let mut text = format!(
+        "\n{mig}{index}{} is {} since {}\n",
+        clean(&device.gpu_uuid),
+        clean(&device.status),
+        clean(&device.since)
+    );
+    for reason in &device.reasons {
+        text += &format!("  {}: {}; {}\n", clean(&reason.reason), clean(&reason.detail), clean(&reason.clears));
+    }
+    if let Some(action) = &device.recovery_action {
+        text += &format!("  the driver requests: {}\n", clean(action));
+    }
+    let more = if device.pods_omitted > 0 { format!(" and {} more", device.pods_omitted) } else { String::new() };
+    text + &match &device.pods {
+        None => "  pods: unknown until the kubelet answers\n".to_owned(),
+        Some(pods) if pods.is_empty() => "  pods: none\n".to_owned(),
+        Some(pods) => format!("  pods: {}{more}\n", pods.iter().map(|pod| clean(pod)).collect::<Vec<_>>().join(", ")),
+    }
+}
