@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 const RULES: &str = "deploy/rules/podmeter.rules.yaml";
+/// For machines: no runbook.
+const REPAIR: &str = "deploy/rules/repair.rules.yaml";
 
 /// What the scrape adds to every series, and what it does to them when it is set up badly.
 const SCRAPE_LABELS: [&str; 7] =
@@ -75,9 +77,17 @@ fn path(relative: &str) -> PathBuf {
 }
 
 fn groups() -> Vec<Group> {
-    let text = fs::read_to_string(path(RULES)).unwrap();
+    groups_of(RULES)
+}
+
+fn groups_of(file: &str) -> Vec<Group> {
+    let text = fs::read_to_string(path(file)).unwrap();
     let file: File = serde_saphyr::from_str(&text).unwrap();
     file.groups
+}
+
+fn all_rules() -> Vec<Rule> {
+    [RULES, REPAIR].into_iter().flat_map(groups_of).flat_map(|group| group.rules).collect()
 }
 
 fn rules() -> Vec<Rule> {
@@ -128,7 +138,7 @@ fn metrics(text: &str) -> Vec<(&str, Vec<&str>)> {
 
 #[test]
 fn every_metric_and_label_that_a_rule_or_its_test_names_is_in_the_catalogue() {
-    let (rules, catalogue) = (rules(), catalogue());
+    let (rules, catalogue) = (all_rules(), catalogue());
     let records: BTreeSet<&str> = rules.iter().filter_map(|rule| rule.record.as_deref()).collect();
     let mut problems = vec![];
     let mut check = |text: &str, place: &str| {
@@ -194,7 +204,7 @@ fn every_alert_has_a_description_and_a_runbook_section() {
 fn every_alert_is_tested_to_fire_and_not_to_fire_and_every_record_has_a_value() {
     let tests = tests();
     let alert_tests = || tests.iter().flat_map(|test| &test.alert_rule_test);
-    for rule in rules() {
+    for rule in all_rules() {
         if let Some(name) = &rule.alert {
             let counts: Vec<usize> =
                 alert_tests().filter(|test| test.alertname == *name).map(|test| test.exp_alerts.len()).collect();
@@ -258,6 +268,17 @@ fn an_xid_class_is_critical_or_a_warning_or_neither() {
     for quiet in ["application", "informational", "corroborating", "unknown"] {
         assert!(!critical.contains(quiet) && !warning.contains(quiet), "{quiet} pages no one");
     }
+}
+
+/// Its form is checked with amtool, which is not needed to run the tests.
+#[test]
+fn the_example_of_a_route_has_the_alerts_for_machines() {
+    let text = fs::read_to_string(path("deploy/alertmanager/repair.yaml")).unwrap();
+    let named = |line: &str| Some(line.split_once("alertname=\"")?.1.split_once('"')?.0.to_owned());
+    let routed: BTreeSet<String> = text.lines().filter_map(named).collect();
+    let rules = groups_of(REPAIR).into_iter().flat_map(|group| group.rules);
+    assert_eq!(routed, rules.filter_map(|rule| rule.alert).collect());
+    assert_eq!(text.matches("send_resolved: false").count(), text.matches("webhook_configs:").count());
 }
 
 #[test]
