@@ -20,10 +20,12 @@ mod run;
 
 use std::collections::BTreeSet;
 
-use areas::{clients, clock, configuration, devices, disk, driver, kubelet as kubelet_area, plugin, signals};
+use areas::{
+    clients, clock, condition, configuration, devices, disk, driver, kubelet as kubelet_area, plugin, signals,
+};
 use row::Area;
 
-const AREAS: [&Area; 9] = [
+const AREAS: [&Area; 10] = [
     &kubelet_area::AREA,
     &plugin::AREA,
     &driver::AREA,
@@ -33,6 +35,7 @@ const AREAS: [&Area; 9] = [
     &configuration::AREA,
     &clock::AREA,
     &signals::AREA,
+    &condition::AREA,
 ];
 
 #[tokio::test(flavor = "multi_thread")]
@@ -78,6 +81,11 @@ async fn the_clock() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_signal() {
     run::area(&signals::AREA).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repair_system() {
+    run::area(&condition::AREA).await;
 }
 
 #[test]

@@ -16,6 +16,8 @@ use crate::support::kubelet::{Admission, ContainerSpec, Count, Node, Options, Po
 
 pub const GPU: &str = "nvidia.com/gpu";
 pub const TRAINER: &[&str] = &["namespace=\"team\"", "pod=\"trainer\"", "container=\"main\""];
+/// The condition file.
+pub const CONDITION: &str = "health.json";
 pub const CONFIG: &str = "health: {holdDown: 300ms, stuckLimit: 3s}\n";
 /// Long enough for the first start on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -104,6 +106,7 @@ impl Rig {
             ("--web-config", inside("web-config.yaml")),
             ("--admin-socket", inside("admin.sock")),
             ("--state-dir", inside("state")),
+            ("--condition-file", inside(CONDITION)),
             ("--sample-interval", "100ms".to_owned()),
             ("--refresh-interval", "1s".to_owned()),
         ];

@@ -2,6 +2,7 @@
 
 pub mod clients;
 pub mod clock;
+pub mod condition;
 pub mod configuration;
 pub mod devices;
 pub mod disk;
