@@ -249,9 +249,9 @@ impl Publisher {
         let health = Arc::clone(&inputs.health.borrow_and_update());
         let plugin = inputs.plugin.as_mut().map(|plugin| Arc::clone(&plugin.borrow_and_update()));
         let processes = Arc::clone(&inputs.processes.borrow_and_update());
-        let (retention, series_limit) = {
+        let (retention, series_limit, shows_each_nvlink) = {
             let reloadable = inputs.reloadable.borrow();
-            (reloadable.retention, reloadable.series_limit)
+            (reloadable.retention, reloadable.series_limit, reloadable.nvlink_links)
         };
         let (now, scrapes) = (self.clock.now(), facts.scrapes.pages());
         cache.update(&hardware, &kubelet, plugin.as_deref());
@@ -293,6 +293,7 @@ impl Publisher {
             nvml_call_durations: facts.call_durations.as_ref().map(|read| read()).unwrap_or_default(),
             process: self_use::read(),
             log_lines_dropped: (facts.dropped_lines)(),
+            shows_each_nvlink,
             journal: facts.journal.as_ref().map(Reader::state),
             config_reload: Some(facts.config_reload()),
             hardware,

@@ -50,7 +50,8 @@ impl Configuration {
 }
 
 fn log_reloaded(reloadable: &Reloadable) {
-    let Reloadable { refresh_interval, retention, series_limit, log_level, files, device_plugin } = reloadable;
+    let Reloadable { refresh_interval, retention, series_limit, nvlink_links, log_level, files, device_plugin } =
+        reloadable;
     let (refresh_interval, retention) =
         (humantime::format_duration(*refresh_interval), humantime::format_duration(*retention));
     let files: Vec<_> = files.iter().map(|file| file.path.display().to_string()).collect();
@@ -58,6 +59,7 @@ fn log_reloaded(reloadable: &Reloadable) {
         %refresh_interval,
         %retention,
         series_limit,
+        nvlink_links,
         log_level,
         files = files.join(","),
         resource_entries = device_plugin.as_ref().map_or(0, |plan| plan.common.len()),

@@ -8,7 +8,7 @@ use super::clock_events::ClockEvents;
 use super::monotone::Monotone;
 use super::plausible;
 use super::process_work;
-use super::source::{Integrals, Pass, PassStatus};
+use super::source::{CounterScope, Integrals, Pass, PassStatus};
 use crate::model::{DeviceReadings, Fast, Medium, Monotonic, Slow, Stamped, Totals, Traffic};
 
 #[derive(Debug, Default)]
@@ -30,6 +30,8 @@ pub struct GpuState {
     counted: Option<(Monotonic, u64)>,
     /// The current session has read the energy counter.
     has_counter: bool,
+    /// The last that is known, of any session.
+    counter_scope: Option<CounterScope>,
     /// The readings were withdrawn: the next pass begins a session.
     interrupted: bool,
     resets: u64,
@@ -62,7 +64,7 @@ impl GpuState {
         }
         self.has_counter &= !begins;
         self.seen = true;
-        self.count_energy_of_gap(at, pass.energy_counter);
+        self.count_energy_of_gap(at, pass.energy_counter, pass.counter_scope);
         self.notice_reset(at, pass.energy_counter);
         self.totals.through = self.totals.through.max(at);
         self.set(at, pass.fast, pass.medium, pass.slow);
@@ -99,12 +101,15 @@ impl GpuState {
     }
 
     /// At the first reading of the counter in a session, adds its gain since the session before, unless it fell or rose
-    /// incredibly.
-    fn count_energy_of_gap(&mut self, at: Monotonic, counter: Option<u64>) {
+    /// incredibly, or counts more than the GPU.
+    fn count_energy_of_gap(&mut self, at: Monotonic, counter: Option<u64>, scope: CounterScope) {
         let Some(counter) = counter else { return };
+        if scope != CounterScope::Unknown || self.counter_scope.is_none() {
+            self.counter_scope = Some(scope);
+        }
         let before = self.counted.replace((at, counter)).filter(|_| !self.has_counter);
         self.has_counter = true;
-        let Some((then, before)) = before else { return };
+        let Some((then, before)) = before.filter(|_| self.counter_scope == Some(CounterScope::Gpu)) else { return };
         if let Some(gain) = counter.checked_sub(before).map(|gain| gain as f64)
             && gain <= credible_millijoules(then, at)
         {
@@ -278,6 +283,25 @@ mod tests {
         state.take(Monotonic::from_secs(92), true, counting(5_000, 0.0));
         state.take(Monotonic::from_secs(93), false, counting(305_000, 300.0));
         assert_eq!((totals(&state).energy_joules, totals(&state).gaps.seconds), (Some(18_600.0), 90.0));
+    }
+
+    #[test]
+    fn a_counter_of_the_module_has_no_joules_for_a_gap() {
+        for (before, after, joules) in [
+            (CounterScope::Gpu, CounterScope::Unknown, 18_300.0),
+            (CounterScope::Module, CounterScope::Unknown, 300.0),
+            (CounterScope::Unknown, CounterScope::Unknown, 300.0),
+            (CounterScope::Unknown, CounterScope::Gpu, 18_300.0),
+        ] {
+            let with = |counter_scope, counter, energy| Pass { counter_scope, ..counting(counter, energy) };
+            let mut state = GpuState::default();
+            state.take(Monotonic::from_secs(1), true, with(before, 1_000, 0.0));
+            state.take(Monotonic::from_secs(2), false, with(before, 301_000, 300.0));
+            state.withdraw();
+            state.take(Monotonic::from_secs(62), true, with(after, 18_301_000, 0.0));
+            let totals = state.readings(Monotonic::from_secs(62), STALENESS).totals;
+            assert_eq!(totals.energy_joules, Some(joules), "{before:?} {after:?}");
+        }
     }
 
     #[test]

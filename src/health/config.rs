@@ -22,6 +22,7 @@ pub struct Config {
     pub recovery: Recovery,
     #[serde(rename = "uncorrectableECC")]
     pub uncorrectable_ecc: EccPolicy,
+    pub fabric: FabricPolicy,
     /// How long a detected hanging driver call, or driver that does not open, is tolerated.
     #[serde(deserialize_with = "stuck_limit")]
     #[cfg_attr(test, schemars(schema_with = "schema::duration"), serde(serialize_with = "schema::written"))]
@@ -70,6 +71,17 @@ pub enum EccPolicy {
     Unhealthy,
 }
 
+/// A GPU that awaits its registration with the NVLink fabric. CUDA does not start on it (error 802), so the default is
+/// unhealthy. Where partitions are activated for the pods that get them, a GPU without a partition waits by design.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
+#[serde(rename_all = "lowercase")]
+pub enum FabricPolicy {
+    #[default]
+    Unhealthy,
+    Ignore,
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -77,6 +89,7 @@ impl Default for Config {
             hold_down: MINUTE,
             recovery: Recovery::default(),
             uncorrectable_ecc: EccPolicy::default(),
+            fabric: FabricPolicy::default(),
             stuck_limit: Duration::from_secs(10),
             // Long enough for a reset, and too short for pods to be scheduled to a GPU that is not read.
             released_limit: Duration::from_secs(30),
@@ -172,13 +185,14 @@ mod tests {
     #[test]
     fn every_key_is_read() {
         let text = "xids:\n  48: count\n  31: unhealthy\n  45: ignore\nholdDown: 2m\nrecovery: manual\n\
-                    uncorrectableECC: unhealthy\nstuckLimit: 30s\nreleasedLimit: 1h\nkmsg: on\n";
+                    uncorrectableECC: unhealthy\nfabric: ignore\nstuckLimit: 30s\nreleasedLimit: 1h\nkmsg: on\n";
         let config = parse(text).unwrap();
         let expected = Config {
             xids: [(48, XidRule::Count), (31, XidRule::Unhealthy), (45, XidRule::Ignore)].into(),
             hold_down: 2 * MINUTE,
             recovery: Recovery::Manual,
             uncorrectable_ecc: EccPolicy::Unhealthy,
+            fabric: FabricPolicy::Ignore,
             stuck_limit: Duration::from_secs(30),
             released_limit: 60 * MINUTE,
             kmsg: true,
@@ -196,6 +210,7 @@ mod tests {
             ("holdDown: 2days\n", ["holdDown", "0s to 1day"]),
             ("recovery: never\n", ["never", "manual"]),
             ("uncorrectableECC: bad\n", ["bad", "count"]),
+            ("fabric: bad\n", ["bad", "ignore"]),
             ("stuckLimit: 2h\n", ["stuckLimit", "0s to 1h"]),
             ("releasedLimit: 2days\n", ["releasedLimit", "0s to 1day"]),
             ("kmsg: maybe\n", ["maybe", "off"]),

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 #[cfg(test)]
 pub use config::schema::DURATION;
-pub use config::{Config, EccPolicy, Recovery, XidRule};
+pub use config::{Config, EccPolicy, FabricPolicy, Recovery, XidRule};
 pub use marks::{MarkError, Order};
 
 use crate::model::{

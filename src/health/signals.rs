@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::config::{Config, EccPolicy};
+use super::config::{Config, EccPolicy, FabricPolicy};
 use super::{Session, UNKNOWN_LIMIT};
-use crate::model::{DeviceReadings, Gpu, Monotonic, Slow, UnhealthyReason, recovery_action};
+use crate::model::{DeviceReadings, FabricState, Gpu, Monotonic, Slow, UnhealthyReason, recovery_action};
 
 const UNLISTED: &str = "the driver no longer lists it";
 const LOST: &str = "the driver reports that it is lost or needs a reset";
@@ -87,16 +87,16 @@ impl DeviceSignals {
         }
         let slow = readings.and_then(|readings| readings.slow.as_ref())?;
         self.checked = true;
-        self.read_slow(&slow.value, slow.at)
+        self.read_slow(gpu, &slow.value, slow.at)
     }
 
     /// Adds a slow pass. Returns a recovery action that is unknown.
-    fn read_slow(&mut self, slow: &Slow, at: Monotonic) -> Option<u32> {
+    fn read_slow(&mut self, gpu: &Gpu, slow: &Slow, at: Monotonic) -> Option<u32> {
         if let Some(remap) = slow.row_remap {
             self.row_remap_failed = remap.failed;
         }
         if let Some(fabric) = &slow.fabric {
-            self.fabric = matches!(fabric.state, "not_started" | "in_progress" | "failed").then_some(fabric.state);
+            self.fabric = missing_fabric(gpu, fabric);
         }
         let uncorrected: Vec<u64> = slow.ecc.iter().filter_map(|place| place.uncorrected).collect();
         let uncorrected_before = self.uncorrected;
@@ -153,7 +153,7 @@ impl DeviceSignals {
             let detail = "a memory row could not be remapped to a spare one";
             causes.push((Reason::RowRemapFailed, detail.into(), "permanent: replace the board"));
         }
-        if let Some(state) = self.fabric {
+        if let Some(state) = self.fabric.filter(|_| config.fabric == FabricPolicy::Unhealthy) {
             let detail = format!("the NVLink fabric is not ready: {}", state.replace('_', " "));
             causes.push((Reason::Fabric, detail.into(), "recovers when the fabric manager has completed it"));
         }
@@ -187,4 +187,19 @@ impl DeviceSignals {
         causes.extend(unknown.map(|(detail, clears)| (Reason::Unknown, detail, clears)));
         causes
     }
+}
+
+/// The state of a registration that a GPU needs and does not have.
+///
+/// The driver has a state other than `not_supported` only for a GPU on a board with NVLink switches. Until it is
+/// `completed`, the driver refuses the GPU's memory manager, and CUDA fails with error 802; with an error status
+/// (`failed`), CUDA starts and no other GPU can be reached. Neither needs a domain: an HGX board is registered without
+/// one, and IMEX, which a rack runs for its jobs alone, is no part of the registration. So a GPU in no domain is
+/// healthy, as is one without switches.
+///
+/// The driver does not ask for the fabric on a partitioned GPU, which has no NVLink.
+fn missing_fabric(gpu: &Gpu, fabric: &FabricState) -> Option<&'static str> {
+    let peers = gpu.platform.as_ref().and_then(|platform| platform.peer_type);
+    let needs_fabric = gpu.mig_enabled != Some(true) && peers != Some("direct");
+    Some(fabric.state).filter(|state| needs_fabric && matches!(*state, "not_started" | "in_progress" | "failed"))
 }

@@ -1,8 +1,11 @@
 //! What the devices are, and how many the node has.
 
+use std::collections::BTreeMap;
+
 use super::family::{Group, gauge};
-use super::labels::{Labels, of_device, with_health};
+use super::labels::{Labels, of_device, slow, with_health, with_readings};
 use super::plugin::served;
+use crate::model::Platform;
 
 pub(super) static GROUP: Group = Group {
     section: "Device: identity",
@@ -52,6 +55,49 @@ pub(super) static GROUP: Group = Group {
                         .and_known("iommu_group", of_kernel.iommu_group)
                         .and_known("vfio_device", of_kernel.vfio_device.as_ref());
                     family.push(labels, 1u64);
+                }
+            },
+        ),
+        gauge(
+            "podmeter_device_platform_info",
+            &["gpu_uuid", "gpu", "module", "slot", "tray", "host_id", "gpu_module_id", "peer_type"],
+            "NVML GetPlatformInfo, GetSerial",
+            "Where a GPU is: its module as in podmeter_module_power_watts, the slot and the tray in its chassis, and whether \
+             its NVLink peers are behind a switch; always 1.",
+            |snapshot, family| {
+                let inventory = &snapshot.hardware.inventory;
+                let modules = (0u32..).zip(inventory.modules());
+                let numbers: BTreeMap<_, _> =
+                    modules.flat_map(|(number, gpus)| gpus.into_iter().map(move |gpu| (&gpu.uuid, number))).collect();
+                for gpu in inventory.gpus.values() {
+                    let readings = snapshot.hardware.readings.get(&gpu.uuid);
+                    let is_on_module = readings.is_some_and(|readings| readings.totals.module_energy_joules.is_some());
+                    let platform = gpu.platform.clone().or_else(|| is_on_module.then(Platform::default));
+                    let Some(platform) = platform else { continue };
+                    let number = |number: Option<u8>| number.map(u32::from);
+                    let labels = of_device(gpu)
+                        .and_known("module", numbers.get(&gpu.uuid).copied())
+                        .and_known("slot", number(platform.slot))
+                        .and_known("tray", number(platform.tray))
+                        .and_known("host_id", number(platform.host))
+                        .and_known("gpu_module_id", number(platform.module_id))
+                        .and_known("peer_type", platform.peer_type);
+                    family.push(labels, 1u64);
+                }
+            },
+        ),
+        gauge(
+            "podmeter_device_fabric_info",
+            &["gpu_uuid", "gpu", "cluster_uuid", "clique_id"],
+            "NVML GetGpuFabricInfoV",
+            "NVLink domain (a rack) of a GPU, and its clique in it; always 1. Absent for a GPU in no domain, as on a single \
+             node.",
+            |snapshot, family| {
+                for (gpu, readings) in with_readings(snapshot) {
+                    if let Some(domain) = slow(readings).and_then(|slow| slow.fabric.as_ref()?.domain.as_ref()) {
+                        let labels = of_device(gpu).and("cluster_uuid", &domain.cluster_uuid);
+                        family.push(labels.and("clique_id", domain.clique_id), 1u64);
+                    }
                 }
             },
         ),

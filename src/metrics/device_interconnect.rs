@@ -1,8 +1,10 @@
 //! PCIe, NVLink and the fabric.
 
-use super::family::{Group, counter, gauge};
-use super::labels::{DEVICE, named, per_device, per_device_and, slow};
-use crate::model::{DeviceReadings, Pcie};
+use std::collections::BTreeMap;
+
+use super::family::{Family, Group, Value, counter, gauge};
+use super::labels::{DEVICE, medium, named, of_device, per_device, per_device_and, slow, with_readings};
+use crate::model::{DeviceReadings, LinkCounters, Pcie, Snapshot};
 
 /// Every state, so that each has its series.
 const FABRIC_STATES: [&str; 5] = ["not_supported", "not_started", "in_progress", "completed", "failed"];
@@ -99,6 +101,60 @@ pub(super) static GROUP: Group = Group {
                 });
             },
         ),
+        counter(
+            "podmeter_device_nvlink_link_errors_total",
+            &["gpu_uuid", "gpu", "link", "error"],
+            "NVML fields 161-163 and 206-215",
+            "Errors of each active NVLink by kind; only with --nvlink-links.",
+            |snapshot, family| per_link(snapshot, family, "error", |link| &link.errors),
+        ),
+        gauge(
+            "podmeter_device_nvlink_link_bit_error_ratio",
+            &["gpu_uuid", "gpu", "link", "kind"],
+            "NVML fields 220 and 222",
+            "Bit error ratio of each active link of NVLink 5, as the driver gives it: effective (after correction) or symbol; only \
+     with --nvlink-links.",
+            |snapshot, family| per_link(snapshot, family, "kind", |link| &link.bit_error_ratios),
+        ),
+        gauge(
+            "podmeter_device_c2c_enabled",
+            DEVICE,
+            "NVML GetC2cModeInfoV",
+            "Whether NVLink-C2C to the CPU is enabled, 0 or 1.",
+            |snapshot, family| per_device(snapshot, family, |readings| slow(readings)?.c2c.enabled),
+        ),
+        gauge(
+            "podmeter_device_c2c_links",
+            &["gpu_uuid", "gpu", "state"],
+            "NVML fields 170 and 171",
+            "NVLink-C2C links by state.",
+            |snapshot, family| {
+                per_device_and(snapshot, family, "state", |readings| {
+                    let c2c = slow(readings)?.c2c;
+                    Some([("active", c2c.active_links), ("inactive", c2c.inactive_links)])
+                });
+            },
+        ),
+        gauge(
+            "podmeter_device_c2c_bytes_per_second",
+            &["gpu_uuid", "gpu", "direction"],
+            "NVML GPM 100 and 101",
+            "Traffic over NVLink-C2C with its overhead, in the GPU's direction, averaged since the last reading; the driver has no \
+     counter.",
+            |snapshot, family| {
+                per_device_and(snapshot, family, "direction", |readings| {
+                    let traffic = medium(readings)?.rates.traffic;
+                    Some([("transmit", traffic.c2c_transmitted), ("receive", traffic.c2c_received)])
+                });
+            },
+        ),
+        gauge(
+            "podmeter_device_c2c_bytes_per_second_max",
+            DEVICE,
+            "NVML field 172",
+            "Speed of all active NVLink-C2C links together.",
+            |snapshot, family| per_device(snapshot, family, |readings| slow(readings)?.c2c.bytes_per_second_max),
+        ),
         gauge(
             "podmeter_device_fabric_state",
             &["gpu_uuid", "gpu", "state"],
@@ -115,7 +171,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_fabric_condition",
             &["gpu_uuid", "gpu", "condition"],
             "NVML GetGpuFabricInfoV health mask",
-            "Fabric conditions that the driver reports, 0 or 1.",
+            "Fabric conditions that the driver reports, 0 or 1; 1 is a fault or a limit.",
             |snapshot, family| {
                 per_device_and(snapshot, family, "condition", |readings| {
                     Some(named(&slow(readings)?.fabric.as_ref()?.conditions))
@@ -124,6 +180,23 @@ pub(super) static GROUP: Group = Group {
         ),
     ],
 };
+
+/// Nothing unless configured: there are hundreds for each GPU.
+fn per_link<V: Copy + Into<Value>>(
+    snapshot: &Snapshot,
+    family: &mut Family,
+    label: &'static str,
+    read: impl Fn(&LinkCounters) -> &BTreeMap<&'static str, V>,
+) {
+    let shown = with_readings(snapshot).filter(|_| snapshot.shows_each_nvlink);
+    for (gpu, readings) in shown {
+        for (link, counters) in slow(readings).into_iter().flat_map(|slow| &slow.nvlink.of_links) {
+            for (name, value) in read(counters) {
+                family.push(of_device(gpu).and("link", *link).and(label, *name), *value);
+            }
+        }
+    }
+}
 
 fn pcie(readings: &DeviceReadings) -> Option<&Pcie> {
     Some(&slow(readings)?.pcie)

@@ -20,6 +20,7 @@ mod journal;
 mod kubelet;
 mod labels;
 mod mig;
+mod module;
 mod page;
 mod plugin;
 mod processes;
@@ -36,11 +37,12 @@ use crate::model::Snapshot;
 use family::Group;
 
 /// In the order of the page. A new group is a new file and a line here.
-static GROUPS: [&Group; 15] = [
+static GROUPS: [&Group; 16] = [
     &resources::GROUP,
     &device_identity::GROUP,
     &device_use::GROUP,
     &device_power_thermal::GROUP,
+    &module::GROUP,
     &device_interconnect::GROUP,
     &device_memory_errors::GROUP,
     &health::GROUP,

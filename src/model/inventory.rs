@@ -184,6 +184,25 @@ impl Inventory {
         self.missing.iter().find_map(|(gpu, missing)| missing.mig_devices.contains(uuid).then_some(gpu))
     }
 
+    /// The modules of the node, by PCI bus id, each with its GPUs: a superchip with a CPU and one or two GPUs, or a board
+    /// with one. GPUs of one module have the same board serial and the same NUMA node, that of its CPU. Without a serial
+    /// a GPU's module is not known, unless the node has one GPU.
+    #[must_use]
+    pub fn modules(&self) -> Vec<Vec<&Gpu>> {
+        let is_only = self.gpus.len() == 1;
+        let known = self.gpus.values().filter(|gpu| gpu.serial.is_some() || is_only);
+        let mut modules: BTreeMap<_, Vec<&Gpu>> = BTreeMap::new();
+        for gpu in known {
+            modules.entry((gpu.serial.as_ref(), gpu.numa_node)).or_default().push(gpu);
+        }
+        let mut modules: Vec<_> = modules.into_values().collect();
+        for module in &mut modules {
+            module.sort_by_key(|gpu| (&gpu.pci_bus_id, &gpu.uuid));
+        }
+        modules.sort_by_key(|module| (&module[0].pci_bus_id, &module[0].uuid));
+        modules
+    }
+
     #[must_use]
     pub fn visible(&self) -> usize {
         self.gpus.values().filter(|gpu| gpu.present).count()
@@ -258,6 +277,36 @@ fn profile_slices(profile: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As the GPUs of a GB300 tray report themselves.
+    #[test]
+    fn gpus_of_one_board_and_numa_node_are_one_module() {
+        let gpu = |uuid: &str, bus: &str, serial: Option<&str>, numa_node| Gpu {
+            pci_bus_id: Some(PciBusId::new(bus.to_owned())),
+            serial: serial.map(Into::into),
+            numa_node,
+            ..Gpu::not_present(uuid.into())
+        };
+        let modules = |gpus: &[Gpu]| -> Vec<Vec<String>> {
+            let gpus = gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.clone())).collect();
+            let inventory = Inventory { gpus, ..Inventory::default() };
+            let names = |module: &Vec<&Gpu>| module.iter().map(|gpu| gpu.uuid.as_str().to_owned()).collect();
+            inventory.modules().iter().map(names).collect()
+        };
+        let tray = [
+            gpu("a", "0019:06:00.0", Some("2"), Some(1)),
+            gpu("b", "0018:06:00.0", Some("2"), Some(1)),
+            gpu("c", "0009:06:00.0", Some("1"), Some(0)),
+            gpu("d", "0008:06:00.0", Some("1"), Some(0)),
+        ];
+        assert_eq!(modules(&tray), [["d", "c"], ["b", "a"]]);
+        // One board with a CPU for each GPU.
+        let quad = [gpu("a", "0009:01:00.0", Some("1"), Some(0)), gpu("b", "0019:01:00.0", Some("1"), Some(1))];
+        assert_eq!(modules(&quad), [["a"], ["b"]]);
+        let unknown = [gpu("a", "0009:01:00.0", None, Some(0)), gpu("b", "0019:01:00.0", None, Some(1))];
+        assert_eq!(modules(&unknown), [[""; 0]; 0]);
+        assert_eq!(modules(&unknown[..1]), [["a"]]);
+    }
 
     #[test]
     fn profiles_name_the_slices_of_their_instance() {

@@ -61,6 +61,7 @@ fn every_symbol_is_there() {
         nvmlDeviceGetRemappedRows nvmlDeviceGetRowRemapperHistogram nvmlDeviceGetFieldValues nvmlDeviceGetNvLinkState
         nvmlDeviceGetNvLinkVersion nvmlDeviceGetNvLinkRemoteDeviceType
         nvmlDeviceGetNvLinkRemotePciInfo_v2 nvmlDeviceGetGpuFabricInfo nvmlDeviceGetGpuFabricInfoV
+        nvmlDeviceGetPlatformInfo nvmlDeviceGetC2cModeInfoV
         nvmlDeviceGetViolationStatus nvmlDeviceGetComputeRunningProcesses_v2 nvmlDeviceGetGraphicsRunningProcesses_v2
         nvmlDeviceGetMPSComputeRunningProcesses_v2 nvmlDeviceGetComputeRunningProcesses_v3
         nvmlDeviceGetGraphicsRunningProcesses_v3 nvmlDeviceGetMPSComputeRunningProcesses_v3
@@ -99,6 +100,9 @@ fn the_structs_have_the_sizes_of_the_header() {
         ("ViolationTime", size_of::<nvmlViolationTime_t>(), 16),
         ("BAR1Memory", size_of::<nvmlBAR1Memory_t>(), 24),
         ("GridLicensableFeatures", size_of::<nvmlGridLicensableFeatures_t>(), 860),
+        ("GpuFabricInfo", size_of::<nvmlGpuFabricInfo_t>(), 28),
+        ("GpuFabricInfo_v2", size_of::<nvmlGpuFabricInfo_v2_t>(), 36),
+        ("C2cModeInfo_v1", size_of::<nvmlC2cModeInfo_v1_t>(), 4),
         ("GpuFabricInfo_v3", size_of::<nvmlGpuFabricInfo_v3_t>(), 40),
         ("EccSramErrorStatus_v1", size_of::<nvmlEccSramErrorStatus_v1_t>(), 104),
         ("PlatformInfo_v2", size_of::<nvmlPlatformInfo_v2_t>(), 44),

@@ -7,7 +7,9 @@ use crate::support::watching::wait;
 use podmeter::clock::Clock;
 use podmeter::hardware::nvml::{LibrarySearch, NvmlDriver};
 use podmeter::hardware::{Driver, Due, Hardware, Session, Settings, start};
-use podmeter::model::{GpuUuid, HardwareState, Medium, Moment, Monotonic, Slow, UnixSeconds};
+use podmeter::model::{
+    C2c, FabricDomain, GpuUuid, HardwareState, Medium, Moment, Monotonic, Platform, Slow, UnixSeconds,
+};
 use serde_json::{Value, json};
 
 const ALL: Due = Due { medium: true, slow: true };
@@ -235,4 +237,109 @@ fn seventy_percent_is_seven_tenths() {
     let pass = reader.read(ALL, at(1));
     assert_eq!(pass.fast.unwrap().utilization_ratio, Some(0.7));
     assert_eq!(pass.medium.unwrap().rates.memory_utilization_ratio, Some(0.7));
+}
+
+/// A GPU of a rack: `number` of four on a tray with two superchips.
+fn rack_gpu(number: u64) -> Value {
+    let mut gpu = json!({
+        "name": "NVIDIA GB300", "architecture": 10, "power_milliwatts": 180_000,
+        "serial": format!("165000000000{}", number / 2), "numa_node": number / 2,
+        "fabric": {"state": 3, "clique_id": 32766, "cluster_uuid": [7_u8; 16].to_vec()},
+        "platform": {
+            "chassis_serial": "1820000000001", "slot": 25, "tray": 15, "module_id": number + 1
+        },
+        "c2c": {"down": [4]},
+        "power_limits": {"module_milliwatts": 488_000},
+        "nvlink": {"links": 18, "version": 5},
+        "gpm": {"metrics": {"100": 3.0, "101": 2.0, "248": 1e9}},
+    });
+    // The bits are a mantissa and an exponent: 2e-12, and none at all.
+    gpu["fields"] = json!({"220": {"word": 0x20c}, "222": {"word": 0xfff}, "208": 5});
+    gpu
+}
+
+#[test]
+fn a_rack_gpu_has_its_domain_its_place_and_its_module() {
+    let older = |mut gpu: Value| {
+        gpu["platform"]["version"] = json!(1);
+        gpu["fabric"]["cluster_uuid"] = json!([0_u8; 16].to_vec());
+        gpu["power_limits"] = json!({});
+        gpu["c2c"] = json!({"enabled": false});
+        gpu
+    };
+    let fake = FakeNvml::start(json!({ "gpus": [rack_gpu(0), rack_gpu(1), older(rack_gpu(2)), {}] }));
+    let hardware = run(&fake);
+    let moved = |state: &HardwareState| medium(state, 0)?.rates.traffic.c2c_transmitted;
+    let state = wait(&hardware, "all tiers", |state| {
+        (0..4).all(|index| slow(state, index).is_some()) && moved(state).is_some()
+    });
+    let inventory = &state.inventory;
+    let expected = Platform {
+        chassis_serial: Some("1820000000001".into()),
+        slot: Some(25),
+        tray: Some(15),
+        host: Some(1),
+        module_id: Some(1),
+        peer_type: Some("switch"),
+    };
+    assert_eq!(inventory.gpus[&gpu(0)].platform, Some(expected));
+    assert_eq!(inventory.gpus[&gpu(2)].platform.as_ref().unwrap().slot, Some(25), "of the older structure");
+    assert_eq!(inventory.gpus[&gpu(3)].platform, None);
+
+    let fabric = |index| slow(&state, index).unwrap().fabric.clone().unwrap();
+    let domain = FabricDomain { cluster_uuid: "07070707-0707-0707-0707-070707070707".into(), clique_id: 32766 };
+    assert_eq!((fabric(0).state, fabric(0).domain), ("completed", Some(domain)));
+    assert!(fabric(0).conditions.values().all(|is_wrong| !is_wrong));
+    assert_eq!((fabric(2).state, fabric(2).domain), ("completed", None), "all zero is no domain");
+
+    let c2c = |index| slow(&state, index).unwrap().c2c;
+    let speed = Some(9.0 * 44_712e6);
+    let links =
+        C2c { enabled: Some(true), active_links: Some(9), inactive_links: Some(1), bytes_per_second_max: speed };
+    assert_eq!(c2c(0), links);
+    assert_eq!(c2c(2), C2c { enabled: Some(false), ..C2c::default() });
+    assert_eq!(c2c(3), C2c::default());
+    let traffic = medium(&state, 0).unwrap().rates.traffic;
+    assert_eq!((traffic.c2c_transmitted, traffic.c2c_received), (Some(3.0 * 1_048_576.0), Some(2.0 * 1_048_576.0)));
+
+    let link = &slow(&state, 0).unwrap().nvlink.of_links[&17];
+    assert_eq!(link.errors["receive"], 5);
+    assert_eq!(link.bit_error_ratios["symbol"], 0.0);
+    assert!((link.bit_error_ratios["effective"] - 2e-12).abs() < 1e-20);
+
+    let watts = |index| state.readings[&gpu(index)].fast.as_ref().unwrap().value.module_power_watts;
+    assert_eq!([0, 1, 2, 3].map(watts), [Some(488.0), Some(488.0), None, None]);
+    assert!(state.readings[&gpu(0)].totals.module_energy_joules.is_some());
+    assert_eq!(state.readings[&gpu(2)].totals.module_energy_joules, None);
+}
+
+/// Holders are charged for the GPU, whatever the counter counts.
+#[test]
+fn the_energy_of_a_gpu_is_its_own_where_the_counter_has_the_modules() {
+    let with = |counts_module| {
+        let mut gpu = rack_gpu(0);
+        gpu["power_limits"]["energy_counts_module"] = json!(counts_module);
+        gpu
+    };
+    let fake = FakeNvml::start(json!({ "gpus": [with(false), with(true)] }));
+    let session = open(&fake);
+    let inventory = session.inventory().unwrap().0;
+    for uuid in inventory.gpus.keys() {
+        let mut reader = session.reader(uuid).unwrap();
+        let began = std::time::Instant::now();
+        reader.read(ALL, at(0));
+        let (mut own, mut module) = (0.0, 0.0);
+        // The fake's counter and samples follow its own clock.
+        for _ in 0..8 {
+            std::thread::sleep(Duration::from_millis(250));
+            let elapsed = began.elapsed();
+            let now = Moment { monotonic: Monotonic::from_millis(elapsed.as_millis() as u64), unix: UnixSeconds(0.0) };
+            let integrals = reader.read(Due::default(), now).integrals;
+            own += integrals.energy_joules.unwrap_or(0.0);
+            module += integrals.module_energy_joules.unwrap_or(0.0);
+        }
+        let seconds = began.elapsed().as_secs_f64();
+        assert!((own / seconds - 180.0).abs() < 30.0, "{uuid}: {own} J in {seconds} s");
+        assert!((module / seconds - 488.0).abs() < 80.0, "{uuid}: {module} J in {seconds} s");
+    }
 }

@@ -4,25 +4,29 @@ use nvml_wrapper_sys::bindings::nvmlUtilization_t;
 
 use super::calls::{Caller, call, value};
 use super::library::Handle;
+use super::module::Module;
 use super::process_use::ProcessUse;
 use super::samples::{Ring, SampleBuffer};
 use crate::hardware::plausible;
-use crate::hardware::source::Integrals;
+use crate::hardware::source::{CounterScope, Integrals};
 use crate::model::Fast;
 
 const GPU_UTILIZATION: u32 = 1;
 const MEMORY_UTILIZATION: u32 = 2;
 
-/// Utilization of the GPU and by process, power and energy: five calls a second where everything is supported.
+/// Utilization of the GPU and by process, power and energy: five calls a second where everything is supported, and two
+/// more on a module.
 pub struct FastReader {
     busy: Ring,
     memory_busy: Ring,
     power: Ring,
+    module: Module,
     pub processes: ProcessUse,
     /// Share of the time in which memory was active, in the last sample.
     pub memory_utilization_ratio: Option<f64>,
     /// The energy counter when last read, in millijoules, and the seconds since.
     energy: Option<(u64, f64)>,
+    pub counter_scope: CounterScope,
 }
 
 impl Default for FastReader {
@@ -31,9 +35,11 @@ impl Default for FastReader {
             busy: Ring::utilization(GPU_UTILIZATION),
             memory_busy: Ring::utilization(MEMORY_UTILIZATION),
             power: Ring::power(),
+            module: Module::default(),
             processes: ProcessUse::default(),
             memory_utilization_ratio: None,
             energy: None,
+            counter_scope: CounterScope::default(),
         }
     }
 }
@@ -64,8 +70,10 @@ impl FastReader {
         let milliwatts: Option<u32> = value!(caller, nvmlDeviceGetPowerUsage(handle.0));
         let power_watts =
             milliwatts.and_then(|milliwatts| caller.plausible(&plausible::POWER, f64::from(milliwatts) / 1000.0));
-        integrals.energy_joules = self.energy(caller, handle, buffer, elapsed, power_watts);
-        Fast { utilization_ratio: busy.latest, power_watts, ..Fast::default() }
+        let module = self.module.read(caller, handle, buffer, elapsed);
+        integrals.module_energy_joules = module.joules;
+        integrals.energy_joules = self.energy(caller, handle, buffer, elapsed, power_watts, module.joules);
+        Fast { utilization_ratio: busy.latest, power_watts, module_power_watts: module.watts, ..Fast::default() }
     }
 
     /// The last reading, in millijoules.
@@ -73,7 +81,7 @@ impl FastReader {
         self.energy.map(|(counter, _)| counter)
     }
 
-    /// From the counter, or else from integrated power.
+    /// Of the GPU alone: from the counter, or from integrated power where there is none or it may count the module.
     fn energy(
         &mut self,
         caller: &mut Caller,
@@ -81,6 +89,7 @@ impl FastReader {
         buffer: &mut SampleBuffer,
         elapsed: f64,
         power_watts: Option<f64>,
+        module_joules: Option<f64>,
     ) -> Option<f64> {
         let total: Option<u64> = value!(caller, nvmlDeviceGetTotalEnergyConsumption(handle.0));
         let total = total.filter(|total| caller.plausible(&plausible::ENERGY, *total as f64 / 1000.0).is_some());
@@ -90,7 +99,13 @@ impl FastReader {
         match total {
             Some(total) => {
                 let before = self.energy.replace((total, 0.0));
-                Some(before.map_or(0.0, |(before, seconds)| energy_step(before, total, seconds)))
+                let step = before.map_or(0.0, |(before, seconds)| energy_step(before, total, seconds));
+                let gpu_joules = power_watts.map(|watts| watts * elapsed);
+                self.counter_scope = self.module.counter_scope(step, gpu_joules, module_joules);
+                if self.counter_scope == CounterScope::Gpu {
+                    return Some(step);
+                }
+                self.power.advance(caller, handle, buffer, elapsed, |_| power_watts).integral
             }
             None if caller.is_unsupported("nvmlDeviceGetTotalEnergyConsumption", 0) => {
                 self.power.advance(caller, handle, buffer, elapsed, |_| power_watts).integral

@@ -10,7 +10,7 @@ use nvml_wrapper_sys::bindings::{
 
 use super::calls::{Caller, Refusal, call, read_text, text, value, version};
 use super::library::Handle;
-use super::{links, memory};
+use super::{links, memory, platform};
 use crate::hardware::plausible;
 use crate::model::{DriverInfo, Gpu, GpuUuid, MigDevice, MigUuid, PciBusId};
 
@@ -80,6 +80,7 @@ pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
         memory_bytes,
         mig_enabled,
         nvlink_peers: links::peers(caller, handle),
+        platform: platform::read(caller, handle),
         ..Gpu::listed(GpuUuid::new(uuid), index)
     };
     if mig_enabled == Some(true) {

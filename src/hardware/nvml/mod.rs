@@ -1,7 +1,7 @@
 //! The driver's own library, loaded at run time.
 //!
 //! In: where to search for `libnvidia-ml.so.1`. Out: the traits of `source`. Does not use: threads, retries or
-//! publication, and blocks as long as the driver does. Numbers are from `nvml.h` of 13.4.
+//! publication, and blocks as long as the driver does. Numbers are from `nvml.h` of 13.5.
 
 #![allow(unsafe_code, reason = "NVML is a C library; each block has its reason")]
 
@@ -10,6 +10,7 @@ mod calls;
 mod codes;
 mod elf;
 mod events;
+mod fabric;
 mod fast;
 mod fields;
 mod gpm;
@@ -18,7 +19,9 @@ mod library;
 mod links;
 mod medium;
 mod memory;
+mod module;
 mod per_gpu_query;
+mod platform;
 mod presence;
 mod process_use;
 mod processes;

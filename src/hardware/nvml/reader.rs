@@ -103,6 +103,7 @@ impl Reader for NvmlReader {
             status: PassStatus::Answers,
             integrals,
             energy_counter: self.fast.energy_counter(),
+            counter_scope: self.fast.counter_scope,
             fast: Some(fast),
             medium,
             slow,

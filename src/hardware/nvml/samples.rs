@@ -44,6 +44,11 @@ impl Ring {
         Self { kind: 0, units: 1000.0, quantity: &plausible::POWER, integral: RingIntegral::default() }
     }
 
+    /// Of the whole module.
+    pub fn module_power() -> Self {
+        Self { kind: 7, ..Self::power() }
+    }
+
     pub fn is_unsupported(&self, caller: &Caller) -> bool {
         caller.is_unsupported("nvmlDeviceGetSamples", self.kind)
     }

@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 
 use nvml_wrapper_sys::bindings::{
-    nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfoV_t, nvmlGridLicensableFeatures_t,
-    nvmlGridLicenseFeatureCode_t_NVML_GRID_LICENSE_FEATURE_CODE_VGPU as VGPU, nvmlRowRemapperHistogramValues_t,
+    nvmlGridLicensableFeatures_t, nvmlGridLicenseFeatureCode_t_NVML_GRID_LICENSE_FEATURE_CODE_VGPU as VGPU,
+    nvmlRowRemapperHistogramValues_t,
 };
 
-use super::calls::{Caller, Refusal, call, value, version};
-use super::codes;
+use super::calls::{Caller, Refusal, call, value};
 use super::fields::{self, ALL_LINKS, Field};
 use super::library::Handle;
-use crate::model::{C2c, EccLocation, FabricState, LinkCounters, NvLink, Pcie, RowRemap, Slow};
+use super::{fabric, platform};
+use crate::model::{EccLocation, LinkCounters, NvLink, Pcie, RowRemap, Slow};
 
 /// By the driver's number.
 const ECC_LOCATIONS: [&str; 8] =
@@ -56,6 +56,8 @@ const NVLINK5_ERRORS: [(u32, &str); 9] = [
     (214, "recovery_failed"),
     (215, "recovery"),
 ];
+/// Of one link, NVLink 5.
+const NVLINK5_BIT_ERRORS: [(u32, &str); 2] = [(220, "effective"), (222, "symbol")];
 /// Over all links, with the scope of that: the older ids have none.
 const NVLINK_ERROR_SUMS: [(u32, u32, &str); 5] = [
     (38, 0, "crc_flit"),
@@ -64,15 +66,6 @@ const NVLINK_ERROR_SUMS: [(u32, u32, &str); 5] = [
     (59, 0, "recovery"),
     (213, ALL_LINKS, "recovery_successful"),
 ];
-
-/// By the driver's number.
-const FABRIC_STATES: [&str; 4] = ["not_supported", "not_started", "in_progress", "completed"];
-/// Completed with an error: the GPU is in no fabric, and no registration is under way.
-const FABRIC_FAILED: &str = "failed";
-const COMPLETED: u8 = 3;
-/// Two bits each at this place of the health mask: 0 unsupported, 1 true, 2 false.
-const FABRIC_CONDITIONS: [(u32, &str); 4] =
-    [(0, "degraded_bandwidth"), (2, "route_recovery"), (4, "route_unhealthy"), (6, "access_timeout_recovery")];
 
 #[derive(Default)]
 pub struct SlowReader {
@@ -97,8 +90,8 @@ impl SlowReader {
                 .map(|pending: u32| pending != 0),
             pcie: pcie(caller, handle, errors, bytes),
             nvlink: self.nvlink(caller, handle),
-            c2c: C2c::default(),
-            fabric: fabric(caller, handle),
+            c2c: platform::c2c(caller, handle),
+            fabric: fabric::read(caller, handle),
             recovery_action,
             vgpu_licensed: vgpu_licensed(caller, handle),
         }
@@ -129,6 +122,9 @@ impl SlowReader {
             || read_bytes(caller, handle, &NVLINK_BYTES, 1.0, &mut nvlink.of_links);
         if self.nvlink5 || !read_errors(caller, handle, &NVLINK_ERRORS, &mut nvlink.of_links) {
             self.nvlink5 = read_errors(caller, handle, &NVLINK5_ERRORS, &mut nvlink.of_links);
+        }
+        if self.nvlink5 {
+            read_bit_errors(caller, handle, &mut nvlink.of_links);
         }
         let links = std::mem::take(&mut nvlink.of_links);
         nvlink.sum_links(links.values());
@@ -169,6 +165,21 @@ fn read_errors(caller: &mut Caller, handle: Handle, ids: &[(u32, &'static str)],
         counters.errors.extend(named);
     }
     values.iter().any(Option::is_some)
+}
+
+fn read_bit_errors(caller: &mut Caller, handle: Handle, links: &mut Links) {
+    let values = per_link(caller, handle, &NVLINK5_BIT_ERRORS.map(|(id, _)| id), links);
+    for (counters, values) in links.values_mut().zip(values.chunks(NVLINK5_BIT_ERRORS.len())) {
+        let named = NVLINK5_BIT_ERRORS.iter().zip(values);
+        let ratios = named.filter_map(|((_, name), value)| Some((*name, bit_error_ratio(count((*value)?.value)))));
+        counters.bit_error_ratios.extend(ratios);
+    }
+}
+
+/// An exponent in the bits 0 to 7 and a mantissa in 8 to 11: 0x20c is 2e-12. All ones are no error.
+fn bit_error_ratio(encoded: u64) -> f64 {
+    let (exponent, mantissa) = (encoded & 0xff, encoded >> 8 & 0xf);
+    if (exponent, mantissa) == (0xff, 0xf) { 0.0 } else { mantissa as f64 * 10_f64.powi(-(exponent as i32)) }
 }
 
 fn error_sums(caller: &mut Caller, handle: Handle) -> BTreeMap<&'static str, u64> {
@@ -265,50 +276,6 @@ fn pcie(caller: &mut Caller, handle: Handle, errors: BTreeMap<&'static str, u64>
     }
 }
 
-/// By the newest version of the structure that the driver supports. The versions share their beginning; the second has
-/// no health summary, and the first no health mask either.
-fn fabric(caller: &mut Caller, handle: Handle) -> Option<FabricState> {
-    for (version, has_summary) in
-        [(version::<nvmlGpuFabricInfoV_t>(3), true), (version::<nvmlGpuFabricInfo_v2_t>(2), false)]
-    {
-        // SAFETY: numbers only; all zeroes is a valid value.
-        let mut info: nvmlGpuFabricInfoV_t = unsafe { std::mem::zeroed() };
-        info.version = version;
-        match call!(caller, nvmlDeviceGetGpuFabricInfoV[version >> 24](handle.0, &raw mut info)) {
-            Ok(()) => {
-                let health_summary = has_summary.then_some(info.healthSummary);
-                return Some(fabric_state(info.state, info.status, Some(info.healthMask), health_summary));
-            }
-            Err(Refusal::WrongVersion | Refusal::Unsupported) => {}
-            Err(_) => return None,
-        }
-    }
-    // SAFETY: as above.
-    let mut info: nvmlGpuFabricInfo_t = unsafe { std::mem::zeroed() };
-    call!(caller, nvmlDeviceGetGpuFabricInfo(handle.0, &raw mut info)).ok()?;
-    Some(fabric_state(info.state, info.status, None, None))
-}
-
-fn fabric_state(state: u8, status: u32, health_mask: Option<u32>, health_summary: Option<u8>) -> FabricState {
-    let condition = |(shift, name): (u32, &'static str)| match health_mask.unwrap_or(0) >> shift & 3 {
-        1 => Some((name, true)),
-        2 => Some((name, false)),
-        _ => None,
-    };
-    let failed = state == COMPLETED && status != codes::SUCCESS;
-    FabricState {
-        state: if failed {
-            FABRIC_FAILED
-        } else {
-            FABRIC_STATES.get(usize::from(state)).copied().unwrap_or("not_supported")
-        },
-        conditions: FABRIC_CONDITIONS.into_iter().filter_map(condition).collect(),
-        health_mask,
-        health_summary,
-        ..FabricState::default()
-    }
-}
-
 fn vgpu_licensed(caller: &mut Caller, handle: Handle) -> Option<bool> {
     // SAFETY: numbers and texts; all zeroes is a valid value.
     let mut features: nvmlGridLicensableFeatures_t = unsafe { std::mem::zeroed() };
@@ -330,14 +297,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fabric_conditions_are_only_those_that_the_driver_supports() {
-        let state = fabric_state(3, 0, Some(0b10_00_01_10), None);
-        assert_eq!(state.state, "completed");
-        assert_eq!(
-            state.conditions,
-            [("degraded_bandwidth", false), ("route_recovery", true), ("access_timeout_recovery", false)].into()
-        );
-        assert!(fabric_state(1, 0, Some(0), None).conditions.is_empty());
+    fn bit_error_ratios_are_a_mantissa_and_an_exponent() {
+        let near = |encoded, expected: f64| (bit_error_ratio(encoded) - expected).abs() <= expected * 1e-9;
+        assert!(near(0x20c, 2e-12) && near(0xf0f, 1.5e-14) && near(0x106, 1e-6));
+        assert_eq!((bit_error_ratio(0xfff), bit_error_ratio(0x00c)), (0.0, 0.0));
     }
 
     #[test]
@@ -353,12 +316,5 @@ mod tests {
         };
         let licensed = [with(0, 0, 0), with(1, 2, 1), with(1, 2, 0), with(1, 1, 1), with(1, u32::MAX, 1)];
         assert_eq!(licensed, [Some(false), Some(true), Some(false), None, Some(true)]);
-    }
-
-    #[test]
-    fn a_fabric_that_completed_with_an_error_is_not_in_progress() {
-        let state = |(state, status)| fabric_state(state, status, None, None).state;
-        let states = [(2, 0), (3, 0), (3, 3), (2, 999)].map(state);
-        assert_eq!(states, ["in_progress", "completed", "failed", "in_progress"]);
     }
 }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use super::*;
 use crate::model::{
-    DeviceReadings, EccLocation, FabricState, Fast, Gpu, MigDevice, Released, RowRemap, Slow, Stamped, UnixSeconds,
-    XidClass, XidInstance, XidProcess, XidSource,
+    DeviceReadings, EccLocation, FabricDomain, FabricState, Fast, Gpu, MigDevice, Platform, Released, RowRemap, Slow,
+    Stamped, UnixSeconds, XidClass, XidInstance, XidProcess, XidSource,
 };
 
 const GPU: &str = "GPU-0";

@@ -1,6 +1,53 @@
 use super::*;
 
 #[test]
+fn a_gpu_that_needs_no_fabric_or_is_in_no_domain_is_healthy() {
+    let fabric = |state| FabricState { state, ..FabricState::default() };
+    let direct = Platform { peer_type: Some("direct"), ..Platform::default() };
+    let switch = Platform { peer_type: Some("switch"), ..Platform::default() };
+    for (state, platform, mig_enabled, policy, expected) in [
+        // No NVLink switches: a superchip alone, a PCIe board.
+        ("not_supported", None, Some(false), FabricPolicy::Unhealthy, WELL),
+        // Registered: an HGX board without a domain, and an idle rack without IMEX.
+        ("completed", Some(switch.clone()), Some(false), FabricPolicy::Unhealthy, WELL),
+        ("in_progress", Some(direct), None, FabricPolicy::Unhealthy, WELL),
+        ("in_progress", None, Some(true), FabricPolicy::Unhealthy, WELL),
+        ("failed", None, Some(true), FabricPolicy::Unhealthy, WELL),
+        ("in_progress", Some(switch.clone()), Some(false), FabricPolicy::Ignore, WELL),
+        ("in_progress", Some(switch), Some(false), FabricPolicy::Unhealthy, vec!["fabric"]),
+        ("not_started", None, None, FabricPolicy::Unhealthy, vec!["fabric"]),
+    ] {
+        let mut world = World::new(Config { fabric: policy, ..Config::default() });
+        world.gpu(|gpu| (gpu.platform, gpu.mig_enabled) = (platform.clone(), mig_enabled));
+        world.slow(|slow| slow.fabric = Some(fabric(state)));
+        assert_eq!(reasons(&world.at(1), None), expected, "{state} {platform:?} {mig_enabled:?}");
+    }
+}
+
+/// The driver's verdict after an import failed: new allocations of fabric memory are refused. It has none where IMEX
+/// does not run.
+#[test]
+fn a_gpu_whose_imex_domain_must_be_recovered_is_unhealthy_until_the_driver_requests_nothing() {
+    let mut world = World::new(Config::default());
+    world.slow(|slow| slow.recovery_action = Some(5));
+    assert_eq!(reasons(&world.at(1), None), ["recovery_action"]);
+    world.slow(|slow| slow.recovery_action = Some(0));
+    world.at(2);
+    assert_eq!(reasons(&world.at(63), None), WELL);
+}
+
+/// A GPU that leaves its domain, or gets another clique, changes labels; the fabric manager has moved it.
+#[test]
+fn a_lost_domain_is_no_fault_by_itself() {
+    let mut world = World::new(Config::default());
+    let domain = FabricDomain { cluster_uuid: "9c6f5af3".into(), clique_id: 4026 };
+    for domain in [Some(domain.clone()), Some(FabricDomain { clique_id: 2, ..domain }), None] {
+        world.slow(|slow| slow.fabric = Some(FabricState { state: "completed", domain, ..FabricState::default() }));
+        assert_eq!(reasons(&world.at(1), None), WELL);
+    }
+}
+
+#[test]
 fn a_device_is_unknown_until_checked_and_then_healthy() {
     let mut world = World::new(Config::default());
     world.unresponsive = [GPU.into()].into();

@@ -80,6 +80,7 @@ fn without_overview() -> Snapshot {
             advertised_not_allocatable: 1,
             allocatable_not_advertised: 0,
         }],
+        shows_each_nvlink: true,
         nvml_call_durations: [("nvmlDeviceGetPowerUsage", scrape_durations.clone())].into(),
         scrape_durations,
         process: SelfUse {
@@ -277,7 +278,14 @@ fn gpu(uuid: &str, index: u32) -> Gpu {
         compute_capability: Some("9.0".into()),
         vbios_version: Some("96.00.74.00.01".into()),
         serial: Some("1320000000001".into()),
-        platform: None,
+        platform: Some(Platform {
+            chassis_serial: Some("1820000000001".into()),
+            slot: Some(25),
+            tray: Some(15),
+            host: Some(1),
+            module_id: u8::try_from(index + 1).ok(),
+            peer_type: Some("switch"),
+        }),
         numa_node: Some(index / 2),
         memory_bytes: Some(80 * GIB),
         mig_enabled: Some(false),
@@ -343,13 +351,18 @@ fn whole_readings() -> DeviceReadings {
             memory_busy_seconds: Some(120.25),
             engine_busy_seconds: BTreeMap::from([("encoder", 0.0), ("decoder", 1.5)]),
             energy_joules: Some(210_000.125),
-            module_energy_joules: None,
+            module_energy_joules: Some(480_000.5),
             uncovered_seconds: 0.5,
             gaps: Gaps::default(),
             process_sm_seconds: None,
             instance_busy_seconds: BTreeMap::new(),
         },
-        fast: Some(stamped(Fast { utilization_ratio: Some(0.87), power_watts: Some(412.5), ..Fast::default() })),
+        fast: Some(stamped(Fast {
+            utilization_ratio: Some(0.87),
+            power_watts: Some(412.5),
+            module_power_watts: Some(912.25),
+            ..Fast::default()
+        })),
         medium: Some(stamped(medium())),
         slow: Some(stamped(slow())),
         stuck: false,
@@ -388,7 +401,8 @@ fn medium() -> Medium {
                 pcie_received: Some(2.5e9),
                 nvlink_transmitted: Some(102_400_000.0),
                 nvlink_received: Some(51_200_000.0),
-                ..Traffic::default()
+                c2c_transmitted: Some(2.5e10),
+                c2c_received: Some(1.25e10),
             },
             link0_bytes_per_second: Some(10_240_000.0),
         },
@@ -445,16 +459,30 @@ fn slow() -> Slow {
             error_sums: BTreeMap::from([("crc_flit", 1), ("crc_data", 0), ("replay", 0), ("recovery", 0)]),
             active_links: Some(17),
             inactive_links: Some(1),
-            ..NvLink::default()
+            of_links: [(
+                3,
+                LinkCounters {
+                    errors: [("receive", 2)].into(),
+                    bit_error_ratios: [("effective", 1.5e-14), ("symbol", 0.0)].into(),
+                    ..LinkCounters::default()
+                },
+            )]
+            .into(),
         },
         fabric: Some(FabricState {
             state: "completed",
             conditions: BTreeMap::from([("degraded_bandwidth", false)]),
             health_mask: Some(2),
             health_summary: Some(1),
-            ..FabricState::default()
+            domain: Some(FabricDomain { cluster_uuid: "9c6f5af3-53bf-49b5-a436-b66766c413c3".into(), clique_id: 4026 }),
+            incorrect_configuration: None,
         }),
-        c2c: C2c::default(),
+        c2c: C2c {
+            enabled: Some(true),
+            active_links: Some(9),
+            inactive_links: Some(1),
+            bytes_per_second_max: Some(4.02408e11),
+        },
         recovery_action: Some(0),
         vgpu_licensed: Some(false),
     }

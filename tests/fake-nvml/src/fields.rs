@@ -133,6 +133,16 @@ fn field(target: &Target, id: u32, scope: u32) -> Result<Number, Code> {
         NVML_FI_DEV_REMAPPED_FAILURE => remap(|rows| rows.failure.into()),
         NVML_FI_DEV_GET_GPU_RECOVERY_ACTION => gpu.recovery_action.map(Number::Word).ok_or(NOT_SUPPORTED),
         NVML_FI_DEV_NVLINK_LINK_COUNT => word(gpu.nvlink.links),
+        NVML_FI_DEV_C2C_LINK_COUNT | NVML_FI_DEV_C2C_LINK_GET_STATUS | NVML_FI_DEV_C2C_LINK_GET_MAX_BW => {
+            let c2c = gpu.c2c.as_ref().ok_or(NOT_SUPPORTED)?;
+            match id {
+                NVML_FI_DEV_C2C_LINK_COUNT => word(c2c.links),
+                _ if scope >= c2c.links => Err(INVALID_ARGUMENT),
+                NVML_FI_DEV_C2C_LINK_GET_STATUS => word((!c2c.down.contains(&scope)).into()),
+                _ if c2c.down.contains(&scope) => word(0),
+                _ => word(c2c.megabytes_per_second),
+            }
+        }
         _ => nvlink(&gpu.nvlink, id, scope),
     }
 }

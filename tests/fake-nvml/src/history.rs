@@ -12,6 +12,7 @@ use crate::state::Gpu;
 /// 5-6 clocks, 7 module power, 8-9 JPEG, OFA.
 pub const QUANTITIES: usize = 10;
 const POWER: usize = 0;
+const MODULE_POWER: usize = 7;
 
 /// More changes than any test makes; beyond it the older half goes.
 const MOST_STRETCHES: usize = 8_192;
@@ -60,7 +61,9 @@ impl History {
     }
 
     pub fn energy_millijoules(&self, now: Micros) -> u64 {
-        self.energy_base + (self.integral(POWER, now) / 1e6) as u64
+        let counts_module = self.stretches.first().is_some_and(|first| first.gpu.power_limits.energy_counts_module);
+        let quantity = if counts_module { MODULE_POWER } else { POWER };
+        self.energy_base + (self.integral(quantity, now) / 1e6) as u64
     }
 
     /// The states that held in a stretch of time.

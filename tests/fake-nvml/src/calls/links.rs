@@ -1,9 +1,12 @@
-//! PCIe, NVLink and the NVLink fabric.
+//! PCIe, NVLink, the NVLink fabric, NVLink-C2C and the GPU's place in the chassis.
 
 use std::ffi::{c_uchar, c_uint};
 use std::mem::size_of;
 
-use nvml_wrapper_sys::bindings::{nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t, nvmlPciInfo_t};
+use nvml_wrapper_sys::bindings::{
+    nvmlC2cModeInfo_v1_t, nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t, nvmlPciInfo_t,
+    nvmlPlatformInfo_v2_t,
+};
 
 use super::identity::pci_info;
 use super::on_device;
@@ -76,6 +79,32 @@ on_device! {
             return info.put(nvmlGpuFabricInfo_v2_t { version, clusterUuid, status, cliqueId, state, healthMask });
         }
         Err(ARGUMENT_VERSION_MISMATCH)
+    }
+    nvmlDeviceGetPlatformInfo(info: Out<nvmlPlatformInfo_v2_t>) |target| {
+        let platform = target.whole()?.platform.as_ref().ok_or(NOT_SUPPORTED)?;
+        let version = info.cast::<c_uint>().get()?;
+        // Both versions have the same size and places.
+        if !(1..=platform.version).any(|number| version == versions::word(number, size_of::<nvmlPlatformInfo_v2_t>())) {
+            return Err(ARGUMENT_VERSION_MISMATCH);
+        }
+        let mut chassisSerialNumber = [0; 16];
+        for (place, byte) in chassisSerialNumber.iter_mut().zip(platform.chassis_serial.bytes()) {
+            *place = byte;
+        }
+        info.put(nvmlPlatformInfo_v2_t {
+            version,
+            ibGuid: [0; 16],
+            chassisSerialNumber,
+            slotNumber: platform.slot,
+            trayIndex: platform.tray,
+            hostId: platform.host,
+            peerType: platform.peer_type,
+            moduleId: platform.module_id,
+        })
+    }
+    nvmlDeviceGetC2cModeInfoV(info: Out<nvmlC2cModeInfo_v1_t>) |target| {
+        let c2c = target.whole()?.c2c.as_ref().ok_or(NOT_SUPPORTED)?;
+        info.put(nvmlC2cModeInfo_v1_t { isC2cEnabled: c2c.enabled.into() })
     }
 }
 

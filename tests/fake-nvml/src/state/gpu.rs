@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 
 use super::parts::{
-    Clocks, Ecc, Event, Fabric, Gpm, Memory, NvLink, Pcie, PowerLimits, Reasons, RemappedRows, RetiredPages, Samples,
-    Temperatures, Utilization,
+    C2c, Clocks, Ecc, Event, Fabric, Gpm, Memory, NvLink, Pcie, Platform, PowerLimits, Reasons, RemappedRows,
+    RetiredPages, Samples, Temperatures, Utilization,
 };
 use super::{Faults, Mig};
 
@@ -54,6 +54,8 @@ pub struct Gpu {
     pub retired_pages: Option<RetiredPages>,
     pub nvlink: NvLink,
     pub fabric: Option<Fabric>,
+    pub platform: Option<Platform>,
+    pub c2c: Option<C2c>,
     /// Field 230. `null`: not supported.
     pub recovery_action: Option<u32>,
     /// Whether the vGPU feature has a licence. `null`: no licensing, as on a GPU without virtualization.
@@ -155,6 +157,8 @@ impl Default for Gpu {
             retired_pages: None,
             nvlink: NvLink::default(),
             fabric: Some(Fabric::default()),
+            platform: None,
+            c2c: None,
             recovery_action: Some(0),
             vgpu_license: None,
             fields: BTreeMap::new(),

@@ -65,6 +65,8 @@ group! {
         maximum: u32 = 700_000,
         /// Power of the whole module, for the scope 1 of fields 185 and 186 and for sample type 7. `null`: no module.
         module_milliwatts: Option<u32> = None,
+        /// The energy counter adds the module's power, as it has been seen to on Grace Hopper.
+        energy_counts_module: bool = false,
     }
 }
 
@@ -210,6 +212,33 @@ group! {
         health_mask: u32 = 0x51AA,
         /// 0 not supported, 1 healthy, 2 unhealthy, 3 limited capacity.
         health_summary: u8 = 1,
+    }
+}
+
+group! {
+    /// `null` for the group: not supported, as before Blackwell.
+    Platform {
+        chassis_serial: String = String::new(),
+        /// 255: not given.
+        slot: u8 = 255,
+        tray: u8 = 255,
+        host: u8 = 1,
+        /// 0 direct, 1 switch.
+        peer_type: u8 = 1,
+        module_id: u8 = 0,
+        /// 1: a driver that has only the older structure.
+        version: u32 = 2,
+    }
+}
+
+group! {
+    /// `null` for the group: not supported.
+    C2c {
+        enabled: bool = true,
+        links: u32 = 10,
+        down: Vec<u32> = Vec::new(),
+        /// Of one link.
+        megabytes_per_second: u32 = 44_712,
     }
 }
 
