@@ -159,6 +159,9 @@ pub struct Device<'a> {
     /// On the admin socket only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub serial: Option<&'a str>,
+    /// Of the chassis or rack that the GPU is in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chassis_serial: Option<&'a str>,
     /// Firmware.
     pub vbios_version: Option<&'a str>,
     pub memory_bytes: Option<u64>,
@@ -228,6 +231,11 @@ fn hardware(snapshot: &Snapshot, with_serials: bool) -> Hardware<'_> {
                 architecture: gpu.architecture.as_deref(),
                 pci_bus_id: gpu.pci_bus_id.as_ref(),
                 serial: gpu.serial.as_deref().filter(|_| with_serials),
+                chassis_serial: gpu
+                    .platform
+                    .as_ref()
+                    .and_then(|platform| platform.chassis_serial.as_deref())
+                    .filter(|_| with_serials),
                 vbios_version: gpu.vbios_version.as_deref(),
                 memory_bytes: gpu.memory_bytes,
                 numa_node: gpu.numa_node,

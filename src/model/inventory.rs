@@ -73,7 +73,7 @@ pub struct Gpu {
     /// `9.0`
     pub compute_capability: Option<Arc<str>>,
     pub vbios_version: Option<Arc<str>>,
-    /// Of the board. GPUs of one superchip have the same. Never a metric label.
+    /// Of the board. GPUs of one superchip have the same. Only the governance record shows it.
     #[serde(skip)]
     pub serial: Option<Arc<str>>,
     /// Where the GPU is in its chassis or rack; `None` before Blackwell.
@@ -96,6 +96,8 @@ pub struct Gpu {
 /// A GPU's place, as the platform reports it. An HGX board has no slot and no tray.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Platform {
+    /// For the governance record only.
+    #[serde(skip)]
     pub chassis_serial: Option<Arc<str>>,
     /// Counted with the switches.
     pub slot: Option<u8>,

@@ -244,7 +244,7 @@ fn rack_gpu(number: u64) -> Value {
     let mut gpu = json!({
         "name": "NVIDIA GB300", "architecture": 10, "power_milliwatts": 180_000,
         "serial": format!("165000000000{}", number / 2), "numa_node": number / 2,
-        "fabric": {"state": 3, "clique_id": 32766, "cluster_uuid": [7_u8; 16].to_vec()},
+        "fabric": {"state": 3, "clique_id": 32766, "cluster_uuid": vec![7_u8; 16]},
         "platform": {
             "chassis_serial": "1820000000001", "slot": 25, "tray": 15, "module_id": number + 1
         },
@@ -262,7 +262,7 @@ fn rack_gpu(number: u64) -> Value {
 fn a_rack_gpu_has_its_domain_its_place_and_its_module() {
     let older = |mut gpu: Value| {
         gpu["platform"]["version"] = json!(1);
-        gpu["fabric"]["cluster_uuid"] = json!([0_u8; 16].to_vec());
+        gpu["fabric"]["cluster_uuid"] = json!(vec![0_u8; 16]);
         gpu["power_limits"] = json!({});
         gpu["c2c"] = json!({"enabled": false});
         gpu

@@ -46,6 +46,13 @@ fn machine() -> Value {
                     "138": {"code": 3}, "139": {"code": 3}, "161": {"code": 3}, "162": {"code": 3}, "163": {"code": 3},
                     "206": 4, "215": 1, "74": {"code": 3}, "197": {"code": 3}
                 }
+            },
+            {
+                "name": "NVIDIA GB300", "architecture": 10, "compute_capability": [10, 3],
+                "fabric": {"clique_id": 32766, "cluster_uuid": vec![7_u8; 16], "health_mask": 0xA5AA},
+                "platform": {"chassis_serial": "1820000000001", "slot": 25, "tray": 15, "module_id": 2},
+                "c2c": {"links": 4, "down": [3]},
+                "power_limits": {"module_milliwatts": 488_000}
             }
         ]
     })
@@ -113,7 +120,9 @@ fn a_recording_behaves_as_the_machine_did() {
     let replay = FakeNvml::start(recording.clone());
     let second = json_probe(&replay, &[]);
 
-    assert!(!first.to_string().contains("1652923012345"), "a serial number in {first}");
+    for serial in ["1652923012345", "1820000000001"] {
+        assert!(!first.to_string().contains(serial), "a serial number in {first}");
+    }
     assert_eq!(second["inventory"], first["inventory"]);
     assert_eq!(readings(&second), readings(&first));
     assert_eq!(support(&second), support(&first));
@@ -122,7 +131,10 @@ fn a_recording_behaves_as_the_machine_did() {
     assert_eq!(newer["errors"], json!({"malformed_packet": 8, "recovery": 2}));
 
     assert_eq!(recording["recorded"]["driver_version"], "570.124.06");
-    assert_eq!(recording["recorded"]["models"], json!(["NVIDIA A10G", "NVIDIA B200", "NVIDIA H100 80GB HBM3"]));
+    assert_eq!(
+        recording["recorded"]["models"],
+        json!(["NVIDIA A10G", "NVIDIA B200", "NVIDIA GB300", "NVIDIA H100 80GB HBM3"])
+    );
     assert!(recording["recorded"]["date"].as_str().is_some_and(|date| date.starts_with("20")), "{recording}");
     assert_eq!(recording["function_not_found"], json!(["nvmlDeviceGetMarginTemperature"]));
     assert_eq!(recording["fail"], json!({"nvmlDeviceGetVbiosVersion": 4}));

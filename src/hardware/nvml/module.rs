@@ -11,7 +11,7 @@ use crate::hardware::source::CounterScope;
 const POWER: [u32; 2] = [185, 186];
 const MODULE: u32 = 1;
 /// A driver that refuses the module's power that often has none.
-const ATTEMPTS: u32 = 3;
+const ATTEMPTS: u32 = 2;
 /// Joules by which module and GPU differ before the counter's scope is decided: the idle CPU draws them in half a
 /// minute.
 const DISTINCT: f64 = 2000.0;

@@ -85,9 +85,19 @@ const NVLINK5_ERRORS: [(u32, &str); 9] = [
     (215, "recovery"),
 ];
 const FABRIC_STATES: [&str; 4] = ["not_supported", "not_started", "in_progress", "completed"];
-/// By the lower of two bits.
-const FABRIC_CONDITIONS: [(u32, &str); 4] =
-    [(0, "degraded_bandwidth"), (2, "route_recovery"), (4, "route_unhealthy"), (6, "access_timeout_recovery")];
+/// By the lower of two bits, with the value that means true; 3 less that is false.
+const FABRIC_CONDITIONS: [(u32, u32, &str); 6] = [
+    (0, 1, "degraded_bandwidth"),
+    (2, 1, "route_recovery"),
+    (4, 1, "route_unhealthy"),
+    (6, 1, "access_timeout_recovery"),
+    (12, 2, "partition_unassigned"),
+    (14, 2, "fabric_manager_disconnected"),
+];
+/// From bit 8, where 1 is correct: from 2 on.
+const INCORRECT_CONFIGURATION: [&str; 7] =
+    ["system_guid", "chassis_serial", "no_partition", "insufficient_nvlinks", "gpu_firmware", "location", "gpu_state"];
+const NO_KNOWN_CONFIGURATION: u32 = 15;
 
 /// With no process at work they answer "not found", which is no refusal. So each GPU has its own code of them.
 const PROCESS_USE: [&str; 2] = ["nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizationInfo"];
@@ -189,6 +199,9 @@ fn described(gpu: &Value, probe: &Value, refused_everywhere: &BTreeMap<&str, &st
     }
     if slow.is_object() {
         put_slow(&mut object, &mut fields, gpu, slow);
+    }
+    if let Some(milliwatts) = scaled(&fast["module_power_watts"], 1e3) {
+        object["power_limits"]["module_milliwatts"] = milliwatts.into();
     }
     object["fields"] = fields.into();
     object["mig"] = mig(gpu, &medium["instances"]);
@@ -311,6 +324,8 @@ fn put_slow(object: &mut Value, fields: &mut Map<String, Value>, gpu: &Value, sl
         })),
         "nvlink": nvlink(fields, gpu, slow),
         "fabric": slow["fabric"].is_object().then(|| fabric(&slow["fabric"])),
+        "platform": gpu["platform"].is_object().then(|| platform(&gpu["platform"])),
+        "c2c": slow["c2c"]["enabled"].is_boolean().then(|| c2c(&slow["c2c"])),
         "recovery_action": slow["recovery_action"],
     });
     merge(object, more);
@@ -395,18 +410,63 @@ fn remotes(peers: &Value) -> Map<String, Value> {
 }
 
 fn fabric(fabric: &Value) -> Value {
-    let bits = FABRIC_CONDITIONS.map(|(shift, name)| match fabric["conditions"][name].as_bool() {
-        Some(true) => 1_u32 << shift,
-        Some(false) => 2 << shift,
+    let bits = FABRIC_CONDITIONS.map(|(shift, is_true, name)| match fabric["conditions"][name].as_bool() {
+        Some(true) => is_true << shift,
+        Some(false) => (3 - is_true) << shift,
         None => 0,
     });
+    let known = INCORRECT_CONFIGURATION.iter().zip(2..).find(|(name, _)| fabric["incorrect_configuration"] == ***name);
+    let configuration = match fabric["conditions"]["incorrect_configuration"].as_bool() {
+        Some(true) => known.map_or(NO_KNOWN_CONFIGURATION, |(_, number)| number),
+        Some(false) => 1,
+        None => 0,
+    };
+    let health_mask = bits.iter().sum::<u32>() | configuration << 8;
     // A driver gives "completed" and an error code for what podmeter shows as failed; the code is not in the probe.
     let (state, status) = if fabric["state"] == "failed" {
         (3, UNKNOWN)
     } else {
         (FABRIC_STATES.iter().position(|known| fabric["state"] == **known).unwrap_or(0), 0)
     };
-    json!({ "state": state, "status": status, "health_mask": bits.iter().sum::<u32>(), "health_summary": 0 })
+    json!({
+        "state": state,
+        "status": status,
+        "health_mask": health_mask,
+        "health_summary": 0,
+        "clique_id": fabric["domain"]["clique_id"].as_u64().unwrap_or(0),
+        "cluster_uuid": uuid_bytes(fabric["domain"]["cluster_uuid"].as_str().unwrap_or_default()),
+    })
+}
+
+fn uuid_bytes(text: &str) -> Vec<u8> {
+    let digits: Vec<u8> = text.chars().filter_map(|digit| Some(digit.to_digit(16)? as u8)).collect();
+    let mut bytes: Vec<u8> = digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect();
+    bytes.resize(16, 0);
+    bytes
+}
+
+fn platform(platform: &Value) -> Value {
+    let number = |name: &str| platform[name].as_u64().unwrap_or(255);
+    json!({
+        "slot": number("slot"),
+        "tray": number("tray"),
+        "host": number("host"),
+        "module_id": number("module_id"),
+        "peer_type": match platform["peer_type"].as_str() { Some("direct") => 0, Some("switch") => 1, _ => 255 },
+    })
+}
+
+/// All links have the same speed, and the last ones are down.
+fn c2c(c2c: &Value) -> Value {
+    let number = |name: &str| c2c[name].as_u64().unwrap_or(0);
+    let (active, inactive) = (number("active_links"), number("inactive_links"));
+    let each = c2c["bytes_per_second_max"].as_f64().unwrap_or(0.0) / active.max(1) as f64;
+    json!({
+        "enabled": c2c["enabled"],
+        "links": active + inactive,
+        "down": (active..active + inactive).collect::<Vec<u64>>(),
+        "megabytes_per_second": (each / 1e6).round() as u64,
+    })
 }
 
 fn mig(gpu: &Value, readings: &Value) -> Value {
