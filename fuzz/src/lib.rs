@@ -3,11 +3,13 @@
 //! Inputs: any bytes. Outputs: none. Does not know: fuzzers, files (except the journal's, in a temporary directory), where an
 //! input comes from. `tests/it/fuzz_corpora.rs` runs the same functions over the corpora.
 
+mod claims;
 mod configuration;
 mod journal;
 mod kubelet;
 mod pages;
 
+pub use claims::claim_file;
 pub use configuration::{certificate, configuration, nvidia_config, web_config};
 pub use journal::{journal_answer, journal_file, journal_query};
 pub use kubelet::kubelet_answer;
@@ -22,9 +24,10 @@ use podmeter::processes::mountinfo;
 pub type Target = fn(&[u8]);
 
 /// By name: of the program in `fuzz/fuzz_targets` and of the folder in `fuzz/corpus`.
-pub const TARGETS: [(&str, Target); 13] = [
+pub const TARGETS: [(&str, Target); 14] = [
     ("certificate", certificate),
     ("cgroup", cgroup),
+    ("claim_file", claim_file),
     ("configuration", configuration),
     ("device_id", device_id),
     ("journal_answer", journal_answer),

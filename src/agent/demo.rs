@@ -13,6 +13,7 @@ use crate::hardware::{Driver, Failure};
 use crate::model::Inventory;
 use crate::plugin::{MigStrategy, NvidiaConfig, Replication, ResourceConfig, Sharing};
 use crate::simulation::day::Stage;
+use crate::simulation::dra_driver::claims_of_the_demo;
 use crate::simulation::kubelet::ListedDevice;
 use crate::simulation::node::{Account, Device, Plan, Resource, SimulatedNode, passthrough_resources, resources};
 use crate::simulation::plugin::StandInPlugin;
@@ -54,10 +55,16 @@ pub async fn demo(settings: DemoSettings, opened: Opened, dropped_lines: Dropped
     let directory = tempfile::Builder::new().prefix("podmeter-demo-").tempdir()?;
     let Gpus { driver, inventory, controls } = gpus(&settings)?;
     let slots = settings.profile.replicas().map(|replicas| replicas as usize);
+    let by_claims = settings.profile.is_claimed();
     // The bundled plugin offers no GPU that is passed through.
     let mut vendor = controls.as_ref().map(|gpus| passthrough_resources(&gpus.node_devices())).unwrap_or_default();
-    let resources = [resources(&inventory, slots), vendor.clone()].concat();
-    let plan = Plan { resources, seed: settings.seed, churn: settings.churn };
+    let offered = if by_claims { vec![] } else { resources(&inventory, slots) };
+    let plan = Plan {
+        resources: [offered, vendor.clone()].concat(),
+        claims: if by_claims { claims_of_the_demo(&inventory) } else { vec![] },
+        seed: settings.seed,
+        churn: settings.churn,
+    };
     // Without its own devices the agent only watches: another plugin serves them.
     if settings.agent.hardware == HardwareSource::None {
         vendor.clone_from(&plan.resources);
@@ -109,7 +116,9 @@ impl DemoSettings {
     /// The settings of the agent on the simulated node.
     fn on(self, node: &SimulatedNode, directory: &Path) -> Settings {
         let is_watching = self.agent.hardware == HardwareSource::None;
-        let device_plugin = (!is_watching).then(|| vec![offered(self.profile.replicas())].into());
+        // A driver and a plugin must not give the same devices.
+        let device_plugin =
+            (!is_watching && !self.profile.is_claimed()).then(|| vec![offered(self.profile.replicas())].into());
         Settings {
             admin_socket: match self.agent.admin_socket_required {
                 true => self.agent.admin_socket,

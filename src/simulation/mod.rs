@@ -6,6 +6,7 @@
 //! the tests use it.
 
 pub mod day;
+pub mod dra_driver;
 pub mod kubelet;
 pub mod node;
 pub mod plugin;

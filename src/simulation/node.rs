@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::dra_driver::{AllocatedClaim, AllocatedDevice, DraDriver};
 use super::kubelet::{Admission, ContainerSpec, Count, FakeKubelet, Gates, Options, PodSpec};
 use super::proc_tree::{Inside, ProcTree};
 use super::random::Random;
@@ -91,6 +92,8 @@ pub fn passthrough_resources(bus: &NodeDevices) -> Vec<Resource> {
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub resources: Vec<Resource>,
+    /// Allocated by a DRA driver; a pod or two has each.
+    pub claims: Vec<AllocatedClaim>,
     pub seed: u64,
     /// Pods come and go.
     pub churn: bool,
@@ -103,7 +106,9 @@ pub struct SimulatedNode {
     cdi: PathBuf,
     /// Waited for before the first pods come.
     resources: Vec<Resource>,
+    /// By device ID, or by `claim/<name of a DRA device>`.
     devices: BTreeMap<String, Device>,
+    claims: Vec<AllocatedClaim>,
     controls: Option<Controls>,
     truth: Arc<Mutex<Truth>>,
     clock: Clock,
@@ -123,8 +128,10 @@ struct Start {
     name: &'static str,
     container: &'static str,
     kind: Kind,
+    /// Devices of an extended resource, or of a claim.
     resource: String,
     count: usize,
+    claim: Option<AllocatedClaim>,
     /// Its lifetime in steps; `None`: as long as the node.
     life: Option<u64>,
 }
@@ -151,13 +158,15 @@ impl SimulatedNode {
         if let Some(controls) = &controls {
             controls.take_over(clock.now().monotonic);
         }
-        let devices = plan.resources.iter().flat_map(|resource| &resource.devices);
+        let devices = plan.resources.iter().flat_map(|resource| &resource.devices).cloned();
+        let devices = devices.chain(plan.claims.iter().flat_map(|claim| &claim.devices).map(device_of_claim));
         Ok(Self {
             kubelet: Arc::new(kubelet),
             files,
             cdi: root.join("cdi"),
-            devices: devices.map(|device| (device.id.clone(), device.clone())).collect(),
+            devices: devices.map(|device| (device.id.clone(), device)).collect(),
             resources: plan.resources,
+            claims: plan.claims,
             controls,
             truth: Arc::default(),
             clock,
@@ -187,7 +196,12 @@ impl SimulatedNode {
         while !self.kubelet.node_status_becomes(|status| resources.iter().all(|one| offered(status, one))).await {
             tracing::warn!("no device plugin has offered the simulated kubelet all of the node's devices yet");
         }
-        for start in first(&resources) {
+        let claims = std::mem::take(&mut self.claims);
+        let mut driver = DraDriver::new(Arc::clone(&self.kubelet), self.cdi.clone(), "node");
+        for claim in &claims {
+            warn_on_failure(driver.prepare(claim.clone()));
+        }
+        for start in first(&resources).into_iter().chain(first_claiming(claims)) {
             self.admit(start).await;
         }
     }
@@ -355,7 +369,11 @@ impl SimulatedNode {
             start.life = Some(80 + self.random.below(400) as u64);
         }
         let name = self.unique(start.name);
-        let container = ContainerSpec::new(start.container).asks(&start.resource, start.count);
+        let container = ContainerSpec::new(start.container);
+        let container = match &start.claim {
+            Some(claim) => container.claim(claim.name),
+            None => container.asks(&start.resource, start.count),
+        };
         let pod = PodSpec::new(start.namespace, &name).label("app", start.name).container(container);
         match self.kubelet.add_pod(pod).await {
             Admission::Running => {}
@@ -367,7 +385,14 @@ impl SimulatedNode {
                 return;
             }
         }
-        let devices = self.kubelet.devices_of(start.namespace, &name, start.container);
+        let devices = match &start.claim {
+            Some(claim) if claim.admin_access => vec![],
+            Some(claim) => claim.devices.iter().map(|device| device_of_claim(device).id).collect(),
+            None => {
+                let devices = self.kubelet.devices_of(start.namespace, &name, start.container);
+                devices.into_iter().map(|(_, device)| device).collect()
+            }
+        };
         let uid = self.write_logs(start.namespace, &name, start.container);
         let pid = FIRST_PID + self.started as u32;
         let inside = Inside { namespace: start.namespace, pod: &name, uid: &uid, container: start.container };
@@ -375,7 +400,7 @@ impl SimulatedNode {
         let workload = Workload { kind: start.kind, seed: self.random.next() };
         let running = Running {
             container: ContainerRef::new(start.namespace, &name, start.container),
-            devices: devices.into_iter().map(|(_, device)| device).collect(),
+            devices,
             workload,
             uid,
             pid,
@@ -444,6 +469,7 @@ fn first(resources: &[Resource]) -> Vec<Start> {
         kind,
         resource: resource.to_owned(),
         count,
+        claim: None,
         life: (kind == Kind::Batch).then_some(0),
     };
     let mut starts = vec![];
@@ -478,4 +504,38 @@ fn first(resources: &[Resource]) -> Vec<Start> {
         starts.extend(wanted.into_iter().cycle().take(take));
     }
     starts
+}
+
+/// One pod for each claim, and two for one that replicas share.
+fn first_claiming(claims: Vec<AllocatedClaim>) -> Vec<Start> {
+    let starts = |claim: AllocatedClaim| {
+        let (name, kind, count) = match claim.name {
+            "replicas" => ("llm-serve", Kind::Inference, 2),
+            "notebook" => ("notebook", Kind::Notebook, 1),
+            "all-gpus" => ("gpu-health", Kind::Notebook, 1),
+            "slice" | "some-memory" => ("render", Kind::Inference, 1),
+            _ => ("trainer", Kind::Training, 1),
+        };
+        let start = Start {
+            namespace: claim.namespace,
+            name,
+            container: CONTAINER,
+            kind,
+            resource: String::new(),
+            count: 0,
+            claim: Some(claim),
+            life: None,
+        };
+        std::iter::repeat_n(start, count)
+    };
+    claims.into_iter().flat_map(starts).collect()
+}
+
+fn device_of_claim(device: &AllocatedDevice) -> Device {
+    Device {
+        id: format!("claim/{}", device.name),
+        gpu: device.gpu.clone(),
+        gpu_instance: device.mig.as_ref().map(|mig| mig.gpu_instance),
+        numa_node: None,
+    }
 }

@@ -21,12 +21,13 @@ mod run;
 use std::collections::BTreeSet;
 
 use areas::{
-    clients, clock, condition, configuration, devices, disk, driver, kubelet as kubelet_area, plugin, signals,
+    claims, clients, clock, condition, configuration, devices, disk, driver, kubelet as kubelet_area, plugin, signals,
 };
 use row::Area;
 
-const AREAS: [&Area; 10] = [
+const AREAS: [&Area; 11] = [
     &kubelet_area::AREA,
+    &claims::AREA,
     &plugin::AREA,
     &driver::AREA,
     &devices::AREA,
@@ -41,6 +42,11 @@ const AREAS: [&Area; 10] = [
 #[tokio::test(flavor = "multi_thread")]
 async fn the_kubelet() {
     run::area(&kubelet_area::AREA).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dra_claims() {
+    run::area(&claims::AREA).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

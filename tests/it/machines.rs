@@ -113,6 +113,38 @@ fn a_board_of_hopper_gpus_shows_nothing_of_racks_and_superchips() {
 }
 
 #[test]
+fn claims_are_joined_by_their_drivers_files_and_an_observer_holds_nothing() {
+    let demo = Demo::start(&["--profile", Profile::CLAIMED.as_str()]);
+    // Of eight claims: one has two GPUs and one two pods; one observes eight.
+    let claims = "podmeter_container_claim_info";
+    let page = demo.running.until("every claim", |page| {
+        page.count(claims, &["join=\"checkpoint\"", "gpu_uuid="]) == 17
+            && page.count("podmeter_container_allocated_seconds_total", &[]) == 9
+    });
+    assert_eq!(page.count(claims, &["pod=\"gpu-health-", "admin_access=\"true\""]), 8);
+    assert_eq!(page.count(claims, &["admin_access="]), 8);
+    assert_eq!(page.count("podmeter_container_allocation_info", &["pod=\"gpu-health-"]), 0);
+    assert_eq!(page.count("podmeter_container_device_info", &["pod=\"gpu-health-"]), 0);
+    assert_eq!(page.count("podmeter_container_allocation_info", &["sharing=\"mig\""]), 2);
+    assert_eq!(page.count("podmeter_container_allocation_info", &["sharing=\"time_slicing\""]), 4);
+    assert_eq!(page.value("podmeter_claim_file_errors_total", &["source=\"checkpoint\""]), Some(0.0));
+    assert_eq!(page.count("podmeter_unresolved_devices", &[]), 0);
+    // 60 and 20 GiB of one GPU.
+    let seconds = |page: &Page, claim: &str| {
+        let namespace = format!("namespace=\"{claim}\"");
+        let shared = page.samples("podmeter_container_allocation_info", &[]).find(|(labels, _)| {
+            labels.contains(&namespace) && labels.contains("sharing=\"time_slicing\"") && !labels.contains("llm-serve")
+        });
+        let pod = shared.and_then(|(labels, _)| labels.split_once("pod=\"")).unwrap().1.split_once('"').unwrap().0;
+        page.value("podmeter_container_allocated_seconds_total", &[&format!("pod=\"{pod}\"")]).unwrap()
+    };
+    let later = demo.running.until("some time", |later| seconds(later, "research") > seconds(&page, "research") + 0.2);
+    let gain = |claim: &str| seconds(&later, claim) - seconds(&page, claim);
+    let ratio = gain("team-language") / gain("research");
+    assert!((ratio - 3.0).abs() < 1e-6, "{ratio}");
+}
+
+#[test]
 fn every_profile_starts() {
     std::thread::scope(|threads| {
         for profile in Profile::ALL {

@@ -21,11 +21,19 @@ pub struct Profile {
     replicas: Option<u32>,
     /// How many GPUs, from the last, are passed through to virtual machines.
     passthrough: usize,
+    /// A DRA driver allocates the devices, not a plugin.
+    is_claimed: bool,
 }
 
 impl Profile {
-    pub const H100: Self =
-        Self { name: "8xh100", machine: &machine::H100, partitions: &[], replicas: None, passthrough: 0 };
+    pub const H100: Self = Self {
+        name: "8xh100",
+        machine: &machine::H100,
+        partitions: &[],
+        replicas: None,
+        passthrough: 0,
+        is_claimed: false,
+    };
     pub const H100_TIME_SLICED: Self = Self { name: "8xh100-timesliced", replicas: Some(4), ..Self::H100 };
     /// GPUs 0 to 3 are partitioned, the others whole.
     pub const H100_MIG: Self = Self {
@@ -48,9 +56,16 @@ impl Profile {
     pub const GH200: Self = Self { name: "2xgh200", machine: &machine::GH200, ..Self::H100 };
     /// Four GPUs for containers, four for virtual machines.
     pub const VFIO: Self = Self { name: "vfio", passthrough: 4, ..Self::H100 };
+    /// Allocated by a DRA driver; GPU 7 is partitioned.
+    pub const CLAIMED: Self = Self {
+        name: "dra",
+        partitions: &[WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, &[H100_THREE, H100_TWO, H100_ONE]],
+        is_claimed: true,
+        ..Self::H100
+    };
     pub const EMPTY: Self = Self { name: "empty", machine: &machine::EMPTY, ..Self::H100 };
 
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::H100,
         Self::H100_TIME_SLICED,
         Self::H100_MIG,
@@ -60,6 +75,7 @@ impl Profile {
         Self::B200,
         Self::GH200,
         Self::VFIO,
+        Self::CLAIMED,
         Self::EMPTY,
     ];
 
@@ -71,6 +87,11 @@ impl Profile {
     #[must_use]
     pub const fn replicas(self) -> Option<u32> {
         self.replicas
+    }
+
+    #[must_use]
+    pub const fn is_claimed(self) -> bool {
+        self.is_claimed
     }
 
     /// The names of all profiles, for people: `8xh100, 8xa100 or empty`.

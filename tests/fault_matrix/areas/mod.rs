@@ -1,5 +1,6 @@
 //! The rows, one file for what breaks there.
 
+pub mod claims;
 pub mod clients;
 pub mod clock;
 pub mod condition;

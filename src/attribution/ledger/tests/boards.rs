@@ -4,8 +4,9 @@ use super::super::*;
 use super::worlds::{GapReading, PartReading, Random, Reading, TICK_SECONDS, Tick};
 use crate::attribution::OwnedProcess;
 use crate::model::{
-    ContainerRef, DeviceId, Fast, Gaps, GpmRatios, Gpu, InstanceReading, Medium, MemoryUse, MigDevice, MigUuid, Owner,
-    PodRef, Stamped, Totals, UnknownOwner,
+    ClaimAllocation, ClaimDevice, ClaimHardware, ClaimRecord, ClaimSource, ContainerRef, DeviceId, Fast, Gaps,
+    GpmRatios, Gpu, InstanceReading, Medium, MemoryUse, MigDevice, MigUuid, Owner, PodRef, Stamped, Totals,
+    UnknownOwner,
 };
 
 pub enum Kind {
@@ -17,8 +18,14 @@ pub enum Kind {
         gpm: bool,
     },
     Claims,
+    /// MIG devices, by claims.
+    ClaimedMig {
+        shape: &'static [(u32, &'static [u32])],
+    },
 }
 
+/// The place of a claim with admin access.
+const OBSERVER: usize = 5;
 const SHAPES: [&[(u32, &[u32])]; 4] = [
     &[(1, &[1]), (1, &[1]), (1, &[1]), (1, &[1]), (1, &[1]), (1, &[1]), (1, &[1])],
     &[(3, &[3]), (3, &[1, 2]), (1, &[1])],
@@ -28,11 +35,12 @@ const SHAPES: [&[(u32, &[u32])]; 4] = [
 
 impl Kind {
     pub fn any(random: &mut Random) -> Self {
-        match random.below(5) {
+        match random.below(6) {
             0 => Self::Whole,
             1 => Self::Slots(1 + random.below(8)),
             2 => Self::Mig { shape: SHAPES[random.below(4)], gpm: true },
             3 => Self::Mig { shape: SHAPES[random.below(4)], gpm: false },
+            4 => Self::ClaimedMig { shape: SHAPES[random.below(4)] },
             _ => Self::Claims,
         }
     }
@@ -41,7 +49,9 @@ impl Kind {
         match self {
             Self::Whole => 2,
             Self::Slots(slots) => *slots,
-            Self::Mig { shape, .. } => 2 * shape.iter().map(|(_, members)| members.len()).sum::<usize>(),
+            Self::Mig { shape, .. } | Self::ClaimedMig { shape } => {
+                2 * shape.iter().map(|(_, members)| members.len()).sum::<usize>()
+            }
             Self::Claims => 6,
         }
     }
@@ -95,7 +105,7 @@ impl Board {
     }
 
     fn migs(&self) -> Vec<(MigDevice, u32)> {
-        let Kind::Mig { shape, .. } = &self.kind else { return vec![] };
+        let (Kind::Mig { shape, .. } | Kind::ClaimedMig { shape }) = &self.kind else { return vec![] };
         let mut devices = vec![];
         for (instance, (slices, members)) in shape.iter().enumerate() {
             for (member, member_slices) in members.iter().enumerate() {
@@ -133,9 +143,37 @@ impl Board {
         match &self.kind {
             Kind::Slots(_) => DeviceId::new(format!("{}::{place}", self.uuid)),
             // Every MIG device has two slots.
-            Kind::Mig { .. } => DeviceId::new(format!("{}::{}", self.migs()[place / 2].0.uuid, place % 2)),
+            Kind::Mig { .. } | Kind::ClaimedMig { .. } => {
+                DeviceId::new(format!("{}::{}", self.migs()[place / 2].0.uuid, place % 2))
+            }
             Kind::Whole | Kind::Claims => DeviceId::new(self.uuid.to_shared()),
         }
+    }
+
+    /// By place. Some observe the device. Two claims on two pods each share it, alone or, where their shares are
+    /// known, in unequal parts. `None`: it is no device of claims.
+    pub fn claim(&self, place: usize) -> Option<ClaimDevice> {
+        let (claim, hardware) = match &self.kind {
+            Kind::Claims => (if place == OBSERVER { place } else { place % 3 }, ClaimHardware::Gpu(self.uuid.clone())),
+            Kind::ClaimedMig { .. } => (place, ClaimHardware::Mig(self.migs()[place / 2].0.uuid.clone())),
+            _ => return None,
+        };
+        let has_shares = self.number % 2 == 1;
+        let consumed = has_shares.then(|| ("memory".into(), 1000 * (1 + claim as u64)));
+        let allocation = ClaimAllocation { admin_access: place == OBSERVER, consumed: consumed.into_iter().collect() };
+        Some(ClaimDevice {
+            claim_namespace: "team".into(),
+            claim: format!("claim-{claim}").into(),
+            driver: "gpu.nvidia.com".into(),
+            pool: "node".into(),
+            device: DeviceId::new(format!("gpu-{}", self.number)),
+            share_id: (has_shares && place == 3).then(|| "share".into()),
+            claim_uid: None,
+            record: ClaimRecord {
+                hardware: [(ClaimSource::Checkpoint, hardware)].into(),
+                allocation: Some(allocation),
+            },
+        })
     }
 
     pub fn offered(&self) -> Vec<DeviceId> {
@@ -238,7 +276,7 @@ impl Board {
                 self.active[device.gpu_instance as usize - 1] += ratio * (through - before) as f64 * TICK_SECONDS;
             }
         }
-        let is_partitioned = matches!(self.kind, Kind::Mig { .. });
+        let is_partitioned = matches!(self.kind, Kind::Mig { .. } | Kind::ClaimedMig { .. });
         if random.chance(3) {
             self.without_processes_until = now + random.below(100);
         }

@@ -1,13 +1,13 @@
 //! A slow and obvious ledger: it stores the holders of every tick, and divides tick by tick.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::scene::Scene;
 use super::when;
 use super::worlds::{LATE_TICKS, PartReading, Reading, TICK_SECONDS, Tick};
-use crate::attribution::{HoldingKey, OwnedProcess};
-use crate::model::{Holding, Owner, Reason};
+use crate::attribution::{HoldingKey, Join, OwnedProcess};
+use crate::model::{Allocations, ClaimDevice, ClaimHardware, Holding, Inventory, Owner, Reason};
 
 /// A container on a device, as the reference counts it.
 #[derive(Clone, Debug, Default)]
@@ -293,6 +293,54 @@ fn actives(reading: &Reading, before: &Reading) -> Option<Vec<Option<f64>>> {
     let parts = reading.parts.as_ref()?.iter().zip(before.parts.as_ref()?);
     let had = |before: &PartReading| before.active_seconds.map(|seconds| if is_anew { 0.0 } else { seconds });
     Some(parts.map(|(now, before)| Some((now.active_seconds? - had(before)?) / seconds)).collect())
+}
+
+/// A slow and obvious division of devices by claims: a claim that holds has its part of the device, and each of its
+/// containers the same part of that; an observer has none.
+pub fn check_claims(allocations: &Allocations, join: &Join, inventory: &Inventory) {
+    let mut expected: BTreeMap<HoldingKey, f64> = BTreeMap::new();
+    let listed =
+        || allocations.containers().flat_map(|container| container.claims.iter().map(move |claim| (container, claim)));
+    let holding =
+        || listed().filter(|(_, claim)| !claim.record.allocation.as_ref().is_some_and(|how| how.admin_access));
+    let hardware = |claim: &ClaimDevice| claim.record.hardware.values().next().cloned().unwrap();
+    let devices: BTreeSet<ClaimHardware> = holding().map(|(_, claim)| hardware(claim)).collect();
+    for device in devices {
+        let of_device: Vec<_> = holding().filter(|(_, claim)| hardware(claim) == device).collect();
+        let name = |claim: &ClaimDevice| (claim.claim.clone(), claim.share_id.clone());
+        let consumed = |claim: &ClaimDevice| {
+            claim.consumed().find(|(capacity, _)| *capacity == "memory").map(|(_, amount)| amount as f64)
+        };
+        let is_known = of_device.iter().all(|(_, claim)| consumed(claim).is_some());
+        let claims: BTreeMap<_, f64> = of_device
+            .iter()
+            .map(|(_, claim)| (name(claim), if is_known { consumed(claim).unwrap() } else { 1.0 }))
+            .collect();
+        let (gpu, mig, whole) = match &device {
+            ClaimHardware::Gpu(uuid) => (uuid.clone(), None, 1.0),
+            ClaimHardware::Mig(uuid) => {
+                let (gpu, mig) = inventory.mig(uuid).unwrap();
+                (gpu.uuid.clone(), Some(uuid.clone()), f64::from(mig.slices) / 7.0)
+            }
+            other => panic!("{other:?}"),
+        };
+        for (container, claim) in &of_device {
+            let sharers = of_device.iter().filter(|(_, other)| name(other) == name(claim)).count() as f64;
+            let part = claims[&name(claim)] / claims.values().sum::<f64>() / sharers;
+            let key = HoldingKey { container: container.reference.clone(), gpu: gpu.clone(), mig: mig.clone() };
+            *expected.entry(key).or_default() += whole * part;
+        }
+    }
+    let held = join.holdings.iter().filter(|(_, holding)| holding.resource.is_none());
+    let found: BTreeMap<&HoldingKey, f64> = held.map(|(key, holding)| (key, holding.share.unwrap())).collect();
+    assert_eq!(found.keys().copied().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
+    for (key, share) in found {
+        assert!((share - expected[key]).abs() < 1e-9, "{key:?}: {share}, not {}", expected[key]);
+    }
+    for (container, claim) in listed() {
+        let joined = join.claims.iter().find(|joined| joined.claim.is_same_share(claim));
+        assert!(joined.is_some(), "{:?} of {:?} is not joined", claim.device, container.reference);
+    }
 }
 
 /// The owner if it holds, else the first holder of its pod, else why not.

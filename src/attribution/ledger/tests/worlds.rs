@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use super::super::*;
 use super::boards::{Board, Kind};
-use super::reference::History;
+use super::reference::{History, check_claims};
 use crate::attribution::{Slots, join};
 use crate::model::{
-    Allocatable, Allocations, ClaimDevice, ClaimRecord, Container, ContainerRef, CpuSet, DeviceId, HeldDevice, MigUuid,
-    Pod, PodRef, UnixSeconds,
+    Allocatable, Allocations, Container, ContainerRef, CpuSet, DeviceId, HeldDevice, MigUuid, Pod, PodRef, UnixSeconds,
 };
 
 pub type Tick = usize;
@@ -211,20 +210,13 @@ impl World {
                 exclusive_cpus: CpuSet::default(),
                 memory: vec![],
             });
-            if let Kind::Claims = board.kind {
-                container.claims.push(ClaimDevice {
-                    claim_namespace: "team".into(),
-                    claim: format!("claim-{}", place % 3).into(),
-                    driver: "gpu.nvidia.com".into(),
-                    pool: "node".into(),
-                    device: DeviceId::new(format!("gpu-{gpu}")),
-                    share_id: None,
-                    claim_uid: None,
-                    record: ClaimRecord::default(),
-                });
-            } else {
-                let id = board.id(*place);
-                container.devices.push(HeldDevice { resource: "nvidia.com/gpu".into(), id, numa_nodes: [0, 1].into() });
+            match board.claim(*place) {
+                Some(claim) => container.claims.push(claim),
+                None => container.devices.push(HeldDevice {
+                    resource: "nvidia.com/gpu".into(),
+                    id: board.id(*place),
+                    numa_nodes: [0, 1].into(),
+                }),
             }
         }
         let pods = containers.into_values().map(|container| Pod {
@@ -234,7 +226,9 @@ impl World {
             exclusive_cpus: CpuSet::default(),
             memory: vec![],
         });
-        self.join = join(&Allocations { pods: pods.collect() }, &self.allocatable, &self.inventory, &self.slots);
+        let allocations = Allocations { pods: pods.collect() };
+        self.join = join(&allocations, &self.allocatable, &self.inventory, &self.slots);
+        check_claims(&allocations, &self.join, &self.inventory);
         for (board, history) in self.boards.iter().zip(&mut self.histories) {
             let holdings = self.join.holdings.iter().filter(|(key, _)| key.gpu == board.uuid);
             let holdings: BTreeMap<_, _> = holdings.map(|(key, holding)| (key.clone(), holding.clone())).collect();

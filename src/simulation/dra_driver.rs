@@ -1,0 +1,189 @@
+//! NVIDIA's DRA driver, as far as a node shows it: claims that the simulated kubelet lists, with the names of the
+//! driver's devices, and the checkpoint and CDI specifications that the driver keeps.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::{fs, io};
+
+use serde_json::{Value, json};
+
+use super::kubelet::{Claim, FakeKubelet};
+use crate::model::{Gpu, GpuUuid, Inventory, MigDevice};
+
+const DRIVER: &str = "gpu.nvidia.com";
+
+/// A claim with its allocation.
+#[derive(Clone, Debug)]
+pub struct AllocatedClaim {
+    pub namespace: &'static str,
+    pub name: &'static str,
+    pub uid: String,
+    pub devices: Vec<AllocatedDevice>,
+    /// It observes its devices.
+    pub admin_access: bool,
+    /// Of the memory of its devices, as a quantity of Kubernetes; `None`: all.
+    pub memory: Option<&'static str>,
+}
+
+#[derive(Clone, Debug)]
+pub struct AllocatedDevice {
+    pub name: String,
+    pub gpu: GpuUuid,
+    pub minor: u32,
+    pub mig: Option<MigDevice>,
+}
+
+/// Prepares claims. Its files stay until the node's directory is removed.
+#[derive(Debug)]
+pub struct DraDriver {
+    kubelet: Arc<FakeKubelet>,
+    cdi: PathBuf,
+    pool: String,
+    claims: BTreeMap<String, AllocatedClaim>,
+}
+
+impl AllocatedDevice {
+    /// `gpu-2`
+    #[must_use]
+    pub fn whole(gpu: &Gpu) -> Self {
+        let minor = gpu.minor.unwrap_or_default();
+        Self { name: format!("gpu-{minor}"), gpu: gpu.uuid.clone(), minor, mig: None }
+    }
+
+    /// `gpu-7-mig-1g10gb-19-4`, of release 25.12 and newer.
+    #[must_use]
+    pub fn partition(gpu: &Gpu, mig: &MigDevice) -> Self {
+        let minor = gpu.minor.unwrap_or_default();
+        let (id, start) = (mig.profile_id.unwrap_or_default(), mig.placement_start.unwrap_or_default());
+        let profile = mig.profile.replace('.', "").replace('+', "-");
+        let name = format!("gpu-{minor}-mig-{profile}-{id}-{start}");
+        Self { name, gpu: gpu.uuid.clone(), minor, mig: Some(mig.clone()) }
+    }
+
+    fn prepared(&self, pool: &str, cdi: &str) -> Value {
+        let device = json!({"Requests": ["gpu"], "PoolName": pool, "DeviceName": self.name, "CDIDeviceIDs": [cdi]});
+        match &self.mig {
+            None => json!({"gpu": {"info": {"uuid": self.gpu}, "device": device}, "mig": null}),
+            Some(mig) => {
+                let concrete = json!({
+                    "parentMinor": self.minor, "giId": mig.gpu_instance, "ciId": mig.compute_instance,
+                    "migUUID": mig.uuid, "parentUUID": self.gpu,
+                });
+                json!({"gpu": null, "mig": {"concrete": concrete, "device": device}})
+            }
+        }
+    }
+}
+
+impl AllocatedClaim {
+    fn cdi_name(&self, device: &AllocatedDevice) -> String {
+        format!("k8s.{DRIVER}/claim={}-{}", self.uid, device.name)
+    }
+
+    /// As in the driver's checkpoint.
+    fn prepared(&self, pool: &str) -> Value {
+        let result = |device: &AllocatedDevice| {
+            let mut result = json!({"request": "gpu", "driver": DRIVER, "pool": pool, "device": device.name});
+            if self.admin_access {
+                result["adminAccess"] = json!(true);
+            }
+            if let Some(memory) = self.memory {
+                result["shareID"] = json!(self.uid);
+                result["consumedCapacity"] = json!({"memory": memory});
+            }
+            result
+        };
+        let results: Vec<Value> = self.devices.iter().map(result).collect();
+        let devices = self.devices.iter().map(|device| device.prepared(pool, &self.cdi_name(device)));
+        json!({
+            "checkpointState": "PrepareCompleted",
+            "status": {"allocation": {"devices": {"results": results}}},
+            "preparedDevices": [{"devices": devices.collect::<Vec<_>>(), "configState": {}}],
+        })
+    }
+
+    fn specification(&self) -> String {
+        let mut text = format!("---\ncdiVersion: 0.5.0\nkind: k8s.{DRIVER}/claim\ndevices:\n");
+        for device in &self.devices {
+            text += &format!(
+                "- name: {}-{}\n  containerEdits:\n    deviceNodes:\n    - path: /dev/nvidia{}\n",
+                self.uid, device.name, device.minor
+            );
+            for capability in device.mig.iter().flat_map(|mig| [2 * mig.gpu_instance, 2 * mig.gpu_instance + 1]) {
+                text += &format!("    - path: /dev/nvidia-caps/nvidia-cap{}\n", 100 + capability);
+            }
+        }
+        text + "containerEdits:\n  deviceNodes:\n  - path: /dev/nvidiactl\n"
+    }
+}
+
+impl DraDriver {
+    #[must_use]
+    pub fn new(kubelet: Arc<FakeKubelet>, cdi: PathBuf, pool: &str) -> Self {
+        Self { kubelet, cdi, pool: pool.to_owned(), claims: BTreeMap::new() }
+    }
+
+    /// As the kubelet asks for before a pod of the claim starts.
+    pub fn prepare(&mut self, claim: AllocatedClaim) -> io::Result<()> {
+        let specification = self.cdi.join(format!("k8s.{DRIVER}-claim_{}.yaml", claim.uid));
+        replace(&specification, &claim.specification())?;
+        let mut listed = Claim::new(claim.namespace, claim.name);
+        for device in &claim.devices {
+            listed = listed.device(DRIVER, &self.pool, &device.name, &[&claim.cdi_name(device)]);
+        }
+        self.claims.insert(claim.uid.clone(), claim);
+        let claims = self.claims.iter().map(|(uid, claim)| (uid.clone(), claim.prepared(&self.pool)));
+        let prepared = json!({"preparedClaims": claims.collect::<serde_json::Map<_, _>>()});
+        let checkpoint = json!({"checksum": 0, "v1": prepared, "v2": prepared});
+        let directory = self.kubelet.dra_plugin_directory().join(DRIVER);
+        replace(&directory.join("checkpoint.json"), &checkpoint.to_string())?;
+        self.kubelet.set_claim(listed);
+        Ok(())
+    }
+}
+
+/// Under a temporary name first, as the driver does.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory)?;
+    }
+    let new = path.with_extension("new");
+    fs::write(&new, text)?;
+    fs::rename(new, path)
+}
+
+/// On a board of eight GPUs of which the last is partitioned: a claim of two GPUs, one shared by two pods, two claims of
+/// parts of one GPU's memory, an idle one, two of MIG devices, and one that observes all GPUs.
+#[must_use]
+pub fn claims_of_the_demo(inventory: &Inventory) -> Vec<AllocatedClaim> {
+    let by_minor = |minor| inventory.by_minor(minor).map(AllocatedDevice::whole);
+    let migs = inventory
+        .gpus
+        .values()
+        .flat_map(|gpu| gpu.mig_devices.iter().map(move |mig| AllocatedDevice::partition(gpu, mig)));
+    let migs: Vec<AllocatedDevice> = migs.collect();
+    let claim = |number: u32, namespace, name, devices: Vec<Option<AllocatedDevice>>| AllocatedClaim {
+        namespace,
+        name,
+        uid: format!("c1a100{number:02}-5b7e-4c11-9d3a-0000000000{number:02}"),
+        devices: devices.into_iter().flatten().collect(),
+        admin_access: false,
+        memory: None,
+    };
+    let share = |number, namespace, name, memory| AllocatedClaim {
+        memory: Some(memory),
+        ..claim(number, namespace, name, vec![by_minor(3)])
+    };
+    let observing = claim(8, "gpu-operations", "all-gpus", (0..8).map(by_minor).collect());
+    vec![
+        claim(1, "team-vision", "pair", vec![by_minor(0), by_minor(1)]),
+        claim(2, "team-language", "replicas", vec![by_minor(2)]),
+        share(3, "team-language", "most-memory", "60Gi"),
+        share(4, "research", "some-memory", "20Gi"),
+        claim(5, "research", "notebook", vec![by_minor(4)]),
+        claim(6, "team-vision", "slice", vec![migs.first().cloned()]),
+        claim(7, "research", "slice", vec![migs.get(1).cloned()]),
+        AllocatedClaim { admin_access: true, ..observing },
+    ]
+}

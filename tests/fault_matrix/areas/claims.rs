@@ -1,0 +1,135 @@
+//! What a DRA driver keeps on the node about a claim, missing or wrong. The claim is `team/gpu`, of pod `team/claiming`.
+
+use serde_json::json;
+
+use crate::rig::{Rig, wait_for};
+use crate::row::{ALL, Area, Is, Log, Metric, Row, Seen};
+use crate::support::kubelet::{Admission, Claim, ContainerSpec, PodSpec};
+
+const DRIVER: &str = "gpu.nvidia.com";
+const UID: &str = "dab5ab50-d59a-42a6-af16-cfd4628c0f7a";
+const BY_NAME: Metric = Metric("podmeter_container_claim_info", &["join=\"device_name\""], Is::Series(1));
+const UNJOINED: Metric = Metric("podmeter_container_claim_info", &["gpu_uuid="], Is::Absent);
+
+pub const AREA: Area = Area {
+    name: "DRA claims",
+    setup: |_| {},
+    rows: &[
+        Row {
+            id: "claim-files-missing",
+            happens: "No file of the DRA driver is visible: its directories are not mounted",
+            how: |rig| claim(rig, "gpu-3"),
+            seen: Seen {
+                metrics: &[
+                    BY_NAME,
+                    Metric("podmeter_claim_file_errors_total", &[], Is::Value(0.0)),
+                    Metric("podmeter_unresolved_devices", &[], Is::Absent),
+                ],
+                log: Log::Silent,
+                page: None,
+            },
+            goes_on: ALL,
+            undone: "the claim ends",
+            undo: Some(unclaim),
+            within: 10,
+        },
+        Row {
+            id: "claim-checkpoint-garbled",
+            happens: "The DRA driver's checkpoint is cut short",
+            how: |rig| {
+                write(rig, "checkpoint.json", "{\"checksum\":1,\"v2\":{\"prepar");
+                claim(rig, "gpu-3");
+            },
+            seen: Seen {
+                metrics: &[
+                    BY_NAME,
+                    Metric("podmeter_claim_file_errors_total", &["source=\"checkpoint\""], Is::AtLeast(1.0)),
+                ],
+                log: Log::Line("the claim is joined without it"),
+                page: None,
+            },
+            goes_on: ALL,
+            undone: "the claim ends",
+            undo: Some(unclaim),
+            within: 10,
+        },
+        Row {
+            id: "claim-sources-contradict",
+            happens: "The DRA driver's metadata and its checkpoint name different GPUs for a claim",
+            how: |rig| {
+                let uuid = |gpu: usize| format!("GPU-00000000-0000-0000-0000-{gpu:012}");
+                let device = json!({"driver": DRIVER, "pool": "node", "name": "gpu-3", "attributes": {"uuid": {"string": uuid(3)}}});
+                let metadata = json!({
+                    "apiVersion": "metadata.resource.k8s.io/v1beta1",
+                    "metadata": {"uid": UID},
+                    "requests": [{"name": "gpu", "devices": [device]}],
+                });
+                write(rig, "dra-device-metadata/team_gpu/gpu/metadata.json", &metadata.to_string());
+                let prepared =
+                    json!({"gpu": {"info": {"uuid": uuid(4)}, "device": {"PoolName": "node", "DeviceName": "gpu-3"}}});
+                let claims = json!({UID: {"preparedDevices": [{"devices": [prepared]}]}});
+                write(rig, "checkpoint.json", &json!({"v2": {"preparedClaims": claims}}).to_string());
+                claim(rig, "gpu-3");
+            },
+            seen: Seen {
+                metrics: &[
+                    Metric("podmeter_unresolved_devices", &["form=\"dra_contradiction\""], Is::Value(1.0)),
+                    UNJOINED,
+                ],
+                log: Log::Silent,
+                page: None,
+            },
+            goes_on: ALL,
+            undone: "the claim ends",
+            undo: Some(unclaim),
+            within: 10,
+        },
+        Row {
+            id: "claim-device-unknown",
+            happens: "A claim has a device that no source resolves",
+            how: |rig| claim(rig, "gpu-99"),
+            seen: Seen {
+                metrics: &[Metric("podmeter_unresolved_devices", &["form=\"dra_gpu\""], Is::Value(1.0)), UNJOINED],
+                log: Log::Silent,
+                page: None,
+            },
+            goes_on: ALL,
+            undone: "the claim ends",
+            undo: Some(unclaim),
+            within: 10,
+        },
+        Row {
+            id: "claim-names-of-another-generation",
+            happens: "A newer DRA driver names its devices in another way",
+            how: |rig| claim(rig, "gpu-uuid-3"),
+            seen: Seen {
+                metrics: &[Metric("podmeter_unresolved_devices", &["form=\"dra_other\""], Is::Value(1.0)), UNJOINED],
+                log: Log::Silent,
+                page: None,
+            },
+            goes_on: ALL,
+            undone: "the claim ends",
+            undo: Some(unclaim),
+            within: 10,
+        },
+    ],
+};
+
+fn claim(rig: &mut Rig, device: &str) {
+    let name = format!("k8s.{DRIVER}/claim={UID}-{device}");
+    rig.kubelet.set_claim(Claim::new("team", "gpu").device(DRIVER, "node", device, &[&name]));
+    let pod = PodSpec::new("team", "claiming").container(ContainerSpec::new("main").claim("gpu"));
+    assert_eq!(wait_for(rig.kubelet.add_pod(pod)), Admission::Running);
+}
+
+fn unclaim(rig: &mut Rig) {
+    rig.kubelet.force_delete_pod("team", "claiming");
+    rig.kubelet.remove_claim("team", "gpu");
+    let _ = std::fs::remove_dir_all(rig.path("plugins"));
+}
+
+fn write(rig: &Rig, path: &str, text: &str) {
+    let path = rig.path("plugins").join(DRIVER).join(path);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, text).unwrap();
+}
