@@ -13,7 +13,7 @@ pub use claims::claim_file;
 pub use configuration::{certificate, configuration, nvidia_config, web_config};
 pub use journal::{journal_answer, journal_file, journal_query};
 pub use kubelet::kubelet_answer;
-pub use pages::node_answer;
+pub use pages::{metrics_page, node_answer};
 
 use podmeter::attribution::{DeviceForm, parse_claim_device, parse_device_id};
 use podmeter::hardware::{KernelLine, parse_kernel_line};
@@ -24,7 +24,7 @@ use podmeter::processes::mountinfo;
 pub type Target = fn(&[u8]);
 
 /// By name: of the program in `fuzz/fuzz_targets` and of the folder in `fuzz/corpus`.
-pub const TARGETS: [(&str, Target); 14] = [
+pub const TARGETS: [(&str, Target); 15] = [
     ("certificate", certificate),
     ("cgroup", cgroup),
     ("claim_file", claim_file),
@@ -35,6 +35,7 @@ pub const TARGETS: [(&str, Target); 14] = [
     ("journal_query", journal_query),
     ("kmsg_line", kmsg_line),
     ("kubelet_answer", kubelet_answer),
+    ("metrics_page", metrics_page),
     ("mountinfo", mountinfo),
     ("node_answer", node_answer),
     ("nvidia_config", nvidia_config),
