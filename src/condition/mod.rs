@@ -144,12 +144,8 @@ fn problem(snapshot: &Snapshot, now: Moment, known: usize) -> Option<String> {
     if hardware.inventory.generation == 0 {
         return Some("the devices have not been read yet".to_owned());
     }
-    let on_bus = hardware.node_devices.as_ref().map(|devices| devices.expected);
-    match on_bus {
-        Some(0) => None,
-        _ if known == 0 => Some("the driver lists no GPU".to_owned()),
-        _ => None,
-    }
+    // A node whose only GPU has left the bus looks the same as one that never had any.
+    (known == 0).then(|| "the driver lists no GPU".to_owned())
 }
 
 fn in_order(snapshot: &Snapshot) -> Vec<(&GpuUuid, &GpuHealth)> {

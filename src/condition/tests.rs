@@ -88,15 +88,6 @@ fn what_is_not_known_is_never_healthy() {
 }
 
 #[test]
-fn a_node_without_gpus_is_healthy_where_the_bus_has_none() {
-    let mut snapshot = healthy();
-    snapshot.health = Arc::new(HealthState::default());
-    Arc::make_mut(&mut snapshot.hardware).node_devices = Some(crate::model::NodeDevices::default());
-    let condition = condition(&snapshot);
-    assert_eq!((condition.status, &*condition.message), (Status::Healthy, "0 GPUs are healthy"));
-}
-
-#[test]
 fn an_unhealthy_gpu_is_named_with_its_pods_and_the_drivers_request() {
     let mut snapshot = healthy();
     fail(&mut snapshot, WHOLE, UnhealthyReason::Xid, "XID 79 (\"fallen off the bus\")");
