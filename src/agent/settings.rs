@@ -181,6 +181,7 @@ impl Settings {
             pod_resources_socket: self.pod_resources_socket.clone(),
             device_plugin_directory: self.device_plugin_directory.clone(),
             pods_api_socket: self.pods_api_socket.clone(),
+            claim_directories: self.claim_directories(),
             kubelet_deadline: self.kubelet_deadline,
             driver_deadline: DOCTOR_DRIVER_DEADLINE,
             hardware: match self.hardware {

@@ -15,7 +15,7 @@ struct Row {
 }
 
 /// Of the machine on which the doctor runs.
-const MACHINE: [Row; 16] = [
+const MACHINE: [Row; 17] = [
     Row {
         id: "pod_resources",
         title: "PodResources socket",
@@ -64,6 +64,13 @@ const MACHINE: [Row; 16] = [
         why: "it has the UIDs and labels of pods",
         statuses: "fails when its socket exists and does not answer; warns when no process listens on it; skipped where there is none (kubelets before 1.36, and 1.36 without the feature gate PodsAPI)",
         check: node::pods_api,
+    },
+    Row {
+        id: "claim_files",
+        title: "Files of the DRA driver",
+        why: "they name the hardware of a claim's device by UUID, and the claims that only observe",
+        statuses: "warns when NVIDIA's driver has a claim and its checkpoint or the CDI directory cannot be read; skipped without such a claim",
+        check: node::claim_files,
     },
     Row {
         id: "driver",

@@ -14,6 +14,7 @@ use super::{Offer, Settings, agent, node, scrape};
 use crate::client::{self, ClientError, Target};
 use crate::clock::Clock;
 use crate::hardware::{Driver, Failure, scan_pci_bus};
+use crate::kubelet::claim_files::{is_of_nvidia, survey};
 use crate::kubelet::{CallError, Client};
 use crate::model::{Allocatable, AppliedProfile, PodResourcesApi, UnixSeconds};
 use crate::plugin::{Gpus, NodeView};
@@ -45,7 +46,7 @@ pub async fn gather(mut settings: Settings, driver: Option<Box<dyn Driver>>, clo
     let driver = observe_driver(driver, &settings, node::driver_is_released(&agent)).await;
     let profile = choose_profile(&mut settings, driver.as_ref().ok());
     let (list, allocatable) = kubelet;
-    let Host { writable, module_version, bus, processes, named_pods, kernel_log, own, newest_file } = host;
+    let Host { writable, module_version, bus, processes, named_pods, kernel_log, claim_files, own, newest_file } = host;
     Observations {
         settings,
         version: VERSION,
@@ -64,6 +65,7 @@ pub async fn gather(mut settings: Settings, driver: Option<Box<dyn Driver>>, clo
         processes,
         named_pods,
         kernel_log,
+        claim_files,
         own,
         newest_file,
     }
@@ -97,6 +99,7 @@ async fn ask_kubelet(settings: &Settings) -> (Result<Listed, CallError>, Option<
         api: client.api().unwrap_or(PodResourcesApi::V1),
         pods: allocations.pods.len(),
         holders: holders.count(),
+        claimed: allocations.containers().flat_map(|one| &one.claims).filter(|claim| is_of_nvidia(claim)).count(),
     };
     (Ok(listed), Some(client.allocatable().await))
 }
@@ -250,6 +253,7 @@ struct Host {
     processes: Observed<processes::Survey>,
     named_pods: Observed<usize>,
     kernel_log: Observed<()>,
+    claim_files: Observed<Vec<(PathBuf, Result<(), String>)>>,
     own: Observed<governance::OwnProcess>,
     newest_file: Observed<Option<(PathBuf, UnixSeconds)>>,
 }
@@ -263,18 +267,19 @@ async fn observe_host(settings: &Settings) -> Host {
         plugin::kubelet_socket(&device_plugin_directory),
         device_plugin_directory.join("kubelet_internal_checkpoint"),
     ];
-    let (named, proc) = (pod_logs_root, proc_root.clone());
-    let (writable, module_version, bus, processes, named_pods, kernel_log, own, newest_file) = tokio::join!(
+    let (named, proc, claims) = (pod_logs_root, proc_root.clone(), settings.claim_directories.clone());
+    let (writable, module_version, bus, processes, named_pods, kernel_log, claim_files, own, newest_file) = tokio::join!(
         blocking(move || Ok(writable(&directory))),
         blocking(move || Ok(std::fs::read_to_string(module).ok().and_then(|text| module_version(&text)))),
         blocking(move || scan_pci_bus(&sys_root).ok_or_else(|| format!("{}: no PCI bus found", sys_root.display()))),
         blocking(move || processes::survey(&proc).map_err(|error| format!("{}: {error}", proc.display()))),
         blocking(move || processes::named_pods(&named).map_err(|error| error.to_string())),
         open_kernel_log(settings.kernel_log.clone()),
+        blocking(move || Ok(survey(&claims).to_vec())),
         blocking(|| Ok(governance::read_own_process(Path::new("/proc/self")))),
         blocking(move || Ok(newest(files))),
     );
-    Host { writable, module_version, bus, processes, named_pods, kernel_log, own, newest_file }
+    Host { writable, module_version, bus, processes, named_pods, kernel_log, claim_files, own, newest_file }
 }
 
 async fn blocking<T: Send + 'static>(look: impl FnOnce() -> Result<T, String> + Send + 'static) -> Observed<T> {

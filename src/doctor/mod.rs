@@ -22,6 +22,7 @@ use std::time::Duration;
 use crate::client::Target;
 use crate::clock::Clock;
 use crate::hardware::Driver;
+use crate::kubelet::claim_files::Directories;
 use crate::model::ResourceName;
 use crate::plugin::{MigStrategy, OnConflict, Plan, ResourceConfig};
 use crate::processes::Mode;
@@ -42,6 +43,8 @@ pub struct Settings {
     pub pod_resources_socket: PathBuf,
     pub device_plugin_directory: PathBuf,
     pub pods_api_socket: PathBuf,
+    /// Of the files of DRA drivers.
+    pub claim_directories: Directories,
     /// For each call to the kubelet.
     pub kubelet_deadline: Duration,
     /// For the driver to be opened and to list its GPUs.

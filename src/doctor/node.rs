@@ -118,6 +118,27 @@ fn socket_finding(outcome: &SocketState, socket: &str, flag: &str) -> Finding {
     }
 }
 
+pub fn claim_files(observations: &Observations) -> Finding {
+    let claimed = observations.list.as_ref().map_or(0, |listed| listed.claimed);
+    if claimed == 0 {
+        return Finding::skipped("the kubelet lists no claim of NVIDIA's DRA driver");
+    }
+    let to_do = "set mounts.dra=true in the chart, or mount the directories; for others set --dra-plugin-dir and --dra-cdi-dir; \
+                 without them claims are joined by device name, and observers count as holders";
+    let files = match &observations.claim_files {
+        Ok(files) => files,
+        Err(missing) => return Finding::not_observed(missing, to_do),
+    };
+    let unread = files.iter().filter_map(|(file, read)| Some(format!("{}: {}", file.display(), read.as_ref().err()?)));
+    let unread: Vec<String> = unread.collect();
+    if unread.is_empty() {
+        let names: Vec<String> = files.iter().map(|(file, _)| file.display().to_string()).collect();
+        Finding::ok(format!("{} can be read", names.join(" and ")))
+    } else {
+        Finding::warning(unread.join("; "), to_do)
+    }
+}
+
 pub fn plugin_directory(observations: &Observations) -> Finding {
     if observations.settings.offers.is_none() {
         return plugin_off();

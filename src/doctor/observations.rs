@@ -60,6 +60,8 @@ pub struct Observations {
     /// Pods that log directories name.
     pub named_pods: Observed<usize>,
     pub kernel_log: Observed<()>,
+    /// By file of NVIDIA's DRA driver, why it cannot be read.
+    pub claim_files: Observed<Vec<(PathBuf, Result<(), String>)>>,
     pub own: Observed<OwnProcess>,
     /// The file of the kubelet's that changed last.
     pub newest_file: Observed<Option<(PathBuf, UnixSeconds)>>,
@@ -88,6 +90,7 @@ impl Observations {
             processes: left_out(),
             named_pods: left_out(),
             kernel_log: left_out(),
+            claim_files: left_out(),
             own: left_out(),
             newest_file: left_out(),
             settings,
@@ -101,6 +104,8 @@ pub struct Listed {
     pub pods: usize,
     /// Containers that hold a device or a claim.
     pub holders: usize,
+    /// Devices of claims of NVIDIA's DRA driver.
+    pub claimed: usize,
 }
 
 /// The result of connecting to a socket and closing the connection.

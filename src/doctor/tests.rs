@@ -14,6 +14,7 @@ use super::{Offer, Settings, Status};
 use crate::client::Target;
 use crate::governance::{OwnProcess, Status as Privileges};
 use crate::kubelet::CallError;
+use crate::kubelet::claim_files::Directories;
 use crate::model::{
     Allocatable, AppliedProfile, DriverInfo, Gpu, GpuUuid, Inventory, NodeDevices, PodResourcesApi, UnixSeconds,
 };
@@ -32,6 +33,11 @@ fn settings() -> Settings {
         pod_resources_socket: SOCKET.into(),
         device_plugin_directory: "/k/device-plugins".into(),
         pods_api_socket: "/k/pods-api/pods-api.sock".into(),
+        claim_directories: Directories {
+            plugins: "/k/plugins".into(),
+            cdi: "/var/run/cdi".into(),
+            proc: "/proc".into(),
+        },
         kubelet_deadline: Duration::from_secs(5),
         driver_deadline: Duration::from_secs(20),
         hardware: "nvml",
@@ -112,7 +118,7 @@ fn well() -> Observations {
         version: "1.2.3",
         now: UnixSeconds(NOW),
         agent: Agent::Answers(Box::new(answers())),
-        list: Ok(Listed { api: PodResourcesApi::V1, pods: 3, holders: 1 }),
+        list: Ok(Listed { api: PodResourcesApi::V1, pods: 3, holders: 1, claimed: 1 }),
         allocatable: Some(Ok(Allocatable { devices: allocatable, ..Allocatable::default() })),
         registration: SocketState::Listens,
         pods_api: SocketState::Listens,
@@ -125,6 +131,7 @@ fn well() -> Observations {
         processes: Ok(Survey { of_the_host: true, processes: 9, in_pods: 3, unreadable: 0 }),
         named_pods: Ok(3),
         kernel_log: Ok(()),
+        claim_files: Ok(vec![("/k/plugins/gpu.nvidia.com/checkpoint.json".into(), Ok(()))]),
         own: Ok(OwnProcess {
             privileges: Some(Privileges { uid: Some(0), ..Privileges::default() }),
             ..OwnProcess::default()
@@ -196,7 +203,7 @@ fn kubelet_cases() -> Vec<Case> {
         (
             "pod_resources",
             change(|observations| {
-                observations.list = Ok(Listed { api: PodResourcesApi::V1alpha1, pods: 0, holders: 0 });
+                observations.list = Ok(Listed { api: PodResourcesApi::V1alpha1, pods: 0, holders: 0, claimed: 0 });
             }),
             Warning,
             "v1alpha1 only",
@@ -365,6 +372,16 @@ fn devices_cases() -> Vec<Case> {
         ("process_utilization", change(|_| ()), Good, "no GPU has been busy enough"),
         ("process_utilization", process_source("nvmlDeviceGetProcessUtilization"), Good, "1 GPUs by nvmlDeviceGetP"),
         ("process_utilization", process_source("none"), Warning, "neither driver call lists a process: GPU-1"),
+        (
+            "claim_files",
+            change(|observations| {
+                let denied = Err("permission denied".to_owned());
+                observations.claim_files = Ok(vec![("/k/plugins/gpu.nvidia.com/checkpoint.json".into(), denied)]);
+            }),
+            Warning,
+            "checkpoint.json: permission denied",
+        ),
+        ("claim_files", change(|observations| observations.list.as_mut().unwrap().claimed = 0), Skipped, "no claim"),
         (
             "kernel_log",
             change(|observations| observations.kernel_log = Err(NotObserved::Failed("/dev/kmsg: denied".into()))),

@@ -202,7 +202,7 @@ impl Reader {
                 file(ClaimSource::Metadata, requests, &|_| Err(problem.clone()));
             }
         }
-        if &*claim.driver == NVIDIA {
+        if is_of_nvidia(claim) {
             file(ClaimSource::Checkpoint, driver.join("checkpoint.json"), &formats::checkpoint);
         }
         if let Some(uid) = &claim.claim_uid {
@@ -255,6 +255,22 @@ impl Reader {
         known.problem = problem;
         Arc::clone(&known.recorded)
     }
+}
+
+/// Of what NVIDIA's driver keeps for all claims, what can be read; else why not.
+#[must_use]
+pub fn survey(directories: &Directories) -> [(PathBuf, Result<(), String>); 2] {
+    let checkpoint = directories.plugins.join(NVIDIA).join("checkpoint.json");
+    let content = changed_content(&checkpoint, &mut None).map_err(|error| error.to_string());
+    let understood = content.and_then(|bytes| formats::checkpoint(&bytes.unwrap_or_default()).map(drop));
+    let listed = fs::read_dir(&directories.cdi).map(drop).map_err(|error| error.to_string());
+    [(checkpoint, understood), (directories.cdi.clone(), listed)]
+}
+
+/// Whether the files of `survey` are about it.
+#[must_use]
+pub fn is_of_nvidia(claim: &ClaimDevice) -> bool {
+    &*claim.driver == NVIDIA
 }
 
 /// `None`: as it was when `known` was its version.

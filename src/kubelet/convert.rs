@@ -155,6 +155,24 @@ fn memory(blocks: Vec<v1::ContainerMemory>) -> Vec<MemoryBlock> {
 mod tests {
     use super::*;
 
+    #[test]
+    fn the_uid_of_a_claim_is_in_the_names_of_its_cdi_devices() {
+        const UID: &str = "dab5ab50-d59a-42a6-af16-cfd4628c0f7a";
+        let uid = |names: &[String]| {
+            let names: Vec<_> = names.iter().map(|name| v1::CdiDevice { name: name.clone() }).collect();
+            claim_uid(&names)
+        };
+        let own = format!("k8s.gpu.nvidia.com/claim={UID}-gpu-0");
+        let metadata = format!("gpu.nvidia.com/metadata={UID}_gpu");
+        assert_eq!(uid(&[own.clone(), metadata]).as_deref(), Some(UID));
+        assert_eq!(uid(&["k8s.gpu.nvidia.com/device=gpu-0".to_owned(), own.clone()]).as_deref(), Some(UID));
+        let other = own.replace("dab5", "0000");
+        for names in [vec![], vec![own.clone(), other], vec![own.replace("-gpu-0", "")], vec![own.replace('=', "=é")]]
+        {
+            assert_eq!(uid(&names), None, "{names:?}");
+        }
+    }
+
     fn entry(id: &str, numa: &[i64]) -> v1::ContainerDevices {
         let nodes = numa.iter().map(|id| v1::NumaNode { id: *id }).collect::<Vec<_>>();
         v1::ContainerDevices {

@@ -89,7 +89,7 @@ fn merge(accepted: &Allocations, answer: &Allocations) -> Allocations {
         for device in &container.devices {
             devices.entry((&device.resource, &device.id)).or_default().insert(&container.reference);
         }
-        for claim in &container.claims {
+        for claim in container.claims.iter().filter(|claim| !leaves_room(claim)) {
             claims.entry(claim_key(claim)).or_default().insert(&container.reference);
         }
     }
@@ -101,7 +101,8 @@ fn merge(accepted: &Allocations, answer: &Allocations) -> Allocations {
         });
         // A claim may be shared: the same claim under another container takes nothing away, another claim does.
         kept.claims.retain(|device| {
-            claims.get(&claim_key(device)).is_none_or(|holders| holders.contains(reference))
+            leaves_room(device)
+                || claims.get(&claim_key(device)).is_none_or(|holders| holders.contains(reference))
                 || answer.containers().flat_map(|container| &container.claims).any(|other| other.is_same_share(device))
         });
         kept
@@ -132,6 +133,11 @@ fn merge(accepted: &Allocations, answer: &Allocations) -> Allocations {
     Allocations { pods: pods.into_values().collect() }
 }
 
+/// An observer, or a claim of a part: others may have the same device.
+fn leaves_room(claim: &ClaimDevice) -> bool {
+    claim.is_observer() || claim.consumed().next().is_some()
+}
+
 /// The identity of a DRA device in its driver, independent of claims.
 fn claim_key(device: &ClaimDevice) -> (&str, &str, &DeviceId, Option<&str>) {
     (&device.driver, &device.pool, &device.device, device.share_id.as_deref())
@@ -140,7 +146,7 @@ fn claim_key(device: &ClaimDevice) -> (&str, &str, &DeviceId, Option<&str>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::ClaimRecord;
+    use crate::model::{ClaimAllocation, ClaimRecord};
     use crate::model::{ContainerRef, CpuSet, HeldDevice};
 
     fn allocations_of(pods: &[(&str, &[&str])]) -> Allocations {
@@ -258,6 +264,16 @@ mod tests {
         let mut settle = settled_on(&claiming("old", "shared"));
         settle.reconnected();
         assert_eq!(claims(&settle.observe(Monotonic::from_secs(100), claiming("new", "shared"))), 2);
+        let mut observing = claiming("old", "claim-1");
+        let allocation = ClaimAllocation { admin_access: true, ..ClaimAllocation::default() };
+        observing.pods[0].containers[0].claims[0].record.allocation = Some(allocation);
+        let mut settle = settled_on(&observing);
+        settle.reconnected();
+        assert_eq!(
+            claims(&settle.observe(Monotonic::from_secs(100), claiming("new", "claim-2"))),
+            2,
+            "an observer stays"
+        );
     }
 
     #[test]

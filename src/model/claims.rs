@@ -18,26 +18,30 @@ pub struct ClaimDevice {
     #[serde(skip)]
     pub claim_uid: Option<Arc<str>>,
     /// From the files of its driver.
-    #[serde(skip)]
+    #[serde(flatten)]
     pub record: ClaimRecord,
 }
 
 /// What the files that a DRA driver keeps on the node record of a claim's device. Empty where none can be read.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct ClaimRecord {
     /// The hardware by source, the most trusted first.
+    #[serde(skip)]
     pub hardware: BTreeMap<ClaimSource, ClaimHardware>,
     /// `None` where no file has it: the claim then holds the device, alone or in equal parts with others.
+    #[serde(flatten)]
     pub allocation: Option<ClaimAllocation>,
 }
 
 /// How a device is allocated to a claim.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct ClaimAllocation {
     /// The claim observes the device and does not hold it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub admin_access: bool,
     /// What the claim consumes of the device's capacities, in thousandths of a byte or a unit. Empty: all of it, or not
     /// known.
+    #[serde(skip)]
     pub consumed: BTreeMap<Arc<str>, u64>,
 }
 

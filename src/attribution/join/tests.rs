@@ -1,5 +1,5 @@
 use super::*;
-use crate::model::{ClaimDevice, ClaimRecord, Container, CpuSet, HeldDevice, Pod, PodRef};
+use crate::model::{ClaimAllocation, ClaimDevice, ClaimRecord, Container, CpuSet, HeldDevice, Pod, PodRef};
 
 const A: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
 const B: &str = "GPU-bbbbbbbb-0000-0000-0000-000000000000";
@@ -262,6 +262,34 @@ fn a_minor_number_is_the_present_gpus_not_a_removed_ones() {
     gone.present = false;
     inventory.gpus.insert(gone.uuid.clone(), gone);
     assert_eq!(inventory.by_minor(1).map(|gpu| gpu.uuid.as_str()), Some(A));
+}
+
+/// The kubelet lists both GPUs of the pod's claim under each container, whichever asked for one.
+#[test]
+fn an_extended_resource_by_claim_gives_a_pod_what_it_asked_for() {
+    let claim = [("gpu.nvidia.com", "gpu-0"), ("gpu.nvidia.com", "gpu-1")];
+    let mut whole = inventory();
+    whole.gpus.values_mut().for_each(|gpu| gpu.mig_devices.clear());
+    let containers = ["a", "b"].map(|name| container(name, &[], &claim));
+    let join = join(&allocations(containers.into()), &Allocatable::default(), &whole, &Slots::default());
+    let shares: Vec<f64> = join.holdings.values().filter_map(|holding| holding.share).collect();
+    assert_eq!(shares, [0.5; 4]);
+}
+
+#[test]
+fn an_observer_is_joined_and_holds_nothing() {
+    let claim = [("gpu.nvidia.com", "gpu-1")];
+    let mut observer = container("observer", &[], &claim);
+    observer.claims[0].claim = "observing".into();
+    let allocation = ClaimAllocation { admin_access: true, ..ClaimAllocation::default() };
+    observer.claims[0].record.allocation = Some(allocation.clone());
+    let mut lost = container("lost", &[], &[("gpu.nvidia.com", "gpu-9")]);
+    lost.claims[0].record.allocation = Some(allocation);
+    let containers = vec![container("holder", &[], &claim), observer, lost];
+    assert!(!held_gpus(&allocations(containers[1..].to_vec()), &inventory()).contains(&A.into()));
+    let join = check(containers, &Allocatable::default(), &["holder GPU-a exclusive 1.0000"]);
+    assert_eq!(join.claims.len(), 2);
+    assert_eq!(join.unresolved, [], "of what is held");
 }
 
 #[test]
