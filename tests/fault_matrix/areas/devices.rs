@@ -1,4 +1,4 @@
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::driver::reload;
 use crate::rig::{Rig, until};
@@ -265,6 +265,94 @@ pub const AREA: Area = Area {
             within: 15,
         },
         Row {
+            id: "gpu-fabric-lost",
+            happens: "A GPU of a rack loses its registration with the NVLink fabric",
+            how: |rig| fabric(rig, json!({"state": 2}), 11),
+            seen: Seen {
+                metrics: &[
+                    UNHEALTHY,
+                    Metric("podmeter_device_fabric_state", &["gpu=\"3\"", "state=\"in_progress\""], Is::Value(1.0)),
+                    Metric("podmeter_device_unhealthy_reason", &["gpu=\"3\"", "reason=\"fabric\""], Is::Value(1.0)),
+                ],
+                log: Log::Line("reason=\"fabric\""),
+                page: Some(Text("/", "the NVLink fabric is not ready: in progress")),
+            },
+            goes_on: SEVEN_DEVICES,
+            undone: "the registration completes",
+            undo: Some(|rig| fabric(rig, json!({}), 12)),
+            within: 15,
+        },
+        Row {
+            id: "gpu-rack-idle",
+            happens: "A rack is idle: no IMEX, and its GPU has no partition",
+            how: |rig| {
+                // The mask of a healthy fabric, with the group of the partition false.
+                fabric(rig, json!({"cluster_uuid": vec![7_u8; 16], "clique_id": 2, "health_mask": 0x61AA}), 13);
+            },
+            seen: Seen {
+                metrics: &[
+                    Metric("podmeter_device_healthy", &[], Is::Value(1.0)),
+                    Metric("podmeter_device_fabric_info", &["gpu=\"3\"", "clique_id=\"2\""], Is::Value(1.0)),
+                    Metric(
+                        "podmeter_device_fabric_condition",
+                        &["gpu=\"3\"", "condition=\"partition_unassigned\""],
+                        Is::Value(1.0),
+                    ),
+                ],
+                log: Log::Silent,
+                page: Some(Text("/-/ready", "200 OK")),
+            },
+            goes_on: ALL,
+            undone: "not needed: it is no fault",
+            undo: Some(|rig| fabric(rig, json!({}), 14)),
+            within: 10,
+        },
+        Row {
+            id: "gpu-without-fabric",
+            happens: "A superchip is in no rack: the driver has no NVLink fabric",
+            how: |rig| fabric(rig, json!(null), 15),
+            seen: Seen {
+                metrics: &[
+                    Metric("podmeter_device_healthy", &[], Is::Value(1.0)),
+                    Metric("podmeter_device_fabric_state", &["gpu=\"3\"", "state=\"not_supported\""], Is::Value(1.0)),
+                    Metric("podmeter_device_fabric_condition", GPU_3, Is::Absent),
+                    Metric("podmeter_device_fabric_info", GPU_3, Is::Absent),
+                ],
+                log: Log::Silent,
+                page: Some(Text("/-/ready", "200 OK")),
+            },
+            goes_on: ALL,
+            undone: "not needed: it is no fault",
+            undo: Some(|rig| fabric(rig, json!({}), 16)),
+            within: 10,
+        },
+        Row {
+            id: "module-power-stops",
+            happens: "The driver no longer gives the power of a superchip module",
+            how: |rig| {
+                rig.stop();
+                rig.gpu(3, |gpu| gpu["power_limits"] = json!({"module_milliwatts": 900_000}));
+                rig.begin();
+                rig.until_series("podmeter_module_power_watts");
+                rig.gpu(3, |gpu| gpu["power_limits"] = json!({}));
+            },
+            seen: Seen {
+                metrics: &[
+                    Metric("podmeter_module_power_watts", &[], Is::Absent),
+                    Metric("podmeter_module_energy_joules_total", &[], Is::Series(1)),
+                    Metric("podmeter_device_power_watts", GPU_3, Is::AtLeast(1.0)),
+                    Metric("podmeter_device_energy_joules_total", GPU_3, Is::AtLeast(1.0)),
+                    Metric("podmeter_device_healthy", &[], Is::Value(1.0)),
+                ],
+                log: Log::Silent,
+                page: Some(Text("/-/ready", "200 OK")),
+            },
+            goes_on: ALL,
+            undone: "the driver gives it again",
+            undo: Some(|rig| rig.gpu(3, |gpu| gpu["power_limits"] = json!({"module_milliwatts": 900_000}))),
+            within: 10,
+        },
+        Row {
             id: "gpu-call-hangs",
             happens: "A driver call on one GPU hangs",
             how: |rig| rig.gpu(3, |gpu| gpu["hang"] = json!(["nvmlDeviceGetPowerUsage"])),
@@ -307,5 +395,13 @@ fn remap(rig: &mut Rig, failure: bool, sequence: u64) {
     rig.gpu(3, |gpu| {
         gpu["remapped_rows"] = json!({"failure": failure});
         gpu["events"] = json!([{"sequence": sequence, "kind": 0x800}]);
+    });
+}
+
+/// Changes the registration of a GPU, with an event, as after which the driver is read.
+fn fabric(rig: &mut Rig, fabric: Value, sequence: u64) {
+    rig.gpu(3, |gpu| {
+        gpu["fabric"] = fabric.clone();
+        gpu["events"] = json!([{"sequence": sequence, "kind": 0x8000}]);
     });
 }

