@@ -39,6 +39,8 @@ pub struct Directories {
     pub proc: PathBuf,
 }
 
+/// Of the content of one file; the error is for people.
+type Parse<'a> = dyn Fn(&[u8]) -> Result<Vec<Recorded>, String> + 'a;
 type Records = BTreeMap<ClaimDevice, ClaimRecord>;
 /// By source.
 pub type ErrorCounts = BTreeMap<&'static str, u64>;
@@ -186,7 +188,7 @@ impl Reader {
             return vec![];
         }
         let mut found = vec![];
-        let mut file = |source, path: PathBuf, parse: &dyn Fn(&[u8]) -> Result<Vec<Recorded>, String>| {
+        let mut file = |source, path: PathBuf, parse: &Parse<'_>| {
             found.push((source, self.file(source, path, parse, problems)));
         };
         let driver = directories.plugins.join(&*claim.driver);
@@ -222,7 +224,7 @@ impl Reader {
         &mut self,
         source: ClaimSource,
         path: PathBuf,
-        parse: &dyn Fn(&[u8]) -> Result<Vec<Recorded>, String>,
+        parse: &Parse<'_>,
         problems: &mut Vec<ClaimSource>,
     ) -> Arc<[Recorded]> {
         let known = self.files.entry(path.clone()).or_default();
@@ -258,7 +260,6 @@ impl Reader {
 }
 
 /// Of what NVIDIA's driver keeps for all claims, what can be read; else why not.
-#[must_use]
 pub fn survey(directories: &Directories) -> [(PathBuf, Result<(), String>); 2] {
     let checkpoint = directories.plugins.join(NVIDIA).join("checkpoint.json");
     let content = changed_content(&checkpoint, &mut None).map_err(|error| error.to_string());
