@@ -33,6 +33,7 @@ async fn complete(
 ) {
     let mut missing = MissingGpus::default();
     let mut named = BTreeSet::new();
+    let mut passed_through = BTreeSet::new();
     let mut kubelet_lives = true;
     loop {
         let completed = {
@@ -41,6 +42,7 @@ async fn complete(
             let is_ours = |resource: &ResourceName| plan.all_entries().any(|entry| entry.may_offer(resource));
             let completed = missing.complete(&state, &kubelet, &is_ours, clock.now().monotonic);
             log(&completed, &kubelet, &mut named);
+            log_passthrough(&completed, &mut passed_through);
             completed
         };
         publish.send_replace(completed);
@@ -51,6 +53,24 @@ async fn complete(
     }
     drop(publish);
     std::future::pending::<()>().await;
+}
+
+/// One line for each GPU that is passed through, and one when it no longer is.
+fn log_passthrough(state: &HardwareState, named: &mut BTreeSet<GpuUuid>) {
+    let passthrough = &state.inventory.passthrough;
+    named.retain(|gpu| {
+        let is_passed_through = passthrough.contains_key(gpu);
+        if !is_passed_through {
+            tracing::info!(%gpu, "the GPU is no longer passed through to virtual machines");
+        }
+        is_passed_through
+    });
+    for (gpu, of_kernel) in passthrough {
+        if named.insert(gpu.clone()) {
+            let kernel_driver = &of_kernel.kernel_driver;
+            tracing::info!(%gpu, %kernel_driver, "the GPU is passed through to virtual machines");
+        }
+    }
 }
 
 /// One line for each GPU that is missing, and one when it is back.

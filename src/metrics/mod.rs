@@ -27,6 +27,7 @@ mod processes;
 mod resources;
 mod self_metrics;
 mod unattributed;
+mod vgpu;
 
 pub use budget::SeriesBudget;
 pub use exposition::text;
@@ -37,7 +38,7 @@ use crate::model::Snapshot;
 use family::Group;
 
 /// In the order of the page. A new group is a new file and a line here.
-static GROUPS: [&Group; 16] = [
+static GROUPS: [&Group; 17] = [
     &resources::GROUP,
     &device_identity::GROUP,
     &device_use::GROUP,
@@ -47,6 +48,7 @@ static GROUPS: [&Group; 16] = [
     &device_memory_errors::GROUP,
     &health::GROUP,
     &mig::GROUP,
+    &vgpu::GROUP,
     &container::GROUP,
     &processes::GROUP,
     &unattributed::GROUP,

@@ -70,7 +70,7 @@ pub use process::{Owner, PodDirectory, PodIdentity, Process, ProcessKey, Process
 pub use reading::{
     C2c, Clocks, DeviceProcess, DeviceReadings, EccLocation, FabricDomain, FabricState, Fast, Gaps, GpmRatios,
     InstanceReading, LinkCounters, Medium, MemoryUse, NvLink, Pcie, ProcessSmSeconds, Rates, RowRemap, Slow, Stamped,
-    Totals, Traffic,
+    Totals, Traffic, Vgpu,
 };
 pub use recent_count::RecentCount;
 pub use snapshot::{

@@ -31,6 +31,8 @@ pub struct Setup {
     pub environment: Vec<(&'static str, PathBuf)>,
     /// Shell commands before `exec` of podmeter.
     pub shell: String,
+    /// Gives it a PCI bus with the GPUs.
+    pub pci_bus: bool,
     /// Preloads a wall clock that `Rig::set_clock_ahead` sets.
     pub skewed_clock: bool,
 }
@@ -78,6 +80,10 @@ impl Rig {
         rig.write("podmeter.yaml", CONFIG);
         rig.write("web-config.yaml", "http_server_config: {headers: {X-Frame-Options: deny}}\n");
         rig.write("clock", "\0\0\0\0\0\0\0\0");
+        if rig.setup.pci_bus {
+            (0..8).for_each(|gpu| rig.bind(gpu, "nvidia"));
+            rig.setup.arguments.extend(["--sys-root".to_owned(), rig.path("sys").to_str().unwrap().to_owned()]);
+        }
         if rig.setup.skewed_clock {
             rig.setup.environment.extend([("LD_PRELOAD", rig.skewed_clock()), ("SKEWED_CLOCK", rig.path("clock"))]);
         }
@@ -238,6 +244,21 @@ impl Rig {
 
     pub fn gpu(&self, gpu: usize, change: impl Fn(&mut Value)) {
         self.driver.update(|state| change(&mut state["gpus"][gpu]));
+    }
+
+    /// Binds a GPU on the PCI bus to a kernel driver.
+    pub fn bind(&self, gpu: usize, driver: &str) {
+        let device = self.path(&format!("sys/bus/pci/devices/0000:{:02x}:00.0", 0x10 + gpu));
+        std::fs::create_dir_all(&device).unwrap();
+        for (name, text) in [("vendor", "0x10de"), ("class", "0x030200"), ("device", "0x2330"), ("numa_node", "-1")] {
+            std::fs::write(device.join(name), text).unwrap();
+        }
+        let link = device.join("driver");
+        let _ = std::fs::remove_file(&link);
+        std::os::unix::fs::symlink(format!("../../../../bus/pci/drivers/{driver}"), link).unwrap();
+        let group = device.join("iommu_group");
+        let _ = std::fs::remove_file(&group);
+        std::os::unix::fs::symlink(format!("../../../../kernel/iommu_groups/{}", 40 + gpu), group).unwrap();
     }
 
     pub fn gpus(&self, change: impl Fn(&mut Value)) {

@@ -44,6 +44,7 @@ mod lost_before_start;
 mod machines;
 mod mig_boards;
 mod nvml_readings;
+mod passthrough;
 mod plugin;
 mod plugin_conflict;
 mod plugin_faults;

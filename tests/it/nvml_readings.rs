@@ -6,9 +6,9 @@ use crate::support::fake_nvml::FakeNvml;
 use crate::support::watching::wait;
 use podmeter::clock::Clock;
 use podmeter::hardware::nvml::{LibrarySearch, NvmlDriver};
-use podmeter::hardware::{Driver, Due, Hardware, Session, Settings, start};
+use podmeter::hardware::{Driver, Due, Hardware, PassStatus, Session, Settings, start};
 use podmeter::model::{
-    C2c, FabricDomain, GpuUuid, HardwareState, Medium, Moment, Monotonic, Platform, Slow, UnixSeconds,
+    C2c, FabricDomain, GpuUuid, HardwareState, Medium, Moment, Monotonic, Platform, Slow, UnixSeconds, Vgpu,
 };
 use serde_json::{Value, json};
 
@@ -76,6 +76,51 @@ fn the_slices_of_a_gpu_are_those_of_its_largest_profile() {
     assert_eq!(quarter.slice_fraction(quarter.mig_devices[0].slices), Some(0.25));
     let refusals = problems.iter().filter(|problem| problem.call == "nvmlDeviceGetGpuInstanceProfileInfo").count();
     assert_eq!(refusals, 1, "one refusal stands for all profiles: {problems:?}");
+}
+
+#[test]
+fn a_host_of_vgpus_has_a_reading_of_each_and_a_guest_without_a_driver_ends_nothing() {
+    let gib = 1_u64 << 30;
+    let vgpu = |instance: u32, change: Value| {
+        let mut vgpu = json!({
+            "instance": instance, "uuid": format!("66666666-0000-0000-0000-{instance:012}"), "vgpu_type": "NVIDIA H100-20C",
+            "vm_id": "88888888-0000-0000-0000-000000000000", "memory_total_bytes": 20 * gib, "memory_used_bytes": gib,
+            "sm": 25, "license_state": 5,
+        });
+        vgpu.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        vgpu
+    };
+    let mdev = "77777777-0000-0000-0000-000000000000";
+    let vgpus = [vgpu(3, json!({"mdev_uuid": mdev})), vgpu(4, json!({"license_state": null, "sm": null}))];
+    let many: Vec<Value> = (10..30).map(|instance| vgpu(instance, json!({"license_state": 3, "sm": 400}))).collect();
+    let fake = FakeNvml::start(json!({"gpus": [
+        {"virtualization_mode": 3, "vgpus": vgpus},
+        {"virtualization_mode": 2, "vgpu_license": true},
+        {"virtualization_mode": 3, "vgpus": many},
+        {},
+    ]}));
+    let session = open(&fake);
+    let read = |index| session.reader(&gpu(index)).unwrap().read(ALL, at(1));
+    let host = read(0);
+    let medium = host.medium.unwrap();
+    assert_eq!((host.status, medium.virtualization), (PassStatus::Answers, Some("host_vgpu")));
+    let [licensed, bare] = &medium.vgpus[..] else { panic!("{:?}", medium.vgpus) };
+    assert_eq!((licensed.mdev_uuid.as_deref(), licensed.vgpu_type.as_deref()), (Some(mdev), Some("NVIDIA H100-20C")));
+    assert_eq!(licensed.vm_id.as_deref(), Some("88888888-0000-0000-0000-000000000000"));
+    assert_eq!((licensed.memory_used_bytes, licensed.memory_total_bytes), (Some(gib), Some(20 * gib)));
+    assert_eq!((licensed.sm_utilization_ratio, licensed.license_state), (Some(0.25), Some("licensed")));
+    assert_eq!((bare.sm_utilization_ratio, bare.license_state, &bare.mdev_uuid), (None, None, &None));
+    let guest = read(1);
+    assert_eq!(guest.medium.map(|medium| (medium.virtualization, medium.vgpus.len())), Some((Some("vgpu"), 0)));
+    assert_eq!(guest.slow.unwrap().vgpu_licensed, Some(true));
+    let crowded = read(2).medium.unwrap();
+    let restricted = |vgpu: &&Vgpu| vgpu.license_state == Some("unlicensed_restricted");
+    assert_eq!(crowded.vgpus.iter().filter(restricted).count(), 20, "more than the first buffer has room for");
+    assert!(crowded.vgpus.iter().all(|vgpu| vgpu.sm_utilization_ratio.is_none()), "400 % is implausible");
+    let before = fake.calls().get("nvmlDeviceGetActiveVgpus").copied();
+    let metal = read(3).medium.unwrap();
+    assert_eq!((metal.virtualization, metal.vgpus.len()), (None, 0));
+    assert_eq!(fake.calls().get("nvmlDeviceGetActiveVgpus").copied(), before, "bare metal is not asked for vGPUs");
 }
 
 #[test]

@@ -138,6 +138,8 @@ impl Caller {
             }
             codes::GPU_IS_LOST | codes::RESET_REQUIRED => self.status = PassStatus::Lost,
             codes::OPERATING_SYSTEM | codes::UNKNOWN | codes::INVALID_ARGUMENT => self.blocked = true,
+            // Of the guest's driver, not of the host's.
+            codes::DRIVER_NOT_LOADED if name.starts_with("nvmlVgpuInstance") => return Err(Refusal::Empty),
             codes::UNINITIALIZED
             | codes::DRIVER_NOT_LOADED
             | codes::LIBRARY_NOT_FOUND

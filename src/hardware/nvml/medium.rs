@@ -12,6 +12,7 @@ use super::library::Handle;
 use super::memory;
 use super::processes::ProcessLists;
 use super::samples::{Ring, SampleBuffer};
+use super::vgpus::VgpuReader;
 use crate::hardware::plausible;
 use crate::hardware::source::Integrals;
 use crate::hardware::{CLOCK_EVENTS, POLICIES, THROTTLE_REASONS};
@@ -45,6 +46,7 @@ pub struct MediumReader {
     clock_event_bits: Option<Option<u64>>,
     fans: Option<u32>,
     processes: ProcessLists,
+    vgpus: VgpuReader,
 }
 
 impl MediumReader {
@@ -59,6 +61,7 @@ impl MediumReader {
             clock_event_bits: None,
             fans: None,
             processes: ProcessLists::new(driver_version),
+            vgpus: VgpuReader::default(),
         }
     }
 
@@ -116,6 +119,8 @@ impl MediumReader {
             instances: self.instances(caller, handle, migs, now),
             processes: self.processes.read(caller, handle, migs),
             process_utilization_source: None,
+            virtualization: self.vgpus.virtualization(caller, handle),
+            vgpus: self.vgpus.read(caller, handle),
         }
     }
 

@@ -30,6 +30,7 @@ mod samples;
 mod search;
 mod slow;
 mod statistics;
+mod vgpus;
 
 use std::any::Any;
 use std::collections::BTreeMap;

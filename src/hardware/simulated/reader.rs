@@ -270,6 +270,8 @@ impl SimulatedReader {
             instances: self.instances(board, before.as_ref()),
             processes: Some(Self::processes(board)),
             process_utilization_source: None,
+            virtualization: None,
+            vgpus: Vec::new(),
         }
     }
 

@@ -412,6 +412,17 @@ fn medium() -> Medium {
         processes: None,
         instances: Vec::new(),
         process_utilization_source: None,
+        virtualization: Some("host_vgpu"),
+        vgpus: vec![Vgpu {
+            uuid: "66666666-aaaa-4bbb-8ccc-000000000006".into(),
+            mdev_uuid: Some("77777777-aaaa-4bbb-8ccc-000000000007".into()),
+            vgpu_type: Some("NVIDIA H100-20C".into()),
+            vm_id: Some("88888888-aaaa-4bbb-8ccc-000000000008".into()),
+            memory_used_bytes: Some(5 * GIB),
+            memory_total_bytes: Some(20 * GIB),
+            sm_utilization_ratio: Some(0.25),
+            license_state: Some("licensed"),
+        }],
     }
 }
 
@@ -517,8 +528,10 @@ fn partitioned_readings() -> DeviceReadings {
             memory: Some(memory(4 * GIB, 80 * GIB)),
             gpu_temperature_celsius: Some(40.0),
             instances: vec![instance(7, SLICE, 0.8), instance(8, OTHER_SLICE, 0.0)],
+            virtualization: Some("vgpu"),
             ..Medium::default()
         })),
+        slow: Some(stamped(Slow { vgpu_licensed: Some(true), ..Slow::default() })),
         ..DeviceReadings::default()
     }
 }

@@ -1,11 +1,16 @@
+use podmeter::simulation::kubelet::ListedDevice;
+use podmeter::simulation::plugin::StandInPlugin;
 use serde_json::{Value, json};
 
 use super::driver::reload;
-use crate::rig::{Rig, until};
+use crate::rig::{Rig, until, wait_for};
 use crate::row::{ALL, Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
+use crate::support::kubelet::{ContainerSpec, PodSpec};
 
 const GPU_3: &[&str] = &["gpu=\"3\""];
 const GPU_3_UUID: &[&str] = &["gpu_uuid=\"GPU-00000000-0000-0000-0000-000000000003\""];
+const GPU_7_UUID: &[&str] = &["gpu_uuid=\"GPU-00000000-0000-0000-0000-000000000007\""];
+const VM_GPU: &str = "nvidia.com/GH100_H100_SXM5_80GB";
 const UNHEALTHY: Metric = Metric("podmeter_device_healthy", GPU_3, Is::Value(0.0));
 const NO_READINGS: Metric = Metric("podmeter_device_power_watts", GPU_3, Is::Absent);
 /// The pod keeps its GPU, whether it is this one or another.
@@ -24,9 +29,18 @@ const HUNG: &[GoesOn] = &[
     GoesOn::Pod,
 ];
 
+/// The driver has to be closed for it.
+fn rebind(rig: &mut Rig, driver: &str) {
+    assert_eq!(rig.order("/release", r#"{"for": "10m"}"#).status, 200);
+    rig.bind(7, driver);
+    let fail = if driver == "nvidia" { json!({}) } else { json!({"*": 6}) };
+    rig.gpu(7, |gpu| gpu["fail"] = fail.clone());
+    assert_eq!(rig.order("/resume", "").status, 200);
+}
+
 pub const AREA: Area = Area {
     name: "A device",
-    setup: |_| {},
+    setup: |setup| setup.pci_bus = true,
     rows: &[
         Row {
             id: "gpu-lost",
@@ -84,6 +98,51 @@ pub const AREA: Area = Area {
             goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Devices(0), GoesOn::Pod],
             undone: "the GPUs answer",
             undo: Some(|rig| rig.gpus(|gpu| gpu["lost"] = json!(false))),
+            within: 30,
+        },
+        Row {
+            id: "gpu-rebound",
+            happens: "A GPU is bound to vfio-pci while the driver is released; the driver is resumed",
+            how: |rig| rebind(rig, "vfio-pci"),
+            seen: Seen {
+                metrics: &[
+                    Metric("podmeter_device_passthrough_info", GPU_7_UUID, Is::Series(1)),
+                    Metric("podmeter_device_healthy", GPU_7_UUID, Is::Absent),
+                    Metric("podmeter_device_unhealthy_reason", &[GPU_7_UUID[0], "reason=\"lost\""], Is::Absent),
+                    Metric("podmeter_device_power_watts", GPU_7_UUID, Is::Absent),
+                ],
+                log: Log::Line("the GPU is passed through to virtual machines"),
+                page: Some(Text("/", "kernel driver vfio-pci, IOMMU group 47")),
+            },
+            goes_on: SEVEN_GPUS,
+            undone: "it is bound to nvidia, with the driver released",
+            undo: Some(|rig| rebind(rig, "nvidia")),
+            within: 30,
+        },
+        Row {
+            id: "kubevirt-id-unresolved",
+            happens: "A virtual machine's pod holds an IOMMU group that has no GPU",
+            how: |rig| {
+                let plugins = rig.kubelet.device_plugin_directory();
+                rig.hold(StandInPlugin::start(&plugins, VM_GPU, vec![ListedDevice::new("99")]));
+                until("the virtual machine's device", || rig.kubelet.node_status().contains_key(VM_GPU));
+                let container = ContainerSpec::new("compute").asks(VM_GPU, 1);
+                let _ = wait_for(rig.kubelet.add_pod(PodSpec::new("vms", "virt-launcher").container(container)));
+            },
+            seen: Seen {
+                metrics: &[
+                    Metric("podmeter_unresolved_devices", &["form=\"iommu_group\""], Is::Value(1.0)),
+                    Metric("podmeter_device_healthy", &[], Is::Value(1.0)),
+                ],
+                log: Log::Silent,
+                page: None,
+            },
+            goes_on: ALL,
+            undone: "the virtual machine ends",
+            undo: Some(|rig| {
+                rig.kubelet.force_delete_pod("vms", "virt-launcher");
+                rig.drop_held();
+            }),
             within: 30,
         },
         Row {

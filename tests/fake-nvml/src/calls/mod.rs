@@ -8,6 +8,7 @@ mod load;
 mod mig;
 mod processes;
 mod system;
+mod vgpus;
 
 pub use health::{ecc_field, remap_field};
 

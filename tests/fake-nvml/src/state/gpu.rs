@@ -60,6 +60,10 @@ pub struct Gpu {
     pub recovery_action: Option<u32>,
     /// Whether the vGPU feature has a licence. `null`: no licensing, as on a GPU without virtualization.
     pub vgpu_license: Option<bool>,
+    /// nvmlGpuVirtualizationMode_t: 0 none, 1 passed through to this machine, 2 a vGPU, 3 a host of vGPUs.
+    pub virtualization_mode: u32,
+    /// The vGPUs of a host.
+    pub vgpus: Vec<Vgpu>,
     /// By the id of nvml-wrapper-sys 0.10 (the numbering before driver 580.82): a number, `{"word": 7}` (of 32 bits),
     /// `{"code": 3}`, or `{"by_scope": {"0": 1}}`. Beats what follows from the rest of the file.
     pub fields: BTreeMap<u32, serde_json::Value>,
@@ -75,6 +79,25 @@ pub struct Gpu {
     pub delay: BTreeMap<String, u64>,
     pub hang: BTreeSet<String>,
     pub function_not_found: BTreeSet<String>,
+}
+
+/// One vGPU.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Vgpu {
+    /// nvmlVgpuInstance_t, of all GPUs together.
+    pub instance: u32,
+    pub uuid: String,
+    /// `null`: NOT_SUPPORTED, as where the hypervisor has no mediated devices.
+    pub mdev_uuid: Option<String>,
+    pub vm_id: String,
+    pub vgpu_type: String,
+    pub memory_total_bytes: u64,
+    pub memory_used_bytes: u64,
+    /// Percent. `null`: no sample.
+    pub sm: Option<u32>,
+    /// `null`: DRIVER_NOT_LOADED, as in a virtual machine without a driver.
+    pub license_state: Option<u32>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -161,6 +184,8 @@ impl Default for Gpu {
             c2c: None,
             recovery_action: Some(0),
             vgpu_license: None,
+            virtualization_mode: 0,
+            vgpus: Vec::new(),
             fields: BTreeMap::new(),
             processes: Vec::new(),
             mig: Mig::default(),

@@ -1,0 +1,105 @@
+//! A GPU that is bound to vfio-pci and back while podmeter runs.
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use podmeter::simulation::kubelet::ListedDevice;
+use podmeter::simulation::plugin::StandInPlugin;
+
+use crate::support::kubelet::{ContainerSpec, PodSpec};
+use crate::support::sick_node::{SickNode, eight_gpus, on_gpu, uuid};
+use serde_json::json;
+
+const GPU: &str = "nvidia.com/gpu";
+const VM_GPU: &str = "nvidia.com/GH100_H100_SXM5_80GB";
+const QUICK: &str = "health: {holdDown: 300ms}\n";
+const REBOUND: usize = 7;
+const GROUP: &str = "51";
+
+fn pci_bus() -> tempfile::TempDir {
+    let sys = tempfile::tempdir().unwrap();
+    for gpu in 0..8 {
+        let device = device(sys.path(), gpu);
+        std::fs::create_dir_all(&device).unwrap();
+        for (name, text) in [("vendor", "0x10de\n"), ("class", "0x030200\n"), ("device", "0x2330\n")] {
+            std::fs::write(device.join(name), text).unwrap();
+        }
+        bind(sys.path(), gpu, "nvidia");
+    }
+    symlink(format!("../../../../kernel/iommu_groups/{GROUP}"), device(sys.path(), REBOUND).join("iommu_group"))
+        .unwrap();
+    sys
+}
+
+fn device(sys: &Path, gpu: usize) -> std::path::PathBuf {
+    sys.join("bus/pci/devices").join(format!("0000:{:02x}:00.0", 0x10 + gpu))
+}
+
+fn bind(sys: &Path, gpu: usize, driver: &str) {
+    let link = device(sys, gpu).join("driver");
+    let _ = std::fs::remove_file(&link);
+    symlink(format!("../../../../bus/pci/drivers/{driver}"), link).unwrap();
+}
+
+/// As the driver has to be closed for it, and is in `podmeter release`.
+fn rebind(node: &SickNode, sys: &Path, driver: &str) {
+    assert_eq!(node.post("/release", r#"{"for": "10m"}"#).status, 200);
+    bind(sys, REBOUND, driver);
+    let fail = if driver == "nvidia" { json!({}) } else { json!({"*": 6}) };
+    node.driver.update(|state| state["gpus"][REBOUND]["fail"] = fail.clone());
+    assert_eq!(node.post("/resume", "").status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gpu_that_is_bound_to_vfio_and_back_is_one_device_and_never_lost() {
+    let sys = pci_bus();
+    let node = SickNode::start_with(eight_gpus(), QUICK, &["--sys-root", sys.path().to_str().unwrap()]).await;
+    node.until_unhealthy(GPU, &[]).await;
+    let gpu = on_gpu(REBOUND);
+    rebind(&node, sys.path(), "vfio-pci");
+    let labels = [gpu.as_str(), "kernel_driver=\"vfio-pci\"", "iommu_group=\"51\"", "pci_device_id=\"2330\""];
+    let page = node.until_page("a GPU for virtual machines", |page| {
+        page.count("podmeter_device_passthrough_info", &labels) == 1
+            && page.count("podmeter_device_healthy", &[]) == 7
+            && page.count("podmeter_device_power_watts", &[]) == 7
+    });
+    assert_eq!(page.count("podmeter_device_info", &[]), 8, "it is one device");
+    assert_eq!(page.count("podmeter_device_healthy", &[&gpu]), 0);
+    assert_eq!(page.count("podmeter_device_unhealthy_reason", &[&gpu]), 0);
+    assert_eq!(page.value("podmeter_node_devices", &["state=\"vfio\""]), Some(1.0));
+    assert_eq!(page.value("podmeter_node_devices", &["state=\"expected\""]), Some(7.0));
+    node.until_unhealthy(GPU, &[uuid(REBOUND)]).await;
+    assert_eq!(node.turns().len(), 0, "no device turned unhealthy: {:?}", node.turns());
+
+    let plugins = node.kubelet.device_plugin_directory();
+    let offered = [GROUP, "77"].map(ListedDevice::new).to_vec();
+    let _kubevirt = StandInPlugin::start(&plugins, VM_GPU, offered);
+    let both = |status: &std::collections::BTreeMap<String, podmeter::simulation::kubelet::Count>| {
+        status.get(VM_GPU).is_some_and(|count| count.allocatable == 2)
+    };
+    assert!(node.kubelet.node_status_becomes(both).await);
+    let pod = PodSpec::new("vms", "virt-launcher-one").container(ContainerSpec::new("compute").asks(VM_GPU, 2));
+    node.kubelet.add_pod(pod).await;
+    let holder = ["pod=\"virt-launcher-one\"", gpu.as_str()];
+    let page = node.until_page("its holder, never idle", |page| {
+        page.value("podmeter_container_uncovered_seconds_total", &holder) > Some(0.0)
+    });
+    let allocated = page.value("podmeter_container_allocated_seconds_total", &holder);
+    assert_eq!(allocated, page.value("podmeter_container_uncovered_seconds_total", &holder));
+    assert_eq!(page.count("podmeter_container_idle_seconds_total", &holder), 0);
+    let unresolved = [&format!("resource=\"{VM_GPU}\"")[..], "form=\"iommu_group\""];
+    assert_eq!(page.value("podmeter_unresolved_devices", &unresolved), Some(1.0), "no GPU is in group 77");
+    let drift: f64 = page.samples("podmeter_resource_drift_devices", &unresolved[..1]).map(|(_, value)| value).sum();
+    assert_eq!(drift, 0.0, "what KubeVirt should offer is unknown");
+
+    node.kubelet.force_delete_pod("vms", "virt-launcher-one");
+    rebind(&node, sys.path(), "nvidia");
+    let page = node.until_page("its readings", |page| {
+        page.count("podmeter_device_power_watts", &[]) == 8 && page.count("podmeter_device_healthy", &[]) == 8
+    });
+    assert_eq!(page.count("podmeter_device_passthrough_info", &[]), 0);
+    node.until_unhealthy(GPU, &[]).await;
+    let log = node.running.log();
+    assert!(log.contains("the GPU is passed through to virtual machines"), "{log}");
+    assert!(log.contains("the GPU is no longer passed through to virtual machines"), "{log}");
+}
