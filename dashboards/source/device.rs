@@ -302,10 +302,31 @@ fn links() -> Row {
                 .and("lanes", "max(podmeter_device_pcie_link_width_lanes{device})"),
             series("NVLinks", "none", "Links by state.")
                 .and("{{state}}", "max by (state) (podmeter_device_nvlink_links{device})"),
+            series("NVLink-C2C", "Bps", "To and from the CPU of its superchip, by direction.")
+                .empty("Not a superchip")
+                .and("{{direction}}", "max by (direction) (podmeter_device_c2c_bytes_per_second{device})"),
             series("Fabric", "none", "Registration with the NVLink fabric, and its conditions, 0 or 1.")
                 .empty("Not part of a fabric")
                 .and("{{state}}", "max by (state) (podmeter_device_fabric_state{device}) == 1")
                 .and("{{condition}}", "max by (condition) (podmeter_device_fabric_condition{device})"),
+            table(
+                "NVLink domain",
+                &["cluster_uuid", "clique_id"],
+                "The rack and the clique of GPUs that it reaches over NVLink.",
+            )
+            .width(12)
+            .height(4)
+            .empty("In no NVLink domain")
+            .column("-", "none", "max {by} (podmeter_device_fabric_info{device})"),
+            table(
+                "Place",
+                &["chassis_serial", "slot", "tray", "host_id", "gpu_module_id", "module", "peer_type"],
+                "Where it is in its chassis or rack.",
+            )
+            .width(12)
+            .height(4)
+            .empty("Not reported by the driver")
+            .column("-", "none", "max {by} (podmeter_device_platform_info{device})"),
             events(
                 "Link errors",
                 "PCIe replays",

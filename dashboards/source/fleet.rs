@@ -9,7 +9,7 @@ pub fn dashboard() -> Dashboard {
         title: "Fleet",
         description: "GPUs of all nodes: allocated, free, busy, idle, unhealthy, and the most idle holders.",
         variables: vec![JOB, CLUSTER, NODE],
-        rows: vec![now(), capacity(), history(), waste(), faults()],
+        rows: vec![now(), capacity(), history(), waste(), faults(), racks()],
     }
 }
 
@@ -254,6 +254,61 @@ fn faults() -> Row {
             .width(12)
             .empty("None reported")
             .states(&[("1", "unhealthy", "red")]),
+        ],
+    }
+}
+
+/// Of one GPU, by the NVLink domain and clique that it is in.
+const IN_DOMAIN: &str =
+    "* on (cluster, node, gpu_uuid) group_left (cluster_uuid, clique_id) podmeter_device_fabric_info{scrape}";
+
+/// Collapsed: most fleets have none of this.
+fn racks() -> Row {
+    let of_domain = |query: &str| format!("sum {{by}} ({query} {IN_DOMAIN})");
+    Row {
+        title: "NVLink racks, superchips, and GPUs of virtual machines",
+        collapsed: true,
+        panels: vec![
+            table(
+                "NVLink domains",
+                &["cluster", "cluster_uuid", "clique_id"],
+                "GPUs of one domain and clique reach each other over NVLink, across nodes. A domain is a rack.",
+            )
+            .height(6)
+            .empty("No GPU is in an NVLink domain")
+            .column(
+                "Nodes",
+                "none",
+                "count {by} (count by (cluster, node, cluster_uuid, clique_id) (podmeter_device_fabric_info{scrape}))",
+            )
+            .column("GPUs", "none", "count {by} (podmeter_device_fabric_info{scrape})")
+            .column("Allocated", "short", &of_domain("podmeter_device_allocated_ratio{scrape}"))
+            .column("Power of the GPUs", "watt", &of_domain("podmeter_device_power_watts{scrape}"))
+            .alarm("Unhealthy", 1.0, &of_domain("(1 - podmeter_device_healthy{scrape})"))
+            .alarm(
+                "Fabric impaired",
+                1.0,
+                &of_domain("max by (cluster, node, gpu_uuid) (podmeter_device_fabric_condition{scrape})"),
+            ),
+            series("Module power by node", "watt", "Power of superchips, with their CPUs and GPUs.")
+                .empty("No superchip reports its power")
+                .stacked()
+                .and("{{node}}", "sum by (cluster, node) (podmeter_module_power_watts{scrape})"),
+            table(
+                "GPUs of virtual machines",
+                &["cluster", "node", "pci_bus_id", "kernel_driver", "iommu_group", "namespace", "pod"],
+                "Passed through by the kernel, with the pods that hold them. The host has no readings of them.",
+            )
+            .width(12)
+            .empty("No GPU is passed through")
+            .column(
+                "-",
+                "none",
+                "max by (cluster, node, gpu_uuid, namespace, pod) (podmeter_container_allocation_info{scrape}) \
+                 * on (cluster, node, gpu_uuid) group_left (pci_bus_id, kernel_driver, iommu_group) \
+                 podmeter_device_passthrough_info{scrape} or podmeter_device_passthrough_info{scrape} \
+                 unless on (cluster, node, gpu_uuid) podmeter_container_allocation_info{scrape}",
+            ),
         ],
     }
 }

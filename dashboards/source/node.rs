@@ -153,6 +153,9 @@ fn work() -> Row {
                 "Device memory in use.",
             ),
             per_gpu("Power", "watt", "podmeter_device_power_watts{scrape}", "Power drawn by the board."),
+            series("Module power", "watt", "Power of each superchip, with its CPU and its GPUs.")
+                .empty("No superchip reports its power")
+                .and("module {{module}}", "podmeter_module_power_watts{scrape}"),
             per_gpu(
                 "PCIe",
                 "Bps",

@@ -76,8 +76,12 @@ fn check(profile: Profile, gpus: usize, of_page: &[&str], of_first_gpu: &[&str])
 
 #[test]
 fn a_tray_of_a_rack_shows_its_domain_its_place_and_the_power_of_its_superchips() {
-    let facts =
-        ["NVLink domain", "clique 2 of cluster ", "slot 14, tray 4, host 1, module ID 2", ": CPU, GPU 0, GPU 1<"];
+    let facts = [
+        "NVLink domain",
+        "clique 2 of cluster ",
+        "slot 14, tray 4, host 1, module ID 2",
+        ": module 0, with CPU, GPU 0, GPU 1<",
+    ];
     let tray = check(Profile::GB200, 4, &["GB200", "GPU 3", ">module "], &facts);
     let readings = tray.node["hardware"]["readings"].as_object().unwrap().values();
     for fast in readings.map(|readings| &readings["fast"]["value"]) {
@@ -86,11 +90,24 @@ fn a_tray_of_a_rack_shows_its_domain_its_place_and_the_power_of_its_superchips()
         assert!(module >= own + 160.0 + 130.0 - 1e-6, "{module} against {own}");
     }
     assert!(!tray.page.contains("NVLink fabric: "), "nothing is wrong with it");
+    // Each module once, and its energy in no sum over devices or containers.
+    assert_eq!(tray.metrics.count("podmeter_module_power_watts", &["scope=\"module\""]), 2);
+    let sum = |metric: &str| tray.metrics.samples(metric, &[]).map(|(_, value)| value).sum::<f64>();
+    // Four GPUs and two CPUs, at least idle.
+    assert!(sum("podmeter_module_power_watts") >= 4.0 * 160.0 + 2.0 * 130.0 - 1e-6);
+    assert!(sum("podmeter_module_energy_joules_total") > sum("podmeter_device_energy_joules_total"));
+    assert_eq!(tray.metrics.count("podmeter_device_fabric_info", &["clique_id=\"2\""]), 4);
+    assert_eq!(tray.metrics.count("podmeter_device_platform_info", &["slot=\"14\"", "tray=\"4\""]), 4);
 }
 
 #[test]
 fn a_pair_of_grace_hopper_shows_its_modules_and_no_rack() {
-    let pair = check(Profile::GH200, 2, &["GH200 144G HBM3e", ">module "], &[": CPU, GPU 0<", "10 of 10 links"]);
+    let pair = check(
+        Profile::GH200,
+        2,
+        &["GH200 144G HBM3e", ">module "],
+        &[": module 0, with CPU, GPU 0<", "10 of 10 links"],
+    );
     assert!(!pair.first_gpu.contains("NVLink domain") && !pair.first_gpu.contains("Place"), "{}", pair.first_gpu);
     let gpus = pair.node["hardware"]["inventory"]["gpus"].as_object().unwrap();
     let addresses: Vec<&str> = gpus.values().map(|gpu| gpu["pci_bus_id"].as_str().unwrap()).collect();
@@ -110,6 +127,9 @@ fn a_board_of_blackwell_gpus_shows_its_mig_devices_and_no_module_power() {
 fn a_board_of_hopper_gpus_shows_nothing_of_racks_and_superchips() {
     let board = check(Profile::H100, 8, &["H100"], &[]);
     assert!(!board.page.contains(">module ") && !board.first_gpu.contains("facts"), "{}", board.first_gpu);
+    for metric in ["podmeter_module_power_watts", "podmeter_device_fabric_info", "podmeter_device_platform_info"] {
+        assert_eq!(board.metrics.count(metric, &[]), 0, "{metric}");
+    }
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::support::dashboards::{Query, catalogue, family, queries, selectors, v
 use crate::support::prometheus::Prometheus;
 
 /// Demos, and the jobs that scrape them. What the first one shows needs no entry below.
-const PROFILES: [&str; 3] = ["8xh100", "8xh100-mig", "8xh100-timesliced"];
+const PROFILES: [&str; 5] = ["8xh100", "8xh100-mig", "8xh100-timesliced", "4xgb200", "vfio"];
 /// The job of the page made from the catalogue.
 const CONTRACT: &str = "contract";
 
@@ -32,7 +32,7 @@ const NOTHING_OUTSIDE: &str = "nothing runs outside allocations";
 const NOT_THROTTLED: &str = "nothing throttles the simulated GPUs";
 
 /// Queries by the end of their place. Those of metrics that the catalogue calls planned need no entry.
-const ELSEWHERE: [(&str, Elsewhere); 30] = [
+const ELSEWHERE: [(&str, Elsewhere); 42] = [
     ("annotation XIDs", Nowhere(HEALTHY)),
     ("fleet / XIDs by class / A", Nowhere(HEALTHY)),
     ("node / XIDs / A", Nowhere(HEALTHY)),
@@ -56,6 +56,18 @@ const ELSEWHERE: [(&str, Elsewhere); 30] = [
     ("podmeter / Allocations / B", Nowhere("no resource of the demo asks for checks")),
     ("device / Fabric / A", Nowhere("the simulated GPUs are in no fabric")),
     ("device / Fabric / B", Nowhere("the simulated GPUs are in no fabric")),
+    ("fleet / NVLink domains / A", Profile("4xgb200")),
+    ("fleet / NVLink domains / B", Profile("4xgb200")),
+    ("fleet / NVLink domains / C", Profile("4xgb200")),
+    ("fleet / NVLink domains / D", Profile("4xgb200")),
+    ("fleet / NVLink domains / E", Profile("4xgb200")),
+    ("fleet / NVLink domains / F", Profile("4xgb200")),
+    ("fleet / Module power by node / A", Profile("4xgb200")),
+    ("node / Module power / A", Profile("4xgb200")),
+    ("device / NVLink-C2C / A", Profile("4xgb200")),
+    ("device / NVLink domain / A", Profile("4xgb200")),
+    ("device / Place / A", Profile("4xgb200")),
+    ("fleet / GPUs of virtual machines / A", Profile("vfio")),
     ("node / CPUs / A", Nowhere("the simulated kubelet has no CPU manager")),
     ("node / Memory and hugepages / A", Nowhere("the simulated kubelet has no memory manager")),
     ("namespace / GPUs used but not held / A", Nowhere(NOTHING_OUTSIDE)),
@@ -167,7 +179,7 @@ fn every_query_of_every_dashboard_returns_data() {
     let prometheus = Prometheus::start(&configuration(&targets));
 
     let held = "podmeter_device_info and on (job, gpu_uuid) podmeter_container_allocation_info";
-    prometheus.until(&format!("count(count by (job) ({held}))"), |jobs| jobs >= 4.0);
+    prometheus.until(&format!("count(count by (job) ({held}))"), |jobs| jobs >= 6.0);
     let gpus: BTreeMap<String, String> = prometheus
         .query(&format!("{held} and podmeter_device_info{{gpu=\"0\"}}"))
         .into_iter()

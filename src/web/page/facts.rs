@@ -61,14 +61,20 @@ fn place(platform: &Platform) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// `467 W: CPU, GPU 0, GPU 1`
+/// `467 W: module 0, with CPU, GPU 0, GPU 1`; the number is that of the metrics.
 fn module(snapshot: &Snapshot, gpu: &Gpu, power: f64) -> String {
-    let all = snapshot.hardware.inventory.gpus.values();
-    let mut gpus: Vec<&Gpu> =
-        all.filter(|other| other.uuid == gpu.uuid || (gpu.serial.is_some() && other.serial == gpu.serial)).collect();
-    gpus.sort_by_key(|gpu| gpu.order());
+    let modules = snapshot.hardware.inventory.modules().into_iter().enumerate();
+    let mut with_it = modules.filter(|(_, gpus)| gpus.iter().any(|one| one.uuid == gpu.uuid));
+    let Some((number, gpus)) = with_it.next() else { return watts(power) };
     let names: Vec<String> = gpus.into_iter().map(gpu_name).collect();
-    format!("{}: CPU, {}", watts(power), names.join(", "))
+    format!("{}: module {number}, with CPU, {}", watts(power), names.join(", "))
+}
+
+/// The power of all superchips of the node, each once; `None` without one.
+pub(super) fn all_modules_watts(snapshot: &Snapshot) -> Option<f64> {
+    let modules = snapshot.hardware.inventory.modules();
+    let of = |gpus: &Vec<&Gpu>| gpus.iter().filter_map(|gpu| module_watts(snapshot, &gpu.uuid)).reduce(f64::max);
+    modules.iter().filter_map(of).reduce(|one, other| one + other)
 }
 
 fn c2c(c2c: &C2c) -> Option<String> {
@@ -177,8 +183,12 @@ mod tests {
         gpu.serial = Some("165".into());
         gpu.platform = Some(Platform { slot: Some(14), module_id: Some(2), ..Platform::default() });
         let text = of(&snapshot);
-        for part in ["clique 7 of cluster 9c6f5af3-53bf", "slot 14, module ID 2", "467 W: CPU, GPU 0<", "9 of 10 links"]
-        {
+        for part in [
+            "clique 7 of cluster 9c6f5af3-53bf",
+            "slot 14, module ID 2",
+            "467 W: module 0, with CPU, GPU 0<",
+            "9 of 10 links",
+        ] {
             assert!(text.contains(part), "{part}: {text}");
         }
     }

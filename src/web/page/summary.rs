@@ -2,9 +2,9 @@
 
 use maud::{Markup, html};
 
-use super::Page;
 use super::text::{figure, gibibytes, or_unknown, percent, watts};
 use super::view::window_words;
+use super::{Page, facts};
 use crate::model::{DeviceReadings, Gpu};
 
 pub(super) fn tiles(page: &Page<'_>) -> Markup {
@@ -37,6 +37,10 @@ pub(super) fn tiles(page: &Page<'_>) -> Markup {
         })
         .sum();
     let gpus_worth = |gpus: f64| format!("{gpus:.1}");
+    let of_all = match facts::all_modules_watts(snapshot) {
+        Some(modules) => format!("of all GPUs; with CPUs {}", watts(modules)),
+        None => "of all GPUs".to_owned(),
+    };
     html! {
         dl.tiles {
             (tile("GPUs", html! { (gpus.len()) }, match (unhealthy, passed_through) {
@@ -49,7 +53,7 @@ pub(super) fn tiles(page: &Page<'_>) -> Markup {
                 format!("GPUs, {}", window_words(page.view.window)), if idle >= 0.95 { "warn" } else { "" }))
             (tile("Busy now", figure("busy-now", node.busy_ratio, percent), of_gpus, ""))
             (tile("Memory", html! { (or_unknown(bytes(&used))) }, bytes(&total).map_or_else(String::new, |total| format!("of {total}")), ""))
-            (tile("Power", html! { (or_unknown(sum(&power).map(watts))) }, "of all GPUs".to_owned(), ""))
+            (tile("Power", html! { (or_unknown(sum(&power).map(watts))) }, of_all, ""))
         }
         @if !snapshot.overview.resources.is_empty() {
             p.muted {
