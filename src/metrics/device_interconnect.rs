@@ -201,3 +201,28 @@ fn per_link<V: Copy + Into<Value>>(
 fn pcie(readings: &DeviceReadings) -> Option<&Pcie> {
     Some(&slow(readings)?.pcie)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::tests::{fixture, value};
+
+    #[test]
+    fn the_series_of_each_link_are_shown_only_where_configured() {
+        let mut snapshot = fixture::snapshot();
+        let shown = |snapshot: &Snapshot| {
+            let page = GROUP.families(snapshot);
+            let errors =
+                value(&page, "podmeter_device_nvlink_link_errors_total", &[("link", "3"), ("error", "receive")]);
+            let ratio =
+                value(&page, "podmeter_device_nvlink_link_bit_error_ratio", &[("link", "3"), ("kind", "effective")]);
+            (errors, ratio, page.iter().filter(|family| family.descriptor.name.contains("nvlink_link_")).count())
+        };
+        assert_eq!(shown(&snapshot), (Some(2.0), Some(1.5e-14), 2));
+        snapshot.shows_each_nvlink = false;
+        assert_eq!(shown(&snapshot), (None, None, 0));
+        assert!(
+            value(&GROUP.families(&snapshot), "podmeter_device_nvlink_errors_total", &[("error", "crc")]).is_some()
+        );
+    }
+}
