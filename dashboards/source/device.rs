@@ -320,7 +320,7 @@ fn links() -> Row {
             .column("-", "none", "max {by} (podmeter_device_fabric_info{device})"),
             table(
                 "Place",
-                &["chassis_serial", "slot", "tray", "host_id", "gpu_module_id", "module", "peer_type"],
+                &["slot", "tray", "host_id", "gpu_module_id", "module", "peer_type"],
                 "Where it is in its chassis or rack.",
             )
             .width(12)

@@ -96,7 +96,6 @@ response_types! {
         present: bool,
     }
     Platform {
-        chassis_serial: Option<String>,
         slot: Option<u8>,
         tray: Option<u8>,
         host: Option<u8>,

@@ -345,7 +345,6 @@ pub fn machine(node: &Node, uuid: &str) -> Vec<String> {
     let mut words: Vec<String> = module.map(|watts| format!("module with CPU {watts:.0}W")).into_iter().collect();
     if let Some(platform) = node.hardware.inventory.gpus.get(uuid).and_then(|gpu| gpu.platform.as_ref()) {
         let number = |name: &str, number: Option<u8>| number.map(|number| format!("{name} {number}"));
-        words.extend(platform.chassis_serial.as_deref().map(|serial| format!("chassis {}", clean(serial))));
         words.extend([number("slot", platform.slot), number("tray", platform.tray)].into_iter().flatten());
         words.extend([number("host", platform.host), number("module ID", platform.module_id)].into_iter().flatten());
     }

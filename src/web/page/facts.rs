@@ -1,13 +1,13 @@
 //! What a GPU is part of and how it is allocated, where there is more than a GPU and its holder: superchip, rack, NVLink
-//! domain, DRA claims. Empty where the driver and the kubelet report nothing of the kind.
+//! domain, vGPUs, DRA claims. Empty where the driver and the kubelet report nothing of the kind.
 
 use std::collections::BTreeSet;
 
 use maud::{Markup, html};
 
-use super::text::{gpu_name, watts};
+use super::text::{gibibytes, gpu_name, percent, watts};
 use crate::model::{
-    Account, C2c, ClaimDevice, ClaimGpu, Container, FabricState, Gpu, GpuUuid, MigUuid, Platform, Slow, Snapshot,
+    Account, C2c, ClaimDevice, ClaimGpu, Container, FabricState, Gpu, GpuUuid, MigUuid, Platform, Slow, Snapshot, Vgpu,
 };
 
 /// The facts of a whole GPU or MIG device, for its own page.
@@ -22,6 +22,9 @@ pub(super) fn facts(snapshot: &Snapshot, gpu: &Gpu, mig: Option<&MigUuid>) -> Ma
         facts.extend(gpu.platform.as_ref().map(|platform| ("Place", place(platform))));
         facts.extend(module_watts(snapshot, &gpu.uuid).map(|power| ("Module", module(snapshot, gpu, power))));
         facts.extend(slow.and_then(|slow| c2c(&slow.c2c)).map(|links| ("NVLink-C2C", links)));
+    }
+    if mig.is_none() {
+        facts.extend(vgpus(snapshot, &gpu.uuid).map(|vgpus| ("vGPUs", vgpus)));
     }
     let (holding, observing): (Vec<_>, Vec<_>) =
         claims(snapshot, &gpu.uuid, mig).into_iter().partition(|claim| !claim.device.is_observer());
@@ -48,11 +51,10 @@ pub(super) fn module_watts(snapshot: &Snapshot, gpu: &GpuUuid) -> Option<f64> {
     snapshot.hardware.readings.get(gpu)?.fast.as_ref()?.value.module_power_watts
 }
 
-/// `chassis 1823825185529, slot 14, tray 4, host 1, module ID 2`
+/// `slot 14, tray 4, host 1, module ID 2`
 fn place(platform: &Platform) -> String {
     let number = |name: &str, number: Option<u8>| number.map(|number| format!("{name} {number}"));
     let parts = [
-        platform.chassis_serial.as_ref().map(|serial| format!("chassis {serial}")),
         number("slot", platform.slot),
         number("tray", platform.tray),
         number("host", platform.host),
@@ -75,6 +77,25 @@ pub(super) fn all_modules_watts(snapshot: &Snapshot) -> Option<f64> {
     let modules = snapshot.hardware.inventory.modules();
     let of = |gpus: &Vec<&Gpu>| gpus.iter().filter_map(|gpu| module_watts(snapshot, &gpu.uuid)).reduce(f64::max);
     modules.iter().filter_map(of).reduce(|one, other| one + other)
+}
+
+/// `NVIDIA H100-20C of VM 4f1c…: 35 % SM, 18.0 GiB of 20.0 GiB, licensed`, each that runs.
+fn vgpus(snapshot: &Snapshot, gpu: &GpuUuid) -> Option<String> {
+    let medium = &snapshot.hardware.readings.get(gpu)?.medium.as_ref()?.value;
+    let words = |vgpu: &Vgpu| {
+        let name = vgpu.vgpu_type.as_deref().unwrap_or(&vgpu.uuid);
+        let machine = vgpu.vm_id.as_ref().map(|id| format!(" of VM {id}")).unwrap_or_default();
+        let memory = vgpu.memory_used_bytes.map(|used| match vgpu.memory_total_bytes {
+            Some(total) => format!("{} of {}", gibibytes(used), gibibytes(total)),
+            None => gibibytes(used),
+        });
+        let sm = vgpu.sm_utilization_ratio.map(|ratio| format!("{} SM", percent(ratio)));
+        let license = vgpu.license_state.map(|state| state.replace('_', " "));
+        let known: Vec<String> = [sm, memory, license].into_iter().flatten().collect();
+        if known.is_empty() { format!("{name}{machine}") } else { format!("{name}{machine}: {}", known.join(", ")) }
+    };
+    let all: Vec<String> = medium.vgpus.iter().map(words).collect();
+    (!all.is_empty()).then(|| all.join("; "))
 }
 
 fn c2c(c2c: &C2c) -> Option<String> {
@@ -188,6 +209,7 @@ mod tests {
             "slot 14, module ID 2",
             "467 W: module 0, with CPU, GPU 0<",
             "9 of 10 links",
+            "NVIDIA H100-20C of VM 88888888-aaaa-4bbb-8ccc-000000000008: 25 % SM, 5.0 GiB of 20.0 GiB, licensed",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
@@ -247,11 +269,16 @@ mod tests {
 
     #[test]
     fn other_machines_show_nothing_of_it() {
-        let snapshot = with(|slow, fast| {
+        let mut snapshot = with(|slow, fast| {
             slow.c2c = C2c { enabled: Some(false), ..C2c::default() };
             slow.fabric.as_mut().unwrap().domain = None;
             fast.module_power_watts = None;
         });
+        let hardware = Arc::make_mut(&mut snapshot.hardware);
+        let gpu = GpuUuid::from(fixture::WHOLE);
+        Arc::make_mut(&mut hardware.inventory).gpus.get_mut(&gpu).unwrap().platform = None;
+        let readings = Arc::make_mut(hardware.readings.get_mut(&gpu).unwrap());
+        readings.medium.as_mut().unwrap().value.vgpus.clear();
         let text = of(&Snapshot { claim_gpus: vec![], ..snapshot });
         assert_eq!(text, "");
     }
