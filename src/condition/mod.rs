@@ -68,7 +68,7 @@ pub struct DeviceCondition {
     /// When its health changed last.
     pub since: Timestamp,
     pub reasons: Vec<Reason>,
-    /// What the driver requests; `None` where it requests nothing or cannot say.
+    /// What the driver requests; `None` where it requests nothing or does not report it.
     pub recovery_action: Option<&'static str>,
     /// The pods that hold the device or a part of it, as `namespace/pod`; `None` until the kubelet has answered.
     pub pods: Option<Vec<String>>,
