@@ -30,7 +30,7 @@ pub struct Node {
     pub processes: Option<Processes>,
     #[serde(default)]
     pub accounts: Vec<Account>,
-    #[serde(default, rename = "remainders")]
+    #[serde(default)]
     pub unattributed: Vec<Unattributed>,
     #[serde(default)]
     pub unallocated_uses: Vec<UnallocatedUse>,
@@ -162,7 +162,6 @@ response_types! {
     }
     Kubelet {
         /// When the allocations shown were last confirmed.
-        #[serde(rename = "relation_at")]
         allocations_at: Option<Moment>,
         settled: bool,
         problem: Option<String>,

@@ -34,7 +34,6 @@ pub struct History<'a> {
     /// False: older transitions since the start are no longer kept.
     pub complete: bool,
     /// Oldest first.
-    #[serde(rename = "turns")]
     pub transitions: Vec<Transition<'a>>,
 }
 
@@ -70,7 +69,6 @@ pub struct Monitoring<'a> {
     pub recovery: &'static str,
     pub hold_down_seconds: f64,
     /// Resources whose unhealthy devices are reported to the kubelet; empty while the plugin is off.
-    #[serde(rename = "told_to_kubelet")]
     pub reported_to_kubelet: Vec<&'a str>,
     /// Metrics that show it.
     pub metrics: &'static [&'static str],

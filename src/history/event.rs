@@ -12,7 +12,6 @@ pub struct Event {
     pub number: u64,
     pub at: Moment,
     pub kind: EventKind,
-    #[serde(rename = "mood")]
     pub severity: Severity,
     /// A sentence without the names of the devices and containers.
     pub text: Arc<str>,

@@ -28,7 +28,6 @@ pub struct Snapshot {
     /// The use of devices by current and former holders.
     pub accounts: Vec<Account>,
     /// Use that is no container's, by GPU.
-    #[serde(rename = "remainders")]
     pub unattributed: Vec<Unattributed>,
     pub unallocated_uses: Vec<UnallocatedUse>,
     /// XIDs attributed to containers.
@@ -114,10 +113,8 @@ pub struct Collector {
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct KubeletState {
     /// The accepted allocations; `None` until the kubelet has answered once.
-    #[serde(rename = "relation")]
     pub allocations: Option<Arc<Allocations>>,
     /// When an answer last confirmed the accepted allocations; its age grows while the kubelet is away.
-    #[serde(rename = "relation_at")]
     pub allocations_at: Option<Moment>,
     /// False after a (re)connect until two equal answers with a second between them.
     pub settled: bool,

@@ -82,14 +82,17 @@ fn a_health_transition_is_in_the_history_with_its_holders() {
         .to_owned();
     let marked = agent::post(&socket, "/mark", &json!({"device": gpu, "reason": "noisy"}).to_string());
     assert_eq!(marked.status, 200, "{}", marked.body);
-    let record = demo::until("the turn", || {
+    let record = demo::until("the transition", || {
         let record = parsed(&record(&["--admin-socket", path]));
-        (record["health"]["history"]["turns"] != json!([])).then_some(record)
+        (record["health"]["history"]["transitions"] != json!([])).then_some(record)
     });
     assert_eq!(schema::violations(&published(), &record), Vec::<String>::new());
-    let turn = &record["health"]["history"]["turns"][0];
-    assert_eq!((&turn["gpu"], &turn["healthy"], &turn["reason"]), (&json!(gpu), &json!(false), &json!("admin")));
-    assert!(turn["holders"][0]["pod"].is_string(), "{turn}");
+    let transition = &record["health"]["history"]["transitions"][0];
+    assert_eq!(
+        (&transition["gpu"], &transition["healthy"], &transition["reason"]),
+        (&json!(gpu), &json!(false), &json!("admin"))
+    );
+    assert!(transition["holders"][0]["pod"].is_string(), "{transition}");
     let devices = record["health"]["devices"].as_array().unwrap();
     let device = devices.iter().find(|device| device["gpu"] == gpu.as_str()).unwrap();
     assert!(device["causes"][0]["detail"].as_str().is_some_and(|detail| detail.contains("noisy")), "{device}");
