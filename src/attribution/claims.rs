@@ -6,41 +6,35 @@
 use std::collections::BTreeMap;
 
 use super::device_id::{DeviceForm, parse_claim_device};
-use super::join::{Target, resolve};
+use super::join::{Target, mig_devices, resolve};
 use crate::model::{ClaimDevice, ClaimHardware, ClaimSource, Inventory};
 
-/// In this order: what the claims of a device consume of it says how they divide it.
+/// The capacities by which the claims of a device divide it, in this order.
 const CAPACITIES: [&str; 2] = ["shares", "memory"];
 /// Two sources name different hardware.
 pub(super) const CONTRADICTION: &str = "dra_contradiction";
 
-/// The hardware and what says so, or the form that matches none.
+/// The hardware and the source that names it, or the form that matches none.
 pub(super) fn resolve_claim(
     claim: &ClaimDevice,
     inventory: &Inventory,
 ) -> Result<(Vec<Target>, ClaimSource), &'static str> {
     let form = parse_claim_device(&claim.driver, claim.device.as_str());
-    let mut found: Option<(Vec<Target>, ClaimSource)> = None;
-    let mut is_named = false;
-    for (source, hardware) in &claim.record.hardware {
-        let targets = hardware_targets(hardware, inventory);
-        let is_identity = !matches!(source, ClaimSource::Cdi | ClaimSource::DeviceName);
-        is_named |= is_identity;
-        match &found {
-            None if !targets.is_empty() => found = Some((targets, *source)),
-            Some((already, _)) if is_identity && !targets.is_empty() && *already != targets => {
-                return Err(CONTRADICTION);
-            }
-            _ => {}
-        }
-    }
-    if let Some(found) = found {
-        return Ok(found);
-    }
-    // Hardware that is named and not listed yet, such as a MIG device made a moment ago. A name could find its
-    // predecessor.
-    let by_name = if is_named { vec![] } else { resolve(&form, inventory) };
-    if by_name.is_empty() { Err(form.name()) } else { Ok((by_name, ClaimSource::DeviceName)) }
+    let named_by = |source: ClaimSource| {
+        let hardware = claim.record.hardware.get(&source)?;
+        Some((hardware_targets(hardware, inventory), source))
+    };
+    let mut identities = [ClaimSource::Metadata, ClaimSource::Checkpoint].into_iter().filter_map(named_by);
+    let (targets, source) = match identities.next() {
+        Some((targets, _)) if identities.any(|(others, _)| others != targets) => return Err(CONTRADICTION),
+        // May be of hardware that is not listed yet, such as a MIG device made a moment ago: a device node or a name could
+        // be its predecessor's.
+        Some(named) => named,
+        None => named_by(ClaimSource::Cdi)
+            .filter(|(targets, _)| !targets.is_empty())
+            .unwrap_or_else(|| (resolve(&form, inventory), ClaimSource::DeviceName)),
+    };
+    if targets.is_empty() { Err(form.name()) } else { Ok((targets, source)) }
 }
 
 fn hardware_targets(hardware: &ClaimHardware, inventory: &Inventory) -> Vec<Target> {
@@ -50,14 +44,9 @@ fn hardware_targets(hardware: &ClaimHardware, inventory: &Inventory) -> Vec<Targ
         ClaimHardware::Minor(minor) => DeviceForm::DraGpu { minor: *minor },
         ClaimHardware::Pci(address) => DeviceForm::PciAddress { address: address.clone() },
         ClaimHardware::Instance { minor, gpu_instance, compute_instance } => {
-            let instances = inventory
-                .by_minor(*minor)
-                .into_iter()
-                .flat_map(|gpu| gpu.mig_devices.iter().map(move |mig| (gpu, mig)));
-            return instances
-                .filter(|(_, mig)| (mig.gpu_instance, mig.compute_instance) == (*gpu_instance, *compute_instance))
-                .map(|(gpu, mig)| Target { gpu: gpu.uuid.clone(), mig: Some(mig.uuid.clone()) })
-                .collect();
+            return mig_devices(inventory.by_minor(*minor), |mig| {
+                (mig.gpu_instance, mig.compute_instance) == (*gpu_instance, *compute_instance)
+            });
         }
         ClaimHardware::IommuGroup(group) => DeviceForm::IommuGroup { group: *group },
     };

@@ -230,7 +230,6 @@ fn form_of(resource: &ResourceName, id: &DeviceId, inventory: &Inventory) -> Dev
 /// The hardware behind an id; nothing when the inventory has no such device.
 pub(super) fn resolve(form: &DeviceForm, inventory: &Inventory) -> Vec<Target> {
     let whole = |gpu: &Gpu| Target { gpu: gpu.uuid.clone(), mig: None };
-    let instance = |gpu: &Gpu, mig: &MigDevice| Target { gpu: gpu.uuid.clone(), mig: Some(mig.uuid.clone()) };
     let passed_through = |is_meant: &dyn Fn(&PassthroughGpu) -> bool| {
         let meant = inventory.passthrough.iter().filter(|(_, gpu)| is_meant(gpu));
         meant.map(|(uuid, _)| Target { gpu: uuid.clone(), mig: None }).collect()
@@ -241,40 +240,29 @@ pub(super) fn resolve(form: &DeviceForm, inventory: &Inventory) -> Vec<Target> {
         }
         DeviceForm::Mig { uuid } | DeviceForm::MigReplica { uuid } => {
             let missing = || Some(Target { gpu: inventory.missing_parent(uuid)?.clone(), mig: Some(uuid.clone()) });
-            let known = inventory.mig(uuid).map(|(gpu, mig)| instance(gpu, mig));
+            let known = inventory.mig(uuid).map(|(gpu, mig)| mig_target(gpu, mig));
             known.or_else(missing).into_iter().collect()
         }
         DeviceForm::MigPath { gpu, gpu_instance, compute_instance, .. } if inventory.missing.contains_key(gpu) => {
             vec![Target { gpu: gpu.clone(), mig: Some(path_uuid(gpu, *gpu_instance, *compute_instance)) }]
         }
-        DeviceForm::MigPath { gpu, gpu_instance, compute_instance, .. } => inventory
-            .gpus
-            .get(gpu)
-            .into_iter()
-            .flat_map(|gpu| gpu.mig_devices.iter().map(move |mig| (gpu, mig)))
-            .filter(|(_, mig)| (mig.gpu_instance, mig.compute_instance) == (*gpu_instance, *compute_instance))
-            .map(|(gpu, mig)| instance(gpu, mig))
-            .collect(),
+        DeviceForm::MigPath { gpu, gpu_instance, compute_instance, .. } => {
+            mig_devices(inventory.gpus.get(gpu), |mig| {
+                (mig.gpu_instance, mig.compute_instance) == (*gpu_instance, *compute_instance)
+            })
+        }
         DeviceForm::All { .. } => inventory.gpus.values().map(whole).collect(),
         // There is only ever one integrated GPU; beside discrete ones the id would be ambiguous.
         DeviceForm::Tegra { .. } if inventory.gpus.len() == 1 => inventory.gpus.values().map(whole).collect(),
         DeviceForm::Minor { minor, gpu_instance: None, .. } | DeviceForm::DraGpu { minor } => {
             inventory.by_minor(*minor).map(whole).into_iter().collect()
         }
-        DeviceForm::Minor { minor, gpu_instance: Some(gpu_instance), .. } => inventory
-            .by_minor(*minor)
-            .into_iter()
-            .flat_map(|gpu| gpu.mig_devices.iter().map(move |mig| (gpu, mig)))
-            .filter(|(_, mig)| mig.gpu_instance == *gpu_instance)
-            .map(|(gpu, mig)| instance(gpu, mig))
-            .collect(),
-        DeviceForm::DraMig { minor, profile_id, placement_start } => inventory
-            .by_minor(*minor)
-            .into_iter()
-            .flat_map(|gpu| gpu.mig_devices.iter().map(move |mig| (gpu, mig)))
-            .filter(|(_, mig)| (mig.profile_id, mig.placement_start) == (Some(*profile_id), Some(*placement_start)))
-            .map(|(gpu, mig)| instance(gpu, mig))
-            .collect(),
+        DeviceForm::Minor { minor, gpu_instance: Some(gpu_instance), .. } => {
+            mig_devices(inventory.by_minor(*minor), |mig| mig.gpu_instance == *gpu_instance)
+        }
+        DeviceForm::DraMig { minor, profile_id, placement_start } => mig_devices(inventory.by_minor(*minor), |mig| {
+            (mig.profile_id, mig.placement_start) == (Some(*profile_id), Some(*placement_start))
+        }),
         DeviceForm::DraVfio { bus_index } => passed_through(&|gpu| gpu.bus_index == *bus_index),
         // Every GPU of the group: the kernel gives it to one process at a time.
         DeviceForm::IommuGroup { group } => passed_through(&|gpu| gpu.iommu_group == Some(*group)),
@@ -289,6 +277,16 @@ pub(super) fn resolve(form: &DeviceForm, inventory: &Inventory) -> Vec<Target> {
             .collect(),
         DeviceForm::Tegra { .. } | DeviceForm::DraComputeDomain | DeviceForm::DraOther | DeviceForm::Other => vec![],
     }
+}
+
+/// The MIG devices of `gpu` that are meant.
+pub(super) fn mig_devices(gpu: Option<&Gpu>, is_meant: impl Fn(&MigDevice) -> bool) -> Vec<Target> {
+    let of_gpu = gpu.into_iter().flat_map(|gpu| gpu.mig_devices.iter().map(move |mig| (gpu, mig)));
+    of_gpu.filter(|(_, mig)| is_meant(mig)).map(|(gpu, mig)| mig_target(gpu, mig)).collect()
+}
+
+fn mig_target(gpu: &Gpu, mig: &MigDevice) -> Target {
+    Target { gpu: gpu.uuid.clone(), mig: Some(mig.uuid.clone()) }
 }
 
 /// The GPUs that some container holds, or a part of.
@@ -416,8 +414,7 @@ fn drift(allocations: &Allocations, allocatable: &Allocatable, inventory: &Inven
 /// What the plugin could advertise of a GPU: itself, or its MIG devices once it is partitioned.
 fn targets(gpu: &Gpu) -> Vec<Target> {
     if gpu.mig_enabled == Some(true) {
-        let instance = |mig: &MigDevice| Target { gpu: gpu.uuid.clone(), mig: Some(mig.uuid.clone()) };
-        gpu.mig_devices.iter().map(instance).collect()
+        mig_devices(Some(gpu), |_| true)
     } else {
         vec![Target { gpu: gpu.uuid.clone(), mig: None }]
     }

@@ -79,18 +79,24 @@ fn files_take_precedence_over_the_name() {
 }
 
 #[test]
-fn hardware_that_is_named_and_not_listed_is_not_looked_for_by_name() {
+fn hardware_that_is_named_and_not_listed_is_not_looked_for_by_node_or_name() {
+    use ClaimSource::{Cdi, Checkpoint, Metadata};
     let new = ClaimHardware::Mig("MIG-99999999-0000-0000-0000-000000000000".into());
-    check("gpu-0-mig-1g10gb-19-4", &[(ClaimSource::Checkpoint, new)], "dra_mig");
+    let instance = ClaimHardware::Instance { minor: 0, gpu_instance: 7, compute_instance: 0 };
+    check("gpu-0-mig-1g10gb-19-4", &[(Checkpoint, new), (Cdi, instance)], "dra_mig");
     let gone = ClaimHardware::Gpu("GPU-99999999-0000-0000-0000-000000000000".into());
-    check("gpu-1", &[(ClaimSource::Metadata, gone)], "dra_gpu");
+    check("gpu-1", &[(Metadata, gone.clone())], "dra_gpu");
+    check("gpu-1", &[(Metadata, gone), (Cdi, ClaimHardware::Minor(1))], "dra_gpu");
 }
 
 #[test]
 fn two_sources_that_name_different_hardware_name_none() {
+    use ClaimSource::{Checkpoint, Metadata};
     let gpu = |uuid: &str| ClaimHardware::Gpu(uuid.into());
-    let both = [(ClaimSource::Metadata, gpu(A)), (ClaimSource::Checkpoint, gpu(B))];
-    check("gpu-1", &both, "dra_contradiction");
+    let gone = "GPU-99999999-0000-0000-0000-000000000000";
+    for [metadata, checkpoint] in [[A, B], [gone, B], [A, gone]] {
+        check("gpu-1", &[(Metadata, gpu(metadata)), (Checkpoint, gpu(checkpoint))], "dra_contradiction");
+    }
 }
 
 #[test]
