@@ -18,11 +18,14 @@ use crate::model::{Allocations, DeviceId, Monotonic, Pod, PodDirectory, PodIdent
 /// manifest keeps its UID.
 const LEFT: Duration = Duration::from_secs(30);
 
+/// Inode, size, and the time of the last change in seconds and nanoseconds.
+pub type FileVersion = (u64, u64, i64, i64);
+
 /// Which pod was given which device, as the kubelet's checkpoint has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckpointAllocations {
     /// Differs for each time that the file was written.
-    pub version: Option<(u64, i64, i64)>,
+    pub version: Option<FileVersion>,
     /// By container, resource and device. `None`: several pods, so it is not known which.
     pub pods: BTreeMap<(Arc<str>, ResourceName, DeviceId), Option<PodUid>>,
     /// All devices by resource, registered or assigned. `None` where there is no file.
@@ -62,7 +65,7 @@ struct Listed {
 struct Left {
     uid: PodUid,
     at: Monotonic,
-    version: Option<(u64, i64, i64)>,
+    version: Option<FileVersion>,
 }
 
 impl PodUids {

@@ -3,22 +3,24 @@
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::fs::OFlags;
 use serde::Deserialize;
 use tokio::task::JoinHandle;
 
 use super::trigger::CHECKPOINT;
-use crate::attribution::CheckpointAllocations;
+use crate::attribution::{CheckpointAllocations, FileVersion};
 use crate::model::{DeviceId, PodUid, ResourceName};
 
-/// A file of a node with a hundred pods has some ten kilobytes; answers of Allocate are in it too.
-const LARGEST: u64 = 16 << 20;
+/// The file of a node with a hundred pods has some ten kilobytes, with answers of Allocate; a DRA driver's checkpoint has
+/// about two for each claim. Parsed, a file takes up to eleven times its size: it must fit the chart's memory limit.
+const LARGEST: u64 = 4 << 20;
 /// It is a file of this machine.
 const DEADLINE: Duration = Duration::from_secs(1);
 
@@ -110,23 +112,30 @@ impl CheckpointFile {
 }
 
 fn read(path: &Path, before: &Arc<CheckpointAllocations>) -> io::Result<Arc<CheckpointAllocations>> {
-    let file = File::open(path)?;
-    let metadata = file.metadata()?;
-    let version = Some(version(&metadata));
-    if before.version == version {
-        return Ok(Arc::clone(before));
+    let mut version = before.version;
+    match changed_content(path, &mut version)? {
+        None => Ok(Arc::clone(before)),
+        Some(text) => Ok(Arc::new(CheckpointAllocations { version, ..parse(&text)? })),
     }
+}
+
+/// `None`: as it was when `known` was its version.
+pub(super) fn changed_content(path: &Path, known: &mut Option<FileVersion>) -> io::Result<Option<Vec<u8>>> {
+    // A named pipe is an error: opening it does not wait for a writer.
+    let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
+    let metadata = file.metadata()?;
     if !metadata.is_file() || metadata.len() > LARGEST {
         return Err(io::Error::other(format!("not a file of at most {LARGEST} bytes")));
     }
-    let mut text = vec![];
-    file.take(LARGEST).read_to_end(&mut text)?;
-    Ok(Arc::new(CheckpointAllocations { version, ..parse(&text)? }))
-}
-
-/// Another one once the file was written or replaced.
-pub(super) fn version(metadata: &Metadata) -> (u64, i64, i64) {
-    (metadata.ino(), metadata.mtime(), metadata.mtime_nsec())
+    // The size too: a file that is cut and written again within one tick of the kernel's clock keeps its time.
+    let version = Some((metadata.ino(), metadata.len(), metadata.mtime(), metadata.mtime_nsec()));
+    if *known == version {
+        return Ok(None);
+    }
+    let mut bytes = vec![];
+    file.take(LARGEST).read_to_end(&mut bytes)?;
+    *known = version;
+    Ok(Some(bytes))
 }
 
 /// By device, the pod that was given it; and all devices.
@@ -237,15 +246,30 @@ mod tests {
     #[tokio::test]
     async fn a_file_system_that_hangs_keeps_one_thread_and_no_refresh() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join(CHECKPOINT);
-        // Opening it waits for a writer.
-        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         let mut file = CheckpointFile::new(directory.path());
-        assert_eq!(*file.refresh().await, CheckpointAllocations::default());
-        assert!(file.reading.as_ref().is_some_and(|reading| !reading.is_finished()));
-        assert_eq!(*file.refresh().await, CheckpointAllocations::default());
+        let (answer, hangs) = std::sync::mpsc::channel::<io::Result<Arc<CheckpointAllocations>>>();
+        file.reading = Some(tokio::task::spawn_blocking(move || hangs.recv().unwrap()));
+        for _ in 0..2 {
+            assert_eq!(*file.refresh().await, CheckpointAllocations::default());
+            assert!(file.reading.as_ref().is_some_and(|reading| !reading.is_finished()));
+        }
         assert!(file.problem.as_ref().is_some_and(|problem| problem.contains("within 1 s")), "{:?}", file.problem);
-        drop(File::options().read(true).write(true).open(&path).unwrap());
+        answer.send(Ok(Arc::default())).unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_is_no_file_or_too_large_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(CHECKPOINT);
+        let mut file = CheckpointFile::new(directory.path());
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        let refused = Some("not a file of at most 4194304 bytes".to_owned());
+        assert_eq!(*file.refresh().await, CheckpointAllocations::default());
+        assert_eq!(file.problem, refused, "a named pipe");
+        std::fs::remove_file(&path).unwrap();
+        File::create(&path).unwrap().set_len(LARGEST + 1).unwrap();
+        assert_eq!(*file.refresh().await, CheckpointAllocations::default());
+        assert_eq!(file.problem, refused);
     }
 
     proptest::proptest! {

@@ -8,8 +8,8 @@
 pub mod formats;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read};
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,13 +17,12 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 
 use self::formats::Recorded;
-use super::checkpoint::version;
+use super::checkpoint::changed_content;
+use crate::attribution::FileVersion;
 use crate::model::{Allocations, ClaimAllocation, ClaimDevice, ClaimHardware, ClaimRecord, ClaimSource};
 
 /// The driver whose checkpoint has a known format.
 const NVIDIA: &str = "gpu.nvidia.com";
-/// The checkpoint has some kilobytes for each claim.
-const LARGEST: u64 = 16 << 20;
 /// Requests of a claim that are read; a claim has at most 32.
 const REQUESTS: usize = 64;
 /// They are files of this machine.
@@ -66,7 +65,7 @@ struct Reader {
 
 #[derive(Debug, Default)]
 struct KnownFile {
-    version: Option<(u64, i64, i64)>,
+    version: Option<FileVersion>,
     recorded: Arc<[Recorded]>,
     problem: Option<String>,
     is_visited: bool,
@@ -272,23 +271,6 @@ pub fn survey(directories: &Directories) -> [(PathBuf, Result<(), String>); 2] {
 #[must_use]
 pub fn is_of_nvidia(claim: &ClaimDevice) -> bool {
     &*claim.driver == NVIDIA
-}
-
-/// `None`: as it was when `known` was its version.
-fn changed_content(path: &Path, known: &mut Option<(u64, i64, i64)>) -> io::Result<Option<Vec<u8>>> {
-    let file = File::open(path)?;
-    let metadata = file.metadata()?;
-    if !metadata.is_file() || metadata.len() > LARGEST {
-        return Err(io::Error::other(format!("not a file of at most {LARGEST} bytes")));
-    }
-    let version = Some(version(&metadata));
-    if *known == version {
-        return Ok(None);
-    }
-    let mut bytes = vec![];
-    file.take(LARGEST).read_to_end(&mut bytes)?;
-    *known = version;
-    Ok(Some(bytes))
 }
 
 /// One for each request of the claim. None without metadata.

@@ -49,7 +49,7 @@ impl World {
             ((Arc::from("main"), ResourceName::from(GPU), DeviceId::from(*device)), Some(PodUid::from(*uid)))
         };
         let pods = devices.iter().map(pod).collect();
-        self.checkpoint = CheckpointAllocations { version: Some((inode + 1, 0, 0)), pods, devices: None };
+        self.checkpoint = CheckpointAllocations { version: Some((inode + 1, 0, 0, 0)), pods, devices: None };
     }
 
     fn pods_api(&mut self, pods: &[(&str, &str)]) {

@@ -21,7 +21,7 @@ impl Node {
     fn write(&self, path: &str, text: &str) {
         let path = self.root.path().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        // As the drivers do: another file under the same name.
+        // As NVIDIA's driver writes its checkpoint: another file under the same name.
         let new = path.with_extension("new");
         fs::write(&new, text).unwrap();
         fs::rename(new, path).unwrap();
@@ -150,18 +150,38 @@ async fn no_name_of_a_claim_leads_out_of_the_directories() {
 }
 
 #[tokio::test]
-async fn a_file_system_that_hangs_keeps_one_thread_and_what_is_known() {
+async fn a_file_written_in_place_within_one_tick_of_the_clock_is_read_again() {
+    let mut node = Node::new();
+    node.metadata("GPU-0");
+    let path = node.root.path().join("plugins/gpu.nvidia.com/dra-device-metadata/team_claim/gpu/metadata.json");
+    let whole = fs::read(&path).unwrap();
+    let tick = fs::metadata(&path).unwrap().modified().unwrap();
+    let write = |text: &[u8]| {
+        fs::write(&path, text).unwrap();
+        fs::File::options().write(true).open(&path).unwrap().set_modified(tick).unwrap();
+    };
+    write(b"");
+    node.check(Some(UID), "").await;
+    write(&whole);
+    node.check(Some(UID), "metadata GPU-0").await;
+}
+
+#[tokio::test]
+async fn a_file_system_that_hangs_keeps_one_thread_and_the_records() {
     let mut node = Node::new();
     node.checkpoint(UID, "GPU-0", false);
     node.check(Some(UID), "checkpoint GPU-0").await;
-    let path = node.root.path().join("plugins/gpu.nvidia.com/checkpoint.json");
-    fs::remove_file(&path).unwrap();
-    // Opening it waits for a writer.
-    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let (answer, hangs) = std::sync::mpsc::channel();
+    node.files.reading = Some(tokio::task::spawn_blocking(move || hangs.recv().unwrap()));
+    for _ in 0..2 {
+        node.check(Some(UID), "checkpoint GPU-0").await;
+        assert!(node.files.reading.as_ref().is_some_and(|reading| !reading.is_finished()));
+    }
+    answer.send(Reading { reader: Reader::default(), records: Records::new(), problems: vec![] }).unwrap();
+    while node.files.reading.as_ref().is_some_and(|reading| !reading.is_finished()) {
+        tokio::task::yield_now().await;
+    }
     node.check(Some(UID), "checkpoint GPU-0").await;
-    assert!(node.files.is_late);
-    node.check(Some(UID), "checkpoint GPU-0").await;
-    drop(File::options().read(true).write(true).open(&path).unwrap());
 }
 
 #[test]
