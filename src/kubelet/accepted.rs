@@ -92,7 +92,7 @@ impl AcceptedAllocations {
         let sources = UidSources { checkpoint: &allocations, directory: &directory, logged: &logged };
         let is_whole = self.settle.is_settled();
         let mut answer = self.answer.clone();
-        self.claim_files.complete(&mut answer).await;
+        self.claim_files.complete(&mut answer, self.accepted.as_deref()).await;
         self.uids.identify(now, &mut answer, is_whole, &sources);
         if is_whole {
             self.unconfirmed.hold_back(now, &mut answer, self.accepted.as_deref(), &directory);

@@ -23,6 +23,8 @@ use crate::model::{Allocations, ClaimAllocation, ClaimDevice, ClaimHardware, Cla
 
 /// The driver whose checkpoint has a known format.
 const NVIDIA: &str = "gpu.nvidia.com";
+/// The sources that are files.
+const SOURCES: [ClaimSource; 3] = [ClaimSource::Metadata, ClaimSource::Checkpoint, ClaimSource::Cdi];
 /// Requests of a claim that are read; a claim has at most 32.
 const REQUESTS: usize = 64;
 /// They are files of this machine.
@@ -41,16 +43,16 @@ pub struct Directories {
 /// Of the content of one file; the error is for people.
 type Parse<'a> = dyn Fn(&[u8]) -> Result<Vec<Recorded>, String> + 'a;
 type Records = BTreeMap<ClaimDevice, ClaimRecord>;
-/// By source.
-pub type ErrorCounts = BTreeMap<&'static str, u64>;
+/// How many files cannot be read, by source.
+pub type UnreadableFiles = BTreeMap<&'static str, u64>;
 
-/// The records of the claims that are listed. Where a file is gone or cannot be read, what it said of a claim stays:
-/// its hardware does not change while the claim exists.
+/// The records of the claims that are listed or in use. A claim keeps its record where a file is gone or cannot be read:
+/// its hardware does not change while it exists.
 #[derive(Debug)]
 pub struct ClaimFiles {
     directories: Directories,
     records: Records,
-    errors: Option<Arc<ErrorCounts>>,
+    unreadable: Option<Arc<UnreadableFiles>>,
     reader: Reader,
     /// On a file system that hangs: one thread waits for it, not one for each refresh.
     reading: Option<JoinHandle<Reading>>,
@@ -60,7 +62,7 @@ pub struct ClaimFiles {
 /// Remembers the files as they were read.
 #[derive(Debug, Default)]
 struct Reader {
-    files: BTreeMap<PathBuf, KnownFile>,
+    files: BTreeMap<(ClaimSource, PathBuf), KnownFile>,
 }
 
 #[derive(Debug, Default)]
@@ -75,37 +77,33 @@ struct KnownFile {
 struct Reading {
     reader: Reader,
     records: Records,
-    /// The sources of problems that are new.
-    problems: Vec<ClaimSource>,
 }
 
 impl ClaimFiles {
     pub fn new(directories: Directories) -> Self {
         let (records, reader) = (Records::new(), Reader::default());
-        Self { directories, records, errors: None, reader, reading: None, is_late: false }
+        Self { directories, records, unreadable: None, reader, reading: None, is_late: false }
     }
 
-    /// How many times a file was found that could not be read or understood. `None` while no claim was listed.
-    pub fn errors(&self) -> Option<Arc<ErrorCounts>> {
-        self.errors.clone()
+    /// The files that could not be read or parsed the last time. `None` where no claim is listed.
+    pub fn unreadable(&self) -> Option<Arc<UnreadableFiles>> {
+        self.unreadable.clone()
     }
 
-    /// Adds to each listed claim what the files record of it.
-    pub async fn complete(&mut self, allocations: &mut Allocations) {
-        let listed: BTreeSet<ClaimDevice> =
-            allocations.containers().flat_map(|container| &container.claims).cloned().collect();
+    /// Adds to each listed claim what the files record of it. The claims of `accepted` keep their records: a kubelet that
+    /// has just started does not list all claims.
+    pub async fn complete(&mut self, allocations: &mut Allocations, accepted: Option<&Allocations>) {
+        let listed = claims(allocations);
+        let in_use = accepted.map(claims).unwrap_or_default();
+        self.records.retain(|claim, _| listed.contains(claim) || in_use.contains(claim));
         if listed.is_empty() {
-            self.records.clear();
+            self.unreadable = None;
             return;
         }
-        let mut read = self.read(&listed).await;
-        let mut before = std::mem::take(&mut self.records);
-        for claim in listed {
-            let mut record = before.remove(&claim).unwrap_or_default();
-            let read = read.remove(&claim).unwrap_or_default();
+        for (claim, read) in self.read(listed).await {
+            let record = self.records.entry(claim).or_default();
             record.hardware.extend(read.hardware);
-            record.allocation = read.allocation.or(record.allocation);
-            self.records.insert(claim, record);
+            record.allocation = read.allocation.or(record.allocation.take());
         }
         let containers = allocations.pods.iter_mut().flat_map(|pod| &mut pod.containers);
         for claim in containers.flat_map(|container| &mut container.claims) {
@@ -114,25 +112,21 @@ impl ClaimFiles {
     }
 
     /// Nothing while the file system does not answer.
-    async fn read(&mut self, claims: &BTreeSet<ClaimDevice>) -> Records {
+    async fn read(&mut self, claims: BTreeSet<ClaimDevice>) -> Records {
         let (patience, mut reading) = match self.reading.take() {
             Some(reading) => (Duration::ZERO, reading),
             None => {
                 let (directories, reader) = (self.directories.clone(), std::mem::take(&mut self.reader));
-                let claims = claims.clone();
                 (DEADLINE, tokio::task::spawn_blocking(move || reader.read(&directories, &claims)))
             }
         };
         match tokio::time::timeout(patience, &mut reading).await {
-            Ok(Ok(Reading { reader, records, problems })) => {
+            Ok(Ok(Reading { reader, records })) => {
+                self.unreadable = Some(Arc::new(reader.unreadable()));
                 (self.reader, self.is_late) = (reader, false);
-                self.count(problems);
-                records
+                return records;
             }
-            Ok(Err(error)) => {
-                tracing::warn!(%error, "the files of DRA drivers cannot be read");
-                Records::new()
-            }
+            Ok(Err(error)) => tracing::warn!(%error, "the files of DRA drivers cannot be read"),
             Err(_) => {
                 self.reading = Some(reading);
                 if !std::mem::replace(&mut self.is_late, true) {
@@ -143,27 +137,25 @@ impl ClaimFiles {
                         DEADLINE.as_secs()
                     );
                 }
-                Records::new()
             }
         }
+        self.unreadable = Some(Arc::new(SOURCES.map(|source| (source.as_str(), 1)).into()));
+        Records::new()
     }
+}
 
-    fn count(&mut self, problems: Vec<ClaimSource>) {
-        let files = [ClaimSource::Metadata, ClaimSource::Checkpoint, ClaimSource::Cdi];
-        let errors = self.errors.get_or_insert_with(|| Arc::new(files.map(|source| (source.as_str(), 0)).into()));
-        for source in problems {
-            *Arc::make_mut(errors).entry(source.as_str()).or_default() += 1;
-        }
-    }
+/// As the kubelet lists them.
+fn claims(allocations: &Allocations) -> BTreeSet<ClaimDevice> {
+    let claims = allocations.containers().flat_map(|container| &container.claims);
+    claims.map(|claim| ClaimDevice { record: ClaimRecord::default(), ..claim.clone() }).collect()
 }
 
 impl Reader {
     fn read(mut self, directories: &Directories, claims: &BTreeSet<ClaimDevice>) -> Reading {
-        let mut problems = vec![];
         self.files.values_mut().for_each(|file| file.is_visited = false);
         let records = claims.iter().map(|claim| {
             let (mut record, mut allocations) = (ClaimRecord::default(), vec![]);
-            for (source, recorded) in self.files_of(directories, claim, &mut problems) {
+            for (source, recorded) in self.files_of(directories, claim) {
                 let of_claim: Vec<&Recorded> = recorded.iter().filter(|recorded| is_of(recorded, claim)).collect();
                 record.hardware.extend(agreed(&of_claim).map(|hardware| (source, hardware)));
                 allocations.extend(of_claim.into_iter().filter(|recorded| recorded.allocation.is_some()).cloned());
@@ -173,22 +165,25 @@ impl Reader {
         });
         let records = records.collect();
         self.files.retain(|_, file| file.is_visited);
-        Reading { reader: self, records, problems }
+        Reading { reader: self, records }
     }
 
-    fn files_of(
-        &mut self,
-        directories: &Directories,
-        claim: &ClaimDevice,
-        problems: &mut Vec<ClaimSource>,
-    ) -> Vec<(ClaimSource, Arc<[Recorded]>)> {
+    fn unreadable(&self) -> UnreadableFiles {
+        let mut unreadable = UnreadableFiles::from(SOURCES.map(|source| (source.as_str(), 0)));
+        for ((source, _), _) in self.files.iter().filter(|(_, file)| file.problem.is_some()) {
+            *unreadable.entry(source.as_str()).or_default() += 1;
+        }
+        unreadable
+    }
+
+    fn files_of(&mut self, directories: &Directories, claim: &ClaimDevice) -> Vec<(ClaimSource, Arc<[Recorded]>)> {
         let names = [&claim.driver, &claim.claim_namespace, &claim.claim];
         if !names.into_iter().chain(&claim.claim_uid).all(|name| is_file_name(name)) {
             return vec![];
         }
         let mut found = vec![];
         let mut file = |source, path: PathBuf, parse: &Parse<'_>| {
-            found.push((source, self.file(source, path, parse, problems)));
+            found.push((source, self.file(source, path, parse)));
         };
         let driver = directories.plugins.join(&*claim.driver);
         let requests = driver.join("dra-device-metadata").join(format!("{}_{}", claim.claim_namespace, claim.claim));
@@ -218,15 +213,9 @@ impl Reader {
         found
     }
 
-    /// What the file records; nothing where it is not there or cannot be understood.
-    fn file(
-        &mut self,
-        source: ClaimSource,
-        path: PathBuf,
-        parse: &Parse<'_>,
-        problems: &mut Vec<ClaimSource>,
-    ) -> Arc<[Recorded]> {
-        let known = self.files.entry(path.clone()).or_default();
+    /// What the file records; nothing where it is absent or cannot be read.
+    fn file(&mut self, source: ClaimSource, path: PathBuf, parse: &Parse<'_>) -> Arc<[Recorded]> {
+        let known = self.files.entry((source, path.clone())).or_default();
         if std::mem::replace(&mut known.is_visited, true) {
             return Arc::clone(&known.recorded);
         }
@@ -248,9 +237,8 @@ impl Reader {
         if let Some(problem) = &problem {
             known.recorded = [].into();
             if known.problem.as_ref() != Some(problem) {
-                problems.push(source);
                 let (source, file) = (source.as_str(), path.display());
-                tracing::warn!(%file, source, problem, "a file about a DRA claim cannot be read: the claim is joined without it");
+                tracing::warn!(%file, source, problem, "a file about DRA claims cannot be read: new claims are joined without it");
             }
         }
         known.problem = problem;

@@ -389,7 +389,7 @@ impl Watch {
             Ok(allocations) => {
                 self.state.allocations = Some(self.accepted.observe(now.monotonic, allocations).await);
                 self.state.allocations_at = Some(now);
-                self.state.claim_file_errors = self.accepted.claim_files.errors();
+                self.state.unreadable_claim_files = self.accepted.claim_files.unreadable();
                 self.state.settled = self.accepted.settle.is_settled();
                 self.state.api = self.client.api();
                 self.state.truncated = false;

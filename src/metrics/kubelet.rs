@@ -36,14 +36,14 @@ pub(super) static GROUP: Group = Group {
                 }
             },
         ),
-        counter(
-            "podmeter_claim_file_errors_total",
+        gauge(
+            "podmeter_claim_files_unreadable",
             &["source"],
             "podmeter",
-            "Files of DRA drivers about listed claims that could not be read or understood.",
+            "Files of DRA drivers about listed claims that cannot be read or parsed.",
             |snapshot, family| {
-                for (source, count) in snapshot.kubelet.claim_file_errors.iter().flat_map(|errors| &**errors) {
-                    family.since(snapshot.started).push(Labels::of("source", *source), *count);
+                for (source, count) in snapshot.kubelet.unreadable_claim_files.iter().flat_map(|files| &**files) {
+                    family.push(Labels::of("source", *source), *count as f64);
                 }
             },
         ),

@@ -130,8 +130,8 @@ pub struct KubeletState {
     pub problem: Option<Arc<str>>,
     pub collector: Collector,
     pub counters: KubeletCounters,
-    /// Files of DRA drivers that could not be read or understood, by source. `None` while no claim was listed.
-    pub claim_file_errors: Option<Arc<BTreeMap<&'static str, u64>>>,
+    /// How many files of DRA drivers cannot be read or parsed, by source. `None` where no claim is listed.
+    pub unreadable_claim_files: Option<Arc<BTreeMap<&'static str, u64>>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]

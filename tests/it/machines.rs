@@ -147,7 +147,7 @@ fn claims_are_joined_by_their_drivers_files_and_an_observer_holds_nothing() {
     assert_eq!(page.count("podmeter_container_device_info", &["pod=\"gpu-health-"]), 0);
     assert_eq!(page.count("podmeter_container_allocation_info", &["sharing=\"mig\""]), 2);
     assert_eq!(page.count("podmeter_container_allocation_info", &["sharing=\"time_slicing\""]), 4);
-    assert_eq!(page.value("podmeter_claim_file_errors_total", &["source=\"checkpoint\""]), Some(0.0));
+    assert_eq!(page.value("podmeter_claim_files_unreadable", &["source=\"checkpoint\""]), Some(0.0));
     assert_eq!(page.count("podmeter_unresolved_devices", &[]), 0);
     // 60 and 20 GiB of one GPU.
     let seconds = |page: &Page, claim: &str| {

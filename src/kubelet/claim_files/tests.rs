@@ -8,6 +8,7 @@ const UID: &str = "dab5ab50-d59a-42a6-af16-cfd4628c0f7a";
 struct Node {
     root: TempDir,
     files: ClaimFiles,
+    accepted: Allocations,
 }
 
 impl Node {
@@ -15,7 +16,7 @@ impl Node {
         let root = tempfile::tempdir().unwrap();
         let directory = |name| root.path().join(name);
         let (plugins, cdi, proc) = (directory("plugins"), directory("cdi"), directory("proc"));
-        Self { files: ClaimFiles::new(Directories { plugins, cdi, proc }), root }
+        Self { files: ClaimFiles::new(Directories { plugins, cdi, proc }), root, accepted: Allocations::default() }
     }
 
     fn write(&self, path: &str, text: &str) {
@@ -76,8 +77,9 @@ impl Node {
             memory: vec![],
         };
         let mut allocations = Allocations { pods: vec![pod] };
-        self.files.complete(&mut allocations).await;
-        let claim = &allocations.pods[0].containers[0].claims[0];
+        self.files.complete(&mut allocations, Some(&self.accepted)).await;
+        self.accepted = allocations;
+        let claim = &self.accepted.pods[0].containers[0].claims[0];
         let hardware = |(source, hardware): (&ClaimSource, &ClaimHardware)| match hardware {
             ClaimHardware::Gpu(uuid) => format!("{} {uuid}", source.as_str()),
             other => format!("{} {other:?}", source.as_str()),
@@ -87,9 +89,9 @@ impl Node {
         assert_eq!(found.join(", "), expected);
     }
 
-    fn errors(&self) -> String {
-        let errors = self.files.errors().unwrap();
-        errors.iter().map(|(source, count)| format!("{source} {count}")).collect::<Vec<_>>().join(", ")
+    fn unreadable(&self) -> String {
+        let unreadable = self.files.unreadable().unwrap();
+        unreadable.iter().map(|(source, count)| format!("{source} {count}")).collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -97,7 +99,7 @@ impl Node {
 async fn a_claim_has_what_each_file_records_of_it() {
     let mut node = Node::new();
     node.check(Some(UID), "").await;
-    assert_eq!(node.errors(), "cdi 0, checkpoint 0, metadata 0", "files that are not there are none");
+    assert_eq!(node.unreadable(), "cdi 0, checkpoint 0, metadata 0", "files that are not there are none");
     node.checkpoint(UID, "GPU-0", true);
     node.metadata("GPU-0");
     let specification = format!(
@@ -110,32 +112,37 @@ async fn a_claim_has_what_each_file_records_of_it() {
 }
 
 #[tokio::test]
-async fn what_was_recorded_of_a_claim_outlives_its_file() {
+async fn a_record_outlives_its_file_while_the_claim_is_listed_or_in_use() {
     let mut node = Node::new();
     node.checkpoint(UID, "GPU-0", true);
     node.check(Some(UID), "checkpoint GPU-0, admin").await;
     node.write("plugins/gpu.nvidia.com/checkpoint.json", "{");
     node.check(Some(UID), "checkpoint GPU-0, admin").await;
     node.check(Some(UID), "checkpoint GPU-0, admin").await;
-    assert_eq!(node.errors(), "cdi 0, checkpoint 1, metadata 0", "once for each content");
+    assert_eq!(node.unreadable(), "cdi 0, checkpoint 1, metadata 0");
+    node.files.complete(&mut Allocations::default(), Some(&node.accepted)).await;
+    assert_eq!(node.files.unreadable(), None, "the kubelet has just started and lists no claim yet");
+    node.check(Some(UID), "checkpoint GPU-0, admin").await;
     fs::remove_dir_all(node.root.path().join("plugins")).unwrap();
     node.check(Some(UID), "checkpoint GPU-0, admin").await;
     let another = "22222222-d59a-42a6-af16-cfd4628c0f7a";
     node.check(Some(another), "").await;
     node.checkpoint(another, "GPU-1", false);
     node.check(Some(another), "checkpoint GPU-1").await;
-    assert_eq!(node.errors(), "cdi 0, checkpoint 1, metadata 0");
+    assert_eq!(node.unreadable(), "cdi 0, checkpoint 0, metadata 0");
+    fs::remove_dir_all(node.root.path().join("plugins")).unwrap();
+    node.check(Some(UID), "").await;
 }
 
 #[tokio::test]
-async fn files_that_cannot_be_understood_are_counted_and_say_nothing() {
+async fn files_that_cannot_be_parsed_are_counted_and_record_nothing() {
     let mut node = Node::new();
     node.write("plugins/gpu.nvidia.com/dra-device-metadata/team_claim/gpu/metadata.json", "\u{0}\u{1}");
     node.write(&format!("cdi/k8s.gpu.nvidia.com-claim_{UID}.yaml"), "kind: [");
     fs::create_dir_all(node.root.path().join("plugins/gpu.nvidia.com/checkpoint.json")).unwrap();
     node.check(Some(UID), "").await;
     node.check(Some(UID), "").await;
-    assert_eq!(node.errors(), "cdi 1, checkpoint 1, metadata 1");
+    assert_eq!(node.unreadable(), "cdi 1, checkpoint 1, metadata 1");
 }
 
 #[tokio::test]
@@ -167,6 +174,19 @@ async fn a_file_written_in_place_within_one_tick_of_the_clock_is_read_again() {
 }
 
 #[tokio::test]
+async fn a_named_pipe_is_unreadable_until_it_is_a_file_again() {
+    let mut node = Node::new();
+    let path = node.root.path().join("plugins/gpu.nvidia.com/checkpoint.json");
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    node.check(Some(UID), "").await;
+    assert_eq!(node.unreadable(), "cdi 0, checkpoint 1, metadata 0");
+    node.checkpoint(UID, "GPU-0", false);
+    node.check(Some(UID), "checkpoint GPU-0").await;
+    assert_eq!(node.unreadable(), "cdi 0, checkpoint 0, metadata 0");
+}
+
+#[tokio::test]
 async fn a_file_system_that_hangs_keeps_one_thread_and_the_records() {
     let mut node = Node::new();
     node.checkpoint(UID, "GPU-0", false);
@@ -175,17 +195,19 @@ async fn a_file_system_that_hangs_keeps_one_thread_and_the_records() {
     node.files.reading = Some(tokio::task::spawn_blocking(move || hangs.recv().unwrap()));
     for _ in 0..2 {
         node.check(Some(UID), "checkpoint GPU-0").await;
+        assert_eq!(node.unreadable(), "cdi 1, checkpoint 1, metadata 1");
         assert!(node.files.reading.as_ref().is_some_and(|reading| !reading.is_finished()));
     }
-    answer.send(Reading { reader: Reader::default(), records: Records::new(), problems: vec![] }).unwrap();
+    answer.send(Reading { reader: Reader::default(), records: Records::new() }).unwrap();
     while node.files.reading.as_ref().is_some_and(|reading| !reading.is_finished()) {
         tokio::task::yield_now().await;
     }
     node.check(Some(UID), "checkpoint GPU-0").await;
+    assert_eq!(node.unreadable(), "cdi 0, checkpoint 0, metadata 0");
 }
 
 #[test]
-fn a_record_of_several_claims_says_what_they_agree_on() {
+fn a_record_of_several_claims_has_what_they_agree_on() {
     let gpu = |uuid: &str| Recorded {
         claim_uid: uuid.into(),
         driver: None,

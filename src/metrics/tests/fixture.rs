@@ -560,7 +560,7 @@ fn kubelet() -> KubeletState {
             errors: BTreeMap::from([("List", BTreeMap::from([("unavailable", 1)]))]),
             triggers: BTreeMap::from([("timer", 120), ("allocate", 3)]),
         },
-        claim_file_errors: Some(Arc::new(BTreeMap::from([("checkpoint", 0), ("metadata", 1)]))),
+        unreadable_claim_files: Some(Arc::new(BTreeMap::from([("checkpoint", 0), ("metadata", 1)]))),
     }
 }
 

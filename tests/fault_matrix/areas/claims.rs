@@ -22,7 +22,7 @@ pub const AREA: Area = Area {
             seen: Seen {
                 metrics: &[
                     BY_NAME,
-                    Metric("podmeter_claim_file_errors_total", &[], Is::Value(0.0)),
+                    Metric("podmeter_claim_files_unreadable", &[], Is::Value(0.0)),
                     Metric("podmeter_unresolved_devices", &[], Is::Absent),
                 ],
                 log: Log::Silent,
@@ -43,9 +43,9 @@ pub const AREA: Area = Area {
             seen: Seen {
                 metrics: &[
                     BY_NAME,
-                    Metric("podmeter_claim_file_errors_total", &["source=\"checkpoint\""], Is::AtLeast(1.0)),
+                    Metric("podmeter_claim_files_unreadable", &["source=\"checkpoint\""], Is::Value(1.0)),
                 ],
-                log: Log::Line("the claim is joined without it"),
+                log: Log::Line("new claims are joined without it"),
                 page: None,
             },
             goes_on: ALL,
