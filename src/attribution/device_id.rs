@@ -238,7 +238,8 @@ fn is_pci_address(text: &str) -> bool {
 }
 
 /// 8-4-4-4-12 hexadecimal digits.
-fn is_uuid(text: &str) -> bool {
+#[must_use]
+pub fn is_uuid(text: &str) -> bool {
     text.len() == 36
         && text.bytes().enumerate().all(|(position, byte)| match position {
             8 | 13 | 18 | 23 => byte == b'-',

@@ -14,7 +14,7 @@ mod pod_uid;
 mod unconfirmed;
 mod xids;
 
-pub use device_id::{DeviceForm, parse_claim_device, parse_device_id};
+pub use device_id::{DeviceForm, is_uuid, parse_claim_device, parse_device_id};
 pub use join::{HoldingKey, Join, Slots, held_gpus, join};
 pub use ledger::{Ledger, LedgerOutput, Observation};
 pub use missing::MissingGpus;

@@ -5,6 +5,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::attribution::is_uuid;
 use crate::model::{
     Allocatable, Allocations, ClaimDevice, ClaimRecord, Container, ContainerRef, CpuSet, DeviceId, HeldDevice,
     MemoryBlock, Pod, PodRef, ResourceName,
@@ -123,11 +124,6 @@ fn claim_uid(cdi_devices: &[v1::CdiDevice]) -> Option<Arc<str>> {
 
 /// Its length as text: 8-4-4-4-12 hexadecimal digits.
 const UUID: usize = 36;
-
-fn is_uuid(text: &str) -> bool {
-    let is_dash = |position| matches!(position, 8 | 13 | 18 | 23);
-    text.bytes().enumerate().all(|(at, byte)| if is_dash(at) { byte == b'-' } else { byte.is_ascii_hexdigit() })
-}
 
 fn numa_nodes(topology: Option<v1::TopologyInfo>) -> BTreeSet<i64> {
     topology.into_iter().flat_map(|topology| topology.nodes).map(|node| node.id).collect()
