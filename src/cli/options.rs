@@ -259,10 +259,6 @@ options! {
         pod_resources_socket "PATH": PathBuf => "pod-resources/kubelet.sock under the kubelet root", restart;
         /// Directory of the kubelet's device plugin sockets
         device_plugin_dir "DIR": PathBuf => "device-plugins under the kubelet root", restart;
-        /// Directory with a directory for each DRA driver: its checkpoint and its devices' metadata
-        dra_plugin_dir "DIR": PathBuf => "plugins under the kubelet root", restart;
-        /// Directory of the CDI specifications that DRA drivers write for claims
-        dra_cdi_dir "DIR": PathBuf = "/var/run/cdi", restart;
         /// Configuration file of NVIDIA's device plugin (`version: v1`), in place of `devicePlugin.resources` of kind nvidia
         nvidia_config "FILE": PathBuf => "none", reload, key("devicePlugin.nvidiaConfig": skip);
     }

@@ -123,8 +123,8 @@ pub fn claim_files(observations: &Observations) -> Finding {
     if claimed == 0 {
         return Finding::skipped("the kubelet lists no claim of NVIDIA's DRA driver");
     }
-    let to_do = "set mounts.dra=true in the chart, or mount the directories; for others set --dra-plugin-dir and --dra-cdi-dir; \
-                 without them claims are joined by device name, and observers count as holders";
+    let to_do = "set mounts.dra=true in the chart, or mount the directories; without them claims are joined by device name, \
+                 and observers count as holders";
     let files = match &observations.claim_files {
         Ok(files) => files,
         Err(missing) => return Finding::not_observed(missing, to_do),

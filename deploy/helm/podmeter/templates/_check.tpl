@@ -3,7 +3,7 @@
 {{- $values := .Values -}}
 {{- $elsewhere := dict "listen" "listen.address and listen.port" "kubeletRoot" "kubelet.root" "podResourcesSocket" "kubelet.root"
       "devicePluginDir" "kubelet.devicePluginDir" "devRoot" "mounts.dev" "adminSocket" "adminSocket" "driverRoot" "driver.root"
-      "podLogsRoot" "mounts.podLogs" "draPluginDir" "mounts.dra" "draCdiDir" "mounts.dra" "nvidiaConfig" "nvidiaConfig" "webConfig" "webConfig" "probeListen" "webConfig"
+      "podLogsRoot" "mounts.podLogs" "nvidiaConfig" "nvidiaConfig" "webConfig" "webConfig" "probeListen" "webConfig"
       "stateDir" "stateDir" -}}
 {{- range $key, $value := $elsewhere -}}
 {{- if hasKey $values.config $key -}}
