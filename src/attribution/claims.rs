@@ -49,6 +49,7 @@ fn hardware_targets(hardware: &ClaimHardware, inventory: &Inventory) -> Vec<Targ
             });
         }
         ClaimHardware::IommuGroup(group) => DeviceForm::IommuGroup { group: *group },
+        ClaimHardware::VfioDevice(name) => DeviceForm::VfioDevice { name: name.to_string() },
     };
     resolve(&form, inventory)
 }

@@ -76,6 +76,8 @@ pub enum ClaimHardware {
     },
     /// A GPU bound to vfio-pci, by its device node `/dev/vfio/<group>`.
     IommuGroup(u32),
+    /// The same by its device node `/dev/vfio/devices/<name>`, of iommufd.
+    VfioDevice(Arc<str>),
 }
 
 /// A device of a DRA claim, and the GPU that it is.

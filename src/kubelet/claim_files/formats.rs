@@ -358,16 +358,17 @@ fn nodes_hardware(nodes: &[DeviceNode], minors: &impl Fn() -> MigMinors) -> Opti
     };
     let capabilities = nodes.iter().filter_map(|node| node.path.strip_prefix("/dev/nvidia-caps/nvidia-cap"));
     let capabilities: Vec<Option<u32>> = capabilities.map(|number| number.parse().ok()).collect();
-    match (one("/dev/nvidia"), one("/dev/vfio/")) {
-        ((Some(minor), true), (None, _)) if capabilities.is_empty() => Some(ClaimHardware::Minor(minor)),
-        ((Some(minor), true), (None, _)) => {
+    match (one("/dev/nvidia"), one("/dev/vfio/"), one("/dev/vfio/devices/vfio")) {
+        ((Some(minor), true), (None, _), (None, _)) if capabilities.is_empty() => Some(ClaimHardware::Minor(minor)),
+        ((Some(minor), true), (None, _), (None, _)) => {
             let minors = minors();
             let mut instances = capabilities.iter().filter_map(|number| minors.get(&(*number)?));
             let (of, gpu_instance, compute_instance) = *instances.next()?;
             let is_one = instances.next().is_none() && of == minor;
             is_one.then_some(ClaimHardware::Instance { minor, gpu_instance, compute_instance })
         }
-        ((None, _), (Some(group), true)) => Some(ClaimHardware::IommuGroup(group)),
+        ((None, _), (Some(group), true), (None, _)) => Some(ClaimHardware::IommuGroup(group)),
+        ((None, _), (None, _), (Some(number), true)) => Some(ClaimHardware::VfioDevice(format!("vfio{number}").into())),
         _ => None,
     }
 }

@@ -114,7 +114,8 @@ fn a_cdi_specification_names_hardware_by_its_device_nodes() {
     check(&["/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap99"], "");
     check(&["/dev/nvidia0", "/dev/nvidia1"], "");
     check(&["/dev/vfio/12"], " IommuGroup(12)");
-    check(&["/dev/vfio/devices/vfio0"], "");
+    check(&["/dev/vfio/devices/vfio3"], r#" VfioDevice("vfio3")"#);
+    check(&["/dev/vfio/vfio", "/dev/vfio/devices/vfio3", "/dev/vfio/devices/vfio4"], "");
     check(&[], "");
     assert!(cdi("kind: other/claim\n", "k8s.gpu.nvidia.com/claim", UID, minors).unwrap_err().contains("other/claim"));
     assert!(cdi("", "k8s.gpu.nvidia.com/claim", UID, minors).is_err());
