@@ -1,5 +1,5 @@
 //! The formats of the files that DRA drivers keep on the node: metadata (KEP-5304), the checkpoint of NVIDIA's driver,
-//! and CDI specifications. Fields that are not needed are not looked at: newer versions have more.
+//! and CDI specifications. Other fields are ignored: newer versions have more.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -38,6 +38,12 @@ const METADATA_VERSIONS: [&str; 2] = ["metadata.resource.k8s.io/v1beta1", "metad
 const PCI_BUS_ID: [&str; 2] = ["resource.kubernetes.io/pciBusID", "resource.k8s.io/pciBusID"];
 
 #[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Version {
+    api_version: Option<String>,
+}
+
+#[derive(Deserialize)]
 struct Metadata {
     #[serde(default)]
     metadata: ObjectMeta,
@@ -74,13 +80,16 @@ pub fn metadata(text: &[u8]) -> Result<Vec<Recorded>, String> {
     if text.trim_ascii().is_empty() {
         return Ok(vec![]);
     }
-    for object in serde_json::Deserializer::from_slice(text).into_iter::<serde_json::Value>() {
-        let object = object.map_err(|error| error.to_string())?;
-        let version = object.get("apiVersion").and_then(|version| version.as_str());
-        if version.is_some_and(|version| METADATA_VERSIONS.contains(&version)) {
-            let known: Metadata = serde_json::from_value(object).map_err(|error| error.to_string())?;
+    let mut versions = serde_json::Deserializer::from_slice(text).into_iter::<Version>();
+    let mut start = 0;
+    while let Some(object) = versions.next() {
+        let version = object.map_err(|error| error.to_string())?.api_version;
+        let end = versions.byte_offset();
+        if version.is_some_and(|version| METADATA_VERSIONS.contains(&version.as_str())) {
+            let known: Metadata = serde_json::from_slice(&text[start..end]).map_err(|error| error.to_string())?;
             return Ok(metadata_devices(known));
         }
+        start = end;
     }
     Err(format!("not of a known version: {}", METADATA_VERSIONS.join(", ")))
 }
