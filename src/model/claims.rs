@@ -46,7 +46,7 @@ pub struct ClaimAllocation {
 }
 
 named! {
-    /// What says which hardware a claim's device is, the most trusted first.
+    /// Where the hardware of a claim's device is named, the most trusted first.
     pub enum ClaimSource {
         /// The metadata that the driver wrote for the claim's containers (`dra-device-metadata`).
         Metadata = "metadata",

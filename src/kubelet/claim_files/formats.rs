@@ -285,15 +285,17 @@ fn consumed(capacities: BTreeMap<String, Amount>) -> BTreeMap<Arc<str>, u64> {
     capacities.iter().filter_map(|(name, capacity)| Some((name.as_str().into(), amount(capacity)?))).collect()
 }
 
-/// A quantity of Kubernetes (`40Gi`, `2`, `500m`, `1.5`, `2e3`) in thousandths. `None`: not one, or not positive.
+/// A quantity of Kubernetes (`40Gi`, `2`, `500m`, `1.5`, `2e3`) in thousandths. `None`: not one, or negative.
 fn thousandths(text: &str) -> Option<u64> {
-    const SUFFIXES: [(&str, f64); 13] = [
+    const SUFFIXES: [(&str, f64); 15] = [
         ("Ki", 1024.0),
         ("Mi", 1_048_576.0),
         ("Gi", 1_073_741_824.0),
         ("Ti", 1_099_511_627_776.0),
         ("Pi", 1_125_899_906_842_624.0),
         ("Ei", 1_152_921_504_606_846_976.0),
+        ("n", 1e-9),
+        ("u", 1e-6),
         ("m", 1e-3),
         ("k", 1e3),
         ("M", 1e6),

@@ -126,6 +126,8 @@ fn quantities_are_read_in_thousandths() {
     for (text, expected) in [
         ("2", Some(2000)),
         ("500m", Some(500)),
+        ("1500000u", Some(1500)),
+        ("2000000n", Some(2)),
         ("1.5", Some(1500)),
         ("2e3", Some(2_000_000)),
         ("1Ki", Some(1_024_000)),
