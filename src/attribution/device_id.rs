@@ -41,6 +41,8 @@ pub enum DeviceForm {
     PciAddress { address: PciBusId },
     /// `channel-<n>`, `daemon-<n>` of the compute-domain driver: not a GPU.
     DraComputeDomain,
+    /// A device of NVIDIA's driver for GPUs, of an unknown naming.
+    DraUnknown,
     /// A device of some other DRA driver.
     DraOther,
     /// None of the above: another vendor's device.
@@ -68,6 +70,7 @@ impl DeviceForm {
             Self::VfioDevice { .. } => "vfio_device",
             Self::PciAddress { .. } => "pci_address",
             Self::DraComputeDomain => "dra_compute_domain",
+            Self::DraUnknown => "dra_unknown",
             Self::DraOther => "dra_other",
             Self::Other => "other",
         }
@@ -191,7 +194,7 @@ pub fn is_domain_of_nvidia(resource: &ResourceName) -> bool {
 #[must_use]
 pub fn parse_claim_device(driver: &str, device: &str) -> DeviceForm {
     match driver {
-        "gpu.nvidia.com" => parse_nvidia_claim_device(device).unwrap_or(DeviceForm::DraOther),
+        "gpu.nvidia.com" => parse_nvidia_claim_device(device).unwrap_or(DeviceForm::DraUnknown),
         "compute-domain.nvidia.com" => DeviceForm::DraComputeDomain,
         _ => DeviceForm::DraOther,
     }
@@ -304,7 +307,7 @@ mod tests {
             ),
             ("gpu.nvidia.com", "gpu-0-mig-19-4-1", DeviceForm::DraMig { minor: 0, profile_id: 19, placement_start: 4 }),
             ("gpu.nvidia.com", "gpu-vfio-1", DeviceForm::DraVfio { bus_index: 1 }),
-            ("gpu.nvidia.com", "something-new", DeviceForm::DraOther),
+            ("gpu.nvidia.com", "something-new", DeviceForm::DraUnknown),
             ("compute-domain.nvidia.com", "channel-0", DeviceForm::DraComputeDomain),
             ("compute-domain.nvidia.com", "daemon-0", DeviceForm::DraComputeDomain),
             ("test-driver.cdi.k8s.io", "gpu-0", DeviceForm::DraOther),

@@ -275,7 +275,11 @@ pub(super) fn resolve(form: &DeviceForm, inventory: &Inventory) -> Vec<Target> {
             .map(whole)
             .into_iter()
             .collect(),
-        DeviceForm::Tegra { .. } | DeviceForm::DraComputeDomain | DeviceForm::DraOther | DeviceForm::Other => vec![],
+        DeviceForm::Tegra { .. }
+        | DeviceForm::DraComputeDomain
+        | DeviceForm::DraUnknown
+        | DeviceForm::DraOther
+        | DeviceForm::Other => vec![],
     }
 }
 

@@ -103,7 +103,7 @@ pub const AREA: Area = Area {
             happens: "A newer DRA driver names its devices in another way",
             how: |rig| claim(rig, "gpu-uuid-3"),
             seen: Seen {
-                metrics: &[Metric("podmeter_unresolved_devices", &["form=\"dra_other\""], Is::Value(1.0)), UNJOINED],
+                metrics: &[Metric("podmeter_unresolved_devices", &["form=\"dra_unknown\""], Is::Value(1.0)), UNJOINED],
                 log: Log::Silent,
                 page: None,
             },
