@@ -78,6 +78,15 @@ fn a_change_may_take_line_breaks() {
     check("a: >\n    x\n    OLD\n    y\n", "OLD ", "1 ", "a: >\n    x\n    1 y\n");
     check("a: 'x\n  OLD\n\n  y'\n", "OLD\n", "1 ", "a: 'x\n  1 y'\n");
     check("a: x OLD\n  y\n", "OLD ", "1 ", "a: x 1 y\n");
+    // Written as a whole, with keys behind it.
+    for (block, written) in [
+        (">-\n      x\n        OLD\n      y\n", "|-\n      x\n      y\n"),
+        (">\n      x\n        OLD\n\n      y\n\n", "|\n      x\n      \n      y\n\n"),
+        (">+2 # c\n      x\n        OLD\n      y\n\n    # d\n", "|+2 # c\n      x\n      y\n\n    # d\n"),
+    ] {
+        let rule = |block| format!("- rules:\n  - expr: {block}    for: 5m\n    labels: {{a: b}}\n");
+        check(&rule(block), "\n  OLD", "", &rule(written));
+    }
     // What a fold would drop is written otherwise.
     check("a: 'x OLD\n  y'\n", "OLD", "1 ", "a: \"x 1  y\"\n");
     check(
@@ -196,13 +205,18 @@ proptest! {
         let indented = before.replace('\n', "\n  ");
         let folded = before.replace('\n', "\n\n  ");
         for text in [format!("k: |\n  {indented}\n"), format!("k: \"{folded}\"\n"), format!("k: >-\n  {folded}\n")] {
+            // With a key behind it that is indented too, and changes.
+            let text = format!("- {}\n  s: OLD\n", text.trim_end().replace('\n', "\n  "));
             let file = File::parse("file", text.clone(), Format::Yaml).expect("parsed");
-            let node = file.documents[0].roots[0].get("k").expect("there");
+            let [node, behind] = ["k", "s"].map(|key| file.documents[0].roots[0].items()[0].get(key).expect("there"));
             let value = node.text().expect("a scalar");
             let start = from.min(value.len());
             let range = start..(start + length).min(value.len());
             let intended = replaced(value, &[(range.clone(), after.clone())]);
-            let edits = Edits::from([((0, node.span.start), vec![(range, after.clone())])]);
+            let edits = Edits::from([
+                ((0, node.span.start), vec![(range, after.clone())]),
+                ((0, behind.span.start), vec![(0..3, "NEW".to_owned())]),
+            ]);
             // The lines of a block scalar cannot begin with a space, nor end with another number of line breaks.
             let block = !text.contains('"');
             let ends = |value: &str| value.len() - value.trim_end_matches('\n').len();
@@ -212,7 +226,8 @@ proptest! {
             }
             let spliced = file.splice(&edits).map_err(|error| TestCaseError::fail(format!("{text:?} {error}")))?;
             let file = File::parse("file", spliced, Format::Yaml).expect("parsed");
-            prop_assert_eq!(file.documents[0].roots[0].text_of("k"), Some(intended.as_str()));
+            let entry = &file.documents[0].roots[0].items()[0];
+            prop_assert_eq!((entry.text_of("k"), entry.text_of("s")), (Some(intended.as_str()), Some("NEW")));
         }
     }
 

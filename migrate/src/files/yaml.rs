@@ -270,6 +270,10 @@ fn block_lines(text: &str, node: &Node) -> Option<Vec<Line>> {
         let rest = &text[at..];
         let length = rest.find(['\n', '\r']).unwrap_or(rest.len());
         let spaces = rest.len() - rest.trim_start_matches(' ').len();
+        // The span goes on to what follows, past its indentation.
+        if spaces < indent.min(length) {
+            break;
+        }
         let content = at + spaces.min(indent).min(length)..at + length;
         let end = content.end..content.end + line_break(&rest[length..]);
         at = end.end;
