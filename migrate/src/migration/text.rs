@@ -15,42 +15,35 @@ pub fn selector_matchers(text: &str) -> Option<&str> {
     if matchers.is_empty() {
         return (name > 0).then_some(matchers);
     }
-    let mut quote = None;
-    let mut escaped = false;
-    for (at, character) in matchers.char_indices() {
+    let (end, _) = unquoted(matchers).find(|(_, character)| *character == '}')?;
+    (matchers.starts_with('{') && end + 1 == matchers.len()).then_some(matchers)
+}
+
+/// The characters outside quotes.
+fn unquoted(text: &str) -> impl Iterator<Item = (usize, char)> {
+    let (mut quote, mut escaped) = (None, false);
+    text.char_indices().filter(move |(_, character)| {
         match quote {
             Some(_) if escaped => escaped = false,
-            Some(open) if character == '\\' && open != '`' => escaped = true,
-            Some(open) if character == open => quote = None,
+            Some(open) if *character == '\\' && open != '`' => escaped = true,
+            Some(open) if *character == open => quote = None,
             Some(_) => {}
-            None if matches!(character, '"' | '\'' | '`') => quote = Some(character),
-            None if at == 0 && character != '{' => return None,
-            None if character == '}' => return (at + 1 == matchers.len()).then_some(matchers),
-            None => {}
+            None if matches!(character, '"' | '\'' | '`') => quote = Some(*character),
+            None => return true,
         }
-    }
-    None
+        false
+    })
 }
 
 /// The labels of the matchers in `{…}`, with their bytes.
 pub fn matcher_labels(matchers: &str) -> Vec<(Range<usize>, &str)> {
     let mut labels = vec![];
-    let (mut quote, mut escaped, mut start) = (None, false, None);
-    for (at, character) in matchers.char_indices() {
-        match quote {
-            Some(_) if escaped => escaped = false,
-            Some(open) if character == '\\' && open != '`' => escaped = true,
-            Some(open) if character == open => quote = None,
-            Some(_) => {}
-            None if matches!(character, '"' | '\'' | '`') => quote = Some(character),
-            None if character.is_ascii_alphanumeric() || character == '_' => {
-                start.get_or_insert(at);
-            }
-            None => {
-                if let Some(start) = start.take() {
-                    labels.push((start..at, &matchers[start..at]));
-                }
-            }
+    let mut start = None;
+    for (at, character) in unquoted(matchers) {
+        if character.is_ascii_alphanumeric() || character == '_' {
+            start.get_or_insert(at);
+        } else if let Some(start) = start.take() {
+            labels.push((start..at, &matchers[start..at]));
         }
     }
     labels
