@@ -1,4 +1,4 @@
-//! The command line: reads all files, rewrites them, and then writes all or none.
+//! The command line: reads all files, rewrites them, and then replaces those that change.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -7,10 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
+use promql_parser::util::duration::YEAR_DURATION;
+use promql_parser::util::parse_duration;
 
 use crate::files::{Error, File, Format, format_of};
 use crate::migration::{self, Migrated, Options};
-use crate::promql::{Target, UtilizationRatio};
+use crate::promql::{self, Context, Target, UtilizationRatio};
 use crate::report::{self, Summary};
 use crate::{queries, store};
 
@@ -18,7 +20,7 @@ use crate::{queries, store};
 const DONE: u8 = 0;
 /// Something was left unchanged and is listed.
 const LEFT: u8 = 1;
-/// Wrong usage, or a file that cannot be read, parsed or written. No file was written.
+/// Wrong usage, or a file that cannot be read, parsed or written.
 const FAILED: u8 = 2;
 
 const EXAMPLES: &str = "\
@@ -35,7 +37,8 @@ Examples:
 Exit codes:
   0  nothing is left to do
   1  something was left unchanged and is listed
-  2  wrong usage, or a file cannot be read, parsed or written; no file was replaced";
+  2  wrong usage, or a file cannot be read, parsed or written; no file was replaced, unless the
+     message has how many were, each as a whole";
 
 /// Rewrites the DCGM metrics in Prometheus rules, Grafana dashboards and KEDA scalers.
 ///
@@ -173,28 +176,21 @@ fn migrate(arguments: &Arguments) -> Result<usize, Vec<String>> {
 
 /// A duration of Prometheus, or Grafana's variable.
 fn rate_interval(text: &str) -> Result<String, String> {
-    let mut rest = text;
-    while let Some(unit) = rest.find(|character: char| !character.is_ascii_digit()).filter(|digits| *digits > 0) {
-        let Some(after) = ["ms", "s", "m", "h", "d", "w", "y"].iter().find_map(|name| rest[unit..].strip_prefix(name))
-        else {
-            break;
-        };
-        rest = after;
-    }
-    let duration = rest.is_empty() && text.contains(|character: char| ('1'..='9').contains(&character));
-    if duration || text == "$__rate_interval" {
+    // The parser takes a number alone, also infinity, for seconds.
+    let has_unit = text.parse::<f64>().is_err();
+    let is_duration = has_unit && parse_duration(text).is_ok_and(|duration| duration <= YEAR_DURATION);
+    if is_duration || text == "$__rate_interval" {
         return Ok(text.to_owned());
     }
-    Err("not a duration such as 5m, and not $__rate_interval".into())
+    Err("not a duration such as 5m, of a year at most, and not $__rate_interval".into())
 }
 
 fn parse(path: &Path) -> Result<File, Error> {
     let text = store::read(path)?;
     let stdin = path == Path::new("-");
-    let name = if stdin { "standard input".to_owned() } else { path.display().to_string() };
     let queries = path.extension().is_some_and(|extension| extension == "promql");
     let format = if queries || (stdin && is_query(&text)) { Format::Queries } else { format_of(&text) };
-    let mut file = File::parse(&name, text, format)?;
+    let mut file = File::parse(&store::name(path), text, format)?;
     queries::embed(&mut file)?;
     Ok(file)
 }
@@ -202,8 +198,15 @@ fn parse(path: &Path) -> Result<File, Error> {
 /// Whether standard input is one query instead of a file: no YAML collection, and no JSON.
 fn is_query(text: &str) -> bool {
     let parsed = File::parse("", text.to_owned(), format_of(text));
-    let scalar = parsed.is_ok_and(|file| file.documents[0].roots.iter().all(|root| root.scalar().is_some()));
-    scalar || (format_of(text) == Format::Yaml && !text.contains([':', '\t']))
+    match (parsed, format_of(text)) {
+        (_, Format::Yaml) if !text.contains([':', '\t']) => true,
+        (Ok(file), _) => file.documents[0].roots.iter().all(|root| root.scalar().is_some()),
+        // A selector can begin with a brace.
+        (Err(_), Format::Json) => {
+            queries::mentions(text) && promql::rewrite(text, &Context::new(Target::Podmeter)).is_ok()
+        }
+        (Err(_), _) => false,
+    }
 }
 
 /// A reader that went away is no failure of this command.
@@ -224,7 +227,8 @@ mod tests {
         for text in ["5m", "1h30m", "500ms", "$__rate_interval"] {
             assert_eq!(rate_interval(text).as_deref(), Ok(text));
         }
-        for text in ["", "5", "m", "5x", "0m", "5m)", "$interval", "5m "] {
+        for text in ["", "5", "m", "5x", "0m", "5m)", "$interval", "5m ", "1m1h", "5m5m", "1000y", "inf", "-5m", "1e9"]
+        {
             assert!(rate_interval(text).is_err(), "{text}");
         }
     }

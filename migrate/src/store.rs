@@ -1,4 +1,4 @@
-//! Reading of files, and their replacement: all of them or, if one cannot be written, none.
+//! Reading of files, and their replacement: each as a whole, and the first after all are written beside.
 
 use std::fs::{self, Metadata};
 use std::io::{self, Read as _, Write as _};
@@ -13,7 +13,12 @@ use crate::files::Error;
 const MOST_BYTES: u64 = 64 << 20;
 
 fn failed(path: &Path, message: impl Into<String>) -> Error {
-    Error::File { file: path.display().to_string(), message: message.into() }
+    Error::File { file: name(path), message: message.into() }
+}
+
+/// The name of a file in messages.
+pub fn name(path: &Path) -> String {
+    if path == Path::new("-") { "standard input".to_owned() } else { path.display().to_string() }
 }
 
 /// The text of a file, `-` being standard input.
@@ -36,7 +41,7 @@ pub fn read(path: &Path) -> Result<String, Error> {
 
 fn text(path: &Path, bytes: Vec<u8>) -> Result<String, Error> {
     let line = |end: usize, bytes: &[u8]| bytes[..end].iter().filter(|byte| **byte == b'\n').count() + 1;
-    let at = |line, message: &str| Error::At { file: path.display().to_string(), line, message: message.into() };
+    let at = |line, message: &str| Error::At { file: name(path), line, message: message.into() };
     let text = String::from_utf8(bytes)
         .map_err(|error| at(line(error.utf8_error().valid_up_to(), error.as_bytes()), "not UTF-8"))?;
     if let Some(nul) = text.find('\0') {
@@ -88,11 +93,27 @@ fn prepare(path: &Path, text: &str) -> Result<Prepared, Error> {
 }
 
 fn write_beside(directory: &Path, text: &str, metadata: &Metadata) -> io::Result<NamedTempFile> {
-    let mut written = NamedTempFile::new_in(directory)?;
+    let mut written = tempfile::Builder::new().prefix(".podmeter-migrate-").tempfile_in(directory)?;
     written.write_all(text.as_bytes())?;
     // Only root may give files away.
     let _ = fchown(written.as_file(), Some(metadata.uid()), Some(metadata.gid()));
     written.as_file().set_permissions(metadata.permissions())?;
     written.as_file().sync_all()?;
     Ok(written)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One that an interrupted run leaves behind has a name that tells whose it is.
+    #[test]
+    fn the_file_beside_is_of_this_program() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.yaml");
+        fs::write(&path, "a").unwrap();
+        let prepared = prepare(&path, "b").unwrap();
+        let name = prepared.written.path().file_name().unwrap();
+        assert!(name.to_str().unwrap().starts_with(".podmeter-migrate-"), "{name:?}");
+    }
 }

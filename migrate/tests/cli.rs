@@ -504,6 +504,15 @@ fn standard_input_to_standard_output() {
     let ran =
         run_with(directory.path(), &["--to", "4.9", "-"], b"sum by (gpu) (DCGM_FI_DEV_GPU_TEMP{gpu=\"0\"}) > 5\n");
     assert_eq!((ran.code, ran.stdout.as_str()), (0, "sum by (gpu) (DCGM_FI_DEV_GPU_TEMP_CELSIUS{gpu=\"0\"}) > 5\n"));
+    let selector = |name: &str| format!("{{__name__=\"{name}\"}}\n");
+    let ran = run_with(directory.path(), &["--to", "4.9", "-"], selector("DCGM_FI_DEV_GPU_TEMP").as_bytes());
+    assert_eq!((ran.code, ran.stdout), (0, selector("DCGM_FI_DEV_GPU_TEMP_CELSIUS")));
+    for (input, message) in
+        [("", "standard input: empty"), ("{\"DCGM_FI_DEV_GPU_TEMP\": [", "standard input:1: not JSON: ")]
+    {
+        let ran = run_with(directory.path(), &["-"], input.as_bytes());
+        assert!(ran.code == 2 && ran.stderr.contains(message), "{}", ran.stderr);
+    }
     for arguments in [&["-", "a.yaml"][..], &["--write", "-"]] {
         assert_eq!(run(directory.path(), arguments).code, 2);
     }
