@@ -318,7 +318,8 @@ fn what_is_left_is_listed() {
     }
     let dashboard = r#"{"title": "DCGM_FI_DEV_GPU_TEMP", "panels": [{"libraryPanel": {"name": "Heat"}},
       {"datasource": {"type": "loki"}, "targets": [{"expr": "DCGM_FI_DEV_GPU_TEMP"}]}],
-      "templating": {"list": [{"type": "query", "query": "metrics(DCGM_FI_DEV_GPU_TEMP)"}]}}"#;
+      "templating": {"list": [{"type": "query", "query": "metrics(DCGM_FI_DEV_GPU_TEMP)"},
+        {"type": "adhoc", "filters": [{"key": "Hostname", "value": "a"}], "baseFilters": [{"key": "gpu", "value": "0"}]}]}}"#;
     let (after, ran) = rewritten(&["--to", "4.9"], "d.json", dashboard);
     assert_eq!((after.as_str(), ran.code), (dashboard, 1));
     for expected in [
@@ -326,6 +327,8 @@ fn what_is_left_is_listed() {
         "# d.json:1: left: panel: the library panel `Heat`: its queries are not in this file",
         "# d.json:2: left: DCGM_FI_DEV_GPU_TEMP: a query of a data source that is not Prometheus",
         "# d.json:3: left: DCGM_FI_DEV_GPU_TEMP: named in `query`, which is no query",
+        "# d.json:4: left: Hostname: it reads the label of all series; on the rewritten ones it is `hostname`",
+        "1 expression, 0 rewritten, 5 left",
     ] {
         assert!(ran.stdout.contains(expected), "{expected}\n{}", ran.stdout);
     }

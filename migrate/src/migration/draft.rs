@@ -202,7 +202,7 @@ impl Drafting<'_> {
         Some(Rewritten { text, changes, left: vec![], factor: 1.0, labels: BTreeMap::new(), difference: None })
     }
 
-    /// `label_values(label)`: the label of all series, also of those that keep it.
+    /// `label_values(label)` or a filter: the label of all series, also of those that keep it.
     fn label_only(&self, query: &Query<'_>, label: &Range<usize>) -> Draft {
         let name = &query.text[label.clone()];
         if !OF_DCGM_SERIES.contains(&name) {
@@ -215,7 +215,8 @@ impl Drafting<'_> {
         });
         let Some(after) = source.map(|(_, label)| label.to_owned()).or(any) else { return Draft::Same };
         let reason = format!("it reads the label of all series; on the rewritten ones it is `{after}`");
-        let left = self.left_whole(query, label.start, reason, Some(format!("label_values({after})")));
+        let suggestion = replaced(query.text, &[(label.clone(), after)]);
+        let left = self.left_whole(query, label.start, reason, Some(suggestion));
         match left {
             Draft::Left(mut left) => {
                 left[0].name = name.to_owned();

@@ -146,6 +146,15 @@ fn of_other_source(source: Option<&Node>) -> bool {
 }
 
 fn add_variable<'f>(document: usize, variable: &'f Node, found: &mut Found<'f>) {
+    if variable.text_of("type") == Some("adhoc") {
+        // Grafana adds them to every selector.
+        for filter in ["filters", "baseFilters"].into_iter().flat_map(|key| variable.items_of(key)) {
+            if let Some(mut query) = filter.get("key").and_then(|key| Query::new(document, key)) {
+                query.form = Form::LabelOnly(0..query.text.len());
+                found.queries.push(query);
+            }
+        }
+    }
     if variable.text_of("type") != Some("query") {
         return;
     }
