@@ -26,7 +26,7 @@ pub static ROWS: &[Name] = &[
     )
     .native(same("podmeter_device_utilization_ratio", &[]).by_container(
         "podmeter_container_utilization_ratio",
-        "on a shared GPU it is of the part that the container holds, 0 to 1",
+        "on a shared GPU or GPU instance it is of the part that the container holds, 0 to 1",
     ))
     .values(|page, series| {
         page.gpus_and_holders(

@@ -17,7 +17,7 @@ pub static ROWS: &[Name] = &[
         ["Energy drawn since podmeter first read the GPU (mJ).", "Energy drawn since podmeter first read the GPU (J)."],
     )
     .counter()
-    .native(same("podmeter_device_energy_joules_total", &[]).by_container(
+    .native(same("podmeter_device_energy_joules_total", &[]).but("since podmeter first read the GPU").by_container(
         "podmeter_container_energy_joules_total",
         "on a shared GPU it is the container's share; it starts with the allocation",
     ))
