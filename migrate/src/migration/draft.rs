@@ -68,6 +68,7 @@ impl Drafting<'_> {
             self.options.rate_interval.as_ref().filter(|interval| query.dashboard || !interval.starts_with('$'));
         let rewrite = |drop| {
             let mut context = self.context(labels.clone(), drop);
+            context.labels_kept = query.labels_kept;
             context.rate_interval = interval.cloned();
             promql::rewrite(&query.text[range.clone()], &context)
         };

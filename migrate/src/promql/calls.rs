@@ -1,10 +1,14 @@
 //! Functions and aggregations.
 
+use promql_parser::label::{MatchOp, Matcher};
+use promql_parser::parser::Expr;
 use promql_parser::parser::token::{T_GROUP, T_MAX, T_MIN, TokenId};
 
 use super::functions::{Scaling, aggregation, argument, function, keeps_labels};
 use super::labels::{Flow, Origin, rule};
+use super::parsing::{MAX_OPERATORS_OF_RESULT, parsed};
 use super::part::{Filters, Level, Part, Scale};
+use super::template::fill;
 use super::tree::{Kind, Label, LabelList, Node};
 use super::walk::{Edit, Need, Walk, label_reason};
 
@@ -29,6 +33,7 @@ impl Walk<'_> {
                 part = part.settled();
             } else if is_range {
                 self.settle_range(&mut part, name, argument);
+                part.is_of_range = part.flow.has_dcgm();
             } else {
                 part = self.settle_instant(part, name, argument);
             }
@@ -47,6 +52,7 @@ impl Walk<'_> {
             edits.extend(self.quoted_label(argument, |label| flow.origin(label)));
         }
         let is_changed = result.as_ref().is_some_and(|part| part.is_changed);
+        let inside = result.as_ref().map(|part| part.text.clone()).unwrap_or_default();
         let text = self.splice(&node.range, edits);
         let mut part = result.unwrap_or_else(|| Part::new(String::new(), Level::Atom, Flow::default()));
         part.is_changed = is_changed || text != self.text[node.range.clone()];
@@ -63,14 +69,44 @@ impl Walk<'_> {
                     "its range cannot be joined with the labels that it is selected by",
                 );
             }
-            if name == "absent" && part.flow.has_dcgm() && part.level != Level::Atom {
-                self.differences.insert("the result of absent has no labels".to_owned());
-            }
-            part.flow = Flow::default();
+            part.flow = match arguments.first() {
+                Some(argument) if name.starts_with("absent") && part.flow.has_dcgm() => {
+                    self.of_absent(argument, &inside)
+                }
+                _ => Flow::default(),
+            };
             part.filters = Filters::default();
         }
         part.is_scalar = matches!(name, "scalar" | "time" | "pi");
         self.filtered(part)
+    }
+
+    /// The labels of `absent`: those that its argument, a selector, requires to be equal.
+    fn of_absent(&mut self, argument: &Node, after: &str) -> Flow {
+        let mut flow = Flow::default();
+        let Kind::Selector(selector) = &argument.kind else { return flow };
+        let is_equal = |matcher: &&Matcher| matcher.op == MatchOp::Equal && matcher.name != "__name__";
+        let after = match parsed(&fill(after), MAX_OPERATORS_OF_RESULT) {
+            Ok((Expr::VectorSelector(selector), _)) => selector.matchers.matchers,
+            Ok((Expr::MatrixSelector(range), _)) => range.vs.matchers.matchers,
+            _ => vec![],
+        };
+        let mut lost = vec![];
+        for located in selector.matchers.iter().filter(|located| is_equal(&&located.matcher)) {
+            let name = located.matcher.name.as_str();
+            let renamed = rule(self.context.target, name).name(name);
+            if after.iter().any(|matcher| is_equal(&matcher) && matcher.name == renamed) {
+                flow.set(name, Origin { dcgm: true, ..Origin::default() }, &renamed);
+            } else if self.context.labels_read.contains(name) {
+                self.leave(located.range.clone(), name, "the result of absent would not have the label any more");
+            } else {
+                lost.push(name);
+            }
+        }
+        if !lost.is_empty() {
+            self.differences.insert(format!("the result of absent lacks {}", lost.join(", ")));
+        }
+        flow
     }
 
     /// Decides what passes a function of a range; the rest cannot be written inside.

@@ -36,8 +36,11 @@ impl Walk<'_> {
                 return part;
             }
         }
-        let part =
-            if pods { join_pods(part, &Filters { pods_match_empty: keeps_idle, ..Filters::default() }) } else { part };
+        let part = if pods {
+            self.join_pods(part, &Filters { pods_match_empty: keeps_idle, ..Filters::default() })
+        } else {
+            part
+        };
         if info.contains(&"pci_bus_id") {
             self.differences.insert("pci_bus_id has four digits of the domain and lower case".to_owned());
         }
@@ -55,7 +58,7 @@ impl Walk<'_> {
     pub fn filtered(&mut self, mut part: Part) -> Part {
         let filters = std::mem::take(&mut part.filters);
         if !filters.pods.is_empty() {
-            part = join_pods(part, &filters);
+            part = self.join_pods(part, &filters);
         }
         if filters.info.is_empty() {
             return part;
@@ -66,6 +69,38 @@ impl Walk<'_> {
             .filter(|name| filters.info.iter().any(|matcher| matcher.starts_with(name)))
             .collect();
         join_info(part, &labels, &filters.info)
+    }
+
+    /// One series for each container that holds the GPU as a whole; GPUs that nothing holds keep their one.
+    fn join_pods(&mut self, part: Part, filters: &Filters) -> Part {
+        if part.is_of_range {
+            self.differences.insert("a range counts for the pods that hold the GPU at its end".to_owned());
+        }
+        let part = part.summed();
+        let whole = format!("{ALLOCATION_INFO}{{mig_uuid=\"\"}}");
+        let mut allocations = whole.clone();
+        if !filters.pods.is_empty() {
+            allocations = format!("{ALLOCATION_INFO}{{mig_uuid=\"\", {}}}", filters.pods.join(", "));
+        }
+        let carried: Vec<String> = part.flow.supplied.iter().cloned().collect();
+        let joined = format!(
+            "{allocations} * on (gpu_uuid) group_left ({}) {}",
+            carried.join(", "),
+            part.at_least_when_changed(Level::Power)
+        );
+        let (text, level) = if !filters.pods_match_empty {
+            (joined, Level::Multiply)
+        } else if filters.pods.is_empty() {
+            (format!("{joined} or on (gpu_uuid) {}", part.at_least_when_changed(Level::And)), Level::Or)
+        } else {
+            let idle = format!("{} unless on (gpu_uuid) {whole}", part.at_least_when_changed(Level::And));
+            (format!("{joined} or on (gpu_uuid) ({idle})"), Level::Or)
+        };
+        let mut part = part.with_text(text, level);
+        part.flow.supplied.extend(["namespace", "pod", "container"].map(str::to_owned));
+        part.flow.extras =
+            ALLOCATION_LABELS.iter().map(|label| ((*label).to_owned(), Some(ALLOCATION_INFO.to_owned()))).collect();
+        part
     }
 }
 
@@ -87,33 +122,4 @@ fn make_device(mut part: Part) -> Part {
     let text = format!("label_replace({}, \"device\", \"nvidia$1\", \"gpu\", \"(.+)\")", part.text);
     part.flow.supplied.insert("device".to_owned());
     part.with_text(text, Level::Atom)
-}
-
-/// One series for each container that holds the GPU as a whole; GPUs that nothing holds keep their one.
-fn join_pods(part: Part, filters: &Filters) -> Part {
-    let part = part.summed();
-    let whole = format!("{ALLOCATION_INFO}{{mig_uuid=\"\"}}");
-    let mut allocations = whole.clone();
-    if !filters.pods.is_empty() {
-        allocations = format!("{ALLOCATION_INFO}{{mig_uuid=\"\", {}}}", filters.pods.join(", "));
-    }
-    let carried: Vec<String> = part.flow.supplied.iter().cloned().collect();
-    let joined = format!(
-        "{allocations} * on (gpu_uuid) group_left ({}) {}",
-        carried.join(", "),
-        part.at_least_when_changed(Level::Power)
-    );
-    let (text, level) = if !filters.pods_match_empty {
-        (joined, Level::Multiply)
-    } else if filters.pods.is_empty() {
-        (format!("{joined} or on (gpu_uuid) {}", part.at_least_when_changed(Level::And)), Level::Or)
-    } else {
-        let idle = format!("{} unless on (gpu_uuid) {whole}", part.at_least_when_changed(Level::And));
-        (format!("{joined} or on (gpu_uuid) ({idle})"), Level::Or)
-    };
-    let mut part = part.with_text(text, level);
-    part.flow.supplied.extend(["namespace", "pod", "container"].map(str::to_owned));
-    part.flow.extras =
-        ALLOCATION_LABELS.iter().map(|label| ((*label).to_owned(), Some(ALLOCATION_INFO.to_owned()))).collect();
-    part
 }

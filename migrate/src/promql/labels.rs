@@ -10,6 +10,8 @@ use super::Target;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     Keep,
+    /// Of the target, which stays, or of pods, which podmeter's metrics do not have.
+    Unknown,
     Rename(&'static str),
     /// In `podmeter_device_info` under this name.
     Info(&'static str),
@@ -28,7 +30,7 @@ impl Rule {
     pub fn name(self, before: &str) -> String {
         match self {
             Self::Rename(name) | Self::Info(name) | Self::Pods(name) => name.to_owned(),
-            Self::Keep | Self::Instance | Self::Elsewhere(_) | Self::Missing(_) => before.to_owned(),
+            Self::Keep | Self::Unknown | Self::Instance | Self::Elsewhere(_) | Self::Missing(_) => before.to_owned(),
         }
     }
 }
@@ -69,9 +71,31 @@ fn native(label: &str) -> Rule {
         }
         _ if label.starts_with("dra_") => Rule::Missing("podmeter has claims in podmeter_container_claim_info"),
         _ if label.starts_with("DCGM_FI_") => Rule::Missing("podmeter does not have this label"),
-        _ => Rule::Keep,
+        _ if OF_TARGETS.contains(&label) => Rule::Keep,
+        _ => Rule::Unknown,
     }
 }
+
+/// Labels that Prometheus, its operator and usual settings give to every series.
+const OF_TARGETS: [&str; 17] = [
+    "__name__",
+    "job",
+    "instance",
+    "service",
+    "endpoint",
+    "node",
+    "cluster",
+    "region",
+    "zone",
+    "env",
+    "environment",
+    "datacenter",
+    "site",
+    "tenant",
+    "prometheus",
+    "prometheus_replica",
+    "replica",
+];
 
 /// podmeter's metric that has the values of a label of dcgm-exporter, and the label's name there; `None` where podmeter's
 /// device metrics have it. For `label_values(metric, label)`.
@@ -84,6 +108,15 @@ pub fn label_source(label: &str) -> Option<(&'static str, &'static str)> {
 }
 
 pub const DEVICE_INFO: &str = "podmeter_device_info";
+/// Labels of dcgm-exporter's series that podmeter's device metrics do not have, and their names where they are joined.
+pub const NOT_ON_DEVICES: [(&str, &str); 6] = [
+    ("namespace", "namespace"),
+    ("pod", "pod"),
+    ("container", "container"),
+    ("modelName", "model"),
+    ("device", "device"),
+    ("pci_bus_id", "pci_bus_id"),
+];
 pub const ALLOCATION_INFO: &str = "podmeter_container_allocation_info";
 
 /// Labels of [`ALLOCATION_INFO`] that dcgm-exporter's series do not have.

@@ -81,7 +81,8 @@ impl Walk<'_> {
         } else {
             self.result(binary, &left.flow, &right.flow, &differing)
         };
-        Part { is_changed, scale, inside, ..Part::new(text, level, flow) }
+        let is_of_range = left.is_of_range || right.is_of_range;
+        Part { is_changed, is_of_range, scale, inside, ..Part::new(text, level, flow) }
     }
 
     /// Matching on all labels fits only where both sides have labels that stay as they are.

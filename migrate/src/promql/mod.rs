@@ -22,6 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 pub use labels::label_source;
+use labels::{Flow, NOT_ON_DEVICES};
 use locate::locate;
 use parsing::{MAX_OPERATORS, MAX_OPERATORS_OF_RESULT, parsed};
 use part::Part;
@@ -56,6 +57,8 @@ pub struct Context {
     pub target: Target,
     /// Labels that legends, annotations and other readers take from the result, by their names before the rewriting.
     pub labels_read: BTreeSet<String>,
+    /// Whether all labels of the result matter, as those of alerts do.
+    pub labels_kept: bool,
     /// Whether a factor of the whole result may become [`Rewritten::factor`] instead of being multiplied in the expression.
     pub drop_factor: bool,
     /// What `DCGM_FI_DEV_GPU_UTIL_RATIO` holds; without it, an expression with that name is left.
@@ -67,7 +70,14 @@ pub struct Context {
 impl Context {
     /// Rewrites to `target`; no label is read from the result, and every factor stays in the expression.
     pub fn new(target: Target) -> Self {
-        Self { target, labels_read: BTreeSet::new(), drop_factor: false, utilization_ratio: None, rate_interval: None }
+        Self {
+            target,
+            labels_read: BTreeSet::new(),
+            labels_kept: false,
+            drop_factor: false,
+            utilization_ratio: None,
+            rate_interval: None,
+        }
     }
 }
 
@@ -172,6 +182,7 @@ pub fn rewrite(expression: &str, context: &Context) -> Result<Rewritten, ParseEr
     if text == expression {
         return Ok(unchanged);
     }
+    walk.lacking(&result);
     walk.changes.sort_by_key(|change| (change.range.start, change.range.end));
     let differences: Vec<String> = walk.differences.into_iter().collect();
     let renamed = |(after, before): (String, BTreeSet<String>)| {
@@ -216,6 +227,18 @@ impl Walk<'_> {
         part
     }
 
+    /// Names what is with the labels of the result.
+    fn lacking(&mut self, result: &Flow) {
+        let lacks = |(before, after): &&(&str, &str)| result.origin(before).dcgm && !result.supplied.contains(*after);
+        let labels: Vec<&str> = NOT_ON_DEVICES.iter().filter(lacks).map(|(before, _)| *before).collect();
+        if self.context.labels_kept && self.is_native() && !labels.is_empty() {
+            self.differences.insert(format!("the result lacks {}", labels.join(", ")));
+        }
+        if self.labels.get("Hostname").is_some_and(|before| before.contains("hostname")) {
+            self.differences.insert("from 4.8.3 on, dcgm-exporter writes hostname here too".to_owned());
+        }
+    }
+
     /// Suggests the rewriting that is not proven, where all names have one.
     fn suggest(&mut self, text: &str) {
         let is_whole = !self.lacks_label && self.left.iter().all(|left| left.suggestion.is_none());
@@ -244,7 +267,7 @@ impl Walk<'_> {
             .ok()
             .and_then(|(tree, tokens)| locate(&filled.text, &tokens, &tree))
             .is_some_and(|node| {
-                let context = Context { labels_read: BTreeSet::new(), ..self.context.clone() };
+                let context = Context { labels_read: BTreeSet::new(), utilization_ratio: None, ..self.context.clone() };
                 let mut again = Walk {
                     text,
                     filled: &filled,

@@ -65,7 +65,11 @@ pub fn plan(name: &str, context: &Context) -> Plan {
         Target::Podmeter => (None, ""),
     };
     if there == Some(name) {
-        return Plan::Keep;
+        return if name == AMBIGUOUS && context.utilization_ratio == Some(UtilizationRatio::Percent) {
+            left("it is 0 to 1 with dcgm-exporter 4.9", Some(format!("{name} * 100")))
+        } else {
+            Plan::Keep
+        };
     }
     let Some(mut per_new) = Factor::from_number(row.scale()) else {
         return left("its unit has no factor", None);

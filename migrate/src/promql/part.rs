@@ -99,6 +99,8 @@ pub struct Part {
     pub is_scalar: bool,
     /// A range of a counter, whose rate is the mean that is asked for.
     pub is_counter: bool,
+    /// The result of a function of a range.
+    pub is_of_range: bool,
     /// The text with the factor written inside, where that reads better than outside: `X * 100 or vector(0)`.
     pub inside: Option<String>,
     /// Whether the text differs from the source.
@@ -116,6 +118,7 @@ impl Part {
             flow,
             is_scalar: false,
             is_counter: false,
+            is_of_range: false,
             inside: None,
             is_changed: false,
         }

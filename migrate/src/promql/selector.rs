@@ -106,8 +106,18 @@ impl Walk<'_> {
         let reads_pods = need.pods || !pods.is_empty();
         // GPUs that nothing holds are added to an instant, and cannot be added to a range.
         let adds_idle = pods.is_empty() && !selector.is_range;
-        let container = replacement.container.filter(|_| reads_pods && need.alone && (excludes_idle || adds_idle));
+        let by_container = replacement.container.filter(|_| reads_pods);
+        let container = by_container.filter(|_| need.alone && (excludes_idle || adds_idle || selector.is_range));
         let is_native = self.is_native();
+        if by_container.is_some() && selector.is_range && !(need.alone && excludes_idle) {
+            let reason =
+                "the pods of a GPU change in a range, and podmeter's metric by container lacks the time without a pod";
+            self.leave(node.range.clone(), "range", reason);
+        } else if by_container.is_some() && container.is_none() {
+            let difference =
+                "a shared GPU has the device's value for each pod, not each container's own beside the device's";
+            self.differences.insert(difference.to_owned());
+        }
         // A pod's own value can exceed the device's.
         let is_repeated = !need.once || replacement.container.is_some();
         if is_native && container.is_none() && !reads_pods && is_repeated {
@@ -164,9 +174,6 @@ impl Walk<'_> {
                     part.with_text(own, Level::Atom)
                 };
             }
-        }
-        if selector.is_range && !part.filters.pods.is_empty() {
-            self.differences.insert("a range counts for the pods that hold the GPU at its end".to_owned());
         }
         if selector.is_range { part } else { self.filtered(part) }
     }
@@ -244,7 +251,7 @@ impl Walk<'_> {
                     self.change(matcher.range.clone(), "", "podmeter's device metrics are of whole GPUs");
                     edits.push((matcher.range.clone(), String::new()));
                 }
-                Rule::Missing(_) | Rule::Instance | Rule::Elsewhere(_) => {
+                Rule::Missing(_) | Rule::Instance | Rule::Elsewhere(_) | Rule::Unknown => {
                     self.leave_missing(rule, matcher.range.clone(), label);
                 }
                 Rule::Info(_) if !is_there => {
@@ -327,7 +334,11 @@ impl Walk<'_> {
             return false;
         }
         let names = selects_exporter(matcher);
-        if is_target && !names && !matcher.matcher.is_match("") {
+        if !names && matches!(matcher.matcher.op, MatchOp::Re(_)) && value.split('|').any(|one| is_exporter(label, one))
+        {
+            self.leave(matcher.range.clone(), label, "it selects dcgm-exporter's own pods and others");
+        } else if is_target && !names && !matcher.matcher.is_match("") && rule(self.context.target, label) == Rule::Keep
+        {
             let reason = format!("podmeter's {label} is another than dcgm-exporter's");
             self.leave(matcher.range.clone(), label, reason);
         }
@@ -354,11 +365,18 @@ impl Walk<'_> {
     }
 }
 
-/// Whether the matcher selects dcgm-exporter's own pods, as a namespace or a job.
+/// Whether the matcher selects dcgm-exporter's own pods alone, as a namespace or a job.
 fn selects_exporter(matcher: &LocatedMatcher) -> bool {
     let value = &matcher.matcher.value;
     let is_positive = matches!(matcher.matcher.op, MatchOp::Equal | MatchOp::Re(_));
-    is_positive && !is_variable_text(value) && ["dcgm", "gpu-operator"].iter().any(|part| value.contains(part))
+    is_positive && !is_variable_text(value) && value.split('|').all(|one| is_exporter(&matcher.matcher.name, one))
+}
+
+/// Whether a value, or an alternative of a pattern, is that of dcgm-exporter. Pods and namespaces of users can have its name in theirs.
+fn is_exporter(label: &str, value: &str) -> bool {
+    let name = value.trim_matches(|character: char| "^$.*+()".contains(character));
+    let is_named = name == "dcgm" || name.contains("dcgm-exporter") || name.ends_with("gpu-operator");
+    is_named || TARGET_LABELS.contains(&label) && name.contains("dcgm")
 }
 
 /// Whether Grafana would put something into the text; a `$` at the end of a pattern is no variable.

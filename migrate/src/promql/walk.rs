@@ -79,7 +79,9 @@ impl Walk<'_> {
             self.differences.insert(OF_INSTANCES.to_owned());
             return label.name.clone();
         }
-        self.leave_missing(rule, label.range.clone(), &label.name);
+        if rule != Rule::Unknown || !origin.made {
+            self.leave_missing(rule, label.range.clone(), &label.name);
+        }
         let after = rule.name(&label.name);
         // What label_replace reads may be what it writes.
         if !origin.made || after != label.name {
@@ -101,6 +103,10 @@ impl Walk<'_> {
             Rule::Missing(reason) => self.leave(range, label, reason),
             Rule::Instance => self.leave(range, label, OF_INSTANCES),
             Rule::Elsewhere(metric) => self.leave(range, label, format!("podmeter has it in {metric}")),
+            Rule::Unknown => {
+                self.leave(range, label, "a label of pods is not on podmeter's metrics; one of the target stays");
+                return;
+            }
             _ => return,
         }
         self.lacks_label = true;
@@ -111,7 +117,13 @@ impl Walk<'_> {
         let mut edits = vec![];
         let is_dropped =
             |label: &Label| origin(&label.name).dcgm && rule(self.context.target, &label.name) == Rule::Instance;
-        let dropped: Vec<bool> = list.labels.iter().map(is_dropped).collect();
+        let mut dropped: Vec<bool> = list.labels.iter().map(is_dropped).collect();
+        if list.keeps && dropped.iter().all(|dropped| *dropped) {
+            for label in &list.labels {
+                self.leave_missing(Rule::Instance, label.range.clone(), &label.name);
+            }
+            dropped.fill(false);
+        }
         for (index, label) in list.labels.iter().enumerate() {
             let origin_of = origin(&label.name);
             if self.filled.is_variable(&label.range) {

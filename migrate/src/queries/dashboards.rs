@@ -61,6 +61,7 @@ fn add_panel<'f>(document: usize, panel: &'f Node, found: &mut Found<'f>) {
         }
         let Some(mut query) = Query::new(document, expression) else { continue };
         query.template(target.get("legendFormat"), Template::Legend);
+        query.labels_kept = panel.text_of("type") == Some("table");
         query.labels_read = read.clone();
         query.unit = Unit::Panel(number);
         found.queries.push(query);

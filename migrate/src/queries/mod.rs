@@ -28,6 +28,8 @@ pub struct Query<'f> {
     /// Scalars of the same text, such as the `definition` of a variable.
     pub copies: Vec<Place>,
     pub templates: Vec<(Place, &'f str, Template)>,
+    /// Whether all labels of the result are shown or matched: of an alert, a recorded series, a table.
+    pub labels_kept: bool,
     /// Labels of the result that are read by others than the templates.
     pub labels_read: BTreeSet<String>,
     pub unit: Unit<'f>,
@@ -93,6 +95,7 @@ impl<'f> Query<'f> {
             records: None,
             copies: vec![],
             templates: vec![],
+            labels_kept: false,
             labels_read: BTreeSet::new(),
             unit: Unit::Kept,
         })

@@ -23,6 +23,7 @@ fn templates(rule: &Node) -> Vec<&Node> {
 
 fn add<'f>(document: usize, rule: &'f Node, expression: Option<&'f Node>, unit: Unit<'f>, found: &mut Found<'f>) {
     let Some(mut query) = expression.and_then(|expression| Query::new(document, expression)) else { return };
+    query.labels_kept = true;
     query.records = rule.text_of("record");
     for template in templates(rule) {
         query.template(Some(template), Template::Rule);

@@ -206,10 +206,14 @@ fn the_name_with_two_meanings_needs_a_statement() {
     let reason = "left DCGM_FI_DEV_GPU_UTIL_RATIO: it is percent in DCGM 4.6 and 0 to 1 in DCGM 4.7; state which with --gpu-util-ratio";
     check("DCGM_FI_DEV_GPU_UTIL_RATIO > 0.8", POD, reason);
     check("DCGM_FI_DEV_GPU_UTIL_RATIO > 0.8", OLD, reason);
+    let kept =
+        "left DCGM_FI_DEV_GPU_UTIL_RATIO: it is 0 to 1 with dcgm-exporter 4.9 [DCGM_FI_DEV_GPU_UTIL_RATIO * 100]";
     let with = |ratio, target| Context { utilization_ratio: Some(ratio), ..Context::new(target) };
     for (ratio, target, expect) in [
         (UtilizationRatio::Percent, OLD, "DCGM_FI_DEV_GPU_UTIL > 80"),
         (UtilizationRatio::Ratio, OLD, "DCGM_FI_DEV_GPU_UTIL / 100 > 80"),
+        (UtilizationRatio::Percent, NEW, kept),
+        (UtilizationRatio::Ratio, NEW, "DCGM_FI_DEV_GPU_UTIL_RATIO > 80"),
         (UtilizationRatio::Percent, POD, "podmeter_device_utilization_ratio * 100 > 80"),
         (UtilizationRatio::Ratio, POD, "podmeter_device_utilization_ratio > 80"),
     ] {
@@ -286,6 +290,15 @@ fn labels_that_device_metrics_lack_are_joined() {
     }
     check_reading("DCGM_FI_DEV_POWER_USAGE", &["gpu", "Hostname", "UUID"], power);
     check_reading("DCGM_FI_DEV_POWER_USAGE", &["modelName"], &format!("{power} {info}"));
+    let absent = "absent(podmeter_device_power_watts{gpu_uuid=\"a\"})";
+    check_reading("absent(DCGM_FI_DEV_POWER_USAGE{UUID=\"a\"})", &["UUID", "gpu"], absent);
+    check_reading(
+        "absent(DCGM_FI_DEV_POWER_USAGE{modelName=\"a\"})",
+        &["modelName"],
+        &format!(
+            "left modelName: the result of absent would not have the label any more [absent({power} {info}{{model=\"a\"}})]"
+        ),
+    );
     check_reading("avg(DCGM_FI_DEV_POWER_USAGE)", &["modelName"], &format!("avg({power})"));
 }
 
@@ -387,7 +400,6 @@ fn labels_of_gpu_instances_are_dropped() {
             "max by (gpu, GPU_I_ID, GPU_I_PROFILE) (DCGM_FI_DEV_POWER_USAGE)",
             "max by (gpu) (podmeter_device_power_watts)",
         ),
-        ("max by (GPU_I_ID, GPU_I_PROFILE) (DCGM_FI_DEV_POWER_USAGE)", "max by () (podmeter_device_power_watts)"),
         (
             "max by (GPU_I_ID, gpu, GPU_I_PROFILE) (DCGM_FI_DEV_POWER_USAGE)",
             "max by (gpu) (podmeter_device_power_watts)",
@@ -412,6 +424,36 @@ fn what_is_not_proven_is_left() {
             "DCGM_FI_DEV_GPU_UTIL{GPU_I_ID=\"1\"}",
             POD,
             "left GPU_I_ID: it is of whole GPUs; GPU instances of MIG have their own series in podmeter_mig_*",
+        ),
+        (
+            "max by (GPU_I_PROFILE) (DCGM_FI_DEV_POWER_USAGE)",
+            POD,
+            "left GPU_I_PROFILE: it is of whole GPUs; GPU instances of MIG have their own series in podmeter_mig_*",
+        ),
+        (
+            "sum by (namespace) (increase(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[24h]))",
+            POD,
+            "left range: the pods of a GPU change in a range, and podmeter's metric by container lacks the time without a pod [sum by (namespace) (increase(podmeter_container_energy_joules_total[24h])) * 1000]",
+        ),
+        (
+            "avg_over_time(DCGM_FI_DEV_GPU_UTIL{pod!=\"a\"}[1h])",
+            POD,
+            "left range: the pods of a GPU change in a range, and podmeter's metric by container lacks the time without a pod [avg_over_time(podmeter_container_utilization_ratio{pod!=\"a\"}[1h]) * 100]",
+        ),
+        (
+            "DCGM_FI_DEV_GPU_UTIL{team=\"a\", cluster=\"b\"}",
+            POD,
+            "left team: a label of pods is not on podmeter's metrics; one of the target stays [podmeter_device_utilization_ratio{team=\"a\", cluster=\"b\"} * 100]",
+        ),
+        (
+            "sum by (app) (DCGM_FI_DEV_POWER_USAGE)",
+            POD,
+            "left app: a label of pods is not on podmeter's metrics; one of the target stays [sum by (app) (podmeter_device_power_watts)]",
+        ),
+        (
+            "DCGM_FI_DEV_GPU_UTIL{namespace=~\"team-a|gpu-operator\"}",
+            POD,
+            "left namespace: it selects dcgm-exporter's own pods and others [podmeter_container_utilization_ratio{namespace=~\"team-a|gpu-operator\"} * 100]",
         ),
         (
             "sum by (DCGM_FI_DRIVER_VERSION) (DCGM_FI_DEV_GPU_UTIL)",
@@ -457,6 +499,61 @@ fn what_is_not_proven_is_left() {
         "podmeter_device_power_watts{instance=~\"$instance\"}",
     );
     check("DCGM_FI_DEV_POWER_USAGE{job=\"dcgm-exporter\"}", POD, "podmeter_device_power_watts");
+    check(
+        "DCGM_FI_DEV_POWER_USAGE{job=~\"dcgm.*|nvidia-dcgm\", namespace=\"gpu-operator\"}",
+        POD,
+        "podmeter_device_power_watts",
+    );
+    check(
+        "DCGM_FI_DEV_GPU_UTIL{pod=~\"my-dcgm-test.*\"}",
+        POD,
+        "podmeter_container_utilization_ratio{pod=~\"my-dcgm-test.*\"} * 100",
+    );
+    // The name that the relabelling of this query makes is no label of pods.
+    check(
+        "sum by (team) (label_replace(DCGM_FI_DEV_POWER_USAGE, \"team\", \"$1\", \"Hostname\", \"(.+)-.+\"))",
+        POD,
+        "sum by (team) (label_replace(podmeter_device_power_watts, \"team\", \"$1\", \"node\", \"(.+)-.+\"))",
+    );
+}
+
+#[test]
+fn a_difference_is_named() {
+    let at_its_end = "a range counts for the pods that hold the GPU at its end";
+    let device_value = "a shared GPU has the device's value for each pod, not each container's own beside the device's";
+    let one = "a shared GPU has one series, not one for each slot";
+    for (input, target, expect) in [
+        ("sum by (pod) (avg_over_time(DCGM_FI_DEV_POWER_USAGE[1h]))", POD, at_its_end),
+        ("avg_over_time(DCGM_FI_DEV_POWER_USAGE{pod=\"a\"}[1h])", POD, at_its_end),
+        (
+            "sum by (pod) (max_over_time(DCGM_FI_DEV_POWER_USAGE[1h]) / max_over_time(DCGM_FI_DEV_SM_CLOCK[1h]))",
+            POD,
+            &format!("{at_its_end}; {one}"),
+        ),
+        ("avg(DCGM_FI_DEV_GPU_UTIL{pod!=\"a\"})", POD, device_value),
+        (
+            "DCGM_FI_DEV_GPU_UTIL{pod!=\"\"} / on (UUID) group_left () max by (UUID) (DCGM_FI_DEV_POWER_USAGE)",
+            POD,
+            device_value,
+        ),
+        (
+            "absent(DCGM_FI_DEV_GPU_TEMP{UUID=\"a\", job=\"dcgm-exporter\"})",
+            POD,
+            &format!("{one}; the result of absent lacks job"),
+        ),
+        ("absent(DCGM_FI_DEV_GPU_TEMP{modelName=\"a\"})", POD, &format!("{one}; the result of absent lacks modelName")),
+        ("DCGM_FI_DEV_GPU_TEMP{hostname=\"a\"}", OLD, "from 4.8.3 on, dcgm-exporter writes hostname here too"),
+    ] {
+        let rewritten = rewrite(input, &Context::new(target)).expect("parses");
+        assert_eq!(rewritten.difference.as_deref(), Some(expect), "{input}: {:?}", rewritten.left);
+    }
+    let alert = Context { labels_kept: true, ..Context::new(POD) };
+    let lacks = |input: &str| rewrite(input, &alert).expect("parses").difference.unwrap_or_default();
+    assert_eq!(
+        lacks("DCGM_FI_DEV_GPU_TEMP{modelName=\"A100\"} > 85"),
+        format!("{one}; the result lacks namespace, pod, container, device, pci_bus_id")
+    );
+    assert_eq!(lacks("max by (UUID) (DCGM_FI_DEV_GPU_TEMP)"), "");
 }
 
 #[test]
