@@ -67,7 +67,7 @@ Examples:
     ),
     (
         "health",
-        "Exit code 0: every device is healthy; 1: one is not; 2: unknown, such as without an agent.
+        "Exit code 0: every device is healthy, or only marked; 1: one is not; 2: unknown, such as without an agent.
 
 Examples:
   podmeter health

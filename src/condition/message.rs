@@ -18,7 +18,8 @@ pub fn message(status: Status, healthy: usize, problem: Option<&str>, devices: &
         // What was seen comes before what is not known.
         (Status::Unhealthy, Some(general)) => sentences.push(general),
         (_, Some(general)) => sentences.insert(0, general),
-        (Status::Healthy, None) => return format!("{healthy} GPUs are healthy"),
+        (Status::Healthy, None) if healthy == 1 => sentences.insert(0, "1 GPU is healthy".to_owned()),
+        (Status::Healthy, None) => sentences.insert(0, format!("{healthy} GPUs are healthy")),
         (_, None) => {}
     }
     fitted(&sentences)

@@ -15,8 +15,8 @@ use serde::Serialize;
 
 use crate::governance::Timestamp;
 use crate::model::{
-    DeviceHealth, Gpu, GpuHealth, GpuUuid, HealthCause, MigUuid, Moment, Snapshot, UnhealthyReason, UnixSeconds,
-    recovery_action,
+    DeviceHealth, DeviceReadings, Gpu, GpuHealth, GpuUuid, HealthCause, MigUuid, Moment, Monotonic, Snapshot,
+    UnhealthyReason, UnixSeconds, recovery_action,
 };
 
 /// Changes with every incompatible change.
@@ -37,6 +37,8 @@ pub enum Status {
     Unhealthy,
     Unknown,
     Healthy,
+    /// Of a device only: an operator's mark is its one cause. Nothing needs repair by it.
+    Marked,
 }
 
 /// The condition of the node's devices.
@@ -53,7 +55,7 @@ pub struct NodeCondition {
     pub message: String,
     /// Healthy GPUs.
     pub healthy_gpus: usize,
-    /// Those that are not healthy, in the order of their GPUs: a GPU, or its MIG devices where only these are.
+    /// Those that are not healthy, in the order of their GPUs: a GPU, or its MIG devices where only these are not.
     pub devices: Vec<DeviceCondition>,
 }
 
@@ -65,7 +67,7 @@ pub struct DeviceCondition {
     /// The driver's number; `None` for a GPU that it has not listed.
     pub gpu: Option<u32>,
     pub mig_uuid: Option<MigUuid>,
-    /// When its health changed last.
+    /// When its health changed last, or it was read last.
     pub since: Timestamp,
     pub reasons: Vec<Reason>,
     /// What the driver requests; `None` where it requests nothing or does not report it.
@@ -96,7 +98,7 @@ impl NodeCondition {
             devices.extend(found);
         }
         let problem = problem(snapshot, now, healthy_gpus + devices.len());
-        let worst = devices.iter().map(|device| device.status).min().unwrap_or(Status::Healthy);
+        let worst = devices.iter().map(|device| device.status).fold(Status::Healthy, Status::min);
         // A fault that was seen stands; nothing else is certain without data.
         let status = if problem.is_some() { worst.min(Status::Unknown) } else { worst };
         let written = now.unix.0.max(0.0) as u64;
@@ -157,10 +159,11 @@ fn in_order(snapshot: &Snapshot) -> Vec<(&GpuUuid, &GpuHealth)> {
 
 /// Empty for a GPU that is healthy with all of its parts.
 fn conditions(snapshot: &Snapshot, now: Moment, gpu: &GpuUuid, health: &GpuHealth) -> Vec<DeviceCondition> {
+    let readings = snapshot.hardware.readings.get(gpu);
     let device = |mig: Option<&MigUuid>, status, since: UnixSeconds, reasons| {
         let (pods, pods_omitted) = pods(snapshot, gpu, mig);
-        let readings = snapshot.hardware.readings.get(gpu).and_then(|readings| readings.slow.as_ref());
-        let action = readings.and_then(|slow| slow.value.recovery_action).and_then(recovery_action);
+        let slow = readings.and_then(|readings| readings.slow.as_ref());
+        let action = slow.and_then(|slow| slow.value.recovery_action).and_then(recovery_action);
         DeviceCondition {
             status,
             gpu_uuid: gpu.clone(),
@@ -174,26 +177,35 @@ fn conditions(snapshot: &Snapshot, now: Moment, gpu: &GpuUuid, health: &GpuHealt
         }
     };
     let unhealthy = |mig, health: &DeviceHealth| device(mig, status(health), health.since.unix, reasons(health));
-    if !health.whole.healthy {
-        return vec![unhealthy(None, &health.whole)];
-    }
-    let parts = health.instances.iter().filter(|(_, part)| !part.healthy);
-    let mut found: Vec<DeviceCondition> = parts.map(|(mig, part)| unhealthy(Some(mig), part)).collect();
-    if !is_read(snapshot, now, gpu) {
+    let mut found: Vec<DeviceCondition> = if health.whole.healthy {
+        let parts = health.instances.iter().filter(|(_, part)| !part.healthy);
+        parts.map(|(mig, part)| unhealthy(Some(mig), part)).collect()
+    } else {
+        vec![unhealthy(None, &health.whole)]
+    };
+    let has_no_fault = health.whole.healthy || status(&health.whole) == Status::Marked;
+    if has_no_fault && !readings.is_some_and(|readings| is_read(readings, now)) {
+        // Before the first reading: since it is listed.
+        let last = readings.map(|readings| readings.totals.through).filter(|at| *at > Monotonic::default());
+        let since = last.map_or(health.whole.since.unix, |at| health.whole.since.unix_at(at));
         let reason = Reason {
             reason: "no_readings",
             detail: "the driver gives no current readings".to_owned(),
             clears: "recovers with the next readings".to_owned(),
         };
-        found.push(device(None, Status::Unknown, health.whole.since.unix, vec![reason]));
+        found.push(device(None, Status::Unknown, since, vec![reason]));
     }
     found
 }
 
-/// A device that was not checked is not known to be faulty.
+/// A device that was not checked is not known to be faulty, and a mark is an operator's decision.
 fn status(health: &DeviceHealth) -> Status {
-    let is_unknown = health.causes.iter().all(|cause| cause.reason == UnhealthyReason::Unknown);
-    if is_unknown { Status::Unknown } else { Status::Unhealthy }
+    let status = |cause: &HealthCause| match cause.reason {
+        UnhealthyReason::Admin => Status::Marked,
+        UnhealthyReason::Unknown => Status::Unknown,
+        _ => Status::Unhealthy,
+    };
+    health.causes.iter().map(status).min().unwrap_or(Status::Unknown)
 }
 
 fn reasons(health: &DeviceHealth) -> Vec<Reason> {
@@ -206,8 +218,7 @@ fn reasons(health: &DeviceHealth) -> Vec<Reason> {
 }
 
 /// Whether the GPU has answered lately.
-fn is_read(snapshot: &Snapshot, now: Moment, gpu: &GpuUuid) -> bool {
-    let Some(readings) = snapshot.hardware.readings.get(gpu) else { return false };
+fn is_read(readings: &DeviceReadings, now: Moment) -> bool {
     let fast = readings.fast.as_ref().map(|read| read.at);
     let medium = readings.medium.as_ref().map(|read| read.at);
     let slow = readings.slow.as_ref().map(|read| read.at);

@@ -5,6 +5,8 @@ use super::*;
 use crate::metrics::tests::fixture::{self, LOST, PARTITIONED, WHOLE};
 use crate::model::HealthState;
 
+const LAST_PASS: Monotonic = Monotonic::from_secs(7);
+
 /// All devices healthy and read now.
 fn healthy() -> Snapshot {
     let mut snapshot = fixture::snapshot();
@@ -21,6 +23,7 @@ fn healthy() -> Snapshot {
         let readings = Arc::make_mut(readings);
         (readings.lost, readings.stuck) = (false, false);
         readings.fast.as_mut().expect("in the fixture").at = at.monotonic;
+        readings.totals.through = LAST_PASS;
     }
     hardware.problem = None;
     hardware.released = None;
@@ -44,6 +47,9 @@ fn a_healthy_node_is_healthy_with_current_readings_only() {
     let now = condition(&snapshot);
     assert_eq!((now.status, &*now.message, now.healthy_gpus), (Status::Healthy, "3 GPUs are healthy", 3), "{now:?}");
     assert_eq!(now.until - now.written, 60);
+    let mut single = snapshot.clone();
+    Arc::make_mut(&mut single.health).gpus.retain(|gpu, _| *gpu == WHOLE.into());
+    assert_eq!(condition(&single).message, "1 GPU is healthy");
 
     let later = |seconds| Moment { monotonic: snapshot.at.monotonic + Duration::from_secs(seconds), ..snapshot.at };
     assert_eq!(NodeCondition::of(&snapshot, later(15)).status, Status::Healthy);
@@ -55,6 +61,9 @@ fn a_healthy_node_is_healthy_with_current_readings_only() {
     let unread = condition(&snapshot);
     assert_eq!((unread.status, unread.devices.len(), unread.healthy_gpus), (Status::Unknown, 3, 0));
     assert_eq!(unread.devices[0].reasons[0].reason, "no_readings");
+    let last_read = Timestamp(snapshot.health.gpus[&WHOLE.into()].whole.since.unix_at(LAST_PASS));
+    let device = unread.devices.iter().find(|device| device.gpu_uuid == WHOLE.into()).expect("in the fixture");
+    assert_eq!(device.since, last_read, "not since the GPU is healthy");
 }
 
 #[test]
@@ -116,6 +125,23 @@ fn an_unhealthy_gpu_is_named_with_its_pods_and_the_drivers_request() {
 }
 
 #[test]
+fn a_marked_gpu_is_named_and_needs_no_repair() {
+    let mut snapshot = healthy();
+    fail(&mut snapshot, WHOLE, UnhealthyReason::Admin, "noisy fan");
+    let marked = condition(&snapshot);
+    assert_eq!((marked.status, marked.healthy_gpus, marked.devices[0].status), (Status::Healthy, 2, Status::Marked));
+    assert!(marked.message.starts_with(&format!("2 GPUs are healthy | GPU 0 ({WHOLE}): admin since ")), "{marked:?}");
+
+    // A mark hides nothing else.
+    let mut faulty = snapshot.clone();
+    let whole = &mut Arc::make_mut(&mut faulty.health).gpus.get_mut(&WHOLE.into()).expect("known").whole;
+    whole.causes.push(HealthCause { reason: UnhealthyReason::Lost, ..whole.causes[0].clone() });
+    assert_eq!(condition(&faulty).status, Status::Unhealthy);
+    Arc::make_mut(&mut snapshot.hardware).readings.remove(&WHOLE.into());
+    assert_eq!(condition(&snapshot).status, Status::Unknown);
+}
+
+#[test]
 fn a_mig_device_is_named_where_its_gpu_is_healthy() {
     let mut snapshot = healthy();
     let gpus = &mut Arc::make_mut(&mut snapshot.health).gpus;
@@ -135,7 +161,7 @@ fn a_message_fits_and_is_plain_whatever_the_texts_are() {
     let detail = "\u{202e}\n\"\\".repeat(400);
     let gpus: Vec<GpuUuid> = snapshot.health.gpus.keys().cloned().collect();
     for gpu in gpus {
-        fail(&mut snapshot, gpu.as_str(), UnhealthyReason::Admin, &detail);
+        fail(&mut snapshot, gpu.as_str(), UnhealthyReason::Xid, &detail);
     }
     let condition = condition(&snapshot);
     assert!(condition.message.len() <= BYTES && condition.message.ends_with("more"), "{}", condition.message);

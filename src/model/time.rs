@@ -55,6 +55,15 @@ pub struct Moment {
     pub unix: UnixSeconds,
 }
 
+impl Moment {
+    /// Of another time, as far as the wall clock has not been set between the two.
+    #[must_use]
+    pub fn unix_at(self, at: Monotonic) -> UnixSeconds {
+        let later = at.since(self.monotonic).as_secs_f64() - self.monotonic.since(at).as_secs_f64();
+        UnixSeconds(self.unix.0 + later)
+    }
+}
+
 /// Durations counted in fixed buckets.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct DurationHistogram {

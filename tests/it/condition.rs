@@ -32,7 +32,7 @@ fn now() -> u64 {
 }
 
 #[test]
-fn a_device_is_unhealthy_with_its_pods_and_recovers_only_on_evidence() {
+fn a_marked_device_is_named_with_its_pods_and_nothing_is_healthy_without_evidence() {
     let demo = Demo::start(&[]);
     demo.until_held();
     let url = demo.url();
@@ -46,17 +46,17 @@ fn a_device_is_unhealthy_with_its_pods_and_recovers_only_on_evidence() {
     let (gpu, pod) = (label("gpu_uuid"), format!("{}/{}", label("namespace"), label("pod")));
     let mark = json!({"device": gpu, "reason": "in \"repair\""}).to_string();
     assert_eq!(agent::post(&demo.admin_socket(), "/mark", &mark).status, 200);
-    let (code, line) = until("an unhealthy node", || Some(health(&npd)).filter(|(code, _)| *code == 1));
-    assert_eq!(code, 1);
-    assert!(line.contains(&gpu) && line.contains(": admin since ") && line.contains(&pod), "{line}");
+    let (code, line) = until("a marked GPU", || Some(health(&npd)).filter(|(_, line)| line.contains(&gpu)));
+    assert_eq!(code, 0, "a mark asks for no repair: {line}");
+    assert!(line.contains("7 GPUs are healthy") && line.contains(": admin since ") && line.contains(&pod), "{line}");
     assert!(line.len() <= 513 && line.is_ascii() && line.lines().count() == 1, "{line}");
     let (code, text) = health(&["--url", &url]);
-    assert!(code == 1 && text.starts_with("unhealthy: GPU ") && text.contains("recovers after an unmark"), "{text}");
+    assert!(code == 0 && text.contains(" is marked since ") && text.contains("recovers after an unmark"), "{text}");
     let (code, text) = health(&["-o", "json", "--admin-socket", demo.admin_socket().to_str().unwrap()]);
     let condition: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(
         (code, &condition["schema"], &condition["status"]),
-        (1, &"podmeter.condition/v1".into(), &"unhealthy".into())
+        (0, &"podmeter.condition/v1".into(), &"healthy".into())
     );
     let device = &condition["devices"][0];
     assert_eq!((&device["gpu_uuid"], &device["reasons"][0]["reason"]), (&gpu.as_str().into(), &"admin".into()));
