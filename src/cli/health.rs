@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::arguments::{HealthArguments, HealthFormat};
 use super::{ENDED, Failed, block_on, print};
-use crate::client::{self, Condition, ConditionDevice, NoCondition};
+use crate::client::{self, CONDITION_SCHEMA, Condition, ConditionDevice, NoCondition};
 use crate::clock::Clock;
 use crate::terminal::clean;
 
@@ -12,12 +12,18 @@ use crate::terminal::clean;
 const UNHEALTHY: u8 = 1;
 const UNKNOWN: u8 = 2;
 
-/// The exit code. Without an answer the condition is unknown; that is a result too, on standard output.
+/// The exit code. A failure of this command is no fault of a device.
 pub fn run(arguments: HealthArguments) -> Result<u8, Failed> {
+    check(arguments).map_err(|Failed(_, message)| Failed(UNKNOWN, message))
+}
+
+/// Without an answer the condition is unknown; that is a result too, on standard output.
+fn check(arguments: HealthArguments) -> Result<u8, Failed> {
     let HealthArguments { output, file, agent } = arguments;
+    let now = Clock::start().now().unix.0;
     let condition = match file {
-        Some(file) => client::condition_in(&file, Clock::start().now().unix.0),
-        None => block_on(client::condition(&agent.target()?))?,
+        Some(file) => client::condition_in(&file, now),
+        None => block_on(client::condition(&agent.target()?, now))?,
     };
     print(&match output {
         HealthFormat::Text => text(&condition),
@@ -51,7 +57,7 @@ fn json_of(condition: &Result<Condition, NoCondition>) -> String {
     match condition {
         Ok(condition) => condition.text.clone(),
         Err(error) => {
-            let value = json!({"schema": "podmeter.condition/v1", "status": "unknown", "message": error.to_string()});
+            let value = json!({"schema": CONDITION_SCHEMA, "status": "unknown", "message": error.to_string()});
             serde_json::to_string_pretty(&value).expect("plain values are JSON") + "\n"
         }
     }

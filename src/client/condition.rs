@@ -1,19 +1,28 @@
 //! The condition of a node's devices, of `/api/v1/health` or of the condition file.
 
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
+use rustix::fs::OFlags;
 use serde::Deserialize;
 
 use super::{ClientError, Target, get};
 
+/// Of the conditions that this client reads.
+pub const CONDITION_SCHEMA: &str = "podmeter.condition/v1";
 /// Larger files are none of an agent's.
 const FILE_BYTES: u64 = 16 << 20;
 /// How far the writer's clock may be ahead. Both are on one node.
 const AHEAD: f64 = 5.0;
+/// How far the clock of an agent elsewhere may be ahead: as far as `until` lets it be behind.
+const AHEAD_ELSEWHERE: f64 = 60.0;
 
 /// As far as clients use it. Unknown fields are kept in the text.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Condition {
+    schema: String,
     /// `healthy`, `unhealthy` or `unknown`.
     pub status: String,
     /// Unix seconds.
@@ -55,27 +64,39 @@ pub enum NoCondition {
     #[error(transparent)]
     Agent(#[from] ClientError),
     #[error("{file}: {error}; does the agent write it (conditionFile)?")]
-    File { file: String, error: std::io::Error },
+    File { file: String, error: io::Error },
     #[error("{source_name}: not a condition of podmeter's: {error}")]
     Format { source_name: String, error: String },
     #[error("{file} was last written {age} s ago: podmeter does not run, or cannot write it")]
     Stale { file: String, age: u64 },
     #[error("{file} was written in the future: the clock was set back")]
     Ahead { file: String },
+    #[error("{target} responded with a condition of another time: check both clocks, and caches between them")]
+    Untimely { target: String },
 }
 
-/// Of a running agent.
-pub async fn condition(target: &Target) -> Result<Condition, NoCondition> {
-    parse(&get(target, "/api/v1/health").await?, &target.to_string())
+/// Of a running agent, if it is valid at `now`, in Unix seconds.
+pub async fn condition(target: &Target, now: f64) -> Result<Condition, NoCondition> {
+    let target_name = target.to_string();
+    let condition = parse(&get(target, "/api/v1/health").await?, &target_name)?;
+    if condition.written > now + AHEAD_ELSEWHERE || now > condition.until {
+        return Err(NoCondition::Untimely { target: target_name });
+    }
+    Ok(condition)
 }
 
 /// Of the condition file, if it is still valid at `now`, in Unix seconds.
 pub fn condition_in(file: &Path, now: f64) -> Result<Condition, NoCondition> {
-    use std::io::Read as _;
     let name = file.display().to_string();
     let failed = |error| NoCondition::File { file: name.clone(), error };
     let mut bytes = vec![];
-    std::fs::File::open(file).map_err(failed)?.take(FILE_BYTES).read_to_end(&mut bytes).map_err(failed)?;
+    // A pipe without a writer would block.
+    let opened = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(file);
+    let opened = opened.map_err(failed)?;
+    if !opened.metadata().map_err(failed)?.is_file() {
+        return Err(failed(io::Error::other("not a regular file")));
+    }
+    opened.take(FILE_BYTES).read_to_end(&mut bytes).map_err(failed)?;
     let condition = parse(&bytes, &name)?;
     if condition.written > now + AHEAD {
         return Err(NoCondition::Ahead { file: name });
@@ -92,6 +113,9 @@ fn parse(bytes: &[u8], source_name: &str) -> Result<Condition, NoCondition> {
         error: error.to_string(),
     };
     let condition: Condition = serde_json::from_slice(bytes).map_err(|error| invalid(&error))?;
+    if condition.schema != CONDITION_SCHEMA {
+        return Err(invalid(&format!("the schema {:?}, not {CONDITION_SCHEMA}", condition.schema)));
+    }
     if !["healthy", "unhealthy", "unknown"].contains(&&*condition.status) {
         return Err(invalid(&format!("the status {:?}", condition.status)));
     }
@@ -102,6 +126,9 @@ fn parse(bytes: &[u8], source_name: &str) -> Result<Condition, NoCondition> {
 mod tests {
     use super::*;
 
+    const HEALTHY: &str = r#"{"schema": "podmeter.condition/v1", "status": "healthy", "written": 1000, "until": 1060,
+        "message": "1 GPU is healthy"}"#;
+
     fn read(text: &str, now: f64) -> Result<Condition, NoCondition> {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
@@ -110,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_file_counts_for_its_time_only() {
-        let text = r#"{"status": "healthy", "written": 1000, "until": 1060, "message": "1 GPUs are healthy"}"#;
+        let text = HEALTHY;
         for now in [995.0, 1000.0, 1060.0] {
             assert_eq!(read(text, now).unwrap().status, "healthy", "{now}");
         }
@@ -120,9 +147,17 @@ mod tests {
 
     #[test]
     fn anything_else_is_no_condition() {
-        for text in ["", "{}", "[]", "healthy", r#"{"status": "fine", "written": 1, "until": 2, "message": ""}"#] {
-            assert!(matches!(read(text, 1.0), Err(NoCondition::Format { .. })), "{text}");
+        let (fine, next) = (HEALTHY.replace("\"healthy\"", "\"fine\""), HEALTHY.replace("/v1", "/v2"));
+        let none = HEALTHY.replace("\"schema\": \"podmeter.condition/v1\",", "");
+        for text in ["", "{}", "[]", "healthy", &fine, &next, &none, &HEALTHY.repeat(2), &HEALTHY[..HEALTHY.len() - 1]]
+        {
+            assert!(matches!(read(text, 1000.0), Err(NoCondition::Format { .. })), "{text}");
         }
-        assert!(matches!(condition_in(Path::new("/nowhere/x"), 0.0), Err(NoCondition::File { .. })));
+        let directory = tempfile::tempdir().unwrap();
+        let pipe = directory.path().join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
+        for file in [Path::new("/nowhere/x"), directory.path(), &pipe] {
+            assert!(matches!(condition_in(file, 0.0), Err(NoCondition::File { .. })), "{}", file.display());
+        }
     }
 }

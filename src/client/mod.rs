@@ -11,7 +11,9 @@ mod request;
 mod target;
 
 pub use access::{Access, Certificates, InvalidAccess};
-pub use condition::{Condition, ConditionDevice, ConditionReason, NoCondition, condition, condition_in};
+pub use condition::{
+    CONDITION_SCHEMA, Condition, ConditionDevice, ConditionReason, NoCondition, condition, condition_in,
+};
 pub use node::*;
 pub use page::{Page, Sample};
 pub use request::{Answer, ClientError, get, post, scrape};

@@ -162,6 +162,19 @@ async fn errors_name_the_next_step() {
 }
 
 #[tokio::test]
+async fn a_condition_of_another_time_is_none() {
+    for (written, is_valid) in [(1000, true), (880, false), (1120, false)] {
+        let until = written + 60;
+        let body = format!(
+            r#"{{"schema":"podmeter.condition/v1","status":"healthy","written":{written},"until":{until},"message":"a"}}"#
+        );
+        let response = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        let condition = condition(&responding(response.into(), true).await, 1000.0).await;
+        assert_eq!(condition.is_ok(), is_valid, "{condition:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_response_is_limited_in_size() {
     let mut response = b"HTTP/1.1 200 OK\r\n\r\n".to_vec();
     response.resize((33 << 20) + 100, b' ');

@@ -105,6 +105,10 @@ fn the_agent_writes_the_file_and_both_checks_read_it_alike() {
         (of("unhealthy", now() - 3600), 2, "does not run, or cannot write it"),
         (of("healthy", now() + 600), 2, "the clock was set back"),
         (of("fine", now()), 2, "not a condition of podmeter's"),
+        (of("healthy", now()).replace("/v1", "/v2"), 2, "not a condition of podmeter's"),
+        (of("healthy", now()).split_inclusive('\n').take(5).collect(), 2, "not a condition of podmeter's"),
+        (of("healthy", now()).split_inclusive('\n').take(7).collect(), 2, "not a condition of podmeter's"),
+        (of("healthy", now()).repeat(2), 2, "not a condition of podmeter's"),
         (String::new(), 2, "not a condition of podmeter's"),
         ("{}".to_owned(), 2, "not a condition of podmeter's"),
     ] {
@@ -116,6 +120,9 @@ fn the_agent_writes_the_file_and_both_checks_read_it_alike() {
     }
     std::fs::remove_file(file).unwrap();
     assert_eq!((plugin(file).0, health(&["--file", file]).0), (2, 2));
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let status = Command::new(agent::binary()).args(["health", "--file", file]).stdout(full).status().unwrap();
+    assert_eq!(status.code(), Some(2), "a failed write is no fault of a device");
 }
 
 /// By the rules of node-problem-detector's validation (pkg/custompluginmonitor/types/config.go), and by its cut of the
