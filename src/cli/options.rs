@@ -11,7 +11,7 @@ use humantime::Duration;
 use serde::Deserialize;
 
 use super::config_file::DevicePlugin;
-use super::value::{Switch, Value, parsed, read};
+use super::value::{ConditionFile, Switch, Value, parsed, read};
 use crate::agent::{HardwareSource, HealthConfig, ListenAddress, LogFormat, ProcessAttribution, ProfileConfig, Size};
 use crate::input::similar;
 use crate::metrics::dcgm::Generation;
@@ -286,7 +286,7 @@ options! {
     "Health" {
         /// File with the condition of the node's devices, for node-problem-detector and other repair systems; rewritten every ten
         /// seconds
-        condition_file "FILE": PathBuf => "none", restart;
+        condition_file "FILE": ConditionFile = "none", restart;
     }
     "Metrics, journal and log" {
         /// How long the counters of an ended container are exported
@@ -329,6 +329,7 @@ mod tests {
             "series_limit" | "web_max_connections" | "web_max_header_bytes" => "9999",
             "dcgm_generation" => "both",
             "driver_root" | "pod_label" => "a,b",
+            "condition_file" => "/x",
             "state_max_age" => "1day",
             _ if !row.range.is_empty() => "20s",
             _ => "x",

@@ -157,7 +157,7 @@ fn settings(values: OptionValues, reloadable: Reloadable) -> Result<Settings, Po
         dcgm_generation: values.dcgm_generation,
         log_format: values.log_format,
         health: values.health,
-        condition_file: values.condition_file,
+        condition_file: values.condition_file.0,
         journal: values.state_dir.map(|directory| JournalSettings {
             directory,
             bounds: JournalBounds { bytes: values.state_max_size.0, age: *values.state_max_age },
@@ -275,6 +275,14 @@ mod tests {
             let filter = AgentOptions { log_level: Some(level.into()), ..AgentOptions::default() };
             let problem = format!("--log-level (logLevel in a file) {level}: must be error");
             assert!(error(filter).starts_with(&problem), "{level}");
+        }
+        for name in ["\"\"", "/", "health.json", "/run/podmeter/"] {
+            let (_directory, options) = file(&format!("conditionFile: {name}\n"));
+            assert!(error(options).contains("must be none or the absolute path of a file"), "{name}");
+        }
+        for (name, path) in [("none", None), ("/run/health.json", Some(Path::new("/run/health.json")))] {
+            let (_directory, options) = file(&format!("conditionFile: {name}\n"));
+            assert_eq!(settings(options).condition_file.as_deref(), path);
         }
         let (_directory, options) = file("sampleInterval: 1h\n");
         let path = options.config.clone().expect("a file");

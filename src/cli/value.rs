@@ -1,6 +1,7 @@
 //! Values of options, written the same in a flag, a variable and a configuration file.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use clap::ValueEnum;
 use humantime::Duration;
@@ -14,6 +15,23 @@ use crate::metrics::dcgm::Generation;
 pub enum Switch {
     On,
     Off,
+}
+
+/// An absolute path, or `none`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConditionFile(pub Option<PathBuf>);
+
+impl FromStr for ConditionFile {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let path = Path::new(text);
+        match path.is_absolute() && path.file_name().is_some() && !text.ends_with('/') {
+            _ if text == "none" => Ok(Self(None)),
+            true => Ok(Self(Some(path.to_owned()))),
+            false => Err("must be none or the absolute path of a file"),
+        }
+    }
 }
 
 pub trait Value: Sized {
@@ -86,6 +104,7 @@ values! {
     native: String = { "type": "string" }, PathBuf = { "type": "string" }, usize = { "type": "integer" }, bool = { "type": "boolean" };
     text: Duration = crate::agent::DURATION_PATTERN,
         ListenAddress = r"^(unix:.+|[0-9.]+:[0-9]+|\[[0-9a-fA-F:.%]+\]:[0-9]+)$",
+        ConditionFile = "^(none|/(.*/)?[^/]+)$",
         Generation = r"^(4\.8|4\.9|both)$",
         Size = "^[0-9]+ *(KiB|MiB|GiB|Ki|Mi|Gi|MB|GB)?$";
     named: HardwareSource, LogFormat, ProcessAttribution, Switch;

@@ -40,6 +40,24 @@
 {{- fail (printf "config.%s limits the journal, which is off: set stateDir.enabled=true" $key) -}}
 {{- end -}}
 {{- end -}}
+{{- $file := toString (default "none" (get $config "conditionFile")) -}}
+{{- $directories := list -}}
+{{- if $values.adminSocket -}}
+{{- $directories = append $directories "/run/podmeter" -}}
+{{- end -}}
+{{- if $values.stateDir.enabled -}}
+{{- $directories = append $directories "/var/lib/podmeter" -}}
+{{- end -}}
+{{- range $values.extraVolumeMounts -}}
+{{- $directories = append $directories .mountPath -}}
+{{- end -}}
+{{- $isWritable := eq $file "none" -}}
+{{- range $directories -}}
+{{- $isWritable = or $isWritable (hasPrefix (printf "%s/" (trimSuffix "/" .)) $file) -}}
+{{- end -}}
+{{- if not $isWritable -}}
+{{- fail (printf "config.conditionFile=%s is in no writable mount: use /run/podmeter/health.json with adminSocket=true, or extraVolumeMounts" $file) -}}
+{{- end -}}
 {{- if and $values.webConfig.existingSecret (eq (int $values.listen.port) 9411) -}}
 {{- fail "listen.port=9411 is the port of the probes with webConfig.existingSecret: choose another" -}}
 {{- end -}}
