@@ -48,7 +48,7 @@ async fn follow(file: Arc<Path>, mut snapshots: watch::Receiver<Arc<Snapshot>>, 
             match &outcome {
                 Ok(()) => tracing::info!(file = %file.display(), "the condition file is written again"),
                 Err(error) => {
-                    tracing::warn!(file = %file.display(), %error, "the condition file cannot be written: its readers see it as unknown");
+                    tracing::warn!(file = %file.display(), %error, "the condition file cannot be written: after a minute it counts as unknown");
                 }
             }
         }

@@ -181,11 +181,12 @@ impl HealthTask {
             tracing::warn!("{note}");
         }
         health.name_holders(*logged, |transition| self.holders(&transition.gpu, transition.mig.as_ref()));
+        let allocations_known = self.snapshots.borrow().kubelet.allocations.is_some();
         let state = health.state();
         for transition in state.transitions.iter().filter(|transition| transition.number > *logged) {
             let HealthTransition { gpu, mig, reason, detail, holders, .. } = transition;
             let device = mig.as_ref().map_or(gpu.as_str(), MigUuid::as_str);
-            let pods = pods(holders);
+            let pods = pods(holders, allocations_known);
             let reason = reason.as_str();
             if transition.to_healthy {
                 tracing::info!(device, reason, was = %detail, pods, "healthy");
@@ -205,9 +206,13 @@ impl HealthTask {
 }
 
 /// `ns/pod, ns/pod`
-fn pods(holders: &[ContainerRef]) -> String {
+fn pods(holders: &[ContainerRef], is_known: bool) -> String {
     let pods: BTreeSet<String> = holders.iter().map(|holder| format!("{}/{}", holder.namespace, holder.pod)).collect();
-    if pods.is_empty() { "none".to_owned() } else { pods.into_iter().collect::<Vec<_>>().join(", ") }
+    match pods.is_empty() {
+        true if is_known => "none".to_owned(),
+        true => "unknown".to_owned(),
+        false => pods.into_iter().collect::<Vec<_>>().join(", "),
+    }
 }
 
 fn log_order(order: &Order, now: Monotonic) {
@@ -308,6 +313,13 @@ mod tests {
 
     fn xid(code: u32, at: Moment) -> Vec<XidEvent> {
         vec![XidEvent { at, gpu: GPU.into(), instance: None, code, source: XidSource::Nvml, process: None, count: 1 }]
+    }
+
+    #[test]
+    fn pods_are_none_only_after_the_kubelet_has_answered() {
+        let holders = [ContainerRef::new("team", "train", "main"), ContainerRef::new("team", "train", "side")];
+        assert_eq!(pods(&holders, true), "team/train");
+        assert_eq!((pods(&[], true), pods(&[], false)), ("none".to_owned(), "unknown".to_owned()));
     }
 
     #[tokio::test(start_paused = true)]
