@@ -10,6 +10,7 @@ use super::settings::{self, InvalidSettings};
 use super::{Failed, config_file, misused};
 use crate::agent::{DemoSettings, HardwareSource, ListenAddress, Profile};
 use crate::client::{Access, Certificates, HttpUrl, Target};
+use crate::conformance::PageUrl;
 
 /// Kubernetes device plugin and GPU exporter: reports which container uses which device.
 #[derive(Debug, Parser)]
@@ -137,6 +138,9 @@ impl RemoteAgent {
 impl Credentials {
     /// The URL with the certificates and the password in the files.
     pub fn with(&self, mut url: HttpUrl) -> Result<HttpUrl, Failed> {
+        if !url.is_https && (self.ca_file.is_some() || self.cert_file.is_some()) {
+            return Err(misused(format!("--ca-file and --cert-file are for https: {url} is not encrypted")));
+        }
         let own = self.cert_file.clone().zip(self.key_file.clone());
         let certificates = Certificates { authorities: self.ca_file.clone(), own };
         let password = self.user.as_deref().zip(self.password_file.as_deref());
@@ -308,7 +312,7 @@ pub enum DoctorFormat {
 pub struct ConformanceArguments {
     /// Page of an exporter: `http://HOST:9400/metrics`; without a path, `/metrics`.
     #[arg(value_name = "URL")]
-    pub url: HttpUrl,
+    pub url: PageUrl,
     #[arg(short, long, value_enum, default_value_t = ConformanceFormat::Text)]
     pub output: ConformanceFormat,
     #[command(flatten)]

@@ -27,7 +27,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::agent::{self, AgentError, DemoError, ListenAddress};
 use crate::client;
-use crate::conformance;
+use crate::conformance::{self, PageUrl};
 use crate::metrics::catalogue;
 use crate::top::{self, TopSettings};
 use arguments::{
@@ -232,8 +232,9 @@ fn run_doctor(arguments: DoctorArguments) -> Result<(), Failed> {
 /// A page that cannot be fetched proves nothing: that is the exit code of wrong usage.
 fn run_conformance(arguments: ConformanceArguments) -> Result<(), Failed> {
     let ConformanceArguments { url, output, credentials } = arguments;
+    let PageUrl { url, query } = url;
     let (named, anonymous) = (credentials.with(url.clone())?, credentials.without_identity(url)?);
-    let observation = block_on(conformance::observe(named, anonymous))?.map_err(misused)?;
+    let observation = block_on(conformance::observe(named, &query, anonymous))?.map_err(misused)?;
     let report = conformance::judge(&observation);
     print(&match output {
         ConformanceFormat::Json => report.json(),

@@ -26,6 +26,10 @@ const SYSTEM_AUTHORITIES: [&str; 4] = [
     "/etc/ssl/cert.pem",
 ];
 
+/// Why a server ends the connection of a client that it does not know.
+pub(super) const CERTIFICATE_REQUIRED: &str =
+    "it requires a client certificate that it trusts: give --cert-file and --key-file";
+
 /// What connections to a URL need besides it.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
@@ -141,7 +145,7 @@ pub(super) fn explained(error: &rustls::Error) -> String {
         }
         InvalidCertificate(CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. }) => {
             return format!(
-                "its certificate is for another name: use a name or address of the certificate in --url ({error})"
+                "its certificate is for another name: use a name or address of the certificate in the URL ({error})"
             );
         }
         InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
@@ -159,8 +163,8 @@ pub(super) fn explained(error: &rustls::Error) -> String {
             | AlertDescription::UnknownCA
             | AlertDescription::CertificateUnknown
             | AlertDescription::AccessDenied,
-        ) => "it requires a client certificate that it trusts: give --cert-file and --key-file",
-        InvalidMessage(_) => "it does not serve TLS there: use http:// in --url",
+        ) => CERTIFICATE_REQUIRED,
+        InvalidMessage(_) => "it does not serve TLS there: use http:// in the URL",
         other => return format!("TLS failed: {other}"),
     };
     to_do.to_owned()
@@ -192,7 +196,7 @@ mod tests {
             (InvalidCertificate(CertificateError::UnknownIssuer), "--ca-file"),
             (InvalidCertificate(CertificateError::Expired), "renew it"),
             (InvalidCertificate(CertificateError::NotValidYet), "clock"),
-            (InvalidCertificate(CertificateError::NotValidForName), "--url"),
+            (InvalidCertificate(CertificateError::NotValidForName), "in the URL"),
             (rustls::Error::AlertReceived(AlertDescription::CertificateRequired), "--cert-file"),
             (rustls::Error::NoApplicationProtocol, "TLS failed"),
         ] {

@@ -16,7 +16,7 @@ pub use condition::{
 };
 pub use node::*;
 pub use page::{Page, Sample};
-pub use request::{Answer, ClientError, get, post, scrape};
+pub use request::{Answer, ClientError, get, in_brackets, post, scrape};
 pub use target::{DEFAULT_SOCKET, DEFAULT_URL, HttpUrl, InvalidUrl, Target};
 
 use serde::de::DeserializeOwned;

@@ -33,7 +33,11 @@ impl Sample<'_> {
 impl<'a> Page<'a> {
     /// `Err`: the first thing wrong with it, with its line.
     pub fn parse(text: &'a str) -> Result<Self, String> {
-        if !text.ends_with('\n') {
+        if text.is_empty() {
+            return Err("it is empty".to_owned());
+        }
+        // OpenMetrics needs no line feed at its end.
+        if !text.ends_with('\n') && !text.ends_with("\n# EOF") {
             return Err("it does not end in a line feed: it is truncated".to_owned());
         }
         let (mut page, mut series) = (Self::default(), BTreeSet::new());
@@ -159,7 +163,8 @@ mod tests {
     fn what_is_wrong_is_named_with_its_line() {
         for (text, part) in [
             ("x 1", "truncated"),
-            ("", "truncated"),
+            ("", "it is empty"),
+            ("x 1\n# E", "truncated"),
             ("x 1\n<html>\n", "line 2: this is not a sample"),
             ("x{a=\"b\" 1\n", "not a sample"),
             ("x{a=b} 1\n", "not a sample"),

@@ -5,13 +5,13 @@ use std::time::Duration;
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
-use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST};
+use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, LOCATION};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
-use super::access::{explained, tls_error};
+use super::access::{CERTIFICATE_REQUIRED, explained, tls_error};
 use super::target::{DEFAULT_SOCKET, DEFAULT_URL, HttpUrl, Target};
 use crate::terminal::harmless;
 
@@ -198,6 +198,8 @@ async fn answer(response: Response<Incoming>, target: &Target) -> Result<Answer,
     let target = target.to_string();
     let status = response.status();
     let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let location = response.headers().get(LOCATION).filter(|_| status.is_redirection());
+    let location = location.map(|location| String::from_utf8_lossy(location.as_bytes()).into_owned());
     let bytes = match Limited::new(response.into_body(), BODY_BYTES).collect().await {
         Ok(body) => body.to_bytes(),
         Err(error) if error.is::<LengthLimitError>() => return Err(ClientError::TooLarge { target }),
@@ -207,7 +209,8 @@ async fn answer(response: Response<Incoming>, target: &Target) -> Result<Answer,
         return Err(ClientError::Unauthorized { target, had_password });
     }
     if !status.is_success() {
-        return Err(ClientError::Refused { target, status: status.to_string(), text: first_line(&bytes) });
+        let text = location.map_or_else(|| first_line(&bytes), |location| first_line(location.as_bytes()));
+        return Err(ClientError::Refused { target, status: status.to_string(), text });
     }
     Ok(Answer { content_type, body: bytes.into() })
 }
@@ -222,13 +225,24 @@ impl ClientError {
             _ => false,
         }
     }
+
+    /// The server wants to know who this client is.
+    #[must_use]
+    pub fn is_refusal_of_client(&self) -> bool {
+        match self {
+            Self::Unauthorized { .. } => true,
+            Self::Refused { status, .. } => status.starts_with(StatusCode::FORBIDDEN.as_str()),
+            Self::Tls { problem, .. } => problem == CERTIFICATE_REQUIRED,
+            _ => false,
+        }
+    }
 }
 
 fn other_scheme(target: &str) -> &'static str {
     if target.starts_with("https:") { "http" } else { "https" }
 }
 
-fn in_brackets(text: &str) -> String {
+pub fn in_brackets(text: &str) -> String {
     if text.is_empty() { String::new() } else { format!(" ({text})") }
 }
 

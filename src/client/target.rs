@@ -69,7 +69,9 @@ pub struct HttpUrl {
 pub enum InvalidUrl {
     #[error("a user or password in the URL is not supported: give --user and --password-file")]
     User,
-    #[error("not an http or https URL without a query; give one such as {DEFAULT_URL}")]
+    #[error("a query in the URL is not supported")]
+    Query,
+    #[error("not an http or https URL; give one such as {DEFAULT_URL}")]
     Form,
 }
 
@@ -90,8 +92,11 @@ impl FromStr for HttpUrl {
         let host = authority.host().trim_matches(['[', ']']);
         // A port that `port_u16` cannot parse would otherwise become the default.
         let has_port = authority.as_str().rsplit_once(':').is_some_and(|(_, port)| !port.contains(']'));
-        if host.is_empty() || has_port && authority.port_u16().is_none() || uri.query().is_some() {
+        if host.is_empty() || has_port && authority.port_u16().is_none() {
             return Err(InvalidUrl::Form);
+        }
+        if uri.query().is_some() {
+            return Err(InvalidUrl::Query);
         }
         Ok(Self {
             is_https,
@@ -131,11 +136,10 @@ mod tests {
     fn invalid_urls_are_refused_with_the_next_step() {
         let refused = |text: &str| text.parse::<HttpUrl>().unwrap_err();
         assert_eq!(refused("http://me:secret@node-a"), InvalidUrl::User);
-        for text in
-            ["", "node-a:9410", "node-a", "ftp://x", "http://", "http://x:99999", "http://x:/?a", "http://x?a=b"]
-        {
+        for text in ["", "node-a:9410", "node-a", "ftp://x", "http://", "http://x:99999", "http://x:/?a"] {
             assert_eq!(refused(text), InvalidUrl::Form, "{text}");
         }
+        assert_eq!(refused("http://x?a=b"), InvalidUrl::Query);
         assert!(InvalidUrl::Form.to_string().contains("http://127.0.0.1:9410"));
     }
 }

@@ -26,6 +26,12 @@ const IDENTITIES: [&str; 16] = [
     "minor_number",
 ];
 
+/// Labels that identify devices of other kinds, too.
+const GENERIC: [&str; 3] = ["uuid", "device_id", "dev_id"];
+/// In the names of the metrics whose generic labels identify accelerators.
+const ACCELERATORS: [&str; 12] =
+    ["gpu", "nvidia", "dcgm", "amd", "rocm", "xpu", "npu", "tpu", "neuron", "habana", "gaudi", "accelerator"];
+
 /// A quantity that a requirement names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Quantity {
@@ -55,18 +61,23 @@ impl Quantity {
         let words: Vec<&str> = name.split(['_', ':']).collect();
         let has_word = |wanted: &[&str]| words.iter().any(|word| wanted.contains(word));
         let contains = |wanted: &[&str]| wanted.iter().any(|part| name.contains(part));
-        if has_word(&[
-            "container",
-            "process",
-            "pod",
-            "unattributed",
-            "limit",
-            "threshold",
-            "margin",
-            "info",
-            "max",
-            "created",
-        ]) {
+        // cAdvisor's metrics of whole accelerators.
+        let is_of_workload = has_word(&["container"]) && !name.starts_with("container_accelerator_");
+        if is_of_workload
+            || has_word(&[
+                "process",
+                "pod",
+                "unattributed",
+                "limit",
+                "threshold",
+                "margin",
+                "slowdown",
+                "shutdown",
+                "info",
+                "max",
+                "created",
+            ])
+        {
             return None;
         }
         if contains(&["nvlink", "pcie", "xgmi", "xe_link", "gpu_io"]) {
@@ -156,7 +167,10 @@ fn identity<'a>(sample: &'a Sample<'_>) -> Option<(&'static str, &'a str)> {
     if sample.label("hw_type").is_some_and(|kind| kind != "gpu") {
         return None;
     }
-    IDENTITIES.iter().find_map(|label| Some((*label, sample.label(label)?)))
+    let name = sample.name.to_ascii_lowercase();
+    let is_of_accelerators = ACCELERATORS.iter().any(|word| name.contains(word));
+    let labels = IDENTITIES.iter().filter(|label| is_of_accelerators || !GENERIC.contains(*label));
+    labels.copied().find_map(|label| Some((label, sample.label(label)?)))
 }
 
 fn is_counter(page: &Page<'_>, name: &str) -> bool {

@@ -15,10 +15,31 @@ mod tests;
 
 pub use report::{Level, Line, Report, Status};
 
-use crate::client::{Answer, ClientError, HttpUrl, Target, scrape};
+use std::str::FromStr;
+
+use crate::client::{Answer, ClientError, HttpUrl, InvalidUrl, Target, in_brackets, scrape};
 
 /// Of a URL without a path.
 const USUAL_PATH: &str = "/metrics";
+
+/// The URL of a page of metrics. Unlike an agent's it may have a query, which begins with `?` or is empty.
+#[derive(Clone, Debug)]
+pub struct PageUrl {
+    pub url: HttpUrl,
+    pub query: String,
+}
+
+impl FromStr for PageUrl {
+    type Err = InvalidUrl;
+
+    fn from_str(text: &str) -> Result<Self, InvalidUrl> {
+        let (url, query) = text.split_at(text.find('?').unwrap_or(text.len()));
+        if query.contains(|letter: char| !letter.is_ascii_graphic()) {
+            return Err(InvalidUrl::Form);
+        }
+        Ok(Self { url: url.parse()?, query: query.to_owned() })
+    }
+}
 
 /// What was fetched, and how.
 #[derive(Clone, Debug)]
@@ -35,6 +56,8 @@ pub enum Anonymous {
     Answered,
     /// With the reason.
     Refused(String),
+    /// It could not be fetched for another reason.
+    Failed(String),
 }
 
 /// Why there is no page, and the next step.
@@ -42,8 +65,8 @@ pub enum Anonymous {
 pub enum Unfetched {
     #[error("{url} requires a password: give --user and --password-file")]
     Password { url: String },
-    #[error("{url} responded {status}; is that the path of its page of metrics?")]
-    Refused { url: String, status: String },
+    #[error("{url} responded {status}{}; is that the path of its page of metrics?", in_brackets(text))]
+    Refused { url: String, status: String, text: String },
     #[error("{url} responded with more than 32 MiB")]
     TooLarge { url: String },
     #[error("{url} cannot be fetched: {error}")]
@@ -51,16 +74,19 @@ pub enum Unfetched {
 }
 
 /// Fetches the page, and again without the client's identity where `anonymous` is given.
-pub async fn observe(mut url: HttpUrl, anonymous: Option<HttpUrl>) -> Result<Observation, Unfetched> {
-    let path = if url.prefix.is_empty() { USUAL_PATH } else { "" };
-    url.prefix.push_str(path);
-    let (name, is_https) = (url.to_string(), url.is_https);
-    let answer = scrape(&Target::Url(url), "").await.map_err(|error| unfetched(name.clone(), error))?;
+pub async fn observe(url: HttpUrl, query: &str, anonymous: Option<HttpUrl>) -> Result<Observation, Unfetched> {
+    let path = format!("{}{query}", if url.prefix.is_empty() { USUAL_PATH } else { "" });
+    let (name, is_https) = (format!("{url}{path}"), url.is_https);
+    let answer = scrape(&Target::Url(url), &path).await.map_err(|error| unfetched(name.clone(), error))?;
     let anonymous = match anonymous {
         None => Anonymous::Answered,
-        Some(url) => match scrape(&Target::Url(url), path).await {
+        Some(url) => match scrape(&Target::Url(url), &path).await {
             Ok(_) => Anonymous::Answered,
-            Err(error) => Anonymous::Refused(unfetched(name.clone(), error).to_string()),
+            Err(error) => {
+                let is_refusal = error.is_refusal_of_client();
+                let reason = unfetched(name.clone(), error).to_string();
+                if is_refusal { Anonymous::Refused(reason) } else { Anonymous::Failed(reason) }
+            }
         },
     };
     Ok(Observation { url: name, is_https, answer, anonymous })
@@ -72,10 +98,13 @@ fn unfetched(url: String, error: ClientError) -> Unfetched {
         ClientError::Unauthorized { .. } => {
             Unfetched::Other { url, error: "it refuses this user or password".to_owned() }
         }
-        ClientError::Refused { status, .. } => Unfetched::Refused { url, status },
+        ClientError::Refused { status, text, .. } => Unfetched::Refused { url, status, text },
         ClientError::TooLarge { .. } => Unfetched::TooLarge { url },
         ClientError::Unreachable { error, .. } => Unfetched::Other { url, error: error.to_string() },
-        ClientError::Broken { error, .. } => Unfetched::Other { url, error },
+        ClientError::Broken { error, .. } => {
+            let other = if url.starts_with("https:") { "http" } else { "https" };
+            Unfetched::Other { url, error: format!("{error}; does it serve {other}?") }
+        }
         ClientError::Tls { problem, .. } => Unfetched::Other { url, error: problem },
         ClientError::Late { limit, .. } => {
             Unfetched::Other { url, error: format!("no response within {} s", limit.as_secs()) }

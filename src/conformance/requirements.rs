@@ -3,10 +3,12 @@ use std::collections::BTreeSet;
 use super::accelerators::{Accelerators, Found, Quantity};
 use super::report::{Level, Line, Report, Status};
 use super::{Anonymous, Observation};
-use crate::client::Page;
+use crate::client::{Answer, Page};
 
 /// Names in one line of evidence.
 const NAMED: usize = 8;
+
+const OPEN_METRICS: &str = "application/openmetrics-text";
 
 const METRICS: &str = "accelerator_metrics";
 const ACCESS: &str = "secure_accelerator_access";
@@ -141,8 +143,7 @@ const ROWS: [Row; 12] = [
 ];
 
 pub fn report(observation: &Observation) -> Report {
-    let text = std::str::from_utf8(&observation.answer.body);
-    let page = text.map_err(|_| "it is not UTF-8".to_owned()).and_then(Page::parse);
+    let page = page(&observation.answer);
     let accelerators = page.as_ref().map(Accelerators::of).unwrap_or_default();
     let (count, samples) = (accelerators.measured.len(), page.as_ref().map_or(0, |page| page.samples.len()));
     let facts = Facts { observation, page: &page, accelerators };
@@ -154,6 +155,24 @@ pub fn report(observation: &Observation) -> Report {
     Report::new(observation.url.clone(), count, samples, ROWS.iter().map(line).collect())
 }
 
+/// `Err`: what is wrong with it.
+fn page(answer: &Answer) -> Result<Page<'_>, String> {
+    const GZIP: [u8; 2] = [0x1f, 0x8b];
+    let text = std::str::from_utf8(&answer.body).map_err(|_| match answer.body.starts_with(&GZIP) {
+        true => "it is compressed with gzip, which was not requested".to_owned(),
+        false => "it is not UTF-8".to_owned(),
+    })?;
+    let page = Page::parse(text)?;
+    if media_type(answer) == Some(OPEN_METRICS) && text.lines().last() != Some("# EOF") {
+        return Err("it does not end in # EOF: it is truncated".to_owned());
+    }
+    Ok(page)
+}
+
+fn media_type(answer: &Answer) -> Option<&str> {
+    answer.content_type.as_deref().and_then(|text| text.split(';').next()).map(str::trim)
+}
+
 fn endpoint(facts: &Facts<'_>) -> Finding {
     let page = match facts.page {
         Ok(page) => page,
@@ -162,11 +181,10 @@ fn endpoint(facts: &Facts<'_>) -> Finding {
         }
     };
     let content_type = facts.observation.answer.content_type.as_deref();
-    let media_type = content_type.and_then(|text| text.split(';').next()).map(str::trim);
     let found = format!("{} samples of {} metrics", page.samples.len(), names(page).len());
-    match media_type {
+    match media_type(&facts.observation.answer) {
         _ if page.samples.is_empty() => Finding::new(Status::NotMet, "the page has no samples"),
-        Some("text/plain" | "application/openmetrics-text") => {
+        Some("text/plain" | OPEN_METRICS) => {
             Finding::new(Status::Met, format!("{found}, as {}", content_type.unwrap_or_default()))
         }
         _ => Finding::new(
@@ -185,8 +203,9 @@ fn names<'a>(page: &Page<'a>) -> BTreeSet<&'a str> {
 fn required(facts: &Facts<'_>, quantity: Quantity) -> Finding {
     let all = &facts.accelerators;
     if all.measured.is_empty() {
-        return Finding::new(Status::NotMet, nothing(facts))
-            .next_step("scrape the exporter of a node that has accelerators");
+        // A page of accelerators whose names are not recognized is none without them.
+        let status = if facts.page.is_ok() { Status::CannotBeChecked } else { Status::NotMet };
+        return Finding::new(status, nothing(facts)).next_step("scrape the exporter of a node that has accelerators");
     }
     let Some(found) = all.found(quantity) else {
         return Finding::new(
@@ -320,6 +339,7 @@ fn authentication(facts: &Facts<'_>) -> Finding {
         match &facts.observation.anonymous {
             Anonymous::Answered => "any client that reaches the port gets the page".to_owned(),
             Anonymous::Refused(reason) => format!("refused to a client without identity: {reason}"),
+            Anonymous::Failed(reason) => format!("it could not be checked without identity: {reason}"),
         },
     )
 }

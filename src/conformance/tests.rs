@@ -79,6 +79,11 @@ fn names_of_other_exporters_are_recognized() {
             "nvidia_smi_utilization_gpu_ratio{uuid=\"a\"} 0.5\nnvidia_smi_memory_used_bytes{uuid=\"a\"} 1\n",
             "nvidia_smi_utilization_gpu_ratio",
         ),
+        (
+            "container_accelerator_duty_cycle{acc_id=\"a\",container=\"c\"} 3\n\
+             container_accelerator_memory_used_bytes{acc_id=\"a\",container=\"c\"} 1\n",
+            "container_accelerator_duty_cycle",
+        ),
         ("gpu_gfx_activity{gpu_id=\"0\"} 3\ngpu_used_vram{gpu_id=\"0\"} 1\n", "gpu_gfx_activity"),
         ("duty_cycle{accelerator_id=\"0\"} 3\nmemory_used{accelerator_id=\"0\"} 1\n", "duty_cycle"),
         (
@@ -108,8 +113,13 @@ fn what_a_poor_page_lacks_is_not_met() {
 #[test]
 fn a_page_without_accelerators_meets_the_format_only() {
     let report = report("node_load1 0.5\nnode_memory_used_bytes 7\nup{instance=\"a\"} 1\n");
-    assert_eq!(statuses(&report), [Met, NotMet, NotMet, NotApplicable, NotApplicable, NotApplicable, NotApplicable]);
-    assert!(!report.is_ok());
+    let none = [Met, CannotBeChecked, CannotBeChecked, NotApplicable, NotApplicable, NotApplicable, NotApplicable];
+    assert_eq!(statuses(&report), none);
+    assert!(report.is_ok(), "accelerators of another exporter may have other names");
+    let other = "app_battery_utilization{device_id=\"a\"} 1\napp_cache_memory_usage_bytes{device_id=\"a\"} 1\n";
+    assert_eq!(statuses(&self::report(other)), none, "devices of other kinds");
+    let limit = self::report("DCGM_FI_DEV_SLOWDOWN_TEMP{gpu=\"0\"} 90\n");
+    assert_eq!(line(&limit, "KAR-0059/temperature").status, NotApplicable);
 }
 
 #[test]
@@ -127,11 +137,20 @@ fn other_formats_and_types_are_not_met() {
         (None, NotMet),
         (Some("text/html"), NotMet),
         (Some("text/plain"), Met),
-        (Some("application/openmetrics-text; version=1.0.0"), Met),
+        (Some("application/openmetrics-text; version=1.0.0"), NotMet),
     ] {
         let mut observation = observation(DCGM);
         observation.answer.content_type = content_type.map(str::to_owned);
         assert_eq!(line(&judge(&observation), "KAR-0059/endpoint").status, status, "{content_type:?}");
+    }
+    let mut complete = observation(&format!("{DCGM}# EOF\n"));
+    complete.answer.content_type = Some("application/openmetrics-text; version=1.0.0".to_owned());
+    assert_eq!(line(&judge(&complete), "KAR-0059/endpoint").status, Met);
+    for (body, part) in [(&b""[..], "it is empty"), (b"\x1f\x8b\x08", "gzip"), (b"\xff", "not UTF-8")] {
+        let mut observation = observation("");
+        observation.answer.body = body.to_vec();
+        let evidence = line(&judge(&observation), "KAR-0059/endpoint").evidence.clone();
+        assert!(evidence.contains(part), "{evidence}");
     }
     assert_eq!(line(&report("\n"), "KAR-0059/endpoint").status, NotMet, "no samples");
 }
