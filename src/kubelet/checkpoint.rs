@@ -19,7 +19,7 @@ use crate::attribution::{CheckpointAllocations, FileVersion};
 use crate::model::{DeviceId, PodUid, ResourceName};
 
 /// The file of a node with a hundred pods has some ten kilobytes, with answers of Allocate; a DRA driver's checkpoint has
-/// about two for each claim. Parsed, a file takes up to eleven times its size: it must fit the chart's memory limit.
+/// about two for each claim. Parsed, a DRA driver's takes up to eleven times its size: it must fit the chart's memory limit.
 const LARGEST: u64 = 4 << 20;
 /// It is a file of this machine.
 const DEADLINE: Duration = Duration::from_secs(1);

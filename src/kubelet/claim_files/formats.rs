@@ -191,9 +191,10 @@ struct PreparedGroup {
 
 #[derive(Deserialize)]
 struct PreparedDevice {
-    gpu: Option<Prepared>,
-    mig: Option<Prepared>,
-    vfio: Option<Prepared>,
+    // Boxed: an empty device has two bytes in the file.
+    gpu: Option<Box<Prepared>>,
+    mig: Option<Box<Prepared>>,
+    vfio: Option<Box<Prepared>>,
 }
 
 #[derive(Deserialize)]
@@ -266,7 +267,7 @@ fn prepared(device: PreparedDevice) -> Option<(PreparedName, Option<ClaimHardwar
     let PreparedDevice { gpu, mig, vfio } = device;
     // The UUID of a device for passthrough is the driver's own.
     let is_passed_through = gpu.is_none() && mig.is_none();
-    let Prepared { info, concrete, device } = gpu.or(mig).or(vfio)?;
+    let Prepared { info, concrete, device } = *gpu.or(mig).or(vfio)?;
     let uuid = concrete.map(|concrete| concrete.mig_uuid);
     let (own_uuid, address) = info.map(|info| (info.uuid, info.pci_bus_id)).unwrap_or_default();
     let hardware = match is_passed_through {
