@@ -250,9 +250,9 @@ impl Reader {
 pub fn survey(directories: &Directories) -> [(PathBuf, Result<(), String>); 2] {
     let checkpoint = directories.plugins.join(NVIDIA).join("checkpoint.json");
     let content = changed_content(&checkpoint, &mut None).map_err(|error| error.to_string());
-    let understood = content.and_then(|bytes| formats::checkpoint(&bytes.unwrap_or_default()).map(drop));
+    let parsed = content.and_then(|bytes| formats::checkpoint(&bytes.unwrap_or_default()).map(drop));
     let listed = fs::read_dir(&directories.cdi).map(drop).map_err(|error| error.to_string());
-    [(checkpoint, understood), (directories.cdi.clone(), listed)]
+    [(checkpoint, parsed), (directories.cdi.clone(), listed)]
 }
 
 /// Whether the files of `survey` are about it.

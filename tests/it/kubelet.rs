@@ -12,6 +12,7 @@ use podmeter::clock::Clock;
 use podmeter::kubelet::{CallError, Client, PodSources, Settings, claim_files, pods, start};
 use podmeter::model::{KubeletState, PodDirectory, PodRef, PodResourcesApi, PodUid};
 use podmeter::tasks::Tasks;
+use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
 use tokio::sync::{Notify, watch};
@@ -243,14 +244,28 @@ async fn an_answer_of_20_mb_is_taken_and_one_over_the_limit_refused() {
 
 #[tokio::test]
 async fn a_kubelet_restart_frees_nothing_that_is_still_held() {
-    let node = node_with(&[("a", "GPU-0"), ("b", "GPU-1")]).await;
+    let node = node_with(&[]).await;
+    node.set_claim(Claim::new("team", "all").device("gpu.nvidia.com", "node", "gpu-2", &["x/y=z"]));
+    let container = ContainerSpec::new("main").holds("nvidia.com/gpu", "GPU-0", &[0]).claim("all");
+    node.set_pods(vec![PodSpec::new("team", "a").container(container), gpu_pod("b", "GPU-1")]);
+    let checkpoint = node.root.path().join("plugins/gpu.nvidia.com/checkpoint.json");
+    std::fs::create_dir_all(checkpoint.parent().unwrap()).unwrap();
+    let result = json!({"driver": "gpu.nvidia.com", "pool": "node", "device": "gpu-2", "adminAccess": true});
+    let claims = json!({"uid": {"status": {"allocation": {"devices": {"results": [result]}}}}});
+    std::fs::write(&checkpoint, json!({"v2": {"preparedClaims": claims}}).to_string()).unwrap();
+    let observers = |state: &KubeletState| {
+        let containers = state.allocations.iter().flat_map(|allocations| allocations.containers());
+        containers.flat_map(|container| &container.claims).filter(|claim| claim.is_observer()).count()
+    };
     let mut watching = Watching::start(node.root.path(), SOON);
-    watching.until("settled", |state| state.settled).await;
+    watching.until("settled", |state| state.settled && observers(state) == 1).await;
+    std::fs::write(&checkpoint, "{").unwrap();
     let mut states = watching.state.clone();
     let seen = tokio::spawn(async move {
         let mut seen = vec![];
         while states.changed().await.is_ok() {
-            seen.push(held(&states.borrow_and_update()));
+            let state = states.borrow_and_update();
+            seen.push((held(&state), observers(&state)));
         }
         seen
     });
@@ -263,7 +278,8 @@ async fn a_kubelet_restart_frees_nothing_that_is_still_held() {
     watching.until("b has gone", |state| held(state) == ["a GPU-0"]).await;
     drop(watching);
     let seen = seen.await.unwrap();
-    assert!(seen.iter().all(|held| held.contains(&"a GPU-0".to_owned())), "{seen:?}");
+    assert!(seen.iter().all(|(held, _)| held.contains(&"a GPU-0".to_owned())), "{seen:?}");
+    assert!(seen.iter().all(|(_, observers)| *observers == 1), "its claim's file is unreadable: {seen:?}");
 }
 
 #[tokio::test]
