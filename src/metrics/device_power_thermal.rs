@@ -17,7 +17,7 @@ pub(super) static GROUP: Group = Group {
         gauge(
             "podmeter_device_power_watts",
             DEVICE,
-            "NVML GetPowerUsage",
+            "NVML GetPowerUsage, or fields 185 and 186 with GPU scope on a superchip",
             "Power drawn by the board, averaged by the driver.",
             |snapshot, family| per_device(snapshot, family, |readings| readings.fast.as_ref()?.value.power_watts),
         ),

@@ -358,33 +358,67 @@ fn a_rack_gpu_has_its_domain_its_place_and_its_module() {
     assert_eq!(state.readings[&gpu(2)].totals.module_energy_joules, None);
 }
 
-/// Holders are charged for the GPU, whatever the counter counts.
+/// Holders are charged for the GPU, whatever the counter counts and whatever the power without a scope is of.
 #[test]
-fn the_energy_of_a_gpu_is_its_own_where_the_counter_has_the_modules() {
-    let with = |counts_module| {
+fn the_energy_of_a_gpu_on_a_module_is_its_own_or_unknown() {
+    let with = |counts_module: bool, power: u32, fields: Value| {
         let mut gpu = rack_gpu(0);
         gpu["power_limits"]["energy_counts_module"] = json!(counts_module);
+        gpu["power_milliwatts"] = json!(power);
+        gpu["fields"].as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
         gpu
     };
-    let fake = FakeNvml::start(json!({ "gpus": [with(false), with(true)] }));
+    let refused = json!({"by_scope": {"1": 488_000}});
+    let failing = json!({"code": 999});
+    let cases = [
+        (with(false, 180_000, json!({})), true),
+        (with(true, 180_000, json!({})), true),
+        // The mean is missing for a GPU alone.
+        (with(true, 180_000, json!({"185": refused})), true),
+        // The power of the module in every scope.
+        (with(true, 488_000, json!({})), false),
+        (with(true, 488_000, json!({"185": refused, "186": refused})), false),
+        // The first passes fail.
+        (with(true, 488_000, json!({"185": failing, "186": failing})), false),
+    ];
+    let (gpus, is_known): (Vec<Value>, Vec<bool>) = cases.into_iter().unzip();
+    let fake = FakeNvml::start(json!({ "gpus": gpus }));
     let session = open(&fake);
-    let inventory = session.inventory().unwrap().0;
-    for uuid in inventory.gpus.keys() {
-        let mut reader = session.reader(uuid).unwrap();
-        let began = std::time::Instant::now();
-        reader.read(ALL, at(0));
-        let (mut own, mut module) = (0.0, 0.0);
-        // The fake's counter and samples follow its own clock.
-        for _ in 0..8 {
-            std::thread::sleep(Duration::from_millis(250));
-            let elapsed = began.elapsed();
-            let now = Moment { monotonic: Monotonic::from_millis(elapsed.as_millis() as u64), unix: UnixSeconds(0.0) };
-            let integrals = reader.read(Due::default(), now).integrals;
-            own += integrals.energy_joules.unwrap_or(0.0);
-            module += integrals.module_energy_joules.unwrap_or(0.0);
+    let mut readers: Vec<_> = (0..gpus.len()).map(|index| session.reader(&gpu(index)).unwrap()).collect();
+    let began = std::time::Instant::now();
+    let mut sums = vec![(None, None); gpus.len()];
+    // The fake's counter and samples follow its own clock.
+    for pass in 0..12 {
+        if pass == 3 {
+            fake.update(|state| {
+                for id in ["185", "186"] {
+                    state["gpus"][5]["fields"].as_object_mut().unwrap().remove(id);
+                }
+            });
         }
-        let seconds = began.elapsed().as_secs_f64();
-        assert!((own / seconds - 180.0).abs() < 30.0, "{uuid}: {own} J in {seconds} s");
-        assert!((module / seconds - 488.0).abs() < 80.0, "{uuid}: {module} J in {seconds} s");
+        let now =
+            Moment { monotonic: Monotonic::from_millis(began.elapsed().as_millis() as u64), unix: UnixSeconds(0.0) };
+        for (index, (reader, (own, module))) in readers.iter_mut().zip(&mut sums).enumerate() {
+            let read = reader.read(Due::default(), now);
+            let add = |sum: &mut Option<f64>, joules: Option<f64>| {
+                *sum = joules.map(|joules| sum.unwrap_or(0.0) + joules).or(*sum);
+            };
+            add(module, read.integrals.module_energy_joules);
+            // Before an answer, nothing shows that the GPU is on a module.
+            if index < 5 || pass >= 3 {
+                add(own, read.integrals.energy_joules);
+                let watts = read.fast.unwrap().power_watts;
+                assert_eq!(watts, (is_known[index] && pass >= 4).then_some(180.0), "pass {pass} of {index}");
+            }
+        }
+        std::thread::sleep(Duration::from_millis(250));
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    for (index, ((own, module), is_known)) in sums.into_iter().zip(is_known).enumerate() {
+        let own = own.map(|joules: f64| (joules / seconds / 180.0 - 1.0).abs() < 0.15);
+        assert_eq!(own, is_known.then_some(true), "{index}");
+        let module: f64 = module.unwrap();
+        let seconds = if index == 5 { seconds - 0.75 } else { seconds };
+        assert!((module / seconds - 488.0).abs() < 80.0, "{index}: {module} J in {seconds} s");
     }
 }

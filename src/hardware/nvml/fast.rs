@@ -14,7 +14,7 @@ use crate::model::Fast;
 const GPU_UTILIZATION: u32 = 1;
 const MEMORY_UTILIZATION: u32 = 2;
 
-/// Utilization of the GPU and by process, power and energy: five calls a second where everything is supported, and two
+/// Utilization of the GPU and by process, power and energy: five calls a second where everything is supported, and one
 /// more on a module.
 pub struct FastReader {
     busy: Ring,
@@ -67,12 +67,10 @@ impl FastReader {
         }
         integrals.process_sm_seconds = self.processes.advance(caller, handle, elapsed, busy.latest);
         integrals.lists_no_processes = self.processes.lists_no_processes();
-        let milliwatts: Option<u32> = value!(caller, nvmlDeviceGetPowerUsage(handle.0));
-        let power_watts =
-            milliwatts.and_then(|milliwatts| caller.plausible(&plausible::POWER, f64::from(milliwatts) / 1000.0));
         let module = self.module.read(caller, handle, buffer, elapsed);
+        let power_watts = if self.module.is_known() { module.gpu_watts } else { power_usage(caller, handle) };
         integrals.module_energy_joules = module.joules;
-        integrals.energy_joules = self.energy(caller, handle, buffer, elapsed, power_watts, module.joules);
+        integrals.energy_joules = self.energy(caller, handle, buffer, elapsed, power_watts, module.gpu_joules);
         Fast { utilization_ratio: busy.latest, power_watts, module_power_watts: module.watts, ..Fast::default() }
     }
 
@@ -89,29 +87,27 @@ impl FastReader {
         buffer: &mut SampleBuffer,
         elapsed: f64,
         power_watts: Option<f64>,
-        module_joules: Option<f64>,
+        gpu_joules: Option<f64>,
     ) -> Option<f64> {
         let total: Option<u64> = value!(caller, nvmlDeviceGetTotalEnergyConsumption(handle.0));
         let total = total.filter(|total| caller.plausible(&plausible::ENERGY, *total as f64 / 1000.0).is_some());
         if let Some((_, since)) = &mut self.energy {
             *since += elapsed;
         }
-        match total {
-            Some(total) => {
-                let before = self.energy.replace((total, 0.0));
-                let step = before.map_or(0.0, |(before, seconds)| energy_step(before, total, seconds));
-                let gpu_joules = power_watts.map(|watts| watts * elapsed);
-                self.counter_scope = self.module.counter_scope(step, gpu_joules, module_joules);
-                if self.counter_scope == CounterScope::Gpu {
-                    return Some(step);
-                }
-                self.power.advance(caller, handle, buffer, elapsed, |_| power_watts).integral
-            }
-            None if caller.is_unsupported("nvmlDeviceGetTotalEnergyConsumption", 0) => {
-                self.power.advance(caller, handle, buffer, elapsed, |_| power_watts).integral
-            }
-            None => None,
+        let step = total.map(|total| {
+            let before = self.energy.replace((total, 0.0));
+            before.map_or((0.0, 0.0), |(before, seconds)| (energy_step(before, total, seconds), seconds))
+        });
+        let of_pass = step.filter(|(_, seconds)| *seconds <= elapsed).map(|(joules, _)| joules);
+        self.counter_scope = self.module.counter_scope(of_pass);
+        let has_counter = step.is_some() || !caller.is_unsupported("nvmlDeviceGetTotalEnergyConsumption", 0);
+        if self.counter_scope == CounterScope::Gpu && has_counter {
+            return step.map(|(joules, _)| joules);
         }
+        if self.module.is_known() {
+            return gpu_joules;
+        }
+        self.power.advance(caller, handle, buffer, elapsed, |_| power_watts).integral
     }
 }
 
@@ -120,6 +116,11 @@ fn energy_step(before: u64, now: u64, seconds: f64) -> f64 {
     let joules = now.checked_sub(before).unwrap_or(now) as f64 / 1000.0;
     // More than the highest power allows: the counter restarted or is wrong.
     if joules <= plausible::POWER.most() * (seconds + 1.0) { joules } else { 0.0 }
+}
+
+fn power_usage(caller: &mut Caller, handle: Handle) -> Option<f64> {
+    let milliwatts: u32 = value!(caller, nvmlDeviceGetPowerUsage(handle.0))?;
+    caller.plausible(&plausible::POWER, f64::from(milliwatts) / 1000.0)
 }
 
 fn utilization_rates(caller: &mut Caller, handle: Handle) -> Option<(f64, f64)> {

@@ -2,7 +2,7 @@
 
 use nvml_wrapper_sys::bindings::{nvmlFieldValue_t, nvmlValue_t, nvmlValueType_t};
 
-use super::calls::{Caller, call};
+use super::calls::{Caller, Refusal, call};
 use super::codes;
 use super::library::Handle;
 
@@ -48,18 +48,28 @@ impl Field {
 
 /// Reads many fields in one call; each (id, scope) has its own result.
 pub fn read(caller: &mut Caller, handle: Handle, wanted: &[(u32, u32)]) -> Vec<Option<Field>> {
+    results(caller, handle, wanted).into_iter().map(Result::ok).collect()
+}
+
+/// The same, with the reason for each missing value.
+pub fn results(caller: &mut Caller, handle: Handle, wanted: &[(u32, u32)]) -> Vec<Result<Field, Refusal>> {
     let mut values: Vec<_> = wanted.iter().map(|(id, scope)| blank(*id, *scope)).collect();
-    let Ok(count) = i32::try_from(values.len()) else { return vec![None; wanted.len()] };
-    if count == 0 || call!(caller, nvmlDeviceGetFieldValues(handle.0, count, values.as_mut_ptr())).is_err() {
-        return vec![None; wanted.len()];
+    let Ok(count) = i32::try_from(values.len()) else { return vec![Err(Refusal::Failed); wanted.len()] };
+    if count == 0 {
+        return vec![];
     }
-    values
-        .iter()
-        .map(|field| {
-            let value = (field.nvmlReturn == codes::SUCCESS).then(|| decode(field.valueType, field.value))??;
-            Some(Field { value, is_wide: WIDE_TYPES.contains(&field.valueType) })
-        })
-        .collect()
+    if let Err(refusal) = call!(caller, nvmlDeviceGetFieldValues(handle.0, count, values.as_mut_ptr())) {
+        return vec![Err(refusal); wanted.len()];
+    }
+    let result = |field: &nvmlFieldValue_t| match field.nvmlReturn {
+        codes::SUCCESS => {
+            let value = decode(field.valueType, field.value).ok_or(Refusal::Failed)?;
+            Ok(Field { value, is_wide: WIDE_TYPES.contains(&field.valueType) })
+        }
+        codes::NOT_SUPPORTED | codes::INVALID_ARGUMENT | codes::NO_PERMISSION => Err(Refusal::Unsupported),
+        _ => Err(Refusal::Failed),
+    };
+    values.iter().map(result).collect()
 }
 
 fn blank(field_id: u32, scope_id: u32) -> nvmlFieldValue_t {

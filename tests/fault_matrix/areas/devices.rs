@@ -393,6 +393,7 @@ pub const AREA: Area = Area {
                 rig.gpu(3, |gpu| gpu["power_limits"] = json!({"module_milliwatts": 900_000}));
                 rig.begin();
                 rig.until_series("podmeter_module_power_watts");
+                until("power of the GPU", || rig.metrics().count("podmeter_device_power_watts", GPU_3) > 0);
                 rig.gpu(3, |gpu| gpu["power_limits"] = json!({}));
             },
             seen: Seen {
