@@ -11,12 +11,13 @@ use std::time::Duration;
 use tracing::{info, warn};
 
 use super::gpu_state::{GpuState, Staleness};
+use super::module_energy::ModuleEnergy;
 use super::rounds::tiers;
 use super::settings::Settings;
 use super::source::{Due, PassStatus, Session};
 use super::worker::{Event, ReaderCommand, Report, Thread, spawn_worker};
 use crate::clock::Clock;
-use crate::model::{DeviceReadings, Gpu, GpuUuid, Inventory, Monotonic};
+use crate::model::{DeviceReadings, Gpu, GpuUuid, Inventory, Monotonic, PciBusId};
 
 /// Return codes for a GPU that the driver does not have.
 const UNLISTED: [&str; 2] = ["not_found", "gpu_not_found"];
@@ -28,6 +29,7 @@ pub struct Fleet {
     generation: u64,
     inventory: Arc<Inventory>,
     members: BTreeMap<GpuUuid, Member>,
+    modules: ModuleEnergy,
 }
 
 struct Member {
@@ -56,7 +58,15 @@ struct Member {
 impl Fleet {
     pub fn new(settings: &Settings, clock: Clock, events: SyncSender<Event>) -> Self {
         let settings = settings.clone();
-        Self { clock, events, settings, generation: 0, inventory: Arc::default(), members: BTreeMap::new() }
+        Self {
+            clock,
+            events,
+            settings,
+            generation: 0,
+            inventory: Arc::default(),
+            members: BTreeMap::new(),
+            modules: ModuleEnergy::default(),
+        }
     }
 
     pub fn inventory(&self) -> Arc<Inventory> {
@@ -171,6 +181,9 @@ impl Fleet {
                 } else {
                     member.state.take(report.at.monotonic, report.fresh, report.pass);
                 }
+                if let Some((module, _)) = self.inventory.module_of(&gpu) {
+                    self.modules.take(module, &gpu, member.state.totals());
+                }
                 self.mark_present(&gpu, true);
             }
             PassStatus::Lost => {
@@ -259,6 +272,10 @@ impl Fleet {
             Arc::new(DeviceReadings { asked, unlisted, ..member.state.readings(now, staleness) })
         };
         self.members.iter().map(|(uuid, member)| (uuid.clone(), readings(member))).collect()
+    }
+
+    pub fn module_energy_joules(&self) -> BTreeMap<PciBusId, f64> {
+        self.modules.joules()
     }
 
     /// The time at which the next call becomes overdue.

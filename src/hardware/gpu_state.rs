@@ -185,6 +185,10 @@ impl GpuState {
         self.slow = None;
     }
 
+    pub fn totals(&self) -> &Totals {
+        &self.totals
+    }
+
     /// The readings to publish, without stale ones.
     pub fn readings(&self, now: Monotonic, staleness: Staleness) -> DeviceReadings {
         let slow = current(self.slow.as_ref(), now, staleness.slow);

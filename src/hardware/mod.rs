@@ -13,6 +13,7 @@ pub mod integrate;
 mod kmsg;
 mod kmsg_line;
 mod mailbox;
+mod module_energy;
 mod monotone;
 pub mod nvml;
 mod pci;

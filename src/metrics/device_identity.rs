@@ -1,7 +1,5 @@
 //! What the devices are, and how many the node has.
 
-use std::collections::BTreeMap;
-
 use super::family::{Group, gauge};
 use super::labels::{Labels, of_device, slow, with_health, with_readings};
 use super::plugin::served;
@@ -62,13 +60,10 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_platform_info",
             &["gpu_uuid", "gpu", "module", "slot", "tray", "host_id", "gpu_module_id", "peer_type"],
             "NVML GetPlatformInfo, GetSerial",
-            "Where a GPU is: its module as in podmeter_module_power_watts, the slot and the tray in its chassis, and whether \
-             its NVLink peers are behind a switch; always 1.",
+            "Where a GPU is: the lowest PCI bus id of its module, the slot and the tray in its chassis, and whether its NVLink \
+             peers are behind a switch; always 1.",
             |snapshot, family| {
                 let inventory = &snapshot.hardware.inventory;
-                let modules = (0u32..).zip(inventory.modules());
-                let numbers: BTreeMap<_, _> =
-                    modules.flat_map(|(number, gpus)| gpus.into_iter().map(move |gpu| (&gpu.uuid, number))).collect();
                 for gpu in inventory.gpus.values() {
                     let readings = snapshot.hardware.readings.get(&gpu.uuid);
                     let is_on_module = readings.is_some_and(|readings| readings.totals.module_energy_joules.is_some());
@@ -76,7 +71,7 @@ pub(super) static GROUP: Group = Group {
                     let Some(platform) = platform else { continue };
                     let number = |number: Option<u8>| number.map(u32::from);
                     let labels = of_device(gpu)
-                        .and_known("module", numbers.get(&gpu.uuid).copied())
+                        .and_known("module", inventory.module_of(&gpu.uuid).map(|(module, _)| module))
                         .and_known("slot", number(platform.slot))
                         .and_known("tray", number(platform.tray))
                         .and_known("host_id", number(platform.host))

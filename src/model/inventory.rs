@@ -186,23 +186,36 @@ impl Inventory {
         self.missing.iter().find_map(|(gpu, missing)| missing.mig_devices.contains(uuid).then_some(gpu))
     }
 
-    /// The modules of the node, by PCI bus id, each with its GPUs: a superchip with a CPU and one or two GPUs, or a board
-    /// with one. GPUs of one module have the same board serial and the same NUMA node, that of its CPU. Without a serial
-    /// a GPU's module is not known, unless the node has one GPU.
+    /// The modules of the node, each with its GPUs: a superchip with a CPU and one or two GPUs, or a board with one. GPUs
+    /// of one module have the same board serial and the same NUMA node, that of its CPU. Without a serial a GPU's module
+    /// is not known, unless the node has one GPU. A module is named by the lowest PCI bus id of its GPUs, which no other
+    /// module can have, whichever GPUs are lost.
     #[must_use]
-    pub fn modules(&self) -> Vec<Vec<&Gpu>> {
-        let is_only = self.gpus.len() == 1;
-        let known = self.gpus.values().filter(|gpu| gpu.serial.is_some() || is_only);
-        let mut modules: BTreeMap<_, Vec<&Gpu>> = BTreeMap::new();
-        for gpu in known {
-            modules.entry((gpu.serial.as_ref(), gpu.numa_node)).or_default().push(gpu);
+    pub fn modules(&self) -> BTreeMap<&PciBusId, Vec<&Gpu>> {
+        let mut by_bus_id: BTreeMap<&PciBusId, &Gpu> = BTreeMap::new();
+        for gpu in self.gpus.values() {
+            // A GPU that was replaced stays listed beside the one in its place.
+            if let Some(bus_id) = &gpu.pci_bus_id
+                && (gpu.present || !by_bus_id.contains_key(bus_id))
+            {
+                by_bus_id.insert(bus_id, gpu);
+            }
         }
-        let mut modules: Vec<_> = modules.into_values().collect();
-        for module in &mut modules {
-            module.sort_by_key(|gpu| (&gpu.pci_bus_id, &gpu.uuid));
+        let is_only = by_bus_id.len() == 1;
+        let mut modules: BTreeMap<_, (&PciBusId, Vec<&Gpu>)> = BTreeMap::new();
+        for (bus_id, gpu) in by_bus_id {
+            if gpu.serial.is_some() || is_only {
+                let board = (gpu.serial.as_ref(), gpu.numa_node);
+                modules.entry(board).or_insert_with(|| (bus_id, vec![])).1.push(gpu);
+            }
         }
-        modules.sort_by_key(|module| (&module[0].pci_bus_id, &module[0].uuid));
-        modules
+        modules.into_values().collect()
+    }
+
+    /// The module of a GPU, with all of its GPUs.
+    #[must_use]
+    pub fn module_of(&self, gpu: &GpuUuid) -> Option<(&PciBusId, Vec<&Gpu>)> {
+        self.modules().into_iter().find(|(_, gpus)| gpus.iter().any(|one| one.uuid == *gpu))
     }
 
     #[must_use]
@@ -289,11 +302,11 @@ mod tests {
             numa_node,
             ..Gpu::not_present(uuid.into())
         };
-        let modules = |gpus: &[Gpu]| -> Vec<Vec<String>> {
+        let modules = |gpus: &[Gpu]| -> Vec<String> {
             let gpus = gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.clone())).collect();
             let inventory = Inventory { gpus, ..Inventory::default() };
-            let names = |module: &Vec<&Gpu>| module.iter().map(|gpu| gpu.uuid.as_str().to_owned()).collect();
-            inventory.modules().iter().map(names).collect()
+            let names = |gpus: Vec<&Gpu>| gpus.iter().map(|gpu| gpu.uuid.as_str()).collect::<Vec<_>>().join(" ");
+            inventory.modules().into_iter().map(|(module, gpus)| format!("{module}: {}", names(gpus))).collect()
         };
         let tray = [
             gpu("a", "0019:06:00.0", Some("2"), Some(1)),
@@ -301,13 +314,16 @@ mod tests {
             gpu("c", "0009:06:00.0", Some("1"), Some(0)),
             gpu("d", "0008:06:00.0", Some("1"), Some(0)),
         ];
-        assert_eq!(modules(&tray), [["d", "c"], ["b", "a"]]);
+        assert_eq!(modules(&tray), ["0008:06:00.0: d c", "0018:06:00.0: b a"]);
+        assert_eq!(modules(&tray[..2]), ["0018:06:00.0: b a"], "the name does not depend on other modules");
+        let replaced = [tray[1].clone(), Gpu { present: true, ..gpu("e", "0018:06:00.0", Some("9"), Some(1)) }];
+        assert_eq!(modules(&replaced), ["0018:06:00.0: e"]);
         // One board with a CPU for each GPU.
         let quad = [gpu("a", "0009:01:00.0", Some("1"), Some(0)), gpu("b", "0019:01:00.0", Some("1"), Some(1))];
-        assert_eq!(modules(&quad), [["a"], ["b"]]);
+        assert_eq!(modules(&quad), ["0009:01:00.0: a", "0019:01:00.0: b"]);
         let unknown = [gpu("a", "0009:01:00.0", None, Some(0)), gpu("b", "0019:01:00.0", None, Some(1))];
-        assert_eq!(modules(&unknown), [[""; 0]; 0]);
-        assert_eq!(modules(&unknown[..1]), [["a"]]);
+        assert_eq!(modules(&unknown), [""; 0]);
+        assert_eq!(modules(&unknown[..1]), ["0009:01:00.0: a"]);
     }
 
     #[test]

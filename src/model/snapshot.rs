@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::{
     Allocatable, Allocations, ClaimGpu, ContainerRef, ContainerXid, DeviceId, DeviceReadings, DurationHistogram,
     Figures, GpuUuid, HealthState, Inventory, JournalState, MigUuid, Moment, Monotonic, NodeDevices, Overview,
-    PluginState, ProcessState, Quantity, ResourceName, UnallocatedUse, Unattributed, UnixSeconds,
+    PciBusId, PluginState, ProcessState, Quantity, ResourceName, UnallocatedUse, Unattributed, UnixSeconds,
 };
 
 /// The state that metrics, page and API are made from. Published by the agent alone, immutable.
@@ -80,6 +80,9 @@ pub struct HardwareState {
     /// load.
     pub driver_loads: u64,
     pub readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
+    /// By the name of the module, since the agent first read a GPU of it. It never falls.
+    #[serde(skip)]
+    pub module_energy_joules: BTreeMap<PciBusId, f64>,
     /// From sysfs; `None` where it cannot be read.
     pub node_devices: Option<NodeDevices>,
     /// Why there is no data, with a remedy; `None` while the driver answers.

@@ -80,7 +80,7 @@ fn a_tray_of_a_rack_shows_its_domain_its_place_and_the_power_of_its_superchips()
         "NVLink domain",
         "clique 2 of cluster ",
         "slot 14, tray 4, host 1, module ID 2",
-        ": module 0, with CPU, GPU 0, GPU 1<",
+        ": module 0008:01:00.0, with CPU, GPU 0, GPU 1<",
     ];
     let tray = check(Profile::GB200, 4, &["GB200", "GPU 3", ">module "], &facts);
     let readings = tray.node["hardware"]["readings"].as_object().unwrap().values();
@@ -106,7 +106,7 @@ fn a_pair_of_grace_hopper_shows_its_modules_and_no_rack() {
         Profile::GH200,
         2,
         &["GH200 144G HBM3e", ">module "],
-        &[": module 0, with CPU, GPU 0<", "10 of 10 links"],
+        &[": module 0009:01:00.0, with CPU, GPU 0<", "10 of 10 links"],
     );
     assert!(!pair.first_gpu.contains("NVLink domain") && !pair.first_gpu.contains("Place"), "{}", pair.first_gpu);
     let gpus = pair.node["hardware"]["inventory"]["gpus"].as_object().unwrap();

@@ -48,6 +48,7 @@ impl Supervisor {
             sessions: self.sessions,
             driver_loads: self.loads.count(),
             readings: self.fleet.readings(now),
+            module_energy_joules: self.fleet.module_energy_joules(),
             node_devices: self.node_devices.clone(),
             problem: if released.is_some() { Some(RELEASED.into()) } else { self.problem.clone() },
             collectors,

@@ -234,6 +234,7 @@ fn hardware() -> HardwareState {
             (LOST.into(), Arc::new(lost_readings())),
             (PARTITIONED.into(), Arc::new(partitioned_readings())),
         ]),
+        module_energy_joules: [(PciBusId::new("0000:17:00.0"), 480_000.5)].into(),
         node_devices: Some(NodeDevices { expected: 3, vfio: 1, ..NodeDevices::default() }),
         problem: None,
         collectors: BTreeMap::from([

@@ -63,20 +63,18 @@ fn place(platform: &Platform) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// `467 W: module 0, with CPU, GPU 0, GPU 1`; the number is that of the metrics.
+/// `467 W: module 0008:06:00.0, with CPU, GPU 0, GPU 1`; the name is that of the metrics.
 fn module(snapshot: &Snapshot, gpu: &Gpu, power: f64) -> String {
-    let modules = snapshot.hardware.inventory.modules().into_iter().enumerate();
-    let mut with_it = modules.filter(|(_, gpus)| gpus.iter().any(|one| one.uuid == gpu.uuid));
-    let Some((number, gpus)) = with_it.next() else { return watts(power) };
+    let Some((name, gpus)) = snapshot.hardware.inventory.module_of(&gpu.uuid) else { return watts(power) };
     let names: Vec<String> = gpus.into_iter().map(gpu_name).collect();
-    format!("{}: module {number}, with CPU, {}", watts(power), names.join(", "))
+    format!("{}: module {name}, with CPU, {}", watts(power), names.join(", "))
 }
 
-/// The power of all superchips of the node, each once; `None` without one.
+/// The power of all superchips of the node, each once; `None` without one, and where that of one is unknown.
 pub(super) fn all_modules_watts(snapshot: &Snapshot) -> Option<f64> {
     let modules = snapshot.hardware.inventory.modules();
     let of = |gpus: &Vec<&Gpu>| gpus.iter().filter_map(|gpu| module_watts(snapshot, &gpu.uuid)).reduce(f64::max);
-    modules.iter().filter_map(of).reduce(|one, other| one + other)
+    modules.values().map(of).reduce(|one, other| Some(one? + other?))?
 }
 
 /// `NVIDIA H100-20C of VM 4f1c…: 35 % SM, 18.0 GiB of 20.0 GiB, licensed`, each that runs.
@@ -207,7 +205,7 @@ mod tests {
         for part in [
             "clique 7 of cluster 9c6f5af3-53bf",
             "slot 14, module ID 2",
-            "467 W: module 0, with CPU, GPU 0<",
+            "467 W: module 0000:17:00.0, with CPU, GPU 0<",
             "9 of 10 links",
             "NVIDIA H100-20C of VM 88888888-aaaa-4bbb-8ccc-000000000008: 25 % SM, 5.0 GiB of 20.0 GiB, licensed",
         ] {

@@ -1,0 +1,88 @@
+//! The energy of each superchip module, from what each of its GPUs reads of it.
+//!
+//! In: the totals of a GPU after a pass. Out: one total for each module, which never falls. Does not use: drivers, clocks.
+
+use std::collections::BTreeMap;
+
+use crate::model::{GpuUuid, Monotonic, PciBusId, Totals};
+
+#[derive(Debug, Default)]
+pub struct ModuleEnergy {
+    modules: BTreeMap<PciBusId, Module>,
+    /// What each GPU had last read of its module, and when.
+    read: BTreeMap<GpuUuid, (Monotonic, f64)>,
+}
+
+#[derive(Debug, Default)]
+struct Module {
+    joules: f64,
+    /// The last time that the joules include.
+    through: Monotonic,
+}
+
+impl ModuleEnergy {
+    /// The GPUs of a module read the same power at different times: the part of a gain counts that is of a time after
+    /// the last that another GPU covers.
+    pub fn take(&mut self, module: &PciBusId, gpu: &GpuUuid, totals: &Totals) {
+        let Some(joules) = totals.module_energy_joules else { return };
+        let module = self.modules.entry(module.clone()).or_default();
+        let (since, before) = *self.read.entry(gpu.clone()).or_insert((totals.through, joules));
+        let gained = joules - before;
+        if gained <= 0.0 {
+            return;
+        }
+        // A gap adds nothing.
+        let since = since.max(totals.gaps.until);
+        let seconds = totals.through.since(since).as_secs_f64();
+        let uncounted = totals.through.since(since.max(module.through)).as_secs_f64();
+        if seconds > 0.0 {
+            module.joules += gained * uncounted / seconds;
+        }
+        module.through = module.through.max(totals.through);
+        self.read.insert(gpu.clone(), (totals.through, joules));
+    }
+
+    pub fn joules(&self) -> BTreeMap<PciBusId, f64> {
+        self.modules.iter().map(|(name, module)| (name.clone(), module.joules)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Gaps;
+
+    /// Two GPUs of a module of 600 W, each read once a second, half a second apart, except while it is lost.
+    #[test]
+    fn a_module_is_counted_once_and_by_whichever_gpu_is_read() {
+        let mut energy = ModuleEnergy::default();
+        let mut totals = [Totals::default(), Totals::default()];
+        let is_lost = |gpu, tick| match gpu {
+            0 => (60..160).contains(&tick),
+            _ => (200..280).contains(&tick),
+        };
+        let mut joules: Vec<f64> = vec![];
+        for tick in 0..400_u64 {
+            let gpu = usize::from(tick % 2 == 1);
+            if is_lost(gpu, tick) {
+                joules.extend(energy.joules().values());
+                continue;
+            }
+            let at = Monotonic::from_millis(tick * 500);
+            let of_gpu = &mut totals[gpu];
+            let begins = tick < 2 || is_lost(gpu, tick - 2);
+            if begins && tick >= 2 {
+                of_gpu.gaps = Gaps { until: at, ..of_gpu.gaps };
+            }
+            *of_gpu.module_energy_joules.get_or_insert(0.0) += if begins { 0.0 } else { 600.0 };
+            of_gpu.through = at;
+            energy.take(&"0008:06:00.0".into(), &["GPU-a", "GPU-b"][gpu].into(), of_gpu);
+            joules.extend(energy.joules().values());
+        }
+        // 300 J in half a second; while one GPU is lost, 600 J in every second.
+        assert!(joules.windows(2).all(|pair| pair[0] <= pair[1] && pair[1] <= pair[0] + 600.0));
+        for (tick, joules) in joules.iter().enumerate() {
+            assert!((joules - tick as f64 * 300.0).abs() <= 600.0, "{tick}: {joules}");
+        }
+    }
+}
