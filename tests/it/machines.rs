@@ -40,6 +40,7 @@ fn gpus_for_virtual_machines_are_shown_with_their_holders() {
     let holders = ["container=\"compute\"", "resource=\"nvidia.com/GH100_H100_SXM5_80GB\"", "gpu_uuid=\"PCI-"];
     assert_eq!(node.metrics.count("podmeter_container_allocation_info", &holders), 3);
     assert_eq!(node.metrics.count("podmeter_unresolved_devices", &[]), 0);
+    assert_eq!(node.page.matches("4 of 8 GPUs known").count(), 3, "busy, memory, power");
     assert!(node.page.contains("passed through") && node.page.contains("kernel driver vfio-pci, IOMMU group 4"));
     let uncovered = |demo: &Demo| {
         let page = demo.running.metrics();

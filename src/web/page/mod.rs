@@ -211,6 +211,22 @@ mod tests {
     }
 
     #[test]
+    fn a_tile_tells_a_part_of_the_gpus_from_all_and_unknown_from_none() {
+        let mut snapshot = fixture::snapshot();
+        let tile = |snapshot: &Snapshot, label| {
+            let page = of(snapshot, None);
+            let tile = page.split(&format!("<dt>{label}</dt>")).nth(1).unwrap();
+            tile.split("</dd>").next().unwrap().to_owned()
+        };
+        for label in ["Busy now", "Memory", "Power"] {
+            assert!(tile(&snapshot, label).contains("2 of 4 GPUs known"), "{}", tile(&snapshot, label));
+        }
+        assert!(!tile(&snapshot, "Held and idle").contains("data-value"), "{}", tile(&snapshot, "Held and idle"));
+        snapshot.accounts.clear();
+        assert!(tile(&snapshot, "Held and idle").contains("data-value=\"0.000\""));
+    }
+
+    #[test]
     fn names_are_escaped() {
         let mut snapshot = fixture::snapshot();
         snapshot.node_name = "<script>alert(1)</script>".into();

@@ -25,22 +25,20 @@ pub(super) fn tiles(page: &Page<'_>) -> Markup {
     let total = all(|readings| Some(readings.medium.as_ref()?.value.memory?.total as f64));
     let sum = |values: &[f64]| (!values.is_empty()).then(|| values.iter().sum::<f64>());
     let bytes = |values: &[f64]| sum(values).map(|bytes| gibibytes(bytes as u64));
-    let of_gpus = if node.busy_known < gpus.len() {
-        format!("{} of {} GPUs known", node.busy_known, gpus.len())
-    } else {
-        "mean of the GPUs".to_owned()
-    };
+    let in_part = |known: usize| (known < gpus.len()).then(|| format!("{known} of {} GPUs known", gpus.len()));
     let held = || snapshot.accounts.iter().filter_map(|account| Some((account, account.holding.as_ref()?)));
-    let idle: f64 = held()
+    let idle = held()
         .filter_map(|(account, holding)| {
             Some(page.history.figures(account, page.view.window)?.idle_ratio()? * holding.share?)
         })
-        .sum();
+        .reduce(|one, other| one + other)
+        .or_else(|| held().next().is_none().then_some(0.0));
     let gpus_worth = |gpus: f64| format!("{gpus:.1}");
-    let of_all = match facts::all_modules_watts(snapshot) {
-        Some(modules) => format!("of all GPUs; with CPUs {}", watts(modules)),
-        None => "of all GPUs".to_owned(),
-    };
+    let of_memory = [bytes(&total).map(|total| format!("of {total}")), in_part(used.len())];
+    let mut of_power = in_part(power.len()).unwrap_or_else(|| "of all GPUs".to_owned());
+    if let Some(modules) = facts::all_modules_watts(snapshot) {
+        of_power += &format!("; with CPUs {}", watts(modules));
+    }
     html! {
         dl.tiles {
             (tile("GPUs", html! { (gpus.len()) }, match (unhealthy, passed_through) {
@@ -49,11 +47,14 @@ pub(super) fn tiles(page: &Page<'_>) -> Markup {
                 (count, others) => format!("{count} unhealthy, {others} passed through"),
             }, if unhealthy > 0 { "bad" } else { "" }))
             (tile("Allocated", figure("allocated", node.allocated_gpus, gpus_worth), format!("of {} GPUs", gpus.len()), ""))
-            (tile("Held and idle", figure("held-and-idle", Some(idle), gpus_worth),
-                format!("GPUs, {}", window_words(page.view.window)), if idle >= 0.95 { "warn" } else { "" }))
-            (tile("Busy now", figure("busy-now", node.busy_ratio, percent), of_gpus, ""))
-            (tile("Memory", html! { (or_unknown(bytes(&used))) }, bytes(&total).map_or_else(String::new, |total| format!("of {total}")), ""))
-            (tile("Power", html! { (or_unknown(sum(&power).map(watts))) }, of_all, ""))
+            (tile("Held and idle", figure("held-and-idle", idle, gpus_worth),
+                format!("GPUs, {}", window_words(page.view.window)),
+                if idle.is_some_and(|idle| idle >= 0.95) { "warn" } else { "" }))
+            (tile("Busy now", figure("busy-now", node.busy_ratio, percent),
+                in_part(node.busy_known).unwrap_or_else(|| "mean of the GPUs".to_owned()), ""))
+            (tile("Memory", html! { (or_unknown(bytes(&used))) },
+                of_memory.into_iter().flatten().collect::<Vec<_>>().join("; "), ""))
+            (tile("Power", html! { (or_unknown(sum(&power).map(watts))) }, of_power, ""))
         }
         @if !snapshot.overview.resources.is_empty() {
             p.muted {
