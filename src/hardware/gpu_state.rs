@@ -34,6 +34,7 @@ pub struct GpuState {
     counter_scope: Option<CounterScope>,
     /// The readings were withdrawn: the next pass begins a session.
     interrupted: bool,
+    lacks_utilization: bool,
     resets: u64,
     pub stuck: bool,
     pub lost: bool,
@@ -56,6 +57,7 @@ impl GpuState {
     pub fn take(&mut self, at: Monotonic, fresh: bool, pass: Pass) {
         debug_assert_eq!(pass.status, PassStatus::Answers);
         let begins = std::mem::take(&mut self.interrupted) || fresh;
+        self.lacks_utilization = pass.integrals.lacks_utilization;
         if begins && self.seen {
             self.clock_events.interrupt();
             self.end_gap(at, &pass.integrals);
@@ -197,8 +199,9 @@ impl GpuState {
             medium.value.rates.traffic = medium.value.rates.traffic.or(self.traffic);
             medium.value.rates.link0_bytes_per_second = self.link0_bytes_per_second;
         }
+        let busy_seconds = self.totals.busy_seconds.filter(|_| !self.lacks_utilization);
         DeviceReadings {
-            totals: self.totals.clone(),
+            totals: Totals { busy_seconds, ..self.totals.clone() },
             fast: current(self.fast.as_ref(), now, staleness.fast),
             medium,
             slow,
@@ -266,6 +269,20 @@ mod tests {
         assert_eq!(readings.totals.uncovered_seconds, 6.0);
         assert_eq!(readings.totals.energy_joules, None);
         assert_eq!(readings.totals.through, Monotonic::from_secs(10));
+    }
+
+    #[test]
+    fn busy_time_is_unknown_while_utilization_is_not_supported() {
+        let mut state = GpuState::default();
+        let lacking =
+            || Pass { integrals: Integrals { lacks_utilization: true, ..Integrals::default() }, ..Pass::default() };
+        let passes = [(false, pass(1.0)), (false, lacking()), (true, lacking()), (true, pass(0.0)), (false, pass(1.0))];
+        let busy = (1..).zip(passes).map(|(second, (fresh, pass))| {
+            let at = Monotonic::from_secs(second);
+            state.take(at, fresh, pass);
+            state.readings(at, STALENESS).totals.busy_seconds
+        });
+        assert_eq!(busy.collect::<Vec<_>>(), [Some(1.0), None, None, Some(1.0), Some(2.0)]);
     }
 
     fn counting(counter: u64, energy: f64) -> Pass {

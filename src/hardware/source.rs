@@ -143,6 +143,8 @@ pub struct Integrals {
     /// By GPU instance, of those that have a value. `None`: not read in this pass.
     pub instance_busy_seconds: Option<Vec<(u32, f64)>>,
     pub uncovered_seconds: f64,
+    /// The GPU does not support utilization: its busy time is unknown, whatever was known of it before.
+    pub lacks_utilization: bool,
     /// SM-seconds by pid, of the processes that were active. Empty: none was.
     pub process_sm_seconds: Option<Vec<(u32, f64)>>,
     /// The driver lists no process of a busy GPU: earlier use by process is no longer valid.

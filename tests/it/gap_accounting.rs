@@ -1,5 +1,5 @@
 //! Time that is not read is neither busy nor idle: the hardware's record and the ledger together, on random sequences
-//! of readings, silences, releases, losses, changes of the MIG layout and reloads of the driver.
+//! of readings, silences, releases, losses, changes of the MIG layout, reloads of the driver and refused utilization.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,6 +35,8 @@ enum Step {
     Loss(u64),
     /// A new reader, while the readings of the old one stay.
     MigChange(u64),
+    /// The driver no longer supports utilization, up to the next reader.
+    Refusal(u64),
     /// The driver is reloaded, and its counter restarts at zero.
     Reload(u64),
     /// Per cent of a second.
@@ -53,6 +55,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => silence.clone().prop_map(Step::Release),
         1 => silence.clone().prop_map(Step::Loss),
         1 => (200_u64..3000).prop_map(Step::MigChange),
+        1 => (200_u64..20_000).prop_map(Step::Refusal),
         1 => silence.prop_map(Step::Reload),
         2 => prop_oneof![Just(0), Just(100), 0_u64..=100].prop_map(Step::Load),
         1 => (0_usize..4).prop_map(Step::Hold),
@@ -145,6 +148,10 @@ impl World {
 
     fn pass(&mut self, fresh: bool) {
         let pass = self.made(fresh);
+        self.take(fresh, pass);
+    }
+
+    fn take(&mut self, fresh: bool, pass: Pass) {
         self.record.take(self.at(), fresh, pass);
         // One that is lower than before does not span the time between.
         let counter = self.energy - self.loaded_at;
@@ -242,6 +249,17 @@ impl World {
                 self.silent(*length, |_| {}, true)?;
             }
             Step::MigChange(length) => self.silent(*length, |_| {}, true)?,
+            Step::Refusal(length) => {
+                let passes = |world: &mut Self| {
+                    for _ in 0..length / 1000 {
+                        world.wait(1000);
+                        let mut pass = world.made(false);
+                        pass.integrals = Integrals { busy_seconds: None, lacks_utilization: true, ..pass.integrals };
+                        world.take(false, pass);
+                    }
+                };
+                self.silent(1000, passes, true)?;
+            }
             Step::Reload(length) => {
                 self.record.withdraw();
                 self.silent(*length, |world| world.loaded_at = world.energy, true)?;

@@ -15,7 +15,7 @@ pub fn wait(hardware: &Hardware, what: &str, condition: impl Fn(&HardwareState) 
     let found = runtime.block_on(async {
         let found = states.wait_for(|state| {
             for (gpu, readings) in &state.readings {
-                let now = readings.totals.busy_seconds.unwrap_or(0.0);
+                let Some(now) = readings.totals.busy_seconds else { continue };
                 let before = busy.insert(gpu.clone(), now).unwrap_or(0.0);
                 assert!(now >= before, "busy seconds of {gpu} fell from {before} to {now}");
             }

@@ -61,8 +61,10 @@ impl FastReader {
         integrals.busy_seconds = busy.integral;
         integrals.memory_busy_seconds = memory.integral;
         self.memory_utilization_ratio = memory.latest;
-        // A GPU without utilization (a partitioned one) has no uncovered time.
-        if !(self.busy.is_unsupported(caller) && caller.is_unsupported("nvmlDeviceGetUtilizationRates", 0)) {
+        // As a partitioned GPU does. It has no uncovered time.
+        integrals.lacks_utilization =
+            self.busy.is_unsupported(caller) && caller.is_unsupported("nvmlDeviceGetUtilizationRates", 0);
+        if !integrals.lacks_utilization {
             integrals.uncovered_seconds = busy.uncovered_seconds;
         }
         integrals.process_sm_seconds = self.processes.advance(caller, handle, elapsed, busy.latest);

@@ -100,6 +100,7 @@ impl Reader for SimulatedReader {
                 energy_joules: Some(board.joules - last.joules),
                 instance_busy_seconds: self.instance_busy_seconds(&board),
                 uncovered_seconds: 0.0,
+                lacks_utilization: !is_whole,
                 process_sm_seconds: self.process_sm_seconds(&board.processes).filter(|_| is_whole),
                 lists_no_processes: false,
             },

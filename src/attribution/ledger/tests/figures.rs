@@ -245,6 +245,20 @@ fn time_without_samples_is_not_idle_time() {
 }
 
 #[test]
+fn time_after_the_busy_seconds_have_ended_is_not_idle_time() {
+    let mut world = World::new();
+    world.read(0, Some(0.0), Some(0.0));
+    world.relate(0, exclusive(&["a"]));
+    world.read(1000, Some(0.5), Some(100.0));
+    let accounts = world.read(5000, None, Some(500.0));
+    assert_eq!(figures(&accounts), [("a".into(), 5.0, Some(0.5), Some(0.5), Some(500.0))]);
+    assert_eq!((accounts[0].figures.uncovered_seconds, accounts[0].last_active), (Some(4.0), None));
+    assert_eq!(world.ledger.devices[&GpuUuid::from(GPU)].idle_power.watts(), None);
+    let accounts = world.read(6000, Some(1.0), Some(600.0));
+    assert_eq!(figures(&accounts), [("a".into(), 6.0, Some(1.0), Some(1.0), Some(600.0))]);
+}
+
+#[test]
 fn a_late_reading_ends_a_silence() {
     let mut world = World::new();
     world.read(0, Some(0.0), Some(0.0));
