@@ -34,7 +34,7 @@ pub trait Session: Send + Sync {
     /// The reader of one GPU, for one worker thread.
     fn reader(&self, gpu: &GpuUuid) -> Result<Box<dyn Reader>, Failure>;
 
-    /// Cheap; true when the layout (MIG instances, number of GPUs, driver version) differs from the last inventory.
+    /// Cheap; true when the layout (MIG modes and instances, number of GPUs, driver version) differs from the last inventory.
     fn layout_changed(&self) -> bool;
 
     /// The expected GPUs, where they are not those on the node's PCI bus (in a simulation).

@@ -325,6 +325,28 @@ fn a_partitioned_gpu_shows_its_instances_and_their_changes() {
 }
 
 #[test]
+fn a_mig_mode_that_changes_without_instances_is_noticed() {
+    let with = |mig: bool| json!({"utilization": {"gpu": 50}, "mig": {"enabled": mig}});
+    let fake = FakeNvml::start(json!({"gpus": [with(true), with(false)]}));
+    let hardware = run(&fake);
+    let busy = |state: &HardwareState, index| state.readings.get(&gpu(index))?.totals.busy_seconds;
+    let before = wait(&hardware, "readings", |state| has_fast(state, 0) && busy(state, 1) > Some(0.0));
+    assert_eq!(busy(&before, 0), None);
+    fake.update(|state| state["gpus"] = json!([with(false), with(true)]));
+    let state = wait(&hardware, "the whole GPU", |state| busy(state, 0) > Some(0.0) && busy(state, 1).is_none());
+    assert_eq!([0, 1].map(|index| state.inventory.gpus[&gpu(index)].mig_enabled), [Some(false), Some(true)]);
+    // A mode that cannot be read for a moment is no change.
+    let generation = state.inventory.generation;
+    let through = readings(&state, 0).totals.through;
+    fake.update(|state| state["fail"] = json!({"nvmlDeviceGetMigMode": 999}));
+    let state = wait(&hardware, "two checks of the layout", |state| {
+        readings(state, 0).totals.through.since(through) > Duration::from_millis(600)
+    });
+    assert_eq!(state.inventory.generation, generation);
+    hardware.stop();
+}
+
+#[test]
 fn processes_are_listed_once_each_with_what_is_known_of_them() {
     let process = |pid: u32, kind: &str, memory: Option<u64>| json!({"pid": pid, "kind": kind, "memory_bytes": memory});
     let crowd: Vec<Value> = (0..300).map(|pid| process(1000 + pid, "mps", Some(1))).collect();

@@ -32,9 +32,16 @@ pub struct Mig {
     pub compute_instance: u32,
 }
 
-/// The layout of a node, cheap to read: by index, the GPU and its MIG devices.
+/// The layout of a node, cheap to read: by index, the GPU with its MIG mode and devices.
 pub type Layout = BTreeMap<u32, Option<Place>>;
-pub type Place = (GpuUuid, Vec<(u32, MigUuid)>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub gpu: GpuUuid,
+    pub mig_enabled: Option<bool>,
+    /// By index.
+    pub mig_devices: Vec<(u32, MigUuid)>,
+}
 
 /// The number of GPUs; `None` also for more than a node can have, as each is queried on its own thread.
 pub fn count(caller: &mut Caller) -> Option<u32> {
@@ -312,9 +319,14 @@ fn profile_of(attributes: &nvmlDeviceAttributes_t, suffix: &str, parent_memory: 
 /// One GPU of the layout, with few calls. `None` unless all of them were answered.
 pub fn place(caller: &mut Caller, index: u32) -> Option<Place> {
     let handle = handle(caller, index)?;
-    let uuid = GpuUuid::new(uuid(caller, handle)?);
-    let migs = if mig_enabled(caller, handle) == Some(true) { mig_handles(caller, handle) } else { Vec::new() };
-    caller.answers().then(|| (uuid, migs.into_iter().map(|mig| (mig.index, mig.uuid)).collect()))
+    let gpu = GpuUuid::new(uuid(caller, handle)?);
+    let mig_enabled = mig_enabled(caller, handle);
+    if mig_enabled.is_none() && !caller.is_unsupported("nvmlDeviceGetMigMode", 0) {
+        return None;
+    }
+    let migs = if mig_enabled == Some(true) { mig_handles(caller, handle) } else { Vec::new() };
+    let mig_devices = migs.into_iter().map(|mig| (mig.index, mig.uuid)).collect();
+    caller.answers().then_some(Place { gpu, mig_enabled, mig_devices })
 }
 
 #[cfg(test)]

@@ -47,7 +47,7 @@ pub use statistics::CallStatistics;
 
 use self::calls::Caller;
 use self::events::NvmlEvents;
-use self::inventory::Layout;
+use self::inventory::{Layout, Place};
 use self::library::{Library, Loading};
 use self::per_gpu_query::PerGpuQuery;
 use self::reader::NvmlReader;
@@ -196,9 +196,12 @@ impl Session for NvmlSession {
                     None
                 }
             };
-            let migs = |gpu: &Gpu| gpu.mig_devices.iter().map(|mig| (mig.index, mig.uuid.clone())).collect();
             let place = match gpu.as_ref().filter(|gpu| gpu.present) {
-                Some(gpu) => Some((gpu.uuid.clone(), migs(gpu))),
+                Some(gpu) => Some(Place {
+                    gpu: gpu.uuid.clone(),
+                    mig_enabled: gpu.mig_enabled,
+                    mig_devices: gpu.mig_devices.iter().map(|mig| (mig.index, mig.uuid.clone())).collect(),
+                }),
                 None => before.get(&index).cloned().flatten(),
             };
             layout.insert(index, place);
@@ -215,7 +218,7 @@ impl Session for NvmlSession {
         if self.lock_layout().is_empty() {
             self.inventory()?;
         }
-        let at = |(index, place): (&u32, &Option<inventory::Place>)| (place.as_ref()?.0 == *gpu).then_some(*index);
+        let at = |(index, place): (&u32, &Option<Place>)| (place.as_ref()?.gpu == *gpu).then_some(*index);
         let layout = self.lock_layout().clone();
         let indices: Vec<u32> = layout.iter().filter_map(at).collect();
         let [index] = indices[..] else {
