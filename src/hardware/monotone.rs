@@ -24,6 +24,8 @@ struct Counter {
 /// The highest value that 32 bits hold.
 const NARROW: f64 = 4_294_967_295.0;
 
+const LINK_BYTES: &str = "nvlink";
+const LINK_ERRORS: &str = "nvlink_errors";
 const TRANSMITTED: &str = "transmitted";
 const RECEIVED: &str = "received";
 
@@ -42,7 +44,7 @@ impl Monotone {
         }
         counter.is_doubtful &= value <= NARROW;
         counter.last = value;
-        counter.before + value
+        counter.total()
     }
 
     /// The same for a counter that may wrap at an unknown value: after a fall that may have been a wrap, it is absent
@@ -120,15 +122,16 @@ impl Monotone {
             for (name, bytes) in
                 [(TRANSMITTED, &mut counters.transmitted_bytes), (RECEIVED, &mut counters.received_bytes)]
             {
-                *bytes = bytes.map(|bytes| self.raise_of("nvlink", name, *link, bytes));
+                *bytes = bytes.map(|bytes| self.raise_of(LINK_BYTES, name, *link, bytes));
             }
             for (error, count) in &mut counters.errors {
-                *count = self.raise_of("nvlink_errors", error, *link, *count as f64) as u64;
+                *count = self.raise_of(LINK_ERRORS, error, *link, *count as f64) as u64;
             }
         }
         if nvlink.active_links.is_some() && (!links.is_empty() || self.counters.keys().any(is_of_link)) {
-            let down = self.counters_of_down_links(&links);
+            let down = self.bytes_of_down_links(&links);
             nvlink.sum_links(links.values().chain(down.values()));
+            nvlink.errors = self.error_sums(&links);
         } else {
             for (error, count) in &mut nvlink.errors {
                 self.raise_count("nvlink_error_sums", error, count);
@@ -142,24 +145,43 @@ impl Monotone {
         nvlink.of_links = links;
     }
 
-    /// The counters of links that are down.
-    fn counters_of_down_links(&self, links: &BTreeMap<u32, LinkCounters>) -> BTreeMap<u32, LinkCounters> {
+    /// The last known bytes of links that are down.
+    fn bytes_of_down_links(&self, links: &BTreeMap<u32, LinkCounters>) -> BTreeMap<u32, LinkCounters> {
         let mut down: BTreeMap<u32, LinkCounters> = BTreeMap::new();
-        for (key, counter) in self.counters.iter().filter(|(key, _)| is_of_link(key) && !links.contains_key(&key.2)) {
-            let (group, name, link) = *key;
-            let (counters, total) = (down.entry(link).or_default(), counter.before + counter.last);
-            match (group, name) {
-                ("nvlink", TRANSMITTED) => counters.transmitted_bytes = Some(total),
-                ("nvlink", _) => counters.received_bytes = Some(total),
-                _ => drop(counters.errors.insert(name, total as u64)),
+        for ((group, name, link), counter) in &self.counters {
+            if *group == LINK_BYTES && !links.contains_key(link) {
+                let counters = down.entry(*link).or_default();
+                let bytes =
+                    if *name == TRANSMITTED { &mut counters.transmitted_bytes } else { &mut counters.received_bytes };
+                *bytes = Some(counter.total());
             }
         }
         down
     }
+
+    /// Sums of the last known counts, so that none falls where a link is down or its count was not read. A sum is absent
+    /// where no active link was read, or one never was.
+    fn error_sums(&self, links: &BTreeMap<u32, LinkCounters>) -> BTreeMap<&'static str, u64> {
+        let mut sums = BTreeMap::new();
+        for ((_, error, _), counter) in self.counters.iter().filter(|((group, ..), _)| *group == LINK_ERRORS) {
+            *sums.entry(*error).or_default() += counter.total() as u64;
+        }
+        sums.retain(|error, _| {
+            let is_read = links.is_empty() || links.values().any(|link| link.errors.contains_key(error));
+            is_read && links.keys().all(|link| self.counters.contains_key(&(LINK_ERRORS, error, *link)))
+        });
+        sums
+    }
+}
+
+impl Counter {
+    fn total(&self) -> f64 {
+        self.before + self.last
+    }
 }
 
 fn is_of_link((group, ..): &(&'static str, &'static str, u32)) -> bool {
-    ["nvlink", "nvlink_errors"].contains(group)
+    [LINK_BYTES, LINK_ERRORS].contains(group)
 }
 
 #[cfg(test)]
@@ -225,6 +247,33 @@ mod tests {
         assert_eq!(read(&[(1, 250.0, 2)]), (Some(350.0), None, Some(3)), "link 0 is down");
         assert_eq!(read(&[]), (Some(350.0), None, Some(3)), "both are");
         assert_eq!(read(&[(0, 10.0, 0), (1, 260.0, 3)]), (Some(370.0), None, Some(4)), "link 0 has restarted");
+    }
+
+    #[test]
+    fn a_link_whose_errors_are_not_read_lowers_no_sum() {
+        let mut monotone = Monotone::default();
+        let mut read = |links: [Option<Option<u64>>; 3]| {
+            let counters = |(link, crc): (u32, Option<Option<u64>>)| {
+                let errors = crc?.map(|crc| ("crc", crc)).into_iter().collect();
+                Some((link, LinkCounters { errors, ..LinkCounters::default() }))
+            };
+            let of_links: BTreeMap<_, _> = (0..).zip(links).filter_map(counters).collect();
+            let active_links = u32::try_from(of_links.len()).ok();
+            let mut slow = Slow { nvlink: NvLink { of_links, active_links, ..NvLink::default() }, ..Slow::default() };
+            monotone.slow(&mut slow);
+            slow.nvlink.errors.get("crc").copied()
+        };
+        let (read_as, unread, down) = (|crc| Some(Some(crc)), Some(None), None);
+        for (links, sum, what) in [
+            ([read_as(5), unread, down], None, "one was never read"),
+            ([read_as(5), read_as(5), read_as(5)], Some(15), "all"),
+            ([unread, read_as(6), read_as(5)], Some(16), "one is not read"),
+            ([unread, read_as(6), down], Some(16), "one is not read, and one is down"),
+            ([unread, unread, down], None, "none is read"),
+            ([read_as(7), read_as(6), read_as(5)], Some(18), "all again"),
+        ] {
+            assert_eq!(read(links), sum, "{what}");
+        }
     }
 
     proptest! {
