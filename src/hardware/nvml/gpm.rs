@@ -126,7 +126,7 @@ impl Gpm {
         }
         let (older, newer) = (pair.spare.memory, pair.previous.memory);
         let mut values = request.ask(caller, older, newer, self.asks_cycles);
-        if values.is_none() && self.asks_cycles {
+        if values.is_none() && self.asks_cycles && caller.is_unsupported("nvmlGpmMetricsGet", 1) {
             self.asks_cycles = false;
             values = request.ask(caller, older, newer, false);
         }
