@@ -42,8 +42,8 @@ pub struct MediumReader {
     gpm: Gpm,
     engines: [(&'static str, Ring); 4],
     last: Option<Monotonic>,
-    /// The bits that the driver supports; read once.
-    clock_event_bits: Option<Option<u64>>,
+    /// The bits that the driver supports; read until the driver returns them.
+    clock_event_bits: Option<u64>,
     fans: Option<u32>,
     processes: ProcessLists,
     vgpus: VgpuReader,
@@ -147,9 +147,9 @@ impl MediumReader {
         let current: Option<u64> = value!(caller, nvmlDeviceGetCurrentClocksEventReasons(handle.0));
         let current = current.or_else(|| value!(caller, nvmlDeviceGetCurrentClocksThrottleReasons(handle.0)));
         let Some(current) = current else { return BTreeMap::new() };
-        let supported = *self
-            .clock_event_bits
-            .get_or_insert_with(|| value!(caller, nvmlDeviceGetSupportedClocksEventReasons(handle.0)));
+        self.clock_event_bits =
+            self.clock_event_bits.or_else(|| value!(caller, nvmlDeviceGetSupportedClocksEventReasons(handle.0)));
+        let supported = self.clock_event_bits;
         let is_active = |bit: u32| current & (1 << bit) != 0;
         let rare =
             RARE_CLOCK_EVENTS.into_iter().filter(|(bit, _)| supported.is_some_and(|bits| bits & (1 << bit) != 0));

@@ -22,7 +22,7 @@ const LARGEST: usize = 256;
 
 #[derive(Default)]
 pub struct VgpuReader {
-    /// The mode changes with the driver alone; read once.
+    /// The mode changes with the driver alone; read until the driver returns it.
     mode: Option<Option<&'static str>>,
     instances: Vec<c_uint>,
     samples: Vec<nvmlVgpuInstanceUtilizationSample_t>,
@@ -34,11 +34,7 @@ impl VgpuReader {
     pub fn virtualization(&mut self, caller: &mut Caller, handle: Handle) -> Option<&'static str> {
         if self.mode.is_none() {
             let number: Option<c_uint> = value!(caller, nvmlDeviceGetVirtualizationMode(handle.0));
-            let mode = number.and_then(|number| MODES.get(number as usize).copied().flatten());
-            // A call that failed is repeated.
-            if caller.answers() {
-                self.mode = Some(mode);
-            }
+            self.mode = number.map(|number| MODES.get(number as usize).copied().flatten());
         }
         self.mode.flatten()
     }
