@@ -51,14 +51,14 @@ pub fn read(caller: &mut Caller, handle: Handle) -> Option<FabricState> {
         info.version = version;
         match call!(caller, nvmlDeviceGetGpuFabricInfoV[version >> 24](handle.0, &raw mut info)) {
             Ok(()) => {
-                return Some(fabric_state(&Info {
+                return fabric_state(&Info {
                     state: info.state,
                     status: info.status,
                     cluster_uuid: info.clusterUuid,
                     clique_id: info.cliqueId,
                     health_mask: Some(info.healthMask),
                     health_summary: has_summary.then_some(info.healthSummary),
-                }));
+                });
             }
             Err(Refusal::WrongVersion | Refusal::Unsupported) => {}
             Err(_) => return None,
@@ -67,17 +67,19 @@ pub fn read(caller: &mut Caller, handle: Handle) -> Option<FabricState> {
     // SAFETY: as above.
     let mut info: nvmlGpuFabricInfo_t = unsafe { std::mem::zeroed() };
     call!(caller, nvmlDeviceGetGpuFabricInfo(handle.0, &raw mut info)).ok()?;
-    Some(fabric_state(&Info {
+    fabric_state(&Info {
         state: info.state,
         status: info.status,
         cluster_uuid: info.clusterUuid,
         clique_id: info.cliqueId,
         health_mask: None,
         health_summary: None,
-    }))
+    })
 }
 
-fn fabric_state(info: &Info) -> FabricState {
+/// `None` for a state newer than the table.
+fn fabric_state(info: &Info) -> Option<FabricState> {
+    let state = *STATES.get(usize::from(info.state))?;
     let is_completed = info.state == COMPLETED;
     let failed = is_completed && info.status != codes::SUCCESS;
     let group = |shift: u32, width: u32| info.health_mask.unwrap_or(0) >> shift & ((1 << width) - 1);
@@ -88,8 +90,8 @@ fn fabric_state(info: &Info) -> FabricState {
     let configuration = group(CONFIGURATION, 4);
     let incorrect = configuration.checked_sub(CORRECT + 1).and_then(|place| INCORRECT.get(place as usize)).copied();
     let is_incorrect = (configuration >= CORRECT).then_some(("incorrect_configuration", configuration > CORRECT));
-    FabricState {
-        state: if failed { FAILED } else { STATES.get(usize::from(info.state)).copied().unwrap_or("not_supported") },
+    Some(FabricState {
+        state: if failed { FAILED } else { state },
         // A single node has an all-zero UUID: its GPUs are registered with a fabric, and in no domain.
         domain: (is_completed && !failed && info.cluster_uuid != [0; 16])
             .then(|| FabricDomain { cluster_uuid: uuid_text(info.cluster_uuid).into(), clique_id: info.clique_id }),
@@ -97,7 +99,7 @@ fn fabric_state(info: &Info) -> FabricState {
         incorrect_configuration: incorrect,
         health_mask: info.health_mask,
         health_summary: info.health_summary,
-    }
+    })
 }
 
 /// `8-4-4-4-12`, as nvidia-smi prints it.
@@ -119,7 +121,8 @@ mod tests {
 
     fn with(state: u8, status: u32, cluster_uuid: [u8; 16], mask: u32) -> FabricState {
         let health_mask = Some(mask);
-        fabric_state(&Info { state, status, cluster_uuid, clique_id: 4026, health_mask, health_summary: None })
+        let info = Info { state, status, cluster_uuid, clique_id: 4026, health_mask, health_summary: None };
+        fabric_state(&info).unwrap()
     }
 
     #[test]
@@ -167,5 +170,8 @@ mod tests {
         let state = |(state, status)| with(state, status, RACK, 0).state;
         let states = [(2, 0), (3, 0), (3, 3), (2, 999), (0, 999)].map(state);
         assert_eq!(states, ["in_progress", "completed", "failed", "in_progress", "not_supported"]);
+        let newer =
+            Info { state: 7, status: 0, cluster_uuid: RACK, clique_id: 1, health_mask: None, health_summary: None };
+        assert_eq!(fabric_state(&newer), None, "a state newer than the table is unknown");
     }
 }
