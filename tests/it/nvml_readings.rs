@@ -198,6 +198,36 @@ fn counters_that_may_wrap_between_two_readings_are_absent() {
 }
 
 #[test]
+fn a_call_that_fails_for_a_moment_costs_no_later_reading() {
+    let gpm = json!({"metrics": {"2": 50, "100": 3.0, "248": 1e9}});
+    let mode = "nvmlDeviceGetVirtualizationMode";
+    let bits = "nvmlDeviceGetSupportedClocksEventReasons";
+    let fails = json!({"nvmlDeviceGetMemoryInfo_v2": 999, mode: 999, bits: 999});
+    let gpus = [
+        json!({"gpm": gpm, "virtualization_mode": 3, "fail": fails}),
+        json!({"fail": {"nvmlDeviceGetMemoryInfo_v2": 4}}),
+        json!({"fail": {"nvmlDeviceGetMemoryInfo_v2": 25}}),
+    ];
+    let fake = FakeNvml::start(json!({"fail": {"nvmlGpmMetricsGet": 999}, "gpus": gpus}));
+    let mut driver = driver(&fake);
+    let session = driver.open().unwrap();
+    let mut readers = [0, 1, 2].map(|index| session.reader(&gpu(index)).unwrap());
+    let mut read = |index: usize, second| readers[index].read(ALL, at(second)).medium.unwrap();
+    for second in 1..=2 {
+        let medium = read(0, second);
+        assert_eq!((medium.memory, medium.virtualization, medium.sm_cycles), (None, None, None));
+        assert_eq!(read(1, second).memory, None, "denied: the older call would count reserved memory as used");
+        assert_eq!(read(2, second).memory.unwrap().reserved, None, "a driver without the newer structure");
+    }
+    let refusals = driver.call_record().call_statistics()[bits].codes["unknown"];
+    assert_eq!(refusals, 4, "made twice, in each of two passes");
+    fake.update(|state| (state["fail"], state["gpus"][0]["fail"]) = (json!({}), json!({})));
+    // The fake reads its file every few milliseconds.
+    let medium = (3..100_000).map(|second| read(0, second)).find(|medium| medium.sm_cycles.is_some()).unwrap();
+    assert_eq!((medium.memory.unwrap().used, medium.virtualization), (0, Some("host_vgpu")));
+}
+
+#[test]
 fn a_busy_gpu_without_processes_is_read_by_the_other_call() {
     let busy = |fail: Value| {
         // Passes follow each other at once, and each has its own entry.

@@ -3,7 +3,7 @@
 //! In: a call by name. Out: its value or a refusal; for each pass its status and problems. Does not use: the meaning of
 //! values.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ use crate::hardware::source::{PassStatus, Problem};
 /// Calls on behalf of one GPU (or of the node), from one thread.
 pub struct Caller {
     library: Arc<Library>,
-    /// (call, variant) that this device does not support.
-    unsupported: BTreeSet<(&'static str, u32)>,
+    /// (call, variant) that this device does not support or permit; not made again.
+    unsupported: BTreeMap<(&'static str, u32), Refusal>,
     problems: Vec<Problem>,
     implausible: Implausible,
     status: PassStatus,
@@ -51,7 +51,7 @@ impl Caller {
     pub fn new(library: Arc<Library>) -> Self {
         Self {
             library,
-            unsupported: BTreeSet::new(),
+            unsupported: BTreeMap::new(),
             problems: Vec::new(),
             implausible: Implausible::new(),
             status: PassStatus::Answers,
@@ -65,7 +65,7 @@ impl Caller {
     }
 
     pub fn is_unsupported(&self, name: &'static str, variant: u32) -> bool {
-        self.unsupported.contains(&(name, variant))
+        self.unsupported.contains_key(&(name, variant))
     }
 
     /// False once the GPU is lost or the session is over.
@@ -107,8 +107,8 @@ impl Caller {
         if self.status != PassStatus::Answers {
             return Err(Refusal::Failed);
         }
-        if self.is_unsupported(name, variant) {
-            return Err(Refusal::Unsupported);
+        if let Some(refusal) = self.unsupported.get(&(name, variant)) {
+            return Err(*refusal);
         }
         let mut code = self.once(name, &mut body);
         if code == codes::UNKNOWN {
@@ -120,12 +120,12 @@ impl Caller {
                 return Ok(());
             }
             codes::NOT_SUPPORTED | codes::FUNCTION_NOT_FOUND => {
-                self.unsupported.insert((name, variant));
+                self.unsupported.insert((name, variant), Refusal::Unsupported);
                 return Err(Refusal::Unsupported);
             }
             // An invalid variant (a link or fan that does not exist) stays invalid.
             codes::INVALID_ARGUMENT if variant > 0 => {
-                self.unsupported.insert((name, variant));
+                self.unsupported.insert((name, variant), Refusal::Unsupported);
                 return Err(Refusal::Unsupported);
             }
             codes::NOT_FOUND | codes::NO_DATA | codes::NOT_READY => return Err(Refusal::Empty),
@@ -134,7 +134,7 @@ impl Caller {
             codes::INSUFFICIENT_SIZE => return Err(Refusal::TooSmall),
             codes::ARGUMENT_VERSION_MISMATCH => return Err(Refusal::WrongVersion),
             codes::NO_PERMISSION => {
-                self.unsupported.insert((name, variant));
+                self.unsupported.insert((name, variant), Refusal::Failed);
             }
             codes::GPU_IS_LOST | codes::RESET_REQUIRED => self.status = PassStatus::Lost,
             codes::OPERATING_SYSTEM | codes::UNKNOWN | codes::INVALID_ARGUMENT => self.blocked = true,

@@ -2,7 +2,7 @@
 
 use nvml_wrapper_sys::bindings::{nvmlMemory_t, nvmlMemory_v2_t};
 
-use super::calls::{Caller, call, version};
+use super::calls::{Caller, Refusal, call, version};
 use super::library::Handle;
 use crate::model::MemoryUse;
 
@@ -11,10 +11,12 @@ pub fn read(caller: &mut Caller, handle: Handle, gpu_instance: Option<u32>) -> O
     let variant = gpu_instance.map_or(0, |number| number + 1);
     let mut memory =
         nvmlMemory_v2_t { version: version::<nvmlMemory_v2_t>(2), total: 0, reserved: 0, free: 0, used: 0 };
-    if call!(caller, nvmlDeviceGetMemoryInfo_v2[variant](handle.0, &raw mut memory)).is_ok() {
-        return Some(tidy(memory.total, memory.reserved, memory.free, memory.used));
+    match call!(caller, nvmlDeviceGetMemoryInfo_v2[variant](handle.0, &raw mut memory)) {
+        Ok(()) => return Some(tidy(memory.total, memory.reserved, memory.free, memory.used)),
+        Err(Refusal::Unsupported | Refusal::WrongVersion) => {}
+        Err(_) => return None,
     }
-    // The older call counts reserved memory as used.
+    // The older call counts reserved memory as used, which only a driver without the newer one makes acceptable.
     let mut memory = nvmlMemory_t { total: 0, free: 0, used: 0 };
     call!(caller, nvmlDeviceGetMemoryInfo[variant](handle.0, &raw mut memory)).ok()?;
     Some(MemoryUse { used: memory.used, free: memory.free, reserved: None, total: memory.total })

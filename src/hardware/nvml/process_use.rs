@@ -120,7 +120,10 @@ impl ProcessUse {
     ) -> Option<Vec<(u32, f64)>> {
         let samples = match self.read(caller, handle) {
             Ok(samples) => samples,
-            Err(Refusal::Unsupported) if self.source == Source::ProcessUtilization => {
+            Err(_)
+                if self.source == Source::ProcessUtilization
+                    && caller.is_unsupported("nvmlDeviceGetProcessUtilization", 0) =>
+            {
                 self.source = Source::ProcessesUtilizationInfo;
                 self.read(caller, handle).ok()?
             }

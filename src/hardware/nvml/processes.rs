@@ -22,8 +22,6 @@ const BLANK_INFO: nvmlProcessInfo_t =
 /// Reads the driver's lists of processes that have contexts on a GPU.
 pub struct ProcessLists {
     buffer: Vec<nvmlProcessInfo_t>,
-    /// The driver denies the process list of the GPU: then no list is complete.
-    refused: bool,
     /// Read version 2 of the lists. Versions 2 and 3 share one structure, except in a few drivers: see `has_other_v3`.
     second_version: bool,
 }
@@ -57,15 +55,14 @@ const MPS: usize = 2;
 impl ProcessLists {
     pub fn new(driver_version: Option<&str>) -> Self {
         let second_version = driver_version.is_some_and(has_other_v3);
-        Self { buffer: vec![BLANK_INFO; CAPACITY], refused: false, second_version }
+        Self { buffer: vec![BLANK_INFO; CAPACITY], second_version }
     }
 
     /// All processes of the GPU, each once per MIG device, sorted. `None` unless every list that the driver has was
     /// read: a part of them would look complete.
     pub fn read(&mut self, caller: &mut Caller, handle: Handle, migs: &[Mig]) -> Option<Vec<DeviceProcess>> {
         let mut found = BTreeMap::new();
-        let of_whole = if self.refused { None } else { self.of_whole(caller, handle, &mut found) };
-        if of_whole.is_none() {
+        if self.of_whole(caller, handle, &mut found).is_none() {
             // Without privileges only the lists of the MIG devices can be read on a partitioned GPU.
             found.clear();
             if migs.is_empty() {
@@ -84,11 +81,7 @@ impl ProcessLists {
                 Ok(count) => self.take(count, None, found),
                 // Not every board has graphics, nor every driver MPS.
                 Err(Refusal::Unsupported) if list != COMPUTE => {}
-                Err(_) => {
-                    // Not called again, so that the error is counted once.
-                    self.refused = caller.is_unsupported(LISTS[usize::from(self.second_version)][list].0, 0);
-                    return None;
-                }
+                Err(_) => return None,
             }
         }
         Some(())
