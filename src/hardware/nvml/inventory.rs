@@ -265,9 +265,19 @@ fn compute_capability(caller: &mut Caller, handle: Handle) -> Option<Arc<str>> {
 
 /// `None` for an architecture newer than this table.
 fn architecture(number: u32) -> Option<Arc<str>> {
-    let known = ["kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell"];
-    let place = usize::try_from(number).ok()?.checked_sub(2)?;
-    known.get(place).map(|name| (*name).into())
+    const KNOWN: [(u32, &str); 10] = [
+        (2, "kepler"),
+        (3, "maxwell"),
+        (4, "pascal"),
+        (5, "volta"),
+        (6, "turing"),
+        (7, "ampere"),
+        (8, "ada"),
+        (9, "hopper"),
+        (10, "blackwell"),
+        (13, "rubin"),
+    ];
+    KNOWN.into_iter().find(|(known, _)| *known == number).map(|(_, name)| name.into())
 }
 
 /// `1g.10gb` out of `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
@@ -349,8 +359,8 @@ mod tests {
     }
 
     #[test]
-    fn architectures_end_where_the_table_ends() {
-        assert_eq!(architecture(9).as_deref(), Some("hopper"));
-        assert_eq!((architecture(1), architecture(200), architecture(u32::MAX)), (None, None, None));
+    fn an_architecture_outside_the_table_is_unknown() {
+        assert_eq!((architecture(9).as_deref(), architecture(13).as_deref()), (Some("hopper"), Some("rubin")));
+        assert_eq!([1, 11, 12, 200, u32::MAX].map(architecture), [const { None }; 5]);
     }
 }
