@@ -71,7 +71,7 @@ pub(super) static GROUP: Group = Group {
         counter(
             "podmeter_device_nvlink_bytes_total",
             &["gpu_uuid", "gpu", "direction"],
-            "NVML fields 138-141 over all links, or 202 and 204",
+            "NVML fields 138 and 139, or 202 and 204",
             "Bytes over all NVLinks.",
             |snapshot, family| {
                 per_device_and(snapshot, family, "direction", |readings| {
@@ -83,7 +83,7 @@ pub(super) static GROUP: Group = Group {
         counter(
             "podmeter_device_nvlink_errors_total",
             &["gpu_uuid", "gpu", "error"],
-            "NVML fields 161-163 and 206-215",
+            "NVML fields 161-163, or 206-212, 214 and 215",
             "NVLink errors by kind, over all links.",
             |snapshot, family| {
                 per_device_and(snapshot, family, "error", |readings| Some(named(&slow(readings)?.nvlink.errors)));
@@ -104,7 +104,7 @@ pub(super) static GROUP: Group = Group {
         counter(
             "podmeter_device_nvlink_link_errors_total",
             &["gpu_uuid", "gpu", "link", "error"],
-            "NVML fields 161-163 and 206-215",
+            "NVML fields 161-163, or 206-212, 214 and 215",
             "Errors of each active NVLink by kind; only with --nvlink-links.",
             |snapshot, family| per_link(snapshot, family, "error", |link| &link.errors),
         ),
