@@ -55,7 +55,7 @@ class Node:
         command = [program, "agent", *(f"{name}={value}" for name, value in options.items())]
         driver = {"LD_LIBRARY_PATH": str(directory / "driver"), "FAKE_NVML_STATE": str(directory / "driver/fake-nvml.json")}
         # The fake driver's default of 5 ms would cost the agent processor time.
-        driver["FAKE_NVML_LOOK_MICROS"] = "200000"
+        driver["FAKE_NVML_READ_MICROS"] = "200000"
         environment = image_environment() | os.environ | driver | fast_clock(directory, speed)
         with open(directory / "log", "w") as log:
             self.agent = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)

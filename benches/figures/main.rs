@@ -144,7 +144,7 @@ fn pods(plain: usize) -> Vec<PodSpec> {
 fn quiet(driver: &FakeNvml) -> Vec<(&'static str, PathBuf)> {
     let mut environment = driver.env();
     environment.retain(|(name, _)| *name != "FAKE_NVML_STATS");
-    environment.push(("FAKE_NVML_LOOK_MICROS", "10000000".into()));
+    environment.push(("FAKE_NVML_READ_MICROS", "10000000".into()));
     environment
 }
 

@@ -15,13 +15,13 @@ use crate::library::{Library, library, wait};
 use crate::out::Out;
 use crate::state::Gpu;
 
-/// How often a wait reads the file, unless `FAKE_NVML_LOOK_MICROS` is set: a real driver has no such cost.
-fn look_micros() -> u64 {
-    static LOOK: LazyLock<u64> = LazyLock::new(|| {
-        let said = std::env::var("FAKE_NVML_LOOK_MICROS").ok();
-        said.and_then(|micros| micros.parse().ok()).unwrap_or(5_000)
+/// How often a wait reads the file, unless `FAKE_NVML_READ_MICROS` is set: a real driver has no such cost.
+fn read_micros() -> u64 {
+    static MICROS: LazyLock<u64> = LazyLock::new(|| {
+        let text = std::env::var("FAKE_NVML_READ_MICROS").ok();
+        text.and_then(|micros| micros.parse().ok()).unwrap_or(5_000)
     });
-    *LOOK
+    *MICROS
 }
 
 const XID: u64 = 8;
@@ -90,7 +90,7 @@ pub extern "C" fn nvmlEventSetWait_v2(
             if left == 0 {
                 return Err(TIMEOUT);
             }
-            wait(left.min(look_micros()));
+            wait(left.min(read_micros()));
         }
     })
 }

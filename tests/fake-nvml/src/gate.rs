@@ -74,7 +74,7 @@ pub fn unready(call: &'static str, body: impl FnOnce() -> Answer) -> nvmlReturn_
         enter(call);
         suffer(call, || {
             let mut machine = Machine::clone(&*library().machine()?);
-            machine.spare_unnamed();
+            machine.remove_wildcards();
             Some((Arc::new(machine), None))
         })?;
         body()
@@ -132,9 +132,9 @@ fn enter(call: &'static str) {
 }
 
 /// Delays, hangs, and the failures in the file; of the library first, then of the GPU.
-fn suffer(call: &str, look: impl Fn() -> Option<(Arc<Machine>, Option<Arc<Gpu>>)>) -> Answer {
+fn suffer(call: &str, current: impl Fn() -> Option<(Arc<Machine>, Option<Arc<Gpu>>)>) -> Answer {
     let ask = |question: &dyn Fn(Faults<'_>) -> u64| {
-        let Some((machine, gpu)) = look() else { return 0 };
+        let Some((machine, gpu)) = current() else { return 0 };
         let own = gpu.map_or(0, |gpu| question(gpu.faults()));
         question(machine.faults()).max(own)
     };
@@ -145,7 +145,7 @@ fn suffer(call: &str, look: impl Fn() -> Option<(Arc<Machine>, Option<Arc<Gpu>>)
     while ask(&|faults| u64::from(faults.hangs(call))) > 0 {
         wait(HANG_MICROS);
     }
-    let Some((machine, gpu)) = look() else { return Ok(()) };
+    let Some((machine, gpu)) = current() else { return Ok(()) };
     let general = machine.faults().code(call);
     let code = if general == 0 { gpu.map_or(0, |gpu| gpu.faults().code(call)) } else { general };
     if code == 0 { Ok(()) } else { Err(Code(code)) }

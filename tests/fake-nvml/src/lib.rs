@@ -47,7 +47,7 @@
 //! Besides, a GPU's own `wake` is its initialisation, which its handle needs, and which a search for a UUID makes with
 //! every GPU before the one that has it; it goes by name alone. `fail`, `delay` (milliseconds), `hang` and
 //! `function_not_found` go by C name or `*`, for the whole library or for one GPU. A call that hangs returns once the
-//! file no longer lists it. `*` spares nvmlInit and nvmlShutdown; `init` is the former's code. `lost` makes every call
+//! file no longer lists it. `*` excludes nvmlInit and nvmlShutdown; `init` is the former's code. `lost` makes every call
 //! on that GPU's handles return GPU_IS_LOST, and the event wait as well.
 
 #![allow(unsafe_code, reason = "a C ABI: exported names and the caller's pointers")]

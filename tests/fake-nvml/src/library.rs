@@ -29,7 +29,7 @@ pub struct Library {
     history_of: u64,
     histories: BTreeMap<String, History>,
     /// Up to when the histories were reported; nothing before it may change.
-    told: Micros,
+    reported: Micros,
     /// UUID by slot. A GPU always keeps its slot, so that its handle stays valid.
     slots: Vec<String>,
     pub gpm_samples: BTreeMap<u64, GpmSample>,
@@ -52,7 +52,7 @@ static NEVER: Condvar = Condvar::new();
 pub fn library() -> MutexGuard<'static, Library> {
     let mut library = LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
     let now = clock::now();
-    library.look(now);
+    library.refresh(now);
     library.stats.write_if_due(now);
     library
 }
@@ -84,7 +84,7 @@ impl Library {
             initialized_in: 0,
             history_of: 0,
             histories: BTreeMap::new(),
-            told: 0,
+            reported: 0,
             slots: Vec::new(),
             gpm_samples: BTreeMap::new(),
             event_sets: BTreeMap::new(),
@@ -92,9 +92,9 @@ impl Library {
         }
     }
 
-    fn look(&mut self, now: Micros) {
-        let Some(fresh) = self.watch.look(now) else { return };
-        let written = fresh.written.clamp(now.saturating_sub(OLDEST_STATE_MICROS), now).max(self.told);
+    fn refresh(&mut self, now: Micros) {
+        let Some(fresh) = self.watch.refresh(now) else { return };
+        let written = fresh.written.clamp(now.saturating_sub(OLDEST_STATE_MICROS), now).max(self.reported);
         if fresh.machine.generation != self.history_of {
             self.history_of = fresh.machine.generation;
             self.histories.clear();
@@ -119,7 +119,7 @@ impl Library {
 
     /// What the GPU did up to now.
     pub fn history(&mut self, uuid: &str, now: Micros) -> Option<&History> {
-        self.told = self.told.max(now);
+        self.reported = self.reported.max(now);
         self.histories.get(uuid)
     }
 

@@ -11,11 +11,11 @@ use crate::clock::{self, Micros};
 use crate::state::Machine;
 
 /// How long a read of the file stays valid.
-const LOOK_MICROS: Micros = 5_000;
+const VALID_MICROS: Micros = 5_000;
 
 pub struct Watch {
     path: PathBuf,
-    looked: Option<Micros>,
+    checked: Option<Micros>,
     seen: Option<Seen>,
     /// The file is there but no machine was ever read from it.
     pub broken: bool,
@@ -38,14 +38,14 @@ pub struct Fresh {
 
 impl Watch {
     pub fn new(path: PathBuf) -> Self {
-        Self { path, looked: None, seen: None, broken: false, machine: None }
+        Self { path, checked: None, seen: None, broken: false, machine: None }
     }
 
-    pub fn look(&mut self, now: Micros) -> Option<Fresh> {
-        if self.looked.is_some_and(|before| now < before + LOOK_MICROS) {
+    pub fn refresh(&mut self, now: Micros) -> Option<Fresh> {
+        if self.checked.is_some_and(|before| now < before + VALID_MICROS) {
             return None;
         }
-        self.looked = Some(now);
+        self.checked = Some(now);
         let about = fs::metadata(&self.path).ok()?;
         let seen = Seen { modified: (about.mtime(), about.mtime_nsec()), size: about.size(), inode: about.ino() };
         if self.seen == Some(seen) {

@@ -65,7 +65,7 @@ pub struct Gpu {
     /// The vGPUs of a host.
     pub vgpus: Vec<Vgpu>,
     /// By the id of nvml-wrapper-sys 0.10 (the numbering before driver 580.82): a number, `{"word": 7}` (of 32 bits),
-    /// `{"code": 3}`, or `{"by_scope": {"0": 1}}`. Beats what follows from the rest of the file.
+    /// `{"code": 3}`, or `{"by_scope": {"0": 1}}`. Takes precedence over the rest of the file.
     pub fields: BTreeMap<u32, serde_json::Value>,
     pub processes: Vec<Process>,
     pub mig: Mig,

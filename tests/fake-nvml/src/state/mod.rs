@@ -82,7 +82,7 @@ impl Machine {
     }
 
     /// Drops the wildcards.
-    pub fn spare_unnamed(&mut self) {
+    pub fn remove_wildcards(&mut self) {
         self.fail.remove("*");
         self.delay.remove("*");
         self.hang.remove("*");
@@ -120,7 +120,7 @@ impl<'a> Faults<'a> {
         self.delay.get(call).or_else(|| self.delay.get("*")).copied().unwrap_or(0)
     }
 
-    /// A name beats the wildcard, so that `{"*": 999, "nvmlDeviceGetName": 0}` spares one call.
+    /// A name takes precedence over the wildcard: with `{"*": 999, "nvmlDeviceGetName": 0}` one call succeeds.
     pub fn code(&self, call: &str) -> u32 {
         if self.function_not_found.contains(call) {
             return crate::codes::FUNCTION_NOT_FOUND.0;
