@@ -91,9 +91,11 @@ impl Sums {
             }
         }
         for gpu in snapshot.hardware.inventory.gpus.keys() {
-            let readings = snapshot.hardware.readings.get(gpu).filter(|readings| readings.fast.is_some());
+            let readings = snapshot.hardware.readings.get(gpu);
+            let readings =
+                readings.filter(|readings| readings.fast.is_some() && readings.totals.busy_seconds.is_some());
             let row = self.row(gpu, Subject::Gpu);
-            // The driver's uncovered time includes this one once there are readings again.
+            // The driver's uncovered time includes that of a gap once there are readings again.
             let uncovered = match readings {
                 Some(readings) => readings.totals.uncovered_seconds.max(row.counters[3]),
                 None => row.counters[3] + elapsed,

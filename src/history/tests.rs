@@ -210,6 +210,7 @@ fn a_division_is_counter_differences_of_the_window() {
         |window| history.figures(&now.accounts[0], window).unwrap().idle_ratio().map(|idle| (idle * 100.0).round());
     assert_eq!((idle(Window::Minute), idle(Window::HalfHour)), (Some(100.0), Some(50.0)));
     assert_eq!(history.division(&fixture::LOST.into(), Window::Minute).unwrap().uncovered, 1.0, "no readings");
+    assert_eq!(history.division(&fixture::PARTITIONED.into(), Window::Minute).unwrap().uncovered, 1.0, "no busy time");
     // More busy time than there is: never more than the whole.
     let mut history = History::default();
     history.note(&at(0, 0.0, 0.0, 0.0));
