@@ -26,7 +26,7 @@ const SYSTEM_AUTHORITIES: [&str; 4] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// Why a server ends the connection of a client that it does not know.
+/// Why a server refuses a client without a certificate that it trusts.
 pub(super) const CERTIFICATE_REQUIRED: &str =
     "it requires a client certificate that it trusts: give --cert-file and --key-file";
 

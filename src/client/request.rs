@@ -226,7 +226,7 @@ impl ClientError {
         }
     }
 
-    /// The server wants to know who this client is.
+    /// The server requires an identity of the client.
     #[must_use]
     pub fn is_refusal_of_client(&self) -> bool {
         match self {

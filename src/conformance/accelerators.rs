@@ -28,7 +28,7 @@ const IDENTITIES: [&str; 16] = [
 
 /// Labels that identify devices of other kinds, too.
 const GENERIC: [&str; 3] = ["uuid", "device_id", "dev_id"];
-/// In the names of the metrics whose generic labels identify accelerators.
+/// Beginnings of words in the names of the metrics whose generic labels identify accelerators.
 const ACCELERATORS: [&str; 12] =
     ["gpu", "nvidia", "dcgm", "amd", "rocm", "xpu", "npu", "tpu", "neuron", "habana", "gaudi", "accelerator"];
 
@@ -168,7 +168,8 @@ fn identity<'a>(sample: &'a Sample<'_>) -> Option<(&'static str, &'a str)> {
         return None;
     }
     let name = sample.name.to_ascii_lowercase();
-    let is_of_accelerators = ACCELERATORS.iter().any(|word| name.contains(word));
+    let mut words = name.split(['_', ':']);
+    let is_of_accelerators = words.any(|word| ACCELERATORS.iter().any(|begin| word.starts_with(begin)));
     let labels = IDENTITIES.iter().filter(|label| is_of_accelerators || !GENERIC.contains(*label));
     labels.copied().find_map(|label| Some((label, sample.label(label)?)))
 }

@@ -116,7 +116,7 @@ fn a_page_without_accelerators_meets_the_format_only() {
     let none = [Met, CannotBeChecked, CannotBeChecked, NotApplicable, NotApplicable, NotApplicable, NotApplicable];
     assert_eq!(statuses(&report), none);
     assert!(report.is_ok(), "accelerators of another exporter may have other names");
-    let other = "app_battery_utilization{device_id=\"a\"} 1\napp_cache_memory_usage_bytes{device_id=\"a\"} 1\n";
+    let other = "app_battery_utilization{device_id=\"a\"} 1\noutput_memory_usage_bytes{device_id=\"a\"} 1\n";
     assert_eq!(statuses(&self::report(other)), none, "devices of other kinds");
     let limit = self::report("DCGM_FI_DEV_SLOWDOWN_TEMP{gpu=\"0\"} 90\n");
     assert_eq!(line(&limit, "KAR-0059/temperature").status, NotApplicable);
