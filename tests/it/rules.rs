@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use crate::support::dashboards::catalogue;
+
 const RULES: &str = "deploy/rules/podmeter.rules.yaml";
 /// For machines: no runbook.
 const REPAIR: &str = "deploy/rules/repair.rules.yaml";
@@ -104,18 +106,6 @@ fn tests() -> Vec<Test> {
     files.flat_map(read).collect()
 }
 
-/// Metric → its labels.
-fn catalogue() -> BTreeMap<String, BTreeSet<String>> {
-    let text = fs::read_to_string(path("tests/data/metric_catalogue.tsv")).unwrap();
-    let rows = text.lines().filter(|line| !line.starts_with('#'));
-    let row = |line: &str| {
-        let mut columns = line.split('\t');
-        let (name, labels) = (columns.next().unwrap().to_owned(), columns.nth(1).unwrap());
-        (name, labels.split(',').filter(|label| !label.is_empty()).map(str::to_owned).collect())
-    };
-    rows.map(row).collect()
-}
-
 /// Each metric of podmeter that a text of PromQL or of templates names, with the labels that it is selected by.
 fn metrics(text: &str) -> Vec<(&str, Vec<&str>)> {
     let of_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == ':';
@@ -149,14 +139,14 @@ fn every_metric_and_label_that_a_rule_or_its_test_names_is_in_the_catalogue() {
                 }
                 continue;
             }
-            let Some(labels) = catalogue.get(name) else {
+            let Some(row) = catalogue.get(name) else {
                 problems.push(format!("{place}: {name} is not in the catalogue"));
                 continue;
             };
             for label in selected {
                 let exporters = place.contains("Clobbered") && ["namespace", "pod", "container"].contains(&label);
                 let added = SCRAPE_LABELS.contains(&label) || exporters;
-                if !labels.contains(label) && !added {
+                if !row.labels.contains(&label) && !added {
                     problems.push(format!("{place}: {name} has no label {label}"));
                 }
             }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use podmeter::metrics::catalogue::CatalogueRow;
 use serde_json::Value;
 
 pub fn directory() -> PathBuf {
@@ -86,26 +87,8 @@ pub fn variables() -> Vec<(String, String, String)> {
     all
 }
 
-/// One line of the catalogue.
-pub struct Metric {
-    pub kind: String,
-    pub labels: Vec<String>,
-    /// podmeter does not show it yet.
-    pub planned: bool,
-}
-
-pub fn catalogue() -> BTreeMap<String, Metric> {
-    let lines = include_str!("../data/metric_catalogue.tsv").lines().filter(|line| !line.starts_with('#'));
-    let metric = |line: &str| {
-        let mut fields = line.split('\t');
-        let mut next = || fields.next().unwrap_or_default().to_owned();
-        let (name, kind, labels) = (next(), next(), next());
-        // `label_*` matches any number of them.
-        let labels = labels.split(',').filter(|label| !label.is_empty() && !label.ends_with('*'));
-        let labels = labels.map(ToOwned::to_owned).collect();
-        (name, Metric { kind, labels, planned: line.ends_with("\tplanned") })
-    };
-    lines.map(metric).collect()
+pub fn catalogue() -> BTreeMap<&'static str, CatalogueRow> {
+    podmeter::metrics::catalogue::all().map(|row| (row.name, row)).collect()
 }
 
 /// The family that a histogram's series belongs to.
