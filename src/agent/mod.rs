@@ -43,7 +43,7 @@ pub use crate::hardware::simulated::Profile;
 pub use crate::health::Config as HealthConfig;
 #[cfg(test)]
 pub use crate::health::DURATION as DURATION_PATTERN;
-pub use crate::journal::{Bounds as JournalBounds, Settings as JournalSettings, Size};
+pub use crate::journal::{Bounds as JournalBounds, Settings as JournalSettings};
 pub use crate::model::{PodLabel, PodLabelError};
 pub use crate::plugin::{
     Config as PluginConfig, ConfigError as PluginConfigError, Plan as PluginPlan, ProfileConfig, ResourceConfig,

@@ -12,7 +12,8 @@ use serde::Deserialize;
 
 use super::config_file::DevicePlugin;
 use super::value::{ConditionFile, Switch, Value, parsed, read};
-use crate::agent::{HardwareSource, HealthConfig, ListenAddress, LogFormat, ProcessAttribution, ProfileConfig, Size};
+use crate::agent::{HardwareSource, HealthConfig, ListenAddress, LogFormat, ProcessAttribution, ProfileConfig};
+use crate::input::Size;
 use crate::input::similar;
 use crate::metrics::dcgm::Generation;
 

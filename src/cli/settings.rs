@@ -196,7 +196,8 @@ fn node_name() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::{ProcessAttribution, Size};
+    use crate::agent::ProcessAttribution;
+    use crate::input::Size;
 
     fn settings(options: AgentOptions) -> Settings {
         resolve(options).expect("valid").settings

@@ -8,7 +8,8 @@ use humantime::Duration;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
-use crate::agent::{HardwareSource, ListenAddress, LogFormat, ProcessAttribution, Size};
+use crate::agent::{HardwareSource, ListenAddress, LogFormat, ProcessAttribution};
+use crate::input::Size;
 use crate::metrics::dcgm::Generation;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -101,12 +102,12 @@ macro_rules! values {
 }
 
 values! {
-    native: String = { "type": "string" }, PathBuf = { "type": "string" }, usize = { "type": "integer" }, bool = { "type": "boolean" };
+    native: String = { "type": "string" }, PathBuf = { "type": "string" }, usize = { "type": "integer" }, bool = { "type": "boolean" },
+        Size = (<Size as schemars::JsonSchema>::json_schema(&mut schemars::SchemaGenerator::default()));
     text: Duration = crate::agent::DURATION_PATTERN,
         ListenAddress = r"^(unix:.+|[0-9.]+:[0-9]+|\[[0-9a-fA-F:.%]+\]:[0-9]+)$",
         ConditionFile = "^(none|/(.*/)?[^/]+)$",
-        Generation = r"^(4\.8|4\.9|both)$",
-        Size = "^[0-9]+ *(KiB|MiB|GiB|Ki|Mi|Gi|MB|GB)?$";
+        Generation = r"^(4\.8|4\.9|both)$";
     named: HardwareSource, LogFormat, ProcessAttribution, Switch;
 }
 

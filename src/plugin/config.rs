@@ -9,7 +9,8 @@ use super::nvidia_config;
 use super::pattern::has_wildcards;
 #[cfg(test)]
 use super::values::schema;
-use super::values::{Bytes, DeviceReference, a_resource_name, by_resource_name, one_or_several};
+use super::values::{DeviceReference, a_resource_name, by_resource_name, one_or_several};
+use crate::input::Size;
 use crate::model::ResourceName;
 
 /// 16 GPUs of this many slots stay a quarter below what the kubelet takes in one message (4 MiB).
@@ -213,7 +214,7 @@ pub enum OnConflict {
 pub struct PreStartCheck {
     /// On every device given.
     #[serde(default)]
-    pub minimum_free_memory: Option<Bytes>,
+    pub minimum_free_memory: Option<Size>,
     /// No process on any device given, other than on those that are shared.
     #[serde(default)]
     pub no_processes: bool,

@@ -55,4 +55,4 @@ pub use profile::{Choice, CountRange, Gpus, Match, NodeView, Plan, Profile};
 pub use profile_config::{ChangedSection, Changes, NvidiaChanges, ProfileConfig, ResourceChange};
 pub use run::{Handle, Inputs, Settings, start};
 pub use sockets::{kubelet_socket, live as live_sockets};
-pub use values::{Bytes, DeviceReference, Reach, resource_name};
+pub use values::{DeviceReference, Reach, resource_name};

@@ -77,8 +77,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::input::Size;
     use crate::model::{DeviceReadings, Medium, Monotonic, Stamped, UnhealthyReason};
-    use crate::plugin::{Bytes, OfferedDevice, PluginUnhealthy};
+    use crate::plugin::{OfferedDevice, PluginUnhealthy};
 
     #[test]
     fn a_device_in_use_an_unhealthy_one_and_an_unknown_one_are_refused_with_the_reason() {
@@ -101,7 +102,7 @@ mod tests {
         let mut hardware = HardwareState::default();
         hardware.readings.insert("GPU-a".into(), Arc::new(readings));
         let result = |id: &str, wanted| {
-            let rules = PreStartCheck { minimum_free_memory: Some(Bytes(wanted)), no_processes: false };
+            let rules = PreStartCheck { minimum_free_memory: Some(Size(wanted)), no_processes: false };
             check(&rules, &offer, &hardware, &[id.into()]).map_err(|(result, _)| result)
         };
         assert_eq!(result("GPU-a", 10), Ok(()));

@@ -1,4 +1,4 @@
-//! Single values as people write them: resource names, references to devices, amounts of memory.
+//! Single values as people write them: resource names and references to devices.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -105,55 +105,6 @@ impl<'de> Deserialize<'de> for DeviceReference {
     }
 }
 
-/// Memory: a number of bytes, or with one of Kubernetes' suffixes (`500M`, `2Gi`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Bytes(pub u64);
-
-impl Bytes {
-    const SUFFIXES: [(&'static str, u64); 8] = [
-        ("Ki", 1 << 10),
-        ("Mi", 1 << 20),
-        ("Gi", 1 << 30),
-        ("Ti", 1 << 40),
-        ("k", 1_000),
-        ("M", 1_000_000),
-        ("G", 1_000_000_000),
-        ("T", 1_000_000_000_000),
-    ];
-
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        let (digits, unit) = Self::SUFFIXES
-            .iter()
-            .find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, *unit)))
-            .unwrap_or((text, 1));
-        digits.parse::<u64>().ok()?.checked_mul(unit).map(Self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Bytes {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Amount;
-        impl Visitor<'_> for Amount {
-            type Value = Bytes;
-
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("an amount of memory, such as 500M or 2Gi")
-            }
-
-            fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<Self::Value, E> {
-                Ok(Bytes(bytes))
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
-                Bytes::parse(text)
-                    .ok_or_else(|| E::custom(format!("{text:?} is no amount of memory; accepted: 500M, 2Gi, bytes")))
-            }
-        }
-        deserializer.deserialize_any(Amount)
-    }
-}
-
 /// Names that the kubelet accepts for an extended resource: `domain/name`, outside of kubernetes.io.
 pub fn resource_name(text: &str) -> Result<ResourceName, String> {
     let refuse =
@@ -234,7 +185,7 @@ pub(super) mod schema {
 
     use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-    use super::{Bytes, DeviceReference, ResourceName};
+    use super::{DeviceReference, ResourceName};
 
     pub fn one_or_several<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
         let one = generator.subschema_for::<T>();
@@ -265,7 +216,6 @@ pub(super) mod schema {
             "minimum": 0,
             "pattern": "^([0-9]+(:[0-9]+)?|(MIG-|GPU-)[-0-9a-fA-FGPU/]+)$",
         };
-        Bytes: { "type": ["integer", "string"], "minimum": 0, "pattern": "^[0-9]+(Ki|Mi|Gi|Ti|k|M|G|T)?$" };
     }
 }
 
@@ -318,23 +268,6 @@ mod tests {
             ("all", None),
         ] {
             assert_eq!(DeviceReference::parse(text), expected, "{text}");
-        }
-    }
-
-    #[test]
-    fn amounts_of_memory_take_kubernetes_suffixes() {
-        for (text, expected) in [
-            ("0", Some(0)),
-            ("1024", Some(1024)),
-            ("2Gi", Some(2 << 30)),
-            ("500M", Some(500_000_000)),
-            ("", None),
-            ("Gi", None),
-            ("-1", None),
-            ("2 Gi", None),
-            ("20000000Ti", None),
-        ] {
-            assert_eq!(Bytes::parse(text), expected.map(Bytes), "{text}");
         }
     }
 }

@@ -1,6 +1,7 @@
 use std::path::Path;
 
 use super::*;
+use crate::input::Size;
 
 fn error(text: &str) -> String {
     match serde_saphyr::from_str::<Config>(text) {
@@ -54,7 +55,7 @@ resources:
     let ResourceConfig::Nvidia(nvidia) = &entries[0] else { panic!("{entries:?}") };
     assert_eq!(
         nvidia.pre_start_check,
-        Some(PreStartCheck { minimum_free_memory: Some(Bytes(2 << 30)), no_processes: true })
+        Some(PreStartCheck { minimum_free_memory: Some(Size(2 << 30)), no_processes: true })
     );
     let Sharing::Mps(mps) = &nvidia.sharing else { panic!("{nvidia:?}") };
     assert_eq!(mps.per_gpu.len(), 3);

@@ -1,12 +1,16 @@
-//! What people write: YAML files and names.
+//! What people write: YAML files, names and sizes.
 //!
 //! Inputs: a text. Outputs: its value, or what is wrong, with its line, and for a misspelt name the one that is meant. Does not
 //! use: files, what a key is for.
+
+mod size;
 
 use std::borrow::Cow;
 
 use serde::de::DeserializeOwned;
 use serde_saphyr::{DefaultMessageFormatter, Error, MessageFormatter};
+
+pub use size::Size;
 
 /// A misspelt name is as similar as this to the one that is meant, by Jaro's measure; clap has the same limit for flags.
 const SIMILAR: f64 = 0.7;
