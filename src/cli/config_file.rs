@@ -2,68 +2,11 @@
 //!
 //! In: its text. Out: the options that it sets; an error names the key and the line. Does not use: flags, defaults.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{MapAccess, Visitor};
-use serde::{Deserialize, Deserializer};
-
 use super::options::AgentOptions;
-use super::value::Switch;
-use crate::agent::{PluginConfig, ReadFile, sha256};
+use crate::agent::{ReadFile, sha256};
 use crate::input;
-
-/// `devicePlugin: off`, or a section.
-#[derive(Clone, Debug)]
-pub enum DevicePlugin {
-    Switch(Switch),
-    Section(PluginConfig),
-}
-
-impl Default for DevicePlugin {
-    fn default() -> Self {
-        Self::Section(PluginConfig::default())
-    }
-}
-
-impl<'de> Deserialize<'de> for DevicePlugin {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(DevicePluginVisitor)
-    }
-}
-
-/// In place of an untagged enum, whose errors have no line.
-struct DevicePluginVisitor;
-
-impl<'de> Visitor<'de> for DevicePluginVisitor {
-    type Value = DevicePlugin;
-
-    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("on, off, or a section with resources or nvidiaConfig")
-    }
-
-    /// YAML 1.1 has `on` and `off` as booleans.
-    fn visit_bool<E: serde::de::Error>(self, on: bool) -> Result<DevicePlugin, E> {
-        Ok(DevicePlugin::Switch(if on { Switch::On } else { Switch::Off }))
-    }
-
-    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<DevicePlugin, E> {
-        match text {
-            "on" => self.visit_bool(true),
-            "off" => self.visit_bool(false),
-            _ => Err(E::invalid_value(serde::de::Unexpected::Str(text), &self)),
-        }
-    }
-
-    fn visit_unit<E: serde::de::Error>(self) -> Result<DevicePlugin, E> {
-        Ok(DevicePlugin::default())
-    }
-
-    fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<DevicePlugin, M::Error> {
-        PluginConfig::deserialize(MapAccessDeserializer::new(map)).map(DevicePlugin::Section)
-    }
-}
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigFileError {
@@ -88,6 +31,7 @@ pub fn parse(text: &str) -> Result<AgentOptions, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::input::SwitchOr;
 
     fn error_of(text: &str) -> String {
         parse(text).expect_err("must not parse")
@@ -96,10 +40,10 @@ mod tests {
     #[test]
     fn the_device_plugin_is_a_switch_or_a_section() {
         let plugin = |text: &str| parse(text).expect("parses").plugin_section;
-        assert!(matches!(plugin("devicePlugin: off\n"), DevicePlugin::Switch(Switch::Off)));
-        assert!(matches!(plugin("devicePlugin: on\n"), DevicePlugin::Switch(Switch::On)));
+        assert!(matches!(plugin("devicePlugin: off\n"), SwitchOr::Switch(false)));
+        assert!(matches!(plugin("devicePlugin: on\n"), SwitchOr::Switch(true)));
         let text = "devicePlugin:\n  resources:\n    - kind: simulated\n      name: example.com/x\n      devices: 2\n";
-        let DevicePlugin::Section(section) = plugin(text) else { panic!("a section") };
+        let SwitchOr::Section(section) = plugin(text) else { panic!("a section") };
         assert_eq!(section.resources.map(|resources| resources.len()), Some(1));
         for (text, parts) in [
             ("devicePlugin: maybe\n", ["maybe", "off"]),
@@ -118,10 +62,10 @@ mod tests {
     #[test]
     fn booleans_are_switches() {
         use crate::agent::ProcessAttribution::{Off, On};
-        for (text, attribution, plugin) in [("true", On, Switch::On), ("false", Off, Switch::Off)] {
+        for (text, attribution, plugin) in [("true", On, true), ("false", Off, false)] {
             let options = parse(&format!("processAttribution: {text}\ndevicePlugin: {text}\n")).expect("parses");
             assert_eq!(options.process_attribution, Some(attribution));
-            assert!(matches!(options.plugin_section, DevicePlugin::Switch(switch) if switch == plugin));
+            assert!(matches!(options.plugin_section, SwitchOr::Switch(switch) if switch == plugin));
         }
     }
 

@@ -10,11 +10,11 @@ use clap::Args;
 use humantime::Duration;
 use serde::Deserialize;
 
-use super::config_file::DevicePlugin;
 use super::value::{ConditionFile, Switch, Value, parsed, read};
-use crate::agent::{HardwareSource, HealthConfig, ListenAddress, LogFormat, ProcessAttribution, ProfileConfig};
-use crate::input::Size;
-use crate::input::similar;
+use crate::agent::{
+    HardwareSource, HealthConfig, ListenAddress, LogFormat, PluginConfig, ProcessAttribution, ProfileConfig,
+};
+use crate::input::{Size, SwitchOr, similar};
 use crate::metrics::dcgm::Generation;
 
 /// Variables without an option, for the governance record.
@@ -153,7 +153,7 @@ macro_rules! options {
             /// Only in the file, and beside the flag.
             #[arg(skip)]
             #[serde(rename = "devicePlugin")]
-            pub plugin_section: DevicePlugin,
+            pub plugin_section: SwitchOr<PluginConfig>,
             /// Only in the file.
             #[arg(skip)]
             pub profiles: Vec<ProfileConfig>,
@@ -164,7 +164,7 @@ macro_rules! options {
         pub struct OptionValues {
             $($(pub $name: options!(@type $type $(, $default)?),)*)*
             pub health: HealthConfig,
-            pub plugin_section: DevicePlugin,
+            pub plugin_section: SwitchOr<PluginConfig>,
             pub profiles: Vec<ProfileConfig>,
         }
 

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::options::{ROWS, Row, schemas};
 use crate::agent::{HealthConfig, PluginConfig, ProfileConfig};
+use crate::input::SwitchOr;
 
 pub fn config_file() -> Value {
     let mut properties = Map::new();
@@ -17,13 +18,8 @@ pub fn config_file() -> Value {
     }
     let mut generator = SchemaSettings::draft07().with(|settings| settings.inline_subschemas = true).into_generator();
     properties.insert("health".to_owned(), section::<HealthConfig>(&mut generator));
-    let plugin = json!({
-        "description": "The bundled device plugin: on, off, or what it offers.",
-        "type": ["object", "string", "boolean"],
-        "if": { "type": "object" },
-        "then": section::<PluginConfig>(&mut generator),
-        "else": { "enum": ["on", "off", true, false] },
-    });
+    let mut plugin = section::<SwitchOr<PluginConfig>>(&mut generator);
+    plugin["description"] = json!("The bundled device plugin: on, off, or what it offers.");
     properties.insert("devicePlugin".to_owned(), plugin);
     let profiles = json!({
         "description": "Settings for some of the nodes, chosen by their GPUs and names. The first profile that matches applies. Takes effect on SIGHUP.",

@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
-use super::config_file::{self, ConfigFileError, DevicePlugin};
+use super::config_file::{self, ConfigFileError};
 use super::options::{AgentOptions, OptionValues, OutOfRange, Row, row};
 use super::value::Switch;
 use crate::agent::{
     HardwareSource, JournalBounds, JournalSettings, LibrarySearch, PluginConfig, PluginConfigError, PluginPlan,
     PodLabel, PodLabelError, ReadFile, Reloadable, Settings, WebConfig, WebConfigError, WebLimits, sha256,
 };
+use crate::input::SwitchOr;
 
 /// The kubelet answers within milliseconds; on a loaded node within seconds.
 const KUBELET_DEADLINE: Duration = Duration::from_secs(5);
@@ -99,8 +100,11 @@ fn device_plugin(
     mut read: impl FnMut(&Path) -> std::io::Result<String>,
 ) -> Result<Option<PluginPlan>, PluginConfigError> {
     let (switch, mut section) = match &options.plugin_section {
-        DevicePlugin::Switch(switch) => (options.device_plugin.or(Some(*switch)), PluginConfig::default()),
-        DevicePlugin::Section(section) => (options.device_plugin, section.clone()),
+        SwitchOr::Switch(on) => {
+            let switch = if *on { Switch::On } else { Switch::Off };
+            (options.device_plugin.or(Some(switch)), PluginConfig::default())
+        }
+        SwitchOr::Section(section) => (options.device_plugin, section.clone()),
     };
     let is_off_in_file = options.device_plugin.is_none() && switch == Some(Switch::Off);
     if is_off_in_file && !options.profiles.is_empty() {

@@ -1,8 +1,7 @@
 use std::collections::BTreeMap;
-use std::fmt;
 use std::time::Duration;
 
-use serde::de::{Error, Unexpected, Visitor};
+use serde::de::{Error, Unexpected};
 use serde::{Deserialize, Deserializer};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -124,28 +123,12 @@ fn duration<'de, D: Deserializer<'de>>(
 }
 
 fn on_or_off<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
-    struct Switch;
-    impl Visitor<'_> for Switch {
-        type Value = bool;
-
-        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-            formatter.write_str("kmsg on or off")
-        }
-
-        /// YAML 1.1 reads `on` and `off` as booleans.
-        fn visit_bool<E: Error>(self, on: bool) -> Result<bool, E> {
-            Ok(on)
-        }
-
-        fn visit_str<E: Error>(self, text: &str) -> Result<bool, E> {
-            match text {
-                "on" => Ok(true),
-                "off" => Ok(false),
-                _ => Err(E::invalid_value(Unexpected::Str(text), &self)),
-            }
-        }
+    // YAML 1.1 reads `on` and `off` as booleans.
+    match String::deserialize(deserializer)?.as_str() {
+        "on" | "true" => Ok(true),
+        "off" | "false" => Ok(false),
+        other => Err(D::Error::invalid_value(Unexpected::Str(other), &"kmsg on or off")),
     }
-    deserializer.deserialize_any(Switch)
 }
 
 /// Of the configuration file's JSON schema.

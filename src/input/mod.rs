@@ -1,9 +1,10 @@
-//! What people write: YAML files, names and sizes.
+//! What people write: YAML files, names, sizes and switches.
 //!
 //! Inputs: a text. Outputs: its value, or what is wrong, with its line, and for a misspelt name the one that is meant. Does not
 //! use: files, what a key is for.
 
 mod size;
+mod switch;
 
 use std::borrow::Cow;
 
@@ -11,6 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_saphyr::{DefaultMessageFormatter, Error, MessageFormatter};
 
 pub use size::Size;
+pub use switch::SwitchOr;
 
 /// A misspelt name is as similar as this to the one that is meant, by Jaro's measure; clap has the same limit for flags.
 const SIMILAR: f64 = 0.7;

@@ -52,7 +52,7 @@ pub use nvidia_config::{NvidiaConfigError, parse as parse_nvidia_config};
 pub use offer::{Answer, DeviceNode, Hardware, Mount, Offer, OfferedDevice, PluginUnhealthy, Refusal};
 pub use offers::{Offers, merge, offers};
 pub use profile::{Choice, CountRange, Gpus, Match, NodeView, Plan, Profile};
-pub use profile_config::{ChangedSection, Changes, NvidiaChanges, ProfileConfig, ResourceChange};
+pub use profile_config::{ChangedSection, NvidiaChanges, ProfileConfig, ResourceChange};
 pub use run::{Handle, Inputs, Settings, start};
 pub use sockets::{kubelet_socket, live as live_sockets};
 pub use values::{DeviceReference, Reach, resource_name};

@@ -3,11 +3,8 @@
 //! In: the section, and the section `devicePlugin`. Out: a plan, validated, or what is wrong and where.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
 
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{self, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::config::{
@@ -20,6 +17,7 @@ use super::profile::{Match, Plan, Profile};
 use super::values::one_or_several;
 #[cfg(test)]
 use super::values::schema;
+use crate::input::SwitchOr;
 
 /// Characters of a name, as of a label in Kubernetes.
 const LONGEST_NAME: usize = 63;
@@ -35,22 +33,9 @@ pub struct ProfileConfig {
     /// Which nodes it is for. Without it: every node that no profile before it matches.
     #[serde(default, rename = "match")]
     pub conditions: Match,
+    /// What differs from the common section `devicePlugin`; `off`: nothing is offered.
     #[serde(default)]
-    pub device_plugin: Changes,
-}
-
-/// What differs from the common section `devicePlugin`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Changes {
-    /// Nothing is offered.
-    Off,
-    Section(ChangedSection),
-}
-
-impl Default for Changes {
-    fn default() -> Self {
-        Self::Section(ChangedSection::default())
-    }
+    pub device_plugin: SwitchOr<ChangedSection>,
 }
 
 /// Keys that are not given are those of the common section.
@@ -108,53 +93,6 @@ fn given_strategies<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option
     one_or_several(deserializer).map(Some)
 }
 
-impl<'de> Deserialize<'de> for Changes {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct OffOrSection;
-        impl<'de> Visitor<'de> for OffOrSection {
-            type Value = Changes;
-
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("off, or a section with resources or nvidiaConfig")
-            }
-
-            /// YAML 1.1 has `off` as a boolean.
-            fn visit_bool<E: de::Error>(self, on: bool) -> Result<Changes, E> {
-                if on { Err(E::invalid_value(de::Unexpected::Bool(on), &self)) } else { Ok(Changes::Off) }
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Changes, E> {
-                match text {
-                    "off" => Ok(Changes::Off),
-                    _ => Err(E::invalid_value(de::Unexpected::Str(text), &self)),
-                }
-            }
-
-            fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Changes, M::Error> {
-                ChangedSection::deserialize(MapAccessDeserializer::new(map)).map(Changes::Section)
-            }
-        }
-        deserializer.deserialize_any(OffOrSection)
-    }
-}
-
-#[cfg(test)]
-impl schemars::JsonSchema for Changes {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "Changes".into()
-    }
-
-    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        schemars::json_schema!({
-            "description": "What differs from the common section `devicePlugin`; `off`: nothing is offered.",
-            "type": ["object", "string", "boolean"],
-            "if": { "type": "object" },
-            "then": generator.subschema_for::<ChangedSection>(),
-            "else": { "enum": ["off", false] },
-        })
-    }
-}
-
 impl Plan {
     /// `read` gives the text of a file.
     pub fn resolve(
@@ -172,7 +110,11 @@ impl Plan {
                 let name = profiles[earlier].name.clone();
                 return Err(ConfigError::NeverApplies { key, name: profile.name.clone(), earlier, other: name });
             }
-            let entries = profile.device_plugin.over(&plan.common, &format!("{key}.devicePlugin"), &mut read)?;
+            let entries = match &profile.device_plugin {
+                SwitchOr::Switch(false) => vec![],
+                SwitchOr::Switch(true) => plan.common.clone(),
+                SwitchOr::Section(section) => section.over(&plan.common, &format!("{key}.devicePlugin"), &mut read)?,
+            };
             let (name, conditions) = (profile.name.as_str().into(), profile.conditions.clone());
             plan.profiles.push(Profile { name, conditions, entries });
         }
@@ -180,24 +122,23 @@ impl Plan {
     }
 }
 
-impl Changes {
+impl ChangedSection {
     fn over(
         &self,
         common: &[ResourceConfig],
         key: &str,
         read: impl FnOnce(&Path) -> std::io::Result<String>,
     ) -> Result<Vec<ResourceConfig>, ConfigError> {
-        let Self::Section(section) = self else { return Ok(vec![]) };
         let mut entries = common.to_vec();
-        if let Some(file) = &section.nvidia_config {
+        if let Some(file) = &self.nvidia_config {
             let nvidia = ResourceConfig::from_nvidia_file(&format!("{key}.nvidiaConfig"), file, read)?;
             replace(&mut entries, is_nvidia, nvidia);
         }
-        for (place, change) in section.resources.iter().enumerate() {
+        for (place, change) in self.resources.iter().enumerate() {
             let key = format!("{key}.resources[{place}]");
             let entry = match change {
                 ResourceChange::Nvidia(changes) => {
-                    if section.resources[..place].iter().any(|other| matches!(other, ResourceChange::Nvidia(_))) {
+                    if self.resources[..place].iter().any(|other| matches!(other, ResourceChange::Nvidia(_))) {
                         let accepted = "another entry has the keys of kind nvidia: write them in one".to_owned();
                         return Err(ConfigError::Value { key, value: "kind: nvidia".to_owned(), accepted });
                     }
@@ -358,6 +299,7 @@ profiles:
         assert!(matches!(&paths[1], ResourceConfig::Path(path) if path.shared == 9));
         assert_eq!(change("off"), []);
         assert_eq!(change("false"), []);
+        assert_eq!(change("on"), unchanged);
         let file = change("{nvidiaConfig: /n.yaml, resources: [{kind: nvidia, preferred: packed}]}");
         assert_eq!((file.len(), nvidia(&file).mig_strategy), (2, MigStrategy::Mixed));
         assert_eq!((nvidia(&file).preferred, &nvidia(&file).sharing), (Preferred::Packed, &Sharing::None));
@@ -404,7 +346,7 @@ profiles:
                 vec!["profiles[0].devicePlugin.resources", "example.com/fuse", "own name"],
             ),
             (changes("{kind: nvidia, migstrategy: mixed}"), vec!["migstrategy", "migStrategy"]),
-            ("- {name: p, devicePlugin: on}".to_owned(), vec!["off"]),
+            ("- {name: p, devicePlugin: maybe}".to_owned(), vec!["maybe", "off"]),
         ] {
             let error = plan(&format!("{COMMON}{profiles}")).expect_err(&profiles);
             for part in parts {
