@@ -15,6 +15,7 @@ use crate::agent::{
     HardwareSource, JournalBounds, JournalSettings, LibrarySearch, PluginConfig, PluginConfigError, PluginPlan,
     PodLabel, PodLabelError, ReadFile, Reloadable, Settings, WebConfig, WebConfigError, WebLimits, sha256,
 };
+use crate::client::DEFAULT_SOCKET;
 use crate::input::SwitchOr;
 
 /// The kubelet answers within milliseconds; on a loaded node within seconds.
@@ -126,7 +127,7 @@ fn device_plugin(
 
 fn settings(values: OptionValues, reloadable: Reloadable) -> Result<Settings, PodLabelError> {
     let admin_socket_required = values.admin_socket.is_some();
-    let admin_socket = values.admin_socket.unwrap_or_else(|| "/run/podmeter/podmeter.sock".into());
+    let admin_socket = values.admin_socket.unwrap_or_else(|| DEFAULT_SOCKET.into());
     let kubelet = &values.kubelet_root;
     Ok(Settings {
         listen: values.listen,
