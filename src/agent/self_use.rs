@@ -1,6 +1,8 @@
+use rustix::process::{Resource, getrlimit};
+
 use crate::model::{SelfUse, UnixSeconds};
 
-/// The resources that this process uses, from `/proc/self`. A value that cannot be read is absent.
+/// The resources that this process uses, from `/proc/self` and its limits. A value that cannot be read is absent.
 pub fn read() -> SelfUse {
     let stat = std::fs::read_to_string("/proc/self/stat").ok();
     // The second field is the command in parentheses and may contain anything; the rest is numbers.
@@ -16,14 +18,9 @@ pub fn read() -> SelfUse {
         resident_bytes: pages.map(|pages| count(pages) * rustix::param::page_size() as u64),
         virtual_bytes: virtual_bytes.map(count),
         open_files: std::fs::read_dir("/proc/self/fd").ok().map(|files| files.count() as u64),
-        max_files: max_files(),
+        max_files: getrlimit(Resource::Nofile).current,
         start: start.zip(boot_time()).map(|(start, boot)| UnixSeconds(boot + start / ticks)),
     }
-}
-
-fn max_files() -> Option<u64> {
-    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
-    limits.lines().find_map(|line| line.strip_prefix("Max open files")?.split_whitespace().next()?.parse().ok())
 }
 
 fn boot_time() -> Option<f64> {
