@@ -13,10 +13,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::governance::Timestamp;
 use crate::model::{
     DeviceHealth, DeviceReadings, Gpu, GpuHealth, GpuUuid, HealthCause, MigUuid, Moment, Monotonic, Snapshot,
-    UnhealthyReason, UnixSeconds, recovery_action,
+    Timestamp, UnhealthyReason, UnixSeconds, recovery_action,
 };
 
 /// Changes with every incompatible change.
@@ -219,11 +218,8 @@ fn reasons(health: &DeviceHealth) -> Vec<Reason> {
 
 /// Whether the GPU has answered lately.
 fn is_read(readings: &DeviceReadings, now: Moment) -> bool {
-    let fast = readings.fast.as_ref().map(|read| read.at);
-    let medium = readings.medium.as_ref().map(|read| read.at);
-    let slow = readings.slow.as_ref().map(|read| read.at);
-    let last = [fast, medium, slow].into_iter().flatten().max();
-    !readings.stuck && !readings.lost && last.is_some_and(|at| now.monotonic.since(at) <= READINGS_LIMIT)
+    let is_recent = |at| now.monotonic.since(at) <= READINGS_LIMIT;
+    !readings.stuck && !readings.lost && readings.last_read().is_some_and(is_recent)
 }
 
 /// The first ones by name, and how many more; `None` until the kubelet has answered.

@@ -343,7 +343,7 @@ pub fn clock(observations: &Observations) -> Finding {
     let now = observations.now.0;
     let to_do = "set the clock, and check chrony or systemd-timesyncd";
     if now < FIRST_VERSION {
-        return Finding::failed(format!("it shows {}", crate::governance::Timestamp(observations.now)), to_do);
+        return Finding::failed(format!("it shows {}", crate::model::Timestamp(observations.now)), to_do);
     }
     match &observations.newest_file {
         Ok(Some((path, at))) if at.0 > now + SKEW => Finding::warning(

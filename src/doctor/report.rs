@@ -3,8 +3,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use super::observations::NotObserved;
-use crate::governance::Timestamp;
-use crate::model::UnixSeconds;
+use crate::model::{Timestamp, UnixSeconds};
 use crate::terminal::write_wrapped;
 
 /// Worst first.

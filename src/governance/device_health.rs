@@ -3,10 +3,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::Timestamp;
 use crate::model::{
-    ContainerRef, DeviceHealth, GpuHealth, GpuUuid, HealthCause, HealthTransition, MigUuid, Snapshot, UnhealthyReason,
-    XidClass,
+    ContainerRef, DeviceHealth, GpuHealth, GpuUuid, HealthCause, HealthTransition, MigUuid, Snapshot, Timestamp,
+    UnhealthyReason, XidClass,
 };
 
 /// The health of each device, its transitions, and how it is determined.

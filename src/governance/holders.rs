@@ -2,10 +2,9 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::Timestamp;
 use crate::model::{
     Account, ClaimDevice, Container, ContainerRef, DeviceId, GpuUuid, HeldDevice, MigUuid, Pod, PodResourcesApi,
-    PodUid, ResourceName, Sharing, Snapshot,
+    PodUid, ResourceName, Sharing, Snapshot, Timestamp,
 };
 
 /// The holders, from the allocations that podmeter has settled on.

@@ -9,19 +9,17 @@ mod device_health;
 mod holders;
 mod offered;
 mod process;
-mod timestamp;
 
 use std::path::PathBuf;
 
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
-use crate::model::{GpuUuid, Inventory, MigDevice, Moment, NodeDevices, PciBusId, Snapshot};
+use crate::model::{GpuUuid, Inventory, MigDevice, Moment, NodeDevices, PciBusId, Snapshot, Timestamp};
 pub use device_health::{Health, MonitoringPlan};
 pub use holders::Holders;
 pub use offered::Offered;
 pub use process::{Mount, Namespace, OwnProcess, Status, read as read_own_process};
-pub use timestamp::Timestamp;
 
 /// Changes with every incompatible change.
 pub const SCHEMA: &str = "podmeter.record/v1";

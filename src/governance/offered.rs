@@ -3,8 +3,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::Timestamp;
-use crate::model::{DeviceId, GpuUuid, PluginResource, PluginState, ResourceName};
+use crate::model::{DeviceId, GpuUuid, PluginResource, PluginState, ResourceName, Timestamp};
 
 /// What the bundled device plugin offers to the kubelet.
 #[derive(Debug, Serialize)]

@@ -52,12 +52,7 @@ impl DeviceSignals {
         now: Monotonic,
     ) -> Option<u32> {
         let lost = !gpu.present || readings.is_some_and(|readings| readings.lost);
-        let stamps = readings.map(|readings| {
-            let fast = readings.fast.as_ref().map(|stamped| stamped.at);
-            let medium = readings.medium.as_ref().map(|stamped| stamped.at);
-            fast.max(medium).max(readings.slow.as_ref().map(|stamped| stamped.at))
-        });
-        let answered = stamps.flatten();
+        let answered = readings.and_then(DeviceReadings::last_read);
         if self.lost && !lost && answered.is_some() {
             self.reset = self.reset.max(answered);
             self.uncorrected_before = self.uncorrected;

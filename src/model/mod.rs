@@ -45,6 +45,7 @@ mod reading;
 mod recent_count;
 mod snapshot;
 mod time;
+mod timestamp;
 mod token_bucket;
 mod unattributed;
 mod xid;
@@ -78,6 +79,7 @@ pub use snapshot::{
     KubeletCounters, KubeletState, PodResourcesApi, Released, SelfUse, Sharing, Snapshot, UnresolvedDevices,
 };
 pub use time::{DurationHistogram, Moment, Monotonic, UnixSeconds};
+pub use timestamp::Timestamp;
 pub use token_bucket::TokenBucket;
 pub use unattributed::{Divided, Quantity, Reason, UnallocatedUse, Unattributed};
 pub use xid::{ContainerXid, XidEvent, XidInstance, XidProcess, XidSource};

@@ -31,6 +31,17 @@ pub struct DeviceReadings {
     pub asked: Option<Monotonic>,
 }
 
+impl DeviceReadings {
+    /// When the GPU answered last.
+    #[must_use]
+    pub fn last_read(&self) -> Option<Monotonic> {
+        let fast = self.fast.as_ref().map(|reading| reading.at);
+        let medium = self.medium.as_ref().map(|reading| reading.at);
+        let slow = self.slow.as_ref().map(|reading| reading.at);
+        fast.max(medium).max(slow)
+    }
+}
+
 /// Integrals since the agent first read the GPU. They never fall, although the driver's counters may.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Totals {

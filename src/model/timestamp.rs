@@ -2,7 +2,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use serde::{Serialize, Serializer};
 
-use crate::model::UnixSeconds;
+use super::UnixSeconds;
 
 /// `2026-11-21T10:41:07Z`
 #[derive(Clone, Copy, Debug, PartialEq)]

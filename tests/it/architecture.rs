@@ -21,7 +21,7 @@ const ARROWS: [(&str, &[&str]); 28] = [
     ("governance", &["model", "processes"]),
     ("client", &["model", "terminal"]),
     ("doctor", &["client", "clock", "hardware", "kubelet", "model", "plugin", "processes", "governance", "terminal"]),
-    ("condition", &["governance", "model"]),
+    ("condition", &["model"]),
     ("conformance", &["client", "terminal"]),
     ("metrics", &["model"]),
     ("terminal", &[]),
