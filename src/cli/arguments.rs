@@ -293,8 +293,8 @@ pub struct ReleaseArguments {
 
 #[derive(Clone, Debug, Args)]
 pub struct DoctorArguments {
-    #[arg(short, long, value_enum, default_value_t = DoctorFormat::Text)]
-    pub output: DoctorFormat,
+    #[arg(short, long, value_enum, default_value_t = ReportFormat::Text)]
+    pub output: ReportFormat,
     /// With `--url`, only that agent is checked, not this machine.
     #[command(flatten)]
     pub remote: RemoteAgent,
@@ -303,7 +303,7 @@ pub struct DoctorArguments {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum DoctorFormat {
+pub enum ReportFormat {
     Text,
     Json,
 }
@@ -313,16 +313,10 @@ pub struct ConformanceArguments {
     /// Page of an exporter: `http://HOST:9400/metrics`; without a path, `/metrics`.
     #[arg(value_name = "URL")]
     pub url: PageUrl,
-    #[arg(short, long, value_enum, default_value_t = ConformanceFormat::Text)]
-    pub output: ConformanceFormat,
+    #[arg(short, long, value_enum, default_value_t = ReportFormat::Text)]
+    pub output: ReportFormat,
     #[command(flatten)]
     pub credentials: Credentials,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum ConformanceFormat {
-    Text,
-    Json,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -410,14 +404,8 @@ pub struct ProbeArguments {
     /// Time limit to open the driver, to list its GPUs, and for the passes over each GPU.
     #[arg(long, default_value = "1m", value_name = "DUR", value_parser = humantime::parse_duration)]
     pub deadline: Duration,
-    #[arg(short, long, value_enum, default_value_t = ProbeFormat::Json)]
-    pub output: ProbeFormat,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum ProbeFormat {
-    Json,
-    Text,
+    #[arg(short, long, value_enum, default_value_t = ReportFormat::Json)]
+    pub output: ReportFormat,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -31,10 +31,9 @@ use crate::conformance::{self, PageUrl};
 use crate::metrics::catalogue;
 use crate::top::{self, TopSettings};
 use arguments::{
-    Arguments, Command, ConformanceArguments, ConformanceFormat, DemoArguments, DoctorArguments, DoctorFormat,
-    MetricsFormat, ProbeArguments, ProbeFormat, RecordArguments, RecordFormat, TopArguments,
+    Arguments, Command, ConformanceArguments, DemoArguments, DoctorArguments, MetricsFormat, ProbeArguments,
+    RecordArguments, RecordFormat, ReportFormat, TopArguments,
 };
-
 use options::AgentOptions;
 use settings::Configuration;
 
@@ -209,8 +208,8 @@ fn run_probe(arguments: ProbeArguments) -> Result<(), Failed> {
     let probe = agent::probe_nvml(search, arguments.passes, arguments.deadline);
     let probe = probe.map_err(|error| Failed(FAILED, error.to_string()))?;
     print(&match arguments.output {
-        ProbeFormat::Json => probe.json(),
-        ProbeFormat::Text => probe.text(),
+        ReportFormat::Json => probe.json(),
+        ReportFormat::Text => probe.text(),
     })
 }
 
@@ -219,8 +218,8 @@ fn run_doctor(arguments: DoctorArguments) -> Result<(), Failed> {
     let settings = settings::resolve(agent).map_err(misused)?.settings;
     let report = block_on(agent::examine(settings, remote.target()?))?;
     print(&match output {
-        DoctorFormat::Json => report.json(),
-        DoctorFormat::Text => report.text(is_coloured(), terminal_columns().unwrap_or(80)),
+        ReportFormat::Json => report.json(),
+        ReportFormat::Text => report.text(is_coloured(), terminal_columns().unwrap_or(80)),
     })?;
     if report.is_ok() {
         Ok(())
@@ -237,8 +236,8 @@ fn run_conformance(arguments: ConformanceArguments) -> Result<(), Failed> {
     let observation = block_on(conformance::observe(named, &query, anonymous))?.map_err(misused)?;
     let report = conformance::judge(&observation);
     print(&match output {
-        ConformanceFormat::Json => report.json(),
-        ConformanceFormat::Text => report.text(is_coloured(), terminal_columns().unwrap_or(80)),
+        ReportFormat::Json => report.json(),
+        ReportFormat::Text => report.text(is_coloured(), terminal_columns().unwrap_or(80)),
     })?;
     if report.is_ok() { Ok(()) } else { Err(Failed(FAILED, "a requirement of level MUST is not met".to_owned())) }
 }
