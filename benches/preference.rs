@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use crate::support::links::{Node, Random, nvswitch, pcie_tree, seeded};
+use crate::support::links::{Draw as _, Node, Random, nvswitch, pcie_tree, seeded};
 use podmeter::preference::choose_gpus;
 
 const GPUS: usize = 16;

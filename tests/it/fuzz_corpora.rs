@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
+use podmeter::simulation::Random;
 use targets::TARGETS;
 
 #[path = "../../fuzz/src/lib.rs"]
@@ -49,25 +50,13 @@ fn changed_inputs_break_no_promise() {
         let folder = fs::read_dir(corpora.join(name)).expect("a corpus").map(|entry| entry.expect("readable").path());
         let files: BTreeSet<_> = folder.collect();
         let inputs: Vec<Vec<u8>> = files.iter().map(|file| fs::read(file).expect("readable")).collect();
-        let mut random = Random(0x9e37_79b9_7f4a_7c15);
+        let mut random = Random::seeded(1);
         for _ in 0..count {
             let input = changed(&inputs, &mut random);
             let outcome = std::panic::catch_unwind(|| target(&input));
             assert!(outcome.is_ok(), "{name} breaks on {:?}", input.escape_ascii().to_string());
         }
         println!("{name}: {count}");
-    }
-}
-
-struct Random(u64);
-
-impl Random {
-    /// Xorshift.
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) as usize % limit.max(1)
     }
 }
 

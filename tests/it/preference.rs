@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::support::links::{Node, dgx1_pascal, dgx1_volta, nvswitch, pcie_tree, rtx8000, seeded};
+use crate::support::links::{Draw as _, Node, dgx1_pascal, dgx1_volta, nvswitch, pcie_tree, rtx8000, seeded};
 use podmeter::model::DeviceId;
 use podmeter::preference::{Choice, Condition, FallbackReason, Topology, choose_gpus};
 use proptest::prelude::*;

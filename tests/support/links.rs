@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use podmeter::model::GpuUuid;
 use podmeter::preference::{Candidate, Choice, Condition, Place, Request, Topology};
+pub use podmeter::simulation::Random;
 
 #[derive(Debug)]
 pub struct Node {
@@ -125,34 +126,22 @@ pub fn dgx1_volta() -> Node {
     })
 }
 
-/// SplitMix64: the same seed gives the same nodes and requests on every machine.
-pub struct Random(u64);
-
 pub fn seeded(seed: u64) -> Random {
-    Random(seed)
+    Random::seeded(seed)
 }
 
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
-    }
-
-    pub fn below(&mut self, limit: usize) -> usize {
-        usize::try_from(self.next() % limit as u64).unwrap()
-    }
-
-    pub fn shuffle<T>(&mut self, items: &mut [T]) {
-        for last in (1..items.len()).rev() {
-            items.swap(last, self.below(last + 1));
-        }
-    }
-
+/// What is drawn from a generator.
+pub trait Draw {
     /// Some of the first `count` GPUs, a size they can meet, and fewer required ones than that, mostly none.
-    pub fn request(&mut self, count: usize) -> (u32, u32, usize) {
+    fn request(&mut self, count: usize) -> (u32, u32, usize);
+    /// Branches of random widths under each other; the deeper two GPUs part, the closer they are.
+    fn tree(&mut self, count: usize) -> Node;
+    fn mesh(&mut self, count: usize) -> Node;
+    fn condition(&mut self) -> Condition;
+}
+
+impl Draw for Random {
+    fn request(&mut self, count: usize) -> (u32, u32, usize) {
         let mut gpus: Vec<usize> = (0..count).collect();
         self.shuffle(&mut gpus);
         gpus.truncate(1 + self.below(count));
@@ -162,8 +151,7 @@ impl Random {
         (set(&gpus), set(&gpus[..required]), size)
     }
 
-    /// Branches of random widths under each other; the deeper two GPUs part, the closer they are.
-    pub fn tree(&mut self, count: usize) -> Node {
+    fn tree(&mut self, count: usize) -> Node {
         let mut order: Vec<usize> = (0..count).collect();
         if self.below(2) == 0 {
             self.shuffle(&mut order);
@@ -179,7 +167,7 @@ impl Random {
         })
     }
 
-    pub fn mesh(&mut self, count: usize) -> Node {
+    fn mesh(&mut self, count: usize) -> Node {
         let scores: BTreeMap<(usize, usize), u32> = (0..count)
             .flat_map(|i| (i + 1..count).map(move |j| (i, j)))
             .map(|pair| (pair, [0, 10, 20, 50, 110, 210, 1210][self.below(7)]))
@@ -187,7 +175,7 @@ impl Random {
         Node::new(count, half(count), |i, j| scores[&(i, j)])
     }
 
-    pub fn condition(&mut self) -> Condition {
+    fn condition(&mut self) -> Condition {
         let load = [None, Some(0.0), Some(0.5), Some(1.0)][self.below(4)];
         Condition { throttled: self.below(5) == 0, load, ..Condition::default() }
     }
