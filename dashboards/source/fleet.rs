@@ -1,7 +1,7 @@
 //! All nodes: how much is held, how much of that works, what is broken, who wastes most.
 
 use super::panel::{bars, events, series, stat, table, timeline};
-use super::{BUSY_SHARE, CLUSTER, Dashboard, FREE_GPUS, JOB, NODE, Row, resources};
+use super::{BUSY_SHARE, CLUSTER, Dashboard, FREE_GPUS, JOB, NODE, Row, gpus_now, resources};
 
 pub fn dashboard() -> Dashboard {
     Dashboard {
@@ -14,57 +14,16 @@ pub fn dashboard() -> Dashboard {
 }
 
 fn now() -> Row {
+    let nodes = stat(
+        "GPU nodes",
+        "none",
+        "count(sum by (cluster, node) (podmeter_node_devices{scrape,state=\"expected\"}) > 0)",
+        "Nodes with GPUs whose podmeter was scraped.",
+    );
     Row {
         title: "Now; busy and idle: the last 5 minutes",
         collapsed: false,
-        panels: vec![
-            stat(
-                "GPU nodes",
-                "none",
-                "count(sum by (cluster, node) (podmeter_node_devices{scrape,state=\"expected\"}) > 0)",
-                "Nodes with GPUs whose podmeter was scraped.",
-            ),
-            stat("GPUs", "none", "sum(podmeter_node_devices{scrape,state=\"visible\"})", "GPUs that the drivers list."),
-            stat(
-                "Allocated",
-                "percentunit",
-                "avg(podmeter_device_allocated_ratio{scrape})",
-                "Fraction of the GPUs that containers hold; of a shared or partitioned GPU, the held fraction.",
-            ),
-            stat(
-                "Free",
-                "short",
-                &format!("sum({FREE_GPUS})"),
-                "GPUs that are healthy and that no container holds; of a shared or partitioned GPU, the free fraction.",
-            ),
-            stat(
-                "Busy",
-                "percentunit",
-                "avg(rate(podmeter_device_busy_seconds_total{scrape}[5m]))",
-                "Fraction of GPU time in which at least one kernel ran, held or not.",
-            ),
-            stat(
-                "Held and idle",
-                "short",
-                "sum(rate(podmeter_container_idle_seconds_total{scrape}[5m]))",
-                "GPUs' worth that containers hold and do not use.",
-            ),
-            stat(
-                "Unhealthy",
-                "none",
-                "sum(1 - podmeter_device_healthy{scrape})",
-                "GPUs that are unhealthy as a whole or in part.",
-            )
-            .steps(&[(1.0, "red")]),
-            stat(
-                "Missing",
-                "none",
-                "sum(podmeter_node_devices{scrape,state=\"expected\"}) \
-                 - sum(podmeter_node_devices{scrape,state=\"visible\"})",
-                "GPUs on the PCI bus that the drivers do not list.",
-            )
-            .steps(&[(1.0, "red")]),
-        ],
+        panels: std::iter::once(nodes).chain(gpus_now()).collect(),
     }
 }
 

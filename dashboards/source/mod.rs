@@ -13,7 +13,7 @@ mod podmeter;
 
 use serde_json::{Value, json};
 
-use panel::{Panel, datasource, expand, table};
+use panel::{Panel, datasource, expand, stat, table};
 
 /// One selector of series at the top of a dashboard.
 struct Variable {
@@ -70,6 +70,52 @@ clamp_min(
   ),
   0
 )";
+
+/// How many GPUs there are, in what state, and how much of them is used.
+fn gpus_now() -> [Panel; 7] {
+    [
+        stat("GPUs", "none", "sum(podmeter_node_devices{scrape,state=\"visible\"})", "GPUs that a driver lists."),
+        stat(
+            "Allocated",
+            "percentunit",
+            "avg(podmeter_device_allocated_ratio{scrape})",
+            "Fraction of the GPUs that containers hold; of a shared or partitioned GPU, the held fraction.",
+        ),
+        stat(
+            "Free",
+            "short",
+            &format!("sum({FREE_GPUS})"),
+            "GPUs that are healthy and that no container holds; of a shared or partitioned GPU, the free fraction.",
+        ),
+        stat(
+            "Busy",
+            "percentunit",
+            "avg(rate(podmeter_device_busy_seconds_total{scrape}[5m]))",
+            "Fraction of GPU time in which at least one kernel ran, held or not.",
+        ),
+        stat(
+            "Held and idle",
+            "short",
+            "sum(rate(podmeter_container_idle_seconds_total{scrape}[5m]))",
+            "GPUs' worth that containers hold and do not use.",
+        ),
+        stat(
+            "Unhealthy",
+            "none",
+            "sum(1 - podmeter_device_healthy{scrape})",
+            "GPUs that are unhealthy as a whole or in part.",
+        )
+        .steps(&[(1.0, "red")]),
+        stat(
+            "Missing",
+            "none",
+            "sum(podmeter_node_devices{scrape,state=\"expected\"}) \
+             - sum(podmeter_node_devices{scrape,state=\"visible\"})",
+            "GPUs on the PCI bus that the driver does not list.",
+        )
+        .steps(&[(1.0, "red")]),
+    ]
+}
 
 /// What the kubelet counts, one line per combination of these labels.
 fn resources(keys: &'static [&'static str]) -> Panel {

@@ -1,7 +1,7 @@
 //! One node: who held which device when, and how its devices do.
 
 use super::panel::{Panel, events, matrix, series, stat, timeline};
-use super::{CLUSTER, Dashboard, FREE_GPUS, JOB, ONE_NODE, Row, resources};
+use super::{CLUSTER, Dashboard, JOB, ONE_NODE, Row, gpus_now, resources};
 
 /// Per thing that can be held now, whole GPU or MIG device, a `device` name and its `holder`. A shared device names none of
 /// its holders: any one of them would be arbitrary.
@@ -46,52 +46,11 @@ pub fn dashboard() -> Dashboard {
 }
 
 fn now() -> Row {
+    let power = stat("Power", "watt", "sum(podmeter_device_power_watts{scrape})", "Power drawn by the boards.");
     Row {
         title: "Now; busy and idle: the last 5 minutes",
         collapsed: false,
-        panels: vec![
-            stat("GPUs", "none", "sum(podmeter_node_devices{scrape,state=\"visible\"})", "GPUs that the driver lists."),
-            stat(
-                "Allocated",
-                "percentunit",
-                "avg(podmeter_device_allocated_ratio{scrape})",
-                "Fraction of the GPUs that containers hold.",
-            ),
-            stat(
-                "Free",
-                "short",
-                &format!("sum({FREE_GPUS})"),
-                "GPUs that are healthy and that no container holds; of a shared or partitioned GPU, the free fraction.",
-            ),
-            stat(
-                "Busy",
-                "percentunit",
-                "avg(rate(podmeter_device_busy_seconds_total{scrape}[5m]))",
-                "Fraction of GPU time in which at least one kernel ran, held or not.",
-            ),
-            stat(
-                "Held and idle",
-                "short",
-                "sum(rate(podmeter_container_idle_seconds_total{scrape}[5m]))",
-                "GPUs' worth that containers hold and do not use.",
-            ),
-            stat(
-                "Unhealthy",
-                "none",
-                "sum(1 - podmeter_device_healthy{scrape})",
-                "GPUs that are unhealthy as a whole or in part.",
-            )
-            .steps(&[(1.0, "red")]),
-            stat(
-                "Missing",
-                "none",
-                "sum(podmeter_node_devices{scrape,state=\"expected\"}) \
-                 - sum(podmeter_node_devices{scrape,state=\"visible\"})",
-                "GPUs on the PCI bus that the driver does not list.",
-            )
-            .steps(&[(1.0, "red")]),
-            stat("Power", "watt", "sum(podmeter_device_power_watts{scrape})", "Power drawn by the boards."),
-        ],
+        panels: gpus_now().into_iter().chain([power]).collect(),
     }
 }
 
