@@ -1,17 +1,9 @@
-//! `podmeter record` of the demo against its published schema.
+//! `podmeter record` of the demo; `scripts/check-record` validates it by its schema.
 
-use crate::support::agent;
-use crate::support::demo;
-use crate::support::schema;
-use std::path::Path;
-
-use crate::support::demo::Demo;
 use serde_json::{Value, json};
 
-fn published() -> Value {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/record.schema.json");
-    serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap()
-}
+use crate::support::agent;
+use crate::support::demo::{self, Demo};
 
 fn record(arguments: &[&str]) -> String {
     let (code, output) = agent::ended(&[&["record"], arguments].concat());
@@ -24,12 +16,11 @@ fn parsed(text: &str) -> Value {
 }
 
 #[test]
-fn the_record_of_the_demo_is_valid_by_its_schema() {
+fn the_record_names_the_hardware_of_holders_and_this_process() {
     for profile in ["8xh100-timesliced", "8xh100-mig"] {
         let demo = Demo::start(&["--profile", profile]);
         demo.until_held();
         let record = parsed(&record(&["--admin-socket", demo.admin_socket().to_str().unwrap()]));
-        assert_eq!(schema::violations(&published(), &record), Vec::<String>::new(), "{profile}");
         assert_eq!(record["running"]["version"], env!("CARGO_PKG_VERSION"));
         let holders = record["allocations"]["containers"].as_array().unwrap();
         let gpus: Vec<&Value> =
@@ -55,7 +46,6 @@ fn serial_numbers_are_on_the_admin_socket_only_and_json_equals_yaml() {
     assert!(parsed(&private)["hardware"]["devices"][0]["serial"].is_string(), "{private}");
     let public = record(&["--url", &demo.url()]);
     assert!(!public.contains("\"serial\""), "{public}");
-    assert_eq!(schema::violations(&published(), &parsed(&public)), Vec::<String>::new());
     let mut yaml: Value = serde_saphyr::from_str(&record(&["--url", &demo.url(), "-o", "yaml"])).unwrap();
     let mut json = parsed(&public);
     for changing in ["at", "health", "allocations"] {
@@ -86,7 +76,6 @@ fn a_health_transition_is_in_the_history_with_its_holders() {
         let record = parsed(&record(&["--admin-socket", path]));
         (record["health"]["history"]["transitions"] != json!([])).then_some(record)
     });
-    assert_eq!(schema::violations(&published(), &record), Vec::<String>::new());
     let transition = &record["health"]["history"]["transitions"][0];
     assert_eq!(
         (&transition["gpu"], &transition["healthy"], &transition["reason"]),
@@ -111,7 +100,6 @@ fn the_digest_changes_with_the_configuration() {
     let running = agent::Running::start(&arguments, &variables, None);
     let read = || parsed(&record(&["--admin-socket", path]));
     let before = read();
-    assert_eq!(schema::violations(&published(), &before), Vec::<String>::new());
     let digest = podmeter::governance::sha256(text.as_bytes());
     assert_eq!(before["configuration"]["files"], json!([{"path": config, "sha256": digest}]));
     assert_eq!(

@@ -17,6 +17,5 @@ pub mod lab;
 pub mod links;
 pub mod plugin_harness;
 pub mod prometheus;
-pub mod schema;
 pub mod sick_node;
 pub mod watching;
