@@ -415,7 +415,7 @@ pub const AREA: Area = Area {
         Row {
             id: "gpu-call-hangs",
             happens: "A driver call on one GPU hangs",
-            how: |rig| rig.gpu(3, |gpu| gpu["hang"] = json!(["nvmlDeviceGetPowerUsage"])),
+            how: |rig| rig.gpu(3, |gpu| gpu["hang"] = json!(["nvmlDeviceGetTotalEnergyConsumption"])),
             seen: Seen {
                 metrics: &[
                     UNHEALTHY,
