@@ -9,6 +9,7 @@ pub mod clock;
 pub mod condition;
 pub mod conformance;
 pub mod doctor;
+pub mod files;
 pub mod governance;
 pub mod hardware;
 pub mod health;

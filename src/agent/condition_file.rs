@@ -1,15 +1,13 @@
-use std::fs::File;
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::fs::OFlags;
 use tokio::sync::watch;
 
 use crate::clock::Clock;
 use crate::condition::NodeCondition;
+use crate::files;
 use crate::model::Snapshot;
 use crate::tasks::Tasks;
 
@@ -42,7 +40,7 @@ async fn follow(file: Arc<Path>, mut snapshots: watch::Receiver<Arc<Snapshot>>, 
         }
         // A file system that hangs blocks this task alone; the file then grows stale, which is unknown.
         let (path, text) = (Arc::clone(&file), condition.json());
-        let outcome = tokio::task::spawn_blocking(move || write(&path, &text)).await;
+        let outcome = tokio::task::spawn_blocking(move || files::replace(&path, &text, MODE)).await;
         let outcome = outcome.map_err(io::Error::other).flatten().map_err(|error| error.to_string());
         if outcome.as_ref().err() != failure.as_ref() {
             match &outcome {
@@ -57,42 +55,10 @@ async fn follow(file: Arc<Path>, mut snapshots: watch::Receiver<Arc<Snapshot>>, 
     }
 }
 
-/// A reader finds the previous text or this one, never a part.
-fn write(file: &Path, text: &str) -> io::Result<()> {
-    let name = file.file_name().ok_or_else(|| io::Error::other("the path names no file"))?;
-    let mut next = name.to_owned();
-    next.push(".new");
-    let next = file.with_file_name(next);
-    let mut options = File::options();
-    let options = options.create(true).truncate(true).write(true).mode(MODE);
-    let mut opened = options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed()).open(&next)?;
-    opened.write_all(text.as_bytes())?;
-    std::fs::rename(&next, file)
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{PermissionsExt as _, symlink};
-
     use super::*;
     use crate::metrics::tests::fixture;
-
-    #[test]
-    fn a_file_is_replaced_as_a_whole_and_no_link_is_followed() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("health.json");
-        write(&file, "a longer text\n").unwrap();
-        write(&file, "text\n").unwrap();
-        assert_eq!(std::fs::read_to_string(&file).unwrap(), "text\n");
-        assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, MODE);
-        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "no other file is left");
-        let target = directory.path().join("precious");
-        std::fs::write(&target, "data").unwrap();
-        symlink(&target, directory.path().join("health.json.new")).unwrap();
-        assert!(write(&file, "text\n").is_err());
-        assert_eq!(std::fs::read_to_string(&target).unwrap(), "data");
-        assert!(write(Path::new("/"), "").is_err());
-    }
 
     #[tokio::test]
     async fn the_file_has_the_condition_of_the_last_snapshot() {

@@ -6,6 +6,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, params};
 
 use super::allocation_record::AllocationRecord;
 use super::directory;
+use crate::files;
 
 pub const FILE: &str = "allocations.sqlite";
 /// "PMTR": marks the file as ours.
@@ -94,7 +95,7 @@ impl Loaded {
 impl Store {
     /// Opens or creates the file, and checks all of it.
     pub fn open(file: &Path, bounds: Bounds) -> Result<Self, StoreError> {
-        directory::open(file).map_err(|error| StoreError::Failed(error.to_string()))?;
+        files::open(file, files::OWNER_ONLY).map_err(|error| StoreError::Failed(error.to_string()))?;
         let connection = connect(file, WRITE)?;
         connection.busy_timeout(BUSY)?;
         let (application, format) = (pragma(&connection, "application_id")?, pragma(&connection, "user_version")?);

@@ -13,6 +13,7 @@ use super::allocation_tracker::{AllocationTracker, PROGRESS};
 use super::directory;
 use super::store::{Bounds, FILE, Store, StoreError};
 use crate::clock::Clock;
+use crate::files;
 use crate::model::{JournalState, Monotonic, Snapshot};
 
 /// Locked by the agent that writes.
@@ -294,7 +295,7 @@ pub(super) fn take_lock(directory: &Path) -> Result<File, String> {
     let failed = |error: std::io::Error| {
         format!("{}: {error}; give --state-dir a directory that podmeter may write to", path.display())
     };
-    let file = directory::open(&path).map_err(failed)?;
+    let file = files::open(&path, files::OWNER_ONLY).map_err(failed)?;
     match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => {

@@ -5,13 +5,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module with the modules that it may name.
-const ARROWS: [(&str, &[&str]); 28] = [
+const ARROWS: [(&str, &[&str]); 29] = [
     ("model", &[]),
     ("attribution", &["model"]),
     ("health", &["model"]),
     ("preference", &["model"]),
     ("history", &["model"]),
     ("clock", &["model"]),
+    ("files", &[]),
     ("input", &[]),
     ("wire", &[]),
     ("kubelet", &["attribution", "clock", "input", "model", "tasks", "wire"]),
@@ -27,7 +28,7 @@ const ARROWS: [(&str, &[&str]); 28] = [
     ("terminal", &[]),
     ("tasks", &[]),
     ("threads", &[]),
-    ("journal", &["clock", "input", "model", "terminal", "threads"]),
+    ("journal", &["clock", "files", "input", "model", "terminal", "threads"]),
     ("web", &["clock", "condition", "history", "input", "metrics", "model", "tasks"]),
     ("simulation", &["clock", "hardware", "model", "wire"]),
     (
@@ -38,6 +39,7 @@ const ARROWS: [(&str, &[&str]); 28] = [
             "clock",
             "condition",
             "doctor",
+            "files",
             "hardware",
             "health",
             "journal",

@@ -1,0 +1,109 @@
+//! Files of this process in directories that others may write to.
+//!
+//! In: paths and contents. Out: only files of this user, never the target of a symbolic link. Deliberately unknown: what
+//! is in them.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::Path;
+
+use rustix::fs::OFlags;
+
+/// The mode of a file for this user alone.
+pub const OWNER_ONLY: u32 = 0o600;
+
+/// Opens a file for writing and creates it with this mode where it is missing. A symbolic link or a file of another user
+/// in its place is an error.
+pub fn open(file: &Path, mode: u32) -> io::Result<File> {
+    own(File::options().create(true).truncate(false).write(true).mode(mode), file)
+}
+
+/// The content of a file of at most `limit` bytes; `None` where it does not exist. As with [`open`], and anything that is
+/// no file is an error.
+pub fn read(file: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
+    let opened = match own(File::options().read(true), file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    if !opened.metadata()?.is_file() {
+        return Err(io::Error::other("it is no file"));
+    }
+    let mut content = vec![];
+    if opened.take(limit + 1).read_to_end(&mut content)? as u64 > limit {
+        return Err(io::Error::other(format!("it has more than {limit} bytes")));
+    }
+    Ok(Some(content))
+}
+
+/// Replaces a file. A reader finds the previous text or this one, never a part.
+pub fn replace(file: &Path, text: &str, mode: u32) -> io::Result<()> {
+    let name = file.file_name().ok_or_else(|| io::Error::other("the path names no file"))?;
+    let mut next = name.to_owned();
+    next.push(".new");
+    let next = file.with_file_name(next);
+    let mut opened = open(&next, mode)?;
+    opened.set_len(0)?;
+    opened.write_all(text.as_bytes())?;
+    std::fs::rename(&next, file)
+}
+
+fn own(options: &mut OpenOptions, file: &Path) -> io::Result<File> {
+    // Without NONBLOCK, opening a pipe waits for its other end.
+    let opened = options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed()).open(file)?;
+    let (owner, user) = (opened.metadata()?.uid(), rustix::process::geteuid().as_raw());
+    if owner != user {
+        return Err(io::Error::other(format!("it belongs to uid {owner}, and podmeter runs as uid {user}; remove it")));
+    }
+    Ok(opened)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use super::*;
+
+    const MODE: u32 = 0o640;
+
+    #[test]
+    fn a_symbolic_link_is_not_followed() {
+        let directory = tempfile::tempdir().unwrap();
+        let (target, link) = (directory.path().join("precious"), directory.path().join("link"));
+        symlink(&target, &link).unwrap();
+        assert!(open(&link, MODE).is_err() && !target.exists(), "the target of the link is not created");
+        std::fs::write(&target, "data").unwrap();
+        assert!(open(&link, MODE).is_err() && read(&link, 9).is_err());
+        assert!(open(&target, MODE).is_ok());
+        assert_eq!(read(&target, 4).unwrap(), Some(b"data".to_vec()));
+        symlink(&target, directory.path().join("health.json.new")).unwrap();
+        assert!(replace(&directory.path().join("health.json"), "text\n", MODE).is_err());
+        assert_eq!(std::fs::read_to_string(&target).unwrap(), "data");
+    }
+
+    #[test]
+    fn what_is_no_file_of_the_limits_size_is_an_error_and_a_missing_file_is_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        assert_eq!(read(&file, 3).unwrap(), None);
+        std::fs::write(&file, "data").unwrap();
+        assert_eq!(read(&file, 3).unwrap_err().to_string(), "it has more than 3 bytes");
+        assert!(read(directory.path(), 3).is_err());
+        let pipe = directory.path().join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        assert_eq!(read(&pipe, 3).unwrap_err().to_string(), "it is no file");
+    }
+
+    #[test]
+    fn a_file_is_replaced_as_a_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("health.json");
+        std::fs::write(directory.path().join("health.json.new"), "of a process that was killed").unwrap();
+        replace(&file, "a longer text\n", MODE).unwrap();
+        replace(&file, "text\n", MODE).unwrap();
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "text\n");
+        assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, MODE);
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "no other file is left");
+        assert!(replace(Path::new("/"), "", MODE).is_err());
+    }
+}
