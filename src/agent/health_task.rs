@@ -5,7 +5,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::devices::XidBatches;
 use crate::clock::Clock;
-use crate::health::{Config, Health, HealthInputs, MarkError, Order};
+use crate::health::{Config, Faults, Health, HealthInputs, MarkError, Order};
 use crate::model::{
     ContainerRef, GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Monotonic, Snapshot, XidEvent,
 };
@@ -23,17 +23,25 @@ pub struct Inputs {
     pub xids: Option<XidBatches>,
     /// To name the pods on a device whose health changes.
     pub snapshots: watch::Receiver<Arc<Snapshot>>,
+    /// Those of an earlier agent.
+    pub faults: Faults,
 }
 
 /// The running health task.
 pub struct Handle {
     states: watch::Receiver<Arc<HealthState>>,
+    faults: watch::Receiver<Faults>,
     operator: Operator,
 }
 
 impl Handle {
     pub fn states(&self) -> watch::Receiver<Arc<HealthState>> {
         self.states.clone()
+    }
+
+    /// Those to keep for the next agent.
+    pub fn faults(&self) -> watch::Receiver<Faults> {
+        self.faults.clone()
     }
 
     pub fn operator(&self) -> Operator {
@@ -47,11 +55,22 @@ pub fn start(config: Config, inputs: Inputs, clock: Clock, tasks: &mut Tasks) ->
     let (publish, states) = watch::channel(Arc::default());
     let (order, orders) = mpsc::channel(ORDERS);
     let (forward_xids, forwarded_xids) = mpsc::channel(XID_BATCHES);
-    let Inputs { hardware, xids, snapshots } = inputs;
-    let task =
-        HealthTask { config, clock, hardware, xids, forward_xids, unsent_xids: vec![], orders, snapshots, publish };
+    let Inputs { hardware, xids, snapshots, faults } = inputs;
+    let (keep, kept) = watch::channel(faults);
+    let task = HealthTask {
+        config,
+        clock,
+        hardware,
+        xids,
+        forward_xids,
+        unsent_xids: vec![],
+        orders,
+        snapshots,
+        publish,
+        keep,
+    };
     tasks.spawn("health", task.run());
-    (Handle { states, operator: Operator(order) }, forwarded_xids)
+    (Handle { states, faults: kept, operator: Operator(order) }, forwarded_xids)
 }
 
 struct HealthTask {
@@ -66,6 +85,8 @@ struct HealthTask {
     orders: mpsc::Receiver<Request>,
     snapshots: watch::Receiver<Arc<Snapshot>>,
     publish: watch::Sender<Arc<HealthState>>,
+    /// At first the faults of an earlier agent.
+    keep: watch::Sender<Faults>,
 }
 
 type Request = (Order, oneshot::Sender<Result<(), MarkError>>);
@@ -111,6 +132,7 @@ impl HealthTask {
     /// Runs until nothing reads the state any more. A source that ends is not polled again.
     async fn run(mut self) {
         let mut health = Health::new(self.config.clone());
+        health.restore(self.clock.now(), &self.keep.borrow());
         let (mut hardware_lives, forward_xids) = (true, self.forward_xids.clone());
         let (mut events, mut logged) = (vec![], 0);
         loop {
@@ -126,7 +148,7 @@ impl HealthTask {
             health.advance(now, &HealthInputs { hardware: &hardware, events: &events });
             events.clear();
             self.log_transitions(&mut health, &mut logged);
-            self.publish(health.state());
+            self.publish(&health);
             let deadline = health.next_deadline().map(|deadline| deadline.since(self.clock.now().monotonic));
             tokio::select! {
                 changed = self.hardware.changed(), if hardware_lives => hardware_lives = changed.is_ok(),
@@ -156,7 +178,7 @@ impl HealthTask {
             Ok(_) => {
                 log_order(&order, self.clock.now().monotonic);
                 self.log_transitions(health, logged);
-                self.publish(health.state());
+                self.publish(health);
                 Ok(())
             }
             Err(error) => Err(error),
@@ -165,7 +187,16 @@ impl HealthTask {
         let _ = answer.send(reply);
     }
 
-    fn publish(&self, state: Arc<HealthState>) {
+    fn publish(&self, health: &Health) {
+        let faults = health.faults();
+        self.keep.send_if_modified(|kept| {
+            let changed = *kept != faults;
+            if changed {
+                *kept = faults;
+            }
+            changed
+        });
+        let state = health.state();
         self.publish.send_if_modified(|published| {
             let changed = !Arc::ptr_eq(published, &state);
             if changed {
@@ -260,9 +291,10 @@ mod tests {
             let (events, receiver) = mpsc::channel(64);
             let (snapshot, snapshots) = watch::channel(Arc::new(held()));
             let config = Config { hold_down: Duration::from_secs(60), ..Config::default() };
-            let inputs = Inputs { hardware: hardware_states, xids: Some(receiver), snapshots };
+            let inputs =
+                Inputs { hardware: hardware_states, xids: Some(receiver), snapshots, faults: Faults::default() };
             let mut tasks = Tasks::default();
-            let (Handle { states, operator }, forwarded) = start(config, inputs, clock, &mut tasks);
+            let (Handle { states, operator, .. }, forwarded) = start(config, inputs, clock, &mut tasks);
             Self { clock, hardware, events, forwarded, operator, states, _snapshot: snapshot, _tasks: tasks }
         }
 

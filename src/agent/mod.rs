@@ -7,6 +7,7 @@ mod condition_file;
 mod demo;
 mod descriptors;
 mod devices;
+mod faults_file;
 mod governance;
 mod health_task;
 mod journal;
@@ -54,6 +55,7 @@ pub use probe::{Probe, probe_nvml};
 pub use settings::{HardwareSource, LogFormat, ProcessAttribution, Reloadable, Settings};
 
 use devices::Devices;
+use faults_file::FaultsFile;
 use listeners::Bound;
 use reload::Configuration;
 use signals::{Request, Signals};
@@ -145,6 +147,9 @@ impl Agent {
         // The one cycle: a snapshot shows the health, and health names the pods on a device from the last snapshot.
         let (publish, snapshots) = watch::channel(Arc::<Snapshot>::default());
 
+        // Before the driver's library is loaded, which may hang.
+        let faults_file = settings.faults_beside().map(FaultsFile::read);
+        let faults = faults_file.as_ref().map(FaultsFile::faults).unwrap_or_default();
         let pods = kubelet::pods::start(settings.pods_settings(), &mut tasks);
         let processes = processes::start(settings.processes_settings(), pods.clone(), clock, &mut tasks);
         let sources = PodSources { directory: pods, processes: processes.states() };
@@ -152,8 +157,11 @@ impl Agent {
         let inputs = devices::Inputs { kubelet: kubelet.states(), reloadable: reloadable() };
         let mut devices = devices::start(driver, settings.hardware_settings(), inputs, clock, &mut tasks);
         let xids = devices.xids();
-        let inputs = health_task::Inputs { hardware: devices.states(), xids, snapshots: snapshots.clone() };
+        let inputs = health_task::Inputs { hardware: devices.states(), xids, snapshots: snapshots.clone(), faults };
         let (health, xids) = health_task::start(settings.health.clone(), inputs, clock, &mut tasks);
+        if let Some(file) = faults_file {
+            file.start(health.faults(), &mut tasks);
+        }
         let plugin = settings.plugin_settings().map(|settings| {
             let inputs = plugin::Inputs {
                 hardware: devices.states(),

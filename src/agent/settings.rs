@@ -1,4 +1,4 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -110,6 +110,11 @@ pub struct Reloadable {
 }
 
 impl Settings {
+    /// The admin socket, beside which the faults of devices are kept. Those of simulated devices are not.
+    pub(super) fn faults_beside(&self) -> Option<&Path> {
+        self.admin_socket.as_deref().filter(|_| self.hardware == HardwareSource::Nvml)
+    }
+
     /// To be called on the runtime, whose threads are to be there before the library is loaded.
     pub(super) fn driver(&self, clock: Clock) -> Option<Box<dyn hardware::Driver>> {
         let attempts = self.load_attempts().map(|file| Attempts::new(file, clock));

@@ -35,7 +35,6 @@ pub struct GpuState {
     /// The readings were withdrawn: the next pass begins a session.
     interrupted: bool,
     lacks_utilization: bool,
-    resets: u64,
     pub stuck: bool,
     pub lost: bool,
     seen: bool,
@@ -67,7 +66,7 @@ impl GpuState {
         self.has_counter &= !begins;
         self.seen = true;
         self.count_energy_of_gap(at, pass.energy_counter, pass.counter_scope);
-        self.notice_reset(at, pass.energy_counter);
+        self.read_energy_counter(at, pass.energy_counter);
         self.totals.through = self.totals.through.max(at);
         self.set(at, pass.fast, pass.medium, pass.slow);
     }
@@ -142,16 +141,13 @@ impl GpuState {
         }
     }
 
-    /// A counter that falls has restarted, and the GPU with it. An incredible rise is ignored.
-    fn notice_reset(&mut self, at: Monotonic, counter: Option<u64>) {
+    /// An incredible rise is ignored.
+    fn read_energy_counter(&mut self, at: Monotonic, counter: Option<u64>) {
         let Some(counter) = counter else { return };
-        if let Some((then, before)) = self.energy_counter {
-            if counter.saturating_sub(before) as f64 > credible_millijoules(then, at) {
-                return;
-            }
-            self.resets += u64::from(counter < before);
+        let is_credible = |(then, before)| counter.saturating_sub(before) as f64 <= credible_millijoules(then, at);
+        if self.energy_counter.is_none_or(is_credible) {
+            self.energy_counter = Some((at, counter));
         }
-        self.energy_counter = Some((at, counter));
     }
 
     fn add(&mut self, at: Monotonic, integrals: Integrals) {
@@ -207,7 +203,7 @@ impl GpuState {
             slow,
             stuck: self.stuck,
             lost: self.lost,
-            resets: self.resets,
+            energy_counter: self.energy_counter.map(|(_, counter)| counter),
             ..DeviceReadings::default()
         }
     }
@@ -400,21 +396,20 @@ mod tests {
     }
 
     #[test]
-    fn only_a_falling_energy_counter_is_a_reset() {
+    fn an_incredible_rise_of_the_energy_counter_is_ignored() {
         let mut state = GpuState::default();
-        for (second, counter, resets) in [
-            (1, Some(5_000), 0),
-            (2, Some(905_000), 0),
-            (3, None, 0),
-            (60, Some(905_000), 0),
-            (61, Some(700), 1),
-            (62, Some(u64::MAX), 1),
-            (63, Some(1_400), 1),
-            (4_000, Some(9_000_000), 1),
+        for (second, counter, credible) in [
+            (1, Some(5_000), 5_000),
+            (2, Some(905_000), 905_000),
+            (3, None, 905_000),
+            (61, Some(700), 700),
+            (62, Some(u64::MAX), 700),
+            (63, Some(1_400), 1_400),
+            (4_000, Some(9_000_000), 9_000_000),
         ] {
             let at = Monotonic::from_secs(second);
             state.take(at, true, Pass { energy_counter: counter, ..Pass::default() });
-            assert_eq!(state.readings(at, STALENESS).resets, resets, "at {second}");
+            assert_eq!(state.readings(at, STALENESS).energy_counter, Some(credible), "at {second}");
         }
     }
 

@@ -16,6 +16,12 @@ pub enum Effect {
     Ignore,
 }
 
+impl Effect {
+    pub fn makes_unhealthy(self) -> bool {
+        matches!(self, Self::Unhealthy | Self::UnhealthyUnlessRecoveryActionKnown)
+    }
+}
+
 impl Config {
     /// The class in which an XID counts; `None`: it is configured not to count.
     #[must_use]

@@ -2,16 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::classes::{self, Effect};
 use super::config::{Config, Recovery};
-use super::marks::Mark;
+use super::faults::{DeviceFaults, GpuFaults, MarkFault, ReasonFault};
+use super::marks::{self, Mark};
 use super::signals::DeviceSignals;
 use super::xids::{Latch, Xids};
 use super::{Session, UNKNOWN_LIMIT};
 use crate::model::{
     DeviceHealth, DeviceReadings, Gpu, GpuHealth, HealthCause, MigDevice, MigUuid, Moment, Monotonic, UnhealthyReason,
-    XidClass, XidEvent,
+    UnixSeconds, XidClass, XidEvent,
 };
 
 /// A reason, and the code where it is an XID.
@@ -39,6 +41,8 @@ pub struct Device {
     marks: BTreeMap<Option<MigUuid>, Mark>,
     causes: BTreeMap<Option<MigUuid>, BTreeMap<Key, Standing>>,
     health: BTreeMap<Option<MigUuid>, DeviceHealth>,
+    /// Since when an earlier agent had them as unhealthy, until they are evaluated.
+    earlier_since: BTreeMap<Option<MigUuid>, UnixSeconds>,
 }
 
 #[derive(Debug)]
@@ -60,6 +64,88 @@ impl Device {
             marks: BTreeMap::new(),
             causes: BTreeMap::new(),
             health: BTreeMap::new(),
+            earlier_since: BTreeMap::new(),
+        }
+    }
+
+    /// Continues with the faults of an earlier agent. Returns what was restored, in words.
+    pub fn restore(&mut self, faults: &GpuFaults, config: &Config, now: Moment) -> Vec<(Option<MigUuid>, String)> {
+        let effect = |code| classes::effect(code, config.xids.get(&code).copied());
+        let mut restored = vec![];
+        // It ends at the first evaluation that does not find it.
+        let standing = |detail: &str| Standing { detail: detail.into(), clears: RESET, ended: None };
+        for (code, fault) in faults.xids.iter().filter(|(code, _)| effect(**code).makes_unhealthy()) {
+            self.xids.restore(*code, effect(*code), fault);
+            let mut subjects: Vec<_> = fault.mig_devices.iter().cloned().map(Some).collect();
+            if fault.whole {
+                subjects = vec![None];
+            }
+            for subject in subjects {
+                let name = classes::named(*code);
+                let causes = self.causes.entry(subject.clone()).or_default();
+                causes.insert((UnhealthyReason::Xid, *code), standing(&name));
+                restored.push((subject, name));
+            }
+        }
+        for device in &faults.devices {
+            if let Some(mark) = device.mark.as_ref().and_then(|mark| restored_mark(mark, now)) {
+                restored.push((device.mig.clone(), format!("the mark {:?}", mark.reason)));
+                self.marks.insert(device.mig.clone(), mark);
+            }
+            let is_valid = |fault: &&ReasonFault| match fault.reason {
+                UnhealthyReason::Xid => effect(fault.code).makes_unhealthy(),
+                reason => is_held_down(reason),
+            };
+            for fault in device.reasons.iter().filter(is_valid) {
+                let (detail, what) = match fault.reason {
+                    UnhealthyReason::Xid => (classes::named(fault.code), classes::named(fault.code)),
+                    reason => (EARLIER.to_owned(), format!("the reason {}", reason.as_str())),
+                };
+                let causes = self.causes.entry(device.mig.clone()).or_default();
+                causes.insert((fault.reason, fault.code), standing(&detail));
+                restored.push((device.mig.clone(), what));
+            }
+            self.earlier_since.extend(device.since.map(|since| (device.mig.clone(), since)));
+        }
+        self.signals.restore(faults);
+        restored
+    }
+
+    /// What an agent that starts later restores.
+    pub fn faults(&self) -> Option<GpuFaults> {
+        if self.xids.latches.is_empty() && self.marks.is_empty() && self.causes.is_empty() {
+            return None;
+        }
+        let unhealthy = self.health.iter().filter(|(_, health)| !health.healthy).map(|(subject, _)| subject);
+        let evaluated = unhealthy.chain(self.marks.keys()).chain(self.causes.keys());
+        let subjects: BTreeSet<_> = evaluated.chain(self.earlier_since.keys()).collect();
+        let devices: Vec<DeviceFaults> = subjects.into_iter().map(|subject| self.device_faults(subject)).collect();
+        let has_faults = devices.iter().any(|device| device.mark.is_some() || !device.reasons.is_empty());
+        let (recovery_action, energy_counter) = self.signals.kept();
+        (has_faults || !self.xids.latches.is_empty()).then(|| GpuFaults {
+            xids: self.xids.latches.iter().map(|(code, latch)| (*code, latch.fault())).collect(),
+            devices,
+            recovery_action,
+            lost: self.signals.lost,
+            energy_counter,
+        })
+    }
+
+    fn device_faults(&self, subject: &Option<MigUuid>) -> DeviceFaults {
+        let since = self.health.get(subject).map(|health| health.since.unix);
+        let mark = self
+            .marks
+            .get(subject)
+            .map(|mark| MarkFault { reason: Arc::clone(&mark.reason), until: mark.until.map(|until| until.unix) });
+        let is_kept = |(key, standing): &(&Key, &Standing)| {
+            is_held_down(key.0) && (key.0 != UnhealthyReason::Xid || standing.ended.is_some())
+        };
+        let causes = self.causes.get(subject).into_iter().flatten();
+        DeviceFaults {
+            mig: subject.clone(),
+            since: since.or_else(|| self.earlier_since.get(subject).copied()),
+            mark,
+            reasons: causes.filter(is_kept).map(|(key, _)| ReasonFault { reason: key.0, code: key.1 }).collect(),
         }
     }
 
@@ -120,7 +206,7 @@ impl Device {
     pub fn evaluate(&mut self, config: &Config, session: Session, now: Moment) -> Vec<Transition> {
         let time = now.monotonic;
         self.xids.resolve(&self.layout);
-        self.marks.retain(|_, mark| mark.until.is_none_or(|until| time < until));
+        self.marks.retain(|_, mark| mark.until.is_none_or(|until| time < until.monotonic));
         self.signals.expire(config, session, time);
         self.clear_xids(session);
         let mut subjects: BTreeSet<Option<MigUuid>> = self.migs.iter().cloned().map(Some).collect();
@@ -152,7 +238,9 @@ impl Device {
         let causes: Vec<HealthCause> = standing.into_iter().map(cause).collect();
         let healthy = causes.is_empty();
         let Some(health) = self.health.get_mut(&subject) else {
-            self.health.insert(subject, DeviceHealth { healthy, since: now, causes });
+            let earlier = self.earlier_since.remove(&subject).filter(|since| !healthy && *since <= now.unix);
+            let since = earlier.map_or(now, |unix| Moment { monotonic: Monotonic::default(), unix });
+            self.health.insert(subject, DeviceHealth { healthy, since, causes });
             return None;
         };
         let before = std::mem::replace(&mut health.causes, causes);
@@ -228,7 +316,7 @@ impl Device {
                 && signals.stuck.is_none()
                 && signals.recovery.is_none_or(|action| action == 0)
                 && cleared.is_some_and(|cleared| signals.answered >= Some(cleared));
-            !(answers && cleared > Some(latch.at))
+            !(answers && cleared > Some(latch.at.monotonic))
         });
     }
 
@@ -237,7 +325,7 @@ impl Device {
         let stuck = self.signals.stuck.map(|since| since + config.stuck_limit);
         let refused = self.signals.refused.as_ref().map(|(since, _)| *since + config.stuck_limit);
         let released = session.released.map(|since| since + config.released_limit);
-        let marks = self.marks.values().filter_map(|mark| mark.until);
+        let marks = self.marks.values().filter_map(|mark| Some(mark.until?.monotonic));
         let held = self.causes.values().flat_map(BTreeMap::values).filter_map(|standing| standing.ended);
         let held = held.filter(|_| session.released.is_none() && config.recovery == Recovery::Auto);
         let once = [unknown, stuck, refused, released].into_iter().flatten();
@@ -248,6 +336,7 @@ impl Device {
 
 const RESET: &str = "recovers after a reset of the GPU, a reload of the driver, or an unmark";
 const REINITIALISED: &str = "recovers after a reload of the driver, a reboot of the node, or an unmark";
+const EARLIER: &str = "found before podmeter started";
 const UNMARKED: &str = "recovers after an unmark, or when the mark ends";
 
 /// When a device recovers whose fault has ended.
@@ -258,6 +347,21 @@ fn after_the_fault(config: &Config) -> Arc<str> {
         }
         Recovery::Manual => "recovers after an unmark".into(),
     }
+}
+
+/// `None`: it has ended, or has a reason that no operator can give.
+fn restored_mark(mark: &MarkFault, now: Moment) -> Option<Mark> {
+    marks::check_reason(&mark.reason).ok()?;
+    let until = match mark.until {
+        None => None,
+        Some(unix) if unix <= now.unix => return None,
+        Some(unix) => {
+            // One too far for a duration has no end.
+            let left = Duration::try_from_secs_f64(unix.0 - now.unix.0).ok();
+            left.map(|left| Moment { monotonic: now.monotonic + left, unix })
+        }
+    };
+    Some(Mark { reason: Arc::clone(&mark.reason), until })
 }
 
 fn needs_restart(latch: &Latch) -> bool {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Health;
-use crate::model::{GpuUuid, HealthState, MigUuid, Moment, Monotonic};
+use crate::model::{GpuUuid, HealthState, MigUuid, Moment, Monotonic, UnixSeconds};
 
 /// Characters of a reason; it goes into logs and refusals.
 const LONGEST_REASON: usize = 256;
@@ -30,10 +30,23 @@ pub enum MarkError {
     Over,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Mark {
     pub reason: Arc<str>,
-    pub until: Option<Monotonic>,
+    /// On both clocks: a later agent has another monotonic one.
+    pub until: Option<Moment>,
+}
+
+/// A reason goes into logs as it is.
+pub fn check_reason(reason: &str) -> Result<(), MarkError> {
+    let length = reason.chars().count();
+    if length == 0 || length > LONGEST_REASON {
+        return Err(MarkError::Reason(length));
+    }
+    match reason.chars().position(char::is_control) {
+        Some(place) => Err(MarkError::ControlCharacter(place + 1)),
+        None => Ok(()),
+    }
 }
 
 impl Health {
@@ -41,19 +54,16 @@ impl Health {
     pub fn order(&mut self, now: Moment, order: &Order) -> Result<Arc<HealthState>, MarkError> {
         match order {
             Order::Mark { device, reason, until } => {
-                let length = reason.chars().count();
-                if length == 0 || length > LONGEST_REASON {
-                    return Err(MarkError::Reason(length));
-                }
-                // It goes into logs as it is.
-                if let Some(place) = reason.chars().position(char::is_control) {
-                    return Err(MarkError::ControlCharacter(place + 1));
-                }
+                check_reason(reason)?;
                 if until.is_some_and(|until| until <= now.monotonic) {
                     return Err(MarkError::Over);
                 }
                 let (gpu, mig) = self.find(device)?;
-                let mark = Mark { reason: reason.as_str().into(), until: *until };
+                let until = until.map(|until| Moment {
+                    monotonic: until,
+                    unix: UnixSeconds(now.unix.0 + until.since(now.monotonic).as_secs_f64()),
+                });
+                let mark = Mark { reason: reason.as_str().into(), until };
                 if let Some(device) = self.devices.get_mut(&gpu) {
                     device.mark(mig, mark);
                 }

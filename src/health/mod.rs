@@ -1,12 +1,13 @@
 //! The health of each device, as a state machine.
 //!
-//! Inputs: hardware states, XIDs, an operator's marks, the time. Outputs: which device is healthy, why not, since when
+//! Inputs: hardware states, XIDs, an operator's marks, faults of an earlier agent, the time. Outputs: which device is healthy, why not, since when
 //! and what clears it; each transition; counts of XIDs. Does not use: the driver, the kubelet, clocks, logs, metrics.
 //! Any one signal makes a device unhealthy; only signals make it healthy again, never time alone or missing data.
 
 mod classes;
 mod config;
 mod device;
+mod faults;
 mod marks;
 mod signals;
 #[cfg(test)]
@@ -20,6 +21,7 @@ use std::time::Duration;
 #[cfg(test)]
 pub use config::schema::DURATION;
 pub use config::{Config, EccPolicy, FabricPolicy, Recovery, XidRule};
+pub use faults::Faults;
 pub use marks::{MarkError, Order};
 
 use crate::model::{
@@ -53,6 +55,8 @@ pub struct Health {
     /// Those that are passed through now: they keep their signals and have no health.
     passthrough: BTreeSet<GpuUuid>,
     session: Session,
+    /// The last that is known, of an earlier agent too.
+    driver_version: Option<Arc<str>>,
     state: Arc<HealthState>,
     transition_count: u64,
     deadline: Option<Monotonic>,
@@ -84,6 +88,7 @@ impl Health {
             devices: BTreeMap::new(),
             passthrough: BTreeSet::new(),
             session: Session::default(),
+            driver_version: None,
             state: Arc::new(state),
             transition_count: 0,
             deadline: None,
@@ -123,6 +128,12 @@ impl Health {
         let hardware = inputs.hardware;
         let time = now.monotonic;
         self.session.update(hardware, time);
+        if let Some(driver) = &hardware.inventory.driver
+            && self.driver_version.as_ref() != Some(&driver.driver_version)
+            && self.driver_version.replace(Arc::clone(&driver.driver_version)).is_some()
+        {
+            self.session.renewed = Some(time);
+        }
         self.forget_addresses(hardware);
         if !self.passthrough.iter().eq(hardware.inventory.passthrough.keys()) {
             self.passthrough = hardware.inventory.passthrough.keys().cloned().collect();

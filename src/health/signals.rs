@@ -1,14 +1,19 @@
 //! What the hardware last reported of one GPU, and which of it makes the GPU unhealthy.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::config::{Config, EccPolicy, FabricPolicy};
+use super::faults::GpuFaults;
 use super::{Session, UNKNOWN_LIMIT};
 use crate::model::{DeviceReadings, FabricState, Gpu, Monotonic, Slow, UnhealthyReason, recovery_action};
 
 const UNLISTED: &str = "the driver no longer lists it";
 const LOST: &str = "the driver reports that it is lost or needs a reset";
 const UNRESPONSIVE: &str = "it has not responded since the driver was opened again";
+
+/// How long a kept energy counter may be older than the last one.
+const KEPT_FOR: Duration = Duration::from_secs(60);
 
 /// The last known signals. A value that is no longer reported stays until another is.
 #[derive(Debug, Default)]
@@ -36,7 +41,11 @@ pub struct DeviceSignals {
     pub reset: Option<Monotonic>,
     /// When it restarted for certain, by a reset or with the driver.
     pub restarted: Option<Monotonic>,
-    resets: u64,
+    energy_counter: Option<u64>,
+    /// As an agent that starts later gets it: it changes at most once a minute, unless the counter falls.
+    kept_energy_counter: Option<(Monotonic, u64)>,
+    /// The last recovery action of an earlier agent.
+    earlier_recovery: Option<u32>,
     /// The renewal of the session that is taken into account.
     renewed: Option<Monotonic>,
 }
@@ -63,10 +72,15 @@ impl DeviceSignals {
             let unlisted = readings.is_some_and(|readings| readings.unlisted);
             self.unlisted = missing.cloned().or_else(|| unlisted.then(|| UNLISTED.into()));
         }
-        if let Some(resets) = readings.map(|readings| readings.resets).filter(|resets| *resets > self.resets) {
-            self.resets = resets;
-            self.restarted = Some(answered.unwrap_or(now));
-            self.uncorrected_before = self.uncorrected;
+        if let Some(counter) = readings.and_then(|readings| readings.energy_counter) {
+            let fell = self.energy_counter.replace(counter).is_some_and(|before| counter < before);
+            if fell {
+                self.restarted = Some(answered.unwrap_or(now));
+                self.uncorrected_before = self.uncorrected;
+            }
+            if fell || self.kept_energy_counter.is_none_or(|(at, _)| now.since(at) >= KEPT_FOR) {
+                self.kept_energy_counter = Some((now, counter));
+            }
         }
         self.asked |= readings.is_some_and(|readings| readings.asked.is_some());
         self.answered = self.answered.max(answered);
@@ -102,12 +116,26 @@ impl DeviceSignals {
         if recovery_action(action).is_none() {
             return Some(action);
         }
-        if action == 0 && self.recovery.is_some_and(|before| before != 0) {
+        let before = self.recovery.or(self.earlier_recovery);
+        if action == 0 && before.is_some_and(|before| before != 0) {
             self.reset = self.reset.max(Some(at));
             self.uncorrected_before = uncorrected_before;
         }
         self.recovery = Some(action);
         None
+    }
+
+    /// Continues where an earlier agent ended.
+    pub fn restore(&mut self, faults: &GpuFaults) {
+        self.lost = faults.lost;
+        self.earlier_recovery = faults.recovery_action;
+        self.energy_counter = faults.energy_counter;
+        self.kept_energy_counter = faults.energy_counter.map(|counter| (Monotonic::default(), counter));
+    }
+
+    /// What an agent that starts later needs to recognise a reset: the recovery action and the energy counter.
+    pub fn kept(&self) -> (Option<u32>, Option<u64>) {
+        (self.recovery.or(self.earlier_recovery), self.kept_energy_counter.map(|(_, counter)| counter))
     }
 
     /// The driver's counts of memory errors restart with it; those of `hardware` do not fall.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::classes::{self, Effect};
+use super::faults::XidFault;
 use crate::model::{
     LastXid, MigDevice, MigUuid, Moment, Monotonic, UnixSeconds, XidClass, XidCounts, XidEvent, XidInstance, XidSource,
 };
@@ -36,13 +37,15 @@ struct Episode {
 pub struct Latch {
     pub effect: Effect,
     pub class: XidClass,
-    /// Of the last one.
-    pub at: Monotonic,
+    /// Of the last one; of one of an earlier agent, the monotonic time is the start.
+    pub at: Moment,
     /// The driver, which always names the instance, named the whole GPU.
     whole: bool,
     /// The kernel log named no instance.
     unnamed: Option<Monotonic>,
     instances: BTreeMap<XidInstance, Hit>,
+    /// MIG devices that an earlier agent has found.
+    earlier: BTreeSet<MigUuid>,
 }
 
 #[derive(Debug)]
@@ -80,12 +83,19 @@ impl Xids {
         of_code.total += count;
         of_code.recent.add(at, count);
         self.remember(code, event);
-        if matches!(effect, Effect::Unhealthy | Effect::UnhealthyUnlessRecoveryActionKnown)
-            && self.latches.len() < CODES
-        {
+        if effect.makes_unhealthy() && self.latches.len() < CODES {
             self.latches.entry(event.code).or_insert_with(|| Latch::new(effect, class)).hit(event, at);
         }
         is_new
+    }
+
+    /// Restores an XID of an earlier agent.
+    pub fn restore(&mut self, code: u32, effect: Effect, fault: &XidFault) {
+        let mut latch = Latch::new(effect, classes::class(code));
+        latch.at.unix = fault.at;
+        latch.whole = fault.whole;
+        latch.earlier.clone_from(&fault.mig_devices);
+        self.latches.insert(code, latch);
     }
 
     /// How many of `reported` are new.
@@ -148,6 +158,7 @@ impl Xids {
                 if latch.reaches_whole() {
                     return true;
                 }
+                latch.earlier.remove(mig);
                 latch.instances.retain(|_, hit| match &mut hit.reach {
                     Some(Reach::Instances(members)) => {
                         members.remove(mig);
@@ -155,7 +166,7 @@ impl Xids {
                     }
                     _ => true,
                 });
-                !latch.instances.is_empty()
+                !latch.instances.is_empty() || !latch.earlier.is_empty()
             }),
         }
     }
@@ -163,12 +174,14 @@ impl Xids {
 
 impl Latch {
     fn new(effect: Effect, class: XidClass) -> Self {
-        let at = Monotonic::default();
-        Self { effect, class, at, whole: false, unnamed: None, instances: BTreeMap::new() }
+        let (at, instances, earlier) = (Moment::default(), BTreeMap::new(), BTreeSet::new());
+        Self { effect, class, at, whole: false, unnamed: None, instances, earlier }
     }
 
     fn hit(&mut self, event: &XidEvent, at: Monotonic) {
-        self.at = self.at.max(at);
+        if at >= self.at.monotonic {
+            self.at = Moment { monotonic: at, unix: event.at.unix };
+        }
         match (event.instance, event.source) {
             (Some(instance), _) if self.instances.len() < INSTANCES || self.instances.contains_key(&instance) => {
                 let hit = self.instances.entry(instance).or_insert(Hit { at, pending: true, reach: None });
@@ -196,6 +209,17 @@ impl Latch {
                 _ => None,
             })
             .flatten()
+            .chain(&self.earlier)
+    }
+
+    /// For an agent that starts later. An instance whose MIG devices are not known yet is the whole GPU.
+    pub fn fault(&self) -> XidFault {
+        let is_unresolved = self.instances.values().any(|hit| hit.reach.is_none());
+        XidFault {
+            at: self.at.unix,
+            whole: is_unresolved || self.reaches_whole(),
+            mig_devices: self.members().cloned().collect(),
+        }
     }
 }
 

@@ -25,8 +25,10 @@ pub struct DeviceReadings {
     pub lost: bool,
     /// It is lost because the driver does not list it.
     pub unlisted: bool,
-    /// How often it has restarted, by a reset or with the driver: its energy counter fell.
-    pub resets: u64,
+    /// The last credible value of the driver's energy counter, in millijoules. It falls when the GPU restarts, by a reset or
+    /// with the driver.
+    #[serde(skip)]
+    pub energy_counter: Option<u64>,
     /// The start of the pass under way.
     pub asked: Option<Monotonic>,
 }

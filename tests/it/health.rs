@@ -249,6 +249,57 @@ async fn a_gpu_unhealthy_at_the_start_is_not_offered_for_a_moment() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_xid_and_a_mark_outlive_the_agent_until_a_reset() {
+    let mut machine = eight_gpus();
+    let count_energy_from = |machine: &mut Value, millijoules: u32| {
+        for gpu in machine["gpus"].as_array_mut().unwrap() {
+            gpu["energy_millijoules"] = json!(millijoules);
+        }
+    };
+    count_energy_from(&mut machine, 40_000_000);
+    let mut node = SickNode::start(machine, QUICK).await;
+    node.until_unhealthy(GPU, &[]).await;
+    node.inject(1, json!([{"sequence": 1, "xid": 48}]));
+    assert_eq!(node.post("/mark", r#"{"device": "3", "reason": "smells"}"#).status, 200);
+    // Unlike a driver's, the fake's counters restart with podmeter.
+    node.driver.update(|state| count_energy_from(state, 50_000_000));
+    let socket = node.kubelet.root.path().join("admin.sock");
+    for killed in [false, true] {
+        node.until_unhealthy(GPU, &[uuid(1), uuid(3)]).await;
+        if !killed {
+            node.end();
+        }
+        node.restart().await;
+        node.until_unhealthy(GPU, &[uuid(1), uuid(3)]).await;
+        // Several times the hold-down.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        node.until_page("both reasons and no other", |page| {
+            let reasons = |labels: &[&str]| page.count("podmeter_device_unhealthy_reason", labels);
+            reasons(&[&on_gpu(1), "reason=\"xid\""]) == 1
+                && reasons(&[&on_gpu(3), "reason=\"admin\""]) == 1
+                && reasons(&[]) == 2
+                && page.count("podmeter_device_power_watts", &[]) == 8
+        });
+        let (code, text) = agent::ended(&["health", "--admin-socket", socket.to_str().unwrap()]);
+        assert!(code == 1 && text.contains("XID 48") && text.contains("smells"), "{text}");
+    }
+    node.end();
+    node.driver.update(|state| count_energy_from(state, 0));
+    node.restart().await;
+    node.until_unhealthy(GPU, &[uuid(3)]).await;
+    let file = socket.with_extension("faults.json");
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert!(text.contains("smells") && !text.contains("\"48\""), "{text}");
+    node.running.kill();
+    std::fs::write(&file, &text[..text.len() / 2]).unwrap();
+    node.restart().await;
+    node.until_unhealthy(GPU, &[]).await;
+    let log = node.running.log();
+    assert!(log.contains("admin.faults.json") && log.contains("EOF") && log.contains("the file is rewritten"), "{log}");
+    node.until_page("it is rewritten", |_| std::fs::read_to_string(&file).unwrap().contains("\"gpus\":{}"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_first_list_after_a_kubelet_restart_has_the_unhealthy_gpu() {
     let node = SickNode::start(eight_gpus(), QUICK).await;
     node.until_unhealthy(GPU, &[]).await;

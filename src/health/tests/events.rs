@@ -86,7 +86,7 @@ fn a_new_session_clears_nothing_and_a_gpu_reset_does() {
         world.at(4);
         world.at(1000);
         assert_eq!(world.reasons(), ["xid"], "XID {code}: nothing has been reset");
-        world.resets = 1;
+        world.energy_counter = 0;
         world.at(1001);
         world.at(1061);
         assert_eq!(world.reasons(), WELL, "XID {code}");

@@ -1,6 +1,7 @@
 //! Tests of the state machine: every reason, every recovery, both fan-outs, both sources, and random worlds.
 
 mod events;
+mod faults;
 mod operators;
 mod reasons;
 mod worlds;
@@ -48,7 +49,7 @@ struct World {
     slow: BTreeMap<GpuUuid, Slow>,
     unresponsive: BTreeSet<GpuUuid>,
     /// Of every GPU.
-    resets: u64,
+    energy_counter: u64,
     now: u64,
 }
 
@@ -60,7 +61,7 @@ impl World {
         let well = Slow { recovery_action: Some(0), ..Slow::default() };
         let slow = [GPU, OTHER].map(|uuid| (uuid.into(), well.clone())).into();
         let health = Health::new(config);
-        Self { health, hardware, slow, unresponsive: BTreeSet::new(), resets: 0, now: 0 }
+        Self { health, hardware, slow, unresponsive: BTreeSet::new(), energy_counter: 1_000_000, now: 0 }
     }
 
     /// With the driver of a GPU that has no recovery action.
@@ -112,7 +113,8 @@ impl World {
         for (uuid, slow) in self.slow.iter().filter(|(uuid, _)| !self.unresponsive.contains(*uuid)) {
             let fast = Some(Stamped { at, value: Fast::default() });
             let slow = Some(Stamped { at, value: slow.clone() });
-            let readings = DeviceReadings { fast, slow, resets: self.resets, ..DeviceReadings::default() };
+            let readings =
+                DeviceReadings { fast, slow, energy_counter: Some(self.energy_counter), ..DeviceReadings::default() };
             self.hardware.readings.insert(uuid.clone(), Arc::new(readings));
         }
         let inputs = HealthInputs { hardware: &self.hardware, events };

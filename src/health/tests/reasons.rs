@@ -257,7 +257,8 @@ fn uncorrectable_memory_errors_count_by_policy_and_until_the_driver_is_reloaded(
 fn an_observed_reset_clears_the_memory_errors() {
     let errors = |uncorrected| vec![EccLocation { location: "dram", corrected: None, uncorrected: Some(uncorrected) }];
     type Reset = fn(&mut World);
-    let resets: [Reset; 2] = [|world| world.resets += 1, |world| world.slow(|slow| slow.recovery_action = Some(0))];
+    let resets: [Reset; 2] =
+        [|world| world.energy_counter = 0, |world| world.slow(|slow| slow.recovery_action = Some(0))];
     for reset in resets {
         let mut world = World::new(Config { uncorrectable_ecc: EccPolicy::Unhealthy, ..Config::default() });
         world.slow(|slow| slow.ecc = errors(3));

@@ -49,6 +49,42 @@ pub const AREA: Area = Area {
             within: 15,
         },
         Row {
+            id: "signal-term-with-an-open-fault",
+            happens: "SIGTERM while a GPU has XID 48, and podmeter is started, as in a rolling update",
+            how: |rig| {
+                rig.gpu(6, |gpu| gpu["events"] = json!([{"sequence": 1, "xid": 48}]));
+                until("the kubelet lists the GPU as unhealthy", || rig.healthy_devices() == 7);
+                // Unlike a driver's, the fake's energy counters restart with podmeter.
+                rig.gpus(|gpu| gpu["energy_millijoules"] = json!(50_000_000));
+                rig.restart();
+            },
+            seen: Seen {
+                metrics: &[Metric(
+                    "podmeter_device_unhealthy_reason",
+                    &["gpu=\"6\"", "reason=\"xid\""],
+                    Is::Value(1.0),
+                )],
+                log: Log::Line("XID 48 (double-bit memory error) is restored from before podmeter started"),
+                page: Some(Text("/api/v1/health", "\"status\": \"unhealthy\"")),
+            },
+            goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(7), GoesOn::Admits],
+            undone: "the driver requests a reset, and then none",
+            undo: Some(|rig| {
+                let request = |action: u32, sequence: u32| {
+                    rig.gpu(6, |gpu| {
+                        gpu["recovery_action"] = json!(action);
+                        gpu["events"] = json!([{"sequence": sequence, "kind": 0x8000}]);
+                    });
+                };
+                request(1, 2);
+                let requested = ["gpu=\"6\"", "action=\"gpu_reset\""];
+                let is_read = |rig: &Rig| rig.metrics().value("podmeter_device_recovery_action", &requested);
+                until("the request is read", || is_read(rig) == Some(1.0));
+                request(0, 3);
+            }),
+            within: 15,
+        },
+        Row {
             id: "signal-overlap",
             happens: "podmeter starts while another agent still listens on the admin socket, as in a rolling update",
             how: |rig| {

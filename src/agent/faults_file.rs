@@ -1,0 +1,168 @@
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use crate::files;
+use crate::health::Faults;
+use crate::tasks::Tasks;
+
+const SCHEMA: u32 = 1;
+/// Sixteen GPUs with seven MIG devices each, all with several faults, have less than half of it.
+const MOST_BYTES: u64 = 256 << 10;
+const RETRY: Duration = Duration::from_secs(10);
+/// Of this boot of the node, in containers too.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// The file with the faults of devices that an agent keeps for the next one.
+#[derive(Debug)]
+pub struct FaultsFile {
+    path: PathBuf,
+    boot_id: Option<Arc<str>>,
+    /// As in the file; `None`: it is to be written even without faults.
+    kept: Option<Faults>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Document {
+    schema: u32,
+    boot_id: Option<Arc<str>>,
+    faults: Faults,
+}
+
+impl FaultsFile {
+    /// Beside this socket, by its name: `podmeter.faults.json` for `podmeter.sock`.
+    pub fn read(admin_socket: &Path) -> Self {
+        let boot_id = std::fs::read_to_string(BOOT_ID).ok().map(|text| text.trim().into());
+        Self::of_boot(admin_socket.with_extension("faults.json"), boot_id)
+    }
+
+    fn of_boot(path: PathBuf, boot_id: Option<Arc<str>>) -> Self {
+        let kept = match read(&path) {
+            Ok(None) => Some(Faults::default()),
+            Ok(Some(document)) if document.boot_id == boot_id => Some(document.faults),
+            Ok(Some(_)) => {
+                tracing::info!(file = %path.display(), "the node was rebooted: no fault from before is restored");
+                None
+            }
+            Err(error) => {
+                tracing::warn!(
+                    file = %path.display(),
+                    %error,
+                    "the faults from before podmeter started cannot be read, so that GPUs with an XID and marked devices \
+                     may be healthy: look for XIDs in the kernel's log, and mark such devices; the file is rewritten"
+                );
+                None
+            }
+        };
+        Self { path, boot_id, kept }
+    }
+
+    pub fn faults(&self) -> Faults {
+        self.kept.clone().unwrap_or_default()
+    }
+
+    /// Writes the faults whenever they change. While that fails, every ten seconds.
+    pub fn start(self, faults: watch::Receiver<Faults>, tasks: &mut Tasks) {
+        tasks.spawn("faults file", follow(self, faults));
+    }
+}
+
+fn read(path: &Path) -> Result<Option<Document>, String> {
+    let Some(text) = files::read(path, MOST_BYTES).map_err(|error| error.to_string())? else { return Ok(None) };
+    let document: Document = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+    match document.schema {
+        SCHEMA => Ok(Some(document)),
+        other => Err(format!("it has schema {other}, of another version of podmeter, and not {SCHEMA}")),
+    }
+}
+
+async fn follow(file: FaultsFile, mut faults: watch::Receiver<Faults>) {
+    let FaultsFile { path, boot_id, kept: mut written } = file;
+    let path: Arc<Path> = path.into();
+    let mut failure: Option<String> = None;
+    loop {
+        let current = faults.borrow_and_update().clone();
+        if written.as_ref() != Some(&current) {
+            let document = Document { schema: SCHEMA, boot_id: boot_id.clone(), faults: current };
+            let text = serde_json::to_string(&document).expect("plain data") + "\n";
+            // A file system that hangs blocks this task alone.
+            let file = Arc::clone(&path);
+            let outcome = tokio::task::spawn_blocking(move || files::replace(&file, &text, files::OWNER_ONLY)).await;
+            let outcome = outcome.map_err(io::Error::other).flatten().map_err(|error| error.to_string());
+            match &outcome {
+                Ok(()) if failure.is_some() => {
+                    tracing::info!(file = %path.display(), "the faults are written again");
+                }
+                Err(error) if failure.as_ref() != Some(error) => {
+                    tracing::warn!(
+                        file = %path.display(),
+                        %error,
+                        "the faults of devices cannot be written: XIDs and marks are forgotten when podmeter restarts"
+                    );
+                }
+                _ => {}
+            }
+            written = outcome.is_ok().then_some(document.faults);
+            failure = outcome.err();
+        }
+        tokio::select! {
+            changed = faults.changed() => if changed.is_err() { return },
+            () = tokio::time::sleep(RETRY), if failure.is_some() => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(schema: u32, boot: &str) -> String {
+        let faults = r#"{"driver_version":null,"gpus":{"GPU-1":{"xids":{"48":{"at":1.5,"whole":true,"mig_devices":[]}},
+            "devices":[],"recovery_action":null,"lost":false,"energy_counter":7}}}"#;
+        format!(r#"{{"schema":{schema},"boot_id":"{boot}","faults":{faults}}}"#)
+    }
+
+    #[test]
+    fn a_file_of_another_boot_or_that_is_damaged_restores_nothing_and_is_rewritten() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("podmeter.faults.json");
+        let read = || FaultsFile::of_boot(path.clone(), Some("this".into()));
+        assert_eq!(read().kept, Some(Faults::default()), "without a file");
+        std::fs::write(&path, text(SCHEMA, "this")).unwrap();
+        assert_eq!(read().faults().gpus.len(), 1);
+        let too_long = text(SCHEMA, "this") + &" ".repeat(MOST_BYTES as usize);
+        for damaged in [text(SCHEMA, "that"), text(2, "this"), too_long, "{".to_owned(), String::new()] {
+            std::fs::write(&path, &damaged).unwrap();
+            assert_eq!(read().kept, None, "{damaged:.40}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn faults_are_written_when_they_change_and_again_after_a_failure() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("deep/podmeter.sock");
+        let path = directory.path().join("deep/podmeter.faults.json");
+        let faults: Document = serde_json::from_str(&text(SCHEMA, "")).unwrap();
+        let (publish, changes) = watch::channel(Faults::default());
+        let mut tasks = Tasks::default();
+        FaultsFile::read(&socket).start(changes, &mut tasks);
+        publish.send_replace(faults.faults.clone());
+        tokio::time::sleep(RETRY * 2).await;
+        assert!(!path.exists(), "its directory is missing");
+        std::fs::create_dir(directory.path().join("deep")).unwrap();
+        let until = async |expected: &Faults| {
+            while FaultsFile::read(&socket).faults() != *expected {
+                tokio::time::sleep(RETRY).await;
+            }
+        };
+        until(&faults.faults).await;
+        publish.send_replace(Faults::default());
+        until(&Faults::default()).await;
+        assert!(path.exists());
+        tasks.abort().await;
+    }
+}
