@@ -1,7 +1,7 @@
 //! Files of this process in directories that others may write to.
 //!
-//! In: paths and contents. Out: only files of this user, never the target of a symbolic link. Deliberately unknown: what
-//! is in them.
+//! In: paths and contents. Out: only files of this user, never the target of a symbolic link. Does not depend on what the
+//! files contain.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
