@@ -130,7 +130,7 @@ impl Monotone {
         }
         if nvlink.active_links.is_some() && (!links.is_empty() || self.counters.keys().any(is_of_link)) {
             let down = self.bytes_of_down_links(&links);
-            nvlink.sum_links(links.values().chain(down.values()));
+            nvlink.sum_link_bytes(links.values().chain(down.values()));
             nvlink.errors = self.error_sums(&links);
         } else {
             for (error, count) in &mut nvlink.errors {
@@ -162,15 +162,16 @@ impl Monotone {
     /// Sums of the last known counts, so that none falls where a link is down or its count was not read. A sum is absent
     /// where no active link was read, or one never was.
     fn error_sums(&self, links: &BTreeMap<u32, LinkCounters>) -> BTreeMap<&'static str, u64> {
-        let mut sums = BTreeMap::new();
-        for ((_, error, _), counter) in self.counters.iter().filter(|((group, ..), _)| *group == LINK_ERRORS) {
-            *sums.entry(*error).or_default() += counter.total() as u64;
+        let mut sums: BTreeMap<&'static str, (u64, usize)> = BTreeMap::new();
+        let counts = self.counters.range((LINK_ERRORS, "", 0)..).take_while(|((group, ..), _)| *group == LINK_ERRORS);
+        for ((_, error, link), counter) in counts {
+            let (sum, of_active) = sums.entry(error).or_default();
+            *sum += counter.total() as u64;
+            *of_active += usize::from(links.contains_key(link));
         }
-        sums.retain(|error, _| {
-            let is_read = links.is_empty() || links.values().any(|link| link.errors.contains_key(error));
-            is_read && links.keys().all(|link| self.counters.contains_key(&(LINK_ERRORS, error, *link)))
-        });
-        sums
+        let is_read = |error| links.is_empty() || links.values().any(|link| link.errors.contains_key(error));
+        let known = sums.into_iter().filter(|(error, (_, of_active))| *of_active == links.len() && is_read(*error));
+        known.map(|(error, (sum, _))| (error, sum)).collect()
     }
 }
 

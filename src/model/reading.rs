@@ -355,13 +355,17 @@ pub struct NvLink {
 }
 
 impl NvLink {
-    /// Sets the sums from the counters of the links. A sum is absent without links, or where a link has no value.
-    pub fn sum_links<'a>(&mut self, links: impl Iterator<Item = &'a LinkCounters> + Clone) {
+    /// Sets the sums of bytes from the counters of the links. A sum is absent without links, or where a link has no value.
+    pub fn sum_link_bytes<'a>(&mut self, links: impl Iterator<Item = &'a LinkCounters> + Clone) {
         let has_links = links.clone().next().is_some();
         let sum =
             |read: fn(&LinkCounters) -> Option<f64>| links.clone().map(read).sum::<Option<f64>>().filter(|_| has_links);
         self.transmitted_bytes = sum(|link| link.transmitted_bytes);
         self.received_bytes = sum(|link| link.received_bytes);
+    }
+
+    /// Sums the errors of all links.
+    pub fn sum_link_errors<'a>(&mut self, links: impl Iterator<Item = &'a LinkCounters>) {
         self.errors.clear();
         for (error, count) in links.flat_map(|link| &link.errors) {
             *self.errors.entry(error).or_default() += count;

@@ -127,7 +127,8 @@ impl SlowReader {
             read_bit_errors(caller, handle, &mut nvlink.of_links);
         }
         let links = std::mem::take(&mut nvlink.of_links);
-        nvlink.sum_links(links.values());
+        nvlink.sum_link_bytes(links.values());
+        nvlink.sum_link_errors(links.values());
         nvlink.of_links = links;
         nvlink.error_sums = error_sums(caller, handle);
         if !has_bytes {

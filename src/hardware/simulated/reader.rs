@@ -345,15 +345,13 @@ impl SimulatedReader {
         let none = |kinds: &'static [&'static str]| kinds.iter().map(|kind| (*kind, 0)).collect();
         let errors = none(self.model.nvlink_errors);
         let link = LinkCounters { transmitted_bytes: bytes, received_bytes: bytes, errors, ..LinkCounters::default() };
-        let mut nvlink = NvLink {
+        NvLink {
             error_sums: none(self.model.nvlink_error_sums),
             active_links: Some(self.model.nvlinks),
             inactive_links: Some(0),
             of_links: (0..self.model.nvlinks).map(|number| (number, link.clone())).collect(),
             ..NvLink::default()
-        };
-        nvlink.sum_links(std::iter::repeat_n(&link, self.model.nvlinks as usize));
-        nvlink
+        }
     }
 
     fn c2c(&self) -> C2c {
