@@ -115,7 +115,7 @@ fn a_host_of_vgpus_has_a_reading_of_each_and_a_guest_without_a_driver_ends_nothi
     assert_eq!(guest.slow.unwrap().vgpu_licensed, Some(true));
     let crowded = read(2).medium.unwrap();
     let restricted = |vgpu: &&Vgpu| vgpu.license_state == Some("unlicensed_restricted");
-    assert_eq!(crowded.vgpus.iter().filter(restricted).count(), 20, "more than the first buffer has room for");
+    assert_eq!(crowded.vgpus.iter().filter(restricted).count(), 20, "more than fit into the first buffer");
     assert!(crowded.vgpus.iter().all(|vgpu| vgpu.sm_utilization_ratio.is_none()), "400 % is implausible");
     let before = fake.calls().get("nvmlDeviceGetActiveVgpus").copied();
     let metal = read(3).medium.unwrap();
