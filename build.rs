@@ -29,6 +29,25 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("cargo::rustc-env=PODMETER_{name}_SHA256={digest}");
     }
 
+    // Given by builds without git, such as an image build. A debug build names no revision: it would have to be built again
+    // after each commit.
+    println!("cargo::rerun-if-env-changed=PODMETER_REVISION");
+    let given = std::env::var("PODMETER_REVISION").ok().filter(|revision| !revision.is_empty());
+    let debug = std::env::var("PROFILE").is_ok_and(|profile| profile == "debug");
+    let revision = match given {
+        Some(revision) => revision,
+        None if debug => "debug-build".to_owned(),
+        None => head_revision()?,
+    };
+    println!("cargo::rustc-env=PODMETER_BUILD_REVISION={revision}");
+    let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned());
+    let version = first_line(&rustc, &["--version"]);
+    println!("cargo::rustc-env=PODMETER_BUILD_RUSTC={}", version.split(' ').nth(1).unwrap_or("unknown"));
+    Ok(())
+}
+
+/// The commit that is checked out, and a build again when another one is.
+fn head_revision() -> Result<String, Box<dyn Error>> {
     // git resolves the path, because `.git` is a file in a linked work tree. A path that does not exist would rebuild every time.
     for name in ["HEAD", "refs/heads"] {
         let path = first_line("git", &["rev-parse", "--git-path", name]);
@@ -36,15 +55,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("cargo::rerun-if-changed={path}");
         }
     }
-    // For builds without git, such as an image build.
-    println!("cargo::rerun-if-env-changed=PODMETER_REVISION");
-    let given = std::env::var("PODMETER_REVISION").ok().filter(|revision| !revision.is_empty());
-    let revision = given.unwrap_or_else(|| first_line("git", &["rev-parse", "--short=12", "HEAD"]));
-    println!("cargo::rustc-env=PODMETER_BUILD_REVISION={revision}");
-    let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned());
-    let version = first_line(&rustc, &["--version"]);
-    println!("cargo::rustc-env=PODMETER_BUILD_RUSTC={}", version.split(' ').nth(1).unwrap_or("unknown"));
-    Ok(())
+    Ok(first_line("git", &["rev-parse", "--short=12", "HEAD"]))
 }
 
 /// The first line of a program's output, or `unknown` where it fails: a source archive has no git.
