@@ -1,5 +1,4 @@
-//! Generates the gRPC types from `proto/` (no `protoc` needed) and sets the revision, the compiler version and the hashes of the
-//! page's style and script as environment variables of the build.
+//! Sets the revision, the compiler version and the hashes of the page's style and script as environment variables of the build.
 
 use std::error::Error;
 use std::process::Command;
@@ -8,20 +7,6 @@ use base64::Engine as _;
 use sha2::Digest as _;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    println!("cargo::rerun-if-changed=proto");
-    let descriptors = protox::compile(
-        [
-            "podresources/v1.proto",
-            "podresources/v1alpha1.proto",
-            "deviceplugin/v1beta1.proto",
-            "pods/v1alpha1.proto",
-            "core/v1.proto",
-        ],
-        ["proto"],
-    )?;
-    // BTreeMap, so that the same pod always has the same encoding.
-    tonic_prost_build::configure().btree_map(".core.v1").compile_fds(descriptors)?;
-
     // For the page's Content-Security-Policy, which allows only this style and this script.
     for (name, path) in [("STYLE", "src/web/page/page.css"), ("SCRIPT", "src/web/page/page.js")] {
         println!("cargo::rerun-if-changed={path}");

@@ -1,5 +1,6 @@
-//! The kubelet's gRPC types, generated from `proto/`, and the connection they are sent over. Only `kubelet`, `plugin`
-//! and `simulation` use them: each converts them to types of the model.
+//! The messages of the kubelet's gRPC services and of Prometheus' protobuf format, generated from `proto/`, and the connection
+//! to a gRPC server on a unix socket. Only `kubelet`, `plugin`, `simulation` and `metrics` use them: each converts them to
+//! or from types of the model.
 
 #![allow(clippy::all, missing_docs, reason = "generated code")]
 
@@ -20,20 +21,25 @@ pub async fn channel_over(stream: UnixStream) -> Result<Channel, Error> {
     Endpoint::from_static("http://localhost").connect_with_connector(connector).await
 }
 
-pub mod v1 {
-    tonic::include_proto!("v1");
-}
+#[rustfmt::skip]
+#[path = "../proto/generated/v1.rs"]
+pub mod v1;
 
 /// Kubernetes' own types, as far as the Pods API carries them.
-pub mod core_v1 {
-    tonic::include_proto!("core.v1");
-}
+#[rustfmt::skip]
+#[path = "../proto/generated/core.v1.rs"]
+pub mod core_v1;
 
 /// PodResources v1alpha1 and the Pods API share this protobuf package.
-pub mod v1alpha1 {
-    tonic::include_proto!("v1alpha1");
-}
+#[rustfmt::skip]
+#[path = "../proto/generated/v1alpha1.rs"]
+pub mod v1alpha1;
 
-pub mod v1beta1 {
-    tonic::include_proto!("v1beta1");
-}
+#[rustfmt::skip]
+#[path = "../proto/generated/v1beta1.rs"]
+pub mod v1beta1;
+
+/// Prometheus' protobuf exposition format.
+#[rustfmt::skip]
+#[path = "../proto/generated/io.prometheus.client.rs"]
+pub mod prometheus;

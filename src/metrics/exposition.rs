@@ -1,14 +1,13 @@
 //! Three encodings of the same families.
 //!
-//! prometheus-client's text encoder is not used: it has neither text 0.0.4 (where a counter's metadata names `_total`)
-//! nor created times, writes HELP before TYPE, which OpenMetrics forbids, and takes most of a scrape's time. Its
-//! protobuf messages are.
+//! prometheus-client's encoder is not used: it has neither text 0.0.4 (where a counter's metadata names `_total`) nor
+//! created times, writes HELP before TYPE, which OpenMetrics forbids, and takes most of a scrape's time.
 
 use std::fmt::Write as _;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
-use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model::{
-    Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType,
+use crate::wire::prometheus::{
+    Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType, Timestamp,
 };
 use prost::Message as _;
 
@@ -169,7 +168,6 @@ fn message(family: &Family) -> MetricFamily {
         help: family.descriptor.help.to_owned(),
         r#type: kind.into(),
         metric: family.samples.iter().map(|sample| metric(sample, kind)).collect(),
-        ..MetricFamily::default()
     }
 }
 
@@ -180,21 +178,20 @@ fn metric(sample: &Sample, kind: MetricType) -> Metric {
         Value::Integer(number) => *number as f64,
         Value::Float(number) => *number,
         Value::Histogram(histogram) => {
-            let bucket =
-                |(upper_bound, cumulative_count)| Bucket { cumulative_count, upper_bound, ..Bucket::default() };
+            let bucket = |(upper_bound, cumulative_count)| Bucket { cumulative_count, upper_bound };
             metric.histogram = Some(Histogram {
                 sample_count: histogram.count(),
                 sample_sum: histogram.sum_seconds(),
                 bucket: cumulative(histogram).map(bucket).collect(),
-                ..Histogram::default()
             });
             return metric;
         }
     };
     if kind == MetricType::Counter {
         let created = sample.created.and_then(|created| Duration::try_from_secs_f64(created.0).ok());
-        let start_timestamp = created.map(|created| (UNIX_EPOCH + created).into());
-        metric.counter = Some(Counter { value, exemplar: None, start_timestamp });
+        let start_timestamp = created
+            .map(|created| Timestamp { seconds: created.as_secs() as i64, nanos: created.subsec_nanos() as i32 });
+        metric.counter = Some(Counter { value, start_timestamp });
     } else {
         metric.gauge = Some(Gauge { value });
     }
@@ -203,7 +200,7 @@ fn metric(sample: &Sample, kind: MetricType) -> Metric {
 
 #[cfg(test)]
 mod tests {
-    use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model::MetricFamily;
+    use crate::wire::prometheus::MetricFamily;
 
     use super::*;
     use crate::metrics::family::{self, Group};

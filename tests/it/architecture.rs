@@ -24,7 +24,7 @@ const ARROWS: [(&str, &[&str]); 29] = [
     ("doctor", &["client", "clock", "hardware", "kubelet", "model", "plugin", "processes", "governance", "terminal"]),
     ("condition", &["model"]),
     ("conformance", &["client", "terminal"]),
-    ("metrics", &["model"]),
+    ("metrics", &["model", "wire"]),
     ("terminal", &[]),
     ("tasks", &[]),
     ("threads", &[]),
@@ -61,7 +61,7 @@ const ARROWS: [(&str, &[&str]); 29] = [
 ];
 
 /// Other libraries, and the only modules that may use them.
-const LIBRARIES: [(&str, &[&str]); 14] = [
+const LIBRARIES: [(&str, &[&str]); 13] = [
     (
         "tokio",
         &[
@@ -85,8 +85,6 @@ const LIBRARIES: [(&str, &[&str]); 14] = [
     ("tonic", &["kubelet", "plugin", "simulation", "wire"]),
     ("nvml_wrapper", &["hardware"]),
     ("nvml_wrapper_sys", &["hardware"]),
-    // In `web` its tests alone, which decode what was served.
-    ("prometheus_client", &["metrics", "web"]),
     ("axum", &["web"]),
     ("rustls", &["client", "web"]),
     ("tokio_rustls", &["client", "web"]),

@@ -7,7 +7,7 @@ mod strict;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model::{MetricFamily, MetricType};
+use crate::wire::prometheus::{MetricFamily, MetricType};
 use prost::Message as _;
 
 use self::strict::{Dialect, Page};
