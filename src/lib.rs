@@ -3,6 +3,7 @@
 
 pub mod agent;
 pub mod attribution;
+pub mod backoff;
 pub mod cli;
 pub mod client;
 pub mod clock;

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use super::mailbox::Mailbox;
 use super::source::{EventKind, EventSource, PassStatus, Problem, RawEvent, Session};
 use super::worker::Event;
+use crate::backoff::Backoff;
 use crate::clock::Clock;
 use crate::model::{Collector, GpuUuid, Moment, Monotonic, XidEvent, XidSource};
 
@@ -147,7 +148,7 @@ impl EventWait {
     }
 
     fn wait_repeatedly(&mut self, source: &mut dyn EventSource) {
-        let mut pause = PAUSES.0;
+        let mut pauses = Backoff::new(PAUSES);
         loop {
             match self.changed.try_recv() {
                 Ok(()) => source.gpus_changed(),
@@ -162,15 +163,14 @@ impl EventWait {
                 return;
             }
             if !needs_pause {
-                pause = PAUSES.0;
+                pauses.reset();
                 continue;
             }
-            match self.changed.recv_timeout(pause) {
+            match self.changed.recv_timeout(pauses.pause()) {
                 Ok(()) => source.gpus_changed(),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            pause = (pause * 2).min(PAUSES.1);
         }
     }
 

@@ -6,7 +6,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
-use std::time::Duration;
 
 use tracing::{info, warn};
 
@@ -16,6 +15,7 @@ use super::rounds::tiers;
 use super::settings::Settings;
 use super::source::{Due, PassStatus, Session};
 use super::worker::{Event, ReaderCommand, Report, Thread, spawn_worker};
+use crate::backoff::Backoff;
 use crate::clock::Clock;
 use crate::model::{DeviceReadings, Gpu, GpuUuid, Inventory, Monotonic, PciBusId};
 
@@ -52,7 +52,7 @@ struct Member {
     /// A slow pass requested before this time waits for the next round.
     request_after: Monotonic,
     retry: Monotonic,
-    retry_wait: Duration,
+    retries: Backoff,
 }
 
 impl Fleet {
@@ -78,8 +78,8 @@ impl Fleet {
         self.generation += 1;
         found.generation = self.generation;
         for (uuid, gpu) in &mut found.gpus {
-            let retry_wait = self.settings.lost_retry.0;
-            let member = self.members.entry(uuid.clone()).or_insert_with(|| Member::new(retry_wait));
+            let retries = Backoff::new(self.settings.lost_retry);
+            let member = self.members.entry(uuid.clone()).or_insert_with(|| Member::new(retries));
             let is_whole = gpu.present;
             if !is_whole && let Some(known) = self.inventory.gpus.get(uuid) {
                 *gpu = Gpu { index: gpu.index, ..known.clone() };
@@ -105,7 +105,7 @@ impl Fleet {
                     warn!(gpu = %uuid, "the driver no longer lists this GPU, or gets no answer from it");
                 }
                 member.unlisted = !member.state.lost;
-                (member.generation, member.retry) = (self.generation, now + member.retry_wait);
+                (member.generation, member.retry) = (self.generation, now + member.retries.next());
             }
             member.listed = false;
             member.state.lost = true;
@@ -175,7 +175,7 @@ impl Fleet {
                 }
                 member.state.lost = false;
                 member.lost_in = None;
-                member.retry_wait = self.settings.lost_retry.0;
+                member.retries.reset();
                 if hung {
                     member.state.take_late(report.at.monotonic, report.pass);
                 } else {
@@ -194,8 +194,7 @@ impl Fleet {
                 member.unlisted = report.pass.problems.iter().any(|problem| UNLISTED.contains(&problem.code));
                 member.lost_in = Some(member.generation);
                 member.state.withdraw();
-                member.retry = now + member.retry_wait;
-                member.retry_wait = (member.retry_wait * 2).min(self.settings.lost_retry.1);
+                member.retry = now + member.retries.pause();
                 (member.next_medium, member.next_slow) = (now, now);
                 self.mark_present(&gpu, false);
             }
@@ -286,7 +285,7 @@ impl Fleet {
 }
 
 impl Member {
-    fn new(retry_wait: Duration) -> Self {
+    fn new(retries: Backoff) -> Self {
         Self {
             state: GpuState::default(),
             worker: None,
@@ -300,7 +299,7 @@ impl Member {
             next_slow: Monotonic::default(),
             request_after: Monotonic::default(),
             retry: Monotonic::default(),
-            retry_wait,
+            retries,
         }
     }
 

@@ -24,6 +24,7 @@ use super::rounds::Rounds;
 use super::settings::Settings;
 use super::source::{PassStatus, Session};
 use super::worker::{DriverCommand, Event, Report, Thread};
+use crate::backoff::Backoff;
 use crate::clock::Clock;
 use crate::model::{Collector, DriverInfo, GpuUuid, HardwareState, Monotonic, NodeDevices};
 
@@ -84,7 +85,7 @@ pub struct Supervisor {
     loads: Loads,
     /// Driver and number of GPUs at the last opening.
     opened: Option<(Option<DriverInfo>, usize)>,
-    reopen: Duration,
+    reopen: Backoff,
     fleet: Fleet,
     rounds: Rounds,
     /// When the next round begins.
@@ -106,7 +107,7 @@ impl Supervisor {
         publisher: watch::Sender<Arc<HardwareState>>,
         mailbox: Mailbox,
     ) -> Self {
-        let reopen = settings.reopen.0;
+        let reopen = Backoff::new(settings.reopen);
         let fleet = Fleet::new(&settings, clock, events.clone());
         let phase = Phase::Closed { retry: Monotonic::default() };
         Self {
@@ -204,7 +205,7 @@ impl Supervisor {
                 self.close(now);
             }
             // The driver does not close: that session is abandoned and another one opened.
-            Phase::Closing { until } if now >= *until => self.phase = Phase::Closed { retry: now + self.reopen },
+            Phase::Closing { until } if now >= *until => self.phase = Phase::Closed { retry: now + self.reopen.next() },
             _ => {}
         }
         self.answer_releases(now);
@@ -257,8 +258,7 @@ impl Supervisor {
                     Err(failure) => {
                         self.loads.refused(failure.code);
                         self.fail(&failure);
-                        self.phase = Phase::Closed { retry: now + self.reopen };
-                        self.reopen = (self.reopen * 2).min(self.settings.reopen.1);
+                        self.phase = Phase::Closed { retry: now + self.reopen.pause() };
                         self.publish();
                     }
                 }
@@ -287,7 +287,7 @@ impl Supervisor {
             Event::Closed => {
                 self.driver_returned(now);
                 if matches!(self.phase, Phase::Closing { .. }) {
-                    self.phase = Phase::Closed { retry: now + self.reopen };
+                    self.phase = Phase::Closed { retry: now + self.reopen.next() };
                 }
             }
             Event::Notice(notice) => self.take_notice(*notice, now),
@@ -349,7 +349,7 @@ impl Supervisor {
         }
         match status {
             PassStatus::Answers => {
-                self.reopen = self.settings.reopen.0;
+                self.reopen.reset();
                 if self.awaits_an_answer() {
                     info!("readings resumed");
                     self.problem = None;

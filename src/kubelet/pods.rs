@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tonic::{Code, Request, Status, Streaming};
 
 use super::client::{chain, explain};
+use crate::backoff::Backoff;
 use crate::model::{ContainerId, PodDirectory, PodIdentity, PodRef, PodUid};
 use crate::tasks::Tasks;
 use crate::wire::v1alpha1::pods_client::PodsClient;
@@ -21,10 +22,9 @@ use crate::wire::{channel_over, core_v1};
 
 /// One pod with all its status; etcd holds none larger than 1.5 MiB.
 const MESSAGE_LIMIT: usize = 8 << 20;
-/// First pause after a failure; doubles up to the longest.
-const FIRST_RETRY: Duration = Duration::from_millis(250);
-/// Also how late a kubelet that was replaced by a newer one is noticed.
-const LONGEST_RETRY: Duration = Duration::from_secs(10);
+/// First and longest pause after a failure. The longest is also how late a kubelet that was replaced by a newer one is
+/// noticed.
+const RETRIES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(10));
 /// From connecting to the end of the first list.
 const SYNC_DEADLINE: Duration = Duration::from_secs(10);
 /// Put on pods from manifests: the UID that cgroups and directories have.
@@ -63,15 +63,14 @@ pub fn start(settings: Settings, tasks: &mut Tasks) -> watch::Receiver<Arc<PodDi
 
 async fn watch(settings: Settings, publish: watch::Sender<Arc<PodDirectory>>) {
     let mut watch = Watch { settings, publish, pods: BTreeMap::new(), complete: false, problem: None };
-    let mut retry = FIRST_RETRY;
+    let mut retries = Backoff::new(RETRIES);
     loop {
         let error = watch.follow().await;
         if std::mem::take(&mut watch.complete) {
-            retry = FIRST_RETRY;
+            retries.reset();
         }
         watch.lost(&error);
-        tokio::time::sleep(retry).await;
-        retry = (retry * 2).min(LONGEST_RETRY);
+        tokio::time::sleep(retries.pause()).await;
     }
 }
 

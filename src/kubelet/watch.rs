@@ -14,6 +14,7 @@ use super::accepted::{AcceptedAllocations, PodSources};
 use super::claim_files::Directories;
 use super::client::{CallError, Client};
 use super::trigger::{FileEvents, Trigger};
+use crate::backoff::Backoff;
 use crate::clock::Clock;
 use crate::model::{DurationHistogram, KubeletState, Moment, Monotonic, PodDirectory, PodRef, TokenBucket};
 use crate::tasks::Tasks;
@@ -25,8 +26,8 @@ const SETTLING_INTERVAL: Duration = Duration::from_millis(1000);
 const CALLS_PER_SECOND: f64 = 2.0;
 /// Calls without a pause after a quiet time: a changed allocation is published at once.
 const BURST: f64 = 4.0;
-/// First pause after a failure; doubles up to the refresh interval.
-const FIRST_RETRY: Duration = Duration::from_millis(250);
+/// First and longest pause after a failure; at most the refresh interval.
+const RETRIES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
 /// Allocatable devices change rarely: queried at this interval, and after a change that might concern them.
 const ALLOCATABLE_INTERVAL: Duration = Duration::from_secs(30);
 /// A busy node writes its checkpoint often; List comes first then.
@@ -174,12 +175,13 @@ struct Watch {
     /// Of calls to the kubelet.
     budget: TokenBucket,
     state: KubeletState,
+    /// After a failure of `List`.
     retry: Option<Duration>,
+    retries: Backoff,
     /// The earliest time to query allocatable devices, if the call budget permits.
     allocatable_due: Option<Monotonic>,
     allocatable_asked: Option<Moment>,
-    /// After a refusal; doubles up to the interval.
-    allocatable_retry: Option<Duration>,
+    allocatable_retries: Backoff,
     /// By this kubelet: a new connection may be to another.
     allocatable_unimplemented: bool,
     /// Since when a file event waits for a refresh.
@@ -223,9 +225,10 @@ impl Watch {
             publish,
             state,
             retry: None,
+            retries: Backoff::new(RETRIES),
             allocatable_due: None,
             allocatable_asked: None,
-            allocatable_retry: None,
+            allocatable_retries: Backoff::new(RETRIES),
             allocatable_unimplemented: false,
             seen_at: None,
             granted_due: None,
@@ -399,6 +402,7 @@ impl Watch {
                     tracing::info!(socket = %self.settings.pod_resources_socket.display(), "the kubelet answers again");
                 }
                 self.retry = None;
+                self.retries.reset();
             }
             Err(error) => {
                 self.state.collector.success = false;
@@ -412,8 +416,7 @@ impl Watch {
                     tracing::warn!(code = error.code(), "{problem}");
                     self.state.problem = Some(problem.into());
                 }
-                let longest = (self.settings.refresh_interval)();
-                self.retry = Some(self.retry.map_or(FIRST_RETRY, |retry| retry * 2).min(longest));
+                self.retry = Some(self.retries.pause());
             }
         }
         self.publish();
@@ -432,7 +435,7 @@ impl Watch {
                     self.state.allocatable = Some(Arc::new(allocatable));
                 }
                 self.state.allocatable_at = Some(now);
-                self.allocatable_retry = None;
+                self.allocatable_retries.reset();
             }
             Err(CallError::Unimplemented(method)) => {
                 tracing::info!(method, "this kubelet is too old to report what is allocatable");
@@ -443,9 +446,7 @@ impl Watch {
                 if error.lost_connection() {
                     self.lost();
                 }
-                let retry = self.allocatable_retry.map_or(FIRST_RETRY, |retry| retry * 2).min(ALLOCATABLE_INTERVAL);
-                self.allocatable_retry = Some(retry);
-                self.allocatable_due = Some(now.monotonic + retry);
+                self.allocatable_due = Some(now.monotonic + self.allocatable_retries.pause());
                 tracing::debug!(code = error.code(), "{error}");
             }
         }

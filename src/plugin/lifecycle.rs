@@ -13,12 +13,12 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tonic::transport::Channel;
 
-use super::backoff::Backoff;
 use super::conflict::conflict;
 use super::live_sockets::{LiveSockets, OwnSockets};
 use super::server::{Server, ServiceState};
 use super::sockets::{self, Identity};
 use super::{Offer, OnConflict, PluginUnhealthy};
+use crate::backoff::{Backoff, with_jitter};
 use crate::model::{DeviceId, KubeletState, Monotonic, ResourceName};
 use crate::wire::channel_over;
 use crate::wire::v1beta1::device_plugin_client::DevicePluginClient;
@@ -26,6 +26,8 @@ use crate::wire::v1beta1::registration_client::RegistrationClient;
 use crate::wire::v1beta1::{Empty, RegisterRequest};
 
 const VERSION: &str = "v1beta1";
+/// First and longest pause between attempts to register.
+const RETRIES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(30));
 /// Our own server, in this process.
 const DIAL_DEADLINE: Duration = Duration::from_secs(5);
 /// What a socket's address holds, less the zero at its end.
@@ -127,7 +129,7 @@ pub(super) enum Ended {
 impl Lifecycle {
     /// Runs until `stop`. The socket is removed then.
     pub async fn run(mut self) -> EndedLifecycle {
-        let mut backoff = Backoff::default();
+        let mut backoff = Backoff::new(RETRIES);
         let mut stop = self.stop.clone();
         let mut logged = String::new();
         let began = self.now();
@@ -172,7 +174,7 @@ impl Lifecycle {
                     self.answers_from = self.now();
                     AFTER_CLOSING
                 }
-                _ => backoff.pause(sockets::random()),
+                _ => with_jitter(backoff.pause(), sockets::random()),
             };
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}

@@ -4,7 +4,6 @@
 //! allocation answers to the kubelet. Does not use: metrics, HTTP, NVML. Protobuf types stay in `convert` and `server`.
 
 mod answer;
-mod backoff;
 pub mod cdi;
 mod check;
 mod config;

@@ -5,19 +5,20 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module with the modules that it may name.
-const ARROWS: [(&str, &[&str]); 29] = [
+const ARROWS: [(&str, &[&str]); 30] = [
     ("model", &[]),
     ("attribution", &["model"]),
     ("health", &["model"]),
     ("preference", &["model"]),
     ("history", &["model"]),
+    ("backoff", &[]),
     ("clock", &["model"]),
     ("files", &[]),
     ("input", &[]),
     ("wire", &[]),
-    ("kubelet", &["attribution", "clock", "input", "model", "tasks", "wire"]),
-    ("hardware", &["clock", "model", "threads"]),
-    ("plugin", &["attribution", "clock", "input", "model", "preference", "tasks", "wire"]),
+    ("kubelet", &["attribution", "backoff", "clock", "input", "model", "tasks", "wire"]),
+    ("hardware", &["backoff", "clock", "model", "threads"]),
+    ("plugin", &["attribution", "backoff", "clock", "input", "model", "preference", "tasks", "wire"]),
     ("processes", &["clock", "model", "tasks"]),
     ("governance", &["model", "processes"]),
     ("client", &["model", "terminal"]),
@@ -97,8 +98,8 @@ const LIBRARIES: [(&str, &[&str]); 13] = [
 ];
 
 /// They read no files, clocks or environment.
-const PURE_MODULES: [&str; 8] =
-    ["model", "attribution", "health", "preference", "history", "condition", "input", "terminal"];
+const PURE_MODULES: [&str; 9] =
+    ["backoff", "model", "attribution", "health", "preference", "history", "condition", "input", "terminal"];
 const PURE_MODULES_REFUSE: [&str; 7] =
     ["std::fs", "std::net", "std::env", "std::thread", "Instant::now", "SystemTime", "tracing::"];
 

@@ -14,6 +14,7 @@ use super::calls::{Caller, Refusal, call};
 use super::inventory;
 use super::library::{Handle, Library};
 use super::per_gpu_query::PerGpuQuery;
+use crate::backoff::Backoff;
 use crate::hardware::source::{EventFailure, EventKind, EventSource, PassStatus, Problem, RawEvent};
 use crate::model::{GpuUuid, Monotonic, XidInstance};
 
@@ -38,7 +39,8 @@ pub struct NvmlEvents {
     /// By the handle's address, for the whole session: a lost GPU no longer returns its UUID.
     names: BTreeMap<usize, GpuUuid>,
     /// When to retry the registration of GPUs that are not in the set.
-    retry: Option<(Monotonic, Duration)>,
+    retry: Option<Monotonic>,
+    retries: Backoff,
     problems: Vec<Problem>,
 }
 
@@ -70,14 +72,15 @@ impl NvmlEvents {
             registered: BTreeMap::new(),
             names: BTreeMap::new(),
             retry: None,
+            retries: Backoff::new(RETRIES),
             problems: Vec::new(),
         };
-        events.register_missing(Monotonic::default(), RETRIES.0);
+        events.register_missing(Monotonic::default());
         events
     }
 
     /// Registers every GPU that is not in the set, and schedules a retry for those that refuse.
-    fn register_missing(&mut self, now: Monotonic, wait: Duration) {
+    fn register_missing(&mut self, now: Monotonic) {
         if self.set.is_none() {
             self.set = self.new_set();
         }
@@ -90,7 +93,7 @@ impl NvmlEvents {
         for candidate in candidates {
             missing += usize::from(!self.register(candidate));
         }
-        self.retry = (missing > 0 || self.set.is_none()).then(|| (now + wait, (wait * 2).min(RETRIES.1)));
+        self.retry = (missing > 0 || self.set.is_none()).then(|| now + self.retries.pause());
     }
 
     /// One for each GPU that the driver counts; `None` for one that does not answer.
@@ -137,7 +140,8 @@ impl NvmlEvents {
     fn rebuild(&mut self, now: Monotonic) -> bool {
         let before = mem::take(&mut self.registered);
         let old = self.set.take();
-        self.register_missing(now, RETRIES.0);
+        self.retries.reset();
+        self.register_missing(now);
         drop(old);
         let failing = self.registered.iter().filter(|(_, handle)| self.makes_wait_fail(**handle));
         let failing: Vec<GpuUuid> = failing.map(|(gpu, _)| gpu.clone()).collect();
@@ -159,7 +163,8 @@ impl NvmlEvents {
             }
         }
         drop(old);
-        self.retry = Some((now + RETRIES.0, RETRIES.0 * 2));
+        self.retries.reset();
+        self.retry = Some(now + self.retries.pause());
     }
 
     fn candidate_again(&self, gpu: GpuUuid, handle: Handle) -> (Option<Candidate>, Vec<Problem>) {
@@ -207,8 +212,8 @@ impl NvmlEvents {
 
 impl EventSource for NvmlEvents {
     fn wait(&mut self, patience: Duration, now: Monotonic) -> Result<Option<RawEvent>, EventFailure> {
-        if let Some((_, wait)) = self.retry.filter(|(due, _)| now >= *due) {
-            self.register_missing(now, wait);
+        if self.retry.is_some_and(|due| now >= due) {
+            self.register_missing(now);
         }
         let Some(set) = self.set.as_ref().map(|set| set.set).filter(|_| !self.registered.is_empty()) else {
             return self.none_registered();
@@ -242,7 +247,8 @@ impl EventSource for NvmlEvents {
     }
 
     fn gpus_changed(&mut self) {
-        self.retry = Some((Monotonic::default(), RETRIES.0));
+        self.retries.reset();
+        self.retry = Some(Monotonic::default());
     }
 
     fn problems(&mut self) -> Vec<Problem> {

@@ -22,7 +22,7 @@ impl Supervisor {
             return;
         }
         info!("the driver is opened again after its release");
-        self.reopen = self.settings.reopen.0;
+        self.reopen.reset();
         if let Phase::Closed { retry } = &mut self.phase {
             *retry = now;
         }
@@ -99,7 +99,7 @@ impl Supervisor {
 
     /// Ends the session: withdraws all readings and requests that the workers release it.
     pub(super) fn drain(&mut self, now: Monotonic) {
-        match std::mem::replace(&mut self.phase, Phase::Closed { retry: now + self.reopen }) {
+        match std::mem::replace(&mut self.phase, Phase::Closed { retry: now + self.reopen.next() }) {
             Phase::Open { session, .. } => {
                 let pending = self.fleet.release();
                 if let Some(event_thread) = &mut self.event_thread {
@@ -114,8 +114,7 @@ impl Supervisor {
     }
 
     pub(super) fn close(&mut self, now: Monotonic) {
-        let retry = now + self.reopen;
-        self.reopen = (self.reopen * 2).min(self.settings.reopen.1);
+        let retry = now + self.reopen.pause();
         let Phase::Draining { session, .. } = std::mem::replace(&mut self.phase, Phase::Closed { retry }) else {
             return;
         };
@@ -166,7 +165,7 @@ impl Supervisor {
         if std::mem::take(&mut self.driver_stuck) {
             info!("the overdue driver call has returned");
             if let Phase::Closed { retry } = &mut self.phase {
-                *retry = (*retry).min(now + self.reopen);
+                *retry = (*retry).min(now + self.reopen.next());
             }
         }
         if let Some(session) = self.unclosed.pop() {
