@@ -1,9 +1,8 @@
 //! `podmeter probe-nvml`: what it prints, and that a fake driver made from its JSON answers as the machine did.
 
-use std::fs;
-
 use crate::support::agent::ended;
 use crate::support::fake_nvml::FakeNvml;
+use nvidia_ml_fake::recording::data_file;
 use serde_json::{Value, json};
 
 /// A busy GPU with values in every group, a partitioned one, one that lacks many, and one with the newer NVLink.
@@ -111,11 +110,8 @@ fn round(value: &mut Value) {
 #[test]
 fn a_recording_behaves_as_the_machine_did() {
     let original = FakeNvml::start(machine());
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let file = folder.path().join("probe.json");
     let first = json_probe(&original, &[]);
-    fs::write(&file, first.to_string()).expect("written");
-    let recording = FakeNvml::recorded(&file);
+    let recording = data_file(&first);
 
     let replay = FakeNvml::start(recording.clone());
     let second = json_probe(&replay, &[]);

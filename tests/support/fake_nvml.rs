@@ -3,15 +3,11 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::OnceLock;
-use std::time::SystemTime;
 
 use serde_json::Value;
 use tempfile::TempDir;
 
 const LIBRARY: &str = "libnvidia_ml_fake.so";
-const RECORDER: &str = "fake-nvml-record";
 
 /// Dropping it removes the folder; libraries loaded from it continue with the last state.
 pub struct FakeNvml {
@@ -71,15 +67,6 @@ impl FakeNvml {
         let _ = fs::remove_file(self.stats_path());
     }
 
-    /// The data file that makes the fake answer as the machine that printed this `probe-nvml` JSON.
-    #[allow(clippy::disallowed_methods, reason = "a test may start the recorder")]
-    pub fn recorded(probe: &Path) -> Value {
-        let recorder = built_library().with_file_name(RECORDER);
-        let output = Command::new(recorder).arg(probe).output().expect("start the recorder");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        serde_json::from_slice(&output.stdout).expect("a data file is JSON")
-    }
-
     fn state_path(&self) -> PathBuf {
         self.folder().join("fake-nvml.json")
     }
@@ -89,39 +76,7 @@ impl FakeNvml {
     }
 }
 
-/// The library in the target folder of this test, built unless it is newer than its sources.
-fn built_library() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let test = std::env::current_exe().expect("the path of this test");
-        let profile = test.ancestors().nth(2).expect("a test lies in <target>/<profile>/deps");
-        let library = profile.join(LIBRARY);
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake-nvml");
-        if modified(&library) > newest(&source) { library } else { build(profile.parent().unwrap_or(profile)) }
-    })
-}
-
-#[allow(clippy::disallowed_methods, reason = "a test may start cargo")]
-fn build(target: &Path) -> PathBuf {
-    let output = Command::new(env!("CARGO"))
-        .args(["build", "--package", "fake-nvml", "--message-format", "json-render-diagnostics", "--target-dir"])
-        .arg(target)
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .output()
-        .expect("start cargo");
-    assert!(output.status.success(), "fake-nvml does not build:\n{}", String::from_utf8_lossy(&output.stderr));
-    let text = String::from_utf8_lossy(&output.stdout);
-    let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let files = messages.filter_map(|message| message["filenames"].as_array().cloned()).flatten();
-    let mut paths = files.filter_map(|file| file.as_str().map(PathBuf::from));
-    paths.find(|path| path.ends_with(LIBRARY)).expect("cargo built the library")
-}
-
-fn newest(path: &Path) -> Option<SystemTime> {
-    let inside = fs::read_dir(path).into_iter().flatten().flatten();
-    inside.map(|entry| newest(&entry.path())).chain([modified(path)]).max().flatten()
-}
-
-fn modified(path: &Path) -> Option<SystemTime> {
-    fs::metadata(path).and_then(|about| about.modified()).ok()
+/// Cargo builds it with the tests, beside them.
+fn built_library() -> PathBuf {
+    std::env::current_exe().expect("the path of this test").with_file_name(LIBRARY)
 }

@@ -64,6 +64,7 @@ mod handles;
 mod history;
 mod library;
 mod out;
+pub mod recording;
 mod samples;
 mod state;
 mod stats;
