@@ -30,7 +30,7 @@ pub mod v1;
 #[path = "../proto/generated/core.v1.rs"]
 pub mod core_v1;
 
-/// PodResources v1alpha1 and the Pods API share this protobuf package.
+/// The Pods API.
 #[rustfmt::skip]
 #[path = "../proto/generated/v1alpha1.rs"]
 pub mod v1alpha1;

@@ -4,7 +4,7 @@ use std::sync::{Arc, LazyLock};
 use prost::Message;
 
 use podmeter::attribution::{Join, Slots, join};
-use podmeter::kubelet::{checkpoint, convert, decode, pods};
+use podmeter::kubelet::{checkpoint, convert, pods};
 use podmeter::model::{Allocatable, Allocations, Gpu, GpuUuid, Inventory, MigDevice, PodIdentity, PodUid};
 use podmeter::wire::{v1, v1alpha1};
 
@@ -14,26 +14,17 @@ static INVENTORY: LazyLock<Inventory> = LazyLock::new(inventory);
 /// A byte for the kind, then a message of the kubelet in protobuf or its device checkpoint.
 pub fn kubelet_answer(bytes: &[u8]) {
     let Some((kind, message)) = bytes.split_first() else { return };
-    match kind % 6 {
-        0 => compacted(message, &decode::LIST, |answer| allocations(&convert::allocations(answer))),
-        1 => compacted(message, &decode::OLD_LIST, |answer| allocations(&convert::allocations_v1alpha1(answer))),
-        2 => compacted(message, &decode::ALLOCATABLE, |answer| allocatable(&convert::allocatable(answer))),
-        3 => compacted(message, &decode::GET, |answer: v1::GetPodResourcesResponse| {
+    match kind % 5 {
+        0 => decoded(message, |answer| allocations(&convert::allocations(answer))),
+        1 => decoded(message, |answer| allocatable(&convert::allocatable(answer))),
+        2 => decoded(message, |answer: v1::GetPodResourcesResponse| {
             if let Some(pod) = answer.pod_resources.map(convert::convert_pod) {
                 allocations(&Allocations { pods: vec![pod] });
             }
         }),
-        4 => decoded(message, |event| pod_event(&event)),
+        3 => decoded(message, |event| pod_event(&event)),
         _ => drop(checkpoint::parse(message)),
     }
-}
-
-/// Repeated entries are dropped from a large answer; here from any, and its meaning must stay the same.
-fn compacted<M: Message + Default>(bytes: &[u8], shape: &decode::Shape, check: impl Fn(M)) {
-    if let Ok(message) = decode::decode_large(bytes, shape) {
-        check(message);
-    }
-    decoded(bytes, check);
 }
 
 fn decoded<M: Message + Default>(bytes: &[u8], check: impl FnOnce(M)) {

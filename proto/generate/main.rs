@@ -8,7 +8,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     let proto = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let files = [
         "podresources/v1.proto",
-        "podresources/v1alpha1.proto",
         "deviceplugin/v1beta1.proto",
         "pods/v1alpha1.proto",
         "core/v1.proto",

@@ -20,7 +20,7 @@ const MACHINE: [Row; 17] = [
         id: "pod_resources",
         title: "PodResources socket",
         why: "the kubelet's answers are the only source for which container holds a device",
-        statuses: "fails when the socket is missing, is no socket, refuses, hangs or has another protocol; warns of the old API v1alpha1",
+        statuses: "fails when the socket is missing, is no socket, refuses, hangs or has another protocol",
         check: node::pod_resources,
     },
     Row {

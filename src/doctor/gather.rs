@@ -16,7 +16,7 @@ use crate::clock::Clock;
 use crate::hardware::{Driver, Failure, scan_pci_bus};
 use crate::kubelet::claim_files::{is_of_nvidia, survey};
 use crate::kubelet::{CallError, Client};
-use crate::model::{Allocatable, AppliedProfile, PodResourcesApi, UnixSeconds};
+use crate::model::{Allocatable, AppliedProfile, UnixSeconds};
 use crate::plugin::{Gpus, NodeView};
 use crate::{governance, plugin, processes};
 
@@ -96,7 +96,6 @@ async fn ask_kubelet(settings: &Settings) -> (Result<Listed, CallError>, Option<
     let holders =
         allocations.containers().filter(|container| !container.devices.is_empty() || !container.claims.is_empty());
     let listed = Listed {
-        api: client.api().unwrap_or(PodResourcesApi::V1),
         pods: allocations.pods.len(),
         holders: holders.count(),
         claimed: allocations.containers().flat_map(|one| &one.claims).filter(|claim| is_of_nvidia(claim)).count(),

@@ -6,7 +6,7 @@ use super::Settings;
 use super::observations::{Agent, Observations, SocketState};
 use super::report::Finding;
 use crate::kubelet::CallError;
-use crate::model::{PodResourcesApi, ResourceName};
+use crate::model::ResourceName;
 use crate::plugin;
 use crate::processes::Mode;
 
@@ -21,16 +21,7 @@ const SKEW: f64 = 60.0;
 
 pub fn pod_resources(observations: &Observations) -> Finding {
     match &observations.list {
-        Ok(listed) => {
-            let found = format!("{} pods, {} containers with devices", listed.pods, listed.holders);
-            match listed.api {
-                PodResourcesApi::V1 => Finding::ok(format!("API v1: {found}")),
-                PodResourcesApi::V1alpha1 => Finding::warning(
-                    format!("API v1alpha1 only: {found}"),
-                    "upgrade the kubelet to 1.20 or newer: this one reports neither NUMA nodes nor allocatable devices",
-                ),
-            }
-        }
+        Ok(listed) => Finding::ok(format!("{} pods, {} containers with devices", listed.pods, listed.holders)),
         Err(error) => call_failed(error),
     }
 }
@@ -80,7 +71,7 @@ fn call_failed(error: &CallError) -> Finding {
             format!("{} does not implement PodResources: {reason}", socket.display()),
             "point --pod-resources-socket at the kubelet's".to_owned(),
         ),
-        CallError::TooLarge { .. } | CallError::TooManyEntries { .. } => {
+        CallError::TooLarge { .. } => {
             (error.to_string(), "find the pod whose DRA claim is listed many times, and restart it".to_owned())
         }
         CallError::Unimplemented(_) | CallError::Other { .. } => {

@@ -8,7 +8,7 @@ use super::scrape::Page;
 use crate::client::Target;
 use crate::governance::OwnProcess;
 use crate::kubelet::CallError;
-use crate::model::{Allocatable, AppliedProfile, Inventory, NodeDevices, PodResourcesApi, UnixSeconds};
+use crate::model::{Allocatable, AppliedProfile, Inventory, NodeDevices, UnixSeconds};
 use crate::plugin::Gpus;
 use crate::processes::Survey;
 
@@ -100,7 +100,6 @@ impl Observations {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listed {
-    pub api: PodResourcesApi,
     pub pods: usize,
     /// Containers that hold a device or a claim.
     pub holders: usize,

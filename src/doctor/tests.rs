@@ -16,7 +16,7 @@ use crate::governance::{OwnProcess, Status as Privileges};
 use crate::kubelet::CallError;
 use crate::kubelet::claim_files::Directories;
 use crate::model::{
-    Allocatable, AppliedProfile, DriverInfo, Gpu, GpuUuid, Inventory, NodeDevices, PodResourcesApi, UnixSeconds,
+    Allocatable, AppliedProfile, DriverInfo, Gpu, GpuUuid, Inventory, NodeDevices, UnixSeconds,
 };
 use crate::plugin::{Gpus, Plan};
 use crate::processes::{Mode, Survey};
@@ -118,7 +118,7 @@ fn well() -> Observations {
         version: "1.2.3",
         now: UnixSeconds(NOW),
         agent: Agent::Answers(Box::new(answers())),
-        list: Ok(Listed { api: PodResourcesApi::V1, pods: 3, holders: 1, claimed: 1 }),
+        list: Ok(Listed { pods: 3, holders: 1, claimed: 1 }),
         allocatable: Some(Ok(Allocatable { devices: allocatable, ..Allocatable::default() })),
         registration: SocketState::Listens,
         pods_api: SocketState::Listens,
@@ -199,14 +199,6 @@ fn kubelet_cases() -> Vec<Case> {
             call(|socket| CallError::DeadlineExceeded { socket, method: "List", deadline: Duration::from_secs(5) }),
             Failed,
             "did not answer List within 5 s",
-        ),
-        (
-            "pod_resources",
-            change(|observations| {
-                observations.list = Ok(Listed { api: PodResourcesApi::V1alpha1, pods: 0, holders: 0, claimed: 0 });
-            }),
-            Warning,
-            "v1alpha1 only",
         ),
         ("allocatable", call(CallError::Refused), Skipped, "List had no answer"),
         (

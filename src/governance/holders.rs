@@ -3,8 +3,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::model::{
-    Account, ClaimDevice, Container, ContainerRef, DeviceId, GpuUuid, HeldDevice, MigUuid, Pod, PodResourcesApi,
-    PodUid, ResourceName, Sharing, Snapshot, Timestamp,
+    Account, ClaimDevice, Container, ContainerRef, DeviceId, GpuUuid, HeldDevice, MigUuid, Pod, PodUid, ResourceName, Sharing, Snapshot, Timestamp,
 };
 
 /// The holders, from the allocations that podmeter has settled on.
@@ -14,7 +13,6 @@ pub struct Holders<'a> {
     pub confirmed_at: Option<Timestamp>,
     /// False for a short time after the kubelet has restarted.
     pub settled: bool,
-    pub api: Option<PodResourcesApi>,
     /// Why requests to the kubelet fail.
     pub problem: Option<&'a str>,
     /// Those with a device or a claim. `None`: the kubelet has not responded yet.
@@ -58,7 +56,6 @@ pub fn holders(snapshot: &Snapshot) -> Holders<'_> {
     Holders {
         confirmed_at: kubelet.allocations_at.map(|at| at.unix.into()),
         settled: kubelet.settled,
-        api: kubelet.api,
         problem: kubelet.problem.as_deref(),
         containers: kubelet.allocations.as_deref().map(|allocations| {
             let containers = allocations.pods.iter().flat_map(of_pod).filter(|(_, container)| holder(container));

@@ -47,16 +47,9 @@ struct PodDevicesEntry {
     container: String,
     #[serde(rename = "ResourceName")]
     resource: String,
+    /// By NUMA node.
     #[serde(rename = "DeviceIDs", default)]
-    devices: Option<Devices>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Devices {
-    ByNumaNode(BTreeMap<String, Option<Vec<String>>>),
-    /// Kubelets before 1.20.
-    Plain(Vec<String>),
+    devices: Option<BTreeMap<String, Option<Vec<String>>>>,
 }
 
 /// The checkpoint as it was last read. An unreadable one counts as absent: UIDs then come from other sources.
@@ -148,12 +141,8 @@ pub fn parse(text: &[u8]) -> io::Result<CheckpointAllocations> {
     for entry in checkpoint.data.pod_device_entries.into_iter().flatten() {
         let (container, resource) = (Arc::<str>::from(entry.container), ResourceName::new(entry.resource));
         let uid = PodUid::new(entry.pod_uid);
-        let devices = match entry.devices {
-            Some(Devices::ByNumaNode(nodes)) => nodes.into_values().flatten().flatten().collect(),
-            Some(Devices::Plain(devices)) => devices,
-            None => vec![],
-        };
-        let devices: BTreeSet<DeviceId> = devices.into_iter().map(DeviceId::new).collect();
+        let ids = entry.devices.into_iter().flat_map(BTreeMap::into_values).flatten().flatten();
+        let devices: BTreeSet<DeviceId> = ids.map(DeviceId::new).collect();
         all.entry(resource.clone()).or_default().extend(devices.iter().cloned());
         for device in devices.into_iter().filter(|_| !uid.as_str().is_empty()) {
             match pods.entry((Arc::clone(&container), resource.clone(), device)) {
@@ -201,7 +190,7 @@ mod tests {
     #[test]
     fn a_device_of_two_pods_has_none() {
         let entry = |uid: &str| {
-            format!(r#"{{"PodUID":"{uid}","ContainerName":"c","ResourceName":"r/r","DeviceIDs":["0"],"AllocResp":""}}"#)
+            format!(r#"{{"PodUID":"{uid}","ContainerName":"c","ResourceName":"r/r","DeviceIDs":{{"-1":["0"]}},"AllocResp":""}}"#)
         };
         let text = format!(r#"{{"Data":{{"PodDeviceEntries":[{},{}]}},"Checksum":1}}"#, entry("a"), entry("b"));
         assert_eq!(uid(&parse(text.as_bytes()).unwrap(), "c", "r/r", "0"), None);
@@ -237,7 +226,7 @@ mod tests {
         assert_eq!(ids(text)[1], "lab.example.com/gpu: gpu-0 gpu-1 gpu-2 gpu-3");
         let text = br#"{"Data":{"PodDeviceEntries":[
             {"PodUID":"u","ContainerName":"c","ResourceName":"nvidia.com/gpu","DeviceIDs":{"-1":["GPU-1"],"0":null}},
-            {"PodUID":"","ContainerName":"d","ResourceName":"nvidia.com/gpu","DeviceIDs":["GPU-2"]},
+            {"PodUID":"","ContainerName":"d","ResourceName":"nvidia.com/gpu","DeviceIDs":{"-1":["GPU-2"]}},
             {"PodUID":"u","ContainerName":"e","ResourceName":"nvidia.com/gpu","DeviceIDs":null}],
             "RegisteredDevices":{"nvidia.com/gpu":["GPU-0"],"nvidia.com/none":null}},"Checksum":1}"#;
         assert_eq!(ids(text), ["nvidia.com/gpu: GPU-0 GPU-1 GPU-2", "nvidia.com/none: "]);

@@ -7,24 +7,18 @@ use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::time::Duration;
 
-use prost::Message;
-use prost::bytes::Bytes;
 use tokio::net::UnixStream;
 use tokio::time::{Instant, timeout_at};
 use tonic::transport::Channel;
-use tonic::{Code, Status};
+use tonic::{Code, Response, Status};
 
-use super::decode::{self, Unreadable};
-use super::{call, convert};
-use crate::model::{Allocatable, Allocations, Pod, PodRef, PodResourcesApi};
-use crate::wire::{channel_over, v1, v1alpha1};
+use super::convert;
+use crate::model::{Allocatable, Allocations, Pod, PodRef};
+use crate::wire::v1::pod_resources_lister_client::PodResourcesListerClient;
+use crate::wire::{channel_over, v1};
 
-/// A misbehaving DRA driver has made kubelets answer with 18 MB; past this the answer is refused, not cut.
-const MESSAGE_LIMIT: usize = 32 << 20;
-const LIST: &str = "/v1.PodResourcesLister/List";
-const LIST_V1ALPHA1: &str = "/v1alpha1.PodResourcesLister/List";
-const GET_ALLOCATABLE: &str = "/v1.PodResourcesLister/GetAllocatableResources";
-const GET: &str = "/v1.PodResourcesLister/Get";
+/// Answers of 4.8 MB have been seen on large nodes. A larger answer is refused, not cut.
+const MESSAGE_LIMIT: usize = 16 << 20;
 
 /// Characters of a foreign error message.
 const LONGEST_REASON: usize = 500;
@@ -36,13 +30,7 @@ const STOPPED: Duration = Duration::from_secs(1);
 pub struct Client {
     socket: PathBuf,
     deadline: Duration,
-    connection: Option<Connection>,
-}
-
-#[derive(Clone, Debug)]
-struct Connection {
-    channel: Channel,
-    api: PodResourcesApi,
+    connection: Option<PodResourcesListerClient<Channel>>,
 }
 
 /// Why a call failed. The message has the remedy.
@@ -62,12 +50,14 @@ pub enum CallError {
     DeadlineExceeded { socket: PathBuf, method: &'static str, deadline: Duration },
     #[error("the kubelet's rate limit refused {0}: another client of the socket asks too often; retrying later")]
     RateLimited(&'static str),
-    #[error("this kubelet does not implement {0}: it is too old")]
+    #[error("this kubelet does not implement {0}: upgrade it")]
     Unimplemented(&'static str),
-    #[error("the answer to {method} is over {limit} bytes: check for a DRA claim that is listed many times over")]
-    TooLarge { method: &'static str, limit: usize },
-    #[error("the answer to {method} has more entries than any node: {problem}")]
-    TooManyEntries { method: &'static str, problem: Unreadable },
+    #[error(
+        "the answer of {socket} to {method} is over {} MiB, so the last allocations stay in use: delete the pod whose DRA \
+         claim is listed many times over",
+        MESSAGE_LIMIT >> 20
+    )]
+    TooLarge { socket: PathBuf, method: &'static str },
     #[error("{socket} does not serve PodResources ({reason}): is it the kubelet's socket?")]
     Malformed { socket: PathBuf, reason: String },
     #[error("{method} failed: {code:?}, {message}")]
@@ -85,7 +75,7 @@ impl CallError {
             Self::DeadlineExceeded { .. } => "deadline_exceeded",
             Self::RateLimited(_) => "rate_limited",
             Self::Unimplemented(_) => "unimplemented",
-            Self::TooLarge { .. } | Self::TooManyEntries { .. } => "too_large",
+            Self::TooLarge { .. } => "too_large",
             Self::Malformed { .. } => "malformed",
             Self::Other { .. } => "other",
         }
@@ -94,12 +84,15 @@ impl CallError {
     /// Whether what answers next may be another kubelet than the one before.
     #[must_use]
     pub fn lost_connection(&self) -> bool {
-        !self.is_too_large() && !matches!(self, Self::RateLimited(_) | Self::Unimplemented(_) | Self::Other { .. })
+        !matches!(
+            self,
+            Self::TooLarge { .. } | Self::RateLimited(_) | Self::Unimplemented(_) | Self::Other { .. }
+        )
     }
 
     #[must_use]
     pub fn is_too_large(&self) -> bool {
-        matches!(self, Self::TooLarge { .. } | Self::TooManyEntries { .. })
+        matches!(self, Self::TooLarge { .. })
     }
 }
 
@@ -113,42 +106,18 @@ impl Client {
         self.connection = None;
     }
 
-    /// The API version in use; `None` while not connected.
-    pub fn api(&self) -> Option<PodResourcesApi> {
-        self.connection.as_ref().map(|connection| connection.api)
-    }
-
-    /// Who holds what; v1, or v1alpha1 from a kubelet that has no v1.
+    /// Who holds what.
     pub async fn list(&mut self) -> Result<Allocations, CallError> {
-        const METHOD: &str = "List";
-        let connection = self.connect().await?;
-        if connection.api == PodResourcesApi::V1 {
-            let request = v1::ListPodResourcesRequest {};
-            let call = call::unary(connection.channel.clone(), LIST, request, MESSAGE_LIMIT);
-            match self.finish(METHOD, &decode::LIST, call).await {
-                Err(CallError::Unimplemented(_)) => {}
-                answer => return answer.map(convert::allocations),
-            }
-        }
-        let request = v1alpha1::ListPodResourcesRequest {};
-        let call = call::unary(connection.channel, LIST_V1ALPHA1, request, MESSAGE_LIMIT);
-        let answer = self.finish(METHOD, &decode::OLD_LIST, call).await?;
-        if let Some(connection) = &mut self.connection {
-            connection.api = PodResourcesApi::V1alpha1;
-        }
-        Ok(convert::allocations_v1alpha1(answer))
+        let mut client = self.connect().await?;
+        let answer = self.finish("List", client.list(v1::ListPodResourcesRequest {})).await?;
+        Ok(convert::allocations(answer))
     }
 
     /// What could be given: healthy devices whether held or not.
     pub async fn allocatable(&mut self) -> Result<Allocatable, CallError> {
-        const METHOD: &str = "GetAllocatableResources";
-        let connection = self.connect().await?;
-        if connection.api == PodResourcesApi::V1alpha1 {
-            return Err(CallError::Unimplemented(METHOD));
-        }
-        let request = v1::AllocatableResourcesRequest {};
-        let call = call::unary(connection.channel, GET_ALLOCATABLE, request, MESSAGE_LIMIT);
-        let answer = self.finish(METHOD, &decode::ALLOCATABLE, call).await?;
+        let mut client = self.connect().await?;
+        let call = client.get_allocatable_resources(v1::AllocatableResourcesRequest {});
+        let answer = self.finish("GetAllocatableResources", call).await?;
         Ok(convert::allocatable(answer))
     }
 
@@ -156,14 +125,10 @@ impl Client {
     /// limit is shared by all clients of the node.
     pub async fn get(&mut self, pod: &PodRef) -> Result<Option<Pod>, CallError> {
         const METHOD: &str = "Get";
-        let connection = self.connect().await?;
-        if connection.api == PodResourcesApi::V1alpha1 {
-            return Err(CallError::Unimplemented(METHOD));
-        }
+        let mut client = self.connect().await?;
         let request =
             v1::GetPodResourcesRequest { pod_name: pod.pod.to_string(), pod_namespace: pod.namespace.to_string() };
-        let call = call::unary(connection.channel, GET, request, MESSAGE_LIMIT);
-        let answer: v1::GetPodResourcesResponse = match self.finish(METHOD, &decode::GET, call).await {
+        let answer = match self.finish(METHOD, client.get(request)).await {
             // A plain Go error: the code is Unknown, and only the text identifies it.
             Err(CallError::Other { code: Code::Unknown, message, .. })
                 if message == format!("pod {} in namespace {} not found", pod.pod, pod.namespace) =>
@@ -179,7 +144,7 @@ impl Client {
         answer.pod_resources.map(convert::convert_pod).map(Some).ok_or_else(missing)
     }
 
-    async fn connect(&mut self) -> Result<Connection, CallError> {
+    async fn connect(&mut self) -> Result<PodResourcesListerClient<Channel>, CallError> {
         if let Some(connection) = &self.connection {
             return Ok(connection.clone());
         }
@@ -192,7 +157,7 @@ impl Client {
         let channel = within(deadline, handshake).await.ok_or_else(late)?;
         let channel =
             channel.map_err(|error| CallError::Malformed { socket: self.socket.clone(), reason: chain(&error) })?;
-        let connection = Connection { channel, api: PodResourcesApi::V1 };
+        let connection = PodResourcesListerClient::new(channel).max_decoding_message_size(MESSAGE_LIMIT);
         self.connection = Some(connection.clone());
         Ok(connection)
     }
@@ -209,19 +174,14 @@ impl Client {
         }
     }
 
-    async fn finish<M: Message + Default>(
+    async fn finish<M>(
         &mut self,
         method: &'static str,
-        shape: &decode::Shape,
-        call: impl Future<Output = Result<tonic::Response<Bytes>, Status>>,
+        call: impl Future<Output = Result<Response<M>, Status>>,
     ) -> Result<M, CallError> {
         let deadline = self.deadline;
         let outcome = match within(deadline, call).await {
-            Some(Ok(answer)) => match decode::decode(&answer.into_inner(), shape) {
-                Ok(message) => return Ok(message),
-                Err(problem @ Unreadable::TooLarge) => CallError::TooManyEntries { method, problem },
-                Err(problem) => CallError::Malformed { socket: self.socket.clone(), reason: problem.to_string() },
-            },
+            Some(Ok(answer)) => return Ok(answer.into_inner()),
             Some(Err(status)) => self.call_error(method, &status),
             None => CallError::DeadlineExceeded { socket: self.socket.clone(), method, deadline },
         };
@@ -235,7 +195,7 @@ impl Client {
         let socket = self.socket.clone();
         let reason = || explain(status);
         match status.code() {
-            Code::OutOfRange => CallError::TooLarge { method, limit: MESSAGE_LIMIT },
+            Code::OutOfRange => CallError::TooLarge { socket, method },
             Code::ResourceExhausted => CallError::RateLimited(method),
             Code::Unimplemented => CallError::Unimplemented(method),
             Code::Unavailable | Code::Cancelled => CallError::Unavailable { socket, reason: reason() },

@@ -10,7 +10,7 @@ use crate::model::{
     Allocatable, Allocations, ClaimDevice, ClaimRecord, Container, ContainerRef, CpuSet, DeviceId, HeldDevice,
     MemoryBlock, Pod, PodRef, ResourceName,
 };
-use crate::wire::{v1, v1alpha1};
+use crate::wire::v1;
 
 pub fn allocations(answer: v1::ListPodResourcesResponse) -> Allocations {
     // A pod listed twice is one pod: its containers come together under one name.
@@ -28,26 +28,6 @@ pub fn allocations(answer: v1::ListPodResourcesResponse) -> Allocations {
         pod.containers.sort_by(|a, b| a.reference.cmp(&b.reference));
     }
     Allocations { pods: pods.into_values().collect() }
-}
-
-pub fn allocations_v1alpha1(answer: v1alpha1::ListPodResourcesResponse) -> Allocations {
-    let devices = |device: v1alpha1::ContainerDevices| v1::ContainerDevices {
-        resource_name: device.resource_name,
-        device_ids: device.device_ids,
-        topology: None,
-    };
-    let containers = |container: v1alpha1::ContainerResources| v1::ContainerResources {
-        name: container.name,
-        devices: container.devices.into_iter().map(devices).collect(),
-        ..v1::ContainerResources::default()
-    };
-    let pods = |pod: v1alpha1::PodResources| v1::PodResources {
-        name: pod.name,
-        namespace: pod.namespace,
-        containers: pod.containers.into_iter().map(containers).collect(),
-        ..v1::PodResources::default()
-    };
-    allocations(v1::ListPodResourcesResponse { pod_resources: answer.pod_resources.into_iter().map(pods).collect() })
 }
 
 pub fn allocatable(answer: v1::AllocatableResourcesResponse) -> Allocatable {

@@ -5,13 +5,11 @@
 //! here.
 
 mod accepted;
-mod call;
 #[doc(hidden)] // for the fuzz targets
 pub mod checkpoint;
 pub mod claim_files;
 mod client;
 pub mod convert;
-pub mod decode;
 pub mod pods;
 mod settle;
 mod trigger;

@@ -394,7 +394,6 @@ impl Watch {
                 self.state.allocations_at = Some(now);
                 self.state.unreadable_claim_files = self.accepted.claim_files.unreadable();
                 self.state.settled = self.accepted.settle.is_settled();
-                self.state.api = self.client.api();
                 self.state.truncated = false;
                 self.state.collector.success = true;
                 self.state.collector.last_success = Some(now);

@@ -76,7 +76,7 @@ pub use reading::{
 pub use recent_count::RecentCount;
 pub use snapshot::{
     Account, Attribution, Collector, ConfigReload, ENDED_SHOWN, HardwareState, Holding, InventoryDrift,
-    KubeletCounters, KubeletState, PodResourcesApi, Released, SelfUse, Sharing, Snapshot, UnresolvedDevices,
+    KubeletCounters, KubeletState, Released, SelfUse, Sharing, Snapshot, UnresolvedDevices,
 };
 pub use time::{DurationHistogram, Moment, Monotonic, UnixSeconds};
 pub use timestamp::Timestamp;

@@ -126,7 +126,6 @@ pub struct KubeletState {
     /// The device ids of the kubelet's checkpoint, as it was when podmeter or the kubelet started.
     #[serde(skip)]
     pub checkpoint: Option<Arc<BTreeMap<ResourceName, BTreeSet<DeviceId>>>>,
-    pub api: Option<PodResourcesApi>,
     /// The last answer was over the size limit.
     pub truncated: bool,
     /// Why the last call failed, with a remedy; `None` after a success.
@@ -135,13 +134,6 @@ pub struct KubeletState {
     pub counters: KubeletCounters,
     /// How many files of DRA drivers cannot be read or parsed, by source. `None` where no claim is listed.
     pub unreadable_claim_files: Option<Arc<BTreeMap<&'static str, u64>>>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum PodResourcesApi {
-    V1,
-    V1alpha1,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

@@ -186,29 +186,6 @@ async fn a_plugin_is_killed_and_restarts() {
     lab.answers_as("15d_plugin_back").await;
 }
 
-#[tokio::test]
-async fn the_first_version_of_the_api() {
-    let lab = lab::with_pods().await;
-    lab.runs(lab::two_devices()).await;
-    let sorted = |mut list: serde_json::Value| {
-        list["pod_resources"].as_array_mut().unwrap().sort_by_key(|pod| pod["name"].to_string());
-        list
-    };
-    let ours = captures::v1alpha1_json(&lab.list_v1alpha1().await);
-    assert_eq!(sorted(ours), sorted(captures::json_of("17_v1alpha1_list.json")));
-}
-
-/// Not in the first version: which pods are active, sidecars.
-#[tokio::test]
-async fn the_first_version_lists_terminal_pods_and_app_containers_only() {
-    let lab = lab::empty(Options::default()).await;
-    lab.runs(one_container("default", "done", 1).sidecar(ContainerSpec::new("side").asks(GPU, 1))).await;
-    lab.set_phase("default", "done", Phase::Succeeded);
-    let list = captures::v1alpha1_json(&lab.list_v1alpha1().await);
-    let pod = json!({"name": "done", "namespace": "default", "containers": [{"name": "main"}]});
-    assert_eq!(list, json!({"pod_resources": [pod]}));
-}
-
 /// The recording kubelet had restarted, and the sample plugin had not come back.
 #[tokio::test]
 async fn a_second_plugin_replaces_the_first_in_silence() {

@@ -10,7 +10,7 @@ use crate::support::kubelet::{
 };
 use podmeter::clock::Clock;
 use podmeter::kubelet::{CallError, Client, PodSources, Settings, claim_files, pods, start};
-use podmeter::model::{KubeletState, PodDirectory, PodRef, PodResourcesApi, PodUid};
+use podmeter::model::{KubeletState, PodDirectory, PodRef, PodUid};
 use podmeter::tasks::Tasks;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -18,7 +18,8 @@ use tokio::net::UnixListener;
 use tokio::sync::{Notify, watch};
 use tonic::Code;
 
-const DEADLINE: Duration = Duration::from_millis(300);
+/// Past any answer of a kubelet that does not hang.
+const DEADLINE: Duration = Duration::from_secs(60);
 
 /// The watch as the agent runs it.
 struct Watching {
@@ -35,7 +36,7 @@ impl Watching {
     }
 
     fn start_beside(root: &Path, device_plugins: &Path, refresh_interval: Duration) -> Self {
-        Self::with(root, device_plugins, refresh_interval, None, Tasks::default())
+        Self::with(root, device_plugins, refresh_interval, DEADLINE, None, Tasks::default())
     }
 
     /// And the Pods API is watched, as the agent does.
@@ -43,13 +44,14 @@ impl Watching {
         let watched = pods::Settings { socket: root.join("pods-api/pods-api.sock"), labels: vec![] };
         let mut tasks = Tasks::default();
         let directory = pods::start(watched, &mut tasks);
-        Self::with(root, &root.join("device-plugins"), refresh_interval, Some(directory), tasks)
+        Self::with(root, &root.join("device-plugins"), refresh_interval, DEADLINE, Some(directory), tasks)
     }
 
     fn with(
         root: &Path,
         device_plugins: &Path,
         refresh_interval: Duration,
+        deadline: Duration,
         directory: Option<watch::Receiver<Arc<PodDirectory>>>,
         mut tasks: Tasks,
     ) -> Self {
@@ -62,7 +64,7 @@ impl Watching {
                 proc: root.join("proc"),
             },
             refresh_interval: Box::new(move || refresh_interval),
-            deadline: DEADLINE,
+            deadline,
         };
         let mut sources = PodSources::default();
         if let Some(directory) = &directory {
@@ -216,7 +218,8 @@ async fn a_silent_socket_costs_one_deadline() {
 #[tokio::test]
 async fn while_the_kubelet_hangs_the_last_allocations_stay_and_age() {
     let node = node_with(&[("a", "GPU-0")]).await;
-    let mut watching = Watching::start(node.root.path(), SOON);
+    let plugins = node.device_plugin_directory();
+    let mut watching = Watching::with(node.root.path(), &plugins, SOON, SOON, None, Tasks::default());
     let before = watching.until("the pod", |state| held(state) == ["a GPU-0"]).await;
     node.hang(Method::List);
     let hanging = watching.until_problem(&["did not answer List"]).await;
@@ -228,18 +231,30 @@ async fn while_the_kubelet_hangs_the_last_allocations_stay_and_age() {
 }
 
 #[tokio::test]
-async fn an_answer_of_20_mb_is_taken_and_one_over_the_limit_refused() {
+async fn an_answer_of_4_8_mb_is_taken() {
     let node = node_with(&[("a", "GPU-0")]).await;
-    let settings_deadline = Duration::from_secs(20);
-    let mut client = Client::new(&node.pod_resources_socket(), settings_deadline);
-    node.answer_bytes(20 << 20);
+    let mut client = Client::new(&node.pod_resources_socket(), DEADLINE);
+    node.answer_bytes(4_800_000);
     let allocations = client.list().await.unwrap();
-    assert_eq!(allocations.pods[0].containers[0].devices.len(), 1, "listed a million times, held once");
-    node.answer_bytes(70 << 20);
-    let error = client.list().await.unwrap_err();
-    assert!(matches!(error, CallError::TooLarge { limit, .. } if limit == 32 << 20), "{error:?}");
+    assert_eq!(allocations.pods[0].containers[0].devices.len(), 1, "listed many times over, held once");
     node.heal();
     assert_eq!(client.list().await.unwrap(), allocations);
+}
+
+#[tokio::test]
+async fn past_the_limit_the_last_allocations_stay_and_age() {
+    let node = node_with(&[("a", "GPU-0")]).await;
+    let mut watching = Watching::start(node.root.path(), SOON);
+    let before = watching.until("settled", |state| state.settled && held(state) == ["a GPU-0"]).await;
+    node.answer_bytes(17 << 20);
+    let refused = watching.until_problem(&["kubelet.sock", "List", "16 MiB", "DRA claim"]).await;
+    assert!(refused.truncated && refused.counters.errors["List"]["too_large"] >= 1);
+    assert_eq!(held(&refused), ["a GPU-0"]);
+    let again = watching.until("refused again", |state| state.counters.errors["List"]["too_large"] >= 2).await;
+    assert!(again.allocations_at == refused.allocations_at && again.allocations_at >= before.allocations_at);
+    node.heal();
+    let after = watching.until("answers again", |state| state.problem.is_none()).await;
+    assert!(!after.truncated && after.allocations_at > refused.allocations_at);
 }
 
 #[tokio::test]
@@ -314,16 +329,6 @@ async fn a_rate_limit_is_counted_apart_and_waited_out() {
     assert_eq!(held(&state), ["a GPU-0"]);
     node.heal();
     watching.until("answers again", |state| state.problem.is_none()).await;
-}
-
-#[tokio::test]
-async fn a_kubelet_without_v1_is_called_with_v1alpha1() {
-    let node = node_with(&[("a", "GPU-0")]).await;
-    node.unimplemented(&[Method::List, Method::GetAllocatableResources, Method::Get]);
-    let mut watching = Watching::start(node.root.path(), SOON);
-    let state = watching.until("the pod", |state| held(state) == ["a GPU-0"]).await;
-    assert_eq!(state.api, Some(PodResourcesApi::V1alpha1));
-    assert_eq!(state.allocatable, None);
 }
 
 #[tokio::test]

@@ -38,7 +38,6 @@ mod health;
 mod hostile_clients;
 mod journal;
 mod kubelet;
-mod kubelet_memory;
 mod log;
 mod lost_before_start;
 mod machines;

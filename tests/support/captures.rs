@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use podmeter::wire::{v1, v1alpha1};
+use podmeter::wire::v1;
 use prost::Message;
 use serde_json::{Map, Value, json};
 
@@ -67,26 +67,6 @@ pub fn allocatable_json(response: &v1::AllocatableResourcesResponse) -> Value {
         ("cpu_ids", many(&response.cpu_ids, number)),
         ("memory", many(&response.memory, memory_json)),
     ])
-}
-
-pub fn v1alpha1_json(response: &v1alpha1::ListPodResourcesResponse) -> Value {
-    let devices = |entry: &v1alpha1::ContainerDevices| {
-        message([
-            ("resource_name", text(&entry.resource_name)),
-            ("device_ids", many(&entry.device_ids, |id| json!(id))),
-        ])
-    };
-    let container = |container: &v1alpha1::ContainerResources| {
-        message([("name", text(&container.name)), ("devices", many(&container.devices, devices))])
-    };
-    let pod = |pod: &v1alpha1::PodResources| {
-        message([
-            ("name", text(&pod.name)),
-            ("namespace", text(&pod.namespace)),
-            ("containers", many(&pod.containers, container)),
-        ])
-    };
-    message([("pod_resources", many(&response.pod_resources, pod))])
 }
 
 fn container_json(container: &v1::ContainerResources) -> Value {

@@ -1,9 +1,8 @@
 //! A fake kubelet in a temporary directory, and plain clients for its sockets.
 
 use podmeter::wire::v1::pod_resources_lister_client::PodResourcesListerClient;
-use podmeter::wire::v1alpha1::pod_resources_lister_client::PodResourcesListerClient as V1alpha1Client;
 use podmeter::wire::v1beta1::registration_client::RegistrationClient;
-use podmeter::wire::{v1, v1alpha1, v1beta1};
+use podmeter::wire::{v1, v1beta1};
 use tempfile::TempDir;
 use tonic::transport::Channel;
 
@@ -52,11 +51,6 @@ impl Node {
         let request = v1::GetPodResourcesRequest { pod_name: pod.to_owned(), pod_namespace: namespace.to_owned() };
         let response = self.client().await.get(request).await?;
         Ok(response.into_inner().pod_resources.expect("an answer without an error has a pod"))
-    }
-
-    pub async fn list_v1alpha1(&self) -> v1alpha1::ListPodResourcesResponse {
-        let mut client = V1alpha1Client::new(connect(&self.pod_resources_socket()).await.unwrap());
-        client.list(v1alpha1::ListPodResourcesRequest {}).await.unwrap().into_inner()
     }
 
     pub async fn register(&self, version: &str, endpoint: &str, resource: &str) -> Result<(), tonic::Status> {

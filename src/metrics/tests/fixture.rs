@@ -547,7 +547,6 @@ fn kubelet() -> KubeletState {
         settled: true,
         allocatable: Some(Arc::new(allocatable())),
         allocatable_at: Some(moment(590)),
-        api: Some(PodResourcesApi::V1),
         truncated: false,
         problem: None,
         collector: Collector {

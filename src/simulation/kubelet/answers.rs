@@ -2,7 +2,7 @@
 
 use super::spec::{Claim, ContainerKind, ContainerSpec, MemoryBlock};
 use super::state::{Pod, Sight, State};
-use crate::wire::{v1, v1alpha1};
+use crate::wire::v1;
 
 impl State {
     pub fn list(&mut self) -> v1::ListPodResourcesResponse {
@@ -45,16 +45,6 @@ impl State {
         v1::AllocatableResourcesResponse { devices, cpu_ids, memory: self.memory.iter().map(memory).collect() }
     }
 
-    /// Never filtered to active pods, app containers only, no topology.
-    pub fn list_v1alpha1(&mut self) -> v1alpha1::ListPodResourcesResponse {
-        self.free_devices_of_gone_pods();
-        let mut random = self.random.clone();
-        let mut pod_resources: Vec<_> = self.visible().map(|pod| self.resources_of_v1alpha1(pod)).collect();
-        random.shuffle(&mut pod_resources);
-        self.random = random;
-        v1alpha1::ListPodResourcesResponse { pod_resources }
-    }
-
     fn visible(&self) -> impl Iterator<Item = &Pod> {
         let count = match self.sight {
             Sight::Nothing => 0,
@@ -93,25 +83,6 @@ impl State {
         }
         let claims = container.claims.iter().map(|name| self.claims.get(&(namespace.to_owned(), name.clone())));
         claims.map(|claim| claim.map(dynamic_resource)).collect::<Option<Vec<_>>>().unwrap_or_default()
-    }
-
-    fn resources_of_v1alpha1(&self, pod: &Pod) -> v1alpha1::PodResources {
-        let container = |container: &ContainerSpec| v1alpha1::ContainerResources {
-            name: container.name.clone(),
-            devices: self
-                .devices
-                .devices_of(&pod.uid, &container.name)
-                .map(|(resource, device, _)| v1alpha1::ContainerDevices {
-                    resource_name: resource.to_owned(),
-                    device_ids: vec![device.to_owned()],
-                })
-                .collect(),
-        };
-        v1alpha1::PodResources {
-            name: pod.name.clone(),
-            namespace: pod.spec.namespace.clone(),
-            containers: pod.spec.containers.iter().map(container).collect(),
-        }
     }
 }
 

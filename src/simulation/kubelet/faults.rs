@@ -11,7 +11,6 @@ pub enum Method {
     List,
     GetAllocatableResources,
     Get,
-    ListV1alpha1,
     /// Of a plugin. A hanging one is not validated yet.
     Register,
     /// The kubelet's, to a plugin; within its Register.
@@ -30,7 +29,6 @@ impl Method {
             Self::List => ("List", "v1.PodResourcesLister"),
             Self::GetAllocatableResources => ("GetAllocatableResources", "v1.PodResourcesLister"),
             Self::Get => ("Get", "v1.PodResourcesLister"),
-            Self::ListV1alpha1 => ("List", "v1alpha1.PodResourcesLister"),
             Self::Register => ("Register", "v1beta1.Registration"),
             Self::GetDevicePluginOptions => ("GetDevicePluginOptions", "v1beta1.DevicePlugin"),
             Self::ListAndWatch => ("ListAndWatch", "v1beta1.DevicePlugin"),

@@ -1,4 +1,4 @@
-//! The PodResources API's two versions.
+//! The PodResources API.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use tonic::{Request, Response, Status, async_trait};
 
 use super::faults::{Method, inflate};
 use super::shared::Shared;
-use crate::wire::{v1, v1alpha1};
+use crate::wire::v1;
 
 #[derive(Clone, Debug)]
 pub struct Lister(pub Arc<Shared>);
@@ -66,16 +66,5 @@ impl v1::pod_resources_lister_server::PodResourcesLister for Lister {
             return Err(Status::unknown(format!("pod {pod_name} in namespace {pod_namespace} not found")));
         };
         Ok(Response::new(v1::GetPodResourcesResponse { pod_resources: Some(pod) }))
-    }
-}
-
-#[async_trait]
-impl v1alpha1::pod_resources_lister_server::PodResourcesLister for Lister {
-    async fn list(
-        &self,
-        _: Request<v1alpha1::ListPodResourcesRequest>,
-    ) -> Result<Response<v1alpha1::ListPodResourcesResponse>, Status> {
-        self.admit(Method::ListV1alpha1).await?;
-        Ok(Response::new(self.0.state().list_v1alpha1()))
     }
 }

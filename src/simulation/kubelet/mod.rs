@@ -1,6 +1,6 @@
 //! A fake kubelet on real unix sockets, after the observed behaviour of Kubernetes 1.36 and its neighbours.
 //!
-//! In: pods and plugins, and what is to go wrong. Out: the PodResources API (v1 and v1alpha1), the Pods API, the
+//! In: pods and plugins, and what is to go wrong. Out: the PodResources API , the Pods API, the
 //! registration socket and the checkpoint file. Does not use: the identity of its clients.
 
 mod admission;
@@ -48,7 +48,6 @@ use shared::{Power, Shared};
 use state::{Sight, State};
 
 use crate::wire::v1::pod_resources_lister_server::PodResourcesListerServer;
-use crate::wire::v1alpha1::pod_resources_lister_server::PodResourcesListerServer as V1alpha1Server;
 use crate::wire::v1alpha1::pods_server::PodsServer;
 use crate::wire::v1beta1::ContainerAllocateResponse;
 use crate::wire::v1beta1::registration_server::RegistrationServer;
@@ -188,9 +187,7 @@ impl FakeKubelet {
         shared.state().sight = Sight::Nothing;
         shared.power.send_replace(Power::Starting);
         let lister = Lister(Arc::clone(shared));
-        let router = tonic::transport::Server::builder()
-            .add_service(PodResourcesListerServer::new(lister.clone()))
-            .add_service(V1alpha1Server::new(lister));
+        let router = tonic::transport::Server::builder().add_service(PodResourcesListerServer::new(lister));
         let mut running = self.running.lock();
         running.pod_resources = Some(Server::start(listener, router));
         if shared.options.rules == Rules::From137 || shared.state().gates.pods_api {

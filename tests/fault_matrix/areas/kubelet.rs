@@ -137,16 +137,16 @@ pub const AREA: Area = Area {
         },
         Row {
             id: "kubelet-answer-too-large",
-            happens: "A DRA claim makes the kubelet's answer larger than 64 MiB",
-            how: |rig| rig.kubelet.answer_bytes(70 << 20),
+            happens: "A DRA claim makes the kubelet's answer larger than 16 MiB",
+            how: |rig| rig.kubelet.answer_bytes(17 << 20),
             seen: Seen {
                 metrics: &[
                     FAILS,
                     Metric("podmeter_podresources_pods_truncated", &[], Is::Value(1.0)),
                     Metric("podmeter_podresources_errors_total", &["method=\"List\"", "code=\"too_large\""], Is::Rises),
                 ],
-                log: Log::Line("check for a DRA claim that is listed many times over"),
-                page: Some(Text("/", "check for a DRA claim")),
+                log: Log::Line("delete the pod whose DRA claim is listed many times over"),
+                page: Some(Text("/", "delete the pod whose DRA claim")),
             },
             goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8)],
             undone: "the claim is removed",
