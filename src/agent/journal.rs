@@ -3,7 +3,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::clock::Clock;
-use crate::journal::{self, Journal, Query, Reader, ResponseChunks, Watcher};
+use crate::journal::{self, Journal, Query, Reader, Watcher};
 use crate::model::Snapshot;
 use crate::tasks::Tasks;
 use crate::web::AllocationSource;
@@ -38,12 +38,12 @@ pub fn allocations(
     clock: Clock,
 ) -> AllocationSource {
     Arc::new(move |text| {
-        let (journal, snapshot) = (journal.clone(), Arc::clone(&snapshots.borrow()));
-        let now = clock.now().unix;
+        let (snapshot, now) = (Arc::clone(&snapshots.borrow()), clock.now().unix);
         let query = Query::parse(text, now).map_err(|error| error.to_string())?;
-        Ok(Box::new(ResponseChunks::new(query, move |query| match &journal {
-            Some(journal) => journal.respond(query, &snapshot.node_name, now),
-            None => journal::current(&snapshot, query),
-        })))
+        let response = match &journal {
+            Some(journal) => journal.respond(&query, &snapshot.node_name, now),
+            None => journal::current(&snapshot, &query),
+        };
+        Ok(serde_json::to_vec(&response).expect("strings and numbers"))
     })
 }

@@ -1,4 +1,3 @@
-use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::Path;
 
@@ -6,31 +5,26 @@ use super::arguments::{UsageArguments, UsageBy, UsageFormat};
 use super::{FAILED, Failed, block_on, misused, print};
 use crate::client::{self, Target};
 use crate::clock::Clock;
-use crate::journal::{
-    AllocationRecord, AllocationsResponse, By, Cursor, Query, Usage, parse_time, read_directory, report,
-};
+use crate::journal::{AllocationsResponse, By, Query, Usage, parse_time, read_directory, report};
 use crate::model::UnixSeconds;
-
-/// Limit of pages of an answer.
-const PAGES: usize = 10_000;
 
 pub fn run(arguments: UsageArguments) -> Result<(), Failed> {
     let arguments = &arguments;
     let now = Clock::start().now().unix;
     let query = query(arguments, now).map_err(misused)?;
-    let (answer, records) = collect(arguments, &query, now)?;
+    let answer = collect(arguments, &query, now)?;
     if let Some(problem) = &answer.problem {
         warn(problem);
     }
     if !answer.journal {
         warn("this agent has no journal (--state-dir): only current holdings since the agent's start are counted");
     }
-    let records: Vec<AllocationRecord> = records.into_values().collect();
+    let records = &answer.allocations;
     let (since, until) = (query.since, query.until.min(answer.at));
     if arguments.pod.is_some() {
         return print(&match arguments.output {
-            UsageFormat::Table => report::holdings_table(&records),
-            UsageFormat::Csv => report::holdings_csv(&records),
+            UsageFormat::Table => report::holdings_table(records),
+            UsageFormat::Csv => report::holdings_csv(records),
             UsageFormat::Json => pretty(&serde_json::json!({
                 "node": answer.node, "since": since, "until": until, "allocations": records,
             })),
@@ -41,7 +35,7 @@ pub fn run(arguments: UsageArguments) -> Result<(), Failed> {
         UsageBy::Pod => By::Pod,
         UsageBy::Device => By::Device,
     };
-    let usage = Usage::of(&records, by, since, until);
+    let usage = Usage::of(records, by, since, until);
     print(&match arguments.output {
         UsageFormat::Table => report::usage_table(&usage, by),
         UsageFormat::Csv => report::usage_csv(&usage, by),
@@ -75,12 +69,8 @@ fn query(arguments: &UsageArguments, now: UnixSeconds) -> Result<Query, String> 
     Ok(query)
 }
 
-/// The last page of the answer, and all holdings by id.
-fn collect(
-    arguments: &UsageArguments,
-    query: &Query,
-    now: UnixSeconds,
-) -> Result<(AllocationsResponse, BTreeMap<u64, AllocationRecord>), Failed> {
+/// All pages of the answer as one.
+fn collect(arguments: &UsageArguments, query: &Query, now: UnixSeconds) -> Result<AllocationsResponse, Failed> {
     let target = arguments.agent.clone().target()?;
     match all_pages(|query| ask(&target, query), query) {
         Ok(all) => Ok(all),
@@ -95,11 +85,7 @@ fn collect(
     }
 }
 
-fn read(
-    directory: &Path,
-    query: &Query,
-    now: UnixSeconds,
-) -> Result<(AllocationsResponse, BTreeMap<u64, AllocationRecord>), Failed> {
+fn read(directory: &Path, query: &Query, now: UnixSeconds) -> Result<AllocationsResponse, Failed> {
     let read = |query: &Query| {
         read_directory(directory, query, now).map_err(|error| {
             Unanswered::Failed(format!("{}: {error}; give the agent's --state-dir", directory.display()))
@@ -119,21 +105,17 @@ enum Unanswered {
 fn all_pages(
     page: impl Fn(&Query) -> Result<AllocationsResponse, Unanswered>,
     query: &Query,
-) -> Result<(AllocationsResponse, BTreeMap<u64, AllocationRecord>), Unanswered> {
-    let (mut query, mut all) = (query.clone(), BTreeMap::new());
-    for _ in 0..PAGES {
+) -> Result<AllocationsResponse, Unanswered> {
+    let (mut query, mut earlier) = (query.clone(), vec![]);
+    loop {
         let mut answer = page(&query)?;
-        all.extend(std::mem::take(&mut answer.allocations).into_iter().map(|record| (record.id, record)));
-        match answer.next.as_deref() {
-            None => return Ok((answer, all)),
-            Some(next) => {
-                let next = Cursor::parse(next).filter(|next| *next != query.after);
-                query.after =
-                    next.ok_or_else(|| Unanswered::Failed("the agent repeats a page of its answer".to_owned()))?;
-            }
+        earlier.append(&mut answer.allocations);
+        match answer.next {
+            None => return Ok(AllocationsResponse { allocations: earlier, ..answer }),
+            Some(next) if next > query.after => query.after = next,
+            Some(_) => return Err(Unanswered::Failed("the agent repeats a page of its answer".to_owned())),
         }
     }
-    Err(Unanswered::Failed("there are too many holdings; choose a shorter time".to_owned()))
 }
 
 fn ask(target: &Target, query: &Query) -> Result<AllocationsResponse, Unanswered> {

@@ -8,7 +8,6 @@
 
 mod allocation_record;
 mod allocation_tracker;
-mod chunks;
 mod directory;
 mod query;
 pub mod report;
@@ -19,8 +18,7 @@ mod writer;
 
 pub use allocation_record::{AllocationRecord, Device, Ending, HealthEvent, Xid};
 pub use allocation_tracker::{AllocationTracker, PROGRESS};
-pub use chunks::ResponseChunks;
-pub use query::{AllocationsResponse, Cursor, PAGE, Query, QueryError, current, parse_time, read_directory};
-pub use store::{Bounds, FILE, Loaded, Store, StoreError};
+pub use query::{AllocationsResponse, Query, QueryError, current, parse_time, read_directory};
+pub use store::{Bounds, FILE, Store, StoreError};
 pub use usage::{By, Row, Totals, Usage};
 pub use writer::{Journal, Reader, Settings, Watcher};

@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
@@ -6,15 +7,14 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, percent_decode
 use serde::{Deserialize, Serialize};
 
 use super::allocation_record::AllocationRecord;
-use super::store::{FILE, Loaded, Store, StoreError};
+use super::store::{FILE, Store, StoreError};
 use super::subject;
-use super::writer::{Reader, take_lock};
+use super::writer::Reader;
 use crate::input::suggestion;
 use crate::model::{Snapshot, UnixSeconds};
 
-/// Holdings in one response by default.
-pub const PAGE: usize = 1000;
-const LARGEST_PAGE: usize = 5000;
+/// Holdings in one response, by default and at most.
+const PAGE: usize = 500;
 
 /// RFC 3986, section 2.3.
 const NOT_UNRESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
@@ -27,15 +27,12 @@ pub struct Query {
     pub until: f64,
     pub namespace: Option<String>,
     pub pod: Option<String>,
-    pub after: Cursor,
+    /// The `next` of the page before: only holdings with a greater id.
+    pub after: u64,
     pub limit: usize,
 }
 
-/// The last holding of the page before: when it ended, and its id.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Cursor(pub f64, pub u64);
-
-/// A page of holdings, which may have none. The last one, without `next`, has what is held now.
+/// A page of holdings.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct AllocationsResponse {
     pub node: String,
@@ -48,11 +45,11 @@ pub struct AllocationsResponse {
     /// The problem of the journal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-    /// By end, then by beginning. Of a holding on two pages the later one is current.
+    /// By id: in the order in which they began.
     pub allocations: Vec<AllocationRecord>,
-    /// `after` of the next page.
+    /// `after` of the next page; absent from the last one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next: Option<String>,
+    pub next: Option<u64>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -63,7 +60,7 @@ impl Query {
     /// Everything.
     #[must_use]
     pub fn all() -> Self {
-        Self { since: 0.0, until: f64::MAX, namespace: None, pod: None, after: Cursor::default(), limit: PAGE }
+        Self { since: 0.0, until: f64::MAX, namespace: None, pod: None, after: 0, limit: PAGE }
     }
 
     /// `since=24h&until=2026-01-31T12:00:00Z&namespace=…&pod=…&after=…&limit=…`, each optional.
@@ -78,10 +75,10 @@ impl Query {
                 "until" => query.until = parse_time(&value, now).map_err(wrong)?,
                 "namespace" => query.namespace = Some(value),
                 "pod" => query.pod = Some(value),
-                "after" => query.after = Cursor::parse(&value).ok_or_else(|| wrong("take it from \"next\"".into()))?,
+                "after" => query.after = value.parse().map_err(|_| wrong("take it from \"next\"".into()))?,
                 "limit" => {
-                    let limit = value.parse().ok().filter(|limit| (1..=LARGEST_PAGE).contains(limit));
-                    query.limit = limit.ok_or_else(|| wrong(format!("must be 1 to {LARGEST_PAGE}")))?;
+                    let limit = value.parse().ok().filter(|limit| (1..=PAGE).contains(limit));
+                    query.limit = limit.ok_or_else(|| wrong(format!("must be 1 to {PAGE}")))?;
                 }
                 _ => {
                     let meant = suggestion(key, &["since", "until", "namespace", "pod", "after", "limit"]);
@@ -104,8 +101,8 @@ impl Query {
                 let _ = write!(text, "&{key}={}", encoded(value));
             }
         }
-        if self.after != Cursor::default() {
-            let _ = write!(text, "&after={}:{}", self.after.0, self.after.1);
+        if self.after > 0 {
+            let _ = write!(text, "&after={}", self.after);
         }
         text
     }
@@ -117,28 +114,31 @@ impl Query {
             && self.pod.as_deref().is_none_or(|pod| *pod == *record.pod)
     }
 
-    fn stored(&self, store: &Store) -> Result<Loaded, StoreError> {
-        let (window, pod) = ((self.since, self.until), (self.namespace.as_deref(), self.pod.as_deref()));
-        store.ended_records(window, pod, (self.after.0, self.after.1), self.limit)
-    }
-
-    fn response(&self, node: &str, at: f64) -> AllocationsResponse {
+    /// A page of stored records, which are the first that match, and of newer versions of any.
+    fn response(
+        &self,
+        node: &str,
+        at: f64,
+        mut stored: Vec<AllocationRecord>,
+        newer: BTreeMap<u64, AllocationRecord>,
+    ) -> AllocationsResponse {
+        // Past the last one of a full page others may be stored.
+        let end = stored.last().filter(|_| stored.len() >= self.limit).map(|last| last.id);
+        stored.retain(|record| !newer.contains_key(&record.id));
+        let is_here = |record: &AllocationRecord| self.after < record.id && end.is_none_or(|end| record.id <= end);
+        stored.extend(newer.into_values().filter(|record| is_here(record) && self.wants(record)));
+        stored.sort_by_key(|record| record.id);
+        let is_long = stored.len() > self.limit;
+        stored.truncate(self.limit);
         AllocationsResponse {
             node: node.to_owned(),
             at,
             since: self.since,
             until: self.until.min(at),
+            next: if is_long { stored.last().map(|last| last.id) } else { end },
+            allocations: stored,
             ..AllocationsResponse::default()
         }
-    }
-}
-
-impl Cursor {
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        let (ended, id) = text.split_once(':')?;
-        let ended = ended.parse().ok().filter(|ended: &f64| ended.is_finite())?;
-        Some(Self(ended, id.parse().ok()?))
     }
 }
 
@@ -163,42 +163,21 @@ impl Reader {
     #[must_use]
     pub fn respond(&self, query: &Query, node: &str, now: UnixSeconds) -> AllocationsResponse {
         let file = self.0.file();
-        let mut response = AllocationsResponse { journal: true, ..query.response(node, now.0) };
         // Before the file is read: a record written meanwhile is in both, and none is in neither.
         let live = self.0.tracker.lock().live();
-        let stored = Store::open_to_read(&file).and_then(|store| query.stored(&store));
-        let problem = self.state().problem.map(|problem| problem.to_string());
-        match stored {
-            Ok(loaded) => take_page(&mut response, loaded),
-            Err(error) => response.problem = Some(format!("{}: {error}", file.display())),
-        }
-        response.problem = problem.or(response.problem);
-        if response.next.is_none() {
-            response.allocations.retain(|record| !live.contains_key(&record.id));
-            response.allocations.extend(live.into_values().filter(|record| query.wants(record)));
-        }
-        response
+        let (stored, problem) = match Store::open_to_read(&file).and_then(|store| store.records(query)) {
+            Ok(stored) => (stored, None),
+            Err(error) => (vec![], Some(format!("{}: {error}", file.display()))),
+        };
+        let problem = self.state().problem.map(|problem| problem.to_string()).or(problem);
+        AllocationsResponse { journal: true, problem, ..query.response(node, now.0, stored, live) }
     }
 }
 
 /// From the file, while no agent runs.
 pub fn read_directory(directory: &Path, query: &Query, now: UnixSeconds) -> Result<AllocationsResponse, StoreError> {
-    let file = directory.join(FILE);
-    let store = match Store::open_to_read(&file) {
-        // An agent was killed during a write. The write must be rolled back, which needs write access.
-        Err(StoreError::Unfinished) => {
-            let _lock = take_lock(directory).map_err(StoreError::Failed)?;
-            Store::open_to_recover(&file)?
-        }
-        opened => opened?,
-    };
-    let mut response = AllocationsResponse { journal: true, ..query.response("", now.0) };
-    take_page(&mut response, query.stored(&store)?);
-    if response.next.is_none() {
-        let (open, _) = store.open_records()?;
-        response.allocations.extend(open.records.into_iter().filter(|record| query.wants(record)));
-    }
-    Ok(response)
+    let stored = Store::open_to_read(&directory.join(FILE))?.records(query)?;
+    Ok(AllocationsResponse { journal: true, ..query.response("", now.0, stored, BTreeMap::new()) })
 }
 
 /// Without a journal: current holdings, with their figures since the start of this agent.
@@ -208,19 +187,10 @@ pub fn current(snapshot: &Snapshot, query: &Query) -> AllocationsResponse {
     let record = |(number, account)| {
         let mut record = subject::record(account, snapshot, account.created, number);
         record.figures = account.figures;
-        record.xids = subject::xids_since(account, snapshot, &std::collections::BTreeMap::new(), &[]);
-        record
+        record.xids = subject::xids_since(account, snapshot, &BTreeMap::new(), &[]);
+        (number, record)
     };
-    let allocations = (1..).zip(held).map(record).filter(|record| query.wants(record)).collect();
-    AllocationsResponse { allocations, ..query.response(&snapshot.node_name, snapshot.at.unix.0) }
-}
-
-fn take_page(response: &mut AllocationsResponse, Loaded { records, damaged, stopped_at }: Loaded) {
-    response.next = stopped_at.map(|(ended, id)| format!("{ended}:{id}"));
-    if damaged > 0 {
-        response.problem = Some(format!("{damaged} holdings could not be read: they are damaged"));
-    }
-    response.allocations = records;
+    query.response(&snapshot.node_name, snapshot.at.unix.0, vec![], (1..).zip(held).map(record).collect())
 }
 
 fn encoded(text: &str) -> PercentEncode<'_> {
@@ -240,20 +210,39 @@ mod tests {
 
     #[test]
     fn a_query_has_a_time_range_and_a_pod() {
-        let query = Query::parse("since=1h&namespace=team%2Da&pod=train+0&limit=7&after=12.5:9", NOW).unwrap();
+        let query = Query::parse("since=1h&namespace=team%2Da&pod=train+0&limit=7&after=12", NOW).unwrap();
         assert_eq!((query.since, query.namespace.as_deref()), (1_000_000.0 - 3600.0, Some("team-a")));
-        assert_eq!((query.pod.as_deref(), query.limit, query.after), (Some("train 0"), 7, Cursor(12.5, 9)));
+        assert_eq!((query.pod.as_deref(), query.limit, query.after), (Some("train 0"), 7, 12));
         // Not percent-encoded: unchanged.
         assert_eq!(Query::parse("pod=%+1%1", NOW).unwrap().pod.as_deref(), Some("% 1%1"));
-        assert_eq!([Cursor::parse("NaN:1"), Cursor::parse("inf:1")], [None, None]);
         for (text, part) in [
             ("since=soon", "24h"),
-            ("limit=0", "1 to 5000"),
+            ("limit=0", "1 to 500"),
+            ("limit=501", "1 to 500"),
             ("after=x", "next"),
             ("sinze=1h", "`sinze`: did you mean `since`?"),
         ] {
             let error = Query::parse(text, NOW).unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn pages_of_stored_and_newer_records_have_each_once() {
+        let record = |id| AllocationRecord { id, began: id as f64, ..AllocationRecord::default() };
+        let newer: BTreeMap<u64, AllocationRecord> = [2, 4, 5, 9, 11].map(|id| (id, record(id))).into();
+        for limit in 1..12 {
+            let (mut query, mut ids) = (Query { limit, ..Query::all() }, vec![]);
+            loop {
+                let stored = [1, 2, 3, 5, 7, 8].into_iter().filter(|id| *id > query.after).take(limit).map(record);
+                let page = query.response("", 0.0, stored.collect(), newer.clone());
+                assert!(page.allocations.len() <= limit);
+                ids.extend(page.allocations.iter().map(|record| record.id));
+                let Some(next) = page.next else { break };
+                assert!(next > query.after);
+                query.after = next;
+            }
+            assert_eq!(ids, [1, 2, 3, 4, 5, 7, 8, 9, 11], "limit {limit}");
         }
     }
 

@@ -2,7 +2,7 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -51,8 +51,6 @@ pub(super) struct Shared {
     state: Mutex<JournalState>,
     /// Milliseconds since the agent's start at which a disk access began; 0: none is in progress.
     busy_since: AtomicU64,
-    /// The thread has ended.
-    ended: AtomicBool,
     clock: Clock,
 }
 
@@ -65,7 +63,6 @@ impl Journal {
             tracker: Mutex::default(),
             state: Mutex::default(),
             busy_since: AtomicU64::new(0),
-            ended: AtomicBool::new(false),
             clock,
         });
         let mut writer = JournalWriter { shared: Arc::clone(&shared), lock: None, store: None, pruned: None };
@@ -99,20 +96,11 @@ impl Watcher {
     /// Computes only.
     pub fn observe(&self, snapshot: &Snapshot) {
         let urgent = self.shared.tracker.lock().observe(snapshot);
-        if self.shared.ended.load(Ordering::Relaxed) {
-            self.shared.set_problem(Some(
-                "the journal's thread has ended unexpectedly; restart podmeter and report this".into(),
-            ));
-        } else if urgent {
-            // Full: the thread is awake already.
-            let _: Result<(), TrySendError<()>> = self.wake.try_send(());
+        // Full: the thread is awake already.
+        if urgent && matches!(self.wake.try_send(()), Err(TrySendError::Disconnected(()))) {
+            let problem = "the journal's thread has ended unexpectedly; restart podmeter and report this";
+            self.shared.set_problem(Some(problem.into()));
         }
-    }
-}
-
-impl Drop for JournalWriter {
-    fn drop(&mut self) {
-        self.shared.ended.store(true, Ordering::Relaxed);
     }
 }
 
@@ -217,16 +205,13 @@ impl JournalWriter {
             Err(error @ StoreError::Failed(_)) => return Err(format!("{}: {error}", file.display())),
             Err(error) => (self.begin_new(&file, &error)?, Default::default()),
         };
-        if open.damaged > 0 {
-            tracing::warn!(file = %file.display(), lost = open.damaged, "open holdings in the journal are unreadable");
-        }
         let now = self.shared.clock.now();
         let mut tracker = self.shared.tracker.lock();
         if tracker.is_loaded() {
             // The file may be another one now; the tracker is newer in any case.
             tracker.requeue_all();
         } else {
-            tracker.load(open.records, last, now);
+            tracker.load(open, last, now);
         }
         drop(tracker);
         self.store = Some(store);
@@ -264,11 +249,6 @@ impl JournalWriter {
             Err(error) => {
                 self.shared.tracker.lock().give_back(records);
                 self.store = None;
-                if matches!(error, StoreError::Damaged(_)) {
-                    // The check at the opening does not see all damage: a file that it passes would fail here each
-                    // time.
-                    return self.begin_new(&self.shared.file(), &error).map(drop);
-                }
                 Err(format!("{}: {error}; check the disk under --state-dir", self.shared.file().display()))
             }
         }

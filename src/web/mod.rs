@@ -8,7 +8,6 @@ mod access;
 mod admin;
 mod auth;
 mod cached_body;
-mod chunks;
 mod config;
 mod connections;
 mod listener;
@@ -21,7 +20,6 @@ mod scrapes;
 mod server;
 
 pub use admin::{Admin, Command, DriverCommands, Marking};
-pub use chunks::Chunks;
 #[doc(hidden)] // for the fuzz targets
 pub use config::san::alternative_names;
 pub use config::{LiveConfig, WebConfig, WebConfigError};

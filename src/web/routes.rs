@@ -17,7 +17,6 @@ use tokio::task::JoinError;
 use tracing::error;
 
 use super::cached_body::CachedBody;
-use super::chunks::{self, ChunkWorkers, Chunks};
 use super::negotiation::{self, Choice};
 use super::page::{self, Page, View, detail};
 use super::{Admin, Live, ScrapeDurations, live};
@@ -42,9 +41,9 @@ pub struct GovernanceRequest {
 /// Writes the governance record of a snapshot. It reads files, so it is called on blocking threads.
 pub type GovernanceSource = Arc<dyn Fn(&Snapshot, GovernanceRequest) -> Result<String, String> + Send + Sync>;
 
-/// Takes the query string of `/api/v1/allocations`; the error names what is wrong with it. Making the chunks of the
-/// response, as JSON, reads files.
-pub type AllocationSource = Arc<dyn Fn(&str) -> Result<Chunks, String> + Send + Sync>;
+/// Takes the query string of `/api/v1/allocations` and returns JSON; the error names what is wrong with the query. It
+/// reads files, so it is called on blocking threads.
+pub type AllocationSource = Arc<dyn Fn(&str) -> Result<Vec<u8>, String> + Send + Sync>;
 
 /// Marks requests over a socket that its owner alone can open.
 #[derive(Clone, Copy, Debug)]
@@ -84,7 +83,6 @@ struct Shared {
     node: CachedBody<u64>,
     /// By the last snapshot in it.
     history: CachedBody<Moment>,
-    workers: ChunkWorkers,
 }
 
 impl CachedBodies {
@@ -289,12 +287,10 @@ async fn record(State(state): State<WebState>, private: Option<Extension<Private
 }
 
 async fn allocations(State(state): State<WebState>, uri: Uri) -> Response {
-    let chunks = match (state.allocations)(uri.query().unwrap_or_default()) {
-        Ok(chunks) => chunks,
-        Err(problem) => return api_problem(StatusCode::BAD_REQUEST, &problem),
-    };
-    match chunks::body(chunks, state.cached_bodies.0.workers.clone()).await {
-        Ok(body) => uncached(JSON, body),
+    let reading = tokio::task::spawn_blocking(move || (state.allocations)(uri.query().unwrap_or_default()));
+    match reading.await {
+        Ok(Ok(body)) => uncached(JSON, body),
+        Ok(Err(problem)) => api_problem(StatusCode::BAD_REQUEST, &problem),
         Err(error) => json(Err(error)),
     }
 }

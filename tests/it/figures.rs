@@ -289,7 +289,7 @@ async fn shown(scene: Scene, snapshot: Snapshot) -> Shown {
         healthy: Arc::new(|| Ok(())),
         ready: Arc::new(|| Ok(())),
         record: Arc::new(|_, _| Err("none".to_owned())),
-        allocations: Arc::new(move |_| Ok(Box::new(std::iter::once(response.clone())))),
+        allocations: Arc::new(move |_| Ok(response.clone())),
         admin: Admin { driver: None, mark: Arc::new(|_| Box::pin(async { Err("none".to_owned()) })) },
         live: Live::default(),
         cached_bodies: CachedBodies::default(),
