@@ -1,29 +1,41 @@
+//! The log on standard error.
+//!
+//! In: events from any thread. Out: lines, written by one thread from a bounded queue. A line that finds the queue full is
+//! dropped and counted; no caller waits for standard error.
+
+use std::io::Write;
 use std::panic::PanicHookInfo;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Layer, Registry, fmt, reload};
 
-use super::log_queue::LogQueue;
+use super::log_line::LogLines;
 use crate::agent::{DroppedLogLines, LogFormat};
 
+/// A burst of a large node's messages; at some 200 bytes a line, 200 KiB.
+const LINES: usize = 1024;
 /// Wait at the end for a blocked standard error; what it has not accepted by then is lost.
 const FLUSH: Duration = Duration::from_millis(300);
 
-/// Changes the level while running.
-#[derive(Clone)]
+/// The running log.
 pub struct Log {
     level: reload::Handle<Targets, Registry>,
-    queue: LogQueue,
+    dropped: ErrorCounter,
+    queue: WorkerGuard,
 }
 
-/// Logs to standard error, through a queue that drops what standard error does not accept. `level` has been validated.
+/// Logs to standard error. `level` has been validated.
 pub fn start(format: LogFormat, level: &str) -> Log {
-    let (filter, handle) = reload::Layer::new(targets(level));
-    let queue = LogQueue::start(std::io::stderr());
-    let lines = fmt::layer().with_writer(queue.clone()).log_internal_errors(false);
+    let (filter, level) = reload::Layer::new(targets(level));
+    let (lines, queue) = queue(std::io::stderr());
+    let dropped = lines.error_counter();
+    let lines = fmt::layer().with_writer(LogLines(lines)).log_internal_errors(false);
     let output = match format {
         LogFormat::Text => lines.with_ansi(false).with_target(false).boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
@@ -31,31 +43,70 @@ pub fn start(format: LogFormat, level: &str) -> Log {
     tracing_subscriber::registry().with(filter).with(output).init();
     // The default hook would block on standard error.
     std::panic::set_hook(Box::new(log_panic));
-    Log { level: handle, queue }
+    Log { level, dropped, queue }
 }
 
-impl Log {
-    pub fn set_level(&self, level: &str) {
-        if let Err(error) = self.level.reload(targets(level)) {
+fn queue(output: impl Write + Send + 'static) -> (NonBlocking, WorkerGuard) {
+    NonBlockingBuilder::default().lossy(true).buffered_lines_limit(LINES).thread_name("log").finish(output)
+}
+
+/// Changes the level while running.
+#[derive(Clone)]
+pub struct Level(reload::Handle<Targets, Registry>);
+
+impl Level {
+    pub fn set(&self, level: &str) {
+        if let Err(error) = self.0.reload(targets(level)) {
             tracing::warn!(%error, "the log level is unchanged");
         }
     }
+}
 
-    /// Counts lines dropped so far. When called after the queue has drained, logs new ones once.
+impl Log {
+    pub fn level(&self) -> Level {
+        Level(self.level.clone())
+    }
+
+    /// Counts lines dropped so far. Logs new ones once, when the queue accepts lines again.
     pub fn dropped_lines(&self) -> DroppedLogLines {
-        let queue = self.queue.clone();
+        let counter = self.dropped.clone();
+        let reports = Mutex::new(Reports::default());
         Box::new(move || {
-            if let Some(lines) = queue.take_unreported() {
-                tracing::warn!("{lines} log lines dropped");
+            let mut reports = reports.lock();
+            let count = counter.dropped_lines() as u64;
+            let dropped = count - reports.dropped;
+            if dropped > reports.reported {
+                tracing::warn!("{} log lines dropped", dropped - reports.reported);
+                match counter.dropped_lines() as u64 {
+                    after if after == count => reports.reported = dropped,
+                    _ => reports.dropped += 1,
+                }
             }
-            queue.dropped()
+            dropped
         })
     }
 
-    /// Waits for queued lines, for a limited time.
-    pub fn flush(&self) {
-        self.queue.flush(FLUSH);
+    /// Writes the queued lines, for a limited time: the end of the log.
+    pub fn finish(self) {
+        let (ended, waiting) = channel::<()>();
+        // Dropped, the guard waits for the lines, and may print to a blocked output.
+        let finishing = std::thread::Builder::new().spawn(move || {
+            drop(self.queue);
+            drop(ended);
+        });
+        if finishing.is_ok() {
+            let _ = waiting.recv_timeout(FLUSH);
+        }
     }
+}
+
+/// Lines about dropped lines.
+#[derive(Default)]
+struct Reports {
+    /// Reported so far.
+    reported: u64,
+    /// Reports that were dropped themselves.
+    dropped: u64,
 }
 
 fn log_panic(panic: &PanicHookInfo) {
@@ -72,4 +123,39 @@ fn targets(level: &str) -> Targets {
     let targets: Targets = level.parse().expect("validated settings");
     let names_tonic = targets.iter().any(|(target, _)| target.starts_with("tonic"));
     if names_tonic { targets } else { targets.with_target("tonic", LevelFilter::OFF) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::mpsc::Receiver;
+
+    use super::*;
+
+    /// Blocks until the sender is dropped, as a pipe whose reader has stopped.
+    struct Pipe(Receiver<()>);
+
+    impl Write for Pipe {
+        fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+            let _ = self.0.recv();
+            Ok(line.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_blocked_output_delays_no_line_and_dropped_lines_are_counted() {
+        let (unblock, blocked) = channel();
+        let (mut lines, _guard) = queue(Pipe(blocked));
+        for _ in 0..LINES + 500 {
+            lines.write_all(b"a line\n").unwrap();
+        }
+        // One line may be in the thread's hands.
+        let dropped = lines.error_counter().dropped_lines();
+        assert!((499..=500).contains(&dropped), "{dropped}");
+        drop(unblock);
+    }
 }

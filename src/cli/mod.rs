@@ -8,7 +8,7 @@ mod arguments;
 mod config_file;
 mod examples;
 mod health;
-mod log_queue;
+mod log_line;
 mod logging;
 mod options;
 #[cfg(test)]
@@ -167,18 +167,18 @@ fn run_agent(options: AgentOptions) -> Result<(), Failed> {
     {
         tracing::warn!(variable, "this environment variable has no effect: did you mean {meant}?");
     }
-    let level = log.clone();
+    let level = log.level();
     let reload = Box::new(move || {
         let reread = settings::resolve(options.clone()).map_err(|error| error.to_string())?;
         let keys = started.restart_needed_for(&reread.options);
         if !keys.is_empty() {
             tracing::warn!(keys = keys.join(", "), "changed options need a restart of podmeter");
         }
-        level.set_level(&reread.options.log_level);
+        level.set(&reread.options.log_level);
         Ok(reread.settings.reloadable)
     });
     let outcome = block_on(agent::run(settings, reload, log.dropped_lines()));
-    log.flush();
+    log.finish();
     outcome?.map_err(|error| match error {
         AgentError::Bind(error) => Failed(BIND, error.to_string()),
         // It has changed since it was checked.
@@ -194,7 +194,7 @@ fn run_demo(arguments: DemoArguments) -> Result<(), Failed> {
     // A closed standard output does not end the demo.
     let opened = Box::new(move |page: &ListenAddress| drop(print(&examples::demo_text(page, faults, churn))));
     let outcome = block_on(agent::demo(settings, opened, log.dropped_lines()));
-    log.flush();
+    log.finish();
     outcome?.map_err(|error| match error {
         DemoError::Agent(AgentError::Bind(error)) => Failed(BIND, error.to_string()),
         error => Failed(FAILED, error.to_string()),
