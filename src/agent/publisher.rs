@@ -89,7 +89,7 @@ pub fn start(
 ) -> Handle {
     let liveness = Liveness::default();
     let memory = Memory {
-        ledger: Ledger::new(settings.reloadable.retention, READINGS_LATE.max(settings.sample_interval * 3)),
+        ledger: Ledger::new(READINGS_LATE.max(settings.sample_interval * 3)),
         budget: SeriesBudget::default(),
         cache: JoinCache::default(),
         xids: ContainerXids::new(settings.health.kmsg),
@@ -217,10 +217,7 @@ impl Publisher {
             changed = health.changed() => changed?,
             changed = changed(plugin) => changed?,
             Some(batch) = xids.recv() => self.memory.add_xids(batch, &self.health),
-            changed = reloadable.changed() => {
-                changed?;
-                self.memory.ledger.set_retention(reloadable.borrow_and_update().retention);
-            }
+            changed = reloadable.changed() => changed?,
             () = tokio::time::sleep(HEARTBEAT) => {}
         }
         Ok(())
@@ -250,7 +247,7 @@ impl Publisher {
         let plugin = inputs.plugin.as_mut().map(|plugin| Arc::clone(&plugin.borrow_and_update()));
         let processes = Arc::clone(&inputs.processes.borrow_and_update());
         let (retention, series_limit, shows_each_nvlink) = {
-            let reloadable = inputs.reloadable.borrow();
+            let reloadable = inputs.reloadable.borrow_and_update();
             (reloadable.retention, reloadable.series_limit, reloadable.nvlink_links)
         };
         let (now, scrapes) = (self.clock.now(), facts.scrapes.pages());
@@ -262,6 +259,7 @@ impl Publisher {
             inventory: &hardware.inventory,
             readings: &hardware.readings,
             processes: &processes_by_device(&hardware, &processes),
+            retention,
             scrapes,
         });
         budget.mark(&mut statement.accounts, series_limit);

@@ -69,7 +69,6 @@ const ENDED_LIMIT: usize = 4096;
 
 #[derive(Debug)]
 pub struct Ledger {
-    retention: Duration,
     /// Past this a device without new readings is accounted by the wall clock: held, but not known to be busy or
     /// idle.
     readings_late: Duration,
@@ -87,6 +86,8 @@ pub struct Observation<'a> {
     pub readings: &'a BTreeMap<GpuUuid, Arc<DeviceReadings>>,
     /// By GPU; one that is not in it has no process data.
     pub processes: &'a BTreeMap<GpuUuid, DeviceProcesses>,
+    /// How long an ended account stays.
+    pub retention: Duration,
     /// Pages delivered so far; an ended account stays until two of them had it.
     pub scrapes: u64,
 }
@@ -105,12 +106,8 @@ pub struct LedgerOutput {
 
 impl Ledger {
     #[must_use]
-    pub fn new(retention: Duration, readings_late: Duration) -> Self {
-        Self { retention, readings_late, sequence: 0, devices: BTreeMap::new(), audit: Audit::default() }
-    }
-
-    pub fn set_retention(&mut self, retention: Duration) {
-        self.retention = retention;
+    pub fn new(readings_late: Duration) -> Self {
+        Self { readings_late, sequence: 0, devices: BTreeMap::new(), audit: Audit::default() }
     }
 
     /// Updates the ledger to `observation.now`.
@@ -129,7 +126,7 @@ impl Ledger {
             device.gauge(&present, &mut self.audit);
             unallocated_uses
                 .extend(present.processes.map_or_else(Vec::new, |all| device.unallocated_uses(all, gpu, now)));
-            device.forget(now, self.retention, observation.scrapes);
+            device.forget(now, observation.retention, observation.scrapes);
         }
         self.forget_surplus();
         let holders = self.devices.values().flat_map(|device| device.holders.values());

@@ -82,7 +82,7 @@ fn page() -> String {
         (HoldingKey { container, gpu: GPU.into(), mig: None }, holding(slot))
     });
     let join = Join { holdings: holdings.collect(), ..Join::default() };
-    let mut ledger = Ledger::new(Duration::from_secs(300), Duration::from_secs(60));
+    let mut ledger = Ledger::new(Duration::from_secs(60));
     let mut snapshot = Snapshot::default();
     for seconds in [0.0, SECONDS] {
         let monotonic = Monotonic::from_millis((seconds * 1000.0) as u64);
@@ -94,6 +94,7 @@ fn page() -> String {
             inventory: &inventory,
             readings: &read,
             processes: &[(GPU.into(), processes(seconds))].into(),
+            retention: Duration::from_secs(300),
             scrapes: 0,
         });
         let inventory = Arc::new(inventory.clone());

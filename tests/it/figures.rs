@@ -60,7 +60,7 @@ impl Scene {
             born: now - SECONDS as f64,
             inventory: Arc::new(inventory),
             gpus,
-            ledger: Ledger::new(Duration::from_secs(3600), Duration::from_secs(5)),
+            ledger: Ledger::new(Duration::from_secs(5)),
             tracker,
             records: BTreeMap::new(),
         }
@@ -219,6 +219,7 @@ impl Scene {
             inventory: &self.inventory,
             readings: &readings,
             processes: &processes,
+            retention: Duration::from_secs(3600),
             scrapes: 0,
         });
         let snapshot = Snapshot {

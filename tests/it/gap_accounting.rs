@@ -97,7 +97,7 @@ impl World {
             loaded_at: 0,
             read: (0, 0),
             record: GpuState::default(),
-            ledger: Ledger::new(Duration::from_secs(1_000_000), LATE),
+            ledger: Ledger::new(LATE),
             join: Join::default(),
             processes: if by_process { [(GPU.into(), no_processes)].into() } else { BTreeMap::new() },
             readings: BTreeMap::new(),
@@ -170,6 +170,7 @@ impl World {
             inventory: &Inventory::default(),
             readings: &self.readings,
             processes: &self.processes,
+            retention: Duration::from_secs(1_000_000),
             scrapes: 0,
         });
         self.output = Some(output);

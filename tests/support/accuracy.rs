@@ -155,7 +155,7 @@ impl Node {
         Self {
             resolver: Resolver::new(&tree.proc_root(), &tree.pod_logs_root()),
             hardware: HardwareState { inventory: Arc::new(inventory.clone()), ..HardwareState::default() },
-            ledger: Ledger::new(Duration::from_secs(60), Duration::from_secs(5)),
+            ledger: Ledger::new(Duration::from_secs(5)),
             case,
             random,
             events,
@@ -302,6 +302,7 @@ impl Node {
             inventory: &self.inventory,
             readings: &self.hardware.readings,
             processes: &processes_by_device(&self.hardware, &state),
+            retention: Duration::from_secs(60),
             scrapes: now / 15_000,
         });
         for account in &output.accounts {

@@ -29,7 +29,7 @@ impl Node {
         let inventory = SimulatedDriver::new(Profile::H100_TIME_SLICED, 1).controls().inventory();
         Self {
             gpus: inventory.gpus.keys().cloned().collect(),
-            ledger: Ledger::new(Duration::from_secs(300), Duration::from_secs(5)),
+            ledger: Ledger::new(Duration::from_secs(5)),
             join: Join::default(),
             readings: BTreeMap::new(),
             processes: BTreeMap::new(),
@@ -128,6 +128,7 @@ impl Node {
             inventory: &self.inventory,
             readings: &self.readings,
             processes: &self.processes,
+            retention: Duration::from_secs(300),
             scrapes,
         })
     }

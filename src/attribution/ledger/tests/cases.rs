@@ -24,13 +24,14 @@ struct Case {
 
 impl Case {
     fn at(&mut self, second: u64) -> LedgerOutput {
-        let ledger = Ledger::new(Duration::from_secs(300), Duration::from_secs(3600));
+        let ledger = Ledger::new(Duration::from_secs(3600));
         self.ledger.get_or_insert(ledger).advance(&Observation {
             now: Moment { monotonic: Monotonic::from_secs(second), unix: UnixSeconds(second as f64) },
             join: &self.join,
             inventory: &self.inventory,
             readings: &self.readings,
             processes: &self.processes,
+            retention: Duration::from_secs(300),
             scrapes: 0,
         })
     }
@@ -183,8 +184,7 @@ fn slots_with_process_data_follow_sm_time_and_idle_power_is_unattributed() {
 
 #[test]
 fn sm_time_of_a_silence_weighs_nothing_after_it() {
-    let mut case =
-        Case { ledger: Some(Ledger::new(Duration::from_secs(300), Duration::from_secs(5))), ..Case::default() };
+    let mut case = Case { ledger: Some(Ledger::new(Duration::from_secs(5))), ..Case::default() };
     case.idle_at_100_watts();
     case.hold("a", None, Sharing::TimeSlicing, 0.25);
     case.hold("b", None, Sharing::TimeSlicing, 0.25);

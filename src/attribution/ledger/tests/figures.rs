@@ -41,7 +41,7 @@ struct World {
 impl World {
     fn new() -> Self {
         Self {
-            ledger: Ledger::new(Duration::from_secs(300), Duration::from_secs(5)),
+            ledger: Ledger::new(Duration::from_secs(5)),
             join: Join::default(),
             readings: BTreeMap::new(),
             totals: Totals::default(),
@@ -70,6 +70,7 @@ impl World {
             inventory: &inventory,
             readings: &self.readings,
             processes: &BTreeMap::new(),
+            retention: Duration::from_secs(300),
             scrapes: self.scrapes,
         });
         self.unattributed = published.unattributed;
@@ -420,7 +421,7 @@ fn a_pod_under_an_old_name_has_not_been_idle_since_before_it_was_there() {
 #[test]
 fn slow_sampling_is_not_lateness() {
     let mut world = World::new();
-    world.ledger = Ledger::new(Duration::from_secs(300), Duration::from_secs(30));
+    world.ledger = Ledger::new(Duration::from_secs(30));
     world.read(0, Some(0.0), None);
     world.relate(0, exclusive(&["a"]));
     for second in 1..10 {

@@ -54,6 +54,7 @@ impl Trial {
             inventory: &world.inventory,
             readings: &world.readings,
             processes: &world.processes,
+            retention: Duration::from_secs(86_400),
             scrapes: 0,
         })
     }
@@ -206,7 +207,7 @@ impl Trial {
 }
 
 fn fresh() -> Ledger {
-    Ledger::new(Duration::from_secs(86_400), Duration::from_secs(5))
+    Ledger::new(Duration::from_secs(5))
 }
 
 fn ensure(truth: bool, what: impl FnOnce() -> String) -> Result<(), String> {
@@ -254,6 +255,7 @@ fn the_order_of_processes_does_not_matter_and_an_unchanged_world_changes_nothing
                     inventory: &world.inventory,
                     readings: &world.readings,
                     processes,
+                    retention: Duration::from_secs(86_400),
                     scrapes: 0,
                 })
             };
