@@ -3,12 +3,14 @@
 //! In: paths and contents. Out: only files of this user, never the target of a symbolic link. Does not depend on what the
 //! files contain.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions, Permissions};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
 use rustix::fs::OFlags;
+
+use crate::model::FileStamp;
 
 /// The mode of a file for this user alone.
 pub const OWNER_ONLY: u32 = 0o600;
@@ -36,16 +38,21 @@ pub fn read(file: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(content))
 }
 
-/// Replaces a file. A reader finds the previous text or this one, never a part.
-pub fn replace(file: &Path, text: &str, mode: u32) -> io::Result<()> {
-    let name = file.file_name().ok_or_else(|| io::Error::other("the path names no file"))?;
-    let mut next = name.to_owned();
-    next.push(".new");
-    let next = file.with_file_name(next);
-    let mut opened = open(&next, mode)?;
-    opened.set_len(0)?;
-    opened.write_all(text.as_bytes())?;
-    std::fs::rename(&next, file)
+/// Replaces a file, or a symbolic link in its place. A reader finds the previous text or this one, never a part.
+pub fn replace(file: &Path, content: &[u8], mode: u32) -> io::Result<File> {
+    // The root directory has no parent, and cannot be replaced.
+    let directory = file.parent().ok_or(io::ErrorKind::IsADirectory)?;
+    // Its name is random, and it is made only where there is none.
+    let mut next = tempfile::Builder::new().prefix(".podmeter-").tempfile_in(directory)?;
+    next.as_file().set_permissions(Permissions::from_mode(mode))?;
+    next.write_all(content)?;
+    next.persist(file).map_err(|error| error.error)
+}
+
+/// What differs after each write of a file, and where another file took its place.
+pub fn stamp(file: &Metadata) -> FileStamp {
+    let (modified, changed) = ((file.mtime(), file.mtime_nsec()), (file.ctime(), file.ctime_nsec()));
+    FileStamp { file: (file.dev(), file.ino()), bytes: file.len(), modified, changed }
 }
 
 fn own(options: &mut OpenOptions, file: &Path) -> io::Result<File> {
@@ -60,7 +67,7 @@ fn own(options: &mut OpenOptions, file: &Path) -> io::Result<File> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::os::unix::fs::symlink;
 
     use super::*;
 
@@ -76,9 +83,9 @@ mod tests {
         assert!(open(&link, MODE).is_err() && read(&link, 9).is_err());
         assert!(open(&target, MODE).is_ok());
         assert_eq!(read(&target, 4).unwrap(), Some(b"data".to_vec()));
-        symlink(&target, directory.path().join("health.json.new")).unwrap();
-        assert!(replace(&directory.path().join("health.json"), "text\n", MODE).is_err());
+        replace(&link, b"text\n", MODE).unwrap();
         assert_eq!(std::fs::read_to_string(&target).unwrap(), "data");
+        assert_eq!(std::fs::read_to_string(&link).unwrap(), "text\n");
     }
 
     #[test]
@@ -98,12 +105,25 @@ mod tests {
     fn a_file_is_replaced_as_a_whole() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("health.json");
-        std::fs::write(directory.path().join("health.json.new"), "of a process that was killed").unwrap();
-        replace(&file, "a longer text\n", MODE).unwrap();
-        replace(&file, "text\n", MODE).unwrap();
+        replace(&file, b"a longer text\n", MODE).unwrap();
+        replace(&file, b"text\n", MODE).unwrap();
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "text\n");
         assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, MODE);
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "no other file is left");
-        assert!(replace(Path::new("/"), "", MODE).is_err());
+        assert!(replace(Path::new("/"), b"", MODE).is_err());
+    }
+
+    #[test]
+    fn each_write_changes_the_stamp() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        let mut before = None;
+        for text in ["one", "two", "three"] {
+            replace(&file, text.as_bytes(), MODE).unwrap();
+            let now = Some(stamp(&std::fs::metadata(&file).unwrap()));
+            assert_ne!(now, before);
+            assert_eq!(now, Some(stamp(&std::fs::metadata(&file).unwrap())));
+            before = now;
+        }
     }
 }

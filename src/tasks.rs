@@ -1,9 +1,17 @@
-//! The tasks that run for as long as the process: each has a name and an owner, and its end is observed.
+//! The tasks that run for as long as the process: each has a name and an owner, and its end is observed. And how a task
+//! waits: with a deadline, for a change, for a file system that may hang.
 //!
 //! In: futures with their names. Out: which of them has ended, and why. Deliberately unknown: what a task does.
 
+use std::pin::pin;
+use std::time::Duration;
+
 use tokio::sync::watch;
-use tokio::task::{AbortHandle, JoinError, JoinSet};
+use tokio::task::{AbortHandle, JoinError, JoinHandle, JoinSet, spawn_blocking};
+use tokio::time::{Instant, timeout, timeout_at};
+
+/// A timer that fires later than this shows that the process or the machine was stopped.
+const STOPPED: Duration = Duration::from_secs(1);
 
 /// Why a task no longer runs.
 #[derive(Debug, thiserror::Error)]
@@ -59,9 +67,94 @@ impl Tasks {
     }
 }
 
+/// Completes when the value changes; never, once nothing can change it any more.
+pub async fn changed<T>(value: &mut watch::Receiver<T>) {
+    if value.changed().await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Awaits `call` until `deadline`; `None` past it. Time in which the process was stopped does not count: an answer may
+/// have arrived meanwhile.
+pub async fn within<T>(deadline: Duration, call: impl Future<Output = T>) -> Option<T> {
+    let mut call = pin!(call);
+    loop {
+        let due = Instant::now() + deadline;
+        match timeout_at(due, &mut call).await {
+            Ok(answer) => return Some(answer),
+            Err(_) if Instant::now() < due + STOPPED => return None,
+            Err(_) => {}
+        }
+    }
+}
+
+/// Reads of a file system that may hang: then one thread waits for it, and callers go on without an answer.
+#[derive(Debug)]
+pub struct SlowRead<T>(Option<JoinHandle<T>>);
+
+impl<T: Send + 'static> SlowRead<T> {
+    #[must_use]
+    pub const fn idle() -> Self {
+        Self(None)
+    }
+
+    /// The answer of `read`, or of an earlier one that was still in progress. `None`: not in time.
+    pub async fn answer(
+        &mut self,
+        deadline: Duration,
+        read: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<Result<T, JoinError>> {
+        let (patience, mut reading) = match self.0.take() {
+            Some(reading) => (Duration::ZERO, reading),
+            None => (deadline, spawn_blocking(read)),
+        };
+        let answer = timeout(patience, &mut reading).await.ok();
+        if answer.is_none() {
+            self.0 = Some(reading);
+        }
+        answer
+    }
+
+    #[must_use]
+    pub const fn is_idle(&self) -> bool {
+        self.0.is_none()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_arrived_while_the_process_was_stopped_is_read() {
+        let deadline = Duration::from_secs(5);
+        let (answer, call) = tokio::sync::oneshot::channel();
+        let waiting = tokio::spawn(within(deadline, call));
+        tokio::task::yield_now().await;
+        tokio::time::advance(deadline * 2).await;
+        tokio::task::yield_now().await; // the timer fires
+        answer.send("answer").unwrap();
+        assert_eq!(waiting.await.unwrap(), Some(Ok("answer")));
+
+        assert_eq!(within(deadline, std::future::pending::<()>()).await, None);
+    }
+
+    #[tokio::test]
+    async fn a_file_system_that_hangs_keeps_one_thread() {
+        let (answer, hangs) = std::sync::mpsc::channel::<u32>();
+        let mut read = SlowRead::idle();
+        assert!(read.answer(Duration::from_millis(1), move || hangs.recv().unwrap()).await.is_none());
+        assert!(read.answer(Duration::ZERO, || panic!("a second thread")).await.is_none());
+        answer.send(7).unwrap();
+        let answered = loop {
+            tokio::task::yield_now().await;
+            if let Some(answered) = read.answer(Duration::ZERO, || panic!("a second thread")).await {
+                break answered;
+            }
+        };
+        assert_eq!(answered.unwrap(), 7);
+        assert!(read.is_idle());
+    }
 
     #[tokio::test]
     async fn a_panic_is_not_an_ordinary_end() {

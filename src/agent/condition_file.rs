@@ -1,13 +1,12 @@
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
 
+use super::kept_file::KeptFile;
 use crate::clock::Clock;
 use crate::condition::NodeCondition;
-use crate::files;
 use crate::model::Snapshot;
 use crate::tasks::Tasks;
 
@@ -19,13 +18,14 @@ const MODE: u32 = 0o644;
 /// Writes the condition of each changed snapshot to the file, and again every ten seconds. Nothing without a file.
 pub fn start(file: Option<PathBuf>, snapshots: watch::Receiver<Arc<Snapshot>>, clock: Clock, tasks: &mut Tasks) {
     if let Some(file) = file {
-        tasks.spawn("condition file", follow(file.into(), snapshots, clock));
+        tasks.spawn("condition file", follow(file, snapshots, clock));
     }
 }
 
-async fn follow(file: Arc<Path>, mut snapshots: watch::Receiver<Arc<Snapshot>>, clock: Clock) {
+async fn follow(path: PathBuf, mut snapshots: watch::Receiver<Arc<Snapshot>>, clock: Clock) {
+    let mut file = KeptFile::new(path, MODE, "the condition file", "after a minute it counts as unknown");
     let mut heartbeat = tokio::time::interval(HEARTBEAT);
-    let (mut written, mut failure): (Option<NodeCondition>, Option<String>) = (None, None);
+    let mut written: Option<NodeCondition> = None;
     loop {
         let is_due = tokio::select! {
             _ = heartbeat.tick() => true,
@@ -35,23 +35,9 @@ async fn follow(file: Arc<Path>, mut snapshots: watch::Receiver<Arc<Snapshot>>, 
             },
         };
         let condition = NodeCondition::of(&snapshots.borrow_and_update(), clock.now());
-        if !is_due && written.as_ref().is_some_and(|written| !written.differs_from(&condition)) {
-            continue;
+        if is_due || written.as_ref().is_none_or(|written| written.differs_from(&condition)) {
+            written = file.write(condition.json()).await.then_some(condition);
         }
-        // A file system that hangs blocks this task alone; the file then grows stale, which is unknown.
-        let (path, text) = (Arc::clone(&file), condition.json());
-        let outcome = tokio::task::spawn_blocking(move || files::replace(&path, &text, MODE)).await;
-        let outcome = outcome.map_err(io::Error::other).flatten().map_err(|error| error.to_string());
-        if outcome.as_ref().err() != failure.as_ref() {
-            match &outcome {
-                Ok(()) => tracing::info!(file = %file.display(), "the condition file is written again"),
-                Err(error) => {
-                    tracing::warn!(file = %file.display(), %error, "the condition file cannot be written: after a minute it counts as unknown");
-                }
-            }
-        }
-        written = outcome.is_ok().then_some(condition);
-        failure = outcome.err();
     }
 }
 

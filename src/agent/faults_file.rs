@@ -1,4 +1,3 @@
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,6 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
+use super::kept_file::KeptFile;
 use crate::files;
 use crate::health::Faults;
 use crate::tasks::Tasks;
@@ -82,36 +82,18 @@ fn read(path: &Path) -> Result<Option<Document>, String> {
 
 async fn follow(file: FaultsFile, mut faults: watch::Receiver<Faults>) {
     let FaultsFile { path, boot_id, kept: mut written } = file;
-    let path: Arc<Path> = path.into();
-    let mut failure: Option<String> = None;
+    let without = "XIDs and marks are forgotten when podmeter restarts";
+    let mut file = KeptFile::new(path, files::OWNER_ONLY, "the file of faults", without);
     loop {
         let current = faults.borrow_and_update().clone();
         if written.as_ref() != Some(&current) {
             let document = Document { schema: SCHEMA, boot_id: boot_id.clone(), faults: current };
             let text = serde_json::to_string(&document).expect("plain data") + "\n";
-            // A file system that hangs blocks this task alone.
-            let file = Arc::clone(&path);
-            let outcome = tokio::task::spawn_blocking(move || files::replace(&file, &text, files::OWNER_ONLY)).await;
-            let outcome = outcome.map_err(io::Error::other).flatten().map_err(|error| error.to_string());
-            match &outcome {
-                Ok(()) if failure.is_some() => {
-                    tracing::info!(file = %path.display(), "the faults are written again");
-                }
-                Err(error) if failure.as_ref() != Some(error) => {
-                    tracing::warn!(
-                        file = %path.display(),
-                        %error,
-                        "the faults of devices cannot be written: XIDs and marks are forgotten when podmeter restarts"
-                    );
-                }
-                _ => {}
-            }
-            written = outcome.is_ok().then_some(document.faults);
-            failure = outcome.err();
+            written = file.write(text).await.then_some(document.faults);
         }
         tokio::select! {
             changed = faults.changed() => if changed.is_err() { return },
-            () = tokio::time::sleep(RETRY), if failure.is_some() => {}
+            () = tokio::time::sleep(RETRY), if file.has_failed() => {}
         }
     }
 }

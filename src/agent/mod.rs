@@ -11,6 +11,7 @@ mod faults_file;
 mod governance;
 mod health_task;
 mod journal;
+mod kept_file;
 mod listeners;
 mod missing;
 mod probe;

@@ -19,6 +19,6 @@ pub use join::{HoldingKey, Join, Slots, held_gpus, join};
 pub use ledger::{Ledger, LedgerOutput, Observation};
 pub use missing::MissingGpus;
 pub use owners::{DeviceProcesses, OwnedProcess, are_scanned, processes_by_device, wanted_processes};
-pub use pod_uid::{CheckpointAllocations, FileVersion, PodUids, UidSources};
+pub use pod_uid::{CheckpointAllocations, PodUids, UidSources};
 pub use unconfirmed::Unconfirmed;
 pub use xids::{ClassedXid, ContainerXids, XidObservation};

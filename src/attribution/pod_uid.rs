@@ -12,20 +12,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::model::{Allocations, DeviceId, Monotonic, Pod, PodDirectory, PodIdentity, PodRef, PodUid, ResourceName};
+use crate::model::{
+    Allocations, DeviceId, FileStamp, Monotonic, Pod, PodDirectory, PodIdentity, PodRef, PodUid, ResourceName,
+};
 
 /// How long the UID of a removed pod is not used for the next pod of its name. It is limited: a pod from a
 /// manifest keeps its UID.
 const LEFT: Duration = Duration::from_secs(30);
 
-/// Inode, size, and the time of the last change in seconds and nanoseconds.
-pub type FileVersion = (u64, u64, i64, i64);
-
 /// Which pod was given which device, as the kubelet's checkpoint has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckpointAllocations {
     /// Differs for each time that the file was written.
-    pub version: Option<FileVersion>,
+    pub version: Option<FileStamp>,
     /// By container, resource and device. `None`: several pods, so it is not known which.
     pub pods: BTreeMap<(Arc<str>, ResourceName, DeviceId), Option<PodUid>>,
     /// All devices by resource, registered or assigned. `None` where there is no file.
@@ -65,7 +64,7 @@ struct Listed {
 struct Left {
     uid: PodUid,
     at: Monotonic,
-    version: Option<FileVersion>,
+    version: Option<FileStamp>,
 }
 
 impl PodUids {

@@ -15,9 +15,7 @@ use crate::client::Target;
 use crate::governance::{OwnProcess, Status as Privileges};
 use crate::kubelet::CallError;
 use crate::kubelet::claim_files::Directories;
-use crate::model::{
-    Allocatable, AppliedProfile, DriverInfo, Gpu, GpuUuid, Inventory, NodeDevices, UnixSeconds,
-};
+use crate::model::{Allocatable, AppliedProfile, DriverInfo, Gpu, GpuUuid, Inventory, NodeDevices, UnixSeconds};
 use crate::plugin::{Gpus, Plan};
 use crate::processes::{Mode, Survey};
 

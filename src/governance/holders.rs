@@ -3,7 +3,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::model::{
-    Account, ClaimDevice, Container, ContainerRef, DeviceId, GpuUuid, HeldDevice, MigUuid, Pod, PodUid, ResourceName, Sharing, Snapshot, Timestamp,
+    Account, ClaimDevice, Container, ContainerRef, DeviceId, GpuUuid, HeldDevice, MigUuid, Pod, PodUid, ResourceName,
+    Sharing, Snapshot, Timestamp,
 };
 
 /// The holders, from the allocations that podmeter has settled on.

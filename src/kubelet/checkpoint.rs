@@ -5,24 +5,25 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::OFlags;
 use serde::Deserialize;
-use tokio::task::JoinHandle;
 
 use super::trigger::CHECKPOINT;
-use crate::attribution::{CheckpointAllocations, FileVersion};
-use crate::model::{DeviceId, PodUid, ResourceName};
+use crate::attribution::CheckpointAllocations;
+use crate::files;
+use crate::model::{DeviceId, FileStamp, PodUid, ResourceName};
+use crate::tasks::SlowRead;
 
 /// The file of a node with a hundred pods has some ten kilobytes, with answers of Allocate; a DRA driver's checkpoint has
 /// about two for each claim. Parsed, a DRA driver's takes up to eleven times its size: it must fit the chart's memory limit.
 const LARGEST: u64 = 4 << 20;
-/// It is a file of this machine.
-const DEADLINE: Duration = Duration::from_secs(1);
+/// Of files of this machine.
+pub(super) const DEADLINE: Duration = Duration::from_secs(1);
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -58,39 +59,34 @@ pub struct CheckpointFile {
     path: PathBuf,
     read: Arc<CheckpointAllocations>,
     problem: Option<String>,
-    /// On a file system that hangs: one thread waits for it, not one for each refresh.
-    reading: Option<JoinHandle<io::Result<Arc<CheckpointAllocations>>>>,
+    reading: SlowRead<io::Result<Arc<CheckpointAllocations>>>,
 }
 
 impl CheckpointFile {
     pub fn new(device_plugin_directory: &Path) -> Self {
-        Self { path: device_plugin_directory.join(CHECKPOINT), read: Arc::default(), problem: None, reading: None }
+        Self {
+            path: device_plugin_directory.join(CHECKPOINT),
+            read: Arc::default(),
+            problem: None,
+            reading: SlowRead::idle(),
+        }
     }
 
     /// Reads the file if it was written since.
     pub async fn refresh(&mut self) -> Arc<CheckpointAllocations> {
-        let (patience, mut reading) = match self.reading.take() {
-            Some(reading) => (Duration::ZERO, reading),
-            None => {
-                let (path, before) = (self.path.clone(), Arc::clone(&self.read));
-                (DEADLINE, tokio::task::spawn_blocking(move || read(&path, &before)))
-            }
-        };
-        let problem = match tokio::time::timeout(patience, &mut reading).await {
-            Ok(Ok(Ok(read))) => {
+        let (path, before) = (self.path.clone(), Arc::clone(&self.read));
+        let answer = self.reading.answer(DEADLINE, move || read(&path, &before)).await;
+        let problem = match answer.map(|answer| answer.map_err(io::Error::other).flatten()) {
+            Some(Ok(read)) => {
                 self.read = read;
                 None
             }
-            Ok(Ok(Err(error))) if error.kind() == io::ErrorKind::NotFound => {
+            Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
                 self.read = Arc::default();
                 None
             }
-            Ok(Ok(Err(error))) => Some(error.to_string()),
-            Ok(Err(error)) => Some(error.to_string()),
-            Err(_) => {
-                self.reading = Some(reading);
-                Some(format!("the file system has not answered within {} s", DEADLINE.as_secs()))
-            }
+            Some(Err(error)) => Some(error.to_string()),
+            None => Some(format!("the file system has not answered within {} s", DEADLINE.as_secs())),
         };
         if let Some(problem) = &problem {
             self.read = Arc::default();
@@ -113,15 +109,14 @@ fn read(path: &Path, before: &Arc<CheckpointAllocations>) -> io::Result<Arc<Chec
 }
 
 /// `None`: as it was when `known` was its version.
-pub(super) fn changed_content(path: &Path, known: &mut Option<FileVersion>) -> io::Result<Option<Vec<u8>>> {
+pub(super) fn changed_content(path: &Path, known: &mut Option<FileStamp>) -> io::Result<Option<Vec<u8>>> {
     // A named pipe is an error: opening it does not wait for a writer.
     let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
     let metadata = file.metadata()?;
     if !metadata.is_file() || metadata.len() > LARGEST {
         return Err(io::Error::other(format!("not a file of at most {LARGEST} bytes")));
     }
-    // The size too: a file that is cut and written again within one tick of the kernel's clock keeps its time.
-    let version = Some((metadata.ino(), metadata.len(), metadata.mtime(), metadata.mtime_nsec()));
+    let version = Some(files::stamp(&metadata));
     if *known == version {
         return Ok(None);
     }
@@ -190,7 +185,9 @@ mod tests {
     #[test]
     fn a_device_of_two_pods_has_none() {
         let entry = |uid: &str| {
-            format!(r#"{{"PodUID":"{uid}","ContainerName":"c","ResourceName":"r/r","DeviceIDs":{{"-1":["0"]}},"AllocResp":""}}"#)
+            format!(
+                r#"{{"PodUID":"{uid}","ContainerName":"c","ResourceName":"r/r","DeviceIDs":{{"-1":["0"]}},"AllocResp":""}}"#
+            )
         };
         let text = format!(r#"{{"Data":{{"PodDeviceEntries":[{},{}]}},"Checksum":1}}"#, entry("a"), entry("b"));
         assert_eq!(uid(&parse(text.as_bytes()).unwrap(), "c", "r/r", "0"), None);
@@ -233,15 +230,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_system_that_hangs_keeps_one_thread_and_no_refresh() {
+    async fn a_file_system_that_hangs_is_a_problem() {
         let directory = tempfile::tempdir().unwrap();
         let mut file = CheckpointFile::new(directory.path());
-        let (answer, hangs) = std::sync::mpsc::channel::<io::Result<Arc<CheckpointAllocations>>>();
-        file.reading = Some(tokio::task::spawn_blocking(move || hangs.recv().unwrap()));
-        for _ in 0..2 {
-            assert_eq!(*file.refresh().await, CheckpointAllocations::default());
-            assert!(file.reading.as_ref().is_some_and(|reading| !reading.is_finished()));
-        }
+        let (answer, hangs) = std::sync::mpsc::channel();
+        assert!(file.reading.answer(Duration::ZERO, move || hangs.recv().unwrap()).await.is_none());
+        assert_eq!(*file.refresh().await, CheckpointAllocations::default());
         assert!(file.problem.as_ref().is_some_and(|problem| problem.contains("within 1 s")), "{:?}", file.problem);
         answer.send(Ok(Arc::default())).unwrap();
     }

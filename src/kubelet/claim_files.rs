@@ -12,14 +12,11 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
-
-use tokio::task::JoinHandle;
 
 use self::formats::Recorded;
-use super::checkpoint::changed_content;
-use crate::attribution::FileVersion;
-use crate::model::{Allocations, ClaimAllocation, ClaimDevice, ClaimHardware, ClaimRecord, ClaimSource};
+use super::checkpoint::{DEADLINE, changed_content};
+use crate::model::{Allocations, ClaimAllocation, ClaimDevice, ClaimHardware, ClaimRecord, ClaimSource, FileStamp};
+use crate::tasks::SlowRead;
 
 /// The driver whose checkpoint has a known format.
 const NVIDIA: &str = "gpu.nvidia.com";
@@ -27,8 +24,6 @@ const NVIDIA: &str = "gpu.nvidia.com";
 const SOURCES: [ClaimSource; 3] = [ClaimSource::Metadata, ClaimSource::Checkpoint, ClaimSource::Cdi];
 /// Requests of a claim that are read; a claim has at most 32.
 const REQUESTS: usize = 64;
-/// They are files of this machine.
-const DEADLINE: Duration = Duration::from_secs(1);
 
 /// Where the files are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,8 +49,7 @@ pub struct ClaimFiles {
     records: Records,
     unreadable: Option<Arc<UnreadableFiles>>,
     reader: Reader,
-    /// On a file system that hangs: one thread waits for it, not one for each refresh.
-    reading: Option<JoinHandle<Reading>>,
+    reading: SlowRead<(Reader, Records)>,
     is_late: bool,
 }
 
@@ -67,22 +61,16 @@ struct Reader {
 
 #[derive(Debug, Default)]
 struct KnownFile {
-    version: Option<FileVersion>,
+    version: Option<FileStamp>,
     recorded: Arc<[Recorded]>,
     problem: Option<String>,
     is_visited: bool,
 }
 
-#[derive(Debug)]
-struct Reading {
-    reader: Reader,
-    records: Records,
-}
-
 impl ClaimFiles {
     pub fn new(directories: Directories) -> Self {
         let (records, reader) = (Records::new(), Reader::default());
-        Self { directories, records, unreadable: None, reader, reading: None, is_late: false }
+        Self { directories, records, unreadable: None, reader, reading: SlowRead::idle(), is_late: false }
     }
 
     /// The files that could not be read or parsed the last time. `None` where no claim is listed.
@@ -113,30 +101,23 @@ impl ClaimFiles {
 
     /// Nothing while the file system does not answer.
     async fn read(&mut self, claims: BTreeSet<ClaimDevice>) -> Records {
-        let (patience, mut reading) = match self.reading.take() {
-            Some(reading) => (Duration::ZERO, reading),
-            None => {
-                let (directories, reader) = (self.directories.clone(), std::mem::take(&mut self.reader));
-                (DEADLINE, tokio::task::spawn_blocking(move || reader.read(&directories, &claims)))
-            }
-        };
-        match tokio::time::timeout(patience, &mut reading).await {
-            Ok(Ok(Reading { reader, records })) => {
+        // Empty while an earlier read is in progress, which has the reader.
+        let (directories, reader) = (self.directories.clone(), std::mem::take(&mut self.reader));
+        match self.reading.answer(DEADLINE, move || reader.read(&directories, &claims)).await {
+            Some(Ok((reader, records))) => {
                 self.unreadable = Some(Arc::new(reader.unreadable()));
                 (self.reader, self.is_late) = (reader, false);
                 return records;
             }
-            Ok(Err(error)) => tracing::warn!(%error, "the files of DRA drivers cannot be read"),
-            Err(_) => {
-                self.reading = Some(reading);
-                if !std::mem::replace(&mut self.is_late, true) {
-                    let Directories { plugins, cdi, .. } = &self.directories;
-                    tracing::warn!(
-                        plugins = %plugins.display(), cdi = %cdi.display(),
-                        "a file system has not answered within {} s: new claims are joined by device name",
-                        DEADLINE.as_secs()
-                    );
-                }
+            Some(Err(error)) => tracing::warn!(%error, "the files of DRA drivers cannot be read"),
+            None if std::mem::replace(&mut self.is_late, true) => {}
+            None => {
+                let Directories { plugins, cdi, .. } = &self.directories;
+                tracing::warn!(
+                    plugins = %plugins.display(), cdi = %cdi.display(),
+                    "a file system has not answered within {} s: new claims are joined by device name",
+                    DEADLINE.as_secs()
+                );
             }
         }
         self.unreadable = Some(Arc::new(SOURCES.map(|source| (source.as_str(), 1)).into()));
@@ -151,7 +132,7 @@ fn claims(allocations: &Allocations) -> BTreeSet<ClaimDevice> {
 }
 
 impl Reader {
-    fn read(mut self, directories: &Directories, claims: &BTreeSet<ClaimDevice>) -> Reading {
+    fn read(mut self, directories: &Directories, claims: &BTreeSet<ClaimDevice>) -> (Self, Records) {
         self.files.values_mut().for_each(|file| file.is_visited = false);
         let records = claims.iter().map(|claim| {
             let (mut record, mut allocations) = (ClaimRecord::default(), vec![]);
@@ -165,7 +146,7 @@ impl Reader {
         });
         let records = records.collect();
         self.files.retain(|_, file| file.is_visited);
-        Reading { reader: self, records }
+        (self, records)
     }
 
     fn unreadable(&self) -> UnreadableFiles {

@@ -4,16 +4,15 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::time::Duration;
 
 use tokio::net::UnixStream;
-use tokio::time::{Instant, timeout_at};
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use super::convert;
 use crate::model::{Allocatable, Allocations, Pod, PodRef};
+use crate::tasks::within;
 use crate::wire::v1::pod_resources_lister_client::PodResourcesListerClient;
 use crate::wire::{channel_over, v1};
 
@@ -22,8 +21,6 @@ const MESSAGE_LIMIT: usize = 16 << 20;
 
 /// Characters of a foreign error message.
 const LONGEST_REASON: usize = 500;
-/// A timer that fires later than this shows that the process or the machine was stopped.
-const STOPPED: Duration = Duration::from_secs(1);
 
 /// Talks to the kubelet's PodResources socket. Connects on first use and again after every failure.
 #[derive(Debug)]
@@ -84,10 +81,7 @@ impl CallError {
     /// Whether what answers next may be another kubelet than the one before.
     #[must_use]
     pub fn lost_connection(&self) -> bool {
-        !matches!(
-            self,
-            Self::TooLarge { .. } | Self::RateLimited(_) | Self::Unimplemented(_) | Self::Other { .. }
-        )
+        !matches!(self, Self::TooLarge { .. } | Self::RateLimited(_) | Self::Unimplemented(_) | Self::Other { .. })
     }
 
     #[must_use]
@@ -213,20 +207,6 @@ impl Client {
     }
 }
 
-/// Awaits `call` until `deadline`; `None` past it. Time in which the process was stopped does not count: an answer may
-/// have arrived meanwhile.
-async fn within<T>(deadline: Duration, call: impl Future<Output = T>) -> Option<T> {
-    let mut call = pin!(call);
-    loop {
-        let due = Instant::now() + deadline;
-        match timeout_at(due, &mut call).await {
-            Ok(answer) => return Some(answer),
-            Err(_) if Instant::now() < due + STOPPED => return None,
-            Err(_) => {}
-        }
-    }
-}
-
 fn is_socket(path: &Path) -> bool {
     use std::os::unix::fs::FileTypeExt;
     std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
@@ -262,23 +242,4 @@ fn with_causes(mut text: String, mut cause: Option<&dyn std::error::Error>) -> S
         cause = error.source();
     }
     text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn an_answer_that_arrived_while_the_process_was_stopped_is_read() {
-        let deadline = Duration::from_secs(5);
-        let (answer, call) = tokio::sync::oneshot::channel();
-        let waiting = tokio::spawn(within(deadline, call));
-        tokio::task::yield_now().await;
-        tokio::time::advance(deadline * 2).await;
-        tokio::task::yield_now().await; // the timer fires
-        answer.send("answer").unwrap();
-        assert_eq!(waiting.await.unwrap(), Some(Ok("answer")));
-
-        assert_eq!(within(deadline, std::future::pending::<()>()).await, None);
-    }
 }

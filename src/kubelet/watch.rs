@@ -17,7 +17,7 @@ use super::trigger::{FileEvents, Trigger};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
 use crate::model::{DurationHistogram, KubeletState, Moment, Monotonic, PodDirectory, PodRef, TokenBucket};
-use crate::tasks::Tasks;
+use crate::tasks::{Tasks, changed};
 
 /// The query is repeated after this long while an answer has not settled.
 const SETTLING_INTERVAL: Duration = Duration::from_millis(1000);
@@ -145,13 +145,6 @@ async fn run(
             }
             () = tokio::time::sleep(pause) => {}
         }
-    }
-}
-
-/// Never, once nothing can change it any more.
-async fn changed<T>(value: &mut watch::Receiver<T>) {
-    if value.changed().await.is_err() {
-        std::future::pending::<()>().await;
     }
 }
 

@@ -34,6 +34,7 @@ mod allocations;
 mod claims;
 mod device_health;
 mod figures;
+mod file_stamp;
 mod identity;
 mod inventory;
 mod journal;
@@ -57,6 +58,7 @@ pub use device_health::{
     UnhealthyReason, XidClass, XidCounts, recovery_action,
 };
 pub use figures::Figures;
+pub use file_stamp::FileStamp;
 pub use identity::{ContainerId, ContainerRef, DeviceId, GpuUuid, MigUuid, PciBusId, PodRef, PodUid, ResourceName};
 pub use inventory::{
     BusGpu, DriverInfo, Gpu, Inventory, MigDevice, MissingGpu, NodeDevices, NvLinkPeers, PassthroughGpu, Platform,

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -13,6 +13,8 @@ use super::answer::device_nodes;
 use super::config::NvidiaConfig;
 use super::node::NodeFacts;
 use super::{Hardware, Offer};
+use crate::files;
+use crate::model::FileStamp;
 
 /// The kind of NVIDIA's plugin.
 pub const OUR_KIND: &str = "k8s.device-plugin.nvidia.com/gpu";
@@ -49,17 +51,15 @@ pub struct CdiError {
 
 /// Others' specifications. Files that cannot be read or understood, and our own, are not among them.
 #[derive(Debug, Default)]
-pub struct Specifications(Vec<(PathBuf, Stamp, Option<VendorSpecification>)>);
-
-/// Device, inode, length, and when it was last changed: another file, or another content.
-type Stamp = (u64, u64, u64, i64, i64);
+pub struct Specifications(Vec<(PathBuf, FileStamp, Option<VendorSpecification>)>);
 
 impl Specifications {
     /// Reads the directories, and of the files those that are not as they were.
     pub fn refresh(&mut self, directories: &[PathBuf]) {
         let before = std::mem::take(&mut self.0);
-        for file in directories.iter().flat_map(|directory| files(directory)) {
-            let Some(stamp) = fs::metadata(&file).ok().filter(fs::Metadata::is_file).map(|found| stamp(&found)) else {
+        for file in directories.iter().flat_map(|directory| candidates(directory)) {
+            let Some(stamp) = fs::metadata(&file).ok().filter(fs::Metadata::is_file).map(|found| files::stamp(&found))
+            else {
                 continue;
             };
             let known = before.iter().find(|(path, was, _)| *path == file && *was == stamp);
@@ -135,13 +135,8 @@ pub fn write(directory: &Path, text: &str) -> Result<Written, CdiError> {
     let file = directory.join(OUR_FILE);
     let attempt = || {
         fs::create_dir_all(directory)?;
-        let mut temporary = tempfile::Builder::new().prefix(".podmeter-").suffix(".tmp").tempfile_in(directory)?;
-        temporary.write_all(text.as_bytes())?;
         // Runtimes without root read it too.
-        temporary.as_file().set_permissions(fs::Permissions::from_mode(0o644))?;
-        temporary.as_file().sync_all()?;
-        let written = temporary.persist(&file).map_err(|error| error.error)?;
-        Ok(identity(&written.metadata()?))
+        Ok(identity(&files::replace(&file, text.as_bytes(), 0o644)?.metadata()?))
     };
     let identity = attempt().map_err(|error| CdiError { file: file.clone(), error })?;
     Ok(Written { file, identity })
@@ -173,12 +168,8 @@ fn identity(metadata: &fs::Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
 
-fn stamp(metadata: &fs::Metadata) -> Stamp {
-    (metadata.dev(), metadata.ino(), metadata.len(), metadata.mtime(), metadata.mtime_nsec())
-}
-
 /// Those that may be specifications of others, sorted.
-fn files(directory: &Path) -> Vec<PathBuf> {
+fn candidates(directory: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(directory) else { return vec![] };
     let may_be = |file: &PathBuf| {
         let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -225,6 +216,8 @@ fn names(hardware: &Hardware) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
     use crate::model::UnhealthyReason;
     use crate::plugin::{MigCapabilities, OfferedDevice, PluginUnhealthy};

@@ -1,9 +1,9 @@
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::model::Monotonic;
+use crate::files;
+use crate::model::{FileStamp, Monotonic};
 
 /// A directory is read again after this long, regardless of its time stamp: on some file systems it is coarse.
 const READ_AGAIN: Duration = Duration::from_secs(10);
@@ -24,8 +24,8 @@ pub struct Listing<K, V> {
 
 struct Read<K, V> {
     at: Monotonic,
-    /// When the directory last changed, by its own time stamp.
-    changed: Option<(i64, i64)>,
+    /// Of the directory.
+    stamp: Option<FileStamp>,
     entries: Result<BTreeMap<K, V>, std::io::Error>,
 }
 
@@ -36,16 +36,16 @@ impl<K: Ord + Clone, V: PartialEq> Listing<K, V> {
 
     /// Reads the directory if it has changed, if it was read long ago, or if a needed key is not known yet.
     pub fn refresh(&mut self, now: Monotonic, wanted: &BTreeSet<K>) {
-        let changed = std::fs::metadata(&self.root).ok().map(|metadata| (metadata.mtime(), metadata.mtime_nsec()));
+        let stamp = std::fs::metadata(&self.root).ok().map(|metadata| files::stamp(&metadata));
         let due = self.read.as_ref().is_none_or(|read| {
             let age = now.since(read.at);
             let known = |key: &K| self.missed.contains(key) || read.has(key);
-            age >= READ_AGAIN || (age >= PAUSE && (read.changed != changed || !wanted.iter().all(known)))
+            age >= READ_AGAIN || (age >= PAUSE && (read.stamp != stamp || !wanted.iter().all(known)))
         });
         if !due {
             return;
         }
-        let read = Read { at: now, changed, entries: self.read_entries() };
+        let read = Read { at: now, stamp, entries: self.read_entries() };
         self.missed = wanted.iter().filter(|key| !read.has(key)).cloned().collect();
         let before = self.read.replace(read);
         if before.and_then(|before| before.entries.ok()).as_ref() != self.entries() {

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use super::Resolver;
 use crate::clock::Clock;
 use crate::model::{Collector, Moment, PodDirectory, PodLabel, ProcessState};
-use crate::tasks::Tasks;
+use crate::tasks::{Tasks, changed};
 
 /// Owners are resolved this often: processes end, and pods too.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -125,13 +125,6 @@ fn give_up(state: &mut ProcessState) {
     state.processes.clear();
     if let Some(collector) = &mut state.collector {
         (collector.success, collector.stuck) = (false, true);
-    }
-}
-
-/// Never completes once the sender is dropped.
-async fn changed<T>(value: &mut watch::Receiver<T>) {
-    if value.changed().await.is_err() {
-        std::future::pending::<()>().await;
     }
 }
 

@@ -9,6 +9,7 @@ use std::{fs, io};
 use serde_json::{Value, json};
 
 use super::kubelet::{Claim, FakeKubelet};
+use crate::files;
 use crate::model::{Gpu, GpuUuid, Inventory, MigDevice};
 
 const DRIVER: &str = "gpu.nvidia.com";
@@ -143,14 +144,11 @@ impl DraDriver {
     }
 }
 
-/// Under a temporary name first, as the driver does.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     if let Some(directory) = path.parent() {
         fs::create_dir_all(directory)?;
     }
-    let new = path.with_extension("new");
-    fs::write(&new, text)?;
-    fs::rename(new, path)
+    files::replace(path, text.as_bytes(), files::OWNER_ONLY).map(drop)
 }
 
 /// On a board of eight GPUs of which the last is partitioned: a claim of two GPUs, one shared by two pods, two claims of

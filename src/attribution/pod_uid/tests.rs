@@ -44,12 +44,13 @@ fn identity(name: &str, uid: &str) -> PodIdentity {
 impl World {
     /// The kubelet writes its checkpoint: device to UID.
     fn write(&mut self, devices: &[(&str, &str)]) {
-        let (inode, ..) = self.checkpoint.version.unwrap_or_default();
+        let inode = self.checkpoint.version.unwrap_or_default().file.1 + 1;
         let pod = |(device, uid): &(&str, &str)| {
             ((Arc::from("main"), ResourceName::from(GPU), DeviceId::from(*device)), Some(PodUid::from(*uid)))
         };
         let pods = devices.iter().map(pod).collect();
-        self.checkpoint = CheckpointAllocations { version: Some((inode + 1, 0, 0, 0)), pods, devices: None };
+        let version = Some(FileStamp { file: (0, inode), ..FileStamp::default() });
+        self.checkpoint = CheckpointAllocations { version, pods, devices: None };
     }
 
     fn pods_api(&mut self, pods: &[(&str, &str)]) {

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use tempfile::TempDir;
 
 use super::*;
@@ -187,22 +189,18 @@ async fn a_named_pipe_is_unreadable_until_it_is_a_file_again() {
 }
 
 #[tokio::test]
-async fn a_file_system_that_hangs_keeps_one_thread_and_the_records() {
+async fn while_a_file_system_hangs_the_records_stay() {
     let mut node = Node::new();
     node.checkpoint(UID, "GPU-0", false);
     node.check(Some(UID), "checkpoint GPU-0").await;
     let (answer, hangs) = std::sync::mpsc::channel();
-    node.files.reading = Some(tokio::task::spawn_blocking(move || hangs.recv().unwrap()));
-    for _ in 0..2 {
-        node.check(Some(UID), "checkpoint GPU-0").await;
-        assert_eq!(node.unreadable(), "cdi 1, checkpoint 1, metadata 1");
-        assert!(node.files.reading.as_ref().is_some_and(|reading| !reading.is_finished()));
-    }
-    answer.send(Reading { reader: Reader::default(), records: Records::new() }).unwrap();
-    while node.files.reading.as_ref().is_some_and(|reading| !reading.is_finished()) {
-        tokio::task::yield_now().await;
-    }
+    assert!(node.files.reading.answer(Duration::ZERO, move || hangs.recv().unwrap()).await.is_none());
     node.check(Some(UID), "checkpoint GPU-0").await;
+    assert_eq!(node.unreadable(), "cdi 1, checkpoint 1, metadata 1");
+    answer.send((Reader::default(), Records::new())).unwrap();
+    while !node.files.reading.is_idle() {
+        node.check(Some(UID), "checkpoint GPU-0").await;
+    }
     assert_eq!(node.unreadable(), "cdi 0, checkpoint 0, metadata 0");
 }
 

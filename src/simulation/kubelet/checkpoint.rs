@@ -1,7 +1,6 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use base64::Engine as _;
@@ -9,6 +8,7 @@ use base64::prelude::BASE64_STANDARD as STANDARD;
 use serde::{Deserialize, Serialize};
 
 use super::device_manager::{Assignment, Place};
+use crate::files;
 
 /// The file in the device plugin directory, in the kubelet's own layout.
 pub const FILE: &str = "kubelet_internal_checkpoint";
@@ -64,12 +64,8 @@ impl Checkpoint {
         (checkpoint.checksum == u64::from(fnv32a(&to_json(&checkpoint.data)))).then_some(checkpoint)
     }
 
-    /// A temporary file with mode 0600, renamed into place.
-    pub fn write(&self, directory: &Path, temporary: &str) -> io::Result<()> {
-        let path = directory.join(temporary);
-        fs::write(&path, to_json(self))?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
-        fs::rename(path, directory.join(FILE))
+    pub fn write(&self, directory: &Path) -> io::Result<()> {
+        files::replace(&directory.join(FILE), &to_json(self), files::OWNER_ONLY).map(drop)
     }
 }
 
@@ -108,10 +104,10 @@ mod tests {
     fn a_checkpoint_with_a_wrong_checksum_is_as_good_as_none() {
         let directory = tempfile::tempdir().unwrap();
         let mut checkpoint = Checkpoint::new(Vec::new(), BTreeMap::new());
-        checkpoint.write(directory.path(), ".1").unwrap();
+        checkpoint.write(directory.path()).unwrap();
         assert_eq!(Checkpoint::read(directory.path()), Some(checkpoint.clone()));
         checkpoint.checksum += 1;
-        checkpoint.write(directory.path(), ".1").unwrap();
+        checkpoint.write(directory.path()).unwrap();
         assert_eq!(Checkpoint::read(directory.path()), None);
     }
 }

@@ -113,7 +113,7 @@ impl Shared {
 
     /// A kubelet that cannot write its checkpoint continues without.
     pub fn write_checkpoint(&self, state: &State) {
-        let written = state.devices.checkpoint().write(&self.device_plugins, &format!(".{}", self.temporary_name()));
+        let written = state.devices.checkpoint().write(&self.device_plugins);
         if let Err(error) = written {
             tracing::warn!(%error, directory = %self.device_plugins.display(), "checkpoint not written");
         }

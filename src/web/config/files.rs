@@ -1,6 +1,8 @@
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+
+use crate::files;
+use crate::model::FileStamp;
 
 /// Keys and lists of authorities are a few KiB.
 const MAX_BYTES: u64 = 4 * 1024 * 1024;
@@ -8,12 +10,8 @@ const MAX_BYTES: u64 = 4 * 1024 * 1024;
 /// The files that were read, with their stamps.
 #[derive(Debug, Default)]
 pub struct Files {
-    read: Vec<(PathBuf, Option<Stamp>)>,
+    read: Vec<(PathBuf, Option<FileStamp>)>,
 }
-
-/// Device, inode, length, and both times in nanoseconds: any write changes one of them, and so does the link of a
-/// Secret that is replaced.
-type Stamp = [i128; 5];
 
 impl Files {
     /// The whole file. Stamped before it is read, so that a change in between is noticed later.
@@ -31,10 +29,6 @@ impl Files {
     }
 }
 
-fn stamp(path: &Path) -> Option<Stamp> {
-    let file = std::fs::metadata(path).ok()?;
-    let nanoseconds = |seconds: i64, rest: i64| i128::from(seconds) * 1_000_000_000 + i128::from(rest);
-    let modified = nanoseconds(file.mtime(), file.mtime_nsec());
-    let changed = nanoseconds(file.ctime(), file.ctime_nsec());
-    Some([file.dev().into(), file.ino().into(), file.len().into(), modified, changed])
+fn stamp(path: &Path) -> Option<FileStamp> {
+    std::fs::metadata(path).ok().map(|file| files::stamp(&file))
 }

@@ -1,3 +1,4 @@
+use rustix::fs::{CWD, RenameFlags};
 use serde_json::json;
 
 use crate::rig::{CONDITION, Rig, until};
@@ -51,9 +52,11 @@ pub const AREA: Area = Area {
             id: "condition-file-not-written",
             happens: "The condition file can no longer be written, and becomes old",
             how: |rig| {
-                // In place of the file that is renamed.
-                std::fs::create_dir(rig.path(&format!("{CONDITION}.new"))).unwrap();
-                let text = std::fs::read_to_string(rig.path(CONDITION)).unwrap();
+                // A directory in its place, from one moment to the next.
+                let (file, directory) = (rig.path(CONDITION), rig.path("directory"));
+                std::fs::create_dir(&directory).unwrap();
+                rustix::fs::renameat_with(CWD, &file, CWD, &directory, RenameFlags::EXCHANGE).unwrap();
+                let text = std::fs::read_to_string(directory).unwrap();
                 let mut condition: serde_json::Value = serde_json::from_str(&text).unwrap();
                 for (name, age) in [("written", 61), ("until", 1)] {
                     condition[name] = json!(condition[name].as_u64().unwrap() - 60 - age);
@@ -70,7 +73,7 @@ pub const AREA: Area = Area {
             },
             goes_on: ALL,
             undone: "the file can be written",
-            undo: Some(|rig| std::fs::remove_dir(rig.path(&format!("{CONDITION}.new"))).unwrap()),
+            undo: Some(|rig| std::fs::remove_dir(rig.path(CONDITION)).unwrap()),
             within: 20,
         },
     ],
