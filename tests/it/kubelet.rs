@@ -47,6 +47,11 @@ impl Watching {
         Self::with(root, &root.join("device-plugins"), refresh_interval, DEADLINE, Some(directory), tasks)
     }
 
+    /// Of a kubelet that does not answer in time.
+    fn start_impatient(root: &Path) -> Self {
+        Self::with(root, &root.join("device-plugins"), SOON, SOON, None, Tasks::default())
+    }
+
     fn with(
         root: &Path,
         device_plugins: &Path,
@@ -210,16 +215,15 @@ async fn a_socket_that_answers_garbage_is_named_and_counted_as_malformed() {
 async fn a_silent_socket_costs_one_deadline() {
     let root = tempfile::tempdir().unwrap();
     let (_listener, _) = listening(root.path()).await;
-    let mut watching = Watching::start(root.path(), SOON);
-    let state = watching.until_problem(&["did not answer", "300ms"]).await;
+    let mut watching = Watching::start_impatient(root.path());
+    let state = watching.until_problem(&["did not answer", "200ms"]).await;
     assert!(state.counters.errors["List"]["deadline_exceeded"] >= 1);
 }
 
 #[tokio::test]
 async fn while_the_kubelet_hangs_the_last_allocations_stay_and_age() {
     let node = node_with(&[("a", "GPU-0")]).await;
-    let plugins = node.device_plugin_directory();
-    let mut watching = Watching::with(node.root.path(), &plugins, SOON, SOON, None, Tasks::default());
+    let mut watching = Watching::start_impatient(node.root.path());
     let before = watching.until("the pod", |state| held(state) == ["a GPU-0"]).await;
     node.hang(Method::List);
     let hanging = watching.until_problem(&["did not answer List"]).await;
