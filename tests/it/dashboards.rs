@@ -1,16 +1,11 @@
-//! The dashboards are what their source makes, name only metrics and labels that there are, lead to one another, and
-//! keep the rules of Grafana's dashboard linter. A real Prometheus checks that their queries return data in
-//! `tests/peers/dashboards.rs`. `UPDATE_GOLDEN=1 cargo nextest run --test it dashboards::the_files` writes the files.
+//! The dashboards name only metrics and labels that there are, lead to one another, and keep the rules of Grafana's
+//! dashboard linter. A real Prometheus checks that their queries return data in `tests/peers/dashboards.rs`.
 
-#[path = "../../dashboards/source/mod.rs"]
-mod source;
-
-use crate::support::dashboards as shipped;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
-use crate::support::dashboards::{Query, catalogue, directory, panels, read, selectors};
 use serde_json::Value;
+
+use crate::support::dashboards::{Query, catalogue, directory, family, panels, queries, read, selectors};
 
 /// From the scrape or from Prometheus, on every series.
 const SCRAPE_LABELS: [&str; 4] = ["job", "cluster", "node", "exported_pod"];
@@ -44,24 +39,6 @@ fn text<'a>(value: &'a Value, key: &str) -> &'a str {
 /// One line per breach.
 fn none(breaches: Vec<String>) {
     assert!(breaches.is_empty(), "{}", breaches.join("\n"));
-}
-
-#[test]
-fn the_files_are_what_the_source_makes() {
-    let made = source::files();
-    let names: BTreeSet<String> = made.iter().map(|(name, _)| name.clone()).collect();
-    for (name, text) in made {
-        let file = directory().join(&name);
-        if std::env::var_os("UPDATE_GOLDEN").is_some() {
-            std::fs::write(&file, &text).unwrap();
-        }
-        let there = std::fs::read_to_string(&file).unwrap_or_default();
-        assert!(
-            there == text,
-            "{name} is not what its source makes: UPDATE_GOLDEN=1 cargo nextest run --test it dashboards::the_files"
-        );
-    }
-    assert_eq!(read().into_keys().collect::<BTreeSet<_>>(), names, "a file without a source");
 }
 
 /// The linter's rules about a dashboard, and what Grafana needs to import it.
@@ -173,7 +150,7 @@ fn every_panel_has_a_description() {
 fn every_query_uses_existing_metrics() {
     let catalogue = catalogue();
     let mut breaches = vec![];
-    for query in shipped::queries() {
+    for query in queries() {
         let Query { place, expression, legend, instant } = &query;
         let found = selectors(expression);
         let mut check = |holds: bool, rule: &str| {
@@ -184,7 +161,7 @@ fn every_query_uses_existing_metrics() {
         check(!found.is_empty(), "asks for something");
         let mut labels: BTreeSet<&str> = SCRAPE_LABELS.into();
         for selector in &found {
-            let metric = catalogue.get(shipped::family(&selector.metric));
+            let metric = catalogue.get(family(&selector.metric));
             check(
                 metric.is_some() || PROMETHEUS_METRICS.contains(&selector.metric.as_str()),
                 "metric of the catalogue",
@@ -289,14 +266,13 @@ fn the_linter_has_the_exceptions() {
         exclusions[rule]["entries"].as_array().unwrap().iter().map(place).collect()
     };
     assert_eq!(excluded("target-counter-agg-rule"), LEVELS.map(str::to_owned).into());
-    let fixed = shipped::queries().into_iter().filter(|query| query.expression.contains(&format!("[{FIXED}]")));
+    let fixed = queries().into_iter().filter(|query| query.expression.contains(&format!("[{FIXED}]")));
     let place = |query: Query| query.place[..=query.place.rfind('/').unwrap()].to_owned() + " ";
     assert_eq!(excluded("target-rate-interval-rule"), fixed.map(place).collect());
 }
 
 #[test]
 fn the_catalogue_and_the_queries_are_really_read() {
-    assert!(Path::new(&directory()).ends_with("dashboards"));
     let metric = &catalogue()["podmeter_device_busy_seconds_total"];
     assert_eq!((metric.kind, metric.labels), ("counter", &["gpu_uuid", "gpu"][..]));
     let found =
@@ -313,5 +289,5 @@ fn the_catalogue_and_the_queries_are_really_read() {
             "label_join(d [] None)",
         ]
     );
-    assert!(shipped::queries().len() > 100);
+    assert!(queries().len() > 100);
 }
