@@ -2,19 +2,22 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::io::{self, ErrorKind, Write};
+use std::fs;
+use std::io::{self, ErrorKind, Read as _, Write};
+use std::os::unix::fs::{MetadataExt as _, fchown};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
-use promql_parser::util::duration::YEAR_DURATION;
-use promql_parser::util::parse_duration;
+use serde::de::IgnoredAny;
+use tempfile::NamedTempFile;
 
-use crate::files::{Error, File, Format, format_of};
-use crate::migration::{self, Migrated, Options};
-use crate::promql::{self, Context, Target, UtilizationRatio};
+use crate::files::{Error, File, is_json};
+use crate::migration::{self, Options};
+use crate::names::{Target, UtilizationRatio};
+use crate::promql::is_promql;
+use crate::queries;
 use crate::report::{self, Summary};
-use crate::{queries, store};
 
 /// Nothing is left to a person.
 const DONE: u8 = 0;
@@ -23,15 +26,16 @@ const LEFT: u8 = 1;
 /// Wrong usage, or a file that cannot be read, parsed or written.
 const FAILED: u8 = 2;
 
+/// Of a file. The largest dashboards have a few megabytes.
+const MOST_BYTES: u64 = 64 << 20;
+
 const EXAMPLES: &str = "\
 Examples:
-  podmeter-migrate rules.yaml dashboards/*.json
-      show how rules and dashboards read with podmeter's metrics; no file changes
-  podmeter-migrate --write rules.yaml dashboards/*.json
+  podmeter-migrate --to 4.9 rules.yaml dashboards/*.json
+      show how rules and dashboards read with the names of dcgm-exporter 4.9; no file changes
+  podmeter-migrate --to 4.9 --write rules.yaml dashboards/*.json
       the same, and replace the files
-  podmeter-migrate --to 4.9 rules.yaml
-      from dcgm-exporter 4.8 or older to 4.9
-  kubectl get prometheusrule -n monitoring gpu -o yaml | podmeter-migrate - > gpu.yaml
+  kubectl get prometheusrule -n monitoring gpu -o yaml | podmeter-migrate --to 4.9 - > gpu.yaml
       from standard input to standard output
 
 Exit codes:
@@ -40,53 +44,29 @@ Exit codes:
   2  wrong usage, or a file cannot be read, parsed or written; no file was replaced, unless the
      message has how many were, each as a whole";
 
-/// Rewrites the DCGM metrics in Prometheus rules, Grafana dashboards and KEDA scalers.
+/// Rewrites DCGM metrics in Prometheus rules and Grafana dashboards to the names of another dcgm-exporter.
 ///
-/// Reads rule files, PrometheusRule objects, dashboards, ConfigMaps that hold any of these, ScaledObjects, and files of plain
-/// queries (.promql, with blank lines between). Prints a diff with the reason of every change. What is not proven equivalent
-/// stays unchanged and is listed with a query to check.
+/// Reads rule files, PrometheusRule objects, dashboards, ConfigMaps that hold any of these, and files of plain queries (.promql,
+/// with blank lines between). Prints a diff with the reason of every change. What is not proven equal stays unchanged and is
+/// listed.
 #[derive(Parser)]
 #[command(name = "podmeter-migrate", version, after_help = EXAMPLES, max_term_width = 100)]
 struct Arguments {
-    /// Names to rewrite to: dcgm-exporter up to 4.8, dcgm-exporter 4.9, or podmeter
-    #[arg(long, value_name = "NAMES", default_value = "podmeter")]
-    to: Names,
+    /// Names to rewrite to
+    #[arg(long, value_name = "NAMES")]
+    to: Target,
     /// Replace the files; without it nothing is written
     #[arg(long)]
     write: bool,
-    /// Convert thresholds and panel units to base units instead of values back to the old unit, where that is exact
-    #[arg(long)]
-    base_units: bool,
-    /// What DCGM_FI_DEV_GPU_UTIL_RATIO holds: 0 to 100 (DCGM 4.6) or 0 to 1 (DCGM 4.7)
+    /// What DCGM_FI_DEV_GPU_UTIL_RATIO holds
     #[arg(long, value_name = "SCALE")]
-    gpu_util_ratio: Option<Scale>,
-    /// Rewrite readings of rates, such as PCIe throughput, to rate() of podmeter's counters over this range, for example 5m
-    ///
-    /// $__rate_interval is Grafana's variable and used in dashboards only. The result is the mean over the range, not the last
-    /// reading; without this option such queries are left
-    #[arg(long, value_name = "DURATION", value_parser = rate_interval)]
-    rate_interval: Option<String>,
+    gpu_util_ratio: Option<UtilizationRatio>,
     /// Format of the report
     #[arg(short, long, value_name = "FORMAT", default_value = "text")]
     output: Output,
     /// Files, or - for standard input
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Names {
-    #[value(name = "4.8")]
-    Old,
-    #[value(name = "4.9")]
-    New,
-    Podmeter,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Scale {
-    Percent,
-    Ratio,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -127,46 +107,36 @@ fn migrate(arguments: &Arguments) -> Result<usize, Vec<String>> {
     if stdin && (arguments.files.len() > 1 || arguments.write) {
         return Err(vec!["- reads standard input and writes standard output: give it alone, without --write".into()]);
     }
-    let (mut files, mut errors, mut seen) = (vec![], vec![], BTreeSet::new());
+    let (mut paths, mut files, mut errors, mut seen) = (vec![], vec![], vec![], BTreeSet::new());
     for path in &arguments.files {
         if path.canonicalize().is_ok_and(|path| !seen.insert(path)) {
             continue;
         }
         match parse(path) {
-            Ok(file) => files.push((path.as_path(), file)),
+            Ok(file) => {
+                paths.push(path.as_path());
+                files.push(file);
+            }
             Err(error) => errors.push(error.to_string()),
         }
     }
     if !errors.is_empty() {
         return Err(errors);
     }
-    let options = Options {
-        target: match arguments.to {
-            Names::Old => Target::Old,
-            Names::New => Target::New,
-            Names::Podmeter => Target::Podmeter,
-        },
-        base_units: arguments.base_units,
-        utilization_ratio: arguments.gpu_util_ratio.map(|scale| match scale {
-            Scale::Percent => UtilizationRatio::Percent,
-            Scale::Ratio => UtilizationRatio::Ratio,
-        }),
-        rate_interval: arguments.rate_interval.clone(),
-    };
-    let (paths, files): (Vec<&Path>, Vec<File>) = files.into_iter().unzip();
+    let options = Options { target: arguments.to, utilization_ratio: arguments.gpu_util_ratio };
     let failed = |error: Error| vec![error.to_string()];
-    let migrated = migration::migrate(&files, &options).map_err(failed)?;
+    let migrated = migration::migrate(&files, options).map_err(failed)?;
     if arguments.write {
         let changed = paths.iter().zip(&migrated).filter(|(_, file)| file.changed);
         let changed: Vec<(&Path, &str)> = changed.map(|(path, file)| (*path, file.after.as_str())).collect();
-        store::replace(&changed).map_err(failed)?;
+        replace(&changed).map_err(failed)?;
     }
     let report = match arguments.output {
         Output::Text => report::text(&migrated),
         Output::Json => report::json(&migrated),
     };
     if stdin {
-        migrated.iter().for_each(|file: &Migrated| print(&mut io::stdout().lock(), &file.after));
+        migrated.iter().for_each(|file| print(&mut io::stdout().lock(), &file.after));
         print(&mut io::stderr().lock(), &report);
     } else {
         print(&mut io::stdout().lock(), &report);
@@ -174,39 +144,87 @@ fn migrate(arguments: &Arguments) -> Result<usize, Vec<String>> {
     Ok(Summary::of(&migrated).left)
 }
 
-/// A duration of Prometheus, or Grafana's variable.
-fn rate_interval(text: &str) -> Result<String, String> {
-    // The parser takes a number alone, also infinity, for seconds.
-    let has_unit = text.parse::<f64>().is_err();
-    let is_duration = has_unit && parse_duration(text).is_ok_and(|duration| duration <= YEAR_DURATION);
-    if is_duration || text == "$__rate_interval" {
-        return Ok(text.to_owned());
-    }
-    Err("not a duration such as 5m, of a year at most, and not $__rate_interval".into())
+/// The name of a file in messages.
+fn name(path: &Path) -> String {
+    if path == Path::new("-") { "standard input".to_owned() } else { path.display().to_string() }
+}
+
+fn failed(path: &Path, message: impl Into<String>) -> Error {
+    Error::File { file: name(path), message: message.into() }
 }
 
 fn parse(path: &Path) -> Result<File, Error> {
-    let text = store::read(path)?;
-    let stdin = path == Path::new("-");
-    let queries = path.extension().is_some_and(|extension| extension == "promql");
-    let format = if queries || (stdin && is_query(&text)) { Format::Queries } else { format_of(&text) };
-    let mut file = File::parse(&store::name(path), text, format)?;
+    let text = read(path)?;
+    let is_yaml = || text.contains(": ") || text.contains(":\n");
+    // Standard input may be one query, which can begin with a brace too.
+    let is_query = path == Path::new("-")
+        && if is_json(&text) {
+            serde_json::from_str::<IgnoredAny>(&text).is_err() && is_promql(&text)
+        } else {
+            !is_yaml()
+        };
+    let is_queries = is_query || path.extension().is_some_and(|extension| extension == "promql");
+    let mut file = File::parse(&name(path), text, is_queries)?;
     queries::embed(&mut file)?;
     Ok(file)
 }
 
-/// Whether standard input is one query instead of a file: no YAML collection, and no JSON.
-fn is_query(text: &str) -> bool {
-    let parsed = File::parse("", text.to_owned(), format_of(text));
-    match (parsed, format_of(text)) {
-        (_, Format::Yaml) if !text.contains([':', '\t']) => true,
-        (Ok(file), _) => file.documents[0].roots.iter().all(|root| root.scalar().is_some()),
-        // A selector can begin with a brace.
-        (Err(_), Format::Json) => {
-            queries::mentions(text) && promql::rewrite(text, &Context::new(Target::Podmeter)).is_ok()
+fn read(path: &Path) -> Result<String, Error> {
+    let mut bytes = vec![];
+    let length = if path == Path::new("-") {
+        io::stdin().lock().take(MOST_BYTES + 1).read_to_end(&mut bytes)
+    } else {
+        if path.is_dir() {
+            return Err(failed(path, format!("a directory: give its files, for example {}/*.yaml", path.display())));
         }
-        (Err(_), _) => false,
+        fs::File::open(path).and_then(|file| file.take(MOST_BYTES + 1).read_to_end(&mut bytes))
+    };
+    let length = length.map_err(|error| failed(path, format!("cannot be read: {error}")))?;
+    if length as u64 > MOST_BYTES {
+        return Err(failed(path, format!("larger than {} MiB", MOST_BYTES >> 20)));
     }
+    let text = String::from_utf8(bytes).map_err(|error| failed(path, format!("not UTF-8: {}", error.utf8_error())))?;
+    match text.trim_start_matches('\u{feff}').trim() {
+        "" => Err(failed(path, "empty")),
+        content if content.contains('\0') => Err(failed(path, "a NUL byte: not a text file")),
+        _ => Ok(text),
+    }
+}
+
+/// Replaces files, each as a whole, and the first after all are written beside.
+fn replace(files: &[(&Path, &str)]) -> Result<(), Error> {
+    let cannot = |path: &Path, error: io::Error| failed(path, format!("cannot be written: {error}"));
+    let prepared: Vec<(PathBuf, NamedTempFile)> = files
+        .iter()
+        .map(|(path, text)| {
+            // The file itself, where the name is a link.
+            let target = path.canonicalize().map_err(|error| cannot(path, error))?;
+            let written = write_beside(&target, text).map_err(|error| cannot(path, error))?;
+            Ok((target, written))
+        })
+        .collect::<Result<_, Error>>()?;
+    for (done, (target, written)) in prepared.into_iter().enumerate() {
+        written.persist(&target).map_err(|error| {
+            let message = format!("cannot be replaced: {}; {done} of {} files are replaced", error.error, files.len());
+            failed(&target, message)
+        })?;
+    }
+    Ok(())
+}
+
+fn write_beside(target: &Path, text: &str) -> io::Result<NamedTempFile> {
+    let metadata = target.metadata()?;
+    if !metadata.is_file() || metadata.permissions().readonly() {
+        return Err(io::Error::new(ErrorKind::PermissionDenied, "read-only, or not a regular file"));
+    }
+    let directory = target.parent().unwrap_or(Path::new("/"));
+    let mut written = tempfile::Builder::new().prefix(".podmeter-migrate-").tempfile_in(directory)?;
+    written.write_all(text.as_bytes())?;
+    // Only root may give files away.
+    let _ = fchown(written.as_file(), Some(metadata.uid()), Some(metadata.gid()));
+    written.as_file().set_permissions(metadata.permissions())?;
+    written.as_file().sync_all()?;
+    Ok(written)
 }
 
 /// A reader that went away is no failure of this command.
@@ -215,21 +233,5 @@ fn print(output: &mut impl Write, text: &str) {
         && error.kind() != ErrorKind::BrokenPipe
     {
         let _ = writeln!(io::stderr().lock(), "podmeter-migrate: cannot print: {error}");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rate_intervals() {
-        for text in ["5m", "1h30m", "500ms", "$__rate_interval"] {
-            assert_eq!(rate_interval(text).as_deref(), Ok(text));
-        }
-        for text in ["", "5", "m", "5x", "0m", "5m)", "$interval", "5m ", "1m1h", "5m5m", "1000y", "inf", "-5m", "1e9"]
-        {
-            assert!(rate_interval(text).is_err(), "{text}");
-        }
     }
 }

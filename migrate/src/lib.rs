@@ -1,13 +1,12 @@
-//! Rewrites dcgm-exporter's metric names in Prometheus rules and Grafana dashboards: from one generation to the other, or to
-//! podmeter's own metrics.
+//! Rewrites dcgm-exporter's metric names from one generation to the other in Prometheus rules, Grafana dashboards and queries.
 //!
-//! What is not proven equivalent stays unchanged and is listed.
+//! What is not proven equal stays unchanged and is listed.
 
 pub mod cli;
 pub mod files;
 pub mod migration;
+pub mod names;
 pub mod promql;
 pub mod queries;
 pub mod report;
-pub mod store;
-pub mod units;
+pub mod variables;

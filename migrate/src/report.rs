@@ -5,7 +5,6 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use podmeter::terminal::harmless;
 use serde::Serialize;
 use similar::TextDiff;
 
@@ -54,17 +53,16 @@ pub fn json(files: &[Migrated]) -> String {
 pub fn text(files: &[Migrated]) -> String {
     let mut text = String::new();
     for file in files {
-        for (change, difference) in changes(file) {
-            let Change { line, before, after, reason } = change;
+        let mut changes: Vec<&Change> =
+            file.expressions.iter().flat_map(|expression| &expression.changes).chain(&file.changes).collect();
+        changes.sort_by_key(|change| change.line);
+        for Change { line, before, after, reason } in changes {
             let what = match (before.trim(), after.trim()) {
                 ("", after) => format!("{after} is added"),
                 (before, "") => format!("{before} is removed"),
                 (before, after) => format!("{before} → {after}"),
             };
             let _ = writeln!(text, "# {}", one_line(&format!("{}:{line}: {what}: {reason}", file.file)));
-            if let Some(difference) = difference {
-                let _ = writeln!(text, "#     {}", one_line(difference));
-            }
         }
         if file.changed {
             let diff = TextDiff::configure().timeout(DIFF_TIME).diff_lines(&file.before, &file.after);
@@ -86,26 +84,17 @@ pub fn text(files: &[Migrated]) -> String {
     text
 }
 
-/// Changes in the order of the file; the last of an expression has by what its result may differ.
-fn changes(file: &Migrated) -> Vec<(&Change, Option<&str>)> {
-    let mut all = vec![];
-    for expression in &file.expressions {
-        let last = expression.changes.len().saturating_sub(1);
-        let difference = |number| expression.difference.as_deref().filter(|_| number == last);
-        all.extend(expression.changes.iter().enumerate().map(|(number, change)| (change, difference(number))));
-    }
-    all.extend(file.changes.iter().map(|change| (change, None)));
-    all.sort_by_key(|(change, _)| change.line);
-    all
-}
-
 fn left(file: &Migrated) -> Vec<&Left> {
     let mut all: Vec<_> = file.expressions.iter().flat_map(|expression| &expression.left).chain(&file.left).collect();
     all.sort_by_key(|left| left.line);
     all
 }
 
-/// Text of a file in a line of ours.
+/// Text of a file in a line of ours, without characters that move the cursor or change the writing direction.
 fn one_line(text: &str) -> String {
-    harmless(&text.split_whitespace().collect::<Vec<_>>().join(" "))
+    let is_hidden = |letter: char| {
+        letter.is_control()
+            || matches!(letter, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+    };
+    text.split_whitespace().collect::<Vec<_>>().join(" ").replace(is_hidden, "\u{fffd}")
 }

@@ -21,13 +21,6 @@ struct Direction {
 const DIRECTIONS: &[Direction] = &[
     Direction { name: "4.8 to 4.9", arguments: &["--to", "4.9"], is_from: |path| !is_new(path), least: 0.95 },
     Direction { name: "4.9 to 4.8", arguments: &["--to", "4.8"], is_from: is_new, least: 0.95 },
-    Direction { name: "both to podmeter", arguments: &["--to", "podmeter"], is_from: |_| true, least: 0.7 },
-    Direction {
-        name: "both to podmeter with --rate-interval",
-        arguments: &["--to", "podmeter", "--rate-interval", "5m"],
-        is_from: |_| true,
-        least: 0.8,
-    },
 ];
 
 fn is_new(path: &Path) -> bool {
@@ -119,7 +112,7 @@ fn a_second_run_finds_nothing_to_rewrite() {
             copy
         })
         .collect();
-    for target in ["4.9", "4.8", "podmeter"] {
+    for target in ["4.9", "4.8"] {
         let arguments = ["--to", target, "--gpu-util-ratio", "ratio"];
         let written = migrate(&[&arguments[..], &["--write"]].concat(), &copies);
         assert!(matches!(written.status.code(), Some(0 | 1)), "{}", String::from_utf8_lossy(&written.stderr));

@@ -1,289 +1,486 @@
-//! The rewriting of one PromQL expression. Input: an expression, possibly with Grafana variables, and a [`Context`]. Output: the
-//! text with its changes, or what is left to a person and why. Files, rules and dashboards are not known here.
+//! The rewriting of one PromQL expression, possibly with Grafana variables: names and labels are replaced where they stand, and
+//! a factor between units is written behind the selector or the function of its range.
+//!
+//! Equal or unchanged: an expression changes as a whole, or what keeps it from that is listed. Files, rules and dashboards are
+//! not known here.
 
-mod binary;
-mod calls;
-mod factor;
-mod functions;
-mod join;
-mod labels;
-mod literals;
-mod locate;
-mod matching;
-mod names;
-mod parsing;
-mod part;
-mod selector;
-mod template;
-mod tree;
-mod walk;
+mod syntax;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-pub use labels::label_source;
-use labels::{Flow, NOT_ON_DEVICES};
-use locate::locate;
-use parsing::{MAX_OPERATORS, MAX_OPERATORS_OF_RESULT, parsed};
-use part::Part;
-use template::fill;
-use tree::{Kind, Label, Node};
-use walk::{Need, Walk};
+use promql_parser::parser::Expr;
+use promql_parser::parser::token::*;
 
-/// The names to which an expression is rewritten.
+use crate::names::{Factor, Plan, Target, UtilizationRatio, is_dcgm, mentions, plan, renamed_label};
+use syntax::{Call, Selector, Syntax};
+
+/// Where the series of a name come from, which decides whether their labels are dcgm-exporter's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Target {
-    /// dcgm-exporter up to 4.8.
-    Old,
-    /// dcgm-exporter 4.9.
-    New,
-    /// podmeter's own metrics.
-    Podmeter,
-}
-
-/// What `DCGM_FI_DEV_GPU_UTIL_RATIO` holds where the expression is evaluated: DCGM 4.6 and DCGM 4.7 differ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UtilizationRatio {
-    /// 0 to 100: DCGM 4.6.
-    Percent,
-    /// 0 to 1: DCGM 4.7.
-    Ratio,
+pub enum Origin {
+    /// Recorded from dcgm-exporter's and other series.
+    Mixed,
+    Dcgm,
 }
 
 /// What the rewriting of an expression depends on besides the expression.
 #[derive(Clone, Debug)]
-pub struct Context {
-    /// The names to which it is rewritten.
+pub struct Context<'c> {
     pub target: Target,
-    /// Labels that legends, annotations and other readers take from the result, by their names before the rewriting.
-    pub labels_read: BTreeSet<String>,
-    /// Whether all labels of the result matter, as those of alerts do.
-    pub labels_kept: bool,
-    /// Whether a factor of the whole result may become [`Rewritten::factor`] instead of being multiplied in the expression.
-    pub drop_factor: bool,
     /// What `DCGM_FI_DEV_GPU_UTIL_RATIO` holds; without it, an expression with that name is left.
     pub utilization_ratio: Option<UtilizationRatio>,
-    /// The range over which podmeter's counters stand for a name that is a rate; without it, an expression with such a name is left.
-    pub rate_interval: Option<String>,
+    /// Series that rewritten rules record.
+    pub recorded: &'c BTreeMap<String, Origin>,
+    /// Labels that legends, annotations and other readers take from the result.
+    pub labels_read: BTreeSet<String>,
+    /// Whether the values of the result matter, and not its labels alone.
+    pub has_values: bool,
 }
 
-impl Context {
-    /// Rewrites to `target`; no label is read from the result, and every factor stays in the expression.
-    pub fn new(target: Target) -> Self {
-        Self {
-            target,
-            labels_read: BTreeSet::new(),
-            labels_kept: false,
-            drop_factor: false,
-            utilization_ratio: None,
-            rate_interval: None,
-        }
-    }
-}
-
-/// The expression is no PromQL.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{message}")]
-pub struct ParseError {
-    /// Byte offset into the expression, as near to the error as is known.
-    pub offset: usize,
-    pub message: String,
-}
-
-/// The result of [`rewrite`].
-#[derive(Clone, Debug, PartialEq)]
-pub struct Rewritten {
-    /// Equals the input where nothing changes.
-    pub text: String,
-    /// One for each metric and each label changed, in the order of the input; empty where something is left.
-    pub changes: Vec<Change>,
-    /// What keeps the expression from being rewritten.
-    pub left: Vec<Left>,
-    /// The result before equals the result after times this; 1.0 unless [`Context::drop_factor`].
-    pub factor: f64,
-    /// Label names of the result, before → after, where they differ: for legends and annotations.
-    pub labels: BTreeMap<String, String>,
-    /// How the result can differ, where that is known.
-    pub difference: Option<String>,
-}
-
-/// One change, shown with its reason.
+/// A change of the expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
-    /// Bytes of the input.
+pub struct Edit {
+    /// Bytes of the expression.
     pub range: Range<usize>,
-    /// The text at `range`.
-    pub before: String,
-    /// What stands there after; empty where it is removed.
     pub after: String,
     pub reason: String,
 }
 
-/// A name that keeps the expression unchanged.
+/// What keeps the expression from being rewritten.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Left {
-    /// Bytes of the input.
-    pub range: Range<usize>,
-    /// A metric, a label, a function or a keyword.
+    /// Byte of the expression.
+    pub offset: usize,
+    /// A metric, a label or a function.
     pub name: String,
     pub reason: String,
     /// A query to compare with the expression, where there is one.
     pub suggestion: Option<String>,
 }
 
-/// Rewrites `expression` to the names of the target, or leaves it whole.
-pub fn rewrite(expression: &str, context: &Context) -> Result<Rewritten, ParseError> {
-    let unchanged = Rewritten {
-        text: expression.to_owned(),
-        changes: vec![],
-        left: vec![],
-        factor: 1.0,
-        labels: BTreeMap::new(),
-        difference: None,
-    };
-    let names_dcgm = expression.to_ascii_lowercase().contains("dcgm");
-    if !names_dcgm && !expression.contains("__name__") {
-        return Ok(unchanged);
-    }
-    let filled = fill(expression);
-    let (tree, tokens) = match parsed(&filled, MAX_OPERATORS) {
-        Ok(parsed) => parsed,
-        Err(_) if !names_dcgm => return Ok(unchanged),
-        Err(error) => return Err(error),
-    };
-    let left = |left: Vec<Left>| Rewritten { left, ..unchanged.clone() };
-    let Some(node) = locate(&filled.text, &tokens, &tree) else {
-        let reason = "its parts could not be located in the text".to_owned();
-        let name = "expression".to_owned();
-        return Ok(left(vec![Left { range: 0..expression.len(), name, reason, suggestion: None }]));
-    };
-    let mut walk = Walk {
-        text: expression,
-        filled: &filled,
-        context,
-        changes: vec![],
-        left: vec![],
-        differences: BTreeSet::new(),
-        labels: BTreeMap::new(),
-        lacks_label: false,
-    };
-    let part = walk.root(&node);
-    let result = part.flow.clone();
-    let factor = if context.drop_factor { part.scale.factor() } else { factor::Factor::ONE };
-    let part = if context.drop_factor { part.summed() } else { part.settled() };
-    let text = walk.splice(&(0..expression.len()), vec![(node.range.clone(), part.text)]);
-    walk.check_result(&text);
-    if !walk.left.is_empty() {
-        walk.suggest(&text);
-        walk.left.sort_by_key(|left| (left.range.start, left.range.end));
-        walk.left.dedup();
-        return Ok(left(walk.left));
-    }
-    if text == expression {
-        return Ok(unchanged);
-    }
-    walk.lacking(&result);
-    walk.changes.sort_by_key(|change| (change.range.start, change.range.end));
-    let differences: Vec<String> = walk.differences.into_iter().collect();
-    let renamed = |(after, before): (String, BTreeSet<String>)| {
-        let pairs = before.into_iter().map(move |before| (before, after.clone()));
-        pairs.filter(|(before, after)| before != after && result.origin(before).dcgm).collect::<Vec<_>>()
-    };
-    Ok(Rewritten {
-        text,
-        changes: walk.changes,
-        left: vec![],
-        factor: factor.value(),
-        labels: walk.labels.into_iter().flat_map(renamed).collect(),
-        difference: (!differences.is_empty()).then(|| differences.join("; ")),
-    })
+/// The result of [`rewrite`].
+#[derive(Clone, Debug, Default)]
+pub struct Rewritten {
+    /// In order; none where something is left.
+    pub edits: Vec<Edit>,
+    pub left: Vec<Left>,
+    /// Where the labels of the result come from; `None` where no series of dcgm-exporter is selected.
+    pub origin: Option<Origin>,
 }
 
-impl Walk<'_> {
-    /// The whole expression, with the labels that are read from its result.
-    fn root(&mut self, node: &Node) -> Part {
-        let start = node.range.start;
-        let read = self.context.labels_read.iter();
-        let read: Vec<Label> = read.map(|name| Label { range: start..start, name: name.clone() }).collect();
-        let reads_pods = read.iter().any(|label| self.is_pods(&label.name));
-        let part = self.walk(node, Need { pods: reads_pods, alone: true, ..Need::default() });
-        let mut part = self.supply(part, &read);
-        for label in read {
-            let origin = part.flow.origin(&label.name);
-            if origin.dcgm {
-                self.label(&label, origin);
+/// The text with the changes.
+pub fn replaced<'e>(text: &str, edits: impl IntoIterator<Item = (&'e Range<usize>, &'e str)>) -> String {
+    let mut result = String::with_capacity(text.len());
+    let mut end = 0;
+    for (range, after) in edits {
+        result.push_str(&text[end..range.start]);
+        result.push_str(after);
+        end = range.end;
+    }
+    result.push_str(&text[end..]);
+    result
+}
+
+impl Rewritten {
+    fn text(&self, expression: &str) -> String {
+        replaced(expression, self.edits.iter().map(|edit| (&edit.range, edit.after.as_str())))
+    }
+}
+
+/// Rewrites `expression` to the names of the target, or leaves it whole.
+pub fn rewrite(expression: &str, context: &Context<'_>) -> Rewritten {
+    if !mentions(expression) && !context.recorded.keys().any(|name| expression.contains(name.as_str())) {
+        return Rewritten::default();
+    }
+    let syntax = match Syntax::parse(expression) {
+        Ok(syntax) => syntax,
+        Err(_) if !mentions(expression) => return Rewritten::default(),
+        Err(error) => {
+            let name = expression.split(|part: char| !is_part(part)).find(|word| mentions(word)).unwrap_or(expression);
+            let reason = format!("not PromQL: {}", error.message);
+            let left = Left { offset: error.offset, name: name.to_owned(), reason, suggestion: None };
+            return Rewritten { left: vec![left], ..Rewritten::default() };
+        }
+    };
+    let mut rewriting =
+        Rewriting { expression, context, syntax: &syntax, scaled: vec![], result: Rewritten::default() };
+    rewriting.names();
+    if rewriting.result.origin.is_none() {
+        return Rewritten { edits: vec![], ..rewriting.result };
+    }
+    rewriting.labels();
+    if context.has_values {
+        rewriting.factors();
+    }
+    rewriting.finish()
+}
+
+/// Whether a text is an expression.
+pub fn is_promql(text: &str) -> bool {
+    Syntax::parse(text).is_ok()
+}
+
+fn is_part(letter: char) -> bool {
+    letter.is_ascii_alphanumeric() || matches!(letter, '_' | ':')
+}
+
+struct Rewriting<'e> {
+    expression: &'e str,
+    context: &'e Context<'e>,
+    syntax: &'e Syntax,
+    /// Selectors whose unit changes.
+    scaled: Vec<(&'e Selector, Factor)>,
+    result: Rewritten,
+}
+
+impl<'e> Rewriting<'e> {
+    fn edit(&mut self, range: Range<usize>, after: &str, reason: &str) {
+        self.result.edits.push(Edit { range, after: after.to_owned(), reason: reason.to_owned() });
+    }
+
+    fn leave(&mut self, offset: usize, name: &str, reason: &str) {
+        self.result.left.push(Left { offset, name: name.to_owned(), reason: reason.to_owned(), suggestion: None });
+    }
+
+    /// The names of metrics, and where the labels of the result come from.
+    fn names(&mut self) {
+        let (mut has_dcgm, mut has_others) = (false, false);
+        for selector in &self.syntax.selectors {
+            let Some(range) = selector.name.clone() else {
+                match selector.pattern.clone() {
+                    Some(pattern) if mentions(&self.expression[pattern.clone()]) => {
+                        let reason = "a pattern of names, or one in quotes";
+                        self.leave(pattern.start, &self.expression[pattern], reason);
+                    }
+                    _ => has_others = true,
+                }
+                continue;
+            };
+            let name = &self.expression[range.clone()];
+            if self.syntax.filled.is_variable(&range) {
+                self.leave(range.start, name, "the metric name contains a variable");
+            } else if is_dcgm(name) {
+                has_dcgm = true;
+                match plan(name, self.context.target, self.context.utilization_ratio) {
+                    Plan::Keep => {}
+                    Plan::Left(reason) => self.leave(range.start, name, reason),
+                    Plan::Rename { name, factor, reason } => {
+                        self.edit(range, name, &reason);
+                        self.scaled.extend(factor.map(|factor| (selector, factor)));
+                    }
+                }
+            } else {
+                let origin = self.context.recorded.get(name);
+                has_dcgm |= origin.is_some();
+                has_others |= origin != Some(&Origin::Dcgm);
             }
         }
-        if !part.filters.is_empty() {
-            self.leave(node.range.clone(), "range", "a range cannot be joined with the labels that it is selected by");
-        }
-        if matches!(&node.kind, Kind::Selector(selector) if selector.is_range)
-            && !part.scale.factor().is_one()
-            && !self.context.drop_factor
-        {
-            self.leave(node.range.clone(), "range", "a range cannot be multiplied");
-            part.scale = part::Scale::ONE;
-        }
-        part
+        self.result.origin = has_dcgm.then_some(if has_others { Origin::Mixed } else { Origin::Dcgm });
     }
 
-    /// Names what is with the labels of the result.
-    fn lacking(&mut self, result: &Flow) {
-        let lacks = |(before, after): &&(&str, &str)| result.origin(before).dcgm && !result.supplied.contains(*after);
-        let labels: Vec<&str> = NOT_ON_DEVICES.iter().filter(lacks).map(|(before, _)| *before).collect();
-        if self.context.labels_kept && self.is_native() && !labels.is_empty() {
-            self.differences.insert(format!("the result lacks {}", labels.join(", ")));
+    /// The names of labels: in matchers of dcgm-exporter's series, and in lists and functions where all series are its.
+    fn labels(&mut self) {
+        let target = self.context.target;
+        let is_mixed = self.result.origin == Some(Origin::Mixed);
+        let (mut named, mut unclear) = (BTreeSet::new(), BTreeSet::new());
+        for selector in &self.syntax.selectors {
+            let name = selector.name.clone().map_or("", |name| &self.expression[name]);
+            let origin = if is_dcgm(name) { Some(Origin::Dcgm) } else { self.context.recorded.get(name).copied() };
+            for range in &selector.labels {
+                let label = &self.expression[range.clone()];
+                named.insert(label);
+                match (renamed_label(label, target), origin) {
+                    (Some(after), Some(Origin::Dcgm)) => self.edit(range.clone(), after, &label_reason(label, after)),
+                    (Some(_), Some(Origin::Mixed)) => _ = unclear.insert((range.start, label)),
+                    _ => {}
+                }
+            }
         }
-        if self.labels.get("Hostname").is_some_and(|before| before.contains("hostname")) {
-            self.differences.insert("from 4.8.3 on, dcgm-exporter writes hostname here too".to_owned());
+        for range in &self.syntax.labels {
+            let label = &self.expression[range.clone()];
+            named.insert(label);
+            if self.syntax.filled.is_variable(range) {
+                self.leave(range.start, label, "the variable may stand for a label that is renamed");
+            } else if let Some(after) = renamed_label(label, target) {
+                self.edit(range.clone(), after, &label_reason(label, after));
+                unclear.extend(is_mixed.then_some((range.start, label)));
+            }
+        }
+        let read = self.context.labels_read.iter().map(String::as_str);
+        unclear.extend(
+            read.clone().filter(|label| is_mixed && renamed_label(label, target).is_some()).map(|label| (0, label)),
+        );
+        for (offset, label) in unclear {
+            let after = renamed_label(label, target).unwrap_or_default();
+            let reason = format!("on dcgm-exporter's series it becomes `{after}`; other series may have it too");
+            self.leave(offset, label, &reason);
+        }
+        let named: BTreeSet<&str> = named.into_iter().chain(read).collect();
+        let both = named.iter().filter_map(|label| Some((*label, renamed_label(label, target)?)));
+        if let Some((label, after)) = both.clone().find(|(_, after)| named.contains(after)) {
+            self.leave(0, label, &format!("it becomes `{after}`, which is named beside it"));
         }
     }
 
-    /// Suggests the rewriting that is not proven, where all names have one.
-    fn suggest(&mut self, text: &str) {
-        let is_whole = !self.lacks_label && self.left.iter().all(|left| left.suggestion.is_none());
-        if !is_whole || text == self.text || self.left.iter().any(|left| names::is_dcgm(&left.name)) {
-            return;
+    /// The factors between units, but for those that cancel each other.
+    fn factors(&mut self) {
+        let scaled = std::mem::take(&mut self.scaled);
+        if let Some(call) = self.syntax.calls.iter().find(|call| call.name == "count_values" && !scaled.is_empty()) {
+            let offset = self.syntax.start(call.tokens.start);
+            return self.leave(offset, &call.name, "it makes labels of the values, whose unit changes");
         }
-        if parsed(&fill(text), MAX_OPERATORS_OF_RESULT).is_ok() {
-            self.left.iter_mut().for_each(|left| left.suggestion = Some(text.to_owned()));
+        for part in self.syntax.parts() {
+            let inside: Vec<_> = scaled
+                .iter()
+                .filter(|(selector, _)| part.start <= selector.tokens.start && selector.tokens.end <= part.end)
+                .collect();
+            let [(_, first), ..] = inside[..] else { continue };
+            let is_uniform = inside.iter().all(|(_, factor)| factor == first);
+            if is_uniform && self.syntax.expression(&part).is_some_and(|tree| degree(&tree, self.context) == Some(0)) {
+                continue;
+            }
+            for (selector, factor) in inside {
+                self.factor(selector, *factor);
+            }
         }
     }
 
-    /// Refuses a result that does not parse, that has names of another generation, or two labels of one name.
-    fn check_result(&mut self, text: &str) {
-        let whole = 0..self.text.len();
-        let two = self.labels.iter().find(|(_, before)| before.len() > 1);
-        if let Some((after, before)) = two {
-            let before: Vec<&str> = before.iter().map(String::as_str).collect();
-            let reason = format!("{} would all become {after}", before.join(", "));
-            self.leave(whole.clone(), after.clone().as_str(), reason);
+    /// Writes one factor at the first place outwards that has one, or cancels it with literals further out.
+    fn factor(&mut self, selector: &Selector, factor: Factor) {
+        let syntax = self.syntax;
+        let mut place = selector.tokens.clone();
+        let mut is_range = selector.is_range;
+        loop {
+            if syntax.kind(place.end) == Some(T_LEFT_BRACKET) {
+                place.end = syntax.after_range(place.end);
+                is_range = true;
+            }
+            let call = syntax.call_of(&place);
+            let scaling = call.map_or(Scaling::Other, |call| call.scaling());
+            if scaling == Scaling::None {
+                return;
+            }
+            match call {
+                _ if !is_range => break,
+                Some(call) if scaling == Scaling::Same => (place, is_range) = (call.tokens.clone(), false),
+                Some(call) => {
+                    let reason = "its result is not proportional to its argument, whose unit changes";
+                    return self.leave(syntax.start(call.tokens.start), &call.name, reason);
+                }
+                None => {
+                    let reason = "a range cannot be multiplied, and its unit changes";
+                    return self.leave(syntax.start(place.start), self.name(selector), reason);
+                }
+            }
         }
-        if !self.left.is_empty() {
-            return;
+        let mut outer = place.clone();
+        loop {
+            if let Some(removed) = self.cancelling(&outer, factor) {
+                return self.edit(removed, "", "the factor between the units cancels it");
+            }
+            match syntax.call_of(&outer) {
+                Some(call) if call.scaling() == Scaling::Same => outer = call.tokens.clone(),
+                _ => break,
+            }
         }
-        let filled = fill(text);
-        let stable = parsed(&filled, MAX_OPERATORS_OF_RESULT)
-            .ok()
-            .and_then(|(tree, tokens)| locate(&filled.text, &tokens, &tree))
-            .is_some_and(|node| {
-                let context = Context { labels_read: BTreeSet::new(), utilization_ratio: None, ..self.context.clone() };
-                let mut again = Walk {
-                    text,
-                    filled: &filled,
-                    context: &context,
-                    changes: vec![],
-                    left: vec![],
-                    differences: BTreeSet::new(),
-                    labels: BTreeMap::new(),
-                    lacks_label: false,
-                };
-                let part = again.root(&node);
-                again.left.is_empty() && part.text == text[node.range.clone()] && part.scale.factor().is_one()
-            });
-        if !stable {
-            self.leave(whole, "expression", "the rewritten expression could not be verified");
+        let reason = "the value in the unit before";
+        let end = syntax.end(place.end - 1);
+        let before = place.start.checked_sub(1).and_then(|at| syntax.kind(at));
+        let is_loose = before.is_none_or(|kind| kind == T_MUL || LOOSE.contains(&kind));
+        if !is_loose || syntax.kind(place.end) == Some(T_POW) {
+            let start = syntax.start(place.start);
+            self.edit(start..start, "(", reason);
+            self.edit(end..end, &format!(" {})", factor.operation()), reason);
+        } else {
+            self.edit(end..end, &format!(" {}", factor.operation()), reason);
         }
+    }
+
+    fn name(&self, selector: &Selector) -> &'e str {
+        selector.name.clone().map_or("", |name| &self.expression[name])
+    }
+
+    /// The literals beside the operand that the factor cancels: `/ 100` behind it, or `1024 *` before it.
+    fn cancelling(&self, operand: &Range<usize>, factor: Factor) -> Option<Range<usize>> {
+        let syntax = self.syntax;
+        let is_one = |product: f64| (product - 1.0).abs() < 1e-12;
+        let before = operand.start.checked_sub(1).and_then(|at| syntax.kind(at));
+        let is_loose = |kind: Option<TokenId>| kind.is_none_or(|kind| LOOSE.contains(&kind));
+        let uncommented = |range: Range<usize>| (!self.expression[range.clone()].contains('#')).then_some(range);
+        let mut product = factor.value();
+        let mut at = operand.end;
+        while is_loose(before) || before == Some(T_MUL) {
+            let (Some(operator @ (T_MUL | T_DIV)), Some(number)) = (syntax.kind(at), syntax.number(at + 1)) else {
+                break;
+            };
+            if syntax.kind(at + 2) == Some(T_POW) {
+                break;
+            }
+            product = if operator == T_MUL { product * number } else { product / number };
+            at += 2;
+            if is_one(product) {
+                return uncommented(syntax.end(operand.end - 1)..syntax.end(at - 1));
+            }
+        }
+        let literal = operand.start.checked_sub(2).filter(|_| before == Some(T_MUL))?;
+        let is_first = is_loose(literal.checked_sub(1).and_then(|at| syntax.kind(at)));
+        let is_tight = [T_POW, T_MOD, T_ATAN2].map(Some).contains(&syntax.kind(operand.end));
+        (is_first && !is_tight && is_one(factor.value() * syntax.number(literal)?))
+            .then(|| uncommented(syntax.start(literal)..syntax.start(operand.start)))?
+    }
+
+    /// Nothing changes where something is left, or where the result is no PromQL.
+    fn finish(mut self) -> Rewritten {
+        let result = &mut self.result;
+        result.edits.sort_by_key(|edit| (edit.range.start, edit.range.end));
+        let text = result.text(self.expression);
+        let stable = text == self.expression || is_promql(&text);
+        if !stable && result.left.is_empty() {
+            self.leave(0, "expression", "the rewritten expression could not be verified");
+        }
+        let mut result = self.result;
+        if !result.left.is_empty() {
+            let has_unclear_labels =
+                result.left.iter().all(|left| left.reason.starts_with("on dcgm-exporter's series"));
+            if has_unclear_labels && stable {
+                result.left[0].suggestion = Some(text);
+            }
+            result.edits.clear();
+        }
+        result
+    }
+}
+
+fn label_reason(before: &str, after: &str) -> String {
+    format!("the label {before} is {after}")
+}
+
+/// Operators that bind less tightly than a multiplication, and what begins an operand.
+const LOOSE: [TokenId; 13] =
+    [T_LEFT_PAREN, T_COMMA, T_ADD, T_SUB, T_EQLC, T_NEQ, T_GTR, T_LSS, T_GTE, T_LTE, T_LAND, T_LOR, T_LUNLESS];
+
+/// The result of a function whose argument is multiplied by a positive factor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scaling {
+    /// Is multiplied by the factor.
+    Same,
+    /// Does not depend on it.
+    None,
+    /// Neither.
+    Other,
+}
+
+impl Call {
+    fn scaling(&self) -> Scaling {
+        scaling(&self.name)
+    }
+}
+
+/// Of a function or an aggregation, in its vector or range.
+fn scaling(name: &str) -> Scaling {
+    match name {
+        ""
+        | "rate"
+        | "irate"
+        | "increase"
+        | "delta"
+        | "idelta"
+        | "deriv"
+        | "predict_linear"
+        | "avg_over_time"
+        | "sum_over_time"
+        | "last_over_time"
+        | "first_over_time"
+        | "min_over_time"
+        | "max_over_time"
+        | "quantile_over_time"
+        | "stddev_over_time"
+        | "mad_over_time"
+        | "holt_winters"
+        | "double_exponential_smoothing"
+        | "abs"
+        | "sort"
+        | "sort_desc"
+        | "sort_by_label"
+        | "sort_by_label_desc"
+        | "label_replace"
+        | "label_join"
+        | "scalar"
+        | "vector"
+        | "sum"
+        | "avg"
+        | "min"
+        | "max"
+        | "stddev"
+        | "quantile"
+        | "topk"
+        | "bottomk"
+        | "limitk"
+        | "limit_ratio" => Scaling::Same,
+        "count_over_time"
+        | "present_over_time"
+        | "absent"
+        | "absent_over_time"
+        | "changes"
+        | "resets"
+        | "timestamp"
+        | "sgn"
+        | "ts_of_min_over_time"
+        | "ts_of_max_over_time"
+        | "ts_of_first_over_time"
+        | "ts_of_last_over_time"
+        | "count"
+        | "group" => Scaling::None,
+        _ => Scaling::Other,
+    }
+}
+
+/// By which power of the factor the result is multiplied where every scaled metric is multiplied by it; `None` where it is no
+/// power.
+fn degree(tree: &Expr, context: &Context<'_>) -> Option<i32> {
+    let of = |tree: &Expr| degree(tree, context);
+    let of_function = |name: &str, argument: Option<i32>| match (scaling(name), argument?) {
+        (Scaling::Same, degree) => Some(degree),
+        (Scaling::None, _) | (Scaling::Other, 0) => Some(0),
+        (Scaling::Other, _) => None,
+    };
+    match tree {
+        Expr::VectorSelector(selector) => {
+            let name = selector.name.as_deref()?;
+            Some(i32::from(matches!(
+                plan(name, context.target, context.utilization_ratio),
+                Plan::Rename { factor: Some(_), .. }
+            )))
+        }
+        Expr::MatrixSelector(range) => of(&Expr::VectorSelector(range.vs.clone())),
+        Expr::NumberLiteral(_) | Expr::StringLiteral(_) => Some(0),
+        Expr::Paren(inner) => of(&inner.expr),
+        Expr::Unary(inner) => of(&inner.expr),
+        Expr::Subquery(inner) => of(&inner.expr),
+        Expr::Aggregate(aggregate) => {
+            let parameter = aggregate.param.as_ref().map_or(Some(0), |parameter| of(parameter));
+            of_function(&aggregate.op.to_string(), of(&aggregate.expr).filter(|_| parameter == Some(0)))
+        }
+        Expr::Call(call) => {
+            let degrees: Option<Vec<i32>> = call.args.args.iter().map(|argument| of(argument)).collect();
+            let degrees = degrees?;
+            // The vector or range is the only argument that a metric is in.
+            let is_single = degrees.iter().filter(|degree| **degree != 0).count() <= 1;
+            of_function(call.func.name, is_single.then(|| degrees.into_iter().find(|degree| *degree != 0).unwrap_or(0)))
+        }
+        Expr::Binary(binary) => {
+            let (left, right) = (of(&binary.lhs), of(&binary.rhs));
+            match binary.op.id() {
+                T_MUL => Some(left? + right?),
+                T_DIV => Some(left? - right?),
+                T_LAND | T_LUNLESS => right.and(left),
+                T_POW | T_ATAN2 => (left? == 0 && right? == 0).then_some(0),
+                _ if left? != right? => None,
+                _ if binary.return_bool() => Some(0),
+                _ => left,
+            }
+        }
+        Expr::Extension(_) => None,
     }
 }
 
