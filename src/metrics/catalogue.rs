@@ -50,7 +50,7 @@ fn quoted(labels: &[&str]) -> String {
 pub fn json() -> String {
     let rows: Vec<CatalogueRow> = all().collect();
     let dcgm: Vec<dcgm::MappingRow> = dcgm::names().map(dcgm::MappingRow::of).collect();
-    let document = serde_json::json!({ "metrics": rows, "dcgm": dcgm, "dcgm_labels": dcgm::LABELS });
+    let document = serde_json::json!({ "metrics": rows, "dcgm": dcgm, "dcgm_labels": dcgm::labels() });
     let mut text = serde_json::to_string_pretty(&document).expect("names and strings always serialize");
     text.push('\n');
     text

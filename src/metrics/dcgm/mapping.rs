@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::name::{Agreement, Equivalent, Name, Native, Shipped};
+use super::names::{Name, Shipped};
 
 /// A row of `podmeter metrics -o json`.
 #[derive(Debug, Serialize)]
@@ -27,74 +27,28 @@ pub struct MappingRow {
 
 #[derive(Debug, Serialize)]
 pub struct EquivalentRow {
-    pub query: String,
+    pub query: &'static str,
     /// The value of the 4.8 name is that of the query times this.
     pub scale: f64,
     /// By container.
     pub container: Option<&'static str>,
-    /// podmeter-migrate puts it in place of the name.
-    pub rewritten: bool,
 }
 
 impl MappingRow {
     #[must_use]
     pub fn of(name: &'static Name) -> Self {
-        let new_unit = if name.scaled { name.unit.base() } else { name.unit.as_str() };
-        let generations = [("4.8", name.old, name.unit.as_str()), ("4.9", name.new, new_unit)];
-        let (podmeter, difference) = match &name.native {
-            Native::Query(equivalent) => (Some(EquivalentRow::of(equivalent)), equivalent.difference()),
-            Native::None(reason) => (None, Some(*reason)),
-        };
+        let row = &name.row;
+        let [old_unit, new_unit] = name.units();
+        let podmeter = row.podmeter.as_deref();
         Self {
-            names: generations.iter().filter_map(|(generation, name, _)| Some((*generation, (*name)?))).collect(),
-            units: generations
-                .iter()
-                .filter_map(|(generation, name, unit)| name.map(|_| (*generation, *unit)))
-                .collect(),
-            kind: name.kind.as_str(),
-            help: name.help(),
-            shipped: name.shipped,
-            not_served: name.not_served(),
-            podmeter,
-            difference,
-        }
-    }
-}
-
-impl EquivalentRow {
-    fn of(equivalent: &'static Equivalent) -> Self {
-        Self {
-            query: equivalent.query("5m"),
-            scale: equivalent.scale,
-            container: equivalent.container.map(|(metric, _)| metric),
-            rewritten: !matches!(equivalent.agreement, Agreement::Unproven(_)),
-        }
-    }
-}
-
-impl Equivalent {
-    /// podmeter's value, in base units; `range` is that of a rate.
-    #[must_use]
-    pub fn query(&self, range: &str) -> String {
-        let labels: Vec<_> = self.labels.iter().map(|(label, value)| format!("{label}=\"{value}\"")).collect();
-        let mut query = self.metric.to_owned();
-        if !labels.is_empty() {
-            query = format!("{query}{{{}}}", labels.join(","));
-        }
-        if self.is_counter_of_rate {
-            query = format!("rate({query}[{range}])");
-        }
-        if !self.sum_over.is_empty() {
-            query = format!("sum without ({}) ({query})", self.sum_over.join(", "));
-        }
-        query
-    }
-
-    #[must_use]
-    pub const fn difference(&self) -> Option<&'static str> {
-        match self.agreement {
-            Agreement::Same => None,
-            Agreement::Named(difference) | Agreement::Unproven(difference) => Some(difference),
+            names: [("4.8", name.old()), ("4.9", name.new())].into(),
+            units: [("4.8", old_unit), ("4.9", new_unit)].into(),
+            kind: name.descriptors[0].kind.as_str(),
+            help: row.help,
+            shipped: row.shipped,
+            not_served: row.not_served,
+            podmeter: podmeter.map(|query| EquivalentRow { query, scale: name.per_base(), container: row.container }),
+            difference: row.difference,
         }
     }
 }
@@ -106,8 +60,7 @@ pub fn markdown() -> String {
     for name in super::names() {
         let row = MappingRow::of(name);
         let column = |generation| {
-            let Some(name) = row.names.get(generation) else { return "–".to_owned() };
-            let unit = row.units[generation];
+            let (name, unit) = (row.names[generation], row.units[generation]);
             if unit.is_empty() { format!("`{name}`") } else { format!("`{name}`<br>{}", unit.replace(' ', "\u{a0}")) }
         };
         let unchanged = name.is_unchanged();
@@ -122,7 +75,7 @@ pub fn markdown() -> String {
             notes.into_iter().flatten().collect::<Vec<_>>().join("; "),
         );
     }
-    for label in super::LABELS {
+    for label in super::labels() {
         let new = if label.new == label.old { "the same".to_owned() } else { format!("`{}`", label.new) };
         let podmeter =
             label.podmeter.map_or_else(|| "–".to_owned(), |(metric, label)| format!("`{label}` of `{metric}`"));

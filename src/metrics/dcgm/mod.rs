@@ -1,17 +1,16 @@
 //! The same snapshot under dcgm-exporter's names, labels and units, in both of its generations.
 //!
-//! Each row of the table has both names, the unit, podmeter's equivalent, and the function that adds the samples. The
-//! page `/metrics/dcgm`, the documentation, `podmeter metrics -o json` and podmeter-migrate read the same rows. A value
-//! that the snapshot lacks is absent. Rates are gauges here; dcgm-exporter called some of them counters up to 4.8.2.
+//! Each row of `names.json` has both names, the unit, podmeter's query, and the source of its values. The page
+//! `/metrics/dcgm`, the documentation, `podmeter metrics -o json` and podmeter-migrate read the same rows. A value that the
+//! snapshot lacks is absent. Rates are gauges here; dcgm-exporter called some of them counters up to 4.8.2.
 
 mod mapping;
-mod name;
+mod names;
 mod page;
-mod rows;
+mod values;
 
 pub use mapping::{EquivalentRow, MappingRow, markdown};
-pub use name::{Agreement, Equivalent, Kind, LabelName, Name, Native, Shipped, Unit};
-pub use rows::LABELS;
+pub use names::{LabelName, Name, Shipped, labels, names};
 
 use std::fmt;
 use std::str::FromStr;
@@ -30,11 +29,6 @@ pub enum Generation {
     New,
     /// A name that both have is one series, with the labels of both.
     Both,
-}
-
-/// Every row, by subject.
-pub fn names() -> impl Iterator<Item = &'static Name> {
-    rows::ALL.iter().copied().flatten()
 }
 
 /// The families of `/metrics/dcgm`, for text 0.0.4 alone: their counters do not end in `_total`.
@@ -57,14 +51,15 @@ pub(super) fn families(snapshot: &Snapshot, generation: Generation) -> Vec<Famil
 }
 
 impl Name {
-    /// `None` where the generation does not have the metric, or podmeter does not serve it.
+    /// `None` where podmeter does not serve it.
     fn family(&'static self, page: &Page<'_>, generation: Generation) -> Option<Family> {
-        let samples = self.served()?;
-        let old = generation != Generation::New;
-        let descriptor = self.descriptor(old)?;
-        let unit = Some(self.unit).filter(|_| old || !self.scaled);
-        let mut series = Series { family: Family::new(descriptor), unit };
-        samples(page, &mut series);
+        let source = self.row.source.as_ref()?;
+        let (descriptor, per_base) = match generation {
+            Generation::New => (&self.descriptors[1], 1.0),
+            Generation::Old | Generation::Both => (&self.descriptors[0], self.per_base()),
+        };
+        let mut series = Series { family: Family::new(descriptor), per_base };
+        source.fill(page, &mut series);
         Some(series.family)
     }
 }
@@ -98,9 +93,10 @@ pub struct UnknownGeneration;
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::collections::{BTreeMap, BTreeSet};
 
     use super::*;
+    use crate::metrics::catalogue;
     use crate::metrics::family::Value;
     use crate::metrics::tests::{fixture, value};
     use crate::model::Sharing;
@@ -112,17 +108,16 @@ mod tests {
     #[test]
     fn names_are_unique_and_complete() {
         for generation in [Generation::Old, Generation::New] {
-            let of = |name: &Name| if generation == Generation::Old { name.old } else { name.new };
-            let all: Vec<_> = names().filter_map(of).collect();
+            let of = |name: &Name| if generation == Generation::Old { name.old() } else { name.new() };
+            let all: Vec<_> = names().map(of).collect();
             assert_eq!(all.len(), all.iter().collect::<BTreeSet<_>>().len(), "{all:?}");
-            assert!(all.iter().all(|name| name.starts_with("DCGM_") || name.starts_with("DCGM_EXP_")));
+            assert!(all.iter().all(|name| name.starts_with("DCGM_")));
         }
         for name in names() {
-            assert!(name.old.is_some() || name.new.is_some());
-            assert_eq!(name.scaled, name.scale() != 1.0, "{}", name.any());
-            assert!(!name.not_served().is_some_and(str::is_empty), "{} needs a reason", name.any());
-            assert!(!matches!(name.native, Native::None("")), "{} needs a reason", name.any());
-            assert!(name.help().ends_with('.'), "{}", name.any());
+            let row = &name.row;
+            assert!(row.source.is_some() != row.not_served.is_some(), "{}: a source, or why not", name.old());
+            assert!(row.podmeter.is_some() || row.difference.is_some(), "{} needs a reason", name.old());
+            assert!(name.descriptors.iter().all(|one| one.help.ends_with('.')), "{}", name.old());
         }
     }
 
@@ -135,27 +130,30 @@ mod tests {
         for line in lines {
             let [row, kind, state] = line.split('\t').collect::<Vec<_>>()[..] else { panic!("three columns: {line}") };
             if kind == "label" {
-                assert!(LABELS.iter().any(|label| label.old == row), "{row}");
+                assert!(labels().iter().any(|label| label.old == row), "{row}");
                 continue;
             }
-            let name = names().find(|name| [name.old, name.new].contains(&Some(row)));
+            let name = names().find(|name| [name.old(), name.new()].contains(&row));
             let name = name.unwrap_or_else(|| panic!("{row} is not in the table"));
-            let is_active = matches!(name.shipped, Shipped::Active | Shipped::New);
+            let shipped = name.row.shipped;
+            let is_active = matches!(shipped, Shipped::Active | Shipped::New);
             assert_eq!(is_active, state == "active", "{row}");
-            assert_ne!(name.shipped, Shipped::Custom, "{row}");
+            assert_ne!(shipped, Shipped::Custom, "{row}");
         }
     }
 
     #[test]
     fn equivalents_are_metrics_of_the_catalogue() {
-        let all: BTreeSet<_> = crate::metrics::catalogue::all().map(|row| row.name).collect();
+        let all: BTreeMap<_, _> = catalogue::all().map(|row| (row.name, row.labels)).collect();
+        let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
         for name in names() {
-            let Native::Query(equivalent) = &name.native else { continue };
-            let row = crate::metrics::catalogue::all().find(|row| row.name == equivalent.metric);
-            let row = row.unwrap_or_else(|| panic!("{} has no metric {}", name.any(), equivalent.metric));
-            let labels = equivalent.labels.iter().map(|(label, _)| label).chain(equivalent.sum_over);
-            assert!(labels.into_iter().all(|label| row.labels.contains(label)), "{}", name.any());
-            assert!(equivalent.container.is_none_or(|(metric, _)| all.contains(metric)), "{}", name.any());
+            let Some(query) = &name.row.podmeter else { continue };
+            let metric = query.split(|letter| !is_part(letter)).find(|word| word.starts_with("podmeter_")).unwrap();
+            let known = all.get(metric).unwrap_or_else(|| panic!("{} has no metric {metric}", name.old()));
+            let matched = query.split(['{', ',']).filter_map(|part| Some(part.split_once("=\"")?.0));
+            let summed = query.split("without (").skip(1).filter_map(|rest| rest.split(')').next());
+            assert!(matched.chain(summed).all(|label| known.contains(&label)), "{query}: {known:?}");
+            assert!(name.row.container.is_none_or(|metric| all.contains_key(metric)), "{}", name.old());
         }
     }
 
@@ -166,13 +164,13 @@ mod tests {
         let both = families(&snapshot, Generation::Both);
         let mut compared = 0;
         // Those of dcgm-exporter itself have several series of a GPU.
-        for name in names().filter(|name| !name.any().starts_with("DCGM_EXP_")) {
-            let (Some(before), Some(after)) = (name.old, name.new) else { continue };
+        for name in names().filter(|name| !name.old().starts_with("DCGM_EXP_")) {
             let of = |page: &[Family], metric| value(page, metric, &[("UUID", fixture::WHOLE)]);
-            let (Some(before), Some(after)) = (of(&old, before), of(&new, after)) else { continue };
-            assert!((before * name.scale() - after).abs() <= 0.001 * name.scale().max(1.0), "{}", name.any());
-            assert_eq!(of(&both, name.old.unwrap()), Some(before));
-            assert_eq!(of(&both, name.new.unwrap()), Some(after));
+            let (Some(before), Some(after)) = (of(&old, name.old()), of(&new, name.new())) else { continue };
+            let tolerance = 0.001 / name.per_base().min(1.0);
+            assert!((before / name.per_base() - after).abs() <= tolerance, "{}", name.old());
+            assert_eq!(of(&both, name.old()), Some(before));
+            assert_eq!(of(&both, name.new()), Some(after));
             compared += 1;
         }
         assert!(compared > 40, "{compared}");

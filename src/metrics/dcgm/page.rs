@@ -6,21 +6,20 @@
 use std::collections::BTreeMap;
 
 use crate::metrics::family::{Family, Value};
-use crate::metrics::labels::{Labels, medium, with_readings};
+use crate::metrics::labels::{Labels, medium, slow, with_readings};
 use crate::metrics::mig;
 use crate::model::{
     Account, ClaimDevice, ClaimGpu, ContainerRef, DeviceReadings, GpmRatios, Gpu, GpuUuid, Holding, InstanceReading,
-    MemoryUse, Sharing, Snapshot,
+    Medium, MemoryUse, Sharing, Slow, Snapshot,
 };
 
 use super::Generation;
-use super::name::Unit;
 
 /// One family of the page while it is filled, from values in base units.
 pub struct Series {
     pub(super) family: Family,
-    /// The unit in which values are written; `None` for the base unit.
-    pub(super) unit: Option<Unit>,
+    /// What values in base units are multiplied by.
+    pub(super) per_base: f64,
 }
 
 /// The devices of a snapshot, with the labels of one generation.
@@ -51,10 +50,11 @@ type Own = fn(&Account) -> Option<f64>;
 
 impl Series {
     fn push(&mut self, labels: Labels, value: f64) {
-        let value = match self.unit {
+        let value = if self.per_base == 1.0 {
+            value
+        } else {
             // Enough digits for the smallest share, and none that the conversion alone has made.
-            Some(unit) if unit.per_base() != 1.0 => (value * unit.per_base() * 1000.0).round() / 1000.0,
-            _ => value,
+            (value * self.per_base * 1000.0).round() / 1000.0
         };
         let is_whole = value.fract() == 0.0 && (0.0..9e15).contains(&value);
         self.family.push(labels, if is_whole { Value::Integer(value as u64) } else { Value::Float(value) });
@@ -74,16 +74,24 @@ impl<'snapshot> Page<'snapshot> {
     }
 
     /// Of each GPU.
-    pub fn gpus(&self, series: &mut Series, read: fn(&DeviceReadings) -> Option<f64>) {
+    pub fn gpus(&self, series: &mut Series, read: &dyn Fn(&DeviceReadings) -> Option<f64>) {
         self.each_gpu(series, None, read);
     }
 
+    pub fn medium(&self, series: &mut Series, read: &dyn Fn(&Medium) -> Option<f64>) {
+        self.gpus(series, &|readings| read(medium(readings)?));
+    }
+
+    pub fn slow(&self, series: &mut Series, read: &dyn Fn(&Slow) -> Option<f64>) {
+        self.gpus(series, &|readings| read(slow(readings)?));
+    }
+
     /// Of each GPU; of a shared one also of each holder.
-    pub fn gpus_and_holders(&self, series: &mut Series, own: Own, read: fn(&DeviceReadings) -> Option<f64>) {
+    pub fn gpus_and_holders(&self, series: &mut Series, own: Own, read: &dyn Fn(&DeviceReadings) -> Option<f64>) {
         self.each_gpu(series, Some(own), read);
     }
 
-    fn each_gpu(&self, series: &mut Series, own: Option<Own>, read: impl Fn(&DeviceReadings) -> Option<f64>) {
+    fn each_gpu(&self, series: &mut Series, own: Option<Own>, read: &dyn Fn(&DeviceReadings) -> Option<f64>) {
         for (gpu, readings) in with_readings(self.snapshot) {
             if let (Some(device), Some(value)) = (self.gpus.get(&gpu.uuid), read(readings)) {
                 device.push(series, own, &Labels::default(), value);
@@ -92,8 +100,13 @@ impl<'snapshot> Page<'snapshot> {
     }
 
     /// Of each GPU, or of its GPU instances while it is partitioned; of a shared device also of each holder.
-    pub fn parts(&self, series: &mut Series, own: Option<Own>, read: fn(Option<MemoryUse>, &GpmRatios) -> Option<f64>) {
-        self.each_gpu(series, own, |readings| {
+    pub fn parts(
+        &self,
+        series: &mut Series,
+        own: Option<Own>,
+        read: &dyn Fn(Option<MemoryUse>, &GpmRatios) -> Option<f64>,
+    ) {
+        self.each_gpu(series, own, &|readings| {
             let medium = medium(readings).filter(|medium| medium.instances.is_empty())?;
             read(medium.memory, &medium.gpm)
         });
