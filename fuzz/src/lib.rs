@@ -16,7 +16,6 @@ pub use kubelet::kubelet_answer;
 pub use pages::{metrics_page, node_answer};
 
 use podmeter::attribution::{DeviceForm, parse_claim_device, parse_device_id};
-use podmeter::hardware::{KernelLine, parse_kernel_line};
 use podmeter::model::PodUid;
 use podmeter::processes::cgroup::{self, Place};
 use podmeter::processes::mountinfo;
@@ -24,7 +23,7 @@ use podmeter::processes::mountinfo;
 pub type Target = fn(&[u8]);
 
 /// By name: of the program in `fuzz/fuzz_targets` and of the folder in `fuzz/corpus`.
-pub const TARGETS: [(&str, Target); 14] = [
+pub const TARGETS: [(&str, Target); 13] = [
     ("certificate", certificate),
     ("cgroup", cgroup),
     ("claim_file", claim_file),
@@ -32,7 +31,6 @@ pub const TARGETS: [(&str, Target); 14] = [
     ("device_id", device_id),
     ("journal_answer", journal_answer),
     ("journal_query", journal_query),
-    ("kmsg_line", kmsg_line),
     ("kubelet_answer", kubelet_answer),
     ("metrics_page", metrics_page),
     ("mountinfo", mountinfo),
@@ -59,26 +57,6 @@ pub fn device_id(bytes: &[u8]) {
     let (driver, device) = text.split_once('\n').unwrap_or(("gpu.nvidia.com", &text));
     let claim = parse_claim_device(driver, device);
     assert!(claim.name().starts_with("dra_"), "{text:?} is {}", claim.name());
-}
-
-/// A line of the kernel's log.
-pub fn kmsg_line(bytes: &[u8]) {
-    let text = String::from_utf8_lossy(bytes);
-    let Some(line) = parse_kernel_line(&text) else { return };
-    assert!(text.contains("NVRM:"), "{text:?}");
-    let bus_id = match line {
-        KernelLine::OffTheBus(bus_id) => bus_id,
-        KernelLine::Xid(xid) => {
-            // What was parsed is in the line.
-            assert!(text.contains(&xid.code.to_string()), "{text:?}");
-            if let Some(process) = xid.process {
-                assert!(process.pid != 0, "{text:?}");
-                assert!(process.name.is_none_or(|name| name.len() <= 64 && text.contains(&*name)), "{text:?}");
-            }
-            xid.bus_id
-        }
-    };
-    assert_eq!(bus_id.as_str().to_lowercase(), bus_id.as_str(), "{text:?}");
 }
 
 /// The text of `/proc/<pid>/cgroup`.

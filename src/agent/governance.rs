@@ -40,7 +40,6 @@ pub fn source(
             configuration: configuration(&settings, &reloadable.borrow()),
             listeners: addresses.clone(),
             monitoring: MonitoringPlan {
-                kernel_log: settings.health.kmsg,
                 marks,
                 automatic_recovery: settings.health.recovery == Recovery::Auto,
                 hold_down: settings.health.hold_down,

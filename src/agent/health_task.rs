@@ -268,7 +268,6 @@ mod tests {
     use super::*;
     use crate::model::{
         Account, DeviceReadings, Gpu, Holding, Inventory, Moment, Sharing, Slow, Stamped, UnhealthyReason, UnixSeconds,
-        XidSource,
     };
 
     const GPU: &str = "GPU-1";
@@ -344,7 +343,7 @@ mod tests {
     }
 
     fn xid(code: u32, at: Moment) -> Vec<XidEvent> {
-        vec![XidEvent { at, gpu: GPU.into(), instance: None, code, source: XidSource::Nvml, process: None, count: 1 }]
+        vec![XidEvent { at, gpu: GPU.into(), instance: None, code, count: 1 }]
     }
 
     #[test]

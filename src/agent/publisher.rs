@@ -92,7 +92,7 @@ pub fn start(
         ledger: Ledger::new(READINGS_LATE.max(settings.sample_interval * 3)),
         budget: SeriesBudget::default(),
         cache: JoinCache::default(),
-        xids: ContainerXids::new(settings.health.kmsg),
+        xids: ContainerXids::default(),
         new_xids: vec![],
     };
     let publisher = Publisher {
@@ -168,12 +168,6 @@ impl Memory {
         let counted = |event: XidEvent| Some(ClassedXid { class: config.counted_class(event.code)?, event });
         self.new_xids.extend(batch.into_iter().filter_map(counted));
     }
-
-    /// The processes that XIDs name, by their host process ids.
-    fn wanted(&self) -> impl Iterator<Item = u32> + '_ {
-        let named = self.new_xids.iter().filter_map(|xid| xid.event.process.as_ref());
-        self.xids.wanted().chain(named.map(|process| process.pid))
-    }
 }
 
 /// The join and its inputs: it is computed again when one of the inputs changes.
@@ -227,8 +221,7 @@ impl Publisher {
     /// waits for the next snapshot.
     async fn request_owners(&mut self) {
         let Inputs { hardware, processes, wanted: requested, .. } = &mut self.inputs;
-        let mut wanted = wanted_processes(&hardware.borrow());
-        wanted.extend(self.memory.wanted());
+        let wanted = wanted_processes(&hardware.borrow());
         if are_scanned(&wanted, &processes.borrow()) && **requested.borrow() == wanted {
             return;
         }
@@ -263,13 +256,12 @@ impl Publisher {
             scrapes,
         });
         budget.mark(&mut statement.accounts, series_limit);
-        let container_xids = xids.advance(XidObservation {
+        let container_xids = xids.advance(&XidObservation {
             now,
             events: std::mem::take(new_xids),
             join,
             inventory: &hardware.inventory,
             accounts: &statement.accounts,
-            processes: &processes,
             retention,
             scrapes,
         });

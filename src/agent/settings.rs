@@ -151,7 +151,6 @@ impl Settings {
             sample_interval: self.sample_interval,
             sys_root: self.sys_root.clone(),
             proc_root: self.proc_root.clone(),
-            kmsg: self.health.kmsg.then(|| self.dev_root.join("kmsg")),
             ..hardware::Settings::default()
         };
         settings.hurry(self.hardware_pace)
@@ -201,7 +200,6 @@ impl Settings {
             proc_root: self.proc_root.clone(),
             sys_root: self.sys_root.clone(),
             pod_logs_root: self.pod_logs_root.clone(),
-            kernel_log: self.health.kmsg.then(|| self.dev_root.join("kmsg")),
         }
     }
 

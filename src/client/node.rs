@@ -200,8 +200,8 @@ response_types! {
         holders: Vec<Name>,
     }
     Xids {
-        /// By code, then by source.
-        last: BTreeMap<u32, BTreeMap<String, Xid>>,
+        /// By code.
+        last: BTreeMap<u32, Xid>,
     }
     Xid {
         class: String,

@@ -15,7 +15,7 @@ struct Row {
 }
 
 /// Of the machine on which the doctor runs.
-const MACHINE: [Row; 17] = [
+const MACHINE: [Row; 16] = [
     Row {
         id: "pod_resources",
         title: "PodResources socket",
@@ -92,13 +92,6 @@ const MACHINE: [Row; 17] = [
         why: "what a GPU does not report is missing from the metrics",
         statuses: "warns of driver calls that failed while the GPUs were listed",
         check: driver::answers,
-    },
-    Row {
-        id: "kernel_log",
-        title: "Kernel log",
-        why: "it has the process of an XID; read with `health.kmsg: on`",
-        statuses: "fails when `health.kmsg` is on and it cannot be read",
-        check: driver::kernel_log,
     },
     Row {
         id: "host_processes",

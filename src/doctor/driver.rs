@@ -102,16 +102,6 @@ pub fn answers(observations: &Observations) -> Finding {
     }
 }
 
-pub fn kernel_log(observations: &Observations) -> Finding {
-    match &observations.kernel_log {
-        Ok(()) => Finding::ok("can be read"),
-        Err(missing) => Finding::not_observed(
-            missing,
-            "mount /dev/kmsg and add the capability CAP_SYSLOG, or set health.kmsg: off: the driver reports XIDs too",
-        ),
-    }
-}
-
 pub fn process_utilization(observations: &Observations) -> Finding {
     let Agent::Answers(answers) = &observations.agent else { return Finding::skipped("no agent reads the GPUs") };
     let readings = match &answers.node {

@@ -46,7 +46,7 @@ pub async fn gather(mut settings: Settings, driver: Option<Box<dyn Driver>>, clo
     let driver = observe_driver(driver, &settings, node::driver_is_released(&agent)).await;
     let profile = choose_profile(&mut settings, driver.as_ref().ok());
     let (list, allocatable) = kubelet;
-    let Host { writable, module_version, bus, processes, named_pods, kernel_log, claim_files, own, newest_file } = host;
+    let Host { writable, module_version, bus, processes, named_pods, claim_files, own, newest_file } = host;
     Observations {
         settings,
         version: VERSION,
@@ -64,7 +64,7 @@ pub async fn gather(mut settings: Settings, driver: Option<Box<dyn Driver>>, clo
         bus,
         processes,
         named_pods,
-        kernel_log,
+       
         claim_files,
         own,
         newest_file,
@@ -251,7 +251,6 @@ struct Host {
     bus: Observed<crate::model::NodeDevices>,
     processes: Observed<processes::Survey>,
     named_pods: Observed<usize>,
-    kernel_log: Observed<()>,
     claim_files: Observed<Vec<(PathBuf, Result<(), String>)>>,
     own: Observed<governance::OwnProcess>,
     newest_file: Observed<Option<(PathBuf, UnixSeconds)>>,
@@ -267,29 +266,22 @@ async fn observe_host(settings: &Settings) -> Host {
         device_plugin_directory.join("kubelet_internal_checkpoint"),
     ];
     let (named, proc, claims) = (pod_logs_root, proc_root.clone(), settings.claim_directories.clone());
-    let (writable, module_version, bus, processes, named_pods, kernel_log, claim_files, own, newest_file) = tokio::join!(
+    let (writable, module_version, bus, processes, named_pods, claim_files, own, newest_file) = tokio::join!(
         blocking(move || Ok(writable(&directory))),
         blocking(move || Ok(std::fs::read_to_string(module).ok().and_then(|text| module_version(&text)))),
         blocking(move || scan_pci_bus(&sys_root).ok_or_else(|| format!("{}: no PCI bus found", sys_root.display()))),
         blocking(move || processes::survey(&proc).map_err(|error| format!("{}: {error}", proc.display()))),
         blocking(move || processes::named_pods(&named).map_err(|error| error.to_string())),
-        open_kernel_log(settings.kernel_log.clone()),
         blocking(move || Ok(survey(&claims).to_vec())),
         blocking(|| Ok(governance::read_own_process(Path::new("/proc/self")))),
         blocking(move || Ok(newest(files))),
     );
-    Host { writable, module_version, bus, processes, named_pods, kernel_log, claim_files, own, newest_file }
+    Host { writable, module_version, bus, processes, named_pods, claim_files, own, newest_file }
 }
 
 async fn blocking<T: Send + 'static>(look: impl FnOnce() -> Result<T, String> + Send + 'static) -> Observed<T> {
     let looked = within(OBSERVATION_DEADLINE, tokio::task::spawn_blocking(look)).await?;
     looked.unwrap_or_else(|broke| Err(broke.to_string())).map_err(NotObserved::Failed)
-}
-
-async fn open_kernel_log(path: Option<PathBuf>) -> Observed<()> {
-    let Some(path) = path else { return Err(NotObserved::Skipped("health.kmsg is off".to_owned())) };
-    let open = move || std::fs::File::open(&path).map(drop).map_err(|error| format!("{}: {error}", path.display()));
-    blocking(open).await
 }
 
 /// Queries the kernel; creates nothing.

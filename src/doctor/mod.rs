@@ -61,8 +61,6 @@ pub struct Settings {
     pub proc_root: PathBuf,
     pub sys_root: PathBuf,
     pub pod_logs_root: PathBuf,
-    /// The kernel's log, where it is to be read.
-    pub kernel_log: Option<PathBuf>,
 }
 
 /// A resource that the plugin would offer, as far as it is known without devices.

@@ -59,7 +59,6 @@ pub struct Observations {
     pub processes: Observed<Survey>,
     /// Pods that log directories name.
     pub named_pods: Observed<usize>,
-    pub kernel_log: Observed<()>,
     /// By file of NVIDIA's DRA driver, why it cannot be read.
     pub claim_files: Observed<Vec<(PathBuf, Result<(), String>)>>,
     pub own: Observed<OwnProcess>,
@@ -89,7 +88,6 @@ impl Observations {
             bus: left_out(),
             processes: left_out(),
             named_pods: left_out(),
-            kernel_log: left_out(),
             claim_files: left_out(),
             own: left_out(),
             newest_file: left_out(),

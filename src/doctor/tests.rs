@@ -46,7 +46,6 @@ fn settings() -> Settings {
         proc_root: "/proc".into(),
         sys_root: "/sys".into(),
         pod_logs_root: "/var/log/pods".into(),
-        kernel_log: Some("/dev/kmsg".into()),
     }
 }
 
@@ -128,7 +127,6 @@ fn well() -> Observations {
         bus: Ok(NodeDevices { expected: 1, ..NodeDevices::default() }),
         processes: Ok(Survey { of_the_host: true, processes: 9, in_pods: 3, unreadable: 0 }),
         named_pods: Ok(3),
-        kernel_log: Ok(()),
         claim_files: Ok(vec![("/k/plugins/gpu.nvidia.com/checkpoint.json".into(), Ok(()))]),
         own: Ok(OwnProcess {
             privileges: Some(Privileges { uid: Some(0), ..Privileges::default() }),
@@ -372,18 +370,6 @@ fn devices_cases() -> Vec<Case> {
             "checkpoint.json: permission denied",
         ),
         ("claim_files", change(|observations| observations.list.as_mut().unwrap().claimed = 0), Skipped, "no claim"),
-        (
-            "kernel_log",
-            change(|observations| observations.kernel_log = Err(NotObserved::Failed("/dev/kmsg: denied".into()))),
-            Failed,
-            "denied",
-        ),
-        (
-            "kernel_log",
-            change(|observations| observations.kernel_log = Err(NotObserved::Skipped("off".into()))),
-            Skipped,
-            "off",
-        ),
     ]
 }
 

@@ -53,7 +53,6 @@ pub struct Transition<'a> {
 /// The health settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MonitoringPlan {
-    pub kernel_log: bool,
     /// An operator may mark devices: the admin socket is there.
     pub marks: bool,
     pub automatic_recovery: bool,
@@ -75,7 +74,7 @@ pub struct Monitoring<'a> {
 
 #[derive(Debug, Serialize)]
 pub struct Source {
-    /// `fast`, `medium`, `slow` readings, `events` of the driver, `kernel_log`, `operator`.
+    /// `fast`, `medium`, `slow` readings, `events` of the driver, `operator`.
     pub name: &'static str,
     pub enabled: bool,
     /// `None` where it is not known.
@@ -132,9 +131,6 @@ fn monitoring<'a>(snapshot: &'a Snapshot, plan: &MonitoringPlan) -> Monitoring<'
         }
     };
     let mut sources: Vec<Source> = ["fast", "medium", "slow", "events"].into_iter().map(collector).collect();
-    let refused = hardware.errors.get("kmsg").is_some_and(|codes| codes.values().any(|count| *count > 0));
-    let working = plan.kernel_log.then_some(!refused);
-    sources.push(Source { name: "kernel_log", enabled: plan.kernel_log, working, last_success: None });
     sources.push(Source { name: "operator", enabled: plan.marks, working: None, last_success: None });
     let plugin = snapshot.plugin.as_deref().into_iter();
     let registered = plugin.flat_map(|plugin| &plugin.resources).filter(|(_, resource)| resource.registered);

@@ -16,7 +16,7 @@ use super::source::{EventKind, EventSource, PassStatus, Problem, RawEvent, Sessi
 use super::worker::Event;
 use crate::backoff::Backoff;
 use crate::clock::Clock;
-use crate::model::{Collector, GpuUuid, Moment, Monotonic, XidEvent, XidSource};
+use crate::model::{Collector, GpuUuid, Moment, Monotonic, XidEvent};
 
 const STACK_BYTES: usize = 512 * 1024;
 /// The longest wait; an ending session is released within it.
@@ -220,8 +220,7 @@ impl EventWait {
             }
         }
         if let EventKind::Xid(code) = kind {
-            let (source, process, count) = (XidSource::Nvml, None, 1);
-            self.mailbox.put(XidEvent { at, gpu, instance, code, source, process, count });
+            self.mailbox.put(XidEvent { at, gpu, instance, code, count: 1 });
         }
     }
 

@@ -8,7 +8,6 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tracing::{error, warn};
 
-use super::kmsg::Kmsg;
 use super::mailbox::Mailbox;
 use super::pci::Bus;
 use super::release::DriverLease;
@@ -42,7 +41,7 @@ impl Hardware {
         self.states.clone()
     }
 
-    /// Every XID of every source, in batches ordered by the time of receipt. `None` after the first call. Equal XIDs
+    /// Every XID, in batches ordered by the time of receipt. `None` after the first call. Equal XIDs
     /// are counted together while the receiver is full.
     #[must_use]
     pub fn xids(&mut self) -> Option<mpsc::Receiver<Vec<XidEvent>>> {
@@ -80,18 +79,9 @@ pub fn start(driver: Box<dyn Driver>, settings: Settings, clock: Clock) -> Hardw
     let (publisher, states) = watch::channel(Arc::new(HardwareState { source, ..HardwareState::default() }));
     let (mailbox, xids) = Mailbox::new();
     let sender = events.clone();
-    let kmsg = settings.kmsg.clone().and_then(|path| {
-        let kmsg = Kmsg::spawn(path, clock, states.clone(), mailbox.clone(), events.clone(), ends.clone());
-        kmsg.inspect_err(
-            |problem| error!(%problem, "cannot start a thread for the kernel log: it is not read for XIDs"),
-        )
-        .ok()
-    });
     let started = Builder::new().name("hardware".to_owned()).stack_size(STACK_BYTES).spawn(move || {
         // A driver library that hangs in the loader must not block this thread.
         threads::prepare();
-        // Ends together with this thread.
-        let _kmsg = kmsg;
         let bus = Bus::new(settings.sys_root.clone(), settings.proc_root.clone());
         match spawn_driver_thread(driver, bus, sender.clone()) {
             Ok(driver_thread) => {

@@ -1,4 +1,4 @@
-//! Takes XIDs from all sources and sends them to one reader, in batches.
+//! Takes XIDs from the event threads and sends them to one reader, in batches.
 //!
 //! In: XIDs. Out: batches on a bounded channel. XIDs that find the channel full are counted by kind, with a bound on
 //! kinds.
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-use crate::model::{GpuUuid, Moment, XidEvent, XidInstance, XidProcess, XidSource};
+use crate::model::{GpuUuid, Moment, XidEvent, XidInstance};
 
 /// Capacity of the channel.
 const BATCHES: usize = 16;
@@ -18,7 +18,7 @@ const KINDS: usize = 1024;
 /// Replaces the code when there are too many kinds.
 const UNKNOWN_XID: u32 = 999;
 
-/// Shared by all sources. No XID is lost while the channel is full: equal ones are counted together.
+/// Shared by the event threads. No XID is lost while the channel is full: equal ones are counted together.
 #[derive(Clone, Debug)]
 pub struct Mailbox(Arc<Mutex<Pending>>);
 
@@ -33,8 +33,6 @@ struct Kind {
     gpu: GpuUuid,
     instance: Option<XidInstance>,
     code: u32,
-    source: XidSource,
-    process: Option<XidProcess>,
 }
 
 impl Mailbox {
@@ -44,9 +42,9 @@ impl Mailbox {
     }
 
     pub fn put(&self, event: XidEvent) {
-        let XidEvent { at, gpu, instance, code, source, process, count } = event;
+        let XidEvent { at, gpu, instance, code, count } = event;
         let mut pending = self.lock();
-        let kind = pending.place(Kind { gpu, instance, code, source, process });
+        let kind = pending.place(Kind { gpu, instance, code });
         let entry = pending.kinds.entry(kind).or_insert((at, 0));
         *entry = (at, entry.1.saturating_add(count));
     }
@@ -61,8 +59,8 @@ impl Mailbox {
         // Without a reader the pending XIDs stay, in bounded memory.
         let Ok(place) = pending.batches.try_reserve() else { return };
         let event = |(kind, (at, count)): (Kind, (Moment, u64))| {
-            let Kind { gpu, instance, code, source, process } = kind;
-            XidEvent { at, gpu, instance, code, source, process, count }
+            let Kind { gpu, instance, code } = kind;
+            XidEvent { at, gpu, instance, code, count }
         };
         let mut batch: Vec<_> = std::mem::take(&mut pending.kinds).into_iter().map(event).collect();
         batch.sort_by_key(|event| event.at.monotonic);
@@ -75,18 +73,12 @@ impl Mailbox {
 }
 
 impl Pending {
-    /// Above the limit the process is dropped; above twice the limit everything but the GPU and the source.
-    fn place(&self, mut kind: Kind) -> Kind {
-        for limit in [KINDS, 2 * KINDS] {
-            if self.kinds.len() < limit || self.kinds.contains_key(&kind) {
-                return kind;
-            }
-            kind.process = None;
+    /// Above the limit everything but the GPU is dropped.
+    fn place(&self, kind: Kind) -> Kind {
+        if self.kinds.len() < KINDS || self.kinds.contains_key(&kind) {
+            return kind;
         }
-        if !self.kinds.contains_key(&kind) {
-            (kind.instance, kind.code) = (None, UNKNOWN_XID);
-        }
-        kind
+        Kind { instance: None, code: UNKNOWN_XID, ..kind }
     }
 }
 
@@ -95,14 +87,12 @@ mod tests {
     use super::*;
     use crate::model::{Monotonic, UnixSeconds};
 
-    fn event(code: u32, pid: Option<u32>, second: u64) -> XidEvent {
+    fn event(code: u32, second: u64) -> XidEvent {
         XidEvent {
             at: Moment { monotonic: Monotonic::from_secs(second), unix: UnixSeconds(0.0) },
             gpu: "GPU-a".into(),
             instance: None,
             code,
-            source: XidSource::Kmsg,
-            process: pid.map(|pid| XidProcess { pid, name: None }),
             count: 1,
         }
     }
@@ -111,7 +101,7 @@ mod tests {
     fn xids_that_find_the_channel_full_are_counted_together() {
         let (mailbox, mut received) = Mailbox::new();
         for second in 0..100_000 {
-            mailbox.put(event(31, None, second));
+            mailbox.put(event(31, second));
             mailbox.send();
         }
         let mut batches = 0;
@@ -130,7 +120,7 @@ mod tests {
     fn a_batch_is_in_the_order_of_time() {
         let (mailbox, mut received) = Mailbox::new();
         for (code, second) in [(94, 1), (13, 2), (63, 3), (13, 4)] {
-            mailbox.put(event(code, None, second));
+            mailbox.put(event(code, second));
         }
         mailbox.send();
         let batch = received.try_recv().unwrap();
@@ -142,24 +132,19 @@ mod tests {
     fn many_kinds_take_bounded_memory() {
         let (mailbox, mut received) = Mailbox::new();
         for number in 0..10_000 {
-            mailbox.put(event(number % 7, Some(number), 0));
-        }
-        for number in 0..10_000 {
-            mailbox.put(event(number, None, 0));
+            mailbox.put(event(number, 0));
         }
         mailbox.send();
         let batch = received.try_recv().unwrap();
-        assert!(batch.len() <= 2 * KINDS + 1, "{}", batch.len());
-        assert_eq!(batch.iter().map(|event| event.count).sum::<u64>(), 20_000);
-        // Codes are kept longer than processes.
-        assert!((0..7).all(|code| batch.iter().any(|event| event.code == code && event.process.is_none())));
+        assert!(batch.len() <= KINDS + 1, "{}", batch.len());
+        assert_eq!(batch.iter().map(|event| event.count).sum::<u64>(), 10_000);
     }
 
     #[test]
     fn without_a_reader_nothing_fails() {
         let (mailbox, received) = Mailbox::new();
         drop(received);
-        mailbox.put(event(79, None, 0));
+        mailbox.put(event(79, 0));
         mailbox.send();
     }
 }

@@ -1,6 +1,6 @@
 //! Device readings on their own threads.
 //!
-//! In: a driver (NVML, or simulated GPUs), the kernel's log where configured, and two requests: release and resume.
+//! In: a driver (NVML, or simulated GPUs), and two requests: release and resume.
 //! Out: `HardwareState` on a watch channel, and XIDs in batches. Does not use: pods, metrics, HTTP, or what an XID
 //! means for health. NVML's types end here; a hung call costs its thread and that GPU's data, nothing more.
 
@@ -10,8 +10,6 @@ mod fleet;
 mod gpu_state;
 mod handle;
 pub mod integrate;
-mod kmsg;
-mod kmsg_line;
 mod mailbox;
 mod module_energy;
 mod monotone;
@@ -29,7 +27,6 @@ mod worker;
 
 pub use gpu_state::{GpuState, Staleness};
 pub use handle::{Hardware, start};
-pub use kmsg_line::{KernelLine, KernelXid, parse_kernel_line};
 pub use pci::scan as scan_pci_bus;
 pub use release::{DriverLease, ReleaseError};
 pub use settings::Settings;

@@ -17,8 +17,6 @@ pub struct Settings {
     pub sys_root: PathBuf,
     /// Root of the NVIDIA kernel driver's files about GPUs that the library does not list.
     pub proc_root: PathBuf,
-    /// The kernel log to read for XIDs: `/dev/kmsg`, or a file or FIFO of such lines.
-    pub kmsg: Option<PathBuf>,
     /// A release that takes longer is answered with what keeps the driver open.
     pub release_limit: Duration,
 }
@@ -34,7 +32,6 @@ impl Default for Settings {
             lost_retry: (Duration::from_secs(1), Duration::from_secs(30)),
             sys_root: PathBuf::from("/sys"),
             proc_root: PathBuf::from("/proc"),
-            kmsg: None,
             release_limit: Duration::from_secs(30),
         }
     }

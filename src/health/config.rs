@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde::de::{Error, Unexpected};
+use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -30,10 +30,6 @@ pub struct Config {
     #[serde(deserialize_with = "released_limit")]
     #[cfg_attr(test, schemars(schema_with = "schema::duration"), serde(serialize_with = "schema::written"))]
     pub released_limit: Duration,
-    /// Whether to read XIDs from the kernel log too.
-    #[serde(deserialize_with = "on_or_off")]
-    #[cfg_attr(test, schemars(schema_with = "schema::on_or_off"))]
-    pub kmsg: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -92,7 +88,6 @@ impl Default for Config {
             stuck_limit: Duration::from_secs(10),
             // Long enough for a reset, and too short for pods to be scheduled to a GPU that is not read.
             released_limit: Duration::from_secs(30),
-            kmsg: false,
         }
     }
 }
@@ -122,15 +117,6 @@ fn duration<'de, D: Deserializer<'de>>(
     if (low..=high).contains(&value) { Ok(value) } else { Err(D::Error::custom(format!("{key} {text}: {range}"))) }
 }
 
-fn on_or_off<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
-    // YAML 1.1 reads `on` and `off` as booleans.
-    match String::deserialize(deserializer)?.as_str() {
-        "on" | "true" => Ok(true),
-        "off" | "false" => Ok(false),
-        other => Err(D::Error::invalid_value(Unexpected::Str(other), &"kmsg on or off")),
-    }
-}
-
 /// Of the configuration file's JSON schema.
 #[cfg(test)]
 pub mod schema {
@@ -150,11 +136,6 @@ pub mod schema {
     pub fn written<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(&humantime::format_duration(*duration))
     }
-
-    /// YAML 1.1 reads `on` and `off` as booleans.
-    pub fn on_or_off(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "enum": ["on", "off", true, false] })
-    }
 }
 
 #[cfg(test)]
@@ -168,7 +149,7 @@ mod tests {
     #[test]
     fn every_key_is_read() {
         let text = "xids:\n  48: count\n  31: unhealthy\n  45: ignore\nholdDown: 2m\nrecovery: manual\n\
-                    uncorrectableECC: unhealthy\nfabric: ignore\nstuckLimit: 30s\nreleasedLimit: 1h\nkmsg: on\n";
+                    uncorrectableECC: unhealthy\nfabric: ignore\nstuckLimit: 30s\nreleasedLimit: 1h\n";
         let config = parse(text).unwrap();
         let expected = Config {
             xids: [(48, XidRule::Count), (31, XidRule::Unhealthy), (45, XidRule::Ignore)].into(),
@@ -178,10 +159,8 @@ mod tests {
             fabric: FabricPolicy::Ignore,
             stuck_limit: Duration::from_secs(30),
             released_limit: 60 * MINUTE,
-            kmsg: true,
         };
         assert_eq!(config, expected);
-        assert!(!parse("kmsg: off\n").unwrap().kmsg);
     }
 
     #[test]
@@ -196,7 +175,6 @@ mod tests {
             ("fabric: bad\n", ["bad", "ignore"]),
             ("stuckLimit: 2h\n", ["stuckLimit", "0s to 1h"]),
             ("releasedLimit: 2days\n", ["releasedLimit", "0s to 1day"]),
-            ("kmsg: maybe\n", ["maybe", "off"]),
             ("holddown: 1s\n", ["holddown", "holdDown"]),
         ] {
             let error = parse(text).expect_err(text);

@@ -210,10 +210,9 @@ impl Health {
 
     fn add_events(&mut self, now: Moment, events: &[XidEvent]) {
         let mut events: Vec<&XidEvent> = events.iter().collect();
-        // By time first: the sources may have mixed them.
         events.sort_by(|one, two| {
-            let key = |event: &XidEvent| (event.at.monotonic, event.code, event.source, event.instance, event.count);
-            key(one).cmp(&key(two)).then_with(|| one.gpu.cmp(&two.gpu)).then_with(|| one.process.cmp(&two.process))
+            let key = |event: &XidEvent| (event.at.monotonic, event.code, event.instance, event.count);
+            key(one).cmp(&key(two)).then_with(|| one.gpu.cmp(&two.gpu))
         });
         for event in events {
             let effect = classes::effect(event.code, self.config.xids.get(&event.code).copied());

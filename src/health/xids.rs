@@ -1,16 +1,13 @@
-//! XIDs of one GPU: counted once although two sources report them, and kept while they make the device unhealthy.
+//! XIDs of one GPU: counted, and kept while they make the device unhealthy.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use super::classes::{self, Effect};
 use super::faults::XidFault;
 use crate::model::{
-    LastXid, MigDevice, MigUuid, Moment, Monotonic, UnixSeconds, XidClass, XidCounts, XidEvent, XidInstance, XidSource,
+    LastXid, MigDevice, MigUuid, Moment, Monotonic, RecentCount, UnixSeconds, XidClass, XidCounts, XidEvent, XidInstance,
 };
 
-/// The two sources report one XID within this time of each other.
-pub const SAME: Duration = Duration::from_secs(5);
 /// Codes with their own series; about two hundred exist. Others are counted as 999.
 const CODES: usize = 256;
 const UNKNOWN_CODE: u32 = 999;
@@ -20,16 +17,7 @@ const INSTANCES: usize = 64;
 #[derive(Debug)]
 pub struct Xids {
     pub counts: XidCounts,
-    episodes: BTreeMap<u32, Episode>,
     pub latches: BTreeMap<u32, Latch>,
-}
-
-/// XIDs of one code without a pause: each source reports all of them, so the larger of the two counts is right.
-#[derive(Debug)]
-struct Episode {
-    last: Monotonic,
-    nvml: u64,
-    kmsg: u64,
 }
 
 /// An XID that makes the device unhealthy.
@@ -41,8 +29,6 @@ pub struct Latch {
     pub at: Moment,
     /// The driver, which always names the instance, named the whole GPU.
     whole: bool,
-    /// The kernel log named no instance.
-    unnamed: Option<Monotonic>,
     instances: BTreeMap<XidInstance, Hit>,
     /// MIG devices that an earlier agent has found.
     earlier: BTreeSet<MigUuid>,
@@ -50,7 +36,6 @@ pub struct Latch {
 
 #[derive(Debug)]
 struct Hit {
-    at: Monotonic,
     /// Hit since the inventory last mapped the instance numbers.
     pending: bool,
     reach: Option<Reach>,
@@ -66,7 +51,7 @@ impl Xids {
     pub fn new(created: UnixSeconds) -> Self {
         let by_class = XidClass::ALL.into_iter().map(|class| (class, 0)).collect();
         let counts = XidCounts { created, by_class, ..XidCounts::default() };
-        Self { counts, episodes: BTreeMap::new(), latches: BTreeMap::new() }
+        Self { counts, latches: BTreeMap::new() }
     }
 
     /// True for the first of its code ever.
@@ -77,12 +62,14 @@ impl Xids {
         let code = if is_new && self.counts.last.len() >= CODES { UNKNOWN_CODE } else { event.code };
         // Not later than now.
         let at = event.at.monotonic.min(now);
-        let count = self.count(code, event.source, event.count, at);
-        *self.counts.by_class.entry(class).or_default() += count;
-        let of_code = self.counts.by_code.entry(code).or_default();
-        of_code.total += count;
-        of_code.recent.add(at, count);
-        self.remember(code, event);
+        *self.counts.by_class.entry(class).or_default() += event.count;
+        let first = || LastXid { class: classes::class(code), at: event.at, count: 0, recent: RecentCount::default() };
+        let of_code = self.counts.last.entry(code).or_insert_with(first);
+        of_code.count = of_code.count.saturating_add(event.count);
+        of_code.recent.add(at, event.count);
+        if event.at.monotonic >= of_code.at.monotonic {
+            of_code.at = event.at;
+        }
         if effect.makes_unhealthy() && self.latches.len() < CODES {
             self.latches.entry(event.code).or_insert_with(|| Latch::new(effect, class)).hit(event, at);
         }
@@ -96,45 +83,6 @@ impl Xids {
         latch.whole = fault.whole;
         latch.earlier.clone_from(&fault.mig_devices);
         self.latches.insert(code, latch);
-    }
-
-    /// How many of `reported` are new.
-    fn count(&mut self, code: u32, source: XidSource, reported: u64, at: Monotonic) -> u64 {
-        let episode = self.episodes.entry(code).or_insert(Episode { last: at, nvml: 0, kmsg: 0 });
-        if at.since(episode.last).max(episode.last.since(at)) > SAME {
-            if at < episode.last {
-                // Of an episode that is over, and reported late.
-                return reported;
-            }
-            (episode.nvml, episode.kmsg) = (0, 0);
-        }
-        episode.last = episode.last.max(at);
-        let before = episode.nvml.max(episode.kmsg);
-        let count = match source {
-            XidSource::Nvml => &mut episode.nvml,
-            XidSource::Kmsg => &mut episode.kmsg,
-        };
-        *count = count.saturating_add(reported);
-        episode.nvml.max(episode.kmsg) - before
-    }
-
-    fn remember(&mut self, code: u32, event: &XidEvent) {
-        let sources = self.counts.last.entry(code).or_default();
-        let last = sources.entry(event.source.as_str()).or_insert_with(|| LastXid {
-            class: classes::class(code),
-            at: Moment::default(),
-            process: None,
-            count: 0,
-        });
-        last.count = last.count.saturating_add(event.count);
-        if event.at.monotonic >= last.at.monotonic {
-            last.at = event.at;
-            if event.process.is_some() {
-                last.process.clone_from(&event.process);
-            }
-        } else if last.process.is_none() {
-            last.process.clone_from(&event.process);
-        }
     }
 
     /// Instance numbers are reused after a reconfiguration, so they are turned into names as soon as that can be done.
@@ -175,29 +123,23 @@ impl Xids {
 impl Latch {
     fn new(effect: Effect, class: XidClass) -> Self {
         let (at, instances, earlier) = (Moment::default(), BTreeMap::new(), BTreeSet::new());
-        Self { effect, class, at, whole: false, unnamed: None, instances, earlier }
+        Self { effect, class, at, whole: false, instances, earlier }
     }
 
     fn hit(&mut self, event: &XidEvent, at: Monotonic) {
         if at >= self.at.monotonic {
             self.at = Moment { monotonic: at, unix: event.at.unix };
         }
-        match (event.instance, event.source) {
-            (Some(instance), _) if self.instances.len() < INSTANCES || self.instances.contains_key(&instance) => {
-                let hit = self.instances.entry(instance).or_insert(Hit { at, pending: true, reach: None });
-                (hit.at, hit.pending) = (hit.at.max(at), true);
+        match event.instance {
+            Some(instance) if self.instances.len() < INSTANCES || self.instances.contains_key(&instance) => {
+                self.instances.entry(instance).or_insert(Hit { pending: true, reach: None }).pending = true;
             }
-            (None, XidSource::Kmsg) => self.unnamed = self.unnamed.max(Some(at)),
-            (None, XidSource::Nvml) | (Some(_), _) => self.whole = true,
+            _ => self.whole = true,
         }
     }
 
     pub fn reaches_whole(&self) -> bool {
-        // A line without an instance beside an event with one is the same XID.
-        let near = |at: Monotonic| self.instances.values().any(|hit| hit.at.since(at).max(at.since(hit.at)) <= SAME);
-        self.whole
-            || self.unnamed.is_some_and(|at| !near(at))
-            || self.instances.values().any(|hit| hit.reach == Some(Reach::Whole))
+        self.whole || self.instances.values().any(|hit| hit.reach == Some(Reach::Whole))
     }
 
     /// MIG devices that it reaches by name.

@@ -96,12 +96,7 @@ fn is_joined(snapshot: &Snapshot) -> bool {
 fn counted(snapshot: &Snapshot) -> Xids {
     let mut xids = Xids::new();
     for (gpu, health) in &snapshot.health.gpus {
-        for (code, sources) in &health.xids.last {
-            for last in sources.values() {
-                let (count, class) = xids.entry((gpu.clone(), *code)).or_insert((0, last.class));
-                (*count, *class) = (*count + last.count, last.class);
-            }
-        }
+        xids.extend(health.xids.last.iter().map(|(code, last)| ((gpu.clone(), *code), (last.count, last.class))));
     }
     xids
 }

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use super::*;
 use crate::metrics::tests::fixture;
 use crate::model::{
-    Account, ContainerRef, HardwareState, HealthState, HealthTransition, KubeletState, LastXid, PluginState, Reason,
+    Account, ContainerRef, HardwareState, HealthState, HealthTransition, KubeletState, LastXid, PluginState, Reason, RecentCount,
     UnhealthyReason, UnixSeconds, XidClass,
 };
 
@@ -90,18 +90,18 @@ fn a_health_transition_is_one_event_with_its_holders() {
 }
 
 #[test]
-fn xids_are_counted_over_their_sources() {
+fn new_xids_are_an_event_with_their_number() {
     let mut history = History::default();
     history.note(&later(0));
     let mut more = later(1);
-    let last = LastXid { class: XidClass::GpuReset, at: more.at, process: None, count: 2 };
+    let last = LastXid { class: XidClass::GpuReset, at: more.at, count: 2, recent: RecentCount::default() };
     change(&mut more.health, |health| {
         let gpu = health.gpus.get_mut(&fixture::WHOLE.into()).unwrap();
-        gpu.xids.last.insert(79, [("nvml", last.clone()), ("kmsg", last)].into());
+        gpu.xids.last.insert(79, last);
     });
     history.note(&more);
     history.note(&more);
-    assert_eq!(texts(&history), ["xid Bad XID 79 (gpu reset), 4 times []"]);
+    assert_eq!(texts(&history), ["xid Bad XID 79 (gpu reset), 2 times []"]);
 }
 
 #[test]

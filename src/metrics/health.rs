@@ -54,8 +54,8 @@ pub(super) static GROUP: Group = Group {
         counter(
             "podmeter_xid_errors_total",
             &["gpu_uuid", "gpu", "class"],
-            "NVML events, kernel log",
-            "XIDs by class; an XID that two sources report counts once.",
+            "NVML events",
+            "XIDs by class.",
             |snapshot, family| {
                 for (gpu, health) in with_health(snapshot) {
                     for (class, count) in &health.xids.by_class {
@@ -67,18 +67,13 @@ pub(super) static GROUP: Group = Group {
         gauge(
             "podmeter_xid_last_timestamp_seconds",
             &["gpu_uuid", "gpu", "xid", "class", "source"],
-            "NVML events, kernel log",
-            "Unix time of the last XID of this code from this source.",
+            "NVML events",
+            "Unix time of the last XID of this code.",
             |snapshot, family| {
                 for (gpu, health) in with_health(snapshot) {
-                    for (code, sources) in &health.xids.last {
-                        for (source, xid) in sources {
-                            let labels = of_device(gpu)
-                                .and("xid", *code)
-                                .and("class", xid.class.as_str())
-                                .and("source", *source);
-                            family.push(labels, xid.at.unix);
-                        }
+                    for (code, xid) in &health.xids.last {
+                        let labels = of_device(gpu).and("xid", *code).and("class", xid.class.as_str());
+                        family.push(labels.and("source", "nvml"), xid.at.unix);
                     }
                 }
             },
@@ -86,8 +81,8 @@ pub(super) static GROUP: Group = Group {
         counter(
             "podmeter_container_xid_errors_total",
             &["namespace", "pod", "container", "gpu_uuid", "mig_uuid", "xid", "class"],
-            "NVML events, kernel log",
-            "XIDs by the container whose process the kernel log names, else by the one container that holds the device.",
+            "NVML events",
+            "XIDs by the one container that holds the GPU or MIG device; with several holders, of none.",
             |snapshot, family| {
                 for xid in snapshot.container_xids.iter().filter(|xid| is_shown(snapshot, xid)) {
                     let labels = of_container(&xid.container)

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::{ContainerRef, GpuUuid, MigUuid, Moment, RecentCount, UnixSeconds, XidProcess};
+use super::{ContainerRef, GpuUuid, MigUuid, Moment, RecentCount, UnixSeconds};
 
 /// The health of every GPU and MIG device ever listed, with its transitions and XIDs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -82,28 +82,19 @@ pub struct XidCounts {
     pub created: UnixSeconds,
     /// Every class, from 0.
     pub by_class: BTreeMap<XidClass, u64>,
-    /// By code, then by source (`nvml`, `kmsg`).
-    pub last: BTreeMap<u32, BTreeMap<&'static str, LastXid>>,
-    /// By code; has the codes of `last`. As in `by_class`, an XID that two sources report counts once.
-    #[serde(skip)]
-    pub by_code: BTreeMap<u32, CodeCount>,
+    /// By code.
+    pub last: BTreeMap<u32, LastXid>,
 }
 
 /// XIDs of one code.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct CodeCount {
-    pub total: u64,
-    pub recent: RecentCount,
-}
-
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LastXid {
     pub class: XidClass,
+    /// The time of the last of them.
     pub at: Moment,
-    /// The last process named by the source.
-    pub process: Option<XidProcess>,
-    /// XIDs of this source alone.
     pub count: u64,
+    #[serde(skip)]
+    pub recent: RecentCount,
 }
 
 named! {

@@ -54,7 +54,7 @@ mod xid;
 pub use allocations::{Allocatable, Allocations, Container, CpuSet, HeldDevice, MemoryBlock, Pod};
 pub use claims::{ClaimAllocation, ClaimDevice, ClaimGpu, ClaimHardware, ClaimRecord, ClaimSource};
 pub use device_health::{
-    CodeCount, DeviceHealth, GpuHealth, HealthCause, HealthState, HealthTransition, LastXid, RECOVERY_ACTIONS,
+    DeviceHealth, GpuHealth, HealthCause, HealthState, HealthTransition, LastXid, RECOVERY_ACTIONS,
     UnhealthyReason, XidClass, XidCounts, recovery_action,
 };
 pub use figures::Figures;
@@ -84,4 +84,4 @@ pub use time::{DurationHistogram, Moment, Monotonic, UnixSeconds};
 pub use timestamp::Timestamp;
 pub use token_bucket::TokenBucket;
 pub use unattributed::{Divided, Quantity, Reason, UnallocatedUse, Unattributed};
-pub use xid::{ContainerXid, XidEvent, XidInstance, XidProcess, XidSource};
+pub use xid::{ContainerXid, XidEvent, XidInstance};

@@ -1,10 +1,8 @@
-use std::sync::Arc;
-
 use serde::Serialize;
 
 use super::{ContainerRef, GpuUuid, MigUuid, Moment, UnixSeconds, XidClass};
 
-/// XIDs of one kind from one source, counted since the last batch.
+/// XIDs of one kind, counted since the last batch.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct XidEvent {
     /// The time of the last of them.
@@ -14,9 +12,6 @@ pub struct XidEvent {
     pub instance: Option<XidInstance>,
     /// 999 where the driver gives no code.
     pub code: u32,
-    pub source: XidSource,
-    /// The process, where the source names it.
-    pub process: Option<XidProcess>,
     /// At least 1.
     pub count: u64,
 }
@@ -41,19 +36,4 @@ pub struct XidInstance {
     pub gpu_instance: u32,
     /// `None`: all compute instances inside it.
     pub compute_instance: Option<u32>,
-}
-
-named! {
-    pub enum XidSource {
-        Nvml = "nvml",
-        /// The kernel log.
-        Kmsg = "kmsg",
-    }
-}
-
-/// A process named in the kernel log, with its host process id.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct XidProcess {
-    pub pid: u32,
-    pub name: Option<Arc<str>>,
 }

@@ -175,12 +175,9 @@ impl Page<'_> {
             words.push(format!("{}{part}: {to}: {reason}: {detail}{held}", ago(transition.at.monotonic)));
         }
         let xids = self.node.health.gpus.get(self.gpu).map(|health| &health.xids.last);
-        for (code, sources) in xids.into_iter().flatten() {
-            for (source, xid) in sources {
-                let [source, class] = [source, &xid.class].map(|text| clean(text));
-                let (last, count) = (ago(xid.at.monotonic), xid.count);
-                words.push(format!("XID {code} ({class}) from {source}: {count} times, last {last}"));
-            }
+        for (code, xid) in xids.into_iter().flatten() {
+            let (last, count) = (ago(xid.at.monotonic), xid.count);
+            words.push(format!("XID {code} ({}): {count} times, last {last}", clean(&xid.class)));
         }
         self.section("Events", words, "none", Style::new())
     }

@@ -2,7 +2,6 @@
 //! the started binary, and back.
 
 use crate::support::agent;
-use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use crate::support::sick_node::{SickNode, eight_gpus, mig, on_gpu, partitioned, slot, uuid};
@@ -370,40 +369,6 @@ async fn a_release_unloads_the_library_and_keeps_health_until_a_reset() {
     assert_eq!(node.post("/resume", "").status, 200);
     node.until_unhealthy(GPU, &[]).await;
     node.assert_others_never_turned(&[1]);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_kernels_log_is_a_second_source() {
-    let devices = tempfile::tempdir().unwrap();
-    let path = devices.path().join("kmsg");
-    std::fs::write(&path, "").unwrap();
-    let config = format!("{FOUR_SLOTS}health: {{holdDown: 300ms, kmsg: on}}\n");
-    let dev_root = ["--dev-root", devices.path().to_str().unwrap()];
-    let node = SickNode::start_with(eight_gpus(), &config, &dev_root).await;
-    node.until_unhealthy(GPU, &[]).await;
-    let mut log = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
-    // It is read from its end at podmeter's start: written until the event arrives.
-    let is_counted = |page: &agent::Page| {
-        page.value("podmeter_xid_errors_total", &[&on_gpu(4), "class=\"application\""]) >= Some(1.0)
-    };
-    node.until_page("the log is read", |page| {
-        is_counted(page) || {
-            writeln!(log, "3,1,1,-;NVRM: Xid (PCI:0000:14:00): 31, pid=7, name=python3, x").unwrap();
-            false
-        }
-    });
-    writeln!(log, "3,2,2,-;NVRM: GPU 0000:15:00.0: GPU has fallen off the bus.").unwrap();
-    node.until_unhealthy(GPU, &(0..4).map(|number| slot(5, number)).collect::<Vec<_>>()).await;
-    node.until_page("the source", |page| {
-        page.count("podmeter_xid_last_timestamp_seconds", &[&on_gpu(5), "xid=\"79\"", "source=\"kmsg\""]) == 1
-    });
-    // A second source for the same event: it still counts once.
-    node.inject(5, json!([{"sequence": 1, "xid": 79}]));
-    let page = node.until_page("both sources", |page| {
-        page.count("podmeter_xid_last_timestamp_seconds", &[&on_gpu(5), "xid=\"79\""]) == 2
-    });
-    assert_eq!(page.value("podmeter_xid_errors_total", &[&on_gpu(5), "class=\"node_reboot\""]), Some(1.0));
-    node.assert_others_never_turned(&[5]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -29,7 +29,6 @@ mod gap_accounting;
 mod governance;
 mod gpu_check;
 mod hardware_events;
-mod hardware_kmsg;
 mod hardware_nvml;
 mod hardware_release;
 mod hardware_simulated;

@@ -193,48 +193,16 @@ fn a_new_instance_does_not_inherit_the_xid_of_the_number_that_it_got() {
 }
 
 #[test]
-fn one_xid_from_two_sources_counts_once_and_the_process_is_kept() {
-    let process = Some(XidProcess { pid: 4711, name: Some("python".into()) });
-    let kmsg =
-        |seconds, count| XidEvent { source: XidSource::Kmsg, process: process.clone(), count, ..xid(31, seconds) };
-    let nvml = |seconds, count| XidEvent { count, ..xid(31, seconds) };
-    let total = |state: &HealthState| state.gpus[&GPU.into()].xids.by_class[&XidClass::Application];
-    for batches in [
-        vec![vec![nvml(2, 3), kmsg(3, 3)]],
-        vec![vec![kmsg(3, 3), nvml(2, 3)]],
-        vec![vec![nvml(2, 3)], vec![kmsg(3, 3)]],
-        vec![vec![kmsg(3, 3)], vec![nvml(2, 3)]],
-        vec![vec![kmsg(3, 1)], vec![nvml(2, 2)], vec![kmsg(4, 2)], vec![nvml(3, 1)]],
-    ] {
-        let mut world = World::new(Config::default());
-        world.at(1);
-        for batch in &batches {
-            world.with(5, batch);
-        }
-        let state = world.health.state();
-        assert_eq!(total(&state), 3, "{batches:?}");
-        let last = &state.gpus[&GPU.into()].xids.last[&31];
-        assert_eq!((last["kmsg"].process.clone(), last["kmsg"].count, last["nvml"].count), (process.clone(), 3, 3));
-        assert_eq!(total(&world.with(100, &[kmsg(100, 1)])), 4, "a new one");
-        let state = world.with(120, &[nvml(120, 1)]);
-        assert_eq!(total(&state), 5, "and another");
-        let of_code = &state.gpus[&GPU.into()].xids.by_code[&31];
-        let recent = [120, 310, 1_000].map(|seconds| of_code.recent.at(moment(seconds).monotonic));
-        assert_eq!((of_code.total, recent), (5, [5, 2, 0]), "{batches:?}");
-    }
-}
-
-#[test]
-fn a_kernel_line_without_an_instance_does_not_widen_the_event_that_names_one() {
-    let kmsg = XidEvent { source: XidSource::Kmsg, ..xid(95, 3) };
-    for events in [[in_instance(95, 2, 7, Some(0)), kmsg.clone()], [kmsg.clone(), in_instance(95, 4, 7, Some(0))]] {
-        let mut world = World::partitioned(Config::default());
-        world.at(1);
-        let state = world.with(5, &events);
-        assert_eq!((reasons(&state, None), reasons(&state, Some(SLICE))), (WELL, vec!["xid"]));
-        let state = world.with(100, &[XidEvent { at: moment(100), ..kmsg.clone() }]);
-        assert_eq!(reasons(&state, Some(OTHER_SLICE)), ["xid"], "one alone is the whole GPU's");
-    }
+fn xids_count_by_class_and_by_code() {
+    let mut world = World::new(Config::default());
+    world.at(1);
+    world.with(2, &[XidEvent { count: 3, ..xid(31, 2) }]);
+    let state = world.with(120, &[xid(31, 120), XidEvent { at: moment(60), ..xid(31, 60) }]);
+    let xids = &state.gpus[&GPU.into()].xids;
+    let of_code = &xids.last[&31];
+    let recent = [120, 310, 1_000].map(|seconds| of_code.recent.at(moment(seconds).monotonic));
+    assert_eq!((xids.by_class[&XidClass::Application], of_code.count, of_code.at), (5, 5, moment(120)));
+    assert_eq!(recent, [5, 2, 0]);
 }
 
 #[test]
@@ -250,8 +218,7 @@ fn memory_is_bounded_whatever_arrives() {
     assert!(world.health.devices.len() <= UNKNOWN_GPUS + 2);
     let xids = &state.gpus[&GPU.into()].xids;
     assert_eq!(xids.by_class.values().sum::<u64>(), 20_000, "none is lost for that");
-    assert_eq!(xids.by_code.values().map(|of_code| of_code.total).sum::<u64>(), 20_000);
-    assert!(xids.by_code.keys().eq(xids.last.keys()));
+    assert_eq!(xids.last.values().map(|of_code| of_code.count).sum::<u64>(), 20_000);
     assert!(xids.last.len() <= 257 && world.health.take_notes().len() <= NOTES);
     for seconds in 3..700 {
         world.slow(|slow| slow.recovery_action = Some((seconds % 2) as u32));

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::*;
 use crate::model::{
     DeviceReadings, EccLocation, FabricDomain, FabricState, Fast, Gpu, MigDevice, Platform, Released, RowRemap, Slow,
-    Stamped, UnixSeconds, XidClass, XidInstance, XidProcess, XidSource,
+    Stamped, UnixSeconds, XidClass, XidInstance,
 };
 
 const GPU: &str = "GPU-0";
@@ -144,8 +144,6 @@ fn xid(code: u32, seconds: u64) -> XidEvent {
         gpu: GPU.into(),
         instance: None,
         code,
-        source: XidSource::Nvml,
-        process: None,
         count: 1,
     }
 }

@@ -144,12 +144,11 @@ proptest! {
 
     #[test]
     fn the_order_of_events_does_not_matter(
-        codes in prop::collection::vec((prop::sample::select(vec![31, 45, 48, 79, 95]), 2_u64..40, any::<bool>(), 1_u64..5,
+        codes in prop::collection::vec((prop::sample::select(vec![31, 45, 48, 79, 95]), 2_u64..40, 1_u64..5,
             prop::option::of(prop::sample::select(vec![3_u32, 7, 8]))), 1..30),
         seed in any::<u64>(),
     ) {
-        let event = |(code, seconds, kmsg, count, instance): &(u32, u64, bool, u64, Option<u32>)| XidEvent {
-            source: if *kmsg { XidSource::Kmsg } else { XidSource::Nvml },
+        let event = |(code, seconds, count, instance): &(u32, u64, u64, Option<u32>)| XidEvent {
             count: *count,
             instance: instance.map(|gpu_instance| XidInstance { gpu_instance, compute_instance: Some(0) }),
             ..xid(*code, *seconds)

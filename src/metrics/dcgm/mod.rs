@@ -269,19 +269,19 @@ mod tests {
     }
 
     #[test]
-    fn the_last_xid_of_any_code_and_source_is_shown_and_0_without_one() {
+    fn the_last_xid_of_any_code_is_shown_and_0_without_one() {
         let mut snapshot = fixture::snapshot();
         let last = |snapshot: &Snapshot, uuid| value(&old(snapshot), "DCGM_FI_DEV_XID_ERRORS", &[("UUID", uuid)]);
         assert_eq!([fixture::WHOLE, fixture::LOST].map(|uuid| last(&snapshot, uuid)), [Some(31.0), Some(0.0)]);
         let health = std::sync::Arc::make_mut(&mut snapshot.health);
         let xids = &mut health.gpus.get_mut(&fixture::WHOLE.into()).unwrap().xids;
-        let mut earlier = xids.last[&31]["nvml"].clone();
+        let mut earlier = xids.last[&31].clone();
         earlier.at.monotonic = crate::model::Monotonic::from_secs(399);
-        xids.last.insert(94, [("nvml", earlier.clone())].into());
+        xids.last.insert(94, earlier.clone());
         assert_eq!(last(&snapshot, fixture::WHOLE), Some(31.0));
         earlier.at.monotonic = crate::model::Monotonic::from_secs(401);
         let health = std::sync::Arc::make_mut(&mut snapshot.health);
-        health.gpus.get_mut(&fixture::WHOLE.into()).unwrap().xids.last.insert(94, [("nvml", earlier)].into());
+        health.gpus.get_mut(&fixture::WHOLE.into()).unwrap().xids.last.insert(94, earlier);
         assert_eq!(last(&snapshot, fixture::WHOLE), Some(94.0));
     }
 

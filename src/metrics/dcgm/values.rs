@@ -195,8 +195,8 @@ impl Source {
             Self::XidsRecent => xids_recent(page, series),
             Self::Xids => {
                 for (gpu, health) in with_health(page.snapshot) {
-                    for (code, count) in &health.xids.by_code {
-                        page.gpu_and(series, gpu, &Labels::of("xid", *code), count.total as f64);
+                    for (code, xid) in &health.xids.last {
+                        page.gpu_and(series, gpu, &Labels::of("xid", *code), xid.count as f64);
                     }
                 }
             }
@@ -222,9 +222,8 @@ fn link_errors(slow: &Slow, kind: &str, error: &str) -> Option<f64> {
 
 fn last_xid(page: &Page<'_>, series: &mut Series) {
     for (gpu, health) in with_health(page.snapshot) {
-        let sources = health.xids.last.iter().flat_map(|(code, sources)| sources.values().map(move |xid| (xid, code)));
-        let last = sources.max_by(|(one, _), (other, _)| one.at.monotonic.cmp(&other.at.monotonic));
-        page.gpu_and(series, gpu, &Labels::default(), last.map_or(0, |(_, code)| *code).into());
+        let last = health.xids.last.iter().max_by_key(|(_, xid)| xid.at.monotonic);
+        page.gpu_and(series, gpu, &Labels::default(), last.map_or(0, |(code, _)| *code).into());
     }
 }
 
@@ -257,7 +256,7 @@ fn clock_event_starts(page: &Page<'_>, series: &mut Series) {
 fn xids_recent(page: &Page<'_>, series: &mut Series) {
     let now = page.snapshot.at.monotonic;
     for (gpu, health) in with_health(page.snapshot) {
-        let counts = health.xids.by_code.iter().map(|(code, count)| (*code, count.recent.at(now)));
+        let counts = health.xids.last.iter().map(|(code, count)| (*code, count.recent.at(now)));
         let recent: Vec<_> = counts.filter(|(_, count)| *count > 0).collect();
         if recent.is_empty() {
             page.gpu_and(series, gpu, &window(), 0.0);

@@ -186,12 +186,9 @@ fn health() -> HealthState {
         ..of(well(), &xids)
     };
     xids.by_class.insert(XidClass::Application, 3);
-    let process = Some(XidProcess { pid: 4711, name: Some("python".into()) });
-    let last = LastXid { class: XidClass::Application, at: moment(400), process, count: 3 };
-    xids.last.insert(31, [("kmsg", last.clone()), ("nvml", LastXid { process: None, ..last })].into());
-    let mut of_code = CodeCount { total: 3, ..CodeCount::default() };
-    of_code.recent.add(Monotonic::from_secs(400), 2);
-    xids.by_code.insert(31, of_code);
+    let mut recent = RecentCount::default();
+    recent.add(Monotonic::from_secs(400), 2);
+    xids.last.insert(31, LastXid { class: XidClass::Application, at: moment(400), count: 3, recent });
     let gpus = [(WHOLE.into(), of(well(), &xids)), (LOST.into(), lost), (PARTITIONED.into(), partitioned)].into();
     HealthState { gpus, transitions: vec![], transition_counts: BTreeMap::new() }
 }

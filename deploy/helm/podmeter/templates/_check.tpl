@@ -61,10 +61,6 @@
 {{- if and $values.webConfig.existingSecret (eq (int $values.listen.port) 9411) -}}
 {{- fail "listen.port=9411 is the port of the probes with webConfig.existingSecret: choose another" -}}
 {{- end -}}
-{{- $kmsg := toString (get (default dict $values.config.health) "kmsg") -}}
-{{- if and (has $kmsg (list "on" "true")) (not $values.kernelLog.enabled) (not (include "podmeter.hostDriver" .)) -}}
-{{- fail "config.health.kmsg needs /dev/kmsg: set kernelLog.enabled=true" -}}
-{{- end -}}
 {{- if eq $values.mode "full" -}}
 {{- $settings := dict "mounts" $values.mounts "hostDriver" (include "podmeter.hostDriver" .) -}}
 {{- include "podmeter.checkResources" (merge (dict "where" "config.devicePlugin" "plugin" $config.devicePlugin) $settings) -}}

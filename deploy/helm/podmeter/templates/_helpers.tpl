@@ -74,38 +74,27 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* The configuration file, with keys set by other values: the devices of the node's own driver, and XIDs from the kernel's log. */}}
+{{/* The configuration file, with the devices of the node's own driver. */}}
 {{- define "podmeter.config" -}}
 {{- $config := deepCopy .Values.config -}}
 {{- if and (include "podmeter.hostDriver" .) (eq .Values.mode "full") (not (include "podmeter.nvidiaConfigMap" .)) -}}
 {{- $resources := list (dict "kind" "nvidia" "deviceListStrategy" (list "device-nodes")) -}}
 {{- $config = merge $config (dict "devicePlugin" (dict "resources" $resources)) -}}
 {{- end -}}
-{{- if .Values.kernelLog.enabled -}}
-{{- $config = mergeOverwrite $config (dict "health" (dict "kmsg" "on")) -}}
-{{- end -}}
 {{- toYaml $config -}}
-{{- end -}}
-
-{{/* yes where the container must be privileged. */}}
-{{- define "podmeter.privileged" -}}
-{{- if or (include "podmeter.hostDriver" .) (and .Values.kernelLog.enabled .Values.kernelLog.privileged) -}}yes{{- end -}}
 {{- end -}}
 
 {{- define "podmeter.securityContext" -}}
 runAsUser: 0
 runAsGroup: 0
 readOnlyRootFilesystem: true
-{{- if include "podmeter.privileged" . }}
+{{- if include "podmeter.hostDriver" . }}
 privileged: true
 {{- else }}
 privileged: false
 allowPrivilegeEscalation: false
 capabilities:
   drop: [ALL]
-  {{- if .Values.kernelLog.enabled }}
-  add: [SYSLOG]
-  {{- end }}
 {{- end }}
 {{- end -}}
 
