@@ -17,8 +17,6 @@ pub enum DeviceForm {
     Mig { uuid: MigUuid },
     /// `MIG-<uuid>::<n>`
     MigReplica { uuid: MigUuid },
-    /// `MIG-GPU-<uuid>/<gi>/<ci>[::<n>]`: drivers before 470.
-    MigPath { gpu: GpuUuid, gpu_instance: u32, compute_instance: u32, replica: bool },
     /// `all[::<n>]`: WSL2, every GPU at once.
     All { replica: bool },
     /// `tegra[::<n>]`: the one integrated GPU.
@@ -59,7 +57,6 @@ impl DeviceForm {
             Self::GpuVirtual { .. } => "gpu_uuid_virtual",
             Self::Mig { .. } => "mig_uuid",
             Self::MigReplica { .. } => "mig_uuid_replica",
-            Self::MigPath { .. } => "mig_path",
             Self::All { .. } => "all",
             Self::Tegra { .. } => "tegra",
             Self::Minor { .. } => "minor",
@@ -90,7 +87,6 @@ impl DeviceForm {
             Self::GpuReplica { .. }
                 | Self::GpuVirtual { .. }
                 | Self::MigReplica { .. }
-                | Self::MigPath { replica: true, .. }
                 | Self::All { replica: true }
                 | Self::Tegra { replica: true }
                 | Self::Minor { replica: true, .. }
@@ -113,19 +109,6 @@ fn parse_base(base: &str, replica: bool) -> Option<DeviceForm> {
         "all" => return Some(DeviceForm::All { replica }),
         "tegra" => return Some(DeviceForm::Tegra { replica }),
         _ => {}
-    }
-    if let Some(rest) = base.strip_prefix("MIG-GPU-") {
-        let mut parts = rest.split('/');
-        let (uuid, gpu_instance, compute_instance) = (parts.next()?, parts.next()?, parts.next()?);
-        if parts.next().is_some() || !is_uuid(uuid) {
-            return None;
-        }
-        return Some(DeviceForm::MigPath {
-            gpu: GpuUuid::new(format!("GPU-{uuid}")),
-            gpu_instance: number(gpu_instance)?,
-            compute_instance: number(compute_instance)?,
-            replica,
-        });
     }
     if let Some(uuid) = base.strip_prefix("MIG-") {
         let whole = is_uuid(uuid).then(|| MigUuid::from(base))?;
@@ -269,14 +252,11 @@ mod tests {
     #[test]
     fn every_known_device_plugin_id_has_its_form() {
         let minor = |minor, gpu_instance, replica| DeviceForm::Minor { minor, gpu_instance, replica };
-        let path = |replica| DeviceForm::MigPath { gpu: gpu(), gpu_instance: 7, compute_instance: 0, replica };
         for (writer, id, expected) in [
             ("NVIDIA, whole GPU, uuid or index strategy", format!("GPU-{U}"), DeviceForm::Gpu { uuid: gpu() }),
             ("NVIDIA, MIG mixed or single", format!("MIG-{U}"), DeviceForm::Mig { uuid: mig() }),
-            ("NVIDIA, MIG before driver 470", format!("MIG-GPU-{U}/7/0"), path(false)),
             ("NVIDIA, time-slicing or MPS", format!("GPU-{U}::3"), DeviceForm::GpuReplica { uuid: gpu() }),
             ("NVIDIA, time-slicing on MIG", format!("MIG-{U}::11"), DeviceForm::MigReplica { uuid: mig() }),
-            ("NVIDIA, time-slicing on MIG before 470", format!("MIG-GPU-{U}/7/0::1"), path(true)),
             ("NVIDIA, WSL2", "all".into(), DeviceForm::All { replica: false }),
             ("NVIDIA, WSL2 shared", "all::2".into(), DeviceForm::All { replica: true }),
             ("NVIDIA, Tegra", "tegra".into(), DeviceForm::Tegra { replica: false }),
@@ -377,9 +357,7 @@ mod tests {
             format!("GPU-{}", &U[1..]),
             format!("GPU-{U}é"),
             format!("MIG-{U}/1/0"),
-            format!("MIG-GPU-{U}"),
-            format!("MIG-GPU-{U}/1"),
-            format!("MIG-GPU-{U}/1/0/0"),
+            format!("MIG-GPU-{U}/1/0"),
             "0000:3b:00.1".into(),
             "mlx5_0".into(),
         ] {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use super::claims::{resolve_claim, weights};
 use super::device_id::{DeviceForm, is_domain_of_nvidia, parse_device_id, parse_host_device};
-use super::missing::path_uuid;
 use crate::model::{
     Allocatable, Allocations, Attribution, ClaimGpu, ContainerRef, DeviceId, Gpu, GpuUuid, Holding, Inventory,
     InventoryDrift, MigDevice, MigUuid, PassthroughGpu, ResourceName, Sharing, SlotCounts, UnresolvedDevices,
@@ -242,14 +241,6 @@ pub(super) fn resolve(form: &DeviceForm, inventory: &Inventory) -> Vec<Target> {
             let missing = || Some(Target { gpu: inventory.missing_parent(uuid)?.clone(), mig: Some(uuid.clone()) });
             let known = inventory.mig(uuid).map(|(gpu, mig)| mig_target(gpu, mig));
             known.or_else(missing).into_iter().collect()
-        }
-        DeviceForm::MigPath { gpu, gpu_instance, compute_instance, .. } if inventory.missing.contains_key(gpu) => {
-            vec![Target { gpu: gpu.clone(), mig: Some(path_uuid(gpu, *gpu_instance, *compute_instance)) }]
-        }
-        DeviceForm::MigPath { gpu, gpu_instance, compute_instance, .. } => {
-            mig_devices(inventory.gpus.get(gpu), |mig| {
-                (mig.gpu_instance, mig.compute_instance) == (*gpu_instance, *compute_instance)
-            })
         }
         DeviceForm::All { .. } => inventory.gpus.values().map(whole).collect(),
         // There is only ever one integrated GPU; beside discrete ones the id would be ambiguous.

@@ -106,7 +106,6 @@ impl MissingGpus {
                     inventory.gpus.contains_key(uuid)
                 }
                 DeviceForm::Mig { uuid } | DeviceForm::MigReplica { uuid } => self.listed_migs.contains(uuid),
-                DeviceForm::MigPath { gpu, .. } => inventory.gpus.contains_key(gpu),
                 _ => true,
             };
             // Other vendors' ids may have the same form.
@@ -117,18 +116,12 @@ impl MissingGpus {
             }
             let unlisted: Vec<_> = forms.into_iter().filter(|(_, form)| !is_listed(form)).collect();
             for (id, form) in unlisted {
-                let (gpu, mig) = match form {
+                let ids = match form {
                     DeviceForm::Gpu { uuid } | DeviceForm::GpuReplica { uuid } | DeviceForm::GpuVirtual { uuid } => {
-                        (Some(uuid), None)
+                        self.gpus.entry(uuid).or_default()
                     }
-                    DeviceForm::Mig { uuid } | DeviceForm::MigReplica { uuid } => (None, Some(uuid)),
-                    DeviceForm::MigPath { gpu, .. } => (Some(gpu), None),
+                    DeviceForm::Mig { uuid } | DeviceForm::MigReplica { uuid } => self.migs.entry(uuid).or_default(),
                     _ => continue,
-                };
-                let ids = match (gpu, mig) {
-                    (Some(gpu), _) => self.gpus.entry(gpu).or_default(),
-                    (None, Some(mig)) => self.migs.entry(mig).or_default(),
-                    (None, None) => continue,
                 };
                 ids.entry(resource.clone()).or_default().insert(id.clone());
             }
@@ -231,23 +224,12 @@ fn missing_gpu(uuid: GpuUuid, place: Option<&Place<'_>>, ids: &Ids, one_of: &[Pl
         let resources: Vec<&str> = ids.keys().map(ResourceName::as_str).collect();
         known.push(format!("the kubelet has it as {}", resources.join(", ")));
     }
-    let legacy = ids.values().flatten().filter_map(|id| match parse_device_id(id.as_str()) {
-        DeviceForm::MigPath { gpu, gpu_instance, compute_instance, .. } => {
-            Some(path_uuid(&gpu, gpu_instance, compute_instance))
-        }
-        _ => None,
-    });
     let missing = MissingGpu {
         detail: format!("the driver does not list it: {}", known.join("; ")).into(),
-        mig_devices: legacy.collect(),
+        mig_devices: BTreeSet::new(),
         kubelet_ids: ids.clone(),
     };
     (gpu, missing)
-}
-
-/// As drivers before 470 wrote the UUID of a MIG device.
-pub fn path_uuid(gpu: &GpuUuid, gpu_instance: u32, compute_instance: u32) -> MigUuid {
-    MigUuid::new(format!("MIG-{gpu}/{gpu_instance}/{compute_instance}"))
 }
 
 fn of_gpu(form: &DeviceForm) -> bool {
@@ -259,7 +241,6 @@ fn of_gpu(form: &DeviceForm) -> bool {
             | Form::GpuVirtual { .. }
             | Form::Mig { .. }
             | Form::MigReplica { .. }
-            | Form::MigPath { .. }
     )
 }
 

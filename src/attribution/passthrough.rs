@@ -51,7 +51,6 @@ pub fn may_be<'a>(
         .flat_map(|container| &container.devices)
         .filter_map(|device| match parse_device_id(device.id.as_str()) {
             DeviceForm::Gpu { uuid } | DeviceForm::GpuReplica { uuid } | DeviceForm::GpuVirtual { uuid } => Some(uuid),
-            DeviceForm::MigPath { gpu, .. } => Some(gpu),
             _ => None,
         })
         .collect();

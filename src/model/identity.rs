@@ -54,7 +54,7 @@ string_identity! {
     GpuUuid
 }
 string_identity! {
-    /// `MIG-` and a UUID (driver 470 and newer) or `MIG-GPU-<uuid>/<gi>/<ci>` (older).
+    /// `MIG-` and a UUID.
     MigUuid
 }
 string_identity! {

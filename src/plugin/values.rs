@@ -258,7 +258,6 @@ mod tests {
             ("0:1", Some(DeviceReference::Mig(0, 1))),
             ("GPU-b1028956-cfa2", uuid("GPU-b1028956-cfa2")),
             ("MIG-b1028956-cfa2", uuid("MIG-b1028956-cfa2")),
-            ("MIG-GPU-b1028956/3/0", uuid("MIG-GPU-b1028956/3/0")),
             ("-1", None),
             ("0:", None),
             ("0:1:2", None),

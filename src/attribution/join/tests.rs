@@ -124,7 +124,6 @@ fn every_form_resolves_to_its_hardware() {
         (format!("{A}-0"), vec!["p GPU-a time_slicing unknown"]),
         (M1.to_owned(), vec!["p MIG-1 mig 0.1429"]),
         (format!("{M2}::1"), vec!["p MIG-2 time_slicing unknown"]),
-        (format!("MIG-{B}/2/0"), vec!["p MIG-2 mig 0.4286"]),
         ("all".to_owned(), vec!["p GPU-a exclusive 1.0000", "p GPU-b exclusive 1.0000"]),
         ("nvidia1".to_owned(), vec!["p GPU-a exclusive 1.0000"]),
         ("nvidia0/gi7".to_owned(), vec!["p MIG-1 mig 0.1429"]),

@@ -97,7 +97,6 @@ fn one_that_both_have_is_one_device() {
         allocatable(ids("nvidia.com/gpu", &[&uuid(0), &uuid(1)])),
         checkpoint(ids("nvidia.com/gpu.shared", &[&format!("{}::0", uuid(1)), &format!("{}::3", uuid(1))])),
         held("nvidia.com/gpu", &[&format!("{}-0", uuid(1))]),
-        held("nvidia.com/mig-1g.10gb", &[&format!("MIG-{}/1/0", uuid(1))]),
     ] {
         let state = complete(hardware(&[0], &[0, 1]), &kubelet);
         assert_eq!(missing(&state), [(uuid(1), at(1))], "{kubelet:?}");
