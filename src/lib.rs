@@ -26,7 +26,6 @@ pub mod processes;
 pub mod simulation;
 pub mod tasks;
 pub mod terminal;
-pub mod threads;
 pub mod top;
 pub mod web;
 pub mod wire;

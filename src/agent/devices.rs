@@ -6,10 +6,9 @@ use tokio::task::JoinHandle;
 use super::missing;
 use super::settings::Reloadable;
 use crate::clock::Clock;
-use crate::hardware::{self, CallDurations, Driver, Hardware, nvml};
+use crate::hardware::{self, CallDurations, Driver, Hardware, Loading};
 use crate::model::{HardwareState, KubeletState, XidEvent};
 use crate::tasks::Tasks;
-use crate::threads;
 use crate::web::DriverCommands;
 
 pub type XidBatches = mpsc::Receiver<Vec<XidEvent>>;
@@ -37,7 +36,6 @@ pub fn start(
     clock: Clock,
     tasks: &mut Tasks,
 ) -> Devices {
-    tasks.spawn("threads", keep_threads());
     let call_durations = driver.as_ref().and_then(|driver| driver.call_durations());
     let hardware = driver.map(|driver| hardware::start(driver, settings, clock));
     let no_driver = watch::Sender::new(Arc::new(HardwareState { source: "none", ..HardwareState::default() }));
@@ -60,6 +58,11 @@ impl Devices {
         self.hardware.as_mut().and_then(Hardware::xids)
     }
 
+    /// Since when the driver's library is being loaded. `None` without a driver.
+    pub fn loading(&self) -> Option<Loading> {
+        self.hardware.as_ref().map(Hardware::loading)
+    }
+
     /// Releases and resumes the driver. `None` without a driver.
     pub fn orders(&self) -> Option<DriverCommands> {
         let lease = self.hardware.as_ref()?.lease();
@@ -79,15 +82,5 @@ impl Devices {
     /// Closes the driver and ends the threads, on a blocking thread.
     pub fn stop(self) -> Option<JoinHandle<()>> {
         self.hardware.map(|hardware| tokio::task::spawn_blocking(move || hardware.stop()))
-    }
-}
-
-/// Keeps the runtime's blocking threads while the driver library is being loaded: no thread can start meanwhile.
-async fn keep_threads() {
-    loop {
-        tokio::time::sleep(threads::KEEP).await;
-        if nvml::is_loading() {
-            drop(threads::keep_blocking(&tokio::runtime::Handle::current()));
-        }
     }
 }

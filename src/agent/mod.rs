@@ -36,11 +36,11 @@ use crate::metrics::Pages;
 use crate::model::Snapshot;
 use crate::tasks::{TaskError, Tasks};
 use crate::web::{self, BindError, LiveConfig, ScrapeDurations, ServerSettings, WebState};
-use crate::{doctor, plugin, processes, threads};
+use crate::{doctor, plugin, processes};
 
 pub use crate::doctor::Report;
 pub use crate::governance::{ReadFile, sha256};
-pub use crate::hardware::nvml::{LibrarySearch, end_process, is_present as driver_is_present};
+pub use crate::hardware::nvml::{LibrarySearch, end_process};
 pub use crate::hardware::simulated::Profile;
 pub use crate::health::Config as HealthConfig;
 #[cfg(test)]
@@ -96,7 +96,7 @@ pub async fn run(settings: Settings, reload: Reload, dropped_lines: DroppedLogLi
 /// Checks the node with these settings, and a running agent where one answers.
 pub async fn examine(settings: Settings, remote: Option<Target>) -> Report {
     let clock = Clock::start();
-    let driver = (settings.hardware == HardwareSource::Nvml).then(|| settings.driver_to_examine(clock)).flatten();
+    let driver = (settings.hardware == HardwareSource::Nvml).then(|| settings.driver(clock)).flatten();
     doctor::examine(settings.doctor_settings(remote), driver, clock).await
 }
 
@@ -148,7 +148,6 @@ impl Agent {
         // The one cycle: a snapshot shows the health, and health names the pods on a device from the last snapshot.
         let (publish, snapshots) = watch::channel(Arc::<Snapshot>::default());
 
-        // Before the driver's library is loaded, which may hang.
         let faults_file = settings.faults_beside().map(FaultsFile::read);
         let faults = faults_file.as_ref().map(FaultsFile::faults).unwrap_or_default();
         let pods = kubelet::pods::start(settings.pods_settings(), &mut tasks);
@@ -207,6 +206,7 @@ impl Agent {
         descriptor_limit: Option<u64>,
     ) {
         let (clock, liveness, snapshots) = (self.clock, self.publisher.liveness(), self.snapshots.clone());
+        let loading = self.devices.loading();
         let journal = self.journal.as_ref().map(Journal::reader);
         let server = ServerSettings {
             web_config,
@@ -220,7 +220,10 @@ impl Agent {
             dcgm_generation: settings.dcgm_generation,
             scrapes: self.scrapes.clone(),
             clock,
-            healthy: Arc::new(move || liveness.check(clock.now().monotonic)),
+            healthy: Arc::new(move || {
+                let now = clock.now().monotonic;
+                liveness.check(now).and_then(|()| loading.as_ref().map_or(Ok(()), |loading| loading.check(now)))
+            }),
             ready: Arc::new(move || readiness::check(&snapshots.borrow())),
             record: governance::source(settings, &bound, self.configuration.reloadable(), clock),
             allocations: journal::allocations(journal, self.snapshots.clone(), clock),
@@ -275,10 +278,4 @@ impl Agent {
             () = tokio::time::sleep(GRACE) => tracing::warn!("requests or device calls under way did not finish in time"),
         }
     }
-}
-
-/// For each thread of the runtime, so that a driver library that hangs while it is loaded does not hold up the thread.
-pub fn prepare_thread() {
-    threads::prepare();
-    web::prepare_thread();
 }

@@ -9,7 +9,6 @@ use crate::clock::Clock;
 use crate::hardware::nvml::{CallRecord, CallStatistics, LibrarySearch, NvmlDriver};
 use crate::hardware::{Driver as _, Due, Failure, Session};
 use crate::model::{Fast, GpuUuid, Inventory, Medium, Slow};
-use crate::threads;
 
 const REMEDY: &str =
     "look for Xid and NVRM lines in the kernel log; if the driver is only slow, set a longer --deadline";
@@ -57,8 +56,6 @@ enum Progress {
 /// Reads every GPU `passes` times, all tiers each time. A step that takes longer than `deadline` is an error, and its
 /// thread is abandoned inside the driver.
 pub fn probe_nvml(search: LibrarySearch, passes: u32, deadline: Duration) -> Result<Probe, Failure> {
-    // This thread waits while the library is loaded.
-    threads::prepare();
     let (sender, receiver) = mpsc::channel();
     let probing = move || {
         let ended = probe(search, passes, &|step| drop(sender.send(Progress::Begins(step))));

@@ -7,17 +7,16 @@ use tokio::sync::watch;
 use crate::client::Target;
 use crate::clock::Clock;
 use crate::governance::ReadFile;
-use crate::hardware::nvml::{Attempts, LibrarySearch, NvmlDriver};
+use crate::hardware::nvml::{LibrarySearch, NvmlDriver};
 use crate::hardware::simulated::{Profile, SimulatedDriver};
 use crate::metrics::dcgm::Generation;
 use crate::model::PodLabel;
 use crate::web::{Limits, ListenAddress};
-use crate::{doctor, hardware, health, journal, kubelet, plugin, processes, threads};
+use crate::{doctor, hardware, health, journal, kubelet, plugin, processes};
 
 /// For the doctor: without persistence mode the driver takes seconds for each GPU.
 const DOCTOR_DRIVER_DEADLINE: Duration = Duration::from_secs(20);
 /// In the state directory.
-const LOAD_ATTEMPT: &str = "driver-library.json";
 /// The same simulated GPUs at every start.
 const SIMULATED_SEED: u64 = 1;
 
@@ -115,32 +114,12 @@ impl Settings {
         self.admin_socket.as_deref().filter(|_| self.hardware == HardwareSource::Nvml)
     }
 
-    /// To be called on the runtime, whose threads are to be there before the library is loaded.
     pub(super) fn driver(&self, clock: Clock) -> Option<Box<dyn hardware::Driver>> {
-        let attempts = self.load_attempts().map(|file| Attempts::new(file, clock));
-        self.driver_recording(clock, attempts)
-    }
-
-    /// For commands that change nothing on the node.
-    pub(super) fn driver_to_examine(&self, clock: Clock) -> Option<Box<dyn hardware::Driver>> {
-        let attempts = self.load_attempts().map(|file| Attempts::to_read(file, clock));
-        self.driver_recording(clock, attempts)
-    }
-
-    fn load_attempts(&self) -> Option<PathBuf> {
-        self.journal.as_ref().map(|journal| journal.directory.join(LOAD_ATTEMPT))
-    }
-
-    fn driver_recording(&self, clock: Clock, attempts: Option<Attempts>) -> Option<Box<dyn hardware::Driver>> {
         match self.hardware {
-            HardwareSource::Nvml => {
-                let driver = match self.nvml_call_durations {
-                    true => NvmlDriver::with_durations(self.nvml.clone(), clock),
-                    false => NvmlDriver::new(self.nvml.clone()),
-                };
-                let runtime = tokio::runtime::Handle::current();
-                Some(Box::new(driver.recording(attempts).preparing(move || threads::start_blocking(&runtime))))
-            }
+            HardwareSource::Nvml => Some(Box::new(match self.nvml_call_durations {
+                true => NvmlDriver::with_durations(self.nvml.clone(), clock),
+                false => NvmlDriver::new(self.nvml.clone()),
+            })),
             HardwareSource::Simulated => Some(Box::new(SimulatedDriver::new(Profile::default(), SIMULATED_SEED))),
             HardwareSource::None => None,
         }

@@ -77,16 +77,12 @@ pub fn main() -> ExitCode {
             code
         }
     };
-    if agent::driver_is_present() {
-        // A thread may still be inside the driver.
-        let _ = std::io::stdout().flush();
-        agent::end_process(code);
-    }
-    ExitCode::from(code)
+    // A thread may still be inside the driver.
+    let _ = std::io::stdout().flush();
+    agent::end_process(code)
 }
 
-/// On standard error, if it is writable in time. Not on a separate thread: a library that hangs while it is loaded
-/// blocks each new thread.
+/// On standard error, if it is writable in time.
 fn write_last_message(message: &str) {
     let mut stderr = std::io::stderr();
     let timeout = Timespec::try_from(LAST_MESSAGE).ok();
@@ -269,11 +265,9 @@ fn misused(error: impl std::fmt::Display) -> Failed {
 
 /// Two threads, so that a request need not wait for the page that another one renders.
 fn block_on<T>(work: impl Future<Output = T>) -> Result<T, Failed> {
-    agent::prepare_thread();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
-        .on_thread_start(agent::prepare_thread)
         .build()
         .map_err(|error| Failed(FAILED, format!("cannot start the async runtime: {error}")))?;
     let outcome = runtime.block_on(work);

@@ -42,7 +42,7 @@ pub async fn gather(mut settings: Settings, driver: Option<Box<dyn Driver>>, clo
         within(OBSERVATION_DEADLINE, plugin::live_sockets(&directory)),
         observe_host(&settings),
     );
-    // A library that hangs while it is loaded delays every check that starts a thread: it runs last.
+    // A library that hangs while it is loaded delays checks that start a thread: it runs last.
     let driver = observe_driver(driver, &settings, node::driver_is_released(&agent)).await;
     let profile = choose_profile(&mut settings, driver.as_ref().ok());
     let (list, allocatable) = kubelet;

@@ -14,10 +14,9 @@ use super::release::DriverLease;
 use super::settings::Settings;
 use super::source::Driver;
 use super::supervisor::Supervisor;
-use super::worker::{Event, spawn_driver_thread};
+use super::worker::{Event, Loading, spawn_driver_thread};
 use crate::clock::Clock;
 use crate::model::{HardwareState, XidEvent};
-use crate::threads;
 
 /// Events that wait while the supervisor is busy; a full queue blocks the workers instead of growing.
 const EVENTS: usize = 128;
@@ -32,6 +31,7 @@ pub struct Hardware {
     ended: Receiver<()>,
     states: watch::Receiver<Arc<HardwareState>>,
     xids: Option<mpsc::Receiver<Vec<XidEvent>>>,
+    loading: Loading,
 }
 
 impl Hardware {
@@ -46,6 +46,12 @@ impl Hardware {
     #[must_use]
     pub fn xids(&mut self) -> Option<mpsc::Receiver<Vec<XidEvent>>> {
         self.xids.take()
+    }
+
+    /// Since when the driver's library is being loaded.
+    #[must_use]
+    pub fn loading(&self) -> Loading {
+        self.loading.clone()
     }
 
     /// Releases the driver and resumes.
@@ -78,13 +84,13 @@ pub fn start(driver: Box<dyn Driver>, settings: Settings, clock: Clock) -> Hardw
     let (ends, ended) = channel();
     let (publisher, states) = watch::channel(Arc::new(HardwareState { source, ..HardwareState::default() }));
     let (mailbox, xids) = Mailbox::new();
-    let sender = events.clone();
+    let (sender, loading) = (events.clone(), Loading::new(clock));
+    let to_load = loading.clone();
     let started = Builder::new().name("hardware".to_owned()).stack_size(STACK_BYTES).spawn(move || {
-        // A driver library that hangs in the loader must not block this thread.
-        threads::prepare();
         let bus = Bus::new(settings.sys_root.clone(), settings.proc_root.clone());
-        match spawn_driver_thread(driver, bus, sender.clone()) {
+        match spawn_driver_thread(driver, bus, to_load.clone(), sender.clone()) {
             Ok(driver_thread) => {
+                let driver_thread = (driver_thread, to_load);
                 Supervisor::new(source, settings, clock, driver_thread, sender, publisher, mailbox)
                     .run(&received, ends);
             }
@@ -94,5 +100,5 @@ pub fn start(driver: Box<dyn Driver>, settings: Settings, clock: Clock) -> Hardw
     if let Err(problem) = started {
         error!(%problem, "cannot start the hardware thread: there will be no device readings");
     }
-    Hardware { events, ended, states, xids: Some(xids) }
+    Hardware { events, ended, states, xids: Some(xids), loading }
 }

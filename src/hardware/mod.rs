@@ -34,6 +34,7 @@ pub use source::{
     CallDurations, Driver, Due, EventFailure, EventKind, EventSource, Failure, Integrals, Pass, PassStatus, Problem,
     RawEvent, Reader, Session,
 };
+pub use worker::Loading;
 
 /// Throttle counters by NVML's names: fields 74 and 76, and the three that moved at driver 580.82.
 pub const THROTTLE_REASONS: [&str; 5] =

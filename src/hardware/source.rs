@@ -18,6 +18,11 @@ pub trait Driver: Send + 'static {
         None
     }
 
+    /// Loads the driver's library, where there is one. May block without limit, like `open`.
+    fn load(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+
     /// Opens the driver. Called again, with backoff, after a failure and after each lost session.
     fn open(&mut self) -> Result<Box<dyn Session>, Failure>;
 }

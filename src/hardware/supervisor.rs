@@ -23,7 +23,7 @@ use super::release::Releases;
 use super::rounds::Rounds;
 use super::settings::Settings;
 use super::source::{PassStatus, Session};
-use super::worker::{DriverCommand, Event, Report, Thread};
+use super::worker::{DriverCommand, Event, Loading, Report, Thread};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
 use crate::model::{Collector, DriverInfo, GpuUuid, HardwareState, Monotonic, NodeDevices};
@@ -63,6 +63,7 @@ pub struct Supervisor {
     settings: Settings,
     clock: Clock,
     driver_thread: Thread<DriverCommand>,
+    loading: Loading,
     /// Since when the driver thread has been running a command.
     driver_busy: Option<Monotonic>,
     driver_stuck: bool,
@@ -102,7 +103,7 @@ impl Supervisor {
         source: &'static str,
         settings: Settings,
         clock: Clock,
-        driver_thread: Thread<DriverCommand>,
+        (driver_thread, loading): (Thread<DriverCommand>, Loading),
         events: SyncSender<Event>,
         publisher: watch::Sender<Arc<HardwareState>>,
         mailbox: Mailbox,
@@ -115,6 +116,7 @@ impl Supervisor {
             settings,
             clock,
             driver_thread,
+            loading,
             driver_busy: None,
             driver_stuck: false,
             unclosed: Vec::new(),

@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tracing::warn;
 
@@ -18,11 +19,13 @@ use super::plausible;
 use super::release::Reply;
 use super::source::{Driver, Due, Failure, Pass, PassStatus, Problem, Reader, Session};
 use crate::clock::Clock;
-use crate::model::{GpuUuid, Inventory, Moment, NodeDevices};
+use crate::model::{GpuUuid, Inventory, Moment, Monotonic, NodeDevices};
 
 /// A read and a release.
 const COMMANDS: usize = 2;
 const STACK_BYTES: usize = 512 * 1024;
+/// Loading the library takes milliseconds; on a slow disk, seconds.
+const LOADING_LIMIT: Duration = Duration::from_secs(300);
 
 /// What the threads send to the supervisor.
 pub enum Event {
@@ -168,18 +171,60 @@ fn read(
     Ok(pass)
 }
 
+/// Since when the driver's library is being loaded.
+#[derive(Clone, Debug)]
+pub struct Loading {
+    since: Arc<Mutex<Option<Monotonic>>>,
+    clock: Clock,
+}
+
+impl Loading {
+    pub(super) fn new(clock: Clock) -> Self {
+        Self { since: Arc::default(), clock }
+    }
+
+    pub(super) fn is_under_way(&self) -> bool {
+        self.since.lock().is_some()
+    }
+
+    /// For the liveness of the process.
+    ///
+    /// # Errors
+    ///
+    /// Once it has lasted so long that only a new process can load it. The C library's loader is locked meanwhile, so
+    /// that new threads of this process may hang.
+    pub fn check(&self, now: Monotonic) -> Result<(), String> {
+        match *self.since.lock() {
+            Some(since) if now.since(since) >= LOADING_LIMIT => {
+                let seconds = now.since(since).as_secs();
+                Err(format!("the driver library has not been loaded for {seconds} s"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn during<T>(&self, load: impl FnOnce() -> T) -> T {
+        *self.since.lock() = Some(self.clock.now().monotonic);
+        let loaded = load();
+        *self.since.lock() = None;
+        loaded
+    }
+}
+
 /// Opens, inspects and closes the driver.
 pub fn spawn_driver_thread(
     driver: Box<dyn Driver>,
     bus: Bus,
+    loading: Loading,
     events: SyncSender<Event>,
 ) -> std::io::Result<Thread<DriverCommand>> {
-    Thread::spawn("driver".to_owned(), move |commands| run_commands(driver, bus, &commands, &events))
+    Thread::spawn("driver".to_owned(), move |commands| run_commands(driver, bus, &loading, &commands, &events))
 }
 
 fn run_commands(
     mut driver: Box<dyn Driver>,
     mut bus: Bus,
+    loading: &Loading,
     commands: &Receiver<DriverCommand>,
     events: &SyncSender<Event>,
 ) {
@@ -191,7 +236,8 @@ fn run_commands(
         };
         let event = match command {
             DriverCommand::Open => {
-                let opened = driver.open().and_then(|session| {
+                let loaded = loading.during(|| driver.load());
+                let opened = loaded.and_then(|()| driver.open()).and_then(|session| {
                     let session: Arc<dyn Session> = session.into();
                     let found = take_inventory(&*session, &mut bus)?;
                     Ok(Opened { session, found })

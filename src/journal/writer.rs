@@ -66,10 +66,7 @@ impl Journal {
             clock,
         });
         let mut writer = JournalWriter { shared: Arc::clone(&shared), lock: None, store: None, pruned: None };
-        let thread = std::thread::Builder::new().name("journal".into()).spawn(move || {
-            crate::threads::prepare();
-            writer.run(&woken);
-        })?;
+        let thread = std::thread::Builder::new().name("journal".into()).spawn(move || writer.run(&woken))?;
         Ok(Self { watcher: Watcher { shared, wake }, thread })
     }
 

@@ -452,6 +452,18 @@ async fn a_signal_ends_it_cleanly_and_takes_its_sockets_along() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_driver_call_that_hangs_does_not_hold_up_the_end() {
+    let node = node(Options::default()).await;
+    let driver = FakeNvml::start(json!({"gpus": [{}, {}], "hang": ["*"]}));
+    let mut running = with_driver(&node, &driver);
+    while driver.calls().is_empty() {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    running.signal("TERM");
+    assert_eq!(running.wait().code(), Some(0), "{}", running.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_reader_that_never_finishes_does_not_hold_up_the_end() {
     let node = one_holder().await;
     let mut running = agent(node.root.path(), &["--hardware", "simulated"], &[]);

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module with the modules that it may name.
-const ARROWS: [(&str, &[&str]); 30] = [
+const ARROWS: [(&str, &[&str]); 29] = [
     ("model", &[]),
     ("attribution", &["model"]),
     ("health", &["model"]),
@@ -17,7 +17,7 @@ const ARROWS: [(&str, &[&str]); 30] = [
     ("input", &[]),
     ("wire", &[]),
     ("kubelet", &["attribution", "backoff", "clock", "files", "input", "model", "tasks", "wire"]),
-    ("hardware", &["backoff", "clock", "model", "threads"]),
+    ("hardware", &["backoff", "clock", "model"]),
     ("plugin", &["attribution", "backoff", "clock", "files", "input", "model", "preference", "tasks", "wire"]),
     ("processes", &["clock", "files", "model", "tasks"]),
     ("governance", &["model", "processes"]),
@@ -28,8 +28,7 @@ const ARROWS: [(&str, &[&str]); 30] = [
     ("metrics", &["model", "wire"]),
     ("terminal", &[]),
     ("tasks", &[]),
-    ("threads", &[]),
-    ("journal", &["clock", "files", "input", "model", "terminal", "threads"]),
+    ("journal", &["clock", "files", "input", "model", "terminal"]),
     ("web", &["clock", "condition", "files", "history", "input", "metrics", "model", "tasks"]),
     ("simulation", &["clock", "files", "hardware", "model", "wire"]),
     (
@@ -52,7 +51,6 @@ const ARROWS: [(&str, &[&str]); 30] = [
             "governance",
             "simulation",
             "tasks",
-            "threads",
             "web",
         ],
     ),
@@ -77,7 +75,6 @@ const LIBRARIES: [(&str, &[&str]); 13] = [
             "processes",
             "simulation",
             "tasks",
-            "threads",
             "top",
             "web",
             "wire",

@@ -11,7 +11,7 @@ use podmeter::clock::Clock;
 use podmeter::hardware::{
     Driver, Due, Failure, Hardware, Integrals, Pass, PassStatus, Problem, Reader, Session, Settings, start,
 };
-use podmeter::model::{EccLocation, Fast, Gpu, GpuUuid, HardwareState, Inventory, Medium, Moment, NodeDevices, Slow};
+use podmeter::model::{EccLocation, Fast, Gpu, GpuUuid, HardwareState, Inventory, Medium, Moment, Monotonic, NodeDevices, Slow};
 
 /// What the test has the driver do. Shared by all its parts.
 #[derive(Clone, Default)]
@@ -20,6 +20,7 @@ struct Script(Arc<(Mutex<Acts>, Condvar)>);
 #[derive(Default)]
 struct Acts {
     absent: bool,
+    loading_hangs: bool,
     gpus: Vec<GpuUuid>,
     verdicts: BTreeMap<GpuUuid, PassStatus>,
     stuck: Option<GpuUuid>,
@@ -53,6 +54,12 @@ fn gpu(number: usize) -> GpuUuid {
 impl Driver for Script {
     fn name(&self) -> &'static str {
         "scripted"
+    }
+
+    fn load(&mut self) -> Result<(), Failure> {
+        let (acts, changed) = &*self.0;
+        changed.wait_while(&mut acts.lock(), |acts| acts.loading_hangs);
+        Ok(())
     }
 
     fn open(&mut self) -> Result<Box<dyn Session>, Failure> {
@@ -192,6 +199,22 @@ fn a_driver_loaded_later_is_found_and_the_wait_is_explained() {
     script.set(|acts| acts.absent = false);
     let state = wait(&hardware, "readings", |state| has_fast(state, 0));
     assert_eq!(state.problem, None);
+    hardware.stop();
+}
+
+#[test]
+fn a_library_that_hangs_while_it_is_loaded_is_reported_and_fails_the_liveness_check_in_the_end() {
+    let script = Script::new(1);
+    script.set(|acts| acts.loading_hangs = true);
+    let hardware = run(&script);
+    let reports = |state: &HardwareState| state.problem.as_deref().is_some_and(|text| text.contains("loading the driver"));
+    wait(&hardware, "the problem", reports);
+    let after = |seconds| hardware.loading().check(Monotonic::from_secs(seconds));
+    assert_eq!(after(60), Ok(()));
+    assert!(after(3600).unwrap_err().contains("the driver library has not been loaded for 3"));
+    script.set(|acts| acts.loading_hangs = false);
+    wait(&hardware, "readings", |state| has_fast(state, 0) && state.problem.is_none());
+    assert_eq!(after(3600), Ok(()));
     hardware.stop();
 }
 

@@ -18,7 +18,6 @@ mod dcgm;
 mod deploy;
 mod doctor;
 mod documentation;
-mod driver_library;
 mod fake_kubelet;
 mod fake_kubelet_faults;
 mod fake_nvml;

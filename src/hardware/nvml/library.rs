@@ -1,33 +1,27 @@
 //! Finds, loads, initialises and shuts down the driver library.
 
-use std::ffi::OsStr;
+use std::ffi::OsString;
 use std::sync::Arc;
 
 use nvml_wrapper_sys::bindings::{NvmlLib, nvmlDevice_t};
 
-use super::attempt::{self, Attempts};
-use super::presence::Presence;
-use super::search::{LibrarySearch, PLACES, is_absence};
+use super::codes;
+use super::search::{LibrarySearch, is_absence};
 use super::statistics::Statistics;
-use super::{codes, elf};
 use crate::hardware::source::Failure;
+
+/// A library that is not initialised.
+pub struct Loaded {
+    symbols: NvmlLib,
+    path: OsString,
+}
 
 /// The loaded and initialised driver library. It is shut down when the last `Arc` is dropped.
 pub struct Library {
     pub symbols: NvmlLib,
     pub statistics: Arc<Statistics>,
-    /// The last two fields: they are dropped after the library has been unloaded.
+    /// The last field: it is dropped after the library has been unloaded.
     pub open: Arc<()>,
-    presence: Presence,
-}
-
-/// Where to find the library, and what to do around its loading.
-#[derive(Default)]
-pub struct Loading {
-    pub search: LibrarySearch,
-    /// Called before the loader, which may hang.
-    pub prepare: Option<Box<dyn Fn() + Send>>,
-    pub attempts: Option<Attempts>,
 }
 
 /// The driver's handle of a GPU or a MIG device.
@@ -39,37 +33,17 @@ unsafe impl Send for Handle {}
 // SAFETY: as above; a shared handle cannot be changed through.
 unsafe impl Sync for Handle {}
 
-impl Library {
-    /// Loads the first candidate that loads, and initialises it.
-    pub fn open(loading: &Loading, statistics: &Arc<Statistics>) -> Result<Arc<Self>, Failure> {
-        let search = &loading.search;
+impl Loaded {
+    /// The first candidate that loads.
+    pub fn find(search: &LibrarySearch) -> Result<Self, Failure> {
         let mut refused = None;
-        if let Some(prepare) = &loading.prepare {
-            prepare();
-        }
-        let search_path = std::env::var_os("LD_LIBRARY_PATH");
-        for candidate in search.candidates() {
-            let file = attempt::file_of(&candidate, search_path.as_deref(), &PLACES);
-            if let Err(problem) = elf::check(&file) {
-                refused = refused.or(Some(format!("{}: {problem}", file.display())));
-                continue;
-            }
-            if let Some(attempts) = loading.attempts.as_ref().filter(|_| file.exists()) {
-                attempts.begin(&file)?;
-            }
-            let presence = Presence::begin();
+        for path in search.candidates() {
             // SAFETY: loading runs the library's initialisers; it is the driver's own, or the one that was configured.
-            match unsafe { NvmlLib::new(&candidate) } {
-                Ok(symbols) => {
-                    presence.is_loaded();
-                    let initialised = Self::initialise(symbols, presence, &candidate, Arc::clone(statistics));
-                    loading.attempts.iter().for_each(Attempts::end);
-                    return initialised;
-                }
+            match unsafe { NvmlLib::new(&path) } {
+                Ok(symbols) => return Ok(Self { symbols, path }),
                 Err(error) => {
-                    loading.attempts.iter().for_each(Attempts::end);
                     let error = error.to_string();
-                    refused = refused.or((!is_absence(&candidate, &error)).then_some(error));
+                    refused = refused.or((!is_absence(&path, &error)).then_some(error));
                 }
             }
         }
@@ -85,30 +59,24 @@ impl Library {
         })
     }
 
-    fn initialise(
-        symbols: NvmlLib,
-        presence: Presence,
-        path: &OsStr,
-        statistics: Arc<Statistics>,
-    ) -> Result<Arc<Self>, Failure> {
+    pub fn initialise(self, statistics: Arc<Statistics>) -> Result<Arc<Library>, Failure> {
         let started = statistics.start();
-        let code = match symbols.nvmlInit_v2.as_ref() {
-            // SAFETY: takes no argument; the symbol has just been loaded.
+        let code = match self.symbols.nvmlInit_v2.as_ref() {
+            // SAFETY: takes no argument; the symbol belongs to a library that stays loaded meanwhile.
             Ok(init) => unsafe { init() },
             Err(_) => codes::FUNCTION_NOT_FOUND,
         };
         statistics.record("nvmlInit_v2", code, started);
         if code != codes::SUCCESS {
-            presence.is_being_unloaded();
-            drop(symbols);
+            let (path, name) = (self.path.to_string_lossy(), codes::name(code));
             return Err(Failure {
                 call: "nvmlInit_v2",
-                code: codes::name(code),
-                reason: format!("{} cannot be initialised: {} ({code})", path.to_string_lossy(), codes::name(code)),
+                code: name,
+                reason: format!("{path} cannot be initialised: {name} ({code})"),
                 remedy: codes::remedy(code),
             });
         }
-        Ok(Arc::new(Self { symbols, statistics, open: Arc::default(), presence }))
+        Ok(Arc::new(Library { symbols: self.symbols, statistics, open: Arc::default() }))
     }
 }
 
@@ -120,6 +88,5 @@ impl Drop for Library {
             let code = unsafe { shutdown() };
             self.statistics.record("nvmlShutdown", code, started);
         }
-        self.presence.is_being_unloaded();
     }
 }

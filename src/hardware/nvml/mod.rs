@@ -5,10 +5,8 @@
 
 #![allow(unsafe_code, reason = "NVML is a C library; each block has its reason")]
 
-mod attempt;
 mod calls;
 mod codes;
-mod elf;
 mod events;
 mod fabric;
 mod fast;
@@ -22,7 +20,6 @@ mod memory;
 mod module;
 mod per_gpu_query;
 mod platform;
-mod presence;
 mod process_use;
 mod processes;
 mod reader;
@@ -38,8 +35,6 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, MutexGuard};
 
-pub use attempt::Attempts;
-pub use presence::{end_process, is_loading, is_present};
 pub(super) use reader::OTHER_GPU;
 pub use search::LibrarySearch;
 
@@ -48,7 +43,7 @@ pub use statistics::CallStatistics;
 use self::calls::Caller;
 use self::events::NvmlEvents;
 use self::inventory::{Layout, Place};
-use self::library::{Library, Loading};
+use self::library::{Library, Loaded};
 use self::per_gpu_query::PerGpuQuery;
 use self::reader::NvmlReader;
 use self::statistics::Statistics;
@@ -58,8 +53,20 @@ use crate::model::{Gpu, GpuUuid, Inventory};
 
 /// NVML, searched for at each opening: a driver may be installed, removed or replaced while the agent runs.
 pub struct NvmlDriver {
-    loading: Loading,
+    search: LibrarySearch,
+    /// Loaded, and not opened yet.
+    loaded: Option<Loaded>,
     statistics: Arc<Statistics>,
+}
+
+/// Ends the process at once. A usual exit runs the driver library's exit handlers, which block without limit in a
+/// driver that hangs.
+pub fn end_process(code: u8) -> ! {
+    // SAFETY: as POSIX declares it; it takes a number and touches no memory.
+    unsafe extern "C" {
+        safe fn _exit(status: std::ffi::c_int) -> !;
+    }
+    _exit(code.into())
 }
 
 /// Access to the call statistics from other threads.
@@ -75,21 +82,7 @@ impl NvmlDriver {
     }
 
     fn searching(search: LibrarySearch, statistics: Statistics) -> Self {
-        Self { loading: Loading { search, ..Loading::default() }, statistics: Arc::new(statistics) }
-    }
-
-    /// Calls this before each loading of the library, in which the loader may hang.
-    #[must_use]
-    pub fn preparing(mut self, prepare: impl Fn() + Send + 'static) -> Self {
-        self.loading.prepare = Some(Box::new(prepare));
-        self
-    }
-
-    /// Records each loading, so that the next start recognises a library that crashed the process.
-    #[must_use]
-    pub fn recording(mut self, attempts: Option<Attempts>) -> Self {
-        self.loading.attempts = attempts;
-        self
+        Self { search, loaded: None, statistics: Arc::new(statistics) }
     }
 
     /// Also records the latency of each call, for a probe.
@@ -129,8 +122,17 @@ impl Driver for NvmlDriver {
         Some(Arc::new(move || statistics.durations().unwrap_or_default()))
     }
 
+    fn load(&mut self) -> Result<(), Failure> {
+        self.loaded = Some(Loaded::find(&self.search)?);
+        Ok(())
+    }
+
     fn open(&mut self) -> Result<Box<dyn Session>, Failure> {
-        let library = Library::open(&self.loading, &self.statistics)?;
+        if self.loaded.is_none() {
+            self.load()?;
+        }
+        let loaded = self.loaded.take().expect("it has just been loaded");
+        let library = loaded.initialise(Arc::clone(&self.statistics))?;
         let (layout, driver_version) = (Mutex::default(), Mutex::default());
         Ok(Box::new(NvmlSession { library, layout, driver_version, per_gpu: PerGpuQuery::default() }))
     }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 const LIBRARY: &str = "libnvidia-ml.so.1";
 
 /// Where distributions, driver containers and GKE's installer put the library, below a driver root.
-pub const PLACES: [&str; 8] = [
+const PLACES: [&str; 8] = [
     "usr/lib64",
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",

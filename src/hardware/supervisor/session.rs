@@ -151,10 +151,17 @@ impl Supervisor {
             warn!("a driver call that concerns the whole node has not come back");
             if !matches!(self.phase, Phase::Open { .. }) {
                 let seconds = self.settings.watchdog.as_secs_f64();
-                self.set_problem(format!(
-                    "opening or closing the driver has not come back for {seconds} s; look for Xid or NVRM lines \
-                     in the kernel log, the node may need a reboot"
-                ));
+                self.set_problem(if self.loading.is_under_way() {
+                    format!(
+                        "loading the driver library has not returned for {seconds} s; check its file and disk: after \
+                         five minutes /-/healthy fails"
+                    )
+                } else {
+                    format!(
+                        "opening or closing the driver has not come back for {seconds} s; look for Xid or NVRM lines \
+                         in the kernel log, the node may need a reboot"
+                    )
+                });
                 self.publish();
             }
         }

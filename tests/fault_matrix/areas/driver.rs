@@ -210,58 +210,6 @@ pub const AREA: Area = Area {
             within: 40,
         },
         Row {
-            id: "driver-library-cut-off",
-            happens: "The driver library is truncated; podmeter starts",
-            how: |rig| {
-                rig.stop();
-                let library = std::fs::read(rig.driver.library_path()).unwrap();
-                std::fs::write(rig.path("complete-library"), &library).unwrap();
-                replace_library(rig, &library[..library.len() / 2]);
-                rig.begin();
-            },
-            seen: Seen {
-                metrics: &[NO_READINGS],
-                log: Log::Line("it is cut off"),
-                page: Some(Text("/", "it is cut off")),
-            },
-            goes_on: &[GoesOn::Pages, GoesOn::Pod],
-            undone: "the library is complete",
-            undo: Some(|rig| replace_library(rig, &std::fs::read(rig.path("complete-library")).unwrap())),
-            within: 30,
-        },
-        Row {
-            id: "driver-library-hangs",
-            happens: "podmeter starts, and loading the driver library hangs",
-            how: |rig| {
-                rig.stop();
-                std::fs::copy(rig.driver.library_path(), rig.path("complete-library")).unwrap();
-                rig.write(
-                    "hangs.c",
-                    "#include <unistd.h>\n__attribute__((constructor)) static void load(void) { for (;;) pause(); }\n",
-                );
-                let mut compiler = std::process::Command::new("cc");
-                compiler.args(["-shared", "-fPIC", "-o"]).args([rig.path("hangs.so"), rig.path("hangs.c")]);
-                assert!(compiler.status().expect("cc is installed").success());
-                replace_library(rig, &std::fs::read(rig.path("hangs.so")).unwrap());
-                rig.begin();
-            },
-            seen: Seen {
-                metrics: &[NO_READINGS],
-                log: Log::Line("opening or closing the driver has not come back"),
-                page: Some(Text("/", "opening or closing the driver has not come back")),
-            },
-            goes_on: &[GoesOn::Pages, GoesOn::Pod],
-            undone: "the library is replaced, and podmeter is restarted; it ends within 5 s",
-            undo: Some(|rig| {
-                let began = std::time::Instant::now();
-                rig.stop();
-                assert!(began.elapsed() < std::time::Duration::from_secs(6), "{:?}", began.elapsed());
-                replace_library(rig, &std::fs::read(rig.path("complete-library")).unwrap());
-                rig.begin();
-            }),
-            within: 30,
-        },
-        Row {
             id: "driver-released",
             happens: "An operator has podmeter release the driver, for an upgrade",
             how: |rig| {
@@ -328,13 +276,6 @@ pub fn reload(rig: &mut Rig) {
             gpu["energy_millijoules"] = json!(0);
         }
     });
-}
-
-/// Renames a new file over it, as an installer does: the loaded library stays mapped.
-fn replace_library(rig: &Rig, bytes: &[u8]) {
-    let new = rig.driver.folder().join("new-library");
-    std::fs::write(&new, bytes).unwrap();
-    std::fs::rename(new, rig.driver.library_path()).unwrap();
 }
 
 /// Ends the session, and makes nvmlInit fail.
