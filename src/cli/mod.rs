@@ -54,6 +54,9 @@ const LAST_MESSAGE: Duration = Duration::from_millis(300);
 /// Bytes that a writable pipe accepts without blocking (`limits.h`).
 const PIPE_BUF: usize = 4096;
 
+/// A blocking thread ends after this time without work; starting one takes microseconds.
+const IDLE_THREAD: Duration = Duration::from_millis(100);
+
 /// Of help: longer lines are hard to read.
 const MOST_COLUMNS: usize = 100;
 
@@ -263,10 +266,11 @@ fn misused(error: impl std::fmt::Display) -> Failed {
     Failed(USAGE, error.to_string())
 }
 
-/// Two threads, so that a request need not wait for the page that another one renders.
+/// One worker: whatever takes long or may hang, such as rendering a page, has a blocking thread.
 fn block_on<T>(work: impl Future<Output = T>) -> Result<T, Failed> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
+        .worker_threads(1)
+        .thread_keep_alive(IDLE_THREAD)
         .enable_all()
         .build()
         .map_err(|error| Failed(FAILED, format!("cannot start the async runtime: {error}")))?;

@@ -4,7 +4,6 @@
 //! drivers, clocks.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use super::source::{Due, PassStatus};
 use super::worker::Report;
@@ -14,7 +13,6 @@ use crate::model::{Collector, GpuUuid, Monotonic};
 #[derive(Debug, Default)]
 pub struct Rounds {
     open: Option<Round>,
-    begun: bool,
     /// Tiers that have answered since the round began.
     answered: BTreeSet<&'static str>,
     collectors: BTreeMap<&'static str, Collector>,
@@ -24,32 +22,24 @@ pub struct Rounds {
 struct Round {
     waiting: BTreeSet<GpuUuid>,
     until: Monotonic,
-    /// The time that the others have once one GPU has answered.
-    grace: Option<Duration>,
 }
 
 impl Rounds {
-    /// Waits for these GPUs up to `until`; in the first round of a session only for `grace` after the first answer.
-    pub fn begin(&mut self, waiting: BTreeSet<GpuUuid>, until: Monotonic, grace: Duration) {
-        let grace = (!self.begun).then_some(grace);
-        self.begun = true;
+    /// Waits for these GPUs up to `until`.
+    pub fn begin(&mut self, waiting: BTreeSet<GpuUuid>, until: Monotonic) {
         self.answered.clear();
-        self.open = Some(Round { waiting, until, grace });
+        self.open = Some(Round { waiting, until });
     }
 
     /// Adds a GPU that was queried between rounds: to the open round, or to one of its own.
     pub fn add(&mut self, gpu: GpuUuid, until: Monotonic) {
-        let round = self.open.get_or_insert_with(|| Round { waiting: BTreeSet::new(), until, grace: None });
+        let round = self.open.get_or_insert_with(|| Round { waiting: BTreeSet::new(), until });
         round.waiting.insert(gpu);
     }
 
-    pub fn is_open(&self) -> bool {
-        self.open.is_some()
-    }
-
-    /// Every GPU has answered, or the time limit has passed.
-    pub fn is_ready(&self, now: Monotonic) -> bool {
-        self.open.as_ref().is_some_and(|round| round.waiting.is_empty() || now >= round.until)
+    /// Closes the round. True when every GPU has answered, or the time limit has passed; otherwise it stays open.
+    pub fn close(&mut self, now: Monotonic) -> bool {
+        self.open.take_if(|round| round.waiting.is_empty() || now >= round.until).is_some()
     }
 
     pub fn deadline(&self) -> Option<Monotonic> {
@@ -62,12 +52,6 @@ impl Rounds {
         }
     }
 
-    /// The next round is the first of a session.
-    pub fn restart(&mut self) {
-        self.open = None;
-        self.begun = false;
-    }
-
     pub fn clear(&mut self) {
         self.open = None;
     }
@@ -77,11 +61,6 @@ impl Rounds {
         self.give_up(&report.gpu);
         if !is_current || report.pass.status == PassStatus::Lost {
             return;
-        }
-        if let Some(round) = &mut self.open
-            && let Some(grace) = round.grace.take()
-        {
-            round.until = round.until.min(report.at.monotonic + report.duration + grace);
         }
         for tier in tiers(report.due) {
             let answered = match tier {
@@ -101,9 +80,8 @@ impl Rounds {
         }
     }
 
-    /// Closes the round. Without a session no tier is a success.
+    /// Without a session no tier is a success.
     pub fn publish(&mut self, is_open: bool, stuck: BTreeSet<&'static str>) -> BTreeMap<&'static str, Collector> {
-        self.open = None;
         for tier in ["fast", "medium", "slow"] {
             let collector = self.collectors.entry(tier).or_default();
             collector.success &= is_open;
@@ -122,6 +100,8 @@ pub fn tiers(due: Due) -> impl Iterator<Item = &'static str> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::hardware::source::Pass;
     use crate::model::{Fast, Moment};
@@ -141,11 +121,11 @@ mod tests {
     fn round(reports: &[Report]) -> (bool, Collector) {
         let mut rounds = Rounds::default();
         let asked = ["a", "bbb"].map(GpuUuid::from).into();
-        rounds.begin(asked, Monotonic::from_secs(2), Duration::from_millis(40));
+        rounds.begin(asked, Monotonic::from_secs(2));
         for report in reports {
             rounds.take(report, true);
         }
-        let ready = rounds.is_ready(Monotonic::from_secs(1));
+        let ready = rounds.close(Monotonic::from_secs(1));
         (ready, rounds.publish(true, BTreeSet::new()).remove("fast").unwrap())
     }
 
@@ -161,17 +141,5 @@ mod tests {
         let (_, lost) = round(&[report("a", None, PassStatus::Lost), report("bbb", some.clone(), PassStatus::Answers)]);
         assert!(lost.success, "a lost GPU is its own trouble");
         assert!(!round(&[report("a", some, PassStatus::Answers)]).0, "the other is waited for");
-    }
-
-    #[test]
-    fn the_first_round_waits_less_once_one_has_answered() {
-        let mut rounds = Rounds::default();
-        let asked: BTreeSet<_> = ["a", "bbb"].map(GpuUuid::from).into();
-        rounds.begin(asked.clone(), Monotonic::from_secs(9), Duration::from_millis(40));
-        rounds.take(&report("a", None, PassStatus::Answers), true);
-        assert_eq!(rounds.deadline(), Some(Monotonic::from_millis(1_041)));
-        rounds.begin(asked, Monotonic::from_secs(9), Duration::from_millis(40));
-        rounds.take(&report("a", None, PassStatus::Answers), true);
-        assert_eq!(rounds.deadline(), Some(Monotonic::from_secs(9)));
     }
 }

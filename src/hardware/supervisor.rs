@@ -28,8 +28,6 @@ use crate::backoff::Backoff;
 use crate::clock::Clock;
 use crate::model::{Collector, DriverInfo, GpuUuid, HardwareState, Monotonic, NodeDevices};
 
-/// How long the first publication waits for the other GPUs once one has answered.
-const FIRST_GRACE: Duration = Duration::from_millis(40);
 /// How long a stopping supervisor waits for the driver to be closed.
 const STOP: Duration = Duration::from_secs(2);
 const SESSION_OVER: &str = "the driver ended the session, as it does when it is unloaded or replaced; \
@@ -232,14 +230,14 @@ impl Supervisor {
     }
 
     fn advance_rounds(&mut self, session: &Arc<dyn Session>, now: Monotonic) {
-        if self.rounds.is_ready(now) {
+        if self.rounds.close(now) {
             self.publish();
         }
         if now < self.next {
             return;
         }
         let asked = self.fleet.ask(session, now);
-        self.rounds.begin(asked, now + self.settings.sample_interval / 2, FIRST_GRACE);
+        self.rounds.begin(asked, now + self.settings.sample_interval / 2);
         self.next = (self.next + self.settings.sample_interval).max(now + self.settings.sample_interval / 2);
     }
 
@@ -343,7 +341,7 @@ impl Supervisor {
         let is_open = matches!(self.phase, Phase::Open { .. });
         // A call that returns late used handles of an earlier session.
         let is_current = is_open && self.fleet.is_current(&report);
-        let is_straggler = report.fresh && is_current && status == PassStatus::Answers;
+        let is_first = report.fresh && is_current && status == PassStatus::Answers;
         self.rounds.take(&report, is_current);
         self.fleet.take(report, is_open, now);
         if !is_current {
@@ -367,8 +365,8 @@ impl Supervisor {
             }
             PassStatus::Lost => {}
         }
-        // The first round did not wait for it; publish without waiting for the next one.
-        if is_straggler && !self.rounds.is_open() {
+        // The first readings of a GPU wait for no other GPU.
+        if is_first {
             self.publish();
         }
     }

@@ -12,7 +12,7 @@ use crate::tasks::{Tasks, changed};
 
 /// Owners are resolved this often: processes end, and pods too.
 const PERIOD: Duration = Duration::from_secs(1);
-/// The shortest interval, however often the requested processes change.
+/// The shortest interval, however often the pods change.
 const PAUSE: Duration = Duration::from_millis(100);
 /// A round takes milliseconds. After this long the results of the last one are withdrawn.
 const LATE: Duration = Duration::from_secs(10);
@@ -107,11 +107,15 @@ async fn run(
             }
         };
         publish.send_replace(Arc::new(state));
-        tokio::time::sleep(PAUSE).await;
+        let other_pods = async {
+            tokio::time::sleep(PAUSE).await;
+            changed(&mut pods).await;
+        };
         tokio::select! {
+            // At once: a snapshot waits for their owners.
             () = changed(&mut wanted) => {}
-            () = changed(&mut pods) => {}
-            () = tokio::time::sleep(PERIOD - PAUSE) => {}
+            () = other_pods => {}
+            () = tokio::time::sleep(PERIOD) => {}
         }
     }
 }

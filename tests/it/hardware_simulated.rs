@@ -34,7 +34,7 @@ fn published_integrals_are_the_integrals_of_the_load() {
     let (gpu, controls) = (by_index(&driver, 0), driver.controls());
     controls.set_load(&gpu, Monotonic::default(), Load::new(0.25, 5 << 30));
     let hardware = run(&driver, Clock::start());
-    let first = wait(&hardware, "readings", |state| state.readings.len() == 8);
+    let first = wait(&hardware, "readings", |state| totals(state, &gpu).is_some_and(|it| it.busy_seconds.is_some()));
     assert_eq!(first.node_devices, Some(NodeDevices { expected: 8, ..NodeDevices::default() }));
     let begin = totals(&first, &gpu).unwrap().clone();
     let change = begin.through + Duration::from_millis(200);

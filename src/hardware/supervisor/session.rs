@@ -58,13 +58,16 @@ impl Supervisor {
         self.loads.found(inventory.driver.as_ref());
         self.fleet.adopt(inventory, true, now);
         self.check_inventory();
-        self.rounds.restart();
+        self.rounds.clear();
         self.next = now;
         self.releases.watch(&session);
         self.start_event_thread(&session);
         self.phase = Phase::Open { session, inspect: now + self.settings.medium_interval };
         if self.stopping.is_some() || self.releases.released().is_some() {
             self.drain(now);
+        } else {
+            // The plugin needs the list alone.
+            self.publish();
         }
     }
 
