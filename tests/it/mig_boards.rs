@@ -1,5 +1,4 @@
-//! The MIG profiles of each board, as NVIDIA's MIG user guide lists them, through a driver that names them and one that
-//! does not.
+//! The MIG profiles of each board, as NVIDIA's MIG user guide lists them, through drivers that name profiles or devices.
 
 use crate::support::fake_nvml::FakeNvml;
 use podmeter::hardware::Driver;
@@ -215,14 +214,6 @@ fn a_driver_that_names_profiles_names_every_board() {
 fn without_names_in_the_list_the_device_names_its_profile() {
     check(&json!({"function_not_found": ["nvmlDeviceGetGpuInstanceProfileInfoV"]}));
     check(&json!({"fail": {"nvmlDeviceGetGpuInstanceProfileInfoV": 25}}));
-}
-
-#[test]
-fn without_any_name_the_profile_follows_from_size_and_number() {
-    let nameless = json!({
-        "function_not_found": ["nvmlDeviceGetGpuInstanceProfileInfoV"], "mig": {"named_devices": false},
-    });
-    check(&nameless);
 }
 
 #[test]

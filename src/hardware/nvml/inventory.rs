@@ -93,7 +93,7 @@ pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
     if mig_enabled == Some(true) {
         let devices = mig_handles(caller, handle);
         let profiles = mig_profiles(caller, handle);
-        gpu.mig_devices = devices.iter().map(|mig| describe(caller, handle, mig, &profiles, memory_bytes)).collect();
+        gpu.mig_devices = devices.iter().map(|mig| describe(caller, handle, mig, &profiles)).collect();
         // The largest spans the whole GPU.
         gpu.mig_slices =
             profiles.all_read.then(|| profiles.by_id.values().map(|profile| profile.slices).max()).flatten();
@@ -137,11 +137,9 @@ struct MigProfiles {
 
 #[derive(Debug)]
 struct MigProfile {
-    /// The header's number, `NVML_GPU_INSTANCE_PROFILE_*`.
-    constant: u32,
     slices: u32,
     megabytes: u64,
-    /// As nvidia-smi prints it: `1g.24gb+me.all`. Older drivers have none.
+    /// As nvidia-smi prints it: `1g.24gb+me.all`. Drivers before 525 have none, and name the MIG device by it.
     name: Option<Arc<str>>,
 }
 
@@ -155,7 +153,7 @@ fn mig_profiles(caller: &mut Caller, handle: Handle) -> MigProfiles {
         match call!(caller, nvmlDeviceGetGpuInstanceProfileInfo[variant](handle.0, constant, &raw mut info)) {
             Ok(()) => {
                 let name = profile_name(caller, handle, constant);
-                let profile = MigProfile { constant, slices: info.sliceCount, megabytes: info.memorySizeMB, name };
+                let profile = MigProfile { slices: info.sliceCount, megabytes: info.memorySizeMB, name };
                 profiles.by_id.insert(info.id, profile);
             }
             Err(Refusal::Unsupported) => {}
@@ -181,13 +179,7 @@ fn profile_name(caller: &mut Caller, handle: Handle, constant: u32) -> Option<Ar
     profile.contains("g.").then(|| profile.into())
 }
 
-fn describe(
-    caller: &mut Caller,
-    parent: Handle,
-    mig: &Mig,
-    profiles: &MigProfiles,
-    parent_memory: Option<u64>,
-) -> MigDevice {
+fn describe(caller: &mut Caller, parent: Handle, mig: &Mig, profiles: &MigProfiles) -> MigDevice {
     let attributes = attributes(caller, mig.handle);
     let instance = instance_info(caller, parent, mig.gpu_instance);
     let of_instance = instance.and_then(|instance| profiles.by_id.get(&instance.profileId));
@@ -196,15 +188,9 @@ fn describe(
         .map(|attributes| attributes.computeInstanceSliceCount)
         .or_else(|| device_name.as_deref().and_then(slices_in_profile))
         .or_else(|| of_instance.map(|profile| profile.slices));
-    let computed = || {
-        let attributes = attributes?;
-        let suffix = of_instance.map_or("", |profile| profile_suffix(profile.constant));
-        Some(profile_of(&attributes, suffix, parent_memory))
-    };
     let profile = of_instance
         .and_then(|profile| Some(name_of_part(profile.name.clone()?, profile.slices, slices)))
         .or(device_name)
-        .or_else(computed)
         .unwrap_or_default();
     let megabytes =
         attributes.map(|attributes| attributes.memorySizeMB).or_else(|| of_instance.map(|profile| profile.megabytes));
@@ -298,32 +284,6 @@ fn name_of_part(profile: Arc<str>, of_instance: u32, slices: Option<u32>) -> Arc
         Some(slices) if slices < of_instance => format!("{slices}c.{profile}").into(),
         _ => profile,
     }
-}
-
-/// What NVIDIA appends to the name of a GPU instance profile for its media engines and graphics.
-fn profile_suffix(constant: u32) -> &'static str {
-    match constant {
-        0x07 | 0x08 => "+me",
-        0x0a..=0x0c | 0x11 => "+gfx",
-        0x0d | 0x0e => "-me",
-        0x0f | 0x10 => "+me.all",
-        _ => "",
-    }
-}
-
-/// As NVIDIA names profiles: memory in eighths of the GPU's, rounded up.
-fn profile_of(attributes: &nvmlDeviceAttributes_t, suffix: &str, parent_memory: Option<u64>) -> Arc<str> {
-    let megabytes = attributes.memorySizeMB as f64;
-    let gigabytes = match parent_memory {
-        Some(total) if total > 0 => {
-            let eighths = (megabytes * f64::from(1 << 20) / total as f64 * 8.0).ceil();
-            let whole = total.div_ceil(1 << 30) as f64;
-            (eighths / 8.0 * whole).round() as u64
-        }
-        _ => (megabytes / 1024.0).round() as u64,
-    };
-    let (gpu, compute) = (attributes.gpuInstanceSliceCount, attributes.computeInstanceSliceCount);
-    name_of_part(format!("{gpu}g.{gigabytes}gb{suffix}").into(), gpu, Some(compute))
 }
 
 /// One GPU of the layout, with few calls. `None` unless all of them were answered.
