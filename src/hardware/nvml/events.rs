@@ -135,42 +135,28 @@ impl NvmlEvents {
         made.ok().map(|()| EventSet { set, library: Arc::clone(&self.library) })
     }
 
-    /// Makes a new set without the GPUs that make its wait fail. The old one is freed last, so that no event is lost.
-    /// True when a GPU was left out.
+    /// Makes a new set without the GPUs that make its wait fail: NVML cannot remove one from a set. The old one is freed
+    /// last, so that no event is lost. True when a GPU was left out.
     fn rebuild(&mut self, now: Monotonic) -> bool {
         let before = mem::take(&mut self.registered);
         let old = self.set.take();
-        self.retries.reset();
-        self.register_missing(now);
-        drop(old);
-        let failing = self.registered.iter().filter(|(_, handle)| self.makes_wait_fail(**handle));
-        let failing: Vec<GpuUuid> = failing.map(|(gpu, _)| gpu.clone()).collect();
-        if !failing.is_empty() {
-            self.exclude(&failing, now);
-        }
-        before.keys().any(|gpu| !self.registered.contains_key(gpu))
-    }
-
-    /// Makes a new set without some GPUs: NVML cannot remove one from a set.
-    fn exclude(&mut self, failing: &[GpuUuid], now: Monotonic) {
-        let old = self.set.take();
         self.set = self.new_set();
-        for (gpu, handle) in mem::take(&mut self.registered) {
-            if !failing.contains(&gpu)
-                && let (Some(candidate), _) = self.candidate_again(gpu, handle)
+        let expected = before.len();
+        for (gpu, handle) in before {
+            let mut caller = Caller::new(Arc::clone(&self.library));
+            if let Some(kinds) = supported(&mut caller, handle)
+                && !self.makes_wait_fail(handle)
             {
-                self.register(candidate);
+                self.register((gpu, handle, kinds));
             }
         }
         drop(old);
-        self.retries.reset();
-        self.retry = Some(now + self.retries.pause());
-    }
-
-    fn candidate_again(&self, gpu: GpuUuid, handle: Handle) -> (Option<Candidate>, Vec<Problem>) {
-        let mut caller = Caller::new(Arc::clone(&self.library));
-        let kinds = supported(&mut caller, handle);
-        (kinds.map(|kinds| (gpu, handle, kinds)), caller.finish().problems)
+        let is_left_out = self.registered.len() < expected;
+        if is_left_out {
+            self.retries.reset();
+            self.retry = Some(now + self.retries.pause());
+        }
+        is_left_out
     }
 
     /// Whether the wait on a set of this GPU alone fails.
