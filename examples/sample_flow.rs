@@ -78,7 +78,7 @@ fn start_podmeter(root: &Path, tasks: &mut Tasks) -> anyhow::Result<watch::Recei
             cdi: vec![root.join("cdi")],
         },
     };
-    let no_driver = HardwareState { source: "none", ..HardwareState::default() };
+    let no_driver = HardwareState::default();
     let (publish_hardware, hardware) = watch::channel(Arc::new(no_driver));
     // A simulated device has no health.
     let (publish_health, health) = watch::channel(Arc::default());

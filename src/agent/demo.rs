@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::settings::{HardwareSource, Reloadable, Settings};
+use super::settings::{Reloadable, Settings};
 use super::{AgentError, DroppedLogLines, HealthConfig, Opened, Profile, Setup, run_on};
 use crate::clock::Clock;
 use crate::hardware::nvml::NvmlDriver;
 use crate::hardware::simulated::{Controls, SimulatedDriver};
 use crate::hardware::{Driver, Failure};
-use crate::model::Inventory;
+use crate::model::{HardwareSource, Inventory};
 use crate::plugin::{MigStrategy, NvidiaConfig, Replication, ResourceConfig, Sharing};
 use crate::simulation::day::Stage;
 use crate::simulation::dra_driver::claims_of_the_demo;

@@ -38,7 +38,7 @@ pub fn start(
 ) -> Devices {
     let call_durations = driver.as_ref().and_then(|driver| driver.call_durations());
     let hardware = driver.map(|driver| hardware::start(driver, settings, clock));
-    let no_driver = watch::Sender::new(Arc::new(HardwareState { source: "none", ..HardwareState::default() }));
+    let no_driver = watch::Sender::new(Arc::<HardwareState>::default());
     let listed = hardware.as_ref().map_or_else(|| no_driver.subscribe(), Hardware::watch);
     let states = missing::start(listed, inputs, clock, tasks);
     Devices { hardware, call_durations, states, _no_driver: no_driver }

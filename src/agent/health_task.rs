@@ -267,7 +267,8 @@ mod tests {
 
     use super::*;
     use crate::model::{
-        Account, DeviceReadings, Gpu, Holding, Inventory, Moment, Sharing, Slow, Stamped, UnhealthyReason, UnixSeconds,
+        Account, DeviceReadings, Gpu, HardwareSource, Holding, Inventory, Moment, Sharing, Slow, Stamped,
+        UnhealthyReason, UnixSeconds,
     };
 
     const GPU: &str = "GPU-1";
@@ -304,7 +305,7 @@ mod tests {
             let slow = Some(Stamped { at: self.clock.now().monotonic, value });
             let readings = DeviceReadings { slow, ..DeviceReadings::default() };
             self.hardware.send_replace(Arc::new(HardwareState {
-                source: "nvml",
+                source: HardwareSource::Nvml,
                 driver_loads,
                 inventory: Arc::new(Inventory {
                     generation: 1,

@@ -46,14 +46,14 @@ pub use crate::health::Config as HealthConfig;
 #[cfg(test)]
 pub use crate::health::DURATION as DURATION_PATTERN;
 pub use crate::journal::{Bounds as JournalBounds, Settings as JournalSettings};
-pub use crate::model::{PodLabel, PodLabelError};
+pub use crate::model::{HardwareSource, PodLabel, PodLabelError};
 pub use crate::plugin::{
     Config as PluginConfig, ConfigError as PluginConfigError, Plan as PluginPlan, ProfileConfig, ResourceConfig,
 };
 pub use crate::web::{Limits as WebLimits, ListenAddress, WebConfig, WebConfigError};
 pub use demo::{DemoError, DemoSettings, demo};
 pub use probe::{Probe, probe_nvml};
-pub use settings::{HardwareSource, LogFormat, ProcessAttribution, Reloadable, Settings};
+pub use settings::{LogFormat, ProcessAttribution, Reloadable, Settings};
 
 use devices::Devices;
 use faults_file::FaultsFile;

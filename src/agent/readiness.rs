@@ -1,4 +1,4 @@
-use crate::model::Snapshot;
+use crate::model::{HardwareSource, Snapshot};
 
 /// Whether the node's metrics are complete. The error names what is missing.
 pub fn check(snapshot: &Snapshot) -> Result<(), String> {
@@ -7,7 +7,7 @@ pub fn check(snapshot: &Snapshot) -> Result<(), String> {
         return Err("the kubelet has not been called yet".into());
     }
     let devices = &snapshot.hardware;
-    if devices.source != "none" && devices.inventory.generation == 0 && devices.problem.is_none() {
+    if devices.source != HardwareSource::None && devices.inventory.generation == 0 && devices.problem.is_none() {
         return Err("the devices have not been read yet".into());
     }
     let Some(plugin) = &snapshot.plugin else { return Ok(()) };

@@ -10,22 +10,14 @@ use crate::governance::ReadFile;
 use crate::hardware::nvml::{LibrarySearch, NvmlDriver};
 use crate::hardware::simulated::{Profile, SimulatedDriver};
 use crate::metrics::dcgm::Generation;
-use crate::model::PodLabel;
+use crate::model::{HardwareSource, PodLabel};
 use crate::web::{Limits, ListenAddress};
 use crate::{doctor, hardware, health, journal, kubelet, plugin, processes};
 
 /// For the doctor: without persistence mode the driver takes seconds for each GPU.
 const DOCTOR_DRIVER_DEADLINE: Duration = Duration::from_secs(20);
-/// In the state directory.
 /// The same simulated GPUs at every start.
 const SIMULATED_SEED: u64 = 1;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum HardwareSource {
-    Nvml,
-    Simulated,
-    None,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
@@ -167,11 +159,7 @@ impl Settings {
             claim_directories: self.claim_directories(),
             kubelet_deadline: self.kubelet_deadline,
             driver_deadline: DOCTOR_DRIVER_DEADLINE,
-            hardware: match self.hardware {
-                HardwareSource::Nvml => "nvml",
-                HardwareSource::Simulated => "simulated",
-                HardwareSource::None => "none",
-            },
+            hardware: self.hardware,
             offers: plan.map(|plan| plan.common.iter().map(doctor::Offer::of).collect()),
             plan: plan.cloned().unwrap_or_default(),
             node_name: self.node_name.clone(),

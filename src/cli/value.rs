@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::ValueEnum;
+use clap::builder::PossibleValue;
 use humantime::Duration;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
@@ -109,6 +110,16 @@ values! {
         ConditionFile = "^(none|/(.*/)?[^/]+)$",
         Generation = r"^(4\.8|4\.9|both)$";
     named: HardwareSource, LogFormat, ProcessAttribution, Switch;
+}
+
+impl ValueEnum for HardwareSource {
+    fn value_variants<'a>() -> &'a [Self] {
+        &Self::ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(self.as_str()))
+    }
 }
 
 impl<T: Value> Value for Vec<T> {

@@ -14,8 +14,8 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::model::{
-    DeviceHealth, DeviceReadings, Gpu, GpuHealth, GpuUuid, HealthCause, MigUuid, Moment, Monotonic, Snapshot,
-    Timestamp, UnhealthyReason, UnixSeconds, recovery_action,
+    DeviceHealth, DeviceReadings, Gpu, GpuHealth, GpuUuid, HardwareSource, HealthCause, MigUuid, Moment, Monotonic,
+    Snapshot, Timestamp, UnhealthyReason, UnixSeconds, recovery_action,
 };
 
 /// Changes with every incompatible change.
@@ -133,7 +133,7 @@ fn problem(snapshot: &Snapshot, now: Moment, known: usize) -> Option<String> {
     if now.monotonic.since(snapshot.at.monotonic) > SNAPSHOT_LIMIT {
         return Some("podmeter no longer publishes its state".to_owned());
     }
-    if hardware.source == "none" || hardware.source.is_empty() {
+    if hardware.source == HardwareSource::None {
         return Some("podmeter runs without a driver".to_owned());
     }
     if let Some(problem) = &hardware.problem {

@@ -73,7 +73,7 @@ fn what_is_not_known_is_never_healthy() {
         ("cannot be loaded", |snapshot| {
             Arc::make_mut(&mut snapshot.hardware).problem = Some("the library cannot be loaded".into());
         }),
-        ("without a driver", |snapshot| Arc::make_mut(&mut snapshot.hardware).source = "none"),
+        ("without a driver", |snapshot| Arc::make_mut(&mut snapshot.hardware).source = HardwareSource::None),
         ("released", |snapshot| {
             let released = crate::model::Released { since: snapshot.at, until: snapshot.at };
             Arc::make_mut(&mut snapshot.hardware).released = Some(released);

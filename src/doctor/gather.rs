@@ -16,7 +16,7 @@ use crate::clock::Clock;
 use crate::hardware::{Driver, Failure, scan_pci_bus};
 use crate::kubelet::claim_files::{is_of_nvidia, survey};
 use crate::kubelet::{CallError, Client};
-use crate::model::{Allocatable, AppliedProfile, UnixSeconds};
+use crate::model::{Allocatable, AppliedProfile, HardwareSource, UnixSeconds};
 use crate::plugin::{Gpus, NodeView};
 use crate::{governance, plugin, processes};
 
@@ -64,7 +64,7 @@ pub async fn gather(mut settings: Settings, driver: Option<Box<dyn Driver>>, clo
         bus,
         processes,
         named_pods,
-       
+
         claim_files,
         own,
         newest_file,
@@ -75,7 +75,7 @@ pub async fn gather(mut settings: Settings, driver: Option<Box<dyn Driver>>, clo
 fn choose_profile(settings: &mut Settings, driver: Option<&DriverState>) -> Option<(AppliedProfile, Option<Gpus>)> {
     let gpus = match driver {
         Some(driver) => Some(Gpus::of(&driver.inventory)),
-        None => (settings.hardware == "none").then(Gpus::default),
+        None => (settings.hardware == HardwareSource::None).then(Gpus::default),
     };
     let choice = settings.plan.choose(&NodeView { node_name: &settings.node_name, gpus: gpus.clone() });
     let applied = settings.plan.applied(&choice)?;
@@ -207,7 +207,7 @@ async fn observe_driver(
     driver_is_released: Option<&'static str>,
 ) -> Observed<DriverState> {
     let Some(mut driver) = driver else {
-        return Err(NotObserved::Skipped(format!("--hardware {}: no driver is opened", settings.hardware)));
+        return Err(NotObserved::Skipped(format!("--hardware {}: no driver is opened", settings.hardware.as_str())));
     };
     if let Some(reason) = driver_is_released {
         return Err(NotObserved::Skipped(reason.to_owned()));

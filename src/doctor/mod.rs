@@ -23,7 +23,7 @@ use crate::client::Target;
 use crate::clock::Clock;
 use crate::hardware::Driver;
 use crate::kubelet::claim_files::Directories;
-use crate::model::ResourceName;
+use crate::model::{HardwareSource, ResourceName};
 use crate::plugin::{MigStrategy, OnConflict, Plan, ResourceConfig};
 use crate::processes::Mode;
 pub use catalogue::markdown;
@@ -50,7 +50,7 @@ pub struct Settings {
     /// For the driver to be opened and to list its GPUs.
     pub driver_deadline: Duration,
     /// `nvml`, `simulated` or `none`.
-    pub hardware: &'static str,
+    pub hardware: HardwareSource,
     /// What the bundled device plugin would offer; `None` while it is off. With profiles: what applies here.
     pub offers: Option<Vec<Offer>>,
     /// Empty without profiles.

@@ -15,7 +15,9 @@ use crate::client::Target;
 use crate::governance::{OwnProcess, Status as Privileges};
 use crate::kubelet::CallError;
 use crate::kubelet::claim_files::Directories;
-use crate::model::{Allocatable, AppliedProfile, DriverInfo, Gpu, GpuUuid, Inventory, NodeDevices, UnixSeconds};
+use crate::model::{
+    Allocatable, AppliedProfile, DriverInfo, Gpu, GpuUuid, HardwareSource, Inventory, NodeDevices, UnixSeconds,
+};
 use crate::plugin::{Gpus, Plan};
 use crate::processes::{Mode, Survey};
 
@@ -38,7 +40,7 @@ fn settings() -> Settings {
         },
         kubelet_deadline: Duration::from_secs(5),
         driver_deadline: Duration::from_secs(20),
-        hardware: "nvml",
+        hardware: HardwareSource::Nvml,
         offers: Some(vec![Offer { name: "nvidia.com/gpu".into(), by_profile: false, takes_over: false }]),
         plan: Plan::default(),
         node_name: "node".to_owned(),

@@ -4,8 +4,8 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::model::{
-    ContainerRef, DeviceHealth, GpuHealth, GpuUuid, HealthCause, HealthTransition, MigUuid, Snapshot, Timestamp,
-    UnhealthyReason, XidClass,
+    ContainerRef, DeviceHealth, GpuHealth, GpuUuid, HardwareSource, HealthCause, HealthTransition, MigUuid, Snapshot,
+    Timestamp, UnhealthyReason, XidClass,
 };
 
 /// The health of each device, its transitions, and how it is determined.
@@ -125,7 +125,7 @@ fn monitoring<'a>(snapshot: &'a Snapshot, plan: &MonitoringPlan) -> Monitoring<'
         let collector = hardware.collectors.get(name);
         Source {
             name,
-            enabled: hardware.source != "none" && collector.is_some(),
+            enabled: hardware.source != HardwareSource::None && collector.is_some(),
             working: collector.map(|collector| collector.success && !collector.stuck),
             last_success: collector.and_then(|collector| collector.last_success).map(|at| at.unix.into()),
         }

@@ -209,7 +209,7 @@ fn hardware(snapshot: &Snapshot, with_serials: bool) -> Hardware<'_> {
     let mut gpus: Vec<_> = inventory.gpus.values().collect();
     gpus.sort_by_key(|gpu| gpu.order());
     Hardware {
-        source: state.source,
+        source: state.source.as_str(),
         driver_version: driver.map(|driver| &*driver.driver_version),
         cuda_version: driver.and_then(|driver| driver.cuda_version.as_deref()),
         nvml_version: driver.and_then(|driver| driver.nvml_version.as_deref()),

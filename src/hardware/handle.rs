@@ -79,7 +79,7 @@ impl Drop for Hardware {
 /// Starts the hardware threads. A driver that cannot be opened is retried until it can.
 #[must_use]
 pub fn start(driver: Box<dyn Driver>, settings: Settings, clock: Clock) -> Hardware {
-    let source = driver.name();
+    let source = driver.source();
     let (events, received) = sync_channel(EVENTS);
     let (ends, ended) = channel();
     let (publisher, states) = watch::channel(Arc::new(HardwareState { source, ..HardwareState::default() }));

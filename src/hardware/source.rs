@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use super::plausible::Implausible;
 use crate::model::{
-    DurationHistogram, Fast, GpuUuid, Inventory, Medium, Moment, Monotonic, NodeDevices, Slow, XidInstance,
+    DurationHistogram, Fast, GpuUuid, HardwareSource, Inventory, Medium, Moment, Monotonic, NodeDevices, Slow,
+    XidInstance,
 };
 
 /// A source of GPUs: the installed driver, or a simulation.
 pub trait Driver: Send + 'static {
-    /// `nvml` or `simulated`.
-    fn name(&self) -> &'static str;
+    fn source(&self) -> HardwareSource;
 
     /// Durations of its calls, where they are measured.
     fn call_durations(&self) -> Option<CallDurations> {

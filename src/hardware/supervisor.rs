@@ -26,7 +26,7 @@ use super::source::{PassStatus, Session};
 use super::worker::{DriverCommand, Event, Loading, Report, Thread};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
-use crate::model::{Collector, DriverInfo, GpuUuid, HardwareState, Monotonic, NodeDevices};
+use crate::model::{Collector, DriverInfo, GpuUuid, HardwareSource, HardwareState, Monotonic, NodeDevices};
 
 /// How long a stopping supervisor waits for the driver to be closed.
 const STOP: Duration = Duration::from_secs(2);
@@ -57,7 +57,7 @@ enum Phase {
 }
 
 pub struct Supervisor {
-    source: &'static str,
+    source: HardwareSource,
     settings: Settings,
     clock: Clock,
     driver_thread: Thread<DriverCommand>,
@@ -91,6 +91,8 @@ pub struct Supervisor {
     next: Monotonic,
     node_devices: Option<NodeDevices>,
     problem: Option<Arc<str>>,
+    /// The problem ends when a GPU answers, not when the driver can be opened.
+    awaits_an_answer: bool,
     errors: BTreeMap<&'static str, BTreeMap<&'static str, u64>>,
     implausible_readings: Implausible,
     stopping: Option<Monotonic>,
@@ -98,7 +100,7 @@ pub struct Supervisor {
 
 impl Supervisor {
     pub fn new(
-        source: &'static str,
+        source: HardwareSource,
         settings: Settings,
         clock: Clock,
         (driver_thread, loading): (Thread<DriverCommand>, Loading),
@@ -136,6 +138,7 @@ impl Supervisor {
             next: Monotonic::default(),
             node_devices: None,
             problem: None,
+            awaits_an_answer: false,
             errors: BTreeMap::new(),
             implausible_readings: plausible::none(),
             stopping: None,
@@ -329,8 +332,7 @@ impl Supervisor {
             }
         }
         if notice.session_over {
-            self.set_problem(SESSION_OVER.to_owned());
-            self.drain(now);
+            self.end_session(SESSION_OVER, now);
         }
     }
 
@@ -350,19 +352,13 @@ impl Supervisor {
         match status {
             PassStatus::Answers => {
                 self.reopen.reset();
-                if self.awaits_an_answer() {
+                if std::mem::take(&mut self.awaits_an_answer) {
                     info!("readings resumed");
                     self.problem = None;
                 }
             }
-            PassStatus::SessionOver => {
-                self.set_problem(SESSION_OVER.to_owned());
-                self.drain(now);
-            }
-            PassStatus::Lost if self.fleet.all_lost() => {
-                self.set_problem(ALL_LOST.to_owned());
-                self.drain(now);
-            }
+            PassStatus::SessionOver => self.end_session(SESSION_OVER, now),
+            PassStatus::Lost if self.fleet.all_lost() => self.end_session(ALL_LOST, now),
             PassStatus::Lost => {}
         }
         // The first readings of a GPU wait for no other GPU.

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::classes::{self, Effect};
 use super::faults::XidFault;
 use crate::model::{
-    LastXid, MigDevice, MigUuid, Moment, Monotonic, RecentCount, UnixSeconds, XidClass, XidCounts, XidEvent, XidInstance,
+    LastXid, MigDevice, MigUuid, Moment, Monotonic, RecentCount, UnixSeconds, XidClass, XidCounts, XidEvent,
+    XidInstance,
 };
 
 /// Codes with their own series; about two hundred exist. Others are counted as 999.

@@ -3,8 +3,8 @@ use std::sync::Arc;
 use super::*;
 use crate::metrics::tests::fixture;
 use crate::model::{
-    Account, ContainerRef, HardwareState, HealthState, HealthTransition, KubeletState, LastXid, PluginState, Reason, RecentCount,
-    UnhealthyReason, UnixSeconds, XidClass,
+    Account, ContainerRef, HardwareState, HealthState, HealthTransition, KubeletState, LastXid, PluginState, Reason,
+    RecentCount, UnhealthyReason, UnixSeconds, XidClass,
 };
 
 /// The fixture, this many seconds later.

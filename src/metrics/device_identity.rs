@@ -3,7 +3,7 @@
 use super::family::{Group, gauge};
 use super::labels::{Labels, of_device, slow, with_health, with_readings};
 use super::plugin::served;
-use crate::model::Platform;
+use crate::model::{HardwareSource, Platform};
 
 pub(super) static GROUP: Group = Group {
     section: "Device: identity",
@@ -122,7 +122,7 @@ pub(super) static GROUP: Group = Group {
                 push("expected", hardware.node_devices.as_ref().map(|counts| counts.expected));
                 push("vfio", hardware.node_devices.as_ref().map(|counts| counts.vfio));
                 // Without a driver no GPU is visible: that is a count, not a missing value.
-                let reads = matches!(hardware.source, "nvml" | "simulated");
+                let reads = hardware.source != HardwareSource::None;
                 push("visible", reads.then(|| hardware.inventory.visible()));
                 push("healthy", reads.then(|| with_health(snapshot).filter(|(_, health)| health.is_healthy()).count()));
                 // Only of the bundled plugin is it known what is schedulable.

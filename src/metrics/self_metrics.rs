@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::family::{Family, Group, Value, counter, gauge, histogram};
 use super::labels::Labels;
-use crate::model::{Collector, Quantity, Snapshot};
+use crate::model::{Collector, HardwareSource, Quantity, Snapshot};
 
 const PROC: &str = "/proc/self";
 const OWN: &str = "podmeter";
@@ -92,7 +92,7 @@ pub(super) static GROUP: Group = Group {
             "Whether the driver is released on request, 0 or 1.",
             |snapshot, family| {
                 // Without a driver there is none to release.
-                let has_driver = snapshot.hardware.source != "none";
+                let has_driver = snapshot.hardware.source != HardwareSource::None;
                 family.push_known(Labels::default(), has_driver.then_some(snapshot.hardware.released.is_some()));
             },
         ),

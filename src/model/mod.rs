@@ -54,8 +54,8 @@ mod xid;
 pub use allocations::{Allocatable, Allocations, Container, CpuSet, HeldDevice, MemoryBlock, Pod};
 pub use claims::{ClaimAllocation, ClaimDevice, ClaimGpu, ClaimHardware, ClaimRecord, ClaimSource};
 pub use device_health::{
-    DeviceHealth, GpuHealth, HealthCause, HealthState, HealthTransition, LastXid, RECOVERY_ACTIONS,
-    UnhealthyReason, XidClass, XidCounts, recovery_action,
+    DeviceHealth, GpuHealth, HealthCause, HealthState, HealthTransition, LastXid, RECOVERY_ACTIONS, UnhealthyReason,
+    XidClass, XidCounts, recovery_action,
 };
 pub use figures::Figures;
 pub use file_stamp::FileStamp;
@@ -77,7 +77,7 @@ pub use reading::{
 };
 pub use recent_count::RecentCount;
 pub use snapshot::{
-    Account, Attribution, Collector, ConfigReload, ENDED_SHOWN, HardwareState, Holding, InventoryDrift,
+    Account, Attribution, Collector, ConfigReload, ENDED_SHOWN, HardwareSource, HardwareState, Holding, InventoryDrift,
     KubeletCounters, KubeletState, Released, SelfUse, Sharing, Snapshot, UnresolvedDevices,
 };
 pub use time::{DurationHistogram, Moment, Monotonic, UnixSeconds};

@@ -68,11 +68,21 @@ impl Snapshot {
     }
 }
 
+named! {
+    /// Where device readings come from.
+    #[derive(Default)]
+    pub enum HardwareSource {
+        Nvml = "nvml",
+        Simulated = "simulated",
+        #[default]
+        None = "none",
+    }
+}
+
 /// The state of the hardware.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct HardwareState {
-    /// Where readings come from: `nvml`, `simulated` or `none`.
-    pub source: &'static str,
+    pub source: HardwareSource,
     pub inventory: Arc<Inventory>,
     /// How often the driver has been opened.
     pub sessions: u64,

@@ -16,7 +16,7 @@ use super::pattern::{fits, has_wildcards};
 use super::values::one_or_several;
 #[cfg(test)]
 use super::values::schema;
-use crate::model::{AppliedProfile, HardwareState, Inventory};
+use crate::model::{AppliedProfile, HardwareSource, HardwareState, Inventory};
 
 /// What to offer, on every node that has this configuration. Validated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -85,7 +85,7 @@ pub enum Choice {
 impl<'n> NodeView<'n> {
     #[must_use]
     pub fn new(node_name: &'n str, hardware: &HardwareState) -> Self {
-        let is_read = hardware.source == "none" || hardware.inventory.generation > 0;
+        let is_read = hardware.source == HardwareSource::None || hardware.inventory.generation > 0;
         Self { node_name, gpus: is_read.then(|| Gpus::of(&hardware.inventory)) }
     }
 }

@@ -21,7 +21,8 @@ use super::status::ResourceStatus;
 use super::{Choice, NodeView, Offer, OfferedDevice, Plan, PluginUnhealthy, ResourceConfig};
 use crate::clock::Clock;
 use crate::model::{
-    AppliedProfile, DeviceId, HardwareState, HealthState, KubeletState, Monotonic, PluginState, ResourceName,
+    AppliedProfile, DeviceId, HardwareSource, HardwareState, HealthState, KubeletState, Monotonic, PluginState,
+    ResourceName,
 };
 use crate::tasks::Tasks;
 
@@ -159,7 +160,9 @@ impl PluginTask {
             let needs_polling = self.entries.values().any(ConfiguredResource::needs_host_scan);
             self.host_scans.begin(&self.wanted(&hardware), needs_polling, now);
             self.update(&hardware, &health, &state, now);
-            let is_known = hardware.source == "none" || hardware.inventory.generation > 0 || hardware.problem.is_some();
+            let is_known = hardware.source == HardwareSource::None
+                || hardware.inventory.generation > 0
+                || hardware.problem.is_some();
             let may_begin = self.entries.values().all(|entry| entry.may_begin(&hardware, now));
             if is_known && may_begin && !self.publish.borrow().checked {
                 self.publish.send_modify(|state| Arc::make_mut(state).checked = true);

@@ -37,8 +37,7 @@ async fn an_xid_is_the_one_holders_or_unattributed() {
     let of_class = [shared.as_str(), "class=\"contained_memory\""];
     running.until("the shared GPU's XID", |page| page.value("podmeter_xid_errors_total", &of_class) == Some(1.0));
     driver.update(|state| state["gpus"][0]["events"] = json!([{ "sequence": 1, "xid": 13, "count": 3 }]));
-    let alone =
-        ["pod=\"alone\"", "xid=\"13\"", "namespace=\"team-a\"", "container=\"main\"", "class=\"application\""];
+    let alone = ["pod=\"alone\"", "xid=\"13\"", "namespace=\"team-a\"", "container=\"main\"", "class=\"application\""];
     let page = running.until("the one holder's XIDs", |page| page.value(COUNTS, &alone) == Some(3.0));
     assert_eq!(page.count(COUNTS, &["xid=\"94\""]), 0, "two holders");
 

@@ -9,8 +9,8 @@ use podmeter::attribution::{DeviceProcesses, HoldingKey, Join, Ledger, Observati
 use podmeter::metrics::dcgm::{self, Generation};
 use podmeter::metrics::{Coding, Format, Pages, catalogue};
 use podmeter::model::{
-    ContainerRef, DeviceReadings, Fast, GpmRatios, Gpu, GpuUuid, HardwareState, Holding, Inventory, Medium, MemoryUse,
-    Moment, Monotonic, Owner, Sharing, Snapshot, Stamped, Totals, UnixSeconds,
+    ContainerRef, DeviceReadings, Fast, GpmRatios, Gpu, GpuUuid, HardwareSource, HardwareState, Holding, Inventory,
+    Medium, MemoryUse, Moment, Monotonic, Owner, Sharing, Snapshot, Stamped, Totals, UnixSeconds,
 };
 
 const GUIDE: &str = include_str!("../../docs/dcgm.md");
@@ -100,7 +100,12 @@ fn page() -> String {
         let inventory = Arc::new(inventory.clone());
         snapshot = Snapshot {
             at: now,
-            hardware: Arc::new(HardwareState { source: "nvml", inventory, readings: read, ..HardwareState::default() }),
+            hardware: Arc::new(HardwareState {
+                source: HardwareSource::Nvml,
+                inventory,
+                readings: read,
+                ..HardwareState::default()
+            }),
             accounts: statement.accounts,
             unattributed: statement.unattributed,
             ..Snapshot::default()

@@ -17,6 +17,7 @@ use podmeter::doctor::{Check, Offer, Report, Settings, Status, examine, markdown
 use podmeter::hardware::Driver;
 use podmeter::hardware::nvml::{LibrarySearch, NvmlDriver};
 use podmeter::kubelet::claim_files::Directories;
+use podmeter::model::HardwareSource;
 use podmeter::plugin::Plan;
 use podmeter::processes::Mode;
 use podmeter::simulation::kubelet::ListedDevice;
@@ -40,7 +41,7 @@ fn settings(root: &Path) -> Settings {
         },
         kubelet_deadline: Duration::from_millis(300),
         driver_deadline: Duration::from_millis(500),
-        hardware: "none",
+        hardware: HardwareSource::None,
         offers: Some(vec![Offer { name: "nvidia.com/gpu".into(), by_profile: false, takes_over: false }]),
         plan: Plan::default(),
         node_name: "node".to_owned(),
@@ -250,7 +251,7 @@ fn nvml(fake: &FakeNvml) -> Option<Box<dyn Driver>> {
 }
 
 fn with_driver(root: &Path) -> Settings {
-    Settings { hardware: "nvml", driver_deadline: Duration::from_secs(20), ..settings(root) }
+    Settings { hardware: HardwareSource::Nvml, driver_deadline: Duration::from_secs(20), ..settings(root) }
 }
 
 #[tokio::test(flavor = "multi_thread")]

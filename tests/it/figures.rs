@@ -13,8 +13,8 @@ use podmeter::metrics::Pages;
 use podmeter::metrics::dcgm::Generation;
 use podmeter::model::{
     Allocatable, Allocations, Container, ContainerRef, CpuSet, DeviceHealth, DeviceId, DeviceReadings, Fast, Gaps, Gpu,
-    GpuHealth, GpuUuid, HardwareState, HealthState, HeldDevice, Inventory, KubeletState, Moment, Monotonic, Overview,
-    Owner, Pod, PodRef, Snapshot, Stamped, Totals, UnixSeconds, XidCounts,
+    GpuHealth, GpuUuid, HardwareSource, HardwareState, HealthState, HeldDevice, Inventory, KubeletState, Moment,
+    Monotonic, Overview, Owner, Pod, PodRef, Snapshot, Stamped, Totals, UnixSeconds, XidCounts,
 };
 use podmeter::tasks::Tasks;
 use podmeter::web::{
@@ -227,7 +227,7 @@ impl Scene {
             at: now,
             node_name: "node-a".into(),
             hardware: Arc::new(HardwareState {
-                source: "simulated",
+                source: HardwareSource::Simulated,
                 inventory: Arc::clone(&self.inventory),
                 readings,
                 ..HardwareState::default()

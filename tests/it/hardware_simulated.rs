@@ -6,7 +6,7 @@ use crate::support::watching::wait;
 use podmeter::clock::Clock;
 use podmeter::hardware::simulated::{Load, Profile, SimulatedDriver};
 use podmeter::hardware::{Hardware, Settings, start};
-use podmeter::model::{GpuUuid, HardwareState, Monotonic, NodeDevices, Totals};
+use podmeter::model::{GpuUuid, HardwareSource, HardwareState, Monotonic, NodeDevices, Totals};
 
 fn run(driver: &SimulatedDriver, clock: Clock) -> Hardware {
     let settings = Settings {
@@ -47,7 +47,7 @@ fn published_integrals_are_the_integrals_of_the_load() {
     let expected = 0.25 * change.since(begin.through).as_secs_f64() + end.through.since(change).as_secs_f64();
     let busy = end.busy_seconds.unwrap() - begin.busy_seconds.unwrap();
     assert!((busy - expected).abs() < 1e-6, "{busy} against {expected}");
-    assert_eq!((end.uncovered_seconds, last.source), (0.0, "simulated"));
+    assert_eq!((end.uncovered_seconds, last.source), (0.0, HardwareSource::Simulated));
     hardware.stop();
 }
 

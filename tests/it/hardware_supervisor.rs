@@ -11,7 +11,10 @@ use podmeter::clock::Clock;
 use podmeter::hardware::{
     Driver, Due, Failure, Hardware, Integrals, Pass, PassStatus, Problem, Reader, Session, Settings, start,
 };
-use podmeter::model::{EccLocation, Fast, Gpu, GpuUuid, HardwareState, Inventory, Medium, Moment, Monotonic, NodeDevices, Slow};
+use podmeter::model::{
+    EccLocation, Fast, Gpu, GpuUuid, HardwareSource, HardwareState, Inventory, Medium, Moment, Monotonic, NodeDevices,
+    Slow,
+};
 
 /// What the test has the driver do. Shared by all its parts.
 #[derive(Clone, Default)]
@@ -52,8 +55,8 @@ fn gpu(number: usize) -> GpuUuid {
 }
 
 impl Driver for Script {
-    fn name(&self) -> &'static str {
-        "scripted"
+    fn source(&self) -> HardwareSource {
+        HardwareSource::Simulated
     }
 
     fn load(&mut self) -> Result<(), Failure> {
@@ -181,7 +184,7 @@ fn every_tier_is_read_at_the_first_pass() {
     for readings in state.readings.values() {
         assert!(readings.medium.is_some() && readings.slow.is_some());
     }
-    assert_eq!((state.source, state.problem.as_deref()), ("scripted", None));
+    assert_eq!((state.source, state.problem.as_deref()), (HardwareSource::Simulated, None));
     assert_eq!(state.node_devices, Some(NodeDevices { expected: 8, ..NodeDevices::default() }));
     let tiers: Vec<_> = state.collectors.iter().map(|(tier, collector)| (*tier, collector.success)).collect();
     assert_eq!(tiers, [("fast", true), ("medium", true), ("slow", true)]);
@@ -207,7 +210,8 @@ fn a_library_that_hangs_while_it_is_loaded_is_reported_and_fails_the_liveness_ch
     let script = Script::new(1);
     script.set(|acts| acts.loading_hangs = true);
     let hardware = run(&script);
-    let reports = |state: &HardwareState| state.problem.as_deref().is_some_and(|text| text.contains("loading the driver"));
+    let reports =
+        |state: &HardwareState| state.problem.as_deref().is_some_and(|text| text.contains("loading the driver"));
     wait(&hardware, "the problem", reports);
     let after = |seconds| hardware.loading().check(Monotonic::from_secs(seconds));
     assert_eq!(after(60), Ok(()));

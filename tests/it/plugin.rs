@@ -299,7 +299,7 @@ async fn a_removed_mig_layout_leaves_its_devices_unhealthy() {
 async fn devices_that_exist_nowhere_are_served_without_a_driver() {
     let node = node(Options::default()).await;
     let yaml = "resources: [{kind: simulated, name: example.com/toy, devices: 3}]";
-    let no_driver = HardwareState { source: "none", ..HardwareState::default() };
+    let no_driver = HardwareState::default();
     let podmeter = PluginHarness::configured(node.root.path(), yaml, no_driver);
     counts(&node, "example.com/toy", 3, 3).await;
     let container = ContainerSpec::new("main").asks("example.com/toy", 2);

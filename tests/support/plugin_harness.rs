@@ -8,7 +8,8 @@ use std::time::Duration;
 use podmeter::clock::Clock;
 use podmeter::kubelet::PodSources;
 use podmeter::model::{
-    DeviceReadings, Gpu, GpuUuid, HardwareState, Inventory, KubeletState, MigDevice, PluginResource, PluginState,
+    DeviceReadings, Gpu, GpuUuid, HardwareSource, HardwareState, Inventory, KubeletState, MigDevice, PluginResource,
+    PluginState,
 };
 use podmeter::plugin::paths::Roots;
 use podmeter::plugin::{self, Config, ResourceConfig, Surroundings};
@@ -59,7 +60,7 @@ pub fn mig_devices(profile: &str, numbers: &[u32]) -> Vec<MigDevice> {
 pub fn hardware(gpus: impl IntoIterator<Item = Gpu>) -> HardwareState {
     let gpus = gpus.into_iter().map(|gpu| (gpu.uuid.clone(), gpu)).collect();
     let inventory = Arc::new(Inventory { generation: 1, gpus, ..Inventory::default() });
-    HardwareState { source: "simulated", inventory, ..HardwareState::default() }
+    HardwareState { source: HardwareSource::Simulated, inventory, ..HardwareState::default() }
 }
 
 pub fn gpus(count: u32) -> HardwareState {

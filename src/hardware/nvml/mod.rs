@@ -49,7 +49,7 @@ use self::reader::NvmlReader;
 use self::statistics::Statistics;
 use super::source::{CallDurations, Driver, EventSource, Failure, PassStatus, Problem, Reader, Session};
 use crate::clock::Clock;
-use crate::model::{Gpu, GpuUuid, Inventory};
+use crate::model::{Gpu, GpuUuid, HardwareSource, Inventory};
 
 /// NVML, searched for at each opening: a driver may be installed, removed or replaced while the agent runs.
 pub struct NvmlDriver {
@@ -112,8 +112,8 @@ impl CallRecord {
 }
 
 impl Driver for NvmlDriver {
-    fn name(&self) -> &'static str {
-        "nvml"
+    fn source(&self) -> HardwareSource {
+        HardwareSource::Nvml
     }
 
     fn call_durations(&self) -> Option<CallDurations> {

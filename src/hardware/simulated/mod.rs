@@ -17,7 +17,7 @@ pub use profile::{Profile, UnknownProfile};
 
 use self::reader::SimulatedReader;
 use super::source::{Driver, EventFailure, EventSource, Failure, Problem, RawEvent, Reader, Session};
-use crate::model::{GpuUuid, Inventory, Monotonic, NodeDevices};
+use crate::model::{GpuUuid, HardwareSource, Inventory, Monotonic, NodeDevices};
 
 /// Short, so that a session ends soon.
 const LONGEST_WAIT: Duration = Duration::from_millis(200);
@@ -41,8 +41,8 @@ impl SimulatedDriver {
 }
 
 impl Driver for SimulatedDriver {
-    fn name(&self) -> &'static str {
-        "simulated"
+    fn source(&self) -> HardwareSource {
+        HardwareSource::Simulated
     }
 
     fn open(&mut self) -> Result<Box<dyn Session>, Failure> {

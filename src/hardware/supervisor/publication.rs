@@ -18,6 +18,7 @@ impl Supervisor {
     }
 
     pub(super) fn set_problem(&mut self, text: String) {
+        self.awaits_an_answer = false;
         if self.problem.as_deref() != Some(text.as_str()) {
             warn!(problem = text, "no device readings");
             self.problem = Some(text.into());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tracing::{debug, info, warn};
 
-use super::{ALL_LOST, Phase, SESSION_OVER, Supervisor};
+use super::{Phase, Supervisor};
 use crate::hardware::event_thread::EventThread;
 use crate::hardware::source::Session;
 use crate::hardware::worker::{DriverCommand, Opened};
@@ -48,9 +48,9 @@ impl Supervisor {
         let Opened { session, found: (inventory, problems) } = opened;
         let found = (inventory.driver.clone(), inventory.gpus.len());
         if self.opened.as_ref() == Some(&found) {
-            debug!(source = self.source, gpus = found.1, "the driver is open again");
+            debug!(source = self.source.as_str(), gpus = found.1, "the driver is open again");
         } else {
-            info!(source = self.source, gpus = found.1, "the driver is open");
+            info!(source = self.source.as_str(), gpus = found.1, "the driver is open");
             self.opened = Some(found);
         }
         self.count(&problems);
@@ -73,7 +73,7 @@ impl Supervisor {
 
     /// A driver that lists no GPU although the bus has some is a fault, not an idle node.
     pub(super) fn check_inventory(&mut self) {
-        if self.awaits_an_answer() && !self.fleet.inventory().gpus.is_empty() {
+        if self.awaits_an_answer && !self.fleet.inventory().gpus.is_empty() {
             return;
         }
         if let Some((uuid, indices)) = self.fleet.inventory().duplicate_uuids.iter().next() {
@@ -91,13 +91,15 @@ impl Supervisor {
                  node, and look for Xid and NVRM lines in the kernel log"
             ));
         } else {
-            self.problem = None;
+            (self.problem, self.awaits_an_answer) = (None, false);
         }
     }
 
-    /// The problem ends when a GPU answers, not when the driver can be opened.
-    pub(super) fn awaits_an_answer(&self) -> bool {
-        self.problem.as_deref().is_some_and(|problem| [ALL_LOST, SESSION_OVER].contains(&problem))
+    /// Until a GPU answers again, in another session.
+    pub(super) fn end_session(&mut self, reason: &str, now: Monotonic) {
+        self.set_problem(reason.to_owned());
+        self.awaits_an_answer = true;
+        self.drain(now);
     }
 
     /// Ends the session: withdraws all readings and requests that the workers release it.

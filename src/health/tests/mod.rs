@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use super::*;
 use crate::model::{
-    DeviceReadings, EccLocation, FabricDomain, FabricState, Fast, Gpu, MigDevice, Platform, Released, RowRemap, Slow,
-    Stamped, UnixSeconds, XidClass, XidInstance,
+    DeviceReadings, EccLocation, FabricDomain, FabricState, Fast, Gpu, HardwareSource, MigDevice, Platform, Released,
+    RowRemap, Slow, Stamped, UnixSeconds, XidClass, XidInstance,
 };
 
 const GPU: &str = "GPU-0";
@@ -56,7 +56,7 @@ struct World {
 impl World {
     fn new(config: Config) -> Self {
         let gpus = [gpu(GPU, 0), gpu(OTHER, 1)].map(|gpu| (gpu.uuid.clone(), gpu)).into();
-        let mut hardware = HardwareState { source: "nvml", driver_loads: 1, ..HardwareState::default() };
+        let mut hardware = HardwareState { source: HardwareSource::Nvml, driver_loads: 1, ..HardwareState::default() };
         Arc::make_mut(&mut hardware.inventory).gpus = gpus;
         let well = Slow { recovery_action: Some(0), ..Slow::default() };
         let slow = [GPU, OTHER].map(|uuid| (uuid.into(), well.clone())).into();
@@ -139,13 +139,7 @@ fn reasons(state: &HealthState, mig: Option<&str>) -> Vec<&'static str> {
 }
 
 fn xid(code: u32, seconds: u64) -> XidEvent {
-    XidEvent {
-        at: moment(seconds),
-        gpu: GPU.into(),
-        instance: None,
-        code,
-        count: 1,
-    }
+    XidEvent { at: moment(seconds), gpu: GPU.into(), instance: None, code, count: 1 }
 }
 
 fn in_instance(code: u32, seconds: u64, gpu_instance: u32, compute_instance: Option<u32>) -> XidEvent {

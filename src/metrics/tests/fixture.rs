@@ -216,7 +216,7 @@ fn hardware() -> HardwareState {
         duration: Some(Duration::from_millis(7)),
     };
     HardwareState {
-        source: "nvml",
+        source: HardwareSource::Nvml,
         inventory: Arc::new(Inventory {
             generation: 3,
             driver: Some(driver),

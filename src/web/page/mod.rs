@@ -19,7 +19,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 pub(super) use view::View;
 
 use crate::history::{History, Window};
-use crate::model::{Account, Gpu, Moment, Snapshot};
+use crate::model::{Account, Gpu, HardwareSource, Moment, Snapshot};
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
@@ -178,9 +178,9 @@ fn more(key: &str, name: &str) -> Markup {
 fn driver(snapshot: &Snapshot) -> String {
     let hardware = &snapshot.hardware;
     match (&hardware.inventory.driver, hardware.source) {
-        (Some(driver), "simulated") => format!("simulated driver {}", driver.driver_version),
+        (Some(driver), HardwareSource::Simulated) => format!("simulated driver {}", driver.driver_version),
         (Some(driver), _) => format!("driver {}", driver.driver_version),
-        (None, "none") => "reading no hardware".to_owned(),
+        (None, HardwareSource::None) => "reading no hardware".to_owned(),
         (None, _) => "no driver".to_owned(),
     }
 }
