@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use crate::support::fake_nvml::FakeNvml;
+use crate::support::hardware::{gpu, machine, quick, run};
 use crate::support::watching::wait;
 use podmeter::clock::Clock;
-use podmeter::hardware::nvml::{LibrarySearch, NvmlDriver};
 use podmeter::hardware::simulated::{Profile, SimulatedDriver};
 use podmeter::hardware::{Hardware, Settings, start};
 use podmeter::model::{GpuUuid, HardwareState, XidEvent, XidInstance};
@@ -16,16 +16,9 @@ use tokio::time::Instant;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-fn quick() -> Settings {
-    Settings {
-        sample_interval: Duration::from_millis(100),
-        medium_interval: Duration::from_millis(200),
-        watchdog: Duration::from_millis(700),
-        reopen: (Duration::from_millis(20), Duration::from_millis(100)),
-        lost_retry: (Duration::from_millis(50), Duration::from_millis(100)),
-        sys_root: "/nonexistent".into(),
-        ..Settings::default()
-    }
+/// The slow tier is read at the start, and for an event.
+fn rarely_slow() -> Settings {
+    Settings { slow_interval: Duration::from_secs(60), ..quick() }
 }
 
 struct Node {
@@ -44,8 +37,7 @@ impl Node {
 
     fn begin(state: Value) -> Self {
         let fake = FakeNvml::start(state);
-        let search = LibrarySearch { library: Some(fake.library_path()), driver_roots: Vec::new() };
-        let mut hardware = start(Box::new(NvmlDriver::new(search)), quick(), Clock::start());
+        let mut hardware = run(&fake, rarely_slow());
         let xids = hardware.xids().unwrap();
         assert!(hardware.xids().is_none(), "returned once");
         Self { fake, hardware, xids }
@@ -92,14 +84,6 @@ fn hearing(state: &HardwareState) -> Option<(bool, bool)> {
     state.collectors.get("events").map(|collector| (collector.success, collector.stuck))
 }
 
-fn gpu(index: usize) -> GpuUuid {
-    GpuUuid::new(format!("GPU-00000000-0000-0000-0000-{index:012}"))
-}
-
-fn machine(gpus: usize) -> Value {
-    json!({"gpus": vec![json!({}); gpus]})
-}
-
 fn pass_time(duration: Duration) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async { tokio::time::sleep(duration).await });
@@ -144,9 +128,8 @@ fn slow(state: &HardwareState, index: usize) -> Option<Option<u32>> {
 #[test]
 fn a_mig_change_is_read_at_once() {
     let fake = FakeNvml::start(machine(1));
-    let search = LibrarySearch { library: Some(fake.library_path()), driver_roots: Vec::new() };
-    let settings = Settings { medium_interval: Duration::from_secs(600), ..quick() };
-    let hardware = start(Box::new(NvmlDriver::new(search)), settings, Clock::start());
+    let settings = Settings { medium_interval: Duration::from_secs(600), ..rarely_slow() };
+    let hardware = run(&fake, settings);
     wait(&hardware, "a wait for events", |state| hearing(state) == Some((true, false)));
     fake.update(|state| {
         let instances = json!([{"gpu_instance": 1, "profile": "1g.10gb"}]);
@@ -274,7 +257,7 @@ fn a_wait_that_never_returns_is_left_behind() {
 fn a_simulated_xid_arrives() {
     let driver = SimulatedDriver::new(Profile::H100_MIG, 1);
     let controls = driver.controls();
-    let mut hardware = start(Box::new(driver), quick(), Clock::start());
+    let mut hardware = start(Box::new(driver), rarely_slow(), Clock::start());
     let xids = hardware.xids().unwrap();
     wait(&hardware, "a wait for events", |state| hearing(state) == Some((true, false)));
     let gpu = controls.inventory().gpus.keys().next().unwrap().clone();

@@ -3,58 +3,15 @@
 use std::time::Duration;
 
 use crate::support::fake_nvml::FakeNvml;
+use crate::support::hardware::{ALL, at, driver, gpu, has_fast, machine, open, quick, run};
 use crate::support::watching::wait;
-use podmeter::clock::Clock;
-use podmeter::hardware::nvml::{LibrarySearch, NvmlDriver};
-use podmeter::hardware::{Driver, Due, Hardware, PassStatus, Settings, start};
-use podmeter::model::{
-    DeviceProcess, DeviceReadings, GpuUuid, HardwareState, MemoryUse, Moment, Monotonic, NvLinkPeers, PciBusId,
-    RowRemap, UnixSeconds,
-};
+use podmeter::hardware::{Driver, Due, PassStatus, Settings};
+use podmeter::model::{DeviceProcess, DeviceReadings, HardwareState, MemoryUse, NvLinkPeers, PciBusId, RowRemap};
 use serde_json::{Value, json};
-
-fn search(fake: &FakeNvml) -> LibrarySearch {
-    LibrarySearch { library: Some(fake.library_path()), driver_roots: Vec::new() }
-}
-
-fn quick() -> Settings {
-    Settings {
-        sample_interval: Duration::from_millis(100),
-        medium_interval: Duration::from_millis(200),
-        slow_interval: Duration::from_millis(200),
-        watchdog: Duration::from_millis(700),
-        reopen: (Duration::from_millis(20), Duration::from_millis(100)),
-        lost_retry: (Duration::from_millis(50), Duration::from_millis(100)),
-        sys_root: "/nonexistent".into(),
-        ..Settings::default()
-    }
-}
-
-fn run(fake: &FakeNvml) -> Hardware {
-    start(Box::new(NvmlDriver::new(search(fake))), quick(), Clock::start())
-}
-
-fn gpu(index: usize) -> GpuUuid {
-    GpuUuid::new(format!("GPU-00000000-0000-0000-0000-{index:012}"))
-}
 
 fn readings(state: &HardwareState, index: usize) -> &DeviceReadings {
     &state.readings[&gpu(index)]
 }
-
-fn has_fast(state: &HardwareState, index: usize) -> bool {
-    state.readings.get(&gpu(index)).is_some_and(|readings| readings.fast.is_some())
-}
-
-fn machine(gpus: usize) -> Value {
-    json!({"gpus": vec![json!({}); gpus]})
-}
-
-fn at(seconds: u64) -> Moment {
-    Moment { monotonic: Monotonic::from_secs(seconds), unix: UnixSeconds(0.0) }
-}
-
-const ALL: Due = Due { medium: true, slow: true };
 
 #[test]
 fn identity_is_what_the_driver_reports() {
@@ -62,7 +19,7 @@ fn identity_is_what_the_driver_reports() {
         "driver_version": "570.124.06", "nvml_version": "12.570.124.06", "cuda_version": 12080,
         "gpus": [{"minor": 3, "pci_bus_id": "00000000:1B:00.0", "numa_node": 1, "serial": "42"}, {"architecture": 77}]
     }));
-    let hardware = run(&fake);
+    let hardware = run(&fake, quick());
     let state = wait(&hardware, "readings", |state| has_fast(state, 0));
     let driver = state.inventory.driver.as_ref().unwrap();
     assert_eq!((&*driver.driver_version, driver.cuda_version.as_deref()), ("570.124.06", Some("12.8")));
@@ -87,7 +44,7 @@ fn links_are_counted_as_each_end_reports_them() {
         {"nvlink": {"links": 0}},
         {"nvlink": {"links": 2, "remote": to(0x11)}, "fail": {"nvmlDeviceGetNvLinkRemotePciInfo_v2": 23}}
     ]}));
-    let hardware = run(&fake);
+    let hardware = run(&fake, quick());
     let state = wait(&hardware, "readings", |state| has_fast(state, 4));
     let peers = |index| state.inventory.gpus[&gpu(index)].nvlink_peers.clone();
     let expected = |links: &[(&str, u32)], switch_links| {
@@ -118,8 +75,7 @@ fn the_pci_bus_has_what_the_driver_does_not_report() {
             std::fs::write(device.join(name), text).unwrap();
         }
     }
-    let driver = Box::new(NvmlDriver::new(search(&fake)));
-    let hardware = start(driver, Settings { sys_root, ..quick() }, Clock::start());
+    let hardware = run(&fake, Settings { sys_root, ..quick() });
     let state = wait(&hardware, "readings", |state| has_fast(state, 0));
     assert_eq!(state.inventory.gpus[&gpu(0)].numa_node, Some(1));
     assert_eq!(state.inventory.gpus[&gpu(1)].numa_node, None, "the node of a GPU's own memory is none for pods");
@@ -140,8 +96,7 @@ fn a_driver_without_gpus_on_a_node_with_gpus_is_a_fault() {
     std::fs::create_dir_all(&device).unwrap();
     std::fs::write(device.join("vendor"), "0x10de\n").unwrap();
     std::fs::write(device.join("class"), "0x030200\n").unwrap();
-    let driver = Box::new(NvmlDriver::new(search(&fake)));
-    let hardware = start(driver, Settings { sys_root, ..quick() }, Clock::start());
+    let hardware = run(&fake, Settings { sys_root, ..quick() });
     let state = wait(&hardware, "the problem", |state| state.problem.is_some());
     assert!(state.problem.as_deref().unwrap().contains("none of the 1 GPUs"), "{:?}", state.problem);
     fake.update(|state| state["gpus"] = json!([{}]));
@@ -154,7 +109,7 @@ fn a_driver_without_gpus_on_a_node_with_gpus_is_a_fault() {
 fn a_partitioned_gpu_that_is_lost_half_way_keeps_its_layout() {
     let mig = json!({"mig": {"enabled": true, "instances": [{"gpu_instance": 7}, {"gpu_instance": 8}]}});
     let fake = FakeNvml::start(json!({"gpus": [mig, {}]}));
-    let hardware = run(&fake);
+    let hardware = run(&fake, quick());
     let before = wait(&hardware, "readings", |state| has_fast(state, 0) && has_fast(state, 1));
     assert_eq!(before.inventory.gpus[&gpu(0)].mig_devices.len(), 2);
     // Handle and UUID are still given, and with the third GPU everything is listed again.
@@ -175,7 +130,7 @@ fn a_partitioned_gpu_that_is_lost_half_way_keeps_its_layout() {
 fn a_library_that_does_not_load_reports_why() {
     let fake = FakeNvml::start(machine(1));
     std::fs::write(fake.library_path(), "not a library").unwrap();
-    let hardware = run(&fake);
+    let hardware = run(&fake, quick());
     let state = wait(&hardware, "the problem", |state| state.problem.is_some());
     let problem = state.problem.as_deref().unwrap();
     assert!(problem.contains("could not be loaded") && problem.contains("libnvidia-ml.so.1"), "{problem}");
@@ -206,7 +161,7 @@ fn every_tier_matches_the_data_file() {
         "fields": {"38": 1, "45": 2, "213": {"by_scope": {"4294967295": 3}}},
         "recovery_action": 1, "vgpu_license": true
     }]}));
-    let hardware = run(&fake);
+    let hardware = run(&fake, quick());
     let state = wait(&hardware, "a second GPM sample", |state| {
         let medium = state.readings.get(&gpu(0)).and_then(|readings| readings.medium.as_ref());
         medium.is_some_and(|medium| medium.value.gpm.sm_active.is_some())
@@ -264,7 +219,7 @@ fn totals_follow_the_load() {
     let fake = FakeNvml::start(json!({"gpus": [{
         "utilization": {"gpu": 75, "memory": 25, "decoder": 50}, "power_milliwatts": 400_000
     }]}));
-    let hardware = run(&fake);
+    let hardware = run(&fake, quick());
     let state = wait(&hardware, "time to pass", |state| {
         state.readings.get(&gpu(0)).is_some_and(|readings| readings.totals.energy_joules > Some(800.0))
     });
@@ -289,7 +244,7 @@ fn a_partitioned_gpu_shows_its_instances_and_their_changes() {
             {"gpu_instance": 2, "index": 3, "profile": "3g.40gb", "placement": {"start": 4, "size": 4}, "memory_used_bytes": 200}
         ]}
     }]}));
-    let hardware = run(&fake);
+    let hardware = run(&fake, quick());
     let state = wait(&hardware, "GPM of an instance", |state| {
         let medium = state.readings.get(&gpu(1)).and_then(|readings| readings.medium.as_ref());
         medium.is_some_and(|medium| medium.value.instances.iter().any(|instance| instance.gpm.sm_active.is_some()))
@@ -328,7 +283,7 @@ fn a_partitioned_gpu_shows_its_instances_and_their_changes() {
 fn a_mig_mode_that_changes_without_instances_is_noticed() {
     let with = |mig: bool| json!({"utilization": {"gpu": 50}, "mig": {"enabled": mig}});
     let fake = FakeNvml::start(json!({"gpus": [with(true), with(false)]}));
-    let hardware = run(&fake);
+    let hardware = run(&fake, quick());
     let busy = |state: &HardwareState, index| state.readings.get(&gpu(index))?.totals.busy_seconds;
     let before = wait(&hardware, "readings", |state| has_fast(state, 0) && busy(state, 1) > Some(0.0));
     assert_eq!(busy(&before, 0), None);
@@ -365,7 +320,7 @@ fn processes_are_listed_once_each_with_what_is_known_of_them() {
             "nvmlDeviceGetMPSComputeRunningProcesses_v3"
         ]}
     ]}));
-    let mut driver = NvmlDriver::new(search(&fake));
+    let mut driver = driver(&fake);
     let record = driver.call_record();
     let session = driver.open().unwrap();
     let mut readers: Vec<_> = (0..8).map(|index| session.reader(&gpu(index)).unwrap()).collect();
@@ -395,7 +350,7 @@ fn a_partitioned_gpu_without_data_is_read_by_instance() {
         "mig": {"enabled": true, "instances": [{"gpu_instance": 3}, {"gpu_instance": 4}]},
         "processes": [{"pid": 7, "gpu_instance": 4, "compute_instance": 0}]
     }]}));
-    let mut driver = NvmlDriver::new(search(&fake));
+    let mut driver = driver(&fake);
     let session = driver.open().unwrap();
     let mut reader = session.reader(&gpu(0)).unwrap();
     for second in 0..2 {
@@ -413,7 +368,7 @@ fn what_each_process_does_is_integrated() {
         {"mig": {"enabled": true, "instances": [{}]}, "processes": [{"pid": 10, "sm": 50}]},
         {}
     ]}));
-    let hardware = run(&fake);
+    let hardware = run(&fake, quick());
     let worked = |state: &HardwareState, pid: u32| {
         let process = readings(state, 0).totals.process_sm_seconds.as_ref()?.get(&pid)?;
         Some((process.sm_seconds, readings(state, 0).totals.through))
@@ -445,7 +400,7 @@ fn a_missing_library_is_named_and_found_when_it_appears() {
     let fake = FakeNvml::start(machine(1));
     let hidden = fake.folder().join("hidden");
     std::fs::rename(fake.library_path(), &hidden).unwrap();
-    let hardware = run(&fake);
+    let hardware = run(&fake, quick());
     let state = wait(&hardware, "the problem", |state| state.problem.is_some());
     let problem = state.problem.as_deref().unwrap();
     assert!(
@@ -456,17 +411,6 @@ fn a_missing_library_is_named_and_found_when_it_appears() {
     let state = wait(&hardware, "readings", |state| has_fast(state, 0));
     assert_eq!(state.problem, None);
     assert!(state.errors["dlopen"]["library_not_found"] >= 1);
-    hardware.stop();
-}
-
-#[test]
-fn a_driver_that_is_not_loaded_is_reported() {
-    let fake = FakeNvml::start(json!({"init": 9, "gpus": [{}]}));
-    let hardware = run(&fake);
-    let state = wait(&hardware, "the problem", |state| state.problem.is_some());
-    assert!(state.problem.as_deref().unwrap().contains("driver_not_loaded"), "{:?}", state.problem);
-    fake.update(|state| state["init"] = json!(0));
-    wait(&hardware, "readings", |state| has_fast(state, 0));
     hardware.stop();
 }
 
@@ -489,7 +433,7 @@ fn failing_calls_cost_their_own_values() {
             }
         }, {"fail": {"*": 999, "nvmlDeviceGetHandleByIndex_v2": 0, "nvmlDeviceGetUUID": 0}}]
     }));
-    let hardware = run(&fake);
+    let hardware = run(&fake, quick());
     let state = wait(&hardware, "half a second of use", |state| {
         state.readings.get(&gpu(0)).is_some_and(|readings| readings.totals.busy_seconds > Some(0.25))
     });
@@ -523,7 +467,7 @@ fn failing_calls_cost_their_own_values() {
 fn whichever_half_of_the_calls_fails_the_other_half_is_read() {
     let mig = json!({"mig": {"enabled": true, "instances": [{}, {}]}});
     let whole = FakeNvml::start(json!({"gpus": [{}, mig]}));
-    let mut driver = NvmlDriver::new(search(&whole));
+    let mut driver = driver(&whole);
     let names: Vec<_> = {
         let session = driver.open().unwrap();
         session.inventory().unwrap();
@@ -539,7 +483,7 @@ fn whichever_half_of_the_calls_fails_the_other_half_is_read() {
         let failing = names.iter().enumerate().filter(|(at, name)| at % 2 == half && !needed.contains(name));
         let failing: Value = failing.map(|(_, name)| ((*name).to_owned(), json!(code))).collect();
         let fake = FakeNvml::start(json!({"fail": failing, "gpus": [{}, mig]}));
-        let session = NvmlDriver::new(search(&fake)).open().unwrap();
+        let session = open(&fake);
         let _ = session.inventory();
         for index in 0..2 {
             let mut reader = session.reader(&gpu(index)).unwrap();
@@ -561,7 +505,7 @@ fn without_an_energy_counter_power_is_integrated() {
     let fake = FakeNvml::start(json!({"gpus": [{
         "power_milliwatts": 500_000, "fail": {"nvmlDeviceGetTotalEnergyConsumption": 3}
     }]}));
-    let hardware = run(&fake);
+    let hardware = run(&fake, quick());
     let joules = |state: &HardwareState| state.readings.get(&gpu(0)).and_then(|readings| readings.totals.energy_joules);
     let first = wait(&hardware, "the first joules", |state| joules(state) > Some(0.0));
     let later = wait(&hardware, "500 J more", |state| joules(state) > joules(&first).map(|joules| joules + 500.0));
@@ -572,25 +516,9 @@ fn without_an_energy_counter_power_is_integrated() {
 }
 
 #[test]
-fn a_lost_gpu_leaves_the_others_and_returns() {
-    let fake = FakeNvml::start(machine(3));
-    let hardware = run(&fake);
-    wait(&hardware, "readings of all", |state| (0..3).all(|index| has_fast(state, index)));
-    fake.update(|state| state["gpus"][1]["lost"] = json!(true));
-    let state = wait(&hardware, "the loss", |state| readings(state, 1).lost);
-    assert!(!has_fast(&state, 1) && has_fast(&state, 0) && has_fast(&state, 2));
-    assert!(!state.inventory.gpus[&gpu(1)].present);
-    assert!(state.errors.values().any(|codes| codes.contains_key("gpu_is_lost")), "{:?}", state.errors);
-    fake.update(|state| state["gpus"][1]["lost"] = json!(false));
-    let state = wait(&hardware, "the return", |state| has_fast(state, 1));
-    assert!(state.inventory.gpus[&gpu(1)].present && !readings(&state, 1).lost);
-    hardware.stop();
-}
-
-#[test]
 fn a_gpu_lost_from_the_start_appears_when_it_answers() {
     let fake = FakeNvml::start(json!({"gpus": [{}, {"lost": true}]}));
-    let hardware = run(&fake);
+    let hardware = run(&fake, quick());
     let state = wait(&hardware, "readings", |state| has_fast(state, 0));
     assert_eq!(state.inventory.gpus.len(), 1);
     fake.update(|state| state["gpus"][1]["lost"] = json!(false));
@@ -599,26 +527,10 @@ fn a_gpu_lost_from_the_start_appears_when_it_answers() {
 }
 
 #[test]
-fn a_call_that_hangs_costs_one_gpu() {
-    let fake = FakeNvml::start(machine(2));
-    let hardware = run(&fake);
-    wait(&hardware, "readings of all", |state| (0..2).all(|index| has_fast(state, index)));
-    fake.update(|state| state["gpus"][0]["hang"] = json!(["nvmlDeviceGetPowerUsage"]));
-    let state = wait(&hardware, "the mark", |state| readings(state, 0).stuck);
-    assert!(!has_fast(&state, 0) && has_fast(&state, 1) && state.collectors["fast"].stuck);
-    let through = readings(&state, 1).totals.through;
-    wait(&hardware, "the other going on", |state| readings(state, 1).totals.through > through);
-    fake.update(|state| state["gpus"][0]["hang"] = json!([]));
-    let state = wait(&hardware, "the return", |state| has_fast(state, 0));
-    assert!(!readings(&state, 0).stuck);
-    hardware.stop();
-}
-
-#[test]
 fn a_gpu_that_hangs_from_the_start_hides_no_other() {
     let fake = FakeNvml::start(json!({"gpus": [{"hang": ["nvmlDeviceGetName"]}, {}]}));
     let settings = Settings { watchdog: Duration::from_secs(10), ..quick() };
-    let hardware = start(Box::new(NvmlDriver::new(search(&fake))), settings, Clock::start());
+    let hardware = run(&fake, settings);
     let state = wait(&hardware, "the other GPU", |state| has_fast(state, 1));
     assert_eq!(state.inventory.gpus.len(), 1);
     assert!(state.errors["nvmlDeviceGetHandleByIndex_v2"]["stuck"] >= 1);
@@ -630,7 +542,7 @@ fn a_gpu_that_hangs_from_the_start_hides_no_other() {
 #[test]
 fn a_layout_check_that_hangs_stops_no_reading() {
     let fake = FakeNvml::start(machine(2));
-    let hardware = run(&fake);
+    let hardware = run(&fake, quick());
     wait(&hardware, "readings", |state| has_fast(state, 0));
     fake.update(|state| state["hang"] = json!(["nvmlDeviceGetCount_v2"]));
     let through = |state: &HardwareState| readings(state, 0).totals.through;
@@ -649,7 +561,7 @@ fn a_layout_check_that_hangs_stops_no_reading() {
 #[test]
 fn a_hanging_driver_start_is_explained() {
     let fake = FakeNvml::start(json!({"hang": ["nvmlInit_v2"], "gpus": [{}]}));
-    let hardware = run(&fake);
+    let hardware = run(&fake, quick());
     let state = wait(&hardware, "the problem", |state| state.problem.is_some());
     assert!(state.problem.as_deref().unwrap().contains("has not come back"), "{:?}", state.problem);
     fake.update(|state| state["hang"] = json!([]));
@@ -665,7 +577,7 @@ fn throttle_counters_keep_their_meaning_over_a_driver_upgrade() {
             "hw_power_brake_nanoseconds": 3_000_000_000_u64
         }
     }]}));
-    let hardware = run(&fake);
+    let hardware = run(&fake, quick());
     let throttled = |state: &HardwareState, reason: &str| {
         let medium = readings(state, 0).medium.as_ref()?;
         medium.value.throttled_seconds.get(reason).copied()
@@ -698,7 +610,7 @@ fn an_average_second_costs_few_calls() {
         json!({"gpus": [{"fail": {"nvmlDeviceGetTotalEnergyConsumption": 3}}]}),
     ] {
         let fake = FakeNvml::start(state.clone());
-        let mut driver = NvmlDriver::new(search(&fake));
+        let mut driver = driver(&fake);
         let record = driver.call_record();
         let session = driver.open().unwrap();
         session.inventory().unwrap();
@@ -728,7 +640,7 @@ fn an_average_second_costs_few_calls() {
 #[test]
 fn a_gpu_count_that_no_node_has_takes_no_memory_and_is_an_error() {
     let fake = FakeNvml::start(json!({"gpus": [{}], "gpu_count": u32::MAX}));
-    let session = NvmlDriver::new(search(&fake)).open().unwrap();
+    let session = open(&fake);
     let failure = session.inventory().unwrap_err();
     assert_eq!((failure.call, failure.code), ("nvmlDeviceGetCount_v2", "implausible"));
     let status = std::fs::read_to_string("/proc/self/status").unwrap();

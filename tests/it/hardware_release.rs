@@ -4,29 +4,18 @@ use std::fs;
 use std::time::Duration;
 
 use crate::support::fake_nvml::FakeNvml;
+use crate::support::hardware::{gpu, quick, run};
 use crate::support::watching::wait;
-use podmeter::clock::Clock;
-use podmeter::hardware::nvml::{LibrarySearch, NvmlDriver};
-use podmeter::hardware::{Hardware, ReleaseError, Settings, start};
-use podmeter::model::{GpuUuid, HardwareState, Released};
+use podmeter::hardware::{Hardware, ReleaseError, Settings};
+use podmeter::model::{HardwareState, Released};
 use serde_json::json;
 use tokio::runtime::{Builder, Runtime};
 
 const LONG: Duration = Duration::from_secs(600);
 
-fn run(fake: &FakeNvml) -> Hardware {
-    let settings = Settings {
-        sample_interval: Duration::from_millis(50),
-        medium_interval: Duration::from_millis(100),
-        slow_interval: Duration::from_millis(100),
-        watchdog: Duration::from_millis(700),
-        reopen: (Duration::from_millis(20), Duration::from_millis(100)),
-        sys_root: "/nonexistent".into(),
-        release_limit: Duration::from_secs(3),
-        ..Settings::default()
-    };
-    let search = LibrarySearch { library: Some(fake.library_path()), driver_roots: Vec::new() };
-    start(Box::new(NvmlDriver::new(search)), settings, Clock::start())
+/// A request to release waits for three seconds.
+fn impatient() -> Settings {
+    Settings { release_limit: Duration::from_secs(3), ..quick() }
 }
 
 fn runtime() -> Runtime {
@@ -35,10 +24,6 @@ fn runtime() -> Runtime {
 
 fn release(hardware: &Hardware, duration: Duration) -> Result<Released, ReleaseError> {
     runtime().block_on(hardware.lease().release(duration))
-}
-
-fn gpu(index: usize) -> GpuUuid {
-    GpuUuid::new(format!("GPU-00000000-0000-0000-0000-{index:012}"))
 }
 
 fn reads(state: &HardwareState) -> bool {
@@ -59,7 +44,7 @@ fn holds_device_nodes() -> bool {
 #[test]
 fn a_released_driver_is_closed_unloaded_and_left_alone_until_it_is_resumed() {
     let fake = FakeNvml::start(json!({"gpus": [{}, {}]}));
-    let hardware = run(&fake);
+    let hardware = run(&fake, impatient());
     let before = wait(&hardware, "readings", reads);
     assert!(is_loaded(&fake) && before.released.is_none());
     let released = release(&hardware, LONG).unwrap();
@@ -92,7 +77,7 @@ fn a_released_driver_is_closed_unloaded_and_left_alone_until_it_is_resumed() {
 #[test]
 fn a_release_ends_by_itself() {
     let fake = FakeNvml::start(json!({"gpus": [{}, {}]}));
-    let hardware = run(&fake);
+    let hardware = run(&fake, impatient());
     wait(&hardware, "readings", reads);
     let released = release(&hardware, Duration::from_millis(300)).unwrap();
     assert!(!is_loaded(&fake));
@@ -108,7 +93,7 @@ fn a_release_ends_by_itself() {
 #[test]
 fn a_stuck_call_is_named_and_the_driver_closes_when_it_returns() {
     let fake = FakeNvml::start(json!({"gpus": [{}, {}]}));
-    let hardware = run(&fake);
+    let hardware = run(&fake, impatient());
     wait(&hardware, "readings", reads);
     fake.update(|state| state["gpus"][1]["hang"] = json!(["*"]));
     wait(&hardware, "a stuck call", |state| state.readings[&gpu(1)].stuck);
@@ -128,7 +113,7 @@ fn a_stuck_call_is_named_and_the_driver_closes_when_it_returns() {
 #[test]
 fn a_wait_for_events_that_hangs_is_named() {
     let fake = FakeNvml::start(json!({"gpus": [{}, {}]}));
-    let hardware = run(&fake);
+    let hardware = run(&fake, impatient());
     wait(&hardware, "readings", reads);
     fake.update(|state| state["hang"] = json!(["nvmlEventSetWait_v2"]));
     wait(&hardware, "a stuck wait", |state| state.collectors["events"].stuck);
@@ -140,7 +125,7 @@ fn a_wait_for_events_that_hangs_is_named() {
 #[test]
 fn whoever_resumes_ends_the_wait_for_a_release() {
     let fake = FakeNvml::start(json!({"gpus": [{}, {}], "delay": {"nvmlInit_v2": 400}}));
-    let hardware = run(&fake);
+    let hardware = run(&fake, impatient());
     let lease = hardware.lease();
     let (released, resumed) = runtime().block_on(async { tokio::join!(lease.release(LONG), lease.resume()) });
     assert_eq!((released, resumed), (Err(ReleaseError::Resumed), Ok(())));

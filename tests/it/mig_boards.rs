@@ -1,9 +1,8 @@
 //! The MIG profiles of each board, as NVIDIA's MIG user guide lists them, through drivers that name profiles or devices.
 
 use crate::support::fake_nvml::FakeNvml;
-use podmeter::hardware::Driver;
-use podmeter::hardware::nvml::{LibrarySearch, NvmlDriver};
-use podmeter::model::{Gpu, GpuUuid, Inventory};
+use crate::support::hardware::{gpu, open};
+use podmeter::model::{Gpu, Inventory};
 use podmeter::simulation::node::resources;
 use serde_json::{Value, json};
 
@@ -156,10 +155,6 @@ const BOARDS: &[Board] = &[
     ),
 ];
 
-fn gpu(index: usize) -> GpuUuid {
-    GpuUuid::new(format!("GPU-00000000-0000-0000-0000-{index:012}"))
-}
-
 /// One GPU for each profile, with a MIG device of it. `change` is of every GPU.
 fn inventory((name, mebibytes, _, rows): &Board, change: &Value) -> Inventory {
     let profile = |(constant, id, name, slices, memory_mib): &Row| {
@@ -184,8 +179,7 @@ fn inventory((name, mebibytes, _, rows): &Board, change: &Value) -> Inventory {
         gpu
     });
     let fake = FakeNvml::start(json!({"gpus": gpus.collect::<Vec<_>>()}));
-    let search = LibrarySearch { library: Some(fake.library_path()), driver_roots: Vec::new() };
-    NvmlDriver::new(search).open().unwrap().inventory().unwrap().0
+    open(&fake).inventory().unwrap().0
 }
 
 fn check(change: &Value) {

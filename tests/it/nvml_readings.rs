@@ -3,41 +3,17 @@
 use std::time::Duration;
 
 use crate::support::fake_nvml::FakeNvml;
+use crate::support::hardware::{ALL, at, driver, gpu, has_fast, open, quick, run};
 use crate::support::watching::wait;
-use podmeter::clock::Clock;
-use podmeter::hardware::nvml::{LibrarySearch, NvmlDriver};
-use podmeter::hardware::{Driver, Due, Hardware, PassStatus, Session, Settings, start};
+use podmeter::hardware::{Driver, Due, PassStatus, Settings};
 use podmeter::model::{
     C2c, FabricDomain, GpuUuid, HardwareState, Medium, Moment, Monotonic, Platform, Slow, UnixSeconds, Vgpu,
 };
 use serde_json::{Value, json};
 
-const ALL: Due = Due { medium: true, slow: true };
-
-fn driver(fake: &FakeNvml) -> NvmlDriver {
-    NvmlDriver::new(LibrarySearch { library: Some(fake.library_path()), driver_roots: Vec::new() })
-}
-
-fn open(fake: &FakeNvml) -> Box<dyn Session> {
-    driver(fake).open().unwrap()
-}
-
-fn run(fake: &FakeNvml) -> Hardware {
-    let settings = Settings {
-        sample_interval: Duration::from_millis(100),
-        medium_interval: Duration::from_millis(200),
-        slow_interval: Duration::from_millis(200),
-        watchdog: Duration::from_secs(10),
-        reopen: (Duration::from_millis(20), Duration::from_millis(100)),
-        lost_retry: (Duration::from_millis(50), Duration::from_millis(100)),
-        sys_root: "/nonexistent".into(),
-        ..Settings::default()
-    };
-    start(Box::new(driver(fake)), settings, Clock::start())
-}
-
-fn at(seconds: u64) -> Moment {
-    Moment { monotonic: Monotonic::from_secs(seconds), unix: UnixSeconds(0.0) }
+/// A busy machine is no hanging driver.
+fn patient() -> Settings {
+    Settings { watchdog: Duration::from_secs(10), ..quick() }
 }
 
 fn medium(state: &HardwareState, index: usize) -> Option<&Medium> {
@@ -46,14 +22,6 @@ fn medium(state: &HardwareState, index: usize) -> Option<&Medium> {
 
 fn slow(state: &HardwareState, index: usize) -> Option<&Slow> {
     Some(&state.readings.get(&gpu(index))?.slow.as_ref()?.value)
-}
-
-fn has_fast(state: &HardwareState, index: usize) -> bool {
-    state.readings.get(&gpu(index)).is_some_and(|readings| readings.fast.is_some())
-}
-
-fn gpu(index: usize) -> GpuUuid {
-    GpuUuid::new(format!("GPU-00000000-0000-0000-0000-{index:012}"))
 }
 
 #[test]
@@ -136,7 +104,7 @@ fn sentinels_are_absent_and_counted_by_quantity() {
         "fields": {"138": u64::MAX, "82": {"word": most}, "197": u64::MAX}, "nvlink": {"links": 2},
         "processes": [{"pid": 7, "memory_bytes": u64::MAX - 1}]
     }, {}]}));
-    let hardware = run(&fake);
+    let hardware = run(&fake, patient());
     let state = wait(&hardware, "all tiers", |state| medium(state, 0).and(slow(state, 0)).is_some());
     let readings = &state.readings[&gpu(0)];
     let fast = &readings.fast.as_ref().unwrap().value;
@@ -258,7 +226,7 @@ fn a_busy_gpu_without_processes_is_read_by_the_other_call() {
 #[test]
 fn a_gpu_that_hangs_while_it_wakes_holds_up_no_other() {
     let fake = FakeNvml::start(json!({"gpus": [{"hang": ["wake"]}, {}, {}]}));
-    let hardware = run(&fake);
+    let hardware = run(&fake, patient());
     let state = wait(&hardware, "the others", |state| has_fast(state, 1) && has_fast(state, 2));
     assert!(!has_fast(&state, 0));
     assert_eq!(fake.calls().get("nvmlDeviceGetHandleByUUID"), None);
@@ -288,7 +256,7 @@ fn another_gpu_at_the_index_is_not_read_in_its_place() {
 fn gpus_with_one_uuid_are_named_and_the_others_are_read() {
     let twin = json!({"uuid": "GPU-twin"});
     let fake = FakeNvml::start(json!({"gpus": [{}, twin, twin]}));
-    let hardware = run(&fake);
+    let hardware = run(&fake, patient());
     let state = wait(&hardware, "readings", |state| has_fast(state, 0));
     assert_eq!(state.inventory.gpus.len(), 1);
     let problem = state.problem.as_deref().unwrap();
@@ -343,7 +311,7 @@ fn a_rack_gpu_has_its_domain_its_place_and_its_module() {
         gpu
     };
     let fake = FakeNvml::start(json!({ "gpus": [rack_gpu(0), rack_gpu(1), older(rack_gpu(2)), {}] }));
-    let hardware = run(&fake);
+    let hardware = run(&fake, patient());
     let moved = |state: &HardwareState| medium(state, 0)?.rates.traffic.c2c_transmitted;
     let state = wait(&hardware, "all tiers", |state| {
         (0..4).all(|index| slow(state, index).is_some()) && moved(state).is_some()

@@ -12,6 +12,7 @@ pub mod demo;
 pub mod device_health;
 pub mod fake_nvml;
 pub mod full_node;
+pub mod hardware;
 pub mod kubelet;
 pub mod lab;
 pub mod links;

@@ -1,0 +1,57 @@
+//! The hardware module over the fake driver library.
+
+use std::time::Duration;
+
+use podmeter::clock::Clock;
+use podmeter::hardware::nvml::{LibrarySearch, NvmlDriver};
+use podmeter::hardware::{Driver as _, Due, Hardware, Session, Settings, start};
+use podmeter::model::{GpuUuid, HardwareState, Moment, Monotonic, UnixSeconds};
+use serde_json::{Value, json};
+
+use super::fake_nvml::FakeNvml;
+
+/// Every tier.
+pub const ALL: Due = Due { medium: true, slow: true };
+
+pub fn driver(fake: &FakeNvml) -> NvmlDriver {
+    NvmlDriver::new(LibrarySearch { library: Some(fake.library_path()), driver_roots: Vec::new() })
+}
+
+pub fn open(fake: &FakeNvml) -> Box<dyn Session> {
+    driver(fake).open().unwrap()
+}
+
+/// Many times faster than on a node.
+pub fn quick() -> Settings {
+    Settings {
+        sample_interval: Duration::from_millis(100),
+        medium_interval: Duration::from_millis(200),
+        slow_interval: Duration::from_millis(200),
+        watchdog: Duration::from_millis(700),
+        reopen: (Duration::from_millis(20), Duration::from_millis(100)),
+        lost_retry: (Duration::from_millis(50), Duration::from_millis(100)),
+        sys_root: "/nonexistent".into(),
+        ..Settings::default()
+    }
+}
+
+pub fn run(fake: &FakeNvml, settings: Settings) -> Hardware {
+    start(Box::new(driver(fake)), settings, Clock::start())
+}
+
+/// The UUID that the fake gives the GPU at this index.
+pub fn gpu(index: usize) -> GpuUuid {
+    GpuUuid::new(format!("GPU-00000000-0000-0000-0000-{index:012}"))
+}
+
+pub fn machine(gpus: usize) -> Value {
+    json!({"gpus": vec![json!({}); gpus]})
+}
+
+pub fn has_fast(state: &HardwareState, index: usize) -> bool {
+    state.readings.get(&gpu(index)).is_some_and(|readings| readings.fast.is_some())
+}
+
+pub fn at(seconds: u64) -> Moment {
+    Moment { monotonic: Monotonic::from_secs(seconds), unix: UnixSeconds(0.0) }
+}
