@@ -347,3 +347,54 @@ impl<'f> Work<'f> {
         self.left.extend(left.into_iter().chain(listed));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Files with everything that is read, to be damaged.
+    const FILES: [&str; 3] = [
+        include_str!("../corpus/dashboards/configmap.yaml"),
+        include_str!("../corpus/dashboards/fleet.json"),
+        include_str!("../corpus/rules/gpu-use.prometheusrule.yaml"),
+    ];
+
+    fn damaged() -> impl Strategy<Value = String> {
+        let part = (any::<prop::sample::Index>(), 0..200_usize);
+        (0..FILES.len(), prop::collection::vec((part.clone(), part, any::<bool>()), 1..4)).prop_map(
+            |(file, damages)| {
+                let mut characters: Vec<char> = FILES[file].chars().collect();
+                for ((from, length), (to, _), removed) in damages {
+                    let start = from.index(characters.len());
+                    let end = (start + length).min(characters.len());
+                    let part: Vec<char> = characters[start..end].to_vec();
+                    if removed {
+                        characters.drain(start..end);
+                    }
+                    let to = to.index(characters.len().max(1)).min(characters.len());
+                    characters.splice(to..to, part);
+                }
+                characters.into_iter().collect()
+            },
+        )
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// Panics are failures here, and so is a text that reads otherwise than intended.
+        #[test]
+        fn a_damaged_file_is_an_error_or_rewritten(text in damaged()) {
+            if let Ok(mut file) = File::parse("file", text, false)
+                && queries::embed(&mut file).is_ok()
+            {
+                for target in [Target::Old, Target::New] {
+                    let migrated = migrate(std::slice::from_ref(&file), Options { target, utilization_ratio: None });
+                    prop_assert!(migrated.is_ok(), "{}", migrated.unwrap_err());
+                }
+            }
+        }
+    }
+}

@@ -157,7 +157,7 @@ fn the_guide_names_what_there_is() {
     let known: BTreeSet<&str> = catalogue::all().map(|entry| entry.name).collect();
     let unknown: Vec<_> = named("podmeter_").into_iter().filter(|name| !known.contains(name)).collect();
     assert!(unknown.is_empty(), "no such metrics: {unknown:?}");
-    let metrics = dcgm::names().flat_map(|name| [name.old(), name.new()]);
+    let metrics = dcgm::names().flat_map(|name| [name.old_name(), name.new_name()]);
     let known: BTreeSet<&str> = metrics.chain(dcgm::labels().iter().flat_map(|label| [label.old, label.new])).collect();
     let unknown: Vec<_> = named("DCGM_").into_iter().filter(|name| !known.contains(name)).collect();
     assert!(unknown.is_empty(), "no such names: {unknown:?}");

@@ -256,7 +256,7 @@ impl<'e> Rewriting<'e> {
                 is_range = true;
             }
             let call = syntax.call_of(&place);
-            let scaling = call.map_or(Scaling::Other, |call| call.scaling());
+            let scaling = call.map_or(Scaling::Other, Call::scaling);
             if scaling == Scaling::None {
                 return;
             }

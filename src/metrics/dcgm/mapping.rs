@@ -41,7 +41,7 @@ impl MappingRow {
         let [old_unit, new_unit] = name.units();
         let podmeter = row.podmeter.as_deref();
         Self {
-            names: [("4.8", name.old()), ("4.9", name.new())].into(),
+            names: [("4.8", name.old_name()), ("4.9", name.new_name())].into(),
             units: [("4.8", old_unit), ("4.9", new_unit)].into(),
             kind: name.descriptors[0].kind.as_str(),
             help: row.help,

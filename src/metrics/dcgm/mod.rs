@@ -108,16 +108,16 @@ mod tests {
     #[test]
     fn names_are_unique_and_complete() {
         for generation in [Generation::Old, Generation::New] {
-            let of = |name: &Name| if generation == Generation::Old { name.old() } else { name.new() };
+            let of = |name: &Name| if generation == Generation::Old { name.old_name() } else { name.new_name() };
             let all: Vec<_> = names().map(of).collect();
             assert_eq!(all.len(), all.iter().collect::<BTreeSet<_>>().len(), "{all:?}");
             assert!(all.iter().all(|name| name.starts_with("DCGM_")));
         }
         for name in names() {
             let row = &name.row;
-            assert!(row.source.is_some() != row.not_served.is_some(), "{}: a source, or why not", name.old());
-            assert!(row.podmeter.is_some() || row.difference.is_some(), "{} needs a reason", name.old());
-            assert!(name.descriptors.iter().all(|one| one.help.ends_with('.')), "{}", name.old());
+            assert!(row.source.is_some() != row.not_served.is_some(), "{}: a source, or why not", name.old_name());
+            assert!(row.podmeter.is_some() || row.difference.is_some(), "{} needs a reason", name.old_name());
+            assert!(name.descriptors.iter().all(|one| one.help.ends_with('.')), "{}", name.old_name());
         }
     }
 
@@ -133,7 +133,7 @@ mod tests {
                 assert!(labels().iter().any(|label| label.old == row), "{row}");
                 continue;
             }
-            let name = names().find(|name| [name.old(), name.new()].contains(&row));
+            let name = names().find(|name| [name.old_name(), name.new_name()].contains(&row));
             let name = name.unwrap_or_else(|| panic!("{row} is not in the table"));
             let shipped = name.row.shipped;
             let is_active = matches!(shipped, Shipped::Active | Shipped::New);
@@ -149,11 +149,11 @@ mod tests {
         for name in names() {
             let Some(query) = &name.row.podmeter else { continue };
             let metric = query.split(|letter| !is_part(letter)).find(|word| word.starts_with("podmeter_")).unwrap();
-            let known = all.get(metric).unwrap_or_else(|| panic!("{} has no metric {metric}", name.old()));
+            let known = all.get(metric).unwrap_or_else(|| panic!("{} has no metric {metric}", name.old_name()));
             let matched = query.split(['{', ',']).filter_map(|part| Some(part.split_once("=\"")?.0));
             let summed = query.split("without (").skip(1).filter_map(|rest| rest.split(')').next());
             assert!(matched.chain(summed).all(|label| known.contains(&label)), "{query}: {known:?}");
-            assert!(name.row.container.is_none_or(|metric| all.contains_key(metric)), "{}", name.old());
+            assert!(name.row.container.is_none_or(|metric| all.contains_key(metric)), "{}", name.old_name());
         }
     }
 
@@ -164,13 +164,13 @@ mod tests {
         let both = families(&snapshot, Generation::Both);
         let mut compared = 0;
         // Those of dcgm-exporter itself have several series of a GPU.
-        for name in names().filter(|name| !name.old().starts_with("DCGM_EXP_")) {
+        for name in names().filter(|name| !name.old_name().starts_with("DCGM_EXP_")) {
             let of = |page: &[Family], metric| value(page, metric, &[("UUID", fixture::WHOLE)]);
-            let (Some(before), Some(after)) = (of(&old, name.old()), of(&new, name.new())) else { continue };
+            let (Some(before), Some(after)) = (of(&old, name.old_name()), of(&new, name.new_name())) else { continue };
             let tolerance = 0.001 / name.per_base().min(1.0);
-            assert!((before / name.per_base() - after).abs() <= tolerance, "{}", name.old());
-            assert_eq!(of(&both, name.old()), Some(before));
-            assert_eq!(of(&both, name.new()), Some(after));
+            assert!((before / name.per_base() - after).abs() <= tolerance, "{}", name.old_name());
+            assert_eq!(of(&both, name.old_name()), Some(before));
+            assert_eq!(of(&both, name.new_name()), Some(after));
             compared += 1;
         }
         assert!(compared > 40, "{compared}");

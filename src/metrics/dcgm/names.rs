@@ -128,13 +128,13 @@ impl Name {
 
     /// Up to 4.8.
     #[must_use]
-    pub const fn old(&self) -> &'static str {
+    pub const fn old_name(&self) -> &'static str {
         self.row.old
     }
 
     /// From 4.9 on.
     #[must_use]
-    pub const fn new(&self) -> &'static str {
+    pub const fn new_name(&self) -> &'static str {
         self.row.new
     }
 

@@ -109,7 +109,7 @@ impl Source {
             Self::Utilization => {
                 page.gpus_and_holders(series, |account| account.device_utilization_ratio, &|readings| {
                     readings.fast.as_ref()?.value.utilization_ratio
-                })
+                });
             }
             Self::MemoryUtilization => page.medium(series, &|medium| medium.rates.memory_utilization_ratio),
             Self::Engine(engine) => {
