@@ -192,7 +192,8 @@ fn run_demo(arguments: DemoArguments) -> Result<(), Failed> {
     let log = logging::start(agent::LogFormat::Text, "warn,podmeter=info");
     // A closed standard output does not end the demo.
     let opened = Box::new(move |page: &ListenAddress| drop(print(&examples::demo_text(page, faults, churn))));
-    let outcome = block_on(agent::demo(settings, opened, log.dropped_lines()));
+    // The simulated node keeps its time beside the agent.
+    let outcome = run_on(2, agent::demo(settings, opened, log.dropped_lines()));
     log.finish();
     outcome?.map_err(|error| match error {
         DemoError::Agent(AgentError::Bind(error)) => Failed(BIND, error.to_string()),
@@ -268,8 +269,12 @@ fn misused(error: impl std::fmt::Display) -> Failed {
 
 /// One worker: whatever takes long or may hang, such as rendering a page, has a blocking thread.
 fn block_on<T>(work: impl Future<Output = T>) -> Result<T, Failed> {
+    run_on(1, work)
+}
+
+fn run_on<T>(workers: usize, work: impl Future<Output = T>) -> Result<T, Failed> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
+        .worker_threads(workers)
         .thread_keep_alive(IDLE_THREAD)
         .enable_all()
         .build()
