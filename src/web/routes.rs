@@ -12,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
 use percent_encoding::percent_decode_str;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinError;
 use tracing::error;
 
@@ -99,6 +99,9 @@ impl WebState {
         Arc::clone(&self.snapshots.borrow())
     }
 }
+
+/// Pages of the journal read at once, for all clients together: each takes some megabytes while it is made.
+static JOURNAL_READS: Semaphore = Semaphore::const_new(2);
 
 pub(super) const JSON: &str = "application/json";
 const ROUTES: &str = "/  /metrics  /metrics/dcgm  /api/v1/node  /api/v1/health  /api/v1/record  /api/v1/allocations  \
@@ -287,6 +290,8 @@ async fn record(State(state): State<WebState>, private: Option<Extension<Private
 }
 
 async fn allocations(State(state): State<WebState>, uri: Uri) -> Response {
+    // Never closed.
+    let _permit = JOURNAL_READS.acquire().await;
     let reading = tokio::task::spawn_blocking(move || (state.allocations)(uri.query().unwrap_or_default()));
     match reading.await {
         Ok(Ok(body)) => uncached(JSON, body),
