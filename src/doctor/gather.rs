@@ -39,7 +39,7 @@ pub async fn gather(mut settings: Settings, driver: Option<Box<dyn Driver>>, clo
         ask_kubelet(&settings),
         dial(&registration),
         dial(&settings.pods_api_socket),
-        within(OBSERVATION_DEADLINE, plugin::live_sockets(&directory)),
+        within(OBSERVATION_DEADLINE, plugin::live_sockets(&directory, |_| true)),
         observe_host(&settings),
     );
     // A library that hangs while it is loaded delays checks that start a thread: it runs last.

@@ -28,8 +28,8 @@ const CALLS_PER_SECOND: f64 = 2.0;
 const BURST: f64 = 4.0;
 /// First and longest pause after a failure; at most the refresh interval.
 const RETRIES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
-/// Allocatable devices change rarely: queried at this interval, and after a change that might concern them.
-const ALLOCATABLE_INTERVAL: Duration = Duration::from_secs(30);
+/// Allocatable devices are queried at this interval, and after a change that might concern them.
+const ALLOCATABLE_INTERVAL: Duration = Duration::from_secs(10);
 /// A busy node writes its checkpoint often; List comes first then.
 const ALLOCATABLE_PAUSE: Duration = Duration::from_secs(2);
 /// After an allocation was granted the kubelet writes its checkpoint, which triggers a query. Where that is not seen,
@@ -260,8 +260,7 @@ impl Watch {
 
     /// Queried once the call budget permits, and once for each request.
     fn want_allocatable(&mut self, pause: Duration) {
-        let asked = self.allocatable_asked.map(|asked| asked.monotonic).unwrap_or_default();
-        let due = if pause.is_zero() { self.clock.now().monotonic } else { asked + pause };
+        let due = self.allocatable_asked.map_or(self.refreshed_at, |asked| asked.monotonic + pause);
         self.allocatable_due = Some(self.allocatable_due.map_or(due, |already| already.min(due)));
     }
 
@@ -358,10 +357,8 @@ impl Watch {
         self.ended.clear();
         self.read_checkpoint().await;
         self.list().await;
-        let now = self.clock.now();
-        let is_old = |asked: Moment| now.monotonic.since(asked.monotonic) >= ALLOCATABLE_INTERVAL;
-        if self.retry.is_none() && !self.allocatable_unimplemented && self.allocatable_asked.is_none_or(is_old) {
-            self.want_allocatable(Duration::ZERO);
+        if !self.allocatable_unimplemented && self.allocatable_due.is_none() {
+            self.want_allocatable(ALLOCATABLE_INTERVAL);
         }
         self.refreshed_at = self.clock.now().monotonic;
     }
@@ -426,7 +423,8 @@ impl Watch {
                 if self.state.allocatable.as_deref() != Some(&allocatable) {
                     self.state.allocatable = Some(Arc::new(allocatable));
                 }
-                self.state.allocatable_at = Some(now);
+                self.state.allocatable_at = Some(started);
+                self.want_allocatable(ALLOCATABLE_INTERVAL);
                 self.allocatable_retries.reset();
             }
             Err(CallError::Unimplemented(method)) => {

@@ -132,6 +132,7 @@ pub struct KubeletState {
     /// False after a (re)connect until two equal answers with a second between them.
     pub settled: bool,
     pub allocatable: Option<Arc<Allocatable>>,
+    /// When the kubelet was asked for it.
     pub allocatable_at: Option<Moment>,
     /// The device ids of the kubelet's checkpoint, as it was when podmeter or the kubelet started.
     #[serde(skip)]

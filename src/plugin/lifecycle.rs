@@ -1,10 +1,19 @@
-//! One resource from listen to end: serve, dial our own socket, register, follow. When any step fails, all of it ends
-//! and starts again.
+//! One resource from listen to end. When any step fails, all of it ends and starts again.
 //!
-//! In: the service state, the kubelet's socket and state, other live sockets. Out: a registration, and the resource's
-//! status.
+//! ```text
+//!             kubelet.sock is there,               Register
+//!   Waiting ─────────────────────────► Serving ──────────────► Registered
+//!    ▲  ▲      no other plugin            │       succeeds          │
+//!    │  └──────────── back off ───────────┘                         │
+//!    │                 refused                                      │
+//!    └──────────────────────────────────────────────────────────────┘
+//!      kubelet.sock replaced, our socket gone, stream ended, our IDs gone in two answers,
+//!      conflict over; the owner ends it where the layout or the configuration has changed
+//! ```
+//!
+//! In: the service state, the kubelet's socket and answers. Out: a registration, and the resource's status.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +22,7 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tonic::transport::Channel;
 
-use super::conflict::conflict;
-use super::live_sockets::{LiveSockets, OwnSockets};
+use super::conflict::{self, Comparison, Comparisons, SETTLE, conflict};
 use super::server::{Server, ServiceState};
 use super::sockets::{self, Identity};
 use super::{Offer, OnConflict, PluginUnhealthy};
@@ -37,12 +45,6 @@ const LONGEST_PATH: usize = 107;
 const FIRST_CHECK: Duration = Duration::from_secs(2);
 /// For the kubelet's first answer on what it can allocate. Some kubelets have none.
 const FIRST_ANSWER: Duration = Duration::from_secs(1);
-/// While another plugin has the resource and no socket of it is seen: its end must be seen within a second.
-const CONFLICT_CHECK: Duration = Duration::from_millis(600);
-/// While others listen: the end of one is seen by itself.
-const QUIET_CHECK: Duration = Duration::from_secs(5);
-/// The kubelet sees the end of a plugin when we do.
-const AFTER_CLOSING: Duration = Duration::from_millis(100);
 /// A registration that lasted this long was a good one: the next failure is a first one.
 const LASTED: Duration = Duration::from_secs(30);
 
@@ -69,15 +71,10 @@ pub struct Lifecycle {
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
     /// Wakes when the directory changes.
     pub changes: watch::Receiver<u64>,
-    /// Sockets of others; `None` until the directory was read.
-    pub live: watch::Receiver<Option<Arc<LiveSockets>>>,
-    pub own_sockets: OwnSockets,
     /// Why it is to end.
     pub stop: watch::Receiver<Option<&'static str>>,
     /// The devices that earlier lifecycles of the resource sent to the kubelet.
     pub advertised: BTreeSet<DeviceId>,
-    /// Earlier answers of the kubelet are about a plugin that has ended since.
-    pub answers_from: Monotonic,
     pub deadlines: Deadlines,
 }
 
@@ -91,7 +88,7 @@ pub struct EndedLifecycle {
 
 /// Why one round ended.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Ended {
+enum Ended {
     #[error("{0} is not there: the kubelet is not running, or --device-plugin-dir is not its directory")]
     NoKubelet(PathBuf),
     #[error("{path}: {error}; the directory must be there and writable")]
@@ -123,7 +120,7 @@ pub(super) enum Ended {
     #[error(
         "the kubelet no longer lists any device of the resource, as one up to 1.36 does when another plugin of it ended"
     )]
-    Forgotten,
+    Gone,
 }
 
 impl Lifecycle {
@@ -133,9 +130,6 @@ impl Lifecycle {
         let mut stop = self.stop.clone();
         let mut logged = String::new();
         let began = self.now();
-        if !self.advertised.is_empty() {
-            tokio::time::sleep(AFTER_CLOSING).await;
-        }
         loop {
             let mut server = None;
             let mut registered_at = None;
@@ -146,9 +140,7 @@ impl Lifecycle {
             };
             // Ours goes first: an older kubelet that sees it go later would take it for the new one.
             if let Some(server) = server {
-                let name = server.name();
                 server.close().await;
-                self.own_sockets.remove(&name);
             }
             if let Some(at) = registered_at {
                 self.advertised.extend(self.state.offer.borrow().devices.iter().map(|device| device.id.clone()));
@@ -167,17 +159,8 @@ impl Lifecycle {
                 tracing::warn!(resource = %self.resource(), "not registered: {reason}");
                 logged = reason;
             }
-            let pause = match ended {
-                // It must not be confused with the end of the next registration.
-                Ended::OtherGone => {
-                    backoff.reset();
-                    self.answers_from = self.now();
-                    AFTER_CLOSING
-                }
-                _ => with_jitter(backoff.pause(), sockets::random()),
-            };
             tokio::select! {
-                () = tokio::time::sleep(pause) => {}
+                () = tokio::time::sleep(with_jitter(backoff.pause(), sockets::random())) => {}
                 () = self.other_kubelet(kubelet) => backoff.reset(),
                 _ = stop.wait_for(Option::is_some) => break,
             }
@@ -204,16 +187,11 @@ impl Lifecycle {
         self.until_checked(began).await;
         let resource = self.resource();
         // Plugins that serve already are replaced; one that registers later replaces us.
-        let harmless = match self.state.config.on_conflict() {
-            OnConflict::Takeover => self.live_sockets().as_ref().clone(),
-            OnConflict::Wait => LiveSockets::new(),
-        };
+        let before = sockets::identities(&self.directory);
         let name = sockets::fresh_name(&resource);
-        self.own_sockets.insert(&name);
         let server = match Server::start(&self.directory, &name, self.state.clone()) {
             Ok(started) => server.insert(started),
             Err(error) => {
-                self.own_sockets.remove(&name);
                 let path = self.directory.join(name);
                 let is_long = path.as_os_str().len() > LONGEST_PATH;
                 return if is_long { Ended::PathTooLong { path } } else { Ended::Socket { path, error } };
@@ -225,7 +203,7 @@ impl Lifecycle {
         // A kubelet that has purged our socket would dial it for ten seconds.
         let outcome = tokio::select! {
             outcome = register(&kubelet_socket, name, resource.as_str(), self.deadlines.register) => outcome,
-            ended = until_displaced(&mut self.changes, &kubelet_socket, kubelet, server) => return ended,
+            ended = self.until_displaced(server, kubelet) => return ended,
         };
         if let Err(error) = outcome {
             return Ended::Register(error);
@@ -233,7 +211,7 @@ impl Lifecycle {
         *registered_at = Some(self.now());
         self.state.status.registered();
         tracing::info!(%resource, devices = self.state.offer.borrow().devices.len(), "registered with the kubelet");
-        self.follow(server, kubelet, harmless).await
+        self.follow(server, kubelet, &before).await
     }
 
     /// Returns when no other plugin serves the resource.
@@ -241,40 +219,37 @@ impl Lifecycle {
         let known = |state: &Arc<KubeletState>| state.allocatable_at.is_some() || state.problem.is_some();
         // No answer is no conflict; an error is the agent ending.
         let _ = tokio::time::timeout(FIRST_ANSWER, self.kubelet.wait_for(known)).await;
-        let mut waited = false;
-        let mut looked_at = self.now();
-        let mut live_before = None;
-        // An error is the agent ending.
-        let _ = self.live.wait_for(Option::is_some).await;
+        let mut waits_for: Option<String> = None;
         loop {
-            let live: Vec<String> = self.live_sockets().keys().cloned().collect();
-            let Some(reason) = self.conflict(&live) else {
-                if waited {
-                    tracing::info!(resource = %self.resource(), "no other device plugin serves the resource any more");
+            self.changes.mark_unchanged();
+            let kubelet = Arc::clone(&self.kubelet.borrow_and_update());
+            let nothing = BTreeSet::new();
+            let resource = self.resource();
+            let listed = kubelet.allocatable.as_ref().and_then(|answer| answer.devices.get(&resource));
+            let live = self.live_sockets(&BTreeMap::new()).await;
+            let Some(reason) = conflict(&resource, listed.unwrap_or(&nothing), &self.advertised, &live) else {
+                if waits_for.is_some() {
+                    tracing::info!(%resource, "no other device plugin serves the resource any more");
                     self.state.status.conflict(None);
                 }
                 return;
             };
-            if !waited {
-                tracing::warn!(resource = %self.resource(), "waiting: {reason}");
+            let is_first = waits_for.is_none();
+            if waits_for.as_ref() != Some(&reason) {
+                tracing::warn!(%resource, "waiting: {reason}");
                 self.state.status.conflict(Some(&reason));
-                waited = true;
+                waits_for = Some(reason);
             }
-            let now = self.now();
-            let interval = if live.is_empty() { CONFLICT_CHECK } else { QUIET_CHECK };
-            if now.since(looked_at) >= interval || live_before.as_ref() != Some(&live) {
+            if is_first {
+                // A podmeter that has just ended is listed for a moment.
+                tokio::time::sleep(SETTLE).await;
                 self.state.look.notify_one();
-                looked_at = now;
             }
             tokio::select! {
+                // An error is the agent ending.
+                changed = self.changes.changed() => if changed.is_err() { std::future::pending().await },
                 changed = self.kubelet.changed() => if changed.is_err() { std::future::pending().await },
-                () = tokio::time::sleep((looked_at + interval).since(now)) => {}
-                changed = self.live.changed() => match changed {
-                    Ok(()) => tokio::time::sleep(AFTER_CLOSING).await,
-                    Err(_) => std::future::pending().await,
-                },
             }
-            live_before = Some(live);
         }
     }
 
@@ -292,15 +267,92 @@ impl Lifecycle {
         let _ = tokio::time::timeout(left, self.state.offer.wait_for(checked)).await;
     }
 
-    /// Which other plugin has the resource now.
-    fn conflict(&mut self, live: &[String]) -> Option<String> {
+    /// Until it ends. The sockets of known plugins that were there `before` count only where it must not replace them.
+    async fn follow(
+        &mut self,
+        server: &Server,
+        kubelet: Option<Identity>,
+        before: &BTreeMap<String, Identity>,
+    ) -> Ended {
+        let takes_over = self.state.config.on_conflict() == OnConflict::Takeover;
+        tokio::select! {
+            ended = self.until_displaced(server, kubelet) => return ended,
+            listed = tokio::time::timeout(self.deadlines.list, server.watched()) => if listed.is_err() {
+                return Ended::NotListed(self.deadlines.list);
+            },
+        }
+        let mut comparisons = Comparisons::new(self.now());
+        let mut shown = None;
+        loop {
+            self.changes.mark_unchanged();
+            if let Some(ended) = self.displaced(server, kubelet) {
+                return ended;
+            }
+            let harmless = if takes_over { before } else { &BTreeMap::new() };
+            let live = self.live_sockets(harmless).await;
+            let live: Vec<String> = live.into_iter().filter(|name| *name != server.name()).collect();
+            let answer = Arc::clone(&self.kubelet.borrow_and_update());
+            let offer = Arc::clone(&self.state.offer.borrow());
+            let comparison = comparisons.compare(&offer, &self.advertised, &answer, &live);
+            match &comparison {
+                Comparison::Gone => return Ended::Gone,
+                Comparison::Equal | Comparison::Absent(_) if shown.is_some() => return Ended::OtherGone,
+                Comparison::Equal | Comparison::Absent(_) => {}
+                Comparison::Conflict(by) if takes_over => return Ended::Replaced(by.clone()),
+                // Its stream is left open: up to 1.36 the end of ours would end the other plugin's registration.
+                Comparison::Conflict(by) => {
+                    if shown.as_ref() != Some(by) {
+                        tracing::warn!(resource = %offer.resource, "waiting: {by}");
+                        self.state.status.replaced(by);
+                        shown = Some(by.clone());
+                    }
+                }
+            }
+            // A query that is under way or that fails is repeated after the pause too.
+            let again = match comparison {
+                Comparison::Absent(since) => Some((since + SETTLE).since(self.now()).max(SETTLE / 2)),
+                _ => None,
+            };
+            tokio::select! {
+                // An error is the agent ending.
+                changed = self.changes.changed() => if changed.is_err() { std::future::pending().await },
+                changed = self.kubelet.changed() => if changed.is_err() { std::future::pending().await },
+                () = tokio::time::sleep(again.unwrap_or_default()), if again.is_some() => self.state.look.notify_one(),
+                () = server.stream_lost() => return Ended::StreamLost,
+            }
+        }
+    }
+
+    /// Names of live sockets of known plugins and of other podmeters of the resource.
+    async fn live_sockets(&self, harmless: &BTreeMap<String, Identity>) -> Vec<String> {
         let resource = self.resource();
-        let state = Arc::clone(&self.kubelet.borrow_and_update());
-        let nothing = BTreeSet::new();
-        let is_new = state.allocatable_at.is_some_and(|at| at.monotonic > self.answers_from);
-        let allocatable = state.allocatable.as_ref().filter(|_| is_new);
-        let listed = allocatable.and_then(|allocatable| allocatable.devices.get(&resource));
-        conflict(&resource, listed.unwrap_or(&nothing), &self.advertised, live)
+        let is_wanted = |name: &str| {
+            conflict::is_of(name, &resource)
+                && harmless.get(name).is_none_or(|known| Identity::of(&self.directory.join(name)) != Some(*known))
+        };
+        sockets::live(&self.directory, is_wanted).await
+    }
+
+    /// Whether the kubelet is another one, or our socket no longer exists.
+    fn displaced(&self, server: &Server, kubelet: Option<Identity>) -> Option<Ended> {
+        match Identity::of(&sockets::kubelet_socket(&self.directory)) {
+            None => Some(Ended::KubeletSocketRemoved),
+            now if now != kubelet => Some(Ended::KubeletRestarted),
+            _ if !server.socket_is_there() => Some(Ended::SocketRemoved),
+            _ => None,
+        }
+    }
+
+    async fn until_displaced(&self, server: &Server, kubelet: Option<Identity>) -> Ended {
+        let mut changes = self.changes.clone();
+        loop {
+            if let Some(ended) = self.displaced(server, kubelet) {
+                return ended;
+            }
+            if changes.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
     }
 
     /// Until another kubelet's socket is there.
@@ -317,42 +369,12 @@ impl Lifecycle {
         }
     }
 
-    pub(super) fn now(&self) -> Monotonic {
+    fn now(&self) -> Monotonic {
         self.state.clock.now().monotonic
     }
 
-    pub(super) fn live_sockets(&mut self) -> Arc<LiveSockets> {
-        self.live.borrow_and_update().clone().unwrap_or_default()
-    }
-
-    pub(super) fn resource(&self) -> ResourceName {
+    fn resource(&self) -> ResourceName {
         self.state.offer.borrow().resource.clone()
-    }
-}
-
-/// Whether the kubelet is another one, or our socket no longer exists.
-pub(super) fn displaced(kubelet_socket: &Path, kubelet: Option<Identity>, server: &Server) -> Option<Ended> {
-    match Identity::of(kubelet_socket) {
-        None => Some(Ended::KubeletSocketRemoved),
-        now if now != kubelet => Some(Ended::KubeletRestarted),
-        _ if !server.socket_is_there() => Some(Ended::SocketRemoved),
-        _ => None,
-    }
-}
-
-async fn until_displaced(
-    changes: &mut watch::Receiver<u64>,
-    kubelet_socket: &Path,
-    kubelet: Option<Identity>,
-    server: &Server,
-) -> Ended {
-    loop {
-        if let Some(ended) = displaced(kubelet_socket, kubelet, server) {
-            return ended;
-        }
-        if changes.changed().await.is_err() {
-            std::future::pending::<()>().await;
-        }
     }
 }
 

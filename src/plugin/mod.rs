@@ -5,19 +5,15 @@
 
 mod answer;
 pub mod cdi;
-mod check;
 mod config;
 mod configured_resource;
 mod conflict;
 mod convert;
 mod device_health;
-mod follow;
-mod grants;
 mod host;
 mod host_scan;
 mod layout;
 mod lifecycle;
-mod live_sockets;
 mod missing;
 mod mps;
 mod node;

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 use tokio::task::{JoinError, JoinSet};
@@ -14,9 +15,8 @@ use super::configured_resource::ConfiguredResource;
 use super::host::{Facts, ScanResult, Surroundings, Wanted};
 use super::host_scan::HostScans;
 use super::lifecycle::{Deadlines, EndedLifecycle, Lifecycle};
-use super::live_sockets::{LiveSockets, OwnSockets, watch_sockets};
 use super::server::ServiceState;
-use super::sockets::{self, Identity};
+use super::sockets;
 use super::status::ResourceStatus;
 use super::{Choice, NodeView, Offer, OfferedDevice, Plan, PluginUnhealthy, ResourceConfig};
 use crate::clock::Clock;
@@ -26,6 +26,8 @@ use crate::model::{
 };
 use crate::tasks::Tasks;
 
+/// From a change of the sockets to a query of the kubelet.
+const AFTER_A_CHANGE: Duration = Duration::from_millis(500);
 /// Ids in one line of the log.
 const NAMED: usize = 8;
 
@@ -96,10 +98,8 @@ async fn run(
     let (changes, changed) = watch::channel(0);
     let mut watchers = JoinSet::new();
     watchers.spawn(sockets::watch_directory(settings.directory.clone(), changes));
-    let (publish_live, live) = watch::channel(None);
-    let own_sockets = OwnSockets::default();
-    watchers.spawn(watch_sockets(settings.directory.clone(), own_sockets.clone(), changed.clone(), publish_live));
-    watchers.spawn(count_kubelets(settings.directory.clone(), changed.clone(), publish.clone()));
+    let look = Arc::clone(&inputs.look);
+    watchers.spawn(watch_sockets(settings.directory.clone(), changed.clone(), look, publish.clone()));
     let mut task = PluginTask {
         directory: settings.directory,
         node_name: settings.node_name,
@@ -110,8 +110,6 @@ async fn run(
         inputs,
         publish,
         changed,
-        live,
-        own_sockets,
         entries: BTreeMap::new(),
         entries_made: 0,
         served: BTreeMap::new(),
@@ -136,9 +134,6 @@ struct PluginTask {
     inputs: Inputs,
     publish: watch::Sender<Arc<PluginState>>,
     changed: watch::Receiver<u64>,
-    /// Sockets of others in the directory.
-    live: watch::Receiver<Option<Arc<LiveSockets>>>,
-    own_sockets: OwnSockets,
     /// In the order they came; a number is not used again.
     entries: BTreeMap<u64, ConfiguredResource>,
     entries_made: u64,
@@ -313,7 +308,6 @@ impl PluginTask {
             clock: self.clock,
             allocated: Arc::clone(&self.inputs.allocated),
             look: Arc::clone(&self.inputs.look),
-            grants: Arc::default(),
         };
         status.begin(state.prefers(), state.pre_start_check().is_some(), state.shares_through_mps());
         status.offered(&state.offer.borrow());
@@ -324,11 +318,8 @@ impl PluginTask {
             state,
             kubelet: self.inputs.kubelet.clone(),
             changes: self.changed.clone(),
-            live: self.live.clone(),
-            own_sockets: self.own_sockets.clone(),
             stop: stopped,
             advertised: self.advertised.get(&resource).cloned().unwrap_or_default(),
-            answers_from: Monotonic::default(),
             deadlines: Deadlines::default(),
         };
         self.lifecycles.spawn(lifecycle.run());
@@ -491,19 +482,26 @@ fn named(ids: &[&DeviceId]) -> String {
     if more == 0 { first.join(", ") } else { format!("{} and {more} more", first.join(", ")) }
 }
 
-/// Counts the kubelets after the first. Never ends.
-async fn count_kubelets(
+/// Counts the kubelets after the first, and has the kubelet queried after each change of the sockets. Never ends.
+async fn watch_sockets(
     directory: PathBuf,
     mut changed: watch::Receiver<u64>,
+    look: Arc<Notify>,
     publish: watch::Sender<Arc<PluginState>>,
 ) {
-    let socket = sockets::kubelet_socket(&directory);
-    let mut last = None;
+    let (mut last, mut kubelet) = (BTreeMap::new(), None);
     loop {
-        if let Some(now) = Identity::of(&socket)
-            && last.replace(now).is_some_and(|last| last != now)
+        let now = sockets::identities(&directory);
+        if let Some(now) = now.get(sockets::KUBELET)
+            && kubelet.replace(*now).is_some_and(|last| last != *now)
         {
             publish.send_modify(|state| Arc::make_mut(state).kubelet_restarts += 1);
+        }
+        if last != now {
+            last = now;
+            // By then a plugin has registered, or the kubelet has seen its end.
+            tokio::time::sleep(AFTER_A_CHANGE).await;
+            look.notify_one();
         }
         if changed.changed().await.is_err() {
             return;

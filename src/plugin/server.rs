@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
 use tokio::net::UnixListener;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
@@ -15,14 +14,13 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::{Request, Response, Status, async_trait};
 
-use super::grants::Grants;
 use super::host::Facts;
 use super::preferred::{Question, prefer};
 use super::sockets::Identity;
 use super::status::ResourceStatus;
 use super::{NvidiaConfig, Offer, PreStartCheck, ResourceConfig, answer, convert, pre_start};
 use crate::clock::Clock;
-use crate::model::{DeviceId, HardwareState, KubeletState, Monotonic};
+use crate::model::{DeviceId, HardwareState, KubeletState};
 use crate::preference::{Choice, FallbackReason};
 use crate::wire::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use crate::wire::v1beta1::{
@@ -33,7 +31,7 @@ use crate::wire::v1beta1::{
 
 /// Between two lists: changes within this time are sent together.
 const COALESCE: Duration = Duration::from_millis(50);
-/// After a list was sent: by then the kubelet has processed it.
+/// After a list was sent: by then the kubelet has processed it, and what it can allocate is queried again.
 const TAKEN_IN: Duration = Duration::from_millis(20);
 /// For calls under way when a server closes. They are answered from memory.
 const CLOSING: Duration = Duration::from_secs(1);
@@ -52,8 +50,6 @@ pub struct ServiceState {
     pub allocated: Arc<Notify>,
     /// Notified when the kubelet's allocatable devices may have changed.
     pub look: Arc<Notify>,
-    /// What was granted, over all registrations.
-    pub grants: Arc<Mutex<Grants>>,
 }
 
 /// One listening socket and what serves it. Dropping it ends both and removes the socket.
@@ -62,7 +58,6 @@ pub struct Server {
     path: PathBuf,
     identity: Option<Identity>,
     closing: watch::Sender<bool>,
-    silent: watch::Sender<bool>,
     streams: watch::Receiver<Streams>,
     task: JoinHandle<()>,
 }
@@ -93,10 +88,6 @@ impl ServiceState {
         self.preferring().is_some_and(NvidiaConfig::shares_through_mps)
     }
 
-    pub fn grants(&self) -> MutexGuard<'_, Grants> {
-        self.grants.lock()
-    }
-
     pub fn pre_start_check(&self) -> Option<&PreStartCheck> {
         self.preferring()?.pre_start_check.as_ref()
     }
@@ -106,8 +97,6 @@ impl ServiceState {
 struct Streams {
     open: usize,
     opened: u64,
-    /// When a list was last sent.
-    sent_at: Option<Monotonic>,
 }
 
 impl Server {
@@ -116,9 +105,8 @@ impl Server {
         let listener = UnixListener::bind(&path)?;
         let identity = Identity::of(&path);
         let (closing, closed) = watch::channel(false);
-        let (silent, is_silent) = watch::channel(false);
         let (streams, open) = watch::channel(Streams::default());
-        let signals = Signals { closing: closed.clone(), silent: is_silent, streams };
+        let signals = Signals { closing: closed.clone(), streams };
         let service = Service { state, signals };
         let task = tokio::spawn(async move {
             let mut closed = closed;
@@ -129,7 +117,7 @@ impl Server {
                 tracing::warn!(%error, "a device plugin server ended");
             }
         });
-        Ok(Self { path, identity, closing, silent, streams: open, task })
+        Ok(Self { path, identity, closing, streams: open, task })
     }
 
     pub fn path(&self) -> &Path {
@@ -138,15 +126,6 @@ impl Server {
 
     pub fn name(&self) -> String {
         self.path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
-    }
-
-    /// Whether changes of the list are held back. The streams stay open.
-    pub fn hold_back(&self, silent: bool) {
-        self.silent.send_replace(silent);
-    }
-
-    pub fn list_sent_at(&self) -> Option<Monotonic> {
-        self.streams.borrow().sent_at
     }
 
     pub fn socket_is_there(&self) -> bool {
@@ -197,7 +176,6 @@ struct Service {
 #[derive(Clone, Debug)]
 struct Signals {
     closing: watch::Receiver<bool>,
-    silent: watch::Receiver<bool>,
     streams: watch::Sender<Streams>,
 }
 
@@ -214,7 +192,7 @@ impl DevicePlugin for Service {
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Lists>, Status> {
         let (sender, receiver) = mpsc::channel(1);
-        let task = tokio::spawn(send_lists(self.state.clone(), self.signals.clone(), sender));
+        let task = tokio::spawn(send_lists(self.state.clone(), self.signals.closing.clone(), sender));
         self.signals.streams.send_modify(|streams| {
             streams.open += 1;
             streams.opened += 1;
@@ -257,10 +235,7 @@ impl DevicePlugin for Service {
             .map(|answer| answer.map(convert::answer))
             .collect();
         let (result, response) = match answers {
-            Ok(container_responses) => {
-                state.grants().grant(asked.into_iter().flatten(), began);
-                ("ok", Ok(Response::new(AllocateResponse { container_responses })))
-            }
+            Ok(container_responses) => ("ok", Ok(Response::new(AllocateResponse { container_responses }))),
             Err(refusal) => {
                 tracing::warn!(resource = %offer.resource, %refusal, "an allocation was refused");
                 let (result, status) = convert::refusal(&refusal);
@@ -295,15 +270,14 @@ impl DevicePlugin for Service {
 }
 
 /// Sends the list at once and after each change, until the client disconnects or the server closes.
-async fn send_lists(state: ServiceState, signals: Signals, sender: mpsc::Sender<Result<ListAndWatchResponse, Status>>) {
+async fn send_lists(
+    state: ServiceState,
+    mut closing: watch::Receiver<bool>,
+    sender: mpsc::Sender<Result<ListAndWatchResponse, Status>>,
+) {
     let (mut offers, mut sent) = (state.offer.clone(), None);
-    let Signals { mut closing, mut silent, streams } = signals;
     let send = async {
         loop {
-            // An error is the server being dropped.
-            if silent.wait_for(|silent| !*silent).await.is_err() {
-                return;
-            }
             let list = convert::list(&offers.borrow_and_update());
             let is_new = sent.as_ref() != Some(&list);
             if is_new {
@@ -311,7 +285,6 @@ async fn send_lists(state: ServiceState, signals: Signals, sender: mpsc::Sender<
                     return;
                 }
                 sent = Some(list);
-                streams.send_modify(|streams| streams.sent_at = Some(state.clock.now().monotonic));
             }
             // The first change after a pause is sent at once; changes within the time are sent together at its end.
             let rest = async {
@@ -393,14 +366,11 @@ mod tests {
             clock,
             allocated: Arc::default(),
             look: Arc::default(),
-            grants: Arc::default(),
         };
         let look = Arc::clone(&state.look);
         let (_closing, closing) = watch::channel(false);
-        let (hold_back, silent) = watch::channel(false);
         let (sender, mut lists) = mpsc::channel(1);
-        let signals = Signals { closing, silent, streams: watch::Sender::default() };
-        let task = tokio::spawn(send_lists(state, signals, sender));
+        let task = tokio::spawn(send_lists(state, closing, sender));
         let mut began = Instant::now();
         // Devices in the next list, and how many milliseconds after the last one it came.
         let mut next = async || {
@@ -421,11 +391,6 @@ mod tests {
         tokio::time::sleep(Duration::from_millis(500)).await;
         publish_offer.send_replace(offer(5));
         assert_eq!(next().await, (5, 500), "an equal list is not sent");
-        hold_back.send_replace(true);
-        publish_offer.send_replace(offer(6));
-        tokio::time::sleep(Duration::from_millis(500)).await;
-        hold_back.send_replace(false);
-        assert_eq!(next().await, (6, 500), "held back");
         look.notified().await;
         drop(lists);
         task.await.unwrap();

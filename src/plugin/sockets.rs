@@ -14,7 +14,7 @@ use tokio_stream::StreamExt as _;
 
 use crate::model::ResourceName;
 
-const KUBELET: &str = "kubelet.sock";
+pub const KUBELET: &str = "kubelet.sock";
 const OURS: &str = "podmeter-";
 const SUFFIX: &str = ".sock";
 /// A socket's path ends at 107 bytes; the kubelet's directory, the prefix and the unique part take the rest.
@@ -31,11 +31,6 @@ pub struct Identity {
 }
 
 impl Identity {
-    #[cfg(test)]
-    pub fn numbered(number: i64) -> Self {
-        Self { inode: 1, modified: (number, 0) }
-    }
-
     /// `None`: nothing is there.
     pub fn of(path: &Path) -> Option<Self> {
         let metadata = std::fs::symlink_metadata(path).ok()?;
@@ -70,7 +65,7 @@ pub fn is_ours(name: &str, resource: &ResourceName) -> bool {
 }
 
 /// Whether some podmeter serves some resource there.
-pub fn is_podmeters(name: &str) -> bool {
+fn is_podmeters(name: &str) -> bool {
     name.starts_with(OURS) && name.ends_with(SUFFIX)
 }
 
@@ -78,21 +73,24 @@ fn is_unique(text: &str) -> bool {
     text.len() == 12 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Names of the sockets in the directory that accept connections, sorted, without the kubelet's.
-pub async fn live(directory: &Path) -> Vec<String> {
+/// Names of the wanted sockets in the directory that accept connections, sorted, without the kubelet's.
+pub async fn live(directory: &Path, is_wanted: impl Fn(&str) -> bool) -> Vec<String> {
     let mut live = vec![];
-    for name in names(directory) {
-        if name != KUBELET && UnixStream::connect(directory.join(&name)).await.is_ok() {
-            live.push(name);
+    for name in names(directory).into_iter().filter(|name| name != KUBELET && is_wanted(name)) {
+        match UnixStream::connect(directory.join(&name)).await {
+            Ok(_) => live.push(name),
+            // Its queue of connections is full: it listens.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => live.push(name),
+            Err(_) => {}
         }
     }
     live
 }
 
-/// Which file each socket in the directory is, without the kubelet's.
+/// Which file each socket in the directory is.
 pub fn identities(directory: &Path) -> BTreeMap<String, Identity> {
-    let others = names(directory).into_iter().filter(|name| name != KUBELET);
-    others.filter_map(|name| Identity::of(&directory.join(&name)).map(|identity| (name, identity))).collect()
+    let identity = |name: String| Identity::of(&directory.join(&name)).map(|identity| (name, identity));
+    names(directory).into_iter().filter_map(identity).collect()
 }
 
 /// Removes sockets of an earlier podmeter that refuse connections.
@@ -185,7 +183,7 @@ mod tests {
         remove_stale(directory.path()).await;
         assert_eq!(names(directory.path()), ["nvidia-gpu.sock", "podmeter-x_y-000000000002.sock"]);
         assert!(at("podmeter-notes.sock").exists());
-        assert_eq!(live(directory.path()).await, ["podmeter-x_y-000000000002.sock"]);
+        assert_eq!(live(directory.path(), |_| true).await, ["podmeter-x_y-000000000002.sock"]);
         drop(living);
     }
 }

@@ -90,16 +90,6 @@ impl ResourceStatus {
         });
     }
 
-    /// The kubelet allocates through this registration after all.
-    pub fn in_use(&self) {
-        self.change(|state, now| {
-            state.unregistered = state.unregistered_until(now.monotonic);
-            state.unregistered_since = None;
-            state.registered = true;
-            (state.problem, state.conflict) = (None, None);
-        });
-    }
-
     /// The resource is no longer offered: no registration is expected.
     pub fn ended(&self, reason: &str) {
         self.change(|state, now| {

@@ -20,7 +20,8 @@ use super::device_health::health_of;
 use super::kubelet::{Admission, ContainerSpec, Count, FakeKubelet, PodSpec};
 
 pub const GPU: &str = "nvidia.com/gpu";
-pub const PATIENCE: Duration = Duration::from_secs(20);
+/// Only a hang exceeds it.
+pub const PATIENCE: Duration = Duration::from_mins(2);
 
 pub fn uuid(index: u32) -> String {
     format!("GPU-00000000-0000-0000-0000-{index:012}")

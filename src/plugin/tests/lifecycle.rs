@@ -11,7 +11,6 @@ use super::entry;
 use crate::clock::Clock;
 use crate::model::{DeviceId, HardwareState, KubeletState, Monotonic, PluginResource, PluginState, UnhealthyReason};
 use crate::plugin::lifecycle::{Deadlines, EndedLifecycle, Lifecycle};
-use crate::plugin::live_sockets::{LiveSockets, OwnSockets};
 use crate::plugin::server::ServiceState;
 use crate::plugin::sockets;
 use crate::plugin::status::ResourceStatus;
@@ -38,7 +37,6 @@ struct LifecycleHarness {
     task: JoinHandle<EndedLifecycle>,
     directory_watch: JoinHandle<()>,
     _senders: (watch::Sender<Arc<HardwareState>>, watch::Sender<Arc<KubeletState>>),
-    _live: watch::Sender<Option<Arc<LiveSockets>>>,
 }
 
 impl Drop for LifecycleHarness {
@@ -61,7 +59,6 @@ impl LifecycleHarness {
         let (kubelet, answers) = watch::channel(Arc::default());
         let (changes, changed) = watch::channel(0);
         let directory_watch = tokio::spawn(sockets::watch_directory(directory.to_owned(), changes));
-        let (publish_live, live) = watch::channel(Some(Arc::default()));
         let status = ResourceStatus::new(TOY.into(), clock, publish);
         status.begin(false, false, false);
         let (offer, offers) = watch::channel(Arc::new(first));
@@ -75,29 +72,17 @@ impl LifecycleHarness {
             clock,
             allocated: Arc::new(Notify::new()),
             look: Arc::new(Notify::new()),
-            grants: Arc::default(),
         };
         let lifecycle = Lifecycle {
             directory: directory.to_owned(),
             state: service_state,
             kubelet: answers,
             changes: changed,
-            live,
-            own_sockets: OwnSockets::default(),
             stop: stopped,
             advertised: std::collections::BTreeSet::new(),
-            answers_from: Monotonic::default(),
             deadlines,
         };
-        Self {
-            state,
-            offer,
-            stop,
-            task: tokio::spawn(lifecycle.run()),
-            directory_watch,
-            _senders: (hardware, kubelet),
-            _live: publish_live,
-        }
+        Self { state, offer, stop, task: tokio::spawn(lifecycle.run()), directory_watch, _senders: (hardware, kubelet) }
     }
 
     async fn until(&self, what: &str, condition: impl Fn(&PluginResource) -> bool) {
@@ -173,8 +158,8 @@ async fn a_socket_purged_while_it_is_being_registered_ends_the_attempt() {
     let harness = LifecycleHarness::begin(&directory, Deadlines::default());
     let purged = async {
         loop {
-            let ours = sockets::identities(&directory);
-            if let Some(name) = ours.keys().next() {
+            let all = sockets::identities(&directory);
+            if let Some(name) = all.keys().find(|name| *name != sockets::KUBELET) {
                 return std::fs::remove_file(directory.join(name)).unwrap();
             }
             tokio::time::sleep(Duration::from_millis(5)).await;

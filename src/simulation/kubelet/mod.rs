@@ -380,7 +380,7 @@ impl FakeKubelet {
         self.shared.state().devices.dropped().to_vec()
     }
 
-    /// Waits until the node status satisfies `condition`. False when it does not within ten seconds.
+    /// Waits until the node status satisfies `condition`. False when it hangs.
     pub async fn node_status_becomes(&self, condition: impl Fn(&BTreeMap<String, Count>) -> bool) -> bool {
         let mut changes = self.shared.changes.subscribe();
         let wait = async {
@@ -389,7 +389,8 @@ impl FakeKubelet {
                 let _ = changes.changed().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(10), wait).await.is_ok()
+        // Only a hang exceeds it.
+        tokio::time::timeout(Duration::from_mins(2), wait).await.is_ok()
     }
 
     /// Moves the kubelet's own clock: the rate limit and the grace period of lost plugins use it.

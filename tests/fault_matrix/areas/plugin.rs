@@ -1,5 +1,3 @@
-use std::time::Duration;
-
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::simulation::plugin::{Behaviour, StandInPlugin};
 use podmeter::wire::v1beta1::device_plugin_client::DevicePluginClient;
@@ -146,16 +144,13 @@ pub const AREA: Area = Area {
             goes_on: EXPORTER,
             undone: "the other plugin ends",
             undo: Some(Rig::drop_held),
-            within: 5,
+            within: 15,
         },
         Row {
             id: "plugin-conflict-unseen",
             happens: "A plugin with the same devices and an unknown socket name registers after podmeter and ends",
             how: |rig| {
-                let other = other_plugin(rig, None);
-                // The kubelet lists its devices in this time.
-                std::thread::sleep(Duration::from_millis(500));
-                other.stop();
+                other_plugin(rig, None).stop();
             },
             seen: Seen {
                 metrics: &[REGISTERED_AGAIN],
@@ -165,7 +160,7 @@ pub const AREA: Area = Area {
             goes_on: ALL,
             undone: "not needed: podmeter registers again",
             undo: None,
-            within: 5,
+            within: 15,
         },
         Row {
             id: "plugin-unknown-device",
