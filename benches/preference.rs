@@ -24,7 +24,7 @@ fn main() {
     }
     println!("Choosing from {GPUS} GPUs, µs, median / worst of {REQUESTS} requests, each the best of five\n");
     println!(
-        "| size | NVSwitch | PCIe tree | random tree | random mesh | two linked boards |\n|---|---|---|---|---|---|"
+        "| size | NVSwitch | PCIe tree | random tree | random mesh |\n|---|---|---|---|---|"
     );
     for size in 1..=GPUS {
         let cells = [
@@ -32,16 +32,9 @@ fn main() {
             measure(size, |_| pcie_tree(GPUS, 20)),
             measure(size, |random| random.tree(GPUS)),
             measure(size, |random| random.mesh(GPUS)),
-            measure(size, |_| two_linked_boards()),
         ];
         println!("| {size} | {} |", cells.join(" | "));
     }
-}
-
-/// Two boards of eight fully linked GPUs, each GPU linked to its counterpart: a mesh with very many equal divisions.
-fn two_linked_boards() -> Node {
-    let board = |gpu| if gpu < GPUS / 2 { 0 } else { 1 };
-    Node::new(GPUS, board, |i, j| if board(i) == board(j) || j == i + GPUS / 2 { 1210 } else { 10 })
 }
 
 fn measure(size: usize, node: impl Fn(&mut Random) -> Node) -> String {

@@ -3,16 +3,13 @@ use std::collections::BTreeMap;
 
 use super::condition::{Condition, Rank};
 use super::links::Links;
-use super::mesh;
 use super::request::{Checked, Choice, FallbackReason, Request};
 use super::sets::{MOST, Scores, Subsets, before, members};
 use super::topology::Topology;
 use crate::model::{DeviceId, GpuUuid};
 
-/// Whole GPUs. Ones to avoid are chosen only when others are too few. Then the links decide: in a tree (PCIe, a switch
-/// of NVLinks) the set that scores highest, and among such the one that leaves the rest best linked; in a mesh, a set
-/// of the best division of all GPUs into such sets, since the highest-scoring set may split a better pair. Among
-/// equals the least used, then the first by index.
+/// Whole GPUs. Ones to avoid are chosen only when others are too few. Then the links decide: the set that scores highest,
+/// and among such the one that leaves the rest best linked. Among equals the least used, then the first by index.
 #[must_use]
 pub fn choose_gpus(request: &Request, topology: &Topology, conditions: &BTreeMap<GpuUuid, Condition>) -> Choice {
     match Pool::new(request, topology, conditions) {
@@ -73,21 +70,17 @@ impl<'a> Pool<'a> {
         if gpus.len() > MOST {
             return self.choice(self.grown(&links.pairs), Some(links.fallback.unwrap_or(FallbackReason::ManyGpus)));
         }
-        let is_mesh = links.fallback.is_none() && topology.is_mesh();
-        self.choice(members(self.best_set(&links.pairs, is_mesh)), links.fallback)
+        self.choice(members(self.best_set(&links.pairs)), links.fallback)
     }
 
     fn choice(&self, positions: impl IntoIterator<Item = usize>, fallback: Option<FallbackReason>) -> Choice {
         Choice { ids: positions.into_iter().map(|position| self.free[position].id.clone()).collect(), fallback }
     }
 
-    fn best_set(&self, pairs: &[Vec<u32>], is_mesh: bool) -> u32 {
+    fn best_set(&self, pairs: &[Vec<u32>]) -> u32 {
         let scores = Scores::of(pairs);
         let all = (1_u32 << self.free.len()) - 1;
         let required = (0..self.free.len()).filter(|i| self.free[*i].required).fold(0, |set, i| set | (1 << i));
-        if is_mesh && let Ok(set) = mesh::choose(&scores, all, required, self.size, |set| self.load(set)) {
-            return set;
-        }
         let mut best = Best::new(self);
         for others in Subsets::new(all & !required, self.size - required.count_ones() as usize) {
             let set = required | others;

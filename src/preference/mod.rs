@@ -7,7 +7,6 @@
 mod condition;
 mod gpus;
 mod links;
-mod mesh;
 mod request;
 mod sets;
 mod slots;

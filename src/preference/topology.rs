@@ -135,19 +135,6 @@ impl Topology {
     pub(super) fn reported(&self, reporter: &GpuUuid, other: &GpuUuid) -> Option<u32> {
         self.reported[self.places.get(reporter)?.0][self.places.get(other)?.0]
     }
-
-    /// Whether the links are more than levels of a tree: a way over a third GPU is closer at its weaker link than the
-    /// direct one. It is the node's nature, whichever GPUs are free; a link that is not known proves nothing.
-    pub(super) fn is_mesh(&self) -> bool {
-        let gpus = 0..self.reported.len();
-        gpus.clone().any(|i| {
-            gpus.clone().filter(|j| *j != i).any(|j| {
-                let Some(direct) = self.reported[i][j] else { return false };
-                let over = |k: usize| Some(self.reported[i][k]?.min(self.reported[k][j]?));
-                gpus.clone().filter(|k| *k != i && *k != j).any(|k| over(k) > Some(direct))
-            })
-        })
-    }
 }
 
 #[cfg(test)]

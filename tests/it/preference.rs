@@ -61,17 +61,6 @@ mod oracle {
         let best = usable.rev().max_by_key(sum).unwrap();
         best.into_iter().filter(fits).rev().max_by_key(|set| node.score(*set)).unwrap()
     }
-
-    pub fn is_tree(node: &Node) -> bool {
-        let pair = |i: usize, j: usize| node.score(1 << i | 1 << j);
-        let members: Vec<usize> = (0..node.gpus.len()).collect();
-        members.iter().all(|&i| {
-            members.iter().all(|&j| {
-                let via = |&&k: &&usize| k != i && k != j;
-                i == j || members.iter().filter(via).all(|&k| pair(i, j) >= pair(i, k).min(pair(k, j)))
-            })
-        })
-    }
 }
 
 #[test]
@@ -97,20 +86,20 @@ fn the_sets_observed_on_eight_gpus_behind_four_switches() {
 }
 
 #[test]
-fn two_hundred_requests_get_the_best_score_there_is() {
-    let (node, mut random) = (pcie_tree(8, 20), seeded(200));
-    let (mut best, mut same) = (0, 0);
-    for _ in 0..200 {
-        let (available, required, size) = random.request(8);
-        let chosen = choose(&node, available, required, size);
-        assert_eq!(chosen, choose(&node, available, required, size));
-        best += u32::from(node.score(chosen) == oracle::best_score(&node, available, required, size));
-        let usual = oracle::of_first_division(&node, available, required, size);
-        assert!(node.score(chosen) >= node.score(usual));
-        same += u32::from(chosen == usual);
+fn two_hundred_requests_score_at_least_what_nvidias_allocator_scores() {
+    for (name, node) in [("tree", pcie_tree(8, 20)), ("pascal", dgx1_pascal()), ("volta", dgx1_volta())] {
+        let (mut random, mut same) = (seeded(200), 0);
+        for _ in 0..200 {
+            let (available, required, size) = random.request(8);
+            let chosen = choose(&node, available, required, size);
+            assert_eq!(chosen, choose(&node, available, required, size));
+            assert_eq!(node.score(chosen), oracle::best_score(&node, available, required, size), "{name}");
+            let usual = oracle::of_first_division(&node, available, required, size);
+            assert!(node.score(chosen) >= node.score(usual), "{name}");
+            same += u32::from(chosen == usual);
+        }
+        println!("{name}: the same set as NVIDIA's allocator in {same} of 200");
     }
-    assert_eq!(best, 200);
-    println!("the same set as by the first best division: {same} of 200");
 }
 
 #[test]
@@ -123,41 +112,22 @@ fn a_single_gpu_comes_from_a_pair_that_is_already_broken() {
 }
 
 #[test]
-fn nodes_fill_as_nvidias_allocator_fills_them() {
-    let cases: [(&str, Node, usize, &[&[usize]]); 8] = [
-        ("rtx 8000", rtx8000(), 1, &[&[0], &[1], &[2], &[3]]),
+fn nodes_fill_with_pods_as_well_linked_as_nvidias_allocator_fills_them() {
+    let cases: [(&str, Node, usize, &[&[usize]]); 5] = [
         ("rtx 8000", rtx8000(), 2, &[&[0, 3], &[1, 2]]),
-        ("pascal", dgx1_pascal(), 1, &[&[0], &[1], &[2], &[3], &[4], &[5], &[6], &[7]]),
         ("pascal", dgx1_pascal(), 2, &[&[0, 2], &[1, 3], &[4, 6], &[5, 7]]),
         ("pascal", dgx1_pascal(), 4, &[&[0, 1, 2, 3], &[4, 5, 6, 7]]),
-        ("volta", dgx1_volta(), 1, &[&[0], &[1], &[2], &[3], &[4], &[5], &[6], &[7]]),
         ("volta", dgx1_volta(), 2, &[&[0, 3], &[1, 2], &[4, 7], &[5, 6]]),
         ("volta", dgx1_volta(), 4, &[&[0, 1, 2, 3], &[4, 5, 6, 7]]),
     ];
-    for (name, node, size, expected) in cases {
-        let mut free = (1_u32 << node.gpus.len()) - 1;
-        for expected in expected {
+    for (name, node, size, nvidias) in cases {
+        let (mut free, mut sum) = ((1_u32 << node.gpus.len()) - 1, 0);
+        for _ in nvidias {
             let chosen = choose(&node, free, 0, size);
-            assert_eq!(chosen, set(expected), "{name}, {size} of {free:b}");
+            sum += node.score(chosen);
             free &= !chosen;
         }
-    }
-}
-
-#[test]
-fn a_dgx_1_gives_what_nvidias_allocator_gives() {
-    let cases: [(&[usize], &[usize], usize, &[usize]); 8] = [
-        (&[0, 2, 4, 5], &[], 2, &[4, 5]),
-        (&[0, 4, 5, 6], &[], 2, &[5, 6]),
-        (&[0, 3, 1], &[], 2, &[0, 3]),
-        (&[0, 1, 4], &[], 2, &[0, 4]),
-        (&[0, 1, 2, 3, 4, 5, 6, 7], &[4], 1, &[4]),
-        (&[0, 1, 2, 3, 4, 5, 6, 7], &[4], 2, &[4, 7]),
-        (&[0, 1, 2, 3, 4, 5, 6, 7], &[4], 4, &[4, 5, 6, 7]),
-        (&[0, 1, 2, 3, 4, 5, 6, 7], &[0, 2, 4, 6], 4, &[0, 2, 4, 6]),
-    ];
-    for (available, required, size, expected) in cases {
-        assert_eq!(choose(&dgx1_volta(), set(available), set(required), size), set(expected), "{available:?}");
+        assert_eq!(sum, nvidias.iter().map(|members| node.score(set(members))).sum::<u32>(), "{name}, {size}");
     }
 }
 
@@ -284,14 +254,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn no_set_is_better_and_in_a_mesh_no_division(node in any_node(8), seed: u64) {
+    fn no_set_is_better(node in any_node(8), seed: u64) {
         let (available, required, size) = seeded(seed).request(node.gpus.len());
         let chosen = choose(&node, available, required, size);
         prop_assert!(oracle::sets(available, required, size).any(|set| set == chosen));
-        if !oracle::is_tree(&node) {
-            prop_assert_eq!(chosen, oracle::of_first_division(&node, available, required, size));
-            return Ok(());
-        }
         let rank = |set: u32| (node.score(set), node.score(available & !set));
         let best = oracle::sets(available, required, size).map(rank).max().unwrap();
         let equal = oracle::sets(available, required, size).filter(|set| rank(*set) == best);
