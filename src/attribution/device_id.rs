@@ -73,6 +73,24 @@ impl DeviceForm {
         }
     }
 
+    /// The GPU that the id names by its UUID: the whole of it, or a slot.
+    #[must_use]
+    pub const fn gpu(&self) -> Option<&GpuUuid> {
+        match self {
+            Self::Gpu { uuid } | Self::GpuReplica { uuid } | Self::GpuVirtual { uuid } => Some(uuid),
+            _ => None,
+        }
+    }
+
+    /// The MIG device that the id names by its UUID: the whole of it, or a slot.
+    #[must_use]
+    pub const fn mig(&self) -> Option<&MigUuid> {
+        match self {
+            Self::Mig { uuid } | Self::MigReplica { uuid } => Some(uuid),
+            _ => None,
+        }
+    }
+
     /// Whether it is the host's name of a device.
     #[must_use]
     pub const fn is_of_host(&self) -> bool {
@@ -357,6 +375,7 @@ mod tests {
             format!("GPU-{}", &U[1..]),
             format!("GPU-{U}é"),
             format!("MIG-{U}/1/0"),
+            format!("MIG-GPU-{U}"),
             format!("MIG-GPU-{U}/1/0"),
             "0000:3b:00.1".into(),
             "mlx5_0".into(),

@@ -101,29 +101,23 @@ impl MissingGpus {
         }
         for (resource, ids) in named(kubelet) {
             let forms: Vec<(&DeviceId, DeviceForm)> = ids.iter().map(|id| (id, parse_device_id(id.as_str()))).collect();
-            let is_listed = |form: &DeviceForm| match form {
-                DeviceForm::Gpu { uuid } | DeviceForm::GpuReplica { uuid } | DeviceForm::GpuVirtual { uuid } => {
-                    inventory.gpus.contains_key(uuid)
-                }
-                DeviceForm::Mig { uuid } | DeviceForm::MigReplica { uuid } => self.listed_migs.contains(uuid),
-                _ => true,
+            // `None`: it names neither.
+            let is_listed = |form: &DeviceForm| {
+                let gpu = form.gpu().map(|uuid| inventory.gpus.contains_key(uuid));
+                gpu.or_else(|| form.mig().map(|uuid| self.listed_migs.contains(uuid)))
             };
             // Other vendors' ids may have the same form.
             let is_nvidias = is_domain_of_nvidia(&resource) || is_ours(&resource);
-            let names_gpu = |form: &DeviceForm| is_listed(form) && of_gpu(form);
-            if !is_nvidias && !forms.iter().any(|(_, form)| names_gpu(form)) {
+            if !is_nvidias && !forms.iter().any(|(_, form)| is_listed(form) == Some(true)) {
                 continue;
             }
-            let unlisted: Vec<_> = forms.into_iter().filter(|(_, form)| !is_listed(form)).collect();
-            for (id, form) in unlisted {
-                let ids = match form {
-                    DeviceForm::Gpu { uuid } | DeviceForm::GpuReplica { uuid } | DeviceForm::GpuVirtual { uuid } => {
-                        self.gpus.entry(uuid).or_default()
-                    }
-                    DeviceForm::Mig { uuid } | DeviceForm::MigReplica { uuid } => self.migs.entry(uuid).or_default(),
-                    _ => continue,
+            for (id, form) in forms.iter().filter(|(_, form)| is_listed(form) == Some(false)) {
+                let ids = match (form.gpu(), form.mig()) {
+                    (Some(gpu), _) => self.gpus.entry(gpu.clone()).or_default(),
+                    (None, Some(mig)) => self.migs.entry(mig.clone()).or_default(),
+                    (None, None) => continue,
                 };
-                ids.entry(resource.clone()).or_default().insert(id.clone());
+                ids.entry(resource.clone()).or_default().insert((*id).clone());
             }
         }
         self.migs.retain(|mig, _| !self.listed_migs.contains(mig));
@@ -230,18 +224,6 @@ fn missing_gpu(uuid: GpuUuid, place: Option<&Place<'_>>, ids: &Ids, one_of: &[Pl
         kubelet_ids: ids.clone(),
     };
     (gpu, missing)
-}
-
-fn of_gpu(form: &DeviceForm) -> bool {
-    use DeviceForm as Form;
-    matches!(
-        form,
-        Form::Gpu { .. }
-            | Form::GpuReplica { .. }
-            | Form::GpuVirtual { .. }
-            | Form::Mig { .. }
-            | Form::MigReplica { .. }
-    )
 }
 
 /// Every device id that the kubelet names: held, allocatable, or in its checkpoint.

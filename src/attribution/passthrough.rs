@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::device_id::{DeviceForm, parse_device_id};
+use super::device_id::parse_device_id;
 use crate::model::{Gpu, GpuUuid, Inventory, KubeletState, NodeDevices, PassthroughGpu, PciBusId};
 
 /// The GPUs that are passed through now. None of them is present.
@@ -49,10 +49,7 @@ pub fn may_be<'a>(
     let held = kubelet.allocations.iter().flat_map(|allocations| allocations.containers());
     let held: BTreeSet<GpuUuid> = held
         .flat_map(|container| &container.devices)
-        .filter_map(|device| match parse_device_id(device.id.as_str()) {
-            DeviceForm::Gpu { uuid } | DeviceForm::GpuReplica { uuid } | DeviceForm::GpuVirtual { uuid } => Some(uuid),
-            _ => None,
-        })
+        .filter_map(|device| parse_device_id(device.id.as_str()).gpu().cloned())
         .collect();
     let candidates: BTreeSet<GpuUuid> = unlisted.filter(|uuid| !held.contains(*uuid)).cloned().collect();
     // More than there are: some of them are missing, and which is unknown.
